@@ -1,0 +1,163 @@
+#include "host_communicator.hpp"
+#include "host_device.hpp"
+#include <troupe/backend.hpp>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include <unistd.h>
+
+namespace troupe {
+
+namespace detail {
+
+namespace {
+
+/// A communicator whose ranks are coming together.
+struct assembly {
+  explicit assembly(int size)
+      : group(std::make_shared<host_group>(size)), taken(static_cast<std::size_t>(size)) {}
+
+  std::shared_ptr<host_group> group;
+  std::vector<bool> taken;  ///< by rank
+  std::vector<int> devices; ///< of the ranks that have come
+  bool complete() const noexcept { return devices.size() == taken.size(); }
+};
+
+class host_backend final : public backend {
+public:
+  explicit host_backend(const host_backend_options& options)
+      : machine_(std::make_shared<host_machine>(options)) {}
+
+  std::string_view name() const noexcept override { return "host"; }
+
+  int device_count() const noexcept override { return machine_->devices; }
+
+  caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
+    if (auto err = check_ordinal(ordinal))
+      return err;
+    {
+      std::lock_guard lock{machine_->mutex};
+      auto opened = machine_->opened[static_cast<std::size_t>(ordinal)];
+      if (opened)
+        return fail(errc::unavailable, ordinal, "the device is open already");
+      opened = true;
+    }
+    return std::unique_ptr<backend_device>{std::make_unique<host_device>(machine_, ordinal)};
+  }
+
+  caf::expected<communicator_id> make_communicator_id() noexcept override {
+    static std::atomic<std::uint64_t> next{1};
+    const std::array<std::uint64_t, 3> unique{
+        static_cast<std::uint64_t>(getpid()),
+        static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count()),
+        next++};
+    communicator_id result;
+    std::memcpy(result.bytes.data(), unique.data(), sizeof unique);
+    return result;
+  }
+
+  caf::expected<communicator_ranks> build(const communicator_id& id, int size,
+                                          std::span<const local_rank> ranks) noexcept override {
+    if (size <= 0 || ranks.empty())
+      return fail(errc::invalid_argument, -1, "a communicator of no ranks");
+    std::unique_lock lock{mutex_};
+    const auto found = assemblies_.find(id.bytes);
+    auto mine = found != assemblies_.end() ? found->second : std::make_shared<assembly>(size);
+    if (auto err = join(*mine, size, ranks))
+      return err;
+    if (found == assemblies_.end())
+      assemblies_.emplace(id.bytes, mine);
+    if (mine->complete()) {
+      assemblies_.erase(id.bytes);
+      complete_.notify_all();
+    } else {
+      complete_.wait(lock, [&] { return mine->complete(); });
+    }
+    communicator_ranks result;
+    for (const auto& x : ranks)
+      result.push_back(std::make_unique<host_communicator>(mine->group, x.rank));
+    return result;
+  }
+
+  caf::error abort(communicator_ranks ranks) noexcept override {
+    for (const auto& x : ranks) {
+      const auto& group = group_of(*x);
+      group->end(make_error(errc::nccl_error, "the communicator was aborted"));
+      group->wait_quiet();
+    }
+    return {};
+  }
+
+  caf::error destroy(communicator_ranks ranks) noexcept override {
+    for (const auto& x : ranks)
+      group_of(*x)->wait_idle();
+    return {};
+  }
+
+private:
+  static const std::shared_ptr<host_group>& group_of(const backend_communicator& x) noexcept {
+    return static_cast<const host_communicator&>(x).group();
+  }
+
+  static caf::error fail(errc code, int device, std::string detail) {
+    failure f;
+    f.code = code;
+    f.device = device;
+    f.detail = std::move(detail);
+    return make_error(std::move(f));
+  }
+
+  caf::error check_ordinal(int ordinal) const {
+    if (ordinal >= 0 && ordinal < machine_->devices)
+      return {};
+    return fail(errc::invalid_argument, ordinal,
+                "no such device; there are " + std::to_string(machine_->devices));
+  }
+
+  /// Adds all of `ranks`, or, with an error, none.
+  caf::error join(assembly& to, int size, std::span<const local_rank> ranks) const {
+    if (static_cast<std::size_t>(size) != to.taken.size())
+      return fail(errc::invalid_argument, -1,
+                  "a communicator of " + std::to_string(size) + " ranks, where another rank said " +
+                      std::to_string(to.taken.size()));
+    auto taken = to.taken;
+    auto devices = to.devices;
+    for (const auto& x : ranks) {
+      if (auto err = check_ordinal(x.device))
+        return err;
+      if (x.rank < 0 || x.rank >= size || taken[static_cast<std::size_t>(x.rank)])
+        return fail(errc::invalid_argument, x.device,
+                    "rank " + std::to_string(x.rank) + " is taken, or out of range");
+      if (std::find(devices.begin(), devices.end(), x.device) != devices.end())
+        return fail(errc::invalid_argument, x.device, "the device has a rank already");
+      taken[static_cast<std::size_t>(x.rank)] = true;
+      devices.push_back(x.device);
+    }
+    to.taken = std::move(taken);
+    to.devices = std::move(devices);
+    return {};
+  }
+
+  std::shared_ptr<host_machine> machine_;
+  std::mutex mutex_;
+  std::condition_variable complete_;
+  std::map<std::array<std::byte, 128>, std::shared_ptr<assembly>> assemblies_;
+};
+
+} // namespace
+
+} // namespace detail
+
+std::shared_ptr<backend> make_host_backend(host_backend_options options) {
+  return std::make_shared<detail::host_backend>(options);
+}
+
+} // namespace troupe

@@ -1,0 +1,32 @@
+/// One rank of a communicator of the host backend.
+#pragma once
+
+#include "host_group.hpp"
+#include <troupe/backend.hpp>
+
+#include <cstdint>
+#include <memory>
+
+namespace troupe::detail {
+
+class host_communicator final : public backend_communicator {
+public:
+  host_communicator(std::shared_ptr<host_group> group, int rank) noexcept;
+
+  /// Ends the group for all ranks.
+  ~host_communicator() override;
+
+  caf::error connect(stream_view stream) noexcept override;
+  caf::error all_reduce(const void* send, void* recv, std::size_t count, dtype type, reduce_op op,
+                        stream_view stream) noexcept override;
+  caf::error asynchronous_error() noexcept override;
+
+  const std::shared_ptr<host_group>& group() const noexcept { return group_; }
+
+private:
+  std::shared_ptr<host_group> group_;
+  int rank_;
+  std::uint64_t next_ = 0; ///< sequence number of the next call
+};
+
+} // namespace troupe::detail

@@ -1,0 +1,246 @@
+#include "host_device.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+
+constexpr std::size_t alignment = 256;
+
+/// Memory whose content nobody should mistake for zeros; null if there is none.
+void* poisoned_memory(std::size_t size_bytes) noexcept {
+  constexpr int poison = 0xA5;
+  constexpr std::size_t edge =
+      64 * 1024; // the middle of a large block stays untouched, and so costs nothing
+  if (size_bytes > SIZE_MAX - alignment)
+    return nullptr;
+  auto* memory = static_cast<std::byte*>(
+      std::aligned_alloc(alignment, (size_bytes + alignment - 1) / alignment * alignment));
+  if (!memory)
+    return nullptr;
+  const auto head = std::min(size_bytes, edge);
+  const auto tail = std::min(size_bytes - head, edge);
+  std::memset(memory, poison, head);
+  std::memset(memory + size_bytes - tail, poison, tail);
+  return memory;
+}
+
+} // namespace
+
+host_machine::host_machine(const host_backend_options& x)
+    : devices(std::max(x.devices, 0)), bytes_per_device(x.bytes_per_device),
+      opened(static_cast<std::size_t>(devices)) {}
+
+host_device::host_device(std::shared_ptr<host_machine> machine, int ordinal) noexcept
+    : machine_(std::move(machine)), ordinal_(ordinal) {}
+
+host_device::~host_device() {
+  streams_.clear();
+  closed_streams_.clear();
+  for (const auto& [memory, size_bytes] : allocations_)
+    std::free(memory);
+  std::lock_guard lock{machine_->mutex};
+  machine_->opened[static_cast<std::size_t>(ordinal_)] = false;
+}
+
+caf::error host_device::bind() noexcept { return {}; }
+
+caf::expected<device_properties> host_device::properties() noexcept {
+  device_properties result;
+  result.name = "host device " + std::to_string(ordinal_);
+  result.total_bytes = machine_->bytes_per_device;
+  return result;
+}
+
+caf::expected<memory_info> host_device::memory() noexcept {
+  return memory_info{machine_->bytes_per_device - used_bytes_, machine_->bytes_per_device};
+}
+
+caf::error host_device::open_memory() noexcept {
+  if (memory_open_)
+    return fail(errc::invalid_argument, "the memory is open already");
+  memory_open_ = true;
+  return {};
+}
+
+caf::error host_device::close_memory() noexcept {
+  for (const auto& [memory, size_bytes] : allocations_)
+    std::free(memory);
+  allocations_.clear();
+  used_bytes_ = 0;
+  memory_open_ = false;
+  return {};
+}
+
+caf::expected<void*> host_device::allocate(std::size_t size_bytes, stream_view stream) noexcept {
+  if (!stream.native || size_bytes == 0 || !memory_open_)
+    return fail(errc::invalid_argument, "no stream, no size, or the memory is not open");
+  const auto total_bytes = machine_->bytes_per_device;
+  const auto no_room = [&](std::string why) {
+    return fail(errc::out_of_memory, std::to_string(size_bytes) + " bytes asked for, " +
+                                         std::to_string(total_bytes - used_bytes_) + " of " +
+                                         std::to_string(total_bytes) + " free" + why);
+  };
+  if (size_bytes > total_bytes - used_bytes_)
+    return no_room({});
+  auto* memory = poisoned_memory(size_bytes);
+  if (!memory)
+    return no_room(", but the host has no more");
+  allocations_.emplace(memory, size_bytes);
+  used_bytes_ += size_bytes;
+  return memory;
+}
+
+caf::error host_device::deallocate(void* memory, stream_view stream) noexcept {
+  const auto i = allocations_.find(memory);
+  if (i == allocations_.end())
+    return fail(errc::invalid_argument, "not allocated here, or freed before");
+  if (auto err = enqueue(stream, free_command{memory}))
+    return err;
+  // Later allocations may have the room at once, as from a pool that is ordered by streams.
+  used_bytes_ -= i->second;
+  allocations_.erase(i);
+  return {};
+}
+
+caf::expected<void*> host_device::allocate_pinned(std::size_t size_bytes) noexcept {
+  if (size_bytes == 0)
+    return fail(errc::invalid_argument, "no size");
+  if (auto* memory = poisoned_memory(size_bytes))
+    return memory;
+  return fail(errc::out_of_memory, std::to_string(size_bytes) + " bytes of host memory asked for");
+}
+
+caf::error host_device::deallocate_pinned(void* memory) noexcept {
+  std::free(memory);
+  return {};
+}
+
+caf::expected<stream_view> host_device::create_stream() noexcept {
+  auto stream = std::make_unique<host_stream>(completed_);
+  const stream_view result{stream.get()};
+  streams_.emplace(result.native, std::move(stream));
+  return result;
+}
+
+caf::error host_device::destroy_stream(stream_view stream) noexcept {
+  const auto i = streams_.find(stream.native);
+  if (i == streams_.end())
+    return fail(errc::invalid_argument, "no stream of this device");
+  i->second->close();
+  closed_streams_.push_back(std::move(i->second));
+  streams_.erase(i);
+  std::erase_if(closed_streams_, [](const auto& x) { return x->finished(); });
+  return {};
+}
+
+caf::expected<event_view> host_device::create_event() noexcept {
+  auto event = std::make_unique<host_event>();
+  const event_view result{event.get()};
+  events_.emplace(result.native, std::move(event));
+  return result;
+}
+
+caf::error host_device::destroy_event(event_view event) noexcept {
+  if (events_.erase(event.native) == 0)
+    return fail(errc::invalid_argument, "no event of this device");
+  return {};
+}
+
+caf::error host_device::record(event_view event, stream_view stream) noexcept {
+  if (!event.native || !stream.native)
+    return fail(errc::invalid_argument, "no event or no stream");
+  auto position = static_cast<host_stream*>(stream.native)->record();
+  if (!position)
+    return std::move(position.error());
+  static_cast<host_event*>(event.native)->set(std::move(*position));
+  return {};
+}
+
+caf::error host_device::wait(stream_view stream, event_view event) noexcept {
+  if (!event.native || !stream.native)
+    return fail(errc::invalid_argument, "no event or no stream");
+  auto until = static_cast<host_event*>(event.native)->get();
+  if (until.reached())
+    return {};
+  return enqueue(stream, wait_command{std::move(until)});
+}
+
+caf::expected<bool> host_device::query(event_view event) noexcept {
+  if (!event.native)
+    return fail(errc::invalid_argument, "no event");
+  return static_cast<host_event*>(event.native)->get().reached();
+}
+
+caf::error host_device::synchronize(event_view event) noexcept {
+  if (!event.native)
+    return fail(errc::invalid_argument, "no event");
+  if (const auto until = static_cast<host_event*>(event.native)->get(); !until.reached())
+    until.progress->wait(until.position);
+  return {};
+}
+
+caf::error host_device::copy(void* target, const void* source, std::size_t size_bytes,
+                             copy_direction, stream_view stream) noexcept {
+  if (size_bytes > 0 && (!target || !source))
+    return fail(errc::invalid_argument, "a null buffer");
+  return enqueue(stream, copy_command{target, source, size_bytes});
+}
+
+caf::error host_device::fill(void* target, std::span<const std::byte> pattern, std::size_t count,
+                             stream_view stream) noexcept {
+  const auto size = pattern.size();
+  if ((size != 1 && size != 2 && size != 4 && size != 8) || (count > 0 && !target) ||
+      reinterpret_cast<std::uintptr_t>(target) % size != 0)
+    return fail(errc::invalid_argument,
+                "a pattern of " + std::to_string(size) +
+                    " bytes, or a target that is null or not aligned to it");
+  fill_command command{target, 0, size, count};
+  std::memcpy(&command.pattern, pattern.data(), size);
+  return enqueue(stream, command);
+}
+
+caf::error host_device::launch_host(stream_view stream, void (*function)(void*),
+                                    void* argument) noexcept {
+  if (!function)
+    return fail(errc::invalid_argument, "no function");
+  return enqueue(stream, call_command{function, argument});
+}
+
+caf::expected<bool> host_device::can_access_peer(int peer) noexcept {
+  if (peer < 0 || peer >= machine_->devices)
+    return fail(errc::invalid_argument, "no device " + std::to_string(peer));
+  return true;
+}
+
+caf::error host_device::enable_peer(int peer) noexcept {
+  auto possible = can_access_peer(peer);
+  return possible ? caf::error{} : std::move(possible.error());
+}
+
+bool host_device::signals_completion() const noexcept { return true; }
+
+void host_device::set_completion_signal(std::function<void()> signal) noexcept {
+  completed_ = std::move(signal);
+}
+
+caf::error host_device::fail(errc code, std::string detail) const {
+  failure f;
+  f.code = code;
+  f.device = ordinal_;
+  f.detail = std::move(detail);
+  return make_error(std::move(f));
+}
+
+caf::error host_device::enqueue(stream_view stream, stream_command command) noexcept {
+  if (!stream.native)
+    return fail(errc::invalid_argument, "no stream");
+  return static_cast<host_stream*>(stream.native)->enqueue(std::move(command));
+}
+
+} // namespace troupe::detail

@@ -1,0 +1,84 @@
+/// A virtual device of the host backend.
+#pragma once
+
+#include "host_stream.hpp"
+#include <troupe/backend.hpp>
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+namespace troupe::detail {
+
+/// What the devices of a host backend share.
+struct host_machine {
+  explicit host_machine(const host_backend_options& x);
+
+  const int devices;
+  const std::size_t bytes_per_device;
+
+  std::mutex mutex;
+  std::vector<bool> opened; ///< by ordinal
+};
+
+class host_device final : public backend_device {
+public:
+  /// `machine->opened[ordinal]` is set, and cleared by the destructor.
+  host_device(std::shared_ptr<host_machine> machine, int ordinal) noexcept;
+
+  /// Finishes what is queued on the streams, and frees all memory.
+  ~host_device() override;
+
+  caf::error bind() noexcept override;
+  caf::expected<device_properties> properties() noexcept override;
+  caf::expected<memory_info> memory() noexcept override;
+
+  caf::error open_memory() noexcept override;
+  caf::error close_memory() noexcept override;
+  caf::expected<void*> allocate(std::size_t size_bytes, stream_view stream) noexcept override;
+  caf::error deallocate(void* memory, stream_view stream) noexcept override;
+  caf::expected<void*> allocate_pinned(std::size_t size_bytes) noexcept override;
+  caf::error deallocate_pinned(void* memory) noexcept override;
+
+  caf::expected<stream_view> create_stream() noexcept override;
+  caf::error destroy_stream(stream_view stream) noexcept override;
+  caf::expected<event_view> create_event() noexcept override;
+  caf::error destroy_event(event_view event) noexcept override;
+
+  caf::error record(event_view event, stream_view stream) noexcept override;
+  caf::error wait(stream_view stream, event_view event) noexcept override;
+  caf::expected<bool> query(event_view event) noexcept override;
+  caf::error synchronize(event_view event) noexcept override;
+
+  caf::error copy(void* target, const void* source, std::size_t size_bytes,
+                  copy_direction direction, stream_view stream) noexcept override;
+  caf::error fill(void* target, std::span<const std::byte> pattern, std::size_t count,
+                  stream_view stream) noexcept override;
+  caf::error launch_host(stream_view stream, void (*function)(void*),
+                         void* argument) noexcept override;
+
+  caf::expected<bool> can_access_peer(int peer) noexcept override;
+  caf::error enable_peer(int peer) noexcept override;
+
+  bool signals_completion() const noexcept override;
+  void set_completion_signal(std::function<void()> signal) noexcept override;
+
+private:
+  caf::error fail(errc code, std::string detail) const;
+  caf::error enqueue(stream_view stream, stream_command command) noexcept;
+
+  std::shared_ptr<host_machine> machine_;
+  int ordinal_;
+  std::function<void()> completed_;
+  bool memory_open_ = false;
+  std::size_t used_bytes_ = 0;
+  std::unordered_map<void*, std::size_t> allocations_; ///< with their sizes
+  std::unordered_map<void*, std::unique_ptr<host_event>> events_;
+  std::unordered_map<void*, std::unique_ptr<host_stream>> streams_;
+  std::vector<std::unique_ptr<host_stream>> closed_streams_; ///< whose threads may still be at work
+};
+
+} // namespace troupe::detail

@@ -1,0 +1,144 @@
+/// A stream of the host backend: an in-order queue with a thread of its own.
+#pragma once
+
+#include "host_group.hpp"
+
+#include <caf/error.hpp>
+#include <caf/expected.hpp>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <variant>
+#include <vector>
+
+namespace troupe::detail {
+
+/// How many of its recorded events a stream has reached. It may outlive the stream.
+/// @thread any
+class stream_progress {
+public:
+  bool reached(std::uint64_t position) const noexcept;
+
+  void advance(std::uint64_t position) noexcept;
+
+  /// Blocks until `position` is reached.
+  void wait(std::uint64_t position) noexcept;
+
+private:
+  std::atomic<std::uint64_t> reached_{0};
+  std::mutex mutex_;
+  std::condition_variable advanced_;
+};
+
+/// A place in a stream: what an event has recorded. Without a stream it counts as reached.
+struct stream_position {
+  std::shared_ptr<stream_progress> progress;
+  std::uint64_t position = 0;
+
+  bool reached() const noexcept { return !progress || progress->reached(position); }
+};
+
+struct copy_command {
+  void* target;
+  const void* source;
+  std::size_t size_bytes;
+};
+
+struct fill_command {
+  void* target;
+  std::uint64_t pattern; ///< its first `pattern_bytes` bytes in memory
+  std::size_t pattern_bytes;
+  std::size_t count;
+};
+
+struct call_command {
+  void (*function)(void*);
+  void* argument;
+};
+
+struct free_command {
+  void* memory;
+};
+
+struct record_command {
+  std::uint64_t position;
+};
+
+struct wait_command {
+  stream_position until;
+};
+
+struct all_reduce_command {
+  std::shared_ptr<host_group> group;
+  int rank;
+  std::uint64_t sequence;
+  all_reduce_part part;
+};
+
+using stream_command = std::variant<copy_command, fill_command, call_command, free_command,
+                                    record_command, wait_command, all_reduce_command>;
+
+class host_stream {
+public:
+  /// `completed` is called on the stream's thread after each recorded event; it must outlive the
+  /// stream.
+  explicit host_stream(const std::function<void()>& completed) noexcept;
+
+  host_stream(const host_stream&) = delete;
+  host_stream& operator=(const host_stream&) = delete;
+
+  /// Finishes what is queued.
+  ~host_stream();
+
+  /// @thread any
+  /// @errors errc::unavailable: no thread can be started; nothing enqueued
+  [[nodiscard]] caf::error enqueue(stream_command command) noexcept;
+
+  /// Enqueues an event.
+  /// @thread any
+  /// @errors as `enqueue`
+  [[nodiscard]] caf::expected<stream_position> record() noexcept;
+
+  /// Takes in no more. The thread ends after what is queued.
+  void close() noexcept;
+
+  /// True when the stream is closed and its thread has nothing left to do.
+  bool finished() const noexcept;
+
+private:
+  caf::error start() noexcept;
+  void push(std::unique_lock<std::mutex> lock, stream_command&& command) noexcept;
+  void run() noexcept;
+  void execute(stream_command& command) noexcept;
+
+  const std::function<void()>& completed_;
+  std::shared_ptr<stream_progress> progress_ = std::make_shared<stream_progress>();
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<stream_command> queued_;
+  std::uint64_t recorded_ = 0;
+  bool idle_ = false;
+  bool closed_ = false;
+  bool finished_ = false;
+  std::thread thread_;
+};
+
+/// An event of the host backend: the place in a stream that it recorded last.
+/// @thread any
+class host_event {
+public:
+  void set(stream_position x) noexcept;
+  stream_position get() const noexcept;
+
+private:
+  mutable std::mutex mutex_;
+  stream_position recorded_;
+};
+
+} // namespace troupe::detail
