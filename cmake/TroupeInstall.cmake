@@ -1,0 +1,64 @@
+# Install rules, the package's configuration for the install tree and for the build tree, and
+# troupe.pc.
+
+include(CMakePackageConfigHelpers)
+
+set(troupe_package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/troupe")
+set(troupe_build_package_dir "${PROJECT_BINARY_DIR}/${troupe_package_dir}")
+
+install(TARGETS troupe
+  EXPORT troupeTargets
+  ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}"
+  LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
+  RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}"
+  FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+
+install(EXPORT troupeTargets NAMESPACE troupe:: DESTINATION "${troupe_package_dir}")
+export(EXPORT troupeTargets NAMESPACE troupe::
+  FILE "${troupe_build_package_dir}/troupeTargets.cmake")
+
+# What the configuration tells about this build.
+get_target_property(troupe_type troupe TYPE)
+set(troupe_static FALSE)
+if(troupe_type STREQUAL "STATIC_LIBRARY")
+  set(troupe_static TRUE)
+endif()
+configure_package_config_file(
+  "${PROJECT_SOURCE_DIR}/cmake/troupeConfig.cmake.in"
+  "${troupe_build_package_dir}/troupeConfig.cmake"
+  INSTALL_DESTINATION "${troupe_package_dir}"
+  NO_SET_AND_CHECK_MACRO)
+write_basic_package_version_file(
+  "${troupe_build_package_dir}/troupeConfigVersion.cmake"
+  VERSION ${PROJECT_VERSION}
+  COMPATIBILITY SameMinorVersion) # until 1.0
+foreach(module FindCAF FindNCCL)
+  configure_file("${PROJECT_SOURCE_DIR}/cmake/${module}.cmake"
+                 "${troupe_build_package_dir}/${module}.cmake" COPYONLY)
+endforeach()
+install(FILES
+  "${troupe_build_package_dir}/troupeConfig.cmake"
+  "${troupe_build_package_dir}/troupeConfigVersion.cmake"
+  "${PROJECT_SOURCE_DIR}/cmake/FindCAF.cmake"
+  "${PROJECT_SOURCE_DIR}/cmake/FindNCCL.cmake"
+  DESTINATION "${troupe_package_dir}")
+
+# troupe.pc: what users of the headers need is in Libs, what the library itself needs is private,
+# for `pkg-config --static`.
+set(troupe_pc_private "")
+if(TROUPE_HAS_CUDA)
+  cmake_path(GET NCCL_LIBRARY PARENT_PATH troupe_nccl_dir)
+  cmake_path(GET NCCL_LIBRARY FILENAME troupe_nccl_name)
+  set(troupe_pc_private
+    "-L${troupe_nccl_dir} -l:${troupe_nccl_name} -L${CUDAToolkit_LIBRARY_DIR} -lcudart")
+endif()
+# The way from the folder of troupe.pc back to the prefix.
+set(troupe_pc_prefix "/${CMAKE_INSTALL_LIBDIR}/pkgconfig")
+cmake_path(NORMAL_PATH troupe_pc_prefix)
+cmake_path(RELATIVE_PATH troupe_pc_prefix BASE_DIRECTORY "/" OUTPUT_VARIABLE troupe_pc_prefix)
+string(REGEX REPLACE "[^/]+" ".." troupe_pc_prefix "${troupe_pc_prefix}")
+configure_file("${PROJECT_SOURCE_DIR}/cmake/troupe.pc.in" "${PROJECT_BINARY_DIR}/troupe.pc.in" @ONLY)
+file(GENERATE OUTPUT "${PROJECT_BINARY_DIR}/pkgconfig/$<CONFIG>/troupe.pc"
+     INPUT "${PROJECT_BINARY_DIR}/troupe.pc.in" TARGET troupe)
+install(FILES "${PROJECT_BINARY_DIR}/pkgconfig/$<CONFIG>/troupe.pc"
+  DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")

@@ -1,0 +1,87 @@
+# The functions with which the folders below declare what they build.
+#
+#   troupe_target_defaults(<target>)
+#       C++20, warnings, and TROUPE_HAS_CUDA=1 where the CUDA backend is built.
+#
+#   troupe_add_program(<name> SOURCES <file>... [LIBS <library>...])
+#       A program that links troupe.
+#
+#   troupe_add_test(<name> LABEL <label> SOURCES <file>... [LIBS <library>...] [TIMEOUT <seconds>]
+#                   [ALSO_ON_GPUS])
+#       A GoogleTest binary with its main function. Each of its cases is a test of its own in ctest.
+#       LABEL is one of unit, actors, chaos, gpu, multi_gpu, and there is only one for each binary.
+#       The sources may include the library's private headers, relative to src/, and those of
+#       tests/support/ as "support/...".
+#       ALSO_ON_GPUS lists all cases once more, as gpu/..., with the label gpu and with
+#       TROUPE_TEST_BACKEND=cuda in their environment, where the CUDA backend is built.
+
+set(TROUPE_WARNINGS
+  -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wextra-semi
+  # {.deadline = 2s} leaves the other fields at their defaults, on purpose.
+  -Wno-missing-field-initializers)
+
+function(troupe_target_defaults target)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  set_target_properties(${target} PROPERTIES
+    CXX_EXTENSIONS OFF
+    CUDA_RUNTIME_LIBRARY Shared)
+  target_compile_options(${target} PRIVATE
+    "$<$<COMPILE_LANGUAGE:CXX>:${TROUPE_WARNINGS}>"
+    # CMake 3.25 does not know that nvcc has C++20: no CUDA_STANDARD.
+    "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20>")
+  if(TROUPE_HAS_CUDA)
+    target_compile_definitions(${target} PRIVATE TROUPE_HAS_CUDA=1)
+  endif()
+endfunction()
+
+function(troupe_add_program name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LIBS")
+  add_executable(${name} ${arg_SOURCES})
+  troupe_target_defaults(${name})
+  target_link_libraries(${name} PRIVATE troupe::troupe ${arg_LIBS})
+endfunction()
+
+set(TROUPE_TEST_LABELS unit actors chaos gpu multi_gpu)
+
+# Seconds for a case, by label; sanitizers are slow, and their presets multiply it.
+set(TROUPE_TEST_TIMEOUT_unit 60)
+set(TROUPE_TEST_TIMEOUT_actors 120)
+set(TROUPE_TEST_TIMEOUT_chaos 600)
+set(TROUPE_TEST_TIMEOUT_gpu 300)
+set(TROUPE_TEST_TIMEOUT_multi_gpu 300)
+set(TROUPE_TEST_TIMEOUT_FACTOR 1 CACHE STRING "Multiplies the time that a test may take")
+
+function(troupe_add_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "ALSO_ON_GPUS" "LABEL;TIMEOUT" "SOURCES;LIBS")
+  if(NOT arg_LABEL IN_LIST TROUPE_TEST_LABELS)
+    message(FATAL_ERROR "troupe_add_test(${name}): LABEL is '${arg_LABEL}', not one of "
+                        "${TROUPE_TEST_LABELS}")
+  endif()
+  if(arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "troupe_add_test(${name}): what is ${arg_UNPARSED_ARGUMENTS}?")
+  endif()
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT ${TROUPE_TEST_TIMEOUT_${arg_LABEL}})
+  endif()
+  math(EXPR timeout "${arg_TIMEOUT} * ${TROUPE_TEST_TIMEOUT_FACTOR}")
+
+  add_executable(${name} ${arg_SOURCES})
+  troupe_target_defaults(${name})
+  target_include_directories(${name} PRIVATE
+    "${PROJECT_SOURCE_DIR}/src" "${PROJECT_SOURCE_DIR}/tests")
+  target_link_libraries(${name} PRIVATE
+    troupe_test_support ${arg_LIBS})
+
+  # The cases are listed when ctest runs: a build that crosses machines needs no GPU library.
+  set(discover DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60)
+  set(properties LABELS ${arg_LABEL} TIMEOUT ${timeout})
+  if(arg_LABEL MATCHES "gpu")
+    list(APPEND properties RESOURCE_LOCK gpus)
+  endif()
+  gtest_discover_tests(${name} ${discover} PROPERTIES ${properties})
+  if(arg_ALSO_ON_GPUS AND TROUPE_HAS_CUDA)
+    gtest_discover_tests(${name} ${discover} TEST_PREFIX gpu/
+      PROPERTIES LABELS gpu TIMEOUT ${timeout} RESOURCE_LOCK gpus
+        ENVIRONMENT TROUPE_TEST_BACKEND=cuda)
+  endif()
+endfunction()

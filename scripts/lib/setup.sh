@@ -1,0 +1,104 @@
+# shellcheck shell=bash disable=SC2034
+# Sourced by scripts/demo and scripts/test, from the top of the repository: installs what is
+# missing, configures and builds. Every function that cannot go on says why, in one sentence, and
+# ends the script.
+
+say() { printf '== %s\n' "$*"; }
+
+fail() {
+  printf '\n== %s did not finish: %s\n' "$(basename "$0")" "$*" >&2
+  exit 1
+}
+
+# The commands and headers that the build needs, each with Debian's and Ubuntu's package for it.
+tools=("cmake cmake" "ninja ninja-build" "c++ g++")
+headers=("caf/all.hpp libcaf-dev" "caf/io/all.hpp libcaf-dev" "spdlog/spdlog.h libspdlog-dev"
+  "CLI/CLI.hpp libcli11-dev" "nlohmann/json.hpp nlohmann-json3-dev")
+test_headers=("gtest/gtest.h libgtest-dev" "gmock/gmock.h libgmock-dev")
+# Installed together with the others, and no reason to install anything.
+extras=(ccache pkg-config)
+
+# Prints the packages for what is not there; "$@" are pairs of a header and its package.
+missing_packages() {
+  local pair
+  for pair in "${tools[@]}"; do
+    command -v "${pair% *}" >/dev/null || echo "${pair#* }"
+  done
+  local cxx=${CXX:-c++}
+  if ! command -v "$cxx" >/dev/null; then
+    for pair in "$@"; do echo "${pair#* }"; done
+    return
+  fi
+  # One run of the preprocessor: it looks where the compiler will look.
+  for pair in "$@"; do
+    printf '#if !__has_include(<%s>)\nMISSING %s\n#endif\n' "${pair% *}" "${pair#* }"
+  done | "$cxx" -std=c++20 -E -P -x c++ - | sed -n 's/^MISSING //p' | tr -d ' '
+}
+
+# need HEADER-PACKAGE...: installs the packages that are missing; does nothing where none is.
+need() {
+  local packages
+  mapfile -t packages < <(missing_packages "$@" | sort -u)
+  if ((${#packages[@]})); then
+    install_packages "${packages[@]}" "${extras[@]}"
+    mapfile -t packages < <(missing_packages "$@" | sort -u)
+    ((${#packages[@]} == 0)) ||
+      fail "after the installation there is still no sign of: ${packages[*]}."
+  fi
+  local version
+  version=$(cmake --version | sed -n '1s/.*version //p')
+  [ "$(printf '%s\n' 3.25 "$version" | sort -V | head -n 1)" = 3.25 ] ||
+    fail "CMake $version is too old, 3.25 is needed (Debian 12 and Ubuntu 24.04 have it)."
+}
+
+install_packages() {
+  local by_hand="apt-get install $*"
+  command -v apt-get >/dev/null ||
+    fail "these Debian packages, or what they hold, are missing, and there is no apt here: $*."
+  local as_root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null ||
+      fail "packages are missing, and neither root nor sudo is here to install them: $by_hand."
+    as_root=(sudo)
+  fi
+  say "installing with apt: $*"
+  as_root+=(env DEBIAN_FRONTEND=noninteractive apt-get -q)
+  "${as_root[@]}" update || say "apt-get update failed; going on with the package lists of before"
+  "${as_root[@]}" install -y --no-install-recommends "$@" ||
+    fail "apt could not install what is missing; try it by hand: $by_hand."
+}
+
+# configure PRESET: the whole output is in the build folder, and shown when it fails.
+configure() {
+  local log="build/$1/configure.log"
+  mkdir -p "build/$1"
+  say "configuring (preset $1)"
+  cmake --preset "$1" >"$log" 2>&1 || {
+    cat "$log"
+    fail "the configuration failed; its output is above."
+  }
+  grep '^-- troupe ' "$log" || true
+}
+
+# build PRESET [OPTION...]: with as many jobs as there are cores, and 1.5 GiB of memory for each.
+build() {
+  local preset=$1 jobs by_memory
+  shift
+  jobs=$(nproc)
+  by_memory=$(awk '/^MemAvailable:/ { print int($2 / 1572864) }' /proc/meminfo)
+  ((by_memory >= jobs)) || jobs=$((by_memory > 0 ? by_memory : 1))
+  say "building with $jobs jobs (the first time takes some minutes)"
+  NINJA_STATUS='[%f/%t, %es] ' cmake --build --preset "$preset" --parallel "$jobs" "$@" ||
+    fail "the build failed; the first error is above."
+}
+
+# How many NVIDIA GPUs this machine shows.
+count_gpus() {
+  if [ -n "${CUDA_VISIBLE_DEVICES+set}" ] && [ -z "$CUDA_VISIBLE_DEVICES" ]; then
+    echo 0
+  elif command -v nvidia-smi >/dev/null; then
+    nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true
+  else
+    find /dev -maxdepth 1 -name 'nvidia[0-9]*' 2>/dev/null | wc -l
+  fi
+}
