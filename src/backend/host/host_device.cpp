@@ -200,8 +200,8 @@ caf::error host_device::fill(void* target, std::span<const std::byte> pattern, s
     return fail(errc::invalid_argument,
                 "a pattern of " + std::to_string(size) +
                     " bytes, or a target that is null or not aligned to it");
-  fill_command command{target, 0, size, count};
-  std::memcpy(&command.pattern, pattern.data(), size);
+  fill_command command{target, {}, size, count};
+  std::copy(pattern.begin(), pattern.end(), command.pattern.begin());
   return enqueue(stream, command);
 }
 

@@ -18,13 +18,13 @@ namespace {
 void fill(const fill_command& x) noexcept {
   auto* target = static_cast<std::byte*>(x.target);
   if (x.pattern_bytes == 1) {
-    std::memset(target, static_cast<int>(x.pattern & 0xff), x.count);
+    std::memset(target, std::to_integer<int>(x.pattern.front()), x.count);
     return;
   }
   const auto size_bytes = x.count * x.pattern_bytes;
   if (size_bytes == 0)
     return;
-  std::memcpy(target, &x.pattern, x.pattern_bytes);
+  std::memcpy(target, x.pattern.data(), x.pattern_bytes);
   for (auto done = x.pattern_bytes; done < size_bytes;) {
     const auto more = std::min(done, size_bytes - done);
     std::memcpy(target + done, target, more);

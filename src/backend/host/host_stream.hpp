@@ -6,6 +6,7 @@
 #include <caf/error.hpp>
 #include <caf/expected.hpp>
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
@@ -52,7 +53,7 @@ struct copy_command {
 
 struct fill_command {
   void* target;
-  std::uint64_t pattern; ///< its first `pattern_bytes` bytes in memory
+  std::array<std::byte, 8> pattern; ///< its first `pattern_bytes`
   std::size_t pattern_bytes;
   std::size_t count;
 };

@@ -1,0 +1,727 @@
+#include <troupe/testing/fault_plan.hpp>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <list>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+namespace troupe {
+
+namespace detail {
+
+namespace {
+
+using std::chrono::nanoseconds;
+using testing::any_device;
+using testing::fault;
+using testing::fault_rule;
+using testing::verb;
+
+constexpr std::array<std::string_view, 23> verb_names{"open",
+                                                      "bind",
+                                                      "open_memory",
+                                                      "close_memory",
+                                                      "allocate",
+                                                      "deallocate",
+                                                      "allocate_pinned",
+                                                      "create_stream",
+                                                      "create_event",
+                                                      "record",
+                                                      "wait",
+                                                      "query",
+                                                      "synchronize",
+                                                      "copy",
+                                                      "fill",
+                                                      "launch_host",
+                                                      "enable_peer",
+                                                      "build",
+                                                      "connect",
+                                                      "all_reduce",
+                                                      "asynchronous_error",
+                                                      "abort",
+                                                      "destroy"};
+
+constexpr std::array<std::string_view, 7> fault_names{"fail", "out_of_memory", "not_issued", "hang",
+                                                      "slow", "block",         "poison"};
+
+static_assert(static_cast<std::size_t>(verb::destroy) + 1 == verb_names.size());
+static_assert(static_cast<std::size_t>(fault::poison) + 1 == fault_names.size());
+
+constexpr std::size_t index_of(verb x) noexcept { return static_cast<std::size_t>(x); }
+constexpr std::size_t index_of(fault x) noexcept { return static_cast<std::size_t>(x); }
+
+/// A number in [0, 1) that follows from all of `from` (each goes through the finalizer of
+/// SplitMix64).
+double uniform(std::initializer_list<std::uint64_t> from) noexcept {
+  std::uint64_t x = 0;
+  for (const auto y : from) {
+    x += y + 0x9e3779b97f4a7c15U;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
+    x ^= x >> 31;
+  }
+  return static_cast<double>(x >> 11) * 0x1p-53;
+}
+
+errc usual_error(verb x) noexcept {
+  switch (x) {
+  case verb::open:
+    return errc::unavailable;
+  case verb::bind:
+    return errc::device_failed;
+  case verb::build:
+  case verb::connect:
+  case verb::all_reduce:
+  case verb::asynchronous_error:
+  case verb::abort:
+  case verb::destroy:
+    return errc::nccl_error;
+  default:
+    return errc::cuda_error;
+  }
+}
+
+/// Who makes a call.
+struct caller {
+  int device = any_device;
+  int rank = -1;
+  const communicator_id* communicator = nullptr;
+};
+
+/// A fault that happens to a call.
+struct strike {
+  fault kind = fault::fail;
+  nanoseconds delay{};
+  caf::error error; ///< what the call gives, if it fails
+};
+
+/// A place where a stream or a thread stands until it is opened.
+struct gate {
+  fault_injector* injector = nullptr;
+  strike cause;
+  const backend_device* device = nullptr; ///< whose stream it is in
+  std::optional<communicator_id> communicator;
+  bool open = false;
+};
+
+} // namespace
+
+/// @thread any
+class fault_injector {
+public:
+  fault_injector(std::uint64_t seed, const std::vector<fault_rule>& rules) : seed_(seed) {
+    for (const auto& x : rules)
+      add(x);
+  }
+
+  std::size_t add(const fault_rule& rule) {
+    std::lock_guard lock{mutex_};
+    rules_.push_back({rule, {}, 0});
+    has_rules_[index_of(rule.on)] = true;
+    return rules_.size() - 1;
+  }
+
+  void disarm() noexcept {
+    for (auto& x : has_rules_)
+      x = false;
+  }
+
+  bool poisoned() const noexcept { return poisoned_; }
+
+  void poison() noexcept {
+    if (poisoned_.exchange(true))
+      return;
+    open_gates([](const gate&) { return true; });
+    signal_all();
+  }
+
+  /// What happens to a call; none: nothing out of the ordinary.
+  std::optional<strike> next(verb v, const caller& who) noexcept {
+    return next(v, who, std::array{who.device});
+  }
+
+  /// The same for a call that concerns several devices.
+  std::optional<strike> next(verb v, const caller& who, std::span<const int> devices) noexcept {
+    if (poisoned_)
+      return strike{fault::poison, {}, sticky_error(testing::to_string(v), who)};
+    if (!has_rules_[index_of(v)])
+      return std::nullopt;
+    auto result = select(v, who, devices);
+    if (result && result->kind == fault::poison)
+      poison();
+    return result;
+  }
+
+  std::uint64_t injected() const noexcept {
+    std::lock_guard lock{mutex_};
+    return std::accumulate(injected_.begin(), injected_.end(), std::uint64_t{0});
+  }
+
+  std::uint64_t injected(fault kind) const noexcept {
+    std::lock_guard lock{mutex_};
+    return injected_[index_of(kind)];
+  }
+
+  std::uint64_t injected_by(std::size_t rule) const noexcept {
+    std::lock_guard lock{mutex_};
+    return rule < rules_.size() ? rules_[rule].injected : 0;
+  }
+
+  bool wait_injected(fault kind, std::uint64_t count, nanoseconds limit) const noexcept {
+    std::unique_lock lock{mutex_};
+    return changed_.wait_for(lock, limit, [&] { return injected_[index_of(kind)] >= count; });
+  }
+
+  /// Where `who` is to stand; passed or removed once.
+  gate* make_gate(const strike& cause, const caller& who, const backend_device* device) noexcept {
+    std::lock_guard lock{mutex_};
+    auto& result = gates_.emplace_back();
+    result.injector = this;
+    result.cause = cause;
+    result.device = device;
+    if (who.communicator)
+      result.communicator = *who.communicator;
+    result.open = poisoned_;
+    return &result;
+  }
+
+  void remove(gate* x) noexcept {
+    std::lock_guard lock{mutex_};
+    gates_.remove_if([x](const gate& y) { return &y == x; });
+  }
+
+  /// Blocks until `x` is open, or, if it is a slow one, its delay is over.
+  void pass(gate* x) noexcept {
+    {
+      std::unique_lock lock{mutex_};
+      const auto open = [x] { return x->open; };
+      if (x->cause.kind == fault::slow)
+        changed_.wait_for(lock, x->cause.delay, open);
+      else
+        changed_.wait(lock, open);
+    }
+    remove(x);
+  }
+
+  template <class Predicate> void open_gates(Predicate which) noexcept {
+    std::lock_guard lock{mutex_};
+    for (auto& x : gates_)
+      if (which(x))
+        x.open = true;
+    changed_.notify_all();
+  }
+
+  void open_gates_of(const communicator_id& id) noexcept {
+    open_gates([&](const gate& x) { return x.communicator && x.communicator->bytes == id.bytes; });
+  }
+
+  /// Keeps what tells the lane of `key` that something happened.
+  void set_signal(const void* key, std::function<void()> signal) {
+    std::lock_guard lock{signal_mutex_};
+    signals_[key] = std::move(signal);
+  }
+
+  void remove_signal(const void* key) noexcept {
+    std::lock_guard lock{signal_mutex_};
+    signals_.erase(key);
+  }
+
+  /// What every call gives after a sticky fault.
+  static caf::error sticky_error(std::string_view call, const caller& who) {
+    auto f = failure_of_call(errc::device_fault, call, who);
+    f.native_name = "cudaErrorIllegalAddress";
+    f.native_code = 700;
+    f.detail = "a sticky fault, injected by a fault plan";
+    return make_error(std::move(f));
+  }
+
+private:
+  struct counters {
+    std::uint64_t calls = 0;
+    std::uint64_t strikes = 0;
+  };
+
+  struct counted_rule {
+    fault_rule rule;
+    std::map<int, counters> by_device;
+    std::uint64_t injected = 0;
+  };
+
+  std::optional<strike> select(verb v, const caller& who, std::span<const int> devices) noexcept {
+    std::lock_guard lock{mutex_};
+    std::optional<strike> result;
+    for (std::size_t i = 0; i < rules_.size(); ++i) {
+      auto& x = rules_[i];
+      const auto& rule = x.rule;
+      if (rule.on != v)
+        continue;
+      if (rule.device != any_device &&
+          std::find(devices.begin(), devices.end(), rule.device) == devices.end())
+        continue;
+      const auto key = rule.device != any_device ? rule.device : who.device;
+      auto& count = x.by_device[key];
+      ++count.calls;
+      if (result || count.calls < rule.first || count.strikes >= rule.times)
+        continue;
+      if (uniform({seed_, i, static_cast<std::uint64_t>(key), count.calls}) >= rule.probability)
+        continue;
+      ++count.strikes;
+      ++x.injected;
+      ++injected_[index_of(rule.kind)];
+      result = strike{rule.kind, rule.delay, error_of(rule, i, count.calls, who)};
+    }
+    if (result)
+      changed_.notify_all();
+    return result;
+  }
+
+  static failure failure_of_call(errc code, std::string_view call, const caller& who) {
+    failure result;
+    result.code = code;
+    result.verb = call;
+    result.api = call;
+    result.device = who.device;
+    result.rank = who.rank;
+    return result;
+  }
+
+  static caf::error error_of(const fault_rule& rule, std::size_t number, std::uint64_t call,
+                             const caller& who) {
+    if (rule.kind == fault::poison)
+      return sticky_error(testing::to_string(rule.on), who);
+    const auto code = rule.kind == fault::out_of_memory ? errc::out_of_memory
+                                                        : rule.error.value_or(usual_error(rule.on));
+    auto f = failure_of_call(code, testing::to_string(rule.on), who);
+    f.native_name = "injected";
+    f.detail = "injected by rule " + std::to_string(number) + " of a fault plan at call " +
+               std::to_string(call);
+    return make_error(std::move(f));
+  }
+
+  void signal_all() noexcept {
+    // The last owner of a device may let it go inside its signal, which then comes to
+    // `remove_signal`.
+    std::lock_guard lock{signal_mutex_};
+    for (auto i = signals_.begin(); i != signals_.end();) {
+      const auto key = i->first;
+      const auto signal = i->second;
+      if (signal)
+        signal();
+      i = signals_.upper_bound(key);
+    }
+  }
+
+  const std::uint64_t seed_;
+  std::array<std::atomic<bool>, verb_names.size()> has_rules_{};
+  std::atomic<bool> poisoned_{false};
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_; ///< a fault was injected, or a gate opened
+  std::vector<counted_rule> rules_;
+  std::array<std::uint64_t, fault_names.size()> injected_{};
+  std::list<gate> gates_;
+  std::recursive_mutex signal_mutex_;
+  std::map<const void*, std::function<void()>> signals_;
+};
+
+namespace {
+
+/// The devices that are open, for communicators to enqueue gates on.
+struct open_devices {
+  std::mutex mutex;
+  std::map<int, backend_device*> by_ordinal;
+};
+
+/// The stream function of a gate.
+void pass_gate(void* x) {
+  auto* g = static_cast<gate*>(x);
+  g->injector->pass(g);
+}
+
+/// Lets the calling thread, or a stream of `device` if there is one, stand where `what` says.
+caf::error hold(fault_injector& injector, const strike& what, const caller& who,
+                backend_device* device, stream_view stream) noexcept {
+  auto* g = injector.make_gate(what, who, device);
+  if (what.kind != fault::block && device && stream.native) {
+    auto err = device->launch_host(stream, pass_gate, g);
+    if (err)
+      injector.remove(g);
+    return err;
+  }
+  injector.pass(g);
+  return {};
+}
+
+bool fails(fault x) noexcept {
+  return x == fault::fail || x == fault::out_of_memory || x == fault::poison;
+}
+
+class faulty_device final : public backend_device {
+public:
+  faulty_device(std::unique_ptr<backend_device> inner, std::shared_ptr<fault_injector> injector,
+                std::shared_ptr<open_devices> devices, int ordinal)
+      : injector_(std::move(injector)), devices_(std::move(devices)), ordinal_(ordinal),
+        inner_(std::move(inner)) {
+    std::lock_guard lock{devices_->mutex};
+    devices_->by_ordinal[ordinal_] = inner_.get();
+  }
+
+  ~faulty_device() override {
+    injector_->remove_signal(this);
+    {
+      std::lock_guard lock{devices_->mutex};
+      devices_->by_ordinal.erase(ordinal_);
+    }
+    injector_->open_gates([this](const gate& x) { return x.device == inner_.get(); });
+  }
+
+  caf::error bind() noexcept override {
+    return call(verb::bind, [this] { return inner_->bind(); });
+  }
+
+  caf::expected<device_properties> properties() noexcept override {
+    if (injector_->poisoned())
+      return fault_injector::sticky_error("properties", {ordinal_});
+    return inner_->properties();
+  }
+
+  caf::expected<memory_info> memory() noexcept override {
+    if (injector_->poisoned())
+      return fault_injector::sticky_error("memory", {ordinal_});
+    return inner_->memory();
+  }
+
+  caf::error open_memory() noexcept override {
+    return call(verb::open_memory, [this] { return inner_->open_memory(); });
+  }
+
+  caf::error close_memory() noexcept override {
+    return call(verb::close_memory, [this] { return inner_->close_memory(); });
+  }
+
+  caf::expected<void*> allocate(std::size_t size_bytes, stream_view stream) noexcept override {
+    return call(verb::allocate, [&] { return inner_->allocate(size_bytes, stream); });
+  }
+
+  caf::error deallocate(void* memory, stream_view stream) noexcept override {
+    return call(verb::deallocate, [&] { return inner_->deallocate(memory, stream); }, stream);
+  }
+
+  caf::expected<void*> allocate_pinned(std::size_t size_bytes) noexcept override {
+    return call(verb::allocate_pinned, [&] { return inner_->allocate_pinned(size_bytes); });
+  }
+
+  /// Host memory can be freed whatever became of the devices.
+  caf::error deallocate_pinned(void* memory) noexcept override {
+    return inner_->deallocate_pinned(memory);
+  }
+
+  caf::expected<stream_view> create_stream() noexcept override {
+    return call(verb::create_stream, [this] { return inner_->create_stream(); });
+  }
+
+  caf::error destroy_stream(stream_view stream) noexcept override {
+    if (injector_->poisoned())
+      return fault_injector::sticky_error("destroy_stream", {ordinal_});
+    return inner_->destroy_stream(stream);
+  }
+
+  caf::expected<event_view> create_event() noexcept override {
+    return call(verb::create_event, [this] { return inner_->create_event(); });
+  }
+
+  caf::error destroy_event(event_view event) noexcept override {
+    if (injector_->poisoned())
+      return fault_injector::sticky_error("destroy_event", {ordinal_});
+    return inner_->destroy_event(event);
+  }
+
+  caf::error record(event_view event, stream_view stream) noexcept override {
+    return call(verb::record, [&] { return inner_->record(event, stream); }, stream);
+  }
+
+  caf::error wait(stream_view stream, event_view event) noexcept override {
+    return call(verb::wait, [&] { return inner_->wait(stream, event); }, stream);
+  }
+
+  caf::expected<bool> query(event_view event) noexcept override {
+    return call(verb::query, [&] { return inner_->query(event); });
+  }
+
+  caf::error synchronize(event_view event) noexcept override {
+    return call(verb::synchronize, [&] {
+      auto err = inner_->synchronize(event);
+      return injector_->poisoned() ? fault_injector::sticky_error("synchronize", {ordinal_}) : err;
+    });
+  }
+
+  caf::error copy(void* target, const void* source, std::size_t size_bytes,
+                  copy_direction direction, stream_view stream) noexcept override {
+    return call(
+        verb::copy, [&] { return inner_->copy(target, source, size_bytes, direction, stream); },
+        stream);
+  }
+
+  caf::error fill(void* target, std::span<const std::byte> pattern, std::size_t count,
+                  stream_view stream) noexcept override {
+    return call(verb::fill, [&] { return inner_->fill(target, pattern, count, stream); }, stream);
+  }
+
+  caf::error launch_host(stream_view stream, void (*function)(void*),
+                         void* argument) noexcept override {
+    return call(
+        verb::launch_host, [&] { return inner_->launch_host(stream, function, argument); }, stream);
+  }
+
+  caf::expected<bool> can_access_peer(int peer) noexcept override {
+    if (injector_->poisoned())
+      return fault_injector::sticky_error("can_access_peer", {ordinal_});
+    return inner_->can_access_peer(peer);
+  }
+
+  caf::error enable_peer(int peer) noexcept override {
+    return call(verb::enable_peer, [&] { return inner_->enable_peer(peer); });
+  }
+
+  bool signals_completion() const noexcept override { return inner_->signals_completion(); }
+
+  void set_completion_signal(std::function<void()> signal) noexcept override {
+    injector_->set_signal(this, signal);
+    inner_->set_completion_signal(std::move(signal));
+  }
+
+private:
+  /// Calls `f`, unless a fault says otherwise. With a `stream`, it is the stream that stands still.
+  template <class F> std::invoke_result_t<F> call(verb v, F f, stream_view stream = {}) noexcept {
+    const caller who{ordinal_};
+    if (auto what = injector_->next(v, who)) {
+      if (fails(what->kind))
+        return std::move(what->error);
+      if (what->kind == fault::not_issued)
+        what->kind = fault::hang;
+      if (auto err = hold(*injector_, *what, who, inner_.get(), stream))
+        return err;
+      if (injector_->poisoned())
+        return fault_injector::sticky_error(testing::to_string(v), who);
+    }
+    return f();
+  }
+
+  std::shared_ptr<fault_injector> injector_;
+  std::shared_ptr<open_devices> devices_;
+  int ordinal_;
+  std::unique_ptr<backend_device> inner_; // the first to go: its streams may still come to gates
+};
+
+class faulty_communicator final : public backend_communicator {
+public:
+  faulty_communicator(std::unique_ptr<backend_communicator> inner,
+                      std::shared_ptr<fault_injector> injector,
+                      std::shared_ptr<open_devices> devices, const communicator_id& id,
+                      const local_rank& rank)
+      : injector_(std::move(injector)), devices_(std::move(devices)), id_(id), rank_(rank),
+        inner_(std::move(inner)) {}
+
+  caf::error connect(stream_view stream) noexcept override {
+    return call(verb::connect, stream, [&] { return inner_->connect(stream); });
+  }
+
+  caf::error all_reduce(const void* send, void* recv, std::size_t count, dtype type, reduce_op op,
+                        stream_view stream) noexcept override {
+    return call(verb::all_reduce, stream,
+                [&] { return inner_->all_reduce(send, recv, count, type, op, stream); });
+  }
+
+  caf::error asynchronous_error() noexcept override {
+    return call(verb::asynchronous_error, {}, [this] { return inner_->asynchronous_error(); });
+  }
+
+  const communicator_id& id() const noexcept { return id_; }
+  int device() const noexcept { return rank_.device; }
+  std::unique_ptr<backend_communicator> release() noexcept { return std::move(inner_); }
+
+private:
+  backend_device* open_device() noexcept {
+    std::lock_guard lock{devices_->mutex};
+    const auto i = devices_->by_ordinal.find(rank_.device);
+    return i != devices_->by_ordinal.end() ? i->second : nullptr;
+  }
+
+  template <class F> caf::error call(verb v, stream_view stream, F f) noexcept {
+    const caller who{rank_.device, rank_.rank, &id_};
+    if (auto what = injector_->next(v, who)) {
+      if (fails(what->kind))
+        return std::move(what->error);
+      if (auto err = hold(*injector_, *what, who, open_device(), stream))
+        return err;
+      if (injector_->poisoned())
+        return fault_injector::sticky_error(testing::to_string(v), who);
+      if (what->kind == fault::not_issued)
+        return {};
+    }
+    return f();
+  }
+
+  std::shared_ptr<fault_injector> injector_;
+  std::shared_ptr<open_devices> devices_;
+  communicator_id id_;
+  local_rank rank_;
+  std::unique_ptr<backend_communicator> inner_;
+};
+
+class faulty_backend final : public backend {
+public:
+  faulty_backend(std::shared_ptr<backend> inner, std::shared_ptr<fault_injector> injector)
+      : inner_(std::move(inner)), injector_(std::move(injector)) {}
+
+  std::string_view name() const noexcept override { return inner_->name(); }
+
+  int device_count() const noexcept override { return inner_->device_count(); }
+
+  caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
+    const caller who{ordinal};
+    if (const auto what = injector_->next(verb::open, who)) {
+      if (fails(what->kind))
+        return what->error;
+      if (auto err = hold(*injector_, *what, who, nullptr, {}))
+        return err;
+    }
+    auto device = inner_->open(ordinal);
+    if (!device)
+      return std::move(device.error());
+    return std::unique_ptr<backend_device>{
+        std::make_unique<faulty_device>(std::move(*device), injector_, devices_, ordinal)};
+  }
+
+  caf::expected<communicator_id> make_communicator_id() noexcept override {
+    return inner_->make_communicator_id();
+  }
+
+  caf::expected<communicator_ranks> build(const communicator_id& id, int size,
+                                          std::span<const local_rank> ranks) noexcept override {
+    std::vector<int> ordinals;
+    for (const auto& x : ranks)
+      ordinals.push_back(x.device);
+    const caller who{any_device, -1, &id};
+    if (const auto what = injector_->next(verb::build, who, ordinals)) {
+      if (fails(what->kind))
+        return what->error;
+      if (auto err = hold(*injector_, *what, who, nullptr, {}))
+        return err;
+      if (injector_->poisoned())
+        return fault_injector::sticky_error("build", who);
+    }
+    auto built = inner_->build(id, size, ranks);
+    if (!built)
+      return std::move(built.error());
+    communicator_ranks result;
+    for (std::size_t i = 0; i < ranks.size(); ++i)
+      result.push_back(std::make_unique<faulty_communicator>(std::move((*built)[i]), injector_,
+                                                             devices_, id, ranks[i]));
+    return result;
+  }
+
+  caf::error abort(communicator_ranks ranks) noexcept override {
+    return end(verb::abort, std::move(ranks));
+  }
+
+  caf::error destroy(communicator_ranks ranks) noexcept override {
+    return end(verb::destroy, std::move(ranks));
+  }
+
+private:
+  /// Ends the communicator whatever happens, as after a sticky fault nobody else would.
+  caf::error end(verb v, communicator_ranks ranks) noexcept {
+    if (ranks.empty())
+      return {};
+    const auto id = static_cast<const faulty_communicator&>(*ranks.front()).id();
+    std::vector<int> ordinals;
+    communicator_ranks inner;
+    for (const auto& x : ranks) {
+      auto& rank = static_cast<faulty_communicator&>(*x);
+      ordinals.push_back(rank.device());
+      inner.push_back(rank.release());
+    }
+    const caller who{any_device, -1, &id};
+    caf::error injected;
+    if (auto what = injector_->next(v, who, ordinals)) {
+      if (fails(what->kind))
+        injected = std::move(what->error);
+      else
+        injected = hold(*injector_, *what, who, nullptr, {});
+    }
+    // What still stands after a sticky fault would never become idle.
+    const auto must_abort = v == verb::abort || injector_->poisoned();
+    if (must_abort)
+      injector_->open_gates_of(id);
+    auto err = must_abort ? inner_->abort(std::move(inner)) : inner_->destroy(std::move(inner));
+    return injected ? injected : err;
+  }
+
+  std::shared_ptr<backend> inner_;
+  std::shared_ptr<fault_injector> injector_;
+  std::shared_ptr<open_devices> devices_ = std::make_shared<open_devices>();
+};
+
+} // namespace
+
+} // namespace detail
+
+namespace testing {
+
+std::string_view to_string(verb x) noexcept {
+  const auto i = detail::index_of(x);
+  return i < detail::verb_names.size() ? detail::verb_names[i] : "?";
+}
+
+std::string_view to_string(fault x) noexcept {
+  const auto i = detail::index_of(x);
+  return i < detail::fault_names.size() ? detail::fault_names[i] : "?";
+}
+
+fault_plan::fault_plan(std::uint64_t seed, std::vector<fault_rule> rules)
+    : injector_(std::make_shared<detail::fault_injector>(seed, rules)) {}
+
+fault_plan::~fault_plan() = default;
+
+std::size_t fault_plan::add(const fault_rule& rule) { return injector_->add(rule); }
+
+void fault_plan::disarm() noexcept { injector_->disarm(); }
+
+void fault_plan::release() noexcept {
+  injector_->open_gates([](const detail::gate& x) { return x.cause.kind != fault::not_issued; });
+}
+
+void fault_plan::poison() noexcept { injector_->poison(); }
+
+bool fault_plan::poisoned() const noexcept { return injector_->poisoned(); }
+
+std::uint64_t fault_plan::injected() const noexcept { return injector_->injected(); }
+
+std::uint64_t fault_plan::injected(fault kind) const noexcept { return injector_->injected(kind); }
+
+std::uint64_t fault_plan::injected_by(std::size_t rule) const noexcept {
+  return injector_->injected_by(rule);
+}
+
+bool fault_plan::wait_injected(fault kind, std::uint64_t count,
+                               std::chrono::nanoseconds limit) const noexcept {
+  return injector_->wait_injected(kind, count, limit);
+}
+
+std::shared_ptr<backend> with_faults(std::shared_ptr<backend> inner,
+                                     const std::shared_ptr<fault_plan>& plan) {
+  return std::make_shared<detail::faulty_backend>(std::move(inner), plan->injector_);
+}
+
+} // namespace testing
+
+} // namespace troupe
