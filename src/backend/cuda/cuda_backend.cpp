@@ -1,0 +1,94 @@
+#include "backend/cuda/cuda_device.hpp"
+#include "backend/cuda/cuda_error.hpp"
+#include "backend/cuda/nccl_communicator.hpp"
+#include <troupe/backend.hpp>
+#include <troupe/error.hpp>
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace troupe {
+
+namespace {
+
+class cuda_backend final : public backend {
+public:
+  explicit cuda_backend(int devices) noexcept : devices_(devices) {}
+
+  std::string_view name() const noexcept override { return "cuda"; }
+  int device_count() const noexcept override { return devices_; }
+
+  caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
+    return detail::cuda_device::open(ordinal, devices_);
+  }
+
+  caf::expected<communicator_id> make_communicator_id() noexcept override {
+    return detail::make_nccl_id();
+  }
+
+  caf::expected<communicator_ranks> build(const communicator_id& id, int size,
+                                          std::span<const local_rank> ranks) noexcept override {
+    return detail::build_communicator(id, size, ranks, devices_);
+  }
+
+  caf::error abort(communicator_ranks ranks) noexcept override {
+    return detail::abort_communicator(std::move(ranks));
+  }
+
+  caf::error destroy(communicator_ranks ranks) noexcept override {
+    return detail::destroy_communicator(std::move(ranks));
+  }
+
+private:
+  const int devices_;
+};
+
+/// The reason for which there is no GPU to be had.
+caf::error no_gpu(cudaError_t code) {
+  int driver = 0;
+  int runtime = 0;
+  (void)cudaDriverGetVersion(&driver); // stays 0 where there is no driver
+  (void)cudaRuntimeGetVersion(&runtime);
+  auto text = [](int version) {
+    return std::to_string(version / 1000) + '.' + std::to_string(version % 1000 / 10);
+  };
+  const std::string versions =
+      "this program has CUDA " + text(runtime) +
+      (driver == 0 ? ", and there is no driver" : ", the driver is for up to " + text(driver));
+  auto why = detail::cuda_failure(code, "cudaGetDeviceCount", -1, versions);
+  auto x = failure_of(why);
+  if (!x)
+    return why;
+  x->code = errc::unavailable;
+  return make_error(std::move(*x));
+}
+
+} // namespace
+
+caf::expected<std::shared_ptr<backend>> make_cuda_backend() {
+  return detail::no_throw([]() -> caf::expected<std::shared_ptr<backend>> {
+    int devices = 0;
+    if (const auto code = cudaGetDeviceCount(&devices); code != cudaSuccess)
+      return no_gpu(code);
+    if (devices == 0)
+      return no_gpu(cudaErrorNoDevice);
+    int version = 0;
+    if (auto err = detail::check(ncclGetVersion(&version), "ncclGetVersion", -1))
+      return err;
+    if (version < detail::oldest_nccl)
+      return make_error(errc::unavailable, "NCCL " + detail::nccl_version_text(version) +
+                                               " was loaded; needed is " +
+                                               detail::nccl_version_text(detail::oldest_nccl) +
+                                               " or newer (built with " +
+                                               detail::nccl_version_text(NCCL_VERSION_CODE) + ")");
+    return std::make_shared<cuda_backend>(devices);
+  });
+}
+
+} // namespace troupe

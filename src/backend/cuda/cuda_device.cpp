@@ -1,0 +1,395 @@
+#include "backend/cuda/cuda_device.hpp"
+
+#include "backend/cuda/cuda_error.hpp"
+#include "backend/cuda/device_guard.hpp"
+#include "backend/cuda/fill.hpp"
+#include <troupe/backend.hpp>
+#include <troupe/error.hpp>
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cctype>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <new>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+
+/// Which devices of this process somebody has. Never destroyed: devices may outlive static objects.
+constinit std::array<std::atomic<bool>, 1024> claimed{};
+
+cudaStream_t native(stream_view stream) noexcept {
+  return static_cast<cudaStream_t>(stream.native);
+}
+cudaEvent_t native(event_view event) noexcept { return static_cast<cudaEvent_t>(event.native); }
+
+caf::error failed(errc code, int device, std::string detail) {
+  failure x;
+  x.code = code;
+  x.device = device;
+  x.detail = std::move(detail);
+  return make_error(std::move(x));
+}
+
+} // namespace
+
+caf::expected<std::unique_ptr<backend_device>> cuda_device::open(int ordinal,
+                                                                 int device_count) noexcept {
+  using result = caf::expected<std::unique_ptr<backend_device>>;
+  return no_throw([&]() -> result {
+    const int limit = std::min(device_count, static_cast<int>(claimed.size()));
+    if (ordinal < 0 || ordinal >= limit)
+      return failed(errc::invalid_argument, ordinal,
+                    "there is no such device; ordinals are 0 to " + std::to_string(limit - 1));
+    auto& taken = claimed[static_cast<std::size_t>(ordinal)];
+    if (taken.exchange(true))
+      return failed(errc::unavailable, ordinal, "somebody else in this process has the device");
+    unique_claim claim{&taken, ordinal};
+    return std::unique_ptr<backend_device>{new cuda_device(std::move(claim))};
+  });
+}
+
+cuda_device::~cuda_device() {
+  const device_guard guard{ordinal_};
+  for (void* memory : allocated_) {
+    const cudaError_t code = cudaFree(memory);
+    teardown(code, "cudaFree", ordinal_);
+    if (code != cudaSuccess)
+      break; // the others would fail as well
+  }
+}
+
+caf::error cuda_device::select() const noexcept {
+  return check(select_device(ordinal_), "cudaSetDevice", ordinal_);
+}
+
+caf::error cuda_device::bind() noexcept {
+  const char* api = "cudaSetDevice";
+  cudaError_t code = cudaSetDevice(ordinal_); // since CUDA 12.0 it makes the context
+  if (code == cudaSuccess) {
+    api = "cudaFuncGetAttributes";
+    code = load_fill();
+  }
+  if (code == cudaSuccess)
+    return {};
+  auto why = cuda_failure(code, api, ordinal_);
+  if (classify(code) == errc::device_fault)
+    return why;
+  return no_throw([&]() -> caf::error {
+    auto x = failure_of(why);
+    if (!x)
+      return why;
+    x->code = errc::device_failed;
+    return make_error(std::move(*x));
+  });
+}
+
+caf::expected<device_properties> cuda_device::properties() noexcept {
+  return no_throw([&]() -> caf::expected<device_properties> {
+    cudaDeviceProp native{};
+    if (auto err =
+            check(cudaGetDeviceProperties(&native, ordinal_), "cudaGetDeviceProperties", ordinal_))
+      return err;
+    char pci[32] = {};
+    if (auto err = check(cudaDeviceGetPCIBusId(pci, sizeof pci, ordinal_), "cudaDeviceGetPCIBusId",
+                         ordinal_))
+      return err;
+    device_properties result;
+    result.name = native.name;
+    result.pci_id = pci;
+    for (char& c : result.pci_id)
+      c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    result.capability_major = native.major;
+    result.capability_minor = native.minor;
+    result.total_bytes = native.totalGlobalMem;
+    return result;
+  });
+}
+
+caf::expected<memory_info> cuda_device::memory() noexcept {
+  if (auto err = select())
+    return err;
+  memory_info result;
+  if (auto err = check(cudaMemGetInfo(&result.free_bytes, &result.total_bytes), "cudaMemGetInfo",
+                       ordinal_))
+    return err;
+  if (pool_) {
+    std::uint64_t reserved = 0;
+    std::uint64_t used = 0;
+    for (auto [attribute, value] : {std::pair{cudaMemPoolAttrReservedMemCurrent, &reserved},
+                                    std::pair{cudaMemPoolAttrUsedMemCurrent, &used}})
+      if (auto err = check(cudaMemPoolGetAttribute(pool_.get(), attribute, value),
+                           "cudaMemPoolGetAttribute", ordinal_))
+        return err;
+    result.free_bytes += reserved - std::min(used, reserved);
+  }
+  return result;
+}
+
+caf::error cuda_device::open_memory() noexcept {
+  if (pool_)
+    return no_throw([&] { return failed(errc::internal, ordinal_, "its memory is open already"); });
+  if (auto err = select())
+    return err;
+  cudaMemPoolProps properties{};
+  properties.allocType = cudaMemAllocationTypePinned;
+  properties.handleTypes = cudaMemHandleTypeNone;
+  properties.location.type = cudaMemLocationTypeDevice;
+  properties.location.id = ordinal_;
+  cudaMemPool_t native = nullptr;
+  if (auto err = check(cudaMemPoolCreate(&native, &properties), "cudaMemPoolCreate", ordinal_))
+    return err;
+  pool_ = unique_memory_pool{native, ordinal_};
+  std::uint64_t threshold = std::numeric_limits<std::uint64_t>::max(); // keep what is freed
+  auto err = check(cudaMemPoolSetAttribute(native, cudaMemPoolAttrReleaseThreshold, &threshold),
+                   "cudaMemPoolSetAttribute", ordinal_);
+  if (!err)
+    err = grant(peers_);
+  if (err)
+    pool_.reset();
+  return err;
+}
+
+caf::error cuda_device::close_memory() noexcept {
+  if (!pool_)
+    return {};
+  auto first = select();
+  for (void* memory : allocated_) {
+    // For memory of a pool it does not synchronize.
+    auto err = check(cudaFree(memory), "cudaFree", ordinal_);
+    if (err && !first)
+      first = std::move(err);
+  }
+  allocated_.clear();
+  auto err = check(cudaMemPoolDestroy(pool_.release()), "cudaMemPoolDestroy", ordinal_);
+  return first ? first : err;
+}
+
+caf::error cuda_device::trim(stream_view stream) noexcept {
+  // Freed memory counts as used until CUDA has seen that the stream has passed the free. The wait
+  // is short: behind a collective that hangs it would hold up the lane for good.
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
+  auto code = cudaStreamQuery(native(stream));
+  while (code == cudaErrorNotReady && std::chrono::steady_clock::now() < limit) {
+    std::this_thread::yield();
+    code = cudaStreamQuery(native(stream));
+  }
+  if (code != cudaSuccess && code != cudaErrorNotReady)
+    return cuda_failure(code, "cudaStreamQuery", ordinal_);
+  (void)cudaGetLastError();
+  return check(cudaMemPoolTrimTo(pool_.get(), 0), "cudaMemPoolTrimTo", ordinal_);
+}
+
+caf::expected<void*> cuda_device::allocate(std::size_t size_bytes, stream_view stream) noexcept {
+  return no_throw([&]() -> caf::expected<void*> {
+    if (!pool_)
+      return failed(errc::unavailable, ordinal_, "its memory is closed");
+    if (auto err = select())
+      return err;
+    void* memory = nullptr;
+    auto code = cudaMallocFromPoolAsync(&memory, size_bytes, pool_.get(), native(stream));
+    if (code == cudaErrorMemoryAllocation) {
+      if (auto err = trim(stream))
+        return err;
+      code = cudaMallocFromPoolAsync(&memory, size_bytes, pool_.get(), native(stream));
+    }
+    if (code != cudaSuccess)
+      return cuda_failure(code, "cudaMallocFromPoolAsync", ordinal_,
+                          std::to_string(size_bytes) + " bytes");
+    unique_stream_memory owner{{memory, native(stream)}, ordinal_};
+    allocated_.insert(memory);
+    (void)owner.release();
+    return memory;
+  });
+}
+
+caf::error cuda_device::deallocate(void* memory, stream_view stream) noexcept {
+  const auto i = allocated_.find(memory);
+  if (i == allocated_.end())
+    return no_throw([&] {
+      return failed(errc::invalid_argument, ordinal_, "this memory is not allocated here");
+    });
+  if (auto err = select())
+    return err;
+  if (auto err = check(cudaFreeAsync(memory, native(stream)), "cudaFreeAsync", ordinal_))
+    return err;
+  allocated_.erase(i);
+  return {};
+}
+
+caf::expected<void*> cuda_device::allocate_pinned(std::size_t size_bytes) noexcept {
+  const device_guard guard{ordinal_};
+  if (auto err = check(guard.error(), "cudaSetDevice", ordinal_))
+    return err;
+  void* memory = nullptr;
+  if (auto err = check(cudaHostAlloc(&memory, size_bytes, cudaHostAllocPortable), "cudaHostAlloc",
+                       ordinal_))
+    return err;
+  return memory;
+}
+
+caf::error cuda_device::deallocate_pinned(void* memory) noexcept {
+  const device_guard guard{ordinal_};
+  if (auto err = check(guard.error(), "cudaSetDevice", ordinal_))
+    return err;
+  return check(cudaFreeHost(memory), "cudaFreeHost", ordinal_);
+}
+
+caf::expected<stream_view> cuda_device::create_stream() noexcept {
+  if (auto err = select())
+    return err;
+  cudaStream_t stream = nullptr;
+  if (auto err = check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+                       "cudaStreamCreateWithFlags", ordinal_))
+    return err;
+  return stream_view{stream};
+}
+
+caf::error cuda_device::destroy_stream(stream_view stream) noexcept {
+  if (auto err = select())
+    return err;
+  return check(cudaStreamDestroy(native(stream)), "cudaStreamDestroy", ordinal_);
+}
+
+caf::expected<event_view> cuda_device::create_event() noexcept {
+  if (auto err = select())
+    return err;
+  cudaEvent_t event = nullptr;
+  if (auto err = check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming),
+                       "cudaEventCreateWithFlags", ordinal_))
+    return err;
+  return event_view{event};
+}
+
+caf::error cuda_device::destroy_event(event_view event) noexcept {
+  if (auto err = select())
+    return err;
+  return check(cudaEventDestroy(native(event)), "cudaEventDestroy", ordinal_);
+}
+
+caf::error cuda_device::record(event_view event, stream_view stream) noexcept {
+  if (auto err = select())
+    return err;
+  return check(cudaEventRecord(native(event), native(stream)), "cudaEventRecord", ordinal_);
+}
+
+caf::error cuda_device::wait(stream_view stream, event_view event) noexcept {
+  if (auto err = select())
+    return err;
+  return check(cudaStreamWaitEvent(native(stream), native(event), 0), "cudaStreamWaitEvent",
+               ordinal_);
+}
+
+caf::expected<bool> cuda_device::query(event_view event) noexcept {
+  if (auto err = select())
+    return err;
+  const auto code = cudaEventQuery(native(event));
+  if (code == cudaSuccess)
+    return true;
+  if (code != cudaErrorNotReady)
+    return cuda_failure(code, "cudaEventQuery", ordinal_);
+  (void)cudaGetLastError(); // CUDA keeps it as a last error that a user's launch would find
+  return false;
+}
+
+caf::error cuda_device::synchronize(event_view event) noexcept {
+  if (auto err = select())
+    return err;
+  return check(cudaEventSynchronize(native(event)), "cudaEventSynchronize", ordinal_);
+}
+
+caf::error cuda_device::copy(void* target, const void* source, std::size_t size_bytes,
+                             copy_direction direction, stream_view stream) noexcept {
+  if (auto err = select())
+    return err;
+  const auto kind = direction == copy_direction::host_to_device   ? cudaMemcpyHostToDevice
+                    : direction == copy_direction::device_to_host ? cudaMemcpyDeviceToHost
+                                                                  : cudaMemcpyDeviceToDevice;
+  return check(cudaMemcpyAsync(target, source, size_bytes, kind, native(stream)), "cudaMemcpyAsync",
+               ordinal_);
+}
+
+caf::error cuda_device::fill(void* target, std::span<const std::byte> pattern, std::size_t count,
+                             stream_view stream) noexcept {
+  const std::size_t size = pattern.size();
+  if ((size != 1 && size != 2 && size != 4 && size != 8) ||
+      reinterpret_cast<std::uintptr_t>(target) % size != 0)
+    return no_throw([&] {
+      return failed(errc::invalid_argument, ordinal_,
+                    "a pattern has 1, 2, 4 or 8 bytes, and the target is aligned to it");
+    });
+  if (count == 0)
+    return {};
+  if (auto err = select())
+    return err;
+  if (std::all_of(pattern.begin(), pattern.end(), [&](std::byte x) { return x == pattern[0]; }))
+    return check(
+        cudaMemsetAsync(target, std::to_integer<int>(pattern[0]), count * size, native(stream)),
+        "cudaMemsetAsync", ordinal_);
+  return check(launch_fill(target, pattern.data(), size, count, native(stream)),
+               "cudaLaunchKernelExC", ordinal_);
+}
+
+caf::error cuda_device::launch_host(stream_view stream, void (*function)(void*),
+                                    void* argument) noexcept {
+  if (auto err = select())
+    return err;
+  return check(cudaLaunchHostFunc(native(stream), function, argument), "cudaLaunchHostFunc",
+               ordinal_);
+}
+
+caf::expected<bool> cuda_device::can_access_peer(int peer) noexcept {
+  if (peer == ordinal_)
+    return true;
+  int can = 0;
+  if (auto err =
+          check(cudaDeviceCanAccessPeer(&can, ordinal_, peer), "cudaDeviceCanAccessPeer", ordinal_))
+    return err;
+  return can != 0;
+}
+
+caf::error cuda_device::enable_peer(int peer) noexcept {
+  if (peer == ordinal_ || std::find(peers_.begin(), peers_.end(), peer) != peers_.end())
+    return {};
+  if (auto err = select())
+    return err;
+  const auto code = cudaDeviceEnablePeerAccess(peer, 0);
+  if (code == cudaErrorPeerAccessAlreadyEnabled)
+    (void)cudaGetLastError();
+  else if (auto err = check(code, "cudaDeviceEnablePeerAccess", ordinal_))
+    return err;
+  if (pool_)
+    if (auto err = grant({&peer, 1}))
+      return err;
+  return no_throw([&]() -> caf::error {
+    peers_.push_back(peer);
+    return {};
+  });
+}
+
+caf::error cuda_device::grant(std::span<const int> peers) noexcept {
+  for (const int peer : peers) {
+    cudaMemAccessDesc access{};
+    access.location.type = cudaMemLocationTypeDevice;
+    access.location.id = peer;
+    access.flags = cudaMemAccessFlagsProtReadWrite;
+    if (auto err =
+            check(cudaMemPoolSetAccess(pool_.get(), &access, 1), "cudaMemPoolSetAccess", ordinal_))
+      return err;
+  }
+  return {};
+}
+
+} // namespace troupe::detail

@@ -1,0 +1,89 @@
+/// One GPU, driven by the CUDA runtime.
+#pragma once
+
+#include "backend/cuda/cuda_handles.hpp"
+#include <troupe/backend.hpp>
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+namespace troupe::detail {
+
+/// That nobody else in this process has the device.
+struct claim_traits {
+  using value_type = std::atomic<bool>*;
+  static void destroy(std::atomic<bool>* taken, int) noexcept { taken->store(false); }
+};
+
+class cuda_device final : public backend_device {
+public:
+  /// @shape ordinal: 0 to `device_count` - 1
+  /// @errors errc::invalid_argument; errc::unavailable: somebody in this process has this device
+  static caf::expected<std::unique_ptr<backend_device>> open(int ordinal,
+                                                             int device_count) noexcept;
+
+  /// Frees the memory that is still allocated. No work is in flight.
+  ~cuda_device() override;
+
+  caf::error bind() noexcept override;
+  caf::expected<device_properties> properties() noexcept override;
+  /// `free_bytes` counts what this device's pool holds and nobody uses.
+  caf::expected<memory_info> memory() noexcept override;
+
+  caf::error open_memory() noexcept override;
+  caf::error close_memory() noexcept override;
+  caf::expected<void*> allocate(std::size_t size_bytes, stream_view stream) noexcept override;
+  caf::error deallocate(void* memory, stream_view stream) noexcept override;
+  caf::expected<void*> allocate_pinned(std::size_t size_bytes) noexcept override;
+  caf::error deallocate_pinned(void* memory) noexcept override;
+
+  caf::expected<stream_view> create_stream() noexcept override;
+  caf::error destroy_stream(stream_view stream) noexcept override;
+  caf::expected<event_view> create_event() noexcept override;
+  caf::error destroy_event(event_view event) noexcept override;
+  caf::error record(event_view event, stream_view stream) noexcept override;
+  caf::error wait(stream_view stream, event_view event) noexcept override;
+  caf::expected<bool> query(event_view event) noexcept override;
+  caf::error synchronize(event_view event) noexcept override;
+
+  caf::error copy(void* target, const void* source, std::size_t size_bytes,
+                  copy_direction direction, stream_view stream) noexcept override;
+  caf::error fill(void* target, std::span<const std::byte> pattern, std::size_t count,
+                  stream_view stream) noexcept override;
+  caf::error launch_host(stream_view stream, void (*function)(void*),
+                         void* argument) noexcept override;
+
+  caf::expected<bool> can_access_peer(int peer) noexcept override;
+  caf::error enable_peer(int peer) noexcept override;
+
+  bool signals_completion() const noexcept override { return false; }
+  void set_completion_signal(std::function<void()>) noexcept override {}
+
+private:
+  using unique_claim = unique_handle<claim_traits>;
+
+  explicit cuda_device(unique_claim claim) noexcept
+      : claim_(std::move(claim)), ordinal_(claim_.device()) {}
+
+  caf::error select() const noexcept;
+  /// Lets the devices in `peers` access the pool.
+  caf::error grant(std::span<const int> peers) noexcept;
+  /// Gives back to CUDA what the pool holds and nobody uses.
+  caf::error trim(stream_view stream) noexcept;
+
+  const unique_claim claim_;
+  const int ordinal_;
+  unique_memory_pool pool_;             ///< of this generation; empty while memory is closed
+  std::unordered_set<void*> allocated_; ///< what `pool_` gave and did not get back
+  std::vector<int> peers_;              ///< may access the pool of every generation
+};
+
+} // namespace troupe::detail

@@ -1,0 +1,20 @@
+/// The kernel that fills memory with a pattern.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+namespace troupe::detail {
+
+/// Writes `pattern` `count` times to `target`, in the order of `stream`.
+/// @shape pattern: 2, 4 or 8 bytes, else cudaErrorInvalidValue; target: aligned to that size
+cudaError_t launch_fill(void* target, const void* pattern, std::size_t pattern_bytes,
+                        std::size_t count, cudaStream_t stream) noexcept;
+
+/// Loads the kernels on the current device: a first launch would do it, and wait for all work on
+/// the device.
+/// @source CUDA C++ programming guide, "Lazy Loading"
+cudaError_t load_fill() noexcept;
+
+} // namespace troupe::detail
