@@ -121,6 +121,50 @@ caf::expected<unique_stream_memory> make_scratch(int device) noexcept {
   return scratch;
 }
 
+/// A rank with all that it needs but NCCL's handle.
+caf::expected<std::unique_ptr<nccl_communicator>> prepare(const local_rank& where, int size) {
+  if (auto err = check(select_device(where.device), "cudaSetDevice", where.device))
+    return err;
+  auto float8 = has_float8(where.device);
+  if (!float8)
+    return float8.error();
+  auto scratch = make_scratch(where.device);
+  if (!scratch)
+    return scratch.error();
+  return std::make_unique<nccl_communicator>(where, size, *float8, std::move(*scratch));
+}
+
+/// Makes the handles in one group; after an error those that are not null are to be aborted.
+caf::error init_all(const communicator_id& id, int size, std::span<const local_rank> ranks,
+                    std::span<ncclComm_t> handles) noexcept {
+  ncclUniqueId native_id{};
+  std::memcpy(native_id.internal, id.bytes.data(), sizeof native_id.internal);
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 1;
+  caf::error first;
+  group_scope group;
+  if (auto err = check(group.begun(), "ncclGroupStart", -1))
+    return err;
+  for (std::size_t i = 0; i < ranks.size() && !first; ++i) {
+    const auto [rank, device] = ranks[i];
+    first = check(select_device(device), "cudaSetDevice", device);
+    // A rank that cannot be makes the group fail at once; short of a rank, its end would wait for
+    // it.
+    const int valid = first ? -1 : rank;
+    const auto code = ncclCommInitRankConfig(&handles[i], size, native_id, valid, &config);
+    if (!first && code != ncclInProgress)
+      first = check(code, "ncclCommInitRankConfig", device, rank);
+  }
+  // After a failed call it builds nothing and gives that failure again.
+  const auto ended = group.end();
+  if (!first && ended != ncclInProgress)
+    first = check(ended, "ncclGroupEnd", -1);
+  for (std::size_t i = 0; i < ranks.size() && !first && ended == ncclInProgress; ++i)
+    first =
+        check(settle(handles[i], ended), "ncclCommInitRankConfig", ranks[i].device, ranks[i].rank);
+  return first;
+}
+
 /// Aborts all ranks in one group: NCCL frees nothing before the last of them is aborted.
 /// @source NCCL user guide, "Aborting a communicator"
 caf::error abort_all(std::span<const std::unique_ptr<backend_communicator>> ranks) noexcept {
@@ -148,8 +192,7 @@ caf::error abort_all(std::span<const std::unique_ptr<backend_communicator>> rank
 } // namespace
 
 std::string nccl_version_text(int version) {
-  const int unit =
-      version < 10000 ? 1000 : 10000; // as NCCL_VERSION: from 2.9 on there are two more digits
+  const int unit = version < 10000 ? 1000 : 10000; // as the macro NCCL_VERSION has it
   return std::to_string(version / unit) + '.' + std::to_string(version % unit / 100) + '.' +
          std::to_string(version % 100);
 }
@@ -293,57 +336,20 @@ caf::expected<communicator_ranks> build_communicator(const communicator_id& id, 
   return no_throw([&]() -> caf::expected<communicator_ranks> {
     if (auto err = check_ranks(size, ranks, device_count))
       return err;
-    std::vector<bool> float8;
-    std::vector<unique_stream_memory> scratch;
-    for (const auto& x : ranks) {
-      if (auto err = check(select_device(x.device), "cudaSetDevice", x.device))
-        return err;
-      auto has = has_float8(x.device);
-      if (!has)
-        return has.error();
-      float8.push_back(*has);
-      auto memory = make_scratch(x.device);
-      if (!memory)
-        return memory.error();
-      scratch.push_back(std::move(*memory));
-    }
     communicator_ranks result;
-    result.reserve(ranks.size());
+    for (const auto& where : ranks) {
+      auto rank = prepare(where, size);
+      if (!rank)
+        return rank.error();
+      result.push_back(std::move(*rank));
+    }
     std::vector<ncclComm_t> handles(ranks.size(), nullptr);
-
-    ncclUniqueId native_id{};
-    std::memcpy(native_id.internal, id.bytes.data(), sizeof native_id.internal);
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 1;
-
-    caf::error first;
-    group_scope group;
-    if (auto err = check(group.begun(), "ncclGroupStart", -1))
-      return err;
-    for (std::size_t i = 0; i < ranks.size() && !first; ++i) {
-      const auto [rank, device] = ranks[i];
-      first = check(select_device(device), "cudaSetDevice", device);
-      if (first)
-        break;
-      const auto code = ncclCommInitRankConfig(&handles[i], size, native_id, rank, &config);
-      if (code != ncclInProgress)
-        first = check(code, "ncclCommInitRankConfig", device, rank);
-    }
-    const auto ended =
-        group.end(); // after a failed call it gives that failure again and builds nothing
-    if (!first && ended != ncclInProgress)
-      first = check(ended, "ncclGroupEnd", -1);
-    for (std::size_t i = 0; i < ranks.size(); ++i) {
-      const auto [rank, device] = ranks[i];
-      if (!first && ended == ncclInProgress)
-        first = check(settle(handles[i], ended), "ncclCommInitRankConfig", device, rank);
-      if (handles[i] != nullptr)
-        result.push_back(std::make_unique<nccl_communicator>(
-            unique_communicator{handles[i], device}, std::move(scratch[i]), rank, size, float8[i]));
-    }
+    auto first = init_all(id, size, ranks, handles);
+    for (std::size_t i = 0; i < handles.size(); ++i)
+      as_nccl(result[i]).adopt(handles[i]);
     if (!first)
       return result;
-    (void)abort_all(result); // of a communicator that was never whole: the first cause counts
+    (void)abort_all(result); // it was never whole: the first cause counts
     return first;
   });
 }

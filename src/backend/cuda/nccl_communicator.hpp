@@ -49,11 +49,14 @@ private:
 
 class nccl_communicator final : public backend_communicator {
 public:
-  /// @shape scratch: for `connect`; float8: whether float8 types can be reduced
-  nccl_communicator(unique_communicator handle, unique_stream_memory scratch, int rank, int size,
-                    bool float8) noexcept
-      : handle_(std::move(handle)), scratch_(std::move(scratch)), rank_(rank), size_(size),
-        float8_(float8) {}
+  /// A rank without NCCL's handle yet.
+  /// @shape float8: whether float8 types can be reduced; scratch: for `connect`
+  nccl_communicator(const local_rank& where, int size, bool float8,
+                    unique_stream_memory scratch) noexcept
+      : handle_(nullptr, where.device), scratch_(std::move(scratch)), rank_(where.rank),
+        size_(size), float8_(float8) {}
+
+  void adopt(ncclComm_t handle) noexcept { handle_ = unique_communicator{handle, device()}; }
 
   caf::error connect(stream_view stream) noexcept override;
   /// @errors errc::not_supported too: float8 on a device before Hopper (nothing enqueued)

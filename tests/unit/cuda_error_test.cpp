@@ -1,0 +1,199 @@
+#include "backend/cuda/cuda_error.hpp"
+#include <troupe/error.hpp>
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <gtest/gtest.h>
+
+#include <cctype>
+#include <cstddef>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <new>
+#include <set>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace troupe::testing {
+
+namespace {
+
+using detail::classify;
+
+const std::map<errc, std::set<int>> special = {
+    {errc::device_fault,
+     {214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911}},
+    {errc::out_of_memory, {2}},
+    {errc::unavailable,
+     {3, 4, 34, 35, 46, 100, 102, 103, 127, 216, 802, 803, 804, 805, 806, 807, 808, 809}},
+    {errc::not_supported, {36, 209, 217, 222, 801, 811}},
+};
+
+errc expected_class(int code) {
+  for (const auto& [means, codes] : special)
+    if (codes.contains(code))
+      return means;
+  return errc::cuda_error;
+}
+
+/// CUDA's runtime knows this code.
+bool is_known(int code) {
+  return std::string_view{cudaGetErrorName(static_cast<cudaError_t>(code))} !=
+         "unrecognized error code";
+}
+
+/// One enumerator of cudaError_t, as the header documents it.
+struct documented {
+  std::string name;
+  int code = 0;
+  std::string text; ///< lower case, one space between words
+};
+
+/// Reads the enumeration's comments from CUDA's own header.
+std::vector<documented> read_header(const std::filesystem::path& path) {
+  std::ifstream file{path};
+  std::stringstream buffer;
+  buffer << file.rdbuf();
+  std::string all = buffer.str();
+  const auto begin = all.find("enum __device_builtin__ cudaError\n");
+  if (begin == std::string::npos)
+    return {};
+  all = all.substr(begin, all.find("\n};", begin) - begin);
+  std::vector<documented> result;
+  for (auto open = all.find("/**"); open != std::string::npos; open = all.find("/**", open)) {
+    const auto close = all.find("*/", open);
+    documented x;
+    bool space = true;
+    for (const char c : all.substr(open + 3, close - open - 3)) {
+      const bool blank = std::isspace(static_cast<unsigned char>(c)) || c == '*';
+      if (!blank)
+        x.text += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+      else if (!space)
+        x.text += ' ';
+      space = blank;
+    }
+    const auto name = all.find("cuda", close);
+    const auto equals = all.find('=', close);
+    x.name = all.substr(name, all.find_first_of(" =", name) - name);
+    x.code = std::stoi(all.substr(equals + 1, 16));
+    result.push_back(std::move(x));
+    open = close;
+  }
+  return result;
+}
+
+} // namespace
+
+TEST(CudaError, ClassifiesEveryCode) {
+  int known = 0;
+  for (int code = 1; code <= 10000; ++code) {
+    known += is_known(code) ? 1 : 0;
+    const auto x = static_cast<cudaError_t>(code);
+    EXPECT_EQ(to_string(classify(x)), to_string(expected_class(code)))
+        << code << ' ' << cudaGetErrorName(x);
+  }
+  EXPECT_GT(known, 100);
+  for (const auto& [means, codes] : special)
+    for (const int code : codes)
+      EXPECT_TRUE(is_known(code)) << code;
+}
+
+TEST(CudaError, TellsThatSuccessIsNoError) {
+  EXPECT_EQ(classify(cudaSuccess), errc::internal);
+  EXPECT_FALSE(detail::check(cudaSuccess, "cudaMalloc", 0));
+}
+
+/// The header says which errors end CUDA in the process: "must be terminated and relaunched".
+TEST(CudaError, CallsAFaultWhatTheHeaderCallsOne) {
+#ifndef TROUPE_CUDA_INCLUDE_DIR
+  GTEST_SKIP() << "built without the path of CUDA's headers";
+#else
+  const auto all = read_header(std::filesystem::path{TROUPE_CUDA_INCLUDE_DIR} / "driver_types.h");
+  ASSERT_GT(all.size(), 100u);
+  int faults = 0;
+  for (const auto& x : all) {
+    const auto code = static_cast<cudaError_t>(x.code);
+    if (code != cudaErrorApiFailureBase) { // the start of a range
+      EXPECT_EQ(cudaGetErrorName(code), x.name);
+    }
+    if (x.text.find("terminated and relaunched") == std::string::npos)
+      continue;
+    ++faults;
+    EXPECT_EQ(classify(code), errc::device_fault) << x.name;
+    EXPECT_EQ(severity_of(classify(code)), severity::process) << x.name;
+  }
+  EXPECT_GE(faults, 10);
+#endif
+}
+
+TEST(CudaError, ClassifiesEveryResultOfNccl) {
+  const std::map<int, std::pair<const char*, errc>> all = {
+      {0, {"ncclSuccess", errc::internal}},
+      {1, {"ncclUnhandledCudaError", errc::nccl_error}},
+      {2, {"ncclSystemError", errc::nccl_error}},
+      {3, {"ncclInternalError", errc::nccl_error}},
+      {4, {"ncclInvalidArgument", errc::invalid_argument}},
+      {5, {"ncclInvalidUsage", errc::nccl_error}},
+      {6, {"ncclRemoteError", errc::nccl_error}},
+      {7, {"ncclInProgress", errc::internal}},
+  };
+  ASSERT_EQ(all.size(), static_cast<std::size_t>(ncclNumResults));
+  for (const auto& [code, want] : all) {
+    const auto x = static_cast<ncclResult_t>(code);
+    EXPECT_STREQ(detail::name_of(x), want.first);
+    EXPECT_EQ(to_string(classify(x)), to_string(want.second)) << want.first;
+  }
+  EXPECT_EQ(classify(ncclNumResults), errc::nccl_error); // of a later NCCL
+  EXPECT_FALSE(detail::check(ncclSuccess, "ncclAllReduce", 0));
+}
+
+/// INV-10.
+TEST(CudaError, CarriesItsFields) {
+  const auto x = failure_of(
+      detail::cuda_failure(cudaErrorMemoryAllocation, "cudaMallocFromPoolAsync", 3, "4096 bytes"));
+  ASSERT_TRUE(x);
+  EXPECT_EQ(x->code, errc::out_of_memory);
+  EXPECT_EQ(x->api, "cudaMallocFromPoolAsync");
+  EXPECT_EQ(x->native_name, "cudaErrorMemoryAllocation");
+  EXPECT_EQ(x->native_code, 2);
+  EXPECT_EQ(x->device, 3);
+  EXPECT_EQ(x->rank, -1);
+  EXPECT_NE(x->detail.find("out of memory"), std::string::npos) << x->detail;
+  EXPECT_NE(x->detail.find("4096 bytes"), std::string::npos) << x->detail;
+}
+
+/// INV-10.
+TEST(CudaError, CarriesNcclsFields) {
+  const auto x = failure_of(detail::nccl_failure(ncclRemoteError, "ncclAllReduce", 2, 5));
+  ASSERT_TRUE(x);
+  EXPECT_EQ(x->code, errc::nccl_error);
+  EXPECT_EQ(x->api, "ncclAllReduce");
+  EXPECT_EQ(x->native_name, "ncclRemoteError");
+  EXPECT_EQ(x->native_code, 6);
+  EXPECT_EQ(x->device, 2);
+  EXPECT_EQ(x->rank, 5);
+  EXPECT_FALSE(x->detail.empty());
+}
+
+TEST(CudaError, CountsWhatFailsInDestructors) {
+  const auto before = detail::teardown_errors();
+  detail::teardown(cudaSuccess, "cudaEventDestroy", 0);
+  detail::teardown(ncclSuccess, "ncclCommAbort", 0);
+  detail::teardown(cudaErrorCudartUnloading, "cudaEventDestroy", 0); // the process ends
+  EXPECT_EQ(detail::teardown_errors(), before);
+  detail::teardown(cudaErrorInvalidResourceHandle, "cudaEventDestroy", 0);
+  detail::teardown(ncclInternalError, "ncclCommAbort", 0);
+  EXPECT_EQ(detail::teardown_errors(), before + 2);
+}
+
+TEST(CudaError, TurnsNoRoomIntoAnError) {
+  const auto none = detail::no_throw([]() -> caf::error { throw std::bad_alloc{}; });
+  EXPECT_EQ(code_of(none), errc::out_of_memory);
+}
+
+} // namespace troupe::testing
