@@ -1,0 +1,193 @@
+/// The seam between the library and what executes: CUDA and NCCL, or threads and host memory.
+/// Everything above this interface runs unchanged on every backend.
+#pragma once
+
+#include <troupe/dtype.hpp>
+#include <troupe/error.hpp>
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace troupe {
+
+/// A stream of a backend: a `cudaStream_t`, or a queue of the host backend.
+struct stream_view {
+  void* native = nullptr;
+  friend bool operator==(stream_view, stream_view) = default;
+};
+
+/// An event of a backend: a `cudaEvent_t`, or a flag of the host backend.
+struct event_view {
+  void* native = nullptr;
+};
+
+/// What a device is.
+struct device_properties {
+  std::string name;
+  std::string pci_id;       ///< "0000:1b:00.0"; empty on the host backend
+  int capability_major = 0; ///< compute capability; 0 on the host backend
+  int capability_minor = 0;
+  std::size_t total_bytes = 0;
+};
+
+struct memory_info {
+  std::size_t free_bytes = 0;
+  std::size_t total_bytes = 0;
+};
+
+/// Which memory lies at either end of a copy.
+enum class copy_direction : std::uint8_t { host_to_device, device_to_host, device_to_device };
+
+/// One device, driven by one thread: its lane.
+/// @thread only the device's lane, after `bind`, unless a function says otherwise
+/// @errors every function gives `errc::device_fault` once a sticky fault is seen, else `errc::cuda_error` or
+///         what it names; nothing throws
+class backend_device {
+public:
+  virtual ~backend_device() = default;
+
+  /// Binds the calling thread to the device and makes its context.
+  /// @errors errc::device_failed
+  [[nodiscard]] virtual caf::error bind() noexcept = 0;
+
+  [[nodiscard]] virtual caf::expected<device_properties> properties() noexcept = 0;
+  [[nodiscard]] virtual caf::expected<memory_info> memory() noexcept = 0;
+
+  /// Makes the memory pool of a new generation.
+  [[nodiscard]] virtual caf::error open_memory() noexcept = 0;
+  /// Frees all memory that `allocate` gave since `open_memory`. No work is in flight.
+  [[nodiscard]] virtual caf::error close_memory() noexcept = 0;
+
+  /// Stream-ordered memory, at least 256-byte aligned; `size_bytes` > 0.
+  /// @errors errc::out_of_memory: nothing changed
+  [[nodiscard]] virtual caf::expected<void*> allocate(std::size_t size_bytes, stream_view stream) noexcept = 0;
+  [[nodiscard]] virtual caf::error deallocate(void* memory, stream_view stream) noexcept = 0;
+
+  /// Page-locked host memory, usable by every device.
+  /// @thread any
+  [[nodiscard]] virtual caf::expected<void*> allocate_pinned(std::size_t size_bytes) noexcept = 0;
+  [[nodiscard]] virtual caf::error deallocate_pinned(void* memory) noexcept = 0;
+
+  [[nodiscard]] virtual caf::expected<stream_view> create_stream() noexcept = 0;
+  [[nodiscard]] virtual caf::error destroy_stream(stream_view stream) noexcept = 0;
+  [[nodiscard]] virtual caf::expected<event_view> create_event() noexcept = 0;
+  [[nodiscard]] virtual caf::error destroy_event(event_view event) noexcept = 0;
+
+  /// `stream` may be a user's own, also in `wait`.
+  [[nodiscard]] virtual caf::error record(event_view event, stream_view stream) noexcept = 0;
+  /// Makes `stream` wait for what was recorded in `event`, which may belong to another device.
+  [[nodiscard]] virtual caf::error wait(stream_view stream, event_view event) noexcept = 0;
+  /// True when the work before the recorded `event` is done.
+  [[nodiscard]] virtual caf::expected<bool> query(event_view event) noexcept = 0;
+  /// Blocks until `event` is done.
+  [[nodiscard]] virtual caf::error synchronize(event_view event) noexcept = 0;
+
+  /// Copies in stream order. Host memory must be pinned (`allocate_pinned`).
+  [[nodiscard]] virtual caf::error copy(void* target, const void* source, std::size_t size_bytes,
+                                        copy_direction direction, stream_view stream) noexcept = 0;
+  /// Writes `pattern` `count` times in stream order.
+  /// @shape pattern: 1, 2, 4 or 8 bytes; target: aligned to that size
+  [[nodiscard]] virtual caf::error fill(void* target, std::span<const std::byte> pattern, std::size_t count,
+                                        stream_view stream) noexcept = 0;
+  /// Calls `function(argument)` in stream order on a thread of the backend; it must not block or call CUDA.
+  /// CUDA does not call it once the context is in error.
+  [[nodiscard]] virtual caf::error launch_host(stream_view stream, void (*function)(void*), void* argument) noexcept = 0;
+
+  /// Whether this device can read and write the memory of device `peer` directly.
+  [[nodiscard]] virtual caf::expected<bool> can_access_peer(int peer) noexcept = 0;
+  /// Enables it for plain memory and for this device's pool, which `peer` may then access.
+  [[nodiscard]] virtual caf::error enable_peer(int peer) noexcept = 0;
+
+  /// True for a backend that calls the signal below when an event completes; a lane then need not poll.
+  [[nodiscard]] virtual bool signals_completion() const noexcept = 0;
+  /// Sets what is called, on any thread, when an event of this device completes. Before any work.
+  virtual void set_completion_signal(std::function<void()> signal) noexcept = 0;
+};
+
+/// Names a communicator that is to be built; the same bytes go to all its ranks.
+struct communicator_id {
+  std::array<std::byte, 128> bytes{};
+};
+
+/// One rank that the calling process holds.
+struct local_rank {
+  int rank = 0;
+  int device = 0; ///< ordinal
+};
+
+/// One rank of a communicator.
+/// @thread only the device's lane, unless a function says otherwise
+class backend_communicator {
+public:
+  virtual ~backend_communicator() = default;
+
+  /// Makes all connections, by small operations on `stream`, with all ranks at the same time; may block
+  /// until every rank has called it.
+  [[nodiscard]] virtual caf::error connect(stream_view stream) noexcept = 0;
+
+  /// Enqueues recv[i] = op over all ranks of send[i].
+  /// @shape   send, recv: `count` elements of `type` in device memory; may be the same pointer
+  /// @errors  errc::invalid_argument (nothing enqueued); errc::nccl_error (the communicator must be aborted)
+  /// @source  NCCL user guide, "Collective Communication Functions"
+  [[nodiscard]] virtual caf::error all_reduce(const void* send, void* recv, std::size_t count, dtype type,
+                                              reduce_op op, stream_view stream) noexcept = 0;
+
+  /// An error that happened behind the calls' backs; none while all is well.
+  [[nodiscard]] virtual caf::error asynchronous_error() noexcept = 0;
+};
+
+using communicator_ranks = std::vector<std::unique_ptr<backend_communicator>>;
+
+/// Executes.
+/// @thread any, unless a function says otherwise
+class backend {
+public:
+  virtual ~backend() = default;
+
+  [[nodiscard]] virtual std::string_view name() const noexcept = 0;
+
+  /// Number of devices; their ordinals are 0 to n-1.
+  [[nodiscard]] virtual int device_count() const noexcept = 0;
+
+  /// One object per device at a time. Cheap: no context is made before `bind`.
+  /// @errors errc::invalid_argument: no such ordinal; errc::unavailable: somebody else in this process has it
+  [[nodiscard]] virtual caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept = 0;
+
+  [[nodiscard]] virtual caf::expected<communicator_id> make_communicator_id() noexcept = 0;
+
+  /// Builds the ranks that this process holds of a communicator of `size` ranks; blocks until all ranks of
+  /// all processes have come. The result has the order of `ranks`.
+  /// @thread a builder; never a lane
+  [[nodiscard]] virtual caf::expected<communicator_ranks> build(const communicator_id& id, int size,
+                                                                std::span<const local_rank> ranks) noexcept = 0;
+
+  /// Ends a communicator in the middle of whatever it does: all its local ranks at once. No thread is in a
+  /// call on it. Blocks.
+  /// @thread a reaper; never a lane
+  [[nodiscard]] virtual caf::error abort(communicator_ranks ranks) noexcept = 0;
+
+  /// Ends an idle communicator in good order. Blocks.
+  /// @thread a reaper; never a lane
+  [[nodiscard]] virtual caf::error destroy(communicator_ranks ranks) noexcept = 0;
+};
+
+/// Virtual devices in host memory.
+struct host_backend_options {
+  int devices = 8;
+  std::size_t bytes_per_device = std::size_t{1} << 30; ///< of address space; touched only when used
+};
+
+std::shared_ptr<backend> make_host_backend(host_backend_options options = {});
+
+/// The GPUs of this machine.
+/// @errors errc::not_supported: built without CUDA; errc::unavailable: no driver or no GPU, with CUDA's reason
+caf::expected<std::shared_ptr<backend>> make_cuda_backend();
+
+} // namespace troupe

@@ -1,0 +1,347 @@
+/// The only place that knows which CAF it is built with: 0.17.6 (Debian, Ubuntu) or 1.x (vcpkg, Conan).
+/// It includes little of CAF; a file that sends or spawns includes `caf/all.hpp` itself.
+#pragma once
+
+#include <caf/actor_system_config.hpp>
+#include <caf/allowed_unsafe_message_type.hpp>
+#include <caf/config.hpp>
+#include <caf/error.hpp>
+#include <caf/event_based_actor.hpp>
+#include <caf/expected.hpp>
+#include <caf/fwd.hpp>
+#include <caf/message.hpp>
+#include <caf/response_promise.hpp>
+#include <caf/scoped_actor.hpp>
+#include <caf/thread_hook.hpp>
+#include <caf/type_id.hpp>
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+
+#if CAF_MAJOR_VERSION >= 1 // CAF_VERSION is an octal literal in 1.0 and 1.1
+#  define TROUPE_CAF1 1
+#  include <caf/init_global_meta_objects.hpp>
+#  include <caf/io/middleman.hpp>
+#  include <caf/mailbox_element.hpp>
+#  include <caf/scheduler.hpp>
+#elif CAF_MINOR_VERSION == 17
+#  define TROUPE_CAF1 0
+#else
+#  error "troupe needs CAF 0.17.6 or CAF 1.0.2 and newer"
+#endif
+
+namespace troupe::detail {
+
+/// One named field of a message, for `fields`.
+template <class T>
+struct field_ref {
+  const char* name;
+  T& value;
+};
+
+template <class T>
+field_ref<T> field(const char* name, T& value) {
+  return {name, value};
+}
+
+/// Gives an invalid handle where a payload that cannot be serialized would leave the process: CAF then
+/// drops a send and fails a request, instead of corrupting the connection (CAF 1.x).
+template <class... Ts, class Self, class Dest>
+Dest checked(const Self& self, const Dest& dest) {
+  if constexpr ((caf::allowed_unsafe_message_type<std::decay_t<Ts>>::value || ...))
+    if (dest && dest.node() != self->node())
+      return Dest{};
+  return dest;
+}
+
+#if TROUPE_CAF1
+
+#  define TROUPE_ERROR_ENUM(type, category) CAF_ERROR_CODE_ENUM(type)
+#  define TROUPE_INSPECT_ENUM(type)                                                                \
+    template <class Inspector>                                                                     \
+    bool inspect(Inspector& f, type& x) {                                                          \
+      return ::troupe::detail::inspect_enum(f, x);                                                 \
+    }
+
+template <class>
+using inspect_result = bool;
+
+template <class Inspector, class T, class... Fs>
+bool fields(Inspector& f, T& x, const char* name, field_ref<Fs>... fs) {
+  return f.object(x).pretty_name(name).fields(f.field(fs.name, fs.value)...);
+}
+
+template <class Inspector, class E>
+bool inspect_enum(Inspector& f, E& x) {
+  using rep = std::underlying_type_t<E>;
+  if (f.has_human_readable_format())
+    return f.apply([&x] { return std::string{to_string(x)}; }, [](std::string_view) { return false; });
+  return f.apply([&x] { return static_cast<rep>(x); },
+                 [&x](rep y) {
+                   x = static_cast<E>(y);
+                   return true;
+                 });
+}
+
+/// Lets `x` travel as a `Repr`.
+template <class Repr, class Inspector, class T, class Get, class Set>
+bool inspect_as(Inspector& f, T& x, Get get, Set set) {
+  return f.object(x).fields(f.field(
+    "as", [&] { return get(x); },
+    [&](Repr y) {
+      x = set(y);
+      return true;
+    }));
+}
+
+/// Makes the blocks' types known to CAF; before the first configuration. Safe to call again.
+template <class... Blocks>
+void init_types() {
+  static const bool once = [] {
+    (caf::init_global_meta_objects<Blocks>(), ...);
+    caf::io::middleman::init_global_meta_objects();
+    caf::core::init_global_meta_objects();
+    return true;
+  }();
+  (void)once;
+}
+
+struct config_base : caf::actor_system_config {
+  /// Sets an option of CAF; `key` without the prefix "caf.".
+  template <class T>
+  void caf_option(const std::string& key, T x) {
+    set("caf." + key, std::move(x));
+  }
+  template <class... Blocks>
+  void add_types() {}
+  template <class E>
+  void add_errors(const char*) {}
+};
+
+/// An error of another library's category, as text.
+inline std::string describe_foreign(const caf::error& e) { return to_string(e); }
+
+template <class E>
+bool in_category(const caf::error& e) {
+  return e.category() == caf::type_id_v<E>;
+}
+
+template <class Self, class Dest, class... Ts>
+void send(const Self& self, const Dest& dest, Ts&&... xs) {
+  self->mail(std::forward<Ts>(xs)...).send(checked<Ts...>(self, dest));
+}
+
+/// From any thread.
+template <class Dest, class... Ts>
+void anon_send(const Dest& dest, Ts&&... xs) {
+  caf::anon_mail(std::forward<Ts>(xs)...).send(dest);
+}
+
+template <class Self, class Dest, class Dur, class... Ts>
+void send_after(const Self& self, const Dest& dest, Dur delay, Ts&&... xs) {
+  self->mail(std::forward<Ts>(xs)...).delay(delay).send(dest);
+}
+
+template <class Self, class Dest, class Dur, class... Ts>
+auto request(const Self& self, const Dest& dest, Dur timeout, Ts&&... xs) {
+  return self->mail(std::forward<Ts>(xs)...).request(checked<Ts...>(self, dest), timeout);
+}
+
+template <class Self, class Dest, class... Ts>
+auto delegate(const Self& self, const Dest& dest, Ts&&... xs) {
+  return self->mail(std::forward<Ts>(xs)...).delegate(checked<Ts...>(self, dest));
+}
+
+/// Puts a response into the mailbox of `receiver`; from any thread.
+inline void enqueue_response(const caf::strong_actor_ptr& receiver, const caf::strong_actor_ptr& sender,
+                             caf::message_id request, caf::message content) {
+  if (receiver)
+    receiver->enqueue(caf::make_mailbox_element(sender, request.response_id(), std::move(content)), nullptr);
+}
+
+template <class Base = caf::event_based_actor>
+struct actor_base : Base {
+  using Base::Base;
+
+  template <class H, class F> // F: void(const caf::error&)
+  void on_down(const H& handle, F f) {
+    this->monitor(handle, [f](const caf::error& why) mutable { f(why); });
+  }
+
+  template <class F, class... Fs> // F: void(caf::exit_msg&)
+  caf::behavior with_exit(F f, Fs... fs) {
+    return {[f](caf::exit_msg& x) mutable { f(x); }, std::move(fs)...};
+  }
+};
+
+/// Calls `f(is_pool_worker)` at the start of each thread of the actor system.
+template <class F>
+struct thread_start_hook : caf::thread_hook {
+  explicit thread_start_hook(F g) : f(g) {}
+  void init(caf::actor_system&) override {}
+  void thread_started(caf::thread_owner owner) override { f(owner == caf::thread_owner::scheduler); }
+  void thread_terminates() override {}
+  F f;
+};
+
+#else // CAF 0.17
+
+#  define TROUPE_ERROR_ENUM(type, category) CAF_ERROR_CODE_ENUM(type, category)
+#  define TROUPE_INSPECT_ENUM(type)
+
+template <class Inspector>
+using inspect_result = typename Inspector::result_type;
+
+template <class Inspector, class T, class... Fs>
+inspect_result<Inspector> fields(Inspector& f, T&, const char* name, field_ref<Fs>... fs) {
+  return f(caf::meta::type_name(name), fs.value...);
+}
+
+template <class Repr, class Inspector, class T, class Get, class Set>
+inspect_result<Inspector> inspect_as(Inspector& f, T& x, Get get, Set set) {
+  Repr y = get(x);
+  auto load = [&]() -> caf::error {
+    x = set(y);
+    return caf::none;
+  };
+  return f(y, caf::meta::load_callback(load));
+}
+
+template <class... Blocks>
+void init_types() {}
+
+struct config_base : caf::actor_system_config {
+  template <class T>
+  void caf_option(const std::string& key, T x) {
+    if constexpr (std::is_convertible_v<T, std::string>) // such as scheduler.policy
+      set(key, caf::atom_from_string(std::string{x}));
+    else
+      set(key, std::move(x));
+  }
+  template <class... Blocks>
+  void add_types() {
+    (add_message_types<Blocks>(), ...);
+  }
+  template <class E>
+  void add_errors(const char* category) {
+    add_error_category(caf::atom_from_string(category),
+                       [](uint8_t x, caf::atom_value, const caf::message& context) {
+                         std::string text{to_string(static_cast<E>(x))};
+                         return context.empty() ? text : text + to_string(context);
+                       });
+  }
+};
+
+inline std::string describe_foreign(const caf::error& e) {
+  auto text = e.category() == caf::atom("system") ? to_string(static_cast<caf::sec>(e.code())) : to_string(e);
+  return e.context().empty() ? text : text + to_string(e.context());
+}
+
+template <class E>
+bool in_category(const caf::error& e) {
+  return e.category() == caf::detail::error_factory<E>::category;
+}
+
+template <class Self, class Dest, class... Ts>
+void send(const Self& self, const Dest& dest, Ts&&... xs) {
+  self->send(checked<Ts...>(self, dest), std::forward<Ts>(xs)...);
+}
+
+template <class Dest, class... Ts>
+void anon_send(const Dest& dest, Ts&&... xs) {
+  caf::anon_send(dest, std::forward<Ts>(xs)...);
+}
+
+template <class Self, class Dest, class Dur, class... Ts>
+void send_after(const Self& self, const Dest& dest, Dur delay, Ts&&... xs) {
+  self->delayed_send(dest, delay, std::forward<Ts>(xs)...);
+}
+
+template <class Self, class Dest, class Dur, class... Ts>
+auto request(const Self& self, const Dest& dest, Dur timeout, Ts&&... xs) {
+  return self->request(checked<Ts...>(self, dest), timeout, std::forward<Ts>(xs)...);
+}
+
+template <class Self, class Dest, class... Ts>
+auto delegate(const Self& self, const Dest& dest, Ts&&... xs) {
+  return self->delegate(checked<Ts...>(self, dest), std::forward<Ts>(xs)...);
+}
+
+inline void enqueue_response(const caf::strong_actor_ptr& receiver, const caf::strong_actor_ptr& sender,
+                             caf::message_id request, caf::message content) {
+  if (receiver)
+    receiver->enqueue(sender, request.response_id(), std::move(content), nullptr);
+}
+
+template <class Base = caf::event_based_actor>
+struct actor_base : Base {
+  explicit actor_base(caf::actor_config& cfg) : Base(cfg) {
+    this->set_down_handler([this](caf::down_msg& down) {
+      auto i = down_.find(down.source);
+      if (i == down_.end())
+        return;
+      auto f = std::move(i->second);
+      down_.erase(i);
+      f(down.reason);
+    });
+  }
+
+  template <class H, class F>
+  void on_down(const H& handle, F f) {
+    this->monitor(handle);
+    down_.emplace(handle.address(), std::move(f));
+  }
+
+  template <class F, class... Fs>
+  caf::behavior with_exit(F f, Fs... fs) {
+    this->set_exit_handler(std::move(f));
+    return {std::move(fs)...};
+  }
+
+private:
+  std::unordered_multimap<caf::actor_addr, std::function<void(const caf::error&)>> down_;
+};
+
+template <class F>
+struct thread_start_hook : caf::thread_hook {
+  explicit thread_start_hook(F g) : f(g) {}
+  void init(caf::actor_system&) override {}
+  void thread_started() override { // 0.17 says no more of a thread than its name
+    char name[16] = {};
+    pthread_getname_np(pthread_self(), name, sizeof name);
+    f(std::string_view{name} == "caf.multiplexer");
+  }
+  void thread_terminates() override {}
+  F f;
+};
+
+#endif
+
+/// The code of `e` if it belongs to the enumeration `E`.
+template <class E>
+std::optional<E> error_as(const caf::error& e) {
+  if (e != caf::none && in_category<E>(e))
+    return static_cast<E>(e.code());
+  return std::nullopt;
+}
+
+/// A blocking request. A receiver that is dead gives `sec::request_receiver_down` in every version.
+template <class T, class Dest, class Dur, class... Ts>
+caf::expected<T> ask(caf::scoped_actor& self, const Dest& dest, Dur timeout, Ts&&... xs) {
+  caf::expected<T> result{caf::error{}};
+  auto on_error = [&](caf::error& e) {
+    result = e == caf::none ? caf::make_error(caf::sec::request_receiver_down) : e;
+  };
+  auto pending = request(self, dest, timeout, std::forward<Ts>(xs)...);
+  if constexpr (std::is_void_v<T>)
+    std::move(pending).receive([&] { result = caf::expected<void>{caf::unit}; }, on_error);
+  else
+    std::move(pending).receive([&](T& x) { result = std::move(x); }, on_error);
+  return result;
+}
+
+} // namespace troupe::detail

@@ -1,0 +1,177 @@
+/// Handles to device memory.
+#pragma once
+
+#include <troupe/dtype.hpp>
+#include <troupe/error.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace troupe {
+
+namespace detail {
+class buffer;
+} // namespace detail
+
+/// The serialized form of a handle: names memory, and is resolved where that memory lives.
+struct gpu_token {
+  std::uint64_t node = 0; ///< names the owner of the device: one actor system's devices in one process
+  std::int32_t device = -1;
+  std::uint64_t buffer = 0;
+  std::uint64_t generation = 0;
+  dtype type = dtype::uint8;
+  std::uint64_t offset = 0; ///< @units bytes from the start of the buffer
+  std::uint64_t count = 0;  ///< @units elements
+
+  friend bool operator==(const gpu_token&, const gpu_token&) = default;
+};
+
+template <class Inspector>
+detail::inspect_result<Inspector> inspect(Inspector& f, gpu_token& x) {
+  using detail::field;
+  return detail::fields(f, x, "troupe::gpu_token", field("node", x.node), field("device", x.device),
+                        field("buffer", x.buffer), field("generation", x.generation), field("type", x.type),
+                        field("offset", x.offset), field("count", x.count));
+}
+
+/// A copyable handle to `count` elements of device memory, with the type known at run time: the form in
+/// messages. Copies share the memory, which is freed after the last handle is gone and the last operation on
+/// it is over. Handles may be dropped on any thread and outlive the actor system.
+class any_gpu_ref {
+public:
+  any_gpu_ref() = default;
+
+  /// For the library.
+  any_gpu_ref(std::shared_ptr<detail::buffer> memory, dtype type, std::size_t offset, std::size_t count)
+      : memory_(std::move(memory)), offset_(offset), count_(count), type_(type) {}
+
+  explicit operator bool() const noexcept { return memory_ != nullptr; }
+
+  dtype type() const noexcept { return type_; }
+  std::size_t count() const noexcept { return count_; }
+  std::size_t size_bytes() const noexcept { return count_ * size_of(type_); }
+  /// Ordinal of the device; -1 without memory.
+  int device() const noexcept;
+  /// Generation of the device that the memory belongs to; 0 without memory.
+  std::uint64_t generation() const noexcept;
+
+  /// True once the device began another life, was shut down or lost.
+  bool stale() const noexcept;
+
+  /// The address in device memory, for a kernel that the caller launches in order (`launch`, `acquire`).
+  /// @errors errc::stale_ref; errc::indeterminate: a failed operation was writing it
+  caf::expected<void*> access() const;
+
+  /// A part of it.
+  /// @shape  `count` elements from element `first` on
+  /// @errors errc::out_of_range
+  caf::expected<any_gpu_ref> slice(std::size_t first, std::size_t count) const;
+
+  /// The same bytes as elements of another type.
+  /// @errors errc::shape_mismatch: the size is no multiple of the element's, or the address not aligned to it
+  caf::expected<any_gpu_ref> reinterpret(dtype type) const;
+
+  gpu_token token() const noexcept;
+
+  /// The memory that `token` names.
+  /// @errors errc::stale_ref: forged, of another process, or gone
+  static caf::expected<any_gpu_ref> resolve(const gpu_token& token);
+
+  /// For the library.
+  const std::shared_ptr<detail::buffer>& memory() const noexcept { return memory_; }
+  std::size_t offset() const noexcept { return offset_; }
+
+  friend bool operator==(const any_gpu_ref&, const any_gpu_ref&) = default;
+
+private:
+  std::shared_ptr<detail::buffer> memory_;
+  std::size_t offset_ = 0; // bytes
+  std::size_t count_ = 0;
+  dtype type_ = dtype::uint8;
+};
+
+/// Travels as a `gpu_token`; one that cannot be resolved where it arrives is a handle that is stale.
+any_gpu_ref resolve_or_stale(const gpu_token& token);
+
+template <class Inspector>
+detail::inspect_result<Inspector> inspect(Inspector& f, any_gpu_ref& x) {
+  return detail::inspect_as<gpu_token>(
+    f, x, [](const any_gpu_ref& ref) { return ref.token(); },
+    [](const gpu_token& token) { return resolve_or_stale(token); });
+}
+
+/// A handle to elements of type `T`.
+template <element T>
+class gpu_ref {
+public:
+  using element_type = T;
+
+  gpu_ref() = default;
+
+  /// @errors errc::shape_mismatch: `ref` has another type
+  static caf::expected<gpu_ref> from(any_gpu_ref ref) {
+    if (ref.type() != dtype_v<T>)
+      return make_error(errc::shape_mismatch, "the buffer holds " + std::string{to_string(ref.type())} + ", not "
+                                                + std::string{to_string(dtype_v<T>)});
+    gpu_ref result;
+    result.ref_ = std::move(ref);
+    return result;
+  }
+
+  explicit operator bool() const noexcept { return static_cast<bool>(ref_); }
+  operator const any_gpu_ref&() const noexcept { return ref_; }
+  const any_gpu_ref& any() const noexcept { return ref_; }
+
+  std::size_t count() const noexcept { return ref_.count(); }
+  std::size_t size_bytes() const noexcept { return ref_.size_bytes(); }
+  int device() const noexcept { return ref_.device(); }
+  std::uint64_t generation() const noexcept { return ref_.generation(); }
+  bool stale() const noexcept { return ref_.stale(); }
+
+  /// As `any_gpu_ref::access`.
+  caf::expected<T*> access() const {
+    auto address = ref_.access();
+    if (!address)
+      return address.error();
+    return static_cast<T*>(*address);
+  }
+
+  /// As `any_gpu_ref::slice`.
+  caf::expected<gpu_ref> slice(std::size_t first, std::size_t count) const {
+    auto part = ref_.slice(first, count);
+    if (!part)
+      return part.error();
+    return from(std::move(*part));
+  }
+
+  /// As `any_gpu_ref::reinterpret`.
+  template <element U>
+  caf::expected<gpu_ref<U>> reinterpret() const {
+    auto ref = ref_.reinterpret(dtype_v<U>);
+    if (!ref)
+      return ref.error();
+    return gpu_ref<U>::from(std::move(*ref));
+  }
+
+  friend bool operator==(const gpu_ref&, const gpu_ref&) = default;
+
+private:
+  any_gpu_ref ref_;
+};
+
+/// The handles with their types forgotten, as requests take them.
+template <element T>
+std::vector<any_gpu_ref> any(std::span<const gpu_ref<T>> refs) {
+  return {refs.begin(), refs.end()};
+}
+
+template <element T>
+std::vector<any_gpu_ref> any(const std::vector<gpu_ref<T>>& refs) {
+  return {refs.begin(), refs.end()};
+}
+
+} // namespace troupe

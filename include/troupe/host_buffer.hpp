@@ -1,0 +1,68 @@
+/// Host memory that travels in messages.
+#pragma once
+
+#include <troupe/dtype.hpp>
+#include <troupe/error.hpp>
+
+#include <cstddef>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace troupe {
+
+/// Shared host memory: copies of the handle mean the same bytes. What is given to a request belongs to it
+/// until its answer; the library keeps it alive as long as a device uses it.
+class host_buffer {
+public:
+  host_buffer() = default;
+
+  /// `size_bytes` of pageable memory, zeroed.
+  explicit host_buffer(std::size_t size_bytes);
+
+  /// Takes over a vector's memory.
+  template <element T>
+  explicit host_buffer(std::vector<T> elements) {
+    auto owner = std::make_shared<std::vector<T>>(std::move(elements));
+    size_ = owner->size() * sizeof(T);
+    memory_ = {owner, reinterpret_cast<std::byte*>(owner->data())};
+  }
+
+  /// For the library: `memory` with its owner; `pinned` if devices may read and write it directly.
+  host_buffer(std::shared_ptr<std::byte> memory, std::size_t size_bytes, bool pinned)
+      : memory_(std::move(memory)), size_(size_bytes), pinned_(pinned) {}
+
+  std::size_t size_bytes() const noexcept { return size_; }
+  bool pinned() const noexcept { return pinned_; }
+  std::span<const std::byte> bytes() const noexcept { return {memory_.get(), size_}; }
+  std::span<std::byte> writable() const noexcept { return {memory_.get(), size_}; }
+
+  /// The bytes as elements; what is over is left out.
+  template <element T>
+  std::span<T> as() const noexcept {
+    return {reinterpret_cast<T*>(memory_.get()), size_ / sizeof(T)};
+  }
+
+private:
+  std::shared_ptr<std::byte> memory_;
+  std::size_t size_ = 0;
+  bool pinned_ = false;
+};
+
+/// Travels by value.
+template <class Inspector>
+detail::inspect_result<Inspector> inspect(Inspector& f, host_buffer& x) {
+  return detail::inspect_as<std::vector<std::uint8_t>>(
+    f, x,
+    [](const host_buffer& from) {
+      std::vector<std::uint8_t> to(from.size_bytes());
+      if (!to.empty())
+        std::memcpy(to.data(), from.bytes().data(), to.size());
+      return to;
+    },
+    [](const std::vector<std::uint8_t>& from) { return host_buffer{from}; });
+}
+
+} // namespace troupe

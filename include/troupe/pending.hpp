@@ -1,0 +1,126 @@
+/// The answer to a request, now or later.
+#pragma once
+
+#include <troupe/detail/completion.hpp>
+
+#include <cassert>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+namespace troupe {
+
+/// Runs continuations.
+class executor {
+public:
+  virtual ~executor() = default;
+  /// Runs `task` later, on a thread of the executor.
+  /// @thread any; must not block
+  virtual void post(std::function<void()> task) = 0;
+};
+
+namespace detail {
+/// Where `pending::then` runs continuations if no executor is named: one thread of the process.
+executor& callback_executor();
+} // namespace detail
+
+/// The answer to a request: a `T`, or why there is none. Copies share the same answer. Dropping it leaves the
+/// operation running; its result is lost, its memory stays alive until it is over (INV-4).
+template <class T>
+class pending {
+public:
+  using value_type = T;
+
+  /// For the library: `value` lives in the completion and is set when that succeeds.
+  pending(std::shared_ptr<detail::completion> completion, std::shared_ptr<T> value)
+      : completion_(std::move(completion)), value_(std::move(value)) {}
+
+  /// A request that was refused.
+  explicit pending(caf::error why) : completion_(detail::refused(std::move(why))) {}
+
+  bool ready() const noexcept { return completion_->answered(); }
+
+  /// Number of the operation, as errors name it; 0 if the request was refused at once.
+  std::uint64_t number() const noexcept { return completion_->number(); }
+
+  /// Blocks until answered; at the latest a few milliseconds after the request's deadline.
+  /// @errors errc::would_block on a lane, in a callback and in an actor of CAF's pool: the operation goes on
+  caf::expected<T> wait() const& {
+    if (auto refused = block(); refused)
+      return refused;
+    return result();
+  }
+
+  caf::expected<T> wait() && {
+    if (auto refused = block(); refused)
+      return refused;
+    if (auto& error = completion_->error(); error)
+      return error;
+    if constexpr (std::is_void_v<T>)
+      return caf::unit;
+    else if (completion_.use_count() == 1)
+      return std::move(*value_);
+    else
+      return *value_;
+  }
+
+  /// Blocks until answered or `until`; true when answered.
+  /// @errors errc::would_block, as `wait`
+  caf::expected<bool> wait_until(std::chrono::steady_clock::time_point until) const {
+    if (!ready())
+      if (auto refused = detail::check_may_block(); refused)
+        return refused;
+    return completion_->wait_until(until);
+  }
+
+  caf::expected<bool> wait_for(std::chrono::steady_clock::duration time) const {
+    return wait_until(std::chrono::steady_clock::now() + time);
+  }
+
+  /// The answer; only when `ready`.
+  caf::expected<T> result() const {
+    assert(ready());
+    if (auto& error = completion_->error(); error)
+      return error;
+    if constexpr (std::is_void_v<T>)
+      return caf::unit;
+    else
+      return *value_;
+  }
+
+  /// Calls `f(caf::expected<T>)` when answered, on the callback thread.
+  template <class F>
+  void then(F f) const {
+    then(detail::callback_executor(), std::move(f));
+  }
+
+  /// Calls `f(caf::expected<T>)` when answered, on `where`, which must outlive that.
+  template <class F>
+  void then(executor& where, F f) const {
+    completion_->on_answer([self = *this, &where, f = std::move(f)]() mutable {
+      where.post([self = std::move(self), f = std::move(f)]() mutable { f(self.result()); });
+    });
+  }
+
+  /// Takes the request back. If no part of it was issued it never runs; otherwise it is answered now and
+  /// runs on, its buffers busy until it is over. Either way the answer is `errc::cancelled`, unless the
+  /// operation had been answered before.
+  void cancel() const { completion_->cancel(); }
+
+private:
+  caf::error block() const {
+    if (ready())
+      return {};
+    if (auto refused = detail::check_may_block(); refused)
+      return refused;
+    completion_->wait();
+    return {};
+  }
+
+  std::shared_ptr<detail::completion> completion_;
+  std::shared_ptr<T> value_;
+};
+
+} // namespace troupe

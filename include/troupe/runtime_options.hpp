@@ -1,0 +1,34 @@
+/// Knobs of the lanes; the defaults fit the machine.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+namespace troupe {
+
+/// How a lane learns that work is done. A backend that signals completions needs none of them.
+enum class completion_strategy : std::uint8_t {
+  event_poll,  ///< asks the oldest event of each stream
+  host_func,   ///< a host function wakes the lane, which then asks; 20 us slower, no spinning
+  synchronize, ///< waits for each operation as soon as it is issued; for debugging
+};
+
+struct lane_options {
+  completion_strategy completion = completion_strategy::event_poll;
+  /// How long a lane spins after its last work before it parks. By default 200 us where there are at least
+  /// two cores per lane, else 0.
+  std::optional<std::chrono::microseconds> spin;
+  /// Operations that a device may have in its streams. The launch queue holds about 1,024 entries.
+  std::size_t in_flight_limit = 256;
+  /// Operations that may wait for a place; more are `errc::overloaded`.
+  std::size_t queue_limit = 4096;
+  /// Pinned memory for each direction of pageable copies, per device. @units bytes
+  std::size_t staging_bytes = std::size_t{16} << 20;
+  /// Attempts to bring a device up, and the pause after the first failure; it doubles each time.
+  int open_attempts = 5;
+  std::chrono::milliseconds open_backoff{100};
+};
+
+} // namespace troupe

@@ -1,0 +1,82 @@
+/// What a world tells of itself, and the bounds that it keeps.
+#pragma once
+
+#include <troupe/error.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace troupe {
+
+/// Where a world is in its life.
+enum class world_phase : std::uint8_t {
+  building, ///< its communicator is being made; requests wait, up to their deadlines
+  ready,
+  failed, ///< for the reason given; requests are refused
+  shut_down,
+};
+
+std::string_view to_string(world_phase x) noexcept;
+TROUPE_INSPECT_ENUM(world_phase)
+
+/// One rank of a world.
+struct world_member {
+  std::int32_t rank = -1;
+  std::int32_t device = -1; ///< ordinal
+  std::uint64_t generation = 0;
+
+  friend bool operator==(const world_member&, const world_member&) = default;
+};
+
+template <class Inspector>
+detail::inspect_result<Inspector> inspect(Inspector& f, world_member& x) {
+  using detail::field;
+  return detail::fields(f, x, "troupe::world_member", field("rank", x.rank), field("device", x.device),
+                        field("generation", x.generation));
+}
+
+/// A world at one moment; sent to subscribers at every change, the present one first.
+struct world_status {
+  std::string name;
+  world_phase phase = world_phase::building;
+  std::uint64_t epoch = 0;      ///< grows with each communicator
+  std::uint64_t membership = 0; ///< grows with each change of the members
+  std::vector<world_member> members;
+  caf::error reason; ///< why it is not ready; none while it is
+};
+
+template <class Inspector>
+detail::inspect_result<Inspector> inspect(Inspector& f, world_status& x) {
+  using detail::field;
+  return detail::fields(f, x, "troupe::world_status", field("name", x.name), field("phase", x.phase),
+                        field("epoch", x.epoch), field("membership", x.membership),
+                        field("members", x.members), field("reason", x.reason));
+}
+
+/// The view that a `membership_changed` error carries.
+std::optional<world_status> status_of(const caf::error& e);
+
+/// The bounds that a world keeps.
+struct world_limits {
+  /// Of a request that names none. It answers the request, and nothing more.
+  std::chrono::nanoseconds deadline = std::chrono::seconds{30};
+  /// For a communicator to be built and connected.
+  std::chrono::nanoseconds build_deadline = std::chrono::seconds{60};
+  /// A collective that is not done so long after its first rank started ends the communicator.
+  std::chrono::nanoseconds stall_limit = std::chrono::seconds{30};
+  /// For every lane to leave a communicator that ended; a lane that does not is stuck for good.
+  std::chrono::milliseconds quiet_limit{100};
+  /// Requests that may wait for a communicator; more are `errc::overloaded`.
+  std::size_t waiting_limit = 4096;
+  /// Communicators that may be built in place of ones that ended, within `restart_window`.
+  int restarts = 10;
+  std::chrono::nanoseconds restart_window = std::chrono::seconds{60};
+  /// Before the second restart within the window; doubles with each further one.
+  std::chrono::milliseconds restart_backoff{50};
+};
+
+} // namespace troupe

@@ -1,0 +1,74 @@
+#include "core/buffer.hpp"
+
+#include "core/device_state.hpp"
+#include "core/operation.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace troupe::detail {
+
+buffer::buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64_t generation, void* address,
+               std::size_t size_bytes, std::function<void(void*)> deleter)
+    : home_(std::move(home)), id_(id), generation_(generation), address_(address), size_bytes_(size_bytes),
+      deleter_(std::move(deleter)) {}
+
+buffer::~buffer() {
+  home_->forget_buffer(id_);
+  if (address_ != nullptr)
+    home_->release({address_, generation_, std::move(deleter_)});
+}
+
+bool buffer::stale() const noexcept { return home_->live_generation() != generation_; }
+
+caf::error buffer::check_determinate(std::size_t begin, std::size_t end) const {
+  if (!wounded_.load(std::memory_order_acquire))
+    return {};
+  std::lock_guard lock{wounds_mutex_};
+  for (auto& x : wounds_)
+    if (x.begin < end && begin < x.end) {
+      auto why = failure_of(x.cause).value_or(failure{});
+      why.detail = "a failed operation was writing this buffer (" + describe(x.cause) + ")";
+      why.code = errc::indeterminate;
+      return make_error(std::move(why));
+    }
+  return {};
+}
+
+void buffer::mark_indeterminate(std::size_t begin, std::size_t end, const caf::error& cause) {
+  if (begin == end)
+    return;
+  std::lock_guard lock{wounds_mutex_};
+  // The first cause of each byte stays: add only what has no wound yet.
+  std::vector<std::pair<std::size_t, std::size_t>> gaps{{begin, end}};
+  for (auto& x : wounds_) {
+    std::vector<std::pair<std::size_t, std::size_t>> rest;
+    for (auto [b, e] : gaps) {
+      if (auto left_end = std::min(e, x.begin); b < left_end)
+        rest.emplace_back(b, left_end);
+      if (auto right_begin = std::max(b, x.end); right_begin < e)
+        rest.emplace_back(right_begin, e);
+    }
+    gaps = std::move(rest);
+  }
+  for (auto [b, e] : gaps)
+    wounds_.push_back({b, e, cause});
+  wounded_.store(!wounds_.empty(), std::memory_order_release);
+}
+
+void buffer::mark_written(std::size_t begin, std::size_t end) noexcept {
+  if (!wounded_.load(std::memory_order_acquire))
+    return;
+  std::lock_guard lock{wounds_mutex_};
+  std::vector<wound> rest;
+  for (auto& x : wounds_) {
+    if (auto left_end = std::min(begin, x.end); x.begin < left_end)
+      rest.push_back({x.begin, left_end, x.cause});
+    if (auto right_begin = std::max(end, x.begin); right_begin < x.end)
+      rest.push_back({right_begin, x.end, x.cause});
+  }
+  wounds_ = std::move(rest);
+  wounded_.store(!wounds_.empty(), std::memory_order_release);
+}
+
+} // namespace troupe::detail

@@ -1,0 +1,78 @@
+/// Device memory: who uses it, in which order, and whether its content is right.
+#pragma once
+
+#include <troupe/error.hpp>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace troupe::detail {
+
+class device_state;
+class operation;
+struct part;
+
+/// One allocation of one device in one generation. Freed by the device's lane, whoever drops it.
+class buffer {
+public:
+  /// `deleter` for memory of the user's (`adopt`); without one the memory belongs to the device's pool.
+  buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64_t generation, void* address,
+         std::size_t size_bytes, std::function<void(void*)> deleter = {});
+  ~buffer();
+  buffer(const buffer&) = delete;
+  buffer& operator=(const buffer&) = delete;
+
+  device_state& home() const noexcept { return *home_; }
+  std::uint64_t id() const noexcept { return id_; }
+  std::uint64_t generation() const noexcept { return generation_; }
+  std::byte* address() const noexcept { return static_cast<std::byte*>(address_); }
+  std::size_t size_bytes() const noexcept { return size_bytes_; }
+
+  /// True once the device began another life, or ended.
+  bool stale() const noexcept;
+
+  /// None if no failed operation left bytes of [begin, end) half-written.
+  /// @errors errc::indeterminate with the first cause
+  caf::error check_determinate(std::size_t begin, std::size_t end) const;
+  void mark_indeterminate(std::size_t begin, std::size_t end, const caf::error& cause);
+  /// [begin, end) was wholly written again.
+  void mark_written(std::size_t begin, std::size_t end) noexcept;
+
+  /// An admitted use of a range; `admission` keeps them, under its lock.
+  struct access {
+    std::shared_ptr<operation> by;
+    const part* at;
+    std::size_t begin;
+    std::size_t end;
+    bool writes;
+  };
+  std::vector<access> accesses;
+
+  /// What user streams hold (`acquire` without `release` so far); under admission's lock.
+  int acquired_for_reading = 0;
+  bool acquired_for_writing = false;
+
+private:
+  struct wound {
+    std::size_t begin;
+    std::size_t end;
+    caf::error cause;
+  };
+
+  std::shared_ptr<device_state> home_;
+  std::uint64_t id_;
+  std::uint64_t generation_;
+  void* address_;
+  std::size_t size_bytes_;
+  std::function<void(void*)> deleter_;
+  std::atomic<bool> wounded_{false};
+  mutable std::mutex wounds_mutex_;
+  std::vector<wound> wounds_; // disjoint
+};
+
+} // namespace troupe::detail

@@ -1,0 +1,98 @@
+#include "core/communicator.hpp"
+
+#include "core/log.hpp"
+#include "core/spin.hpp"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+namespace troupe::detail {
+
+communicator::communicator(std::shared_ptr<runtime> runtime, std::uint64_t epoch,
+                           std::vector<std::shared_ptr<lane>> lanes, communicator_ranks ranks,
+                           std::chrono::milliseconds quiet_limit,
+                           std::function<void(communicator&, const caf::error&)> on_end)
+    : runtime_(std::move(runtime)), epoch_(epoch), lanes_(std::move(lanes)), ranks_(std::move(ranks)),
+      quiet_limit_(quiet_limit), on_end_(std::move(on_end)) {
+  for (auto& x : lanes_)
+    runtime_->hold(x->state().ordinal());
+}
+
+communicator::~communicator() = default;
+
+caf::error communicator::dead() const {
+  std::lock_guard lock{mutex_};
+  return cause_ ? cause_ : make_error(errc::communicator_dead, "its communicator has ended");
+}
+
+void communicator::fail(const caf::error& cause) noexcept {
+  {
+    std::lock_guard lock{mutex_};
+    if (!live_.load())
+      return;
+    cause_ = cause;
+    live_.store(false);
+  }
+  log(log_level::warning, "a communicator ended", cause);
+  auto keep = shared_from_this();
+  on_end_(*this, cause);
+  runtime_->keeper().for_each([&](operation& op) {
+    if (op.communicator_key() == this)
+      op.fail(cause);
+  });
+  runtime_->workers().run([self = std::move(keep)] { self->reap(false); });
+}
+
+void communicator::retire() noexcept {
+  {
+    std::lock_guard lock{mutex_};
+    if (!live_.load())
+      return;
+    live_.store(false);
+  }
+  runtime_->workers().run([self = shared_from_this()] { self->reap(true); });
+}
+
+void communicator::end(const caf::error& cause) noexcept {
+  bool pending = false;
+  runtime_->keeper().for_each([&](operation& op) { pending |= op.communicator_key() == this; });
+  if (pending)
+    fail(cause);
+  else
+    retire();
+}
+
+void communicator::reap(bool healthy) noexcept {
+  // Every lane says that it is not inside; none comes in any more.
+  auto quiet = [this] {
+    return std::none_of(lanes_.begin(), lanes_.end(), [this](auto& x) { return x->is_inside(this); });
+  };
+  auto until = clock::now() + quiet_limit_;
+  while (!quiet() && clock::now() < until)
+    std::this_thread::sleep_for(std::chrono::microseconds{200});
+  if (auto stuck = std::find_if(lanes_.begin(), lanes_.end(), [this](auto& x) { return x->is_inside(this); });
+      stuck != lanes_.end()) {
+    failure why;
+    why.code = errc::lane_stuck;
+    why.device = (*stuck)->state().ordinal();
+    why.rank = static_cast<int>(stuck - lanes_.begin());
+    why.epoch = epoch_;
+    why.detail = "the lane did not come back from a call on a communicator that ended ("
+                 + describe(healthy ? caf::error{} : dead()) + ")";
+    runtime_->end_everything(make_error(std::move(why)));
+  }
+  if (runtime_->ended()) {
+    // No call may be made on it any more: its memory goes with the process.
+    static_cast<void>(new communicator_ranks{std::move(ranks_)});
+  } else {
+    auto error = healthy ? runtime_->backend().destroy(std::move(ranks_))
+                         : runtime_->backend().abort(std::move(ranks_));
+    if (error)
+      log(log_level::warning, "the end of a communicator gave an error", error);
+  }
+  for (auto& x : lanes_)
+    runtime_->unhold(x->state().ordinal());
+}
+
+} // namespace troupe::detail

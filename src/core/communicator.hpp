@@ -1,0 +1,69 @@
+/// One communicator: which lanes may call it, and its end.
+#pragma once
+
+#include "core/lane.hpp"
+#include "core/runtime.hpp"
+
+#include <troupe/backend.hpp>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace troupe::detail {
+
+/// Live from its making until it ends, once, for the first cause. Then no lane enters it any more; as soon
+/// as none is inside (at most `quiet_limit`), it is aborted in the background, or destroyed if it ended well.
+class communicator : public std::enable_shared_from_this<communicator> {
+public:
+  /// `on_end` hears of the end, once, on the thread that ended it.
+  communicator(std::shared_ptr<runtime> runtime, std::uint64_t epoch, std::vector<std::shared_ptr<lane>> lanes,
+               communicator_ranks ranks, std::chrono::milliseconds quiet_limit,
+               std::function<void(communicator&, const caf::error&)> on_end);
+  ~communicator();
+
+  std::uint64_t epoch() const noexcept { return epoch_; }
+  std::size_t size() const noexcept { return lanes_.size(); }
+  backend_communicator& rank(std::size_t i) noexcept { return *ranks_[i]; }
+  bool live() const noexcept { return live_.load(); }
+
+  /// Calls `f` for rank `i` on its lane, unless the communicator has ended.
+  /// @errors errc::communicator_dead: nothing was called
+  template <class F>
+  caf::error call(std::size_t i, lane& on, F f) {
+    on.enter(this);
+    if (!live()) {
+      on.leave();
+      return dead();
+    }
+    auto error = f(rank(i));
+    on.leave();
+    return error;
+  }
+
+  /// Ends it because of `cause`; everything pending on it is answered with it.
+  void fail(const caf::error& cause) noexcept;
+  /// Ends it in good order; nothing is pending on it.
+  void retire() noexcept;
+  /// `retire` if nothing is pending on it, else `fail`.
+  void end(const caf::error& cause) noexcept;
+
+private:
+  caf::error dead() const;
+  void reap(bool healthy) noexcept;
+
+  const std::shared_ptr<runtime> runtime_;
+  const std::uint64_t epoch_;
+  const std::vector<std::shared_ptr<lane>> lanes_;
+  communicator_ranks ranks_;
+  const std::chrono::milliseconds quiet_limit_;
+  const std::function<void(communicator&, const caf::error&)> on_end_;
+  std::atomic<bool> live_{true};
+  mutable std::mutex mutex_;
+  caf::error cause_; // under mutex_
+};
+
+} // namespace troupe::detail

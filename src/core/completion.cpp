@@ -1,0 +1,84 @@
+#include <troupe/detail/completion.hpp>
+
+#include "core/spin.hpp"
+
+#include <string>
+
+namespace troupe::detail {
+
+namespace {
+thread_local const char* non_blocking_thread = nullptr;
+}
+
+void forbid_blocking(const char* thread_kind) noexcept { non_blocking_thread = thread_kind; }
+
+caf::error check_may_block() noexcept {
+  if (non_blocking_thread == nullptr)
+    return {};
+  return make_error(errc::would_block, std::string{"a blocking wait on "} + non_blocking_thread
+                                         + " would stop others; use then() or a message");
+}
+
+completion::~completion() = default;
+
+bool completion::spin() const noexcept {
+  return spin_until([this] { return answered(); }, client_spin());
+}
+
+void completion::wait() noexcept {
+  if (spin())
+    return;
+  std::unique_lock lock{mutex_};
+  waited_for_.store(true);
+  condition_.wait(lock, [this] { return phase_.load() == phase::answered; });
+}
+
+bool completion::wait_until(clock::time_point until) noexcept {
+  if (clock::now() >= until)
+    return answered();
+  if (spin())
+    return true;
+  std::unique_lock lock{mutex_};
+  waited_for_.store(true);
+  return condition_.wait_until(lock, until, [this] { return phase_.load() == phase::answered; });
+}
+
+void completion::on_answer(std::function<void()> listener) {
+  {
+    std::lock_guard lock{mutex_};
+    waited_for_.store(true);
+    if (phase_.load() != phase::answered) {
+      listeners_.push_back(std::move(listener));
+      return;
+    }
+  }
+  listener();
+}
+
+bool completion::answer(caf::error error) noexcept {
+  auto expected = phase::pending;
+  if (!phase_.compare_exchange_strong(expected, phase::claimed))
+    return false;
+  before_answer(error);
+  error_ = std::move(error);
+  phase_.store(phase::answered);
+  if (waited_for_.load()) {
+    std::vector<std::function<void()>> listeners;
+    {
+      std::lock_guard lock{mutex_};
+      listeners.swap(listeners_);
+      condition_.notify_all();
+    }
+    for (auto& f : listeners)
+      f();
+  }
+  return true;
+}
+
+std::shared_ptr<completion> refused(caf::error why) {
+  auto result = std::make_shared<completion>();
+  result->answer(std::move(why));
+  return result;
+}
+
+} // namespace troupe::detail

@@ -1,0 +1,161 @@
+#include "core/device_state.hpp"
+
+#include "core/buffer.hpp"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+namespace troupe {
+
+std::string_view to_string(device_phase x) noexcept {
+  switch (x) {
+    case device_phase::opening: return "opening";
+    case device_phase::ready: return "ready";
+    case device_phase::resetting: return "resetting";
+    case device_phase::failed: return "failed";
+    case device_phase::shut_down: return "shut_down";
+  }
+  return "unknown";
+}
+
+} // namespace troupe
+
+namespace troupe::detail {
+
+namespace {
+
+struct device_registry {
+  std::mutex mutex;
+  std::map<std::pair<std::uint64_t, int>, std::weak_ptr<device_state>> devices;
+};
+
+device_registry& registry() {
+  static auto* instance = new device_registry; // handles may outlive everything
+  return *instance;
+}
+
+} // namespace
+
+std::shared_ptr<device_state> find_device(std::uint64_t node, int ordinal) {
+  auto& all = registry();
+  std::lock_guard lock{all.mutex};
+  auto i = all.devices.find({node, ordinal});
+  return i != all.devices.end() ? i->second.lock() : nullptr;
+}
+
+void register_device(const std::shared_ptr<device_state>& device) {
+  auto& all = registry();
+  std::lock_guard lock{all.mutex};
+  std::erase_if(all.devices, [](const auto& x) { return x.second.expired(); });
+  all.devices[{device->node(), device->ordinal()}] = device;
+}
+
+std::uint64_t device_state::watch(std::function<void(const device_changed&)> watcher) {
+  std::lock_guard lock{mutex_};
+  watcher({ordinal_, phase(), generation(), last_reason_});
+  watchers_.emplace_back(++next_watcher_, std::move(watcher));
+  return next_watcher_;
+}
+
+void device_state::unwatch(std::uint64_t id) noexcept {
+  std::lock_guard lock{mutex_};
+  std::erase_if(watchers_, [id](const auto& x) { return x.first == id; });
+}
+
+void device_state::close(device_phase phase, const caf::error& why) {
+  std::lock_guard lock{mutex_};
+  live_generation_.store(0, std::memory_order_release);
+  change(phase, why);
+}
+
+void device_state::publish() {
+  std::lock_guard lock{mutex_};
+  auto next = generation_.load() + 1;
+  generation_.store(next, std::memory_order_release);
+  live_generation_.store(next, std::memory_order_release);
+  change(device_phase::ready, {});
+}
+
+void device_state::report_failed_attempt(const caf::error& why) {
+  std::lock_guard lock{mutex_};
+  change(phase(), why);
+}
+
+void device_state::change(device_phase phase, const caf::error& why) {
+  // What ended stays ended.
+  if (auto now = this->phase(); now == device_phase::shut_down || now == device_phase::failed)
+    if (phase != device_phase::shut_down || now == phase) {
+      live_generation_.store(0, std::memory_order_release);
+      return;
+    }
+  phase_.store(phase, std::memory_order_release);
+  last_reason_ = why;
+  for (auto& [id, watcher] : watchers_)
+    watcher({ordinal_, phase, generation(), why});
+}
+
+void device_state::release(released memory) noexcept {
+  std::function<void()> wake;
+  {
+    std::lock_guard lock{released_mutex_};
+    if (!lane_ended_) {
+      released_.push_back(std::move(memory));
+      memory.deleter = nullptr;
+      has_released_.store(true, std::memory_order_release);
+      wake = wake_;
+    }
+  }
+  if (wake)
+    wake();
+  if (memory.deleter)
+    memory.deleter(memory.address);
+}
+
+std::vector<device_state::released> device_state::take_released() noexcept {
+  std::lock_guard lock{released_mutex_};
+  has_released_.store(false, std::memory_order_relaxed);
+  return std::exchange(released_, {});
+}
+
+void device_state::end_of_lane() noexcept {
+  std::vector<released> rest;
+  {
+    std::lock_guard lock{released_mutex_};
+    lane_ended_ = true;
+    wake_ = nullptr;
+    has_released_.store(false, std::memory_order_relaxed);
+    rest.swap(released_);
+  }
+  for (auto& x : rest)
+    if (x.deleter)
+      x.deleter(x.address);
+}
+
+void device_state::set_wake(std::function<void()> wake) {
+  std::lock_guard lock{released_mutex_};
+  wake_ = std::move(wake);
+}
+
+std::shared_ptr<buffer> device_state::make_buffer(void* address, std::size_t size_bytes,
+                                                  std::function<void(void*)> deleter) {
+  auto id = next_buffer_.fetch_add(1, std::memory_order_relaxed);
+  auto result = std::make_shared<buffer>(shared_from_this(), id, generation(), address, size_bytes,
+                                         std::move(deleter));
+  std::lock_guard lock{buffers_mutex_};
+  buffers_.emplace(id, result);
+  return result;
+}
+
+std::shared_ptr<buffer> device_state::find_buffer(std::uint64_t id) const {
+  std::lock_guard lock{buffers_mutex_};
+  auto i = buffers_.find(id);
+  return i != buffers_.end() ? i->second.lock() : nullptr;
+}
+
+void device_state::forget_buffer(std::uint64_t id) noexcept {
+  std::lock_guard lock{buffers_mutex_};
+  buffers_.erase(id);
+}
+
+} // namespace troupe::detail

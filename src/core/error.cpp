@@ -1,0 +1,166 @@
+#include <troupe/error.hpp>
+
+#include <caf/deep_to_string.hpp>
+#include <caf/message.hpp>
+#include <caf/sec.hpp>
+
+#include <utility>
+
+namespace troupe {
+
+std::string_view to_string(errc x) noexcept {
+  switch (x) {
+    case errc::invalid_argument: return "invalid_argument";
+    case errc::shape_mismatch: return "shape_mismatch";
+    case errc::out_of_range: return "out_of_range";
+    case errc::stale_ref: return "stale_ref";
+    case errc::indeterminate: return "indeterminate";
+    case errc::buffer_acquired: return "buffer_acquired";
+    case errc::membership_changed: return "membership_changed";
+    case errc::collective_mismatch: return "collective_mismatch";
+    case errc::out_of_memory: return "out_of_memory";
+    case errc::deadline_exceeded: return "deadline_exceeded";
+    case errc::cancelled: return "cancelled";
+    case errc::overloaded: return "overloaded";
+    case errc::unavailable: return "unavailable";
+    case errc::would_block: return "would_block";
+    case errc::not_supported: return "not_supported";
+    case errc::launch_failed: return "launch_failed";
+    case errc::cuda_error: return "cuda_error";
+    case errc::device_reset: return "device_reset";
+    case errc::device_failed: return "device_failed";
+    case errc::nccl_error: return "nccl_error";
+    case errc::stalled: return "stalled";
+    case errc::communicator_dead: return "communicator_dead";
+    case errc::rank_not_issued: return "rank_not_issued";
+    case errc::device_fault: return "device_fault";
+    case errc::lane_stuck: return "lane_stuck";
+    case errc::internal: return "internal";
+  }
+  return "unknown";
+}
+
+std::string_view to_string(severity x) noexcept {
+  switch (x) {
+    case severity::retry: return "retry";
+    case severity::operation: return "operation";
+    case severity::communicator: return "communicator";
+    case severity::device: return "device";
+    case severity::process: return "process";
+  }
+  return "unknown";
+}
+
+severity severity_of(errc x) noexcept {
+  switch (x) {
+    case errc::overloaded:
+    case errc::membership_changed:
+    case errc::buffer_acquired: return severity::retry;
+    case errc::invalid_argument:
+    case errc::shape_mismatch:
+    case errc::out_of_range:
+    case errc::stale_ref:
+    case errc::indeterminate:
+    case errc::out_of_memory:
+    case errc::deadline_exceeded:
+    case errc::cancelled:
+    case errc::unavailable:
+    case errc::would_block:
+    case errc::not_supported:
+    case errc::launch_failed:
+    case errc::cuda_error:
+    case errc::internal: return severity::operation;
+    case errc::collective_mismatch:
+    case errc::nccl_error:
+    case errc::stalled:
+    case errc::communicator_dead:
+    case errc::rank_not_issued: return severity::communicator;
+    case errc::device_reset:
+    case errc::device_failed: return severity::device;
+    case errc::device_fault:
+    case errc::lane_stuck: return severity::process;
+  }
+  return severity::process;
+}
+
+std::string_view to_string(part_state x) noexcept {
+  switch (x) {
+    case part_state::not_issued: return "not issued";
+    case part_state::issued: return "issued";
+    case part_state::started: return "started";
+    case part_state::done: return "done";
+  }
+  return "unknown";
+}
+
+std::string to_string(const failure& x) {
+  std::string text;
+  if (!x.verb.empty()) {
+    text = x.verb;
+    if (x.operation != 0)
+      text += " #" + std::to_string(x.operation);
+    text += ": ";
+  }
+  text += to_string(x.code);
+  std::string place;
+  auto add = [&place](const std::string& part) { place += (place.empty() ? "" : ", ") + part; };
+  if (x.rank >= 0)
+    add("rank " + std::to_string(x.rank));
+  if (x.device >= 0)
+    add("device " + std::to_string(x.device));
+  if (x.generation != 0)
+    add("generation " + std::to_string(x.generation));
+  if (x.epoch != 0)
+    add("epoch " + std::to_string(x.epoch));
+  if (!place.empty())
+    text += " (" + place + ")";
+  if (!x.detail.empty())
+    text += ": " + x.detail;
+  if (!x.api.empty()) {
+    text += "; " + x.api + " gave ";
+    text += x.native_name.empty() ? std::to_string(x.native_code)
+                                  : x.native_name + " (" + std::to_string(x.native_code) + ")";
+  }
+  if (!x.parts.empty()) {
+    text += "; ranks:";
+    for (std::size_t i = 0; i < x.parts.size(); ++i)
+      text += (i == 0 ? " " : ", ") + std::to_string(i) + " " + std::string{to_string(x.parts[i])};
+  }
+  return text;
+}
+
+caf::error make_error(failure x) {
+  auto code = x.code;
+  return caf::make_error(code, std::move(x));
+}
+
+caf::error make_error(errc code, std::string detail) {
+  failure x;
+  x.code = code;
+  x.detail = std::move(detail);
+  return make_error(std::move(x));
+}
+
+std::optional<errc> code_of(const caf::error& e) noexcept { return detail::error_as<errc>(e); }
+
+std::optional<failure> failure_of(const caf::error& e) {
+  auto code = code_of(e);
+  if (!code)
+    return std::nullopt;
+  auto& context = e.context();
+  if (context.size() > 0 && context.match_element<failure>(0))
+    return context.get_as<failure>(0);
+  failure x;
+  x.code = *code;
+  return x;
+}
+
+std::string describe(const caf::error& e) {
+  if (!e)
+    return "success";
+  if (auto x = failure_of(e))
+    return to_string(*x);
+  return detail::describe_foreign(e);
+}
+
+} // namespace troupe

@@ -1,0 +1,76 @@
+#include <troupe/pending.hpp>
+
+#include "core/log.hpp"
+#include "core/spin.hpp"
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+namespace troupe::detail {
+
+namespace {
+
+std::atomic<std::int64_t> client_spin_ns{0};
+
+/// One thread, from the first task on.
+class callback_thread final : public executor {
+public:
+  void post(std::function<void()> task) override {
+    {
+      std::lock_guard lock{mutex_};
+      tasks_.push_back(std::move(task));
+      if (!started_) {
+        started_ = true;
+        std::thread{[this] { run(); }}.detach();
+      }
+    }
+    condition_.notify_one();
+  }
+
+private:
+  void run() {
+    forbid_blocking("the callback thread");
+    std::unique_lock lock{mutex_};
+    while (true) {
+      condition_.wait(lock, [this] { return !tasks_.empty(); });
+      auto task = std::move(tasks_.front());
+      tasks_.pop_front();
+      lock.unlock();
+      try {
+        task();
+      } catch (const std::exception& e) {
+        log(log_level::error, std::string{"a callback threw: "} + e.what());
+      } catch (...) {
+        log(log_level::error, "a callback threw something that is no std::exception");
+      }
+      task = nullptr;
+      lock.lock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable condition_;
+  std::deque<std::function<void()>> tasks_;
+  bool started_ = false;
+};
+
+} // namespace
+
+std::chrono::nanoseconds client_spin() noexcept {
+  return std::chrono::nanoseconds{client_spin_ns.load(std::memory_order_relaxed)};
+}
+
+void set_client_spin(std::chrono::nanoseconds time) noexcept {
+  client_spin_ns.store(time.count(), std::memory_order_relaxed);
+}
+
+executor& callback_executor() {
+  static auto* instance = new callback_thread; // lives as long as the process: answers come until its end
+  return *instance;
+}
+
+} // namespace troupe::detail

@@ -1,0 +1,581 @@
+#include "core/lane.hpp"
+
+#include "core/log.hpp"
+#include "core/spin.hpp"
+#include "core/staging.hpp"
+
+#include <algorithm>
+#include <thread>
+
+namespace troupe::detail {
+
+namespace {
+
+/// With work in flight, no signal from the backend and no leave to spin.
+constexpr std::chrono::microseconds poll_interval{50};
+/// Host functions are not called on error: how long a lane that relies on them sleeps at most.
+constexpr std::chrono::milliseconds host_func_check{10};
+
+/// How many operations one question about an event settles, with twice as many in flight.
+constexpr std::size_t poll_batch = 8;
+/// How many parts are issued before the lane looks at completions again.
+constexpr int issue_batch = 16;
+
+std::int64_t nanoseconds(clock::time_point x) { return x.time_since_epoch().count(); }
+
+class event_lock {
+public:
+  explicit event_lock(std::atomic_flag& flag) noexcept : flag_(flag) {
+    while (flag_.test_and_set(std::memory_order_acquire))
+      pause();
+  }
+  ~event_lock() { flag_.clear(std::memory_order_release); }
+  event_lock(const event_lock&) = delete;
+  event_lock& operator=(const event_lock&) = delete;
+
+private:
+  std::atomic_flag& flag_;
+};
+
+} // namespace
+
+lane::lane(std::shared_ptr<device_state> state, std::unique_ptr<backend_device> device,
+           const lane_options& options, lane_owner& owner)
+    : state_(std::move(state)), device_(std::move(device)), options_(options), owner_(owner) {}
+
+lane::~lane() {
+  if (thread_.joinable())
+    thread_.detach(); // given up (`join_until`)
+}
+
+void lane::start() {
+  state_->set_wake([weak = weak_from_this()] {
+    if (auto self = weak.lock())
+      self->wake();
+  });
+  device_->set_completion_signal([weak = weak_from_this()] {
+    if (auto self = weak.lock())
+      self->wake();
+  });
+  thread_ = std::thread{[self = shared_from_this()]() mutable {
+    self->run();
+    auto keep = std::move(self);
+    std::lock_guard lock{keep->park_mutex_};
+    keep->ended_ = true;
+    keep->ended_condition_.notify_all();
+  }};
+}
+
+void lane::submit(part& p) noexcept {
+  queued_.fetch_add(1, std::memory_order_relaxed);
+  p.on = this;
+  p.next = inbox_.load(std::memory_order_relaxed);
+  while (!inbox_.compare_exchange_weak(p.next, &p, std::memory_order_release, std::memory_order_relaxed)) {
+  }
+}
+
+void lane::wake() noexcept {
+  signalled_.store(true);
+  if (!parked_.load())
+    return;
+  std::lock_guard lock{park_mutex_};
+  park_condition_.notify_one();
+}
+
+void lane::request_reset() noexcept {
+  reset_requested_.store(true);
+  wake();
+}
+
+void lane::request_stop() noexcept {
+  stop_requested_.store(true);
+  wake();
+}
+
+void lane::abandon() noexcept {
+  abandoned_.store(true);
+  wake();
+}
+
+bool lane::join_until(clock::time_point until) noexcept {
+  {
+    std::unique_lock lock{park_mutex_};
+    if (!ended_condition_.wait_until(lock, until, [this] { return ended_ || !thread_.joinable(); }))
+      return false;
+  }
+  if (thread_.joinable())
+    thread_.join();
+  return true;
+}
+
+// -- the thread
+
+void lane::run() noexcept {
+  forbid_blocking("a lane");
+  if (!come_up())
+    abandoned_.store(true);
+  while (!must_end()) {
+    bool worked = false;
+    if (abandoned_.load(std::memory_order_relaxed)) {
+      abandon_now();
+    } else {
+      worked |= take_inbox();
+      worked |= proceed_continuing();
+      worked |= issue_ready();
+      worked |= poll();
+      worked |= drain_released();
+      worked |= serve_control();
+    }
+    worked_ |= worked;
+    if (!worked)
+      idle();
+  }
+  if (!abandoned_.load())
+    go_down();
+  state_->end_of_lane();
+}
+
+bool lane::must_end() const noexcept {
+  return stop_requested_.load(std::memory_order_relaxed) && waiting_.empty() && nothing_in_flight() && !has_input();
+}
+
+bool lane::come_up() {
+  auto backoff = options_.open_backoff;
+  for (int attempt = 1;; ++attempt) {
+    auto error = open_device();
+    if (!error) {
+      state_->publish();
+      return true;
+    }
+    note(error);
+    bool again = attempt < options_.open_attempts && code_of(error) != errc::device_fault;
+    log(log_level::warning, again ? "a device did not come up; another try follows" : "a device did not come up",
+        error);
+    state_->report_failed_attempt(error);
+    if (!again) {
+      state_->close(device_phase::failed, error);
+      owner_.on_device_failed(*this, error);
+      return false;
+    }
+    std::unique_lock lock{park_mutex_};
+    parked_.store(true);
+    park_condition_.wait_for(lock, backoff, [this] { return stop_requested_.load() || abandoned_.load(); });
+    parked_.store(false);
+    if (stop_requested_.load() || abandoned_.load())
+      return false;
+    backoff *= 2;
+  }
+}
+
+caf::error lane::open_device() {
+  if (auto error = device_->bind(); error)
+    return error;
+  auto properties = device_->properties();
+  if (!properties)
+    return properties.error();
+  properties_ = std::move(*properties);
+  for (auto& s : streams_) {
+    if (s.stream.native != nullptr)
+      continue;
+    auto stream = device_->create_stream();
+    if (!stream)
+      return stream.error();
+    s.stream = *stream;
+  }
+  if (!stager_) {
+    stager_ = std::make_unique<stager>([this] { wake(); });
+    upload_ring_ = std::make_unique<staging_ring>(*device_, options_.staging_bytes);
+    download_ring_ = std::make_unique<staging_ring>(*device_, options_.staging_bytes);
+  }
+  return device_->open_memory();
+}
+
+void lane::go_down() noexcept {
+  drain_released();
+  stager_.reset();
+  note(upload_ring_->close());
+  note(download_ring_->close());
+  for (auto event : events_)
+    note(device_->destroy_event(event));
+  for (auto& s : streams_)
+    note(device_->destroy_stream(s.stream));
+  note(device_->close_memory());
+}
+
+bool lane::serve_control() {
+  if (!reset_requested_.load(std::memory_order_relaxed) || !nothing_in_flight())
+    return false;
+  reset_requested_.store(false);
+  reset_now();
+  return true;
+}
+
+void lane::reset_now() {
+  drain_released();
+  auto error = device_->close_memory();
+  if (!error)
+    error = device_->open_memory();
+  if (error) {
+    note(error);
+    log(log_level::error, "a device could not be reset", error);
+    state_->close(device_phase::failed, error);
+    owner_.on_device_failed(*this, error);
+    abandoned_.store(true);
+    return;
+  }
+  state_->publish();
+}
+
+bool lane::has_input() const noexcept {
+  return inbox_.load(std::memory_order_relaxed) != nullptr || state_->has_released();
+}
+
+bool lane::take_inbox() noexcept {
+  auto* p = inbox_.exchange(nullptr, std::memory_order_acquire);
+  if (p == nullptr)
+    return false;
+  // The inbox is a stack: what came last comes first.
+  part* in_order = nullptr;
+  while (p != nullptr) {
+    auto* next = p->next;
+    p->next = in_order;
+    in_order = p;
+    p = next;
+  }
+  for (; in_order != nullptr; in_order = in_order->next)
+    waiting_.push_back(in_order);
+  return true;
+}
+
+bool lane::issue_ready() {
+  bool worked = false;
+  for (int i = 0; i < issue_batch && !waiting_.empty() && in_flight() < options_.in_flight_limit; ++i) {
+    if (try_issue(*waiting_.front()) == verdict::held)
+      break;
+    worked = true;
+  }
+  return worked;
+}
+
+lane::verdict lane::try_issue(part& p) {
+  auto& op = *p.of;
+  if (op.withdrawn()) {
+    waiting_.pop_front();
+    skip(p);
+    return verdict::gone;
+  }
+  if (must_wait(p))
+    return verdict::held;
+  waiting_.pop_front();
+  if (!op.claim_issue()) {
+    skip(p);
+    return verdict::gone;
+  }
+  // In the step that issues: a stale ref never reaches a launch (INV-2).
+  auto error = check_generation(p);
+  if (!error && !op.lost_a_part() && p.stream != stream_kind::none)
+    error = wait_for_predecessors(p, stream(p.stream));
+  if (error || op.lost_a_part()) {
+    lose(p, error);
+    return verdict::gone;
+  }
+  p.at.store(part::state::issuing, std::memory_order_release);
+  auto kind = static_cast<std::size_t>(p.stream);
+  if (p.stream != stream_kind::none && streams_[kind].in_flight.empty())
+    op.part_started(nanoseconds(clock::now())); // the call itself may block
+  after_issue(p, op.issue(p, *this));
+  return verdict::gone;
+}
+
+bool lane::must_wait(const part& p) const noexcept {
+  if (state_->phase() == device_phase::resetting)
+    return true; // for the next generation
+  if (p.stream != stream_kind::none && streams_[static_cast<std::size_t>(p.stream)].continuing != nullptr)
+    return true;
+  return std::any_of(p.predecessors.begin(), p.predecessors.end(), [](const predecessor& x) {
+    return !x.at->recorded.load(std::memory_order_acquire) && !x.at->over();
+  });
+}
+
+caf::error lane::wait_for_predecessors(part& p, stream_view stream) {
+  caf::error result;
+  for (auto& x : p.predecessors) {
+    if (x.at->over())
+      continue;
+    event_lock lock{x.at->event_guard};
+    if (x.at->event.native != nullptr)
+      if (auto error = device_->wait(stream, x.at->event); error && !result)
+        result = std::move(error);
+  }
+  return result;
+}
+
+caf::error lane::check_generation(const part& p) const {
+  for (auto& u : p.of->uses())
+    if (u.part == p.index && u.memory->stale()) {
+      auto why = p.of->describe(errc::stale_ref, "its memory is of an earlier life of the device");
+      why.device = state_->ordinal();
+      why.generation = u.memory->generation();
+      return make_error(std::move(why));
+    }
+  return {};
+}
+
+void lane::after_issue(part& p, const caf::expected<issue_outcome>& outcome) {
+  auto& op = *p.of;
+  if (!outcome) {
+    note(outcome.error());
+    if (p.stream == stream_kind::none || abandoned_.load()) {
+      lose(p, outcome.error());
+      return;
+    }
+    // Something of it may be in the stream, and uses the memory until it is over.
+    op.part_lost(p, outcome.error());
+    put_in_flight(p);
+    return;
+  }
+  switch (*outcome) {
+    case issue_outcome::enqueued:
+      op.part_issued();
+      put_in_flight(p);
+      break;
+    case issue_outcome::finished:
+      op.part_issued();
+      queued_.fetch_sub(1, std::memory_order_relaxed);
+      finish(p);
+      return;
+    case issue_outcome::continues:
+      op.part_issued();
+      streams_[static_cast<std::size_t>(p.stream)].continuing = &p;
+      break;
+  }
+  if (op.lost_a_part())
+    op.on_lost_part(p, {}); // another part was lost after this one looked
+}
+
+void lane::put_in_flight(part& p) {
+  auto& s = streams_[static_cast<std::size_t>(p.stream)];
+  queued_.fetch_sub(1, std::memory_order_relaxed);
+  in_flight_.fetch_add(1, std::memory_order_relaxed);
+  s.in_flight.push_back(&p);
+  p.at.store(part::state::issued, std::memory_order_release);
+  if (p.event.native == nullptr) {
+    auto event = mark(p.stream);
+    if (!event) {
+      // Without an event nobody can know when it is over: what is left is the end of the process.
+      note(event.error());
+      p.of->fail(event.error());
+      owner_.on_fault(*this, event.error());
+      return;
+    }
+    p.event = *event;
+  }
+  p.recorded.store(true, std::memory_order_release);
+  if (options_.completion == completion_strategy::host_func && !device_->signals_completion())
+    note(device_->launch_host(
+      s.stream, [](void* self) { static_cast<lane*>(self)->wake(); }, this));
+  else if (options_.completion == completion_strategy::synchronize)
+    note(device_->synchronize(p.event));
+  note_started(s);
+}
+
+bool lane::proceed_continuing() {
+  bool worked = false;
+  for (auto& s : streams_) {
+    if (s.continuing == nullptr)
+      continue;
+    auto& p = *s.continuing;
+    auto outcome = p.of->proceed(p, *this);
+    if (outcome && *outcome == issue_outcome::continues)
+      continue;
+    s.continuing = nullptr;
+    worked = true;
+    after_issue(p, outcome);
+  }
+  return worked;
+}
+
+void lane::note_started(lane_stream& s) noexcept {
+  if (s.in_flight.empty())
+    return;
+  auto& p = *s.in_flight.front();
+  if (p.at.load(std::memory_order_relaxed) != part::state::issued)
+    return;
+  for (auto& x : p.predecessors)
+    if (!x.at->over())
+      return;
+  p.at.store(part::state::started, std::memory_order_release);
+  if (p.of->stall_limit != 0)
+    p.of->part_started(nanoseconds(clock::now()));
+}
+
+bool lane::poll() {
+  bool worked = false;
+  for (auto& s : streams_)
+    if (!s.in_flight.empty())
+      worked |= poll(s);
+  return worked;
+}
+
+bool lane::poll(lane_stream& s) {
+  bool worked = false;
+  while (!s.in_flight.empty()) {
+    // To ask an event that is done costs more than one that is not: with many in flight ask one further
+    // back, and all before it are done too.
+    auto batch = s.in_flight.size() >= 2 * poll_batch ? poll_batch : 1;
+    auto& p = *s.in_flight[batch - 1];
+    auto done = device_->query(p.event);
+    if (!done) {
+      note(done.error());
+      if (abandoned_.load())
+        return worked;
+      if (batch != 1) {
+        done = false; // find out which one below
+        batch = 1;
+      } else {
+        p.of->fail(done.error());
+        done = true;
+      }
+    }
+    if (!*done) {
+      note_started(s);
+      return worked;
+    }
+    for (std::size_t i = 0; i < batch; ++i) {
+      auto& over = *s.in_flight.front();
+      s.in_flight.pop_front();
+      in_flight_.fetch_sub(1, std::memory_order_relaxed);
+      finish(over);
+    }
+    worked = true;
+  }
+  return worked;
+}
+
+void lane::finish(part& p) noexcept {
+  event_view event;
+  {
+    event_lock lock{p.event_guard};
+    std::swap(event, p.event);
+    p.at.store(part::state::done, std::memory_order_release);
+  }
+  retire(event);
+  p.predecessors.clear();
+  p.of->on_part_done(p);
+  p.of->part_over();
+}
+
+void lane::skip(part& p) noexcept {
+  queued_.fetch_sub(1, std::memory_order_relaxed);
+  p.at.store(part::state::skipped, std::memory_order_release);
+  p.predecessors.clear();
+  p.of->part_over();
+}
+
+void lane::lose(part& p, const caf::error& why) noexcept {
+  p.of->part_lost(p, why);
+  skip(p);
+}
+
+void lane::note(const caf::error& error) noexcept {
+  if (!error)
+    return;
+  if (code_of(error) == errc::device_fault) {
+    if (!abandoned_.load())
+      owner_.on_fault(*this, error);
+  } else {
+    log(log_level::debug, "a call into the backend failed", error);
+  }
+}
+
+caf::expected<event_view> lane::mark(stream_kind kind) { return mark(stream(kind)); }
+
+caf::expected<event_view> lane::mark(stream_view stream) {
+  event_view event;
+  if (events_.empty()) {
+    auto created = device_->create_event();
+    if (!created)
+      return created.error();
+    event = *created;
+  } else {
+    event = events_.back();
+    events_.pop_back();
+  }
+  if (auto error = device_->record(event, stream); error) {
+    events_.push_back(event);
+    return error;
+  }
+  return event;
+}
+
+void lane::retire(event_view event) noexcept {
+  if (event.native != nullptr)
+    events_.push_back(event);
+}
+
+bool lane::drain_released() {
+  if (!state_->has_released())
+    return false;
+  for (auto& x : state_->take_released()) {
+    if (x.deleter)
+      x.deleter(x.address);
+    else if (x.generation == state_->generation() && !abandoned_.load())
+      note(device_->deallocate(x.address, stream(stream_kind::compute)));
+  }
+  return true;
+}
+
+bool lane::nothing_in_flight() const noexcept {
+  return std::all_of(streams_.begin(), streams_.end(), [](const lane_stream& s) {
+    return s.in_flight.empty() && s.continuing == nullptr;
+  });
+}
+
+void lane::abandon_now() noexcept {
+  take_inbox();
+  for (auto& s : streams_) {
+    if (s.continuing != nullptr)
+      waiting_.push_back(std::exchange(s.continuing, nullptr));
+    for (auto* p : s.in_flight) {
+      in_flight_.fetch_sub(1, std::memory_order_relaxed);
+      p->event = {};
+      finish(*p);
+    }
+    s.in_flight.clear();
+  }
+  while (!waiting_.empty()) {
+    auto& p = *waiting_.front();
+    waiting_.pop_front();
+    skip(p);
+  }
+  for (auto& x : state_->take_released())
+    if (x.deleter)
+      x.deleter(x.address);
+}
+
+void lane::idle() {
+  bool busy = !abandoned_.load() && !nothing_in_flight();
+  bool must_poll = busy && !device_->signals_completion();
+  if (std::exchange(worked_, false))
+    spin_end_ = clock::now() + *options_.spin;
+  bool may_spin = options_.spin->count() != 0 && options_.completion == completion_strategy::event_poll;
+  if (may_spin && (must_poll || clock::now() < spin_end_)) {
+    for (int i = 0; i < 8 && !signalled_.load(std::memory_order_relaxed); ++i)
+      pause();
+    signalled_.exchange(false);
+    return;
+  }
+  std::unique_lock lock{park_mutex_};
+  parked_.store(true);
+  auto awake = [this] { return signalled_.load(); };
+  if (must_poll && options_.completion == completion_strategy::host_func)
+    park_condition_.wait_for(lock, host_func_check, awake);
+  else if (must_poll)
+    park_condition_.wait_for(lock, poll_interval, awake);
+  else
+    park_condition_.wait(lock, awake);
+  parked_.store(false);
+  signalled_.exchange(false);
+}
+
+} // namespace troupe::detail

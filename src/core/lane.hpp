@@ -1,0 +1,158 @@
+/// The one thread that issues all GPU work of a device, in admission order, and polls its completions.
+#pragma once
+
+#include "core/device_state.hpp"
+#include "core/operation.hpp"
+
+#include <troupe/backend.hpp>
+#include <troupe/runtime_options.hpp>
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace troupe::detail {
+
+class stager;
+class staging_ring;
+
+/// Hears from lanes what concerns more than one operation. @thread the lane
+class lane_owner {
+public:
+  virtual ~lane_owner() = default;
+  /// A sticky fault: CUDA is gone in this process.
+  virtual void on_fault(lane& where, const caf::error& why) noexcept = 0;
+  /// The device did not come up, or not again; its state is closed.
+  virtual void on_device_failed(lane& where, const caf::error& why) noexcept = 0;
+};
+
+/// @thread the functions for clients: any; what is for operations: the lane itself
+class lane : public std::enable_shared_from_this<lane> {
+public:
+  /// `owner` outlives the lane's thread.
+  lane(std::shared_ptr<device_state> state, std::unique_ptr<backend_device> device, const lane_options& options,
+       lane_owner& owner);
+  ~lane();
+
+  // -- for clients
+
+  void start();
+  device_state& state() const noexcept { return *state_; }
+  const std::shared_ptr<device_state>& shared_state() const noexcept { return state_; }
+
+  /// Room for one more part? Under admission's lock.
+  bool accepts() const noexcept { return queued_.load(std::memory_order_relaxed) < options_.queue_limit; }
+  std::size_t queue_limit() const noexcept { return options_.queue_limit; }
+  /// Takes `p` as the next in order. Under admission's lock; `wake` follows after it.
+  void submit(part& p) noexcept;
+  void wake() noexcept;
+
+  std::size_t in_flight() const noexcept { return in_flight_.load(std::memory_order_relaxed); }
+  std::size_t queued() const noexcept { return queued_.load(std::memory_order_relaxed); }
+
+  /// Lets the memory of this generation go and makes a new one, once nothing is in flight; then publishes
+  /// it. The state was closed before, and what used it was failed.
+  void request_reset() noexcept;
+  /// Frees everything, once nothing is in flight, and ends the thread. The state was closed before.
+  void request_stop() noexcept;
+  /// Waits for the thread to end; false if it did not until then: it is given up, and keeps what it has.
+  bool join_until(clock::time_point until) noexcept;
+  /// CUDA is gone in this process: everything queued or in flight is let go without another call.
+  void abandon() noexcept;
+
+  /// The communicator whose call the lane is in, or about to enter; none otherwise.
+  bool is_inside(const void* communicator) const noexcept { return inside_.load() == communicator; }
+  /// Marks the lane as inside; `leave` after the call.
+  void enter(const void* communicator) noexcept { inside_.store(communicator); }
+  void leave() noexcept { inside_.store(nullptr); }
+
+  // -- for operations
+
+  backend_device& device() noexcept { return *device_; }
+  stream_view stream(stream_kind kind) const noexcept { return streams_[static_cast<std::size_t>(kind)].stream; }
+  const device_properties& properties() const noexcept { return properties_; }
+  staging_ring& upload_ring() noexcept { return *upload_ring_; }
+  staging_ring& download_ring() noexcept { return *download_ring_; }
+  stager& copier() noexcept { return *stager_; }
+  /// A recorded event that marks this point of `kind`'s stream; `retire` gives it back.
+  caf::expected<event_view> mark(stream_kind kind);
+  caf::expected<event_view> mark(stream_view stream);
+  void retire(event_view event) noexcept;
+  /// Makes `stream` wait for what must come before `p`.
+  caf::error wait_for_predecessors(part& p, stream_view stream);
+
+private:
+  struct lane_stream {
+    stream_view stream;
+    std::deque<part*> in_flight;
+    part* continuing = nullptr; // issues piece by piece, and the stream is its own meanwhile
+  };
+  enum class verdict : std::uint8_t { held, gone };
+
+  void run() noexcept;
+  bool come_up();
+  caf::error open_device();
+  void go_down() noexcept;
+  void reset_now();
+  bool serve_control();
+  bool take_inbox() noexcept;
+  bool issue_ready();
+  verdict try_issue(part& p);
+  bool must_wait(const part& p) const noexcept;
+  caf::error check_generation(const part& p) const;
+  void after_issue(part& p, const caf::expected<issue_outcome>& outcome);
+  void put_in_flight(part& p);
+  bool proceed_continuing();
+  bool poll();
+  bool poll(lane_stream& s);
+  void note_started(lane_stream& s) noexcept;
+  void finish(part& p) noexcept;
+  void skip(part& p) noexcept;
+  void lose(part& p, const caf::error& why) noexcept;
+  void note(const caf::error& error) noexcept;
+  bool drain_released();
+  bool nothing_in_flight() const noexcept;
+  void abandon_now() noexcept;
+  void idle();
+  bool has_input() const noexcept;
+  bool must_end() const noexcept;
+
+  const std::shared_ptr<device_state> state_;
+  const std::unique_ptr<backend_device> device_;
+  const lane_options options_;
+  lane_owner& owner_;
+  device_properties properties_;
+  std::array<lane_stream, stream_count> streams_;
+  std::vector<event_view> events_; // not in use
+  std::unique_ptr<staging_ring> upload_ring_;
+  std::unique_ptr<staging_ring> download_ring_;
+  std::unique_ptr<stager> stager_;
+  std::deque<part*> waiting_;
+
+  std::atomic<part*> inbox_{nullptr};
+  std::atomic<std::size_t> queued_{0};
+  std::atomic<std::size_t> in_flight_{0};
+  std::atomic<const void*> inside_{nullptr};
+  std::atomic<bool> reset_requested_{false};
+  std::atomic<bool> stop_requested_{false};
+  std::atomic<bool> abandoned_{false};
+  bool worked_ = false; // since the lane was idle last
+  clock::time_point spin_end_{};
+
+  std::atomic<bool> signalled_{false};
+  std::atomic<bool> parked_{false};
+  std::mutex park_mutex_;
+  std::condition_variable park_condition_;
+  std::condition_variable ended_condition_;
+  bool ended_ = false; // under park_mutex_
+  std::thread thread_;
+};
+
+} // namespace troupe::detail

@@ -1,0 +1,79 @@
+#include "core/log.hpp"
+
+#include <troupe/log.hpp>
+
+#include <spdlog/spdlog.h>
+
+#include <memory>
+#include <mutex>
+#include <utility>
+
+namespace troupe {
+
+namespace {
+
+struct sink_holder {
+  std::mutex mutex;
+  std::shared_ptr<const log_sink> sink;
+};
+
+sink_holder& holder() {
+  static auto* instance = new sink_holder; // threads may log at exit
+  return *instance;
+}
+
+void write_to_spdlog(const log_line& line) {
+  auto level = spdlog::level::debug;
+  switch (line.level) {
+    case log_level::debug: break;
+    case log_level::info: level = spdlog::level::info; break;
+    case log_level::warning: level = spdlog::level::warn; break;
+    case log_level::error: level = spdlog::level::err; break;
+  }
+  spdlog::log(level, "troupe: {}{}{}", line.text, line.why ? ": " : "", line.why ? to_string(*line.why) : "");
+}
+
+} // namespace
+
+void set_log_sink(log_sink sink) {
+  auto& h = holder();
+  std::lock_guard lock{h.mutex};
+  h.sink = sink ? std::make_shared<const log_sink>(std::move(sink)) : nullptr;
+}
+
+} // namespace troupe
+
+namespace troupe::detail {
+
+namespace {
+
+void write(const log_line& line) noexcept {
+  std::shared_ptr<const log_sink> sink;
+  auto& h = holder();
+  try {
+    {
+      std::lock_guard lock{h.mutex};
+      sink = h.sink;
+    }
+    if (sink)
+      (*sink)(line);
+    else
+      write_to_spdlog(line);
+  } catch (...) { // a line is lost, nothing else
+  }
+}
+
+} // namespace
+
+void log(log_level level, std::string_view text) noexcept { write({level, text, nullptr}); }
+
+void log(log_level level, std::string_view what, const caf::error& why) noexcept {
+  auto x = failure_of(why);
+  if (!x) {
+    x.emplace();
+    x->detail = describe(why);
+  }
+  write({level, what, &*x});
+}
+
+} // namespace troupe::detail

@@ -1,0 +1,17 @@
+/// The library's own way to its log.
+#pragma once
+
+#include <troupe/error.hpp>
+#include <troupe/log.hpp>
+
+#include <string_view>
+
+namespace troupe::detail {
+
+/// Never throws; a sink that throws loses its line.
+void log(log_level level, std::string_view text) noexcept;
+
+/// A failure with all its fields.
+void log(log_level level, std::string_view what, const caf::error& why) noexcept;
+
+} // namespace troupe::detail

@@ -1,0 +1,212 @@
+/// An admitted request: its parts on the lanes, who waits for it, and who comes after it.
+#pragma once
+
+#include "core/buffer.hpp"
+
+#include <troupe/backend.hpp>
+#include <troupe/detail/completion.hpp>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+namespace troupe::detail {
+
+class device_state;
+class lane;
+class operation;
+class timekeeper;
+
+/// The streams of a lane. `none`: the part is over when its issue returns.
+enum class stream_kind : std::uint8_t { compute, upload, download, collective, none };
+inline constexpr std::size_t stream_count = 4;
+
+/// A range of memory that an operation uses.
+struct use {
+  std::shared_ptr<buffer> memory;
+  std::size_t begin = 0; // bytes
+  std::size_t end = 0;
+  bool reads = false;
+  bool writes = false;
+  std::size_t part = 0; // index of the part that does it
+};
+
+/// Work that must come first, on another stream or device.
+struct predecessor {
+  std::shared_ptr<operation> of;
+  const part* at;
+};
+
+/// What one device does for an operation.
+struct part {
+  enum class state : std::uint8_t { queued, issuing, issued, started, done, skipped };
+
+  operation* of = nullptr;
+  lane* on = nullptr;
+  std::size_t index = 0;
+  stream_kind stream = stream_kind::compute;
+  bool uses_memory = false;
+  std::vector<predecessor> predecessors;
+  part* next = nullptr; // in the lane's inbox
+
+  std::atomic<state> at{state::queued};
+  /// The event that follows the work stands in its stream; others may wait for it.
+  std::atomic<bool> recorded{false};
+  /// Guards `event` against its return to the pool while another lane waits for it.
+  mutable std::atomic_flag event_guard = ATOMIC_FLAG_INIT;
+  event_view event;
+
+  bool over() const noexcept {
+    auto s = at.load(std::memory_order_acquire);
+    return s == state::done || s == state::skipped;
+  }
+};
+
+/// What became of a part when its lane issued it.
+enum class issue_outcome : std::uint8_t {
+  enqueued, ///< the stream has it
+  finished, ///< nothing is left to do
+  continues ///< it issues piece by piece (`operation::proceed`); others may pass it
+};
+
+/// What becomes of a request that asks for its place in the order.
+struct admission {
+  enum class verdict : std::uint8_t { admitted, refused, deferred };
+  verdict is = verdict::admitted;
+  caf::error why = {}; ///< of a refusal; it leaves no trace
+};
+
+/// How an operation that is admitted comes to its end:
+/// answered once, at once when it fails or its time is over; settled once, when no lane and no device has
+/// anything to do with it any more. Settling frees its buffers and lets those behind it settle.
+class operation : public completion {
+public:
+  /// `verb` lives forever.
+  operation(const char* verb, std::size_t parts);
+  ~operation() override;
+
+  const char* verb() const noexcept { return verb_; }
+  std::uint64_t number() const noexcept override { return number_; }
+  std::span<part> parts() noexcept { return {parts_.get(), part_count_}; }
+  std::span<const part> parts() const noexcept { return {parts_.get(), part_count_}; }
+  const std::vector<use>& uses() const noexcept { return uses_; }
+  void add_use(use x) { uses_.push_back(std::move(x)); }
+
+  clock::time_point deadline = clock::time_point::max();
+  std::int64_t admitted_at = 0; // nanoseconds of `clock`
+
+  /// @errors errc::cancelled becomes the answer
+  void cancel() noexcept override;
+  /// Its deadline is over.
+  void expire() noexcept;
+  /// It failed: answers it and all that build on what it would have written. The first cause stays.
+  void fail(const caf::error& cause) noexcept;
+
+  bool settled() const noexcept { return settled_.load(std::memory_order_acquire); }
+  bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
+
+  /// `code` with verb, number and the parts' states.
+  failure describe(errc code, std::string detail) const;
+
+  // -- called by admission, under its lock
+
+  /// What must be right before its buffers are looked at.
+  virtual caf::error on_check() const { return {}; }
+  /// The last check. `deferred`: somebody keeps it, and admits it later.
+  virtual admission on_admit() { return {}; }
+  void admitted(std::int64_t now);
+  /// `successor` reads what this writes: it fails if this fails, and is answered after this. False if this
+  /// is settled already.
+  bool precede(const std::shared_ptr<operation>& successor);
+
+  // -- called by lanes
+
+  /// Issues `p` on its lane's stream.
+  virtual caf::expected<issue_outcome> issue(part& p, lane& on);
+  /// Goes on with a part that `continues`.
+  virtual caf::expected<issue_outcome> proceed(part& p, lane& on);
+  /// A part was issued and another never will be; `p` is the one that saw it. May be called twice.
+  /// `why` is none if another part's failure is the reason.
+  virtual void on_lost_part(part&, const caf::error& why) noexcept { static_cast<void>(why); }
+  /// The work of `p` is over on its device; before it counts as over.
+  virtual void on_part_done(part&) noexcept {}
+  /// True if the caller may issue a part: from the first time on the operation cannot be withdrawn.
+  bool claim_issue() noexcept;
+  bool withdrawn() const noexcept { return issue_claim_.load(std::memory_order_acquire) == claim::withdrawn; }
+  void part_issued() noexcept { issued_parts_.fetch_add(1); }
+  bool any_issued() const noexcept { return issued_parts_.load() != 0; }
+  void part_lost(part& p, const caf::error& why) noexcept;
+  bool lost_a_part() const noexcept { return lost_.load(); }
+  void part_over() noexcept;
+  /// All before the part is done on its stream. First of all parts: the stall limit starts to count.
+  void part_started(std::int64_t now) noexcept;
+
+  // -- the timekeeper's
+
+  bool watched() const noexcept { return kept_by_ != nullptr; }
+
+  /// The communicator that it runs on, if any.
+  virtual const void* communicator_key() const noexcept { return nullptr; }
+
+  /// Nanoseconds that the work may take from its first start on; 0: no limit.
+  std::int64_t stall_limit = 0;
+  std::int64_t first_started_at() const noexcept { return first_started_at_.load(std::memory_order_acquire); }
+  /// The stall limit is over.
+  virtual void on_stall() noexcept {}
+
+protected:
+  /// All parts are over and nothing failed: the result is complete.
+  virtual void on_success() noexcept {}
+  /// After the buffers are free; `failed` or not.
+  virtual void on_settled() noexcept {}
+
+private:
+  friend class timekeeper;
+  enum class claim : std::uint8_t { unissued, issued, withdrawn };
+
+  bool withdraw() noexcept;
+  void settle(std::vector<std::shared_ptr<operation>>& follow_up) noexcept;
+
+  const char* verb_;
+  const std::uint64_t number_;
+  std::unique_ptr<part[]> parts_;
+  std::size_t part_count_;
+  std::vector<use> uses_;
+  std::atomic<claim> issue_claim_{claim::unissued};
+  std::atomic<bool> settled_{false};
+  std::atomic<bool> failed_{false};
+  std::atomic<bool> lost_{false};
+  std::atomic<std::uint32_t> issued_parts_{0};
+  std::atomic<std::uint32_t> open_; // parts and predecessors that are not over
+  std::atomic<std::int64_t> first_started_at_{0};
+  std::mutex guard_; // of the three below
+  caf::error cause_;
+  std::vector<std::shared_ptr<operation>> successors_;
+  std::shared_ptr<operation> self_; // while lanes refer to the parts
+  // the timekeeper's, under its lock: its list of what is not settled
+  operation* previous_ = nullptr;
+  operation* next_ = nullptr;
+  timekeeper* kept_by_ = nullptr;
+  bool stall_told_ = false;
+};
+
+/// An operation with a result.
+template <class T>
+class operation_of : public operation {
+public:
+  using operation::operation;
+  T value{};
+};
+
+/// A request that was refused.
+template <class T>
+std::shared_ptr<operation_of<T>> refused_operation(const char* verb, caf::error why) {
+  auto result = std::make_shared<operation_of<T>>(verb, 0);
+  result->answer(std::move(why));
+  return result;
+}
+
+} // namespace troupe::detail

@@ -1,0 +1,431 @@
+#include "core/operations.hpp"
+
+#include "core/device_state.hpp"
+#include "core/lane.hpp"
+#include "core/runtime.hpp"
+#include "core/world_core.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace troupe {
+
+namespace {
+
+struct launch_registry {
+  std::mutex mutex;
+  std::map<std::string, registered_launch, std::less<>> launches;
+};
+
+launch_registry& launches() {
+  static launch_registry instance;
+  return instance;
+}
+
+} // namespace
+
+caf::error register_launch(std::string name, registered_launch function) {
+  auto& all = launches();
+  std::lock_guard lock{all.mutex};
+  if (!function || name.empty())
+    return make_error(errc::invalid_argument, "a launch needs a name and a function");
+  if (!all.launches.try_emplace(name, std::move(function)).second)
+    return make_error(errc::invalid_argument, "the launch name " + name + " is taken");
+  return {};
+}
+
+registered_launch find_launch(const std::string& name) {
+  auto& all = launches();
+  std::lock_guard lock{all.mutex};
+  auto i = all.launches.find(name);
+  return i != all.launches.end() ? i->second : registered_launch{};
+}
+
+} // namespace troupe
+
+namespace troupe::detail {
+
+namespace {
+
+std::byte* address_of(const any_gpu_ref& ref) { return ref.memory()->address() + ref.offset(); }
+
+caf::expected<issue_outcome> enqueued_unless(caf::error error) {
+  if (error)
+    return error;
+  return issue_outcome::enqueued;
+}
+
+} // namespace
+
+use use_of(const any_gpu_ref& ref, bool reads, bool writes, std::size_t part) {
+  return {ref.memory(), ref.offset(), ref.offset() + ref.size_bytes(), reads, writes, part};
+}
+
+bool overlap(const any_gpu_ref& a, const any_gpu_ref& b) noexcept {
+  return a.memory() == b.memory() && a.offset() < b.offset() + b.size_bytes()
+         && b.offset() < a.offset() + a.size_bytes();
+}
+
+// -- allocate
+
+allocate_operation::allocate_operation(std::size_t count, dtype type, bool zeroed)
+    : operation_of("allocate", 1), count_(count), type_(type), zeroed_(zeroed) {}
+
+caf::expected<issue_outcome> allocate_operation::issue(part& p, lane& on) {
+  auto size = count_ * size_of(type_);
+  auto stream = on.stream(p.stream);
+  // An empty buffer still has an address of its own.
+  auto memory = on.device().allocate(std::max<std::size_t>(size, 1), stream);
+  if (!memory)
+    return memory.error();
+  value = any_gpu_ref{on.state().make_buffer(*memory, size), type_, 0, count_};
+  if (zeroed_ && size != 0) {
+    std::byte zero{};
+    return enqueued_unless(on.device().fill(*memory, {&zero, 1}, size, stream));
+  }
+  return issue_outcome::enqueued;
+}
+
+// -- upload and download
+
+transfer_operation::transfer_operation(transfer::direction way, any_gpu_ref device,
+                                       std::shared_ptr<host_range> host)
+    : operation_of(way == transfer::direction::upload ? "upload" : "download", 1), way_(way),
+      host_(std::move(host)), transfer_(way, host_, address_of(device)) {
+  bool upload = way == transfer::direction::upload;
+  parts()[0].stream = upload ? stream_kind::upload : stream_kind::download;
+  add_use(use_of(device, !upload, upload));
+}
+
+caf::expected<issue_outcome> transfer_operation::issue(part& p, lane& on) { return proceed(p, on); }
+
+caf::expected<issue_outcome> transfer_operation::proceed(part& p, lane& on) {
+  auto outcome = transfer_.proceed(on);
+  if (outcome && *outcome == issue_outcome::continues && way_ == transfer::direction::download
+      && transfer_.all_enqueued() && !p.recorded.load(std::memory_order_relaxed)) {
+    // The device memory is read once the stream passes here; the rest concerns host memory alone.
+    if (auto event = on.mark(p.stream)) {
+      p.event = *event;
+      p.recorded.store(true, std::memory_order_release);
+    }
+  }
+  return outcome;
+}
+
+void transfer_operation::on_part_done(part& p) noexcept { transfer_.finish(*p.on); }
+
+void transfer_operation::before_answer(const caf::error& error) noexcept {
+  if (error)
+    host_->revoke();
+}
+
+// -- fill, copy
+
+fill_operation::fill_operation(any_gpu_ref target, std::vector<std::byte> pattern)
+    : operation_of("fill", 1), target_(address_of(target)), count_(target.count()), pattern_(std::move(pattern)) {
+  add_use(use_of(target, false, true));
+}
+
+caf::expected<issue_outcome> fill_operation::issue(part& p, lane& on) {
+  return enqueued_unless(on.device().fill(target_, pattern_, count_, on.stream(p.stream)));
+}
+
+copy_operation::copy_operation(const any_gpu_ref& target, const any_gpu_ref& source)
+    : operation_of("copy", 1), target_(address_of(target)), source_(address_of(source)),
+      size_(source.size_bytes()) {
+  add_use(use_of(source, true, false));
+  add_use(use_of(target, false, true));
+}
+
+caf::expected<issue_outcome> copy_operation::issue(part& p, lane& on) {
+  return enqueued_unless(
+    on.device().copy(target_, source_, size_, copy_direction::device_to_device, on.stream(p.stream)));
+}
+
+// -- launch
+
+namespace {
+
+class lane_context final : public launch_context {
+public:
+  lane_context(lane& on, stream_kind stream, std::vector<std::unique_ptr<std::function<void()>>>& kept)
+      : on_(on), stream_(stream), kept_(kept) {}
+
+  int device() const noexcept override { return on_.state().ordinal(); }
+
+  CUstream_st* cuda_stream() const noexcept override {
+    return on_.device().signals_completion() ? nullptr : static_cast<CUstream_st*>(on_.stream(stream_).native);
+  }
+
+  caf::error run_on_host(std::function<void()> f) override {
+    auto& function = kept_.emplace_back(std::make_unique<std::function<void()>>(std::move(f)));
+    return on_.device().launch_host(
+      on_.stream(stream_), [](void* x) { (*static_cast<std::function<void()>*>(x))(); }, function.get());
+  }
+
+private:
+  lane& on_;
+  stream_kind stream_;
+  std::vector<std::unique_ptr<std::function<void()>>>& kept_;
+};
+
+} // namespace
+
+launch_operation::launch_operation(launch_function function, const std::vector<any_gpu_ref>& reads,
+                                   const std::vector<any_gpu_ref>& writes)
+    : operation_of("launch", 1), function_(std::move(function)) {
+  for (auto& x : reads)
+    add_use(use_of(x, true, false));
+  for (auto& x : writes)
+    add_use(use_of(x, false, true));
+}
+
+caf::expected<issue_outcome> launch_operation::issue(part& p, lane& on) {
+  lane_context context{on, p.stream, host_functions_};
+  failure why;
+  try {
+    auto error = function_(context);
+    if (!error)
+      return issue_outcome::enqueued;
+    if (code_of(error) == errc::device_fault)
+      return error;
+    why = describe(errc::launch_failed, troupe::describe(error));
+  } catch (const std::exception& e) {
+    why = describe(errc::launch_failed, e.what());
+  } catch (...) {
+    why = describe(errc::launch_failed, "the callable threw something that is no std::exception");
+  }
+  why.device = on.state().ordinal();
+  why.generation = on.state().generation();
+  return make_error(std::move(why));
+}
+
+// -- stats, pinned memory
+
+stats_operation::stats_operation() : operation_of("stats", 1) { parts()[0].stream = stream_kind::none; }
+
+caf::expected<issue_outcome> stats_operation::issue(part&, lane& on) {
+  auto memory = on.device().memory();
+  if (!memory)
+    return memory.error();
+  auto& properties = on.properties();
+  value.device = on.state().ordinal();
+  value.phase = on.state().phase();
+  value.generation = on.state().generation();
+  value.name = properties.name;
+  value.pci_id = properties.pci_id;
+  value.capability_major = properties.capability_major;
+  value.capability_minor = properties.capability_minor;
+  value.free_bytes = memory->free_bytes;
+  value.total_bytes = memory->total_bytes;
+  value.in_flight = on.in_flight();
+  value.queued = on.queued() - 1; // without this one
+  return issue_outcome::finished;
+}
+
+pinned_operation::pinned_operation(std::size_t size_bytes) : operation_of("allocate_pinned", 1), size_(size_bytes) {
+  parts()[0].stream = stream_kind::none;
+}
+
+caf::expected<issue_outcome> pinned_operation::issue(part&, lane& on) {
+  auto memory = on.device().allocate_pinned(std::max<std::size_t>(size_, 1));
+  if (!memory)
+    return memory.error();
+  // Given back by the lane, on whatever thread the last handle goes.
+  auto release = [home = on.shared_state(), worker = on.weak_from_this()](std::byte* address) {
+    home->release({address, 0, [worker](void* x) {
+                     if (auto self = worker.lock())
+                       static_cast<void>(self->device().deallocate_pinned(x));
+                   }});
+  };
+  value = host_buffer{std::shared_ptr<std::byte>{static_cast<std::byte*>(*memory), release}, size_, true};
+  return issue_outcome::finished;
+}
+
+// -- acquire, release
+
+namespace {
+
+bool reads(access_mode mode) { return mode != access_mode::write; }
+bool writes(access_mode mode) { return mode != access_mode::read; }
+
+/// Under admission's lock.
+void give_back(buffer& memory, access_mode mode) {
+  if (writes(mode))
+    memory.acquired_for_writing = false;
+  else
+    --memory.acquired_for_reading;
+  memory.home().change_acquired(-1);
+}
+
+} // namespace
+
+acquire_operation::acquire_operation(const any_gpu_ref& ref, access_mode mode, stream_view user)
+    : operation_of("acquire", 1), memory_(ref.memory()), mode_(mode), user_(user) {
+  parts()[0].stream = stream_kind::none;
+  add_use(use_of(ref, reads(mode), writes(mode)));
+}
+
+admission acquire_operation::on_admit() {
+  if (writes(mode_))
+    memory_->acquired_for_writing = true;
+  else
+    ++memory_->acquired_for_reading;
+  memory_->home().change_acquired(1);
+  return {};
+}
+
+caf::expected<issue_outcome> acquire_operation::issue(part& p, lane& on) {
+  if (auto error = on.wait_for_predecessors(p, user_); error)
+    return error;
+  return issue_outcome::finished;
+}
+
+void acquire_operation::on_settled() noexcept {
+  if (!error())
+    return;
+  std::lock_guard lock{runtime::order()};
+  give_back(*memory_, mode_);
+}
+
+release_operation::release_operation(const any_gpu_ref& ref, access_mode mode, stream_view user)
+    : operation_of("release", 1), ref_(ref), mode_(mode), user_(user) {}
+
+admission release_operation::on_admit() {
+  auto& memory = *ref_.memory();
+  if (writes(mode_) ? !memory.acquired_for_writing : memory.acquired_for_reading == 0) {
+    auto why = describe(errc::invalid_argument, "the buffer was not acquired in this mode");
+    why.device = ref_.device();
+    why.parts.clear();
+    return {admission::verdict::refused, make_error(std::move(why))};
+  }
+  give_back(memory, mode_);
+  add_use(use_of(ref_, false, writes(mode_)));
+  return {};
+}
+
+caf::expected<issue_outcome> release_operation::issue(part& p, lane& on) {
+  auto event = on.mark(user_);
+  if (!event)
+    return event.error();
+  auto error = on.device().wait(on.stream(p.stream), *event);
+  on.retire(*event);
+  return enqueued_unless(std::move(error));
+}
+
+// -- all_reduce
+
+all_reduce_operation::all_reduce_operation(std::shared_ptr<world_core> world, std::span<const any_gpu_ref> send,
+                                           std::span<const any_gpu_ref> recv, reduce_op op,
+                                           std::uint64_t membership)
+    : operation_of("all_reduce", send.size()), world_(std::move(world)), count_(send[0].count()),
+      type_(send[0].type()), op_(op), membership_(membership) {
+  stall_limit = world_->limits().stall_limit.count();
+  memory_.reserve(send.size());
+  for (std::size_t i = 0; i < send.size(); ++i) {
+    auto& p = parts()[i];
+    p.on = world_->lanes()[i].get();
+    p.stream = stream_kind::collective;
+    auto& to = recv.empty() ? send[i] : recv[i];
+    memory_.push_back({address_of(send[i]), address_of(to)});
+    if (recv.empty() || to == send[i]) {
+      add_use(use_of(send[i], true, true, i));
+    } else {
+      add_use(use_of(send[i], true, false, i));
+      add_use(use_of(to, false, true, i));
+    }
+  }
+}
+
+caf::error all_reduce_operation::on_check() const { return world_->check_view(*this, membership_); }
+
+admission all_reduce_operation::on_admit() {
+  value.operation = number();
+  return world_->enlist(std::static_pointer_cast<operation>(shared_from_this()), communicator_, value);
+}
+
+caf::expected<issue_outcome> all_reduce_operation::issue(part& p, lane& on) {
+  if (count_ == 0)
+    return issue_outcome::finished;
+  auto& m = memory_[p.index];
+  auto error = communicator_->call(p.index, on, [&](backend_communicator& rank) {
+    return rank.all_reduce(m.send, m.recv, count_, type_, op_, on.stream(p.stream));
+  });
+  return enqueued_unless(std::move(error));
+}
+
+namespace {
+
+/// Why a communicator ends because of part `p` of `op`.
+caf::error loss(const operation& op, const part& p, std::uint64_t epoch, const caf::error& why) {
+  if (auto code = code_of(why); code && severity_of(*code) >= severity::communicator)
+    return why;
+  auto x = op.describe(errc::rank_not_issued, why ? "a rank could not be issued after others had been: "
+                                                      + troupe::describe(why)
+                                                  : "a rank could not be issued after others had been");
+  if (auto cause = failure_of(why)) {
+    x.api = cause->api;
+    x.native_name = cause->native_name;
+    x.native_code = cause->native_code;
+  }
+  x.rank = static_cast<int>(p.index);
+  x.device = p.on->state().ordinal();
+  x.generation = p.on->state().generation();
+  x.epoch = epoch;
+  return make_error(std::move(x));
+}
+
+/// Why a communicator ends because `op` stands still.
+caf::error stall(const operation& op, std::uint64_t epoch) {
+  auto x = op.describe(errc::stalled, "not done " + std::to_string(op.stall_limit / 1'000'000)
+                                        + " ms after its first rank started");
+  x.epoch = epoch;
+  // The culprit is the one rank that is behind all others, if there is one.
+  auto least = std::min_element(x.parts.begin(), x.parts.end());
+  if (std::count(x.parts.begin(), x.parts.end(), *least) == 1) {
+    x.rank = static_cast<int>(least - x.parts.begin());
+    auto& p = op.parts()[static_cast<std::size_t>(x.rank)];
+    x.device = p.on->state().ordinal();
+    x.generation = p.on->state().generation();
+  }
+  return make_error(std::move(x));
+}
+
+} // namespace
+
+void all_reduce_operation::on_lost_part(part& p, const caf::error& why) noexcept {
+  communicator_->fail(loss(*this, p, communicator_->epoch(), why));
+}
+
+void all_reduce_operation::on_stall() noexcept { communicator_->fail(stall(*this, communicator_->epoch())); }
+
+// -- connect
+
+connect_operation::connect_operation(std::shared_ptr<communicator> target,
+                                     const std::vector<std::shared_ptr<lane>>& lanes,
+                                     std::chrono::nanoseconds limit)
+    : operation_of("connect", lanes.size()), communicator_(std::move(target)) {
+  stall_limit = limit.count();
+  for (std::size_t i = 0; i < lanes.size(); ++i) {
+    parts()[i].on = lanes[i].get();
+    parts()[i].stream = stream_kind::collective;
+  }
+}
+
+caf::expected<issue_outcome> connect_operation::issue(part& p, lane& on) {
+  auto error = communicator_->call(p.index, on, [&](backend_communicator& rank) {
+    return rank.connect(on.stream(p.stream));
+  });
+  return enqueued_unless(std::move(error));
+}
+
+void connect_operation::on_lost_part(part& p, const caf::error& why) noexcept {
+  communicator_->fail(loss(*this, p, communicator_->epoch(), why));
+}
+
+void connect_operation::on_stall() noexcept { communicator_->fail(stall(*this, communicator_->epoch())); }
+
+} // namespace troupe::detail

@@ -1,0 +1,178 @@
+/// The verbs: what each does on its lane.
+#pragma once
+
+#include "core/communicator.hpp"
+#include "core/operation.hpp"
+#include "core/staging.hpp"
+
+#include <troupe/collective.hpp>
+#include <troupe/device_status.hpp>
+#include <troupe/gpu_ref.hpp>
+#include <troupe/host_buffer.hpp>
+#include <troupe/launch.hpp>
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace troupe::detail {
+
+class world_core;
+
+/// A `use` of a whole handle by part `part`.
+use use_of(const any_gpu_ref& ref, bool reads, bool writes, std::size_t part = 0);
+
+/// Do they share bytes?
+bool overlap(const any_gpu_ref& a, const any_gpu_ref& b) noexcept;
+
+class allocate_operation final : public operation_of<any_gpu_ref> {
+public:
+  allocate_operation(std::size_t count, dtype type, bool zeroed);
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+
+private:
+  std::size_t count_;
+  dtype type_;
+  bool zeroed_;
+};
+
+/// `value` is unused: it says that something without a result is done.
+struct nothing {};
+
+/// Host memory to device memory, or back.
+class transfer_operation : public operation_of<nothing> {
+public:
+  transfer_operation(transfer::direction way, any_gpu_ref device, std::shared_ptr<host_range> host);
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+  caf::expected<issue_outcome> proceed(part& p, lane& on) override;
+  void on_part_done(part& p) noexcept override;
+
+protected:
+  void before_answer(const caf::error& error) noexcept override;
+
+private:
+  const transfer::direction way_;
+  const std::shared_ptr<host_range> host_;
+  transfer transfer_;
+};
+
+class fill_operation final : public operation_of<nothing> {
+public:
+  fill_operation(any_gpu_ref target, std::vector<std::byte> pattern);
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+
+private:
+  std::byte* target_;
+  std::size_t count_;
+  std::vector<std::byte> pattern_;
+};
+
+/// On one device.
+class copy_operation final : public operation_of<nothing> {
+public:
+  copy_operation(const any_gpu_ref& target, const any_gpu_ref& source);
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+
+private:
+  std::byte* target_;
+  const std::byte* source_;
+  std::size_t size_;
+};
+
+class launch_operation final : public operation_of<nothing> {
+public:
+  launch_operation(launch_function function, const std::vector<any_gpu_ref>& reads,
+                   const std::vector<any_gpu_ref>& writes);
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+
+private:
+  launch_function function_;
+  std::vector<std::unique_ptr<std::function<void()>>> host_functions_; // alive until the work is over
+};
+
+class stats_operation final : public operation_of<device_stats> {
+public:
+  stats_operation();
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+};
+
+class pinned_operation final : public operation_of<host_buffer> {
+public:
+  explicit pinned_operation(std::size_t size_bytes);
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+
+private:
+  std::size_t size_;
+};
+
+/// Makes a user's stream wait for what uses the buffer, which then is the user's until `release`.
+class acquire_operation final : public operation_of<nothing> {
+public:
+  acquire_operation(const any_gpu_ref& ref, access_mode mode, stream_view user);
+  admission on_admit() override;
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+
+protected:
+  void on_settled() noexcept override;
+
+private:
+  std::shared_ptr<buffer> memory_;
+  access_mode mode_;
+  stream_view user_;
+};
+
+/// Lets what comes after wait for the user's stream.
+class release_operation final : public operation_of<nothing> {
+public:
+  release_operation(const any_gpu_ref& ref, access_mode mode, stream_view user);
+  admission on_admit() override;
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+
+private:
+  any_gpu_ref ref_;
+  access_mode mode_;
+  stream_view user_;
+};
+
+class all_reduce_operation final : public operation_of<collective_done> {
+public:
+  all_reduce_operation(std::shared_ptr<world_core> world, std::span<const any_gpu_ref> send,
+                       std::span<const any_gpu_ref> recv, reduce_op op, std::uint64_t membership);
+  caf::error on_check() const override;
+  admission on_admit() override;
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+  void on_lost_part(part& p, const caf::error& why) noexcept override;
+  void on_stall() noexcept override;
+  const void* communicator_key() const noexcept override { return communicator_.get(); }
+
+private:
+  struct rank_memory {
+    const void* send;
+    void* recv;
+  };
+  const std::shared_ptr<world_core> world_;
+  std::vector<rank_memory> memory_;
+  std::size_t count_;
+  dtype type_;
+  reduce_op op_;
+  std::uint64_t membership_;
+  std::shared_ptr<communicator> communicator_;
+};
+
+/// Makes all connections of a new communicator, in the order of all other work on its devices.
+class connect_operation final : public operation_of<nothing> {
+public:
+  connect_operation(std::shared_ptr<communicator> target, const std::vector<std::shared_ptr<lane>>& lanes,
+                    std::chrono::nanoseconds limit);
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+  void on_lost_part(part& p, const caf::error& why) noexcept override;
+  void on_stall() noexcept override;
+  const void* communicator_key() const noexcept override { return communicator_.get(); }
+
+private:
+  const std::shared_ptr<communicator> communicator_;
+};
+
+} // namespace troupe::detail

@@ -1,0 +1,392 @@
+#include "core/runtime.hpp"
+
+#include "core/log.hpp"
+#include "core/spin.hpp"
+
+#include <algorithm>
+#include <random>
+#include <thread>
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+
+/// What a lane or a background job may still need when everything ends.
+constexpr std::chrono::seconds end_patience{5};
+
+std::uint64_t random_node() {
+  std::random_device source;
+  return (std::uint64_t{source()} << 32) ^ source();
+}
+
+lane_options resolved(lane_options options, int devices) {
+  if (!options.spin) {
+    auto cores = static_cast<int>(std::thread::hardware_concurrency());
+    options.spin = std::chrono::microseconds{cores >= 2 * devices + 2 ? 200 : 0};
+  }
+  return options;
+}
+
+std::int64_t nanoseconds(clock::time_point x) { return x.time_since_epoch().count(); }
+
+} // namespace
+
+// -- background
+
+struct background::shared {
+  std::mutex mutex;
+  std::condition_variable condition;
+  std::size_t running = 0;
+};
+
+background::background() : shared_(std::make_shared<shared>()) {}
+
+bool background::wait_idle(clock::time_point until) noexcept {
+  std::unique_lock lock{shared_->mutex};
+  return shared_->condition.wait_until(lock, until, [this] { return shared_->running == 0; });
+}
+
+void background::run(std::function<void()> job) {
+  {
+    std::lock_guard lock{shared_->mutex};
+    ++shared_->running;
+  }
+  std::thread{[state = shared_, job = std::move(job)]() mutable {
+    job();
+    job = nullptr;
+    std::lock_guard lock{state->mutex};
+    --state->running;
+    state->condition.notify_all();
+  }}.detach();
+}
+
+// -- runtime
+
+runtime::runtime(std::shared_ptr<troupe::backend> backend, const lane_options& options)
+    : backend_(std::move(backend)), options_(resolved(options, backend_->device_count())),
+      node_(random_node()), slots_(static_cast<std::size_t>(backend_->device_count())) {
+  set_client_spin(options_.spin->count() != 0 ? std::chrono::microseconds{50} : std::chrono::microseconds{0});
+}
+
+runtime::~runtime() { close(); }
+
+void runtime::close() noexcept {
+  if (std::exchange(closed_, true))
+    return;
+  auto why = make_error(errc::unavailable, "the actor system ended");
+  for (int i = 0; i < device_count(); ++i)
+    shut_down(i, why);
+  auto until = clock::now() + end_patience;
+  bool stuck = !workers_.wait_idle(until);
+  for (auto& s : slots_)
+    stuck |= s.worker && !s.worker->join_until(until);
+  if (stuck) {
+    log(log_level::error, "a thread is stuck in a call and was given up");
+    if (auto self = weak_from_this().lock())
+      new std::shared_ptr<runtime>{std::move(self)}; // the thread may come back: never freed
+  }
+}
+
+std::mutex& runtime::order() noexcept {
+  static std::mutex instance;
+  return instance;
+}
+
+caf::expected<std::shared_ptr<lane>> runtime::lane_of(int ordinal) {
+  if (ordinal < 0 || ordinal >= device_count())
+    return make_error(errc::invalid_argument, "there is no device " + std::to_string(ordinal) + "; there are "
+                                                + std::to_string(device_count()));
+  std::lock_guard lock{slots_mutex_};
+  auto& s = slots_[static_cast<std::size_t>(ordinal)];
+  if (!s.worker) {
+    auto device = backend_->open(ordinal);
+    if (!device)
+      return device.error();
+    auto state = std::make_shared<device_state>(node_, ordinal);
+    register_device(state);
+    s.worker = std::make_shared<lane>(std::move(state), std::move(*device), options_, *this);
+    s.worker->start();
+  }
+  return s.worker;
+}
+
+caf::error runtime::check_lanes(const operation& op) const {
+  for (auto& p : op.parts()) {
+    auto phase = p.on->state().phase();
+    if (phase == device_phase::failed || phase == device_phase::shut_down) {
+      auto why = op.describe(errc::unavailable, "the device is " + std::string{to_string(phase)});
+      why.device = p.on->state().ordinal();
+      why.parts.clear();
+      return make_error(std::move(why));
+    }
+    if (!p.on->accepts()) {
+      auto why = op.describe(errc::overloaded,
+                             std::to_string(p.on->queue_limit()) + " operations wait for the device already");
+      why.device = p.on->state().ordinal();
+      why.parts.clear();
+      return make_error(std::move(why));
+    }
+  }
+  return {};
+}
+
+caf::error runtime::check_uses(const operation& op) {
+  for (auto& u : op.uses()) {
+    auto refuse = [&](errc code, const char* reason) {
+      auto why = op.describe(code, reason);
+      why.device = u.memory->home().ordinal();
+      why.generation = u.memory->generation();
+      why.parts.clear();
+      return make_error(std::move(why));
+    };
+    if (u.memory->stale())
+      return refuse(errc::stale_ref, "its memory is of an earlier life of the device");
+    if (u.memory->acquired_for_writing || (u.writes && u.memory->acquired_for_reading != 0))
+      return refuse(errc::buffer_acquired, "a user's stream holds the buffer; release it first");
+    if (u.reads)
+      if (auto error = u.memory->check_determinate(u.begin, u.end); error)
+        return error;
+  }
+  return {};
+}
+
+admission runtime::admit(const std::shared_ptr<operation>& op) {
+  auto now = clock::now();
+  if (op->deadline <= now) {
+    auto why = op->describe(errc::deadline_exceeded, "its deadline was over before it began");
+    why.parts.clear();
+    return {admission::verdict::refused, make_error(std::move(why))};
+  }
+  {
+    std::lock_guard lock{order()};
+    if (auto error = check_lanes(*op); error)
+      return {admission::verdict::refused, std::move(error)};
+    if (auto error = op->on_check(); error)
+      return {admission::verdict::refused, std::move(error)};
+    if (auto error = check_uses(*op); error)
+      return {admission::verdict::refused, std::move(error)};
+    if (auto result = op->on_admit(); result.is != admission::verdict::admitted)
+      return result;
+    op->admitted(nanoseconds(now));
+    for (auto& u : op->uses())
+      order_use(op, u);
+    if (!op->watched())
+      keeper_.add(*op);
+    for (auto& p : op->parts())
+      p.on->submit(p);
+  }
+  for (auto& p : op->parts())
+    p.on->wake();
+  return {};
+}
+
+void runtime::order_use(const std::shared_ptr<operation>& op, const use& u) {
+  auto& p = op->parts()[u.part];
+  p.uses_memory = true;
+  auto& accesses = u.memory->accesses;
+  for (std::size_t i = 0; i < accesses.size();) {
+    auto& a = accesses[i];
+    auto drop = [&] {
+      if (&a != &accesses.back())
+        a = std::move(accesses.back());
+      accesses.pop_back();
+    };
+    if (a.by == op) {
+      ++i;
+      continue;
+    }
+    if (a.by->settled()) {
+      drop();
+      continue;
+    }
+    bool overlap = a.begin < u.end && u.begin < a.end;
+    bool covered = u.begin <= a.begin && a.end <= u.end;
+    bool same_stream = a.at->on == p.on && a.at->stream == p.stream;
+    bool conflict = overlap && (a.writes || u.writes);
+    if (conflict) {
+      if (!same_stream || p.stream == stream_kind::none)
+        p.predecessors.push_back({a.by, a.at});
+      if (a.writes && u.reads)
+        a.by->precede(op);
+    }
+    // What comes after this use comes after what it waited for.
+    if (covered && (u.writes || (!a.writes && same_stream)))
+      drop();
+    else
+      ++i;
+  }
+  accesses.push_back({op, &p, u.begin, u.end, u.writes});
+}
+
+void runtime::start(const std::shared_ptr<operation>& op) {
+  if (auto result = admit(op); result.is == admission::verdict::refused)
+    op->answer(std::move(result.why));
+}
+
+void runtime::fail_users_of(int ordinal, const caf::error& why, bool only_with_memory) {
+  keeper_.for_each([&](operation& op) {
+    for (auto& p : op.parts())
+      if (p.on->state().ordinal() == ordinal && (p.uses_memory || !only_with_memory)) {
+        op.fail(why);
+        break;
+      }
+  });
+}
+
+std::shared_ptr<operation_of<std::uint64_t>> runtime::reset(int ordinal, clock::time_point deadline) {
+  // A request that no lane sees: it is answered by the next generation, or by its deadline.
+  auto answer = std::make_shared<operation_of<std::uint64_t>>("reset", 0);
+  answer->deadline = deadline;
+  auto worker = lane_of(ordinal);
+  if (!worker) {
+    answer->answer(worker.error());
+    return answer;
+  }
+  auto& state = (*worker)->state();
+  failure reason;
+  reason.code = errc::device_reset;
+  reason.device = ordinal;
+  reason.generation = state.generation();
+  reason.detail = "somebody asked for a reset";
+  auto why = make_error(std::move(reason));
+  {
+    std::lock_guard lock{order()};
+    auto refuse = [&](errc code, std::string detail) {
+      failure x;
+      x.code = code;
+      x.verb = "reset";
+      x.device = ordinal;
+      x.detail = std::move(detail);
+      answer->answer(make_error(std::move(x)));
+    };
+    if (state.phase() != device_phase::ready) {
+      refuse(errc::unavailable, "the device is " + std::string{to_string(state.phase())});
+      return answer;
+    }
+    if (state.acquired() != 0) {
+      refuse(errc::buffer_acquired, "user streams hold memory of the device; release it first");
+      return answer;
+    }
+    state.close(device_phase::resetting, why);
+  }
+  watch_reset(*worker, answer);
+  fail_users_of(ordinal, why, true);
+  std::lock_guard lock{slots_mutex_};
+  auto& s = slots_[static_cast<std::size_t>(ordinal)];
+  s.reset_wanted = true;
+  act_on_quiet(s);
+  return answer;
+}
+
+void runtime::watch_reset(const std::shared_ptr<lane>& worker,
+                          const std::shared_ptr<operation_of<std::uint64_t>>& answer) {
+  auto state = worker->shared_state();
+  auto call = std::make_shared<std::uint64_t>(0);
+  if (answer->deadline != clock::time_point::max())
+    *call = keeper_.call_at(answer->deadline, [answer] { answer->expire(); });
+  auto watch = state->watch([answer, old = state->generation()](const device_changed& change) {
+    if (change.phase == device_phase::ready && change.generation > old && !answer->answered()) {
+      answer->value = change.generation;
+      answer->answer({});
+    } else if (change.phase == device_phase::failed || change.phase == device_phase::shut_down) {
+      answer->answer(change.reason ? change.reason : make_error(errc::unavailable, "the device ended"));
+    }
+  });
+  answer->on_answer([self = weak_from_this(), state = std::weak_ptr{state}, call, watch] {
+    // Not on the thread that answers: a watcher must not come back to its device.
+    if (auto owner = self.lock())
+      owner->keeper_.call_at(clock::now(), [self, state, call, watch] {
+        if (auto device = state.lock())
+          device->unwatch(watch);
+        if (auto alive = self.lock())
+          alive->keeper_.cancel_call(*call);
+      });
+  });
+}
+
+void runtime::shut_down(int ordinal, const caf::error& why) {
+  std::shared_ptr<lane> worker;
+  {
+    std::lock_guard lock{slots_mutex_};
+    worker = slots_[static_cast<std::size_t>(ordinal)].worker;
+  }
+  if (!worker)
+    return;
+  {
+    std::lock_guard lock{order()};
+    worker->state().close(device_phase::shut_down, why);
+  }
+  fail_users_of(ordinal, why, false);
+  std::lock_guard lock{slots_mutex_};
+  auto& s = slots_[static_cast<std::size_t>(ordinal)];
+  s.stop_wanted = true;
+  act_on_quiet(s);
+}
+
+void runtime::act_on_quiet(slot& s) {
+  if (s.holders != 0)
+    return;
+  if (std::exchange(s.reset_wanted, false))
+    s.worker->request_reset();
+  if (s.stop_wanted)
+    s.worker->request_stop();
+}
+
+void runtime::hold(int ordinal) noexcept {
+  std::lock_guard lock{slots_mutex_};
+  ++slots_[static_cast<std::size_t>(ordinal)].holders;
+}
+
+void runtime::unhold(int ordinal) noexcept {
+  std::lock_guard lock{slots_mutex_};
+  auto& s = slots_[static_cast<std::size_t>(ordinal)];
+  if (--s.holders == 0)
+    act_on_quiet(s);
+}
+
+void runtime::on_fault(lane& where, const caf::error& why) noexcept {
+  // Only what was in flight can have caused it; with more than one device, nobody knows.
+  auto origin = failure_of(why).value_or(failure{});
+  std::vector<int> busy;
+  {
+    std::lock_guard lock{slots_mutex_};
+    for (auto& s : slots_)
+      if (s.worker && s.worker->in_flight() != 0)
+        busy.push_back(s.worker->state().ordinal());
+  }
+  origin.device = busy.size() == 1 ? busy.front() : -1;
+  if (busy.size() != 1) {
+    origin.detail += origin.detail.empty() ? "" : "; ";
+    origin.detail += "seen on device " + std::to_string(where.state().ordinal())
+                     + ", its origin is unknown: " + std::to_string(busy.size()) + " devices were at work";
+  }
+  end_everything(make_error(std::move(origin)));
+}
+
+void runtime::end_everything(const caf::error& why) noexcept {
+  if (ended_.exchange(true))
+    return;
+  log(log_level::error, "the process cannot use its devices any more", why);
+  std::vector<std::shared_ptr<lane>> lanes;
+  {
+    std::lock_guard lock{slots_mutex_};
+    for (auto& s : slots_)
+      if (s.worker)
+        lanes.push_back(s.worker);
+  }
+  {
+    std::lock_guard lock{order()};
+    for (auto& x : lanes)
+      x->state().close(device_phase::failed, why);
+  }
+  for (auto& x : lanes)
+    x->abandon();
+  keeper_.for_each([&](operation& op) { op.fail(why); });
+}
+
+void runtime::on_device_failed(lane& where, const caf::error& why) noexcept {
+  fail_users_of(where.state().ordinal(), why, false);
+}
+
+} // namespace troupe::detail

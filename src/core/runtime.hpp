@@ -1,0 +1,107 @@
+/// The data side of one actor system: its devices' lanes, the one order of all operations, the timekeeper,
+/// and threads for what blocks. Knows no actor.
+#pragma once
+
+#include "core/lane.hpp"
+#include "core/operation.hpp"
+#include "core/timekeeper.hpp"
+
+#include <troupe/backend.hpp>
+#include <troupe/runtime_options.hpp>
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace troupe::detail {
+
+/// Threads for work that blocks for long (building and ending communicators); one per job, since such jobs
+/// are rare and one that is stuck must not hold up another.
+class background {
+public:
+  background();
+
+  void run(std::function<void()> job);
+  /// Waits until no job runs; false if that was not so until then.
+  bool wait_idle(clock::time_point until) noexcept;
+
+private:
+  struct shared;
+  std::shared_ptr<shared> shared_;
+};
+
+class runtime final : public lane_owner, public std::enable_shared_from_this<runtime> {
+public:
+  runtime(std::shared_ptr<troupe::backend> backend, const lane_options& options);
+  ~runtime() override;
+
+  /// Answers everything and ends all lanes; what is stuck is given up, and keeps what it needs.
+  void close() noexcept;
+
+  troupe::backend& backend() const noexcept { return *backend_; }
+  int device_count() const noexcept { return static_cast<int>(slots_.size()); }
+  timekeeper& keeper() noexcept { return keeper_; }
+  background& workers() noexcept { return workers_; }
+
+  /// The lane of a device; starts it at the first call.
+  /// @errors errc::invalid_argument: no such ordinal; errc::unavailable
+  caf::expected<std::shared_ptr<lane>> lane_of(int ordinal);
+
+  /// Gives `op` its place in the process-wide order and its predecessors on every buffer it uses, and hands
+  /// its parts to their lanes.
+  admission admit(const std::shared_ptr<operation>& op);
+
+  /// As `admit`; a refusal becomes the operation's answer.
+  void start(const std::shared_ptr<operation>& op);
+
+  /// The lock of the order: what is decided under it is seen by every later admission.
+  static std::mutex& order() noexcept;
+
+  /// Ends the device's life and begins another (INV-8). Answers when the next generation is there.
+  std::shared_ptr<operation_of<std::uint64_t>> reset(int ordinal, clock::time_point deadline);
+  /// Ends the device for good.
+  void shut_down(int ordinal, const caf::error& why);
+
+  /// Communicators hold the devices that they run on: a reset waits for them to end.
+  void hold(int ordinal) noexcept;
+  void unhold(int ordinal) noexcept;
+
+  /// CUDA is gone in this process, or a lane is stuck for good: everything is answered with `why`.
+  void end_everything(const caf::error& why) noexcept;
+  bool ended() const noexcept { return ended_.load(std::memory_order_acquire); }
+
+  void on_fault(lane& where, const caf::error& why) noexcept override;
+  void on_device_failed(lane& where, const caf::error& why) noexcept override;
+
+private:
+  struct slot {
+    std::shared_ptr<lane> worker;
+    int holders = 0;
+    bool reset_wanted = false;
+    bool stop_wanted = false;
+  };
+
+  caf::error check_lanes(const operation& op) const;
+  static caf::error check_uses(const operation& op);
+  static void order_use(const std::shared_ptr<operation>& op, const use& u);
+  void watch_reset(const std::shared_ptr<lane>& worker,
+                   const std::shared_ptr<operation_of<std::uint64_t>>& answer);
+  void fail_users_of(int ordinal, const caf::error& why, bool only_with_memory);
+  void act_on_quiet(slot& s); // under slots_mutex_
+
+  const std::shared_ptr<troupe::backend> backend_;
+  const lane_options options_;
+  const std::uint64_t node_;
+  std::mutex slots_mutex_;
+  std::vector<slot> slots_;
+  std::atomic<bool> ended_{false};
+  bool closed_ = false;
+  timekeeper keeper_;
+  background workers_;
+};
+
+} // namespace troupe::detail

@@ -1,0 +1,62 @@
+/// Watches deadlines and stall limits, outside the lanes, since a lane can be blocked inside CUDA or NCCL.
+#pragma once
+
+#include <troupe/detail/completion.hpp>
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace troupe::detail {
+
+class operation;
+
+class timekeeper {
+public:
+  timekeeper();
+  ~timekeeper();
+  timekeeper(const timekeeper&) = delete;
+  timekeeper& operator=(const timekeeper&) = delete;
+
+  /// Keeps an eye on `x` until it settles.
+  void add(operation& x);
+  void remove(operation& x) noexcept;
+
+  /// Calls `act` for every operation that is not settled, outside the lock.
+  void for_each(const std::function<void(operation&)>& act);
+
+  /// Calls `act` on the timekeeper's thread at `when`. The result can be given to `cancel_call`.
+  std::uint64_t call_at(clock::time_point when, std::function<void()> act);
+  void cancel_call(std::uint64_t id) noexcept;
+
+  std::size_t size() const noexcept;
+
+private:
+  struct call {
+    std::uint64_t id;
+    clock::time_point when;
+    std::function<void()> act;
+  };
+
+  /// When to look at `x` again.
+  static clock::time_point due(const operation& x, clock::time_point now);
+  void run();
+  void wake_at(clock::time_point when); // under mutex_
+
+  mutable std::mutex mutex_;
+  std::condition_variable condition_;
+  operation* first_ = nullptr;
+  operation* last_ = nullptr;
+  std::size_t size_ = 0;
+  clock::time_point next_ = clock::time_point::max();
+  std::vector<call> calls_;
+  std::uint64_t next_call_ = 0;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+} // namespace troupe::detail

@@ -1,0 +1,303 @@
+#include "core/world_core.hpp"
+
+#include "core/log.hpp"
+#include "core/operations.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace troupe {
+
+std::string_view to_string(world_phase x) noexcept {
+  switch (x) {
+    case world_phase::building: return "building";
+    case world_phase::ready: return "ready";
+    case world_phase::failed: return "failed";
+    case world_phase::shut_down: return "shut_down";
+  }
+  return "unknown";
+}
+
+std::optional<world_status> status_of(const caf::error& e) {
+  if (code_of(e) != errc::membership_changed)
+    return std::nullopt;
+  auto& context = e.context();
+  if (context.size() < 2 || !context.match_element<world_status>(1))
+    return std::nullopt;
+  return context.get_as<world_status>(1);
+}
+
+} // namespace troupe
+
+namespace troupe::detail {
+
+world_core::world_core(std::shared_ptr<runtime> runtime, std::string name,
+                       std::vector<std::shared_ptr<lane>> lanes, const world_limits& limits,
+                       std::function<void(std::uint64_t, const caf::error&)> on_end)
+    : runtime_(std::move(runtime)), name_(std::move(name)), lanes_(std::move(lanes)), limits_(limits),
+      on_end_(std::move(on_end)) {}
+
+world_core::~world_core() = default;
+
+world_status world_core::status() const {
+  std::lock_guard lock{runtime::order()};
+  return status_locked();
+}
+
+world_status world_core::status_locked() const {
+  return {name_, phase_, epoch_, membership_, members_, reason_};
+}
+
+// -- life
+
+void world_core::build(std::function<void(std::uint64_t, const caf::error&)> done) {
+  std::uint64_t epoch = 0;
+  {
+    std::lock_guard lock{runtime::order()};
+    epoch = ++epoch_;
+    std::vector<world_member> members;
+    for (std::size_t i = 0; i < lanes_.size(); ++i)
+      members.push_back({static_cast<int>(i), lanes_[i]->state().ordinal(), lanes_[i]->state().generation()});
+    if (members != members_) {
+      members_ = std::move(members);
+      ++membership_;
+    }
+  }
+  auto job = [self = shared_from_this(), epoch, done = std::move(done)] {
+    auto& backend = self->runtime_->backend();
+    auto id = backend.make_communicator_id();
+    if (!id)
+      return done(epoch, id.error());
+    std::vector<local_rank> ranks;
+    for (std::size_t i = 0; i < self->size(); ++i)
+      ranks.push_back({static_cast<int>(i), self->lanes_[i]->state().ordinal()});
+    auto built = backend.build(*id, static_cast<int>(ranks.size()), ranks);
+    if (!built)
+      return done(epoch, built.error());
+    auto target = self->adopt(epoch, std::move(*built));
+    if (!target)
+      return done(epoch, make_error(errc::unavailable, "the world went on before this communicator was built"));
+    auto connect = std::make_shared<connect_operation>(target, self->lanes_, self->limits_.build_deadline);
+    connect->deadline = clock::now() + self->limits_.build_deadline;
+    connect->on_answer([connect = std::weak_ptr{connect}, epoch, done] {
+      if (auto x = connect.lock())
+        done(epoch, x->error());
+    });
+    self->runtime_->start(connect);
+  };
+  runtime_->workers().run(std::move(job));
+}
+
+std::shared_ptr<communicator> world_core::adopt(std::uint64_t epoch, communicator_ranks ranks) {
+  auto result = std::make_shared<communicator>(
+    runtime_, epoch, lanes_, std::move(ranks), limits_.quiet_limit,
+    [self = weak_from_this()](communicator& which, const caf::error& cause) {
+      if (auto world = self.lock())
+        world->on_communicator_end(which, cause);
+    });
+  bool wanted = false;
+  {
+    std::lock_guard lock{runtime::order()};
+    wanted = epoch == epoch_ && phase_ == world_phase::building;
+    if (wanted)
+      next_ = result;
+  }
+  if (wanted)
+    return result;
+  result->retire();
+  return nullptr;
+}
+
+void world_core::open() {
+  {
+    std::lock_guard lock{runtime::order()};
+    if (!next_ || !next_->live() || phase_ != world_phase::building)
+      return;
+    current_ = std::move(next_);
+    phase_ = world_phase::ready;
+    reason_ = {};
+  }
+  // In the order in which they came; newcomers queue behind them until all are admitted.
+  while (true) {
+    std::shared_ptr<operation> op;
+    {
+      std::lock_guard lock{runtime::order()};
+      if (waiting_.empty() || !current_)
+        return;
+      op = waiting_.front();
+      if (op->answered())
+        waiting_.pop_front();
+    }
+    if (op->answered()) {
+      runtime_->keeper().remove(*op);
+      continue;
+    }
+    auto result = runtime_->admit(op);
+    if (result.is == admission::verdict::admitted)
+      continue;
+    if (result.is == admission::verdict::deferred)
+      return; // the communicator ended again
+    {
+      std::lock_guard lock{runtime::order()};
+      if (!waiting_.empty() && waiting_.front() == op)
+        waiting_.pop_front();
+    }
+    runtime_->keeper().remove(*op);
+    op->answer(std::move(result.why));
+  }
+}
+
+void world_core::close(world_phase phase, const caf::error& why) {
+  std::deque<std::shared_ptr<operation>> waiting;
+  std::shared_ptr<communicator> current;
+  std::shared_ptr<communicator> next;
+  {
+    std::lock_guard lock{runtime::order()};
+    phase_ = phase;
+    reason_ = why;
+    current.swap(current_);
+    next.swap(next_);
+    waiting.swap(waiting_);
+  }
+  for (auto& op : waiting) {
+    runtime_->keeper().remove(*op);
+    op->answer(why);
+  }
+  for (auto& x : {current, next})
+    if (x)
+      x->end(why);
+}
+
+void world_core::end_epoch(const caf::error& cause) {
+  std::shared_ptr<communicator> current;
+  std::shared_ptr<communicator> next;
+  {
+    std::lock_guard lock{runtime::order()};
+    current = current_;
+    next = next_;
+  }
+  for (auto& x : {current, next})
+    if (x)
+      x->fail(cause);
+}
+
+void world_core::on_communicator_end(communicator& which, const caf::error& cause) noexcept {
+  {
+    std::lock_guard lock{runtime::order()};
+    if (current_.get() == &which) {
+      current_.reset();
+      if (phase_ == world_phase::ready) {
+        phase_ = world_phase::building;
+        reason_ = cause;
+      }
+    } else if (next_.get() == &which) {
+      next_.reset();
+    } else {
+      return;
+    }
+  }
+  on_end_(which.epoch(), cause);
+}
+
+// -- requests
+
+caf::error world_core::check_view(const operation& op, std::uint64_t membership) const {
+  auto refusal = [&](errc code, std::string detail) {
+    auto why = op.describe(code, std::move(detail));
+    why.epoch = epoch_;
+    why.parts.clear();
+    return why;
+  };
+  if (phase_ == world_phase::failed || phase_ == world_phase::shut_down)
+    return make_error(refusal(errc::unavailable, "the world is " + std::string{to_string(phase_)}
+                                                   + (reason_ ? ": " + describe(reason_) : std::string{})));
+  if (membership != 0 && membership != membership_)
+    return caf::make_error(errc::membership_changed,
+                           refusal(errc::membership_changed, "the world has membership "
+                                                               + std::to_string(membership_) + " now, not "
+                                                               + std::to_string(membership)),
+                           status_locked());
+  return {};
+}
+
+admission world_core::enlist(const std::shared_ptr<operation>& op, std::shared_ptr<communicator>& target,
+                             collective_done& view) {
+  bool queued = op->watched();
+  bool its_turn = waiting_.empty() || waiting_.front() == op;
+  if (!its_turn || !current_ || !current_->live()) {
+    if (queued)
+      return {admission::verdict::deferred, {}};
+    if (waiting_.size() >= limits_.waiting_limit) {
+      auto why = op->describe(errc::overloaded, std::to_string(waiting_.size())
+                                                  + " requests wait for the world already");
+      why.epoch = epoch_;
+      why.parts.clear();
+      return {admission::verdict::refused, make_error(std::move(why))};
+    }
+    waiting_.push_back(op);
+    op->admitted_at = clock::now().time_since_epoch().count();
+    runtime_->keeper().add(*op);
+    return {admission::verdict::deferred, {}};
+  }
+  if (queued)
+    waiting_.pop_front();
+  target = current_;
+  view.epoch = current_->epoch();
+  view.membership = membership_;
+  return {};
+}
+
+caf::error world_core::check_ranks(const char* verb, std::span<const any_gpu_ref> send,
+                                   std::span<const any_gpu_ref> recv) const {
+  auto refuse = [&](errc code, std::size_t rank, std::string detail) {
+    failure why;
+    why.code = code;
+    why.verb = verb;
+    why.detail = std::move(detail);
+    if (rank < size()) {
+      why.rank = static_cast<int>(rank);
+      why.device = lanes_[rank]->state().ordinal();
+    }
+    return make_error(std::move(why));
+  };
+  auto none = size();
+  for (auto refs : {send, recv}) {
+    if (refs.data() == recv.data() && recv.empty())
+      continue; // in place
+    if (refs.size() != size())
+      return refuse(errc::invalid_argument, none, std::to_string(refs.size()) + " buffers for "
+                                                    + std::to_string(size()) + " ranks");
+    for (std::size_t i = 0; i < size(); ++i) {
+      auto& ref = refs[i];
+      if (!ref)
+        return refuse(errc::stale_ref, i, "the handle has no memory");
+      if (&ref.memory()->home() != &lanes_[i]->state())
+        return refuse(errc::invalid_argument, i, "the buffer lies on device " + std::to_string(ref.device())
+                                                   + ", not on the rank's");
+      if (ref.type() != send[0].type())
+        return refuse(errc::shape_mismatch, i, "a buffer of " + std::string{to_string(ref.type())}
+                                                 + " beside one of " + std::string{to_string(send[0].type())});
+      if (ref.count() != send[0].count())
+        return refuse(errc::shape_mismatch, i, "a buffer of " + std::to_string(ref.count())
+                                                 + " elements beside one of " + std::to_string(send[0].count()));
+    }
+  }
+  for (std::size_t i = 0; i < recv.size(); ++i)
+    if (recv[i] != send[i] && overlap(recv[i], send[i]))
+      return refuse(errc::invalid_argument, i, "the buffers to send and to receive overlap and are not the same");
+  return {};
+}
+
+std::shared_ptr<operation_of<collective_done>> world_core::all_reduce(std::span<const any_gpu_ref> send,
+                                                                      std::span<const any_gpu_ref> recv,
+                                                                      reduce_op op,
+                                                                      const request_options& options) {
+  if (auto error = check_ranks("all_reduce", send, recv); error)
+    return refused_operation<collective_done>("all_reduce", std::move(error));
+  auto result = std::make_shared<all_reduce_operation>(shared_from_this(), send, recv, op, options.membership);
+  result->deadline = clock::now() + (options.deadline.count() != 0 ? options.deadline : limits_.deadline);
+  runtime_->start(result);
+  return result;
+}
+
+} // namespace troupe::detail

@@ -1,0 +1,84 @@
+/// The data side of a world: what its requests need to know at once. The `nccl_world` actor decides over its
+/// life; this carries out.
+#pragma once
+
+#include "core/communicator.hpp"
+#include "core/runtime.hpp"
+
+#include <troupe/collective.hpp>
+#include <troupe/world_status.hpp>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace troupe::detail {
+
+class world_core : public std::enable_shared_from_this<world_core> {
+public:
+  /// `on_end` hears, on any thread, that the communicator of an epoch ended.
+  world_core(std::shared_ptr<runtime> runtime, std::string name, std::vector<std::shared_ptr<lane>> lanes,
+             const world_limits& limits, std::function<void(std::uint64_t, const caf::error&)> on_end);
+  ~world_core();
+
+  const std::shared_ptr<runtime>& owner() const noexcept { return runtime_; }
+  const std::string& name() const noexcept { return name_; }
+  const world_limits& limits() const noexcept { return limits_; }
+  std::size_t size() const noexcept { return lanes_.size(); }
+  const std::vector<std::shared_ptr<lane>>& lanes() const noexcept { return lanes_; }
+
+  world_status status() const;
+
+  // -- for the actor
+
+  /// Builds a communicator for a new epoch in the background and connects it on the lanes; `done` hears of
+  /// it on any thread, once.
+  void build(std::function<void(std::uint64_t, const caf::error&)> done);
+  /// The epoch's communicator is connected: requests that wait go on.
+  void open();
+  /// Requests are refused, those that wait or run are answered with `why`.
+  void close(world_phase phase, const caf::error& why);
+  /// The present communicator, if any, ends because of `cause`; requests wait for the next.
+  void end_epoch(const caf::error& cause);
+
+  // -- for requests
+
+  /// In place if `recv` is empty.
+  std::shared_ptr<operation_of<collective_done>> all_reduce(std::span<const any_gpu_ref> send,
+                                                            std::span<const any_gpu_ref> recv, reduce_op op,
+                                                            const request_options& options);
+
+  /// Under the lock of the order: may a request that means `membership` go on?
+  caf::error check_view(const operation& op, std::uint64_t membership) const;
+  /// Under the lock of the order: gives the live communicator to `op`, or keeps it until there is one.
+  admission enlist(const std::shared_ptr<operation>& op, std::shared_ptr<communicator>& target,
+                   collective_done& view);
+
+private:
+  caf::error check_ranks(const char* verb, std::span<const any_gpu_ref> send,
+                         std::span<const any_gpu_ref> recv) const;
+  std::shared_ptr<communicator> adopt(std::uint64_t epoch, communicator_ranks ranks);
+  void on_communicator_end(communicator& which, const caf::error& cause) noexcept;
+  world_status status_locked() const;
+
+  const std::shared_ptr<runtime> runtime_;
+  const std::string name_;
+  const std::vector<std::shared_ptr<lane>> lanes_;
+  const world_limits limits_;
+  const std::function<void(std::uint64_t, const caf::error&)> on_end_;
+  // under the lock of the order
+  world_phase phase_ = world_phase::building;
+  caf::error reason_;
+  std::uint64_t epoch_ = 0;
+  std::uint64_t membership_ = 0;
+  std::vector<world_member> members_;
+  std::shared_ptr<communicator> next_;    // being connected
+  std::shared_ptr<communicator> current_; // for requests
+  std::deque<std::shared_ptr<operation>> waiting_;
+};
+
+} // namespace troupe::detail
