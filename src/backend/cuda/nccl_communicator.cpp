@@ -255,11 +255,12 @@ caf::error nccl_communicator::connect(stream_view stream) noexcept {
   void* const memory = scratch_.release().pointer;
   if (memory == nullptr) // connected before
     return {};
-  const unique_stream_memory scratch{{memory, detail::native(stream)}, device()};
+  unique_stream_memory scratch{{memory, detail::native(stream)}, device()};
   if (auto err = enqueue_collectives(memory, detail::native(stream)))
     return err;
   if (auto err = enqueue_pairs(memory, detail::native(stream)))
     return err;
+  scratch.reset(); // so that the synchronization gives it back to CUDA
   return check(cudaStreamSynchronize(detail::native(stream)), "cudaStreamSynchronize", device());
 }
 

@@ -1,0 +1,376 @@
+#include "backend/cuda/cuda_error.hpp"
+#include "support/expect.hpp"
+#include "support/gpus.hpp"
+#include "support/reference.hpp"
+#include <troupe/backend.hpp>
+#include <troupe/dtype.hpp>
+#include <troupe/error.hpp>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace troupe::testing {
+
+namespace {
+
+constexpr std::size_t mib = std::size_t{1} << 20;
+constexpr std::size_t buffer_bytes = 64 * mib;
+
+/// Calls `f(i)` on a thread of its own for each i below n; passes on the first exception.
+void on_threads(int n, const std::function<void(int)>& f) {
+  std::mutex mutex;
+  std::exception_ptr first;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < n; ++i)
+    threads.emplace_back([&, i] {
+      try {
+        f(i);
+      } catch (...) {
+        const std::lock_guard lock{mutex};
+        if (!first)
+          first = std::current_exception();
+      }
+    });
+  for (auto& x : threads)
+    x.join();
+  if (first)
+    std::rethrow_exception(first);
+}
+
+/// One rank's device with two buffers, and pinned memory as large.
+struct member {
+  std::unique_ptr<backend_device> device;
+  stream_view stream;
+  event_view event;
+  void* send = nullptr;
+  void* recv = nullptr;
+  std::byte* pinned = nullptr;
+
+  void open(backend& cuda, int ordinal) {
+    device = must(cuda.open(ordinal));
+    must(device->bind());
+    must(device->open_memory());
+    stream = must(device->create_stream());
+    event = must(device->create_event());
+    send = must(device->allocate(buffer_bytes, stream));
+    recv = must(device->allocate(buffer_bytes, stream));
+    pinned = static_cast<std::byte*>(must(device->allocate_pinned(buffer_bytes)));
+    finish();
+  }
+
+  void finish() {
+    must(device->record(event, stream));
+    must(device->synchronize(event));
+  }
+
+  void write(void* target, std::span<const std::byte> source) {
+    std::memcpy(pinned, source.data(), source.size());
+    must(device->copy(target, pinned, source.size(), copy_direction::host_to_device, stream));
+    finish();
+  }
+
+  std::vector<std::byte> read(const void* source, std::size_t size) {
+    std::memset(pinned, 0x5a, size);
+    must(device->copy(pinned, source, size, copy_direction::device_to_host, stream));
+    finish();
+    return {pinned, pinned + size};
+  }
+};
+
+class NcclCommunicator : public ::testing::Test {
+protected:
+  void SetUp() override {
+    TROUPE_NEEDS_GPUS(2);
+    before_ = detail::teardown_errors();
+    cuda_ = must(make_cuda_backend());
+    size_ = std::min(cuda_->device_count(), 8);
+    members_.resize(static_cast<std::size_t>(size_));
+    on_threads(size_, [this](int i) { at(i).open(*cuda_, i); });
+    float8_ = must(at(0).device->properties()).capability_major >= 9;
+  }
+
+  void TearDown() override {
+    if (!cuda_)
+      return;
+    for (auto& x : members_) {
+      if (!x.device)
+        continue;
+      EXPECT_TRUE(is_ok(x.device->deallocate_pinned(x.pinned)));
+      EXPECT_TRUE(is_ok(x.device->destroy_event(x.event)));
+      EXPECT_TRUE(is_ok(x.device->destroy_stream(x.stream)));
+      EXPECT_TRUE(is_ok(x.device->close_memory()));
+    }
+    EXPECT_EQ(detail::teardown_errors(), before_);
+  }
+
+  member& at(int rank) { return members_[static_cast<std::size_t>(rank)]; }
+
+  std::vector<local_rank> all_ranks() const {
+    std::vector<local_rank> result;
+    for (int i = 0; i < size_; ++i)
+      result.push_back({i, i});
+    return result;
+  }
+
+  /// Builds and connects, as a world does.
+  communicator_ranks build() {
+    auto ranks = must(cuda_->build(must(cuda_->make_communicator_id()), size_, all_ranks()));
+    connect(ranks);
+    return ranks;
+  }
+
+  void connect(communicator_ranks& ranks) {
+    on_threads(size_, [&](int i) {
+      must(at(i).device->bind());
+      must(ranks[static_cast<std::size_t>(i)]->connect(at(i).stream));
+    });
+  }
+
+  /// One all-reduce on all ranks with every element of every rank checked.
+  void expect_right(communicator_ranks& ranks, dtype type, reduce_op op, std::size_t count,
+                    input_kind kind, bool in_place, std::uint64_t seed = 1) {
+    const auto inputs =
+        random_inputs({.type = type, .op = op, .seed = seed, .ranks = size_, .kind = kind}, count);
+    const auto bytes = count * size_of(type);
+    std::vector<std::vector<std::byte>> outputs(inputs.size());
+    on_threads(size_, [&](int i) {
+      auto& self = at(i);
+      const auto index = static_cast<std::size_t>(i);
+      must(self.device->bind());
+      std::vector<std::byte> poisoned(bytes);
+      poison(poisoned);
+      self.write(self.send, inputs[index]);
+      self.write(self.recv, poisoned);
+      void* const target = in_place ? self.send : self.recv;
+      must(ranks[index]->all_reduce(self.send, target, count, type, op, self.stream));
+      outputs[index] = self.read(target, bytes);
+      if (!in_place && self.read(self.send, bytes) != inputs[index])
+        throw std::runtime_error("the input has changed");
+    });
+    const auto where = std::string{to_string(type)} + ' ' + std::string{to_string(op)} + ", " +
+                       std::to_string(count) + " elements: ";
+    const auto first = check(type, op, inputs, outputs[0], kind);
+    EXPECT_TRUE(first) << "rank 0, " << where << to_string(first);
+    for (std::size_t i = 1; i < outputs.size(); ++i) { // all ranks get the same
+      const auto other = check_equal(type, outputs[0], outputs[i]);
+      EXPECT_TRUE(other) << "rank " << i << ", " << where << to_string(other);
+    }
+  }
+
+  std::shared_ptr<backend> cuda_;
+  std::vector<member> members_;
+  int size_ = 0;
+  bool float8_ = false;
+  std::uint64_t before_ = 0;
+};
+
+bool is_float8(dtype x) { return x == dtype::float8_e4m3 || x == dtype::float8_e5m2; }
+
+} // namespace
+
+TEST_F(NcclCommunicator, ReducesEveryTypeByEveryOperation) {
+  auto ranks = build();
+  std::uint64_t seed = 1;
+  for (const auto type : all_dtypes) {
+    if (is_float8(type) && !float8_)
+      continue;
+    for (const auto op : all_reduce_ops)
+      for (const std::size_t count : {1u, 7u, 1000u, 65'537u})
+        for (const auto kind : {input_kind::any, input_kind::exact}) {
+          const bool in_place = seed % 2 == 0;
+          expect_right(ranks, type, op, count, kind, in_place, seed++);
+        }
+  }
+  EXPECT_TRUE(is_ok(cuda_->destroy(std::move(ranks))));
+}
+
+TEST_F(NcclCommunicator, RefusesFloat8OnOldDevices) {
+  if (float8_)
+    GTEST_SKIP() << "these devices reduce it";
+  auto ranks = build();
+  for (const auto type : {dtype::float8_e4m3, dtype::float8_e5m2})
+    EXPECT_TRUE(has_code(
+        ranks[0]->all_reduce(at(0).send, at(0).send, 4, type, reduce_op::sum, at(0).stream),
+        errc::not_supported));
+  expect_right(ranks, dtype::float32, reduce_op::sum, 1000, input_kind::exact, true);
+  EXPECT_TRUE(is_ok(cuda_->destroy(std::move(ranks))));
+}
+
+TEST_F(NcclCommunicator, ReducesLargeBuffers) {
+  auto ranks = build();
+  expect_right(ranks, dtype::float32, reduce_op::sum, buffer_bytes / 4, input_kind::exact, true);
+  expect_right(ranks, dtype::int8, reduce_op::max, buffer_bytes / 4 + 1, input_kind::any, false);
+  EXPECT_TRUE(is_ok(cuda_->destroy(std::move(ranks))));
+}
+
+/// Once connected, no call waits for a peer: one thread issues all ranks, one after the other,
+/// without a group, and for any size.
+TEST_F(NcclCommunicator, NeverWaitsInACallOnceConnected) {
+  auto ranks = build();
+  for (const std::size_t bytes :
+       {std::size_t{8}, std::size_t{1024}, 64 * std::size_t{1024}, mib, 8 * mib, buffer_bytes})
+    for (const auto op : {reduce_op::sum, reduce_op::prod, reduce_op::avg})
+      for (int i = 0; i < size_; ++i)
+        must(ranks[static_cast<std::size_t>(i)]->all_reduce(at(i).send, at(i).recv, bytes / 4,
+                                                            dtype::float32, op, at(i).stream));
+  for (int i = 0; i < size_; ++i)
+    at(i).finish();
+  for (auto& x : ranks)
+    EXPECT_TRUE(is_ok(x->asynchronous_error()));
+  expect_right(ranks, dtype::int32, reduce_op::sum, 1000, input_kind::exact, true);
+  EXPECT_TRUE(is_ok(cuda_->destroy(std::move(ranks))));
+}
+
+TEST_F(NcclCommunicator, WorksBesideAnother) {
+  auto first = build();
+  auto second = build();
+  for (std::uint64_t i = 0; i < 4; ++i) {
+    expect_right(first, dtype::int32, reduce_op::sum, 4096, input_kind::exact, true, 2 * i + 1);
+    expect_right(second, dtype::int32, reduce_op::sum, 4096, input_kind::exact, true, 2 * i + 2);
+  }
+  EXPECT_TRUE(is_ok(cuda_->destroy(std::move(first))));
+  expect_right(second, dtype::int32, reduce_op::sum, 4096, input_kind::exact, true, 99);
+  EXPECT_TRUE(is_ok(cuda_->destroy(std::move(second))));
+}
+
+/// As when the ranks live in several processes.
+TEST_F(NcclCommunicator, IsBuiltBySeveralBuilders) {
+  const auto id = must(cuda_->make_communicator_id());
+  communicator_ranks ranks(static_cast<std::size_t>(size_));
+  on_threads(size_, [&](int i) {
+    const local_rank mine{i, i};
+    auto built = must(cuda_->build(id, size_, {&mine, 1}));
+    ranks[static_cast<std::size_t>(i)] = std::move(built.at(0));
+  });
+  connect(ranks);
+  expect_right(ranks, dtype::int64, reduce_op::sum, 1000, input_kind::exact, false);
+  on_threads(size_, [&](int i) {
+    communicator_ranks mine;
+    mine.push_back(std::move(ranks[static_cast<std::size_t>(i)]));
+    must(cuda_->destroy(std::move(mine)));
+  });
+}
+
+TEST_F(NcclCommunicator, RefusesRanksThatCannotBe) {
+  const auto id = must(cuda_->make_communicator_id());
+  auto refused = [&](int size, std::vector<local_rank> ranks) {
+    return has_code(cuda_->build(id, size, ranks), errc::invalid_argument);
+  };
+  EXPECT_TRUE(refused(0, {}));
+  EXPECT_TRUE(refused(2, {}));
+  EXPECT_TRUE(refused(1, {{0, 0}, {1, 1}}));
+  EXPECT_TRUE(refused(2, {{0, 0}, {0, 1}}));
+  EXPECT_TRUE(refused(2, {{0, 0}, {1, 0}}));
+  EXPECT_TRUE(refused(2, {{0, 0}, {2, 1}}));
+  EXPECT_TRUE(refused(2, {{-1, 0}, {1, 1}}));
+  EXPECT_TRUE(refused(2, {{0, 0}, {1, cuda_->device_count()}}));
+  EXPECT_TRUE(refused(2, {{0, -1}, {1, 1}}));
+}
+
+TEST_F(NcclCommunicator, AbortsACollectiveThatHangs) {
+  for (int cycle = 0; cycle < 3; ++cycle) {
+    auto ranks = build();
+    expect_right(ranks, dtype::float32, reduce_op::sum, 1000, input_kind::exact, true);
+    const int missing = cycle % size_; // the rank that does not come
+    for (int i = 0; i < size_; ++i)
+      if (i != missing) {
+        must(ranks[static_cast<std::size_t>(i)]->all_reduce(
+            at(i).send, at(i).recv, 1 << 20, dtype::float32, reduce_op::sum, at(i).stream));
+        must(at(i).device->record(at(i).event, at(i).stream));
+      }
+    for (int i = 0; i < size_; ++i) {
+      const bool done = i != missing && must(at(i).device->query(at(i).event));
+      EXPECT_FALSE(done) << "without rank " << missing;
+    }
+    caf::error aborted;
+    std::thread reaper([&] { aborted = cuda_->abort(std::move(ranks)); });
+    reaper.join();
+    EXPECT_TRUE(is_ok(aborted));
+    for (int i = 0; i < size_; ++i) {
+      EXPECT_TRUE(is_ok(at(i).device->synchronize(at(i).event)));
+    }
+  }
+  auto next = build();
+  expect_right(next, dtype::float32, reduce_op::sum, 1000, input_kind::exact, true);
+  EXPECT_TRUE(is_ok(cuda_->destroy(std::move(next))));
+}
+
+/// What makes recovery fast: the next communicator works while the hung one is aborted.
+TEST_F(NcclCommunicator, WorksWhileAHungOneIsAborted) {
+  auto hung = build();
+  auto standby = build();
+  must(hung[0]->all_reduce(at(0).send, at(0).recv, 1000, dtype::float32, reduce_op::sum,
+                           at(0).stream));
+  caf::error aborted;
+  std::thread reaper([&] { aborted = cuda_->abort(std::move(hung)); });
+  std::exception_ptr thrown;
+  try {
+    expect_right(standby, dtype::float32, reduce_op::sum, 1000, input_kind::exact, true);
+  } catch (...) {
+    thrown = std::current_exception();
+  }
+  reaper.join();
+  if (thrown)
+    std::rethrow_exception(thrown);
+  EXPECT_TRUE(is_ok(aborted));
+  EXPECT_TRUE(is_ok(cuda_->destroy(std::move(standby))));
+}
+
+TEST_F(NcclCommunicator, IsAbortedWhenNobodyEndsIt) {
+  {
+    auto forgotten = build();
+    expect_right(forgotten, dtype::float32, reduce_op::sum, 1000, input_kind::exact, true);
+  }
+  auto next = build();
+  expect_right(next, dtype::float32, reduce_op::sum, 1000, input_kind::exact, true);
+  EXPECT_TRUE(is_ok(cuda_->destroy(std::move(next))));
+}
+
+TEST_F(NcclCommunicator, EndsBeforeItIsConnected) {
+  auto ranks = must(cuda_->build(must(cuda_->make_communicator_id()), size_, all_ranks()));
+  EXPECT_TRUE(is_ok(cuda_->destroy(std::move(ranks))));
+  ranks = must(cuda_->build(must(cuda_->make_communicator_id()), size_, all_ranks()));
+  EXPECT_TRUE(is_ok(cuda_->abort(std::move(ranks))));
+}
+
+TEST_F(NcclCommunicator, GivesItsMemoryBack) {
+  auto free_bytes = [this] { return must(at(0).device->memory()).free_bytes; };
+  auto cycle = [this] { must(cuda_->destroy(build())); };
+  cycle(); // NCCL keeps something of the first
+  const auto before = free_bytes();
+  for (int i = 0; i < 3; ++i)
+    cycle();
+  EXPECT_GE(free_bytes(), before - 64 * mib);
+}
+
+TEST_F(NcclCommunicator, OfOneRankCopies) {
+  const local_rank only{0, 0};
+  auto ranks = must(cuda_->build(must(cuda_->make_communicator_id()), 1, {&only, 1}));
+  must(at(0).device->bind());
+  must(ranks[0]->connect(at(0).stream));
+  const auto input = random_inputs({.type = dtype::float32, .op = reduce_op::sum}, 1000);
+  at(0).write(at(0).send, input[0]);
+  std::vector<std::byte> poisoned(4000);
+  poison(poisoned);
+  at(0).write(at(0).recv, poisoned);
+  must(ranks[0]->all_reduce(at(0).send, at(0).recv, 1000, dtype::float32, reduce_op::sum,
+                            at(0).stream));
+  EXPECT_TRUE(check_equal(dtype::float32, input[0], at(0).read(at(0).recv, 4000)));
+  EXPECT_TRUE(is_ok(cuda_->destroy(std::move(ranks))));
+}
+
+} // namespace troupe::testing
