@@ -90,6 +90,10 @@ errc usual_error(verb x) noexcept {
   }
 }
 
+bool fails(fault x) noexcept {
+  return x == fault::fail || x == fault::out_of_memory || x == fault::poison;
+}
+
 /// Who makes a call.
 struct caller {
   int device = any_device;
@@ -97,20 +101,21 @@ struct caller {
   const communicator_id* communicator = nullptr;
 };
 
-/// A fault that happens to a call.
-struct strike {
-  fault kind = fault::fail;
-  nanoseconds delay{};
-  caf::error error; ///< what the call gives, if it fails
-};
-
 /// A place where a stream or a thread stands until it is opened.
 struct gate {
   fault_injector* injector = nullptr;
-  strike cause;
-  const backend_device* device = nullptr; ///< whose stream it is in
+  fault kind = fault::hang;
+  nanoseconds delay{};
   std::optional<communicator_id> communicator;
+  const backend_device* device = nullptr; ///< whose stream stands there
   bool open = false;
+};
+
+/// A fault that happens to a call: it fails, or it stands at a gate.
+struct strike {
+  fault kind = fault::fail;
+  caf::error error;
+  gate* place = nullptr; ///< to be passed or removed once
 };
 
 } // namespace
@@ -152,7 +157,7 @@ public:
   /// The same for a call that concerns several devices.
   std::optional<strike> next(verb v, const caller& who, std::span<const int> devices) noexcept {
     if (poisoned_)
-      return strike{fault::poison, {}, sticky_error(testing::to_string(v), who)};
+      return strike{fault::poison, sticky_error(testing::to_string(v), who), nullptr};
     if (!has_rules_[index_of(v)])
       return std::nullopt;
     auto result = select(v, who, devices);
@@ -181,17 +186,9 @@ public:
     return changed_.wait_for(lock, limit, [&] { return injected_[index_of(kind)] >= count; });
   }
 
-  /// Where `who` is to stand; passed or removed once.
-  gate* make_gate(const strike& cause, const caller& who, const backend_device* device) noexcept {
+  void set_device(gate* x, const backend_device* device) noexcept {
     std::lock_guard lock{mutex_};
-    auto& result = gates_.emplace_back();
-    result.injector = this;
-    result.cause = cause;
-    result.device = device;
-    if (who.communicator)
-      result.communicator = *who.communicator;
-    result.open = poisoned_;
-    return &result;
+    x->device = device;
   }
 
   void remove(gate* x) noexcept {
@@ -204,8 +201,8 @@ public:
     {
       std::unique_lock lock{mutex_};
       const auto open = [x] { return x->open; };
-      if (x->cause.kind == fault::slow)
-        changed_.wait_for(lock, x->cause.delay, open);
+      if (x->kind == fault::slow)
+        changed_.wait_for(lock, x->delay, open);
       else
         changed_.wait(lock, open);
     }
@@ -277,11 +274,26 @@ private:
       ++count.strikes;
       ++x.injected;
       ++injected_[index_of(rule.kind)];
-      result = strike{rule.kind, rule.delay, error_of(rule, i, count.calls, who)};
+      if (fails(rule.kind))
+        result = strike{rule.kind, error_of(rule, i, count.calls, who), nullptr};
+      else
+        result = strike{rule.kind, {}, make_gate(rule, who)}; // there before anybody can know of it
     }
     if (result)
       changed_.notify_all();
     return result;
+  }
+
+  gate* make_gate(const fault_rule& rule, const caller& who) {
+    auto& result = gates_.emplace_back();
+    result.injector = this;
+    result.kind =
+        rule.kind == fault::not_issued && rule.on != verb::all_reduce ? fault::hang : rule.kind;
+    result.delay = rule.delay;
+    if (who.communicator)
+      result.communicator = *who.communicator;
+    result.open = poisoned_;
+    return &result;
   }
 
   static failure failure_of_call(errc code, std::string_view call, const caller& who) {
@@ -347,21 +359,17 @@ void pass_gate(void* x) {
 }
 
 /// Lets the calling thread, or a stream of `device` if there is one, stand where `what` says.
-caf::error hold(fault_injector& injector, const strike& what, const caller& who,
-                backend_device* device, stream_view stream) noexcept {
-  auto* g = injector.make_gate(what, who, device);
-  if (what.kind != fault::block && device && stream.native) {
-    auto err = device->launch_host(stream, pass_gate, g);
-    if (err)
-      injector.remove(g);
-    return err;
+caf::error hold(fault_injector& injector, const strike& what, backend_device* device,
+                stream_view stream) noexcept {
+  if (what.kind == fault::block || !device || !stream.native) {
+    injector.pass(what.place);
+    return {};
   }
-  injector.pass(g);
-  return {};
-}
-
-bool fails(fault x) noexcept {
-  return x == fault::fail || x == fault::out_of_memory || x == fault::poison;
+  injector.set_device(what.place, device);
+  auto err = device->launch_host(stream, pass_gate, what.place);
+  if (err)
+    injector.remove(what.place);
+  return err;
 }
 
 class faulty_device final : public backend_device {
@@ -491,6 +499,8 @@ public:
     return call(verb::enable_peer, [&] { return inner_->enable_peer(peer); });
   }
 
+  bool runs_cuda() const noexcept override { return inner_->runs_cuda(); }
+
   bool signals_completion() const noexcept override { return inner_->signals_completion(); }
 
   void set_completion_signal(std::function<void()> signal) noexcept override {
@@ -505,9 +515,7 @@ private:
     if (auto what = injector_->next(v, who)) {
       if (fails(what->kind))
         return std::move(what->error);
-      if (what->kind == fault::not_issued)
-        what->kind = fault::hang;
-      if (auto err = hold(*injector_, *what, who, inner_.get(), stream))
+      if (auto err = hold(*injector_, *what, inner_.get(), stream))
         return err;
       if (injector_->poisoned())
         return fault_injector::sticky_error(testing::to_string(v), who);
@@ -560,11 +568,11 @@ private:
     if (auto what = injector_->next(v, who)) {
       if (fails(what->kind))
         return std::move(what->error);
-      if (auto err = hold(*injector_, *what, who, open_device(), stream))
+      if (auto err = hold(*injector_, *what, open_device(), stream))
         return err;
       if (injector_->poisoned())
         return fault_injector::sticky_error(testing::to_string(v), who);
-      if (what->kind == fault::not_issued)
+      if (what->kind == fault::not_issued && v == verb::all_reduce)
         return {};
     }
     return f();
@@ -591,7 +599,7 @@ public:
     if (const auto what = injector_->next(verb::open, who)) {
       if (fails(what->kind))
         return what->error;
-      if (auto err = hold(*injector_, *what, who, nullptr, {}))
+      if (auto err = hold(*injector_, *what, nullptr, {}))
         return err;
     }
     auto device = inner_->open(ordinal);
@@ -614,7 +622,7 @@ public:
     if (const auto what = injector_->next(verb::build, who, ordinals)) {
       if (fails(what->kind))
         return what->error;
-      if (auto err = hold(*injector_, *what, who, nullptr, {}))
+      if (auto err = hold(*injector_, *what, nullptr, {}))
         return err;
       if (injector_->poisoned())
         return fault_injector::sticky_error("build", who);
@@ -656,7 +664,7 @@ private:
       if (fails(what->kind))
         injected = std::move(what->error);
       else
-        injected = hold(*injector_, *what, who, nullptr, {});
+        injected = hold(*injector_, *what, nullptr, {});
     }
     // What still stands after a sticky fault would never become idle.
     const auto must_abort = v == verb::abort || injector_->poisoned();
@@ -697,7 +705,7 @@ std::size_t fault_plan::add(const fault_rule& rule) { return injector_->add(rule
 void fault_plan::disarm() noexcept { injector_->disarm(); }
 
 void fault_plan::release() noexcept {
-  injector_->open_gates([](const detail::gate& x) { return x.cause.kind != fault::not_issued; });
+  injector_->open_gates([](const detail::gate& x) { return x.kind != fault::not_issued; });
 }
 
 void fault_plan::poison() noexcept { injector_->poison(); }

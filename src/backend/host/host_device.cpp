@@ -223,6 +223,8 @@ caf::error host_device::enable_peer(int peer) noexcept {
   return possible ? caf::error{} : std::move(possible.error());
 }
 
+bool host_device::runs_cuda() const noexcept { return false; }
+
 bool host_device::signals_completion() const noexcept { return true; }
 
 void host_device::set_completion_signal(std::function<void()> signal) noexcept {

@@ -63,6 +63,7 @@ public:
   caf::expected<bool> can_access_peer(int peer) noexcept override;
   caf::error enable_peer(int peer) noexcept override;
 
+  bool runs_cuda() const noexcept override;
   bool signals_completion() const noexcept override;
   void set_completion_signal(std::function<void()> signal) noexcept override;
 
