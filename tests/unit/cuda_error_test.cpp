@@ -47,6 +47,8 @@ bool is_known(int code) {
          "unrecognized error code";
 }
 
+#ifdef TROUPE_CUDA_INCLUDE_DIR
+
 /// One enumerator of cudaError_t, as the header documents it.
 struct documented {
   std::string name;
@@ -86,6 +88,8 @@ std::vector<documented> read_header(const std::filesystem::path& path) {
   }
   return result;
 }
+
+#endif
 
 } // namespace
 

@@ -1,12 +1,14 @@
 #include "backend/cuda/cuda_device.hpp"
 
 #include "backend/cuda/cuda_error.hpp"
+#include "backend/cuda/cuda_handles.hpp"
 #include "backend/cuda/device_guard.hpp"
 #include "backend/cuda/fill.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/error.hpp>
 
 #include <cuda_runtime_api.h>
+#include <driver_types.h>
 
 #include <algorithm>
 #include <array>
@@ -17,7 +19,6 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <new>
 #include <span>
 #include <string>
 #include <thread>

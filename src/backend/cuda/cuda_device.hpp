@@ -64,6 +64,7 @@ public:
   caf::expected<bool> can_access_peer(int peer) noexcept override;
   caf::error enable_peer(int peer) noexcept override;
 
+  bool runs_cuda() const noexcept override { return true; }
   bool signals_completion() const noexcept override { return false; }
   void set_completion_signal(std::function<void()>) noexcept override {}
 

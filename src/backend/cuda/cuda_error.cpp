@@ -3,14 +3,15 @@
 #include "backend/cuda/device_guard.hpp"
 #include "core/log.hpp"
 #include <troupe/error.hpp>
+#include <troupe/log.hpp>
 
 #include <cuda_runtime_api.h>
+#include <driver_types.h>
 #include <nccl.h>
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <new>
 #include <string>
 #include <string_view>
@@ -104,7 +105,7 @@ caf::error to_error(failure x) noexcept {
 /// NCCL keeps one message for all threads: the text may be of another one's failure.
 std::string last_nccl_message() {
   const char* text = ncclGetLastError(nullptr);
-  return text == nullptr ? std::string{} : std::string(text, strnlen(text, 1024));
+  return text == nullptr ? std::string{} : std::string{text};
 }
 
 /// The CUDA fault that this thread, or a call that does nothing on `device`, knows of; else

@@ -8,6 +8,7 @@
 #include <troupe/error.hpp>
 
 #include <cuda_runtime_api.h>
+#include <driver_types.h>
 #include <nccl.h>
 
 #include <array>
