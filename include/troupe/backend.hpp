@@ -105,6 +105,10 @@ public:
   /// Enables it for plain memory and for this device's pool, which `peer` may then access.
   [[nodiscard]] virtual caf::error enable_peer(int peer) noexcept = 0;
 
+  /// True if streams and events are CUDA's: a `stream_view` then is a `cudaStream_t`.
+  /// @thread any
+  [[nodiscard]] virtual bool runs_cuda() const noexcept = 0;
+
   /// True for a backend that calls the signal below when an event completes; a lane then need not poll.
   [[nodiscard]] virtual bool signals_completion() const noexcept = 0;
   /// Sets what is called, on any thread, when an event of this device completes. Before any work.

@@ -152,8 +152,9 @@ device_core::answer<nothing> device_core::acquire(const any_gpu_ref& ref, access
                                                   const request_options& options) const {
   if (auto error = check("acquire", ref); error)
     return refused_operation<nothing>("acquire", std::move(error));
-  if (auto error = worker_->check_user_stream(); error)
-    return refused_operation<nothing>("acquire", std::move(error));
+  if (!worker_->device().runs_cuda())
+    return refused_operation<nothing>("acquire", refusal("acquire", state().ordinal(), errc::not_supported,
+                                                         "the backend has no streams for users"));
   return start(std::make_shared<acquire_operation>(ref, mode, stream_view{user}), options);
 }
 

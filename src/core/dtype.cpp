@@ -1,6 +1,5 @@
-#include <troupe/dtype.hpp>
-
 #include "narrow_float.hpp"
+#include <troupe/dtype.hpp>
 
 #include <algorithm>
 #include <iterator>
@@ -9,8 +8,7 @@ namespace troupe {
 
 namespace {
 
-template <class E>
-struct named {
+template <class E> struct named {
   std::string_view name;
   E value;
 };
@@ -60,8 +58,8 @@ constexpr named<dtype> dtype_names[] = {
 };
 
 constexpr named<reduce_op> reduce_op_names[] = {
-    {"sum", reduce_op::sum}, {"prod", reduce_op::prod}, {"product", reduce_op::prod},
-    {"min", reduce_op::min}, {"max", reduce_op::max},   {"avg", reduce_op::avg},
+    {"sum", reduce_op::sum},     {"prod", reduce_op::prod}, {"product", reduce_op::prod},
+    {"min", reduce_op::min},     {"max", reduce_op::max},   {"avg", reduce_op::avg},
     {"average", reduce_op::avg}, {"mean", reduce_op::avg},
 };
 
@@ -69,18 +67,30 @@ constexpr named<reduce_op> reduce_op_names[] = {
 
 std::string_view to_string(dtype x) noexcept {
   switch (x) {
-    case dtype::int8: return "int8";
-    case dtype::uint8: return "uint8";
-    case dtype::int32: return "int32";
-    case dtype::uint32: return "uint32";
-    case dtype::int64: return "int64";
-    case dtype::uint64: return "uint64";
-    case dtype::float16: return "float16";
-    case dtype::bfloat16: return "bfloat16";
-    case dtype::float32: return "float32";
-    case dtype::float64: return "float64";
-    case dtype::float8_e4m3: return "float8_e4m3";
-    case dtype::float8_e5m2: return "float8_e5m2";
+  case dtype::int8:
+    return "int8";
+  case dtype::uint8:
+    return "uint8";
+  case dtype::int32:
+    return "int32";
+  case dtype::uint32:
+    return "uint32";
+  case dtype::int64:
+    return "int64";
+  case dtype::uint64:
+    return "uint64";
+  case dtype::float16:
+    return "float16";
+  case dtype::bfloat16:
+    return "bfloat16";
+  case dtype::float32:
+    return "float32";
+  case dtype::float64:
+    return "float64";
+  case dtype::float8_e4m3:
+    return "float8_e4m3";
+  case dtype::float8_e5m2:
+    return "float8_e5m2";
   }
   return "unknown";
 }
@@ -91,11 +101,16 @@ std::optional<dtype> dtype_from_string(std::string_view name) noexcept {
 
 std::string_view to_string(reduce_op x) noexcept {
   switch (x) {
-    case reduce_op::sum: return "sum";
-    case reduce_op::prod: return "prod";
-    case reduce_op::min: return "min";
-    case reduce_op::max: return "max";
-    case reduce_op::avg: return "avg";
+  case reduce_op::sum:
+    return "sum";
+  case reduce_op::prod:
+    return "prod";
+  case reduce_op::min:
+    return "min";
+  case reduce_op::max:
+    return "max";
+  case reduce_op::avg:
+    return "avg";
   }
   return "unknown";
 }

@@ -1,5 +1,6 @@
-/// Conversions between `float` and narrower binary floating-point formats: integer arithmetic, additions and
-/// selects, no tables and hardly a branch, so that loops over them are fast and may vectorize.
+/// Conversions between `float` and narrower binary floating-point formats: integer arithmetic,
+/// additions and selects, no tables and hardly a branch, so that loops over them are fast and may
+/// vectorize.
 #pragma once
 
 #include <bit>
@@ -7,9 +8,9 @@
 
 namespace troupe::detail {
 
-/// A binary format with a sign, `Exponent` and `Mantissa` bits, subnormals, and an exponent range inside
-/// that of `float`. `Max` is the pattern that overflow gives; the patterns above `LastNumber`, the sign
-/// aside, are NaNs.
+/// A binary format with a sign, `Exponent` and `Mantissa` bits, subnormals, and an exponent range
+/// inside that of `float`. `Max` is the pattern that overflow gives; the patterns above
+/// `LastNumber`, the sign aside, are NaNs.
 template <class Bits, int Exponent, int Mantissa, std::uint32_t Max, std::uint32_t LastNumber>
 struct narrow_format {
   static float decode(Bits x) noexcept {
@@ -19,7 +20,8 @@ struct narrow_format {
     // A subnormal gets the leading one of the smallest normal number, and loses it by subtraction.
     const float subnormal =
         std::bit_cast<float>(normal + leading_one) - std::bit_cast<float>(smallest_normal);
-    std::uint32_t r = magnitude <= last_subnormal ? std::bit_cast<std::uint32_t>(subnormal) : normal;
+    std::uint32_t r =
+        magnitude <= last_subnormal ? std::bit_cast<std::uint32_t>(subnormal) : normal;
     r = magnitude >= infinity ? 0x7f800000 : r;
     r = magnitude > LastNumber ? 0x7fffffff : r;
     return std::bit_cast<float>(r | sign);
@@ -29,13 +31,14 @@ struct narrow_format {
     const std::uint32_t bits = std::bit_cast<std::uint32_t>(x);
     const std::uint32_t magnitude = bits & 0x7fffffff;
     const std::uint32_t sign = (bits >> (32 - width)) & sign_bit;
-    // To the nearest: half of the last bit that stays, less one; to even: one more if that bit is set.
+    // To the nearest: half of the last bit that stays, less one; to even: one more if that bit is
+    // set.
     const std::uint32_t half = (1u << (shift - 1)) - 1 + ((magnitude >> shift) & 1);
     const std::uint32_t normal = (magnitude - rebias + half) >> shift;
     // The sum's last bit weighs what the smallest subnormal weighs, so that the addition rounds.
-    const std::uint32_t subnormal =
-        std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + std::bit_cast<float>(subnormals)) -
-        subnormals;
+    const std::uint32_t subnormal = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) +
+                                                                 std::bit_cast<float>(subnormals)) -
+                                    subnormals;
     std::uint32_t r = normal < Max ? normal : Max;
     r = magnitude < smallest_normal ? subnormal : r;
     r |= sign;
@@ -50,7 +53,8 @@ private:
   static constexpr std::uint32_t sign_bit = 1u << (width - 1);
   static constexpr std::uint32_t last_subnormal = (1u << Mantissa) - 1;
   /// The pattern of an infinity, or, in a format without, of no number at all.
-  static constexpr std::uint32_t infinity = (LastNumber & last_subnormal) == 0 ? LastNumber : sign_bit;
+  static constexpr std::uint32_t infinity =
+      (LastNumber & last_subnormal) == 0 ? LastNumber : sign_bit;
   // In the representation of `float`:
   static constexpr std::uint32_t leading_one = 1u << 23;
   static constexpr std::uint32_t rebias = (127 - bias) << 23;

@@ -96,6 +96,8 @@ public:
   void add_use(use x) { uses_.push_back(std::move(x)); }
 
   clock::time_point deadline = clock::time_point::max();
+  /// Its answer goes to a mailbox: it must come before the actor system ends.
+  bool replies_to_actor = false;
   std::int64_t admitted_at = 0; // nanoseconds of `clock`
 
   /// @errors errc::cancelled becomes the answer

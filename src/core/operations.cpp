@@ -157,7 +157,7 @@ public:
   int device() const noexcept override { return on_.state().ordinal(); }
 
   CUstream_st* cuda_stream() const noexcept override {
-    return on_.device().signals_completion() ? nullptr : static_cast<CUstream_st*>(on_.stream(stream_).native);
+    return on_.device().runs_cuda() ? static_cast<CUstream_st*>(on_.stream(stream_).native) : nullptr;
   }
 
   caf::error run_on_host(std::function<void()> f) override {

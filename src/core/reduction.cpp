@@ -15,48 +15,40 @@ namespace troupe::detail {
 
 namespace {
 
-/// How to compute with elements of type T: `load` gives the type to compute in, `store` rounds or wraps.
-template <class T>
-struct arithmetic;
+/// How to compute with elements of type T: `load` gives the type to compute in, `store` rounds or
+/// wraps.
+template <class T> struct arithmetic;
 
-template <std::integral T>
-struct arithmetic<T> {
-  // At least `unsigned`: the product of two promoted `unsigned short` or smaller could overflow `int`.
+template <std::integral T> struct arithmetic<T> {
+  // At least `unsigned`: the product of two promoted `unsigned short` or smaller could overflow
+  // `int`.
   using value = std::common_type_t<std::make_unsigned_t<T>, unsigned>;
   static value load(T x) noexcept { return static_cast<value>(x); }
   static T store(value x) noexcept { return static_cast<T>(x); }
 };
 
-template <std::floating_point T>
-struct arithmetic<T> {
+template <std::floating_point T> struct arithmetic<T> {
   using value = T;
   static T load(T x) noexcept { return x; }
   static T store(T x) noexcept { return x; }
 };
 
-template <class T, class Format>
-struct narrow_arithmetic {
+template <class T, class Format> struct narrow_arithmetic {
   using value = float;
   static float load(T x) noexcept { return Format::decode(x.bits); }
   static T store(float x) noexcept { return T::from_bits(Format::encode(x)); }
 };
 
-template <>
-struct arithmetic<float16> : narrow_arithmetic<float16, float16_format> {};
-template <>
-struct arithmetic<bfloat16> : narrow_arithmetic<bfloat16, bfloat16_format> {};
-template <>
-struct arithmetic<float8_e4m3> : narrow_arithmetic<float8_e4m3, float8_e4m3_format> {};
-template <>
-struct arithmetic<float8_e5m2> : narrow_arithmetic<float8_e5m2, float8_e5m2_format> {};
+template <> struct arithmetic<float16> : narrow_arithmetic<float16, float16_format> {};
+template <> struct arithmetic<bfloat16> : narrow_arithmetic<bfloat16, bfloat16_format> {};
+template <> struct arithmetic<float8_e4m3> : narrow_arithmetic<float8_e4m3, float8_e4m3_format> {};
+template <> struct arithmetic<float8_e5m2> : narrow_arithmetic<float8_e5m2, float8_e5m2_format> {};
 
-template <class T>
-using value_of = typename arithmetic<T>::value;
+template <class T> using value_of = typename arithmetic<T>::value;
 
-/// The lesser of two elements; -0 is less than +0, and a NaN is taken only if both are. No short-circuit,
-/// so that it vectorizes.
-template <class T>
-T lesser(T a, T b) noexcept {
+/// The lesser of two elements; -0 is less than +0, and a NaN is taken only if both are. No
+/// short-circuit, so that it vectorizes.
+template <class T> T lesser(T a, T b) noexcept {
   if constexpr (std::integral<T>)
     return b < a ? b : a;
   else {
@@ -67,8 +59,7 @@ T lesser(T a, T b) noexcept {
   }
 }
 
-template <class T>
-T greater(T a, T b) noexcept {
+template <class T> T greater(T a, T b) noexcept {
   if constexpr (std::integral<T>)
     return b > a ? b : a;
   else {
@@ -79,10 +70,9 @@ T greater(T a, T b) noexcept {
   }
 }
 
-/// Calls `f(i)` for all i < count, most of them in loops of a fixed length: compilers vectorize those also
-/// where they weigh size against speed.
-template <class F>
-void for_each_index(std::size_t count, F f) noexcept {
+/// Calls `f(i)` for all i < count, most of them in loops of a fixed length: compilers vectorize
+/// those also where they weigh size against speed.
+template <class F> void for_each_index(std::size_t count, F f) noexcept {
   constexpr std::size_t length = 256;
   std::size_t i = 0;
   for (; count - i >= length; i += length)
@@ -93,39 +83,51 @@ void for_each_index(std::size_t count, F f) noexcept {
 }
 
 template <class T>
-void reduce_typed(reduce_op op, T* __restrict to, const T* __restrict from, std::size_t count) noexcept {
+void reduce_typed(reduce_op op, T* __restrict to, const T* __restrict from,
+                  std::size_t count) noexcept {
   using a = arithmetic<T>;
   switch (op) {
-    case reduce_op::sum:
-    case reduce_op::avg:
-      return for_each_index(count,
-                            [=](std::size_t i) { to[i] = a::store(a::load(to[i]) + a::load(from[i])); });
-    case reduce_op::prod:
-      return for_each_index(count,
-                            [=](std::size_t i) { to[i] = a::store(a::load(to[i]) * a::load(from[i])); });
-    case reduce_op::min:
-      return for_each_index(count, [=](std::size_t i) { to[i] = lesser(to[i], from[i]); });
-    case reduce_op::max:
-      return for_each_index(count, [=](std::size_t i) { to[i] = greater(to[i], from[i]); });
+  case reduce_op::sum:
+  case reduce_op::avg:
+    return for_each_index(
+        count, [=](std::size_t i) { to[i] = a::store(a::load(to[i]) + a::load(from[i])); });
+  case reduce_op::prod:
+    return for_each_index(
+        count, [=](std::size_t i) { to[i] = a::store(a::load(to[i]) * a::load(from[i])); });
+  case reduce_op::min:
+    return for_each_index(count, [=](std::size_t i) { to[i] = lesser(to[i], from[i]); });
+  case reduce_op::max:
+    return for_each_index(count, [=](std::size_t i) { to[i] = greater(to[i], from[i]); });
   }
 }
 
 /// Calls `f` with a null pointer to the C++ type of `type`.
-template <class F>
-void with_type(dtype type, F f) noexcept {
+template <class F> void with_type(dtype type, F f) noexcept {
   switch (type) {
-    case dtype::int8: return f(static_cast<std::int8_t*>(nullptr));
-    case dtype::uint8: return f(static_cast<std::uint8_t*>(nullptr));
-    case dtype::int32: return f(static_cast<std::int32_t*>(nullptr));
-    case dtype::uint32: return f(static_cast<std::uint32_t*>(nullptr));
-    case dtype::int64: return f(static_cast<std::int64_t*>(nullptr));
-    case dtype::uint64: return f(static_cast<std::uint64_t*>(nullptr));
-    case dtype::float16: return f(static_cast<float16*>(nullptr));
-    case dtype::bfloat16: return f(static_cast<bfloat16*>(nullptr));
-    case dtype::float32: return f(static_cast<float*>(nullptr));
-    case dtype::float64: return f(static_cast<double*>(nullptr));
-    case dtype::float8_e4m3: return f(static_cast<float8_e4m3*>(nullptr));
-    case dtype::float8_e5m2: return f(static_cast<float8_e5m2*>(nullptr));
+  case dtype::int8:
+    return f(static_cast<std::int8_t*>(nullptr));
+  case dtype::uint8:
+    return f(static_cast<std::uint8_t*>(nullptr));
+  case dtype::int32:
+    return f(static_cast<std::int32_t*>(nullptr));
+  case dtype::uint32:
+    return f(static_cast<std::uint32_t*>(nullptr));
+  case dtype::int64:
+    return f(static_cast<std::int64_t*>(nullptr));
+  case dtype::uint64:
+    return f(static_cast<std::uint64_t*>(nullptr));
+  case dtype::float16:
+    return f(static_cast<float16*>(nullptr));
+  case dtype::bfloat16:
+    return f(static_cast<bfloat16*>(nullptr));
+  case dtype::float32:
+    return f(static_cast<float*>(nullptr));
+  case dtype::float64:
+    return f(static_cast<double*>(nullptr));
+  case dtype::float8_e4m3:
+    return f(static_cast<float8_e4m3*>(nullptr));
+  case dtype::float8_e5m2:
+    return f(static_cast<float8_e5m2*>(nullptr));
   }
 }
 
@@ -161,10 +163,10 @@ void finish_average(dtype type, void* data, std::size_t count, int ranks) noexce
   });
 }
 
-void reduce(dtype type, reduce_op op, std::span<const void* const> inputs, std::span<void* const> outputs,
-            std::size_t count) noexcept {
-  // Blocks that stay in the first-level cache; results go to memory of their own first, since an output may
-  // be an input.
+void reduce(dtype type, reduce_op op, std::span<const void* const> inputs,
+            std::span<void* const> outputs, std::size_t count) noexcept {
+  // Blocks that stay in the first-level cache; results go to memory of their own first, since an
+  // output may be an input.
   constexpr std::size_t block_bytes = 8192;
   alignas(64) std::array<std::byte, block_bytes> result;
   alignas(64) std::array<std::byte, block_bytes> scaled;

@@ -1,6 +1,7 @@
-/// The arithmetic of collectives on the CPU, as `reduce_op` defines it and as NCCL's kernels do it: every
-/// step in the element's type. So it gives the bits that two GPUs give, and, where each partial result is
-/// representable, those of any number of GPUs; else it differs by at most the roundings of the steps.
+/// The arithmetic of collectives on the CPU, as `reduce_op` defines it and as NCCL's kernels do it:
+/// every step in the element's type. So it gives the bits that two GPUs give, and, where each
+/// partial result is representable, those of any number of GPUs; else it differs by at most the
+/// roundings of the steps.
 #pragma once
 
 #include <troupe/dtype.hpp>
@@ -16,22 +17,23 @@ namespace troupe::detail {
 void reduce_into(dtype type, reduce_op op, void* accumulator, const void* operand,
                  std::size_t count) noexcept;
 
-/// The part of `avg` before the sum: multiplies each element of a floating-point type by 1/ranks, rounded
-/// to the type; leaves integers alone.
+/// The part of `avg` before the sum: multiplies each element of a floating-point type by 1/ranks,
+/// rounded to the type; leaves integers alone.
 /// @shape  data: `count` elements, aligned to their type
 /// @source NCCL 2.28.9, `ncclDevPreMulSum` in src/enqueue.cc and src/device/reduce_kernel.h
 void begin_average(dtype type, void* data, std::size_t count, int ranks) noexcept;
 
-/// The part of `avg` after the sum: divides each element of an integer type by `ranks`, toward zero; leaves
-/// floating-point types alone.
+/// The part of `avg` after the sum: divides each element of an integer type by `ranks`, toward
+/// zero; leaves floating-point types alone.
 /// @shape  data: `count` elements, aligned to their type
 /// @source NCCL 2.28.9, `ncclDevSumPostDiv` in src/enqueue.cc and src/device/reduce_kernel.h
 void finish_average(dtype type, void* data, std::size_t count, int ranks) noexcept;
 
 /// out[i] = op over all inputs, in their order, of input[i], for every output.
-/// @shape  inputs: at least one; inputs and outputs: `count` elements each, aligned to their type; an output
+/// @shape  inputs: at least one; inputs and outputs: `count` elements each, aligned to their type;
+/// an output
 ///         may be one of the inputs, and overlaps nothing else
-void reduce(dtype type, reduce_op op, std::span<const void* const> inputs, std::span<void* const> outputs,
-            std::size_t count) noexcept;
+void reduce(dtype type, reduce_op op, std::span<const void* const> inputs,
+            std::span<void* const> outputs, std::size_t count) noexcept;
 
 } // namespace troupe::detail

@@ -32,10 +32,8 @@ std::optional<world_status> status_of(const caf::error& e) {
 namespace troupe::detail {
 
 world_core::world_core(std::shared_ptr<runtime> runtime, std::string name,
-                       std::vector<std::shared_ptr<lane>> lanes, const world_limits& limits,
-                       std::function<void(std::uint64_t, const caf::error&)> on_end)
-    : runtime_(std::move(runtime)), name_(std::move(name)), lanes_(std::move(lanes)), limits_(limits),
-      on_end_(std::move(on_end)) {}
+                       std::vector<std::shared_ptr<lane>> lanes, const world_limits& limits)
+    : runtime_(std::move(runtime)), name_(std::move(name)), lanes_(std::move(lanes)), limits_(limits) {}
 
 world_core::~world_core() = default;
 
@@ -77,7 +75,7 @@ void world_core::build(std::function<void(std::uint64_t, const caf::error&)> don
     auto target = self->adopt(epoch, std::move(*built));
     if (!target)
       return done(epoch, make_error(errc::unavailable, "the world went on before this communicator was built"));
-    auto connect = std::make_shared<connect_operation>(target, self->lanes_, self->limits_.build_deadline);
+    auto connect = std::make_shared<connect_operation>(target, self->lanes_, self->limits_.stall_limit);
     connect->deadline = clock::now() + self->limits_.build_deadline;
     connect->on_answer([connect = std::weak_ptr{connect}, epoch, done] {
       if (auto x = connect.lock())

@@ -20,9 +20,8 @@ namespace troupe::detail {
 
 class world_core : public std::enable_shared_from_this<world_core> {
 public:
-  /// `on_end` hears, on any thread, that the communicator of an epoch ended.
   world_core(std::shared_ptr<runtime> runtime, std::string name, std::vector<std::shared_ptr<lane>> lanes,
-             const world_limits& limits, std::function<void(std::uint64_t, const caf::error&)> on_end);
+             const world_limits& limits);
   ~world_core();
 
   const std::shared_ptr<runtime>& owner() const noexcept { return runtime_; }
@@ -35,6 +34,8 @@ public:
 
   // -- for the actor
 
+  /// `on_end` hears, on any thread, that the communicator of an epoch ended. Before the first `build`.
+  void set_on_end(std::function<void(std::uint64_t, const caf::error&)> on_end) { on_end_ = std::move(on_end); }
   /// Builds a communicator for a new epoch in the background and connects it on the lanes; `done` hears of
   /// it on any thread, once.
   void build(std::function<void(std::uint64_t, const caf::error&)> done);
@@ -69,7 +70,7 @@ private:
   const std::string name_;
   const std::vector<std::shared_ptr<lane>> lanes_;
   const world_limits limits_;
-  const std::function<void(std::uint64_t, const caf::error&)> on_end_;
+  std::function<void(std::uint64_t, const caf::error&)> on_end_;
   // under the lock of the order
   world_phase phase_ = world_phase::building;
   caf::error reason_;

@@ -228,7 +228,7 @@ struct config_base : caf::actor_system_config {
   }
   template <class E>
   void add_errors(const char* category) {
-    add_error_category(caf::atom_from_string(category),
+    add_error_category(caf::atom_from_string(std::string{category}),
                        [](uint8_t x, caf::atom_value, const caf::message& context) {
                          std::string text{to_string(static_cast<E>(x))};
                          return context.empty() ? text : text + to_string(context);

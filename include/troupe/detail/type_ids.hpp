@@ -1,22 +1,101 @@
 /// The types that travel in messages; their order is part of the wire format of CAF 1.x.
 #pragma once
 
+#include <caf/allowed_unsafe_message_type.hpp>
 #include <caf/type_id.hpp>
 
 namespace troupe {
 
 enum class errc : unsigned char;
 enum class part_state : unsigned char;
-struct failure;
 enum class dtype : unsigned char;
 enum class reduce_op : unsigned char;
+enum class device_phase : unsigned char;
+enum class world_phase : unsigned char;
+struct failure;
+struct gpu_token;
+class any_gpu_ref;
+class host_buffer;
+struct request_options;
+struct collective_done;
+struct all_reduce;
+struct device_changed;
+struct device_stats;
+struct world_member;
+struct world_status;
+struct allocate;
+struct upload;
+struct download;
+struct fill;
+struct copy;
+struct launch;
+struct stats;
+struct watch_generation;
+struct reset;
+struct shutdown;
+struct get_status;
+struct subscribe;
+struct launch_callable;
+
+namespace detail {
+struct get_device_actor;
+struct get_collective_actor;
+struct join_communicator;
+struct communicator_built;
+struct communicator_ended;
+struct retry_build;
+} // namespace detail
 
 } // namespace troupe
 
 CAF_BEGIN_TYPE_ID_BLOCK(troupe, caf::first_custom_type_id)
 CAF_ADD_TYPE_ID(troupe, (troupe::errc))
 CAF_ADD_TYPE_ID(troupe, (troupe::part_state))
-CAF_ADD_TYPE_ID(troupe, (troupe::failure))
 CAF_ADD_TYPE_ID(troupe, (troupe::dtype))
 CAF_ADD_TYPE_ID(troupe, (troupe::reduce_op))
+CAF_ADD_TYPE_ID(troupe, (troupe::device_phase))
+CAF_ADD_TYPE_ID(troupe, (troupe::world_phase))
+CAF_ADD_TYPE_ID(troupe, (troupe::failure))
+CAF_ADD_TYPE_ID(troupe, (troupe::gpu_token))
+CAF_ADD_TYPE_ID(troupe, (troupe::any_gpu_ref))
+CAF_ADD_TYPE_ID(troupe, (troupe::host_buffer))
+CAF_ADD_TYPE_ID(troupe, (troupe::request_options))
+CAF_ADD_TYPE_ID(troupe, (troupe::collective_done))
+CAF_ADD_TYPE_ID(troupe, (troupe::all_reduce))
+CAF_ADD_TYPE_ID(troupe, (troupe::device_changed))
+CAF_ADD_TYPE_ID(troupe, (troupe::device_stats))
+CAF_ADD_TYPE_ID(troupe, (troupe::world_member))
+CAF_ADD_TYPE_ID(troupe, (troupe::world_status))
+CAF_ADD_TYPE_ID(troupe, (troupe::allocate))
+CAF_ADD_TYPE_ID(troupe, (troupe::upload))
+CAF_ADD_TYPE_ID(troupe, (troupe::download))
+CAF_ADD_TYPE_ID(troupe, (troupe::fill))
+CAF_ADD_TYPE_ID(troupe, (troupe::copy))
+CAF_ADD_TYPE_ID(troupe, (troupe::launch))
+CAF_ADD_TYPE_ID(troupe, (troupe::stats))
+CAF_ADD_TYPE_ID(troupe, (troupe::watch_generation))
+CAF_ADD_TYPE_ID(troupe, (troupe::reset))
+CAF_ADD_TYPE_ID(troupe, (troupe::shutdown))
+CAF_ADD_TYPE_ID(troupe, (troupe::get_status))
+CAF_ADD_TYPE_ID(troupe, (troupe::subscribe))
 CAF_END_TYPE_ID_BLOCK(troupe)
+
+// Messages that mean something only within the process. They have no serialized form, and the configuration
+// does not tell CAF's network about them.
+CAF_BEGIN_TYPE_ID_BLOCK(troupe_local, caf::id_block::troupe::end)
+CAF_ADD_TYPE_ID(troupe_local, (troupe::launch_callable))
+CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::get_device_actor))
+CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::get_collective_actor))
+CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::join_communicator))
+CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::communicator_built))
+CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::communicator_ended))
+CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::retry_build))
+CAF_END_TYPE_ID_BLOCK(troupe_local)
+
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::launch_callable)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::get_device_actor)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::get_collective_actor)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::join_communicator)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::communicator_built)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::communicator_ended)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::retry_build)

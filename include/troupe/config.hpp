@@ -1,0 +1,57 @@
+/// An actor system that has devices.
+#pragma once
+
+#include <troupe/backend.hpp>
+#include <troupe/detail/caf_compat.hpp>
+#include <troupe/runtime_options.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <string>
+
+namespace troupe {
+
+namespace detail {
+class system_core;
+} // namespace detail
+
+/// The configuration of an actor system that uses the library: knows its messages, and these options, on the
+/// command line too:
+/// --troupe.backend=auto|cuda|host: which devices; auto takes CUDA's where there are any
+/// --troupe.devices=N: number of virtual devices of the host backend
+/// --troupe.completion=event_poll|host_func|synchronize
+/// --troupe.in-flight=N, --troupe.queue=N: bounds per device, in operations
+/// --troupe.spin=MICROSECONDS: how long a lane spins after its last work
+/// CAF's scheduler shares work among at most four threads: a parked thread is slow to wake, and actors that
+/// do not block need few. It is an option of CAF's like any other (scheduler.max-threads).
+class config : public detail::config_base {
+public:
+  config();
+  ~config() override;
+  config(const config&) = delete;
+  config& operator=(const config&) = delete;
+
+  /// Uses this backend, whatever the options say. Before the actor system is made.
+  void use_backend(std::shared_ptr<backend> backend);
+
+  lane_options lanes;
+  host_backend_options host;
+  /// Of a device request that names none.
+  std::chrono::nanoseconds device_deadline = std::chrono::seconds{30};
+
+  /// For the library.
+  detail::system_core& core() const noexcept { return *core_; }
+
+private:
+  std::string backend_name_ = "auto";
+  std::string completion_ = "event_poll";
+  std::size_t host_devices_ = 0;
+  std::size_t in_flight_ = 0;
+  std::size_t queue_ = 0;
+  std::int64_t spin_us_ = -1; // the lanes decide
+  std::unique_ptr<detail::system_core> core_;
+  friend class detail::system_core;
+};
+
+} // namespace troupe

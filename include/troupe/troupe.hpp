@@ -1,0 +1,20 @@
+/// Everything.
+#pragma once
+
+#include <troupe/backend.hpp>
+#include <troupe/collective.hpp>
+#include <troupe/config.hpp>
+#include <troupe/device.hpp>
+#include <troupe/device_status.hpp>
+#include <troupe/dtype.hpp>
+#include <troupe/error.hpp>
+#include <troupe/gpu_ref.hpp>
+#include <troupe/host_buffer.hpp>
+#include <troupe/launch.hpp>
+#include <troupe/log.hpp>
+#include <troupe/nccl_world.hpp>
+#include <troupe/pending.hpp>
+#include <troupe/runtime_options.hpp>
+#include <troupe/version.hpp>
+#include <troupe/world.hpp>
+#include <troupe/world_status.hpp>

@@ -1,0 +1,172 @@
+#include <troupe/device.hpp>
+
+#include "actors/device_access.hpp"
+#include "actors/messages.hpp"
+#include "actors/system.hpp"
+
+#include <caf/all.hpp>
+
+#include <condition_variable>
+#include <mutex>
+#include <numeric>
+#include <utility>
+
+namespace troupe {
+
+namespace {
+
+template <class T>
+pending<T> answer(std::shared_ptr<detail::operation_of<T>> op) {
+  std::shared_ptr<T> value{op, &op->value};
+  return {std::move(op), std::move(value)};
+}
+
+pending<void> answer(std::shared_ptr<detail::operation_of<detail::nothing>> op) { return {std::move(op), nullptr}; }
+
+/// Until the device is ready, or cannot be.
+caf::error wait_until_ready(detail::device_state& state, std::chrono::nanoseconds deadline) {
+  struct view {
+    std::mutex mutex;
+    std::condition_variable condition;
+    device_changed last;
+  };
+  auto seen = std::make_shared<view>();
+  auto watch = state.watch([seen](const device_changed& change) {
+    std::lock_guard lock{seen->mutex};
+    seen->last = change;
+    seen->condition.notify_all();
+  });
+  std::unique_lock lock{seen->mutex};
+  seen->condition.wait_for(lock, deadline, [&] { return seen->last.phase != device_phase::opening; });
+  auto last = seen->last;
+  lock.unlock();
+  state.unwatch(watch);
+  if (last.phase == device_phase::ready || last.phase == device_phase::resetting)
+    return {};
+  if (last.phase == device_phase::opening) {
+    failure why;
+    why.code = errc::deadline_exceeded;
+    why.device = last.device;
+    why.detail = "the device is not ready yet" + (last.reason ? ": " + describe(last.reason) : std::string{});
+    return make_error(std::move(why));
+  }
+  return last.reason ? last.reason : make_error(errc::unavailable, "the device ended");
+}
+
+} // namespace
+
+caf::expected<device_list> list_devices(caf::actor_system& sys) {
+  auto core = detail::system_core::of(sys);
+  if (!core)
+    return core.error();
+  auto owner = (*core)->runtime();
+  if (!owner)
+    return owner.error();
+  device_list result{std::string{(*owner)->backend().name()}, (*core)->reason(), {}};
+  result.ordinals.resize(static_cast<std::size_t>((*owner)->device_count()));
+  std::iota(result.ordinals.begin(), result.ordinals.end(), 0);
+  return result;
+}
+
+std::vector<int> all_devices(caf::actor_system& sys) {
+  auto list = list_devices(sys);
+  return list ? std::move(list->ordinals) : std::vector<int>{};
+}
+
+caf::expected<device> device::open(caf::actor_system& sys, int ordinal, std::chrono::nanoseconds deadline) {
+  if (auto refused = detail::check_may_block(); refused)
+    return refused;
+  auto core = detail::system_core::of(sys);
+  if (!core)
+    return core.error();
+  auto owner = (*core)->runtime();
+  if (!owner)
+    return owner.error();
+  auto worker = (*owner)->lane_of(ordinal);
+  if (!worker)
+    return worker.error();
+  auto lease = (*core)->lease(sys);
+  if (!lease)
+    return lease.error();
+  if (auto error = wait_until_ready((*worker)->state(), deadline); error)
+    return error;
+  return detail::device_access::make(std::move(*lease), std::move(*owner), std::move(*worker));
+}
+
+int device::ordinal() const noexcept { return core_->state().ordinal(); }
+
+std::uint64_t device::generation() const noexcept { return core_->state().generation(); }
+
+device_phase device::phase() const noexcept { return core_->state().phase(); }
+
+caf::expected<caf::actor> device::actor() const {
+  if (auto refused = detail::check_may_block(); refused)
+    return refused;
+  caf::scoped_actor self{lease_->system};
+  return detail::ask<caf::actor>(self, lease_->root, std::chrono::seconds{10}, detail::get_device_actor{ordinal()});
+}
+
+pending<any_gpu_ref> device::allocate(dtype type, std::size_t count, bool zeroed, request_options options) const {
+  return answer(core_->allocate(count, type, zeroed, options));
+}
+
+caf::expected<host_buffer> device::allocate_pinned(std::size_t size_bytes, request_options options) const {
+  return answer(core_->allocate_pinned(size_bytes, options)).wait();
+}
+
+pending<void> device::upload(const any_gpu_ref& target, std::span<const std::byte> source,
+                             request_options options) const {
+  // An upload only reads it.
+  std::span<std::byte> memory{const_cast<std::byte*>(source.data()), source.size()};
+  return answer(core_->upload(target, std::make_shared<detail::host_range>(memory), options));
+}
+
+pending<void> device::upload(const any_gpu_ref& target, host_buffer source, request_options options) const {
+  return answer(core_->upload(target, std::make_shared<detail::host_range>(std::move(source)), options));
+}
+
+pending<void> device::download(const any_gpu_ref& source, std::span<std::byte> target,
+                               request_options options) const {
+  return answer(core_->download(source, std::make_shared<detail::host_range>(target), options));
+}
+
+pending<void> device::download(const any_gpu_ref& source, host_buffer target, request_options options) const {
+  return answer(core_->download(source, std::make_shared<detail::host_range>(std::move(target)), options));
+}
+
+pending<void> device::fill(const any_gpu_ref& target, std::vector<std::byte> one_element,
+                           request_options options) const {
+  return answer(core_->fill(target, std::move(one_element), options));
+}
+
+pending<void> device::copy(const any_gpu_ref& target, const any_gpu_ref& source, request_options options) const {
+  return answer(core_->copy(target, source, options));
+}
+
+pending<void> device::launch(launch_function function, std::vector<any_gpu_ref> reads,
+                             std::vector<any_gpu_ref> writes, request_options options) const {
+  return answer(core_->launch(std::move(function), reads, writes, options));
+}
+
+caf::expected<any_gpu_ref> device::adopt(void* memory, std::size_t count, dtype type,
+                                         std::function<void(void*)> deleter) const {
+  return core_->adopt(memory, count, type, std::move(deleter));
+}
+
+pending<void> device::acquire(const any_gpu_ref& ref, access_mode mode, CUstream_st* stream,
+                              request_options options) const {
+  return answer(core_->acquire(ref, mode, stream, options));
+}
+
+pending<void> device::release(const any_gpu_ref& ref, access_mode mode, CUstream_st* stream,
+                              request_options options) const {
+  return answer(core_->release(ref, mode, stream, options));
+}
+
+pending<device_stats> device::stats(request_options options) const { return answer(core_->stats(options)); }
+
+pending<std::uint64_t> device::reset(request_options options) const { return answer(core_->reset(options)); }
+
+void device::shutdown() const { core_->shut_down(make_error(errc::unavailable, "the device was shut down")); }
+
+} // namespace troupe

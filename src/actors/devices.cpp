@@ -1,0 +1,88 @@
+#include "actors/messages.hpp"
+#include "actors/spawn.hpp"
+#include "core/log.hpp"
+
+#include <troupe/detail/caf_compat.hpp>
+
+#include <caf/all.hpp>
+
+#include <map>
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+
+/// The root of an actor system's devices: supervises device and collective actors. They hold no request and
+/// no memory, so one that died is made anew when somebody asks for it.
+class devices_actor final : public actor_base<> {
+public:
+  devices_actor(caf::actor_config& cfg, std::shared_ptr<runtime> owner)
+      : actor_base(cfg), owner_(std::move(owner)) {}
+
+  caf::behavior make_behavior() override {
+    return with_exit([this](caf::exit_msg& x) { end(x.reason); },
+                     [this](const get_device_actor& x) { return device(x.device); },
+                     [this](const get_collective_actor& x) { return collective(x.device); });
+  }
+
+  void on_exit() override {
+    devices_.clear();
+    collectives_.clear();
+  }
+
+private:
+  caf::result<caf::actor> device(int ordinal) {
+    if (auto i = devices_.find(ordinal); i != devices_.end())
+      return i->second;
+    auto worker = owner_->lane_of(ordinal);
+    if (!worker)
+      return worker.error();
+    auto& settings = dynamic_cast<const troupe::config&>(system().config());
+    auto child = spawn_device_actor(system(), device_core{owner_, *worker, settings.device_deadline});
+    return adopt(devices_, ordinal, std::move(child));
+  }
+
+  caf::result<caf::actor> collective(int ordinal) {
+    if (auto i = collectives_.find(ordinal); i != collectives_.end())
+      return i->second;
+    auto worker = owner_->lane_of(ordinal);
+    if (!worker)
+      return worker.error();
+    return adopt(collectives_, ordinal, spawn_collective_actor(system(), (*worker)->shared_state()));
+  }
+
+  caf::actor adopt(std::map<int, caf::actor>& children, int ordinal, caf::actor child) {
+    children.insert_or_assign(ordinal, child);
+    on_down(child, [this, &children, ordinal](const caf::error& why) {
+      children.erase(ordinal);
+      if (why && why != caf::exit_reason::user_shutdown)
+        log(log_level::warning, "an actor of device " + std::to_string(ordinal) + " ended", why);
+    });
+    return child;
+  }
+
+  void end(const caf::error& reason) {
+    for (auto* children : {&devices_, &collectives_})
+      for (auto& [ordinal, child] : *children)
+        send_exit(child, reason);
+    // Nobody may write into a mailbox after the actor system is gone.
+    owner_->keeper().for_each([](operation& op) {
+      if (op.replies_to_actor)
+        op.answer(make_error(op.describe(errc::unavailable, "the devices' actors ended")));
+    });
+    quit(reason);
+  }
+
+  const std::shared_ptr<runtime> owner_;
+  std::map<int, caf::actor> devices_;
+  std::map<int, caf::actor> collectives_;
+};
+
+} // namespace
+
+caf::actor spawn_devices(caf::actor_system& sys, std::shared_ptr<runtime> owner) {
+  return sys.spawn<devices_actor>(std::move(owner));
+}
+
+} // namespace troupe::detail

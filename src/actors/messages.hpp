@@ -1,0 +1,42 @@
+/// Messages between the library's own actors.
+#pragma once
+
+#include <troupe/detail/type_ids.hpp>
+#include <troupe/error.hpp>
+
+#include <cstdint>
+
+namespace troupe::detail {
+
+/// To the root. Answered by the actor of that device, which is spawned if there is none.
+struct get_device_actor {
+  std::int32_t device = -1;
+};
+
+/// To the root. Answered by the collective actor of that device.
+struct get_collective_actor {
+  std::int32_t device = -1;
+};
+
+/// To a collective actor: its device holds a rank of the sender, a world, from now on; the world hears of the
+/// device's life (`device_changed`).
+struct join_communicator {};
+
+/// To a world: the build of its epoch is over; `why` is none on success.
+struct communicator_built {
+  std::uint64_t epoch = 0;
+  caf::error why;
+};
+
+/// To a world: the communicator of that epoch ended.
+struct communicator_ended {
+  std::uint64_t epoch = 0;
+  caf::error why;
+};
+
+/// To a world, from itself, later.
+struct retry_build {
+  bool deadline = false; ///< of the first build
+};
+
+} // namespace troupe::detail

@@ -1,0 +1,258 @@
+#include "actors/messages.hpp"
+#include "actors/reply.hpp"
+#include "actors/subscribers.hpp"
+#include "actors/world_parts.hpp"
+#include "core/log.hpp"
+
+#include <troupe/nccl_world.hpp>
+
+#include <caf/all.hpp>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <set>
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+
+/// Supervises a world: builds its communicators, one after the other, as long as its devices live and its
+/// budget lasts. Requests pass through to the world's data; they need nothing of it while all is well.
+class nccl_world_actor final : public actor_base<> {
+public:
+  nccl_world_actor(caf::actor_config& cfg, std::shared_ptr<system_lease> lease, std::shared_ptr<world_core> core)
+      : actor_base(cfg), lease_(std::move(lease)), core_(std::move(core)) {}
+
+  caf::behavior make_behavior() override {
+    core_->set_on_end([to = address()](std::uint64_t epoch, const caf::error& why) {
+      if (auto self = caf::actor_cast<caf::actor>(to))
+        detail::anon_send(self, communicator_ended{epoch, why});
+    });
+    join_devices();
+    detail::send_after(this, caf::actor_cast<caf::actor>(this), core_->limits().build_deadline, retry_build{true});
+    return with_exit(
+      [this](caf::exit_msg& x) { end(x.reason); },
+      [this](const all_reduce& x) { return reply_when_answered(this, core_->all_reduce(x.send, x.recv, x.op, x.options)); },
+      [this](const get_status&) { return core_->status(); },
+      [this](const subscribe&) {
+        if (auto who = subscribers_.add(this); who)
+          detail::send(this, who, core_->status());
+      },
+      [this](const shutdown&) { end(caf::exit_reason::user_shutdown); },
+      [this](const device_changed& x) { on_device(x); },
+      [this](const communicator_built& x) { on_built(x); },
+      [this](const communicator_ended& x) { on_ended(x); },
+      [this](const retry_build& x) { on_retry(x); });
+  }
+
+  void on_exit() override {
+    core_->close(world_phase::shut_down, make_error(errc::unavailable, "the world ended"));
+    subscribers_.clear();
+    lease_.reset();
+  }
+
+private:
+  /// Every device's collective actor tells what becomes of it.
+  void join_devices() {
+    for (std::size_t i = 0; i < core_->size(); ++i) {
+      auto ordinal = core_->lanes()[i]->state().ordinal();
+      detail::request(this, lease_->root, caf::infinite, get_collective_actor{ordinal})
+        .then(
+          [this, ordinal](const caf::actor& collective) {
+            detail::send(this, collective, join_communicator{});
+            on_down(collective, [this](const caf::error&) { join_devices(); });
+            collectives_[ordinal] = collective;
+          },
+          [this](const caf::error& why) { fail(why); });
+    }
+  }
+
+  void on_device(const device_changed& x) {
+    if (finished())
+      return;
+    phases_[x.device] = x;
+    switch (x.phase) {
+      case device_phase::failed:
+      case device_phase::shut_down: fail(x.reason ? x.reason : make_error(errc::unavailable, "a device ended")); break;
+      case device_phase::resetting:
+        building_ = false;
+        core_->end_epoch(x.reason);
+        break;
+      case device_phase::opening: break;
+      case device_phase::ready: try_build(); break;
+    }
+  }
+
+  bool devices_ready() const {
+    return std::all_of(core_->lanes().begin(), core_->lanes().end(), [this](const auto& x) {
+      auto i = phases_.find(x->state().ordinal());
+      return i != phases_.end() && i->second.phase == device_phase::ready;
+    });
+  }
+
+  void try_build() {
+    if (building_ || waits_to_retry_ || core_->status().phase != world_phase::building || !devices_ready())
+      return;
+    building_ = true;
+    core_->build([to = address()](std::uint64_t epoch, const caf::error& why) {
+      if (auto self = caf::actor_cast<caf::actor>(to))
+        detail::anon_send(self, communicator_built{epoch, why});
+    });
+  }
+
+  void on_built(const communicator_built& x) {
+    if (finished() || x.epoch != core_->status().epoch)
+      return;
+    building_ = false;
+    if (x.why)
+      return restart(x.why);
+    core_->open();
+    auto now = core_->status();
+    if (now.phase != world_phase::ready)
+      return; // it ended meanwhile, which is another message
+    was_ready_ = true;
+    subscribers_.tell(this, now);
+  }
+
+  void on_ended(const communicator_ended& x) {
+    if (finished())
+      return;
+    building_ = false;
+    subscribers_.tell(this, core_->status());
+    if (code_of(x.why) == errc::device_reset)
+      return try_build(); // somebody asked for it; the budget is for what goes wrong
+    restart(x.why);
+  }
+
+  /// Builds again, unless it went wrong too often.
+  void restart(const caf::error& why) {
+    auto code = code_of(why);
+    if (code && severity_of(*code) == severity::process)
+      return fail(why);
+    if (waits_to_retry_)
+      return;
+    auto now = clock::now();
+    auto& limits = core_->limits();
+    while (!restarts_.empty() && restarts_.front() + limits.restart_window < now)
+      restarts_.pop_front();
+    if (static_cast<int>(restarts_.size()) >= limits.restarts) {
+      auto last = failure_of(why).value_or(failure{});
+      last.detail = "no communicator after " + std::to_string(limits.restarts) + " restarts; the last reason: "
+                    + describe(why);
+      last.code = code.value_or(errc::communicator_dead);
+      return fail(make_error(std::move(last)));
+    }
+    auto earlier = restarts_.size();
+    restarts_.push_back(now);
+    if (earlier == 0)
+      return try_build();
+    waits_to_retry_ = true;
+    auto pause = limits.restart_backoff * (1u << std::min<std::size_t>(earlier - 1, 10));
+    detail::send_after(this, caf::actor_cast<caf::actor>(this), pause, retry_build{});
+  }
+
+  void on_retry(const retry_build& x) {
+    if (finished())
+      return;
+    if (!x.deadline) {
+      waits_to_retry_ = false;
+      return try_build();
+    }
+    if (was_ready_)
+      return;
+    std::string missing;
+    for (auto& lane : core_->lanes())
+      if (auto i = phases_.find(lane->state().ordinal());
+          i == phases_.end() || i->second.phase != device_phase::ready)
+        missing += (missing.empty() ? "device " : ", ") + std::to_string(lane->state().ordinal())
+                   + (i != phases_.end() && i->second.reason ? " (" + describe(i->second.reason) + ")" : "");
+    fail(make_error(errc::deadline_exceeded, missing.empty()
+                                               ? "the communicator was not built before the build deadline"
+                                               : "not ready before the build deadline: " + missing));
+  }
+
+  bool finished() const {
+    auto phase = core_->status().phase;
+    return phase == world_phase::failed || phase == world_phase::shut_down;
+  }
+
+  void fail(const caf::error& why) {
+    if (finished())
+      return;
+    log(log_level::error, "world " + core_->name() + " failed", why);
+    core_->close(world_phase::failed, why);
+    subscribers_.tell(this, core_->status());
+  }
+
+  void end(const caf::error& reason) {
+    core_->close(world_phase::shut_down, make_error(errc::unavailable, "the world was shut down"));
+    subscribers_.tell(this, core_->status());
+    quit(reason);
+  }
+
+  std::shared_ptr<system_lease> lease_;
+  const std::shared_ptr<world_core> core_;
+  subscriber_list subscribers_;
+  std::map<int, caf::actor> collectives_;
+  std::map<int, device_changed> phases_;
+  std::deque<clock::time_point> restarts_;
+  bool building_ = false;
+  bool waits_to_retry_ = false;
+  bool was_ready_ = false;
+};
+
+} // namespace
+
+caf::expected<world_parts> make_world(caf::actor_system& sys, world_config config) {
+  auto core = system_core::of(sys);
+  if (!core)
+    return core.error();
+  auto owner = (*core)->runtime();
+  if (!owner)
+    return owner.error();
+  if (config.devices.empty())
+    return make_error(errc::invalid_argument, "a world needs a device");
+  std::set<int> distinct{config.devices.begin(), config.devices.end()};
+  if (distinct.size() != config.devices.size())
+    return make_error(errc::invalid_argument, "a device stands twice in a world");
+  std::vector<std::shared_ptr<lane>> lanes;
+  for (auto ordinal : config.devices) {
+    if (ordinal < 0 || ordinal >= (*owner)->device_count())
+      return make_error(errc::invalid_argument, "there is no device " + std::to_string(ordinal) + "; there are "
+                                                  + std::to_string((*owner)->device_count()));
+  }
+  for (auto ordinal : config.devices) {
+    auto worker = (*owner)->lane_of(ordinal);
+    if (!worker)
+      return worker.error();
+    lanes.push_back(std::move(*worker));
+  }
+  auto lease = (*core)->lease(sys);
+  if (!lease)
+    return lease.error();
+  auto data = std::make_shared<world_core>(*owner, std::move(config.name), std::move(lanes), config.limits);
+  auto actor = sys.spawn<nccl_world_actor>(*lease, data);
+  return world_parts{std::move(*lease), std::move(data), std::move(actor)};
+}
+
+} // namespace troupe::detail
+
+namespace troupe {
+
+caf::expected<caf::actor> spawn_nccl_world(caf::actor_system& sys, world_config config) {
+  auto parts = detail::make_world(sys, std::move(config));
+  if (!parts)
+    return parts.error();
+  return parts->actor;
+}
+
+caf::expected<caf::actor> spawn_nccl_world(caf::actor_system& sys, const std::vector<device>& devices,
+                                           world_config config) {
+  for (auto& x : devices)
+    config.devices.push_back(x.ordinal());
+  return spawn_nccl_world(sys, std::move(config));
+}
+
+} // namespace troupe

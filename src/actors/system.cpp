@@ -1,0 +1,134 @@
+#include "actors/system.hpp"
+
+#include "actors/spawn.hpp"
+#include "core/log.hpp"
+
+#include <caf/all.hpp>
+
+#include <utility>
+
+namespace troupe::detail {
+
+system_lease::~system_lease() { caf::anon_send_exit(root, caf::exit_reason::user_shutdown); }
+
+system_core::~system_core() {
+  if (runtime_)
+    runtime_->close();
+}
+
+caf::expected<system_core*> system_core::of(caf::actor_system& sys) {
+  auto* cfg = dynamic_cast<const config*>(&sys.config());
+  if (cfg == nullptr)
+    return make_error(errc::invalid_argument, "the actor system's configuration is no troupe::config");
+  return &cfg->core();
+}
+
+void system_core::use_backend(std::shared_ptr<backend> backend) {
+  std::lock_guard lock{mutex_};
+  backend_ = std::move(backend);
+}
+
+std::string system_core::reason() {
+  std::lock_guard lock{mutex_};
+  return reason_;
+}
+
+caf::error system_core::choose_backend() {
+  auto& wanted = config_.backend_name_;
+  if (wanted != "auto" && wanted != "cuda" && wanted != "host")
+    return make_error(errc::invalid_argument, "troupe.backend is auto, cuda or host, not " + wanted);
+  if (wanted != "host") {
+    auto cuda = make_cuda_backend();
+    if (cuda && (*cuda)->device_count() > 0) {
+      backend_ = std::move(*cuda);
+      return {};
+    }
+    auto why = cuda ? make_error(errc::unavailable, "the machine has no GPU") : cuda.error();
+    if (wanted == "cuda")
+      return why;
+    reason_ = describe(why);
+  }
+  auto options = config_.host;
+  if (config_.host_devices_ != 0)
+    options.devices = static_cast<int>(config_.host_devices_);
+  backend_ = make_host_backend(options);
+  return {};
+}
+
+caf::expected<std::shared_ptr<runtime>> system_core::runtime() {
+  std::lock_guard lock{mutex_};
+  if (runtime_)
+    return runtime_;
+  auto options = config_.lanes;
+  if (config_.spin_us_ >= 0)
+    options.spin = std::chrono::microseconds{config_.spin_us_};
+  if (config_.completion_ == "host_func")
+    options.completion = completion_strategy::host_func;
+  else if (config_.completion_ == "synchronize")
+    options.completion = completion_strategy::synchronize;
+  else if (config_.completion_ != "event_poll")
+    return make_error(errc::invalid_argument,
+                      "troupe.completion is event_poll, host_func or synchronize, not " + config_.completion_);
+  if (config_.in_flight_ != 0)
+    options.in_flight_limit = config_.in_flight_;
+  if (config_.queue_ != 0)
+    options.queue_limit = config_.queue_;
+  if (!backend_)
+    if (auto error = choose_backend(); error)
+      return error;
+  runtime_ = std::make_shared<detail::runtime>(backend_, options);
+  return runtime_;
+}
+
+caf::expected<std::shared_ptr<system_lease>> system_core::lease(caf::actor_system& sys) {
+  auto owner = runtime();
+  if (!owner)
+    return owner.error();
+  std::lock_guard lock{mutex_};
+  auto result = lease_.lock();
+  if (!result) {
+    result = std::make_shared<system_lease>(sys, spawn_devices(sys, *owner));
+    lease_ = result;
+  }
+  return result;
+}
+
+} // namespace troupe::detail
+
+namespace troupe {
+
+namespace {
+
+struct pool_thread_hook : detail::thread_start_hook<void (*)(bool)> {
+  pool_thread_hook()
+      : thread_start_hook{[](bool is_pool_worker) {
+          if (is_pool_worker)
+            detail::forbid_blocking("a worker of CAF's pool");
+        }} {}
+};
+
+std::size_t pool_threads() {
+  return std::clamp<std::size_t>(std::thread::hardware_concurrency() / 4, 2, 4);
+}
+
+} // namespace
+
+config::config() : core_(std::make_unique<detail::system_core>(*this)) {
+  detail::register_types(*this);
+  caf_option("scheduler.policy", std::string{"sharing"});
+  caf_option("scheduler.max-threads", pool_threads());
+  add_thread_hook<pool_thread_hook>();
+  opt_group{custom_options_, "troupe"}
+    .add(backend_name_, "backend", "auto, cuda or host")
+    .add(host_devices_, "devices", "number of virtual devices of the host backend")
+    .add(completion_, "completion", "event_poll, host_func or synchronize")
+    .add(in_flight_, "in-flight", "operations that a device may have in its streams")
+    .add(queue_, "queue", "operations that may wait for a device")
+    .add(spin_us_, "spin", "how long a lane spins after its last work, in microseconds");
+}
+
+config::~config() = default;
+
+void config::use_backend(std::shared_ptr<backend> backend) { core_->use_backend(std::move(backend)); }
+
+} // namespace troupe

@@ -1,0 +1,60 @@
+/// What belongs to one actor system: the runtime and, while somebody needs them, the actors of its devices.
+#pragma once
+
+#include "core/runtime.hpp"
+
+#include <troupe/config.hpp>
+
+#include <caf/actor.hpp>
+#include <caf/actor_system.hpp>
+
+#include <memory>
+#include <mutex>
+#include <string>
+
+namespace troupe::detail {
+
+/// Keeps the device actors alive; the last one ends them.
+struct system_lease {
+  system_lease(caf::actor_system& s, caf::actor r) : system(s), root(std::move(r)) {}
+  ~system_lease();
+  system_lease(const system_lease&) = delete;
+  system_lease& operator=(const system_lease&) = delete;
+
+  caf::actor_system& system;
+  const caf::actor root;
+};
+
+/// Lives in the configuration, so longer than the actor system.
+class system_core {
+public:
+  explicit system_core(const config& cfg) : config_(cfg) {}
+  ~system_core();
+
+  /// @errors errc::invalid_argument: the system's configuration is no `troupe::config`
+  static caf::expected<system_core*> of(caf::actor_system& sys);
+
+  /// Makes the backend at the first call.
+  /// @errors errc::unavailable, not_supported: it is not there; errc::invalid_argument: an option is wrong
+  caf::expected<std::shared_ptr<detail::runtime>> runtime();
+  /// Why the host backend was taken.
+  std::string reason();
+  void use_backend(std::shared_ptr<backend> backend);
+
+  /// Spawns the root of the device actors if there is none.
+  caf::expected<std::shared_ptr<system_lease>> lease(caf::actor_system& sys);
+
+  const config& settings() const noexcept { return config_; }
+
+private:
+  caf::error choose_backend();
+
+  const config& config_;
+  std::mutex mutex_;
+  std::shared_ptr<backend> backend_;
+  std::string reason_;
+  std::shared_ptr<detail::runtime> runtime_;
+  std::weak_ptr<system_lease> lease_;
+};
+
+} // namespace troupe::detail

@@ -1,0 +1,15 @@
+#include "actors/messages.hpp"
+#include "actors/spawn.hpp"
+
+#include <troupe/troupe.hpp>
+
+#include <caf/all.hpp>
+
+namespace troupe::detail {
+
+void register_types(config& cfg) {
+  cfg.add_types<caf::id_block::troupe>();
+  cfg.add_errors<errc>("troupe");
+}
+
+} // namespace troupe::detail

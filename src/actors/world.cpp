@@ -1,0 +1,93 @@
+#include <troupe/world.hpp>
+
+#include "actors/device_access.hpp"
+#include "actors/world_parts.hpp"
+
+#include <caf/all.hpp>
+
+#include <utility>
+
+namespace troupe {
+
+struct world::owner {
+  explicit owner(detail::world_parts p) : parts(std::move(p)) {}
+  ~owner() { caf::anon_send_exit(parts.actor, caf::exit_reason::user_shutdown); }
+  owner(const owner&) = delete;
+  owner& operator=(const owner&) = delete;
+
+  const detail::world_parts parts;
+};
+
+caf::expected<world> world::open(caf::actor_system& sys, world_config config) {
+  if (auto refused = detail::check_may_block(); refused)
+    return refused;
+  auto parts = detail::make_world(sys, std::move(config));
+  if (!parts)
+    return parts.error();
+  world result{std::make_shared<const owner>(std::move(*parts))};
+  // The build deadline of the world bounds this.
+  caf::scoped_actor self{sys};
+  detail::send(self, result.actor(), subscribe{});
+  world_status now;
+  while (now.phase == world_phase::building)
+    self->receive([&](const world_status& x) { now = x; });
+  if (now.phase != world_phase::ready)
+    return now.reason;
+  return result;
+}
+
+caf::expected<world> world::open(caf::actor_system& sys, const std::vector<device>& devices, world_config config) {
+  for (auto& x : devices)
+    config.devices.push_back(x.ordinal());
+  return open(sys, std::move(config));
+}
+
+std::size_t world::size() const noexcept { return owner_->parts.core->size(); }
+
+world_status world::status() const { return owner_->parts.core->status(); }
+
+const caf::actor& world::actor() const noexcept { return owner_->parts.actor; }
+
+device world::device_of(std::size_t rank) const {
+  auto& core = *owner_->parts.core;
+  return detail::device_access::make(owner_->parts.lease, core.owner(), core.lanes()[rank]);
+}
+
+caf::expected<std::vector<any_gpu_ref>> world::allocate(dtype type, std::size_t count, bool zeroed,
+                                                        request_options options) const {
+  std::vector<pending<any_gpu_ref>> answers;
+  answers.reserve(size());
+  for (std::size_t i = 0; i < size(); ++i)
+    answers.push_back(device_of(i).allocate(type, count, zeroed, options));
+  std::vector<any_gpu_ref> result;
+  result.reserve(size());
+  for (auto& x : answers) {
+    auto ref = x.wait();
+    if (!ref)
+      return ref.error();
+    result.push_back(std::move(*ref));
+  }
+  return result;
+}
+
+namespace {
+
+pending<collective_done> answer(std::shared_ptr<detail::operation_of<collective_done>> op) {
+  std::shared_ptr<collective_done> value{op, &op->value};
+  return {std::move(op), std::move(value)};
+}
+
+} // namespace
+
+pending<collective_done> world::all_reduce(const std::vector<any_gpu_ref>& buffers, reduce_op op,
+                                           request_options options) const {
+  return answer(owner_->parts.core->all_reduce(buffers, {}, op, options));
+}
+
+pending<collective_done> world::all_reduce(const std::vector<any_gpu_ref>& send,
+                                           const std::vector<any_gpu_ref>& recv, reduce_op op,
+                                           request_options options) const {
+  return answer(owner_->parts.core->all_reduce(send, recv, op, options));
+}
+
+} // namespace troupe
