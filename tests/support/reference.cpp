@@ -1,0 +1,667 @@
+#include "reference.hpp"
+
+#include <troupe/dtype.hpp>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cassert>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <sstream>
+#include <utility>
+
+namespace troupe::testing {
+
+namespace {
+
+__extension__ using int128 = __int128;
+__extension__ using uint128 = unsigned __int128;
+
+// -- formats
+// ---------------------------------------------------------------------------------------------
+
+struct format {
+  int width;
+  int exponent_bits;
+  int mantissa_bits;
+  std::uint64_t max_finite; // pattern of the largest finite number
+  bool infinity;            // the next pattern is an infinity
+
+  int bias() const { return (1 << (exponent_bits - 1)) - 1; }
+  int min_exponent() const { return 1 - bias(); } // of a normal number
+  std::uint64_t sign_bit() const { return std::uint64_t{1} << (width - 1); }
+  std::uint64_t mantissa_mask() const { return (std::uint64_t{1} << mantissa_bits) - 1; }
+  std::uint64_t pattern_mask() const { return sign_bit() | (sign_bit() - 1); }
+
+  /// The number that a pattern without sign stands for, as if there were no infinities and NaNs.
+  long double magnitude(std::uint64_t pattern) const {
+    const auto field = static_cast<int>(pattern >> mantissa_bits);
+    const std::uint64_t fraction = pattern & mantissa_mask();
+    const std::uint64_t integer = field == 0 ? fraction : fraction | (mantissa_mask() + 1);
+    return std::ldexp(static_cast<long double>(integer),
+                      std::max(field, 1) - bias() - mantissa_bits);
+  }
+
+  long double largest() const { return magnitude(max_finite); }
+  long double smallest() const { return magnitude(1); }
+  long double smallest_normal() const { return std::ldexp(1.0L, min_exponent()); }
+  /// The largest relative error of rounding to the nearest.
+  long double unit_roundoff() const { return std::ldexp(1.0L, -mantissa_bits - 1); }
+};
+
+const format* format_of(dtype type) {
+  static constexpr format f16{16, 5, 10, 0x7bff, true};
+  static constexpr format bf16{16, 8, 7, 0x7f7f, true};
+  static constexpr format f32{32, 8, 23, 0x7f7fffff, true};
+  static constexpr format f64{64, 11, 52, 0x7fefffffffffffff, true};
+  static constexpr format e4m3{8, 4, 3, 0x7e, false};
+  static constexpr format e5m2{8, 5, 2, 0x7b, true};
+  switch (type) {
+  case dtype::float16:
+    return &f16;
+  case dtype::bfloat16:
+    return &bf16;
+  case dtype::float32:
+    return &f32;
+  case dtype::float64:
+    return &f64;
+  case dtype::float8_e4m3:
+    return &e4m3;
+  case dtype::float8_e5m2:
+    return &e5m2;
+  default:
+    return nullptr;
+  }
+}
+
+bool saturates(dtype type) { return type == dtype::float8_e4m3 || type == dtype::float8_e5m2; }
+
+bool is_signed(dtype type) {
+  return type == dtype::int8 || type == dtype::int32 || type == dtype::int64;
+}
+
+std::uint64_t load_pattern(const std::byte* memory, std::size_t size) {
+  std::uint64_t r = 0;
+  for (std::size_t i = 0; i < size; ++i)
+    r |= std::to_integer<std::uint64_t>(memory[i]) << (8 * i);
+  return r;
+}
+
+void store_pattern(std::byte* memory, std::size_t size, std::uint64_t pattern) {
+  for (std::size_t i = 0; i < size; ++i)
+    memory[i] = static_cast<std::byte>(pattern >> (8 * i));
+}
+
+/// Decodes all elements of one type, fast: by a table or by the processor.
+class decoder {
+public:
+  explicit decoder(dtype type) : type_{type} {
+    if (const std::size_t bits = 8 * size_of(type); bits <= 16) {
+      table_.resize(std::size_t{1} << bits);
+      for (std::size_t i = 0; i < table_.size(); ++i)
+        table_[i] = decode(type, i);
+    }
+  }
+
+  long double operator()(std::uint64_t pattern) const {
+    switch (type_) {
+    case dtype::float32:
+      return std::bit_cast<float>(static_cast<std::uint32_t>(pattern));
+    case dtype::float64:
+      return std::bit_cast<double>(pattern);
+    default:
+      return table_[pattern];
+    }
+  }
+
+private:
+  dtype type_;
+  std::vector<long double> table_;
+};
+
+const decoder& decoder_of(dtype type) {
+  static const decoder f16{dtype::float16};
+  static const decoder bf16{dtype::bfloat16};
+  static const decoder f32{dtype::float32};
+  static const decoder f64{dtype::float64};
+  static const decoder e4m3{dtype::float8_e4m3};
+  static const decoder e5m2{dtype::float8_e5m2};
+  switch (type) {
+  case dtype::float16:
+    return f16;
+  case dtype::bfloat16:
+    return bf16;
+  case dtype::float32:
+    return f32;
+  case dtype::float8_e4m3:
+    return e4m3;
+  case dtype::float8_e5m2:
+    return e5m2;
+  default:
+    return f64;
+  }
+}
+
+// -- integers
+// --------------------------------------------------------------------------------------------
+
+/// The integers of a type: the residues of 2^bits that it stands for.
+struct integer_range {
+  int bits;
+  bool negative;
+
+  int128 modulus() const { return int128{1} << bits; }
+  uint128 residue(int128 x) const {
+    return static_cast<uint128>((x % modulus() + modulus()) % modulus());
+  }
+  int128 value(uint128 residue) const {
+    const auto x = static_cast<int128>(residue);
+    return negative && x >= modulus() / 2 ? x - modulus() : x;
+  }
+};
+
+std::uint64_t expected_integer(const integer_range& range, reduce_op op,
+                               const std::vector<std::uint64_t>& patterns) {
+  const auto n = static_cast<int128>(patterns.size());
+  int128 sum = 0;
+  uint128 product = 1;
+  int128 least = range.value(patterns[0]);
+  int128 greatest = least;
+  for (const std::uint64_t pattern : patterns) {
+    const int128 x = range.value(pattern);
+    sum += x;
+    product = product * pattern % static_cast<uint128>(range.modulus());
+    least = std::min(least, x);
+    greatest = std::max(greatest, x);
+  }
+  const int128 wrapped = range.value(range.residue(sum));
+  const int128 quotient = (wrapped < 0 ? -wrapped : wrapped) / n;
+  switch (op) {
+  case reduce_op::sum:
+    return static_cast<std::uint64_t>(range.residue(sum));
+  case reduce_op::prod:
+    return static_cast<std::uint64_t>(product);
+  case reduce_op::min:
+    return static_cast<std::uint64_t>(range.residue(least));
+  case reduce_op::max:
+    return static_cast<std::uint64_t>(range.residue(greatest));
+  case reduce_op::avg:
+    return static_cast<std::uint64_t>(range.residue(wrapped < 0 ? -quotient : quotient));
+  }
+  return 0;
+}
+
+// -- floating-point numbers
+// ------------------------------------------------------------------------------
+
+/// What an element may be.
+struct expectation {
+  enum class rule : std::uint8_t {
+    anything,      // some order of the ranks overflows
+    nan,           //
+    number,        // `value`, whatever the sign of a zero
+    same_bits,     // `value` and its sign
+    within,        // `value` give or take `tolerance`
+    nearest_number // the one that is nearest to `value`
+  };
+  rule kind = rule::anything;
+  long double value = 0;
+  long double tolerance = 0;
+};
+
+using rule = expectation::rule;
+
+/// What the elements of a collective of floating-point numbers may be. Computes in `long double`:
+/// 64 bits hold the sum or product of two elements of up to 31 bits so well that rounding it to
+/// their type gives the nearest number.
+/// @source S. A. Figueroa, When is double rounding innocuous?, SIGNUM Newsletter 30 (1995)
+class float_rules {
+public:
+  float_rules(dtype type, reduce_op op, std::size_t ranks, input_kind kind)
+      : f_{*format_of(type)}, op_{op}, n_{static_cast<long double>(ranks)},
+        power_of_two_{(ranks & (ranks - 1)) == 0}, exact_{kind == input_kind::exact},
+        nearest_{ranks == 2 && type != dtype::float64}, saturates_{saturates(type)},
+        own_error_{n_ * std::numeric_limits<long double>::epsilon()},
+        growth_{std::pow(1 + f_.unit_roundoff(), n_ - 1)},
+        shrinkage_{std::pow(1 - f_.unit_roundoff(), n_ - 1)},
+        factor_{decode(type, encode_nearest(type, 1 / n_))} {}
+
+  expectation operator()(const std::vector<long double>& xs) const {
+    if (op_ == reduce_op::min || op_ == reduce_op::max)
+      return extreme(xs);
+    if (std::ranges::any_of(xs, [](long double x) { return std::isnan(x); }))
+      return {rule::nan};
+    if (std::ranges::any_of(xs, [](long double x) { return std::isinf(x); }))
+      return {};
+    switch (op_) {
+    case reduce_op::sum:
+      return sum(xs);
+    case reduce_op::prod:
+      return product(xs);
+    default:
+      return average(xs);
+    }
+  }
+
+private:
+  expectation extreme(const std::vector<long double>& xs) const {
+    std::optional<long double> best;
+    for (const long double x : xs)
+      if (!std::isnan(x) && (!best || (op_ == reduce_op::min ? x < *best : x > *best)))
+        best = x;
+    if (!best)
+      return {rule::nan};
+    if (std::isinf(*best) && saturates_)
+      return {};
+    return {rule::number, *best};
+  }
+
+  expectation sum(const std::vector<long double>& xs) const {
+    const auto [total, magnitudes] = totals(xs);
+    if (exact_)
+      return {rule::same_bits, total};
+    if (magnitudes * growth_ > f_.largest())
+      return {};
+    if (nearest_)
+      return {rule::nearest_number, total};
+    return {rule::within, total, magnitudes * (growth_ - 1 + own_error_)};
+  }
+
+  expectation product(const std::vector<long double>& xs) const {
+    long double r = 1;
+    // Between these lie the magnitudes of all partial products.
+    long double low = 1;
+    long double high = 1;
+    for (const long double x : xs) {
+      r *= x;
+      low *= std::min(std::fabs(x), 1.0L);
+      high *= std::max(std::fabs(x), 1.0L);
+    }
+    if (exact_)
+      return {rule::same_bits, r};
+    if (high * growth_ > f_.largest())
+      return {};
+    if (nearest_)
+      return {rule::nearest_number, r};
+    const bool underflow = low * shrinkage_ < f_.smallest_normal();
+    const long double lost = underflow ? (n_ - 1) * f_.smallest() / 2 * high * growth_ : 0;
+    return {rule::within, r, std::fabs(r) * (growth_ - 1 + own_error_) + lost};
+  }
+
+  expectation average(const std::vector<long double>& xs) const {
+    const auto [total, magnitudes] = totals(xs);
+    const long double mean = total / n_;
+    if (exact_ && power_of_two_)
+      return {rule::same_bits, mean};
+    const long double growth = power_of_two_ ? growth_ : growth_ * (1 + f_.unit_roundoff());
+    if (magnitudes * factor_ * growth > f_.largest())
+      return {};
+    long double lost = 0;
+    for (const long double x : xs)
+      if (std::fabs(x) * factor_ < f_.smallest_normal())
+        lost += f_.smallest() / 2;
+    const long double relative =
+        factor_ * (growth - 1) + std::fabs(factor_ - 1 / n_) + own_error_ / n_;
+    return {rule::within, mean, magnitudes * relative + lost * growth_};
+  }
+
+  /// The sum of the numbers and the sum of their magnitudes.
+  static std::pair<long double, long double> totals(const std::vector<long double>& xs) {
+    std::pair r{xs[0], std::fabs(xs[0])}; // not 0 + xs[0], which would lose the sign of -0
+    for (std::size_t i = 1; i < xs.size(); ++i) {
+      r.first += xs[i];
+      r.second += std::fabs(xs[i]);
+    }
+    return r;
+  }
+
+  const format& f_;
+  reduce_op op_;
+  long double n_;
+  bool power_of_two_;
+  bool exact_;
+  bool nearest_;
+  bool saturates_;
+  long double own_error_; // of sums in long double, relative
+  long double growth_;    // n-1 roundings up
+  long double shrinkage_; // n-1 roundings down
+  long double factor_;    // 1/n, rounded
+};
+
+bool satisfies(const expectation& want, dtype type, std::uint64_t pattern, long double got) {
+  switch (want.kind) {
+  case rule::anything:
+    return true;
+  case rule::nan:
+    return std::isnan(got);
+  case rule::number:
+    return got == want.value;
+  case rule::same_bits:
+    return got == want.value && std::signbit(got) == std::signbit(want.value);
+  case rule::within:
+    return std::fabs(got - want.value) <= want.tolerance;
+  case rule::nearest_number:
+    if (type == dtype::float32) // the processor is faster
+      return pattern == std::bit_cast<std::uint32_t>(static_cast<float>(want.value));
+    return pattern == encode_nearest(type, want.value);
+  }
+  return false;
+}
+
+// -- text
+// ------------------------------------------------------------------------------------------------
+
+std::string show(dtype type, std::uint64_t pattern) {
+  std::ostringstream out;
+  out.precision(17);
+  if (format_of(type))
+    out << static_cast<double>(decode(type, pattern));
+  else if (is_signed(type)) {
+    const int unused = 64 - 8 * static_cast<int>(size_of(type));
+    out << (static_cast<std::int64_t>(pattern << unused) >> unused);
+  } else
+    out << pattern;
+  out << " (0x" << std::hex << pattern << ')';
+  return out.str();
+}
+
+std::string show(const expectation& want) {
+  std::ostringstream out;
+  out.precision(17);
+  if (want.kind == rule::nan)
+    out << "a NaN";
+  else if (want.kind == rule::nearest_number)
+    out << "the number nearest to " << static_cast<double>(want.value);
+  else
+    out << static_cast<double>(want.value);
+  if (want.kind == rule::within)
+    out << " +- " << static_cast<double>(want.tolerance);
+  return out.str();
+}
+
+void note_wrong(check_result& r, std::size_t index, std::string got, std::string want) {
+  if (r.wrong++ == 0) {
+    r.first = index;
+    r.got = std::move(got);
+    r.want = std::move(want);
+  }
+}
+
+// -- inputs
+// ----------------------------------------------------------------------------------------------
+
+std::uint64_t mix(std::uint64_t x) { // splitmix64
+  x += 0x9e3779b97f4a7c15;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
+/// The random numbers of one element; each call of `below` uses some of the bits.
+class dice {
+public:
+  dice(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) noexcept
+      : state_{mix(mix(mix(seed) ^ stream) ^ index)} {}
+
+  std::uint64_t next() noexcept { return state_ = mix(state_); }
+  std::uint64_t below(std::uint64_t n) noexcept { return next() % n; }
+  int between(int low, int high) noexcept {
+    return low + static_cast<int>(below(static_cast<std::uint64_t>(high - low) + 1));
+  }
+  bool one_in(std::uint64_t n) noexcept { return below(n) == 0; }
+
+private:
+  std::uint64_t state_;
+};
+
+std::uint64_t random_integer(dtype type, reduce_op op, dice& d) {
+  const int width = 8 * static_cast<int>(size_of(type));
+  const std::uint64_t mask = ~std::uint64_t{0} >> (64 - width);
+  const std::uint64_t sign_bit = std::uint64_t{1} << (width - 1);
+  if (d.one_in(16))
+    return std::array{std::uint64_t{0}, mask, sign_bit, sign_bit - 1}[d.below(4)];
+  const std::uint64_t x = d.next() & mask;
+  // Even factors would soon make every product 0.
+  return op == reduce_op::prod && !d.one_in(8) ? x | 1 : x;
+}
+
+/// A pattern without sign of a number of this exponent, or a subnormal if it is too small.
+std::uint64_t random_magnitude(const format& f, int exponent, dice& d) {
+  const int field = std::max(exponent - f.min_exponent() + 1, 0);
+  const std::uint64_t x =
+      (static_cast<std::uint64_t>(field) << f.mantissa_bits) | (d.next() & f.mantissa_mask());
+  return std::min(x, f.max_finite);
+}
+
+/// integer * 2^exponent, which must be representable, as a pattern without sign.
+std::uint64_t compose(const format& f, std::uint64_t integer, int exponent) {
+  if (integer == 0)
+    return 0;
+  const int lowest = f.min_exponent() - f.mantissa_bits;
+  while (integer > 2 * f.mantissa_mask() + 1 || exponent < lowest) {
+    assert((integer & 1) == 0);
+    integer >>= 1;
+    ++exponent;
+  }
+  while (integer <= f.mantissa_mask() && exponent > lowest) {
+    integer <<= 1;
+    --exponent;
+  }
+  if (integer <= f.mantissa_mask())
+    return integer; // subnormal
+  return (static_cast<std::uint64_t>(exponent - lowest + 1) << f.mantissa_bits) |
+         (integer & f.mantissa_mask());
+}
+
+/// What of an input is the same for all elements.
+struct float_plan {
+  const format& f;
+  reduce_op op;
+  input_kind kind;
+  int rank;
+  int ranks;
+  int highest;                 // `any` sums: the largest exponent
+  int contributors;            // products: so many ranks have factors that are not +-1
+  std::uint64_t terms = 0;     // exact sums: so many ranks have terms that are not 0
+  std::uint64_t multiples = 0; // exact sums: a term is at most this multiple of a power of two
+  int scale = 0;               // exact averages: log2 of the number of ranks
+};
+
+float_plan plan(const input_spec& spec) {
+  const format& f = *format_of(spec.type);
+  const auto ranks = static_cast<std::uint64_t>(spec.ranks);
+  const long double growth = std::pow(1 + f.unit_roundoff(), static_cast<long double>(ranks));
+  const int max_exponent = std::ilogb(f.largest());
+  float_plan p{.f = f,
+               .op = spec.op,
+               .kind = spec.kind,
+               .rank = spec.rank,
+               .ranks = spec.ranks,
+               .highest = std::ilogb(f.largest() / (static_cast<long double>(ranks) * growth)) - 1,
+               .contributors = std::min(max_exponent, -f.min_exponent()) * 2 / 3};
+  p.terms = 2 * (f.mantissa_mask() + 1);
+  p.multiples = std::max<std::uint64_t>(p.terms / ranks, 1);
+  if (spec.op == reduce_op::avg && (ranks & (ranks - 1)) == 0)
+    p.scale = std::ilogb(static_cast<double>(ranks));
+  return p;
+}
+
+/// `shared` gives the same numbers on all ranks.
+std::uint64_t random_float(const float_plan& p, std::uint64_t index, dice& d, dice& shared) {
+  const format& f = p.f;
+  const auto place =
+      (static_cast<std::uint64_t>(p.rank) + index) % static_cast<std::uint64_t>(p.ranks);
+  const int lowest = f.min_exponent() - f.mantissa_bits; // of the smallest subnormal
+  const std::uint64_t sign = d.one_in(2) ? f.sign_bit() : 0;
+  switch (p.op) {
+  case reduce_op::min:
+  case reduce_op::max: {
+    const std::uint64_t x = d.next() & (f.sign_bit() - 1);
+    return sign | (x > f.max_finite ? x & (x >> 1) : x);
+  }
+  case reduce_op::sum:
+  case reduce_op::avg: {
+    if (p.kind == input_kind::any) {
+      const int top = shared.between(std::min(lowest, p.highest), p.highest);
+      return sign | random_magnitude(f, top - d.between(0, f.mantissa_bits + 2), d);
+    }
+    const int highest = std::ilogb(f.largest()) - f.mantissa_bits - 1 - p.scale;
+    const int exponent = shared.between(lowest, highest);
+    const std::uint64_t integer = place < p.terms ? d.below(p.multiples + 1) : 0;
+    return sign | compose(f, integer, exponent + p.scale);
+  }
+  case reduce_op::prod: {
+    const bool contributes = place < static_cast<std::uint64_t>(p.contributors);
+    if (p.kind == input_kind::any)
+      return sign | (contributes ? random_magnitude(f, d.between(-1, 0), d) : compose(f, 1, 0));
+    const std::uint64_t power = compose(f, 1, contributes ? d.between(-1, 1) : 0);
+    const bool odd =
+        shared.below(static_cast<std::uint64_t>(p.ranks)) == static_cast<std::uint64_t>(p.rank);
+    return sign | power | (odd ? d.next() & f.mantissa_mask() : 0);
+  }
+  }
+  return 0;
+}
+
+} // namespace
+
+// -- the interface
+// ---------------------------------------------------------------------------------------
+
+long double decode(dtype type, std::uint64_t pattern) {
+  const format& f = *format_of(type);
+  const std::uint64_t magnitude = pattern & (f.sign_bit() - 1);
+  long double x = f.magnitude(magnitude);
+  if (magnitude > f.max_finite)
+    x = f.infinity && magnitude == f.max_finite + 1 ? std::numeric_limits<long double>::infinity()
+                                                    : std::numeric_limits<long double>::quiet_NaN();
+  return pattern & f.sign_bit() ? -x : x;
+}
+
+std::uint64_t encode_nearest(dtype type, long double x) {
+  const format& f = *format_of(type);
+  const long double magnitude = std::fabs(x);
+  const std::uint64_t sign = std::signbit(x) ? f.sign_bit() : 0;
+  // The last number that is not above x.
+  std::uint64_t below = 0;
+  std::uint64_t above = f.max_finite + 1;
+  while (above - below > 1) {
+    const std::uint64_t middle = below + (above - below) / 2;
+    (f.magnitude(middle) <= magnitude ? below : above) = middle;
+  }
+  const long double down = magnitude - f.magnitude(below);
+  const long double up = f.magnitude(above) - magnitude;
+  const bool take_above = up < down || (up == down && above % 2 == 0);
+  if (take_above && above > f.max_finite)
+    return sign | (saturates(type) ? f.max_finite : f.max_finite + 1);
+  return sign | (take_above ? above : below);
+}
+
+void poison(std::span<std::byte> memory) noexcept { std::ranges::fill(memory, std::byte{0xff}); }
+
+void fill_random(const input_spec& spec, std::span<std::byte> memory) {
+  constexpr std::uint64_t all_ranks = ~std::uint64_t{0};
+  const std::size_t size = size_of(spec.type);
+  const std::size_t count = memory.size() / size;
+  const auto fill = [&](auto random) {
+    for (std::size_t i = 0; i < count; ++i) {
+      dice d{spec.seed, static_cast<std::uint64_t>(spec.rank), i};
+      store_pattern(memory.data() + i * size, size, random(i, d));
+    }
+  };
+  if (!format_of(spec.type))
+    return fill([&](std::size_t, dice& d) { return random_integer(spec.type, spec.op, d); });
+  const float_plan p = plan(spec);
+  fill([&](std::size_t i, dice& d) {
+    dice shared{spec.seed, all_ranks, i};
+    return random_float(p, i, d, shared);
+  });
+}
+
+std::vector<std::vector<std::byte>> random_inputs(input_spec spec, std::size_t count) {
+  std::vector<std::vector<std::byte>> r(static_cast<std::size_t>(spec.ranks));
+  for (spec.rank = 0; spec.rank < spec.ranks; ++spec.rank) {
+    auto& input = r[static_cast<std::size_t>(spec.rank)];
+    input.resize(count * size_of(spec.type));
+    fill_random(spec, input);
+  }
+  return r;
+}
+
+std::string to_string(const check_result& x) {
+  if (x.wrong == 0)
+    return "all elements right";
+  return std::to_string(x.wrong) + " wrong elements, the first at index " +
+         std::to_string(x.first) + ": got " + x.got + ", want " + x.want;
+}
+
+check_result check(dtype type, reduce_op op, std::span<const std::span<const std::byte>> inputs,
+                   std::span<const std::byte> output, input_kind kind) {
+  if (inputs.size() == 1)
+    return check_equal(type, inputs[0], output);
+  check_result r;
+  const std::size_t size = size_of(type);
+  const std::size_t count = output.size() / size;
+  if (std::ranges::any_of(inputs, [&](auto x) { return x.size() != output.size(); })) {
+    note_wrong(r, 0, std::to_string(output.size()) + " bytes", "as many as each input has");
+    return r;
+  }
+  std::vector<std::uint64_t> patterns(inputs.size());
+  const auto load = [&](std::size_t i) {
+    for (std::size_t rank = 0; rank < inputs.size(); ++rank)
+      patterns[rank] = load_pattern(inputs[rank].data() + i * size, size);
+    return load_pattern(output.data() + i * size, size);
+  };
+  if (!format_of(type)) {
+    const integer_range range{8 * static_cast<int>(size), is_signed(type)};
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::uint64_t got = load(i);
+      if (const std::uint64_t want = expected_integer(range, op, patterns); got != want)
+        note_wrong(r, i, show(type, got), show(type, want));
+    }
+    return r;
+  }
+  const decoder& value = decoder_of(type);
+  const float_rules rules{type, op, inputs.size(), kind};
+  std::vector<long double> xs(inputs.size());
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint64_t got = load(i);
+    for (std::size_t rank = 0; rank < xs.size(); ++rank)
+      xs[rank] = value(patterns[rank]);
+    const expectation want = rules(xs);
+    if (want.kind == rule::anything)
+      ++r.undetermined;
+    else if (!satisfies(want, type, got, value(got)))
+      note_wrong(r, i, show(type, got), show(want));
+  }
+  return r;
+}
+
+check_result check(dtype type, reduce_op op, const std::vector<std::vector<std::byte>>& inputs,
+                   std::span<const std::byte> output, input_kind kind) {
+  const std::vector<std::span<const std::byte>> views(inputs.begin(), inputs.end());
+  return check(type, op, views, output, kind);
+}
+
+check_result check_equal(dtype type, std::span<const std::byte> want,
+                         std::span<const std::byte> output) {
+  check_result r;
+  if (want.size() != output.size()) {
+    note_wrong(r, 0, std::to_string(output.size()) + " bytes",
+               std::to_string(want.size()) + " bytes");
+    return r;
+  }
+  const std::size_t size = size_of(type);
+  for (std::size_t i = 0; i < want.size() / size; ++i) {
+    const std::uint64_t x = load_pattern(want.data() + i * size, size);
+    const std::uint64_t got = load_pattern(output.data() + i * size, size);
+    if (x != got)
+      note_wrong(r, i, show(type, got), show(type, x));
+  }
+  return r;
+}
+
+} // namespace troupe::testing
