@@ -6,7 +6,7 @@ include(CMakePackageConfigHelpers)
 set(troupe_package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/troupe")
 set(troupe_build_package_dir "${PROJECT_BINARY_DIR}/${troupe_package_dir}")
 
-install(TARGETS troupe
+install(TARGETS troupe troupe_testing
   EXPORT troupeTargets
   ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}"
   LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"

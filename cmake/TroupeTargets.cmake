@@ -67,10 +67,7 @@ function(troupe_add_test name)
 
   add_executable(${name} ${arg_SOURCES})
   troupe_target_defaults(${name})
-  target_include_directories(${name} PRIVATE
-    "${PROJECT_SOURCE_DIR}/src" "${PROJECT_SOURCE_DIR}/tests")
-  target_link_libraries(${name} PRIVATE
-    troupe_test_support ${arg_LIBS})
+  target_link_libraries(${name} PRIVATE troupe_test_support ${arg_LIBS})
 
   # The cases are listed when ctest runs: a build that crosses machines needs no GPU library.
   set(discover DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60)

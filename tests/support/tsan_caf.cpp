@@ -1,0 +1,129 @@
+// Tells ThreadSanitizer how CAF 0.17 hands a message from one thread to another.
+//
+// Distributions compile libcaf without instrumentation: its mailboxes and its reference counts are
+// atomics that the sanitizer cannot see, and every message would be reported as a race between the
+// sender, who writes it, and the receiver, who reads it. Suppressing those reports would suppress
+// all reports about actors, since libcaf is in the stack of each of their handlers. So this file
+// stands between libcaf and its callers, at the functions where a message or an actor changes
+// hands, and adds what libcaf's atomics guarantee:
+//
+//   enqueue                      happens before the handler that gets the message
+//   a handler of an actor        happens before the next handler of that actor
+//   giving up a reference        happens before the destructor of the actor
+//
+// Linked into tests only, and only with -fsanitize=thread and CAF 0.17. It relies on libcaf's calls
+// to its own functions going through the dynamic linker, as they do in Debian's package.
+
+#include <caf/actor_control_block.hpp>
+#include <caf/mailbox_element.hpp>
+#include <caf/memory_managed.hpp>
+
+#include <dlfcn.h>
+#include <sanitizer/tsan_interface.h>
+
+namespace {
+
+// CAF's own function behind one of ours.
+template <class Function> Function* next(const char* symbol) {
+  return reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, symbol));
+}
+
+// A message is passed on as its mailbox element, and deleted as its base.
+void hand_over(caf::mailbox_element* element) {
+  if (element != nullptr) {
+    __tsan_release(element);
+    __tsan_release(static_cast<caf::memory_managed*>(element));
+  }
+}
+
+} // namespace
+
+// The functions below carry the mangled names of CAF's member functions: `self` is `this`, and a
+// std::unique_ptr parameter arrives as the address of the caller's.
+
+#define INTERPOSE(result, name, symbol, ...)                                                       \
+  extern "C" result name(__VA_ARGS__) __asm__(symbol);                                             \
+  result name(__VA_ARGS__)
+
+#define SCHEDULED_ENQUEUE                                                                          \
+  "_ZN3caf15scheduled_actor7enqueueESt10unique_ptrINS_15mailbox_elementENS_6detail8disposerEEPNS_" \
+  "14execution_unitE"
+INTERPOSE(void, troupe_scheduled_enqueue, SCHEDULED_ENQUEUE, void* self,
+          caf::mailbox_element** element, void* context) {
+  static const auto real = next<void(void*, caf::mailbox_element**, void*)>(SCHEDULED_ENQUEUE);
+  hand_over(*element);
+  real(self, element, context);
+}
+
+#define BLOCKING_ENQUEUE                                                                           \
+  "_ZN3caf14blocking_actor7enqueueESt10unique_ptrINS_15mailbox_elementENS_6detail8disposerEEPNS_"  \
+  "14execution_unitE"
+INTERPOSE(void, troupe_blocking_enqueue, BLOCKING_ENQUEUE, void* self,
+          caf::mailbox_element** element, void* context) {
+  static const auto real = next<void(void*, caf::mailbox_element**, void*)>(BLOCKING_ENQUEUE);
+  hand_over(*element);
+  real(self, element, context);
+}
+
+#define BLOCKING_VISIT "_ZN3caf14blocking_actor15mailbox_visitorclERNS_15mailbox_elementE"
+INTERPOSE(int, troupe_blocking_visit, BLOCKING_VISIT, void* self, caf::mailbox_element* element) {
+  static const auto real = next<int(void*, caf::mailbox_element*)>(BLOCKING_VISIT);
+  __tsan_acquire(element);
+  return real(self, element);
+}
+
+#define LAUNCH "_ZN3caf15scheduled_actor6launchEPNS_14execution_unitEbb"
+INTERPOSE(void, troupe_launch, LAUNCH, void* self, void* context, bool lazy, bool hide) {
+  static const auto real = next<void(void*, void*, bool, bool)>(LAUNCH);
+  __tsan_release(self);
+  real(self, context, lazy, hide);
+}
+
+// The scheduler calls it through a base that lies 160 bytes into the actor.
+#define RESUME "_ZThn160_N3caf15scheduled_actor6resumeEPNS_14execution_unitEm"
+INTERPOSE(int, troupe_resume, RESUME, char* base, void* context, std::size_t throughput) {
+  static const auto real = next<int(char*, void*, std::size_t)>(RESUME);
+  __tsan_acquire(base - 160);
+  return real(base, context, throughput);
+}
+
+#define INITIALIZE "_ZN3caf17event_based_actor10initializeEv"
+INTERPOSE(void, troupe_initialize, INITIALIZE, void* self) {
+  static const auto real = next<void(void*)>(INITIALIZE);
+  real(self);
+  __tsan_release(self);
+}
+
+#define REACTIVATE "_ZN3caf15scheduled_actor10reactivateERNS_15mailbox_elementE"
+INTERPOSE(int, troupe_reactivate, REACTIVATE, void* self, caf::mailbox_element* element) {
+  static const auto real = next<int(void*, caf::mailbox_element*)>(REACTIVATE);
+  __tsan_acquire(element);
+  __tsan_acquire(self);
+  const int result = real(self, element);
+  __tsan_release(self);
+  return result;
+}
+
+#define REQUEST_DELETION "_ZNK3caf14memory_managed16request_deletionEb"
+INTERPOSE(void, troupe_request_deletion, REQUEST_DELETION, void* self, bool decremented) {
+  static const auto real = next<void(void*, bool)>(REQUEST_DELETION);
+  __tsan_acquire(self);
+  real(self, decremented);
+}
+
+namespace caf {
+
+// The same as CAF's, but compiled here, with atomics that the sanitizer sees.
+void intrusive_ptr_release_weak(actor_control_block* x) {
+  if (x->weak_refs.fetch_sub(1, std::memory_order_acq_rel) == 1)
+    x->block_dtor(x);
+}
+
+void intrusive_ptr_release(actor_control_block* x) {
+  if (x->strong_refs.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+    x->data_dtor(x->get());
+    intrusive_ptr_release_weak(x);
+  }
+}
+
+} // namespace caf
