@@ -63,19 +63,18 @@ struct struck_world {
   }
 
   std::shared_ptr<fault_plan> plan;
+  std::vector<std::int32_t> values; // outlives the streams
   std::shared_ptr<troupe::backend> backend;
   std::vector<opened_device> devices;
   communicator_ranks communicator;
-  std::vector<std::int32_t> values;
 };
 
 /// Which of `calls` copies on a device fail.
 std::vector<bool> failures_of(opened_device& x, int calls) {
   std::vector<bool> result;
-  int data = 0;
   for (int i = 0; i < calls; ++i)
     result.push_back(static_cast<bool>(
-        x->copy(&data, &data, sizeof data, copy_direction::device_to_device, x.stream)));
+        x->copy(nullptr, nullptr, 0, copy_direction::device_to_device, x.stream)));
   return result;
 }
 
@@ -97,15 +96,14 @@ TEST(FaultPlan, WithoutRulesNothingHappens) {
 TEST(FaultPlan, ACallFailsAndDoesNothing) {
   struck_world x;
   const auto rule = x.plan->add({.kind = fault::fail, .on = verb::fill, .device = 1, .first = 2});
-  std::uint32_t value = 0;
-  const std::uint32_t pattern = 0xabcd;
+  const std::int32_t pattern = 0xabcd;
   const auto fill = [&](std::size_t r) {
-    return x.devices[r]->fill(&value, std::as_bytes(std::span{&pattern, 1}), 1,
+    return x.devices[r]->fill(&x.values[r], std::as_bytes(std::span{&pattern, 1}), 1,
                               x.devices[r].stream);
   };
   EXPECT_TRUE(is_ok(fill(1)));
   x.devices[1].drain();
-  EXPECT_EQ(std::exchange(value, 0), pattern);
+  EXPECT_EQ(std::exchange(x.values[1], 0), pattern);
   const auto err = fill(1);
   ASSERT_TRUE(has_code(err, errc::cuda_error));
   const auto f = failure_of(err);
@@ -113,7 +111,7 @@ TEST(FaultPlan, ACallFailsAndDoesNothing) {
   EXPECT_EQ(f->api, "fill");
   EXPECT_FALSE(f->detail.empty());
   x.devices[1].drain();
-  EXPECT_EQ(value, 0u);
+  EXPECT_EQ(x.values[1], 0);
   EXPECT_TRUE(is_ok(fill(1)));
   EXPECT_TRUE(is_ok(fill(0)));
   EXPECT_TRUE(is_ok(fill(0)));
