@@ -2,7 +2,10 @@
 #include <troupe/dtype.hpp>
 
 #include <algorithm>
+#include <cstddef>
 #include <iterator>
+#include <optional>
+#include <string_view>
 
 namespace troupe {
 

@@ -1,14 +1,16 @@
 #include "reduction.hpp"
 
 #include "narrow_float.hpp"
+#include <troupe/dtype.hpp>
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <type_traits>
 
 namespace troupe::detail {

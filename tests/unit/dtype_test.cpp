@@ -1,4 +1,4 @@
-#include "../support/reference.hpp"
+#include "support/reference.hpp"
 #include <troupe/dtype.hpp>
 
 #include <gtest/gtest.h>
@@ -6,7 +6,9 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <ios>
 #include <limits>
+#include <optional>
 #include <random>
 #include <set>
 #include <string_view>
@@ -113,10 +115,13 @@ protected:
   static T from_bits(unsigned pattern) { return T::from_bits(static_cast<bits_type>(pattern)); }
 
   static unsigned largest() {
-    unsigned r = 0;
-    while (std::isfinite(reference::decode(type, r + 1)))
-      ++r;
-    return r;
+    static const unsigned result = [] {
+      unsigned r = 0;
+      while (std::isfinite(reference::decode(type, r + 1)))
+        ++r;
+      return r;
+    }();
+    return result;
   }
 
   /// Compares the conversion of x and -x with the search for the nearest number.

@@ -1,5 +1,5 @@
-#include "../../src/core/reduction.hpp"
-#include "../support/reference.hpp"
+#include "core/reduction.hpp"
+#include "support/reference.hpp"
 #include <troupe/dtype.hpp>
 
 #include <gtest/gtest.h>
@@ -16,7 +16,6 @@
 #include <random>
 #include <span>
 #include <string>
-#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -33,16 +32,14 @@ using bytes = std::vector<std::byte>;
 constexpr std::size_t counts[] = {0, 1, 3, 256, 257, 1030};
 
 std::vector<const void*> read_pointers(const std::vector<bytes>& xs) {
-  std::vector<const void*> r;
-  for (const bytes& x : xs)
-    r.push_back(x.data());
+  std::vector<const void*> r(xs.size());
+  std::ranges::transform(xs, r.begin(), [](const bytes& x) { return x.data(); });
   return r;
 }
 
 std::vector<void*> write_pointers(std::vector<bytes>& xs) {
-  std::vector<void*> r;
-  for (bytes& x : xs)
-    r.push_back(x.data());
+  std::vector<void*> r(xs.size());
+  std::ranges::transform(xs, r.begin(), [](bytes& x) { return x.data(); });
   return r;
 }
 
@@ -143,10 +140,9 @@ TEST_P(Reduction, IsMadeOfItsSteps) {
   }
 }
 
-template <class T> T reduced(reduce_op op, std::vector<T> xs) {
-  std::vector<const void*> in;
-  for (const T& x : xs)
-    in.push_back(&x);
+template <class T> T reduced(reduce_op op, const std::vector<T>& xs) {
+  std::vector<const void*> in(xs.size());
+  std::ranges::transform(xs, in.begin(), [](const T& x) { return &x; });
   alignas(T) std::array<std::byte, sizeof(T)> out;
   reference::poison(out);
   void* to = out.data();
@@ -195,9 +191,8 @@ protected:
   using number = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
   static number reduced(reduce_op op, std::initializer_list<number> xs) {
-    std::vector<T> in;
-    for (const number x : xs)
-      in.push_back(T{x});
+    std::vector<T> in(xs.size());
+    std::ranges::transform(xs, in.begin(), [](number x) { return T{x}; });
     return static_cast<number>(::reduced<T>(op, in));
   }
 
@@ -256,10 +251,9 @@ TEST(ReductionOfNarrowFloats, Overflows) {
 }
 
 TEST(ReductionOfNarrowFloats, RoundsEveryStepToEven) {
-  const auto sum = [](std::vector<float> xs) {
-    std::vector<float16> in;
-    for (const float x : xs)
-      in.push_back(float16{x});
+  const auto sum = [](std::initializer_list<float> xs) {
+    std::vector<float16> in(xs.size());
+    std::ranges::transform(xs, in.begin(), [](float x) { return float16{x}; });
     return static_cast<float>(reduced<float16>(reduce_op::sum, in));
   };
   EXPECT_EQ(sum({2048, 1}), 2048);
