@@ -35,7 +35,7 @@ inline constexpr dtype all_dtypes[] = {dtype::int8,        dtype::uint8,      dt
 /// The enumerator's name.
 std::string_view to_string(dtype x) noexcept;
 
-/// Understands the enumerators' names and the usual short ones ("f32", "fp16", "half", "u8", "e4m3").
+/// Understands the enumerators' names and the usual short ones ("f32", "half", "u8", "e4m3").
 std::optional<dtype> dtype_from_string(std::string_view name) noexcept;
 TROUPE_INSPECT_ENUM(dtype)
 
@@ -59,11 +59,14 @@ constexpr std::size_t size_of(dtype x) noexcept {
 }
 
 /// How a collective combines the ranks' elements, in an order of the ranks that is not specified.
-/// Integers wrap; their `avg` divides the wrapped sum and drops the fraction. Floating-point `sum` and
-/// `prod` round after each step; `avg` multiplies each rank's element by 1/n, both rounded to the type,
-/// and adds. `min` and `max` leave NaNs out, unless all elements are NaN, and take -0 as less than +0.
-/// @source NCCL 2.28.9, `hostToDevRedOp` (src/enqueue.cc) and src/device/reduce_kernel.h; CUDA Math API,
-///         `fminf`, `__hmin`; its multicast (NVLS) algorithms leave NaNs and zeros' signs open
+/// Integers wrap; their `avg` divides the wrapped sum and drops the fraction. Floating-point `sum`
+/// and `prod` round after each step (NCCL sometimes less often); `avg` multiplies each rank's
+/// element by 1/n, rounds both to the type, and adds. `min` and `max` leave NaNs out, unless all
+/// elements are NaN, and take -0 as less than +0.
+/// @source NCCL 2.28.9, `hostToDevRedOp` (src/enqueue.cc) and src/device/reduce_kernel.h; CUDA Math
+///         API, `__hmin`; PTX ISA, `min`. NCCL promises nothing for NaNs and zeros' signs, and its
+///         multicast (NVLS) algorithms may differ there. They, and those for symmetric memory, add
+///         narrow numbers in `float`.
 enum class reduce_op : std::uint8_t { sum, prod, min, max, avg };
 
 inline constexpr reduce_op all_reduce_ops[] = {reduce_op::sum, reduce_op::prod, reduce_op::min,
@@ -77,14 +80,14 @@ std::optional<reduce_op> reduce_op_from_string(std::string_view name) noexcept;
 TROUPE_INSPECT_ENUM(reduce_op)
 
 /// Narrow floating-point numbers as they lie in memory; arithmetic happens in `float`.
-/// Conversion from float rounds to nearest, ties to even, and gives the bits that CUDA gives: every NaN
-/// becomes the one with all bits set but the sign. What is too large becomes an infinity in float16 and
-/// bfloat16, and the largest finite number (448, 57,344) with its sign in float8_e4m3 and float8_e5m2,
-/// infinities included: the saturating conversion of the OCP specification. So float8_e5m2 keeps an
-/// infinity only as bits that nothing computes with; float8_e4m3 has none.
+/// Conversion from float rounds to nearest, ties to even, and gives the bits that CUDA gives: every
+/// NaN becomes the one with all bits set but the sign. What is too large becomes an infinity in
+/// float16 and bfloat16; in float8_e4m3 and float8_e5m2 it becomes the largest finite number (448;
+/// 57,344) with its sign, and so do infinities: the OCP specification's saturating conversion. So
+/// no arithmetic gives an infinity in float8_e5m2, and float8_e4m3 has none.
 /// @source IEEE 754-2019 (binary16); OCP 8-bit Floating Point Specification 1.0; CUDA Math API, "FP8
-///         Intrinsics": the constructors of `__nv_fp8_e4m3` and `__nv_fp8_e5m2`, with which NCCL 2.28.9
-///         computes (src/device/reduce_kernel.h), are `__NV_SATFINITE`
+///         Intrinsics": the constructors of `__nv_fp8_e4m3` and `__nv_fp8_e5m2`, with which NCCL
+///         2.28.9 computes (src/device/reduce_kernel.h), are `__NV_SATFINITE`
 struct float16 {
   std::uint16_t bits = 0;
   float16() = default;

@@ -31,8 +31,7 @@ struct narrow_format {
     const std::uint32_t bits = std::bit_cast<std::uint32_t>(x);
     const std::uint32_t magnitude = bits & 0x7fffffff;
     const std::uint32_t sign = (bits >> (32 - width)) & sign_bit;
-    // To the nearest: half of the last bit that stays, less one; to even: one more if that bit is
-    // set.
+    // To nearest: half of the last bit that stays, less one; to even: one more if that bit is set.
     const std::uint32_t half = (1u << (shift - 1)) - 1 + ((magnitude >> shift) & 1);
     const std::uint32_t normal = (magnitude - rebias + half) >> shift;
     // The sum's last bit weighs what the smallest subnormal weighs, so that the addition rounds.

@@ -22,8 +22,7 @@ namespace {
 template <class T> struct arithmetic;
 
 template <std::integral T> struct arithmetic<T> {
-  // At least `unsigned`: the product of two promoted `unsigned short` or smaller could overflow
-  // `int`.
+  // At least `unsigned`: what is shorter would become an `int`, which must not overflow.
   using value = std::common_type_t<std::make_unsigned_t<T>, unsigned>;
   static value load(T x) noexcept { return static_cast<value>(x); }
   static T store(value x) noexcept { return static_cast<T>(x); }

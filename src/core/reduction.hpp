@@ -1,7 +1,7 @@
-/// The arithmetic of collectives on the CPU, as `reduce_op` defines it and as NCCL's kernels do it:
-/// every step in the element's type. So it gives the bits that two GPUs give, and, where each
-/// partial result is representable, those of any number of GPUs; else it differs by at most the
-/// roundings of the steps.
+/// The arithmetic of collectives on the CPU, as `reduce_op` defines it and as NCCL's ring and tree
+/// kernels do it: every step in the element's type. So it gives what two GPUs give, and, where each
+/// partial result is representable, what any number of GPUs gives; else it differs by the roundings
+/// of the steps.
 #pragma once
 
 #include <troupe/dtype.hpp>
@@ -31,8 +31,7 @@ void finish_average(dtype type, void* data, std::size_t count, int ranks) noexce
 
 /// out[i] = op over all inputs, in their order, of input[i], for every output.
 /// @shape  inputs: at least one; inputs and outputs: `count` elements each, aligned to their type;
-/// an output
-///         may be one of the inputs, and overlaps nothing else
+///         an output may be one of the inputs, and overlaps nothing else
 void reduce(dtype type, reduce_op op, std::span<const void* const> inputs,
             std::span<void* const> outputs, std::size_t count) noexcept;
 

@@ -25,14 +25,13 @@ void poison(std::span<std::byte> memory) noexcept;
 
 enum class input_kind : std::uint8_t {
   /// All magnitudes that no order of the ranks makes overflow, subnormals too; the result is within
-  /// the
-  /// tolerance of the roundings. From some ranks on that is as large as the numbers themselves: for
-  /// sums of
-  /// float8_e5m2 from 7, of float8_e4m3 from 13.
+  /// the tolerance of the roundings. With many ranks that is as large as the numbers themselves:
+  /// for
+  /// sums of float8_e5m2 from 7, of float8_e4m3 from 13.
   any,
-  /// Every partial result is representable in every order, so the result is right bit for bit.
-  /// (`avg` of
-  /// floating-point numbers only if the number of ranks is a power of two.)
+  /// Every partial result is representable in every order, so the result is right bit for bit
+  /// (`avg`
+  /// of floating-point numbers only if the number of ranks is a power of two).
   exact,
 };
 
@@ -56,8 +55,8 @@ std::vector<std::vector<std::byte>> random_inputs(input_spec spec, std::size_t c
 /// The result of comparing an output with what it must be.
 struct check_result {
   std::size_t wrong = 0; // elements
-  std::size_t undetermined =
-      0;                 // elements for which some order of the ranks overflows: anything is right
+  /// Elements for which some order of the ranks overflows: anything is right.
+  std::size_t undetermined = 0;
   std::size_t first = 0; // index of the first wrong element
   std::string got;       // the first wrong element
   std::string want;
@@ -75,13 +74,11 @@ std::string to_string(const check_result& x);
 /// - `min`, `max`: bit for bit one of the inputs; NaNs are left out; zeros are equal.
 /// - `sum`, `prod` of `input_kind::exact`, and `avg` of it over a power of two: bit for bit.
 /// - `sum`, `prod` of two ranks: bit for bit the nearest number, ties to even (not float64, where
-/// the exact
-///   value would need more than a `long double`).
+///   the exact value would need more than a `long double`).
 /// - Else within `n-1` roundings of the type for any order of the ranks, and for `avg` the rounding
-/// of 1/n
-///   and of the products with it. With u half the distance of 1 and the next number, a sum may be
-///   off by
-///   ((1+u)^(n-1) - 1) times the sum of the magnitudes.
+///   of 1/n and of the products with it. With u half the distance of 1 and the next number, a sum
+///   may be off by ((1+u)^(n-1) - 1) times the sum of the magnitudes.
+/// - Inputs that are infinite, or that overflow in some order: anything is right.
 ///
 /// @source N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2
 check_result check(dtype type, reduce_op op, std::span<const std::span<const std::byte>> inputs,
