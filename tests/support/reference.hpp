@@ -25,13 +25,11 @@ void poison(std::span<std::byte> memory) noexcept;
 
 enum class input_kind : std::uint8_t {
   /// All magnitudes that no order of the ranks makes overflow, subnormals too; the result is within
-  /// the tolerance of the roundings. With many ranks that is as large as the numbers themselves:
-  /// for
-  /// sums of float8_e5m2 from 7, of float8_e4m3 from 13.
+  /// the tolerance of the roundings. With many ranks that is as large as the numbers: for sums of
+  /// float8_e5m2 from 7, of float8_e4m3 from 13.
   any,
-  /// Every partial result is representable in every order, so the result is right bit for bit
-  /// (`avg`
-  /// of floating-point numbers only if the number of ranks is a power of two).
+  /// Every partial result is representable in every order, so the result is right bit for bit;
+  /// `avg` of floating-point numbers only if the number of ranks is a power of two.
   exact,
 };
 
