@@ -258,13 +258,10 @@ caf::error world_core::check_ranks(const char* verb, std::span<const any_gpu_ref
     }
     return make_error(std::move(why));
   };
-  auto none = size();
-  for (auto refs : {send, recv}) {
-    if (refs.data() == recv.data() && recv.empty())
-      continue; // in place
+  auto check = [&](std::span<const any_gpu_ref> refs) -> caf::error {
     if (refs.size() != size())
-      return refuse(errc::invalid_argument, none, std::to_string(refs.size()) + " buffers for "
-                                                    + std::to_string(size()) + " ranks");
+      return refuse(errc::invalid_argument, size(), std::to_string(refs.size()) + " buffers for "
+                                                      + std::to_string(size()) + " ranks");
     for (std::size_t i = 0; i < size(); ++i) {
       auto& ref = refs[i];
       if (!ref)
@@ -279,7 +276,13 @@ caf::error world_core::check_ranks(const char* verb, std::span<const any_gpu_ref
         return refuse(errc::shape_mismatch, i, "a buffer of " + std::to_string(ref.count())
                                                  + " elements beside one of " + std::to_string(send[0].count()));
     }
-  }
+    return {};
+  };
+  if (auto error = check(send); error)
+    return error;
+  if (!recv.empty()) // else in place
+    if (auto error = check(recv); error)
+      return error;
   for (std::size_t i = 0; i < recv.size(); ++i)
     if (recv[i] != send[i] && overlap(recv[i], send[i]))
       return refuse(errc::invalid_argument, i, "the buffers to send and to receive overlap and are not the same");
