@@ -86,8 +86,8 @@ TROUPE_INSPECT_ENUM(reduce_op)
 /// 57,344) with its sign, and so do infinities: the OCP specification's saturating conversion. So
 /// no arithmetic gives an infinity in float8_e5m2, and float8_e4m3 has none.
 /// @source IEEE 754-2019 (binary16); OCP 8-bit Floating Point Specification 1.0; CUDA Math API,
-///         "FP8 Intrinsics": the constructors of `__nv_fp8_e4m3` and `__nv_fp8_e5m2`, with which NCCL
-///         2.28.9 computes (src/device/reduce_kernel.h), are `__NV_SATFINITE`
+///         "FP8 Intrinsics": the constructors of `__nv_fp8_e4m3` and `__nv_fp8_e5m2`, with which
+///         NCCL 2.28.9 computes (src/device/reduce_kernel.h), are `__NV_SATFINITE`
 struct float16 {
   std::uint16_t bits = 0;
   float16() = default;
