@@ -254,6 +254,48 @@ TEST(HostStream, ADestroyedStreamFinishesItsWork) {
   EXPECT_TRUE(must(x->query(event)));
 }
 
+TEST(HostStream, AClosedDeviceWaitsForNobody) {
+  const auto backend = make_host_backend({.devices = 4});
+  auto devices = open_all(*backend);
+  auto communicator = build_all(*backend, 4);
+  std::array<float, 4> values{1, 2, 3, 4};
+  const auto all_reduce = [&](std::size_t r) {
+    return communicator[r]->all_reduce(&values[r], &values[r], 1, dtype::float32, reduce_op::sum,
+                                       devices[r].stream);
+  };
+  // Device 0 waits for device 1, which waits for rank 2, which never comes.
+  ASSERT_TRUE(is_ok(all_reduce(1)));
+  ASSERT_TRUE(is_ok(devices[1]->record(devices[1].end, devices[1].stream)));
+  ASSERT_TRUE(is_ok(devices[0]->wait(devices[0].stream, devices[1].end)));
+  ASSERT_TRUE(is_ok(devices[0]->copy(&values[0], &values[1], sizeof(float),
+                                     copy_direction::device_to_device, devices[0].stream)));
+  ASSERT_TRUE(is_ok(all_reduce(3)));
+  devices.erase(devices.begin(), devices.begin() + 2);
+  EXPECT_EQ(values, (std::array<float, 4>{1, 2, 3, 4})); // what was queued was dropped
+  devices.back().drain();
+  EXPECT_TRUE(has_code(communicator[3]->asynchronous_error(), errc::nccl_error));
+}
+
+TEST(HostStream, ACompletionSignalMayLetTheDeviceGo) {
+  const auto backend = make_host_backend({.devices = 1});
+  for (int i = 0; i < 50; ++i) {
+    auto owner = std::make_shared<std::unique_ptr<backend_device>>(must(backend->open(0)));
+    auto& device = **owner;
+    auto gone = std::make_shared<std::promise<void>>();
+    device.set_completion_signal([&owner, gone] {
+      owner.reset();
+      gone->set_value();
+    });
+    const auto stream = must(device.create_stream());
+    const auto event = must(device.create_event());
+    stream_gate gate;
+    gate.enqueue(device, stream);
+    ASSERT_TRUE(is_ok(device.record(event, stream)));
+    gate.open();
+    gone->get_future().wait();
+  }
+}
+
 TEST(HostStream, RejectsNullHandles) {
   const auto backend = make_host_backend();
   opened_device x{*backend, 0};

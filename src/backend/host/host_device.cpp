@@ -40,8 +40,12 @@ host_device::host_device(std::shared_ptr<host_machine> machine, int ordinal) noe
     : machine_(std::move(machine)), ordinal_(ordinal) {}
 
 host_device::~host_device() {
-  streams_.clear();
-  closed_streams_.clear();
+  for (auto& [native, stream] : streams_)
+    closed_streams_.push_back(std::move(stream));
+  for (const auto& stream : closed_streams_)
+    stream->cancel();
+  for (const auto& stream : closed_streams_)
+    stream->join();
   for (const auto& [memory, size_bytes] : allocations_)
     std::free(memory);
   std::lock_guard lock{machine_->mutex};
@@ -122,7 +126,7 @@ caf::error host_device::deallocate_pinned(void* memory) noexcept {
 }
 
 caf::expected<stream_view> host_device::create_stream() noexcept {
-  auto stream = std::make_unique<host_stream>(completed_);
+  auto stream = std::make_shared<host_stream>(completed_);
   const stream_view result{stream.get()};
   streams_.emplace(result.native, std::move(stream));
   return result;
@@ -135,7 +139,12 @@ caf::error host_device::destroy_stream(stream_view stream) noexcept {
   i->second->close();
   closed_streams_.push_back(std::move(i->second));
   streams_.erase(i);
-  std::erase_if(closed_streams_, [](const auto& x) { return x->finished(); });
+  std::erase_if(closed_streams_, [](const auto& x) {
+    if (!x->finished())
+      return false;
+    x->join();
+    return true;
+  });
   return {};
 }
 
@@ -228,7 +237,7 @@ bool host_device::runs_cuda() const noexcept { return false; }
 bool host_device::signals_completion() const noexcept { return true; }
 
 void host_device::set_completion_signal(std::function<void()> signal) noexcept {
-  completed_ = std::move(signal);
+  *completed_ = std::move(signal);
 }
 
 caf::error host_device::fail(errc code, std::string detail) const {

@@ -29,7 +29,7 @@ public:
   /// `machine->opened[ordinal]` is set, and cleared by the destructor.
   host_device(std::shared_ptr<host_machine> machine, int ordinal) noexcept;
 
-  /// Finishes what is queued on the streams, and frees all memory.
+  /// Cancels its streams, and frees all memory.
   ~host_device() override;
 
   caf::error bind() noexcept override;
@@ -73,13 +73,14 @@ private:
 
   std::shared_ptr<host_machine> machine_;
   int ordinal_;
-  std::function<void()> completed_;
+  const std::shared_ptr<std::function<void()>> completed_ =
+      std::make_shared<std::function<void()>>();
   bool memory_open_ = false;
   std::size_t used_bytes_ = 0;
   std::unordered_map<void*, std::size_t> allocations_; ///< with their sizes
   std::unordered_map<void*, std::unique_ptr<host_event>> events_;
-  std::unordered_map<void*, std::unique_ptr<host_stream>> streams_;
-  std::vector<std::unique_ptr<host_stream>> closed_streams_; ///< whose threads may still be at work
+  std::unordered_map<void*, std::shared_ptr<host_stream>> streams_;
+  std::vector<std::shared_ptr<host_stream>> closed_streams_; ///< whose threads may still be at work
 };
 
 } // namespace troupe::detail

@@ -112,8 +112,10 @@ template <class F> bool host_group::meet(lock& guard, F last) noexcept {
       return false;
     arrived_ = 0;
     ++phase_;
+    guard.unlock(); // so that those who wake find it free
     changed_.notify_all();
-    return true;
+    guard.lock();
+    return !ended_;
   }
   changed_.wait(guard, [&] { return ended_ || phase_ != phase; });
   return !ended_;

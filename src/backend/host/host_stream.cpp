@@ -32,6 +32,10 @@ void fill(const fill_command& x) noexcept {
   }
 }
 
+caf::error device_closed() {
+  return make_error(errc::nccl_error, "the device of a rank was closed");
+}
+
 } // namespace
 
 bool stream_progress::reached(std::uint64_t position) const noexcept {
@@ -51,6 +55,16 @@ void stream_progress::wait(std::uint64_t position) noexcept {
   advanced_.wait(lock, [&] { return reached(position); });
 }
 
+void stream_progress::wait(std::uint64_t position, const std::atomic<bool>& cancelled) noexcept {
+  std::unique_lock lock{mutex_};
+  advanced_.wait(lock, [&] { return reached(position) || cancelled; });
+}
+
+void stream_progress::interrupt() noexcept {
+  std::lock_guard lock{mutex_};
+  advanced_.notify_all();
+}
+
 void host_event::set(stream_position x) noexcept {
   std::lock_guard lock{mutex_};
   recorded_ = std::move(x);
@@ -61,13 +75,8 @@ stream_position host_event::get() const noexcept {
   return recorded_;
 }
 
-host_stream::host_stream(const std::function<void()>& completed) noexcept : completed_(completed) {}
-
-host_stream::~host_stream() {
-  close();
-  if (thread_.joinable())
-    thread_.join();
-}
+host_stream::host_stream(std::shared_ptr<const std::function<void()>> completed) noexcept
+    : completed_(std::move(completed)) {}
 
 caf::error host_stream::enqueue(stream_command command) noexcept {
   std::unique_lock lock{mutex_};
@@ -96,9 +105,34 @@ void host_stream::close() noexcept {
   wake_.notify_one();
 }
 
+void host_stream::cancel() noexcept {
+  std::shared_ptr<host_group> group;
+  std::shared_ptr<stream_progress> progress;
+  {
+    std::lock_guard lock{mutex_};
+    cancelled_ = true;
+    group = serving_;
+    progress = waiting_for_;
+  }
+  if (group)
+    group->end(device_closed());
+  if (progress)
+    progress->interrupt();
+  close();
+}
+
 bool host_stream::finished() const noexcept {
   std::lock_guard lock{mutex_};
   return finished_;
+}
+
+void host_stream::join() noexcept {
+  if (!thread_.joinable())
+    return;
+  if (thread_.get_id() == std::this_thread::get_id())
+    thread_.detach(); // it holds what it needs
+  else
+    thread_.join();
 }
 
 caf::error host_stream::start() noexcept {
@@ -107,7 +141,7 @@ caf::error host_stream::start() noexcept {
   if (thread_.joinable())
     return {};
   try {
-    thread_ = std::thread{[this] { run(); }};
+    thread_ = std::thread{[self = shared_from_this()] { self->run(); }};
   } catch (const std::system_error& e) {
     return make_error(errc::unavailable, std::string{"no thread for a stream: "} + e.what());
   }
@@ -146,24 +180,52 @@ void host_stream::run() noexcept {
 void host_stream::execute(stream_command& command) noexcept {
   struct visitor {
     host_stream& self;
-    void operator()(copy_command& x) const noexcept {
-      if (x.size_bytes > 0)
+    void operator()(const copy_command& x) const noexcept {
+      if (!self.cancelled_ && x.size_bytes > 0)
         std::memmove(x.target, x.source, x.size_bytes);
     }
-    void operator()(fill_command& x) const noexcept { fill(x); }
-    void operator()(call_command& x) const noexcept { x.function(x.argument); }
-    void operator()(free_command& x) const noexcept { std::free(x.memory); }
-    void operator()(record_command& x) const noexcept {
+    void operator()(const fill_command& x) const noexcept {
+      if (!self.cancelled_)
+        fill(x);
+    }
+    void operator()(const call_command& x) const noexcept {
+      if (!self.cancelled_)
+        x.function(x.argument);
+    }
+    void operator()(const free_command& x) const noexcept { std::free(x.memory); }
+    void operator()(const record_command& x) const noexcept {
       self.progress_->advance(x.position);
-      if (self.completed_)
-        self.completed_();
+      if (*self.completed_)
+        (*self.completed_)();
     }
-    void operator()(wait_command& x) const noexcept { x.until.progress->wait(x.until.position); }
-    void operator()(all_reduce_command& x) const noexcept {
-      x.group->all_reduce(x.rank, x.sequence, x.part);
-    }
+    void operator()(const wait_command& x) const noexcept { self.wait(x.until); }
+    void operator()(const all_reduce_command& x) const noexcept { self.all_reduce(x); }
   };
   std::visit(visitor{*this}, command);
+}
+
+void host_stream::wait(const stream_position& until) noexcept {
+  if (until.reached())
+    return;
+  {
+    std::lock_guard lock{mutex_};
+    waiting_for_ = until.progress;
+  }
+  until.progress->wait(until.position, cancelled_);
+  std::lock_guard lock{mutex_};
+  waiting_for_.reset();
+}
+
+void host_stream::all_reduce(const all_reduce_command& command) noexcept {
+  {
+    std::lock_guard lock{mutex_};
+    serving_ = command.group;
+  }
+  if (cancelled_)
+    command.group->end(device_closed());
+  command.group->all_reduce(command.rank, command.sequence, command.part);
+  std::lock_guard lock{mutex_};
+  serving_.reset();
 }
 
 } // namespace troupe::detail

@@ -30,6 +30,10 @@ public:
 
   /// Blocks until `position` is reached.
   void wait(std::uint64_t position) noexcept;
+  /// The same, but gives up when `cancelled` is set and `interrupt` called.
+  void wait(std::uint64_t position, const std::atomic<bool>& cancelled) noexcept;
+
+  void interrupt() noexcept;
 
 private:
   std::atomic<std::uint64_t> reached_{0};
@@ -85,17 +89,13 @@ struct all_reduce_command {
 using stream_command = std::variant<copy_command, fill_command, call_command, free_command,
                                     record_command, wait_command, all_reduce_command>;
 
-class host_stream {
+class host_stream : public std::enable_shared_from_this<host_stream> {
 public:
-  /// `completed` is called on the stream's thread after each recorded event; it must outlive the
-  /// stream.
-  explicit host_stream(const std::function<void()>& completed) noexcept;
+  /// `completed` is called on the stream's thread after each recorded event.
+  explicit host_stream(std::shared_ptr<const std::function<void()>> completed) noexcept;
 
   host_stream(const host_stream&) = delete;
   host_stream& operator=(const host_stream&) = delete;
-
-  /// Finishes what is queued.
-  ~host_stream();
 
   /// @thread any
   /// @errors errc::unavailable: no thread can be started; nothing enqueued
@@ -109,16 +109,25 @@ public:
   /// Takes in no more. The thread ends after what is queued.
   void close() noexcept;
 
+  /// As `close`, but lets go what the stream waits for, and only its events and what it frees
+  /// happen still. A communicator that the stream should have served ends.
+  void cancel() noexcept;
+
   /// True when the stream is closed and its thread has nothing left to do.
   bool finished() const noexcept;
+
+  /// Waits for the thread to end, if it is not the caller; after `close` or `cancel`.
+  void join() noexcept;
 
 private:
   caf::error start() noexcept;
   void push(std::unique_lock<std::mutex> lock, stream_command&& command) noexcept;
   void run() noexcept;
   void execute(stream_command& command) noexcept;
+  void wait(const stream_position& until) noexcept;
+  void all_reduce(const all_reduce_command& command) noexcept;
 
-  const std::function<void()>& completed_;
+  const std::shared_ptr<const std::function<void()>> completed_;
   std::shared_ptr<stream_progress> progress_ = std::make_shared<stream_progress>();
   mutable std::mutex mutex_;
   std::condition_variable wake_;
@@ -127,6 +136,9 @@ private:
   bool idle_ = false;
   bool closed_ = false;
   bool finished_ = false;
+  std::atomic<bool> cancelled_{false};
+  std::shared_ptr<host_group> serving_;          ///< whose ranks it may wait for
+  std::shared_ptr<stream_progress> waiting_for_; ///< another stream
   std::thread thread_;
 };
 
