@@ -35,40 +35,43 @@ caf::error buffer::check_determinate(std::size_t begin, std::size_t end) const {
   return {};
 }
 
-void buffer::mark_indeterminate(std::size_t begin, std::size_t end, const caf::error& cause) {
-  if (begin == end)
-    return;
+void buffer::mark_indeterminate(const wound& x) {
   std::lock_guard lock{wounds_mutex_};
-  // The first cause of each byte stays: add only what has no wound yet.
-  std::vector<std::pair<std::size_t, std::size_t>> gaps{{begin, end}};
-  for (auto& x : wounds_) {
+  // Add only what has no wound yet.
+  std::vector<std::pair<std::size_t, std::size_t>> gaps{{x.begin, x.end}};
+  for (auto& old : wounds_) {
     std::vector<std::pair<std::size_t, std::size_t>> rest;
-    for (auto [b, e] : gaps) {
-      if (auto left_end = std::min(e, x.begin); b < left_end)
-        rest.emplace_back(b, left_end);
-      if (auto right_begin = std::max(b, x.end); right_begin < e)
-        rest.emplace_back(right_begin, e);
+    for (auto [begin, end] : gaps) {
+      if (auto left_end = std::min(end, old.begin); begin < left_end)
+        rest.emplace_back(begin, left_end);
+      if (auto right_begin = std::max(begin, old.end); right_begin < end)
+        rest.emplace_back(right_begin, end);
     }
     gaps = std::move(rest);
   }
-  for (auto [b, e] : gaps)
-    wounds_.push_back({b, e, cause});
+  for (auto [begin, end] : gaps)
+    if (begin < end)
+      wounds_.push_back({begin, end, x.cause});
   wounded_.store(!wounds_.empty(), std::memory_order_release);
 }
 
-void buffer::mark_written(std::size_t begin, std::size_t end) noexcept {
+std::vector<buffer::wound> buffer::heal(std::size_t begin, std::size_t end) {
   if (!wounded_.load(std::memory_order_acquire))
-    return;
+    return {};
   std::lock_guard lock{wounds_mutex_};
+  std::vector<wound> healed;
   std::vector<wound> rest;
   for (auto& x : wounds_) {
     if (auto left_end = std::min(begin, x.end); x.begin < left_end)
       rest.push_back({x.begin, left_end, x.cause});
     if (auto right_begin = std::max(end, x.begin); right_begin < x.end)
       rest.push_back({right_begin, x.end, x.cause});
+    if (auto b = std::max(begin, x.begin), e = std::min(end, x.end); b < e)
+      healed.push_back({b, e, x.cause});
   }
   wounds_ = std::move(rest);
   wounded_.store(!wounds_.empty(), std::memory_order_release);
+  return healed;
 }
 
 } // namespace troupe::detail

@@ -36,12 +36,20 @@ public:
   /// True once the device began another life, or ended.
   bool stale() const noexcept;
 
+  /// Bytes that a failed operation left half-written, and the first cause.
+  struct wound {
+    std::size_t begin;
+    std::size_t end;
+    caf::error cause;
+  };
+
   /// None if no failed operation left bytes of [begin, end) half-written.
   /// @errors errc::indeterminate with the first cause
   caf::error check_determinate(std::size_t begin, std::size_t end) const;
-  void mark_indeterminate(std::size_t begin, std::size_t end, const caf::error& cause);
-  /// [begin, end) was wholly written again.
-  void mark_written(std::size_t begin, std::size_t end) noexcept;
+  /// The first cause of each byte stays.
+  void mark_indeterminate(const wound& x);
+  /// [begin, end) is wholly written again: gives the wounds that this heals, cut to the range.
+  std::vector<wound> heal(std::size_t begin, std::size_t end);
 
   /// An admitted use of a range; `admission` keeps them, under its lock.
   struct access {
@@ -58,12 +66,6 @@ public:
   bool acquired_for_writing = false;
 
 private:
-  struct wound {
-    std::size_t begin;
-    std::size_t end;
-    caf::error cause;
-  };
-
   std::shared_ptr<device_state> home_;
   std::uint64_t id_;
   std::uint64_t generation_;

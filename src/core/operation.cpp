@@ -1,7 +1,9 @@
 #include "core/operation.hpp"
 
+#include "core/runtime.hpp"
 #include "core/timekeeper.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace troupe::detail {
@@ -53,13 +55,12 @@ void operation::admitted(std::int64_t now) {
   self_ = std::static_pointer_cast<operation>(shared_from_this());
 }
 
-bool operation::precede(const std::shared_ptr<operation>& successor) {
+void operation::precede(const std::shared_ptr<operation>& successor, bool reads) {
   std::lock_guard lock{guard_};
   if (settled())
-    return false;
+    return;
   successor->open_.fetch_add(1, std::memory_order_relaxed);
-  successors_.push_back(successor);
-  return true;
+  successors_.push_back({successor, reads});
 }
 
 bool operation::claim_issue() noexcept {
@@ -106,7 +107,9 @@ void operation::fail(const caf::error& cause) noexcept {
         continue;
       x->cause_ = cause;
       x->failed_.store(true, std::memory_order_release);
-      open.insert(open.end(), x->successors_.begin(), x->successors_.end());
+      for (auto& next : x->successors_)
+        if (next.reads)
+          open.push_back(next.who);
     }
     x->answer(cause);
   }
@@ -147,20 +150,21 @@ void operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexc
     std::lock_guard lock{guard_};
     cause = cause_;
   }
-  for (auto& u : uses_) {
-    if (!u.writes)
-      continue;
-    if (!cause)
-      u.memory->mark_written(u.begin, u.end);
-    else if (parts_[u.part].at.load(std::memory_order_acquire) == part::state::done)
-      u.memory->mark_indeterminate(u.begin, u.end, cause);
-  }
-  std::vector<std::shared_ptr<operation>> successors;
+  std::vector<follower> successors;
   {
-    std::lock_guard lock{guard_};
-    settled_.store(true, std::memory_order_release);
-    successors.swap(successors_);
+    // Who is admitted later must see the wounds as soon as this is settled.
+    std::unique_lock order{runtime::order(), std::defer_lock};
+    if (cause)
+      order.lock();
+    {
+      std::lock_guard lock{guard_};
+      settled_.store(true, std::memory_order_release);
+      successors.swap(successors_);
+    }
+    if (cause)
+      wound_buffers(cause, successors);
   }
+  healed_.clear();
   uses_.clear();
   if (kept_by_ != nullptr)
     kept_by_->remove(*this);
@@ -169,9 +173,41 @@ void operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexc
   on_settled();
   if (cause)
     for (auto& x : successors)
-      x->fail(cause);
+      if (x.reads)
+        x.who->fail(cause);
   for (auto& x : successors)
-    follow_up.push_back(std::move(x));
+    follow_up.push_back(std::move(x.who));
+}
+
+void operation::wound_buffers(const caf::error& cause, const std::vector<follower>& successors) {
+  for (auto& x : healed_)
+    wound(x.memory, x.wound, successors);
+  for (auto& u : uses_)
+    if (u.writes && parts_[u.part].at.load(std::memory_order_acquire) == part::state::done)
+      wound(u.memory, {u.begin, u.end, cause}, successors);
+}
+
+void operation::wound(const std::shared_ptr<buffer>& memory, const buffer::wound& x,
+                      const std::vector<follower>& successors) {
+  // Who comes next and writes there takes the wound over: it heals it, or fails and passes it on.
+  std::vector<buffer::wound> open{x};
+  for (auto& next : successors)
+    for (auto& u : next.who->uses_) {
+      if (!u.writes || u.memory != memory)
+        continue;
+      std::vector<buffer::wound> rest;
+      for (auto& w : open) {
+        if (auto end = std::min(w.end, u.begin); w.begin < end)
+          rest.push_back({w.begin, end, w.cause});
+        if (auto begin = std::max(w.begin, u.end); begin < w.end)
+          rest.push_back({begin, w.end, w.cause});
+        if (auto begin = std::max(w.begin, u.begin), end = std::min(w.end, u.end); begin < end)
+          next.who->heals(memory, {begin, end, w.cause});
+      }
+      open = std::move(rest);
+    }
+  for (auto& w : open)
+    memory->mark_indeterminate(w);
 }
 
 } // namespace troupe::detail

@@ -120,9 +120,10 @@ public:
   /// The last check. `deferred`: somebody keeps it, and admits it later.
   virtual admission on_admit() { return {}; }
   void admitted(std::int64_t now);
-  /// `successor` reads what this writes: it fails if this fails, and is answered after this. False if this
-  /// is settled already.
-  bool precede(const std::shared_ptr<operation>& successor);
+  /// `successor` uses what this writes: it settles after this, and if it `reads` it fails when this fails.
+  void precede(const std::shared_ptr<operation>& successor, bool reads);
+  /// It will heal `x`; if it never runs, the wound is there again.
+  void heals(std::shared_ptr<buffer> memory, buffer::wound x) { healed_.push_back({std::move(memory), std::move(x)}); }
 
   // -- called by lanes
 
@@ -169,7 +170,19 @@ private:
   friend class timekeeper;
   enum class claim : std::uint8_t { unissued, issued, withdrawn };
 
+  struct follower {
+    std::shared_ptr<operation> who;
+    bool reads;
+  };
+  struct healed_wound {
+    std::shared_ptr<buffer> memory;
+    buffer::wound wound;
+  };
+
   bool withdraw() noexcept;
+  void wound_buffers(const caf::error& cause, const std::vector<follower>& successors);
+  void wound(const std::shared_ptr<buffer>& memory, const buffer::wound& x,
+             const std::vector<follower>& successors);
   void settle(std::vector<std::shared_ptr<operation>>& follow_up) noexcept;
 
   const char* verb_;
@@ -177,6 +190,7 @@ private:
   std::unique_ptr<part[]> parts_;
   std::size_t part_count_;
   std::vector<use> uses_;
+  std::vector<healed_wound> healed_; // under admission's lock
   std::atomic<claim> issue_claim_{claim::unissued};
   std::atomic<bool> settled_{false};
   std::atomic<bool> failed_{false};
@@ -186,7 +200,7 @@ private:
   std::atomic<std::int64_t> first_started_at_{0};
   std::mutex guard_; // of the three below
   caf::error cause_;
-  std::vector<std::shared_ptr<operation>> successors_;
+  std::vector<follower> successors_;
   std::shared_ptr<operation> self_; // while lanes refer to the parts
   // the timekeeper's, under its lock: its list of what is not settled
   operation* previous_ = nullptr;

@@ -207,8 +207,8 @@ void runtime::order_use(const std::shared_ptr<operation>& op, const use& u) {
     if (conflict) {
       if (!same_stream || p.stream == stream_kind::none)
         p.predecessors.push_back({a.by, a.at});
-      if (a.writes && u.reads)
-        a.by->precede(op);
+      if (a.writes)
+        a.by->precede(op, u.reads);
     }
     // What comes after this use comes after what it waited for.
     if (covered && (u.writes || (!a.writes && same_stream)))
@@ -217,6 +217,9 @@ void runtime::order_use(const std::shared_ptr<operation>& op, const use& u) {
       ++i;
   }
   accesses.push_back({op, &p, u.begin, u.end, u.writes});
+  if (u.writes && !u.reads)
+    for (auto& wound : u.memory->heal(u.begin, u.end))
+      op->heals(u.memory, std::move(wound));
 }
 
 void runtime::start(const std::shared_ptr<operation>& op) {
@@ -260,6 +263,10 @@ std::shared_ptr<operation_of<std::uint64_t>> runtime::reset(int ordinal, clock::
       x.detail = std::move(detail);
       answer->answer(make_error(std::move(x)));
     };
+    if (deadline <= clock::now()) {
+      refuse(errc::deadline_exceeded, "its deadline was over before it began");
+      return answer;
+    }
     if (state.phase() != device_phase::ready) {
       refuse(errc::unavailable, "the device is " + std::string{to_string(state.phase())});
       return answer;

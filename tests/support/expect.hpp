@@ -36,6 +36,11 @@ template <class T> T must(caf::expected<T> x) {
   return std::move(*x);
 }
 
+inline void must(const caf::expected<void>& x) {
+  if (!x)
+    throw std::runtime_error(describe(x.error()));
+}
+
 inline void must(const caf::error& e) {
   if (e)
     throw std::runtime_error(describe(e));

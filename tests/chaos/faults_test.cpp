@@ -1,0 +1,194 @@
+/// All-reduces of random sizes, types and operations under a plan of faults: every request is answered
+/// once and in time (INV-1), and no success has a wrong element (INV-12).
+
+#include "support/expect.hpp"
+#include "support/reference.hpp"
+#include <troupe/testing/fault_plan.hpp>
+#include <troupe/troupe.hpp>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace troupe::testing {
+
+namespace {
+
+using namespace std::chrono_literals;
+using clock = std::chrono::steady_clock;
+
+/// Runs continuations on the answering thread, so that the time of an answer is seen.
+class inline_executor final : public executor {
+public:
+  void post(std::function<void()> task) override { task(); }
+};
+
+/// How late a thread of this machine wakes that waits until a point in time, as the library's
+/// timekeeper does: what a late answer is judged against.
+class control_timer {
+public:
+  control_timer() : thread_([this] { run(); }) {}
+  ~control_timer() {
+    {
+      std::lock_guard lock{mutex_};
+      stop_ = true;
+    }
+    condition_.notify_one();
+    thread_.join();
+  }
+  clock::duration worst() {
+    std::lock_guard lock{mutex_};
+    return worst_;
+  }
+
+private:
+  void run() {
+    std::unique_lock lock{mutex_};
+    while (!stop_) {
+      auto due = clock::now() + 2ms;
+      if (!condition_.wait_until(lock, due, [this] { return stop_; }))
+        worst_ = std::max(worst_, clock::now() - due);
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable condition_;
+  bool stop_ = false;
+  clock::duration worst_{};
+  std::thread thread_;
+};
+
+constexpr std::size_t ranks = 4;
+constexpr int clients = 4;
+constexpr int operations_per_client = 2500;
+
+struct tally {
+  std::mutex mutex;
+  std::map<errc, int> errors;
+  int successes = 0;
+  int answers = 0;
+  int wrong = 0;
+  clock::duration latest{};
+  std::string first_wrong;
+};
+
+/// The plan strikes copies too: a download that it struck is asked for again.
+caf::error download(const device& from, const any_gpu_ref& ref, std::vector<std::byte>& output) {
+  while (true) {
+    auto done = from.download(ref, std::span{output}, {.deadline = 10s}).wait();
+    if (done || code_of(done.error()) != errc::cuda_error)
+      return done ? caf::error{} : done.error();
+  }
+}
+
+/// One client: fills its buffers, reduces them, checks what it gets.
+void run_client(const world& w, std::uint64_t seed, tally& all) {
+  std::mt19937_64 random{seed};
+  auto pick = [&](std::size_t low, std::size_t high) {
+    return std::uniform_int_distribution<std::size_t>{low, high}(random);
+  };
+  inline_executor here;
+  constexpr std::size_t most = 2048;
+  auto refs = must(w.allocate(dtype::uint64, most));
+  for (int i = 0; i < operations_per_client; ++i) {
+    auto type = all_dtypes[pick(0, std::size(all_dtypes) - 1)];
+    auto op = all_reduce_ops[pick(0, std::size(all_reduce_ops) - 1)];
+    auto count = pick(1, most);
+    auto inputs = random_inputs({type, op, random(), 0, ranks, input_kind::exact}, count);
+    std::vector<any_gpu_ref> send;
+    for (std::size_t r = 0; r < ranks; ++r) {
+      send.push_back(must(must(refs[r].reinterpret(type)).slice(0, count)));
+      // Not waited for: the all-reduce comes after it, and fails if it fails.
+      static_cast<void>(w.device_of(r).upload(send.back(), host_buffer{std::vector<std::uint8_t>(
+        reinterpret_cast<const std::uint8_t*>(inputs[r].data()),
+        reinterpret_cast<const std::uint8_t*>(inputs[r].data()) + inputs[r].size())}));
+    }
+    auto allowed = std::chrono::milliseconds{pick(5, 400)};
+    auto deadline = clock::now() + allowed;
+    auto sum = w.all_reduce(send, op, {.deadline = allowed});
+    sum.then(here, [&, deadline](const caf::expected<collective_done>&) {
+      auto late = clock::now() - deadline;
+      std::lock_guard lock{all.mutex};
+      ++all.answers;
+      all.latest = std::max(all.latest, late);
+    });
+    auto done = sum.wait();
+    if (!done) {
+      std::lock_guard lock{all.mutex};
+      ++all.errors[code_of(done.error()).value_or(errc::internal)];
+      continue;
+    }
+    for (std::size_t r = 0; r < ranks; ++r) {
+      std::vector<std::byte> output(inputs[r].size());
+      poison(output);
+      must(download(w.device_of(r), send[r], output));
+      auto result = check(type, op, inputs, output, input_kind::exact);
+      std::lock_guard lock{all.mutex};
+      if (!result && all.wrong++ == 0)
+        all.first_wrong = to_string(result) + " (" + std::string{to_string(type)} + ", "
+                          + std::string{to_string(op)} + ", rank " + std::to_string(r) + ")";
+    }
+    std::lock_guard lock{all.mutex};
+    ++all.successes;
+  }
+}
+
+TEST(Faults, EveryRequestIsAnsweredOnceInTimeAndNeverWrong) {
+  // For each rank's call: 4 ranks make 5 % of the operations.
+  auto each = 0.05 / ranks / 4;
+  auto plan = std::make_shared<fault_plan>(
+    20261120, std::vector<fault_rule>{
+                {.kind = fault::fail, .on = verb::all_reduce, .times = forever, .probability = each},
+                {.kind = fault::not_issued, .on = verb::all_reduce, .times = forever, .probability = each},
+                {.kind = fault::hang, .on = verb::all_reduce, .times = forever, .probability = each},
+                {.kind = fault::slow, .on = verb::all_reduce, .times = forever, .probability = each, .delay = 3ms},
+                {.kind = fault::fail, .on = verb::copy, .times = forever, .probability = each},
+              });
+  config cfg;
+  cfg.use_backend(with_faults(make_host_backend({.devices = static_cast<int>(ranks)}), plan));
+  caf::actor_system sys{cfg};
+  set_log_sink([](const log_line&) {}); // hundreds of communicators end
+  world_limits limits;
+  limits.stall_limit = 40ms;
+  limits.restarts = 1 << 30;
+  limits.restart_backoff = 0ms;
+  tally all;
+  {
+    auto w = must(world::open(sys, {.devices = all_devices(sys), .limits = limits}));
+    control_timer control;
+    std::vector<std::thread> threads;
+    for (int c = 0; c < clients; ++c)
+      threads.emplace_back([&, c] { run_client(w, static_cast<std::uint64_t>(c) + 1, all); });
+    for (auto& t : threads)
+      t.join();
+    EXPECT_LE(all.latest, 5ms + control.worst());
+    auto ms = [](clock::duration x) { return std::chrono::duration<double, std::milli>(x).count(); };
+    std::printf("%d successes; latest answer %.2f ms after its deadline, control timer %.2f ms\n",
+                all.successes, ms(all.latest), ms(control.worst()));
+    for (auto [code, count] : all.errors)
+      std::printf("%6d %s\n", count, std::string{to_string(code)}.c_str());
+  }
+  set_log_sink({});
+  EXPECT_EQ(all.answers, clients * operations_per_client);
+  EXPECT_EQ(all.wrong, 0) << all.first_wrong;
+  for (auto kind : {fault::fail, fault::not_issued, fault::hang, fault::slow})
+    EXPECT_GT(plan->injected(kind), 20u) << to_string(kind);
+  // The plan strikes a part of the requests, and the world goes on each time.
+  EXPECT_GT(all.successes, clients * operations_per_client / 2);
+  for (auto code : {errc::internal, errc::invalid_argument, errc::shape_mismatch, errc::stale_ref, errc::out_of_range})
+    EXPECT_EQ(all.errors.count(code), 0u) << to_string(code);
+}
+
+} // namespace
+
+} // namespace troupe::testing
