@@ -1,5 +1,72 @@
-#include <caf/all.hpp>
-#include <iostream>
-#include <troupe/version.hpp>
+#ifdef OUTSIDE_WITH_TESTING
+#include <troupe/testing/fault_plan.hpp>
+#endif
+#include <troupe/troupe.hpp>
 
-int main() { std::cout << "troupe " << troupe::version_string << '\n'; }
+#include <caf/all.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <iostream>
+#include <memory>
+#include <vector>
+
+namespace {
+
+constexpr std::size_t count = 1000;
+
+int report(const caf::error& error) {
+  std::cerr << troupe::describe(error) << '\n';
+  return 1;
+}
+
+/// An all-reduce over four virtual devices, each with numbers of its own.
+int run(troupe::config& cfg) {
+  using namespace std::chrono_literals;
+  caf::actor_system sys{cfg};
+  auto world = troupe::world::open(sys, {.devices = {0, 1, 2, 3}});
+  if (!world)
+    return report(world.error());
+  auto buffers = world->allocate<std::int64_t>(count);
+  if (!buffers)
+    return report(buffers.error());
+  std::vector<std::int64_t> expected(count);
+  for (std::size_t rank = 0; rank < world->size(); ++rank) {
+    std::vector<std::int64_t> numbers(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      numbers[i] = static_cast<std::int64_t>((rank + 1) * 1'000'000 + i * i);
+      expected[i] += numbers[i];
+    }
+    if (auto done = world->device_of(rank).upload((*buffers)[rank], numbers).wait(); !done)
+      return report(done.error());
+  }
+  auto sum = world->all_reduce(*buffers, troupe::reduce_op::sum, {.deadline = 20s});
+  if (auto done = sum.wait(); !done)
+    return report(done.error());
+  for (std::size_t rank = 0; rank < world->size(); ++rank) {
+    auto result = world->device_of(rank).download((*buffers)[rank]);
+    if (!result)
+      return report(result.error());
+    if (*result != expected) {
+      std::cerr << "rank " << rank << " has wrong elements\n";
+      return 1;
+    }
+  }
+  std::cout << "troupe " << troupe::version_string << ": every element right\n";
+  return 0;
+}
+
+} // namespace
+
+int main() {
+  troupe::config cfg;
+  auto backend = troupe::make_host_backend({.devices = 4});
+#ifdef OUTSIDE_WITH_TESTING
+  // It does not strike: what counts is that the library is there.
+  auto plan = std::make_shared<troupe::testing::fault_plan>();
+  backend = troupe::testing::with_faults(backend, plan);
+#endif
+  cfg.use_backend(backend);
+  return run(cfg);
+}
