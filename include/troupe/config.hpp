@@ -25,7 +25,7 @@ class system_core;
 /// --troupe.spin=MICROSECONDS: how long a lane spins after its last work
 /// CAF's scheduler shares work among at most four threads: a parked thread is slow to wake, and actors that
 /// do not block need few. It is an option of CAF's like any other (scheduler.max-threads).
-class config : public detail::config_base {
+class config : private detail::known_types, public detail::config_base {
 public:
   config();
   ~config() override;

@@ -7,6 +7,8 @@
 
 namespace troupe::detail {
 
+known_types::known_types() { init_types<caf::id_block::troupe, caf::id_block::troupe_local>(); }
+
 void register_types(config& cfg) {
   cfg.add_types<caf::id_block::troupe>();
   cfg.add_errors<errc>("troupe");

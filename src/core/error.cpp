@@ -130,6 +130,7 @@ std::string to_string(const failure& x) {
 }
 
 caf::error make_error(failure x) {
+  static_cast<void>(detail::known_types{}); // errors come before any configuration, too
   auto code = x.code;
   return caf::make_error(code, std::move(x));
 }

@@ -24,10 +24,12 @@
 
 #if CAF_MAJOR_VERSION >= 1 // CAF_VERSION is an octal literal in 1.0 and 1.1
 #  define TROUPE_CAF1 1
+#  include <caf/anon_mail.hpp>
 #  include <caf/init_global_meta_objects.hpp>
 #  include <caf/io/middleman.hpp>
 #  include <caf/mailbox_element.hpp>
 #  include <caf/scheduler.hpp>
+#  include <caf/thread_owner.hpp>
 #elif CAF_MINOR_VERSION == 17
 #  define TROUPE_CAF1 0
 #else
@@ -35,6 +37,12 @@
 #endif
 
 namespace troupe::detail {
+
+/// Makes the library's messages known to CAF 1.x, which must happen before its first use of them; 0.17 learns
+/// them from the configuration. Cheap after the first time.
+struct known_types {
+  known_types();
+};
 
 /// One named field of a message, for `fields`.
 template <class T>
