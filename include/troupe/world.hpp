@@ -7,6 +7,7 @@
 
 #include <caf/actor.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <memory>
@@ -86,7 +87,8 @@ private:
 template <class Self, class Request>
 auto request(Self* self, const caf::actor& to, Request what, std::chrono::nanoseconds deadline) {
   what.options.deadline = deadline;
-  return detail::request(self, to, 2 * deadline + std::chrono::seconds{10}, std::move(what));
+  constexpr std::chrono::nanoseconds longest = std::chrono::hours{24 * 365};
+  return detail::request(self, to, 2 * std::min(deadline, longest) + std::chrono::seconds{10}, std::move(what));
 }
 
 template <class Self, class Request>

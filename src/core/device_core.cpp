@@ -20,7 +20,7 @@ caf::error refusal(const char* verb, int device, errc code, std::string detail) 
 
 template <class Operation>
 std::shared_ptr<Operation> device_core::start(std::shared_ptr<Operation> op, const request_options& options) const {
-  op->deadline = clock::now() + (options.deadline.count() != 0 ? options.deadline : deadline_);
+  op->deadline = from_now(options.deadline.count() != 0 ? options.deadline : deadline_);
   op->parts()[0].on = worker_.get();
   runtime_->start(op);
   return op;
@@ -171,7 +171,7 @@ device_core::answer<device_stats> device_core::stats(const request_options& opti
 
 device_core::answer<std::uint64_t> device_core::reset(const request_options& options) const {
   return runtime_->reset(state().ordinal(),
-                         clock::now() + (options.deadline.count() != 0 ? options.deadline : deadline_));
+                         from_now(options.deadline.count() != 0 ? options.deadline : deadline_));
 }
 
 } // namespace troupe::detail

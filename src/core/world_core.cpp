@@ -76,7 +76,7 @@ void world_core::build(std::function<void(std::uint64_t, const caf::error&)> don
     if (!target)
       return done(epoch, make_error(errc::unavailable, "the world went on before this communicator was built"));
     auto connect = std::make_shared<connect_operation>(target, self->lanes_, self->limits_.stall_limit);
-    connect->deadline = clock::now() + self->limits_.build_deadline;
+    connect->deadline = from_now(self->limits_.build_deadline);
     connect->on_answer([connect = std::weak_ptr{connect}, epoch, done] {
       if (auto x = connect.lock())
         done(epoch, x->error());
@@ -296,7 +296,7 @@ std::shared_ptr<operation_of<collective_done>> world_core::all_reduce(std::span<
   if (auto error = check_ranks("all_reduce", send, recv); error)
     return refused_operation<collective_done>("all_reduce", std::move(error));
   auto result = std::make_shared<all_reduce_operation>(shared_from_this(), send, recv, op, options.membership);
-  result->deadline = clock::now() + (options.deadline.count() != 0 ? options.deadline : limits_.deadline);
+  result->deadline = from_now(options.deadline.count() != 0 ? options.deadline : limits_.deadline);
   runtime_->start(result);
   return result;
 }

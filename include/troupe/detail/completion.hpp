@@ -15,6 +15,12 @@ namespace troupe::detail {
 
 using clock = std::chrono::steady_clock;
 
+/// `time` from now on; what the clock cannot count to is its end.
+inline clock::time_point from_now(std::chrono::nanoseconds time) noexcept {
+  auto now = clock::now();
+  return time < clock::time_point::max() - now ? now + time : clock::time_point::max();
+}
+
 /// Marks the calling thread as one that must not block: a lane, a callback thread, a worker of CAF's pool.
 void forbid_blocking(const char* thread_kind) noexcept;
 
