@@ -5,6 +5,7 @@
 #include "support/affine_kernel.hpp"
 #include "support/expect.hpp"
 #include "support/gpus.hpp"
+#include "support/world_fixture.hpp"
 #include <troupe/troupe.hpp>
 
 #include <gtest/gtest.h>
@@ -30,11 +31,6 @@ using elements = std::vector<std::uint32_t>;
 std::size_t number_from_environment(const char* name, std::size_t otherwise) {
   const char* text = std::getenv(name);
   return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
-}
-
-bool on_cuda() {
-  const char* wanted = std::getenv("TROUPE_TEST_BACKEND");
-  return wanted != nullptr && std::string{wanted} == "cuda";
 }
 
 /// One chain: buffers on every device, their contents as a model, and what waits for its answer.
@@ -229,8 +225,9 @@ private:
 
 TEST(Chains, AreRightWithoutWaitingForTheHost) {
   auto cuda = on_cuda();
-  if (cuda)
+  if (cuda) {
     TROUPE_NEEDS_GPUS(2);
+  }
   auto seeds = number_from_environment("TROUPE_CHAIN_SEEDS", cuda ? 200 : 1000);
   auto first = number_from_environment("TROUPE_CHAIN_FIRST_SEED", 1);
   config cfg;
@@ -245,7 +242,7 @@ TEST(Chains, AreRightWithoutWaitingForTheHost) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     chain x{worlds, seed};
     auto client = [&x] {
-      for (int i = 0; i < 12; ++i)
+      for (int i = 0; i < 25; ++i)
         x.step();
     };
     std::thread other{client};
