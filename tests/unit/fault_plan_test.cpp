@@ -40,9 +40,9 @@ constexpr auto limit = 60s;
 struct struck_world {
   explicit struck_world(int ranks = 3, std::uint64_t seed = 0, std::vector<fault_rule> rules = {})
       : plan(std::make_shared<fault_plan>(seed, std::move(rules))),
+        values(static_cast<std::size_t>(ranks)),
         backend(with_faults(make_host_backend({.devices = ranks}), plan)),
-        devices(open_all(*backend)), communicator(build_all(*backend, ranks)),
-        values(static_cast<std::size_t>(ranks)) {
+        devices(open_all(*backend)), communicator(build_all(*backend, ranks)) {
     for (std::size_t r = 0; r < values.size(); ++r)
       values[r] = static_cast<std::int32_t>(r + 1);
   }
@@ -261,7 +261,7 @@ TEST_P(FaultPlanAbort, LetsTheRanksGo) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FaultPlanAbort, ::testing::Values(fault::hang, fault::not_issued),
-                         [](const auto& info) { return std::string{to_string(info.param)}; });
+                         [](const auto& x) { return std::string{to_string(x.param)}; });
 
 TEST(FaultPlan, ARankThatIsNotIssuedNeverTakesPart) {
   struck_world x;

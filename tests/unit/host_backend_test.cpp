@@ -101,14 +101,14 @@ TEST(HostStream, RunsInOrder) {
   std::vector<step> steps;
   for (int i = 0; i < 10'000; ++i)
     steps.push_back({&seen, i});
-  for (auto& s : steps)
+  for (auto& next : steps)
     ASSERT_TRUE(is_ok(x->launch_host(
         x.stream,
         [](void* p) {
           auto& s = *static_cast<step*>(p);
           s.seen->push_back(s.number);
         },
-        &s)));
+        &next)));
   x.drain();
   ASSERT_EQ(seen.size(), steps.size());
   EXPECT_TRUE(std::is_sorted(seen.begin(), seen.end()));
@@ -591,7 +591,7 @@ INSTANTIATE_TEST_SUITE_P(
                       mismatch_case{"NoElements", 0, dtype::float32, reduce_op::sum},
                       mismatch_case{"Type", 10'000, dtype::int32, reduce_op::sum},
                       mismatch_case{"Op", 10'000, dtype::float32, reduce_op::max}),
-    [](const auto& info) { return std::string{info.param.name}; });
+    [](const auto& x) { return std::string{x.param.name}; });
 
 TEST(HostCommunicator, AbortLetsWaitingRanksGo) {
   const auto backend = make_host_backend({.devices = 4});
