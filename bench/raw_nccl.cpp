@@ -1,0 +1,280 @@
+#include "raw_nccl.hpp"
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+namespace bench {
+
+namespace {
+
+using clock = std::chrono::steady_clock;
+
+double microseconds(clock::duration time) {
+  return std::chrono::duration<double, std::micro>(time).count();
+}
+
+void check(cudaError_t code, const char* call) {
+  if (code != cudaSuccess)
+    fail(std::string{call} + ": " + cudaGetErrorString(code));
+}
+
+void check(ncclResult_t code, const char* call) {
+  if (code != ncclSuccess)
+    fail(std::string{call} + ": " + ncclGetErrorString(code) + "; " + ncclGetLastError(nullptr));
+}
+
+class event {
+public:
+  event() { check(cudaEventCreateWithFlags(&native_, cudaEventDisableTiming), "cudaEventCreate"); }
+  ~event() { cudaEventDestroy(native_); }
+  event(const event&) = delete;
+  event& operator=(const event&) = delete;
+
+  void record(cudaStream_t stream) { check(cudaEventRecord(native_, stream), "cudaEventRecord"); }
+
+  void spin() {
+    auto code = cudaEventQuery(native_);
+    while (code == cudaErrorNotReady)
+      code = cudaEventQuery(native_);
+    check(code, "cudaEventQuery");
+  }
+
+private:
+  cudaEvent_t native_ = nullptr;
+};
+
+struct rank {
+  int device = 0;
+  ncclComm_t communicator = nullptr;
+  cudaStream_t stream = nullptr;
+  float* memory = nullptr;
+
+  void select() const { check(cudaSetDevice(device), "cudaSetDevice"); }
+
+  void all_reduce(std::size_t count) const {
+    check(ncclAllReduce(memory, memory, count, ncclFloat32, ncclSum, communicator, stream),
+          "ncclAllReduce");
+  }
+
+  void synchronize() const { check(cudaStreamSynchronize(stream), "cudaStreamSynchronize"); }
+};
+
+class raw_ranks {
+public:
+  raw_ranks(const std::vector<int>& devices, std::size_t bytes) : ranks_(devices.size()) {
+    std::vector<ncclComm_t> communicators(devices.size());
+    check(ncclCommInitAll(communicators.data(), static_cast<int>(devices.size()), devices.data()),
+          "ncclCommInitAll");
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      auto& r = ranks_[i];
+      r.device = devices[i];
+      r.communicator = communicators[i];
+      r.select();
+      check(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking), "cudaStreamCreate");
+      check(cudaMalloc(&r.memory, bytes), "cudaMalloc");
+    }
+  }
+
+  ~raw_ranks() {
+    check(ncclGroupStart(), "ncclGroupStart");
+    for (auto& r : ranks_)
+      check(ncclCommDestroy(r.communicator), "ncclCommDestroy");
+    check(ncclGroupEnd(), "ncclGroupEnd");
+    for (auto& r : ranks_) {
+      r.select();
+      check(cudaFree(r.memory), "cudaFree");
+      check(cudaStreamDestroy(r.stream), "cudaStreamDestroy");
+    }
+  }
+
+  raw_ranks(const raw_ranks&) = delete;
+  raw_ranks& operator=(const raw_ranks&) = delete;
+
+  const std::vector<rank>& all() const { return ranks_; }
+
+private:
+  std::vector<rank> ranks_;
+};
+
+class raw_contestant : public contestant {
+public:
+  explicit raw_contestant(std::shared_ptr<const raw_ranks> ranks) : ranks_(std::move(ranks)) {}
+
+  std::size_t ranks() const override { return all().size(); }
+
+  void write(std::size_t i, std::size_t first, std::span<const float> numbers) override {
+    auto& r = all()[i];
+    r.select();
+    check(cudaMemcpyAsync(r.memory + first, numbers.data(), numbers.size_bytes(),
+                          cudaMemcpyHostToDevice, r.stream),
+          "cudaMemcpyAsync");
+    r.synchronize();
+  }
+
+  /// Not ordered by the rank's stream: that an operation is done has to be the work of `run`.
+  void read(std::size_t i, std::size_t first, std::span<float> numbers) override {
+    auto& r = all()[i];
+    r.select();
+    check(
+        cudaMemcpy(numbers.data(), r.memory + first, numbers.size_bytes(), cudaMemcpyDeviceToHost),
+        "cudaMemcpy");
+  }
+
+  void clear(std::size_t count) override {
+    for (auto& r : all()) {
+      r.select();
+      check(cudaMemsetAsync(r.memory, 0, count * sizeof(float), r.stream), "cudaMemsetAsync");
+      r.synchronize();
+    }
+  }
+
+protected:
+  const std::vector<rank>& all() const { return ranks_->all(); }
+
+private:
+  std::shared_ptr<const raw_ranks> ranks_;
+};
+
+/// What the threads of a run share; each word on a cache line of its own.
+struct handshake {
+  alignas(64) std::atomic<std::size_t> started{0}; ///< operations that the ranks may do
+  alignas(64) std::atomic<std::size_t> arrived{0}; ///< ranks, counted on from one step to the next
+
+  void arrive() { arrived.fetch_add(1, std::memory_order_release); }
+  void await(std::size_t arrivals) const {
+    while (arrived.load(std::memory_order_acquire) != arrivals) {
+    }
+  }
+  void await_start(std::size_t operations) const {
+    while (started.load(std::memory_order_acquire) < operations) {
+    }
+  }
+};
+
+class threads_contestant final : public raw_contestant {
+public:
+  using raw_contestant::raw_contestant;
+
+  std::string name() const override { return "raw, a thread per rank"; }
+
+  timing run(std::size_t count, std::size_t operations, std::size_t window) override {
+    return window == 1 ? one_by_one(count, operations) : pipelined(count, operations, window);
+  }
+
+private:
+  /// `body(rank)` on a thread for each; `lead()` on this one, once all are ready.
+  template <class Body, class Lead> void on_threads(handshake& shared, Body body, Lead lead) {
+    std::vector<std::thread> threads;
+    for (auto& r : all())
+      threads.emplace_back([&r, &body] {
+        r.select();
+        body(r);
+      });
+    shared.await(all().size());
+    lead();
+    for (auto& x : threads)
+      x.join();
+  }
+
+  timing one_by_one(std::size_t count, std::size_t operations) {
+    handshake shared;
+    timing result;
+    result.each.reserve(operations);
+    auto body = [&](const rank& r) {
+      event done;
+      shared.arrive();
+      for (std::size_t k = 1; k <= operations; ++k) {
+        shared.await_start(k);
+        r.all_reduce(count);
+        done.record(r.stream);
+        done.spin();
+        shared.arrive();
+      }
+    };
+    on_threads(shared, body, [&] {
+      const auto begin = clock::now();
+      for (std::size_t k = 1; k <= operations; ++k) {
+        const auto start = clock::now();
+        shared.started.store(k, std::memory_order_release);
+        shared.await((k + 1) * all().size());
+        result.each.push_back(microseconds(clock::now() - start));
+      }
+      result.per_operation = microseconds(clock::now() - begin) / static_cast<double>(operations);
+    });
+    return result;
+  }
+
+  timing pipelined(std::size_t count, std::size_t operations, std::size_t window) {
+    handshake shared;
+    timing result;
+    auto body = [&](const rank& r) {
+      std::vector<event> events(window);
+      shared.arrive();
+      shared.await_start(1);
+      for (std::size_t k = 0; k < operations; ++k) {
+        r.all_reduce(count);
+        events[k % window].record(r.stream);
+        if (k + 1 >= window)
+          events[(k + 1) % window].spin(); // the oldest
+      }
+      events[(operations - 1) % window].spin();
+      shared.arrive();
+    };
+    on_threads(shared, body, [&] {
+      const auto begin = clock::now();
+      shared.started.store(1, std::memory_order_release);
+      shared.await(2 * all().size());
+      result.per_operation = microseconds(clock::now() - begin) / static_cast<double>(operations);
+    });
+    return result;
+  }
+};
+
+class grouped_contestant final : public raw_contestant {
+public:
+  using raw_contestant::raw_contestant;
+
+  std::string name() const override { return "raw, one thread, grouped"; }
+
+  timing run(std::size_t count, std::size_t operations, std::size_t window) override {
+    if (window != 1)
+      fail("one thread with a group does one operation after the other");
+    timing result;
+    result.each.reserve(operations);
+    const auto begin = clock::now();
+    for (std::size_t k = 0; k < operations; ++k) {
+      const auto start = clock::now();
+      check(ncclGroupStart(), "ncclGroupStart");
+      for (auto& r : all())
+        r.all_reduce(count);
+      check(ncclGroupEnd(), "ncclGroupEnd");
+      for (auto& r : all())
+        r.synchronize();
+      result.each.push_back(microseconds(clock::now() - start));
+    }
+    result.per_operation = microseconds(clock::now() - begin) / static_cast<double>(operations);
+    return result;
+  }
+};
+
+} // namespace
+
+raw_contestants make_raw(const std::vector<int>& devices, std::size_t bytes) {
+  auto ranks = std::make_shared<const raw_ranks>(devices, bytes);
+  return {std::make_unique<threads_contestant>(ranks), std::make_unique<grouped_contestant>(ranks)};
+}
+
+std::string nccl_version() {
+  int version = 0;
+  check(ncclGetVersion(&version), "ncclGetVersion");
+  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100);
+}
+
+} // namespace bench

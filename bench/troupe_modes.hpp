@@ -1,0 +1,25 @@
+/// The all-reduce through troupe: as functions, and in messages.
+#pragma once
+
+#include "contestant.hpp"
+#include <troupe/world.hpp>
+
+#include <caf/fwd.hpp>
+
+#include <cstddef>
+#include <memory>
+
+namespace bench {
+
+struct troupe_contestants {
+  /// `world::all_reduce`, awaited on the client's thread.
+  std::unique_ptr<contestant> facade;
+  /// The message `all_reduce`, from an actor in CAF's pool, which gets the answers as messages.
+  std::unique_ptr<contestant> message;
+};
+
+/// Both use one set of buffers of `bytes`. `sys` outlives them.
+troupe_contestants make_troupe(caf::actor_system& sys, const troupe::world& world,
+                               std::size_t bytes);
+
+} // namespace bench
