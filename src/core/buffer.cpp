@@ -8,6 +8,13 @@
 
 namespace troupe::detail {
 
+caf::error indeterminate(const caf::error& cause) {
+  auto why = failure_of(cause).value_or(failure{});
+  why.detail = "a failed operation was writing this buffer (" + describe(cause) + ")";
+  why.code = errc::indeterminate;
+  return make_error(std::move(why));
+}
+
 buffer::buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64_t generation, void* address,
                std::size_t size_bytes, std::function<void(void*)> deleter)
     : home_(std::move(home)), id_(id), generation_(generation), address_(address), size_bytes_(size_bytes),
@@ -26,12 +33,8 @@ caf::error buffer::check_determinate(std::size_t begin, std::size_t end) const {
     return {};
   std::lock_guard lock{wounds_mutex_};
   for (auto& x : wounds_)
-    if (x.begin < end && begin < x.end) {
-      auto why = failure_of(x.cause).value_or(failure{});
-      why.detail = "a failed operation was writing this buffer (" + describe(x.cause) + ")";
-      why.code = errc::indeterminate;
-      return make_error(std::move(why));
-    }
+    if (x.begin < end && begin < x.end)
+      return indeterminate(x.cause);
   return {};
 }
 

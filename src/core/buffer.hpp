@@ -17,6 +17,9 @@ class device_state;
 class operation;
 struct part;
 
+/// What a reader gets whose memory a failed operation left half-written.
+caf::error indeterminate(const caf::error& cause);
+
 /// One allocation of one device in one generation. Freed by the device's lane, whoever drops it.
 class buffer {
 public:

@@ -115,6 +115,11 @@ void operation::fail(const caf::error& cause) noexcept {
   }
 }
 
+caf::error operation::cause() const {
+  std::lock_guard lock{guard_};
+  return cause_;
+}
+
 void operation::part_lost(part& p, const caf::error& why) noexcept {
   lost_.store(true);
   if (any_issued())
@@ -145,11 +150,7 @@ void operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexc
   auto keep = std::move(self_);
   if (!failed())
     on_success(); // may fail it
-  caf::error cause;
-  {
-    std::lock_guard lock{guard_};
-    cause = cause_;
-  }
+  auto cause = this->cause();
   std::vector<follower> successors;
   {
     // Who is admitted later must see the wounds as soon as this is settled.

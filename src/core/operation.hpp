@@ -109,6 +109,8 @@ public:
 
   bool settled() const noexcept { return settled_.load(std::memory_order_acquire); }
   bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
+  /// Why it failed.
+  caf::error cause() const;
 
   /// `code` with verb, number and the parts' states.
   failure describe(errc code, std::string detail) const;
@@ -198,7 +200,7 @@ private:
   std::atomic<std::uint32_t> issued_parts_{0};
   std::atomic<std::uint32_t> open_; // parts and predecessors that are not over
   std::atomic<std::int64_t> first_started_at_{0};
-  std::mutex guard_; // of the three below
+  mutable std::mutex guard_; // of the three below
   caf::error cause_;
   std::vector<follower> successors_;
   std::shared_ptr<operation> self_; // while lanes refer to the parts

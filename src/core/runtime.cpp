@@ -144,9 +144,14 @@ caf::error runtime::check_uses(const operation& op) {
       return refuse(errc::stale_ref, "its memory is of an earlier life of the device");
     if (u.memory->acquired_for_writing || (u.writes && u.memory->acquired_for_reading != 0))
       return refuse(errc::buffer_acquired, "a user's stream holds the buffer; release it first");
-    if (u.reads)
-      if (auto error = u.memory->check_determinate(u.begin, u.end); error)
-        return error;
+    if (!u.reads)
+      continue;
+    if (auto error = u.memory->check_determinate(u.begin, u.end); error)
+      return error;
+    // The requester may know already that a writer failed, though its work is not over.
+    for (auto& a : u.memory->accesses)
+      if (a.writes && a.begin < u.end && u.begin < a.end && a.by->failed() && !a.by->withdrawn())
+        return indeterminate(a.by->cause());
   }
   return {};
 }
@@ -208,13 +213,23 @@ void runtime::order_use(const std::shared_ptr<operation>& op, const use& u) {
       if (!same_stream || p.stream == stream_kind::none)
         p.predecessors.push_back({a.by, a.at});
       if (a.writes)
-        a.by->precede(op, u.reads);
+        a.by->precede(op, u.reads && !a.by->withdrawn());
     }
     // What comes after this use comes after what it waited for.
-    if (covered && (u.writes || (!a.writes && same_stream)))
+    if (covered && (u.writes || (!a.writes && same_stream))) {
       drop();
-    else
-      ++i;
+      continue;
+    }
+    if (overlap && u.writes) { // only the rest is still a's
+      if (a.begin < u.begin && u.end < a.end)
+        accesses.push_back({a.by, a.at, u.end, a.end, a.writes});
+      auto& rest = accesses[i];
+      if (rest.begin < u.begin)
+        rest.end = u.begin;
+      else
+        rest.begin = u.end;
+    }
+    ++i;
   }
   accesses.push_back({op, &p, u.begin, u.end, u.writes});
   if (u.writes && !u.reads)
