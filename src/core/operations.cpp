@@ -100,7 +100,11 @@ transfer_operation::transfer_operation(transfer::direction way, any_gpu_ref devi
   add_use(use_of(device, !upload, upload));
 }
 
-caf::expected<issue_outcome> transfer_operation::issue(part& p, lane& on) { return proceed(p, on); }
+caf::expected<issue_outcome> transfer_operation::issue(part& p, lane& on) {
+  if (host_->size() == 0)
+    return issue_outcome::finished;
+  return proceed(p, on);
+}
 
 caf::expected<issue_outcome> transfer_operation::proceed(part& p, lane& on) {
   auto outcome = transfer_.proceed(on);
@@ -130,6 +134,8 @@ fill_operation::fill_operation(any_gpu_ref target, std::vector<std::byte> patter
 }
 
 caf::expected<issue_outcome> fill_operation::issue(part& p, lane& on) {
+  if (count_ == 0)
+    return issue_outcome::finished;
   return enqueued_unless(on.device().fill(target_, pattern_, count_, on.stream(p.stream)));
 }
 
@@ -141,6 +147,8 @@ copy_operation::copy_operation(const any_gpu_ref& target, const any_gpu_ref& sou
 }
 
 caf::expected<issue_outcome> copy_operation::issue(part& p, lane& on) {
+  if (size_ == 0)
+    return issue_outcome::finished;
   return enqueued_unless(
     on.device().copy(target_, source_, size_, copy_direction::device_to_device, on.stream(p.stream)));
 }
