@@ -49,7 +49,7 @@ public:
       [this](const reset& x) { return reply_when_answered(this, core_.reset(x.options)); },
       [this](const shutdown&) { core_.shut_down(make_error(errc::unavailable, "the device was shut down")); },
       [this](const watch_generation&) {
-        if (auto who = subscribers_.add(this); who)
+        if (auto who = subscribers_.add(this); who && last_.device >= 0)
           detail::send(this, who, last_);
       },
       [this](const device_changed& change) {

@@ -162,6 +162,9 @@ device_core::answer<nothing> device_core::release(const any_gpu_ref& ref, access
                                                   const request_options& options) const {
   if (auto error = check("release", ref); error)
     return refused_operation<nothing>("release", std::move(error));
+  if (!worker_->device().runs_cuda())
+    return refused_operation<nothing>("release", refusal("release", state().ordinal(), errc::not_supported,
+                                                         "the backend has no streams for users"));
   return start(std::make_shared<release_operation>(ref, mode, stream_view{user}), options);
 }
 
