@@ -1,0 +1,613 @@
+// What bad input gets: the error named, at once, with nothing launched and nothing lost, and a world that
+// is usable after it.
+
+#include "support/world_fixture.hpp"
+
+#include <limits>
+#include <set>
+
+namespace troupe::testing {
+namespace {
+
+constexpr std::size_t count = 64;
+
+/// A world whose every backend call can be counted, buffers with known content, and a request in its two
+/// forms.
+class BadInput : public ::testing::Test {
+protected:
+  void SetUp() override { TROUPE_NEEDS_DEVICES(2); }
+
+  void open(system_options options = {}, world_config config = {}) {
+    if (!options.faults)
+      options.faults = plan;
+    system.emplace(options);
+    under_test.emplace(system->open_world(std::move(config)));
+    devices = devices_of(*under_test);
+    send = buffers(1);
+    recv = buffers(2);
+  }
+
+  std::vector<any_gpu_ref> buffers(std::uint64_t seed) {
+    auto result = must(under_test->allocate(dtype::float32, count));
+    for (std::size_t i = 0; i < result.size(); ++i) {
+      kept.emplace_back(result[i], random_bytes(result[i].size_bytes(), 100 * seed + i));
+      put(devices[i], result[i], kept.back().second);
+    }
+    return result;
+  }
+
+  /// Both forms of an all-reduce get `code`, at once and with nothing launched; then all is as before.
+  void expect_refused(const all_reduce& what, errc code) {
+    nothing_launched([&] {
+      stopwatch watch;
+      auto called = what.recv.empty()
+                        ? under_test->all_reduce(what.send, what.op, what.options)
+                        : under_test->all_reduce(what.send, what.recv, what.op, what.options);
+      EXPECT_TRUE(called.ready());
+      EXPECT_TRUE(has_code(answer_of(called), code));
+      EXPECT_TRUE(has_code(ask<collective_done>(*system, under_test->actor(), what), code));
+      EXPECT_LT(watch.elapsed(), at_once);
+    });
+    expect_unharmed();
+  }
+
+  /// The same for a request to a device; `Answer` is what it would be answered by.
+  template <class Answer, class Message>
+  void expect_refused(const pending<Answer>& called, const Message& message, errc code) {
+    stopwatch watch;
+    EXPECT_TRUE(has_code(answer_of(called), code));
+    using as_message = std::conditional_t<std::is_same_v<Message, download>, host_buffer, Answer>;
+    EXPECT_TRUE(has_code(ask<as_message>(*system, must(devices[0].actor()), message), code));
+    EXPECT_LT(watch.elapsed(), at_once);
+    expect_unharmed();
+  }
+
+  /// A rule for every call that starts work: if one is made, the plan knows.
+  template <class F> void nothing_launched(F f) {
+    std::vector<std::size_t> rules;
+    auto spy = [&](verb on) {
+      rules.push_back(plan->add({fault::slow, on, any_device, 1, forever, 1, 1ns}));
+    };
+    for (auto on : {verb::all_reduce, verb::fill, verb::copy, verb::launch_host})
+      spy(on);
+    f();
+    for (auto rule : rules)
+      EXPECT_EQ(plan->injected_by(rule), 0u);
+  }
+
+  void expect_unharmed() {
+    for (auto& [ref, content] : kept)
+      EXPECT_TRUE(holds(devices[static_cast<std::size_t>(ref.device())], ref, content));
+    EXPECT_TRUE(works(*under_test));
+  }
+
+  std::shared_ptr<fault_plan> plan = std::make_shared<fault_plan>();
+  std::optional<test_system> system;
+  std::optional<world> under_test;
+  std::vector<device> devices;
+  std::vector<any_gpu_ref> send;
+  std::vector<any_gpu_ref> recv;
+  std::vector<std::pair<any_gpu_ref, std::vector<std::byte>>> kept;
+};
+
+TEST_F(BadInput, TooFewRefs) {
+  open();
+  send.pop_back();
+  expect_refused(all_reduce{send}, errc::invalid_argument);
+}
+
+TEST_F(BadInput, TooManyRefs) {
+  open();
+  send.push_back(send.front());
+  expect_refused(all_reduce{send}, errc::invalid_argument);
+}
+
+TEST_F(BadInput, NoRefs) {
+  open();
+  expect_refused(all_reduce{}, errc::invalid_argument);
+}
+
+TEST_F(BadInput, TooFewRefsToReceive) {
+  open();
+  recv.pop_back();
+  expect_refused(all_reduce{send, recv}, errc::invalid_argument);
+}
+
+TEST_F(BadInput, RefsInTheWrongOrderOfDevices) {
+  open();
+  std::swap(send.front(), send.back());
+  expect_refused(all_reduce{send}, errc::invalid_argument);
+  std::swap(send.front(), send.back());
+  std::swap(recv.front(), recv.back());
+  expect_refused(all_reduce{send, recv}, errc::invalid_argument);
+}
+
+TEST_F(BadInput, RefOfADeviceOutsideTheWorld) {
+  world_config config;
+  config.devices = {0};
+  open({}, config);
+  auto outside = must(system->open(1).allocate<float>(count));
+  expect_refused(all_reduce{{outside}}, errc::invalid_argument);
+}
+
+TEST_F(BadInput, RefOfAnotherActorSystem) {
+  TROUPE_HOST_ONLY("two backends with the same devices");
+  open();
+  test_system other;
+  auto foreign = must(other.open(0).allocate<float>(count));
+  auto refs = send;
+  refs[0] = foreign;
+  expect_refused(all_reduce{refs}, errc::invalid_argument);
+  expect_refused(devices[0].fill(foreign, std::vector<std::byte>(4)), fill{foreign, {0, 0, 0, 0}},
+                 errc::invalid_argument);
+}
+
+TEST_F(BadInput, RefOfAnotherDevice) {
+  open();
+  expect_refused(devices[0].fill(send[1], std::vector<std::byte>(4)), fill{send[1], {0, 0, 0, 0}},
+                 errc::invalid_argument);
+  expect_refused(devices[0].copy(recv[0], send[1]), copy{recv[0], send[1]}, errc::invalid_argument);
+  expect_refused(devices[0].upload(send[1], host_buffer{send[1].size_bytes()}),
+                 upload{send[1], host_buffer{send[1].size_bytes()}}, errc::invalid_argument);
+  expect_refused(devices[0].download(send[1], host_buffer{send[1].size_bytes()}), download{send[1]},
+                 errc::invalid_argument);
+  register_launch("BadInput.RefOfAnotherDevice", [](launch_context&, auto, auto, auto) { return caf::error{}; });
+  expect_refused(devices[0].launch([](launch_context&) { return caf::error{}; }, {send[1]}, {}),
+                 launch{"BadInput.RefOfAnotherDevice", {}, {send[1]}, {}}, errc::invalid_argument);
+}
+
+TEST_F(BadInput, OldMembership) {
+  open();
+  const auto [before, epoch] = std::pair{under_test->status().membership, under_test->status().epoch};
+  world_feed statuses{*system, under_test->actor()};
+  must(answer_of(devices[1].reset()));
+  const auto now = statuses.until(world_phase::ready, epoch);
+  // What lay on the device is gone.
+  std::erase_if(kept, [](const auto& x) { return x.first.stale(); });
+  send = must(under_test->allocate(dtype::float32, count));
+  all_reduce old{send, {}, reduce_op::sum, {.membership = before}};
+  expect_refused(old, errc::membership_changed);
+  const auto refused = answer_of(under_test->all_reduce(old.send, old.op, old.options));
+  const auto view = status_of(error_of(refused));
+  ASSERT_TRUE(view);
+  EXPECT_EQ(view->membership, before + 1);
+  EXPECT_EQ(view->members, now.members);
+  EXPECT_EQ(view->members[1].generation, 2u);
+  const auto told = ask<collective_done>(*system, under_test->actor(), old);
+  ASSERT_TRUE(status_of(error_of(told)));
+  EXPECT_EQ(status_of(error_of(told))->membership, before + 1);
+}
+
+TEST_F(BadInput, AMembershipThatNeverWas) {
+  open();
+  expect_refused(all_reduce{send, {}, reduce_op::sum, {.membership = 77}}, errc::membership_changed);
+}
+
+// A request that means an old membership hears of that, not of its refs, which had to become stale.
+TEST_F(BadInput, OldMembershipWithStaleRefs) {
+  open();
+  const auto before = under_test->status();
+  world_feed statuses{*system, under_test->actor()};
+  must(answer_of(devices[0].reset()));
+  statuses.until(world_phase::ready, before.epoch);
+  std::erase_if(kept, [](const auto& x) { return x.first.stale(); });
+  expect_refused(all_reduce{send, {}, reduce_op::sum, {.membership = before.membership}},
+                 errc::membership_changed);
+}
+
+TEST_F(BadInput, CountsThatDiffer) {
+  open();
+  auto refs = send;
+  refs[1] = must(send[1].slice(0, count - 1));
+  expect_refused(all_reduce{refs}, errc::shape_mismatch);
+  refs = recv;
+  for (auto& x : refs)
+    x = must(x.slice(0, count - 1));
+  expect_refused(all_reduce{send, refs}, errc::shape_mismatch);
+}
+
+TEST_F(BadInput, TypesThatDiffer) {
+  open();
+  auto refs = send;
+  refs[1] = must(send[1].reinterpret(dtype::int32));
+  expect_refused(all_reduce{refs}, errc::shape_mismatch);
+  refs = recv;
+  for (auto& x : refs)
+    x = must(x.reinterpret(dtype::uint32));
+  expect_refused(all_reduce{send, refs}, errc::shape_mismatch);
+}
+
+TEST_F(BadInput, SizesThatDiffer) {
+  open();
+  expect_refused(devices[0].upload(send[0], host_buffer{send[0].size_bytes() - 1}),
+                 upload{send[0], host_buffer{send[0].size_bytes() - 1}}, errc::shape_mismatch);
+  expect_refused(devices[0].copy(must(recv[0].slice(1, 3)), must(send[0].slice(0, 2))),
+                 copy{must(recv[0].slice(1, 3)), must(send[0].slice(0, 2))}, errc::shape_mismatch);
+  expect_refused(devices[0].fill(send[0], std::vector<std::byte>(3)), fill{send[0], {1, 2, 3}},
+                 errc::shape_mismatch);
+  expect_refused(devices[0].fill(send[0], std::vector<std::byte>{}), fill{send[0], {}},
+                 errc::shape_mismatch);
+}
+
+TEST_F(BadInput, StaleRef) {
+  open();
+  world_feed statuses{*system, under_test->actor()};
+  const auto before = under_test->status().epoch;
+  must(answer_of(devices[0].reset()));
+  statuses.until(world_phase::ready, before);
+  EXPECT_TRUE(send[0].stale());
+  EXPECT_FALSE(send[1].stale());
+  EXPECT_TRUE(has_code(send[0].access(), errc::stale_ref));
+  std::erase_if(kept, [](const auto& x) { return x.first.stale(); });
+  expect_refused(all_reduce{send}, errc::stale_ref);
+  expect_refused(devices[0].fill(send[0], std::vector<std::byte>(4)), fill{send[0], {0, 0, 0, 0}},
+                 errc::stale_ref);
+  expect_refused(devices[0].copy(recv[0], send[0]), copy{recv[0], send[0]}, errc::stale_ref);
+  expect_refused(devices[0].upload(send[0], host_buffer{send[0].size_bytes()}),
+                 upload{send[0], host_buffer{send[0].size_bytes()}}, errc::stale_ref);
+  expect_refused(devices[0].download(send[0], host_buffer{send[0].size_bytes()}), download{send[0]},
+                 errc::stale_ref);
+  register_launch("BadInput.StaleRef", [](launch_context&, auto, auto, auto) { return caf::error{}; });
+  flag called;
+  expect_refused(devices[0].launch(
+                     [&](launch_context&) {
+                       called.set();
+                       return caf::error{};
+                     },
+                     {}, {send[0]}),
+                 launch{"BadInput.StaleRef", {}, {}, {send[0]}}, errc::stale_ref);
+  EXPECT_FALSE(called.is_set());
+}
+
+TEST_F(BadInput, RefWithoutMemory) {
+  open();
+  auto refs = send;
+  refs[1] = {};
+  expect_refused(all_reduce{refs}, errc::stale_ref);
+  expect_refused(devices[0].fill(any_gpu_ref{}, std::vector<std::byte>(1)), fill{any_gpu_ref{}, {1}},
+                 errc::stale_ref);
+  expect_refused(devices[0].download(any_gpu_ref{}, host_buffer{}), download{}, errc::stale_ref);
+  expect_refused(devices[0].upload(any_gpu_ref{}, host_buffer{}), upload{}, errc::stale_ref);
+  expect_refused(devices[0].copy(any_gpu_ref{}, any_gpu_ref{}), copy{}, errc::stale_ref);
+}
+
+TEST_F(BadInput, IndeterminateRefRead) {
+  open();
+  // A launch that writes the buffer and fails.
+  auto broken = answer_of(devices[0].launch(
+      [](launch_context&) { return make_error(errc::invalid_argument, "on purpose"); }, {}, {send[0]}));
+  ASSERT_TRUE(has_code(broken, errc::launch_failed));
+  std::erase_if(kept, [&](const auto& x) { return x.first == send[0]; });
+  expect_refused(all_reduce{send}, errc::indeterminate);
+  expect_refused(devices[0].copy(recv[0], send[0]), copy{recv[0], send[0]}, errc::indeterminate);
+  expect_refused(devices[0].download(send[0], host_buffer{send[0].size_bytes()}), download{send[0]},
+                 errc::indeterminate);
+  EXPECT_TRUE(has_code(send[0].access(), errc::indeterminate));
+  // To write it is what makes it good again.
+  kept.emplace_back(send[0], random_bytes(send[0].size_bytes(), 5));
+  put(devices[0], send[0], kept.back().second);
+  expect_unharmed();
+}
+
+TEST_F(BadInput, OverlappingBuffers) {
+  open();
+  std::vector<any_gpu_ref> left;
+  std::vector<any_gpu_ref> right;
+  for (auto& x : send) {
+    left.push_back(must(x.slice(0, count - 1)));
+    right.push_back(must(x.slice(1, count - 1)));
+  }
+  expect_refused(all_reduce{left, right}, errc::invalid_argument);
+  expect_refused(devices[0].copy(left[0], right[0]), copy{left[0], right[0]}, errc::invalid_argument);
+  expect_refused(devices[0].copy(send[0], send[0]), copy{send[0], send[0]}, errc::invalid_argument);
+}
+
+// Success, and nothing launched.
+TEST_F(BadInput, CountZero) {
+  open();
+  std::vector<any_gpu_ref> none;
+  for (auto& x : send)
+    none.push_back(must(x.slice(count, 0)));
+  auto empty = must(under_test->allocate(dtype::float64, 0));
+  register_launch("BadInput.CountZero", [](launch_context&, auto, auto, auto) { return caf::error{}; });
+  const auto actor = must(devices[0].actor());
+  nothing_launched([&] {
+    for (const auto& refs : {none, empty}) {
+      EXPECT_TRUE(is_ok(answer_of(under_test->all_reduce(refs))));
+      EXPECT_TRUE(is_ok(answer_of(under_test->all_reduce(refs, refs))));
+      EXPECT_TRUE(is_ok(ask<collective_done>(*system, under_test->actor(), all_reduce{refs})));
+      const auto element = std::vector<std::byte>(size_of(refs[0].type()));
+      EXPECT_TRUE(is_ok(answer_of(devices[0].fill(refs[0], element))));
+      EXPECT_TRUE(is_ok(answer_of(devices[0].copy(refs[0], refs[0]))));
+      EXPECT_TRUE(is_ok(answer_of(devices[0].upload(refs[0], std::span<const std::byte>{}))));
+      EXPECT_TRUE(is_ok(answer_of(devices[0].upload(refs[0], host_buffer{}))));
+      EXPECT_TRUE(is_ok(answer_of(devices[0].download(refs[0], std::span<std::byte>{}))));
+      EXPECT_TRUE(is_ok(answer_of(devices[0].download(refs[0], host_buffer{}))));
+      EXPECT_TRUE(is_ok(ask<void>(*system, actor, upload{refs[0], {}})));
+      EXPECT_TRUE(is_ok(ask<void>(*system, actor, copy{refs[0], refs[0]})));
+      auto received = ask<host_buffer>(*system, actor, download{refs[0]});
+      ASSERT_TRUE(is_ok(received));
+      EXPECT_EQ(received->size_bytes(), 0u);
+      auto pinned = must(devices[0].allocate_pinned(0));
+      EXPECT_TRUE(is_ok(answer_of(devices[0].upload(refs[0], pinned))));
+      EXPECT_TRUE(is_ok(answer_of(devices[0].download(refs[0], pinned))));
+    }
+    EXPECT_TRUE(is_ok(answer_of(devices[0].allocate(dtype::int8, 0, true))));
+  });
+  expect_unharmed();
+}
+
+TEST_F(BadInput, SizesOverTheBuffer) {
+  open();
+  EXPECT_TRUE(has_code(send[0].slice(0, count + 1), errc::out_of_range));
+  EXPECT_TRUE(has_code(send[0].slice(count + 1, 0), errc::out_of_range));
+  EXPECT_TRUE(has_code(send[0].slice(1, std::numeric_limits<std::size_t>::max()), errc::out_of_range));
+  EXPECT_TRUE(has_code(must(send[0].slice(8, 8)).slice(0, 9), errc::out_of_range));
+  const host_buffer large{send[0].size_bytes() + 1};
+  expect_refused(devices[0].upload(send[0], large), upload{send[0], large}, errc::out_of_range);
+  EXPECT_TRUE(has_code(answer_of(devices[0].download(send[0], large)), errc::out_of_range));
+  std::vector<std::byte> bytes(large.size_bytes());
+  EXPECT_TRUE(has_code(answer_of(devices[0].upload(send[0], std::span<const std::byte>{bytes})), errc::out_of_range));
+  EXPECT_TRUE(has_code(answer_of(devices[0].download(send[0], std::span{bytes})), errc::out_of_range));
+  expect_unharmed();
+}
+
+TEST_F(BadInput, MoreMemoryThanThereIs) {
+  open();
+  const auto free = answer_of(devices[0].stats())->total_bytes;
+  for (std::uint64_t elements :
+       {free + 1, std::uint64_t{1} << 60, std::numeric_limits<std::uint64_t>::max()}) {
+    expect_refused(devices[0].allocate(dtype::float64, elements), allocate{elements, dtype::float64},
+                   errc::out_of_memory);
+    EXPECT_TRUE(has_code(under_test->allocate(dtype::float64, elements), errc::out_of_memory));
+  }
+  EXPECT_EQ(devices[0].phase(), device_phase::ready);
+  EXPECT_EQ(devices[0].generation(), 1u);
+  expect_unharmed();
+}
+
+TEST_F(BadInput, OrdinalThatDoesNotExist) {
+  open();
+  for (const int ordinal : {-1, system->no_device(), 1 << 30}) {
+    EXPECT_TRUE(has_code(device::open(*system, ordinal), errc::invalid_argument));
+    world_config config;
+    config.devices = {0, ordinal};
+    EXPECT_TRUE(has_code(system->try_open_world(config), errc::invalid_argument));
+    EXPECT_TRUE(has_code(spawn_nccl_world(*system, config), errc::invalid_argument));
+  }
+  expect_unharmed();
+}
+
+TEST_F(BadInput, OrdinalTwice) {
+  open();
+  world_config config;
+  config.devices = {0, 1, 0};
+  EXPECT_TRUE(has_code(system->try_open_world(config), errc::invalid_argument));
+  EXPECT_TRUE(has_code(spawn_nccl_world(*system, config), errc::invalid_argument));
+  EXPECT_TRUE(has_code(world::open(*system, {devices[0], devices[0]}), errc::invalid_argument));
+  EXPECT_TRUE(has_code(spawn_nccl_world(*system, {devices[0], devices[0]}), errc::invalid_argument));
+  expect_unharmed();
+}
+
+TEST_F(BadInput, WorldOfNoDevice) {
+  open();
+  EXPECT_TRUE(has_code(world::open(*system, world_config{}), errc::invalid_argument));
+  EXPECT_TRUE(has_code(spawn_nccl_world(*system, world_config{}), errc::invalid_argument));
+  expect_unharmed();
+}
+
+TEST(BadConfiguration, AnActorSystemOfSomebodyElse) {
+  caf::actor_system_config config;
+  caf::actor_system system{config};
+  EXPECT_TRUE(has_code(list_devices(system), errc::invalid_argument));
+  EXPECT_TRUE(all_devices(system).empty());
+  EXPECT_TRUE(has_code(device::open(system, 0), errc::invalid_argument));
+  EXPECT_TRUE(has_code(world::open(system, world_config{{0}}), errc::invalid_argument));
+  EXPECT_TRUE(has_code(spawn_nccl_world(system, world_config{{0}}), errc::invalid_argument));
+}
+
+TEST_F(BadInput, DeadlineInThePast) {
+  open();
+  for (const auto past : {-1ns, std::chrono::nanoseconds::min()}) {
+    const request_options late{.deadline = past};
+    expect_refused(all_reduce{send, {}, reduce_op::sum, late}, errc::deadline_exceeded);
+    expect_refused(devices[0].fill(send[0], std::vector<std::byte>(4), late),
+                   fill{send[0], {0, 0, 0, 0}, late}, errc::deadline_exceeded);
+    expect_refused(devices[0].allocate(dtype::int8, 1, false, late), allocate{1, dtype::int8, false, late},
+                   errc::deadline_exceeded);
+    expect_refused(devices[0].stats(late), stats{late}, errc::deadline_exceeded);
+    expect_refused(devices[0].reset(late), reset{late}, errc::deadline_exceeded);
+  }
+  EXPECT_EQ(devices[0].generation(), 1u);
+}
+
+// The largest time there is means: no deadline.
+TEST_F(BadInput, DeadlineBeyondTheClock) {
+  open();
+  const request_options endless{.deadline = std::chrono::nanoseconds::max()};
+  const std::vector<std::byte> one(4, std::byte{1});
+  EXPECT_TRUE(is_ok(answer_of(devices[0].fill(send[0], one, endless))));
+  EXPECT_TRUE(is_ok(answer_of(under_test->all_reduce(send, reduce_op::sum, endless))));
+  caf::scoped_actor self{system->get()};
+  caf::error got;
+  request(&*self, *under_test, all_reduce{send}, endless.deadline)
+      .receive([](const collective_done&) {}, [&](const caf::error& why) { got = why; });
+  EXPECT_TRUE(is_ok(got));
+  kept.clear();
+  expect_unharmed();
+}
+
+TEST_F(BadInput, ShutDownWorld) {
+  open();
+  world_feed statuses{*system, under_test->actor()};
+  caf::anon_send(under_test->actor(), shutdown{});
+  const auto end = statuses.until(world_phase::shut_down);
+  EXPECT_TRUE(has_code(end.reason, errc::unavailable));
+  stopwatch watch;
+  EXPECT_TRUE(has_code(answer_of(under_test->all_reduce(send)), errc::unavailable));
+  // A world that was shut down has no actor any more.
+  EXPECT_EQ(error_of(ask<collective_done>(*system, under_test->actor(), all_reduce{send})),
+            caf::sec::request_receiver_down);
+  EXPECT_LT(watch.elapsed(), at_once);
+  for (auto& [ref, content] : kept)
+    EXPECT_TRUE(holds(devices[static_cast<std::size_t>(ref.device())], ref, content));
+  // Its devices live on, for another world.
+  auto another = system->open_world();
+  EXPECT_TRUE(works(another));
+}
+
+TEST_F(BadInput, FailedWorld) {
+  open();
+  world_feed statuses{*system, under_test->actor()};
+  devices[1].shutdown();
+  const auto end = statuses.until(world_phase::failed);
+  EXPECT_TRUE(has_code(end.reason, errc::unavailable));
+  stopwatch watch;
+  EXPECT_TRUE(has_code(answer_of(under_test->all_reduce(send)), errc::unavailable));
+  EXPECT_TRUE(has_code(ask<collective_done>(*system, under_test->actor(), all_reduce{send}),
+                       errc::unavailable));
+  EXPECT_TRUE(has_code(answer_of(devices[1].stats()), errc::unavailable));
+  EXPECT_TRUE(has_code(ask<device_stats>(*system, system->device_actor(1), stats{}), errc::unavailable));
+  EXPECT_LT(watch.elapsed(), at_once);
+  // The other device and what lies on it are not concerned.
+  for (auto& [ref, content] : kept)
+    if (ref.device() == 0) {
+      EXPECT_TRUE(holds(devices[0], ref, content));
+    }
+  EXPECT_TRUE(works(devices[0]));
+  world_config config;
+  config.devices = {0};
+  auto rest = system->open_world(config);
+  EXPECT_TRUE(works(rest));
+}
+
+TEST_F(BadInput, MoreQueuedThanTheBound) {
+  system_options options;
+  options.lanes.in_flight_limit = 2;
+  options.lanes.queue_limit = 8;
+  open(options);
+  gate held;
+  auto first = devices[0].launch(held.hold_stream(), {}, {});
+  ASSERT_TRUE(held.wait_reached());
+  std::vector<pending<void>> accepted;
+  std::optional<pending<void>> refused;
+  const std::vector<std::byte> one(4, std::byte{1});
+  for (int i = 0; i < 20 && !refused; ++i) {
+    auto x = devices[0].fill(recv[0], one);
+    if (x.ready())
+      refused = x;
+    else
+      accepted.push_back(x);
+  }
+  ASSERT_TRUE(refused);
+  EXPECT_TRUE(has_code(answer_of(*refused), errc::overloaded));
+  EXPECT_GE(accepted.size(), 8u);
+  EXPECT_LE(accepted.size(), 10u);
+  // The lane may have had one more place in its streams when it refused.
+  bool told = false;
+  for (int i = 0; i < 3 && !told; ++i) {
+    caf::scoped_actor self{system->get()};
+    detail::request(self, must(devices[0].actor()), 1s, fill{recv[0], {1, 1, 1, 1}})
+        .receive([] { ADD_FAILURE() << "nothing can be done now"; },
+                 [&](const caf::error& why) { told = code_of(why) == errc::overloaded; });
+  }
+  EXPECT_TRUE(told);
+  EXPECT_TRUE(has_code(answer_of(under_test->all_reduce(send)), errc::overloaded));
+  held.open();
+  EXPECT_TRUE(is_ok(answer_of(first)));
+  for (auto& x : accepted)
+    EXPECT_TRUE(is_ok(answer_of(x)));
+  std::erase_if(kept, [&](const auto& x) { return x.first == recv[0]; });
+  EXPECT_TRUE(holds(devices[0], recv[0], std::vector<std::byte>(recv[0].size_bytes(), std::byte{1})));
+  expect_unharmed();
+}
+
+TEST_F(BadInput, MoreRequestsThanMayWaitForAWorld) {
+  TROUPE_HOST_ONLY("the build is held by a fault plan");
+  plan->add({fault::block, verb::build});
+  system.emplace(system_options{.faults = plan});
+  world_config config;
+  config.limits.waiting_limit = 3;
+  auto actor = system->spawn_world(config);
+  ASSERT_TRUE(plan->wait_injected(fault::block, 1, patience));
+  std::vector<any_gpu_ref> refs;
+  for (auto i : system->ordinals())
+    refs.push_back(must(system->open(i).allocate<float>(count, true)));
+  caf::scoped_actor self{system->get()};
+  int answers = 0;
+  auto ask_again = [&] { return detail::request(self, actor, patience, all_reduce{refs}); };
+  auto a = ask_again();
+  auto b = ask_again();
+  auto c = ask_again();
+  EXPECT_TRUE(has_code(ask<collective_done>(*system, actor, all_reduce{refs}), errc::overloaded));
+  plan->release();
+  for (auto* x : {&a, &b, &c})
+    std::move(*x).receive([&](const collective_done&) { ++answers; },
+                          [](const caf::error& why) { ADD_FAILURE() << describe(why); });
+  EXPECT_EQ(answers, 3);
+  caf::anon_send_exit(actor, caf::exit_reason::user_shutdown);
+}
+
+TEST_F(BadInput, ExceptionFromALaunchCallable) {
+  open();
+  auto thrown = answer_of(devices[0].launch(
+      [](launch_context&) -> caf::error { throw std::runtime_error("nothing goes right today"); }, {}, {}));
+  ASSERT_TRUE(has_code(thrown, errc::launch_failed));
+  EXPECT_NE(describe(error_of(thrown)).find("nothing goes right today"), std::string::npos);
+  EXPECT_EQ(failure_of(error_of(thrown))->device, 0);
+  thrown = answer_of(devices[0].launch([](launch_context&) -> caf::error { throw 7; }, {}, {}));
+  EXPECT_TRUE(has_code(thrown, errc::launch_failed));
+  register_launch("BadInput.Throws", [](launch_context&, auto, auto, auto) -> caf::error {
+    throw std::runtime_error("nor tomorrow");
+  });
+  const auto actor = must(devices[0].actor());
+  auto told = ask<void>(*system, actor, launch{"BadInput.Throws", {}, {}, {}});
+  ASSERT_TRUE(has_code(told, errc::launch_failed));
+  EXPECT_NE(describe(error_of(told)).find("nor tomorrow"), std::string::npos);
+  launch_callable callable;
+  callable.function = [](launch_context&) -> caf::error { throw std::runtime_error("never"); };
+  EXPECT_TRUE(has_code(ask<void>(*system, actor, callable), errc::launch_failed));
+  EXPECT_EQ(devices[0].phase(), device_phase::ready);
+  expect_unharmed();
+}
+
+TEST_F(BadInput, LaunchThatNobodyRegistered) {
+  open();
+  const auto actor = must(devices[0].actor());
+  EXPECT_TRUE(has_code(ask<void>(*system, actor, launch{"BadInput.Nobody", {}, {}, {}}), errc::invalid_argument));
+  EXPECT_TRUE(has_code(ask<void>(*system, actor, launch_callable{}), errc::invalid_argument));
+  EXPECT_TRUE(has_code(answer_of(devices[0].launch({}, {}, {})), errc::invalid_argument));
+  EXPECT_TRUE(has_code(register_launch("", [](launch_context&, auto, auto, auto) { return caf::error{}; }),
+                       errc::invalid_argument));
+  EXPECT_TRUE(has_code(register_launch("BadInput.Empty", {}), errc::invalid_argument));
+  expect_unharmed();
+}
+
+TEST_F(BadInput, BlockingWaitWhereBlockingIsForbidden) {
+  open();
+  caf::error in_callback;
+  caf::error in_lane;
+  flag called;
+  answer_of(devices[0].stats());
+  devices[0].stats().then([&](const caf::expected<device_stats>&) {
+    in_callback = error_of(under_test->all_reduce(send).wait());
+    called.set();
+  });
+  ASSERT_TRUE(called.wait());
+  EXPECT_TRUE(has_code(in_callback, errc::would_block));
+  EXPECT_TRUE(is_ok(answer_of(devices[0].launch(
+                                  [&](launch_context&) {
+                                    in_lane = error_of(devices[0].stats().wait());
+                                    return caf::error{};
+                                  },
+                                  {}, {}))));
+  EXPECT_TRUE(has_code(in_lane, errc::would_block));
+  // The all-reduce of the callback ran: what waits is refused, not what is done.
+  std::erase_if(kept, [&](const auto& x) {
+    return std::find(send.begin(), send.end(), x.first) != send.end();
+  });
+  expect_unharmed();
+}
+
+} // namespace
+} // namespace troupe::testing

@@ -1,0 +1,258 @@
+/// An actor system with devices, and what its tests do over and over: on the host backend, or on CUDA
+/// where there are GPUs. TROUPE_TEST_BACKEND=host|cuda decides; without it, CUDA is taken where the
+/// machine has GPUs or TROUPE_REQUIRE_GPUS promises them.
+#pragma once
+
+#include "support/expect.hpp"
+#include "support/gpus.hpp"
+#include "support/reference.hpp"
+#include <troupe/testing/fault_plan.hpp>
+#include <troupe/troupe.hpp>
+
+#include <caf/all.hpp>
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace troupe::testing {
+
+using namespace std::chrono_literals;
+
+/// Within this time everything that is not broken has an answer, also under sanitizers.
+inline constexpr std::chrono::seconds patience{30};
+/// "At once", under the same conditions: far below any default deadline.
+inline constexpr std::chrono::seconds at_once{10};
+
+/// True if this run is about CUDA.
+bool on_cuda();
+
+/// What a test wants of its system.
+struct system_options {
+  int devices = 2;                              ///< at most so many; GPUs there may be fewer
+  std::shared_ptr<fault_plan> faults = nullptr; ///< strikes the backend
+  lane_options lanes = {};
+  std::size_t bytes_per_device = std::size_t{1} << 30; ///< host backend
+  std::chrono::nanoseconds device_deadline = patience;
+};
+
+/// A configuration, an actor system and its devices.
+class test_system {
+public:
+  explicit test_system(system_options options = {});
+
+  caf::actor_system& get() noexcept { return system_; }
+  operator caf::actor_system&() noexcept { return system_; }
+
+  /// Ordinals that the test may use.
+  const std::vector<int>& ordinals() const noexcept { return ordinals_; }
+  int devices() const noexcept { return static_cast<int>(ordinals_.size()); }
+  /// An ordinal that does not exist.
+  int no_device() const noexcept { return all_; }
+
+  device open(int ordinal = 0) { return must(device::open(system_, ordinal, patience)); }
+
+  /// Over all of the test's devices, unless `config` names some.
+  caf::expected<world> try_open_world(world_config config = {});
+  world open_world(world_config config = {}) { return must(try_open_world(std::move(config))); }
+  caf::actor spawn_world(world_config config = {});
+
+  /// The actor of a device that may not be up yet.
+  caf::actor device_actor(int ordinal = 0);
+  /// The root of the devices.
+  caf::actor root();
+
+private:
+  config config_;
+  caf::actor_system system_;
+  std::vector<int> ordinals_;
+  int all_ = 0;
+  std::shared_ptr<void> lease_; // keeps the root alive, once it was asked for
+};
+
+/// For EXPECT_TRUE: there is a value.
+template <class T> ::testing::AssertionResult is_ok(const caf::expected<T>& x) {
+  return x ? ::testing::AssertionSuccess() : ::testing::AssertionFailure() << describe(x.error());
+}
+
+/// None if there is a value.
+template <class T> caf::error error_of(const caf::expected<T>& x) {
+  return x ? caf::error{} : x.error();
+}
+
+/// The answer; the test fails here if it does not come.
+template <class T>
+caf::expected<T> answer_of(const pending<T>& x, std::chrono::nanoseconds limit = patience) {
+  auto answered = must(x.wait_for(std::chrono::duration_cast<std::chrono::steady_clock::duration>(limit)));
+  if (!answered)
+    throw std::runtime_error("a request has no answer");
+  return x.result();
+}
+
+/// The answer to a message.
+template <class T, class Message>
+caf::expected<T> ask(caf::actor_system& sys, const caf::actor& to, Message what) {
+  caf::scoped_actor self{sys};
+  return detail::ask<T>(self, to, patience, std::move(what));
+}
+
+/// Measures a request that must be answered at once.
+class stopwatch {
+public:
+  std::chrono::nanoseconds elapsed() const { return std::chrono::steady_clock::now() - begin_; }
+
+private:
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
+/// Something that happens once, on whatever thread.
+class flag {
+public:
+  void set();
+  bool is_set() const;
+  /// False if it does not happen in time.
+  bool wait(std::chrono::nanoseconds limit = patience) const;
+
+private:
+  mutable std::mutex mutex_;
+  mutable std::condition_variable condition_;
+  bool set_ = false;
+};
+
+/// Work that stands still until it is let go, at the latest by the destructor.
+class gate {
+public:
+  gate() : state_(std::make_shared<state>()) {}
+  ~gate() { open(); }
+  gate(const gate&) = delete;
+  gate& operator=(const gate&) = delete;
+
+  /// Holds the stream, and with it what comes behind in order.
+  launch_function hold_stream() const;
+  /// Holds the lane itself.
+  launch_function hold_lane() const;
+  bool wait_reached() const { return state_->reached.wait(); }
+  void open() const { state_->opened.set(); }
+
+private:
+  struct state {
+    flag reached;
+    flag opened;
+  };
+  std::shared_ptr<state> state_;
+};
+
+// -- memory
+
+/// As bytes, with a fixed seed.
+std::vector<std::byte> random_bytes(std::size_t size, std::uint64_t seed);
+
+/// Uploads, and fails the test if that fails.
+void put(const device& to, const any_gpu_ref& target, std::span<const std::byte> bytes);
+/// Downloads into poisoned memory; without a value if the download failed.
+caf::expected<std::vector<std::byte>> get(const device& from, const any_gpu_ref& source);
+
+template <class T> std::span<const std::byte> bytes_of(const std::vector<T>& x) {
+  return std::as_bytes(std::span{x});
+}
+
+/// For EXPECT_TRUE: the device memory has this content.
+::testing::AssertionResult holds(const device& from, const any_gpu_ref& source,
+                                 std::span<const std::byte> want);
+template <class T>
+::testing::AssertionResult holds(const device& from, const any_gpu_ref& source,
+                                 const std::vector<T>& want) {
+  return holds(from, source, bytes_of(want));
+}
+
+/// The ordinals' devices as the world has them.
+std::vector<device> devices_of(const world& over);
+
+/// The ranks' buffers with inputs in them.
+struct collective_data {
+  input_spec spec;
+  std::vector<std::vector<std::byte>> inputs;
+  std::vector<any_gpu_ref> send;
+};
+
+collective_data prepare(const world& over, const input_spec& spec, std::size_t count);
+/// For EXPECT_TRUE: every rank's `recv` holds the result.
+::testing::AssertionResult reduced(const world& over, const collective_data& data,
+                                   const std::vector<any_gpu_ref>& recv);
+/// For EXPECT_TRUE: an all-reduce with everything around it works, so the world is usable.
+::testing::AssertionResult works(const world& over, std::uint64_t seed = 1);
+/// The same for a device: memory goes in and comes out.
+::testing::AssertionResult works(const device& with, std::uint64_t seed = 1);
+
+// -- what is told to subscribers
+
+/// All messages of one type that an actor tells its subscriber, in order.
+template <class Message> class feed {
+public:
+  template <class Subscription> feed(caf::actor_system& sys, const caf::actor& to, Subscription what) : self_(sys) {
+    detail::send(self_, to, std::move(what));
+  }
+
+  /// Receives until `f` is true of the latest message; that one.
+  template <class F> Message until(F f) {
+    while (seen_.empty() || !f(seen_.back())) {
+      bool late = false;
+      self_->receive([&](const Message& x) { seen_.push_back(x); },
+                     caf::after(patience) >> [&] { late = true; });
+      if (late)
+        throw std::runtime_error("what a test waits for was not told");
+    }
+    return seen_.back();
+  }
+
+  const std::vector<Message>& seen() const noexcept { return seen_; }
+
+private:
+  caf::scoped_actor self_;
+  std::vector<Message> seen_;
+};
+
+class world_feed : public feed<world_status> {
+public:
+  world_feed(caf::actor_system& sys, const caf::actor& to) : feed(sys, to, subscribe{}) {}
+
+  using feed::until;
+  world_status until(world_phase phase, std::uint64_t newer_than_epoch = 0) {
+    return feed::until(
+        [&](const world_status& x) { return x.phase == phase && x.epoch > newer_than_epoch; });
+  }
+};
+
+class device_feed : public feed<device_changed> {
+public:
+  device_feed(caf::actor_system& sys, const caf::actor& to) : feed(sys, to, watch_generation{}) {}
+
+  using feed::until;
+  device_changed until(device_phase phase, std::uint64_t newer_than = 0) {
+    return feed::until(
+        [&](const device_changed& x) { return x.phase == phase && x.generation > newer_than; });
+  }
+};
+
+} // namespace troupe::testing
+
+/// At the start of a test that needs faults or knobs that only the host backend has.
+#define TROUPE_HOST_ONLY(reason)                                                                   \
+  do {                                                                                             \
+    if (::troupe::testing::on_cuda())                                                              \
+      GTEST_SKIP() << "on the host backend only: " << (reason);                                    \
+  } while (false)
+
+/// At the start of a test of several devices.
+#define TROUPE_NEEDS_DEVICES(n)                                                                    \
+  do {                                                                                             \
+    if (::troupe::testing::on_cuda())                                                              \
+      TROUPE_NEEDS_GPUS(n);                                                                        \
+  } while (false)
