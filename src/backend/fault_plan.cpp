@@ -695,7 +695,7 @@ std::string_view to_string(fault x) noexcept {
   return i < detail::fault_names.size() ? detail::fault_names[i] : "?";
 }
 
-fault_plan::fault_plan(std::uint64_t seed, std::vector<fault_rule> rules)
+fault_plan::fault_plan(std::uint64_t seed, const std::vector<fault_rule>& rules)
     : injector_(std::make_shared<detail::fault_injector>(seed, rules)) {}
 
 fault_plan::~fault_plan() = default;

@@ -97,7 +97,7 @@ struct fault_rule {
 /// @thread any
 class fault_plan {
 public:
-  explicit fault_plan(std::uint64_t seed = 0, std::vector<fault_rule> rules = {});
+  explicit fault_plan(std::uint64_t seed = 0, const std::vector<fault_rule>& rules = {});
   fault_plan(const fault_plan&) = delete;
   fault_plan& operator=(const fault_plan&) = delete;
   ~fault_plan();

@@ -2,6 +2,7 @@
 #include "host_device.hpp"
 #include <troupe/backend.hpp>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>

@@ -15,8 +15,8 @@ constexpr std::size_t alignment = 256;
 /// Memory whose content nobody should mistake for zeros; null if there is none.
 void* poisoned_memory(std::size_t size_bytes) noexcept {
   constexpr int poison = 0xA5;
-  constexpr std::size_t edge =
-      64 * 1024; // the middle of a large block stays untouched, and so costs nothing
+  constexpr auto edge = std::size_t{64}
+                        << 10; // a large block's middle is not touched: it costs nothing
   if (size_bytes > SIZE_MAX - alignment)
     return nullptr;
   auto* memory = static_cast<std::byte*>(
@@ -85,7 +85,7 @@ caf::expected<void*> host_device::allocate(std::size_t size_bytes, stream_view s
   if (!stream.native || size_bytes == 0 || !memory_open_)
     return fail(errc::invalid_argument, "no stream, no size, or the memory is not open");
   const auto total_bytes = machine_->bytes_per_device;
-  const auto no_room = [&](std::string why) {
+  const auto no_room = [&](const std::string& why) {
     return fail(errc::out_of_memory, std::to_string(size_bytes) + " bytes asked for, " +
                                          std::to_string(total_bytes - used_bytes_) + " of " +
                                          std::to_string(total_bytes) + " free" + why);

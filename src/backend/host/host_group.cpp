@@ -12,7 +12,7 @@ namespace troupe::detail {
 namespace {
 
 /// Up to here one rank computes the result for all: that costs less than two more meetings.
-constexpr std::size_t one_worker_bytes = 16 * 1024;
+constexpr auto one_worker_bytes = std::size_t{16} << 10;
 
 const std::byte* at(const void* memory, std::size_t offset) noexcept {
   return static_cast<const std::byte*>(memory) + offset;
