@@ -259,12 +259,7 @@ bool lane::issue_ready() {
 
 lane::verdict lane::try_issue(part& p) {
   auto& op = *p.of;
-  if (op.withdrawn()) {
-    waiting_.pop_front();
-    skip(p);
-    return verdict::gone;
-  }
-  if (must_wait(p))
+  if (must_wait(p) && !(op.withdrawn() && !stands_between(p)))
     return verdict::held;
   waiting_.pop_front();
   if (!op.claim_issue()) {
@@ -295,6 +290,16 @@ bool lane::must_wait(const part& p) const noexcept {
   return std::any_of(p.predecessors.begin(), p.predecessors.end(), [](const predecessor& x) {
     return !x.at->recorded.load(std::memory_order_acquire) && !x.at->over();
   });
+}
+
+/// What comes after it relies on it to come after what is not over yet.
+bool lane::stands_between(const part& p) const noexcept {
+  if (!p.uses_memory || p.stream == stream_kind::none || state_->live_generation() == 0)
+    return false;
+  auto& s = streams_[static_cast<std::size_t>(p.stream)];
+  return s.continuing != nullptr || !s.in_flight.empty()
+         || std::any_of(p.predecessors.begin(), p.predecessors.end(),
+                        [](const predecessor& x) { return !x.at->over(); });
 }
 
 caf::error lane::wait_for_predecessors(part& p, stream_view stream) {
@@ -358,7 +363,8 @@ void lane::put_in_flight(part& p) {
   queued_.fetch_sub(1, std::memory_order_relaxed);
   in_flight_.fetch_add(1, std::memory_order_relaxed);
   s.in_flight.push_back(&p);
-  p.at.store(part::state::issued, std::memory_order_release);
+  if (!p.passed_by)
+    p.at.store(part::state::issued, std::memory_order_release);
   if (p.event.native == nullptr) {
     auto event = mark(p.stream);
     if (!event) {
@@ -457,15 +463,22 @@ void lane::finish(part& p) noexcept {
   {
     event_lock lock{p.event_guard};
     std::swap(event, p.event);
-    p.at.store(part::state::done, std::memory_order_release);
+    p.at.store(p.passed_by ? part::state::skipped : part::state::done, std::memory_order_release);
   }
   retire(event);
   p.predecessors.clear();
-  p.of->on_part_done(p);
+  if (!p.passed_by)
+    p.of->on_part_done(p);
   p.of->part_over();
 }
 
 void lane::skip(part& p) noexcept {
+  if (stands_between(p) && !abandoned_.load()) {
+    p.passed_by = true;
+    note(wait_for_predecessors(p, stream(p.stream)));
+    put_in_flight(p);
+    return;
+  }
   queued_.fetch_sub(1, std::memory_order_relaxed);
   p.at.store(part::state::skipped, std::memory_order_release);
   p.predecessors.clear();

@@ -106,6 +106,7 @@ private:
   bool issue_ready();
   verdict try_issue(part& p);
   bool must_wait(const part& p) const noexcept;
+  bool stands_between(const part& p) const noexcept;
   caf::error check_generation(const part& p) const;
   void after_issue(part& p, const caf::expected<issue_outcome>& outcome);
   void put_in_flight(part& p);

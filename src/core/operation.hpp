@@ -49,6 +49,7 @@ struct part {
   std::size_t index = 0;
   stream_kind stream = stream_kind::compute;
   bool uses_memory = false;
+  bool passed_by = false; ///< never issued; its event alone stands in the stream
   std::vector<predecessor> predecessors;
   part* next = nullptr; // in the lane's inbox
 
