@@ -51,6 +51,11 @@ void register_device(const std::shared_ptr<device_state>& device) {
   all.devices[{device->node(), device->ordinal()}] = device;
 }
 
+caf::error device_state::reason() const {
+  std::lock_guard lock{mutex_};
+  return last_reason_;
+}
+
 std::uint64_t device_state::watch(std::function<void(const device_changed&)> watcher) {
   std::lock_guard lock{mutex_};
   watcher({ordinal_, phase(), generation(), last_reason_});

@@ -32,6 +32,8 @@ public:
   /// The generation that is, or was last.
   std::uint64_t generation() const noexcept { return generation_.load(std::memory_order_acquire); }
   device_phase phase() const noexcept { return phase_.load(std::memory_order_acquire); }
+  /// Why it is in this phase; none while all is well.
+  caf::error reason() const;
 
   /// Watchers see every change once and in order; a new one sees the present first. `watcher` must not
   /// block, not throw and not come back here. The result ends it.

@@ -546,12 +546,17 @@ bool lane::nothing_in_flight() const noexcept {
 
 void lane::abandon_now() noexcept {
   take_inbox();
+  // Whoever has not failed yet must not succeed now.
+  auto why = state_->reason();
+  if (!why)
+    why = make_error(errc::unavailable, "the device ended");
   for (auto& s : streams_) {
     if (s.continuing != nullptr)
       waiting_.push_back(std::exchange(s.continuing, nullptr));
     for (auto* p : s.in_flight) {
       in_flight_.fetch_sub(1, std::memory_order_relaxed);
       p->event = {};
+      p->of->fail(why);
       finish(*p);
     }
     s.in_flight.clear();
@@ -559,6 +564,7 @@ void lane::abandon_now() noexcept {
   while (!waiting_.empty()) {
     auto& p = *waiting_.front();
     waiting_.pop_front();
+    p.of->fail(why);
     skip(p);
   }
   for (auto& x : state_->take_released())
