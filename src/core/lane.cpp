@@ -46,6 +46,7 @@ lane::lane(std::shared_ptr<device_state> state, std::unique_ptr<backend_device> 
 lane::~lane() {
   if (thread_.joinable())
     thread_.detach(); // given up (`join_until`)
+  stager_.reset(); // while what it wakes is there
 }
 
 void lane::start() {
@@ -330,7 +331,7 @@ void lane::after_issue(part& p, const caf::expected<issue_outcome>& outcome) {
   auto& op = *p.of;
   if (!outcome) {
     note(outcome.error());
-    if (p.stream == stream_kind::none || abandoned_.load()) {
+    if (p.stream == stream_kind::none) {
       lose(p, outcome.error());
       return;
     }
@@ -433,8 +434,8 @@ bool lane::poll(lane_stream& s) {
     auto done = device_->query(p.event);
     if (!done) {
       note(done.error());
-      if (abandoned_.load())
-        return worked;
+      if (code_of(done.error()) == errc::device_fault)
+        return worked; // the streams may still be at it: only the end of everything lets it go
       if (batch != 1) {
         done = false; // find out which one below
         batch = 1;
@@ -551,12 +552,15 @@ void lane::abandon_now() noexcept {
   if (!why)
     why = make_error(errc::unavailable, "the device ended");
   for (auto& s : streams_) {
-    if (s.continuing != nullptr)
+    if (s.continuing != nullptr) {
+      given_up_.push_back(s.continuing->of->used_by_streams());
       waiting_.push_back(std::exchange(s.continuing, nullptr));
+    }
     for (auto* p : s.in_flight) {
       in_flight_.fetch_sub(1, std::memory_order_relaxed);
       p->event = {};
       p->of->fail(why);
+      given_up_.push_back(p->of->used_by_streams());
       finish(*p);
     }
     s.in_flight.clear();

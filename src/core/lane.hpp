@@ -126,6 +126,7 @@ private:
   bool must_end() const noexcept;
 
   const std::shared_ptr<device_state> state_;
+  std::vector<std::shared_ptr<void>> given_up_; // what the device's streams may still use
   const std::unique_ptr<backend_device> device_;
   const lane_options options_;
   lane_owner& owner_;

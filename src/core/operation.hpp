@@ -137,6 +137,8 @@ public:
   /// A part was issued and another never will be; `p` is the one that saw it. May be called twice.
   /// `why` is none if another part's failure is the reason.
   virtual void on_lost_part(part&, const caf::error& why) noexcept { static_cast<void>(why); }
+  /// Host memory that the streams may still touch when the work is given up in the middle.
+  virtual std::shared_ptr<void> used_by_streams() const noexcept { return nullptr; }
   /// The work of `p` is over on its device; before it counts as over.
   virtual void on_part_done(part&) noexcept {}
   /// True if the caller may issue a part: from the first time on the operation cannot be withdrawn.

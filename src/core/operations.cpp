@@ -159,7 +159,7 @@ namespace {
 
 class lane_context final : public launch_context {
 public:
-  lane_context(lane& on, stream_kind stream, std::vector<std::unique_ptr<std::function<void()>>>& kept)
+  lane_context(lane& on, stream_kind stream, launch_operation::host_functions& kept)
       : on_(on), stream_(stream), kept_(kept) {}
 
   int device() const noexcept override { return on_.state().ordinal(); }
@@ -169,15 +169,15 @@ public:
   }
 
   caf::error run_on_host(std::function<void()> f) override {
-    auto& function = kept_.emplace_back(std::make_unique<std::function<void()>>(std::move(f)));
+    auto& function = kept_.emplace_back(std::move(f));
     return on_.device().launch_host(
-      on_.stream(stream_), [](void* x) { (*static_cast<std::function<void()>*>(x))(); }, function.get());
+      on_.stream(stream_), [](void* x) { (*static_cast<std::function<void()>*>(x))(); }, &function);
   }
 
 private:
   lane& on_;
   stream_kind stream_;
-  std::vector<std::unique_ptr<std::function<void()>>>& kept_;
+  launch_operation::host_functions& kept_;
 };
 
 } // namespace
@@ -192,7 +192,7 @@ launch_operation::launch_operation(launch_function function, const std::vector<a
 }
 
 caf::expected<issue_outcome> launch_operation::issue(part& p, lane& on) {
-  lane_context context{on, p.stream, host_functions_};
+  lane_context context{on, p.stream, *host_functions_};
   failure why;
   try {
     auto error = function_(context);

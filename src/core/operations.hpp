@@ -12,6 +12,7 @@
 #include <troupe/launch.hpp>
 
 #include <cstddef>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -48,6 +49,7 @@ public:
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
   caf::expected<issue_outcome> proceed(part& p, lane& on) override;
   void on_part_done(part& p) noexcept override;
+  std::shared_ptr<void> used_by_streams() const noexcept override { return host_; }
 
 protected:
   void before_answer(const caf::error& error) noexcept override;
@@ -86,10 +88,13 @@ public:
   launch_operation(launch_function function, const std::vector<any_gpu_ref>& reads,
                    const std::vector<any_gpu_ref>& writes);
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
+  std::shared_ptr<void> used_by_streams() const noexcept override { return host_functions_; }
+
+  using host_functions = std::deque<std::function<void()>>;
 
 private:
   launch_function function_;
-  std::vector<std::unique_ptr<std::function<void()>>> host_functions_; // alive until the work is over
+  const std::shared_ptr<host_functions> host_functions_ = std::make_shared<host_functions>();
 };
 
 class stats_operation final : public operation_of<device_stats> {
