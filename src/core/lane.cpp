@@ -18,6 +18,8 @@ constexpr std::chrono::milliseconds host_func_check{10};
 
 /// How many operations one question about an event settles, with twice as many in flight.
 constexpr std::size_t poll_batch = 8;
+/// The oldest is asked again when nothing was found done for so long.
+constexpr std::chrono::microseconds poll_patience{100};
 /// How many parts are issued before the lane looks at completions again.
 constexpr int issue_batch = 16;
 
@@ -426,23 +428,28 @@ bool lane::poll() {
 
 bool lane::poll(lane_stream& s) {
   bool worked = false;
+  bool one_by_one = device_->signals_completion();
   while (!s.in_flight.empty()) {
     // To ask an event that is done costs more than one that is not: with many in flight ask one further
     // back, and all before it are done too.
-    auto batch = s.in_flight.size() >= 2 * poll_batch ? poll_batch : 1;
+    auto batch = s.in_flight.size() >= 2 * poll_batch && !one_by_one
+                     && clock::now() < s.advanced + poll_patience
+                   ? poll_batch
+                   : 1;
     auto& p = *s.in_flight[batch - 1];
+    if (p.event.native == nullptr)
+      return worked; // the end of everything, which follows, lets it go
     auto done = device_->query(p.event);
     if (!done) {
       note(done.error());
       if (code_of(done.error()) == errc::device_fault)
         return worked; // the streams may still be at it: only the end of everything lets it go
       if (batch != 1) {
-        done = false; // find out which one below
-        batch = 1;
-      } else {
-        p.of->fail(done.error());
-        done = true;
+        one_by_one = true; // find out which one it is
+        continue;
       }
+      p.of->fail(done.error());
+      done = true;
     }
     if (!*done) {
       note_started(s);
@@ -455,6 +462,8 @@ bool lane::poll(lane_stream& s) {
       finish(over);
     }
     worked = true;
+    if (s.in_flight.size() >= 2 * poll_batch)
+      s.advanced = clock::now();
   }
   return worked;
 }

@@ -93,6 +93,7 @@ private:
     stream_view stream;
     std::deque<part*> in_flight;
     part* continuing = nullptr; // issues piece by piece, and the stream is its own meanwhile
+    clock::time_point advanced{}; // when something in it was found done last
   };
   enum class verdict : std::uint8_t { held, gone };
 
