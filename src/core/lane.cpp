@@ -25,6 +25,10 @@ constexpr int issue_batch = 16;
 
 std::int64_t nanoseconds(clock::time_point x) { return x.time_since_epoch().count(); }
 
+bool all_over(const std::vector<predecessor>& all) noexcept {
+  return std::all_of(all.begin(), all.end(), [](const predecessor& x) { return x.at->over(); });
+}
+
 class event_lock {
 public:
   explicit event_lock(std::atomic_flag& flag) noexcept : flag_(flag) {
@@ -279,7 +283,7 @@ lane::verdict lane::try_issue(part& p) {
   }
   p.at.store(part::state::issuing, std::memory_order_release);
   auto kind = static_cast<std::size_t>(p.stream);
-  if (p.stream != stream_kind::none && streams_[kind].in_flight.empty())
+  if (p.stream != stream_kind::none && streams_[kind].in_flight.empty() && all_over(p.predecessors))
     op.part_started(nanoseconds(clock::now())); // the call itself may block
   after_issue(p, op.issue(p, *this));
   return verdict::gone;
@@ -300,9 +304,7 @@ bool lane::stands_between(const part& p) const noexcept {
   if (!p.uses_memory || p.stream == stream_kind::none || state_->live_generation() == 0)
     return false;
   auto& s = streams_[static_cast<std::size_t>(p.stream)];
-  return s.continuing != nullptr || !s.in_flight.empty()
-         || std::any_of(p.predecessors.begin(), p.predecessors.end(),
-                        [](const predecessor& x) { return !x.at->over(); });
+  return s.continuing != nullptr || !s.in_flight.empty() || !all_over(p.predecessors);
 }
 
 caf::error lane::wait_for_predecessors(part& p, stream_view stream) {
@@ -410,9 +412,8 @@ void lane::note_started(lane_stream& s) noexcept {
   auto& p = *s.in_flight.front();
   if (p.at.load(std::memory_order_relaxed) != part::state::issued)
     return;
-  for (auto& x : p.predecessors)
-    if (!x.at->over())
-      return;
+  if (!all_over(p.predecessors))
+    return;
   p.at.store(part::state::started, std::memory_order_release);
   if (p.of->stall_limit != 0)
     p.of->part_started(nanoseconds(clock::now()));
