@@ -109,7 +109,14 @@ caf::expected<std::byte*> staging_ring::take(std::size_t size) {
   return memory_ + begin;
 }
 
-void staging_ring::give_back() noexcept { pieces_.pop_front(); }
+void staging_ring::give_back(const std::byte* memory) noexcept {
+  auto begin = static_cast<std::size_t>(memory - memory_);
+  for (auto& x : pieces_)
+    if (x.begin == begin)
+      x.in_use = false;
+  while (!pieces_.empty() && !pieces_.front().in_use)
+    pieces_.pop_front();
+}
 
 caf::error staging_ring::close() noexcept {
   if (memory_ == nullptr)
@@ -292,8 +299,8 @@ caf::error transfer::reap(lane& on) {
         break;
     }
     on.retire(std::exchange(p.event, {}));
+    ring.give_back(p.staged);
     pieces_.pop_front();
-    ring.give_back();
   }
   return result;
 }
@@ -302,7 +309,7 @@ void transfer::finish(lane& on) noexcept {
   auto& ring = way_ == direction::upload ? on.upload_ring() : on.download_ring();
   for (auto& p : pieces_) {
     on.retire(std::exchange(p->event, {}));
-    ring.give_back();
+    ring.give_back(p->staged);
   }
   pieces_.clear();
 }

@@ -64,7 +64,7 @@ private:
   std::thread thread_; // from the first job on
 };
 
-/// Pinned memory that is handed out and given back in the same order.
+/// Pinned memory in pieces; their room is handed out again in the same order.
 /// @thread the lane
 class staging_ring {
 public:
@@ -74,8 +74,8 @@ public:
   std::size_t piece_limit() const noexcept { return size_ / 4; }
   /// `size` bytes, or null while there is no room. Makes the memory at the first call.
   caf::expected<std::byte*> take(std::size_t size);
-  /// Gives the oldest piece back.
-  void give_back() noexcept;
+  /// Gives a piece back.
+  void give_back(const std::byte* memory) noexcept;
   /// Frees the memory; no piece is out.
   caf::error close() noexcept;
 
@@ -83,6 +83,7 @@ private:
   struct piece {
     std::size_t begin;
     std::size_t end;
+    bool in_use = true;
   };
   backend_device& device_;
   std::size_t size_;
