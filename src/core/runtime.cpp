@@ -215,6 +215,10 @@ void runtime::order_use(const std::shared_ptr<operation>& op, const use& u) {
       if (a.writes)
         a.by->precede(op, u.reads && !a.by->withdrawn());
     }
+    if (p.stream == stream_kind::none) { // waits for nothing on the device, and so takes nobody's place
+      ++i;
+      continue;
+    }
     // What comes after this use comes after what it waited for.
     if (covered && (u.writes || (!a.writes && same_stream))) {
       drop();
