@@ -56,7 +56,7 @@ public:
 
   /// An admitted use of a range; `admission` keeps them, under its lock.
   struct access {
-    std::shared_ptr<operation> by;
+    std::weak_ptr<operation> by; // which may hold the buffer itself
     const part* at;
     std::size_t begin;
     std::size_t end;

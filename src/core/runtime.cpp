@@ -150,8 +150,9 @@ caf::error runtime::check_uses(const operation& op) {
       return error;
     // The requester may know already that a writer failed, though its work is not over.
     for (auto& a : u.memory->accesses)
-      if (a.writes && a.begin < u.end && u.begin < a.end && a.by->failed() && !a.by->withdrawn())
-        return indeterminate(a.by->cause());
+      if (a.writes && a.begin < u.end && u.begin < a.end)
+        if (auto by = a.by.lock(); by && by->failed() && !by->withdrawn())
+          return indeterminate(by->cause());
   }
   return {};
 }
@@ -197,11 +198,12 @@ void runtime::order_use(const std::shared_ptr<operation>& op, const use& u) {
         a = std::move(accesses.back());
       accesses.pop_back();
     };
-    if (a.by == op) {
+    auto by = a.by.lock();
+    if (by == op) {
       ++i;
       continue;
     }
-    if (a.by->settled()) {
+    if (!by || by->settled()) {
       drop();
       continue;
     }
@@ -211,9 +213,9 @@ void runtime::order_use(const std::shared_ptr<operation>& op, const use& u) {
     bool conflict = overlap && (a.writes || u.writes);
     if (conflict) {
       if (!same_stream || p.stream == stream_kind::none)
-        p.predecessors.push_back({a.by, a.at});
+        p.predecessors.push_back({by, a.at});
       if (a.writes)
-        a.by->precede(op, u.reads && !a.by->withdrawn());
+        by->precede(op, u.reads && !by->withdrawn());
     }
     if (p.stream == stream_kind::none) { // waits for nothing on the device, and so takes nobody's place
       ++i;
