@@ -167,8 +167,8 @@ void operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexc
   }
   healed_.clear();
   uses_.clear();
-  if (kept_by_ != nullptr)
-    kept_by_->remove(*this);
+  if (auto* keeper = kept_by_.load(std::memory_order_acquire))
+    keeper->remove(*this);
   if (!cause)
     answer({});
   on_settled();

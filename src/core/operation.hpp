@@ -154,7 +154,7 @@ public:
 
   // -- the timekeeper's
 
-  bool watched() const noexcept { return kept_by_ != nullptr; }
+  bool watched() const noexcept { return kept_by_.load(std::memory_order_acquire) != nullptr; }
 
   /// The communicator that it runs on, if any.
   virtual const void* communicator_key() const noexcept { return nullptr; }
@@ -210,7 +210,7 @@ private:
   // the timekeeper's, under its lock: its list of what is not settled
   operation* previous_ = nullptr;
   operation* next_ = nullptr;
-  timekeeper* kept_by_ = nullptr;
+  std::atomic<timekeeper*> kept_by_{nullptr};
   bool stall_told_ = false;
 };
 

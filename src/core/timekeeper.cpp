@@ -50,6 +50,8 @@ void timekeeper::add(operation& x) {
 
 void timekeeper::remove(operation& x) noexcept {
   std::lock_guard lock{mutex_};
+  if (!x.watched())
+    return;
   (x.previous_ != nullptr ? x.previous_->next_ : first_) = x.next_;
   (x.next_ != nullptr ? x.next_->previous_ : last_) = x.previous_;
   x.kept_by_ = nullptr;

@@ -24,6 +24,7 @@ public:
 
   /// Keeps an eye on `x` until it settles.
   void add(operation& x);
+  /// Nothing happens if it is not there.
   void remove(operation& x) noexcept;
 
   /// Calls `act` for every operation that is not settled, outside the lock.
