@@ -16,11 +16,12 @@ clock::time_point at(std::int64_t nanoseconds) {
 
 /// Work that has not started cannot stall before the limit.
 clock::time_point timekeeper::due(const operation& x, clock::time_point now) {
-  auto result = x.answered() ? clock::time_point::max() : x.deadline;
+  auto result = x.answered() || x.deadline <= now ? clock::time_point::max() : x.deadline;
   if (x.stall_limit > 0 && !x.stall_told_) {
     auto started = x.first_started_at();
-    auto limit = std::chrono::nanoseconds{x.stall_limit};
-    result = std::min(result, (started != 0 ? at(started) : now) + limit);
+    auto begin = started != 0 ? at(started) : now;
+    if (std::chrono::nanoseconds limit{x.stall_limit}; limit < clock::time_point::max() - begin)
+      result = std::min(result, begin + limit);
   }
   return result;
 }
@@ -37,7 +38,7 @@ timekeeper::~timekeeper() {
 }
 
 void timekeeper::add(operation& x) {
-  auto when = due(x, at(x.admitted_at));
+  auto when = std::min(x.deadline, due(x, at(x.admitted_at)));
   std::lock_guard lock{mutex_};
   x.kept_by_ = this;
   x.previous_ = last_;
@@ -115,12 +116,11 @@ void timekeeper::run() {
       if (!x->answered() && x->deadline <= now)
         expired.push_back(x->shared_from_this());
       if (auto started = x->first_started_at();
-          x->stall_limit > 0 && !x->stall_told_ && started != 0 && at(started + x->stall_limit) <= now) {
+          x->stall_limit > 0 && !x->stall_told_ && started != 0 && now - at(started) >= std::chrono::nanoseconds{x->stall_limit}) {
         x->stall_told_ = true;
         stalled.push_back(x->shared_from_this());
       }
-      if (auto when = due(*x, now); when > now)
-        next_ = std::min(next_, when);
+      next_ = std::min(next_, due(*x, now));
     }
     for (auto i = calls_.begin(); i != calls_.end();) {
       if (i->when <= now) {
