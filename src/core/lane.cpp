@@ -75,7 +75,6 @@ void lane::start() {
 
 void lane::submit(part& p) noexcept {
   queued_.fetch_add(1, std::memory_order_relaxed);
-  p.on = this;
   p.next = inbox_.load(std::memory_order_relaxed);
   while (!inbox_.compare_exchange_weak(p.next, &p, std::memory_order_release, std::memory_order_relaxed)) {
   }

@@ -50,7 +50,7 @@ public:
   /// Room for one more part? Under admission's lock.
   bool accepts() const noexcept { return queued_.load(std::memory_order_relaxed) < options_.queue_limit; }
   std::size_t queue_limit() const noexcept { return options_.queue_limit; }
-  /// Takes `p` as the next in order. Under admission's lock; `wake` follows after it.
+  /// Takes `p`, which is on this lane, as the next in order. Under admission's lock; `wake` follows after it.
   void submit(part& p) noexcept;
   void wake() noexcept;
 

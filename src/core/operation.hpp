@@ -94,7 +94,10 @@ public:
   std::span<part> parts() noexcept { return {parts_.get(), part_count_}; }
   std::span<const part> parts() const noexcept { return {parts_.get(), part_count_}; }
   const std::vector<use>& uses() const noexcept { return uses_; }
-  void add_use(use x) { uses_.push_back(std::move(x)); }
+  void add_use(use x) {
+    parts_[x.part].uses_memory = true;
+    uses_.push_back(std::move(x));
+  }
 
   clock::time_point deadline = clock::time_point::max();
   /// Its answer goes to a mailbox: it must come before the actor system ends.

@@ -3,6 +3,7 @@
 #include "core/device_state.hpp"
 #include "core/lane.hpp"
 #include "core/runtime.hpp"
+#include "core/spin.hpp"
 #include "core/world_core.hpp"
 
 #include <algorithm>
@@ -293,6 +294,8 @@ caf::expected<issue_outcome> acquire_operation::issue(part& p, lane& on) {
 }
 
 void acquire_operation::on_settled() noexcept {
+  while (!answered()) // somebody else is about to
+    pause();
   if (!error())
     return;
   std::lock_guard lock{runtime::order()};
@@ -352,7 +355,9 @@ caf::error all_reduce_operation::on_check() const { return world_->check_view(*t
 
 admission all_reduce_operation::on_admit() {
   value.operation = number();
-  return world_->enlist(std::static_pointer_cast<operation>(shared_from_this()), communicator_, value);
+  auto result = world_->enlist(std::static_pointer_cast<operation>(shared_from_this()), communicator_, value);
+  communicator_key_.store(communicator_.get());
+  return result;
 }
 
 caf::expected<issue_outcome> all_reduce_operation::issue(part& p, lane& on) {

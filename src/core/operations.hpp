@@ -11,6 +11,7 @@
 #include <troupe/host_buffer.hpp>
 #include <troupe/launch.hpp>
 
+#include <atomic>
 #include <cstddef>
 #include <deque>
 #include <functional>
@@ -150,7 +151,7 @@ public:
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
   void on_lost_part(part& p, const caf::error& why) noexcept override;
   void on_stall() noexcept override;
-  const void* communicator_key() const noexcept override { return communicator_.get(); }
+  const void* communicator_key() const noexcept override { return communicator_key_.load(); }
 
 private:
   struct rank_memory {
@@ -164,6 +165,7 @@ private:
   reduce_op op_;
   std::uint64_t membership_;
   std::shared_ptr<communicator> communicator_;
+  std::atomic<const void*> communicator_key_{nullptr}; // for those who look at it while it waits
 };
 
 /// Makes all connections of a new communicator, in the order of all other work on its devices.

@@ -189,7 +189,6 @@ admission runtime::admit(const std::shared_ptr<operation>& op) {
 
 void runtime::order_use(const std::shared_ptr<operation>& op, const use& u) {
   auto& p = op->parts()[u.part];
-  p.uses_memory = true;
   auto& accesses = u.memory->accesses;
   for (std::size_t i = 0; i < accesses.size();) {
     auto& a = accesses[i];
