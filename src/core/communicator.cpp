@@ -84,7 +84,7 @@ void communicator::reap(bool healthy) noexcept {
   }
   if (runtime_->ended()) {
     // No call may be made on it any more: its memory goes with the process.
-    static_cast<void>(new communicator_ranks{std::move(ranks_)});
+    keep_forever(std::make_shared<communicator_ranks>(std::move(ranks_)));
   } else {
     auto error = healthy ? runtime_->backend().destroy(std::move(ranks_))
                          : runtime_->backend().abort(std::move(ranks_));

@@ -32,6 +32,13 @@ std::int64_t nanoseconds(clock::time_point x) { return x.time_since_epoch().coun
 
 } // namespace
 
+void keep_forever(std::shared_ptr<void> x) {
+  static std::mutex mutex;
+  static auto* kept = new std::vector<std::shared_ptr<void>>;
+  std::lock_guard lock{mutex};
+  kept->push_back(std::move(x));
+}
+
 // -- background
 
 struct background::shared {
@@ -72,8 +79,11 @@ runtime::runtime(std::shared_ptr<troupe::backend> backend, const lane_options& o
 runtime::~runtime() { close(); }
 
 void runtime::close() noexcept {
-  if (std::exchange(closed_, true))
-    return;
+  {
+    std::lock_guard lock{slots_mutex_};
+    if (std::exchange(closed_, true))
+      return;
+  }
   auto why = make_error(errc::unavailable, "the actor system ended");
   for (int i = 0; i < device_count(); ++i)
     shut_down(i, why);
@@ -84,8 +94,11 @@ void runtime::close() noexcept {
   if (stuck) {
     log(log_level::error, "a thread is stuck in a call and was given up");
     if (auto self = weak_from_this().lock())
-      new std::shared_ptr<runtime>{std::move(self)}; // the thread may come back: never freed
+      keep_forever(std::move(self)); // the thread may come back
+    return;
   }
+  // Whoever drops the last handle to this may be on its thread.
+  keeper_.stop();
 }
 
 std::mutex& runtime::order() noexcept {
@@ -100,6 +113,8 @@ caf::expected<std::shared_ptr<lane>> runtime::lane_of(int ordinal) {
   std::lock_guard lock{slots_mutex_};
   auto& s = slots_[static_cast<std::size_t>(ordinal)];
   if (!s.worker) {
+    if (closed_)
+      return make_error(errc::unavailable, "the actor system ended");
     auto device = backend_->open(ordinal);
     if (!device)
       return device.error();

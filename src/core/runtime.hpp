@@ -34,6 +34,9 @@ private:
   std::shared_ptr<shared> shared_;
 };
 
+/// Never frees what a thread that is stuck in a call may still use.
+void keep_forever(std::shared_ptr<void> x);
+
 class runtime final : public lane_owner, public std::enable_shared_from_this<runtime> {
 public:
   runtime(std::shared_ptr<troupe::backend> backend, const lane_options& options);
@@ -99,7 +102,7 @@ private:
   std::mutex slots_mutex_;
   std::vector<slot> slots_;
   std::atomic<bool> ended_{false};
-  bool closed_ = false;
+  bool closed_ = false; // under slots_mutex_
   timekeeper keeper_;
   background workers_;
 };

@@ -28,13 +28,16 @@ clock::time_point timekeeper::due(const operation& x, clock::time_point now) {
 
 timekeeper::timekeeper() : thread_([this] { run(); }) {}
 
-timekeeper::~timekeeper() {
+timekeeper::~timekeeper() { stop(); }
+
+void timekeeper::stop() noexcept {
   {
     std::lock_guard lock{mutex_};
     stop_ = true;
   }
   condition_.notify_one();
-  thread_.join();
+  if (thread_.joinable())
+    thread_.join();
 }
 
 void timekeeper::add(operation& x) {

@@ -22,6 +22,9 @@ public:
   timekeeper(const timekeeper&) = delete;
   timekeeper& operator=(const timekeeper&) = delete;
 
+  /// Ends its thread: from then on nothing is watched. Not on that thread.
+  void stop() noexcept;
+
   /// Keeps an eye on `x` until it settles.
   void add(operation& x);
   /// Nothing happens if it is not there.
