@@ -15,12 +15,17 @@ namespace {
 /// What a lane or a background job may still need when everything ends.
 constexpr std::chrono::seconds end_patience{5};
 
+/// Staging goes in quarters of it.
+constexpr std::size_t least_staging_bytes = 4096;
+
 std::uint64_t random_node() {
   std::random_device source;
   return (std::uint64_t{source()} << 32) ^ source();
 }
 
 lane_options resolved(lane_options options, int devices) {
+  options.in_flight_limit = std::max<std::size_t>(options.in_flight_limit, 1);
+  options.staging_bytes = std::max(options.staging_bytes, least_staging_bytes);
   if (!options.spin) {
     auto cores = static_cast<int>(std::thread::hardware_concurrency());
     options.spin = std::chrono::microseconds{cores >= 2 * devices + 2 ? 200 : 0};
@@ -397,6 +402,7 @@ void runtime::on_fault(lane& where, const caf::error& why) noexcept {
       if (s.worker && s.worker->in_flight() != 0)
         busy.push_back(s.worker->state().ordinal());
   }
+  origin.code = errc::device_fault; // also where only an event could not be had
   origin.device = busy.size() == 1 ? busy.front() : -1;
   if (busy.size() != 1) {
     origin.detail += origin.detail.empty() ? "" : "; ";
