@@ -140,6 +140,9 @@ caf::expected<any_gpu_ref> device_core::adopt(void* memory, std::size_t count, d
                                               std::function<void(void*)> deleter) const {
   if (memory == nullptr || !deleter)
     return refusal("adopt", state().ordinal(), errc::invalid_argument, "there is no memory or no deleter");
+  if (count > SIZE_MAX / size_of(type))
+    return refusal("adopt", state().ordinal(), errc::invalid_argument,
+                   std::to_string(count) + " elements are more than an address can tell apart");
   std::lock_guard lock{runtime::order()};
   if (state().phase() != device_phase::ready)
     return refusal("adopt", state().ordinal(), errc::unavailable,

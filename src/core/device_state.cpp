@@ -76,6 +76,8 @@ void device_state::close(device_phase phase, const caf::error& why) {
 
 void device_state::publish() {
   std::lock_guard lock{mutex_};
+  if (phase() == device_phase::failed || phase() == device_phase::shut_down)
+    return; // what ended stays ended
   auto next = generation_.load() + 1;
   generation_.store(next, std::memory_order_release);
   live_generation_.store(next, std::memory_order_release);

@@ -4,6 +4,7 @@
 #include "core/device_state.hpp"
 #include "core/operation.hpp"
 
+#include <cstdint>
 #include <string>
 
 namespace troupe {
@@ -45,7 +46,8 @@ caf::expected<any_gpu_ref> any_gpu_ref::slice(std::size_t first, std::size_t cou
 
 caf::expected<any_gpu_ref> any_gpu_ref::reinterpret(dtype type) const {
   auto size = size_of(type);
-  if (size_bytes() % size != 0 || offset_ % size != 0)
+  auto address = memory_ ? reinterpret_cast<std::uintptr_t>(memory_->address()) + offset_ : 0;
+  if (size_bytes() % size != 0 || address % size != 0)
     return make_error(errc::shape_mismatch, std::to_string(size_bytes()) + " bytes at offset "
                                               + std::to_string(offset_) + " are not whole elements of "
                                               + std::string{to_string(type)});
