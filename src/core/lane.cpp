@@ -322,6 +322,10 @@ caf::error lane::wait_for_predecessors(part& p, stream_view stream) {
 caf::error lane::check_generation(const part& p) const {
   for (auto& u : p.of->uses())
     if (u.part == p.index && u.memory->stale()) {
+      // What was admitted in time fails for the reason that all others have (INV-7).
+      if (state_->live_generation() == 0)
+        if (auto reason = state_->reason())
+          return reason;
       auto why = p.of->describe(errc::stale_ref, "its memory is of an earlier life of the device");
       why.device = state_->ordinal();
       why.generation = u.memory->generation();
