@@ -77,9 +77,13 @@ void world_core::build(std::function<void(std::uint64_t, const caf::error&)> don
       return done(epoch, make_error(errc::unavailable, "the world went on before this communicator was built"));
     auto connect = std::make_shared<connect_operation>(target, self->lanes_, self->limits_.stall_limit);
     connect->deadline = from_now(self->limits_.build_deadline);
-    connect->on_answer([connect = std::weak_ptr{connect}, epoch, done] {
-      if (auto x = connect.lock())
-        done(epoch, x->error());
+    connect->on_answer([connect = std::weak_ptr{connect}, target, epoch, done] {
+      auto x = connect.lock();
+      if (!x)
+        return;
+      if (x->error())
+        target->end(x->error()); // refused or late: the next one must not find it on its lanes
+      done(epoch, x->error());
     });
     self->runtime_->start(connect);
   };
