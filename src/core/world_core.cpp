@@ -229,6 +229,13 @@ admission world_core::enlist(const std::shared_ptr<operation>& op, std::shared_p
   if (!its_turn || !current_ || !current_->live()) {
     if (queued)
       return {admission::verdict::deferred, {}};
+    if (waiting_.size() >= limits_.waiting_limit)
+      std::erase_if(waiting_, [this](const std::shared_ptr<operation>& x) {
+        bool over = x->answered();
+        if (over)
+          runtime_->keeper().remove(*x);
+        return over;
+      });
     if (waiting_.size() >= limits_.waiting_limit) {
       auto why = op->describe(errc::overloaded, std::to_string(waiting_.size())
                                                   + " requests wait for the world already");
