@@ -1,0 +1,242 @@
+/// Deadlines, stall limits and calls.
+#include "core/timekeeper.hpp"
+#include "support/core_fixture.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <future>
+#include <mutex>
+#include <random>
+#include <set>
+#include <thread>
+#include <vector>
+
+namespace troupe {
+
+namespace {
+
+using detail::clock;
+using detail::timekeeper;
+using testing::allocate_bytes;
+using testing::answer_of;
+using testing::core_system;
+using testing::gate;
+using testing::has_code;
+using testing::host_work;
+using testing::is_ok;
+using testing::probe;
+using testing::settles;
+using namespace std::chrono_literals;
+
+/// Waits until the keeper itself has come to `when`, and a little later.
+void pass(timekeeper& keeper, clock::time_point when) {
+  std::promise<void> passed;
+  keeper.call_at(when, [&] { passed.set_value(); });
+  passed.get_future().wait();
+}
+
+/// Something that stands in a stream of the first device, with a stall limit.
+std::shared_ptr<probe> standing(const core_system& system, gate& held,
+                                std::chrono::nanoseconds stall_limit) {
+  auto op = std::make_shared<probe>(
+      std::vector{system.lane()},
+      [&](detail::part& p, detail::lane& on) -> caf::expected<detail::issue_outcome> {
+        auto error = on.device().launch_host(
+            on.stream(p.stream), [](void* x) { static_cast<gate*>(x)->passer()(); }, &held);
+        if (error)
+          return error;
+        return detail::issue_outcome::enqueued;
+      });
+  op->stall_limit = stall_limit.count();
+  return op;
+}
+
+// INV-1: judged against a control timer of the same run.
+TEST(Timekeeper, KeepsDeadlines) {
+  core_system system;
+  gate held;
+  auto front = system.device().launch(held.in_stream(), {}, {}, {});
+  held.wait_reached();
+  constexpr int count = 30;
+  std::mt19937 random{3};
+  std::vector<clock::time_point> wanted;
+  std::vector<std::shared_ptr<probe>> ops;
+  std::vector<clock::time_point> answered(count);
+  std::vector<std::promise<void>> told(count);
+  const auto begin = clock::now() + 50ms;
+  for (std::size_t i = 0; i < count; ++i) {
+    wanted.push_back(begin + std::chrono::microseconds{random() % 200'000});
+    ops.push_back(std::make_shared<probe>(std::vector{system.lane()}));
+    ops.back()->deadline = wanted.back();
+    ops.back()->on_answer([&, i] {
+      answered[i] = clock::now();
+      told[i].set_value();
+    });
+    system.runtime()->start(ops.back());
+  }
+  clock::duration late{};
+  auto in_order = wanted;
+  std::sort(in_order.begin(), in_order.end());
+  for (auto x : in_order) {
+    std::this_thread::sleep_until(x);
+    late = std::max(late, clock::now() - x);
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    told[i].get_future().wait();
+    EXPECT_TRUE(has_code(ops[i]->error(), errc::deadline_exceeded));
+    EXPECT_GE(answered[i], wanted[i]);
+    EXPECT_LE(answered[i] - wanted[i], 5ms + 2 * late);
+  }
+  held.open();
+}
+
+TEST(Timekeeper, CountsAStallFromTheFirstStart) {
+  core_system system;
+  gate front;
+  gate own;
+  auto before = system.device().launch(front.in_stream(), {}, {}, {});
+  front.wait_reached();
+  auto op = standing(system, own, 40ms);
+  system.runtime()->start(op);
+  pass(system.keeper(), clock::now() + 150ms); // it waits, and has not started
+  EXPECT_EQ(op->stalls(), 0);
+  EXPECT_EQ(op->first_started_at(), 0);
+  const auto opened = clock::now();
+  front.open();
+  own.wait_reached();
+  while (op->stalls() == 0)
+    ASSERT_LT(clock::now(), opened + testing::patience);
+  EXPECT_GE(clock::now() - opened, 40ms);
+  pass(system.keeper(), clock::now() + 100ms);
+  EXPECT_EQ(op->stalls(), 1);
+  EXPECT_FALSE(op->answered()); // what a stall means is not the keeper's business
+  own.open();
+  EXPECT_TRUE(is_ok(answer_of(op)));
+}
+
+TEST(Timekeeper, DoesNotCountTheTimeBehindAnotherStream) {
+  core_system system;
+  auto memory = allocate_bytes(system.device(), 64);
+  gate front;
+  auto before = system.device().launch(front.in_stream(), {}, {memory}, {});
+  front.wait_reached();
+  auto op = std::make_shared<probe>(std::vector{system.lane()});
+  op->parts()[0].stream = detail::stream_kind::collective;
+  op->add_use(detail::use_of(memory, true, true));
+  op->stall_limit = std::chrono::nanoseconds{20ms}.count();
+  system.runtime()->start(op);
+  pass(system.keeper(), clock::now() + 100ms);
+  EXPECT_EQ(op->issued(), 1);
+  EXPECT_EQ(op->stalls(), 0);
+  front.open();
+  EXPECT_TRUE(is_ok(answer_of(op)));
+}
+
+TEST(Timekeeper, SeesAStallAfterADeadline) {
+  core_system system;
+  gate held;
+  auto op = standing(system, held, 100ms);
+  op->deadline = clock::now() + 20ms;
+  system.runtime()->start(op);
+  EXPECT_TRUE(has_code(answer_of(op), errc::deadline_exceeded));
+  EXPECT_EQ(op->stalls(), 0);
+  const auto until = clock::now() + 5s;
+  while (op->stalls() == 0 && clock::now() < until)
+    std::this_thread::yield();
+  EXPECT_EQ(op->stalls(), 1);
+  held.open();
+  EXPECT_TRUE(settles(*op));
+}
+
+TEST(Timekeeper, KnowsLimitsThatNeverCome) {
+  core_system system;
+  gate held;
+  auto op = standing(system, held, std::chrono::nanoseconds::max());
+  op->deadline = clock::time_point::max();
+  system.runtime()->start(op);
+  held.wait_reached();
+  pass(system.keeper(), clock::now() + 10ms);
+  EXPECT_EQ(op->stalls(), 0);
+  EXPECT_FALSE(op->answered());
+  held.open();
+  EXPECT_TRUE(is_ok(answer_of(op)));
+}
+
+TEST(Timekeeper, CallsInTime) {
+  timekeeper keeper;
+  std::mutex mutex;
+  std::vector<int> called;
+  std::promise<void> last;
+  const auto begin = clock::now();
+  const auto note = [&](int i) {
+    return [&, i] {
+      EXPECT_GE(clock::now(), begin + i * 10ms);
+      std::lock_guard lock{mutex};
+      called.push_back(i);
+    };
+  };
+  keeper.call_at(begin + 30ms, note(3));
+  keeper.call_at(begin + 10ms, note(1));
+  const auto cancelled = keeper.call_at(begin + 20ms, note(2));
+  keeper.call_at(begin, [&] { keeper.call_at(begin + 40ms, [&] { last.set_value(); }); });
+  keeper.cancel_call(cancelled);
+  last.get_future().wait();
+  std::lock_guard lock{mutex};
+  EXPECT_EQ(called, (std::vector<int>{1, 3}));
+}
+
+TEST(Timekeeper, TakesOutTwiceWhatIsThereOnce) {
+  core_system system;
+  timekeeper keeper;
+  std::vector<std::shared_ptr<probe>> ops;
+  for (int i = 0; i < 4; ++i) {
+    ops.push_back(std::make_shared<probe>(std::vector{system.lane()}));
+    keeper.add(*ops.back());
+  }
+  keeper.remove(*ops[1]);
+  keeper.remove(*ops[1]);
+  keeper.remove(*ops[0]);
+  keeper.remove(*ops[1]);
+  EXPECT_EQ(keeper.size(), 2u);
+  std::set<const detail::operation*> seen;
+  keeper.for_each([&](detail::operation& x) { seen.insert(&x); });
+  EXPECT_EQ(seen, (std::set<const detail::operation*>{ops[2].get(), ops[3].get()}));
+  keeper.remove(*ops[3]);
+  keeper.remove(*ops[2]);
+  EXPECT_EQ(keeper.size(), 0u);
+}
+
+TEST(Timekeeper, IsReadWhileItChanges) {
+  core_system system;
+  timekeeper keeper;
+  std::atomic<bool> stop{false};
+  std::thread reader{[&] {
+    while (!stop)
+      keeper.for_each([](detail::operation& x) { EXPECT_STREQ(x.verb(), "probe"); });
+  }};
+  std::vector<std::thread> writers;
+  for (unsigned seed = 0; seed < 3; ++seed)
+    writers.emplace_back([&, seed] {
+      std::mt19937 random{seed};
+      for (int i = 0; i < 3'000; ++i) {
+        auto op = std::make_shared<probe>(std::vector{system.lane()});
+        op->deadline = clock::now() + std::chrono::microseconds{random() % 500};
+        keeper.add(*op);
+        if (random() % 2 == 0) {
+          EXPECT_TRUE(has_code(answer_of(op), errc::deadline_exceeded));
+        }
+        keeper.remove(*op);
+      }
+    });
+  for (auto& x : writers)
+    x.join();
+  stop = true;
+  reader.join();
+  EXPECT_EQ(keeper.size(), 0u);
+}
+
+} // namespace
+
+} // namespace troupe
