@@ -74,24 +74,36 @@ bool operation::withdraw() noexcept {
 }
 
 void operation::cancel() noexcept {
-  if (answered())
-    return;
-  auto keep = shared_from_this();
-  auto why = make_error(describe(errc::cancelled, "taken back by its requester"));
-  if (withdraw())
-    fail(why);
-  else
-    answer(std::move(why));
+  if (!answered())
+    end_early(make_error(describe(errc::cancelled, "taken back by its requester")));
 }
 
 void operation::expire() noexcept {
-  if (answered())
-    return;
-  auto why = make_error(describe(errc::deadline_exceeded, "not done before its deadline"));
-  if (withdraw())
-    fail(why);
-  else
-    answer(std::move(why));
+  if (!answered())
+    end_early(make_error(describe(errc::deadline_exceeded, "not done before its deadline")));
+}
+
+void operation::end_early(const caf::error& why) noexcept {
+  auto keep = shared_from_this();
+  std::vector<std::shared_ptr<operation>> readers;
+  set_cause(why, true, readers);
+  answer(why);
+  for (auto& x : readers)
+    x->fail(why);
+}
+
+bool operation::set_cause(const caf::error& why, bool only_if_unissued,
+                          std::vector<std::shared_ptr<operation>>& readers) noexcept {
+  // One step: a lane that sees it withdrawn must find the cause when it settles it.
+  std::lock_guard lock{guard_};
+  if (failed() || settled() || (!withdraw() && only_if_unissued))
+    return false;
+  cause_ = why;
+  failed_.store(true, std::memory_order_release);
+  for (auto& next : successors_)
+    if (next.reads)
+      readers.push_back(next.who);
+  return true;
 }
 
 void operation::fail(const caf::error& cause) noexcept {
@@ -100,18 +112,8 @@ void operation::fail(const caf::error& cause) noexcept {
   while (!open.empty()) {
     auto x = std::move(open.back());
     open.pop_back();
-    x->withdraw();
-    {
-      std::lock_guard lock{x->guard_};
-      if (x->failed() || x->settled())
-        continue;
-      x->cause_ = cause;
-      x->failed_.store(true, std::memory_order_release);
-      for (auto& next : x->successors_)
-        if (next.reads)
-          open.push_back(next.who);
-    }
-    x->answer(cause);
+    if (x->set_cause(cause, false, open))
+      x->answer(cause);
   }
 }
 

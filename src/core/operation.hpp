@@ -188,6 +188,9 @@ private:
   };
 
   bool withdraw() noexcept;
+  void end_early(const caf::error& why) noexcept;
+  bool set_cause(const caf::error& why, bool only_if_unissued,
+                 std::vector<std::shared_ptr<operation>>& readers) noexcept;
   void wound_buffers(const caf::error& cause, const std::vector<follower>& successors);
   void wound(const std::shared_ptr<buffer>& memory, const buffer::wound& x,
              const std::vector<follower>& successors);
