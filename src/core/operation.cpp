@@ -63,6 +63,15 @@ void operation::precede(const std::shared_ptr<operation>& successor, bool reads)
   successors_.push_back({successor, reads});
 }
 
+void operation::heals(const std::shared_ptr<buffer>& memory, const buffer::wound& x) {
+  // The first cause of each byte counts; in a chain that fails there are as many as links.
+  if (std::any_of(healed_.begin(), healed_.end(), [&](const healed_wound& old) {
+        return old.memory == memory && old.wound.begin <= x.begin && x.end <= old.wound.end;
+      }))
+    return;
+  healed_.push_back({memory, x});
+}
+
 bool operation::claim_issue() noexcept {
   auto expected = claim::unissued;
   return issue_claim_.compare_exchange_strong(expected, claim::issued) || expected == claim::issued;

@@ -129,7 +129,7 @@ public:
   /// `successor` uses what this writes: it settles after this, and if it `reads` it fails when this fails.
   void precede(const std::shared_ptr<operation>& successor, bool reads);
   /// It will heal `x`; if it never runs, the wound is there again.
-  void heals(std::shared_ptr<buffer> memory, buffer::wound x) { healed_.push_back({std::move(memory), std::move(x)}); }
+  void heals(const std::shared_ptr<buffer>& memory, const buffer::wound& x);
 
   // -- called by lanes
 
