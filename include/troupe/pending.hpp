@@ -59,7 +59,7 @@ public:
     if (auto& error = completion_->error(); error)
       return error;
     if constexpr (std::is_void_v<T>)
-      return caf::unit;
+      return {};
     else if (completion_.use_count() == 1)
       return std::move(*value_);
     else
@@ -85,7 +85,7 @@ public:
     if (auto& error = completion_->error(); error)
       return error;
     if constexpr (std::is_void_v<T>)
-      return caf::unit;
+      return {};
     else
       return *value_;
   }

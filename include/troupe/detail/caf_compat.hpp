@@ -346,7 +346,7 @@ caf::expected<T> ask(caf::scoped_actor& self, const Dest& dest, Dur timeout, Ts&
   };
   auto pending = request(self, dest, timeout, std::forward<Ts>(xs)...);
   if constexpr (std::is_void_v<T>)
-    std::move(pending).receive([&] { result = caf::expected<void>{caf::unit}; }, on_error);
+    std::move(pending).receive([&] { result = caf::expected<void>{}; }, on_error);
   else
     std::move(pending).receive([&](T& x) { result = std::move(x); }, on_error);
   return result;
