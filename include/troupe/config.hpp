@@ -23,6 +23,7 @@ class system_core;
 /// --troupe.completion=event_poll|host_func|synchronize
 /// --troupe.in-flight=N, --troupe.queue=N: bounds per device, in operations
 /// --troupe.spin=MICROSECONDS: how long a lane spins after its last work
+/// --troupe.client-spin=MICROSECONDS: how long a client that waits for an answer spins before it parks
 /// CAF's scheduler shares work among at most four threads: a parked thread is slow to wake, and actors that
 /// do not block need few. It is an option of CAF's like any other (scheduler.max-threads).
 class config : private detail::known_types, public detail::config_base {
@@ -49,7 +50,8 @@ private:
   std::size_t host_devices_ = 0;
   std::size_t in_flight_ = 0;
   std::size_t queue_ = 0;
-  std::int64_t spin_us_ = -1; // the lanes decide
+  std::int64_t spin_us_ = -1; // negative: by the number of cores
+  std::int64_t client_spin_us_ = -1;
   std::unique_ptr<detail::system_core> core_;
   friend class detail::system_core;
 };

@@ -62,6 +62,8 @@ caf::expected<std::shared_ptr<runtime>> system_core::runtime() {
   auto options = config_.lanes;
   if (config_.spin_us_ >= 0)
     options.spin = std::chrono::microseconds{config_.spin_us_};
+  if (config_.client_spin_us_ >= 0)
+    options.client_spin = std::chrono::microseconds{config_.client_spin_us_};
   if (config_.completion_ == "host_func")
     options.completion = completion_strategy::host_func;
   else if (config_.completion_ == "synchronize")
@@ -124,7 +126,8 @@ config::config() : core_(std::make_unique<detail::system_core>(*this)) {
     .add(completion_, "completion", "event_poll, host_func or synchronize")
     .add(in_flight_, "in-flight", "operations that a device may have in its streams")
     .add(queue_, "queue", "operations that may wait for a device")
-    .add(spin_us_, "spin", "how long a lane spins after its last work, in microseconds");
+    .add(spin_us_, "spin", "how long a lane spins after its last work, in microseconds")
+    .add(client_spin_us_, "client-spin", "how long a client that waits spins, in microseconds");
 }
 
 config::~config() = default;

@@ -127,6 +127,11 @@ void transfer_operation::before_answer(const caf::error& error) noexcept {
     host_->revoke();
 }
 
+void transfer_operation::on_settled() noexcept {
+  if (!failed())
+    host_->let_go();
+}
+
 // -- fill, copy
 
 fill_operation::fill_operation(any_gpu_ref target, std::vector<std::byte> pattern)
@@ -210,6 +215,12 @@ caf::expected<issue_outcome> launch_operation::issue(part& p, lane& on) {
   why.device = on.state().ordinal();
   why.generation = on.state().generation();
   return make_error(std::move(why));
+}
+
+void launch_operation::on_settled() noexcept {
+  // They may hold the very buffers that remember this operation.
+  function_ = nullptr;
+  host_functions_.reset();
 }
 
 // -- stats, pinned memory

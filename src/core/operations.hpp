@@ -54,6 +54,7 @@ public:
 
 protected:
   void before_answer(const caf::error& error) noexcept override;
+  void on_settled() noexcept override;
 
 private:
   const transfer::direction way_;
@@ -93,9 +94,12 @@ public:
 
   using host_functions = std::deque<std::function<void()>>;
 
+protected:
+  void on_settled() noexcept override;
+
 private:
   launch_function function_;
-  const std::shared_ptr<host_functions> host_functions_ = std::make_shared<host_functions>();
+  std::shared_ptr<host_functions> host_functions_ = std::make_shared<host_functions>();
 };
 
 class stats_operation final : public operation_of<device_stats> {

@@ -30,6 +30,8 @@ lane_options resolved(lane_options options, int devices) {
     auto cores = static_cast<int>(std::thread::hardware_concurrency());
     options.spin = std::chrono::microseconds{cores >= 2 * devices + 2 ? 200 : 0};
   }
+  if (!options.client_spin)
+    options.client_spin = std::chrono::microseconds{options.spin->count() != 0 ? 2000 : 0};
   return options;
 }
 
@@ -78,7 +80,7 @@ void background::run(std::function<void()> job) {
 runtime::runtime(std::shared_ptr<troupe::backend> backend, const lane_options& options)
     : backend_(std::move(backend)), options_(resolved(options, backend_->device_count())),
       node_(random_node()), slots_(static_cast<std::size_t>(backend_->device_count())) {
-  set_client_spin(options_.spin->count() != 0 ? std::chrono::microseconds{50} : std::chrono::microseconds{0});
+  set_client_spin(*options_.client_spin);
 }
 
 runtime::~runtime() { close(); }

@@ -13,6 +13,10 @@ namespace {
 /// A copy this small is cheaper on the lane than a trip to the stager's thread.
 constexpr std::size_t inline_bytes = std::size_t{32} << 10;
 
+caf::error revoked() {
+  return make_error(errc::cancelled, "its requester had an answer before its memory was read");
+}
+
 } // namespace
 
 // -- host_range
@@ -38,6 +42,14 @@ void host_range::revoke() noexcept {
     return;
   std::lock_guard lock{mutex_};
   revoked_ = true;
+}
+
+void host_range::let_go() noexcept {
+  host_buffer owner;
+  std::lock_guard lock{mutex_};
+  revoked_ = true;
+  memory_ = {};
+  std::swap(owner, owner_);
 }
 
 // -- stager
@@ -191,7 +203,7 @@ caf::expected<issue_outcome> transfer::proceed_upload(lane& on) {
     if (copying)
       continue;
     if (at == piece::stage::refused && !error_)
-      error_ = make_error(errc::cancelled, "its requester had an answer before its memory was read");
+      error_ = revoked();
     if (at != piece::stage::host_copied || error_)
       continue;
     auto error = on.device().copy(device_ + p->offset, p->staged, p->size, copy_direction::host_to_device,
@@ -289,6 +301,8 @@ caf::error transfer::reap(lane& on) {
     auto at = p.at.load(std::memory_order_acquire);
     if (at == piece::stage::in_host_copy || (at == piece::stage::host_copied && way_ == direction::upload))
       break;
+    if (at == piece::stage::refused && way_ == direction::upload)
+      result = revoked();
     if (at == piece::stage::in_stream) {
       if (way_ == direction::download)
         break;

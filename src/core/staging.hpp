@@ -34,6 +34,8 @@ public:
   bool copy_from(const std::byte* source, std::size_t offset, std::size_t size) noexcept;
   /// Returns when nobody touches borrowed memory any more. Owned memory stays usable.
   void revoke() noexcept;
+  /// The transfer is over: nothing is kept.
+  void let_go() noexcept;
 
 private:
   std::mutex mutex_;
