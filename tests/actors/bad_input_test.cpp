@@ -1,5 +1,5 @@
-// What bad input gets: the error named, at once, with nothing launched and nothing lost, and a world that
-// is usable after it.
+// What bad input gets: the error named, at once, with nothing launched and nothing lost, and a
+// world that is usable after it.
 
 #include "support/world_fixture.hpp"
 
@@ -11,8 +11,8 @@ namespace {
 
 constexpr std::size_t count = 64;
 
-/// A world whose every backend call can be counted, buffers with known content, and a request in its two
-/// forms.
+/// A world whose every backend call can be counted, buffers with known content, and a request in
+/// its two forms.
 class BadInput : public ::testing::Test {
 protected:
   void SetUp() override { TROUPE_NEEDS_DEVICES(2); }
@@ -36,7 +36,8 @@ protected:
     return result;
   }
 
-  /// Both forms of an all-reduce get `code`, at once and with nothing launched; then all is as before.
+  /// Both forms of an all-reduce get `code`, at once and with nothing launched; then all is as
+  /// before.
   void expect_refused(const all_reduce& what, errc code) {
     nothing_launched([&] {
       stopwatch watch;
@@ -151,17 +152,19 @@ TEST_F(BadInput, RefOfAnotherDevice) {
                  upload{send[1], host_buffer{send[1].size_bytes()}}, errc::invalid_argument);
   expect_refused(devices[0].download(send[1], host_buffer{send[1].size_bytes()}), download{send[1]},
                  errc::invalid_argument);
-  register_launch("BadInput.RefOfAnotherDevice", [](launch_context&, auto, auto, auto) { return caf::error{}; });
+  register_launch("BadInput.RefOfAnotherDevice",
+                  [](launch_context&, auto, auto, auto) { return caf::error{}; });
   expect_refused(devices[0].launch([](launch_context&) { return caf::error{}; }, {send[1]}, {}),
                  launch{"BadInput.RefOfAnotherDevice", {}, {send[1]}, {}}, errc::invalid_argument);
 }
 
 TEST_F(BadInput, OldMembership) {
   open();
-  const auto [before, epoch] = std::pair{under_test->status().membership, under_test->status().epoch};
+  const auto [before, epoch] =
+      std::pair{under_test->status().membership, under_test->status().epoch};
   world_feed statuses{*system, under_test->actor()};
   must(answer_of(devices[1].reset()));
-  const auto now = statuses.until(world_phase::ready, epoch);
+  const auto now = statuses.until(world_phase::ready, epoch + 1);
   // What lay on the device is gone.
   std::erase_if(kept, [](const auto& x) { return x.first.stale(); });
   send = must(under_test->allocate(dtype::float32, count));
@@ -180,7 +183,8 @@ TEST_F(BadInput, OldMembership) {
 
 TEST_F(BadInput, AMembershipThatNeverWas) {
   open();
-  expect_refused(all_reduce{send, {}, reduce_op::sum, {.membership = 77}}, errc::membership_changed);
+  expect_refused(all_reduce{send, {}, reduce_op::sum, {.membership = 77}},
+                 errc::membership_changed);
 }
 
 // A request that means an old membership hears of that, not of its refs, which had to become stale.
@@ -189,7 +193,7 @@ TEST_F(BadInput, OldMembershipWithStaleRefs) {
   const auto before = under_test->status();
   world_feed statuses{*system, under_test->actor()};
   must(answer_of(devices[0].reset()));
-  statuses.until(world_phase::ready, before.epoch);
+  statuses.until(world_phase::ready, before.epoch + 1);
   std::erase_if(kept, [](const auto& x) { return x.first.stale(); });
   expect_refused(all_reduce{send, {}, reduce_op::sum, {.membership = before.membership}},
                  errc::membership_changed);
@@ -234,7 +238,7 @@ TEST_F(BadInput, StaleRef) {
   world_feed statuses{*system, under_test->actor()};
   const auto before = under_test->status().epoch;
   must(answer_of(devices[0].reset()));
-  statuses.until(world_phase::ready, before);
+  statuses.until(world_phase::ready, before + 1);
   EXPECT_TRUE(send[0].stale());
   EXPECT_FALSE(send[1].stale());
   EXPECT_TRUE(has_code(send[0].access(), errc::stale_ref));
@@ -247,7 +251,8 @@ TEST_F(BadInput, StaleRef) {
                  upload{send[0], host_buffer{send[0].size_bytes()}}, errc::stale_ref);
   expect_refused(devices[0].download(send[0], host_buffer{send[0].size_bytes()}), download{send[0]},
                  errc::stale_ref);
-  register_launch("BadInput.StaleRef", [](launch_context&, auto, auto, auto) { return caf::error{}; });
+  register_launch("BadInput.StaleRef",
+                  [](launch_context&, auto, auto, auto) { return caf::error{}; });
   flag called;
   expect_refused(devices[0].launch(
                      [&](launch_context&) {
@@ -264,8 +269,8 @@ TEST_F(BadInput, RefWithoutMemory) {
   auto refs = send;
   refs[1] = {};
   expect_refused(all_reduce{refs}, errc::stale_ref);
-  expect_refused(devices[0].fill(any_gpu_ref{}, std::vector<std::byte>(1)), fill{any_gpu_ref{}, {1}},
-                 errc::stale_ref);
+  expect_refused(devices[0].fill(any_gpu_ref{}, std::vector<std::byte>(1)),
+                 fill{any_gpu_ref{}, {1}}, errc::stale_ref);
   expect_refused(devices[0].download(any_gpu_ref{}, host_buffer{}), download{}, errc::stale_ref);
   expect_refused(devices[0].upload(any_gpu_ref{}, host_buffer{}), upload{}, errc::stale_ref);
   expect_refused(devices[0].copy(any_gpu_ref{}, any_gpu_ref{}), copy{}, errc::stale_ref);
@@ -275,7 +280,8 @@ TEST_F(BadInput, IndeterminateRefRead) {
   open();
   // A launch that writes the buffer and fails.
   auto broken = answer_of(devices[0].launch(
-      [](launch_context&) { return make_error(errc::invalid_argument, "on purpose"); }, {}, {send[0]}));
+      [](launch_context&) { return make_error(errc::invalid_argument, "on purpose"); }, {},
+      {send[0]}));
   ASSERT_TRUE(has_code(broken, errc::launch_failed));
   std::erase_if(kept, [&](const auto& x) { return x.first == send[0]; });
   expect_refused(all_reduce{send}, errc::indeterminate);
@@ -298,7 +304,8 @@ TEST_F(BadInput, OverlappingBuffers) {
     right.push_back(must(x.slice(1, count - 1)));
   }
   expect_refused(all_reduce{left, right}, errc::invalid_argument);
-  expect_refused(devices[0].copy(left[0], right[0]), copy{left[0], right[0]}, errc::invalid_argument);
+  expect_refused(devices[0].copy(left[0], right[0]), copy{left[0], right[0]},
+                 errc::invalid_argument);
   expect_refused(devices[0].copy(send[0], send[0]), copy{send[0], send[0]}, errc::invalid_argument);
 }
 
@@ -309,7 +316,8 @@ TEST_F(BadInput, CountZero) {
   for (auto& x : send)
     none.push_back(must(x.slice(count, 0)));
   auto empty = must(under_test->allocate(dtype::float64, 0));
-  register_launch("BadInput.CountZero", [](launch_context&, auto, auto, auto) { return caf::error{}; });
+  register_launch("BadInput.CountZero",
+                  [](launch_context&, auto, auto, auto) { return caf::error{}; });
   const auto actor = must(devices[0].actor());
   nothing_launched([&] {
     for (const auto& refs : {none, empty}) {
@@ -341,14 +349,17 @@ TEST_F(BadInput, SizesOverTheBuffer) {
   open();
   EXPECT_TRUE(has_code(send[0].slice(0, count + 1), errc::out_of_range));
   EXPECT_TRUE(has_code(send[0].slice(count + 1, 0), errc::out_of_range));
-  EXPECT_TRUE(has_code(send[0].slice(1, std::numeric_limits<std::size_t>::max()), errc::out_of_range));
+  EXPECT_TRUE(
+      has_code(send[0].slice(1, std::numeric_limits<std::size_t>::max()), errc::out_of_range));
   EXPECT_TRUE(has_code(must(send[0].slice(8, 8)).slice(0, 9), errc::out_of_range));
   const host_buffer large{send[0].size_bytes() + 1};
   expect_refused(devices[0].upload(send[0], large), upload{send[0], large}, errc::out_of_range);
   EXPECT_TRUE(has_code(answer_of(devices[0].download(send[0], large)), errc::out_of_range));
   std::vector<std::byte> bytes(large.size_bytes());
-  EXPECT_TRUE(has_code(answer_of(devices[0].upload(send[0], std::span<const std::byte>{bytes})), errc::out_of_range));
-  EXPECT_TRUE(has_code(answer_of(devices[0].download(send[0], std::span{bytes})), errc::out_of_range));
+  EXPECT_TRUE(has_code(answer_of(devices[0].upload(send[0], std::span<const std::byte>{bytes})),
+                       errc::out_of_range));
+  EXPECT_TRUE(
+      has_code(answer_of(devices[0].download(send[0], std::span{bytes})), errc::out_of_range));
   expect_unharmed();
 }
 
@@ -357,8 +368,8 @@ TEST_F(BadInput, MoreMemoryThanThereIs) {
   const auto free = answer_of(devices[0].stats())->total_bytes;
   for (std::uint64_t elements :
        {free + 1, std::uint64_t{1} << 60, std::numeric_limits<std::uint64_t>::max()}) {
-    expect_refused(devices[0].allocate(dtype::float64, elements), allocate{elements, dtype::float64},
-                   errc::out_of_memory);
+    expect_refused(devices[0].allocate(dtype::float64, elements),
+                   allocate{elements, dtype::float64}, errc::out_of_memory);
     EXPECT_TRUE(has_code(under_test->allocate(dtype::float64, elements), errc::out_of_memory));
   }
   EXPECT_EQ(devices[0].phase(), device_phase::ready);
@@ -385,7 +396,8 @@ TEST_F(BadInput, OrdinalTwice) {
   EXPECT_TRUE(has_code(system->try_open_world(config), errc::invalid_argument));
   EXPECT_TRUE(has_code(spawn_nccl_world(*system, config), errc::invalid_argument));
   EXPECT_TRUE(has_code(world::open(*system, {devices[0], devices[0]}), errc::invalid_argument));
-  EXPECT_TRUE(has_code(spawn_nccl_world(*system, {devices[0], devices[0]}), errc::invalid_argument));
+  EXPECT_TRUE(
+      has_code(spawn_nccl_world(*system, {devices[0], devices[0]}), errc::invalid_argument));
   expect_unharmed();
 }
 
@@ -413,8 +425,8 @@ TEST_F(BadInput, DeadlineInThePast) {
     expect_refused(all_reduce{send, {}, reduce_op::sum, late}, errc::deadline_exceeded);
     expect_refused(devices[0].fill(send[0], std::vector<std::byte>(4), late),
                    fill{send[0], {0, 0, 0, 0}, late}, errc::deadline_exceeded);
-    expect_refused(devices[0].allocate(dtype::int8, 1, false, late), allocate{1, dtype::int8, false, late},
-                   errc::deadline_exceeded);
+    expect_refused(devices[0].allocate(dtype::int8, 1, false, late),
+                   allocate{1, dtype::int8, false, late}, errc::deadline_exceeded);
     expect_refused(devices[0].stats(late), stats{late}, errc::deadline_exceeded);
     expect_refused(devices[0].reset(late), reset{late}, errc::deadline_exceeded);
   }
@@ -467,7 +479,8 @@ TEST_F(BadInput, FailedWorld) {
   EXPECT_TRUE(has_code(ask<collective_done>(*system, under_test->actor(), all_reduce{send}),
                        errc::unavailable));
   EXPECT_TRUE(has_code(answer_of(devices[1].stats()), errc::unavailable));
-  EXPECT_TRUE(has_code(ask<device_stats>(*system, system->device_actor(1), stats{}), errc::unavailable));
+  EXPECT_TRUE(
+      has_code(ask<device_stats>(*system, system->device_actor(1), stats{}), errc::unavailable));
   EXPECT_LT(watch.elapsed(), at_once);
   // The other device and what lies on it are not concerned.
   for (auto& [ref, content] : kept)
@@ -518,7 +531,8 @@ TEST_F(BadInput, MoreQueuedThanTheBound) {
   for (auto& x : accepted)
     EXPECT_TRUE(is_ok(answer_of(x)));
   std::erase_if(kept, [&](const auto& x) { return x.first == recv[0]; });
-  EXPECT_TRUE(holds(devices[0], recv[0], std::vector<std::byte>(recv[0].size_bytes(), std::byte{1})));
+  EXPECT_TRUE(
+      holds(devices[0], recv[0], std::vector<std::byte>(recv[0].size_bytes(), std::byte{1})));
   expect_unharmed();
 }
 
@@ -551,7 +565,8 @@ TEST_F(BadInput, MoreRequestsThanMayWaitForAWorld) {
 TEST_F(BadInput, ExceptionFromALaunchCallable) {
   open();
   auto thrown = answer_of(devices[0].launch(
-      [](launch_context&) -> caf::error { throw std::runtime_error("nothing goes right today"); }, {}, {}));
+      [](launch_context&) -> caf::error { throw std::runtime_error("nothing goes right today"); },
+      {}, {}));
   ASSERT_TRUE(has_code(thrown, errc::launch_failed));
   EXPECT_NE(describe(error_of(thrown)).find("nothing goes right today"), std::string::npos);
   EXPECT_EQ(failure_of(error_of(thrown))->device, 0);
@@ -574,11 +589,13 @@ TEST_F(BadInput, ExceptionFromALaunchCallable) {
 TEST_F(BadInput, LaunchThatNobodyRegistered) {
   open();
   const auto actor = must(devices[0].actor());
-  EXPECT_TRUE(has_code(ask<void>(*system, actor, launch{"BadInput.Nobody", {}, {}, {}}), errc::invalid_argument));
+  EXPECT_TRUE(has_code(ask<void>(*system, actor, launch{"BadInput.Nobody", {}, {}, {}}),
+                       errc::invalid_argument));
   EXPECT_TRUE(has_code(ask<void>(*system, actor, launch_callable{}), errc::invalid_argument));
   EXPECT_TRUE(has_code(answer_of(devices[0].launch({}, {}, {})), errc::invalid_argument));
-  EXPECT_TRUE(has_code(register_launch("", [](launch_context&, auto, auto, auto) { return caf::error{}; }),
-                       errc::invalid_argument));
+  EXPECT_TRUE(
+      has_code(register_launch("", [](launch_context&, auto, auto, auto) { return caf::error{}; }),
+               errc::invalid_argument));
   EXPECT_TRUE(has_code(register_launch("BadInput.Empty", {}), errc::invalid_argument));
   expect_unharmed();
 }
@@ -596,11 +613,11 @@ TEST_F(BadInput, BlockingWaitWhereBlockingIsForbidden) {
   ASSERT_TRUE(called.wait());
   EXPECT_TRUE(has_code(in_callback, errc::would_block));
   EXPECT_TRUE(is_ok(answer_of(devices[0].launch(
-                                  [&](launch_context&) {
-                                    in_lane = error_of(devices[0].stats().wait());
-                                    return caf::error{};
-                                  },
-                                  {}, {}))));
+      [&](launch_context&) {
+        in_lane = error_of(devices[0].stats().wait());
+        return caf::error{};
+      },
+      {}, {}))));
   EXPECT_TRUE(has_code(in_lane, errc::would_block));
   // The all-reduce of the callback ran: what waits is refused, not what is done.
   std::erase_if(kept, [&](const auto& x) {

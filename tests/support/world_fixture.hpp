@@ -1,6 +1,6 @@
-/// An actor system with devices, and what its tests do over and over: on the host backend, or on CUDA
-/// where there are GPUs. TROUPE_TEST_BACKEND=host|cuda decides; without it, CUDA is taken where the
-/// machine has GPUs or TROUPE_REQUIRE_GPUS promises them.
+/// An actor system with devices, and what its tests do over and over: on the host backend, or on
+/// CUDA where there are GPUs. TROUPE_TEST_BACKEND=host|cuda decides; without it, CUDA is taken
+/// where the machine has GPUs or TROUPE_REQUIRE_GPUS promises them.
 #pragma once
 
 #include "support/expect.hpp"
@@ -78,7 +78,7 @@ private:
 };
 
 /// For EXPECT_TRUE: there is a value.
-template <class T> ::testing::AssertionResult is_ok(const caf::expected<T>& x) {
+template <class T>::testing::AssertionResult is_ok(const caf::expected<T>& x) {
   return x ? ::testing::AssertionSuccess() : ::testing::AssertionFailure() << describe(x.error());
 }
 
@@ -90,7 +90,8 @@ template <class T> caf::error error_of(const caf::expected<T>& x) {
 /// The answer; the test fails here if it does not come.
 template <class T>
 caf::expected<T> answer_of(const pending<T>& x, std::chrono::nanoseconds limit = patience) {
-  auto answered = must(x.wait_for(std::chrono::duration_cast<std::chrono::steady_clock::duration>(limit)));
+  auto answered =
+      must(x.wait_for(std::chrono::duration_cast<std::chrono::steady_clock::duration>(limit)));
   if (!answered)
     throw std::runtime_error("a request has no answer");
   return x.result();
@@ -196,7 +197,8 @@ collective_data prepare(const world& over, const input_spec& spec, std::size_t c
 /// All messages of one type that an actor tells its subscriber, in order.
 template <class Message> class feed {
 public:
-  template <class Subscription> feed(caf::actor_system& sys, const caf::actor& to, Subscription what) : self_(sys) {
+  template <class Subscription>
+  feed(caf::actor_system& sys, const caf::actor& to, Subscription what) : self_(sys) {
     detail::send(self_, to, std::move(what));
   }
 
@@ -224,9 +226,9 @@ public:
   world_feed(caf::actor_system& sys, const caf::actor& to) : feed(sys, to, subscribe{}) {}
 
   using feed::until;
-  world_status until(world_phase phase, std::uint64_t newer_than_epoch = 0) {
+  world_status until(world_phase phase, std::uint64_t from_epoch = 0) {
     return feed::until(
-        [&](const world_status& x) { return x.phase == phase && x.epoch > newer_than_epoch; });
+        [&](const world_status& x) { return x.phase == phase && x.epoch >= from_epoch; });
   }
 };
 
@@ -235,9 +237,10 @@ public:
   device_feed(caf::actor_system& sys, const caf::actor& to) : feed(sys, to, watch_generation{}) {}
 
   using feed::until;
-  device_changed until(device_phase phase, std::uint64_t newer_than = 0) {
-    return feed::until(
-        [&](const device_changed& x) { return x.phase == phase && x.generation > newer_than; });
+  device_changed until(device_phase phase, std::uint64_t from_generation = 0) {
+    return feed::until([&](const device_changed& x) {
+      return x.phase == phase && x.generation >= from_generation;
+    });
   }
 };
 
