@@ -245,7 +245,9 @@ struct config_base : caf::actor_system_config {
 };
 
 inline std::string describe_foreign(const caf::error& e) {
-  auto text = e.category() == caf::atom("system") ? to_string(static_cast<caf::sec>(e.code())) : to_string(e);
+  if (e.category() != caf::atom("system"))
+    return to_string(e); // with its context
+  auto text = to_string(static_cast<caf::sec>(e.code()));
   return e.context().empty() ? text : text + to_string(e.context());
 }
 
