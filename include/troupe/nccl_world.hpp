@@ -43,8 +43,8 @@ detail::inspect_result<Inspector> inspect(Inspector& f, subscribe& x) {
 ///         configuration is no `troupe::config`. errc::unavailable, not_supported: the backend is not there
 caf::expected<caf::actor> spawn_nccl_world(caf::actor_system& sys, world_config config);
 
-/// The same, over devices that the application has; rank i is the i-th.
-caf::expected<caf::actor> spawn_nccl_world(caf::actor_system& sys, const std::vector<device>& devices,
-                                           world_config config = {});
+/// The same, over devices that the application has; rank i is the i-th. `config.devices` does not matter.
+/// @errors errc::invalid_argument, too: the devices are of different actor systems
+caf::expected<caf::actor> spawn_nccl_world(const std::vector<device>& devices, world_config config = {});
 
 } // namespace troupe

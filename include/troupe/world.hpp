@@ -28,8 +28,8 @@ public:
   /// @errors as `spawn_nccl_world`, and why it could not be built; errc::would_block in an actor of CAF's
   ///         pool: spawn the actor there
   static caf::expected<world> open(caf::actor_system& sys, world_config config);
-  static caf::expected<world> open(caf::actor_system& sys, const std::vector<device>& devices,
-                                   world_config config = {});
+  /// Over devices that the application has.
+  static caf::expected<world> open(const std::vector<device>& devices, world_config config = {});
 
   /// Number of ranks.
   std::size_t size() const noexcept;

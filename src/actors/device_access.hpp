@@ -11,6 +11,8 @@
 namespace troupe::detail {
 
 struct device_access {
+  static caf::actor_system& system_of(const device& x) { return x.lease_->system; }
+
   static device make(std::shared_ptr<system_lease> lease, std::shared_ptr<runtime> owner,
                      std::shared_ptr<lane> worker) {
     auto& settings = dynamic_cast<const troupe::config&>(lease->system.config());

@@ -1,3 +1,4 @@
+#include "actors/device_access.hpp"
 #include "actors/messages.hpp"
 #include "actors/reply.hpp"
 #include "actors/subscribers.hpp"
@@ -237,6 +238,19 @@ caf::expected<world_parts> make_world(caf::actor_system& sys, world_config confi
   return world_parts{std::move(*lease), std::move(data), std::move(actor)};
 }
 
+caf::expected<caf::actor_system*> system_of(const std::vector<device>& devices, world_config& config) {
+  if (devices.empty())
+    return make_error(errc::invalid_argument, "a world needs a device");
+  auto& sys = device_access::system_of(devices.front());
+  config.devices.clear();
+  for (auto& x : devices) {
+    if (&device_access::system_of(x) != &sys)
+      return make_error(errc::invalid_argument, "the devices are of different actor systems");
+    config.devices.push_back(x.ordinal());
+  }
+  return &sys;
+}
+
 } // namespace troupe::detail
 
 namespace troupe {
@@ -248,11 +262,11 @@ caf::expected<caf::actor> spawn_nccl_world(caf::actor_system& sys, world_config 
   return parts->actor;
 }
 
-caf::expected<caf::actor> spawn_nccl_world(caf::actor_system& sys, const std::vector<device>& devices,
-                                           world_config config) {
-  for (auto& x : devices)
-    config.devices.push_back(x.ordinal());
-  return spawn_nccl_world(sys, std::move(config));
+caf::expected<caf::actor> spawn_nccl_world(const std::vector<device>& devices, world_config config) {
+  auto sys = detail::system_of(devices, config);
+  if (!sys)
+    return sys.error();
+  return spawn_nccl_world(**sys, std::move(config));
 }
 
 } // namespace troupe

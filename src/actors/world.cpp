@@ -36,10 +36,11 @@ caf::expected<world> world::open(caf::actor_system& sys, world_config config) {
   return result;
 }
 
-caf::expected<world> world::open(caf::actor_system& sys, const std::vector<device>& devices, world_config config) {
-  for (auto& x : devices)
-    config.devices.push_back(x.ordinal());
-  return open(sys, std::move(config));
+caf::expected<world> world::open(const std::vector<device>& devices, world_config config) {
+  auto sys = detail::system_of(devices, config);
+  if (!sys)
+    return sys.error();
+  return open(**sys, std::move(config));
 }
 
 std::size_t world::size() const noexcept { return owner_->parts.core->size(); }

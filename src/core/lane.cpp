@@ -547,7 +547,7 @@ bool lane::drain_released() {
     if (x.deleter)
       x.deleter(x.address);
     else if (x.generation == state_->generation() && !abandoned_.load())
-      note(device_->deallocate(x.address, stream(stream_kind::compute)));
+      note(device_->deallocate(x.address, stream(stream_kind::memory)));
   }
   return true;
 }

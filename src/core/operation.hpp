@@ -21,8 +21,8 @@ class operation;
 class timekeeper;
 
 /// The streams of a lane. `none`: the part is over when its issue returns.
-enum class stream_kind : std::uint8_t { compute, upload, download, collective, none };
-inline constexpr std::size_t stream_count = 4;
+enum class stream_kind : std::uint8_t { compute, upload, download, collective, memory, none };
+inline constexpr std::size_t stream_count = 5;
 
 /// A range of memory that an operation uses.
 struct use {

@@ -73,7 +73,9 @@ bool overlap(const any_gpu_ref& a, const any_gpu_ref& b) noexcept {
 // -- allocate
 
 allocate_operation::allocate_operation(std::size_t count, dtype type, bool zeroed)
-    : operation_of("allocate", 1), count_(count), type_(type), zeroed_(zeroed) {}
+    : operation_of("allocate", 1), count_(count), type_(type), zeroed_(zeroed) {
+  parts()[0].stream = stream_kind::memory; // behind no kernel
+}
 
 caf::expected<issue_outcome> allocate_operation::issue(part& p, lane& on) {
   auto size = count_ * size_of(type_);

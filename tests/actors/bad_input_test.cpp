@@ -136,6 +136,8 @@ TEST_F(BadInput, RefOfAnotherActorSystem) {
   open();
   test_system other;
   auto foreign = must(other.open(0).allocate<float>(count));
+  EXPECT_TRUE(has_code(world::open({devices[0], other.open(1)}), errc::invalid_argument));
+  EXPECT_TRUE(has_code(spawn_nccl_world({devices[0], other.open(1)}), errc::invalid_argument));
   auto refs = send;
   refs[0] = foreign;
   expect_refused(all_reduce{refs}, errc::invalid_argument);
@@ -395,9 +397,9 @@ TEST_F(BadInput, OrdinalTwice) {
   config.devices = {0, 1, 0};
   EXPECT_TRUE(has_code(system->try_open_world(config), errc::invalid_argument));
   EXPECT_TRUE(has_code(spawn_nccl_world(*system, config), errc::invalid_argument));
-  EXPECT_TRUE(has_code(world::open(*system, {devices[0], devices[0]}), errc::invalid_argument));
+  EXPECT_TRUE(has_code(world::open(std::vector{devices[0], devices[0]}), errc::invalid_argument));
   EXPECT_TRUE(
-      has_code(spawn_nccl_world(*system, {devices[0], devices[0]}), errc::invalid_argument));
+      has_code(spawn_nccl_world(std::vector{devices[0], devices[0]}), errc::invalid_argument));
   expect_unharmed();
 }
 
@@ -405,6 +407,8 @@ TEST_F(BadInput, WorldOfNoDevice) {
   open();
   EXPECT_TRUE(has_code(world::open(*system, world_config{}), errc::invalid_argument));
   EXPECT_TRUE(has_code(spawn_nccl_world(*system, world_config{}), errc::invalid_argument));
+  EXPECT_TRUE(has_code(world::open(std::vector<device>{}), errc::invalid_argument));
+  EXPECT_TRUE(has_code(spawn_nccl_world(std::vector<device>{}), errc::invalid_argument));
   expect_unharmed();
 }
 

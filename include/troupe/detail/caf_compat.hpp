@@ -4,6 +4,8 @@
 
 #include <caf/actor_system_config.hpp>
 #include <caf/allowed_unsafe_message_type.hpp>
+#include <caf/binary_deserializer.hpp>
+#include <caf/binary_serializer.hpp>
 #include <caf/config.hpp>
 #include <caf/error.hpp>
 #include <caf/event_based_actor.hpp>
@@ -15,12 +17,14 @@
 #include <caf/thread_hook.hpp>
 #include <caf/type_id.hpp>
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #if CAF_MAJOR_VERSION >= 1 // CAF_VERSION is an octal literal in 1.0 and 1.1
 #  define TROUPE_CAF1 1
@@ -164,6 +168,24 @@ auto delegate(const Self& self, const Dest& dest, Ts&&... xs) {
   return self->mail(std::forward<Ts>(xs)...).delegate(checked<Ts...>(self, dest));
 }
 
+/// The serialized form of `x`, as it crosses processes.
+template <class T>
+caf::expected<std::vector<std::byte>> to_bytes(caf::actor_system& sys, const T& x) {
+  caf::byte_buffer buffer;
+  caf::binary_serializer sink{sys, buffer};
+  if (!sink.apply(x))
+    return sink.get_error();
+  return std::vector<std::byte>{buffer.begin(), buffer.end()};
+}
+
+template <class T>
+caf::error from_bytes(caf::actor_system& sys, const std::vector<std::byte>& bytes, T& x) {
+  caf::binary_deserializer source{sys, bytes};
+  if (!source.apply(x))
+    return source.get_error();
+  return {};
+}
+
 /// Puts a response into the mailbox of `receiver`; from any thread.
 inline void enqueue_response(const caf::strong_actor_ptr& receiver, const caf::strong_actor_ptr& sender,
                              caf::message_id request, caf::message content) {
@@ -279,6 +301,22 @@ auto request(const Self& self, const Dest& dest, Dur timeout, Ts&&... xs) {
 template <class Self, class Dest, class... Ts>
 auto delegate(const Self& self, const Dest& dest, Ts&&... xs) {
   return self->delegate(checked<Ts...>(self, dest), std::forward<Ts>(xs)...);
+}
+
+template <class T>
+caf::expected<std::vector<std::byte>> to_bytes(caf::actor_system& sys, const T& x) {
+  std::vector<char> buffer;
+  caf::binary_serializer sink{sys, buffer};
+  if (auto error = sink(x))
+    return error;
+  auto* begin = reinterpret_cast<const std::byte*>(buffer.data());
+  return std::vector<std::byte>{begin, begin + buffer.size()};
+}
+
+template <class T>
+caf::error from_bytes(caf::actor_system& sys, const std::vector<std::byte>& bytes, T& x) {
+  caf::binary_deserializer source{sys, reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  return source(x);
 }
 
 inline void enqueue_response(const caf::strong_actor_ptr& receiver, const caf::strong_actor_ptr& sender,
