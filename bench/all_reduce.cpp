@@ -84,8 +84,17 @@ std::vector<bench::cell> plan(const settings& s, const contestants& c) {
   return cells;
 }
 
+std::string spin_of(const std::vector<std::string>& library_options) {
+  const std::string option = "--troupe.spin=";
+  for (auto& x : library_options)
+    if (x.starts_with(option))
+      return x.substr(option.size()) + " us";
+  return "default: 200 us where there are two cores for each device and two more, else none";
+}
+
 caf::expected<bool> run(settings& s, caf::actor_system& sys, bench::watchdog& guard,
                         const std::vector<std::string>& library_options) {
+  const auto start = std::chrono::steady_clock::now();
   guard.enter("opening the world");
   auto list = troupe::list_devices(sys);
   if (!list)
@@ -104,6 +113,9 @@ caf::expected<bool> run(settings& s, caf::actor_system& sys, bench::watchdog& gu
   result.machine = bench::describe_machine(*world);
   result.machine["backend"] = list->backend;
   result.machine["library_options"] = library_options;
+  result.machine["lane_spin"] = spin_of(library_options);
+  result.machine["rounds"] = s.rounds;
+  result.machine["segment_ms"] = s.segment_ms;
   std::printf("all-reduce of float32 sums in place, %zu ranks, backend %s%s\n%s\n", result.ranks,
               list->backend.c_str(),
               list->reason.empty() ? "" : (" (" + list->reason + ")").c_str(),
@@ -127,9 +139,12 @@ caf::expected<bool> run(settings& s, caf::actor_system& sys, bench::watchdog& gu
   result.cells = plan(s, all);
   bench::measure(result.cells, {s.rounds, std::chrono::milliseconds{s.segment_ms}}, guard);
   guard.enter("the report");
+  const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
+  result.machine["seconds"] = time.count();
   const auto bars = bench::bars_of(result);
   bench::print_table(result);
   bench::print_bars(bars);
+  std::printf("%.0f s, every sum right\n", time.count());
   if (!s.json_file.empty()) {
     std::ofstream out{s.json_file};
     out << bench::to_json(result, bars).dump(2) << '\n';
@@ -154,7 +169,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(std::size_t{8}, gib));
   app.add_option("--windows", s.windows, "operations in flight where they are pipelined")
       ->delimiter(',')
-      ->check(CLI::Range(2, 4096))
+      ->check(CLI::Range(2, 512)) // the launch queue holds about 1,024
       ->capture_default_str();
   app.add_option("--rounds", s.rounds, "by default 5 (--quick: 3)")->check(CLI::PositiveNumber);
   app.add_option("--segment-ms", s.segment_ms,

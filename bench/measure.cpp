@@ -12,7 +12,7 @@ namespace bench {
 namespace {
 
 /// Contents travel to and from the ranks in pieces of so many elements.
-constexpr std::size_t piece = 61 * 65536;
+constexpr auto piece = std::size_t{61} * 65536;
 
 /// Contents are checked again in each round up to this size.
 constexpr std::size_t cheap_to_check = std::size_t{1} << 20;
@@ -47,6 +47,7 @@ std::size_t exact_operations(std::size_t ranks, std::size_t most) {
 /// `work(rank)` on a thread for each.
 template <class F> void for_ranks(std::size_t ranks, F work) {
   std::vector<std::thread> threads;
+  threads.reserve(ranks);
   for (std::size_t r = 0; r < ranks; ++r)
     threads.emplace_back(work, r);
   for (auto& x : threads)

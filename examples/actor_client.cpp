@@ -39,10 +39,8 @@ public:
     for (std::size_t rank = 0; rank < devices_.size(); ++rank)
       ask(devices_[rank], troupe::allocate{.count = count, .type = troupe::dtype::float32},
           [this, rank](const troupe::any_gpu_ref& memory) { fill(rank, memory); });
-    return {[](troupe::world_status) {}}; // it waits for answers only
+    return {}; // it gets nothing but answers, and lives as long as one is outstanding
   }
-
-  void on_exit() override { devices_.clear(); }
 
 private:
   /// A request that ends the actor when it fails.

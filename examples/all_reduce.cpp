@@ -13,7 +13,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <string>
 #include <vector>
 
@@ -61,7 +60,7 @@ caf::expected<std::size_t> measure(const troupe::world& world, const settings& s
     if (k != 0)
       seconds.push_back(time.count());
   }
-  std::nth_element(seconds.begin(), seconds.begin() + seconds.size() / 2, seconds.end());
+  std::sort(seconds.begin(), seconds.end());
   const auto median = seconds[seconds.size() / 2];
 
   auto& right = numbers;
@@ -73,7 +72,7 @@ caf::expected<std::size_t> measure(const troupe::world& world, const settings& s
     if (!result)
       return result.error();
     for (std::size_t i = 0; i < count; ++i)
-      wrong += std::memcmp(&(*result)[i], &right[i], sizeof(T)) != 0;
+      wrong += same_bits((*result)[i], right[i]) ? 0 : 1;
   }
 
   const auto bytes = static_cast<double>(count * sizeof(T));

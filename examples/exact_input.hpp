@@ -4,6 +4,8 @@
 #include <troupe/dtype.hpp>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstddef>
 #include <type_traits>
 
@@ -48,4 +50,9 @@ template <troupe::element T> T exact_result(troupe::reduce_op op, std::size_t i,
   if (op == troupe::reduce_op::avg)
     result /= static_cast<double>(n);
   return element_from<T>(result);
+}
+
+template <troupe::element T> bool same_bits(T x, T y) {
+  using bytes = std::array<std::byte, sizeof(T)>;
+  return std::bit_cast<bytes>(x) == std::bit_cast<bytes>(y);
 }
