@@ -123,6 +123,7 @@ void lane::run() noexcept {
   while (!must_end()) {
     bool worked = false;
     if (abandoned_.load(std::memory_order_relaxed)) {
+      worked = !waiting_.empty() || !nothing_in_flight() || has_input();
       abandon_now();
     } else {
       worked |= take_inbox();
