@@ -21,14 +21,22 @@ public:
       : actor_base(cfg), owner_(std::move(owner)) {}
 
   caf::behavior make_behavior() override {
-    return with_exit([this](caf::exit_msg& x) { end(x.reason); },
+    return with_exit([this](caf::exit_msg& x) { quit(x.reason); },
                      [this](const get_device_actor& x) { return device(x.device); },
                      [this](const get_collective_actor& x) { return collective(x.device); });
   }
 
-  void on_exit() override {
-    devices_.clear();
-    collectives_.clear();
+  void on_exit() override { // also if it was killed
+    for (auto* children : {&devices_, &collectives_}) {
+      for (auto& [ordinal, child] : *children)
+        caf::anon_send_exit(child, caf::exit_reason::user_shutdown);
+      children->clear();
+    }
+    // Nobody may write into a mailbox after the actor system is gone.
+    owner_->keeper().for_each([](operation& op) {
+      if (op.replies_to_actor)
+        op.answer(make_error(op.describe(errc::unavailable, "the devices' actors ended")));
+    });
   }
 
 private:
@@ -60,18 +68,6 @@ private:
         log(log_level::warning, "an actor of device " + std::to_string(ordinal) + " ended", why);
     });
     return child;
-  }
-
-  void end(const caf::error& reason) {
-    for (auto* children : {&devices_, &collectives_})
-      for (auto& [ordinal, child] : *children)
-        send_exit(child, reason);
-    // Nobody may write into a mailbox after the actor system is gone.
-    owner_->keeper().for_each([](operation& op) {
-      if (op.replies_to_actor)
-        op.answer(make_error(op.describe(errc::unavailable, "the devices' actors ended")));
-    });
-    quit(reason);
   }
 
   const std::shared_ptr<runtime> owner_;
