@@ -104,9 +104,11 @@ private:
   }
 
   void on_built(const communicator_built& x) {
-    if (finished() || x.epoch != core_->status().epoch)
+    if (!building_ || x.epoch != core_->status().epoch)
       return;
     building_ = false;
+    if (finished())
+      return;
     if (x.why)
       return restart(x.why);
     core_->open();
@@ -120,8 +122,11 @@ private:
   void on_ended(const communicator_ended& x) {
     if (finished())
       return;
+    auto now = core_->status();
+    subscribers_.tell(this, now);
+    if (x.epoch != now.epoch)
+      return; // the next one is being built
     building_ = false;
-    subscribers_.tell(this, core_->status());
     if (code_of(x.why) == errc::device_reset)
       return try_build(); // somebody asked for it; the budget is for what goes wrong
     restart(x.why);

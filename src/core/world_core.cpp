@@ -100,7 +100,7 @@ std::shared_ptr<communicator> world_core::adopt(std::uint64_t epoch, communicato
   bool wanted = false;
   {
     std::lock_guard lock{runtime::order()};
-    wanted = epoch == epoch_ && phase_ == world_phase::building;
+    wanted = epoch == epoch_ && epoch != given_up_ && phase_ == world_phase::building;
     if (wanted)
       next_ = result;
   }
@@ -175,6 +175,7 @@ void world_core::end_epoch(const caf::error& cause) {
   std::shared_ptr<communicator> next;
   {
     std::lock_guard lock{runtime::order()};
+    given_up_ = epoch_;
     current = current_;
     next = next_;
   }

@@ -75,6 +75,7 @@ private:
   world_phase phase_ = world_phase::building;
   caf::error reason_;
   std::uint64_t epoch_ = 0;
+  std::uint64_t given_up_ = 0; // a communicator of this epoch is not wanted any more
   std::uint64_t membership_ = 0;
   std::vector<world_member> members_;
   std::shared_ptr<communicator> next_;    // being connected
