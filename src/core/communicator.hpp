@@ -44,6 +44,9 @@ public:
     return error;
   }
 
+  /// Why it ended.
+  caf::error dead() const;
+
   /// Ends it because of `cause`; everything pending on it is answered with it.
   void fail(const caf::error& cause) noexcept;
   /// Ends it in good order; nothing is pending on it.
@@ -52,7 +55,6 @@ public:
   void end(const caf::error& cause) noexcept;
 
 private:
-  caf::error dead() const;
   void reap(bool healthy) noexcept;
 
   const std::shared_ptr<runtime> runtime_;

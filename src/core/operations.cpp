@@ -373,34 +373,43 @@ admission all_reduce_operation::on_admit() {
   return result;
 }
 
-caf::expected<issue_outcome> all_reduce_operation::issue(part& p, lane& on) {
-  if (count_ == 0)
-    return issue_outcome::finished;
-  auto& m = memory_[p.index];
-  auto error = communicator_->call(p.index, on, [&](backend_communicator& rank) {
-    return rank.all_reduce(m.send, m.recv, count_, type_, op_, on.stream(p.stream));
-  });
-  return enqueued_unless(std::move(error));
-}
-
 namespace {
 
 /// Why a communicator ends because of part `p` of `op`.
-caf::error loss(const operation& op, const part& p, std::uint64_t epoch, const caf::error& why) {
-  if (auto code = code_of(why); code && severity_of(*code) >= severity::communicator)
-    return why;
-  auto x = op.describe(errc::rank_not_issued, why ? "a rank could not be issued after others had been: "
-                                                      + troupe::describe(why)
-                                                  : "a rank could not be issued after others had been");
-  if (auto cause = failure_of(why)) {
-    x.api = cause->api;
-    x.native_name = cause->native_name;
-    x.native_code = cause->native_code;
-  }
+failure end_of(const operation& op, const part& p, std::uint64_t epoch, errc code, std::string detail) {
+  auto x = op.describe(code, std::move(detail));
   x.rank = static_cast<int>(p.index);
   x.device = p.on->state().ordinal();
   x.generation = p.on->state().generation();
   x.epoch = epoch;
+  return x;
+}
+
+/// A call on a communicator for part `p` of `op` gave `error`. One that is of the communicator ends it.
+caf::error after_call(const operation& op, const part& p, communicator& on, caf::error error) {
+  auto cause = failure_of(error);
+  if (!cause || severity_of(cause->code) != severity::communicator)
+    return error;
+  auto x = end_of(op, p, on.epoch(), cause->code, std::move(cause->detail));
+  x.api = std::move(cause->api);
+  x.native_name = std::move(cause->native_name);
+  x.native_code = cause->native_code;
+  on.fail(make_error(std::move(x)));
+  return on.dead();
+}
+
+caf::error loss(const operation& op, const part& p, std::uint64_t epoch, const caf::error& why) {
+  auto cause = failure_of(why);
+  if (cause && severity_of(cause->code) >= severity::communicator)
+    return why;
+  auto x = end_of(op, p, epoch, errc::rank_not_issued,
+                  why ? "a rank could not be issued after others had been: " + troupe::describe(why)
+                      : "a rank could not be issued after others had been");
+  if (cause) {
+    x.api = cause->api;
+    x.native_name = cause->native_name;
+    x.native_code = cause->native_code;
+  }
   return make_error(std::move(x));
 }
 
@@ -421,6 +430,24 @@ caf::error stall(const operation& op, std::uint64_t epoch) {
 }
 
 } // namespace
+
+caf::expected<issue_outcome> all_reduce_operation::issue(part& p, lane& on) {
+  if (count_ == 0)
+    return issue_outcome::finished;
+  auto& m = memory_[p.index];
+  auto error = communicator_->call(p.index, on, [&](backend_communicator& rank) {
+    return rank.all_reduce(m.send, m.recv, count_, type_, op_, on.stream(p.stream));
+  });
+  return enqueued_unless(after_call(*this, p, *communicator_, std::move(error)));
+}
+
+/// An error that came behind the call's back ends the work too, which then is no success.
+void all_reduce_operation::on_part_done(part& p) noexcept {
+  if (failed() || count_ == 0)
+    return;
+  auto error = communicator_->call(p.index, *p.on, [](backend_communicator& rank) { return rank.asynchronous_error(); });
+  static_cast<void>(after_call(*this, p, *communicator_, std::move(error)));
+}
 
 void all_reduce_operation::on_lost_part(part& p, const caf::error& why) noexcept {
   communicator_->fail(loss(*this, p, communicator_->epoch(), why));
@@ -445,7 +472,7 @@ caf::expected<issue_outcome> connect_operation::issue(part& p, lane& on) {
   auto error = communicator_->call(p.index, on, [&](backend_communicator& rank) {
     return rank.connect(on.stream(p.stream));
   });
-  return enqueued_unless(std::move(error));
+  return enqueued_unless(after_call(*this, p, *communicator_, std::move(error)));
 }
 
 void connect_operation::on_lost_part(part& p, const caf::error& why) noexcept {

@@ -154,6 +154,7 @@ public:
   admission on_admit() override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
   void on_lost_part(part& p, const caf::error& why) noexcept override;
+  void on_part_done(part& p) noexcept override;
   void on_stall() noexcept override;
   const void* communicator_key() const noexcept override { return communicator_key_.load(); }
 
