@@ -47,8 +47,8 @@ enum class copy_direction : std::uint8_t { host_to_device, device_to_host, devic
 
 /// One device, driven by one thread: its lane.
 /// @thread only the device's lane, after `bind`, unless a function says otherwise
-/// @errors every function gives `errc::device_fault` once a sticky fault is seen, else `errc::cuda_error` or
-///         what it names; nothing throws
+/// @errors every function gives `errc::device_fault` once a sticky fault is seen, else
+///         `errc::cuda_error` or what it names; nothing throws
 class backend_device {
 public:
   virtual ~backend_device() = default;
@@ -67,7 +67,8 @@ public:
 
   /// Stream-ordered memory, at least 256-byte aligned; `size_bytes` > 0.
   /// @errors errc::out_of_memory: nothing changed
-  [[nodiscard]] virtual caf::expected<void*> allocate(std::size_t size_bytes, stream_view stream) noexcept = 0;
+  [[nodiscard]] virtual caf::expected<void*> allocate(std::size_t size_bytes,
+                                                      stream_view stream) noexcept = 0;
   [[nodiscard]] virtual caf::error deallocate(void* memory, stream_view stream) noexcept = 0;
 
   /// Page-locked host memory, usable by every device.
@@ -94,11 +95,12 @@ public:
                                         copy_direction direction, stream_view stream) noexcept = 0;
   /// Writes `pattern` `count` times in stream order.
   /// @shape pattern: 1, 2, 4 or 8 bytes; target: aligned to that size
-  [[nodiscard]] virtual caf::error fill(void* target, std::span<const std::byte> pattern, std::size_t count,
-                                        stream_view stream) noexcept = 0;
-  /// Calls `function(argument)` in stream order on a thread of the backend; it must not block or call CUDA.
-  /// CUDA does not call it once the context is in error.
-  [[nodiscard]] virtual caf::error launch_host(stream_view stream, void (*function)(void*), void* argument) noexcept = 0;
+  [[nodiscard]] virtual caf::error fill(void* target, std::span<const std::byte> pattern,
+                                        std::size_t count, stream_view stream) noexcept = 0;
+  /// Calls `function(argument)` in stream order on a thread of the backend; it must not block or
+  /// call CUDA. CUDA does not call it once the context is in error.
+  [[nodiscard]] virtual caf::error launch_host(stream_view stream, void (*function)(void*),
+                                               void* argument) noexcept = 0;
 
   /// Whether this device can read and write the memory of device `peer` directly.
   [[nodiscard]] virtual caf::expected<bool> can_access_peer(int peer) noexcept = 0;
@@ -109,7 +111,8 @@ public:
   /// @thread any
   [[nodiscard]] virtual bool runs_cuda() const noexcept = 0;
 
-  /// True for a backend that calls the signal below when an event completes; a lane then need not poll.
+  /// True for a backend that calls the signal below when an event completes; a lane then need not
+  /// poll.
   [[nodiscard]] virtual bool signals_completion() const noexcept = 0;
   /// Sets what is called, on any thread, when an event of this device completes. Before any work.
   virtual void set_completion_signal(std::function<void()> signal) noexcept = 0;
@@ -132,16 +135,18 @@ class backend_communicator {
 public:
   virtual ~backend_communicator() = default;
 
-  /// Makes all connections, by small operations on `stream`, with all ranks at the same time; may block
-  /// until every rank has called it.
+  /// Makes all connections, by small operations on `stream`, with all ranks at the same time; may
+  /// block until every rank has called it.
   [[nodiscard]] virtual caf::error connect(stream_view stream) noexcept = 0;
 
   /// Enqueues recv[i] = op over all ranks of send[i].
   /// @shape   send, recv: `count` elements of `type` in device memory; may be the same pointer
-  /// @errors  errc::invalid_argument (nothing enqueued); errc::nccl_error (the communicator must be aborted)
+  /// @errors  errc::invalid_argument (nothing enqueued); errc::nccl_error (the communicator must be
+  ///          aborted)
   /// @source  NCCL user guide, "Collective Communication Functions"
-  [[nodiscard]] virtual caf::error all_reduce(const void* send, void* recv, std::size_t count, dtype type,
-                                              reduce_op op, stream_view stream) noexcept = 0;
+  [[nodiscard]] virtual caf::error all_reduce(const void* send, void* recv, std::size_t count,
+                                              dtype type, reduce_op op,
+                                              stream_view stream) noexcept = 0;
 
   /// An error that happened behind the calls' backs; none while all is well.
   [[nodiscard]] virtual caf::error asynchronous_error() noexcept = 0;
@@ -161,19 +166,21 @@ public:
   [[nodiscard]] virtual int device_count() const noexcept = 0;
 
   /// One object per device at a time. Cheap: no context is made before `bind`.
-  /// @errors errc::invalid_argument: no such ordinal; errc::unavailable: somebody else in this process has it
-  [[nodiscard]] virtual caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept = 0;
+  /// @errors errc::invalid_argument: no such ordinal; errc::unavailable: somebody else in this
+  ///         process has it
+  [[nodiscard]] virtual caf::expected<std::unique_ptr<backend_device>>
+  open(int ordinal) noexcept = 0;
 
   [[nodiscard]] virtual caf::expected<communicator_id> make_communicator_id() noexcept = 0;
 
-  /// Builds the ranks that this process holds of a communicator of `size` ranks; blocks until all ranks of
-  /// all processes have come. The result has the order of `ranks`.
+  /// Builds the ranks that this process holds of a communicator of `size` ranks; blocks until all
+  /// ranks of all processes have come. The result has the order of `ranks`.
   /// @thread a builder; never a lane
-  [[nodiscard]] virtual caf::expected<communicator_ranks> build(const communicator_id& id, int size,
-                                                                std::span<const local_rank> ranks) noexcept = 0;
+  [[nodiscard]] virtual caf::expected<communicator_ranks>
+  build(const communicator_id& id, int size, std::span<const local_rank> ranks) noexcept = 0;
 
-  /// Ends a communicator in the middle of whatever it does: all its local ranks at once. No thread is in a
-  /// call on it. Blocks.
+  /// Ends a communicator in the middle of whatever it does: all its local ranks at once. No thread
+  /// is in a call on it. Blocks.
   /// @thread a reaper; never a lane
   [[nodiscard]] virtual caf::error abort(communicator_ranks ranks) noexcept = 0;
 
@@ -191,7 +198,8 @@ struct host_backend_options {
 std::shared_ptr<backend> make_host_backend(host_backend_options options = {});
 
 /// The GPUs of this machine.
-/// @errors errc::not_supported: built without CUDA; errc::unavailable: no driver or no GPU, with CUDA's reason
+/// @errors errc::not_supported: built without CUDA; errc::unavailable: no driver or no GPU, with
+///         CUDA's reason
 caf::expected<std::shared_ptr<backend>> make_cuda_backend();
 
 } // namespace troupe

@@ -13,8 +13,8 @@ namespace troupe {
 
 /// What every request may say.
 struct request_options {
-  /// From now on; 0: the receiver's default. It answers the request and nothing more: work that has begun
-  /// runs on, its buffers busy until it is over.
+  /// From now on; 0: the receiver's default. It answers the request and nothing more: work that has
+  /// begun runs on, its buffers busy until it is over.
   std::chrono::nanoseconds deadline{0};
   /// The membership of the world that the request means; 0: any.
   std::uint64_t membership = 0;
@@ -43,10 +43,10 @@ detail::inspect_result<Inspector> inspect(Inspector& f, collective_done& x) {
 
 /// recv[r][i] = op over all ranks q of send[q][i], for every rank r. Answered by `collective_done`.
 /// @shape  one ref per rank, in rank order, all of one count and dtype; `recv` empty: in place
-/// @errors errc::invalid_argument, shape_mismatch, stale_ref, indeterminate, membership_changed, overloaded,
-///         unavailable: nothing launched. errc::deadline_exceeded, cancelled: it may run on.
-///         errc::stalled, nccl_error, rank_not_issued: the communicator ended, `recv` is indeterminate.
-///         errc::device_reset, device_fault: the memory is gone
+/// @errors errc::invalid_argument, shape_mismatch, stale_ref, indeterminate, membership_changed,
+///         overloaded, unavailable: nothing launched. errc::deadline_exceeded, cancelled: it may
+///         run on. errc::stalled, nccl_error, rank_not_issued: the communicator ended, `recv` is
+///         indeterminate. errc::device_reset, device_fault: the memory is gone
 struct all_reduce {
   std::vector<any_gpu_ref> send;
   std::vector<any_gpu_ref> recv;
@@ -54,8 +54,7 @@ struct all_reduce {
   request_options options;
 };
 
-template <class Inspector>
-detail::inspect_result<Inspector> inspect(Inspector& f, all_reduce& x) {
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, all_reduce& x) {
   using detail::field;
   return detail::fields(f, x, "troupe::all_reduce", field("send", x.send), field("recv", x.recv),
                         field("op", x.op), field("options", x.options));

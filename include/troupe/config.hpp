@@ -16,16 +16,17 @@ namespace detail {
 class system_core;
 } // namespace detail
 
-/// The configuration of an actor system that uses the library: knows its messages, and these options, on the
-/// command line too:
+/// The configuration of an actor system that uses the library: knows its messages, and these
+/// options, on the command line too:
 /// --troupe.backend=auto|cuda|host: which devices; auto takes CUDA's where there are any
 /// --troupe.devices=N: number of virtual devices of the host backend
 /// --troupe.completion=event_poll|host_func|synchronize
 /// --troupe.in-flight=N, --troupe.queue=N: bounds per device, in operations
 /// --troupe.spin=MICROSECONDS: how long a lane spins after its last work
-/// --troupe.client-spin=MICROSECONDS: how long a client that waits for an answer spins before it parks
-/// CAF's scheduler shares work among at most four threads: a parked thread is slow to wake, and actors that
-/// do not block need few. It is an option of CAF's like any other (scheduler.max-threads).
+/// --troupe.client-spin=MICROSECONDS: how long a client that waits for an answer spins before it
+/// parks CAF's scheduler shares work among at most four threads: a parked thread is slow to wake,
+/// and actors that do not block need few. It is an option of CAF's like any other
+/// (scheduler.max-threads).
 class config : private detail::known_types, public detail::config_base {
 public:
   config();

@@ -72,9 +72,11 @@ struct copy {
   request_options options;
 };
 
-/// A registered launch (`register_launch`). Answered by an empty message when the GPU is done with it. What the
-/// work both reads and writes is named in both lists; what it writes alone it must write wholly.
-/// @errors errc::launch_failed: it threw or gave an error; the device goes on, `writes` are indeterminate
+/// A registered launch (`register_launch`). Answered by an empty message when the GPU is done with
+/// it. What the work both reads and writes is named in both lists; what it writes alone it must
+/// write wholly.
+/// @errors errc::launch_failed: it threw or gave an error; the device goes on, `writes` are
+///         indeterminate
 struct launch {
   std::string name;
   std::vector<std::uint8_t> arguments;
@@ -99,8 +101,8 @@ struct stats {
 /// The sender gets `device_changed`, now and at every change.
 struct watch_generation {};
 
-/// Ends the device's life and begins another: all its memory goes, every handle becomes stale, worlds on it
-/// build anew. Answered by the new generation (`std::uint64_t`).
+/// Ends the device's life and begins another: all its memory goes, every handle becomes stale,
+/// worlds on it build anew. Answered by the new generation (`std::uint64_t`).
 /// @errors errc::buffer_acquired: a user's stream holds memory; errc::unavailable: it is not ready
 struct reset {
   request_options options;
@@ -109,54 +111,48 @@ struct reset {
 /// Ends the device for good. Answered by an empty message, at once.
 struct shutdown {};
 
-template <class Inspector>
-detail::inspect_result<Inspector> inspect(Inspector& f, allocate& x) {
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, allocate& x) {
   using detail::field;
   return detail::fields(f, x, "troupe::allocate", field("count", x.count), field("type", x.type),
                         field("zeroed", x.zeroed), field("options", x.options));
 }
 
-template <class Inspector>
-detail::inspect_result<Inspector> inspect(Inspector& f, upload& x) {
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, upload& x) {
   using detail::field;
-  return detail::fields(f, x, "troupe::upload", field("target", x.target), field("source", x.source),
+  return detail::fields(f, x, "troupe::upload", field("target", x.target),
+                        field("source", x.source), field("options", x.options));
+}
+
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, download& x) {
+  using detail::field;
+  return detail::fields(f, x, "troupe::download", field("source", x.source),
                         field("options", x.options));
 }
 
-template <class Inspector>
-detail::inspect_result<Inspector> inspect(Inspector& f, download& x) {
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, fill& x) {
   using detail::field;
-  return detail::fields(f, x, "troupe::download", field("source", x.source), field("options", x.options));
+  return detail::fields(f, x, "troupe::fill", field("target", x.target),
+                        field("element", x.element), field("options", x.options));
 }
 
-template <class Inspector>
-detail::inspect_result<Inspector> inspect(Inspector& f, fill& x) {
-  using detail::field;
-  return detail::fields(f, x, "troupe::fill", field("target", x.target), field("element", x.element),
-                        field("options", x.options));
-}
-
-template <class Inspector>
-detail::inspect_result<Inspector> inspect(Inspector& f, copy& x) {
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, copy& x) {
   using detail::field;
   return detail::fields(f, x, "troupe::copy", field("target", x.target), field("source", x.source),
                         field("options", x.options));
 }
 
-template <class Inspector>
-detail::inspect_result<Inspector> inspect(Inspector& f, launch& x) {
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, launch& x) {
   using detail::field;
-  return detail::fields(f, x, "troupe::launch", field("name", x.name), field("arguments", x.arguments),
-                        field("reads", x.reads), field("writes", x.writes), field("options", x.options));
+  return detail::fields(f, x, "troupe::launch", field("name", x.name),
+                        field("arguments", x.arguments), field("reads", x.reads),
+                        field("writes", x.writes), field("options", x.options));
 }
 
-template <class Inspector>
-detail::inspect_result<Inspector> inspect(Inspector& f, stats& x) {
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, stats& x) {
   return detail::fields(f, x, "troupe::stats", detail::field("options", x.options));
 }
 
-template <class Inspector>
-detail::inspect_result<Inspector> inspect(Inspector& f, reset& x) {
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, reset& x) {
   return detail::fields(f, x, "troupe::reset", detail::field("options", x.options));
 }
 
@@ -165,8 +161,7 @@ detail::inspect_result<Inspector> inspect(Inspector& f, watch_generation& x) {
   return detail::fields(f, x, "troupe::watch_generation");
 }
 
-template <class Inspector>
-detail::inspect_result<Inspector> inspect(Inspector& f, shutdown& x) {
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, shutdown& x) {
   return detail::fields(f, x, "troupe::shutdown");
 }
 
@@ -174,24 +169,24 @@ detail::inspect_result<Inspector> inspect(Inspector& f, shutdown& x) {
 
 /// What an actor system's devices are.
 struct device_list {
-  std::string backend;  ///< "cuda" or "host"
-  std::string reason;   ///< why the host backend, where that was not asked for
+  std::string backend; ///< "cuda" or "host"
+  std::string reason;  ///< why the host backend, where that was not asked for
   std::vector<int> ordinals;
 };
 
 /// All devices of the system's backend. The system's configuration is a `troupe::config`.
-/// @errors errc::invalid_argument: it is not; errc::unavailable, not_supported: the backend that was asked
-///         for is not there
+/// @errors errc::invalid_argument: it is not; errc::unavailable, not_supported: the backend that
+///         was asked for is not there
 caf::expected<device_list> list_devices(caf::actor_system& sys);
 
 /// The ordinals alone; empty on error.
 std::vector<int> all_devices(caf::actor_system& sys);
 
-/// A device as functions: every call is admitted on the caller's thread and answered by a `pending`.
-/// Copies mean the same device. Its actor system must outlive it.
+/// A device as functions: every call is admitted on the caller's thread and answered by a
+/// `pending`. Copies mean the same device. Its actor system must outlive it.
 /// @errors of every verb: errc::unavailable: the device failed or was shut down; errc::overloaded;
-///         errc::stale_ref; errc::deadline_exceeded; errc::cancelled; errc::invalid_argument: a ref of another
-///         device
+///         errc::stale_ref; errc::deadline_exceeded; errc::cancelled; errc::invalid_argument: a ref
+///         of another device
 class device {
 public:
   /// Brings the device up if it is not; blocks until it is ready.
@@ -203,12 +198,14 @@ public:
   std::uint64_t generation() const noexcept;
   device_phase phase() const noexcept;
 
-  /// The device's actor, for messages. It lives as long as a `device` or a world of the system does.
+  /// The device's actor, for messages. It lives as long as a `device` or a world of the system
+  /// does.
   caf::expected<caf::actor> actor() const;
 
   /// As the message `allocate`; blocks until the memory is there.
   template <element T>
-  caf::expected<gpu_ref<T>> allocate(std::size_t count, bool zeroed = false, request_options options = {}) const {
+  caf::expected<gpu_ref<T>> allocate(std::size_t count, bool zeroed = false,
+                                     request_options options = {}) const {
     auto ref = allocate(dtype_v<T>, count, zeroed, options).wait();
     if (!ref)
       return ref.error();
@@ -218,33 +215,42 @@ public:
                                 request_options options = {}) const;
 
   /// Pinned host memory: copies to and from it go directly. Blocks until it is there.
-  caf::expected<host_buffer> allocate_pinned(std::size_t size_bytes, request_options options = {}) const;
+  caf::expected<host_buffer> allocate_pinned(std::size_t size_bytes,
+                                             request_options options = {}) const;
 
-  /// As the message `upload`. `source` stays the caller's: it must live, and not change, until the answer.
+  /// As the message `upload`. `source` stays the caller's: it must live, and not change, until the
+  /// answer.
   template <element T>
-  pending<void> upload(const gpu_ref<T>& target, std::span<const T> source, request_options options = {}) const {
+  pending<void> upload(const gpu_ref<T>& target, std::span<const T> source,
+                       request_options options = {}) const {
     return upload(target, std::as_bytes(source), options);
   }
   template <element T>
-  pending<void> upload(const gpu_ref<T>& target, const std::vector<T>& source, request_options options = {}) const {
+  pending<void> upload(const gpu_ref<T>& target, const std::vector<T>& source,
+                       request_options options = {}) const {
     return upload(target, std::as_bytes(std::span{source}), options);
   }
   pending<void> upload(const any_gpu_ref& target, std::span<const std::byte> source,
                        request_options options = {}) const;
   /// `source` is kept alive.
-  pending<void> upload(const any_gpu_ref& target, host_buffer source, request_options options = {}) const;
+  pending<void> upload(const any_gpu_ref& target, host_buffer source,
+                       request_options options = {}) const;
 
-  /// As the message `download`; into `target`, which stays the caller's and must live until the answer.
+  /// As the message `download`; into `target`, which stays the caller's and must live until the
+  /// answer.
   template <element T>
-  pending<void> download(const gpu_ref<T>& source, std::span<T> target, request_options options = {}) const {
+  pending<void> download(const gpu_ref<T>& source, std::span<T> target,
+                         request_options options = {}) const {
     return download(source, std::as_writable_bytes(target), options);
   }
   pending<void> download(const any_gpu_ref& source, std::span<std::byte> target,
                          request_options options = {}) const;
-  pending<void> download(const any_gpu_ref& source, host_buffer target, request_options options = {}) const;
+  pending<void> download(const any_gpu_ref& source, host_buffer target,
+                         request_options options = {}) const;
   /// Into a new vector; blocks until it is there.
   template <element T>
-  caf::expected<std::vector<T>> download(const gpu_ref<T>& source, request_options options = {}) const {
+  caf::expected<std::vector<T>> download(const gpu_ref<T>& source,
+                                         request_options options = {}) const {
     std::vector<T> target(source.count());
     if (auto done = download(source, std::span{target}, options).wait(); !done)
       return done.error();
@@ -253,7 +259,8 @@ public:
 
   /// As the message `fill`.
   template <element T>
-  pending<void> fill(const gpu_ref<T>& target, std::type_identity_t<T> value, request_options options = {}) const {
+  pending<void> fill(const gpu_ref<T>& target, std::type_identity_t<T> value,
+                     request_options options = {}) const {
     std::vector<std::byte> bytes(sizeof(T));
     std::memcpy(bytes.data(), &value, sizeof(T));
     return fill(target, std::move(bytes), options);
@@ -262,17 +269,19 @@ public:
                      request_options options = {}) const;
 
   /// As the message `copy`.
-  pending<void> copy(const any_gpu_ref& target, const any_gpu_ref& source, request_options options = {}) const;
+  pending<void> copy(const any_gpu_ref& target, const any_gpu_ref& source,
+                     request_options options = {}) const;
 
   /// As the message `launch`, with a callable.
-  pending<void> launch(launch_function function, std::vector<any_gpu_ref> reads, std::vector<any_gpu_ref> writes,
-                       request_options options = {}) const;
+  pending<void> launch(launch_function function, std::vector<any_gpu_ref> reads,
+                       std::vector<any_gpu_ref> writes, request_options options = {}) const;
 
-  /// Takes memory of the user's, which lies on this device, into its care: `deleter` is called when nothing
-  /// uses it any more, on the lane, which must not block.
+  /// Takes memory of the user's, which lies on this device, into its care: `deleter` is called when
+  /// nothing uses it any more, on the lane, which must not block.
   /// @errors errc::invalid_argument; errc::unavailable: the device is not ready
   template <element T>
-  caf::expected<gpu_ref<T>> adopt(T* memory, std::size_t count, std::function<void(void*)> deleter) const {
+  caf::expected<gpu_ref<T>> adopt(T* memory, std::size_t count,
+                                  std::function<void(void*)> deleter) const {
     auto ref = adopt(memory, count, dtype_v<T>, std::move(deleter));
     if (!ref)
       return ref.error();
@@ -281,13 +290,14 @@ public:
   caf::expected<any_gpu_ref> adopt(void* memory, std::size_t count, dtype type,
                                    std::function<void(void*)> deleter) const;
 
-  /// Once answered, what the caller puts into `stream` comes after everything that the library did with the
-  /// buffer, and the buffer is the caller's: requests that conflict get `errc::buffer_acquired` until
-  /// `release`.
+  /// Once answered, what the caller puts into `stream` comes after everything that the library did
+  /// with the buffer, and the buffer is the caller's: requests that conflict get
+  /// `errc::buffer_acquired` until `release`.
   /// @errors errc::not_supported: the host backend has no streams for users
   pending<void> acquire(const any_gpu_ref& ref, access_mode mode, CUstream_st* stream,
                         request_options options = {}) const;
-  /// Gives the buffer back: what comes later waits for what is in `stream` now. Answered when that is done.
+  /// Gives the buffer back: what comes later waits for what is in `stream` now. Answered when that
+  /// is done.
   /// @errors errc::invalid_argument: it was not acquired in this mode
   pending<void> release(const any_gpu_ref& ref, access_mode mode, CUstream_st* stream,
                         request_options options = {}) const;

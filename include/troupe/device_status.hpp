@@ -12,7 +12,7 @@ namespace troupe {
 
 /// Where a device is in its life.
 enum class device_phase : std::uint8_t {
-  opening,   ///< not there yet; requests wait
+  opening, ///< not there yet; requests wait
   ready,
   resetting, ///< its memory is gone; requests wait for the next generation
   failed,    ///< it did not come up, or CUDA is gone in this process
@@ -34,8 +34,9 @@ struct device_changed {
 template <class Inspector>
 detail::inspect_result<Inspector> inspect(Inspector& f, device_changed& x) {
   using detail::field;
-  return detail::fields(f, x, "troupe::device_changed", field("device", x.device), field("phase", x.phase),
-                        field("generation", x.generation), field("reason", x.reason));
+  return detail::fields(f, x, "troupe::device_changed", field("device", x.device),
+                        field("phase", x.phase), field("generation", x.generation),
+                        field("reason", x.reason));
 }
 
 /// The truth about a device, at the moment it was asked.
@@ -44,8 +45,8 @@ struct device_stats {
   device_phase phase = device_phase::opening;
   std::uint64_t generation = 0;
   std::string name;
-  std::string pci_id;                 ///< empty on the host backend
-  std::int32_t capability_major = 0;  ///< compute capability; 0 on the host backend
+  std::string pci_id;                ///< empty on the host backend
+  std::int32_t capability_major = 0; ///< compute capability; 0 on the host backend
   std::int32_t capability_minor = 0;
   std::uint64_t free_bytes = 0;
   std::uint64_t total_bytes = 0;
@@ -56,12 +57,12 @@ struct device_stats {
 template <class Inspector>
 detail::inspect_result<Inspector> inspect(Inspector& f, device_stats& x) {
   using detail::field;
-  return detail::fields(f, x, "troupe::device_stats", field("device", x.device), field("phase", x.phase),
-                        field("generation", x.generation), field("name", x.name), field("pci_id", x.pci_id),
-                        field("capability_major", x.capability_major),
-                        field("capability_minor", x.capability_minor), field("free_bytes", x.free_bytes),
-                        field("total_bytes", x.total_bytes), field("in_flight", x.in_flight),
-                        field("queued", x.queued));
+  return detail::fields(
+      f, x, "troupe::device_stats", field("device", x.device), field("phase", x.phase),
+      field("generation", x.generation), field("name", x.name), field("pci_id", x.pci_id),
+      field("capability_major", x.capability_major), field("capability_minor", x.capability_minor),
+      field("free_bytes", x.free_bytes), field("total_bytes", x.total_bytes),
+      field("in_flight", x.in_flight), field("queued", x.queued));
 }
 
 } // namespace troupe

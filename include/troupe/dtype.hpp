@@ -27,10 +27,10 @@ enum class dtype : std::uint8_t {
   float8_e5m2,
 };
 
-inline constexpr dtype all_dtypes[] = {dtype::int8,        dtype::uint8,      dtype::int32,
-                                       dtype::uint32,      dtype::int64,      dtype::uint64,
-                                       dtype::float16,     dtype::bfloat16,   dtype::float32,
-                                       dtype::float64,     dtype::float8_e4m3, dtype::float8_e5m2};
+inline constexpr dtype all_dtypes[] = {dtype::int8,    dtype::uint8,       dtype::int32,
+                                       dtype::uint32,  dtype::int64,       dtype::uint64,
+                                       dtype::float16, dtype::bfloat16,    dtype::float32,
+                                       dtype::float64, dtype::float8_e4m3, dtype::float8_e5m2};
 
 /// The enumerator's name.
 std::string_view to_string(dtype x) noexcept;
@@ -42,18 +42,22 @@ TROUPE_INSPECT_ENUM(dtype)
 /// @units bytes per element
 constexpr std::size_t size_of(dtype x) noexcept {
   switch (x) {
-    case dtype::int8:
-    case dtype::uint8:
-    case dtype::float8_e4m3:
-    case dtype::float8_e5m2: return 1;
-    case dtype::float16:
-    case dtype::bfloat16: return 2;
-    case dtype::int32:
-    case dtype::uint32:
-    case dtype::float32: return 4;
-    case dtype::int64:
-    case dtype::uint64:
-    case dtype::float64: return 8;
+  case dtype::int8:
+  case dtype::uint8:
+  case dtype::float8_e4m3:
+  case dtype::float8_e5m2:
+    return 1;
+  case dtype::float16:
+  case dtype::bfloat16:
+    return 2;
+  case dtype::int32:
+  case dtype::uint32:
+  case dtype::float32:
+    return 4;
+  case dtype::int64:
+  case dtype::uint64:
+  case dtype::float64:
+    return 8;
   }
   return 0;
 }
@@ -79,12 +83,12 @@ std::string_view to_string(reduce_op x) noexcept;
 std::optional<reduce_op> reduce_op_from_string(std::string_view name) noexcept;
 TROUPE_INSPECT_ENUM(reduce_op)
 
-/// Narrow floating-point numbers as they lie in memory; arithmetic happens in `float`.
-/// Conversion from float rounds to nearest, ties to even, and gives the bits that CUDA gives: every
-/// NaN becomes the one with all bits set but the sign. What is too large becomes an infinity in
-/// float16 and bfloat16; in float8_e4m3 and float8_e5m2 it becomes the largest finite number (448;
-/// 57,344) with its sign, and so do infinities: the OCP specification's saturating conversion. So
-/// no arithmetic gives an infinity in float8_e5m2, and float8_e4m3 has none.
+/// Narrow floating-point numbers as they lie in memory; arithmetic happens in `float`. Conversion
+/// from float rounds to nearest, ties to even, and gives the bits that CUDA gives: every NaN
+/// becomes the one with all bits set but the sign. What is too large becomes an infinity in float16
+/// and bfloat16; in float8_e4m3 and float8_e5m2 it becomes the largest finite number (448; 57,344)
+/// with its sign, and so do infinities: the OCP specification's saturating conversion. So no
+/// arithmetic gives an infinity in float8_e5m2, and float8_e4m3 has none.
 /// @source IEEE 754-2019 (binary16); OCP 8-bit Floating Point Specification 1.0; CUDA Math API,
 ///         "FP8 Intrinsics": the constructors of `__nv_fp8_e4m3` and `__nv_fp8_e5m2`, with which
 ///         NCCL 2.28.9 computes (src/device/reduce_kernel.h), are `__NV_SATFINITE`
@@ -137,8 +141,7 @@ struct float8_e5m2 {
 };
 
 /// The dtype of a C++ type; undefined for other types.
-template <class T>
-struct dtype_of;
+template <class T> struct dtype_of;
 // clang-format off
 template <> struct dtype_of<std::int8_t> { static constexpr dtype value = dtype::int8; };
 template <> struct dtype_of<std::uint8_t> { static constexpr dtype value = dtype::uint8; };
@@ -154,8 +157,7 @@ template <> struct dtype_of<float8_e4m3> { static constexpr dtype value = dtype:
 template <> struct dtype_of<float8_e5m2> { static constexpr dtype value = dtype::float8_e5m2; };
 // clang-format on
 
-template <class T>
-inline constexpr dtype dtype_v = dtype_of<T>::value;
+template <class T> inline constexpr dtype dtype_v = dtype_of<T>::value;
 
 /// Types that a buffer can have as elements.
 template <class T>

@@ -14,32 +14,33 @@ namespace troupe {
 
 /// The one error category of the library.
 enum class errc : std::uint8_t {
-  invalid_argument = 1, ///< a request that can never be right: ranks, device order, overlap, unknown device
-  shape_mismatch,       ///< counts or dtypes that do not agree
-  out_of_range,         ///< more elements than the buffer has
-  stale_ref,            ///< memory of an earlier generation of its device
-  indeterminate,        ///< content that a failed operation left half-written
-  buffer_acquired,      ///< the buffer is in the hands of a user's stream
-  membership_changed,   ///< the request means an older membership of the world
-  collective_mismatch,  ///< the ranks called different operations
-  out_of_memory,        ///< the device, or the host's pinned memory, has no room
-  deadline_exceeded,    ///< no answer in time; the work may still run
-  cancelled,            ///< by its requester
-  overloaded,           ///< more queued than the bound; try again later
-  unavailable,          ///< the device or world is failed, shut down or not yet there
-  would_block,          ///< a blocking wait where blocking is forbidden
-  not_supported,        ///< the backend or placement cannot do it
-  launch_failed,        ///< a user's launch callable threw or returned an error
-  cuda_error,           ///< a CUDA call failed; the context is healthy
-  device_reset,         ///< the device was reset while the request was there
-  device_failed,        ///< the device did not come up
-  nccl_error,           ///< a NCCL call failed; its communicator is lost
-  stalled,              ///< a collective made no progress for the stall limit
-  communicator_dead,    ///< its communicator ended for a reason told in the text
-  rank_not_issued,      ///< a rank could not issue its part after others had
-  device_fault,         ///< a sticky CUDA error: CUDA is gone in this process
-  lane_stuck,           ///< a lane did not come back from a call into CUDA or NCCL
-  internal,             ///< a bug in the library
+  invalid_argument =
+      1, ///< a request that can never be right: ranks, device order, overlap, unknown device
+  shape_mismatch,      ///< counts or dtypes that do not agree
+  out_of_range,        ///< more elements than the buffer has
+  stale_ref,           ///< memory of an earlier generation of its device
+  indeterminate,       ///< content that a failed operation left half-written
+  buffer_acquired,     ///< the buffer is in the hands of a user's stream
+  membership_changed,  ///< the request means an older membership of the world
+  collective_mismatch, ///< the ranks called different operations
+  out_of_memory,       ///< the device, or the host's pinned memory, has no room
+  deadline_exceeded,   ///< no answer in time; the work may still run
+  cancelled,           ///< by its requester
+  overloaded,          ///< more queued than the bound; try again later
+  unavailable,         ///< the device or world is failed, shut down or not yet there
+  would_block,         ///< a blocking wait where blocking is forbidden
+  not_supported,       ///< the backend or placement cannot do it
+  launch_failed,       ///< a user's launch callable threw or returned an error
+  cuda_error,          ///< a CUDA call failed; the context is healthy
+  device_reset,        ///< the device was reset while the request was there
+  device_failed,       ///< the device did not come up
+  nccl_error,          ///< a NCCL call failed; its communicator is lost
+  stalled,             ///< a collective made no progress for the stall limit
+  communicator_dead,   ///< its communicator ended for a reason told in the text
+  rank_not_issued,     ///< a rank could not issue its part after others had
+  device_fault,        ///< a sticky CUDA error: CUDA is gone in this process
+  lane_stuck,          ///< a lane did not come back from a call into CUDA or NCCL
+  internal,            ///< a bug in the library
 };
 
 std::string_view to_string(errc x) noexcept;
@@ -81,12 +82,12 @@ struct failure {
   std::vector<part_state> parts; ///< one per rank, where an operation had several
 };
 
-template <class Inspector>
-detail::inspect_result<Inspector> inspect(Inspector& f, failure& x) {
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, failure& x) {
   using detail::field;
   return detail::fields(f, x, "troupe::failure", field("code", x.code), field("detail", x.detail),
-                        field("verb", x.verb), field("api", x.api), field("native_name", x.native_name),
-                        field("native_code", x.native_code), field("device", x.device), field("rank", x.rank),
+                        field("verb", x.verb), field("api", x.api),
+                        field("native_name", x.native_name), field("native_code", x.native_code),
+                        field("device", x.device), field("rank", x.rank),
                         field("operation", x.operation), field("epoch", x.epoch),
                         field("generation", x.generation), field("parts", x.parts));
 }

@@ -19,7 +19,8 @@ class buffer;
 
 /// The serialized form of a handle: names memory, and is resolved where that memory lives.
 struct gpu_token {
-  std::uint64_t node = 0; ///< names the owner of the device: one actor system's devices in one process
+  std::uint64_t node =
+      0; ///< names the owner of the device: one actor system's devices in one process
   std::int32_t device = -1;
   std::uint64_t buffer = 0;
   std::uint64_t generation = 0;
@@ -30,23 +31,23 @@ struct gpu_token {
   friend bool operator==(const gpu_token&, const gpu_token&) = default;
 };
 
-template <class Inspector>
-detail::inspect_result<Inspector> inspect(Inspector& f, gpu_token& x) {
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, gpu_token& x) {
   using detail::field;
   return detail::fields(f, x, "troupe::gpu_token", field("node", x.node), field("device", x.device),
-                        field("buffer", x.buffer), field("generation", x.generation), field("type", x.type),
-                        field("offset", x.offset), field("count", x.count));
+                        field("buffer", x.buffer), field("generation", x.generation),
+                        field("type", x.type), field("offset", x.offset), field("count", x.count));
 }
 
-/// A copyable handle to `count` elements of device memory, with the type known at run time: the form in
-/// messages. Copies share the memory, which is freed after the last handle is gone and the last operation on
-/// it is over. Handles may be dropped on any thread and outlive the actor system.
+/// A copyable handle to `count` elements of device memory, with the type known at run time: the
+/// form in messages. Copies share the memory, which is freed after the last handle is gone and the
+/// last operation on it is over. Handles may be dropped on any thread and outlive the actor system.
 class any_gpu_ref {
 public:
   any_gpu_ref() = default;
 
   /// For the library.
-  any_gpu_ref(std::shared_ptr<detail::buffer> memory, dtype type, std::size_t offset, std::size_t count)
+  any_gpu_ref(std::shared_ptr<detail::buffer> memory, dtype type, std::size_t offset,
+              std::size_t count)
       : memory_(std::move(memory)), offset_(offset), count_(count), type_(type) {}
 
   explicit operator bool() const noexcept { return memory_ != nullptr; }
@@ -62,7 +63,8 @@ public:
   /// True once the device began another life, was shut down or lost.
   bool stale() const noexcept;
 
-  /// The address in device memory, for a kernel that the caller launches in order (`launch`, `acquire`).
+  /// The address in device memory, for a kernel that the caller launches in order (`launch`,
+  /// `acquire`).
   /// @errors errc::stale_ref; errc::indeterminate: a failed operation was writing it
   caf::expected<void*> access() const;
 
@@ -72,7 +74,8 @@ public:
   caf::expected<any_gpu_ref> slice(std::size_t first, std::size_t count) const;
 
   /// The same bytes as elements of another type.
-  /// @errors errc::shape_mismatch: the size is no multiple of the element's, or the address not aligned to it
+  /// @errors errc::shape_mismatch: the size is no multiple of the element's, or the address not
+  ///         aligned to it
   caf::expected<any_gpu_ref> reinterpret(dtype type) const;
 
   gpu_token token() const noexcept;
@@ -94,19 +97,18 @@ private:
   dtype type_ = dtype::uint8;
 };
 
-/// Travels as a `gpu_token`; one that cannot be resolved where it arrives is a handle that is stale.
+/// Travels as a `gpu_token`; one that cannot be resolved where it arrives is a handle that is
+/// stale.
 any_gpu_ref resolve_or_stale(const gpu_token& token);
 
-template <class Inspector>
-detail::inspect_result<Inspector> inspect(Inspector& f, any_gpu_ref& x) {
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, any_gpu_ref& x) {
   return detail::inspect_as<gpu_token>(
-    f, x, [](const any_gpu_ref& ref) { return ref.token(); },
-    [](const gpu_token& token) { return resolve_or_stale(token); });
+      f, x, [](const any_gpu_ref& ref) { return ref.token(); },
+      [](const gpu_token& token) { return resolve_or_stale(token); });
 }
 
 /// A handle to elements of type `T`.
-template <element T>
-class gpu_ref {
+template <element T> class gpu_ref {
 public:
   using element_type = T;
 
@@ -115,8 +117,9 @@ public:
   /// @errors errc::shape_mismatch: `ref` has another type
   static caf::expected<gpu_ref> from(any_gpu_ref ref) {
     if (ref.type() != dtype_v<T>)
-      return make_error(errc::shape_mismatch, "the buffer holds " + std::string{to_string(ref.type())} + ", not "
-                                                + std::string{to_string(dtype_v<T>)});
+      return make_error(errc::shape_mismatch, "the buffer holds " +
+                                                  std::string{to_string(ref.type())} + ", not " +
+                                                  std::string{to_string(dtype_v<T>)});
     gpu_ref result;
     result.ref_ = std::move(ref);
     return result;
@@ -149,8 +152,7 @@ public:
   }
 
   /// As `any_gpu_ref::reinterpret`.
-  template <element U>
-  caf::expected<gpu_ref<U>> reinterpret() const {
+  template <element U> caf::expected<gpu_ref<U>> reinterpret() const {
     auto ref = ref_.reinterpret(dtype_v<U>);
     if (!ref)
       return ref.error();
@@ -164,13 +166,11 @@ private:
 };
 
 /// The handles with their types forgotten, as requests take them.
-template <element T>
-std::vector<any_gpu_ref> any(std::span<const gpu_ref<T>> refs) {
+template <element T> std::vector<any_gpu_ref> any(std::span<const gpu_ref<T>> refs) {
   return {refs.begin(), refs.end()};
 }
 
-template <element T>
-std::vector<any_gpu_ref> any(const std::vector<gpu_ref<T>>& refs) {
+template <element T> std::vector<any_gpu_ref> any(const std::vector<gpu_ref<T>>& refs) {
   return {refs.begin(), refs.end()};
 }
 

@@ -13,8 +13,8 @@
 
 namespace troupe {
 
-/// Shared host memory: copies of the handle mean the same bytes. What is given to a request belongs to it
-/// until its answer; the library keeps it alive as long as a device uses it.
+/// Shared host memory: copies of the handle mean the same bytes. What is given to a request belongs
+/// to it until its answer; the library keeps it alive as long as a device uses it.
 class host_buffer {
 public:
   host_buffer() = default;
@@ -23,8 +23,7 @@ public:
   explicit host_buffer(std::size_t size_bytes);
 
   /// Takes over a vector's memory.
-  template <element T>
-  explicit host_buffer(std::vector<T> elements) {
+  template <element T> explicit host_buffer(std::vector<T> elements) {
     auto owner = std::make_shared<std::vector<T>>(std::move(elements));
     size_ = owner->size() * sizeof(T);
     memory_ = {owner, reinterpret_cast<std::byte*>(owner->data())};
@@ -40,8 +39,7 @@ public:
   std::span<std::byte> writable() const noexcept { return {memory_.get(), size_}; }
 
   /// The bytes as elements; what is over is left out.
-  template <element T>
-  std::span<T> as() const noexcept {
+  template <element T> std::span<T> as() const noexcept {
     return {reinterpret_cast<T*>(memory_.get()), size_ / sizeof(T)};
   }
 
@@ -52,17 +50,16 @@ private:
 };
 
 /// Travels by value.
-template <class Inspector>
-detail::inspect_result<Inspector> inspect(Inspector& f, host_buffer& x) {
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, host_buffer& x) {
   return detail::inspect_as<std::vector<std::uint8_t>>(
-    f, x,
-    [](const host_buffer& from) {
-      std::vector<std::uint8_t> to(from.size_bytes());
-      if (!to.empty())
-        std::memcpy(to.data(), from.bytes().data(), to.size());
-      return to;
-    },
-    [](const std::vector<std::uint8_t>& from) { return host_buffer{from}; });
+      f, x,
+      [](const host_buffer& from) {
+        std::vector<std::uint8_t> to(from.size_bytes());
+        if (!to.empty())
+          std::memcpy(to.data(), from.bytes().data(), to.size());
+        return to;
+      },
+      [](const std::vector<std::uint8_t>& from) { return host_buffer{from}; });
 }
 
 } // namespace troupe

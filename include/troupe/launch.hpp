@@ -25,21 +25,22 @@ public:
   /// The stream that the work belongs into; null on the host backend.
   virtual CUstream_st* cuda_stream() const noexcept = 0;
 
-  /// Calls `f` in stream order on a thread of the backend. It must not call CUDA. The way to compute on the
-  /// host backend; on CUDA it is not called once the context is in error.
+  /// Calls `f` in stream order on a thread of the backend. It must not call CUDA. The way to
+  /// compute on the host backend; on CUDA it is not called once the context is in error.
   virtual caf::error run_on_host(std::function<void()> f) = 0;
 };
 
-/// Enqueues work on the context's stream and returns; runs on the device's lane, so it must not block. An
-/// exception or an error becomes `errc::launch_failed`.
+/// Enqueues work on the context's stream and returns; runs on the device's lane, so it must not
+/// block. An exception or an error becomes `errc::launch_failed`.
 using launch_function = std::function<caf::error(launch_context&)>;
 
 /// A registered launch: gets the refs of the request, in their order, and its arguments.
-using registered_launch
-  = std::function<caf::error(launch_context&, std::span<const any_gpu_ref> reads,
-                             std::span<const any_gpu_ref> writes, std::span<const std::byte> arguments)>;
+using registered_launch = std::function<caf::error(
+    launch_context&, std::span<const any_gpu_ref> reads, std::span<const any_gpu_ref> writes,
+    std::span<const std::byte> arguments)>;
 
-/// Names a launch, so that requests for it can travel between processes. Once per process, at start.
+/// Names a launch, so that requests for it can travel between processes. Once per process, at
+/// start.
 /// @errors errc::invalid_argument: the name is taken
 caf::error register_launch(std::string name, registered_launch function);
 

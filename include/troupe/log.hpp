@@ -11,7 +11,8 @@ namespace troupe {
 
 enum class log_level : std::uint8_t { debug, info, warning, error };
 
-/// One line. `why` has device, rank, operation, epoch and generation as fields, where there was a failure.
+/// One line. `why` has device, rank, operation, epoch and generation as fields, where there was a
+/// failure.
 struct log_line {
   log_level level;
   std::string_view text;

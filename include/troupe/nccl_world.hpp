@@ -27,24 +27,26 @@ struct get_status {};
 /// The sender gets `world_status`, now and at every change.
 struct subscribe {};
 
-template <class Inspector>
-detail::inspect_result<Inspector> inspect(Inspector& f, get_status& x) {
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, get_status& x) {
   return detail::fields(f, x, "troupe::get_status");
 }
 
-template <class Inspector>
-detail::inspect_result<Inspector> inspect(Inspector& f, subscribe& x) {
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, subscribe& x) {
   return detail::fields(f, x, "troupe::subscribe");
 }
 
-/// Spawns a world that begins to build. It answers `all_reduce`, `get_status`, `subscribe` and `shutdown`
-/// (which ends it, as an exit message does), and keeps its devices up as long as it lives.
+/// Spawns a world that begins to build. It answers `all_reduce`, `get_status`, `subscribe` and
+/// `shutdown` (which ends it, as an exit message does), and keeps its devices up as long as it
+/// lives.
 /// @errors errc::invalid_argument: no device, one that does not exist, or one twice; the system's
-///         configuration is no `troupe::config`. errc::unavailable, not_supported: the backend is not there
+///         configuration is no `troupe::config`. errc::unavailable, not_supported: the backend is
+///         not there
 caf::expected<caf::actor> spawn_nccl_world(caf::actor_system& sys, world_config config);
 
-/// The same, over devices that the application has; rank i is the i-th. `config.devices` does not matter.
+/// The same, over devices that the application has; rank i is the i-th. `config.devices` does not
+/// matter.
 /// @errors errc::invalid_argument, too: the devices are of different actor systems
-caf::expected<caf::actor> spawn_nccl_world(const std::vector<device>& devices, world_config config = {});
+caf::expected<caf::actor> spawn_nccl_world(const std::vector<device>& devices,
+                                           world_config config = {});
 
 } // namespace troupe

@@ -26,10 +26,10 @@ namespace detail {
 executor& callback_executor();
 } // namespace detail
 
-/// The answer to a request: a `T`, or why there is none. Copies share the same answer. Dropping it leaves the
-/// operation running; its result is lost, its memory stays alive until it is over (INV-4).
-template <class T>
-class pending {
+/// The answer to a request: a `T`, or why there is none. Copies share the same answer. Dropping it
+/// leaves the operation running; its result is lost, its memory stays alive until it is over
+/// (INV-4).
+template <class T> class pending {
 public:
   using value_type = T;
 
@@ -46,7 +46,8 @@ public:
   std::uint64_t number() const noexcept { return completion_->number(); }
 
   /// Blocks until answered; at the latest a few milliseconds after the request's deadline.
-  /// @errors errc::would_block on a lane, in a callback and in an actor of CAF's pool: the operation goes on
+  /// @errors errc::would_block on a lane, in a callback and in an actor of CAF's pool: the
+  ///         operation goes on
   caf::expected<T> wait() const& {
     if (auto refused = block(); refused)
       return refused;
@@ -91,22 +92,18 @@ public:
   }
 
   /// Calls `f(caf::expected<T>)` when answered, on the callback thread.
-  template <class F>
-  void then(F f) const {
-    then(detail::callback_executor(), std::move(f));
-  }
+  template <class F> void then(F f) const { then(detail::callback_executor(), std::move(f)); }
 
   /// Calls `f(caf::expected<T>)` when answered, on `where`, which must outlive that.
-  template <class F>
-  void then(executor& where, F f) const {
+  template <class F> void then(executor& where, F f) const {
     completion_->on_answer([self = *this, &where, f = std::move(f)]() mutable {
       where.post([self = std::move(self), f = std::move(f)]() mutable { f(self.result()); });
     });
   }
 
-  /// Takes the request back. If no part of it was issued it never runs; otherwise it is answered now and
-  /// runs on, its buffers busy until it is over. Either way the answer is `errc::cancelled`, unless the
-  /// operation had been answered before.
+  /// Takes the request back. If no part of it was issued it never runs; otherwise it is answered
+  /// now and runs on, its buffers busy until it is over. Either way the answer is
+  /// `errc::cancelled`, unless the operation had been answered before.
   void cancel() const { completion_->cancel(); }
 
 private:

@@ -17,12 +17,12 @@ enum class completion_strategy : std::uint8_t {
 
 struct lane_options {
   completion_strategy completion = completion_strategy::event_poll;
-  /// How long a lane spins after its last work before it parks. By default 200 us where there are at least
-  /// two cores per lane, else 0.
+  /// How long a lane spins after its last work before it parks. By default 200 us where there are
+  /// at least two cores per lane, else 0.
   std::optional<std::chrono::microseconds> spin;
-  /// How long a client that waits for an answer spins before it parks: to wake a parked thread costs tens
-  /// of microseconds, which is several percent of an operation of a millisecond. By default 2 ms where lanes
-  /// spin, else 0. Of the whole process: the last actor system's counts.
+  /// How long a client that waits for an answer spins before it parks: to wake a parked thread
+  /// costs tens of microseconds, which is several percent of an operation of a millisecond. By
+  /// default 2 ms where lanes spin, else 0. Of the whole process: the last actor system's counts.
   std::optional<std::chrono::microseconds> client_spin;
   /// Operations that a device may have in its streams. The launch queue holds about 1,024 entries.
   std::size_t in_flight_limit = 256;

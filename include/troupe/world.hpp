@@ -20,13 +20,13 @@ namespace detail {
 class world_core;
 } // namespace detail
 
-/// One rank per device, and collectives over all of them. Movable; the last of its copies ends the world and
-/// answers what is pending. Its actor system must outlive it.
+/// One rank per device, and collectives over all of them. Movable; the last of its copies ends the
+/// world and answers what is pending. Its actor system must outlive it.
 class world {
 public:
   /// Blocks until the world is ready.
-  /// @errors as `spawn_nccl_world`, and why it could not be built; errc::would_block in an actor of CAF's
-  ///         pool: spawn the actor there
+  /// @errors as `spawn_nccl_world`, and why it could not be built; errc::would_block in an actor of
+  ///         CAF's pool: spawn the actor there
   static caf::expected<world> open(caf::actor_system& sys, world_config config);
   /// Over devices that the application has.
   static caf::expected<world> open(const std::vector<device>& devices, world_config config = {});
@@ -54,26 +54,31 @@ public:
       result.push_back(*gpu_ref<T>::from(std::move(ref)));
     return result;
   }
-  caf::expected<std::vector<any_gpu_ref>> allocate(dtype type, std::size_t count, bool zeroed = false,
-                                                   request_options options = {}) const;
+  caf::expected<std::vector<any_gpu_ref>>
+  allocate(dtype type, std::size_t count, bool zeroed = false, request_options options = {}) const;
 
   /// In place: buffers[r][i] = op over all ranks q of buffers[q][i]. As the message `all_reduce`.
   template <element T>
-  pending<collective_done> all_reduce(const std::vector<gpu_ref<T>>& buffers, reduce_op op = reduce_op::sum,
+  pending<collective_done> all_reduce(const std::vector<gpu_ref<T>>& buffers,
+                                      reduce_op op = reduce_op::sum,
                                       request_options options = {}) const {
     return all_reduce(any(buffers), op, options);
   }
-  pending<collective_done> all_reduce(const std::vector<any_gpu_ref>& buffers, reduce_op op = reduce_op::sum,
+  pending<collective_done> all_reduce(const std::vector<any_gpu_ref>& buffers,
+                                      reduce_op op = reduce_op::sum,
                                       request_options options = {}) const;
 
   /// Out of place: recv[r][i] = op over all ranks q of send[q][i].
   template <element T>
-  pending<collective_done> all_reduce(const std::vector<gpu_ref<T>>& send, const std::vector<gpu_ref<T>>& recv,
-                                      reduce_op op = reduce_op::sum, request_options options = {}) const {
+  pending<collective_done>
+  all_reduce(const std::vector<gpu_ref<T>>& send, const std::vector<gpu_ref<T>>& recv,
+             reduce_op op = reduce_op::sum, request_options options = {}) const {
     return all_reduce(any(send), any(recv), op, options);
   }
-  pending<collective_done> all_reduce(const std::vector<any_gpu_ref>& send, const std::vector<any_gpu_ref>& recv,
-                                      reduce_op op = reduce_op::sum, request_options options = {}) const;
+  pending<collective_done> all_reduce(const std::vector<any_gpu_ref>& send,
+                                      const std::vector<any_gpu_ref>& recv,
+                                      reduce_op op = reduce_op::sum,
+                                      request_options options = {}) const;
 
 private:
   struct owner;
@@ -82,13 +87,14 @@ private:
   std::shared_ptr<const owner> owner_;
 };
 
-/// Sends `what` to a world or device as an actor's request with a deadline: the library's answer comes in
-/// time, so CAF's own time-out is set far behind it and never races it.
+/// Sends `what` to a world or device as an actor's request with a deadline: the library's answer
+/// comes in time, so CAF's own time-out is set far behind it and never races it.
 template <class Self, class Request>
 auto request(Self* self, const caf::actor& to, Request what, std::chrono::nanoseconds deadline) {
   what.options.deadline = deadline;
   constexpr std::chrono::nanoseconds longest = std::chrono::hours{24 * 365};
-  return detail::request(self, to, 2 * std::min(deadline, longest) + std::chrono::seconds{10}, std::move(what));
+  return detail::request(self, to, 2 * std::min(deadline, longest) + std::chrono::seconds{10},
+                         std::move(what));
 }
 
 template <class Self, class Request>

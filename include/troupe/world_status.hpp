@@ -35,8 +35,8 @@ struct world_member {
 template <class Inspector>
 detail::inspect_result<Inspector> inspect(Inspector& f, world_member& x) {
   using detail::field;
-  return detail::fields(f, x, "troupe::world_member", field("rank", x.rank), field("device", x.device),
-                        field("generation", x.generation));
+  return detail::fields(f, x, "troupe::world_member", field("rank", x.rank),
+                        field("device", x.device), field("generation", x.generation));
 }
 
 /// A world at one moment; sent to subscribers at every change, the present one first.
@@ -52,9 +52,10 @@ struct world_status {
 template <class Inspector>
 detail::inspect_result<Inspector> inspect(Inspector& f, world_status& x) {
   using detail::field;
-  return detail::fields(f, x, "troupe::world_status", field("name", x.name), field("phase", x.phase),
-                        field("epoch", x.epoch), field("membership", x.membership),
-                        field("members", x.members), field("reason", x.reason));
+  return detail::fields(f, x, "troupe::world_status", field("name", x.name),
+                        field("phase", x.phase), field("epoch", x.epoch),
+                        field("membership", x.membership), field("members", x.members),
+                        field("reason", x.reason));
 }
 
 /// The view that a `membership_changed` error carries.

@@ -2,7 +2,6 @@
 #include "actors/spawn.hpp"
 #include "actors/subscribers.hpp"
 #include "core/log.hpp"
-
 #include <troupe/device_status.hpp>
 
 #include <caf/all.hpp>
@@ -13,15 +12,16 @@ namespace troupe::detail {
 
 namespace {
 
-/// Belongs to a device and knows the ranks that the device holds; its worlds hear from it what becomes of
-/// the device. Their operations are issued by the device's lane.
+/// Belongs to a device and knows the ranks that the device holds; its worlds hear from it what
+/// becomes of the device. Their operations are issued by the device's lane.
 class collective_actor final : public actor_base<> {
 public:
   collective_actor(caf::actor_config& cfg, std::shared_ptr<device_state> device)
       : actor_base(cfg), device_(std::move(device)) {}
 
   caf::behavior make_behavior() override {
-    watch_ = device_->watch([self = caf::actor_cast<caf::actor>(this)](const device_changed& change) { detail::anon_send(self, change); });
+    watch_ = device_->watch([self = caf::actor_cast<caf::actor>(this)](
+                                const device_changed& change) { detail::anon_send(self, change); });
     return with_exit([this](caf::exit_msg& x) { quit(x.reason); },
                      [this](const join_communicator&) {
                        if (auto world = worlds_.add(this); world && last_.device >= 0)

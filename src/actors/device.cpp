@@ -1,8 +1,7 @@
-#include <troupe/device.hpp>
-
 #include "actors/device_access.hpp"
 #include "actors/messages.hpp"
 #include "actors/system.hpp"
+#include <troupe/device.hpp>
 
 #include <caf/all.hpp>
 
@@ -15,13 +14,14 @@ namespace troupe {
 
 namespace {
 
-template <class T>
-pending<T> answer(std::shared_ptr<detail::operation_of<T>> op) {
+template <class T> pending<T> answer(std::shared_ptr<detail::operation_of<T>> op) {
   std::shared_ptr<T> value{op, &op->value};
   return {std::move(op), std::move(value)};
 }
 
-pending<void> answer(std::shared_ptr<detail::operation_of<detail::nothing>> op) { return {std::move(op), nullptr}; }
+pending<void> answer(std::shared_ptr<detail::operation_of<detail::nothing>> op) {
+  return {std::move(op), nullptr};
+}
 
 /// Until the device is ready, or cannot be.
 caf::error wait_until_ready(detail::device_state& state, std::chrono::nanoseconds deadline) {
@@ -37,7 +37,8 @@ caf::error wait_until_ready(detail::device_state& state, std::chrono::nanosecond
     seen->condition.notify_all();
   });
   std::unique_lock lock{seen->mutex};
-  seen->condition.wait_for(lock, deadline, [&] { return seen->last.phase != device_phase::opening; });
+  seen->condition.wait_for(lock, deadline,
+                           [&] { return seen->last.phase != device_phase::opening; });
   auto last = seen->last;
   lock.unlock();
   state.unwatch(watch);
@@ -47,7 +48,8 @@ caf::error wait_until_ready(detail::device_state& state, std::chrono::nanosecond
     failure why;
     why.code = errc::deadline_exceeded;
     why.device = last.device;
-    why.detail = "the device is not ready yet" + (last.reason ? ": " + describe(last.reason) : std::string{});
+    why.detail = "the device is not ready yet" +
+                 (last.reason ? ": " + describe(last.reason) : std::string{});
     return make_error(std::move(why));
   }
   return last.reason ? last.reason : make_error(errc::unavailable, "the device ended");
@@ -73,7 +75,8 @@ std::vector<int> all_devices(caf::actor_system& sys) {
   return list ? std::move(list->ordinals) : std::vector<int>{};
 }
 
-caf::expected<device> device::open(caf::actor_system& sys, int ordinal, std::chrono::nanoseconds deadline) {
+caf::expected<device> device::open(caf::actor_system& sys, int ordinal,
+                                   std::chrono::nanoseconds deadline) {
   if (auto refused = detail::check_may_block(); refused)
     return refused;
   auto core = detail::system_core::of(sys);
@@ -103,14 +106,17 @@ caf::expected<caf::actor> device::actor() const {
   if (auto refused = detail::check_may_block(); refused)
     return refused;
   caf::scoped_actor self{lease_->system};
-  return detail::ask<caf::actor>(self, lease_->root, std::chrono::seconds{10}, detail::get_device_actor{ordinal()});
+  return detail::ask<caf::actor>(self, lease_->root, std::chrono::seconds{10},
+                                 detail::get_device_actor{ordinal()});
 }
 
-pending<any_gpu_ref> device::allocate(dtype type, std::size_t count, bool zeroed, request_options options) const {
+pending<any_gpu_ref> device::allocate(dtype type, std::size_t count, bool zeroed,
+                                      request_options options) const {
   return answer(core_->allocate(count, type, zeroed, options));
 }
 
-caf::expected<host_buffer> device::allocate_pinned(std::size_t size_bytes, request_options options) const {
+caf::expected<host_buffer> device::allocate_pinned(std::size_t size_bytes,
+                                                   request_options options) const {
   return answer(core_->allocate_pinned(size_bytes, options)).wait();
 }
 
@@ -121,8 +127,10 @@ pending<void> device::upload(const any_gpu_ref& target, std::span<const std::byt
   return answer(core_->upload(target, std::make_shared<detail::host_range>(memory), options));
 }
 
-pending<void> device::upload(const any_gpu_ref& target, host_buffer source, request_options options) const {
-  return answer(core_->upload(target, std::make_shared<detail::host_range>(std::move(source)), options));
+pending<void> device::upload(const any_gpu_ref& target, host_buffer source,
+                             request_options options) const {
+  return answer(
+      core_->upload(target, std::make_shared<detail::host_range>(std::move(source)), options));
 }
 
 pending<void> device::download(const any_gpu_ref& source, std::span<std::byte> target,
@@ -130,8 +138,10 @@ pending<void> device::download(const any_gpu_ref& source, std::span<std::byte> t
   return answer(core_->download(source, std::make_shared<detail::host_range>(target), options));
 }
 
-pending<void> device::download(const any_gpu_ref& source, host_buffer target, request_options options) const {
-  return answer(core_->download(source, std::make_shared<detail::host_range>(std::move(target)), options));
+pending<void> device::download(const any_gpu_ref& source, host_buffer target,
+                               request_options options) const {
+  return answer(
+      core_->download(source, std::make_shared<detail::host_range>(std::move(target)), options));
 }
 
 pending<void> device::fill(const any_gpu_ref& target, std::vector<std::byte> one_element,
@@ -139,7 +149,8 @@ pending<void> device::fill(const any_gpu_ref& target, std::vector<std::byte> one
   return answer(core_->fill(target, std::move(one_element), options));
 }
 
-pending<void> device::copy(const any_gpu_ref& target, const any_gpu_ref& source, request_options options) const {
+pending<void> device::copy(const any_gpu_ref& target, const any_gpu_ref& source,
+                           request_options options) const {
   return answer(core_->copy(target, source, options));
 }
 
@@ -163,10 +174,16 @@ pending<void> device::release(const any_gpu_ref& ref, access_mode mode, CUstream
   return answer(core_->release(ref, mode, stream, options));
 }
 
-pending<device_stats> device::stats(request_options options) const { return answer(core_->stats(options)); }
+pending<device_stats> device::stats(request_options options) const {
+  return answer(core_->stats(options));
+}
 
-pending<std::uint64_t> device::reset(request_options options) const { return answer(core_->reset(options)); }
+pending<std::uint64_t> device::reset(request_options options) const {
+  return answer(core_->reset(options));
+}
 
-void device::shutdown() const { core_->shut_down(make_error(errc::unavailable, "the device was shut down")); }
+void device::shutdown() const {
+  core_->shut_down(make_error(errc::unavailable, "the device was shut down"));
+}
 
 } // namespace troupe

@@ -3,7 +3,6 @@
 
 #include "actors/system.hpp"
 #include "core/device_core.hpp"
-
 #include <troupe/device.hpp>
 
 #include <memory>
@@ -16,7 +15,8 @@ struct device_access {
   static device make(std::shared_ptr<system_lease> lease, std::shared_ptr<runtime> owner,
                      std::shared_ptr<lane> worker) {
     auto& settings = dynamic_cast<const troupe::config&>(lease->system.config());
-    auto core = std::make_shared<device_core>(std::move(owner), std::move(worker), settings.device_deadline);
+    auto core = std::make_shared<device_core>(std::move(owner), std::move(worker),
+                                              settings.device_deadline);
     return device{std::move(lease), std::move(core)};
   }
 };

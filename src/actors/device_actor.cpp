@@ -2,7 +2,6 @@
 #include "actors/spawn.hpp"
 #include "actors/subscribers.hpp"
 #include "core/device_core.hpp"
-
 #include <troupe/device.hpp>
 
 #include <caf/all.hpp>
@@ -24,38 +23,49 @@ std::vector<std::byte> as_bytes(const std::vector<std::uint8_t>& from) {
 /// The address of a device. Control only: requests become operations, which answer by themselves.
 class device_actor final : public actor_base<> {
 public:
-  device_actor(caf::actor_config& cfg, device_core core) : actor_base(cfg), core_(std::move(core)) {}
+  device_actor(caf::actor_config& cfg, device_core core)
+      : actor_base(cfg), core_(std::move(core)) {}
 
   caf::behavior make_behavior() override {
-    watch_ = core_.state().watch([self = caf::actor_cast<caf::actor>(this)](const device_changed& change) { detail::anon_send(self, change); });
+    watch_ =
+        core_.state().watch([self = caf::actor_cast<caf::actor>(this)](
+                                const device_changed& change) { detail::anon_send(self, change); });
     return with_exit(
-      [this](caf::exit_msg& x) { quit(x.reason); },
-      [this](const allocate& x) {
-        return reply_when_answered(this, core_.allocate(x.count, x.type, x.zeroed, x.options));
-      },
-      [this](const upload& x) {
-        return reply_when_answered(this, core_.upload(x.target, std::make_shared<host_range>(x.source), x.options));
-      },
-      [this](const download& x) { return reply_with_memory(x); },
-      [this](const fill& x) { return reply_when_answered(this, core_.fill(x.target, as_bytes(x.element), x.options)); },
-      [this](const copy& x) { return reply_when_answered(this, core_.copy(x.target, x.source, x.options)); },
-      [this](const troupe::launch& x) {
-        return reply_when_answered(this, core_.launch(x.name, as_bytes(x.arguments), x.reads, x.writes, x.options));
-      },
-      [this](const launch_callable& x) {
-        return reply_when_answered(this, core_.launch(x.function, x.reads, x.writes, x.options));
-      },
-      [this](const stats& x) { return reply_when_answered(this, core_.stats(x.options)); },
-      [this](const reset& x) { return reply_when_answered(this, core_.reset(x.options)); },
-      [this](const shutdown&) { core_.shut_down(make_error(errc::unavailable, "the device was shut down")); },
-      [this](const watch_generation&) {
-        if (auto who = subscribers_.add(this); who && last_.device >= 0)
-          detail::send(this, who, last_);
-      },
-      [this](const device_changed& change) {
-        last_ = change;
-        subscribers_.tell(this, change);
-      });
+        [this](caf::exit_msg& x) { quit(x.reason); },
+        [this](const allocate& x) {
+          return reply_when_answered(this, core_.allocate(x.count, x.type, x.zeroed, x.options));
+        },
+        [this](const upload& x) {
+          return reply_when_answered(
+              this, core_.upload(x.target, std::make_shared<host_range>(x.source), x.options));
+        },
+        [this](const download& x) { return reply_with_memory(x); },
+        [this](const fill& x) {
+          return reply_when_answered(this, core_.fill(x.target, as_bytes(x.element), x.options));
+        },
+        [this](const copy& x) {
+          return reply_when_answered(this, core_.copy(x.target, x.source, x.options));
+        },
+        [this](const troupe::launch& x) {
+          return reply_when_answered(
+              this, core_.launch(x.name, as_bytes(x.arguments), x.reads, x.writes, x.options));
+        },
+        [this](const launch_callable& x) {
+          return reply_when_answered(this, core_.launch(x.function, x.reads, x.writes, x.options));
+        },
+        [this](const stats& x) { return reply_when_answered(this, core_.stats(x.options)); },
+        [this](const reset& x) { return reply_when_answered(this, core_.reset(x.options)); },
+        [this](const shutdown&) {
+          core_.shut_down(make_error(errc::unavailable, "the device was shut down"));
+        },
+        [this](const watch_generation&) {
+          if (auto who = subscribers_.add(this); who && last_.device >= 0)
+            detail::send(this, who, last_);
+        },
+        [this](const device_changed& change) {
+          last_ = change;
+          subscribers_.tell(this, change);
+        });
   }
 
   void on_exit() override {

@@ -1,7 +1,6 @@
 #include "actors/messages.hpp"
 #include "actors/spawn.hpp"
 #include "core/log.hpp"
-
 #include <troupe/detail/caf_compat.hpp>
 
 #include <caf/all.hpp>
@@ -13,8 +12,8 @@ namespace troupe::detail {
 
 namespace {
 
-/// The root of an actor system's devices: supervises device and collective actors. They hold no request and
-/// no memory, so one that died is made anew when somebody asks for it.
+/// The root of an actor system's devices: supervises device and collective actors. They hold no
+/// request and no memory, so one that died is made anew when somebody asks for it.
 class devices_actor final : public actor_base<> {
 public:
   devices_actor(caf::actor_config& cfg, std::shared_ptr<runtime> owner)
@@ -47,7 +46,8 @@ private:
     if (!worker)
       return worker.error();
     auto& settings = dynamic_cast<const troupe::config&>(system().config());
-    auto child = spawn_device_actor(system(), device_core{owner_, *worker, settings.device_deadline});
+    auto child =
+        spawn_device_actor(system(), device_core{owner_, *worker, settings.device_deadline});
     return adopt(devices_, ordinal, std::move(child));
   }
 
@@ -57,7 +57,8 @@ private:
     auto worker = owner_->lane_of(ordinal);
     if (!worker)
       return worker.error();
-    return adopt(collectives_, ordinal, spawn_collective_actor(system(), (*worker)->shared_state()));
+    return adopt(collectives_, ordinal,
+                 spawn_collective_actor(system(), (*worker)->shared_state()));
   }
 
   caf::actor adopt(std::map<int, caf::actor>& children, int ordinal, caf::actor child) {

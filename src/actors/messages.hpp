@@ -18,8 +18,8 @@ struct get_collective_actor {
   std::int32_t device = -1;
 };
 
-/// To a collective actor: its device holds a rank of the sender, a world, from now on; the world hears of the
-/// device's life (`device_changed`).
+/// To a collective actor: its device holds a rank of the sender, a world, from now on; the world
+/// hears of the device's life (`device_changed`).
 struct join_communicator {};
 
 /// To a world: the build of its epoch is over; `why` is none on success.

@@ -4,7 +4,6 @@
 #include "actors/subscribers.hpp"
 #include "actors/world_parts.hpp"
 #include "core/log.hpp"
-
 #include <troupe/nccl_world.hpp>
 
 #include <caf/all.hpp>
@@ -19,11 +18,13 @@ namespace troupe::detail {
 
 namespace {
 
-/// Supervises a world: builds its communicators, one after the other, as long as its devices live and its
-/// budget lasts. Requests pass through to the world's data; they need nothing of it while all is well.
+/// Supervises a world: builds its communicators, one after the other, as long as its devices live
+/// and its budget lasts. Requests pass through to the world's data; they need nothing of it while
+/// all is well.
 class nccl_world_actor final : public actor_base<> {
 public:
-  nccl_world_actor(caf::actor_config& cfg, std::shared_ptr<system_lease> lease, std::shared_ptr<world_core> core)
+  nccl_world_actor(caf::actor_config& cfg, std::shared_ptr<system_lease> lease,
+                   std::shared_ptr<world_core> core)
       : actor_base(cfg), lease_(std::move(lease)), core_(std::move(core)) {}
 
   caf::behavior make_behavior() override {
@@ -32,20 +33,23 @@ public:
         detail::anon_send(self, communicator_ended{epoch, why});
     });
     join_devices();
-    detail::send_after(this, caf::actor_cast<caf::actor>(this), core_->limits().build_deadline, retry_build{true});
-    return with_exit(
-      [this](caf::exit_msg& x) { end(x.reason); },
-      [this](const all_reduce& x) { return reply_when_answered(this, core_->all_reduce(x.send, x.recv, x.op, x.options)); },
-      [this](const get_status&) { return core_->status(); },
-      [this](const subscribe&) {
-        if (auto who = subscribers_.add(this); who)
-          detail::send(this, who, core_->status());
-      },
-      [this](const shutdown&) { end(caf::exit_reason::user_shutdown); },
-      [this](const device_changed& x) { on_device(x); },
-      [this](const communicator_built& x) { on_built(x); },
-      [this](const communicator_ended& x) { on_ended(x); },
-      [this](const retry_build& x) { on_retry(x); });
+    detail::send_after(this, caf::actor_cast<caf::actor>(this), core_->limits().build_deadline,
+                       retry_build{true});
+    return with_exit([this](caf::exit_msg& x) { end(x.reason); },
+                     [this](const all_reduce& x) {
+                       return reply_when_answered(
+                           this, core_->all_reduce(x.send, x.recv, x.op, x.options));
+                     },
+                     [this](const get_status&) { return core_->status(); },
+                     [this](const subscribe&) {
+                       if (auto who = subscribers_.add(this); who)
+                         detail::send(this, who, core_->status());
+                     },
+                     [this](const shutdown&) { end(caf::exit_reason::user_shutdown); },
+                     [this](const device_changed& x) { on_device(x); },
+                     [this](const communicator_built& x) { on_built(x); },
+                     [this](const communicator_ended& x) { on_ended(x); },
+                     [this](const retry_build& x) { on_retry(x); });
   }
 
   void on_exit() override {
@@ -60,13 +64,13 @@ private:
     for (std::size_t i = 0; i < core_->size(); ++i) {
       auto ordinal = core_->lanes()[i]->state().ordinal();
       detail::request(this, lease_->root, caf::infinite, get_collective_actor{ordinal})
-        .then(
-          [this, ordinal](const caf::actor& collective) {
-            detail::send(this, collective, join_communicator{});
-            on_down(collective, [this](const caf::error&) { join_devices(); });
-            collectives_[ordinal] = collective;
-          },
-          [this](const caf::error& why) { fail(why); });
+          .then(
+              [this, ordinal](const caf::actor& collective) {
+                detail::send(this, collective, join_communicator{});
+                on_down(collective, [this](const caf::error&) { join_devices(); });
+                collectives_[ordinal] = collective;
+              },
+              [this](const caf::error& why) { fail(why); });
     }
   }
 
@@ -75,14 +79,19 @@ private:
       return;
     phases_[x.device] = x;
     switch (x.phase) {
-      case device_phase::failed:
-      case device_phase::shut_down: fail(x.reason ? x.reason : make_error(errc::unavailable, "a device ended")); break;
-      case device_phase::resetting:
-        building_ = false;
-        core_->end_epoch(x.reason);
-        break;
-      case device_phase::opening: break;
-      case device_phase::ready: try_build(); break;
+    case device_phase::failed:
+    case device_phase::shut_down:
+      fail(x.reason ? x.reason : make_error(errc::unavailable, "a device ended"));
+      break;
+    case device_phase::resetting:
+      building_ = false;
+      core_->end_epoch(x.reason);
+      break;
+    case device_phase::opening:
+      break;
+    case device_phase::ready:
+      try_build();
+      break;
     }
   }
 
@@ -94,7 +103,8 @@ private:
   }
 
   void try_build() {
-    if (building_ || waits_to_retry_ || core_->status().phase != world_phase::building || !devices_ready())
+    if (building_ || waits_to_retry_ || core_->status().phase != world_phase::building ||
+        !devices_ready())
       return;
     building_ = true;
     core_->build([to = address()](std::uint64_t epoch, const caf::error& why) {
@@ -145,8 +155,8 @@ private:
       restarts_.pop_front();
     if (static_cast<int>(restarts_.size()) >= limits.restarts) {
       auto last = failure_of(why).value_or(failure{});
-      last.detail = "no communicator after " + std::to_string(limits.restarts) + " restarts; the last reason: "
-                    + describe(why);
+      last.detail = "no communicator after " + std::to_string(limits.restarts) +
+                    " restarts; the last reason: " + describe(why);
       last.code = code.value_or(errc::communicator_dead);
       return fail(make_error(std::move(last)));
     }
@@ -172,11 +182,12 @@ private:
     for (auto& lane : core_->lanes())
       if (auto i = phases_.find(lane->state().ordinal());
           i == phases_.end() || i->second.phase != device_phase::ready)
-        missing += (missing.empty() ? "device " : ", ") + std::to_string(lane->state().ordinal())
-                   + (i != phases_.end() && i->second.reason ? " (" + describe(i->second.reason) + ")" : "");
-    fail(make_error(errc::deadline_exceeded, missing.empty()
-                                               ? "the communicator was not built before the build deadline"
-                                               : "not ready before the build deadline: " + missing));
+        missing +=
+            (missing.empty() ? "device " : ", ") + std::to_string(lane->state().ordinal()) +
+            (i != phases_.end() && i->second.reason ? " (" + describe(i->second.reason) + ")" : "");
+    fail(make_error(errc::deadline_exceeded,
+                    missing.empty() ? "the communicator was not built before the build deadline"
+                                    : "not ready before the build deadline: " + missing));
   }
 
   bool finished() const {
@@ -226,8 +237,9 @@ caf::expected<world_parts> make_world(caf::actor_system& sys, world_config confi
   std::vector<std::shared_ptr<lane>> lanes;
   for (auto ordinal : config.devices) {
     if (ordinal < 0 || ordinal >= (*owner)->device_count())
-      return make_error(errc::invalid_argument, "there is no device " + std::to_string(ordinal) + "; there are "
-                                                  + std::to_string((*owner)->device_count()));
+      return make_error(errc::invalid_argument, "there is no device " + std::to_string(ordinal) +
+                                                    "; there are " +
+                                                    std::to_string((*owner)->device_count()));
   }
   for (auto ordinal : config.devices) {
     auto worker = (*owner)->lane_of(ordinal);
@@ -238,12 +250,14 @@ caf::expected<world_parts> make_world(caf::actor_system& sys, world_config confi
   auto lease = (*core)->lease(sys);
   if (!lease)
     return lease.error();
-  auto data = std::make_shared<world_core>(*owner, std::move(config.name), std::move(lanes), config.limits);
+  auto data =
+      std::make_shared<world_core>(*owner, std::move(config.name), std::move(lanes), config.limits);
   auto actor = sys.spawn<nccl_world_actor>(*lease, data);
   return world_parts{std::move(*lease), std::move(data), std::move(actor)};
 }
 
-caf::expected<caf::actor_system*> system_of(const std::vector<device>& devices, world_config& config) {
+caf::expected<caf::actor_system*> system_of(const std::vector<device>& devices,
+                                            world_config& config) {
   if (devices.empty())
     return make_error(errc::invalid_argument, "a world needs a device");
   auto& sys = device_access::system_of(devices.front());
@@ -267,7 +281,8 @@ caf::expected<caf::actor> spawn_nccl_world(caf::actor_system& sys, world_config 
   return parts->actor;
 }
 
-caf::expected<caf::actor> spawn_nccl_world(const std::vector<device>& devices, world_config config) {
+caf::expected<caf::actor> spawn_nccl_world(const std::vector<device>& devices,
+                                           world_config config) {
   auto sys = detail::system_of(devices, config);
   if (!sys)
     return sys.error();

@@ -3,7 +3,6 @@
 
 #include "core/device_core.hpp"
 #include "core/runtime.hpp"
-
 #include <troupe/config.hpp>
 
 #include <caf/actor.hpp>

@@ -14,8 +14,7 @@ namespace troupe::detail {
 class subscriber_list {
 public:
   /// Adds the sender of the current message; gives its handle.
-  template <class Self>
-  caf::actor add(Self* self) {
+  template <class Self> caf::actor add(Self* self) {
     auto who = caf::actor_cast<caf::actor>(self->current_sender());
     if (who && std::find(all_.begin(), all_.end(), who) == all_.end()) {
       all_.push_back(who);
@@ -26,8 +25,7 @@ public:
     return who;
   }
 
-  template <class Self, class Message>
-  void tell(Self* self, const Message& x) {
+  template <class Self, class Message> void tell(Self* self, const Message& x) {
     for (auto& who : all_)
       send(self, who, x);
   }

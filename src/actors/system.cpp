@@ -19,7 +19,8 @@ system_core::~system_core() {
 caf::expected<system_core*> system_core::of(caf::actor_system& sys) {
   auto* cfg = dynamic_cast<const config*>(&sys.config());
   if (cfg == nullptr)
-    return make_error(errc::invalid_argument, "the actor system's configuration is no troupe::config");
+    return make_error(errc::invalid_argument,
+                      "the actor system's configuration is no troupe::config");
   return &cfg->core();
 }
 
@@ -36,7 +37,8 @@ std::string system_core::reason() {
 caf::error system_core::choose_backend() {
   auto& wanted = config_.backend_name_;
   if (wanted != "auto" && wanted != "cuda" && wanted != "host")
-    return make_error(errc::invalid_argument, "troupe.backend is auto, cuda or host, not " + wanted);
+    return make_error(errc::invalid_argument,
+                      "troupe.backend is auto, cuda or host, not " + wanted);
   if (wanted != "host") {
     auto cuda = make_cuda_backend();
     if (cuda && (*cuda)->device_count() > 0) {
@@ -70,7 +72,8 @@ caf::expected<std::shared_ptr<runtime>> system_core::runtime() {
     options.completion = completion_strategy::synchronize;
   else if (config_.completion_ != "event_poll")
     return make_error(errc::invalid_argument,
-                      "troupe.completion is event_poll, host_func or synchronize, not " + config_.completion_);
+                      "troupe.completion is event_poll, host_func or synchronize, not " +
+                          config_.completion_);
   if (config_.in_flight_ != 0)
     options.in_flight_limit = config_.in_flight_;
   if (config_.queue_ != 0)
@@ -121,17 +124,19 @@ config::config() : core_(std::make_unique<detail::system_core>(*this)) {
   caf_option("scheduler.max-threads", pool_threads());
   add_thread_hook<pool_thread_hook>();
   opt_group{custom_options_, "troupe"}
-    .add(backend_name_, "backend", "auto, cuda or host")
-    .add(host_devices_, "devices", "number of virtual devices of the host backend")
-    .add(completion_, "completion", "event_poll, host_func or synchronize")
-    .add(in_flight_, "in-flight", "operations that a device may have in its streams")
-    .add(queue_, "queue", "operations that may wait for a device")
-    .add(spin_us_, "spin", "how long a lane spins after its last work, in microseconds")
-    .add(client_spin_us_, "client-spin", "how long a client that waits spins, in microseconds");
+      .add(backend_name_, "backend", "auto, cuda or host")
+      .add(host_devices_, "devices", "number of virtual devices of the host backend")
+      .add(completion_, "completion", "event_poll, host_func or synchronize")
+      .add(in_flight_, "in-flight", "operations that a device may have in its streams")
+      .add(queue_, "queue", "operations that may wait for a device")
+      .add(spin_us_, "spin", "how long a lane spins after its last work, in microseconds")
+      .add(client_spin_us_, "client-spin", "how long a client that waits spins, in microseconds");
 }
 
 config::~config() = default;
 
-void config::use_backend(std::shared_ptr<backend> backend) { core_->use_backend(std::move(backend)); }
+void config::use_backend(std::shared_ptr<backend> backend) {
+  core_->use_backend(std::move(backend));
+}
 
 } // namespace troupe

@@ -1,8 +1,8 @@
-/// What belongs to one actor system: the runtime and, while somebody needs them, the actors of its devices.
+/// What belongs to one actor system: the runtime and, while somebody needs them, the actors of its
+/// devices.
 #pragma once
 
 #include "core/runtime.hpp"
-
 #include <troupe/config.hpp>
 
 #include <caf/actor.hpp>
@@ -35,7 +35,8 @@ public:
   static caf::expected<system_core*> of(caf::actor_system& sys);
 
   /// Makes the backend at the first call.
-  /// @errors errc::unavailable, not_supported: it is not there; errc::invalid_argument: an option is wrong
+  /// @errors errc::unavailable, not_supported: it is not there; errc::invalid_argument: an option
+  ///         is wrong
   caf::expected<std::shared_ptr<detail::runtime>> runtime();
   /// Why the host backend was taken.
   std::string reason();

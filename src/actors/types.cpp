@@ -1,6 +1,5 @@
 #include "actors/messages.hpp"
 #include "actors/spawn.hpp"
-
 #include <troupe/troupe.hpp>
 
 #include <caf/all.hpp>

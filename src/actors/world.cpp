@@ -1,7 +1,6 @@
-#include <troupe/world.hpp>
-
 #include "actors/device_access.hpp"
 #include "actors/world_parts.hpp"
+#include <troupe/world.hpp>
 
 #include <caf/all.hpp>
 

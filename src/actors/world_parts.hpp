@@ -3,7 +3,6 @@
 
 #include "actors/system.hpp"
 #include "core/world_core.hpp"
-
 #include <troupe/nccl_world.hpp>
 
 #include <caf/actor.hpp>
@@ -22,6 +21,7 @@ struct world_parts {
 caf::expected<world_parts> make_world(caf::actor_system& sys, world_config config);
 
 /// The actor system that all of `devices` are of; names them in `config`.
-caf::expected<caf::actor_system*> system_of(const std::vector<device>& devices, world_config& config);
+caf::expected<caf::actor_system*> system_of(const std::vector<device>& devices,
+                                            world_config& config);
 
 } // namespace troupe::detail

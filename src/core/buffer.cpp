@@ -15,10 +15,10 @@ caf::error indeterminate(const caf::error& cause) {
   return make_error(std::move(why));
 }
 
-buffer::buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64_t generation, void* address,
-               std::size_t size_bytes, std::function<void(void*)> deleter)
-    : home_(std::move(home)), id_(id), generation_(generation), address_(address), size_bytes_(size_bytes),
-      deleter_(std::move(deleter)) {}
+buffer::buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64_t generation,
+               void* address, std::size_t size_bytes, std::function<void(void*)> deleter)
+    : home_(std::move(home)), id_(id), generation_(generation), address_(address),
+      size_bytes_(size_bytes), deleter_(std::move(deleter)) {}
 
 buffer::~buffer() {
   home_->forget_buffer(id_);

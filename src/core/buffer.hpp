@@ -23,9 +23,10 @@ caf::error indeterminate(const caf::error& cause);
 /// One allocation of one device in one generation. Freed by the device's lane, whoever drops it.
 class buffer {
 public:
-  /// `deleter` for memory of the user's (`adopt`); without one the memory belongs to the device's pool.
-  buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64_t generation, void* address,
-         std::size_t size_bytes, std::function<void(void*)> deleter = {});
+  /// `deleter` for memory of the user's (`adopt`); without one the memory belongs to the device's
+  /// pool.
+  buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64_t generation,
+         void* address, std::size_t size_bytes, std::function<void(void*)> deleter = {});
   ~buffer();
   buffer(const buffer&) = delete;
   buffer& operator=(const buffer&) = delete;

@@ -13,8 +13,8 @@ communicator::communicator(std::shared_ptr<runtime> runtime, std::uint64_t epoch
                            std::vector<std::shared_ptr<lane>> lanes, communicator_ranks ranks,
                            std::chrono::milliseconds quiet_limit,
                            std::function<void(communicator&, const caf::error&)> on_end)
-    : runtime_(std::move(runtime)), epoch_(epoch), lanes_(std::move(lanes)), ranks_(std::move(ranks)),
-      quiet_limit_(quiet_limit), on_end_(std::move(on_end)) {
+    : runtime_(std::move(runtime)), epoch_(epoch), lanes_(std::move(lanes)),
+      ranks_(std::move(ranks)), quiet_limit_(quiet_limit), on_end_(std::move(on_end)) {
   for (auto& x : lanes_)
     runtime_->hold(x->state().ordinal());
 }
@@ -66,20 +66,22 @@ void communicator::end(const caf::error& cause) noexcept {
 void communicator::reap(bool healthy) noexcept {
   // Every lane says that it is not inside; none comes in any more.
   auto quiet = [this] {
-    return std::none_of(lanes_.begin(), lanes_.end(), [this](auto& x) { return x->is_inside(this); });
+    return std::none_of(lanes_.begin(), lanes_.end(),
+                        [this](auto& x) { return x->is_inside(this); });
   };
   auto until = clock::now() + quiet_limit_;
   while (!quiet() && clock::now() < until)
     std::this_thread::sleep_for(std::chrono::microseconds{200});
-  if (auto stuck = std::find_if(lanes_.begin(), lanes_.end(), [this](auto& x) { return x->is_inside(this); });
+  if (auto stuck = std::find_if(lanes_.begin(), lanes_.end(),
+                                [this](auto& x) { return x->is_inside(this); });
       stuck != lanes_.end()) {
     failure why;
     why.code = errc::lane_stuck;
     why.device = (*stuck)->state().ordinal();
     why.rank = static_cast<int>(stuck - lanes_.begin());
     why.epoch = epoch_;
-    why.detail = "the lane did not come back from a call on a communicator that ended ("
-                 + describe(healthy ? caf::error{} : dead()) + ")";
+    why.detail = "the lane did not come back from a call on a communicator that ended (" +
+                 describe(healthy ? caf::error{} : dead()) + ")";
     runtime_->end_everything(make_error(std::move(why)));
   }
   if (runtime_->ended()) {

@@ -3,7 +3,6 @@
 
 #include "core/lane.hpp"
 #include "core/runtime.hpp"
-
 #include <troupe/backend.hpp>
 
 #include <atomic>
@@ -15,13 +14,15 @@
 
 namespace troupe::detail {
 
-/// Live from its making until it ends, once, for the first cause. Then no lane enters it any more; as soon
-/// as none is inside (at most `quiet_limit`), it is aborted in the background, or destroyed if it ended well.
+/// Live from its making until it ends, once, for the first cause. Then no lane enters it any more;
+/// as soon as none is inside (at most `quiet_limit`), it is aborted in the background, or destroyed
+/// if it ended well.
 class communicator : public std::enable_shared_from_this<communicator> {
 public:
   /// `on_end` hears of the end, once, on the thread that ended it.
-  communicator(std::shared_ptr<runtime> runtime, std::uint64_t epoch, std::vector<std::shared_ptr<lane>> lanes,
-               communicator_ranks ranks, std::chrono::milliseconds quiet_limit,
+  communicator(std::shared_ptr<runtime> runtime, std::uint64_t epoch,
+               std::vector<std::shared_ptr<lane>> lanes, communicator_ranks ranks,
+               std::chrono::milliseconds quiet_limit,
                std::function<void(communicator&, const caf::error&)> on_end);
   ~communicator();
 
@@ -32,8 +33,7 @@ public:
 
   /// Calls `f` for rank `i` on its lane, unless the communicator has ended.
   /// @errors errc::communicator_dead: nothing was called
-  template <class F>
-  caf::error call(std::size_t i, lane& on, F f) {
+  template <class F> caf::error call(std::size_t i, lane& on, F f) {
     on.enter(this);
     if (!live()) {
       on.leave();

@@ -1,6 +1,5 @@
-#include <troupe/detail/completion.hpp>
-
 #include "core/spin.hpp"
+#include <troupe/detail/completion.hpp>
 
 #include <string>
 
@@ -15,8 +14,8 @@ void forbid_blocking(const char* thread_kind) noexcept { non_blocking_thread = t
 caf::error check_may_block() noexcept {
   if (non_blocking_thread == nullptr)
     return {};
-  return make_error(errc::would_block, std::string{"a blocking wait on "} + non_blocking_thread
-                                         + " would stop others; use then() or a message");
+  return make_error(errc::would_block, std::string{"a blocking wait on "} + non_blocking_thread +
+                                           " would stop others; use then() or a message");
 }
 
 completion::~completion() = default;

@@ -19,7 +19,8 @@ caf::error refusal(const char* verb, int device, errc code, std::string detail) 
 } // namespace
 
 template <class Operation>
-std::shared_ptr<Operation> device_core::start(std::shared_ptr<Operation> op, const request_options& options) const {
+std::shared_ptr<Operation> device_core::start(std::shared_ptr<Operation> op,
+                                              const request_options& options) const {
   op->deadline = from_now(options.deadline.count() != 0 ? options.deadline : deadline_);
   op->parts()[0].on = worker_.get();
   runtime_->start(op);
@@ -46,52 +47,61 @@ device_core::answer<any_gpu_ref> device_core::allocate(std::size_t count, dtype 
                                                        const request_options& options) const {
   if (count > SIZE_MAX / size_of(type))
     return refused_operation<any_gpu_ref>(
-      "allocate", refusal("allocate", state().ordinal(), errc::out_of_memory,
-                          std::to_string(count) + " elements are more than an address can tell apart"));
+        "allocate",
+        refusal("allocate", state().ordinal(), errc::out_of_memory,
+                std::to_string(count) + " elements are more than an address can tell apart"));
   return start(std::make_shared<allocate_operation>(count, type, zeroed), options);
 }
 
-device_core::answer<host_buffer> device_core::allocate_pinned(std::size_t size_bytes,
-                                                              const request_options& options) const {
+device_core::answer<host_buffer>
+device_core::allocate_pinned(std::size_t size_bytes, const request_options& options) const {
   return start(std::make_shared<pinned_operation>(size_bytes), options);
 }
 
-device_core::answer<nothing> device_core::upload(const any_gpu_ref& target, std::shared_ptr<host_range> host,
+device_core::answer<nothing> device_core::upload(const any_gpu_ref& target,
+                                                 std::shared_ptr<host_range> host,
                                                  const request_options& options) const {
   if (auto error = check("upload", target); error)
     return refused_operation<nothing>("upload", std::move(error));
   if (host->size() != target.size_bytes())
     return refused_operation<nothing>(
-      "upload", refusal("upload", state().ordinal(),
-                        host->size() > target.size_bytes() ? errc::out_of_range : errc::shape_mismatch,
-                        std::to_string(host->size()) + " bytes for a buffer of "
-                          + std::to_string(target.size_bytes())));
-  return start(std::make_shared<transfer_operation>(transfer::direction::upload, target, std::move(host)), options);
+        "upload",
+        refusal("upload", state().ordinal(),
+                host->size() > target.size_bytes() ? errc::out_of_range : errc::shape_mismatch,
+                std::to_string(host->size()) + " bytes for a buffer of " +
+                    std::to_string(target.size_bytes())));
+  return start(
+      std::make_shared<transfer_operation>(transfer::direction::upload, target, std::move(host)),
+      options);
 }
 
-device_core::answer<nothing> device_core::download(const any_gpu_ref& source, std::shared_ptr<host_range> host,
+device_core::answer<nothing> device_core::download(const any_gpu_ref& source,
+                                                   std::shared_ptr<host_range> host,
                                                    const request_options& options) const {
   if (auto error = check("download", source); error)
     return refused_operation<nothing>("download", std::move(error));
   if (host->size() != source.size_bytes())
     return refused_operation<nothing>(
-      "download", refusal("download", state().ordinal(),
-                          host->size() > source.size_bytes() ? errc::out_of_range : errc::shape_mismatch,
-                          "a buffer of " + std::to_string(source.size_bytes()) + " bytes into "
-                            + std::to_string(host->size())));
-  return start(std::make_shared<transfer_operation>(transfer::direction::download, source, std::move(host)),
-               options);
+        "download",
+        refusal("download", state().ordinal(),
+                host->size() > source.size_bytes() ? errc::out_of_range : errc::shape_mismatch,
+                "a buffer of " + std::to_string(source.size_bytes()) + " bytes into " +
+                    std::to_string(host->size())));
+  return start(
+      std::make_shared<transfer_operation>(transfer::direction::download, source, std::move(host)),
+      options);
 }
 
-device_core::answer<nothing> device_core::fill(const any_gpu_ref& target, std::vector<std::byte> element,
+device_core::answer<nothing> device_core::fill(const any_gpu_ref& target,
+                                               std::vector<std::byte> element,
                                                const request_options& options) const {
   if (auto error = check("fill", target); error)
     return refused_operation<nothing>("fill", std::move(error));
   if (element.size() != size_of(target.type()))
-    return refused_operation<nothing>("fill", refusal("fill", state().ordinal(), errc::shape_mismatch,
-                                                      std::to_string(element.size())
-                                                        + " bytes are not one element of "
-                                                        + std::string{to_string(target.type())}));
+    return refused_operation<nothing>(
+        "fill", refusal("fill", state().ordinal(), errc::shape_mismatch,
+                        std::to_string(element.size()) + " bytes are not one element of " +
+                            std::string{to_string(target.type())}));
   return start(std::make_shared<fill_operation>(target, std::move(element)), options);
 }
 
@@ -101,45 +111,51 @@ device_core::answer<nothing> device_core::copy(const any_gpu_ref& target, const 
     if (auto error = check("copy", *ref); error)
       return refused_operation<nothing>("copy", std::move(error));
   auto refuse = [&](errc code, std::string detail) {
-    return refused_operation<nothing>("copy", refusal("copy", state().ordinal(), code, std::move(detail)));
+    return refused_operation<nothing>("copy",
+                                      refusal("copy", state().ordinal(), code, std::move(detail)));
   };
   if (target.size_bytes() != source.size_bytes())
-    return refuse(errc::shape_mismatch, std::to_string(source.size_bytes()) + " bytes into "
-                                          + std::to_string(target.size_bytes()));
+    return refuse(errc::shape_mismatch, std::to_string(source.size_bytes()) + " bytes into " +
+                                            std::to_string(target.size_bytes()));
   if (overlap(target, source))
     return refuse(errc::invalid_argument, "source and target overlap");
   return start(std::make_shared<copy_operation>(target, source), options);
 }
 
-device_core::answer<nothing> device_core::launch(launch_function function, const std::vector<any_gpu_ref>& reads,
+device_core::answer<nothing> device_core::launch(launch_function function,
+                                                 const std::vector<any_gpu_ref>& reads,
                                                  const std::vector<any_gpu_ref>& writes,
                                                  const request_options& options) const {
   for (auto* refs : {&reads, &writes})
     if (auto error = check("launch", *refs); error)
       return refused_operation<nothing>("launch", std::move(error));
   if (!function)
-    return refused_operation<nothing>("launch", refusal("launch", state().ordinal(), errc::invalid_argument,
-                                                        "there is no callable"));
+    return refused_operation<nothing>(
+        "launch",
+        refusal("launch", state().ordinal(), errc::invalid_argument, "there is no callable"));
   return start(std::make_shared<launch_operation>(std::move(function), reads, writes), options);
 }
 
-device_core::answer<nothing> device_core::launch(const std::string& name, std::vector<std::byte> arguments,
+device_core::answer<nothing> device_core::launch(const std::string& name,
+                                                 std::vector<std::byte> arguments,
                                                  const std::vector<any_gpu_ref>& reads,
                                                  const std::vector<any_gpu_ref>& writes,
                                                  const request_options& options) const {
   auto function = find_launch(name);
   if (!function)
-    return refused_operation<nothing>("launch", refusal("launch", state().ordinal(), errc::invalid_argument,
-                                                        "no launch is registered as \"" + name + "\""));
-  auto call = [function = std::move(function), arguments = std::move(arguments), reads,
-               writes](launch_context& context) { return function(context, reads, writes, arguments); };
+    return refused_operation<nothing>("launch",
+                                      refusal("launch", state().ordinal(), errc::invalid_argument,
+                                              "no launch is registered as \"" + name + "\""));
+  auto call = [function = std::move(function), arguments = std::move(arguments), reads, writes](
+                  launch_context& context) { return function(context, reads, writes, arguments); };
   return launch(std::move(call), reads, writes, options);
 }
 
 caf::expected<any_gpu_ref> device_core::adopt(void* memory, std::size_t count, dtype type,
                                               std::function<void(void*)> deleter) const {
   if (memory == nullptr || !deleter)
-    return refusal("adopt", state().ordinal(), errc::invalid_argument, "there is no memory or no deleter");
+    return refusal("adopt", state().ordinal(), errc::invalid_argument,
+                   "there is no memory or no deleter");
   if (count > SIZE_MAX / size_of(type))
     return refusal("adopt", state().ordinal(), errc::invalid_argument,
                    std::to_string(count) + " elements are more than an address can tell apart");
@@ -147,27 +163,32 @@ caf::expected<any_gpu_ref> device_core::adopt(void* memory, std::size_t count, d
   if (state().phase() != device_phase::ready)
     return refusal("adopt", state().ordinal(), errc::unavailable,
                    "the device is " + std::string{to_string(state().phase())});
-  return any_gpu_ref{worker_->shared_state()->make_buffer(memory, count * size_of(type), std::move(deleter)), type,
-                     0, count};
+  return any_gpu_ref{
+      worker_->shared_state()->make_buffer(memory, count * size_of(type), std::move(deleter)), type,
+      0, count};
 }
 
-device_core::answer<nothing> device_core::acquire(const any_gpu_ref& ref, access_mode mode, CUstream_st* user,
+device_core::answer<nothing> device_core::acquire(const any_gpu_ref& ref, access_mode mode,
+                                                  CUstream_st* user,
                                                   const request_options& options) const {
   if (auto error = check("acquire", ref); error)
     return refused_operation<nothing>("acquire", std::move(error));
   if (!worker_->device().runs_cuda())
-    return refused_operation<nothing>("acquire", refusal("acquire", state().ordinal(), errc::not_supported,
-                                                         "the backend has no streams for users"));
+    return refused_operation<nothing>("acquire",
+                                      refusal("acquire", state().ordinal(), errc::not_supported,
+                                              "the backend has no streams for users"));
   return start(std::make_shared<acquire_operation>(ref, mode, stream_view{user}), options);
 }
 
-device_core::answer<nothing> device_core::release(const any_gpu_ref& ref, access_mode mode, CUstream_st* user,
+device_core::answer<nothing> device_core::release(const any_gpu_ref& ref, access_mode mode,
+                                                  CUstream_st* user,
                                                   const request_options& options) const {
   if (auto error = check("release", ref); error)
     return refused_operation<nothing>("release", std::move(error));
   if (!worker_->device().runs_cuda())
-    return refused_operation<nothing>("release", refusal("release", state().ordinal(), errc::not_supported,
-                                                         "the backend has no streams for users"));
+    return refused_operation<nothing>("release",
+                                      refusal("release", state().ordinal(), errc::not_supported,
+                                              "the backend has no streams for users"));
   return start(std::make_shared<release_operation>(ref, mode, stream_view{user}), options);
 }
 

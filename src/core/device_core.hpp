@@ -1,9 +1,9 @@
-/// A device's verbs: each checks its request and starts an operation. For the facade and the device actor.
+/// A device's verbs: each checks its request and starts an operation. For the facade and the device
+/// actor.
 #pragma once
 
 #include "core/operations.hpp"
 #include "core/runtime.hpp"
-
 #include <troupe/collective.hpp>
 #include <troupe/device_status.hpp>
 #include <troupe/gpu_ref.hpp>
@@ -22,17 +22,20 @@ namespace troupe::detail {
 
 class device_core {
 public:
-  device_core(std::shared_ptr<runtime> runtime, std::shared_ptr<lane> worker, std::chrono::nanoseconds deadline)
+  device_core(std::shared_ptr<runtime> runtime, std::shared_ptr<lane> worker,
+              std::chrono::nanoseconds deadline)
       : runtime_(std::move(runtime)), worker_(std::move(worker)), deadline_(deadline) {}
 
   runtime& owner() const noexcept { return *runtime_; }
   device_state& state() const noexcept { return worker_->state(); }
-  const std::shared_ptr<device_state>& shared_state() const noexcept { return worker_->shared_state(); }
+  const std::shared_ptr<device_state>& shared_state() const noexcept {
+    return worker_->shared_state();
+  }
 
-  template <class T>
-  using answer = std::shared_ptr<operation_of<T>>;
+  template <class T> using answer = std::shared_ptr<operation_of<T>>;
 
-  answer<any_gpu_ref> allocate(std::size_t count, dtype type, bool zeroed, const request_options& options) const;
+  answer<any_gpu_ref> allocate(std::size_t count, dtype type, bool zeroed,
+                               const request_options& options) const;
   answer<host_buffer> allocate_pinned(std::size_t size_bytes, const request_options& options) const;
   /// `host` has as many bytes as `target`.
   answer<nothing> upload(const any_gpu_ref& target, std::shared_ptr<host_range> host,
@@ -42,11 +45,14 @@ public:
   /// `element`: one element of the target's type.
   answer<nothing> fill(const any_gpu_ref& target, std::vector<std::byte> element,
                        const request_options& options) const;
-  answer<nothing> copy(const any_gpu_ref& target, const any_gpu_ref& source, const request_options& options) const;
+  answer<nothing> copy(const any_gpu_ref& target, const any_gpu_ref& source,
+                       const request_options& options) const;
   answer<nothing> launch(launch_function function, const std::vector<any_gpu_ref>& reads,
-                         const std::vector<any_gpu_ref>& writes, const request_options& options) const;
+                         const std::vector<any_gpu_ref>& writes,
+                         const request_options& options) const;
   answer<nothing> launch(const std::string& name, std::vector<std::byte> arguments,
-                         const std::vector<any_gpu_ref>& reads, const std::vector<any_gpu_ref>& writes,
+                         const std::vector<any_gpu_ref>& reads,
+                         const std::vector<any_gpu_ref>& writes,
                          const request_options& options) const;
   /// @errors errc::unavailable: the device is not ready
   caf::expected<any_gpu_ref> adopt(void* memory, std::size_t count, dtype type,
@@ -63,7 +69,8 @@ private:
   caf::error check(const char* verb, const any_gpu_ref& ref) const;
   caf::error check(const char* verb, const std::vector<any_gpu_ref>& refs) const;
   template <class Operation>
-  std::shared_ptr<Operation> start(std::shared_ptr<Operation> op, const request_options& options) const;
+  std::shared_ptr<Operation> start(std::shared_ptr<Operation> op,
+                                   const request_options& options) const;
 
   const std::shared_ptr<runtime> runtime_;
   const std::shared_ptr<lane> worker_;

@@ -10,11 +10,16 @@ namespace troupe {
 
 std::string_view to_string(device_phase x) noexcept {
   switch (x) {
-    case device_phase::opening: return "opening";
-    case device_phase::ready: return "ready";
-    case device_phase::resetting: return "resetting";
-    case device_phase::failed: return "failed";
-    case device_phase::shut_down: return "shut_down";
+  case device_phase::opening:
+    return "opening";
+  case device_phase::ready:
+    return "ready";
+  case device_phase::resetting:
+    return "resetting";
+  case device_phase::failed:
+    return "failed";
+  case device_phase::shut_down:
+    return "shut_down";
   }
   return "unknown";
 }

@@ -28,15 +28,17 @@ public:
   int ordinal() const noexcept { return ordinal_; }
 
   /// The generation whose memory may be used now; 0 while there is none.
-  std::uint64_t live_generation() const noexcept { return live_generation_.load(std::memory_order_acquire); }
+  std::uint64_t live_generation() const noexcept {
+    return live_generation_.load(std::memory_order_acquire);
+  }
   /// The generation that is, or was last.
   std::uint64_t generation() const noexcept { return generation_.load(std::memory_order_acquire); }
   device_phase phase() const noexcept { return phase_.load(std::memory_order_acquire); }
   /// Why it is in this phase; none while all is well.
   caf::error reason() const;
 
-  /// Watchers see every change once and in order; a new one sees the present first. `watcher` must not
-  /// block, not throw and not come back here. The result ends it.
+  /// Watchers see every change once and in order; a new one sees the present first. `watcher` must
+  /// not block, not throw and not come back here. The result ends it.
   std::uint64_t watch(std::function<void(const device_changed&)> watcher);
   void unwatch(std::uint64_t id) noexcept;
 

@@ -1,7 +1,6 @@
-#include <troupe/pending.hpp>
-
 #include "core/log.hpp"
 #include "core/spin.hpp"
+#include <troupe/pending.hpp>
 
 #include <atomic>
 #include <condition_variable>
@@ -69,7 +68,8 @@ void set_client_spin(std::chrono::nanoseconds time) noexcept {
 }
 
 executor& callback_executor() {
-  static auto* instance = new callback_thread; // lives as long as the process: answers come until its end
+  static auto* instance =
+      new callback_thread; // lives as long as the process: answers come until its end
   return *instance;
 }
 

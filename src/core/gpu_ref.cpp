@@ -1,8 +1,7 @@
-#include <troupe/gpu_ref.hpp>
-
 #include "core/buffer.hpp"
 #include "core/device_state.hpp"
 #include "core/operation.hpp"
+#include <troupe/gpu_ref.hpp>
 
 #include <cstdint>
 #include <string>
@@ -24,7 +23,9 @@ caf::error stale_error(const any_gpu_ref& ref) {
 
 int any_gpu_ref::device() const noexcept { return memory_ ? memory_->home().ordinal() : -1; }
 
-std::uint64_t any_gpu_ref::generation() const noexcept { return memory_ ? memory_->generation() : 0; }
+std::uint64_t any_gpu_ref::generation() const noexcept {
+  return memory_ ? memory_->generation() : 0;
+}
 
 bool any_gpu_ref::stale() const noexcept { return !memory_ || memory_->stale(); }
 
@@ -38,9 +39,9 @@ caf::expected<void*> any_gpu_ref::access() const {
 
 caf::expected<any_gpu_ref> any_gpu_ref::slice(std::size_t first, std::size_t count) const {
   if (first > count_ || count > count_ - first)
-    return make_error(errc::out_of_range, "elements " + std::to_string(first) + " to "
-                                            + std::to_string(first + count) + " of a buffer of "
-                                            + std::to_string(count_));
+    return make_error(errc::out_of_range, "elements " + std::to_string(first) + " to " +
+                                              std::to_string(first + count) + " of a buffer of " +
+                                              std::to_string(count_));
   return any_gpu_ref{memory_, type_, offset_ + first * size_of(type_), count};
 }
 
@@ -48,17 +49,22 @@ caf::expected<any_gpu_ref> any_gpu_ref::reinterpret(dtype type) const {
   auto size = size_of(type);
   auto address = memory_ ? reinterpret_cast<std::uintptr_t>(memory_->address()) + offset_ : 0;
   if (size_bytes() % size != 0 || address % size != 0)
-    return make_error(errc::shape_mismatch, std::to_string(size_bytes()) + " bytes at offset "
-                                              + std::to_string(offset_) + " are not whole elements of "
-                                              + std::string{to_string(type)});
+    return make_error(errc::shape_mismatch,
+                      std::to_string(size_bytes()) + " bytes at offset " + std::to_string(offset_) +
+                          " are not whole elements of " + std::string{to_string(type)});
   return any_gpu_ref{memory_, type, offset_, size_bytes() / size};
 }
 
 gpu_token any_gpu_ref::token() const noexcept {
   if (!memory_)
     return {};
-  return {memory_->home().node(), memory_->home().ordinal(), memory_->id(), memory_->generation(), type_,
-          offset_, count_};
+  return {memory_->home().node(),
+          memory_->home().ordinal(),
+          memory_->id(),
+          memory_->generation(),
+          type_,
+          offset_,
+          count_};
 }
 
 caf::expected<any_gpu_ref> any_gpu_ref::resolve(const gpu_token& token) {
@@ -79,9 +85,10 @@ caf::expected<any_gpu_ref> any_gpu_ref::resolve(const gpu_token& token) {
   if (memory->generation() != token.generation || memory->stale())
     return refuse("the token names memory of an earlier life of the device");
   // Every part of the token is the sender's word.
-  auto size = static_cast<std::uint8_t>(token.type) < std::size(all_dtypes) ? size_of(token.type) : 0;
-  if (size == 0 || token.offset % size != 0 || token.offset > memory->size_bytes()
-      || token.count > (memory->size_bytes() - token.offset) / size)
+  auto size =
+      static_cast<std::uint8_t>(token.type) < std::size(all_dtypes) ? size_of(token.type) : 0;
+  if (size == 0 || token.offset % size != 0 || token.offset > memory->size_bytes() ||
+      token.count > (memory->size_bytes() - token.offset) / size)
     return refuse("the token reaches outside the memory that it names");
   return any_gpu_ref{std::move(memory), token.type, token.offset, token.count};
 }

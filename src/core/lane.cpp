@@ -52,7 +52,7 @@ lane::lane(std::shared_ptr<device_state> state, std::unique_ptr<backend_device> 
 lane::~lane() {
   if (thread_.joinable())
     thread_.detach(); // given up (`join_until`)
-  stager_.reset(); // while what it wakes is there
+  stager_.reset();    // while what it wakes is there
 }
 
 void lane::start() {
@@ -76,7 +76,8 @@ void lane::start() {
 void lane::submit(part& p) noexcept {
   queued_.fetch_add(1, std::memory_order_relaxed);
   p.next = inbox_.load(std::memory_order_relaxed);
-  while (!inbox_.compare_exchange_weak(p.next, &p, std::memory_order_release, std::memory_order_relaxed)) {
+  while (!inbox_.compare_exchange_weak(p.next, &p, std::memory_order_release,
+                                       std::memory_order_relaxed)) {
   }
 }
 
@@ -143,7 +144,8 @@ void lane::run() noexcept {
 }
 
 bool lane::must_end() const noexcept {
-  return stop_requested_.load(std::memory_order_relaxed) && waiting_.empty() && nothing_in_flight() && !has_input();
+  return stop_requested_.load(std::memory_order_relaxed) && waiting_.empty() &&
+         nothing_in_flight() && !has_input();
 }
 
 bool lane::come_up() {
@@ -156,7 +158,8 @@ bool lane::come_up() {
     }
     note(error);
     bool again = attempt < options_.open_attempts && code_of(error) != errc::device_fault;
-    log(log_level::warning, again ? "a device did not come up; another try follows" : "a device did not come up",
+    log(log_level::warning,
+        again ? "a device did not come up; another try follows" : "a device did not come up",
         error);
     state_->report_failed_attempt(error);
     if (!again) {
@@ -166,7 +169,8 @@ bool lane::come_up() {
     }
     std::unique_lock lock{park_mutex_};
     parked_.store(true);
-    park_condition_.wait_for(lock, backoff, [this] { return stop_requested_.load() || abandoned_.load(); });
+    park_condition_.wait_for(lock, backoff,
+                             [this] { return stop_requested_.load() || abandoned_.load(); });
     parked_.store(false);
     if (stop_requested_.load() || abandoned_.load())
       return false;
@@ -256,7 +260,8 @@ bool lane::take_inbox() noexcept {
 
 bool lane::issue_ready() {
   bool worked = false;
-  for (int i = 0; i < issue_batch && !waiting_.empty() && in_flight() < options_.in_flight_limit; ++i) {
+  for (int i = 0; i < issue_batch && !waiting_.empty() && in_flight() < options_.in_flight_limit;
+       ++i) {
     if (try_issue(*waiting_.front()) == verdict::held)
       break;
     worked = true;
@@ -292,7 +297,8 @@ lane::verdict lane::try_issue(part& p) {
 bool lane::must_wait(const part& p) const noexcept {
   if (state_->phase() == device_phase::resetting)
     return true; // for the next generation
-  if (p.stream != stream_kind::none && streams_[static_cast<std::size_t>(p.stream)].continuing != nullptr)
+  if (p.stream != stream_kind::none &&
+      streams_[static_cast<std::size_t>(p.stream)].continuing != nullptr)
     return true;
   return std::any_of(p.predecessors.begin(), p.predecessors.end(), [](const predecessor& x) {
     return !x.at->recorded.load(std::memory_order_acquire) && !x.at->over();
@@ -349,19 +355,19 @@ void lane::after_issue(part& p, const caf::expected<issue_outcome>& outcome) {
     return;
   }
   switch (*outcome) {
-    case issue_outcome::enqueued:
-      op.part_issued();
-      put_in_flight(p);
-      break;
-    case issue_outcome::finished:
-      op.part_issued();
-      queued_.fetch_sub(1, std::memory_order_relaxed);
-      finish(p);
-      return;
-    case issue_outcome::continues:
-      op.part_issued();
-      streams_[static_cast<std::size_t>(p.stream)].continuing = &p;
-      break;
+  case issue_outcome::enqueued:
+    op.part_issued();
+    put_in_flight(p);
+    break;
+  case issue_outcome::finished:
+    op.part_issued();
+    queued_.fetch_sub(1, std::memory_order_relaxed);
+    finish(p);
+    return;
+  case issue_outcome::continues:
+    op.part_issued();
+    streams_[static_cast<std::size_t>(p.stream)].continuing = &p;
+    break;
   }
   if (op.lost_a_part())
     op.on_lost_part(p, {}); // another part was lost after this one looked
@@ -387,8 +393,8 @@ void lane::put_in_flight(part& p) {
   }
   p.recorded.store(true, std::memory_order_release);
   if (options_.completion == completion_strategy::host_func && !device_->signals_completion())
-    note(device_->launch_host(
-      s.stream, [](void* self) { static_cast<lane*>(self)->wake(); }, this));
+    note(
+        device_->launch_host(s.stream, [](void* self) { static_cast<lane*>(self)->wake(); }, this));
   else if (options_.completion == completion_strategy::synchronize)
     note(device_->synchronize(p.event));
   note_started(s);
@@ -435,12 +441,12 @@ bool lane::poll(lane_stream& s) {
   bool worked = false;
   bool one_by_one = device_->signals_completion();
   while (!s.in_flight.empty()) {
-    // To ask an event that is done costs more than one that is not: with many in flight ask one further
-    // back, and all before it are done too.
-    auto batch = s.in_flight.size() >= 2 * poll_batch && !one_by_one
-                     && clock::now() < s.advanced + poll_patience
-                   ? poll_batch
-                   : 1;
+    // To ask an event that is done costs more than one that is not: with many in flight ask one
+    // further back, and all before it are done too.
+    auto batch = s.in_flight.size() >= 2 * poll_batch && !one_by_one &&
+                         clock::now() < s.advanced + poll_patience
+                     ? poll_batch
+                     : 1;
     auto& p = *s.in_flight[batch - 1];
     if (p.event.native == nullptr)
       return worked; // the end of everything, which follows, lets it go
@@ -595,7 +601,8 @@ void lane::idle() {
   bool must_poll = busy && !device_->signals_completion();
   if (std::exchange(worked_, false))
     spin_end_ = clock::now() + *options_.spin;
-  bool may_spin = options_.spin->count() != 0 && options_.completion == completion_strategy::event_poll;
+  bool may_spin =
+      options_.spin->count() != 0 && options_.completion == completion_strategy::event_poll;
   if (may_spin && (must_poll || clock::now() < spin_end_)) {
     for (int i = 0; i < 8 && !signalled_.load(std::memory_order_relaxed); ++i)
       pause();

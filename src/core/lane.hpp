@@ -1,9 +1,9 @@
-/// The one thread that issues all GPU work of a device, in admission order, and polls its completions.
+/// The one thread that issues all GPU work of a device, in admission order, and polls its
+/// completions.
 #pragma once
 
 #include "core/device_state.hpp"
 #include "core/operation.hpp"
-
 #include <troupe/backend.hpp>
 #include <troupe/runtime_options.hpp>
 
@@ -37,8 +37,8 @@ public:
 class lane : public std::enable_shared_from_this<lane> {
 public:
   /// `owner` outlives the lane's thread.
-  lane(std::shared_ptr<device_state> state, std::unique_ptr<backend_device> device, const lane_options& options,
-       lane_owner& owner);
+  lane(std::shared_ptr<device_state> state, std::unique_ptr<backend_device> device,
+       const lane_options& options, lane_owner& owner);
   ~lane();
 
   // -- for clients
@@ -48,21 +48,25 @@ public:
   const std::shared_ptr<device_state>& shared_state() const noexcept { return state_; }
 
   /// Room for one more part? Under admission's lock.
-  bool accepts() const noexcept { return queued_.load(std::memory_order_relaxed) < options_.queue_limit; }
+  bool accepts() const noexcept {
+    return queued_.load(std::memory_order_relaxed) < options_.queue_limit;
+  }
   std::size_t queue_limit() const noexcept { return options_.queue_limit; }
-  /// Takes `p`, which is on this lane, as the next in order. Under admission's lock; `wake` follows after it.
+  /// Takes `p`, which is on this lane, as the next in order. Under admission's lock; `wake` follows
+  /// after it.
   void submit(part& p) noexcept;
   void wake() noexcept;
 
   std::size_t in_flight() const noexcept { return in_flight_.load(std::memory_order_relaxed); }
   std::size_t queued() const noexcept { return queued_.load(std::memory_order_relaxed); }
 
-  /// Lets the memory of this generation go and makes a new one, once nothing is in flight; then publishes
-  /// it. The state was closed before, and what used it was failed.
+  /// Lets the memory of this generation go and makes a new one, once nothing is in flight; then
+  /// publishes it. The state was closed before, and what used it was failed.
   void request_reset() noexcept;
   /// Frees everything, once nothing is in flight, and ends the thread. The state was closed before.
   void request_stop() noexcept;
-  /// Waits for the thread to end; false if it did not until then: it is given up, and keeps what it has.
+  /// Waits for the thread to end; false if it did not until then: it is given up, and keeps what it
+  /// has.
   bool join_until(clock::time_point until) noexcept;
   /// CUDA is gone in this process: everything queued or in flight is let go without another call.
   void abandon() noexcept;
@@ -76,7 +80,9 @@ public:
   // -- for operations
 
   backend_device& device() noexcept { return *device_; }
-  stream_view stream(stream_kind kind) const noexcept { return streams_[static_cast<std::size_t>(kind)].stream; }
+  stream_view stream(stream_kind kind) const noexcept {
+    return streams_[static_cast<std::size_t>(kind)].stream;
+  }
   const device_properties& properties() const noexcept { return properties_; }
   staging_ring& upload_ring() noexcept { return *upload_ring_; }
   staging_ring& download_ring() noexcept { return *download_ring_; }
@@ -92,7 +98,7 @@ private:
   struct lane_stream {
     stream_view stream;
     std::deque<part*> in_flight;
-    part* continuing = nullptr; // issues piece by piece, and the stream is its own meanwhile
+    part* continuing = nullptr;   // issues piece by piece, and the stream is its own meanwhile
     clock::time_point advanced{}; // when something in it was found done last
   };
   enum class verdict : std::uint8_t { held, gone };

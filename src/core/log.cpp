@@ -25,12 +25,20 @@ sink_holder& holder() {
 void write_to_spdlog(const log_line& line) {
   auto level = spdlog::level::debug;
   switch (line.level) {
-    case log_level::debug: break;
-    case log_level::info: level = spdlog::level::info; break;
-    case log_level::warning: level = spdlog::level::warn; break;
-    case log_level::error: level = spdlog::level::err; break;
+  case log_level::debug:
+    break;
+  case log_level::info:
+    level = spdlog::level::info;
+    break;
+  case log_level::warning:
+    level = spdlog::level::warn;
+    break;
+  case log_level::error:
+    level = spdlog::level::err;
+    break;
   }
-  spdlog::log(level, "troupe: {}{}{}", line.text, line.why ? ": " : "", line.why ? to_string(*line.why) : "");
+  spdlog::log(level, "troupe: {}{}{}", line.text, line.why ? ": " : "",
+              line.why ? to_string(*line.why) : "");
 }
 
 } // namespace

@@ -13,7 +13,8 @@ std::atomic<std::uint64_t> last_number{0};
 }
 
 operation::operation(const char* verb, std::size_t parts)
-    : verb_(verb), number_(last_number.fetch_add(1, std::memory_order_relaxed) + 1), parts_(std::make_unique<part[]>(parts)), part_count_(parts),
+    : verb_(verb), number_(last_number.fetch_add(1, std::memory_order_relaxed) + 1),
+      parts_(std::make_unique<part[]>(parts)), part_count_(parts),
       open_(static_cast<std::uint32_t>(parts)) {
   for (std::size_t i = 0; i < parts; ++i) {
     parts_[i].of = this;
@@ -39,12 +40,20 @@ failure operation::describe(errc code, std::string detail) const {
   result.operation = number_;
   for (auto& p : parts()) {
     switch (p.at.load(std::memory_order_acquire)) {
-      case part::state::queued:
-      case part::state::issuing:
-      case part::state::skipped: result.parts.push_back(part_state::not_issued); break;
-      case part::state::issued: result.parts.push_back(part_state::issued); break;
-      case part::state::started: result.parts.push_back(part_state::started); break;
-      case part::state::done: result.parts.push_back(part_state::done); break;
+    case part::state::queued:
+    case part::state::issuing:
+    case part::state::skipped:
+      result.parts.push_back(part_state::not_issued);
+      break;
+    case part::state::issued:
+      result.parts.push_back(part_state::issued);
+      break;
+    case part::state::started:
+      result.parts.push_back(part_state::started);
+      break;
+    case part::state::done:
+      result.parts.push_back(part_state::done);
+      break;
     }
   }
   return result;
@@ -117,7 +126,8 @@ bool operation::set_cause(const caf::error& why, bool only_if_unissued,
 
 void operation::fail(const caf::error& cause) noexcept {
   // A chain of operations may be long: no recursion.
-  std::vector<std::shared_ptr<operation>> open{std::static_pointer_cast<operation>(shared_from_this())};
+  std::vector<std::shared_ptr<operation>> open{
+      std::static_pointer_cast<operation>(shared_from_this())};
   while (!open.empty()) {
     auto x = std::move(open.back());
     open.pop_back();

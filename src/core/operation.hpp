@@ -2,7 +2,6 @@
 #pragma once
 
 #include "core/buffer.hpp"
-
 #include <troupe/backend.hpp>
 #include <troupe/detail/completion.hpp>
 
@@ -80,9 +79,9 @@ struct admission {
   caf::error why = {}; ///< of a refusal; it leaves no trace
 };
 
-/// How an operation that is admitted comes to its end:
-/// answered once, at once when it fails or its time is over; settled once, when no lane and no device has
-/// anything to do with it any more. Settling frees its buffers and lets those behind it settle.
+/// How an operation that is admitted comes to its end: answered once, at once when it fails or its
+/// time is over; settled once, when no lane and no device has anything to do with it any more.
+/// Settling frees its buffers and lets those behind it settle.
 class operation : public completion {
 public:
   /// `verb` lives forever.
@@ -126,7 +125,8 @@ public:
   /// The last check. `deferred`: somebody keeps it, and admits it later.
   virtual admission on_admit() { return {}; }
   void admitted(std::int64_t now);
-  /// `successor` uses what this writes: it settles after this, and if it `reads` it fails when this fails.
+  /// `successor` uses what this writes: it settles after this, and if it `reads` it fails when this
+  /// fails.
   void precede(const std::shared_ptr<operation>& successor, bool reads);
   /// It will heal `x`; if it never runs, the wound is there again.
   void heals(const std::shared_ptr<buffer>& memory, const buffer::wound& x);
@@ -146,13 +146,16 @@ public:
   virtual void on_part_done(part&) noexcept {}
   /// True if the caller may issue a part: from the first time on the operation cannot be withdrawn.
   bool claim_issue() noexcept;
-  bool withdrawn() const noexcept { return issue_claim_.load(std::memory_order_acquire) == claim::withdrawn; }
+  bool withdrawn() const noexcept {
+    return issue_claim_.load(std::memory_order_acquire) == claim::withdrawn;
+  }
   void part_issued() noexcept { issued_parts_.fetch_add(1); }
   bool any_issued() const noexcept { return issued_parts_.load() != 0; }
   void part_lost(part& p, const caf::error& why) noexcept;
   bool lost_a_part() const noexcept { return lost_.load(); }
   void part_over() noexcept;
-  /// All before the part is done on its stream. First of all parts: the stall limit starts to count.
+  /// All before the part is done on its stream. First of all parts: the stall limit starts to
+  /// count.
   void part_started(std::int64_t now) noexcept;
 
   // -- the timekeeper's
@@ -164,7 +167,9 @@ public:
 
   /// Nanoseconds that the work may take from its first start on; 0: no limit.
   std::int64_t stall_limit = 0;
-  std::int64_t first_started_at() const noexcept { return first_started_at_.load(std::memory_order_acquire); }
+  std::int64_t first_started_at() const noexcept {
+    return first_started_at_.load(std::memory_order_acquire);
+  }
   /// The stall limit is over.
   virtual void on_stall() noexcept {}
 
@@ -221,8 +226,7 @@ private:
 };
 
 /// An operation with a result.
-template <class T>
-class operation_of : public operation {
+template <class T> class operation_of : public operation {
 public:
   using operation::operation;
   T value{};

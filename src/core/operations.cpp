@@ -66,8 +66,8 @@ use use_of(const any_gpu_ref& ref, bool reads, bool writes, std::size_t part) {
 }
 
 bool overlap(const any_gpu_ref& a, const any_gpu_ref& b) noexcept {
-  return a.memory() == b.memory() && a.offset() < b.offset() + b.size_bytes()
-         && b.offset() < a.offset() + a.size_bytes();
+  return a.memory() == b.memory() && a.offset() < b.offset() + b.size_bytes() &&
+         b.offset() < a.offset() + a.size_bytes();
 }
 
 // -- allocate
@@ -111,8 +111,8 @@ caf::expected<issue_outcome> transfer_operation::issue(part& p, lane& on) {
 
 caf::expected<issue_outcome> transfer_operation::proceed(part& p, lane& on) {
   auto outcome = transfer_.proceed(on);
-  if (outcome && *outcome == issue_outcome::continues && way_ == transfer::direction::download
-      && transfer_.all_enqueued() && !p.recorded.load(std::memory_order_relaxed)) {
+  if (outcome && *outcome == issue_outcome::continues && way_ == transfer::direction::download &&
+      transfer_.all_enqueued() && !p.recorded.load(std::memory_order_relaxed)) {
     // The device memory is read once the stream passes here; the rest concerns host memory alone.
     if (auto event = on.mark(p.stream)) {
       p.event = *event;
@@ -137,7 +137,8 @@ void transfer_operation::on_settled() noexcept {
 // -- fill, copy
 
 fill_operation::fill_operation(any_gpu_ref target, std::vector<std::byte> pattern)
-    : operation_of("fill", 1), target_(address_of(target)), count_(target.count()), pattern_(std::move(pattern)) {
+    : operation_of("fill", 1), target_(address_of(target)), count_(target.count()),
+      pattern_(std::move(pattern)) {
   add_use(use_of(target, false, true));
 }
 
@@ -157,8 +158,8 @@ copy_operation::copy_operation(const any_gpu_ref& target, const any_gpu_ref& sou
 caf::expected<issue_outcome> copy_operation::issue(part& p, lane& on) {
   if (size_ == 0)
     return issue_outcome::finished;
-  return enqueued_unless(
-    on.device().copy(target_, source_, size_, copy_direction::device_to_device, on.stream(p.stream)));
+  return enqueued_unless(on.device().copy(target_, source_, size_, copy_direction::device_to_device,
+                                          on.stream(p.stream)));
 }
 
 // -- launch
@@ -173,13 +174,15 @@ public:
   int device() const noexcept override { return on_.state().ordinal(); }
 
   CUstream_st* cuda_stream() const noexcept override {
-    return on_.device().runs_cuda() ? static_cast<CUstream_st*>(on_.stream(stream_).native) : nullptr;
+    return on_.device().runs_cuda() ? static_cast<CUstream_st*>(on_.stream(stream_).native)
+                                    : nullptr;
   }
 
   caf::error run_on_host(std::function<void()> f) override {
     auto& function = kept_.emplace_back(std::move(f));
     return on_.device().launch_host(
-      on_.stream(stream_), [](void* x) { (*static_cast<std::function<void()>*>(x))(); }, &function);
+        on_.stream(stream_), [](void* x) { (*static_cast<std::function<void()>*>(x))(); },
+        &function);
   }
 
 private:
@@ -227,7 +230,9 @@ void launch_operation::on_settled() noexcept {
 
 // -- stats, pinned memory
 
-stats_operation::stats_operation() : operation_of("stats", 1) { parts()[0].stream = stream_kind::none; }
+stats_operation::stats_operation() : operation_of("stats", 1) {
+  parts()[0].stream = stream_kind::none;
+}
 
 caf::expected<issue_outcome> stats_operation::issue(part&, lane& on) {
   auto memory = on.device().memory();
@@ -248,7 +253,8 @@ caf::expected<issue_outcome> stats_operation::issue(part&, lane& on) {
   return issue_outcome::finished;
 }
 
-pinned_operation::pinned_operation(std::size_t size_bytes) : operation_of("allocate_pinned", 1), size_(size_bytes) {
+pinned_operation::pinned_operation(std::size_t size_bytes)
+    : operation_of("allocate_pinned", 1), size_(size_bytes) {
   parts()[0].stream = stream_kind::none;
 }
 
@@ -263,7 +269,8 @@ caf::expected<issue_outcome> pinned_operation::issue(part&, lane& on) {
                        static_cast<void>(self->device().deallocate_pinned(x));
                    }});
   };
-  value = host_buffer{std::shared_ptr<std::byte>{static_cast<std::byte*>(*memory), release}, size_, true};
+  value = host_buffer{std::shared_ptr<std::byte>{static_cast<std::byte*>(*memory), release}, size_,
+                      true};
   return issue_outcome::finished;
 }
 
@@ -342,7 +349,8 @@ caf::expected<issue_outcome> release_operation::issue(part& p, lane& on) {
 
 // -- all_reduce
 
-all_reduce_operation::all_reduce_operation(std::shared_ptr<world_core> world, std::span<const any_gpu_ref> send,
+all_reduce_operation::all_reduce_operation(std::shared_ptr<world_core> world,
+                                           std::span<const any_gpu_ref> send,
                                            std::span<const any_gpu_ref> recv, reduce_op op,
                                            std::uint64_t membership)
     : operation_of("all_reduce", send.size()), world_(std::move(world)), count_(send[0].count()),
@@ -368,7 +376,8 @@ caf::error all_reduce_operation::on_check() const { return world_->check_view(*t
 
 admission all_reduce_operation::on_admit() {
   value.operation = number();
-  auto result = world_->enlist(std::static_pointer_cast<operation>(shared_from_this()), communicator_, value);
+  auto result =
+      world_->enlist(std::static_pointer_cast<operation>(shared_from_this()), communicator_, value);
   communicator_key_.store(communicator_.get());
   return result;
 }
@@ -376,7 +385,8 @@ admission all_reduce_operation::on_admit() {
 namespace {
 
 /// Why a communicator ends because of part `p` of `op`.
-failure end_of(const operation& op, const part& p, std::uint64_t epoch, errc code, std::string detail) {
+failure end_of(const operation& op, const part& p, std::uint64_t epoch, errc code,
+               std::string detail) {
   auto x = op.describe(code, std::move(detail));
   x.rank = static_cast<int>(p.index);
   x.device = p.on->state().ordinal();
@@ -385,7 +395,8 @@ failure end_of(const operation& op, const part& p, std::uint64_t epoch, errc cod
   return x;
 }
 
-/// A call on a communicator for part `p` of `op` gave `error`. One that is of the communicator ends it.
+/// A call on a communicator for part `p` of `op` gave `error`. One that is of the communicator ends
+/// it.
 caf::error after_call(const operation& op, const part& p, communicator& on, caf::error error) {
   auto cause = failure_of(error);
   if (!cause || severity_of(cause->code) != severity::communicator)
@@ -415,8 +426,8 @@ caf::error loss(const operation& op, const part& p, std::uint64_t epoch, const c
 
 /// Why a communicator ends because `op` stands still.
 caf::error stall(const operation& op, std::uint64_t epoch) {
-  auto x = op.describe(errc::stalled, "not done " + std::to_string(op.stall_limit / 1'000'000)
-                                        + " ms after its first rank started");
+  auto x = op.describe(errc::stalled, "not done " + std::to_string(op.stall_limit / 1'000'000) +
+                                          " ms after its first rank started");
   x.epoch = epoch;
   // The culprit is the one rank that is behind all others, if there is one.
   auto least = std::min_element(x.parts.begin(), x.parts.end());
@@ -445,7 +456,8 @@ caf::expected<issue_outcome> all_reduce_operation::issue(part& p, lane& on) {
 void all_reduce_operation::on_part_done(part& p) noexcept {
   if (failed() || count_ == 0)
     return;
-  auto error = communicator_->call(p.index, *p.on, [](backend_communicator& rank) { return rank.asynchronous_error(); });
+  auto error = communicator_->call(
+      p.index, *p.on, [](backend_communicator& rank) { return rank.asynchronous_error(); });
   static_cast<void>(after_call(*this, p, *communicator_, std::move(error)));
 }
 
@@ -453,7 +465,9 @@ void all_reduce_operation::on_lost_part(part& p, const caf::error& why) noexcept
   communicator_->fail(loss(*this, p, communicator_->epoch(), why));
 }
 
-void all_reduce_operation::on_stall() noexcept { communicator_->fail(stall(*this, communicator_->epoch())); }
+void all_reduce_operation::on_stall() noexcept {
+  communicator_->fail(stall(*this, communicator_->epoch()));
+}
 
 // -- connect
 
@@ -469,9 +483,8 @@ connect_operation::connect_operation(std::shared_ptr<communicator> target,
 }
 
 caf::expected<issue_outcome> connect_operation::issue(part& p, lane& on) {
-  auto error = communicator_->call(p.index, on, [&](backend_communicator& rank) {
-    return rank.connect(on.stream(p.stream));
-  });
+  auto error = communicator_->call(
+      p.index, on, [&](backend_communicator& rank) { return rank.connect(on.stream(p.stream)); });
   return enqueued_unless(after_call(*this, p, *communicator_, std::move(error)));
 }
 
@@ -479,6 +492,8 @@ void connect_operation::on_lost_part(part& p, const caf::error& why) noexcept {
   communicator_->fail(loss(*this, p, communicator_->epoch(), why));
 }
 
-void connect_operation::on_stall() noexcept { communicator_->fail(stall(*this, communicator_->epoch())); }
+void connect_operation::on_stall() noexcept {
+  communicator_->fail(stall(*this, communicator_->epoch()));
+}
 
 } // namespace troupe::detail

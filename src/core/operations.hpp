@@ -4,7 +4,6 @@
 #include "core/communicator.hpp"
 #include "core/operation.hpp"
 #include "core/staging.hpp"
-
 #include <troupe/collective.hpp>
 #include <troupe/device_status.hpp>
 #include <troupe/gpu_ref.hpp>
@@ -176,7 +175,8 @@ private:
 /// Makes all connections of a new communicator, in the order of all other work on its devices.
 class connect_operation final : public operation_of<nothing> {
 public:
-  connect_operation(std::shared_ptr<communicator> target, const std::vector<std::shared_ptr<lane>>& lanes,
+  connect_operation(std::shared_ptr<communicator> target,
+                    const std::vector<std::shared_ptr<lane>>& lanes,
                     std::chrono::nanoseconds limit);
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
   void on_lost_part(part& p, const caf::error& why) noexcept override;

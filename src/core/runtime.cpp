@@ -115,8 +115,8 @@ std::mutex& runtime::order() noexcept {
 
 caf::expected<std::shared_ptr<lane>> runtime::lane_of(int ordinal) {
   if (ordinal < 0 || ordinal >= device_count())
-    return make_error(errc::invalid_argument, "there is no device " + std::to_string(ordinal) + "; there are "
-                                                + std::to_string(device_count()));
+    return make_error(errc::invalid_argument, "there is no device " + std::to_string(ordinal) +
+                                                  "; there are " + std::to_string(device_count()));
   std::lock_guard lock{slots_mutex_};
   auto& s = slots_[static_cast<std::size_t>(ordinal)];
   if (!s.worker) {
@@ -143,8 +143,8 @@ caf::error runtime::check_lanes(const operation& op) const {
       return make_error(std::move(why));
     }
     if (!p.on->accepts()) {
-      auto why = op.describe(errc::overloaded,
-                             std::to_string(p.on->queue_limit()) + " operations wait for the device already");
+      auto why = op.describe(errc::overloaded, std::to_string(p.on->queue_limit()) +
+                                                   " operations wait for the device already");
       why.device = p.on->state().ordinal();
       why.parts.clear();
       return make_error(std::move(why));
@@ -238,7 +238,8 @@ void runtime::order_use(const std::shared_ptr<operation>& op, const use& u) {
       if (a.writes)
         by->precede(op, u.reads && !by->withdrawn());
     }
-    if (p.stream == stream_kind::none) { // waits for nothing on the device, and so takes nobody's place
+    if (p.stream ==
+        stream_kind::none) { // waits for nothing on the device, and so takes nobody's place
       ++i;
       continue;
     }
@@ -279,7 +280,8 @@ void runtime::fail_users_of(int ordinal, const caf::error& why, bool only_with_m
   });
 }
 
-std::shared_ptr<operation_of<std::uint64_t>> runtime::reset(int ordinal, clock::time_point deadline) {
+std::shared_ptr<operation_of<std::uint64_t>> runtime::reset(int ordinal,
+                                                            clock::time_point deadline) {
   // A request that no lane sees: it is answered by the next generation, or by its deadline.
   auto answer = std::make_shared<operation_of<std::uint64_t>>("reset", 0);
   answer->deadline = deadline;
@@ -339,7 +341,8 @@ void runtime::watch_reset(const std::shared_ptr<lane>& worker,
       answer->value = change.generation;
       answer->answer({});
     } else if (change.phase == device_phase::failed || change.phase == device_phase::shut_down) {
-      answer->answer(change.reason ? change.reason : make_error(errc::unavailable, "the device ended"));
+      answer->answer(change.reason ? change.reason
+                                   : make_error(errc::unavailable, "the device ended"));
     }
   });
   answer->on_answer([self = weak_from_this(), state = std::weak_ptr{state}, call, watch] {
@@ -408,8 +411,9 @@ void runtime::on_fault(lane& where, const caf::error& why) noexcept {
   origin.device = busy.size() == 1 ? busy.front() : -1;
   if (busy.size() != 1) {
     origin.detail += origin.detail.empty() ? "" : "; ";
-    origin.detail += "seen on device " + std::to_string(where.state().ordinal())
-                     + ", its origin is unknown: " + std::to_string(busy.size()) + " devices were at work";
+    origin.detail += "seen on device " + std::to_string(where.state().ordinal()) +
+                     ", its origin is unknown: " + std::to_string(busy.size()) +
+                     " devices were at work";
   }
   end_everything(make_error(std::move(origin)));
 }

@@ -1,11 +1,10 @@
-/// The data side of one actor system: its devices' lanes, the one order of all operations, the timekeeper,
-/// and threads for what blocks. Knows no actor.
+/// The data side of one actor system: its devices' lanes, the one order of all operations, the
+/// timekeeper, and threads for what blocks. Knows no actor.
 #pragma once
 
 #include "core/lane.hpp"
 #include "core/operation.hpp"
 #include "core/timekeeper.hpp"
-
 #include <troupe/backend.hpp>
 #include <troupe/runtime_options.hpp>
 
@@ -19,8 +18,8 @@
 
 namespace troupe::detail {
 
-/// Threads for work that blocks for long (building and ending communicators); one per job, since such jobs
-/// are rare and one that is stuck must not hold up another.
+/// Threads for work that blocks for long (building and ending communicators); one per job, since
+/// such jobs are rare and one that is stuck must not hold up another.
 class background {
 public:
   background();
@@ -54,8 +53,8 @@ public:
   /// @errors errc::invalid_argument: no such ordinal; errc::unavailable
   caf::expected<std::shared_ptr<lane>> lane_of(int ordinal);
 
-  /// Gives `op` its place in the process-wide order and its predecessors on every buffer it uses, and hands
-  /// its parts to their lanes.
+  /// Gives `op` its place in the process-wide order and its predecessors on every buffer it uses,
+  /// and hands its parts to their lanes.
   admission admit(const std::shared_ptr<operation>& op);
 
   /// As `admit`; a refusal becomes the operation's answer.

@@ -16,8 +16,7 @@ inline void pause() noexcept {
 }
 
 /// True as soon as `done()` is; false after `time`. Without `time` asks just once.
-template <class F>
-bool spin_until(F done, std::chrono::nanoseconds time) noexcept {
+template <class F> bool spin_until(F done, std::chrono::nanoseconds time) noexcept {
   if (done())
     return true;
   if (time.count() == 0)

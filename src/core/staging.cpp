@@ -157,10 +157,10 @@ caf::expected<issue_outcome> transfer::proceed(lane& on) {
   if (auto* direct = host_->pinned(); direct != nullptr) {
     enqueued_ = size_;
     auto error = way_ == direction::upload
-                   ? on.device().copy(device_, direct, size_, copy_direction::host_to_device,
-                                      on.stream(stream_kind::upload))
-                   : on.device().copy(direct, device_, size_, copy_direction::device_to_host,
-                                      on.stream(stream_kind::download));
+                     ? on.device().copy(device_, direct, size_, copy_direction::host_to_device,
+                                        on.stream(stream_kind::upload))
+                     : on.device().copy(direct, device_, size_, copy_direction::device_to_host,
+                                        on.stream(stream_kind::download));
     if (error)
       return error;
     return issue_outcome::enqueued;
@@ -206,8 +206,8 @@ caf::expected<issue_outcome> transfer::proceed_upload(lane& on) {
       error_ = revoked();
     if (at != piece::stage::host_copied || error_)
       continue;
-    auto error = on.device().copy(device_ + p->offset, p->staged, p->size, copy_direction::host_to_device,
-                                  on.stream(stream_kind::upload));
+    auto error = on.device().copy(device_ + p->offset, p->staged, p->size,
+                                  copy_direction::host_to_device, on.stream(stream_kind::upload));
     if (!error)
       error = mark(on, *p, stream_kind::upload);
     if (error)
@@ -240,8 +240,8 @@ caf::expected<issue_outcome> transfer::proceed_download(lane& on) {
     p->offset = taken_;
     p->size = size;
     p->at.store(piece::stage::in_stream, std::memory_order_relaxed);
-    auto error = on.device().copy(p->staged, device_ + p->offset, size, copy_direction::device_to_host,
-                                  on.stream(stream_kind::download));
+    auto error = on.device().copy(p->staged, device_ + p->offset, size,
+                                  copy_direction::device_to_host, on.stream(stream_kind::download));
     if (!error)
       error = mark(on, *p, stream_kind::download);
     if (error) {
@@ -299,7 +299,8 @@ caf::error transfer::reap(lane& on) {
   while (!pieces_.empty()) {
     auto& p = *pieces_.front();
     auto at = p.at.load(std::memory_order_acquire);
-    if (at == piece::stage::in_host_copy || (at == piece::stage::host_copied && way_ == direction::upload))
+    if (at == piece::stage::in_host_copy ||
+        (at == piece::stage::host_copied && way_ == direction::upload))
       break;
     if (at == piece::stage::refused && way_ == direction::upload)
       result = revoked();

@@ -1,9 +1,8 @@
-/// Pageable host memory to and from a device: in pieces through pinned memory, blocking neither lane nor
-/// actor.
+/// Pageable host memory to and from a device: in pieces through pinned memory, blocking neither
+/// lane nor actor.
 #pragma once
 
 #include "core/operation.hpp"
-
 #include <troupe/backend.hpp>
 #include <troupe/host_buffer.hpp>
 
@@ -19,8 +18,8 @@ namespace troupe::detail {
 
 class lane;
 
-/// The requester's host memory; once revoked it is not touched any more (the requester may free it when it
-/// has its answer).
+/// The requester's host memory; once revoked it is not touched any more (the requester may free it
+/// when it has its answer).
 class host_range {
 public:
   explicit host_range(std::span<std::byte> borrowed) : memory_(borrowed) {}
@@ -70,7 +69,8 @@ private:
 /// @thread the lane
 class staging_ring {
 public:
-  staging_ring(backend_device& device, std::size_t size_bytes) : device_(device), size_(size_bytes) {}
+  staging_ring(backend_device& device, std::size_t size_bytes)
+      : device_(device), size_(size_bytes) {}
 
   /// The most that one piece can have: a quarter, so that copies overlap.
   std::size_t piece_limit() const noexcept { return size_ / 4; }
@@ -100,8 +100,8 @@ public:
   transfer(direction way, std::shared_ptr<host_range> host, std::byte* device_memory);
   ~transfer();
 
-  /// Does what can be done now; `enqueued` once the last piece is in the stream (upload), `finished` once
-  /// it is in host memory (download).
+  /// Does what can be done now; `enqueued` once the last piece is in the stream (upload),
+  /// `finished` once it is in host memory (download).
   caf::expected<issue_outcome> proceed(lane& on);
   /// The stream has the last piece.
   bool all_enqueued() const noexcept { return enqueued_ == size_; }

@@ -119,7 +119,8 @@ void timekeeper::run() {
       if (!x->answered() && x->deadline <= now)
         expired.push_back(x->shared_from_this());
       if (auto started = x->first_started_at();
-          x->stall_limit > 0 && !x->stall_told_ && started != 0 && now - at(started) >= std::chrono::nanoseconds{x->stall_limit}) {
+          x->stall_limit > 0 && !x->stall_told_ && started != 0 &&
+          now - at(started) >= std::chrono::nanoseconds{x->stall_limit}) {
         x->stall_told_ = true;
         stalled.push_back(x->shared_from_this());
       }

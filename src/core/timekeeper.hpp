@@ -1,4 +1,5 @@
-/// Watches deadlines and stall limits, outside the lanes, since a lane can be blocked inside CUDA or NCCL.
+/// Watches deadlines and stall limits, outside the lanes, since a lane can be blocked inside CUDA
+/// or NCCL.
 #pragma once
 
 #include <troupe/detail/completion.hpp>

@@ -10,10 +10,14 @@ namespace troupe {
 
 std::string_view to_string(world_phase x) noexcept {
   switch (x) {
-    case world_phase::building: return "building";
-    case world_phase::ready: return "ready";
-    case world_phase::failed: return "failed";
-    case world_phase::shut_down: return "shut_down";
+  case world_phase::building:
+    return "building";
+  case world_phase::ready:
+    return "ready";
+  case world_phase::failed:
+    return "failed";
+  case world_phase::shut_down:
+    return "shut_down";
   }
   return "unknown";
 }
@@ -33,7 +37,8 @@ namespace troupe::detail {
 
 world_core::world_core(std::shared_ptr<runtime> runtime, std::string name,
                        std::vector<std::shared_ptr<lane>> lanes, const world_limits& limits)
-    : runtime_(std::move(runtime)), name_(std::move(name)), lanes_(std::move(lanes)), limits_(limits) {}
+    : runtime_(std::move(runtime)), name_(std::move(name)), lanes_(std::move(lanes)),
+      limits_(limits) {}
 
 world_core::~world_core() = default;
 
@@ -55,7 +60,8 @@ void world_core::build(std::function<void(std::uint64_t, const caf::error&)> don
     epoch = ++epoch_;
     std::vector<world_member> members;
     for (std::size_t i = 0; i < lanes_.size(); ++i)
-      members.push_back({static_cast<int>(i), lanes_[i]->state().ordinal(), lanes_[i]->state().generation()});
+      members.push_back(
+          {static_cast<int>(i), lanes_[i]->state().ordinal(), lanes_[i]->state().generation()});
     if (members != members_) {
       members_ = std::move(members);
       ++membership_;
@@ -74,8 +80,10 @@ void world_core::build(std::function<void(std::uint64_t, const caf::error&)> don
       return done(epoch, built.error());
     auto target = self->adopt(epoch, std::move(*built));
     if (!target)
-      return done(epoch, make_error(errc::unavailable, "the world went on before this communicator was built"));
-    auto connect = std::make_shared<connect_operation>(target, self->lanes_, self->limits_.stall_limit);
+      return done(epoch, make_error(errc::unavailable,
+                                    "the world went on before this communicator was built"));
+    auto connect =
+        std::make_shared<connect_operation>(target, self->lanes_, self->limits_.stall_limit);
     connect->deadline = from_now(self->limits_.build_deadline);
     connect->on_answer([connect = std::weak_ptr{connect}, target, epoch, done] {
       auto x = connect.lock();
@@ -92,11 +100,11 @@ void world_core::build(std::function<void(std::uint64_t, const caf::error&)> don
 
 std::shared_ptr<communicator> world_core::adopt(std::uint64_t epoch, communicator_ranks ranks) {
   auto result = std::make_shared<communicator>(
-    runtime_, epoch, lanes_, std::move(ranks), limits_.quiet_limit,
-    [self = weak_from_this()](communicator& which, const caf::error& cause) {
-      if (auto world = self.lock())
-        world->on_communicator_end(which, cause);
-    });
+      runtime_, epoch, lanes_, std::move(ranks), limits_.quiet_limit,
+      [self = weak_from_this()](communicator& which, const caf::error& cause) {
+        if (auto world = self.lock())
+          world->on_communicator_end(which, cause);
+      });
   bool wanted = false;
   {
     std::lock_guard lock{runtime::order()};
@@ -212,19 +220,20 @@ caf::error world_core::check_view(const operation& op, std::uint64_t membership)
     return why;
   };
   if (phase_ == world_phase::failed || phase_ == world_phase::shut_down)
-    return make_error(refusal(errc::unavailable, "the world is " + std::string{to_string(phase_)}
-                                                   + (reason_ ? ": " + describe(reason_) : std::string{})));
+    return make_error(
+        refusal(errc::unavailable, "the world is " + std::string{to_string(phase_)} +
+                                       (reason_ ? ": " + describe(reason_) : std::string{})));
   if (membership != 0 && membership != membership_)
     return caf::make_error(errc::membership_changed,
-                           refusal(errc::membership_changed, "the world has membership "
-                                                               + std::to_string(membership_) + " now, not "
-                                                               + std::to_string(membership)),
+                           refusal(errc::membership_changed,
+                                   "the world has membership " + std::to_string(membership_) +
+                                       " now, not " + std::to_string(membership)),
                            status_locked());
   return {};
 }
 
-admission world_core::enlist(const std::shared_ptr<operation>& op, std::shared_ptr<communicator>& target,
-                             collective_done& view) {
+admission world_core::enlist(const std::shared_ptr<operation>& op,
+                             std::shared_ptr<communicator>& target, collective_done& view) {
   bool queued = op->watched();
   bool its_turn = waiting_.empty() || waiting_.front() == op;
   if (!its_turn || !current_ || !current_->live()) {
@@ -238,8 +247,8 @@ admission world_core::enlist(const std::shared_ptr<operation>& op, std::shared_p
         return over;
       });
     if (waiting_.size() >= limits_.waiting_limit) {
-      auto why = op->describe(errc::overloaded, std::to_string(waiting_.size())
-                                                  + " requests wait for the world already");
+      auto why = op->describe(errc::overloaded, std::to_string(waiting_.size()) +
+                                                    " requests wait for the world already");
       why.epoch = epoch_;
       why.parts.clear();
       return {admission::verdict::refused, make_error(std::move(why))};
@@ -272,21 +281,25 @@ caf::error world_core::check_ranks(const char* verb, std::span<const any_gpu_ref
   };
   auto check = [&](std::span<const any_gpu_ref> refs) -> caf::error {
     if (refs.size() != size())
-      return refuse(errc::invalid_argument, size(), std::to_string(refs.size()) + " buffers for "
-                                                      + std::to_string(size()) + " ranks");
+      return refuse(errc::invalid_argument, size(),
+                    std::to_string(refs.size()) + " buffers for " + std::to_string(size()) +
+                        " ranks");
     for (std::size_t i = 0; i < size(); ++i) {
       auto& ref = refs[i];
       if (!ref)
         return refuse(errc::stale_ref, i, "the handle has no memory");
       if (&ref.memory()->home() != &lanes_[i]->state())
-        return refuse(errc::invalid_argument, i, "the buffer lies on device " + std::to_string(ref.device())
-                                                   + ", not on the rank's");
+        return refuse(errc::invalid_argument, i,
+                      "the buffer lies on device " + std::to_string(ref.device()) +
+                          ", not on the rank's");
       if (ref.type() != send[0].type())
-        return refuse(errc::shape_mismatch, i, "a buffer of " + std::string{to_string(ref.type())}
-                                                 + " beside one of " + std::string{to_string(send[0].type())});
+        return refuse(errc::shape_mismatch, i,
+                      "a buffer of " + std::string{to_string(ref.type())} + " beside one of " +
+                          std::string{to_string(send[0].type())});
       if (ref.count() != send[0].count())
-        return refuse(errc::shape_mismatch, i, "a buffer of " + std::to_string(ref.count())
-                                                 + " elements beside one of " + std::to_string(send[0].count()));
+        return refuse(errc::shape_mismatch, i,
+                      "a buffer of " + std::to_string(ref.count()) + " elements beside one of " +
+                          std::to_string(send[0].count()));
     }
     return {};
   };
@@ -297,17 +310,18 @@ caf::error world_core::check_ranks(const char* verb, std::span<const any_gpu_ref
       return error;
   for (std::size_t i = 0; i < recv.size(); ++i)
     if (recv[i] != send[i] && overlap(recv[i], send[i]))
-      return refuse(errc::invalid_argument, i, "the buffers to send and to receive overlap and are not the same");
+      return refuse(errc::invalid_argument, i,
+                    "the buffers to send and to receive overlap and are not the same");
   return {};
 }
 
-std::shared_ptr<operation_of<collective_done>> world_core::all_reduce(std::span<const any_gpu_ref> send,
-                                                                      std::span<const any_gpu_ref> recv,
-                                                                      reduce_op op,
-                                                                      const request_options& options) {
+std::shared_ptr<operation_of<collective_done>>
+world_core::all_reduce(std::span<const any_gpu_ref> send, std::span<const any_gpu_ref> recv,
+                       reduce_op op, const request_options& options) {
   if (auto error = check_ranks("all_reduce", send, recv); error)
     return refused_operation<collective_done>("all_reduce", std::move(error));
-  auto result = std::make_shared<all_reduce_operation>(shared_from_this(), send, recv, op, options.membership);
+  auto result = std::make_shared<all_reduce_operation>(shared_from_this(), send, recv, op,
+                                                       options.membership);
   result->deadline = from_now(options.deadline.count() != 0 ? options.deadline : limits_.deadline);
   runtime_->start(result);
   return result;

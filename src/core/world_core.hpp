@@ -1,10 +1,9 @@
-/// The data side of a world: what its requests need to know at once. The `nccl_world` actor decides over its
-/// life; this carries out.
+/// The data side of a world: what its requests need to know at once. The `nccl_world` actor decides
+/// over its life; this carries out.
 #pragma once
 
 #include "core/communicator.hpp"
 #include "core/runtime.hpp"
-
 #include <troupe/collective.hpp>
 #include <troupe/world_status.hpp>
 
@@ -20,8 +19,8 @@ namespace troupe::detail {
 
 class world_core : public std::enable_shared_from_this<world_core> {
 public:
-  world_core(std::shared_ptr<runtime> runtime, std::string name, std::vector<std::shared_ptr<lane>> lanes,
-             const world_limits& limits);
+  world_core(std::shared_ptr<runtime> runtime, std::string name,
+             std::vector<std::shared_ptr<lane>> lanes, const world_limits& limits);
   ~world_core();
 
   const std::shared_ptr<runtime>& owner() const noexcept { return runtime_; }
@@ -34,10 +33,13 @@ public:
 
   // -- for the actor
 
-  /// `on_end` hears, on any thread, that the communicator of an epoch ended. Before the first `build`.
-  void set_on_end(std::function<void(std::uint64_t, const caf::error&)> on_end) { on_end_ = std::move(on_end); }
-  /// Builds a communicator for a new epoch in the background and connects it on the lanes; `done` hears of
-  /// it on any thread, once.
+  /// `on_end` hears, on any thread, that the communicator of an epoch ended. Before the first
+  /// `build`.
+  void set_on_end(std::function<void(std::uint64_t, const caf::error&)> on_end) {
+    on_end_ = std::move(on_end);
+  }
+  /// Builds a communicator for a new epoch in the background and connects it on the lanes; `done`
+  /// hears of it on any thread, once.
   void build(std::function<void(std::uint64_t, const caf::error&)> done);
   /// The epoch's communicator is connected: requests that wait go on.
   void open();
@@ -50,12 +52,14 @@ public:
 
   /// In place if `recv` is empty.
   std::shared_ptr<operation_of<collective_done>> all_reduce(std::span<const any_gpu_ref> send,
-                                                            std::span<const any_gpu_ref> recv, reduce_op op,
+                                                            std::span<const any_gpu_ref> recv,
+                                                            reduce_op op,
                                                             const request_options& options);
 
   /// Under the lock of the order: may a request that means `membership` go on?
   caf::error check_view(const operation& op, std::uint64_t membership) const;
-  /// Under the lock of the order: gives the live communicator to `op`, or keeps it until there is one.
+  /// Under the lock of the order: gives the live communicator to `op`, or keeps it until there is
+  /// one.
   admission enlist(const std::shared_ptr<operation>& op, std::shared_ptr<communicator>& target,
                    collective_done& view);
 

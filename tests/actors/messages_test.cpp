@@ -79,7 +79,8 @@ TEST_F(Messages, AnErrorComesBackWithItsFields) {
 TEST_F(Messages, RequestsToADeviceComeBack) {
   auto& sys = sys_.get();
   expect_same(sys, allocate{77, dtype::bfloat16, true, options_});
-  auto up = there_and_back(sys, upload{ref_, host_buffer{std::vector<std::uint8_t>{1, 2, 255}}, options_});
+  auto up = there_and_back(
+      sys, upload{ref_, host_buffer{std::vector<std::uint8_t>{1, 2, 255}}, options_});
   EXPECT_EQ(up.target, ref_);
   EXPECT_EQ(up.source.size_bytes(), 3u);
   EXPECT_EQ(up.source.as<std::uint8_t>()[2], 255);
@@ -94,7 +95,8 @@ TEST_F(Messages, RequestsToADeviceComeBack) {
   auto copied = there_and_back(sys, copy{ref_, part, options_});
   EXPECT_EQ(copied.target, ref_);
   EXPECT_EQ(copied.source, part);
-  auto launched = there_and_back(sys, troupe::launch{"name", {4, 5}, {part}, {ref_, part}, options_});
+  auto launched =
+      there_and_back(sys, troupe::launch{"name", {4, 5}, {part}, {ref_, part}, options_});
   EXPECT_EQ(launched.name, "name");
   EXPECT_EQ(launched.arguments, (std::vector<std::uint8_t>{4, 5}));
   EXPECT_EQ(launched.reads, std::vector<any_gpu_ref>{part});
@@ -120,12 +122,14 @@ TEST_F(Messages, AnswersComeBack) {
   auto& sys = sys_.get();
   expect_same(sys, collective_done{5, 6, 7});
   expect_same(sys, world_member{1, 2, 3});
-  auto changed = there_and_back(sys, device_changed{2, device_phase::failed, 8, make_error(some_failure())});
+  auto changed =
+      there_and_back(sys, device_changed{2, device_phase::failed, 8, make_error(some_failure())});
   EXPECT_EQ(changed.device, 2);
   EXPECT_EQ(changed.phase, device_phase::failed);
   EXPECT_EQ(changed.generation, 8u);
   EXPECT_EQ(describe(changed.reason), to_string(some_failure()));
-  world_status status{"w", world_phase::building, 3, 2, {{0, 1, 5}, {1, 0, 6}}, make_error(some_failure())};
+  world_status status{"w", world_phase::building,  3,
+                      2,   {{0, 1, 5}, {1, 0, 6}}, make_error(some_failure())};
   auto told = there_and_back(sys, status);
   EXPECT_EQ(told.name, "w");
   EXPECT_EQ(told.phase, world_phase::building);
@@ -150,16 +154,16 @@ TEST_F(Messages, ATokenThatIsNotOursIsStale) {
     EXPECT_TRUE(has_code(any_gpu_ref::resolve(token), errc::stale_ref)) << what;
   };
   for (auto& [what, change] : std::vector<std::pair<const char*, std::function<void(gpu_token&)>>>{
-         {"another node", [](gpu_token& x) { ++x.node; }},
-         {"another device", [](gpu_token& x) { x.device = 1'000'000; }},
-         {"no such buffer", [](gpu_token& x) { x.buffer += 1000; }},
-         {"another generation", [](gpu_token& x) { ++x.generation; }},
-         {"no such type", [](gpu_token& x) { x.type = static_cast<dtype>(200); }},
-         {"not aligned", [](gpu_token& x) { x.offset = 1; }},
-         {"beyond the end", [](gpu_token& x) { x.count = 101; }},
-         {"far beyond the end", [](gpu_token& x) { x.count = ~std::uint64_t{0}; }},
-         {"offset beyond the end", [](gpu_token& x) { x.offset = 1 << 20; }},
-         {"an offset that wraps", [](gpu_token& x) { x.offset = ~std::uint64_t{0} - 1; }},
+           {"another node", [](gpu_token& x) { ++x.node; }},
+           {"another device", [](gpu_token& x) { x.device = 1'000'000; }},
+           {"no such buffer", [](gpu_token& x) { x.buffer += 1000; }},
+           {"another generation", [](gpu_token& x) { ++x.generation; }},
+           {"no such type", [](gpu_token& x) { x.type = static_cast<dtype>(200); }},
+           {"not aligned", [](gpu_token& x) { x.offset = 1; }},
+           {"beyond the end", [](gpu_token& x) { x.count = 101; }},
+           {"far beyond the end", [](gpu_token& x) { x.count = ~std::uint64_t{0}; }},
+           {"offset beyond the end", [](gpu_token& x) { x.offset = 1 << 20; }},
+           {"an offset that wraps", [](gpu_token& x) { x.offset = ~std::uint64_t{0} - 1; }},
        }) {
     auto forged = right;
     change(forged);
@@ -179,7 +183,8 @@ TEST_F(Messages, TruncatedBytesAreAnError) {
   for (std::size_t size = 0; size < bytes.size(); ++size) {
     std::vector<std::byte> cut{bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(size)};
     all_reduce x;
-    EXPECT_TRUE(static_cast<bool>(detail::from_bytes(sys_.get(), cut, x))) << size << " of " << bytes.size();
+    EXPECT_TRUE(static_cast<bool>(detail::from_bytes(sys_.get(), cut, x)))
+        << size << " of " << bytes.size();
   }
 }
 

@@ -105,7 +105,8 @@ TEST_F(Pending, ContinuationsRunOnceOnTheirExecutor) {
   mine.run_one();
   EXPECT_EQ(ran, (std::vector<int>{1, 2}));
   std::promise<std::thread::id> where;
-  held.answer.then([&](const caf::expected<void>&) { where.set_value(std::this_thread::get_id()); });
+  held.answer.then(
+      [&](const caf::expected<void>&) { where.set_value(std::this_thread::get_id()); });
   EXPECT_NE(where.get_future().get(), std::this_thread::get_id());
 }
 
@@ -166,11 +167,11 @@ TEST_F(Pending, ALaneMustNotBlock) {
   auto other = must(gpu_.allocate<std::uint32_t>(1));
   std::promise<caf::error> waited;
   auto launched = gpu_.launch(
-    [&](launch_context&) {
-      waited.set_value(error_of(held.answer.wait()));
-      return caf::error{};
-    },
-    {}, {other});
+      [&](launch_context&) {
+        waited.set_value(error_of(held.answer.wait()));
+        return caf::error{};
+      },
+      {}, {other});
   EXPECT_TRUE(has_code(waited.get_future().get(), errc::would_block));
   held.let_go();
   EXPECT_TRUE(is_ok(launched.wait()));
@@ -182,8 +183,8 @@ TEST_F(Pending, APoolActorMustNotBlock) {
   auto& sys = sys_.get();
   auto actor = sys.spawn([&](caf::event_based_actor*) {
     seen.set_value(std::vector<caf::error>{
-      error_of(held.answer.wait()), error_of(world::open(sys, {.devices = {0}})),
-      error_of(device::open(sys, 0)), error_of(gpu_.allocate<float>(1)), error_of(gpu_.actor())});
+        error_of(held.answer.wait()), error_of(world::open(sys, {.devices = {0}})),
+        error_of(device::open(sys, 0)), error_of(gpu_.allocate<float>(1)), error_of(gpu_.actor())});
   });
   for (auto& error : seen.get_future().get())
     EXPECT_TRUE(has_code(error, errc::would_block));

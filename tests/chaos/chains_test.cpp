@@ -45,17 +45,23 @@ public:
     }
   }
 
-  /// Starts one random operation and says what it does to the model. Clients come one at a time: the
-  /// order of admission is the model's order.
+  /// Starts one random operation and says what it does to the model. Clients come one at a time:
+  /// the order of admission is the model's order.
   void step() {
     std::lock_guard lock{mutex_};
     switch (pick(0, 6)) {
-      case 0: return upload();
-      case 1: return fill();
-      case 2: return copy();
-      case 3: return kernel();
-      case 4: return download();
-      default: return all_reduce();
+    case 0:
+      return upload();
+    case 1:
+      return fill();
+    case 2:
+      return copy();
+    case 3:
+      return kernel();
+    case 4:
+      return download();
+    default:
+      return all_reduce();
     }
   }
 
@@ -67,7 +73,7 @@ public:
     for (std::size_t row = 0; row < rows; ++row)
       for (std::size_t d = 0; d < worlds_[0].size(); ++d)
         EXPECT_EQ(must(device_of(d).download(refs_[row][d])), model_[row][d])
-          << "row " << row << ", device " << d;
+            << "row " << row << ", device " << d;
   }
 
 private:
@@ -102,8 +108,7 @@ private:
   gpu_ref<std::uint32_t> part(std::size_t row, std::size_t d, range r) {
     return must(refs_[row][d].slice(r.first, r.count));
   }
-  template <class T>
-  void expect_success(pending<T> answer) {
+  template <class T> void expect_success(pending<T> answer) {
     answers_.push_back([answer = std::move(answer)] {
       auto result = answer.wait();
       return result ? caf::error{} : result.error();
@@ -116,7 +121,8 @@ private:
     auto r = pick_range();
     auto& data = uploads_.emplace_back(random_elements(r.count));
     expect_success(device_of(d).upload(part(row, d, r), data));
-    std::copy(data.begin(), data.end(), model_[row][d].begin() + static_cast<std::ptrdiff_t>(r.first));
+    std::copy(data.begin(), data.end(),
+              model_[row][d].begin() + static_cast<std::ptrdiff_t>(r.first));
   }
 
   void fill() {
@@ -205,10 +211,14 @@ private:
 
   static std::uint32_t combine(reduce_op op, std::uint32_t a, std::uint32_t b) {
     switch (op) {
-      case reduce_op::prod: return a * b;
-      case reduce_op::min: return std::min(a, b);
-      case reduce_op::max: return std::max(a, b);
-      default: return a + b;
+    case reduce_op::prod:
+      return a * b;
+    case reduce_op::min:
+      return std::min(a, b);
+    case reduce_op::max:
+      return std::max(a, b);
+    default:
+      return a + b;
     }
   }
 

@@ -1,5 +1,5 @@
-/// All-reduces of random sizes, types and operations under a plan of faults: every request is answered
-/// once and in time (INV-1), and no success has a wrong element (INV-12).
+/// All-reduces of random sizes, types and operations under a plan of faults: every request is
+/// answered once and in time (INV-1), and no success has a wrong element (INV-12).
 
 #include "support/expect.hpp"
 #include "support/reference.hpp"
@@ -109,9 +109,11 @@ void run_client(const world& w, std::uint64_t seed, tally& all) {
     for (std::size_t r = 0; r < ranks; ++r) {
       send.push_back(must(must(refs[r].reinterpret(type)).slice(0, count)));
       // Not waited for: the all-reduce comes after it, and fails if it fails.
-      static_cast<void>(w.device_of(r).upload(send.back(), host_buffer{std::vector<std::uint8_t>(
-        reinterpret_cast<const std::uint8_t*>(inputs[r].data()),
-        reinterpret_cast<const std::uint8_t*>(inputs[r].data()) + inputs[r].size())}));
+      static_cast<void>(w.device_of(r).upload(
+          send.back(),
+          host_buffer{std::vector<std::uint8_t>(
+              reinterpret_cast<const std::uint8_t*>(inputs[r].data()),
+              reinterpret_cast<const std::uint8_t*>(inputs[r].data()) + inputs[r].size())}));
     }
     auto allowed = std::chrono::milliseconds{pick(5, 400)};
     auto deadline = clock::now() + allowed;
@@ -135,8 +137,8 @@ void run_client(const world& w, std::uint64_t seed, tally& all) {
       auto result = check(type, op, inputs, output, input_kind::exact);
       std::lock_guard lock{all.mutex};
       if (!result && all.wrong++ == 0)
-        all.first_wrong = to_string(result) + " (" + std::string{to_string(type)} + ", "
-                          + std::string{to_string(op)} + ", rank " + std::to_string(r) + ")";
+        all.first_wrong = to_string(result) + " (" + std::string{to_string(type)} + ", " +
+                          std::string{to_string(op)} + ", rank " + std::to_string(r) + ")";
     }
     std::lock_guard lock{all.mutex};
     ++all.successes;
@@ -147,13 +149,21 @@ TEST(Faults, EveryRequestIsAnsweredOnceInTimeAndNeverWrong) {
   // For each rank's call: 4 ranks make 5 % of the operations.
   auto each = 0.05 / ranks / 4;
   auto plan = std::make_shared<fault_plan>(
-    20261120, std::vector<fault_rule>{
-                {.kind = fault::fail, .on = verb::all_reduce, .times = forever, .probability = each},
-                {.kind = fault::not_issued, .on = verb::all_reduce, .times = forever, .probability = each},
-                {.kind = fault::hang, .on = verb::all_reduce, .times = forever, .probability = each},
-                {.kind = fault::slow, .on = verb::all_reduce, .times = forever, .probability = each, .delay = 3ms},
-                {.kind = fault::fail, .on = verb::copy, .times = forever, .probability = each},
-              });
+      20261120,
+      std::vector<fault_rule>{
+          {.kind = fault::fail, .on = verb::all_reduce, .times = forever, .probability = each},
+          {.kind = fault::not_issued,
+           .on = verb::all_reduce,
+           .times = forever,
+           .probability = each},
+          {.kind = fault::hang, .on = verb::all_reduce, .times = forever, .probability = each},
+          {.kind = fault::slow,
+           .on = verb::all_reduce,
+           .times = forever,
+           .probability = each,
+           .delay = 3ms},
+          {.kind = fault::fail, .on = verb::copy, .times = forever, .probability = each},
+      });
   config cfg;
   cfg.use_backend(with_faults(make_host_backend({.devices = static_cast<int>(ranks)}), plan));
   caf::actor_system sys{cfg};
@@ -172,7 +182,9 @@ TEST(Faults, EveryRequestIsAnsweredOnceInTimeAndNeverWrong) {
     for (auto& t : threads)
       t.join();
     EXPECT_LE(all.latest, 5ms + control.worst());
-    auto ms = [](clock::duration x) { return std::chrono::duration<double, std::milli>(x).count(); };
+    auto ms = [](clock::duration x) {
+      return std::chrono::duration<double, std::milli>(x).count();
+    };
     std::printf("%d successes; latest answer %.2f ms after its deadline, control timer %.2f ms\n",
                 all.successes, ms(all.latest), ms(control.worst()));
     for (auto [code, count] : all.errors)
@@ -185,7 +197,8 @@ TEST(Faults, EveryRequestIsAnsweredOnceInTimeAndNeverWrong) {
     EXPECT_GT(plan->injected(kind), 20u) << to_string(kind);
   // The plan strikes a part of the requests, and the world goes on each time.
   EXPECT_GT(all.successes, clients * operations_per_client / 2);
-  for (auto code : {errc::internal, errc::invalid_argument, errc::shape_mismatch, errc::stale_ref, errc::out_of_range})
+  for (auto code : {errc::internal, errc::invalid_argument, errc::shape_mismatch, errc::stale_ref,
+                    errc::out_of_range})
     EXPECT_EQ(all.errors.count(code), 0u) << to_string(code);
 }
 

@@ -1,4 +1,5 @@
-/// The user's own streams, memory and kernels beside the library's, on a GPU; and a kernel that faults.
+/// The user's own streams, memory and kernels beside the library's, on a GPU; and a kernel that
+/// faults.
 
 #include "support/affine_kernel.hpp"
 #include "support/expect.hpp"
@@ -37,8 +38,8 @@ launch_function affine(gpu_ref<std::uint32_t> x, gpu_ref<std::uint32_t> y, std::
     auto from = y.access();
     if (!to || !from)
       return to ? from.error() : to.error();
-    return check_cuda(static_cast<cudaError_t>(
-      launch_affine(*to, *from, a, x.count(), context.cuda_stream())));
+    return check_cuda(
+        static_cast<cudaError_t>(launch_affine(*to, *from, a, x.count(), context.cuda_stream())));
   };
 }
 
@@ -85,7 +86,7 @@ TEST_F(UserWork, AUsersStreamIsOrderedWithOurs) {
     // Nobody waits for the stream: the release does, on the GPU.
     for (int k = 0; k < 8; ++k) {
       must(check_cuda(static_cast<cudaError_t>(
-        launch_affine(must(x.access()), must(y.access()), a, count, stream_))));
+          launch_affine(must(x.access()), must(y.access()), a, count, stream_))));
       want = a * want + 3;
     }
     auto released = gpu_->release(x, access_mode::read_write, stream_);
@@ -104,7 +105,8 @@ TEST_F(UserWork, ReadersShareABufferThatIsAcquiredForReading) {
   EXPECT_EQ(must(gpu_->download(x)), elements(1000, 5u));
   EXPECT_TRUE(has_code(gpu_->fill(x, 0u).wait(), errc::buffer_acquired));
   EXPECT_TRUE(has_code(gpu_->reset().wait(), errc::buffer_acquired));
-  EXPECT_TRUE(has_code(gpu_->release(x, access_mode::write, stream_).wait(), errc::invalid_argument));
+  EXPECT_TRUE(
+      has_code(gpu_->release(x, access_mode::write, stream_).wait(), errc::invalid_argument));
   must(gpu_->release(x, access_mode::read, stream_).wait());
   must(gpu_->fill(x, 6u).wait());
   EXPECT_EQ(must(gpu_->download(x)), elements(1000, 6u));
@@ -170,7 +172,8 @@ TEST_P(Completion, EveryStrategyAnswersRight) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Completion,
-                         ::testing::Values(completion_strategy::event_poll, completion_strategy::host_func,
+                         ::testing::Values(completion_strategy::event_poll,
+                                           completion_strategy::host_func,
                                            completion_strategy::synchronize));
 
 /// A kernel writes where nothing is, while others wait for theirs.
@@ -189,12 +192,12 @@ INSTANTIATE_TEST_SUITE_P(All, Completion,
     auto gpu = w.device_of(0);
     auto x = must(gpu.allocate<std::uint32_t>(1024, true));
     auto answered = gpu.launch(
-      [x](launch_context& context) {
-        auto* nowhere = reinterpret_cast<std::uint32_t*>(std::uintptr_t{0x10});
-        return check_cuda(static_cast<cudaError_t>(
-          launch_affine(nowhere, nowhere, 1, x.count(), context.cuda_stream())));
-      },
-      {}, {x});
+        [x](launch_context& context) {
+          auto* nowhere = reinterpret_cast<std::uint32_t*>(std::uintptr_t{0x10});
+          return check_cuda(static_cast<cudaError_t>(
+              launch_affine(nowhere, nowhere, 1, x.count(), context.cuda_stream())));
+        },
+        {}, {x});
     std::vector<pending<collective_done>> sums;
     for (int i = 0; i < 20; ++i)
       sums.push_back(w.all_reduce(refs, reduce_op::sum, {.deadline = 20s}));
@@ -203,7 +206,8 @@ INSTANTIATE_TEST_SUITE_P(All, Completion,
       fail("the launch: " + (done ? std::string{"success"} : describe(done.error())));
     for (auto& sum : sums) {
       auto result = sum.wait();
-      if (!result && code_of(result.error()) != errc::device_fault && code_of(result.error()) != errc::unavailable)
+      if (!result && code_of(result.error()) != errc::device_fault &&
+          code_of(result.error()) != errc::unavailable)
         fail("a sum: " + describe(result.error()));
     }
     if (!x.stale() || !refs[0].stale())

@@ -7,9 +7,9 @@
 // stands between libcaf and its callers, at the functions where a message or an actor changes
 // hands, and adds what libcaf's atomics guarantee:
 //
-//   enqueue                      happens before the handler that gets the message
-//   a handler of an actor        happens before the next handler of that actor
-//   giving up a reference        happens before the destructor of the actor
+// enqueue                      happens before the handler that gets the message a handler of an
+// actor        happens before the next handler of that actor giving up a reference        happens
+// before the destructor of the actor
 //
 // Linked into tests only, and only with -fsanitize=thread and CAF 0.17. It relies on libcaf's calls
 // to its own functions going through the dynamic linker, as they do in Debian's package.

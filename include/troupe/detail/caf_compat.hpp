@@ -1,5 +1,5 @@
-/// The only place that knows which CAF it is built with: 0.17.6 (Debian, Ubuntu) or 1.x (vcpkg, Conan).
-/// It includes little of CAF; a file that sends or spawns includes `caf/all.hpp` itself.
+/// The only place that knows which CAF it is built with: 0.17.6 (Debian, Ubuntu) or 1.x (vcpkg,
+/// Conan). It includes little of CAF; a file that sends or spawns includes `caf/all.hpp` itself.
 #pragma once
 
 #include <caf/actor_system_config.hpp>
@@ -27,43 +27,38 @@
 #include <vector>
 
 #if CAF_MAJOR_VERSION >= 1 // CAF_VERSION is an octal literal in 1.0 and 1.1
-#  define TROUPE_CAF1 1
-#  include <caf/anon_mail.hpp>
-#  include <caf/init_global_meta_objects.hpp>
-#  include <caf/io/middleman.hpp>
-#  include <caf/mailbox_element.hpp>
-#  include <caf/scheduler.hpp>
-#  include <caf/thread_owner.hpp>
+#define TROUPE_CAF1 1
+#include <caf/anon_mail.hpp>
+#include <caf/init_global_meta_objects.hpp>
+#include <caf/io/middleman.hpp>
+#include <caf/mailbox_element.hpp>
+#include <caf/scheduler.hpp>
+#include <caf/thread_owner.hpp>
 #elif CAF_MINOR_VERSION == 17
-#  define TROUPE_CAF1 0
+#define TROUPE_CAF1 0
 #else
-#  error "troupe needs CAF 0.17.6 or CAF 1.0.2 and newer"
+#error "troupe needs CAF 0.17.6 or CAF 1.0.2 and newer"
 #endif
 
 namespace troupe::detail {
 
-/// Makes the library's messages known to CAF 1.x, which must happen before its first use of them; 0.17 learns
-/// them from the configuration. Cheap after the first time.
+/// Makes the library's messages known to CAF 1.x, which must happen before its first use of them;
+/// 0.17 learns them from the configuration. Cheap after the first time.
 struct known_types {
   known_types();
 };
 
 /// One named field of a message, for `fields`.
-template <class T>
-struct field_ref {
+template <class T> struct field_ref {
   const char* name;
   T& value;
 };
 
-template <class T>
-field_ref<T> field(const char* name, T& value) {
-  return {name, value};
-}
+template <class T> field_ref<T> field(const char* name, T& value) { return {name, value}; }
 
-/// Gives an invalid handle where a payload that cannot be serialized would leave the process: CAF then
-/// drops a send and fails a request, instead of corrupting the connection (CAF 1.x).
-template <class... Ts, class Self, class Dest>
-Dest checked(const Self& self, const Dest& dest) {
+/// Gives an invalid handle where a payload that cannot be serialized would leave the process: CAF
+/// then drops a send and fails a request, instead of corrupting the connection (CAF 1.x).
+template <class... Ts, class Self, class Dest> Dest checked(const Self& self, const Dest& dest) {
   if constexpr ((caf::allowed_unsafe_message_type<std::decay_t<Ts>>::value || ...))
     if (dest && dest.node() != self->node())
       return Dest{};
@@ -72,26 +67,24 @@ Dest checked(const Self& self, const Dest& dest) {
 
 #if TROUPE_CAF1
 
-#  define TROUPE_ERROR_ENUM(type, category) CAF_ERROR_CODE_ENUM(type)
-#  define TROUPE_INSPECT_ENUM(type)                                                                \
-    template <class Inspector>                                                                     \
-    bool inspect(Inspector& f, type& x) {                                                          \
-      return ::troupe::detail::inspect_enum(f, x);                                                 \
-    }
+#define TROUPE_ERROR_ENUM(type, category) CAF_ERROR_CODE_ENUM(type)
+#define TROUPE_INSPECT_ENUM(type)                                                                  \
+  template <class Inspector> bool inspect(Inspector& f, type& x) {                                 \
+    return ::troupe::detail::inspect_enum(f, x);                                                   \
+  }
 
-template <class>
-using inspect_result = bool;
+template <class> using inspect_result = bool;
 
 template <class Inspector, class T, class... Fs>
 bool fields(Inspector& f, T& x, const char* name, field_ref<Fs>... fs) {
   return f.object(x).pretty_name(name).fields(f.field(fs.name, fs.value)...);
 }
 
-template <class Inspector, class E>
-bool inspect_enum(Inspector& f, E& x) {
+template <class Inspector, class E> bool inspect_enum(Inspector& f, E& x) {
   using rep = std::underlying_type_t<E>;
   if (f.has_human_readable_format())
-    return f.apply([&x] { return std::string{to_string(x)}; }, [](std::string_view) { return false; });
+    return f.apply([&x] { return std::string{to_string(x)}; },
+                   [](std::string_view) { return false; });
   return f.apply([&x] { return static_cast<rep>(x); },
                  [&x](rep y) {
                    x = static_cast<E>(y);
@@ -103,16 +96,15 @@ bool inspect_enum(Inspector& f, E& x) {
 template <class Repr, class Inspector, class T, class Get, class Set>
 bool inspect_as(Inspector& f, T& x, Get get, Set set) {
   return f.object(x).fields(f.field(
-    "as", [&] { return get(x); },
-    [&](Repr y) {
-      x = set(y);
-      return true;
-    }));
+      "as", [&] { return get(x); },
+      [&](Repr y) {
+        x = set(y);
+        return true;
+      }));
 }
 
 /// Makes the blocks' types known to CAF; before the first configuration. Safe to call again.
-template <class... Blocks>
-void init_types() {
+template <class... Blocks> void init_types() {
   static const bool once = [] {
     (caf::init_global_meta_objects<Blocks>(), ...);
     caf::io::middleman::init_global_meta_objects();
@@ -124,21 +116,17 @@ void init_types() {
 
 struct config_base : caf::actor_system_config {
   /// Sets an option of CAF; `key` without the prefix "caf.".
-  template <class T>
-  void caf_option(const std::string& key, T x) {
+  template <class T> void caf_option(const std::string& key, T x) {
     set("caf." + key, std::move(x));
   }
-  template <class... Blocks>
-  void add_types() {}
-  template <class E>
-  void add_errors(const char*) {}
+  template <class... Blocks> void add_types() {}
+  template <class E> void add_errors(const char*) {}
 };
 
 /// An error of another library's category, as text.
 inline std::string describe_foreign(const caf::error& e) { return to_string(e); }
 
-template <class E>
-bool in_category(const caf::error& e) {
+template <class E> bool in_category(const caf::error& e) {
   return e.category() == caf::type_id_v<E>;
 }
 
@@ -148,8 +136,7 @@ void send(const Self& self, const Dest& dest, Ts&&... xs) {
 }
 
 /// From any thread.
-template <class Dest, class... Ts>
-void anon_send(const Dest& dest, Ts&&... xs) {
+template <class Dest, class... Ts> void anon_send(const Dest& dest, Ts&&... xs) {
   caf::anon_mail(std::forward<Ts>(xs)...).send(dest);
 }
 
@@ -187,14 +174,15 @@ caf::error from_bytes(caf::actor_system& sys, const std::vector<std::byte>& byte
 }
 
 /// Puts a response into the mailbox of `receiver`; from any thread.
-inline void enqueue_response(const caf::strong_actor_ptr& receiver, const caf::strong_actor_ptr& sender,
-                             caf::message_id request, caf::message content) {
+inline void enqueue_response(const caf::strong_actor_ptr& receiver,
+                             const caf::strong_actor_ptr& sender, caf::message_id request,
+                             caf::message content) {
   if (receiver)
-    receiver->enqueue(caf::make_mailbox_element(sender, request.response_id(), std::move(content)), nullptr);
+    receiver->enqueue(caf::make_mailbox_element(sender, request.response_id(), std::move(content)),
+                      nullptr);
 }
 
-template <class Base = caf::event_based_actor>
-struct actor_base : Base {
+template <class Base = caf::event_based_actor> struct actor_base : Base {
   using Base::Base;
 
   template <class H, class F> // F: void(const caf::error&)
@@ -209,22 +197,22 @@ struct actor_base : Base {
 };
 
 /// Calls `f(is_pool_worker)` at the start of each thread of the actor system.
-template <class F>
-struct thread_start_hook : caf::thread_hook {
+template <class F> struct thread_start_hook : caf::thread_hook {
   explicit thread_start_hook(F g) : f(g) {}
   void init(caf::actor_system&) override {}
-  void thread_started(caf::thread_owner owner) override { f(owner == caf::thread_owner::scheduler); }
+  void thread_started(caf::thread_owner owner) override {
+    f(owner == caf::thread_owner::scheduler);
+  }
   void thread_terminates() override {}
   F f;
 };
 
 #else // CAF 0.17
 
-#  define TROUPE_ERROR_ENUM(type, category) CAF_ERROR_CODE_ENUM(type, category)
-#  define TROUPE_INSPECT_ENUM(type)
+#define TROUPE_ERROR_ENUM(type, category) CAF_ERROR_CODE_ENUM(type, category)
+#define TROUPE_INSPECT_ENUM(type)
 
-template <class Inspector>
-using inspect_result = typename Inspector::result_type;
+template <class Inspector> using inspect_result = typename Inspector::result_type;
 
 template <class Inspector, class T, class... Fs>
 inspect_result<Inspector> fields(Inspector& f, T&, const char* name, field_ref<Fs>... fs) {
@@ -241,23 +229,17 @@ inspect_result<Inspector> inspect_as(Inspector& f, T& x, Get get, Set set) {
   return f(y, caf::meta::load_callback(load));
 }
 
-template <class... Blocks>
-void init_types() {}
+template <class... Blocks> void init_types() {}
 
 struct config_base : caf::actor_system_config {
-  template <class T>
-  void caf_option(const std::string& key, T x) {
+  template <class T> void caf_option(const std::string& key, T x) {
     if constexpr (std::is_convertible_v<T, std::string>) // such as scheduler.policy
       set(key, caf::atom_from_string(std::string{x}));
     else
       set(key, std::move(x));
   }
-  template <class... Blocks>
-  void add_types() {
-    (add_message_types<Blocks>(), ...);
-  }
-  template <class E>
-  void add_errors(const char* category) {
+  template <class... Blocks> void add_types() { (add_message_types<Blocks>(), ...); }
+  template <class E> void add_errors(const char* category) {
     add_error_category(caf::atom_from_string(std::string{category}),
                        [](uint8_t x, caf::atom_value, const caf::message& context) {
                          std::string text{to_string(static_cast<E>(x))};
@@ -273,8 +255,7 @@ inline std::string describe_foreign(const caf::error& e) {
   return e.context().empty() ? text : text + to_string(e.context());
 }
 
-template <class E>
-bool in_category(const caf::error& e) {
+template <class E> bool in_category(const caf::error& e) {
   return e.category() == caf::detail::error_factory<E>::category;
 }
 
@@ -283,8 +264,7 @@ void send(const Self& self, const Dest& dest, Ts&&... xs) {
   self->send(checked<Ts...>(self, dest), std::forward<Ts>(xs)...);
 }
 
-template <class Dest, class... Ts>
-void anon_send(const Dest& dest, Ts&&... xs) {
+template <class Dest, class... Ts> void anon_send(const Dest& dest, Ts&&... xs) {
   caf::anon_send(dest, std::forward<Ts>(xs)...);
 }
 
@@ -319,14 +299,14 @@ caf::error from_bytes(caf::actor_system& sys, const std::vector<std::byte>& byte
   return source(x);
 }
 
-inline void enqueue_response(const caf::strong_actor_ptr& receiver, const caf::strong_actor_ptr& sender,
-                             caf::message_id request, caf::message content) {
+inline void enqueue_response(const caf::strong_actor_ptr& receiver,
+                             const caf::strong_actor_ptr& sender, caf::message_id request,
+                             caf::message content) {
   if (receiver)
     receiver->enqueue(sender, request.response_id(), std::move(content), nullptr);
 }
 
-template <class Base = caf::event_based_actor>
-struct actor_base : Base {
+template <class Base = caf::event_based_actor> struct actor_base : Base {
   explicit actor_base(caf::actor_config& cfg) : Base(cfg) {
     this->set_down_handler([this](caf::down_msg& down) {
       auto i = down_.find(down.source);
@@ -338,14 +318,12 @@ struct actor_base : Base {
     });
   }
 
-  template <class H, class F>
-  void on_down(const H& handle, F f) {
+  template <class H, class F> void on_down(const H& handle, F f) {
     this->monitor(handle);
     down_.emplace(handle.address(), std::move(f));
   }
 
-  template <class F, class... Fs>
-  caf::behavior with_exit(F f, Fs... fs) {
+  template <class F, class... Fs> caf::behavior with_exit(F f, Fs... fs) {
     this->set_exit_handler(std::move(f));
     return {std::move(fs)...};
   }
@@ -354,8 +332,7 @@ private:
   std::unordered_multimap<caf::actor_addr, std::function<void(const caf::error&)>> down_;
 };
 
-template <class F>
-struct thread_start_hook : caf::thread_hook {
+template <class F> struct thread_start_hook : caf::thread_hook {
   explicit thread_start_hook(F g) : f(g) {}
   void init(caf::actor_system&) override {}
   void thread_started() override { // 0.17 says no more of a thread than its name
@@ -370,8 +347,7 @@ struct thread_start_hook : caf::thread_hook {
 #endif
 
 /// The code of `e` if it belongs to the enumeration `E`.
-template <class E>
-std::optional<E> error_as(const caf::error& e) {
+template <class E> std::optional<E> error_as(const caf::error& e) {
   if (e != caf::none && in_category<E>(e))
     return static_cast<E>(e.code());
   return std::nullopt;

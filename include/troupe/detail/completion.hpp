@@ -21,7 +21,8 @@ inline clock::time_point from_now(std::chrono::nanoseconds time) noexcept {
   return time < clock::time_point::max() - now ? now + time : clock::time_point::max();
 }
 
-/// Marks the calling thread as one that must not block: a lane, a callback thread, a worker of CAF's pool.
+/// Marks the calling thread as one that must not block: a lane, a callback thread, a worker of
+/// CAF's pool.
 void forbid_blocking(const char* thread_kind) noexcept;
 
 /// None if the calling thread may block.
@@ -36,7 +37,9 @@ public:
   completion& operator=(const completion&) = delete;
   virtual ~completion();
 
-  bool answered() const noexcept { return phase_.load(std::memory_order_acquire) == phase::answered; }
+  bool answered() const noexcept {
+    return phase_.load(std::memory_order_acquire) == phase::answered;
+  }
 
   /// None on success. Only after `answered`.
   const caf::error& error() const noexcept { return error_; }
@@ -52,8 +55,8 @@ public:
   /// False when `until` came first.
   bool wait_until(clock::time_point until) noexcept;
 
-  /// Calls `listener` once answered, on the answering thread, or at once on this one. It must not block
-  /// and not throw.
+  /// Calls `listener` once answered, on the answering thread, or at once on this one. It must not
+  /// block and not throw.
   void on_answer(std::function<void()> listener);
 
   /// Answers; false if somebody else did. `error` none is success.

@@ -80,8 +80,8 @@ CAF_ADD_TYPE_ID(troupe, (troupe::get_status))
 CAF_ADD_TYPE_ID(troupe, (troupe::subscribe))
 CAF_END_TYPE_ID_BLOCK(troupe)
 
-// Messages that mean something only within the process. They have no serialized form, and the configuration
-// does not tell CAF's network about them.
+// Messages that mean something only within the process. They have no serialized form, and the
+// configuration does not tell CAF's network about them.
 CAF_BEGIN_TYPE_ID_BLOCK(troupe_local, caf::id_block::troupe::end)
 CAF_ADD_TYPE_ID(troupe_local, (troupe::launch_callable))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::get_device_actor))

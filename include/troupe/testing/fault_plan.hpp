@@ -56,12 +56,10 @@ enum class fault : std::uint8_t {
   /// As `fail`, with `errc::out_of_memory`.
   out_of_memory,
   /// A collective call that says success, but the rank never takes part: its stream stands still
-  /// until the
-  /// communicator is aborted. On other verbs as `hang`.
+  /// until the communicator is aborted. On other verbs as `hang`.
   not_issued,
   /// The stream stands still before the call's work, until `release`, or until the communicator
-  /// that the
-  /// call is for is aborted. Verbs without a stream: as `block`.
+  /// that the call is for is aborted. Verbs without a stream: as `block`.
   hang,
   /// The stream stands still for `delay` before the call's work. Verbs without a stream: the call
   /// does.
@@ -69,8 +67,8 @@ enum class fault : std::uint8_t {
   /// The calling thread is stuck until `release`; then the call goes on.
   block,
   /// A sticky fault: this call and all later ones on every device give `errc::device_fault`; all
-  /// that stood
-  /// still goes on, and each device's completion signal is called, so that whoever waits finds out.
+  /// that stood still goes on, and each device's completion signal is called, so that whoever waits
+  /// finds out.
   poison,
 };
 
