@@ -38,7 +38,7 @@ bool host_range::copy_from(const std::byte* source, std::size_t offset, std::siz
 }
 
 void host_range::revoke() noexcept {
-  if (owner_.size_bytes() != 0)
+  if (!borrowed_)
     return;
   std::lock_guard lock{mutex_};
   revoked_ = true;

@@ -23,7 +23,8 @@ class lane;
 class host_range {
 public:
   explicit host_range(std::span<std::byte> borrowed) : memory_(borrowed) {}
-  explicit host_range(host_buffer owned) : memory_(owned.writable()), owner_(std::move(owned)) {}
+  explicit host_range(host_buffer owned)
+      : borrowed_(owned.size_bytes() == 0), memory_(owned.writable()), owner_(std::move(owned)) {}
 
   std::size_t size() const noexcept { return memory_.size(); }
   /// Pinned and owned: a device may read and write it directly.
@@ -37,6 +38,7 @@ public:
   void let_go() noexcept;
 
 private:
+  const bool borrowed_ = true;
   std::mutex mutex_;
   std::span<std::byte> memory_;
   host_buffer owner_;
