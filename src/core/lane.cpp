@@ -460,6 +460,11 @@ bool lane::poll(lane_stream& s) {
         continue;
       }
       p.of->fail(done.error());
+      // It may still run, and uses its memory until it is over.
+      if (auto error = device_->synchronize(p.event)) {
+        owner_.on_fault(*this, error);
+        return worked;
+      }
       done = true;
     }
     if (!*done) {
