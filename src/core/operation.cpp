@@ -173,6 +173,7 @@ void operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexc
     on_success(); // may fail it
   auto cause = this->cause();
   std::vector<follower> successors;
+  std::vector<casualty> casualties;
   {
     // Who is admitted later must see the wounds as soon as this is settled.
     std::unique_lock order{runtime::order(), std::defer_lock};
@@ -184,7 +185,7 @@ void operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexc
       successors.swap(successors_);
     }
     if (cause)
-      wound_buffers(cause, successors);
+      casualties = wound_buffers(cause, successors);
   }
   healed_.clear();
   uses_.clear();
@@ -197,25 +198,37 @@ void operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexc
     for (auto& x : successors)
       if (x.reads)
         x.who->fail(cause);
+  for (auto& x : casualties)
+    x.who->fail(x.cause);
   for (auto& x : successors)
     follow_up.push_back(std::move(x.who));
 }
 
-void operation::wound_buffers(const caf::error& cause, const std::vector<follower>& successors) {
+std::vector<operation::casualty> operation::wound_buffers(const caf::error& cause,
+                                                         const std::vector<follower>& successors) {
+  std::vector<casualty> result;
   for (auto& x : healed_)
-    wound(x.memory, x.wound, successors);
+    wound(x.memory, x.wound, successors, result);
   for (auto& u : uses_)
     if (u.writes && parts_[u.part].at.load(std::memory_order_acquire) == part::state::done)
-      wound(u.memory, {u.begin, u.end, cause}, successors);
+      wound(u.memory, {u.begin, u.end, cause}, successors, result);
+  return result;
 }
 
 void operation::wound(const std::shared_ptr<buffer>& memory, const buffer::wound& x,
-                      const std::vector<follower>& successors) {
-  // Who comes next and writes there takes the wound over: it heals it, or fails and passes it on.
+                      const std::vector<follower>& successors, std::vector<casualty>& casualties) {
+  // Who comes next and reads there fails, also behind one that was taken back; who writes there takes the
+  // wound over: it heals it, or fails and passes it on.
   std::vector<buffer::wound> open{x};
   for (auto& next : successors)
     for (auto& u : next.who->uses_) {
-      if (!u.writes || u.memory != memory)
+      if (u.memory != memory)
+        continue;
+      if (u.reads)
+        for (auto& w : open)
+          if (w.begin < u.end && u.begin < w.end)
+            casualties.push_back({next.who, w.cause});
+      if (!u.writes)
         continue;
       std::vector<buffer::wound> rest;
       for (auto& w : open) {

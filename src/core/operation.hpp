@@ -196,9 +196,14 @@ private:
   void end_early(const caf::error& why) noexcept;
   bool set_cause(const caf::error& why, bool only_if_unissued,
                  std::vector<std::shared_ptr<operation>>& readers) noexcept;
-  void wound_buffers(const caf::error& cause, const std::vector<follower>& successors);
-  void wound(const std::shared_ptr<buffer>& memory, const buffer::wound& x,
-             const std::vector<follower>& successors);
+  struct casualty {
+    std::shared_ptr<operation> who;
+    caf::error cause;
+  };
+
+  std::vector<casualty> wound_buffers(const caf::error& cause, const std::vector<follower>& successors);
+  static void wound(const std::shared_ptr<buffer>& memory, const buffer::wound& x,
+                    const std::vector<follower>& successors, std::vector<casualty>& casualties);
   void settle(std::vector<std::shared_ptr<operation>>& follow_up) noexcept;
 
   const char* verb_;
