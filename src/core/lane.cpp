@@ -345,12 +345,13 @@ void lane::after_issue(part& p, const caf::expected<issue_outcome>& outcome) {
   auto& op = *p.of;
   if (!outcome) {
     note(outcome.error());
+    auto why = in_full(p, outcome.error());
     if (p.stream == stream_kind::none) {
-      lose(p, outcome.error());
+      lose(p, why);
       return;
     }
     // Something of it may be in the stream, and uses the memory until it is over.
-    op.part_lost(p, outcome.error());
+    op.part_lost(p, why);
     put_in_flight(p);
     return;
   }
@@ -459,7 +460,7 @@ bool lane::poll(lane_stream& s) {
         one_by_one = true; // find out which one it is
         continue;
       }
-      p.of->fail(done.error());
+      p.of->fail(in_full(p, done.error()));
       // It may still run, and uses its memory until it is over.
       if (auto error = device_->synchronize(p.event)) {
         owner_.on_fault(*this, error);
@@ -525,6 +526,24 @@ void lane::note(const caf::error& error) noexcept {
   } else {
     log(log_level::debug, "a call into the backend failed", error);
   }
+}
+
+/// With what the backend could not know (INV-10).
+caf::error lane::in_full(const part& p, const caf::error& error) const {
+  auto x = failure_of(error);
+  if (!x || x->code == errc::device_fault) // whose origin nobody knows here
+    return error;
+  if (x->verb.empty())
+    x->verb = p.of->verb();
+  if (x->operation == 0)
+    x->operation = p.of->number();
+  if (x->device < 0)
+    x->device = state_->ordinal();
+  if (x->generation == 0)
+    x->generation = state_->generation();
+  if (x->rank < 0 && p.of->parts().size() > 1)
+    x->rank = static_cast<int>(p.index);
+  return make_error(std::move(*x));
 }
 
 caf::expected<event_view> lane::mark(stream_kind kind) { return mark(stream(kind)); }

@@ -125,6 +125,7 @@ private:
   void skip(part& p) noexcept;
   void lose(part& p, const caf::error& why) noexcept;
   void note(const caf::error& error) noexcept;
+  caf::error in_full(const part& p, const caf::error& error) const;
   bool drain_released();
   bool nothing_in_flight() const noexcept;
   void abandon_now() noexcept;
