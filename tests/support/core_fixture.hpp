@@ -103,15 +103,20 @@ inline caf::error answer_of(const std::shared_ptr<detail::completion>& x) {
   return x->error();
 }
 
+/// Blocks until `condition` holds, which another thread is about to bring about.
+template <class F>::testing::AssertionResult eventually(F condition) {
+  const auto until = detail::clock::now() + patience;
+  while (!condition()) {
+    if (detail::clock::now() > until)
+      return ::testing::AssertionFailure() << "it never came";
+    std::this_thread::yield();
+  }
+  return ::testing::AssertionSuccess();
+}
+
 /// Blocks until the operation is settled.
 inline ::testing::AssertionResult settles(const detail::operation& op) {
-  auto until = detail::clock::now() + patience;
-  while (!op.settled())
-    if (detail::clock::now() > until)
-      return ::testing::AssertionFailure() << "not settled";
-    else
-      std::this_thread::yield();
-  return ::testing::AssertionSuccess();
+  return eventually([&] { return op.settled(); });
 }
 
 /// Virtual devices and their runtime.

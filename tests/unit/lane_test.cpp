@@ -395,6 +395,24 @@ TEST(Lane, FailsWhatItCannotAskFor) {
     EXPECT_TRUE(has_code(answer_of(x), errc::cuda_error));
 }
 
+// INV-10
+TEST(Lane, TellsWhatTheBackendCannotKnow) {
+  const auto plan = std::make_shared<fault_plan>();
+  core_system system{{.devices = 2, .plan = plan}};
+  const auto device = system.device(1);
+  auto memory = allocate_bytes(device, 64);
+  plan->add({.on = verb::fill, .error = errc::cuda_error});
+  auto op = device.fill(memory, {std::byte{}}, {});
+  const auto told = failure_of(answer_of(op)).value();
+  EXPECT_EQ(told.code, errc::cuda_error);
+  EXPECT_EQ(told.verb, "fill");
+  EXPECT_EQ(told.operation, op->number());
+  EXPECT_EQ(told.device, 1);
+  EXPECT_EQ(told.generation, 1u);
+  EXPECT_EQ(told.rank, -1);
+  EXPECT_EQ(told.api, "fill");
+}
+
 // -- coming up
 
 TEST(Lane, TriesAgainToComeUp) {

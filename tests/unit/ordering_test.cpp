@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cstring>
+#include <cstddef>
+#include <memory>
 #include <random>
-#include <thread>
 #include <vector>
 
 namespace troupe {
@@ -28,6 +28,7 @@ using testing::host_work;
 using testing::is_ok;
 using testing::must;
 using testing::no_work;
+using testing::probe;
 using testing::settles;
 using namespace std::chrono_literals;
 
@@ -94,6 +95,311 @@ TEST(Ordering, FailsWhatReadsAFailedWrite) {
     EXPECT_TRUE(has_code(answer_of(writer), errc::launch_failed));
     ASSERT_TRUE(answer_of(reader)) << "round " << i << ": it read what a failed launch was writing";
   }
+}
+
+/// A launch that stands in its stream, then adds `by` to every byte.
+launch_function add_later(gate& held, const any_gpu_ref& memory, int by) {
+  return host_work([pass = held.passer(), at = address(memory), size = memory.size_bytes(), by] {
+    pass();
+    for (std::size_t i = 0; i < size; ++i)
+      at[i] = static_cast<std::byte>(std::to_integer<int>(at[i]) + by);
+  });
+}
+
+// INV-9
+TEST(Ordering, ReadsWhatAnotherStreamWrites) {
+  core_system system;
+  auto device = system.device();
+  auto memory = allocate_bytes(device, 64);
+  poke(memory, std::byte{1});
+  gate held;
+  std::vector<std::byte> bytes(64);
+  auto writer = device.launch(add_later(held, memory, 1), {memory}, {memory}, {});
+  auto reader = device.download(memory, borrow(bytes), {});
+  EXPECT_FALSE(reader->wait_until(detail::clock::now() + 20ms));
+  held.open();
+  EXPECT_TRUE(is_ok(answer_of(reader)));
+  EXPECT_EQ(bytes, std::vector<std::byte>(64, std::byte{2}));
+}
+
+TEST(Ordering, WritesAfterAnotherStreamRead) {
+  core_system system;
+  auto device = system.device();
+  auto memory = allocate_bytes(device, 64);
+  poke(memory, std::byte{1});
+  gate held;
+  std::vector<std::byte> bytes(64, std::byte{9});
+  std::vector<std::byte> seen;
+  auto reader = device.launch(host_work([&, pass = held.passer(), at = address(memory)] {
+                                pass();
+                                seen.assign(at, at + 64);
+                              }),
+                              {memory}, {}, {});
+  auto writer = device.upload(memory, borrow(bytes), {});
+  EXPECT_FALSE(writer->wait_until(detail::clock::now() + 20ms));
+  held.open();
+  EXPECT_TRUE(is_ok(answer_of(writer)));
+  EXPECT_EQ(seen, std::vector<std::byte>(64, std::byte{1}));
+  EXPECT_EQ(content(memory), bytes);
+}
+
+TEST(Ordering, WritesAfterAnotherStreamWrote) {
+  core_system system;
+  auto device = system.device();
+  auto memory = allocate_bytes(device, 64);
+  gate held;
+  std::vector<std::byte> bytes(64, std::byte{9});
+  auto first = device.launch(add_later(held, memory, 1), {}, {memory}, {});
+  auto second = device.upload(memory, borrow(bytes), {});
+  EXPECT_FALSE(second->wait_until(detail::clock::now() + 20ms));
+  held.open();
+  EXPECT_TRUE(is_ok(answer_of(second)));
+  EXPECT_TRUE(is_ok(answer_of(first)));
+  EXPECT_EQ(content(memory), bytes);
+}
+
+TEST(Ordering, DoesNotOrderWhatHasNothingInCommon) {
+  core_system system;
+  auto device = system.device();
+  auto memory = allocate_bytes(device, 64);
+  const auto left = must(memory.slice(0, 32));
+  const auto right = must(memory.slice(32, 32));
+  gate held;
+  std::vector<std::byte> bytes(32, std::byte{9});
+  auto writer = device.launch(add_later(held, left, 1), {}, {left}, {});
+  held.wait_reached();
+  EXPECT_TRUE(is_ok(answer_of(device.upload(right, borrow(bytes), {}))));
+  EXPECT_TRUE(is_ok(answer_of(device.download(right, borrow(bytes), {}))));
+  EXPECT_FALSE(writer->answered());
+  auto reader = device.download(left, borrow(bytes), {});
+  EXPECT_FALSE(reader->wait_until(detail::clock::now() + 20ms));
+  held.open();
+  EXPECT_TRUE(is_ok(answer_of(reader)));
+}
+
+// INV-9: every byte as if one operation ran after the other.
+TEST(Ordering, AgreesWithOneAfterTheOther) {
+  constexpr std::size_t size = 96;
+  constexpr std::size_t buffers = 3;
+  core_system system{{.lanes = {.in_flight_limit = 64}}};
+  auto device = system.device();
+  for (unsigned seed = 0; seed < 300; ++seed) {
+    std::mt19937 random{seed};
+    std::array<any_gpu_ref, buffers> memory;
+    std::array<std::vector<std::byte>, buffers> model;
+    for (std::size_t i = 0; i < buffers; ++i) {
+      memory[i] = allocate_bytes(device, size);
+      poke(memory[i], static_cast<std::byte>(i));
+      model[i].assign(size, static_cast<std::byte>(i));
+    }
+    struct download {
+      std::vector<std::byte> got;
+      std::vector<std::byte> wanted;
+    };
+    std::vector<std::unique_ptr<download>> downloads;
+    std::vector<std::unique_ptr<std::vector<std::byte>>> uploads;
+    std::vector<std::shared_ptr<detail::completion>> all;
+    for (int step = 0; step < 40; ++step) {
+      const auto which = random() % buffers;
+      const auto first = random() % size;
+      const auto count = 1 + random() % (size - first);
+      const auto part = must(memory[which].slice(first, count));
+      const auto at = model[which].begin() + static_cast<std::ptrdiff_t>(first);
+      const auto value = static_cast<std::byte>(random());
+      switch (random() % 6) {
+      case 0:
+        all.push_back(device.fill(part, {value}, {}));
+        std::fill_n(at, count, value);
+        break;
+      case 1: {
+        auto& source = *uploads.emplace_back(std::make_unique<std::vector<std::byte>>(count));
+        for (auto& x : source)
+          x = static_cast<std::byte>(random());
+        all.push_back(device.upload(part, borrow(source), {}));
+        std::copy(source.begin(), source.end(), at);
+        break;
+      }
+      case 2: {
+        auto& x = *downloads.emplace_back(std::make_unique<download>());
+        x.got.assign(count, std::byte{0xEE});
+        x.wanted.assign(at, at + static_cast<std::ptrdiff_t>(count));
+        all.push_back(device.download(part, borrow(x.got), {}));
+        break;
+      }
+      case 3: { // from another buffer
+        const auto from = (which + 1 + random() % (buffers - 1)) % buffers;
+        const auto from_first = random() % (size - count + 1);
+        all.push_back(device.copy(part, must(memory[from].slice(from_first, count)), {}));
+        std::copy_n(model[from].begin() + static_cast<std::ptrdiff_t>(from_first), count, at);
+        break;
+      }
+      case 4: { // in place, and slow
+        const auto spins = random() % 2'000;
+        all.push_back(device.launch(host_work([address = address(part), count, value, spins] {
+                                      for (unsigned n = 0; n < spins; ++n)
+                                        detail::pause();
+                                      for (std::size_t i = 0; i < count; ++i)
+                                        address[i] ^= value;
+                                    }),
+                                    {part}, {part}, {}));
+        for (std::size_t i = 0; i < count; ++i)
+          at[static_cast<std::ptrdiff_t>(i)] ^= value;
+        break;
+      }
+      default: { // on the collective stream, reading one buffer and writing another
+        const auto from = (which + 1) % buffers;
+        const auto source = must(memory[from].slice(first, count));
+        auto op = std::make_shared<probe>(
+            std::vector{system.lane()},
+            [to = address(part), source_address = address(source),
+             count](detail::part& p, detail::lane& on) -> caf::expected<detail::issue_outcome> {
+              if (auto error =
+                      on.device().copy(to, source_address, count, copy_direction::device_to_device,
+                                       on.stream(p.stream)))
+                return error;
+              return detail::issue_outcome::enqueued;
+            });
+        op->parts()[0].stream = detail::stream_kind::collective;
+        op->add_use(detail::use_of(source, true, false));
+        op->add_use(detail::use_of(part, false, true));
+        system.runtime()->start(op);
+        all.push_back(op);
+        std::copy_n(model[from].begin() + static_cast<std::ptrdiff_t>(first), count, at);
+      }
+      }
+    }
+    for (auto& x : all)
+      ASSERT_TRUE(is_ok(answer_of(x))) << "seed " << seed;
+    for (auto& x : downloads)
+      ASSERT_EQ(x->got, x->wanted) << "seed " << seed;
+    for (std::size_t i = 0; i < buffers; ++i)
+      ASSERT_EQ(content(memory[i]), model[i]) << "seed " << seed;
+  }
+}
+
+// The same with operations that are taken back at random: each ran wholly, or not at all.
+TEST(Ordering, AgreesWithOneAfterTheOtherWhenSomeAreTakenBack) {
+  constexpr std::size_t size = 64;
+  core_system system{{.lanes = {.in_flight_limit = 4}}};
+  auto device = system.device();
+  auto memory = allocate_bytes(device, size);
+  for (unsigned seed = 0; seed < 300; ++seed) {
+    std::mt19937 random{seed};
+    poke(memory, std::byte{0});
+    std::vector<std::shared_ptr<probe>> ops;
+    std::vector<std::byte> values;
+    // Each writes its value everywhere, on a random stream, and keeps what it finds before.
+    std::vector<std::vector<std::byte>> found(30);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      values.push_back(static_cast<std::byte>(i + 1));
+      struct work {
+        std::byte* at;
+        std::byte value;
+        std::vector<std::byte>* found;
+      };
+      auto todo = std::make_shared<work>(work{address(memory), values[i], &found[i]});
+      auto op = std::make_shared<probe>(
+          std::vector{system.lane()},
+          [todo](detail::part& p, detail::lane& on) -> caf::expected<detail::issue_outcome> {
+            auto error = on.device().launch_host(
+                on.stream(p.stream),
+                [](void* x) {
+                  auto& w = *static_cast<work*>(x);
+                  w.found->assign(w.at, w.at + size);
+                  std::fill_n(w.at, size, w.value);
+                },
+                todo.get());
+            if (error)
+              return error;
+            return detail::issue_outcome::enqueued;
+          });
+      op->parts()[0].stream = static_cast<detail::stream_kind>(random() % detail::stream_count);
+      op->add_use(detail::use_of(memory, false, true));
+      system.runtime()->start(op);
+      ops.push_back(op);
+    }
+    for (auto& op : ops)
+      if (random() % 2 == 0)
+        op->cancel();
+    std::byte before{0};
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      ASSERT_TRUE(settles(*ops[i]));
+      if (ops[i]->withdrawn()) {
+        ASSERT_TRUE(found[i].empty());
+        continue;
+      }
+      ASSERT_EQ(found[i], std::vector<std::byte>(size, before))
+          << "seed " << seed << ", operation " << i;
+      before = values[i];
+    }
+    ASSERT_EQ(content(memory), std::vector<std::byte>(size, before));
+  }
+}
+
+// INV-12: who stood between them was taken back.
+TEST(Ordering, FailsWhatReadsAFailedWriteBehindAWithdrawnOne) {
+  core_system system;
+  auto device = system.device();
+  auto memory = allocate_bytes(device, 64);
+  std::vector<std::byte> bytes(64);
+  gate held;
+  auto writer = device.launch(
+      [pass = held.passer()](launch_context&) {
+        pass();
+        return make_error(errc::invalid_argument, "on purpose");
+      },
+      {}, {memory}, {});
+  held.wait_reached();
+  auto withdrawn = device.fill(memory, {std::byte{2}}, {});
+  withdrawn->cancel();
+  auto reader = device.download(memory, borrow(bytes), {});
+  held.open();
+  EXPECT_TRUE(has_code(answer_of(writer), errc::launch_failed));
+  EXPECT_TRUE(has_code(answer_of(withdrawn), errc::cancelled));
+  EXPECT_TRUE(answer_of(reader)) << "it read what a failed launch was writing";
+}
+
+TEST(Ordering, HealsWithAnOverwriteThatIsAdmitted) {
+  core_system system;
+  auto device = system.device();
+  auto memory = allocate_bytes(device, 64);
+  std::vector<std::byte> bytes(64);
+  for (int round = 0; round < 500; ++round) {
+    auto writer = device.launch(failing_work(), {}, {memory}, {});
+    auto overwriter = device.fill(memory, {std::byte{2}}, {});
+    auto reader = device.download(memory, borrow(bytes), {});
+    EXPECT_TRUE(has_code(answer_of(writer), errc::launch_failed));
+    EXPECT_TRUE(is_ok(answer_of(overwriter)));
+    ASSERT_TRUE(is_ok(answer_of(reader))) << "round " << round;
+    ASSERT_EQ(bytes, std::vector<std::byte>(64, std::byte{2}));
+  }
+}
+
+TEST(Ordering, RemembersNoMoreThanItNeeds) {
+  core_system system;
+  auto device = system.device();
+  auto memory = allocate_bytes(device, 64);
+  gate held;
+  auto lane = device.launch(held.on_lane(), {}, {}, {});
+  held.wait_reached(); // nothing settles
+  std::vector<std::byte> bytes(64);
+  const auto remembered = [&] {
+    std::lock_guard lock{runtime::order()};
+    return memory.memory()->accesses.size();
+  };
+  std::vector<std::shared_ptr<detail::completion>> all;
+  for (int i = 0; i < 100; ++i)
+    all.push_back(device.fill(memory, {std::byte{1}}, {}));
+  EXPECT_EQ(remembered(), 1u);
+  for (int i = 0; i < 100; ++i)
+    all.push_back(device.download(memory, borrow(bytes), {})); // the last covers those before
+  EXPECT_EQ(remembered(), 2u);
+  for (int i = 0; i < 100; ++i)
+    all.push_back(device.launch(no_work(), {memory}, {memory}, {}));
+  EXPECT_LE(remembered(), 2u);
+  held.open();
+  for (auto& x : all)
+    EXPECT_TRUE(is_ok(answer_of(x)));
 }
 
 } // namespace

@@ -1,0 +1,163 @@
+/// Codes, severities, and how a failure is told.
+#include "support/expect.hpp"
+#include <troupe/error.hpp>
+
+#include <caf/sec.hpp>
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace troupe {
+
+namespace {
+
+/// What a supervisor does about each code, written down a second time.
+const std::map<errc, std::pair<std::string, severity>> table{
+    {errc::invalid_argument, {"invalid_argument", severity::operation}},
+    {errc::shape_mismatch, {"shape_mismatch", severity::operation}},
+    {errc::out_of_range, {"out_of_range", severity::operation}},
+    {errc::stale_ref, {"stale_ref", severity::operation}},
+    {errc::indeterminate, {"indeterminate", severity::operation}},
+    {errc::buffer_acquired, {"buffer_acquired", severity::retry}},
+    {errc::membership_changed, {"membership_changed", severity::retry}},
+    {errc::collective_mismatch, {"collective_mismatch", severity::communicator}},
+    {errc::out_of_memory, {"out_of_memory", severity::operation}},
+    {errc::deadline_exceeded, {"deadline_exceeded", severity::operation}},
+    {errc::cancelled, {"cancelled", severity::operation}},
+    {errc::overloaded, {"overloaded", severity::retry}},
+    {errc::unavailable, {"unavailable", severity::operation}},
+    {errc::would_block, {"would_block", severity::operation}},
+    {errc::not_supported, {"not_supported", severity::operation}},
+    {errc::launch_failed, {"launch_failed", severity::operation}},
+    {errc::cuda_error, {"cuda_error", severity::operation}},
+    {errc::device_reset, {"device_reset", severity::device}},
+    {errc::device_failed, {"device_failed", severity::device}},
+    {errc::nccl_error, {"nccl_error", severity::communicator}},
+    {errc::stalled, {"stalled", severity::communicator}},
+    {errc::communicator_dead, {"communicator_dead", severity::communicator}},
+    {errc::rank_not_issued, {"rank_not_issued", severity::communicator}},
+    {errc::device_fault, {"device_fault", severity::process}},
+    {errc::lane_stuck, {"lane_stuck", severity::process}},
+    {errc::internal, {"internal", severity::operation}},
+};
+
+failure full() {
+  failure x;
+  x.code = errc::nccl_error;
+  x.detail = "the link is down";
+  x.verb = "all_reduce";
+  x.api = "ncclAllReduce";
+  x.native_name = "ncclSystemError";
+  x.native_code = 2;
+  x.device = 3;
+  x.rank = 5;
+  x.operation = 17;
+  x.epoch = 7;
+  x.generation = 4;
+  x.parts = {part_state::not_issued, part_state::issued, part_state::started, part_state::done};
+  return x;
+}
+
+void expect_same(const failure& a, const failure& b) {
+  EXPECT_EQ(a.code, b.code);
+  EXPECT_EQ(a.detail, b.detail);
+  EXPECT_EQ(a.verb, b.verb);
+  EXPECT_EQ(a.api, b.api);
+  EXPECT_EQ(a.native_name, b.native_name);
+  EXPECT_EQ(a.native_code, b.native_code);
+  EXPECT_EQ(a.device, b.device);
+  EXPECT_EQ(a.rank, b.rank);
+  EXPECT_EQ(a.operation, b.operation);
+  EXPECT_EQ(a.epoch, b.epoch);
+  EXPECT_EQ(a.generation, b.generation);
+  EXPECT_EQ(a.parts, b.parts);
+}
+
+TEST(Error, HasATextAndASeverityForEachCode) {
+  std::set<std::string> texts;
+  for (auto& [code, expected] : table) {
+    EXPECT_EQ(to_string(code), expected.first);
+    EXPECT_EQ(severity_of(code), expected.second) << expected.first;
+    texts.insert(std::string{to_string(code)});
+  }
+  EXPECT_EQ(texts.size(), table.size());
+  for (int i = 0; i < 256; ++i) { // and for no other
+    const auto code = static_cast<errc>(i);
+    EXPECT_EQ(to_string(code) != "unknown", table.contains(code)) << i;
+  }
+  EXPECT_EQ(table.size(), static_cast<std::size_t>(errc::internal));
+}
+
+TEST(Error, NamesSeveritiesAndParts) {
+  EXPECT_EQ(to_string(severity::retry), "retry");
+  EXPECT_EQ(to_string(severity::operation), "operation");
+  EXPECT_EQ(to_string(severity::communicator), "communicator");
+  EXPECT_EQ(to_string(severity::device), "device");
+  EXPECT_EQ(to_string(severity::process), "process");
+  EXPECT_EQ(to_string(part_state::not_issued), "not issued");
+  EXPECT_EQ(to_string(part_state::issued), "issued");
+  EXPECT_EQ(to_string(part_state::started), "started");
+  EXPECT_EQ(to_string(part_state::done), "done");
+}
+
+TEST(Error, TellsAllFieldsInOneSentence) {
+  EXPECT_EQ(to_string(full()),
+            "all_reduce #17: nccl_error (rank 5, device 3, generation 4, epoch 7): the link is "
+            "down; ncclAllReduce gave "
+            "ncclSystemError (2); ranks: 0 not issued, 1 issued, 2 started, 3 done");
+}
+
+TEST(Error, TellsOnlyTheFieldsThatApply) {
+  EXPECT_EQ(to_string(failure{}), "internal");
+  failure x;
+  x.code = errc::out_of_memory;
+  x.device = 0;
+  EXPECT_EQ(to_string(x), "out_of_memory (device 0)");
+  x.verb = "allocate";
+  x.detail = "no room";
+  EXPECT_EQ(to_string(x), "allocate: out_of_memory (device 0): no room");
+  x.api = "cudaMallocAsync";
+  x.native_code = 2;
+  EXPECT_EQ(to_string(x), "allocate: out_of_memory (device 0): no room; cudaMallocAsync gave 2");
+}
+
+// INV-10
+TEST(Error, KeepsEveryField) {
+  const auto told = failure_of(make_error(full()));
+  ASSERT_TRUE(told);
+  expect_same(*told, full());
+  EXPECT_EQ(describe(make_error(full())), to_string(full()));
+  for (auto& [code, expected] : table) {
+    const auto e = make_error(code, "text");
+    EXPECT_EQ(code_of(e), code);
+    EXPECT_EQ(failure_of(e)->code, code);
+    EXPECT_EQ(failure_of(e)->detail, "text");
+  }
+}
+
+TEST(Error, KnowsItsOwnFromOthers) {
+  EXPECT_FALSE(code_of(caf::error{}));
+  EXPECT_FALSE(failure_of(caf::error{}));
+  EXPECT_EQ(describe(caf::error{}), "success");
+  const caf::error foreign{caf::sec::request_timeout};
+  EXPECT_FALSE(code_of(foreign));
+  EXPECT_FALSE(failure_of(foreign));
+  EXPECT_NE(describe(foreign).find("request_timeout"), std::string::npos);
+}
+
+TEST(Error, CanDoWithoutAContext) {
+  const caf::error bare{errc::stalled};
+  const auto told = failure_of(bare);
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->code, errc::stalled);
+  EXPECT_TRUE(told->detail.empty());
+  EXPECT_EQ(describe(bare), "stalled");
+}
+
+} // namespace
+
+} // namespace troupe

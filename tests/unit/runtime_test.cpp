@@ -1,0 +1,235 @@
+/// The runtime: its lanes, its end, faults that end everything.
+#include "core/runtime.hpp"
+#include "support/core_fixture.hpp"
+#include <troupe/log.hpp>
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <future>
+#include <latch>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace troupe {
+
+namespace {
+
+using testing::allocate_bytes;
+using testing::answer_of;
+using testing::core_system;
+using testing::eventually;
+using testing::fault;
+using testing::fault_plan;
+using testing::gate;
+using testing::has_code;
+using testing::is_ok;
+using testing::must;
+using testing::no_work;
+using testing::probe;
+using testing::verb;
+using namespace std::chrono_literals;
+
+TEST(Runtime, HasALanePerDevice) {
+  core_system system{{.devices = 3}};
+  const auto& runtime = system.runtime();
+  EXPECT_EQ(runtime->device_count(), 3);
+  const auto first = must(runtime->lane_of(1));
+  EXPECT_EQ(must(runtime->lane_of(1)), first);
+  EXPECT_NE(must(runtime->lane_of(2)), first);
+  EXPECT_EQ(first->state().ordinal(), 1);
+  EXPECT_TRUE(has_code(runtime->lane_of(-1), errc::invalid_argument));
+  EXPECT_TRUE(has_code(runtime->lane_of(3), errc::invalid_argument));
+}
+
+TEST(Runtime, MakesOneLaneForManyWhoAsk) {
+  core_system system;
+  std::latch start{4};
+  std::array<std::shared_ptr<detail::lane>, 4> lanes;
+  std::vector<std::thread> threads;
+  for (auto& x : lanes)
+    threads.emplace_back([&] {
+      start.arrive_and_wait();
+      x = system.lane();
+    });
+  for (auto& x : threads)
+    x.join();
+  for (auto& x : lanes)
+    EXPECT_EQ(x, lanes[0]);
+}
+
+TEST(Runtime, LetsTheNextOneHaveTheDevices) {
+  const auto backend = make_host_backend({.devices = 1});
+  for (int i = 0; i < 20; ++i) {
+    core_system system{{.backend = backend}};
+    const auto device = system.device();
+    must(answer_of(device.launch(no_work(), {}, {}, {})));
+    EXPECT_TRUE(has_code(backend->open(0), errc::unavailable));
+  }
+  EXPECT_TRUE(backend->open(0));
+}
+
+TEST(Runtime, AnswersEverythingWhenItCloses) {
+  core_system system{{.devices = 2, .lanes = {.in_flight_limit = 1}}};
+  std::array<gate, 2> gates;
+  std::vector<std::shared_ptr<detail::completion>> all;
+  for (int i = 0; i < 2; ++i) {
+    const auto device = system.device(i);
+    auto& held = gates[static_cast<std::size_t>(i)];
+    all.push_back(device.launch(held.in_stream(), {}, {}, {}));
+    held.wait_reached();
+    for (int n = 0; n < 10; ++n)
+      all.push_back(device.launch(no_work(), {}, {}, {}));
+  }
+  auto both = std::make_shared<probe>(std::vector{system.lane(0), system.lane(1)});
+  system.runtime()->start(both);
+  all.push_back(both);
+  auto reset = system.device(0).reset({});
+  std::thread opener{[&] {
+    for (auto& x : all)
+      EXPECT_TRUE(has_code(answer_of(x), errc::unavailable));
+    EXPECT_TRUE(has_code(answer_of(reset), errc::unavailable));
+    for (auto& x : gates)
+      x.open();
+  }};
+  system.runtime()->close();
+  opener.join();
+  EXPECT_EQ(system.keeper().size(), 0u);
+  EXPECT_EQ(both->issued(), 0);
+}
+
+TEST(Runtime, RefusesEverythingOnceClosed) {
+  core_system system{{.devices = 2}};
+  const auto device = system.device(0);
+  must(answer_of(device.launch(no_work(), {}, {}, {})));
+  system.runtime()->close();
+  system.runtime()->close();
+  EXPECT_TRUE(has_code(answer_of(device.launch(no_work(), {}, {}, {})), errc::unavailable));
+  EXPECT_TRUE(has_code(answer_of(device.reset({})), errc::unavailable));
+  EXPECT_TRUE(has_code(system.runtime()->lane_of(1), errc::unavailable)); // none starts now
+}
+
+// Also where the last handle goes with an answer.
+TEST(Runtime, MayEndOnAnyThread) {
+  for (int i = 0; i < 200; ++i) {
+    auto op = [] {
+      core_system system;
+      auto x = std::make_shared<probe>(std::vector{system.lane()});
+      x->deadline = detail::clock::now() + 1ms;
+      x->on_answer([keep = system.runtime()] {});
+      system.runtime()->start(x);
+      return x;
+    }();
+    EXPECT_TRUE(op->answered());
+  }
+}
+
+// INV-7
+TEST(Runtime, EndsEverythingForOneCause) {
+  core_system system{{.devices = 3}};
+  std::vector<std::shared_ptr<detail::completion>> all;
+  std::vector<std::unique_ptr<gate>> gates;
+  for (int i = 0; i < 3; ++i) {
+    const auto device = system.device(i);
+    gates.push_back(std::make_unique<gate>());
+    auto memory = allocate_bytes(device, 64);
+    all.push_back(device.launch(gates.back()->in_stream(), {}, {memory}, {}));
+    all.push_back(device.launch(no_work(), {memory}, {memory}, {}));
+    gates.back()->wait_reached();
+  }
+  const auto why = make_error(errc::lane_stuck, "on purpose");
+  system.runtime()->end_everything(why);
+  system.runtime()->end_everything(make_error(errc::device_fault, "later"));
+  EXPECT_TRUE(system.runtime()->ended());
+  for (auto& x : all)
+    EXPECT_EQ(answer_of(x), why);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(system.device(i).state().phase(), device_phase::failed);
+    EXPECT_EQ(system.device(i).state().reason(), why);
+    EXPECT_TRUE(
+        has_code(answer_of(system.device(i).launch(no_work(), {}, {}, {})), errc::unavailable));
+  }
+  for (auto& x : gates)
+    x->open();
+}
+
+TEST(Runtime, NamesTheOriginOfAFaultOnlyWhenItIsKnown) {
+  for (int busy = 1; busy <= 2; ++busy) {
+    const auto plan = std::make_shared<fault_plan>();
+    core_system system{{.devices = 3, .plan = plan}};
+    std::vector<std::unique_ptr<gate>> gates;
+    std::vector<std::shared_ptr<detail::completion>> all;
+    for (int i = 0; i < 3; ++i)
+      must(answer_of(system.device(i).launch(no_work(), {}, {}, {})));
+    for (int i = 0; i < busy; ++i) {
+      gates.push_back(std::make_unique<gate>());
+      all.push_back(system.device(i).launch(gates.back()->in_stream(), {}, {}, {}));
+      gates.back()->wait_reached();
+    }
+    plan->poison();
+    for (auto& x : all) {
+      const auto told = failure_of(answer_of(x)).value();
+      EXPECT_EQ(told.code, errc::device_fault);
+      EXPECT_EQ(told.device, busy == 1 ? 0 : -1);
+      EXPECT_EQ(told.native_code, 700);
+    }
+    for (auto& x : gates)
+      x->open();
+  }
+}
+
+TEST(Runtime, EndsAsAFaultWhenAnEndCannotBeSeen) {
+  const auto plan = std::make_shared<fault_plan>();
+  core_system system{{.plan = plan}};
+  const auto device = system.device();
+  gate held; // the only event there is
+  auto first = device.launch(held.in_stream(), {}, {}, {});
+  held.wait_reached();
+  plan->add({.on = verb::create_event, .times = testing::forever, .error = errc::cuda_error});
+  auto second = device.launch(no_work(), {}, {}, {});
+  EXPECT_TRUE(answer_of(second));
+  EXPECT_TRUE(answer_of(first));
+  EXPECT_TRUE(eventually([&] { return device.state().phase() == device_phase::failed; }));
+  EXPECT_TRUE(has_code(device.state().reason(), errc::device_fault)); // process: nothing less helps
+  held.open();
+}
+
+TEST(Runtime, GivesUpALaneThatIsStuck) {
+  const auto plan = std::make_shared<fault_plan>(
+      0, std::vector<testing::fault_rule>{{.kind = fault::block, .on = verb::fill}});
+  core_system system{{.plan = plan}};
+  const auto device = system.device();
+  auto memory = allocate_bytes(device, 64);
+  auto stuck = device.fill(memory, {std::byte{}}, {.deadline = 50ms});
+  EXPECT_TRUE(has_code(answer_of(stuck), errc::deadline_exceeded));
+  const auto begin = detail::clock::now();
+  system.runtime()->close();
+  EXPECT_LT(detail::clock::now() - begin, 10s);
+  plan->release(); // it comes back, and finds all that it needs
+  EXPECT_TRUE(testing::settles(*stuck));
+}
+
+TEST(Background, RunsJobsBesideEachOther) {
+  detail::background workers;
+  std::latch together{3};
+  std::atomic<int> done{0};
+  for (int i = 0; i < 3; ++i)
+    workers.run([&] {
+      together.arrive_and_wait();
+      done.fetch_add(1);
+    });
+  EXPECT_TRUE(workers.wait_idle(detail::clock::now() + testing::patience));
+  EXPECT_EQ(done, 3);
+  gate held;
+  workers.run(held.passer());
+  EXPECT_FALSE(workers.wait_idle(detail::clock::now() + 10ms));
+  held.open();
+  EXPECT_TRUE(workers.wait_idle(detail::clock::now() + testing::patience));
+}
+
+} // namespace
+
+} // namespace troupe
