@@ -173,7 +173,7 @@ device_core::answer<nothing> device_core::acquire(const any_gpu_ref& ref, access
                                                   const request_options& options) const {
   if (auto error = check("acquire", ref); error)
     return refused_operation<nothing>("acquire", std::move(error));
-  if (!worker_->device().runs_cuda())
+  if (!worker_->runs_cuda())
     return refused_operation<nothing>("acquire",
                                       refusal("acquire", state().ordinal(), errc::not_supported,
                                               "the backend has no streams for users"));
@@ -185,7 +185,7 @@ device_core::answer<nothing> device_core::release(const any_gpu_ref& ref, access
                                                   const request_options& options) const {
   if (auto error = check("release", ref); error)
     return refused_operation<nothing>("release", std::move(error));
-  if (!worker_->device().runs_cuda())
+  if (!worker_->runs_cuda())
     return refused_operation<nothing>("release",
                                       refusal("release", state().ordinal(), errc::not_supported,
                                               "the backend has no streams for users"));

@@ -47,7 +47,8 @@ private:
 
 lane::lane(std::shared_ptr<device_state> state, std::unique_ptr<backend_device> device,
            const lane_options& options, lane_owner& owner)
-    : state_(std::move(state)), device_(std::move(device)), options_(options), owner_(owner) {}
+    : state_(std::move(state)), device_(std::move(device)), runs_cuda_(device_->runs_cuda()),
+      options_(options), owner_(owner) {}
 
 lane::~lane() {
   if (thread_.joinable())
@@ -138,9 +139,12 @@ void lane::run() noexcept {
     if (!worked)
       idle();
   }
-  if (!abandoned_.load())
+  bool orderly = !abandoned_.load();
+  if (orderly)
     go_down();
   state_->end_of_lane();
+  if (orderly)
+    device_.reset();
 }
 
 bool lane::must_end() const noexcept {

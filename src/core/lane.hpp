@@ -57,6 +57,9 @@ public:
   void submit(part& p) noexcept;
   void wake() noexcept;
 
+  /// As `backend_device::runs_cuda`.
+  bool runs_cuda() const noexcept { return runs_cuda_; }
+
   std::size_t in_flight() const noexcept { return in_flight_.load(std::memory_order_relaxed); }
   std::size_t queued() const noexcept { return queued_.load(std::memory_order_relaxed); }
 
@@ -80,6 +83,8 @@ public:
   // -- for operations
 
   backend_device& device() noexcept { return *device_; }
+  /// For what must be given back to the device after the lane has ended.
+  std::shared_ptr<backend_device> shared_device() const noexcept { return device_; }
   stream_view stream(stream_kind kind) const noexcept {
     return streams_[static_cast<std::size_t>(kind)].stream;
   }
@@ -135,7 +140,8 @@ private:
 
   const std::shared_ptr<device_state> state_;
   std::vector<std::shared_ptr<void>> given_up_; // what the device's streams may still use
-  const std::unique_ptr<backend_device> device_;
+  std::shared_ptr<backend_device> device_; // until the lane ends: then somebody else may open it
+  const bool runs_cuda_;
   const lane_options options_;
   lane_owner& owner_;
   device_properties properties_;

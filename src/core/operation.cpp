@@ -205,7 +205,7 @@ void operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexc
 }
 
 std::vector<operation::casualty> operation::wound_buffers(const caf::error& cause,
-                                                         const std::vector<follower>& successors) {
+                                                          const std::vector<follower>& successors) {
   std::vector<casualty> result;
   for (auto& x : healed_)
     wound(x.memory, x.wound, successors, result);
@@ -217,8 +217,8 @@ std::vector<operation::casualty> operation::wound_buffers(const caf::error& caus
 
 void operation::wound(const std::shared_ptr<buffer>& memory, const buffer::wound& x,
                       const std::vector<follower>& successors, std::vector<casualty>& casualties) {
-  // Who comes next and reads there fails, also behind one that was taken back; who writes there takes the
-  // wound over: it heals it, or fails and passes it on.
+  // Who comes next and reads there fails, also behind one that was taken back; who writes there
+  // takes the wound over: it heals it, or fails and passes it on.
   std::vector<buffer::wound> open{x};
   for (auto& next : successors)
     for (auto& u : next.who->uses_) {

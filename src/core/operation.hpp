@@ -201,7 +201,8 @@ private:
     caf::error cause;
   };
 
-  std::vector<casualty> wound_buffers(const caf::error& cause, const std::vector<follower>& successors);
+  std::vector<casualty> wound_buffers(const caf::error& cause,
+                                      const std::vector<follower>& successors);
   static void wound(const std::shared_ptr<buffer>& memory, const buffer::wound& x,
                     const std::vector<follower>& successors, std::vector<casualty>& casualties);
   void settle(std::vector<std::shared_ptr<operation>>& follow_up) noexcept;

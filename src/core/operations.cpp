@@ -2,6 +2,7 @@
 
 #include "core/device_state.hpp"
 #include "core/lane.hpp"
+#include "core/log.hpp"
 #include "core/runtime.hpp"
 #include "core/spin.hpp"
 #include "core/world_core.hpp"
@@ -174,8 +175,7 @@ public:
   int device() const noexcept override { return on_.state().ordinal(); }
 
   CUstream_st* cuda_stream() const noexcept override {
-    return on_.device().runs_cuda() ? static_cast<CUstream_st*>(on_.stream(stream_).native)
-                                    : nullptr;
+    return on_.runs_cuda() ? static_cast<CUstream_st*>(on_.stream(stream_).native) : nullptr;
   }
 
   caf::error run_on_host(std::function<void()> f) override {
@@ -263,10 +263,10 @@ caf::expected<issue_outcome> pinned_operation::issue(part&, lane& on) {
   if (!memory)
     return memory.error();
   // Given back by the lane, on whatever thread the last handle goes.
-  auto release = [home = on.shared_state(), worker = on.weak_from_this()](std::byte* address) {
-    home->release({address, 0, [worker](void* x) {
-                     if (auto self = worker.lock())
-                       static_cast<void>(self->device().deallocate_pinned(x));
+  auto release = [home = on.shared_state(), device = on.shared_device()](std::byte* address) {
+    home->release({address, 0, [device](void* x) {
+                     if (auto error = device->deallocate_pinned(x))
+                       log(log_level::warning, "pinned memory was not freed", error);
                    }});
   };
   value = host_buffer{std::shared_ptr<std::byte>{static_cast<std::byte*>(*memory), release}, size_,
