@@ -556,6 +556,7 @@ TEST(Lane, FailsWhenItCannotBeginAnotherLife) {
 TEST(Lane, ResetsAgainAndAgainUnderLoad) {
   core_system system;
   const auto device = system.device();
+  must(answer_of(device.stats({}))); // it is up
   std::atomic<bool> stop{false};
   std::vector<std::thread> clients;
   for (unsigned seed = 0; seed < 2; ++seed)
