@@ -294,7 +294,9 @@ lane::verdict lane::try_issue(part& p) {
   auto kind = static_cast<std::size_t>(p.stream);
   if (p.stream != stream_kind::none && streams_[kind].in_flight.empty() && all_over(p.predecessors))
     op.part_started(nanoseconds(clock::now())); // the call itself may block
+  issuing_.store(true);
   after_issue(p, op.issue(p, *this));
+  issuing_.store(!nothing_continues());
   return verdict::gone;
 }
 
@@ -417,6 +419,7 @@ bool lane::proceed_continuing() {
     s.continuing = nullptr;
     worked = true;
     after_issue(p, outcome);
+    issuing_.store(!nothing_continues());
   }
   return worked;
 }
@@ -585,6 +588,11 @@ bool lane::drain_released() {
       note(device_->deallocate(x.address, stream(stream_kind::memory)));
   }
   return true;
+}
+
+bool lane::nothing_continues() const noexcept {
+  return std::all_of(streams_.begin(), streams_.end(),
+                     [](const lane_stream& s) { return s.continuing == nullptr; });
 }
 
 bool lane::nothing_in_flight() const noexcept {

@@ -61,6 +61,8 @@ public:
   bool runs_cuda() const noexcept { return runs_cuda_; }
 
   std::size_t in_flight() const noexcept { return in_flight_.load(std::memory_order_relaxed); }
+  /// May something of it run on the device?
+  bool at_work() const noexcept { return issuing_.load() || in_flight_.load() != 0; }
   std::size_t queued() const noexcept { return queued_.load(std::memory_order_relaxed); }
 
   /// Lets the memory of this generation go and makes a new one, once nothing is in flight; then
@@ -133,6 +135,7 @@ private:
   caf::error in_full(const part& p, const caf::error& error) const;
   bool drain_released();
   bool nothing_in_flight() const noexcept;
+  bool nothing_continues() const noexcept;
   void abandon_now() noexcept;
   void idle();
   bool has_input() const noexcept;
@@ -155,6 +158,7 @@ private:
   std::atomic<part*> inbox_{nullptr};
   std::atomic<std::size_t> queued_{0};
   std::atomic<std::size_t> in_flight_{0};
+  std::atomic<bool> issuing_{false}; // or continuing
   std::atomic<const void*> inside_{nullptr};
   std::atomic<bool> reset_requested_{false};
   std::atomic<bool> stop_requested_{false};

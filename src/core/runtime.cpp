@@ -404,7 +404,7 @@ void runtime::on_fault(lane& where, const caf::error& why) noexcept {
   {
     std::lock_guard lock{slots_mutex_};
     for (auto& s : slots_)
-      if (s.worker && s.worker->in_flight() != 0)
+      if (s.worker && s.worker->at_work())
         busy.push_back(s.worker->state().ordinal());
   }
   origin.code = errc::device_fault; // also where only an event could not be had
