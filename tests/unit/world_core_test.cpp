@@ -179,6 +179,7 @@ TEST(WorldCore, EndsForOneCauseWhenARankStands) {
   EXPECT_EQ(world.core->status().phase, world_phase::building);
   for (auto& x : all)
     EXPECT_TRUE(settles(*x)); // once it is aborted
+  EXPECT_TRUE(eventually([&] { return !world.refs[0].access(); }));
   EXPECT_TRUE(has_code(world.refs[0].access(), errc::indeterminate));
   for (std::size_t i = 0; i < 2; ++i)
     must(answer_of(
