@@ -58,6 +58,20 @@ private:
   std::deque<std::function<void()>> tasks_;
 };
 
+/// Does one thing in CAF's pool.
+class once_actor final : public caf::event_based_actor {
+public:
+  once_actor(caf::actor_config& cfg, std::function<void()> what)
+      : caf::event_based_actor(cfg), what_(std::move(what)) {}
+  caf::behavior make_behavior() override {
+    what_();
+    return {};
+  }
+
+private:
+  std::function<void()> what_;
+};
+
 class Pending : public ::testing::Test {
 protected:
   test_system sys_{{.devices = 1}};
@@ -181,7 +195,7 @@ TEST_F(Pending, APoolActorMustNotBlock) {
   held_launch held{gpu_, ref_};
   std::promise<std::vector<caf::error>> seen;
   auto& sys = sys_.get();
-  auto actor = sys.spawn([&](caf::event_based_actor*) {
+  sys.spawn<once_actor>([&] {
     seen.set_value(std::vector<caf::error>{
         error_of(held.answer.wait()), error_of(world::open(sys, {.devices = {0}})),
         error_of(device::open(sys, 0)), error_of(gpu_.allocate<float>(1)), error_of(gpu_.actor())});

@@ -68,8 +68,8 @@ public:
   void check() {
     for (auto& answer : answers_)
       EXPECT_TRUE(is_ok(answer()));
-    for (auto& read : reads_)
-      EXPECT_EQ(*read.got, read.want) << "a download in the middle of the chain";
+    for (auto& x : reads_)
+      EXPECT_EQ(*x.got, x.want) << "a download in the middle of the chain";
     for (std::size_t row = 0; row < rows; ++row)
       for (std::size_t d = 0; d < worlds_[0].size(); ++d)
         EXPECT_EQ(must(device_of(d).download(refs_[row][d])), model_[row][d])
