@@ -409,6 +409,15 @@ caf::error after_call(const operation& op, const part& p, communicator& on, caf:
   return on.dead();
 }
 
+/// What became of part `p` of `op`, whose call on a communicator gave `error`.
+caf::expected<issue_outcome> issued(operation& op, const part& p, communicator& on,
+                                    caf::error error) {
+  error = after_call(op, p, on, std::move(error));
+  if (error && !on.live())
+    op.fail(on.dead()); // everything pending on it gets the one cause (INV-7)
+  return enqueued_unless(std::move(error));
+}
+
 caf::error loss(const operation& op, const part& p, std::uint64_t epoch, const caf::error& why) {
   auto cause = failure_of(why);
   if (cause && severity_of(cause->code) >= severity::communicator)
@@ -449,7 +458,7 @@ caf::expected<issue_outcome> all_reduce_operation::issue(part& p, lane& on) {
   auto error = communicator_->call(p.index, on, [&](backend_communicator& rank) {
     return rank.all_reduce(m.send, m.recv, count_, type_, op_, on.stream(p.stream));
   });
-  return enqueued_unless(after_call(*this, p, *communicator_, std::move(error)));
+  return issued(*this, p, *communicator_, std::move(error));
 }
 
 /// An error that came behind the call's back ends the work too, which then is no success.
@@ -485,7 +494,7 @@ connect_operation::connect_operation(std::shared_ptr<communicator> target,
 caf::expected<issue_outcome> connect_operation::issue(part& p, lane& on) {
   auto error = communicator_->call(
       p.index, on, [&](backend_communicator& rank) { return rank.connect(on.stream(p.stream)); });
-  return enqueued_unless(after_call(*this, p, *communicator_, std::move(error)));
+  return issued(*this, p, *communicator_, std::move(error));
 }
 
 void connect_operation::on_lost_part(part& p, const caf::error& why) noexcept {

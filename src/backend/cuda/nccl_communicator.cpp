@@ -306,9 +306,11 @@ caf::error nccl_communicator::all_reduce(const void* send, void* recv, std::size
     });
   if (auto err = check(select_device(device()), "cudaSetDevice", device()))
     return err;
-  auto err = outcome(ncclAllReduce(send, recv, count, to_nccl(type), to_nccl(op), native(),
-                                   detail::native(stream)),
-                     "ncclAllReduce");
+  // Of one rank every result is a copy; NCCL 2.28 refuses the average of float8 there.
+  const auto how = size_ == 1 ? ncclSum : to_nccl(op);
+  auto err = outcome(
+      ncclAllReduce(send, recv, count, to_nccl(type), how, native(), detail::native(stream)),
+      "ncclAllReduce");
   (void)cudaGetLastError(); // NCCL leaves cudaErrorNotReady there, which a user's launch would find
   return err;
 }
