@@ -170,7 +170,7 @@ TEST_F(Messages, ATokenThatIsNotOursIsStale) {
     expect_stale(forged, what);
   }
   ref_ = {};
-  // Freed by the lane: nothing resolves to it.
+  must(gpu_.stats().wait()); // the lane has let go of the allocation, too
   expect_stale(right, "gone");
   ref_ = must(gpu_.allocate(dtype::float16, 100).wait());
   auto old = ref_.token();
