@@ -154,18 +154,20 @@ caf::error runtime::check_lanes(const operation& op) const {
 }
 
 caf::error runtime::check_uses(const operation& op) {
-  for (auto& u : op.uses()) {
-    auto refuse = [&](errc code, const char* reason) {
-      auto why = op.describe(code, reason);
-      why.device = u.memory->home().ordinal();
-      why.generation = u.memory->generation();
-      why.parts.clear();
-      return make_error(std::move(why));
-    };
+  auto refuse = [&](const use& u, errc code, const char* reason) {
+    auto why = op.describe(code, reason);
+    why.device = u.memory->home().ordinal();
+    why.generation = u.memory->generation();
+    why.parts.clear();
+    return make_error(std::move(why));
+  };
+  // First of all: what is stale stays so, whatever else may be wrong with the others.
+  for (auto& u : op.uses())
     if (u.memory->stale())
-      return refuse(errc::stale_ref, "its memory is of an earlier life of the device");
+      return refuse(u, errc::stale_ref, "its memory is of an earlier life of the device");
+  for (auto& u : op.uses()) {
     if (u.memory->acquired_for_writing || (u.writes && u.memory->acquired_for_reading != 0))
-      return refuse(errc::buffer_acquired, "a user's stream holds the buffer; release it first");
+      return refuse(u, errc::buffer_acquired, "a user's stream holds the buffer; release it first");
     if (!u.reads)
       continue;
     if (auto error = u.memory->check_determinate(u.begin, u.end); error)
