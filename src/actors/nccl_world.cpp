@@ -70,7 +70,10 @@ private:
                 on_down(collective, [this](const caf::error&) { join_devices(); });
                 collectives_[ordinal] = collective;
               },
-              [this](const caf::error& why) { fail(why); });
+              [this](const caf::error& why) {
+                // A root that ended says so in a different way in each version of CAF.
+                fail(code_of(why) ? why : make_error(errc::unavailable, "the devices ended"));
+              });
     }
   }
 

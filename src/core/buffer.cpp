@@ -21,6 +21,7 @@ buffer::buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64
       size_bytes_(size_bytes), deleter_(std::move(deleter)) {}
 
 buffer::~buffer() {
+  home_->change_acquired(-(acquired_for_reading + (acquired_for_writing ? 1 : 0)));
   home_->forget_buffer(id_);
   if (address_ != nullptr)
     home_->release({address_, generation_, std::move(deleter_)});
@@ -35,6 +36,17 @@ caf::error buffer::check_determinate(std::size_t begin, std::size_t end) const {
   for (auto& x : wounds_)
     if (x.begin < end && begin < x.end)
       return indeterminate(x.cause);
+  return {};
+}
+
+caf::error buffer::check_readable(std::size_t begin, std::size_t end) const {
+  if (auto error = check_determinate(begin, end); error)
+    return error;
+  // The requester may know already that a writer failed, though its work is not over.
+  for (auto& a : accesses)
+    if (a.writes && a.begin < end && begin < a.end)
+      if (auto by = a.by.lock(); by && by->failed() && !by->withdrawn())
+        return indeterminate(by->cause());
   return {};
 }
 

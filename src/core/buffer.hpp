@@ -50,6 +50,9 @@ public:
   /// None if no failed operation left bytes of [begin, end) half-written.
   /// @errors errc::indeterminate with the first cause
   caf::error check_determinate(std::size_t begin, std::size_t end) const;
+  /// As `check_determinate`, and none of the writers that are still at it has failed. Under the
+  /// lock of the order.
+  caf::error check_readable(std::size_t begin, std::size_t end) const;
   /// The first cause of each byte stays.
   void mark_indeterminate(const wound& x);
   /// [begin, end) is wholly written again: gives the wounds that this heals, cut to the range.

@@ -41,6 +41,8 @@ void communicator::fail(const caf::error& cause) noexcept {
     if (op.communicator_key() == this)
       op.fail(cause);
   });
+  for (auto& x : lanes_)
+    x->wake(); // who waits outside for the other ranks
   runtime_->workers().run([self = std::move(keep)] { self->reap(false); });
 }
 

@@ -1,5 +1,7 @@
 #include "core/device_core.hpp"
 
+#include "core/order.hpp"
+
 #include <string>
 #include <utility>
 
@@ -159,7 +161,7 @@ caf::expected<any_gpu_ref> device_core::adopt(void* memory, std::size_t count, d
   if (count > SIZE_MAX / size_of(type))
     return refusal("adopt", state().ordinal(), errc::invalid_argument,
                    std::to_string(count) + " elements are more than an address can tell apart");
-  std::lock_guard lock{runtime::order()};
+  std::lock_guard lock{order_mutex()};
   if (state().phase() != device_phase::ready)
     return refusal("adopt", state().ordinal(), errc::unavailable,
                    "the device is " + std::string{to_string(state().phase())});

@@ -42,9 +42,9 @@ public:
   std::uint64_t watch(std::function<void(const device_changed&)> watcher);
   void unwatch(std::uint64_t id) noexcept;
 
-  /// Buffers that user streams hold (`acquire`); under admission's lock.
-  int acquired() const noexcept { return acquired_; }
-  void change_acquired(int by) noexcept { acquired_ += by; }
+  /// How often user streams hold buffers (`acquire`).
+  int acquired() const noexcept { return acquired_.load(); }
+  void change_acquired(int by) noexcept { acquired_.fetch_add(by); }
 
   /// Handles become stale; what is next is `phase`. (INV-8: first step)
   void close(device_phase phase, const caf::error& why);
@@ -80,7 +80,7 @@ private:
   std::atomic<std::uint64_t> live_generation_{0};
   std::atomic<std::uint64_t> generation_{0};
   std::atomic<device_phase> phase_{device_phase::opening};
-  int acquired_ = 0;
+  std::atomic<int> acquired_{0};
   mutable std::mutex mutex_;
   caf::error last_reason_;
   std::uint64_t next_watcher_ = 0;

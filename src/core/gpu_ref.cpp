@@ -1,9 +1,11 @@
 #include "core/buffer.hpp"
 #include "core/device_state.hpp"
 #include "core/operation.hpp"
+#include "core/order.hpp"
 #include <troupe/gpu_ref.hpp>
 
 #include <cstdint>
+#include <mutex>
 #include <string>
 
 namespace troupe {
@@ -32,7 +34,8 @@ bool any_gpu_ref::stale() const noexcept { return !memory_ || memory_->stale(); 
 caf::expected<void*> any_gpu_ref::access() const {
   if (stale())
     return stale_error(*this);
-  if (auto error = memory_->check_determinate(offset_, offset_ + size_bytes()); error)
+  std::lock_guard lock{detail::order_mutex()};
+  if (auto error = memory_->check_readable(offset_, offset_ + size_bytes()); error)
     return error;
   return static_cast<void*>(memory_->address() + offset_);
 }

@@ -1,6 +1,7 @@
 #include "core/lane.hpp"
 
 #include "core/log.hpp"
+#include "core/order.hpp"
 #include "core/spin.hpp"
 #include "core/staging.hpp"
 
@@ -74,12 +75,16 @@ void lane::start() {
   }};
 }
 
-void lane::submit(part& p) noexcept {
-  queued_.fetch_add(1, std::memory_order_relaxed);
+bool lane::submit(part& p) noexcept {
+  if (closed_) {
+    queued_.fetch_sub(1, std::memory_order_relaxed);
+    return false;
+  }
   p.next = inbox_.load(std::memory_order_relaxed);
   while (!inbox_.compare_exchange_weak(p.next, &p, std::memory_order_release,
                                        std::memory_order_relaxed)) {
   }
+  return true;
 }
 
 void lane::wake() noexcept {
@@ -122,7 +127,7 @@ void lane::run() noexcept {
   forbid_blocking("a lane");
   if (!come_up())
     abandoned_.store(true);
-  while (!must_end()) {
+  while (!ends_now()) {
     bool worked = false;
     if (abandoned_.load(std::memory_order_relaxed)) {
       worked = !waiting_.empty() || !nothing_in_flight() || has_input();
@@ -147,9 +152,16 @@ void lane::run() noexcept {
     device_.reset();
 }
 
-bool lane::must_end() const noexcept {
-  return stop_requested_.load(std::memory_order_relaxed) && waiting_.empty() &&
-         nothing_in_flight() && !has_input();
+bool lane::ends_now() noexcept {
+  auto nothing_left = [this] {
+    return stop_requested_.load(std::memory_order_relaxed) && waiting_.empty() &&
+           nothing_in_flight() && !has_input();
+  };
+  if (!nothing_left())
+    return false;
+  std::lock_guard lock{order_mutex()};
+  closed_ = nothing_left();
+  return closed_;
 }
 
 bool lane::come_up() {

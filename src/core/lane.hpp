@@ -52,9 +52,11 @@ public:
     return queued_.load(std::memory_order_relaxed) < options_.queue_limit;
   }
   std::size_t queue_limit() const noexcept { return options_.queue_limit; }
-  /// Takes `p`, which is on this lane, as the next in order. Under admission's lock; `wake` follows
-  /// after it.
-  void submit(part& p) noexcept;
+  /// A part has its place in the order and will be submitted. Under admission's lock.
+  void expect_part() noexcept { queued_.fetch_add(1, std::memory_order_relaxed); }
+  /// Takes `p`, which is on this lane, as the next in order; false if the lane has ended. Under
+  /// admission's lock; `wake` follows after it.
+  bool submit(part& p) noexcept;
   void wake() noexcept;
 
   /// As `backend_device::runs_cuda`.
@@ -139,7 +141,7 @@ private:
   void abandon_now() noexcept;
   void idle();
   bool has_input() const noexcept;
-  bool must_end() const noexcept;
+  bool ends_now() noexcept;
 
   const std::shared_ptr<device_state> state_;
   std::vector<std::shared_ptr<void>> given_up_; // what the device's streams may still use
@@ -156,6 +158,7 @@ private:
   std::deque<part*> waiting_;
 
   std::atomic<part*> inbox_{nullptr};
+  bool closed_ = false; // nobody looks into it any more; under the lock of the order
   std::atomic<std::size_t> queued_{0};
   std::atomic<std::size_t> in_flight_{0};
   std::atomic<bool> issuing_{false}; // or continuing

@@ -1,6 +1,6 @@
 #include "core/operation.hpp"
 
-#include "core/runtime.hpp"
+#include "core/order.hpp"
 #include "core/timekeeper.hpp"
 
 #include <algorithm>
@@ -62,6 +62,12 @@ failure operation::describe(errc code, std::string detail) const {
 void operation::admitted(std::int64_t now) {
   admitted_at = now;
   self_ = std::static_pointer_cast<operation>(shared_from_this());
+}
+
+void operation::submitted() {
+  on_lanes_ = true;
+  if (!failed())
+    on_submit();
 }
 
 void operation::precede(const std::shared_ptr<operation>& successor, bool reads) {
@@ -176,7 +182,7 @@ void operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexc
   std::vector<casualty> casualties;
   {
     // Who is admitted later must see the wounds as soon as this is settled.
-    std::unique_lock order{runtime::order(), std::defer_lock};
+    std::unique_lock order{order_mutex(), std::defer_lock};
     if (cause)
       order.lock();
     {

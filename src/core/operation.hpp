@@ -72,13 +72,6 @@ enum class issue_outcome : std::uint8_t {
   continues ///< it issues piece by piece (`operation::proceed`); others may pass it
 };
 
-/// What becomes of a request that asks for its place in the order.
-struct admission {
-  enum class verdict : std::uint8_t { admitted, refused, deferred };
-  verdict is = verdict::admitted;
-  caf::error why = {}; ///< of a refusal; it leaves no trace
-};
-
 /// How an operation that is admitted comes to its end: answered once, at once when it fails or its
 /// time is over; settled once, when no lane and no device has anything to do with it any more.
 /// Settling frees its buffers and lets those behind it settle.
@@ -120,11 +113,18 @@ public:
 
   // -- called by admission, under its lock
 
-  /// What must be right before its buffers are looked at.
+  /// What must be right before its buffers are looked at, and again when it comes to the lanes
+  /// after a wait.
   virtual caf::error on_check() const { return {}; }
-  /// The last check. `deferred`: somebody keeps it, and admits it later.
-  virtual admission on_admit() { return {}; }
+  /// The last check before it gets its place.
+  virtual caf::error on_admit() { return {}; }
+  /// It has its place in the order.
   void admitted(std::int64_t now);
+  /// Names what it waits for, if that is no work on a lane; null: its parts may go to the lanes.
+  virtual const void* waits_for() const { return nullptr; }
+  /// Its parts go to the lanes now.
+  void submitted();
+  bool on_lanes() const noexcept { return on_lanes_; }
   /// `successor` uses what this writes: it settles after this, and if it `reads` it fails when this
   /// fails.
   void precede(const std::shared_ptr<operation>& successor, bool reads);
@@ -174,6 +174,8 @@ public:
   virtual void on_stall() noexcept {}
 
 protected:
+  /// Under admission's lock: its parts go to the lanes now, and may be issued.
+  virtual void on_submit() {}
   /// All parts are over and nothing failed: the result is complete.
   virtual void on_success() noexcept {}
   /// After the buffers are free; `failed` or not.
@@ -213,6 +215,7 @@ private:
   std::size_t part_count_;
   std::vector<use> uses_;
   std::vector<healed_wound> healed_; // under admission's lock
+  bool on_lanes_ = false;            // under admission's lock
   std::atomic<claim> issue_claim_{claim::unissued};
   std::atomic<bool> settled_{false};
   std::atomic<bool> failed_{false};

@@ -3,6 +3,7 @@
 #include "core/device_state.hpp"
 #include "core/lane.hpp"
 #include "core/log.hpp"
+#include "core/order.hpp"
 #include "core/runtime.hpp"
 #include "core/spin.hpp"
 #include "core/world_core.hpp"
@@ -298,7 +299,7 @@ acquire_operation::acquire_operation(const any_gpu_ref& ref, access_mode mode, s
   add_use(use_of(ref, reads(mode), writes(mode)));
 }
 
-admission acquire_operation::on_admit() {
+caf::error acquire_operation::on_admit() {
   if (writes(mode_))
     memory_->acquired_for_writing = true;
   else
@@ -318,20 +319,20 @@ void acquire_operation::on_settled() noexcept {
     pause();
   if (!error())
     return;
-  std::lock_guard lock{runtime::order()};
+  std::lock_guard lock{order_mutex()};
   give_back(*memory_, mode_);
 }
 
 release_operation::release_operation(const any_gpu_ref& ref, access_mode mode, stream_view user)
     : operation_of("release", 1), ref_(ref), mode_(mode), user_(user) {}
 
-admission release_operation::on_admit() {
+caf::error release_operation::on_admit() {
   auto& memory = *ref_.memory();
   if (writes(mode_) ? !memory.acquired_for_writing : memory.acquired_for_reading == 0) {
     auto why = describe(errc::invalid_argument, "the buffer was not acquired in this mode");
     why.device = ref_.device();
     why.parts.clear();
-    return {admission::verdict::refused, make_error(std::move(why))};
+    return make_error(std::move(why));
   }
   give_back(memory, mode_);
   add_use(use_of(ref_, false, writes(mode_)));
@@ -374,12 +375,18 @@ all_reduce_operation::all_reduce_operation(std::shared_ptr<world_core> world,
 
 caf::error all_reduce_operation::on_check() const { return world_->check_view(*this, membership_); }
 
-admission all_reduce_operation::on_admit() {
+caf::error all_reduce_operation::on_admit() {
   value.operation = number();
-  auto result =
-      world_->enlist(std::static_pointer_cast<operation>(shared_from_this()), communicator_, value);
+  return world_->check_room(*this);
+}
+
+const void* all_reduce_operation::waits_for() const {
+  return world_->waits() ? world_.get() : nullptr;
+}
+
+void all_reduce_operation::on_submit() {
+  communicator_ = world_->join(value);
   communicator_key_.store(communicator_.get());
-  return result;
 }
 
 namespace {
@@ -492,6 +499,15 @@ connect_operation::connect_operation(std::shared_ptr<communicator> target,
 }
 
 caf::expected<issue_outcome> connect_operation::issue(part& p, lane& on) {
+  if (arrived_.fetch_add(1) + 1 == parts().size())
+    for (auto& other : parts())
+      other.on->wake();
+  return proceed(p, on);
+}
+
+caf::expected<issue_outcome> connect_operation::proceed(part& p, lane& on) {
+  if (arrived_.load() < parts().size() && communicator_->live())
+    return issue_outcome::continues;
   auto error = communicator_->call(
       p.index, on, [&](backend_communicator& rank) { return rank.connect(on.stream(p.stream)); });
   return issued(*this, p, *communicator_, std::move(error));

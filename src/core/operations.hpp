@@ -120,7 +120,7 @@ private:
 class acquire_operation final : public operation_of<nothing> {
 public:
   acquire_operation(const any_gpu_ref& ref, access_mode mode, stream_view user);
-  admission on_admit() override;
+  caf::error on_admit() override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
 
 protected:
@@ -136,7 +136,7 @@ private:
 class release_operation final : public operation_of<nothing> {
 public:
   release_operation(const any_gpu_ref& ref, access_mode mode, stream_view user);
-  admission on_admit() override;
+  caf::error on_admit() override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
 
 private:
@@ -150,12 +150,16 @@ public:
   all_reduce_operation(std::shared_ptr<world_core> world, std::span<const any_gpu_ref> send,
                        std::span<const any_gpu_ref> recv, reduce_op op, std::uint64_t membership);
   caf::error on_check() const override;
-  admission on_admit() override;
+  caf::error on_admit() override;
+  const void* waits_for() const override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
   void on_lost_part(part& p, const caf::error& why) noexcept override;
   void on_part_done(part& p) noexcept override;
   void on_stall() noexcept override;
   const void* communicator_key() const noexcept override { return communicator_key_.load(); }
+
+protected:
+  void on_submit() override;
 
 private:
   struct rank_memory {
@@ -172,19 +176,23 @@ private:
   std::atomic<const void*> communicator_key_{nullptr}; // for those who look at it while it waits
 };
 
-/// Makes all connections of a new communicator, in the order of all other work on its devices.
+/// Makes all connections of a new communicator, in the order of all other work on its devices. The
+/// call blocks until every rank is in it: the lanes wait for each other before they make it, so
+/// that one that is busy keeps no other inside.
 class connect_operation final : public operation_of<nothing> {
 public:
   connect_operation(std::shared_ptr<communicator> target,
                     const std::vector<std::shared_ptr<lane>>& lanes,
                     std::chrono::nanoseconds limit);
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
+  caf::expected<issue_outcome> proceed(part& p, lane& on) override;
   void on_lost_part(part& p, const caf::error& why) noexcept override;
   void on_stall() noexcept override;
   const void* communicator_key() const noexcept override { return communicator_.get(); }
 
 private:
   const std::shared_ptr<communicator> communicator_;
+  std::atomic<std::size_t> arrived_{0};
 };
 
 } // namespace troupe::detail

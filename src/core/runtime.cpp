@@ -1,6 +1,7 @@
 #include "core/runtime.hpp"
 
 #include "core/log.hpp"
+#include "core/order.hpp"
 #include "core/spin.hpp"
 
 #include <algorithm>
@@ -34,8 +35,6 @@ lane_options resolved(lane_options options, int devices) {
     options.client_spin = std::chrono::microseconds{options.spin->count() != 0 ? 2000 : 0};
   return options;
 }
-
-std::int64_t nanoseconds(clock::time_point x) { return x.time_since_epoch().count(); }
 
 } // namespace
 
@@ -94,6 +93,7 @@ void runtime::close() noexcept {
   auto why = make_error(errc::unavailable, "the actor system ended");
   for (int i = 0; i < device_count(); ++i)
     shut_down(i, why);
+  admission_->go_on(); // all have failed
   auto until = clock::now() + end_patience;
   bool stuck = !workers_.wait_idle(until);
   for (auto& s : slots_)
@@ -106,11 +106,6 @@ void runtime::close() noexcept {
   }
   // Whoever drops the last handle to this may be on its thread.
   keeper_.stop();
-}
-
-std::mutex& runtime::order() noexcept {
-  static std::mutex instance;
-  return instance;
 }
 
 caf::expected<std::shared_ptr<lane>> runtime::lane_of(int ordinal) {
@@ -133,143 +128,9 @@ caf::expected<std::shared_ptr<lane>> runtime::lane_of(int ordinal) {
   return s.worker;
 }
 
-caf::error runtime::check_lanes(const operation& op) const {
-  for (auto& p : op.parts()) {
-    auto phase = p.on->state().phase();
-    if (phase == device_phase::failed || phase == device_phase::shut_down) {
-      auto why = op.describe(errc::unavailable, "the device is " + std::string{to_string(phase)});
-      why.device = p.on->state().ordinal();
-      why.parts.clear();
-      return make_error(std::move(why));
-    }
-    if (!p.on->accepts()) {
-      auto why = op.describe(errc::overloaded, std::to_string(p.on->queue_limit()) +
-                                                   " operations wait for the device already");
-      why.device = p.on->state().ordinal();
-      why.parts.clear();
-      return make_error(std::move(why));
-    }
-  }
-  return {};
-}
-
-caf::error runtime::check_uses(const operation& op) {
-  auto refuse = [&](const use& u, errc code, const char* reason) {
-    auto why = op.describe(code, reason);
-    why.device = u.memory->home().ordinal();
-    why.generation = u.memory->generation();
-    why.parts.clear();
-    return make_error(std::move(why));
-  };
-  // First of all: what is stale stays so, whatever else may be wrong with the others.
-  for (auto& u : op.uses())
-    if (u.memory->stale())
-      return refuse(u, errc::stale_ref, "its memory is of an earlier life of the device");
-  for (auto& u : op.uses()) {
-    if (u.memory->acquired_for_writing || (u.writes && u.memory->acquired_for_reading != 0))
-      return refuse(u, errc::buffer_acquired, "a user's stream holds the buffer; release it first");
-    if (!u.reads)
-      continue;
-    if (auto error = u.memory->check_determinate(u.begin, u.end); error)
-      return error;
-    // The requester may know already that a writer failed, though its work is not over.
-    for (auto& a : u.memory->accesses)
-      if (a.writes && a.begin < u.end && u.begin < a.end)
-        if (auto by = a.by.lock(); by && by->failed() && !by->withdrawn())
-          return indeterminate(by->cause());
-  }
-  return {};
-}
-
-admission runtime::admit(const std::shared_ptr<operation>& op) {
-  auto now = clock::now();
-  if (op->deadline <= now) {
-    auto why = op->describe(errc::deadline_exceeded, "its deadline was over before it began");
-    why.parts.clear();
-    return {admission::verdict::refused, make_error(std::move(why))};
-  }
-  {
-    std::lock_guard lock{order()};
-    if (auto error = check_lanes(*op); error)
-      return {admission::verdict::refused, std::move(error)};
-    if (auto error = op->on_check(); error)
-      return {admission::verdict::refused, std::move(error)};
-    if (auto error = check_uses(*op); error)
-      return {admission::verdict::refused, std::move(error)};
-    if (auto result = op->on_admit(); result.is != admission::verdict::admitted)
-      return result;
-    op->admitted(nanoseconds(now));
-    for (auto& u : op->uses())
-      order_use(op, u);
-    if (!op->watched())
-      keeper_.add(*op);
-    for (auto& p : op->parts())
-      p.on->submit(p);
-  }
-  for (auto& p : op->parts())
-    p.on->wake();
-  return {};
-}
-
-void runtime::order_use(const std::shared_ptr<operation>& op, const use& u) {
-  auto& p = op->parts()[u.part];
-  auto& accesses = u.memory->accesses;
-  for (std::size_t i = 0; i < accesses.size();) {
-    auto& a = accesses[i];
-    auto drop = [&] {
-      if (&a != &accesses.back())
-        a = std::move(accesses.back());
-      accesses.pop_back();
-    };
-    auto by = a.by.lock();
-    if (by == op) {
-      ++i;
-      continue;
-    }
-    if (!by || by->settled()) {
-      drop();
-      continue;
-    }
-    bool overlap = a.begin < u.end && u.begin < a.end;
-    bool covered = u.begin <= a.begin && a.end <= u.end;
-    bool same_stream = a.at->on == p.on && a.at->stream == p.stream;
-    bool conflict = overlap && (a.writes || u.writes);
-    if (conflict) {
-      if (!same_stream || p.stream == stream_kind::none)
-        p.predecessors.push_back({by, a.at});
-      if (a.writes)
-        by->precede(op, u.reads && !by->withdrawn());
-    }
-    if (p.stream ==
-        stream_kind::none) { // waits for nothing on the device, and so takes nobody's place
-      ++i;
-      continue;
-    }
-    // What comes after this use comes after what it waited for.
-    if (covered && (u.writes || (!a.writes && same_stream))) {
-      drop();
-      continue;
-    }
-    if (overlap && u.writes) { // only the rest is still a's
-      if (a.begin < u.begin && u.end < a.end)
-        accesses.push_back({a.by, a.at, u.end, a.end, a.writes});
-      auto& rest = accesses[i];
-      if (rest.begin < u.begin)
-        rest.end = u.begin;
-      else
-        rest.begin = u.end;
-    }
-    ++i;
-  }
-  accesses.push_back({op, &p, u.begin, u.end, u.writes});
-  if (u.writes && !u.reads)
-    for (auto& wound : u.memory->heal(u.begin, u.end))
-      op->heals(u.memory, std::move(wound));
-}
-
 void runtime::start(const std::shared_ptr<operation>& op) {
-  if (auto result = admit(op); result.is == admission::verdict::refused)
-    op->answer(std::move(result.why));
+  if (auto error = admission_->admit(op); error)
+    op->answer(std::move(error));
 }
 
 void runtime::fail_users_of(int ordinal, const caf::error& why, bool only_with_memory) {
@@ -300,7 +161,7 @@ std::shared_ptr<operation_of<std::uint64_t>> runtime::reset(int ordinal,
   reason.detail = "somebody asked for a reset";
   auto why = make_error(std::move(reason));
   {
-    std::lock_guard lock{order()};
+    std::lock_guard lock{order_mutex()};
     auto refuse = [&](errc code, std::string detail) {
       failure x;
       x.code = code;
@@ -368,7 +229,7 @@ void runtime::shut_down(int ordinal, const caf::error& why) {
   if (!worker)
     return;
   {
-    std::lock_guard lock{order()};
+    std::lock_guard lock{order_mutex()};
     worker->state().close(device_phase::shut_down, why);
   }
   fail_users_of(ordinal, why, false);
@@ -432,7 +293,7 @@ void runtime::end_everything(const caf::error& why) noexcept {
         lanes.push_back(s.worker);
   }
   {
-    std::lock_guard lock{order()};
+    std::lock_guard lock{order_mutex()};
     for (auto& x : lanes)
       x->state().close(device_phase::failed, why);
   }

@@ -2,6 +2,7 @@
 /// timekeeper, and threads for what blocks. Knows no actor.
 #pragma once
 
+#include "core/admission.hpp"
 #include "core/lane.hpp"
 #include "core/operation.hpp"
 #include "core/timekeeper.hpp"
@@ -53,15 +54,9 @@ public:
   /// @errors errc::invalid_argument: no such ordinal; errc::unavailable
   caf::expected<std::shared_ptr<lane>> lane_of(int ordinal);
 
-  /// Gives `op` its place in the process-wide order and its predecessors on every buffer it uses,
-  /// and hands its parts to their lanes.
-  admission admit(const std::shared_ptr<operation>& op);
-
-  /// As `admit`; a refusal becomes the operation's answer.
+  /// Admits `op`; a refusal becomes its answer.
   void start(const std::shared_ptr<operation>& op);
-
-  /// The lock of the order: what is decided under it is seen by every later admission.
-  static std::mutex& order() noexcept;
+  admission& gate() noexcept { return *admission_; }
 
   /// Ends the device's life and begins another (INV-8). Answers when the next generation is there.
   std::shared_ptr<operation_of<std::uint64_t>> reset(int ordinal, clock::time_point deadline);
@@ -87,9 +82,6 @@ private:
     bool stop_wanted = false;
   };
 
-  caf::error check_lanes(const operation& op) const;
-  static caf::error check_uses(const operation& op);
-  static void order_use(const std::shared_ptr<operation>& op, const use& u);
   void watch_reset(const std::shared_ptr<lane>& worker,
                    const std::shared_ptr<operation_of<std::uint64_t>>& answer);
   void fail_users_of(int ordinal, const caf::error& why, bool only_with_memory);
@@ -103,6 +95,7 @@ private:
   std::atomic<bool> ended_{false};
   bool closed_ = false; // under slots_mutex_
   timekeeper keeper_;
+  const std::shared_ptr<admission> admission_ = std::make_shared<admission>(keeper_);
   background workers_;
 };
 

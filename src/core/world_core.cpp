@@ -2,6 +2,7 @@
 
 #include "core/log.hpp"
 #include "core/operations.hpp"
+#include "core/order.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -43,7 +44,7 @@ world_core::world_core(std::shared_ptr<runtime> runtime, std::string name,
 world_core::~world_core() = default;
 
 world_status world_core::status() const {
-  std::lock_guard lock{runtime::order()};
+  std::lock_guard lock{order_mutex()};
   return status_locked();
 }
 
@@ -56,7 +57,7 @@ world_status world_core::status_locked() const {
 void world_core::build(std::function<void(std::uint64_t, const caf::error&)> done) {
   std::uint64_t epoch = 0;
   {
-    std::lock_guard lock{runtime::order()};
+    std::lock_guard lock{order_mutex()};
     epoch = ++epoch_;
     std::vector<world_member> members;
     for (std::size_t i = 0; i < lanes_.size(); ++i)
@@ -107,7 +108,7 @@ std::shared_ptr<communicator> world_core::adopt(std::uint64_t epoch, communicato
       });
   bool wanted = false;
   {
-    std::lock_guard lock{runtime::order()};
+    std::lock_guard lock{order_mutex()};
     wanted = epoch == epoch_ && epoch != given_up_ && phase_ == world_phase::building;
     if (wanted)
       next_ = result;
@@ -120,59 +121,27 @@ std::shared_ptr<communicator> world_core::adopt(std::uint64_t epoch, communicato
 
 void world_core::open() {
   {
-    std::lock_guard lock{runtime::order()};
+    std::lock_guard lock{order_mutex()};
     if (!next_ || !next_->live() || phase_ != world_phase::building)
       return;
     current_ = std::move(next_);
     phase_ = world_phase::ready;
     reason_ = {};
   }
-  // In the order in which they came; newcomers queue behind them until all are admitted.
-  while (true) {
-    std::shared_ptr<operation> op;
-    {
-      std::lock_guard lock{runtime::order()};
-      if (waiting_.empty() || !current_)
-        return;
-      op = waiting_.front();
-      if (op->answered())
-        waiting_.pop_front();
-    }
-    if (op->answered()) {
-      runtime_->keeper().remove(*op);
-      continue;
-    }
-    auto result = runtime_->admit(op);
-    if (result.is == admission::verdict::admitted)
-      continue;
-    if (result.is == admission::verdict::deferred)
-      return; // the communicator ended again
-    {
-      std::lock_guard lock{runtime::order()};
-      if (!waiting_.empty() && waiting_.front() == op)
-        waiting_.pop_front();
-    }
-    runtime_->keeper().remove(*op);
-    op->answer(std::move(result.why));
-  }
+  runtime_->gate().go_on();
 }
 
 void world_core::close(world_phase phase, const caf::error& why) {
-  std::deque<std::shared_ptr<operation>> waiting;
   std::shared_ptr<communicator> current;
   std::shared_ptr<communicator> next;
   {
-    std::lock_guard lock{runtime::order()};
+    std::lock_guard lock{order_mutex()};
     phase_ = phase;
     reason_ = why;
     current.swap(current_);
     next.swap(next_);
-    waiting.swap(waiting_);
   }
-  for (auto& op : waiting) {
-    runtime_->keeper().remove(*op);
-    op->answer(why);
-  }
+  runtime_->gate().go_on();
   for (auto& x : {current, next})
     if (x)
       x->end(why);
@@ -182,7 +151,7 @@ void world_core::end_epoch(const caf::error& cause) {
   std::shared_ptr<communicator> current;
   std::shared_ptr<communicator> next;
   {
-    std::lock_guard lock{runtime::order()};
+    std::lock_guard lock{order_mutex()};
     given_up_ = epoch_;
     current = current_;
     next = next_;
@@ -194,7 +163,7 @@ void world_core::end_epoch(const caf::error& cause) {
 
 void world_core::on_communicator_end(communicator& which, const caf::error& cause) noexcept {
   {
-    std::lock_guard lock{runtime::order()};
+    std::lock_guard lock{order_mutex()};
     if (current_.get() == &which) {
       current_.reset();
       if (phase_ == world_phase::ready) {
@@ -219,10 +188,13 @@ caf::error world_core::check_view(const operation& op, std::uint64_t membership)
     why.parts.clear();
     return why;
   };
-  if (phase_ == world_phase::failed || phase_ == world_phase::shut_down)
+  if (phase_ == world_phase::failed || phase_ == world_phase::shut_down) {
+    if (op.admitted_at != 0 && reason_) // what was pending gets the one cause (INV-7)
+      return reason_;
     return make_error(
         refusal(errc::unavailable, "the world is " + std::string{to_string(phase_)} +
                                        (reason_ ? ": " + describe(reason_) : std::string{})));
+  }
   if (membership != 0 && membership != membership_)
     return caf::make_error(errc::membership_changed,
                            refusal(errc::membership_changed,
@@ -232,38 +204,20 @@ caf::error world_core::check_view(const operation& op, std::uint64_t membership)
   return {};
 }
 
-admission world_core::enlist(const std::shared_ptr<operation>& op,
-                             std::shared_ptr<communicator>& target, collective_done& view) {
-  bool queued = op->watched();
-  bool its_turn = waiting_.empty() || waiting_.front() == op;
-  if (!its_turn || !current_ || !current_->live()) {
-    if (queued)
-      return {admission::verdict::deferred, {}};
-    if (waiting_.size() >= limits_.waiting_limit)
-      std::erase_if(waiting_, [this](const std::shared_ptr<operation>& x) {
-        bool over = x->answered();
-        if (over)
-          runtime_->keeper().remove(*x);
-        return over;
-      });
-    if (waiting_.size() >= limits_.waiting_limit) {
-      auto why = op->describe(errc::overloaded, std::to_string(waiting_.size()) +
-                                                    " requests wait for the world already");
-      why.epoch = epoch_;
-      why.parts.clear();
-      return {admission::verdict::refused, make_error(std::move(why))};
-    }
-    waiting_.push_back(op);
-    op->admitted_at = clock::now().time_since_epoch().count();
-    runtime_->keeper().add(*op);
-    return {admission::verdict::deferred, {}};
-  }
-  if (queued)
-    waiting_.pop_front();
-  target = current_;
+caf::error world_core::check_room(const operation& op) const {
+  if (!waits() || runtime_->gate().waiting_for(this) < limits_.waiting_limit)
+    return {};
+  auto why = op.describe(errc::overloaded, std::to_string(limits_.waiting_limit) +
+                                               " requests wait for the world already");
+  why.epoch = epoch_;
+  why.parts.clear();
+  return make_error(std::move(why));
+}
+
+std::shared_ptr<communicator> world_core::join(collective_done& view) const {
   view.epoch = current_->epoch();
   view.membership = membership_;
-  return {};
+  return current_;
 }
 
 caf::error world_core::check_ranks(const char* verb, std::span<const any_gpu_ref> send,

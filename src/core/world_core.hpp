@@ -8,7 +8,6 @@
 #include <troupe/world_status.hpp>
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <span>
@@ -56,12 +55,19 @@ public:
                                                             reduce_op op,
                                                             const request_options& options);
 
-  /// Under the lock of the order: may a request that means `membership` go on?
+  // -- for requests, under the lock of the order
+
+  /// May a request that means `membership` go on?
+  /// @errors errc::unavailable: the world has ended; for a request that was admitted before, why it
+  ///         did. errc::membership_changed
   caf::error check_view(const operation& op, std::uint64_t membership) const;
-  /// Under the lock of the order: gives the live communicator to `op`, or keeps it until there is
-  /// one.
-  admission enlist(const std::shared_ptr<operation>& op, std::shared_ptr<communicator>& target,
-                   collective_done& view);
+  /// None if `op` need not wait, or there is room for one more that waits.
+  /// @errors errc::overloaded
+  caf::error check_room(const operation& op) const;
+  /// No communicator now, but there will be one, or none any more.
+  bool waits() const noexcept { return phase_ <= world_phase::ready && !has_communicator(); }
+  /// The communicator of a request that need not wait; it is said in `view`.
+  std::shared_ptr<communicator> join(collective_done& view) const;
 
 private:
   caf::error check_ranks(const char* verb, std::span<const any_gpu_ref> send,
@@ -69,6 +75,7 @@ private:
   std::shared_ptr<communicator> adopt(std::uint64_t epoch, communicator_ranks ranks);
   void on_communicator_end(communicator& which, const caf::error& cause) noexcept;
   world_status status_locked() const;
+  bool has_communicator() const noexcept { return current_ && current_->live(); }
 
   const std::shared_ptr<runtime> runtime_;
   const std::string name_;
@@ -84,7 +91,6 @@ private:
   std::vector<world_member> members_;
   std::shared_ptr<communicator> next_;    // being connected
   std::shared_ptr<communicator> current_; // for requests
-  std::deque<std::shared_ptr<operation>> waiting_;
 };
 
 } // namespace troupe::detail

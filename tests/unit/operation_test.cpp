@@ -1,5 +1,6 @@
 /// How operations come to their end: answered once, settled once, failing with what they build on.
 #include "core/buffer.hpp"
+#include "core/order.hpp"
 #include "core/spin.hpp"
 #include "support/core_fixture.hpp"
 
@@ -20,7 +21,7 @@ namespace troupe {
 namespace {
 
 using detail::issue_outcome;
-using detail::runtime;
+
 using testing::allocate_bytes;
 using testing::answer_of;
 using testing::borrow;
@@ -309,7 +310,7 @@ TEST(Operation, LeavesNothingBehindInALongRun) {
     }
   }
   EXPECT_LE(most, 2 * 64 + 2);
-  std::lock_guard lock{runtime::order()};
+  std::lock_guard lock{detail::order_mutex()};
   EXPECT_LE(memory.memory()->accesses.size(), 2u);
 }
 

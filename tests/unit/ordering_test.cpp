@@ -1,4 +1,5 @@
 /// Hazards between streams, and how failures follow them.
+#include "core/order.hpp"
 #include "core/spin.hpp"
 #include "support/core_fixture.hpp"
 
@@ -16,7 +17,6 @@ namespace troupe {
 
 namespace {
 
-using detail::runtime;
 using testing::allocate_bytes;
 using testing::answer_of;
 using testing::borrow;
@@ -384,7 +384,7 @@ TEST(Ordering, RemembersNoMoreThanItNeeds) {
   held.wait_reached(); // nothing settles
   std::vector<std::byte> bytes(64);
   const auto remembered = [&] {
-    std::lock_guard lock{runtime::order()};
+    std::lock_guard lock{detail::order_mutex()};
     return memory.memory()->accesses.size();
   };
   std::vector<std::shared_ptr<detail::completion>> all;

@@ -4,11 +4,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <cstring>
 #include <future>
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <random>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -68,6 +72,14 @@ public:
   all_reduce(std::chrono::nanoseconds deadline = 30s) {
     return core->all_reduce(refs, {}, reduce_op::sum, {.deadline = deadline});
   }
+  /// Of the `i`-th element alone.
+  std::shared_ptr<detail::operation_of<collective_done>>
+  all_reduce_element(std::size_t i, std::chrono::nanoseconds deadline = 30s) {
+    std::vector<any_gpu_ref> elements;
+    for (auto& ref : refs)
+      elements.push_back(must(ref.slice(i, 1)));
+    return core->all_reduce(elements, {}, reduce_op::sum, {.deadline = deadline});
+  }
   std::vector<std::pair<std::uint64_t, caf::error>> ends() const {
     std::lock_guard lock{mutex_};
     return ends_;
@@ -87,11 +99,11 @@ TEST(WorldCore, KeepsWhatComesBeforeItsCommunicator) {
   core_system system{{.devices = 2}};
   a_world world{system};
   std::vector<std::shared_ptr<detail::operation_of<collective_done>>> early;
-  for (int i = 0; i < 20; ++i)
-    early.push_back(world.all_reduce());
+  for (std::size_t i = 0; i < 20; ++i)
+    early.push_back(world.all_reduce_element(i));
   early[3]->cancel();
   EXPECT_TRUE(has_code(answer_of(early[3]), errc::cancelled));
-  auto late = world.all_reduce(20ms);
+  auto late = world.all_reduce_element(20, 20ms);
   EXPECT_TRUE(has_code(answer_of(late), errc::deadline_exceeded)); // nobody is there to issue it
   world.open();
   std::uint64_t last = 0;
@@ -110,20 +122,204 @@ TEST(WorldCore, BoundsThoseWhoWait) {
   core_system system{{.devices = 2}};
   a_world world{system, {.waiting_limit = 10}};
   std::vector<std::shared_ptr<detail::operation_of<collective_done>>> waiting;
-  for (int i = 0; i < 10; ++i)
-    waiting.push_back(world.all_reduce());
-  EXPECT_TRUE(has_code(answer_of(world.all_reduce()), errc::overloaded));
+  for (std::size_t i = 0; i < 10; ++i)
+    waiting.push_back(world.all_reduce_element(i));
+  EXPECT_TRUE(has_code(answer_of(world.all_reduce_element(10)), errc::overloaded));
   waiting[4]->cancel();
   waiting[5]->cancel();
-  auto a = world.all_reduce(); // these have room again
-  auto b = world.all_reduce();
+  auto a = world.all_reduce_element(11); // these have room again
+  auto b = world.all_reduce_element(12);
   EXPECT_FALSE(a->answered());
   EXPECT_FALSE(b->answered());
-  EXPECT_TRUE(has_code(answer_of(world.all_reduce()), errc::overloaded));
+  EXPECT_TRUE(has_code(answer_of(world.all_reduce_element(10)), errc::overloaded));
   world.open();
   EXPECT_TRUE(is_ok(answer_of(a)));
   EXPECT_TRUE(is_ok(answer_of(b)));
   EXPECT_TRUE(is_ok(answer_of(waiting[9])));
+}
+
+/// What a request that waits for its world's communicator means for the buffers that it uses.
+class WaitingRequest : public ::testing::Test {
+protected:
+  std::shared_ptr<detail::operation_of<detail::nothing>> fill(const any_gpu_ref& ref,
+                                                              std::int32_t value) const {
+    std::vector<std::byte> element(sizeof value);
+    std::memcpy(element.data(), &value, sizeof value);
+    return system.device(ref.device()).fill(ref, element, {});
+  }
+  /// A download that is on its way.
+  struct reading {
+    std::shared_ptr<std::vector<std::int32_t>> values;
+    std::shared_ptr<detail::operation_of<detail::nothing>> op;
+
+    std::int32_t value() const {
+      must(answer_of(op));
+      for (auto x : *values)
+        EXPECT_EQ(x, values->front());
+      return values->front();
+    }
+  };
+  reading read(const any_gpu_ref& ref) const {
+    auto values = std::make_shared<std::vector<std::int32_t>>(ref.count(), -1);
+    return {values, system.device(ref.device()).download(ref, borrow(*values), {})};
+  }
+
+  core_system system{{.devices = 2}};
+  a_world world{system};
+  any_gpu_ref x = world.refs[0];
+};
+
+// INV-12: what comes behind it sees what it wrote.
+TEST_F(WaitingRequest, KeepsItsPlaceOnItsBuffers) {
+  for (auto& ref : world.refs)
+    must(answer_of(fill(ref, 3)));
+  auto sum = world.all_reduce();
+  auto after = read(x);
+  auto overwritten = fill(x, 100);
+  auto last = read(x);
+  must(answer_of(system.device(0).stats({}))); // the lane goes on with what is not behind it
+  EXPECT_FALSE(sum->answered());
+  EXPECT_FALSE(after.op->answered());
+  EXPECT_FALSE(overwritten->answered());
+  EXPECT_FALSE(last.op->answered());
+  world.open();
+  EXPECT_EQ(after.value(), 6);
+  EXPECT_EQ(last.value(), 100);
+  EXPECT_EQ(read(world.refs[1]).value(), 6);
+}
+
+TEST_F(WaitingRequest, LetsPassWhatDoesNotConflict) {
+  std::vector<any_gpu_ref> results;
+  for (int i = 0; i < 2; ++i) {
+    auto op = system.device(i).allocate(a_world::count, dtype::int32, true, {});
+    must(answer_of(op));
+    results.push_back(op->value);
+    must(answer_of(fill(world.refs[static_cast<std::size_t>(i)], 4)));
+  }
+  auto sum = world.core->all_reduce(world.refs, results, reduce_op::sum, {});
+  EXPECT_EQ(read(x).value(), 4); // it only reads this
+  auto result = read(results[0]);
+  auto change = fill(x, 50);
+  EXPECT_FALSE(result.op->answered());
+  EXPECT_FALSE(change->answered());
+  world.open();
+  EXPECT_EQ(result.value(), 8);
+  EXPECT_EQ(read(x).value(), 50);
+}
+
+// The reader would have seen what was to be written there; the writer does not mind.
+TEST_F(WaitingRequest, TakenBackFailsItsReadersAndFreesItsBuffers) {
+  must(answer_of(fill(x, 7)));
+  auto sum = world.all_reduce();
+  auto reader = read(x);
+  auto writer = fill(x, 8);
+  sum->cancel();
+  EXPECT_TRUE(has_code(answer_of(sum), errc::cancelled));
+  EXPECT_TRUE(has_code(answer_of(reader.op), errc::cancelled));
+  EXPECT_TRUE(is_ok(answer_of(writer)));
+  EXPECT_EQ(read(x).value(), 8); // though the world was never ready
+  EXPECT_TRUE(settles(*sum));
+}
+
+TEST_F(WaitingRequest, OverItsDeadlineFreesItsBuffers) {
+  auto sum = world.all_reduce(5ms);
+  auto reader = read(x);
+  EXPECT_TRUE(has_code(answer_of(sum), errc::deadline_exceeded));
+  EXPECT_TRUE(has_code(answer_of(reader.op), errc::deadline_exceeded));
+  EXPECT_TRUE(is_ok(answer_of(fill(x, 1))));
+}
+
+// INV-7
+TEST_F(WaitingRequest, EndsWithItsWorld) {
+  auto sum = world.all_reduce();
+  auto reader = read(x);
+  auto writer = fill(x, 9);
+  const auto why = make_error(errc::unavailable, "on purpose");
+  world.core->close(world_phase::failed, why);
+  EXPECT_EQ(answer_of(sum), why);
+  EXPECT_EQ(answer_of(reader.op), why);
+  EXPECT_TRUE(is_ok(answer_of(writer)));
+  EXPECT_EQ(read(x).value(), 9);
+}
+
+TEST_F(WaitingRequest, IsStaleWhenItsDeviceIsReset) {
+  auto sum = world.all_reduce();
+  auto reader = read(x);
+  auto reset = system.device(0).reset({});
+  EXPECT_TRUE(is_ok(answer_of(reset)));
+  EXPECT_TRUE(has_code(answer_of(sum), errc::device_reset));
+  EXPECT_TRUE(has_code(answer_of(reader.op), errc::device_reset));
+  EXPECT_TRUE(is_ok(answer_of(fill(world.refs[1], 1))));
+  EXPECT_TRUE(settles(*sum));
+}
+
+TEST_F(WaitingRequest, EndsWithTheSystem) {
+  auto sum = world.all_reduce();
+  auto reader = read(x);
+  system.runtime()->close();
+  EXPECT_TRUE(has_code(answer_of(sum), errc::unavailable));
+  EXPECT_TRUE(has_code(answer_of(reader.op), errc::unavailable));
+  EXPECT_TRUE(settles(*sum));
+  EXPECT_TRUE(settles(*reader.op));
+}
+
+// A lane that waited for the one would hold up the connections of the other.
+TEST_F(WaitingRequest, HoldsUpNoOtherWorld) {
+  a_world second{system};
+  auto sum = world.all_reduce();
+  auto behind = second.core->all_reduce(world.refs, {}, reduce_op::sum, {});
+  second.open();
+  EXPECT_TRUE(is_ok(answer_of(second.all_reduce())));
+  EXPECT_FALSE(behind->answered());
+  world.open();
+  EXPECT_TRUE(is_ok(answer_of(sum)));
+  EXPECT_TRUE(is_ok(answer_of(behind)));
+}
+
+// Whatever comes and goes, a reader sees the writes before it and none after.
+TEST_F(WaitingRequest, KeepsEveryPlaceInLongRows) {
+  for (unsigned seed = 1; seed <= 40; ++seed) {
+    a_world first{system};
+    a_world second{system};
+    std::array<a_world*, 2> worlds{&first, &second};
+    std::array<std::vector<any_gpu_ref>, 2> sets{first.refs, second.refs};
+    std::array<std::array<std::int32_t, 2>, 2> model{}; // of each set, on each rank
+    std::vector<std::pair<reading, std::int32_t>> readings;
+    std::vector<std::shared_ptr<detail::completion>> sums;
+    std::mt19937 random{seed};
+    const auto pick = [&](unsigned n) { return std::size_t{random() % n}; };
+    const auto opens = std::array{pick(150), pick(150)};
+    for (std::size_t step = 0; step < 150; ++step) {
+      for (std::size_t i = 0; i < 2; ++i)
+        if (step == opens[i])
+          worlds[i]->open();
+      auto set = pick(2);
+      auto rank = pick(2);
+      auto& here = model[set];
+      switch (pick(4)) {
+      case 0:
+        here[rank] = static_cast<std::int32_t>(pick(100));
+        static_cast<void>(fill(sets[set][rank], here[rank]));
+        break;
+      case 1: // in place
+        sums.push_back(worlds[pick(2)]->core->all_reduce(sets[set], {}, reduce_op::max, {}));
+        here[0] = here[1] = std::max(here[0], here[1]);
+        break;
+      case 2: // from one set to the other
+        sums.push_back(
+            worlds[pick(2)]->core->all_reduce(sets[set], sets[1 - set], reduce_op::max, {}));
+        model[1 - set][0] = model[1 - set][1] = std::max(here[0], here[1]);
+        break;
+      default:
+        readings.emplace_back(read(sets[set][rank]), here[rank]);
+        break;
+      }
+    }
+    for (auto& [got, expected] : readings)
+      ASSERT_EQ(got.value(), expected) << "seed " << seed;
+    for (auto& sum : sums)
+      ASSERT_TRUE(is_ok(answer_of(sum)));
+  }
 }
 
 // INV-1: the end of the world, its opening, deadlines and cancels, all at once.
@@ -238,6 +434,28 @@ TEST(WorldCore, LetsGoOfACommunicatorThatWasNotConnectedInTime) {
   held.open();
   auto reset = system.device(0).reset({}); // waits for whoever holds the device
   EXPECT_TRUE(is_ok(answer_of(reset)));
+}
+
+// The call that connects blocks until all ranks are in it: a lane that waited inside for a busy one
+// would be taken for stuck when the world ends.
+TEST(WorldCore, WaitsForABusyRankOutsideOfItsCommunicator) {
+  const auto plan = std::make_shared<fault_plan>();
+  plan->add({.kind = fault::block, .on = verb::connect, .device = 0});
+  core_system system{{.devices = 2, .plan = plan}};
+  a_world world{system, {.quiet_limit = 20ms}};
+  gate held;
+  auto busy = system.device(1).launch(held.on_lane(), {}, {}, {});
+  held.wait_reached();
+  std::promise<caf::error> built;
+  world.core->build([&](std::uint64_t, const caf::error& why) { built.set_value(why); });
+  ASSERT_TRUE(eventually([&] { return system.keeper().size() == 2; })); // the other one connects
+  must(answer_of(system.device(0).stats({})));                          // and waits on this lane
+  EXPECT_EQ(plan->injected(fault::block), 0u);
+  const auto why = make_error(errc::unavailable, "on purpose");
+  world.core->close(world_phase::failed, why);
+  EXPECT_EQ(built.get_future().get(), why);
+  EXPECT_TRUE(is_ok(answer_of(system.device(0).reset({})))); // the communicator is gone
+  EXPECT_FALSE(system.runtime()->ended());
 }
 
 TEST(WorldCore, RefusesWhatCannotBeRight) {

@@ -130,6 +130,11 @@ template <class E> bool in_category(const caf::error& e) {
   return e.category() == caf::type_id_v<E>;
 }
 
+/// A receiver that ends answers with its exit reason, which may be none at that moment.
+inline bool means_receiver_down(const caf::error& e) {
+  return e == caf::none || in_category<caf::exit_reason>(e);
+}
+
 template <class Self, class Dest, class... Ts>
 void send(const Self& self, const Dest& dest, Ts&&... xs) {
   self->mail(std::forward<Ts>(xs)...).send(checked<Ts...>(self, dest));
@@ -259,6 +264,8 @@ template <class E> bool in_category(const caf::error& e) {
   return e.category() == caf::detail::error_factory<E>::category;
 }
 
+inline bool means_receiver_down(const caf::error& e) { return e == caf::none; }
+
 template <class Self, class Dest, class... Ts>
 void send(const Self& self, const Dest& dest, Ts&&... xs) {
   self->send(checked<Ts...>(self, dest), std::forward<Ts>(xs)...);
@@ -358,7 +365,7 @@ template <class T, class Dest, class Dur, class... Ts>
 caf::expected<T> ask(caf::scoped_actor& self, const Dest& dest, Dur timeout, Ts&&... xs) {
   caf::expected<T> result{caf::error{}};
   auto on_error = [&](caf::error& e) {
-    result = e == caf::none ? caf::make_error(caf::sec::request_receiver_down) : e;
+    result = means_receiver_down(e) ? caf::make_error(caf::sec::request_receiver_down) : e;
   };
   auto pending = request(self, dest, timeout, std::forward<Ts>(xs)...);
   if constexpr (std::is_void_v<T>)

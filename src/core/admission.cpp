@@ -1,0 +1,230 @@
+#include "core/admission.hpp"
+
+#include "core/device_state.hpp"
+#include "core/lane.hpp"
+#include "core/order.hpp"
+#include "core/timekeeper.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace troupe::detail {
+
+std::mutex& order_mutex() noexcept {
+  static std::mutex instance;
+  return instance;
+}
+
+namespace {
+
+caf::error check_lanes(const operation& op) {
+  for (auto& p : op.parts()) {
+    auto phase = p.on->state().phase();
+    if (phase == device_phase::failed || phase == device_phase::shut_down) {
+      auto why = op.describe(errc::unavailable, "the device is " + std::string{to_string(phase)});
+      why.device = p.on->state().ordinal();
+      why.parts.clear();
+      return make_error(std::move(why));
+    }
+    if (!p.on->accepts()) {
+      auto why = op.describe(errc::overloaded, std::to_string(p.on->queue_limit()) +
+                                                   " operations wait for the device already");
+      why.device = p.on->state().ordinal();
+      why.parts.clear();
+      return make_error(std::move(why));
+    }
+  }
+  return {};
+}
+
+caf::error check_uses(const operation& op) {
+  auto refuse = [&](const use& u, errc code, const char* reason) {
+    auto why = op.describe(code, reason);
+    why.device = u.memory->home().ordinal();
+    why.generation = u.memory->generation();
+    why.parts.clear();
+    return make_error(std::move(why));
+  };
+  // First of all: what is stale stays so, whatever else may be wrong with the others.
+  for (auto& u : op.uses())
+    if (u.memory->stale())
+      return refuse(u, errc::stale_ref, "its memory is of an earlier life of the device");
+  for (auto& u : op.uses()) {
+    if (u.memory->acquired_for_writing || (u.writes && u.memory->acquired_for_reading != 0))
+      return refuse(u, errc::buffer_acquired, "a user's stream holds the buffer; release it first");
+    if (u.reads)
+      if (auto error = u.memory->check_readable(u.begin, u.end); error)
+        return error;
+  }
+  return {};
+}
+
+} // namespace
+
+caf::error admission::admit(const std::shared_ptr<operation>& op) {
+  auto now = clock::now();
+  if (op->deadline <= now) {
+    auto why = op->describe(errc::deadline_exceeded, "its deadline was over before it began");
+    why.parts.clear();
+    return make_error(std::move(why));
+  }
+  bool held = false;
+  std::vector<part*> too_late;
+  {
+    std::lock_guard lock{order_mutex()};
+    if (auto error = check_lanes(*op); error)
+      return error;
+    if (auto error = op->on_check(); error)
+      return error;
+    if (auto error = check_uses(*op); error)
+      return error;
+    if (auto error = op->on_admit(); error)
+      return error;
+    op->admitted(now.time_since_epoch().count());
+    operations behind;
+    for (auto& u : op->uses())
+      order_use(op, u, behind);
+    keeper_.add(*op);
+    for (auto& p : op->parts())
+      p.on->expect_part();
+    held = op->waits_for() != nullptr || !behind.empty();
+    if (held)
+      held_.push_back({op, std::move(behind)});
+    else
+      submit(*op, too_late); // the lanes are there: nobody could end them under this lock
+  }
+  if (held)
+    op->on_answer([self = weak_from_this()] { // others need not wait for one that was taken back
+      if (auto alive = self.lock())
+        alive->go_on();
+    });
+  else
+    for (auto& p : op->parts())
+      p.on->wake();
+  return {};
+}
+
+void admission::order_use(const std::shared_ptr<operation>& op, const use& u, operations& behind) {
+  auto& p = op->parts()[u.part];
+  auto& accesses = u.memory->accesses;
+  for (std::size_t i = 0; i < accesses.size();) {
+    auto& a = accesses[i];
+    auto drop = [&] {
+      if (&a != &accesses.back())
+        a = std::move(accesses.back());
+      accesses.pop_back();
+    };
+    auto by = a.by.lock();
+    if (by == op) {
+      ++i;
+      continue;
+    }
+    if (!by || by->settled()) {
+      drop();
+      continue;
+    }
+    bool overlap = a.begin < u.end && u.begin < a.end;
+    bool covered = u.begin <= a.begin && a.end <= u.end;
+    bool same_stream = a.at->on == p.on && a.at->stream == p.stream;
+    bool conflict = overlap && (a.writes || u.writes);
+    if (conflict) {
+      if (!same_stream || p.stream == stream_kind::none)
+        p.predecessors.push_back({by, a.at});
+      if (a.writes)
+        by->precede(op, u.reads && !by->withdrawn());
+      if (!by->on_lanes())
+        behind.push_back(by);
+    }
+    if (p.stream ==
+        stream_kind::none) { // waits for nothing on the device, and so takes nobody's place
+      ++i;
+      continue;
+    }
+    // What comes after this use comes after what it waited for, and after what its stream has.
+    if (covered && (u.writes || (!a.writes && same_stream && by->on_lanes()))) {
+      drop();
+      continue;
+    }
+    if (overlap && u.writes) { // only the rest is still a's
+      if (a.begin < u.begin && u.end < a.end)
+        accesses.push_back({a.by, a.at, u.end, a.end, a.writes});
+      auto& rest = accesses[i];
+      if (rest.begin < u.begin)
+        rest.end = u.begin;
+      else
+        rest.begin = u.end;
+    }
+    ++i;
+  }
+  accesses.push_back({op, &p, u.begin, u.end, u.writes});
+  if (u.writes && !u.reads)
+    for (auto& wound : u.memory->heal(u.begin, u.end))
+      op->heals(u.memory, std::move(wound));
+}
+
+void admission::submit(operation& op, std::vector<part*>& too_late) {
+  op.submitted();
+  for (auto& p : op.parts())
+    if (!p.on->submit(p))
+      too_late.push_back(&p);
+}
+
+void admission::go_on() noexcept {
+  // An answer that this gives comes back here; whoever is inside does it again.
+  if (asked_.fetch_add(1) != 0)
+    return;
+  std::size_t asked = 0;
+  do {
+    asked = asked_.load();
+    release();
+  } while (!asked_.compare_exchange_strong(asked, 0));
+}
+
+void admission::release() noexcept {
+  operations released;
+  std::vector<part*> too_late;
+  std::vector<std::pair<std::shared_ptr<operation>, caf::error>> refused;
+  {
+    std::lock_guard lock{order_mutex()};
+    std::vector<held_operation> rest;
+    for (auto& x : held_) { // whom it is behind comes first
+      std::erase_if(x.behind, [](const auto& other) { return other->on_lanes(); });
+      bool stays = !x.behind.empty();
+      if (!stays && !x.op->failed()) { // a failed one passes: the lanes do not issue it
+        if (x.op->waits_for() != nullptr) {
+          stays = true;
+        } else if (auto error = x.op->on_check(); error) {
+          refused.emplace_back(x.op, std::move(error));
+          stays = true;
+        }
+      }
+      if (stays) {
+        rest.push_back(std::move(x));
+      } else {
+        submit(*x.op, too_late);
+        released.push_back(std::move(x.op));
+      }
+    }
+    held_ = std::move(rest);
+  }
+  for (auto& op : released)
+    for (auto& p : op->parts())
+      p.on->wake();
+  for (auto* p : too_late) {
+    p->at.store(part::state::skipped, std::memory_order_release);
+    p->predecessors.clear();
+    p->of->part_over();
+  }
+  for (auto& [op, why] : refused)
+    op->fail(why);
+}
+
+std::size_t admission::waiting_for(const void* what) const {
+  return static_cast<std::size_t>(
+      std::count_if(held_.begin(), held_.end(), [what](const held_operation& x) {
+        return x.op->waits_for() == what && !x.op->answered();
+      }));
+}
+
+} // namespace troupe::detail
