@@ -129,6 +129,55 @@ struct local_rank {
   int device = 0; ///< ordinal
 };
 
+/// What a rank does together with others. n: number of ranks; q, r: ranks.
+enum class collective_kind : std::uint8_t {
+  all_reduce,     ///< recv[i] = op over all q of send_q[i]
+  reduce,         ///< the same on the root alone
+  broadcast,      ///< recv[i] = send_root[i]
+  all_gather,     ///< recv[q * count + i] = send_q[i]
+  reduce_scatter, ///< recv_r[i] = op over all q of send_q[r * count + i]
+  all_to_all,     ///< recv_r[q * count + i] = send_q[r * count + i]
+  all_to_all_v,   ///< recv_r[recv_offsets[q] + i] = send_q[send_offsets[r] + i]
+  gather,         ///< all_gather on the root alone
+  scatter,        ///< recv_r[i] = send_root[r * count + i]
+  send,           ///< `count` elements to the rank `peer`, which receives as many
+  recv,           ///< `count` elements from the rank `peer`
+  barrier,        ///< nobody passes before all have come
+};
+
+std::string_view to_string(collective_kind x) noexcept;
+
+/// How many elements a rank exchanges with each rank, and where they lie in its buffers.
+/// @units elements
+/// @shape one entry per rank
+struct exchange_plan {
+  std::vector<std::size_t> send_counts;
+  std::vector<std::size_t> send_offsets;
+  std::vector<std::size_t> recv_counts;
+  std::vector<std::size_t> recv_offsets;
+};
+
+/// One rank's part in a collective or in a message between two ranks.
+/// @shape `send` and `recv` in device memory, aligned to the type. `count` elements of `send`:
+///        all_reduce, reduce, broadcast (root), all_gather, gather, send; n * count:
+///        reduce_scatter, all_to_all, scatter (root). `count` elements of `recv`: all_reduce,
+///        reduce (root), broadcast, reduce_scatter, scatter, recv; n * count: all_gather,
+///        all_to_all, gather (root). Null where a rank has nothing to send or to receive. In place:
+///        `send` = `recv` (all_reduce, reduce, broadcast); `send` = `recv` + rank * count elements
+///        (all_gather, gather on the root); `recv` = `send` + rank * count elements
+///        (reduce_scatter, scatter on the root); else they do not overlap.
+struct collective_call {
+  collective_kind what = collective_kind::all_reduce;
+  const void* send = nullptr;
+  void* recv = nullptr;
+  std::size_t count = 0;
+  dtype type = dtype::uint8;
+  reduce_op op = reduce_op::sum;
+  int peer = 0;                        ///< root, or the other side of a send or recv
+  const void* factor = nullptr;        ///< this rank's, one element, for reduce_op::premul_sum
+  const exchange_plan* plan = nullptr; ///< of all_to_all_v
+};
+
 /// One rank of a communicator.
 /// @thread only the device's lane, unless a function says otherwise
 class backend_communicator {
@@ -139,14 +188,14 @@ public:
   /// block until every rank has called it.
   [[nodiscard]] virtual caf::error connect(stream_view stream) noexcept = 0;
 
-  /// Enqueues recv[i] = op over all ranks of send[i].
-  /// @shape   send, recv: `count` elements of `type` in device memory; may be the same pointer
-  /// @errors  errc::invalid_argument (nothing enqueued); errc::nccl_error (the communicator must be
-  ///          aborted)
-  /// @source  NCCL user guide, "Collective Communication Functions"
-  [[nodiscard]] virtual caf::error all_reduce(const void* send, void* recv, std::size_t count,
-                                              dtype type, reduce_op op,
-                                              stream_view stream) noexcept = 0;
+  /// Enqueues `calls` as one group: they make progress together, so that sends and recvs of any
+  /// pattern among the ranks cannot deadlock. What they point to, but device memory, is not used
+  /// after the call. The ranks that take part in a collective have it in groups of the same order.
+  /// @errors  errc::invalid_argument, not_supported (nothing enqueued); errc::nccl_error (the
+  ///          communicator must be aborted)
+  /// @source  NCCL user guide, "Collective Communication Functions", "Group Calls"
+  [[nodiscard]] virtual caf::error enqueue(std::span<const collective_call> calls,
+                                           stream_view stream) noexcept = 0;
 
   /// An error that happened behind the calls' backs; none while all is well.
   [[nodiscard]] virtual caf::error asynchronous_error() noexcept = 0;

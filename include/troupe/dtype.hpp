@@ -65,14 +65,16 @@ constexpr std::size_t size_of(dtype x) noexcept {
 /// How a collective combines the ranks' elements, in an order of the ranks that is not specified.
 /// Integers wrap; their `avg` divides the wrapped sum and drops the fraction. Floating-point `sum`
 /// and `prod` round after each step (NCCL sometimes less often); `avg` multiplies each rank's
-/// element by 1/n, rounds both to the type, and adds. `min` and `max` leave NaNs out, unless all
-/// elements are NaN, and take -0 as less than +0.
+/// element by 1/n, rounds both to the type, and adds; `premul_sum` multiplies each rank's element
+/// by that rank's own factor, of the same type, and adds. `min` and `max` leave NaNs out, unless
+/// all elements are NaN, and take -0 as less than +0.
 /// @source NCCL 2.28.9, `hostToDevRedOp` (src/enqueue.cc) and src/device/reduce_kernel.h; CUDA Math
 ///         API, `__hmin`; PTX ISA, `min`. NCCL promises nothing for NaNs and zeros' signs, and its
 ///         multicast (NVLS) algorithms may differ there. They, and those for symmetric memory, add
 ///         narrow numbers in `float`.
-enum class reduce_op : std::uint8_t { sum, prod, min, max, avg };
+enum class reduce_op : std::uint8_t { sum, prod, min, max, avg, premul_sum };
 
+/// Those that need no factors.
 inline constexpr reduce_op all_reduce_ops[] = {reduce_op::sum, reduce_op::prod, reduce_op::min,
                                                reduce_op::max, reduce_op::avg};
 

@@ -45,7 +45,7 @@ constexpr std::array<std::string_view, 23> verb_names{"open",
                                                       "enable_peer",
                                                       "build",
                                                       "connect",
-                                                      "all_reduce",
+                                                      "collective",
                                                       "asynchronous_error",
                                                       "abort",
                                                       "destroy"};
@@ -80,7 +80,7 @@ errc usual_error(verb x) noexcept {
     return errc::device_failed;
   case verb::build:
   case verb::connect:
-  case verb::all_reduce:
+  case verb::collective:
   case verb::asynchronous_error:
   case verb::abort:
   case verb::destroy:
@@ -288,7 +288,7 @@ private:
     auto& result = gates_.emplace_back();
     result.injector = this;
     result.kind =
-        rule.kind == fault::not_issued && rule.on != verb::all_reduce ? fault::hang : rule.kind;
+        rule.kind == fault::not_issued && rule.on != verb::collective ? fault::hang : rule.kind;
     result.delay = rule.delay;
     if (who.communicator)
       result.communicator = *who.communicator;
@@ -542,10 +542,8 @@ public:
     return call(verb::connect, stream, [&] { return inner_->connect(stream); });
   }
 
-  caf::error all_reduce(const void* send, void* recv, std::size_t count, dtype type, reduce_op op,
-                        stream_view stream) noexcept override {
-    return call(verb::all_reduce, stream,
-                [&] { return inner_->all_reduce(send, recv, count, type, op, stream); });
+  caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override {
+    return call(verb::collective, stream, [&] { return inner_->enqueue(calls, stream); });
   }
 
   caf::error asynchronous_error() noexcept override {
@@ -572,7 +570,7 @@ private:
         return err;
       if (injector_->poisoned())
         return fault_injector::sticky_error(testing::to_string(v), who);
-      if (what->kind == fault::not_issued && v == verb::all_reduce)
+      if (what->kind == fault::not_issued && v == verb::collective)
         return {};
     }
     return f();

@@ -63,7 +63,7 @@ constexpr named<dtype> dtype_names[] = {
 constexpr named<reduce_op> reduce_op_names[] = {
     {"sum", reduce_op::sum},     {"prod", reduce_op::prod}, {"product", reduce_op::prod},
     {"min", reduce_op::min},     {"max", reduce_op::max},   {"avg", reduce_op::avg},
-    {"average", reduce_op::avg}, {"mean", reduce_op::avg},
+    {"average", reduce_op::avg}, {"mean", reduce_op::avg},  {"premul_sum", reduce_op::premul_sum},
 };
 
 } // namespace
@@ -114,6 +114,8 @@ std::string_view to_string(reduce_op x) noexcept {
     return "max";
   case reduce_op::avg:
     return "avg";
+  case reduce_op::premul_sum:
+    return "premul_sum";
   }
   return "unknown";
 }

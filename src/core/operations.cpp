@@ -463,7 +463,9 @@ caf::expected<issue_outcome> all_reduce_operation::issue(part& p, lane& on) {
     return issue_outcome::finished;
   auto& m = memory_[p.index];
   auto error = communicator_->call(p.index, on, [&](backend_communicator& rank) {
-    return rank.all_reduce(m.send, m.recv, count_, type_, op_, on.stream(p.stream));
+    const collective_call call{
+        .send = m.send, .recv = m.recv, .count = count_, .type = type_, .op = op_};
+    return rank.enqueue({&call, 1}, on.stream(p.stream));
   });
   return issued(*this, p, *communicator_, std::move(error));
 }

@@ -90,6 +90,7 @@ void reduce_typed(reduce_op op, T* __restrict to, const T* __restrict from,
   switch (op) {
   case reduce_op::sum:
   case reduce_op::avg:
+  case reduce_op::premul_sum:
     return for_each_index(
         count, [=](std::size_t i) { to[i] = a::store(a::load(to[i]) + a::load(from[i])); });
   case reduce_op::prod:

@@ -69,7 +69,7 @@ protected:
     auto spy = [&](verb on) {
       rules.push_back(plan->add({fault::slow, on, any_device, 1, forever, 1, 1ns}));
     };
-    for (auto on : {verb::all_reduce, verb::fill, verb::copy, verb::launch_host})
+    for (auto on : {verb::collective, verb::fill, verb::copy, verb::launch_host})
       spy(on);
     f();
     for (auto rule : rules)

@@ -645,7 +645,7 @@ TEST_P(WorldStall, AnswersEverythingWithOneCauseAndGoesOn) {
   world_feed feed{system, w.actor()};
   auto refs = zeros(w);
   auto untouched = prepare(w, {.type = dtype::float32, .op = reduce_op::sum}, count);
-  plan->add({GetParam(), verb::all_reduce, 1});
+  plan->add({GetParam(), verb::collective, 1});
   std::vector<pending<collective_done>> all;
   all.push_back(w.all_reduce(refs));
   const auto culprit = all[0].number();
@@ -689,7 +689,7 @@ TEST(WorldStall, RequestsWaitForTheNextCommunicator) {
   world_feed feed{system, w.actor()};
   auto data = prepare(w, {.type = dtype::float32, .op = reduce_op::sum}, count);
   auto refs = zeros(w);
-  plan->add({fault::not_issued, verb::all_reduce, 0});
+  plan->add({fault::not_issued, verb::collective, 0});
   plan->add({fault::block, verb::build});
   EXPECT_TRUE(has_code(answer_of(w.all_reduce(refs)), errc::stalled));
   ASSERT_TRUE(plan->wait_injected(fault::block, 1, patience));
@@ -776,7 +776,7 @@ TEST(WorldStall, SparesTheOtherWorld) {
   auto fine = system.open_world();
   auto refs = zeros(broken);
   auto data = prepare(fine, {.type = dtype::float32, .op = reduce_op::sum}, count);
-  plan->add({fault::not_issued, verb::all_reduce, 1});
+  plan->add({fault::not_issued, verb::collective, 1});
   auto stalled = broken.all_reduce(refs);
   auto behind = fine.all_reduce(data.send); // on the same streams
   EXPECT_TRUE(has_code(answer_of(stalled), errc::stalled));
@@ -795,7 +795,7 @@ TEST(WorldStall, UsesUpTheRestarts) {
   config.limits.restarts = 2;
   auto w = system.open_world(config);
   world_feed feed{system, w.actor()};
-  plan->add({fault::not_issued, verb::all_reduce, 1, 1, forever});
+  plan->add({fault::not_issued, verb::collective, 1, 1, forever});
   for (std::uint64_t i = 1; i <= 3; ++i) {
     feed.until(world_phase::ready, i);
     EXPECT_TRUE(has_code(answer_of(w.all_reduce(zeros(w))), errc::stalled));
@@ -840,7 +840,7 @@ TEST_P(WorldErrors, EndTheCommunicatorAndItGoesOn) {
   test_system system{{.devices = 3, .faults = plan}};
   auto w = system.open_world(hasty());
   world_feed feed{system, w.actor()};
-  plan->add({fault::fail, verb::all_reduce, device, call});
+  plan->add({fault::fail, verb::collective, device, call});
   std::vector<std::vector<any_gpu_ref>> refs;
   std::vector<pending<collective_done>> all;
   for (int i = 0; i < 5; ++i) {
@@ -855,7 +855,7 @@ TEST_P(WorldErrors, EndTheCommunicatorAndItGoesOn) {
     ++failed;
     ASSERT_TRUE(has_code(answer, errc::nccl_error));
     const auto f = *failure_of(error_of(answer));
-    EXPECT_EQ(f.api, "all_reduce");
+    EXPECT_EQ(f.api, "collective");
     EXPECT_NE(f.rank, -1);
     EXPECT_NE(f.device, -1);
     EXPECT_GE(f.epoch, 1u);
@@ -1078,7 +1078,7 @@ TEST(WorldFault, PoisonedByItsOwnCall) {
   test_system system{{.devices = 3, .faults = plan}};
   auto w = system.open_world();
   world_feed feed{system, w.actor()};
-  plan->add({fault::poison, verb::all_reduce, 1});
+  plan->add({fault::poison, verb::collective, 1});
   auto why = answer_of(w.all_reduce(zeros(w)));
   EXPECT_TRUE(has_code(why, errc::device_fault));
   EXPECT_TRUE(has_code(feed.until(world_phase::failed).reason, errc::device_fault));
@@ -1093,7 +1093,7 @@ TEST(WorldFault, ALaneThatIsStuckEndsEverything) {
   config.limits.quiet_limit = 50ms;
   auto w = system.open_world(config);
   world_feed feed{system, w.actor()};
-  plan->add({fault::block, verb::all_reduce, 1});
+  plan->add({fault::block, verb::collective, 1});
   auto refs = zeros(w);
   auto first = w.all_reduce(refs);
   EXPECT_TRUE(has_code(answer_of(first), errc::stalled));

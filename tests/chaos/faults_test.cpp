@@ -151,14 +151,14 @@ TEST(Faults, EveryRequestIsAnsweredOnceInTimeAndNeverWrong) {
   auto plan = std::make_shared<fault_plan>(
       20261120,
       std::vector<fault_rule>{
-          {.kind = fault::fail, .on = verb::all_reduce, .times = forever, .probability = each},
+          {.kind = fault::fail, .on = verb::collective, .times = forever, .probability = each},
           {.kind = fault::not_issued,
-           .on = verb::all_reduce,
+           .on = verb::collective,
            .times = forever,
            .probability = each},
-          {.kind = fault::hang, .on = verb::all_reduce, .times = forever, .probability = each},
+          {.kind = fault::hang, .on = verb::collective, .times = forever, .probability = each},
           {.kind = fault::slow,
-           .on = verb::all_reduce,
+           .on = verb::collective,
            .times = forever,
            .probability = each,
            .delay = 3ms},

@@ -1,4 +1,5 @@
 #include "backend/cuda/cuda_error.hpp"
+#include "support/backend_fixture.hpp"
 #include "support/expect.hpp"
 #include "support/gpus.hpp"
 #include "support/reference.hpp"
@@ -156,7 +157,7 @@ protected:
       self.write(self.send, inputs[index]);
       self.write(self.recv, poisoned);
       void* const target = in_place ? self.send : self.recv;
-      must(ranks[index]->all_reduce(self.send, target, count, type, op, self.stream));
+      must(testing::all_reduce(*ranks[index], self.send, target, count, type, op, self.stream));
       outputs[index] = self.read(target, bytes);
       if (!in_place && self.read(self.send, bytes) != inputs[index])
         throw std::runtime_error("the input has changed");
@@ -203,9 +204,9 @@ TEST_F(NcclCommunicator, RefusesFloat8OnOldDevices) {
     GTEST_SKIP() << "these devices reduce it";
   auto ranks = build();
   for (const auto type : {dtype::float8_e4m3, dtype::float8_e5m2})
-    EXPECT_TRUE(has_code(
-        ranks[0]->all_reduce(at(0).send, at(0).send, 4, type, reduce_op::sum, at(0).stream),
-        errc::not_supported));
+    EXPECT_TRUE(has_code(testing::all_reduce(*ranks[0], at(0).send, at(0).send, 4, type,
+                                             reduce_op::sum, at(0).stream),
+                         errc::not_supported));
   expect_right(ranks, dtype::float32, reduce_op::sum, 1000, input_kind::exact, true);
   EXPECT_TRUE(is_ok(cuda_->destroy(std::move(ranks))));
 }
@@ -225,8 +226,8 @@ TEST_F(NcclCommunicator, NeverWaitsInACallOnceConnected) {
        {std::size_t{8}, std::size_t{1024}, 64 * std::size_t{1024}, mib, 8 * mib, buffer_bytes})
     for (const auto op : {reduce_op::sum, reduce_op::prod, reduce_op::avg})
       for (int i = 0; i < size_; ++i)
-        must(ranks[static_cast<std::size_t>(i)]->all_reduce(at(i).send, at(i).recv, bytes / 4,
-                                                            dtype::float32, op, at(i).stream));
+        must(testing::all_reduce(*ranks[static_cast<std::size_t>(i)], at(i).send, at(i).recv,
+                                 bytes / 4, dtype::float32, op, at(i).stream));
   for (int i = 0; i < size_; ++i)
     at(i).finish();
   for (auto& x : ranks)
@@ -288,8 +289,8 @@ TEST_F(NcclCommunicator, AbortsACollectiveThatHangs) {
     const int missing = cycle % size_; // the rank that does not come
     for (int i = 0; i < size_; ++i)
       if (i != missing) {
-        must(ranks[static_cast<std::size_t>(i)]->all_reduce(
-            at(i).send, at(i).recv, 1 << 20, dtype::float32, reduce_op::sum, at(i).stream));
+        must(testing::all_reduce(*ranks[static_cast<std::size_t>(i)], at(i).send, at(i).recv,
+                                 1 << 20, dtype::float32, reduce_op::sum, at(i).stream));
         must(at(i).device->record(at(i).event, at(i).stream));
       }
     for (int i = 0; i < size_; ++i) {
@@ -313,7 +314,7 @@ TEST_F(NcclCommunicator, AbortsACollectiveThatHangs) {
 TEST_F(NcclCommunicator, WorksWhileAHungOneIsAborted) {
   auto hung = build();
   auto standby = build();
-  must(hung[0]->all_reduce(at(0).send, at(0).recv, 1000, dtype::float32, reduce_op::sum,
+  must(testing::all_reduce(*hung[0], at(0).send, at(0).recv, 1000, dtype::float32, reduce_op::sum,
                            at(0).stream));
   caf::error aborted;
   std::thread reaper([&] { aborted = cuda_->abort(std::move(hung)); });
@@ -367,8 +368,8 @@ TEST_F(NcclCommunicator, OfOneRankCopies) {
   std::vector<std::byte> poisoned(4000);
   poison(poisoned);
   at(0).write(at(0).recv, poisoned);
-  must(ranks[0]->all_reduce(at(0).send, at(0).recv, 1000, dtype::float32, reduce_op::sum,
-                            at(0).stream));
+  must(testing::all_reduce(*ranks[0], at(0).send, at(0).recv, 1000, dtype::float32, reduce_op::sum,
+                           at(0).stream));
   EXPECT_TRUE(check_equal(dtype::float32, input[0], at(0).read(at(0).recv, 4000)));
   EXPECT_TRUE(is_ok(cuda_->destroy(std::move(ranks))));
 }

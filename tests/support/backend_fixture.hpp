@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <latch>
 #include <memory>
 #include <vector>
@@ -70,6 +71,13 @@ inline communicator_ranks build_all(backend& from, int size) {
     ranks.push_back({i, i});
   const auto id = must(from.make_communicator_id());
   return must(from.build(id, size, ranks));
+}
+
+/// One rank's part in an all-reduce.
+inline caf::error all_reduce(backend_communicator& rank, const void* send, void* recv,
+                             std::size_t count, dtype type, reduce_op op, stream_view stream) {
+  const collective_call call{.send = send, .recv = recv, .count = count, .type = type, .op = op};
+  return rank.enqueue({&call, 1}, stream);
 }
 
 } // namespace troupe::testing

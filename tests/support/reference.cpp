@@ -185,6 +185,7 @@ std::uint64_t expected_integer(const integer_range& range, reduce_op op,
   const int128 quotient = (wrapped < 0 ? -wrapped : wrapped) / n;
   switch (op) {
   case reduce_op::sum:
+  case reduce_op::premul_sum:
     return static_cast<std::uint64_t>(range.residue(sum));
   case reduce_op::prod:
     return static_cast<std::uint64_t>(product);
@@ -502,6 +503,7 @@ std::uint64_t random_float(const float_plan& p, std::uint64_t index, dice& d, di
     return sign | (x > f.max_finite ? x & (x >> 1) : x);
   }
   case reduce_op::sum:
+  case reduce_op::premul_sum:
   case reduce_op::avg: {
     if (p.kind == input_kind::any) {
       const int top = shared.between(std::min(lowest, p.highest), p.highest);

@@ -48,8 +48,8 @@ struct struck_world {
   }
 
   caf::error all_reduce(std::size_t rank) {
-    return communicator[rank]->all_reduce(&values[rank], &values[rank], 1, dtype::int32,
-                                          reduce_op::sum, devices[rank].stream);
+    return testing::all_reduce(*communicator[rank], &values[rank], &values[rank], 1, dtype::int32,
+                               reduce_op::sum, devices[rank].stream);
   }
 
   void record(std::size_t rank) {
@@ -122,7 +122,7 @@ TEST(FaultPlan, ACallFailsAndDoesNothing) {
 
 TEST(FaultPlan, TheErrorSuitsTheVerbOrIsTheRules) {
   struck_world x;
-  x.plan->add({.kind = fault::fail, .on = verb::all_reduce});
+  x.plan->add({.kind = fault::fail, .on = verb::collective});
   x.plan->add({.kind = fault::fail, .on = verb::launch_host, .error = errc::launch_failed});
   x.plan->add({.kind = fault::out_of_memory, .on = verb::allocate});
   x.plan->add({.kind = fault::fail, .on = verb::asynchronous_error, .device = 1, .times = forever});
@@ -252,8 +252,8 @@ TEST_P(FaultPlanAbort, LetsTheRanksGo) {
     std::array<std::int64_t, 3> values{1, 2, 3};
     for (std::size_t r = 0; r < 3; ++r) {
       x.synchronize(r);
-      EXPECT_TRUE(is_ok(other[r]->all_reduce(&values[r], &values[r], 1, dtype::int64,
-                                             reduce_op::max, x.devices[r].stream)));
+      EXPECT_TRUE(is_ok(testing::all_reduce(*other[r], &values[r], &values[r], 1, dtype::int64,
+                                            reduce_op::max, x.devices[r].stream)));
     }
     EXPECT_TRUE(is_ok(x.backend->destroy(std::move(other))));
     EXPECT_EQ(values, (std::array<std::int64_t, 3>{3, 3, 3}));
@@ -411,7 +411,7 @@ TEST(FaultPlan, WaitsForAnInjection) {
 TEST(FaultPlan, NamesItsVerbsAndFaults) {
   EXPECT_EQ(to_string(verb::open), "open");
   EXPECT_EQ(to_string(verb::record), "record");
-  EXPECT_EQ(to_string(verb::all_reduce), "all_reduce");
+  EXPECT_EQ(to_string(verb::collective), "collective");
   EXPECT_EQ(to_string(verb::destroy), "destroy");
   EXPECT_EQ(to_string(fault::fail), "fail");
   EXPECT_EQ(to_string(fault::poison), "poison");

@@ -260,8 +260,8 @@ TEST(HostStream, AClosedDeviceWaitsForNobody) {
   auto communicator = build_all(*backend, 4);
   std::array<float, 4> values{1, 2, 3, 4};
   const auto all_reduce = [&](std::size_t r) {
-    return communicator[r]->all_reduce(&values[r], &values[r], 1, dtype::float32, reduce_op::sum,
-                                       devices[r].stream);
+    return testing::all_reduce(*communicator[r], &values[r], &values[r], 1, dtype::float32,
+                               reduce_op::sum, devices[r].stream);
   };
   // Device 0 waits for device 1, which waits for rank 2, which never comes.
   ASSERT_TRUE(is_ok(all_reduce(1)));
@@ -479,8 +479,8 @@ void check_all_reduce(std::vector<opened_device>& devices, communicator_ranks& c
     else
       testing::poison(body);
     const void* from = x.in_place ? body.data() : send[r].data();
-    ASSERT_TRUE(is_ok(
-        communicator[r]->all_reduce(from, body.data(), x.count, x.type, x.op, devices[r].stream)));
+    ASSERT_TRUE(is_ok(testing::all_reduce(*communicator[r], from, body.data(), x.count, x.type,
+                                          x.op, devices[r].stream)));
   }
   for (int i = 0; i < x.ranks; ++i)
     devices[static_cast<std::size_t>(i)].drain();
@@ -567,19 +567,19 @@ TEST_P(HostMismatch, IsAnErrorOnEveryRank) {
   std::vector<std::vector<std::byte>> memory(3, std::vector<std::byte>(80'000, std::byte{1}));
   for (std::size_t r = 0; r < 3; ++r) {
     auto* data = memory[r].data();
-    ASSERT_TRUE(is_ok(r == 1 ? communicator[r]->all_reduce(data, data, other.count, other.type,
-                                                           other.op, devices[r].stream)
-                             : communicator[r]->all_reduce(data, data, 10'000, dtype::float32,
-                                                           reduce_op::sum, devices[r].stream)));
+    ASSERT_TRUE(
+        is_ok(r == 1 ? testing::all_reduce(*communicator[r], data, data, other.count, other.type,
+                                           other.op, devices[r].stream)
+                     : testing::all_reduce(*communicator[r], data, data, 10'000, dtype::float32,
+                                           reduce_op::sum, devices[r].stream)));
   }
   for (std::size_t r = 0; r < 3; ++r) {
     devices[r].drain();
     EXPECT_TRUE(has_code(communicator[r]->asynchronous_error(), errc::collective_mismatch));
     EXPECT_EQ(memory[r], std::vector<std::byte>(80'000, std::byte{1}));
-    EXPECT_TRUE(
-        has_code(communicator[r]->all_reduce(memory[r].data(), memory[r].data(), 1, dtype::int8,
-                                             reduce_op::sum, devices[r].stream),
-                 errc::collective_mismatch));
+    EXPECT_TRUE(has_code(testing::all_reduce(*communicator[r], memory[r].data(), memory[r].data(),
+                                             1, dtype::int8, reduce_op::sum, devices[r].stream),
+                         errc::collective_mismatch));
   }
   EXPECT_TRUE(is_ok(backend->abort(std::move(communicator))));
 }
@@ -602,8 +602,8 @@ TEST(HostCommunicator, AbortLetsWaitingRanksGo) {
     for (const std::size_t r : {0, 1, 3}) // rank 2 never comes
       for (int i = 0; i < 3; ++i)
         ASSERT_TRUE(
-            is_ok(communicator[r]->all_reduce(memory[r].data(), memory[r].data(), count,
-                                              dtype::float32, reduce_op::sum, devices[r].stream)));
+            is_ok(testing::all_reduce(*communicator[r], memory[r].data(), memory[r].data(), count,
+                                      dtype::float32, reduce_op::sum, devices[r].stream)));
     for (const std::size_t r : {0, 1, 3}) {
       ASSERT_TRUE(is_ok(devices[r]->record(devices[r].end, devices[r].stream)));
       EXPECT_FALSE(must(devices[r]->query(devices[r].end)));
@@ -632,8 +632,8 @@ TEST(HostCommunicator, CanBeAbortedAtAnyMoment) {
         gate.enqueue(devices[r]);
       for (unsigned i = 0; i < calls; ++i)
         ASSERT_TRUE(
-            is_ok(communicator[r]->all_reduce(memory[r].data(), memory[r].data(), count,
-                                              dtype::float32, reduce_op::max, devices[r].stream)));
+            is_ok(testing::all_reduce(*communicator[r], memory[r].data(), memory[r].data(), count,
+                                      dtype::float32, reduce_op::max, devices[r].stream)));
     }
     EXPECT_TRUE(is_ok(backend->abort(std::move(communicator))));
     gate.open();
@@ -650,8 +650,8 @@ TEST(HostCommunicator, ARankThatLeavesEndsTheOthers) {
   auto devices = open_all(*backend);
   auto communicator = build_all(*backend, 2);
   float x = 1;
-  ASSERT_TRUE(is_ok(
-      communicator[0]->all_reduce(&x, &x, 1, dtype::float32, reduce_op::sum, devices[0].stream)));
+  ASSERT_TRUE(is_ok(testing::all_reduce(*communicator[0], &x, &x, 1, dtype::float32, reduce_op::sum,
+                                        devices[0].stream)));
   communicator.pop_back();
   devices[0].drain();
   EXPECT_TRUE(has_code(communicator[0]->asynchronous_error(), errc::nccl_error));
@@ -665,8 +665,8 @@ TEST(HostCommunicator, DestroyWaitsForWhatIsEnqueued) {
   stream_gate gate;
   gate.enqueue(devices[1]);
   for (std::size_t r = 0; r < 2; ++r)
-    ASSERT_TRUE(is_ok(communicator[r]->all_reduce(&values[r], &values[r], 1, dtype::int32,
-                                                  reduce_op::sum, devices[r].stream)));
+    ASSERT_TRUE(is_ok(testing::all_reduce(*communicator[r], &values[r], &values[r], 1, dtype::int32,
+                                          reduce_op::sum, devices[r].stream)));
   auto destroyed = std::async(std::launch::async, [&, ranks = std::move(communicator)]() mutable {
     auto err = backend->destroy(std::move(ranks));
     return std::pair{std::move(err), values};
@@ -690,9 +690,9 @@ TEST(HostCommunicator, MatchesCallsByTheirOrderAlsoOverSeveralStreams) {
   for (std::size_t r = 0; r < 3; ++r) {
     for (std::size_t i = 0; i < calls; ++i) {
       values[r][i] = static_cast<std::int64_t>((r + 1) * (i + 1));
-      ASSERT_TRUE(is_ok(communicator[r]->all_reduce(&values[r][i], &values[r][i], 1, dtype::int64,
-                                                    reduce_op::sum,
-                                                    random() % 2 ? devices[r].stream : more[r])));
+      ASSERT_TRUE(
+          is_ok(testing::all_reduce(*communicator[r], &values[r][i], &values[r][i], 1, dtype::int64,
+                                    reduce_op::sum, random() % 2 ? devices[r].stream : more[r])));
     }
   }
   for (std::size_t r = 0; r < 3; ++r) {
@@ -716,13 +716,13 @@ TEST(HostCommunicator, SeveralWorkOnTheSameStreams) {
     values[r] = {expected[r]};
   for (int i = 0; i < 300; ++i) {
     for (std::size_t r = 0; r < 4; ++r)
-      ASSERT_TRUE(is_ok(all[r]->all_reduce(values[r].data(), values[r].data(), 1, dtype::uint32,
-                                           reduce_op::sum, devices[r].stream)));
+      ASSERT_TRUE(is_ok(testing::all_reduce(*all[r], values[r].data(), values[r].data(), 1,
+                                            dtype::uint32, reduce_op::sum, devices[r].stream)));
     for (std::size_t r = 0; r < 2; ++r) {
       const auto device = static_cast<std::size_t>(members[r].device);
       ASSERT_TRUE(
-          is_ok(some[r]->all_reduce(values[device].data(), values[device].data(), 1, dtype::uint32,
-                                    reduce_op::sum, devices[device].stream)));
+          is_ok(testing::all_reduce(*some[r], values[device].data(), values[device].data(), 1,
+                                    dtype::uint32, reduce_op::sum, devices[device].stream)));
     }
     const auto sum = expected[0] + expected[1] + expected[2] + expected[3];
     expected = {sum, 2 * sum, sum, 2 * sum};
@@ -754,8 +754,8 @@ TEST(HostCommunicator, IsBuiltAndUsedByAThreadForEachRank) {
         for (std::size_t j = 0; j < buffers.back().size(); ++j)
           buffers.back()[j] = (i + 1) * (j + 1) << rank;
         auto* data = buffers.back().data();
-        ASSERT_TRUE(is_ok(communicator[0]->all_reduce(data, data, buffers.back().size(),
-                                                      dtype::uint64, reduce_op::sum, x.stream)));
+        ASSERT_TRUE(is_ok(testing::all_reduce(*communicator[0], data, data, buffers.back().size(),
+                                              dtype::uint64, reduce_op::sum, x.stream)));
       }
       x.drain();
       for (std::size_t i = 0; i < calls; ++i)
@@ -791,18 +791,20 @@ TEST(HostCommunicator, RejectsBadCalls) {
   auto communicator = build_all(*backend, 1);
   float value = 2;
   auto& rank = *communicator[0];
-  EXPECT_TRUE(has_code(rank.all_reduce(&value, &value, 1, dtype::float32, reduce_op::sum, {}),
+  EXPECT_TRUE(
+      has_code(testing::all_reduce(rank, &value, &value, 1, dtype::float32, reduce_op::sum, {}),
+               errc::invalid_argument));
+  EXPECT_TRUE(has_code(
+      testing::all_reduce(rank, nullptr, &value, 1, dtype::float32, reduce_op::sum, x.stream),
+      errc::invalid_argument));
+  EXPECT_TRUE(has_code(
+      testing::all_reduce(rank, &value, nullptr, 1, dtype::float32, reduce_op::sum, x.stream),
+      errc::invalid_argument));
+  EXPECT_TRUE(has_code(testing::all_reduce(rank, &value, &value, 1, static_cast<dtype>(99),
+                                           reduce_op::sum, x.stream),
                        errc::invalid_argument));
-  EXPECT_TRUE(
-      has_code(rank.all_reduce(nullptr, &value, 1, dtype::float32, reduce_op::sum, x.stream),
-               errc::invalid_argument));
-  EXPECT_TRUE(
-      has_code(rank.all_reduce(&value, nullptr, 1, dtype::float32, reduce_op::sum, x.stream),
-               errc::invalid_argument));
-  EXPECT_TRUE(
-      has_code(rank.all_reduce(&value, &value, 1, static_cast<dtype>(99), reduce_op::sum, x.stream),
-               errc::invalid_argument));
-  EXPECT_TRUE(is_ok(rank.all_reduce(&value, &value, 1, dtype::float32, reduce_op::sum, x.stream)));
+  EXPECT_TRUE(is_ok(
+      testing::all_reduce(rank, &value, &value, 1, dtype::float32, reduce_op::sum, x.stream)));
   x.drain();
   EXPECT_EQ(value, 2);
 }

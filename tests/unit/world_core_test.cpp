@@ -359,7 +359,7 @@ TEST(WorldCore, EndsForOneCauseWhenARankStands) {
   a_world world{system, {.stall_limit = 50ms}};
   world.open();
   must(answer_of(world.all_reduce()));
-  plan->add({.kind = fault::not_issued, .on = verb::all_reduce, .device = 1});
+  plan->add({.kind = fault::not_issued, .on = verb::collective, .device = 1});
   std::vector<std::shared_ptr<detail::operation_of<collective_done>>> all;
   for (int i = 0; i < 10; ++i)
     all.push_back(world.all_reduce());
@@ -391,7 +391,7 @@ TEST(WorldCore, EndsWhenARankCannotBeIssued) {
   core_system system{{.devices = 2, .plan = plan}};
   a_world world{system, {.stall_limit = 20s}};
   world.open();
-  plan->add({.on = verb::all_reduce, .device = 1, .error = errc::nccl_error});
+  plan->add({.on = verb::collective, .device = 1, .error = errc::nccl_error});
   const auto begin = detail::clock::now();
   gate held;
   auto lane = system.device(1).launch(held.on_lane(), {}, {}, {});
@@ -418,7 +418,7 @@ TEST(WorldCore, EndsWhenItsOnlyRankGivesAnError) {
   core_system system{{.plan = plan}};
   a_world world{system, {}, 0, 1};
   world.open();
-  plan->add({.on = verb::all_reduce, .error = errc::nccl_error});
+  plan->add({.on = verb::collective, .error = errc::nccl_error});
   EXPECT_TRUE(has_code(answer_of(world.all_reduce()), errc::nccl_error));
   EXPECT_EQ(world.ends().size(), 1u);
 }

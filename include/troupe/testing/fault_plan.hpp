@@ -42,7 +42,7 @@ enum class verb : std::uint8_t {
   enable_peer,
   build,
   connect,
-  all_reduce,
+  collective, ///< of any kind, and a group of them
   asynchronous_error,
   abort,
   destroy,
@@ -82,7 +82,7 @@ inline constexpr std::uint64_t forever = std::numeric_limits<std::uint64_t>::max
 /// calls themselves.
 struct fault_rule {
   fault kind = fault::fail;
-  verb on = verb::all_reduce;
+  verb on = verb::collective;
   int device = any_device;
   std::uint64_t first = 1;          ///< strikes at this call at the earliest, counted from 1
   std::uint64_t times = 1;          ///< strikes each device so often

@@ -240,6 +240,8 @@ ncclRedOp_t to_nccl(reduce_op op) noexcept {
     return ncclMax;
   case reduce_op::avg:
     return ncclAvg;
+  case reduce_op::premul_sum:
+    break; // one of its own for each call
   }
   return ncclNumOps; // NCCL refuses it
 }
@@ -294,8 +296,9 @@ caf::error nccl_communicator::enqueue_pairs(void* scratch, cudaStream_t stream) 
   return outcome(group.end(), "ncclGroupEnd");
 }
 
-caf::error nccl_communicator::all_reduce(const void* send, void* recv, std::size_t count,
-                                         dtype type, reduce_op op, stream_view stream) noexcept {
+caf::error nccl_communicator::enqueue(std::span<const collective_call> calls,
+                                      stream_view stream) noexcept {
+  const auto& [what, send, recv, count, type, op, peer, factor, plan] = calls.front();
   if (!float8_ && (type == dtype::float8_e4m3 || type == dtype::float8_e5m2))
     return no_throw([&] {
       const local_rank where{rank_, device()};

@@ -60,8 +60,7 @@ public:
 
   caf::error connect(stream_view stream) noexcept override;
   /// @errors errc::not_supported too: float8 on a device before Hopper (nothing enqueued)
-  caf::error all_reduce(const void* send, void* recv, std::size_t count, dtype type, reduce_op op,
-                        stream_view stream) noexcept override;
+  caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override;
   caf::error asynchronous_error() noexcept override;
 
   int device() const noexcept { return handle_.device(); }

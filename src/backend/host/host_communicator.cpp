@@ -19,14 +19,15 @@ host_communicator::~host_communicator() {
 
 caf::error host_communicator::connect(stream_view) noexcept { return group_->error(); }
 
-caf::error host_communicator::all_reduce(const void* send, void* recv, std::size_t count,
-                                         dtype type, reduce_op op, stream_view stream) noexcept {
-  const auto invalid = [this](const char* what) {
+caf::error host_communicator::enqueue(std::span<const collective_call> calls,
+                                      stream_view stream) noexcept {
+  const auto& [what, send, recv, count, type, op, peer, factor, plan] = calls.front();
+  const auto invalid = [this](const char* why) {
     failure f;
     f.code = errc::invalid_argument;
     f.verb = "all_reduce";
     f.rank = rank_;
-    f.detail = what;
+    f.detail = why;
     return make_error(std::move(f));
   };
   if (!stream.native)

@@ -17,8 +17,7 @@ public:
   ~host_communicator() override;
 
   caf::error connect(stream_view stream) noexcept override;
-  caf::error all_reduce(const void* send, void* recv, std::size_t count, dtype type, reduce_op op,
-                        stream_view stream) noexcept override;
+  caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override;
   caf::error asynchronous_error() noexcept override;
 
   const std::shared_ptr<host_group>& group() const noexcept { return group_; }
