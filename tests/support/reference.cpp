@@ -1,5 +1,6 @@
 #include "reference.hpp"
 
+#include <troupe/backend.hpp>
 #include <troupe/dtype.hpp>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <cstring>
 #include <ios>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <sstream>
@@ -161,6 +163,9 @@ struct integer_range {
   uint128 residue(int128 x) const {
     return static_cast<uint128>((x % modulus() + modulus()) % modulus());
   }
+  std::uint64_t product(std::uint64_t a, std::uint64_t b) const {
+    return static_cast<std::uint64_t>(uint128{a} * b % static_cast<uint128>(modulus()));
+  }
   int128 value(uint128 residue) const {
     const auto x = static_cast<int128>(residue);
     return negative && x >= modulus() / 2 ? x - modulus() : x;
@@ -231,8 +236,10 @@ public:
         own_error_{n_ * std::numeric_limits<long double>::epsilon()},
         growth_{std::pow(1 + f_.unit_roundoff(), n_ - 1)},
         shrinkage_{std::pow(1 - f_.unit_roundoff(), n_ - 1)},
-        factor_{decode(type, encode_nearest(type, 1 / n_))} {}
+        factor_{decode(type, encode_nearest(type, 1 / n_))},
+        product_is_nearest_{ranks == 1 && type != dtype::float64} {}
 
+  /// For `premul_sum`, `xs` are the products.
   expectation operator()(const std::vector<long double>& xs) const {
     if (op_ == reduce_op::min || op_ == reduce_op::max)
       return extreme(xs);
@@ -245,6 +252,8 @@ public:
       return sum(xs);
     case reduce_op::prod:
       return product(xs);
+    case reduce_op::premul_sum:
+      return sum_of_products(xs);
     default:
       return average(xs);
     }
@@ -295,6 +304,19 @@ private:
     return {rule::within, r, std::fabs(r) * (growth_ - 1 + own_error_) + lost};
   }
 
+  expectation sum_of_products(const std::vector<long double>& xs) const {
+    const auto [total, magnitudes] = totals(xs);
+    if (exact_)
+      return {rule::same_bits, total};
+    const long double growth = growth_ * (1 + f_.unit_roundoff());
+    if (magnitudes * growth > f_.largest())
+      return {};
+    if (product_is_nearest_)
+      return {rule::nearest_number, total};
+    return {rule::within, total,
+            magnitudes * (growth - 1 + own_error_) + underflow(xs, 1) * growth_};
+  }
+
   expectation average(const std::vector<long double>& xs) const {
     const auto [total, magnitudes] = totals(xs);
     const long double mean = total / n_;
@@ -303,13 +325,17 @@ private:
     const long double growth = power_of_two_ ? growth_ : growth_ * (1 + f_.unit_roundoff());
     if (magnitudes * factor_ * growth > f_.largest())
       return {};
-    long double lost = 0;
-    for (const long double x : xs)
-      if (std::fabs(x) * factor_ < f_.smallest_normal())
-        lost += f_.smallest() / 2;
     const long double relative =
         factor_ * (growth - 1) + std::fabs(factor_ - 1 / n_) + own_error_ / n_;
-    return {rule::within, mean, magnitudes * relative + lost * growth_};
+    return {rule::within, mean, magnitudes * relative + underflow(xs, factor_) * growth_};
+  }
+
+  /// What rounding the subnormal products of `xs` and `factor` may lose.
+  long double underflow(const std::vector<long double>& xs, long double factor) const {
+    const auto subnormal = [&](long double x) {
+      return std::fabs(x) * factor < f_.smallest_normal();
+    };
+    return static_cast<long double>(std::ranges::count_if(xs, subnormal)) * f_.smallest() / 2;
   }
 
   /// The sum of the numbers and the sum of their magnitudes.
@@ -333,6 +359,7 @@ private:
   long double growth_;    // n-1 roundings up
   long double shrinkage_; // n-1 roundings down
   long double factor_;    // 1/n, rounded
+  bool product_is_nearest_;
 };
 
 bool satisfies(const expectation& want, dtype type, std::uint64_t pattern, long double got) {
@@ -467,7 +494,7 @@ struct float_plan {
   int contributors;            // products: so many ranks have factors that are not +-1
   std::uint64_t terms = 0;     // exact sums: so many ranks have terms that are not 0
   std::uint64_t multiples = 0; // exact sums: a term is at most this multiple of a power of two
-  int scale = 0;               // exact averages: log2 of the number of ranks
+  int scale = 0;               // exact: what is multiplied later has so many powers of two in it
 };
 
 float_plan plan(const input_spec& spec) {
@@ -483,9 +510,14 @@ float_plan plan(const input_spec& spec) {
                .highest = std::ilogb(f.largest() / (static_cast<long double>(ranks) * growth)) - 1,
                .contributors = std::min(max_exponent, -f.min_exponent()) * 2 / 3};
   p.terms = 2 * (f.mantissa_mask() + 1);
-  p.multiples = std::max<std::uint64_t>(p.terms / ranks, 1);
   if (spec.op == reduce_op::avg && (ranks & (ranks - 1)) == 0)
     p.scale = std::ilogb(static_cast<double>(ranks));
+  if (spec.op == reduce_op::premul_sum) { // by 1/2 to 2; exactly: by 1/2 or 1
+    --p.highest;
+    p.scale = 1;
+    p.terms /= 2;
+  }
+  p.multiples = std::max<std::uint64_t>(p.terms / ranks, 1);
   return p;
 }
 
@@ -525,6 +557,137 @@ std::uint64_t random_float(const float_plan& p, std::uint64_t index, dice& d, di
   }
   }
   return 0;
+}
+
+// Outputs.
+
+/// `factors` are for `premul_sum`.
+check_result check_elements(dtype type, reduce_op op,
+                            std::span<const std::span<const std::byte>> inputs,
+                            std::span<const std::byte> factors, std::span<const std::byte> output,
+                            input_kind kind) {
+  check_result r;
+  const std::size_t size = size_of(type);
+  const std::size_t count = output.size() / size;
+  if (std::ranges::any_of(inputs, [&](auto x) { return x.size() != output.size(); })) {
+    note_wrong(r, 0, std::to_string(output.size()) + " bytes", "as many as each input has");
+    return r;
+  }
+  std::vector<std::uint64_t> patterns(inputs.size());
+  std::vector<std::uint64_t> multipliers;
+  for (std::size_t at = 0; at < factors.size(); at += size)
+    multipliers.push_back(load_pattern(factors.data() + at, size));
+  const auto load = [&](std::size_t i) {
+    for (std::size_t rank = 0; rank < inputs.size(); ++rank)
+      patterns[rank] = load_pattern(inputs[rank].data() + i * size, size);
+    return load_pattern(output.data() + i * size, size);
+  };
+  if (!format_of(type)) {
+    const integer_range range{8 * static_cast<int>(size), is_signed(type)};
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::uint64_t got = load(i);
+      for (std::size_t rank = 0; rank < multipliers.size(); ++rank)
+        patterns[rank] = range.product(patterns[rank], multipliers[rank]);
+      if (const std::uint64_t want = expected_integer(range, op, patterns); got != want)
+        note_wrong(r, i, show(type, got), show(type, want));
+    }
+    return r;
+  }
+  const decoder& value = decoder_of(type);
+  const float_rules rules{type, op, inputs.size(), kind};
+  std::vector<long double> xs(inputs.size());
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint64_t got = load(i);
+    for (std::size_t rank = 0; rank < xs.size(); ++rank)
+      xs[rank] = value(patterns[rank]);
+    for (std::size_t rank = 0; rank < multipliers.size(); ++rank)
+      xs[rank] *= value(multipliers[rank]);
+    const expectation want = rules(xs);
+    if (want.kind == rule::anything)
+      ++r.undetermined;
+    else if (!satisfies(want, type, got, value(got)))
+      note_wrong(r, i, show(type, got), show(want));
+  }
+  return r;
+}
+
+// Collectives.
+
+bool reduces(collective_kind what) {
+  return what == collective_kind::all_reduce || what == collective_kind::reduce ||
+         what == collective_kind::reduce_scatter;
+}
+
+/// A block that comes from one rank to another.
+/// @units elements
+struct block {
+  std::size_t from;
+  std::size_t to;
+  std::size_t count;
+};
+
+/// What `rank` receives from `source` where nothing is reduced.
+block moved(const collective_spec& x, std::size_t source, std::size_t rank) {
+  const auto root = static_cast<std::size_t>(x.root);
+  switch (x.what) {
+  case collective_kind::broadcast:
+    return {0, 0, source == root ? x.count : 0};
+  case collective_kind::scatter:
+    return {rank * x.count, 0, source == root ? x.count : 0};
+  case collective_kind::gather:
+    return {0, source * x.count, rank == root ? x.count : 0};
+  case collective_kind::all_gather:
+    return {0, source * x.count, x.count};
+  case collective_kind::all_to_all:
+    return {rank * x.count, source * x.count, x.count};
+  case collective_kind::all_to_all_v:
+    return {x.plans[source].send_offsets[rank], x.plans[rank].recv_offsets[source],
+            x.plans[source].send_counts[rank]};
+  default:
+    return {0, 0, 0};
+  }
+}
+
+/// Gives the blocks of `counts` their places, in random order and with gaps.
+std::vector<std::size_t> random_offsets(const std::vector<std::size_t>& counts, dice& d) {
+  std::vector<std::size_t> order(counts.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  for (std::size_t i = order.size(); i > 1; --i)
+    std::swap(order[i - 1], order[d.below(i)]);
+  std::vector<std::size_t> r(counts.size());
+  std::size_t at = 0;
+  for (const std::size_t i : order) {
+    at += d.below(4);
+    r[i] = at;
+    at += counts[i];
+  }
+  return r;
+}
+
+std::vector<exchange_plan> random_plans(const collective_spec& x) {
+  const auto n = static_cast<std::size_t>(x.ranks);
+  std::vector<exchange_plan> r(n);
+  dice d{x.seed, n, x.count};
+  for (std::size_t from = 0; from < n; ++from)
+    for (std::size_t to = 0; to < n; ++to) {
+      const std::size_t count = d.one_in(4) ? 0 : d.below(x.count + 1);
+      r[from].send_counts.push_back(count);
+      r[to].recv_counts.push_back(count);
+    }
+  for (exchange_plan& plan : r) {
+    plan.send_offsets = random_offsets(plan.send_counts, d);
+    plan.recv_offsets = random_offsets(plan.recv_counts, d);
+  }
+  return r;
+}
+
+std::size_t end_of(const std::vector<std::size_t>& counts,
+                   const std::vector<std::size_t>& offsets) {
+  std::size_t r = 0;
+  for (std::size_t i = 0; i < counts.size(); ++i)
+    if (counts[i] > 0)
+      r = std::max(r, offsets[i] + counts[i]);
+  return r;
 }
 
 } // namespace
@@ -592,6 +755,26 @@ std::vector<std::vector<std::byte>> random_inputs(input_spec spec, std::size_t c
   return r;
 }
 
+std::vector<std::byte> random_factors(input_spec spec) {
+  const std::size_t size = size_of(spec.type);
+  const format* f = format_of(spec.type);
+  std::vector<std::byte> r(static_cast<std::size_t>(spec.ranks) * size);
+  for (std::size_t rank = 0; rank < static_cast<std::size_t>(spec.ranks); ++rank) {
+    dice d{mix(spec.seed), rank, 0};
+    std::uint64_t pattern = 0;
+    if (!f)
+      pattern = random_integer(spec.type, reduce_op::sum, d);
+    else if (spec.kind == input_kind::exact)
+      pattern = compose(*f, 1, d.between(-1, 0));
+    else
+      pattern = random_magnitude(*f, d.between(-2, 0), d);
+    if (f && d.one_in(2))
+      pattern |= f->sign_bit();
+    store_pattern(r.data() + rank * size, size, pattern);
+  }
+  return r;
+}
+
 std::string to_string(const check_result& x) {
   if (x.wrong == 0)
     return "all elements right";
@@ -603,42 +786,14 @@ check_result check(dtype type, reduce_op op, std::span<const std::span<const std
                    std::span<const std::byte> output, input_kind kind) {
   if (inputs.size() == 1)
     return check_equal(type, inputs[0], output);
-  check_result r;
-  const std::size_t size = size_of(type);
-  const std::size_t count = output.size() / size;
-  if (std::ranges::any_of(inputs, [&](auto x) { return x.size() != output.size(); })) {
-    note_wrong(r, 0, std::to_string(output.size()) + " bytes", "as many as each input has");
-    return r;
-  }
-  std::vector<std::uint64_t> patterns(inputs.size());
-  const auto load = [&](std::size_t i) {
-    for (std::size_t rank = 0; rank < inputs.size(); ++rank)
-      patterns[rank] = load_pattern(inputs[rank].data() + i * size, size);
-    return load_pattern(output.data() + i * size, size);
-  };
-  if (!format_of(type)) {
-    const integer_range range{8 * static_cast<int>(size), is_signed(type)};
-    for (std::size_t i = 0; i < count; ++i) {
-      const std::uint64_t got = load(i);
-      if (const std::uint64_t want = expected_integer(range, op, patterns); got != want)
-        note_wrong(r, i, show(type, got), show(type, want));
-    }
-    return r;
-  }
-  const decoder& value = decoder_of(type);
-  const float_rules rules{type, op, inputs.size(), kind};
-  std::vector<long double> xs(inputs.size());
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint64_t got = load(i);
-    for (std::size_t rank = 0; rank < xs.size(); ++rank)
-      xs[rank] = value(patterns[rank]);
-    const expectation want = rules(xs);
-    if (want.kind == rule::anything)
-      ++r.undetermined;
-    else if (!satisfies(want, type, got, value(got)))
-      note_wrong(r, i, show(type, got), show(want));
-  }
-  return r;
+  return check_elements(type, op, inputs, {}, output, kind);
+}
+
+check_result check_premul_sum(dtype type, std::span<const std::span<const std::byte>> inputs,
+                              std::span<const std::byte> factors, std::span<const std::byte> output,
+                              input_kind kind) {
+  assert(factors.size() == inputs.size() * size_of(type));
+  return check_elements(type, reduce_op::premul_sum, inputs, factors, output, kind);
 }
 
 check_result check(dtype type, reduce_op op, const std::vector<std::vector<std::byte>>& inputs,
@@ -663,6 +818,153 @@ check_result check_equal(dtype type, std::span<const std::byte> want,
       note_wrong(r, i, show(type, got), show(type, x));
   }
   return r;
+}
+
+collective_spec completed(collective_spec x) {
+  if (x.what == collective_kind::all_to_all_v)
+    x.plans = random_plans(x);
+  if (reduces(x.what) && x.op == reduce_op::premul_sum)
+    x.factors = random_factors(
+        {.type = x.type, .op = x.op, .seed = x.seed, .ranks = x.ranks, .kind = x.kind});
+  return x;
+}
+
+collective_call call_of(const collective_spec& x, int rank, const void* send, void* recv) {
+  const auto r = static_cast<std::size_t>(rank);
+  return {.what = x.what,
+          .send = send,
+          .recv = recv,
+          .count = x.count,
+          .type = x.type,
+          .op = x.op,
+          .peer = x.root,
+          .factor = x.factors.empty() ? nullptr : x.factors.data() + r * size_of(x.type),
+          .plan = x.plans.empty() ? nullptr : &x.plans[r]};
+}
+
+std::size_t send_count(const collective_spec& x, int rank) {
+  const auto n = static_cast<std::size_t>(x.ranks);
+  switch (x.what) {
+  case collective_kind::all_reduce:
+  case collective_kind::reduce:
+  case collective_kind::all_gather:
+  case collective_kind::gather:
+    return x.count;
+  case collective_kind::broadcast:
+    return rank == x.root ? x.count : 0;
+  case collective_kind::scatter:
+    return rank == x.root ? n * x.count : 0;
+  case collective_kind::reduce_scatter:
+  case collective_kind::all_to_all:
+    return n * x.count;
+  case collective_kind::all_to_all_v: {
+    const exchange_plan& plan = x.plans[static_cast<std::size_t>(rank)];
+    return end_of(plan.send_counts, plan.send_offsets);
+  }
+  default:
+    return 0;
+  }
+}
+
+std::size_t recv_count(const collective_spec& x, int rank) {
+  const auto n = static_cast<std::size_t>(x.ranks);
+  switch (x.what) {
+  case collective_kind::all_reduce:
+  case collective_kind::broadcast:
+  case collective_kind::reduce_scatter:
+  case collective_kind::scatter:
+    return x.count;
+  case collective_kind::reduce:
+    return rank == x.root ? x.count : 0;
+  case collective_kind::gather:
+    return rank == x.root ? n * x.count : 0;
+  case collective_kind::all_gather:
+  case collective_kind::all_to_all:
+    return n * x.count;
+  case collective_kind::all_to_all_v: {
+    const exchange_plan& plan = x.plans[static_cast<std::size_t>(rank)];
+    return end_of(plan.recv_counts, plan.recv_offsets);
+  }
+  default:
+    return 0;
+  }
+}
+
+std::optional<shared_placement> in_place(const collective_spec& x, int rank) {
+  const std::size_t own = static_cast<std::size_t>(rank) * x.count;
+  switch (x.what) {
+  case collective_kind::all_reduce:
+    return shared_placement{};
+  case collective_kind::reduce:
+  case collective_kind::broadcast:
+    return rank == x.root ? std::optional{shared_placement{}} : std::nullopt;
+  case collective_kind::all_gather:
+    return shared_placement{.send_at = own};
+  case collective_kind::gather:
+    return rank == x.root ? std::optional{shared_placement{.send_at = own}} : std::nullopt;
+  case collective_kind::reduce_scatter:
+    return shared_placement{.recv_at = own};
+  case collective_kind::scatter:
+    return rank == x.root ? std::optional{shared_placement{.recv_at = own}} : std::nullopt;
+  default:
+    return std::nullopt;
+  }
+}
+
+std::vector<std::vector<std::byte>> random_sends(const collective_spec& x) {
+  const std::size_t size = size_of(x.type);
+  if (reduces(x.what))
+    return random_inputs(
+        {.type = x.type, .op = x.op, .seed = x.seed, .ranks = x.ranks, .kind = x.kind},
+        send_count(x, 0));
+  std::vector<std::vector<std::byte>> r(static_cast<std::size_t>(x.ranks));
+  for (int rank = 0; rank < x.ranks; ++rank) {
+    auto& send = r[static_cast<std::size_t>(rank)];
+    send.resize(send_count(x, rank) * size);
+    for (std::size_t at = 0; at < send.size(); at += size)
+      store_pattern(send.data() + at, size,
+                    dice{x.seed, static_cast<std::uint64_t>(rank), at}.next());
+  }
+  return r;
+}
+
+check_result check_collective(const collective_spec& x, int rank,
+                              const std::vector<std::vector<std::byte>>& sends,
+                              std::span<const std::byte> before, std::span<const std::byte> after) {
+  const std::size_t size = size_of(x.type);
+  const auto r = static_cast<std::size_t>(rank);
+  const std::size_t received = recv_count(x, rank) * size;
+  if (before.size() != after.size() || after.size() < received) {
+    check_result bad;
+    note_wrong(bad, 0, std::to_string(after.size()) + " bytes",
+               std::to_string(before.size()) + " bytes, at least " + std::to_string(received));
+    return bad;
+  }
+  if (!reduces(x.what)) {
+    std::vector<std::byte> want(before.begin(), before.end());
+    for (std::size_t source = 0; source < sends.size(); ++source) {
+      const block b = moved(x, source, r);
+      if (b.count > 0)
+        std::memcpy(want.data() + b.to * size, sends[source].data() + b.from * size,
+                    b.count * size);
+    }
+    return check_equal(x.type, want, after);
+  }
+  if (received > 0) {
+    const std::size_t first = x.what == collective_kind::reduce_scatter ? r * received : 0;
+    std::vector<std::span<const std::byte>> inputs;
+    for (const auto& send : sends)
+      inputs.push_back(std::span{send}.subspan(first, received));
+    const auto output = after.first(received);
+    auto result = x.op == reduce_op::premul_sum
+                      ? check_premul_sum(x.type, inputs, x.factors, output, x.kind)
+                      : check(x.type, x.op, inputs, output, x.kind);
+    if (!result)
+      return result;
+  }
+  auto rest = check_equal(x.type, before.subspan(received), after.subspan(received));
+  rest.first += received / size;
+  return rest;
 }
 
 } // namespace troupe::testing
