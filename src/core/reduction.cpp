@@ -103,6 +103,12 @@ void reduce_typed(reduce_op op, T* __restrict to, const T* __restrict from,
   }
 }
 
+template <class T> void scale_typed(T* __restrict data, std::size_t count, T factor) noexcept {
+  using a = arithmetic<T>;
+  const auto by = a::load(factor);
+  for_each_index(count, [=](std::size_t i) { data[i] = a::store(a::load(data[i]) * by); });
+}
+
 /// Calls `f` with a null pointer to the C++ type of `type`.
 template <class F> void with_type(dtype type, F f) noexcept {
   switch (type) {
@@ -142,14 +148,19 @@ void reduce_into(dtype type, reduce_op op, void* accumulator, const void* operan
   });
 }
 
+void scale(dtype type, void* data, std::size_t count, const void* factor) noexcept {
+  with_type(type, [=]<class T>(T*) {
+    T by;
+    std::memcpy(&by, factor, sizeof by);
+    scale_typed(static_cast<T*>(data), count, by);
+  });
+}
+
 void begin_average(dtype type, void* data, std::size_t count, int ranks) noexcept {
   with_type(type, [=]<class T>(T*) {
-    if constexpr (!std::integral<T>) {
-      using a = arithmetic<T>;
-      const auto factor = a::load(a::store(static_cast<value_of<T>>(1.0 / ranks)));
-      T* __restrict to = static_cast<T*>(data);
-      for_each_index(count, [=](std::size_t i) { to[i] = a::store(a::load(to[i]) * factor); });
-    }
+    if constexpr (!std::integral<T>)
+      scale_typed(static_cast<T*>(data), count,
+                  arithmetic<T>::store(static_cast<value_of<T>>(1.0 / ranks)));
   });
 }
 
@@ -166,32 +177,39 @@ void finish_average(dtype type, void* data, std::size_t count, int ranks) noexce
 }
 
 void reduce(dtype type, reduce_op op, std::span<const void* const> inputs,
-            std::span<void* const> outputs, std::size_t count) noexcept {
+            std::span<void* const> outputs, std::size_t count,
+            std::span<const void* const> factors) noexcept {
   // Blocks that stay in the first-level cache; results go to memory of their own first, since an
   // output may be an input.
   constexpr std::size_t block_bytes = 8192;
   alignas(64) std::array<std::byte, block_bytes> result;
-  alignas(64) std::array<std::byte, block_bytes> scaled;
+  alignas(64) std::array<std::byte, block_bytes> prepared;
   const std::size_t size = size_of(type);
   const int ranks = static_cast<int>(inputs.size());
-  const bool average = op == reduce_op::avg;
+  const bool prepares = op == reduce_op::avg || op == reduce_op::premul_sum;
+  const auto prepare = [&](std::size_t rank, void* data, std::size_t n) {
+    if (op == reduce_op::avg)
+      begin_average(type, data, n, ranks);
+    else
+      scale(type, data, n, factors[rank]);
+  };
   const std::size_t total = count * size;
   for (std::size_t at = 0; at < total; at += block_bytes) {
     const std::size_t bytes = std::min(block_bytes, total - at);
     const std::size_t n = bytes / size;
-    std::memcpy(result.data(), static_cast<const std::byte*>(inputs[0]) + at, bytes);
-    if (average)
-      begin_average(type, result.data(), n, ranks);
-    for (const void* input : inputs.subspan(1)) {
-      const std::byte* operand = static_cast<const std::byte*>(input) + at;
-      if (average) {
-        std::memcpy(scaled.data(), operand, bytes);
-        begin_average(type, scaled.data(), n, ranks);
-        operand = scaled.data();
+    for (std::size_t rank = 0; rank < inputs.size(); ++rank) {
+      const std::byte* operand = static_cast<const std::byte*>(inputs[rank]) + at;
+      if (rank == 0 || prepares) {
+        auto& copy = rank == 0 ? result : prepared;
+        std::memcpy(copy.data(), operand, bytes);
+        operand = copy.data();
+        if (prepares)
+          prepare(rank, copy.data(), n);
       }
-      reduce_into(type, op, result.data(), operand, n);
+      if (rank > 0)
+        reduce_into(type, op, result.data(), operand, n);
     }
-    if (average)
+    if (op == reduce_op::avg)
       finish_average(type, result.data(), n, ranks);
     for (void* output : outputs)
       std::memcpy(static_cast<std::byte*>(output) + at, result.data(), bytes);

@@ -43,6 +43,18 @@ std::vector<void*> write_pointers(std::vector<bytes>& xs) {
   return r;
 }
 
+/// Where each rank's element lies in `factors`.
+std::vector<const void*> pointers_to_factors(dtype type, const bytes& factors) {
+  std::vector<const void*> r;
+  for (std::size_t at = 0; at < factors.size(); at += size_of(type))
+    r.push_back(factors.data() + at);
+  return r;
+}
+
+std::vector<std::span<const std::byte>> views_of(const std::vector<bytes>& xs) {
+  return {xs.begin(), xs.end()};
+}
+
 std::string name_of(dtype type, reduce_op op) {
   std::string r{to_string(type)};
   r += to_string(op);
@@ -138,6 +150,126 @@ TEST_P(Reduction, IsMadeOfItsSteps) {
     const auto same = reference::check_equal(type, data[0], out[0]);
     EXPECT_TRUE(same) << to_string(same);
   }
+}
+
+class PremulSum : public ::testing::TestWithParam<dtype> {
+protected:
+  struct ranks_data {
+    std::vector<bytes> in;
+    bytes factors;
+  };
+
+  dtype type = GetParam();
+
+  ranks_data inputs(int ranks, input_kind kind, std::size_t count) const {
+    const reference::input_spec spec{.type = type,
+                                     .op = reduce_op::premul_sum,
+                                     .seed = 5 * count + 1,
+                                     .ranks = ranks,
+                                     .kind = kind};
+    return {reference::random_inputs(spec, count), reference::random_factors(spec)};
+  }
+
+  void expect_right(const ranks_data& x, const bytes& out, input_kind kind) const {
+    const auto result = reference::check_premul_sum(type, views_of(x.in), x.factors, out, kind);
+    EXPECT_TRUE(result) << to_string(result) << "; ranks: " << x.in.size();
+    EXPECT_EQ(result.undetermined, 0u) << "; ranks: " << x.in.size();
+  }
+
+  void reduce(const std::vector<bytes>& in, const bytes& factors, std::vector<bytes>& outs) const {
+    detail::reduce(type, reduce_op::premul_sum, read_pointers(in), write_pointers(outs),
+                   in[0].size() / size_of(type), pointers_to_factors(type, factors));
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(All, PremulSum, ::testing::ValuesIn(all_dtypes),
+                         [](const auto& x) { return name_of(x.param, reduce_op::premul_sum); });
+
+TEST_P(PremulSum, TakesEachRankTimesItsFactor) {
+  for (const input_kind kind : {input_kind::any, input_kind::exact})
+    for (int ranks = 1; ranks <= 8; ++ranks)
+      for (const std::size_t count : counts) {
+        const auto x = inputs(ranks, kind, count);
+        std::vector<bytes> outs(2, bytes(x.in[0].size()));
+        for (bytes& out : outs)
+          reference::poison(out);
+        reduce(x.in, x.factors, outs);
+        for (const bytes& out : outs)
+          expect_right(x, out, kind);
+      }
+}
+
+TEST_P(PremulSum, WorksInPlaceOverManyBlocks) {
+  for (const input_kind kind : {input_kind::any, input_kind::exact}) {
+    const auto x = inputs(3, kind, 20'011);
+    auto data = x.in;
+    reduce(data, x.factors, data);
+    for (const bytes& out : data)
+      expect_right(x, out, kind);
+  }
+}
+
+TEST_P(PremulSum, IsMadeOfItsSteps) {
+  for (const std::size_t count : counts) {
+    const auto x = inputs(5, input_kind::any, count);
+    auto data = x.in;
+    for (std::size_t rank = 0; rank < data.size(); ++rank)
+      detail::scale(type, data[rank].data(), count, x.factors.data() + rank * size_of(type));
+    for (std::size_t rank = 1; rank < data.size(); ++rank)
+      detail::reduce_into(type, reduce_op::premul_sum, data[0].data(), data[rank].data(), count);
+    std::vector<bytes> out(1, bytes(x.in[0].size()));
+    reduce(x.in, x.factors, out);
+    const auto same = reference::check_equal(type, data[0], out[0]);
+    EXPECT_TRUE(same) << to_string(same);
+  }
+}
+
+TEST_P(PremulSum, ItsReferenceFindsAWrongElementAndALostFactor) {
+  constexpr std::size_t count = 500;
+  const std::size_t size = size_of(type);
+  for (const int ranks : {1, 2, 5, 8}) {
+    const auto x = inputs(ranks, input_kind::exact, count);
+    std::vector<bytes> out(1, bytes(x.in[0].size()));
+    reduce(x.in, x.factors, out);
+    bytes damaged = out[0];
+    damaged[57 * size] ^= std::byte{1};
+    const auto result =
+        reference::check_premul_sum(type, views_of(x.in), x.factors, damaged, input_kind::exact);
+    EXPECT_EQ(result.wrong, 1u);
+    EXPECT_EQ(result.first, 57u);
+    auto other = x.factors; // half or double of the right one, or its opposite
+    other[other.size() - 1] ^= std::byte{0x80};
+    reduce(x.in, other, out);
+    EXPECT_GT(
+        reference::check_premul_sum(type, views_of(x.in), x.factors, out[0], input_kind::exact)
+            .wrong,
+        count / 20)
+        << "ranks: " << ranks;
+  }
+}
+
+TEST(ScaleOfIntegers, Wraps) {
+  const auto scaled = []<class T>(T x, T factor) {
+    detail::scale(dtype_v<T>, &x, 1, &factor);
+    return x;
+  };
+  EXPECT_EQ(scaled(std::int8_t{100}, std::int8_t{3}), 44);
+  EXPECT_EQ(scaled(std::int8_t{-128}, std::int8_t{-1}), -128);
+  EXPECT_EQ(scaled(std::uint8_t{16}, std::uint8_t{17}), 16);
+  EXPECT_EQ(scaled(std::int32_t{0x10001}, std::int32_t{0x10001}), 0x20001);
+  EXPECT_EQ(scaled(std::int64_t{-3}, std::int64_t{7}), -21);
+  EXPECT_EQ(scaled(~std::uint64_t{0}, std::uint64_t{2}), ~std::uint64_t{0} - 1);
+}
+
+TEST(ScaleOfFloats, RoundsToTheTypeAndTakesAFactorWhereverItLies) {
+  std::array<std::byte, 3> memory{};
+  const float16 factor{1.5f};
+  std::memcpy(memory.data() + 1, &factor, sizeof factor);
+  std::array<float16, 3> data{float16{2049}, float16{-60000}, float16::from_bits(1)};
+  detail::scale(dtype::float16, data.data(), data.size(), memory.data() + 1);
+  EXPECT_EQ(static_cast<float>(data[0]), 3072); // of 2048: 2049 is not representable
+  EXPECT_EQ(static_cast<float>(data[1]), -std::numeric_limits<float>::infinity());
+  EXPECT_EQ(data[2].bits, 2); // 1.5 times the smallest number: ties to even
 }
 
 template <class T> T reduced(reduce_op op, const std::vector<T>& xs) {
@@ -362,6 +494,98 @@ TEST(ReferenceOfSums, SaysWhereTheOrderDecides) {
   const auto result = reference::check(dtype::float16, reduce_op::sum, in, one(0));
   EXPECT_EQ(result.undetermined, 1u);
   EXPECT_EQ(result.wrong, 0u);
+}
+
+// -- the reference for collectives, against examples by hand
+
+using ints = std::vector<std::int32_t>;
+
+bytes bytes_of(const ints& xs) {
+  bytes r(xs.size() * sizeof(std::int32_t));
+  if (!xs.empty())
+    std::memcpy(r.data(), xs.data(), r.size());
+  return r;
+}
+
+struct collective_example {
+  reference::collective_spec spec;
+  std::vector<ints> send;
+  std::vector<ints> recv; ///< what must be there, where -1 was before
+};
+
+std::vector<collective_example> collective_examples() {
+  using enum collective_kind;
+  const auto of = [](collective_kind what, std::size_t count, int root) {
+    return reference::collective_spec{
+        .what = what, .type = dtype::int32, .count = count, .ranks = 3, .root = root};
+  };
+  auto exchange = of(all_to_all_v, 2, 0);
+  exchange.plans = {{{0, 1, 2}, {0, 3, 0}, {0, 2, 0}, {0, 1, 0}},
+                    {{2, 0, 0}, {0, 0, 0}, {1, 0, 1}, {0, 0, 2}},
+                    {{0, 1, 1}, {0, 1, 0}, {2, 0, 1}, {1, 0, 0}}};
+  auto scaled = of(all_reduce, 2, 0);
+  scaled.op = reduce_op::premul_sum;
+  scaled.factors = bytes_of({1, 10, -1});
+  return {
+      {of(all_reduce, 2, 0), {{1, 2}, {10, 20}, {100, 200}}, {{111, 222}, {111, 222}, {111, 222}}},
+      {scaled, {{1, 2}, {10, 20}, {100, 200}}, {{1, 2}, {1, 2}, {1, 2}}},
+      {of(reduce, 1, 1), {{1}, {2}, {3}}, {{-1}, {6}, {-1}}},
+      {of(broadcast, 2, 2), {{}, {}, {7, 8}}, {{7, 8}, {7, 8}, {7, 8, -1}}},
+      {of(all_gather, 1, 0), {{1}, {2}, {3}}, {{1, 2, 3}, {1, 2, 3}, {1, 2, 3}}},
+      {of(gather, 1, 1), {{1}, {2}, {3}}, {{-1}, {1, 2, 3}, {-1, -1}}},
+      {of(scatter, 2, 0), {{1, 2, 3, 4, 5, 6}, {}, {}}, {{1, 2}, {3, 4}, {5, 6, -1}}},
+      {of(reduce_scatter, 1, 0), {{1, 2, 3}, {10, 20, 30}, {4, 5, 6}}, {{15}, {27}, {39}}},
+      {of(all_to_all, 1, 0), {{1, 2, 3}, {4, 5, 6}, {7, 8, 9}}, {{1, 4, 7}, {2, 5, 8}, {3, 6, 9}}},
+      {exchange, {{1, 2, 3, 4}, {5, 6}, {7, 8}}, {{-1, 5, 6}, {4, -1, 8}, {7, 1, 2, -1}}},
+      {of(barrier, 5, 0), {{}, {}, {}}, {{}, {-1}, {}}},
+  };
+}
+
+TEST(ReferenceOfCollectives, KnowsTheExamples) {
+  for (const auto& [spec, send, recv] : collective_examples()) {
+    SCOPED_TRACE(to_string(spec.what));
+    std::vector<bytes> sends;
+    for (const ints& x : send)
+      sends.push_back(bytes_of(x));
+    for (int rank = 0; rank < 3; ++rank) {
+      const auto r = static_cast<std::size_t>(rank);
+      EXPECT_EQ(reference::send_count(spec, rank), send[r].size());
+      EXPECT_LE(reference::recv_count(spec, rank), recv[r].size());
+      const bytes before = bytes_of(ints(recv[r].size(), -1));
+      const auto result = reference::check_collective(spec, rank, sends, before, bytes_of(recv[r]));
+      EXPECT_TRUE(result) << "rank " << rank << ": " << to_string(result);
+      for (std::size_t i = 0; i < recv[r].size(); ++i) {
+        ints damaged = recv[r];
+        damaged[i] ^= 1;
+        const auto found =
+            reference::check_collective(spec, rank, sends, before, bytes_of(damaged));
+        EXPECT_EQ(found.wrong, 1u) << "rank " << rank << ", index " << i;
+        EXPECT_EQ(found.first, i) << "rank " << rank;
+      }
+    }
+  }
+}
+
+TEST(ReferenceOfCollectives, CompletesPlansThatFitTogether) {
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    const auto x = reference::completed({.what = collective_kind::all_to_all_v,
+                                         .type = dtype::int32,
+                                         .count = 5,
+                                         .ranks = 4,
+                                         .seed = seed});
+    for (std::size_t r = 0; r < 4; ++r) {
+      std::vector<bool> written(reference::recv_count(x, static_cast<int>(r)));
+      for (std::size_t q = 0; q < 4; ++q) {
+        EXPECT_EQ(x.plans[r].recv_counts[q], x.plans[q].send_counts[r]);
+        for (std::size_t i = 0; i < x.plans[r].recv_counts[q]; ++i) {
+          const auto at = x.plans[r].recv_offsets[q] + i;
+          ASSERT_LT(at, written.size());
+          EXPECT_FALSE(written[at]) << "two parts overlap";
+          written[at] = true;
+        }
+      }
+    }
+  }
 }
 
 } // namespace
