@@ -1,7 +1,8 @@
-/// The kernel that fills memory with a pattern.
+/// The library's kernels: one that fills memory with a pattern, and one that multiplies.
 #pragma once
 
 #include <cuda_runtime_api.h>
+#include <nccl.h>
 
 #include <cstddef>
 
@@ -11,6 +12,13 @@ namespace troupe::detail {
 /// @shape pattern: 2, 4 or 8 bytes, else cudaErrorInvalidValue; target: aligned to that size
 cudaError_t launch_fill(void* target, const void* pattern, std::size_t pattern_bytes,
                         std::size_t count, cudaStream_t stream) noexcept;
+
+/// target[i] = factor * source[i], as NCCL multiplies for a reduction: integers wrap, narrow
+/// floating-point numbers are rounded once, float8 saturates.
+/// @shape factor: one element in host memory, not used after the call; source = target is right;
+///        cudaErrorInvalidValue for an unknown type
+cudaError_t launch_multiply(void* target, const void* source, const void* factor, std::size_t count,
+                            ncclDataType_t type, cudaStream_t stream) noexcept;
 
 /// Loads the kernels on the current device: a first launch would do it, and wait for all work on
 /// the device.
