@@ -3,6 +3,7 @@
 #include "backend/cuda/cuda_error.hpp"
 #include "backend/cuda/cuda_handles.hpp"
 #include "backend/cuda/device_guard.hpp"
+#include "backend/cuda/fill.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/dtype.hpp>
 #include <troupe/error.hpp>
@@ -11,9 +12,12 @@
 #include <driver_types.h>
 #include <nccl.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -25,16 +29,25 @@ namespace troupe::detail {
 
 namespace {
 
-/// NCCL connects an algorithm (tree, ring, NVLink SHARP) when it first chooses it, and chooses by
-/// size: these lie between all its choices. Sum can run in the switch, product never does.
-/// @units bytes
+/// NCCL connects an algorithm (tree, ring, NVLink SHARP, ...) when it first chooses it, and chooses
+/// by kind, operation and size: these lie between all its choices. Sum can run in the switch,
+/// product never does.
+/// @units bytes of the larger one of a rank's buffers
 constexpr std::size_t warm_up_sizes[] = {8,        64,       512,      4096,    32768,
                                          1u << 18, 1u << 21, 1u << 24, 1u << 26};
 constexpr std::size_t scratch_bytes = warm_up_sizes[std::size(warm_up_sizes) - 1];
 constexpr ncclRedOp_t warm_up_ops[] = {ncclSum, ncclProd};
 
+/// The more collectives a group has per channel, of which there are up to 64, the less NCCL likes
+/// the ring: in such groups it takes algorithms that it never takes for one collective.
+/// @source NCCL 2.28.9, `ncclTopoGetAlgoTime` (src/graph/tuning.cc)
+constexpr int warm_up_group = 256;
+
 /// @units bytes that each pair of ranks exchanges
 constexpr std::size_t pair_bytes = 1024;
+
+/// @units bytes of a communicator's own memory
+constexpr std::size_t own_bytes = 4096;
 
 cudaStream_t native(stream_view stream) noexcept {
   return static_cast<cudaStream_t>(stream.native);
@@ -106,20 +119,19 @@ void select_one(std::span<const std::unique_ptr<backend_communicator>> ranks) no
     (void)select_device(as_nccl(ranks.front()).device());
 }
 
-/// Memory for `connect`, taken by the builder: a rank that found none left when its peers are on
-/// their way into NCCL would leave them there.
-caf::expected<unique_stream_memory> make_scratch(int device) noexcept {
+/// Zeros.
+caf::expected<unique_stream_memory> make_memory(int device, std::size_t bytes) noexcept {
   void* memory = nullptr;
-  if (auto err = check(cudaMallocAsync(&memory, scratch_bytes, cudaStreamPerThread),
-                       "cudaMallocAsync", device))
+  if (auto err =
+          check(cudaMallocAsync(&memory, bytes, cudaStreamPerThread), "cudaMallocAsync", device))
     return err;
-  unique_stream_memory scratch{{memory, cudaStreamPerThread}, device};
-  if (auto err = check(cudaMemsetAsync(memory, 0, scratch_bytes, cudaStreamPerThread),
-                       "cudaMemsetAsync", device))
+  unique_stream_memory owner{{memory, cudaStreamPerThread}, device};
+  if (auto err =
+          check(cudaMemsetAsync(memory, 0, bytes, cudaStreamPerThread), "cudaMemsetAsync", device))
     return err;
   if (auto err = check(cudaStreamSynchronize(cudaStreamPerThread), "cudaStreamSynchronize", device))
     return err;
-  return scratch;
+  return owner;
 }
 
 /// A rank with all that it needs but NCCL's handle.
@@ -129,10 +141,16 @@ caf::expected<std::unique_ptr<nccl_communicator>> prepare(const local_rank& wher
   auto float8 = has_float8(where.device);
   if (!float8)
     return float8.error();
-  auto scratch = make_scratch(where.device);
+  auto own = make_memory(where.device, own_bytes);
+  if (!own)
+    return own.error();
+  // Memory for `connect`, too, is taken here: a rank that found none left when its peers are on
+  // their way into NCCL would leave them there.
+  auto scratch = make_memory(where.device, scratch_bytes);
   if (!scratch)
     return scratch.error();
-  return std::make_unique<nccl_communicator>(where, size, *float8, std::move(*scratch));
+  return std::make_unique<nccl_communicator>(where, size, *float8, std::move(*own),
+                                             std::move(*scratch));
 }
 
 /// Makes the handles in one group; after an error those that are not null are to be aborted.
@@ -188,6 +206,70 @@ caf::error abort_all(std::span<const std::unique_ptr<backend_communicator>> rank
   if (ended != ncclInProgress)
     keep(check(ended, "ncclGroupEnd", -1));
   return first;
+}
+
+constexpr std::size_t no_limit = std::numeric_limits<std::size_t>::max();
+
+bool is_float8(dtype type) noexcept {
+  return type == dtype::float8_e4m3 || type == dtype::float8_e5m2;
+}
+
+bool is_message(collective_kind what) noexcept {
+  return what == collective_kind::send || what == collective_kind::recv;
+}
+
+bool is_reduction(collective_kind what) noexcept {
+  return what == collective_kind::all_reduce || what == collective_kind::reduce ||
+         what == collective_kind::reduce_scatter;
+}
+
+bool is_operation(reduce_op op) noexcept {
+  return op == reduce_op::premul_sum || to_nccl(op) != ncclNumOps;
+}
+
+bool has_peer(collective_kind what) noexcept {
+  switch (what) {
+  case collective_kind::reduce:
+  case collective_kind::broadcast:
+  case collective_kind::gather:
+  case collective_kind::scatter:
+  case collective_kind::send:
+  case collective_kind::recv:
+    return true;
+  default:
+    return false;
+  }
+}
+
+bool any(const std::vector<std::size_t>& counts) noexcept {
+  return std::ranges::any_of(counts, [](std::size_t x) { return x > 0; });
+}
+
+/// A call for which nothing is to be done.
+bool is_empty(const collective_call& call) noexcept {
+  switch (call.what) {
+  case collective_kind::barrier:
+    return false;
+  case collective_kind::all_to_all_v:
+    return !any(call.plan->send_counts) && !any(call.plan->recv_counts);
+  default:
+    return call.count == 0;
+  }
+}
+
+std::size_t bytes_of(const collective_call& call) noexcept {
+  return call.count * size_of(call.type);
+}
+
+bool is_aligned(const void* memory, dtype type) noexcept {
+  return reinterpret_cast<std::uintptr_t>(memory) % size_of(type) == 0;
+}
+
+const std::byte* part(const void* memory, std::size_t offset) noexcept {
+  return static_cast<const std::byte*>(memory) + offset;
+}
+std::byte* part(void* memory, std::size_t offset) noexcept {
+  return static_cast<std::byte*>(memory) + offset;
 }
 
 } // namespace
@@ -251,71 +333,444 @@ caf::error nccl_communicator::outcome(ncclResult_t code, const char* api) noexce
 }
 
 caf::error nccl_communicator::connect(stream_view stream) noexcept {
-  if (size_ == 1)
+  if (size_ == 1) {
+    scratch_.reset();
     return {};
+  }
   if (auto err = check(select_device(device()), "cudaSetDevice", device()))
     return err;
-  void* const memory = scratch_.release().pointer;
+  auto* const memory = static_cast<std::byte*>(scratch_.release().pointer);
   if (memory == nullptr) // connected before
     return {};
-  unique_stream_memory scratch{{memory, detail::native(stream)}, device()};
-  if (auto err = enqueue_collectives(memory, detail::native(stream)))
+  const auto on = detail::native(stream);
+  unique_stream_memory scratch{{memory, on}, device()};
+  if (auto err = warm_up_collectives(memory, on))
     return err;
-  if (auto err = enqueue_pairs(memory, detail::native(stream)))
+  if (auto err = warm_up_groups(memory, on))
+    return err;
+  if (auto err = warm_up_pairs(memory, on))
     return err;
   scratch.reset(); // so that the synchronization gives it back to CUDA
-  return check(cudaStreamSynchronize(detail::native(stream)), "cudaStreamSynchronize", device());
+  return check(cudaStreamSynchronize(on), "cudaStreamSynchronize", device());
 }
 
-caf::error nccl_communicator::enqueue_collectives(void* scratch, cudaStream_t stream) noexcept {
-  for (const auto op : warm_up_ops)
-    for (const auto size : warm_up_sizes)
-      if (auto err = outcome(ncclAllReduce(scratch, scratch, size / sizeof(float), ncclFloat32, op,
-                                           native(), stream),
-                             "ncclAllReduce"))
+caf::error nccl_communicator::warm_up_collectives(std::byte* scratch,
+                                                  cudaStream_t stream) noexcept {
+  const auto n = static_cast<std::size_t>(size_);
+  const auto rank = static_cast<std::size_t>(rank_);
+  for (const auto bytes : warm_up_sizes) {
+    const auto count = bytes / sizeof(float);
+    const auto part_count = std::max<std::size_t>(1, count / n);
+    const auto part_bytes = part_count * sizeof(float);
+    auto* const mine = scratch + rank * part_bytes;
+    for (const auto op : warm_up_ops) {
+      if (auto err =
+              outcome(ncclAllReduce(scratch, scratch, count, ncclFloat32, op, native(), stream),
+                      "ncclAllReduce"))
         return err;
+      if (auto err = outcome(
+              ncclReduceScatter(scratch, mine, part_count, ncclFloat32, op, native(), stream),
+              "ncclReduceScatter"))
+        return err;
+    }
+    if (auto err =
+            outcome(ncclReduce(scratch, scratch, count, ncclFloat32, ncclSum, 0, native(), stream),
+                    "ncclReduce"))
+      return err;
+    if (auto err = outcome(ncclBroadcast(scratch, scratch, bytes, ncclUint8, 0, native(), stream),
+                           "ncclBroadcast"))
+      return err;
+    if (auto err = outcome(ncclAllGather(mine, scratch, part_bytes, ncclUint8, native(), stream),
+                           "ncclAllGather"))
+      return err;
+  }
   return {};
 }
 
-caf::error nccl_communicator::enqueue_pairs(void* scratch, cudaStream_t stream) noexcept {
-  auto* const to_send = static_cast<std::byte*>(scratch);
+caf::error nccl_communicator::warm_up_groups(std::byte* scratch, cudaStream_t stream) noexcept {
+  auto* const mine = scratch + static_cast<std::size_t>(rank_) * sizeof(float);
+  auto group_of = [&](const char* api, auto call) {
+    caf::error first;
+    group_scope group;
+    if (auto err = outcome(group.begun(), "ncclGroupStart"))
+      return err;
+    for (int i = 0; i < warm_up_group && !first; ++i)
+      first = outcome(call(), api);
+    const auto ended = group.end();
+    return first ? first : outcome(ended, "ncclGroupEnd");
+  };
+  if (auto err = group_of("ncclAllReduce", [&] {
+        return ncclAllReduce(scratch, scratch, 1, ncclFloat32, ncclSum, native(), stream);
+      }))
+    return err;
+  if (auto err = group_of("ncclReduceScatter", [&] {
+        return ncclReduceScatter(scratch, mine, 1, ncclFloat32, ncclSum, native(), stream);
+      }))
+    return err;
+  return group_of("ncclAllGather", [&] {
+    return ncclAllGather(mine, scratch, sizeof(float), ncclUint8, native(), stream);
+  });
+}
+
+caf::error nccl_communicator::warm_up_pairs(std::byte* scratch, cudaStream_t stream) noexcept {
+  caf::error first;
   group_scope group;
   if (auto err = outcome(group.begun(), "ncclGroupStart"))
     return err;
-  for (int peer = 0; peer < size_; ++peer) {
+  for (int peer = 0; peer < size_ && !first; ++peer) {
     if (peer == rank_)
       continue;
-    auto* const received = to_send + pair_bytes * (1 + static_cast<std::size_t>(peer));
-    if (auto err =
-            outcome(ncclSend(to_send, pair_bytes, ncclUint8, peer, native(), stream), "ncclSend"))
-      return err;
-    if (auto err =
-            outcome(ncclRecv(received, pair_bytes, ncclUint8, peer, native(), stream), "ncclRecv"))
-      return err;
+    auto* const received = scratch + pair_bytes * (1 + static_cast<std::size_t>(peer));
+    first = issue_send(scratch, pair_bytes, peer, stream);
+    if (!first)
+      first = issue_recv(received, pair_bytes, peer, stream);
   }
-  return outcome(group.end(), "ncclGroupEnd");
+  const auto ended = group.end();
+  return first ? first : outcome(ended, "ncclGroupEnd");
 }
 
 caf::error nccl_communicator::enqueue(std::span<const collective_call> calls,
                                       stream_view stream) noexcept {
-  const auto& [what, send, recv, count, type, op, peer, factor, plan] = calls.front();
-  if (!float8_ && (type == dtype::float8_e4m3 || type == dtype::float8_e5m2))
-    return no_throw([&] {
-      const local_rank where{rank_, device()};
-      return failed(errc::not_supported,
-                    "float8 is reduced on devices of compute capability 9.0 and more, by NCCL 2.24 "
-                    "and newer",
-                    &where);
-    });
+  if (auto err = no_throw([&] { return validate(calls, stream); }))
+    return err;
+  if (std::ranges::all_of(calls, is_empty))
+    return {};
   if (auto err = check(select_device(device()), "cudaSetDevice", device()))
     return err;
-  // Of one rank every result is a copy; NCCL 2.28 refuses the average of float8 there.
-  const auto how = size_ == 1 ? ncclSum : to_nccl(op);
-  auto err = outcome(
-      ncclAllReduce(send, recv, count, to_nccl(type), how, native(), detail::native(stream)),
-      "ncclAllReduce");
+  const auto on = detail::native(stream);
+  const bool single = calls.size() == 1 && !is_exchange(calls.front());
+  auto err = size_ == 1 ? issue_alone(calls, on)
+             : single   ? issue(calls.front(), on)
+                        : issue_group(calls, on);
   (void)cudaGetLastError(); // NCCL leaves cudaErrorNotReady there, which a user's launch would find
   return err;
+}
+
+caf::error nccl_communicator::validate(std::span<const collective_call> calls,
+                                       stream_view stream) const {
+  const local_rank where{rank_, device()};
+  if (calls.empty())
+    return failed(errc::invalid_argument, "a group without calls", &where);
+  if (stream.native == nullptr)
+    return failed(errc::invalid_argument, "no stream", &where);
+  for (std::size_t i = 0; i < calls.size(); ++i)
+    if (const char* why = complaint(calls[i])) {
+      const auto which = calls.size() == 1 ? "" : "call " + std::to_string(i) + ": ";
+      return failed(errc::invalid_argument, which + why, &where);
+    }
+  if (!has_own_pairs(calls))
+    return failed(errc::invalid_argument,
+                  "a send to oneself and its recv are in one group and of one size", &where);
+  auto too_new = [this](const collective_call& call) {
+    return !float8_ && is_reduction(call.what) && is_float8(call.type);
+  };
+  if (std::ranges::any_of(calls, too_new))
+    return failed(errc::not_supported,
+                  "float8 is reduced on devices of compute capability 9.0 and more, by NCCL 2.24 "
+                  "and newer",
+                  &where);
+  return {};
+}
+
+const char* nccl_communicator::complaint(const collective_call& call) const noexcept {
+  const bool root = call.peer == rank_;
+  bool sends = true;
+  bool receives = true;
+  switch (call.what) {
+  case collective_kind::all_reduce:
+  case collective_kind::all_gather:
+  case collective_kind::reduce_scatter:
+  case collective_kind::all_to_all:
+  case collective_kind::all_to_all_v:
+    break;
+  case collective_kind::reduce:
+  case collective_kind::gather:
+    receives = root;
+    break;
+  case collective_kind::broadcast:
+  case collective_kind::scatter:
+    sends = root;
+    break;
+  case collective_kind::send:
+    receives = false;
+    break;
+  case collective_kind::recv:
+    sends = false;
+    break;
+  case collective_kind::barrier:
+    return nullptr;
+  default:
+    return "no such kind of collective";
+  }
+  if (size_of(call.type) == 0)
+    return "no such dtype";
+  if (has_peer(call.what) && (call.peer < 0 || call.peer >= size_))
+    return "a peer or root that is no rank";
+  if (is_reduction(call.what) && !is_operation(call.op))
+    return "no such operation";
+  if (is_reduction(call.what) && call.op == reduce_op::premul_sum && call.factor == nullptr)
+    return "no factor";
+  if ((sends && !is_aligned(call.send, call.type)) ||
+      (receives && !is_aligned(call.recv, call.type)))
+    return "memory that is not aligned to the type";
+  if (call.what == collective_kind::all_to_all_v)
+    return call.plan == nullptr ? "no plan" : complaint(*call.plan, call);
+  if (call.count > no_limit / size_of(call.type) / static_cast<std::size_t>(size_))
+    return "more elements than memory can have";
+  if (call.count > 0 && ((sends && call.send == nullptr) || (receives && call.recv == nullptr)))
+    return "a null buffer";
+  return nullptr;
+}
+
+const char* nccl_communicator::complaint(const exchange_plan& plan,
+                                         const collective_call& call) const noexcept {
+  const auto n = static_cast<std::size_t>(size_);
+  for (const auto* x :
+       {&plan.send_counts, &plan.send_offsets, &plan.recv_counts, &plan.recv_offsets})
+    if (x->size() != n)
+      return "a plan that has not one entry per rank";
+  const auto limit = no_limit / size_of(call.type);
+  auto fits = [limit](std::size_t offset, std::size_t count) {
+    return count <= limit && offset <= limit - count;
+  };
+  for (std::size_t i = 0; i < n; ++i)
+    if (!fits(plan.send_offsets[i], plan.send_counts[i]) ||
+        !fits(plan.recv_offsets[i], plan.recv_counts[i]))
+      return "more elements than memory can have";
+  const auto rank = static_cast<std::size_t>(rank_);
+  if (plan.send_counts[rank] != plan.recv_counts[rank])
+    return "a plan by which a rank does not receive what it sends to itself";
+  if ((call.send == nullptr && any(plan.send_counts)) ||
+      (call.recv == nullptr && any(plan.recv_counts)))
+    return "a null buffer";
+  return nullptr;
+}
+
+bool nccl_communicator::has_own_pairs(std::span<const collective_call> calls) const noexcept {
+  auto next = [&](collective_kind what, auto from) {
+    return std::find_if(from, calls.end(), [&](const collective_call& x) {
+      return x.what == what && x.peer == rank_ && x.count > 0;
+    });
+  };
+  auto send = next(collective_kind::send, calls.begin());
+  auto recv = next(collective_kind::recv, calls.begin());
+  while (send != calls.end() && recv != calls.end() && bytes_of(*send) == bytes_of(*recv)) {
+    send = next(collective_kind::send, send + 1);
+    recv = next(collective_kind::recv, recv + 1);
+  }
+  return send == calls.end() && recv == calls.end();
+}
+
+bool nccl_communicator::is_exchange(const collective_call& call) const noexcept {
+  switch (call.what) {
+  case collective_kind::all_to_all:
+  case collective_kind::all_to_all_v:
+    return true;
+  case collective_kind::gather:
+  case collective_kind::scatter:
+    return call.peer == rank_;
+  default:
+    return false;
+  }
+}
+
+caf::error nccl_communicator::issue_group(std::span<const collective_call> calls,
+                                          cudaStream_t stream) noexcept {
+  caf::error first;
+  group_scope group;
+  if (auto err = outcome(group.begun(), "ncclGroupStart"))
+    return err;
+  // NCCL matches what two ranks exchange by its order alone: so that a message never meets a
+  // collective's part, all messages go first.
+  for (const bool messages : {true, false})
+    for (const auto& call : calls)
+      if (!first && is_message(call.what) == messages)
+        first = issue(call, stream);
+  const auto ended = group.end(); // after a failed call it issues nothing and gives that failure
+  return first ? first : outcome(ended, "ncclGroupEnd");
+}
+
+caf::error nccl_communicator::issue(const collective_call& call, cudaStream_t stream) noexcept {
+  if (is_empty(call))
+    return {};
+  // Bytes, where nothing is computed: so every type moves on every device, by every NCCL.
+  const auto bytes = bytes_of(call);
+  switch (call.what) {
+  case collective_kind::all_reduce:
+    return with_operation(call, [&](ncclRedOp_t op) {
+      return outcome(
+          ncclAllReduce(call.send, call.recv, call.count, to_nccl(call.type), op, native(), stream),
+          "ncclAllReduce");
+    });
+  case collective_kind::reduce:
+    return with_operation(call, [&](ncclRedOp_t op) {
+      return outcome(ncclReduce(call.send, call.recv, call.count, to_nccl(call.type), op, call.peer,
+                                native(), stream),
+                     "ncclReduce");
+    });
+  case collective_kind::reduce_scatter:
+    return with_operation(call, [&](ncclRedOp_t op) {
+      return outcome(ncclReduceScatter(call.send, call.recv, call.count, to_nccl(call.type), op,
+                                       native(), stream),
+                     "ncclReduceScatter");
+    });
+  case collective_kind::broadcast:
+    return outcome(
+        ncclBroadcast(call.send, call.recv, bytes, ncclUint8, call.peer, native(), stream),
+        "ncclBroadcast");
+  case collective_kind::all_gather:
+    return outcome(ncclAllGather(call.send, call.recv, bytes, ncclUint8, native(), stream),
+                   "ncclAllGather");
+  case collective_kind::barrier:
+    return outcome(ncclAllReduce(own_.get().pointer, own_.get().pointer, 1, ncclUint8, ncclSum,
+                                 native(), stream),
+                   "ncclAllReduce");
+  case collective_kind::send:
+    return issue_send(call.send, bytes, call.peer, stream);
+  case collective_kind::recv:
+    return issue_recv(call.recv, bytes, call.peer, stream);
+  case collective_kind::all_to_all:
+  case collective_kind::all_to_all_v:
+  case collective_kind::gather:
+  case collective_kind::scatter:
+    break;
+  }
+  return issue_exchange(call, stream);
+}
+
+caf::error nccl_communicator::issue_exchange(const collective_call& call,
+                                             cudaStream_t stream) noexcept {
+  const auto unit = size_of(call.type);
+  const auto bytes = bytes_of(call);
+  const bool root = call.peer == rank_;
+  for (int peer = 0; peer < size_; ++peer) {
+    const auto q = static_cast<std::size_t>(peer);
+    const void* to_send = nullptr;
+    void* to_receive = nullptr;
+    std::size_t send_bytes = 0;
+    std::size_t recv_bytes = 0;
+    switch (call.what) {
+    case collective_kind::all_to_all:
+      to_send = part(call.send, q * bytes);
+      to_receive = part(call.recv, q * bytes);
+      send_bytes = recv_bytes = bytes;
+      break;
+    case collective_kind::all_to_all_v:
+      send_bytes = call.plan->send_counts[q] * unit;
+      recv_bytes = call.plan->recv_counts[q] * unit;
+      if (send_bytes > 0)
+        to_send = part(call.send, call.plan->send_offsets[q] * unit);
+      if (recv_bytes > 0)
+        to_receive = part(call.recv, call.plan->recv_offsets[q] * unit);
+      break;
+    case collective_kind::gather:
+      if (peer == call.peer) {
+        to_send = call.send;
+        send_bytes = bytes;
+      }
+      if (root) {
+        to_receive = part(call.recv, q * bytes);
+        recv_bytes = bytes;
+      }
+      break;
+    default: // scatter
+      if (root) {
+        to_send = part(call.send, q * bytes);
+        send_bytes = bytes;
+      }
+      if (peer == call.peer) {
+        to_receive = call.recv;
+        recv_bytes = bytes;
+      }
+      break;
+    }
+    if (peer == rank_ && to_send == to_receive) // in place
+      continue;
+    if (auto err = issue_send(to_send, send_bytes, peer, stream))
+      return err;
+    if (auto err = issue_recv(to_receive, recv_bytes, peer, stream))
+      return err;
+  }
+  return {};
+}
+
+caf::error nccl_communicator::issue_send(const void* memory, std::size_t bytes, int peer,
+                                         cudaStream_t stream) noexcept {
+  if (bytes == 0)
+    return {};
+  return outcome(ncclSend(memory, bytes, ncclUint8, peer, native(), stream), "ncclSend");
+}
+
+caf::error nccl_communicator::issue_recv(void* memory, std::size_t bytes, int peer,
+                                         cudaStream_t stream) noexcept {
+  if (bytes == 0)
+    return {};
+  return outcome(ncclRecv(memory, bytes, ncclUint8, peer, native(), stream), "ncclRecv");
+}
+
+template <class F>
+caf::error nccl_communicator::with_operation(const collective_call& call, F f) noexcept {
+  if (call.op != reduce_op::premul_sum)
+    return f(to_nccl(call.op));
+  std::array<std::byte, 8> factor{}; // the argument is not const
+  std::memcpy(factor.data(), call.factor, size_of(call.type));
+  ncclRedOp_t op{};
+  if (auto err = outcome(ncclRedOpCreatePreMulSum(&op, factor.data(), to_nccl(call.type),
+                                                  ncclScalarHostImmediate, native()),
+                         "ncclRedOpCreatePreMulSum"))
+    return err;
+  auto err = f(op);
+  // "An operator may be destroyed as soon as the last NCCL function which is given that operator
+  // returns" (nccl.h), in a group as well.
+  auto destroyed = outcome(ncclRedOpDestroy(op, native()), "ncclRedOpDestroy");
+  return err ? err : destroyed;
+}
+
+caf::error nccl_communicator::issue_alone(std::span<const collective_call> calls,
+                                          cudaStream_t stream) noexcept {
+  auto next_recv = calls.begin();
+  for (const auto& call : calls) {
+    if (is_empty(call))
+      continue;
+    caf::error err;
+    switch (call.what) {
+    case collective_kind::barrier:
+    case collective_kind::recv: // its send does it
+      break;
+    case collective_kind::send:
+      next_recv = std::find_if(next_recv, calls.end(), [](const collective_call& x) {
+        return x.what == collective_kind::recv && x.count > 0;
+      });
+      err = copy(next_recv->recv, call.send, bytes_of(call), stream);
+      ++next_recv;
+      break;
+    case collective_kind::all_to_all_v: {
+      const auto& plan = *call.plan;
+      const auto unit = size_of(call.type);
+      err = copy(part(call.recv, plan.recv_offsets[0] * unit),
+                 part(call.send, plan.send_offsets[0] * unit), plan.send_counts[0] * unit, stream);
+      break;
+    }
+    default:
+      if (is_reduction(call.what) && call.op == reduce_op::premul_sum)
+        err = check(launch_multiply(call.recv, call.send, call.factor, call.count,
+                                    to_nccl(call.type), stream),
+                    "cudaLaunchKernelExC", device());
+      else
+        err = copy(call.recv, call.send, bytes_of(call), stream);
+    }
+    if (err)
+      return err;
+  }
+  return {};
+}
+
+caf::error nccl_communicator::copy(void* to, const void* from, std::size_t bytes,
+                                   cudaStream_t stream) noexcept {
+  if (to == from)
+    return {};
+  return check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream),
+               "cudaMemcpyAsync", device());
 }
 
 caf::error nccl_communicator::asynchronous_error() noexcept {

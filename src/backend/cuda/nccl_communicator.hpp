@@ -1,12 +1,16 @@
 /// NCCL's communicators.
 #pragma once
 
+#include "backend/cuda/cuda_error.hpp"
 #include "backend/cuda/cuda_handles.hpp"
 #include <troupe/backend.hpp>
 
+#include <driver_types.h>
 #include <nccl.h>
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <utility>
@@ -22,13 +26,31 @@ std::string nccl_version_text(int version);
 ncclDataType_t to_nccl(dtype type) noexcept;
 ncclRedOp_t to_nccl(reduce_op op) noexcept;
 
+/// Counts the groups of NCCL calls that this process has opened by `group_scope`. One that stays
+/// open would swallow all later calls of its thread.
+class group_count {
+public:
+  static std::uint64_t begun() noexcept { return begun_.load(std::memory_order_relaxed); }
+  static std::uint64_t ended() noexcept { return ended_.load(std::memory_order_relaxed); }
+  /// How many are open, when no other thread begins or ends one.
+  static std::uint64_t open() noexcept { return begun() - ended(); }
+
+private:
+  friend class group_scope;
+  static inline std::atomic<std::uint64_t> begun_{0};
+  static inline std::atomic<std::uint64_t> ended_{0};
+};
+
 /// A group of NCCL calls of this thread; it is ended exactly once.
 class group_scope {
 public:
-  group_scope() noexcept : code_(ncclGroupStart()), open_(code_ == ncclSuccess) {}
+  group_scope() noexcept : code_(ncclGroupStart()), open_(code_ == ncclSuccess) {
+    if (open_)
+      group_count::begun_.fetch_add(1, std::memory_order_relaxed);
+  }
   ~group_scope() {
     if (open_)
-      teardown(ncclGroupEnd(), "ncclGroupEnd", -1);
+      teardown(end(), "ncclGroupEnd", -1);
   }
 
   group_scope(const group_scope&) = delete;
@@ -37,29 +59,39 @@ public:
   /// What ncclGroupStart gave; unless it is ncclSuccess there is no group.
   ncclResult_t begun() const noexcept { return code_; }
 
-  /// Ends the group, which runs its calls; what ncclGroupEnd gave.
+  /// Ends the group, which runs its calls, or none of them if one has failed; what ncclGroupEnd
+  /// gave, the first time and ever after.
   [[nodiscard]] ncclResult_t end() noexcept {
-    return std::exchange(open_, false) ? ncclGroupEnd() : code_;
+    if (std::exchange(open_, false)) {
+      code_ = ncclGroupEnd();
+      group_count::ended_.fetch_add(1, std::memory_order_relaxed);
+    }
+    return code_;
   }
 
 private:
-  const ncclResult_t code_;
+  ncclResult_t code_;
   bool open_;
 };
 
 class nccl_communicator final : public backend_communicator {
 public:
   /// A rank without NCCL's handle yet.
-  /// @shape float8: whether float8 types can be reduced; scratch: for `connect`
-  nccl_communicator(const local_rank& where, int size, bool float8,
+  /// @shape float8: whether float8 types can be reduced; own: of `own_bytes`, zeros, for barriers;
+  ///        scratch: for `connect`
+  nccl_communicator(const local_rank& where, int size, bool float8, unique_stream_memory own,
                     unique_stream_memory scratch) noexcept
-      : handle_(nullptr, where.device), scratch_(std::move(scratch)), rank_(where.rank),
-        size_(size), float8_(float8) {}
+      : own_(std::move(own)), handle_(nullptr, where.device), scratch_(std::move(scratch)),
+        rank_(where.rank), size_(size), float8_(float8) {}
 
   void adopt(ncclComm_t handle) noexcept { handle_ = unique_communicator{handle, device()}; }
 
+  /// @source NCCL 2.28.9: each algorithm (src/group.cc) and each pair of ranks that exchange
+  ///         messages (`p2pTaskAppend` in src/enqueue.cc) is connected at its first use
   caf::error connect(stream_view stream) noexcept override;
-  /// @errors errc::not_supported too: float8 on a device before Hopper (nothing enqueued)
+  /// Sends and recvs match each other in their order, whatever else is in the group; a send to
+  /// oneself has its recv in the same group.
+  /// @errors errc::not_supported: float8 is to be reduced, on a device before Hopper
   caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override;
   caf::error asynchronous_error() noexcept override;
 
@@ -70,11 +102,35 @@ public:
   [[nodiscard]] ncclComm_t release() noexcept { return handle_.release(); }
 
 private:
-  caf::error enqueue_collectives(void* scratch, cudaStream_t stream) noexcept;
-  caf::error enqueue_pairs(void* scratch, cudaStream_t stream) noexcept;
+  caf::error warm_up_collectives(std::byte* scratch, cudaStream_t stream) noexcept;
+  caf::error warm_up_groups(std::byte* scratch, cudaStream_t stream) noexcept;
+  caf::error warm_up_pairs(std::byte* scratch, cudaStream_t stream) noexcept;
+
+  caf::error validate(std::span<const collective_call> calls, stream_view stream) const;
+  /// What is wrong with a call; null if nothing is.
+  const char* complaint(const collective_call& call) const noexcept;
+  const char* complaint(const exchange_plan& plan, const collective_call& call) const noexcept;
+  bool has_own_pairs(std::span<const collective_call> calls) const noexcept;
+
+  /// Whether a call takes several calls of NCCL.
+  bool is_exchange(const collective_call& call) const noexcept;
+  caf::error issue(const collective_call& call, cudaStream_t stream) noexcept;
+  caf::error issue_group(std::span<const collective_call> calls, cudaStream_t stream) noexcept;
+  caf::error issue_exchange(const collective_call& call, cudaStream_t stream) noexcept;
+  caf::error issue_send(const void* memory, std::size_t bytes, int peer,
+                        cudaStream_t stream) noexcept;
+  caf::error issue_recv(void* memory, std::size_t bytes, int peer, cudaStream_t stream) noexcept;
+  /// Gives NCCL's operation for a call to `f`, which issues it.
+  template <class F> caf::error with_operation(const collective_call& call, F f) noexcept;
+
+  /// Without peers every call is a copy, or a product.
+  caf::error issue_alone(std::span<const collective_call> calls, cudaStream_t stream) noexcept;
+  caf::error copy(void* to, const void* from, std::size_t bytes, cudaStream_t stream) noexcept;
+
   /// The failure of a call that gave `code`; none if it is, or becomes, ncclSuccess.
   caf::error outcome(ncclResult_t code, const char* api) noexcept;
 
+  unique_stream_memory own_; ///< outlives the work of `handle_`
   unique_communicator handle_;
   unique_stream_memory scratch_; ///< until it is connected
   const int rank_;
