@@ -49,19 +49,4 @@ TEST(NcclVersion, ReadsAsPeopleWriteIt) {
   EXPECT_EQ(detail::nccl_version_text(2708), "2.7.8");
 }
 
-TEST(NcclGroup, EndsExactlyOnce) {
-  {
-    detail::group_scope group;
-    ASSERT_EQ(group.begun(), ncclSuccess);
-    EXPECT_EQ(group.end(), ncclSuccess);
-    EXPECT_EQ(ncclGroupEnd(), ncclInvalidUsage) << "it was still open";
-    EXPECT_EQ(group.end(), ncclSuccess);
-  }
-  EXPECT_EQ(ncclGroupEnd(), ncclInvalidUsage) << "it was still open";
-  {
-    const detail::group_scope left_by_an_early_return;
-  }
-  EXPECT_EQ(ncclGroupEnd(), ncclInvalidUsage) << "it was still open";
-}
-
 } // namespace troupe::testing
