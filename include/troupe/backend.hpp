@@ -2,6 +2,7 @@
 /// Everything above this interface runs unchanged on every backend.
 #pragma once
 
+#include <troupe/collective_kind.hpp>
 #include <troupe/dtype.hpp>
 #include <troupe/error.hpp>
 
@@ -128,24 +129,6 @@ struct local_rank {
   int rank = 0;
   int device = 0; ///< ordinal
 };
-
-/// What a rank does together with others. n: number of ranks; q, r: ranks.
-enum class collective_kind : std::uint8_t {
-  all_reduce,     ///< recv[i] = op over all q of send_q[i]
-  reduce,         ///< the same on the root alone
-  broadcast,      ///< recv[i] = send_root[i]
-  all_gather,     ///< recv[q * count + i] = send_q[i]
-  reduce_scatter, ///< recv_r[i] = op over all q of send_q[r * count + i]
-  all_to_all,     ///< recv_r[q * count + i] = send_q[r * count + i]
-  all_to_all_v,   ///< recv_r[recv_offsets[q] + i] = send_q[send_offsets[r] + i]
-  gather,         ///< all_gather on the root alone
-  scatter,        ///< recv_r[i] = send_root[r * count + i]
-  send,           ///< `count` elements to the rank `peer`, which receives as many
-  recv,           ///< `count` elements from the rank `peer`
-  barrier,        ///< nobody passes before all have come
-};
-
-std::string_view to_string(collective_kind x) noexcept;
 
 /// How many elements a rank exchanges with each rank, and where they lie in its buffers.
 /// @units elements

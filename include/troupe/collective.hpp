@@ -1,6 +1,7 @@
 /// Collective requests and their answers.
 #pragma once
 
+#include <troupe/collective_kind.hpp>
 #include <troupe/dtype.hpp>
 #include <troupe/error.hpp>
 #include <troupe/gpu_ref.hpp>
@@ -41,23 +42,257 @@ detail::inspect_result<Inspector> inspect(Inspector& f, collective_done& x) {
                         field("epoch", x.epoch), field("membership", x.membership));
 }
 
-/// recv[r][i] = op over all ranks q of send[q][i], for every rank r. Answered by `collective_done`.
-/// @shape  one ref per rank, in rank order, all of one count and dtype; `recv` empty: in place
-/// @errors errc::invalid_argument, shape_mismatch, stale_ref, indeterminate, membership_changed,
-///         overloaded, unavailable: nothing launched. errc::deadline_exceeded, cancelled: it may
-///         run on. errc::stalled, nccl_error, rank_not_issued: the communicator ended, `recv` is
-///         indeterminate. errc::device_reset, device_fault: the memory is gone
+/// One collective over all ranks of a world, or one message between two of them: what every request
+/// below comes to, and what a group holds. Each of them converts to it.
+struct collective {
+  collective_kind kind = collective_kind::all_reduce;
+  std::vector<any_gpu_ref> send; ///< one per rank; of the root or of `rank` alone; none: in place
+  std::vector<any_gpu_ref> recv; ///< likewise
+  reduce_op op = reduce_op::sum;
+  std::vector<double> factors; ///< one per rank, for reduce_op::premul_sum; rounded to the type
+  std::int32_t rank = -1;      ///< that sends
+  std::int32_t peer = -1;      ///< the root, or the rank that receives
+  std::vector<std::vector<std::uint64_t>> counts; ///< counts[q][r]: elements from rank q to rank r
+};
+
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, collective& x) {
+  using detail::field;
+  return detail::fields(f, x, "troupe::collective", field("kind", x.kind), field("send", x.send),
+                        field("recv", x.recv), field("op", x.op), field("factors", x.factors),
+                        field("rank", x.rank), field("peer", x.peer), field("counts", x.counts));
+}
+
+// The requests to a world. All are answered by `collective_done`, and have these errors in common:
+// errc::invalid_argument, shape_mismatch, stale_ref, indeterminate, membership_changed, overloaded,
+// unavailable: nothing launched. errc::deadline_exceeded, cancelled: it may run on. errc::stalled,
+// nccl_error, rank_not_issued: the communicator ended, what was to be written is indeterminate.
+// errc::device_reset, device_fault: the memory is gone. Formulas: n is the number of ranks; q and r
+// are ranks. All refs of a request have one dtype. Ranges overlap only where "in place" says so.
+
+/// recv[r][i] = op over all q of send[q][i], for every r.
+/// @shape  one ref per rank, in rank order, all of one count; `recv` empty: in place. factors: one
+///         per rank with reduce_op::premul_sum, else empty
 struct all_reduce {
   std::vector<any_gpu_ref> send;
   std::vector<any_gpu_ref> recv;
   reduce_op op = reduce_op::sum;
+  request_options options;
+  std::vector<double> factors;
+
+  collective form() const;
+  operator collective() const { return form(); }
+};
+
+/// recv[i] = op over all q of send[q][i], on the root.
+/// @shape  send: one ref per rank, all of one count; recv: as many elements on the root's device.
+/// In
+///         place: recv equals send[root]. factors: as `all_reduce`
+struct reduce {
+  std::vector<any_gpu_ref> send;
+  any_gpu_ref recv;
+  std::int32_t root = 0;
+  reduce_op op = reduce_op::sum;
+  request_options options;
+  std::vector<double> factors;
+
+  collective form() const;
+  operator collective() const { return form(); }
+};
+
+/// recv[r][i] = send[i], for every r.
+/// @shape  recv: one ref per rank, all of one count; send: as many elements on the root's device.
+/// In
+///         place: send equals recv[root]
+struct broadcast {
+  any_gpu_ref send;
+  std::vector<any_gpu_ref> recv;
+  std::int32_t root = 0;
+  request_options options;
+
+  collective form() const;
+  operator collective() const { return form(); }
+};
+
+/// recv[r][q * count + i] = send[q][i], for every q and r.
+/// @shape  send: one ref per rank, all of `count` elements; recv: one ref per rank, all of n *
+///         count. In place: send[r] is the r-th part of recv[r]; so also if `send` is empty
+struct all_gather {
+  std::vector<any_gpu_ref> send;
+  std::vector<any_gpu_ref> recv;
+  request_options options;
+
+  collective form() const;
+  operator collective() const { return form(); }
+};
+
+/// recv[r][i] = op over all q of send[q][r * count + i].
+/// @shape  send: one ref per rank, all of n * count elements; recv: one ref per rank, all of
+///         `count`. In place: recv[r] is the r-th part of send[r]; so also if `recv` is empty.
+///         factors: as `all_reduce`
+struct reduce_scatter {
+  std::vector<any_gpu_ref> send;
+  std::vector<any_gpu_ref> recv;
+  reduce_op op = reduce_op::sum;
+  request_options options;
+  std::vector<double> factors;
+
+  collective form() const;
+  operator collective() const { return form(); }
+};
+
+/// recv[r][q * count + i] = send[q][r * count + i], for every q and r.
+/// @shape  send, recv: one ref per rank, all of n * count elements
+struct all_to_all {
+  std::vector<any_gpu_ref> send;
+  std::vector<any_gpu_ref> recv;
+  request_options options;
+
+  collective form() const;
+  operator collective() const { return form(); }
+};
+
+/// As `all_to_all`, with counts[q][r] elements from rank q to rank r. The parts lie one behind the
+/// other, in the order of the ranks that they go to or come from.
+/// @shape  send[q]: the sum of counts[q][...] elements; recv[r]: the sum of counts[...][r]
+struct all_to_all_v {
+  std::vector<any_gpu_ref> send;
+  std::vector<any_gpu_ref> recv;
+  std::vector<std::vector<std::uint64_t>> counts;
+  request_options options;
+
+  collective form() const;
+  operator collective() const { return form(); }
+};
+
+/// recv[q * count + i] = send[q][i], for every q, on the root.
+/// @shape  send: one ref per rank, all of `count` elements; recv: n * count on the root's device.
+///         In place on the root: send[root] is its part of recv
+struct gather {
+  std::vector<any_gpu_ref> send;
+  any_gpu_ref recv;
+  std::int32_t root = 0;
+  request_options options;
+
+  collective form() const;
+  operator collective() const { return form(); }
+};
+
+/// recv[r][i] = send[r * count + i], for every r.
+/// @shape  send: n * count elements on the root's device; recv: one ref per rank, all of `count`.
+///         In place on the root: recv[root] is its part of send
+struct scatter {
+  any_gpu_ref send;
+  std::vector<any_gpu_ref> recv;
+  std::int32_t root = 0;
+  request_options options;
+
+  collective form() const;
+  operator collective() const { return form(); }
+};
+
+/// recv[i] = send[i], from the rank `from` to the rank `to`, which may be the same.
+/// @shape  send, recv: as many elements, on the two ranks' devices
+struct send_recv {
+  std::int32_t from = 0;
+  std::int32_t to = 0;
+  any_gpu_ref send;
+  any_gpu_ref recv;
+  request_options options;
+
+  collective form() const;
+  operator collective() const { return form(); }
+};
+
+/// Done when all ranks' devices have come to it, and so are done with every collective before it.
+struct barrier {
+  request_options options;
+
+  collective form() const;
+  operator collective() const { return form(); }
+};
+
+/// Several collectives and messages between ranks as one: they make progress together, so that no
+/// pattern of messages can deadlock, and are answered once.
+/// @shape  1 to 1,024 calls; none of them reads or writes what another writes
+struct group {
+  std::vector<collective> calls;
   request_options options;
 };
 
 template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, all_reduce& x) {
   using detail::field;
   return detail::fields(f, x, "troupe::all_reduce", field("send", x.send), field("recv", x.recv),
-                        field("op", x.op), field("options", x.options));
+                        field("op", x.op), field("options", x.options),
+                        field("factors", x.factors));
+}
+
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, reduce& x) {
+  using detail::field;
+  return detail::fields(f, x, "troupe::reduce", field("send", x.send), field("recv", x.recv),
+                        field("root", x.root), field("op", x.op), field("options", x.options),
+                        field("factors", x.factors));
+}
+
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, broadcast& x) {
+  using detail::field;
+  return detail::fields(f, x, "troupe::broadcast", field("send", x.send), field("recv", x.recv),
+                        field("root", x.root), field("options", x.options));
+}
+
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, all_gather& x) {
+  using detail::field;
+  return detail::fields(f, x, "troupe::all_gather", field("send", x.send), field("recv", x.recv),
+                        field("options", x.options));
+}
+
+template <class Inspector>
+detail::inspect_result<Inspector> inspect(Inspector& f, reduce_scatter& x) {
+  using detail::field;
+  return detail::fields(f, x, "troupe::reduce_scatter", field("send", x.send),
+                        field("recv", x.recv), field("op", x.op), field("options", x.options),
+                        field("factors", x.factors));
+}
+
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, all_to_all& x) {
+  using detail::field;
+  return detail::fields(f, x, "troupe::all_to_all", field("send", x.send), field("recv", x.recv),
+                        field("options", x.options));
+}
+
+template <class Inspector>
+detail::inspect_result<Inspector> inspect(Inspector& f, all_to_all_v& x) {
+  using detail::field;
+  return detail::fields(f, x, "troupe::all_to_all_v", field("send", x.send), field("recv", x.recv),
+                        field("counts", x.counts), field("options", x.options));
+}
+
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, gather& x) {
+  using detail::field;
+  return detail::fields(f, x, "troupe::gather", field("send", x.send), field("recv", x.recv),
+                        field("root", x.root), field("options", x.options));
+}
+
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, scatter& x) {
+  using detail::field;
+  return detail::fields(f, x, "troupe::scatter", field("send", x.send), field("recv", x.recv),
+                        field("root", x.root), field("options", x.options));
+}
+
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, send_recv& x) {
+  using detail::field;
+  return detail::fields(f, x, "troupe::send_recv", field("from", x.from), field("to", x.to),
+                        field("send", x.send), field("recv", x.recv), field("options", x.options));
+}
+
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, barrier& x) {
+  using detail::field;
+  return detail::fields(f, x, "troupe::barrier", field("options", x.options));
+}
+
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, group& x) {
+  using detail::field;
+  return detail::fields(f, x, "troupe::group", field("calls", x.calls),
+                        field("options", x.options));
 }
 
 } // namespace troupe

@@ -60,7 +60,13 @@ std::string_view to_string(severity x) noexcept;
 severity severity_of(errc x) noexcept;
 
 /// How far one rank's part of an operation has come.
-enum class part_state : std::uint8_t { not_issued, issued, started, done };
+enum class part_state : std::uint8_t {
+  not_issued,
+  issued,
+  started,
+  done,
+  uninvolved, ///< the rank has no part in it
+};
 
 std::string_view to_string(part_state x) noexcept;
 TROUPE_INSPECT_ENUM(part_state)

@@ -174,4 +174,8 @@ template <element T> std::vector<any_gpu_ref> any(const std::vector<gpu_ref<T>>&
   return {refs.begin(), refs.end()};
 }
 
+inline const std::vector<any_gpu_ref>& any(const std::vector<any_gpu_ref>& refs) noexcept {
+  return refs;
+}
+
 } // namespace troupe

@@ -57,18 +57,15 @@ public:
   caf::expected<std::vector<any_gpu_ref>>
   allocate(dtype type, std::size_t count, bool zeroed = false, request_options options = {}) const;
 
-  /// In place: buffers[r][i] = op over all ranks q of buffers[q][i]. As the message `all_reduce`.
-  template <element T>
-  pending<collective_done> all_reduce(const std::vector<gpu_ref<T>>& buffers,
-                                      reduce_op op = reduce_op::sum,
-                                      request_options options = {}) const {
-    return all_reduce(any(buffers), op, options);
-  }
-  pending<collective_done> all_reduce(const std::vector<any_gpu_ref>& buffers,
-                                      reduce_op op = reduce_op::sum,
-                                      request_options options = {}) const;
+  // The verbs; what they do, their shapes and errors stand at the messages of the same names
+  // (troupe/collective.hpp). Handles are `gpu_ref`s of one type or `any_gpu_ref`s.
 
-  /// Out of place: recv[r][i] = op over all ranks q of send[q][i].
+  /// In place.
+  template <class Refs>
+  pending<collective_done> all_reduce(const Refs& buffers, reduce_op op = reduce_op::sum,
+                                      request_options options = {}) const {
+    return all_reduce(any(buffers), {}, op, options);
+  }
   template <element T>
   pending<collective_done>
   all_reduce(const std::vector<gpu_ref<T>>& send, const std::vector<gpu_ref<T>>& recv,
@@ -79,6 +76,71 @@ public:
                                       const std::vector<any_gpu_ref>& recv,
                                       reduce_op op = reduce_op::sum,
                                       request_options options = {}) const;
+
+  template <class Refs>
+  pending<collective_done> reduce(const Refs& send, const any_gpu_ref& recv, int root,
+                                  reduce_op op = reduce_op::sum,
+                                  request_options options = {}) const {
+    return run(troupe::reduce{any(send), recv, root, op, {}, {}}, options);
+  }
+
+  template <class Refs>
+  pending<collective_done> broadcast(const any_gpu_ref& send, const Refs& recv, int root,
+                                     request_options options = {}) const {
+    return run(troupe::broadcast{send, any(recv), root, {}}, options);
+  }
+
+  template <class Refs>
+  pending<collective_done> all_gather(const Refs& send, const Refs& recv,
+                                      request_options options = {}) const {
+    return run(troupe::all_gather{any(send), any(recv), {}}, options);
+  }
+
+  template <class Refs>
+  pending<collective_done> reduce_scatter(const Refs& send, const Refs& recv,
+                                          reduce_op op = reduce_op::sum,
+                                          request_options options = {}) const {
+    return run(troupe::reduce_scatter{any(send), any(recv), op, {}, {}}, options);
+  }
+
+  template <class Refs>
+  pending<collective_done> all_to_all(const Refs& send, const Refs& recv,
+                                      request_options options = {}) const {
+    return run(troupe::all_to_all{any(send), any(recv), {}}, options);
+  }
+
+  template <class Refs>
+  pending<collective_done> all_to_all_v(const Refs& send, const Refs& recv,
+                                        std::vector<std::vector<std::uint64_t>> counts,
+                                        request_options options = {}) const {
+    return run(troupe::all_to_all_v{any(send), any(recv), std::move(counts), {}}, options);
+  }
+
+  template <class Refs>
+  pending<collective_done> gather(const Refs& send, const any_gpu_ref& recv, int root,
+                                  request_options options = {}) const {
+    return run(troupe::gather{any(send), recv, root, {}}, options);
+  }
+
+  template <class Refs>
+  pending<collective_done> scatter(const any_gpu_ref& send, const Refs& recv, int root,
+                                   request_options options = {}) const {
+    return run(troupe::scatter{send, any(recv), root, {}}, options);
+  }
+
+  /// From rank `from` to rank `to`.
+  pending<collective_done> send_recv(int from, const any_gpu_ref& send, int to,
+                                     const any_gpu_ref& recv, request_options options = {}) const {
+    return run(troupe::send_recv{from, to, send, recv, {}}, options);
+  }
+
+  pending<collective_done> barrier(request_options options = {}) const {
+    return run(troupe::barrier{}, options);
+  }
+
+  /// Any of the above; also with factors, for reduce_op::premul_sum.
+  pending<collective_done> run(const collective& what, request_options options = {}) const;
+  pending<collective_done> run(const group& what) const;
 
 private:
   struct owner;

@@ -35,21 +35,31 @@ public:
     join_devices();
     detail::send_after(this, caf::actor_cast<caf::actor>(this), core_->limits().build_deadline,
                        retry_build{true});
-    return with_exit([this](caf::exit_msg& x) { end(x.reason); },
-                     [this](const all_reduce& x) {
-                       return reply_when_answered(
-                           this, core_->all_reduce(x.send, x.recv, x.op, x.options));
-                     },
-                     [this](const get_status&) { return core_->status(); },
-                     [this](const subscribe&) {
-                       if (auto who = subscribers_.add(this); who)
-                         detail::send(this, who, core_->status());
-                     },
-                     [this](const shutdown&) { end(caf::exit_reason::user_shutdown); },
-                     [this](const device_changed& x) { on_device(x); },
-                     [this](const communicator_built& x) { on_built(x); },
-                     [this](const communicator_ended& x) { on_ended(x); },
-                     [this](const retry_build& x) { on_retry(x); });
+    return with_exit(
+        [this](caf::exit_msg& x) { end(x.reason); },
+        [this](const all_reduce& x) {
+          return reply_when_answered(
+              this, core_->run({collective_kind::all_reduce, x.send, x.recv, x.op, x.factors},
+                               x.options));
+        },
+        [this](const reduce& x) { return run(x); }, [this](const broadcast& x) { return run(x); },
+        [this](const all_gather& x) { return run(x); },
+        [this](const reduce_scatter& x) { return run(x); },
+        [this](const all_to_all& x) { return run(x); },
+        [this](const all_to_all_v& x) { return run(x); },
+        [this](const gather& x) { return run(x); }, [this](const scatter& x) { return run(x); },
+        [this](const send_recv& x) { return run(x); }, [this](const barrier& x) { return run(x); },
+        [this](const group& x) { return reply_when_answered(this, core_->run(x)); },
+        [this](const get_status&) { return core_->status(); },
+        [this](const subscribe&) {
+          if (auto who = subscribers_.add(this); who)
+            detail::send(this, who, core_->status());
+        },
+        [this](const shutdown&) { end(caf::exit_reason::user_shutdown); },
+        [this](const device_changed& x) { on_device(x); },
+        [this](const communicator_built& x) { on_built(x); },
+        [this](const communicator_ended& x) { on_ended(x); },
+        [this](const retry_build& x) { on_retry(x); });
   }
 
   void on_exit() override {
@@ -59,6 +69,10 @@ public:
   }
 
 private:
+  template <class Request> caf::result<collective_done> run(const Request& x) {
+    return reply_when_answered(this, core_->run(collective_view{x.form()}, x.options));
+  }
+
   /// Every device's collective actor tells what becomes of it.
   void join_devices() {
     for (std::size_t i = 0; i < core_->size(); ++i) {

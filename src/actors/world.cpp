@@ -79,15 +79,19 @@ pending<collective_done> answer(std::shared_ptr<detail::operation_of<collective_
 
 } // namespace
 
-pending<collective_done> world::all_reduce(const std::vector<any_gpu_ref>& buffers, reduce_op op,
-                                           request_options options) const {
-  return answer(owner_->parts.core->all_reduce(buffers, {}, op, options));
-}
-
 pending<collective_done> world::all_reduce(const std::vector<any_gpu_ref>& send,
                                            const std::vector<any_gpu_ref>& recv, reduce_op op,
                                            request_options options) const {
-  return answer(owner_->parts.core->all_reduce(send, recv, op, options));
+  return answer(
+      owner_->parts.core->run({collective_kind::all_reduce, send, recv, op, {}}, options));
+}
+
+pending<collective_done> world::run(const collective& what, request_options options) const {
+  return answer(owner_->parts.core->run(detail::collective_view{what}, options));
+}
+
+pending<collective_done> world::run(const group& what) const {
+  return answer(owner_->parts.core->run(what));
 }
 
 } // namespace troupe

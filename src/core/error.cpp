@@ -129,6 +129,8 @@ std::string_view to_string(part_state x) noexcept {
     return "started";
   case part_state::done:
     return "done";
+  case part_state::uninvolved:
+    return "uninvolved";
   }
   return "unknown";
 }
@@ -162,9 +164,12 @@ std::string to_string(const failure& x) {
                                   : x.native_name + " (" + std::to_string(x.native_code) + ")";
   }
   if (!x.parts.empty()) {
-    text += "; ranks:";
+    const char* separator = "; ranks: ";
     for (std::size_t i = 0; i < x.parts.size(); ++i)
-      text += (i == 0 ? " " : ", ") + std::to_string(i) + " " + std::string{to_string(x.parts[i])};
+      if (x.parts[i] != part_state::uninvolved) {
+        text += separator + std::to_string(i) + " " + std::string{to_string(x.parts[i])};
+        separator = ", ";
+      }
   }
   return text;
 }

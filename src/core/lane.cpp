@@ -560,8 +560,8 @@ caf::error lane::in_full(const part& p, const caf::error& error) const {
     x->device = state_->ordinal();
   if (x->generation == 0)
     x->generation = state_->generation();
-  if (x->rank < 0 && p.of->parts().size() > 1)
-    x->rank = static_cast<int>(p.index);
+  if (x->rank < 0)
+    x->rank = p.rank;
   return make_error(std::move(*x));
 }
 

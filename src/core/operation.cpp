@@ -9,8 +9,26 @@
 namespace troupe::detail {
 
 namespace {
+
 std::atomic<std::uint64_t> last_number{0};
+
+part_state state_of(const part& p) noexcept {
+  switch (p.at.load(std::memory_order_acquire)) {
+  case part::state::queued:
+  case part::state::issuing:
+  case part::state::skipped:
+    return part_state::not_issued;
+  case part::state::issued:
+    return part_state::issued;
+  case part::state::started:
+    return part_state::started;
+  case part::state::done:
+    return part_state::done;
+  }
+  return part_state::not_issued;
 }
+
+} // namespace
 
 operation::operation(const char* verb, std::size_t parts)
     : verb_(verb), number_(last_number.fetch_add(1, std::memory_order_relaxed) + 1),
@@ -39,22 +57,10 @@ failure operation::describe(errc code, std::string detail) const {
   result.verb = verb_;
   result.operation = number_;
   for (auto& p : parts()) {
-    switch (p.at.load(std::memory_order_acquire)) {
-    case part::state::queued:
-    case part::state::issuing:
-    case part::state::skipped:
-      result.parts.push_back(part_state::not_issued);
-      break;
-    case part::state::issued:
-      result.parts.push_back(part_state::issued);
-      break;
-    case part::state::started:
-      result.parts.push_back(part_state::started);
-      break;
-    case part::state::done:
-      result.parts.push_back(part_state::done);
-      break;
-    }
+    auto place = p.rank >= 0 ? static_cast<std::size_t>(p.rank) : p.index;
+    if (result.parts.size() <= place)
+      result.parts.resize(place + 1, part_state::uninvolved);
+    result.parts[place] = state_of(p);
   }
   return result;
 }

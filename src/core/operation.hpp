@@ -46,6 +46,7 @@ struct part {
   operation* of = nullptr;
   lane* on = nullptr;
   std::size_t index = 0;
+  int rank = -1; ///< in a collective
   stream_kind stream = stream_kind::compute;
   bool uses_memory = false;
   bool passed_by = false; ///< never issued; its event alone stands in the stream

@@ -1,10 +1,8 @@
 /// The verbs: what each does on its lane.
 #pragma once
 
-#include "core/communicator.hpp"
 #include "core/operation.hpp"
 #include "core/staging.hpp"
-#include <troupe/collective.hpp>
 #include <troupe/device_status.hpp>
 #include <troupe/gpu_ref.hpp>
 #include <troupe/host_buffer.hpp>
@@ -19,8 +17,6 @@
 #include <vector>
 
 namespace troupe::detail {
-
-class world_core;
 
 /// A `use` of a whole handle by part `part`.
 use use_of(const any_gpu_ref& ref, bool reads, bool writes, std::size_t part = 0);
@@ -143,56 +139,6 @@ private:
   any_gpu_ref ref_;
   access_mode mode_;
   stream_view user_;
-};
-
-class all_reduce_operation final : public operation_of<collective_done> {
-public:
-  all_reduce_operation(std::shared_ptr<world_core> world, std::span<const any_gpu_ref> send,
-                       std::span<const any_gpu_ref> recv, reduce_op op, std::uint64_t membership);
-  caf::error on_check() const override;
-  caf::error on_admit() override;
-  const void* waits_for() const override;
-  caf::expected<issue_outcome> issue(part& p, lane& on) override;
-  void on_lost_part(part& p, const caf::error& why) noexcept override;
-  void on_part_done(part& p) noexcept override;
-  void on_stall() noexcept override;
-  const void* communicator_key() const noexcept override { return communicator_key_.load(); }
-
-protected:
-  void on_submit() override;
-
-private:
-  struct rank_memory {
-    const void* send;
-    void* recv;
-  };
-  const std::shared_ptr<world_core> world_;
-  std::vector<rank_memory> memory_;
-  std::size_t count_;
-  dtype type_;
-  reduce_op op_;
-  std::uint64_t membership_;
-  std::shared_ptr<communicator> communicator_;
-  std::atomic<const void*> communicator_key_{nullptr}; // for those who look at it while it waits
-};
-
-/// Makes all connections of a new communicator, in the order of all other work on its devices. The
-/// call blocks until every rank is in it: the lanes wait for each other before they make it, so
-/// that one that is busy keeps no other inside.
-class connect_operation final : public operation_of<nothing> {
-public:
-  connect_operation(std::shared_ptr<communicator> target,
-                    const std::vector<std::shared_ptr<lane>>& lanes,
-                    std::chrono::nanoseconds limit);
-  caf::expected<issue_outcome> issue(part& p, lane& on) override;
-  caf::expected<issue_outcome> proceed(part& p, lane& on) override;
-  void on_lost_part(part& p, const caf::error& why) noexcept override;
-  void on_stall() noexcept override;
-  const void* communicator_key() const noexcept override { return communicator_.get(); }
-
-private:
-  const std::shared_ptr<communicator> communicator_;
-  std::atomic<std::size_t> arrived_{0};
 };
 
 } // namespace troupe::detail

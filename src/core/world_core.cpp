@@ -1,10 +1,11 @@
 #include "core/world_core.hpp"
 
+#include "core/collective_operations.hpp"
 #include "core/log.hpp"
-#include "core/operations.hpp"
 #include "core/order.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace troupe {
@@ -220,65 +221,64 @@ std::shared_ptr<communicator> world_core::join(collective_done& view) const {
   return current_;
 }
 
-caf::error world_core::check_ranks(const char* verb, std::span<const any_gpu_ref> send,
-                                   std::span<const any_gpu_ref> recv) const {
-  auto refuse = [&](errc code, std::size_t rank, std::string detail) {
-    failure why;
-    why.code = code;
-    why.verb = verb;
-    why.detail = std::move(detail);
-    if (rank < size()) {
-      why.rank = static_cast<int>(rank);
-      why.device = lanes_[rank]->state().ordinal();
-    }
-    return make_error(std::move(why));
-  };
-  auto check = [&](std::span<const any_gpu_ref> refs) -> caf::error {
-    if (refs.size() != size())
-      return refuse(errc::invalid_argument, size(),
-                    std::to_string(refs.size()) + " buffers for " + std::to_string(size()) +
-                        " ranks");
-    for (std::size_t i = 0; i < size(); ++i) {
-      auto& ref = refs[i];
-      if (!ref)
-        return refuse(errc::stale_ref, i, "the handle has no memory");
-      if (&ref.memory()->home() != &lanes_[i]->state())
-        return refuse(errc::invalid_argument, i,
-                      "the buffer lies on device " + std::to_string(ref.device()) +
-                          ", not on the rank's");
-      if (ref.type() != send[0].type())
-        return refuse(errc::shape_mismatch, i,
-                      "a buffer of " + std::string{to_string(ref.type())} + " beside one of " +
-                          std::string{to_string(send[0].type())});
-      if (ref.count() != send[0].count())
-        return refuse(errc::shape_mismatch, i,
-                      "a buffer of " + std::to_string(ref.count()) + " elements beside one of " +
-                          std::to_string(send[0].count()));
-    }
-    return {};
-  };
-  if (auto error = check(send); error)
-    return error;
-  if (!recv.empty()) // else in place
-    if (auto error = check(recv); error)
-      return error;
-  for (std::size_t i = 0; i < recv.size(); ++i)
-    if (recv[i] != send[i] && overlap(recv[i], send[i]))
-      return refuse(errc::invalid_argument, i,
-                    "the buffers to send and to receive overlap and are not the same");
-  return {};
-}
-
-std::shared_ptr<operation_of<collective_done>>
-world_core::all_reduce(std::span<const any_gpu_ref> send, std::span<const any_gpu_ref> recv,
-                       reduce_op op, const request_options& options) {
-  if (auto error = check_ranks("all_reduce", send, recv); error)
-    return refused_operation<collective_done>("all_reduce", std::move(error));
-  auto result = std::make_shared<all_reduce_operation>(shared_from_this(), send, recv, op,
+world_core::answer world_core::start(const char* verb, caf::expected<std::vector<rank_call>> calls,
+                                     const request_options& options) {
+  if (!calls)
+    return refused_operation<collective_done>(verb, std::move(calls.error()));
+  auto result = std::make_shared<collective_operation>(verb, shared_from_this(), std::move(*calls),
                                                        options.membership);
   result->deadline = from_now(options.deadline.count() != 0 ? options.deadline : limits_.deadline);
   runtime_->start(result);
   return result;
+}
+
+namespace {
+
+/// Sorted by rank, each rank's calls in their order.
+/// @errors errc::invalid_argument: two calls of a rank touch what one of them writes
+caf::expected<std::vector<rank_call>> by_rank(std::vector<rank_call> calls) {
+  std::stable_sort(calls.begin(), calls.end(),
+                   [](const rank_call& a, const rank_call& b) { return a.rank < b.rank; });
+  for (auto a = calls.begin(); a != calls.end(); ++a)
+    for (auto b = a + 1; b != calls.end() && b->rank == a->rank; ++b)
+      if (conflict(*a, *b)) {
+        failure why;
+        why.code = errc::invalid_argument;
+        why.verb = "group";
+        why.rank = static_cast<int>(a->rank);
+        why.detail = "two calls of one group touch memory that one of them writes";
+        return make_error(std::move(why));
+      }
+  return calls;
+}
+
+constexpr std::size_t group_limit = 1024;
+
+} // namespace
+
+world_core::answer world_core::run(const collective_view& what, const request_options& options) {
+  auto* verb = what.kind == collective_kind::send ? "send_recv" : to_string(what.kind).data();
+  auto calls = rank_calls(verb, what, lanes_);
+  if (calls && what.kind == collective_kind::send)
+    calls = by_rank(std::move(*calls)); // from a rank to itself, too
+  return start(verb, std::move(calls), options);
+}
+
+world_core::answer world_core::run(const group& what) {
+  if (what.calls.empty() || what.calls.size() > group_limit)
+    return start("group",
+                 make_error(errc::invalid_argument,
+                            "a group of " + std::to_string(what.calls.size()) +
+                                " calls; it has 1 to " + std::to_string(group_limit)),
+                 what.options);
+  std::vector<rank_call> all;
+  for (auto& x : what.calls) {
+    auto calls = rank_calls("group", collective_view{x}, lanes_);
+    if (!calls)
+      return start("group", std::move(calls), what.options);
+    std::move(calls->begin(), calls->end(), std::back_inserter(all));
+  }
+  return start("group", by_rank(std::move(all)), what.options);
 }
 
 } // namespace troupe::detail

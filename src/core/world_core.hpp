@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/communicator.hpp"
+#include "core/rank_call.hpp"
 #include "core/runtime.hpp"
 #include <troupe/collective.hpp>
 #include <troupe/world_status.hpp>
@@ -49,11 +50,10 @@ public:
 
   // -- for requests
 
-  /// In place if `recv` is empty.
-  std::shared_ptr<operation_of<collective_done>> all_reduce(std::span<const any_gpu_ref> send,
-                                                            std::span<const any_gpu_ref> recv,
-                                                            reduce_op op,
-                                                            const request_options& options);
+  using answer = std::shared_ptr<operation_of<collective_done>>;
+
+  answer run(const collective_view& what, const request_options& options);
+  answer run(const group& what);
 
   // -- for requests, under the lock of the order
 
@@ -70,8 +70,8 @@ public:
   std::shared_ptr<communicator> join(collective_done& view) const;
 
 private:
-  caf::error check_ranks(const char* verb, std::span<const any_gpu_ref> send,
-                         std::span<const any_gpu_ref> recv) const;
+  answer start(const char* verb, caf::expected<std::vector<rank_call>> calls,
+               const request_options& options);
   std::shared_ptr<communicator> adopt(std::uint64_t epoch, communicator_ranks ranks);
   void on_communicator_end(communicator& which, const caf::error& cause) noexcept;
   world_status status_locked() const;

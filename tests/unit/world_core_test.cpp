@@ -37,6 +37,12 @@ using testing::settles;
 using testing::verb;
 using namespace std::chrono_literals;
 
+std::shared_ptr<detail::operation_of<collective_done>>
+all_reduce_in(world_core& world, const std::vector<any_gpu_ref>& send,
+              const std::vector<any_gpu_ref>& recv, reduce_op op, request_options options = {}) {
+  return world.run({collective_kind::all_reduce, send, recv, op, {}}, options);
+}
+
 /// A world without its actor.
 class a_world {
 public:
@@ -70,7 +76,8 @@ public:
   }
   std::shared_ptr<detail::operation_of<collective_done>>
   all_reduce(std::chrono::nanoseconds deadline = 30s) {
-    return core->all_reduce(refs, {}, reduce_op::sum, {.deadline = deadline});
+    return core->run({collective_kind::all_reduce, refs, {}, reduce_op::sum, {}},
+                     {.deadline = deadline});
   }
   /// Of the `i`-th element alone.
   std::shared_ptr<detail::operation_of<collective_done>>
@@ -78,7 +85,7 @@ public:
     std::vector<any_gpu_ref> elements;
     for (auto& ref : refs)
       elements.push_back(must(ref.slice(i, 1)));
-    return core->all_reduce(elements, {}, reduce_op::sum, {.deadline = deadline});
+    return all_reduce_in(*core, elements, {}, reduce_op::sum, {.deadline = deadline});
   }
   std::vector<std::pair<std::uint64_t, caf::error>> ends() const {
     std::lock_guard lock{mutex_};
@@ -196,7 +203,7 @@ TEST_F(WaitingRequest, LetsPassWhatDoesNotConflict) {
     results.push_back(op->value);
     must(answer_of(fill(world.refs[static_cast<std::size_t>(i)], 4)));
   }
-  auto sum = world.core->all_reduce(world.refs, results, reduce_op::sum, {});
+  auto sum = all_reduce_in(*world.core, world.refs, results, reduce_op::sum);
   EXPECT_EQ(read(x).value(), 4); // it only reads this
   auto result = read(results[0]);
   auto change = fill(x, 50);
@@ -267,7 +274,7 @@ TEST_F(WaitingRequest, EndsWithTheSystem) {
 TEST_F(WaitingRequest, HoldsUpNoOtherWorld) {
   a_world second{system};
   auto sum = world.all_reduce();
-  auto behind = second.core->all_reduce(world.refs, {}, reduce_op::sum, {});
+  auto behind = all_reduce_in(*second.core, world.refs, {}, reduce_op::sum);
   second.open();
   EXPECT_TRUE(is_ok(answer_of(second.all_reduce())));
   EXPECT_FALSE(behind->answered());
@@ -302,12 +309,12 @@ TEST_F(WaitingRequest, KeepsEveryPlaceInLongRows) {
         static_cast<void>(fill(sets[set][rank], here[rank]));
         break;
       case 1: // in place
-        sums.push_back(worlds[pick(2)]->core->all_reduce(sets[set], {}, reduce_op::max, {}));
+        sums.push_back(all_reduce_in(*worlds[pick(2)]->core, sets[set], {}, reduce_op::max));
         here[0] = here[1] = std::max(here[0], here[1]);
         break;
       case 2: // from one set to the other
         sums.push_back(
-            worlds[pick(2)]->core->all_reduce(sets[set], sets[1 - set], reduce_op::max, {}));
+            all_reduce_in(*worlds[pick(2)]->core, sets[set], sets[1 - set], reduce_op::max));
         model[1 - set][0] = model[1 - set][1] = std::max(here[0], here[1]);
         break;
       default:
@@ -464,7 +471,7 @@ TEST(WorldCore, RefusesWhatCannotBeRight) {
   world.open();
   const auto refused = [&](const std::vector<any_gpu_ref>& send,
                            const std::vector<any_gpu_ref>& recv = {}) {
-    auto op = world.core->all_reduce(send, recv, reduce_op::sum, {});
+    auto op = all_reduce_in(*world.core, send, recv, reduce_op::sum);
     EXPECT_TRUE(op->answered());
     return code_of(op->error());
   };
@@ -479,9 +486,8 @@ TEST(WorldCore, RefusesWhatCannotBeRight) {
     return must(world.refs[rank].slice(first, 32));
   };
   EXPECT_EQ(refused({half(0, 0), half(1, 0)}, {half(0, 16), half(1, 16)}), errc::invalid_argument);
-  EXPECT_FALSE(world.core
-                   ->all_reduce(std::vector{half(0, 0), half(1, 0)},
-                                std::vector{half(0, 32), half(1, 32)}, reduce_op::sum, {})
+  EXPECT_FALSE(all_reduce_in(*world.core, {half(0, 0), half(1, 0)}, {half(0, 32), half(1, 32)},
+                             reduce_op::sum)
                    ->error());
 }
 

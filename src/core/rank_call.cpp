@@ -1,0 +1,528 @@
+#include "core/rank_call.hpp"
+
+#include "core/buffer.hpp"
+#include "core/lane.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+
+using lanes_view = std::span<const std::shared_ptr<lane>>;
+
+bool is_rooted(collective_kind x) noexcept {
+  return x == collective_kind::reduce || x == collective_kind::broadcast ||
+         x == collective_kind::gather || x == collective_kind::scatter;
+}
+
+bool reduces(collective_kind x) noexcept {
+  return x == collective_kind::all_reduce || x == collective_kind::reduce ||
+         x == collective_kind::reduce_scatter;
+}
+
+bool overlap(const memory_range& a, const memory_range& b) noexcept {
+  return a && b && a.of->memory() == b.of->memory() && a.begin < b.end && b.begin < a.end;
+}
+
+bool equal(const memory_range& a, const memory_range& b) noexcept {
+  return a.of->memory() == b.of->memory() && a.begin == b.begin && a.end == b.end;
+}
+
+memory_range range_of(const any_gpu_ref& x) {
+  return {&x, x.offset(), x.offset() + x.size_bytes()};
+}
+
+/// The `i`-th of `n` equal parts.
+memory_range part_of(const memory_range& x, std::size_t i, std::size_t n) {
+  auto size = (x.end - x.begin) / n;
+  return {x.of, x.begin + i * size, x.begin + (i + 1) * size};
+}
+
+/// The sum of `counts`, or more than any buffer has.
+std::size_t sum_of(const std::vector<std::size_t>& counts) {
+  std::size_t result = 0;
+  for (auto x : counts)
+    if (__builtin_add_overflow(result, x, &result))
+      return SIZE_MAX;
+  return result;
+}
+
+std::string elements(std::size_t count) { return std::to_string(count) + " elements"; }
+
+/// The factor in the type that it multiplies.
+template <class T> void store(std::array<std::byte, 8>& to, double x) {
+  T value{};
+  if constexpr (std::is_arithmetic_v<T>)
+    value = static_cast<T>(x);
+  else
+    value = T{static_cast<float>(x)};
+  std::memcpy(to.data(), &value, sizeof value);
+}
+
+void store_factor(std::array<std::byte, 8>& to, dtype type, double x) {
+  switch (type) {
+  case dtype::int8:
+    return store<std::int8_t>(to, x);
+  case dtype::uint8:
+    return store<std::uint8_t>(to, x);
+  case dtype::int32:
+    return store<std::int32_t>(to, x);
+  case dtype::uint32:
+    return store<std::uint32_t>(to, x);
+  case dtype::int64:
+    return store<std::int64_t>(to, x);
+  case dtype::uint64:
+    return store<std::uint64_t>(to, x);
+  case dtype::float16:
+    return store<float16>(to, x);
+  case dtype::bfloat16:
+    return store<bfloat16>(to, x);
+  case dtype::float32:
+    return store<float>(to, x);
+  case dtype::float64:
+    return store<double>(to, x);
+  case dtype::float8_e4m3:
+    return store<float8_e4m3>(to, x);
+  case dtype::float8_e5m2:
+    return store<float8_e5m2>(to, x);
+  }
+}
+
+/// Whether an integer type holds `x` as it is.
+bool representable(dtype type, double x) {
+  auto whole = [x](double least, double beyond) {
+    return x >= least && x < beyond && x == static_cast<double>(static_cast<long long>(x));
+  };
+  constexpr double two31 = 2147483648.0;
+  constexpr double two63 = 9223372036854775808.0;
+  switch (type) {
+  case dtype::int8:
+    return whole(-128, 128);
+  case dtype::uint8:
+    return whole(0, 256);
+  case dtype::int32:
+    return whole(-two31, two31);
+  case dtype::uint32:
+    return whole(0, 2 * two31);
+  case dtype::int64:
+    return whole(-two63, two63);
+  case dtype::uint64:
+    return whole(0, two63);
+  default:
+    return true;
+  }
+}
+
+/// Makes and checks the part of one rank.
+class checker {
+public:
+  checker(const char* verb, const collective_view& x, lanes_view lanes)
+      : verb_(verb), x_(x), lanes_(lanes) {}
+
+  std::size_t size() const noexcept { return lanes_.size(); }
+
+  caf::error refuse(errc code, std::size_t rank, std::string detail) const {
+    failure why;
+    why.code = code;
+    why.verb = verb_;
+    why.detail = std::move(detail);
+    if (rank < size()) {
+      why.rank = static_cast<int>(rank);
+      why.device = lanes_[rank]->state().ordinal();
+    }
+    return make_error(std::move(why));
+  }
+
+  /// `send`, `recv`: the rank's handle, if the request has one for it.
+  caf::expected<rank_call> check(std::size_t rank, const any_gpu_ref* send, const any_gpu_ref* recv,
+                                 const double* factor, std::unique_ptr<exchange_plan> plan) const {
+    rank_call result;
+    result.rank = rank;
+    result.plan = std::move(plan);
+    auto& call = result.call;
+    call.what = x_.kind;
+    call.op = reduces(x_.kind) ? x_.op : reduce_op::sum;
+    call.peer = x_.peer;
+    for (auto* ref : {send, recv})
+      if (ref != nullptr)
+        if (auto error = check_handle(rank, *ref); error)
+          return error;
+    if (send != nullptr)
+      result.send = range_of(*send);
+    if (recv != nullptr)
+      result.recv = range_of(*recv);
+    auto n = size();
+    auto count_of = [](const memory_range& r) { return (r.end - r.begin) / size_of(r.of->type()); };
+    auto whole = [&](const memory_range& r) -> caf::error {
+      if (count_of(r) % n != 0)
+        return refuse(errc::shape_mismatch, rank,
+                      elements(count_of(r)) + " are no equal parts for " + std::to_string(n) +
+                          " ranks");
+      return {};
+    };
+    bool root = static_cast<int>(rank) == x_.peer;
+    bool sends = true;
+    bool receives = true;
+    switch (x_.kind) {
+    case collective_kind::all_reduce:
+      if (!result.recv)
+        result.recv = result.send;
+      break;
+    case collective_kind::reduce:
+    case collective_kind::gather:
+      receives = root;
+      break;
+    case collective_kind::broadcast:
+    case collective_kind::scatter:
+      sends = root;
+      break;
+    case collective_kind::all_gather:
+      if (result.recv && !result.send) {
+        if (auto error = whole(result.recv); error)
+          return error;
+        result.send = part_of(result.recv, rank, n);
+      }
+      break;
+    case collective_kind::reduce_scatter:
+      if (result.send && !result.recv) {
+        if (auto error = whole(result.send); error)
+          return error;
+        result.recv = part_of(result.send, rank, n);
+      }
+      break;
+    case collective_kind::send:
+      receives = false;
+      break;
+    case collective_kind::recv:
+      sends = false;
+      break;
+    case collective_kind::barrier:
+      return result;
+    case collective_kind::all_to_all:
+    case collective_kind::all_to_all_v:
+      break;
+    }
+    if (sends != static_cast<bool>(result.send) || receives != static_cast<bool>(result.recv))
+      return refuse(errc::invalid_argument, rank,
+                    sends != static_cast<bool>(result.send)
+                        ? (sends ? "there is no buffer to send" : "there is a buffer to send")
+                        : (receives ? "there is no buffer to receive into"
+                                    : "there is a buffer to receive into"));
+    auto& any = sends ? result.send : result.recv;
+    call.type = any.of->type();
+    if (sends && receives && result.recv.of->type() != call.type)
+      return refuse(errc::shape_mismatch, rank,
+                    "a buffer of " + std::string{to_string(result.recv.of->type())} +
+                        " beside one of " + std::string{to_string(call.type)});
+    auto want = [&](const memory_range& r, std::size_t count) -> caf::error {
+      if (r && count_of(r) != count)
+        return refuse(errc::shape_mismatch, rank,
+                      "a buffer of " + elements(count_of(r)) + " where " + std::to_string(count) +
+                          " are meant");
+      return {};
+    };
+    std::size_t send_count = sends ? count_of(result.send) : 0;
+    std::size_t recv_count = receives ? count_of(result.recv) : 0;
+    caf::error error;
+    bool in_place = false;
+    switch (x_.kind) {
+    case collective_kind::all_reduce:
+    case collective_kind::reduce:
+    case collective_kind::broadcast:
+      call.count = sends ? send_count : recv_count;
+      if (receives)
+        error = want(result.recv, call.count);
+      in_place = sends && receives && !error && equal(result.send, result.recv);
+      break;
+    case collective_kind::send:
+      call.count = send_count;
+      break;
+    case collective_kind::recv:
+      call.count = recv_count;
+      break;
+    case collective_kind::all_gather:
+    case collective_kind::gather:
+      call.count = send_count;
+      if (receives) {
+        error = want(result.recv, n * call.count);
+        in_place = !error && equal(result.send, part_of(result.recv, rank, n));
+      }
+      break;
+    case collective_kind::reduce_scatter:
+    case collective_kind::scatter:
+      call.count = recv_count;
+      if (sends) {
+        error = want(result.send, n * call.count);
+        in_place = !error && equal(result.recv, part_of(result.send, rank, n));
+      }
+      break;
+    case collective_kind::all_to_all:
+      error = whole(result.send);
+      if (!error)
+        error = want(result.recv, send_count);
+      call.count = send_count / n;
+      break;
+    case collective_kind::all_to_all_v:
+      error = want(result.send, sum_of(result.plan->send_counts));
+      if (!error)
+        error = want(result.recv, sum_of(result.plan->recv_counts));
+      break;
+    case collective_kind::barrier:
+      break;
+    }
+    if (error)
+      return error;
+    if (!in_place && sends && receives && overlap(result.send, result.recv))
+      return refuse(errc::invalid_argument, rank,
+                    "the buffers to send and to receive overlap and are not the same");
+    if (call.op == reduce_op::premul_sum) {
+      if (factor == nullptr)
+        return refuse(errc::invalid_argument, rank, "premul_sum needs a factor");
+      if (!representable(call.type, *factor))
+        return refuse(errc::invalid_argument, rank,
+                      "the factor " + std::to_string(*factor) + " is no " +
+                          std::string{to_string(call.type)});
+      store_factor(result.factor, call.type, *factor);
+    }
+    auto address = [](const memory_range& r) { return r.of->memory()->address() + r.begin; };
+    if (sends)
+      call.send = address(result.send);
+    if (receives)
+      call.recv = address(result.recv);
+    return result;
+  }
+
+  /// The same in every rank's view of one collective.
+  caf::error compare(const rank_call& a, const rank_call& b) const {
+    if (a.call.type != b.call.type)
+      return refuse(errc::shape_mismatch, b.rank,
+                    "a buffer of " + std::string{to_string(b.call.type)} + " beside one of " +
+                        std::string{to_string(a.call.type)});
+    if (a.call.count != b.call.count)
+      return refuse(errc::shape_mismatch, b.rank,
+                    "a buffer for " + elements(b.call.count) + " beside one for " +
+                        std::to_string(a.call.count));
+    return {};
+  }
+
+  caf::error check_request() const {
+    if (is_rooted(x_.kind) && (x_.peer < 0 || static_cast<std::size_t>(x_.peer) >= size()))
+      return refuse(errc::invalid_argument, size(),
+                    "there is no rank " + std::to_string(x_.peer) + " to be the root");
+    if (!x_.factors.empty() && (x_.op != reduce_op::premul_sum || !reduces(x_.kind)))
+      return refuse(errc::invalid_argument, size(), "only premul_sum has factors");
+    return {};
+  }
+
+  caf::error check_rank(int rank, const char* what) const {
+    if (rank < 0 || static_cast<std::size_t>(rank) >= size())
+      return refuse(errc::invalid_argument, size(),
+                    "there is no rank " + std::to_string(rank) + " to " + what);
+    return {};
+  }
+
+  caf::error check_number(std::size_t there, std::size_t wanted) const {
+    if (there != wanted)
+      return refuse(errc::invalid_argument, size(),
+                    std::to_string(there) + " buffers for " + std::to_string(wanted) + " ranks");
+    return {};
+  }
+
+private:
+  caf::error check_handle(std::size_t rank, const any_gpu_ref& ref) const {
+    if (!ref)
+      return refuse(errc::stale_ref, rank, "the handle has no memory");
+    if (&ref.memory()->home() != &lanes_[rank]->state())
+      return refuse(errc::invalid_argument, rank,
+                    "the buffer lies on device " + std::to_string(ref.device()) +
+                        ", not on the rank's");
+    return {};
+  }
+
+  const char* verb_;
+  const collective_view& x_;
+  lanes_view lanes_;
+};
+
+std::unique_ptr<exchange_plan> packed(std::vector<std::size_t> send_counts,
+                                      std::vector<std::size_t> recv_counts) {
+  auto result = std::make_unique<exchange_plan>();
+  auto offsets = [](const std::vector<std::size_t>& counts) {
+    std::vector<std::size_t> at(counts.size());
+    std::exclusive_scan(counts.begin(), counts.end(), at.begin(), std::size_t{0});
+    return at;
+  };
+  result->send_offsets = offsets(send_counts);
+  result->recv_offsets = offsets(recv_counts);
+  result->send_counts = std::move(send_counts);
+  result->recv_counts = std::move(recv_counts);
+  return result;
+}
+
+caf::expected<std::vector<rank_call>> message_calls(const checker& check, const char* verb,
+                                                    const collective_view& x, lanes_view lanes) {
+  for (auto [rank, what] : {std::pair{x.rank, "send"}, std::pair{x.peer, "receive"}})
+    if (auto error = check.check_rank(rank, what); error)
+      return error;
+  for (auto refs : {x.send, x.recv})
+    if (refs.size() != 1)
+      return check.refuse(errc::invalid_argument, check.size(),
+                          std::to_string(refs.size()) + " buffers at one end of a message");
+  auto receiver = x;
+  receiver.kind = collective_kind::recv;
+  receiver.peer = x.rank;
+  auto send = check.check(static_cast<std::size_t>(x.rank), &x.send[0], nullptr, nullptr, nullptr);
+  if (!send)
+    return send.error();
+  auto recv = checker{verb, receiver, lanes}.check(static_cast<std::size_t>(x.peer), nullptr,
+                                                   &x.recv[0], nullptr, nullptr);
+  if (!recv)
+    return recv.error();
+  if (auto error = check.compare(*send, *recv); error)
+    return error;
+  std::vector<rank_call> result;
+  result.push_back(std::move(*send));
+  result.push_back(std::move(*recv));
+  return result;
+}
+
+/// Who has a handle for its `send` or `recv` in a collective over n ranks.
+enum class holders : std::uint8_t { none, all, all_or_none, root };
+
+struct handle_rule {
+  holders send;
+  holders recv;
+};
+
+handle_rule rule_of(collective_kind x) {
+  switch (x) {
+  case collective_kind::all_reduce:
+  case collective_kind::reduce_scatter:
+    return {holders::all, holders::all_or_none};
+  case collective_kind::all_gather:
+    return {holders::all_or_none, holders::all};
+  case collective_kind::reduce:
+  case collective_kind::gather:
+    return {holders::all, holders::root};
+  case collective_kind::broadcast:
+  case collective_kind::scatter:
+    return {holders::root, holders::all};
+  case collective_kind::all_to_all:
+  case collective_kind::all_to_all_v:
+    return {holders::all, holders::all};
+  case collective_kind::send:
+  case collective_kind::recv:
+  case collective_kind::barrier:
+    break;
+  }
+  return {holders::none, holders::none};
+}
+
+caf::error check_handles(const checker& check, std::span<const any_gpu_ref> refs, holders who) {
+  if (who == holders::all_or_none && refs.empty())
+    return {};
+  return check.check_number(refs.size(), who == holders::none   ? 0
+                                         : who == holders::root ? 1
+                                                                : check.size());
+}
+
+const any_gpu_ref* handle_of(std::span<const any_gpu_ref> refs, holders who, std::size_t rank,
+                             int root) {
+  if (refs.empty())
+    return nullptr;
+  if (who == holders::root)
+    return static_cast<int>(rank) == root ? &refs[0] : nullptr;
+  return &refs[rank];
+}
+
+} // namespace
+
+caf::expected<std::vector<rank_call>> rank_calls(const char* verb, const collective_view& x,
+                                                 std::span<const std::shared_ptr<lane>> lanes) {
+  checker check{verb, x, lanes};
+  if (auto error = check.check_request(); error)
+    return error;
+  if (x.kind == collective_kind::send)
+    return message_calls(check, verb, x, lanes);
+  auto n = check.size();
+  if (x.kind == collective_kind::recv)
+    return check.refuse(errc::invalid_argument, n, "a message is asked for with `send`");
+  auto rule = rule_of(x.kind);
+  if (auto error = check_handles(check, x.send, rule.send); error)
+    return error;
+  if (auto error = check_handles(check, x.recv, rule.recv); error)
+    return error;
+  if (!x.factors.empty() && x.factors.size() != n)
+    return check.refuse(errc::invalid_argument, n,
+                        std::to_string(x.factors.size()) + " factors for " + std::to_string(n) +
+                            " ranks");
+  bool exchange = x.kind == collective_kind::all_to_all_v;
+  if (x.counts.size() != (exchange ? n : 0) ||
+      std::any_of(x.counts.begin(), x.counts.end(),
+                  [n](const auto& row) { return row.size() != n; }))
+    return check.refuse(errc::invalid_argument, n,
+                        exchange ? "the counts are not one for each pair of ranks"
+                                 : "only all_to_all_v has counts");
+  std::vector<rank_call> result;
+  result.reserve(n);
+  for (std::size_t rank = 0; rank < n; ++rank) {
+    std::unique_ptr<exchange_plan> plan;
+    if (exchange) {
+      std::vector<std::size_t> to(x.counts[rank].begin(), x.counts[rank].end());
+      std::vector<std::size_t> from;
+      for (auto& row : x.counts)
+        from.push_back(row[rank]);
+      plan = packed(std::move(to), std::move(from));
+    }
+    auto call = check.check(rank, handle_of(x.send, rule.send, rank, x.peer),
+                            handle_of(x.recv, rule.recv, rank, x.peer),
+                            x.factors.empty() ? nullptr : &x.factors[rank], std::move(plan));
+    if (!call)
+      return call.error();
+    result.push_back(std::move(*call));
+    if (auto error = check.compare(result.front(), result.back()); error)
+      return error;
+  }
+  return result;
+}
+
+caf::expected<rank_call> rank_call_of(const char* verb, const collective_view& x, std::size_t rank,
+                                      std::span<const std::shared_ptr<lane>> lanes) {
+  checker check{verb, x, lanes};
+  if (auto error = check.check_request(); error)
+    return error;
+  if (x.kind == collective_kind::send || x.kind == collective_kind::recv)
+    if (auto error =
+            check.check_rank(x.peer, x.kind == collective_kind::send ? "send to" : "receive from");
+        error)
+      return error;
+  for (auto number : {x.send.size(), x.recv.size(), x.factors.size()})
+    if (number > 1)
+      return check.refuse(errc::invalid_argument, rank,
+                          "a rank's call has that rank's handle alone");
+  auto n = check.size();
+  bool exchange = x.kind == collective_kind::all_to_all_v;
+  if (x.counts.size() != (exchange ? 2 : 0) ||
+      std::any_of(x.counts.begin(), x.counts.end(),
+                  [n](const auto& row) { return row.size() != n; }))
+    return check.refuse(errc::invalid_argument, rank,
+                        exchange ? "the counts are not one to and one from each rank"
+                                 : "only all_to_all_v has counts");
+  auto plan = exchange ? packed({x.counts[0].begin(), x.counts[0].end()},
+                                {x.counts[1].begin(), x.counts[1].end()})
+                       : nullptr;
+  return check.check(rank, x.send.empty() ? nullptr : &x.send[0],
+                     x.recv.empty() ? nullptr : &x.recv[0],
+                     x.factors.empty() ? nullptr : &x.factors[0], std::move(plan));
+}
+
+bool conflict(const rank_call& a, const rank_call& b) noexcept {
+  return overlap(a.recv, b.recv) || overlap(a.recv, b.send) || overlap(a.send, b.recv);
+}
+
+} // namespace troupe::detail

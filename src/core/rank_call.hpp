@@ -1,0 +1,86 @@
+/// One rank's part in a collective or in a message between two ranks, taken from a request and
+/// checked.
+#pragma once
+
+#include <troupe/backend.hpp>
+#include <troupe/collective.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace troupe::detail {
+
+class lane;
+
+/// A `collective` without copies of its handles.
+struct collective_view {
+  collective_kind kind = collective_kind::all_reduce;
+  std::span<const any_gpu_ref> send;
+  std::span<const any_gpu_ref> recv;
+  reduce_op op = reduce_op::sum;
+  std::span<const double> factors = {};
+  int rank = -1;
+  int peer = -1;
+  std::span<const std::vector<std::uint64_t>> counts = {};
+
+  collective_view(collective_kind what, std::span<const any_gpu_ref> from,
+                  std::span<const any_gpu_ref> to, reduce_op how,
+                  std::span<const double> multipliers)
+      : kind(what), send(from), recv(to), op(how), factors(multipliers) {}
+  explicit collective_view(const collective& x)
+      : kind(x.kind), send(x.send), recv(x.recv), op(x.op), factors(x.factors), rank(x.rank),
+        peer(x.peer), counts(x.counts) {}
+};
+
+/// Bytes of a buffer; lives as long as the handle that it was taken from.
+struct memory_range {
+  const any_gpu_ref* of = nullptr;
+  std::size_t begin = 0;
+  std::size_t end = 0;
+
+  explicit operator bool() const noexcept { return of != nullptr; }
+};
+
+struct rank_call {
+  std::size_t rank = 0;
+  collective_call call;
+  memory_range send; // until the operation is made
+  memory_range recv;
+  std::array<std::byte, 8> factor{};
+  std::unique_ptr<exchange_plan> plan;
+
+  /// Nothing moves.
+  bool empty() const noexcept {
+    return call.count == 0 && call.what != collective_kind::barrier && !plan;
+  }
+  /// What the backend gets; lives as long as this.
+  collective_call complete() const noexcept {
+    auto result = call;
+    if (call.op == reduce_op::premul_sum)
+      result.factor = factor.data();
+    result.plan = plan.get();
+    return result;
+  }
+};
+
+/// The parts of the ranks that take part in `x`, a collective over all ranks or a message between
+/// two of them, in rank order; rank i is on lanes[i].
+/// @errors errc::invalid_argument, shape_mismatch, stale_ref; with rank and device
+caf::expected<std::vector<rank_call>> rank_calls(const char* verb, const collective_view& x,
+                                                 std::span<const std::shared_ptr<lane>> lanes);
+
+/// The part of rank `rank` alone in `x`, whose `send` and `recv` hold at most its own handle, whose
+/// `factors` at most its own factor, and whose `counts` are what it sends to and receives from each
+/// rank.
+/// @errors as `rank_calls`
+caf::expected<rank_call> rank_call_of(const char* verb, const collective_view& x, std::size_t rank,
+                                      std::span<const std::shared_ptr<lane>> lanes);
+
+/// Do two calls of one rank touch memory that one of them writes?
+bool conflict(const rank_call& a, const rank_call& b) noexcept;
+
+} // namespace troupe::detail
