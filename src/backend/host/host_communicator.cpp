@@ -2,6 +2,9 @@
 
 #include "host_stream.hpp"
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <utility>
 
 namespace troupe::detail {
@@ -21,30 +24,69 @@ caf::error host_communicator::connect(stream_view) noexcept { return group_->err
 
 caf::error host_communicator::enqueue(std::span<const collective_call> calls,
                                       stream_view stream) noexcept {
-  const auto& [what, send, recv, count, type, op, peer, factor, plan] = calls.front();
-  const auto invalid = [this](const char* why) {
+  const auto invalid = [this](const char* why, collective_kind what) {
     failure f;
     f.code = errc::invalid_argument;
-    f.verb = "all_reduce";
+    f.verb = to_string(what);
     f.rank = rank_;
     f.detail = why;
     return make_error(std::move(f));
   };
+  if (calls.empty())
+    return invalid("no calls", {});
   if (!stream.native)
-    return invalid("no stream");
-  if (count > 0 && (!send || !recv))
-    return invalid("a null buffer");
-  if (size_of(type) == 0)
-    return invalid("no such dtype");
+    return invalid("no stream", calls.front().what);
+  for (const auto& x : calls)
+    if (const auto* why = fault_of(x))
+      return invalid(why, x.what);
   if (auto err = group_->announce())
     return err;
   auto err = static_cast<host_stream*>(stream.native)
-                 ->enqueue(all_reduce_command{group_, rank_, next_, {send, recv, count, type, op}});
+                 ->enqueue(collective_command{group_, rank_, next_, {calls.begin(), calls.end()}});
   if (err)
     group_->retract();
   else
     ++next_;
   return err;
+}
+
+const char* host_communicator::fault_of(const collective_call& x) const noexcept {
+  using enum collective_kind;
+  const auto ranks = static_cast<std::size_t>(group_->size());
+  if (x.what > barrier)
+    return "no such collective";
+  if (x.what == barrier)
+    return nullptr;
+  const auto element_bytes = size_of(x.type);
+  if (element_bytes == 0)
+    return "no such dtype";
+  if ((has_root(x.what) || is_message(x.what)) && (x.peer < 0 || x.peer >= group_->size()))
+    return "no such rank";
+  if (reduces(x.what) && x.op > reduce_op::premul_sum)
+    return "no such reduce_op";
+  if (reduces(x.what) && x.op == reduce_op::premul_sum && !x.factor)
+    return "no factor";
+  if (x.what == all_to_all_v) {
+    if (!x.plan)
+      return "no plan";
+    const auto& [send_counts, send_offsets, recv_counts, recv_offsets] = *x.plan;
+    if (send_counts.size() != ranks || send_offsets.size() != ranks ||
+        recv_counts.size() != ranks || recv_offsets.size() != ranks)
+      return "a plan that has not one entry per rank";
+    const auto none = [](const auto& counts) {
+      return std::ranges::all_of(counts, [](std::size_t count) { return count == 0; });
+    };
+    return (none(send_counts) || x.send) && (none(recv_counts) || x.recv) ? nullptr
+                                                                          : "a null buffer";
+  }
+  if (x.count > SIZE_MAX / element_bytes / ranks)
+    return "more elements than there can be";
+  const auto root = x.peer == rank_;
+  const auto sends = x.what != recv && (root || (x.what != broadcast && x.what != scatter));
+  const auto receives = x.what != send && (root || (x.what != reduce && x.what != gather));
+  if (x.count > 0 && ((sends && !x.send) || (receives && !x.recv)))
+    return "a null buffer";
+  return nullptr;
 }
 
 caf::error host_communicator::asynchronous_error() noexcept { return group_->error(); }

@@ -23,6 +23,9 @@ public:
   const std::shared_ptr<host_group>& group() const noexcept { return group_; }
 
 private:
+  /// Why the call cannot be right; null if it can.
+  const char* fault_of(const collective_call& x) const noexcept;
+
   std::shared_ptr<host_group> group_;
   int rank_;
   std::uint64_t next_ = 0; ///< sequence number of the next call

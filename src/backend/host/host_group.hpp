@@ -1,26 +1,55 @@
 /// Where the ranks of a communicator of the host backend meet.
 #pragma once
 
+#include <troupe/backend.hpp>
 #include <troupe/dtype.hpp>
 #include <troupe/error.hpp>
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <map>
 #include <mutex>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace troupe::detail {
 
-/// What one rank brings to an all-reduce.
-struct all_reduce_part {
+constexpr bool reduces(collective_kind x) noexcept {
+  return x == collective_kind::all_reduce || x == collective_kind::reduce ||
+         x == collective_kind::reduce_scatter;
+}
+
+constexpr bool has_root(collective_kind x) noexcept {
+  return x == collective_kind::reduce || x == collective_kind::broadcast ||
+         x == collective_kind::gather || x == collective_kind::scatter;
+}
+
+constexpr bool is_message(collective_kind x) noexcept {
+  return x == collective_kind::send || x == collective_kind::recv;
+}
+
+/// A rank's call, with copies of what it points to, but device memory.
+struct host_call {
+  /// @shape `x` is valid
+  explicit host_call(const collective_call& x);
+
+  collective_kind what;
+  dtype type;
+  reduce_op op;
+  int peer;
   const void* send;
   void* recv;
   std::size_t count;
-  dtype type;
-  reduce_op op;
+  std::array<std::byte, 8> factor{}; ///< of premul_sum
+  exchange_plan plan;                ///< of all_to_all_v
+
+  /// @units bytes; of `count` elements
+  std::size_t size_bytes() const noexcept { return count * size_of(type); }
 };
 
 /// The ranks of one communicator, all in this process: the transport between them.
@@ -31,18 +60,19 @@ public:
 
   int size() const noexcept { return static_cast<int>(parts_.size()); }
 
-  /// Announces an all-reduce that a stream will come to.
+  /// Announces calls that a stream will come to.
   /// @errors errc::nccl_error or errc::collective_mismatch: the group has ended; nothing announced
   [[nodiscard]] caf::error announce() noexcept;
 
   /// Takes back what was announced.
   void retract() noexcept;
 
-  /// Waits for all ranks' calls of the same `sequence` and gives each the result. When the group
-  /// ends, it returns with the content of `part.recv` undefined, as soon as no rank reads or writes
-  /// another's memory.
+  /// Makes the rank's calls that were announced together, after those of all lower `sequence`:
+  /// offers its messages, takes part in the collectives in their order, and waits until the
+  /// messages are through. When the group ends, it returns with the content of what the calls
+  /// write undefined, as soon as no rank reads or writes another's memory.
   /// @thread the stream of the rank
-  void all_reduce(int rank, std::uint64_t sequence, const all_reduce_part& part) noexcept;
+  void run(int rank, std::uint64_t sequence, std::span<const host_call> calls) noexcept;
 
   /// Why the group has ended; none while it lives.
   [[nodiscard]] caf::error error() const noexcept;
@@ -50,7 +80,7 @@ public:
   /// Ends the group: whoever waits for a rank gives up. The first reason stays.
   void end(caf::error why) noexcept;
 
-  /// Blocks until no rank is inside `all_reduce`; after `end`.
+  /// Blocks until no rank is inside `run`; after `end`.
   void wait_quiet() noexcept;
 
   /// Blocks until everything announced is done.
@@ -65,25 +95,44 @@ private:
     std::size_t end;
   };
 
-  void take_part(lock& guard, int rank, std::uint64_t sequence,
-                 const all_reduce_part& part) noexcept;
-  /// Waits for all ranks; the last one calls `last` before any goes on. False: the group has ended.
+  /// A send or recv that waits for the other side.
+  struct message {
+    const host_call* call;
+    int rank;
+    std::size_t* open; ///< counts the messages of its rank that are not through
+  };
+
+  // False: the group has ended.
+  bool wait_for_turn(lock& guard, int rank, std::uint64_t sequence) noexcept;
+  bool take_turn(lock& guard, int rank, std::span<const host_call> calls) noexcept;
+  void end_turn(int rank) noexcept;
+  bool offer(lock& guard, const message& mine) noexcept;
+  bool take_part(lock& guard, int rank, const host_call& call) noexcept;
+  /// Waits for all ranks; the last one calls `last` before any goes on.
   template <class F> bool meet(lock& guard, F last) noexcept;
-  /// Calls `f` without the lock. False: the group has ended.
+  /// Calls `f` without the lock.
   template <class F> bool work(lock& guard, F f) noexcept;
+
   void end_locked(caf::error why) noexcept;
   caf::error compare_parts() const;
+  bool is_small() const noexcept;
+  void do_all() const;
+  void do_share(int rank) const;
+  void reduce_elements(std::size_t from, std::size_t count, std::span<void* const> outputs) const;
+  void reduce_slice(int rank, void* output) const;
   range slice_of(int rank) const noexcept;
-  void reduce_elements(range elements, std::span<const all_reduce_part> targets) const;
-  void gather(int rank) const noexcept;
+  void gather_slices(int rank) const noexcept;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<all_reduce_part> parts_; ///< of the current round, by rank
-  std::uint64_t round_ = 0;            ///< sequence number of the current round
-  std::uint64_t phase_ = 0;            ///< counts the meetings of all ranks
-  int arrived_ = 0;                    ///< ranks that wait in the current meeting
-  int working_ = 0;                    ///< ranks that touch memory of others
+  std::vector<std::uint64_t> turns_;    ///< by rank: sequence number of the calls that are next
+  std::vector<const host_call*> parts_; ///< of the current collective, by rank
+  std::map<std::pair<int, int>, std::deque<message>> messages_; ///< by sender and receiver
+  std::uint64_t phase_ = 0; ///< counts the meetings of all ranks
+  int arrived_ = 0;         ///< ranks that wait in the current meeting
+  bool done_by_one_ = false;
+  int out_of_turn_ = 0; ///< streams that wait for their rank's turn
+  int working_ = 0;     ///< ranks that touch memory of others
   int inside_ = 0;
   std::uint64_t announced_ = 0; ///< and not yet done
   std::atomic<bool> ended_{false};

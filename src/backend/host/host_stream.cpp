@@ -199,7 +199,7 @@ void host_stream::execute(stream_command& command) noexcept {
         (*self.completed_)();
     }
     void operator()(const wait_command& x) const noexcept { self.wait(x.until); }
-    void operator()(const all_reduce_command& x) const noexcept { self.all_reduce(x); }
+    void operator()(const collective_command& x) const noexcept { self.serve(x); }
   };
   std::visit(visitor{*this}, command);
 }
@@ -216,14 +216,14 @@ void host_stream::wait(const stream_position& until) noexcept {
   waiting_for_.reset();
 }
 
-void host_stream::all_reduce(const all_reduce_command& command) noexcept {
+void host_stream::serve(const collective_command& command) noexcept {
   {
     std::lock_guard lock{mutex_};
     serving_ = command.group;
   }
   if (cancelled_)
     command.group->end(device_closed());
-  command.group->all_reduce(command.rank, command.sequence, command.part);
+  command.group->run(command.rank, command.sequence, command.calls);
   std::lock_guard lock{mutex_};
   serving_.reset();
 }

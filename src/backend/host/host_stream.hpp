@@ -79,15 +79,15 @@ struct wait_command {
   stream_position until;
 };
 
-struct all_reduce_command {
+struct collective_command {
   std::shared_ptr<host_group> group;
   int rank;
   std::uint64_t sequence;
-  all_reduce_part part;
+  std::vector<host_call> calls;
 };
 
 using stream_command = std::variant<copy_command, fill_command, call_command, free_command,
-                                    record_command, wait_command, all_reduce_command>;
+                                    record_command, wait_command, collective_command>;
 
 class host_stream : public std::enable_shared_from_this<host_stream> {
 public:
@@ -125,7 +125,7 @@ private:
   void run() noexcept;
   void execute(stream_command& command) noexcept;
   void wait(const stream_position& until) noexcept;
-  void all_reduce(const all_reduce_command& command) noexcept;
+  void serve(const collective_command& command) noexcept;
 
   const std::shared_ptr<const std::function<void()>> completed_;
   std::shared_ptr<stream_progress> progress_ = std::make_shared<stream_progress>();
