@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 
 namespace troupe {
@@ -41,8 +42,14 @@ void write_to_spdlog(const log_line& line) {
     level = spdlog::level::err;
     break;
   }
-  spdlog::log(level, "troupe: {}{}{}", line.text, line.why ? ": " : "",
-              line.why ? to_string(*line.why) : "");
+  // Not put together by fmt: the templates of fmt 9 make g++ 13 warn of array bounds.
+  std::string text{"troupe: "};
+  text += line.text;
+  if (line.why) {
+    text += ": ";
+    text += to_string(*line.why);
+  }
+  spdlog::default_logger_raw()->log(level, spdlog::string_view_t{text});
 }
 
 } // namespace
