@@ -1,4 +1,4 @@
-#include "backend/cuda/cuda_error.hpp"
+#include "gpu/nccl_fixture.hpp"
 #include "support/backend_fixture.hpp"
 #include "support/expect.hpp"
 #include "support/gpus.hpp"
@@ -9,15 +9,9 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <exception>
-#include <functional>
-#include <memory>
-#include <mutex>
-#include <span>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -28,97 +22,14 @@ namespace troupe::testing {
 
 namespace {
 
-constexpr std::size_t mib = std::size_t{1} << 20;
 constexpr std::size_t buffer_bytes = 64 * mib;
 
-/// Calls `f(i)` on a thread of its own for each i below n; passes on the first exception.
-void on_threads(int n, const std::function<void(int)>& f) {
-  std::mutex mutex;
-  std::exception_ptr first;
-  std::vector<std::thread> threads;
-  for (int i = 0; i < n; ++i)
-    threads.emplace_back([&, i] {
-      try {
-        f(i);
-      } catch (...) {
-        const std::lock_guard lock{mutex};
-        if (!first)
-          first = std::current_exception();
-      }
-    });
-  for (auto& x : threads)
-    x.join();
-  if (first)
-    std::rethrow_exception(first);
-}
-
-/// One rank's device with two buffers, and pinned memory as large.
-struct member {
-  std::unique_ptr<backend_device> device;
-  stream_view stream;
-  event_view event;
-  void* send = nullptr;
-  void* recv = nullptr;
-  std::byte* pinned = nullptr;
-
-  void open(backend& cuda, int ordinal) {
-    device = must(cuda.open(ordinal));
-    must(device->bind());
-    must(device->open_memory());
-    stream = must(device->create_stream());
-    event = must(device->create_event());
-    send = must(device->allocate(buffer_bytes, stream));
-    recv = must(device->allocate(buffer_bytes, stream));
-    pinned = static_cast<std::byte*>(must(device->allocate_pinned(buffer_bytes)));
-    finish();
-  }
-
-  void finish() {
-    must(device->record(event, stream));
-    must(device->synchronize(event));
-  }
-
-  void write(void* target, std::span<const std::byte> source) {
-    std::memcpy(pinned, source.data(), source.size());
-    must(device->copy(target, pinned, source.size(), copy_direction::host_to_device, stream));
-    finish();
-  }
-
-  std::vector<std::byte> read(const void* source, std::size_t size) {
-    std::memset(pinned, 0x5a, size);
-    must(device->copy(pinned, source, size, copy_direction::device_to_host, stream));
-    finish();
-    return {pinned, pinned + size};
-  }
-};
-
-class NcclCommunicator : public ::testing::Test {
+class NcclCommunicator : public NcclFixture {
 protected:
   void SetUp() override {
     TROUPE_NEEDS_GPUS(2);
-    before_ = detail::teardown_errors();
-    cuda_ = must(make_cuda_backend());
-    size_ = std::min(cuda_->device_count(), 8);
-    members_.resize(static_cast<std::size_t>(size_));
-    on_threads(size_, [this](int i) { at(i).open(*cuda_, i); });
-    float8_ = must(at(0).device->properties()).capability_major >= 9;
+    NcclFixture::SetUp();
   }
-
-  void TearDown() override {
-    if (!cuda_)
-      return;
-    for (auto& x : members_) {
-      if (!x.device)
-        continue;
-      EXPECT_TRUE(is_ok(x.device->deallocate_pinned(x.pinned)));
-      EXPECT_TRUE(is_ok(x.device->destroy_event(x.event)));
-      EXPECT_TRUE(is_ok(x.device->destroy_stream(x.stream)));
-      EXPECT_TRUE(is_ok(x.device->close_memory()));
-    }
-    EXPECT_EQ(detail::teardown_errors(), before_);
-  }
-
-  member& at(int rank) { return members_[static_cast<std::size_t>(rank)]; }
 
   std::vector<local_rank> all_ranks() const {
     std::vector<local_rank> result;
@@ -171,12 +82,6 @@ protected:
       EXPECT_TRUE(other) << "rank " << i << ", " << where << to_string(other);
     }
   }
-
-  std::shared_ptr<backend> cuda_;
-  std::vector<member> members_;
-  int size_ = 0;
-  bool float8_ = false;
-  std::uint64_t before_ = 0;
 };
 
 bool is_float8(dtype x) { return x == dtype::float8_e4m3 || x == dtype::float8_e5m2; }

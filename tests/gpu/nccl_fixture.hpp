@@ -1,0 +1,133 @@
+/// What the tests of NCCL's communicators share: devices with memory, and a thread for each rank.
+#pragma once
+
+#include "backend/cuda/cuda_error.hpp"
+#include "backend/cuda/nccl_communicator.hpp"
+#include "support/expect.hpp"
+#include "support/gpus.hpp"
+#include <troupe/backend.hpp>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <vector>
+
+namespace troupe::testing {
+
+inline constexpr std::size_t mib = std::size_t{1} << 20;
+
+/// Calls `f(i)` on a thread of its own for each i below n; passes on the first exception.
+inline void on_threads(int n, const std::function<void(int)>& f) {
+  std::mutex mutex;
+  std::exception_ptr first;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < n; ++i)
+    threads.emplace_back([&, i] {
+      try {
+        f(i);
+      } catch (...) {
+        const std::lock_guard lock{mutex};
+        if (!first)
+          first = std::current_exception();
+      }
+    });
+  for (auto& x : threads)
+    x.join();
+  if (first)
+    std::rethrow_exception(first);
+}
+
+/// A device with two buffers, and pinned memory as large.
+struct nccl_member {
+  static constexpr std::size_t buffer_bytes = 66 * mib;
+
+  std::unique_ptr<backend_device> device;
+  stream_view stream;
+  event_view event;
+  void* send = nullptr;
+  void* recv = nullptr;
+  std::byte* pinned = nullptr;
+
+  void open(backend& cuda, int ordinal) {
+    device = must(cuda.open(ordinal));
+    must(device->bind());
+    must(device->open_memory());
+    stream = must(device->create_stream());
+    event = must(device->create_event());
+    send = must(device->allocate(buffer_bytes, stream));
+    recv = must(device->allocate(buffer_bytes, stream));
+    pinned = static_cast<std::byte*>(must(device->allocate_pinned(buffer_bytes)));
+    finish();
+  }
+
+  void finish() {
+    must(device->record(event, stream));
+    must(device->synchronize(event));
+  }
+
+  void write(void* target, std::span<const std::byte> source) {
+    if (source.empty())
+      return;
+    std::memcpy(pinned, source.data(), source.size());
+    must(device->copy(target, pinned, source.size(), copy_direction::host_to_device, stream));
+    finish();
+  }
+
+  std::vector<std::byte> read(const void* source, std::size_t size) {
+    if (size > 0) {
+      std::memset(pinned, 0x5a, size);
+      must(device->copy(pinned, source, size, copy_direction::device_to_host, stream));
+    }
+    finish();
+    return {pinned, pinned + size};
+  }
+};
+
+/// All GPUs, up to 8, with a member on each.
+class NcclFixture : public ::testing::Test {
+protected:
+  void SetUp() override {
+    TROUPE_NEEDS_GPUS(1);
+    before_ = detail::teardown_errors();
+    cuda_ = must(make_cuda_backend());
+    size_ = std::min(cuda_->device_count(), 8);
+    members_.resize(static_cast<std::size_t>(size_));
+    on_threads(size_, [this](int i) { at(i).open(*cuda_, i); });
+    float8_ = must(at(0).device->properties()).capability_major >= 9;
+  }
+
+  void TearDown() override {
+    if (!cuda_)
+      return;
+    for (auto& x : members_) {
+      if (!x.device)
+        continue;
+      EXPECT_TRUE(is_ok(x.device->deallocate_pinned(x.pinned)));
+      EXPECT_TRUE(is_ok(x.device->destroy_event(x.event)));
+      EXPECT_TRUE(is_ok(x.device->destroy_stream(x.stream)));
+      EXPECT_TRUE(is_ok(x.device->close_memory()));
+    }
+    EXPECT_EQ(detail::teardown_errors(), before_);
+    EXPECT_EQ(detail::group_count::open(), 0u);
+  }
+
+  /// By device.
+  nccl_member& at(int device) { return members_[static_cast<std::size_t>(device)]; }
+
+  std::shared_ptr<backend> cuda_;
+  std::vector<nccl_member> members_;
+  int size_ = 0;
+  bool float8_ = false;
+  std::uint64_t before_ = 0;
+};
+
+} // namespace troupe::testing
