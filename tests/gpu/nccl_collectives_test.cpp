@@ -686,17 +686,19 @@ std::vector<first_calls> all_first_calls(int n, std::vector<exchange_plan>& plan
       return group;
     });
   static constexpr float factor = 0.5F;
-  for (const auto what : reducing)
-    for (const auto op : {reduce_op::prod, reduce_op::avg, reduce_op::premul_sum})
-      in_three_sizes(std::string{name_of(what)} + '_' + std::string{to_string(op)},
-                     [=](int rank, const nccl_member& self, std::size_t size) {
-                       auto x = call(what, rank, self, size);
-                       x.op = op;
-                       x.factor = &factor;
-                       return std::vector{x};
-                     });
+  for (const auto& [what, op] :
+       {std::pair{kind::all_reduce, reduce_op::prod}, std::pair{kind::all_reduce, reduce_op::avg},
+        std::pair{kind::reduce, reduce_op::premul_sum},
+        std::pair{kind::reduce_scatter, reduce_op::prod}})
+    in_three_sizes(std::string{name_of(what)} + '_' + std::string{to_string(op)},
+                   [=](int rank, const nccl_member& self, std::size_t size) {
+                     auto x = call(what, rank, self, size);
+                     x.op = op;
+                     x.factor = &factor;
+                     return std::vector{x};
+                   });
   for (const auto what : {kind::all_reduce, kind::all_gather, kind::reduce_scatter})
-    for (const int many : {20, 100, 1000})
+    for (const int many : {100, 1000})
       result.push_back({std::string{name_of(what)} + "_group_of_" + std::to_string(many),
                         [=](int rank, const nccl_member& self) {
                           const std::vector<collective_call> group(static_cast<std::size_t>(many),

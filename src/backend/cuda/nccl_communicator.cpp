@@ -119,8 +119,10 @@ void select_one(std::span<const std::unique_ptr<backend_communicator>> ranks) no
     (void)select_device(as_nccl(ranks.front()).device());
 }
 
-/// Zeros.
+/// Zeros; no memory for 0 bytes.
 caf::expected<unique_stream_memory> make_memory(int device, std::size_t bytes) noexcept {
+  if (bytes == 0)
+    return unique_stream_memory{};
   void* memory = nullptr;
   if (auto err =
           check(cudaMallocAsync(&memory, bytes, cudaStreamPerThread), "cudaMallocAsync", device))
@@ -141,12 +143,12 @@ caf::expected<std::unique_ptr<nccl_communicator>> prepare(const local_rank& wher
   auto float8 = has_float8(where.device);
   if (!float8)
     return float8.error();
-  auto own = make_memory(where.device, own_bytes);
+  // Also what `connect` needs is taken here: a rank that found no memory when its peers are on
+  // their way into NCCL would leave them there.
+  auto own = make_memory(where.device, size == 1 ? 0 : own_bytes);
   if (!own)
     return own.error();
-  // Memory for `connect`, too, is taken here: a rank that found none left when its peers are on
-  // their way into NCCL would leave them there.
-  auto scratch = make_memory(where.device, scratch_bytes);
+  auto scratch = make_memory(where.device, size == 1 ? 0 : scratch_bytes);
   if (!scratch)
     return scratch.error();
   return std::make_unique<nccl_communicator>(where, size, *float8, std::move(*own),
@@ -333,10 +335,8 @@ caf::error nccl_communicator::outcome(ncclResult_t code, const char* api) noexce
 }
 
 caf::error nccl_communicator::connect(stream_view stream) noexcept {
-  if (size_ == 1) {
-    scratch_.reset();
+  if (size_ == 1)
     return {};
-  }
   if (auto err = check(select_device(device()), "cudaSetDevice", device()))
     return err;
   auto* const memory = static_cast<std::byte*>(scratch_.release().pointer);
