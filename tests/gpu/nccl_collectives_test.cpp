@@ -1,3 +1,4 @@
+#include "backend/cuda/cuda_error.hpp"
 #include "backend/cuda/nccl_communicator.hpp"
 #include "gpu/nccl_fixture.hpp"
 #include "support/backend_fixture.hpp"
@@ -5,6 +6,7 @@
 #include "support/gpus.hpp"
 #include "support/reference.hpp"
 #include <troupe/backend.hpp>
+#include <troupe/collective_kind.hpp>
 #include <troupe/dtype.hpp>
 #include <troupe/error.hpp>
 
@@ -35,13 +37,6 @@ namespace {
 using kind = collective_kind;
 using clock = std::chrono::steady_clock;
 
-const char* name_of(kind what) {
-  constexpr const char* names[] = {"all_reduce",     "reduce",     "broadcast",    "all_gather",
-                                   "reduce_scatter", "all_to_all", "all_to_all_v", "gather",
-                                   "scatter",        "send",       "recv",         "barrier"};
-  return names[static_cast<std::size_t>(what)];
-}
-
 constexpr kind collectives[] = {kind::all_reduce,     kind::reduce,     kind::broadcast,
                                 kind::all_gather,     kind::gather,     kind::scatter,
                                 kind::reduce_scatter, kind::all_to_all, kind::all_to_all_v};
@@ -70,7 +65,7 @@ std::byte* at_byte(void* memory, std::size_t offset) {
 }
 
 std::string describe(const collective_spec& x, bool shared) {
-  return std::string{name_of(x.what)} + ", " + std::string{to_string(x.type)} + ", " +
+  return std::string{to_string(x.what)} + ", " + std::string{to_string(x.type)} + ", " +
          std::string{to_string(x.op)} + ", " + std::to_string(x.count) + " elements, " +
          std::to_string(x.ranks) + " ranks, root " + std::to_string(x.root) +
          (shared ? ", in place" : "");
@@ -509,7 +504,7 @@ TEST_F(NcclGroups, AreOpenedWhereTheyAreNeeded) {
   for (const auto what : {kind::all_reduce, kind::reduce, kind::broadcast, kind::all_gather,
                           kind::reduce_scatter, kind::barrier})
     EXPECT_EQ(groups_of([&](int rank) { return std::vector{call(what, rank)}; }), 0u)
-        << name_of(what);
+        << to_string(what);
   EXPECT_EQ(groups_of([&](int rank) -> std::vector<collective_call> {
               auto message = call(rank == 0 ? kind::send : kind::recv, rank);
               message.peer = 1 - rank;
@@ -518,7 +513,7 @@ TEST_F(NcclGroups, AreOpenedWhereTheyAreNeeded) {
             0u);
   for (const auto what : {kind::gather, kind::scatter})
     EXPECT_EQ(groups_of([&](int rank) { return std::vector{call(what, rank)}; }), 1u)
-        << name_of(what) << ": the root's";
+        << to_string(what) << ": the root's";
   EXPECT_EQ(groups_of([&](int rank) { return std::vector{call(kind::all_to_all, rank)}; }), n);
   EXPECT_EQ(groups_of([&](int rank) {
               return std::vector{call(kind::all_reduce, rank), call(kind::barrier, rank)};
@@ -542,8 +537,8 @@ TEST_F(NcclGroups, EndWhenACallFails) {
       .what = kind::all_to_all, .send = at(0).send, .recv = at(0).recv, .count = 8};
   auto err = nowhere.enqueue({&exchange, 1}, at(0).stream);
   ASSERT_TRUE(failure_of(err));
-  EXPECT_EQ(failure_of(err)->api, "ncclSend");
-  EXPECT_EQ(failure_of(err)->native_name, "ncclInvalidArgument");
+  EXPECT_EQ(failure_of(err).value().api, "ncclSend");
+  EXPECT_EQ(failure_of(err).value().native_name, "ncclInvalidArgument");
   EXPECT_EQ(detail::group_count::begun(), begun + 1);
   EXPECT_EQ(detail::group_count::open(), 0u);
   EXPECT_EQ(detail::teardown_errors(), before_);
@@ -557,7 +552,7 @@ TEST_F(NcclGroups, EndWhenACallFails) {
                                .factor = &factor};
   err = nowhere.enqueue({&scaled, 1}, at(0).stream);
   ASSERT_TRUE(failure_of(err));
-  EXPECT_EQ(failure_of(err)->api, "ncclRedOpCreatePreMulSum");
+  EXPECT_EQ(failure_of(err).value().api, "ncclRedOpCreatePreMulSum");
   auto w = connected(size_); // no group is left open on this thread or any other
   NcclCollectives::expect_right(
       w, {.what = kind::all_reduce, .type = dtype::int32, .count = 100, .ranks = size_}, false);
@@ -580,25 +575,25 @@ TEST_F(NcclCollectives, RefuseBadArgumentsAndGoOn) {
     bad.what = what;
     bad.send = bad.recv = nullptr;
     bad.count = 8;
-    EXPECT_TRUE(refused({bad})) << name_of(what);
-    EXPECT_TRUE(refused({good, bad})) << name_of(what);
+    EXPECT_TRUE(refused({bad})) << to_string(what);
+    EXPECT_TRUE(refused({good, bad})) << to_string(what);
     bad = good;
     bad.what = what;
     bad.type = static_cast<dtype>(99);
-    EXPECT_TRUE(refused({bad})) << name_of(what);
-    EXPECT_TRUE(refused({good, good, bad})) << name_of(what);
+    EXPECT_TRUE(refused({bad})) << to_string(what);
+    EXPECT_TRUE(refused({good, good, bad})) << to_string(what);
   }
   for (const auto what : rooted) {
     auto bad = good;
     bad.what = what;
     bad.peer = size_;
-    EXPECT_TRUE(refused({good, bad})) << name_of(what);
+    EXPECT_TRUE(refused({good, bad})) << to_string(what);
   }
   for (const auto what : {kind::send, kind::recv}) {
     auto bad = good;
     bad.what = what;
     bad.peer = 0; // itself, alone
-    EXPECT_TRUE(refused({good, bad})) << name_of(what);
+    EXPECT_TRUE(refused({good, bad})) << to_string(what);
   }
   expect_right(w, {.what = kind::all_reduce, .type = dtype::int32, .count = 100, .ranks = size_},
                false);
@@ -671,26 +666,28 @@ std::vector<first_calls> all_first_calls(int n, std::vector<exchange_plan>& plan
                       }});
   };
   for (const auto what : collectives)
-    in_three_sizes(name_of(what), [=](int rank, const nccl_member& self, std::size_t size) {
-      return std::vector{call(what, rank, self, size)};
-    });
+    in_three_sizes(std::string{to_string(what)},
+                   [=](int rank, const nccl_member& self, std::size_t size) {
+                     return std::vector{call(what, rank, self, size)};
+                   });
   in_three_sizes("barrier", [=](int rank, const nccl_member& self, std::size_t size) {
     return std::vector{call(kind::barrier, rank, self, size)};
   });
   for (const auto first : {kind::send, kind::recv})
-    in_three_sizes(name_of(first), [=](int rank, const nccl_member& self, std::size_t size) {
-      const auto other = first == kind::send ? kind::recv : kind::send;
-      std::vector<collective_call> group;
-      if (rank == 0 || rank == n - 1)
-        group.push_back(call(rank == 0 ? first : other, rank, self, size));
-      return group;
-    });
+    in_three_sizes(std::string{to_string(first)},
+                   [=](int rank, const nccl_member& self, std::size_t size) {
+                     const auto other = first == kind::send ? kind::recv : kind::send;
+                     std::vector<collective_call> group;
+                     if (rank == 0 || rank == n - 1)
+                       group.push_back(call(rank == 0 ? first : other, rank, self, size));
+                     return group;
+                   });
   static constexpr float factor = 0.5F;
   for (const auto& [what, op] :
        {std::pair{kind::all_reduce, reduce_op::prod}, std::pair{kind::all_reduce, reduce_op::avg},
         std::pair{kind::reduce, reduce_op::premul_sum},
         std::pair{kind::reduce_scatter, reduce_op::prod}})
-    in_three_sizes(std::string{name_of(what)} + '_' + std::string{to_string(op)},
+    in_three_sizes(std::string{to_string(what)} + '_' + std::string{to_string(op)},
                    [=](int rank, const nccl_member& self, std::size_t size) {
                      auto x = call(what, rank, self, size);
                      x.op = op;
@@ -699,7 +696,7 @@ std::vector<first_calls> all_first_calls(int n, std::vector<exchange_plan>& plan
                    });
   for (const auto what : {kind::all_reduce, kind::all_gather, kind::reduce_scatter})
     for (const int many : {100, 1000})
-      result.push_back({std::string{name_of(what)} + "_group_of_" + std::to_string(many),
+      result.push_back({std::string{to_string(what)} + "_group_of_" + std::to_string(many),
                         [=](int rank, const nccl_member& self) {
                           const std::vector<collective_call> group(static_cast<std::size_t>(many),
                                                                    call(what, rank, self, 0));

@@ -1,6 +1,7 @@
 #include "backend/cuda/nccl_communicator.hpp"
 #include "support/expect.hpp"
 #include <troupe/backend.hpp>
+#include <troupe/collective_kind.hpp>
 #include <troupe/dtype.hpp>
 #include <troupe/error.hpp>
 
@@ -8,7 +9,6 @@
 
 #include <array>
 #include <cstddef>
-#include <cstdint>
 #include <initializer_list>
 #include <limits>
 #include <span>
@@ -63,8 +63,6 @@ protected:
   detail::nccl_communicator rank_{{rank, 0}, ranks, true, {}, {}};
 };
 
-std::string name(kind what) { return std::to_string(static_cast<int>(what)); }
-
 } // namespace
 
 TEST_F(NcclArguments, NeedCallsAndAStream) {
@@ -87,9 +85,9 @@ TEST_F(NcclArguments, NeedAKindATypeAndAnOperationThatThereAre) {
   for (const auto what : reducing) {
     auto call = right(what);
     call.op = static_cast<reduce_op>(6);
-    EXPECT_TRUE(refused(call)) << name(what);
+    EXPECT_TRUE(refused(call)) << to_string(what);
     call.op = reduce_op::premul_sum; // without a factor
-    EXPECT_TRUE(refused(call)) << name(what);
+    EXPECT_TRUE(refused(call)) << to_string(what);
   }
 }
 
@@ -99,9 +97,9 @@ TEST_F(NcclArguments, NeedAPeerThatIsARank) {
                            std::numeric_limits<int>::max()}) {
       auto call = right(what);
       call.peer = peer;
-      EXPECT_TRUE(refused(call)) << name(what) << ", peer " << peer;
+      EXPECT_TRUE(refused(call)) << to_string(what) << ", peer " << peer;
       call.count = 0;
-      EXPECT_TRUE(refused(call)) << name(what) << ", peer " << peer;
+      EXPECT_TRUE(refused(call)) << to_string(what) << ", peer " << peer;
     }
 }
 
@@ -128,22 +126,22 @@ TEST_F(NcclArguments, NeedMemoryWhereThereIsSomethingToDo) {
     auto without = call;
     without.send = nullptr;
     if (send) {
-      EXPECT_TRUE(refused(without)) << name(what) << ", root " << root;
+      EXPECT_TRUE(refused(without)) << to_string(what) << ", root " << root;
     }
     without = call;
     without.recv = nullptr;
     if (recv) {
-      EXPECT_TRUE(refused(without)) << name(what) << ", root " << root;
+      EXPECT_TRUE(refused(without)) << to_string(what) << ", root " << root;
     }
     auto unaligned = call;
     unaligned.send = memory_.data() + 2;
     if (send) {
-      EXPECT_TRUE(refused(unaligned)) << name(what) << ", root " << root;
+      EXPECT_TRUE(refused(unaligned)) << to_string(what) << ", root " << root;
     }
     unaligned = call;
     unaligned.recv = memory_.data() + 4097;
     if (recv) {
-      EXPECT_TRUE(refused(unaligned)) << name(what) << ", root " << root;
+      EXPECT_TRUE(refused(unaligned)) << to_string(what) << ", root " << root;
     }
   }
 }
@@ -210,8 +208,8 @@ TEST_F(NcclArguments, OfEveryCallOfAGroupAreLookedAtFirst) {
   const collective_call calls[] = {good, good, bad};
   const auto err = enqueue(calls);
   ASSERT_TRUE(has_code(err, errc::invalid_argument));
-  EXPECT_NE(failure_of(err)->detail.find("call 2"), std::string::npos);
-  EXPECT_EQ(failure_of(err)->rank, rank);
+  EXPECT_NE(failure_of(err).value().detail.find("call 2"), std::string::npos);
+  EXPECT_EQ(failure_of(err).value().rank, rank);
 }
 
 TEST_F(NcclArguments, OfNothingDoNothing) {
@@ -233,10 +231,12 @@ TEST_F(NcclArguments, OfFloat8AreReducedOnNewDevicesOnly) {
     for (const auto what : reducing) {
       auto call = right(what);
       call.type = type;
-      EXPECT_TRUE(has_code(old.enqueue({&call, 1}, stream_), errc::not_supported)) << name(what);
+      EXPECT_TRUE(has_code(old.enqueue({&call, 1}, stream_), errc::not_supported))
+          << to_string(what);
       call.recv = nullptr;
       call.peer = rank;
-      EXPECT_TRUE(has_code(old.enqueue({&call, 1}, stream_), errc::invalid_argument)) << name(what);
+      EXPECT_TRUE(has_code(old.enqueue({&call, 1}, stream_), errc::invalid_argument))
+          << to_string(what);
     }
 }
 

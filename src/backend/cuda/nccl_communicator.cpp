@@ -5,6 +5,7 @@
 #include "backend/cuda/device_guard.hpp"
 #include "backend/cuda/fill.hpp"
 #include <troupe/backend.hpp>
+#include <troupe/collective_kind.hpp>
 #include <troupe/dtype.hpp>
 #include <troupe/error.hpp>
 
