@@ -953,6 +953,7 @@ check_result check_collective(const collective_spec& x, int rank,
   if (received > 0) {
     const std::size_t first = x.what == collective_kind::reduce_scatter ? r * received : 0;
     std::vector<std::span<const std::byte>> inputs;
+    inputs.reserve(sends.size());
     for (const auto& send : sends)
       inputs.push_back(std::span{send}.subspan(first, received));
     const auto output = after.first(received);
