@@ -85,8 +85,7 @@ struct all_reduce {
 
 /// recv[i] = op over all q of send[q][i], on the root.
 /// @shape  send: one ref per rank, all of one count; recv: as many elements on the root's device.
-/// In
-///         place: recv equals send[root]. factors: as `all_reduce`
+///         In place: recv equals send[root]. factors: as `all_reduce`
 struct reduce {
   std::vector<any_gpu_ref> send;
   any_gpu_ref recv;
@@ -101,8 +100,7 @@ struct reduce {
 
 /// recv[r][i] = send[i], for every r.
 /// @shape  recv: one ref per rank, all of one count; send: as many elements on the root's device.
-/// In
-///         place: send equals recv[root]
+///         In place: send equals recv[root]
 struct broadcast {
   any_gpu_ref send;
   std::vector<any_gpu_ref> recv;

@@ -65,7 +65,8 @@ public:
 
   /// The address in device memory, for a kernel that the caller launches in order (`launch`,
   /// `acquire`).
-  /// @errors errc::stale_ref; errc::indeterminate: a failed operation was writing it
+  /// @errors errc::stale_ref; errc::indeterminate: a failed operation was writing it (said at the
+  ///         latest when that is over)
   caf::expected<void*> access() const;
 
   /// A part of it.

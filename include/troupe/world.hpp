@@ -64,7 +64,7 @@ public:
   template <class Refs>
   pending<collective_done> all_reduce(const Refs& buffers, reduce_op op = reduce_op::sum,
                                       request_options options = {}) const {
-    return all_reduce(any(buffers), {}, op, options);
+    return all_reduce_in_place(any(buffers), op, options);
   }
   template <element T>
   pending<collective_done>
@@ -93,14 +93,25 @@ public:
   template <class Refs>
   pending<collective_done> all_gather(const Refs& send, const Refs& recv,
                                       request_options options = {}) const {
-    return run(troupe::all_gather{any(send), any(recv), {}}, options);
+    return out_of_place(troupe::all_gather{any(send), any(recv), {}}, options);
+  }
+  /// In place.
+  template <class Refs>
+  pending<collective_done> all_gather(const Refs& recv, request_options options = {}) const {
+    return run(troupe::all_gather{{}, any(recv), {}}, options);
   }
 
   template <class Refs>
   pending<collective_done> reduce_scatter(const Refs& send, const Refs& recv,
                                           reduce_op op = reduce_op::sum,
                                           request_options options = {}) const {
-    return run(troupe::reduce_scatter{any(send), any(recv), op, {}, {}}, options);
+    return out_of_place(troupe::reduce_scatter{any(send), any(recv), op, {}, {}}, options);
+  }
+  /// In place.
+  template <class Refs>
+  pending<collective_done> reduce_scatter(const Refs& send, reduce_op op = reduce_op::sum,
+                                          request_options options = {}) const {
+    return run(troupe::reduce_scatter{any(send), {}, op, {}, {}}, options);
   }
 
   template <class Refs>
@@ -143,6 +154,11 @@ public:
   pending<collective_done> run(const group& what) const;
 
 private:
+  pending<collective_done> all_reduce_in_place(const std::vector<any_gpu_ref>& buffers,
+                                               reduce_op op, request_options options) const;
+  /// Refuses what only the in-place forms leave out.
+  pending<collective_done> out_of_place(const collective& what, request_options options) const;
+
   struct owner;
   explicit world(std::shared_ptr<const owner> x) : owner_(std::move(x)) {}
 

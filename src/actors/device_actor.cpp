@@ -33,28 +33,26 @@ public:
     return with_exit(
         [this](caf::exit_msg& x) { quit(x.reason); },
         [this](const allocate& x) {
-          return reply_when_answered(this, core_.allocate(x.count, x.type, x.zeroed, x.options));
+          return reply_to(core_.allocate(x.count, x.type, x.zeroed, x.options));
         },
         [this](const upload& x) {
-          return reply_when_answered(
-              this, core_.upload(x.target, std::make_shared<host_range>(x.source), x.options));
+          return reply_to(
+              core_.upload(x.target, std::make_shared<host_range>(x.source), x.options));
         },
         [this](const download& x) { return reply_with_memory(x); },
         [this](const fill& x) {
-          return reply_when_answered(this, core_.fill(x.target, as_bytes(x.element), x.options));
+          return reply_to(core_.fill(x.target, as_bytes(x.element), x.options));
         },
-        [this](const copy& x) {
-          return reply_when_answered(this, core_.copy(x.target, x.source, x.options));
-        },
+        [this](const copy& x) { return reply_to(core_.copy(x.target, x.source, x.options)); },
         [this](const troupe::launch& x) {
-          return reply_when_answered(
-              this, core_.launch(x.name, as_bytes(x.arguments), x.reads, x.writes, x.options));
+          return reply_to(
+              core_.launch(x.name, as_bytes(x.arguments), x.reads, x.writes, x.options));
         },
         [this](const launch_callable& x) {
-          return reply_when_answered(this, core_.launch(x.function, x.reads, x.writes, x.options));
+          return reply_to(core_.launch(x.function, x.reads, x.writes, x.options));
         },
-        [this](const stats& x) { return reply_when_answered(this, core_.stats(x.options)); },
-        [this](const reset& x) { return reply_when_answered(this, core_.reset(x.options)); },
+        [this](const stats& x) { return reply_to(core_.stats(x.options)); },
+        [this](const reset& x) { return reply_to(core_.reset(x.options)); },
         [this](const shutdown&) {
           core_.shut_down(make_error(errc::unavailable, "the device was shut down"));
         },
@@ -74,14 +72,18 @@ public:
   }
 
 private:
+  template <class T> reply_of<T> reply_to(const std::shared_ptr<operation_of<T>>& op) {
+    return reply_when_answered(this, core_.owner(), op);
+  }
+
   caf::result<host_buffer> reply_with_memory(const download& x) {
     host_buffer target{x.source.size_bytes()};
     auto op = core_.download(x.source, std::make_shared<host_range>(target), x.options);
     auto answer = std::make_shared<operation_of<host_buffer>>("download", 0);
     answer->value = std::move(target);
-    op->replies_to_actor = true;
+    core_.owner().reply_to_actor(*op);
     op->on_answer([op, answer] { answer->answer(op->error()); });
-    return reply_when_answered(this, answer);
+    return reply_to(answer);
   }
 
   const device_core core_;

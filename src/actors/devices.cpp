@@ -31,11 +31,7 @@ public:
         caf::anon_send_exit(child, caf::exit_reason::user_shutdown);
       children->clear();
     }
-    // Nobody may write into a mailbox after the actor system is gone.
-    owner_->keeper().for_each([](operation& op) {
-      if (op.replies_to_actor)
-        op.answer(make_error(op.describe(errc::unavailable, "the devices' actors ended")));
-    });
+    owner_->end_replies(); // nobody may write into a mailbox after the actor system is gone
   }
 
 private:

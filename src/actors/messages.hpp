@@ -35,8 +35,11 @@ struct communicator_ended {
 };
 
 /// To a world, from itself, later.
-struct retry_build {
-  bool deadline = false; ///< of the first build
+struct retry_build {};
+
+/// To a world, from itself, later: the deadline of a build is over.
+struct build_overdue {
+  std::uint64_t epoch = 0; ///< of the communicator; 0: of the devices
 };
 
 } // namespace troupe::detail

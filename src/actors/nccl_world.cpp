@@ -18,6 +18,8 @@ namespace troupe::detail {
 
 namespace {
 
+constexpr const char* not_built = "the communicator was not built before the build deadline";
+
 /// Supervises a world: builds its communicators, one after the other, as long as its devices live
 /// and its budget lasts. Requests pass through to the world's data; they need nothing of it while
 /// all is well.
@@ -32,15 +34,15 @@ public:
       if (auto self = caf::actor_cast<caf::actor>(to))
         detail::anon_send(self, communicator_ended{epoch, why});
     });
-    join_devices();
+    for (auto& x : core_->lanes())
+      join_device(x->state().ordinal());
     detail::send_after(this, caf::actor_cast<caf::actor>(this), core_->limits().build_deadline,
-                       retry_build{true});
+                       build_overdue{});
     return with_exit(
         [this](caf::exit_msg& x) { end(x.reason); },
         [this](const all_reduce& x) {
-          return reply_when_answered(
-              this, core_->run({collective_kind::all_reduce, x.send, x.recv, x.op, x.factors},
-                               x.options));
+          return reply_to(core_->run({collective_kind::all_reduce, x.send, x.recv, x.op, x.factors},
+                                     x.options));
         },
         [this](const reduce& x) { return run(x); }, [this](const broadcast& x) { return run(x); },
         [this](const all_gather& x) { return run(x); },
@@ -49,7 +51,7 @@ public:
         [this](const all_to_all_v& x) { return run(x); },
         [this](const gather& x) { return run(x); }, [this](const scatter& x) { return run(x); },
         [this](const send_recv& x) { return run(x); }, [this](const barrier& x) { return run(x); },
-        [this](const group& x) { return reply_when_answered(this, core_->run(x)); },
+        [this](const group& x) { return reply_to(core_->run(x)); },
         [this](const get_status&) { return core_->status(); },
         [this](const subscribe&) {
           if (auto who = subscribers_.add(this); who)
@@ -59,7 +61,11 @@ public:
         [this](const device_changed& x) { on_device(x); },
         [this](const communicator_built& x) { on_built(x); },
         [this](const communicator_ended& x) { on_ended(x); },
-        [this](const retry_build& x) { on_retry(x); });
+        [this](const retry_build&) {
+          waits_to_retry_ = false;
+          try_build();
+        },
+        [this](const build_overdue& x) { on_overdue(x); });
   }
 
   void on_exit() override {
@@ -69,26 +75,27 @@ public:
   }
 
 private:
-  template <class Request> caf::result<collective_done> run(const Request& x) {
-    return reply_when_answered(this, core_->run(collective_view{x.form()}, x.options));
+  caf::result<collective_done> reply_to(const world_core::answer& op) {
+    return reply_when_answered(this, *core_->owner(), op);
   }
 
-  /// Every device's collective actor tells what becomes of it.
-  void join_devices() {
-    for (std::size_t i = 0; i < core_->size(); ++i) {
-      auto ordinal = core_->lanes()[i]->state().ordinal();
-      detail::request(this, lease_->root, caf::infinite, get_collective_actor{ordinal})
-          .then(
-              [this, ordinal](const caf::actor& collective) {
-                detail::send(this, collective, join_communicator{});
-                on_down(collective, [this](const caf::error&) { join_devices(); });
-                collectives_[ordinal] = collective;
-              },
-              [this](const caf::error& why) {
-                // A root that ended says so in a different way in each version of CAF.
-                fail(code_of(why) ? why : make_error(errc::unavailable, "the devices ended"));
-              });
-    }
+  template <class Request> caf::result<collective_done> run(const Request& x) {
+    return reply_to(core_->run(collective_view{x.form()}, x.options));
+  }
+
+  /// A device's collective actor tells what becomes of it.
+  void join_device(int ordinal) {
+    detail::request(this, lease_->root, caf::infinite, get_collective_actor{ordinal})
+        .then(
+            [this, ordinal](const caf::actor& collective) {
+              detail::send(this, collective, join_communicator{});
+              on_down(collective, [this, ordinal](const caf::error&) { join_device(ordinal); });
+              collectives_[ordinal] = collective;
+            },
+            [this](const caf::error& why) {
+              // A root that ended says so in a different way in each version of CAF.
+              fail(code_of(why) ? why : make_error(errc::unavailable, "the devices ended"));
+            });
   }
 
   void on_device(const device_changed& x) {
@@ -124,10 +131,12 @@ private:
         !devices_ready())
       return;
     building_ = true;
-    core_->build([to = address()](std::uint64_t epoch, const caf::error& why) {
+    auto epoch = core_->build([to = address()](std::uint64_t built, const caf::error& why) {
       if (auto self = caf::actor_cast<caf::actor>(to))
-        detail::anon_send(self, communicator_built{epoch, why});
+        detail::anon_send(self, communicator_built{built, why});
     });
+    detail::send_after(this, caf::actor_cast<caf::actor>(this), core_->limits().build_deadline,
+                       build_overdue{epoch});
   }
 
   void on_built(const communicator_built& x) {
@@ -186,15 +195,20 @@ private:
     detail::send_after(this, caf::actor_cast<caf::actor>(this), pause, retry_build{});
   }
 
-  void on_retry(const retry_build& x) {
+  void on_overdue(const build_overdue& x) {
     if (finished())
       return;
-    if (!x.deadline) {
-      waits_to_retry_ = false;
-      return try_build();
-    }
-    if (was_ready_)
+    if (was_ready_) {
+      if (building_ && x.epoch == core_->status().epoch) {
+        building_ = false;
+        auto why = make_error(errc::deadline_exceeded, not_built);
+        core_->end_epoch(why);
+        restart(why);
+      }
       return;
+    }
+    if (x.epoch != 0)
+      return; // the first of all has one deadline for its devices and itself
     std::string missing;
     for (auto& lane : core_->lanes())
       if (auto i = phases_.find(lane->state().ordinal());
@@ -203,7 +217,7 @@ private:
             (missing.empty() ? "device " : ", ") + std::to_string(lane->state().ordinal()) +
             (i != phases_.end() && i->second.reason ? " (" + describe(i->second.reason) + ")" : "");
     fail(make_error(errc::deadline_exceeded,
-                    missing.empty() ? "the communicator was not built before the build deadline"
+                    missing.empty() ? not_built
                                     : "not ready before the build deadline: " + missing));
   }
 

@@ -4,6 +4,7 @@
 
 #include <caf/all.hpp>
 
+#include <string>
 #include <utility>
 
 namespace troupe {
@@ -82,8 +83,28 @@ pending<collective_done> answer(std::shared_ptr<detail::operation_of<collective_
 pending<collective_done> world::all_reduce(const std::vector<any_gpu_ref>& send,
                                            const std::vector<any_gpu_ref>& recv, reduce_op op,
                                            request_options options) const {
+  if (recv.empty())
+    return out_of_place(troupe::all_reduce{send, recv, op, {}, {}}, options);
   return answer(
       owner_->parts.core->run({collective_kind::all_reduce, send, recv, op, {}}, options));
+}
+
+pending<collective_done> world::all_reduce_in_place(const std::vector<any_gpu_ref>& buffers,
+                                                    reduce_op op, request_options options) const {
+  return answer(
+      owner_->parts.core->run({collective_kind::all_reduce, buffers, {}, op, {}}, options));
+}
+
+pending<collective_done> world::out_of_place(const collective& what,
+                                             request_options options) const {
+  if (!what.send.empty() && !what.recv.empty())
+    return run(what, options);
+  failure why;
+  why.code = errc::invalid_argument;
+  why.verb = to_string(what.kind);
+  why.detail = "0 buffers for " + std::to_string(size()) + " ranks";
+  return answer(detail::refused_operation<collective_done>(to_string(what.kind).data(),
+                                                           make_error(std::move(why))));
 }
 
 pending<collective_done> world::run(const collective& what, request_options options) const {

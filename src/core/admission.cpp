@@ -27,7 +27,7 @@ caf::error check_lanes(const operation& op) {
       why.parts.clear();
       return make_error(std::move(why));
     }
-    if (!p.on->accepts()) {
+    if (op.bounded() && !p.on->accepts()) {
       auto why = op.describe(errc::overloaded, std::to_string(p.on->queue_limit()) +
                                                    " operations wait for the device already");
       why.device = p.on->state().ordinal();
@@ -95,9 +95,11 @@ caf::error admission::admit(const std::shared_ptr<operation>& op) {
       submit(*op, too_late); // the lanes are there: nobody could end them under this lock
   }
   if (held)
-    op->on_answer([self = weak_from_this()] { // others need not wait for one that was taken back
-      if (auto alive = self.lock())
-        alive->go_on();
+    op->on_answer([self = weak_from_this(), held = std::weak_ptr{op}] {
+      // Others need not wait for one that was taken back.
+      if (auto x = held.lock(); x && !x->on_lanes())
+        if (auto alive = self.lock())
+          alive->go_on_soon();
     });
   else
     for (auto& p : op->parts())
@@ -181,6 +183,18 @@ void admission::go_on() noexcept {
   } while (!asked_.compare_exchange_strong(asked, 0));
 }
 
+void admission::go_on_soon() noexcept {
+  // Many may end at once; one look at those who wait is enough.
+  if (soon_.exchange(true))
+    return;
+  keeper_.call_at(clock::now(), [self = weak_from_this()] {
+    if (auto alive = self.lock()) {
+      alive->soon_.store(false);
+      alive->go_on();
+    }
+  });
+}
+
 void admission::release() noexcept {
   operations released;
   std::vector<part*> too_late;
@@ -191,13 +205,11 @@ void admission::release() noexcept {
     for (auto& x : held_) { // whom it is behind comes first
       std::erase_if(x.behind, [](const auto& other) { return other->on_lanes(); });
       bool stays = !x.behind.empty();
-      if (!stays && !x.op->failed()) { // a failed one passes: the lanes do not issue it
-        if (x.op->waits_for() != nullptr) {
-          stays = true;
-        } else if (auto error = x.op->on_check(); error) {
+      if (!x.op->failed()) { // a failed one passes: the lanes do not issue it
+        auto error = x.op->on_check();
+        stays = stays || error || x.op->waits_for() != nullptr;
+        if (error)
           refused.emplace_back(x.op, std::move(error));
-          stays = true;
-        }
       }
       if (stays) {
         rest.push_back(std::move(x));
@@ -218,13 +230,6 @@ void admission::release() noexcept {
   }
   for (auto& [op, why] : refused)
     op->fail(why);
-}
-
-std::size_t admission::waiting_for(const void* what) const {
-  return static_cast<std::size_t>(
-      std::count_if(held_.begin(), held_.end(), [what](const held_operation& x) {
-        return x.op->waits_for() == what && !x.op->answered();
-      }));
 }
 
 } // namespace troupe::detail

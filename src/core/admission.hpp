@@ -27,10 +27,6 @@ public:
   /// Hands on what waits for nothing any more. Called when that may have changed.
   void go_on() noexcept;
 
-  /// How many wait for `what` (`operation::waits_for`) and have no answer yet. Under the lock of
-  /// the order.
-  std::size_t waiting_for(const void* what) const;
-
 private:
   using operations = std::vector<std::shared_ptr<operation>>;
 
@@ -44,10 +40,12 @@ private:
   /// Parts whose lane has ended come `too_late`.
   static void submit(operation& op, std::vector<part*>& too_late);
   void release() noexcept;
+  void go_on_soon() noexcept;
 
   timekeeper& keeper_;
   std::vector<held_operation> held_; // in order
   std::atomic<std::size_t> asked_{0};
+  std::atomic<bool> soon_{false};
 };
 
 } // namespace troupe::detail

@@ -68,9 +68,13 @@ public:
   };
   std::vector<access> accesses;
 
-  /// What user streams hold (`acquire` without `release` so far); under admission's lock.
+  /// What user streams hold or are about to (`acquire` without `release` so far); under
+  /// admission's lock.
   int acquired_for_reading = 0;
   bool acquired_for_writing = false;
+  /// How often they really do: what can be released.
+  int granted_for_reading = 0;
+  int granted_for_writing = 0;
 
 private:
   std::shared_ptr<device_state> home_;

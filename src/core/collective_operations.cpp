@@ -126,14 +126,27 @@ caf::error collective_operation::on_check() const { return world_->check_view(*t
 
 caf::error collective_operation::on_admit() {
   value.operation = number();
-  return world_->check_room(*this);
+  if (!world_->waits())
+    return {};
+  if (auto error = world_->enter_queue(*this); error)
+    return error;
+  waiting_.store(true);
+  return {};
 }
+
+void collective_operation::wait_no_more() noexcept {
+  if (waiting_.exchange(false))
+    world_->leave_queue();
+}
+
+void collective_operation::before_answer(const caf::error&) noexcept { wait_no_more(); }
 
 const void* collective_operation::waits_for() const {
   return world_->waits() ? world_.get() : nullptr;
 }
 
 void collective_operation::on_submit() {
+  wait_no_more();
   communicator_ = world_->join(value);
   communicator_key_.store(communicator_.get());
 }

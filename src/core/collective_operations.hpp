@@ -36,14 +36,17 @@ public:
 
 protected:
   void on_submit() override;
+  void before_answer(const caf::error& error) noexcept override;
 
 private:
+  void wait_no_more() noexcept;
   void add_uses(const rank_call& call, std::size_t index);
 
   const std::shared_ptr<world_core> world_;
   const std::vector<rank_call> calls_;
   std::vector<std::span<const rank_call>> calls_of_; // of each part
   const std::uint64_t membership_;
+  std::atomic<bool> waiting_{false}; // counts at its world
   std::shared_ptr<communicator> communicator_;
   std::atomic<const void*> communicator_key_{nullptr}; // for those who look at it while it waits
 };
@@ -56,6 +59,8 @@ public:
   connect_operation(std::shared_ptr<communicator> target,
                     const std::vector<std::shared_ptr<lane>>& lanes,
                     std::chrono::nanoseconds limit);
+  bool bounded() const noexcept override { return false; }
+  bool holds_lane() const noexcept override { return true; }
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
   caf::expected<issue_outcome> proceed(part& p, lane& on) override;
   void on_lost_part(part& p, const caf::error& why) noexcept override;

@@ -276,13 +276,23 @@ bool lane::take_inbox() noexcept {
 
 bool lane::issue_ready() {
   bool worked = false;
+  if (is_held())
+    return worked;
   for (int i = 0; i < issue_batch && !waiting_.empty() && in_flight() < options_.in_flight_limit;
        ++i) {
     if (try_issue(*waiting_.front()) == verdict::held)
       break;
     worked = true;
+    if (is_held())
+      break;
   }
   return worked;
+}
+
+bool lane::is_held() const noexcept {
+  return std::any_of(streams_.begin(), streams_.end(), [](const lane_stream& s) {
+    return s.continuing != nullptr && s.continuing->of->holds_lane();
+  });
 }
 
 lane::verdict lane::try_issue(part& p) {
@@ -385,6 +395,7 @@ void lane::after_issue(part& p, const caf::expected<issue_outcome>& outcome) {
     return;
   case issue_outcome::continues:
     op.part_issued();
+    p.at.store(part::state::issued, std::memory_order_release);
     streams_[static_cast<std::size_t>(p.stream)].continuing = &p;
     break;
   }

@@ -120,6 +120,7 @@ private:
   bool serve_control();
   bool take_inbox() noexcept;
   bool issue_ready();
+  bool is_held() const noexcept;
   verdict try_issue(part& p);
   bool must_wait(const part& p) const noexcept;
   bool stands_between(const part& p) const noexcept;

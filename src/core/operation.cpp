@@ -71,7 +71,7 @@ void operation::admitted(std::int64_t now) {
 }
 
 void operation::submitted() {
-  on_lanes_ = true;
+  on_lanes_.store(true, std::memory_order_relaxed);
   if (!failed())
     on_submit();
 }

@@ -94,7 +94,7 @@ public:
 
   clock::time_point deadline = clock::time_point::max();
   /// Its answer goes to a mailbox: it must come before the actor system ends.
-  bool replies_to_actor = false;
+  std::atomic<bool> replies_to_actor{false};
   std::int64_t admitted_at = 0; // nanoseconds of `clock`
 
   /// @errors errc::cancelled becomes the answer
@@ -114,6 +114,9 @@ public:
 
   // -- called by admission, under its lock
 
+  /// False for the library's own work, for which the bound of what waits for a device does not
+  /// count.
+  virtual bool bounded() const noexcept { return true; }
   /// What must be right before its buffers are looked at, and again when it comes to the lanes
   /// after a wait.
   virtual caf::error on_check() const { return {}; }
@@ -125,7 +128,7 @@ public:
   virtual const void* waits_for() const { return nullptr; }
   /// Its parts go to the lanes now.
   void submitted();
-  bool on_lanes() const noexcept { return on_lanes_; }
+  bool on_lanes() const noexcept { return on_lanes_.load(std::memory_order_relaxed); }
   /// `successor` uses what this writes: it settles after this, and if it `reads` it fails when this
   /// fails.
   void precede(const std::shared_ptr<operation>& successor, bool reads);
@@ -136,6 +139,8 @@ public:
 
   /// Issues `p` on its lane's stream.
   virtual caf::expected<issue_outcome> issue(part& p, lane& on);
+  /// Nothing else is issued on a lane while a part of it `continues` there.
+  virtual bool holds_lane() const noexcept { return false; }
   /// Goes on with a part that `continues`.
   virtual caf::expected<issue_outcome> proceed(part& p, lane& on);
   /// A part was issued and another never will be; `p` is the one that saw it. May be called twice.
@@ -216,7 +221,7 @@ private:
   std::size_t part_count_;
   std::vector<use> uses_;
   std::vector<healed_wound> healed_; // under admission's lock
-  bool on_lanes_ = false;            // under admission's lock
+  std::atomic<bool> on_lanes_{false};
   std::atomic<claim> issue_claim_{claim::unissued};
   std::atomic<bool> settled_{false};
   std::atomic<bool> failed_{false};

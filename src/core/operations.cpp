@@ -283,6 +283,11 @@ bool reads(access_mode mode) { return mode != access_mode::write; }
 bool writes(access_mode mode) { return mode != access_mode::read; }
 
 /// Under admission's lock.
+int& granted(buffer& memory, access_mode mode) {
+  return writes(mode) ? memory.granted_for_writing : memory.granted_for_reading;
+}
+
+/// Under admission's lock.
 void give_back(buffer& memory, access_mode mode) {
   if (writes(mode))
     memory.acquired_for_writing = false;
@@ -314,12 +319,19 @@ caf::expected<issue_outcome> acquire_operation::issue(part& p, lane& on) {
   return issue_outcome::finished;
 }
 
+void acquire_operation::on_success() noexcept {
+  std::lock_guard lock{order_mutex()};
+  ++granted(*memory_, mode_);
+}
+
 void acquire_operation::on_settled() noexcept {
   while (!answered()) // somebody else is about to
     pause();
   if (!error())
     return;
   std::lock_guard lock{order_mutex()};
+  if (!failed())
+    --granted(*memory_, mode_); // nobody knows of it
   give_back(*memory_, mode_);
 }
 
@@ -328,12 +340,13 @@ release_operation::release_operation(const any_gpu_ref& ref, access_mode mode, s
 
 caf::error release_operation::on_admit() {
   auto& memory = *ref_.memory();
-  if (writes(mode_) ? !memory.acquired_for_writing : memory.acquired_for_reading == 0) {
-    auto why = describe(errc::invalid_argument, "the buffer was not acquired in this mode");
+  if (granted(memory, mode_) == 0) {
+    auto why = describe(errc::invalid_argument, "the buffer is not acquired in this mode");
     why.device = ref_.device();
     why.parts.clear();
     return make_error(std::move(why));
   }
+  --granted(memory, mode_);
   give_back(memory, mode_);
   add_use(use_of(ref_, false, writes(mode_)));
   return {};

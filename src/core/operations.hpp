@@ -120,6 +120,7 @@ public:
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
 
 protected:
+  void on_success() noexcept override;
   void on_settled() noexcept override;
 
 private:

@@ -133,6 +133,26 @@ void runtime::start(const std::shared_ptr<operation>& op) {
     op->answer(std::move(error));
 }
 
+namespace {
+caf::error actors_ended(const operation& op) {
+  return make_error(op.describe(errc::unavailable, "the devices' actors ended"));
+}
+} // namespace
+
+void runtime::reply_to_actor(operation& op) noexcept {
+  op.replies_to_actor.store(true);
+  if (replies_ended_.load())
+    op.answer(actors_ended(op));
+}
+
+void runtime::end_replies() noexcept {
+  replies_ended_.store(true);
+  keeper_.for_each([](operation& op) {
+    if (op.replies_to_actor.load())
+      op.answer(actors_ended(op));
+  });
+}
+
 void runtime::fail_users_of(int ordinal, const caf::error& why, bool only_with_memory) {
   keeper_.for_each([&](operation& op) {
     for (auto& p : op.parts())
@@ -196,9 +216,7 @@ std::shared_ptr<operation_of<std::uint64_t>> runtime::reset(int ordinal,
 void runtime::watch_reset(const std::shared_ptr<lane>& worker,
                           const std::shared_ptr<operation_of<std::uint64_t>>& answer) {
   auto state = worker->shared_state();
-  auto call = std::make_shared<std::uint64_t>(0);
-  if (answer->deadline != clock::time_point::max())
-    *call = keeper_.call_at(answer->deadline, [answer] { answer->expire(); });
+  keeper_.add(*answer);
   auto watch = state->watch([answer, old = state->generation()](const device_changed& change) {
     if (change.phase == device_phase::ready && change.generation > old && !answer->answered()) {
       answer->value = change.generation;
@@ -208,16 +226,19 @@ void runtime::watch_reset(const std::shared_ptr<lane>& worker,
                                    : make_error(errc::unavailable, "the device ended"));
     }
   });
-  answer->on_answer([self = weak_from_this(), state = std::weak_ptr{state}, call, watch] {
-    // Not on the thread that answers: a watcher must not come back to its device.
-    if (auto owner = self.lock())
-      owner->keeper_.call_at(clock::now(), [self, state, call, watch] {
-        if (auto device = state.lock())
-          device->unwatch(watch);
-        if (auto alive = self.lock())
-          alive->keeper_.cancel_call(*call);
+  answer->on_answer(
+      [self = weak_from_this(), state = std::weak_ptr{state}, watch, of = std::weak_ptr{answer}] {
+        auto owner = self.lock();
+        if (!owner)
+          return;
+        if (auto x = of.lock())
+          owner->keeper_.remove(*x);
+        // Not on the thread that answers: a watcher must not come back to its device.
+        owner->keeper_.call_at(clock::now(), [state, watch] {
+          if (auto device = state.lock())
+            device->unwatch(watch);
+        });
       });
-  });
 }
 
 void runtime::shut_down(int ordinal, const caf::error& why) {

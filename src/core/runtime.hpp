@@ -63,6 +63,11 @@ public:
   /// Ends the device for good.
   void shut_down(int ordinal, const caf::error& why);
 
+  /// The answer of `op` goes to a mailbox, and so comes before the actors end.
+  void reply_to_actor(operation& op) noexcept;
+  /// Answers all that goes to mailboxes: the actors end.
+  void end_replies() noexcept;
+
   /// Communicators hold the devices that they run on: a reset waits for them to end.
   void hold(int ordinal) noexcept;
   void unhold(int ordinal) noexcept;
@@ -93,6 +98,7 @@ private:
   std::mutex slots_mutex_;
   std::vector<slot> slots_;
   std::atomic<bool> ended_{false};
+  std::atomic<bool> replies_ended_{false};
   bool closed_ = false; // under slots_mutex_
   timekeeper keeper_;
   const std::shared_ptr<admission> admission_ = std::make_shared<admission>(keeper_);

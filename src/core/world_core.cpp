@@ -55,7 +55,7 @@ world_status world_core::status_locked() const {
 
 // -- life
 
-void world_core::build(std::function<void(std::uint64_t, const caf::error&)> done) {
+std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::error&)> done) {
   std::uint64_t epoch = 0;
   {
     std::lock_guard lock{order_mutex()};
@@ -98,6 +98,7 @@ void world_core::build(std::function<void(std::uint64_t, const caf::error&)> don
     self->runtime_->start(connect);
   };
   runtime_->workers().run(std::move(job));
+  return epoch;
 }
 
 std::shared_ptr<communicator> world_core::adopt(std::uint64_t epoch, communicator_ranks ranks) {
@@ -205,9 +206,10 @@ caf::error world_core::check_view(const operation& op, std::uint64_t membership)
   return {};
 }
 
-caf::error world_core::check_room(const operation& op) const {
-  if (!waits() || runtime_->gate().waiting_for(this) < limits_.waiting_limit)
+caf::error world_core::enter_queue(const operation& op) {
+  if (waiting_.fetch_add(1) < limits_.waiting_limit)
     return {};
+  leave_queue();
   auto why = op.describe(errc::overloaded, std::to_string(limits_.waiting_limit) +
                                                " requests wait for the world already");
   why.epoch = epoch_;

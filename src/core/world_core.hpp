@@ -8,6 +8,8 @@
 #include <troupe/collective.hpp>
 #include <troupe/world_status.hpp>
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -39,8 +41,8 @@ public:
     on_end_ = std::move(on_end);
   }
   /// Builds a communicator for a new epoch in the background and connects it on the lanes; `done`
-  /// hears of it on any thread, once.
-  void build(std::function<void(std::uint64_t, const caf::error&)> done);
+  /// hears of it on any thread, once. Returns the epoch.
+  std::uint64_t build(std::function<void(std::uint64_t, const caf::error&)> done);
   /// The epoch's communicator is connected: requests that wait go on.
   void open();
   /// Requests are refused, those that wait or run are answered with `why`.
@@ -61,9 +63,10 @@ public:
   /// @errors errc::unavailable: the world has ended; for a request that was admitted before, why it
   ///         did. errc::membership_changed
   caf::error check_view(const operation& op, std::uint64_t membership) const;
-  /// None if `op` need not wait, or there is room for one more that waits.
-  /// @errors errc::overloaded
-  caf::error check_room(const operation& op) const;
+  /// Counts one more that waits; `leave_queue`, on any thread, when it does so no more.
+  /// @errors errc::overloaded: there is no room
+  caf::error enter_queue(const operation& op);
+  void leave_queue() noexcept { waiting_.fetch_sub(1); }
   /// No communicator now, but there will be one, or none any more.
   bool waits() const noexcept { return phase_ <= world_phase::ready && !has_communicator(); }
   /// The communicator of a request that need not wait; it is said in `view`.
@@ -82,6 +85,7 @@ private:
   const std::vector<std::shared_ptr<lane>> lanes_;
   const world_limits limits_;
   std::function<void(std::uint64_t, const caf::error&)> on_end_;
+  std::atomic<std::size_t> waiting_{0};
   // under the lock of the order
   world_phase phase_ = world_phase::building;
   caf::error reason_;

@@ -1184,5 +1184,39 @@ TEST_P(DeviceFaults, AreTheAnswerOfOneRequest) {
   EXPECT_TRUE(works(d));
 }
 
+/// Asks a device for a reset and waits for the answer.
+class resetting_actor : public caf::event_based_actor {
+public:
+  resetting_actor(caf::actor_config& cfg, caf::actor device)
+      : caf::event_based_actor(cfg), device_(std::move(device)) {}
+
+  caf::behavior make_behavior() override {
+    detail::request(this, device_, caf::infinite, troupe::reset{{.deadline = 20s}})
+        .then([](std::uint64_t) {}, [this](const caf::error&) { quit(); });
+    return {[](int) {}};
+  }
+
+private:
+  caf::actor device_;
+};
+
+TEST(DeviceLife, APendingResetEndsWithTheSystem) {
+  stopwatch watch;
+  {
+    gate held;
+    test_system system{{.devices = 1}};
+    auto device = system.open();
+    auto ref = must(device.allocate<float>(4));
+    auto busy = device.launch(held.hold_stream(), {}, {ref.any()});
+    ASSERT_TRUE(held.wait_reached());
+    device_feed feed{system, must(device.actor())};
+    system.get().spawn<resetting_actor>(must(device.actor()));
+    feed.until(device_phase::resetting);
+    caf::anon_send_exit(system.root(), caf::exit_reason::user_shutdown);
+    held.open();
+  }
+  EXPECT_LT(watch.elapsed(), at_once);
+}
+
 } // namespace
 } // namespace troupe::testing

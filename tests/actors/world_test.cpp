@@ -1147,5 +1147,44 @@ TEST(WorldEnd, ResultsOutliveTheActorSystem) {
     EXPECT_TRUE(x.stale());
 }
 
+TEST(WorldLife, BuildsAgainAfterABuildThatHangs) {
+  TROUPE_HOST_ONLY("a fault plan");
+  const auto plan = std::make_shared<fault_plan>();
+  plan->add({.kind = fault::block, .on = verb::build, .first = 2});
+  test_system system{{.devices = 2, .faults = plan}};
+  auto under_test = system.open_world({.limits = {.build_deadline = 500ms}});
+  auto refs = must(under_test.allocate<float>(16, true));
+  plan->add({.kind = fault::fail, .on = verb::collective, .device = 0});
+  EXPECT_TRUE(has_code(answer_of(under_test.all_reduce(refs)), errc::nccl_error));
+  for (std::size_t i = 0; i < 2; ++i)
+    must(answer_of(under_test.device_of(i).fill(refs[i], 0.f)));
+  EXPECT_TRUE(is_ok(answer_of(under_test.all_reduce(refs)))); // on the third
+  plan->release();
+}
+
+TEST(WorldLife, DoesNotFailForThoseWhoWait) {
+  TROUPE_HOST_ONLY("a fault plan");
+  const auto plan = std::make_shared<fault_plan>();
+  plan->add({.kind = fault::slow, .on = verb::build, .first = 2, .delay = 100ms});
+  test_system system{{.devices = 2, .faults = plan, .lanes = {.queue_limit = 64}}};
+  auto under_test = system.open_world({});
+  auto refs = must(under_test.allocate<float>(16, true));
+  plan->add({.kind = fault::fail, .on = verb::collective, .device = 0});
+  EXPECT_TRUE(has_code(answer_of(under_test.all_reduce(refs)), errc::nccl_error));
+  for (std::size_t i = 0; i < 2; ++i)
+    must(answer_of(under_test.device_of(i).fill(refs[i], 0.f)));
+  std::vector<pending<collective_done>> all;
+  for (int i = 0; i < 70; ++i)
+    all.push_back(under_test.all_reduce(refs));
+  std::size_t done = 0;
+  for (auto& x : all) {
+    auto answer = answer_of(x);
+    EXPECT_TRUE(answer || has_code(answer, errc::overloaded));
+    done += answer ? 1 : 0;
+  }
+  EXPECT_GE(done, 32u);
+  EXPECT_EQ(under_test.status().phase, world_phase::ready);
+}
+
 } // namespace
 } // namespace troupe::testing

@@ -402,6 +402,27 @@ TEST(Ordering, RemembersNoMoreThanItNeeds) {
     EXPECT_TRUE(is_ok(answer_of(x)));
 }
 
+TEST(Ordering, AccessTellsOfAWriterThatFailed) {
+  core_system system;
+  auto ref = allocate_bytes(system.device(), 64);
+  gate work;
+  gate lane;
+  auto holding = system.device().launch(lane.on_lane(), {}, {}, {});
+  lane.wait_reached();
+  auto writer = system.device().launch(
+      [pass = work.passer()](launch_context& context) {
+        static_cast<void>(context.run_on_host(pass));
+        return make_error(errc::invalid_argument, "on purpose");
+      },
+      {}, {ref}, {});
+  lane.open();
+  EXPECT_TRUE(has_code(answer_of(writer), errc::launch_failed));
+  EXPECT_TRUE(has_code(ref.access(), errc::indeterminate)); // though its work is not over
+  work.open();
+  EXPECT_TRUE(settles(*writer));
+  EXPECT_TRUE(has_code(ref.access(), errc::indeterminate));
+}
+
 } // namespace
 
 } // namespace troupe

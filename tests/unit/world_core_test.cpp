@@ -1,4 +1,5 @@
 /// The data side of a world: who waits for a communicator, and how one ends.
+#include "core/operations.hpp"
 #include "core/world_core.hpp"
 #include "support/core_fixture.hpp"
 
@@ -33,6 +34,7 @@ using testing::has_code;
 using testing::host_work;
 using testing::is_ok;
 using testing::must;
+using testing::patience;
 using testing::settles;
 using testing::verb;
 using namespace std::chrono_literals;
@@ -260,6 +262,34 @@ TEST_F(WaitingRequest, IsStaleWhenItsDeviceIsReset) {
   EXPECT_TRUE(settles(*sum));
 }
 
+// A hold that may still come to nothing cannot be given back.
+TEST_F(WaitingRequest, ReleaseComesAfterAcquire) {
+  auto sum = world.all_reduce();
+  auto lane = system.lane(0);
+  const auto start = [&](auto op) {
+    op->parts()[0].on = lane.get();
+    op->deadline = detail::clock::now() + patience;
+    system.runtime()->start(op);
+    return op;
+  };
+  const auto user = lane->stream(detail::stream_kind::compute);
+  auto acquire = start(std::make_shared<detail::acquire_operation>(x, access_mode::read, user));
+  auto early = start(std::make_shared<detail::release_operation>(x, access_mode::read, user));
+  EXPECT_TRUE(has_code(answer_of(early), errc::invalid_argument));
+  sum->cancel(); // and with it, what reads after it
+  EXPECT_TRUE(has_code(answer_of(acquire), errc::cancelled));
+  EXPECT_TRUE(settles(*acquire));
+  EXPECT_TRUE(eventually([&] { return lane->state().acquired() == 0; }));
+  acquire = start(std::make_shared<detail::acquire_operation>(x, access_mode::read, user));
+  EXPECT_TRUE(is_ok(answer_of(acquire)));
+  EXPECT_TRUE(is_ok(
+      answer_of(start(std::make_shared<detail::release_operation>(x, access_mode::read, user)))));
+  EXPECT_TRUE(has_code(
+      answer_of(start(std::make_shared<detail::release_operation>(x, access_mode::read, user))),
+      errc::invalid_argument));
+  EXPECT_EQ(lane->state().acquired(), 0);
+}
+
 TEST_F(WaitingRequest, EndsWithTheSystem) {
   auto sum = world.all_reduce();
   auto reader = read(x);
@@ -268,6 +298,45 @@ TEST_F(WaitingRequest, EndsWithTheSystem) {
   EXPECT_TRUE(has_code(answer_of(reader.op), errc::unavailable));
   EXPECT_TRUE(settles(*sum));
   EXPECT_TRUE(settles(*reader.op));
+}
+
+// INV-7, though it is behind a request of a world that has not ended.
+TEST_F(WaitingRequest, BehindAnotherEndsWithItsWorld) {
+  a_world second{system};
+  second.open();
+  auto sum = world.all_reduce();
+  auto behind = all_reduce_in(*second.core, world.refs, {}, reduce_op::sum);
+  const auto why = make_error(errc::unavailable, "on purpose");
+  second.core->close(world_phase::failed, why);
+  EXPECT_EQ(answer_of(behind), why);
+  EXPECT_FALSE(sum->answered());
+}
+
+// INV-1: what many need when they end at once grows with their number, not with its square.
+TEST_F(WaitingRequest, EndsInTimeAlsoAmongThousands) {
+  constexpr std::size_t many = 4000;
+  std::vector<any_gpu_ref> wide;
+  for (int i = 0; i < 2; ++i) {
+    auto op = system.device(i).allocate(many, dtype::int32, true, {});
+    must(answer_of(op));
+    wide.push_back(op->value);
+  }
+  const auto until = detail::clock::now() + 1s;
+  std::atomic<std::int64_t> latest{0};
+  std::atomic<std::size_t> told{0};
+  std::vector<std::shared_ptr<detail::completion>> all;
+  for (std::size_t i = 0; i < many; ++i) {
+    all.push_back(all_reduce_in(*world.core, {must(wide[0].slice(i, 1)), must(wide[1].slice(i, 1))},
+                                {}, reduce_op::sum, {.deadline = until - detail::clock::now()}));
+    all.back()->on_answer([&] {
+      latest = (detail::clock::now() - until).count();
+      told.fetch_add(1);
+    });
+  }
+  ASSERT_TRUE(eventually([&] { return told == many; }));
+  for (auto& op : all)
+    EXPECT_TRUE(has_code(op->error(), errc::deadline_exceeded));
+  EXPECT_LT(latest.load(), 500'000'000);
 }
 
 // A lane that waited for the one would hold up the connections of the other.
@@ -455,14 +524,55 @@ TEST(WorldCore, WaitsForABusyRankOutsideOfItsCommunicator) {
   held.wait_reached();
   std::promise<caf::error> built;
   world.core->build([&](std::uint64_t, const caf::error& why) { built.set_value(why); });
-  ASSERT_TRUE(eventually([&] { return system.keeper().size() == 2; })); // the other one connects
-  must(answer_of(system.device(0).stats({})));                          // and waits on this lane
+  ASSERT_TRUE(eventually([&] { return system.lane(0)->at_work(); }));
   EXPECT_EQ(plan->injected(fault::block), 0u);
   const auto why = make_error(errc::unavailable, "on purpose");
   world.core->close(world_phase::failed, why);
   EXPECT_EQ(built.get_future().get(), why);
   EXPECT_TRUE(is_ok(answer_of(system.device(0).reset({})))); // the communicator is gone
   EXPECT_FALSE(system.runtime()->ended());
+}
+
+// Else the last one to come would be inside alone.
+TEST(WorldCore, DoesNothingElseOnALaneThatIsAboutToConnect) {
+  core_system system{{.devices = 2}};
+  a_world world{system};
+  gate busy;
+  auto holding = system.device(0).launch(busy.on_lane(), {}, {}, {});
+  busy.wait_reached();
+  std::promise<caf::error> built;
+  world.core->build([&](std::uint64_t, const caf::error& why) { built.set_value(why); });
+  ASSERT_TRUE(eventually([&] { return system.lane(1)->at_work(); }));
+  auto behind = system.device(1).stats({.deadline = 50ms});
+  EXPECT_TRUE(has_code(answer_of(behind), errc::deadline_exceeded));
+  busy.open();
+  EXPECT_TRUE(is_ok(built.get_future().get()));
+  EXPECT_TRUE(is_ok(answer_of(system.device(1).stats({}))));
+}
+
+TEST(WorldCore, NamesTheRankThatDoesNotConnect) {
+  core_system system{{.devices = 3}};
+  a_world world{system, {.stall_limit = 50ms}, 0, 3};
+  gate busy;
+  auto holding = system.device(1).launch(busy.on_lane(), {}, {}, {});
+  busy.wait_reached();
+  const auto why = failure_of(world.build()).value();
+  EXPECT_EQ(why.code, errc::stalled);
+  EXPECT_EQ(why.rank, 1);
+  EXPECT_EQ(why.device, 1);
+}
+
+// What waits for the communicator must not keep it from being connected.
+TEST(WorldCore, ConnectsWhenNothingElseHasRoom) {
+  core_system system{{.devices = 2, .lanes = {.queue_limit = 64}}};
+  a_world world{system, {.waiting_limit = 64}};
+  std::vector<std::shared_ptr<detail::operation_of<collective_done>>> waiting;
+  for (int i = 0; i < 64; ++i)
+    waiting.push_back(world.all_reduce());
+  EXPECT_TRUE(has_code(answer_of(system.device(0).stats({})), errc::overloaded));
+  world.open();
+  for (auto& x : waiting)
+    EXPECT_TRUE(is_ok(answer_of(x)));
 }
 
 TEST(WorldCore, RefusesWhatCannotBeRight) {

@@ -57,6 +57,7 @@ struct join_communicator;
 struct communicator_built;
 struct communicator_ended;
 struct retry_build;
+struct build_overdue;
 } // namespace detail
 
 } // namespace troupe
@@ -116,6 +117,7 @@ CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::join_communicator))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::communicator_built))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::communicator_ended))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::retry_build))
+CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::build_overdue))
 CAF_END_TYPE_ID_BLOCK(troupe_local)
 
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::launch_callable)
@@ -125,3 +127,4 @@ CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::join_communicator)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::communicator_built)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::communicator_ended)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::retry_build)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::build_overdue)
