@@ -98,6 +98,8 @@ collective_operation::collective_operation(const char* verb, std::shared_ptr<wor
     : operation_of(verb, count_ranks(calls)), world_(std::move(world)), calls_(std::move(calls)),
       membership_(membership) {
   stall_limit = world_->limits().stall_limit.count();
+  calls_of_.reserve(parts().size());
+  expect_uses(2 * calls_.size());
   auto next = calls_.begin();
   for (auto& p : parts()) {
     p.rank = static_cast<int>(next->rank);

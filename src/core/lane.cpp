@@ -19,7 +19,7 @@ constexpr std::chrono::milliseconds host_func_check{10};
 
 /// How many operations one question about an event settles, with twice as many in flight.
 constexpr std::size_t poll_batch = 8;
-/// The oldest is asked again when nothing was found done for so long.
+/// The oldest is asked when one further back was not done for so long.
 constexpr std::chrono::microseconds poll_patience{100};
 /// How many parts are issued before the lane looks at completions again.
 constexpr int issue_batch = 16;
@@ -474,10 +474,7 @@ bool lane::poll(lane_stream& s) {
   while (!s.in_flight.empty()) {
     // To ask an event that is done costs more than one that is not: with many in flight ask one
     // further back, and all before it are done too.
-    auto batch = s.in_flight.size() >= 2 * poll_batch && !one_by_one &&
-                         clock::now() < s.advanced + poll_patience
-                     ? poll_batch
-                     : 1;
+    auto batch = s.in_flight.size() >= 2 * poll_batch && !one_by_one ? poll_batch : 1;
     auto& p = *s.in_flight[batch - 1];
     if (p.event.native == nullptr)
       return worked; // the end of everything, which follows, lets it go
@@ -500,8 +497,18 @@ bool lane::poll(lane_stream& s) {
     }
     if (!*done) {
       note_started(s);
-      return worked;
+      if (batch == 1)
+        return worked;
+      auto now = clock::now();
+      if (s.not_done_since == clock::time_point{})
+        s.not_done_since = now;
+      if (now < s.not_done_since + poll_patience)
+        return worked;
+      s.not_done_since = {};
+      one_by_one = true; // those before it may be done
+      continue;
     }
+    s.not_done_since = {};
     for (std::size_t i = 0; i < batch; ++i) {
       auto& over = *s.in_flight.front();
       s.in_flight.pop_front();
@@ -509,8 +516,6 @@ bool lane::poll(lane_stream& s) {
       finish(over);
     }
     worked = true;
-    if (s.in_flight.size() >= 2 * poll_batch)
-      s.advanced = clock::now();
   }
   return worked;
 }

@@ -107,8 +107,8 @@ private:
   struct lane_stream {
     stream_view stream;
     std::deque<part*> in_flight;
-    part* continuing = nullptr;   // issues piece by piece, and the stream is its own meanwhile
-    clock::time_point advanced{}; // when something in it was found done last
+    part* continuing = nullptr; // issues piece by piece, and the stream is its own meanwhile
+    clock::time_point not_done_since{}; // the one that is asked for its predecessors, too
   };
   enum class verdict : std::uint8_t { held, gone };
 

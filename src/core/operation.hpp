@@ -87,6 +87,7 @@ public:
   std::span<part> parts() noexcept { return {parts_.get(), part_count_}; }
   std::span<const part> parts() const noexcept { return {parts_.get(), part_count_}; }
   const std::vector<use>& uses() const noexcept { return uses_; }
+  void expect_uses(std::size_t number) { uses_.reserve(number); }
   void add_use(use x) {
     parts_[x.part].uses_memory = true;
     uses_.push_back(std::move(x));
