@@ -22,7 +22,7 @@ struct lane_options {
   std::optional<std::chrono::microseconds> spin;
   /// How long a client that waits for an answer spins before it parks: to wake a parked thread
   /// costs tens of microseconds, which is several percent of an operation of a millisecond. By
-  /// default 2 ms where lanes spin, else 0. Of the whole process: the last actor system's counts.
+  /// default 10 ms where lanes spin, else 0. Of the whole process: the last actor system's counts.
   std::optional<std::chrono::microseconds> client_spin;
   /// Operations that a device may have in its streams. The launch queue holds about 1,024 entries.
   std::size_t in_flight_limit = 256;

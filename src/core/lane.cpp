@@ -17,7 +17,7 @@ constexpr std::chrono::microseconds poll_interval{50};
 /// Host functions are not called on error: how long a lane that relies on them sleeps at most.
 constexpr std::chrono::milliseconds host_func_check{10};
 
-/// How many operations one question about an event settles, with twice as many in flight.
+/// How many operations one question about an event settles at most.
 constexpr std::size_t poll_batch = 8;
 /// The oldest is asked when one further back was not done for so long.
 constexpr std::chrono::microseconds poll_patience{100};
@@ -295,11 +295,20 @@ bool lane::is_held() const noexcept {
   });
 }
 
+/// The client's thread wrote them: while one part is issued, the next ones come into the cache.
+void lane::fetch_ahead() const noexcept {
+  if (waiting_.size() > 1)
+    __builtin_prefetch(waiting_[1]);
+  if (!waiting_.empty())
+    waiting_.front()->of->prefetch();
+}
+
 lane::verdict lane::try_issue(part& p) {
   auto& op = *p.of;
   if (must_wait(p) && !(op.withdrawn() && !stands_between(p)))
     return verdict::held;
   waiting_.pop_front();
+  fetch_ahead();
   if (!op.claim_issue()) {
     skip(p);
     return verdict::gone;
@@ -472,9 +481,9 @@ bool lane::poll(lane_stream& s) {
   bool worked = false;
   bool one_by_one = device_->signals_completion();
   while (!s.in_flight.empty()) {
-    // To ask an event that is done costs more than one that is not: with many in flight ask one
-    // further back, and all before it are done too.
-    auto batch = s.in_flight.size() >= 2 * poll_batch && !one_by_one ? poll_batch : 1;
+    // To ask an event that is done costs more than one that is not: ask one further back, and all
+    // before it are done too.
+    auto batch = one_by_one ? 1 : std::clamp<std::size_t>(s.in_flight.size() / 2, 1, poll_batch);
     auto& p = *s.in_flight[batch - 1];
     if (p.event.native == nullptr)
       return worked; // the end of everything, which follows, lets it go
@@ -502,7 +511,7 @@ bool lane::poll(lane_stream& s) {
       auto now = clock::now();
       if (s.not_done_since == clock::time_point{})
         s.not_done_since = now;
-      if (now < s.not_done_since + poll_patience)
+      if (batch == poll_batch && now < s.not_done_since + poll_patience)
         return worked;
       s.not_done_since = {};
       one_by_one = true; // those before it may be done
@@ -667,7 +676,9 @@ void lane::idle() {
     spin_end_ = clock::now() + *options_.spin;
   bool may_spin =
       options_.spin->count() != 0 && options_.completion == completion_strategy::event_poll;
-  if (may_spin && (must_poll || clock::now() < spin_end_)) {
+  if (may_spin && must_poll)
+    return; // to ask an event takes long enough
+  if (may_spin && clock::now() < spin_end_) {
     for (int i = 0; i < 8 && !signalled_.load(std::memory_order_relaxed); ++i)
       pause();
     signalled_.exchange(false);

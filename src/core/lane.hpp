@@ -122,6 +122,7 @@ private:
   bool issue_ready();
   bool is_held() const noexcept;
   verdict try_issue(part& p);
+  void fetch_ahead() const noexcept;
   bool must_wait(const part& p) const noexcept;
   bool stands_between(const part& p) const noexcept;
   caf::error check_generation(const part& p) const;

@@ -138,6 +138,14 @@ public:
 
   // -- called by lanes
 
+  /// Brings what `issue` needs into the cache of the calling thread.
+  void prefetch() const noexcept {
+    constexpr std::size_t line = 64;
+    auto* first = reinterpret_cast<const std::byte*>(this);
+    for (std::size_t at = 0; at < sizeof(operation) + 2 * line; at += line)
+      __builtin_prefetch(first + at);
+    __builtin_prefetch(uses_.data());
+  }
   /// Issues `p` on its lane's stream.
   virtual caf::expected<issue_outcome> issue(part& p, lane& on);
   /// Nothing else is issued on a lane while a part of it `continues` there.

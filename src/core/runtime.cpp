@@ -32,7 +32,7 @@ lane_options resolved(lane_options options, int devices) {
     options.spin = std::chrono::microseconds{cores >= 2 * devices + 2 ? 200 : 0};
   }
   if (!options.client_spin)
-    options.client_spin = std::chrono::microseconds{options.spin->count() != 0 ? 2000 : 0};
+    options.client_spin = std::chrono::microseconds{options.spin->count() != 0 ? 10'000 : 0};
   return options;
 }
 
