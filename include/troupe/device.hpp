@@ -277,7 +277,8 @@ public:
                        std::vector<any_gpu_ref> writes, request_options options = {}) const;
 
   /// Takes memory of the user's, which lies on this device, into its care: `deleter` is called when
-  /// nothing uses it any more, on the lane, which must not block.
+  /// nothing uses it any more, on the lane, which must not block, or, once the device has ended, on
+  /// the thread that drops the last handle.
   /// @errors errc::invalid_argument; errc::unavailable: the device is not ready
   template <element T>
   caf::expected<gpu_ref<T>> adopt(T* memory, std::size_t count,

@@ -263,7 +263,8 @@ caf::expected<issue_outcome> pinned_operation::issue(part&, lane& on) {
   auto memory = on.device().allocate_pinned(std::max<std::size_t>(size_, 1));
   if (!memory)
     return memory.error();
-  // Given back by the lane, on whatever thread the last handle goes.
+  // Given back by the lane, on whatever thread the last handle goes, and by that one when the lane
+  // has ended.
   auto release = [home = on.shared_state(), device = on.shared_device()](std::byte* address) {
     home->release({address, 0, [device](void* x) {
                      if (auto error = device->deallocate_pinned(x))
