@@ -167,12 +167,11 @@ bool lane::ends_now() noexcept {
 bool lane::come_up() {
   auto backoff = options_.open_backoff;
   for (int attempt = 1;; ++attempt) {
-    auto error = open_device();
+    auto error = note(open_device());
     if (!error) {
       state_->publish();
       return true;
     }
-    note(error);
     bool again = attempt < options_.open_attempts && code_of(error) != errc::device_fault;
     log(log_level::warning,
         again ? "a device did not come up; another try follows" : "a device did not come up",
@@ -243,7 +242,7 @@ void lane::reset_now() {
   if (!error)
     error = device_->open_memory();
   if (error) {
-    note(error);
+    error = note(error);
     log(log_level::error, "a device could not be reset", error);
     state_->close(device_phase::failed, error);
     owner_.on_device_failed(*this, error);
@@ -316,7 +315,7 @@ lane::verdict lane::try_issue(part& p) {
   // In the step that issues: a stale ref never reaches a launch (INV-2).
   auto error = check_generation(p);
   if (!error && !op.lost_a_part() && p.stream != stream_kind::none)
-    error = wait_for_predecessors(p, stream(p.stream));
+    error = note(wait_for_predecessors(p, stream(p.stream)));
   if (error || op.lost_a_part()) {
     lose(p, error);
     return verdict::gone;
@@ -381,8 +380,7 @@ caf::error lane::check_generation(const part& p) const {
 void lane::after_issue(part& p, const caf::expected<issue_outcome>& outcome) {
   auto& op = *p.of;
   if (!outcome) {
-    note(outcome.error());
-    auto why = in_full(p, outcome.error());
+    auto why = in_full(p, note(outcome.error()));
     if (p.stream == stream_kind::none) {
       lose(p, why);
       return;
@@ -423,9 +421,7 @@ void lane::put_in_flight(part& p) {
     auto event = mark(p.stream);
     if (!event) {
       // Without an event nobody can know when it is over: what is left is the end of the process.
-      note(event.error());
-      p.of->fail(event.error());
-      owner_.on_fault(*this, event.error());
+      p.of->fail(note_fault(event.error()));
       return;
     }
     p.event = *event;
@@ -499,7 +495,7 @@ bool lane::poll(lane_stream& s) {
       p.of->fail(in_full(p, done.error()));
       // It may still run, and uses its memory until it is over.
       if (auto error = device_->synchronize(p.event)) {
-        owner_.on_fault(*this, error);
+        note_fault(error);
         return worked;
       }
       done = true;
@@ -561,21 +557,28 @@ void lane::lose(part& p, const caf::error& why) noexcept {
   skip(p);
 }
 
-void lane::note(const caf::error& error) noexcept {
+/// What an operation is told of `error`, which a call into the backend gave.
+caf::error lane::note(const caf::error& error) noexcept {
   if (!error)
-    return;
-  if (code_of(error) == errc::device_fault) {
-    if (!abandoned_.load())
-      owner_.on_fault(*this, error);
-  } else {
-    log(log_level::debug, "a call into the backend failed", error);
-  }
+    return {};
+  if (code_of(error) == errc::device_fault)
+    return note_fault(error);
+  log(log_level::debug, "a call into the backend failed", error);
+  return error;
+}
+
+/// Nobody hears of a fault as one lane saw it: all get the one cause.
+caf::error lane::note_fault(const caf::error& error) noexcept {
+  if (!abandoned_.load())
+    return owner_.on_fault(*this, error);
+  auto reason = state_->reason(); // the owner may be gone
+  return reason ? reason : error;
 }
 
 /// With what the backend could not know (INV-10).
 caf::error lane::in_full(const part& p, const caf::error& error) const {
   auto x = failure_of(error);
-  if (!x || x->code == errc::device_fault) // whose origin nobody knows here
+  if (!x || severity_of(x->code) == severity::process) // whose origin nobody knows here
     return error;
   if (x->verb.empty())
     x->verb = p.of->verb();

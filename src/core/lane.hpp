@@ -27,8 +27,9 @@ class staging_ring;
 class lane_owner {
 public:
   virtual ~lane_owner() = default;
-  /// A sticky fault: CUDA is gone in this process.
-  virtual void on_fault(lane& where, const caf::error& why) noexcept = 0;
+  /// A sticky fault: CUDA is gone in this process. Returns what everybody is answered with: the
+  /// first fault that any lane saw.
+  virtual caf::error on_fault(lane& where, const caf::error& why) noexcept = 0;
   /// The device did not come up, or not again; its state is closed.
   virtual void on_device_failed(lane& where, const caf::error& why) noexcept = 0;
 };
@@ -135,7 +136,8 @@ private:
   void finish(part& p) noexcept;
   void skip(part& p) noexcept;
   void lose(part& p, const caf::error& why) noexcept;
-  void note(const caf::error& error) noexcept;
+  caf::error note(const caf::error& error) noexcept;
+  caf::error note_fault(const caf::error& error) noexcept;
   caf::error in_full(const part& p, const caf::error& error) const;
   bool drain_released();
   bool nothing_in_flight() const noexcept;

@@ -281,7 +281,11 @@ void runtime::unhold(int ordinal) noexcept {
     act_on_quiet(s);
 }
 
-void runtime::on_fault(lane& where, const caf::error& why) noexcept {
+caf::error runtime::on_fault(lane& where, const caf::error& why) noexcept {
+  return end_with_fault("device " + std::to_string(where.state().ordinal()), why);
+}
+
+caf::error runtime::end_with_fault(const std::string& seen, const caf::error& why) noexcept {
   // Only what was in flight can have caused it; with more than one device, nobody knows.
   auto origin = failure_of(why).value_or(failure{});
   std::vector<int> busy;
@@ -295,16 +299,20 @@ void runtime::on_fault(lane& where, const caf::error& why) noexcept {
   origin.device = busy.size() == 1 ? busy.front() : -1;
   if (busy.size() != 1) {
     origin.detail += origin.detail.empty() ? "" : "; ";
-    origin.detail += "seen on device " + std::to_string(where.state().ordinal()) +
-                     ", its origin is unknown: " + std::to_string(busy.size()) +
+    origin.detail += "seen on " + seen + ", its origin is unknown: " + std::to_string(busy.size()) +
                      " devices were at work";
   }
-  end_everything(make_error(std::move(origin)));
+  return end_everything(make_error(std::move(origin)));
 }
 
-void runtime::end_everything(const caf::error& why) noexcept {
-  if (ended_.exchange(true))
-    return;
+caf::error runtime::end_everything(const caf::error& why) noexcept {
+  {
+    std::lock_guard lock{end_mutex_};
+    if (ended_)
+      return end_cause_;
+    ended_ = true;
+    end_cause_ = why;
+  }
   log(log_level::error, "the process cannot use its devices any more", why);
   std::vector<std::shared_ptr<lane>> lanes;
   {
@@ -321,6 +329,7 @@ void runtime::end_everything(const caf::error& why) noexcept {
   for (auto& x : lanes)
     x->abandon();
   keeper_.for_each([&](operation& op) { op.fail(why); });
+  return why;
 }
 
 void runtime::on_device_failed(lane& where, const caf::error& why) noexcept {

@@ -72,11 +72,15 @@ public:
   void hold(int ordinal) noexcept;
   void unhold(int ordinal) noexcept;
 
-  /// CUDA is gone in this process, or a lane is stuck for good: everything is answered with `why`.
-  void end_everything(const caf::error& why) noexcept;
+  /// CUDA is gone in this process, or a lane is stuck for good: everything is answered with `why`,
+  /// or with the first cause if there was one before; which is returned.
+  caf::error end_everything(const caf::error& why) noexcept;
+  /// The same for a sticky fault, seen where `seen` says; what its origin is follows from what was
+  /// at work.
+  caf::error end_with_fault(const std::string& seen, const caf::error& why) noexcept;
   bool ended() const noexcept { return ended_.load(std::memory_order_acquire); }
 
-  void on_fault(lane& where, const caf::error& why) noexcept override;
+  caf::error on_fault(lane& where, const caf::error& why) noexcept override;
   void on_device_failed(lane& where, const caf::error& why) noexcept override;
 
 private:
@@ -98,6 +102,8 @@ private:
   std::mutex slots_mutex_;
   std::vector<slot> slots_;
   std::atomic<bool> ended_{false};
+  std::mutex end_mutex_;
+  caf::error end_cause_; // under end_mutex_
   std::atomic<bool> replies_ended_{false};
   bool closed_ = false; // under slots_mutex_
   timekeeper keeper_;

@@ -71,15 +71,20 @@ std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::err
   }
   auto job = [self = shared_from_this(), epoch, done = std::move(done)] {
     auto& backend = self->runtime_->backend();
+    auto give_up = [&](const caf::error& why) {
+      done(epoch, code_of(why) == errc::device_fault
+                      ? self->runtime_->end_with_fault("the thread that builds communicators", why)
+                      : why);
+    };
     auto id = backend.make_communicator_id();
     if (!id)
-      return done(epoch, id.error());
+      return give_up(id.error());
     std::vector<local_rank> ranks;
     for (std::size_t i = 0; i < self->size(); ++i)
       ranks.push_back({static_cast<int>(i), self->lanes_[i]->state().ordinal()});
     auto built = backend.build(*id, static_cast<int>(ranks.size()), ranks);
     if (!built)
-      return done(epoch, built.error());
+      return give_up(built.error());
     auto target = self->adopt(epoch, std::move(*built));
     if (!target)
       return done(epoch, make_error(errc::unavailable,

@@ -1034,6 +1034,12 @@ TEST(WorldFault, AnswersEverythingAndEndsTheWorlds) {
   caf::scoped_actor self{system.get()};
   auto told = detail::request(self, w.actor(), patience, sum_of(refs));
   ASSERT_TRUE(is_ok(ask<world_status>(system, w.actor(), get_status{})));
+  for (std::size_t i = 0; i < w.size(); ++i) {
+    auto stats = answer_of(w.device_of(i).stats());
+    while (stats && stats->in_flight == 0)
+      stats = answer_of(w.device_of(i).stats());
+    ASSERT_TRUE(is_ok(stats));
+  }
   plan->poison();
   const auto why = common_error(all);
   ASSERT_TRUE(has_code(why, errc::device_fault));
