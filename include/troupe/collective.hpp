@@ -217,6 +217,17 @@ struct group {
   request_options options;
 };
 
+/// One rank's call of a collective or message; the other ranks make theirs (troupe/world_rank.hpp
+/// says how they come together).
+/// @shape  call.send, call.recv: at most the rank's own handle; call.factors: at most its own;
+///         call.peer: the root, or the rank at the other end; call.counts: of all_to_all_v, the
+///         elements to each rank and those from each rank; call.rank does not matter
+struct rank_local {
+  std::int32_t rank = 0;
+  collective call;
+  request_options options;
+};
+
 template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, all_reduce& x) {
   using detail::field;
   return detail::fields(f, x, "troupe::all_reduce", field("send", x.send), field("recv", x.recv),
@@ -290,6 +301,12 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
 template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, group& x) {
   using detail::field;
   return detail::fields(f, x, "troupe::group", field("calls", x.calls),
+                        field("options", x.options));
+}
+
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, rank_local& x) {
+  using detail::field;
+  return detail::fields(f, x, "troupe::rank_local", field("rank", x.rank), field("call", x.call),
                         field("options", x.options));
 }
 

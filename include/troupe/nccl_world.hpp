@@ -35,9 +35,9 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
   return detail::fields(f, x, "troupe::subscribe");
 }
 
-/// Spawns a world that begins to build. It answers `all_reduce`, `get_status`, `subscribe` and
-/// `shutdown` (which ends it, as an exit message does), and keeps its devices up as long as it
-/// lives.
+/// Spawns a world that begins to build. It answers the requests of troupe/collective.hpp,
+/// `get_status`, `subscribe` and `shutdown` (which ends it, as an exit message does), and keeps its
+/// devices up as long as it lives.
 /// @errors errc::invalid_argument: no device, one that does not exist, or one twice; the system's
 ///         configuration is no `troupe::config`. errc::unavailable, not_supported: the backend is
 ///         not there

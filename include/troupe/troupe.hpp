@@ -17,4 +17,5 @@
 #include <troupe/runtime_options.hpp>
 #include <troupe/version.hpp>
 #include <troupe/world.hpp>
+#include <troupe/world_rank.hpp>
 #include <troupe/world_status.hpp>

@@ -20,6 +20,8 @@ namespace detail {
 class world_core;
 } // namespace detail
 
+class world_rank;
+
 /// One rank per device, and collectives over all of them. Movable; the last of its copies ends the
 /// world and answers what is pending. Its actor system must outlive it.
 class world {
@@ -153,7 +155,11 @@ public:
   pending<collective_done> run(const collective& what, request_options options = {}) const;
   pending<collective_done> run(const group& what) const;
 
+  /// For calls of one rank alone (troupe/world_rank.hpp); `index` < `size()`.
+  world_rank rank(std::size_t index) const;
+
 private:
+  friend class world_rank;
   pending<collective_done> all_reduce_in_place(const std::vector<any_gpu_ref>& buffers,
                                                reduce_op op, request_options options) const;
   /// Refuses what only the in-place forms leave out.

@@ -52,6 +52,9 @@ public:
         [this](const gather& x) { return run(x); }, [this](const scatter& x) { return run(x); },
         [this](const send_recv& x) { return run(x); }, [this](const barrier& x) { return run(x); },
         [this](const group& x) { return reply_to(core_->run(x)); },
+        [this](const rank_local& x) {
+          return reply_to(core_->run(x.rank, collective_view{x.call}, x.options));
+        },
         [this](const get_status&) { return core_->status(); },
         [this](const subscribe&) {
           if (auto who = subscribers_.add(this); who)

@@ -1,6 +1,7 @@
 #include "actors/device_access.hpp"
 #include "actors/world_parts.hpp"
 #include <troupe/world.hpp>
+#include <troupe/world_rank.hpp>
 
 #include <caf/all.hpp>
 
@@ -113,6 +114,108 @@ pending<collective_done> world::run(const collective& what, request_options opti
 
 pending<collective_done> world::run(const group& what) const {
   return answer(owner_->parts.core->run(what));
+}
+
+world_rank world::rank(std::size_t index) const { return {*this, index}; }
+
+// -- one rank
+
+pending<collective_done> world_rank::call(collective_kind what, const any_gpu_ref& send,
+                                          const any_gpu_ref& recv, reduce_op op, int peer,
+                                          const request_options& options) const {
+  return answer(world_.owner_->parts.core->run(index(), {what, send, recv, op, peer}, options));
+}
+
+pending<collective_done> world_rank::run(const collective& what, request_options options) const {
+  return answer(world_.owner_->parts.core->run(index(), detail::collective_view{what}, options));
+}
+
+pending<collective_done> world_rank::all_reduce(const any_gpu_ref& buffer, reduce_op op,
+                                                request_options options) const {
+  return call(collective_kind::all_reduce, buffer, {}, op, -1, options);
+}
+
+pending<collective_done> world_rank::all_reduce(const any_gpu_ref& send, const any_gpu_ref& recv,
+                                                reduce_op op, request_options options) const {
+  return call(collective_kind::all_reduce, send, recv, op, -1, options);
+}
+
+pending<collective_done> world_rank::reduce(const any_gpu_ref& send, const any_gpu_ref& recv,
+                                            int root, reduce_op op, request_options options) const {
+  return call(collective_kind::reduce, send, recv, op, root, options);
+}
+
+pending<collective_done> world_rank::broadcast(const any_gpu_ref& buffer, int root,
+                                               request_options options) const {
+  return broadcast(index() == root ? buffer : any_gpu_ref{}, buffer, root, options);
+}
+
+pending<collective_done> world_rank::broadcast(const any_gpu_ref& send, const any_gpu_ref& recv,
+                                               int root, request_options options) const {
+  return call(collective_kind::broadcast, send, recv, reduce_op::sum, root, options);
+}
+
+pending<collective_done> world_rank::all_gather(const any_gpu_ref& send, const any_gpu_ref& recv,
+                                                request_options options) const {
+  return call(collective_kind::all_gather, send, recv, reduce_op::sum, -1, options);
+}
+
+pending<collective_done> world_rank::all_gather(const any_gpu_ref& recv,
+                                                request_options options) const {
+  return call(collective_kind::all_gather, {}, recv, reduce_op::sum, -1, options);
+}
+
+pending<collective_done> world_rank::reduce_scatter(const any_gpu_ref& send,
+                                                    const any_gpu_ref& recv, reduce_op op,
+                                                    request_options options) const {
+  return call(collective_kind::reduce_scatter, send, recv, op, -1, options);
+}
+
+pending<collective_done> world_rank::reduce_scatter(const any_gpu_ref& send, reduce_op op,
+                                                    request_options options) const {
+  return call(collective_kind::reduce_scatter, send, {}, op, -1, options);
+}
+
+pending<collective_done> world_rank::all_to_all(const any_gpu_ref& send, const any_gpu_ref& recv,
+                                                request_options options) const {
+  return call(collective_kind::all_to_all, send, recv, reduce_op::sum, -1, options);
+}
+
+pending<collective_done> world_rank::all_to_all_v(const any_gpu_ref& send,
+                                                  std::vector<std::uint64_t> send_counts,
+                                                  const any_gpu_ref& recv,
+                                                  std::vector<std::uint64_t> recv_counts,
+                                                  request_options options) const {
+  collective what;
+  what.kind = collective_kind::all_to_all_v;
+  what.send = {send};
+  what.recv = {recv};
+  what.counts = {std::move(send_counts), std::move(recv_counts)};
+  return run(what, options);
+}
+
+pending<collective_done> world_rank::gather(const any_gpu_ref& send, const any_gpu_ref& recv,
+                                            int root, request_options options) const {
+  return call(collective_kind::gather, send, recv, reduce_op::sum, root, options);
+}
+
+pending<collective_done> world_rank::scatter(const any_gpu_ref& send, const any_gpu_ref& recv,
+                                             int root, request_options options) const {
+  return call(collective_kind::scatter, send, recv, reduce_op::sum, root, options);
+}
+
+pending<collective_done> world_rank::send(const any_gpu_ref& buffer, int to,
+                                          request_options options) const {
+  return call(collective_kind::send, buffer, {}, reduce_op::sum, to, options);
+}
+
+pending<collective_done> world_rank::recv(const any_gpu_ref& buffer, int from,
+                                          request_options options) const {
+  return call(collective_kind::recv, {}, buffer, reduce_op::sum, from, options);
+}
+
+pending<collective_done> world_rank::barrier(request_options options) const {
+  return call(collective_kind::barrier, {}, {}, reduce_op::sum, -1, options);
 }
 
 } // namespace troupe

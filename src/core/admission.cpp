@@ -18,7 +18,15 @@ std::mutex& order_mutex() noexcept {
 
 namespace {
 
-caf::error check_lanes(const operation& op) {
+caf::error check_deadline(const operation& op, clock::time_point now) {
+  if (op.deadline > now)
+    return {};
+  auto why = op.describe(errc::deadline_exceeded, "its deadline was over before it began");
+  why.parts.clear();
+  return make_error(std::move(why));
+}
+
+caf::error check_lanes(const operation& op, bool bounded) {
   for (auto& p : op.parts()) {
     auto phase = p.on->state().phase();
     if (phase == device_phase::failed || phase == device_phase::shut_down) {
@@ -27,7 +35,7 @@ caf::error check_lanes(const operation& op) {
       why.parts.clear();
       return make_error(std::move(why));
     }
-    if (op.bounded() && !p.on->accepts()) {
+    if (bounded && !p.on->accepts()) {
       auto why = op.describe(errc::overloaded, std::to_string(p.on->queue_limit()) +
                                                    " operations wait for the device already");
       why.device = p.on->state().ordinal();
@@ -38,7 +46,7 @@ caf::error check_lanes(const operation& op) {
   return {};
 }
 
-caf::error check_uses(const operation& op) {
+caf::error check_uses(const operation& op, const std::vector<use>& uses) {
   auto refuse = [&](const use& u, errc code, const char* reason) {
     auto why = op.describe(code, reason);
     why.device = u.memory->home().ordinal();
@@ -47,10 +55,10 @@ caf::error check_uses(const operation& op) {
     return make_error(std::move(why));
   };
   // First of all: what is stale stays so, whatever else may be wrong with the others.
-  for (auto& u : op.uses())
+  for (auto& u : uses)
     if (u.memory->stale())
       return refuse(u, errc::stale_ref, "its memory is of an earlier life of the device");
-  for (auto& u : op.uses()) {
+  for (auto& u : uses) {
     if (u.memory->acquired_for_writing || (u.writes && u.memory->acquired_for_reading != 0))
       return refuse(u, errc::buffer_acquired, "a user's stream holds the buffer; release it first");
     if (u.reads)
@@ -60,24 +68,35 @@ caf::error check_uses(const operation& op) {
   return {};
 }
 
+void wake_lanes(operation& op) noexcept {
+  for (auto& p : op.parts())
+    p.on->wake();
+}
+
+/// Parts whose lane has ended.
+void let_go(const std::vector<part*>& parts) noexcept {
+  for (auto* p : parts) {
+    p->at.store(part::state::skipped, std::memory_order_release);
+    p->predecessors.clear();
+    p->of->part_over();
+  }
+}
+
 } // namespace
 
 caf::error admission::admit(const std::shared_ptr<operation>& op) {
   auto now = clock::now();
-  if (op->deadline <= now) {
-    auto why = op->describe(errc::deadline_exceeded, "its deadline was over before it began");
-    why.parts.clear();
-    return make_error(std::move(why));
-  }
+  if (auto error = check_deadline(*op, now); error)
+    return error;
   bool held = false;
   std::vector<part*> too_late;
   {
     std::lock_guard lock{order_mutex()};
-    if (auto error = check_lanes(*op); error)
+    if (auto error = check_lanes(*op, op->bounded()); error)
       return error;
     if (auto error = op->on_check(); error)
       return error;
-    if (auto error = check_uses(*op); error)
+    if (auto error = check_uses(*op, op->uses()); error)
       return error;
     if (auto error = op->on_admit(); error)
       return error;
@@ -95,16 +114,107 @@ caf::error admission::admit(const std::shared_ptr<operation>& op) {
       submit(*op, too_late); // the lanes are there: nobody could end them under this lock
   }
   if (held)
-    op->on_answer([self = weak_from_this(), held = std::weak_ptr{op}] {
-      // Others need not wait for one that was taken back.
-      if (auto x = held.lock(); x && !x->on_lanes())
-        if (auto alive = self.lock())
-          alive->go_on_soon();
-    });
+    pass_when_over(op);
   else
-    for (auto& p : op->parts())
-      p.on->wake();
+    wake_lanes(*op);
   return {};
+}
+
+caf::error admission::join(const std::shared_ptr<operation>& request, joining& how) {
+  auto now = clock::now();
+  if (auto error = check_deadline(*request, now); error)
+    return error;
+  std::shared_ptr<operation> joint;
+  bool first = false;
+  bool complete = false;
+  bool others_wait = false;
+  std::vector<part*> too_late;
+  {
+    std::lock_guard lock{order_mutex()};
+    auto found = how.joint();
+    if (!found)
+      return found.error();
+    joint = std::move(*found);
+    first = joint->admitted_at == 0;
+    if (auto error = check_lanes(*joint, first && joint->bounded()); error)
+      return error;
+    if (auto error = joint->on_check(); error)
+      return error;
+    if (auto error = check_uses(*request, how.uses()); error)
+      return error;
+    if (!first && would_wait_for_itself(*joint, how.uses()))
+      return how.refuse_cycle();
+    if (first) {
+      if (auto error = joint->on_admit(); error)
+        return error;
+      joint->admitted(now.time_since_epoch().count());
+      keeper_.add(*joint);
+      for (auto& p : joint->parts())
+        p.on->expect_part();
+      held_.push_back({joint, {}});
+    }
+    how.join(*joint);
+    request->admitted_at = now.time_since_epoch().count();
+    keeper_.add(*request);
+    auto& held = *find_held(*joint);
+    for (auto& u : how.uses())
+      order_use(joint, u, held.behind);
+    complete =
+        joint->waits_for() == nullptr && std::all_of(held.behind.begin(), held.behind.end(),
+                                                     [](const auto& x) { return x->on_lanes(); });
+    if (complete) {
+      held_.erase(held_.begin() + (&held - held_.data()));
+      submit(*joint, too_late);
+    }
+    others_wait = !held_.empty();
+  }
+  if (complete)
+    wake_lanes(*joint);
+  let_go(too_late);
+  if (first && !complete)
+    pass_when_over(joint);
+  if (complete && others_wait)
+    go_on();
+  return {};
+}
+
+admission::held_operation* admission::find_held(const operation& op) noexcept {
+  auto i = std::find_if(held_.begin(), held_.end(), [&](auto& x) { return x.op.get() == &op; });
+  return i == held_.end() ? nullptr : &*i;
+}
+
+/// Does `op` wait for `first`?
+bool admission::is_behind(const operation& op, const operation& first) {
+  std::vector<const operation*> open{&op};
+  for (std::size_t i = 0; i < open.size(); ++i) {
+    if (open[i] == &first)
+      return true;
+    if (auto* held = find_held(*open[i]))
+      for (auto& x : held->behind)
+        if (std::find(open.begin(), open.end(), x.get()) == open.end())
+          open.push_back(x.get());
+  }
+  return false;
+}
+
+bool admission::would_wait_for_itself(const operation& op, const std::vector<use>& uses) {
+  if (held_.size() < 2)
+    return false;
+  for (auto& u : uses)
+    for (auto& a : u.memory->accesses)
+      if (a.begin < u.end && u.begin < a.end && (a.writes || u.writes))
+        if (auto by = a.by.lock(); by && by.get() != &op && !by->on_lanes() && is_behind(*by, op))
+          return true;
+  return false;
+}
+
+/// Others need not wait for one that was taken back.
+void admission::pass_when_over(const std::shared_ptr<operation>& held) {
+  held->on_answer([self = weak_from_this(), held = std::weak_ptr{held}] {
+    if (auto x = held.lock(); x && !x->on_lanes())
+      if (auto alive = self.lock())
+        alive->go_on_soon();
+  });
 }
 
 void admission::order_use(const std::shared_ptr<operation>& op, const use& u, operations& behind) {
@@ -221,13 +331,8 @@ void admission::release() noexcept {
     held_ = std::move(rest);
   }
   for (auto& op : released)
-    for (auto& p : op->parts())
-      p.on->wake();
-  for (auto* p : too_late) {
-    p->at.store(part::state::skipped, std::memory_order_release);
-    p->predecessors.clear();
-    p->of->part_over();
-  }
+    wake_lanes(*op);
+  let_go(too_late);
   for (auto& [op, why] : refused)
     op->fail(why);
 }

@@ -13,6 +13,22 @@ namespace troupe::detail {
 
 class timekeeper;
 
+/// A request that makes an operation together with others, each for its part. Called under the lock
+/// of the order.
+class joining {
+public:
+  virtual ~joining() = default;
+  /// The operation that it belongs to; not admitted yet if this is its first request.
+  /// @errors why it cannot join
+  virtual caf::expected<std::shared_ptr<operation>> joint() = 0;
+  /// What it adds.
+  virtual const std::vector<use>& uses() const = 0;
+  /// It has its place.
+  virtual void join(operation& joint) = 0;
+  /// It never will: it uses what waits for other requests that wait for this one.
+  virtual caf::error refuse_cycle() = 0;
+};
+
 /// Orders operations, and hands their parts to the lanes. What waits for something that no lane
 /// does (its world's next communicator) keeps its place in the order of its buffers, but comes to
 /// the lanes only then, and so does what comes behind it: a lane that waited would hold up the very
@@ -23,6 +39,11 @@ public:
 
   /// @errors why it is refused; it leaves no trace
   caf::error admit(const std::shared_ptr<operation>& op);
+
+  /// The same for one of the requests that make an operation together: its uses get their place
+  /// now, and the operation goes to the lanes with the last of them.
+  /// @errors errc::collective_mismatch, too: it would wait for what waits for it
+  caf::error join(const std::shared_ptr<operation>& request, joining& how);
 
   /// Hands on what waits for nothing any more. Called when that may have changed.
   void go_on() noexcept;
@@ -36,6 +57,10 @@ private:
     operations behind; ///< what it must follow and is held itself
   };
 
+  held_operation* find_held(const operation& op) noexcept;
+  bool is_behind(const operation& op, const operation& first);
+  bool would_wait_for_itself(const operation& op, const std::vector<use>& uses);
+  void pass_when_over(const std::shared_ptr<operation>& held);
   static void order_use(const std::shared_ptr<operation>& op, const use& u, operations& behind);
   /// Parts whose lane has ended come `too_late`.
   static void submit(operation& op, std::vector<part*>& too_late);

@@ -3,6 +3,7 @@
 #include "core/buffer.hpp"
 #include "core/device_state.hpp"
 #include "core/lane.hpp"
+#include "core/order.hpp"
 #include "core/world_core.hpp"
 
 #include <algorithm>
@@ -81,6 +82,18 @@ caf::error stall(const operation& op, std::uint64_t epoch) {
   return make_error(std::move(x));
 }
 
+template <class F> void add_uses(const rank_call& call, std::size_t index, F add) {
+  auto range = [&](const memory_range& r, bool reads, bool writes) {
+    add({r.of->memory(), r.begin, r.end, reads, writes, index});
+  };
+  if (call.send && call.recv && call.call.send == call.call.recv && call.send.end == call.recv.end)
+    return range(call.recv, true, true);
+  if (call.send)
+    range(call.send, true, false);
+  if (call.recv)
+    range(call.recv, false, true);
+}
+
 /// The number of different ranks in `calls`, which are sorted by rank.
 std::size_t count_ranks(std::span<const rank_call> calls) {
   std::size_t result = 0;
@@ -97,31 +110,121 @@ collective_operation::collective_operation(const char* verb, std::shared_ptr<wor
                                            std::vector<rank_call> calls, std::uint64_t membership)
     : operation_of(verb, count_ranks(calls)), world_(std::move(world)), calls_(std::move(calls)),
       membership_(membership) {
+  make_parts();
+  expect_uses(2 * calls_.size());
+  for (auto& p : parts())
+    for (auto& call : calls_of_[p.index])
+      add_uses(call, p.index, [this](use x) { add_use(std::move(x)); });
+}
+
+namespace {
+
+/// The calls that make the operation that `any` is one of, without their memory.
+std::vector<rank_call> calls_beside(const rank_call& any, std::size_t ranks) {
+  std::vector<rank_call> result(any.is_message() ? 2 : ranks);
+  for (std::size_t i = 0; i < result.size(); ++i)
+    result[i].rank = i;
+  if (any.is_message()) {
+    auto [low, high] = std::minmax(any.rank, static_cast<std::size_t>(any.call.peer));
+    result[0].rank = low;
+    result[1].rank = high;
+  }
+  return result;
+}
+
+const char* joint_verb(collective_kind x) noexcept {
+  bool message = x == collective_kind::send || x == collective_kind::recv;
+  return message ? "send_recv" : to_string(x).data();
+}
+
+} // namespace
+
+collective_operation::collective_operation(std::shared_ptr<world_core> world,
+                                           const rank_call& any_call)
+    : operation_of(joint_verb(any_call.call.what),
+                   count_ranks(calls_beside(any_call, world->size()))),
+      world_(std::move(world)), calls_(calls_beside(any_call, world_->size())),
+      missing_(calls_.size()), made_(calls_.size(), false) {
+  make_parts();
+  expect_uses(2 * calls_.size());
+  for (auto& p : parts()) // before others may look at them
+    p.uses_memory = any_call.call.what != collective_kind::barrier;
+}
+
+void collective_operation::make_parts() {
   stall_limit = world_->limits().stall_limit.count();
   calls_of_.reserve(parts().size());
-  expect_uses(2 * calls_.size());
   auto next = calls_.begin();
   for (auto& p : parts()) {
     p.rank = static_cast<int>(next->rank);
     p.on = world_->lanes()[next->rank].get();
     p.stream = stream_kind::collective;
     auto first = next;
-    for (; next != calls_.end() && next->rank == first->rank; ++next)
-      add_uses(*next, p.index);
+    while (next != calls_.end() && next->rank == first->rank)
+      ++next;
     calls_of_.push_back({first, next});
   }
 }
 
-void collective_operation::add_uses(const rank_call& call, std::size_t index) {
-  auto add = [&](const memory_range& r, bool reads, bool writes) {
-    add_use({r.of->memory(), r.begin, r.end, reads, writes, index});
+std::size_t collective_operation::place_of(const rank_call& call) const noexcept {
+  if (!call.is_message())
+    return call.rank;
+  auto peer = static_cast<std::size_t>(call.call.peer);
+  return call.rank == peer ? (call.call.what == collective_kind::send ? 0 : 1)
+                           : (call.rank < peer ? 0 : 1);
+}
+
+caf::error collective_operation::check_call(const rank_call& call, std::uint64_t membership) const {
+  auto refuse = [&](errc code, std::string detail) {
+    auto why = describe(code, std::move(detail));
+    why.rank = static_cast<int>(call.rank);
+    why.device = world_->lanes()[call.rank]->state().ordinal();
+    why.parts.clear();
+    return make_error(std::move(why));
   };
-  if (call.send && call.recv && call.call.send == call.call.recv && call.send.end == call.recv.end)
-    return add(call.recv, true, true);
-  if (call.send)
-    add(call.send, true, false);
-  if (call.recv)
-    add(call.recv, false, true);
+  for (std::size_t i = 0; i < calls_.size(); ++i)
+    if (made_[i])
+      if (auto text = difference(calls_[i], call); !text.empty())
+        return refuse(errc::collective_mismatch, std::move(text));
+  if (membership != 0 && membership_ != 0 && membership != membership_)
+    return refuse(errc::membership_changed, "other ranks' calls of it mean membership " +
+                                                std::to_string(membership_) + ", not " +
+                                                std::to_string(membership));
+  for (auto& u : uses_of(call))
+    for (auto& other : uses())
+      if (other.memory == u.memory && other.begin < u.end && u.begin < other.end &&
+          (other.writes || u.writes))
+        return refuse(errc::invalid_argument, "a message of a rank to itself, in the same memory");
+  return {};
+}
+
+void collective_operation::add_call(rank_call call, const std::vector<use>& uses,
+                                    std::uint64_t membership) {
+  auto place = place_of(call);
+  if (membership != 0)
+    membership_ = membership;
+  calls_[place] = std::move(call);
+  made_[place] = true;
+  --missing_;
+  for (auto& u : uses)
+    add_use(u);
+}
+
+std::string collective_operation::missing_ranks() const {
+  std::string result;
+  for (std::size_t i = 0; missing_ != 0 && i < calls_.size(); ++i)
+    if (!made_[i])
+      result += (result.empty() ? "rank " : ", ") + std::to_string(calls_[i].rank);
+  return result;
+}
+
+std::vector<use> collective_operation::uses_of(const rank_call& call) const {
+  std::vector<use> result;
+  auto of_rank = std::find_if(parts().begin(), parts().end(), [&](const part& p) {
+    return static_cast<std::size_t>(p.rank) == call.rank;
+  });
+  add_uses(call, of_rank->index, [&](use x) { result.push_back(std::move(x)); });
+  return result;
 }
 
 caf::error collective_operation::on_check() const { return world_->check_view(*this, membership_); }
@@ -144,6 +247,8 @@ void collective_operation::wait_no_more() noexcept {
 void collective_operation::before_answer(const caf::error&) noexcept { wait_no_more(); }
 
 const void* collective_operation::waits_for() const {
+  if (missing_ != 0)
+    return this; // the calls of the other ranks
   return world_->waits() ? world_.get() : nullptr;
 }
 
@@ -189,6 +294,103 @@ void collective_operation::on_lost_part(part& p, const caf::error& why) noexcept
 
 void collective_operation::on_stall() noexcept {
   communicator_->fail(stall(*this, communicator_->epoch()));
+}
+
+// -- one rank's request
+
+rank_request::rank_request(const char* verb, std::shared_ptr<world_core> world, rank_call call,
+                           const request_options& options)
+    : operation_of(verb, 0), world_(std::move(world)), call_(std::move(call)),
+      membership_(options.membership) {}
+
+std::uint64_t rank_request::number() const noexcept {
+  return joint_ ? joint_->number() : operation::number();
+}
+
+caf::expected<std::shared_ptr<operation>> rank_request::joint() {
+  auto& line = world_->matching().line_of(call_);
+  auto caller = rank_matching::caller_of(call_);
+  auto op = line.next_of(caller);
+  if (op && op->failed()) { // that call of this rank is done with
+    line.take(caller, op);
+    return op->cause();
+  }
+  if (op) {
+    if (auto error = op->check_call(call_, membership_); error) {
+      if (code_of(error) == errc::collective_mismatch) {
+        joint_ = op;
+        refuse_for_all();
+      }
+      return error;
+    }
+  } else {
+    if (auto limit = world_->limits().waiting_limit; line.ahead(caller) >= limit)
+      return make_error(describe(errc::overloaded,
+                                 std::to_string(limit) + " calls of this rank wait for others'"));
+    op = std::make_shared<collective_operation>(world_, call_);
+  }
+  if (auto error = world_->check_view(*op, membership_); error)
+    return error;
+  uses_ = op->uses_of(call_);
+  joint_ = op;
+  return op;
+}
+
+void rank_request::refuse_for_all() {
+  world_->matching().line_of(call_).take(rank_matching::caller_of(call_), joint_);
+  refused_for_all_ = true;
+}
+
+failure rank_request::describe_call(errc code, std::string detail) const {
+  auto why = describe(code, std::move(detail));
+  why.operation = number();
+  why.rank = static_cast<int>(call_.rank);
+  why.device = world_->lanes()[call_.rank]->state().ordinal();
+  return why;
+}
+
+caf::error rank_request::refuse_cycle() {
+  refuse_for_all();
+  return make_error(
+      describe_call(errc::collective_mismatch, "it uses what waits for other ranks' calls that "
+                                               "wait for this one, so that none could go on"));
+}
+
+void rank_request::join(operation&) {
+  world_->matching().line_of(call_).take(rank_matching::caller_of(call_), joint_);
+  call_.send = call_.recv = {}; // the handles are the caller's
+  joint_->add_call(std::move(call_), uses_, membership_);
+}
+
+void rank_request::settle_place(const caf::error& why) {
+  if (why) {
+    if (refused_for_all_)
+      joint_->fail(why);
+    answer(why);
+    return;
+  }
+  joint_->on_answer([self = std::static_pointer_cast<rank_request>(shared_from_this())] {
+    self->value = self->joint_->value;
+    self->answer(self->joint_->error());
+  });
+}
+
+/// Alone it cannot be done: while nothing of the operation is issued, all ranks' calls end with it.
+void rank_request::end_early(const caf::error& why) noexcept {
+  auto cause = failure_of(why).value_or(failure{});
+  cause = describe_call(cause.code, std::move(cause.detail));
+  {
+    std::lock_guard lock{order_mutex()};
+    if (auto missing = joint_->missing_ranks(); !missing.empty())
+      cause.detail += "; not called by " + missing;
+  }
+  auto error = make_error(std::move(cause));
+  joint_->take_back(error);
+  answer(error);
+}
+
+void rank_request::before_answer(const caf::error&) noexcept {
+  world_->owner()->keeper().remove(*this);
 }
 
 // -- connect

@@ -1,6 +1,7 @@
 /// What a world does on its lanes: collectives, and connecting a communicator.
 #pragma once
 
+#include "core/admission.hpp"
 #include "core/communicator.hpp"
 #include "core/operation.hpp"
 #include "core/operations.hpp"
@@ -19,12 +20,25 @@ namespace troupe::detail {
 
 class world_core;
 
-/// One collective, message or group: a part for each rank that takes part.
+/// One collective, message or group: a part for each rank that takes part. Asked for by one
+/// request, or by one of each rank.
 class collective_operation final : public operation_of<collective_done> {
 public:
   /// `calls` is sorted by rank and not empty; what its ranges refer to lives until this returns.
   collective_operation(const char* verb, std::shared_ptr<world_core> world,
                        std::vector<rank_call> calls, std::uint64_t membership);
+  /// Asked for by one request of each rank that takes part in `any_call`.
+  collective_operation(std::shared_ptr<world_core> world, const rank_call& any_call);
+
+  /// One rank's request. Under the lock of the order.
+  /// @errors errc::collective_mismatch, membership_changed: it does not go with the others
+  caf::error check_call(const rank_call& call, std::uint64_t membership) const;
+  void add_call(rank_call call, const std::vector<use>& uses, std::uint64_t membership);
+  /// The ranks that have not called yet. Under the lock of the order.
+  std::string missing_ranks() const;
+  /// What the call uses in this operation.
+  std::vector<use> uses_of(const rank_call& call) const;
+
   caf::error on_check() const override;
   caf::error on_admit() override;
   const void* waits_for() const override;
@@ -40,15 +54,47 @@ protected:
 
 private:
   void wait_no_more() noexcept;
-  void add_uses(const rank_call& call, std::size_t index);
+  void make_parts();
+  std::size_t place_of(const rank_call& call) const noexcept;
 
   const std::shared_ptr<world_core> world_;
-  const std::vector<rank_call> calls_;
+  std::vector<rank_call> calls_;                     // sorted by rank
   std::vector<std::span<const rank_call>> calls_of_; // of each part
-  const std::uint64_t membership_;
+  std::uint64_t membership_ = 0;
+  std::size_t missing_ = 0;          // calls that are still to come; under the lock of the order
+  std::vector<bool> made_;           // which are not, if they come one by one
   std::atomic<bool> waiting_{false}; // counts at its world
   std::shared_ptr<communicator> communicator_;
   std::atomic<const void*> communicator_key_{nullptr}; // for those who look at it while it waits
+};
+
+/// One rank's request for an operation that all ranks ask for: it is answered with that operation.
+class rank_request final : public operation_of<collective_done>, public joining {
+public:
+  rank_request(const char* verb, std::shared_ptr<world_core> world, rank_call call,
+               const request_options& options);
+  std::uint64_t number() const noexcept override;
+  caf::expected<std::shared_ptr<operation>> joint() override;
+  const std::vector<use>& uses() const override { return uses_; }
+  void join(operation& joint) override;
+  caf::error refuse_cycle() override;
+  /// It is admitted, or refused with `why`.
+  void settle_place(const caf::error& why);
+
+protected:
+  void end_early(const caf::error& why) noexcept override;
+  void before_answer(const caf::error& error) noexcept override;
+
+private:
+  failure describe_call(errc code, std::string detail) const;
+  void refuse_for_all();
+
+  const std::shared_ptr<world_core> world_;
+  rank_call call_; // until it is the operation's
+  const std::uint64_t membership_;
+  std::vector<use> uses_;
+  std::shared_ptr<collective_operation> joint_;
+  bool refused_for_all_ = false; // nobody's call of this operation will be done
 };
 
 /// Makes all connections of a new communicator, in the order of all other work on its devices. The

@@ -113,13 +113,20 @@ void operation::expire() noexcept {
     end_early(make_error(describe(errc::deadline_exceeded, "not done before its deadline")));
 }
 
-void operation::end_early(const caf::error& why) noexcept {
+bool operation::take_back(const caf::error& why) noexcept {
   auto keep = shared_from_this();
   std::vector<std::shared_ptr<operation>> readers;
-  set_cause(why, true, readers);
+  if (!set_cause(why, true, readers))
+    return false;
   answer(why);
   for (auto& x : readers)
     x->fail(why);
+  return true;
+}
+
+void operation::end_early(const caf::error& why) noexcept {
+  if (!take_back(why))
+    answer(why);
 }
 
 bool operation::set_cause(const caf::error& why, bool only_if_unissued,

@@ -89,7 +89,8 @@ public:
   const std::vector<use>& uses() const noexcept { return uses_; }
   void expect_uses(std::size_t number) { uses_.reserve(number); }
   void add_use(use x) {
-    parts_[x.part].uses_memory = true;
+    if (auto& p = parts_[x.part]; !p.uses_memory)
+      p.uses_memory = true;
     uses_.push_back(std::move(x));
   }
 
@@ -102,6 +103,9 @@ public:
   void cancel() noexcept override;
   /// Its deadline is over.
   void expire() noexcept;
+  /// Answers it with `why` if nothing of it is issued, and nothing ever will be; false if something
+  /// is.
+  bool take_back(const caf::error& why) noexcept;
   /// It failed: answers it and all that build on what it would have written. The first cause stays.
   void fail(const caf::error& cause) noexcept;
 
@@ -189,6 +193,8 @@ public:
   virtual void on_stall() noexcept {}
 
 protected:
+  /// Its requester, or time, ends it before its work is over: it is answered with `why`.
+  virtual void end_early(const caf::error& why) noexcept;
   /// Under admission's lock: its parts go to the lanes now, and may be issued.
   virtual void on_submit() {}
   /// All parts are over and nothing failed: the result is complete.
@@ -210,7 +216,6 @@ private:
   };
 
   bool withdraw() noexcept;
-  void end_early(const caf::error& why) noexcept;
   bool set_cause(const caf::error& why, bool only_if_unissued,
                  std::vector<std::shared_ptr<operation>>& readers) noexcept;
   struct casualty {

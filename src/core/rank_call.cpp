@@ -521,6 +521,42 @@ caf::expected<rank_call> rank_call_of(const char* verb, const collective_view& x
                      x.factors.empty() ? nullptr : &x.factors[0], std::move(plan));
 }
 
+std::string difference(const rank_call& a, const rank_call& b) {
+  auto apart = [&](const auto& of_a, const auto& of_b) {
+    auto text = [](const auto& x) {
+      if constexpr (std::is_integral_v<std::decay_t<decltype(x)>>)
+        return std::to_string(x);
+      else
+        return std::string{x};
+    };
+    return "rank " + std::to_string(b.rank) + " called " + text(of_b) + " where rank " +
+           std::to_string(a.rank) + " called " + text(of_a);
+  };
+  auto described = [](const rank_call& x) {
+    auto text = std::string{to_string(x.call.what)} + " of " + elements(x.call.count) + " of " +
+                std::string{to_string(x.call.type)};
+    if (reduces(x.call.what))
+      text += " with " + std::string{to_string(x.call.op)};
+    if (is_rooted(x.call.what))
+      text += " with root " + std::to_string(x.call.peer);
+    return text;
+  };
+  if (!a.is_message() && a.call.what != b.call.what)
+    return apart(to_string(a.call.what), to_string(b.call.what));
+  if (a.call.what == collective_kind::barrier)
+    return {};
+  if (a.call.type != b.call.type || a.call.count != b.call.count || a.call.op != b.call.op ||
+      (is_rooted(a.call.what) && a.call.peer != b.call.peer))
+    return apart(described(a), described(b));
+  if (a.plan)
+    for (auto [from, to] : {std::pair{&a, &b}, std::pair{&b, &a}})
+      if (auto sent = from->plan->send_counts[to->rank], wanted = to->plan->recv_counts[from->rank];
+          sent != wanted)
+        return "rank " + std::to_string(from->rank) + " sends " + elements(sent) + " to rank " +
+               std::to_string(to->rank) + ", which receives " + std::to_string(wanted);
+  return {};
+}
+
 bool conflict(const rank_call& a, const rank_call& b) noexcept {
   return overlap(a.recv, b.recv) || overlap(a.recv, b.send) || overlap(a.send, b.recv);
 }

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace troupe::detail {
@@ -31,6 +32,10 @@ struct collective_view {
                   std::span<const any_gpu_ref> to, reduce_op how,
                   std::span<const double> multipliers)
       : kind(what), send(from), recv(to), op(how), factors(multipliers) {}
+  /// Of one rank: without what `from` or `to` has no memory for.
+  collective_view(collective_kind what, const any_gpu_ref& from, const any_gpu_ref& to,
+                  reduce_op how, int root_or_peer)
+      : kind(what), send(&from, from ? 1 : 0), recv(&to, to ? 1 : 0), op(how), peer(root_or_peer) {}
   explicit collective_view(const collective& x)
       : kind(x.kind), send(x.send), recv(x.recv), op(x.op), factors(x.factors), rank(x.rank),
         peer(x.peer), counts(x.counts) {}
@@ -53,6 +58,9 @@ struct rank_call {
   std::array<std::byte, 8> factor{};
   std::unique_ptr<exchange_plan> plan;
 
+  bool is_message() const noexcept {
+    return call.what == collective_kind::send || call.what == collective_kind::recv;
+  }
   /// Nothing moves.
   bool empty() const noexcept {
     return call.count == 0 && call.what != collective_kind::barrier && !plan;
@@ -79,6 +87,9 @@ caf::expected<std::vector<rank_call>> rank_calls(const char* verb, const collect
 /// @errors as `rank_calls`
 caf::expected<rank_call> rank_call_of(const char* verb, const collective_view& x, std::size_t rank,
                                       std::span<const std::shared_ptr<lane>> lanes);
+
+/// What two ranks' calls that were made apart differ in; empty if they belong together.
+std::string difference(const rank_call& a, const rank_call& b);
 
 /// Do two calls of one rank touch memory that one of them writes?
 bool conflict(const rank_call& a, const rank_call& b) noexcept;

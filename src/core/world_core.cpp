@@ -40,7 +40,7 @@ namespace troupe::detail {
 world_core::world_core(std::shared_ptr<runtime> runtime, std::string name,
                        std::vector<std::shared_ptr<lane>> lanes, const world_limits& limits)
     : runtime_(std::move(runtime)), name_(std::move(name)), lanes_(std::move(lanes)),
-      limits_(limits) {}
+      limits_(limits), matching_(lanes_.size()) {}
 
 world_core::~world_core() = default;
 
@@ -286,6 +286,22 @@ world_core::answer world_core::run(const group& what) {
     std::move(calls->begin(), calls->end(), std::back_inserter(all));
   }
   return start("group", by_rank(std::move(all)), what.options);
+}
+
+world_core::answer world_core::run(int rank, const collective_view& what,
+                                   const request_options& options) {
+  auto* verb = to_string(what.kind).data();
+  if (rank < 0 || static_cast<std::size_t>(rank) >= size())
+    return refused_operation<collective_done>(
+        verb, make_error(errc::invalid_argument, "there is no rank " + std::to_string(rank) +
+                                                     "; there are " + std::to_string(size())));
+  auto call = rank_call_of(verb, what, static_cast<std::size_t>(rank), lanes_);
+  if (!call)
+    return refused_operation<collective_done>(verb, std::move(call.error()));
+  auto result = std::make_shared<rank_request>(verb, shared_from_this(), std::move(*call), options);
+  result->deadline = from_now(options.deadline.count() != 0 ? options.deadline : limits_.deadline);
+  result->settle_place(runtime_->gate().join(result, *result));
+  return result;
 }
 
 } // namespace troupe::detail

@@ -4,6 +4,7 @@
 
 #include "core/communicator.hpp"
 #include "core/rank_call.hpp"
+#include "core/rank_matching.hpp"
 #include "core/runtime.hpp"
 #include <troupe/collective.hpp>
 #include <troupe/world_status.hpp>
@@ -56,6 +57,8 @@ public:
 
   answer run(const collective_view& what, const request_options& options);
   answer run(const group& what);
+  /// The call of one rank, as `rank_call_of` says; the others' make the operation with it.
+  answer run(int rank, const collective_view& what, const request_options& options);
 
   // -- for requests, under the lock of the order
 
@@ -66,6 +69,7 @@ public:
   /// Counts one more that waits; `leave_queue`, on any thread, when it does so no more.
   /// @errors errc::overloaded: there is no room
   caf::error enter_queue(const operation& op);
+  rank_matching& matching() noexcept { return matching_; }
   void leave_queue() noexcept { waiting_.fetch_sub(1); }
   /// No communicator now, but there will be one, or none any more.
   bool waits() const noexcept { return phase_ <= world_phase::ready && !has_communicator(); }
@@ -95,6 +99,7 @@ private:
   std::vector<world_member> members_;
   std::shared_ptr<communicator> next_;    // being connected
   std::shared_ptr<communicator> current_; // for requests
+  rank_matching matching_;
 };
 
 } // namespace troupe::detail

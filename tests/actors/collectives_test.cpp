@@ -1,17 +1,13 @@
 /// Every verb of a world, through the facade and as a message, against the reference.
-#include "support/world_fixture.hpp"
+#include "support/collective_round.hpp"
 
 #include <caf/all.hpp>
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <numeric>
-#include <optional>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -19,108 +15,15 @@ namespace troupe {
 
 namespace {
 
+using testing::all_counts;
 using testing::answer_of;
 using testing::ask;
-using testing::collective_spec;
 using testing::get;
 using testing::has_code;
 using testing::is_ok;
 using testing::must;
-using testing::put;
+using testing::round_of;
 using testing::test_system;
-
-constexpr collective_kind kinds[] = {
-    collective_kind::all_reduce,   collective_kind::reduce,         collective_kind::broadcast,
-    collective_kind::all_gather,   collective_kind::reduce_scatter, collective_kind::all_to_all,
-    collective_kind::all_to_all_v, collective_kind::gather,         collective_kind::scatter};
-
-constexpr auto poison = std::byte{0xa5};
-
-/// How many elements go from rank `q` to rank `r`.
-std::uint64_t exchanged(std::size_t q, std::size_t r) { return (q + 2 * r) % 4; }
-
-std::vector<std::vector<std::uint64_t>> all_counts(std::size_t n) {
-  std::vector<std::vector<std::uint64_t>> counts(n, std::vector<std::uint64_t>(n));
-  for (std::size_t q = 0; q < n; ++q)
-    for (std::size_t r = 0; r < n; ++r)
-      counts[q][r] = exchanged(q, r);
-  return counts;
-}
-
-/// The blocks one behind the other, as a world lays them out.
-std::vector<exchange_plan> packed_plans(std::size_t n) {
-  std::vector<exchange_plan> plans(n);
-  for (std::size_t q = 0; q < n; ++q) {
-    auto& plan = plans[q];
-    std::size_t sent = 0;
-    std::size_t received = 0;
-    for (std::size_t r = 0; r < n; ++r) {
-      plan.send_offsets.push_back(std::exchange(sent, sent + exchanged(q, r)));
-      plan.recv_offsets.push_back(std::exchange(received, received + exchanged(r, q)));
-      plan.send_counts.push_back(exchanged(q, r));
-      plan.recv_counts.push_back(exchanged(r, q));
-    }
-  }
-  return plans;
-}
-
-/// A collective of one type over all ranks of a world, with its memory.
-class round_of {
-public:
-  round_of(const world& over, collective_spec spec) : over_(over), spec_(std::move(spec)) {
-    auto n = over.size();
-    spec_.ranks = static_cast<int>(n);
-    if (spec_.what == collective_kind::all_to_all_v)
-      spec_.plans = packed_plans(n);
-    sends_ = random_sends(spec_);
-    for (std::size_t rank = 0; rank < n; ++rank) {
-      auto device = over.device_of(rank);
-      auto r = static_cast<int>(rank);
-      send_.push_back(must(device.allocate(spec_.type, send_count(spec_, r)).wait()));
-      recv_.push_back(must(device.allocate(spec_.type, recv_count(spec_, r)).wait()));
-      put(device, send_.back(),
-          std::span{sends_[rank]}.first(std::min(sends_[rank].size(), send_.back().size_bytes())));
-      before_.emplace_back(recv_.back().size_bytes(), poison);
-      put(device, recv_.back(), before_.back());
-    }
-  }
-
-  /// What a world is asked.
-  collective request() const {
-    collective x;
-    x.kind = spec_.what;
-    x.op = spec_.op;
-    x.peer = spec_.root;
-    auto root = static_cast<std::size_t>(spec_.root);
-    bool root_sends = x.kind == collective_kind::broadcast || x.kind == collective_kind::scatter;
-    bool root_receives = x.kind == collective_kind::reduce || x.kind == collective_kind::gather;
-    x.send = root_sends ? std::vector{send_[root]} : send_;
-    x.recv = root_receives ? std::vector{recv_[root]} : recv_;
-    if (x.kind == collective_kind::all_to_all_v)
-      x.counts = all_counts(over_.size());
-    return x;
-  }
-
-  void expect_right() const {
-    for (std::size_t rank = 0; rank < over_.size(); ++rank) {
-      auto after = must(get(over_.device_of(rank), recv_[rank]));
-      auto found = check_collective(spec_, static_cast<int>(rank), sends_, before_[rank], after);
-      EXPECT_TRUE(found) << to_string(spec_.what) << " of " << to_string(spec_.type) << ", rank "
-                         << rank << " of " << over_.size() << ": " << to_string(found);
-    }
-  }
-
-  std::vector<any_gpu_ref> send() const { return send_; }
-  std::vector<any_gpu_ref> recv() const { return recv_; }
-
-private:
-  const world& over_;
-  collective_spec spec_;
-  std::vector<std::vector<std::byte>> sends_;
-  std::vector<std::vector<std::byte>> before_;
-  std::vector<any_gpu_ref> send_;
-  std::vector<any_gpu_ref> recv_;
-};
 
 class Collectives : public ::testing::TestWithParam<int> {};
 
@@ -130,7 +33,7 @@ TEST_P(Collectives, AreRightForEveryKindAndType) {
     GTEST_SKIP() << "needs " << GetParam() << " devices";
   auto world = system.open_world({});
   std::uint64_t seed = 0;
-  for (auto kind : kinds)
+  for (auto kind : testing::round_kinds)
     for (auto type : all_dtypes)
       for (std::size_t count : {1, 37}) {
         ++seed;

@@ -32,6 +32,7 @@ struct scatter;
 struct send_recv;
 struct barrier;
 struct group;
+struct rank_local;
 struct device_changed;
 struct device_stats;
 struct world_member;
@@ -89,6 +90,7 @@ CAF_ADD_TYPE_ID(troupe, (troupe::scatter))
 CAF_ADD_TYPE_ID(troupe, (troupe::send_recv))
 CAF_ADD_TYPE_ID(troupe, (troupe::barrier))
 CAF_ADD_TYPE_ID(troupe, (troupe::group))
+CAF_ADD_TYPE_ID(troupe, (troupe::rank_local))
 CAF_ADD_TYPE_ID(troupe, (troupe::device_changed))
 CAF_ADD_TYPE_ID(troupe, (troupe::device_stats))
 CAF_ADD_TYPE_ID(troupe, (troupe::world_member))

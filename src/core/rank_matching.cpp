@@ -1,0 +1,37 @@
+#include "core/rank_matching.hpp"
+
+namespace troupe::detail {
+
+std::shared_ptr<collective_operation> call_line::next_of(std::size_t caller) const {
+  auto i = ahead(caller);
+  return i < open_.size() ? open_[i].op : nullptr;
+}
+
+void call_line::take(std::size_t caller, const std::shared_ptr<collective_operation>& op) {
+  auto i = ahead(caller);
+  if (i == open_.size())
+    open_.push_back({op});
+  ++next_[caller];
+  ++open_[i].calls;
+  while (!open_.empty() && open_.front().calls == next_.size()) {
+    open_.pop_front();
+    ++first_;
+  }
+}
+
+call_line& rank_matching::line_of(const rank_call& call) {
+  if (!call.is_message())
+    return collectives_;
+  auto peer = static_cast<std::size_t>(call.call.peer);
+  auto pair = call.call.what == collective_kind::send ? std::pair{call.rank, peer}
+                                                      : std::pair{peer, call.rank};
+  return messages_.try_emplace(pair, 2).first->second;
+}
+
+std::size_t rank_matching::caller_of(const rank_call& call) noexcept {
+  if (!call.is_message())
+    return call.rank;
+  return call.call.what == collective_kind::send ? 0 : 1;
+}
+
+} // namespace troupe::detail

@@ -1,0 +1,58 @@
+/// Which rank-local calls of a world make one operation together.
+#pragma once
+
+#include "core/rank_call.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace troupe::detail {
+
+class collective_operation;
+
+/// A sequence of calls of some callers: their k-th ones belong together.
+/// @thread under the lock of the order
+class call_line {
+public:
+  explicit call_line(std::size_t callers) : next_(callers, 0) {}
+
+  /// What the next call of `caller` belongs to; null if nobody made his part of it yet.
+  std::shared_ptr<collective_operation> next_of(std::size_t caller) const;
+  /// How many calls `caller` has made that wait for somebody's.
+  std::size_t ahead(std::size_t caller) const noexcept { return next_[caller] - first_; }
+  /// The next call of `caller` is made, a part of `op`.
+  void take(std::size_t caller, const std::shared_ptr<collective_operation>& op);
+
+private:
+  struct entry {
+    std::shared_ptr<collective_operation> op;
+    std::size_t calls = 0;
+  };
+
+  std::deque<entry> open_;  // somebody's call is missing
+  std::uint64_t first_ = 0; // the number of open_[0]
+  std::vector<std::uint64_t> next_;
+};
+
+/// The k-th collective call of each rank; for two ranks the k-th send from one to the other, and
+/// the k-th call there that receives from it.
+/// @thread under the lock of the order
+class rank_matching {
+public:
+  explicit rank_matching(std::size_t ranks) : collectives_(ranks) {}
+
+  call_line& line_of(const rank_call& call);
+  /// The caller in that line.
+  static std::size_t caller_of(const rank_call& call) noexcept;
+
+private:
+  call_line collectives_;
+  std::map<std::pair<std::size_t, std::size_t>, call_line> messages_; // from, to
+};
+
+} // namespace troupe::detail

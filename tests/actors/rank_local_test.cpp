@@ -1,0 +1,477 @@
+/// Calls of one rank alone, from whatever thread, and how they come together.
+#include "support/collective_round.hpp"
+
+#include <caf/all.hpp>
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace troupe {
+
+namespace {
+
+using namespace std::chrono_literals;
+using testing::answer_of;
+using testing::ask;
+using testing::has_code;
+using testing::holds;
+using testing::is_ok;
+using testing::must;
+using testing::round_of;
+using testing::test_system;
+
+using answers = std::vector<pending<collective_done>>;
+
+void expect_ok(const answers& all) {
+  for (auto& x : all)
+    EXPECT_TRUE(is_ok(answer_of(x)));
+}
+
+void expect_code(const answers& all, errc code) {
+  for (auto& x : all)
+    EXPECT_TRUE(has_code(answer_of(x), code));
+}
+
+/// Calls `f(rank)` in a thread for each rank.
+void on_all_ranks(const world& w, const std::function<void(std::size_t)>& f) {
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < w.size(); ++rank)
+    threads.emplace_back([&, rank] { f(rank); });
+  for (auto& x : threads)
+    x.join();
+}
+
+class RankLocal : public ::testing::TestWithParam<int> {};
+
+TEST_P(RankLocal, IsRightForEveryKindAndType) {
+  test_system system{{.devices = GetParam()}};
+  if (system.devices() < GetParam())
+    GTEST_SKIP() << "needs " << GetParam() << " devices";
+  auto w = system.open_world({});
+  std::vector<std::pair<std::string, round_of>> rounds;
+  std::uint64_t seed = 0;
+  for (auto kind : testing::round_kinds)
+    for (auto type : all_dtypes) {
+      ++seed;
+      rounds.emplace_back(std::string{to_string(kind)} + " of " + std::string{to_string(type)},
+                          round_of{w,
+                                   {.what = kind,
+                                    .type = type,
+                                    .count = 1 + seed % 40,
+                                    .root = static_cast<int>(seed % w.size()),
+                                    .seed = seed}});
+    }
+  on_all_ranks(w, [&](std::size_t rank) {
+    auto mine = w.rank(rank);
+    answers all;
+    for (auto& [name, round] : rounds)
+      all.push_back(mine.run(round.request_of(rank)));
+    for (std::size_t i = 0; i < all.size(); ++i)
+      EXPECT_TRUE(is_ok(answer_of(all[i]))) << rounds[i].first << ", rank " << rank;
+  });
+  for (auto& [name, round] : rounds)
+    round.expect_right();
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, RankLocal, ::testing::Values(1, 2, 3, 4, 8));
+
+class RankCalls : public ::testing::Test {
+protected:
+  explicit RankCalls(world_limits limits = {})
+      : w(system.open_world({.devices = {}, .name = "world", .limits = limits})) {}
+
+  round_of round(collective_kind kind, int root = 0) const {
+    return {w, {.what = kind, .type = dtype::int32, .count = 16, .root = root, .seed = 7}};
+  }
+  std::size_t last() const { return w.size() - 1; }
+  template <class F> answers on_each(F f) const {
+    answers all;
+    for (std::size_t rank = 0; rank < w.size(); ++rank)
+      all.push_back(f(w.rank(rank), rank));
+    return all;
+  }
+  std::vector<gpu_ref<std::int32_t>> numbers(std::size_t count = 8) const {
+    auto refs = must(w.allocate<std::int32_t>(count));
+    for (std::size_t rank = 0; rank < w.size(); ++rank)
+      must(answer_of(w.device_of(rank).fill(refs[rank], static_cast<std::int32_t>(rank + 1))));
+    return refs;
+  }
+  std::int32_t sum() const {
+    auto n = static_cast<std::int32_t>(w.size());
+    return n * (n + 1) / 2;
+  }
+  ::testing::AssertionResult all_hold(const std::vector<gpu_ref<std::int32_t>>& refs,
+                                      std::int32_t want) const {
+    for (std::size_t rank = 0; rank < w.size(); ++rank)
+      if (auto found = holds(w.device_of(rank), refs[rank],
+                             std::vector<std::int32_t>(refs[rank].count(), want));
+          !found)
+        return found;
+    return ::testing::AssertionSuccess();
+  }
+
+  test_system system{{.devices = 3}};
+  world w;
+};
+
+TEST_F(RankCalls, HaveAllVerbs) {
+  auto check = [&](const round_of& x, auto verb) {
+    expect_ok(on_each(verb));
+    x.expect_right();
+  };
+  auto root = static_cast<int>(last());
+  auto at_root = [&](std::size_t rank, const std::vector<any_gpu_ref>& refs) {
+    return rank == last() ? refs[rank] : any_gpu_ref{};
+  };
+  auto a = round(collective_kind::all_reduce);
+  check(a, [&](world_rank r, std::size_t i) { return r.all_reduce(a.send()[i], a.recv()[i]); });
+  auto b = round(collective_kind::reduce, root);
+  check(b, [&](world_rank r, std::size_t i) {
+    return r.reduce(b.send()[i], at_root(i, b.recv()), root);
+  });
+  auto c = round(collective_kind::broadcast, root);
+  check(c, [&](world_rank r, std::size_t i) {
+    return r.broadcast(at_root(i, c.send()), c.recv()[i], root);
+  });
+  auto d = round(collective_kind::all_gather);
+  check(d, [&](world_rank r, std::size_t i) { return r.all_gather(d.send()[i], d.recv()[i]); });
+  auto e = round(collective_kind::reduce_scatter);
+  check(e, [&](world_rank r, std::size_t i) { return r.reduce_scatter(e.send()[i], e.recv()[i]); });
+  auto f = round(collective_kind::all_to_all);
+  check(f, [&](world_rank r, std::size_t i) { return r.all_to_all(f.send()[i], f.recv()[i]); });
+  auto g = round(collective_kind::all_to_all_v);
+  check(g, [&](world_rank r, std::size_t i) {
+    auto counts = g.request_of(i).counts;
+    return r.all_to_all_v(g.send()[i], counts[0], g.recv()[i], counts[1]);
+  });
+  auto h = round(collective_kind::gather, root);
+  check(h, [&](world_rank r, std::size_t i) {
+    return r.gather(h.send()[i], at_root(i, h.recv()), root);
+  });
+  auto j = round(collective_kind::scatter, root);
+  check(j, [&](world_rank r, std::size_t i) {
+    return r.scatter(at_root(i, j.send()), j.recv()[i], root);
+  });
+  expect_ok(on_each([](world_rank r, std::size_t) { return r.barrier(); }));
+}
+
+TEST_F(RankCalls, InPlace) {
+  auto x = numbers();
+  expect_ok(on_each([&](world_rank r, std::size_t i) { return r.all_reduce(x[i]); }));
+  EXPECT_TRUE(all_hold(x, sum()));
+  expect_ok(on_each([&](world_rank r, std::size_t i) {
+    return r.reduce(x[i], i == 0 ? x[i].any() : any_gpu_ref{}, 0, reduce_op::max);
+  }));
+  must(answer_of(w.device_of(0).fill(x[0], 5)));
+  expect_ok(on_each([&](world_rank r, std::size_t i) { return r.broadcast(x[i], 0); }));
+  EXPECT_TRUE(all_hold(x, 5));
+  auto n = w.size();
+  auto y = numbers(2 * n);
+  expect_ok(on_each([&](world_rank r, std::size_t i) { return r.all_gather(y[i]); }));
+  std::vector<std::int32_t> want;
+  for (std::size_t q = 0; q < n; ++q)
+    want.insert(want.end(), 2, static_cast<std::int32_t>(q + 1));
+  for (std::size_t rank = 0; rank < n; ++rank)
+    EXPECT_TRUE(holds(w.device_of(rank), y[rank], want));
+  expect_ok(on_each([&](world_rank r, std::size_t i) { return r.reduce_scatter(y[i]); }));
+  for (std::size_t rank = 0; rank < n; ++rank)
+    EXPECT_TRUE(holds(w.device_of(rank), must(y[rank].slice(2 * rank, 2)),
+                      std::vector<std::int32_t>(2, static_cast<std::int32_t>(n * (rank + 1)))));
+}
+
+// A call has its place among all work on its buffers when it is made, not when the last rank comes.
+TEST_F(RankCalls, KeepTheirPlace) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto x = numbers();
+  auto device = w.device_of(0);
+  auto first = w.rank(0).all_reduce(x[0]);
+  auto after = must(device.allocate<std::int32_t>(x[0].count()));
+  auto copied = device.copy(after, x[0]);
+  auto overwritten = device.fill(x[0], -1);
+  EXPECT_FALSE(copied.ready());
+  EXPECT_FALSE(overwritten.ready());
+  // What has nothing to do with it passes.
+  auto other = numbers();
+  EXPECT_TRUE(is_ok(answer_of(w.all_reduce(other))));
+  EXPECT_FALSE(first.ready());
+  answers rest;
+  for (std::size_t rank = 1; rank < w.size(); ++rank)
+    rest.push_back(w.rank(rank).all_reduce(x[rank]));
+  expect_ok(rest);
+  EXPECT_TRUE(is_ok(answer_of(first)));
+  EXPECT_TRUE(is_ok(answer_of(copied)));
+  EXPECT_TRUE(is_ok(answer_of(overwritten)));
+  EXPECT_TRUE(holds(device, after, std::vector<std::int32_t>(x[0].count(), sum())));
+  EXPECT_TRUE(holds(device, x[0], std::vector<std::int32_t>(x[0].count(), -1)));
+}
+
+// Ranks that are far ahead, whole operations in between, messages: all in the order of each rank.
+TEST_F(RankCalls, OfManyThreads) {
+  constexpr int rounds = 150;
+  auto x = numbers();
+  auto whole = numbers();
+  std::thread client{[&] {
+    for (int i = 0; i < rounds; ++i)
+      EXPECT_TRUE(is_ok(answer_of(w.all_reduce(whole, reduce_op::max))));
+  }};
+  on_all_ranks(w, [&](std::size_t rank) {
+    auto r = w.rank(rank);
+    auto n = static_cast<int>(w.size());
+    auto next = (r.index() + 1) % n;
+    auto before = (r.index() + n - 1) % n;
+    auto in = must(r.where().allocate<std::int32_t>(x[rank].count()));
+    std::mt19937 random{static_cast<std::uint32_t>(rank)};
+    answers all;
+    for (int i = 0; i < rounds; ++i) {
+      // The largest number goes around.
+      all.push_back(r.send(x[rank], next));
+      all.push_back(r.recv(in, before));
+      all.push_back(r.all_reduce(in, x[rank], reduce_op::max));
+      if (random() % 8 == 0) {
+        EXPECT_TRUE(is_ok(answer_of(all.back())));
+      }
+    }
+    expect_ok(all);
+  });
+  client.join();
+  EXPECT_TRUE(all_hold(x, static_cast<std::int32_t>(w.size())));
+  EXPECT_TRUE(all_hold(whole, static_cast<std::int32_t>(w.size())));
+}
+
+TEST_F(RankCalls, ThatDifferAreNamed) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto x = numbers();
+  auto floats = must(w.allocate<float>(8));
+  auto expect_mismatch = [&](const std::string& what, auto odd) {
+    answers all{w.rank(0).all_reduce(x[0])};
+    all.push_back(odd(w.rank(1)));
+    for (std::size_t rank = 2; rank < w.size(); ++rank)
+      all.push_back(w.rank(rank).all_reduce(x[rank])); // too late: it is answered already
+    for (auto& a : all) {
+      auto got = answer_of(a);
+      ASSERT_TRUE(has_code(got, errc::collective_mismatch)) << what;
+      auto why = *failure_of(got.error());
+      EXPECT_EQ(why.rank, 1) << what;
+      EXPECT_NE(why.detail.find(what), std::string::npos) << why.detail;
+    }
+  };
+  expect_mismatch("broadcast", [&](world_rank r) { return r.broadcast(x[1], 0); });
+  expect_mismatch("float32", [&](world_rank r) { return r.all_reduce(floats[1]); });
+  expect_mismatch("3 elements", [&](world_rank r) { return r.all_reduce(must(x[1].slice(0, 3))); });
+  expect_mismatch("max", [&](world_rank r) { return r.all_reduce(x[1], reduce_op::max); });
+  expect_mismatch("barrier", [&](world_rank r) { return r.barrier(); });
+  auto roots =
+      on_each([&](world_rank r, std::size_t i) { return r.broadcast(x[i], i == 0 ? 0 : 1); });
+  expect_code(roots, errc::collective_mismatch);
+  // Nothing ran, and nobody is behind.
+  expect_ok(on_each([&](world_rank r, std::size_t i) { return r.all_reduce(x[i]); }));
+  EXPECT_TRUE(all_hold(x, sum()));
+}
+
+TEST_F(RankCalls, OfAllToAllVMustAgreeOnCounts) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto x = round(collective_kind::all_to_all_v);
+  auto calls = on_each([&](world_rank r, std::size_t i) {
+    auto call = x.request_of(i);
+    if (i == 1) {
+      call.recv[0] = must(answer_of(r.where().allocate(dtype::int32, call.recv[0].count() + 1)));
+      ++call.counts[1][0];
+    }
+    return r.run(call);
+  });
+  expect_code(calls, errc::collective_mismatch);
+}
+
+TEST_F(RankCalls, TakenBackEndForAll) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto x = numbers();
+  auto first = w.rank(0).all_reduce(x[0]);
+  first.cancel();
+  EXPECT_TRUE(has_code(answer_of(first), errc::cancelled));
+  answers late;
+  for (std::size_t rank = 1; rank < w.size(); ++rank)
+    late.push_back(w.rank(rank).all_reduce(x[rank]));
+  expect_code(late, errc::cancelled);
+  EXPECT_EQ(failure_of(answer_of(late[0]).error())->rank, 0);
+
+  auto hasty = w.rank(0).all_reduce(x[0], reduce_op::sum, {.deadline = 20ms});
+  auto got = answer_of(hasty);
+  ASSERT_TRUE(has_code(got, errc::deadline_exceeded));
+  EXPECT_NE(describe(got.error()).find("not called by rank 1"), std::string::npos)
+      << describe(got.error());
+  late.clear();
+  for (std::size_t rank = 1; rank < w.size(); ++rank)
+    late.push_back(w.rank(rank).all_reduce(x[rank]));
+  expect_code(late, errc::deadline_exceeded);
+
+  expect_ok(on_each([&](world_rank r, std::size_t i) { return r.all_reduce(x[i]); }));
+  EXPECT_TRUE(all_hold(x, sum()));
+}
+
+TEST_F(RankCalls, ThatAreRefusedDoNotCount) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto x = numbers();
+  auto first = w.rank(0).all_reduce(x[0]);
+  auto r = w.rank(1);
+  EXPECT_TRUE(has_code(answer_of(r.all_reduce(x[0])), errc::invalid_argument));
+  EXPECT_TRUE(has_code(answer_of(r.all_reduce(any_gpu_ref{})), errc::invalid_argument));
+  EXPECT_TRUE(has_code(answer_of(r.broadcast(x[1], 17)), errc::invalid_argument));
+  EXPECT_TRUE(has_code(answer_of(r.send(x[1], 17)), errc::invalid_argument));
+  EXPECT_TRUE(has_code(answer_of(r.all_reduce(x[1], reduce_op::sum, {.deadline = -1ns})),
+                       errc::deadline_exceeded));
+  EXPECT_TRUE(
+      has_code(answer_of(r.all_reduce(x[1], reduce_op::sum, {.deadline = {}, .membership = 77})),
+               errc::membership_changed));
+  EXPECT_FALSE(first.ready());
+  answers rest;
+  for (std::size_t rank = 1; rank < w.size(); ++rank)
+    rest.push_back(w.rank(rank).all_reduce(x[rank]));
+  expect_ok(rest);
+  EXPECT_TRUE(is_ok(answer_of(first)));
+  EXPECT_TRUE(all_hold(x, sum()));
+}
+
+TEST_F(RankCalls, SendToEachOther) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto x = numbers(4);
+  auto in = numbers(4);
+  // Both send first, in messages of other sizes: the k-th goes to the k-th.
+  answers all;
+  for (std::size_t rank : {0, 1}) {
+    auto r = w.rank(rank);
+    auto other = 1 - r.index();
+    all.push_back(r.send(must(x[rank].slice(0, 1)), other));
+    all.push_back(r.send(x[rank], other));
+    all.push_back(r.recv(must(in[rank].slice(0, 1)), other));
+    all.push_back(r.recv(in[rank], other));
+  }
+  expect_ok(all);
+  EXPECT_TRUE(holds(w.device_of(0), in[0], std::vector<std::int32_t>(4, 2)));
+  EXPECT_TRUE(holds(w.device_of(1), in[1], std::vector<std::int32_t>(4, 1)));
+  // To itself.
+  auto r = w.rank(0);
+  auto own = r.send(x[0], 0);
+  EXPECT_FALSE(own.ready());
+  EXPECT_TRUE(has_code(answer_of(r.recv(x[0], 0)), errc::invalid_argument));
+  EXPECT_TRUE(is_ok(answer_of(r.recv(in[0], 0))));
+  EXPECT_TRUE(is_ok(answer_of(own)));
+  EXPECT_TRUE(holds(w.device_of(0), in[0], std::vector<std::int32_t>(4, 1)));
+  // Of other sizes.
+  auto sent = w.rank(0).send(x[0], 1);
+  EXPECT_TRUE(
+      has_code(answer_of(w.rank(1).recv(must(in[1].slice(0, 2)), 0)), errc::collective_mismatch));
+  EXPECT_TRUE(has_code(answer_of(sent), errc::collective_mismatch));
+}
+
+// Each receives what it passes on: nobody could begin.
+TEST_F(RankCalls, ThatWaitForEachOtherAreFound) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto x = numbers();
+  answers all{w.rank(0).recv(x[0], 1), w.rank(0).send(x[0], 1), w.rank(1).recv(x[1], 0),
+              w.rank(1).send(x[1], 0)};
+  expect_code(all, errc::collective_mismatch);
+  x = numbers();
+  expect_ok(on_each([&](world_rank r, std::size_t i) { return r.all_reduce(x[i]); }));
+  EXPECT_TRUE(all_hold(x, sum()));
+}
+
+TEST_F(RankCalls, AsMessages) {
+  auto x = numbers();
+  std::atomic<std::size_t> done{0};
+  on_all_ranks(w, [&](std::size_t rank) {
+    collective call;
+    call.send = {x[rank]};
+    done += static_cast<bool>(
+        ask<collective_done>(system, w.actor(), rank_local{static_cast<int>(rank), call, {}}));
+  });
+  EXPECT_EQ(done, w.size());
+  EXPECT_TRUE(all_hold(x, sum()));
+  EXPECT_TRUE(has_code(ask<collective_done>(system, w.actor(), rank_local{17, {}, {}}),
+                       errc::invalid_argument));
+}
+
+TEST_F(RankCalls, EndWithADevicesReset) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto x = numbers();
+  auto first = w.rank(0).all_reduce(x[0]);
+  must(answer_of(w.device_of(1).reset()));
+  EXPECT_TRUE(has_code(answer_of(first), errc::device_reset));
+  x = numbers();
+  answers late;
+  for (std::size_t rank = 1; rank < w.size(); ++rank)
+    late.push_back(w.rank(rank).all_reduce(x[rank]));
+  expect_code(late, errc::device_reset);
+  expect_ok(on_each([&](world_rank r, std::size_t i) { return r.all_reduce(x[i]); }));
+  EXPECT_TRUE(all_hold(x, sum()));
+}
+
+TEST_F(RankCalls, WaitingWhenTheWorldIsShutDown) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto x = numbers();
+  auto first = w.rank(0).all_reduce(x[0]);
+  auto behind = w.device_of(0).fill(x[0], 3);
+  caf::anon_send(w.actor(), shutdown{});
+  EXPECT_TRUE(has_code(answer_of(first), errc::unavailable));
+  EXPECT_TRUE(is_ok(answer_of(behind)));
+  EXPECT_TRUE(has_code(answer_of(w.rank(1).all_reduce(x[1])), errc::unavailable));
+}
+
+class FewRankCalls : public RankCalls {
+protected:
+  FewRankCalls() : RankCalls({.waiting_limit = 4}) {}
+};
+
+TEST_F(FewRankCalls, MayBeAhead) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto x = numbers();
+  answers ahead;
+  for (int i = 0; i < 4; ++i)
+    ahead.push_back(w.rank(0).all_reduce(x[0], reduce_op::max));
+  EXPECT_TRUE(has_code(answer_of(w.rank(0).all_reduce(x[0])), errc::overloaded));
+  for (std::size_t rank = 1; rank < w.size(); ++rank)
+    for (int i = 0; i < 4; ++i)
+      ahead.push_back(w.rank(rank).all_reduce(x[rank], reduce_op::max));
+  expect_ok(ahead);
+  EXPECT_TRUE(all_hold(x, static_cast<std::int32_t>(w.size())));
+}
+
+class HastyRankCalls : public RankCalls {
+protected:
+  HastyRankCalls() : RankCalls({.stall_limit = 100ms}) {}
+};
+
+TEST_F(HastyRankCalls, StallAsOneOperation) {
+  TROUPE_NEEDS_DEVICES(2);
+  TROUPE_HOST_ONLY("its streams are held");
+  auto x = numbers();
+  testing::gate held;
+  auto launched = w.device_of(1).launch(held.hold_stream(), {}, {x[1]});
+  ASSERT_TRUE(held.wait_reached());
+  auto all = on_each([&](world_rank r, std::size_t i) { return r.all_reduce(x[i]); });
+  for (auto& a : all) {
+    auto got = answer_of(a);
+    ASSERT_TRUE(has_code(got, errc::stalled));
+    EXPECT_EQ(failure_of(got.error())->rank, 1);
+    EXPECT_EQ(failure_of(got.error())->parts.size(), w.size());
+  }
+  held.open();
+  EXPECT_TRUE(is_ok(answer_of(launched)));
+  auto y = numbers();
+  expect_ok(on_each([&](world_rank r, std::size_t i) { return r.all_reduce(y[i]); }));
+  EXPECT_TRUE(all_hold(y, sum()));
+}
+
+} // namespace
+
+} // namespace troupe
