@@ -114,6 +114,24 @@ TEST_F(Messages, RequestsToAWorldComeBack) {
   EXPECT_EQ(x.recv, (std::vector<any_gpu_ref>{ref_, ref_}));
   EXPECT_EQ(x.op, reduce_op::avg);
   EXPECT_EQ(x.options.deadline, options_.deadline);
+  std::vector<any_gpu_ref> one{ref_};
+  std::vector<any_gpu_ref> two{ref_, ref_};
+  expect_same(sys, all_reduce{one, two, reduce_op::premul_sum, options_, {0.5, -3.0}});
+  expect_same(sys, reduce{two, ref_, 1, reduce_op::max, options_, {2.0}});
+  expect_same(sys, broadcast{ref_, two, 1, options_});
+  expect_same(sys, all_gather{one, two, options_});
+  expect_same(sys, reduce_scatter{one, two, reduce_op::prod, options_, {1.5}});
+  expect_same(sys, all_to_all{one, two, options_});
+  expect_same(sys, all_to_all_v{one, two, {{1, 2}, {3, 4}}, options_});
+  expect_same(sys, gather{two, ref_, 1, options_});
+  expect_same(sys, scatter{ref_, two, 1, options_});
+  expect_same(sys, send_recv{1, 2, ref_, ref_, options_});
+  expect_same(sys, barrier{options_});
+  const collective any_call{
+      collective_kind::all_to_all_v, one, two, reduce_op::min, {0.25}, 3, 4, {{1}, {2, 3}}};
+  expect_same(sys, any_call);
+  expect_same(sys, group{{any_call, barrier{}}, options_});
+  expect_same(sys, rank_local{2, any_call, options_});
   expect_same(sys, get_status{});
   expect_same(sys, subscribe{});
 }
