@@ -71,6 +71,7 @@ std::vector<bench::cell> plan(const settings& s, const contestants& c) {
       x.contestants.push_back(c.threads.get());
     x.contestants.push_back(c.troupe.facade.get());
     x.contestants.push_back(c.troupe.message.get());
+    x.contestants.push_back(c.troupe.rank_local.get());
     if (c.grouped && window == 1)
       x.contestants.push_back(c.grouped.get());
     cells.push_back(std::move(x));

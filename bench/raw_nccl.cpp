@@ -1,23 +1,17 @@
 #include "raw_nccl.hpp"
 
+#include "rank_threads.hpp"
+
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
-#include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <thread>
+#include <memory>
+#include <string>
 #include <utility>
 
 namespace bench {
 
 namespace {
-
-using clock = std::chrono::steady_clock;
-
-double microseconds(clock::duration time) {
-  return std::chrono::duration<double, std::micro>(time).count();
-}
 
 void check(cudaError_t code, const char* call) {
   if (code != cudaSuccess)
@@ -141,22 +135,6 @@ private:
   std::shared_ptr<const raw_ranks> ranks_;
 };
 
-/// What the threads of a run share; each word on a cache line of its own.
-struct handshake {
-  alignas(64) std::atomic<std::size_t> started{0}; ///< operations that the ranks may do
-  alignas(64) std::atomic<std::size_t> arrived{0}; ///< ranks, counted on from one step to the next
-
-  void arrive() { arrived.fetch_add(1, std::memory_order_release); }
-  void await(std::size_t arrivals) const {
-    while (arrived.load(std::memory_order_acquire) != arrivals) {
-    }
-  }
-  void await_start(std::size_t operations) const {
-    while (started.load(std::memory_order_acquire) < operations) {
-    }
-  }
-};
-
 class threads_contestant final : public raw_contestant {
 public:
   using raw_contestant::raw_contestant;
@@ -164,75 +142,29 @@ public:
   std::string name() const override { return "raw, a thread per rank"; }
 
   timing run(std::size_t count, std::size_t operations, std::size_t window) override {
-    return window == 1 ? one_by_one(count, operations) : pipelined(count, operations, window);
-  }
-
-private:
-  /// `body(rank)` on a thread for each; `lead()` on this one, once all are ready.
-  template <class Body, class Lead> void on_threads(handshake& shared, Body body, Lead lead) {
-    std::vector<std::thread> threads;
-    for (auto& r : all())
-      threads.emplace_back([&r, &body] {
+    if (window == 1)
+      return in_steps(ranks(), operations, [&](std::size_t i) {
+        auto& r = all()[i];
         r.select();
-        body(r);
+        return [&r, count, done = std::make_unique<event>()] {
+          r.all_reduce(count);
+          done->record(r.stream);
+          done->spin();
+        };
       });
-    shared.await(all().size());
-    lead();
-    for (auto& x : threads)
-      x.join();
-  }
-
-  timing one_by_one(std::size_t count, std::size_t operations) {
-    handshake shared;
-    timing result;
-    result.each.reserve(operations);
-    auto body = [&](const rank& r) {
-      event done;
-      shared.arrive();
-      for (std::size_t k = 1; k <= operations; ++k) {
-        shared.await_start(k);
-        r.all_reduce(count);
-        done.record(r.stream);
-        done.spin();
-        shared.arrive();
-      }
-    };
-    on_threads(shared, body, [&] {
-      const auto begin = clock::now();
-      for (std::size_t k = 1; k <= operations; ++k) {
-        const auto start = clock::now();
-        shared.started.store(k, std::memory_order_release);
-        shared.await((k + 1) * all().size());
-        result.each.push_back(microseconds(clock::now() - start));
-      }
-      result.per_operation = microseconds(clock::now() - begin) / static_cast<double>(operations);
+    return in_one_step(ranks(), operations, [&](std::size_t i) {
+      auto& r = all()[i];
+      r.select();
+      return [&r, count, operations, window, events = std::make_unique<event[]>(window)] {
+        for (std::size_t k = 0; k < operations; ++k) {
+          r.all_reduce(count);
+          events[k % window].record(r.stream);
+          if (k + 1 >= window)
+            events[(k + 1) % window].spin(); // the oldest
+        }
+        events[(operations - 1) % window].spin();
+      };
     });
-    return result;
-  }
-
-  timing pipelined(std::size_t count, std::size_t operations, std::size_t window) {
-    handshake shared;
-    timing result;
-    auto body = [&](const rank& r) {
-      std::vector<event> events(window);
-      shared.arrive();
-      shared.await_start(1);
-      for (std::size_t k = 0; k < operations; ++k) {
-        r.all_reduce(count);
-        events[k % window].record(r.stream);
-        if (k + 1 >= window)
-          events[(k + 1) % window].spin(); // the oldest
-      }
-      events[(operations - 1) % window].spin();
-      shared.arrive();
-    };
-    on_threads(shared, body, [&] {
-      const auto begin = clock::now();
-      shared.started.store(1, std::memory_order_release);
-      shared.await(2 * all().size());
-      result.per_operation = microseconds(clock::now() - begin) / static_cast<double>(operations);
-    });
-    return result;
   }
 };
 

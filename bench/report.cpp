@@ -48,6 +48,8 @@ std::vector<bar> bars_of(const outcome& o) {
        ratio_of(o, 8, 1, "troupe, facade")},
       {"8 B, message from an actor, time to the same", 2.5, true,
        ratio_of(o, 8, 1, "troupe, message")},
+      {"8 B, rank-local, a thread per rank, time to the same", 1.3, true,
+       ratio_of(o, 8, 1, "troupe, rank-local")},
       {"4 KiB, 256 in flight, facade, time to the same", 1.3, true,
        ratio_of(o, 4096, 256, "troupe, facade")},
       {"64 MiB and more, facade, bus bandwidth to the same", 0.97, false, large_busbw(o)},

@@ -1,5 +1,6 @@
 #include "troupe_modes.hpp"
 
+#include "rank_threads.hpp"
 #include <troupe/troupe.hpp>
 
 #include <caf/all.hpp>
@@ -14,14 +15,9 @@ namespace bench {
 namespace {
 
 using namespace std::chrono_literals;
-using clock = std::chrono::steady_clock;
 using buffers = std::vector<troupe::any_gpu_ref>;
 
 constexpr auto deadline = 60s;
-
-double microseconds(clock::duration time) {
-  return std::chrono::duration<double, std::micro>(time).count();
-}
 
 /// What every call here gives; a benchmark that fails has nothing to say.
 template <class T> T must(caf::expected<T>&& x) {
@@ -115,6 +111,40 @@ private:
   }
 };
 
+class rank_contestant final : public troupe_contestant {
+public:
+  using troupe_contestant::troupe_contestant;
+
+  std::string name() const override { return "troupe, rank-local"; }
+
+  timing run(std::size_t count, std::size_t operations, std::size_t window) override {
+    const auto data = first(count);
+    const auto issue = [this, &data](std::size_t rank) {
+      return [r = world().rank(rank), x = data[rank]] {
+        return r.all_reduce(x, troupe::reduce_op::sum, {.deadline = deadline});
+      };
+    };
+    if (window == 1)
+      return in_steps(ranks(), operations, [&](std::size_t rank) {
+        return [call = issue(rank)] { must(call().wait()); };
+      });
+    return in_one_step(ranks(), operations, [&](std::size_t rank) {
+      return [call = issue(rank), operations, window] {
+        std::deque<troupe::pending<troupe::collective_done>> unfinished;
+        for (std::size_t k = 0; k < operations; ++k) {
+          unfinished.push_back(call());
+          if (unfinished.size() == window) {
+            must(unfinished.front().wait());
+            unfinished.pop_front();
+          }
+        }
+        for (auto& x : unfinished)
+          must(x.wait());
+      };
+    });
+  }
+};
+
 /// Sends the requests of one run, a new one for each answer, and ends.
 class requester : public caf::event_based_actor {
 public:
@@ -189,7 +219,8 @@ troupe_contestants make_troupe(caf::actor_system& sys, const troupe::world& worl
                                std::size_t bytes) {
   auto all = must(world.allocate(troupe::dtype::float32, bytes / sizeof(float)));
   return {std::make_unique<facade_contestant>(world, all),
-          std::make_unique<message_contestant>(sys, world, all)};
+          std::make_unique<message_contestant>(sys, world, all),
+          std::make_unique<rank_contestant>(world, all)};
 }
 
 } // namespace bench

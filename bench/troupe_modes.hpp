@@ -1,4 +1,4 @@
-/// The all-reduce through troupe: as functions, and in messages.
+/// The all-reduce through troupe: as functions, of the world and of each rank, and in messages.
 #pragma once
 
 #include "contestant.hpp"
@@ -16,9 +16,11 @@ struct troupe_contestants {
   std::unique_ptr<contestant> facade;
   /// The message `all_reduce`, from an actor in CAF's pool, which gets the answers as messages.
   std::unique_ptr<contestant> message;
+  /// `world_rank::all_reduce`, awaited by a thread per rank.
+  std::unique_ptr<contestant> rank_local;
 };
 
-/// Both use one set of buffers of `bytes`. `sys` outlives them.
+/// All use one set of buffers of `bytes`. `sys` outlives them.
 troupe_contestants make_troupe(caf::actor_system& sys, const troupe::world& world,
                                std::size_t bytes);
 
