@@ -125,9 +125,9 @@ std::vector<rank_call> calls_beside(const rank_call& any, std::size_t ranks) {
   for (std::size_t i = 0; i < result.size(); ++i)
     result[i].rank = i;
   if (any.is_message()) {
-    auto [low, high] = std::minmax(any.rank, static_cast<std::size_t>(any.call.peer));
-    result[0].rank = low;
-    result[1].rank = high;
+    auto peer = static_cast<std::size_t>(any.call.peer);
+    result[0].rank = std::min(any.rank, peer);
+    result[1].rank = std::max(any.rank, peer);
   }
   return result;
 }
