@@ -3,6 +3,7 @@
 #include "core/device_state.hpp"
 #include "core/lane.hpp"
 #include "core/order.hpp"
+#include "core/spin.hpp"
 #include "core/timekeeper.hpp"
 
 #include <algorithm>
@@ -91,7 +92,7 @@ caf::error admission::admit(const std::shared_ptr<operation>& op) {
   bool held = false;
   std::vector<part*> too_late;
   {
-    std::lock_guard lock{order_mutex()};
+    hot_lock lock{order_mutex()};
     if (auto error = check_lanes(*op, op->bounded()); error)
       return error;
     if (auto error = op->on_check(); error)
@@ -130,7 +131,7 @@ caf::error admission::join(const std::shared_ptr<operation>& request, joining& h
   bool others_wait = false;
   std::vector<part*> too_late;
   {
-    std::lock_guard lock{order_mutex()};
+    hot_lock lock{order_mutex()};
     auto found = how.joint();
     if (!found)
       return found.error();

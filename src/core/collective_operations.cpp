@@ -119,11 +119,36 @@ collective_operation::collective_operation(const char* verb, std::shared_ptr<wor
 
 namespace {
 
-/// The calls that make the operation that `any` is one of, without their memory.
+/// The place of one rank's call in the operation that it is one of, and the part that it belongs
+/// to.
+struct seat {
+  std::size_t call;
+  std::size_t part;
+};
+
+seat seat_of(const rank_call& x) noexcept {
+  if (!x.is_message())
+    return {x.rank, x.rank};
+  auto peer = static_cast<std::size_t>(x.call.peer);
+  if (x.rank == peer)
+    return {x.call.what == collective_kind::send ? 0u : 1u, 0};
+  auto i = x.rank < peer ? 0u : 1u;
+  return {i, i};
+}
+
+std::size_t part_count(const rank_call& any, std::size_t ranks) noexcept {
+  if (!any.is_message())
+    return ranks;
+  return static_cast<std::size_t>(any.call.peer) == any.rank ? 1 : 2;
+}
+
+/// The calls of the operation that `any` is one of, all still to be made.
 std::vector<rank_call> calls_beside(const rank_call& any, std::size_t ranks) {
   std::vector<rank_call> result(any.is_message() ? 2 : ranks);
-  for (std::size_t i = 0; i < result.size(); ++i)
+  for (std::size_t i = 0; i < result.size(); ++i) {
     result[i].rank = i;
+    result[i].made = false;
+  }
   if (any.is_message()) {
     auto peer = static_cast<std::size_t>(any.call.peer);
     result[0].rank = std::min(any.rank, peer);
@@ -141,10 +166,9 @@ const char* joint_verb(collective_kind x) noexcept {
 
 collective_operation::collective_operation(std::shared_ptr<world_core> world,
                                            const rank_call& any_call)
-    : operation_of(joint_verb(any_call.call.what),
-                   count_ranks(calls_beside(any_call, world->size()))),
+    : operation_of(joint_verb(any_call.call.what), part_count(any_call, world->size())),
       world_(std::move(world)), calls_(calls_beside(any_call, world_->size())),
-      missing_(calls_.size()), made_(calls_.size(), false) {
+      missing_(calls_.size()) {
   make_parts();
   expect_uses(2 * calls_.size());
   for (auto& p : parts()) // before others may look at them
@@ -166,15 +190,8 @@ void collective_operation::make_parts() {
   }
 }
 
-std::size_t collective_operation::place_of(const rank_call& call) const noexcept {
-  if (!call.is_message())
-    return call.rank;
-  auto peer = static_cast<std::size_t>(call.call.peer);
-  return call.rank == peer ? (call.call.what == collective_kind::send ? 0 : 1)
-                           : (call.rank < peer ? 0 : 1);
-}
-
-caf::error collective_operation::check_call(const rank_call& call, std::uint64_t membership) const {
+caf::error collective_operation::check_call(const rank_call& call, const std::vector<use>& uses,
+                                            std::uint64_t membership) const {
   auto refuse = [&](errc code, std::string detail) {
     auto why = describe(code, std::move(detail));
     why.rank = static_cast<int>(call.rank);
@@ -182,16 +199,16 @@ caf::error collective_operation::check_call(const rank_call& call, std::uint64_t
     why.parts.clear();
     return make_error(std::move(why));
   };
-  for (std::size_t i = 0; i < calls_.size(); ++i)
-    if (made_[i])
-      if (auto text = difference(calls_[i], call); !text.empty())
+  for (auto& other : calls_)
+    if (other.made)
+      if (auto text = difference(other, call); !text.empty())
         return refuse(errc::collective_mismatch, std::move(text));
   if (membership != 0 && membership_ != 0 && membership != membership_)
     return refuse(errc::membership_changed, "other ranks' calls of it mean membership " +
                                                 std::to_string(membership_) + ", not " +
                                                 std::to_string(membership));
-  for (auto& u : uses_of(call))
-    for (auto& other : uses())
+  for (auto& u : uses)
+    for (auto& other : this->uses())
       if (other.memory == u.memory && other.begin < u.end && u.begin < other.end &&
           (other.writes || u.writes))
         return refuse(errc::invalid_argument, "a message of a rank to itself, in the same memory");
@@ -200,11 +217,10 @@ caf::error collective_operation::check_call(const rank_call& call, std::uint64_t
 
 void collective_operation::add_call(rank_call call, const std::vector<use>& uses,
                                     std::uint64_t membership) {
-  auto place = place_of(call);
+  auto place = seat_of(call).call;
   if (membership != 0)
     membership_ = membership;
   calls_[place] = std::move(call);
-  made_[place] = true;
   --missing_;
   for (auto& u : uses)
     add_use(u);
@@ -213,17 +229,8 @@ void collective_operation::add_call(rank_call call, const std::vector<use>& uses
 std::string collective_operation::missing_ranks() const {
   std::string result;
   for (std::size_t i = 0; missing_ != 0 && i < calls_.size(); ++i)
-    if (!made_[i])
+    if (!calls_[i].made)
       result += (result.empty() ? "rank " : ", ") + std::to_string(calls_[i].rank);
-  return result;
-}
-
-std::vector<use> collective_operation::uses_of(const rank_call& call) const {
-  std::vector<use> result;
-  auto of_rank = std::find_if(parts().begin(), parts().end(), [&](const part& p) {
-    return static_cast<std::size_t>(p.rank) == call.rank;
-  });
-  add_uses(call, of_rank->index, [&](use x) { result.push_back(std::move(x)); });
   return result;
 }
 
@@ -301,7 +308,11 @@ void collective_operation::on_stall() noexcept {
 rank_request::rank_request(const char* verb, std::shared_ptr<world_core> world, rank_call call,
                            const request_options& options)
     : operation_of(verb, 0), world_(std::move(world)), call_(std::move(call)),
-      membership_(options.membership) {}
+      membership_(options.membership) {
+  uses_.reserve(2);
+  add_uses(call_, seat_of(call_).part, [this](use x) { uses_.push_back(std::move(x)); });
+  call_.send = call_.recv = {}; // the handles are the caller's
+}
 
 std::uint64_t rank_request::number() const noexcept {
   return joint_ ? joint_->number() : operation::number();
@@ -316,7 +327,7 @@ caf::expected<std::shared_ptr<operation>> rank_request::joint() {
     return op->cause();
   }
   if (op) {
-    if (auto error = op->check_call(call_, membership_); error) {
+    if (auto error = op->check_call(call_, uses_, membership_); error) {
       if (code_of(error) == errc::collective_mismatch) {
         joint_ = op;
         refuse_for_all();
@@ -331,7 +342,6 @@ caf::expected<std::shared_ptr<operation>> rank_request::joint() {
   }
   if (auto error = world_->check_view(*op, membership_); error)
     return error;
-  uses_ = op->uses_of(call_);
   joint_ = op;
   return op;
 }
@@ -351,14 +361,13 @@ failure rank_request::describe_call(errc code, std::string detail) const {
 
 caf::error rank_request::refuse_cycle() {
   refuse_for_all();
-  return make_error(
-      describe_call(errc::collective_mismatch, "it uses what waits for other ranks' calls that "
-                                               "wait for this one, so that none could go on"));
+  return make_error(describe_call(errc::collective_mismatch,
+                                  "it uses what waits for other ranks' calls that "
+                                  "wait for this one, so that none could go on"));
 }
 
 void rank_request::join(operation&) {
   world_->matching().line_of(call_).take(rank_matching::caller_of(call_), joint_);
-  call_.send = call_.recv = {}; // the handles are the caller's
   joint_->add_call(std::move(call_), uses_, membership_);
 }
 

@@ -32,13 +32,11 @@ public:
 
   /// One rank's request. Under the lock of the order.
   /// @errors errc::collective_mismatch, membership_changed: it does not go with the others
-  caf::error check_call(const rank_call& call, std::uint64_t membership) const;
+  caf::error check_call(const rank_call& call, const std::vector<use>& uses,
+                        std::uint64_t membership) const;
   void add_call(rank_call call, const std::vector<use>& uses, std::uint64_t membership);
   /// The ranks that have not called yet. Under the lock of the order.
   std::string missing_ranks() const;
-  /// What the call uses in this operation.
-  std::vector<use> uses_of(const rank_call& call) const;
-
   caf::error on_check() const override;
   caf::error on_admit() override;
   const void* waits_for() const override;
@@ -55,14 +53,12 @@ protected:
 private:
   void wait_no_more() noexcept;
   void make_parts();
-  std::size_t place_of(const rank_call& call) const noexcept;
 
   const std::shared_ptr<world_core> world_;
   std::vector<rank_call> calls_;                     // sorted by rank
   std::vector<std::span<const rank_call>> calls_of_; // of each part
   std::uint64_t membership_ = 0;
   std::size_t missing_ = 0;          // calls that are still to come; under the lock of the order
-  std::vector<bool> made_;           // which are not, if they come one by one
   std::atomic<bool> waiting_{false}; // counts at its world
   std::shared_ptr<communicator> communicator_;
   std::atomic<const void*> communicator_key_{nullptr}; // for those who look at it while it waits

@@ -57,6 +57,7 @@ struct rank_call {
   memory_range recv;
   std::array<std::byte, 8> factor{};
   std::unique_ptr<exchange_plan> plan;
+  bool made = true; ///< false: the rank is still to call
 
   bool is_message() const noexcept {
     return call.what == collective_kind::send || call.what == collective_kind::recv;

@@ -3,7 +3,9 @@
 
 #include <troupe/detail/completion.hpp>
 
+#include <algorithm>
 #include <chrono>
+#include <mutex>
 
 namespace troupe::detail {
 
@@ -34,6 +36,22 @@ template <class F> bool spin_until(F done, std::chrono::nanoseconds time) noexce
 
 /// How long clients spin for an answer before they park; 0 on few cores.
 std::chrono::nanoseconds client_spin() noexcept;
+
+/// Holds a mutex that others hold for a microsecond: waits for it awake before it sleeps.
+class hot_lock {
+public:
+  explicit hot_lock(std::mutex& mutex) noexcept : mutex_(mutex) {
+    constexpr std::chrono::nanoseconds patience = std::chrono::microseconds{20};
+    if (!spin_until([&] { return mutex_.try_lock(); }, std::min(patience, client_spin())))
+      mutex_.lock();
+  }
+  ~hot_lock() { mutex_.unlock(); }
+  hot_lock(const hot_lock&) = delete;
+  hot_lock& operator=(const hot_lock&) = delete;
+
+private:
+  std::mutex& mutex_;
+};
 /// Takes effect for the whole process.
 void set_client_spin(std::chrono::nanoseconds time) noexcept;
 

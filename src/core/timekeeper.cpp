@@ -1,6 +1,7 @@
 #include "core/timekeeper.hpp"
 
 #include "core/operation.hpp"
+#include "core/spin.hpp"
 
 #include <algorithm>
 
@@ -42,7 +43,7 @@ void timekeeper::stop() noexcept {
 
 void timekeeper::add(operation& x) {
   auto when = std::min(x.deadline, due(x, at(x.admitted_at)));
-  std::lock_guard lock{mutex_};
+  hot_lock lock{mutex_};
   x.kept_by_ = this;
   x.previous_ = last_;
   x.next_ = nullptr;
@@ -53,7 +54,7 @@ void timekeeper::add(operation& x) {
 }
 
 void timekeeper::remove(operation& x) noexcept {
-  std::lock_guard lock{mutex_};
+  hot_lock lock{mutex_};
   if (!x.watched())
     return;
   (x.previous_ != nullptr ? x.previous_->next_ : first_) = x.next_;
