@@ -115,7 +115,12 @@ caf::error admission::admit(const std::shared_ptr<operation>& op) {
       submit(*op, too_late); // the lanes are there: nobody could end them under this lock
   }
   if (held)
-    pass_when_over(op);
+    op->on_answer([self = weak_from_this(), held = std::weak_ptr{op}] {
+      // Others need not wait for one that was taken back.
+      if (auto x = held.lock(); x && !x->on_lanes())
+        if (auto alive = self.lock())
+          alive->go_on_soon();
+    });
   else
     wake_lanes(*op);
   return {};
@@ -155,8 +160,6 @@ caf::error admission::join(const std::shared_ptr<operation>& request, joining& h
       held_.push_back({joint, {}});
     }
     how.join(*joint);
-    request->admitted_at = now.time_since_epoch().count();
-    keeper_.add(*request);
     auto& held = *find_held(*joint);
     for (auto& u : how.uses())
       order_use(joint, u, held.behind);
@@ -172,8 +175,6 @@ caf::error admission::join(const std::shared_ptr<operation>& request, joining& h
   if (complete)
     wake_lanes(*joint);
   let_go(too_late);
-  if (first && !complete)
-    pass_when_over(joint);
   if (complete && others_wait)
     go_on();
   return {};
@@ -207,15 +208,6 @@ bool admission::would_wait_for_itself(const operation& op, const std::vector<use
         if (auto by = a.by.lock(); by && by.get() != &op && !by->on_lanes() && is_behind(*by, op))
           return true;
   return false;
-}
-
-/// Others need not wait for one that was taken back.
-void admission::pass_when_over(const std::shared_ptr<operation>& held) {
-  held->on_answer([self = weak_from_this(), held = std::weak_ptr{held}] {
-    if (auto x = held.lock(); x && !x->on_lanes())
-      if (auto alive = self.lock())
-        alive->go_on_soon();
-  });
 }
 
 void admission::order_use(const std::shared_ptr<operation>& op, const use& u, operations& behind) {

@@ -41,12 +41,15 @@ public:
   caf::error admit(const std::shared_ptr<operation>& op);
 
   /// The same for one of the requests that make an operation together: its uses get their place
-  /// now, and the operation goes to the lanes with the last of them.
+  /// now, and the operation goes to the lanes with the last of them, or (`go_on_soon`) when it has
+  /// failed.
   /// @errors errc::collective_mismatch, too: it would wait for what waits for it
   caf::error join(const std::shared_ptr<operation>& request, joining& how);
 
   /// Hands on what waits for nothing any more. Called when that may have changed.
   void go_on() noexcept;
+  /// The same, on the timekeeper's thread.
+  void go_on_soon() noexcept;
 
 private:
   using operations = std::vector<std::shared_ptr<operation>>;
@@ -60,12 +63,10 @@ private:
   held_operation* find_held(const operation& op) noexcept;
   bool is_behind(const operation& op, const operation& first);
   bool would_wait_for_itself(const operation& op, const std::vector<use>& uses);
-  void pass_when_over(const std::shared_ptr<operation>& held);
   static void order_use(const std::shared_ptr<operation>& op, const use& u, operations& behind);
   /// Parts whose lane has ended come `too_late`.
   static void submit(operation& op, std::vector<part*>& too_late);
   void release() noexcept;
-  void go_on_soon() noexcept;
 
   timekeeper& keeper_;
   std::vector<held_operation> held_; // in order

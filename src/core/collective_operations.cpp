@@ -312,6 +312,8 @@ rank_request::rank_request(const char* verb, std::shared_ptr<world_core> world, 
   uses_.reserve(2);
   add_uses(call_, seat_of(call_).part, [this](use x) { uses_.push_back(std::move(x)); });
   call_.send = call_.recv = {}; // the handles are the caller's
+  if (world_->matching().would_open(call_))
+    spare_ = std::make_shared<collective_operation>(world_, call_);
 }
 
 std::uint64_t rank_request::number() const noexcept {
@@ -329,7 +331,7 @@ caf::expected<std::shared_ptr<operation>> rank_request::joint() {
   if (op) {
     if (auto error = op->check_call(call_, uses_, membership_); error) {
       if (code_of(error) == errc::collective_mismatch) {
-        joint_ = op;
+        found_ = op;
         refuse_for_all();
       }
       return error;
@@ -338,16 +340,16 @@ caf::expected<std::shared_ptr<operation>> rank_request::joint() {
     if (auto limit = world_->limits().waiting_limit; line.ahead(caller) >= limit)
       return make_error(describe(errc::overloaded,
                                  std::to_string(limit) + " calls of this rank wait for others'"));
-    op = std::make_shared<collective_operation>(world_, call_);
+    op = spare_ ? std::move(spare_) : std::make_shared<collective_operation>(world_, call_);
   }
   if (auto error = world_->check_view(*op, membership_); error)
     return error;
-  joint_ = op;
+  found_ = op;
   return op;
 }
 
 void rank_request::refuse_for_all() {
-  world_->matching().line_of(call_).take(rank_matching::caller_of(call_), joint_);
+  world_->matching().line_of(call_).take(rank_matching::caller_of(call_), found_);
   refused_for_all_ = true;
 }
 
@@ -367,39 +369,54 @@ caf::error rank_request::refuse_cycle() {
 }
 
 void rank_request::join(operation&) {
-  world_->matching().line_of(call_).take(rank_matching::caller_of(call_), joint_);
+  world_->matching().line_of(call_).take(rank_matching::caller_of(call_), found_);
+  joint_ = std::move(found_);
   joint_->add_call(std::move(call_), uses_, membership_);
 }
 
-void rank_request::settle_place(const caf::error& why) {
-  if (why) {
+void rank_request::start() {
+  auto& runtime = *world_->owner();
+  admitted_at = clock::now().time_since_epoch().count();
+  runtime.keeper().add(*this);
+  auto refused =
+      runtime.gate().join(std::static_pointer_cast<rank_request>(shared_from_this()), *this);
+  spare_.reset();
+  if (refused) {
     if (refused_for_all_)
-      joint_->fail(why);
-    answer(why);
+      found_->fail(refused);
+    found_.reset();
+    answer(refused);
+    runtime.keeper().remove(*this);
     return;
   }
+  if (answered())
+    joint_->take_back(error()); // its time was over before it had its place
   joint_->on_answer([self = std::static_pointer_cast<rank_request>(shared_from_this())] {
-    self->value = self->joint_->value;
-    self->answer(self->joint_->error());
+    auto& joint = *self->joint_;
+    self->value = joint.value;
+    self->answer(joint.error());
+    auto& owner = *self->world_->owner();
+    owner.keeper().remove(*self);
+    if (!joint.on_lanes())
+      owner.gate().go_on_soon(); // others need not wait for it
   });
 }
 
 /// Alone it cannot be done: while nothing of the operation is issued, all ranks' calls end with it.
 void rank_request::end_early(const caf::error& why) noexcept {
   auto cause = failure_of(why).value_or(failure{});
-  cause = describe_call(cause.code, std::move(cause.detail));
+  std::shared_ptr<collective_operation> joint;
   {
     std::lock_guard lock{order_mutex()};
-    if (auto missing = joint_->missing_ranks(); !missing.empty())
+    joint = joint_;
+    cause = describe_call(cause.code, std::move(cause.detail));
+    if (auto missing = joint ? joint->missing_ranks() : std::string{}; !missing.empty())
       cause.detail += "; not called by " + missing;
   }
   auto error = make_error(std::move(cause));
-  joint_->take_back(error);
+  if (joint)
+    joint->take_back(error);
   answer(error);
-}
-
-void rank_request::before_answer(const caf::error&) noexcept {
-  world_->owner()->keeper().remove(*this);
 }
 
 // -- connect

@@ -74,12 +74,11 @@ public:
   const std::vector<use>& uses() const override { return uses_; }
   void join(operation& joint) override;
   caf::error refuse_cycle() override;
-  /// It is admitted, or refused with `why`.
-  void settle_place(const caf::error& why);
+  /// Admits it; a refusal becomes its answer.
+  void start();
 
 protected:
   void end_early(const caf::error& why) noexcept override;
-  void before_answer(const caf::error& error) noexcept override;
 
 private:
   failure describe_call(errc code, std::string detail) const;
@@ -89,8 +88,10 @@ private:
   rank_call call_; // until it is the operation's
   const std::uint64_t membership_;
   std::vector<use> uses_;
-  std::shared_ptr<collective_operation> joint_;
-  bool refused_for_all_ = false; // nobody's call of this operation will be done
+  std::shared_ptr<collective_operation> spare_; // if this is the first call of it
+  std::shared_ptr<collective_operation> found_; // what it may become a part of
+  std::shared_ptr<collective_operation> joint_; // what it is a part of; under the lock of the order
+  bool refused_for_all_ = false;                // nobody's call of this operation will be done
 };
 
 /// Makes all connections of a new communicator, in the order of all other work on its devices. The

@@ -9,9 +9,11 @@ std::shared_ptr<collective_operation> call_line::next_of(std::size_t caller) con
 
 void call_line::take(std::size_t caller, const std::shared_ptr<collective_operation>& op) {
   auto i = ahead(caller);
-  if (i == open_.size())
+  if (i == open_.size()) {
     open_.push_back({op});
-  ++next_[caller];
+    opened_.fetch_add(1, std::memory_order_relaxed);
+  }
+  next_[caller].fetch_add(1, std::memory_order_relaxed);
   ++open_[i].calls;
   while (!open_.empty() && open_.front().calls == next_.size()) {
     open_.pop_front();

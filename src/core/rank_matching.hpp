@@ -3,6 +3,7 @@
 
 #include "core/rank_call.hpp"
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -19,12 +20,18 @@ class collective_operation;
 /// @thread under the lock of the order
 class call_line {
 public:
-  explicit call_line(std::size_t callers) : next_(callers, 0) {}
+  explicit call_line(std::size_t callers) : next_(callers) {}
 
   /// What the next call of `caller` belongs to; null if nobody made his part of it yet.
   std::shared_ptr<collective_operation> next_of(std::size_t caller) const;
   /// How many calls `caller` has made that wait for somebody's.
-  std::size_t ahead(std::size_t caller) const noexcept { return next_[caller] - first_; }
+  std::size_t ahead(std::size_t caller) const noexcept {
+    return next_[caller].load(std::memory_order_relaxed) - first_;
+  }
+  /// Does it look as if `caller` came first? Without the lock; a guess.
+  bool would_open(std::size_t caller) const noexcept {
+    return opened_.load(std::memory_order_relaxed) <= next_[caller].load(std::memory_order_relaxed);
+  }
   /// The next call of `caller` is made, a part of `op`.
   void take(std::size_t caller, const std::shared_ptr<collective_operation>& op);
 
@@ -36,7 +43,8 @@ private:
 
   std::deque<entry> open_;  // somebody's call is missing
   std::uint64_t first_ = 0; // the number of open_[0]
-  std::vector<std::uint64_t> next_;
+  std::atomic<std::uint64_t> opened_{0};
+  std::vector<std::atomic<std::uint64_t>> next_;
 };
 
 /// The k-th collective call of each rank; for two ranks the k-th send from one to the other, and
@@ -47,6 +55,10 @@ public:
   explicit rank_matching(std::size_t ranks) : collectives_(ranks) {}
 
   call_line& line_of(const rank_call& call);
+  /// Is it likely that nobody made his part yet of what `call` belongs to? Without the lock.
+  bool would_open(const rank_call& call) const noexcept {
+    return !call.is_message() && collectives_.would_open(call.rank);
+  }
   /// The caller in that line.
   static std::size_t caller_of(const rank_call& call) noexcept;
 

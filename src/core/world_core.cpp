@@ -300,7 +300,7 @@ world_core::answer world_core::run(int rank, const collective_view& what,
     return refused_operation<collective_done>(verb, std::move(call.error()));
   auto result = std::make_shared<rank_request>(verb, shared_from_this(), std::move(*call), options);
   result->deadline = from_now(options.deadline.count() != 0 ? options.deadline : limits_.deadline);
-  result->settle_place(runtime_->gate().join(result, *result));
+  result->start();
   return result;
 }
 
