@@ -90,30 +90,18 @@ caf::error admission::admit(const std::shared_ptr<operation>& op) {
   if (auto error = check_deadline(*op, now); error)
     return error;
   bool held = false;
+  caf::error refusal;
+  std::vector<placement> others;
   std::vector<part*> too_late;
   {
     hot_lock lock{order_mutex()};
-    if (auto error = check_lanes(*op, op->bounded()); error)
-      return error;
-    if (auto error = op->on_check(); error)
-      return error;
-    if (auto error = check_uses(*op, op->uses()); error)
-      return error;
-    if (auto error = op->on_admit(); error)
-      return error;
-    op->admitted(now.time_since_epoch().count());
-    operations behind;
-    for (auto& u : op->uses())
-      order_use(op, u, behind);
-    keeper_.add(*op);
-    for (auto& p : op->parts())
-      p.on->expect_part();
-    held = op->waits_for() != nullptr || !behind.empty();
-    if (held)
-      held_.push_back({op, std::move(behind)});
-    else
-      submit(*op, too_late); // the lanes are there: nobody could end them under this lock
+    place_handed_in(others, too_late);
+    refusal = place(op, now.time_since_epoch().count(), held, too_late);
   }
+  let_go(too_late);
+  after_placing(others);
+  if (refusal)
+    return refusal;
   if (held)
     op->on_answer([self = weak_from_this(), held = std::weak_ptr{op}] {
       // Others need not wait for one that was taken back.
@@ -126,58 +114,129 @@ caf::error admission::admit(const std::shared_ptr<operation>& op) {
   return {};
 }
 
-caf::error admission::join(const std::shared_ptr<operation>& request, joining& how) {
-  auto now = clock::now();
-  if (auto error = check_deadline(*request, now); error)
+caf::error admission::place(const std::shared_ptr<operation>& op, std::int64_t now, bool& held,
+                            std::vector<part*>& too_late) {
+  if (auto error = check_lanes(*op, op->bounded()); error)
     return error;
-  std::shared_ptr<operation> joint;
-  bool first = false;
-  bool complete = false;
-  bool others_wait = false;
+  if (auto error = op->on_check(); error)
+    return error;
+  if (auto error = check_uses(*op, op->uses()); error)
+    return error;
+  if (auto error = op->on_admit(); error)
+    return error;
+  op->admitted(now);
+  operations behind;
+  for (auto& u : op->uses())
+    order_use(op, u, behind);
+  keeper_.add(*op);
+  for (auto& p : op->parts())
+    p.on->expect_part();
+  held = op->waits_for() != nullptr || !behind.empty();
+  if (held)
+    held_.push_back({op, std::move(behind)});
+  else
+    submit(*op, too_late);
+  return {};
+}
+
+void admission::hand_in(const std::shared_ptr<operation>& request, joining& how) noexcept {
+  how.self_ = request;
+  how.next_ = handed_in_.load(std::memory_order_relaxed);
+  while (!handed_in_.compare_exchange_weak(how.next_, &how)) {
+  }
+}
+
+void admission::place_handed_in() {
+  std::vector<placement> done;
   std::vector<part*> too_late;
   {
     hot_lock lock{order_mutex()};
-    auto found = how.joint();
-    if (!found)
-      return found.error();
-    joint = std::move(*found);
-    first = joint->admitted_at == 0;
-    if (auto error = check_lanes(*joint, first && joint->bounded()); error)
-      return error;
-    if (auto error = joint->on_check(); error)
-      return error;
-    if (auto error = check_uses(*request, how.uses()); error)
-      return error;
-    if (!first && would_wait_for_itself(*joint, how.uses()))
-      return how.refuse_cycle();
-    if (first) {
-      if (auto error = joint->on_admit(); error)
-        return error;
-      joint->admitted(now.time_since_epoch().count());
-      keeper_.add(*joint);
-      for (auto& p : joint->parts())
-        p.on->expect_part();
-      held_.push_back({joint, {}});
-    }
-    how.join(*joint);
-    auto& held = *find_held(*joint);
-    for (auto& u : how.uses())
-      order_use(joint, u, held.behind);
-    complete =
-        joint->waits_for() == nullptr && std::all_of(held.behind.begin(), held.behind.end(),
-                                                     [](const auto& x) { return x->on_lanes(); });
-    if (complete) {
-      held_.erase(held_.begin() + (&held - held_.data()));
-      submit(*joint, too_late);
-    }
-    others_wait = !held_.empty();
+    place_handed_in(done, too_late);
   }
-  if (complete)
-    wake_lanes(*joint);
   let_go(too_late);
-  if (complete && others_wait)
-    go_on();
+  after_placing(done);
+}
+
+void admission::place_handed_in_soon() noexcept {
+  constexpr std::chrono::milliseconds soon{1};
+  if (placing_soon_.exchange(true))
+    return;
+  keeper_.call_at(clock::now() + soon, [self = weak_from_this()] {
+    if (auto alive = self.lock()) {
+      alive->placing_soon_.store(false);
+      alive->place_handed_in();
+    }
+  });
+}
+
+void admission::place_handed_in(std::vector<placement>& done, std::vector<part*>& too_late) {
+  if (handed_in_.load(std::memory_order_relaxed) == nullptr)
+    return;
+  // The last comes first.
+  joining* in_order = nullptr;
+  for (auto* x = handed_in_.exchange(nullptr); x != nullptr;) {
+    auto* next = x->next_;
+    x->next_ = in_order;
+    in_order = x;
+    x = next;
+  }
+  for (; in_order != nullptr; in_order = in_order->next_) {
+    auto& x = done.emplace_back();
+    x.how = in_order;
+    x.request = std::move(in_order->self_);
+    if (!x.request->answered()) // everything ended meanwhile
+      x.refusal = join(*x.request, *x.how, x, too_late);
+  }
+}
+
+caf::error admission::join(operation& request, joining& how, placement& done,
+                           std::vector<part*>& too_late) {
+  auto found = how.joint();
+  if (!found)
+    return found.error();
+  auto joint = std::move(*found);
+  bool first = joint->admitted_at == 0;
+  if (auto error = check_lanes(*joint, first && joint->bounded()); error)
+    return error;
+  if (auto error = joint->on_check(); error)
+    return error;
+  if (auto error = check_uses(request, how.uses()); error)
+    return error;
+  if (!first && would_wait_for_itself(*joint, how.uses()))
+    return how.refuse_cycle();
+  if (first) {
+    if (auto error = joint->on_admit(); error)
+      return error;
+    joint->admitted(request.admitted_at);
+    keeper_.add(*joint);
+    for (auto& p : joint->parts())
+      p.on->expect_part();
+    held_.push_back({joint, {}});
+  }
+  how.join(*joint);
+  auto& held = *find_held(*joint);
+  for (auto& u : how.uses())
+    order_use(joint, u, held.behind);
+  if (joint->waits_for() != nullptr ||
+      !std::all_of(held.behind.begin(), held.behind.end(), [](auto& x) { return x->on_lanes(); }))
+    return {};
+  held_.erase(held_.begin() + (&held - held_.data()));
+  submit(*joint, too_late);
+  done.complete = std::move(joint);
   return {};
+}
+
+void admission::after_placing(std::vector<placement>& done) {
+  bool any_complete = false;
+  for (auto& x : done)
+    if (x.complete) {
+      wake_lanes(*x.complete);
+      any_complete = true;
+    }
+  for (auto& x : done)
+    x.how->placed(x.refusal);
+  if (any_complete)
+    go_on();
 }
 
 admission::held_operation* admission::find_held(const operation& op) noexcept {
@@ -300,10 +359,12 @@ void admission::go_on_soon() noexcept {
 
 void admission::release() noexcept {
   operations released;
+  std::vector<placement> others;
   std::vector<part*> too_late;
   std::vector<std::pair<std::shared_ptr<operation>, caf::error>> refused;
   {
     std::lock_guard lock{order_mutex()};
+    place_handed_in(others, too_late);
     std::vector<held_operation> rest;
     for (auto& x : held_) { // whom it is behind comes first
       std::erase_if(x.behind, [](const auto& other) { return other->on_lanes(); });
@@ -326,6 +387,7 @@ void admission::release() noexcept {
   for (auto& op : released)
     wake_lanes(*op);
   let_go(too_late);
+  after_placing(others);
   for (auto& [op, why] : refused)
     op->fail(why);
 }

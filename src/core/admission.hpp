@@ -13,11 +13,13 @@ namespace troupe::detail {
 
 class timekeeper;
 
-/// A request that makes an operation together with others, each for its part. Called under the lock
-/// of the order.
+/// A request that makes an operation together with others, each for its part.
 class joining {
 public:
   virtual ~joining() = default;
+
+  // Under the lock of the order.
+
   /// The operation that it belongs to; not admitted yet if this is its first request.
   /// @errors why it cannot join
   virtual caf::expected<std::shared_ptr<operation>> joint() = 0;
@@ -27,6 +29,14 @@ public:
   virtual void join(operation& joint) = 0;
   /// It never will: it uses what waits for other requests that wait for this one.
   virtual caf::error refuse_cycle() = 0;
+
+  /// After it: it has its place, or is refused with `why`.
+  virtual void placed(const caf::error& why) = 0;
+
+private:
+  friend class admission;
+  joining* next_ = nullptr;         // handed in before it
+  std::shared_ptr<operation> self_; // while it is handed in
 };
 
 /// Orders operations, and hands their parts to the lanes. What waits for something that no lane
@@ -40,11 +50,15 @@ public:
   /// @errors why it is refused; it leaves no trace
   caf::error admit(const std::shared_ptr<operation>& op);
 
-  /// The same for one of the requests that make an operation together: its uses get their place
-  /// now, and the operation goes to the lanes with the last of them, or (`go_on_soon`) when it has
-  /// failed.
-  /// @errors errc::collective_mismatch, too: it would wait for what waits for it
-  caf::error join(const std::shared_ptr<operation>& request, joining& how);
+  /// Hands in one of the requests that make an operation together, without the lock. It has its
+  /// place before whatever asks for one later, as far as anybody can tell: who takes the lock next
+  /// sees to it (`place_handed_in`). The operation goes to the lanes with the last of its requests,
+  /// or
+  /// (`go_on_soon`) when it has failed.
+  void hand_in(const std::shared_ptr<operation>& request, joining& how) noexcept;
+  /// Gives what was handed in its place: now, or within a millisecond.
+  void place_handed_in();
+  void place_handed_in_soon() noexcept;
 
   /// Hands on what waits for nothing any more. Called when that may have changed.
   void go_on() noexcept;
@@ -60,6 +74,19 @@ private:
     operations behind; ///< what it must follow and is held itself
   };
 
+  /// What is left to do for a request after the lock is given back.
+  struct placement {
+    std::shared_ptr<operation> request;
+    joining* how = nullptr;
+    caf::error refusal;
+    std::shared_ptr<operation> complete; ///< went to the lanes with it
+  };
+
+  caf::error place(const std::shared_ptr<operation>& op, std::int64_t now, bool& held,
+                   std::vector<part*>& too_late);
+  void place_handed_in(std::vector<placement>& done, std::vector<part*>& too_late);
+  caf::error join(operation& request, joining& how, placement& done, std::vector<part*>& too_late);
+  void after_placing(std::vector<placement>& done);
   held_operation* find_held(const operation& op) noexcept;
   bool is_behind(const operation& op, const operation& first);
   bool would_wait_for_itself(const operation& op, const std::vector<use>& uses);
@@ -72,6 +99,8 @@ private:
   std::vector<held_operation> held_; // in order
   std::atomic<std::size_t> asked_{0};
   std::atomic<bool> soon_{false};
+  std::atomic<joining*> handed_in_{nullptr}; // the last one
+  std::atomic<bool> placing_soon_{false};
 };
 
 } // namespace troupe::detail

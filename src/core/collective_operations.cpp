@@ -312,12 +312,11 @@ rank_request::rank_request(const char* verb, std::shared_ptr<world_core> world, 
   uses_.reserve(2);
   add_uses(call_, seat_of(call_).part, [this](use x) { uses_.push_back(std::move(x)); });
   call_.send = call_.recv = {}; // the handles are the caller's
-  if (world_->matching().would_open(call_))
-    spare_ = std::make_shared<collective_operation>(world_, call_);
 }
 
 std::uint64_t rank_request::number() const noexcept {
-  return joint_ ? joint_->number() : operation::number();
+  auto number = joint_number_.load(std::memory_order_relaxed);
+  return number != 0 ? number : operation::number();
 }
 
 caf::expected<std::shared_ptr<operation>> rank_request::joint() {
@@ -326,6 +325,7 @@ caf::expected<std::shared_ptr<operation>> rank_request::joint() {
   auto op = line.next_of(caller);
   if (op && op->failed()) { // that call of this rank is done with
     line.take(caller, op);
+    counts_ = true;
     return op->cause();
   }
   if (op) {
@@ -340,7 +340,7 @@ caf::expected<std::shared_ptr<operation>> rank_request::joint() {
     if (auto limit = world_->limits().waiting_limit; line.ahead(caller) >= limit)
       return make_error(describe(errc::overloaded,
                                  std::to_string(limit) + " calls of this rank wait for others'"));
-    op = spare_ ? std::move(spare_) : std::make_shared<collective_operation>(world_, call_);
+    op = std::make_shared<collective_operation>(world_, call_);
   }
   if (auto error = world_->check_view(*op, membership_); error)
     return error;
@@ -350,6 +350,7 @@ caf::expected<std::shared_ptr<operation>> rank_request::joint() {
 
 void rank_request::refuse_for_all() {
   world_->matching().line_of(call_).take(rank_matching::caller_of(call_), found_);
+  counts_ = true;
   refused_for_all_ = true;
 }
 
@@ -370,22 +371,41 @@ caf::error rank_request::refuse_cycle() {
 
 void rank_request::join(operation&) {
   world_->matching().line_of(call_).take(rank_matching::caller_of(call_), found_);
+  counts_ = true;
   joint_ = std::move(found_);
+  joint_number_.store(joint_->number(), std::memory_order_relaxed);
   joint_->add_call(std::move(call_), uses_, membership_);
 }
 
 void rank_request::start() {
+  auto now = clock::now();
+  if (deadline <= now) {
+    answer(make_error(describe(errc::deadline_exceeded, "its deadline was over before it began")));
+    return;
+  }
+  admitted_at = now.time_since_epoch().count();
+  auto& gate = world_->owner()->gate();
+  world_->owner()->keeper().add(*this);
+  auto self = std::static_pointer_cast<rank_request>(shared_from_this());
+  auto rank = call_.rank; // the call is gone as soon as it has its place
+  bool message = call_.is_message();
+  gate.hand_in(self, *this);
+  if (message || world_->matching().handed_in(rank))
+    gate.place_handed_in();
+  else
+    gate.place_handed_in_soon();
+}
+
+void rank_request::placed(const caf::error& why) {
   auto& runtime = *world_->owner();
-  admitted_at = clock::now().time_since_epoch().count();
-  runtime.keeper().add(*this);
-  auto refused =
-      runtime.gate().join(std::static_pointer_cast<rank_request>(shared_from_this()), *this);
-  spare_.reset();
-  if (refused) {
+  if (!counts_ && !call_.is_message())
+    world_->matching().refused(call_.rank);
+  if (why || !joint_) {
     if (refused_for_all_)
-      found_->fail(refused);
+      found_->fail(why);
     found_.reset();
-    answer(refused);
+    if (why)
+      answer(why);
     runtime.keeper().remove(*this);
     return;
   }
@@ -404,6 +424,7 @@ void rank_request::start() {
 
 /// Alone it cannot be done: while nothing of the operation is issued, all ranks' calls end with it.
 void rank_request::end_early(const caf::error& why) noexcept {
+  world_->owner()->gate().place_handed_in();
   auto cause = failure_of(why).value_or(failure{});
   std::shared_ptr<collective_operation> joint;
   {

@@ -74,7 +74,8 @@ public:
   const std::vector<use>& uses() const override { return uses_; }
   void join(operation& joint) override;
   caf::error refuse_cycle() override;
-  /// Admits it; a refusal becomes its answer.
+  void placed(const caf::error& why) override;
+  /// Hands it in; a refusal becomes its answer.
   void start();
 
 protected:
@@ -88,10 +89,11 @@ private:
   rank_call call_; // until it is the operation's
   const std::uint64_t membership_;
   std::vector<use> uses_;
-  std::shared_ptr<collective_operation> spare_; // if this is the first call of it
   std::shared_ptr<collective_operation> found_; // what it may become a part of
   std::shared_ptr<collective_operation> joint_; // what it is a part of; under the lock of the order
-  bool refused_for_all_ = false;                // nobody's call of this operation will be done
+  std::atomic<std::uint64_t> joint_number_{0};
+  bool counts_ = false;          // among its rank's calls
+  bool refused_for_all_ = false; // nobody's call of this operation will be done
 };
 
 /// Makes all connections of a new communicator, in the order of all other work on its devices. The

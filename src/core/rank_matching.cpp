@@ -1,5 +1,7 @@
 #include "core/rank_matching.hpp"
 
+#include <algorithm>
+
 namespace troupe::detail {
 
 std::shared_ptr<collective_operation> call_line::next_of(std::size_t caller) const {
@@ -9,17 +11,24 @@ std::shared_ptr<collective_operation> call_line::next_of(std::size_t caller) con
 
 void call_line::take(std::size_t caller, const std::shared_ptr<collective_operation>& op) {
   auto i = ahead(caller);
-  if (i == open_.size()) {
+  if (i == open_.size())
     open_.push_back({op});
-    opened_.fetch_add(1, std::memory_order_relaxed);
-  }
-  next_[caller].fetch_add(1, std::memory_order_relaxed);
+  ++next_[caller];
   ++open_[i].calls;
   while (!open_.empty() && open_.front().calls == next_.size()) {
     open_.pop_front();
     ++first_;
   }
 }
+
+bool rank_matching::handed_in(std::size_t rank) noexcept {
+  // Of two that come at once, one at least sees the other.
+  auto own = handed_in_[rank].fetch_add(1) + 1;
+  return std::all_of(handed_in_.begin(), handed_in_.end(),
+                     [own](auto& other) { return other.load() >= own; });
+}
+
+void rank_matching::refused(std::size_t rank) noexcept { handed_in_[rank].fetch_sub(1); }
 
 call_line& rank_matching::line_of(const rank_call& call) {
   if (!call.is_message())

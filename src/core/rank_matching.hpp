@@ -20,18 +20,12 @@ class collective_operation;
 /// @thread under the lock of the order
 class call_line {
 public:
-  explicit call_line(std::size_t callers) : next_(callers) {}
+  explicit call_line(std::size_t callers) : next_(callers, 0) {}
 
   /// What the next call of `caller` belongs to; null if nobody made his part of it yet.
   std::shared_ptr<collective_operation> next_of(std::size_t caller) const;
   /// How many calls `caller` has made that wait for somebody's.
-  std::size_t ahead(std::size_t caller) const noexcept {
-    return next_[caller].load(std::memory_order_relaxed) - first_;
-  }
-  /// Does it look as if `caller` came first? Without the lock; a guess.
-  bool would_open(std::size_t caller) const noexcept {
-    return opened_.load(std::memory_order_relaxed) <= next_[caller].load(std::memory_order_relaxed);
-  }
+  std::size_t ahead(std::size_t caller) const noexcept { return next_[caller] - first_; }
   /// The next call of `caller` is made, a part of `op`.
   void take(std::size_t caller, const std::shared_ptr<collective_operation>& op);
 
@@ -43,27 +37,31 @@ private:
 
   std::deque<entry> open_;  // somebody's call is missing
   std::uint64_t first_ = 0; // the number of open_[0]
-  std::atomic<std::uint64_t> opened_{0};
-  std::vector<std::atomic<std::uint64_t>> next_;
+  std::vector<std::uint64_t> next_;
 };
 
 /// The k-th collective call of each rank; for two ranks the k-th send from one to the other, and
 /// the k-th call there that receives from it.
-/// @thread under the lock of the order
 class rank_matching {
 public:
-  explicit rank_matching(std::size_t ranks) : collectives_(ranks) {}
+  explicit rank_matching(std::size_t ranks) : collectives_(ranks), handed_in_(ranks) {}
+
+  // Without the lock.
+
+  /// A collective call of `rank` was handed in: have all others handed in as many?
+  bool handed_in(std::size_t rank) noexcept;
+  /// It was refused, and does not count.
+  void refused(std::size_t rank) noexcept;
+
+  // Under the lock of the order.
 
   call_line& line_of(const rank_call& call);
-  /// Is it likely that nobody made his part yet of what `call` belongs to? Without the lock.
-  bool would_open(const rank_call& call) const noexcept {
-    return !call.is_message() && collectives_.would_open(call.rank);
-  }
   /// The caller in that line.
   static std::size_t caller_of(const rank_call& call) noexcept;
 
 private:
   call_line collectives_;
+  std::vector<std::atomic<std::uint64_t>> handed_in_; // collective calls of each rank
   std::map<std::pair<std::size_t, std::size_t>, call_line> messages_; // from, to
 };
 

@@ -180,6 +180,7 @@ std::shared_ptr<operation_of<std::uint64_t>> runtime::reset(int ordinal,
   reason.generation = state.generation();
   reason.detail = "somebody asked for a reset";
   auto why = make_error(std::move(reason));
+  admission_->place_handed_in(); // what was there before, fails with the others
   {
     std::lock_guard lock{order_mutex()};
     auto refuse = [&](errc code, std::string detail) {
@@ -249,6 +250,7 @@ void runtime::shut_down(int ordinal, const caf::error& why) {
   }
   if (!worker)
     return;
+  admission_->place_handed_in(); // what was there before, fails with the others
   {
     std::lock_guard lock{order_mutex()};
     worker->state().close(device_phase::shut_down, why);
