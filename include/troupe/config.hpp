@@ -24,8 +24,11 @@ class system_core;
 /// --troupe.in-flight=N, --troupe.queue=N: bounds per device, in operations
 /// --troupe.spin=MICROSECONDS: how long a lane spins after its last work
 /// --troupe.client-spin=MICROSECONDS: how long a client that waits for an answer spins before it
-/// parks CAF's scheduler shares work among at most four threads: a parked thread is slow to wake,
-/// and actors that do not block need few. It is an option of CAF's like any other
+/// parks
+/// --troupe.flight-record=PATH: where the last operations are written when something fails
+/// (`flight_record_options`)
+/// CAF's scheduler shares work among at most four threads: a parked thread is slow to wake, and
+/// actors that do not block need few. It is an option of CAF's like any other
 /// (scheduler.max-threads).
 class config : private detail::known_types, public detail::config_base {
 public:
@@ -39,6 +42,7 @@ public:
 
   lane_options lanes;
   host_backend_options host;
+  flight_record_options flight_record;
   /// Of a device request that names none.
   std::chrono::nanoseconds device_deadline = std::chrono::seconds{30};
 

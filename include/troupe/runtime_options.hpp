@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 namespace troupe {
 
@@ -33,6 +34,17 @@ struct lane_options {
   /// Attempts to bring a device up, and the pause after the first failure; it doubles each time.
   int open_attempts = 5;
   std::chrono::milliseconds open_backoff{100};
+};
+
+/// When something fails that ends a communicator, a device or all work with CUDA, the last
+/// operations of every device are written to a file (docs/flight-recorder.md), each cause once.
+struct flight_record_options {
+  /// Empty: nothing is written. "%p" in it becomes the process's number. The first record goes
+  /// there; the next ones get ".2", ".3" and so on at the end of their names. Files that are there
+  /// already are replaced.
+  std::string path;
+  /// At most so many files; when all are written, each new record replaces the last one.
+  std::size_t files = 8;
 };
 
 } // namespace troupe

@@ -3,6 +3,7 @@
 #include "actors/subscribers.hpp"
 #include "core/device_core.hpp"
 #include <troupe/device.hpp>
+#include <troupe/flight_record.hpp>
 
 #include <caf/all.hpp>
 
@@ -53,6 +54,7 @@ public:
         },
         [this](const stats& x) { return reply_to(core_.stats(x.options)); },
         [this](const reset& x) { return reply_to(core_.reset(x.options)); },
+        [this](const record_flight& x) { return reply_to(core_.record_flight(x.path, x.options)); },
         [this](const shutdown&) {
           core_.shut_down(make_error(errc::unavailable, "the device was shut down"));
         },

@@ -4,6 +4,7 @@
 #include "actors/subscribers.hpp"
 #include "actors/world_parts.hpp"
 #include "core/log.hpp"
+#include <troupe/flight_record.hpp>
 #include <troupe/nccl_world.hpp>
 
 #include <caf/all.hpp>
@@ -56,6 +57,12 @@ public:
           return reply_to(core_->run(x.rank, collective_view{x.call}, x.options));
         },
         [this](const get_status&) { return core_->status(); },
+        [this](const record_flight& x) {
+          auto& limit =
+              x.options.deadline.count() != 0 ? x.options.deadline : core_->limits().deadline;
+          return reply_when_answered(this, *core_->owner(),
+                                     core_->owner()->recorder().write(x.path, from_now(limit)));
+        },
         [this](const subscribe&) {
           if (auto who = subscribers_.add(this); who)
             detail::send(this, who, core_->status());

@@ -81,7 +81,7 @@ caf::expected<std::shared_ptr<runtime>> system_core::runtime() {
   if (!backend_)
     if (auto error = choose_backend(); error)
       return error;
-  runtime_ = std::make_shared<detail::runtime>(backend_, options);
+  runtime_ = std::make_shared<detail::runtime>(backend_, options, config_.flight_record);
   return runtime_;
 }
 
@@ -130,7 +130,9 @@ config::config() : core_(std::make_unique<detail::system_core>(*this)) {
       .add(in_flight_, "in-flight", "operations that a device may have in its streams")
       .add(queue_, "queue", "operations that may wait for a device")
       .add(spin_us_, "spin", "how long a lane spins after its last work, in microseconds")
-      .add(client_spin_us_, "client-spin", "how long a client that waits spins, in microseconds");
+      .add(client_spin_us_, "client-spin", "how long a client that waits spins, in microseconds")
+      .add(flight_record.path, "flight-record",
+           "file for the last operations when something fails");
 }
 
 config::~config() = default;

@@ -303,6 +303,21 @@ void collective_operation::on_stall() noexcept {
   communicator_->fail(stall(*this, communicator_->epoch()));
 }
 
+void collective_operation::describe_to(flight_entry& x, const part& p) const noexcept {
+  x.world = world_->tag();
+  if (communicator_)
+    x.epoch = communicator_->epoch();
+  auto calls = calls_of_[p.index];
+  auto type = calls.front().call.type;
+  for (auto& one : calls)
+    x.count += one.call.count;
+  if (x.count != 0 &&
+      std::all_of(calls.begin(), calls.end(), [&](auto& one) { return one.call.type == type; }))
+    x.type = static_cast<std::uint8_t>(type);
+  if (!std::all_of(calls.begin(), calls.end(), [](auto& one) { return one.made; }))
+    x.progress.state = flight_state::not_called;
+}
+
 // -- one rank's request
 
 rank_request::rank_request(const char* verb, std::shared_ptr<world_core> world, rank_call call,
@@ -468,6 +483,11 @@ caf::expected<issue_outcome> connect_operation::proceed(part& p, lane& on) {
   auto error = communicator_->call(
       p.index, on, [&](backend_communicator& rank) { return rank.connect(on.stream(p.stream)); });
   return issued(*this, p, *communicator_, std::move(error));
+}
+
+void connect_operation::describe_to(flight_entry& x, const part&) const noexcept {
+  x.world = world;
+  x.epoch = communicator_->epoch();
 }
 
 void connect_operation::on_lost_part(part& p, const caf::error& why) noexcept {

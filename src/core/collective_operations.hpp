@@ -49,6 +49,7 @@ public:
 protected:
   void on_submit() override;
   void before_answer(const caf::error& error) noexcept override;
+  void describe_to(flight_entry& x, const part& p) const noexcept override;
 
 private:
   void wait_no_more() noexcept;
@@ -111,6 +112,11 @@ public:
   void on_lost_part(part& p, const caf::error& why) noexcept override;
   void on_stall() noexcept override;
   const void* communicator_key() const noexcept override { return communicator_.get(); }
+
+  world_tag world; ///< for the record
+
+protected:
+  void describe_to(flight_entry& x, const part& p) const noexcept override;
 
 private:
   const std::shared_ptr<communicator> communicator_;

@@ -35,6 +35,7 @@ void communicator::fail(const caf::error& cause) noexcept {
     live_.store(false);
   }
   log(log_level::warning, "a communicator ended", cause);
+  runtime_->recorder().on_end(cause);
   auto keep = shared_from_this();
   on_end_(*this, cause);
   runtime_->keeper().for_each([&](operation& op) {

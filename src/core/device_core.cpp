@@ -203,4 +203,10 @@ device_core::answer<std::uint64_t> device_core::reset(const request_options& opt
                          from_now(options.deadline.count() != 0 ? options.deadline : deadline_));
 }
 
+device_core::answer<nothing> device_core::record_flight(const std::string& path,
+                                                        const request_options& options) const {
+  return runtime_->recorder().write(
+      path, from_now(options.deadline.count() != 0 ? options.deadline : deadline_));
+}
+
 } // namespace troupe::detail

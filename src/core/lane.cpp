@@ -304,7 +304,9 @@ void lane::fetch_ahead() const noexcept {
 
 lane::verdict lane::try_issue(part& p) {
   auto& op = *p.of;
-  if (must_wait(p) && !(op.withdrawn() && !stands_between(p)))
+  auto holder = held_by(p);
+  record_.held_by(holder.value_or(0));
+  if (holder && !(op.withdrawn() && !stands_between(p)))
     return verdict::held;
   waiting_.pop_front();
   fetch_ahead();
@@ -321,24 +323,28 @@ lane::verdict lane::try_issue(part& p) {
     return verdict::gone;
   }
   p.at.store(part::state::issuing, std::memory_order_release);
+  auto now = nanoseconds(clock::now());
+  record_.issuing(p, state_->generation(), now);
   auto kind = static_cast<std::size_t>(p.stream);
   if (p.stream != stream_kind::none && streams_[kind].in_flight.empty() && all_over(p.predecessors))
-    op.part_started(nanoseconds(clock::now())); // the call itself may block
+    op.part_started(now); // the call itself may block
   issuing_.store(true);
   after_issue(p, op.issue(p, *this));
   issuing_.store(!nothing_continues());
   return verdict::gone;
 }
 
-bool lane::must_wait(const part& p) const noexcept {
+/// The operation that `p` must wait for; 0: the next generation. None: it may go.
+std::optional<std::uint64_t> lane::held_by(const part& p) const noexcept {
   if (state_->phase() == device_phase::resetting)
-    return true; // for the next generation
-  if (p.stream != stream_kind::none &&
-      streams_[static_cast<std::size_t>(p.stream)].continuing != nullptr)
-    return true;
-  return std::any_of(p.predecessors.begin(), p.predecessors.end(), [](const predecessor& x) {
-    return !x.at->recorded.load(std::memory_order_acquire) && !x.at->over();
-  });
+    return 0;
+  if (p.stream != stream_kind::none)
+    if (auto* first = streams_[static_cast<std::size_t>(p.stream)].continuing)
+      return first->of->number();
+  for (auto& x : p.predecessors)
+    if (!x.at->recorded.load(std::memory_order_acquire) && !x.at->over())
+      return x.of->number();
+  return std::nullopt;
 }
 
 /// What comes after it relies on it to come after what is not over yet.
@@ -398,11 +404,12 @@ void lane::after_issue(part& p, const caf::expected<issue_outcome>& outcome) {
   case issue_outcome::finished:
     op.part_issued();
     queued_.fetch_sub(1, std::memory_order_relaxed);
-    finish(p);
+    finish(p, nanoseconds(clock::now()));
     return;
   case issue_outcome::continues:
     op.part_issued();
     p.at.store(part::state::issued, std::memory_order_release);
+    record_.issued(p);
     streams_[static_cast<std::size_t>(p.stream)].continuing = &p;
     break;
   }
@@ -415,8 +422,10 @@ void lane::put_in_flight(part& p) {
   queued_.fetch_sub(1, std::memory_order_relaxed);
   in_flight_.fetch_add(1, std::memory_order_relaxed);
   s.in_flight.push_back(&p);
-  if (!p.passed_by)
+  if (!p.passed_by) {
     p.at.store(part::state::issued, std::memory_order_release);
+    record_.issued(p);
+  }
   if (p.event.native == nullptr) {
     auto event = mark(p.stream);
     if (!event) {
@@ -461,8 +470,10 @@ void lane::note_started(lane_stream& s) noexcept {
   if (!all_over(p.predecessors))
     return;
   p.at.store(part::state::started, std::memory_order_release);
+  auto now = nanoseconds(clock::now());
+  record_.started(p, now);
   if (p.of->stall_limit != 0)
-    p.of->part_started(nanoseconds(clock::now()));
+    p.of->part_started(now);
 }
 
 bool lane::poll() {
@@ -514,18 +525,19 @@ bool lane::poll(lane_stream& s) {
       continue;
     }
     s.not_done_since = {};
+    auto now = nanoseconds(clock::now());
     for (std::size_t i = 0; i < batch; ++i) {
       auto& over = *s.in_flight.front();
       s.in_flight.pop_front();
       in_flight_.fetch_sub(1, std::memory_order_relaxed);
-      finish(over);
+      finish(over, now);
     }
     worked = true;
   }
   return worked;
 }
 
-void lane::finish(part& p) noexcept {
+void lane::finish(part& p, std::int64_t now) noexcept {
   event_view event;
   {
     event_lock lock{p.event_guard};
@@ -536,6 +548,7 @@ void lane::finish(part& p) noexcept {
   p.predecessors.clear();
   if (!p.passed_by)
     p.of->on_part_done(p);
+  record_.over(p, !p.passed_by, state_->generation(), now);
   p.of->part_over();
 }
 
@@ -549,6 +562,7 @@ void lane::skip(part& p) noexcept {
   queued_.fetch_sub(1, std::memory_order_relaxed);
   p.at.store(part::state::skipped, std::memory_order_release);
   p.predecessors.clear();
+  record_.over(p, p.record != 0, state_->generation(), nanoseconds(clock::now()));
   p.of->part_over();
 }
 
@@ -657,7 +671,7 @@ void lane::abandon_now() noexcept {
       p->event = {};
       p->of->fail(why);
       given_up_.push_back(p->of->used_by_streams());
-      finish(*p);
+      finish(*p, nanoseconds(clock::now()));
     }
     s.in_flight.clear();
   }

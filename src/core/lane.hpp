@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/device_state.hpp"
+#include "core/flight_log.hpp"
 #include "core/operation.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/runtime_options.hpp>
@@ -15,6 +16,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -81,6 +83,9 @@ public:
 
   /// The communicator whose call the lane is in, or about to enter; none otherwise.
   bool is_inside(const void* communicator) const noexcept { return inside_.load() == communicator; }
+  /// Its last operations.
+  const flight_log& record() const noexcept { return record_; }
+
   /// Marks the lane as inside; `leave` after the call.
   void enter(const void* communicator) noexcept { inside_.store(communicator); }
   void leave() noexcept { inside_.store(nullptr); }
@@ -124,7 +129,7 @@ private:
   bool is_held() const noexcept;
   verdict try_issue(part& p);
   void fetch_ahead() const noexcept;
-  bool must_wait(const part& p) const noexcept;
+  std::optional<std::uint64_t> held_by(const part& p) const noexcept;
   bool stands_between(const part& p) const noexcept;
   caf::error check_generation(const part& p) const;
   void after_issue(part& p, const caf::expected<issue_outcome>& outcome);
@@ -133,7 +138,7 @@ private:
   bool poll();
   bool poll(lane_stream& s);
   void note_started(lane_stream& s) noexcept;
-  void finish(part& p) noexcept;
+  void finish(part& p, std::int64_t now) noexcept;
   void skip(part& p) noexcept;
   void lose(part& p, const caf::error& why) noexcept;
   caf::error note(const caf::error& error) noexcept;
@@ -170,6 +175,7 @@ private:
   std::atomic<bool> reset_requested_{false};
   std::atomic<bool> stop_requested_{false};
   std::atomic<bool> abandoned_{false};
+  flight_log record_;
   bool worked_ = false; // since the lane was idle last
   clock::time_point spin_end_{};
 

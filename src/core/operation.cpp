@@ -1,5 +1,7 @@
 #include "core/operation.hpp"
 
+#include "core/device_state.hpp"
+#include "core/lane.hpp"
 #include "core/order.hpp"
 #include "core/timekeeper.hpp"
 
@@ -26,6 +28,23 @@ part_state state_of(const part& p) noexcept {
     return part_state::done;
   }
   return part_state::not_issued;
+}
+
+flight_state flight_state_of(const part& p) noexcept {
+  switch (p.at.load(std::memory_order_acquire)) {
+  case part::state::queued:
+  case part::state::skipped:
+    return flight_state::not_issued;
+  case part::state::issuing:
+    return flight_state::issuing;
+  case part::state::issued:
+    return flight_state::issued;
+  case part::state::started:
+    return flight_state::started;
+  case part::state::done:
+    return flight_state::done;
+  }
+  return flight_state::not_issued;
 }
 
 } // namespace
@@ -61,6 +80,37 @@ failure operation::describe(errc code, std::string detail) const {
     if (result.parts.size() <= place)
       result.parts.resize(place + 1, part_state::uninvolved);
     result.parts[place] = state_of(p);
+  }
+  return result;
+}
+
+flight_entry operation::record_of(const part& p) const noexcept {
+  flight_entry result;
+  result.operation = number_;
+  result.verb = verb_;
+  result.count = elements_;
+  result.rank = p.rank;
+  result.part = static_cast<std::uint32_t>(p.index);
+  result.stream = static_cast<std::uint8_t>(p.stream);
+  result.type = element_type_;
+  result.admitted_at = admitted_at;
+  result.progress.state = flight_state_of(p);
+  for (auto& u : uses_)
+    if (u.part == p.index)
+      result.add_ref({u.memory->id(), u.begin, u.end}, u.reads, u.writes);
+  describe_to(result, p);
+  return result;
+}
+
+std::vector<flight_entry> operation::open_records() const {
+  std::vector<flight_entry> result;
+  std::lock_guard order{order_mutex()};
+  std::lock_guard lock{guard_}; // it settles under this, and lets its buffers go only then
+  if (settled())
+    return result;
+  for (auto& p : parts()) {
+    result.push_back(record_of(p));
+    result.back().generation = p.on->state().generation();
   }
   return result;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/buffer.hpp"
+#include "core/flight_ring.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/detail/completion.hpp>
 
@@ -51,7 +52,8 @@ struct part {
   bool uses_memory = false;
   bool passed_by = false; ///< never issued; its event alone stands in the stream
   std::vector<predecessor> predecessors;
-  part* next = nullptr; // in the lane's inbox
+  part* next = nullptr;     // in the lane's inbox
+  std::uint64_t record = 0; // in the lane's flight ring; the lane's alone
 
   std::atomic<state> at{state::queued};
   /// The event that follows the work stands in its stream; others may wait for it.
@@ -116,6 +118,11 @@ public:
 
   /// `code` with verb, number and the parts' states.
   failure describe(errc code, std::string detail) const;
+
+  /// What the flight recorder says of `p`, without its times. On the lane of `p`.
+  flight_entry record_of(const part& p) const noexcept;
+  /// The same of all parts, on any thread; none if it is settled.
+  std::vector<flight_entry> open_records() const;
 
   // -- called by admission, under its lock
 
@@ -199,6 +206,14 @@ protected:
   virtual void on_submit() {}
   /// All parts are over and nothing failed: the result is complete.
   virtual void on_success() noexcept {}
+  /// For the record: what it moves or makes.
+  void of_elements(std::uint64_t count, dtype type) noexcept {
+    elements_ = count;
+    element_type_ = static_cast<std::uint8_t>(type);
+  }
+  /// The same where the parts differ, and what only the verb knows; on the lane, or under the lock
+  /// of the order.
+  virtual void describe_to(flight_entry&, const part&) const noexcept {}
   /// After the buffers are free; `failed` or not.
   virtual void on_settled() noexcept {}
 
@@ -234,6 +249,8 @@ private:
   std::unique_ptr<part[]> parts_;
   std::size_t part_count_;
   std::vector<use> uses_;
+  std::uint64_t elements_ = 0;
+  std::uint8_t element_type_ = flight_entry::no_type;
   std::vector<healed_wound> healed_; // under admission's lock
   std::atomic<bool> on_lanes_{false};
   std::atomic<claim> issue_claim_{claim::unissued};

@@ -77,6 +77,7 @@ bool overlap(const any_gpu_ref& a, const any_gpu_ref& b) noexcept {
 allocate_operation::allocate_operation(std::size_t count, dtype type, bool zeroed)
     : operation_of("allocate", 1), count_(count), type_(type), zeroed_(zeroed) {
   parts()[0].stream = stream_kind::memory; // behind no kernel
+  of_elements(count, type);
 }
 
 caf::expected<issue_outcome> allocate_operation::issue(part& p, lane& on) {
@@ -103,6 +104,7 @@ transfer_operation::transfer_operation(transfer::direction way, any_gpu_ref devi
   bool upload = way == transfer::direction::upload;
   parts()[0].stream = upload ? stream_kind::upload : stream_kind::download;
   add_use(use_of(device, !upload, upload));
+  of_elements(device.count(), device.type());
 }
 
 caf::expected<issue_outcome> transfer_operation::issue(part& p, lane& on) {
@@ -142,6 +144,7 @@ fill_operation::fill_operation(any_gpu_ref target, std::vector<std::byte> patter
     : operation_of("fill", 1), target_(address_of(target)), count_(target.count()),
       pattern_(std::move(pattern)) {
   add_use(use_of(target, false, true));
+  of_elements(target.count(), target.type());
 }
 
 caf::expected<issue_outcome> fill_operation::issue(part& p, lane& on) {
@@ -155,6 +158,7 @@ copy_operation::copy_operation(const any_gpu_ref& target, const any_gpu_ref& sou
       size_(source.size_bytes()) {
   add_use(use_of(source, true, false));
   add_use(use_of(target, false, true));
+  of_elements(source.count(), source.type());
 }
 
 caf::expected<issue_outcome> copy_operation::issue(part& p, lane& on) {

@@ -76,9 +76,11 @@ void background::run(std::function<void()> job) {
 
 // -- runtime
 
-runtime::runtime(std::shared_ptr<troupe::backend> backend, const lane_options& options)
+runtime::runtime(std::shared_ptr<troupe::backend> backend, const lane_options& options,
+                 flight_record_options record)
     : backend_(std::move(backend)), options_(resolved(options, backend_->device_count())),
-      node_(random_node()), slots_(static_cast<std::size_t>(backend_->device_count())) {
+      node_(random_node()), slots_(static_cast<std::size_t>(backend_->device_count())),
+      recorder_(*this, std::move(record)) {
   set_client_spin(*options_.client_spin);
 }
 
@@ -126,6 +128,15 @@ caf::expected<std::shared_ptr<lane>> runtime::lane_of(int ordinal) {
     s.worker->start();
   }
   return s.worker;
+}
+
+std::vector<std::shared_ptr<lane>> runtime::lanes() {
+  std::lock_guard lock{slots_mutex_};
+  std::vector<std::shared_ptr<lane>> result;
+  for (auto& s : slots_)
+    if (s.worker)
+      result.push_back(s.worker);
+  return result;
 }
 
 void runtime::start(const std::shared_ptr<operation>& op) {
@@ -291,12 +302,9 @@ caf::error runtime::end_with_fault(const std::string& seen, const caf::error& wh
   // Only what was in flight can have caused it; with more than one device, nobody knows.
   auto origin = failure_of(why).value_or(failure{});
   std::vector<int> busy;
-  {
-    std::lock_guard lock{slots_mutex_};
-    for (auto& s : slots_)
-      if (s.worker && s.worker->at_work())
-        busy.push_back(s.worker->state().ordinal());
-  }
+  for (auto& x : lanes())
+    if (x->at_work())
+      busy.push_back(x->state().ordinal());
   origin.code = errc::device_fault; // also where only an event could not be had
   origin.device = busy.size() == 1 ? busy.front() : -1;
   if (busy.size() != 1) {
@@ -316,25 +324,21 @@ caf::error runtime::end_everything(const caf::error& why) noexcept {
     end_cause_ = why;
   }
   log(log_level::error, "the process cannot use its devices any more", why);
-  std::vector<std::shared_ptr<lane>> lanes;
-  {
-    std::lock_guard lock{slots_mutex_};
-    for (auto& s : slots_)
-      if (s.worker)
-        lanes.push_back(s.worker);
-  }
+  recorder_.on_end(why);
+  auto all = lanes();
   {
     std::lock_guard lock{order_mutex()};
-    for (auto& x : lanes)
+    for (auto& x : all)
       x->state().close(device_phase::failed, why);
   }
-  for (auto& x : lanes)
+  for (auto& x : all)
     x->abandon();
   keeper_.for_each([&](operation& op) { op.fail(why); });
   return why;
 }
 
 void runtime::on_device_failed(lane& where, const caf::error& why) noexcept {
+  recorder_.on_end(why);
   fail_users_of(where.state().ordinal(), why, false);
 }
 

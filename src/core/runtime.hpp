@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/admission.hpp"
+#include "core/flight_recorder.hpp"
 #include "core/lane.hpp"
 #include "core/operation.hpp"
 #include "core/timekeeper.hpp"
@@ -39,7 +40,8 @@ void keep_forever(std::shared_ptr<void> x);
 
 class runtime final : public lane_owner, public std::enable_shared_from_this<runtime> {
 public:
-  runtime(std::shared_ptr<troupe::backend> backend, const lane_options& options);
+  runtime(std::shared_ptr<troupe::backend> backend, const lane_options& options,
+          flight_record_options record = {});
   ~runtime() override;
 
   /// Answers everything and ends all lanes; what is stuck is given up, and keeps what it needs.
@@ -49,10 +51,13 @@ public:
   int device_count() const noexcept { return static_cast<int>(slots_.size()); }
   timekeeper& keeper() noexcept { return keeper_; }
   background& workers() noexcept { return workers_; }
+  flight_recorder& recorder() noexcept { return recorder_; }
 
   /// The lane of a device; starts it at the first call.
   /// @errors errc::invalid_argument: no such ordinal; errc::unavailable
   caf::expected<std::shared_ptr<lane>> lane_of(int ordinal);
+  /// Those that were started, in the order of their devices.
+  std::vector<std::shared_ptr<lane>> lanes();
 
   /// Admits `op`; a refusal becomes its answer.
   void start(const std::shared_ptr<operation>& op);
@@ -109,6 +114,7 @@ private:
   timekeeper keeper_;
   const std::shared_ptr<admission> admission_ = std::make_shared<admission>(keeper_);
   background workers_;
+  flight_recorder recorder_;
 };
 
 } // namespace troupe::detail

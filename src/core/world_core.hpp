@@ -28,6 +28,7 @@ public:
 
   const std::shared_ptr<runtime>& owner() const noexcept { return runtime_; }
   const std::string& name() const noexcept { return name_; }
+  const world_tag& tag() const noexcept { return tag_; }
   const world_limits& limits() const noexcept { return limits_; }
   std::size_t size() const noexcept { return lanes_.size(); }
   const std::vector<std::shared_ptr<lane>>& lanes() const noexcept { return lanes_; }
@@ -86,6 +87,7 @@ private:
 
   const std::shared_ptr<runtime> runtime_;
   const std::string name_;
+  const world_tag tag_ = make_world_tag(name_);
   const std::vector<std::shared_ptr<lane>> lanes_;
   const world_limits limits_;
   std::function<void(std::uint64_t, const caf::error&)> on_end_;

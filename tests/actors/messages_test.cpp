@@ -104,6 +104,7 @@ TEST_F(Messages, RequestsToADeviceComeBack) {
   expect_same(sys, troupe::stats{options_});
   expect_same(sys, troupe::reset{options_});
   expect_same(sys, watch_generation{});
+  expect_same(sys, record_flight{"a file", options_});
   expect_same(sys, troupe::shutdown{});
 }
 

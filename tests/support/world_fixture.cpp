@@ -33,6 +33,7 @@ void configure(config& to, const system_options& options) {
   to.use_backend(options.faults ? with_faults(std::move(executes), options.faults) : executes);
   to.lanes = options.lanes;
   to.device_deadline = options.device_deadline;
+  to.flight_record = options.flight_record;
 }
 
 config& configured(config& to, const system_options& options) {

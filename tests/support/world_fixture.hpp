@@ -41,6 +41,7 @@ struct system_options {
   lane_options lanes = {};
   std::size_t bytes_per_device = std::size_t{1} << 30; ///< host backend
   std::chrono::nanoseconds device_deadline = patience;
+  flight_record_options flight_record = {};
 };
 
 /// A configuration, an actor system and its devices.

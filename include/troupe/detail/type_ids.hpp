@@ -49,6 +49,7 @@ struct reset;
 struct shutdown;
 struct get_status;
 struct subscribe;
+struct record_flight;
 struct launch_callable;
 
 namespace detail {
@@ -107,6 +108,7 @@ CAF_ADD_TYPE_ID(troupe, (troupe::reset))
 CAF_ADD_TYPE_ID(troupe, (troupe::shutdown))
 CAF_ADD_TYPE_ID(troupe, (troupe::get_status))
 CAF_ADD_TYPE_ID(troupe, (troupe::subscribe))
+CAF_ADD_TYPE_ID(troupe, (troupe::record_flight))
 CAF_END_TYPE_ID_BLOCK(troupe)
 
 // Messages that mean something only within the process. They have no serialized form, and the

@@ -1,0 +1,38 @@
+/// A flight record as text: what `troupe-flight` reads (docs/flight-recorder.md has the fields).
+#pragma once
+
+#include "core/flight_ring.hpp"
+#include <troupe/device_status.hpp>
+#include <troupe/error.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace troupe::detail {
+
+/// What all lanes of a process did last, at one moment.
+struct flight_snapshot {
+  struct device {
+    int ordinal = 0;
+    std::uint64_t generation = 0;
+    device_phase phase = device_phase::opening;
+    caf::error reason;        ///< why it is in this phase
+    std::uint64_t holder = 0; ///< the operation that its next in order waits for
+    std::vector<flight_entry> operations;
+  };
+
+  caf::error cause;           ///< none: somebody asked
+  std::int64_t taken_at = 0;  ///< nanoseconds of `clock`, as all times of the entries
+  std::int64_t unix_time = 0; ///< the same moment, nanoseconds since 1970
+  std::string host;
+  std::int64_t process = 0;
+  std::vector<device> devices;
+};
+
+/// The version of the form; it grows when a reader of the old one would misunderstand the new one.
+inline constexpr int flight_format_version = 1;
+
+std::string to_json(const flight_snapshot& x);
+
+} // namespace troupe::detail

@@ -1,0 +1,187 @@
+#include "core/flight_recorder.hpp"
+
+#include "core/lane.hpp"
+#include "core/log.hpp"
+#include "core/operations.hpp"
+#include "core/runtime.hpp"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <fstream>
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include <unistd.h>
+
+namespace troupe::detail {
+
+namespace {
+
+/// A cause that comes again after so many others is written again.
+constexpr std::size_t causes_kept = 64;
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
+}
+
+/// What somebody asked for is no failure.
+bool is_failure(const caf::error& cause) {
+  auto code = code_of(cause);
+  return cause && code != errc::unavailable && code != errc::device_reset;
+}
+
+caf::error not_written(const std::string& path, const char* api, int code) {
+  failure why;
+  why.code = errc::unavailable;
+  why.detail = "cannot write the flight record " + path;
+  why.api = api;
+  why.native_code = code;
+  why.native_name = std::generic_category().message(code);
+  return make_error(std::move(why));
+}
+
+/// Readers find the whole file, or the one before it.
+caf::error write_file(const std::string& path, const std::string& text) {
+  static std::atomic<unsigned> last{0};
+  auto unfinished =
+      path + "." + std::to_string(::getpid()) + "-" + std::to_string(last.fetch_add(1)) + ".part";
+  const char* api = "open";
+  std::ofstream out{unfinished, std::ios::binary | std::ios::trunc};
+  bool good = out.is_open();
+  if (good) {
+    api = "write";
+    out << text;
+    out.close();
+    good = out.good();
+  }
+  if (good) {
+    api = "rename";
+    good = std::rename(unfinished.c_str(), path.c_str()) == 0;
+  }
+  if (good)
+    return {};
+  auto why = not_written(path, api, errno);
+  if (std::strcmp(api, "open") != 0 && std::remove(unfinished.c_str()) != 0)
+    log(log_level::warning, "cannot remove " + unfinished);
+  return why;
+}
+
+using part_key = std::pair<std::uint64_t, std::uint32_t>;
+
+part_key key_of(const flight_entry& x) { return {x.operation, x.part}; }
+
+/// A ring knows what its lane took up, unless much came after it; the rest is among `open`.
+std::vector<flight_entry> merged(const std::vector<flight_entry>& ring,
+                                 const std::vector<flight_entry>& open) {
+  std::set<part_key> known;
+  for (auto& x : ring)
+    known.insert(key_of(x));
+  std::vector<flight_entry> result;
+  auto add = [&](bool waits) {
+    for (auto& x : open)
+      if ((x.progress.state >= flight_state::not_issued) == waits && !known.contains(key_of(x)))
+        result.push_back(x);
+  };
+  add(false);
+  result.insert(result.end(), ring.begin(), ring.end());
+  add(true);
+  return result;
+}
+
+} // namespace
+
+flight_snapshot flight_recorder::take(const caf::error& cause) const {
+  using std::chrono::system_clock;
+  flight_snapshot result;
+  result.cause = cause;
+  result.host = host_name();
+  result.process = ::getpid();
+  std::map<const lane*, std::vector<flight_entry>> open;
+  // First these: a lane that takes one up meanwhile has it in its ring when that is read.
+  owner_.keeper().for_each([&](operation& op) {
+    auto records = op.open_records();
+    for (auto& x : records)
+      open[op.parts()[x.part].on].push_back(x);
+  });
+  for (auto& x : owner_.lanes()) {
+    auto& state = x->state();
+    result.devices.push_back({state.ordinal(), state.generation(), state.phase(), state.reason(),
+                              x->record().holder(), merged(x->record().read(), open[x.get()])});
+  }
+  result.taken_at = clock::now().time_since_epoch().count();
+  result.unix_time =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(system_clock::now().time_since_epoch())
+          .count();
+  return result;
+}
+
+std::string flight_recorder::file_for(const caf::error& cause) {
+  if (options_.path.empty() || !is_failure(cause))
+    return {};
+  auto text = describe(cause);
+  std::lock_guard lock{mutex_};
+  if (std::find(causes_.begin(), causes_.end(), text) != causes_.end())
+    return {};
+  causes_.push_back(std::move(text));
+  if (causes_.size() > causes_kept)
+    causes_.pop_front();
+  auto result = options_.path;
+  constexpr std::string_view process = "%p";
+  if (auto at = result.find(process); at != std::string::npos)
+    result.replace(at, process.size(), std::to_string(::getpid()));
+  written_ = std::min(written_ + 1, std::max<std::size_t>(options_.files, 1));
+  if (written_ > 1)
+    result += "." + std::to_string(written_);
+  return result;
+}
+
+void flight_recorder::on_end(const caf::error& cause) noexcept {
+  try {
+    auto path = file_for(cause);
+    auto keep = owner_.weak_from_this().lock();
+    if (path.empty() || !keep)
+      return;
+    owner_.workers().run([this, keep = std::move(keep), path = std::move(path), cause] {
+      auto error = write_file(path, to_json(take(cause)));
+      if (error)
+        log(log_level::error, "a flight record is lost", error);
+      else
+        log(log_level::info, "the flight record is " + path);
+    });
+  } catch (const std::exception& e) {
+    log(log_level::error, std::string{"a flight record is lost: "} + e.what());
+  }
+}
+
+std::shared_ptr<operation_of<nothing>> flight_recorder::write(const std::string& path,
+                                                              clock::time_point deadline) {
+  // A request that no lane sees: it is answered by the thread that writes, or by its deadline.
+  auto answer = std::make_shared<operation_of<nothing>>("record_flight", 0);
+  answer->deadline = deadline;
+  if (path.empty()) {
+    answer->answer(make_error(
+        answer->describe(errc::invalid_argument, "a flight record needs the name of a file")));
+    return answer;
+  }
+  auto owner = owner_.shared_from_this();
+  owner->keeper().add(*answer);
+  answer->on_answer([owner = owner_.weak_from_this(), of = std::weak_ptr{answer}] {
+    auto alive = owner.lock();
+    auto x = of.lock();
+    if (alive && x)
+      alive->keeper().remove(*x);
+  });
+  owner->workers().run(
+      [this, owner, answer, path] { answer->answer(write_file(path, to_json(take({})))); });
+  return answer;
+}
+
+} // namespace troupe::detail

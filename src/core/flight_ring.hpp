@@ -1,0 +1,130 @@
+/// The last operations of a lane, for whoever asks later what happened.
+#pragma once
+
+#include <troupe/dtype.hpp>
+#include <troupe/error.hpp>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+namespace troupe::detail {
+
+/// Names a world in a record. Two worlds of one name differ in `id`; 0 is no world.
+struct world_tag {
+  std::uint64_t id = 0;
+  std::array<char, 32> name{}; ///< cut where it is longer; ends in 0
+};
+
+/// With an id that no other world of the process has.
+world_tag make_world_tag(std::string_view name) noexcept;
+
+enum class flight_state : std::uint8_t {
+  issuing, ///< the lane is in the call
+  issued,
+  started, ///< all before it on its stream is done
+  done,
+  failed,     ///< issued, and over
+  not_issued, ///< not yet, or never
+  not_called, ///< the same: its rank did not ask for it, as others did
+};
+
+std::string_view to_string(flight_state x) noexcept;
+
+/// How far a part has come.
+struct flight_progress {
+  flight_state state = flight_state::issuing;
+  errc error{}; ///< why it failed or was not issued; 0: neither
+  std::uint16_t unused = 0;
+  std::int32_t native_code = 0;
+};
+
+/// Bytes of a buffer.
+struct flight_ref {
+  std::uint64_t buffer = 0;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+};
+
+/// What one lane did for an operation. Times are nanoseconds of `clock`; 0: not yet, or nobody saw
+/// it.
+struct flight_entry {
+  static constexpr std::size_t max_refs = 4;
+  static constexpr std::uint8_t no_type = 0xff;
+
+  std::uint64_t operation = 0;
+  const char* verb = ""; ///< lives forever
+  world_tag world;
+  std::uint64_t epoch = 0;
+  std::uint64_t generation = 0;
+  std::uint64_t count = 0; ///< elements; 0 where there is no type
+  std::int32_t rank = -1;
+  std::uint32_t part = 0; ///< which one of the operation
+  std::uint8_t stream = 0;
+  std::uint8_t type = no_type;
+  std::uint8_t refs = 0;     ///< how many are in `ref`
+  std::uint8_t ref_uses = 0; ///< of each two bits: reads, writes
+  std::uint32_t refs_left_out = 0;
+  std::array<flight_ref, max_refs> ref;
+  std::int64_t admitted_at = 0;
+  std::int64_t issued_at = 0; ///< when the call began
+  std::int64_t started_at = 0;
+  std::int64_t over_at = 0;
+  flight_progress progress; ///< the last word
+
+  void add_ref(const flight_ref& x, bool reads, bool writes) noexcept {
+    if (refs == max_refs) {
+      ++refs_left_out;
+      return;
+    }
+    auto bits = static_cast<unsigned>(reads) | static_cast<unsigned>(writes) << 1;
+    ref_uses = static_cast<std::uint8_t>(ref_uses | bits << (2 * refs));
+    ref[refs++] = x;
+  }
+  bool ref_reads(std::size_t i) const noexcept { return (ref_uses >> (2 * i) & 1) != 0; }
+  bool ref_writes(std::size_t i) const noexcept { return (ref_uses >> (2 * i) & 2) != 0; }
+};
+
+/// Entries of a fixed size, the newest over the oldest. One thread writes and never waits; others
+/// read without stopping it.
+/// @thread `add` and `advance`: the writer; the rest: any
+class flight_ring {
+public:
+  static constexpr std::size_t default_capacity = 4096;
+
+  explicit flight_ring(std::size_t capacity = default_capacity);
+
+  /// The result names the entry in `advance`; it is never 0.
+  std::uint64_t add(const flight_entry& x) noexcept;
+  /// What became of an entry, if it is still there; `now` is used from `started` on.
+  void advance(std::uint64_t entry, flight_progress x, std::int64_t now = 0) noexcept;
+
+  /// How many were ever added.
+  std::uint64_t added() const noexcept { return added_.load(std::memory_order_acquire); }
+  /// Oldest first. Those that are overwritten meanwhile are missing.
+  std::vector<flight_entry> read() const;
+
+private:
+  static constexpr std::size_t words = sizeof(flight_entry) / sizeof(std::uint64_t);
+  static_assert(sizeof(flight_entry) % sizeof(std::uint64_t) == 0);
+  static_assert(std::is_trivially_copyable_v<flight_entry>);
+
+  struct alignas(64) slot {
+    std::atomic<std::uint64_t> sequence{0}; // twice the entry's number; odd while it is written
+    std::array<std::atomic<std::uint64_t>, words> word{};
+  };
+
+  bool read(std::uint64_t entry, flight_entry& into) const noexcept;
+  slot& slot_of(std::uint64_t entry) const noexcept { return slots_[(entry - 1) % capacity_]; }
+
+  const std::size_t capacity_;
+  const std::unique_ptr<slot[]> slots_;
+  std::atomic<std::uint64_t> added_{0};
+};
+
+} // namespace troupe::detail

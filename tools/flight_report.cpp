@@ -1,0 +1,268 @@
+#include "flight_report.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <ctime>
+#include <iterator>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace flight {
+
+namespace {
+
+using parts = std::vector<const part*>;
+
+/// @units ns to s
+std::string seconds(std::int64_t x) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.6f s", static_cast<double>(x) / 1e9);
+  return text.data();
+}
+
+std::string list(const std::vector<int>& x) {
+  std::string result;
+  for (auto& one : x)
+    result += (result.empty() ? "" : ", ") + std::to_string(one);
+  return result;
+}
+
+std::string of_type(const part& x) {
+  return x.dtype.empty() ? "" : " (" + std::to_string(x.count) + " x " + x.dtype + ")";
+}
+
+/// When it came to where it is.
+std::int64_t since(const part& x) {
+  for (auto time : {x.over, x.started, x.issued})
+    if (time != 0)
+      return time;
+  return x.admitted;
+}
+
+bool earlier(const part* a, const part* b) {
+  return std::pair{a->admitted, a->operation} < std::pair{b->admitted, b->operation};
+}
+
+/// The ranks of one world.
+class world_report {
+public:
+  world_report(const record& x, std::uint64_t world, parts all)
+      : x_(x), world_(world), all_(std::move(all)) {
+    for (auto* p : all_)
+      device_of_[p->rank] = p->device;
+    choose_operation();
+  }
+
+  std::string text() const {
+    auto name = x_.worlds.find(world_);
+    auto result = "world " + std::to_string(world_) +
+                  (name != x_.worlds.end() ? " \"" + name->second + "\"" : std::string{});
+    if (in_question_.empty())
+      return result + ": every recorded operation is over; nobody is behind.\n" + table();
+    auto& any = *in_question_.begin()->second;
+    result += ", epoch " + std::to_string(any.epoch) + ": ";
+    return result + verdict() + "\n" + table();
+  }
+
+private:
+  /// The one that the cause names, or else the oldest that is not over or that the cause ended.
+  void choose_operation() {
+    const part* chosen = nullptr;
+    for (auto* p : all_)
+      if (x_.why && x_.why->operation == p->operation)
+        chosen = p;
+    if (chosen == nullptr)
+      for (auto* p : all_)
+        if ((!p->is_over() || (x_.why && p->error == x_.why->code)) &&
+            (chosen == nullptr || earlier(p, chosen)))
+          chosen = p;
+    if (chosen == nullptr)
+      return;
+    for (auto* p : all_)
+      if (p->operation == chosen->operation)
+        in_question_[p->rank] = p;
+  }
+
+  /// How far a rank was: when it failed, if that is what the record is about.
+  state progress(const part& p) const {
+    if (x_.why && x_.why->operation == p.operation) {
+      auto rank = static_cast<std::size_t>(p.rank);
+      if (rank < x_.why->parts.size()) {
+        auto& then = x_.why->parts[rank];
+        for (auto s : {state::issued, state::started, state::done})
+          if (then == to_string(s))
+            return s;
+        if (then == to_string(state::not_issued)) // the lane may have been in the call
+          return p.issued != 0 ? state::issuing : std::min(p.at, state::not_issued);
+      }
+    }
+    if (p.at == state::failed)
+      return p.started != 0 ? state::started : state::issued;
+    return p.at;
+  }
+
+  std::string verdict() const {
+    auto title = in_question_.begin()->second->title();
+    std::map<state, std::vector<int>> ranks;
+    for (auto& [rank, p] : in_question_)
+      ranks[progress(*p)].push_back(rank);
+    auto& [least, behind] = *ranks.begin();
+    if (ranks.size() == 1)
+      return "all ranks have come equally far in " + title +
+             of_type(*in_question_.begin()->second) + ": " + to_string(least) + ".";
+    std::string result;
+    for (auto rank : behind)
+      result += (result.empty() ? "rank " : ", rank ") + std::to_string(rank) + " (device " +
+                std::to_string(device_of_.at(rank)) + ")";
+    result += behind.size() == 1 ? " is" : " are";
+    result += " behind in " + title + of_type(*in_question_.at(behind.front())) + ": " +
+              to_string(least) + ", while ";
+    std::string others;
+    for (auto i = std::next(ranks.begin()); i != ranks.end(); ++i)
+      others += (others.empty() ? "" : ", and ") +
+                std::string{i->second.size() == 1 ? "rank " : "ranks "} + list(i->second) +
+                (i->second.size() == 1 ? " is " : " are ") + to_string(i->first);
+    result += others + ".";
+    for (auto rank : behind)
+      result += obstacle(*in_question_.at(rank));
+    return result;
+  }
+
+  /// What keeps `p` back, as far as the record tells.
+  std::string obstacle(const part& p) const {
+    auto& device = *std::find_if(x_.devices.begin(), x_.devices.end(),
+                                 [&](auto& one) { return one.ordinal == p.device; });
+    auto where = "\n  device " + std::to_string(p.device);
+    if (p.over == 0 && p.at == state::issuing)
+      return where + " has been inside the call that issues it for " + seconds(x_.time - p.issued) +
+             ".";
+    const part* first = nullptr;
+    for (auto& other : device.parts)
+      if (other.operation != p.operation && !other.is_over() && earlier(&other, &p) &&
+          (first == nullptr || earlier(&other, first)))
+        first = &other;
+    if (first != nullptr)
+      return where + " is at " + first->title() +
+             ", which comes before it: " + to_string(first->at) + " for " +
+             seconds(x_.time - since(*first)) + ".";
+    if (p.issued == 0 && device.next_waits_for != 0)
+      return where + " waits for #" + std::to_string(device.next_waits_for) + waited_for(device);
+    if (device.phase != "ready")
+      return where + " is " + device.phase + (device.reason.empty() ? "" : ": " + device.reason) +
+             ".";
+    if (!p.error.empty() && p.issued == 0)
+      return where + " did not issue it: " + p.error + ".";
+    return {};
+  }
+
+  std::string waited_for(const device& on) const {
+    for (auto& device : x_.devices)
+      for (auto& p : device.parts)
+        if (p.operation == on.next_waits_for && !p.is_over())
+          return " (" + p.verb + "), which on device " + std::to_string(p.device) + " is " +
+                 to_string(p.at) + ".";
+    return ".";
+  }
+
+  /// What each rank did last.
+  std::string table() const {
+    std::string result;
+    auto line = [&](const std::array<std::string, 6>& cells) {
+      std::array<char, 256> text{};
+      std::snprintf(text.data(), text.size(), "  %4s  %6s  %-22s %-14s  %-22s %s\n",
+                    cells[0].c_str(), cells[1].c_str(), cells[2].c_str(), cells[3].c_str(),
+                    cells[4].c_str(), cells[5].c_str());
+      result += text.data();
+    };
+    line({"rank", "device", "last done", "", "then", ""});
+    for (auto& [rank, device] : device_of_) {
+      std::array<std::string, 6> cells{
+          std::to_string(rank), std::to_string(device), "-", "", "-", ""};
+      if (auto* last = last_done(rank)) {
+        cells[2] = last->title();
+        cells[3] = ago(last->over);
+      }
+      if (auto* next = then(rank)) {
+        cells[4] = next->title();
+        cells[5] = std::string{to_string(next->at)} +
+                   (next->error.empty() ? "" : ", " + next->error) + ", " + ago(since(*next));
+      }
+      line(cells);
+    }
+    return result;
+  }
+
+  std::string ago(std::int64_t time) const { return seconds(time - x_.time); }
+
+  const part* last_done(int rank) const {
+    const part* result = nullptr;
+    for (auto* p : all_)
+      if (p->rank == rank && p->at == state::done && (result == nullptr || p->over > result->over))
+        result = p;
+    return result;
+  }
+
+  /// The operation in question, or the first that is not over.
+  const part* then(int rank) const {
+    if (auto i = in_question_.find(rank); i != in_question_.end())
+      return i->second;
+    const part* result = nullptr;
+    for (auto* p : all_)
+      if (p->rank == rank && !p->is_over() && (result == nullptr || earlier(p, result)))
+        result = p;
+    return result;
+  }
+
+  const record& x_;
+  const std::uint64_t world_;
+  const parts all_;
+  std::map<int, int> device_of_; // of each rank
+  std::map<int, const part*> in_question_;
+};
+
+/// What the devices do besides their worlds.
+std::string other_work(const record& x) {
+  std::string result;
+  for (auto& device : x.devices)
+    for (auto& p : device.parts)
+      if (p.world == 0 && !p.is_over())
+        result += "device " + std::to_string(device.ordinal) + ": " + p.title() + of_type(p) +
+                  " is not over: " + to_string(p.at) + " for " + seconds(x.time - since(p)) + ".\n";
+  return result;
+}
+
+std::string header(const record& x) {
+  auto time = static_cast<std::time_t>(x.unix_time / 1'000'000'000);
+  std::array<char, 32> when{};
+  std::tm utc{};
+  if (gmtime_r(&time, &utc) != nullptr)
+    std::strftime(when.data(), when.size(), "%Y-%m-%d %H:%M:%S", &utc);
+  std::size_t count = 0;
+  for (auto& device : x.devices)
+    count += device.parts.size();
+  auto result = "flight record of process " + std::to_string(x.process) + " on " + x.host + ", " +
+                when.data() + " UTC: " + std::to_string(count) + " parts of operations on " +
+                std::to_string(x.devices.size()) + " devices\n";
+  return result + "cause: " + (x.why ? x.why->text : "none; somebody asked for it") + "\n";
+}
+
+} // namespace
+
+std::string report(const record& x) {
+  std::map<std::uint64_t, parts> worlds;
+  for (auto& device : x.devices)
+    for (auto& p : device.parts)
+      if (p.world != 0)
+        worlds[p.world].push_back(&p);
+  auto result = header(x);
+  for (auto& [id, all] : worlds)
+    result += "\n" + world_report{x, id, all}.text();
+  if (auto others = other_work(x); !others.empty())
+    result += "\n" + others;
+  return result;
+}
+
+} // namespace flight

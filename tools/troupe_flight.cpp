@@ -1,0 +1,47 @@
+// Reads a flight record of troupe: says which rank is behind, and writes it for a trace viewer.
+
+#include "flight_report.hpp"
+#include "flight_trace.hpp"
+#include "record.hpp"
+
+#include <CLI/CLI.hpp>
+
+#include <cerrno>
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <string>
+#include <system_error>
+
+namespace {
+
+void write(const std::string& path, const std::string& text) {
+  std::ofstream out{path, std::ios::trunc};
+  out << text;
+  out.close();
+  if (!out)
+    throw flight::bad_record("cannot write " + path + ": " +
+                             std::generic_category().message(errno));
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  std::string file;
+  std::string trace_file;
+  CLI::App app{"Reads a flight record of troupe: which rank is behind, and in what operation"};
+  app.add_option("file", file, "the flight record")->required();
+  app.add_option("--trace", trace_file,
+                 "file for the same as Trace Event JSON, which ui.perfetto.dev opens");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    auto record = flight::read_record(file);
+    std::fputs(flight::report(record).c_str(), stdout);
+    if (!trace_file.empty())
+      write(trace_file, flight::trace(record));
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "troupe-flight: %s\n", e.what());
+    return 1;
+  }
+  return std::fflush(stdout) == 0 ? 0 : 1;
+}
