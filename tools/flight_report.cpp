@@ -96,7 +96,8 @@ private:
           if (then == to_string(s))
             return s;
         if (then == to_string(state::not_issued)) // the lane may have been in the call
-          return p.issued != 0 ? state::issuing : std::min(p.at, state::not_issued);
+          return p.issued != 0 && p.issued <= x_.why->time ? state::issuing
+                                                           : std::min(p.at, state::not_issued);
       }
     }
     if (p.at == state::failed)
@@ -104,28 +105,32 @@ private:
     return p.at;
   }
 
+  /// The operation in question, as one of its ranks that knows has it.
+  std::string title() const {
+    for (auto& [rank, p] : in_question_)
+      if (!p->dtype.empty())
+        return p->title() + of_type(*p);
+    return in_question_.begin()->second->title();
+  }
+
   std::string verdict() const {
-    auto title = in_question_.begin()->second->title();
     std::map<state, std::vector<int>> ranks;
     for (auto& [rank, p] : in_question_)
       ranks[progress(*p)].push_back(rank);
     auto& [least, behind] = *ranks.begin();
     if (ranks.size() == 1)
-      return "all ranks have come equally far in " + title +
-             of_type(*in_question_.begin()->second) + ": " + to_string(least) + ".";
+      return "all ranks have come equally far in " + title() + ": " + to_string(least) + ".";
     std::string result;
     for (auto rank : behind)
       result += (result.empty() ? "rank " : ", rank ") + std::to_string(rank) + " (device " +
                 std::to_string(device_of_.at(rank)) + ")";
     result += behind.size() == 1 ? " is" : " are";
-    result += " behind in " + title + of_type(*in_question_.at(behind.front())) + ": " +
-              to_string(least) + ", while ";
-    std::string others;
+    result += " behind in " + title() + ": " + to_string(least);
     for (auto i = std::next(ranks.begin()); i != ranks.end(); ++i)
-      others += (others.empty() ? "" : ", and ") +
-                std::string{i->second.size() == 1 ? "rank " : "ranks "} + list(i->second) +
+      result += std::string{i == std::next(ranks.begin()) ? ", while " : ", and "} +
+                (i->second.size() == 1 ? "rank " : "ranks ") + list(i->second) +
                 (i->second.size() == 1 ? " is " : " are ") + to_string(i->first);
-    result += others + ".";
+    result += ".";
     for (auto rank : behind)
       result += obstacle(*in_question_.at(rank));
     return result;
@@ -135,6 +140,8 @@ private:
   std::string obstacle(const part& p) const {
     auto& device = *std::find_if(x_.devices.begin(), x_.devices.end(),
                                  [&](auto& one) { return one.ordinal == p.device; });
+    if (p.at == state::not_called)
+      return {};
     auto where = "\n  device " + std::to_string(p.device);
     if (p.over == 0 && p.at == state::issuing)
       return where + " has been inside the call that issues it for " + seconds(x_.time - p.issued) +

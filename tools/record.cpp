@@ -17,7 +17,8 @@ using nlohmann::json;
 constexpr const char* format_name = "troupe flight record";
 constexpr int format_version = 1;
 
-constexpr std::array<std::pair<const char*, state>, 7> states{{{"not called", state::not_called}, {"not issued", state::not_issued},
+constexpr std::array<std::pair<const char*, state>, 7> states{{{"not called", state::not_called},
+                                                               {"not issued", state::not_issued},
                                                                {"issuing", state::issuing},
                                                                {"issued", state::issued},
                                                                {"started", state::started},
@@ -81,7 +82,7 @@ device device_of(const json& x) {
 std::optional<cause> cause_of(const json& x) {
   if (x.is_null())
     return std::nullopt;
-  return cause{x.at("text"), x.at("code"), x.at("operation"), x.at("parts")};
+  return cause{x.at("text"), x.at("code"), x.at("time"), x.at("operation"), x.at("parts")};
 }
 
 record record_of(const json& x) {

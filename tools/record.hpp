@@ -59,6 +59,7 @@ struct device {
 struct cause {
   std::string text;
   std::string code;
+  std::int64_t time = 0;
   std::uint64_t operation = 0;    ///< 0: none
   std::vector<std::string> parts; ///< how far each rank was, where the operation had several
 };

@@ -125,13 +125,13 @@ private:
   bool broken_ = false;
 };
 
-void write_cause(json_writer& to, const caf::error& why) {
+void write_cause(json_writer& to, const caf::error& why, std::int64_t when) {
   if (!why) {
     to.null();
     return;
   }
   auto x = failure_of(why).value_or(failure{});
-  to.open('{').member("text", describe(why));
+  to.open('{').member("text", describe(why)).member("time", when);
   to.member("code", to_string(x.code)).member("severity", to_string(severity_of(x.code)));
   to.member("verb", x.verb).member("operation", x.operation).member("rank", x.rank);
   to.member("device", x.device).member("generation", x.generation).member("epoch", x.epoch);
@@ -198,7 +198,7 @@ std::string to_json(const flight_snapshot& x) {
   to.line().member("host", std::string_view{x.host}).member("process", x.process);
   to.member("time", x.taken_at).member("unix_time", x.unix_time);
   to.line().key("cause");
-  write_cause(to, x.cause);
+  write_cause(to, x.cause, x.caused_at);
   write_worlds(to, x);
   to.line().key("devices").open('[');
   for (auto& device : x.devices) {

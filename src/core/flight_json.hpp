@@ -22,7 +22,8 @@ struct flight_snapshot {
     std::vector<flight_entry> operations;
   };
 
-  caf::error cause;           ///< none: somebody asked
+  caf::error cause; ///< none: somebody asked
+  std::int64_t caused_at = 0;
   std::int64_t taken_at = 0;  ///< nanoseconds of `clock`, as all times of the entries
   std::int64_t unix_time = 0; ///< the same moment, nanoseconds since 1970
   std::string host;

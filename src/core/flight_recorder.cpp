@@ -74,6 +74,13 @@ caf::error write_file(const std::string& path, const std::string& text) {
   return why;
 }
 
+/// A request that no lane sees: it is answered by the thread that writes, or by its deadline.
+class record_operation final : public operation_of<nothing> {
+public:
+  record_operation() : operation_of("record_flight", 0) {}
+  bool needs_devices() const noexcept override { return false; }
+};
+
 using part_key = std::pair<std::uint64_t, std::uint32_t>;
 
 part_key key_of(const flight_entry& x) { return {x.operation, x.part}; }
@@ -98,10 +105,9 @@ std::vector<flight_entry> merged(const std::vector<flight_entry>& ring,
 
 } // namespace
 
-flight_snapshot flight_recorder::take(const caf::error& cause) const {
+flight_snapshot flight_recorder::take() const {
   using std::chrono::system_clock;
   flight_snapshot result;
-  result.cause = cause;
   result.host = host_name();
   result.process = ::getpid();
   std::map<const lane*, std::vector<flight_entry>> open;
@@ -149,9 +155,12 @@ void flight_recorder::on_end(const caf::error& cause) noexcept {
     auto keep = owner_.weak_from_this().lock();
     if (path.empty() || !keep)
       return;
-    owner_.workers().run([this, keep = std::move(keep), path = std::move(path), cause] {
-      auto error = write_file(path, to_json(take(cause)));
-      if (error)
+    auto now = clock::now().time_since_epoch().count();
+    owner_.workers().run([this, keep = std::move(keep), path = std::move(path), cause, now] {
+      auto x = take();
+      x.cause = cause;
+      x.caused_at = now;
+      if (auto error = write_file(path, to_json(x)))
         log(log_level::error, "a flight record is lost", error);
       else
         log(log_level::info, "the flight record is " + path);
@@ -163,14 +172,16 @@ void flight_recorder::on_end(const caf::error& cause) noexcept {
 
 std::shared_ptr<operation_of<nothing>> flight_recorder::write(const std::string& path,
                                                               clock::time_point deadline) {
-  // A request that no lane sees: it is answered by the thread that writes, or by its deadline.
-  auto answer = std::make_shared<operation_of<nothing>>("record_flight", 0);
+  auto answer = std::make_shared<record_operation>();
   answer->deadline = deadline;
-  if (path.empty()) {
-    answer->answer(make_error(
-        answer->describe(errc::invalid_argument, "a flight record needs the name of a file")));
+  auto refuse = [&](errc code, const char* why) {
+    answer->answer(make_error(answer->describe(code, why)));
     return answer;
-  }
+  };
+  if (path.empty())
+    return refuse(errc::invalid_argument, "a flight record needs the name of a file");
+  if (deadline <= clock::now())
+    return refuse(errc::deadline_exceeded, "its deadline was over before it began");
   auto owner = owner_.shared_from_this();
   owner->keeper().add(*answer);
   answer->on_answer([owner = owner_.weak_from_this(), of = std::weak_ptr{answer}] {
@@ -180,7 +191,7 @@ std::shared_ptr<operation_of<nothing>> flight_recorder::write(const std::string&
       alive->keeper().remove(*x);
   });
   owner->workers().run(
-      [this, owner, answer, path] { answer->answer(write_file(path, to_json(take({})))); });
+      [this, owner, answer, path] { answer->answer(write_file(path, to_json(take()))); });
   return answer;
 }
 

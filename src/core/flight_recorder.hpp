@@ -30,7 +30,7 @@ public:
   /// Writes to `path`, on a thread of its own.
   std::shared_ptr<operation_of<nothing>> write(const std::string& path, clock::time_point deadline);
 
-  flight_snapshot take(const caf::error& cause) const;
+  flight_snapshot take() const;
 
 private:
   /// Where the record of `cause` goes; empty: nowhere.

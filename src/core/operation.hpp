@@ -129,6 +129,8 @@ public:
   /// False for the library's own work, for which the bound of what waits for a device does not
   /// count.
   virtual bool bounded() const noexcept { return true; }
+  /// False for what goes on when everything ends.
+  virtual bool needs_devices() const noexcept { return true; }
   /// What must be right before its buffers are looked at, and again when it comes to the lanes
   /// after a wait.
   virtual caf::error on_check() const { return {}; }

@@ -333,7 +333,10 @@ caf::error runtime::end_everything(const caf::error& why) noexcept {
   }
   for (auto& x : all)
     x->abandon();
-  keeper_.for_each([&](operation& op) { op.fail(why); });
+  keeper_.for_each([&](operation& op) {
+    if (op.needs_devices())
+      op.fail(why);
+  });
   return why;
 }
 

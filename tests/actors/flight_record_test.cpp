@@ -15,6 +15,7 @@
 #include <sstream>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -69,6 +70,14 @@ std::string content(const std::string& path) {
 }
 
 json read(const std::string& path) { return json::parse(content(path)); }
+
+/// A record of a failure is written by a thread that nobody waits for.
+bool appears(const std::string& path) {
+  for (stopwatch watch; !fs::exists(path); std::this_thread::yield())
+    if (watch.elapsed() > patience)
+      return false;
+  return true;
+}
 
 struct outcome {
   int status = -1;
@@ -141,9 +150,10 @@ protected:
     auto sum = w.all_reduce(refs);
     culprit = sum.number();
     ASSERT_TRUE(has_code(answer_of(sum), errc::stalled));
+    ASSERT_TRUE(appears(path)); // while it stands so
     plan->release();
     ASSERT_TRUE(is_ok(answer_of(launched)));
-  } // the system's end waits for the file
+  }
 
   folder where;
   std::string path = where.file("record.json");
@@ -302,6 +312,43 @@ TEST(FlightRecord, IsWrittenOnRequestWhileARankHangs) {
   EXPECT_TRUE(is_ok(answer_of(sum)));
 }
 
+// A rank whose own call is missing holds the others up.
+TEST(FlightRecord, NamesTheRankThatDidNotCall) {
+  TROUPE_NEEDS_DEVICES(2);
+  folder where;
+  test_system system{{.devices = 3}};
+  auto w = system.open_world();
+  auto refs = zeros(w);
+  auto last = static_cast<int>(w.size()) - 1;
+  std::vector<pending<collective_done>> calls;
+  for (int i = 0; i < last; ++i)
+    calls.push_back(
+        w.rank(static_cast<std::size_t>(i)).all_reduce(refs[static_cast<std::size_t>(i)]));
+  auto path = where.file("record.json");
+  ASSERT_TRUE(is_ok(answer_of(write_flight_record(system, path))));
+  auto number = calls[0].number();
+  auto ranks = ranks_of(read(path), number);
+  ASSERT_EQ(ranks.size(), w.size());
+  EXPECT_EQ(ranks[0].at("state"), "not issued");
+  EXPECT_EQ(ranks[0].at("count"), 1000);
+  EXPECT_EQ(ranks[last].at("state"), "not called");
+  auto told = run_tool(path);
+  auto rank = std::to_string(last);
+  EXPECT_THAT(told.output,
+              HasSubstr("rank " + rank + " (device " + rank + ") is behind in all_reduce #" +
+                        std::to_string(number) + " (1000 x float32): not called, while "));
+  calls[0].cancel();
+  for (auto& x : calls)
+    EXPECT_TRUE(has_code(answer_of(x), errc::cancelled));
+  // It goes through the lanes, which do not issue it.
+  must(answer_of(w.barrier()));
+  ASSERT_TRUE(is_ok(answer_of(write_flight_record(system, path))));
+  ranks = ranks_of(read(path), number);
+  EXPECT_EQ(ranks[0].at("state"), "not issued");
+  EXPECT_EQ(ranks[last].at("state"), "not called");
+  EXPECT_EQ(ranks[last].at("error"), "cancelled");
+}
+
 TEST(FlightRecord, IsAMessageToo) {
   folder where;
   test_system system;
@@ -350,7 +397,9 @@ TEST(FlightRecord, IsWrittenOncePerCause) {
     auto b = system.open_world();
     plan->add({fault::poison, verb::collective, 1});
     EXPECT_TRUE(has_code(answer_of(a.all_reduce(zeros(a))), errc::device_fault));
-    EXPECT_FALSE(answer_of(b.all_reduce(std::vector<any_gpu_ref>{})));
+    EXPECT_FALSE(is_ok(answer_of(b.barrier())));
+    device_feed feed{system, system.device_actor()};
+    feed.until(device_phase::failed);
     // It can be asked for when nothing else can.
     EXPECT_TRUE(is_ok(answer_of(write_flight_record(system, where.file("asked.json")))));
   }

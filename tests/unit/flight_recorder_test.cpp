@@ -19,7 +19,7 @@ std::int64_t now() { return clock::now().time_since_epoch().count(); }
 
 /// Of one device, at this moment.
 flight_snapshot::device taken(core_system& system, std::size_t device = 0) {
-  return system.runtime()->recorder().take({}).devices.at(device);
+  return system.runtime()->recorder().take().devices.at(device);
 }
 
 std::vector<flight_entry> entries_of(const flight_snapshot::device& x, std::uint64_t operation) {
@@ -157,7 +157,7 @@ TEST(FlightRecorder, EveryPartStandsThereOnceWhileLanesWork) {
     }
   }};
   for (int i = 0; i < 50; ++i)
-    for (auto& device : system.runtime()->recorder().take({}).devices) {
+    for (auto& device : system.runtime()->recorder().take().devices) {
       std::vector<std::uint64_t> numbers;
       for (auto& x : device.operations)
         numbers.push_back(x.operation);

@@ -1,0 +1,110 @@
+// What the flight recorder costs an operation on its lane: the very calls that a lane makes, for an
+// all-reduce in place, over and over. The best of many rounds counts: others may use the machine.
+
+#include "core/flight_log.hpp"
+
+#include "core/device_state.hpp"
+#include "core/operation.hpp"
+
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <limits>
+#include <memory>
+#include <vector>
+
+namespace {
+
+using troupe::detail::clock;
+
+std::int64_t now() { return clock::now().time_since_epoch().count(); }
+
+/// As a collective of 8 ranks describes itself, seen from the last of them.
+class all_reduce final : public troupe::detail::operation {
+public:
+  static constexpr std::size_t ranks = 8;
+
+  explicit all_reduce(const std::shared_ptr<troupe::detail::buffer>& memory)
+      : operation("all_reduce", ranks) {
+    for (std::size_t i = 0; i < ranks; ++i) {
+      parts()[i].rank = static_cast<int>(i);
+      add_use({memory, 0, memory->size_bytes(), true, true, i});
+    }
+  }
+
+protected:
+  void describe_to(troupe::detail::flight_entry& x,
+                   const troupe::detail::part&) const noexcept override {
+    x.world = world_;
+    x.epoch = 1;
+    x.count = 1024;
+    x.type = static_cast<std::uint8_t>(troupe::dtype::float32);
+  }
+
+private:
+  const troupe::detail::world_tag world_ = troupe::detail::make_world_tag("world");
+};
+
+/// The best of `rounds` rounds of `operations` calls of `f`. @units ns per call
+template <class F> double best(std::size_t rounds, std::size_t operations, F f) {
+  auto result = std::numeric_limits<double>::max();
+  for (std::size_t r = 0; r < rounds; ++r) {
+    const auto begin = now();
+    for (std::size_t i = 0; i < operations; ++i)
+      f(i);
+    result = std::min(result, static_cast<double>(now() - begin) / static_cast<double>(operations));
+  }
+  return result;
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  std::size_t rounds = 200;
+  std::size_t operations = 10'000;
+  double limit = 0;
+  CLI::App app{"What the flight recorder costs an operation"};
+  app.add_option("--rounds", rounds)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--operations", operations, "in a round")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--limit", limit, "fail if an operation costs more; in nanoseconds");
+  CLI11_PARSE(app, argc, argv);
+
+  auto state = std::make_shared<troupe::detail::device_state>(1, 0);
+  auto memory = state->make_buffer(nullptr, 4096, [](void*) {});
+  std::vector<std::unique_ptr<all_reduce>> all; // as many as a lane has in flight
+  for (int i = 0; i < 256; ++i)
+    all.push_back(std::make_unique<all_reduce>(memory));
+  troupe::detail::flight_log log;
+  volatile std::int64_t sink = 0;
+  const auto part_of = [&](std::size_t i) -> troupe::detail::part& {
+    return all[i % all.size()]->parts().back();
+  };
+  const auto control = best(rounds, operations, [&](std::size_t i) {
+    auto& p = part_of(i);
+    p.record = 0;
+    sink = p.rank;
+  });
+  const auto look = best(rounds, operations, [&](std::size_t) { sink = now(); });
+  const auto recorded = best(rounds, operations, [&](std::size_t i) {
+    auto& p = part_of(i);
+    p.record = 0;
+    log.issuing(p, 1, 1);
+    log.issued(p);
+    log.started(p, 2);
+    log.over(p, true, 1, 3);
+  });
+  const auto cost = recorded - control;
+  std::printf("flight recorder: %.1f ns per operation (and %.1f ns for each look at the clock)\n",
+              cost, look);
+  if (limit != 0 && cost > limit) {
+    std::printf("that is more than %.0f ns\n", limit);
+    return 1;
+  }
+  return 0;
+}
