@@ -66,13 +66,13 @@ template <class F> double best(std::size_t rounds, std::size_t operations, F f) 
 int main(int argc, char** argv) {
   std::size_t rounds = 200;
   std::size_t operations = 10'000;
-  double limit = 0;
+  bool check = false;
   CLI::App app{"What the flight recorder costs an operation"};
   app.add_option("--rounds", rounds)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--operations", operations, "in a round")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--limit", limit, "fail if an operation costs more; in nanoseconds");
+  app.add_flag("--check", check, "fail if it is more than 100 ns, or six looks at the clock");
   CLI11_PARSE(app, argc, argv);
 
   auto state = std::make_shared<troupe::detail::device_state>(1, 0);
@@ -94,16 +94,18 @@ int main(int argc, char** argv) {
   const auto recorded = best(rounds, operations, [&](std::size_t i) {
     auto& p = part_of(i);
     p.record = 0;
-    log.issuing(p, 1, 1);
+    log.issuing(p, 1, now());
     log.issued(p);
-    log.started(p, 2);
-    log.over(p, true, 1, 3);
+    log.started(p, 2); // the lane has that time anyway
+    log.over(p, true, 1, now());
   });
   const auto cost = recorded - control;
-  std::printf("flight recorder: %.1f ns per operation (and %.1f ns for each look at the clock)\n",
-              cost, look);
-  if (limit != 0 && cost > limit) {
-    std::printf("that is more than %.0f ns\n", limit);
+  std::printf(
+      "flight recorder: %.1f ns per operation, two looks at the clock of %.1f ns included\n", cost,
+      look);
+  // On a machine that is slow at the moment the clock is, too.
+  if (const auto limit = std::max(100.0, 6 * look); check && cost > limit) {
+    std::printf("that is more than %.1f ns\n", limit);
     return 1;
   }
   return 0;

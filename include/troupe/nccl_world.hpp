@@ -36,8 +36,8 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
 }
 
 /// Spawns a world that begins to build. It answers the requests of troupe/collective.hpp,
-/// `get_status`, `subscribe` and `shutdown` (which ends it, as an exit message does), and keeps its
-/// devices up as long as it lives.
+/// `get_status`, `subscribe`, `record_flight` and `shutdown` (which ends it, as an exit message
+/// does), and keeps its devices up as long as it lives.
 /// @errors errc::invalid_argument: no device, one that does not exist, or one twice; the system's
 ///         configuration is no `troupe::config`. errc::unavailable, not_supported: the backend is
 ///         not there
