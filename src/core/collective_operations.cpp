@@ -7,6 +7,7 @@
 #include "core/world_core.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 namespace troupe::detail {
@@ -92,6 +93,10 @@ template <class F> void add_uses(const rank_call& call, std::size_t index, F add
     range(call.send, true, false);
   if (call.recv)
     range(call.recv, false, true);
+}
+
+std::uint64_t sum_of(const std::vector<std::size_t>& counts) noexcept {
+  return std::accumulate(counts.begin(), counts.end(), std::uint64_t{0});
 }
 
 /// The number of different ranks in `calls`, which are sorted by rank.
@@ -310,7 +315,7 @@ void collective_operation::describe_to(flight_entry& x, const part& p) const noe
   auto calls = calls_of_[p.index];
   auto type = calls.front().call.type;
   for (auto& one : calls)
-    x.count += one.call.count;
+    x.count += one.plan ? sum_of(one.plan->send_counts) : one.call.count;
   if (x.count != 0 &&
       std::all_of(calls.begin(), calls.end(), [&](auto& one) { return one.call.type == type; }))
     x.type = static_cast<std::uint8_t>(type);

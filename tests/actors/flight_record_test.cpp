@@ -365,6 +365,35 @@ TEST(FlightRecord, IsAMessageToo) {
   }
 }
 
+TEST(FlightRecord, SaysWhatEachRankMoved) {
+  TROUPE_NEEDS_DEVICES(2);
+  folder where;
+  test_system system{{.devices = 2}};
+  auto w = system.open_world();
+  auto of_rank = [&](std::size_t rank, std::size_t elements) {
+    return must(answer_of(w.device_of(rank).allocate(dtype::int8, elements)));
+  };
+  std::vector<any_gpu_ref> send{of_rank(0, 3), of_rank(1, 6)};
+  std::vector<any_gpu_ref> recv{of_rank(0, 5), of_rank(1, 4)};
+  auto op = w.all_to_all_v(send, recv, {{1, 2}, {4, 2}});
+  must(answer_of(op));
+  auto path = where.file("record.json");
+  ASSERT_TRUE(is_ok(answer_of(write_flight_record(system, path))));
+  auto ranks = ranks_of(read(path), op.number());
+  ASSERT_EQ(ranks.size(), 2u);
+  EXPECT_EQ(ranks[0].at("count"), 3);
+  EXPECT_EQ(ranks[1].at("count"), 6);
+  for (auto& [rank, x] : ranks) {
+    EXPECT_EQ(x.at("dtype"), "int8");
+    EXPECT_EQ(x.at("state"), "done");
+    EXPECT_LE(x.at("admitted"), x.at("issued"));
+    EXPECT_LE(x.at("issued"), x.at("over"));
+    ASSERT_EQ(x.at("refs").size(), 2u);
+    EXPECT_EQ(x.at("refs")[0].at("access"), "r");
+    EXPECT_EQ(x.at("refs")[1].at("access"), "w");
+  }
+}
+
 TEST(FlightRecord, SaysWhyItCannotBeWritten) {
   folder where;
   test_system system{{.devices = 1}};
