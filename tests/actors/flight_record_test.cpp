@@ -85,7 +85,7 @@ struct outcome {
 };
 
 outcome run_tool(const std::string& arguments) {
-  auto* pipe = popen((std::string{TROUPE_FLIGHT} + " " + arguments + " 2>&1").c_str(), "r");
+  auto* pipe = popen(("'" TROUPE_FLIGHT "' " + arguments + " 2>&1").c_str(), "r");
   if (pipe == nullptr)
     throw std::system_error(errno, std::generic_category(), "popen");
   outcome result;
