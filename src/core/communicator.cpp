@@ -9,12 +9,24 @@
 
 namespace troupe::detail {
 
+namespace {
+
+std::vector<backend_communicator*> pointers_to(const communicator_ranks& ranks) {
+  std::vector<backend_communicator*> result;
+  for (auto& x : ranks)
+    result.push_back(x.get());
+  return result;
+}
+
+} // namespace
+
 communicator::communicator(std::shared_ptr<runtime> runtime, std::uint64_t epoch,
                            std::vector<std::shared_ptr<lane>> lanes, communicator_ranks ranks,
                            std::chrono::milliseconds quiet_limit,
                            std::function<void(communicator&, const caf::error&)> on_end)
     : runtime_(std::move(runtime)), epoch_(epoch), lanes_(std::move(lanes)),
-      ranks_(std::move(ranks)), quiet_limit_(quiet_limit), on_end_(std::move(on_end)) {
+      ranks_(std::move(ranks)), rank_at_(pointers_to(ranks_)), quiet_limit_(quiet_limit),
+      on_end_(std::move(on_end)) {
   for (auto& x : lanes_)
     runtime_->hold(x->state().ordinal());
 }

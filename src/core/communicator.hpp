@@ -28,7 +28,7 @@ public:
 
   std::uint64_t epoch() const noexcept { return epoch_; }
   std::size_t size() const noexcept { return lanes_.size(); }
-  backend_communicator& rank(std::size_t i) noexcept { return *ranks_[i]; }
+  backend_communicator& rank(std::size_t i) noexcept { return *rank_at_[i]; }
   bool live() const noexcept { return live_.load(); }
 
   /// Calls `f` for rank `i` on its lane, unless the communicator has ended.
@@ -61,6 +61,8 @@ private:
   const std::uint64_t epoch_;
   const std::vector<std::shared_ptr<lane>> lanes_;
   communicator_ranks ranks_;
+  /// The same; a lane that is stuck in a call may look while the reaper takes them.
+  const std::vector<backend_communicator*> rank_at_;
   const std::chrono::milliseconds quiet_limit_;
   const std::function<void(communicator&, const caf::error&)> on_end_;
   std::atomic<bool> live_{true};

@@ -9,7 +9,7 @@
 //
 // enqueue                      happens before the handler that gets the message a handler of an
 // actor        happens before the next handler of that actor giving up a reference        happens
-// before the destructor of the actor
+// before the destructor of the actor, or of the message's content
 //
 // Linked into tests only, and only with -fsanitize=thread and CAF 0.17. It relies on libcaf's calls
 // to its own functions going through the dynamic linker, as they do in Debian's package.
@@ -17,6 +17,7 @@
 #include <caf/actor_control_block.hpp>
 #include <caf/mailbox_element.hpp>
 #include <caf/memory_managed.hpp>
+#include <caf/message.hpp>
 
 #include <dlfcn.h>
 #include <sanitizer/tsan_interface.h>
@@ -109,6 +110,27 @@ INTERPOSE(void, troupe_request_deletion, REQUEST_DELETION, void* self, bool decr
   static const auto real = next<void(void*, bool)>(REQUEST_DELETION);
   __tsan_acquire(self);
   real(self, decremented);
+}
+
+// An error is read on many threads; its content goes with the last of its copies.
+void give_up(const caf::message* x) {
+  if (const auto* content = x->cvals().get())
+    __tsan_release(
+        const_cast<caf::memory_managed*>(static_cast<const caf::memory_managed*>(content)));
+}
+
+#define MESSAGE_END "_ZN3caf7messageD1Ev"
+INTERPOSE(void, troupe_message_end, MESSAGE_END, caf::message* self) {
+  static const auto real = next<void(caf::message*)>(MESSAGE_END);
+  give_up(self);
+  real(self);
+}
+
+#define MESSAGE_BASE_END "_ZN3caf7messageD2Ev"
+INTERPOSE(void, troupe_message_base_end, MESSAGE_BASE_END, caf::message* self) {
+  static const auto real = next<void(caf::message*)>(MESSAGE_BASE_END);
+  give_up(self);
+  real(self);
 }
 
 namespace caf {
