@@ -10,7 +10,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -32,6 +35,15 @@ public:
   static caf::expected<world> open(caf::actor_system& sys, world_config config);
   /// Over devices that the application has.
   static caf::expected<world> open(const std::vector<device>& devices, world_config config = {});
+
+  /// As the message `split` (troupe/nccl_world.hpp): worlds over groups of the ranks, by color.
+  /// Blocks until all of them are ready. `limits`: theirs; by default those of this world.
+  /// @shape  colors: one per rank, negative: in no group; keys: one per rank, or empty: all equal
+  /// @errors as the message, and why one of them could not be built; errc::would_block in an actor
+  ///         of CAF's pool: send it the message. No world is kept
+  caf::expected<std::vector<world>> split(std::string name, std::vector<std::int32_t> colors,
+                                          std::vector<std::int32_t> keys = {},
+                                          const std::optional<world_limits>& limits = {}) const;
 
   /// Number of ranks.
   std::size_t size() const noexcept;

@@ -1,6 +1,7 @@
 #include "actors/device_access.hpp"
 #include "actors/messages.hpp"
 #include "actors/reply.hpp"
+#include "actors/split.hpp"
 #include "actors/subscribers.hpp"
 #include "actors/world_parts.hpp"
 #include "core/log.hpp"
@@ -56,6 +57,7 @@ public:
         [this](const rank_local& x) {
           return reply_to(core_->run(x.rank, collective_view{x.call}, x.options));
         },
+        [this](const split& x) { return split_up(x); },
         [this](const get_status&) { return core_->status(); },
         [this](const record_flight& x) {
           auto& limit =
@@ -91,6 +93,16 @@ private:
 
   template <class Request> caf::result<collective_done> run(const Request& x) {
     return reply_to(core_->run(collective_view{x.form()}, x.options));
+  }
+
+  caf::result<world_split> split_up(const split& x) {
+    auto groups = split_world(system(), *core_, x, core_->limits());
+    if (!groups)
+      return groups.error();
+    world_split result;
+    for (auto& g : *groups)
+      result.groups.push_back({g.color, g.name, g.ranks, g.parts.actor});
+    return result;
   }
 
   /// A device's collective actor tells what becomes of it.

@@ -1,4 +1,5 @@
 #include "actors/device_access.hpp"
+#include "actors/split.hpp"
 #include "actors/world_parts.hpp"
 #include <troupe/world.hpp>
 #include <troupe/world_rank.hpp>
@@ -19,6 +20,20 @@ struct world::owner {
   const detail::world_parts parts;
 };
 
+namespace {
+
+/// Blocks until the world is built, or is not; its build deadline bounds this.
+caf::error wait_until_ready(caf::actor_system& sys, const caf::actor& world) {
+  caf::scoped_actor self{sys};
+  detail::send(self, world, subscribe{});
+  world_status now;
+  while (now.phase == world_phase::building)
+    self->receive([&](const world_status& x) { now = x; });
+  return now.phase == world_phase::ready ? caf::error{} : now.reason;
+}
+
+} // namespace
+
 caf::expected<world> world::open(caf::actor_system& sys, world_config config) {
   if (auto refused = detail::check_may_block(); refused)
     return refused;
@@ -26,14 +41,8 @@ caf::expected<world> world::open(caf::actor_system& sys, world_config config) {
   if (!parts)
     return parts.error();
   world result{std::make_shared<const owner>(std::move(*parts))};
-  // The build deadline of the world bounds this.
-  caf::scoped_actor self{sys};
-  detail::send(self, result.actor(), subscribe{});
-  world_status now;
-  while (now.phase == world_phase::building)
-    self->receive([&](const world_status& x) { now = x; });
-  if (now.phase != world_phase::ready)
-    return now.reason;
+  if (auto error = wait_until_ready(sys, result.actor()); error)
+    return error;
   return result;
 }
 
@@ -42,6 +51,27 @@ caf::expected<world> world::open(const std::vector<device>& devices, world_confi
   if (!sys)
     return sys.error();
   return open(**sys, std::move(config));
+}
+
+caf::expected<std::vector<world>> world::split(std::string name, std::vector<std::int32_t> colors,
+                                               std::vector<std::int32_t> keys,
+                                               const std::optional<world_limits>& limits) const {
+  if (auto refused = detail::check_may_block(); refused)
+    return refused;
+  auto& sys = owner_->parts.lease->system;
+  auto& core = *owner_->parts.core;
+  auto groups =
+      detail::split_world(sys, core, {std::move(name), std::move(colors), std::move(keys), {}},
+                          limits.value_or(core.limits()));
+  if (!groups)
+    return groups.error();
+  std::vector<world> result;
+  for (auto& x : *groups)
+    result.push_back(world{std::make_shared<const owner>(std::move(x.parts))});
+  for (auto& x : result) // they build at the same time
+    if (auto error = wait_until_ready(sys, x.actor()); error)
+      return error;
+  return result;
 }
 
 std::size_t world::size() const noexcept { return owner_->parts.core->size(); }

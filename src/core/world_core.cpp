@@ -212,6 +212,12 @@ caf::error world_core::check_view(const operation& op, std::uint64_t membership)
   return {};
 }
 
+caf::error world_core::check_view(const char* verb, std::uint64_t membership) const {
+  const operation request{verb, 0};
+  std::lock_guard lock{order_mutex()};
+  return check_view(request, membership);
+}
+
 caf::error world_core::enter_queue(const operation& op) {
   if (waiting_.fetch_add(1) < limits_.waiting_limit)
     return {};

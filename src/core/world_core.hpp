@@ -34,6 +34,9 @@ public:
   const std::vector<std::shared_ptr<lane>>& lanes() const noexcept { return lanes_; }
 
   world_status status() const;
+  /// May a request that needs no communicator, and means `membership`, go on?
+  /// @errors errc::unavailable: the world has ended; errc::membership_changed
+  caf::error check_view(const char* verb, std::uint64_t membership) const;
 
   // -- for the actor
 

@@ -135,6 +135,18 @@ TEST_F(Messages, RequestsToAWorldComeBack) {
   expect_same(sys, rank_local{2, any_call, options_});
   expect_same(sys, get_status{});
   expect_same(sys, subscribe{});
+  auto parted = there_and_back(sys, split{"tensor", {0, 1, -1}, {3, 2, 1}, options_});
+  EXPECT_EQ(parted.name, "tensor");
+  EXPECT_EQ(parted.colors, (std::vector<std::int32_t>{0, 1, -1}));
+  EXPECT_EQ(parted.keys, (std::vector<std::int32_t>{3, 2, 1}));
+  EXPECT_EQ(parted.options.membership, options_.membership);
+  auto actor = must(gpu_.actor());
+  auto groups = there_and_back(sys, world_split{{{7, "tensor/7", {2, 0}, actor}}}).groups;
+  ASSERT_EQ(groups.size(), 1u);
+  EXPECT_EQ(groups[0].color, 7);
+  EXPECT_EQ(groups[0].name, "tensor/7");
+  EXPECT_EQ(groups[0].ranks, (std::vector<std::int32_t>{2, 0}));
+  EXPECT_EQ(groups[0].actor, actor);
 }
 
 TEST_F(Messages, AnswersComeBack) {

@@ -111,6 +111,8 @@ public:
     }
   }
 
+  const collective_spec& spec() const { return spec_; }
+  const std::vector<std::vector<std::byte>>& sends() const { return sends_; }
   std::vector<any_gpu_ref> send() const { return send_; }
   std::vector<any_gpu_ref> recv() const { return recv_; }
 

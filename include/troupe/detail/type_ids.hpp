@@ -50,6 +50,9 @@ struct shutdown;
 struct get_status;
 struct subscribe;
 struct record_flight;
+struct split;
+struct sub_world;
+struct world_split;
 struct launch_callable;
 
 namespace detail {
@@ -109,6 +112,9 @@ CAF_ADD_TYPE_ID(troupe, (troupe::shutdown))
 CAF_ADD_TYPE_ID(troupe, (troupe::get_status))
 CAF_ADD_TYPE_ID(troupe, (troupe::subscribe))
 CAF_ADD_TYPE_ID(troupe, (troupe::record_flight))
+CAF_ADD_TYPE_ID(troupe, (troupe::split))
+CAF_ADD_TYPE_ID(troupe, (troupe::sub_world))
+CAF_ADD_TYPE_ID(troupe, (troupe::world_split))
 CAF_END_TYPE_ID_BLOCK(troupe)
 
 // Messages that mean something only within the process. They have no serialized form, and the
