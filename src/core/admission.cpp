@@ -365,24 +365,22 @@ void admission::release() noexcept {
   {
     std::lock_guard lock{order_mutex()};
     place_handed_in(others, too_late);
-    std::vector<held_operation> rest;
-    for (auto& x : held_) { // whom it is behind comes first
-      std::erase_if(x.behind, [](const auto& other) { return other->on_lanes(); });
-      bool stays = !x.behind.empty();
-      if (!x.op->failed()) { // a failed one passes: the lanes do not issue it
-        auto error = x.op->on_check();
-        stays = stays || error || x.op->waits_for() != nullptr;
-        if (error)
+    for (auto& x : held_)
+      if (!x.op->failed())
+        if (auto error = x.op->on_check(); error)
           refused.emplace_back(x.op, std::move(error));
-      }
-      if (stays) {
-        rest.push_back(std::move(x));
-      } else {
+    for (auto before = held_.size() + 1; held_.size() < before;) {
+      before = held_.size(); // what joined late may be behind one that stands after it
+      std::erase_if(held_, [&](held_operation& x) {
+        std::erase_if(x.behind, [](const auto& other) { return other->on_lanes(); });
+        bool may_go = x.op->failed() || (x.op->waits_for() == nullptr && !x.op->on_check());
+        if (!x.behind.empty() || !may_go) // a failed one passes: the lanes do not issue it
+          return false;
         submit(*x.op, too_late);
         released.push_back(std::move(x.op));
-      }
+        return true;
+      });
     }
-    held_ = std::move(rest);
   }
   for (auto& op : released)
     wake_lanes(*op);

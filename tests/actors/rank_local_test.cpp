@@ -374,6 +374,24 @@ TEST_F(RankCalls, SendToEachOther) {
   EXPECT_TRUE(has_code(answer_of(sent), errc::collective_mismatch));
 }
 
+// An operation that began first may come to stand behind later ones that wait for each other.
+TEST_F(RankCalls, ThatJoinLateFollowWhatIsBeforeThem) {
+  TROUPE_NEEDS_DEVICES(3);
+  auto x = numbers();
+  auto y = numbers();
+  answers all{w.rank(0).all_reduce(x[0])};
+  all.push_back(w.rank(1).recv(x[1], 2));
+  all.push_back(w.rank(1).send(x[1], 0)); // what it receives
+  all.push_back(w.rank(0).recv(y[0], 1));
+  all.push_back(w.rank(1).all_reduce(x[1]));
+  all.push_back(w.rank(2).all_reduce(x[2]));
+  for (auto& a : all)
+    EXPECT_FALSE(a.ready());
+  all.push_back(w.rank(2).send(y[2], 1));
+  expect_ok(all);
+  EXPECT_TRUE(all_hold(x, 1 + 3 + 3));
+}
+
 // Each receives what it passes on: nobody could begin.
 TEST_F(RankCalls, ThatWaitForEachOtherAreFound) {
   TROUPE_NEEDS_DEVICES(2);
