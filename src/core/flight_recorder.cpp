@@ -111,6 +111,7 @@ flight_snapshot flight_recorder::take() const {
   result.host = host_name();
   result.process = ::getpid();
   std::map<const lane*, std::vector<flight_entry>> open;
+  owner_.gate().place_handed_in(); // else they are of no operation
   // First these: a lane that takes one up meanwhile has it in its ring when that is read.
   owner_.keeper().for_each([&](operation& op) {
     auto records = op.open_records();

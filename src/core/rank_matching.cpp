@@ -1,6 +1,7 @@
 #include "core/rank_matching.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace troupe::detail {
 
@@ -19,6 +20,19 @@ void call_line::take(std::size_t caller, const std::shared_ptr<collective_operat
     open_.pop_front();
     ++first_;
   }
+}
+
+void call_line::give_away(std::vector<std::shared_ptr<collective_operation>>& to) {
+  for (auto& x : open_)
+    to.push_back(std::move(x.op));
+}
+
+std::vector<std::shared_ptr<collective_operation>> rank_matching::give_away() {
+  std::vector<std::shared_ptr<collective_operation>> result;
+  collectives_.give_away(result);
+  for (auto& [pair, line] : messages_)
+    line.give_away(result);
+  return result;
 }
 
 bool rank_matching::handed_in(std::size_t rank) noexcept {

@@ -28,6 +28,8 @@ public:
   std::size_t ahead(std::size_t caller) const noexcept { return next_[caller] - first_; }
   /// The next call of `caller` is made, a part of `op`.
   void take(std::size_t caller, const std::shared_ptr<collective_operation>& op);
+  /// No call comes any more: gives away the operations that still lack some.
+  void give_away(std::vector<std::shared_ptr<collective_operation>>& to);
 
 private:
   struct entry {
@@ -56,6 +58,8 @@ public:
   // Under the lock of the order.
 
   call_line& line_of(const rank_call& call);
+  /// As `call_line::give_away`.
+  std::vector<std::shared_ptr<collective_operation>> give_away();
   /// The caller in that line.
   static std::size_t caller_of(const rank_call& call) noexcept;
 

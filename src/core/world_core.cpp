@@ -153,6 +153,9 @@ void world_core::close(world_phase phase, const caf::error& why) {
   for (auto& x : {current, next})
     if (x)
       x->end(why);
+  std::vector<std::shared_ptr<collective_operation>> incomplete; // they keep the world
+  std::lock_guard lock{order_mutex()};
+  incomplete = matching_.give_away();
 }
 
 void world_core::end_epoch(const caf::error& cause) {

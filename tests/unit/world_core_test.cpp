@@ -601,6 +601,23 @@ TEST(WorldCore, RefusesWhatCannotBeRight) {
                    ->error());
 }
 
+TEST(WorldCore, IsNotKeptByACallThatLacksTheOthers) {
+  core_system system{{.devices = 2}};
+  std::weak_ptr<world_core> core;
+  std::shared_ptr<detail::operation_of<collective_done>> alone;
+  {
+    a_world world{system};
+    world.open();
+    core = world.core;
+    alone = world.core->run(
+        0, {collective_kind::all_reduce, world.refs[0], any_gpu_ref{}, reduce_op::sum, -1}, {});
+    system.runtime()->gate().place_handed_in();
+  }
+  EXPECT_TRUE(has_code(answer_of(alone), errc::unavailable));
+  alone.reset();
+  EXPECT_TRUE(eventually([&] { return core.expired(); }));
+}
+
 // Two worlds on the same devices, and much else: one order, no cycle.
 TEST(WorldCore, SharesDevicesWithAnother) {
   core_system system{{.devices = 2}};
