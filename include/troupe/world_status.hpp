@@ -67,7 +67,8 @@ struct world_limits {
   std::chrono::nanoseconds deadline = std::chrono::seconds{30};
   /// For a communicator to be built and connected.
   std::chrono::nanoseconds build_deadline = std::chrono::seconds{60};
-  /// A collective that is not done so long after its first rank started ends the communicator.
+  /// A collective that is not done so long after its first rank started ends the communicator. While
+  /// it waits behind another world's, that one's limit counts instead.
   std::chrono::nanoseconds stall_limit = std::chrono::seconds{30};
   /// For every lane to leave a communicator that ended; a lane that does not is stuck for good.
   std::chrono::milliseconds quiet_limit{100};
