@@ -70,6 +70,9 @@ struct world_limits {
   /// A collective that is not done so long after its first rank started ends the communicator. While
   /// it waits behind another world's, that one's limit counts instead.
   std::chrono::nanoseconds stall_limit = std::chrono::seconds{30};
+  /// For its connections to be made, once its devices have come to it: they do nothing else
+  /// meanwhile. Past it a rank that is in NCCL does not come back (`quiet_limit`).
+  std::chrono::nanoseconds connect_limit = std::chrono::seconds{10};
   /// For every lane to leave a communicator that ended; a lane that does not is stuck for good.
   std::chrono::milliseconds quiet_limit{100};
   /// Requests that may wait for a communicator; more are `errc::overloaded`.

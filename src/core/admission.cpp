@@ -290,10 +290,10 @@ void admission::order_use(const std::shared_ptr<operation>& op, const use& u, op
     }
     bool overlap = a.begin < u.end && u.begin < a.end;
     bool covered = u.begin <= a.begin && a.end <= u.end;
-    bool same_stream = a.at->on == p.on && a.at->stream == p.stream;
+    bool same_stream = by->on_lanes() && a.at->shares_stream(p);
     bool conflict = overlap && (a.writes || u.writes);
     if (conflict) {
-      if (!same_stream || p.stream == stream_kind::none)
+      if (!same_stream)
         p.predecessors.push_back({by, a.at});
       if (a.writes)
         by->precede(op, u.reads && !by->withdrawn());
@@ -306,7 +306,7 @@ void admission::order_use(const std::shared_ptr<operation>& op, const use& u, op
       continue;
     }
     // What comes after this use comes after what it waited for, and after what its stream has.
-    if (covered && (u.writes || (!a.writes && same_stream && by->on_lanes()))) {
+    if (covered && (u.writes || (!a.writes && same_stream))) {
       drop();
       continue;
     }

@@ -3,6 +3,7 @@
 #include "core/buffer.hpp"
 #include "core/device_state.hpp"
 #include "core/lane.hpp"
+#include "core/log.hpp"
 #include "core/order.hpp"
 #include "core/world_core.hpp"
 
@@ -243,8 +244,10 @@ caf::error collective_operation::on_check() const { return world_->check_view(*t
 
 caf::error collective_operation::on_admit() {
   value.operation = number();
-  if (!world_->waits())
+  if (!world_->waits()) {
+    run_on(world_->join(value));
     return {};
+  }
   if (auto error = world_->enter_queue(*this); error)
     return error;
   waiting_.store(true);
@@ -264,9 +267,23 @@ const void* collective_operation::waits_for() const {
   return world_->waits() ? world_.get() : nullptr;
 }
 
+void collective_operation::run_on(std::shared_ptr<communicator> target) {
+  communicator_ = std::move(target);
+  for (auto& p : parts())
+    p.tenant = &communicator_->tenant(static_cast<std::size_t>(p.rank));
+}
+
 void collective_operation::on_submit() {
   wait_no_more();
-  communicator_ = world_->join(value);
+  auto target = world_->join(value);
+  if (target != communicator_) {
+    // What it is to follow in the other one's streams may still be there.
+    former_ = std::move(communicator_);
+    run_on(std::move(target));
+    for (auto& p : parts())
+      if (former_)
+        p.after = &former_->tenant(static_cast<std::size_t>(p.rank));
+  }
   communicator_key_.store(communicator_.get());
 }
 
@@ -274,7 +291,7 @@ caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on) {
   auto mine = calls_of_[p.index];
   if (std::all_of(mine.begin(), mine.end(), [](const rank_call& x) { return x.empty(); }))
     return issue_outcome::finished;
-  auto stream = on.stream(p.stream);
+  auto stream = on.stream(p);
   auto error = communicator_->call(mine.front().rank, on, [&](backend_communicator& rank) {
     if (mine.size() == 1) {
       auto call = mine.front().complete();
@@ -304,8 +321,31 @@ void collective_operation::on_lost_part(part& p, const caf::error& why) noexcept
   communicator_->fail(loss(*this, p, communicator_->epoch(), why));
 }
 
-void collective_operation::on_stall() noexcept {
+/// By others' work that is not allowed to hold it up for ever.
+bool collective_operation::is_held_up() const noexcept {
+  return std::any_of(parts().begin(), parts().end(), [this](const part& p) {
+    switch (p.at.load(std::memory_order_acquire)) {
+    case part::state::queued:
+      return p.on->held() || p.on->connected_after(first_started_at());
+    case part::state::issued:
+      return p.behind_others.load(std::memory_order_relaxed) ||
+             p.on->connected_after(first_started_at());
+    case part::state::issuing:
+    case part::state::started:
+      return p.on->connected_after(first_started_at());
+    case part::state::done:
+    case part::state::skipped:
+      break;
+    }
+    return false;
+  });
+}
+
+bool collective_operation::on_stall() noexcept {
+  if (is_held_up())
+    return false;
   communicator_->fail(stall(*this, communicator_->epoch()));
+  return true;
 }
 
 void collective_operation::describe_to(flight_entry& x, const part& p) const noexcept {
@@ -464,29 +504,53 @@ void rank_request::end_early(const caf::error& why) noexcept {
 
 connect_operation::connect_operation(std::shared_ptr<communicator> target,
                                      const std::vector<std::shared_ptr<lane>>& lanes,
+                                     std::chrono::nanoseconds patience,
                                      std::chrono::nanoseconds limit)
-    : operation_of("connect", lanes.size()), communicator_(std::move(target)) {
-  stall_limit = limit.count();
+    : operation_of("connect", lanes.size()), communicator_(std::move(target)), limit_(limit),
+      has_arrived_(lanes.size()) {
+  stall_limit = patience.count();
   for (std::size_t i = 0; i < lanes.size(); ++i) {
     auto& p = parts()[i];
     p.on = lanes[i].get();
     p.rank = static_cast<int>(i);
     p.stream = stream_kind::collective;
+    p.tenant = &communicator_->tenant(i);
   }
 }
 
+namespace {
+std::int64_t now_in_nanoseconds() noexcept { return clock::now().time_since_epoch().count(); }
+
+void set_once(std::atomic<std::int64_t>& time) noexcept {
+  std::int64_t none = 0;
+  time.compare_exchange_strong(none, now_in_nanoseconds());
+}
+} // namespace
+
 caf::expected<issue_outcome> connect_operation::issue(part& p, lane& on) {
-  if (arrived_.fetch_add(1) + 1 == parts().size())
-    for (auto& other : parts())
-      other.on->wake();
+  set_once(held_since_);
+  part_started(held_since_.load());
+  if (auto error = on.provide_streams(); error)
+    log(log_level::warning, "communicators share a stream", error);
   return proceed(p, on);
 }
 
 caf::expected<issue_outcome> connect_operation::proceed(part& p, lane& on) {
+  if (!has_arrived_[p.index] && on.collectives_over()) {
+    has_arrived_[p.index] = 1;
+    if (arrived_.fetch_add(1) + 1 == parts().size())
+      for (auto& other : parts())
+        other.on->wake();
+  }
   if (arrived_.load() < parts().size() && communicator_->live())
     return issue_outcome::continues;
-  auto error = communicator_->call(
-      p.index, on, [&](backend_communicator& rank) { return rank.connect(on.stream(p.stream)); });
+  auto error = communicator_->call(p.index, on, [&](backend_communicator& rank) {
+    set_once(entered_at_);
+    on.begin_connecting();
+    auto result = rank.connect(on.stream(p));
+    on.end_connecting();
+    return result;
+  });
   return issued(*this, p, *communicator_, std::move(error));
 }
 
@@ -499,8 +563,21 @@ void connect_operation::on_lost_part(part& p, const caf::error& why) noexcept {
   communicator_->fail(loss(*this, p, communicator_->epoch(), why));
 }
 
-void connect_operation::on_stall() noexcept {
+bool connect_operation::on_stall() noexcept {
+  // Until all lanes had come another limit counted.
+  auto entered_at = entered_at_.load();
+  if (arrived_.load() == parts().size() &&
+      (entered_at == 0 || now_in_nanoseconds() - entered_at < limit_.count()))
+    return false;
   communicator_->fail(stall(*this, communicator_->epoch()));
+  return true;
+}
+
+void connect_operation::on_settled() noexcept {
+  if (auto since = held_since_.load(); since != 0)
+    log(log_level::debug, "connecting a communicator held its lanes for " +
+                              std::to_string((now_in_nanoseconds() - since) / 1000) + " us" +
+                              (failed() ? ", in vain" : ""));
 }
 
 } // namespace troupe::detail

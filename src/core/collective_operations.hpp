@@ -43,7 +43,7 @@ public:
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
   void on_lost_part(part& p, const caf::error& why) noexcept override;
   void on_part_done(part& p) noexcept override;
-  void on_stall() noexcept override;
+  bool on_stall() noexcept override;
   const void* communicator_key() const noexcept override { return communicator_key_.load(); }
 
 protected:
@@ -54,6 +54,8 @@ protected:
 private:
   void wait_no_more() noexcept;
   void make_parts();
+  void run_on(std::shared_ptr<communicator> target);
+  bool is_held_up() const noexcept;
 
   const std::shared_ptr<world_core> world_;
   std::vector<rank_call> calls_;                     // sorted by rank
@@ -62,6 +64,7 @@ private:
   std::size_t missing_ = 0;          // calls that are still to come; under the lock of the order
   std::atomic<bool> waiting_{false}; // counts at its world
   std::shared_ptr<communicator> communicator_;
+  std::shared_ptr<communicator> former_; // on which it would have run when it got its place
   std::atomic<const void*> communicator_key_{nullptr}; // for those who look at it while it waits
 };
 
@@ -98,29 +101,43 @@ private:
 };
 
 /// Makes all connections of a new communicator, in the order of all other work on its devices. The
-/// call blocks until every rank is in it: the lanes wait for each other before they make it, so
-/// that one that is busy keeps no other inside.
+/// call blocks until every rank is in it, and other collectives on the devices, one that stands
+/// still above all, can keep it there: so the lanes wait for each other, and for those collectives
+/// to be over, before they make it. From its turn on until then a lane issues nothing else.
+///
+/// Other communicators' work cannot wait for it in a circle. All lanes have all operations in one
+/// order. What comes before it is on all its lanes, or comes there first, and waits for nothing
+/// that comes later; so it is over some time, or its own limit ends it, for which no lane is
+/// needed. What comes later waits. Of several that connect on overlapping lanes the first in order
+/// finds its lanes free of the others.
 class connect_operation final : public operation_of<nothing> {
 public:
+  /// Ends the communicator if the lanes are not free within `patience`, or a call does not come
+  /// back within `limit`.
   connect_operation(std::shared_ptr<communicator> target,
                     const std::vector<std::shared_ptr<lane>>& lanes,
-                    std::chrono::nanoseconds limit);
+                    std::chrono::nanoseconds patience, std::chrono::nanoseconds limit);
   bool bounded() const noexcept override { return false; }
   bool holds_lane() const noexcept override { return true; }
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
   caf::expected<issue_outcome> proceed(part& p, lane& on) override;
   void on_lost_part(part& p, const caf::error& why) noexcept override;
-  void on_stall() noexcept override;
+  bool on_stall() noexcept override;
   const void* communicator_key() const noexcept override { return communicator_.get(); }
 
   world_tag world; ///< for the record
 
 protected:
   void describe_to(flight_entry& x, const part& p) const noexcept override;
+  void on_settled() noexcept override;
 
 private:
   const std::shared_ptr<communicator> communicator_;
+  const std::chrono::nanoseconds limit_;
+  std::vector<char> has_arrived_; // of each part, its lane's
   std::atomic<std::size_t> arrived_{0};
+  std::atomic<std::int64_t> held_since_{0};
+  std::atomic<std::int64_t> entered_at_{0};
 };
 
 } // namespace troupe::detail

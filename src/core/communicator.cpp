@@ -25,13 +25,18 @@ communicator::communicator(std::shared_ptr<runtime> runtime, std::uint64_t epoch
                            std::chrono::milliseconds quiet_limit,
                            std::function<void(communicator&, const caf::error&)> on_end)
     : runtime_(std::move(runtime)), epoch_(epoch), lanes_(std::move(lanes)),
-      ranks_(std::move(ranks)), rank_at_(pointers_to(ranks_)), quiet_limit_(quiet_limit),
-      on_end_(std::move(on_end)) {
-  for (auto& x : lanes_)
+      ranks_(std::move(ranks)), rank_at_(pointers_to(ranks_)), tenants_(lanes_.size()),
+      quiet_limit_(quiet_limit), on_end_(std::move(on_end)) {
+  for (auto& x : lanes_) {
+    x->add_tenant();
     runtime_->hold(x->state().ordinal());
+  }
 }
 
-communicator::~communicator() = default;
+communicator::~communicator() {
+  for (auto& x : lanes_)
+    x->remove_tenant();
+}
 
 caf::error communicator::dead() const {
   std::lock_guard lock{mutex_};

@@ -29,6 +29,8 @@ public:
   std::uint64_t epoch() const noexcept { return epoch_; }
   std::size_t size() const noexcept { return lanes_.size(); }
   backend_communicator& rank(std::size_t i) noexcept { return *rank_at_[i]; }
+  /// Whom the streams of rank `i`'s lane know it as.
+  stream_tenant& tenant(std::size_t i) noexcept { return tenants_[i]; }
   bool live() const noexcept { return live_.load(); }
 
   /// Calls `f` for rank `i` on its lane, unless the communicator has ended.
@@ -63,6 +65,7 @@ private:
   communicator_ranks ranks_;
   /// The same; a lane that is stuck in a call may look while the reaper takes them.
   const std::vector<backend_communicator*> rank_at_;
+  std::vector<stream_tenant> tenants_;
   const std::chrono::milliseconds quiet_limit_;
   const std::function<void(communicator&, const caf::error&)> on_end_;
   std::atomic<bool> live_{true};

@@ -6,6 +6,7 @@
 #include "core/staging.hpp"
 
 #include <algorithm>
+#include <cstdint>
 #include <thread>
 
 namespace troupe::detail {
@@ -200,20 +201,30 @@ caf::error lane::open_device() {
   if (!properties)
     return properties.error();
   properties_ = std::move(*properties);
-  for (auto& s : streams_) {
-    if (s.stream.native != nullptr)
-      continue;
-    auto stream = device_->create_stream();
-    if (!stream)
-      return stream.error();
-    s.stream = *stream;
-  }
+  while (streams_made_ < stream_count)
+    if (auto error = add_stream(); error)
+      return error;
   if (!stager_) {
     stager_ = std::make_unique<stager>([this] { wake(); });
     upload_ring_ = std::make_unique<staging_ring>(*device_, options_.staging_bytes);
     download_ring_ = std::make_unique<staging_ring>(*device_, options_.staging_bytes);
   }
   return device_->open_memory();
+}
+
+caf::error lane::add_stream() {
+  auto stream = device_->create_stream();
+  if (!stream)
+    return stream.error();
+  streams_[streams_made_++].stream = *stream;
+  return {};
+}
+
+caf::error lane::provide_streams() {
+  while (streams_made_ < streams_.size() && streams_made_ < first_collective + tenants_.load())
+    if (auto error = add_stream(); error)
+      return note(error);
+  return {};
 }
 
 void lane::go_down() noexcept {
@@ -223,8 +234,8 @@ void lane::go_down() noexcept {
   note(download_ring_->close());
   for (auto event : events_)
     note(device_->destroy_event(event));
-  for (auto& s : streams_)
-    note(device_->destroy_stream(s.stream));
+  for (std::size_t i = 0; i < streams_made_; ++i)
+    note(device_->destroy_stream(streams_[i].stream));
   note(device_->close_memory());
 }
 
@@ -288,10 +299,49 @@ bool lane::issue_ready() {
   return worked;
 }
 
-bool lane::is_held() const noexcept {
-  return std::any_of(streams_.begin(), streams_.end(), [](const lane_stream& s) {
+bool lane::is_held() noexcept {
+  auto made = made_streams();
+  bool held = std::any_of(made.begin(), made.end(), [](const lane_stream& s) {
     return s.continuing != nullptr && s.continuing->of->holds_lane();
   });
+  if (held != held_.load(std::memory_order_relaxed))
+    held_.store(held, std::memory_order_relaxed);
+  return held;
+}
+
+/// Its own while something of it is there, else one where nothing is. If there is none, one where
+/// nothing stands still for good, as far as anybody knows.
+std::size_t lane::choose_stream(const stream_tenant& who) const noexcept {
+  auto is_free = [](const lane_stream& s) { return s.in_flight.empty() && !s.continuing; };
+  if (who.in_flight != 0 || is_free(streams_[who.stream]))
+    return who.stream;
+  auto best = who.stream;
+  std::size_t least = SIZE_MAX;
+  for (auto i = first_collective; i < streams_made_; ++i) {
+    auto& s = streams_[i];
+    if (is_free(s))
+      return i;
+    if (!s.continuing && !s.in_flight.back()->of->failed() && s.in_flight.size() < least) {
+      best = i;
+      least = s.in_flight.size();
+    }
+  }
+  return best;
+}
+
+bool lane::collectives_over() const noexcept {
+  return std::all_of(streams_.begin() + first_collective, streams_.end(), [](const auto& s) {
+    return std::all_of(s.in_flight.begin(), s.in_flight.end(),
+                       [](const part* p) { return p->of->failed(); });
+  });
+}
+
+void lane::begin_connecting() noexcept {
+  connecting_until_.store(std::numeric_limits<std::int64_t>::max(), std::memory_order_relaxed);
+}
+
+void lane::end_connecting() noexcept {
+  connecting_until_.store(nanoseconds(clock::now()), std::memory_order_relaxed);
 }
 
 /// The client's thread wrote them: while one part is issued, the next ones come into the cache.
@@ -304,6 +354,8 @@ void lane::fetch_ahead() const noexcept {
 
 lane::verdict lane::try_issue(part& p) {
   auto& op = *p.of;
+  if (p.tenant != nullptr)
+    p.tenant->stream = choose_stream(*p.tenant);
   auto holder = held_by(p);
   record_.held_by(holder.value_or(0));
   if (holder && !(op.withdrawn() && !stands_between(p)))
@@ -317,7 +369,7 @@ lane::verdict lane::try_issue(part& p) {
   // In the step that issues: a stale ref never reaches a launch (INV-2).
   auto error = check_generation(p);
   if (!error && !op.lost_a_part() && p.stream != stream_kind::none)
-    error = note(wait_for_predecessors(p, stream(p.stream)));
+    error = note(wait_for_what_is_before(p));
   if (error || op.lost_a_part()) {
     lose(p, error);
     return verdict::gone;
@@ -325,8 +377,7 @@ lane::verdict lane::try_issue(part& p) {
   p.at.store(part::state::issuing, std::memory_order_release);
   auto now = nanoseconds(clock::now());
   record_.issuing(p, state_->generation(), now);
-  auto kind = static_cast<std::size_t>(p.stream);
-  if (p.stream != stream_kind::none && streams_[kind].in_flight.empty() && all_over(p.predecessors))
+  if (p.stream != stream_kind::none && stream_of(p).in_flight.empty() && nothing_before(p))
     op.part_started(now); // the call itself may block
   issuing_.store(true);
   after_issue(p, op.issue(p, *this));
@@ -339,7 +390,7 @@ std::optional<std::uint64_t> lane::held_by(const part& p) const noexcept {
   if (state_->phase() == device_phase::resetting)
     return 0;
   if (p.stream != stream_kind::none)
-    if (auto* first = streams_[static_cast<std::size_t>(p.stream)].continuing)
+    if (auto* first = stream_of(p).continuing)
       return first->of->number();
   for (auto& x : p.predecessors)
     if (!x.at->recorded.load(std::memory_order_acquire) && !x.at->over())
@@ -351,14 +402,31 @@ std::optional<std::uint64_t> lane::held_by(const part& p) const noexcept {
 bool lane::stands_between(const part& p) const noexcept {
   if (!p.uses_memory || p.stream == stream_kind::none || state_->live_generation() == 0)
     return false;
-  auto& s = streams_[static_cast<std::size_t>(p.stream)];
-  return s.continuing != nullptr || !s.in_flight.empty() || !all_over(p.predecessors);
+  auto& s = stream_of(p);
+  return s.continuing != nullptr || !s.in_flight.empty() || !nothing_before(p);
+}
+
+/// What of `p`'s predecessors and former communicator may still run is none.
+bool lane::nothing_before(const part& p) noexcept {
+  return all_over(p.predecessors) && (p.after == nullptr || p.after->in_flight == 0);
+}
+
+caf::error lane::wait_for_what_is_before(part& p) {
+  auto to = stream(p);
+  auto result = wait_for_predecessors(p, to);
+  if (p.after == nullptr || p.after->in_flight == 0)
+    return result;
+  for (auto* x : streams_[p.after->stream].in_flight)
+    if (x->tenant == p.after && x->event.native != nullptr)
+      if (auto error = device_->wait(to, x->event); error && !result)
+        result = std::move(error);
+  return result;
 }
 
 caf::error lane::wait_for_predecessors(part& p, stream_view stream) {
   caf::error result;
   for (auto& x : p.predecessors) {
-    if (x.at->over())
+    if (x.at->over() || x.at->shares_stream(p))
       continue;
     event_lock lock{x.at->event_guard};
     if (x.at->event.native != nullptr)
@@ -410,7 +478,9 @@ void lane::after_issue(part& p, const caf::expected<issue_outcome>& outcome) {
     op.part_issued();
     p.at.store(part::state::issued, std::memory_order_release);
     record_.issued(p);
-    streams_[static_cast<std::size_t>(p.stream)].continuing = &p;
+    stream_of(p).continuing = &p;
+    if (p.tenant != nullptr)
+      ++p.tenant->in_flight;
     break;
   }
   if (op.lost_a_part())
@@ -418,16 +488,21 @@ void lane::after_issue(part& p, const caf::expected<issue_outcome>& outcome) {
 }
 
 void lane::put_in_flight(part& p) {
-  auto& s = streams_[static_cast<std::size_t>(p.stream)];
+  auto& s = stream_of(p);
   queued_.fetch_sub(1, std::memory_order_relaxed);
   in_flight_.fetch_add(1, std::memory_order_relaxed);
+  if (p.tenant != nullptr) {
+    ++p.tenant->in_flight;
+    if (!s.in_flight.empty() && s.in_flight.back()->tenant != p.tenant)
+      p.behind_others.store(true, std::memory_order_relaxed);
+  }
   s.in_flight.push_back(&p);
   if (!p.passed_by) {
     p.at.store(part::state::issued, std::memory_order_release);
     record_.issued(p);
   }
   if (p.event.native == nullptr) {
-    auto event = mark(p.stream);
+    auto event = mark(s.stream);
     if (!event) {
       // Without an event nobody can know when it is over: what is left is the end of the process.
       p.of->fail(note_fault(event.error()));
@@ -446,7 +521,7 @@ void lane::put_in_flight(part& p) {
 
 bool lane::proceed_continuing() {
   bool worked = false;
-  for (auto& s : streams_) {
+  for (auto& s : made_streams()) {
     if (s.continuing == nullptr)
       continue;
     auto& p = *s.continuing;
@@ -454,6 +529,8 @@ bool lane::proceed_continuing() {
     if (outcome && *outcome == issue_outcome::continues)
       continue;
     s.continuing = nullptr;
+    if (p.tenant != nullptr)
+      --p.tenant->in_flight;
     worked = true;
     after_issue(p, outcome);
     issuing_.store(!nothing_continues());
@@ -467,7 +544,7 @@ void lane::note_started(lane_stream& s) noexcept {
   auto& p = *s.in_flight.front();
   if (p.at.load(std::memory_order_relaxed) != part::state::issued)
     return;
-  if (!all_over(p.predecessors))
+  if (!nothing_before(p))
     return;
   p.at.store(part::state::started, std::memory_order_release);
   auto now = nanoseconds(clock::now());
@@ -478,7 +555,7 @@ void lane::note_started(lane_stream& s) noexcept {
 
 bool lane::poll() {
   bool worked = false;
-  for (auto& s : streams_)
+  for (auto& s : made_streams())
     if (!s.in_flight.empty())
       worked |= poll(s);
   return worked;
@@ -529,12 +606,18 @@ bool lane::poll(lane_stream& s) {
     for (std::size_t i = 0; i < batch; ++i) {
       auto& over = *s.in_flight.front();
       s.in_flight.pop_front();
-      in_flight_.fetch_sub(1, std::memory_order_relaxed);
+      leave_flight(over);
       finish(over, now);
     }
     worked = true;
   }
   return worked;
+}
+
+void lane::leave_flight(part& p) noexcept {
+  in_flight_.fetch_sub(1, std::memory_order_relaxed);
+  if (p.tenant != nullptr)
+    --p.tenant->in_flight;
 }
 
 void lane::finish(part& p, std::int64_t now) noexcept {
@@ -555,7 +638,7 @@ void lane::finish(part& p, std::int64_t now) noexcept {
 void lane::skip(part& p) noexcept {
   if (stands_between(p) && !abandoned_.load()) {
     p.passed_by = true;
-    note(wait_for_predecessors(p, stream(p.stream)));
+    note(wait_for_what_is_before(p));
     put_in_flight(p);
     return;
   }
@@ -607,8 +690,6 @@ caf::error lane::in_full(const part& p, const caf::error& error) const {
   return make_error(std::move(*x));
 }
 
-caf::expected<event_view> lane::mark(stream_kind kind) { return mark(stream(kind)); }
-
 caf::expected<event_view> lane::mark(stream_view stream) {
   event_view event;
   if (events_.empty()) {
@@ -645,12 +726,14 @@ bool lane::drain_released() {
 }
 
 bool lane::nothing_continues() const noexcept {
-  return std::all_of(streams_.begin(), streams_.end(),
+  auto made = made_streams();
+  return std::all_of(made.begin(), made.end(),
                      [](const lane_stream& s) { return s.continuing == nullptr; });
 }
 
 bool lane::nothing_in_flight() const noexcept {
-  return std::all_of(streams_.begin(), streams_.end(), [](const lane_stream& s) {
+  auto made = made_streams();
+  return std::all_of(made.begin(), made.end(), [](const lane_stream& s) {
     return s.in_flight.empty() && s.continuing == nullptr;
   });
 }
@@ -664,10 +747,12 @@ void lane::abandon_now() noexcept {
   for (auto& s : streams_) {
     if (s.continuing != nullptr) {
       given_up_.push_back(s.continuing->of->used_by_streams());
+      if (s.continuing->tenant != nullptr)
+        --s.continuing->tenant->in_flight;
       waiting_.push_back(std::exchange(s.continuing, nullptr));
     }
     for (auto* p : s.in_flight) {
-      in_flight_.fetch_sub(1, std::memory_order_relaxed);
+      leave_flight(*p);
       p->event = {};
       p->of->fail(why);
       given_up_.push_back(p->of->used_by_streams());

@@ -14,9 +14,11 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -35,6 +37,13 @@ public:
   /// The device did not come up, or not again; its state is closed.
   virtual void on_device_failed(lane& where, const caf::error& why) noexcept = 0;
 };
+
+/// How many streams a lane has for communicators at most. What is in one of them runs in the order
+/// of admission, which is the same on all devices; so whatever is first of all that is not over has
+/// its turn on each of its devices, if as many kernels as there are streams have room there beside
+/// each other. NCCL's take at most 32 of the 132 multiprocessors of a Hopper, and fewer of smaller
+/// devices. CUDA has 8 queues for streams (CUDA_DEVICE_MAX_CONNECTIONS); the lane's others take 4.
+inline constexpr std::size_t collective_streams = 4;
 
 /// @thread the functions for clients: any; what is for operations: the lane itself
 class lane : public std::enable_shared_from_this<lane> {
@@ -90,6 +99,17 @@ public:
   void enter(const void* communicator) noexcept { inside_.store(communicator); }
   void leave() noexcept { inside_.store(nullptr); }
 
+  /// A communicator has a rank here.
+  void add_tenant() noexcept { tenants_.fetch_add(1, std::memory_order_relaxed); }
+  void remove_tenant() noexcept { tenants_.fetch_sub(1, std::memory_order_relaxed); }
+
+  /// Does something hold the lane (`operation::holds_lane`), so that what is queued is not issued?
+  bool held() const noexcept { return held_.load(std::memory_order_relaxed); }
+  /// Was it blocked in a call that connects a communicator (`connecting`), now or after `since`?
+  bool connected_after(std::int64_t since) const noexcept {
+    return connecting_until_.load(std::memory_order_relaxed) > since;
+  }
+
   // -- for operations
 
   backend_device& device() noexcept { return *device_; }
@@ -98,12 +118,21 @@ public:
   stream_view stream(stream_kind kind) const noexcept {
     return streams_[static_cast<std::size_t>(kind)].stream;
   }
+  /// Where `p`, which is being issued, goes.
+  stream_view stream(const part& p) const noexcept { return streams_[index_of(p)].stream; }
+  /// Makes streams, if there can be more, so that each communicator may have its own.
+  caf::error provide_streams();
+  /// Is all work of communicators over, but what has failed?
+  bool collectives_over() const noexcept;
+  /// Before and after a call that connects a communicator.
+  void begin_connecting() noexcept;
+  void end_connecting() noexcept;
   const device_properties& properties() const noexcept { return properties_; }
   staging_ring& upload_ring() noexcept { return *upload_ring_; }
   staging_ring& download_ring() noexcept { return *download_ring_; }
   stager& copier() noexcept { return *stager_; }
   /// A recorded event that marks this point of `kind`'s stream; `retire` gives it back.
-  caf::expected<event_view> mark(stream_kind kind);
+  caf::expected<event_view> mark(stream_kind kind) { return mark(stream(kind)); }
   caf::expected<event_view> mark(stream_view stream);
   void retire(event_view event) noexcept;
   /// Makes `stream` wait for what must come before `p`.
@@ -117,20 +146,36 @@ private:
     clock::time_point not_done_since{}; // the one that is asked for its predecessors, too
   };
   enum class verdict : std::uint8_t { held, gone };
+  static constexpr auto first_collective = static_cast<std::size_t>(stream_kind::collective);
+  static_assert(first_collective + 1 == stream_count);
+
+  std::span<lane_stream> made_streams() noexcept { return {streams_.data(), streams_made_}; }
+  std::span<const lane_stream> made_streams() const noexcept {
+    return {streams_.data(), streams_made_};
+  }
+  static std::size_t index_of(const part& p) noexcept {
+    return p.tenant != nullptr ? p.tenant->stream : static_cast<std::size_t>(p.stream);
+  }
+  lane_stream& stream_of(const part& p) noexcept { return streams_[index_of(p)]; }
+  const lane_stream& stream_of(const part& p) const noexcept { return streams_[index_of(p)]; }
+  std::size_t choose_stream(const stream_tenant& who) const noexcept;
+  caf::error wait_for_what_is_before(part& p);
 
   void run() noexcept;
   bool come_up();
   caf::error open_device();
+  caf::error add_stream();
   void go_down() noexcept;
   void reset_now();
   bool serve_control();
   bool take_inbox() noexcept;
   bool issue_ready();
-  bool is_held() const noexcept;
+  bool is_held() noexcept;
   verdict try_issue(part& p);
   void fetch_ahead() const noexcept;
   std::optional<std::uint64_t> held_by(const part& p) const noexcept;
   bool stands_between(const part& p) const noexcept;
+  static bool nothing_before(const part& p) noexcept;
   caf::error check_generation(const part& p) const;
   void after_issue(part& p, const caf::expected<issue_outcome>& outcome);
   void put_in_flight(part& p);
@@ -138,6 +183,7 @@ private:
   bool poll();
   bool poll(lane_stream& s);
   void note_started(lane_stream& s) noexcept;
+  void leave_flight(part& p) noexcept;
   void finish(part& p, std::int64_t now) noexcept;
   void skip(part& p) noexcept;
   void lose(part& p, const caf::error& why) noexcept;
@@ -159,7 +205,8 @@ private:
   const lane_options options_;
   lane_owner& owner_;
   device_properties properties_;
-  std::array<lane_stream, stream_count> streams_;
+  std::array<lane_stream, first_collective + collective_streams> streams_;
+  std::size_t streams_made_ = 0;   // the rest can follow
   std::vector<event_view> events_; // not in use
   std::unique_ptr<staging_ring> upload_ring_;
   std::unique_ptr<staging_ring> download_ring_;
@@ -172,6 +219,9 @@ private:
   std::atomic<std::size_t> in_flight_{0};
   std::atomic<bool> issuing_{false}; // or continuing
   std::atomic<const void*> inside_{nullptr};
+  std::atomic<std::size_t> tenants_{0};
+  std::atomic<bool> held_{false};
+  std::atomic<std::int64_t> connecting_until_{0};
   std::atomic<bool> reset_requested_{false};
   std::atomic<bool> stop_requested_{false};
   std::atomic<bool> abandoned_{false};

@@ -20,9 +20,17 @@ class lane;
 class operation;
 class timekeeper;
 
-/// The streams of a lane. `none`: the part is over when its issue returns.
-enum class stream_kind : std::uint8_t { compute, upload, download, collective, memory, none };
+/// The streams of a lane. `collective`: one of several, each communicator's own while it has work
+/// there. `none`: the part is over when its issue returns.
+enum class stream_kind : std::uint8_t { compute, upload, download, memory, collective, none };
 inline constexpr std::size_t stream_count = 5;
+
+/// A rank of a communicator, whose work on its lane is in one stream, in order; in another one,
+/// perhaps, once all of it is over. @thread the lane
+struct stream_tenant {
+  std::size_t stream = static_cast<std::size_t>(stream_kind::collective);
+  std::size_t in_flight = 0; ///< or continuing
+};
 
 /// A range of memory that an operation uses.
 struct use {
@@ -49,6 +57,10 @@ struct part {
   std::size_t index = 0;
   int rank = -1; ///< in a collective
   stream_kind stream = stream_kind::compute;
+  stream_tenant* tenant = nullptr;      ///< whose work it is, if a communicator's
+  const stream_tenant* after = nullptr; ///< it comes behind all that is in flight of this one
+  /// Issued behind the work of another tenant.
+  std::atomic<bool> behind_others{false};
   bool uses_memory = false;
   bool passed_by = false; ///< never issued; its event alone stands in the stream
   std::vector<predecessor> predecessors;
@@ -65,6 +77,11 @@ struct part {
   bool over() const noexcept {
     auto s = at.load(std::memory_order_acquire);
     return s == state::done || s == state::skipped;
+  }
+  /// If both are in streams of one lane at once, it is the same stream.
+  bool shares_stream(const part& other) const noexcept {
+    return on == other.on && stream == other.stream && stream != stream_kind::none &&
+           (stream != stream_kind::collective || (tenant != nullptr && tenant == other.tenant));
   }
 };
 
@@ -198,8 +215,9 @@ public:
   std::int64_t first_started_at() const noexcept {
     return first_started_at_.load(std::memory_order_acquire);
   }
-  /// The stall limit is over.
-  virtual void on_stall() noexcept {}
+  /// The stall limit is over. False: it was held up by what has a limit of its own, and its limit
+  /// counts anew.
+  virtual bool on_stall() noexcept { return true; }
 
 protected:
   /// Its requester, or time, ends it before its work is over: it is answered with `why`.
@@ -233,6 +251,10 @@ private:
   };
 
   bool withdraw() noexcept;
+  void count_stall_anew(std::int64_t now) noexcept {
+    first_started_at_.store(now, std::memory_order_release);
+    stall_told_ = false;
+  }
   bool set_cause(const caf::error& why, bool only_if_unissued,
                  std::vector<std::shared_ptr<operation>>& readers) noexcept;
   struct casualty {

@@ -100,6 +100,16 @@ void timekeeper::wake_at(clock::time_point when) {
   condition_.notify_one();
 }
 
+void timekeeper::count_anew(const std::vector<std::shared_ptr<completion>>& stalled) {
+  std::lock_guard lock{mutex_};
+  auto now = clock::now();
+  for (auto& i : stalled) {
+    auto& x = static_cast<operation&>(*i);
+    x.count_stall_anew(now.time_since_epoch().count());
+    wake_at(due(x, now));
+  }
+}
+
 void timekeeper::run() {
   forbid_blocking("the timekeeper");
   std::unique_lock lock{mutex_};
@@ -137,15 +147,17 @@ void timekeeper::run() {
       }
     }
     lock.unlock();
-    for (auto& x : stalled) // first: its error says more
-      static_cast<operation&>(*x).on_stall();
+    std::erase_if(stalled, [](const auto& x) { // first: its error says more
+      return static_cast<operation&>(*x).on_stall();
+    });
     for (auto& x : expired)
       static_cast<operation&>(*x).expire();
     for (auto& f : called)
       f();
-    stalled.clear();
     expired.clear();
     called.clear();
+    count_anew(stalled);
+    stalled.clear();
     lock.lock();
   }
 }

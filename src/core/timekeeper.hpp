@@ -49,6 +49,8 @@ private:
 
   /// When to look at `x` again.
   static clock::time_point due(const operation& x, clock::time_point now);
+  /// The stall limits of `stalled` count from now on.
+  void count_anew(const std::vector<std::shared_ptr<completion>>& stalled);
   void run();
   void wake_at(clock::time_point when); // under mutex_
 

@@ -89,8 +89,8 @@ std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::err
     if (!target)
       return done(epoch, make_error(errc::unavailable,
                                     "the world went on before this communicator was built"));
-    auto connect =
-        std::make_shared<connect_operation>(target, self->lanes_, self->limits_.stall_limit);
+    auto connect = std::make_shared<connect_operation>(
+        target, self->lanes_, self->limits_.connect_limit, self->limits_.connect_limit);
     connect->world = self->tag_;
     connect->deadline = from_now(self->limits_.build_deadline);
     connect->on_answer([connect = std::weak_ptr{connect}, target, epoch, done] {

@@ -778,12 +778,74 @@ TEST(WorldStall, SparesTheOtherWorld) {
   auto data = prepare(fine, {.type = dtype::float32, .op = reduce_op::sum}, count);
   plan->add({fault::not_issued, verb::collective, 1});
   auto stalled = broken.all_reduce(refs);
-  auto behind = fine.all_reduce(data.send); // on the same streams
-  EXPECT_TRUE(has_code(answer_of(stalled), errc::stalled));
+  auto behind = fine.all_reduce(data.send); // on the same devices
   EXPECT_TRUE(is_ok(answer_of(behind)));
+  EXPECT_TRUE(has_code(answer_of(stalled), errc::stalled));
   EXPECT_TRUE(reduced(fine, data, data.send));
   EXPECT_EQ(fine.status().epoch, 1u);
   EXPECT_TRUE(works(broken));
+}
+
+// What one world's operation holds up for its whole stall limit holds up nobody else.
+TEST(WorldStall, KeepsNoOtherWorldFromStarting) {
+  TROUPE_HOST_ONLY("a fault plan");
+  auto plan = std::make_shared<fault_plan>();
+  test_system system{{.devices = 3, .faults = plan}};
+  auto config = hasty();
+  config.limits.stall_limit = patience;
+  auto broken = system.open_world(config);
+  auto fine = system.open_world(hasty());
+  auto other = system.open_world({.devices = {2, 1}});
+  plan->add({fault::not_issued, verb::collective, 1});
+  auto stands = broken.all_reduce(zeros(broken));
+  ASSERT_TRUE(plan->wait_injected(fault::not_issued, 1, patience));
+  for (int i = 0; i < 50; ++i)
+    for (auto* w : {&fine, &other}) {
+      auto data = prepare(*w, {.type = dtype::int32, .op = reduce_op::sum}, 100);
+      ASSERT_TRUE(is_ok(answer_of(w->all_reduce(data.send))));
+      ASSERT_TRUE(reduced(*w, data, data.send));
+    }
+  EXPECT_FALSE(stands.ready());
+  EXPECT_EQ(fine.status().epoch, 1u);
+  EXPECT_EQ(other.status().epoch, 1u);
+}
+
+// The world whose operation stands still is the one that is told and ended, also when those of
+// others come behind it in its streams: there are fewer streams than worlds.
+TEST(WorldStall, NamesTheRightOneOfManyWorlds) {
+  TROUPE_HOST_ONLY("a fault plan");
+  auto plan = std::make_shared<fault_plan>();
+  test_system system{{.devices = 2, .faults = plan}};
+  auto config = hasty();
+  std::vector<world> worlds;
+  for (int i = 0; i < 7; ++i)
+    worlds.push_back(system.open_world(config));
+  const auto data = [](const world& w) {
+    return prepare(w, {.type = dtype::int32, .op = reduce_op::sum}, 100);
+  };
+  std::vector<collective_data> inputs;
+  for (auto& w : worlds)
+    inputs.push_back(data(w));
+  for (std::size_t culprit = 0; culprit < 3; ++culprit) {
+    const auto from = plan->injected(fault::not_issued);
+    plan->add({fault::not_issued, verb::collective, 0});
+    auto stands = worlds[culprit].all_reduce(zeros(worlds[culprit]));
+    ASSERT_TRUE(plan->wait_injected(fault::not_issued, from + 1, patience));
+    std::vector<pending<collective_done>> others;
+    for (std::size_t i = 3; i < worlds.size(); ++i)
+      for (int k = 0; k < 5; ++k)
+        others.push_back(worlds[i].all_reduce(zeros(worlds[i])));
+    auto why = answer_of(stands);
+    ASSERT_TRUE(has_code(why, errc::stalled));
+    EXPECT_EQ(failure_of(error_of(why))->operation, stands.number());
+    for (auto& x : others)
+      EXPECT_TRUE(is_ok(answer_of(x)));
+  }
+  for (std::size_t i = 3; i < worlds.size(); ++i) {
+    EXPECT_EQ(worlds[i].status().epoch, 1u);
+    ASSERT_TRUE(is_ok(answer_of(worlds[i].all_reduce(inputs[i].send))));
+    EXPECT_TRUE(reduced(worlds[i], inputs[i], inputs[i].send));
+  }
 }
 
 TEST(WorldStall, UsesUpTheRestarts) {
@@ -814,7 +876,9 @@ TEST(WorldStall, ConnectThatHangs) {
   auto plan =
       std::make_shared<fault_plan>(0, std::vector<fault_rule>{{fault::hang, verb::connect, 1}});
   test_system system{{.faults = plan}};
-  auto w = system.try_open_world(hasty());
+  auto config = hasty();
+  config.limits.connect_limit = 100ms;
+  auto w = system.try_open_world(config);
   ASSERT_TRUE(is_ok(w));
   EXPECT_EQ(w->status().epoch, 2u);
   EXPECT_TRUE(works(*w));

@@ -188,7 +188,10 @@ public:
       return on_issue_(p, on);
     return detail::issue_outcome::enqueued;
   }
-  void on_stall() noexcept override { stalls_.fetch_add(1); }
+  bool on_stall() noexcept override {
+    stalls_.fetch_add(1);
+    return true;
+  }
   void on_lost_part(detail::part&, const caf::error&) noexcept override { lost_.fetch_add(1); }
   bool answer_again() { return answer({}); }
 

@@ -552,7 +552,7 @@ TEST(WorldCore, DoesNothingElseOnALaneThatIsAboutToConnect) {
 
 TEST(WorldCore, NamesTheRankThatDoesNotConnect) {
   core_system system{{.devices = 3}};
-  a_world world{system, {.stall_limit = 50ms}, 0, 3};
+  a_world world{system, {.connect_limit = 50ms}, 0, 3};
   gate busy;
   auto holding = system.device(1).launch(busy.on_lane(), {}, {}, {});
   busy.wait_reached();
