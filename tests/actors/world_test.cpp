@@ -1089,7 +1089,7 @@ TEST(WorldFault, AnswersEverythingAndEndsTheWorlds) {
   auto refs = zeros(w);
   auto others = zeros(other);
   gate held;
-  auto launched = w.device_of(1).launch(held.hold_stream(), {}, {refs[1]});
+  auto launched = w.device_of(1).launch(held.hold_stream(), {}, {refs[1], others[0]});
   ASSERT_TRUE(held.wait_reached());
   std::vector<pending<collective_done>> all;
   for (int i = 0; i < 4; ++i)
