@@ -32,10 +32,12 @@ std::string host_name() {
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
 }
 
-/// What somebody asked for is no failure.
-bool is_failure(const caf::error& cause) {
-  auto code = code_of(cause);
-  return cause && code != errc::unavailable && code != errc::device_reset;
+/// What somebody asked for is no failure, and what follows from the end of everything is no other.
+bool is_cause(const caf::error& x, bool everything_ended) {
+  auto code = code_of(x);
+  if (!x || code == errc::unavailable || code == errc::device_reset)
+    return false;
+  return !everything_ended || (code && severity_of(*code) == severity::process);
 }
 
 caf::error not_written(const std::string& path, const char* api, int code) {
@@ -131,7 +133,7 @@ flight_snapshot flight_recorder::take() const {
 }
 
 std::string flight_recorder::file_for(const caf::error& cause) {
-  if (options_.path.empty() || !is_failure(cause))
+  if (options_.path.empty() || !is_cause(cause, owner_.ended()))
     return {};
   auto text = describe(cause);
   std::lock_guard lock{mutex_};
