@@ -1,6 +1,7 @@
 /// Messages between the library's own actors.
 #pragma once
 
+#include "core/communicator_role.hpp"
 #include <troupe/detail/type_ids.hpp>
 #include <troupe/error.hpp>
 
@@ -32,10 +33,16 @@ struct communicator_built {
 struct communicator_ended {
   std::uint64_t epoch = 0;
   caf::error why;
+  communicator_role role = communicator_role::live;
 };
 
+/// To a world: one that ended is off its devices.
+struct communicator_gone {};
+
 /// To a world, from itself, later.
-struct retry_build {};
+struct retry_build {
+  std::uint64_t number = 0; ///< only the last one counts
+};
 
 /// To a world, from itself, later: the deadline of a build is over.
 struct build_overdue {

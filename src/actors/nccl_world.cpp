@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -23,8 +24,9 @@ namespace {
 constexpr const char* not_built = "the communicator was not built before the build deadline";
 
 /// Supervises a world: builds its communicators, one after the other, as long as its devices live
-/// and its budget lasts. Requests pass through to the world's data; they need nothing of it while
-/// all is well.
+/// and its budget lasts, and a standby beside the live one if the policy says so. Requests pass
+/// through to the world's data; they need nothing of it while all is well, and not for a switch to
+/// the standby.
 class nccl_world_actor final : public actor_base<> {
 public:
   nccl_world_actor(caf::actor_config& cfg, std::shared_ptr<system_lease> lease,
@@ -32,10 +34,15 @@ public:
       : actor_base(cfg), lease_(std::move(lease)), core_(std::move(core)) {}
 
   caf::behavior make_behavior() override {
-    core_->set_on_end([to = address()](std::uint64_t epoch, const caf::error& why) {
-      if (auto self = caf::actor_cast<caf::actor>(to))
-        detail::anon_send(self, communicator_ended{epoch, why});
-    });
+    core_->set_on_end(
+        [to = address()](std::uint64_t epoch, const caf::error& why, communicator_role role) {
+          if (auto self = caf::actor_cast<caf::actor>(to))
+            detail::anon_send(self, communicator_ended{epoch, why, role});
+        },
+        [to = address()] {
+          if (auto self = caf::actor_cast<caf::actor>(to))
+            detail::anon_send(self, communicator_gone{});
+        });
     for (auto& x : core_->lanes())
       join_device(x->state().ordinal());
     detail::send_after(this, caf::actor_cast<caf::actor>(this), core_->limits().build_deadline,
@@ -73,7 +80,10 @@ public:
         [this](const device_changed& x) { on_device(x); },
         [this](const communicator_built& x) { on_built(x); },
         [this](const communicator_ended& x) { on_ended(x); },
-        [this](const retry_build&) {
+        [this](const communicator_gone&) { try_build(); },
+        [this](const retry_build& x) {
+          if (x.number != last_retry_)
+            return;
           waits_to_retry_ = false;
           try_build();
         },
@@ -130,7 +140,7 @@ private:
       fail(x.reason ? x.reason : make_error(errc::unavailable, "a device ended"));
       break;
     case device_phase::resetting:
-      building_ = false;
+      building_.reset();
       core_->end_epoch(x.reason);
       break;
     case device_phase::opening:
@@ -148,33 +158,56 @@ private:
     });
   }
 
+  /// Is there something to build? A standby comes when nothing of a communicator that ended is left
+  /// on the devices: what it holds there would make building slow, and the three of them would need
+  /// more memory than two.
+  bool wants_build() const {
+    auto now = core_->status();
+    if (now.phase != world_phase::ready)
+      return now.phase == world_phase::building;
+    return core_->limits().standby == standby_policy::same && !now.standby_ready &&
+           core_->communicators() == 1;
+  }
+
   void try_build() {
-    if (building_ || waits_to_retry_ || core_->status().phase != world_phase::building ||
-        !devices_ready())
+    if (building_ || waits_to_retry_ || !devices_ready() || !wants_build())
       return;
-    building_ = true;
-    auto epoch = core_->build([to = address()](std::uint64_t built, const caf::error& why) {
+    building_ = core_->build([to = address()](std::uint64_t built, const caf::error& why) {
       if (auto self = caf::actor_cast<caf::actor>(to))
         detail::anon_send(self, communicator_built{built, why});
     });
     detail::send_after(this, caf::actor_cast<caf::actor>(this), core_->limits().build_deadline,
-                       build_overdue{epoch});
+                       build_overdue{*building_});
+  }
+
+  void try_build_after(std::chrono::nanoseconds pause) {
+    waits_to_retry_ = true;
+    detail::send_after(this, caf::actor_cast<caf::actor>(this), pause, retry_build{++last_retry_});
   }
 
   void on_built(const communicator_built& x) {
-    if (!building_ || x.epoch != core_->status().epoch)
+    if (building_ != x.epoch)
       return;
-    building_ = false;
+    if (!x.why && !core_->open())
+      return; // it ended meanwhile, which is another message
+    building_.reset();
     if (finished())
       return;
     if (x.why)
-      return restart(x.why);
-    core_->open();
+      return on_build_failed(x.why);
     auto now = core_->status();
-    if (now.phase != world_phase::ready)
-      return; // it ended meanwhile, which is another message
     was_ready_ = true;
+    if (now.standby_ready)
+      standby_failures_ = 0;
     subscribers_.tell(this, now);
+    try_build();
+  }
+
+  void on_build_failed(const caf::error& why) {
+    if (core_->status().phase == world_phase::building)
+      restart(why);
+    else
+      on_standby_lost(why);
   }
 
   void on_ended(const communicator_ended& x) {
@@ -182,12 +215,38 @@ private:
       return;
     auto now = core_->status();
     subscribers_.tell(this, now);
-    if (x.epoch != now.epoch)
-      return; // the next one is being built
-    building_ = false;
-    if (code_of(x.why) == errc::device_reset)
-      return try_build(); // somebody asked for it; the budget is for what goes wrong
-    restart(x.why);
+    switch (x.role) {
+    case communicator_role::next:
+      if (building_ != x.epoch)
+        return; // another one is being built
+      building_.reset();
+      if (code_of(x.why) == errc::device_reset)
+        return try_build();
+      return on_build_failed(x.why);
+    case communicator_role::standby:
+      return on_standby_lost(x.why);
+    case communicator_role::live:
+      if (now.phase == world_phase::ready)
+        log(log_level::info, "world " + core_->name() + " goes on with its standby");
+      if (code_of(x.why) == errc::device_reset)
+        return try_build(); // somebody asked for it; the budget is for what goes wrong
+      return restart(x.why);
+    }
+  }
+
+  /// Tries again, without end: the live one does not need it.
+  void on_standby_lost(const caf::error& why) {
+    auto code = code_of(why);
+    if (code && severity_of(*code) == severity::process)
+      return fail(why);
+    log(log_level::warning, "world " + core_->name() + " has no standby", why);
+    auto& limits = core_->limits();
+    auto pause = doubled(limits.restart_backoff, standby_failures_++);
+    try_build_after(std::min<std::chrono::nanoseconds>(pause, limits.restart_window));
+  }
+
+  static std::chrono::nanoseconds doubled(std::chrono::nanoseconds pause, std::size_t times) {
+    return pause * (1u << std::min<std::size_t>(times, 10));
   }
 
   /// Builds again, unless it went wrong too often.
@@ -195,37 +254,47 @@ private:
     auto code = code_of(why);
     if (code && severity_of(*code) == severity::process)
       return fail(why);
-    if (waits_to_retry_)
-      return;
     auto now = clock::now();
     auto& limits = core_->limits();
     while (!restarts_.empty() && restarts_.front() + limits.restart_window < now)
       restarts_.pop_front();
+    bool needed = core_->status().phase == world_phase::building;
     if (static_cast<int>(restarts_.size()) >= limits.restarts) {
-      auto last = failure_of(why).value_or(failure{});
-      last.detail = "no communicator after " + std::to_string(limits.restarts) +
-                    " restarts; the last reason: " + describe(why);
-      last.code = code.value_or(errc::communicator_dead);
-      return fail(make_error(std::move(last)));
+      if (!needed) // the standby goes on, and gets one when there is a restart again
+        try_build_after(limits.restarts > 0 ? restarts_.front() + limits.restart_window - now
+                                            : limits.restart_window);
+      else if (!building_)
+        fail(too_many_restarts(why));
+      return;
     }
     auto earlier = restarts_.size();
     restarts_.push_back(now);
+    if (building_)
+      return; // the standby to be
+    waits_to_retry_ = false;
     if (earlier == 0)
-      return try_build();
-    waits_to_retry_ = true;
-    auto pause = limits.restart_backoff * (1u << std::min<std::size_t>(earlier - 1, 10));
-    detail::send_after(this, caf::actor_cast<caf::actor>(this), pause, retry_build{});
+      try_build();
+    else
+      try_build_after(doubled(limits.restart_backoff, earlier - 1));
+  }
+
+  caf::error too_many_restarts(const caf::error& why) const {
+    auto last = failure_of(why).value_or(failure{});
+    last.detail = "no communicator after " + std::to_string(core_->limits().restarts) +
+                  " restarts; the last reason: " + describe(why);
+    last.code = code_of(why).value_or(errc::communicator_dead);
+    return make_error(std::move(last));
   }
 
   void on_overdue(const build_overdue& x) {
     if (finished())
       return;
     if (was_ready_) {
-      if (building_ && x.epoch == core_->status().epoch) {
-        building_ = false;
+      if (building_ == x.epoch) {
+        building_.reset();
         auto why = make_error(errc::deadline_exceeded, not_built);
-        core_->end_epoch(why);
-        restart(why);
+        core_->give_up_build(why);
+        on_build_failed(why);
       }
       return;
     }
@@ -268,8 +337,10 @@ private:
   std::map<int, caf::actor> collectives_;
   std::map<int, device_changed> phases_;
   std::deque<clock::time_point> restarts_;
-  bool building_ = false;
+  std::optional<std::uint64_t> building_; // the epoch that it is for
   bool waits_to_retry_ = false;
+  std::uint64_t last_retry_ = 0;
+  std::size_t standby_failures_ = 0; // in a row
   bool was_ready_ = false;
 };
 

@@ -23,10 +23,11 @@ std::vector<backend_communicator*> pointers_to(const communicator_ranks& ranks) 
 communicator::communicator(std::shared_ptr<runtime> runtime, std::uint64_t epoch,
                            std::vector<std::shared_ptr<lane>> lanes, communicator_ranks ranks,
                            std::chrono::milliseconds quiet_limit,
-                           std::function<void(communicator&, const caf::error&)> on_end)
+                           std::function<void(communicator&, const caf::error&)> on_end,
+                           std::function<void()> on_gone)
     : runtime_(std::move(runtime)), epoch_(epoch), lanes_(std::move(lanes)),
       ranks_(std::move(ranks)), rank_at_(pointers_to(ranks_)), tenants_(lanes_.size()),
-      quiet_limit_(quiet_limit), on_end_(std::move(on_end)) {
+      quiet_limit_(quiet_limit), on_end_(std::move(on_end)), on_gone_(std::move(on_gone)) {
   for (auto& x : lanes_) {
     x->add_tenant();
     runtime_->hold(x->state().ordinal());
@@ -115,6 +116,7 @@ void communicator::reap(bool healthy) noexcept {
   }
   for (auto& x : lanes_)
     runtime_->unhold(x->state().ordinal());
+  on_gone_();
 }
 
 } // namespace troupe::detail

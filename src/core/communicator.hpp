@@ -19,11 +19,13 @@ namespace troupe::detail {
 /// if it ended well.
 class communicator : public std::enable_shared_from_this<communicator> {
 public:
-  /// `on_end` hears of the end, once, on the thread that ended it.
+  /// `on_end` hears of the end, once, on the thread that ended it, unless it retired; `on_gone`
+  /// when nothing of it is left on its devices.
   communicator(std::shared_ptr<runtime> runtime, std::uint64_t epoch,
                std::vector<std::shared_ptr<lane>> lanes, communicator_ranks ranks,
                std::chrono::milliseconds quiet_limit,
-               std::function<void(communicator&, const caf::error&)> on_end);
+               std::function<void(communicator&, const caf::error&)> on_end,
+               std::function<void()> on_gone);
   ~communicator();
 
   std::uint64_t epoch() const noexcept { return epoch_; }
@@ -68,6 +70,7 @@ private:
   std::vector<stream_tenant> tenants_;
   const std::chrono::milliseconds quiet_limit_;
   const std::function<void(communicator&, const caf::error&)> on_end_;
+  const std::function<void()> on_gone_;
   std::atomic<bool> live_{true};
   mutable std::mutex mutex_;
   caf::error cause_; // under mutex_

@@ -24,6 +24,16 @@ std::string_view to_string(world_phase x) noexcept {
   return "unknown";
 }
 
+std::string_view to_string(standby_policy x) noexcept {
+  switch (x) {
+  case standby_policy::none:
+    return "none";
+  case standby_policy::same:
+    return "same";
+  }
+  return "unknown";
+}
+
 std::optional<world_status> status_of(const caf::error& e) {
   if (code_of(e) != errc::membership_changed)
     return std::nullopt;
@@ -50,23 +60,31 @@ world_status world_core::status() const {
 }
 
 world_status world_core::status_locked() const {
-  return {name_, phase_, epoch_, membership_, members_, reason_};
+  return {name_, phase_, epoch_, membership_, members_, reason_, standby_ && standby_->live()};
 }
 
 // -- life
+
+/// The generations change under the lock of the order.
+std::vector<world_member> world_core::present_members() const {
+  std::vector<world_member> result;
+  for (std::size_t i = 0; i < lanes_.size(); ++i)
+    result.push_back(
+        {static_cast<int>(i), lanes_[i]->state().ordinal(), lanes_[i]->state().generation()});
+  return result;
+}
 
 std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::error&)> done) {
   std::uint64_t epoch = 0;
   {
     std::lock_guard lock{order_mutex()};
-    epoch = ++epoch_;
-    std::vector<world_member> members;
-    for (std::size_t i = 0; i < lanes_.size(); ++i)
-      members.push_back(
-          {static_cast<int>(i), lanes_[i]->state().ordinal(), lanes_[i]->state().generation()});
-    if (members != members_) {
-      members_ = std::move(members);
-      ++membership_;
+    epoch = ++last_epoch_;
+    if (phase_ == world_phase::building) {
+      epoch_ = epoch;
+      if (auto members = present_members(); members != members_) {
+        members_ = std::move(members);
+        ++membership_;
+      }
     }
   }
   auto job = [self = shared_from_this(), epoch, done = std::move(done)] {
@@ -89,8 +107,9 @@ std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::err
     if (!target)
       return done(epoch, make_error(errc::unavailable,
                                     "the world went on before this communicator was built"));
-    auto connect = std::make_shared<connect_operation>(
-        target, self->lanes_, self->limits_.connect_limit, self->limits_.connect_limit);
+    auto limit = self->limits_.connect_limit;
+    auto connect =
+        std::make_shared<connect_operation>(target, self->lanes_, self->patience(), limit);
     connect->world = self->tag_;
     connect->deadline = from_now(self->limits_.build_deadline);
     connect->on_answer([connect = std::weak_ptr{connect}, target, epoch, done] {
@@ -108,16 +127,26 @@ std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::err
 }
 
 std::shared_ptr<communicator> world_core::adopt(std::uint64_t epoch, communicator_ranks ranks) {
+  communicators_.fetch_add(1);
   auto result = std::make_shared<communicator>(
       runtime_, epoch, lanes_, std::move(ranks), limits_.quiet_limit,
       [self = weak_from_this()](communicator& which, const caf::error& cause) {
         if (auto world = self.lock())
           world->on_communicator_end(which, cause);
+      },
+      [self = weak_from_this()] {
+        auto world = self.lock();
+        if (!world)
+          return;
+        world->communicators_.fetch_sub(1);
+        if (world->on_gone_)
+          world->on_gone_();
       });
   bool wanted = false;
   {
     std::lock_guard lock{order_mutex()};
-    wanted = epoch == epoch_ && epoch != given_up_ && phase_ == world_phase::building;
+    wanted = epoch == last_epoch_ && epoch != given_up_ && phase_ <= world_phase::ready &&
+             present_members() == members_;
     if (wanted)
       next_ = result;
   }
@@ -127,30 +156,49 @@ std::shared_ptr<communicator> world_core::adopt(std::uint64_t epoch, communicato
   return nullptr;
 }
 
-void world_core::open() {
+bool world_core::open() {
   {
     std::lock_guard lock{order_mutex()};
-    if (!next_ || !next_->live() || phase_ != world_phase::building)
-      return;
-    current_ = std::move(next_);
-    phase_ = world_phase::ready;
+    if (!next_ || !next_->live() || phase_ > world_phase::ready)
+      return false;
     reason_ = {};
+    if (phase_ == world_phase::ready) {
+      standby_ = std::move(next_); // the actor builds none while there is one
+      return true;
+    }
+    current_ = std::move(next_);
+    epoch_ = current_->epoch();
+    phase_ = world_phase::ready;
   }
   runtime_->gate().go_on();
+  return true;
+}
+
+void world_core::give_up_build(const caf::error& cause) {
+  std::shared_ptr<communicator> next;
+  {
+    std::lock_guard lock{order_mutex()};
+    given_up_ = last_epoch_;
+    next = next_;
+  }
+  if (next)
+    next->fail(cause);
 }
 
 void world_core::close(world_phase phase, const caf::error& why) {
   std::shared_ptr<communicator> current;
   std::shared_ptr<communicator> next;
+  std::shared_ptr<communicator> standby;
   {
     std::lock_guard lock{order_mutex()};
     phase_ = phase;
     reason_ = why;
     current.swap(current_);
     next.swap(next_);
+    standby.swap(standby_);
   }
   runtime_->gate().go_on();
-  for (auto& x : {current, next})
+  for (auto& x : {current, next, standby})
     if (x)
       x->end(why);
   std::vector<std::shared_ptr<collective_operation>> incomplete; // they keep the world
@@ -161,33 +209,74 @@ void world_core::close(world_phase phase, const caf::error& why) {
 void world_core::end_epoch(const caf::error& cause) {
   std::shared_ptr<communicator> current;
   std::shared_ptr<communicator> next;
+  std::shared_ptr<communicator> standby;
   {
     std::lock_guard lock{order_mutex()};
-    given_up_ = epoch_;
+    given_up_ = last_epoch_;
     current = current_;
     next = next_;
+    standby.swap(standby_); // before the end of the live one, which would switch to it
   }
+  if (standby)
+    standby->retire();
   for (auto& x : {current, next})
     if (x)
       x->fail(cause);
 }
 
+/// How long lanes that are ready to connect wait for the others: requests of a live communicator
+/// wait with them.
+std::chrono::nanoseconds world_core::patience() const {
+  constexpr std::chrono::nanoseconds beside_a_live_one = std::chrono::seconds{2};
+  std::lock_guard lock{order_mutex()};
+  return has_communicator() ? std::min(limits_.connect_limit, beside_a_live_one)
+                            : limits_.connect_limit;
+}
+
+/// Under the lock of the order: no request comes between two communicators, and none is held up.
+bool world_core::switch_to_standby(const caf::error& cause) {
+  auto code = code_of(cause);
+  if (!standby_ || (code && severity_of(*code) >= severity::device))
+    return false;
+  for (auto& x : lanes_) // one that is to be reset, or ends, takes the standby with it
+    if (x->state().phase() != device_phase::ready)
+      return false;
+  current_ = std::move(standby_);
+  epoch_ = current_->epoch();
+  return true;
+}
+
 void world_core::on_communicator_end(communicator& which, const caf::error& cause) noexcept {
+  auto role = communicator_role::live;
+  bool switched = false;
+  std::shared_ptr<communicator> unused;
   {
     std::lock_guard lock{order_mutex()};
     if (current_.get() == &which) {
       current_.reset();
       if (phase_ == world_phase::ready) {
-        phase_ = world_phase::building;
         reason_ = cause;
+        switched = switch_to_standby(cause);
+        if (!switched) {
+          phase_ = world_phase::building;
+          unused.swap(standby_);
+        }
       }
     } else if (next_.get() == &which) {
+      role = communicator_role::next;
       next_.reset();
+    } else if (standby_.get() == &which) {
+      role = communicator_role::standby;
+      standby_.reset();
     } else {
       return;
     }
   }
-  on_end_(which.epoch(), cause);
+  if (switched)
+    runtime_->gate().go_on();
+  if (unused)
+    unused->retire();
+  on_end_(which.epoch(), cause, role);
 }
 
 // -- requests

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/communicator.hpp"
+#include "core/communicator_role.hpp"
 #include "core/rank_call.hpp"
 #include "core/rank_matching.hpp"
 #include "core/runtime.hpp"
@@ -10,6 +11,7 @@
 #include <troupe/world_status.hpp>
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -40,20 +42,28 @@ public:
 
   // -- for the actor
 
-  /// `on_end` hears, on any thread, that the communicator of an epoch ended. Before the first
-  /// `build`.
-  void set_on_end(std::function<void(std::uint64_t, const caf::error&)> on_end) {
+  using end_listener = std::function<void(std::uint64_t, const caf::error&, communicator_role)>;
+
+  /// `on_end` hears, on any thread, that the communicator of an epoch ended, and what it was.
+  /// `on_gone` hears when one that ended is off its devices. Before the first `build`.
+  void set_on_end(end_listener on_end, std::function<void()> on_gone = {}) {
     on_end_ = std::move(on_end);
+    on_gone_ = std::move(on_gone);
   }
-  /// Builds a communicator for a new epoch in the background and connects it on the lanes; `done`
-  /// hears of it on any thread, once. Returns the epoch.
+  /// Builds a communicator in the background and connects it on the lanes; `done` hears of it on
+  /// any thread, once. Returns the epoch that it is for.
   std::uint64_t build(std::function<void(std::uint64_t, const caf::error&)> done);
-  /// The epoch's communicator is connected: requests that wait go on.
-  void open();
+  /// It is connected: requests that wait go on, or, if there is a live one, it is the standby.
+  /// False if it has ended.
+  bool open();
+  /// What is being built is not wanted any more.
+  void give_up_build(const caf::error& cause);
   /// Requests are refused, those that wait or run are answered with `why`.
   void close(world_phase phase, const caf::error& why);
-  /// The present communicator, if any, ends because of `cause`; requests wait for the next.
+  /// All communicators, if any, end because of `cause`; requests wait for the next.
   void end_epoch(const caf::error& cause);
+  /// Communicators that are on the devices, also those that have ended.
+  int communicators() const noexcept { return communicators_.load(); }
 
   // -- for requests
 
@@ -85,6 +95,9 @@ private:
                const request_options& options);
   std::shared_ptr<communicator> adopt(std::uint64_t epoch, communicator_ranks ranks);
   void on_communicator_end(communicator& which, const caf::error& cause) noexcept;
+  std::vector<world_member> present_members() const;
+  bool switch_to_standby(const caf::error& cause);
+  std::chrono::nanoseconds patience() const;
   world_status status_locked() const;
   bool has_communicator() const noexcept { return current_ && current_->live(); }
 
@@ -93,17 +106,21 @@ private:
   const world_tag tag_ = make_world_tag(name_);
   const std::vector<std::shared_ptr<lane>> lanes_;
   const world_limits limits_;
-  std::function<void(std::uint64_t, const caf::error&)> on_end_;
+  end_listener on_end_;
+  std::function<void()> on_gone_;
   std::atomic<std::size_t> waiting_{0};
+  std::atomic<int> communicators_{0};
   // under the lock of the order
   world_phase phase_ = world_phase::building;
   caf::error reason_;
-  std::uint64_t epoch_ = 0;
-  std::uint64_t given_up_ = 0; // a communicator of this epoch is not wanted any more
+  std::uint64_t epoch_ = 0;      // of the live communicator, or of the one to be
+  std::uint64_t last_epoch_ = 0; // that was given to a communicator
+  std::uint64_t given_up_ = 0;   // a communicator of this epoch is not wanted any more
   std::uint64_t membership_ = 0;
   std::vector<world_member> members_;
   std::shared_ptr<communicator> next_;    // being connected
   std::shared_ptr<communicator> current_; // for requests
+  std::shared_ptr<communicator> standby_; // connected, and idle
   rank_matching matching_;
 };
 

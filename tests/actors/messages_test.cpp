@@ -159,8 +159,8 @@ TEST_F(Messages, AnswersComeBack) {
   EXPECT_EQ(changed.phase, device_phase::failed);
   EXPECT_EQ(changed.generation, 8u);
   EXPECT_EQ(describe(changed.reason), to_string(some_failure()));
-  world_status status{"w", world_phase::building,  3,
-                      2,   {{0, 1, 5}, {1, 0, 6}}, make_error(some_failure())};
+  world_status status{
+      "w", world_phase::building, 3, 2, {{0, 1, 5}, {1, 0, 6}}, make_error(some_failure()), true};
   auto told = there_and_back(sys, status);
   EXPECT_EQ(told.name, "w");
   EXPECT_EQ(told.phase, world_phase::building);
@@ -168,6 +168,7 @@ TEST_F(Messages, AnswersComeBack) {
   EXPECT_EQ(told.membership, 2u);
   EXPECT_EQ(told.members, status.members);
   EXPECT_EQ(describe(told.reason), describe(status.reason));
+  EXPECT_TRUE(told.standby_ready);
   expect_same(sys, must(gpu_.stats().wait()));
 }
 

@@ -38,6 +38,8 @@ bool on_cuda();
 struct system_options {
   int devices = 2;                              ///< at most so many; GPUs there may be fewer
   std::shared_ptr<fault_plan> faults = nullptr; ///< strikes the backend
+  /// What the backend is put into, below the faults.
+  std::function<std::shared_ptr<backend>(std::shared_ptr<backend>)> wrap = {};
   lane_options lanes = {};
   std::size_t bytes_per_device = std::size_t{1} << 30; ///< host backend
   std::chrono::nanoseconds device_deadline = patience;

@@ -58,7 +58,7 @@ public:
       refs.push_back(op->value);
     }
     core = std::make_shared<world_core>(system.runtime(), "test", std::move(lanes), limits);
-    core->set_on_end([this](std::uint64_t epoch, const caf::error& why) {
+    core->set_on_end([this](std::uint64_t epoch, const caf::error& why, detail::communicator_role) {
       std::lock_guard lock{mutex_};
       ends_.emplace_back(epoch, why);
     });

@@ -61,6 +61,7 @@ struct get_collective_actor;
 struct join_communicator;
 struct communicator_built;
 struct communicator_ended;
+struct communicator_gone;
 struct retry_build;
 struct build_overdue;
 } // namespace detail
@@ -126,6 +127,7 @@ CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::get_collective_actor))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::join_communicator))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::communicator_built))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::communicator_ended))
+CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::communicator_gone))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::retry_build))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::build_overdue))
 CAF_END_TYPE_ID_BLOCK(troupe_local)
@@ -136,5 +138,6 @@ CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::get_collective_actor)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::join_communicator)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::communicator_built)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::communicator_ended)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::communicator_gone)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::retry_build)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::build_overdue)

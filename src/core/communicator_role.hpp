@@ -1,0 +1,14 @@
+/// What a communicator is for its world.
+#pragma once
+
+#include <cstdint>
+
+namespace troupe::detail {
+
+enum class communicator_role : std::uint8_t {
+  next,   ///< being connected
+  live,   ///< requests run on it
+  standby ///< idle, until the live one ends
+};
+
+} // namespace troupe::detail
