@@ -38,6 +38,10 @@ public:
   std::span<const std::byte> bytes() const noexcept { return {memory_.get(), size_}; }
   std::span<std::byte> writable() const noexcept { return {memory_.get(), size_}; }
 
+  /// A part of it, which keeps the whole alive.
+  /// @errors errc::out_of_range
+  caf::expected<host_buffer> slice(std::size_t offset, std::size_t size_bytes) const;
+
   /// The bytes as elements; what is over is left out.
   template <element T> std::span<T> as() const noexcept {
     return {reinterpret_cast<T*>(memory_.get()), size_ / sizeof(T)};

@@ -13,6 +13,7 @@
 #include <troupe/host_buffer.hpp>
 #include <troupe/launch.hpp>
 #include <troupe/log.hpp>
+#include <troupe/mesh_comm.hpp>
 #include <troupe/nccl_world.hpp>
 #include <troupe/pending.hpp>
 #include <troupe/runtime_options.hpp>

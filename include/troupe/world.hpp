@@ -21,6 +21,7 @@ namespace troupe {
 
 namespace detail {
 class world_core;
+struct world_access;
 } // namespace detail
 
 class world_rank;
@@ -172,6 +173,7 @@ public:
 
 private:
   friend class world_rank;
+  friend struct detail::world_access;
   pending<collective_done> all_reduce_in_place(const std::vector<any_gpu_ref>& buffers,
                                                reduce_op op, request_options options) const;
   /// Refuses what only the in-place forms leave out.

@@ -1,5 +1,6 @@
 #include "actors/device_access.hpp"
 #include "actors/split.hpp"
+#include "actors/world_access.hpp"
 #include "actors/world_parts.hpp"
 #include <troupe/world.hpp>
 #include <troupe/world_rank.hpp>
@@ -19,6 +20,10 @@ struct world::owner {
 
   const detail::world_parts parts;
 };
+
+const std::shared_ptr<detail::world_core>& detail::world_access::core_of(const world& x) {
+  return x.owner_->parts.core;
+}
 
 namespace {
 

@@ -81,6 +81,8 @@ public:
   void placed(const caf::error& why) override;
   /// Hands it in; a refusal becomes its answer.
   void start();
+  /// Is it among its rank's calls? Once it is answered.
+  bool counts() const noexcept { return counts_; }
 
 protected:
   void end_early(const caf::error& why) noexcept override;

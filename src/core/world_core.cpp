@@ -389,14 +389,22 @@ world_core::answer world_core::run(const group& what) {
 
 world_core::answer world_core::run(int rank, const collective_view& what,
                                    const request_options& options) {
+  auto request = ask(rank, what, options);
+  if (!request)
+    return refused_operation<collective_done>(to_string(what.kind).data(),
+                                              std::move(request.error()));
+  return std::move(*request);
+}
+
+caf::expected<std::shared_ptr<rank_request>> world_core::ask(int rank, const collective_view& what,
+                                                             const request_options& options) {
   auto* verb = to_string(what.kind).data();
   if (rank < 0 || static_cast<std::size_t>(rank) >= size())
-    return refused_operation<collective_done>(
-        verb, make_error(errc::invalid_argument, "there is no rank " + std::to_string(rank) +
-                                                     "; there are " + std::to_string(size())));
+    return make_error(errc::invalid_argument, "there is no rank " + std::to_string(rank) +
+                                                  "; there are " + std::to_string(size()));
   auto call = rank_call_of(verb, what, static_cast<std::size_t>(rank), lanes_);
   if (!call)
-    return refused_operation<collective_done>(verb, std::move(call.error()));
+    return std::move(call.error());
   auto result = std::make_shared<rank_request>(verb, shared_from_this(), std::move(*call), options);
   result->deadline = from_now(options.deadline.count() != 0 ? options.deadline : limits_.deadline);
   result->start();

@@ -22,6 +22,8 @@
 
 namespace troupe::detail {
 
+class rank_request;
+
 class world_core : public std::enable_shared_from_this<world_core> {
 public:
   world_core(std::shared_ptr<runtime> runtime, std::string name,
@@ -73,6 +75,10 @@ public:
   answer run(const group& what);
   /// The call of one rank, as `rank_call_of` says; the others' make the operation with it.
   answer run(int rank, const collective_view& what, const request_options& options);
+  /// The same, as the request that it is.
+  /// @errors what `rank_call_of` gives: nothing was asked
+  caf::expected<std::shared_ptr<rank_request>> ask(int rank, const collective_view& what,
+                                                   const request_options& options);
 
   // -- for requests, under the lock of the order
 

@@ -1,0 +1,155 @@
+/// Collectives and messages of one rank over host memory, in chunks through device memory.
+#pragma once
+
+#include "core/device_core.hpp"
+#include "core/mesh_calls.hpp"
+#include "core/world_core.hpp"
+#include <troupe/detail/completion.hpp>
+#include <troupe/host_buffer.hpp>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <vector>
+
+namespace troupe::detail {
+
+/// The caller's host memory: a span, or an owner whose copies go directly if it is pinned.
+struct host_side {
+  std::span<std::byte> memory;
+  host_buffer owner;
+
+  bool direct() const noexcept { return owner.pinned(); }
+};
+
+class mesh_channel;
+
+/// One rank's call.
+class mesh_request final : public completion {
+public:
+  mesh_spec spec;
+  host_side send; ///< empty: nothing leaves this rank
+  host_side recv; ///< empty: nothing comes here
+  clock::time_point deadline = clock::time_point::max();
+  std::uint64_t membership = 0;
+
+  void cancel() noexcept override;
+  failure describe(errc code, std::string detail) const;
+
+private:
+  friend class mesh_channel;
+  std::weak_ptr<mesh_channel> on_;
+  caf::error stopped_; // before its turn; the channel's, under its lock
+  std::uint64_t timer_ = 0;
+};
+
+struct mesh_buffering {
+  std::size_t chunk_bytes = 0;
+  std::size_t chunks = 0;
+};
+
+/// Carries out the calls of one rank in one line, one after the other. Two threads of its own: one
+/// copies pageable memory in and asks for the work, the other waits for it and copies out. So a
+/// chunk is copied in, moved up, worked on, moved down and copied out while others are in the other
+/// steps. Buffers stay from call to call, but those of a call that failed are given up: a device
+/// may still use them.
+class mesh_channel : public std::enable_shared_from_this<mesh_channel> {
+public:
+  mesh_channel(std::shared_ptr<world_core> world, int rank, std::shared_ptr<mesh_calls> calls,
+               mesh_buffering buffering);
+  ~mesh_channel();
+
+  /// @thread any
+  void post(const std::shared_ptr<mesh_request>& x);
+  /// Ends `x` early, wherever it is.
+  void stop(mesh_request& x, const caf::error& why);
+  /// The same while it waits for its turn; false if it does not.
+  bool stop_queued(mesh_request& x, const caf::error& why);
+  /// Answers all and ends the threads.
+  void close();
+
+private:
+  /// How a call lies in chunks: of each block of `count` elements, `first` to `first + size`.
+  struct layout {
+    std::size_t blocks_in = 1;  ///< in `send`
+    std::size_t blocks_out = 1; ///< in `recv`
+    std::size_t element = 1;    ///< bytes
+    std::size_t count = 0;      ///< of a block
+    std::size_t step = 1;       ///< elements of a block in a chunk
+    std::size_t chunks = 1;
+    std::size_t blocks() const noexcept { return blocks_in > blocks_out ? blocks_in : blocks_out; }
+  };
+
+  struct chunk {
+    std::size_t first = 0; // elements
+    std::size_t size = 0;
+    std::size_t slot = 0;
+    std::shared_ptr<rank_request> work;
+    std::vector<std::shared_ptr<operation_of<nothing>>> moves;
+  };
+
+  struct slot {
+    any_gpu_ref memory;
+    host_buffer in;
+    host_buffer out;
+  };
+
+  void run_in();
+  void run_out();
+  void carry_out(mesh_request& x, joint_call& joint);
+  caf::error move_chunks(mesh_request& x, const layout& how);
+  caf::error prepare(mesh_request& x);
+  caf::error begin(mesh_request& x, const layout& how, chunk& c);
+  caf::error end(mesh_request& x, const layout& how, chunk& c);
+  caf::error await(operation& op) const;
+  void fail_run(const mesh_request& x, const caf::error& why);
+  caf::error failure_of_run();
+  bool wait_for_room(std::size_t handed);
+  void wait_until_out_rests();
+  /// All ranks make as many calls: those that this one has not made are made and taken back.
+  void keep_step(mesh_request& x, const layout& how);
+
+  layout layout_of(const mesh_spec& x) const;
+  any_gpu_ref part_of(const chunk& c, const layout& how, dtype type, std::size_t block,
+                      std::size_t blocks) const;
+  caf::expected<std::shared_ptr<rank_request>> ask(const mesh_spec& spec, const any_gpu_ref& send,
+                                                   const any_gpu_ref& recv,
+                                                   const request_options& options) const;
+  request_options options_of(const mesh_request& x) const;
+  host_buffer direct_part(const host_side& side, std::size_t offset, std::size_t size) const;
+
+  const std::shared_ptr<world_core> world_;
+  const int rank_;
+  const std::shared_ptr<mesh_calls> calls_;
+  const mesh_buffering buffering_;
+  const device_core device_;
+
+  std::mutex mutex_;
+  std::condition_variable condition_;
+  std::deque<std::shared_ptr<mesh_request>> queue_;
+  std::shared_ptr<mesh_request> running_;
+  bool closed_ = false;
+  // of the call that runs
+  caf::error run_error_;
+  const layout* run_layout_ = nullptr;
+  std::deque<chunk*> handed_; // to the thread that copies out
+  std::size_t finished_ = 0;
+  bool out_busy_ = false;
+
+  // the first thread's
+  std::vector<slot> slots_;
+  std::vector<chunk> ring_; // under mutex_ where both look at it
+  std::size_t counted_ = 0; // calls that the world counts as made
+
+  std::thread in_;
+  std::thread out_;
+};
+
+} // namespace troupe::detail
