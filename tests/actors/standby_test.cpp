@@ -171,8 +171,13 @@ TEST_P(StandbySwitch, AnswersTheOldEpochWithOneCauseAndGoesOnAtOnce) {
     plan->add({fault::block, verb::build});
   plan->add({GetParam().kind, verb::collective, 1});
   std::vector<pending<collective_done>> all;
-  for (int i = 0; i < 5; ++i)
-    all.push_back(w.all_reduce(refs));
+  {
+    gate together; // all of them are there when the first one fails
+    auto launched = w.device_of(1).launch(together.hold_lane(), {}, {});
+    ASSERT_TRUE(together.wait_reached());
+    for (int i = 0; i < 5; ++i)
+      all.push_back(w.all_reduce(refs));
+  }
   caf::error first;
   for (auto& x : all) {
     const auto why = error_of(answer_of(x));
@@ -192,7 +197,10 @@ TEST_P(StandbySwitch, AnswersTheOldEpochWithOneCauseAndGoesOnAtOnce) {
   EXPECT_EQ(switched.membership, 1u);
   EXPECT_TRUE(has_code(switched.reason, GetParam().told));
   EXPECT_FALSE(switched.standby_ready);
-  plan->release();
+  if (!on_cuda()) {
+    ASSERT_TRUE(plan->wait_injected(fault::block, 1, patience));
+    plan->release();
+  }
   const auto next = until_standby(feed, 2);
   EXPECT_EQ(next.epoch, 2u);
   EXPECT_TRUE(is_ok(next.reason));
