@@ -4,6 +4,7 @@
 // and of CAF are understood too: --troupe.spin=0.
 
 #include "machine.hpp"
+#include "must.hpp"
 #include "rank_threads.hpp"
 #include "report.hpp"
 #include "statistics.hpp"
@@ -33,6 +34,8 @@ using namespace std::chrono_literals;
 
 namespace {
 
+using bench::must;
+
 constexpr std::size_t count = 1024; ///< elements of a sum
 constexpr double mib = 1 << 20;
 
@@ -47,19 +50,6 @@ struct settings {
   std::string json_file;
   bool check = false;
 };
-
-/// What every call here gives; a benchmark that fails has nothing to say.
-template <class T> T must(caf::expected<T>&& x) {
-  if (!x)
-    bench::fail(troupe::describe(x.error()));
-  if constexpr (!std::is_void_v<T>)
-    return std::move(*x);
-}
-
-void must(const caf::error& x) {
-  if (x)
-    bench::fail(troupe::describe(x));
-}
 
 double milliseconds(bench::clock::duration x) { return bench::microseconds(x) / 1e3; }
 

@@ -1,0 +1,286 @@
+// A sum over host memory (mesh_comm) beside its steps, each of them alone, in one run and in turns:
+// the way up, the collective, the way down and, for pageable memory, the host's own copies. Every
+// sum is checked by value before its time counts. Options of the library and of CAF are understood
+// too: --troupe.spin=0.
+
+#include "machine.hpp"
+#include "must.hpp"
+#include "rank_threads.hpp"
+#include "report.hpp"
+#include "statistics.hpp"
+#include "watchdog.hpp"
+#include <troupe/troupe.hpp>
+
+#include <caf/all.hpp>
+
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using bench::must;
+
+constexpr std::size_t mib = std::size_t{1} << 20;
+
+struct settings {
+  std::vector<int> devices;
+  std::size_t size_mib = 256;
+  std::size_t rounds = 5;
+  std::size_t chunk_kib = 0;
+  std::size_t chunks = 0;
+  std::size_t time_limit_s = 180;
+  std::string backend = "auto";
+  std::string json_file;
+  bool check = false;
+};
+
+struct step {
+  const char* name;
+  bool host_copy; ///< only pageable memory needs it
+  std::function<void()> run;
+  std::vector<double> times; ///< @units ms
+};
+
+template <class F> double milliseconds(F f) {
+  const auto begin = bench::clock::now();
+  f();
+  return bench::microseconds(bench::clock::now() - begin) / 1e3;
+}
+
+/// The memory of all ranks, the steps and the sums over it.
+class workload {
+public:
+  workload(const troupe::world& world, const troupe::mesh_config& config, std::size_t size_bytes)
+      : world_(world), config_(config), mesh_(must(troupe::mesh_comm::open(world, config))),
+        device_memory_(must(world.allocate<float>(size_bytes / sizeof(float), true))) {
+    for (std::size_t i = 0; i < ranks(); ++i) {
+      pinned_.push_back(must(mesh_[i].where().allocate_pinned(size_bytes)));
+      pageable_.emplace_back(size_bytes);
+      const auto ring = std::min(config.chunks * config.chunk_bytes, size_bytes);
+      ring_.push_back(must(mesh_[i].where().allocate_pinned(ring)));
+    }
+  }
+
+  std::size_t ranks() const { return mesh_.size(); }
+
+  std::vector<step> steps() {
+    const auto each = [this](auto ask) { return [this, ask] { each_rank(ask); }; };
+    return {
+        {"up, pinned memory",
+         false,
+         each([this](std::size_t i) {
+           return mesh_[i].where().upload(device_memory_[i], pinned_[i]);
+         }),
+         {}},
+        {"down, pinned memory",
+         false,
+         each([this](std::size_t i) {
+           return mesh_[i].where().download(device_memory_[i], pinned_[i]);
+         }),
+         {}},
+        {"all-reduce, device memory",
+         false,
+         [this] { must(world_.all_reduce(device_memory_).wait()); },
+         {}},
+        {"host copy into chunks", true, [this] { copy_in_chunks(true); }, {}},
+        {"host copy out of chunks", true, [this] { copy_in_chunks(false); }, {}},
+    };
+  }
+
+  void sum_pinned() {
+    each_rank(
+        [this](std::size_t i) { return mesh_[i].all_reduce(pinned_[i], troupe::dtype::float32); });
+  }
+  void sum_pageable() {
+    each_rank([this](std::size_t i) {
+      return mesh_[i].all_reduce(pageable_[i].writable(), troupe::dtype::float32);
+    });
+  }
+
+  /// Rank i's element k is i + k mod 1000: sums of few ranks are exact.
+  void fill() {
+    threads([this](std::size_t i) {
+      for (auto* memory : {&pinned_[i], &pageable_[i]}) {
+        auto numbers = memory->as<float>();
+        for (std::size_t k = 0; k < numbers.size(); ++k)
+          numbers[k] = static_cast<float>(i + k % 1000);
+      }
+    });
+  }
+  void check(bool pinned) {
+    threads([&](std::size_t i) {
+      const auto n = ranks();
+      const auto numbers = (pinned ? pinned_ : pageable_)[i].as<float>();
+      for (std::size_t k = 0; k < numbers.size(); ++k)
+        if (numbers[k] != static_cast<float>(n * (n - 1) / 2 + n * (k % 1000)))
+          bench::fail("a wrong sum on rank " + std::to_string(i) + ", element " +
+                      std::to_string(k));
+    });
+  }
+
+private:
+  template <class F> void each_rank(F ask) {
+    std::vector<troupe::pending<void>> answers;
+    for (std::size_t i = 0; i < ranks(); ++i)
+      answers.push_back(ask(i));
+    for (auto& x : answers)
+      must(x.wait());
+  }
+  template <class F> void threads(F f) {
+    std::vector<std::thread> all;
+    for (std::size_t i = 0; i < ranks(); ++i)
+      all.emplace_back([&f, i] { f(i); });
+    for (auto& x : all)
+      x.join();
+  }
+  void copy_in_chunks(bool in) {
+    threads([&](std::size_t i) {
+      const auto ring = ring_[i].writable();
+      const auto memory = pageable_[i].writable();
+      for (std::size_t at = 0; at < memory.size(); at += config_.chunk_bytes) {
+        const auto size = std::min(config_.chunk_bytes, memory.size() - at);
+        const auto slot = ring.subspan(at % ring.size()).data();
+        std::memcpy(in ? slot : memory.data() + at, in ? memory.data() + at : slot, size);
+      }
+    });
+  }
+
+  const troupe::world& world_;
+  const troupe::mesh_config config_;
+  std::vector<troupe::mesh_comm> mesh_;
+  std::vector<troupe::gpu_ref<float>> device_memory_;
+  std::vector<troupe::host_buffer> pinned_;
+  std::vector<troupe::host_buffer> pageable_;
+  std::vector<troupe::host_buffer> ring_;
+};
+
+void run(const settings& s, const troupe::world& world, const std::string& backend,
+         bench::watchdog& guard, std::vector<bench::bar>& bars) {
+  const auto size_bytes = s.size_mib * mib;
+  troupe::mesh_config config;
+  if (s.chunk_kib != 0)
+    config.chunk_bytes = s.chunk_kib << 10;
+  if (s.chunks != 0)
+    config.chunks = s.chunks;
+  auto machine = bench::describe_machine(world);
+  machine["backend"] = backend;
+  machine["ranks"] = world.size();
+  machine["size_bytes"] = size_bytes;
+  machine["chunk_bytes"] = config.chunk_bytes;
+  machine["chunks"] = config.chunks;
+  machine["rounds"] = s.rounds;
+  std::printf("sums of float32 over host memory, %zu MiB on each of %zu ranks, backend %s, "
+              "%zu chunks of %zu KiB\n%s\n",
+              s.size_mib, world.size(), backend.c_str(), config.chunks, config.chunk_bytes >> 10,
+              bench::summary(machine).c_str());
+
+  guard.enter("taking memory");
+  workload load{world, config, size_bytes};
+  auto steps = load.steps();
+  std::vector<double> pinned;
+  std::vector<double> pageable;
+  for (std::size_t round = 0; round <= s.rounds; ++round) {
+    const auto keep = [&](std::vector<double>& times, double time) {
+      if (round != 0) // what is new the first time is not counted
+        times.push_back(time);
+    };
+    for (auto& x : steps) {
+      guard.enter(x.name);
+      keep(x.times, milliseconds(x.run));
+    }
+    load.fill();
+    guard.enter("a sum over pinned memory");
+    keep(pinned, milliseconds([&] { load.sum_pinned(); }));
+    load.check(true);
+    guard.enter("a sum over pageable memory");
+    keep(pageable, milliseconds([&] { load.sum_pageable(); }));
+    load.check(false);
+  }
+
+  guard.enter("the report");
+  std::printf("\n%-40s %9s %9s\n", "", "ms", "GB/s");
+  nlohmann::ordered_json rows;
+  const auto row = [&](const char* name, const std::vector<double>& times) {
+    const auto time = bench::median(times);
+    const auto rate = static_cast<double>(size_bytes) / time / 1e6;
+    std::printf("%-40s %9.2f %9.1f\n", name, time, rate);
+    rows.push_back({{"what", name}, {"ms", time}, {"gb_per_s", rate}, {"each_ms", times}});
+    return time;
+  };
+  double slowest = 0;
+  double slowest_with_host = 0;
+  for (auto& x : steps) {
+    const auto time = row(x.name, x.times);
+    slowest_with_host = std::max(slowest_with_host, time);
+    if (!x.host_copy)
+      slowest = std::max(slowest, time);
+  }
+  const auto whole_pinned = row("mesh_comm, pinned memory", pinned);
+  const auto whole_pageable = row("mesh_comm, pageable memory", pageable);
+  std::printf("\n");
+  bars = {
+      {"slowest step to the sum, pinned memory", 0.8, false, slowest / whole_pinned},
+      {"slowest step to the sum, pageable memory", 0.8, false, slowest_with_host / whole_pageable}};
+  bench::print_bars(bars);
+  if (s.json_file.empty())
+    return;
+  nlohmann::ordered_json json{{"machine", machine}, {"rows", rows}};
+  for (auto& x : bars)
+    json["bars"].push_back(
+        {{"bar", x.text}, {"at_least", x.limit}, {"value", *x.value}, {"met", x.met()}});
+  std::ofstream out{s.json_file};
+  out << json.dump(2) << '\n';
+  if (!out.flush())
+    bench::fail("cannot write " + s.json_file);
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  settings s;
+  CLI::App app{"A sum over host memory beside its steps"};
+  app.add_option("--backend", s.backend, "auto, cuda or host")->capture_default_str();
+  app.add_option("--devices", s.devices, "ordinals, such as 0,1; all by default")->delimiter(',');
+  app.add_option("--size-mib", s.size_mib, "host memory of each rank")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--rounds", s.rounds)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--chunk-kib", s.chunk_kib, "by default the library's")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--chunks", s.chunks, "by default the library's")->check(CLI::PositiveNumber);
+  app.add_option("--time-limit", s.time_limit_s, "in seconds: what is not done then hangs")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--json", s.json_file, "file to write the results to");
+  app.add_flag("--check", s.check, "fail unless every bar is met");
+  app.allow_extras();
+  CLI11_PARSE(app, argc, argv);
+
+  bench::watchdog guard{std::chrono::seconds{s.time_limit_s}};
+  auto library_options = app.remaining();
+  library_options.push_back("--troupe.backend=" + s.backend);
+  troupe::config cfg;
+  must(cfg.parse(library_options));
+  std::vector<bench::bar> bars;
+  {
+    caf::actor_system sys{cfg};
+    guard.enter("opening the world");
+    const auto list = must(troupe::list_devices(sys));
+    const auto world =
+        must(troupe::world::open(sys, {.devices = s.devices.empty() ? list.ordinals : s.devices}));
+    run(s, world, list.backend, guard, bars);
+    guard.enter("shutting down");
+  }
+  return !s.check || std::all_of(bars.begin(), bars.end(), [](auto& x) { return x.met(); }) ? 0 : 1;
+}
