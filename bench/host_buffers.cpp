@@ -17,6 +17,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -44,9 +45,13 @@ struct settings {
   bool check = false;
 };
 
+/// Which sums a step is one of: those of any memory, of pageable memory only, or, since it is two
+/// steps, of none.
+enum class needed_by : std::uint8_t { both, pageable, none };
+
 struct step {
   const char* name;
-  bool host_copy; ///< only pageable memory needs it
+  needed_by who;
   std::function<void()> run;
   std::vector<double> times; ///< @units ms
 };
@@ -88,12 +93,13 @@ public:
            return mesh_[i].where().download(device_memory_[i], pinned_[i]);
          }),
          {}},
+        {"up and down at a time, pinned memory", needed_by::none, [this] { move_both_ways(); }, {}},
         {"all-reduce, device memory",
-         false,
+         needed_by::both,
          [this] { must(world_.all_reduce(device_memory_).wait()); },
          {}},
-        {"host copy into chunks", true, [this] { copy_in_chunks(true); }, {}},
-        {"host copy out of chunks", true, [this] { copy_in_chunks(false); }, {}},
+        {"host copy into chunks", needed_by::pageable, [this] { copy_in_chunks(true); }, {}},
+        {"host copy out of chunks", needed_by::pageable, [this] { copy_in_chunks(false); }, {}},
     };
   }
 
@@ -142,6 +148,25 @@ private:
       all.emplace_back([&f, i] { f(i); });
     for (auto& x : all)
       x.join();
+  }
+  /// As much up as down, by halves, since the two would meet in one buffer.
+  void move_both_ways() {
+    std::vector<troupe::pending<void>> answers;
+    const auto half = device_memory_[0].count() / 2;
+    for (bool first : {true, false})
+      for (std::size_t i = 0; i < ranks(); ++i) {
+        const auto part = [&](bool front) {
+          return std::pair{
+              must(device_memory_[i].slice(front ? 0 : half, half)),
+              must(pinned_[i].slice(front ? 0 : half * sizeof(float), half * sizeof(float)))};
+        };
+        const auto [up, from] = part(first);
+        const auto [down, to] = part(!first);
+        answers.push_back(mesh_[i].where().upload(up, from));
+        answers.push_back(mesh_[i].where().download(down, to));
+      }
+    for (auto& x : answers)
+      must(x.wait());
   }
   void copy_in_chunks(bool in) {
     threads([&](std::size_t i) {
@@ -221,8 +246,9 @@ void run(const settings& s, const troupe::world& world, const std::string& backe
   double slowest_with_host = 0;
   for (auto& x : steps) {
     const auto time = row(x.name, x.times);
-    slowest_with_host = std::max(slowest_with_host, time);
-    if (!x.host_copy)
+    if (x.who != needed_by::none)
+      slowest_with_host = std::max(slowest_with_host, time);
+    if (x.who == needed_by::both)
       slowest = std::max(slowest, time);
   }
   const auto whole_pinned = row("mesh_comm, pinned memory", pinned);
