@@ -82,13 +82,13 @@ public:
     const auto each = [this](auto ask) { return [this, ask] { each_rank(ask); }; };
     return {
         {"up, pinned memory",
-         false,
+         needed_by::both,
          each([this](std::size_t i) {
            return mesh_[i].where().upload(device_memory_[i], pinned_[i]);
          }),
          {}},
         {"down, pinned memory",
-         false,
+         needed_by::both,
          each([this](std::size_t i) {
            return mesh_[i].where().download(device_memory_[i], pinned_[i]);
          }),
