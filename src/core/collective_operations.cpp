@@ -174,7 +174,7 @@ collective_operation::collective_operation(std::shared_ptr<world_core> world,
                                            const rank_call& any_call)
     : operation_of(joint_verb(any_call.call.what), part_count(any_call, world->size())),
       world_(std::move(world)), calls_(calls_beside(any_call, world_->size())),
-      missing_(calls_.size()) {
+      requests_(calls_.size()), missing_(calls_.size()) {
   make_parts();
   expect_uses(2 * calls_.size());
   for (auto& p : parts()) // before others may look at them
@@ -222,8 +222,10 @@ caf::error collective_operation::check_call(const rank_call& call, const std::ve
 }
 
 void collective_operation::add_call(rank_call call, const std::vector<use>& uses,
-                                    std::uint64_t membership) {
+                                    std::uint64_t membership,
+                                    std::shared_ptr<rank_request> asked_by) {
   auto place = seat_of(call).call;
+  requests_[place] = std::move(asked_by);
   if (membership != 0)
     membership_ = membership;
   calls_[place] = std::move(call);
@@ -315,6 +317,16 @@ void collective_operation::on_part_done(part& p) noexcept {
       communicator_->call(static_cast<std::size_t>(p.rank), *p.on,
                           [](backend_communicator& rank) { return rank.asynchronous_error(); });
   static_cast<void>(after_call(*this, p, *communicator_, std::move(error)));
+  if (!requests_.empty() && !failed())
+    tell(p);
+}
+
+/// Who made the part's calls need not wait for other ranks' parts.
+void collective_operation::tell(part& p) noexcept {
+  p.told.store(true, std::memory_order_release); // before what the requester does next
+  auto first = static_cast<std::size_t>(calls_of_[p.index].data() - calls_.data());
+  for (std::size_t i = 0; i < calls_of_[p.index].size(); ++i)
+    requests_[first + i]->succeed(value);
 }
 
 void collective_operation::on_lost_part(part& p, const caf::error& why) noexcept {
@@ -434,7 +446,15 @@ void rank_request::join(operation&) {
   counts_ = true;
   joint_ = std::move(found_);
   joint_number_.store(joint_->number(), std::memory_order_relaxed);
-  joint_->add_call(std::move(call_), uses_, membership_);
+  joint_->add_call(std::move(call_), uses_, membership_,
+                   std::static_pointer_cast<rank_request>(shared_from_this()));
+}
+
+void rank_request::succeed(const collective_done& value_of_all) noexcept {
+  // Whoever answers it with an error meanwhile leaves this alone.
+  value = value_of_all;
+  answer({});
+  world_->owner()->keeper().remove(*this);
 }
 
 void rank_request::start() {
@@ -473,10 +493,12 @@ void rank_request::placed(const caf::error& why) {
     joint_->take_back(error()); // its time was over before it had its place
   joint_->on_answer([self = std::static_pointer_cast<rank_request>(shared_from_this())] {
     auto& joint = *self->joint_;
-    self->value = joint.value;
+    if (!joint.error() && !self->answered()) // its part had nothing to do
+      self->value = joint.value;
     self->answer(joint.error());
     auto& owner = *self->world_->owner();
-    owner.keeper().remove(*self);
+    if (self->watched())
+      owner.keeper().remove(*self);
     if (!joint.on_lanes())
       owner.gate().go_on_soon(); // others need not wait for it
   });

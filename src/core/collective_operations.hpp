@@ -18,6 +18,7 @@
 
 namespace troupe::detail {
 
+class rank_request;
 class world_core;
 
 /// One collective, message or group: a part for each rank that takes part. Asked for by one
@@ -34,7 +35,8 @@ public:
   /// @errors errc::collective_mismatch, membership_changed: it does not go with the others
   caf::error check_call(const rank_call& call, const std::vector<use>& uses,
                         std::uint64_t membership) const;
-  void add_call(rank_call call, const std::vector<use>& uses, std::uint64_t membership);
+  void add_call(rank_call call, const std::vector<use>& uses, std::uint64_t membership,
+                std::shared_ptr<rank_request> asked_by);
   /// The ranks that have not called yet. Under the lock of the order.
   std::string missing_ranks() const;
   caf::error on_check() const override;
@@ -50,8 +52,10 @@ protected:
   void on_submit() override;
   void before_answer(const caf::error& error) noexcept override;
   void describe_to(flight_entry& x, const part& p) const noexcept override;
+  void on_settled() noexcept override { requests_.clear(); }
 
 private:
+  void tell(part& p) noexcept;
   void wait_no_more() noexcept;
   void make_parts();
   void run_on(std::shared_ptr<communicator> target);
@@ -60,6 +64,9 @@ private:
   const std::shared_ptr<world_core> world_;
   std::vector<rank_call> calls_;                     // sorted by rank
   std::vector<std::span<const rank_call>> calls_of_; // of each part
+  /// Who made each call, if ranks made them; what a part's lane needs of it is there before the
+  /// part.
+  std::vector<std::shared_ptr<rank_request>> requests_;
   std::uint64_t membership_ = 0;
   std::size_t missing_ = 0;          // calls that are still to come; under the lock of the order
   std::atomic<bool> waiting_{false}; // counts at its world
@@ -81,6 +88,8 @@ public:
   void placed(const caf::error& why) override;
   /// Hands it in; a refusal becomes its answer.
   void start();
+  /// Its rank's part is done.
+  void succeed(const collective_done& value_of_all) noexcept;
   /// Is it among its rank's calls? Once it is answered.
   bool counts() const noexcept { return counts_; }
 

@@ -276,10 +276,16 @@ void operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexc
 std::vector<operation::casualty> operation::wound_buffers(const caf::error& cause,
                                                           const std::vector<follower>& successors) {
   std::vector<casualty> result;
+  auto told = [this](const use& u) { return parts_[u.part].told.load(std::memory_order_acquire); };
   for (auto& x : healed_)
-    wound(x.memory, x.wound, successors, result);
+    if (std::none_of(uses_.begin(), uses_.end(), [&](const use& u) {
+          return u.memory == x.memory && u.writes && told(u) && u.begin <= x.wound.begin &&
+                 x.wound.end <= u.end;
+        }))
+      wound(x.memory, x.wound, successors, result);
   for (auto& u : uses_)
-    if (u.writes && parts_[u.part].at.load(std::memory_order_acquire) == part::state::done)
+    if (u.writes && parts_[u.part].at.load(std::memory_order_acquire) == part::state::done &&
+        !told(u))
       wound(u.memory, {u.begin, u.end, cause}, successors, result);
   return result;
 }

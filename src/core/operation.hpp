@@ -63,6 +63,8 @@ struct part {
   std::atomic<bool> behind_others{false};
   bool uses_memory = false;
   bool passed_by = false; ///< never issued; its event alone stands in the stream
+  /// Its own requester knows that it is done, whatever becomes of the others.
+  std::atomic<bool> told{false};
   std::vector<predecessor> predecessors;
   part* next = nullptr;     // in the lane's inbox
   std::uint64_t record = 0; // in the lane's flight ring; the lane's alone
