@@ -1,7 +1,7 @@
-// A sum over host memory (mesh_comm) beside its steps, each of them alone, in one run and in turns:
-// the way up, the collective, the way down and, for pageable memory, the host's own copies. Every
-// sum is checked by value before its time counts. Options of the library and of CAF are understood
-// too: --troupe.spin=0.
+// A sum over host memory (mesh_comm) beside its steps, each of them alone, in one run and in turns.
+// It moves as much up as down at the same time, so its steps are PCIe in both directions, the
+// collective, and, for pageable memory, the host's copies in and out. Every sum is checked by value
+// before its time counts. Options of the library and of CAF are understood too: --troupe.spin=0.
 
 #include "machine.hpp"
 #include "must.hpp"
@@ -45,8 +45,8 @@ struct settings {
   bool check = false;
 };
 
-/// Which sums a step is one of: those of any memory, of pageable memory only, or, since it is two
-/// steps, of none.
+/// Which sums a step is one of: those of any memory, of pageable memory only, or, since it is half
+/// a step, of none.
 enum class needed_by : std::uint8_t { both, pageable, none };
 
 struct step {
@@ -72,7 +72,8 @@ public:
       pinned_.push_back(must(mesh_[i].where().allocate_pinned(size_bytes)));
       pageable_.emplace_back(size_bytes);
       const auto ring = std::min(config.chunks * config.chunk_bytes, size_bytes);
-      ring_.push_back(must(mesh_[i].where().allocate_pinned(ring)));
+      ring_up_.push_back(must(mesh_[i].where().allocate_pinned(ring)));
+      ring_down_.push_back(must(mesh_[i].where().allocate_pinned(ring)));
     }
   }
 
@@ -82,24 +83,28 @@ public:
     const auto each = [this](auto ask) { return [this, ask] { each_rank(ask); }; };
     return {
         {"up, pinned memory",
-         needed_by::both,
+         needed_by::none,
          each([this](std::size_t i) {
            return mesh_[i].where().upload(device_memory_[i], pinned_[i]);
          }),
          {}},
         {"down, pinned memory",
-         needed_by::both,
+         needed_by::none,
          each([this](std::size_t i) {
            return mesh_[i].where().download(device_memory_[i], pinned_[i]);
          }),
          {}},
-        {"up and down at a time, pinned memory", needed_by::none, [this] { move_both_ways(); }, {}},
+        {"up and down at a time, pinned memory", needed_by::both, [this] { move_both_ways(); }, {}},
         {"all-reduce, device memory",
          needed_by::both,
          [this] { must(world_.all_reduce(device_memory_).wait()); },
          {}},
-        {"host copy into chunks", needed_by::pageable, [this] { copy_in_chunks(true); }, {}},
-        {"host copy out of chunks", needed_by::pageable, [this] { copy_in_chunks(false); }, {}},
+        {"host copy into chunks", needed_by::none, [this] { copy_in_chunks(true, false); }, {}},
+        {"host copy out of chunks", needed_by::none, [this] { copy_in_chunks(false, true); }, {}},
+        {"host copies in and out at a time",
+         needed_by::pageable,
+         [this] { copy_in_chunks(true, true); },
+         {}},
     };
   }
 
@@ -168,15 +173,26 @@ private:
     for (auto& x : answers)
       must(x.wait());
   }
-  void copy_in_chunks(bool in) {
-    threads([&](std::size_t i) {
-      const auto ring = ring_[i].writable();
+  /// With a thread for each direction; both go over all of the memory, at different places.
+  void copy_in_chunks(bool in, bool out) {
+    const auto go = [this](std::size_t i, bool up) {
+      const auto ring = (up ? ring_up_ : ring_down_)[i].writable();
       const auto memory = pageable_[i].writable();
-      for (std::size_t at = 0; at < memory.size(); at += config_.chunk_bytes) {
+      const auto offset = up ? 0 : memory.size() / 2 / config_.chunk_bytes * config_.chunk_bytes;
+      for (std::size_t k = 0; k < memory.size(); k += config_.chunk_bytes) {
+        const auto at = (k + offset) % memory.size();
         const auto size = std::min(config_.chunk_bytes, memory.size() - at);
-        const auto slot = ring.subspan(at % ring.size()).data();
-        std::memcpy(in ? slot : memory.data() + at, in ? memory.data() + at : slot, size);
+        const auto slot = ring.subspan(k % ring.size()).data();
+        std::memcpy(up ? slot : memory.data() + at, up ? memory.data() + at : slot, size);
       }
+    };
+    threads([&](std::size_t i) {
+      std::thread other;
+      if (in && out)
+        other = std::thread{[&] { go(i, true); }};
+      go(i, in && !out);
+      if (other.joinable())
+        other.join();
     });
   }
 
@@ -186,7 +202,8 @@ private:
   std::vector<troupe::gpu_ref<float>> device_memory_;
   std::vector<troupe::host_buffer> pinned_;
   std::vector<troupe::host_buffer> pageable_;
-  std::vector<troupe::host_buffer> ring_;
+  std::vector<troupe::host_buffer> ring_up_; // as the mesh has them for pageable memory
+  std::vector<troupe::host_buffer> ring_down_;
 };
 
 void run(const settings& s, const troupe::world& world, const std::string& backend,

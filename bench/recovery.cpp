@@ -106,7 +106,7 @@ public:
     each_rank([&](std::size_t i) {
       ready.count_down();
       go.wait();
-      must(built[i]->connect(streams_[i]));
+      must(built[i]->connect(streams_[i], troupe::connect_scope::everything));
     });
     end = bench::clock::now();
     builder.join();

@@ -161,15 +161,21 @@ struct collective_call {
   const exchange_plan* plan = nullptr; ///< of all_to_all_v
 };
 
+/// What a communicator's ranks are connected for.
+enum class connect_scope : std::uint8_t {
+  collectives, ///< collectives that are alone in their call; no gather, scatter or all-to-all
+  everything
+};
+
 /// One rank of a communicator.
 /// @thread only the device's lane, unless a function says otherwise
 class backend_communicator {
 public:
   virtual ~backend_communicator() = default;
 
-  /// Makes all connections, by small operations on `stream`, with all ranks at the same time; may
-  /// block until every rank has called it.
-  [[nodiscard]] virtual caf::error connect(stream_view stream) noexcept = 0;
+  /// Makes the connections for `what` that are not there yet, by small operations on `stream`, with
+  /// all ranks at the same time; may block until every rank has called it.
+  [[nodiscard]] virtual caf::error connect(stream_view stream, connect_scope what) noexcept = 0;
 
   /// Enqueues `calls` as one group: they make progress together, so that sends and recvs of any
   /// pattern among the ranks cannot deadlock. What they point to, but device memory, is not used

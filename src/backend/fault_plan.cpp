@@ -538,8 +538,8 @@ public:
       : injector_(std::move(injector)), devices_(std::move(devices)), id_(id), rank_(rank),
         inner_(std::move(inner)) {}
 
-  caf::error connect(stream_view stream) noexcept override {
-    return call(verb::connect, stream, [&] { return inner_->connect(stream); });
+  caf::error connect(stream_view stream, connect_scope what) noexcept override {
+    return call(verb::connect, stream, [&] { return inner_->connect(stream, what); });
   }
 
   caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override {

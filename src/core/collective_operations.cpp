@@ -100,6 +100,25 @@ std::uint64_t sum_of(const std::vector<std::size_t>& counts) noexcept {
   return std::accumulate(counts.begin(), counts.end(), std::uint64_t{0});
 }
 
+/// What the communicator must be connected for when `calls`, sorted by rank, are made.
+connect_scope need_of(std::span<const rank_call> calls) noexcept {
+  for (std::size_t i = 0; i < calls.size(); ++i)
+    switch (calls[i].call.what) {
+    case collective_kind::all_reduce:
+    case collective_kind::reduce:
+    case collective_kind::broadcast:
+    case collective_kind::all_gather:
+    case collective_kind::reduce_scatter:
+    case collective_kind::barrier:
+      if (i == 0 || calls[i].rank != calls[i - 1].rank)
+        break;
+      [[fallthrough]]; // a group
+    default:
+      return connect_scope::everything;
+    }
+  return connect_scope::collectives;
+}
+
 /// The number of different ranks in `calls`, which are sorted by rank.
 std::size_t count_ranks(std::span<const rank_call> calls) {
   std::size_t result = 0;
@@ -115,7 +134,7 @@ std::size_t count_ranks(std::span<const rank_call> calls) {
 collective_operation::collective_operation(const char* verb, std::shared_ptr<world_core> world,
                                            std::vector<rank_call> calls, std::uint64_t membership)
     : operation_of(verb, count_ranks(calls)), world_(std::move(world)), calls_(std::move(calls)),
-      membership_(membership) {
+      membership_(membership), needs_(need_of(calls_)) {
   make_parts();
   expect_uses(2 * calls_.size());
   for (auto& p : parts())
@@ -174,7 +193,7 @@ collective_operation::collective_operation(std::shared_ptr<world_core> world,
                                            const rank_call& any_call)
     : operation_of(joint_verb(any_call.call.what), part_count(any_call, world->size())),
       world_(std::move(world)), calls_(calls_beside(any_call, world_->size())),
-      requests_(calls_.size()), missing_(calls_.size()) {
+      requests_(calls_.size()), needs_(need_of({&any_call, 1})), missing_(calls_.size()) {
   make_parts();
   expect_uses(2 * calls_.size());
   for (auto& p : parts()) // before others may look at them
@@ -246,7 +265,7 @@ caf::error collective_operation::on_check() const { return world_->check_view(*t
 
 caf::error collective_operation::on_admit() {
   value.operation = number();
-  if (!world_->waits()) {
+  if (!waits_for_world()) {
     run_on(world_->join(value));
     return {};
   }
@@ -266,7 +285,12 @@ void collective_operation::before_answer(const caf::error&) noexcept { wait_no_m
 const void* collective_operation::waits_for() const {
   if (missing_ != 0)
     return this; // the calls of the other ranks
-  return world_->waits() ? world_.get() : nullptr;
+  return waits_for_world() ? world_.get() : nullptr;
+}
+
+bool collective_operation::waits_for_world() const {
+  return world_->waits() ||
+         (needs_ == connect_scope::everything && world_->waits_for_connections());
 }
 
 void collective_operation::run_on(std::shared_ptr<communicator> target) {
@@ -524,12 +548,12 @@ void rank_request::end_early(const caf::error& why) noexcept {
 
 // -- connect
 
-connect_operation::connect_operation(std::shared_ptr<communicator> target,
+connect_operation::connect_operation(std::shared_ptr<communicator> target, connect_scope what,
                                      const std::vector<std::shared_ptr<lane>>& lanes,
                                      std::chrono::nanoseconds patience,
                                      std::chrono::nanoseconds limit)
-    : operation_of("connect", lanes.size()), communicator_(std::move(target)), limit_(limit),
-      has_arrived_(lanes.size()) {
+    : operation_of("connect", lanes.size()), communicator_(std::move(target)), what_(what),
+      limit_(limit), has_arrived_(lanes.size()) {
   stall_limit = patience.count();
   for (std::size_t i = 0; i < lanes.size(); ++i) {
     auto& p = parts()[i];
@@ -569,7 +593,7 @@ caf::expected<issue_outcome> connect_operation::proceed(part& p, lane& on) {
   auto error = communicator_->call(p.index, on, [&](backend_communicator& rank) {
     set_once(entered_at_);
     on.begin_connecting();
-    auto result = rank.connect(on.stream(p));
+    auto result = rank.connect(on.stream(p), what_);
     on.end_connecting();
     return result;
   });

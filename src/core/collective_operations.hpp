@@ -60,6 +60,7 @@ private:
   void make_parts();
   void run_on(std::shared_ptr<communicator> target);
   bool is_held_up() const noexcept;
+  bool waits_for_world() const;
 
   const std::shared_ptr<world_core> world_;
   std::vector<rank_call> calls_;                     // sorted by rank
@@ -68,6 +69,7 @@ private:
   /// part.
   std::vector<std::shared_ptr<rank_request>> requests_;
   std::uint64_t membership_ = 0;
+  connect_scope needs_ = connect_scope::collectives;
   std::size_t missing_ = 0;          // calls that are still to come; under the lock of the order
   std::atomic<bool> waiting_{false}; // counts at its world
   std::shared_ptr<communicator> communicator_;
@@ -111,7 +113,7 @@ private:
   bool refused_for_all_ = false; // nobody's call of this operation will be done
 };
 
-/// Makes all connections of a new communicator, in the order of all other work on its devices. The
+/// Makes connections of a communicator, in the order of all other work on its devices. The
 /// call blocks until every rank is in it, and other collectives on the devices, one that stands
 /// still above all, can keep it there: so the lanes wait for each other, and for those collectives
 /// to be over, before they make it. From its turn on until then a lane issues nothing else.
@@ -125,7 +127,7 @@ class connect_operation final : public operation_of<nothing> {
 public:
   /// Ends the communicator if the lanes are not free within `patience`, or a call does not come
   /// back within `limit`.
-  connect_operation(std::shared_ptr<communicator> target,
+  connect_operation(std::shared_ptr<communicator> target, connect_scope what,
                     const std::vector<std::shared_ptr<lane>>& lanes,
                     std::chrono::nanoseconds patience, std::chrono::nanoseconds limit);
   bool bounded() const noexcept override { return false; }
@@ -144,6 +146,7 @@ protected:
 
 private:
   const std::shared_ptr<communicator> communicator_;
+  const connect_scope what_;
   const std::chrono::nanoseconds limit_;
   std::vector<char> has_arrived_; // of each part, its lane's
   std::atomic<std::size_t> arrived_{0};

@@ -34,6 +34,9 @@ public:
   /// Whom the streams of rank `i`'s lane know it as.
   stream_tenant& tenant(std::size_t i) noexcept { return tenants_[i]; }
   bool live() const noexcept { return live_.load(); }
+  /// Whether every call may be made on it, or only what `connect_scope::collectives` allows.
+  bool fully_connected() const noexcept { return fully_connected_.load(); }
+  void set_fully_connected() noexcept { fully_connected_.store(true); }
 
   /// Calls `f` for rank `i` on its lane, unless the communicator has ended.
   /// @errors errc::communicator_dead: nothing was called
@@ -72,6 +75,7 @@ private:
   const std::function<void(communicator&, const caf::error&)> on_end_;
   const std::function<void()> on_gone_;
   std::atomic<bool> live_{true};
+  std::atomic<bool> fully_connected_{false};
   mutable std::mutex mutex_;
   caf::error cause_; // under mutex_
 };

@@ -76,10 +76,13 @@ std::vector<world_member> world_core::present_members() const {
 
 std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::error&)> done) {
   std::uint64_t epoch = 0;
+  auto what = connect_scope::everything;
   {
     std::lock_guard lock{order_mutex()};
     epoch = ++last_epoch_;
     if (phase_ == world_phase::building) {
+      if (epoch_ != 0) // requests may wait since the last one ended
+        what = connect_scope::collectives;
       epoch_ = epoch;
       if (auto members = present_members(); members != members_) {
         members_ = std::move(members);
@@ -87,7 +90,7 @@ std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::err
       }
     }
   }
-  auto job = [self = shared_from_this(), epoch, done = std::move(done)] {
+  auto job = [self = shared_from_this(), epoch, what, done = std::move(done)] {
     auto& backend = self->runtime_->backend();
     auto give_up = [&](const caf::error& why) {
       done(epoch, code_of(why) == errc::device_fault
@@ -107,23 +110,42 @@ std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::err
     if (!target)
       return done(epoch, make_error(errc::unavailable,
                                     "the world went on before this communicator was built"));
-    auto limit = self->limits_.connect_limit;
-    auto connect =
-        std::make_shared<connect_operation>(target, self->lanes_, self->patience(), limit);
-    connect->world = self->tag_;
-    connect->deadline = from_now(self->limits_.build_deadline);
-    connect->on_answer([connect = std::weak_ptr{connect}, target, epoch, done] {
-      auto x = connect.lock();
-      if (!x)
-        return;
-      if (x->error())
-        target->end(x->error()); // refused or late: the next one must not find it on its lanes
-      done(epoch, x->error());
+    self->connect(target, what, [target, epoch, done](const caf::error& why) {
+      if (why)
+        target->end(why); // refused or late: the next one must not find it on its lanes
+      done(epoch, why);
     });
-    self->runtime_->start(connect);
   };
   runtime_->workers().run(std::move(job));
   return epoch;
+}
+
+void world_core::connect(const std::shared_ptr<communicator>& target, connect_scope what,
+                         std::function<void(const caf::error&)> done) {
+  auto op =
+      std::make_shared<connect_operation>(target, what, lanes_, patience(), limits_.connect_limit);
+  op->world = tag_;
+  op->deadline = from_now(limits_.build_deadline);
+  op->on_answer([weak = std::weak_ptr{op}, target, what, done = std::move(done)] {
+    auto x = weak.lock();
+    if (!x)
+      return;
+    if (!x->error() && what == connect_scope::everything)
+      target->set_fully_connected();
+    done(x->error());
+  });
+  runtime_->start(op);
+}
+
+/// Those requests that need the rest wait for it; the others go on until its turn comes.
+void world_core::connect_the_rest(const std::shared_ptr<communicator>& target) {
+  connect(target, connect_scope::everything,
+          [target, self = weak_from_this()](const caf::error& why) {
+            if (why)
+              target->fail(why);
+            else if (auto world = self.lock())
+              world->runtime_->gate().go_on_soon();
+          });
 }
 
 std::shared_ptr<communicator> world_core::adopt(std::uint64_t epoch, communicator_ranks ranks) {
@@ -157,6 +179,7 @@ std::shared_ptr<communicator> world_core::adopt(std::uint64_t epoch, communicato
 }
 
 bool world_core::open() {
+  std::shared_ptr<communicator> opened;
   {
     std::lock_guard lock{order_mutex()};
     if (!next_ || !next_->live() || phase_ > world_phase::ready)
@@ -169,8 +192,11 @@ bool world_core::open() {
     current_ = std::move(next_);
     epoch_ = current_->epoch();
     phase_ = world_phase::ready;
+    opened = current_;
   }
   runtime_->gate().go_on();
+  if (!opened->fully_connected())
+    connect_the_rest(opened);
   return true;
 }
 

@@ -93,6 +93,10 @@ public:
   void leave_queue() noexcept { waiting_.fetch_sub(1); }
   /// No communicator now, but there will be one, or none any more.
   bool waits() const noexcept { return phase_ <= world_phase::ready && !has_communicator(); }
+  /// The communicator that there is has not all its connections yet.
+  bool waits_for_connections() const noexcept {
+    return has_communicator() && !current_->fully_connected();
+  }
   /// The communicator of a request that need not wait; it is said in `view`.
   std::shared_ptr<communicator> join(collective_done& view) const;
 
@@ -100,6 +104,10 @@ private:
   answer start(const char* verb, caf::expected<std::vector<rank_call>> calls,
                const request_options& options);
   std::shared_ptr<communicator> adopt(std::uint64_t epoch, communicator_ranks ranks);
+  /// Calls `done` when all lanes have made the connections, or with why not.
+  void connect(const std::shared_ptr<communicator>& target, connect_scope what,
+               std::function<void(const caf::error&)> done);
+  void connect_the_rest(const std::shared_ptr<communicator>& target);
   void on_communicator_end(communicator& which, const caf::error& cause) noexcept;
   std::vector<world_member> present_members() const;
   bool switch_to_standby(const caf::error& cause);

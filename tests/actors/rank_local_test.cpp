@@ -84,6 +84,39 @@ TEST_P(RankLocal, IsRightForEveryKindAndType) {
     round.expect_right();
 }
 
+// A rank need not wait for what others' lanes have not seen yet.
+TEST_P(RankLocal, IsAnsweredWhenItsOwnPartIsDone) {
+  test_system system{{.devices = GetParam()}};
+  if (system.devices() < GetParam() || GetParam() < 2)
+    GTEST_SKIP() << "needs " << std::max(2, GetParam()) << " devices";
+  auto w = system.open_world({});
+  auto refs = must(w.allocate<std::int32_t>(8));
+  for (std::size_t rank = 0; rank < w.size(); ++rank)
+    must(answer_of(w.device_of(rank).fill(refs[rank], static_cast<std::int32_t>(rank + 1))));
+  const auto sum = static_cast<std::int32_t>(w.size() * (w.size() + 1) / 2);
+  testing::gate before;
+  testing::gate behind; // the lane issues the sum, and has not looked at it when it comes here
+  auto late = w.device_of(1);
+  auto first = late.launch(before.hold_lane(), {}, {});
+  ASSERT_TRUE(before.wait_reached());
+  answers all;
+  for (std::size_t rank = 0; rank < w.size(); ++rank)
+    all.push_back(w.rank(rank).all_reduce(refs[rank]));
+  auto second = late.launch(behind.hold_lane(), {}, {});
+  before.open();
+  ASSERT_TRUE(behind.wait_reached());
+  for (std::size_t rank = 0; rank < w.size(); ++rank)
+    if (rank != 1) {
+      EXPECT_TRUE(is_ok(answer_of(all[rank])));
+      EXPECT_TRUE(holds(w.device_of(rank), refs[rank], std::vector<std::int32_t>(8, sum)));
+    }
+  EXPECT_FALSE(all[1].ready());
+  behind.open();
+  EXPECT_TRUE(is_ok(answer_of(all[1])));
+  EXPECT_TRUE(holds(late, refs[1], std::vector<std::int32_t>(8, sum)));
+  EXPECT_TRUE(is_ok(answer_of(first)) && is_ok(answer_of(second)));
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, RankLocal, ::testing::Values(1, 2, 3, 4, 8));
 
 class RankCalls : public ::testing::Test {

@@ -708,6 +708,40 @@ TEST(WorldStall, RequestsWaitForTheNextCommunicator) {
   feed.until(world_phase::ready, 2);
 }
 
+// What a sum needs is connected first. Requests that need more wait for the rest; here until the
+// communicator after the next, since making the rest fails once.
+TEST(WorldStall, SumsGoOnBeforeTheRestIsConnected) {
+  TROUPE_HOST_ONLY("a fault plan");
+  auto plan = std::make_shared<fault_plan>();
+  test_system system{{.devices = 3, .faults = plan}};
+  auto w = system.open_world(hasty());
+  world_feed feed{system, w.actor()};
+  auto data = prepare(w, {.type = dtype::float32, .op = reduce_op::sum}, count);
+  auto sent = must(w.allocate<std::int32_t>(3, true));
+  auto received = must(w.allocate<std::int32_t>(3));
+  auto grouped = must(w.allocate<std::int32_t>(3, true));
+  plan->add({fault::not_issued, verb::collective, 0});
+  plan->add({fault::block, verb::build});
+  plan->add({fault::fail, verb::connect, 1, 2});
+  EXPECT_TRUE(has_code(answer_of(w.all_reduce(zeros(w))), errc::stalled));
+  ASSERT_TRUE(plan->wait_injected(fault::block, 1, patience));
+  auto summed = w.all_reduce(data.send);
+  auto exchanged = w.all_to_all(sent, received);
+  auto in_place = [](const auto& refs) {
+    std::vector<any_gpu_ref> all{refs.begin(), refs.end()};
+    return collective{.kind = collective_kind::all_reduce, .send = all, .recv = all};
+  };
+  auto in_group = w.run(group{.calls = {in_place(sent), in_place(grouped)}});
+  plan->release();
+  EXPECT_EQ(must(answer_of(summed)).epoch, 2u);
+  EXPECT_TRUE(reduced(w, data, data.send));
+  EXPECT_EQ(must(answer_of(exchanged)).epoch, 3u);
+  EXPECT_EQ(must(answer_of(in_group)).epoch, 3u);
+  EXPECT_EQ(plan->injected(fault::fail), 1u);
+  feed.until(world_phase::ready, 3);
+  EXPECT_TRUE(works(w));
+}
+
 // A rank that waits behind a user's launch is named, with the states of all parts.
 TEST(WorldStall, NamesTheRankThatIsBehind) {
   TROUPE_HOST_ONLY("its streams are held");

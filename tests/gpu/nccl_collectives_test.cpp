@@ -97,7 +97,7 @@ protected:
   void connect(world& x) {
     on_threads(x.size(), [&](int rank) {
       must(of(x, rank).device->bind());
-      must(x[rank].connect(of(x, rank).stream));
+      must(x[rank].connect(of(x, rank).stream, connect_scope::everything));
     });
   }
 

@@ -48,7 +48,7 @@ protected:
   void connect(communicator_ranks& ranks) {
     on_threads(size_, [&](int i) {
       must(at(i).device->bind());
-      must(ranks[static_cast<std::size_t>(i)]->connect(at(i).stream));
+      must(ranks[static_cast<std::size_t>(i)]->connect(at(i).stream, connect_scope::everything));
     });
   }
 
@@ -267,7 +267,7 @@ TEST_F(NcclCommunicator, OfOneRankCopies) {
   const local_rank only{0, 0};
   auto ranks = must(cuda_->build(must(cuda_->make_communicator_id()), 1, {&only, 1}));
   must(at(0).device->bind());
-  must(ranks[0]->connect(at(0).stream));
+  must(ranks[0]->connect(at(0).stream, connect_scope::everything));
   const auto input = random_inputs({.type = dtype::float32, .op = reduce_op::sum}, 1000);
   at(0).write(at(0).send, input[0]);
   std::vector<std::byte> poisoned(4000);

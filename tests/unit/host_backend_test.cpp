@@ -746,7 +746,7 @@ TEST(HostCommunicator, IsBuiltAndUsedByAThreadForEachRank) {
       const local_rank mine{rank, rank};
       auto communicator = must(backend->build(id, ranks, {&mine, 1}));
       ASSERT_EQ(communicator.size(), 1u);
-      EXPECT_TRUE(is_ok(communicator[0]->connect(x.stream)));
+      EXPECT_TRUE(is_ok(communicator[0]->connect(x.stream, connect_scope::everything)));
       std::mt19937 sizes{99}; // the same on each rank
       std::vector<std::vector<std::uint64_t>> buffers;
       for (std::size_t i = 0; i < calls; ++i) {

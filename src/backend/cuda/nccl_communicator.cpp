@@ -335,24 +335,29 @@ caf::error nccl_communicator::outcome(ncclResult_t code, const char* api) noexce
   return check(settle(native(), code), api, device(), rank_);
 }
 
-caf::error nccl_communicator::connect(stream_view stream) noexcept {
-  if (size_ == 1)
+caf::error nccl_communicator::connect(stream_view stream, connect_scope what) noexcept {
+  if (size_ == 1 || !scratch_) // nothing to connect, or all is
     return {};
   if (auto err = check(select_device(device()), "cudaSetDevice", device()))
     return err;
-  auto* const memory = static_cast<std::byte*>(scratch_.release().pointer);
-  if (memory == nullptr) // connected before
-    return {};
+  auto* const memory = static_cast<std::byte*>(scratch_.get().pointer);
   const auto on = detail::native(stream);
-  unique_stream_memory scratch{{memory, on}, device()};
-  if (auto err = warm_up_collectives(memory, on))
-    return err;
+  auto synchronize = [&] {
+    return check(cudaStreamSynchronize(on), "cudaStreamSynchronize", device());
+  };
+  if (!collectives_connected_)
+    if (auto err = warm_up_collectives(memory, on))
+      return err;
+  collectives_connected_ = true;
+  if (what == connect_scope::collectives)
+    return synchronize();
+  unique_stream_memory scratch{{scratch_.release().pointer, on}, device()};
   if (auto err = warm_up_groups(memory, on))
     return err;
   if (auto err = warm_up_pairs(memory, on))
     return err;
   scratch.reset(); // so that the synchronization gives it back to CUDA
-  return check(cudaStreamSynchronize(on), "cudaStreamSynchronize", device());
+  return synchronize();
 }
 
 caf::error nccl_communicator::warm_up_collectives(std::byte* scratch,

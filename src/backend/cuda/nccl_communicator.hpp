@@ -88,7 +88,7 @@ public:
 
   /// @source NCCL 2.28.9: each algorithm (src/group.cc) and each pair of ranks that exchange
   ///         messages (`p2pTaskAppend` in src/enqueue.cc) is connected at its first use
-  caf::error connect(stream_view stream) noexcept override;
+  caf::error connect(stream_view stream, connect_scope what) noexcept override;
   /// Sends and recvs match each other in their order, whatever else is in the group; a send to
   /// oneself has its recv in the same group.
   /// @errors errc::not_supported: float8 is to be reduced, on a device before Hopper
@@ -132,7 +132,8 @@ private:
 
   unique_stream_memory own_; ///< outlives the work of `handle_`
   unique_communicator handle_;
-  unique_stream_memory scratch_; ///< until it is connected
+  unique_stream_memory scratch_; ///< until everything is connected
+  bool collectives_connected_ = false;
   const int rank_;
   const int size_;
   const bool float8_;

@@ -20,7 +20,9 @@ host_communicator::~host_communicator() {
   group_->end(make_error(std::move(f)));
 }
 
-caf::error host_communicator::connect(stream_view) noexcept { return group_->error(); }
+caf::error host_communicator::connect(stream_view, connect_scope) noexcept {
+  return group_->error();
+}
 
 caf::error host_communicator::enqueue(std::span<const collective_call> calls,
                                       stream_view stream) noexcept {

@@ -16,7 +16,7 @@ public:
   /// Ends the group for all ranks.
   ~host_communicator() override;
 
-  caf::error connect(stream_view stream) noexcept override;
+  caf::error connect(stream_view stream, connect_scope what) noexcept override;
   caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override;
   caf::error asynchronous_error() noexcept override;
 
