@@ -225,6 +225,12 @@ public:
   /// Ends an idle communicator in good order. Blocks.
   /// @thread a reaper; never a lane
   [[nodiscard]] virtual caf::error destroy(communicator_ranks ranks) noexcept = 0;
+
+  /// The work of this process with its devices is lost: after a sticky fault, or because a thread is
+  /// stuck in a call for good. From now on no call goes to a driver, which might not return: what is
+  /// still there is dropped, by destructors too, and every function gives `errc::device_fault`.
+  /// Nothing where the backend has no driver.
+  virtual void abandon() noexcept {}
 };
 
 /// Virtual devices in host memory.

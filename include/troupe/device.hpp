@@ -278,7 +278,8 @@ public:
 
   /// Takes memory of the user's, which lies on this device, into its care: `deleter` is called when
   /// nothing uses it any more, on the lane, which must not block, or, once the device has ended, on
-  /// the thread that drops the last handle.
+  /// the thread that drops the last handle. On CUDA it is not called after an error of
+  /// `severity::process`: the memory goes with the process.
   /// @errors errc::invalid_argument; errc::unavailable: the device is not ready
   template <element T>
   caf::expected<gpu_ref<T>> adopt(T* memory, std::size_t count,

@@ -8,6 +8,7 @@
 #include <troupe/device_status.hpp>
 #include <troupe/dtype.hpp>
 #include <troupe/error.hpp>
+#include <troupe/exit_process.hpp>
 #include <troupe/flight_record.hpp>
 #include <troupe/gpu_ref.hpp>
 #include <troupe/host_buffer.hpp>

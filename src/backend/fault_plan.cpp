@@ -643,6 +643,8 @@ public:
     return end(verb::destroy, std::move(ranks));
   }
 
+  void abandon() noexcept override { inner_->abandon(); }
+
 private:
   /// Ends the communicator whatever happens, as after a sticky fault nobody else would.
   caf::error end(verb v, communicator_ranks ranks) noexcept {

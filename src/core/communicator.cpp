@@ -1,5 +1,6 @@
 #include "core/communicator.hpp"
 
+#include "core/keep_forever.hpp"
 #include "core/log.hpp"
 #include "core/spin.hpp"
 
@@ -91,7 +92,7 @@ void communicator::reap(bool healthy) noexcept {
                         [this](auto& x) { return x->is_inside(this); });
   };
   auto until = clock::now() + quiet_limit_;
-  while (!quiet() && clock::now() < until)
+  while (!quiet() && clock::now() < until && !runtime_->ended())
     std::this_thread::sleep_for(std::chrono::microseconds{200});
   if (auto stuck = std::find_if(lanes_.begin(), lanes_.end(),
                                 [this](auto& x) { return x->is_inside(this); });
@@ -111,7 +112,9 @@ void communicator::reap(bool healthy) noexcept {
   } else {
     auto error = healthy ? runtime_->backend().destroy(std::move(ranks_))
                          : runtime_->backend().abort(std::move(ranks_));
-    if (error)
+    if (code_of(error) == errc::device_fault)
+      runtime_->end_with_fault("the thread that ends communicators", error);
+    else if (error)
       log(log_level::warning, "the end of a communicator gave an error", error);
   }
   for (auto& x : lanes_)

@@ -1,6 +1,7 @@
 #include "core/device_state.hpp"
 
 #include "core/buffer.hpp"
+#include "core/keep_forever.hpp"
 
 #include <algorithm>
 #include <map>
@@ -120,8 +121,16 @@ void device_state::release(released memory) noexcept {
   }
   if (wake)
     wake();
-  if (memory.deleter)
+  hand_back(std::move(memory));
+}
+
+void device_state::hand_back(released memory) const noexcept {
+  if (!memory.deleter)
+    return;
+  if (!keeps_memory_.load())
     memory.deleter(memory.address);
+  else // what it holds may free memory too
+    keep_forever(std::make_shared<std::function<void(void*)>>(std::move(memory.deleter)));
 }
 
 std::vector<device_state::released> device_state::take_released() noexcept {
@@ -140,8 +149,7 @@ void device_state::end_of_lane() noexcept {
     rest.swap(released_);
   }
   for (auto& x : rest)
-    if (x.deleter)
-      x.deleter(x.address);
+    hand_back(std::move(x));
 }
 
 void device_state::set_wake(std::function<void()> wake) {

@@ -61,9 +61,14 @@ public:
   };
   void release(released memory) noexcept;
   std::vector<released> take_released() noexcept;
+  /// Gives foreign memory to its deleter.
+  void hand_back(released memory) const noexcept;
   bool has_released() const noexcept { return has_released_.load(std::memory_order_acquire); }
   /// From now on nobody comes by: foreign memory is handed back by whoever drops its last handle.
   void end_of_lane() noexcept;
+  /// From now on no memory is given back: its deleters are kept, and not called.
+  /// For a device whose work may go on though nobody can know of it any more.
+  void keep_memory() noexcept { keeps_memory_.store(true); }
   /// Calls `wake` when there is something for the lane.
   void set_wake(std::function<void()> wake);
 
@@ -93,6 +98,7 @@ private:
   std::mutex released_mutex_;
   std::vector<released> released_;
   std::atomic<bool> has_released_{false};
+  std::atomic<bool> keeps_memory_{false};
   bool lane_ended_ = false;
   std::function<void()> wake_;
 };

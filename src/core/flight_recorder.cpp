@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -105,7 +106,42 @@ std::vector<flight_entry> merged(const std::vector<flight_entry>& ring,
   return result;
 }
 
+/// The records that are being written because something ended, of all actor systems.
+struct records_on_their_way {
+  std::mutex mutex;
+  std::condition_variable none;
+  std::size_t number = 0;
+};
+
+records_on_their_way& on_their_way() {
+  static auto* instance = new records_on_their_way; // threads may write at exit
+  return *instance;
+}
+
+class on_its_way {
+public:
+  on_its_way() {
+    auto& all = on_their_way();
+    std::lock_guard lock{all.mutex};
+    ++all.number;
+  }
+  ~on_its_way() {
+    auto& all = on_their_way();
+    std::lock_guard lock{all.mutex};
+    if (--all.number == 0)
+      all.none.notify_all();
+  }
+  on_its_way(const on_its_way&) = delete;
+  on_its_way& operator=(const on_its_way&) = delete;
+};
+
 } // namespace
+
+bool flight_recorder::wait_written(clock::time_point until) {
+  auto& all = on_their_way();
+  std::unique_lock lock{all.mutex};
+  return all.none.wait_until(lock, until, [&] { return all.number == 0; });
+}
 
 flight_snapshot flight_recorder::take() const {
   using std::chrono::system_clock;
@@ -159,7 +195,8 @@ void flight_recorder::on_end(const caf::error& cause) noexcept {
     if (path.empty() || !keep)
       return;
     auto now = clock::now().time_since_epoch().count();
-    owner_.workers().run([this, keep = std::move(keep), path = std::move(path), cause, now] {
+    owner_.workers().run([this, keep = std::move(keep), path = std::move(path), cause, now,
+                          written = std::make_shared<on_its_way>()] {
       auto x = take();
       x.cause = cause;
       x.caused_at = now;

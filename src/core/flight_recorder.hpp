@@ -32,6 +32,10 @@ public:
 
   flight_snapshot take() const;
 
+  /// Waits until no record of this process is being written because something ended; false if that
+  /// was not so until then.
+  static bool wait_written(clock::time_point until);
+
 private:
   /// Where the record of `cause` goes; empty: nowhere.
   std::string file_for(const caf::error& cause);

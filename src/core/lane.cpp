@@ -1,5 +1,6 @@
 #include "core/lane.hpp"
 
+#include "core/keep_forever.hpp"
 #include "core/log.hpp"
 #include "core/order.hpp"
 #include "core/spin.hpp"
@@ -151,6 +152,8 @@ void lane::run() noexcept {
   state_->end_of_lane();
   if (orderly)
     device_.reset();
+  else if (runs_cuda_) // nobody can know when its streams have stopped
+    keep_forever(std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(given_up_)));
 }
 
 bool lane::ends_now() noexcept {
@@ -718,7 +721,7 @@ bool lane::drain_released() {
     return false;
   for (auto& x : state_->take_released()) {
     if (x.deleter)
-      x.deleter(x.address);
+      state_->hand_back(std::move(x));
     else if (x.generation == state_->generation() && !abandoned_.load())
       note(device_->deallocate(x.address, stream(stream_kind::memory)));
   }
@@ -767,8 +770,7 @@ void lane::abandon_now() noexcept {
     skip(p);
   }
   for (auto& x : state_->take_released())
-    if (x.deleter)
-      x.deleter(x.address);
+    state_->hand_back(std::move(x));
 }
 
 void lane::idle() {

@@ -84,6 +84,14 @@ void write(const log_line& line) noexcept {
 
 } // namespace
 
+void flush_log() noexcept {
+  try {
+    if (auto* logger = spdlog::default_logger_raw(); logger != nullptr)
+      logger->flush();
+  } catch (...) { // what it holds is lost
+  }
+}
+
 void log(log_level level, std::string_view text) noexcept { write({level, text, nullptr}); }
 
 void log(log_level level, std::string_view what, const caf::error& why) noexcept {

@@ -14,4 +14,7 @@ void log(log_level level, std::string_view text) noexcept;
 /// A failure with all its fields.
 void log(log_level level, std::string_view what, const caf::error& why) noexcept;
 
+/// Has spdlog's default logger write what it still holds; a sink of the user's holds what it wants.
+void flush_log() noexcept;
+
 } // namespace troupe::detail

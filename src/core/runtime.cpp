@@ -1,5 +1,6 @@
 #include "core/runtime.hpp"
 
+#include "core/keep_forever.hpp"
 #include "core/log.hpp"
 #include "core/order.hpp"
 #include "core/spin.hpp"
@@ -15,6 +16,8 @@ namespace {
 
 /// What a lane or a background job may still need when everything ends.
 constexpr std::chrono::seconds end_patience{5};
+/// The same when the devices are lost: what is left of the work is to find that out.
+constexpr std::chrono::milliseconds lost_patience{500};
 
 /// Staging goes in quarters of it.
 constexpr std::size_t least_staging_bytes = 4096;
@@ -37,13 +40,6 @@ lane_options resolved(lane_options options, int devices) {
 }
 
 } // namespace
-
-void keep_forever(std::shared_ptr<void> x) {
-  static std::mutex mutex;
-  static auto* kept = new std::vector<std::shared_ptr<void>>;
-  std::lock_guard lock{mutex};
-  kept->push_back(std::move(x));
-}
 
 // -- background
 
@@ -96,7 +92,7 @@ void runtime::close() noexcept {
   for (int i = 0; i < device_count(); ++i)
     shut_down(i, why);
   admission_->go_on(); // all have failed
-  auto until = clock::now() + end_patience;
+  auto until = clock::now() + (ended() ? lost_patience : end_patience);
   bool stuck = !workers_.wait_idle(until);
   for (auto& s : slots_)
     stuck |= s.worker && !s.worker->join_until(until);
@@ -303,7 +299,7 @@ caf::error runtime::end_with_fault(const std::string& seen, const caf::error& wh
   auto origin = failure_of(why).value_or(failure{});
   std::vector<int> busy;
   for (auto& x : lanes())
-    if (x->at_work())
+    if (x->at_work() || x->state().acquired() != 0) // a user's stream may be at work
       busy.push_back(x->state().ordinal());
   origin.code = errc::device_fault; // also where only an event could not be had
   origin.device = busy.size() == 1 ? busy.front() : -1;
@@ -323,9 +319,13 @@ caf::error runtime::end_everything(const caf::error& why) noexcept {
     ended_ = true;
     end_cause_ = why;
   }
+  backend_->abandon();
+  auto all = lanes();
+  for (auto& x : all)
+    if (x->runs_cuda())
+      x->state().keep_memory(); // users' deleters call CUDA as well
   log(log_level::error, "the process cannot use its devices any more", why);
   recorder_.on_end(why);
-  auto all = lanes();
   {
     std::lock_guard lock{order_mutex()};
     for (auto& x : all)

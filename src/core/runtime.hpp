@@ -35,9 +35,6 @@ private:
   std::shared_ptr<shared> shared_;
 };
 
-/// Never frees what a thread that is stuck in a call may still use.
-void keep_forever(std::shared_ptr<void> x);
-
 class runtime final : public lane_owner, public std::enable_shared_from_this<runtime> {
 public:
   runtime(std::shared_ptr<troupe::backend> backend, const lane_options& options,

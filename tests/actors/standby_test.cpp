@@ -47,6 +47,7 @@ public:
     change(-1);
     return result;
   }
+  void abandon() noexcept override { inner_->abandon(); }
 
   int number() const {
     std::lock_guard lock{mutex_};

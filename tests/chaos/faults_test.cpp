@@ -1,6 +1,7 @@
 /// All-reduces of random sizes, types and operations under a plan of faults: every request is
 /// answered once and in time (INV-1), and no success has a wrong element (INV-12).
 
+#include "support/control_timer.hpp"
 #include "support/expect.hpp"
 #include "support/reference.hpp"
 #include <troupe/testing/fault_plan.hpp>
@@ -11,7 +12,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -31,41 +31,6 @@ using clock = std::chrono::steady_clock;
 class inline_executor final : public executor {
 public:
   void post(std::function<void()> task) override { task(); }
-};
-
-/// How late a thread of this machine wakes that waits until a point in time, as the library's
-/// timekeeper does: what a late answer is judged against.
-class control_timer {
-public:
-  control_timer() : thread_([this] { run(); }) {}
-  ~control_timer() {
-    {
-      std::lock_guard lock{mutex_};
-      stop_ = true;
-    }
-    condition_.notify_one();
-    thread_.join();
-  }
-  clock::duration worst() {
-    std::lock_guard lock{mutex_};
-    return worst_;
-  }
-
-private:
-  void run() {
-    std::unique_lock lock{mutex_};
-    while (!stop_) {
-      auto due = clock::now() + 2ms;
-      if (!condition_.wait_until(lock, due, [this] { return stop_; }))
-        worst_ = std::max(worst_, clock::now() - due);
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable condition_;
-  bool stop_ = false;
-  clock::duration worst_{};
-  std::thread thread_;
 };
 
 constexpr std::size_t ranks = 4;

@@ -156,6 +156,22 @@ TEST(DeviceState, HandsMemoryToTheLaneThatComesBy) {
   EXPECT_FALSE(state->has_released());
 }
 
+TEST(DeviceState, KeepsMemoryOfALostDevice) {
+  const auto state = std::make_shared<device_state>(9, 3);
+  int freed = 0;
+  const auto holds = std::make_shared<int>(0);
+  auto memory = [&] { return device_state::released{&freed, 1, [&freed, holds](void*) { ++freed; }}; };
+  state->release(memory());
+  state->keep_memory();
+  for (auto& x : state->take_released())
+    state->hand_back(std::move(x));
+  state->release(memory());
+  state->end_of_lane();
+  state->release(memory());
+  EXPECT_EQ(freed, 0);
+  EXPECT_EQ(holds.use_count(), 4); // nor does what the deleters hold go
+}
+
 TEST(DeviceState, HandsMemoryBackItselfAfterTheLane) {
   const auto state = std::make_shared<device_state>(9, 3);
   int freed = 0;

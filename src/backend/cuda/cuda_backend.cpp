@@ -1,5 +1,7 @@
 #include "backend/cuda/cuda_device.hpp"
 #include "backend/cuda/cuda_error.hpp"
+#include "backend/cuda/driver_access.hpp"
+#include "backend/cuda/exit_watch.hpp"
 #include "backend/cuda/nccl_communicator.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/error.hpp>
@@ -26,16 +28,18 @@ public:
   int device_count() const noexcept override { return devices_; }
 
   caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
-    return detail::cuda_device::open(ordinal, devices_);
+    return detail::cuda_device::open(ordinal, devices_, driver_);
   }
 
   caf::expected<communicator_id> make_communicator_id() noexcept override {
+    if (auto err = driver_->check(-1))
+      return err;
     return detail::make_nccl_id();
   }
 
   caf::expected<communicator_ranks> build(const communicator_id& id, int size,
                                           std::span<const local_rank> ranks) noexcept override {
-    return detail::build_communicator(id, size, ranks, devices_);
+    return detail::build_communicator(id, size, ranks, devices_, driver_);
   }
 
   caf::error abort(communicator_ranks ranks) noexcept override {
@@ -46,8 +50,14 @@ public:
     return detail::destroy_communicator(std::move(ranks));
   }
 
+  void abandon() noexcept override {
+    if (driver_->end())
+      detail::watch_exit();
+  }
+
 private:
   const int devices_;
+  const detail::shared_driver_access driver_ = std::make_shared<detail::driver_access>();
 };
 
 /// The reason for which there is no GPU to be had.

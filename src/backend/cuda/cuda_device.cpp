@@ -46,10 +46,12 @@ caf::error failed(errc code, int device, std::string detail) {
 
 } // namespace
 
-caf::expected<std::unique_ptr<backend_device>> cuda_device::open(int ordinal,
-                                                                 int device_count) noexcept {
+caf::expected<std::unique_ptr<backend_device>>
+cuda_device::open(int ordinal, int device_count, shared_driver_access driver) noexcept {
   using result = caf::expected<std::unique_ptr<backend_device>>;
   return no_throw([&]() -> result {
+    if (auto err = driver->check(ordinal))
+      return err;
     const int limit = std::min(device_count, static_cast<int>(claimed.size()));
     if (ordinal < 0 || ordinal >= limit)
       return failed(errc::invalid_argument, ordinal,
@@ -58,11 +60,15 @@ caf::expected<std::unique_ptr<backend_device>> cuda_device::open(int ordinal,
     if (taken.exchange(true))
       return failed(errc::unavailable, ordinal, "somebody else in this process has the device");
     unique_claim claim{&taken, ordinal};
-    return std::unique_ptr<backend_device>{new cuda_device(std::move(claim))};
+    return std::unique_ptr<backend_device>{new cuda_device(std::move(claim), std::move(driver))};
   });
 }
 
 cuda_device::~cuda_device() {
+  if (driver_->ended()) {
+    (void)pool_.release(); // it goes with the process
+    return;
+  }
   const device_guard guard{ordinal_};
   for (void* memory : allocated_) {
     const cudaError_t code = cudaFree(memory);
@@ -73,10 +79,14 @@ cuda_device::~cuda_device() {
 }
 
 caf::error cuda_device::select() const noexcept {
+  if (auto err = driver_->check(ordinal_))
+    return err;
   return check(select_device(ordinal_), "cudaSetDevice", ordinal_);
 }
 
 caf::error cuda_device::bind() noexcept {
+  if (auto err = driver_->check(ordinal_))
+    return err;
   const char* api = "cudaSetDevice";
   cudaError_t code = cudaSetDevice(ordinal_); // since CUDA 12.0 it makes the context
   if (code == cudaSuccess) {
@@ -99,6 +109,8 @@ caf::error cuda_device::bind() noexcept {
 
 caf::expected<device_properties> cuda_device::properties() noexcept {
   return no_throw([&]() -> caf::expected<device_properties> {
+    if (auto err = select())
+      return err;
     cudaDeviceProp native{};
     if (auto err =
             check(cudaGetDeviceProperties(&native, ordinal_), "cudaGetDeviceProperties", ordinal_))
@@ -166,6 +178,8 @@ caf::error cuda_device::open_memory() noexcept {
 caf::error cuda_device::close_memory() noexcept {
   if (!pool_)
     return {};
+  if (auto err = driver_->check(ordinal_))
+    return err;
   auto first = select();
   for (void* memory : allocated_) {
     // For memory of a pool it does not synchronize.
@@ -231,6 +245,8 @@ caf::error cuda_device::deallocate(void* memory, stream_view stream) noexcept {
 }
 
 caf::expected<void*> cuda_device::allocate_pinned(std::size_t size_bytes) noexcept {
+  if (auto err = driver_->check(ordinal_))
+    return err;
   const device_guard guard{ordinal_};
   if (auto err = check(guard.error(), "cudaSetDevice", ordinal_))
     return err;
@@ -242,6 +258,8 @@ caf::expected<void*> cuda_device::allocate_pinned(std::size_t size_bytes) noexce
 }
 
 caf::error cuda_device::deallocate_pinned(void* memory) noexcept {
+  if (driver_->ended())
+    return {}; // it goes with the process
   const device_guard guard{ordinal_};
   if (auto err = check(guard.error(), "cudaSetDevice", ordinal_))
     return err;
@@ -354,6 +372,8 @@ caf::error cuda_device::launch_host(stream_view stream, void (*function)(void*),
 caf::expected<bool> cuda_device::can_access_peer(int peer) noexcept {
   if (peer == ordinal_)
     return true;
+  if (auto err = driver_->check(ordinal_))
+    return err;
   int can = 0;
   if (auto err =
           check(cudaDeviceCanAccessPeer(&can, ordinal_, peer), "cudaDeviceCanAccessPeer", ordinal_))

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backend/cuda/cuda_handles.hpp"
+#include "backend/cuda/driver_access.hpp"
 #include <troupe/backend.hpp>
 
 #include <cuda_runtime_api.h>
@@ -27,10 +28,10 @@ class cuda_device final : public backend_device {
 public:
   /// @shape ordinal: 0 to `device_count` - 1
   /// @errors errc::invalid_argument; errc::unavailable: somebody in this process has this device
-  static caf::expected<std::unique_ptr<backend_device>> open(int ordinal,
-                                                             int device_count) noexcept;
+  static caf::expected<std::unique_ptr<backend_device>> open(int ordinal, int device_count,
+                                                             shared_driver_access driver) noexcept;
 
-  /// Frees the memory that is still allocated. No work is in flight.
+  /// Frees the memory that is still allocated, while the driver may be called. No work is in flight.
   ~cuda_device() override;
 
   caf::error bind() noexcept override;
@@ -71,9 +72,10 @@ public:
 private:
   using unique_claim = unique_handle<claim_traits>;
 
-  explicit cuda_device(unique_claim claim) noexcept
-      : claim_(std::move(claim)), ordinal_(claim_.device()) {}
+  cuda_device(unique_claim claim, shared_driver_access driver) noexcept
+      : claim_(std::move(claim)), ordinal_(claim_.device()), driver_(std::move(driver)) {}
 
+  /// Makes the device the current one; before every call of CUDA.
   caf::error select() const noexcept;
   /// Lets the devices in `peers` access the pool.
   caf::error grant(std::span<const int> peers) noexcept;
@@ -82,6 +84,7 @@ private:
 
   const unique_claim claim_;
   const int ordinal_;
+  const shared_driver_access driver_;
   unique_memory_pool pool_;             ///< of this generation; empty while memory is closed
   std::unordered_set<void*> allocated_; ///< what `pool_` gave and did not get back
   std::vector<int> peers_;              ///< may access the pool of every generation

@@ -1,6 +1,7 @@
 #include "backend/cuda/cuda_error.hpp"
 
 #include "backend/cuda/device_guard.hpp"
+#include "backend/cuda/driver_access.hpp"
 #include "core/log.hpp"
 #include <troupe/error.hpp>
 #include <troupe/log.hpp>
@@ -199,6 +200,18 @@ caf::error nccl_failure(ncclResult_t code, const char* api, int device, int rank
     return to_error(std::move(x));
   } catch (const std::bad_alloc&) {
     return make_error(classify(code), {});
+  }
+}
+
+caf::error driver_access::refusal(int device) noexcept {
+  try {
+    failure x;
+    x.code = errc::device_fault;
+    x.device = device;
+    x.detail = "CUDA is not called any more in this process";
+    return to_error(std::move(x));
+  } catch (const std::bad_alloc&) {
+    return make_error(errc::device_fault, {});
   }
 }
 

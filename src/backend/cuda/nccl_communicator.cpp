@@ -120,6 +120,10 @@ void select_one(std::span<const std::unique_ptr<backend_communicator>> ranks) no
     (void)select_device(as_nccl(ranks.front()).device());
 }
 
+bool may_not_call(std::span<const std::unique_ptr<backend_communicator>> ranks) noexcept {
+  return !ranks.empty() && as_nccl(ranks.front()).driver().ended();
+}
+
 /// Zeros; no memory for 0 bytes.
 caf::expected<unique_stream_memory> make_memory(int device, std::size_t bytes) noexcept {
   if (bytes == 0)
@@ -138,7 +142,10 @@ caf::expected<unique_stream_memory> make_memory(int device, std::size_t bytes) n
 }
 
 /// A rank with all that it needs but NCCL's handle.
-caf::expected<std::unique_ptr<nccl_communicator>> prepare(const local_rank& where, int size) {
+caf::expected<std::unique_ptr<nccl_communicator>> prepare(const local_rank& where, int size,
+                                                          const shared_driver_access& driver) {
+  if (auto err = driver->check(where.device))
+    return err;
   if (auto err = check(select_device(where.device), "cudaSetDevice", where.device))
     return err;
   auto float8 = has_float8(where.device);
@@ -153,7 +160,7 @@ caf::expected<std::unique_ptr<nccl_communicator>> prepare(const local_rank& wher
   if (!scratch)
     return scratch.error();
   return std::make_unique<nccl_communicator>(where, size, *float8, std::move(*own),
-                                             std::move(*scratch));
+                                             std::move(*scratch), driver);
 }
 
 /// Makes the handles in one group; after an error those that are not null are to be aborted.
@@ -190,6 +197,8 @@ caf::error init_all(const communicator_id& id, int size, std::span<const local_r
 /// Aborts all ranks in one group: NCCL frees nothing before the last of them is aborted.
 /// @source NCCL user guide, "Aborting a communicator"
 caf::error abort_all(std::span<const std::unique_ptr<backend_communicator>> ranks) noexcept {
+  if (may_not_call(ranks))
+    return {};
   caf::error first;
   auto keep = [&first](caf::error err) {
     if (err && !first)
@@ -331,6 +340,14 @@ ncclRedOp_t to_nccl(reduce_op op) noexcept {
   return ncclNumOps; // NCCL refuses it
 }
 
+nccl_communicator::~nccl_communicator() {
+  if (driver_->ended()) { // all of it goes with the process
+    (void)scratch_.release();
+    (void)handle_.release();
+    (void)own_.release();
+  }
+}
+
 caf::error nccl_communicator::outcome(ncclResult_t code, const char* api) noexcept {
   return check(settle(native(), code), api, device(), rank_);
 }
@@ -338,6 +355,8 @@ caf::error nccl_communicator::outcome(ncclResult_t code, const char* api) noexce
 caf::error nccl_communicator::connect(stream_view stream, connect_scope what) noexcept {
   if (size_ == 1 || !scratch_) // nothing to connect, or all is
     return {};
+  if (auto err = driver_->check(device()))
+    return err;
   if (auto err = check(select_device(device()), "cudaSetDevice", device()))
     return err;
   auto* const memory = static_cast<std::byte*>(scratch_.get().pointer);
@@ -441,6 +460,8 @@ caf::error nccl_communicator::enqueue(std::span<const collective_call> calls,
     return err;
   if (std::ranges::all_of(calls, is_empty))
     return {};
+  if (auto err = driver_->check(device()))
+    return err;
   if (auto err = check(select_device(device()), "cudaSetDevice", device()))
     return err;
   const auto on = detail::native(stream);
@@ -780,6 +801,8 @@ caf::error nccl_communicator::copy(void* to, const void* from, std::size_t bytes
 }
 
 caf::error nccl_communicator::asynchronous_error() noexcept {
+  if (auto err = driver_->check(device()))
+    return err;
   ncclResult_t state = ncclSuccess;
   if (auto err =
           check(ncclCommGetAsyncError(native(), &state), "ncclCommGetAsyncError", device(), rank_))
@@ -800,13 +823,14 @@ caf::expected<communicator_id> make_nccl_id() noexcept {
 
 caf::expected<communicator_ranks> build_communicator(const communicator_id& id, int size,
                                                      std::span<const local_rank> ranks,
-                                                     int device_count) noexcept {
+                                                     int device_count,
+                                                     const shared_driver_access& driver) noexcept {
   return no_throw([&]() -> caf::expected<communicator_ranks> {
     if (auto err = check_ranks(size, ranks, device_count))
       return err;
     communicator_ranks result;
     for (const auto& where : ranks) {
-      auto rank = prepare(where, size);
+      auto rank = prepare(where, size, driver);
       if (!rank)
         return rank.error();
       result.push_back(std::move(*rank));
@@ -825,6 +849,8 @@ caf::expected<communicator_ranks> build_communicator(const communicator_id& id, 
 caf::error abort_communicator(communicator_ranks ranks) noexcept { return abort_all(ranks); }
 
 caf::error destroy_communicator(communicator_ranks ranks) noexcept {
+  if (may_not_call(ranks))
+    return {};
   // Each rank's end waits for its peers': in a group all of this process end together.
   caf::error first;
   auto keep = [&first](caf::error err) {

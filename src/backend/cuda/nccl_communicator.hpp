@@ -3,6 +3,7 @@
 
 #include "backend/cuda/cuda_error.hpp"
 #include "backend/cuda/cuda_handles.hpp"
+#include "backend/cuda/driver_access.hpp"
 #include <troupe/backend.hpp>
 
 #include <driver_types.h>
@@ -80,9 +81,11 @@ public:
   /// @shape float8: whether float8 types can be reduced; own: of `own_bytes`, zeros, for barriers;
   ///        scratch: for `connect`
   nccl_communicator(const local_rank& where, int size, bool float8, unique_stream_memory own,
-                    unique_stream_memory scratch) noexcept
-      : own_(std::move(own)), handle_(nullptr, where.device), scratch_(std::move(scratch)),
-        rank_(where.rank), size_(size), float8_(float8) {}
+                    unique_stream_memory scratch, shared_driver_access driver) noexcept
+      : driver_(std::move(driver)), own_(std::move(own)), handle_(nullptr, where.device),
+        scratch_(std::move(scratch)), rank_(where.rank), size_(size), float8_(float8) {}
+  /// Aborts what nobody ended, while the driver may be called.
+  ~nccl_communicator() override;
 
   void adopt(ncclComm_t handle) noexcept { handle_ = unique_communicator{handle, device()}; }
 
@@ -98,6 +101,7 @@ public:
   int device() const noexcept { return handle_.device(); }
   int rank() const noexcept { return rank_; }
   ncclComm_t native() const noexcept { return handle_.get(); }
+  const driver_access& driver() const noexcept { return *driver_; }
   /// The caller ends the communicator.
   [[nodiscard]] ncclComm_t release() noexcept { return handle_.release(); }
 
@@ -130,6 +134,7 @@ private:
   /// The failure of a call that gave `code`; none if it is, or becomes, ncclSuccess.
   caf::error outcome(ncclResult_t code, const char* api) noexcept;
 
+  const shared_driver_access driver_;
   unique_stream_memory own_; ///< outlives the work of `handle_`
   unique_communicator handle_;
   unique_stream_memory scratch_; ///< until everything is connected
@@ -144,7 +149,8 @@ caf::expected<communicator_id> make_nccl_id() noexcept;
 /// The three of `backend`; devices are 0 to `device_count` - 1.
 caf::expected<communicator_ranks> build_communicator(const communicator_id& id, int size,
                                                      std::span<const local_rank> ranks,
-                                                     int device_count) noexcept;
+                                                     int device_count,
+                                                     const shared_driver_access& driver) noexcept;
 caf::error abort_communicator(communicator_ranks ranks) noexcept;
 caf::error destroy_communicator(communicator_ranks ranks) noexcept;
 

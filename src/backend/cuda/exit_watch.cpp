@@ -1,0 +1,41 @@
+#include "backend/cuda/exit_watch.hpp"
+
+#include "core/log.hpp"
+#include <troupe/log.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <exception>
+#include <thread>
+
+#include <unistd.h>
+
+namespace troupe::detail {
+
+namespace {
+
+constexpr std::chrono::seconds patience{1};
+
+/// Handlers run in the reverse order of their registration: this one before those of libraries that
+/// were there when the fault came.
+void on_exit_begun(int status, void*) noexcept {
+  try {
+    std::thread{[status] {
+      std::this_thread::sleep_for(patience);
+      ::_exit(status);
+    }}.detach();
+  } catch (const std::exception&) {
+    ::_exit(status); // nobody can watch
+  }
+}
+
+} // namespace
+
+void watch_exit() noexcept {
+  static std::atomic<bool> watched{false};
+  if (!watched.exchange(true) && ::on_exit(on_exit_begun, nullptr) != 0)
+    log(log_level::warning, "nobody bounds the time that the end of the process takes");
+}
+
+} // namespace troupe::detail

@@ -1,0 +1,85 @@
+#include <troupe/exit_process.hpp>
+
+#include "core/flight_recorder.hpp"
+#include "core/log.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <exception>
+#include <iostream>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include <cerrno>
+#include <unistd.h>
+
+namespace troupe {
+
+namespace {
+
+constexpr std::chrono::milliseconds patience{500};
+
+/// Without the locks of stdio, which a thread that is stuck may hold. What cannot be written, is
+/// lost.
+void write_to_stderr(std::string_view text) noexcept {
+  while (!text.empty()) {
+    const auto written = ::write(STDERR_FILENO, text.data(), text.size());
+    if (written < 0 && errno != EINTR)
+      return;
+    if (written > 0)
+      text.remove_prefix(static_cast<std::size_t>(written));
+  }
+}
+
+void write_all(const std::string& line, detail::clock::time_point until) {
+  write_to_stderr(line);
+  if (!detail::flight_recorder::wait_written(until))
+    write_to_stderr("the flight record is not complete\n");
+  detail::flush_log();
+  std::cout.flush();
+  (void)std::fflush(stdout); // nobody is left to be told
+}
+
+/// Any of it may block: in a lock that a stuck thread holds, or in a pipe that nobody reads.
+void write_all_in_time(const std::string& line) noexcept {
+  struct progress {
+    std::mutex mutex;
+    std::condition_variable condition;
+    bool done = false;
+  };
+  try {
+    const auto until = detail::clock::now() + patience;
+    auto state = std::make_shared<progress>();
+    std::thread{[state, line, until] {
+      write_all(line, until);
+      std::lock_guard lock{state->mutex};
+      state->done = true;
+      state->condition.notify_one();
+    }}.detach();
+    std::unique_lock lock{state->mutex};
+    state->condition.wait_until(lock, until, [&] { return state->done; });
+  } catch (const std::exception&) { // no thread to be had
+    write_to_stderr(line);
+  }
+}
+
+} // namespace
+
+void exit_process(int code, std::string_view message) noexcept {
+  static std::atomic_flag decided;
+  while (decided.test_and_set())
+    ::pause();
+  std::string line;
+  try {
+    line.assign(message).append("\n");
+  } catch (const std::exception&) { // no memory for it
+  }
+  write_all_in_time(line);
+  ::_exit(code);
+}
+
+} // namespace troupe

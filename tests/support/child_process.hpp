@@ -1,0 +1,64 @@
+/// Scenarios that end their process, or may never end: each runs in a child process, which executes
+/// the test binary anew, so that what it does to CUDA or to itself stays there.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace troupe::testing {
+
+/// What a child runs; the result is what its main returns.
+using child_scenario = int (*)();
+
+/// Before main. @return true
+bool register_child(const char* name, child_scenario run);
+
+/// For the main function: in a child, runs the scenario that it was started for.
+std::optional<int> run_as_child(int argc, char** argv);
+
+/// In a child: tells the parent. `key` has no blank, neither has a line break.
+void tell(std::string_view key, std::string_view value = {});
+/// The time now, which is the same in all processes.
+void tell_time(std::string_view key);
+
+/// What became of a child.
+struct child_end {
+  bool in_time = false; ///< false: it was killed
+  int status = -1;      ///< -1: a signal ended it
+  int signal = 0;
+  std::string out;
+  std::string err;
+  std::vector<std::pair<std::string, std::string>> told; ///< in order
+  std::chrono::steady_clock::time_point begun;
+  std::chrono::steady_clock::time_point over; ///< when the process was no more
+
+  bool was_told(std::string_view key) const;
+  /// @throws std::runtime_error where it was not told, with all that is known of the child; so do
+  ///         those below
+  std::string value(std::string_view key) const;
+  std::vector<std::string> values(std::string_view key) const;
+  std::chrono::steady_clock::time_point time(std::string_view key) const;
+  /// From the time that was told to the end.
+  std::chrono::nanoseconds since(std::string_view key) const { return over - time(key); }
+};
+
+/// For messages of tests: all that is known.
+std::string to_string(const child_end& x);
+
+/// Runs a scenario, for at most `limit`. `environment`: more of it, as "NAME=value".
+/// @throws std::runtime_error where there is no such child, or the system refuses one
+child_end run_child(const std::string& scenario, std::chrono::nanoseconds limit,
+                    const std::vector<std::string>& environment = {});
+
+} // namespace troupe::testing
+
+/// Defines a scenario: TROUPE_CHILD(name) { ...; return 0; }
+#define TROUPE_CHILD(name)                                                                         \
+  static int name();                                                                               \
+  [[maybe_unused]] static const bool name##_is_registered =                                        \
+      ::troupe::testing::register_child(#name, name);                                              \
+  static int name()
