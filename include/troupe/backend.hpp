@@ -226,10 +226,10 @@ public:
   /// @thread a reaper; never a lane
   [[nodiscard]] virtual caf::error destroy(communicator_ranks ranks) noexcept = 0;
 
-  /// The work of this process with its devices is lost: after a sticky fault, or because a thread is
-  /// stuck in a call for good. From now on no call goes to a driver, which might not return: what is
-  /// still there is dropped, by destructors too, and every function gives `errc::device_fault`.
-  /// Nothing where the backend has no driver.
+  /// The work of this process with its devices is lost: after a sticky fault, or because a thread
+  /// is stuck in a call for good. From now on no call goes to a driver, which might not return:
+  /// what is still there is dropped, by destructors too, and every function gives
+  /// `errc::device_fault`. Nothing where the backend has no driver.
   virtual void abandon() noexcept {}
 };
 

@@ -1,9 +1,9 @@
-#include <troupe/exit_process.hpp>
-
 #include "core/flight_recorder.hpp"
 #include "core/log.hpp"
+#include <troupe/exit_process.hpp>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -14,7 +14,6 @@
 #include <string>
 #include <thread>
 
-#include <cerrno>
 #include <unistd.h>
 
 namespace troupe {

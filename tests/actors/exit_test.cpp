@@ -13,7 +13,6 @@
 #include <fstream>
 #include <iterator>
 #include <optional>
-#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -97,8 +96,7 @@ TROUPE_CHILD(EndsFromALane) {
   tell_of_exit_handlers();
   test_system system;
   auto w = system.open_world();
-  auto launched = w.device_of(0).launch(
-      [](launch_context&) -> caf::error { leave(); }, {}, {});
+  auto launched = w.device_of(0).launch([](launch_context&) -> caf::error { leave(); }, {}, {});
   wait_for_the_end();
 }
 
@@ -141,18 +139,19 @@ struct lost_program {
   std::vector<pending<collective_done>> sums;
   host_buffer pinned;
 
-  explicit lost_program(flight_record_options record = {})
+  explicit lost_program(world_limits limits = {}, flight_record_options record = {})
       : system({.devices = 3, .faults = plan, .flight_record = std::move(record)}),
-        w(system.open_world(config())), feed(system, w.actor()),
+        w(system.open_world({.limits = limits})), feed(system, w.actor()),
         refs(must(w.allocate(dtype::float32, 1000, true))),
         pinned(must(w.device_of(0).allocate_pinned(1000))) {
     set_log_sink([](const log_line&) {});
   }
 
-  static world_config config() {
-    world_config result;
-    result.limits.stall_limit = 50ms;
-    result.limits.quiet_limit = 50ms;
+  /// For `stick`.
+  static world_limits hasty() {
+    world_limits result;
+    result.stall_limit = 50ms;
+    result.quiet_limit = 50ms;
     return result;
   }
 
@@ -217,7 +216,7 @@ TROUPE_CHILD(EndsFromTheFirstErrorOfAFault) {
 
 TROUPE_CHILD(EndsWhileALaneIsStuck) {
   tell_of_exit_handlers();
-  lost_program program;
+  lost_program program{lost_program::hasty()};
   program.stick();
   leave();
 }
@@ -235,7 +234,7 @@ TROUPE_CHILD(EndsWhileALaneIsInTheUsersCall) {
 std::string record_path() { return std::getenv("TROUPE_TEST_RECORD"); }
 
 TROUPE_CHILD(EndsWithItsFlightRecord) {
-  lost_program program{{.path = record_path()}};
+  lost_program program{{}, {.path = record_path()}};
   program.fault();
   leave();
 }
@@ -272,16 +271,9 @@ TROUPE_CHILD(ReturnsAfterAFaultWithStaticHandles) {
   return leave_by_return();
 }
 
-TROUPE_CHILD(ReturnsFromAStaticProgram) {
-  static std::optional<lost_program> program;
-  program.emplace();
-  program->fault();
-  return leave_by_return();
-}
-
 TROUPE_CHILD(ReturnsWhileALaneIsStuck) {
   tell_of_exit_handlers();
-  lost_program program;
+  lost_program program{lost_program::hasty()};
   program.stick();
   return leave_by_return();
 }
@@ -391,14 +383,12 @@ TEST(ProcessExitOfMany, IsDecidedByOne) {
 
 class ProcessReturn : public ::testing::TestWithParam<const char*> {};
 
-INSTANTIATE_TEST_SUITE_P(Everywhere, ProcessReturn,
-                         ::testing::Values("ReturnsAfterAFault",
-                                           "ReturnsAfterAFaultWithStaticHandles",
-                                           "ReturnsFromAStaticProgram", "ReturnsWhileALaneIsStuck",
-                                           "ReturnsAfterAFaultWhileALaneIsStuck",
-                                           "ReturnsAfterAFaultWhileABuilderIsStuck",
-                                           "ReturnsInTheMiddleOfAFault"),
-                         scenario_of);
+INSTANTIATE_TEST_SUITE_P(
+    Everywhere, ProcessReturn,
+    ::testing::Values("ReturnsAfterAFault", "ReturnsAfterAFaultWithStaticHandles",
+                      "ReturnsWhileALaneIsStuck", "ReturnsAfterAFaultWhileALaneIsStuck",
+                      "ReturnsAfterAFaultWhileABuilderIsStuck", "ReturnsInTheMiddleOfAFault"),
+    scenario_of);
 
 TEST_P(ProcessReturn, ReturnsInTime) {
   TROUPE_NEEDS_DEVICES(2);

@@ -160,7 +160,9 @@ TEST(DeviceState, KeepsMemoryOfALostDevice) {
   const auto state = std::make_shared<device_state>(9, 3);
   int freed = 0;
   const auto holds = std::make_shared<int>(0);
-  auto memory = [&] { return device_state::released{&freed, 1, [&freed, holds](void*) { ++freed; }}; };
+  auto memory = [&] {
+    return device_state::released{&freed, 1, [&freed, holds](void*) { ++freed; }};
+  };
   state->release(memory());
   state->keep_memory();
   for (auto& x : state->take_released())

@@ -31,7 +31,8 @@ public:
   static caf::expected<std::unique_ptr<backend_device>> open(int ordinal, int device_count,
                                                              shared_driver_access driver) noexcept;
 
-  /// Frees the memory that is still allocated, while the driver may be called. No work is in flight.
+  /// Frees the memory that is still allocated, while the driver may be called. No work is in
+  /// flight.
   ~cuda_device() override;
 
   caf::error bind() noexcept override;
