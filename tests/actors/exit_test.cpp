@@ -132,6 +132,8 @@ TROUPE_CHILD(EndsWhileStdoutIsHeld) {
 /// The objects of a program that has lost its devices, with requests on their way.
 struct lost_program {
   std::shared_ptr<fault_plan> plan = std::make_shared<fault_plan>();
+  /// Strikes below `plan`, whose faults do not let go what stands there.
+  std::shared_ptr<fault_plan> below = std::make_shared<fault_plan>();
   test_system system;
   world w;
   world_feed feed;
@@ -140,7 +142,10 @@ struct lost_program {
   host_buffer pinned;
 
   explicit lost_program(world_limits limits = {}, flight_record_options record = {})
-      : system({.devices = 3, .faults = plan, .flight_record = std::move(record)}),
+      : system({.devices = 3,
+                .faults = plan,
+                .wrap = [this](auto inner) { return with_faults(std::move(inner), below); },
+                .flight_record = std::move(record)}),
         w(system.open_world({.limits = limits})), feed(system, w.actor()),
         refs(must(w.allocate(dtype::float32, 1000, true))),
         pinned(must(w.device_of(0).allocate_pinned(1000))) {
@@ -278,18 +283,18 @@ TROUPE_CHILD(ReturnsWhileALaneIsStuck) {
   return leave_by_return();
 }
 
-/// The fault comes while a lane is where it does not hear of it.
+/// The fault comes while a lane is in a call and does not hear of it.
 TROUPE_CHILD(ReturnsAfterAFaultWhileALaneIsStuck) {
   tell_of_exit_handlers();
   lost_program program;
-  auto* held = new gate; // for good
-  auto launched = program.w.device_of(1).launch(held->hold_lane(), {}, {});
-  held->wait_reached();
+  program.below->add({fault::block, verb::collective, 1});
   program.sum(10);
+  if (!program.below->wait_injected(fault::block, 1, patience))
+    throw std::runtime_error("no lane is stuck");
   program.plan->poison();
   for (auto& x : program.sums)
-    if (!has_code(answer_of(x), errc::device_fault))
-      return 1;
+    if (auto why = answer_of(x); !has_code(why, errc::device_fault))
+      throw std::runtime_error("a request after a fault: " + describe(error_of(why)));
   program.expect_failed(errc::device_fault);
   return leave_by_return();
 }
@@ -297,16 +302,14 @@ TROUPE_CHILD(ReturnsAfterAFaultWhileALaneIsStuck) {
 /// A communicator is being built when the fault comes, and its builder does not come back.
 TROUPE_CHILD(ReturnsAfterAFaultWhileABuilderIsStuck) {
   lost_program program;
-  const auto builds = std::make_shared<fault_plan>();
-  builds->add({fault::block, verb::build});
-  auto* other = new test_system{{.devices = 2, .faults = builds}};
-  if (on_cuda()) // the devices have a system already
-    return leave_by_return();
-  auto actor = other->spawn_world();
-  if (!builds->wait_injected(fault::block, 1, patience))
-    return 1;
+  program.below->add({fault::block, verb::build});
+  caf::error why;
+  std::thread opens{[&] { why = error_of(program.system.try_open_world()); }};
+  if (!program.below->wait_injected(fault::block, 1, patience))
+    throw std::runtime_error("nothing is built");
   program.fault();
-  return leave_by_return();
+  opens.join();
+  return has_code(why, errc::device_fault) ? leave_by_return() : 1;
 }
 
 /// Nobody waits for what was asked.
