@@ -13,6 +13,8 @@ namespace troupe::testing {
 /// timekeeper does.
 class control_timer {
 public:
+  using clock = std::chrono::steady_clock;
+
   control_timer() : thread_([this] { run(); }) {}
   ~control_timer() {
     {
@@ -22,25 +24,30 @@ public:
     condition_.notify_one();
     thread_.join();
   }
-  std::chrono::steady_clock::duration worst() {
+  control_timer(const control_timer&) = delete;
+  control_timer& operator=(const control_timer&) = delete;
+
+  clock::duration worst() {
     std::lock_guard lock{mutex_};
     return worst_;
   }
 
 private:
+  static constexpr std::chrono::milliseconds period{2};
+
   void run() {
     std::unique_lock lock{mutex_};
     while (!stop_) {
-      auto due = std::chrono::steady_clock::now() + std::chrono::milliseconds{2};
+      auto due = clock::now() + period;
       if (!condition_.wait_until(lock, due, [this] { return stop_; }))
-        worst_ = std::max(worst_, std::chrono::steady_clock::now() - due);
+        worst_ = std::max(worst_, clock::now() - due);
     }
   }
 
   std::mutex mutex_;
   std::condition_variable condition_;
   bool stop_ = false;
-  std::chrono::steady_clock::duration worst_{};
+  clock::duration worst_{};
   std::thread thread_;
 };
 

@@ -1,0 +1,1517 @@
+/// Random operations of several clients on overlapping worlds under seeded plans of faults. Of
+/// every request of every seed: one answer, in time (INV-1); no work on memory that is gone (INV-2,
+/// INV-4); one cause for all that ends with a communicator (INV-7); no success with a wrong content
+/// (INV-9, INV-12). At the end of each seed no thread and no memory is left over.
+///
+/// A seed that fails is named; TROUPE_CHAOS_SEED=n runs that one alone and says what it did,
+/// TROUPE_CHAOS_SEEDS=n runs so many in place of each case's own.
+
+#include "actors/messages.hpp"
+#include "actors/system.hpp"
+#include "chaos/content_model.hpp"
+#include "support/control_timer.hpp"
+#include "support/expect.hpp"
+#include "support/guarded_backend.hpp"
+#include "support/world_fixture.hpp"
+#include <troupe/testing/fault_plan.hpp>
+#include <troupe/troupe.hpp>
+
+#include <caf/all.hpp>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <set>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace troupe::testing {
+
+namespace {
+
+using clock = std::chrono::steady_clock;
+using request_function = std::function<void()>;
+
+constexpr int devices = 4;
+constexpr std::size_t shared_rows = 3; ///< of buffers, for whole operations
+constexpr std::size_t rows = 5;        ///< the others for rank-local calls
+
+enum class trouble : std::uint8_t {
+  none,
+  haste,
+  not_issued,
+  communicator_error,
+  hang,
+  slow,
+  reset,
+  no_memory,
+  killed_actor,
+  ended_world,
+  mixed,
+  device_fault,
+  stuck_lane
+};
+
+constexpr std::array trouble_names{
+    "none",         "short deadlines", "rank not issued", "communicator error", "hangs",
+    "slow",         "resets",          "out of memory",   "killed actors",      "ended worlds",
+    "all of these", "a sticky fault",  "a stuck lane"};
+
+bool ends_process(trouble x) { return x >= trouble::device_fault; }
+
+/// Runs continuations on the answering thread, so that the time of an answer is seen.
+class inline_executor final : public executor {
+public:
+  void post(std::function<void()> task) override { task(); }
+};
+
+std::size_t thread_count() {
+  std::filesystem::directory_iterator tasks{"/proc/self/task"};
+  return static_cast<std::size_t>(std::distance(begin(tasks), end(tasks)));
+}
+
+/// A part of a buffer.
+struct piece {
+  std::size_t row = 0;
+  int device = 0;
+  std::size_t first = 0;
+  std::size_t count = 0;
+};
+
+/// What is known of a request.
+struct request_record {
+  std::size_t index = 0;
+  std::string text;
+  int world = -1;
+  bool by_message = false;
+  clock::time_point deadline;
+  std::function<std::uint64_t()> number;
+  request_function cancel;
+  std::vector<content_model::effect> effects;
+
+  // a rank-local call
+  int rank = -1;
+  std::optional<collective_shape> shape;
+  std::size_t ranks = 0;
+  std::optional<content_model::place> sends;
+  std::optional<content_model::version> receives;
+
+  // a download
+  std::optional<content_model::place> read;
+  std::shared_ptr<std::vector<std::byte>> memory; ///< the request's; nobody's after the answer
+  std::vector<std::byte> got;
+
+  // under the lock of the answers
+  int answers = 0;
+  clock::time_point answered_at;
+  caf::error error;
+  collective_done done;
+
+  fate how() const {
+    if (!error)
+      return fate::ran;
+    auto code = code_of(error);
+    return code == errc::deadline_exceeded || code == errc::cancelled ? fate::perhaps
+                                                                      : fate::failed;
+  }
+};
+
+using record_ptr = std::shared_ptr<request_record>;
+
+constexpr std::byte used_up{0x5c};
+
+/// A client that is an actor, for one request; knows when its receiver has admitted it.
+template <class Reply, class Request, class Probe> class requester : public detail::actor_base<> {
+public:
+  using reply_function = std::function<void(caf::expected<Reply>)>;
+
+  requester(caf::actor_config& cfg, caf::actor to, Request what, std::chrono::nanoseconds deadline,
+            Probe probe, reply_function reply, request_function admitted)
+      : actor_base(cfg), to_(std::move(to)), what_(std::move(what)), deadline_(deadline),
+        probe_(std::move(probe)), reply_(std::move(reply)), admitted_(std::move(admitted)) {}
+
+  caf::behavior make_behavior() override {
+    auto failed = [this](const caf::error& why) { replied(why); };
+    auto request = troupe::request(this, to_, what_, deadline_);
+    if constexpr (std::is_void_v<Reply>)
+      std::move(request).then([this] { replied(caf::expected<void>{}); }, failed);
+    else
+      std::move(request).then([this](const Reply& x) { replied(x); }, failed);
+    auto known = [this](const caf::error&) { knows(); };
+    auto probing = detail::request(this, to_, caf::infinite, probe_);
+    if constexpr (std::is_same_v<Probe, get_status>)
+      std::move(probing).then([this](const world_status&) { knows(); }, known);
+    else
+      std::move(probing).then([this] { knows(); }, known);
+    return with_exit([this](caf::exit_msg& x) { quit(x.reason); }, [](const device_changed&) {});
+  }
+
+private:
+  void replied(caf::expected<Reply> x) {
+    reply_(std::move(x));
+    if (++over_ == 2)
+      quit();
+  }
+  void knows() {
+    admitted_();
+    if (++over_ == 2)
+      quit();
+  }
+
+  const caf::actor to_;
+  const Request what_;
+  const std::chrono::nanoseconds deadline_;
+  const Probe probe_;
+  const reply_function reply_;
+  const request_function admitted_;
+  int over_ = 0;
+};
+
+/// How late a message to an actor of CAF's pool comes: what replies to actors are judged against.
+class control_actor : public detail::actor_base<> {
+public:
+  control_actor(caf::actor_config& cfg, std::shared_ptr<std::atomic<std::int64_t>> worst)
+      : actor_base(cfg), worst_(std::move(worst)) {}
+
+  caf::behavior make_behavior() override {
+    again();
+    return with_exit([this](caf::exit_msg& x) { quit(x.reason); },
+                     [this](const get_status&) {
+                       auto late = (clock::now() - due_).count();
+                       if (late > worst_->load())
+                         worst_->store(late);
+                       again();
+                     });
+  }
+
+private:
+  void again() {
+    due_ = clock::now() + 2ms;
+    detail::send_after(this, caf::actor_cast<caf::actor>(this), 2ms, get_status{});
+  }
+
+  const std::shared_ptr<std::atomic<std::int64_t>> worst_;
+  clock::time_point due_;
+};
+
+/// The latest answers of a case, beside what the machine allowed.
+struct lateness {
+  clock::duration latest{};
+  clock::duration latest_message{};
+  std::shared_ptr<std::atomic<std::int64_t>> actors =
+      std::make_shared<std::atomic<std::int64_t>>(0);
+};
+
+/// One seed.
+class chaos_run {
+public:
+  chaos_run(std::uint64_t seed, trouble what, lateness& late)
+      : seed_(seed), trouble_(what), late_(late), random_(seed * 0x9e3779b97f4a7c15U) {}
+
+  /// What was wrong; empty: nothing.
+  std::vector<std::string> run() {
+    auto threads_before = thread_count();
+    set_log_sink([this](const log_line& x) { hear(x); });
+    plan_ = std::make_shared<fault_plan>(seed_);
+    {
+      config cfg; // it keeps the devices
+      cfg.use_backend(
+          with_faults(books_.guard(make_host_backend({devices, std::size_t{1} << 24})), plan_));
+      cfg.device_deadline = base_deadline();
+      if (pick(0, 1) == 0)
+        cfg.lanes.staging_bytes = 4096;
+      caf::actor_system sys{cfg};
+      sys_ = &sys;
+      auto control = sys.spawn<control_actor>(late_.actors);
+      open();
+      play();
+      settle();
+      evaluate();
+      caf::anon_send_exit(control, caf::exit_reason::user_shutdown);
+      control = nullptr;
+      close();
+    }
+    set_log_sink({});
+    check_left_over(threads_before);
+    check_answers();
+    return complaints_;
+  }
+
+  std::string log() const {
+    std::lock_guard lock{log_mutex_};
+    std::ostringstream out;
+    for (auto& line : log_)
+      out << "  " << line << '\n';
+    return out.str();
+  }
+
+private:
+  struct slot {
+    any_gpu_ref ref;
+    std::size_t buffer = 0;
+  };
+  struct world_entry {
+    world over;
+    std::vector<int> devices; ///< by rank
+  };
+
+  // -- small things
+
+  static std::size_t pick(std::mt19937_64& random, std::size_t low, std::size_t high) {
+    return std::uniform_int_distribution<std::size_t>{low, high}(random);
+  }
+  std::size_t pick(std::size_t low, std::size_t high) { return pick(random_, low, high); }
+  static bool chance(std::mt19937_64& random, double probability) {
+    return std::uniform_real_distribution<>{}(random) < probability;
+  }
+
+  void note(std::string text) {
+    auto ms = std::chrono::duration<double, std::milli>(clock::now() - begin_).count();
+    std::lock_guard lock{log_mutex_};
+    log_.push_back(std::to_string(ms) + " ms: " + std::move(text));
+  }
+  /// The log tells of the end of each communicator, once.
+  void hear(const log_line& x) {
+    if (x.level < log_level::info)
+      return;
+    note("log: " + std::string{x.text} + (x.why != nullptr ? ": " + to_string(*x.why) : ""));
+    if (x.why == nullptr || x.text != "a communicator ended")
+      return;
+    std::lock_guard lock{log_mutex_};
+    ends_.insert(to_string(*x.why));
+  }
+  void complain(std::string text) {
+    note("WRONG: " + text);
+    complaints_.push_back(std::move(text));
+  }
+
+  bool has(trouble x) const { return trouble_ == x || trouble_ == trouble::mixed; }
+  bool calm() const { return trouble_ == trouble::none || trouble_ == trouble::slow; }
+
+  std::chrono::nanoseconds base_deadline() const { return calm() ? 20s : 400ms; }
+  std::chrono::nanoseconds deadline(std::mt19937_64& random) const {
+    if (calm() || !chance(random, trouble_ == trouble::haste ? 0.5 : 0.15))
+      return base_deadline();
+    return std::chrono::microseconds{pick(random, 50, 20'000)};
+  }
+
+  static std::string text_of(const piece& x) {
+    return std::to_string(x.row) + "." + std::to_string(x.device) + "[" + std::to_string(x.first) +
+           "+" + std::to_string(x.count) + "]";
+  }
+
+  // -- elements
+
+  std::vector<std::byte> bytes_of_content(const content& x) const {
+    auto size = size_of(type_);
+    std::vector<std::byte> result(x.size() * size);
+    for (std::size_t i = 0; i < x.size(); ++i)
+      std::memcpy(result.data() + i * size, &*x[i], size);
+    return result;
+  }
+  content content_of(std::span<const std::byte> bytes) const {
+    auto size = size_of(type_);
+    content result;
+    for (std::size_t i = 0; i < bytes.size(); i += size) {
+      std::uint64_t x = 0;
+      std::memcpy(&x, bytes.data() + i, size);
+      result.emplace_back(x);
+    }
+    return result;
+  }
+  content random_content(std::mt19937_64& random, std::size_t count) const {
+    content result;
+    for (std::size_t i = 0; i < count; ++i)
+      result.emplace_back(combine(type_, reduce_op::sum, random(), 0));
+    return result;
+  }
+
+  // -- the beginning
+
+  world_limits limits() {
+    world_limits x;
+    x.deadline = base_deadline();
+    x.stall_limit = calm() || trouble_ == trouble::haste ? std::chrono::nanoseconds{20s}
+                                                         : std::chrono::milliseconds{pick(8, 30)};
+    x.restarts = 1 << 30;
+    x.restart_backoff = 0ms;
+    x.quiet_limit = trouble_ == trouble::stuck_lane ? 40ms : 10s;
+    x.standby = pick(0, 1) == 0 ? standby_policy::none : standby_policy::same;
+    return x;
+  }
+
+  void open() {
+    constexpr dtype types[] = {dtype::uint8,  dtype::int8,  dtype::int32,
+                               dtype::uint32, dtype::int64, dtype::uint64};
+    type_ = types[pick(0, std::size(types) - 1)];
+    count_ = 12 * pick(1, 40);
+    auto order = all_devices(*sys_);
+    std::shuffle(order.begin(), order.end(), random_);
+    add_world(must(world::open(*sys_, {.devices = order, .name = "all", .limits = limits()})));
+    std::shuffle(order.begin(), order.end(), random_);
+    order.resize(pick(2, 3));
+    add_world(must(world::open(*sys_, {.devices = order, .name = "some", .limits = limits()})));
+    std::vector<std::int32_t> colors;
+    for (int i = 0; i < devices; ++i)
+      colors.push_back(static_cast<std::int32_t>(pick(0, 4) % 3) - (i > 1 ? 1 : 0));
+    for (auto& group : must(worlds_[0].over.split("part", colors)))
+      add_world(group);
+    for (std::size_t row = 0; row < rows; ++row)
+      for (int d = 0; d < devices; ++d)
+        slots_[row][static_cast<std::size_t>(d)] = fresh_slot(d);
+    if (trouble_ == trouble::killed_actor || trouble_ == trouble::mixed) {
+      auto* core = must(detail::system_core::of(*sys_));
+      lease_ = must(core->lease(*sys_));
+    }
+    note("trouble: " + std::string{trouble_names[static_cast<std::size_t>(trouble_)]} + ", " +
+         std::to_string(count_) + " " + std::string{to_string(type_)} + ", " +
+         std::to_string(worlds_.size()) + " worlds");
+    add_faults();
+  }
+
+  void add_world(world x) {
+    world_entry entry{std::move(x), {}};
+    std::string text = "world " + std::to_string(worlds_.size()) + " on devices";
+    for (std::size_t rank = 0; rank < entry.over.size(); ++rank) {
+      entry.devices.push_back(entry.over.device_of(rank).ordinal());
+      text += " " + std::to_string(entry.devices.back());
+    }
+    auto standby = entry.over.status().standby_ready;
+    note(text + (standby ? ", standby" : ""));
+    if (entry.over.size() >= 2)
+      last_of_several_ = worlds_.size();
+    worlds_.push_back(std::move(entry));
+  }
+
+  device device_of(int ordinal) {
+    auto& all = worlds_[0];
+    auto rank = std::find(all.devices.begin(), all.devices.end(), ordinal) - all.devices.begin();
+    return all.over.device_of(static_cast<std::size_t>(rank));
+  }
+
+  slot fresh_slot(int d) {
+    auto ref = must(device_of(d).allocate(type_, count_, true, {.deadline = 20s}).wait());
+    return {std::move(ref), model_.add(content(count_, std::uint64_t{0}))};
+  }
+
+  void add_fault(fault kind, verb on, double probability, std::chrono::nanoseconds delay = {},
+                 std::optional<errc> error = {}) {
+    plan_->add({.kind = kind,
+                .on = on,
+                .times = forever,
+                .probability = trouble_ == trouble::mixed ? probability / 4 : probability,
+                .delay = delay,
+                .error = error});
+  }
+
+  void add_faults() {
+    if (has(trouble::not_issued))
+      add_fault(fault::not_issued, verb::collective, 0.04);
+    if (has(trouble::communicator_error)) {
+      add_fault(fault::fail, verb::collective, 0.03);
+      add_fault(fault::fail, verb::asynchronous_error, 0.02);
+      add_fault(fault::fail, verb::build, 0.1);
+      add_fault(fault::fail, verb::connect, 0.05);
+    }
+    if (has(trouble::hang)) {
+      add_fault(fault::hang, verb::collective, 0.03);
+      add_fault(fault::hang, verb::copy, 0.02);
+      add_fault(fault::hang, verb::launch_host, 0.05);
+      add_fault(fault::hang, verb::fill, 0.02);
+    }
+    if (has(trouble::slow)) {
+      add_fault(fault::slow, verb::collective, 0.05, 3ms);
+      add_fault(fault::slow, verb::copy, 0.05, 2ms);
+      add_fault(fault::slow, verb::launch_host, 0.1, 2ms);
+      add_fault(fault::slow, verb::build, 0.2, 5ms);
+      add_fault(fault::slow, verb::connect, 0.1, 2ms);
+    }
+    if (has(trouble::no_memory)) {
+      add_fault(fault::out_of_memory, verb::allocate, 0.3);
+      add_fault(fault::out_of_memory, verb::allocate_pinned, 0.2);
+      add_fault(fault::fail, verb::collective, 0.03, {}, errc::out_of_memory);
+      add_fault(fault::fail, verb::collective, 0.02, {}, errc::cuda_error);
+      add_fault(fault::fail, verb::copy, 0.03);
+      add_fault(fault::fail, verb::fill, 0.03);
+      add_fault(fault::fail, verb::launch_host, 0.03);
+      add_fault(fault::out_of_memory, verb::build, 0.1);
+    }
+    if (trouble_ == trouble::device_fault) {
+      constexpr verb verbs[] = {verb::collective, verb::copy, verb::launch_host, verb::query,
+                                verb::record};
+      plan_->add({.kind = fault::poison,
+                  .on = verbs[pick(0, std::size(verbs) - 1)],
+                  .device = static_cast<int>(pick(0, devices - 1)),
+                  .first = pick(1, 12)});
+    }
+    if (trouble_ == trouble::stuck_lane)
+      plan_->add({.kind = fault::block,
+                  .on = verb::collective,
+                  .device = static_cast<int>(pick(0, devices - 1)),
+                  .first = pick(1, 6)});
+  }
+
+  // -- requests
+
+  record_ptr new_record(std::string text, int world_index = -1) {
+    auto r = std::make_shared<request_record>();
+    r->text = std::move(text);
+    r->world = world_index;
+    std::lock_guard lock{answers_mutex_};
+    r->index = records_.size();
+    records_.push_back(r);
+    ++open_;
+    return r;
+  }
+
+  void answered(request_record& r, const caf::error& why, const collective_done& done = {}) {
+    auto now = clock::now();
+    if (r.memory) { // from now on it is nobody's
+      r.got = *r.memory;
+      std::fill(r.memory->begin(), r.memory->end(), used_up);
+    }
+    std::lock_guard lock{answers_mutex_};
+    if (r.answers++ == 0) {
+      r.answered_at = now;
+      r.error = why;
+      r.done = done;
+      --open_;
+      all_answered_.notify_all();
+    }
+  }
+
+  static const collective_done& done_of(const caf::expected<collective_done>& x) { return *x; }
+  template <class T> static collective_done done_of(const caf::expected<T>&) { return {}; }
+
+  template <class T> void track(const record_ptr& r, std::chrono::nanoseconds limit, pending<T> x) {
+    r->number = [x] { return x.number(); };
+    r->cancel = [x] { x.cancel(); };
+    r->deadline = clock::now() + limit;
+    x.then(here_, [this, r](const caf::expected<T>& answer) {
+      answered(*r, error_of(answer), answer ? done_of(answer) : collective_done{});
+    });
+  }
+
+  /// Returns when it is admitted, or never will be.
+  template <class Reply, class Probe, class Request>
+  void send(const record_ptr& r, const caf::actor& to, Request what,
+            std::chrono::nanoseconds limit) {
+    r->by_message = true;
+    r->deadline = clock::now() + limit;
+    auto admitted = std::make_shared<flag>();
+    sys_->spawn<requester<Reply, Request, Probe>>(
+        to, std::move(what), limit, Probe{},
+        [this, r](caf::expected<Reply> x) {
+          if constexpr (std::is_same_v<Reply, host_buffer>)
+            if (x)
+              r->memory =
+                  std::make_shared<std::vector<std::byte>>(x->bytes().begin(), x->bytes().end());
+          if constexpr (std::is_same_v<Reply, collective_done>)
+            answered(*r, error_of(x), x ? *x : collective_done{});
+          else
+            answered(*r, error_of(x));
+        },
+        [admitted] { admitted->set(); });
+    if (!admitted->wait())
+      complain("a message was not taken from its mailbox: " + r->text);
+  }
+
+  /// Calls `f` with the message that `x` is.
+  template <class F> static void as_message(const collective& x, F f) {
+    switch (x.kind) {
+    case collective_kind::all_reduce:
+      return f(all_reduce{x.send, x.recv, x.op, {}, {}});
+    case collective_kind::reduce:
+      return f(reduce{x.send, x.recv[0], x.peer, x.op, {}, {}});
+    case collective_kind::broadcast:
+      return f(broadcast{x.send[0], x.recv, x.peer, {}});
+    case collective_kind::all_gather:
+      return f(all_gather{x.send, x.recv, {}});
+    case collective_kind::reduce_scatter:
+      return f(reduce_scatter{x.send, x.recv, x.op, {}, {}});
+    case collective_kind::all_to_all:
+      return f(all_to_all{x.send, x.recv, {}});
+    case collective_kind::all_to_all_v:
+      return f(all_to_all_v{x.send, x.recv, x.counts, {}});
+    case collective_kind::gather:
+      return f(gather{x.send, x.recv[0], x.peer, {}});
+    case collective_kind::scatter:
+      return f(scatter{x.send[0], x.recv, x.peer, {}});
+    case collective_kind::send:
+    case collective_kind::recv:
+      return f(send_recv{x.rank, x.peer, x.send[0], x.recv[0], {}});
+    case collective_kind::barrier:
+      return f(barrier{});
+    }
+  }
+
+  slot& at(const piece& x) { return slots_[x.row][static_cast<std::size_t>(x.device)]; }
+  any_gpu_ref ref(const piece& x) { return must(at(x).ref.slice(x.first, x.count)); }
+  content_model::place place(const piece& x) {
+    return {model_.latest(at(x).buffer), x.first, x.count};
+  }
+  content_model::version write(content_model::effect by, std::size_t output, const piece& x) {
+    return model_.write(by, output, at(x).buffer, x.first, x.count);
+  }
+
+  piece whole(std::size_t row, int d) const { return {row, d, 0, count_}; }
+  piece some(std::mt19937_64& random, std::size_t row, int d) const {
+    if (chance(random, 0.5))
+      return whole(row, d);
+    auto first = pick(random, 0, count_ - 1);
+    return {row, d, first, pick(random, 1, count_ - first)};
+  }
+
+  // -- clients
+
+  void play() {
+    std::vector<std::thread> threads;
+    for (std::uint64_t i = 0; i < 2; ++i)
+      threads.emplace_back([this, i] { client(i); });
+    auto world_index = pick(0, 1) == 0 ? std::size_t{1} : last_of_several_;
+    auto calls = random_();
+    for (std::size_t rank = 0; rank < worlds_[world_index].devices.size(); ++rank)
+      threads.emplace_back(
+          [this, world_index, rank, calls] { rank_client(world_index, rank, calls); });
+    for (auto& t : threads)
+      t.join();
+  }
+
+  void client(std::uint64_t number) {
+    std::mt19937_64 random{seed_ * 1000 + number};
+    for (int i = 0; i < 14; ++i) {
+      renew_some(random);
+      auto choice = pick(random, 0, 99);
+      if (choice < 52)
+        whole_collective(random);
+      else if (choice < 58)
+        message_group(random);
+      else if (choice < 66)
+        upload(random);
+      else if (choice < 72)
+        fill(random);
+      else if (choice < 78)
+        copy(random);
+      else if (choice < 84)
+        launch(random);
+      else if (choice < 92)
+        download(random);
+      else
+        make_trouble(random);
+      if (trouble_ == trouble::haste || trouble_ == trouble::mixed)
+        cancel_one(random);
+      if (chance(random, 0.3))
+        wait_for_one(random);
+      if (has(trouble::hang) && chance(random, 0.25))
+        plan_->release();
+    }
+  }
+
+  record_ptr any_record(std::mt19937_64& random) {
+    std::lock_guard lock{answers_mutex_};
+    return records_.empty() ? nullptr : records_[pick(random, 0, records_.size() - 1)];
+  }
+
+  void cancel_one(std::mt19937_64& random) {
+    if (!chance(random, 0.2))
+      return;
+    request_function cancel;
+    {
+      std::lock_guard order{order_}; // it is set under this
+      auto r = any_record(random);
+      if (!r || !r->cancel)
+        return;
+      cancel = r->cancel;
+      note("cancel #" + std::to_string(r->index));
+    }
+    cancel();
+  }
+
+  void wait_for_one(std::mt19937_64& random) {
+    auto r = any_record(random);
+    if (!r)
+      return;
+    std::unique_lock lock{answers_mutex_};
+    all_answered_.wait_for(lock, 5ms, [&] { return r->answers != 0; });
+  }
+
+  /// Buffers that are gone come again, sometimes at once.
+  void renew_some(std::mt19937_64& random) {
+    auto row = pick(random, 0, shared_rows - 1);
+    for (int d = 0; d < devices; ++d)
+      renew({row, d});
+  }
+
+  void renew(const piece& x) {
+    {
+      std::lock_guard lock{order_};
+      if (!at(x).ref.stale())
+        return;
+    }
+    auto r = new_record("allocate " + text_of(x));
+    auto limit = base_deadline();
+    auto request = device_of(x.device).allocate(type_, count_, true, {.deadline = limit});
+    {
+      std::lock_guard lock{order_};
+      track(r, limit, request);
+    }
+    auto ref = request.wait();
+    if (!ref)
+      return;
+    std::lock_guard lock{order_};
+    at(x) = {std::move(*ref), model_.add(content(count_, std::uint64_t{0}))};
+  }
+
+  /// A collective of a world over parts of two rows, its effect in the model, and its name.
+  struct planned {
+    collective what;
+    content_model::effect effect = 0;
+    std::string text;
+  };
+
+  struct rank_pieces {
+    collective_shape shape;
+    int sender = -1; ///< of a message
+    std::vector<std::optional<piece>> send;
+    std::vector<std::optional<piece>> recv;
+    bool in_place = false;
+  };
+
+  static constexpr collective_kind kinds[] = {
+      collective_kind::all_reduce, collective_kind::all_reduce,   collective_kind::reduce,
+      collective_kind::broadcast,  collective_kind::all_gather,   collective_kind::reduce_scatter,
+      collective_kind::all_to_all, collective_kind::all_to_all_v, collective_kind::gather,
+      collective_kind::scatter,    collective_kind::send,         collective_kind::barrier};
+
+  /// Which pieces of rows `from` and `to` the ranks on `on` send and receive.
+  rank_pieces choose(std::mt19937_64& random, const std::vector<int>& on, std::size_t from,
+                     std::size_t to) const {
+    auto n = on.size();
+    auto each = count_ / n;
+    rank_pieces x;
+    x.shape.kind = kinds[pick(random, 0, std::size(kinds) - 1)];
+    x.shape.type = type_;
+    constexpr reduce_op ops[] = {reduce_op::sum, reduce_op::prod, reduce_op::min, reduce_op::max};
+    x.shape.op = ops[pick(random, 0, 3)];
+    x.shape.root = static_cast<int>(pick(random, 0, n - 1));
+    x.send.resize(n);
+    x.recv.resize(n);
+    auto root = static_cast<std::size_t>(x.shape.root);
+    auto in_place = chance(random, 0.3);
+    auto first = pick(random, 0, count_ - each);
+    for (std::size_t r = 0; r < n; ++r) {
+      auto all_of = [&](std::size_t row) { return whole(row, on[r]); };
+      auto part_of = [&](std::size_t row, std::size_t begin) {
+        return piece{row, on[r], begin, each};
+      };
+      switch (x.shape.kind) {
+      case collective_kind::all_reduce:
+        x.in_place = in_place;
+        x.send[r] = all_of(from);
+        x.recv[r] = all_of(in_place ? from : to);
+        break;
+      case collective_kind::reduce:
+        x.send[r] = all_of(from);
+        if (r == root)
+          x.recv[r] = all_of(to);
+        break;
+      case collective_kind::broadcast:
+        if (r == root)
+          x.send[r] = all_of(from);
+        x.recv[r] = all_of(to);
+        break;
+      case collective_kind::all_gather:
+        x.in_place = in_place;
+        x.send[r] = in_place ? part_of(to, r * each) : part_of(from, first);
+        x.recv[r] = all_of(to);
+        break;
+      case collective_kind::reduce_scatter:
+        x.in_place = in_place;
+        x.send[r] = all_of(from);
+        x.recv[r] = in_place ? part_of(from, r * each) : part_of(to, first);
+        break;
+      case collective_kind::all_to_all:
+        x.send[r] = all_of(from);
+        x.recv[r] = all_of(to);
+        break;
+      case collective_kind::all_to_all_v:
+        break;
+      case collective_kind::gather:
+        x.send[r] = part_of(from, first);
+        if (r == root)
+          x.recv[r] = all_of(to);
+        break;
+      case collective_kind::scatter:
+        if (r == root)
+          x.send[r] = all_of(from);
+        x.recv[r] = part_of(to, first);
+        break;
+      default:
+        break;
+      }
+    }
+    if (x.shape.kind == collective_kind::all_to_all_v)
+      choose_counts(random, on, from, to, x);
+    if (x.shape.kind == collective_kind::send) {
+      x.sender = static_cast<int>(pick(random, 0, n - 1));
+      x.send[static_cast<std::size_t>(x.sender)] =
+          whole(from, on[static_cast<std::size_t>(x.sender)]);
+      x.recv[root] = whole(to, on[root]);
+    }
+    return x;
+  }
+
+  void choose_counts(std::mt19937_64& random, const std::vector<int>& on, std::size_t from,
+                     std::size_t to, rank_pieces& x) const {
+    auto n = on.size();
+    x.shape.counts.assign(n, std::vector<std::uint64_t>(n));
+    std::vector<std::size_t> sent(n);
+    std::vector<std::size_t> received_by(n);
+    for (std::size_t q = 0; q < n; ++q)
+      for (std::size_t r = 0; r < n; ++r) {
+        auto c = pick(random, 1, count_ / n);
+        x.shape.counts[q][r] = c;
+        sent[q] += c;
+        received_by[r] += c;
+      }
+    for (std::size_t r = 0; r < n; ++r) {
+      x.send[r] = piece{from, on[r], 0, sent[r]};
+      x.recv[r] = piece{to, on[r], 0, received_by[r]};
+    }
+  }
+
+  std::string text_of(const rank_pieces& x) const {
+    auto text = std::string{to_string(x.shape.kind)};
+    for (auto* side : {&x.send, &x.recv}) {
+      text += side == &x.send ? " from" : " to";
+      for (auto& p : *side)
+        text += p ? " " + text_of(*p) : " -";
+    }
+    return text;
+  }
+
+  /// Under the lock of the order.
+  planned plan_collective(const rank_pieces& x) {
+    planned result;
+    auto& what = result.what;
+    what.kind = x.shape.kind;
+    what.op = x.shape.op;
+    what.peer = x.shape.root;
+    what.rank = x.sender;
+    what.counts = x.shape.counts;
+    bool drop_send = x.in_place && x.shape.kind == collective_kind::all_gather;
+    bool drop_recv = x.in_place && !drop_send;
+    std::vector<content_model::place> reads;
+    std::vector<std::size_t> senders;
+    for (std::size_t r = 0; r < x.send.size(); ++r) {
+      if (x.send[r]) {
+        reads.push_back(place(*x.send[r]));
+        senders.push_back(r);
+        if (!drop_send)
+          what.send.push_back(ref(*x.send[r]));
+      }
+      if (x.recv[r] && !drop_recv)
+        what.recv.push_back(ref(*x.recv[r]));
+    }
+    result.effect = model_.begin(reads, semantics(x.shape, senders, x.send.size()));
+    for (std::size_t r = 0; r < x.recv.size(); ++r)
+      if (x.recv[r])
+        write(result.effect, x.shape.kind == collective_kind::send ? 0 : r, *x.recv[r]);
+    result.text = text_of(x);
+    return result;
+  }
+
+  static content_model::function semantics(collective_shape shape, std::vector<std::size_t> senders,
+                                           std::size_t ranks) {
+    return [shape = std::move(shape), senders = std::move(senders),
+            ranks](const std::vector<content>& inputs) {
+      if (shape.kind == collective_kind::send)
+        return inputs;
+      std::vector<content> sends(ranks);
+      for (std::size_t i = 0; i < inputs.size(); ++i)
+        sends[senders[i]] = inputs[i];
+      return received(shape, sends);
+    };
+  }
+
+  std::pair<std::size_t, std::size_t> two_rows(std::mt19937_64& random) const {
+    auto from = pick(random, 0, shared_rows - 1);
+    return {from, (from + pick(random, 1, shared_rows - 1)) % shared_rows};
+  }
+
+  void whole_collective(std::mt19937_64& random) {
+    auto index = pick(random, 0, worlds_.size() - 1);
+    auto& w = worlds_[index];
+    auto [from, to] = two_rows(random);
+    auto pieces = choose(random, w.devices, from, to);
+    auto limit = deadline(random);
+    std::lock_guard lock{order_};
+    auto x = plan_collective(pieces);
+    auto r = new_record(x.text + " in world " + std::to_string(index), static_cast<int>(index));
+    r->effects = {x.effect};
+    note("#" + std::to_string(r->index) + " " + r->text);
+    if (chance(random, 0.35)) {
+      as_message(x.what, [&](auto message) {
+        send<collective_done, get_status>(r, w.over.actor(), std::move(message), limit);
+      });
+    } else {
+      track(r, limit, w.over.run(x.what, {.deadline = limit}));
+    }
+  }
+
+  /// A ring of messages, or messages beside a barrier.
+  void message_group(std::mt19937_64& random) {
+    auto index = pick(random, 0, worlds_.size() - 1);
+    auto& w = worlds_[index];
+    auto n = w.devices.size();
+    auto [from, to] = two_rows(random);
+    auto limit = deadline(random);
+    auto shift = pick(random, 0, n - 1);
+    group all;
+    all.options.deadline = limit;
+    std::lock_guard lock{order_};
+    auto r =
+        new_record("group of messages in world " + std::to_string(index), static_cast<int>(index));
+    for (std::size_t q = 0; q < n; ++q) {
+      auto receiver = (q + shift) % n;
+      rank_pieces pieces;
+      pieces.shape.kind = collective_kind::send;
+      pieces.shape.root = static_cast<int>(receiver);
+      pieces.sender = static_cast<int>(q);
+      pieces.send.resize(n);
+      pieces.recv.resize(n);
+      pieces.send[q] = whole(from, w.devices[q]);
+      pieces.recv[receiver] = whole(to, w.devices[receiver]);
+      auto x = plan_collective(pieces);
+      r->text += "; " + x.text;
+      r->effects.push_back(x.effect);
+      all.calls.push_back(std::move(x.what));
+    }
+    note("#" + std::to_string(r->index) + " " + r->text);
+    if (chance(random, 0.3))
+      send<collective_done, get_status>(r, w.over.actor(), std::move(all), limit);
+    else
+      track(r, limit, w.over.run(all));
+  }
+
+  std::optional<caf::actor> actor_of(std::mt19937_64& random, int d) {
+    if (!chance(random, 0.35))
+      return std::nullopt;
+    auto actor = device_of(d).actor();
+    return actor ? std::optional{*actor} : std::nullopt;
+  }
+
+  piece any_piece(std::mt19937_64& random) const {
+    return some(random, pick(random, 0, shared_rows - 1),
+                static_cast<int>(pick(random, 0, devices - 1)));
+  }
+
+  record_ptr write_record(const char* verb, const piece& x, content value) {
+    auto r = new_record(std::string{verb} + " " + text_of(x));
+    auto effect = model_.begin({}, [value = std::move(value)](const std::vector<content>&) {
+      return std::vector<content>{value};
+    });
+    r->effects = {effect};
+    write(effect, 0, x);
+    note("#" + std::to_string(r->index) + " " + r->text);
+    return r;
+  }
+
+  void upload(std::mt19937_64& random) {
+    auto x = any_piece(random);
+    auto value = random_content(random, x.count);
+    auto limit = deadline(random);
+    auto actor = actor_of(random, x.device);
+    std::lock_guard lock{order_};
+    auto target = ref(x);
+    auto bytes = bytes_of_content(value);
+    auto r = write_record("upload", x, std::move(value));
+    if (actor) {
+      host_buffer source{bytes.size()};
+      std::copy(bytes.begin(), bytes.end(), source.writable().begin());
+      return send<void, watch_generation>(r, *actor, troupe::upload{target, source, {}}, limit);
+    }
+    r->memory = std::make_shared<std::vector<std::byte>>(std::move(bytes));
+    track(r, limit,
+          device_of(x.device).upload(target, std::span<const std::byte>{*r->memory},
+                                     {.deadline = limit}));
+  }
+
+  void fill(std::mt19937_64& random) {
+    auto x = any_piece(random);
+    auto element = combine(type_, reduce_op::sum, random(), 0);
+    auto limit = deadline(random);
+    auto actor = actor_of(random, x.device);
+    std::lock_guard lock{order_};
+    auto target = ref(x);
+    auto bytes = bytes_of_content({element});
+    auto r = write_record("fill", x, content(x.count, element));
+    if (actor) {
+      std::vector<std::uint8_t> pattern(bytes.size());
+      std::memcpy(pattern.data(), bytes.data(), bytes.size());
+      return send<void, watch_generation>(r, *actor, troupe::fill{target, pattern, {}}, limit);
+    }
+    track(r, limit, device_of(x.device).fill(target, bytes, {.deadline = limit}));
+  }
+
+  void copy(std::mt19937_64& random) {
+    auto source = any_piece(random);
+    auto target = source;
+    target.row = (source.row + pick(random, 1, shared_rows - 1)) % shared_rows;
+    target.first = pick(random, 0, count_ - source.count);
+    auto limit = deadline(random);
+    auto actor = actor_of(random, source.device);
+    std::lock_guard lock{order_};
+    auto r = new_record("copy " + text_of(source) + " to " + text_of(target));
+    auto effect =
+        model_.begin({place(source)}, [](const std::vector<content>& inputs) { return inputs; });
+    r->effects = {effect};
+    auto to = ref(target);
+    auto from = ref(source);
+    write(effect, 0, target);
+    note("#" + std::to_string(r->index) + " " + r->text);
+    if (actor)
+      send<void, watch_generation>(r, *actor, troupe::copy{to, from, {}}, limit);
+    else
+      track(r, limit, device_of(source.device).copy(to, from, {.deadline = limit}));
+  }
+
+  /// y = y + x, element by element.
+  void launch(std::mt19937_64& random) {
+    auto x = any_piece(random);
+    auto y = x;
+    y.row = (x.row + pick(random, 1, shared_rows - 1)) % shared_rows;
+    auto limit = deadline(random);
+    auto actor = actor_of(random, x.device);
+    std::lock_guard lock{order_};
+    auto r = new_record("launch " + text_of(y) + " += " + text_of(x));
+    auto effect = model_.begin({place(y), place(x)}, [this](const std::vector<content>& in) {
+      auto sum = in[0];
+      for (std::size_t i = 0; i < sum.size(); ++i)
+        sum[i] = sum[i] && in[1][i]
+                     ? std::optional{combine(type_, reduce_op::sum, *sum[i], *in[1][i])}
+                     : std::nullopt;
+      return std::vector<content>{sum};
+    });
+    r->effects = {effect};
+    auto to = ref(y);
+    auto from = ref(x);
+    write(effect, 0, y);
+    note("#" + std::to_string(r->index) + " " + r->text);
+    auto work = [this, to, from, size = size_of(type_)](launch_context& context) -> caf::error {
+      auto target = to.access();
+      auto source = from.access();
+      if (!target || !source)
+        return target ? source.error() : target.error();
+      books_.touched(context.device(), *target, to.size_bytes(), "a launch");
+      books_.touched(context.device(), *source, from.size_bytes(), "a launch");
+      return context.run_on_host([this, size, count = to.count(),
+                                  a = static_cast<std::byte*>(*target),
+                                  b = static_cast<const std::byte*>(*source)] {
+        for (std::size_t i = 0; i < count; ++i) {
+          std::uint64_t p = 0;
+          std::uint64_t q = 0;
+          std::memcpy(&p, a + i * size, size);
+          std::memcpy(&q, b + i * size, size);
+          p = combine(type_, reduce_op::sum, p, q);
+          std::memcpy(a + i * size, &p, size);
+        }
+      });
+    };
+    if (actor)
+      send<void, watch_generation>(r, *actor, launch_callable{work, {to, from}, {to}, {}}, limit);
+    else
+      track(r, limit, device_of(x.device).launch(work, {to, from}, {to}, {.deadline = limit}));
+  }
+
+  void download(std::mt19937_64& random) {
+    auto x = any_piece(random);
+    auto limit = deadline(random);
+    auto actor = actor_of(random, x.device);
+    std::lock_guard lock{order_};
+    auto r = new_record("download " + text_of(x));
+    r->read = place(x);
+    auto source = ref(x);
+    note("#" + std::to_string(r->index) + " " + r->text);
+    if (actor)
+      return send<host_buffer, watch_generation>(r, *actor, troupe::download{source, {}}, limit);
+    r->memory = std::make_shared<std::vector<std::byte>>(source.size_bytes());
+    track(r, limit,
+          device_of(x.device).download(source, std::span{*r->memory}, {.deadline = limit}));
+  }
+
+  void make_trouble(std::mt19937_64& random) {
+    std::vector<request_function> all;
+    auto d = static_cast<int>(pick(random, 0, devices - 1));
+    if (has(trouble::reset))
+      all.push_back([this, d] {
+        std::lock_guard lock{order_};
+        auto r = new_record("reset device " + std::to_string(d));
+        note("#" + std::to_string(r->index) + " " + r->text);
+        auto limit = base_deadline();
+        track(r, limit, device_of(d).reset({.deadline = limit}));
+      });
+    if (has(trouble::killed_actor)) {
+      all.push_back([this, d] {
+        note("kill the actor of device " + std::to_string(d));
+        if (auto actor = device_of(d).actor())
+          caf::anon_send_exit(*actor, caf::exit_reason::kill);
+      });
+      all.push_back([this, d] {
+        note("kill the collective actor of device " + std::to_string(d));
+        caf::scoped_actor self{*sys_};
+        auto actor =
+            detail::ask<caf::actor>(self, lease_->root, patience, detail::get_collective_actor{d});
+        if (actor)
+          caf::anon_send_exit(*actor, caf::exit_reason::kill);
+      });
+    }
+    if (has(trouble::ended_world))
+      all.push_back([this, i = pick(random, 1, worlds_.size() - 1), how = pick(random, 0, 2)] {
+        constexpr std::array how_names{"kill", "exit", "shutdown"};
+        note(std::string{how_names[how]} + " world " + std::to_string(i));
+        auto& actor = worlds_[i].over.actor();
+        if (how == 2)
+          detail::anon_send(actor, shutdown{});
+        else
+          caf::anon_send_exit(actor,
+                              how == 0 ? caf::exit_reason::kill : caf::exit_reason::user_shutdown);
+        ended_worlds_[i] = true;
+      });
+    if (!all.empty())
+      all[pick(random, 0, all.size() - 1)]();
+  }
+
+  // -- rank-local calls
+
+  /// Every rank makes the same calls, each with its own buffers; `calls` seeds what they are.
+  void rank_client(std::size_t world_index, std::size_t rank, std::uint64_t calls) {
+    std::mt19937_64 same{calls};
+    std::mt19937_64 own{calls + rank + 1};
+    auto& w = worlds_[world_index];
+    auto d = w.devices[rank];
+    for (int i = 0; i < 6; ++i) {
+      auto from = shared_rows + pick(same, 0, 1);
+      auto to = from == shared_rows ? shared_rows + 1 : shared_rows;
+      auto pieces = choose(same, w.devices, from, to);
+      renew({shared_rows, d});
+      renew({shared_rows + 1, d});
+      auto limit = deadline(own);
+      rank_call(w, world_index, rank, pieces, chance(own, 0.3), limit);
+      if (chance(own, 0.3))
+        wait_for_one(own);
+    }
+  }
+
+  void rank_call(const world_entry& w, std::size_t world_index, std::size_t rank,
+                 const rank_pieces& x, bool by_message, std::chrono::nanoseconds limit) {
+    auto self = static_cast<int>(rank);
+    bool message = x.shape.kind == collective_kind::send;
+    if (message && x.sender == x.shape.root) // to itself: two calls that one thread makes
+      return;
+    if (message && self != x.sender && self != x.shape.root)
+      return;
+    std::lock_guard lock{order_};
+    auto r = new_record("rank " + std::to_string(rank) + " of world " +
+                            std::to_string(world_index) + ": " + text_of(x),
+                        static_cast<int>(world_index));
+    r->rank = self;
+    r->shape = x.shape;
+    r->ranks = x.send.size();
+    collective call;
+    call.kind = x.shape.kind;
+    call.op = x.shape.op;
+    call.peer = x.shape.root;
+    if (message) {
+      call.kind = self == x.sender ? collective_kind::send : collective_kind::recv;
+      call.peer = self == x.sender ? x.shape.root : x.sender;
+    }
+    bool drop_send = x.in_place && x.shape.kind == collective_kind::all_gather;
+    bool drop_recv = x.in_place && !drop_send;
+    if (auto& p = x.send[rank]; p) {
+      r->sends = place(*p);
+      if (!drop_send)
+        call.send = {ref(*p)};
+    }
+    if (auto& p = x.recv[rank]; p) {
+      if (!drop_recv)
+        call.recv = {ref(*p)};
+      auto unknown = model_.begin({}, {});
+      r->receives = write(unknown, 0, *p);
+    }
+    if (x.shape.kind == collective_kind::all_to_all_v) {
+      std::vector<std::uint64_t> from;
+      for (auto& row : x.shape.counts)
+        from.push_back(row[rank]);
+      call.counts = {x.shape.counts[rank], from};
+    }
+    note("#" + std::to_string(r->index) + " " + r->text);
+    // The number of the operation that the ranks' calls make is told to facade calls alone.
+    static_cast<void>(by_message);
+    track(r, limit, w.over.rank(rank).run(call, {.deadline = limit}));
+  }
+
+  // -- the end
+
+  void settle() {
+    plan_->disarm();
+    plan_->release();
+    std::unique_lock lock{answers_mutex_};
+    if (!all_answered_.wait_for(lock, patience, [this] { return open_ == 0; }))
+      for (auto& r : records_)
+        if (r->answers == 0)
+          unanswered_.push_back("no answer: #" + std::to_string(r->index) + " " + r->text);
+  }
+
+  void evaluate() {
+    for (auto& x : unanswered_)
+      complain(x);
+    for (auto& r : records_)
+      note("#" + std::to_string(r->index) +
+           (r->number ? ", operation " + std::to_string(r->number()) : "") + ": " +
+           (r->error ? describe(r->error) : "done"));
+    decide_fates();
+    check_codes();
+    check_downloads();
+    check_causes();
+    if (!unanswered_.empty())
+      return;
+    if (ends_process(trouble_) && process_ended())
+      check_process_end();
+    else {
+      check_worlds();
+      check_contents();
+    }
+  }
+
+  void decide_fates() {
+    std::map<std::pair<int, std::uint64_t>, std::vector<record_ptr>> joint;
+    for (auto& r : records_) {
+      for (auto e : r->effects)
+        model_.decide(e, r->how());
+      if (r->rank >= 0)
+        joint[{r->world, r->number()}].push_back(r);
+    }
+    for (auto& [which, calls] : joint)
+      decide_joint(calls);
+  }
+
+  /// The ranks' calls that made one operation: it ran if one of them says so.
+  void decide_joint(const std::vector<record_ptr>& calls) {
+    auto& shape = *calls[0]->shape;
+    bool message = shape.kind == collective_kind::send;
+    if (calls.size() != (message ? 2 : calls[0]->ranks))
+      return;
+    auto how = fate::failed;
+    for (auto& r : calls)
+      how = std::max(how, r->how());
+    std::vector<content_model::place> reads;
+    std::vector<std::size_t> senders;
+    for (auto& r : calls)
+      if (r->sends) {
+        reads.push_back(*r->sends);
+        senders.push_back(static_cast<std::size_t>(r->rank));
+      }
+    auto effect = model_.begin(reads, semantics(shape, senders, calls[0]->ranks));
+    for (auto& r : calls)
+      if (r->receives)
+        model_.written_by(*r->receives, effect, message ? 0 : static_cast<std::size_t>(r->rank));
+    model_.decide(effect, how);
+  }
+
+  bool misaligned() const {
+    return std::any_of(records_.begin(), records_.end(),
+                       [](auto& r) { return r->rank >= 0 && r->error; });
+  }
+
+  void check_codes() {
+    for (auto& r : records_) {
+      if (!r->error)
+        continue;
+      auto code = code_of(r->error);
+      auto what = "#" + std::to_string(r->index) + " " + r->text + ": " + describe(r->error);
+      if (calm())
+        complain("no reason to fail: " + what);
+      else if (!code && !has(trouble::killed_actor) && !has(trouble::ended_world))
+        complain("an error of another library: " + what);
+      else if (trouble_ == trouble::haste && code != errc::cancelled &&
+               code != errc::deadline_exceeded && code != errc::collective_mismatch &&
+               code != errc::indeterminate)
+        complain("neither late nor cancelled: " + what);
+      constexpr errc never[] = {errc::invalid_argument, errc::shape_mismatch, errc::out_of_range,
+                                errc::would_block,      errc::not_supported,  errc::internal,
+                                errc::buffer_acquired,  errc::overloaded};
+      if (std::find(std::begin(never), std::end(never), code) != std::end(never))
+        complain("this cannot be: " + what);
+      if (code == errc::collective_mismatch && (r->rank < 0 || !misaligned()))
+        complain("no mismatch was made: " + what);
+    }
+  }
+
+  // INV-9, INV-12
+  void check_downloads() {
+    for (auto& r : records_) {
+      if (r->memory && std::any_of(r->memory->begin(), r->memory->end(),
+                                   [](std::byte x) { return x != used_up; }))
+        complain("memory was written after the answer: #" + std::to_string(r->index) + " " +
+                 r->text);
+      if (!r->read || r->answers == 0 || r->error)
+        continue;
+      if (auto text = model_.difference(*r->read, content_of(r->got)); !text.empty())
+        complain("a wrong content: #" + std::to_string(r->index) + " " + r->text + ": " + text);
+    }
+  }
+
+  // INV-7: what ends with a communicator, a device or the process ends for its one cause.
+  void check_causes() {
+    std::map<std::string, std::set<std::string>> causes;
+    for (auto& r : records_) {
+      auto why = failure_of(r->error);
+      if (!why)
+        continue;
+      auto text = to_string(*why);
+      switch (why->code) {
+      case errc::stalled:
+      case errc::nccl_error:
+      case errc::rank_not_issued:
+        if (ends_.count(text) == 0)
+          complain("not the cause of any end of a communicator: #" + std::to_string(r->index) +
+                   " " + r->text + ": " + text);
+        break;
+      case errc::device_reset:
+        causes["generation " + std::to_string(why->generation) + " of device " +
+               std::to_string(why->device)]
+            .insert(text);
+        break;
+      case errc::device_fault:
+      case errc::lane_stuck:
+        causes["the process"].insert(text);
+        break;
+      default:
+        break;
+      }
+    }
+    for (auto& [what, texts] : causes)
+      if (texts.size() != 1)
+        complain(std::to_string(texts.size()) + " causes for the end of " + what + ": " +
+                 std::accumulate(texts.begin(), texts.end(), std::string{},
+                                 [](const auto& a, const auto& b) { return a + " | " + b; }));
+  }
+
+  bool process_ended() {
+    return std::any_of(worlds_.begin(), worlds_.end(),
+                       [](auto& w) { return w.over.status().phase == world_phase::failed; });
+  }
+
+  /// Everything is refused, every handle is stale.
+  void check_process_end() {
+    for (auto& row : slots_)
+      for (auto& x : row)
+        if (!x.ref.stale())
+          complain("a handle is not stale after the end");
+    for (auto& w : worlds_) {
+      auto why = error_of(answer_of(w.over.barrier()));
+      if (!why)
+        complain("a barrier after the end");
+      world_feed feed{*sys_, w.over.actor()};
+      feed.until(world_phase::failed);
+    }
+  }
+
+  /// All worlds that nobody ended work again, as soon as what stands in their way has ended.
+  void check_worlds() {
+    for (std::size_t i = 0; i < worlds_.size(); ++i) {
+      auto& w = worlds_[i];
+      if (ended_worlds_[i]) {
+        auto why = error_of(answer_of(w.over.barrier()));
+        if (code_of(why) != errc::unavailable)
+          complain("world " + std::to_string(i) + " ended, but: " + describe(why));
+        continue;
+      }
+      ::testing::AssertionResult result = ::testing::AssertionFailure();
+      for (stopwatch watch; !result && watch.elapsed() < patience;)
+        result = try_world(w.over);
+      if (!result)
+        complain("world " + std::to_string(i) + " does not work: " + result.message());
+    }
+  }
+
+  ::testing::AssertionResult try_world(const world& over) {
+    try {
+      return works(over);
+    } catch (const std::exception& why) { // a device that is being reset
+      return ::testing::AssertionFailure() << why.what();
+    }
+  }
+
+  void check_contents() {
+    for (std::size_t row = 0; row < rows; ++row)
+      for (int d = 0; d < devices; ++d) {
+        auto x = whole(row, d);
+        if (at(x).ref.stale()) {
+          if (!has(trouble::reset))
+            complain("a handle is stale: " + text_of(x));
+          continue;
+        }
+        auto got = get(device_of(d), ref(x));
+        if (got) {
+          if (auto text = model_.difference(place(x), content_of(*got)); !text.empty())
+            complain("a wrong content at the end: " + text_of(x) + ": " + text);
+        } else if (code_of(got.error()) != errc::indeterminate) {
+          complain("no content at the end: " + text_of(x) + ": " + describe(got.error()));
+        } else if (!model_.doubtful(model_.latest(at(x).buffer))) {
+          complain("indeterminate for no reason: " + text_of(x) + ": " + describe(got.error()));
+        }
+      }
+  }
+
+  void close() {
+    for (auto& r : records_) {
+      r->number = nullptr;
+      r->cancel = nullptr;
+    }
+    for (auto& row : slots_)
+      for (auto& x : row)
+        x.ref = {};
+    if (!ends_process(trouble_) && !books_.wait_none(backend_books::allocation, patience))
+      complain(std::to_string(books_.number(backend_books::allocation)) +
+               " allocations are left over");
+    worlds_.clear();
+    lease_.reset();
+  }
+
+  void check_left_over(std::size_t threads_before) {
+    for (auto& x : books_.complaints())
+      complain(x);
+    if (ends_process(trouble_))
+      return; // what the process cannot give back, it keeps to its end
+    constexpr std::array names{"allocations", "pinned blocks", "streams",
+                               "events",      "communicators", "devices"};
+    for (std::size_t i = 0; i < backend_books::item_count; ++i)
+      if (auto n = books_.number(static_cast<backend_books::item>(i)); n != 0)
+        complain(std::to_string(n) + " " + names[i] + " are left over");
+    stopwatch watch;
+    while (thread_count() > threads_before && watch.elapsed() < at_once)
+      std::this_thread::yield();
+    if (auto now = thread_count(); now > threads_before)
+      complain(std::to_string(now - threads_before) + " threads are left over");
+  }
+
+  // INV-1
+  void check_answers() {
+    std::lock_guard lock{answers_mutex_};
+    for (auto& r : records_) {
+      if (r->answers > 1)
+        complain(std::to_string(r->answers) + " answers: #" + std::to_string(r->index) + " " +
+                 r->text);
+      if (r->answers == 0)
+        continue;
+      auto& latest = r->by_message ? late_.latest_message : late_.latest;
+      latest = std::max(latest, r->answered_at - r->deadline);
+    }
+  }
+
+  const std::uint64_t seed_;
+  const trouble trouble_;
+  lateness& late_;
+  std::mt19937_64 random_;
+  const clock::time_point begin_ = clock::now();
+  backend_books books_;
+  std::shared_ptr<fault_plan> plan_;
+  caf::actor_system* sys_ = nullptr;
+  std::shared_ptr<detail::system_lease> lease_;
+  inline_executor here_;
+  dtype type_ = dtype::uint32;
+  std::size_t count_ = 0;
+  std::vector<world_entry> worlds_;
+  std::array<std::atomic<bool>, 16> ended_worlds_{};
+  std::size_t last_of_several_ = 0;
+
+  /// The order of admission, and so the model's: one request at a time.
+  std::mutex order_;
+  content_model model_;
+  std::array<std::array<slot, devices>, rows> slots_;
+
+  std::mutex answers_mutex_;
+  std::condition_variable all_answered_;
+  std::size_t open_ = 0;
+  std::vector<record_ptr> records_;
+
+  std::vector<std::string> unanswered_;
+  std::vector<std::string> complaints_;
+  mutable std::mutex log_mutex_;
+  std::vector<std::string> log_;
+  std::set<std::string> ends_; ///< of communicators
+};
+
+// -- the cases
+
+std::uint64_t number_from_environment(const char* name, std::uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
+bool one_seed() { return std::getenv("TROUPE_CHAOS_SEED") != nullptr; }
+
+trouble trouble_of(std::uint64_t seed) { return static_cast<trouble>(seed % trouble_names.size()); }
+
+void run_seed(std::uint64_t seed, lateness& late) {
+  chaos_run run{seed, trouble_of(seed), late};
+  auto wrong = run.run();
+  if (wrong.empty() && !one_seed())
+    return;
+  std::printf("seed %llu\n%s", static_cast<unsigned long long>(seed), run.log().c_str());
+  for (auto& x : wrong)
+    ADD_FAILURE() << "seed " << seed << ": " << x;
+}
+
+constexpr std::uint64_t seeds_per_case = 100;
+
+class Chaos : public ::testing::TestWithParam<std::uint64_t> {};
+
+INSTANTIATE_TEST_SUITE_P(Seeds, Chaos, ::testing::Range<std::uint64_t>(0, 10));
+
+TEST_P(Chaos, AnswersEverythingOnceInTimeAndRight) {
+  flag warm; // the one thread that stays
+  detail::callback_executor().post([&] { warm.set(); });
+  ASSERT_TRUE(warm.wait());
+  lateness late;
+  control_timer control;
+  if (one_seed()) {
+    auto seed = number_from_environment("TROUPE_CHAOS_SEED", 0);
+    if (seed / seeds_per_case % 10 != GetParam())
+      GTEST_SKIP() << "another case has the seed";
+    run_seed(seed, late);
+  } else {
+    auto seeds = number_from_environment("TROUPE_CHAOS_SEEDS", seeds_per_case);
+    for (std::uint64_t i = 0; i < seeds && !HasFailure(); ++i)
+      run_seed(GetParam() * seeds + i, late);
+  }
+  auto ms = [](clock::duration x) { return std::chrono::duration<double, std::milli>(x).count(); };
+  auto actors = std::chrono::nanoseconds{late.actors->load()};
+  std::printf("latest answer %.2f ms after its deadline, control timer %.2f ms; to an actor %.2f "
+              "ms, control actor %.2f ms\n",
+              ms(late.latest), ms(control.worst()), ms(late.latest_message), ms(actors));
+  EXPECT_LE(late.latest, 5ms + control.worst());
+  EXPECT_LE(late.latest_message, 5ms + control.worst() + actors);
+}
+
+} // namespace
+
+} // namespace troupe::testing

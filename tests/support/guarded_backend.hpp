@@ -1,0 +1,281 @@
+/// A backend that keeps books of another one: what was made and not ended, and whether work touches
+/// device memory that is not there.
+#pragma once
+
+#include <troupe/backend.hpp>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace troupe::testing {
+
+/// @thread any
+class backend_books {
+public:
+  enum item : std::size_t { allocation, pinned, stream, event, communicator, device, item_count };
+
+  std::shared_ptr<backend> guard(std::shared_ptr<backend> inner);
+
+  long number(item what) const {
+    std::lock_guard lock{mutex_};
+    return numbers_[what];
+  }
+  /// False if it does not come down to none in time.
+  bool wait_none(item what, std::chrono::nanoseconds limit) const {
+    std::unique_lock lock{mutex_};
+    return changed_.wait_for(lock, limit, [&] { return numbers_[what] == 0; });
+  }
+  /// What was wrong, one sentence each.
+  std::vector<std::string> complaints() const {
+    std::lock_guard lock{mutex_};
+    return complaints_;
+  }
+
+  void add(item what, long by = 1) {
+    std::lock_guard lock{mutex_};
+    numbers_[what] += by;
+    changed_.notify_all();
+  }
+  void allocated(int ordinal, void* memory, std::size_t size_bytes) {
+    std::lock_guard lock{mutex_};
+    memory_[ordinal][reinterpret_cast<std::uintptr_t>(memory)] = size_bytes;
+    ++numbers_[allocation];
+  }
+  void freed(int ordinal, void* memory) {
+    std::lock_guard lock{mutex_};
+    numbers_[allocation] -=
+        static_cast<long>(memory_[ordinal].erase(reinterpret_cast<std::uintptr_t>(memory)));
+    changed_.notify_all();
+  }
+  void freed_all(int ordinal) {
+    std::lock_guard lock{mutex_};
+    numbers_[allocation] -= static_cast<long>(memory_[ordinal].size());
+    memory_[ordinal].clear();
+    changed_.notify_all();
+  }
+  /// Memory of the device that work is about to use.
+  void touched(int ordinal, const void* memory, std::size_t size_bytes, const char* by) {
+    auto begin = reinterpret_cast<std::uintptr_t>(memory);
+    std::lock_guard lock{mutex_};
+    auto& all = memory_[ordinal];
+    auto i = all.upper_bound(begin);
+    if (size_bytes == 0 ||
+        (i != all.begin() && begin + size_bytes <= std::prev(i)->first + std::prev(i)->second))
+      return;
+    complaints_.push_back(std::string{by} + " on device " + std::to_string(ordinal) +
+                          " touches memory that is not allocated");
+  }
+
+private:
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  long numbers_[item_count] = {};
+  std::map<int, std::map<std::uintptr_t, std::size_t>> memory_; // by device: size of each block
+  std::vector<std::string> complaints_;
+};
+
+class guarded_device final : public backend_device {
+public:
+  guarded_device(std::unique_ptr<backend_device> inner, backend_books& books, int ordinal)
+      : inner_(std::move(inner)), books_(books), ordinal_(ordinal) {
+    books_.add(backend_books::device);
+  }
+  ~guarded_device() override {
+    inner_.reset();
+    books_.add(backend_books::device, -1);
+  }
+
+  caf::error bind() noexcept override { return inner_->bind(); }
+  caf::expected<device_properties> properties() noexcept override { return inner_->properties(); }
+  caf::expected<memory_info> memory() noexcept override { return inner_->memory(); }
+  caf::error open_memory() noexcept override { return inner_->open_memory(); }
+  caf::error close_memory() noexcept override {
+    books_.freed_all(ordinal_);
+    return inner_->close_memory();
+  }
+  caf::expected<void*> allocate(std::size_t size_bytes, stream_view stream) noexcept override {
+    auto memory = inner_->allocate(size_bytes, stream);
+    if (memory)
+      books_.allocated(ordinal_, *memory, size_bytes);
+    return memory;
+  }
+  caf::error deallocate(void* memory, stream_view stream) noexcept override {
+    books_.freed(ordinal_, memory);
+    return inner_->deallocate(memory, stream);
+  }
+  caf::expected<void*> allocate_pinned(std::size_t size_bytes) noexcept override {
+    return counted(backend_books::pinned, inner_->allocate_pinned(size_bytes));
+  }
+  caf::error deallocate_pinned(void* memory) noexcept override {
+    books_.add(backend_books::pinned, -1);
+    return inner_->deallocate_pinned(memory);
+  }
+  caf::expected<stream_view> create_stream() noexcept override {
+    return counted(backend_books::stream, inner_->create_stream());
+  }
+  caf::error destroy_stream(stream_view stream) noexcept override {
+    books_.add(backend_books::stream, -1);
+    return inner_->destroy_stream(stream);
+  }
+  caf::expected<event_view> create_event() noexcept override {
+    return counted(backend_books::event, inner_->create_event());
+  }
+  caf::error destroy_event(event_view event) noexcept override {
+    books_.add(backend_books::event, -1);
+    return inner_->destroy_event(event);
+  }
+  caf::error record(event_view event, stream_view stream) noexcept override {
+    return inner_->record(event, stream);
+  }
+  caf::error wait(stream_view stream, event_view event) noexcept override {
+    return inner_->wait(stream, event);
+  }
+  caf::expected<bool> query(event_view event) noexcept override { return inner_->query(event); }
+  caf::error synchronize(event_view event) noexcept override { return inner_->synchronize(event); }
+  caf::error copy(void* target, const void* source, std::size_t size_bytes,
+                  copy_direction direction, stream_view stream) noexcept override {
+    if (direction != copy_direction::device_to_host)
+      books_.touched(ordinal_, target, size_bytes, "a copy");
+    if (direction != copy_direction::host_to_device)
+      books_.touched(ordinal_, source, size_bytes, "a copy");
+    return inner_->copy(target, source, size_bytes, direction, stream);
+  }
+  caf::error fill(void* target, std::span<const std::byte> pattern, std::size_t count,
+                  stream_view stream) noexcept override {
+    books_.touched(ordinal_, target, count * pattern.size(), "a fill");
+    return inner_->fill(target, pattern, count, stream);
+  }
+  caf::error launch_host(stream_view stream, void (*function)(void*),
+                         void* argument) noexcept override {
+    return inner_->launch_host(stream, function, argument);
+  }
+  caf::expected<bool> can_access_peer(int peer) noexcept override {
+    return inner_->can_access_peer(peer);
+  }
+  caf::error enable_peer(int peer) noexcept override { return inner_->enable_peer(peer); }
+  bool runs_cuda() const noexcept override { return inner_->runs_cuda(); }
+  bool signals_completion() const noexcept override { return inner_->signals_completion(); }
+  void set_completion_signal(std::function<void()> signal) noexcept override {
+    inner_->set_completion_signal(std::move(signal));
+  }
+
+private:
+  template <class T> caf::expected<T> counted(backend_books::item what, caf::expected<T> x) {
+    if (x)
+      books_.add(what);
+    return x;
+  }
+
+  std::unique_ptr<backend_device> inner_;
+  backend_books& books_;
+  int ordinal_;
+};
+
+class guarded_communicator final : public backend_communicator {
+public:
+  guarded_communicator(std::unique_ptr<backend_communicator> inner, backend_books& books,
+                       local_rank place, int size)
+      : inner_(std::move(inner)), books_(books), place_(place), size_(size) {}
+
+  caf::error connect(stream_view stream) noexcept override { return inner_->connect(stream); }
+  caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override {
+    for (auto& x : calls) {
+      auto element = size_of(x.type);
+      books_.touched(place_.device, x.send, element * send_count(x), "a collective");
+      books_.touched(place_.device, x.recv, element * recv_count(x), "a collective");
+    }
+    return inner_->enqueue(calls, stream);
+  }
+  caf::error asynchronous_error() noexcept override { return inner_->asynchronous_error(); }
+
+  std::unique_ptr<backend_communicator> release() noexcept { return std::move(inner_); }
+
+private:
+  std::size_t send_count(const collective_call& x) const {
+    if (x.send == nullptr || x.plan != nullptr)
+      return 0;
+    bool parts = x.what == collective_kind::reduce_scatter ||
+                 x.what == collective_kind::all_to_all || x.what == collective_kind::scatter;
+    return parts ? x.count * static_cast<std::size_t>(size_) : x.count;
+  }
+  std::size_t recv_count(const collective_call& x) const {
+    if (x.recv == nullptr || x.plan != nullptr)
+      return 0;
+    bool parts = x.what == collective_kind::all_gather || x.what == collective_kind::all_to_all ||
+                 x.what == collective_kind::gather;
+    return parts ? x.count * static_cast<std::size_t>(size_) : x.count;
+  }
+
+  std::unique_ptr<backend_communicator> inner_;
+  backend_books& books_;
+  local_rank place_;
+  int size_;
+};
+
+class guarded_backend final : public backend {
+public:
+  guarded_backend(std::shared_ptr<backend> inner, backend_books& books)
+      : inner_(std::move(inner)), books_(books) {}
+
+  std::string_view name() const noexcept override { return inner_->name(); }
+  int device_count() const noexcept override { return inner_->device_count(); }
+  caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
+    auto device = inner_->open(ordinal);
+    if (!device)
+      return std::move(device.error());
+    return std::unique_ptr<backend_device>{
+        std::make_unique<guarded_device>(std::move(*device), books_, ordinal)};
+  }
+  caf::expected<communicator_id> make_communicator_id() noexcept override {
+    return inner_->make_communicator_id();
+  }
+  caf::expected<communicator_ranks> build(const communicator_id& id, int size,
+                                          std::span<const local_rank> ranks) noexcept override {
+    auto built = inner_->build(id, size, ranks);
+    if (!built)
+      return std::move(built.error());
+    books_.add(backend_books::communicator);
+    communicator_ranks result;
+    for (std::size_t i = 0; i < ranks.size(); ++i)
+      result.push_back(
+          std::make_unique<guarded_communicator>(std::move((*built)[i]), books_, ranks[i], size));
+    return result;
+  }
+  caf::error abort(communicator_ranks ranks) noexcept override {
+    return ended(inner_->abort(inner_of(std::move(ranks))));
+  }
+  caf::error destroy(communicator_ranks ranks) noexcept override {
+    return ended(inner_->destroy(inner_of(std::move(ranks))));
+  }
+
+private:
+  static communicator_ranks inner_of(const communicator_ranks& ranks) {
+    communicator_ranks result;
+    for (auto& x : ranks)
+      result.push_back(static_cast<guarded_communicator&>(*x).release());
+    return result;
+  }
+  caf::error ended(caf::error x) {
+    books_.add(backend_books::communicator, -1);
+    return x;
+  }
+
+  std::shared_ptr<backend> inner_;
+  backend_books& books_;
+};
+
+/// The books must outlive it.
+inline std::shared_ptr<backend> backend_books::guard(std::shared_ptr<backend> inner) {
+  return std::make_shared<guarded_backend>(std::move(inner), *this);
+}
+
+} // namespace troupe::testing
