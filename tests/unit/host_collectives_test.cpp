@@ -643,6 +643,7 @@ struct mismatch_case {
 };
 
 const std::array<float, 2> factors{2, 3};
+const exchange_plan one_each{{1, 1, 1}, {0, 1, 2}, {1, 1, 1}, {0, 1, 2}};
 
 std::vector<mismatch_case> mismatch_cases() {
   using call = collective_call;
@@ -656,6 +657,9 @@ std::vector<mismatch_case> mismatch_cases() {
   add("KindOfAllReduce", all_reduce, [](call& x) { x.what = broadcast; });
   add("KindOfBarrier", barrier, [](call& x) { x.what = all_gather; });
   add("KindOfGather", gather, [](call& x) { x.what = scatter; });
+  result.push_back({"KindOfAllToAllV",
+                    {.what = all_to_all_v, .type = dtype::float32, .plan = &one_each},
+                    {.what = all_reduce, .count = 2, .type = dtype::float32}});
   for (const auto what :
        {reduce, broadcast, all_gather, reduce_scatter, all_to_all, gather, scatter}) {
     add("Count", what, [](call& x) { x.count = 1; });

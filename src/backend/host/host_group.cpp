@@ -244,12 +244,17 @@ caf::error host_group::compare_parts() const {
     if (!match(first, mine))
       return mismatch(mine, rank,
                       "rank 0 called " + describe(first) + ", this one " + describe(mine));
-    if (mine.what != collective_kind::all_to_all_v)
-      continue;
+  }
+  return first.what == collective_kind::all_to_all_v ? compare_plans() : caf::error{};
+}
+
+caf::error host_group::compare_plans() const {
+  for (std::size_t r = 0; r < parts_.size(); ++r) {
+    const auto& mine = *parts_[r];
     for (std::size_t q = 0; q < parts_.size(); ++q) {
       const auto sent = parts_[q]->plan.send_counts[r];
       if (const auto wanted = mine.plan.recv_counts[q]; sent != wanted)
-        return mismatch(mine, rank,
+        return mismatch(mine, static_cast<int>(r),
                         "rank " + std::to_string(q) + " sends " + std::to_string(sent) +
                             " elements, this one takes " + std::to_string(wanted));
     }

@@ -115,6 +115,7 @@ private:
 
   void end_locked(caf::error why) noexcept;
   caf::error compare_parts() const;
+  caf::error compare_plans() const;
   bool is_small() const noexcept;
   void do_all() const;
   void do_share(int rank) const;
