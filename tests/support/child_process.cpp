@@ -1,5 +1,7 @@
 #include "support/child_process.hpp"
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -232,7 +234,8 @@ std::optional<int> run_as_child(int argc, char** argv) {
     return 125;
   }
   try {
-    return found->second();
+    const int status = found->second();
+    return ::testing::UnitTest::GetInstance()->ad_hoc_test_result().Failed() ? 123 : status;
   } catch (const std::exception& e) {
     std::fprintf(stderr, "the child threw: %s\n", e.what());
     return 124;

@@ -11,7 +11,8 @@
 
 namespace troupe::testing {
 
-/// What a child runs; the result is what its main returns.
+/// What a child runs; the result is what its main returns, unless an expectation failed or it
+/// threw.
 using child_scenario = int (*)();
 
 /// Before main. @return true

@@ -1,0 +1,61 @@
+/// A client that keeps a world busy, and what a process has that must not grow meanwhile.
+#pragma once
+
+#include "support/world_fixture.hpp"
+
+#include <atomic>
+#include <cstddef>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <vector>
+
+#include <unistd.h>
+
+namespace troupe::testing {
+
+inline std::size_t threads_of_this_process() {
+  const std::filesystem::directory_iterator tasks{"/proc/self/task"};
+  return static_cast<std::size_t>(std::distance(begin(tasks), end(tasks)));
+}
+
+/// In bytes.
+inline std::size_t resident_memory() {
+  std::ifstream statm{"/proc/self/statm"};
+  std::size_t total = 0;
+  std::size_t resident = 0;
+  statm >> total >> resident;
+  return resident * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+/// A client that checks every sum, and takes new buffers when its old ones are lost.
+inline void add_up(const world& w, const std::atomic<bool>& stop, std::atomic<int>& right) {
+  const auto n = static_cast<float>(w.size());
+  std::vector<gpu_ref<float>> refs;
+  while (!stop) {
+    if (refs.empty())
+      refs = must(w.allocate<float>(64));
+    bool filled = true;
+    for (std::size_t i = 0; i < w.size(); ++i)
+      filled = filled && answer_of(w.device_of(i).fill(refs[i], 1.F));
+    if (!filled) {
+      refs.clear();
+      continue;
+    }
+    auto done = answer_of(w.all_reduce(refs));
+    if (!done) {
+      const auto code = code_of(done.error());
+      EXPECT_TRUE(code == errc::stalled || code == errc::nccl_error) << describe(done.error());
+      refs.clear();
+      continue;
+    }
+    for (std::size_t i = 0; i < w.size(); ++i) {
+      auto got = w.device_of(i).download(refs[i]);
+      ASSERT_TRUE(is_ok(got));
+      ASSERT_EQ(*got, std::vector<float>(64, n));
+    }
+    ++right;
+  }
+}
+
+} // namespace troupe::testing
