@@ -344,6 +344,7 @@ TEST_F(Standby, OneThatCannotBeConnectedInTimeIsGivenUp) {
   world_feed feed{system, w.actor()};
   auto launched = w.device_of(1).launch(held.hold_lane(), {}, {});
   ASSERT_TRUE(held.wait_reached());
+  ASSERT_TRUE(plan->wait_injected(fault::block, 1, patience));
   plan->release();
   EXPECT_TRUE(counted->wait_for(2));
   EXPECT_TRUE(counted->wait_for(1));

@@ -11,8 +11,10 @@
 #include <cstddef>
 #include <initializer_list>
 #include <limits>
+#include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace troupe::testing {
@@ -60,7 +62,8 @@ protected:
   alignas(8) std::array<std::byte, 8192> memory_{};
   stream_view stream_{memory_.data()};
   exchange_plan plan_{{1, 2, 3, 4}, {0, 1, 3, 6}, {4, 2, 1, 0}, {0, 4, 6, 7}};
-  detail::nccl_communicator rank_{{rank, 0}, ranks, true, {}, {}};
+  detail::shared_driver_access driver_ = std::make_shared<detail::driver_access>();
+  detail::nccl_communicator rank_{{rank, 0}, ranks, true, {}, {}, driver_};
 };
 
 } // namespace
@@ -226,7 +229,7 @@ TEST_F(NcclArguments, OfNothingDoNothing) {
 }
 
 TEST_F(NcclArguments, OfFloat8AreReducedOnNewDevicesOnly) {
-  detail::nccl_communicator old{{rank, 0}, ranks, false, {}, {}};
+  detail::nccl_communicator old{{rank, 0}, ranks, false, {}, {}, driver_};
   for (const auto type : {dtype::float8_e4m3, dtype::float8_e5m2})
     for (const auto what : reducing) {
       auto call = right(what);
@@ -238,6 +241,36 @@ TEST_F(NcclArguments, OfFloat8AreReducedOnNewDevicesOnly) {
       EXPECT_TRUE(has_code(old.enqueue({&call, 1}, stream_), errc::invalid_argument))
           << to_string(what);
     }
+}
+
+// With handles that neither CUDA nor NCCL would survive.
+TEST_F(NcclArguments, ReachNobodyOnceTheDriverIsNotToBeCalled) {
+  const auto before = detail::teardown_errors();
+  communicator_ranks all;
+  for (int i = 0; i < ranks; ++i) {
+    auto nowhere = [this] { return detail::unique_stream_memory{{memory_.data(), nullptr}, 0}; };
+    auto x = std::make_unique<detail::nccl_communicator>(local_rank{i, i}, ranks, true, nowhere(),
+                                                         nowhere(), driver_);
+    x->adopt(reinterpret_cast<ncclComm_t>(memory_.data()));
+    all.push_back(std::move(x));
+  }
+  driver_->end();
+  for (int i = 0; i < 12; ++i) {
+    const auto call = right(static_cast<kind>(i));
+    EXPECT_TRUE(has_code(all[rank]->enqueue({&call, 1}, stream_), errc::device_fault)) << i;
+  }
+  EXPECT_TRUE(has_code(all[rank]->connect(stream_), errc::device_fault));
+  EXPECT_TRUE(has_code(all[rank]->asynchronous_error(), errc::device_fault));
+  communicator_ranks some;
+  some.push_back(std::move(all.back()));
+  all.pop_back();
+  EXPECT_TRUE(is_ok(detail::destroy_communicator(std::move(some))));
+  some.clear();
+  some.push_back(std::move(all.back()));
+  all.pop_back();
+  EXPECT_TRUE(is_ok(detail::abort_communicator(std::move(some))));
+  all.clear();
+  EXPECT_EQ(detail::teardown_errors(), before);
 }
 
 } // namespace troupe::testing
