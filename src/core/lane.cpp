@@ -475,6 +475,7 @@ void lane::after_issue(part& p, const caf::expected<issue_outcome>& outcome) {
   case issue_outcome::finished:
     op.part_issued();
     queued_.fetch_sub(1, std::memory_order_relaxed);
+    issuing_.store(!nothing_continues()); // whoever has the answer finds the lane idle
     finish(p, nanoseconds(clock::now()));
     return;
   case issue_outcome::continues:
