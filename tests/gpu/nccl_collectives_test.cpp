@@ -22,6 +22,7 @@
 #include <future>
 #include <iostream>
 #include <iterator>
+#include <memory>
 #include <optional>
 #include <random>
 #include <span>
@@ -531,7 +532,9 @@ TEST_F(NcclGroups, AreOpenedWhereTheyAreNeeded) {
 /// A call that fails in a group ends the group, once, and the error is that call's.
 TEST_F(NcclGroups, EndWhenACallFails) {
   must(at(0).device->bind());
-  detail::nccl_communicator nowhere{{0, 0}, 2, true, {}, {}}; // without NCCL's handle
+  // Without NCCL's handle.
+  detail::nccl_communicator nowhere{{0, 0}, 2,  true,
+                                    {},     {}, std::make_shared<detail::driver_access>()};
   const auto begun = detail::group_count::begun();
   const collective_call exchange{
       .what = kind::all_to_all, .send = at(0).send, .recv = at(0).recv, .count = 8};

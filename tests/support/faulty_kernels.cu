@@ -34,16 +34,16 @@ fresh_kernel choose(std::size_t which, std::index_sequence<Which...>) noexcept {
 
 } // namespace
 
-int native_code(kernel_fault x) noexcept {
-  switch (x) {
+bool may_give(kernel_fault what, int native_code) noexcept {
+  switch (what) {
   case kernel_fault::illegal_address:
-    return cudaErrorIllegalAddress;
-  case kernel_fault::trap:
-    return cudaErrorLaunchFailure;
+    return native_code == cudaErrorIllegalAddress;
+  case kernel_fault::trap: // the documentation does not say which
+    return native_code == cudaErrorLaunchFailure || native_code == cudaErrorIllegalInstruction;
   case kernel_fault::assertion:
-    return cudaErrorAssert;
+    return native_code == cudaErrorAssert;
   }
-  return cudaErrorUnknown;
+  return false;
 }
 
 int launch_faulty(kernel_fault what, CUstream_st* stream) noexcept {

@@ -14,8 +14,8 @@ enum class kernel_fault : std::uint8_t { illegal_address, trap, assertion };
 inline constexpr std::array all_kernel_faults{kernel_fault::illegal_address, kernel_fault::trap,
                                               kernel_fault::assertion};
 
-/// The native code that CUDA gives for it from then on; a cudaError_t.
-int native_code(kernel_fault x) noexcept;
+/// Whether CUDA may give this cudaError_t for it from then on.
+bool may_give(kernel_fault what, int native_code) noexcept;
 
 /// Launches a kernel that fails so; gives a cudaError_t.
 int launch_faulty(kernel_fault what, CUstream_st* stream) noexcept;
