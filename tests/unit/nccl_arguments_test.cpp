@@ -259,7 +259,7 @@ TEST_F(NcclArguments, ReachNobodyOnceTheDriverIsNotToBeCalled) {
     const auto call = right(static_cast<kind>(i));
     EXPECT_TRUE(has_code(all[rank]->enqueue({&call, 1}, stream_), errc::device_fault)) << i;
   }
-  EXPECT_TRUE(has_code(all[rank]->connect(stream_), errc::device_fault));
+  EXPECT_TRUE(has_code(all[rank]->connect(stream_, connect_scope::everything), errc::device_fault));
   EXPECT_TRUE(has_code(all[rank]->asynchronous_error(), errc::device_fault));
   communicator_ranks some;
   some.push_back(std::move(all.back()));
