@@ -1,6 +1,6 @@
 #include "core/buffer.hpp"
 #include "core/device_state.hpp"
-#include "core/operation.hpp"
+#include "core/operations.hpp"
 #include "core/order.hpp"
 #include <troupe/gpu_ref.hpp>
 
@@ -21,6 +21,14 @@ caf::error stale_error(const any_gpu_ref& ref) {
   return make_error(std::move(why));
 }
 
+/// A launch does not see writers that fail behind it; one before it fails it, too.
+caf::error check_content(const detail::buffer& memory, std::size_t begin, std::size_t end) {
+  if (detail::callable_scope::covers(memory, begin, end))
+    return memory.check_determinate(begin, end);
+  std::lock_guard lock{detail::order_mutex()};
+  return memory.check_readable(begin, end);
+}
+
 } // namespace
 
 int any_gpu_ref::device() const noexcept { return memory_ ? memory_->home().ordinal() : -1; }
@@ -34,8 +42,7 @@ bool any_gpu_ref::stale() const noexcept { return !memory_ || memory_->stale(); 
 caf::expected<void*> any_gpu_ref::access() const {
   if (stale())
     return stale_error(*this);
-  std::lock_guard lock{detail::order_mutex()};
-  if (auto error = memory_->check_readable(offset_, offset_ + size_bytes()); error)
+  if (auto error = check_content(*memory_, offset_, offset_ + size_bytes()); error)
     return error;
   return static_cast<void*>(memory_->address() + offset_);
 }

@@ -198,6 +198,23 @@ private:
 
 } // namespace
 
+namespace {
+thread_local const operation* in_callable = nullptr;
+} // namespace
+
+callable_scope::callable_scope(const operation& of) noexcept { in_callable = &of; }
+
+callable_scope::~callable_scope() { in_callable = nullptr; }
+
+bool callable_scope::covers(const buffer& memory, std::size_t begin, std::size_t end) noexcept {
+  if (in_callable == nullptr)
+    return false;
+  auto& uses = in_callable->uses();
+  return std::any_of(uses.begin(), uses.end(), [&](const use& u) {
+    return u.memory.get() == &memory && u.begin <= begin && end <= u.end;
+  });
+}
+
 launch_operation::launch_operation(launch_function function, const std::vector<any_gpu_ref>& reads,
                                    const std::vector<any_gpu_ref>& writes)
     : operation_of("launch", 1), function_(std::move(function)) {
@@ -211,6 +228,7 @@ caf::expected<issue_outcome> launch_operation::issue(part& p, lane& on) {
   lane_context context{on, p.stream, *host_functions_};
   failure why;
   try {
+    callable_scope scope{*this};
     auto error = function_(context);
     if (!error)
       return issue_outcome::enqueued;

@@ -80,6 +80,19 @@ private:
   std::size_t size_;
 };
 
+/// While a user's callable runs on this thread for an operation: what the operation uses is in
+/// order, whatever was admitted after it.
+class callable_scope {
+public:
+  explicit callable_scope(const operation& of) noexcept;
+  ~callable_scope();
+  callable_scope(const callable_scope&) = delete;
+  callable_scope& operator=(const callable_scope&) = delete;
+
+  /// Does the operation of this thread's callable use all of [begin, end)?
+  static bool covers(const buffer& memory, std::size_t begin, std::size_t end) noexcept;
+};
+
 class launch_operation final : public operation_of<nothing> {
 public:
   launch_operation(launch_function function, const std::vector<any_gpu_ref>& reads,

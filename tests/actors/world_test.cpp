@@ -469,6 +469,30 @@ TEST_F(HeldWorld, CancelOfWhatRuns) {
   EXPECT_EQ(under_test->status().epoch, 1u);
 }
 
+// INV-9: it comes first, whatever becomes of what overwrites its buffers later.
+TEST(World, ALaunchDoesNotSeeAFailureBehindIt) {
+  TROUPE_HOST_ONLY("a fault plan");
+  auto plan = std::make_shared<fault_plan>(
+      0, std::vector<fault_rule>{{.kind = fault::fail, .on = verb::collective, .device = 1}});
+  test_system system{{.devices = 2, .faults = plan}};
+  auto w = system.open_world();
+  auto refs = zeros(w);
+  gate held;
+  auto holding = w.device_of(0).launch(held.hold_lane(), {}, {});
+  ASSERT_TRUE(held.wait_reached());
+  auto first = w.device_of(0).launch(
+      [ref = refs[0]](launch_context&) {
+        auto memory = ref.access();
+        return memory ? caf::error{} : memory.error();
+      },
+      {refs[0]}, {refs[0]});
+  auto behind = w.all_reduce(refs);
+  EXPECT_TRUE(has_code(answer_of(behind), errc::nccl_error));
+  EXPECT_FALSE(first.ready());
+  held.open();
+  EXPECT_TRUE(is_ok(answer_of(first)));
+}
+
 TEST_F(HeldWorld, ARequesterThatIsGone) {
   open();
   auto holding = hold();
