@@ -373,7 +373,7 @@ lane::verdict lane::try_issue(part& p) {
   auto error = check_generation(p);
   if (!error && !op.lost_a_part() && p.stream != stream_kind::none)
     error = note(wait_for_what_is_before(p));
-  if (error || op.lost_a_part()) {
+  if (error || !op.begin_issue()) {
     lose(p, error);
     return verdict::gone;
   }
@@ -383,7 +383,10 @@ lane::verdict lane::try_issue(part& p) {
   if (p.stream != stream_kind::none && stream_of(p).in_flight.empty() && nothing_before(p))
     op.part_started(now); // the call itself may block
   issuing_.store(true);
-  after_issue(p, op.issue(p, *this));
+  auto outcome = op.issue(p, *this);
+  if (!outcome)
+    op.take_back_issue();
+  after_issue(p, outcome);
   issuing_.store(!nothing_continues());
   return verdict::gone;
 }
@@ -469,17 +472,14 @@ void lane::after_issue(part& p, const caf::expected<issue_outcome>& outcome) {
   }
   switch (*outcome) {
   case issue_outcome::enqueued:
-    op.part_issued();
     put_in_flight(p);
     break;
   case issue_outcome::finished:
-    op.part_issued();
     queued_.fetch_sub(1, std::memory_order_relaxed);
     issuing_.store(!nothing_continues()); // whoever has the answer finds the lane idle
     finish(p, nanoseconds(clock::now()));
     return;
   case issue_outcome::continues:
-    op.part_issued();
     p.at.store(part::state::issued, std::memory_order_release);
     record_.issued(p);
     stream_of(p).continuing = &p;
@@ -487,8 +487,6 @@ void lane::after_issue(part& p, const caf::expected<issue_outcome>& outcome) {
       ++p.tenant->in_flight;
     break;
   }
-  if (op.lost_a_part())
-    op.on_lost_part(p, {}); // another part was lost after this one looked
 }
 
 void lane::put_in_flight(part& p) {

@@ -196,7 +196,18 @@ public:
   bool withdrawn() const noexcept {
     return issue_claim_.load(std::memory_order_acquire) == claim::withdrawn;
   }
-  void part_issued() noexcept { issued_parts_.fetch_add(1); }
+  /// Counts a part as issued, before it is; false if another part is lost already. Where one is
+  /// issued while another is lost, at least one of them sees the other: no lane goes on with what
+  /// comes behind before the communicator has ended.
+  bool begin_issue() noexcept {
+    issued_parts_.fetch_add(1);
+    if (!lost_a_part())
+      return true;
+    take_back_issue();
+    return false;
+  }
+  /// It was not issued.
+  void take_back_issue() noexcept { issued_parts_.fetch_sub(1); }
   bool any_issued() const noexcept { return issued_parts_.load() != 0; }
   void part_lost(part& p, const caf::error& why) noexcept;
   bool lost_a_part() const noexcept { return lost_.load(); }

@@ -469,6 +469,38 @@ TEST_F(HeldWorld, CancelOfWhatRuns) {
   EXPECT_EQ(under_test->status().epoch, 1u);
 }
 
+// The rank that cannot be issued does not go on with what comes behind, where the others' calls
+// would meet it.
+TEST(World, ARankIsNotIssuedWhileAnotherIs) {
+  TROUPE_HOST_ONLY("a fault plan");
+  auto plan = std::make_shared<fault_plan>(
+      0,
+      std::vector<fault_rule>{
+          {.kind = fault::block, .on = verb::collective, .device = 0},
+          {.kind = fault::fail, .on = verb::collective, .device = 1, .error = errc::out_of_memory},
+      });
+  test_system system{{.devices = 2, .faults = plan}};
+  world_config config;
+  config.limits.quiet_limit = std::chrono::seconds{10};
+  auto w = system.open_world(config);
+  world_feed feed{system, w.actor()};
+  const auto refs = zeros(w);
+  gate held; // until the other is inside its call
+  auto holding = w.device_of(1).launch(held.hold_lane(), {}, {});
+  ASSERT_TRUE(held.wait_reached());
+  auto lost = w.all_reduce(refs);
+  ASSERT_TRUE(plan->wait_injected(fault::block, 1, patience));
+  held.open();
+  EXPECT_FALSE(answer_of(lost));
+  const auto ended = feed.until(world_phase::building);
+  ASSERT_TRUE(has_code(ended.reason, errc::rank_not_issued));
+  EXPECT_EQ(failure_of(ended.reason)->rank, 1);
+  auto behind = w.barrier();
+  plan->release();
+  EXPECT_EQ(must(answer_of(behind)).epoch, 2u);
+  EXPECT_TRUE(works(w));
+}
+
 // INV-9: it comes first, whatever becomes of what overwrites its buffers later.
 TEST(World, ALaunchDoesNotSeeAFailureBehindIt) {
   TROUPE_HOST_ONLY("a fault plan");
