@@ -111,6 +111,7 @@ struct request_record {
   std::size_t ranks = 0;
   std::optional<content_model::place> sends;
   std::optional<content_model::version> receives;
+  std::size_t received = 0; ///< elements
 
   // a download
   std::optional<content_model::place> read;
@@ -122,6 +123,13 @@ struct request_record {
   clock::time_point answered_at;
   caf::error error;
   collective_done done;
+
+  /// The operation that a rank's call was of; 0: not known.
+  std::uint64_t operation() const {
+    if (number)
+      return number();
+    return error ? 0 : done.operation;
+  }
 
   fate how() const {
     if (!error)
@@ -315,9 +323,11 @@ private:
     return std::chrono::microseconds{pick(random, 50, 20'000)};
   }
 
-  static std::string text_of(const piece& x) {
-    return std::to_string(x.row) + "." + std::to_string(x.device) + "[" + std::to_string(x.first) +
-           "+" + std::to_string(x.count) + "]";
+  /// Row, device, and which of the buffers that were there; under the lock of the order.
+  std::string text_of(const piece& x) const {
+    auto& s = slots_[x.row][static_cast<std::size_t>(x.device)];
+    return std::to_string(x.row) + "." + std::to_string(x.device) + "#" + std::to_string(s.buffer) +
+           "[" + std::to_string(x.first) + "+" + std::to_string(x.count) + "]";
   }
 
   // -- elements
@@ -663,12 +673,14 @@ private:
   }
 
   void renew(const piece& x) {
+    record_ptr r;
     {
       std::lock_guard lock{order_};
       if (!at(x).ref.stale())
         return;
+      r = new_record("allocate in place of " + text_of(x));
+      note("#" + std::to_string(r->index) + " " + r->text);
     }
-    auto r = new_record("allocate " + text_of(x));
     auto limit = base_deadline();
     auto request = device_of(x.device).allocate(type_, count_, true, {.deadline = limit});
     {
@@ -927,7 +939,8 @@ private:
   }
 
   record_ptr write_record(const char* verb, const piece& x, content value) {
-    auto r = new_record(std::string{verb} + " " + text_of(x));
+    auto r = new_record(std::string{verb} + " " + text_of(x) + " with " +
+                        std::to_string(*value[0]) + ", ...");
     auto effect = model_.begin({}, [value = std::move(value)](const std::vector<content>&) {
       return std::vector<content>{value};
     });
@@ -1162,6 +1175,7 @@ private:
         call.recv = {ref(*p)};
       auto unknown = model_.begin({}, {});
       r->receives = write(unknown, 0, *p);
+      r->received = p->count;
     }
     if (x.shape.kind == collective_kind::all_to_all_v) {
       std::vector<std::uint64_t> from;
@@ -1170,9 +1184,10 @@ private:
       call.counts = {x.shape.counts[rank], from};
     }
     note("#" + std::to_string(r->index) + " " + r->text);
-    // The number of the operation that the ranks' calls make is told to facade calls alone.
-    static_cast<void>(by_message);
-    track(r, limit, w.over.rank(rank).run(call, {.deadline = limit}));
+    if (by_message)
+      send<collective_done, get_status>(r, w.over.actor(), rank_local{self, call, {}}, limit);
+    else
+      track(r, limit, w.over.rank(rank).run(call, {.deadline = limit}));
   }
 
   // -- the end
@@ -1214,18 +1229,37 @@ private:
       for (auto e : r->effects)
         model_.decide(e, r->how());
       if (r->rank >= 0)
-        joint[{r->world, r->number()}].push_back(r);
+        joint[{r->world, r->operation()}].push_back(r);
     }
-    for (auto& [which, calls] : joint)
-      decide_joint(calls);
+    for (auto& [which, calls] : joint) {
+      bool known = which.second != 0;
+      if (known && is_complete(calls))
+        decide_joint(calls);
+      else if (!known || joint.count({which.first, 0}) != 0)
+        for (auto& r : calls)
+          blur(*r, known ? r->how() : fate::perhaps);
+    }
+  }
+
+  static bool is_complete(const std::vector<record_ptr>& calls) {
+    return calls.size() == (calls[0]->shape->kind == collective_kind::send ? 2 : calls[0]->ranks);
+  }
+
+  /// It is not known which operation a failed message belonged to, nor what that wrote.
+  void blur(const request_record& r, fate how) {
+    if (!r.receives)
+      return;
+    auto effect = model_.begin({}, [n = r.received](const std::vector<content>&) {
+      return std::vector<content>{content(n)};
+    });
+    model_.written_by(*r.receives, effect, 0);
+    model_.decide(effect, how);
   }
 
   /// The ranks' calls that made one operation: it ran if one of them says so.
   void decide_joint(const std::vector<record_ptr>& calls) {
     auto& shape = *calls[0]->shape;
     bool message = shape.kind == collective_kind::send;
-    if (calls.size() != (message ? 2 : calls[0]->ranks))
-      return;
     auto how = fate::failed;
     for (auto& r : calls)
       how = std::max(how, r->how());
@@ -1525,7 +1559,7 @@ TEST_P(Chaos, AnswersEverythingOnceInTimeAndRight) {
   std::printf("latest answer %.2f ms after its deadline, control timer %.2f ms; to an actor %.2f "
               "ms, control actor %.2f ms\n",
               ms(all.latest), ms(control.worst()), ms(all.latest_message), ms(actors));
-  EXPECT_LE(all.latest, 5ms + control.worst());
+  EXPECT_LE(all.latest, 5ms + std::max<clock::duration>(control.worst(), actors));
   EXPECT_LE(all.latest_message, 5ms + control.worst() + actors);
 }
 
