@@ -13,8 +13,8 @@ namespace troupe {
 /// For a program that has got an error of `severity::process`, and so can only begin anew: from an
 /// actor, a continuation or a launch callable as well, and while a lane is stuck in a call. An
 /// ordinary return from main works too, for programs that have something to clean up: all
-/// destructors of the library return, and on CUDA the process ends at most a second after `exit`
-/// began, even if other libraries' exit handlers do not return. The first of several callers
+/// destructors of the library return, and on CUDA the process ends half a second after `exit` began
+/// if the exit handlers of other libraries have not returned by then. The first of several callers
 /// decides; the others wait for the end.
 /// @thread any; not a signal handler
 [[noreturn]] void exit_process(int code, std::string_view message) noexcept;

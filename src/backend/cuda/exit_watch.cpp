@@ -15,7 +15,7 @@ namespace troupe::detail {
 
 namespace {
 
-constexpr std::chrono::seconds patience{1};
+constexpr std::chrono::milliseconds patience{500};
 
 /// Handlers run in the reverse order of their registration: this one before those of libraries that
 /// were there when the fault came.
