@@ -349,8 +349,11 @@ void collective_operation::on_part_done(part& p) noexcept {
 void collective_operation::tell(part& p) noexcept {
   p.told.store(true, std::memory_order_release); // before what the requester does next
   auto first = static_cast<std::size_t>(calls_of_[p.index].data() - calls_.data());
+  bool known = true;
   for (std::size_t i = 0; i < calls_of_[p.index].size(); ++i)
-    requests_[first + i]->succeed(value);
+    known &= requests_[first + i]->succeed(value);
+  if (!known) // one has an error
+    p.told.store(false, std::memory_order_release);
 }
 
 void collective_operation::on_lost_part(part& p, const caf::error& why) noexcept {
@@ -474,11 +477,12 @@ void rank_request::join(operation&) {
                    std::static_pointer_cast<rank_request>(shared_from_this()));
 }
 
-void rank_request::succeed(const collective_done& value_of_all) noexcept {
+bool rank_request::succeed(const collective_done& value_of_all) noexcept {
   // Whoever answers it with an error meanwhile leaves this alone.
   value = value_of_all;
-  answer({});
+  bool told = answer({});
   world_->owner()->keeper().remove(*this);
+  return told;
 }
 
 void rank_request::start() {

@@ -90,8 +90,8 @@ public:
   void placed(const caf::error& why) override;
   /// Hands it in; a refusal becomes its answer.
   void start();
-  /// Its rank's part is done.
-  void succeed(const collective_done& value_of_all) noexcept;
+  /// Its rank's part is done. False if it was answered before.
+  bool succeed(const collective_done& value_of_all) noexcept;
   /// Is it among its rank's calls? Once it is answered.
   bool counts() const noexcept { return counts_; }
 

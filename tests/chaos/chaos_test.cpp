@@ -1256,13 +1256,10 @@ private:
     model_.decide(effect, how);
   }
 
-  /// The ranks' calls that made one operation: it ran if one of them says so.
+  /// The ranks' calls that made one operation: each says what became of its own part.
   void decide_joint(const std::vector<record_ptr>& calls) {
     auto& shape = *calls[0]->shape;
     bool message = shape.kind == collective_kind::send;
-    auto how = fate::failed;
-    for (auto& r : calls)
-      how = std::max(how, r->how());
     std::vector<content_model::place> reads;
     std::vector<std::size_t> senders;
     for (auto& r : calls)
@@ -1270,11 +1267,13 @@ private:
         reads.push_back(*r->sends);
         senders.push_back(static_cast<std::size_t>(r->rank));
       }
-    auto effect = model_.begin(reads, semantics(shape, senders, calls[0]->ranks));
-    for (auto& r : calls)
-      if (r->receives)
-        model_.written_by(*r->receives, effect, message ? 0 : static_cast<std::size_t>(r->rank));
-    model_.decide(effect, how);
+    for (auto& r : calls) {
+      if (!r->receives)
+        continue;
+      auto effect = model_.begin(reads, semantics(shape, senders, calls[0]->ranks));
+      model_.written_by(*r->receives, effect, message ? 0 : static_cast<std::size_t>(r->rank));
+      model_.decide(effect, r->how());
+    }
   }
 
   bool misaligned() const {

@@ -186,7 +186,9 @@ public:
                        local_rank place, int size)
       : inner_(std::move(inner)), books_(books), place_(place), size_(size) {}
 
-  caf::error connect(stream_view stream, connect_scope what) noexcept override { return inner_->connect(stream, what); }
+  caf::error connect(stream_view stream, connect_scope what) noexcept override {
+    return inner_->connect(stream, what);
+  }
   caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override {
     for (auto& x : calls) {
       auto element = size_of(x.type);
