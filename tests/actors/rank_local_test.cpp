@@ -117,6 +117,34 @@ TEST_P(RankLocal, IsAnsweredWhenItsOwnPartIsDone) {
   EXPECT_TRUE(is_ok(answer_of(first)) && is_ok(answer_of(second)));
 }
 
+TEST(RankCallsWithFaults, WhatIsDoneStaysRightWhenAnotherRankFails) {
+  TROUPE_HOST_ONLY("a fault plan");
+  auto plan = std::make_shared<testing::fault_plan>();
+  test_system system{{.devices = 2, .faults = plan}};
+  auto w = system.open_world({});
+  testing::world_feed feed{system, w.actor()};
+  auto refs = must(w.allocate<std::int32_t>(8));
+  for (std::size_t rank = 0; rank < 2; ++rank)
+    must(answer_of(w.device_of(rank).fill(refs[rank], static_cast<std::int32_t>(rank + 1))));
+  plan->add({testing::fault::fail, testing::verb::asynchronous_error, 1});
+  testing::gate before;
+  testing::gate behind;
+  auto first = w.device_of(1).launch(before.hold_lane(), {}, {});
+  ASSERT_TRUE(before.wait_reached());
+  auto done = w.rank(0).all_reduce(refs[0]);
+  auto lost = w.rank(1).all_reduce(refs[1]);
+  auto second = w.device_of(1).launch(behind.hold_lane(), {}, {});
+  before.open();
+  ASSERT_TRUE(behind.wait_reached());
+  EXPECT_TRUE(is_ok(answer_of(done)));
+  behind.open();
+  EXPECT_TRUE(has_code(answer_of(lost), errc::nccl_error));
+  feed.until(world_phase::ready, 2);
+  EXPECT_TRUE(holds(w.device_of(0), refs[0], std::vector<std::int32_t>(8, 3)));
+  EXPECT_TRUE(has_code(testing::get(w.device_of(1), refs[1]), errc::indeterminate));
+  EXPECT_TRUE(is_ok(answer_of(first)) && is_ok(answer_of(second)));
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, RankLocal, ::testing::Values(1, 2, 3, 4, 8));
 
 class RankCalls : public ::testing::Test {
