@@ -34,6 +34,10 @@ constexpr std::size_t blocking_sizes[] = {8,   512,      4 * kib,  32 * kib,  25
                                           mib, 16 * mib, 64 * mib, 256 * mib, gib};
 constexpr std::size_t pipelined_sizes[] = {8, 4 * kib, 64 * kib, mib, 64 * mib};
 
+/// With symmetric memory: beside NCCL's, and beside NCCL with plain memory.
+constexpr std::size_t symmetric_sizes[] = {8, 4 * kib, 32 * kib};
+constexpr std::size_t symmetric_bytes = 32 * kib;
+
 /// What all operations in flight may move together; more takes long and says nothing new.
 constexpr std::size_t most_in_flight = gib;
 
@@ -51,11 +55,12 @@ struct settings {
   bool check = false;
 };
 
-/// Everything that takes part; `threads` and `grouped` only beside CUDA.
+/// Everything that takes part; `threads`, `grouped` and `raw_symmetric` only beside CUDA.
 struct contestants {
   bench::troupe_contestants troupe;
   std::unique_ptr<bench::contestant> threads;
   std::unique_ptr<bench::contestant> grouped;
+  std::unique_ptr<bench::contestant> raw_symmetric;
 };
 
 std::vector<bench::cell> plan(const settings& s, const contestants& c) {
@@ -82,6 +87,17 @@ std::vector<bench::cell> plan(const settings& s, const contestants& c) {
     for (auto window : s.windows)
       if (size_bytes * window <= most_in_flight)
         add(size_bytes, window);
+  for (auto size_bytes : symmetric_sizes) {
+    if (!c.troupe.symmetric || size_bytes < s.min_bytes || size_bytes > s.max_bytes)
+      continue;
+    bench::cell x;
+    x.size_bytes = size_bytes;
+    x.has_reference = c.raw_symmetric != nullptr;
+    if (c.raw_symmetric)
+      x.contestants = {c.raw_symmetric.get(), c.threads.get()};
+    x.contestants.push_back(c.troupe.symmetric.get());
+    cells.push_back(std::move(x));
+  }
   return cells;
 }
 
@@ -123,7 +139,7 @@ caf::expected<bool> run(settings& s, caf::actor_system& sys, bench::watchdog& gu
               bench::summary(result.machine).c_str());
 
   contestants all;
-  all.troupe = bench::make_troupe(sys, *world, s.max_bytes);
+  all.troupe = bench::make_troupe(sys, *world, s.max_bytes, symmetric_bytes);
   guard.enter("an idle world");
   all.troupe.facade->run(1, 100, 1);
   std::this_thread::sleep_for(50ms); // what spins for a while after its last work is parked now
@@ -131,9 +147,10 @@ caf::expected<bool> run(settings& s, caf::actor_system& sys, bench::watchdog& gu
 #if TROUPE_HAS_CUDA
   if (cuda) {
     guard.enter("making NCCL's own communicator");
-    auto raw = bench::make_raw(s.devices, s.max_bytes);
+    auto raw = bench::make_raw(s.devices, s.max_bytes, symmetric_bytes);
     all.threads = std::move(raw.threads);
     all.grouped = std::move(raw.grouped);
+    all.raw_symmetric = std::move(raw.symmetric);
   }
 #endif
 

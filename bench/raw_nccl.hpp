@@ -15,10 +15,14 @@ struct raw_contestants {
   std::unique_ptr<contestant> threads;
   /// One thread issues for all ranks in a group, and synchronizes their streams. Window 1 only.
   std::unique_ptr<contestant> grouped;
+  /// As `threads`, with memory that NCCL has as symmetric windows; null with one device.
+  std::unique_ptr<contestant> symmetric;
 };
 
-/// Both use one communicator, streams and buffers of `bytes` of their own.
-raw_contestants make_raw(const std::vector<int>& devices, std::size_t bytes);
+/// The first two use one communicator, streams and buffers of `bytes` of their own; the third has
+/// its own, of `symmetric_bytes`.
+raw_contestants make_raw(const std::vector<int>& devices, std::size_t bytes,
+                         std::size_t symmetric_bytes);
 
 /// Of the NCCL that was loaded, such as "2.28.9".
 std::string nccl_version();

@@ -18,10 +18,13 @@ struct troupe_contestants {
   std::unique_ptr<contestant> message;
   /// `world_rank::all_reduce`, awaited by a thread per rank.
   std::unique_ptr<contestant> rank_local;
+  /// As `facade`, with symmetric memory; null with one device.
+  std::unique_ptr<contestant> symmetric;
 };
 
-/// All use one set of buffers of `bytes`. `sys` outlives them.
+/// The others use one set of buffers of `bytes`, the last one its own, of `symmetric_bytes`. `sys`
+/// outlives them.
 troupe_contestants make_troupe(caf::actor_system& sys, const troupe::world& world,
-                               std::size_t bytes);
+                               std::size_t bytes, std::size_t symmetric_bytes);
 
 } // namespace bench

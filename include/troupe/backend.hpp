@@ -72,6 +72,13 @@ public:
                                                       stream_view stream) noexcept = 0;
   [[nodiscard]] virtual caf::error deallocate(void* memory, stream_view stream) noexcept = 0;
 
+  /// Memory that can become a window (`backend_communicator::register_window`), at least 4096-byte
+  /// aligned; `size_bytes` > 0. Not in stream order: `deallocate` frees it at once, so that no work
+  /// uses it any more, and no window is left in it.
+  /// @errors errc::out_of_memory: nothing changed
+  [[nodiscard]] virtual caf::expected<void*>
+  allocate_symmetric(std::size_t size_bytes) noexcept = 0;
+
   /// Page-locked host memory, usable by every device.
   /// @thread any
   [[nodiscard]] virtual caf::expected<void*> allocate_pinned(std::size_t size_bytes) noexcept = 0;
@@ -159,6 +166,11 @@ struct collective_call {
   int peer = 0;                        ///< root, or the other side of a send or recv
   const void* factor = nullptr;        ///< this rank's, one element, for reduce_op::premul_sum
   const exchange_plan* plan = nullptr; ///< of all_to_all_v
+  /// On all ranks or on none: an all_reduce, all_gather or reduce_scatter, alone in its `enqueue`,
+  /// whose buffers lie in windows, on each rank in the same ones at the same place (or are in
+  /// place). What takes its time is less; but once it has begun on a rank it ends only when it has
+  /// begun on all of them, and no abort can end it.
+  bool symmetric = false;
 };
 
 /// What a communicator's ranks are connected for.
@@ -185,6 +197,16 @@ public:
   /// @source  NCCL user guide, "Collective Communication Functions", "Group Calls"
   [[nodiscard]] virtual caf::error enqueue(std::span<const collective_call> calls,
                                            stream_view stream) noexcept = 0;
+
+  /// Makes the `size_bytes` of this rank's `memory` (of `allocate_symmetric`) a window. With all
+  /// ranks, which register and deregister windows of the same sizes in the same order; no other
+  /// work is on their devices. May block until every rank has called it.
+  /// @errors errc::not_supported, and others: no rank makes a `symmetric` call any more
+  /// @source NCCL user guide, "User Buffer Registration", "Window Registration"
+  [[nodiscard]] virtual caf::error register_window(void* memory, std::size_t size_bytes,
+                                                   stream_view stream) noexcept = 0;
+  /// The same, undone; no rank's work uses the window any more. Blocks for no other rank.
+  [[nodiscard]] virtual caf::error deregister_window(void* memory) noexcept = 0;
 
   /// An error that happened behind the calls' backs; none while all is well.
   [[nodiscard]] virtual caf::error asynchronous_error() noexcept = 0;
@@ -217,12 +239,12 @@ public:
   [[nodiscard]] virtual caf::expected<communicator_ranks>
   build(const communicator_id& id, int size, std::span<const local_rank> ranks) noexcept = 0;
 
-  /// Ends a communicator in the middle of whatever it does: all its local ranks at once. No thread
-  /// is in a call on it. Blocks.
+  /// Ends a communicator in the middle of whatever it does, but `symmetric` calls, which are over;
+  /// all its local ranks at once, and its windows. No thread is in a call on it. Blocks.
   /// @thread a reaper; never a lane
   [[nodiscard]] virtual caf::error abort(communicator_ranks ranks) noexcept = 0;
 
-  /// Ends an idle communicator in good order. Blocks.
+  /// Ends an idle communicator in good order, and its windows. Blocks.
   /// @thread a reaper; never a lane
   [[nodiscard]] virtual caf::error destroy(communicator_ranks ranks) noexcept = 0;
 

@@ -33,13 +33,15 @@ struct collective_done {
   std::uint64_t operation = 0;
   std::uint64_t epoch = 0;
   std::uint64_t membership = 0;
+  bool symmetric = false; ///< it went the way of symmetric memory (`allocation_options`)
 };
 
 template <class Inspector>
 detail::inspect_result<Inspector> inspect(Inspector& f, collective_done& x) {
   using detail::field;
   return detail::fields(f, x, "troupe::collective_done", field("operation", x.operation),
-                        field("epoch", x.epoch), field("membership", x.membership));
+                        field("epoch", x.epoch), field("membership", x.membership),
+                        field("symmetric", x.symmetric));
 }
 
 /// One collective over all ranks of a world, or one message between two of them: what every request

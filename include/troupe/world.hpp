@@ -56,11 +56,22 @@ public:
   device device_of(std::size_t rank) const;
 
   /// `count` elements on every rank, in rank order. Blocks until they are there.
-  /// @errors as `device::allocate`: nothing is kept
+  /// @errors as `allocate_all`; errc::would_block in an actor of CAF's pool: send it the message
   template <element T>
   caf::expected<std::vector<gpu_ref<T>>> allocate(std::size_t count, bool zeroed = false,
                                                   request_options options = {}) const {
-    auto refs = allocate(dtype_v<T>, count, zeroed, options);
+    return allocate<T>(count, allocation_options{.zeroed = zeroed}, options);
+  }
+  caf::expected<std::vector<any_gpu_ref>>
+  allocate(dtype type, std::size_t count, bool zeroed = false, request_options options = {}) const {
+    return allocate(type, count, allocation_options{.zeroed = zeroed}, options);
+  }
+  /// The same, as the message `allocate_all` (troupe/nccl_world.hpp): `{.symmetric = true}` gives
+  /// memory on which small collectives are faster.
+  template <element T>
+  caf::expected<std::vector<gpu_ref<T>>> allocate(std::size_t count, allocation_options what,
+                                                  request_options options = {}) const {
+    auto refs = allocate(dtype_v<T>, count, what, options);
     if (!refs)
       return refs.error();
     std::vector<gpu_ref<T>> result;
@@ -69,8 +80,9 @@ public:
       result.push_back(*gpu_ref<T>::from(std::move(ref)));
     return result;
   }
-  caf::expected<std::vector<any_gpu_ref>>
-  allocate(dtype type, std::size_t count, bool zeroed = false, request_options options = {}) const;
+  caf::expected<std::vector<any_gpu_ref>> allocate(dtype type, std::size_t count,
+                                                   allocation_options what,
+                                                   request_options options = {}) const;
 
   // The verbs; what they do, their shapes and errors stand at the messages of the same names
   // (troupe/collective.hpp). Handles are `gpu_ref`s of one type or `any_gpu_ref`s.

@@ -4,6 +4,7 @@
 #include <troupe/error.hpp>
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -50,6 +51,10 @@ struct world_status {
   /// own standby is ready, why the one before ended.
   caf::error reason;
   bool standby_ready = false; ///< a communicator waits to take over (`standby_policy`)
+  /// Symmetric allocations (`allocation_options`) that the communicator has registered.
+  std::uint64_t windows = 0;
+  /// Why it uses all of them as plain memory; none if nothing is wrong.
+  caf::error windows_reason;
 };
 
 template <class Inspector>
@@ -58,7 +63,8 @@ detail::inspect_result<Inspector> inspect(Inspector& f, world_status& x) {
   return detail::fields(f, x, "troupe::world_status", field("name", x.name),
                         field("phase", x.phase), field("epoch", x.epoch),
                         field("membership", x.membership), field("members", x.members),
-                        field("reason", x.reason), field("standby_ready", x.standby_ready));
+                        field("reason", x.reason), field("standby_ready", x.standby_ready),
+                        field("windows", x.windows), field("windows_reason", x.windows_reason));
 }
 
 /// The view that a `membership_changed` error carries.
@@ -82,8 +88,8 @@ struct world_limits {
   std::chrono::nanoseconds deadline = std::chrono::seconds{30};
   /// For a communicator to be built and connected.
   std::chrono::nanoseconds build_deadline = std::chrono::seconds{60};
-  /// A collective that is not done so long after its first rank started ends the communicator. While
-  /// it waits behind another world's, that one's limit counts instead.
+  /// A collective that is not done so long after its first rank started ends the communicator.
+  /// While it waits behind another world's, that one's limit counts instead.
   std::chrono::nanoseconds stall_limit = std::chrono::seconds{30};
   /// For its connections to be made, once its devices have come to it: they do nothing else
   /// meanwhile. Past it a rank that is in NCCL does not come back (`quiet_limit`).
@@ -101,6 +107,10 @@ struct world_limits {
   /// one. A switch counts as a restart. A standby that cannot be had is tried again after
   /// `restart_backoff`, which doubles up to `restart_window`, and does not count.
   standby_policy standby = standby_policy::none;
+  /// Collectives of at most so many bytes use symmetric memory as such (`allocation_options`); what
+  /// counts is the larger one of a rank's buffers. Up to here all kinds of them are faster on
+  /// NVIDIA H200s, and from twice as much on not all; 0: none does.
+  std::size_t symmetric_bytes = std::size_t{32} << 10;
 };
 
 } // namespace troupe

@@ -64,6 +64,10 @@ public:
         [this](const rank_local& x) {
           return reply_to(core_->run(x.rank, collective_view{x.call}, x.options));
         },
+        [this](const allocate_all& x) {
+          return reply_when_answered(this, *core_->owner(),
+                                     core_->allocate(x.type, x.count, x.what, x.options));
+        },
         [this](const split& x) { return split_up(x); },
         [this](const get_status&) { return core_->status(); },
         [this](const record_flight& x) {

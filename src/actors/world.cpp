@@ -90,31 +90,23 @@ device world::device_of(std::size_t rank) const {
   return detail::device_access::make(owner_->parts.lease, core.owner(), core.lanes()[rank]);
 }
 
-caf::expected<std::vector<any_gpu_ref>> world::allocate(dtype type, std::size_t count, bool zeroed,
-                                                        request_options options) const {
-  std::vector<pending<any_gpu_ref>> answers;
-  answers.reserve(size());
-  for (std::size_t i = 0; i < size(); ++i)
-    answers.push_back(device_of(i).allocate(type, count, zeroed, options));
-  std::vector<any_gpu_ref> result;
-  result.reserve(size());
-  for (auto& x : answers) {
-    auto ref = x.wait();
-    if (!ref)
-      return ref.error();
-    result.push_back(std::move(*ref));
-  }
-  return result;
-}
-
 namespace {
 
-pending<collective_done> answer(std::shared_ptr<detail::operation_of<collective_done>> op) {
-  std::shared_ptr<collective_done> value{op, &op->value};
+template <class T> pending<T> answer(std::shared_ptr<detail::operation_of<T>> op) {
+  std::shared_ptr<T> value{op, &op->value};
   return {std::move(op), std::move(value)};
 }
 
 } // namespace
+
+caf::expected<std::vector<any_gpu_ref>> world::allocate(dtype type, std::size_t count,
+                                                        allocation_options what,
+                                                        request_options options) const {
+  auto all = answer(owner_->parts.core->allocate(type, count, what, options)).wait();
+  if (!all)
+    return all.error();
+  return std::move(all->refs);
+}
 
 pending<collective_done> world::all_reduce(const std::vector<any_gpu_ref>& send,
                                            const std::vector<any_gpu_ref>& recv, reduce_op op,

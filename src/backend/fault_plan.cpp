@@ -26,7 +26,7 @@ using testing::fault;
 using testing::fault_rule;
 using testing::verb;
 
-constexpr std::array<std::string_view, 23> verb_names{"open",
+constexpr std::array<std::string_view, 26> verb_names{"open",
                                                       "bind",
                                                       "open_memory",
                                                       "close_memory",
@@ -48,12 +48,15 @@ constexpr std::array<std::string_view, 23> verb_names{"open",
                                                       "collective",
                                                       "asynchronous_error",
                                                       "abort",
-                                                      "destroy"};
+                                                      "destroy",
+                                                      "allocate_symmetric",
+                                                      "register_window",
+                                                      "deregister_window"};
 
 constexpr std::array<std::string_view, 7> fault_names{"fail", "out_of_memory", "not_issued", "hang",
                                                       "slow", "block",         "poison"};
 
-static_assert(static_cast<std::size_t>(verb::destroy) + 1 == verb_names.size());
+static_assert(static_cast<std::size_t>(verb::deregister_window) + 1 == verb_names.size());
 static_assert(static_cast<std::size_t>(fault::poison) + 1 == fault_names.size());
 
 constexpr std::size_t index_of(verb x) noexcept { return static_cast<std::size_t>(x); }
@@ -84,6 +87,8 @@ errc usual_error(verb x) noexcept {
   case verb::asynchronous_error:
   case verb::abort:
   case verb::destroy:
+  case verb::register_window:
+  case verb::deregister_window:
     return errc::nccl_error;
   default:
     return errc::cuda_error;
@@ -423,6 +428,10 @@ public:
     return call(verb::deallocate, [&] { return inner_->deallocate(memory, stream); }, stream);
   }
 
+  caf::expected<void*> allocate_symmetric(std::size_t size_bytes) noexcept override {
+    return call(verb::allocate_symmetric, [&] { return inner_->allocate_symmetric(size_bytes); });
+  }
+
   caf::expected<void*> allocate_pinned(std::size_t size_bytes) noexcept override {
     return call(verb::allocate_pinned, [&] { return inner_->allocate_pinned(size_bytes); });
   }
@@ -544,6 +553,17 @@ public:
 
   caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override {
     return call(verb::collective, stream, [&] { return inner_->enqueue(calls, stream); });
+  }
+
+  /// What stands still is the calling thread, which blocks here for the other ranks anyway.
+  caf::error register_window(void* memory, std::size_t size_bytes,
+                             stream_view stream) noexcept override {
+    return call(verb::register_window, {},
+                [&] { return inner_->register_window(memory, size_bytes, stream); });
+  }
+
+  caf::error deregister_window(void* memory) noexcept override {
+    return call(verb::deregister_window, {}, [&] { return inner_->deregister_window(memory); });
   }
 
   caf::error asynchronous_error() noexcept override {

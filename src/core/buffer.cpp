@@ -2,6 +2,7 @@
 
 #include "core/device_state.hpp"
 #include "core/operation.hpp"
+#include "core/symmetric_memory.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -16,14 +17,17 @@ caf::error indeterminate(const caf::error& cause) {
 }
 
 buffer::buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64_t generation,
-               void* address, std::size_t size_bytes, std::function<void(void*)> deleter)
+               void* address, std::size_t size_bytes, std::function<void(void*)> deleter,
+               std::shared_ptr<symmetric_memory> symmetric)
     : home_(std::move(home)), id_(id), generation_(generation), address_(address),
-      size_bytes_(size_bytes), deleter_(std::move(deleter)) {}
+      size_bytes_(size_bytes), deleter_(std::move(deleter)), symmetric_(std::move(symmetric)) {}
 
 buffer::~buffer() {
   home_->change_acquired(-(acquired_for_reading + (acquired_for_writing ? 1 : 0)));
   home_->forget_buffer(id_);
-  if (address_ != nullptr)
+  if (symmetric_)
+    symmetric_->drop();
+  else if (address_ != nullptr)
     home_->release({address_, generation_, std::move(deleter_)});
 }
 

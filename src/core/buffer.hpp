@@ -15,6 +15,7 @@ namespace troupe::detail {
 
 class device_state;
 class operation;
+class symmetric_memory;
 struct part;
 
 /// What a reader gets whose memory a failed operation left half-written.
@@ -24,9 +25,10 @@ caf::error indeterminate(const caf::error& cause);
 class buffer {
 public:
   /// `deleter` for memory of the user's (`adopt`); without one the memory belongs to the device's
-  /// pool.
+  /// pool, or to `symmetric`, of which it is a piece.
   buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64_t generation,
-         void* address, std::size_t size_bytes, std::function<void(void*)> deleter = {});
+         void* address, std::size_t size_bytes, std::function<void(void*)> deleter = {},
+         std::shared_ptr<symmetric_memory> symmetric = {});
   ~buffer();
   buffer(const buffer&) = delete;
   buffer& operator=(const buffer&) = delete;
@@ -36,6 +38,7 @@ public:
   std::uint64_t generation() const noexcept { return generation_; }
   std::byte* address() const noexcept { return static_cast<std::byte*>(address_); }
   std::size_t size_bytes() const noexcept { return size_bytes_; }
+  const symmetric_memory* symmetric() const noexcept { return symmetric_.get(); }
 
   /// True once the device began another life, or ended.
   bool stale() const noexcept;
@@ -83,6 +86,7 @@ private:
   void* address_;
   std::size_t size_bytes_;
   std::function<void(void*)> deleter_;
+  const std::shared_ptr<symmetric_memory> symmetric_;
   std::atomic<bool> wounded_{false};
   mutable std::mutex wounds_mutex_;
   std::vector<wound> wounds_; // disjoint

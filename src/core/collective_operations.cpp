@@ -311,13 +311,72 @@ void collective_operation::on_submit() {
         p.after = &former_->tenant(static_cast<std::size_t>(p.rank));
   }
   communicator_key_.store(communicator_.get());
+  auto registered = [this](const symmetric_place& x) {
+    return x.of->with(communicator_.get()) == symmetric_memory::state::registered;
+  };
+  may_be_symmetric_ = is_symmetric(calls_, world_->size(), world_->limits().symmetric_bytes) &&
+                      !communicator_->windows_closed() && registered(calls_.front().send_place) &&
+                      registered(calls_.front().recv_place);
+}
+
+/// The last yes or the first no decides, once; then everybody hears of it who may wait.
+void collective_operation::vote(bool yes) noexcept {
+  const auto all = static_cast<std::uint32_t>(parts().size());
+  auto votes = votes_.load(std::memory_order_acquire);
+  while (votes != no && votes != all) {
+    bool last = yes && votes + 1 == all;
+    bool begun = last && communicator_->begin_symmetric(all);
+    auto next = yes && (begun || !last) ? votes + 1 : no;
+    if (!votes_.compare_exchange_strong(votes, next, std::memory_order_acq_rel)) {
+      for (auto n = begun ? all : 0; n > 0; --n) // somebody took his vote back
+        communicator_->end_symmetric();
+      continue;
+    }
+    if (begun)
+      value.symmetric = true;
+    if (begun || next == no)
+      for (auto& p : parts())
+        p.on->wake();
+    return;
+  }
+}
+
+bool collective_operation::lets_pass() noexcept {
+  if (may_be_symmetric_)
+    vote(false); // what passes may stand in its way
+  return votes_.load(std::memory_order_acquire) != parts().size();
 }
 
 caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on) {
   auto mine = calls_of_[p.index];
   if (std::all_of(mine.begin(), mine.end(), [](const rank_call& x) { return x.empty(); }))
     return issue_outcome::finished;
+  if (!may_be_symmetric_)
+    return issue(p, on, false);
+  vote(on.starts_for_sure(p));
+  return proceed(p, on);
+}
+
+caf::expected<issue_outcome> collective_operation::proceed(part& p, lane& on) {
+  auto votes = votes_.load(std::memory_order_acquire);
+  if (votes != no && votes != parts().size() && communicator_->live())
+    return issue_outcome::continues;
+  return issue(p, on, votes == parts().size());
+}
+
+caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on, bool symmetric) {
+  auto mine = calls_of_[p.index];
   auto stream = on.stream(p);
+  if (symmetric) {
+    p.certain = true;
+    auto call = mine.front().complete();
+    call.symmetric = true;
+    return issued(
+        *this, p, *communicator_,
+        communicator_->call_for_sure(mine.front().rank, on, [&](backend_communicator& rank) {
+          return rank.enqueue({&call, 1}, stream);
+        }));
+  }
   auto error = communicator_->call(mine.front().rank, on, [&](backend_communicator& rank) {
     if (mine.size() == 1) {
       auto call = mine.front().complete();
@@ -335,6 +394,8 @@ caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on) {
 
 /// An error that came behind the call's back ends the work too, which then is no success.
 void collective_operation::on_part_done(part& p) noexcept {
+  if (p.certain)
+    communicator_->end_symmetric();
   if (failed())
     return;
   auto error =
@@ -556,7 +617,14 @@ connect_operation::connect_operation(std::shared_ptr<communicator> target, conne
                                      const std::vector<std::shared_ptr<lane>>& lanes,
                                      std::chrono::nanoseconds patience,
                                      std::chrono::nanoseconds limit)
-    : operation_of("connect", lanes.size()), communicator_(std::move(target)), what_(what),
+    : connect_operation("connect", std::move(target), what, lanes, patience, limit) {}
+
+connect_operation::connect_operation(const char* verb, std::shared_ptr<communicator> target,
+                                     connect_scope what,
+                                     const std::vector<std::shared_ptr<lane>>& lanes,
+                                     std::chrono::nanoseconds patience,
+                                     std::chrono::nanoseconds limit)
+    : operation_of(verb, lanes.size()), communicator_(std::move(target)), what_(what),
       limit_(limit), has_arrived_(lanes.size()) {
   stall_limit = patience.count();
   for (std::size_t i = 0; i < lanes.size(); ++i) {
@@ -592,16 +660,25 @@ caf::expected<issue_outcome> connect_operation::proceed(part& p, lane& on) {
       for (auto& other : parts())
         other.on->wake();
   }
-  if (arrived_.load() < parts().size() && communicator_->live())
+  auto given_up = [this] { return turn_.load() == turn::given_up; };
+  if (arrived_.load() < parts().size() && communicator_->live() && !given_up())
     return issue_outcome::continues;
   auto error = communicator_->call(p.index, on, [&](backend_communicator& rank) {
+    auto none = turn::to_come;
+    turn_.compare_exchange_strong(none, turn::there);
+    if (given_up()) // it has failed; the communicator has not
+      return caf::error{};
     set_once(entered_at_);
     on.begin_connecting();
-    auto result = rank.connect(on.stream(p), what_);
+    auto result = call(p, rank, on.stream(p));
     on.end_connecting();
     return result;
   });
   return issued(*this, p, *communicator_, std::move(error));
+}
+
+caf::error connect_operation::call(part&, backend_communicator& rank, stream_view stream) {
+  return rank.connect(stream, what_);
 }
 
 void connect_operation::describe_to(flight_entry& x, const part&) const noexcept {
@@ -619,6 +696,13 @@ bool connect_operation::on_stall() noexcept {
   if (arrived_.load() == parts().size() &&
       (entered_at == 0 || now_in_nanoseconds() - entered_at < limit_.count()))
     return false;
+  auto none = turn::to_come;
+  if (may_give_up() && turn_.compare_exchange_strong(none, turn::given_up)) {
+    fail(stall(*this, communicator_->epoch()));
+    for (auto& p : parts())
+      p.on->wake();
+    return true;
+  }
   communicator_->fail(stall(*this, communicator_->epoch()));
   return true;
 }
@@ -628,6 +712,104 @@ void connect_operation::on_settled() noexcept {
     log(log_level::debug, "connecting a communicator held its lanes for " +
                               std::to_string((now_in_nanoseconds() - since) / 1000) + " us" +
                               (failed() ? ", in vain" : ""));
+}
+
+// -- windows
+
+register_operation::register_operation(std::shared_ptr<communicator> target,
+                                       const std::vector<std::shared_ptr<lane>>& lanes,
+                                       std::chrono::nanoseconds patience,
+                                       std::chrono::nanoseconds limit,
+                                       std::vector<std::shared_ptr<symmetric_memory>> memory)
+    : connect_operation("register", std::move(target), connect_scope::everything, lanes, patience,
+                        limit),
+      memory_(std::move(memory)) {}
+
+/// An error that is not of the process fails the operation here, so that nobody takes it for the
+/// end of the communicator.
+caf::error register_operation::call(part& p, backend_communicator& rank, stream_view stream) {
+  for (auto& x : memory_) {
+    auto error = rank.register_window(x->address(p.index), x->size_bytes(), stream);
+    if (!error)
+      continue;
+    if (auto code = code_of(error); code && severity_of(*code) == severity::process)
+      return error;
+    fail(error);
+    return {};
+  }
+  return {};
+}
+
+void register_operation::on_lost_part(part& p, const caf::error& why) noexcept {
+  if (!failed())
+    connect_operation::on_lost_part(p, why);
+}
+
+deregister_operation::deregister_operation(std::shared_ptr<communicator> target,
+                                           const std::vector<std::shared_ptr<lane>>& lanes,
+                                           std::shared_ptr<symmetric_memory> memory)
+    : operation_of("deregister", lanes.size()), communicator_(std::move(target)),
+      memory_(std::move(memory)) {
+  for (std::size_t i = 0; i < lanes.size(); ++i) {
+    auto& p = parts()[i];
+    p.on = lanes[i].get();
+    p.rank = static_cast<int>(i);
+    p.stream = stream_kind::none;
+  }
+}
+
+caf::expected<issue_outcome> deregister_operation::issue(part& p, lane& on) {
+  auto error = communicator_->call(p.index, on, [&](backend_communicator& rank) {
+    return rank.deregister_window(memory_->address(p.index));
+  });
+  if (error)
+    return error;
+  return issue_outcome::finished;
+}
+
+// -- memory on all ranks
+
+allocate_all_operation::allocate_all_operation(const std::vector<std::shared_ptr<lane>>& lanes,
+                                               dtype type, std::size_t count, bool zeroed,
+                                               std::shared_ptr<symmetric_memory> symmetric)
+    : operation_of("allocate", lanes.size()), type_(type), count_(count), zeroed_(zeroed),
+      symmetric_(std::move(symmetric)) {
+  value.refs.resize(lanes.size());
+  for (std::size_t i = 0; i < lanes.size(); ++i) {
+    auto& p = parts()[i];
+    p.on = lanes[i].get();
+    p.rank = static_cast<int>(i);
+    p.stream = stream_kind::memory; // behind no kernel
+  }
+  of_elements(count, type);
+}
+
+caf::expected<std::shared_ptr<buffer>> allocate_all_operation::allocate(const part& p, lane& on,
+                                                                        std::size_t bytes) {
+  // An empty buffer still has an address of its own.
+  auto size = std::max<std::size_t>(bytes, 1);
+  auto memory = symmetric_ ? on.device().allocate_symmetric(size)
+                           : on.device().allocate(size, on.stream(p.stream));
+  if (!memory)
+    return memory.error();
+  if (symmetric_)
+    symmetric_->add(p.index, on.shared_state(), *memory);
+  return on.state().make_buffer(*memory, bytes, {}, symmetric_);
+}
+
+caf::expected<issue_outcome> allocate_all_operation::issue(part& p, lane& on) {
+  auto bytes = count_ * size_of(type_);
+  auto memory = allocate(p, on, bytes);
+  if (!memory)
+    return memory.error();
+  auto* address = (*memory)->address();
+  value.refs[p.index] = any_gpu_ref{std::move(*memory), type_, 0, count_};
+  if (zeroed_ && bytes != 0) {
+    std::byte zero{};
+    if (auto error = on.device().fill(address, {&zero, 1}, bytes, on.stream(p.stream)); error)
+      return error;
+  }
+  return issue_outcome::enqueued;
 }
 
 } // namespace troupe::detail

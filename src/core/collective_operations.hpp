@@ -6,7 +6,9 @@
 #include "core/operation.hpp"
 #include "core/operations.hpp"
 #include "core/rank_call.hpp"
+#include "core/symmetric_memory.hpp"
 #include <troupe/collective.hpp>
+#include <troupe/nccl_world.hpp>
 
 #include <atomic>
 #include <chrono>
@@ -44,6 +46,8 @@ public:
   const void* waits_for() const override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
   void on_lost_part(part& p, const caf::error& why) noexcept override;
+  caf::expected<issue_outcome> proceed(part& p, lane& on) override;
+  bool lets_pass() noexcept override;
   void on_part_done(part& p) noexcept override;
   bool on_stall() noexcept override;
   const void* communicator_key() const noexcept override { return communicator_key_.load(); }
@@ -61,6 +65,8 @@ private:
   void run_on(std::shared_ptr<communicator> target);
   bool is_held_up() const noexcept;
   bool waits_for_world() const;
+  void vote(bool yes) noexcept;
+  caf::expected<issue_outcome> issue(part& p, lane& on, bool symmetric);
 
   const std::shared_ptr<world_core> world_;
   std::vector<rank_call> calls_;                     // sorted by rank
@@ -72,6 +78,12 @@ private:
   connect_scope needs_ = connect_scope::collectives;
   std::size_t missing_ = 0;          // calls that are still to come; under the lock of the order
   std::atomic<bool> waiting_{false}; // counts at its world
+  /// A symmetric call that has begun on a rank and never does on another stands still for good, so
+  /// all lanes must have come to it, with nothing in its way, before one issues it: each says yes
+  /// or no. With the first no it goes the plain way, on all ranks.
+  bool may_be_symmetric_ = false;
+  static constexpr std::uint32_t no = 1u << 31;
+  std::atomic<std::uint32_t> votes_{0}; // `no`, or how many said yes
   std::shared_ptr<communicator> communicator_;
   std::shared_ptr<communicator> former_; // on which it would have run when it got its place
   std::atomic<const void*> communicator_key_{nullptr}; // for those who look at it while it waits
@@ -123,7 +135,7 @@ private:
 /// that comes later; so it is over some time, or its own limit ends it, for which no lane is
 /// needed. What comes later waits. Of several that connect on overlapping lanes the first in order
 /// finds its lanes free of the others.
-class connect_operation final : public operation_of<nothing> {
+class connect_operation : public operation_of<nothing> {
 public:
   /// Ends the communicator if the lanes are not free within `patience`, or a call does not come
   /// back within `limit`.
@@ -141,17 +153,81 @@ public:
   world_tag world; ///< for the record
 
 protected:
+  connect_operation(const char* verb, std::shared_ptr<communicator> target, connect_scope what,
+                    const std::vector<std::shared_ptr<lane>>& lanes,
+                    std::chrono::nanoseconds patience, std::chrono::nanoseconds limit);
+  /// What blocks until every rank is in it.
+  virtual caf::error call(part& p, backend_communicator& rank, stream_view stream);
+  /// False: that the lanes do not come to it ends the communicator.
+  virtual bool may_give_up() const noexcept { return false; }
+  communicator& target() noexcept { return *communicator_; }
   void describe_to(flight_entry& x, const part& p) const noexcept override;
   void on_settled() noexcept override;
 
 private:
+  enum class turn : std::uint8_t { to_come, there, given_up };
+
   const std::shared_ptr<communicator> communicator_;
   const connect_scope what_;
   const std::chrono::nanoseconds limit_;
+  std::atomic<turn> turn_{turn::to_come};
   std::vector<char> has_arrived_; // of each part, its lane's
   std::atomic<std::size_t> arrived_{0};
   std::atomic<std::int64_t> held_since_{0};
   std::atomic<std::int64_t> entered_at_{0};
+};
+
+/// Makes memory windows of a communicator, as `connect_operation` connects one: it blocks as well,
+/// and what it has CUDA do may wait for kernels that are at work. That a rank cannot is its answer,
+/// and not the end of the communicator.
+class register_operation final : public connect_operation {
+public:
+  register_operation(std::shared_ptr<communicator> target,
+                     const std::vector<std::shared_ptr<lane>>& lanes,
+                     std::chrono::nanoseconds patience, std::chrono::nanoseconds limit,
+                     std::vector<std::shared_ptr<symmetric_memory>> memory);
+  void on_lost_part(part& p, const caf::error& why) noexcept override;
+
+protected:
+  caf::error call(part& p, backend_communicator& rank, stream_view stream) override;
+  bool may_give_up() const noexcept override { return true; }
+
+private:
+  const std::vector<std::shared_ptr<symmetric_memory>> memory_;
+};
+
+/// Undoes it, on each rank when its lane comes by: it comes between the same registrations on all
+/// of them. Nothing uses the memory any more.
+class deregister_operation final : public operation_of<nothing> {
+public:
+  deregister_operation(std::shared_ptr<communicator> target,
+                       const std::vector<std::shared_ptr<lane>>& lanes,
+                       std::shared_ptr<symmetric_memory> memory);
+  bool bounded() const noexcept override { return false; }
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+  const void* communicator_key() const noexcept override { return communicator_.get(); }
+
+private:
+  const std::shared_ptr<communicator> communicator_;
+  const std::shared_ptr<symmetric_memory> memory_;
+};
+
+/// Memory on every rank of a world.
+class allocate_all_operation final : public operation_of<world_buffers> {
+public:
+  /// `symmetric`: whose pieces it is to be; none: plain memory.
+  allocate_all_operation(const std::vector<std::shared_ptr<lane>>& lanes, dtype type,
+                         std::size_t count, bool zeroed,
+                         std::shared_ptr<symmetric_memory> symmetric);
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+
+private:
+  caf::expected<std::shared_ptr<buffer>> allocate(const part& p, lane& on, std::size_t bytes);
+
+  const dtype type_;
+  const std::size_t count_;
+  const bool zeroed_;
+  const std::shared_ptr<symmetric_memory> symmetric_;
 };
 
 } // namespace troupe::detail

@@ -2,6 +2,7 @@
 
 #include "core/keep_forever.hpp"
 #include "core/log.hpp"
+#include "core/order.hpp"
 #include "core/spin.hpp"
 
 #include <algorithm>
@@ -11,6 +12,10 @@
 namespace troupe::detail {
 
 namespace {
+
+/// A symmetric kernel that all ranks have issued takes microseconds; lanes see its end when they
+/// have time.
+constexpr std::chrono::seconds symmetric_patience{5};
 
 std::vector<backend_communicator*> pointers_to(const communicator_ranks& ranks) {
   std::vector<backend_communicator*> result;
@@ -45,6 +50,15 @@ caf::error communicator::dead() const {
   return cause_ ? cause_ : make_error(errc::communicator_dead, "its communicator has ended");
 }
 
+bool communicator::begin_symmetric(std::uint32_t parts) noexcept {
+  auto now = symmetric_.load(std::memory_order_relaxed);
+  do
+    if ((now & no_more) != 0)
+      return false;
+  while (!symmetric_.compare_exchange_weak(now, now + parts, std::memory_order_acq_rel));
+  return true;
+}
+
 void communicator::fail(const caf::error& cause) noexcept {
   {
     std::lock_guard lock{mutex_};
@@ -52,6 +66,7 @@ void communicator::fail(const caf::error& cause) noexcept {
       return;
     cause_ = cause;
     live_.store(false);
+    symmetric_.fetch_or(no_more);
   }
   log(log_level::warning, "a communicator ended", cause);
   runtime_->recorder().on_end(cause);
@@ -72,6 +87,7 @@ void communicator::retire() noexcept {
     if (!live_.load())
       return;
     live_.store(false);
+    symmetric_.fetch_or(no_more);
   }
   runtime_->workers().run([self = shared_from_this()] { self->reap(true); });
 }
@@ -83,6 +99,43 @@ void communicator::end(const caf::error& cause) noexcept {
     fail(cause);
   else
     retire();
+}
+
+void communicator::keep_window(std::shared_ptr<symmetric_memory> x) {
+  windows_.push_back(std::move(x));
+}
+
+void communicator::let_go_window(const std::shared_ptr<symmetric_memory>& x) {
+  x->set(this, symmetric_memory::state::none);
+  std::erase(windows_, x);
+}
+
+void communicator::let_go_windows() noexcept {
+  std::vector<std::shared_ptr<symmetric_memory>> windows; // freed without the lock
+  std::lock_guard lock{order_mutex()};
+  windows.swap(windows_);
+  for (auto& x : windows)
+    x->set(this, symmetric_memory::state::none);
+}
+
+/// No abort ends them: that they end by themselves was made sure of when they were issued, as far
+/// as it can be.
+void communicator::wait_for_symmetric() noexcept {
+  auto over = [this] {
+    return (symmetric_.load(std::memory_order_acquire) & ~no_more) == 0 || runtime_->ended();
+  };
+  auto until = clock::now() + symmetric_patience;
+  while (!over() && clock::now() < until)
+    std::this_thread::sleep_for(std::chrono::microseconds{200});
+  if (over())
+    return;
+  failure why;
+  why.code = errc::lane_stuck;
+  why.epoch = epoch_;
+  why.detail = "a symmetric collective of a communicator that ended stands still, and nothing can "
+               "abort it (" +
+               describe(dead()) + ")";
+  runtime_->end_everything(make_error(std::move(why)));
 }
 
 void communicator::reap(bool healthy) noexcept {
@@ -106,6 +159,7 @@ void communicator::reap(bool healthy) noexcept {
                  describe(healthy ? caf::error{} : dead()) + ")";
     runtime_->end_everything(make_error(std::move(why)));
   }
+  wait_for_symmetric();
   if (runtime_->ended()) {
     // No call may be made on it any more: its memory goes with the process.
     keep_forever(std::make_shared<communicator_ranks>(std::move(ranks_)));
@@ -116,6 +170,7 @@ void communicator::reap(bool healthy) noexcept {
       runtime_->end_with_fault("the thread that ends communicators", error);
     else if (error)
       log(log_level::warning, "the end of a communicator gave an error", error);
+    let_go_windows();
   }
   for (auto& x : lanes_)
     runtime_->unhold(x->state().ordinal());

@@ -3,6 +3,7 @@
 
 #include "core/lane.hpp"
 #include "core/runtime.hpp"
+#include "core/symmetric_memory.hpp"
 #include <troupe/backend.hpp>
 
 #include <atomic>
@@ -38,6 +39,22 @@ public:
   bool fully_connected() const noexcept { return fully_connected_.load(); }
   void set_fully_connected() noexcept { fully_connected_.store(true); }
 
+  /// `parts` ranks will issue a symmetric call, by `call_for_sure`, each of which ends with
+  /// `end_symmetric`; until then nothing of the communicator is touched, even if it ends. False: it
+  /// has ended.
+  bool begin_symmetric(std::uint32_t parts) noexcept;
+  void end_symmetric() noexcept { symmetric_.fetch_sub(1, std::memory_order_release); }
+
+  // -- its windows, under the lock of the order
+
+  /// None if memory may be registered; else why it was not.
+  const caf::error& windows_closed() const noexcept { return windows_closed_; }
+  /// The ranks' windows may differ from now on: none is used any more.
+  void close_windows(const caf::error& why) { windows_closed_ = why; }
+  /// Keeps `x` until it is let go, or nothing of the communicator is left.
+  void keep_window(std::shared_ptr<symmetric_memory> x);
+  void let_go_window(const std::shared_ptr<symmetric_memory>& x);
+
   /// Calls `f` for rank `i` on its lane, unless the communicator has ended.
   /// @errors errc::communicator_dead: nothing was called
   template <class F> caf::error call(std::size_t i, lane& on, F f) {
@@ -46,6 +63,14 @@ public:
       on.leave();
       return dead();
     }
+    auto error = f(rank(i));
+    on.leave();
+    return error;
+  }
+
+  /// The same, whether it has ended or not: others rely on this rank (`begin_symmetric`).
+  template <class F> caf::error call_for_sure(std::size_t i, lane& on, F f) {
+    on.enter(this);
     auto error = f(rank(i));
     on.leave();
     return error;
@@ -63,6 +88,8 @@ public:
 
 private:
   void reap(bool healthy) noexcept;
+  void wait_for_symmetric() noexcept;
+  void let_go_windows() noexcept;
 
   const std::shared_ptr<runtime> runtime_;
   const std::uint64_t epoch_;
@@ -76,6 +103,10 @@ private:
   const std::function<void()> on_gone_;
   std::atomic<bool> live_{true};
   std::atomic<bool> fully_connected_{false};
+  static constexpr std::uint32_t no_more = 1u << 31;
+  std::atomic<std::uint32_t> symmetric_{0}; // parts of symmetric calls that are not over
+  std::vector<std::shared_ptr<symmetric_memory>> windows_;
+  caf::error windows_closed_;
   mutable std::mutex mutex_;
   caf::error cause_; // under mutex_
 };

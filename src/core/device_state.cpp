@@ -158,10 +158,11 @@ void device_state::set_wake(std::function<void()> wake) {
 }
 
 std::shared_ptr<buffer> device_state::make_buffer(void* address, std::size_t size_bytes,
-                                                  std::function<void(void*)> deleter) {
+                                                  std::function<void(void*)> deleter,
+                                                  std::shared_ptr<symmetric_memory> symmetric) {
   auto id = next_buffer_.fetch_add(1, std::memory_order_relaxed);
   auto result = std::make_shared<buffer>(shared_from_this(), id, generation(), address, size_bytes,
-                                         std::move(deleter));
+                                         std::move(deleter), std::move(symmetric));
   std::lock_guard lock{buffers_mutex_};
   buffers_.emplace(id, result);
   return result;

@@ -18,6 +18,7 @@ namespace troupe::detail {
 
 class buffer;
 class lane;
+class symmetric_memory;
 
 /// A device of one actor system. Outlives its lane, as long as a handle to its memory does.
 class device_state : public std::enable_shared_from_this<device_state> {
@@ -73,7 +74,8 @@ public:
   void set_wake(std::function<void()> wake);
 
   std::shared_ptr<buffer> make_buffer(void* address, std::size_t size_bytes,
-                                      std::function<void(void*)> deleter = {});
+                                      std::function<void(void*)> deleter = {},
+                                      std::shared_ptr<symmetric_memory> symmetric = {});
   std::shared_ptr<buffer> find_buffer(std::uint64_t id) const;
   void forget_buffer(std::uint64_t id) noexcept;
 

@@ -312,6 +312,13 @@ bool lane::is_held() noexcept {
   return held;
 }
 
+bool lane::lets_pass() noexcept {
+  auto made = made_streams();
+  return std::all_of(made.begin(), made.end(), [](const lane_stream& s) {
+    return s.continuing == nullptr || s.continuing->of->lets_pass();
+  });
+}
+
 /// Its own while something of it is there, else one where nothing is. If there is none, one where
 /// nothing stands still for good, as far as anybody knows.
 std::size_t lane::choose_stream(const stream_tenant& who) const noexcept {
@@ -330,6 +337,15 @@ std::size_t lane::choose_stream(const stream_tenant& who) const noexcept {
     }
   }
   return best;
+}
+
+bool lane::starts_for_sure(const part& p) const noexcept {
+  auto ends = [](const lane_stream& s) {
+    return s.continuing == nullptr && (s.in_flight.empty() || s.in_flight.back()->certain);
+  };
+  return state_->acquired() == 0 && nothing_before(p) &&
+         ends(streams_[static_cast<std::size_t>(stream_kind::compute)]) &&
+         std::all_of(streams_.begin() + first_collective, streams_.end(), ends);
 }
 
 bool lane::collectives_over() const noexcept {
@@ -362,6 +378,8 @@ lane::verdict lane::try_issue(part& p) {
   auto holder = held_by(p);
   record_.held_by(holder.value_or(0));
   if (holder && !(op.withdrawn() && !stands_between(p)))
+    return verdict::held;
+  if ((p.tenant != nullptr || p.stream == stream_kind::compute) && !lets_pass())
     return verdict::held;
   waiting_.pop_front();
   fetch_ahead();

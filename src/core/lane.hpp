@@ -122,6 +122,9 @@ public:
   stream_view stream(const part& p) const noexcept { return streams_[index_of(p)].stream; }
   /// Makes streams, if there can be more, so that each communicator may have its own.
   caf::error provide_streams();
+  /// Will `p`, once issued, start without fail: is nothing before it in its stream, and no kernel
+  /// on the device, but what is certain to end?
+  bool starts_for_sure(const part& p) const noexcept;
   /// Is all work of communicators over, but what has failed?
   bool collectives_over() const noexcept;
   /// Before and after a call that connects a communicator.
@@ -171,6 +174,7 @@ private:
   bool take_inbox() noexcept;
   bool issue_ready();
   bool is_held() noexcept;
+  bool lets_pass() noexcept;
   verdict try_issue(part& p);
   void fetch_ahead() const noexcept;
   std::optional<std::uint64_t> held_by(const part& p) const noexcept;

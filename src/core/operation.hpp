@@ -62,6 +62,8 @@ struct part {
   /// Issued behind the work of another tenant.
   std::atomic<bool> behind_others{false};
   bool uses_memory = false;
+  /// All ranks issue it, and it waits for nothing but them; the lane's alone.
+  bool certain = false;
   bool passed_by = false; ///< never issued; its event alone stands in the stream
   /// Its own requester knows that it is done, whatever becomes of the others.
   std::atomic<bool> told{false};
@@ -182,6 +184,8 @@ public:
   virtual caf::expected<issue_outcome> issue(part& p, lane& on);
   /// Nothing else is issued on a lane while a part of it `continues` there.
   virtual bool holds_lane() const noexcept { return false; }
+  /// Work of kernels is to pass a part that `continues`: false if that comes first, at once.
+  virtual bool lets_pass() noexcept { return true; }
   /// Goes on with a part that `continues`.
   virtual caf::expected<issue_outcome> proceed(part& p, lane& on);
   /// A part was issued and another never will be; `p` is the one that saw it. May be called twice.

@@ -290,10 +290,17 @@ public:
       store_factor(result.factor, call.type, *factor);
     }
     auto address = [](const memory_range& r) { return r.of->memory()->address() + r.begin; };
-    if (sends)
+    auto place = [](const memory_range& r) {
+      return symmetric_place{r.of->memory()->symmetric(), r.begin};
+    };
+    if (sends) {
       call.send = address(result.send);
-    if (receives)
+      result.send_place = place(result.send);
+    }
+    if (receives) {
       call.recv = address(result.recv);
+      result.recv_place = place(result.recv);
+    }
     return result;
   }
 
@@ -555,6 +562,58 @@ std::string difference(const rank_call& a, const rank_call& b) {
         return "rank " + std::to_string(from->rank) + " sends " + elements(sent) + " to rank " +
                std::to_string(to->rank) + ", which receives " + std::to_string(wanted);
   return {};
+}
+
+namespace {
+
+bool has_symmetric_form(const collective_call& x) noexcept {
+  if (x.what == collective_kind::all_gather)
+    return true;
+  if (x.what != collective_kind::all_reduce && x.what != collective_kind::reduce_scatter)
+    return false;
+  switch (x.type) {
+  case dtype::float16:
+  case dtype::bfloat16:
+  case dtype::float32:
+  case dtype::float8_e4m3:
+  case dtype::float8_e5m2:
+    return x.op == reduce_op::sum;
+  default:
+    return false;
+  }
+}
+
+/// Is one buffer of an all_gather or reduce_scatter the rank's part of the other?
+bool is_in_place(const rank_call& x) noexcept {
+  auto part = x.rank * x.call.count * size_of(x.call.type);
+  auto* send = static_cast<const std::byte*>(x.call.send);
+  auto* recv = static_cast<const std::byte*>(x.call.recv);
+  return (x.call.what == collective_kind::all_gather && send == recv + part) ||
+         (x.call.what == collective_kind::reduce_scatter && recv == send + part);
+}
+
+} // namespace
+
+bool is_symmetric(std::span<const rank_call> calls, std::size_t ranks, std::size_t limit) noexcept {
+  auto& first = calls.front();
+  if (first.send_place.of == nullptr || first.recv_place.of == nullptr || calls.size() != ranks ||
+      ranks < 2 || !has_symmetric_form(first.call))
+    return false;
+  auto parts = first.call.what == collective_kind::all_reduce ? 1 : ranks;
+  auto bytes = first.call.count * size_of(first.call.type) * parts;
+  if (bytes == 0 || bytes > limit)
+    return false;
+  bool in_place = std::all_of(calls.begin(), calls.end(), is_in_place);
+  return std::all_of(calls.begin(), calls.end(), [&](const rank_call& x) {
+    bool same_send = x.send_place == first.send_place;
+    bool same_recv = x.recv_place == first.recv_place;
+    if (x.call.what != first.call.what || x.send_place.of != first.send_place.of ||
+        x.recv_place.of != first.recv_place.of)
+      return false;
+    if (in_place)
+      return x.call.what == collective_kind::all_gather ? same_recv : same_send;
+    return same_send && same_recv;
+  });
 }
 
 bool conflict(const rank_call& a, const rank_call& b) noexcept {

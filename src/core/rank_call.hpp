@@ -2,6 +2,7 @@
 /// checked.
 #pragma once
 
+#include "core/symmetric_memory.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/collective.hpp>
 
@@ -55,6 +56,8 @@ struct rank_call {
   collective_call call;
   memory_range send; // until the operation is made
   memory_range recv;
+  symmetric_place send_place;
+  symmetric_place recv_place;
   std::array<std::byte, 8> factor{};
   std::unique_ptr<exchange_plan> plan;
   bool made = true; ///< false: the rank is still to call
@@ -91,6 +94,12 @@ caf::expected<rank_call> rank_call_of(const char* verb, const collective_view& x
 
 /// What two ranks' calls that were made apart differ in; empty if they belong together.
 std::string difference(const rank_call& a, const rank_call& b);
+
+/// Can `calls`, one of each of `ranks` ranks, go the symmetric way: is it of a kind, type and
+/// operation for which there is one, at most `limit` bytes, and does it lie at the same place on
+/// all ranks?
+/// @source NCCL 2.28.9, `ncclSymkImplemented` (src/sym_kernels.cc)
+bool is_symmetric(std::span<const rank_call> calls, std::size_t ranks, std::size_t limit) noexcept;
 
 /// Do two calls of one rank touch memory that one of them writes?
 bool conflict(const rank_call& a, const rank_call& b) noexcept;

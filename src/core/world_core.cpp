@@ -60,7 +60,15 @@ world_status world_core::status() const {
 }
 
 world_status world_core::status_locked() const {
-  return {name_, phase_, epoch_, membership_, members_, reason_, standby_ && standby_->live()};
+  world_status result{
+      name_, phase_, epoch_, membership_, members_, reason_, standby_ && standby_->live()};
+  if (!has_communicator())
+    return result;
+  result.windows_reason = current_->windows_closed();
+  for (auto& x : symmetric_)
+    if (auto memory = x.lock(); memory && !result.windows_reason)
+      result.windows += memory->with(current_.get()) == symmetric_memory::state::registered;
+  return result;
 }
 
 // -- life
@@ -110,7 +118,9 @@ std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::err
     if (!target)
       return done(epoch, make_error(errc::unavailable,
                                     "the world went on before this communicator was built"));
-    self->connect(target, what, [target, epoch, done](const caf::error& why) {
+    self->connect(target, what, [self, target, what, epoch, done](const caf::error& why) {
+      if (!why && what == connect_scope::everything)
+        return self->register_windows(target, [done, epoch] { done(epoch, {}); });
       if (why)
         target->end(why); // refused or late: the next one must not find it on its lanes
       done(epoch, why);
@@ -141,10 +151,13 @@ void world_core::connect(const std::shared_ptr<communicator>& target, connect_sc
 void world_core::connect_the_rest(const std::shared_ptr<communicator>& target) {
   connect(target, connect_scope::everything,
           [target, self = weak_from_this()](const caf::error& why) {
+            auto world = self.lock();
             if (why)
               target->fail(why);
-            else if (auto world = self.lock())
+            else if (world)
               world->runtime_->gate().go_on_soon();
+            if (world && !why)
+              world->register_windows(target, [] {});
           });
 }
 
@@ -198,6 +211,162 @@ bool world_core::open() {
   if (!opened->fully_connected())
     connect_the_rest(opened);
   return true;
+}
+
+// -- symmetric memory
+
+/// Under the lock of the order.
+std::vector<std::shared_ptr<communicator>> world_core::communicators_there() const {
+  std::vector<std::shared_ptr<communicator>> result;
+  for (auto& x : {current_, next_, standby_})
+    if (x && x->live())
+      result.push_back(x);
+  return result;
+}
+
+/// All memory that is not registered with `target` yet, nor about to be; `then` when that is over.
+void world_core::register_windows(const std::shared_ptr<communicator>& target,
+                                  std::function<void()> then) {
+  std::vector<std::shared_ptr<symmetric_memory>> all; // freed without the lock
+  std::vector<std::shared_ptr<symmetric_memory>> wanted;
+  {
+    std::lock_guard lock{order_mutex()};
+    for (auto& x : symmetric_)
+      if (auto memory = x.lock())
+        all.push_back(std::move(memory));
+    for (auto& x : all)
+      if (!target->windows_closed() && x->usable() &&
+          x->with(target.get()) == symmetric_memory::state::none) {
+        x->set(target.get(), symmetric_memory::state::asked_for);
+        target->keep_window(x);
+        wanted.push_back(x);
+      }
+  }
+  if (wanted.empty())
+    return then();
+  auto op = std::make_shared<register_operation>(target, lanes_, patience(), limits_.connect_limit,
+                                                 wanted);
+  op->world = tag_;
+  op->deadline = from_now(limits_.build_deadline);
+  op->on_answer(
+      [self = shared_from_this(), op = std::weak_ptr{op}, target, wanted, then = std::move(then)] {
+        auto x = op.lock();
+        if (!x)
+          return;
+        self->on_registered(*target, wanted, x->error());
+        then();
+      });
+  runtime_->start(op);
+}
+
+void world_core::on_registered(communicator& target,
+                               const std::vector<std::shared_ptr<symmetric_memory>>& memory,
+                               const caf::error& why) {
+  if (why && target.live())
+    log(log_level::warning,
+        "world " + name_ + " uses its symmetric memory as plain memory in epoch " +
+            std::to_string(target.epoch()),
+        why);
+  std::lock_guard lock{order_mutex()};
+  for (auto& x : memory)
+    if (x->with(&target) == symmetric_memory::state::asked_for) // it is not gone meanwhile
+      x->set(&target, why ? symmetric_memory::state::failed : symmetric_memory::state::registered);
+  if (why)
+    target.close_windows(why);
+}
+
+void world_core::forget(const std::shared_ptr<symmetric_memory>& x) {
+  std::vector<std::shared_ptr<communicator>> with;
+  {
+    std::lock_guard lock{order_mutex()};
+    std::erase_if(symmetric_, [&](auto& y) { return y.expired() || y.lock() == x; });
+    for (auto& c : communicators_there())
+      if (x->with(c.get()) == symmetric_memory::state::registered)
+        with.push_back(c);
+  }
+  for (auto& target : with) {
+    auto op = std::make_shared<deregister_operation>(target, lanes_, x);
+    op->deadline = from_now(limits_.build_deadline);
+    op->on_answer([op = std::weak_ptr{op}, target, x] {
+      auto done = op.lock();
+      if (!done || done->error()) // the communicator keeps it until it ends
+        return;
+      std::lock_guard lock{order_mutex()};
+      target->let_go_window(x);
+    });
+    runtime_->start(op);
+  }
+}
+
+std::shared_ptr<operation_of<world_buffers>> world_core::allocate(dtype type, std::size_t count,
+                                                                  allocation_options what,
+                                                                  const request_options& options) {
+  constexpr auto verb = "allocate";
+  if (what.symmetric || options.membership != 0) // else it is a matter of the devices alone
+    if (auto error = check_view(verb, options.membership); error)
+      return refused_operation<world_buffers>(verb, std::move(error));
+  if (size_of(type) == 0 || count > SIZE_MAX / size_of(type)) {
+    failure why;
+    why.code = errc::out_of_memory;
+    why.verb = verb;
+    why.detail = std::to_string(count) + " elements are more than an address can tell apart";
+    return refused_operation<world_buffers>(verb, make_error(std::move(why)));
+  }
+  auto memory =
+      what.symmetric
+          ? std::make_shared<symmetric_memory>(
+                size(), std::max<std::size_t>(count * size_of(type), 1),
+                [world = weak_from_this()](std::shared_ptr<symmetric_memory> x) {
+                  auto self = world.lock();
+                  if (!self)
+                    return;
+                  // Whoever drops a handle may have the lock of the order.
+                  self->runtime_->keeper().call_at(clock::now(), [world, x = std::move(x)] {
+                    if (auto alive = world.lock())
+                      alive->forget(x);
+                  });
+                })
+          : nullptr;
+  auto parts = std::make_shared<allocate_all_operation>(lanes_, type, count, what.zeroed, memory);
+  parts->deadline = from_now(options.deadline.count() != 0 ? options.deadline : limits_.deadline);
+  if (!memory) {
+    runtime_->start(parts);
+    return parts;
+  }
+  // A request that no lane sees: it is answered when the memory is registered, too.
+  auto result = std::make_shared<operation_of<world_buffers>>(verb, 0);
+  result->deadline = parts->deadline;
+  runtime_->keeper().add(*result);
+  result->on_answer([owner = runtime_, x = std::weak_ptr{result}] {
+    if (auto op = x.lock())
+      owner->keeper().remove(*op);
+  });
+  parts->on_answer([self = shared_from_this(), x = std::weak_ptr{parts}, memory, result] {
+    auto done = x.lock();
+    if (!done)
+      return;
+    if (done->error()) {
+      result->answer(done->error());
+      return;
+    }
+    result->value = done->value;
+    std::vector<std::shared_ptr<communicator>> there;
+    {
+      std::lock_guard lock{order_mutex()};
+      self->symmetric_.push_back(memory);
+      there = self->communicators_there();
+    }
+    auto open = std::make_shared<std::atomic<std::size_t>>(there.size() + 1);
+    auto one_less = [open, result] {
+      if (open->fetch_sub(1) == 1)
+        result->answer({});
+    };
+    for (auto& target : there)
+      self->register_windows(target, one_less);
+    one_less();
+  });
+  runtime_->start(parts);
+  return result;
 }
 
 void world_core::give_up_build(const caf::error& cause) {

@@ -7,7 +7,9 @@
 #include "core/rank_call.hpp"
 #include "core/rank_matching.hpp"
 #include "core/runtime.hpp"
+#include "core/symmetric_memory.hpp"
 #include <troupe/collective.hpp>
+#include <troupe/nccl_world.hpp>
 #include <troupe/world_status.hpp>
 
 #include <atomic>
@@ -80,6 +82,11 @@ public:
   caf::expected<std::shared_ptr<rank_request>> ask(int rank, const collective_view& what,
                                                    const request_options& options);
 
+  /// `count` elements on every rank, in rank order; `symmetric`: registered with the communicators
+  /// that are there, unless that fails, when it is answered, and with later ones.
+  std::shared_ptr<operation_of<world_buffers>>
+  allocate(dtype type, std::size_t count, allocation_options what, const request_options& options);
+
   // -- for requests, under the lock of the order
 
   /// May a request that means `membership` go on?
@@ -108,6 +115,12 @@ private:
   void connect(const std::shared_ptr<communicator>& target, connect_scope what,
                std::function<void(const caf::error&)> done);
   void connect_the_rest(const std::shared_ptr<communicator>& target);
+  std::vector<std::shared_ptr<communicator>> communicators_there() const;
+  void register_windows(const std::shared_ptr<communicator>& target, std::function<void()> then);
+  void on_registered(communicator& target,
+                     const std::vector<std::shared_ptr<symmetric_memory>>& memory,
+                     const caf::error& why);
+  void forget(const std::shared_ptr<symmetric_memory>& x);
   void on_communicator_end(communicator& which, const caf::error& cause) noexcept;
   std::vector<world_member> present_members() const;
   bool switch_to_standby(const caf::error& cause);
@@ -136,6 +149,7 @@ private:
   std::shared_ptr<communicator> current_; // for requests
   std::shared_ptr<communicator> standby_; // connected, and idle
   rank_matching matching_;
+  std::vector<std::weak_ptr<symmetric_memory>> symmetric_; // in the order of allocation
 };
 
 } // namespace troupe::detail

@@ -133,6 +133,7 @@ TEST_F(Messages, RequestsToAWorldComeBack) {
   expect_same(sys, any_call);
   expect_same(sys, group{{any_call, barrier{}}, options_});
   expect_same(sys, rank_local{2, any_call, options_});
+  expect_same(sys, allocate_all{7, dtype::float16, {true, true}, options_});
   expect_same(sys, get_status{});
   expect_same(sys, subscribe{});
   auto parted = there_and_back(sys, split{"tensor", {0, 1, -1}, {3, 2, 1}, options_});
@@ -151,7 +152,8 @@ TEST_F(Messages, RequestsToAWorldComeBack) {
 
 TEST_F(Messages, AnswersComeBack) {
   auto& sys = sys_.get();
-  expect_same(sys, collective_done{5, 6, 7});
+  expect_same(sys, collective_done{5, 6, 7, true});
+  expect_same(sys, world_buffers{{ref_, ref_}});
   expect_same(sys, world_member{1, 2, 3});
   auto changed =
       there_and_back(sys, device_changed{2, device_phase::failed, 8, make_error(some_failure())});
@@ -159,8 +161,15 @@ TEST_F(Messages, AnswersComeBack) {
   EXPECT_EQ(changed.phase, device_phase::failed);
   EXPECT_EQ(changed.generation, 8u);
   EXPECT_EQ(describe(changed.reason), to_string(some_failure()));
-  world_status status{
-      "w", world_phase::building, 3, 2, {{0, 1, 5}, {1, 0, 6}}, make_error(some_failure()), true};
+  world_status status{"w",
+                      world_phase::building,
+                      3,
+                      2,
+                      {{0, 1, 5}, {1, 0, 6}},
+                      make_error(some_failure()),
+                      true,
+                      4,
+                      make_error(some_failure())};
   auto told = there_and_back(sys, status);
   EXPECT_EQ(told.name, "w");
   EXPECT_EQ(told.phase, world_phase::building);
@@ -169,6 +178,8 @@ TEST_F(Messages, AnswersComeBack) {
   EXPECT_EQ(told.members, status.members);
   EXPECT_EQ(describe(told.reason), describe(status.reason));
   EXPECT_TRUE(told.standby_ready);
+  EXPECT_EQ(told.windows, 4u);
+  EXPECT_EQ(describe(told.windows_reason), describe(status.windows_reason));
   expect_same(sys, must(gpu_.stats().wait()));
 }
 

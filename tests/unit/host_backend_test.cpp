@@ -616,6 +616,115 @@ TEST(HostCommunicator, AbortLetsWaitingRanksGo) {
   }
 }
 
+/// Two ranks, each with a window of 64 floats, and plain memory beside it.
+class HostWindows : public ::testing::Test {
+protected:
+  static constexpr std::size_t size_bytes = 64 * sizeof(float);
+
+  void SetUp() override {
+    for (std::size_t r = 0; r < 2; ++r) {
+      window[r] = static_cast<float*>(must(devices[r]->allocate_symmetric(size_bytes)));
+      plain[r] = static_cast<float*>(must(devices[r]->allocate(size_bytes, devices[r].stream)));
+      for (std::size_t i = 0; i < 64; ++i)
+        window[r][i] = plain[r][i] = static_cast<float>(i * (r + 1));
+    }
+    for_both([this](std::size_t r) {
+      EXPECT_TRUE(
+          is_ok(communicator[r]->register_window(window[r], size_bytes, devices[r].stream)));
+    });
+  }
+
+  template <class F> static void for_both(F f) {
+    std::thread other{[&] { f(1); }};
+    f(0);
+    other.join();
+  }
+
+  static collective_call sum_of(float* memory, std::size_t count) {
+    return {.send = memory,
+            .recv = memory,
+            .count = count,
+            .type = dtype::float32,
+            .op = reduce_op::sum,
+            .symmetric = true};
+  }
+  caf::error enqueue(std::size_t r, const collective_call& x) {
+    return communicator[r]->enqueue({&x, 1}, devices[r].stream);
+  }
+  void drain() {
+    for (auto& x : devices)
+      x.drain();
+  }
+
+  std::shared_ptr<backend> host = make_host_backend({.devices = 2});
+  std::vector<opened_device> devices = open_all(*host);
+  communicator_ranks communicator = build_all(*host, 2);
+  std::array<float*, 2> window{};
+  std::array<float*, 2> plain{};
+};
+
+TEST_F(HostWindows, CarrySymmetricCalls) {
+  for (std::size_t r = 0; r < 2; ++r)
+    ASSERT_TRUE(is_ok(enqueue(r, sum_of(window[r] + 4, 10))));
+  drain();
+  for (std::size_t r = 0; r < 2; ++r)
+    for (std::size_t i = 0; i < 64; ++i)
+      EXPECT_EQ(window[r][i], static_cast<float>(i >= 4 && i < 14 ? 3 * i : i * (r + 1)));
+  EXPECT_TRUE(is_ok(host->destroy(std::move(communicator))));
+}
+
+TEST_F(HostWindows, ACallThatIsNotInThemIsRefused) {
+  EXPECT_TRUE(has_code(enqueue(0, sum_of(plain[0], 10)), errc::invalid_argument));
+  EXPECT_TRUE(has_code(enqueue(0, sum_of(window[0] + 60, 10)), errc::invalid_argument));
+  auto reduce = sum_of(window[0], 10);
+  reduce.what = collective_kind::reduce;
+  EXPECT_TRUE(has_code(enqueue(0, reduce), errc::invalid_argument));
+  const std::array two{sum_of(window[0], 1), sum_of(window[0], 1)};
+  EXPECT_TRUE(has_code(communicator[0]->enqueue(two, devices[0].stream), errc::invalid_argument));
+  EXPECT_TRUE(has_code(communicator[0]->deregister_window(plain[0]), errc::invalid_argument));
+}
+
+TEST_F(HostWindows, RanksThatDifferAreAMismatch) {
+  EXPECT_TRUE(is_ok(enqueue(0, sum_of(window[0], 10))));
+  EXPECT_TRUE(is_ok(enqueue(1, sum_of(window[1] + 1, 10))));
+  drain();
+  EXPECT_TRUE(has_code(communicator[0]->asynchronous_error(), errc::collective_mismatch));
+}
+
+TEST_F(HostWindows, ACallThatIsSymmetricOnOneRankIsAMismatch) {
+  auto other = sum_of(window[1], 10);
+  other.symmetric = false;
+  EXPECT_TRUE(is_ok(enqueue(0, sum_of(window[0], 10))));
+  EXPECT_TRUE(is_ok(enqueue(1, other)));
+  drain();
+  EXPECT_TRUE(has_code(communicator[0]->asynchronous_error(), errc::collective_mismatch));
+}
+
+TEST_F(HostWindows, MemoryIsFreedAfterThem) {
+  EXPECT_TRUE(
+      has_code(devices[0]->deallocate(window[0], devices[0].stream), errc::invalid_argument));
+  EXPECT_TRUE(has_code(devices[0]->close_memory(), errc::invalid_argument));
+  EXPECT_TRUE(is_ok(communicator[0]->deregister_window(window[0])));
+  EXPECT_TRUE(is_ok(devices[0]->deallocate(window[0], devices[0].stream)));
+  EXPECT_TRUE(is_ok(host->destroy(std::move(communicator))));
+  EXPECT_TRUE(is_ok(devices[1]->deallocate(window[1], devices[1].stream)));
+}
+
+TEST_F(HostWindows, AnAbortInTheMiddleOfASymmetricCallIsWrong) {
+  EXPECT_TRUE(is_ok(enqueue(0, sum_of(window[0], 10))));
+  // Until the call has begun when the abort comes.
+  while (!has_code(host->abort(std::move(communicator)), errc::invalid_argument)) {
+    communicator = build_all(*host, 2);
+    for_both([this](std::size_t r) {
+      ASSERT_TRUE(
+          is_ok(communicator[r]->register_window(window[r], size_bytes, devices[r].stream)));
+    });
+    ASSERT_TRUE(is_ok(enqueue(0, sum_of(window[0], 10))));
+    std::this_thread::yield();
+  }
+  drain();
+}
+
 TEST(HostCommunicator, CanBeAbortedAtAnyMoment) {
   constexpr std::size_t count = 20'000;
   const auto backend = make_host_backend({.devices = 4});

@@ -60,6 +60,9 @@ public:
   caf::error deallocate(void* memory, stream_view s) noexcept override {
     return inner_->deallocate(memory, s);
   }
+  caf::expected<void*> allocate_symmetric(std::size_t size) noexcept override {
+    return inner_->allocate_symmetric(size);
+  }
   caf::expected<void*> allocate_pinned(std::size_t size) noexcept override {
     return inner_->allocate_pinned(size);
   }

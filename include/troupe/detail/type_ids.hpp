@@ -53,6 +53,9 @@ struct record_flight;
 struct split;
 struct sub_world;
 struct world_split;
+struct allocation_options;
+struct allocate_all;
+struct world_buffers;
 struct launch_callable;
 
 namespace detail {
@@ -116,6 +119,9 @@ CAF_ADD_TYPE_ID(troupe, (troupe::record_flight))
 CAF_ADD_TYPE_ID(troupe, (troupe::split))
 CAF_ADD_TYPE_ID(troupe, (troupe::sub_world))
 CAF_ADD_TYPE_ID(troupe, (troupe::world_split))
+CAF_ADD_TYPE_ID(troupe, (troupe::allocation_options))
+CAF_ADD_TYPE_ID(troupe, (troupe::allocate_all))
+CAF_ADD_TYPE_ID(troupe, (troupe::world_buffers))
 CAF_END_TYPE_ID_BLOCK(troupe)
 
 // Messages that mean something only within the process. They have no serialized form, and the

@@ -46,6 +46,9 @@ enum class verb : std::uint8_t {
   asynchronous_error,
   abort,
   destroy,
+  allocate_symmetric,
+  register_window,
+  deregister_window,
 };
 
 std::string_view to_string(verb x) noexcept;

@@ -9,6 +9,7 @@
 
 #include <cuda_runtime_api.h>
 #include <driver_types.h>
+#include <nccl.h>
 
 #include <algorithm>
 #include <array>
@@ -76,6 +77,7 @@ cuda_device::~cuda_device() {
     if (code != cudaSuccess)
       break; // the others would fail as well
   }
+  (void)free_symmetric();
 }
 
 caf::error cuda_device::select() const noexcept {
@@ -188,6 +190,8 @@ caf::error cuda_device::close_memory() noexcept {
       first = std::move(err);
   }
   allocated_.clear();
+  if (auto err = free_symmetric(); err && !first)
+    first = std::move(err);
   auto err = check(cudaMemPoolDestroy(pool_.release()), "cudaMemPoolDestroy", ordinal_);
   return first ? first : err;
 }
@@ -230,7 +234,51 @@ caf::expected<void*> cuda_device::allocate(std::size_t size_bytes, stream_view s
   });
 }
 
+caf::expected<void*> cuda_device::allocate_symmetric(std::size_t size_bytes) noexcept {
+  return no_throw([&]() -> caf::expected<void*> {
+    if (!pool_)
+      return failed(errc::unavailable, ordinal_, "its memory is closed");
+    if (auto err = select())
+      return err;
+    void* memory = nullptr;
+    auto code = ncclMemAlloc(&memory, size_bytes);
+    if (code != ncclSuccess) { // what the pool keeps may be what is missing
+      if (auto err = check(cudaMemPoolTrimTo(pool_.get(), 0), "cudaMemPoolTrimTo", ordinal_))
+        return err;
+      code = ncclMemAlloc(&memory, size_bytes);
+    }
+    if (code != ncclSuccess) {
+      std::size_t free_bytes = 0;
+      std::size_t total_bytes = 0;
+      if (auto err = check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo", ordinal_))
+        return err;
+      return failed(errc::out_of_memory, ordinal_,
+                    std::to_string(size_bytes) + " bytes from ncclMemAlloc (" +
+                        ncclGetErrorString(code) + "); " + std::to_string(free_bytes) +
+                        " are free");
+    }
+    unique_symmetric_memory owner{memory, ordinal_};
+    symmetric_.insert(memory);
+    (void)owner.release();
+    return memory;
+  });
+}
+
+caf::error cuda_device::free_symmetric() noexcept {
+  caf::error first;
+  for (void* memory : symmetric_)
+    if (auto err = check(ncclMemFree(memory), "ncclMemFree", ordinal_); err && !first)
+      first = std::move(err);
+  symmetric_.clear();
+  return first;
+}
+
 caf::error cuda_device::deallocate(void* memory, stream_view stream) noexcept {
+  if (symmetric_.erase(memory) != 0) {
+    if (auto err = select())
+      return err;
+    return check(ncclMemFree(memory), "ncclMemFree", ordinal_);
+  }
   const auto i = allocated_.find(memory);
   if (i == allocated_.end())
     return no_throw([&] {

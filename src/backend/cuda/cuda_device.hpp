@@ -44,6 +44,8 @@ public:
   caf::error close_memory() noexcept override;
   caf::expected<void*> allocate(std::size_t size_bytes, stream_view stream) noexcept override;
   caf::error deallocate(void* memory, stream_view stream) noexcept override;
+  /// By NCCL; not of the pool.
+  caf::expected<void*> allocate_symmetric(std::size_t size_bytes) noexcept override;
   caf::expected<void*> allocate_pinned(std::size_t size_bytes) noexcept override;
   caf::error deallocate_pinned(void* memory) noexcept override;
 
@@ -82,12 +84,14 @@ private:
   caf::error grant(std::span<const int> peers) noexcept;
   /// Gives back to CUDA what the pool holds and nobody uses.
   caf::error trim(stream_view stream) noexcept;
+  caf::error free_symmetric() noexcept;
 
   const unique_claim claim_;
   const int ordinal_;
   const shared_driver_access driver_;
   unique_memory_pool pool_;             ///< of this generation; empty while memory is closed
   std::unordered_set<void*> allocated_; ///< what `pool_` gave and did not get back
+  std::unordered_set<void*> symmetric_; ///< what NCCL gave and did not get back
   std::vector<int> peers_;              ///< may access the pool of every generation
 };
 

@@ -56,6 +56,14 @@ struct stream_memory_traits {
   }
 };
 
+struct symmetric_memory_traits {
+  using value_type = void*;
+  static void destroy(void* memory, int device) noexcept {
+    const device_guard guard{device};
+    teardown(ncclMemFree(memory), "ncclMemFree", device);
+  }
+};
+
 /// A communicator that nobody ended in good order is aborted.
 struct communicator_traits {
   using value_type = ncclComm_t;
@@ -70,6 +78,7 @@ using unique_event = unique_handle<event_traits>;
 using unique_memory_pool = unique_handle<memory_pool_traits>;
 using unique_pinned_memory = unique_handle<pinned_memory_traits>;
 using unique_stream_memory = unique_handle<stream_memory_traits>;
+using unique_symmetric_memory = unique_handle<symmetric_memory_traits>;
 using unique_communicator = unique_handle<communicator_traits>;
 
 } // namespace troupe::detail

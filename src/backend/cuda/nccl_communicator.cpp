@@ -47,6 +47,9 @@ constexpr int warm_up_group = 256;
 /// @units bytes that each pair of ranks exchanges
 constexpr std::size_t pair_bytes = 1024;
 
+/// @units bytes; of what the kernels of windows run on before anybody uses them
+constexpr std::size_t window_scratch_bytes = 65536;
+
 /// @units bytes of a communicator's own memory
 constexpr std::size_t own_bytes = 4096;
 
@@ -194,6 +197,35 @@ caf::error init_all(const communicator_id& id, int size, std::span<const local_r
   return first;
 }
 
+/// Ends the communicators of the windows. Nothing runs on them, so that to abort is to destroy, but
+/// for waiting.
+caf::error close_windows(std::span<const std::unique_ptr<backend_communicator>> ranks) noexcept {
+  if (may_not_call(ranks))
+    return {};
+  caf::error first;
+  auto keep = [&first](caf::error err) {
+    if (err && !first)
+      first = std::move(err);
+  };
+  for (const auto& rank : ranks)
+    keep(as_nccl(rank).close_windows());
+  select_one(ranks);
+  group_scope group;
+  keep(check(group.begun(), "ncclGroupStart", -1));
+  for (const auto& rank : ranks) {
+    auto& x = as_nccl(rank);
+    const int device = x.device();
+    if (auto* const handle = x.release_windows(); handle != nullptr)
+      if (const auto code = ncclCommAbort(handle); code != ncclInProgress)
+        keep(check(code, "ncclCommAbort", device, x.rank()));
+  }
+  if (const auto ended = group.end(); ended != ncclInProgress)
+    keep(check(ended, "ncclGroupEnd", -1));
+  for (const auto& rank : ranks)
+    as_nccl(rank).free_window_scratch();
+  return first;
+}
+
 /// Aborts all ranks in one group: NCCL frees nothing before the last of them is aborted.
 /// @source NCCL user guide, "Aborting a communicator"
 caf::error abort_all(std::span<const std::unique_ptr<backend_communicator>> ranks) noexcept {
@@ -217,6 +249,7 @@ caf::error abort_all(std::span<const std::unique_ptr<backend_communicator>> rank
   const auto ended = group.end();
   if (ended != ncclInProgress)
     keep(check(ended, "ncclGroupEnd", -1));
+  keep(close_windows(ranks)); // when nothing of the other one stands still on the devices any more
   return first;
 }
 
@@ -345,6 +378,8 @@ nccl_communicator::~nccl_communicator() {
     (void)scratch_.release();
     (void)handle_.release();
     (void)own_.release();
+    (void)window_handle_.release();
+    (void)window_scratch_.release();
   }
 }
 
@@ -454,6 +489,123 @@ caf::error nccl_communicator::warm_up_pairs(std::byte* scratch, cudaStream_t str
   return first ? first : outcome(ended, "ncclGroupEnd");
 }
 
+caf::error nccl_communicator::open_windows(stream_view stream) noexcept {
+  int version = 0;
+  if (auto err = check(ncclGetVersion(&version), "ncclGetVersion", device(), rank_))
+    return err;
+  if (version < NCCL_VERSION(2, 28, 0))
+    return no_throw([&] {
+      const local_rank where{rank_, device()};
+      return failed(errc::not_supported,
+                    "NCCL " + nccl_version_text(version) + " has no symmetric windows", &where);
+    });
+  // First what can fail here alone: a rank that stays away leaves its peers in NCCL.
+  void* memory = nullptr;
+  if (auto err =
+          check(ncclMemAlloc(&memory, window_scratch_bytes), "ncclMemAlloc", device(), rank_))
+    return err;
+  window_scratch_ = unique_symmetric_memory{memory, device()};
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 1;
+  ncclComm_t handle = nullptr;
+  if (auto err = outcome(ncclCommSplit(native(), 0, rank_, &handle, &config), "ncclCommSplit"))
+    return err;
+  window_handle_ = unique_communicator{handle, device()};
+  if (auto err = add_window(memory, window_scratch_bytes))
+    return err;
+  const auto on = detail::native(stream);
+  if (auto err = warm_up_windows(on))
+    return err;
+  return check(cudaStreamSynchronize(on), "cudaStreamSynchronize", device());
+}
+
+caf::error nccl_communicator::warm_up_windows(cudaStream_t stream) noexcept {
+  auto* const scratch = static_cast<std::byte*>(window_scratch_.get());
+  const auto n = static_cast<std::size_t>(size_);
+  auto* const windows = window_handle_.get();
+  const auto done = [&](ncclResult_t code, const char* api) {
+    return check(settle(windows, code), api, device(), rank_);
+  };
+  for (auto bytes = sizeof(float); bytes <= window_scratch_bytes; bytes *= 8) {
+    const auto count = bytes / sizeof(float);
+    const auto part_count = std::max<std::size_t>(1, count / n);
+    auto* const mine = scratch + static_cast<std::size_t>(rank_) * part_count * sizeof(float);
+    if (auto err =
+            done(ncclAllReduce(scratch, scratch, count, ncclFloat32, ncclSum, windows, stream),
+                 "ncclAllReduce"))
+      return err;
+    if (auto err = done(ncclAllGather(mine, scratch, part_count, ncclFloat32, windows, stream),
+                        "ncclAllGather"))
+      return err;
+    if (auto err = done(
+            ncclReduceScatter(scratch, mine, part_count, ncclFloat32, ncclSum, windows, stream),
+            "ncclReduceScatter"))
+      return err;
+  }
+  return {};
+}
+
+caf::error nccl_communicator::add_window(void* memory, std::size_t size_bytes) noexcept {
+  ncclWindow_t window = nullptr;
+  const auto code = ncclCommWindowRegister(window_handle_.get(), memory, size_bytes, &window,
+                                           NCCL_WIN_COLL_SYMMETRIC);
+  if (auto err =
+          check(settle(window_handle_.get(), code), "ncclCommWindowRegister", device(), rank_))
+    return err;
+  return no_throw([&]() -> caf::error {
+    if (window == nullptr) {
+      const local_rank where{rank_, device()};
+      return failed(errc::not_supported, "NCCL has no symmetric windows over these devices",
+                    &where);
+    }
+    windows_.emplace_back(memory, window);
+    return {};
+  });
+}
+
+caf::error nccl_communicator::register_window(void* memory, std::size_t size_bytes,
+                                              stream_view stream) noexcept {
+  if (size_ == 1)
+    return {};
+  if (auto err = driver_->check(device()))
+    return err;
+  if (auto err = check(select_device(device()), "cudaSetDevice", device()))
+    return err;
+  if (!window_handle_)
+    if (auto err = open_windows(stream))
+      return err;
+  return add_window(memory, size_bytes);
+}
+
+caf::error nccl_communicator::deregister_window(void* memory) noexcept {
+  if (size_ == 1)
+    return {};
+  if (auto err = driver_->check(device()))
+    return err;
+  const auto i = std::ranges::find(windows_, memory, &std::pair<void*, ncclWindow_t>::first);
+  if (i == windows_.end())
+    return no_throw([&] {
+      const local_rank where{rank_, device()};
+      return failed(errc::invalid_argument, "no window of this communicator", &where);
+    });
+  const auto window = i->second;
+  windows_.erase(i);
+  return check(ncclCommWindowDeregister(window_handle_.get(), window), "ncclCommWindowDeregister",
+               device(), rank_);
+}
+
+caf::error nccl_communicator::close_windows() noexcept {
+  caf::error first;
+  // In the order of registration, as on all ranks.
+  for (const auto& [memory, window] : windows_)
+    if (auto err = check(ncclCommWindowDeregister(window_handle_.get(), window),
+                         "ncclCommWindowDeregister", device(), rank_);
+        err && !first)
+      first = std::move(err);
+  windows_.clear();
+  return first;
+}
+
 caf::error nccl_communicator::enqueue(std::span<const collective_call> calls,
                                       stream_view stream) noexcept {
   if (auto err = no_throw([&] { return validate(calls, stream); }))
@@ -542,6 +694,8 @@ const char* nccl_communicator::complaint(const collective_call& call) const noex
     return "memory that is not aligned to the type";
   if (call.what == collective_kind::all_to_all_v)
     return call.plan == nullptr ? "no plan" : complaint(*call.plan, call);
+  if (call.symmetric && size_ > 1 && !window_handle_)
+    return "a symmetric call without windows";
   if (call.count > no_limit / size_of(call.type) / static_cast<std::size_t>(size_))
     return "more elements than memory can have";
   if (call.count > 0 && ((sends && call.send == nullptr) || (receives && call.recv == nullptr)))
@@ -625,9 +779,9 @@ caf::error nccl_communicator::issue(const collective_call& call, cudaStream_t st
   switch (call.what) {
   case collective_kind::all_reduce:
     return with_operation(call, [&](ncclRedOp_t op) {
-      return outcome(
-          ncclAllReduce(call.send, call.recv, call.count, to_nccl(call.type), op, native(), stream),
-          "ncclAllReduce");
+      return outcome(ncclAllReduce(call.send, call.recv, call.count, to_nccl(call.type), op,
+                                   native(call), stream),
+                     "ncclAllReduce");
     });
   case collective_kind::reduce:
     return with_operation(call, [&](ncclRedOp_t op) {
@@ -638,7 +792,7 @@ caf::error nccl_communicator::issue(const collective_call& call, cudaStream_t st
   case collective_kind::reduce_scatter:
     return with_operation(call, [&](ncclRedOp_t op) {
       return outcome(ncclReduceScatter(call.send, call.recv, call.count, to_nccl(call.type), op,
-                                       native(), stream),
+                                       native(call), stream),
                      "ncclReduceScatter");
     });
   case collective_kind::broadcast:
@@ -646,7 +800,7 @@ caf::error nccl_communicator::issue(const collective_call& call, cudaStream_t st
         ncclBroadcast(call.send, call.recv, bytes, ncclUint8, call.peer, native(), stream),
         "ncclBroadcast");
   case collective_kind::all_gather:
-    return outcome(ncclAllGather(call.send, call.recv, bytes, ncclUint8, native(), stream),
+    return outcome(ncclAllGather(call.send, call.recv, bytes, ncclUint8, native(call), stream),
                    "ncclAllGather");
   case collective_kind::barrier:
     return outcome(ncclAllReduce(own_.get().pointer, own_.get().pointer, 1, ncclUint8, ncclSum,
@@ -803,12 +957,19 @@ caf::error nccl_communicator::copy(void* to, const void* from, std::size_t bytes
 caf::error nccl_communicator::asynchronous_error() noexcept {
   if (auto err = driver_->check(device()))
     return err;
-  ncclResult_t state = ncclSuccess;
-  if (auto err =
-          check(ncclCommGetAsyncError(native(), &state), "ncclCommGetAsyncError", device(), rank_))
-    return err;
-  return state == ncclInProgress ? caf::error{}
-                                 : check(state, "ncclCommGetAsyncError", device(), rank_);
+  for (auto* const handle : {native(), window_handle_.get()}) {
+    ncclResult_t state = ncclSuccess;
+    if (handle == nullptr)
+      continue;
+    if (auto err =
+            check(ncclCommGetAsyncError(handle, &state), "ncclCommGetAsyncError", device(), rank_))
+      return err;
+    if (state == ncclInProgress)
+      continue;
+    if (auto err = check(state, "ncclCommGetAsyncError", device(), rank_))
+      return err;
+  }
+  return {};
 }
 
 caf::expected<communicator_id> make_nccl_id() noexcept {
@@ -857,6 +1018,11 @@ caf::error destroy_communicator(communicator_ranks ranks) noexcept {
     if (err && !first)
       first = std::move(err);
   };
+  keep(close_windows(ranks));
+  if (first) {
+    (void)abort_all(ranks);
+    return first;
+  }
   select_one(ranks);
   group_scope finalizing;
   keep(check(finalizing.begun(), "ncclGroupStart", -1));

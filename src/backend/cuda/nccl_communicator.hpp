@@ -15,6 +15,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace troupe::detail {
 
@@ -96,7 +97,22 @@ public:
   /// oneself has its recv in the same group.
   /// @errors errc::not_supported: float8 is to be reduced, on a device before Hopper
   caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override;
+  /// Windows belong to a communicator of their own, over the same ranks, which the first of them
+  /// makes: NCCL takes a symmetric kernel whenever all of a rank's memory lies in windows, whatever
+  /// its peers' does, and kernels that do not match stand still for good.
+  /// @errors errc::not_supported: NCCL before 2.28, or no peer access between all devices
+  /// @source NCCL 2.28.9, `ncclMakeSymmetricTaskList` (src/scheduler/symmetric_sched.cc)
+  caf::error register_window(void* memory, std::size_t size_bytes,
+                             stream_view stream) noexcept override;
+  caf::error deregister_window(void* memory) noexcept override;
   caf::error asynchronous_error() noexcept override;
+
+  /// Deregisters all windows, which no work uses; gives their communicator to the caller, who ends
+  /// it.
+  caf::error close_windows() noexcept;
+  [[nodiscard]] ncclComm_t release_windows() noexcept { return window_handle_.release(); }
+  /// When that communicator is gone.
+  void free_window_scratch() noexcept { window_scratch_.reset(); }
 
   int device() const noexcept { return handle_.device(); }
   int rank() const noexcept { return rank_; }
@@ -109,6 +125,14 @@ private:
   caf::error warm_up_collectives(std::byte* scratch, cudaStream_t stream) noexcept;
   caf::error warm_up_groups(std::byte* scratch, cudaStream_t stream) noexcept;
   caf::error warm_up_pairs(std::byte* scratch, cudaStream_t stream) noexcept;
+
+  caf::error open_windows(stream_view stream) noexcept;
+  caf::error warm_up_windows(cudaStream_t stream) noexcept;
+  caf::error add_window(void* memory, std::size_t size_bytes) noexcept;
+  /// The communicator of a call.
+  ncclComm_t native(const collective_call& call) const noexcept {
+    return call.symmetric ? window_handle_.get() : native();
+  }
 
   caf::error validate(std::span<const collective_call> calls, stream_view stream) const;
   /// What is wrong with a call; null if nothing is.
@@ -139,6 +163,9 @@ private:
   unique_communicator handle_;
   unique_stream_memory scratch_; ///< until everything is connected
   bool collectives_connected_ = false;
+  unique_symmetric_memory window_scratch_;
+  unique_communicator window_handle_; ///< of the windows, once there is one
+  std::vector<std::pair<void*, ncclWindow_t>> windows_;
   const int rank_;
   const int size_;
   const bool float8_;

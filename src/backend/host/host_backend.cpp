@@ -84,26 +84,36 @@ public:
     }
     communicator_ranks result;
     for (const auto& x : ranks)
-      result.push_back(std::make_unique<host_communicator>(mine->group, x.rank));
+      result.push_back(std::make_unique<host_communicator>(mine->group, x.rank, machine_));
     return result;
   }
 
   caf::error abort(communicator_ranks ranks) noexcept override {
+    caf::error result;
     for (const auto& x : ranks) {
       const auto& group = group_of(*x);
+      if (!result && group->has_symmetric())
+        result = fail(errc::invalid_argument, -1, "an abort in the middle of a symmetric call");
       group->end(make_error(errc::nccl_error, "the communicator was aborted"));
       group->wait_quiet();
     }
-    return {};
+    close_windows(ranks);
+    return result;
   }
 
   caf::error destroy(communicator_ranks ranks) noexcept override {
     for (const auto& x : ranks)
       group_of(*x)->wait_idle();
+    close_windows(ranks);
     return {};
   }
 
 private:
+  static void close_windows(const communicator_ranks& ranks) noexcept {
+    for (const auto& x : ranks)
+      static_cast<host_communicator&>(*x).close_windows();
+  }
+
   static const std::shared_ptr<host_group>& group_of(const backend_communicator& x) noexcept {
     return static_cast<const host_communicator&>(x).group();
   }

@@ -9,10 +9,12 @@
 
 namespace troupe::detail {
 
-host_communicator::host_communicator(std::shared_ptr<host_group> group, int rank) noexcept
-    : group_(std::move(group)), rank_(rank) {}
+host_communicator::host_communicator(std::shared_ptr<host_group> group, int rank,
+                                     std::shared_ptr<host_machine> machine) noexcept
+    : group_(std::move(group)), rank_(rank), machine_(std::move(machine)) {}
 
 host_communicator::~host_communicator() {
+  close_windows();
   failure f;
   f.code = errc::nccl_error;
   f.rank = rank_;
@@ -41,15 +43,68 @@ caf::error host_communicator::enqueue(std::span<const collective_call> calls,
   for (const auto& x : calls)
     if (const auto* why = fault_of(x))
       return invalid(why, x.what);
+  std::vector<host_call> made;
+  made.reserve(calls.size());
+  for (const auto& x : calls) {
+    if (x.symmetric && calls.size() != 1)
+      return invalid("a symmetric call in a group", x.what);
+    auto call = placed(x);
+    if (!call)
+      return invalid("a symmetric call with memory that is not in windows", x.what);
+    made.push_back(std::move(*call));
+  }
   if (auto err = group_->announce())
     return err;
   auto err = static_cast<host_stream*>(stream.native)
-                 ->enqueue(collective_command{group_, rank_, next_, {calls.begin(), calls.end()}});
+                 ->enqueue(collective_command{group_, rank_, next_, std::move(made)});
   if (err)
     group_->retract();
   else
     ++next_;
   return err;
+}
+
+std::optional<host_call> host_communicator::placed(const collective_call& x) const {
+  host_call result{x};
+  if (!x.symmetric)
+    return result;
+  const auto size = result.size_bytes();
+  const auto all = size * static_cast<std::size_t>(group_->size());
+  using enum collective_kind;
+  result.send_place = group_->place_of(rank_, x.send, x.what == reduce_scatter ? all : size);
+  result.recv_place = group_->place_of(rank_, x.recv, x.what == all_gather ? all : size);
+  if (result.send_place.window == 0 || result.recv_place.window == 0)
+    return std::nullopt;
+  return result;
+}
+
+caf::error host_communicator::register_window(void* memory, std::size_t size_bytes,
+                                              stream_view) noexcept {
+  {
+    // Before the others know of it: whoever frees the memory from now on is wrong.
+    std::lock_guard lock{machine_->mutex};
+    ++machine_->windows[memory];
+  }
+  windows_.push_back(memory);
+  return group_->register_window(rank_, memory, size_bytes);
+}
+
+caf::error host_communicator::deregister_window(void* memory) noexcept {
+  if (auto err = group_->deregister_window(rank_, memory))
+    return err;
+  std::erase(windows_, memory);
+  std::lock_guard lock{machine_->mutex};
+  if (const auto i = machine_->windows.find(memory); --i->second == 0)
+    machine_->windows.erase(i);
+  return {};
+}
+
+void host_communicator::close_windows() noexcept {
+  std::lock_guard lock{machine_->mutex};
+  for (const auto* memory : windows_)
+    if (const auto i = machine_->windows.find(memory); --i->second == 0)
+      machine_->windows.erase(i);
+  windows_.clear();
 }
 
 const char* host_communicator::fault_of(const collective_call& x) const noexcept {
@@ -81,6 +136,8 @@ const char* host_communicator::fault_of(const collective_call& x) const noexcept
     return (none(send_counts) || x.send) && (none(recv_counts) || x.recv) ? nullptr
                                                                           : "a null buffer";
   }
+  if (x.symmetric && x.what != all_reduce && x.what != all_gather && x.what != reduce_scatter)
+    return "a kind that is never symmetric";
   if (x.count > SIZE_MAX / element_bytes / ranks)
     return "more elements than there can be";
   const auto root = x.peer == rank_;

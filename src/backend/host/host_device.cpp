@@ -10,10 +10,11 @@ namespace troupe::detail {
 
 namespace {
 
-constexpr std::size_t alignment = 256;
+constexpr std::size_t usual_alignment = 256;
+constexpr std::size_t window_alignment = 4096;
 
 /// Memory whose content nobody should mistake for zeros; null if there is none.
-void* poisoned_memory(std::size_t size_bytes) noexcept {
+void* poisoned_memory(std::size_t size_bytes, std::size_t alignment = usual_alignment) noexcept {
   constexpr int poison = 0xA5;
   constexpr auto edge = std::size_t{64}
                         << 10; // a large block's middle is not touched: it costs nothing
@@ -74,6 +75,9 @@ caf::error host_device::open_memory() noexcept {
 
 caf::error host_device::close_memory() noexcept {
   for (const auto& [memory, size_bytes] : allocations_)
+    if (is_window(memory))
+      return fail(errc::invalid_argument, "a communicator has memory of the device as a window");
+  for (const auto& [memory, size_bytes] : allocations_)
     std::free(memory);
   allocations_.clear();
   used_bytes_ = 0;
@@ -84,6 +88,16 @@ caf::error host_device::close_memory() noexcept {
 caf::expected<void*> host_device::allocate(std::size_t size_bytes, stream_view stream) noexcept {
   if (!stream.native || size_bytes == 0 || !memory_open_)
     return fail(errc::invalid_argument, "no stream, no size, or the memory is not open");
+  return take(size_bytes, usual_alignment);
+}
+
+caf::expected<void*> host_device::allocate_symmetric(std::size_t size_bytes) noexcept {
+  if (size_bytes == 0 || !memory_open_)
+    return fail(errc::invalid_argument, "no size, or the memory is not open");
+  return take(size_bytes, window_alignment);
+}
+
+caf::expected<void*> host_device::take(std::size_t size_bytes, std::size_t alignment) {
   const auto total_bytes = machine_->bytes_per_device;
   const auto no_room = [&](const std::string& why) {
     return fail(errc::out_of_memory, std::to_string(size_bytes) + " bytes asked for, " +
@@ -92,7 +106,7 @@ caf::expected<void*> host_device::allocate(std::size_t size_bytes, stream_view s
   };
   if (size_bytes > total_bytes - used_bytes_)
     return no_room({});
-  auto* memory = poisoned_memory(size_bytes);
+  auto* memory = poisoned_memory(size_bytes, alignment);
   if (!memory)
     return no_room(", but the host has no more");
   allocations_.emplace(memory, size_bytes);
@@ -104,6 +118,8 @@ caf::error host_device::deallocate(void* memory, stream_view stream) noexcept {
   const auto i = allocations_.find(memory);
   if (i == allocations_.end())
     return fail(errc::invalid_argument, "not allocated here, or freed before");
+  if (is_window(memory))
+    return fail(errc::invalid_argument, "a communicator has the memory as a window");
   if (auto err = enqueue(stream, free_command{memory}))
     return err;
   // Later allocations may have the room at once, as from a pool that is ordered by streams.
@@ -246,6 +262,11 @@ caf::error host_device::fail(errc code, std::string detail) const {
   f.device = ordinal_;
   f.detail = std::move(detail);
   return make_error(std::move(f));
+}
+
+bool host_device::is_window(const void* memory) const noexcept {
+  std::lock_guard lock{machine_->mutex};
+  return machine_->windows.contains(memory);
 }
 
 caf::error host_device::enqueue(stream_view stream, stream_command command) noexcept {

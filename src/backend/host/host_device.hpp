@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -21,7 +22,8 @@ struct host_machine {
   const std::size_t bytes_per_device;
 
   std::mutex mutex;
-  std::vector<bool> opened; ///< by ordinal
+  std::vector<bool> opened;                   ///< by ordinal
+  std::map<const void*, std::size_t> windows; ///< how many communicators have each memory as one
 };
 
 class host_device final : public backend_device {
@@ -39,7 +41,9 @@ public:
   caf::error open_memory() noexcept override;
   caf::error close_memory() noexcept override;
   caf::expected<void*> allocate(std::size_t size_bytes, stream_view stream) noexcept override;
+  /// @errors errc::invalid_argument, too: a communicator has it as a window
   caf::error deallocate(void* memory, stream_view stream) noexcept override;
+  caf::expected<void*> allocate_symmetric(std::size_t size_bytes) noexcept override;
   caf::expected<void*> allocate_pinned(std::size_t size_bytes) noexcept override;
   caf::error deallocate_pinned(void* memory) noexcept override;
 
@@ -68,6 +72,8 @@ public:
   void set_completion_signal(std::function<void()> signal) noexcept override;
 
 private:
+  caf::expected<void*> take(std::size_t size_bytes, std::size_t alignment);
+  bool is_window(const void* memory) const noexcept;
   caf::error fail(errc code, std::string detail) const;
   caf::error enqueue(stream_view stream, stream_command command) noexcept;
 

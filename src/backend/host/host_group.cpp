@@ -34,7 +34,8 @@ bool match(const host_call& x, const host_call& y) noexcept {
     return false;
   if (x.what == collective_kind::barrier)
     return true;
-  return x.type == y.type && (x.count == y.count || x.what == collective_kind::all_to_all_v) &&
+  return x.type == y.type && x.symmetric == y.symmetric &&
+         (x.count == y.count || x.what == collective_kind::all_to_all_v) &&
          (x.op == y.op || !reduces(x.what)) && (x.peer == y.peer || !has_root(x.what));
 }
 
@@ -68,7 +69,7 @@ caf::error mismatch(const host_call& call, int rank, std::string detail) {
 
 host_call::host_call(const collective_call& x)
     : what(x.what), type(x.type), op(x.op), peer(x.peer), send(x.send), recv(x.recv),
-      count(x.count) {
+      count(x.count), symmetric(x.symmetric) {
   if (x.factor && reduces(what) && op == reduce_op::premul_sum)
     std::memcpy(factor.data(), x.factor, size_of(type));
   if (x.plan && what == collective_kind::all_to_all_v)
@@ -76,7 +77,64 @@ host_call::host_call(const collective_call& x)
 }
 
 host_group::host_group(int size)
-    : turns_(static_cast<std::size_t>(size)), parts_(static_cast<std::size_t>(size)) {}
+    : turns_(static_cast<std::size_t>(size)), parts_(static_cast<std::size_t>(size)),
+      windows_(static_cast<std::size_t>(size)), new_windows_(static_cast<std::size_t>(size)) {}
+
+caf::error host_group::register_window(int rank, const void* memory,
+                                       std::size_t size_bytes) noexcept {
+  lock guard{mutex_};
+  if (ended_)
+    return why_;
+  const auto number = last_window_ + 1;
+  new_windows_[static_cast<std::size_t>(rank)] = {number, static_cast<const std::byte*>(memory),
+                                                  size_bytes};
+  if (++new_windows_there_ < size()) {
+    changed_.wait(guard, [&] { return ended_ || last_window_ >= number; });
+    return ended_ ? why_ : caf::error{};
+  }
+  new_windows_there_ = 0;
+  if (std::ranges::any_of(new_windows_,
+                          [&](const window& x) { return x.size_bytes != size_bytes; })) {
+    failure f;
+    f.code = errc::nccl_error;
+    f.rank = rank;
+    f.detail = "windows of different sizes";
+    end_locked(make_error(std::move(f)));
+    return why_;
+  }
+  for (std::size_t r = 0; r < windows_.size(); ++r)
+    windows_[r].push_back(new_windows_[r]);
+  last_window_ = number;
+  changed_.notify_all();
+  return {};
+}
+
+caf::error host_group::deregister_window(int rank, const void* memory) noexcept {
+  std::lock_guard guard{mutex_};
+  if (std::erase_if(windows_[static_cast<std::size_t>(rank)],
+                    [&](const window& x) { return x.memory == memory; }) != 0)
+    return {};
+  failure f;
+  f.code = errc::invalid_argument;
+  f.rank = rank;
+  f.detail = "no window of this communicator";
+  return make_error(std::move(f));
+}
+
+host_place host_group::place_of(int rank, const void* memory,
+                                std::size_t size_bytes) const noexcept {
+  std::lock_guard guard{mutex_};
+  const auto* begin = static_cast<const std::byte*>(memory);
+  for (const auto& x : windows_[static_cast<std::size_t>(rank)])
+    if (begin >= x.memory && begin + size_bytes <= x.memory + x.size_bytes)
+      return {x.number, static_cast<std::size_t>(begin - x.memory)};
+  return {};
+}
+
+bool host_group::has_symmetric() const noexcept {
+  std::lock_guard guard{mutex_};
+  return symmetric_ != 0;
+}
 
 caf::error host_group::announce() noexcept {
   std::lock_guard guard{mutex_};
@@ -95,10 +153,13 @@ void host_group::retract() noexcept {
 void host_group::run(int rank, std::uint64_t sequence, std::span<const host_call> calls) noexcept {
   lock guard{mutex_};
   ++inside_;
+  const auto symmetric = calls.size() == 1 && calls.front().symmetric;
+  symmetric_ += symmetric;
   if (wait_for_turn(guard, rank, sequence) && take_turn(guard, rank, calls))
     end_turn(rank);
   if (ended_)
     changed_.wait(guard, [this] { return working_ == 0; });
+  symmetric_ -= symmetric;
   --inside_;
   if (--announced_ == 0 || ended_)
     changed_.notify_all();
@@ -244,6 +305,8 @@ caf::error host_group::compare_parts() const {
     if (!match(first, mine))
       return mismatch(mine, rank,
                       "rank 0 called " + describe(first) + ", this one " + describe(mine));
+    if (const auto* why = first.symmetric ? symmetric_fault(first, mine, rank) : nullptr)
+      return mismatch(mine, rank, why);
   }
   return first.what == collective_kind::all_to_all_v ? compare_plans() : caf::error{};
 }
@@ -260,6 +323,18 @@ caf::error host_group::compare_plans() const {
     }
   }
   return {};
+}
+
+const char* host_group::symmetric_fault(const host_call& first, const host_call& mine, int rank) {
+  const auto size = mine.size_bytes();
+  const auto shift = static_cast<std::size_t>(rank) * size;
+  if (mine.what == collective_kind::all_gather && mine.send == at(mine.recv, shift))
+    return first.recv_place == mine.recv_place ? nullptr : "windows that differ";
+  if (mine.what == collective_kind::reduce_scatter && mine.recv == at(mine.send, shift))
+    return first.send_place == mine.send_place ? nullptr : "windows that differ";
+  return first.send_place == mine.send_place && first.recv_place == mine.recv_place
+             ? nullptr
+             : "windows that differ, or places in them";
 }
 
 bool host_group::is_small() const noexcept {

@@ -33,6 +33,14 @@ constexpr bool is_message(collective_kind x) noexcept {
   return x == collective_kind::send || x == collective_kind::recv;
 }
 
+/// Where memory lies in a rank's windows; equal on two ranks if it is the same window and place.
+struct host_place {
+  std::uint64_t window = 0; ///< windows are numbered as they come; 0: in none
+  std::size_t offset = 0;
+
+  friend bool operator==(const host_place&, const host_place&) = default;
+};
+
 /// A rank's call, with copies of what it points to, but device memory.
 struct host_call {
   /// @shape `x` is valid
@@ -47,6 +55,9 @@ struct host_call {
   std::size_t count;
   std::array<std::byte, 8> factor{}; ///< of premul_sum
   exchange_plan plan;                ///< of all_to_all_v
+  bool symmetric;
+  host_place send_place; ///< of a symmetric call
+  host_place recv_place;
 
   /// @units bytes; of `count` elements
   std::size_t size_bytes() const noexcept { return count * size_of(type); }
@@ -59,6 +70,17 @@ public:
   explicit host_group(int size);
 
   int size() const noexcept { return static_cast<int>(parts_.size()); }
+
+  /// Makes memory of a rank a window; blocks until all ranks have made theirs.
+  /// @errors the group has ended, or ends because the ranks' windows are not of one size
+  [[nodiscard]] caf::error register_window(int rank, const void* memory,
+                                           std::size_t size_bytes) noexcept;
+  /// @errors errc::invalid_argument: it is none
+  [[nodiscard]] caf::error deregister_window(int rank, const void* memory) noexcept;
+  /// The place of `size_bytes` bytes; none if they are not in one window.
+  host_place place_of(int rank, const void* memory, std::size_t size_bytes) const noexcept;
+  /// Has a rank begun a symmetric call that is not over? Nothing but its peers could end it.
+  bool has_symmetric() const noexcept;
 
   /// Announces calls that a stream will come to.
   /// @errors errc::nccl_error or errc::collective_mismatch: the group has ended; nothing announced
@@ -113,9 +135,16 @@ private:
   /// Calls `f` without the lock.
   template <class F> bool work(lock& guard, F f) noexcept;
 
+  struct window {
+    std::uint64_t number;
+    const std::byte* memory;
+    std::size_t size_bytes;
+  };
+
   void end_locked(caf::error why) noexcept;
   caf::error compare_parts() const;
   caf::error compare_plans() const;
+  static const char* symmetric_fault(const host_call& first, const host_call& mine, int rank);
   bool is_small() const noexcept;
   void do_all() const;
   void do_share(int rank) const;
@@ -129,6 +158,11 @@ private:
   std::vector<std::uint64_t> turns_;    ///< by rank: sequence number of the calls that are next
   std::vector<const host_call*> parts_; ///< of the current collective, by rank
   std::map<std::pair<int, int>, std::deque<message>> messages_; ///< by sender and receiver
+  std::vector<std::vector<window>> windows_;                    ///< by rank
+  std::vector<window> new_windows_; ///< by rank: what is being registered
+  int new_windows_there_ = 0;
+  std::uint64_t last_window_ = 0;
+  int symmetric_ = 0;       ///< symmetric calls inside `run`
   std::uint64_t phase_ = 0; ///< counts the meetings of all ranks
   int arrived_ = 0;         ///< ranks that wait in the current meeting
   bool done_by_one_ = false;

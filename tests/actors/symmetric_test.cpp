@@ -1,0 +1,623 @@
+// Memory that communicators register: when collectives use it as such, and how it comes and goes.
+
+#include "support/world_fixture.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+namespace troupe::testing {
+namespace {
+
+constexpr std::size_t count = 1000;
+
+/// Counts what a backend says no to when memory is freed: it is in use as a window.
+class watched_device final : public backend_device {
+public:
+  watched_device(std::unique_ptr<backend_device> inner, std::atomic<int>& wrong)
+      : inner_(std::move(inner)), wrong_(wrong) {}
+
+  caf::error bind() noexcept override { return inner_->bind(); }
+  caf::expected<device_properties> properties() noexcept override { return inner_->properties(); }
+  caf::expected<memory_info> memory() noexcept override { return inner_->memory(); }
+  caf::error open_memory() noexcept override { return inner_->open_memory(); }
+  caf::error close_memory() noexcept override { return counted(inner_->close_memory()); }
+  caf::expected<void*> allocate(std::size_t size, stream_view s) noexcept override {
+    return inner_->allocate(size, s);
+  }
+  caf::error deallocate(void* memory, stream_view s) noexcept override {
+    return counted(inner_->deallocate(memory, s));
+  }
+  caf::expected<void*> allocate_symmetric(std::size_t size) noexcept override {
+    return inner_->allocate_symmetric(size);
+  }
+  caf::expected<void*> allocate_pinned(std::size_t size) noexcept override {
+    return inner_->allocate_pinned(size);
+  }
+  caf::error deallocate_pinned(void* memory) noexcept override {
+    return inner_->deallocate_pinned(memory);
+  }
+  caf::expected<stream_view> create_stream() noexcept override { return inner_->create_stream(); }
+  caf::error destroy_stream(stream_view s) noexcept override { return inner_->destroy_stream(s); }
+  caf::expected<event_view> create_event() noexcept override { return inner_->create_event(); }
+  caf::error destroy_event(event_view e) noexcept override { return inner_->destroy_event(e); }
+  caf::error record(event_view e, stream_view s) noexcept override { return inner_->record(e, s); }
+  caf::error wait(stream_view s, event_view e) noexcept override { return inner_->wait(s, e); }
+  caf::expected<bool> query(event_view e) noexcept override { return inner_->query(e); }
+  caf::error synchronize(event_view e) noexcept override { return inner_->synchronize(e); }
+  caf::error copy(void* to, const void* from, std::size_t size, copy_direction way,
+                  stream_view s) noexcept override {
+    return inner_->copy(to, from, size, way, s);
+  }
+  caf::error fill(void* to, std::span<const std::byte> pattern, std::size_t number,
+                  stream_view s) noexcept override {
+    return inner_->fill(to, pattern, number, s);
+  }
+  caf::error launch_host(stream_view s, void (*f)(void*), void* x) noexcept override {
+    return inner_->launch_host(s, f, x);
+  }
+  caf::expected<bool> can_access_peer(int peer) noexcept override {
+    return inner_->can_access_peer(peer);
+  }
+  caf::error enable_peer(int peer) noexcept override { return inner_->enable_peer(peer); }
+  bool runs_cuda() const noexcept override { return inner_->runs_cuda(); }
+  bool signals_completion() const noexcept override { return inner_->signals_completion(); }
+  void set_completion_signal(std::function<void()> signal) noexcept override {
+    inner_->set_completion_signal(std::move(signal));
+  }
+
+private:
+  caf::error counted(caf::error error) {
+    if (code_of(error) == errc::invalid_argument)
+      ++wrong_;
+    return error;
+  }
+
+  const std::unique_ptr<backend_device> inner_;
+  std::atomic<int>& wrong_;
+};
+
+class watched_backend final : public backend {
+public:
+  explicit watched_backend(std::shared_ptr<backend> inner) : inner_(std::move(inner)) {}
+
+  std::string_view name() const noexcept override { return inner_->name(); }
+  int device_count() const noexcept override { return inner_->device_count(); }
+  caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
+    auto device = inner_->open(ordinal);
+    if (!device)
+      return std::move(device.error());
+    return std::unique_ptr<backend_device>{
+        std::make_unique<watched_device>(std::move(*device), wrong)};
+  }
+  caf::expected<communicator_id> make_communicator_id() noexcept override {
+    return inner_->make_communicator_id();
+  }
+  caf::expected<communicator_ranks> build(const communicator_id& id, int size,
+                                          std::span<const local_rank> ranks) noexcept override {
+    return inner_->build(id, size, ranks);
+  }
+  caf::error abort(communicator_ranks ranks) noexcept override {
+    return counted(inner_->abort(std::move(ranks)));
+  }
+  caf::error destroy(communicator_ranks ranks) noexcept override {
+    return counted(inner_->destroy(std::move(ranks)));
+  }
+
+  std::atomic<int> wrong{0};
+
+private:
+  caf::error counted(caf::error error) {
+    if (code_of(error) == errc::invalid_argument)
+      ++wrong;
+    return error;
+  }
+
+  const std::shared_ptr<backend> inner_;
+};
+
+/// What all tests here end with: nothing was freed too early, or ended in the middle.
+class Symmetric : public ::testing::Test {
+public:
+  test_system make_system(int devices = 3) {
+    return test_system{
+        {.devices = devices, .faults = plan, .wrap = [this](std::shared_ptr<backend> inner) {
+           watched = std::make_shared<watched_backend>(std::move(inner));
+           return watched;
+         }}};
+  }
+
+  void TearDown() override { EXPECT_EQ(watched->wrong.load(), 0); }
+
+  std::shared_ptr<fault_plan> plan = std::make_shared<fault_plan>();
+  std::shared_ptr<watched_backend> watched;
+};
+
+std::vector<any_gpu_ref> allocate_symmetric(const world& on, dtype type, std::size_t number) {
+  return must(on.allocate(type, number, {.symmetric = true}));
+}
+
+std::vector<any_gpu_ref> parts(const std::vector<any_gpu_ref>& of, std::size_t first,
+                               std::size_t number) {
+  std::vector<any_gpu_ref> result;
+  for (auto& x : of)
+    result.push_back(must(x.slice(first, number)));
+  return result;
+}
+
+collective_data filled(const world& on, const input_spec& spec, std::vector<any_gpu_ref> refs) {
+  collective_data result{spec, {}, std::move(refs)};
+  result.spec.ranks = static_cast<int>(on.size());
+  result.inputs = random_inputs(result.spec, result.send[0].count());
+  for (std::size_t i = 0; i < on.size(); ++i)
+    put(on.device_of(i), result.send[i], result.inputs[i]);
+  return result;
+}
+
+/// For EXPECT_TRUE: an all-reduce in place is right, and goes the way that is meant.
+::testing::AssertionResult goes(const world& on, const std::vector<any_gpu_ref>& refs,
+                                bool symmetric, reduce_op op = reduce_op::sum) {
+  const auto data = filled(on, {.type = refs[0].type(), .op = op}, refs);
+  auto done = answer_of(on.all_reduce(refs, op));
+  if (!done)
+    return ::testing::AssertionFailure() << describe(done.error());
+  if (auto right = reduced(on, data, refs); !right)
+    return right;
+  if (done->symmetric != symmetric)
+    return ::testing::AssertionFailure() << (symmetric ? "went the plain way" : "went symmetric");
+  return ::testing::AssertionSuccess();
+}
+
+/// For EXPECT_TRUE: the same, as soon as what a communicator that ended left on the devices, and
+/// the next standby's connections, are out of the way.
+::testing::AssertionResult goes_symmetric_soon(const world& on,
+                                               const std::vector<any_gpu_ref>& refs) {
+  for (stopwatch time; time.elapsed() < patience;) {
+    const auto data = filled(on, {.type = refs[0].type()}, refs);
+    auto done = answer_of(on.all_reduce(refs));
+    if (!done)
+      return ::testing::AssertionFailure() << describe(done.error());
+    if (auto right = reduced(on, data, refs); !right)
+      return right;
+    if (done->symmetric)
+      return ::testing::AssertionSuccess();
+  }
+  return ::testing::AssertionFailure() << "goes the plain way";
+}
+
+/// Copies of bytes, as all_gather makes them.
+std::vector<std::byte> joined(const std::vector<std::vector<std::byte>>& all) {
+  std::vector<std::byte> result;
+  for (auto& x : all)
+    result.insert(result.end(), x.begin(), x.end());
+  return result;
+}
+
+// -- the way
+
+TEST_F(Symmetric, IsUsedForWhatIsSmallAndAtOnePlace) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto system = make_system();
+  auto w = system.open_world();
+  EXPECT_EQ(w.status().windows, 0u);
+  const auto refs = allocate_symmetric(w, dtype::float32, 20'000);
+  EXPECT_EQ(w.status().windows, 1u);
+  EXPECT_FALSE(w.status().windows_reason);
+  EXPECT_TRUE(goes(w, parts(refs, 0, 2), true));
+  EXPECT_TRUE(goes(w, parts(refs, 100, count), true));
+  EXPECT_TRUE(goes(w, parts(refs, 7, 1001), true));
+  EXPECT_TRUE(goes(w, parts(refs, 0, 8192), true));
+  EXPECT_TRUE(goes(w, parts(refs, 0, 8193), false)); // more than symmetric_bytes
+  EXPECT_TRUE(goes(w, refs, false));
+  EXPECT_TRUE(goes(w, must(w.allocate(dtype::float32, count)), false));
+  EXPECT_TRUE(goes(w, parts(refs, 0, count), true));
+}
+
+TEST_F(Symmetric, HasAFormForSumsOfSmallFloats) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto system = make_system();
+  auto w = system.open_world();
+  for (auto type : all_dtypes)
+    for (auto op : {reduce_op::sum, reduce_op::max, reduce_op::avg}) {
+      const bool has_form =
+          op == reduce_op::sum &&
+          (type == dtype::float16 || type == dtype::bfloat16 || type == dtype::float32 ||
+           type == dtype::float8_e4m3 || type == dtype::float8_e5m2);
+      EXPECT_TRUE(goes(w, allocate_symmetric(w, type, 256), has_form, op))
+          << to_string(type) << ' ' << to_string(op);
+    }
+}
+
+TEST_F(Symmetric, MovesEveryTypeInAnAllGather) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto system = make_system();
+  auto w = system.open_world();
+  for (auto type : all_dtypes) {
+    const auto data = filled(w, {.type = type}, allocate_symmetric(w, type, 100));
+    const auto all = allocate_symmetric(w, type, 100 * w.size());
+    EXPECT_TRUE(must(answer_of(w.all_gather(data.send, all))).symmetric) << to_string(type);
+    std::vector<any_gpu_ref> in_place;
+    for (std::size_t i = 0; i < w.size(); ++i) {
+      EXPECT_TRUE(holds(w.device_of(i), all[i], joined(data.inputs)));
+      put(w.device_of(i), all[i], random_bytes(all[i].size_bytes(), i));
+      put(w.device_of(i), must(all[i].slice(100 * i, 100)), data.inputs[i]);
+    }
+    EXPECT_TRUE(must(answer_of(w.all_gather(all))).symmetric) << to_string(type);
+    for (std::size_t i = 0; i < w.size(); ++i)
+      EXPECT_TRUE(holds(w.device_of(i), all[i], joined(data.inputs)));
+  }
+}
+
+TEST_F(Symmetric, ScattersSums) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto system = make_system();
+  auto w = system.open_world();
+  const auto n = w.size();
+  for (bool in_place : {false, true}) {
+    const auto data =
+        filled(w, {.type = dtype::float32}, allocate_symmetric(w, dtype::float32, 100 * n));
+    auto sums = allocate_symmetric(w, dtype::float32, 100);
+    if (in_place)
+      for (std::size_t i = 0; i < n; ++i)
+        sums[i] = must(data.send[i].slice(100 * i, 100));
+    EXPECT_TRUE(must(answer_of(w.reduce_scatter(data.send, sums))).symmetric);
+    for (std::size_t i = 0; i < n; ++i) {
+      std::vector<std::vector<std::byte>> inputs;
+      for (auto& x : data.inputs) {
+        auto first = x.begin() + static_cast<std::ptrdiff_t>(400 * i);
+        inputs.emplace_back(first, first + 400);
+      }
+      const auto output = must(get(w.device_of(i), sums[i]));
+      const auto result = check(dtype::float32, reduce_op::sum, inputs, output, data.spec.kind);
+      EXPECT_TRUE(result) << to_string(result);
+    }
+  }
+}
+
+// Ranks whose kernels differ would stand still.
+TEST_F(Symmetric, GoesThePlainWayUnlessAllRanksAreAlike) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto system = make_system();
+  auto w = system.open_world();
+  const auto a = allocate_symmetric(w, dtype::float32, count);
+  const auto b = allocate_symmetric(w, dtype::float32, count);
+  const auto plain = must(w.allocate(dtype::float32, count));
+  auto with = [](std::vector<any_gpu_ref> refs, const any_gpu_ref& other) {
+    refs.back() = other;
+    return refs;
+  };
+  EXPECT_TRUE(goes(w, with(a, plain.back()), false));
+  EXPECT_TRUE(goes(w, with(plain, a.back()), false));
+  EXPECT_TRUE(goes(w, with(a, b.back()), false));
+  EXPECT_TRUE(
+      goes(w, with(parts(a, 0, 100), must(a.back().slice(100, 100))), false)); // another place
+  const auto data = filled(w, {.type = dtype::float32}, a);
+  EXPECT_FALSE(must(answer_of(w.all_reduce(a, plain))).symmetric);
+  EXPECT_TRUE(reduced(w, data, plain));
+  EXPECT_TRUE(must(answer_of(w.all_reduce(a, b))).symmetric);
+  EXPECT_TRUE(reduced(w, data, b));
+  EXPECT_TRUE(must(answer_of(w.all_reduce(parts(a, 0, 100), parts(b, 50, 100)))).symmetric);
+  EXPECT_FALSE(must(answer_of(w.broadcast(a[0], b, 0))).symmetric);
+  EXPECT_TRUE(goes(w, a, true));
+}
+
+TEST_F(Symmetric, RankLocalCallsDecideWhenAllAreThere) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto system = make_system();
+  auto w = system.open_world();
+  const auto a = allocate_symmetric(w, dtype::float32, count);
+  const auto plain = must(w.allocate(dtype::float32, count));
+  for (bool symmetric : {true, false, true}) {
+    auto refs = a;
+    if (!symmetric)
+      refs.front() = plain.front();
+    const auto data = filled(w, {.type = dtype::float32}, refs);
+    std::vector<pending<collective_done>> all;
+    for (std::size_t i = 0; i < w.size(); ++i)
+      all.push_back(w.rank(i).all_reduce(refs[i]));
+    for (auto& x : all)
+      EXPECT_EQ(must(answer_of(x)).symmetric, symmetric);
+    EXPECT_TRUE(reduced(w, data, refs));
+  }
+}
+
+TEST_F(Symmetric, ComesByMessage) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto system = make_system();
+  auto w = system.open_world();
+  const auto all = must(
+      ask<world_buffers>(system, w.actor(), allocate_all{count, dtype::float32, {true, true}, {}}));
+  ASSERT_EQ(all.refs.size(), w.size());
+  const std::vector<float> zeros(count);
+  for (std::size_t i = 0; i < w.size(); ++i)
+    EXPECT_TRUE(holds(w.device_of(i), all.refs[i], zeros));
+  EXPECT_TRUE(goes(w, all.refs, true));
+  const auto plain =
+      must(ask<world_buffers>(system, w.actor(), allocate_all{count, dtype::float32, {true}, {}}));
+  EXPECT_TRUE(holds(w.device_of(1), plain.refs[1], zeros));
+  EXPECT_TRUE(goes(w, plain.refs, false));
+}
+
+TEST_F(Symmetric, CanBeSwitchedOff) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto system = make_system();
+  auto w = system.open_world({.limits = {.symmetric_bytes = 0}});
+  EXPECT_TRUE(goes(w, allocate_symmetric(w, dtype::float32, 2), false));
+}
+
+TEST_F(Symmetric, OneRankNeedsNone) {
+  auto system = make_system(1);
+  auto w = system.open_world();
+  EXPECT_TRUE(goes(w, allocate_symmetric(w, dtype::float32, 2), false));
+}
+
+TEST_F(Symmetric, ManyInFlightStayInOrder) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto system = make_system();
+  auto w = system.open_world();
+  const auto refs = must(w.allocate<float>(2, {.zeroed = true, .symmetric = true}));
+  const std::vector<float> ones(2, 1.f);
+  for (std::size_t i = 0; i < w.size(); ++i)
+    put(w.device_of(i), refs[i], bytes_of(ones));
+  std::vector<pending<collective_done>> all;
+  constexpr int operations = 12;
+  for (int k = 0; k < operations; ++k)
+    all.push_back(w.all_reduce(refs));
+  for (auto& x : all)
+    EXPECT_TRUE(is_ok(answer_of(x)));
+  float want = 1;
+  for (int k = 0; k < operations; ++k)
+    want *= static_cast<float>(w.size());
+  EXPECT_TRUE(holds(w.device_of(0), refs[0], std::vector<float>(2, want)));
+}
+
+// -- what stands in its way
+
+// No abort ends it, so nothing may make a rank late: then it goes the plain way.
+TEST_F(Symmetric, GoesThePlainWayBehindWhatMayStandStill) {
+  TROUPE_NEEDS_DEVICES(2);
+  TROUPE_HOST_ONLY("a launch holds its stream");
+  auto system = make_system();
+  auto w = system.open_world();
+  const auto refs = allocate_symmetric(w, dtype::float32, 2);
+  {
+    gate held;
+    auto launched = w.device_of(1).launch(held.hold_stream(), {}, {refs[1]});
+    ASSERT_TRUE(held.wait_reached());
+    auto behind = w.all_reduce(refs);
+    EXPECT_FALSE(must(behind.wait_for(20ms)));
+    held.open();
+    EXPECT_FALSE(must(answer_of(behind)).symmetric);
+  }
+  EXPECT_TRUE(goes(w, refs, true));
+}
+
+// A lane that does not come to it: nothing is on the devices, and the world goes on.
+TEST_F(Symmetric, ARankThatIsNotThereEndsTheCommunicatorAlone) {
+  TROUPE_HOST_ONLY("a lane is held");
+  auto system = make_system();
+  world_config config;
+  config.limits.stall_limit = 100ms;
+  config.limits.quiet_limit = std::chrono::seconds{10};
+  auto w = system.open_world(config);
+  const auto refs = allocate_symmetric(w, dtype::float32, 2);
+  {
+    gate held;
+    auto launched = w.device_of(1).launch(held.hold_lane(), {}, {});
+    ASSERT_TRUE(held.wait_reached());
+    const auto why = error_of(answer_of(w.all_reduce(refs)));
+    EXPECT_TRUE(has_code(why, errc::stalled));
+    EXPECT_EQ(failure_of(why)->rank, 1);
+  }
+  const auto again = must(w.allocate(dtype::float32, 2, {.symmetric = true}));
+  EXPECT_TRUE(works(w));
+  EXPECT_TRUE(goes_symmetric_soon(w, again));
+  EXPECT_TRUE(goes_symmetric_soon(w, refs));
+  EXPECT_EQ(w.status().epoch, 2u);
+}
+
+// What cannot be ended answers everybody all the same.
+TEST_F(Symmetric, ARankThatNeverStartsIsTheEndOfTheDevices) {
+  TROUPE_HOST_ONLY("a fault plan");
+  auto system = make_system();
+  world_config config;
+  config.limits.stall_limit = 100ms;
+  auto w = system.open_world(config);
+  world_feed feed{system, w.actor()};
+  const auto refs = allocate_symmetric(w, dtype::float32, 2);
+  plan->add({fault::not_issued, verb::collective, 1});
+  stopwatch time;
+  EXPECT_TRUE(has_code(answer_of(w.all_reduce(refs)), errc::stalled));
+  EXPECT_LT(time.elapsed(), at_once);
+  EXPECT_TRUE(has_code(feed.until(world_phase::failed).reason, errc::lane_stuck));
+  EXPECT_TRUE(refs[0].stale());
+}
+
+// -- registration
+
+TEST_F(Symmetric, OneThatCannotBeRegisteredIsPlain) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto system = make_system();
+  auto w = system.open_world();
+  plan->add({fault::fail, verb::register_window});
+  const auto refs = allocate_symmetric(w, dtype::float32, count);
+  const auto now = w.status();
+  EXPECT_EQ(now.phase, world_phase::ready);
+  EXPECT_EQ(now.epoch, 1u);
+  EXPECT_EQ(now.windows, 0u);
+  EXPECT_TRUE(has_code(now.windows_reason, errc::nccl_error));
+  EXPECT_TRUE(goes(w, refs, false));
+  // The ranks may disagree about their windows: this communicator has none any more.
+  const auto more = allocate_symmetric(w, dtype::float32, count);
+  EXPECT_TRUE(goes(w, more, false));
+  EXPECT_TRUE(works(w));
+}
+
+TEST_F(Symmetric, NoMemoryIsNoEnd) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto system = make_system();
+  auto w = system.open_world();
+  plan->add({fault::out_of_memory, verb::allocate_symmetric, 1});
+  EXPECT_TRUE(
+      has_code(w.allocate(dtype::float32, count, {.symmetric = true}), errc::out_of_memory));
+  EXPECT_TRUE(has_code(w.allocate(dtype::float64, ~std::size_t{0}, {.symmetric = true}),
+                       errc::out_of_memory));
+  EXPECT_TRUE(goes(w, allocate_symmetric(w, dtype::float32, count), true));
+}
+
+// The communicator keeps its windows until the lanes have come by.
+TEST_F(Symmetric, MemoryComesBackWhenItsHandlesAreGone) {
+  TROUPE_HOST_ONLY("exact numbers of bytes");
+  auto system = make_system();
+  auto w = system.open_world();
+  auto free_bytes = [&] { return must(answer_of(w.device_of(0).stats())).free_bytes; };
+  const auto before = free_bytes();
+  auto refs = allocate_symmetric(w, dtype::float32, count);
+  EXPECT_LT(free_bytes(), before);
+  auto last = refs.back();
+  auto running = w.all_reduce(refs);
+  refs.clear();
+  EXPECT_TRUE(is_ok(answer_of(running)));
+  EXPECT_LT(free_bytes(), before); // a rank's handle keeps all
+  EXPECT_EQ(w.status().windows, 1u);
+  last = {};
+  while (free_bytes() != before)
+    std::this_thread::yield();
+  EXPECT_EQ(w.status().windows, 0u);
+  for (int k = 0; k < 20; ++k)
+    EXPECT_TRUE(goes(w, allocate_symmetric(w, dtype::float32, count + k), true));
+}
+
+TEST_F(Symmetric, HandlesMayGoWhileOperationsAreInFlight) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto system = make_system();
+  auto w = system.open_world();
+  std::vector<pending<collective_done>> all;
+  for (int k = 0; k < 20; ++k)
+    all.push_back(w.all_reduce(must(w.allocate(dtype::float32, 2, {true, true}))));
+  for (auto& x : all)
+    EXPECT_TRUE(must(answer_of(x)).symmetric);
+}
+
+// -- the next communicator
+
+TEST_F(Symmetric, TheNextCommunicatorRegistersItBeforeItIsUsed) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto system = make_system();
+  auto w = system.open_world();
+  const auto refs = allocate_symmetric(w, dtype::float32, count);
+  EXPECT_TRUE(goes(w, refs, true));
+  plan->add({fault::fail, verb::collective, 1});
+  EXPECT_FALSE(answer_of(w.all_reduce(must(w.allocate(dtype::int32, 2)))));
+  EXPECT_TRUE(goes_symmetric_soon(w, refs));
+  EXPECT_EQ(w.status().epoch, 2u);
+  EXPECT_EQ(w.status().windows, 1u);
+}
+
+TEST_F(Symmetric, TheStandbyHasItsOwnWindows) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto system = make_system();
+  world_config config;
+  config.limits.standby = standby_policy::same;
+  config.limits.restart_backoff = 1ms;
+  auto w = system.open_world(config);
+  const auto early = allocate_symmetric(w, dtype::float32, count); // before there is one, perhaps
+  world_feed feed{system, w.actor()};
+  feed.until([](auto& x) { return x.standby_ready; });
+  const auto late = allocate_symmetric(w, dtype::float32, count);
+  for (std::uint64_t epoch = 2; epoch < 5; ++epoch) {
+    plan->add({fault::fail, verb::collective, 1});
+    EXPECT_FALSE(answer_of(w.all_reduce(must(w.allocate(dtype::int32, 2)))));
+    EXPECT_TRUE(goes_symmetric_soon(w, early));
+    EXPECT_TRUE(goes_symmetric_soon(w, late));
+    EXPECT_EQ(w.status().windows, 2u);
+    feed.until([&](auto& x) { return x.standby_ready && x.epoch >= epoch; });
+  }
+}
+
+TEST_F(Symmetric, AResetEndsItAndTheOtherRanksStayPlain) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto system = make_system();
+  auto w = system.open_world();
+  world_feed feed{system, w.actor()};
+  auto refs = allocate_symmetric(w, dtype::float32, count);
+  EXPECT_TRUE(goes(w, refs, true));
+  EXPECT_TRUE(is_ok(answer_of(w.device_of(1).reset())));
+  feed.until([](auto& x) { return x.phase == world_phase::ready && x.epoch >= 2; });
+  EXPECT_TRUE(refs[1].stale());
+  EXPECT_FALSE(refs[0].stale());
+  EXPECT_TRUE(has_code(answer_of(w.all_reduce(refs)), errc::stale_ref));
+  refs[1] = must(answer_of(w.device_of(1).allocate(dtype::float32, count)));
+  EXPECT_TRUE(goes(w, refs, false));
+  EXPECT_EQ(w.status().windows, 0u);
+  EXPECT_TRUE(goes_symmetric_soon(w, allocate_symmetric(w, dtype::float32, count)));
+}
+
+TEST_F(Symmetric, OneAskedForWhileTheWorldBuildsIsPlainUntilThen) {
+  TROUPE_HOST_ONLY("a fault plan");
+  plan->add({fault::block, verb::build});
+  auto system = make_system();
+  const auto actor = system.spawn_world();
+  ASSERT_TRUE(plan->wait_injected(fault::block, 1, patience));
+  const auto all = must(
+      ask<world_buffers>(system, actor, allocate_all{count, dtype::float32, {true, true}, {}}));
+  EXPECT_EQ(must(ask<world_status>(system, actor, get_status{})).windows, 0u);
+  plan->release();
+  while (!must(ask<collective_done>(system, actor, all_reduce{.send = all.refs})).symmetric)
+    std::this_thread::yield();
+  EXPECT_EQ(must(ask<world_status>(system, actor, get_status{})).windows, 1u);
+  caf::anon_send_exit(actor, caf::exit_reason::user_shutdown);
+}
+
+// -- the end
+
+TEST_F(Symmetric, HandlesOutliveTheWorldAndItsSystem) {
+  TROUPE_NEEDS_DEVICES(2);
+  std::vector<any_gpu_ref> refs;
+  std::vector<any_gpu_ref> others;
+  {
+    auto system = make_system();
+    auto keeper = system.open();
+    {
+      auto w = system.open_world();
+      refs = allocate_symmetric(w, dtype::float32, count);
+      EXPECT_TRUE(goes(w, refs, true));
+    }
+    const auto content = random_bytes(refs[0].size_bytes(), 3);
+    put(keeper, refs[0], content);
+    EXPECT_TRUE(holds(keeper, refs[0], content));
+    auto w = system.open_world();
+    EXPECT_TRUE(goes(w, refs, false)); // it belongs to another world
+    others = allocate_symmetric(w, dtype::float32, count);
+    EXPECT_TRUE(goes(w, others, true));
+  }
+  EXPECT_TRUE(refs[0].stale());
+  EXPECT_TRUE(others[0].stale());
+}
+
+TEST_F(Symmetric, WorldsThatOverlapHaveTheirOwn) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto system = make_system(2);
+  auto a = system.open_world({.name = "a"});
+  auto b = system.open_world({.name = "b"});
+  const auto of_a = must(a.allocate(dtype::float32, 2, {true, true}));
+  const auto of_b = must(b.allocate(dtype::float32, 2, {true, true}));
+  EXPECT_TRUE(goes(a, of_a, true));
+  EXPECT_TRUE(goes(b, of_b, true));
+  EXPECT_TRUE(goes(b, of_a, false));
+  std::vector<std::thread> clients;
+  std::atomic<int> failed{0};
+  for (auto* x : {&a, &b})
+    clients.emplace_back([&, x] {
+      const auto& refs = x == &a ? of_a : of_b;
+      for (int k = 0; k < 300; ++k)
+        if (!answer_of(x->all_reduce(refs)))
+          ++failed;
+    });
+  for (auto& x : clients)
+    x.join();
+  EXPECT_EQ(failed.load(), 0);
+}
+
+} // namespace
+} // namespace troupe::testing
