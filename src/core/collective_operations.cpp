@@ -88,7 +88,7 @@ template <class F> void add_uses(const rank_call& call, std::size_t index, F add
   auto range = [&](const memory_range& r, bool reads, bool writes) {
     add({r.of->memory(), r.begin, r.end, reads, writes, index});
   };
-  if (call.send && call.recv && call.call.send == call.call.recv && call.send.end == call.recv.end)
+  if (call.send && call.recv && call.send.same_as(call.recv))
     return range(call.recv, true, true);
   if (call.send)
     range(call.send, true, false);

@@ -29,10 +29,6 @@ bool overlap(const memory_range& a, const memory_range& b) noexcept {
   return a && b && a.of->memory() == b.of->memory() && a.begin < b.end && b.begin < a.end;
 }
 
-bool equal(const memory_range& a, const memory_range& b) noexcept {
-  return a.of->memory() == b.of->memory() && a.begin == b.begin && a.end == b.end;
-}
-
 memory_range range_of(const any_gpu_ref& x) {
   return {&x, x.offset(), x.offset() + x.size_bytes()};
 }
@@ -237,7 +233,7 @@ public:
       call.count = sends ? send_count : recv_count;
       if (receives)
         error = want(result.recv, call.count);
-      in_place = sends && receives && !error && equal(result.send, result.recv);
+      in_place = sends && receives && !error && result.send.same_as(result.recv);
       break;
     case collective_kind::send:
       call.count = send_count;
@@ -250,7 +246,7 @@ public:
       call.count = send_count;
       if (receives) {
         error = want(result.recv, n * call.count);
-        in_place = !error && equal(result.send, part_of(result.recv, rank, n));
+        in_place = !error && result.send.same_as(part_of(result.recv, rank, n));
       }
       break;
     case collective_kind::reduce_scatter:
@@ -258,7 +254,7 @@ public:
       call.count = recv_count;
       if (sends) {
         error = want(result.send, n * call.count);
-        in_place = !error && equal(result.recv, part_of(result.send, rank, n));
+        in_place = !error && result.recv.same_as(part_of(result.send, rank, n));
       }
       break;
     case collective_kind::all_to_all:

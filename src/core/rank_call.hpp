@@ -49,6 +49,10 @@ struct memory_range {
   std::size_t end = 0;
 
   explicit operator bool() const noexcept { return of != nullptr; }
+  /// Not only of one address: that may have been of another buffer before.
+  bool same_as(const memory_range& other) const noexcept {
+    return of->memory() == other.of->memory() && begin == other.begin && end == other.end;
+  }
 };
 
 struct rank_call {

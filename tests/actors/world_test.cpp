@@ -469,6 +469,28 @@ TEST_F(HeldWorld, CancelOfWhatRuns) {
   EXPECT_EQ(under_test->status().epoch, 1u);
 }
 
+// INV-2: what a device's next life allocates may lie where a handle of the life before points to.
+TEST(World, AStaleHandleIsNotTakenForTheBufferAtItsAddress) {
+  TROUPE_HOST_ONLY("memory of the host's");
+  test_system system{{.devices = 1}};
+  auto w = system.open_world();
+  world_feed feed{system, w.actor()};
+  auto d = w.device_of(0);
+  std::vector<float> memory(count);
+  auto before = must(d.adopt(memory.data(), count, [](void*) {})).any();
+  must(answer_of(d.reset()));
+  feed.until(world_phase::ready, 2);
+  auto now = must(d.adopt(memory.data(), count, [](void*) {})).any();
+  EXPECT_TRUE(before.stale());
+  const std::vector stale{before};
+  const std::vector fresh{now};
+  EXPECT_TRUE(has_code(answer_of(w.all_reduce(stale, fresh)), errc::stale_ref));
+  EXPECT_TRUE(has_code(answer_of(w.broadcast(before, fresh, 0)), errc::stale_ref));
+  EXPECT_TRUE(has_code(answer_of(w.broadcast(now, stale, 0)), errc::stale_ref));
+  EXPECT_TRUE(has_code(answer_of(w.rank(0).all_reduce(before, now)), errc::stale_ref));
+  EXPECT_TRUE(is_ok(answer_of(w.broadcast(now, fresh, 0))));
+}
+
 // The rank that cannot be issued does not go on with what comes behind, where the others' calls
 // would meet it.
 TEST(World, ARankIsNotIssuedWhileAnotherIs) {
