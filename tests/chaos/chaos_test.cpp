@@ -1295,9 +1295,11 @@ private:
                code != errc::deadline_exceeded && code != errc::collective_mismatch &&
                code != errc::indeterminate)
         complain("neither late nor cancelled: " + what);
-      constexpr errc never[] = {errc::invalid_argument, errc::shape_mismatch, errc::out_of_range,
-                                errc::would_block,      errc::not_supported,  errc::internal,
-                                errc::buffer_acquired,  errc::overloaded};
+      constexpr errc never[] = {errc::invalid_argument,   errc::shape_mismatch,
+                                errc::out_of_range,       errc::would_block,
+                                errc::not_supported,      errc::internal,
+                                errc::buffer_acquired,    errc::overloaded,
+                                errc::membership_changed, errc::communicator_dead};
       if (std::find(std::begin(never), std::end(never), code) != std::end(never))
         complain("this cannot be: " + what);
       if (code == errc::collective_mismatch && (r->rank < 0 || !misaligned()))

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -21,6 +22,15 @@ namespace troupe::testing {
 /// @thread any
 class backend_books {
 public:
+  backend_books() = default;
+  backend_books(const backend_books&) = delete;
+  backend_books& operator=(const backend_books&) = delete;
+  /// What a process that lost its devices cannot give back, it keeps to its end.
+  ~backend_books() {
+    static auto* kept = new std::set<void*>;
+    kept->insert(pinned_.begin(), pinned_.end());
+  }
+
   enum item : std::size_t { allocation, pinned, stream, event, communicator, device, item_count };
 
   std::shared_ptr<backend> guard(std::shared_ptr<backend> inner);
@@ -49,6 +59,17 @@ public:
     std::lock_guard lock{mutex_};
     memory_[ordinal][reinterpret_cast<std::uintptr_t>(memory)] = size_bytes;
     ++numbers_[allocation];
+  }
+  void pinned_block(void* memory) {
+    std::lock_guard lock{mutex_};
+    pinned_.insert(memory);
+    ++numbers_[pinned];
+  }
+  void unpinned_block(void* memory) {
+    std::lock_guard lock{mutex_};
+    pinned_.erase(memory);
+    --numbers_[pinned];
+    changed_.notify_all();
   }
   void freed(int ordinal, void* memory) {
     std::lock_guard lock{mutex_};
@@ -80,6 +101,7 @@ private:
   mutable std::condition_variable changed_;
   long numbers_[item_count] = {};
   std::map<int, std::map<std::uintptr_t, std::size_t>> memory_; // by device: size of each block
+  std::set<void*> pinned_;
   std::vector<std::string> complaints_;
 };
 
@@ -119,10 +141,13 @@ public:
     return inner_->deallocate(memory, stream);
   }
   caf::expected<void*> allocate_pinned(std::size_t size_bytes) noexcept override {
-    return counted(backend_books::pinned, inner_->allocate_pinned(size_bytes));
+    auto memory = inner_->allocate_pinned(size_bytes);
+    if (memory)
+      books_.pinned_block(*memory);
+    return memory;
   }
   caf::error deallocate_pinned(void* memory) noexcept override {
-    books_.add(backend_books::pinned, -1);
+    books_.unpinned_block(memory);
     return inner_->deallocate_pinned(memory);
   }
   caf::expected<stream_view> create_stream() noexcept override {
