@@ -1,5 +1,6 @@
 // Standby communicators: a world that goes on at once when its communicator ends.
 
+#include "support/forwarding_backend.hpp"
 #include "support/load.hpp"
 #include "support/world_fixture.hpp"
 
@@ -14,18 +15,10 @@ namespace {
 constexpr std::size_t count = 1000;
 
 /// Counts the communicators that a backend has.
-class counting_backend final : public backend {
+class counting_backend final : public forwarding_backend {
 public:
-  explicit counting_backend(std::shared_ptr<backend> inner) : inner_(std::move(inner)) {}
+  using forwarding_backend::forwarding_backend;
 
-  std::string_view name() const noexcept override { return inner_->name(); }
-  int device_count() const noexcept override { return inner_->device_count(); }
-  caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
-    return inner_->open(ordinal);
-  }
-  caf::expected<communicator_id> make_communicator_id() noexcept override {
-    return inner_->make_communicator_id();
-  }
   caf::expected<communicator_ranks> build(const communicator_id& id, int size,
                                           std::span<const local_rank> ranks) noexcept override {
     auto result = inner_->build(id, size, ranks);
@@ -43,7 +36,6 @@ public:
     change(-1);
     return result;
   }
-  void abandon() noexcept override { inner_->abandon(); }
 
   int number() const {
     std::lock_guard lock{mutex_};
@@ -67,7 +59,6 @@ private:
     changed_.notify_all();
   }
 
-  const std::shared_ptr<backend> inner_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   int number_ = 0;

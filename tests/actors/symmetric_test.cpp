@@ -1,5 +1,6 @@
 // Memory that communicators register: when collectives use it as such, and how it comes and goes.
 
+#include "support/forwarding_backend.hpp"
 #include "support/world_fixture.hpp"
 
 #include <algorithm>
@@ -12,58 +13,14 @@ namespace {
 constexpr std::size_t count = 1000;
 
 /// Counts what a backend says no to when memory is freed: it is in use as a window.
-class watched_device final : public backend_device {
+class watched_device final : public forwarding_device {
 public:
   watched_device(std::unique_ptr<backend_device> inner, std::atomic<int>& wrong)
-      : inner_(std::move(inner)), wrong_(wrong) {}
+      : forwarding_device(std::move(inner)), wrong_(wrong) {}
 
-  caf::error bind() noexcept override { return inner_->bind(); }
-  caf::expected<device_properties> properties() noexcept override { return inner_->properties(); }
-  caf::expected<memory_info> memory() noexcept override { return inner_->memory(); }
-  caf::error open_memory() noexcept override { return inner_->open_memory(); }
   caf::error close_memory() noexcept override { return counted(inner_->close_memory()); }
-  caf::expected<void*> allocate(std::size_t size, stream_view s) noexcept override {
-    return inner_->allocate(size, s);
-  }
   caf::error deallocate(void* memory, stream_view s) noexcept override {
     return counted(inner_->deallocate(memory, s));
-  }
-  caf::expected<void*> allocate_symmetric(std::size_t size) noexcept override {
-    return inner_->allocate_symmetric(size);
-  }
-  caf::expected<void*> allocate_pinned(std::size_t size) noexcept override {
-    return inner_->allocate_pinned(size);
-  }
-  caf::error deallocate_pinned(void* memory) noexcept override {
-    return inner_->deallocate_pinned(memory);
-  }
-  caf::expected<stream_view> create_stream() noexcept override { return inner_->create_stream(); }
-  caf::error destroy_stream(stream_view s) noexcept override { return inner_->destroy_stream(s); }
-  caf::expected<event_view> create_event() noexcept override { return inner_->create_event(); }
-  caf::error destroy_event(event_view e) noexcept override { return inner_->destroy_event(e); }
-  caf::error record(event_view e, stream_view s) noexcept override { return inner_->record(e, s); }
-  caf::error wait(stream_view s, event_view e) noexcept override { return inner_->wait(s, e); }
-  caf::expected<bool> query(event_view e) noexcept override { return inner_->query(e); }
-  caf::error synchronize(event_view e) noexcept override { return inner_->synchronize(e); }
-  caf::error copy(void* to, const void* from, std::size_t size, copy_direction way,
-                  stream_view s) noexcept override {
-    return inner_->copy(to, from, size, way, s);
-  }
-  caf::error fill(void* to, std::span<const std::byte> pattern, std::size_t number,
-                  stream_view s) noexcept override {
-    return inner_->fill(to, pattern, number, s);
-  }
-  caf::error launch_host(stream_view s, void (*f)(void*), void* x) noexcept override {
-    return inner_->launch_host(s, f, x);
-  }
-  caf::expected<bool> can_access_peer(int peer) noexcept override {
-    return inner_->can_access_peer(peer);
-  }
-  caf::error enable_peer(int peer) noexcept override { return inner_->enable_peer(peer); }
-  bool runs_cuda() const noexcept override { return inner_->runs_cuda(); }
-  bool signals_completion() const noexcept override { return inner_->signals_completion(); }
-  void set_completion_signal(std::function<void()> signal) noexcept override {
-    inner_->set_completion_signal(std::move(signal));
   }
 
 private:
@@ -73,29 +30,15 @@ private:
     return error;
   }
 
-  const std::unique_ptr<backend_device> inner_;
   std::atomic<int>& wrong_;
 };
 
-class watched_backend final : public backend {
+class watched_backend final : public forwarding_backend {
 public:
-  explicit watched_backend(std::shared_ptr<backend> inner) : inner_(std::move(inner)) {}
+  using forwarding_backend::forwarding_backend;
 
-  std::string_view name() const noexcept override { return inner_->name(); }
-  int device_count() const noexcept override { return inner_->device_count(); }
   caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
-    auto device = inner_->open(ordinal);
-    if (!device)
-      return std::move(device.error());
-    return std::unique_ptr<backend_device>{
-        std::make_unique<watched_device>(std::move(*device), wrong)};
-  }
-  caf::expected<communicator_id> make_communicator_id() noexcept override {
-    return inner_->make_communicator_id();
-  }
-  caf::expected<communicator_ranks> build(const communicator_id& id, int size,
-                                          std::span<const local_rank> ranks) noexcept override {
-    return inner_->build(id, size, ranks);
+    return open_as<watched_device>(ordinal, wrong);
   }
   caf::error abort(communicator_ranks ranks) noexcept override {
     return counted(inner_->abort(std::move(ranks)));
@@ -112,8 +55,6 @@ private:
       ++wrong;
     return error;
   }
-
-  const std::shared_ptr<backend> inner_;
 };
 
 /// What all tests here end with: nothing was freed too early, or ended in the middle.

@@ -2,6 +2,7 @@
 /// device memory that is not there.
 #pragma once
 
+#include "support/forwarding_backend.hpp"
 #include <troupe/backend.hpp>
 
 #include <chrono>
@@ -105,10 +106,10 @@ private:
   std::vector<std::string> complaints_;
 };
 
-class guarded_device final : public backend_device {
+class guarded_device final : public forwarding_device {
 public:
   guarded_device(std::unique_ptr<backend_device> inner, backend_books& books, int ordinal)
-      : inner_(std::move(inner)), books_(books), ordinal_(ordinal) {
+      : forwarding_device(std::move(inner)), books_(books), ordinal_(ordinal) {
     books_.add(backend_books::device);
   }
   ~guarded_device() override {
@@ -116,10 +117,6 @@ public:
     books_.add(backend_books::device, -1);
   }
 
-  caf::error bind() noexcept override { return inner_->bind(); }
-  caf::expected<device_properties> properties() noexcept override { return inner_->properties(); }
-  caf::expected<memory_info> memory() noexcept override { return inner_->memory(); }
-  caf::error open_memory() noexcept override { return inner_->open_memory(); }
   caf::error close_memory() noexcept override {
     books_.freed_all(ordinal_);
     return inner_->close_memory();
@@ -164,14 +161,6 @@ public:
     books_.add(backend_books::event, -1);
     return inner_->destroy_event(event);
   }
-  caf::error record(event_view event, stream_view stream) noexcept override {
-    return inner_->record(event, stream);
-  }
-  caf::error wait(stream_view stream, event_view event) noexcept override {
-    return inner_->wait(stream, event);
-  }
-  caf::expected<bool> query(event_view event) noexcept override { return inner_->query(event); }
-  caf::error synchronize(event_view event) noexcept override { return inner_->synchronize(event); }
   caf::error copy(void* target, const void* source, std::size_t size_bytes,
                   copy_direction direction, stream_view stream) noexcept override {
     if (direction != copy_direction::device_to_host)
@@ -185,19 +174,6 @@ public:
     books_.touched(ordinal_, target, count * pattern.size(), "a fill");
     return inner_->fill(target, pattern, count, stream);
   }
-  caf::error launch_host(stream_view stream, void (*function)(void*),
-                         void* argument) noexcept override {
-    return inner_->launch_host(stream, function, argument);
-  }
-  caf::expected<bool> can_access_peer(int peer) noexcept override {
-    return inner_->can_access_peer(peer);
-  }
-  caf::error enable_peer(int peer) noexcept override { return inner_->enable_peer(peer); }
-  bool runs_cuda() const noexcept override { return inner_->runs_cuda(); }
-  bool signals_completion() const noexcept override { return inner_->signals_completion(); }
-  void set_completion_signal(std::function<void()> signal) noexcept override {
-    inner_->set_completion_signal(std::move(signal));
-  }
 
 private:
   template <class T> caf::expected<T> counted(backend_books::item what, caf::expected<T> x) {
@@ -206,7 +182,6 @@ private:
     return x;
   }
 
-  std::unique_ptr<backend_device> inner_;
   backend_books& books_;
   int ordinal_;
 };
@@ -261,22 +236,13 @@ private:
   int size_;
 };
 
-class guarded_backend final : public backend {
+class guarded_backend final : public forwarding_backend {
 public:
   guarded_backend(std::shared_ptr<backend> inner, backend_books& books)
-      : inner_(std::move(inner)), books_(books) {}
+      : forwarding_backend(std::move(inner)), books_(books) {}
 
-  std::string_view name() const noexcept override { return inner_->name(); }
-  int device_count() const noexcept override { return inner_->device_count(); }
   caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
-    auto device = inner_->open(ordinal);
-    if (!device)
-      return std::move(device.error());
-    return std::unique_ptr<backend_device>{
-        std::make_unique<guarded_device>(std::move(*device), books_, ordinal)};
-  }
-  caf::expected<communicator_id> make_communicator_id() noexcept override {
-    return inner_->make_communicator_id();
+    return open_as<guarded_device>(ordinal, books_, ordinal);
   }
   caf::expected<communicator_ranks> build(const communicator_id& id, int size,
                                           std::span<const local_rank> ranks) noexcept override {
@@ -309,7 +275,6 @@ private:
     return x;
   }
 
-  std::shared_ptr<backend> inner_;
   backend_books& books_;
 };
 

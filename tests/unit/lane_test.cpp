@@ -1,6 +1,7 @@
 /// Lanes: order, bounds, completions, and the lives of a device.
 #include "core/lane.hpp"
 #include "support/core_fixture.hpp"
+#include "support/forwarding_backend.hpp"
 
 #include <gtest/gtest.h>
 
@@ -45,87 +46,21 @@ using testing::verb;
 using namespace std::chrono_literals;
 
 /// A device whose completions must be asked for, as CUDA's.
-class silent_device final : public backend_device {
+class silent_device final : public testing::forwarding_device {
 public:
-  explicit silent_device(std::unique_ptr<backend_device> inner) : inner_(std::move(inner)) {}
+  using forwarding_device::forwarding_device;
 
-  caf::error bind() noexcept override { return inner_->bind(); }
-  caf::expected<device_properties> properties() noexcept override { return inner_->properties(); }
-  caf::expected<memory_info> memory() noexcept override { return inner_->memory(); }
-  caf::error open_memory() noexcept override { return inner_->open_memory(); }
-  caf::error close_memory() noexcept override { return inner_->close_memory(); }
-  caf::expected<void*> allocate(std::size_t size, stream_view s) noexcept override {
-    return inner_->allocate(size, s);
-  }
-  caf::error deallocate(void* memory, stream_view s) noexcept override {
-    return inner_->deallocate(memory, s);
-  }
-  caf::expected<void*> allocate_symmetric(std::size_t size) noexcept override {
-    return inner_->allocate_symmetric(size);
-  }
-  caf::expected<void*> allocate_pinned(std::size_t size) noexcept override {
-    return inner_->allocate_pinned(size);
-  }
-  caf::error deallocate_pinned(void* memory) noexcept override {
-    return inner_->deallocate_pinned(memory);
-  }
-  caf::expected<stream_view> create_stream() noexcept override { return inner_->create_stream(); }
-  caf::error destroy_stream(stream_view s) noexcept override { return inner_->destroy_stream(s); }
-  caf::expected<event_view> create_event() noexcept override { return inner_->create_event(); }
-  caf::error destroy_event(event_view e) noexcept override { return inner_->destroy_event(e); }
-  caf::error record(event_view e, stream_view s) noexcept override { return inner_->record(e, s); }
-  caf::error wait(stream_view s, event_view e) noexcept override { return inner_->wait(s, e); }
-  caf::expected<bool> query(event_view e) noexcept override { return inner_->query(e); }
-  caf::error synchronize(event_view e) noexcept override { return inner_->synchronize(e); }
-  caf::error copy(void* to, const void* from, std::size_t size, copy_direction way,
-                  stream_view s) noexcept override {
-    return inner_->copy(to, from, size, way, s);
-  }
-  caf::error fill(void* to, std::span<const std::byte> pattern, std::size_t count,
-                  stream_view s) noexcept override {
-    return inner_->fill(to, pattern, count, s);
-  }
-  caf::error launch_host(stream_view s, void (*f)(void*), void* x) noexcept override {
-    return inner_->launch_host(s, f, x);
-  }
-  caf::expected<bool> can_access_peer(int peer) noexcept override {
-    return inner_->can_access_peer(peer);
-  }
-  caf::error enable_peer(int peer) noexcept override { return inner_->enable_peer(peer); }
-  bool runs_cuda() const noexcept override { return false; }
   bool signals_completion() const noexcept override { return false; }
   void set_completion_signal(std::function<void()>) noexcept override {}
-
-private:
-  std::unique_ptr<backend_device> inner_;
 };
 
-class silent_backend final : public backend {
+class silent_backend final : public testing::forwarding_backend {
 public:
-  std::string_view name() const noexcept override { return inner_->name(); }
-  int device_count() const noexcept override { return inner_->device_count(); }
-  caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
-    auto device = inner_->open(ordinal);
-    if (!device)
-      return std::move(device.error());
-    return std::unique_ptr<backend_device>{std::make_unique<silent_device>(std::move(*device))};
-  }
-  caf::expected<communicator_id> make_communicator_id() noexcept override {
-    return inner_->make_communicator_id();
-  }
-  caf::expected<communicator_ranks> build(const communicator_id& id, int size,
-                                          std::span<const local_rank> ranks) noexcept override {
-    return inner_->build(id, size, ranks);
-  }
-  caf::error abort(communicator_ranks ranks) noexcept override {
-    return inner_->abort(std::move(ranks));
-  }
-  caf::error destroy(communicator_ranks ranks) noexcept override {
-    return inner_->destroy(std::move(ranks));
-  }
+  silent_backend() : forwarding_backend(make_host_backend({.devices = 1})) {}
 
-private:
-  std::shared_ptr<backend> inner_ = make_host_backend({.devices = 1});
+  caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
+    return open_as<silent_device>(ordinal);
+  }
 };
 
 /// Waits until the device is in a phase, through a watcher.

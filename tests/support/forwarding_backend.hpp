@@ -1,0 +1,112 @@
+/// Backends of tests that do as another one does, but for what a test changes.
+#pragma once
+
+#include <troupe/backend.hpp>
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <utility>
+
+namespace troupe::testing {
+
+class forwarding_device : public backend_device {
+public:
+  explicit forwarding_device(std::unique_ptr<backend_device> inner) : inner_(std::move(inner)) {}
+
+  caf::error bind() noexcept override { return inner_->bind(); }
+  caf::expected<device_properties> properties() noexcept override { return inner_->properties(); }
+  caf::expected<memory_info> memory() noexcept override { return inner_->memory(); }
+  caf::error open_memory() noexcept override { return inner_->open_memory(); }
+  caf::error close_memory() noexcept override { return inner_->close_memory(); }
+  caf::expected<void*> allocate(std::size_t size_bytes, stream_view stream) noexcept override {
+    return inner_->allocate(size_bytes, stream);
+  }
+  caf::error deallocate(void* memory, stream_view stream) noexcept override {
+    return inner_->deallocate(memory, stream);
+  }
+  caf::expected<void*> allocate_symmetric(std::size_t size_bytes) noexcept override {
+    return inner_->allocate_symmetric(size_bytes);
+  }
+  caf::expected<void*> allocate_pinned(std::size_t size_bytes) noexcept override {
+    return inner_->allocate_pinned(size_bytes);
+  }
+  caf::error deallocate_pinned(void* memory) noexcept override {
+    return inner_->deallocate_pinned(memory);
+  }
+  caf::expected<stream_view> create_stream() noexcept override { return inner_->create_stream(); }
+  caf::error destroy_stream(stream_view x) noexcept override { return inner_->destroy_stream(x); }
+  caf::expected<event_view> create_event() noexcept override { return inner_->create_event(); }
+  caf::error destroy_event(event_view x) noexcept override { return inner_->destroy_event(x); }
+  caf::error record(event_view x, stream_view on) noexcept override {
+    return inner_->record(x, on);
+  }
+  caf::error wait(stream_view on, event_view x) noexcept override { return inner_->wait(on, x); }
+  caf::expected<bool> query(event_view x) noexcept override { return inner_->query(x); }
+  caf::error synchronize(event_view x) noexcept override { return inner_->synchronize(x); }
+  caf::error copy(void* to, const void* from, std::size_t size_bytes, copy_direction direction,
+                  stream_view on) noexcept override {
+    return inner_->copy(to, from, size_bytes, direction, on);
+  }
+  caf::error fill(void* to, std::span<const std::byte> pattern, std::size_t count,
+                  stream_view on) noexcept override {
+    return inner_->fill(to, pattern, count, on);
+  }
+  caf::error launch_host(stream_view on, void (*f)(void*), void* x) noexcept override {
+    return inner_->launch_host(on, f, x);
+  }
+  caf::expected<bool> can_access_peer(int peer) noexcept override {
+    return inner_->can_access_peer(peer);
+  }
+  caf::error enable_peer(int peer) noexcept override { return inner_->enable_peer(peer); }
+  bool runs_cuda() const noexcept override { return inner_->runs_cuda(); }
+  bool signals_completion() const noexcept override { return inner_->signals_completion(); }
+  void set_completion_signal(std::function<void()> signal) noexcept override {
+    inner_->set_completion_signal(std::move(signal));
+  }
+
+protected:
+  std::unique_ptr<backend_device> inner_;
+};
+
+class forwarding_backend : public backend {
+public:
+  explicit forwarding_backend(std::shared_ptr<backend> inner) : inner_(std::move(inner)) {}
+
+  std::string_view name() const noexcept override { return inner_->name(); }
+  int device_count() const noexcept override { return inner_->device_count(); }
+  caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
+    return inner_->open(ordinal);
+  }
+  caf::expected<communicator_id> make_communicator_id() noexcept override {
+    return inner_->make_communicator_id();
+  }
+  caf::expected<communicator_ranks> build(const communicator_id& id, int size,
+                                          std::span<const local_rank> ranks) noexcept override {
+    return inner_->build(id, size, ranks);
+  }
+  caf::error abort(communicator_ranks ranks) noexcept override {
+    return inner_->abort(std::move(ranks));
+  }
+  caf::error destroy(communicator_ranks ranks) noexcept override {
+    return inner_->destroy(std::move(ranks));
+  }
+  void abandon() noexcept override { inner_->abandon(); }
+
+protected:
+  /// `Device` around a device of the other backend.
+  template <class Device, class... Args>
+  caf::expected<std::unique_ptr<backend_device>> open_as(int ordinal, Args&&... args) {
+    auto device = inner_->open(ordinal);
+    if (!device)
+      return std::move(device.error());
+    return std::unique_ptr<backend_device>{
+        std::make_unique<Device>(std::move(*device), std::forward<Args>(args)...)};
+  }
+
+  const std::shared_ptr<backend> inner_;
+};
+
+} // namespace troupe::testing
