@@ -158,10 +158,13 @@ caf::error mesh_channel::move_chunks(mesh_request& x, const layout& how) {
   }
   for (std::size_t k = 0; k < how.chunks && wait_for_room(k); ++k) {
     auto& c = ring_[k % ring_.size()];
-    c = {};
-    c.first = k * how.step;
-    c.size = std::min(how.step, how.count - std::min(how.count, c.first));
-    c.slot = k % ring_.size();
+    {
+      std::lock_guard lock{mutex_};
+      c = {};
+      c.first = k * how.step;
+      c.size = std::min(how.step, how.count - std::min(how.count, c.first));
+      c.slot = k % ring_.size();
+    }
     if (auto error = begin(x, how, c); error) {
       fail_run(x, error);
       break;

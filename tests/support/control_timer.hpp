@@ -9,6 +9,14 @@
 
 namespace troupe::testing {
 
+/// How late an answer may come where a thread wakes in time (INV-1). Sanitizers make all that is
+/// between slower.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+inline constexpr std::chrono::milliseconds answer_slack{50};
+#else
+inline constexpr std::chrono::milliseconds answer_slack{5};
+#endif
+
 /// How late a thread of this machine wakes that waits until a point in time, as the library's
 /// timekeeper does.
 class control_timer {
