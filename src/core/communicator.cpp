@@ -139,17 +139,15 @@ void communicator::wait_for_symmetric() noexcept {
 }
 
 void communicator::reap(bool healthy) noexcept {
-  // Every lane says that it is not inside; none comes in any more.
-  auto quiet = [this] {
-    return std::none_of(lanes_.begin(), lanes_.end(),
-                        [this](auto& x) { return x->is_inside(this); });
-  };
+  // Every lane says that it is not inside. Whoever comes in from now on looks first, and goes.
+  auto inside = [this](auto& x) { return x->is_inside(this); };
+  auto stuck = std::find_if(lanes_.begin(), lanes_.end(), inside);
   auto until = clock::now() + quiet_limit_;
-  while (!quiet() && clock::now() < until && !runtime_->ended())
+  while (stuck != lanes_.end() && clock::now() < until && !runtime_->ended()) {
     std::this_thread::sleep_for(std::chrono::microseconds{200});
-  if (auto stuck = std::find_if(lanes_.begin(), lanes_.end(),
-                                [this](auto& x) { return x->is_inside(this); });
-      stuck != lanes_.end()) {
+    stuck = std::find_if(lanes_.begin(), lanes_.end(), inside);
+  }
+  if (stuck != lanes_.end()) {
     failure why;
     why.code = errc::lane_stuck;
     why.device = (*stuck)->state().ordinal();
