@@ -135,7 +135,7 @@ void communicator::wait_for_symmetric() noexcept {
   why.detail = "a symmetric collective of a communicator that ended stands still, and nothing can "
                "abort it (" +
                describe(dead()) + ")";
-  runtime_->end_everything(make_error(std::move(why)));
+  static_cast<void>(runtime_->end_everything(make_error(std::move(why))));
 }
 
 void communicator::reap(bool healthy) noexcept {
@@ -155,7 +155,7 @@ void communicator::reap(bool healthy) noexcept {
     why.epoch = epoch_;
     why.detail = "the lane did not come back from a call on a communicator that ended (" +
                  describe(healthy ? caf::error{} : dead()) + ")";
-    runtime_->end_everything(make_error(std::move(why)));
+    static_cast<void>(runtime_->end_everything(make_error(std::move(why))));
   }
   wait_for_symmetric();
   if (runtime_->ended()) {

@@ -233,13 +233,13 @@ caf::error lane::provide_streams() {
 void lane::go_down() noexcept {
   drain_released();
   stager_.reset();
-  note(upload_ring_->close());
-  note(download_ring_->close());
+  static_cast<void>(note(upload_ring_->close()));
+  static_cast<void>(note(download_ring_->close()));
   for (auto event : events_)
-    note(device_->destroy_event(event));
+    static_cast<void>(note(device_->destroy_event(event)));
   for (std::size_t i = 0; i < streams_made_; ++i)
-    note(device_->destroy_stream(streams_[i].stream));
-  note(device_->close_memory());
+    static_cast<void>(note(device_->destroy_stream(streams_[i].stream)));
+  static_cast<void>(note(device_->close_memory()));
 }
 
 bool lane::serve_control() {
@@ -532,10 +532,10 @@ void lane::put_in_flight(part& p) {
   }
   p.recorded.store(true, std::memory_order_release);
   if (options_.completion == completion_strategy::host_func && !device_->signals_completion())
-    note(
-        device_->launch_host(s.stream, [](void* self) { static_cast<lane*>(self)->wake(); }, this));
+    static_cast<void>(note(device_->launch_host(
+        s.stream, [](void* self) { static_cast<lane*>(self)->wake(); }, this)));
   else if (options_.completion == completion_strategy::synchronize)
-    note(device_->synchronize(p.event));
+    static_cast<void>(note(device_->synchronize(p.event)));
   note_started(s);
 }
 
@@ -593,7 +593,7 @@ bool lane::poll(lane_stream& s) {
       return worked; // the end of everything, which follows, lets it go
     auto done = device_->query(p.event);
     if (!done) {
-      note(done.error());
+      static_cast<void>(note(done.error()));
       if (code_of(done.error()) == errc::device_fault)
         return worked; // the streams may still be at it: only the end of everything lets it go
       if (batch != 1) {
@@ -658,7 +658,7 @@ void lane::finish(part& p, std::int64_t now) noexcept {
 void lane::skip(part& p) noexcept {
   if (stands_between(p) && !abandoned_.load()) {
     p.passed_by = true;
-    note(wait_for_what_is_before(p));
+    static_cast<void>(note(wait_for_what_is_before(p)));
     put_in_flight(p);
     return;
   }
@@ -740,7 +740,7 @@ bool lane::drain_released() {
     if (x.deleter)
       state_->hand_back(std::move(x));
     else if (x.generation == state_->generation() && !abandoned_.load())
-      note(device_->deallocate(x.address, stream(stream_kind::memory)));
+      static_cast<void>(note(device_->deallocate(x.address, stream(stream_kind::memory))));
   }
   return true;
 }

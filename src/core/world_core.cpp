@@ -47,6 +47,8 @@ std::optional<world_status> status_of(const caf::error& e) {
 
 namespace troupe::detail {
 
+using namespace std::chrono_literals;
+
 world_core::world_core(std::shared_ptr<runtime> runtime, std::string name,
                        std::vector<std::shared_ptr<lane>> lanes, const world_limits& limits)
     : runtime_(std::move(runtime)), name_(std::move(name)), lanes_(std::move(lanes)),
@@ -135,7 +137,8 @@ void world_core::connect(const std::shared_ptr<communicator>& target, connect_sc
   auto op =
       std::make_shared<connect_operation>(target, what, lanes_, patience(), limits_.connect_limit);
   op->world = tag_;
-  op->deadline = from_now(limits_.build_deadline);
+  // The world gives it up at its build deadline (`give_up_build`): this one must not come first.
+  op->deadline = std::min(from_now(limits_.build_deadline), clock::time_point::max() - 1s) + 1s;
   op->on_answer([weak = std::weak_ptr{op}, target, what, done = std::move(done)] {
     auto x = weak.lock();
     if (!x)
@@ -247,7 +250,8 @@ void world_core::register_windows(const std::shared_ptr<communicator>& target,
   auto op = std::make_shared<register_operation>(target, lanes_, patience(), limits_.connect_limit,
                                                  wanted);
   op->world = tag_;
-  op->deadline = from_now(limits_.build_deadline);
+  // The world gives it up at its build deadline (`give_up_build`): this one must not come first.
+  op->deadline = std::min(from_now(limits_.build_deadline), clock::time_point::max() - 1s) + 1s;
   op->on_answer(
       [self = shared_from_this(), op = std::weak_ptr{op}, target, wanted, then = std::move(then)] {
         auto x = op.lock();
@@ -286,7 +290,8 @@ void world_core::forget(const std::shared_ptr<symmetric_memory>& x) {
   }
   for (auto& target : with) {
     auto op = std::make_shared<deregister_operation>(target, lanes_, x);
-    op->deadline = from_now(limits_.build_deadline);
+    // The world gives it up at its build deadline (`give_up_build`): this one must not come first.
+    op->deadline = std::min(from_now(limits_.build_deadline), clock::time_point::max() - 1s) + 1s;
     op->on_answer([op = std::weak_ptr{op}, target, x] {
       auto done = op.lock();
       if (!done || done->error()) // the communicator keeps it until it ends
