@@ -68,7 +68,10 @@ public:
          }}};
   }
 
-  void TearDown() override { EXPECT_EQ(watched->wrong.load(), 0); }
+  void TearDown() override {
+    if (watched)
+      EXPECT_EQ(watched->wrong.load(), 0);
+  }
 
   std::shared_ptr<fault_plan> plan = std::make_shared<fault_plan>();
   std::shared_ptr<watched_backend> watched;
