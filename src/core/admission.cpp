@@ -47,7 +47,7 @@ caf::error check_lanes(const operation& op, bool bounded) {
   return {};
 }
 
-caf::error check_uses(const operation& op, const std::vector<use>& uses) {
+caf::error check_uses(const operation& op, std::span<const use> uses) {
   auto refuse = [&](const use& u, errc code, const char* reason) {
     auto why = op.describe(code, reason);
     why.device = u.memory->home().ordinal();
@@ -74,6 +74,13 @@ void wake_lanes(operation& op) noexcept {
     p.on->wake();
 }
 
+void expect_parts(operation& op) noexcept {
+  for (auto& p : op.parts())
+    p.on->fetch_queue();
+  for (auto& p : op.parts())
+    p.on->expect_part();
+}
+
 /// Parts whose lane has ended.
 void let_go(const std::vector<part*>& parts) noexcept {
   for (auto* p : parts) {
@@ -91,11 +98,11 @@ caf::error admission::admit(const std::shared_ptr<operation>& op) {
     return error;
   bool held = false;
   caf::error refusal;
-  std::vector<placement> others;
+  joining* others = nullptr;
   std::vector<part*> too_late;
   {
     hot_lock lock{order_mutex()};
-    place_handed_in(others, too_late);
+    others = place_all_handed_in(too_late);
     refusal = place(op, now.time_since_epoch().count(), held, too_late);
   }
   let_go(too_late);
@@ -129,8 +136,7 @@ caf::error admission::place(const std::shared_ptr<operation>& op, std::int64_t n
   for (auto& u : op->uses())
     order_use(op, u, behind);
   keeper_.add(*op);
-  for (auto& p : op->parts())
-    p.on->expect_part();
+  expect_parts(*op);
   held = op->waits_for() != nullptr || !behind.empty();
   if (held)
     held_.push_back({op, std::move(behind)});
@@ -147,11 +153,28 @@ void admission::hand_in(const std::shared_ptr<operation>& request, joining& how)
 }
 
 void admission::place_handed_in() {
-  std::vector<placement> done;
+  joining* done = nullptr;
   std::vector<part*> too_late;
   {
     hot_lock lock{order_mutex()};
-    place_handed_in(done, too_late);
+    done = place_all_handed_in(too_late);
+  }
+  let_go(too_late);
+  after_placing(done);
+}
+
+void admission::place_handed_in_if_free() {
+  joining* done = nullptr;
+  std::vector<part*> too_late;
+  {
+    std::unique_lock lock{order_mutex(), std::try_to_lock};
+    if (!lock)
+      return place_handed_in_soon();
+    // What the operations are made of is in this thread's cache now: others that come meanwhile
+    // are served better here than on their own.
+    for (auto** end = &done; (*end = place_all_handed_in(too_late)) != nullptr;)
+      while (*end != nullptr)
+        end = &(*end)->next_;
   }
   let_go(too_late);
   after_placing(done);
@@ -169,28 +192,26 @@ void admission::place_handed_in_soon() noexcept {
   });
 }
 
-void admission::place_handed_in(std::vector<placement>& done, std::vector<part*>& too_late) {
+joining* admission::place_all_handed_in(std::vector<part*>& too_late) {
   if (handed_in_.load(std::memory_order_relaxed) == nullptr)
-    return;
+    return nullptr;
   // The last comes first.
   joining* in_order = nullptr;
   for (auto* x = handed_in_.exchange(nullptr); x != nullptr;) {
     auto* next = x->next_;
+    x->fetch_ahead();
     x->next_ = in_order;
     in_order = x;
     x = next;
   }
-  for (; in_order != nullptr; in_order = in_order->next_) {
-    auto& x = done.emplace_back();
-    x.how = in_order;
-    x.request = std::move(in_order->self_);
-    if (!x.request->answered()) // everything ended meanwhile
-      x.refusal = join(*x.request, *x.how, x, too_late);
-  }
+  for (auto* x = in_order; x != nullptr; x = x->next_)
+    if (!x->self_->answered()) // everything ended meanwhile
+      x->refusal_ = join(*x, too_late);
+  return in_order;
 }
 
-caf::error admission::join(operation& request, joining& how, placement& done,
-                           std::vector<part*>& too_late) {
+caf::error admission::join(joining& how, std::vector<part*>& too_late) {
+  auto& request = *how.self_;
   auto found = how.joint();
   if (!found)
     return found.error();
@@ -209,32 +230,35 @@ caf::error admission::join(operation& request, joining& how, placement& done,
       return error;
     joint->admitted(request.admitted_at);
     keeper_.add(*joint);
-    for (auto& p : joint->parts())
-      p.on->expect_part();
+    expect_parts(*joint);
     held_.push_back({joint, {}});
   }
+  auto there = joint->uses().size();
   how.join(*joint);
   auto& held = *find_held(*joint);
-  for (auto& u : how.uses())
+  for (auto& u : std::span{joint->uses()}.subspan(there))
     order_use(joint, u, held.behind);
   if (joint->waits_for() != nullptr ||
       !std::all_of(held.behind.begin(), held.behind.end(), [](auto& x) { return x->on_lanes(); }))
     return {};
   held_.erase(held_.begin() + (&held - held_.data()));
   submit(*joint, too_late);
-  done.complete = std::move(joint);
+  how.complete_ = std::move(joint);
   return {};
 }
 
-void admission::after_placing(std::vector<placement>& done) {
+void admission::after_placing(joining* done) {
   bool any_complete = false;
-  for (auto& x : done)
-    if (x.complete) {
-      wake_lanes(*x.complete);
+  for (auto* x = done; x != nullptr; x = x->next_)
+    if (auto op = std::move(x->complete_)) {
+      wake_lanes(*op);
       any_complete = true;
     }
-  for (auto& x : done)
-    x.how->placed(x.refusal);
+  while (done != nullptr) {
+    auto& x = *std::exchange(done, done->next_);
+    auto keep = std::move(x.self_);
+    x.placed(x.refusal_);
+  }
   if (any_complete)
     go_on();
 }
@@ -258,7 +282,7 @@ bool admission::is_behind(const operation& op, const operation& first) {
   return false;
 }
 
-bool admission::would_wait_for_itself(const operation& op, const std::vector<use>& uses) {
+bool admission::would_wait_for_itself(const operation& op, std::span<const use> uses) {
   if (held_.size() < 2)
     return false;
   for (auto& u : uses)
@@ -330,6 +354,8 @@ void admission::order_use(const std::shared_ptr<operation>& op, const use& u, op
 void admission::submit(operation& op, std::vector<part*>& too_late) {
   op.submitted();
   for (auto& p : op.parts())
+    p.on->fetch_inbox();
+  for (auto& p : op.parts())
     if (!p.on->submit(p))
       too_late.push_back(&p);
 }
@@ -359,12 +385,12 @@ void admission::go_on_soon() noexcept {
 
 void admission::release() noexcept {
   operations released;
-  std::vector<placement> others;
+  joining* others = nullptr;
   std::vector<part*> too_late;
   std::vector<std::pair<std::shared_ptr<operation>, caf::error>> refused;
   {
     std::lock_guard lock{order_mutex()};
-    place_handed_in(others, too_late);
+    others = place_all_handed_in(too_late);
     for (auto& x : held_)
       if (!x.op->failed())
         if (auto error = x.op->on_check(); error)

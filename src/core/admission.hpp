@@ -23,9 +23,11 @@ public:
   /// The operation that it belongs to; not admitted yet if this is its first request.
   /// @errors why it cannot join
   virtual caf::expected<std::shared_ptr<operation>> joint() = 0;
+  /// Brings what placing it needs into the cache of the calling thread.
+  virtual void fetch_ahead() const noexcept = 0;
   /// What it adds.
-  virtual const std::vector<use>& uses() const = 0;
-  /// It has its place.
+  virtual std::span<const use> uses() const = 0;
+  /// It has its place: `joint` has its uses now.
   virtual void join(operation& joint) = 0;
   /// It never will: it uses what waits for other requests that wait for this one.
   virtual caf::error refuse_cycle() = 0;
@@ -35,8 +37,10 @@ public:
 
 private:
   friend class admission;
-  joining* next_ = nullptr;         // handed in before it
-  std::shared_ptr<operation> self_; // while it is handed in
+  joining* next_ = nullptr;         // in the list of what is handed in, or was
+  std::shared_ptr<operation> self_; // while it is in a list
+  caf::error refusal_;
+  std::shared_ptr<operation> complete_; // went to the lanes with it
 };
 
 /// Orders operations, and hands their parts to the lanes. What waits for something that no lane
@@ -59,6 +63,8 @@ public:
   /// Gives what was handed in its place: now, or within a millisecond.
   void place_handed_in();
   void place_handed_in_soon() noexcept;
+  /// Now if nobody has the lock, else soon.
+  void place_handed_in_if_free();
 
   /// Hands on what waits for nothing any more. Called when that may have changed.
   void go_on() noexcept;
@@ -74,22 +80,15 @@ private:
     operations behind; ///< what it must follow and is held itself
   };
 
-  /// What is left to do for a request after the lock is given back.
-  struct placement {
-    std::shared_ptr<operation> request;
-    joining* how = nullptr;
-    caf::error refusal;
-    std::shared_ptr<operation> complete; ///< went to the lanes with it
-  };
-
   caf::error place(const std::shared_ptr<operation>& op, std::int64_t now, bool& held,
                    std::vector<part*>& too_late);
-  void place_handed_in(std::vector<placement>& done, std::vector<part*>& too_late);
-  caf::error join(operation& request, joining& how, placement& done, std::vector<part*>& too_late);
-  void after_placing(std::vector<placement>& done);
+  /// Those for which `after_placing` has something left to do, without the lock.
+  joining* place_all_handed_in(std::vector<part*>& too_late);
+  caf::error join(joining& x, std::vector<part*>& too_late);
+  void after_placing(joining* done);
   held_operation* find_held(const operation& op) noexcept;
   bool is_behind(const operation& op, const operation& first);
-  bool would_wait_for_itself(const operation& op, const std::vector<use>& uses);
+  bool would_wait_for_itself(const operation& op, std::span<const use> uses);
   static void order_use(const std::shared_ptr<operation>& op, const use& u, operations& behind);
   /// Parts whose lane has ended come `too_late`.
   static void submit(operation& op, std::vector<part*>& too_late);

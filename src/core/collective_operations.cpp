@@ -5,6 +5,7 @@
 #include "core/lane.hpp"
 #include "core/log.hpp"
 #include "core/order.hpp"
+#include "core/prefetch.hpp"
 #include "core/world_core.hpp"
 
 #include <algorithm>
@@ -135,11 +136,9 @@ collective_operation::collective_operation(const char* verb, std::shared_ptr<wor
                                            std::vector<rank_call> calls, std::uint64_t membership)
     : operation_of(verb, count_ranks(calls)), world_(std::move(world)), calls_(std::move(calls)),
       membership_(membership), needs_(need_of(calls_)) {
-  make_parts();
+  make_parts(*world_);
   expect_uses(2 * calls_.size());
-  for (auto& p : parts())
-    for (auto& call : calls_of_[p.index])
-      add_uses(call, p.index, [this](use x) { add_use(std::move(x)); });
+  add_all_uses();
 }
 
 namespace {
@@ -167,13 +166,19 @@ std::size_t part_count(const rank_call& any, std::size_t ranks) noexcept {
   return static_cast<std::size_t>(any.call.peer) == any.rank ? 1 : 2;
 }
 
-/// The calls of the operation that `any` is one of, all still to be made.
-std::vector<rank_call> calls_beside(const rank_call& any, std::size_t ranks) {
-  std::vector<rank_call> result(any.is_message() ? 2 : ranks);
-  for (std::size_t i = 0; i < result.size(); ++i) {
+/// A call of each rank, still to be made.
+std::vector<rank_call> calls_to_make(std::size_t ranks) {
+  std::vector<rank_call> result(ranks);
+  for (std::size_t i = 0; i < ranks; ++i) {
     result[i].rank = i;
     result[i].made = false;
   }
+  return result;
+}
+
+/// The calls of the operation that `any` is one of, all still to be made.
+std::vector<rank_call> calls_beside(const rank_call& any, std::size_t ranks) {
+  auto result = calls_to_make(any.is_message() ? 2 : ranks);
   if (any.is_message()) {
     auto peer = static_cast<std::size_t>(any.call.peer);
     result[0].rank = std::min(any.rank, peer);
@@ -194,20 +199,61 @@ collective_operation::collective_operation(std::shared_ptr<world_core> world,
     : operation_of(joint_verb(any_call.call.what), part_count(any_call, world->size())),
       world_(std::move(world)), calls_(calls_beside(any_call, world_->size())),
       requests_(calls_.size()), needs_(need_of({&any_call, 1})), missing_(calls_.size()) {
-  make_parts();
+  make_parts(*world_);
   expect_uses(2 * calls_.size());
-  for (auto& p : parts()) // before others may look at them
+  note_memory(any_call);
+}
+
+collective_operation::collective_operation(world_core& world)
+    : operation_of("", world.size()), calls_(calls_to_make(world.size())), requests_(calls_.size()),
+      missing_(calls_.size()) {
+  make_parts(world);
+  expect_uses(2 * calls_.size());
+}
+
+void collective_operation::begin(const char* verb, std::shared_ptr<world_core> world,
+                                 std::vector<rank_call> calls, std::uint64_t membership) {
+  operation_of::begin(verb);
+  draw_number();
+  world_ = std::move(world);
+  calls_ = std::move(calls);
+  membership_ = membership;
+  needs_ = need_of(calls_);
+  requests_.clear();
+  missing_ = 0;
+  assign_calls();
+  add_all_uses();
+}
+
+void collective_operation::begin(std::shared_ptr<world_core> world, const rank_call& any_call) {
+  operation_of::begin(joint_verb(any_call.call.what));
+  draw_number();
+  world_ = std::move(world);
+  needs_ = need_of({&any_call, 1});
+  note_memory(any_call);
+}
+
+/// Before others may look at the parts.
+void collective_operation::note_memory(const rank_call& any_call) noexcept {
+  for (auto& p : parts())
     p.uses_memory = any_call.call.what != collective_kind::barrier;
 }
 
-void collective_operation::make_parts() {
-  stall_limit = world_->limits().stall_limit.count();
-  calls_of_.reserve(parts().size());
-  auto next = calls_.begin();
+void collective_operation::make_parts(const world_core& world) {
+  stall_limit = world.limits().stall_limit.count();
+  assign_calls();
   for (auto& p : parts()) {
-    p.rank = static_cast<int>(next->rank);
-    p.on = world_->lanes()[next->rank].get();
+    p.rank = static_cast<int>(calls_of_[p.index].front().rank);
+    p.on = world.lanes()[calls_of_[p.index].front().rank].get();
     p.stream = stream_kind::collective;
+  }
+}
+
+/// To the parts: those of one rank to the same.
+void collective_operation::assign_calls() {
+  calls_of_.clear();
+  calls_of_.reserve(parts().size());
+  for (auto next = calls_.begin(); next != calls_.end();) {
     auto first = next;
     while (next != calls_.end() && next->rank == first->rank)
       ++next;
@@ -215,7 +261,13 @@ void collective_operation::make_parts() {
   }
 }
 
-caf::error collective_operation::check_call(const rank_call& call, const std::vector<use>& uses,
+void collective_operation::add_all_uses() {
+  for (auto& p : parts())
+    for (auto& call : calls_of_[p.index])
+      add_uses(call, p.index, [this](use x) { add_use(std::move(x)); });
+}
+
+caf::error collective_operation::check_call(const rank_call& call, std::span<const use> uses,
                                             std::uint64_t membership) const {
   auto refuse = [&](errc code, std::string detail) {
     auto why = describe(code, std::move(detail));
@@ -240,17 +292,20 @@ caf::error collective_operation::check_call(const rank_call& call, const std::ve
   return {};
 }
 
-void collective_operation::add_call(rank_call call, const std::vector<use>& uses,
+void collective_operation::add_call(rank_call call, std::span<use> uses,
                                     std::uint64_t membership,
                                     std::shared_ptr<rank_request> asked_by) {
   auto place = seat_of(call).call;
-  requests_[place] = std::move(asked_by);
+  {
+    std::lock_guard lock{requests_mutex_};
+    requests_[place] = std::move(asked_by);
+  }
   if (membership != 0)
     membership_ = membership;
   calls_[place] = std::move(call);
   --missing_;
   for (auto& u : uses)
-    add_use(u);
+    add_use(std::move(u));
 }
 
 std::string collective_operation::missing_ranks() const {
@@ -281,6 +336,17 @@ void collective_operation::wait_no_more() noexcept {
 }
 
 void collective_operation::before_answer(const caf::error&) noexcept { wait_no_more(); }
+
+void collective_operation::after_answer() noexcept {
+  std::vector<std::shared_ptr<rank_request>> asked_by;
+  {
+    std::lock_guard lock{requests_mutex_};
+    asked_by = requests_;
+  }
+  for (auto& x : asked_by) // who comes after this sees the answer himself
+    if (x)
+      x->end();
+}
 
 const void* collective_operation::waits_for() const {
   if (missing_ != 0)
@@ -336,7 +402,7 @@ void collective_operation::vote(bool yes) noexcept {
       value.symmetric = true;
     if (begun || next == no)
       for (auto& p : parts())
-        p.on->wake();
+        p.on->wake_if_parked();
     return;
   }
 }
@@ -345,6 +411,16 @@ bool collective_operation::lets_pass() noexcept {
   if (may_be_symmetric_)
     vote(false); // what passes may stand in its way
   return votes_.load(std::memory_order_acquire) != parts().size();
+}
+
+void collective_operation::prefetch(const part& p) const noexcept {
+  prefetch_lines(this, sizeof *this);
+  operation::prefetch(p);
+  prefetch_lines(&calls_of_[p.index], sizeof calls_of_[p.index]);
+  prefetch_lines(calls_of_[p.index].data(), sizeof(rank_call));
+  for (auto& u : uses())
+    if (u.part == p.index)
+      prefetch_lines(u.memory.get(), 1);
 }
 
 caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on) {
@@ -392,6 +468,14 @@ caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on, bool
   return issued(*this, p, *communicator_, std::move(error));
 }
 
+void collective_operation::fetch_answer(const part& p) const noexcept {
+  if (requests_.empty())
+    return operation::fetch_answer(p);
+  auto first = static_cast<std::size_t>(calls_of_[p.index].data() - calls_.data());
+  requests_[first]->operation::fetch_answer(p);
+  prefetch_to_change(&requests_[first]->value);
+}
+
 /// An error that came behind the call's back ends the work too, which then is no success.
 void collective_operation::on_part_done(part& p) noexcept {
   if (p.certain)
@@ -415,6 +499,23 @@ void collective_operation::tell(part& p) noexcept {
     known &= requests_[first + i]->succeed(value);
   if (!known) // one has an error
     p.told.store(false, std::memory_order_release);
+}
+
+bool collective_operation::answer_ahead() noexcept {
+  if (failed() || has_successors())
+    return false;
+  if (!requests_.empty()) // each was told
+    return std::all_of(parts().begin(), parts().end(), [](const part& p) {
+      return p.told.load(std::memory_order_acquire);
+    });
+  auto tell_all = [this](bool told) {
+    for (auto& p : parts())
+      p.told.store(told, std::memory_order_release);
+  };
+  tell_all(true); // as in `tell`
+  if (!answer({}))
+    tell_all(false);
+  return true;
 }
 
 void collective_operation::on_lost_part(part& p, const caf::error& why) noexcept {
@@ -465,13 +566,22 @@ void collective_operation::describe_to(flight_entry& x, const part& p) const noe
 
 // -- one rank's request
 
-rank_request::rank_request(const char* verb, std::shared_ptr<world_core> world, rank_call call,
-                           const request_options& options)
-    : operation_of(verb, 0), world_(std::move(world)), call_(std::move(call)),
-      membership_(options.membership) {
-  uses_.reserve(2);
-  add_uses(call_, seat_of(call_).part, [this](use x) { uses_.push_back(std::move(x)); });
+void rank_request::begin(const char* verb, std::shared_ptr<world_core> world, rank_call call,
+                         const request_options& options) {
+  operation_of::begin(verb);
+  world_ = std::move(world);
+  call_ = std::move(call);
+  membership_ = options.membership;
+  add_uses(call_, seat_of(call_).part, [this](use x) { uses_[use_count_++] = std::move(x); });
   call_.send = call_.recv = {}; // the handles are the caller's
+}
+
+void rank_request::fetch_ahead() const noexcept {
+  prefetch_lines(this, sizeof *this);
+  for (auto& u : uses()) {
+    prefetch_lines(u.memory.get(), sizeof(buffer));
+    prefetch_lines(u.memory->accesses.data(), sizeof(buffer::access));
+  }
 }
 
 std::uint64_t rank_request::number() const noexcept {
@@ -489,7 +599,7 @@ caf::expected<std::shared_ptr<operation>> rank_request::joint() {
     return op->cause();
   }
   if (op) {
-    if (auto error = op->check_call(call_, uses_, membership_); error) {
+    if (auto error = op->check_call(call_, uses(), membership_); error) {
       if (code_of(error) == errc::collective_mismatch) {
         found_ = op;
         refuse_for_all();
@@ -500,12 +610,20 @@ caf::expected<std::shared_ptr<operation>> rank_request::joint() {
     if (auto limit = world_->limits().waiting_limit; line.ahead(caller) >= limit)
       return make_error(describe(errc::overloaded,
                                  std::to_string(limit) + " calls of this rank wait for others'"));
-    op = std::make_shared<collective_operation>(world_, call_);
+    op = make_joint();
   }
   if (auto error = world_->check_view(*op, membership_); error)
     return error;
   found_ = op;
   return op;
+}
+
+std::shared_ptr<collective_operation> rank_request::make_joint() {
+  if (auto ready = call_.is_message() ? nullptr : world_->matching().spare_operation.take()) {
+    ready->begin(world_, call_);
+    return ready;
+  }
+  return std::make_shared<collective_operation>(world_, call_);
 }
 
 void rank_request::refuse_for_all() {
@@ -534,16 +652,15 @@ void rank_request::join(operation&) {
   counts_ = true;
   joint_ = std::move(found_);
   joint_number_.store(joint_->number(), std::memory_order_relaxed);
-  joint_->add_call(std::move(call_), uses_, membership_,
+  joint_->add_call(std::move(call_), std::span{uses_}.first(use_count_), membership_,
                    std::static_pointer_cast<rank_request>(shared_from_this()));
+  use_count_ = 0;
 }
 
 bool rank_request::succeed(const collective_done& value_of_all) noexcept {
   // Whoever answers it with an error meanwhile leaves this alone.
   value = value_of_all;
-  bool told = answer({});
-  world_->owner()->keeper().remove(*this);
-  return told;
+  return answer({});
 }
 
 void rank_request::start() {
@@ -553,6 +670,8 @@ void rank_request::start() {
     return;
   }
   admitted_at = now.time_since_epoch().count();
+  if (!call_.is_message())
+    world_->matching().spare_operation.fetch_ahead();
   auto& gate = world_->owner()->gate();
   world_->owner()->keeper().add(*this);
   auto self = std::static_pointer_cast<rank_request>(shared_from_this());
@@ -562,7 +681,7 @@ void rank_request::start() {
   if (message || world_->matching().handed_in(rank))
     gate.place_handed_in();
   else
-    gate.place_handed_in_soon();
+    gate.place_handed_in_if_free();
 }
 
 void rank_request::placed(const caf::error& why) {
@@ -580,17 +699,21 @@ void rank_request::placed(const caf::error& why) {
   }
   if (answered())
     joint_->take_back(error()); // its time was over before it had its place
-  joint_->on_answer([self = std::static_pointer_cast<rank_request>(shared_from_this())] {
-    auto& joint = *self->joint_;
-    if (!joint.error() && !self->answered()) // its part had nothing to do
-      self->value = joint.value;
-    self->answer(joint.error());
-    auto& owner = *self->world_->owner();
-    if (self->watched())
-      owner.keeper().remove(*self);
-    if (!joint.on_lanes())
-      owner.gate().go_on_soon(); // others need not wait for it
-  });
+  if (joint_->answered())
+    end();
+}
+
+void rank_request::end() noexcept {
+  if (!answered()) {
+    if (!joint_->error())
+      value = joint_->value; // its part had nothing to do
+    answer(joint_->error());
+  }
+  auto& owner = *world_->owner();
+  if (watched())
+    owner.keeper().remove(*this);
+  if (!joint_->on_lanes())
+    owner.gate().go_on_soon(); // others need not wait for it
 }
 
 /// Alone it cannot be done: while nothing of the operation is issued, all ranks' calls end with it.
@@ -647,7 +770,7 @@ void set_once(std::atomic<std::int64_t>& time) noexcept {
 
 caf::expected<issue_outcome> connect_operation::issue(part& p, lane& on) {
   set_once(held_since_);
-  part_started(held_since_.load());
+  part_started(p, held_since_.load());
   if (auto error = on.provide_streams(); error)
     log(log_level::warning, "communicators share a stream", error);
   return proceed(p, on);

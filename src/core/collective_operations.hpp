@@ -10,11 +10,13 @@
 #include <troupe/collective.hpp>
 #include <troupe/nccl_world.hpp>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -32,48 +34,65 @@ public:
                        std::vector<rank_call> calls, std::uint64_t membership);
   /// Asked for by one request of each rank that takes part in `any_call`.
   collective_operation(std::shared_ptr<world_core> world, const rank_call& any_call);
+  /// With a call of each rank, to `begin` when it is asked for. `world` outlives it.
+  explicit collective_operation(world_core& world);
+  /// What its calls are put into before that; they are all gone from here.
+  std::vector<rank_call> room_for_calls() noexcept { return std::move(calls_); }
+  /// By one request, for a call of each rank.
+  void begin(const char* verb, std::shared_ptr<world_core> world, std::vector<rank_call> calls,
+             std::uint64_t membership);
+  /// By one request of each rank; this is the first.
+  void begin(std::shared_ptr<world_core> world, const rank_call& any_call);
 
   /// One rank's request. Under the lock of the order.
   /// @errors errc::collective_mismatch, membership_changed: it does not go with the others
-  caf::error check_call(const rank_call& call, const std::vector<use>& uses,
+  caf::error check_call(const rank_call& call, std::span<const use> uses,
                         std::uint64_t membership) const;
-  void add_call(rank_call call, const std::vector<use>& uses, std::uint64_t membership,
+  void add_call(rank_call call, std::span<use> uses, std::uint64_t membership,
                 std::shared_ptr<rank_request> asked_by);
   /// The ranks that have not called yet. Under the lock of the order.
   std::string missing_ranks() const;
   caf::error on_check() const override;
   caf::error on_admit() override;
   const void* waits_for() const override;
+  void prefetch(const part& p) const noexcept override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
   void on_lost_part(part& p, const caf::error& why) noexcept override;
   caf::expected<issue_outcome> proceed(part& p, lane& on) override;
   bool lets_pass() noexcept override;
+  void fetch_answer(const part& p) const noexcept override;
   void on_part_done(part& p) noexcept override;
+  bool answer_ahead() noexcept override;
   bool on_stall() noexcept override;
   const void* communicator_key() const noexcept override { return communicator_key_.load(); }
 
 protected:
   void on_submit() override;
   void before_answer(const caf::error& error) noexcept override;
+  void after_answer() noexcept override;
   void describe_to(flight_entry& x, const part& p) const noexcept override;
   void on_settled() noexcept override { requests_.clear(); }
 
 private:
   void tell(part& p) noexcept;
   void wait_no_more() noexcept;
-  void make_parts();
+  void make_parts(const world_core& world);
+  void assign_calls();
+  void add_all_uses();
+  void note_memory(const rank_call& any_call) noexcept;
   void run_on(std::shared_ptr<communicator> target);
   bool is_held_up() const noexcept;
   bool waits_for_world() const;
   void vote(bool yes) noexcept;
   caf::expected<issue_outcome> issue(part& p, lane& on, bool symmetric);
 
-  const std::shared_ptr<world_core> world_;
+  std::shared_ptr<world_core> world_;
   std::vector<rank_call> calls_;                     // sorted by rank
   std::vector<std::span<const rank_call>> calls_of_; // of each part
   /// Who made each call, if ranks made them; what a part's lane needs of it is there before the
   /// part.
   std::vector<std::shared_ptr<rank_request>> requests_;
+  std::mutex requests_mutex_; // until all are there
   std::uint64_t membership_ = 0;
   connect_scope needs_ = connect_scope::collectives;
   std::size_t missing_ = 0;          // calls that are still to come; under the lock of the order
@@ -92,11 +111,14 @@ private:
 /// One rank's request for an operation that all ranks ask for: it is answered with that operation.
 class rank_request final : public operation_of<collective_done>, public joining {
 public:
-  rank_request(const char* verb, std::shared_ptr<world_core> world, rank_call call,
-               const request_options& options);
+  /// To `begin` when it is asked for.
+  rank_request() : operation_of("", 0) {}
+  void begin(const char* verb, std::shared_ptr<world_core> world, rank_call call,
+             const request_options& options);
   std::uint64_t number() const noexcept override;
   caf::expected<std::shared_ptr<operation>> joint() override;
-  const std::vector<use>& uses() const override { return uses_; }
+  std::span<const use> uses() const override { return {uses_.data(), use_count_}; }
+  void fetch_ahead() const noexcept override;
   void join(operation& joint) override;
   caf::error refuse_cycle() override;
   void placed(const caf::error& why) override;
@@ -104,6 +126,8 @@ public:
   void start();
   /// Its rank's part is done. False if it was answered before.
   bool succeed(const collective_done& value_of_all) noexcept;
+  /// The operation is answered; this is its answer too, if it has none.
+  void end() noexcept;
   /// Is it among its rank's calls? Once it is answered.
   bool counts() const noexcept { return counts_; }
 
@@ -113,11 +137,13 @@ protected:
 private:
   failure describe_call(errc code, std::string detail) const;
   void refuse_for_all();
+  std::shared_ptr<collective_operation> make_joint();
 
-  const std::shared_ptr<world_core> world_;
+  std::shared_ptr<world_core> world_;
   rank_call call_; // until it is the operation's
-  const std::uint64_t membership_;
-  std::vector<use> uses_;
+  std::uint64_t membership_ = 0;
+  std::array<use, 2> uses_;
+  std::size_t use_count_ = 0;
   std::shared_ptr<collective_operation> found_; // what it may become a part of
   std::shared_ptr<collective_operation> joint_; // what it is a part of; under the lock of the order
   std::atomic<std::uint64_t> joint_number_{0};

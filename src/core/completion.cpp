@@ -61,6 +61,7 @@ bool completion::answer(caf::error error) noexcept {
   before_answer(error);
   error_ = std::move(error);
   phase_.store(phase::answered);
+  after_answer();
   if (waited_for_.load()) {
     std::vector<std::function<void()>> listeners;
     {

@@ -23,6 +23,9 @@ constexpr std::chrono::milliseconds host_func_check{10};
 constexpr std::size_t poll_batch = 8;
 /// The oldest is asked when one further back was not done for so long.
 constexpr std::chrono::microseconds poll_patience{100};
+/// What is left to do when its requester has the answer keeps out of the way of the next request,
+/// which may come at once.
+constexpr std::chrono::microseconds settle_patience{10};
 /// How many parts are issued before the lane looks at completions again.
 constexpr int issue_batch = 16;
 
@@ -132,13 +135,14 @@ void lane::run() noexcept {
   while (!ends_now()) {
     bool worked = false;
     if (abandoned_.load(std::memory_order_relaxed)) {
-      worked = !waiting_.empty() || !nothing_in_flight() || has_input();
+      worked = !waiting_.empty() || !late_.empty() || !nothing_in_flight() || has_input();
       abandon_now();
     } else {
       worked |= take_inbox();
       worked |= proceed_continuing();
       worked |= issue_ready();
       worked |= poll();
+      worked |= settle_late();
       worked |= drain_released();
       worked |= serve_control();
     }
@@ -158,7 +162,7 @@ void lane::run() noexcept {
 
 bool lane::ends_now() noexcept {
   auto nothing_left = [this] {
-    return stop_requested_.load(std::memory_order_relaxed) && waiting_.empty() &&
+    return stop_requested_.load(std::memory_order_relaxed) && waiting_.empty() && late_.empty() &&
            nothing_in_flight() && !has_input();
   };
   if (!nothing_left())
@@ -284,6 +288,7 @@ bool lane::take_inbox() noexcept {
   }
   for (; in_order != nullptr; in_order = in_order->next)
     waiting_.push_back(in_order);
+  waiting_.front()->of->prefetch(*waiting_.front());
   return true;
 }
 
@@ -368,7 +373,7 @@ void lane::fetch_ahead() const noexcept {
   if (waiting_.size() > 1)
     __builtin_prefetch(waiting_[1]);
   if (!waiting_.empty())
-    waiting_.front()->of->prefetch();
+    waiting_.front()->of->prefetch(*waiting_.front());
 }
 
 lane::verdict lane::try_issue(part& p) {
@@ -383,7 +388,7 @@ lane::verdict lane::try_issue(part& p) {
     return verdict::held;
   waiting_.pop_front();
   fetch_ahead();
-  if (!op.claim_issue()) {
+  if (!op.claim_issue(p)) {
     skip(p);
     return verdict::gone;
   }
@@ -391,7 +396,7 @@ lane::verdict lane::try_issue(part& p) {
   auto error = check_generation(p);
   if (!error && !op.lost_a_part() && p.stream != stream_kind::none)
     error = note(wait_for_what_is_before(p));
-  if (error || !op.begin_issue()) {
+  if (error || !op.begin_issue(p)) {
     lose(p, error);
     return verdict::gone;
   }
@@ -399,11 +404,11 @@ lane::verdict lane::try_issue(part& p) {
   auto now = nanoseconds(clock::now());
   record_.issuing(p, state_->generation(), now);
   if (p.stream != stream_kind::none && stream_of(p).in_flight.empty() && nothing_before(p))
-    op.part_started(now); // the call itself may block
+    operation::part_started(p, now); // the call itself may block
   issuing_.store(true);
   auto outcome = op.issue(p, *this);
   if (!outcome)
-    op.take_back_issue();
+    operation::take_back_issue(p);
   after_issue(p, outcome);
   issuing_.store(!nothing_continues());
   return verdict::gone;
@@ -570,7 +575,7 @@ void lane::note_started(lane_stream& s) noexcept {
   auto now = nanoseconds(clock::now());
   record_.started(p, now);
   if (p.of->stall_limit != 0)
-    p.of->part_started(now);
+    operation::part_started(p, now);
 }
 
 bool lane::poll() {
@@ -622,6 +627,7 @@ bool lane::poll(lane_stream& s) {
       continue;
     }
     s.not_done_since = {};
+    p.of->fetch_answer(p);
     auto now = nanoseconds(clock::now());
     for (std::size_t i = 0; i < batch; ++i) {
       auto& over = *s.in_flight.front();
@@ -652,7 +658,30 @@ void lane::finish(part& p, std::int64_t now) noexcept {
   if (!p.passed_by)
     p.of->on_part_done(p);
   record_.over(p, !p.passed_by, state_->generation(), now);
-  p.of->part_over();
+  if (!p.of->one_over())
+    return;
+  if (may_spin() && waiting_.empty() && nothing_in_flight() && p.of->answer_ahead()) {
+    late_.push_back(std::static_pointer_cast<operation>(p.of->shared_from_this()));
+    settle_at_ = clock::time_point{std::chrono::nanoseconds{now}} + settle_patience;
+  } else {
+    p.of->settle();
+  }
+}
+
+bool lane::settle_late() {
+  bool quiet = waiting_.empty() && nothing_in_flight() &&
+               !stop_requested_.load(std::memory_order_relaxed) &&
+               !reset_requested_.load(std::memory_order_relaxed);
+  if (late_.empty() || (quiet && clock::now() < settle_at_))
+    return false;
+  settle_now();
+  return true;
+}
+
+void lane::settle_now() noexcept {
+  for (auto& op : late_)
+    op->settle();
+  late_.clear();
 }
 
 void lane::skip(part& p) noexcept {
@@ -759,6 +788,7 @@ bool lane::nothing_in_flight() const noexcept {
 }
 
 void lane::abandon_now() noexcept {
+  settle_now();
   take_inbox();
   // Whoever has not failed yet must not succeed now.
   auto why = state_->reason();
@@ -795,12 +825,10 @@ void lane::idle() {
   bool must_poll = busy && !device_->signals_completion();
   if (std::exchange(worked_, false))
     spin_end_ = clock::now() + *options_.spin;
-  bool may_spin =
-      options_.spin->count() != 0 && options_.completion == completion_strategy::event_poll;
-  if (may_spin && must_poll)
+  if (may_spin() && must_poll)
     return; // to ask an event takes long enough
-  if (may_spin && clock::now() < spin_end_) {
-    for (int i = 0; i < 8 && !signalled_.load(std::memory_order_relaxed); ++i)
+  if (may_spin() && clock::now() < spin_end_) {
+    for (int i = 0; i < 8 && !signalled_.load(std::memory_order_relaxed) && !has_input(); ++i)
       pause();
     signalled_.exchange(false);
     return;

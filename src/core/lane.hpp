@@ -66,10 +66,18 @@ public:
   std::size_t queue_limit() const noexcept { return options_.queue_limit; }
   /// A part has its place in the order and will be submitted. Under admission's lock.
   void expect_part() noexcept { queued_.fetch_add(1, std::memory_order_relaxed); }
+  /// Ahead of `expect_part` or `submit` for several lanes: their words come at once.
+  void fetch_queue() const noexcept { prefetch_to_change(&queued_); }
+  void fetch_inbox() const noexcept { prefetch_to_change(&inbox_); }
   /// Takes `p`, which is on this lane, as the next in order; false if the lane has ended. Under
   /// admission's lock; `wake` follows after it.
   bool submit(part& p) noexcept;
   void wake() noexcept;
+  /// For a part that continues: a lane that parks meanwhile looks at it again soon.
+  void wake_if_parked() noexcept {
+    if (parked_.load(std::memory_order_relaxed))
+      wake();
+  }
 
   /// As `backend_device::runs_cuda`.
   bool runs_cuda() const noexcept { return runs_cuda_; }
@@ -194,11 +202,16 @@ private:
   caf::error note(const caf::error& error) noexcept;
   caf::error note_fault(const caf::error& error) noexcept;
   caf::error in_full(const part& p, const caf::error& error) const;
+  bool settle_late();
+  void settle_now() noexcept;
   bool drain_released();
   bool nothing_in_flight() const noexcept;
   bool nothing_continues() const noexcept;
   void abandon_now() noexcept;
   void idle();
+  bool may_spin() const noexcept {
+    return options_.spin->count() != 0 && options_.completion == completion_strategy::event_poll;
+  }
   bool has_input() const noexcept;
   bool ends_now() noexcept;
 
@@ -216,11 +229,18 @@ private:
   std::unique_ptr<staging_ring> download_ring_;
   std::unique_ptr<stager> stager_;
   std::deque<part*> waiting_;
+  std::vector<std::shared_ptr<operation>> late_; // answered, and still to be settled
+  clock::time_point settle_at_{};
 
-  std::atomic<part*> inbox_{nullptr};
+  // Words that clients change, away from the lane's own: the first line is what an idle lane looks
+  // at.
+  alignas(64) std::atomic<part*> inbox_{nullptr};
+  std::atomic<bool> signalled_{false};
+  std::atomic<bool> parked_{false};
   bool closed_ = false; // nobody looks into it any more; under the lock of the order
-  std::atomic<std::size_t> queued_{0};
-  std::atomic<std::size_t> in_flight_{0};
+  alignas(64) std::atomic<std::size_t> queued_{0};
+
+  alignas(64) std::atomic<std::size_t> in_flight_{0};
   std::atomic<bool> issuing_{false}; // or continuing
   std::atomic<const void*> inside_{nullptr};
   std::atomic<std::size_t> tenants_{0};
@@ -233,8 +253,6 @@ private:
   bool worked_ = false; // since the lane was idle last
   clock::time_point spin_end_{};
 
-  std::atomic<bool> signalled_{false};
-  std::atomic<bool> parked_{false};
   std::mutex park_mutex_;
   std::condition_variable park_condition_;
   std::condition_variable ended_condition_;

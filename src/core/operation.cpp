@@ -3,6 +3,7 @@
 #include "core/device_state.hpp"
 #include "core/lane.hpp"
 #include "core/order.hpp"
+#include "core/spin.hpp"
 #include "core/timekeeper.hpp"
 
 #include <algorithm>
@@ -60,6 +61,10 @@ operation::operation(const char* verb, std::size_t parts)
 }
 
 operation::~operation() = default;
+
+void operation::draw_number() noexcept {
+  number_ = last_number.fetch_add(1, std::memory_order_relaxed) + 1;
+}
 
 caf::expected<issue_outcome> operation::issue(part&, lane&) {
   return make_error(errc::internal, "this operation has nothing to issue");
@@ -143,14 +148,31 @@ void operation::heals(const std::shared_ptr<buffer>& memory, const buffer::wound
   healed_.push_back({memory, x});
 }
 
-bool operation::claim_issue() noexcept {
-  auto expected = claim::unissued;
-  return issue_claim_.compare_exchange_strong(expected, claim::issued) || expected == claim::issued;
+bool operation::claim_issue(part& p) noexcept {
+  // Either this sees that somebody tries to withdraw it, or he sees this.
+  p.claimed.store(true);
+  auto seen = withdrawal_.load();
+  for (; seen == withdrawal::tried; seen = withdrawal_.load())
+    pause();
+  if (seen == withdrawal::none)
+    return true;
+  p.claimed.store(false);
+  return false;
 }
 
+/// Under guard_.
 bool operation::withdraw() noexcept {
-  auto expected = claim::unissued;
-  return issue_claim_.compare_exchange_strong(expected, claim::withdrawn);
+  if (withdrawn())
+    return false;
+  withdrawal_.store(withdrawal::tried);
+  bool too_late = std::any_of(parts().begin(), parts().end(),
+                              [](const part& p) { return p.claimed.load(); });
+  withdrawal_.store(too_late ? withdrawal::none : withdrawal::done);
+  return !too_late;
+}
+
+bool operation::any_issued() const noexcept {
+  return std::any_of(parts().begin(), parts().end(), [](const part& p) { return p.begun.load(); });
 }
 
 void operation::cancel() noexcept {
@@ -218,20 +240,27 @@ void operation::part_lost(part& p, const caf::error& why) noexcept {
     fail(why);
 }
 
-void operation::part_started(std::int64_t now) noexcept {
-  std::int64_t none = 0;
-  first_started_at_.compare_exchange_strong(none, now, std::memory_order_acq_rel);
+std::int64_t operation::first_started_at() const noexcept {
+  auto result = counted_from_.load(std::memory_order_acquire);
+  if (result == 0)
+    for (auto& p : parts())
+      if (auto at = p.started_at.load(std::memory_order_acquire); at != 0)
+        result = result == 0 ? at : std::min(result, at);
+  return result;
 }
 
-void operation::part_over() noexcept {
-  if (open_.fetch_sub(1, std::memory_order_acq_rel) != 1)
-    return;
+bool operation::has_successors() const noexcept {
+  std::lock_guard lock{guard_};
+  return !successors_.empty();
+}
+
+void operation::settle() noexcept {
   std::vector<std::shared_ptr<operation>> follow_up;
   settle(follow_up);
   while (!follow_up.empty()) {
     auto x = std::move(follow_up.back());
     follow_up.pop_back();
-    if (x->open_.fetch_sub(1, std::memory_order_acq_rel) == 1)
+    if (x->one_over())
       x->settle(follow_up);
   }
 }

@@ -3,6 +3,7 @@
 
 #include "core/buffer.hpp"
 #include "core/flight_ring.hpp"
+#include "core/prefetch.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/detail/completion.hpp>
 
@@ -48,8 +49,9 @@ struct predecessor {
   const part* at;
 };
 
-/// What one device does for an operation.
-struct part {
+/// What one device does for an operation. Its lane's words are its own: lanes that come to an
+/// operation at once would wait for each other.
+struct alignas(64) part {
   enum class state : std::uint8_t { queued, issuing, issued, started, done, skipped };
 
   operation* of = nullptr;
@@ -72,6 +74,10 @@ struct part {
   std::uint64_t record = 0; // in the lane's flight ring; the lane's alone
 
   std::atomic<state> at{state::queued};
+  std::atomic<bool> claimed{false}; ///< its lane has come to it
+  std::atomic<bool> begun{false};   ///< its call is made, or was
+  /// In nanoseconds of `clock`; 0: all that is before it was not done yet.
+  std::atomic<std::int64_t> started_at{0};
   /// The event that follows the work stands in its stream; others may wait for it.
   std::atomic<bool> recorded{false};
   /// Guards `event` against its return to the pool while another lane waits for it.
@@ -172,13 +178,11 @@ public:
 
   // -- called by lanes
 
-  /// Brings what `issue` needs into the cache of the calling thread.
-  void prefetch() const noexcept {
-    constexpr std::size_t line = 64;
-    auto* first = reinterpret_cast<const std::byte*>(this);
-    for (std::size_t at = 0; at < sizeof(operation) + 2 * line; at += line)
-      __builtin_prefetch(first + at);
-    __builtin_prefetch(uses_.data());
+  /// Brings what the issue of `p` needs into the cache of the calling thread.
+  virtual void prefetch(const part& p) const noexcept {
+    prefetch_lines(this, sizeof *this);
+    prefetch_lines(&p, sizeof p);
+    prefetch_lines(uses_.data(), uses_.size() * sizeof(use));
   }
   /// Issues `p` on its lane's stream.
   virtual caf::expected<issue_outcome> issue(part& p, lane& on);
@@ -193,32 +197,47 @@ public:
   virtual void on_lost_part(part&, const caf::error& why) noexcept { static_cast<void>(why); }
   /// Host memory that the streams may still touch when the work is given up in the middle.
   virtual std::shared_ptr<void> used_by_streams() const noexcept { return nullptr; }
+  /// Brings what the answer, or that of `p`, needs into the cache of the calling thread.
+  virtual void fetch_answer(const part&) const noexcept { prefetch_to_change(this); }
   /// The work of `p` is over on its device; before it counts as over.
   virtual void on_part_done(part&) noexcept {}
-  /// True if the caller may issue a part: from the first time on the operation cannot be withdrawn.
-  bool claim_issue() noexcept;
+  /// True if the caller may issue `p`: from the first time on the operation cannot be withdrawn.
+  bool claim_issue(part& p) noexcept;
   bool withdrawn() const noexcept {
-    return issue_claim_.load(std::memory_order_acquire) == claim::withdrawn;
+    return withdrawal_.load(std::memory_order_acquire) == withdrawal::done;
   }
-  /// Counts a part as issued, before it is; false if another part is lost already. Where one is
+  /// Notes that `p` is issued, before it is; false if another part is lost already. Where one is
   /// issued while another is lost, at least one of them sees the other: no lane goes on with what
   /// comes behind before the communicator has ended.
-  bool begin_issue() noexcept {
-    issued_parts_.fetch_add(1);
+  bool begin_issue(part& p) noexcept {
+    p.begun.store(true);
     if (!lost_a_part())
       return true;
-    take_back_issue();
+    take_back_issue(p);
     return false;
   }
   /// It was not issued.
-  void take_back_issue() noexcept { issued_parts_.fetch_sub(1); }
-  bool any_issued() const noexcept { return issued_parts_.load() != 0; }
+  static void take_back_issue(part& p) noexcept { p.begun.store(false); }
+  bool any_issued() const noexcept;
   void part_lost(part& p, const caf::error& why) noexcept;
   bool lost_a_part() const noexcept { return lost_.load(); }
-  void part_over() noexcept;
-  /// All before the part is done on its stream. First of all parts: the stall limit starts to
-  /// count.
-  void part_started(std::int64_t now) noexcept;
+  /// A part is over.
+  void part_over() noexcept {
+    if (one_over())
+      settle();
+  }
+  /// The same; true: nothing is left but to `settle` it.
+  bool one_over() noexcept { return open_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
+  /// Is all of it over?
+  bool over() const noexcept { return open_.load(std::memory_order_acquire) == 0; }
+  /// All of it is over: gives the answer, if nobody minds that it is settled only later.
+  virtual bool answer_ahead() noexcept { return false; }
+  void settle() noexcept;
+  /// All before `p` is done on its stream. First of all parts: the stall limit starts to count.
+  static void part_started(part& p, std::int64_t now) noexcept {
+    if (p.started_at.load(std::memory_order_relaxed) == 0)
+      p.started_at.store(now, std::memory_order_release);
+  }
 
   // -- the timekeeper's
 
@@ -229,14 +248,16 @@ public:
 
   /// Nanoseconds that the work may take from its first start on; 0: no limit.
   std::int64_t stall_limit = 0;
-  std::int64_t first_started_at() const noexcept {
-    return first_started_at_.load(std::memory_order_acquire);
-  }
+  std::int64_t first_started_at() const noexcept;
   /// The stall limit is over. False: it was held up by what has a limit of its own, and its limit
   /// counts anew.
   virtual bool on_stall() noexcept { return true; }
 
 protected:
+  /// Made before anybody asked for it: now it is `verb`.
+  void begin(const char* verb) noexcept { verb_ = verb; }
+  /// Takes the next number, as if it were made now.
+  void draw_number() noexcept;
   /// Its requester, or time, ends it before its work is over: it is answered with `why`.
   virtual void end_early(const caf::error& why) noexcept;
   /// Under admission's lock: its parts go to the lanes now, and may be issued.
@@ -251,12 +272,13 @@ protected:
   /// The same where the parts differ, and what only the verb knows; on the lane, or under the lock
   /// of the order.
   virtual void describe_to(flight_entry&, const part&) const noexcept {}
+  bool has_successors() const noexcept;
   /// After the buffers are free; `failed` or not.
   virtual void on_settled() noexcept {}
 
 private:
   friend class timekeeper;
-  enum class claim : std::uint8_t { unissued, issued, withdrawn };
+  enum class withdrawal : std::uint8_t { none, tried, done };
 
   struct follower {
     std::shared_ptr<operation> who;
@@ -269,7 +291,7 @@ private:
 
   bool withdraw() noexcept;
   void count_stall_anew(std::int64_t now) noexcept {
-    first_started_at_.store(now, std::memory_order_release);
+    counted_from_.store(now, std::memory_order_release);
     stall_told_ = false;
   }
   bool set_cause(const caf::error& why, bool only_if_unissued,
@@ -286,7 +308,7 @@ private:
   void settle(std::vector<std::shared_ptr<operation>>& follow_up) noexcept;
 
   const char* verb_;
-  const std::uint64_t number_;
+  std::uint64_t number_;
   std::unique_ptr<part[]> parts_;
   std::size_t part_count_;
   std::vector<use> uses_;
@@ -294,13 +316,12 @@ private:
   std::uint8_t element_type_ = flight_entry::no_type;
   std::vector<healed_wound> healed_; // under admission's lock
   std::atomic<bool> on_lanes_{false};
-  std::atomic<claim> issue_claim_{claim::unissued};
+  std::atomic<withdrawal> withdrawal_{withdrawal::none};
   std::atomic<bool> settled_{false};
   std::atomic<bool> failed_{false};
   std::atomic<bool> lost_{false};
-  std::atomic<std::uint32_t> issued_parts_{0};
   std::atomic<std::uint32_t> open_; // parts and predecessors that are not over
-  std::atomic<std::int64_t> first_started_at_{0};
+  std::atomic<std::int64_t> counted_from_{0}; // if its stall limit counts anew
   mutable std::mutex guard_; // of the three below
   caf::error cause_;
   std::vector<follower> successors_;

@@ -2,6 +2,7 @@
 
 #include "core/buffer.hpp"
 #include "core/lane.hpp"
+#include "core/prefetch.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -446,7 +447,8 @@ const any_gpu_ref* handle_of(std::span<const any_gpu_ref> refs, holders who, std
 } // namespace
 
 caf::expected<std::vector<rank_call>> rank_calls(const char* verb, const collective_view& x,
-                                                 std::span<const std::shared_ptr<lane>> lanes) {
+                                                 std::span<const std::shared_ptr<lane>> lanes,
+                                                 std::vector<rank_call> room) {
   checker check{verb, x, lanes};
   if (auto error = check.check_request(); error)
     return error;
@@ -471,7 +473,11 @@ caf::expected<std::vector<rank_call>> rank_calls(const char* verb, const collect
     return check.refuse(errc::invalid_argument, n,
                         exchange ? "the counts are not one for each pair of ranks"
                                  : "only all_to_all_v has counts");
-  std::vector<rank_call> result;
+  for (auto refs : {x.send, x.recv})
+    for (auto& ref : refs)
+      prefetch_lines(ref.memory().get(), sizeof(buffer));
+  auto result = std::move(room);
+  result.clear();
   result.reserve(n);
   for (std::size_t rank = 0; rank < n; ++rank) {
     std::unique_ptr<exchange_plan> plan;

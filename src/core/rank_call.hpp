@@ -85,9 +85,11 @@ struct rank_call {
 
 /// The parts of the ranks that take part in `x`, a collective over all ranks or a message between
 /// two of them, in rank order; rank i is on lanes[i].
+/// @shape room: memory for the result; its content does not matter
 /// @errors errc::invalid_argument, shape_mismatch, stale_ref; with rank and device
 caf::expected<std::vector<rank_call>> rank_calls(const char* verb, const collective_view& x,
-                                                 std::span<const std::shared_ptr<lane>> lanes);
+                                                 std::span<const std::shared_ptr<lane>> lanes,
+                                                 std::vector<rank_call> room = {});
 
 /// The part of rank `rank` alone in `x`, whose `send` and `recv` hold at most its own handle, whose
 /// `factors` at most its own factor, and whose `counts` are what it sends to and receives from each

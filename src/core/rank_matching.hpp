@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/rank_call.hpp"
+#include "core/spare.hpp"
 
 #include <atomic>
 #include <cstddef>
@@ -15,6 +16,7 @@
 namespace troupe::detail {
 
 class collective_operation;
+class rank_request;
 
 /// A sequence of calls of some callers: their k-th ones belong together.
 /// @thread under the lock of the order
@@ -46,7 +48,12 @@ private:
 /// the k-th call there that receives from it.
 class rank_matching {
 public:
-  explicit rank_matching(std::size_t ranks) : collectives_(ranks), handed_in_(ranks) {}
+  explicit rank_matching(std::size_t ranks)
+      : spare_requests(ranks), collectives_(ranks), handed_in_(ranks) {}
+
+  /// For the next collective call of each rank, and the operation that they make.
+  std::vector<spare<rank_request>> spare_requests;
+  spare<collective_operation> spare_operation;
 
   // Without the lock.
 

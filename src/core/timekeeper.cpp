@@ -41,34 +41,46 @@ void timekeeper::stop() noexcept {
     thread_.join();
 }
 
+timekeeper::shelf& timekeeper::shelf_of(const operation& x) noexcept {
+  constexpr std::uint64_t spread = 0x9e3779b97f4a7c15;
+  return shelves_[(reinterpret_cast<std::uintptr_t>(&x) * spread) >> 61];
+}
+
 void timekeeper::add(operation& x) {
   auto when = std::min(x.deadline, due(x, at(x.admitted_at)));
-  hot_lock lock{mutex_};
-  x.kept_by_ = this;
-  x.previous_ = last_;
-  x.next_ = nullptr;
-  (last_ != nullptr ? last_->next_ : first_) = &x;
-  last_ = &x;
-  ++size_;
+  {
+    auto& place = shelf_of(x);
+    hot_lock lock{place.mutex};
+    x.kept_by_ = this;
+    x.previous_ = place.last;
+    x.next_ = nullptr;
+    (place.last != nullptr ? place.last->next_ : place.first) = &x;
+    place.last = &x;
+    ++place.size;
+  }
+  if (when >= next_.load()) // whoever changes it looks at the shelf after that
+    return;
+  std::lock_guard lock{mutex_};
   wake_at(when);
 }
 
 void timekeeper::remove(operation& x) noexcept {
-  hot_lock lock{mutex_};
+  auto& place = shelf_of(x);
+  hot_lock lock{place.mutex};
   if (!x.watched())
     return;
-  (x.previous_ != nullptr ? x.previous_->next_ : first_) = x.next_;
-  (x.next_ != nullptr ? x.next_->previous_ : last_) = x.previous_;
+  (x.previous_ != nullptr ? x.previous_->next_ : place.first) = x.next_;
+  (x.next_ != nullptr ? x.next_->previous_ : place.last) = x.previous_;
   x.kept_by_ = nullptr;
-  --size_;
+  --place.size;
 }
 
 void timekeeper::for_each(const std::function<void(operation&)>& act) {
   std::vector<std::shared_ptr<completion>> all;
-  {
-    std::lock_guard lock{mutex_};
-    all.reserve(size_);
-    for (auto* x = first_; x != nullptr; x = x->next_)
+  for (auto& place : shelves_) {
+    std::lock_guard lock{place.mutex};
+    all.reserve(all.size() + place.size);
+    for (auto* x = place.first; x != nullptr; x = x->next_)
       all.push_back(x->shared_from_this());
   }
   for (auto& x : all)
@@ -89,12 +101,16 @@ void timekeeper::cancel_call(std::uint64_t id) noexcept {
 }
 
 std::size_t timekeeper::size() const noexcept {
-  std::lock_guard lock{mutex_};
-  return size_;
+  std::size_t result = 0;
+  for (auto& place : shelves_) {
+    std::lock_guard lock{place.mutex};
+    result += place.size;
+  }
+  return result;
 }
 
 void timekeeper::wake_at(clock::time_point when) {
-  if (when >= next_)
+  if (when >= next_.load())
     return;
   next_ = when;
   condition_.notify_one();
@@ -105,47 +121,55 @@ void timekeeper::count_anew(const std::vector<std::shared_ptr<completion>>& stal
   auto now = clock::now();
   for (auto& i : stalled) {
     auto& x = static_cast<operation&>(*i);
+    std::lock_guard its{shelf_of(x).mutex};
     x.count_stall_anew(now.time_since_epoch().count());
     wake_at(due(x, now));
+  }
+}
+
+/// Finds what is late; under mutex_.
+void timekeeper::look_at(shelf& place, clock::time_point now) {
+  std::lock_guard lock{place.mutex};
+  for (auto* x = place.first; x != nullptr; x = x->next_) {
+    if (!x->answered() && x->deadline <= now)
+      expired_.push_back(x->shared_from_this());
+    if (auto started = x->first_started_at();
+        x->stall_limit > 0 && !x->stall_told_ && started != 0 &&
+        now - at(started) >= std::chrono::nanoseconds{x->stall_limit}) {
+      x->stall_told_ = true;
+      stalled_.push_back(x->shared_from_this());
+    }
+    next_ = std::min(next_.load(), due(*x, now));
   }
 }
 
 void timekeeper::run() {
   forbid_blocking("the timekeeper");
   std::unique_lock lock{mutex_};
-  std::vector<std::shared_ptr<completion>> expired;
-  std::vector<std::shared_ptr<completion>> stalled;
   std::vector<std::function<void()>> called;
   while (!stop_) {
     auto now = clock::now();
-    if (now < next_) {
-      if (next_ == clock::time_point::max())
+    if (auto next = next_.load(); now < next) {
+      if (next == clock::time_point::max())
         condition_.wait(lock);
       else
-        condition_.wait_until(lock, next_);
+        condition_.wait_until(lock, next);
       continue;
     }
     next_ = clock::time_point::max();
-    for (auto* x = first_; x != nullptr; x = x->next_) {
-      if (!x->answered() && x->deadline <= now)
-        expired.push_back(x->shared_from_this());
-      if (auto started = x->first_started_at();
-          x->stall_limit > 0 && !x->stall_told_ && started != 0 &&
-          now - at(started) >= std::chrono::nanoseconds{x->stall_limit}) {
-        x->stall_told_ = true;
-        stalled.push_back(x->shared_from_this());
-      }
-      next_ = std::min(next_, due(*x, now));
-    }
+    for (auto& place : shelves_)
+      look_at(place, now);
     for (auto i = calls_.begin(); i != calls_.end();) {
       if (i->when <= now) {
         called.push_back(std::move(i->act));
         i = calls_.erase(i);
       } else {
-        next_ = std::min(next_, i->when);
+        next_ = std::min(next_.load(), i->when);
         ++i;
       }
     }
+    auto expired = std::move(expired_);
+    auto stalled = std::move(stalled_);
     lock.unlock();
     std::erase_if(stalled, [](const auto& x) { // first: its error says more
       return static_cast<operation&>(*x).on_stall();
@@ -157,7 +181,7 @@ void timekeeper::run() {
     expired.clear();
     called.clear();
     count_anew(stalled);
-    stalled.clear();
+    stalled.clear(); // without the lock: what goes with it may come back here
     lock.lock();
   }
 }

@@ -4,7 +4,10 @@
 
 #include <troupe/detail/completion.hpp>
 
+#include <array>
+#include <atomic>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -47,19 +50,29 @@ private:
     std::function<void()> act;
   };
 
+  /// Operations that are watched; several, so that clients keep out of each other's way.
+  struct alignas(64) shelf {
+    mutable std::mutex mutex;
+    operation* first = nullptr;
+    operation* last = nullptr;
+    std::size_t size = 0;
+  };
+
+  shelf& shelf_of(const operation& x) noexcept;
   /// When to look at `x` again.
   static clock::time_point due(const operation& x, clock::time_point now);
   /// The stall limits of `stalled` count from now on.
   void count_anew(const std::vector<std::shared_ptr<completion>>& stalled);
   void run();
+  void look_at(shelf& x, clock::time_point now);
   void wake_at(clock::time_point when); // under mutex_
 
-  mutable std::mutex mutex_;
+  std::array<shelf, 8> shelves_;
+  std::mutex mutex_; // before a shelf's
   std::condition_variable condition_;
-  operation* first_ = nullptr;
-  operation* last_ = nullptr;
-  std::size_t size_ = 0;
-  clock::time_point next_ = clock::time_point::max();
+  std::atomic<clock::time_point> next_{clock::time_point::max()}; // changed under mutex_
+  std::vector<std::shared_ptr<completion>> expired_;              // what a look has found
+  std::vector<std::shared_ptr<completion>> stalled_;
   std::vector<call> calls_;
   std::uint64_t next_call_ = 0;
   bool stop_ = false;

@@ -531,11 +531,23 @@ world_core::answer world_core::start(const char* verb, caf::expected<std::vector
                                      const request_options& options) {
   if (!calls)
     return refused_operation<collective_done>(verb, std::move(calls.error()));
-  auto result = std::make_shared<collective_operation>(verb, shared_from_this(), std::move(*calls),
-                                                       options.membership);
-  result->deadline = from_now(options.deadline.count() != 0 ? options.deadline : limits_.deadline);
-  runtime_->start(result);
-  return result;
+  return start(std::make_shared<collective_operation>(verb, shared_from_this(), std::move(*calls),
+                                                      options.membership),
+               options);
+}
+
+world_core::answer world_core::start(std::shared_ptr<collective_operation> op,
+                                     const request_options& options) {
+  op->deadline = from_now(options.deadline.count() != 0 ? options.deadline : limits_.deadline);
+  runtime_->start(op);
+  refill_spare_operation();
+  return op;
+}
+
+/// While the devices are at work.
+void world_core::refill_spare_operation() {
+  matching_.spare_operation.refill(
+      [this] { return std::make_shared<collective_operation>(*this); });
 }
 
 namespace {
@@ -564,10 +576,20 @@ constexpr std::size_t group_limit = 1024;
 
 world_core::answer world_core::run(const collective_view& what, const request_options& options) {
   auto* verb = what.kind == collective_kind::send ? "send_recv" : to_string(what.kind).data();
-  auto calls = rank_calls(verb, what, lanes_);
-  if (calls && what.kind == collective_kind::send)
-    calls = by_rank(std::move(*calls)); // from a rank to itself, too
-  return start(verb, std::move(calls), options);
+  if (what.kind == collective_kind::send) {
+    auto calls = rank_calls(verb, what, lanes_);
+    if (calls)
+      calls = by_rank(std::move(*calls)); // from a rank to itself, too
+    return start(verb, std::move(calls), options);
+  }
+  auto ready = matching_.spare_operation.take();
+  if (!ready)
+    ready = std::make_shared<collective_operation>(*this);
+  auto calls = rank_calls(verb, what, lanes_, ready->room_for_calls());
+  if (!calls)
+    return refused_operation<collective_done>(verb, std::move(calls.error()));
+  ready->begin(verb, shared_from_this(), std::move(*calls), options.membership);
+  return start(std::move(ready), options);
 }
 
 world_core::answer world_core::run(const group& what) {
@@ -605,9 +627,15 @@ caf::expected<std::shared_ptr<rank_request>> world_core::ask(int rank, const col
   auto call = rank_call_of(verb, what, static_cast<std::size_t>(rank), lanes_);
   if (!call)
     return std::move(call.error());
-  auto result = std::make_shared<rank_request>(verb, shared_from_this(), std::move(*call), options);
+  auto& spare = matching_.spare_requests[call->rank];
+  auto result = spare.take();
+  if (!result)
+    result = std::make_shared<rank_request>();
+  result->begin(verb, shared_from_this(), std::move(*call), options);
   result->deadline = from_now(options.deadline.count() != 0 ? options.deadline : limits_.deadline);
   result->start();
+  spare.refill([] { return std::make_shared<rank_request>(); });
+  refill_spare_operation();
   return result;
 }
 

@@ -69,8 +69,9 @@ public:
   }
 
   void TearDown() override {
-    if (watched)
+    if (watched) {
       EXPECT_EQ(watched->wrong.load(), 0);
+    }
   }
 
   std::shared_ptr<fault_plan> plan = std::make_shared<fault_plan>();

@@ -65,6 +65,8 @@ public:
 protected:
   /// Called by the one that answers, before the answer can be seen.
   virtual void before_answer(const caf::error&) noexcept {}
+  /// The same when it can be seen.
+  virtual void after_answer() noexcept {}
 
 private:
   enum class phase : std::uint8_t { pending, claimed, answered };

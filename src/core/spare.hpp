@@ -1,0 +1,52 @@
+/// What takes long to make is made while there is time, for the next who needs one.
+#pragma once
+
+#include "core/prefetch.hpp"
+
+#include <atomic>
+#include <memory>
+#include <utility>
+
+namespace troupe::detail {
+
+/// At most one object, ready for use. @thread any
+template <class T> class alignas(64) spare {
+public:
+  /// Null if there is none.
+  std::shared_ptr<T> take() noexcept {
+    if (!there_.load(std::memory_order_relaxed) || busy_.test_and_set(std::memory_order_acquire))
+      return nullptr;
+    auto result = std::move(object_);
+    there_.store(false, std::memory_order_relaxed);
+    busy_.clear(std::memory_order_release);
+    return result;
+  }
+
+  /// Brings the one that is there into the cache of the calling thread.
+  void fetch_ahead() const noexcept {
+    prefetch_lines(where_.load(std::memory_order_relaxed), sizeof(T));
+  }
+
+  /// Has `make` make one if there is none.
+  template <class F> void refill(F make) {
+    if (there_.load(std::memory_order_relaxed))
+      return;
+    auto object = make();
+    if (busy_.test_and_set(std::memory_order_acquire))
+      return;
+    if (!there_.load(std::memory_order_relaxed)) {
+      where_.store(object.get(), std::memory_order_relaxed);
+      object_ = std::move(object);
+      there_.store(true, std::memory_order_relaxed);
+    }
+    busy_.clear(std::memory_order_release);
+  }
+
+private:
+  std::shared_ptr<T> object_;
+  std::atomic<const void*> where_{nullptr};
+  std::atomic<bool> there_{false};
+  std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
+};
+
+} // namespace troupe::detail
