@@ -215,8 +215,10 @@ pending<collective_done> world_rank::all_to_all_v(const any_gpu_ref& send,
                                                   request_options options) const {
   collective what;
   what.kind = collective_kind::all_to_all_v;
-  what.send = {send};
-  what.recv = {recv};
+  if (send) // else it is missing, as with the other verbs
+    what.send = {send};
+  if (recv)
+    what.recv = {recv};
   what.counts = {std::move(send_counts), std::move(recv_counts)};
   return run(what, options);
 }

@@ -47,9 +47,11 @@ caf::error check_lanes(const operation& op, bool bounded) {
   return {};
 }
 
-caf::error check_uses(const operation& op, std::span<const use> uses) {
+/// `uses` of `request`, which is `op` or becomes a part of it.
+caf::error check_uses(const operation& request, const operation& op, std::span<const use> uses) {
   auto refuse = [&](const use& u, errc code, const char* reason) {
-    auto why = op.describe(code, reason);
+    auto why = request.describe(code, reason);
+    why.rank = op.parts()[u.part].rank;
     why.device = u.memory->home().ordinal();
     why.generation = u.memory->generation();
     why.parts.clear();
@@ -127,7 +129,7 @@ caf::error admission::place(const std::shared_ptr<operation>& op, std::int64_t n
     return error;
   if (auto error = op->on_check(); error)
     return error;
-  if (auto error = check_uses(*op, op->uses()); error)
+  if (auto error = check_uses(*op, *op, op->uses()); error)
     return error;
   if (auto error = op->on_admit(); error)
     return error;
@@ -221,7 +223,7 @@ caf::error admission::join(joining& how, std::vector<part*>& too_late) {
     return error;
   if (auto error = joint->on_check(); error)
     return error;
-  if (auto error = check_uses(request, how.uses()); error)
+  if (auto error = check_uses(request, *joint, how.uses()); error)
     return error;
   if (!first && would_wait_for_itself(*joint, how.uses()))
     return how.refuse_cycle();

@@ -505,9 +505,8 @@ bool collective_operation::answer_ahead() noexcept {
   if (failed() || has_successors())
     return false;
   if (!requests_.empty()) // each was told
-    return std::all_of(parts().begin(), parts().end(), [](const part& p) {
-      return p.told.load(std::memory_order_acquire);
-    });
+    return std::all_of(parts().begin(), parts().end(),
+                       [](const part& p) { return p.told.load(std::memory_order_acquire); });
   auto tell_all = [this](bool told) {
     for (auto& p : parts())
       p.told.store(told, std::memory_order_release);
@@ -608,8 +607,8 @@ caf::expected<std::shared_ptr<operation>> rank_request::joint() {
     }
   } else {
     if (auto limit = world_->limits().waiting_limit; line.ahead(caller) >= limit)
-      return make_error(describe(errc::overloaded,
-                                 std::to_string(limit) + " calls of this rank wait for others'"));
+      return make_error(describe_call(
+          errc::overloaded, std::to_string(limit) + " calls of this rank wait for others'"));
     op = make_joint();
   }
   if (auto error = world_->check_view(*op, membership_); error)
@@ -666,7 +665,8 @@ bool rank_request::succeed(const collective_done& value_of_all) noexcept {
 void rank_request::start() {
   auto now = clock::now();
   if (deadline <= now) {
-    answer(make_error(describe(errc::deadline_exceeded, "its deadline was over before it began")));
+    answer(make_error(
+        describe_call(errc::deadline_exceeded, "its deadline was over before it began")));
     return;
   }
   admitted_at = now.time_since_epoch().count();

@@ -5,6 +5,7 @@
 #include "core/prefetch.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <string>
@@ -93,7 +94,7 @@ void store_factor(std::array<std::byte, 8>& to, dtype type, double x) {
 /// Whether an integer type holds `x` as it is.
 bool representable(dtype type, double x) {
   auto whole = [x](double least, double beyond) {
-    return x >= least && x < beyond && x == static_cast<double>(static_cast<long long>(x));
+    return x >= least && x < beyond && x == std::trunc(x);
   };
   constexpr double two31 = 2147483648.0;
   constexpr double two63 = 9223372036854775808.0;
@@ -109,7 +110,7 @@ bool representable(dtype type, double x) {
   case dtype::int64:
     return whole(-two63, two63);
   case dtype::uint64:
-    return whole(0, two63);
+    return whole(0, 2 * two63);
   default:
     return true;
   }
@@ -119,9 +120,14 @@ bool representable(dtype type, double x) {
 class checker {
 public:
   checker(const char* verb, const collective_view& x, lanes_view lanes)
-      : verb_(verb), x_(x), lanes_(lanes) {}
+      : checker(verb, x, lanes, lanes.size()) {}
+  /// Of a request of rank `alone`.
+  checker(const char* verb, const collective_view& x, lanes_view lanes, std::size_t alone)
+      : verb_(verb), x_(x), lanes_(lanes), nobody_(alone) {}
 
   std::size_t size() const noexcept { return lanes_.size(); }
+  /// Whom to name where the request as a whole is wrong.
+  std::size_t nobody() const noexcept { return nobody_; }
 
   caf::error refuse(errc code, std::size_t rank, std::string detail) const {
     failure why;
@@ -199,7 +205,8 @@ public:
       sends = false;
       break;
     case collective_kind::barrier:
-      return result;
+      sends = receives = false;
+      break;
     case collective_kind::all_to_all:
     case collective_kind::all_to_all_v:
       break;
@@ -210,6 +217,8 @@ public:
                         ? (sends ? "there is no buffer to send" : "there is a buffer to send")
                         : (receives ? "there is no buffer to receive into"
                                     : "there is a buffer to receive into"));
+    if (!sends && !receives)
+      return result;
     auto& any = sends ? result.send : result.recv;
     call.type = any.of->type();
     if (sends && receives && result.recv.of->type() != call.type)
@@ -315,24 +324,30 @@ public:
   }
 
   caf::error check_request() const {
+    if (x_.kind > collective_kind::barrier)
+      return refuse(errc::invalid_argument, nobody(), "there is no such collective");
+    if (reduces(x_.kind) && x_.op > reduce_op::premul_sum)
+      return refuse(errc::invalid_argument, nobody(), "there is no such reduce operation");
     if (is_rooted(x_.kind) && (x_.peer < 0 || static_cast<std::size_t>(x_.peer) >= size()))
-      return refuse(errc::invalid_argument, size(),
+      return refuse(errc::invalid_argument, nobody(),
                     "there is no rank " + std::to_string(x_.peer) + " to be the root");
     if (!x_.factors.empty() && (x_.op != reduce_op::premul_sum || !reduces(x_.kind)))
-      return refuse(errc::invalid_argument, size(), "only premul_sum has factors");
+      return refuse(errc::invalid_argument, nobody(), "only premul_sum has factors");
+    if (!x_.counts.empty() && x_.kind != collective_kind::all_to_all_v)
+      return refuse(errc::invalid_argument, nobody(), "only all_to_all_v has counts");
     return {};
   }
 
   caf::error check_rank(int rank, const char* what) const {
     if (rank < 0 || static_cast<std::size_t>(rank) >= size())
-      return refuse(errc::invalid_argument, size(),
+      return refuse(errc::invalid_argument, nobody(),
                     "there is no rank " + std::to_string(rank) + " to " + what);
     return {};
   }
 
   caf::error check_number(std::size_t there, std::size_t wanted) const {
     if (there != wanted)
-      return refuse(errc::invalid_argument, size(),
+      return refuse(errc::invalid_argument, nobody(),
                     std::to_string(there) + " buffers for " + std::to_string(wanted) + " ranks");
     return {};
   }
@@ -351,6 +366,7 @@ private:
   const char* verb_;
   const collective_view& x_;
   lanes_view lanes_;
+  std::size_t nobody_;
 };
 
 std::unique_ptr<exchange_plan> packed(std::vector<std::size_t> send_counts,
@@ -444,6 +460,13 @@ const any_gpu_ref* handle_of(std::span<const any_gpu_ref> refs, holders who, std
   return &refs[rank];
 }
 
+bool are_rows(std::span<const std::vector<std::uint64_t>> counts, std::size_t rows,
+              std::size_t length) {
+  return counts.size() == rows &&
+         std::all_of(counts.begin(), counts.end(),
+                     [length](const auto& row) { return row.size() == length; });
+}
+
 } // namespace
 
 caf::expected<std::vector<rank_call>> rank_calls(const char* verb, const collective_view& x,
@@ -467,12 +490,8 @@ caf::expected<std::vector<rank_call>> rank_calls(const char* verb, const collect
                         std::to_string(x.factors.size()) + " factors for " + std::to_string(n) +
                             " ranks");
   bool exchange = x.kind == collective_kind::all_to_all_v;
-  if (x.counts.size() != (exchange ? n : 0) ||
-      std::any_of(x.counts.begin(), x.counts.end(),
-                  [n](const auto& row) { return row.size() != n; }))
-    return check.refuse(errc::invalid_argument, n,
-                        exchange ? "the counts are not one for each pair of ranks"
-                                 : "only all_to_all_v has counts");
+  if (exchange && !are_rows(x.counts, n, n))
+    return check.refuse(errc::invalid_argument, n, "the counts are not one for each pair of ranks");
   for (auto refs : {x.send, x.recv})
     for (auto& ref : refs)
       prefetch_lines(ref.memory().get(), sizeof(buffer));
@@ -502,7 +521,7 @@ caf::expected<std::vector<rank_call>> rank_calls(const char* verb, const collect
 
 caf::expected<rank_call> rank_call_of(const char* verb, const collective_view& x, std::size_t rank,
                                       std::span<const std::shared_ptr<lane>> lanes) {
-  checker check{verb, x, lanes};
+  checker check{verb, x, lanes, rank};
   if (auto error = check.check_request(); error)
     return error;
   if (x.kind == collective_kind::send || x.kind == collective_kind::recv)
@@ -516,12 +535,9 @@ caf::expected<rank_call> rank_call_of(const char* verb, const collective_view& x
                           "a rank's call has that rank's handle alone");
   auto n = check.size();
   bool exchange = x.kind == collective_kind::all_to_all_v;
-  if (x.counts.size() != (exchange ? 2 : 0) ||
-      std::any_of(x.counts.begin(), x.counts.end(),
-                  [n](const auto& row) { return row.size() != n; }))
+  if (exchange && !are_rows(x.counts, 2, n))
     return check.refuse(errc::invalid_argument, rank,
-                        exchange ? "the counts are not one to and one from each rank"
-                                 : "only all_to_all_v has counts");
+                        "the counts are not one to and one from each rank");
   auto plan = exchange ? packed({x.counts[0].begin(), x.counts[0].end()},
                                 {x.counts[1].begin(), x.counts[1].end()})
                        : nullptr;

@@ -552,9 +552,18 @@ void world_core::refill_spare_operation() {
 
 namespace {
 
+caf::error refusal(const char* verb, std::string detail) {
+  failure why;
+  why.code = errc::invalid_argument;
+  why.verb = verb;
+  why.detail = std::move(detail);
+  return make_error(std::move(why));
+}
+
 /// Sorted by rank, each rank's calls in their order.
 /// @errors errc::invalid_argument: two calls of a rank touch what one of them writes
-caf::expected<std::vector<rank_call>> by_rank(std::vector<rank_call> calls) {
+caf::expected<std::vector<rank_call>> by_rank(const char* verb, std::vector<rank_call> calls,
+                                              std::span<const std::shared_ptr<lane>> lanes) {
   std::stable_sort(calls.begin(), calls.end(),
                    [](const rank_call& a, const rank_call& b) { return a.rank < b.rank; });
   for (auto a = calls.begin(); a != calls.end(); ++a)
@@ -562,9 +571,10 @@ caf::expected<std::vector<rank_call>> by_rank(std::vector<rank_call> calls) {
       if (conflict(*a, *b)) {
         failure why;
         why.code = errc::invalid_argument;
-        why.verb = "group";
+        why.verb = verb;
         why.rank = static_cast<int>(a->rank);
-        why.detail = "two calls of one group touch memory that one of them writes";
+        why.device = lanes[a->rank]->state().ordinal();
+        why.detail = "two of a rank's calls in it touch memory that one of them writes";
         return make_error(std::move(why));
       }
   return calls;
@@ -579,7 +589,7 @@ world_core::answer world_core::run(const collective_view& what, const request_op
   if (what.kind == collective_kind::send) {
     auto calls = rank_calls(verb, what, lanes_);
     if (calls)
-      calls = by_rank(std::move(*calls)); // from a rank to itself, too
+      calls = by_rank(verb, std::move(*calls), lanes_); // from a rank to itself, too
     return start(verb, std::move(calls), options);
   }
   auto ready = matching_.spare_operation.take();
@@ -595,9 +605,8 @@ world_core::answer world_core::run(const collective_view& what, const request_op
 world_core::answer world_core::run(const group& what) {
   if (what.calls.empty() || what.calls.size() > group_limit)
     return start("group",
-                 make_error(errc::invalid_argument,
-                            "a group of " + std::to_string(what.calls.size()) +
-                                " calls; it has 1 to " + std::to_string(group_limit)),
+                 refusal("group", "a group of " + std::to_string(what.calls.size()) +
+                                      " calls; it has 1 to " + std::to_string(group_limit)),
                  what.options);
   std::vector<rank_call> all;
   for (auto& x : what.calls) {
@@ -606,7 +615,7 @@ world_core::answer world_core::run(const group& what) {
       return start("group", std::move(calls), what.options);
     std::move(calls->begin(), calls->end(), std::back_inserter(all));
   }
-  return start("group", by_rank(std::move(all)), what.options);
+  return start("group", by_rank("group", std::move(all), lanes_), what.options);
 }
 
 world_core::answer world_core::run(int rank, const collective_view& what,
@@ -622,8 +631,8 @@ caf::expected<std::shared_ptr<rank_request>> world_core::ask(int rank, const col
                                                              const request_options& options) {
   auto* verb = to_string(what.kind).data();
   if (rank < 0 || static_cast<std::size_t>(rank) >= size())
-    return make_error(errc::invalid_argument, "there is no rank " + std::to_string(rank) +
-                                                  "; there are " + std::to_string(size()));
+    return refusal(verb, "there is no rank " + std::to_string(rank) + "; there are " +
+                             std::to_string(size()));
   auto call = rank_call_of(verb, what, static_cast<std::size_t>(rank), lanes_);
   if (!call)
     return std::move(call.error());

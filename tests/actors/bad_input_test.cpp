@@ -63,17 +63,10 @@ protected:
     expect_unharmed();
   }
 
-  /// A rule for every call that starts work: if one is made, the plan knows.
   template <class F> void nothing_launched(F f) {
-    std::vector<std::size_t> rules;
-    auto spy = [&](verb on) {
-      rules.push_back(plan->add({fault::slow, on, any_device, 1, forever, 1, 1ns}));
-    };
-    for (auto on : {verb::collective, verb::fill, verb::copy, verb::launch_host})
-      spy(on);
+    auto before = spy.launched();
     f();
-    for (auto rule : rules)
-      EXPECT_EQ(plan->injected_by(rule), 0u);
+    EXPECT_EQ(spy.launched(), before);
   }
 
   void expect_unharmed() {
@@ -83,6 +76,7 @@ protected:
   }
 
   std::shared_ptr<fault_plan> plan = std::make_shared<fault_plan>();
+  launch_spy spy{plan};
   std::optional<test_system> system;
   std::optional<world> under_test;
   std::vector<device> devices;

@@ -387,6 +387,10 @@ TEST_F(RankCalls, ThatAreRefusedDoNotCount) {
   auto r = w.rank(1);
   EXPECT_TRUE(has_code(answer_of(r.all_reduce(x[0])), errc::invalid_argument));
   EXPECT_TRUE(has_code(answer_of(r.all_reduce(any_gpu_ref{})), errc::invalid_argument));
+  // A handle without memory is none.
+  const std::vector<std::uint64_t> nothing(w.size());
+  EXPECT_TRUE(
+      has_code(answer_of(r.all_to_all_v({}, nothing, x[1], nothing)), errc::invalid_argument));
   EXPECT_TRUE(has_code(answer_of(r.broadcast(x[1], 17)), errc::invalid_argument));
   EXPECT_TRUE(has_code(answer_of(r.send(x[1], 17)), errc::invalid_argument));
   EXPECT_TRUE(has_code(answer_of(r.all_reduce(x[1], reduce_op::sum, {.deadline = -1ns})),

@@ -9,6 +9,7 @@
 #include "actors/messages.hpp"
 #include "actors/system.hpp"
 #include "chaos/content_model.hpp"
+#include "support/collective_forms.hpp"
 #include "support/control_timer.hpp"
 #include "support/expect.hpp"
 #include "support/guarded_backend.hpp"
@@ -546,35 +547,6 @@ private:
       complain("a message was not taken from its mailbox: " + r->text);
   }
 
-  /// Calls `f` with the message that `x` is.
-  template <class F> static void as_message(const collective& x, F f) {
-    switch (x.kind) {
-    case collective_kind::all_reduce:
-      return f(all_reduce{x.send, x.recv, x.op, {}, {}});
-    case collective_kind::reduce:
-      return f(reduce{x.send, x.recv[0], x.peer, x.op, {}, {}});
-    case collective_kind::broadcast:
-      return f(broadcast{x.send[0], x.recv, x.peer, {}});
-    case collective_kind::all_gather:
-      return f(all_gather{x.send, x.recv, {}});
-    case collective_kind::reduce_scatter:
-      return f(reduce_scatter{x.send, x.recv, x.op, {}, {}});
-    case collective_kind::all_to_all:
-      return f(all_to_all{x.send, x.recv, {}});
-    case collective_kind::all_to_all_v:
-      return f(all_to_all_v{x.send, x.recv, x.counts, {}});
-    case collective_kind::gather:
-      return f(gather{x.send, x.recv[0], x.peer, {}});
-    case collective_kind::scatter:
-      return f(scatter{x.send[0], x.recv, x.peer, {}});
-    case collective_kind::send:
-    case collective_kind::recv:
-      return f(send_recv{x.rank, x.peer, x.send[0], x.recv[0], {}});
-    case collective_kind::barrier:
-      return f(barrier{});
-    }
-  }
-
   slot& at(const piece& x) { return slots_[x.row][static_cast<std::size_t>(x.device)]; }
   any_gpu_ref ref(const piece& x) { return must(at(x).ref.slice(x.first, x.count)); }
   content_model::place place(const piece& x) {
@@ -883,7 +855,7 @@ private:
     r->effects = {x.effect};
     note("#" + std::to_string(r->index) + " " + r->text);
     if (chance(random, 0.35)) {
-      as_message(x.what, [&](auto message) {
+      with_message(x.what, {}, [&](auto message) {
         send<collective_done, get_status>(r, w.over.actor(), std::move(message), limit);
       });
     } else {

@@ -1,6 +1,7 @@
 /// A collective over all ranks of a world, with its memory and its reference.
 #pragma once
 
+#include "support/collective_forms.hpp"
 #include "support/world_fixture.hpp"
 
 #include <algorithm>
@@ -85,21 +86,13 @@ public:
 
   /// What one rank asks for alone.
   collective request_of(std::size_t rank) const {
-    auto x = request();
-    auto own = [&](std::vector<any_gpu_ref>& refs) {
-      auto mine = refs.size() == over_.size() ? refs[rank] : refs[0];
-      bool has = refs.size() == over_.size() || static_cast<int>(rank) == spec_.root;
-      refs = has ? std::vector{mine} : std::vector<any_gpu_ref>{};
-    };
-    own(x.send);
-    own(x.recv);
-    if (x.kind == collective_kind::all_to_all_v) {
-      std::vector<std::uint64_t> from;
-      for (auto& row : x.counts)
-        from.push_back(row[rank]);
-      x.counts = {x.counts[rank], from};
-    }
-    return x;
+    return call_of_rank(request(), rank, over_.size());
+  }
+
+  /// What is there to receive into is as it was in the beginning.
+  void poison() const {
+    for (std::size_t rank = 0; rank < over_.size(); ++rank)
+      put(over_.device_of(rank), recv_[rank], before_[rank]);
   }
 
   void expect_right() const {

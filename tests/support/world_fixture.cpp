@@ -107,6 +107,18 @@ launch_function gate::hold_lane() const {
   };
 }
 
+launch_spy::launch_spy(std::shared_ptr<fault_plan> plan) : plan_(std::move(plan)) {
+  for (auto on : {verb::collective, verb::fill, verb::copy, verb::launch_host})
+    rules_.push_back(plan_->add({fault::slow, on, any_device, 1, forever, 1, 1ns}));
+}
+
+std::uint64_t launch_spy::launched() const {
+  std::uint64_t result = 0;
+  for (auto rule : rules_)
+    result += plan_->injected_by(rule);
+  return result;
+}
+
 std::vector<std::byte> random_bytes(std::size_t size, std::uint64_t seed) {
   std::mt19937_64 random{seed};
   std::vector<std::byte> result(size);

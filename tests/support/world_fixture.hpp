@@ -153,6 +153,18 @@ private:
   std::shared_ptr<state> state_;
 };
 
+/// Counts the calls that start work, by rules of a plan that change nothing. Rules that the plan
+/// gets later do not strike these calls.
+class launch_spy {
+public:
+  explicit launch_spy(std::shared_ptr<fault_plan> plan);
+  std::uint64_t launched() const;
+
+private:
+  std::shared_ptr<fault_plan> plan_;
+  std::vector<std::size_t> rules_;
+};
+
 // -- memory
 
 /// As bytes, with a fixed seed.
