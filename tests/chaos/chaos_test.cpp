@@ -9,6 +9,7 @@
 #include "actors/messages.hpp"
 #include "actors/system.hpp"
 #include "chaos/content_model.hpp"
+#include "chaos/random_collective.hpp"
 #include "support/collective_forms.hpp"
 #include "support/control_timer.hpp"
 #include "support/expect.hpp"
@@ -87,14 +88,6 @@ std::size_t thread_count() {
   return static_cast<std::size_t>(std::distance(begin(tasks), end(tasks)));
 }
 
-/// A part of a buffer.
-struct piece {
-  std::size_t row = 0;
-  int device = 0;
-  std::size_t first = 0;
-  std::size_t count = 0;
-};
-
 /// What is known of a request.
 struct request_record {
   std::size_t index = 0;
@@ -108,8 +101,7 @@ struct request_record {
 
   // a rank-local call
   int rank = -1;
-  std::optional<collective_shape> shape;
-  std::size_t ranks = 0;
+  std::optional<rank_pieces> of; ///< all ranks' calls
   std::optional<content_model::place> sends;
   std::optional<content_model::version> receives;
   std::size_t received = 0; ///< elements
@@ -246,7 +238,7 @@ public:
       cfg.use_backend(
           with_faults(books_.guard(make_host_backend({devices, std::size_t{1} << 24})), plan_));
       cfg.device_deadline = base_deadline();
-      if (pick(0, 1) == 0)
+      if (pick(random_, 0, 1) == 0)
         cfg.lanes.staging_bytes = 4096;
       caf::actor_system sys{cfg};
       sys_ = &sys;
@@ -285,14 +277,6 @@ private:
   };
 
   // -- small things
-
-  static std::size_t pick(std::mt19937_64& random, std::size_t low, std::size_t high) {
-    return std::uniform_int_distribution<std::size_t>{low, high}(random);
-  }
-  std::size_t pick(std::size_t low, std::size_t high) { return pick(random_, low, high); }
-  static bool chance(std::mt19937_64& random, double probability) {
-    return std::uniform_real_distribution<>{}(random) < probability;
-  }
 
   void note(std::string text) {
     auto ms = std::chrono::duration<double, std::milli>(clock::now() - begin_).count();
@@ -362,29 +346,30 @@ private:
   world_limits limits() {
     world_limits x;
     x.deadline = base_deadline();
-    x.stall_limit = calm() || trouble_ == trouble::haste ? std::chrono::nanoseconds{20s}
-                                                         : std::chrono::milliseconds{pick(8, 30)};
+    x.stall_limit = calm() || trouble_ == trouble::haste
+                        ? std::chrono::nanoseconds{20s}
+                        : std::chrono::milliseconds{pick(random_, 8, 30)};
     x.restarts = 1 << 30;
     x.restart_backoff = 0ms;
     x.quiet_limit = trouble_ == trouble::stuck_lane ? 40ms : 10s;
-    x.standby = pick(0, 1) == 0 ? standby_policy::none : standby_policy::same;
+    x.standby = pick(random_, 0, 1) == 0 ? standby_policy::none : standby_policy::same;
     return x;
   }
 
   void open() {
     constexpr dtype types[] = {dtype::uint8,  dtype::int8,  dtype::int32,
                                dtype::uint32, dtype::int64, dtype::uint64};
-    type_ = types[pick(0, std::size(types) - 1)];
-    count_ = 12 * pick(1, 40);
+    type_ = types[pick(random_, 0, std::size(types) - 1)];
+    count_ = 12 * pick(random_, 1, 40);
     auto order = all_devices(*sys_);
     std::shuffle(order.begin(), order.end(), random_);
     add_world(must(world::open(*sys_, {.devices = order, .name = "all", .limits = limits()})));
     std::shuffle(order.begin(), order.end(), random_);
-    order.resize(pick(2, 3));
+    order.resize(pick(random_, 2, 3));
     add_world(must(world::open(*sys_, {.devices = order, .name = "some", .limits = limits()})));
     std::vector<std::int32_t> colors;
     for (int i = 0; i < devices; ++i)
-      colors.push_back(static_cast<std::int32_t>(pick(0, 4) % 3) - (i > 1 ? 1 : 0));
+      colors.push_back(static_cast<std::int32_t>(pick(random_, 0, 4) % 3) - (i > 1 ? 1 : 0));
     for (auto& group : must(worlds_[0].over.split("part", colors)))
       add_world(group);
     for (std::size_t row = 0; row < rows; ++row)
@@ -471,15 +456,15 @@ private:
       constexpr verb verbs[] = {verb::collective, verb::copy, verb::launch_host, verb::query,
                                 verb::record};
       plan_->add({.kind = fault::poison,
-                  .on = verbs[pick(0, std::size(verbs) - 1)],
-                  .device = static_cast<int>(pick(0, devices - 1)),
-                  .first = pick(1, 12)});
+                  .on = verbs[pick(random_, 0, std::size(verbs) - 1)],
+                  .device = static_cast<int>(pick(random_, 0, devices - 1)),
+                  .first = pick(random_, 1, 12)});
     }
     if (trouble_ == trouble::stuck_lane)
       plan_->add({.kind = fault::block,
                   .on = verb::collective,
-                  .device = static_cast<int>(pick(0, devices - 1)),
-                  .first = pick(1, 6)});
+                  .device = static_cast<int>(pick(random_, 0, devices - 1)),
+                  .first = pick(random_, 1, 6)});
   }
 
   // -- requests
@@ -570,7 +555,7 @@ private:
     std::vector<std::thread> threads;
     for (std::uint64_t i = 0; i < 3; ++i)
       threads.emplace_back([this, i] { client(i); });
-    auto world_index = pick(0, 1) == 0 ? std::size_t{1} : last_of_several_;
+    auto world_index = pick(random_, 0, 1) == 0 ? std::size_t{1} : last_of_several_;
     auto calls = random_();
     for (std::size_t rank = 0; rank < worlds_[world_index].devices.size(); ++rank)
       threads.emplace_back(
@@ -673,117 +658,6 @@ private:
     std::string text;
   };
 
-  struct rank_pieces {
-    collective_shape shape;
-    int sender = -1; ///< of a message
-    std::vector<std::optional<piece>> send;
-    std::vector<std::optional<piece>> recv;
-    bool in_place = false;
-  };
-
-  static constexpr collective_kind kinds[] = {
-      collective_kind::all_reduce, collective_kind::all_reduce,   collective_kind::reduce,
-      collective_kind::broadcast,  collective_kind::all_gather,   collective_kind::reduce_scatter,
-      collective_kind::all_to_all, collective_kind::all_to_all_v, collective_kind::gather,
-      collective_kind::scatter,    collective_kind::send,         collective_kind::barrier};
-
-  /// Which pieces of rows `from` and `to` the ranks on `on` send and receive.
-  rank_pieces choose(std::mt19937_64& random, const std::vector<int>& on, std::size_t from,
-                     std::size_t to) const {
-    auto n = on.size();
-    auto each = count_ / n;
-    rank_pieces x;
-    x.shape.kind = kinds[pick(random, 0, std::size(kinds) - 1)];
-    x.shape.type = type_;
-    constexpr reduce_op ops[] = {reduce_op::sum, reduce_op::prod, reduce_op::min, reduce_op::max};
-    x.shape.op = ops[pick(random, 0, 3)];
-    x.shape.root = static_cast<int>(pick(random, 0, n - 1));
-    x.send.resize(n);
-    x.recv.resize(n);
-    auto root = static_cast<std::size_t>(x.shape.root);
-    auto in_place = chance(random, 0.3);
-    auto first = pick(random, 0, count_ - each);
-    for (std::size_t r = 0; r < n; ++r) {
-      auto all_of = [&](std::size_t row) { return whole(row, on[r]); };
-      auto part_of = [&](std::size_t row, std::size_t begin) {
-        return piece{row, on[r], begin, each};
-      };
-      switch (x.shape.kind) {
-      case collective_kind::all_reduce:
-        x.in_place = in_place;
-        x.send[r] = all_of(from);
-        x.recv[r] = all_of(in_place ? from : to);
-        break;
-      case collective_kind::reduce:
-        x.send[r] = all_of(from);
-        if (r == root)
-          x.recv[r] = all_of(to);
-        break;
-      case collective_kind::broadcast:
-        if (r == root)
-          x.send[r] = all_of(from);
-        x.recv[r] = all_of(to);
-        break;
-      case collective_kind::all_gather:
-        x.in_place = in_place;
-        x.send[r] = in_place ? part_of(to, r * each) : part_of(from, first);
-        x.recv[r] = all_of(to);
-        break;
-      case collective_kind::reduce_scatter:
-        x.in_place = in_place;
-        x.send[r] = all_of(from);
-        x.recv[r] = in_place ? part_of(from, r * each) : part_of(to, first);
-        break;
-      case collective_kind::all_to_all:
-        x.send[r] = all_of(from);
-        x.recv[r] = all_of(to);
-        break;
-      case collective_kind::all_to_all_v:
-        break;
-      case collective_kind::gather:
-        x.send[r] = part_of(from, first);
-        if (r == root)
-          x.recv[r] = all_of(to);
-        break;
-      case collective_kind::scatter:
-        if (r == root)
-          x.send[r] = all_of(from);
-        x.recv[r] = part_of(to, first);
-        break;
-      default:
-        break;
-      }
-    }
-    if (x.shape.kind == collective_kind::all_to_all_v)
-      choose_counts(random, on, from, to, x);
-    if (x.shape.kind == collective_kind::send) {
-      x.sender = static_cast<int>(pick(random, 0, n - 1));
-      x.send[static_cast<std::size_t>(x.sender)] =
-          whole(from, on[static_cast<std::size_t>(x.sender)]);
-      x.recv[root] = whole(to, on[root]);
-    }
-    return x;
-  }
-
-  void choose_counts(std::mt19937_64& random, const std::vector<int>& on, std::size_t from,
-                     std::size_t to, rank_pieces& x) const {
-    auto n = on.size();
-    x.shape.counts.assign(n, std::vector<std::uint64_t>(n));
-    std::vector<std::size_t> sent(n);
-    std::vector<std::size_t> received_by(n);
-    for (std::size_t q = 0; q < n; ++q)
-      for (std::size_t r = 0; r < n; ++r) {
-        auto c = pick(random, 1, count_ / n);
-        x.shape.counts[q][r] = c;
-        sent[q] += c;
-        received_by[r] += c;
-      }
-    for (std::size_t r = 0; r < n; ++r) {
-      x.send[r] = piece{from, on[r], 0, sent[r]};
-      x.recv[r] = piece{to, on[r], 0, received_by[r]};
-    }
-  }
-
   std::string text_of(const rank_pieces& x) const {
     auto text = std::string{to_string(x.shape.kind)};
     for (auto* side : {&x.send, &x.recv}) {
@@ -797,45 +671,16 @@ private:
   /// Under the lock of the order.
   planned plan_collective(const rank_pieces& x) {
     planned result;
-    auto& what = result.what;
-    what.kind = x.shape.kind;
-    what.op = x.shape.op;
-    what.peer = x.shape.root;
-    what.rank = x.sender;
-    what.counts = x.shape.counts;
-    bool drop_send = x.in_place && x.shape.kind == collective_kind::all_gather;
-    bool drop_recv = x.in_place && !drop_send;
+    result.what = request_of(x, [this](const piece& p) { return ref(p); });
     std::vector<content_model::place> reads;
-    std::vector<std::size_t> senders;
-    for (std::size_t r = 0; r < x.send.size(); ++r) {
-      if (x.send[r]) {
-        reads.push_back(place(*x.send[r]));
-        senders.push_back(r);
-        if (!drop_send)
-          what.send.push_back(ref(*x.send[r]));
-      }
-      if (x.recv[r] && !drop_recv)
-        what.recv.push_back(ref(*x.recv[r]));
-    }
-    result.effect = model_.begin(reads, semantics(x.shape, senders, x.send.size()));
+    for (auto r : x.senders())
+      reads.push_back(place(*x.send[r]));
+    result.effect = model_.begin(reads, semantics_of(x));
     for (std::size_t r = 0; r < x.recv.size(); ++r)
       if (x.recv[r])
         write(result.effect, x.shape.kind == collective_kind::send ? 0 : r, *x.recv[r]);
     result.text = text_of(x);
     return result;
-  }
-
-  static content_model::function semantics(collective_shape shape, std::vector<std::size_t> senders,
-                                           std::size_t ranks) {
-    return [shape = std::move(shape), senders = std::move(senders),
-            ranks](const std::vector<content>& inputs) {
-      if (shape.kind == collective_kind::send)
-        return inputs;
-      std::vector<content> sends(ranks);
-      for (std::size_t i = 0; i < inputs.size(); ++i)
-        sends[senders[i]] = inputs[i];
-      return received(shape, sends);
-    };
   }
 
   std::pair<std::size_t, std::size_t> two_rows(std::mt19937_64& random) const {
@@ -847,7 +692,7 @@ private:
     auto index = pick(random, 0, worlds_.size() - 1);
     auto& w = worlds_[index];
     auto [from, to] = two_rows(random);
-    auto pieces = choose(random, w.devices, from, to);
+    auto pieces = choose_collective(random, w.devices, type_, count_, from, to);
     auto limit = deadline(random);
     std::lock_guard lock{order_};
     auto x = plan_collective(pieces);
@@ -878,15 +723,8 @@ private:
         new_record("group of messages in world " + std::to_string(index), static_cast<int>(index));
     for (std::size_t q = 0; q < n; ++q) {
       auto receiver = (q + shift) % n;
-      rank_pieces pieces;
-      pieces.shape.kind = collective_kind::send;
-      pieces.shape.root = static_cast<int>(receiver);
-      pieces.sender = static_cast<int>(q);
-      pieces.send.resize(n);
-      pieces.recv.resize(n);
-      pieces.send[q] = whole(from, w.devices[q]);
-      pieces.recv[receiver] = whole(to, w.devices[receiver]);
-      auto x = plan_collective(pieces);
+      auto x = plan_collective(whole_message(w.devices, type_, q, whole(from, w.devices[q]),
+                                             receiver, whole(to, w.devices[receiver])));
       r->text += "; " + x.text;
       r->effects.push_back(x.effect);
       all.calls.push_back(std::move(x.what));
@@ -1102,7 +940,7 @@ private:
     for (int i = 0; i < 8; ++i) {
       auto from = shared_rows + pick(same, 0, 1);
       auto to = from == shared_rows ? shared_rows + 1 : shared_rows;
-      auto pieces = choose(same, w.devices, from, to);
+      auto pieces = choose_collective(same, w.devices, type_, count_, from, to);
       renew({shared_rows, d});
       renew({shared_rows + 1, d});
       auto limit = deadline(own);
@@ -1125,36 +963,16 @@ private:
                             std::to_string(world_index) + ": " + text_of(x),
                         static_cast<int>(world_index));
     r->rank = self;
-    r->shape = x.shape;
-    r->ranks = x.send.size();
-    collective call;
-    call.kind = x.shape.kind;
-    call.op = x.shape.op;
-    call.peer = x.shape.root;
-    if (message) {
-      call.kind = self == x.sender ? collective_kind::send : collective_kind::recv;
-      call.peer = self == x.sender ? x.shape.root : x.sender;
-    }
-    bool drop_send = x.in_place && x.shape.kind == collective_kind::all_gather;
-    bool drop_recv = x.in_place && !drop_send;
-    if (auto& p = x.send[rank]; p) {
+    r->of = x;
+    if (auto& p = x.send[rank]; p)
       r->sends = place(*p);
-      if (!drop_send)
-        call.send = {ref(*p)};
-    }
     if (auto& p = x.recv[rank]; p) {
-      if (!drop_recv)
-        call.recv = {ref(*p)};
       auto unknown = model_.begin({}, {});
       r->receives = write(unknown, 0, *p);
       r->received = p->count;
     }
-    if (x.shape.kind == collective_kind::all_to_all_v) {
-      std::vector<std::uint64_t> from;
-      for (auto& row : x.shape.counts)
-        from.push_back(row[rank]);
-      call.counts = {x.shape.counts[rank], from};
-    }
+    auto call =
+        call_of_rank(request_of(x, [this](const piece& p) { return ref(p); }), rank, x.send.size());
     note("#" + std::to_string(r->index) + " " + r->text);
     if (by_message)
       send<collective_done, get_status>(r, w.over.actor(), rank_local{self, call, {}}, limit);
@@ -1214,7 +1032,8 @@ private:
   }
 
   static bool is_complete(const std::vector<record_ptr>& calls) {
-    return calls.size() == (calls[0]->shape->kind == collective_kind::send ? 2 : calls[0]->ranks);
+    auto& all = *calls[0]->of;
+    return calls.size() == (all.shape.kind == collective_kind::send ? 2 : all.send.size());
   }
 
   /// It is not known which operation a failed message belonged to, nor what that wrote.
@@ -1229,20 +1048,18 @@ private:
   }
 
   /// The ranks' calls that made one operation: each says what became of its own part.
-  void decide_joint(const std::vector<record_ptr>& calls) {
-    auto& shape = *calls[0]->shape;
-    bool message = shape.kind == collective_kind::send;
+  void decide_joint(std::vector<record_ptr> calls) {
+    std::sort(calls.begin(), calls.end(), [](auto& a, auto& b) { return a->rank < b->rank; });
+    auto& all = *calls[0]->of;
+    bool message = all.shape.kind == collective_kind::send;
     std::vector<content_model::place> reads;
-    std::vector<std::size_t> senders;
     for (auto& r : calls)
-      if (r->sends) {
+      if (r->sends)
         reads.push_back(*r->sends);
-        senders.push_back(static_cast<std::size_t>(r->rank));
-      }
     for (auto& r : calls) {
       if (!r->receives)
         continue;
-      auto effect = model_.begin(reads, semantics(shape, senders, calls[0]->ranks));
+      auto effect = model_.begin(reads, semantics_of(all));
       model_.written_by(*r->receives, effect, message ? 0 : static_cast<std::size_t>(r->rank));
       model_.decide(effect, r->how());
     }

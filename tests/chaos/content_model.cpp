@@ -21,10 +21,22 @@ bool is_signed(dtype type) {
 }
 
 bool less(dtype type, std::uint64_t a, std::uint64_t b) {
-  if (!is_signed(type))
-    return a < b;
   auto sign = std::uint64_t{1} << (8 * size_of(type) - 1);
-  return (a ^ sign) < (b ^ sign);
+  if (is_signed(type))
+    return (a ^ sign) < (b ^ sign);
+  if (!is_floating_point(type))
+    return a < b;
+  auto in_order = [&](std::uint64_t x) { return (x & sign) != 0 ? bits_of(type, ~x) : x | sign; };
+  return in_order(a) < in_order(b);
+}
+
+/// The fraction is dropped.
+std::uint64_t divided(dtype type, std::uint64_t x, std::size_t by) {
+  if (!is_signed(type))
+    return x / by;
+  auto unused = 64 - 8 * size_of(type);
+  auto value = static_cast<std::int64_t>(x << unused) >> unused;
+  return bits_of(type, static_cast<std::uint64_t>(value / static_cast<std::int64_t>(by)));
 }
 
 content part(const content& x, std::size_t first, std::size_t count) {
@@ -35,12 +47,21 @@ content part(const content& x, std::size_t first, std::size_t count) {
 void append(content& to, const content& x) { to.insert(to.end(), x.begin(), x.end()); }
 
 content reduced(const collective_shape& x, const std::vector<content>& sends) {
-  auto result = sends[0];
-  for (std::size_t q = 1; q < sends.size(); ++q)
-    for (std::size_t i = 0; i < result.size(); ++i)
-      result[i] = result[i] && sends[q][i]
-                      ? std::optional{combine(x.type, x.op, *result[i], *sends[q][i])}
-                      : std::nullopt;
+  auto element = [&](std::size_t i) -> std::optional<std::uint64_t> {
+    std::optional<std::uint64_t> result;
+    for (std::size_t q = 0; q < sends.size(); ++q) {
+      if (!sends[q][i])
+        return std::nullopt;
+      auto own = *sends[q][i];
+      if (x.op == reduce_op::premul_sum)
+        own = combine(x.type, reduce_op::prod, own, x.factors[q]);
+      result = result ? combine(x.type, x.op, *result, own) : own;
+    }
+    return x.op == reduce_op::avg ? divided(x.type, *result, sends.size()) : *result;
+  };
+  content result;
+  for (std::size_t i = 0; i < sends[0].size(); ++i)
+    result.push_back(element(i));
   return result;
 }
 
@@ -71,6 +92,20 @@ content exchanged(const collective_shape& x, const std::vector<content>& sends, 
 }
 
 } // namespace
+
+bool is_floating_point(dtype type) {
+  switch (type) {
+  case dtype::float16:
+  case dtype::bfloat16:
+  case dtype::float32:
+  case dtype::float64:
+  case dtype::float8_e4m3:
+  case dtype::float8_e5m2:
+    return true;
+  default:
+    return false;
+  }
+}
 
 std::uint64_t combine(dtype type, reduce_op op, std::uint64_t a, std::uint64_t b) {
   switch (op) {

@@ -26,6 +26,9 @@ enum class fate : std::uint8_t {
   ran,
 };
 
+bool is_floating_point(dtype type);
+
+/// `sum` and `prod` of integers; `min` and `max` of all numbers.
 std::uint64_t combine(dtype type, reduce_op op, std::uint64_t a, std::uint64_t b);
 
 /// A collective of all its ranks; of a message, the two ranks' that take part.
@@ -34,6 +37,7 @@ struct collective_shape {
   dtype type = dtype::uint32;
   reduce_op op = reduce_op::sum;
   int root = 0;
+  std::vector<std::uint64_t> factors;             ///< of premul_sum, by rank
   std::vector<std::vector<std::uint64_t>> counts; ///< of all_to_all_v
 };
 
