@@ -1,8 +1,11 @@
-/// Random chains of uploads, fills, copies, user kernels and all-reduces over several devices and
-/// clients, never waited for in between: every element must be what a sequential model says (INV-6,
-/// INV-9).
+/// Random chains of uploads, downloads, fills, copies, user kernels and all collectives, of worlds
+/// and of ranks, over several devices and clients, never waited for in between: every element must
+/// be what a sequential model says (INV-6, INV-9).
 
+#include "chaos/content_model.hpp"
+#include "chaos/random_collective.hpp"
 #include "support/affine_kernel.hpp"
+#include "support/collective_forms.hpp"
 #include "support/expect.hpp"
 #include "support/gpus.hpp"
 #include "support/world_fixture.hpp"
@@ -11,12 +14,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -33,81 +39,124 @@ std::size_t number_from_environment(const char* name, std::size_t otherwise) {
   return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
 }
 
-/// One chain: buffers on every device, their contents as a model, and what waits for its answer.
+content content_of(const elements& x) { return {x.begin(), x.end()}; }
+
+struct world_entry {
+  world over;
+  std::vector<int> devices; ///< by rank
+};
+
+/// One chain: buffers on every device, a model of their contents, and what waits for its answer.
 class chain {
 public:
-  chain(std::vector<world>& worlds, std::uint64_t seed) : worlds_(worlds), random_(seed) {
-    count_ = pick(1, 3000);
-    for (std::size_t row = 0; row < rows; ++row) {
-      auto refs = must(worlds_[0].allocate<std::uint32_t>(count_, true));
-      refs_.push_back(std::move(refs));
-      model_.emplace_back(worlds_[0].size(), elements(count_, 0));
-    }
+  chain(const std::vector<world_entry>& worlds, std::uint64_t seed)
+      : worlds_(worlds), random_(seed) {
+    count_ = pick(random_, device_count(), 1000);
+    for (auto& row : slots_)
+      for (auto& ref : must(all().over.allocate<std::uint32_t>(count_, true)))
+        row[static_cast<std::size_t>(ref.device())] = {
+            ref, model_.add(content(count_, std::uint64_t{0}))};
   }
 
-  /// Starts one random operation and says what it does to the model. Clients come one at a time:
-  /// the order of admission is the model's order.
+  /// Starts one random operation, or makes one rank's call of one. Clients come one at a time: the
+  /// order of admission is the model's order.
   void step() {
     std::lock_guard lock{mutex_};
-    switch (pick(0, 6)) {
-    case 0:
+    auto choice = pick(random_, 0, 9);
+    if (choice < 5)
+      return open_ ? call_one_rank() : collective_of_all();
+    switch (choice) {
+    case 5:
       return upload();
-    case 1:
+    case 6:
       return fill();
-    case 2:
+    case 7:
       return copy();
-    case 3:
+    case 8:
       return kernel();
-    case 4:
-      return download();
     default:
-      return all_reduce();
+      return download();
     }
   }
 
   void check() {
+    while (open_)
+      call_one_rank();
     for (auto& answer : answers_)
       EXPECT_TRUE(is_ok(answer()));
     for (auto& x : reads_)
-      EXPECT_EQ(*x.got, x.want) << "a download in the middle of the chain";
+      EXPECT_EQ(model_.difference(x.place, content_of(*x.got)), "") << "a download in between";
     for (std::size_t row = 0; row < rows; ++row)
-      for (std::size_t d = 0; d < worlds_[0].size(); ++d)
-        EXPECT_EQ(must(device_of(d).download(refs_[row][d])), model_[row][d])
+      for (int d : all().devices) {
+        auto got = must(device_of(d).download(slot_of({row, d}).ref));
+        EXPECT_EQ(model_.difference(place({row, d, 0, count_}), content_of(got)), "")
             << "row " << row << ", device " << d;
+      }
   }
 
 private:
   static constexpr std::size_t rows = 4;
+  static constexpr std::size_t most_devices = 16;
 
+  struct slot {
+    gpu_ref<std::uint32_t> ref;
+    std::size_t buffer = 0;
+  };
   struct read {
     std::unique_ptr<elements> got;
-    elements want;
+    content_model::place place;
   };
-  struct range {
-    std::size_t first;
-    std::size_t count;
+  /// Asked for by the calls of its ranks, of which some are to come.
+  struct open_operation {
+    const world_entry* in = nullptr;
+    rank_pieces pieces;
+    std::vector<std::size_t> to_call;
+    std::map<std::size_t, content_model::place> reads; ///< by rank
+    std::map<std::size_t, content_model::version> writes;
   };
 
-  std::size_t pick(std::size_t low, std::size_t high) {
-    return std::uniform_int_distribution<std::size_t>{low, high}(random_);
+  const world_entry& all() const { return worlds_[0]; }
+  std::size_t device_count() const { return all().devices.size(); }
+  device device_of(int ordinal) const {
+    auto& devices = all().devices;
+    auto rank = std::find(devices.begin(), devices.end(), ordinal) - devices.begin();
+    return all().over.device_of(static_cast<std::size_t>(rank));
   }
-  device device_of(std::size_t d) { return worlds_[0].device_of(d); }
-  std::size_t pick_device() { return pick(0, worlds_[0].size() - 1); }
-  range pick_range() {
-    if (pick(0, 1) == 0)
-      return {0, count_};
-    auto first = pick(0, count_ - 1);
-    return {first, pick(1, count_ - first)};
+
+  slot& slot_of(const piece& x) { return slots_[x.row][static_cast<std::size_t>(x.device)]; }
+  gpu_ref<std::uint32_t> part(const piece& x) {
+    return must(slot_of(x).ref.slice(x.first, x.count));
   }
-  elements random_elements(std::size_t count) {
-    elements result(count);
-    for (auto& x : result)
-      x = static_cast<std::uint32_t>(random_());
-    return result;
+  content_model::place place(const piece& x) {
+    return {model_.latest(slot_of(x).buffer), x.first, x.count};
   }
-  gpu_ref<std::uint32_t> part(std::size_t row, std::size_t d, range r) {
-    return must(refs_[row][d].slice(r.first, r.count));
+  content_model::version write(content_model::effect by, std::size_t output, const piece& x) {
+    return model_.write(by, output, slot_of(x).buffer, x.first, x.count);
   }
+  /// An operation of one device: `target` becomes `run` of the pieces that are read.
+  void writes(const piece& target, const std::vector<piece>& reads, content_model::function run) {
+    std::vector<content_model::place> places;
+    for (auto& x : reads)
+      places.push_back(place(x));
+    write(begin(std::move(places), std::move(run)), 0, target);
+  }
+  content_model::effect begin(std::vector<content_model::place> reads,
+                              content_model::function run) {
+    auto effect = model_.begin(std::move(reads), std::move(run));
+    model_.decide(effect, fate::ran);
+    return effect;
+  }
+
+  piece any_piece() {
+    piece x{pick(random_, 0, rows - 1), all().devices[pick(random_, 0, device_count() - 1)], 0,
+            count_};
+    if (chance(random_, 0.5)) {
+      x.first = pick(random_, 0, count_ - 1);
+      x.count = pick(random_, 1, count_ - x.first);
+    }
+    return x;
+  }
+  std::size_t another_row(std::size_t row) { return (row + pick(random_, 1, rows - 1)) % rows; }
   template <class T> void expect_success(pending<T> answer) {
     answers_.push_back([answer = std::move(answer)] {
       auto result = answer.wait();
@@ -116,122 +165,150 @@ private:
   }
 
   void upload() {
-    auto row = pick(0, rows - 1);
-    auto d = pick_device();
-    auto r = pick_range();
-    auto& data = uploads_.emplace_back(random_elements(r.count));
-    expect_success(device_of(d).upload(part(row, d, r), data));
-    std::copy(data.begin(), data.end(),
-              model_[row][d].begin() + static_cast<std::ptrdiff_t>(r.first));
+    auto x = any_piece();
+    auto& data = uploads_.emplace_back(x.count);
+    for (auto& element : data)
+      element = static_cast<std::uint32_t>(random_());
+    expect_success(device_of(x.device).upload(part(x), data));
+    writes(x, {}, [value = content_of(data)](const auto&) { return std::vector<content>{value}; });
   }
 
   void fill() {
-    auto row = pick(0, rows - 1);
-    auto d = pick_device();
-    auto r = pick_range();
+    auto x = any_piece();
     auto value = static_cast<std::uint32_t>(random_());
-    expect_success(device_of(d).fill(part(row, d, r), value));
-    std::fill_n(model_[row][d].begin() + static_cast<std::ptrdiff_t>(r.first), r.count, value);
+    expect_success(device_of(x.device).fill(part(x), value));
+    writes(x, {},
+           [n = x.count, value](const auto&) { return std::vector<content>{content(n, value)}; });
   }
 
   void copy() {
-    auto from = pick(0, rows - 1);
-    auto to = (from + pick(1, rows - 1)) % rows;
-    auto d = pick_device();
-    auto r = pick_range();
-    auto at = pick(0, count_ - r.count);
-    expect_success(device_of(d).copy(part(to, d, {at, r.count}), part(from, d, r)));
-    std::copy_n(model_[from][d].begin() + static_cast<std::ptrdiff_t>(r.first), r.count,
-                model_[to][d].begin() + static_cast<std::ptrdiff_t>(at));
+    auto from = any_piece();
+    auto to = from;
+    to.row = another_row(from.row);
+    to.first = pick(random_, 0, count_ - from.count);
+    expect_success(device_of(from.device).copy(part(to), part(from)));
+    writes(to, {from}, [](const std::vector<content>& in) { return in; });
   }
 
+  /// x[i] = a * x[i] + y[i]
   void kernel() {
-    auto x_row = pick(0, rows - 1);
-    auto y_row = (x_row + pick(1, rows - 1)) % rows;
-    auto d = pick_device();
-    auto r = pick_range();
+    auto to = any_piece();
+    auto from = to;
+    from.row = another_row(to.row);
     auto a = static_cast<std::uint32_t>(random_());
-    auto x = part(x_row, d, r);
-    auto y = part(y_row, d, r);
+    auto x = part(to);
+    auto y = part(from);
     auto work = [x, y, a](launch_context& context) -> caf::error {
-      auto to = x.access();
-      auto from = y.access();
-      if (!to || !from)
-        return to ? from.error() : to.error();
+      auto target = x.access();
+      auto source = y.access();
+      if (!target || !source)
+        return target ? source.error() : target.error();
       auto count = x.count();
 #ifdef TROUPE_HAS_CUDA
       if (context.cuda_stream() != nullptr) {
-        auto code = launch_affine(*to, *from, a, count, context.cuda_stream());
+        auto code = launch_affine(*target, *source, a, count, context.cuda_stream());
         return code == 0 ? caf::error{} : make_error(errc::cuda_error, std::to_string(code));
       }
 #endif
-      return context.run_on_host([to = *to, from = *from, a, count] {
+      return context.run_on_host([target = *target, source = *source, a, count] {
         for (std::size_t i = 0; i < count; ++i)
-          to[i] = a * to[i] + from[i];
+          target[i] = a * target[i] + source[i];
       });
     };
-    expect_success(device_of(d).launch(work, {x, y}, {x}));
-    for (std::size_t i = r.first; i < r.first + r.count; ++i)
-      model_[x_row][d][i] = a * model_[x_row][d][i] + model_[y_row][d][i];
+    expect_success(device_of(to.device).launch(work, {x, y}, {x}));
+    writes(to, {to, from}, [a](const std::vector<content>& in) {
+      auto result = in[0];
+      for (std::size_t i = 0; i < result.size(); ++i)
+        result[i] = static_cast<std::uint32_t>(a * *in[0][i] + *in[1][i]);
+      return std::vector<content>{result};
+    });
   }
 
   void download() {
-    auto row = pick(0, rows - 1);
-    auto d = pick_device();
-    auto r = pick_range();
-    auto& x = reads_.emplace_back();
-    x.got = std::make_unique<elements>(r.count, 0xdeadbeef);
-    auto begin = model_[row][d].begin() + static_cast<std::ptrdiff_t>(r.first);
-    x.want.assign(begin, begin + static_cast<std::ptrdiff_t>(r.count));
-    expect_success(device_of(d).download(part(row, d, r), std::span{*x.got}));
+    auto x = any_piece();
+    auto& into = reads_.emplace_back();
+    into.got = std::make_unique<elements>(x.count, 0xdeadbeef);
+    into.place = place(x);
+    expect_success(device_of(x.device).download(part(x), std::span{*into.got}));
   }
 
-  void all_reduce() {
-    // Any world: the second one has the same devices in another order.
-    auto& w = worlds_[pick(0, worlds_.size() - 1)];
-    auto from = pick(0, rows - 1);
-    auto to = pick(0, 1) == 0 ? from : (from + pick(1, rows - 1)) % rows;
-    constexpr reduce_op ops[] = {reduce_op::sum, reduce_op::prod, reduce_op::min, reduce_op::max};
-    auto op = ops[pick(0, 3)];
-    std::vector<gpu_ref<std::uint32_t>> send;
-    std::vector<gpu_ref<std::uint32_t>> recv;
-    for (std::size_t rank = 0; rank < w.size(); ++rank) {
-      auto d = static_cast<std::size_t>(w.status().members[rank].device);
-      send.push_back(refs_[from][d]);
-      recv.push_back(refs_[to][d]);
+  collective request_of(const rank_pieces& x) {
+    return testing::request_of(x, [this](const piece& p) { return part(p).any(); });
+  }
+
+  /// Of any world: asked for as a whole, or by its ranks, with other operations in between.
+  void collective_of_all() {
+    auto& w = worlds_[pick(random_, 0, worlds_.size() - 1)];
+    auto from = pick(random_, 0, rows - 1);
+    auto x = choose_collective(random_, w.devices, dtype::uint32, count_, from, another_row(from));
+    if (chance(random_, 0.4) && x.sender != x.shape.root) { // a message to itself is two calls
+      begin_calls(w, x);
+      return;
     }
-    expect_success(from == to ? w.all_reduce(send, op) : w.all_reduce(send, recv, op));
-    elements result = model_[from][0];
-    for (std::size_t d = 1; d < w.size(); ++d)
-      for (std::size_t i = 0; i < count_; ++i)
-        result[i] = combine(op, result[i], model_[from][d][i]);
-    for (std::size_t d = 0; d < w.size(); ++d)
-      model_[to][d] = result;
+    expect_success(call_verb(w.over, request_of(x)));
+    std::vector<content_model::place> reads;
+    for (auto r : x.senders())
+      reads.push_back(place(*x.send[r]));
+    auto effect = begin(std::move(reads), semantics_of(x));
+    for (std::size_t r = 0; r < x.recv.size(); ++r)
+      if (x.recv[r])
+        write(effect, output_of(x, r), *x.recv[r]);
   }
 
-  static std::uint32_t combine(reduce_op op, std::uint32_t a, std::uint32_t b) {
-    switch (op) {
-    case reduce_op::prod:
-      return a * b;
-    case reduce_op::min:
-      return std::min(a, b);
-    case reduce_op::max:
-      return std::max(a, b);
-    default:
-      return a + b;
-    }
+  static std::size_t output_of(const rank_pieces& x, std::size_t rank) {
+    return x.shape.kind == collective_kind::send ? 0 : rank;
   }
 
-  std::vector<world>& worlds_;
+  void begin_calls(const world_entry& w, const rank_pieces& x) {
+    open_ = open_operation{&w, x, {}, {}, {}};
+    for (std::size_t r = 0; r < w.devices.size(); ++r)
+      if (x.shape.kind != collective_kind::send || x.send[r] || x.recv[r])
+        open_->to_call.push_back(r);
+    std::shuffle(open_->to_call.begin(), open_->to_call.end(), random_);
+    call_one_rank();
+  }
+
+  /// It has its place now, whenever the last rank comes.
+  void call_one_rank() {
+    auto& x = open_->pieces;
+    auto rank = open_->to_call.back();
+    auto call = call_of_rank(request_of(x), rank, open_->in->devices.size());
+    expect_success(call_verb(open_->in->over.rank(rank), call));
+    if (x.send[rank])
+      open_->reads[rank] = place(*x.send[rank]);
+    if (x.recv[rank])
+      open_->writes[rank] = write(model_.begin({}, {}), 0, *x.recv[rank]);
+    open_->to_call.pop_back();
+    if (!open_->to_call.empty())
+      return;
+    std::vector<content_model::place> reads;
+    for (auto& [r, where] : open_->reads)
+      reads.push_back(where);
+    auto effect = begin(std::move(reads), semantics_of(x));
+    for (auto& [r, version] : open_->writes)
+      model_.written_by(version, effect, output_of(x, r));
+    open_.reset();
+  }
+
+  const std::vector<world_entry>& worlds_;
   std::mutex mutex_;
   std::mt19937_64 random_;
   std::size_t count_ = 0;
-  std::vector<std::vector<gpu_ref<std::uint32_t>>> refs_;
-  std::vector<std::vector<elements>> model_; // row, device
-  std::deque<elements> uploads_;             // alive until the end
+  std::array<std::array<slot, most_devices>, rows> slots_;
+  content_model model_;
+  /// One at a time, and no other collective beside it: its ranks might wait for each other's.
+  std::optional<open_operation> open_;
+  std::deque<elements> uploads_; // alive until the end
   std::deque<read> reads_;
   std::vector<std::function<caf::error()>> answers_;
 };
+
+world_entry entry_of(const world& w) {
+  world_entry result{w, {}};
+  for (auto& x : devices_of(w))
+    result.devices.push_back(x.ordinal());
+  return result;
+}
 
 TEST(Chains, AreRightWithoutWaitingForTheHost) {
   auto cuda = on_cuda();
@@ -244,10 +321,22 @@ TEST(Chains, AreRightWithoutWaitingForTheHost) {
   cfg.use_backend(cuda ? must(make_cuda_backend()) : make_host_backend({.devices = 4}));
   caf::actor_system sys{cfg};
   auto devices = all_devices(sys);
-  std::vector<world> worlds;
-  worlds.push_back(must(world::open(sys, {.devices = devices})));
+  std::vector<world_entry> worlds{entry_of(must(world::open(sys, {.devices = devices})))};
   std::vector<int> reversed{devices.rbegin(), devices.rend()};
-  worlds.push_back(must(world::open(sys, {.devices = reversed, .name = "reversed"})));
+  worlds.push_back(entry_of(must(world::open(sys, {.devices = reversed, .name = "reversed"}))));
+  // Halves, and all but the first in another order.
+  std::vector<std::int32_t> halves;
+  std::vector<std::int32_t> tail;
+  for (std::size_t i = 0; i < devices.size(); ++i) {
+    halves.push_back(i < devices.size() / 2 ? 0 : 1);
+    tail.push_back(i == 0 ? -1 : 0);
+  }
+  auto falling = std::vector<std::int32_t>(devices.begin(), devices.end());
+  std::reverse(falling.begin(), falling.end());
+  for (auto& group : must(worlds[0].over.split("half", halves)))
+    worlds.push_back(entry_of(group));
+  for (auto& group : must(worlds[0].over.split("tail", tail, falling)))
+    worlds.push_back(entry_of(group));
   for (auto seed = first; seed < first + seeds && !HasFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     chain x{worlds, seed};
