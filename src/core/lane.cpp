@@ -156,7 +156,9 @@ void lane::run() noexcept {
   state_->end_of_lane();
   if (orderly)
     device_.reset();
-  else if (runs_cuda_) // nobody can know when its streams have stopped
+  else if (!given_up_.empty())
+    // Nobody can know when its streams have stopped; and pinned memory keeps the device, with which
+    // they would.
     keep_forever(std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(given_up_)));
 }
 
