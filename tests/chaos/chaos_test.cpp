@@ -65,15 +65,26 @@ enum class trouble : std::uint8_t {
   no_memory,
   killed_actor,
   ended_world,
+  ended_device,
   mixed,
   device_fault,
   stuck_lane
 };
 
-constexpr std::array trouble_names{
-    "none",         "short deadlines", "rank not issued", "communicator error", "hangs",
-    "slow",         "resets",          "out of memory",   "killed actors",      "ended worlds",
-    "all of these", "a sticky fault",  "a stuck lane"};
+constexpr std::array trouble_names{"none",
+                                   "short deadlines",
+                                   "rank not issued",
+                                   "communicator error",
+                                   "hangs",
+                                   "slow",
+                                   "resets",
+                                   "out of memory",
+                                   "killed actors",
+                                   "ended worlds",
+                                   "an ended device",
+                                   "all of these",
+                                   "a sticky fault",
+                                   "a stuck lane"};
 
 bool ends_process(trouble x) { return x >= trouble::device_fault; }
 
@@ -110,6 +121,10 @@ struct request_record {
   std::optional<content_model::place> read;
   std::shared_ptr<std::vector<std::byte>> memory; ///< the request's; nobody's after the answer
   std::vector<std::byte> got;
+
+  // a rank's call over host memory
+  std::vector<std::byte> sent;
+  std::optional<content> want;
 
   // under the lock of the answers
   int answers = 0;
@@ -216,6 +231,7 @@ private:
 struct tally {
   std::map<std::string, int> answers;
   std::map<trouble, std::uint64_t> faults; ///< injected by the plans
+  int symmetric = 0;                       ///< collectives
   clock::duration latest{};
   clock::duration latest_message{};
   std::shared_ptr<std::atomic<std::int64_t>> actors =
@@ -337,9 +353,18 @@ private:
   content random_content(std::mt19937_64& random, std::size_t count) const {
     content result;
     for (std::size_t i = 0; i < count; ++i)
-      result.emplace_back(combine(type_, reduce_op::sum, random(), 0));
+      result.emplace_back(random_element(random));
     return result;
   }
+  /// Any integer; one of some thousand floating-point numbers.
+  std::uint64_t random_element(std::mt19937_64& random) const {
+    if (!is_floating_point(type_))
+      return combine(type_, reduce_op::sum, random(), 0);
+    auto sixteenths = static_cast<long double>(pick(random, 0, 4000)) - 2000;
+    return encode_nearest(type_, sixteenths / 16);
+  }
+  /// Exact in every type.
+  reduce_op addition() const { return is_floating_point(type_) ? reduce_op::max : reduce_op::sum; }
 
   // -- the beginning
 
@@ -357,9 +382,7 @@ private:
   }
 
   void open() {
-    constexpr dtype types[] = {dtype::uint8,  dtype::int8,  dtype::int32,
-                               dtype::uint32, dtype::int64, dtype::uint64};
-    type_ = types[pick(random_, 0, std::size(types) - 1)];
+    type_ = all_dtypes[pick(random_, 0, std::size(all_dtypes) - 1)];
     count_ = 12 * pick(random_, 1, 40);
     auto order = all_devices(*sys_);
     std::shuffle(order.begin(), order.end(), random_);
@@ -372,9 +395,9 @@ private:
       colors.push_back(static_cast<std::int32_t>(pick(random_, 0, 4) % 3) - (i > 1 ? 1 : 0));
     for (auto& group : must(worlds_[0].over.split("part", colors)))
       add_world(group);
-    for (std::size_t row = 0; row < rows; ++row)
-      for (int d = 0; d < devices; ++d)
-        slots_[row][static_cast<std::size_t>(d)] = fresh_slot(d);
+    open_rows();
+    if (pick(random_, 0, 1) == 0)
+      mesh_ = must(mesh_comm::open(worlds_[0].over, {.groups = {}, .chunk_bytes = 512}));
     if (trouble_ == trouble::killed_actor || trouble_ == trouble::mixed) {
       auto* core = must(detail::system_core::of(*sys_));
       lease_ = must(core->lease(*sys_));
@@ -405,9 +428,16 @@ private:
     return all.over.device_of(static_cast<std::size_t>(rank));
   }
 
-  slot fresh_slot(int d) {
-    auto ref = must(device_of(d).allocate(type_, count_, true, {.deadline = 20s}).wait());
-    return {std::move(ref), model_.add(content(count_, std::uint64_t{0}))};
+  /// A symmetric collective that stands still is the end of the process: only where nothing does.
+  bool may_be_symmetric() const { return calm() || trouble_ == trouble::haste; }
+
+  void open_rows() {
+    allocation_options how{.zeroed = true, .symmetric = may_be_symmetric() && pick(random_, 0, 1)};
+    for (auto& row : slots_)
+      for (auto& ref : must(worlds_[0].over.allocate(type_, count_, how, {.deadline = 20s})))
+        row[static_cast<std::size_t>(ref.device())] = {
+            ref, model_.add(content(count_, std::uint64_t{0}))};
+    note(how.symmetric ? "symmetric buffers of world 0" : "plain buffers");
   }
 
   void add_fault(fault kind, verb on, double probability, std::chrono::nanoseconds delay = {},
@@ -560,6 +590,8 @@ private:
     for (std::size_t rank = 0; rank < worlds_[world_index].devices.size(); ++rank)
       threads.emplace_back(
           [this, world_index, rank, calls] { rank_client(world_index, rank, calls); });
+    if (!mesh_.empty())
+      threads.emplace_back([this] { mesh_client(); });
     for (auto& t : threads)
       t.join();
   }
@@ -782,7 +814,7 @@ private:
 
   void fill(std::mt19937_64& random) {
     auto x = any_piece(random);
-    auto element = combine(type_, reduce_op::sum, random(), 0);
+    auto element = random_element(random);
     auto limit = deadline(random);
     auto actor = actor_of(random, x.device);
     std::lock_guard lock{order_};
@@ -819,7 +851,7 @@ private:
       track(r, limit, device_of(source.device).copy(to, from, {.deadline = limit}));
   }
 
-  /// y = y + x, element by element.
+  /// y = y + x, element by element; of floating-point numbers, the larger one.
   void launch(std::mt19937_64& random) {
     auto x = any_piece(random);
     auto y = x;
@@ -831,9 +863,8 @@ private:
     auto effect = model_.begin({place(y), place(x)}, [this](const std::vector<content>& in) {
       auto sum = in[0];
       for (std::size_t i = 0; i < sum.size(); ++i)
-        sum[i] = sum[i] && in[1][i]
-                     ? std::optional{combine(type_, reduce_op::sum, *sum[i], *in[1][i])}
-                     : std::nullopt;
+        sum[i] = sum[i] && in[1][i] ? std::optional{combine(type_, addition(), *sum[i], *in[1][i])}
+                                    : std::nullopt;
       return std::vector<content>{sum};
     });
     r->effects = {effect};
@@ -860,7 +891,7 @@ private:
           std::uint64_t q = 0;
           std::memcpy(&p, a + i * size, size);
           std::memcpy(&q, b + i * size, size);
-          p = combine(type_, reduce_op::sum, p, q);
+          p = combine(type_, addition(), p, q);
           std::memcpy(a + i * size, &p, size);
         }
       });
@@ -913,6 +944,15 @@ private:
           caf::anon_send_exit(*actor, caf::exit_reason::kill);
       });
     }
+    if (trouble_ == trouble::ended_device && ended_device_ < 0)
+      all.push_back([this, d] {
+        std::lock_guard lock{order_};
+        if (ended_device_ >= 0)
+          return;
+        note("end device " + std::to_string(d));
+        ended_device_ = d;
+        device_of(d).shutdown();
+      });
     if (has(trouble::ended_world))
       all.push_back([this, i = pick(random, 1, worlds_.size() - 1), how = pick(random, 0, 2)] {
         constexpr std::array how_names{"kill", "exit", "shutdown"};
@@ -978,6 +1018,67 @@ private:
       send<collective_done, get_status>(r, w.over.actor(), rank_local{self, call, {}}, limit);
     else
       track(r, limit, w.over.rank(rank).run(call, {.deadline = limit}));
+  }
+
+  // -- calls over host memory
+
+  /// In world 0, in which nobody else makes calls of ranks.
+  void mesh_client() {
+    std::mt19937_64 random{seed_ * 1000 + 999};
+    for (int i = 0; i < 6; ++i) {
+      mesh_collective(random);
+      if (chance(random, 0.5))
+        wait_for_one(random);
+    }
+  }
+
+  void mesh_collective(std::mt19937_64& random) {
+    constexpr collective_kind kinds[] = {collective_kind::all_reduce, collective_kind::broadcast,
+                                         collective_kind::all_gather,
+                                         collective_kind::reduce_scatter};
+    constexpr reduce_op ops[] = {reduce_op::min, reduce_op::max, reduce_op::sum, reduce_op::prod};
+    auto n = mesh_.size();
+    collective_shape x;
+    x.kind = kinds[pick(random, 0, std::size(kinds) - 1)];
+    x.type = type_;
+    x.op = ops[pick(random, 0, is_floating_point(type_) ? 1 : 3)];
+    x.root = static_cast<int>(pick(random, 0, n - 1));
+    auto count = pick(random, 1, 300) * (x.kind == collective_kind::reduce_scatter ? n : 1);
+    std::vector<content> sends;
+    for (std::size_t r = 0; r < n; ++r)
+      sends.push_back(random_content(random, count));
+    auto results = received(x, sends);
+    for (std::size_t r = 0; r < n; ++r)
+      mesh_call(x, r, sends[r], results[r], deadline(random));
+  }
+
+  void mesh_call(const collective_shape& x, std::size_t rank, const content& send,
+                 const content& want, std::chrono::nanoseconds limit) {
+    std::lock_guard lock{order_};
+    auto r = new_record("rank " + std::to_string(rank) + " over host memory: " +
+                            std::string{to_string(x.kind)} + " of " + std::to_string(send.size()),
+                        0);
+    note("#" + std::to_string(r->index) + " " + r->text);
+    r->want = want;
+    r->sent = bytes_of_content(send);
+    r->memory = std::make_shared<std::vector<std::byte>>(
+        x.kind == collective_kind::broadcast ? r->sent : bytes_of_content(want));
+    if (x.kind != collective_kind::broadcast)
+      poison(*r->memory);
+    auto& comm = mesh_[rank];
+    std::span<const std::byte> from{r->sent};
+    std::span to{*r->memory};
+    mesh_options options{.deadline = limit};
+    switch (x.kind) {
+    case collective_kind::broadcast:
+      return track(r, limit, comm.broadcast(to, type_, x.root, options));
+    case collective_kind::all_gather:
+      return track(r, limit, comm.all_gather(from, to, type_, options));
+    case collective_kind::reduce_scatter:
+      return track(r, limit, comm.reduce_scatter(from, to, type_, x.op, options));
+    default:
+      return track(r, limit, comm.all_reduce(from, to, type_, x.op, options));
+    }
   }
 
   // -- the end
@@ -1103,7 +1204,11 @@ private:
                                    [](std::byte x) { return x != used_up; }))
         complain("memory was written after the answer: #" + std::to_string(r->index) + " " +
                  r->text);
-      if (!r->read || r->answers == 0 || r->error)
+      if (r->answers == 0 || r->error)
+        continue;
+      if (r->want && content_of(r->got) != *r->want)
+        complain("a wrong content: #" + std::to_string(r->index) + " " + r->text);
+      if (!r->read)
         continue;
       if (auto text = model_.difference(*r->read, content_of(r->got)); !text.empty())
         complain("a wrong content: #" + std::to_string(r->index) + " " + r->text + ": " + text);
@@ -1170,7 +1275,7 @@ private:
   void check_worlds() {
     for (std::size_t i = 0; i < worlds_.size(); ++i) {
       auto& w = worlds_[i];
-      if (ended_worlds_[i]) {
+      if (has_ended(i)) {
         auto why = error_of(answer_of(w.over.barrier()));
         if (code_of(why) != errc::unavailable)
           complain("world " + std::to_string(i) + " ended, but: " + describe(why));
@@ -1182,6 +1287,11 @@ private:
       if (!result)
         complain("world " + std::to_string(i) + " does not work: " + result.message());
     }
+  }
+
+  bool has_ended(std::size_t i) const {
+    auto& on = worlds_[i].devices;
+    return ended_worlds_[i] || std::find(on.begin(), on.end(), ended_device_) != on.end();
   }
 
   ::testing::AssertionResult try_world(const world& over) {
@@ -1197,7 +1307,7 @@ private:
       for (int d = 0; d < devices; ++d) {
         auto x = whole(row, d);
         if (at(x).ref.stale()) {
-          if (!has(trouble::reset))
+          if (!has(trouble::reset) && d != ended_device_)
             complain("a handle is stale: " + text_of(x));
           continue;
         }
@@ -1218,6 +1328,7 @@ private:
       r->number = nullptr;
       r->cancel = nullptr;
     }
+    mesh_.clear();
     for (auto& row : slots_)
       for (auto& x : row)
         x.ref = {};
@@ -1254,6 +1365,7 @@ private:
                  r->text);
       if (r->answers == 0)
         continue;
+      tally_.symmetric += r->done.symmetric;
       ++tally_.answers[!r->error           ? "done"
                        : code_of(r->error) ? std::string{to_string(*code_of(r->error))}
                                            : "an error of another library"];
@@ -1276,7 +1388,9 @@ private:
   std::size_t count_ = 0;
   std::vector<world_entry> worlds_;
   std::array<std::atomic<bool>, 16> ended_worlds_{};
+  std::vector<mesh_comm> mesh_; ///< by rank; empty: none
   std::size_t last_of_several_ = 0;
+  std::atomic<int> ended_device_{-1};
 
   /// The order of admission, and so the model's: one request at a time.
   std::mutex order_;
@@ -1340,6 +1454,7 @@ TEST_P(Chaos, AnswersEverythingOnceInTimeAndRight) {
   }
   for (auto& [what, number] : all.answers)
     std::printf("%6d %s\n", number, what.c_str());
+  std::printf("%6d symmetric\n", all.symmetric);
   if (!one_seed())
     for (auto& [what, number] : all.faults)
       std::printf("%6d faults: %s\n", static_cast<int>(number),
