@@ -627,7 +627,9 @@ TEST_F(BadRankCalls, ThatDoNotGoTogetherEndForAllAndAreDoneWith) {
     for (auto& x : odd_calls(of.request_of(0), size(), spare[0])) {
       SCOPED_TRACE(x.what);
       const auto callers = of.callers();
-      answers all{call_verb(w->rank(callers[1]), of.request_of(callers[1]))};
+      answers all;
+      all.reserve(callers.size());
+      all.push_back(call_verb(w->rank(callers[1]), of.request_of(callers[1])));
       all.push_back(call_verb(w->rank(0), x.call));
       for (std::size_t i = 2; i < callers.size(); ++i) // too late
         all.push_back(call_verb(w->rank(callers[i]), of.request_of(callers[i])));
