@@ -468,6 +468,13 @@ caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on, bool
   return issued(*this, p, *communicator_, std::move(error));
 }
 
+void collective_operation::fetch_place_of(std::size_t rank) const noexcept {
+  if (rank == 0)
+    prefetch_lines(this, sizeof *this);
+  prefetch_lines(&parts()[rank], sizeof(part));
+  prefetch_lines(&calls_[rank], sizeof(rank_call));
+}
+
 void collective_operation::fetch_answer(const part& p) const noexcept {
   if (requests_.empty())
     return operation::fetch_answer(p);
@@ -581,6 +588,8 @@ void rank_request::fetch_ahead() const noexcept {
     prefetch_lines(u.memory.get(), sizeof(buffer));
     prefetch_lines(u.memory->accesses.data(), sizeof(buffer::access));
   }
+  if (auto* next = world_->matching().spare_joint.get(); next != nullptr && !call_.is_message())
+    next->fetch_place_of(call_.rank);
 }
 
 std::uint64_t rank_request::number() const noexcept {
@@ -618,7 +627,7 @@ caf::expected<std::shared_ptr<operation>> rank_request::joint() {
 }
 
 std::shared_ptr<collective_operation> rank_request::make_joint() {
-  if (auto ready = call_.is_message() ? nullptr : world_->matching().spare_operation.take()) {
+  if (auto ready = call_.is_message() ? nullptr : world_->matching().spare_joint.take()) {
     ready->begin(world_, call_);
     return ready;
   }
@@ -670,8 +679,6 @@ void rank_request::start() {
     return;
   }
   admitted_at = now.time_since_epoch().count();
-  if (!call_.is_message())
-    world_->matching().spare_operation.fetch_ahead();
   auto& gate = world_->owner()->gate();
   world_->owner()->keeper().add(*this);
   auto self = std::static_pointer_cast<rank_request>(shared_from_this());

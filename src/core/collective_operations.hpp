@@ -50,6 +50,8 @@ public:
                         std::uint64_t membership) const;
   void add_call(rank_call call, std::span<use> uses, std::uint64_t membership,
                 std::shared_ptr<rank_request> asked_by);
+  /// Brings what the call of `rank`, one of all, is put into to the cache of the calling thread.
+  void fetch_place_of(std::size_t rank) const noexcept;
   /// The ranks that have not called yet. Under the lock of the order.
   std::string missing_ranks() const;
   caf::error on_check() const override;

@@ -51,9 +51,10 @@ public:
   explicit rank_matching(std::size_t ranks)
       : spare_requests(ranks), collectives_(ranks), handed_in_(ranks) {}
 
-  /// For the next collective call of each rank, and the operation that they make.
+  /// For the next collective call of each rank, and the operation that they make: that is taken
+  /// under the lock of the order.
   std::vector<spare<rank_request>> spare_requests;
-  spare<collective_operation> spare_operation;
+  spare<collective_operation> spare_joint;
 
   // Without the lock.
 

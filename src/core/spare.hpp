@@ -1,8 +1,6 @@
 /// What takes long to make is made while there is time, for the next who needs one.
 #pragma once
 
-#include "core/prefetch.hpp"
-
 #include <atomic>
 #include <memory>
 #include <utility>
@@ -22,9 +20,9 @@ public:
     return result;
   }
 
-  /// Brings the one that is there into the cache of the calling thread.
-  void fetch_ahead() const noexcept {
-    prefetch_lines(where_.load(std::memory_order_relaxed), sizeof(T));
+  /// The one that is there, if nobody else takes it.
+  const T* get() const noexcept {
+    return there_.load(std::memory_order_acquire) ? object_.get() : nullptr;
   }
 
   /// Has `make` make one if there is none.
@@ -35,16 +33,14 @@ public:
     if (busy_.test_and_set(std::memory_order_acquire))
       return;
     if (!there_.load(std::memory_order_relaxed)) {
-      where_.store(object.get(), std::memory_order_relaxed);
       object_ = std::move(object);
-      there_.store(true, std::memory_order_relaxed);
+      there_.store(true, std::memory_order_release);
     }
     busy_.clear(std::memory_order_release);
   }
 
 private:
   std::shared_ptr<T> object_;
-  std::atomic<const void*> where_{nullptr};
   std::atomic<bool> there_{false};
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
 };

@@ -540,14 +540,13 @@ world_core::answer world_core::start(std::shared_ptr<collective_operation> op,
                                      const request_options& options) {
   op->deadline = from_now(options.deadline.count() != 0 ? options.deadline : limits_.deadline);
   runtime_->start(op);
-  refill_spare_operation();
+  refill(spare_operation_);
   return op;
 }
 
 /// While the devices are at work.
-void world_core::refill_spare_operation() {
-  matching_.spare_operation.refill(
-      [this] { return std::make_shared<collective_operation>(*this); });
+void world_core::refill(spare<collective_operation>& x) {
+  x.refill([this] { return std::make_shared<collective_operation>(*this); });
 }
 
 namespace {
@@ -592,7 +591,7 @@ world_core::answer world_core::run(const collective_view& what, const request_op
       calls = by_rank(verb, std::move(*calls), lanes_); // from a rank to itself, too
     return start(verb, std::move(calls), options);
   }
-  auto ready = matching_.spare_operation.take();
+  auto ready = spare_operation_.take();
   if (!ready)
     ready = std::make_shared<collective_operation>(*this);
   auto calls = rank_calls(verb, what, lanes_, ready->room_for_calls());
@@ -644,7 +643,7 @@ caf::expected<std::shared_ptr<rank_request>> world_core::ask(int rank, const col
   result->deadline = from_now(options.deadline.count() != 0 ? options.deadline : limits_.deadline);
   result->start();
   spare.refill([] { return std::make_shared<rank_request>(); });
-  refill_spare_operation();
+  refill(matching_.spare_joint);
   return result;
 }
 

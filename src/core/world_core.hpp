@@ -111,7 +111,7 @@ private:
   answer start(const char* verb, caf::expected<std::vector<rank_call>> calls,
                const request_options& options);
   answer start(std::shared_ptr<collective_operation> op, const request_options& options);
-  void refill_spare_operation();
+  void refill(spare<collective_operation>& x);
   std::shared_ptr<communicator> adopt(std::uint64_t epoch, communicator_ranks ranks);
   /// Calls `done` when all lanes have made the connections, or with why not.
   void connect(const std::shared_ptr<communicator>& target, connect_scope what,
@@ -151,6 +151,7 @@ private:
   std::shared_ptr<communicator> current_; // for requests
   std::shared_ptr<communicator> standby_; // connected, and idle
   rank_matching matching_;
+  spare<collective_operation> spare_operation_; // for the next request of all ranks
   std::vector<std::weak_ptr<symmetric_memory>> symmetric_; // in the order of allocation
 };
 

@@ -378,7 +378,8 @@ void BadCollectives::add_bad_shapes(std::vector<bad_request>& to, const collecti
             errc::invalid_argument, static_cast<int>(slots[i].rank), [&](collective& x) {
               auto all = slots_of(x, size(), alone);
               auto& whole = spare[all[i].rank];
-              *all[i].ref = must(whole.slice(1, all[i].ref->count()));
+              const std::size_t begin = all[k].ref->count() > 1 ? 1 : 0; // so that they do
+              *all[i].ref = must(whole.slice(begin, all[i].ref->count()));
               *all[k].ref = must(whole.slice(0, all[k].ref->count()));
             });
   const auto first = static_cast<int>(alone.value_or(0));
