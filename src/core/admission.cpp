@@ -240,10 +240,12 @@ caf::error admission::join(joining& how, std::vector<part*>& too_late) {
   auto& held = *find_held(*joint);
   for (auto& u : std::span{joint->uses()}.subspan(there))
     order_use(joint, u, held.behind);
+  note_inversion(held);
   if (joint->waits_for() != nullptr ||
       !std::all_of(held.behind.begin(), held.behind.end(), [](auto& x) { return x->on_lanes(); }))
     return {};
-  held_.erase(held_.begin() + (&held - held_.data()));
+  inversions_ -= held.follows_younger;
+  held_.erase(std::find_if(held_.begin(), held_.end(), [&](auto& x) { return &x == &held; }));
   submit(*joint, too_late);
   how.complete_ = std::move(joint);
   return {};
@@ -262,12 +264,22 @@ void admission::after_placing(joining* done) {
     x.placed(x.refusal_);
   }
   if (any_complete)
-    go_on();
+    go_on_behind();
 }
 
 admission::held_operation* admission::find_held(const operation& op) noexcept {
-  auto i = std::find_if(held_.begin(), held_.end(), [&](auto& x) { return x.op.get() == &op; });
-  return i == held_.end() ? nullptr : &*i;
+  auto i = std::lower_bound(held_.begin(), held_.end(), op.place(),
+                            [](auto& x, std::uint64_t place) { return x.op->place() < place; });
+  return i == held_.end() || i->op.get() != &op ? nullptr : &*i;
+}
+
+void admission::note_inversion(held_operation& x) noexcept {
+  if (x.follows_younger || std::none_of(x.behind.begin(), x.behind.end(), [&](auto& other) {
+        return other->place() > x.op->place();
+      }))
+    return;
+  x.follows_younger = true;
+  ++inversions_;
 }
 
 /// Does `op` wait for `first`?
@@ -290,7 +302,9 @@ bool admission::would_wait_for_itself(const operation& op, std::span<const use> 
   for (auto& u : uses)
     for (auto& a : u.memory->accesses)
       if (a.begin < u.end && u.begin < a.end && (a.writes || u.writes))
-        if (auto by = a.by.lock(); by && by.get() != &op && !by->on_lanes() && is_behind(*by, op))
+        if (auto by = a.by.lock(); by && by.get() != &op && !by->on_lanes() &&
+                                   (inversions_ != 0 || by->place() > op.place()) &&
+                                   is_behind(*by, op))
           return true;
   return false;
 }
@@ -363,13 +377,18 @@ void admission::submit(operation& op, std::vector<part*>& too_late) {
 }
 
 void admission::go_on() noexcept {
+  asked_for_all_.store(true);
+  go_on_behind();
+}
+
+void admission::go_on_behind() noexcept {
   // An answer that this gives comes back here; whoever is inside does it again.
   if (asked_.fetch_add(1) != 0)
     return;
   std::size_t asked = 0;
   do {
     asked = asked_.load();
-    release();
+    release(asked_for_all_.exchange(false));
   } while (!asked_.compare_exchange_strong(asked, 0));
 }
 
@@ -385,7 +404,7 @@ void admission::go_on_soon() noexcept {
   });
 }
 
-void admission::release() noexcept {
+void admission::release(bool all) noexcept {
   operations released;
   joining* others = nullptr;
   std::vector<part*> too_late;
@@ -394,16 +413,21 @@ void admission::release() noexcept {
     std::lock_guard lock{order_mutex()};
     others = place_all_handed_in(too_late);
     for (auto& x : held_)
-      if (!x.op->failed())
+      if (all && !x.op->failed())
         if (auto error = x.op->on_check(); error)
           refused.emplace_back(x.op, std::move(error));
     for (auto before = held_.size() + 1; held_.size() < before;) {
       before = held_.size(); // what joined late may be behind one that stands after it
       std::erase_if(held_, [&](held_operation& x) {
-        std::erase_if(x.behind, [](const auto& other) { return other->on_lanes(); });
-        bool may_go = x.op->failed() || (x.op->waits_for() == nullptr && !x.op->on_check());
-        if (!x.behind.empty() || !may_go) // a failed one passes: the lanes do not issue it
+        if (!all && x.behind.empty())
           return false;
+        std::erase_if(x.behind, [](const auto& other) { return other->on_lanes(); });
+        if (!x.behind.empty())
+          return false;
+        bool may_go = x.op->failed() || (x.op->waits_for() == nullptr && !x.op->on_check());
+        if (!may_go) // a failed one passes: the lanes do not issue it
+          return false;
+        inversions_ -= x.follows_younger;
         submit(*x.op, too_late);
         released.push_back(std::move(x.op));
         return true;

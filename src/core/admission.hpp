@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -68,6 +69,8 @@ public:
 
   /// Hands on what waits for nothing any more. Called when that may have changed.
   void go_on() noexcept;
+  /// The same for what waits for nothing but operations that were held: some came to the lanes.
+  void go_on_behind() noexcept;
   /// The same, on the timekeeper's thread.
   void go_on_soon() noexcept;
 
@@ -77,7 +80,8 @@ private:
   /// Has its place, but is not on the lanes.
   struct held_operation {
     std::shared_ptr<operation> op;
-    operations behind; ///< what it must follow and is held itself
+    operations behind;            ///< what it must follow and is held itself
+    bool follows_younger = false; ///< some of that has a later place
   };
 
   caf::error place(const std::shared_ptr<operation>& op, std::int64_t now, bool& held,
@@ -92,11 +96,14 @@ private:
   static void order_use(const std::shared_ptr<operation>& op, const use& u, operations& behind);
   /// Parts whose lane has ended come `too_late`.
   static void submit(operation& op, std::vector<part*>& too_late);
-  void release() noexcept;
+  void note_inversion(held_operation& x) noexcept;
+  void release(bool all) noexcept;
 
   timekeeper& keeper_;
-  std::vector<held_operation> held_; // in order
+  std::deque<held_operation> held_; // in order
+  std::size_t inversions_ = 0;      // how many of them follow younger ones
   std::atomic<std::size_t> asked_{0};
+  std::atomic<bool> asked_for_all_{false};
   std::atomic<bool> soon_{false};
   std::atomic<joining*> handed_in_{nullptr}; // the last one
   std::atomic<bool> placing_soon_{false};

@@ -292,8 +292,7 @@ caf::error collective_operation::check_call(const rank_call& call, std::span<con
   return {};
 }
 
-void collective_operation::add_call(rank_call call, std::span<use> uses,
-                                    std::uint64_t membership,
+void collective_operation::add_call(rank_call call, std::span<use> uses, std::uint64_t membership,
                                     std::shared_ptr<rank_request> asked_by) {
   auto place = seat_of(call).call;
   {
@@ -402,7 +401,7 @@ void collective_operation::vote(bool yes) noexcept {
       value.symmetric = true;
     if (begun || next == no)
       for (auto& p : parts())
-        p.on->wake_if_parked();
+        p.on->wake();
     return;
   }
 }

@@ -94,7 +94,8 @@ void communicator::retire() noexcept {
 
 void communicator::end(const caf::error& cause) noexcept {
   bool pending = false;
-  runtime_->keeper().for_each([&](operation& op) { pending |= op.communicator_key() == this && !op.over(); });
+  runtime_->keeper().for_each(
+      [&](operation& op) { pending |= op.communicator_key() == this && !op.over(); });
   if (pending)
     fail(cause);
   else

@@ -73,11 +73,6 @@ public:
   /// admission's lock; `wake` follows after it.
   bool submit(part& p) noexcept;
   void wake() noexcept;
-  /// For a part that continues: a lane that parks meanwhile looks at it again soon.
-  void wake_if_parked() noexcept {
-    if (parked_.load(std::memory_order_relaxed))
-      wake();
-  }
 
   /// As `backend_device::runs_cuda`.
   bool runs_cuda() const noexcept { return runs_cuda_; }

@@ -121,6 +121,8 @@ std::vector<flight_entry> operation::open_records() const {
 }
 
 void operation::admitted(std::int64_t now) {
+  static std::uint64_t last_place = 0;
+  place_ = ++last_place;
   admitted_at = now;
   self_ = std::static_pointer_cast<operation>(shared_from_this());
 }
@@ -165,8 +167,8 @@ bool operation::withdraw() noexcept {
   if (withdrawn())
     return false;
   withdrawal_.store(withdrawal::tried);
-  bool too_late = std::any_of(parts().begin(), parts().end(),
-                              [](const part& p) { return p.claimed.load(); });
+  bool too_late =
+      std::any_of(parts().begin(), parts().end(), [](const part& p) { return p.claimed.load(); });
   withdrawal_.store(too_late ? withdrawal::none : withdrawal::done);
   return !too_late;
 }

@@ -127,6 +127,8 @@ public:
   /// Its answer goes to a mailbox: it must come before the actor system ends.
   std::atomic<bool> replies_to_actor{false};
   std::int64_t admitted_at = 0; // nanoseconds of `clock`
+  /// In the order; 0 before it is admitted. Under admission's lock.
+  std::uint64_t place() const noexcept { return place_; }
 
   /// @errors errc::cancelled becomes the answer
   void cancel() noexcept override;
@@ -309,6 +311,7 @@ private:
 
   const char* verb_;
   std::uint64_t number_;
+  std::uint64_t place_ = 0;
   std::unique_ptr<part[]> parts_;
   std::size_t part_count_;
   std::vector<use> uses_;
@@ -320,9 +323,9 @@ private:
   std::atomic<bool> settled_{false};
   std::atomic<bool> failed_{false};
   std::atomic<bool> lost_{false};
-  std::atomic<std::uint32_t> open_; // parts and predecessors that are not over
+  std::atomic<std::uint32_t> open_;           // parts and predecessors that are not over
   std::atomic<std::int64_t> counted_from_{0}; // if its stall limit counts anew
-  mutable std::mutex guard_; // of the three below
+  mutable std::mutex guard_;                  // of the three below
   caf::error cause_;
   std::vector<follower> successors_;
   std::shared_ptr<operation> self_; // while lanes refer to the parts

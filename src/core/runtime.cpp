@@ -312,25 +312,24 @@ caf::error runtime::end_with_fault(const std::string& seen, const caf::error& wh
 }
 
 caf::error runtime::end_everything(const caf::error& why) noexcept {
+  auto all = lanes();
   {
+    // Whoever comes later answers with the cause at once: by then no handle is good any more.
     std::lock_guard lock{end_mutex_};
     if (ended_)
       return end_cause_;
     ended_ = true;
     end_cause_ = why;
-  }
-  backend_->abandon();
-  auto all = lanes();
-  for (auto& x : all)
-    if (x->runs_cuda())
-      x->state().keep_memory(); // users' deleters call CUDA as well
-  log(log_level::error, "the process cannot use its devices any more", why);
-  recorder_.on_end(why);
-  {
-    std::lock_guard lock{order_mutex()};
+    backend_->abandon();
+    for (auto& x : all)
+      if (x->runs_cuda())
+        x->state().keep_memory(); // users' deleters call CUDA as well
+    std::lock_guard order{order_mutex()};
     for (auto& x : all)
       x->state().close(device_phase::failed, why);
   }
+  log(log_level::error, "the process cannot use its devices any more", why);
+  recorder_.on_end(why);
   for (auto& x : all)
     x->abandon();
   keeper_.for_each([&](operation& op) {

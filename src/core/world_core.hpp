@@ -151,7 +151,7 @@ private:
   std::shared_ptr<communicator> current_; // for requests
   std::shared_ptr<communicator> standby_; // connected, and idle
   rank_matching matching_;
-  spare<collective_operation> spare_operation_; // for the next request of all ranks
+  spare<collective_operation> spare_operation_;            // for the next request of all ranks
   std::vector<std::weak_ptr<symmetric_memory>> symmetric_; // in the order of allocation
 };
 
