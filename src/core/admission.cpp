@@ -186,12 +186,14 @@ void admission::place_handed_in_soon() noexcept {
   constexpr std::chrono::milliseconds soon{1};
   if (placing_soon_.exchange(true))
     return;
-  keeper_.call_at(clock::now() + soon, [self = weak_from_this()] {
+  auto place = [self = weak_from_this()] {
     if (auto alive = self.lock()) {
       alive->placing_soon_.store(false);
       alive->place_handed_in();
     }
-  });
+  };
+  if (keeper_.call_at(clock::now() + soon, place) == 0)
+    place();
 }
 
 joining* admission::place_all_handed_in(std::vector<part*>& too_late) {

@@ -340,11 +340,20 @@ void collective_operation::after_answer() noexcept {
   std::vector<std::shared_ptr<rank_request>> asked_by;
   {
     std::lock_guard lock{requests_mutex_};
-    asked_by = requests_;
+    requests_told_ = true;
+    asked_by = requests_done_ ? std::move(requests_) : requests_;
   }
   for (auto& x : asked_by) // who comes after this sees the answer himself
     if (x)
       x->end();
+}
+
+void collective_operation::on_settled() noexcept {
+  std::vector<std::shared_ptr<rank_request>> gone;
+  std::lock_guard lock{requests_mutex_};
+  requests_done_ = true;
+  if (requests_told_) // else they are needed for that
+    gone.swap(requests_);
 }
 
 const void* collective_operation::waits_for() const {
@@ -478,8 +487,10 @@ void collective_operation::fetch_answer(const part& p) const noexcept {
   if (requests_.empty())
     return operation::fetch_answer(p);
   auto first = static_cast<std::size_t>(calls_of_[p.index].data() - calls_.data());
-  requests_[first]->operation::fetch_answer(p);
-  prefetch_to_change(&requests_[first]->value);
+  if (auto& x = requests_[first]) {
+    x->operation::fetch_answer(p);
+    prefetch_to_change(&x->value);
+  }
 }
 
 /// An error that came behind the call's back ends the work too, which then is no success.
@@ -508,7 +519,8 @@ void collective_operation::tell(part& p) noexcept {
 }
 
 bool collective_operation::answer_ahead() noexcept {
-  if (failed() || has_successors())
+  auto passed_by = [](const part& p) { return p.passed_by; };
+  if (has_successors() || failed() || std::any_of(parts().begin(), parts().end(), passed_by))
     return false;
   if (!requests_.empty()) // each was told
     return std::all_of(parts().begin(), parts().end(),
@@ -548,6 +560,8 @@ bool collective_operation::is_held_up() const noexcept {
 }
 
 bool collective_operation::on_stall() noexcept {
+  if (over())
+    return true;
   if (is_held_up())
     return false;
   communicator_->fail(stall(*this, communicator_->epoch()));

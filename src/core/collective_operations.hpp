@@ -73,7 +73,7 @@ protected:
   void before_answer(const caf::error& error) noexcept override;
   void after_answer() noexcept override;
   void describe_to(flight_entry& x, const part& p) const noexcept override;
-  void on_settled() noexcept override { requests_.clear(); }
+  void on_settled() noexcept override;
 
 private:
   void tell(part& p) noexcept;
@@ -94,7 +94,9 @@ private:
   /// Who made each call, if ranks made them; what a part's lane needs of it is there before the
   /// part.
   std::vector<std::shared_ptr<rank_request>> requests_;
-  std::mutex requests_mutex_; // until all are there
+  std::mutex requests_mutex_;
+  bool requests_told_ = false; // of the end; under requests_mutex_
+  bool requests_done_ = false; // no lane needs them any more; under requests_mutex_
   std::uint64_t membership_ = 0;
   connect_scope needs_ = connect_scope::collectives;
   std::size_t missing_ = 0;          // calls that are still to come; under the lock of the order

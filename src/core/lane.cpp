@@ -835,6 +835,8 @@ void lane::idle() {
     signalled_.exchange(false);
     return;
   }
+  if (!late_.empty())
+    return settle_now();
   std::unique_lock lock{park_mutex_};
   parked_.store(true);
   auto awake = [this] { return signalled_.load(); };

@@ -18,7 +18,7 @@ clock::time_point at(std::int64_t nanoseconds) {
 /// Work that has not started cannot stall before the limit.
 clock::time_point timekeeper::due(const operation& x, clock::time_point now) {
   auto result = x.answered() || x.deadline <= now ? clock::time_point::max() : x.deadline;
-  if (x.stall_limit > 0 && !x.stall_told_) {
+  if (x.stall_limit > 0 && !x.stall_told_ && !x.over()) {
     auto started = x.first_started_at();
     auto begin = started != 0 ? at(started) : now;
     if (std::chrono::nanoseconds limit{x.stall_limit}; limit < clock::time_point::max() - begin)
@@ -89,6 +89,8 @@ void timekeeper::for_each(const std::function<void(operation&)>& act) {
 
 std::uint64_t timekeeper::call_at(clock::time_point when, std::function<void()> act) {
   std::lock_guard lock{mutex_};
+  if (stop_)
+    return 0;
   auto id = ++next_call_;
   calls_.push_back({id, when, std::move(act)});
   wake_at(when);
@@ -134,7 +136,7 @@ void timekeeper::look_at(shelf& place, clock::time_point now) {
     if (!x->answered() && x->deadline <= now)
       expired_.push_back(x->shared_from_this());
     if (auto started = x->first_started_at();
-        x->stall_limit > 0 && !x->stall_told_ && started != 0 &&
+        x->stall_limit > 0 && !x->stall_told_ && !x->over() && started != 0 &&
         now - at(started) >= std::chrono::nanoseconds{x->stall_limit}) {
       x->stall_told_ = true;
       stalled_.push_back(x->shared_from_this());

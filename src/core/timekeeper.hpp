@@ -37,7 +37,8 @@ public:
   /// Calls `act` for every operation that is not settled, outside the lock.
   void for_each(const std::function<void(operation&)>& act);
 
-  /// Calls `act` on the timekeeper's thread at `when`. The result can be given to `cancel_call`.
+  /// Calls `act` on the timekeeper's thread at `when`. The result can be given to `cancel_call`; 0:
+  /// it has stopped, and never will.
   std::uint64_t call_at(clock::time_point when, std::function<void()> act);
   void cancel_call(std::uint64_t id) noexcept;
 
