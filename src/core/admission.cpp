@@ -7,6 +7,7 @@
 #include "core/timekeeper.hpp"
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <utility>
 
@@ -71,6 +72,9 @@ caf::error check_uses(const operation& request, const operation& op, std::span<c
   return {};
 }
 
+/// As many as a process may have devices.
+constexpr std::size_t most_together = 16;
+
 void wake_lanes(operation& op) noexcept {
   for (auto& p : op.parts())
     p.on->wake();
@@ -133,6 +137,12 @@ caf::error admission::place(const std::shared_ptr<operation>& op, std::int64_t n
     return error;
   if (auto error = op->on_admit(); error)
     return error;
+  commit(op, now, held, too_late);
+  return {};
+}
+
+void admission::commit(const std::shared_ptr<operation>& op, std::int64_t now, bool& held,
+                       std::vector<part*>& too_late) {
   op->admitted(now);
   operations behind;
   for (auto& u : op->uses())
@@ -144,7 +154,6 @@ caf::error admission::place(const std::shared_ptr<operation>& op, std::int64_t n
     held_.push_back({op, std::move(behind)});
   else
     submit(*op, too_late);
-  return {};
 }
 
 void admission::hand_in(const std::shared_ptr<operation>& request, joining& how) noexcept {
@@ -160,23 +169,6 @@ void admission::place_handed_in() {
   {
     hot_lock lock{order_mutex()};
     done = place_all_handed_in(too_late);
-  }
-  let_go(too_late);
-  after_placing(done);
-}
-
-void admission::place_handed_in_if_free() {
-  joining* done = nullptr;
-  std::vector<part*> too_late;
-  {
-    std::unique_lock lock{order_mutex(), std::try_to_lock};
-    if (!lock)
-      return place_handed_in_soon();
-    // What the operations are made of is in this thread's cache now: others that come meanwhile
-    // are served better here than on their own.
-    for (auto** end = &done; (*end = place_all_handed_in(too_late)) != nullptr;)
-      while (*end != nullptr)
-        end = &(*end)->next_;
   }
   let_go(too_late);
   after_placing(done);
@@ -201,55 +193,96 @@ joining* admission::place_all_handed_in(std::vector<part*>& too_late) {
     return nullptr;
   // The last comes first.
   joining* in_order = nullptr;
-  for (auto* x = handed_in_.exchange(nullptr); x != nullptr;) {
+  std::size_t count = 0;
+  for (auto* x = handed_in_.exchange(nullptr); x != nullptr; ++count) {
     auto* next = x->next_;
     x->fetch_ahead();
     x->next_ = in_order;
     in_order = x;
     x = next;
   }
-  for (auto* x = in_order; x != nullptr; x = x->next_)
-    if (!x->self_->answered()) // everything ended meanwhile
+  std::array<joining*, most_together> some;
+  auto all = std::span{some}.first(count <= some.size() ? count : 0);
+  auto* one = in_order;
+  for (auto& x : all)
+    x = std::exchange(one, one->next_);
+  if (!all.empty())
+    if (auto last = place_whole(all, too_late))
+      return last;
+  joining* result = nullptr;
+  for (auto** end = &result; in_order != nullptr;) {
+    auto* x = std::exchange(in_order, in_order->next_);
+    if (!x->self_->answered()) // else everything ended meanwhile
       x->refusal_ = join(*x, too_late);
-  return in_order;
+    if (x->self_) { // else it may be gone with the operation
+      x->next_ = nullptr;
+      *end = x;
+      end = &x->next_;
+    }
+  }
+  return result;
 }
 
-caf::error admission::join(joining& how, std::vector<part*>& too_late) {
-  auto& request = *how.self_;
-  auto found = how.joint();
+joining* admission::place_whole(std::span<joining* const> all, std::vector<part*>& too_late) {
+  auto op = all.front()->whole(all);
+  if (!op || check_lanes(*op, op->bounded()))
+    return nullptr;
+  for (auto* x : all)
+    if (check_uses(*x->self_, *op, x->uses()))
+      return nullptr;
+  if (op->on_admit())
+    return nullptr;
+  // What wakes the lanes is left for the last one.
+  auto* last = all.back();
+  auto keep = last->self_;
+  auto now = all.front()->self_->admitted_at;
+  for (auto* x : all)
+    x->join(*op, std::move(x->self_));
+  bool held = false;
+  commit(op, now, held, too_late);
+  last->next_ = nullptr;
+  last->self_ = std::move(keep);
+  if (!held)
+    last->complete_ = std::move(op);
+  return last;
+}
+
+caf::error admission::join(joining& one, std::vector<part*>& too_late) {
+  auto found = one.joint();
   if (!found)
     return found.error();
-  auto joint = std::move(*found);
+  auto* joint = *found;
   bool first = joint->admitted_at == 0;
   if (auto error = check_lanes(*joint, first && joint->bounded()); error)
     return error;
-  if (auto error = joint->on_check(); error)
+  if (auto error = check_uses(*one.self_, *joint, one.uses()); error)
     return error;
-  if (auto error = check_uses(request, *joint, how.uses()); error)
-    return error;
-  if (!first && would_wait_for_itself(*joint, how.uses()))
-    return how.refuse_cycle();
+  if (!first && would_wait_for_itself(*joint, one.uses()))
+    return one.refuse_cycle();
   if (first) {
     if (auto error = joint->on_admit(); error)
       return error;
-    joint->admitted(request.admitted_at);
+    joint->admitted(one.self_->admitted_at);
     keeper_.add(*joint);
     expect_parts(*joint);
-    held_.push_back({joint, {}});
+    held_.push_back({std::static_pointer_cast<operation>(joint->shared_from_this()), {}});
   }
   auto there = joint->uses().size();
-  how.join(*joint);
+  auto self = one.self_;
+  if (one.join(*joint, self))
+    one.self_ = nullptr;
   auto& held = *find_held(*joint);
   for (auto& u : std::span{joint->uses()}.subspan(there))
-    order_use(joint, u, held.behind);
+    order_use(held.op, u, held.behind);
   note_inversion(held);
   if (joint->waits_for() != nullptr ||
       !std::all_of(held.behind.begin(), held.behind.end(), [](auto& x) { return x->on_lanes(); }))
     return {};
   inversions_ -= held.follows_younger;
+  one.complete_ = std::move(held.op);
+  one.self_ = std::move(self);
   held_.erase(std::find_if(held_.begin(), held_.end(), [&](auto& x) { return &x == &held; }));
   submit(*joint, too_late);
-  how.complete_ = std::move(joint);
   return {};
 }
 

@@ -21,19 +21,27 @@ public:
 
   // Under the lock of the order.
 
-  /// The operation that it belongs to; not admitted yet if this is its first request.
+  /// The operation that it belongs to; not admitted yet if this is its first request. It is right
+  /// as `operation::on_check` says.
   /// @errors why it cannot join
-  virtual caf::expected<std::shared_ptr<operation>> joint() = 0;
+  virtual caf::expected<operation*> joint() = 0;
   /// Brings what placing it needs into the cache of the calling thread.
   virtual void fetch_ahead() const noexcept = 0;
+  /// Those that can make one operation together have the same one; null: none can.
+  virtual const void* kin() const noexcept = 0;
+  /// The operation that `all`, of which this is the first, make, if nobody's is missing then and
+  /// none is wrong beside the others, nor as `operation::on_check` says; null if not. They are
+  /// still to `join` it, and until then nothing has happened.
+  virtual std::shared_ptr<operation> whole(std::span<joining* const> all) = 0;
   /// What it adds.
   virtual std::span<const use> uses() const = 0;
-  /// It has its place: `joint` has its uses now.
-  virtual void join(operation& joint) = 0;
+  /// It has its place: the operation has its uses now, and keeps it while it needs it. False:
+  /// something is left to do (`placed`).
+  virtual bool join(operation& joint, std::shared_ptr<operation> self) = 0;
   /// It never will: it uses what waits for other requests that wait for this one.
   virtual caf::error refuse_cycle() = 0;
 
-  /// After it: it has its place, or is refused with `why`.
+  /// After it: it is refused with `why`, or has its place, and perhaps an answer, too.
   virtual void placed(const caf::error& why) = 0;
 
 private:
@@ -41,7 +49,7 @@ private:
   joining* next_ = nullptr;         // in the list of what is handed in, or was
   std::shared_ptr<operation> self_; // while it is in a list
   caf::error refusal_;
-  std::shared_ptr<operation> complete_; // went to the lanes with it
+  std::shared_ptr<operation> complete_; // goes to the lanes with it
 };
 
 /// Orders operations, and hands their parts to the lanes. What waits for something that no lane
@@ -61,11 +69,10 @@ public:
   /// or
   /// (`go_on_soon`) when it has failed.
   void hand_in(const std::shared_ptr<operation>& request, joining& how) noexcept;
-  /// Gives what was handed in its place: now, or within a millisecond.
+  /// Gives what was handed in its place: now, or within a millisecond. Those that make a whole
+  /// operation take much less time together than one by one.
   void place_handed_in();
   void place_handed_in_soon() noexcept;
-  /// Now if nobody has the lock, else soon.
-  void place_handed_in_if_free();
 
   /// Hands on what waits for nothing any more. Called when that may have changed.
   void go_on() noexcept;
@@ -86,9 +93,16 @@ private:
 
   caf::error place(const std::shared_ptr<operation>& op, std::int64_t now, bool& held,
                    std::vector<part*>& too_late);
-  /// Those for which `after_placing` has something left to do, without the lock.
+  /// What is checked gets its place. `held`: it is not on the lanes yet.
+  void commit(const std::shared_ptr<operation>& op, std::int64_t now, bool& held,
+              std::vector<part*>& too_late);
+  /// Those for which `after_placing` has something left to do, without the lock: the others may be
+  /// gone.
   joining* place_all_handed_in(std::vector<part*>& too_late);
-  caf::error join(joining& x, std::vector<part*>& too_late);
+  /// If `all` make an operation that is right: gives them their places, and the last of them. Else
+  /// nothing happens.
+  joining* place_whole(std::span<joining* const> all, std::vector<part*>& too_late);
+  caf::error join(joining& one, std::vector<part*>& too_late);
   void after_placing(joining* done);
   held_operation* find_held(const operation& op) noexcept;
   bool is_behind(const operation& op, const operation& first);

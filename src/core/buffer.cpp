@@ -19,7 +19,7 @@ caf::error indeterminate(const caf::error& cause) {
 buffer::buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64_t generation,
                void* address, std::size_t size_bytes, std::function<void(void*)> deleter,
                std::shared_ptr<symmetric_memory> symmetric)
-    : home_(std::move(home)), id_(id), generation_(generation), address_(address),
+    : home_(std::move(home)), generation_(generation), id_(id), address_(address),
       size_bytes_(size_bytes), deleter_(std::move(deleter)), symmetric_(std::move(symmetric)) {}
 
 buffer::~buffer() {

@@ -79,15 +79,18 @@ public:
   int granted_for_reading = 0;
   int granted_for_writing = 0;
 
+  /// What admission looks at: the first bytes.
+  static constexpr std::size_t looked_at = 96;
+
 private:
   std::shared_ptr<device_state> home_;
-  std::uint64_t id_;
   std::uint64_t generation_;
+  std::atomic<bool> wounded_{false};
+  std::uint64_t id_;
   void* address_;
   std::size_t size_bytes_;
   std::function<void(void*)> deleter_;
   const std::shared_ptr<symmetric_memory> symmetric_;
-  std::atomic<bool> wounded_{false};
   mutable std::mutex wounds_mutex_;
   std::vector<wound> wounds_; // disjoint
 };

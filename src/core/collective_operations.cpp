@@ -134,10 +134,10 @@ std::size_t count_ranks(std::span<const rank_call> calls) {
 
 collective_operation::collective_operation(const char* verb, std::shared_ptr<world_core> world,
                                            std::vector<rank_call> calls, std::uint64_t membership)
-    : operation_of(verb, count_ranks(calls)), world_(std::move(world)), calls_(std::move(calls)),
-      membership_(membership), needs_(need_of(calls_)) {
-  make_parts(*world_);
-  expect_uses(2 * calls_.size());
+    : operation_of(verb, count_ranks(calls)), world_(std::move(world)), membership_(membership) {
+  take(std::move(calls));
+  for (auto& p : parts())
+    place_part(p, calls_of(p).front()->rank, *world_);
   add_all_uses();
 }
 
@@ -166,27 +166,6 @@ std::size_t part_count(const rank_call& any, std::size_t ranks) noexcept {
   return static_cast<std::size_t>(any.call.peer) == any.rank ? 1 : 2;
 }
 
-/// A call of each rank, still to be made.
-std::vector<rank_call> calls_to_make(std::size_t ranks) {
-  std::vector<rank_call> result(ranks);
-  for (std::size_t i = 0; i < ranks; ++i) {
-    result[i].rank = i;
-    result[i].made = false;
-  }
-  return result;
-}
-
-/// The calls of the operation that `any` is one of, all still to be made.
-std::vector<rank_call> calls_beside(const rank_call& any, std::size_t ranks) {
-  auto result = calls_to_make(any.is_message() ? 2 : ranks);
-  if (any.is_message()) {
-    auto peer = static_cast<std::size_t>(any.call.peer);
-    result[0].rank = std::min(any.rank, peer);
-    result[1].rank = std::max(any.rank, peer);
-  }
-  return result;
-}
-
 const char* joint_verb(collective_kind x) noexcept {
   bool message = x == collective_kind::send || x == collective_kind::recv;
   return message ? "send_recv" : to_string(x).data();
@@ -196,19 +175,22 @@ const char* joint_verb(collective_kind x) noexcept {
 
 collective_operation::collective_operation(std::shared_ptr<world_core> world,
                                            const rank_call& any_call)
-    : operation_of(joint_verb(any_call.call.what), part_count(any_call, world->size())),
-      world_(std::move(world)), calls_(calls_beside(any_call, world_->size())),
-      requests_(calls_.size()), needs_(need_of({&any_call, 1})), missing_(calls_.size()) {
-  make_parts(*world_);
-  expect_uses(2 * calls_.size());
-  note_memory(any_call);
+    : operation_of(joint_verb(any_call.call.what), part_count(any_call, world->size())) {
+  expect_calls(any_call.is_message() ? 2 : parts().size());
+  auto peer = static_cast<std::size_t>(any_call.call.peer);
+  for (auto& p : parts())
+    place_part(p,
+               !any_call.is_message() ? p.index
+               : p.index == 0         ? std::min(any_call.rank, peer)
+                                      : std::max(any_call.rank, peer),
+               *world);
+  of_ranks(std::move(world), any_call);
 }
 
-collective_operation::collective_operation(world_core& world)
-    : operation_of("", world.size()), calls_(calls_to_make(world.size())), requests_(calls_.size()),
-      missing_(calls_.size()) {
-  make_parts(world);
-  expect_uses(2 * calls_.size());
+collective_operation::collective_operation(world_core& world) : operation_of("", world.size()) {
+  expect_calls(parts().size());
+  for (auto& p : parts())
+    place_part(p, p.index, world);
 }
 
 void collective_operation::begin(const char* verb, std::shared_ptr<world_core> world,
@@ -216,55 +198,77 @@ void collective_operation::begin(const char* verb, std::shared_ptr<world_core> w
   operation_of::begin(verb);
   draw_number();
   world_ = std::move(world);
-  calls_ = std::move(calls);
   membership_ = membership;
-  needs_ = need_of(calls_);
   requests_.clear();
   missing_ = 0;
-  assign_calls();
+  take(std::move(calls));
   add_all_uses();
 }
 
 void collective_operation::begin(std::shared_ptr<world_core> world, const rank_call& any_call) {
   operation_of::begin(joint_verb(any_call.call.what));
   draw_number();
-  world_ = std::move(world);
-  needs_ = need_of({&any_call, 1});
-  note_memory(any_call);
+  of_ranks(std::move(world), any_call);
 }
 
 /// Before others may look at the parts.
-void collective_operation::note_memory(const rank_call& any_call) noexcept {
+void collective_operation::of_ranks(std::shared_ptr<world_core> world, const rank_call& any_call) {
+  world_ = std::move(world);
+  needs_ = need_of({&any_call, 1});
   for (auto& p : parts())
     p.uses_memory = any_call.call.what != collective_kind::barrier;
 }
 
-void collective_operation::make_parts(const world_core& world) {
+/// One of each rank.
+void collective_operation::expect_calls(std::size_t number) {
+  calls_.resize(number);
+  requests_.resize(number);
+  missing_ = number;
+  ends_.resize(parts().size());
+  for (std::size_t i = 0; i < ends_.size(); ++i)
+    ends_[i] = i + 1;
+  ends_.back() = number; // a message of a rank to itself
+  expect_uses(2 * number);
+}
+
+void collective_operation::place_part(part& p, std::size_t rank, const world_core& world) {
   stall_limit = world.limits().stall_limit.count();
-  assign_calls();
-  for (auto& p : parts()) {
-    p.rank = static_cast<int>(calls_of_[p.index].front().rank);
-    p.on = world.lanes()[calls_of_[p.index].front().rank].get();
-    p.stream = stream_kind::collective;
+  p.rank = static_cast<int>(rank);
+  p.on = world.lanes()[rank].get();
+  p.stream = stream_kind::collective;
+}
+
+void collective_operation::take(std::vector<rank_call> calls) {
+  room_ = std::move(calls);
+  needs_ = need_of(room_);
+  calls_.clear();
+  ends_.clear();
+  for (auto& x : room_) {
+    if (calls_.empty() || calls_.back()->rank != x.rank)
+      ends_.push_back(0);
+    calls_.push_back(&x);
+    ends_.back() = calls_.size();
   }
 }
 
-/// To the parts: those of one rank to the same.
-void collective_operation::assign_calls() {
-  calls_of_.clear();
-  calls_of_.reserve(parts().size());
-  for (auto next = calls_.begin(); next != calls_.end();) {
-    auto first = next;
-    while (next != calls_.end() && next->rank == first->rank)
-      ++next;
-    calls_of_.push_back({first, next});
-  }
+collective_operation::call_view collective_operation::calls_of(const part& p) const noexcept {
+  auto first = p.index == 0 ? 0 : ends_[p.index - 1];
+  return call_view{calls_}.subspan(first, ends_[p.index] - first);
+}
+
+std::span<const std::shared_ptr<rank_request>>
+collective_operation::requests_of(const part& p) const noexcept {
+  if (requests_.empty())
+    return {};
+  auto first = p.index == 0 ? 0 : ends_[p.index - 1];
+  return std::span{requests_}.subspan(first, ends_[p.index] - first);
 }
 
 void collective_operation::add_all_uses() {
+  expect_uses(2 * calls_.size());
   for (auto& p : parts())
-    for (auto& call : calls_of_[p.index])
-      add_uses(call, p.index, [this](use x) { add_use(std::move(x)); });
+    for (auto* call : calls_of(p))
+      add_uses(*call, p.index, [this](use x) { add_use(std::move(x)); });
 }
 
 caf::error collective_operation::check_call(const rank_call& call, std::span<const use> uses,
@@ -276,15 +280,18 @@ caf::error collective_operation::check_call(const rank_call& call, std::span<con
     why.parts.clear();
     return make_error(std::move(why));
   };
-  for (auto& other : calls_)
-    if (other.made)
-      if (auto text = difference(other, call); !text.empty())
+  for (auto* other : calls_)
+    if (other != nullptr) {
+      if (auto text = difference(*other, call); !text.empty())
         return refuse(errc::collective_mismatch, std::move(text));
+      if (!call.plan) // all others are like this one
+        break;
+    }
   if (membership != 0 && membership_ != 0 && membership != membership_)
     return refuse(errc::membership_changed, "other ranks' calls of it mean membership " +
                                                 std::to_string(membership_) + ", not " +
                                                 std::to_string(membership));
-  for (auto& u : uses)
+  for (auto& u : call.is_message() ? uses : std::span<const use>{})
     for (auto& other : this->uses())
       if (other.memory == u.memory && other.begin < u.end && u.begin < other.end &&
           (other.writes || u.writes))
@@ -292,16 +299,19 @@ caf::error collective_operation::check_call(const rank_call& call, std::span<con
   return {};
 }
 
-void collective_operation::add_call(rank_call call, std::span<use> uses, std::uint64_t membership,
+void collective_operation::add_call(const rank_call& call, std::span<use> uses,
+                                    std::uint64_t membership,
                                     std::shared_ptr<rank_request> asked_by) {
   auto place = seat_of(call).call;
-  {
+  if (admitted_at == 0) { // nobody else knows it yet
+    requests_[place] = std::move(asked_by);
+  } else {
     std::lock_guard lock{requests_mutex_};
     requests_[place] = std::move(asked_by);
   }
   if (membership != 0)
     membership_ = membership;
-  calls_[place] = std::move(call);
+  calls_[place] = &call;
   --missing_;
   for (auto& u : uses)
     add_use(std::move(u));
@@ -310,8 +320,9 @@ void collective_operation::add_call(rank_call call, std::span<use> uses, std::ui
 std::string collective_operation::missing_ranks() const {
   std::string result;
   for (std::size_t i = 0; missing_ != 0 && i < calls_.size(); ++i)
-    if (!calls_[i].made)
-      result += (result.empty() ? "rank " : ", ") + std::to_string(calls_[i].rank);
+    if (calls_[i] == nullptr)
+      result += (result.empty() ? "rank " : ", ") +
+                std::to_string(parts()[std::min(i, parts().size() - 1)].rank);
   return result;
 }
 
@@ -388,9 +399,10 @@ void collective_operation::on_submit() {
   auto registered = [this](const symmetric_place& x) {
     return x.of->with(communicator_.get()) == symmetric_memory::state::registered;
   };
-  may_be_symmetric_ = is_symmetric(calls_, world_->size(), world_->limits().symmetric_bytes) &&
-                      !communicator_->windows_closed() && registered(calls_.front().send_place) &&
-                      registered(calls_.front().recv_place);
+  may_be_symmetric_ = missing_ == 0 &&
+                      is_symmetric(calls_, world_->size(), world_->limits().symmetric_bytes) &&
+                      !communicator_->windows_closed() && registered(calls_.front()->send_place) &&
+                      registered(calls_.front()->recv_place);
 }
 
 /// The last yes or the first no decides, once; then everybody hears of it who may wait.
@@ -424,16 +436,15 @@ bool collective_operation::lets_pass() noexcept {
 void collective_operation::prefetch(const part& p) const noexcept {
   prefetch_lines(this, sizeof *this);
   operation::prefetch(p);
-  prefetch_lines(&calls_of_[p.index], sizeof calls_of_[p.index]);
-  prefetch_lines(calls_of_[p.index].data(), sizeof(rank_call));
+  prefetch_lines(calls_of(p).front(), sizeof(rank_call));
   for (auto& u : uses())
     if (u.part == p.index)
       prefetch_lines(u.memory.get(), 1);
 }
 
 caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on) {
-  auto mine = calls_of_[p.index];
-  if (std::all_of(mine.begin(), mine.end(), [](const rank_call& x) { return x.empty(); }))
+  auto mine = calls_of(p);
+  if (std::all_of(mine.begin(), mine.end(), [](auto* x) { return x->empty(); }))
     return issue_outcome::finished;
   if (!may_be_symmetric_)
     return issue(p, on, false);
@@ -449,45 +460,47 @@ caf::expected<issue_outcome> collective_operation::proceed(part& p, lane& on) {
 }
 
 caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on, bool symmetric) {
-  auto mine = calls_of_[p.index];
+  auto mine = calls_of(p);
   auto stream = on.stream(p);
   if (symmetric) {
     p.certain = true;
-    auto call = mine.front().complete();
+    auto call = mine.front()->complete();
     call.symmetric = true;
     return issued(
         *this, p, *communicator_,
-        communicator_->call_for_sure(mine.front().rank, on, [&](backend_communicator& rank) {
+        communicator_->call_for_sure(mine.front()->rank, on, [&](backend_communicator& rank) {
           return rank.enqueue({&call, 1}, stream);
         }));
   }
-  auto error = communicator_->call(mine.front().rank, on, [&](backend_communicator& rank) {
+  auto error = communicator_->call(mine.front()->rank, on, [&](backend_communicator& rank) {
     if (mine.size() == 1) {
-      auto call = mine.front().complete();
+      auto call = mine.front()->complete();
       return rank.enqueue({&call, 1}, stream);
     }
     std::vector<collective_call> calls;
     calls.reserve(mine.size());
-    for (auto& x : mine)
-      if (!x.empty())
-        calls.push_back(x.complete());
+    for (auto* x : mine)
+      if (!x->empty())
+        calls.push_back(x->complete());
     return rank.enqueue(calls, stream);
   });
   return issued(*this, p, *communicator_, std::move(error));
 }
 
 void collective_operation::fetch_place_of(std::size_t rank) const noexcept {
-  if (rank == 0)
+  if (rank == 0) {
     prefetch_lines(this, sizeof *this);
+    prefetch_to_change(calls_.data());
+    prefetch_to_change(requests_.data());
+  }
   prefetch_lines(&parts()[rank], sizeof(part));
-  prefetch_lines(&calls_[rank], sizeof(rank_call));
+  prefetch_to_change(uses().data() + rank);
 }
 
 void collective_operation::fetch_answer(const part& p) const noexcept {
   if (requests_.empty())
     return operation::fetch_answer(p);
-  auto first = static_cast<std::size_t>(calls_of_[p.index].data() - calls_.data());
-  if (auto& x = requests_[first]) {
+  if (auto& x = requests_of(p).front()) {
     x->operation::fetch_answer(p);
     prefetch_to_change(&x->value);
   }
@@ -510,10 +523,9 @@ void collective_operation::on_part_done(part& p) noexcept {
 /// Who made the part's calls need not wait for other ranks' parts.
 void collective_operation::tell(part& p) noexcept {
   p.told.store(true, std::memory_order_release); // before what the requester does next
-  auto first = static_cast<std::size_t>(calls_of_[p.index].data() - calls_.data());
   bool known = true;
-  for (std::size_t i = 0; i < calls_of_[p.index].size(); ++i)
-    known &= requests_[first + i]->succeed(value);
+  for (auto& x : requests_of(p))
+    known &= x->succeed(value);
   if (!known) // one has an error
     p.told.store(false, std::memory_order_release);
 }
@@ -572,15 +584,19 @@ void collective_operation::describe_to(flight_entry& x, const part& p) const noe
   x.world = world_->tag();
   if (communicator_)
     x.epoch = communicator_->epoch();
-  auto calls = calls_of_[p.index];
-  auto type = calls.front().call.type;
-  for (auto& one : calls)
-    x.count += one.plan ? sum_of(one.plan->send_counts) : one.call.count;
-  if (x.count != 0 &&
-      std::all_of(calls.begin(), calls.end(), [&](auto& one) { return one.call.type == type; }))
-    x.type = static_cast<std::uint8_t>(type);
-  if (!std::all_of(calls.begin(), calls.end(), [](auto& one) { return one.made; }))
+  auto calls = calls_of(p);
+  if (std::find(calls.begin(), calls.end(), nullptr) != calls.end())
     x.progress.state = flight_state::not_called;
+  const rank_call* first = nullptr;
+  bool same_type = true;
+  for (auto* one : calls)
+    if (one != nullptr) {
+      x.count += one->plan ? sum_of(one->plan->send_counts) : one->call.count;
+      first = first != nullptr ? first : one;
+      same_type &= one->call.type == first->call.type;
+    }
+  if (x.count != 0 && same_type)
+    x.type = static_cast<std::uint8_t>(first->call.type);
 }
 
 // -- one rank's request
@@ -596,10 +612,13 @@ void rank_request::begin(const char* verb, std::shared_ptr<world_core> world, ra
 }
 
 void rank_request::fetch_ahead() const noexcept {
-  prefetch_lines(this, sizeof *this);
+  __builtin_prefetch(this);
+  auto address = [](const auto& x) { return reinterpret_cast<const std::byte*>(&x); };
+  auto& first = static_cast<const joining&>(*this);
+  prefetch_lines(&first, static_cast<std::size_t>(address(call_.send_place) - address(first)));
   for (auto& u : uses()) {
-    prefetch_lines(u.memory.get(), sizeof(buffer));
-    prefetch_lines(u.memory->accesses.data(), sizeof(buffer::access));
+    prefetch_lines(u.memory.get(), buffer::looked_at);
+    __builtin_prefetch(u.memory->accesses.data());
   }
   if (auto* next = world_->matching().spare_joint.get(); next != nullptr && !call_.is_message())
     next->fetch_place_of(call_.rank);
@@ -610,7 +629,7 @@ std::uint64_t rank_request::number() const noexcept {
   return number != 0 ? number : operation::number();
 }
 
-caf::expected<std::shared_ptr<operation>> rank_request::joint() {
+caf::expected<operation*> rank_request::joint() {
   auto& line = world_->matching().line_of(call_);
   auto caller = rank_matching::caller_of(call_);
   auto op = line.next_of(caller);
@@ -622,7 +641,7 @@ caf::expected<std::shared_ptr<operation>> rank_request::joint() {
   if (op) {
     if (auto error = op->check_call(call_, uses(), membership_); error) {
       if (code_of(error) == errc::collective_mismatch) {
-        found_ = op;
+        found_ = std::move(op);
         refuse_for_all();
       }
       return error;
@@ -635,8 +654,8 @@ caf::expected<std::shared_ptr<operation>> rank_request::joint() {
   }
   if (auto error = world_->check_view(*op, membership_); error)
     return error;
-  found_ = op;
-  return op;
+  found_ = std::move(op);
+  return found_.get();
 }
 
 std::shared_ptr<collective_operation> rank_request::make_joint() {
@@ -668,14 +687,40 @@ caf::error rank_request::refuse_cycle() {
                                   "wait for this one, so that none could go on"));
 }
 
-void rank_request::join(operation&) {
-  world_->matching().line_of(call_).take(rank_matching::caller_of(call_), found_);
+const void* rank_request::kin() const noexcept {
+  return call_.is_message() ? nullptr : world_.get();
+}
+
+std::shared_ptr<operation> rank_request::whole(std::span<joining* const> all) {
+  std::uint64_t seen = 0;
+  if (all.size() != world_->size() || call_.plan || world_->matching().waits_for_calls())
+    return nullptr;
+  for (auto* x : all) {
+    if (x->kin() != world_.get())
+      return nullptr;
+    auto& other = static_cast<const rank_request&>(*x);
+    auto bit = std::uint64_t{1} << other.call_.rank;
+    if ((seen & bit) != 0 || other.membership_ != membership_ || other.answered() ||
+        !difference(call_, other.call_).empty())
+      return nullptr;
+    seen |= bit;
+  }
+  auto result = make_joint();
+  if (world_->check_view(*result, membership_))
+    return nullptr;
+  return result;
+}
+
+bool rank_request::join(operation& joint, std::shared_ptr<operation> self) {
+  joint_ = found_ ? std::move(found_)
+                  : std::static_pointer_cast<collective_operation>(joint.shared_from_this());
+  world_->matching().line_of(call_).take(rank_matching::caller_of(call_), joint_);
   counts_ = true;
-  joint_ = std::move(found_);
   joint_number_.store(joint_->number(), std::memory_order_relaxed);
-  joint_->add_call(std::move(call_), std::span{uses_}.first(use_count_), membership_,
-                   std::static_pointer_cast<rank_request>(shared_from_this()));
+  joint_->add_call(call_, std::span{uses_}.first(use_count_), membership_,
+                   std::static_pointer_cast<rank_request>(std::move(self)));
   use_count_ = 0;
+  return !joint_->answered(); // else nobody else may tell it
 }
 
 bool rank_request::succeed(const collective_done& value_of_all) noexcept {
@@ -693,15 +738,17 @@ void rank_request::start() {
   }
   admitted_at = now.time_since_epoch().count();
   auto& gate = world_->owner()->gate();
-  world_->owner()->keeper().add(*this);
   auto self = std::static_pointer_cast<rank_request>(shared_from_this());
-  auto rank = call_.rank; // the call is gone as soon as it has its place
-  bool message = call_.is_message();
   gate.hand_in(self, *this);
-  if (message || world_->matching().handed_in(rank))
+  // The last one's thread sees to all of them, at once.
+  if (call_.is_message() || world_->matching().handed_in(call_.rank))
     gate.place_handed_in();
   else
-    gate.place_handed_in_if_free();
+    gate.place_handed_in_soon();
+  auto& keeper = world_->owner()->keeper();
+  keeper.add(*this);
+  if (answered())
+    keeper.remove(*this);
 }
 
 void rank_request::placed(const caf::error& why) {
@@ -730,8 +777,7 @@ void rank_request::end() noexcept {
     answer(joint_->error());
   }
   auto& owner = *world_->owner();
-  if (watched())
-    owner.keeper().remove(*this);
+  owner.keeper().remove(*this);
   if (!joint_->on_lanes())
     owner.gate().go_on_soon(); // others need not wait for it
 }

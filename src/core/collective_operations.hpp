@@ -36,8 +36,9 @@ public:
   collective_operation(std::shared_ptr<world_core> world, const rank_call& any_call);
   /// With a call of each rank, to `begin` when it is asked for. `world` outlives it.
   explicit collective_operation(world_core& world);
-  /// What its calls are put into before that; they are all gone from here.
-  std::vector<rank_call> room_for_calls() noexcept { return std::move(calls_); }
+  /// What the calls of one request are put into before that.
+  std::vector<rank_call> room_for_calls() noexcept { return std::move(room_); }
+  void make_room_for_calls() { room_.reserve(parts().size()); }
   /// By one request, for a call of each rank.
   void begin(const char* verb, std::shared_ptr<world_core> world, std::vector<rank_call> calls,
              std::uint64_t membership);
@@ -48,9 +49,12 @@ public:
   /// @errors errc::collective_mismatch, membership_changed: it does not go with the others
   caf::error check_call(const rank_call& call, std::span<const use> uses,
                         std::uint64_t membership) const;
-  void add_call(rank_call call, std::span<use> uses, std::uint64_t membership,
+  /// `call` is of `asked_by`.
+  void add_call(const rank_call& call, std::span<use> uses, std::uint64_t membership,
                 std::shared_ptr<rank_request> asked_by);
-  /// Brings what the call of `rank`, one of all, is put into to the cache of the calling thread.
+  /// Is only one call still to come?
+  bool lacks_one() const noexcept { return missing_ == 1; }
+  /// Brings what the call of `rank`, one of all, changes to the cache of the calling thread.
   void fetch_place_of(std::size_t rank) const noexcept;
   /// The ranks that have not called yet. Under the lock of the order.
   std::string missing_ranks() const;
@@ -76,12 +80,19 @@ protected:
   void on_settled() noexcept override;
 
 private:
+  using call_view = std::span<const rank_call* const>;
+
+  /// Those of a part, in their order. None is null once it is on the lanes.
+  call_view calls_of(const part& p) const noexcept;
+  /// Who made them, if ranks did.
+  std::span<const std::shared_ptr<rank_request>> requests_of(const part& p) const noexcept;
   void tell(part& p) noexcept;
   void wait_no_more() noexcept;
-  void make_parts(const world_core& world);
-  void assign_calls();
+  void of_ranks(std::shared_ptr<world_core> world, const rank_call& any_call);
+  void expect_calls(std::size_t number);
+  void place_part(part& p, std::size_t rank, const world_core& world);
+  void take(std::vector<rank_call> calls);
   void add_all_uses();
-  void note_memory(const rank_call& any_call) noexcept;
   void run_on(std::shared_ptr<communicator> target);
   bool is_held_up() const noexcept;
   bool waits_for_world() const;
@@ -89,8 +100,9 @@ private:
   caf::expected<issue_outcome> issue(part& p, lane& on, bool symmetric);
 
   std::shared_ptr<world_core> world_;
-  std::vector<rank_call> calls_;                     // sorted by rank
-  std::vector<std::span<const rank_call>> calls_of_; // of each part
+  std::vector<rank_call> room_;         // the calls, if one request made them all
+  std::vector<const rank_call*> calls_; // sorted by rank; null: its rank is still to call
+  std::vector<std::size_t> ends_;       // of each part's calls
   /// Who made each call, if ranks made them; what a part's lane needs of it is there before the
   /// part.
   std::vector<std::shared_ptr<rank_request>> requests_;
@@ -120,10 +132,12 @@ public:
   void begin(const char* verb, std::shared_ptr<world_core> world, rank_call call,
              const request_options& options);
   std::uint64_t number() const noexcept override;
-  caf::expected<std::shared_ptr<operation>> joint() override;
+  caf::expected<operation*> joint() override;
   std::span<const use> uses() const override { return {uses_.data(), use_count_}; }
   void fetch_ahead() const noexcept override;
-  void join(operation& joint) override;
+  const void* kin() const noexcept override;
+  std::shared_ptr<operation> whole(std::span<joining* const> all) override;
+  bool join(operation& joint, std::shared_ptr<operation> self) override;
   caf::error refuse_cycle() override;
   void placed(const caf::error& why) override;
   /// Hands it in; a refusal becomes its answer.
@@ -143,16 +157,17 @@ private:
   void refuse_for_all();
   std::shared_ptr<collective_operation> make_joint();
 
+  // What a place in the order takes, together.
   std::shared_ptr<world_core> world_;
-  rank_call call_; // until it is the operation's
   std::uint64_t membership_ = 0;
-  std::array<use, 2> uses_;
   std::size_t use_count_ = 0;
   std::shared_ptr<collective_operation> found_; // what it may become a part of
   std::shared_ptr<collective_operation> joint_; // what it is a part of; under the lock of the order
   std::atomic<std::uint64_t> joint_number_{0};
   bool counts_ = false;          // among its rank's calls
   bool refused_for_all_ = false; // nobody's call of this operation will be done
+  std::array<use, 2> uses_;
+  rank_call call_; // the operation's, too
 };
 
 /// Makes connections of a communicator, in the order of all other work on its devices. The

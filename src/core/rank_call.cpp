@@ -612,8 +612,9 @@ bool is_in_place(const rank_call& x) noexcept {
 
 } // namespace
 
-bool is_symmetric(std::span<const rank_call> calls, std::size_t ranks, std::size_t limit) noexcept {
-  auto& first = calls.front();
+bool is_symmetric(std::span<const rank_call* const> calls, std::size_t ranks,
+                  std::size_t limit) noexcept {
+  auto& first = *calls.front();
   if (first.send_place.of == nullptr || first.recv_place.of == nullptr || calls.size() != ranks ||
       ranks < 2 || !has_symmetric_form(first.call))
     return false;
@@ -621,15 +622,15 @@ bool is_symmetric(std::span<const rank_call> calls, std::size_t ranks, std::size
   auto bytes = first.call.count * size_of(first.call.type) * parts;
   if (bytes == 0 || bytes > limit)
     return false;
-  bool in_place = std::all_of(calls.begin(), calls.end(), is_in_place);
-  return std::all_of(calls.begin(), calls.end(), [&](const rank_call& x) {
-    bool same_send = x.send_place == first.send_place;
-    bool same_recv = x.recv_place == first.recv_place;
-    if (x.call.what != first.call.what || x.send_place.of != first.send_place.of ||
-        x.recv_place.of != first.recv_place.of)
+  bool in_place = std::all_of(calls.begin(), calls.end(), [](auto* x) { return is_in_place(*x); });
+  return std::all_of(calls.begin(), calls.end(), [&](const rank_call* x) {
+    bool same_send = x->send_place == first.send_place;
+    bool same_recv = x->recv_place == first.recv_place;
+    if (x->call.what != first.call.what || x->send_place.of != first.send_place.of ||
+        x->recv_place.of != first.recv_place.of)
       return false;
     if (in_place)
-      return x.call.what == collective_kind::all_gather ? same_recv : same_send;
+      return x->call.what == collective_kind::all_gather ? same_recv : same_send;
     return same_send && same_recv;
   });
 }

@@ -58,13 +58,12 @@ struct memory_range {
 struct rank_call {
   std::size_t rank = 0;
   collective_call call;
-  memory_range send; // until the operation is made
-  memory_range recv;
+  std::unique_ptr<exchange_plan> plan;
   symmetric_place send_place;
   symmetric_place recv_place;
   std::array<std::byte, 8> factor{};
-  std::unique_ptr<exchange_plan> plan;
-  bool made = true; ///< false: the rank is still to call
+  memory_range send; // until the operation is made
+  memory_range recv;
 
   bool is_message() const noexcept {
     return call.what == collective_kind::send || call.what == collective_kind::recv;
@@ -105,7 +104,8 @@ std::string difference(const rank_call& a, const rank_call& b);
 /// operation for which there is one, at most `limit` bytes, and does it lie at the same place on
 /// all ranks?
 /// @source NCCL 2.28.9, `ncclSymkImplemented` (src/sym_kernels.cc)
-bool is_symmetric(std::span<const rank_call> calls, std::size_t ranks, std::size_t limit) noexcept;
+bool is_symmetric(std::span<const rank_call* const> calls, std::size_t ranks,
+                  std::size_t limit) noexcept;
 
 /// Do two calls of one rank touch memory that one of them writes?
 bool conflict(const rank_call& a, const rank_call& b) noexcept;

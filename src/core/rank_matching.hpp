@@ -26,6 +26,7 @@ public:
 
   /// What the next call of `caller` belongs to; null if nobody made his part of it yet.
   std::shared_ptr<collective_operation> next_of(std::size_t caller) const;
+  bool empty() const noexcept { return open_.empty(); }
   /// How many calls `caller` has made that wait for somebody's.
   std::size_t ahead(std::size_t caller) const noexcept { return next_[caller] - first_; }
   /// The next call of `caller` is made, a part of `op`.
@@ -66,6 +67,8 @@ public:
   // Under the lock of the order.
 
   call_line& line_of(const rank_call& call);
+  /// Does a collective lack somebody's call?
+  bool waits_for_calls() const noexcept { return !collectives_.empty(); }
   /// As `call_line::give_away`.
   std::vector<std::shared_ptr<collective_operation>> give_away();
   /// The caller in that line.

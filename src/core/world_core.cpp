@@ -540,13 +540,12 @@ world_core::answer world_core::start(std::shared_ptr<collective_operation> op,
                                      const request_options& options) {
   op->deadline = from_now(options.deadline.count() != 0 ? options.deadline : limits_.deadline);
   runtime_->start(op);
-  refill(spare_operation_);
+  spare_operation_.refill([this] {
+    auto result = std::make_shared<collective_operation>(*this);
+    result->make_room_for_calls();
+    return result;
+  });
   return op;
-}
-
-/// While the devices are at work.
-void world_core::refill(spare<collective_operation>& x) {
-  x.refill([this] { return std::make_shared<collective_operation>(*this); });
 }
 
 namespace {
@@ -643,7 +642,7 @@ caf::expected<std::shared_ptr<rank_request>> world_core::ask(int rank, const col
   result->deadline = from_now(options.deadline.count() != 0 ? options.deadline : limits_.deadline);
   result->start();
   spare.refill([] { return std::make_shared<rank_request>(); });
-  refill(matching_.spare_joint);
+  matching_.spare_joint.refill([this] { return std::make_shared<collective_operation>(*this); });
   return result;
 }
 

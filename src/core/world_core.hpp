@@ -111,7 +111,6 @@ private:
   answer start(const char* verb, caf::expected<std::vector<rank_call>> calls,
                const request_options& options);
   answer start(std::shared_ptr<collective_operation> op, const request_options& options);
-  void refill(spare<collective_operation>& x);
   std::shared_ptr<communicator> adopt(std::uint64_t epoch, communicator_ranks ranks);
   /// Calls `done` when all lanes have made the connections, or with why not.
   void connect(const std::shared_ptr<communicator>& target, connect_scope what,
