@@ -359,7 +359,7 @@ void admission::order_use(const std::shared_ptr<operation>& op, const use& u, op
       ++i;
       continue;
     }
-    if (!by || by->settled() || a.at->told.load(std::memory_order_acquire)) {
+    if (!by || by->settled() || by->told(*a.at)) {
       drop();
       continue;
     }

@@ -49,8 +49,7 @@ caf::error buffer::check_readable(std::size_t begin, std::size_t end) const {
   // The requester may know already that a writer failed, though its work is not over.
   for (auto& a : accesses)
     if (a.writes && a.begin < end && begin < a.end)
-      if (auto by = a.by.lock();
-          by && by->failed() && !by->withdrawn() && !a.at->told.load(std::memory_order_acquire))
+      if (auto by = a.by.lock(); by && by->failed() && !by->withdrawn() && !by->told(*a.at))
         return indeterminate(by->cause());
   return {};
 }

@@ -341,7 +341,7 @@ caf::error collective_operation::on_admit() {
 }
 
 void collective_operation::wait_no_more() noexcept {
-  if (waiting_.exchange(false))
+  if (waiting_.load(std::memory_order_relaxed) && waiting_.exchange(false))
     world_->leave_queue();
 }
 
@@ -535,12 +535,7 @@ bool collective_operation::answer_ahead() noexcept {
   if (has_successors() || failed() || std::any_of(parts().begin(), parts().end(), passed_by))
     return false;
   if (!requests_.empty()) // each was told
-    return std::all_of(parts().begin(), parts().end(),
-                       [](const part& p) { return p.told.load(std::memory_order_acquire); });
-  auto tell_all = [this](bool told) {
-    for (auto& p : parts())
-      p.told.store(told, std::memory_order_release);
-  };
+    return std::all_of(parts().begin(), parts().end(), [this](const part& p) { return told(p); });
   tell_all(true); // as in `tell`
   if (!answer({}))
     tell_all(false);

@@ -15,7 +15,7 @@ struct part;
 /// @thread the lane; `read` and `holder`: any
 class flight_log {
 public:
-  /// The call that issues `p` begins.
+  /// The call that issues `p` began at `now`.
   void issuing(part& p, std::uint64_t generation, std::int64_t now) noexcept;
   void issued(const part& p) noexcept;
   void started(const part& p, std::int64_t now) noexcept;

@@ -88,21 +88,24 @@ using part_key = std::pair<std::uint64_t, std::uint32_t>;
 
 part_key key_of(const flight_entry& x) { return {x.operation, x.part}; }
 
-/// A ring knows what its lane took up, unless much came after it; the rest is among `open`.
+/// A ring knows what its lane has issued, unless much came after it; the rest is among `open`.
 std::vector<flight_entry> merged(const std::vector<flight_entry>& ring,
                                  const std::vector<flight_entry>& open) {
   std::set<part_key> known;
   for (auto& x : ring)
     known.insert(key_of(x));
   std::vector<flight_entry> result;
-  auto add = [&](bool waits) {
+  auto add = [&](auto when) {
     for (auto& x : open)
-      if ((x.progress.state >= flight_state::not_issued) == waits && !known.contains(key_of(x)))
+      if (when(x.progress.state) && !known.contains(key_of(x)))
         result.push_back(x);
   };
-  add(false);
+  auto is_issuing = [](flight_state x) { return x == flight_state::issuing; };
+  auto waits = [](flight_state x) { return x >= flight_state::not_issued; };
+  add([&](flight_state x) { return !is_issuing(x) && !waits(x); });
   result.insert(result.end(), ring.begin(), ring.end());
-  add(true);
+  add(is_issuing);
+  add(waits);
   return result;
 }
 
@@ -153,8 +156,12 @@ flight_snapshot flight_recorder::take() const {
   // First these: a lane that takes one up meanwhile has it in its ring when that is read.
   owner_.keeper().for_each([&](operation& op) {
     auto records = op.open_records();
-    for (auto& x : records)
-      open[op.parts()[x.part].on].push_back(x);
+    for (auto& x : records) {
+      auto* on = op.parts()[x.part].on;
+      if (x.progress.state == flight_state::issuing)
+        x.issued_at = on->issuing_since();
+      open[on].push_back(x);
+    }
   });
   for (auto& x : owner_.lanes()) {
     auto& state = x->state();

@@ -404,11 +404,12 @@ lane::verdict lane::try_issue(part& p) {
   }
   p.at.store(part::state::issuing, std::memory_order_release);
   auto now = nanoseconds(clock::now());
-  record_.issuing(p, state_->generation(), now);
+  issuing_since_.store(now, std::memory_order_relaxed);
   if (p.stream != stream_kind::none && stream_of(p).in_flight.empty() && nothing_before(p))
     operation::part_started(p, now); // the call itself may block
   issuing_.store(true);
   auto outcome = op.issue(p, *this);
+  record_.issuing(p, state_->generation(), now); // while the device works
   if (!outcome)
     operation::take_back_issue(p);
   after_issue(p, outcome);

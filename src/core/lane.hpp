@@ -95,7 +95,12 @@ public:
 
   /// The communicator whose call the lane is in, or about to enter; none otherwise.
   bool is_inside(const void* communicator) const noexcept { return inside_.load() == communicator; }
-  /// Its last operations.
+  /// When the call that issues a part began, the last one or the one it is in; in nanoseconds of
+  /// `clock`.
+  std::int64_t issuing_since() const noexcept {
+    return issuing_since_.load(std::memory_order_relaxed);
+  }
+  /// Its last operations, without the one that it is issuing.
   const flight_log& record() const noexcept { return record_; }
 
   /// Marks the lane as inside; `leave` after the call.
@@ -237,6 +242,7 @@ private:
 
   alignas(64) std::atomic<std::size_t> in_flight_{0};
   std::atomic<bool> issuing_{false}; // or continuing
+  std::atomic<std::int64_t> issuing_since_{0};
   std::atomic<const void*> inside_{nullptr};
   std::atomic<std::size_t> tenants_{0};
   std::atomic<bool> held_{false};

@@ -307,7 +307,7 @@ void operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexc
 std::vector<operation::casualty> operation::wound_buffers(const caf::error& cause,
                                                           const std::vector<follower>& successors) {
   std::vector<casualty> result;
-  auto told = [this](const use& u) { return parts_[u.part].told.load(std::memory_order_acquire); };
+  auto told = [this](const use& u) { return this->told(parts_[u.part]); };
   for (auto& x : healed_)
     if (std::none_of(uses_.begin(), uses_.end(), [&](const use& u) {
           return u.memory == x.memory && u.writes && told(u) && u.begin <= x.wound.begin &&

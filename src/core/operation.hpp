@@ -223,6 +223,10 @@ public:
   bool any_issued() const noexcept;
   void part_lost(part& p, const caf::error& why) noexcept;
   bool lost_a_part() const noexcept { return lost_.load(); }
+  /// Whoever asked for `p`, one of its parts, knows that it is done.
+  bool told(const part& p) const noexcept {
+    return all_told_.load(std::memory_order_acquire) || p.told.load(std::memory_order_acquire);
+  }
   /// A part is over.
   void part_over() noexcept {
     if (one_over())
@@ -266,6 +270,8 @@ protected:
   virtual void on_submit() {}
   /// All parts are over and nothing failed: the result is complete.
   virtual void on_success() noexcept {}
+  /// Whoever asked for it knows that all of it is done.
+  void tell_all(bool told) noexcept { all_told_.store(told, std::memory_order_release); }
   /// For the record: what it moves or makes.
   void of_elements(std::uint64_t count, dtype type) noexcept {
     elements_ = count;
@@ -323,6 +329,7 @@ private:
   std::atomic<bool> settled_{false};
   std::atomic<bool> failed_{false};
   std::atomic<bool> lost_{false};
+  std::atomic<bool> all_told_{false};
   std::atomic<std::uint32_t> open_;           // parts and predecessors that are not over
   std::atomic<std::int64_t> counted_from_{0}; // if its stall limit counts anew
   mutable std::mutex guard_;                  // of the three below
