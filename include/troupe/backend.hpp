@@ -5,6 +5,7 @@
 #include <troupe/collective_kind.hpp>
 #include <troupe/dtype.hpp>
 #include <troupe/error.hpp>
+#include <troupe/link_kind.hpp>
 
 #include <array>
 #include <chrono>
@@ -41,6 +42,14 @@ struct device_properties {
 struct memory_info {
   std::size_t free_bytes = 0;
   std::size_t total_bytes = 0;
+};
+
+/// What one device has of another one.
+struct peer_link {
+  link_kind kind = link_kind::host;
+  int links = 0;            ///< number of NVLinks; 0: none, or nobody can tell
+  int performance_rank = 0; ///< CUDA's: the lower the faster; 0 is the fastest
+  bool native_atomics = false;
 };
 
 /// Which memory lies at either end of a copy.
@@ -112,8 +121,20 @@ public:
 
   /// Whether this device can read and write the memory of device `peer` directly.
   [[nodiscard]] virtual caf::expected<bool> can_access_peer(int peer) noexcept = 0;
-  /// Enables it for plain memory and for this device's pool, which `peer` may then access.
+  /// Enables it for plain memory. A second time changes nothing.
+  /// @errors errc::not_supported: it cannot
   [[nodiscard]] virtual caf::error enable_peer(int peer) noexcept = 0;
+  /// Lets `peer` access the pool of this device, of this generation and of all later ones. A second
+  /// time changes nothing.
+  /// @errors errc::not_supported: `peer` cannot
+  [[nodiscard]] virtual caf::error admit_peer(int peer) noexcept = 0;
+  /// Copies in stream order from this device to another one, or back. What is not pool memory needs
+  /// `enable_peer` here, what is also `admit_peer` there.
+  /// @shape  target, source: in memory of the devices that are named, one of which is this one
+  /// @errors errc::not_supported: the other one cannot be accessed
+  [[nodiscard]] virtual caf::error copy_peer(void* target, int target_device, const void* source,
+                                             int source_device, std::size_t size_bytes,
+                                             stream_view stream) noexcept = 0;
 
   /// True if streams and events are CUDA's: a `stream_view` then is a `cudaStream_t`.
   /// @thread any
@@ -231,6 +252,11 @@ public:
   [[nodiscard]] virtual caf::expected<std::unique_ptr<backend_device>>
   open(int ordinal) noexcept = 0;
 
+  /// What device `from` has of `to`, another one. May block for as long as it takes to find out.
+  /// @thread never a lane
+  /// @errors errc::invalid_argument: no such ordinals
+  [[nodiscard]] virtual caf::expected<peer_link> link(int from, int to) noexcept = 0;
+
   [[nodiscard]] virtual caf::expected<communicator_id> make_communicator_id() noexcept = 0;
 
   /// Builds the ranks that this process holds of a communicator of `size` ranks; blocks until all
@@ -255,10 +281,20 @@ public:
   virtual void abandon() noexcept {}
 };
 
+/// What virtual device `from` has of `to`.
+struct host_link {
+  int from = 0;
+  int to = 0;
+  bool access = true; ///< can `from` access the memory of `to`?
+  peer_link link = {.kind = link_kind::memory, .native_atomics = true};
+};
+
 /// Virtual devices in host memory.
 struct host_backend_options {
   int devices = 8;
   std::size_t bytes_per_device = std::size_t{1} << 30; ///< of address space; touched only when used
+  /// Those that are not as `host_link` has them by default: every device can access all others.
+  std::vector<host_link> links = {};
 };
 
 std::shared_ptr<backend> make_host_backend(host_backend_options options = {});

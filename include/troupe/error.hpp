@@ -32,6 +32,7 @@ enum class errc : std::uint8_t {
   not_supported,       ///< the backend or placement cannot do it
   launch_failed,       ///< a user's launch callable threw or returned an error
   cuda_error,          ///< a CUDA call failed; the context is healthy
+  link_failed,         ///< a link between two devices failed, or brought something else
   device_reset,        ///< the device was reset while the request was there
   device_failed,       ///< the device did not come up
   nccl_error,          ///< a NCCL call failed; its communicator is lost

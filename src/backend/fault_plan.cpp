@@ -26,7 +26,7 @@ using testing::fault;
 using testing::fault_rule;
 using testing::verb;
 
-constexpr std::array<std::string_view, 26> verb_names{"open",
+constexpr std::array<std::string_view, 29> verb_names{"open",
                                                       "bind",
                                                       "open_memory",
                                                       "close_memory",
@@ -51,13 +51,16 @@ constexpr std::array<std::string_view, 26> verb_names{"open",
                                                       "destroy",
                                                       "allocate_symmetric",
                                                       "register_window",
-                                                      "deregister_window"};
+                                                      "deregister_window",
+                                                      "link",
+                                                      "admit_peer",
+                                                      "copy_peer"};
 
-constexpr std::array<std::string_view, 7> fault_names{"fail", "out_of_memory", "not_issued", "hang",
-                                                      "slow", "block",         "poison"};
+constexpr std::array<std::string_view, 8> fault_names{
+    "fail", "out_of_memory", "not_issued", "hang", "slow", "block", "poison", "corrupt"};
 
-static_assert(static_cast<std::size_t>(verb::deregister_window) + 1 == verb_names.size());
-static_assert(static_cast<std::size_t>(fault::poison) + 1 == fault_names.size());
+static_assert(static_cast<std::size_t>(verb::copy_peer) + 1 == verb_names.size());
+static_assert(static_cast<std::size_t>(fault::corrupt) + 1 == fault_names.size());
 
 constexpr std::size_t index_of(verb x) noexcept { return static_cast<std::size_t>(x); }
 constexpr std::size_t index_of(fault x) noexcept { return static_cast<std::size_t>(x); }
@@ -95,6 +98,10 @@ errc usual_error(verb x) noexcept {
   }
 }
 
+bool can_strike(fault x, verb on) noexcept {
+  return x != fault::corrupt || on == verb::copy || on == verb::copy_peer;
+}
+
 bool fails(fault x) noexcept {
   return x == fault::fail || x == fault::out_of_memory || x == fault::poison;
 }
@@ -104,6 +111,7 @@ struct caller {
   int device = any_device;
   int rank = -1;
   const communicator_id* communicator = nullptr;
+  int peer = any_device; ///< the other device
 };
 
 /// A place where a stream or a thread stands until it is opened.
@@ -121,6 +129,7 @@ struct strike {
   fault kind = fault::fail;
   caf::error error;
   gate* place = nullptr; ///< to be passed or removed once
+  double where = 0;      ///< of `corrupt`: in [0, 1)
 };
 
 } // namespace
@@ -264,7 +273,9 @@ private:
     for (std::size_t i = 0; i < rules_.size(); ++i) {
       auto& x = rules_[i];
       const auto& rule = x.rule;
-      if (rule.on != v)
+      if (rule.on != v || !can_strike(rule.kind, v))
+        continue;
+      if (rule.peer != any_device && rule.peer != who.peer)
         continue;
       if (rule.device != any_device &&
           std::find(devices.begin(), devices.end(), rule.device) == devices.end())
@@ -281,6 +292,8 @@ private:
       ++injected_[index_of(rule.kind)];
       if (fails(rule.kind))
         result = strike{rule.kind, error_of(rule, i, count.calls, who), nullptr};
+      else if (rule.kind == fault::corrupt)
+        result = strike{rule.kind, {}, nullptr, uniform({~seed_, i, count.calls})};
       else
         result = strike{rule.kind, {}, make_gate(rule, who)}; // there before anybody can know of it
     }
@@ -482,8 +495,13 @@ public:
 
   caf::error copy(void* target, const void* source, std::size_t size_bytes,
                   copy_direction direction, stream_view stream) noexcept override {
-    return call(
-        verb::copy, [&] { return inner_->copy(target, source, size_bytes, direction, stream); },
+    return call_copy(
+        verb::copy, {ordinal_}, size_bytes,
+        [&](std::size_t begin, std::size_t size) {
+          return inner_->copy(static_cast<std::byte*>(target) + begin,
+                              static_cast<const std::byte*>(source) + begin, size, direction,
+                              stream);
+        },
         stream);
   }
 
@@ -505,7 +523,24 @@ public:
   }
 
   caf::error enable_peer(int peer) noexcept override {
-    return call(verb::enable_peer, [&] { return inner_->enable_peer(peer); });
+    return call(verb::enable_peer, peer, [&] { return inner_->enable_peer(peer); });
+  }
+
+  caf::error admit_peer(int peer) noexcept override {
+    return call(verb::admit_peer, peer, [&] { return inner_->admit_peer(peer); });
+  }
+
+  caf::error copy_peer(void* target, int target_device, const void* source, int source_device,
+                       std::size_t size_bytes, stream_view stream) noexcept override {
+    const auto peer = target_device == ordinal_ ? source_device : target_device;
+    return call_copy(
+        verb::copy_peer, {ordinal_, -1, nullptr, peer}, size_bytes,
+        [&](std::size_t begin, std::size_t size) {
+          return inner_->copy_peer(static_cast<std::byte*>(target) + begin, target_device,
+                                   static_cast<const std::byte*>(source) + begin, source_device,
+                                   size, stream);
+        },
+        stream);
   }
 
   bool runs_cuda() const noexcept override { return inner_->runs_cuda(); }
@@ -518,18 +553,53 @@ public:
   }
 
 private:
+  /// Lets `what` happen to the call that it strikes; none: the call follows.
+  caf::error suffer(const strike& what, verb v, const caller& who, stream_view stream) noexcept {
+    if (fails(what.kind))
+      return what.error;
+    if (auto err = hold(*injector_, what, inner_.get(), stream))
+      return err;
+    if (injector_->poisoned())
+      return fault_injector::sticky_error(testing::to_string(v), who);
+    return {};
+  }
+
   /// Calls `f`, unless a fault says otherwise. With a `stream`, it is the stream that stands still.
   template <class F> std::invoke_result_t<F> call(verb v, F f, stream_view stream = {}) noexcept {
     const caller who{ordinal_};
-    if (auto what = injector_->next(v, who)) {
-      if (fails(what->kind))
-        return std::move(what->error);
-      if (auto err = hold(*injector_, *what, inner_.get(), stream))
+    if (auto what = injector_->next(v, who))
+      if (auto err = suffer(*what, v, who, stream))
         return err;
-      if (injector_->poisoned())
-        return fault_injector::sticky_error(testing::to_string(v), who);
-    }
     return f();
+  }
+
+  /// The same for what names another device.
+  template <class F> caf::error call(verb v, int peer, F f) noexcept {
+    const caller who{ordinal_, -1, nullptr, peer};
+    if (auto what = injector_->next(v, who))
+      if (auto err = suffer(*what, v, who, {}))
+        return err;
+    return f();
+  }
+
+  /// The same for a copy, which `piece` does from a byte on.
+  template <class F>
+  caf::error call_copy(verb v, const caller& who, std::size_t size_bytes, F piece,
+                       stream_view stream) noexcept {
+    auto what = injector_->next(v, who);
+    if (!what)
+      return piece(0, size_bytes);
+    if (what->kind != fault::corrupt) {
+      if (auto err = suffer(*what, v, who, stream))
+        return err;
+      return piece(0, size_bytes);
+    }
+    if (size_bytes == 0)
+      return {};
+    const auto lost = static_cast<std::size_t>(what->where * static_cast<double>(size_bytes));
+    if (auto err = piece(0, lost))
+      return err;
+    return piece(lost + 1, size_bytes - lost - 1);
   }
 
   std::shared_ptr<fault_injector> injector_;
@@ -625,6 +695,17 @@ public:
       return std::move(device.error());
     return std::unique_ptr<backend_device>{
         std::make_unique<faulty_device>(std::move(*device), injector_, devices_, ordinal)};
+  }
+
+  caf::expected<peer_link> link(int from, int to) noexcept override {
+    const caller who{from, -1, nullptr, to};
+    if (const auto what = injector_->next(verb::link, who)) {
+      if (fails(what->kind))
+        return what->error;
+      if (auto err = hold(*injector_, *what, nullptr, {}))
+        return err;
+    }
+    return inner_->link(from, to);
   }
 
   caf::expected<communicator_id> make_communicator_id() noexcept override {

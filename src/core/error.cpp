@@ -44,6 +44,8 @@ std::string_view to_string(errc x) noexcept {
     return "launch_failed";
   case errc::cuda_error:
     return "cuda_error";
+  case errc::link_failed:
+    return "link_failed";
   case errc::device_reset:
     return "device_reset";
   case errc::device_failed:
@@ -101,6 +103,7 @@ severity severity_of(errc x) noexcept {
   case errc::not_supported:
   case errc::launch_failed:
   case errc::cuda_error:
+  case errc::link_failed:
   case errc::internal:
     return severity::operation;
   case errc::collective_mismatch:

@@ -486,14 +486,17 @@ TEST_F(CudaBackend, LetsAPeerAccessThePoolOfEveryGeneration) {
   EXPECT_TRUE(must(owner->can_access_peer(0)));
   if (can == 0) {
     EXPECT_TRUE(has_code(peer->enable_peer(0), errc::not_supported));
+    EXPECT_TRUE(has_code(owner->admit_peer(1), errc::not_supported));
     GTEST_SKIP() << "these two devices cannot access each other";
   }
   for (int i = 0; i < 2; ++i) { // a second time changes nothing
-    EXPECT_TRUE(is_ok(owner->enable_peer(1)));
+    EXPECT_TRUE(is_ok(owner->admit_peer(1)));
     EXPECT_TRUE(is_ok(peer->enable_peer(0)));
   }
   EXPECT_TRUE(is_ok(owner->enable_peer(0)));
+  EXPECT_TRUE(is_ok(owner->admit_peer(0)));
   EXPECT_TRUE(has_code(owner->enable_peer(1000), errc::cuda_error));
+  EXPECT_TRUE(has_code(owner->admit_peer(1000), errc::cuda_error));
   for (int generation = 0; generation < 2; ++generation) {
     auto* const memory = static_cast<std::byte*>(must(owner->allocate(mib, owner.stream())));
     owner.write(memory, bytes(mib, poison_byte));
@@ -512,6 +515,55 @@ TEST_F(CudaBackend, LetsAPeerAccessThePoolOfEveryGeneration) {
     must(owner->close_memory());
     must(owner->open_memory());
   }
+}
+
+/// Both ways, by either device's stream.
+TEST_F(CudaBackend, CopiesBetweenDevices) {
+  TROUPE_NEEDS_GPUS(2);
+  driven_device one{*cuda_, 0};
+  driven_device other{*cuda_, 1};
+  for (auto [x, peer] : {std::pair{&one, 1}, std::pair{&other, 0}}) {
+    if (!must((*x)->can_access_peer(peer)))
+      GTEST_SKIP() << "these two devices cannot access each other";
+    EXPECT_TRUE(is_ok((*x)->enable_peer(peer)));
+    EXPECT_TRUE(is_ok((*x)->admit_peer(peer)));
+  }
+  constexpr std::size_t size = mib + 3;
+  auto* const here = static_cast<std::byte*>(must(one->allocate(size, one.stream())));
+  auto* const there = static_cast<std::byte*>(must(other->allocate(size, other.stream())));
+  for (auto* by : {&one, &other}) {
+    const auto content = random_bytes(size, by == &one ? 31 : 32);
+    one.write(here, content);
+    other.write(there, bytes(size, poison_byte));
+    one.wait_for_all();
+    other.wait_for_all();
+    EXPECT_TRUE(is_ok((*by)->copy_peer(there, 1, here, 0, size, by->stream())));
+    by->wait_for_all();
+    EXPECT_EQ(other.read(there, size), content);
+    one.write(here, bytes(size, poison_byte));
+    one.wait_for_all();
+    EXPECT_TRUE(is_ok((*by)->copy_peer(here, 0, there, 1, size, by->stream())));
+    by->wait_for_all();
+    EXPECT_EQ(one.read(here, size), content);
+  }
+}
+
+TEST_F(CudaBackend, KnowsItsLinks) {
+  TROUPE_NEEDS_GPUS(2);
+  driven_device one{*cuda_, 0};
+  const auto there = must(cuda_->link(0, 1));
+  const auto back = must(cuda_->link(1, 0));
+  EXPECT_EQ(there.kind, back.kind);
+  EXPECT_EQ(there.links, back.links);
+  EXPECT_EQ(there.kind == link_kind::host, !must(one->can_access_peer(1)));
+  EXPECT_TRUE(there.links == 0 || there.kind == link_kind::nvlink);
+  EXPECT_GE(there.performance_rank, 0);
+  int atomics = -1;
+  ASSERT_EQ(cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, 0, 1),
+            cudaSuccess);
+  EXPECT_EQ(there.native_atomics, atomics != 0);
+  for (auto [from, to] : {std::pair{0, 0}, std::pair{-1, 0}, std::pair{0, 1000}})
+    EXPECT_TRUE(has_code(cuda_->link(from, to), errc::invalid_argument));
 }
 
 TEST_F(CudaBackend, OrdersDevicesByEvents) {

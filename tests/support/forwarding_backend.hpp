@@ -61,6 +61,11 @@ public:
     return inner_->can_access_peer(peer);
   }
   caf::error enable_peer(int peer) noexcept override { return inner_->enable_peer(peer); }
+  caf::error admit_peer(int peer) noexcept override { return inner_->admit_peer(peer); }
+  caf::error copy_peer(void* to, int to_device, const void* from, int from_device,
+                       std::size_t size_bytes, stream_view on) noexcept override {
+    return inner_->copy_peer(to, to_device, from, from_device, size_bytes, on);
+  }
   bool runs_cuda() const noexcept override { return inner_->runs_cuda(); }
   bool signals_completion() const noexcept override { return inner_->signals_completion(); }
   void set_completion_signal(std::function<void()> signal) noexcept override {
@@ -79,6 +84,9 @@ public:
   int device_count() const noexcept override { return inner_->device_count(); }
   caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
     return inner_->open(ordinal);
+  }
+  caf::expected<peer_link> link(int from, int to) noexcept override {
+    return inner_->link(from, to);
   }
   caf::expected<communicator_id> make_communicator_id() noexcept override {
     return inner_->make_communicator_id();

@@ -174,6 +174,12 @@ public:
     books_.touched(ordinal_, target, count * pattern.size(), "a fill");
     return inner_->fill(target, pattern, count, stream);
   }
+  caf::error copy_peer(void* target, int target_device, const void* source, int source_device,
+                       std::size_t size_bytes, stream_view stream) noexcept override {
+    books_.touched(target_device, target, size_bytes, "a copy between devices");
+    books_.touched(source_device, source, size_bytes, "a copy between devices");
+    return inner_->copy_peer(target, target_device, source, source_device, size_bytes, stream);
+  }
 
 private:
   template <class T> caf::expected<T> counted(backend_books::item what, caf::expected<T> x) {

@@ -43,6 +43,8 @@ TEST(CudaDevice, CallsNothingOnceTheDriverIsNotToBeCalled) {
     EXPECT_TRUE(lost(device->launch_host(stream, [](void*) {}, nullptr)));
     EXPECT_TRUE(lost(device->can_access_peer(1)));
     EXPECT_TRUE(lost(device->enable_peer(1)));
+    EXPECT_TRUE(lost(device->admit_peer(1)));
+    EXPECT_TRUE(lost(device->copy_peer(memory.data(), 0, memory.data() + 32, 1, 32, stream)));
     EXPECT_TRUE(is_ok(device->deallocate_pinned(memory.data()))); // dropped
   }
   EXPECT_TRUE(has_code(detail::cuda_device::open(0, 1, driver), errc::device_fault));

@@ -34,6 +34,7 @@ const std::map<errc, std::pair<std::string, severity>> table{
     {errc::not_supported, {"not_supported", severity::operation}},
     {errc::launch_failed, {"launch_failed", severity::operation}},
     {errc::cuda_error, {"cuda_error", severity::operation}},
+    {errc::link_failed, {"link_failed", severity::operation}},
     {errc::device_reset, {"device_reset", severity::device}},
     {errc::device_failed, {"device_failed", severity::device}},
     {errc::nccl_error, {"nccl_error", severity::communicator}},

@@ -9,6 +9,7 @@
 #include <future>
 #include <memory>
 #include <semaphore>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -408,13 +409,98 @@ TEST(FaultPlan, WaitsForAnInjection) {
   EXPECT_TRUE(waiting.get());
 }
 
+/// Which devices a device cannot reach.
+std::vector<int> failures_to_enable(opened_device& x, int devices) {
+  std::vector<int> result;
+  for (int peer = 0; peer < devices; ++peer)
+    if (x->enable_peer(peer))
+      result.push_back(peer);
+  return result;
+}
+
+TEST(FaultPlan, StrikesCallsThatNameADevice) {
+  struck_world x;
+  x.plan->add({.kind = fault::fail, .on = verb::enable_peer, .device = 0, .times = 2, .peer = 2});
+  EXPECT_EQ(failures_to_enable(x.devices[0], 3), std::vector{2});
+  EXPECT_EQ(failures_to_enable(x.devices[1], 3), std::vector<int>{});
+  EXPECT_EQ(failures_to_enable(x.devices[0], 3), std::vector{2});
+  EXPECT_EQ(failures_to_enable(x.devices[0], 3), std::vector<int>{});
+  x.plan->add({.kind = fault::fail, .on = verb::admit_peer, .peer = 1});
+  EXPECT_TRUE(is_ok(x.devices[0]->admit_peer(2)));
+  EXPECT_TRUE(has_code(x.devices[0]->admit_peer(1), errc::cuda_error));
+  x.plan->add({.kind = fault::fail, .on = verb::link, .device = 1, .peer = 0});
+  EXPECT_TRUE(x.backend->link(0, 1));
+  EXPECT_TRUE(x.backend->link(1, 2));
+  EXPECT_TRUE(has_code(x.backend->link(1, 0), errc::cuda_error));
+}
+
+TEST(FaultPlan, ACopyBetweenDevicesFailsAndHangs) {
+  struck_world x;
+  must(x.devices[0]->enable_peer(1));
+  must(x.devices[1]->admit_peer(0));
+  const auto copy = [&] {
+    return x.devices[0]->copy_peer(&x.values[1], 1, &x.values[0], 0, 4, x.devices[0].stream);
+  };
+  x.plan->add({.kind = fault::fail, .on = verb::copy_peer, .device = 0, .peer = 1});
+  x.plan->add({.kind = fault::hang, .on = verb::copy_peer, .device = 0, .peer = 1});
+  EXPECT_TRUE(has_code(copy(), errc::cuda_error));
+  EXPECT_TRUE(is_ok(copy()));
+  x.record(0);
+  EXPECT_TRUE(x.plan->wait_injected(fault::hang, 1, limit));
+  EXPECT_FALSE(x.is_done(0));
+  EXPECT_EQ(x.values[1], 2);
+  x.plan->release();
+  x.synchronize(0);
+  EXPECT_EQ(x.values[1], 1);
+}
+
+TEST(FaultPlan, ACorruptCopyLosesOneByte) {
+  std::set<std::size_t> places;
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    struck_world x{2, seed};
+    must(x.devices[0]->enable_peer(1));
+    must(x.devices[1]->admit_peer(0));
+    x.plan->add({.kind = fault::corrupt, .on = verb::copy_peer});
+    x.plan->add({.kind = fault::corrupt, .on = verb::copy});
+    x.plan->add({.kind = fault::corrupt, .on = verb::fill}); // strikes no fill
+    const std::vector<std::byte> source(100, std::byte{1});
+    const auto lost = [&](auto copy) {
+      std::vector<std::byte> target(100, std::byte{2});
+      EXPECT_TRUE(is_ok(copy(target.data())));
+      x.devices[0].drain();
+      EXPECT_LE(std::count(target.begin(), target.end(), std::byte{2}), 1);
+      return static_cast<std::size_t>(std::find(target.begin(), target.end(), std::byte{2}) -
+                                      target.begin());
+    };
+    const auto peer = [&](std::byte* to) {
+      return x.devices[0]->copy_peer(to, 1, source.data(), 0, 100, x.devices[0].stream);
+    };
+    places.insert(lost(peer));
+    EXPECT_LT(*places.rbegin(), 100u);
+    EXPECT_EQ(lost(peer), 100u);
+    EXPECT_LT(lost([&](std::byte* to) {
+                return x.devices[0]->copy(to, source.data(), 100, copy_direction::device_to_device,
+                                          x.devices[0].stream);
+              }),
+              100u);
+    EXPECT_EQ(lost([&](std::byte* to) {
+                return x.devices[0]->fill(to, std::span{source}.first(1), 100, x.devices[0].stream);
+              }),
+              100u);
+    EXPECT_EQ(x.plan->injected(fault::corrupt), 2u);
+  }
+  EXPECT_GT(places.size(), 1u);
+}
+
 TEST(FaultPlan, NamesItsVerbsAndFaults) {
   EXPECT_EQ(to_string(verb::open), "open");
   EXPECT_EQ(to_string(verb::record), "record");
   EXPECT_EQ(to_string(verb::collective), "collective");
   EXPECT_EQ(to_string(verb::destroy), "destroy");
   EXPECT_EQ(to_string(fault::fail), "fail");
+  EXPECT_EQ(to_string(verb::copy_peer), "copy_peer");
   EXPECT_EQ(to_string(fault::poison), "poison");
+  EXPECT_EQ(to_string(fault::corrupt), "corrupt");
 }
 
 } // namespace

@@ -83,9 +83,104 @@ TEST(HostBackend, DescribesItsDevices) {
   EXPECT_EQ(properties.name, "host device 1");
   EXPECT_EQ(properties.total_bytes, 4096u);
   EXPECT_TRUE(x->signals_completion());
-  EXPECT_TRUE(must(x->can_access_peer(0)));
-  EXPECT_TRUE(is_ok(x->enable_peer(0)));
-  EXPECT_TRUE(has_code(x->can_access_peer(2), errc::invalid_argument));
+}
+
+// -- links
+
+TEST(HostLinks, AreThereUnlessTheOptionsSayOtherwise) {
+  const auto backend = make_host_backend(
+      {.devices = 4,
+       .links = {{.from = 0, .to = 1, .access = false},
+                 {.from = 2, .to = 3, .link = {link_kind::nvlink, 18, 1, false}},
+                 {.from = 3, .to = 2, .access = false, .link = {link_kind::pcie, 0, 2, false}}}});
+  const auto devices = open_all(*backend);
+  for (int from = 0; from < 4; ++from)
+    for (int to = 0; to < 4; ++to) {
+      if (from == to)
+        continue;
+      const bool can = !(from == 0 && to == 1) && !(from == 3 && to == 2);
+      EXPECT_EQ(must(devices[static_cast<std::size_t>(from)]->can_access_peer(to)), can);
+      const auto link = must(backend->link(from, to));
+      const auto want = from == 0 && to == 1   ? link_kind::host
+                        : from == 2 && to == 3 ? link_kind::nvlink
+                        : from == 3 && to == 2 ? link_kind::pcie
+                                               : link_kind::memory;
+      EXPECT_EQ(link.kind, want) << from << " to " << to;
+    }
+  const auto fast = must(backend->link(2, 3));
+  EXPECT_EQ(fast.links, 18);
+  EXPECT_EQ(fast.performance_rank, 1);
+  EXPECT_FALSE(fast.native_atomics);
+  EXPECT_TRUE(must(backend->link(1, 0)).native_atomics);
+  for (auto [from, to] : {std::pair{0, 0}, std::pair{-1, 0}, std::pair{0, 4}})
+    EXPECT_TRUE(has_code(backend->link(from, to), errc::invalid_argument));
+  EXPECT_TRUE(has_code(devices[0]->can_access_peer(4), errc::invalid_argument));
+  EXPECT_TRUE(has_code(devices[0]->enable_peer(-1), errc::invalid_argument));
+  EXPECT_TRUE(has_code(devices[0]->admit_peer(4), errc::invalid_argument));
+  EXPECT_TRUE(has_code(devices[0]->enable_peer(1), errc::not_supported));
+  EXPECT_TRUE(has_code(devices[1]->admit_peer(0), errc::not_supported));
+  EXPECT_TRUE(is_ok(devices[1]->enable_peer(0)));
+  EXPECT_TRUE(is_ok(devices[0]->admit_peer(1)));
+}
+
+TEST(HostLinks, CopyBothWaysOnceAccessIsEnabledAtBothEnds) {
+  const auto backend = make_host_backend({.devices = 3});
+  auto devices = open_all(*backend);
+  std::vector<std::int32_t*> memory;
+  for (auto& x : devices) {
+    memory.push_back(static_cast<std::int32_t*>(must(x->allocate(4, x.stream))));
+    x.drain();
+    *memory.back() = static_cast<int>(memory.size());
+  }
+  const auto write = [&] {
+    return devices[0]->copy_peer(memory[1], 1, memory[0], 0, 4, devices[0].stream);
+  };
+  const auto read = [&] {
+    return devices[0]->copy_peer(memory[0], 0, memory[1], 1, 4, devices[0].stream);
+  };
+  EXPECT_TRUE(has_code(write(), errc::not_supported));
+  EXPECT_TRUE(is_ok(devices[0]->enable_peer(1)));
+  EXPECT_TRUE(has_code(read(), errc::not_supported));
+  EXPECT_TRUE(is_ok(devices[1]->admit_peer(0)));
+  for (int i = 0; i < 2; ++i) { // of all generations; a second time changes nothing
+    EXPECT_TRUE(is_ok(write()));
+    devices[0].drain();
+    EXPECT_EQ(*memory[1], *memory[0]);
+    *memory[1] = 77;
+    EXPECT_TRUE(is_ok(read()));
+    devices[0].drain();
+    EXPECT_EQ(*memory[0], 77);
+    must(devices[1]->close_memory());
+    must(devices[1]->open_memory());
+    memory[1] = static_cast<std::int32_t*>(must(devices[1]->allocate(4, devices[1].stream)));
+    devices[1].drain();
+    EXPECT_TRUE(is_ok(devices[0]->enable_peer(1)));
+    EXPECT_TRUE(is_ok(devices[1]->admit_peer(0)));
+  }
+  // The other way round is another link.
+  EXPECT_TRUE(has_code(devices[1]->copy_peer(memory[0], 0, memory[1], 1, 4, devices[1].stream),
+                       errc::not_supported));
+  EXPECT_TRUE(has_code(devices[2]->copy_peer(memory[0], 0, memory[1], 1, 4, devices[2].stream),
+                       errc::invalid_argument));
+  EXPECT_TRUE(has_code(devices[0]->copy_peer(nullptr, 1, memory[0], 0, 4, devices[0].stream),
+                       errc::invalid_argument));
+  EXPECT_TRUE(has_code(devices[0]->copy_peer(memory[1], 3, memory[0], 0, 4, devices[0].stream),
+                       errc::invalid_argument));
+  EXPECT_TRUE(
+      has_code(devices[0]->copy_peer(memory[1], 1, memory[0], 0, 4, {}), errc::invalid_argument));
+}
+
+TEST(HostLinks, EndWithTheDevice) {
+  const auto backend = make_host_backend({.devices = 2});
+  auto devices = open_all(*backend);
+  must(devices[0]->enable_peer(1));
+  must(devices[1]->admit_peer(0));
+  devices.clear();
+  devices = open_all(*backend);
+  std::int32_t x = 1;
+  std::int32_t y = 2;
+  EXPECT_TRUE(
+      has_code(devices[0]->copy_peer(&x, 1, &y, 0, 4, devices[0].stream), errc::not_supported));
 }
 
 // -- streams and events

@@ -49,6 +49,9 @@ enum class verb : std::uint8_t {
   allocate_symmetric,
   register_window,
   deregister_window,
+  link,
+  admit_peer,
+  copy_peer,
 };
 
 std::string_view to_string(verb x) noexcept;
@@ -73,6 +76,9 @@ enum class fault : std::uint8_t {
   /// that stood still goes on, and each device's completion signal is called, so that whoever waits
   /// finds out.
   poison,
+  /// A copy on a device or between devices says success, but one of its bytes stays as it was in
+  /// the target; the seed says which. Strikes no other verb.
+  corrupt,
 };
 
 std::string_view to_string(fault x) noexcept;
@@ -92,6 +98,9 @@ struct fault_rule {
   double probability = 1;           ///< of a strike, for each call from `first` on
   std::chrono::nanoseconds delay{}; ///< of `slow`
   std::optional<errc> error = {};   ///< of `fail`; without it, what suits the verb
+  /// The other device: counts and strikes calls that name it alone (`enable_peer`, `admit_peer`,
+  /// `copy_peer`, `link`).
+  int peer = any_device;
 };
 
 /// The rules, the faults that they have injected, and the means to let go what they hold.

@@ -3,6 +3,7 @@
 #include "backend/cuda/driver_access.hpp"
 #include "backend/cuda/exit_watch.hpp"
 #include "backend/cuda/nccl_communicator.hpp"
+#include "backend/cuda/nvlink.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/error.hpp>
 
@@ -31,6 +32,18 @@ public:
     return detail::cuda_device::open(ordinal, devices_, driver_);
   }
 
+  caf::expected<peer_link> link(int from, int to) noexcept override {
+    if (auto err = driver_->check(from))
+      return err;
+    return detail::no_throw([&]() -> caf::expected<peer_link> {
+      if (from < 0 || from >= devices_ || to < 0 || to >= devices_ || from == to)
+        return make_error(errc::invalid_argument, "there is no link from device " +
+                                                      std::to_string(from) + " to device " +
+                                                      std::to_string(to));
+      return link_between(from, to);
+    });
+  }
+
   caf::expected<communicator_id> make_communicator_id() noexcept override {
     if (auto err = driver_->check(-1))
       return err;
@@ -56,6 +69,50 @@ public:
   }
 
 private:
+  static caf::expected<peer_link> link_between(int from, int to) {
+    auto attribute = [&](cudaDeviceP2PAttr what) -> caf::expected<int> {
+      int value = 0;
+      if (auto err = detail::check(cudaDeviceGetP2PAttribute(&value, what, from, to),
+                                   "cudaDeviceGetP2PAttribute", from))
+        return err;
+      return value;
+    };
+    const auto access = attribute(cudaDevP2PAttrAccessSupported);
+    if (!access)
+      return access.error();
+    const auto rank = attribute(cudaDevP2PAttrPerformanceRank);
+    if (!rank)
+      return rank.error();
+    const auto atomics = attribute(cudaDevP2PAttrNativeAtomicSupported);
+    if (!atomics)
+      return atomics.error();
+    peer_link result;
+    result.performance_rank = *rank;
+    result.native_atomics = *atomics != 0;
+    if (*access == 0)
+      return result;
+    auto from_id = pci_id(from);
+    if (!from_id)
+      return from_id.error();
+    auto to_id = pci_id(to);
+    if (!to_id)
+      return to_id.error();
+    const auto links = detail::nvlinks_between(*from_id, *to_id);
+    result.links = links.value_or(0);
+    // Atomics of one GPU in another one's memory need NVLink, also where nobody can count it.
+    const bool nvlink = links ? *links > 0 : result.native_atomics;
+    result.kind = nvlink ? link_kind::nvlink : link_kind::pcie;
+    return result;
+  }
+
+  static caf::expected<std::string> pci_id(int ordinal) {
+    char text[32] = {};
+    if (auto err = detail::check(cudaDeviceGetPCIBusId(text, sizeof text, ordinal),
+                                 "cudaDeviceGetPCIBusId", ordinal))
+      return err;
+    return std::string{text};
+  }
+
   const int devices_;
   const detail::shared_driver_access driver_ = std::make_shared<detail::driver_access>();
 };

@@ -430,15 +430,32 @@ caf::expected<bool> cuda_device::can_access_peer(int peer) noexcept {
 }
 
 caf::error cuda_device::enable_peer(int peer) noexcept {
-  if (peer == ordinal_ || std::find(peers_.begin(), peers_.end(), peer) != peers_.end())
+  if (peer == ordinal_)
     return {};
   if (auto err = select())
     return err;
   const auto code = cudaDeviceEnablePeerAccess(peer, 0);
-  if (code == cudaErrorPeerAccessAlreadyEnabled)
+  if (code == cudaErrorPeerAccessAlreadyEnabled) {
     (void)cudaGetLastError();
-  else if (auto err = check(code, "cudaDeviceEnablePeerAccess", ordinal_))
+    return {};
+  }
+  return check(code, "cudaDeviceEnablePeerAccess", ordinal_);
+}
+
+caf::error cuda_device::admit_peer(int peer) noexcept {
+  if (peer == ordinal_ || std::find(peers_.begin(), peers_.end(), peer) != peers_.end())
+    return {};
+  if (auto err = select())
     return err;
+  int can = 0;
+  if (auto err =
+          check(cudaDeviceCanAccessPeer(&can, peer, ordinal_), "cudaDeviceCanAccessPeer", ordinal_))
+    return err;
+  if (can == 0)
+    return no_throw([&] {
+      return failed(errc::not_supported, ordinal_,
+                    "device " + std::to_string(peer) + " cannot access its memory");
+    });
   if (pool_)
     if (auto err = grant({&peer, 1}))
       return err;
@@ -446,6 +463,16 @@ caf::error cuda_device::enable_peer(int peer) noexcept {
     peers_.push_back(peer);
     return {};
   });
+}
+
+caf::error cuda_device::copy_peer(void* target, int target_device, const void* source,
+                                  int source_device, std::size_t size_bytes,
+                                  stream_view stream) noexcept {
+  if (auto err = select())
+    return err;
+  return check(
+      cudaMemcpyPeerAsync(target, target_device, source, source_device, size_bytes, native(stream)),
+      "cudaMemcpyPeerAsync", ordinal_);
 }
 
 caf::error cuda_device::grant(std::span<const int> peers) noexcept {

@@ -67,6 +67,10 @@ public:
 
   caf::expected<bool> can_access_peer(int peer) noexcept override;
   caf::error enable_peer(int peer) noexcept override;
+  caf::error admit_peer(int peer) noexcept override;
+  /// Where access is not enabled, the driver may bring the bytes through the host's memory.
+  caf::error copy_peer(void* target, int target_device, const void* source, int source_device,
+                       std::size_t size_bytes, stream_view stream) noexcept override;
 
   bool runs_cuda() const noexcept override { return true; }
   bool signals_completion() const noexcept override { return false; }

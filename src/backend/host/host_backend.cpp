@@ -54,6 +54,18 @@ public:
     return std::unique_ptr<backend_device>{std::make_unique<host_device>(machine_, ordinal)};
   }
 
+  caf::expected<peer_link> link(int from, int to) noexcept override {
+    for (const auto ordinal : {from, to})
+      if (auto err = check_ordinal(ordinal))
+        return err;
+    if (from == to)
+      return fail(errc::invalid_argument, from, "a device has no link to itself");
+    const auto result = machine_->link(from, to);
+    if (result.access || result.link.kind != link_kind::memory)
+      return result.link;
+    return peer_link{};
+  }
+
   caf::expected<communicator_id> make_communicator_id() noexcept override {
     static std::atomic<std::uint64_t> next{1};
     const std::array<std::uint64_t, 3> unique{

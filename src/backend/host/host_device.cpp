@@ -35,7 +35,15 @@ void* poisoned_memory(std::size_t size_bytes, std::size_t alignment = usual_alig
 
 host_machine::host_machine(const host_backend_options& x)
     : devices(std::max(x.devices, 0)), bytes_per_device(x.bytes_per_device),
-      opened(static_cast<std::size_t>(devices)) {}
+      opened(static_cast<std::size_t>(devices)) {
+  for (const auto& link : x.links)
+    links[{link.from, link.to}] = link;
+}
+
+host_link host_machine::link(int from, int to) const {
+  const auto i = links.find({from, to});
+  return i != links.end() ? i->second : host_link{from, to};
+}
 
 host_device::host_device(std::shared_ptr<host_machine> machine, int ordinal) noexcept
     : machine_(std::move(machine)), ordinal_(ordinal) {}
@@ -51,6 +59,8 @@ host_device::~host_device() {
     std::free(memory);
   std::lock_guard lock{machine_->mutex};
   machine_->opened[static_cast<std::size_t>(ordinal_)] = false;
+  std::erase_if(machine_->enabled, [this](const auto& x) { return x.first == ordinal_; });
+  std::erase_if(machine_->admitted, [this](const auto& x) { return x.second == ordinal_; });
 }
 
 caf::error host_device::bind() noexcept { return {}; }
@@ -237,15 +247,63 @@ caf::error host_device::launch_host(stream_view stream, void (*function)(void*),
   return enqueue(stream, call_command{function, argument});
 }
 
-caf::expected<bool> host_device::can_access_peer(int peer) noexcept {
+caf::error host_device::check_peer(int peer) const {
   if (peer < 0 || peer >= machine_->devices)
     return fail(errc::invalid_argument, "no device " + std::to_string(peer));
-  return true;
+  return {};
+}
+
+caf::error host_device::check_access(int from, int to) const {
+  if (from == to || machine_->link(from, to).access)
+    return {};
+  return fail(errc::not_supported, "device " + std::to_string(from) +
+                                       " cannot access the memory of device " + std::to_string(to));
+}
+
+caf::expected<bool> host_device::can_access_peer(int peer) noexcept {
+  if (auto err = check_peer(peer))
+    return err;
+  return !check_access(ordinal_, peer);
 }
 
 caf::error host_device::enable_peer(int peer) noexcept {
-  auto possible = can_access_peer(peer);
-  return possible ? caf::error{} : std::move(possible.error());
+  if (auto err = check_peer(peer))
+    return err;
+  if (auto err = check_access(ordinal_, peer))
+    return err;
+  std::lock_guard lock{machine_->mutex};
+  machine_->enabled.emplace(ordinal_, peer);
+  return {};
+}
+
+caf::error host_device::admit_peer(int peer) noexcept {
+  if (auto err = check_peer(peer))
+    return err;
+  if (auto err = check_access(peer, ordinal_))
+    return err;
+  std::lock_guard lock{machine_->mutex};
+  machine_->admitted.emplace(peer, ordinal_);
+  return {};
+}
+
+caf::error host_device::copy_peer(void* target, int target_device, const void* source,
+                                  int source_device, std::size_t size_bytes,
+                                  stream_view stream) noexcept {
+  const auto peer = target_device == ordinal_ ? source_device : target_device;
+  if (auto err = check_peer(peer))
+    return err;
+  if (target_device != ordinal_ && source_device != ordinal_)
+    return fail(errc::invalid_argument, "a copy between two other devices");
+  if (size_bytes > 0 && (!target || !source))
+    return fail(errc::invalid_argument, "a null buffer");
+  if (peer != ordinal_) {
+    std::lock_guard lock{machine_->mutex};
+    const std::pair way{ordinal_, peer};
+    if (!machine_->enabled.contains(way) || !machine_->admitted.contains(way))
+      return fail(errc::not_supported, "access to device " + std::to_string(peer) +
+                                           " is not enabled here, or not admitted there");
+  }
+  return enqueue(stream, copy_command{target, source, size_bytes});
 }
 
 bool host_device::runs_cuda() const noexcept { return false; }

@@ -9,7 +9,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
+#include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace troupe::detail {
@@ -20,10 +23,15 @@ struct host_machine {
 
   const int devices;
   const std::size_t bytes_per_device;
+  std::map<std::pair<int, int>, host_link> links; ///< by both ends; the others are as by default
+
+  host_link link(int from, int to) const;
 
   std::mutex mutex;
   std::vector<bool> opened;                   ///< by ordinal
   std::map<const void*, std::size_t> windows; ///< how many communicators have each memory as one
+  std::set<std::pair<int, int>> enabled;      ///< who may access whose plain memory
+  std::set<std::pair<int, int>> admitted;     ///< who may access whose pool
 };
 
 class host_device final : public backend_device {
@@ -66,6 +74,10 @@ public:
 
   caf::expected<bool> can_access_peer(int peer) noexcept override;
   caf::error enable_peer(int peer) noexcept override;
+  caf::error admit_peer(int peer) noexcept override;
+  /// All memory here is of a pool.
+  caf::error copy_peer(void* target, int target_device, const void* source, int source_device,
+                       std::size_t size_bytes, stream_view stream) noexcept override;
 
   bool runs_cuda() const noexcept override;
   bool signals_completion() const noexcept override;
@@ -75,6 +87,8 @@ private:
   caf::expected<void*> take(std::size_t size_bytes, std::size_t alignment);
   bool is_window(const void* memory) const noexcept;
   caf::error fail(errc code, std::string detail) const;
+  caf::error check_peer(int peer) const;
+  caf::error check_access(int from, int to) const;
   caf::error enqueue(stream_view stream, stream_command command) noexcept;
 
   std::shared_ptr<host_machine> machine_;
