@@ -35,7 +35,7 @@ struct p2p_device {
   device_phase phase = device_phase::opening;
   std::uint64_t generation = 0;
   std::int32_t island = -1;
-  bool in_process = true; ///< else nothing of it is reached directly
+  bool in_other_process = false; ///< nothing of it is reached directly
 
   friend bool operator==(const p2p_device&, const p2p_device&) = default;
 };
@@ -44,7 +44,7 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
   using detail::field;
   return detail::fields(f, x, "troupe::p2p_device", field("device", x.device),
                         field("phase", x.phase), field("generation", x.generation),
-                        field("island", x.island), field("in_process", x.in_process));
+                        field("island", x.island), field("in_other_process", x.in_other_process));
 }
 
 /// What device `from` has of the memory of `to`, which it reads and writes itself.

@@ -13,11 +13,15 @@
 #include <troupe/gpu_ref.hpp>
 #include <troupe/host_buffer.hpp>
 #include <troupe/launch.hpp>
+#include <troupe/link_kind.hpp>
 #include <troupe/log.hpp>
 #include <troupe/mesh_comm.hpp>
 #include <troupe/nccl_world.hpp>
+#include <troupe/p2p_graph.hpp>
+#include <troupe/p2p_topology.hpp>
 #include <troupe/pending.hpp>
 #include <troupe/runtime_options.hpp>
+#include <troupe/topology.hpp>
 #include <troupe/version.hpp>
 #include <troupe/world.hpp>
 #include <troupe/world_rank.hpp>

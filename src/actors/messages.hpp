@@ -49,4 +49,7 @@ struct build_overdue {
   std::uint64_t epoch = 0; ///< of the communicator; 0: of the devices
 };
 
+/// To a topology: its graph is another one.
+struct graph_changed {};
+
 } // namespace troupe::detail

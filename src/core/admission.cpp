@@ -90,8 +90,7 @@ void expect_parts(operation& op) noexcept {
 /// Parts whose lane has ended.
 void let_go(const std::vector<part*>& parts) noexcept {
   for (auto* p : parts) {
-    p->at.store(part::state::skipped, std::memory_order_release);
-    p->predecessors.clear();
+    lane::set_skipped(*p);
     p->of->part_over();
   }
 }

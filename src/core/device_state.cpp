@@ -74,6 +74,27 @@ void device_state::unwatch(std::uint64_t id) noexcept {
   std::erase_if(watchers_, [id](const auto& x) { return x.first == id; });
 }
 
+void device_state::end_loan() noexcept {
+  if (loans_.fetch_sub(1) != 1)
+    return;
+  // Either this sees that the device is closed, or its lane sees that the loan has ended.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (live_generation() != 0)
+    return;
+  std::function<void()> wake;
+  {
+    std::lock_guard lock{released_mutex_};
+    wake = wake_;
+  }
+  if (wake)
+    wake();
+}
+
+bool device_state::is_lent() const noexcept {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  return loans_.load() != 0;
+}
+
 void device_state::close(device_phase phase, const caf::error& why) {
   std::lock_guard lock{mutex_};
   live_generation_.store(0, std::memory_order_release);

@@ -47,6 +47,12 @@ public:
   int acquired() const noexcept { return acquired_.load(); }
   void change_acquired(int by) noexcept { acquired_.fetch_add(by); }
 
+  /// Work of another device's lane uses its memory, which stays until that is over. Under the lock
+  /// of the order, before `close`.
+  void lend() noexcept { loans_.fetch_add(1); }
+  void end_loan() noexcept;
+  bool is_lent() const noexcept;
+
   /// Handles become stale; what is next is `phase`. (INV-8: first step)
   void close(device_phase phase, const caf::error& why);
   /// A new generation is in place: memory can be had. (INV-8: last step)
@@ -88,6 +94,7 @@ private:
   std::atomic<std::uint64_t> generation_{0};
   std::atomic<device_phase> phase_{device_phase::opening};
   std::atomic<int> acquired_{0};
+  std::atomic<int> loans_{0};
   mutable std::mutex mutex_;
   caf::error last_reason_;
   std::uint64_t next_watcher_ = 0;

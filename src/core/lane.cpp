@@ -165,7 +165,7 @@ void lane::run() noexcept {
 bool lane::ends_now() noexcept {
   auto nothing_left = [this] {
     return stop_requested_.load(std::memory_order_relaxed) && waiting_.empty() && late_.empty() &&
-           nothing_in_flight() && !has_input();
+           nothing_in_flight() && !has_input() && (abandoned_.load() || !state_->is_lent());
   };
   if (!nothing_left())
     return false;
@@ -249,7 +249,8 @@ void lane::go_down() noexcept {
 }
 
 bool lane::serve_control() {
-  if (!reset_requested_.load(std::memory_order_relaxed) || !nothing_in_flight())
+  if (!reset_requested_.load(std::memory_order_relaxed) || !nothing_in_flight() ||
+      state_->is_lent())
     return false;
   reset_requested_.store(false);
   reset_now();
@@ -418,16 +419,56 @@ lane::verdict lane::try_issue(part& p) {
 }
 
 /// The operation that `p` must wait for; 0: the next generation. None: it may go.
-std::optional<std::uint64_t> lane::held_by(const part& p) const noexcept {
+std::optional<std::uint64_t> lane::held_by(const part& p) noexcept {
   if (state_->phase() == device_phase::resetting)
     return 0;
   if (p.stream != stream_kind::none)
     if (auto* first = stream_of(p).continuing)
       return first->of->number();
   for (auto& x : p.predecessors)
-    if (!x.at->recorded.load(std::memory_order_acquire) && !x.at->over())
+    if (must_await(*x.at))
       return x.of->number();
   return std::nullopt;
+}
+
+/// If so, and `x` is another lane's, that one wakes this one.
+bool lane::must_await(const part& x) noexcept {
+  auto pending = [&] { return !x.recorded.load() && !x.over(); };
+  if (!pending())
+    return false;
+  if (x.on == this)
+    return true;
+  event_lock lock{x.event_guard};
+  if (std::find(x.waiting.begin(), x.waiting.end(), this) == x.waiting.end())
+    x.waiting.push_back(this);
+  x.awaited.store(true); // before it is asked again: the other lane does both the other way round
+  return pending();
+}
+
+void lane::wake_waiting(const part& x) noexcept {
+  if (!x.awaited.load())
+    return;
+  std::vector<lane*> all;
+  {
+    event_lock lock{x.event_guard};
+    all.swap(x.waiting);
+  }
+  for (auto* other : all)
+    other->wake();
+}
+
+void lane::set_recorded(part& p) noexcept {
+  p.recorded.store(true);
+  wake_waiting(p);
+}
+
+void lane::set_skipped(part& p) noexcept {
+  {
+    event_lock lock{p.event_guard};
+    p.at.store(part::state::skipped, std::memory_order_release);
+  }
+  wake_waiting(p);
+  p.predecessors.clear();
 }
 
 /// What comes after it relies on it to come after what is not over yet.
@@ -472,11 +513,12 @@ caf::error lane::check_generation(const part& p) const {
   for (auto& u : p.of->uses())
     if (u.part == p.index && u.memory->stale()) {
       // What was admitted in time fails for the reason that all others have (INV-7).
-      if (state_->live_generation() == 0)
-        if (auto reason = state_->reason())
+      auto& home = u.memory->home();
+      if (home.live_generation() == 0)
+        if (auto reason = home.reason())
           return reason;
       auto why = p.of->describe(errc::stale_ref, "its memory is of an earlier life of the device");
-      why.device = state_->ordinal();
+      why.device = home.ordinal();
       why.generation = u.memory->generation();
       return make_error(std::move(why));
     }
@@ -538,7 +580,7 @@ void lane::put_in_flight(part& p) {
     }
     p.event = *event;
   }
-  p.recorded.store(true, std::memory_order_release);
+  set_recorded(p);
   if (options_.completion == completion_strategy::host_func && !device_->signals_completion())
     static_cast<void>(note(device_->launch_host(
         s.stream, [](void* self) { static_cast<lane*>(self)->wake(); }, this)));
@@ -656,6 +698,7 @@ void lane::finish(part& p, std::int64_t now) noexcept {
     std::swap(event, p.event);
     p.at.store(p.passed_by ? part::state::skipped : part::state::done, std::memory_order_release);
   }
+  wake_waiting(p);
   retire(event);
   p.predecessors.clear();
   if (!p.passed_by)
@@ -695,8 +738,7 @@ void lane::skip(part& p) noexcept {
     return;
   }
   queued_.fetch_sub(1, std::memory_order_relaxed);
-  p.at.store(part::state::skipped, std::memory_order_release);
-  p.predecessors.clear();
+  set_skipped(p);
   record_.over(p, p.record != 0, state_->generation(), nanoseconds(clock::now()));
   p.of->part_over();
 }

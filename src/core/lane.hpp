@@ -146,6 +146,10 @@ public:
   caf::expected<event_view> mark(stream_kind kind) { return mark(stream(kind)); }
   caf::expected<event_view> mark(stream_view stream);
   void retire(event_view event) noexcept;
+  /// What is in the stream of `p` so far is recorded in its event: others may wait for that.
+  static void set_recorded(part& p) noexcept;
+  /// It is never issued.
+  static void set_skipped(part& p) noexcept;
   /// Makes `stream` wait for what must come before `p`.
   caf::error wait_for_predecessors(part& p, stream_view stream);
 
@@ -185,7 +189,9 @@ private:
   bool lets_pass() noexcept;
   verdict try_issue(part& p);
   void fetch_ahead() const noexcept;
-  std::optional<std::uint64_t> held_by(const part& p) const noexcept;
+  std::optional<std::uint64_t> held_by(const part& p) noexcept;
+  bool must_await(const part& x) noexcept;
+  static void wake_waiting(const part& x) noexcept;
   bool stands_between(const part& p) const noexcept;
   static bool nothing_before(const part& p) noexcept;
   caf::error check_generation(const part& p) const;

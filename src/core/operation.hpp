@@ -80,9 +80,12 @@ struct alignas(64) part {
   std::atomic<std::int64_t> started_at{0};
   /// The event that follows the work stands in its stream; others may wait for it.
   std::atomic<bool> recorded{false};
-  /// Guards `event` against its return to the pool while another lane waits for it.
+  /// Guards `event` against its return to the pool while another lane waits for it, and `waiting`.
   mutable std::atomic_flag event_guard = ATOMIC_FLAG_INIT;
   event_view event;
+  /// Other lanes that can do nothing before it is recorded or over.
+  mutable std::vector<lane*> waiting;
+  mutable std::atomic<bool> awaited{false}; ///< there were some
 
   bool over() const noexcept {
     auto s = at.load(std::memory_order_acquire);
@@ -158,6 +161,11 @@ public:
   /// False for the library's own work, for which the bound of what waits for a device does not
   /// count.
   virtual bool bounded() const noexcept { return true; }
+  /// Does a part of it use memory of a device on another one's lane?
+  virtual bool borrows_from(int device) const noexcept {
+    static_cast<void>(device);
+    return false;
+  }
   /// False for what goes on when everything ends.
   virtual bool needs_devices() const noexcept { return true; }
   /// What must be right before its buffers are looked at, and again when it comes to the lanes

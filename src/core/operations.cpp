@@ -120,7 +120,7 @@ caf::expected<issue_outcome> transfer_operation::proceed(part& p, lane& on) {
     // The device memory is read once the stream passes here; the rest concerns host memory alone.
     if (auto event = on.mark(p.stream)) {
       p.event = *event;
-      p.recorded.store(true, std::memory_order_release);
+      lane::set_recorded(p);
     }
   }
   return outcome;

@@ -162,11 +162,12 @@ void runtime::end_replies() noexcept {
 
 void runtime::fail_users_of(int ordinal, const caf::error& why, bool only_with_memory) {
   keeper_.for_each([&](operation& op) {
-    for (auto& p : op.parts())
-      if (p.on->state().ordinal() == ordinal && (p.uses_memory || !only_with_memory)) {
-        op.fail(why);
-        break;
-      }
+    auto uses_it = [&](const part& p) {
+      return p.on->state().ordinal() == ordinal && (p.uses_memory || !only_with_memory);
+    };
+    if (op.borrows_from(ordinal) || std::any_of(op.parts().begin(), op.parts().end(),
+                                                [&](const part& p) { return uses_it(p); }))
+      op.fail(why);
   });
 }
 

@@ -28,8 +28,9 @@ bool on_cuda() {
 namespace {
 
 void configure(config& to, const system_options& options) {
-  auto executes = on_cuda() ? must(make_cuda_backend())
-                            : make_host_backend({options.devices, options.bytes_per_device});
+  auto executes =
+      on_cuda() ? must(make_cuda_backend())
+                : make_host_backend({options.devices, options.bytes_per_device, options.links});
   if (options.wrap)
     executes = options.wrap(std::move(executes));
   to.use_backend(options.faults ? with_faults(std::move(executes), options.faults) : executes);

@@ -44,6 +44,7 @@ struct system_options {
   std::size_t bytes_per_device = std::size_t{1} << 30; ///< host backend
   std::chrono::nanoseconds device_deadline = patience;
   flight_record_options flight_record = {};
+  std::vector<host_link> links = {}; ///< host backend
 };
 
 /// A configuration, an actor system and its devices.
@@ -257,6 +258,11 @@ public:
       return x.phase == phase && x.generation >= from_generation;
     });
   }
+};
+
+class graph_feed : public feed<p2p_graph> {
+public:
+  graph_feed(caf::actor_system& sys, const caf::actor& to) : feed(sys, to, subscribe{}) {}
 };
 
 } // namespace troupe::testing

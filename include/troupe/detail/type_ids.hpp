@@ -56,6 +56,15 @@ struct world_split;
 struct allocation_options;
 struct allocate_all;
 struct world_buffers;
+enum class link_kind : unsigned char;
+enum class peer_access : unsigned char;
+enum class link_check : unsigned char;
+struct p2p_device;
+struct p2p_link;
+struct p2p_graph;
+struct get_graph;
+struct verify_links;
+struct measure_links;
 struct launch_callable;
 
 namespace detail {
@@ -67,6 +76,7 @@ struct communicator_ended;
 struct communicator_gone;
 struct retry_build;
 struct build_overdue;
+struct graph_changed;
 } // namespace detail
 
 } // namespace troupe
@@ -122,6 +132,15 @@ CAF_ADD_TYPE_ID(troupe, (troupe::world_split))
 CAF_ADD_TYPE_ID(troupe, (troupe::allocation_options))
 CAF_ADD_TYPE_ID(troupe, (troupe::allocate_all))
 CAF_ADD_TYPE_ID(troupe, (troupe::world_buffers))
+CAF_ADD_TYPE_ID(troupe, (troupe::link_kind))
+CAF_ADD_TYPE_ID(troupe, (troupe::peer_access))
+CAF_ADD_TYPE_ID(troupe, (troupe::link_check))
+CAF_ADD_TYPE_ID(troupe, (troupe::p2p_device))
+CAF_ADD_TYPE_ID(troupe, (troupe::p2p_link))
+CAF_ADD_TYPE_ID(troupe, (troupe::p2p_graph))
+CAF_ADD_TYPE_ID(troupe, (troupe::get_graph))
+CAF_ADD_TYPE_ID(troupe, (troupe::verify_links))
+CAF_ADD_TYPE_ID(troupe, (troupe::measure_links))
 CAF_END_TYPE_ID_BLOCK(troupe)
 
 // Messages that mean something only within the process. They have no serialized form, and the
@@ -136,6 +155,7 @@ CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::communicator_ended))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::communicator_gone))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::retry_build))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::build_overdue))
+CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::graph_changed))
 CAF_END_TYPE_ID_BLOCK(troupe_local)
 
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::launch_callable)
@@ -147,3 +167,4 @@ CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::communicator_ended)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::communicator_gone)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::retry_build)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::build_overdue)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::graph_changed)

@@ -1,0 +1,50 @@
+/// A topology as functions.
+#pragma once
+
+#include <troupe/device.hpp>
+#include <troupe/p2p_topology.hpp>
+#include <troupe/pending.hpp>
+
+#include <caf/actor.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace troupe {
+
+/// Which devices reach which, over what, and how fast; sees to it that they may. Movable; the last
+/// of its copies ends it. Its actor system must outlive it.
+class topology {
+public:
+  /// Blocks until the graph is settled.
+  /// @errors as `spawn_p2p_topology`; errc::deadline_exceeded: it is not, after
+  ///         `topology_limits::open_deadline`; errc::unavailable, and what a device says: none of
+  ///         them lives; errc::would_block in an actor of CAF's pool: spawn the actor there
+  static caf::expected<topology> open(caf::actor_system& sys, topology_config config = {});
+  /// Over devices that the application has.
+  static caf::expected<topology> open(const std::vector<device>& devices,
+                                      topology_config config = {});
+
+  /// At this moment; does not block.
+  p2p_graph graph() const;
+
+  /// The topology's actor, for messages.
+  const caf::actor& actor() const noexcept;
+
+  /// As the message `verify_links`.
+  pending<p2p_graph> verify_links(const std::vector<std::int32_t>& devices = {},
+                                  request_options options = {}) const;
+  /// As the message `measure_links`.
+  pending<p2p_graph> measure_links(const std::vector<std::int32_t>& devices = {},
+                                   request_options options = {}) const;
+
+private:
+  struct owner;
+  explicit topology(std::shared_ptr<const owner> x) : owner_(std::move(x)) {}
+
+  std::shared_ptr<const owner> owner_;
+};
+
+} // namespace troupe

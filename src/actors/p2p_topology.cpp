@@ -1,0 +1,158 @@
+#include "actors/messages.hpp"
+#include "actors/reply.hpp"
+#include "actors/subscribers.hpp"
+#include "actors/topology_parts.hpp"
+#include <troupe/device.hpp>
+#include <troupe/p2p_topology.hpp>
+
+#include <caf/all.hpp>
+
+#include <map>
+#include <numeric>
+#include <set>
+#include <string>
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+
+/// Supervises a topology: whenever one of its devices begins a life, access to it and from it is
+/// enabled. Requests pass through to the topology's data.
+class p2p_topology_actor final : public actor_base<> {
+public:
+  p2p_topology_actor(caf::actor_config& cfg, std::shared_ptr<system_lease> lease,
+                     std::shared_ptr<topology_core> core)
+      : actor_base(cfg), lease_(std::move(lease)), core_(std::move(core)) {}
+
+  caf::behavior make_behavior() override {
+    core_->set_on_change([to = address()] {
+      if (auto self = caf::actor_cast<caf::actor>(to))
+        detail::anon_send(self, graph_changed{});
+    });
+    core_->find_links();
+    for (std::size_t place = 0; place < core_->size(); ++place) {
+      auto ordinal = core_->lane_at(place).state().ordinal();
+      places_[ordinal] = place;
+      watch_device(ordinal);
+    }
+    return with_exit(
+        [this](caf::exit_msg& x) { quit(x.reason); },
+        [this](const get_graph&) { return core_->graph(); },
+        [this](const verify_links& x) { return reply_to(core_->verify(x.devices, x.options)); },
+        [this](const measure_links& x) { return reply_to(core_->measure(x.devices, x.options)); },
+        [this](const subscribe&) {
+          tell_news();
+          if (auto who = subscribers_.add(this); who)
+            detail::send(this, who, last_told_);
+        },
+        [this](const shutdown&) { quit(caf::exit_reason::user_shutdown); },
+        [this](const device_changed& x) { on_device(x); },
+        [this](const graph_changed&) { on_graph(); });
+  }
+
+  void on_exit() override {
+    core_->close(make_error(errc::unavailable, "the topology ended"));
+    subscribers_.clear();
+    lease_.reset();
+  }
+
+private:
+  caf::result<p2p_graph> reply_to(const topology_core::answer& op) {
+    return reply_when_answered(this, *core_->owner(), op);
+  }
+
+  void watch_device(int ordinal) {
+    detail::request(this, lease_->root, caf::infinite, get_device_actor{ordinal})
+        .then(
+            [this, ordinal](const caf::actor& device) {
+              detail::send(this, device, watch_generation{});
+              on_down(device, [this, ordinal](const caf::error&) { watch_device(ordinal); });
+              devices_[ordinal] = device;
+            },
+            [this](const caf::error&) { quit(caf::exit_reason::user_shutdown); });
+  }
+
+  void on_device(const device_changed& x) {
+    auto place = places_.find(x.device);
+    if (place == places_.end())
+      return;
+    if (auto& last = connected_[x.device]; x.phase == device_phase::ready && x.generation > last) {
+      last = x.generation;
+      core_->connect(place->second);
+    }
+    core_->note_change();
+  }
+
+  void on_graph() {
+    core_->check_new_links();
+    tell_news();
+  }
+
+  void tell_news() {
+    auto now = core_->graph();
+    if (now.version == last_told_.version)
+      return;
+    last_told_ = std::move(now);
+    subscribers_.tell(this, last_told_);
+  }
+
+  std::shared_ptr<system_lease> lease_;
+  const std::shared_ptr<topology_core> core_;
+  subscriber_list subscribers_;
+  std::map<int, std::size_t> places_; // by ordinal
+  std::map<int, caf::actor> devices_;
+  std::map<int, std::uint64_t> connected_; // generations
+  p2p_graph last_told_;
+};
+
+} // namespace
+
+caf::expected<topology_parts> make_topology(caf::actor_system& sys, topology_config config) {
+  auto core = system_core::of(sys);
+  if (!core)
+    return core.error();
+  auto owner = (*core)->runtime();
+  if (!owner)
+    return owner.error();
+  if (config.devices.empty()) {
+    config.devices.resize(static_cast<std::size_t>((*owner)->device_count()));
+    std::iota(config.devices.begin(), config.devices.end(), 0);
+  }
+  if (std::set<int> distinct{config.devices.begin(), config.devices.end()};
+      distinct.size() != config.devices.size())
+    return make_error(errc::invalid_argument, "a device stands twice in a topology");
+  if (config.limits.pattern_bytes == 0 || config.limits.measured_bytes == 0)
+    return make_error(errc::invalid_argument, "a link cannot be tested with no bytes");
+  for (auto ordinal : config.devices)
+    if (ordinal < 0 || ordinal >= (*owner)->device_count())
+      return make_error(errc::invalid_argument, "there is no device " + std::to_string(ordinal) +
+                                                    "; there are " +
+                                                    std::to_string((*owner)->device_count()));
+  std::vector<std::shared_ptr<lane>> lanes;
+  for (auto ordinal : config.devices) {
+    auto worker = (*owner)->lane_of(ordinal);
+    if (!worker)
+      return worker.error();
+    lanes.push_back(std::move(*worker));
+  }
+  auto lease = (*core)->lease(sys);
+  if (!lease)
+    return lease.error();
+  auto data = std::make_shared<topology_core>(*owner, std::move(config), std::move(lanes));
+  auto actor = sys.spawn<p2p_topology_actor>(*lease, data);
+  return topology_parts{std::move(*lease), std::move(data), std::move(actor)};
+}
+
+} // namespace troupe::detail
+
+namespace troupe {
+
+caf::expected<caf::actor> spawn_p2p_topology(caf::actor_system& sys, topology_config config) {
+  auto parts = detail::make_topology(sys, std::move(config));
+  if (!parts)
+    return parts.error();
+  return parts->actor;
+}
+
+} // namespace troupe

@@ -1,0 +1,82 @@
+/// What lanes do for the links between devices.
+#pragma once
+
+#include "core/device_state.hpp"
+#include "core/operations.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace troupe::detail {
+
+/// What a device found out about others, and did for them.
+struct peer_findings {
+  struct peer {
+    bool can_access = false;
+    caf::error enabled;  ///< why it could not enable access to the peer
+    caf::error admitted; ///< why it could not let the peer into its pool
+  };
+
+  std::uint64_t generation = 0;
+  std::vector<peer> peers; ///< in the order in which they were asked for
+};
+
+/// Enables access from a device to others, where it can, and lets them into its pool, where they
+/// can. To do it again changes nothing.
+class connect_peers_operation final : public operation_of<peer_findings> {
+public:
+  /// `on_found` hears of the findings before the answer can be seen, on the lane.
+  connect_peers_operation(std::vector<int> peers,
+                          std::function<void(const peer_findings&)> on_found);
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+  bool bounded() const noexcept override { return false; }
+
+protected:
+  void on_success() noexcept override { on_found_(value); }
+  void on_settled() noexcept override { on_found_ = nullptr; }
+
+private:
+  const std::vector<int> peers_;
+  std::function<void(const peer_findings&)> on_found_;
+};
+
+/// Over the link of the device whose lane has it, to or from the memory of another device. That one
+/// is in no part of it: its memory stays until this is over.
+class peer_copy_operation final : public operation_of<nothing> {
+public:
+  /// `by` is the ordinal of `target` or of `source`; `times`: one after the other, for those who
+  /// measure.
+  peer_copy_operation(const any_gpu_ref& target, const any_gpu_ref& source, int by,
+                      std::size_t times = 1);
+
+  caf::error on_admit() override;
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+  void on_part_done(part& p) noexcept override;
+  bool borrows_from(int device) const noexcept override { return device == lender_->ordinal(); }
+  std::shared_ptr<void> used_by_streams() const noexcept override { return lender_; }
+
+  /// When the lane began to issue it, and when it saw that it was done. Once it has succeeded.
+  clock::time_point issued_at() const noexcept { return issued_at_; }
+  clock::time_point done_at() const noexcept { return done_at_; }
+
+protected:
+  void on_settled() noexcept override;
+
+private:
+  caf::error failed(const caf::error& why) const;
+
+  std::byte* const target_;
+  const std::byte* const source_;
+  const std::size_t size_;
+  const int target_device_;
+  const int source_device_;
+  const std::size_t times_;
+  const std::shared_ptr<device_state> lender_;
+  clock::time_point issued_at_{};
+  clock::time_point done_at_{};
+};
+
+} // namespace troupe::detail

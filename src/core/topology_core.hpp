@@ -1,0 +1,147 @@
+/// The data side of a topology: what is known of the links between its devices. The `p2p_topology`
+/// actor decides when something is done; this does it.
+#pragma once
+
+#include "core/device_core.hpp"
+#include "core/peer_operations.hpp"
+#include "core/runtime.hpp"
+#include <troupe/collective.hpp>
+#include <troupe/p2p_graph.hpp>
+#include <troupe/p2p_topology.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace troupe::detail {
+
+/// From one device of a topology to another one, by their places in it.
+struct link_ends {
+  std::size_t from;
+  std::size_t to;
+};
+
+/// The lives of two devices.
+struct link_generations {
+  std::uint64_t from = 0;
+  std::uint64_t to = 0;
+  friend bool operator==(const link_generations&, const link_generations&) = default;
+};
+
+class topology_core : public std::enable_shared_from_this<topology_core> {
+public:
+  topology_core(std::shared_ptr<runtime> runtime, topology_config config,
+                std::vector<std::shared_ptr<lane>> lanes);
+
+  const std::shared_ptr<runtime>& owner() const noexcept { return runtime_; }
+  const topology_config& config() const noexcept { return config_; }
+  std::size_t size() const noexcept { return nodes_.size(); }
+  device_core device_at(std::size_t place) const;
+  lane& lane_at(std::size_t place) const noexcept { return *nodes_[place].on; }
+
+  p2p_graph graph() const;
+
+  // -- for the actor
+
+  /// `on_change` hears on any thread that the graph is another one. Before all that follows.
+  void set_on_change(std::function<void()> on_change) { on_change_ = std::move(on_change); }
+  /// Finds out in the background what the links are.
+  void find_links();
+  /// A device is ready: enables what it can for its links, on its lane.
+  void connect(std::size_t place);
+  /// A device has come to another phase of its life.
+  void note_change();
+  /// Checks in the background the links that wait for that (`topology_config::verify`), if there
+  /// are any; what comes meanwhile is for the next call, after the change that follows.
+  void check_new_links();
+  /// Requests are refused, those that run are answered with `why`.
+  void close(const caf::error& why);
+
+  // -- for requests
+
+  using answer = std::shared_ptr<operation_of<p2p_graph>>;
+
+  answer verify(const std::vector<std::int32_t>& devices, const request_options& options);
+  answer measure(const std::vector<std::int32_t>& devices, const request_options& options);
+
+  // -- for tests of links
+
+  /// As `connect`, for one that is waited for.
+  std::shared_ptr<connect_peers_operation> start_connect(std::size_t place,
+                                                         clock::time_point deadline);
+  /// None: both devices have done in their present lives what they could.
+  caf::error why_not_ready(const link_ends& x) const;
+  /// The present lives of its devices, if access was enabled in both.
+  std::optional<link_generations> connected_in(const link_ends& x) const;
+  bool is_possible(const link_ends& x) const;
+  bool is_enabled(const link_ends& x) const;
+  bool waits_for_check(const link_ends& x) const;
+  /// A check in these lives found it right.
+  void mark_right(const link_ends& x, const link_generations& in);
+  /// It is not used from now on.
+  void take_out(const link_ends& x, link_check found, const caf::error& why);
+  struct figures {
+    double bandwidth = 0;
+    double bandwidth_both = 0;
+    double latency_us = 0;
+  };
+  void set_figures(const link_ends& x, const figures& measured);
+
+private:
+  struct node {
+    std::shared_ptr<lane> on;
+    peer_findings findings; // peers: by place; of the generation in which it was connected last
+  };
+  struct edge {
+    peer_link link;
+    link_check checked = link_check::unchecked;
+    link_generations right_in;
+    caf::error out; // why it was taken out
+    figures measured;
+  };
+
+  // Under mutex_, and so without the lock of the order, which comes first.
+  edge& edge_at(const link_ends& x) { return edges_[x.from * size() + x.to]; }
+  const edge& edge_at(const link_ends& x) const { return edges_[x.from * size() + x.to]; }
+  bool has_ended(std::size_t place) const;
+  bool is_connected(std::size_t place) const;
+  peer_access access_of(const link_ends& x, caf::error& reason) const;
+  bool waits_for_check_locked(const link_ends& x) const;
+  link_generations generations_of(const link_ends& x) const;
+  caf::error failure_to_connect(const link_ends& x) const;
+  p2p_link link_at(const link_ends& x) const;
+  void find_islands(p2p_graph& graph) const;
+
+  void on_connected(std::size_t place, const peer_findings& found);
+  void links_found(const std::vector<std::pair<link_ends, peer_link>>& all);
+  std::vector<link_ends> links_between(const std::vector<std::size_t>& places) const;
+  caf::expected<std::vector<std::size_t>> places_of(const char* verb,
+                                                    const std::vector<std::int32_t>& devices) const;
+  answer new_request(const char* verb, const request_options& options);
+  using test = caf::error (*)(topology_core&, const answer&, const std::vector<link_ends>&);
+  answer start(const char* verb, test what, const std::vector<std::int32_t>& devices,
+               const request_options& options);
+  void run(test what, const answer& request, std::vector<link_ends> links,
+           std::function<void()> then);
+  void changed();
+
+  const std::shared_ptr<runtime> runtime_;
+  const topology_config config_;
+  std::function<void()> on_change_;
+  mutable std::mutex mutex_;
+  std::vector<node> nodes_;
+  std::vector<edge> edges_;
+  bool links_known_ = false;
+  bool checking_ = false;
+  std::uint64_t version_ = 1;
+  caf::error closed_; // why
+  std::vector<std::weak_ptr<operation_of<p2p_graph>>> requests_;
+  std::mutex one_test_; // at a time; only the threads that test wait for it
+};
+
+} // namespace troupe::detail

@@ -1,0 +1,292 @@
+// Copies over a link, on the lane of one of its ends.
+
+#include "core/peer_operations.hpp"
+#include "support/core_fixture.hpp"
+#include "support/forwarding_backend.hpp"
+#include <troupe/testing/fault_plan.hpp>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+namespace troupe::testing {
+
+namespace {
+
+using detail::connect_peers_operation;
+using detail::peer_copy_operation;
+using detail::peer_findings;
+
+constexpr std::size_t size = 5000;
+
+/// Counts how often the memory of a device was closed.
+class counting_device final : public forwarding_device {
+public:
+  counting_device(std::unique_ptr<backend_device> inner, std::atomic<int>& closed)
+      : forwarding_device(std::move(inner)), closed_(closed) {}
+  caf::error close_memory() noexcept override {
+    ++closed_;
+    return inner_->close_memory();
+  }
+
+private:
+  std::atomic<int>& closed_;
+};
+
+class counting_backend final : public forwarding_backend {
+public:
+  using forwarding_backend::forwarding_backend;
+  caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
+    return open_as<counting_device>(ordinal, closed.at(static_cast<std::size_t>(ordinal)));
+  }
+
+  std::array<std::atomic<int>, 3> closed{};
+};
+
+/// Three devices, of which 0 and 1 have access to each other.
+class PeerCopy : public ::testing::Test {
+protected:
+  PeerCopy() {
+    for (int i : {0, 1})
+      must(answer_of(connect(i, {1 - i})));
+  }
+
+  std::shared_ptr<connect_peers_operation> connect(int device, std::vector<int> peers) {
+    auto op =
+        std::make_shared<connect_peers_operation>(std::move(peers), [](const peer_findings&) {});
+    op->parts()[0].on = system_.lane(device).get();
+    system_.runtime()->start(op);
+    return op;
+  }
+
+  std::shared_ptr<peer_copy_operation> copy(const any_gpu_ref& target, const any_gpu_ref& source,
+                                            int by, std::size_t times = 1) {
+    auto op = std::make_shared<peer_copy_operation>(target, source, by, times);
+    op->parts()[0].on = system_.lane(by).get();
+    op->deadline = detail::clock::now() + patience;
+    system_.runtime()->start(op);
+    return op;
+  }
+
+  any_gpu_ref filled(int device, int value) {
+    auto ref = allocate_bytes(system_.device(device), size);
+    must(answer_of(system_.device(device).fill(ref, {static_cast<std::byte>(value)}, {})));
+    return ref;
+  }
+
+  /// Is every byte of it `value`?
+  ::testing::AssertionResult holds(const any_gpu_ref& ref, int value) {
+    std::vector<std::byte> content(ref.size_bytes());
+    if (auto error = answer_of(system_.device(ref.device()).download(ref, borrow(content), {})))
+      return ::testing::AssertionFailure() << describe(error);
+    auto right = static_cast<std::size_t>(
+        std::count(content.begin(), content.end(), static_cast<std::byte>(value)));
+    if (right == content.size())
+      return ::testing::AssertionSuccess();
+    return ::testing::AssertionFailure() << content.size() - right << " bytes differ";
+  }
+
+  /// A copy from 0 to 1 that stands still on the lane `by`.
+  std::shared_ptr<peer_copy_operation> hanging_copy(const any_gpu_ref& target,
+                                                    const any_gpu_ref& source, int by) {
+    plan_->add({.kind = fault::hang, .on = verb::copy_peer, .device = by});
+    auto op = copy(target, source, by);
+    EXPECT_TRUE(plan_->wait_injected(fault::hang, 1, patience));
+    return op;
+  }
+
+  std::shared_ptr<counting_backend> backend_ =
+      std::make_shared<counting_backend>(make_host_backend({.devices = 3}));
+  std::shared_ptr<fault_plan> plan_ = std::make_shared<fault_plan>();
+  core_system system_{{.plan = plan_, .backend = backend_}};
+};
+
+TEST_F(PeerCopy, BringsEveryByteOnEitherLane) {
+  auto here = filled(0, 1);
+  auto there = filled(1, 2);
+  for (int by : {0, 1}) {
+    auto there_again = filled(1, 2);
+    EXPECT_TRUE(is_ok(answer_of(copy(there_again, here, by))));
+    EXPECT_TRUE(holds(there_again, 1));
+    auto here_again = filled(0, 1);
+    EXPECT_TRUE(is_ok(answer_of(copy(here_again, there, by, 3))));
+    EXPECT_TRUE(holds(here_again, 2));
+  }
+  auto part = must(there.slice(1000, 7));
+  EXPECT_TRUE(is_ok(answer_of(copy(part, must(here.slice(0, 7)), 0))));
+  EXPECT_TRUE(holds(part, 1));
+  EXPECT_TRUE(holds(must(there.slice(0, 1000)), 2));
+  EXPECT_TRUE(holds(must(there.slice(1007, size - 1007)), 2));
+  EXPECT_TRUE(is_ok(answer_of(copy(must(there.slice(0, 0)), must(here.slice(0, 0)), 0))));
+}
+
+TEST_F(PeerCopy, TellsItsTimes) {
+  auto before = detail::clock::now();
+  auto op = copy(filled(1, 2), filled(0, 1), 0);
+  must(answer_of(op));
+  EXPECT_LE(before, op->issued_at());
+  EXPECT_LE(op->issued_at(), op->done_at());
+  EXPECT_LE(op->done_at(), detail::clock::now());
+}
+
+// INV-9: what comes before it on either device is waited for by events, as what comes after it.
+TEST_F(PeerCopy, KeepsItsPlaceInTheOrderOfBothDevices) {
+  auto here = filled(0, 1);
+  auto there = filled(1, 2);
+  gate before;
+  auto held = system_.device(1).launch(before.in_stream(), {}, {there}, {});
+  before.wait_reached();
+  auto copied = copy(there, here, 0);
+  auto overwritten = system_.device(0).fill(here, {std::byte{3}}, {});
+  auto back = copy(here, there, 1);
+  auto last = system_.device(1).fill(there, {std::byte{4}}, {});
+  EXPECT_FALSE(copied->answered());
+  EXPECT_FALSE(overwritten->answered());
+  before.open();
+  for (auto& op :
+       std::vector<std::shared_ptr<detail::operation>>{held, copied, overwritten, back, last})
+    EXPECT_TRUE(is_ok(answer_of(op)));
+  EXPECT_TRUE(holds(here, 1));
+  EXPECT_TRUE(holds(there, 4));
+}
+
+// A lane that waits for another one sleeps until that one has come so far.
+TEST_F(PeerCopy, ALaneWakesTheOneThatWaitsForIt) {
+  auto here = filled(0, 1);
+  auto there = filled(1, 2);
+  for (int value = 0; value < 200; ++value) {
+    std::vector<std::byte> content(size, static_cast<std::byte>(value));
+    auto written = system_.device(0).upload(here, borrow(content), {});
+    auto copied = copy(there, here, 1);                             // waits for the upload
+    auto freed = system_.device(0).fill(here, {std::byte{77}}, {}); // waits for the copy
+    std::vector<std::byte> found(size);
+    auto read = system_.device(1).download(there, borrow(found), {});
+    for (auto& op : std::vector<std::shared_ptr<detail::operation>>{written, copied, freed, read})
+      ASSERT_TRUE(is_ok(answer_of(op)));
+    ASSERT_EQ(found, content);
+  }
+}
+
+// Lane 1 waits for what lane 0 never issues.
+TEST_F(PeerCopy, ALaneThatSkipsWakesTheOneThatWaitsForIt) {
+  for (int i = 0; i < 50; ++i) {
+    auto here = filled(0, 1);
+    auto there = filled(1, 2);
+    gate blocked;
+    auto first = system_.device(0).launch(blocked.on_lane(), {}, {}, {});
+    blocked.wait_reached();
+    auto taken_back = system_.device(0).fill(here, {std::byte{3}}, {});
+    auto copied = copy(there, here, 1);
+    taken_back->cancel();
+    blocked.open();
+    EXPECT_TRUE(is_ok(answer_of(first)));
+    EXPECT_TRUE(has_code(answer_of(taken_back), errc::cancelled));
+    // It meant to read what was taken back.
+    EXPECT_TRUE(has_code(answer_of(copied), errc::cancelled));
+    EXPECT_TRUE(settles(*copied));
+    EXPECT_TRUE(holds(here, 1));
+    EXPECT_TRUE(is_ok(answer_of(system_.device(1).fill(there, {std::byte{1}}, {}))));
+  }
+}
+
+TEST_F(PeerCopy, WithoutAccessTheLinkFails) {
+  auto target = filled(2, 2);
+  auto op = copy(target, filled(0, 1), 0);
+  auto error = answer_of(op);
+  ASSERT_TRUE(has_code(error, errc::link_failed));
+  auto x = failure_of(error);
+  EXPECT_EQ(x->verb, "copy");
+  EXPECT_EQ(x->device, 0);
+  EXPECT_EQ(x->operation, op->number());
+  EXPECT_TRUE(settles(*op));
+  std::vector<std::byte> content(size);
+  EXPECT_TRUE(has_code(answer_of(system_.device(2).download(target, borrow(content), {})),
+                       errc::indeterminate));
+  EXPECT_TRUE(is_ok(answer_of(system_.device(2).fill(target, {std::byte{1}}, {}))));
+  EXPECT_TRUE(holds(target, 1));
+}
+
+TEST_F(PeerCopy, AStaleHandleOfEitherEndIsRefused) {
+  for (int end : {0, 1}) {
+    auto here = filled(0, 1);
+    auto there = filled(1, 2);
+    must(answer_of(system_.device(end).reset({})));
+    for (int by : {0, 1})
+      EXPECT_TRUE(has_code(answer_of(copy(there, here, by)), errc::stale_ref));
+  }
+}
+
+/// Which end is reset or shut down in the middle, and whose lane has the copy.
+class PeerCopyLife : public PeerCopy, public ::testing::WithParamInterface<std::pair<int, int>> {};
+
+INSTANTIATE_TEST_SUITE_P(Ends, PeerCopyLife,
+                         ::testing::Values(std::pair{0, 0}, std::pair{0, 1}, std::pair{1, 0},
+                                           std::pair{1, 1}));
+
+// INV-4, INV-8: the memory goes when nobody uses it any more; everybody hears of it at once.
+TEST_P(PeerCopyLife, ResetWaitsForIt) {
+  auto [end, by] = GetParam();
+  auto here = filled(0, 1);
+  auto there = filled(1, 2);
+  auto copied = hanging_copy(there, here, by);
+  auto behind = copy(here, there, 1 - by);
+  auto reset = system_.device(end).reset({});
+  EXPECT_TRUE(has_code(answer_of(copied), errc::device_reset));
+  EXPECT_TRUE(has_code(answer_of(behind), errc::device_reset));
+  EXPECT_EQ(failure_of(copied->error())->device, end);
+  EXPECT_FALSE(copied->settled());
+  EXPECT_EQ(backend_->closed[static_cast<std::size_t>(end)], 0);
+  EXPECT_FALSE(reset->answered());
+  plan_->release();
+  must(answer_of(reset));
+  EXPECT_EQ(reset->value, 2u);
+  EXPECT_EQ(backend_->closed[static_cast<std::size_t>(end)], 1);
+  // The other end's buffer, if it was written, is half-written; both devices go on.
+  here = filled(0, 5);
+  there = filled(1, 6);
+  EXPECT_TRUE(is_ok(answer_of(copy(there, here, by))));
+  EXPECT_TRUE(holds(there, 5));
+}
+
+TEST_P(PeerCopyLife, ShutdownWaitsForIt) {
+  auto [end, by] = GetParam();
+  auto here = filled(0, 1);
+  auto there = filled(1, 2);
+  auto copied = hanging_copy(there, here, by);
+  system_.device(end).shut_down(make_error(errc::unavailable, "on purpose"));
+  EXPECT_TRUE(has_code(answer_of(copied), errc::unavailable));
+  EXPECT_EQ(backend_->closed[static_cast<std::size_t>(end)], 0);
+  plan_->release();
+  EXPECT_TRUE(settles(*copied));
+  auto closed = [&, end = end] { return backend_->closed[static_cast<std::size_t>(end)] == 1; };
+  EXPECT_TRUE(eventually(closed));
+}
+
+TEST_F(PeerCopy, ConnectsWhatCanBeConnected) {
+  plan_->add({.kind = fault::fail, .on = verb::enable_peer, .device = 2, .peer = 0});
+  plan_->add({.kind = fault::fail, .on = verb::admit_peer, .device = 2, .peer = 1});
+  auto op = connect(2, {0, 1});
+  must(answer_of(op));
+  EXPECT_EQ(op->value.generation, 1u);
+  ASSERT_EQ(op->value.peers.size(), 2u);
+  EXPECT_TRUE(op->value.peers[0].can_access);
+  EXPECT_TRUE(has_code(op->value.peers[0].enabled, errc::cuda_error));
+  EXPECT_TRUE(is_ok(op->value.peers[0].admitted));
+  EXPECT_TRUE(op->value.peers[1].can_access);
+  EXPECT_TRUE(is_ok(op->value.peers[1].enabled));
+  EXPECT_TRUE(has_code(op->value.peers[1].admitted, errc::cuda_error));
+}
+
+TEST_F(PeerCopy, AFaultEndsTheProcessDevices) {
+  plan_->add({.kind = fault::poison, .on = verb::admit_peer, .device = 2});
+  EXPECT_TRUE(has_code(answer_of(connect(2, {0, 1})), errc::device_fault));
+  EXPECT_TRUE(system_.runtime()->ended());
+}
+
+} // namespace
+
+} // namespace troupe::testing
