@@ -40,6 +40,22 @@ public:
   pending<p2p_graph> measure_links(const std::vector<std::int32_t>& devices = {},
                                    request_options options = {}) const;
 
+  /// Between any two buffers on devices of the topology; errors as those of the message
+  /// `copy_batch`. Admitted on the caller's thread.
+  pending<void> copy(const any_gpu_ref& target, const any_gpu_ref& source,
+                     request_options options = {}) const;
+  /// As the message `copy_batch`.
+  pending<void> copy(std::vector<copy_pair> copies, request_options options = {}) const;
+  /// As the message `replicate`.
+  pending<void> replicate(const any_gpu_ref& source, const std::vector<any_gpu_ref>& targets,
+                          request_options options = {}) const;
+  /// As the message `distribute`.
+  pending<void> distribute(const any_gpu_ref& source, const std::vector<any_gpu_ref>& targets,
+                           request_options options = {}) const;
+
+  /// At this moment; does not block.
+  topology_stats stats() const;
+
 private:
   struct owner;
   explicit topology(std::shared_ptr<const owner> x) : owner_(std::move(x)) {}

@@ -41,6 +41,15 @@ public:
         [this](const get_graph&) { return core_->graph(); },
         [this](const verify_links& x) { return reply_to(core_->verify(x.devices, x.options)); },
         [this](const measure_links& x) { return reply_to(core_->measure(x.devices, x.options)); },
+        [this](const copy& x) { return reply_to(core_->copy(x.target, x.source, x.options)); },
+        [this](const copy_batch& x) { return reply_to(core_->copy(x.copies, x.options)); },
+        [this](const replicate& x) {
+          return reply_to(core_->replicate(x.source, x.targets, x.options));
+        },
+        [this](const distribute& x) {
+          return reply_to(core_->distribute(x.source, x.targets, x.options));
+        },
+        [this](const get_stats&) { return core_->stats(); },
         [this](const subscribe&) {
           tell_news();
           if (auto who = subscribers_.add(this); who)
@@ -58,7 +67,7 @@ public:
   }
 
 private:
-  caf::result<p2p_graph> reply_to(const topology_core::answer& op) {
+  template <class T> reply_of<T> reply_to(const std::shared_ptr<operation_of<T>>& op) {
     return reply_when_answered(this, *core_->owner(), op);
   }
 

@@ -59,6 +59,10 @@ pending<p2p_graph> answer(std::shared_ptr<detail::operation_of<p2p_graph>> op) {
   return {std::move(op), std::move(value)};
 }
 
+pending<void> answer(std::shared_ptr<detail::operation_of<detail::nothing>> op) {
+  return {std::move(op), nullptr};
+}
+
 } // namespace
 
 caf::expected<topology> topology::open(caf::actor_system& sys, topology_config config) {
@@ -99,5 +103,28 @@ pending<p2p_graph> topology::measure_links(const std::vector<std::int32_t>& devi
                                            request_options options) const {
   return answer(owner_->parts.core->measure(devices, options));
 }
+
+pending<void> topology::copy(const any_gpu_ref& target, const any_gpu_ref& source,
+                             request_options options) const {
+  return answer(owner_->parts.core->copy(target, source, options));
+}
+
+pending<void> topology::copy(std::vector<copy_pair> copies, request_options options) const {
+  return answer(owner_->parts.core->copy(copies, options));
+}
+
+pending<void> topology::replicate(const any_gpu_ref& source,
+                                  const std::vector<any_gpu_ref>& targets,
+                                  request_options options) const {
+  return answer(owner_->parts.core->replicate(source, targets, options));
+}
+
+pending<void> topology::distribute(const any_gpu_ref& source,
+                                   const std::vector<any_gpu_ref>& targets,
+                                   request_options options) const {
+  return answer(owner_->parts.core->distribute(source, targets, options));
+}
+
+topology_stats topology::stats() const { return owner_->parts.core->stats(); }
 
 } // namespace troupe

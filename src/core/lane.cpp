@@ -210,9 +210,11 @@ caf::error lane::open_device() {
   if (!properties)
     return properties.error();
   properties_ = std::move(*properties);
-  while (streams_made_ < stream_count)
-    if (auto error = add_stream(); error)
+  for (std::size_t i = 0; i < first_collective; ++i)
+    if (auto error = make_stream(i); error)
       return error;
+  if (auto error = make_collective_streams(1); error)
+    return error;
   if (!stager_) {
     stager_ = std::make_unique<stager>([this] { wake(); });
     upload_ring_ = std::make_unique<staging_ring>(*device_, options_.staging_bytes);
@@ -221,19 +223,35 @@ caf::error lane::open_device() {
   return device_->open_memory();
 }
 
-caf::error lane::add_stream() {
+caf::error lane::make_stream(std::size_t index) {
+  auto& s = streams_[index];
+  if (s.stream.native != nullptr)
+    return {};
   auto stream = device_->create_stream();
   if (!stream)
     return stream.error();
-  streams_[streams_made_++].stream = *stream;
+  s.stream = *stream;
+  made_.push_back(&s);
   return {};
 }
 
-caf::error lane::provide_streams() {
-  while (streams_made_ < streams_.size() && streams_made_ < first_collective + tenants_.load())
-    if (auto error = add_stream(); error)
-      return note(error);
+caf::error lane::make_collective_streams(std::size_t number) {
+  for (; collectives_made_ < std::min(number, collective_streams); ++collectives_made_)
+    if (auto error = make_stream(first_collective + collectives_made_); error)
+      return error;
   return {};
+}
+
+caf::error lane::provide_streams() { return note(make_collective_streams(tenants_.load())); }
+
+caf::error lane::provide_peer_stream(int peer) {
+  auto index = index_of_peer(peer);
+  if (streams_[index].stream.native != nullptr)
+    return {};
+  // CUDA hands its queues out in turn: those of kernels come before them.
+  if (auto error = make_collective_streams(collective_streams); error)
+    return note(error);
+  return note(make_stream(index));
 }
 
 void lane::go_down() noexcept {
@@ -243,8 +261,8 @@ void lane::go_down() noexcept {
   static_cast<void>(note(download_ring_->close()));
   for (auto event : events_)
     static_cast<void>(note(device_->destroy_event(event)));
-  for (std::size_t i = 0; i < streams_made_; ++i)
-    static_cast<void>(note(device_->destroy_stream(streams_[i].stream)));
+  for (auto* s : made_)
+    static_cast<void>(note(device_->destroy_stream(s->stream)));
   static_cast<void>(note(device_->close_memory()));
 }
 
@@ -312,8 +330,8 @@ bool lane::issue_ready() {
 
 bool lane::is_held() noexcept {
   auto made = made_streams();
-  bool held = std::any_of(made.begin(), made.end(), [](const lane_stream& s) {
-    return s.continuing != nullptr && s.continuing->of->holds_lane();
+  bool held = std::any_of(made.begin(), made.end(), [](const lane_stream* s) {
+    return s->continuing != nullptr && s->continuing->of->holds_lane();
   });
   if (held != held_.load(std::memory_order_relaxed))
     held_.store(held, std::memory_order_relaxed);
@@ -322,8 +340,8 @@ bool lane::is_held() noexcept {
 
 bool lane::lets_pass() noexcept {
   auto made = made_streams();
-  return std::all_of(made.begin(), made.end(), [](const lane_stream& s) {
-    return s.continuing == nullptr || s.continuing->of->lets_pass();
+  return std::all_of(made.begin(), made.end(), [](const lane_stream* s) {
+    return s->continuing == nullptr || s->continuing->of->lets_pass();
   });
 }
 
@@ -335,7 +353,7 @@ std::size_t lane::choose_stream(const stream_tenant& who) const noexcept {
     return who.stream;
   auto best = who.stream;
   std::size_t least = SIZE_MAX;
-  for (auto i = first_collective; i < streams_made_; ++i) {
+  for (auto i = first_collective; i < first_collective + collectives_made_; ++i) {
     auto& s = streams_[i];
     if (is_free(s))
       return i;
@@ -351,13 +369,15 @@ bool lane::starts_for_sure(const part& p) const noexcept {
   auto ends = [](const lane_stream& s) {
     return s.continuing == nullptr && (s.in_flight.empty() || s.in_flight.back()->certain);
   };
+  auto collective = collective_range();
   return state_->acquired() == 0 && nothing_before(p) &&
          ends(streams_[static_cast<std::size_t>(stream_kind::compute)]) &&
-         std::all_of(streams_.begin() + first_collective, streams_.end(), ends);
+         std::all_of(collective.begin(), collective.end(), ends);
 }
 
 bool lane::collectives_over() const noexcept {
-  return std::all_of(streams_.begin() + first_collective, streams_.end(), [](const auto& s) {
+  auto all = collective_range();
+  return std::all_of(all.begin(), all.end(), [](const auto& s) {
     return std::all_of(s.in_flight.begin(), s.in_flight.end(),
                        [](const part* p) { return p->of->failed(); });
   });
@@ -391,12 +411,14 @@ lane::verdict lane::try_issue(part& p) {
     return verdict::held;
   waiting_.pop_front();
   fetch_ahead();
+  auto error = p.stream == stream_kind::peer ? provide_peer_stream(p.peer) : caf::error{};
   if (!op.claim_issue(p)) {
     skip(p);
     return verdict::gone;
   }
   // In the step that issues: a stale ref never reaches a launch (INV-2).
-  auto error = check_generation(p);
+  if (!error)
+    error = check_generation(p);
   if (!error && !op.lost_a_part() && p.stream != stream_kind::none)
     error = note(wait_for_what_is_before(p));
   if (error || !op.begin_issue(p)) {
@@ -428,10 +450,15 @@ std::optional<std::uint64_t> lane::held_by(const part& p) noexcept {
   for (auto& x : p.predecessors)
     if (must_await(*x.at))
       return x.of->number();
+  // CUDA may put the stream of a link into one queue with another stream: what is still to come
+  // there must not stand behind what waits for others.
+  if (p.stream == stream_kind::peer && !nothing_before(p))
+    for (auto* s : made_)
+      if (s->continuing != nullptr)
+        return s->continuing->of->number();
   return std::nullopt;
 }
 
-/// If so, and `x` is another lane's, that one wakes this one.
 bool lane::must_await(const part& x) noexcept {
   auto pending = [&] { return !x.recorded.load() && !x.over(); };
   if (!pending())
@@ -501,12 +528,15 @@ caf::error lane::wait_for_predecessors(part& p, stream_view stream) {
   for (auto& x : p.predecessors) {
     if (x.at->over() || x.at->shares_stream(p))
       continue;
-    event_lock lock{x.at->event_guard};
-    if (x.at->event.native != nullptr)
-      if (auto error = device_->wait(stream, x.at->event); error && !result)
-        result = std::move(error);
+    if (auto error = wait_for(*x.at, stream); error && !result)
+      result = std::move(error);
   }
   return result;
+}
+
+caf::error lane::wait_for(const part& x, stream_view stream) {
+  event_lock lock{x.event_guard};
+  return x.event.native != nullptr ? device_->wait(stream, x.event) : caf::error{};
 }
 
 caf::error lane::check_generation(const part& p) const {
@@ -591,7 +621,8 @@ void lane::put_in_flight(part& p) {
 
 bool lane::proceed_continuing() {
   bool worked = false;
-  for (auto& s : made_streams()) {
+  for (std::size_t i = 0; i < made_.size(); ++i) { // more may be made meanwhile
+    auto& s = *made_[i];
     if (s.continuing == nullptr)
       continue;
     auto& p = *s.continuing;
@@ -625,9 +656,9 @@ void lane::note_started(lane_stream& s) noexcept {
 
 bool lane::poll() {
   bool worked = false;
-  for (auto& s : made_streams())
-    if (!s.in_flight.empty())
-      worked |= poll(s);
+  for (auto* s : made_streams())
+    if (!s->in_flight.empty())
+      worked |= poll(*s);
   return worked;
 }
 
@@ -650,7 +681,7 @@ bool lane::poll(lane_stream& s) {
         one_by_one = true; // find out which one it is
         continue;
       }
-      p.of->fail(in_full(p, done.error()));
+      p.of->fail(p.of->on_failed_work(p, in_full(p, done.error())));
       // It may still run, and uses its memory until it is over.
       if (auto error = device_->synchronize(p.event)) {
         note_fault(error);
@@ -822,13 +853,13 @@ bool lane::drain_released() {
 bool lane::nothing_continues() const noexcept {
   auto made = made_streams();
   return std::all_of(made.begin(), made.end(),
-                     [](const lane_stream& s) { return s.continuing == nullptr; });
+                     [](const lane_stream* s) { return s->continuing == nullptr; });
 }
 
 bool lane::nothing_in_flight() const noexcept {
   auto made = made_streams();
-  return std::all_of(made.begin(), made.end(), [](const lane_stream& s) {
-    return s.in_flight.empty() && s.continuing == nullptr;
+  return std::all_of(made.begin(), made.end(), [](const lane_stream* s) {
+    return s->in_flight.empty() && s->continuing == nullptr;
   });
 }
 

@@ -45,6 +45,9 @@ public:
 /// devices. CUDA has 8 queues for streams (CUDA_DEVICE_MAX_CONNECTIONS); the lane's others take 4.
 inline constexpr std::size_t collective_streams = 4;
 
+/// How many streams a lane has for links at most; beyond that, links share them.
+inline constexpr std::size_t peer_streams = 8;
+
 /// @thread the functions for clients: any; what is for operations: the lane itself
 class lane : public std::enable_shared_from_this<lane> {
 public:
@@ -130,6 +133,8 @@ public:
   stream_view stream(const part& p) const noexcept { return streams_[index_of(p)].stream; }
   /// Makes streams, if there can be more, so that each communicator may have its own.
   caf::error provide_streams();
+  /// Makes the stream for the link to `peer`, if it is not there.
+  caf::error provide_peer_stream(int peer);
   /// Will `p`, once issued, start without fail: is nothing before it in its stream, and no kernel
   /// on the device, but what is certain to end?
   bool starts_for_sure(const part& p) const noexcept;
@@ -152,6 +157,10 @@ public:
   static void set_skipped(part& p) noexcept;
   /// Makes `stream` wait for what must come before `p`.
   caf::error wait_for_predecessors(part& p, stream_view stream);
+  /// Is `x` neither recorded nor over? If so, and `x` is another lane's, that one wakes this one.
+  bool must_await(const part& x) noexcept;
+  /// Makes `stream` wait for `x`, which is recorded or over.
+  caf::error wait_for(const part& x, stream_view stream);
 
 private:
   struct lane_stream {
@@ -162,14 +171,22 @@ private:
   };
   enum class verdict : std::uint8_t { held, gone };
   static constexpr auto first_collective = static_cast<std::size_t>(stream_kind::collective);
-  static_assert(first_collective + 1 == stream_count);
+  static constexpr auto first_peer = first_collective + collective_streams;
+  static_assert(first_collective + 2 == stream_count);
 
-  std::span<lane_stream> made_streams() noexcept { return {streams_.data(), streams_made_}; }
-  std::span<const lane_stream> made_streams() const noexcept {
-    return {streams_.data(), streams_made_};
+  /// In the order in which they were made.
+  std::span<lane_stream* const> made_streams() const noexcept { return made_; }
+  std::span<const lane_stream> collective_range() const noexcept {
+    return {streams_.data() + first_collective, collective_streams};
   }
   static std::size_t index_of(const part& p) noexcept {
-    return p.tenant != nullptr ? p.tenant->stream : static_cast<std::size_t>(p.stream);
+    if (p.tenant != nullptr)
+      return p.tenant->stream;
+    return p.stream == stream_kind::peer ? index_of_peer(p.peer)
+                                         : static_cast<std::size_t>(p.stream);
+  }
+  static std::size_t index_of_peer(int peer) noexcept {
+    return first_peer + static_cast<std::size_t>(peer) % peer_streams;
   }
   lane_stream& stream_of(const part& p) noexcept { return streams_[index_of(p)]; }
   const lane_stream& stream_of(const part& p) const noexcept { return streams_[index_of(p)]; }
@@ -179,7 +196,8 @@ private:
   void run() noexcept;
   bool come_up();
   caf::error open_device();
-  caf::error add_stream();
+  caf::error make_stream(std::size_t index);
+  caf::error make_collective_streams(std::size_t number);
   void go_down() noexcept;
   void reset_now();
   bool serve_control();
@@ -190,7 +208,6 @@ private:
   verdict try_issue(part& p);
   void fetch_ahead() const noexcept;
   std::optional<std::uint64_t> held_by(const part& p) noexcept;
-  bool must_await(const part& x) noexcept;
   static void wake_waiting(const part& x) noexcept;
   bool stands_between(const part& p) const noexcept;
   static bool nothing_before(const part& p) noexcept;
@@ -228,9 +245,10 @@ private:
   const lane_options options_;
   lane_owner& owner_;
   device_properties properties_;
-  std::array<lane_stream, first_collective + collective_streams> streams_;
-  std::size_t streams_made_ = 0;   // the rest can follow
-  std::vector<event_view> events_; // not in use
+  std::array<lane_stream, first_peer + peer_streams> streams_;
+  std::vector<lane_stream*> made_;   // of them; the rest can follow
+  std::size_t collectives_made_ = 0; // the first ones
+  std::vector<event_view> events_;   // not in use
   std::unique_ptr<staging_ring> upload_ring_;
   std::unique_ptr<staging_ring> download_ring_;
   std::unique_ptr<stager> stager_;

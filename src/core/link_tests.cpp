@@ -168,14 +168,7 @@ private:
 
   /// What an error of a copy over the link says of it.
   static verdict verdict_of(const caf::error& why) {
-    auto code = code_of(why);
-    if (code == errc::link_failed)
-      return {why, {}};
-    if (code != errc::cuda_error) // as an event tells it
-      return {{}, why};
-    auto x = failure_of(why).value_or(failure{});
-    x.code = errc::link_failed;
-    return {make_error(std::move(x)), {}};
+    return code_of(why) == errc::link_failed ? verdict{why, {}} : verdict{{}, why};
   }
 
   request_options options() const {

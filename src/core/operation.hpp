@@ -22,9 +22,10 @@ class operation;
 class timekeeper;
 
 /// The streams of a lane. `collective`: one of several, each communicator's own while it has work
-/// there. `none`: the part is over when its issue returns.
-enum class stream_kind : std::uint8_t { compute, upload, download, memory, collective, none };
-inline constexpr std::size_t stream_count = 5;
+/// there. `peer`: one for each other device (`part::peer`), for copies over the link to it. `none`:
+/// the part is over when its issue returns.
+enum class stream_kind : std::uint8_t { compute, upload, download, memory, collective, peer, none };
+inline constexpr std::size_t stream_count = 6;
 
 /// A rank of a communicator, whose work on its lane is in one stream, in order; in another one,
 /// perhaps, once all of it is over. @thread the lane
@@ -58,6 +59,7 @@ struct alignas(64) part {
   lane* on = nullptr;
   std::size_t index = 0;
   int rank = -1; ///< in a collective
+  int peer = -1; ///< the other device (`stream_kind::peer`)
   stream_kind stream = stream_kind::compute;
   stream_tenant* tenant = nullptr;      ///< whose work it is, if a communicator's
   const stream_tenant* after = nullptr; ///< it comes behind all that is in flight of this one
@@ -94,6 +96,7 @@ struct alignas(64) part {
   /// If both are in streams of one lane at once, it is the same stream.
   bool shares_stream(const part& other) const noexcept {
     return on == other.on && stream == other.stream && stream != stream_kind::none &&
+           peer == other.peer &&
            (stream != stream_kind::collective || (tenant != nullptr && tenant == other.tenant));
   }
 };
@@ -205,6 +208,11 @@ public:
   /// A part was issued and another never will be; `p` is the one that saw it. May be called twice.
   /// `why` is none if another part's failure is the reason.
   virtual void on_lost_part(part&, const caf::error& why) noexcept { static_cast<void>(why); }
+  /// What it is told if the work of `p` failed with `why` on its device.
+  virtual caf::error on_failed_work(part& p, caf::error why) noexcept {
+    static_cast<void>(p);
+    return why;
+  }
   /// Host memory that the streams may still touch when the work is given up in the middle.
   virtual std::shared_ptr<void> used_by_streams() const noexcept { return nullptr; }
   /// Brings what the answer, or that of `p`, needs into the cache of the calling thread.

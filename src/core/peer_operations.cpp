@@ -27,6 +27,8 @@ caf::expected<issue_outcome> connect_peers_operation::issue(part&, lane& on) {
       x.enabled = can.error();
     else if (x.can_access)
       x.enabled = on.device().enable_peer(peer);
+    if (x.can_access && !x.enabled)
+      x.enabled = on.provide_peer_stream(peer);
     if (ends_process(x.enabled))
       return x.enabled;
     x.admitted = on.device().admit_peer(peer);
@@ -44,15 +46,24 @@ std::byte* address_of(const any_gpu_ref& ref) { return ref.memory()->address() +
 
 } // namespace
 
+caf::error as_link_failure(const caf::error& why, int source_device, int target_device) {
+  auto x = failure_of(why);
+  if (!x || severity_of(x->code) != severity::operation)
+    return why;
+  x->code = errc::link_failed;
+  x->detail = "from device " + std::to_string(source_device) + " to device " +
+              std::to_string(target_device) + (x->detail.empty() ? "" : ": ") + x->detail;
+  return make_error(std::move(*x));
+}
+
 peer_copy_operation::peer_copy_operation(const any_gpu_ref& target, const any_gpu_ref& source,
                                          int by, std::size_t times)
     : operation_of("copy", 1), target_(address_of(target)), source_(address_of(source)),
       size_(source.size_bytes()), target_device_(target.device()), source_device_(source.device()),
       times_(times),
       lender_((by == target_device_ ? source : target).memory()->home().shared_from_this()) {
-  // What leaves the device goes with its downloads, what comes in with its uploads: behind no
-  // kernel.
-  parts()[0].stream = by == source_device_ ? stream_kind::download : stream_kind::upload;
+  parts()[0].stream = stream_kind::peer;
+  parts()[0].peer = lender_->ordinal();
   add_use(use_of(source, true, false));
   add_use(use_of(target, false, true));
   of_elements(source.count(), source.type());
@@ -70,18 +81,15 @@ caf::expected<issue_outcome> peer_copy_operation::issue(part& p, lane& on) {
   for (std::size_t i = 0; i < times_; ++i)
     if (auto error = on.device().copy_peer(target_, target_device_, source_, source_device_, size_,
                                            on.stream(p)))
-      return failed(error);
+      return on_failed_work(p, error);
   return issue_outcome::enqueued;
 }
 
-caf::error peer_copy_operation::failed(const caf::error& why) const {
-  auto x = failure_of(why);
-  if (!x || severity_of(x->code) != severity::operation)
-    return why;
-  x->code = errc::link_failed;
-  x->detail = "from device " + std::to_string(source_device_) + " to device " +
-              std::to_string(target_device_) + (x->detail.empty() ? "" : ": ") + x->detail;
-  return make_error(std::move(*x));
+caf::error peer_copy_operation::on_failed_work(part&, caf::error why) noexcept {
+  auto result = as_link_failure(why, source_device_, target_device_);
+  if (code_of(result) == errc::link_failed)
+    on_link_failed(result);
+  return result;
 }
 
 void peer_copy_operation::on_part_done(part&) noexcept { done_at_ = clock::now(); }

@@ -45,7 +45,7 @@ private:
 
 /// Over the link of the device whose lane has it, to or from the memory of another device. That one
 /// is in no part of it: its memory stays until this is over.
-class peer_copy_operation final : public operation_of<nothing> {
+class peer_copy_operation : public operation_of<nothing> {
 public:
   /// `by` is the ordinal of `target` or of `source`; `times`: one after the other, for those who
   /// measure.
@@ -55,6 +55,7 @@ public:
   caf::error on_admit() override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
   void on_part_done(part& p) noexcept override;
+  caf::error on_failed_work(part& p, caf::error why) noexcept override;
   bool borrows_from(int device) const noexcept override { return device == lender_->ordinal(); }
   std::shared_ptr<void> used_by_streams() const noexcept override { return lender_; }
 
@@ -64,10 +65,12 @@ public:
 
 protected:
   void on_settled() noexcept override;
+  /// A copy failed in a way that says something of the link.
+  virtual void on_link_failed(const caf::error& why) noexcept { static_cast<void>(why); }
+  std::size_t size() const noexcept { return size_; }
+  device_state& lender() const noexcept { return *lender_; }
 
 private:
-  caf::error failed(const caf::error& why) const;
-
   std::byte* const target_;
   const std::byte* const source_;
   const std::size_t size_;
@@ -78,5 +81,8 @@ private:
   clock::time_point issued_at_{};
   clock::time_point done_at_{};
 };
+
+/// `why` of a copy over a link as an error of the link, if it is one.
+caf::error as_link_failure(const caf::error& why, int source_device, int target_device);
 
 } // namespace troupe::detail

@@ -20,10 +20,12 @@ std::string name_of(const device_state& from, const device_state& to) {
 
 topology_core::topology_core(std::shared_ptr<runtime> runtime, topology_config config,
                              std::vector<std::shared_ptr<lane>> lanes)
-    : runtime_(std::move(runtime)), config_(std::move(config)),
-      edges_(lanes.size() * lanes.size()) {
-  for (auto& x : lanes)
+    : runtime_(std::move(runtime)), config_(std::move(config)), edges_(lanes.size() * lanes.size()),
+      routes_(edges_.size()) {
+  for (auto& x : lanes) {
+    places_[x->state().ordinal()] = nodes_.size();
     nodes_.push_back({std::move(x), {}});
+  }
 }
 
 device_core topology_core::device_at(std::size_t place) const {
@@ -202,6 +204,7 @@ std::vector<link_ends> topology_core::links_between(const std::vector<std::size_
 // -- changes
 
 void topology_core::changed() {
+  runtime_->gate().go_on_soon(); // copies may wait for it
   if (on_change_)
     on_change_();
 }
@@ -247,7 +250,7 @@ std::shared_ptr<connect_peers_operation> topology_core::start_connect(std::size_
                                                                       clock::time_point deadline) {
   std::vector<int> peers;
   for (auto& x : nodes_)
-    if (&x != &nodes_[place])
+    if (&x != &nodes_[place] && config_.use_links)
       peers.push_back(x.on->state().ordinal());
   auto op = std::make_shared<connect_peers_operation>(
       std::move(peers), [self = shared_from_this(), place](const peer_findings& found) {
@@ -270,9 +273,10 @@ void topology_core::on_connected(std::size_t place, const peer_findings& found) 
     here.findings.generation = found.generation;
     here.findings.peers.assign(size(), {});
     auto next = found.peers.begin();
-    for (std::size_t i = 0; i < size(); ++i)
+    for (std::size_t i = 0; i < size() && next != found.peers.end(); ++i)
       if (i != place)
         here.findings.peers[i] = *next++;
+    note_routes();
     ++version_;
   }
   for (auto& x : found.peers)
@@ -288,6 +292,7 @@ void topology_core::mark_right(const link_ends& x, const link_generations& in) {
     e.checked = link_check::right;
     e.right_in = in;
     e.out = {};
+    note_routes();
     ++version_;
   }
   changed();
@@ -300,7 +305,10 @@ void topology_core::take_out(const link_ends& x, link_check found, const caf::er
     std::lock_guard lock{mutex_};
     auto& e = edge_at(x);
     e.checked = found;
+    if (!e.out)
+      links_failed_.fetch_add(1, std::memory_order_relaxed);
     e.out = why;
+    note_routes();
     ++version_;
   }
   changed();
@@ -451,11 +459,13 @@ void topology_core::close(const caf::error& why) {
     if (closed_)
       return;
     closed_ = why;
+    is_closed_.store(true);
     open.swap(requests_);
   }
   for (auto& x : open)
     if (auto request = x.lock())
       request->answer(why);
+  runtime_->gate().go_on(); // copies that wait for a link
 }
 
 } // namespace troupe::detail

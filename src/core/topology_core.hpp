@@ -2,36 +2,26 @@
 /// actor decides when something is done; this does it.
 #pragma once
 
+#include "core/device_copies.hpp"
 #include "core/device_core.hpp"
-#include "core/peer_operations.hpp"
 #include "core/runtime.hpp"
 #include <troupe/collective.hpp>
 #include <troupe/p2p_graph.hpp>
 #include <troupe/p2p_topology.hpp>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
 namespace troupe::detail {
-
-/// From one device of a topology to another one, by their places in it.
-struct link_ends {
-  std::size_t from;
-  std::size_t to;
-};
-
-/// The lives of two devices.
-struct link_generations {
-  std::uint64_t from = 0;
-  std::uint64_t to = 0;
-  friend bool operator==(const link_generations&, const link_generations&) = default;
-};
 
 class topology_core : public std::enable_shared_from_this<topology_core> {
 public:
@@ -69,6 +59,30 @@ public:
   answer verify(const std::vector<std::int32_t>& devices, const request_options& options);
   answer measure(const std::vector<std::int32_t>& devices, const request_options& options);
 
+  using copies_answer = std::shared_ptr<operation_of<nothing>>;
+
+  copies_answer copy(const any_gpu_ref& target, const any_gpu_ref& source,
+                     const request_options& options);
+  copies_answer copy(const std::vector<copy_pair>& copies, const request_options& options);
+  copies_answer replicate(const any_gpu_ref& source, const std::vector<any_gpu_ref>& targets,
+                          const request_options& options);
+  copies_answer distribute(const any_gpu_ref& source, const std::vector<any_gpu_ref>& targets,
+                           const request_options& options);
+  topology_stats stats() const noexcept;
+
+  // -- for copies; without a lock, unless something is wrong
+
+  /// Which way memory of these lives goes.
+  copy_route route_of(const link_ends& x, const link_generations& in) const noexcept;
+  /// None while there are requests.
+  caf::error why_closed() const;
+  /// Why a link is not what it was.
+  caf::error why_not(const link_ends& x) const;
+  /// A copy over it failed.
+  void fail_link(const link_ends& x, const caf::error& why) noexcept;
+  /// Some were done; none: within a device.
+  void count(std::optional<copy_route> route, std::size_t copies, std::size_t bytes) noexcept;
+
   // -- for tests of links
 
   /// As `connect`, for one that is waited for.
@@ -105,6 +119,18 @@ private:
     figures measured;
   };
 
+  /// Where copies are that were done.
+  struct alignas(64) tally {
+    std::atomic<std::uint64_t> copies{0};
+    std::atomic<std::uint64_t> bytes{0};
+  };
+
+  std::optional<std::size_t> place_of(const any_gpu_ref& x) const noexcept;
+  caf::error check_copies(const char* verb, std::span<const copy_pair> copies) const;
+  copies_answer start_copies(const char* verb, std::span<const copy_pair> copies,
+                             const request_options& options);
+  std::vector<device_copies_operation::leg> legs_of(std::span<const copy_pair> copies) const;
+
   // Under mutex_, and so without the lock of the order, which comes first.
   edge& edge_at(const link_ends& x) { return edges_[x.from * size() + x.to]; }
   const edge& edge_at(const link_ends& x) const { return edges_[x.from * size() + x.to]; }
@@ -116,6 +142,7 @@ private:
   caf::error failure_to_connect(const link_ends& x) const;
   p2p_link link_at(const link_ends& x) const;
   void find_islands(p2p_graph& graph) const;
+  void note_routes() noexcept;
 
   void on_connected(std::size_t place, const peer_findings& found);
   void links_found(const std::vector<std::pair<link_ends, peer_link>>& all);
@@ -140,6 +167,13 @@ private:
   bool checking_ = false;
   std::uint64_t version_ = 1;
   caf::error closed_; // why
+  std::atomic<bool> is_closed_{false};
+  std::vector<std::atomic<std::uint64_t>> routes_; // of each edge, with the lives in which it is so
+  std::map<int, std::size_t> places_;              // by ordinal
+  tally local_;
+  tally direct_;
+  tally staged_;
+  std::atomic<std::uint64_t> links_failed_{0};
   std::vector<std::weak_ptr<operation_of<p2p_graph>>> requests_;
   std::mutex one_test_; // at a time; only the threads that test wait for it
 };

@@ -244,6 +244,12 @@ protected:
   get_graph sample(type<get_graph>) const { return {}; }
   verify_links sample(type<verify_links>) const { return {{3, 1}, options_}; }
   measure_links sample(type<measure_links>) const { return {{0, 2}, options_}; }
+  copy_pair sample(type<copy_pair>) const { return {ref_, part_}; }
+  copy_batch sample(type<copy_batch>) const { return {{{ref_, part_}, {part_, ref_}}, options_}; }
+  replicate sample(type<replicate>) const { return {part_, two_, options_}; }
+  distribute sample(type<distribute>) const { return {part_, two_, options_}; }
+  get_stats sample(type<get_stats>) const { return {}; }
+  topology_stats sample(type<topology_stats>) const { return {1, 2, 3, 4, 5, 6, 7}; }
 
   /// Alone, and as CAF's network sends it.
   template <class T> void expect_comes_back() {

@@ -65,6 +65,12 @@ struct p2p_graph;
 struct get_graph;
 struct verify_links;
 struct measure_links;
+struct copy_pair;
+struct copy_batch;
+struct replicate;
+struct distribute;
+struct get_stats;
+struct topology_stats;
 struct launch_callable;
 
 namespace detail {
@@ -141,6 +147,12 @@ CAF_ADD_TYPE_ID(troupe, (troupe::p2p_graph))
 CAF_ADD_TYPE_ID(troupe, (troupe::get_graph))
 CAF_ADD_TYPE_ID(troupe, (troupe::verify_links))
 CAF_ADD_TYPE_ID(troupe, (troupe::measure_links))
+CAF_ADD_TYPE_ID(troupe, (troupe::copy_pair))
+CAF_ADD_TYPE_ID(troupe, (troupe::copy_batch))
+CAF_ADD_TYPE_ID(troupe, (troupe::replicate))
+CAF_ADD_TYPE_ID(troupe, (troupe::distribute))
+CAF_ADD_TYPE_ID(troupe, (troupe::get_stats))
+CAF_ADD_TYPE_ID(troupe, (troupe::topology_stats))
 CAF_END_TYPE_ID_BLOCK(troupe)
 
 // Messages that mean something only within the process. They have no serialized form, and the

@@ -1,0 +1,505 @@
+#include "core/device_copies.hpp"
+
+#include "core/lane.hpp"
+#include "core/staging.hpp"
+#include "core/topology_core.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+
+/// Copies that go to a stream at once; the launch queue has room for some such groups.
+constexpr std::size_t copies_in_group = 64;
+constexpr std::size_t groups_in_stream = 2;
+
+/// Chunks on their way through the host, at most.
+constexpr std::size_t chunks_on_the_way = 8;
+/// Smaller chunks cost more than they save by overlapping.
+constexpr std::size_t least_chunk = std::size_t{256} << 10;
+
+std::byte* address_of(const any_gpu_ref& ref) { return ref.memory()->address() + ref.offset(); }
+
+caf::error ended(const char* verb, const device_state& device) {
+  failure why;
+  why.code = errc::unavailable;
+  why.verb = verb;
+  why.device = device.ordinal();
+  why.detail = "the device is " + std::string{to_string(device.phase())};
+  return make_error(std::move(why));
+}
+
+bool has_ended(const device_state& device) {
+  auto phase = device.phase();
+  return phase == device_phase::failed || phase == device_phase::shut_down;
+}
+
+/// The link that a copy goes over.
+link_ends link_of(const link_ends& ends, copy_route route) {
+  return route == copy_route::pull ? link_ends{ends.to, ends.from} : ends;
+}
+
+/// The same memory once, in as few uses as there can be.
+void merge(std::vector<use>& uses) {
+  auto key = [](const use& x) { return std::tuple{x.part, x.writes, x.memory.get(), x.begin}; };
+  std::sort(uses.begin(), uses.end(), [&](auto& a, auto& b) { return key(a) < key(b); });
+  auto last = uses.begin();
+  for (auto i = uses.begin(); i != uses.end(); ++i) {
+    if (i == last)
+      continue;
+    bool touches = i->part == last->part && i->writes == last->writes &&
+                   i->memory == last->memory && i->begin <= last->end;
+    if (touches)
+      last->end = std::max(last->end, i->end);
+    else if (++last != i)
+      *last = std::move(*i);
+  }
+  if (!uses.empty())
+    uses.erase(last + 1, uses.end());
+}
+
+} // namespace
+
+// -- one copy
+
+link_copy_operation::link_copy_operation(std::shared_ptr<topology_core> topology,
+                                         const link_ends& ends, const link_generations& in,
+                                         copy_route route, const any_gpu_ref& target,
+                                         const any_gpu_ref& source, lane& by)
+    : peer_copy_operation(target, source, by.state().ordinal()), topology_(std::move(topology)),
+      ends_(ends), in_(in), route_(route) {
+  parts()[0].on = &by;
+}
+
+caf::error link_copy_operation::on_check() const {
+  if (has_ended(lender()))
+    return ended(verb(), lender());
+  return topology_->why_closed();
+}
+
+caf::expected<issue_outcome> link_copy_operation::issue(part& p, lane& on) {
+  if (topology_->route_of(ends_, in_) != route_)
+    return topology_->why_not(link_of(ends_, route_));
+  return peer_copy_operation::issue(p, on);
+}
+
+void link_copy_operation::on_success() noexcept { topology_->count(route_, 1, size()); }
+
+void link_copy_operation::on_link_failed(const caf::error& why) noexcept {
+  topology_->fail_link(link_of(ends_, route_), why);
+}
+
+// -- many copies
+
+/// What is to be done for a leg, and how far it is. The lane of `home` owns all that is no atomic,
+/// unless something else is said.
+struct device_copies_operation::journey {
+  struct chunk {
+    std::byte* staged = nullptr;
+    std::byte* target = nullptr;
+    std::size_t size = 0;
+    event_view there; ///< in pinned memory
+  };
+
+  link_ends ends{};
+  link_generations in;
+  copy_route route = copy_route::pending;
+  int source_device = -1;
+  int target_device = -1;
+  std::vector<piece> pieces;
+  std::size_t bytes = 0;
+
+  /// All uses are its: with two parts it waits for all that is before them, and ends last.
+  part* home = nullptr;
+  part* helper = nullptr; ///< on the target's lane; null: `home` does it alone
+
+  // of the lane that copies piece by piece
+  std::size_t next = 0;
+  std::deque<event_view> groups;
+
+  // through the host
+  std::size_t chunk_bytes = 0;
+  std::size_t at = 0; ///< the piece, and how much of it is on its way
+  std::size_t offset = 0;
+  std::uint64_t given_back = 0;
+  caf::error error;
+  std::array<chunk, chunks_on_the_way> chunks;
+  std::atomic<std::uint64_t> sent{0};     ///< chunks that the helper may wait for
+  std::atomic<bool> all_sent{false};      ///< or nothing comes any more
+  std::atomic<std::uint64_t> received{0}; ///< chunks that are through
+  // of the helper's lane
+  std::uint64_t taken = 0;
+  std::deque<event_view> uploads;
+
+  bool local() const noexcept { return ends.from == ends.to; }
+  chunk& chunk_at(std::uint64_t number) noexcept { return chunks[number % chunks.size()]; }
+};
+
+namespace {
+
+std::size_t parts_of(const std::vector<device_copies_operation::leg>& legs) {
+  std::size_t result = 0;
+  for (auto& x : legs)
+    result += x.on_both() ? 2 : 1;
+  return result;
+}
+
+} // namespace
+
+device_copies_operation::device_copies_operation(const char* verb,
+                                                 std::shared_ptr<topology_core> topology,
+                                                 std::vector<leg> legs)
+    : operation_of(verb, parts_of(legs)), topology_(std::move(topology)) {
+  std::vector<use> uses;
+  std::size_t elements = 0;
+  for (auto& x : legs) {
+    auto first = journeys_of_parts_.size();
+    auto& made = *journeys_.emplace_back(std::make_unique<journey>());
+    made.ends = x.ends;
+    made.in = x.in;
+    made.route = x.route;
+    made.source_device = x.sources.front().device();
+    made.target_device = x.targets.front().device();
+    for (std::size_t i = 0; i < x.sources.size(); ++i) {
+      auto size = x.sources[i].size_bytes();
+      made.pieces.push_back({address_of(x.targets[i]), address_of(x.sources[i]), size});
+      made.bytes += size;
+      uses.push_back(use_of(x.sources[i], true, false, first));
+      uses.push_back(use_of(x.targets[i], false, true, first));
+      elements += x.sources[i].count();
+    }
+    add_parts(made, first);
+    if (x.on_both())
+      journeys_of_parts_.emplace_back(&made, true);
+    for (auto* ref : {&x.sources.front(), &x.targets.front()}) {
+      auto device = ref->memory()->home().shared_from_this();
+      if (std::find(devices_.begin(), devices_.end(), device) == devices_.end())
+        devices_.push_back(std::move(device));
+    }
+  }
+  merge(uses);
+  expect_uses(uses.size());
+  for (auto& x : uses)
+    add_use(std::move(x));
+  of_elements(elements, legs.front().sources.front().type());
+}
+
+device_copies_operation::~device_copies_operation() = default;
+
+void device_copies_operation::add_parts(journey& x, std::size_t first) {
+  auto& home = parts()[first];
+  x.home = &home;
+  journeys_of_parts_.emplace_back(&x, false);
+  home.on = &topology_->lane_at(x.ends.from);
+  if (x.local())
+    return;
+  if (x.route == copy_route::push || x.route == copy_route::pull) {
+    auto by = link_of(x.ends, x.route);
+    home.on = &topology_->lane_at(by.from);
+    home.stream = stream_kind::peer;
+    home.peer = topology_->lane_at(by.to).state().ordinal();
+    return;
+  }
+  home.stream = stream_kind::download;
+  x.helper = &parts()[first + 1];
+  x.helper->on = &topology_->lane_at(x.ends.to);
+  x.helper->stream = stream_kind::upload;
+}
+
+device_copies_operation::journey&
+device_copies_operation::journey_of(const part& p) const noexcept {
+  return *journeys_of_parts_[p.index].first;
+}
+
+caf::error device_copies_operation::on_check() const {
+  for (auto& x : devices_)
+    if (has_ended(*x))
+      return ended(verb(), *x);
+  return topology_->why_closed();
+}
+
+caf::error device_copies_operation::on_admit() {
+  for (auto& x : devices_)
+    x->lend();
+  return {};
+}
+
+void device_copies_operation::on_settled() noexcept {
+  for (auto& x : devices_)
+    x->end_loan();
+}
+
+bool device_copies_operation::borrows_from(int device) const noexcept {
+  return std::any_of(devices_.begin(), devices_.end(),
+                     [&](const auto& x) { return x->ordinal() == device; });
+}
+
+const void* device_copies_operation::waits_for() const {
+  for (auto& x : journeys_)
+    if (!x->local() && x->route == copy_route::pending &&
+        topology_->route_of(x->ends, x->in) == copy_route::pending)
+      return topology_.get();
+  return nullptr;
+}
+
+void device_copies_operation::on_submit() {
+  for (auto& x : journeys_) {
+    if (x->local() || x->route != copy_route::pending)
+      continue;
+    x->route = topology_->route_of(x->ends, x->in);
+    if (x->route == copy_route::pending) // again, in another life
+      x->route = copy_route::staged;
+  }
+}
+
+caf::expected<issue_outcome> device_copies_operation::issue(part& p, lane& on) {
+  auto& x = journey_of(p);
+  if (x.bytes == 0)
+    return issue_outcome::finished;
+  bool over_link = !x.local() && x.route != copy_route::staged;
+  if (over_link && topology_->route_of(x.ends, x.in) != x.route) {
+    x.all_sent.store(true); // of both parts, whichever comes first
+    return topology_->why_not(link_of(x.ends, x.route));
+  }
+  return proceed(p, on);
+}
+
+caf::expected<issue_outcome> device_copies_operation::proceed(part& p, lane& on) {
+  auto& x = journey_of(p);
+  if (x.helper == nullptr)
+    return copy_pieces(x, p, on);
+  if (&p == x.helper)
+    return x.route == copy_route::push ? issue_outcome::finished : receive(x, p, on);
+  return x.route == copy_route::push ? copy_pieces(x, p, on) : send(x, p, on);
+}
+
+caf::expected<issue_outcome> device_copies_operation::copy_pieces(journey& x, part& p, lane& on) {
+  while (true) {
+    while (!x.groups.empty()) {
+      auto done = on.device().query(x.groups.front());
+      if (!done)
+        return on_failed_work(p, done.error());
+      if (!*done)
+        break;
+      on.retire(x.groups.front());
+      x.groups.pop_front();
+    }
+    if (x.next == x.pieces.size() || failed())
+      return issue_outcome::enqueued;
+    if (x.groups.size() == groups_in_stream)
+      return issue_outcome::continues;
+    auto end = std::min(x.next + copies_in_group, x.pieces.size());
+    for (; x.next < end; ++x.next)
+      if (auto error = copy_piece(x, x.pieces[x.next], on, on.stream(p)))
+        return on_failed_work(p, error);
+    if (end == x.pieces.size())
+      return issue_outcome::enqueued;
+    auto group = on.mark(on.stream(p));
+    if (!group)
+      return group.error();
+    x.groups.push_back(*group);
+  }
+}
+
+caf::error device_copies_operation::copy_piece(const journey& x, const piece& what, lane& on,
+                                               stream_view stream) const {
+  if (what.size == 0)
+    return {};
+  if (x.local())
+    return on.device().copy(what.target, what.source, what.size, copy_direction::device_to_device,
+                            stream);
+  return on.device().copy_peer(what.target, x.target_device, what.source, x.source_device,
+                               what.size, stream);
+}
+
+/// Downloads, or (`copy_route::pull`) lets the helper know when it may begin; then waits for it,
+/// which alone knows when all is there.
+caf::expected<issue_outcome> device_copies_operation::send(journey& x, part&, lane& on) {
+  if (!x.all_sent.load(std::memory_order_relaxed)) {
+    auto before = x.sent.load(std::memory_order_relaxed);
+    if (auto error = download_chunks(x, on))
+      x.error = std::move(error);
+    bool more = x.at < x.pieces.size() && !x.error && !failed() && !lost_a_part();
+    if (!more)
+      x.all_sent.store(true);
+    if (!more || x.sent.load(std::memory_order_relaxed) != before)
+      x.helper->on->wake();
+    if (more)
+      return issue_outcome::continues;
+  }
+  if (on.must_await(*x.helper))
+    return issue_outcome::continues;
+  auto error = on.wait_for(*x.helper, on.stream(x.home->stream));
+  if (x.error)
+    return x.error;
+  if (error)
+    return error;
+  return issue_outcome::enqueued;
+}
+
+caf::error device_copies_operation::download_chunks(journey& x, lane& on) {
+  auto& ring = on.download_ring();
+  auto stream = on.stream(stream_kind::download);
+  auto publish = [&](journey::chunk& c) -> caf::error {
+    auto event = on.mark(stream);
+    if (!event)
+      return event.error();
+    c.there = *event;
+    x.sent.fetch_add(1);
+    return {};
+  };
+  if (x.route == copy_route::pull) {
+    x.at = x.pieces.size();
+    return publish(x.chunks.front());
+  }
+  if (x.chunk_bytes == 0)
+    x.chunk_bytes =
+        std::min(ring.piece_limit(), std::max(least_chunk, x.bytes / chunks_on_the_way));
+  for (auto through = x.received.load(); x.given_back < through; ++x.given_back) {
+    auto& c = x.chunk_at(x.given_back);
+    on.retire(std::exchange(c.there, {}));
+    ring.give_back(c.staged);
+  }
+  while (x.at < x.pieces.size() && !failed() && !lost_a_part()) {
+    auto sent = x.sent.load(std::memory_order_relaxed);
+    auto& from = x.pieces[x.at];
+    auto size = std::min(x.chunk_bytes, from.size - x.offset);
+    if (size == 0) {
+      ++x.at;
+      continue;
+    }
+    if (sent - x.given_back == x.chunks.size())
+      return {};
+    auto staged = ring.take(size);
+    if (!staged)
+      return staged.error();
+    if (*staged == nullptr)
+      return {};
+    auto& c = x.chunk_at(sent);
+    c = {*staged, from.target + x.offset, size, {}};
+    auto error = on.device().copy(c.staged, from.source + x.offset, size,
+                                  copy_direction::device_to_host, stream);
+    if (!error)
+      error = publish(c);
+    if (error) {
+      ring.give_back(c.staged); // behind it in the stream is what comes here next
+      return error;
+    }
+    x.offset += size;
+    if (x.offset == from.size) {
+      ++x.at;
+      x.offset = 0;
+    }
+  }
+  return {};
+}
+
+/// Uploads, or (`copy_route::pull`) copies; behind what the home part has in its stream.
+caf::expected<issue_outcome> device_copies_operation::receive(journey& x, part& p, lane& on) {
+  bool last = x.all_sent.load() || failed() || (lost_a_part() && !on.must_await(*x.home));
+  if (x.route == copy_route::pull) {
+    if (x.taken == 0 && (x.sent.load() == 0 || failed()))
+      return last ? issue_outcome::finished : issue_outcome::continues;
+    if (x.taken == 0) {
+      if (auto error = on.device().wait(on.stream(p), x.chunks.front().there))
+        return error;
+      ++x.taken;
+    }
+    return copy_pieces(x, p, on);
+  }
+  auto error = count_uploaded(x, on);
+  if (!error && !failed())
+    error = upload_chunks(x, on);
+  if (error)
+    return error;
+  if (!last || (x.taken != x.sent.load() && !failed()))
+    return issue_outcome::continues;
+  x.home->on->wake(); // it may wait for chunks that do not come through any more
+  return x.taken == 0 ? issue_outcome::finished : issue_outcome::enqueued;
+}
+
+caf::error device_copies_operation::count_uploaded(journey& x, lane& on) {
+  auto before = x.received.load(std::memory_order_relaxed);
+  while (!x.uploads.empty()) {
+    auto done = on.device().query(x.uploads.front());
+    if (!done)
+      return done.error();
+    if (!*done)
+      break;
+    on.retire(x.uploads.front());
+    x.uploads.pop_front();
+    x.received.fetch_add(1);
+  }
+  if (x.received.load(std::memory_order_relaxed) != before)
+    x.home->on->wake();
+  return {};
+}
+
+caf::error device_copies_operation::upload_chunks(journey& x, lane& on) {
+  auto stream = on.stream(stream_kind::upload);
+  for (auto sent = x.sent.load(); x.taken < sent; ++x.taken) {
+    auto& c = x.chunk_at(x.taken);
+    if (auto error = on.device().wait(stream, c.there))
+      return error;
+    if (auto error =
+            on.device().copy(c.target, c.staged, c.size, copy_direction::host_to_device, stream))
+      return error;
+    auto event = on.mark(stream);
+    if (!event)
+      return event.error();
+    x.uploads.push_back(*event);
+  }
+  return {};
+}
+
+void device_copies_operation::on_lost_part(part&, const caf::error&) noexcept {
+  for (auto& p : parts())
+    p.on->wake();
+}
+
+void device_copies_operation::on_part_done(part& p) noexcept {
+  auto& x = journey_of(p);
+  auto& on = *p.on;
+  auto retire_all = [&](std::deque<event_view>& events) {
+    for (auto event : events)
+      on.retire(event);
+    events.clear();
+  };
+  if (&p == x.helper) {
+    retire_all(x.uploads);
+    if (x.route == copy_route::pull)
+      retire_all(x.groups);
+    return;
+  }
+  if (x.helper == nullptr || x.route == copy_route::push)
+    return retire_all(x.groups);
+  for (auto sent = x.sent.load(); x.given_back < sent; ++x.given_back) {
+    auto& c = x.chunk_at(x.given_back);
+    on.retire(std::exchange(c.there, {}));
+    if (x.route == copy_route::staged)
+      on.download_ring().give_back(c.staged);
+  }
+}
+
+caf::error device_copies_operation::on_failed_work(part& p, caf::error why) noexcept {
+  auto& x = journey_of(p);
+  if (x.local() || x.route == copy_route::staged)
+    return why;
+  auto result = as_link_failure(why, x.source_device, x.target_device);
+  if (code_of(result) == errc::link_failed)
+    topology_->fail_link(link_of(x.ends, x.route), result);
+  return result;
+}
+
+void device_copies_operation::on_success() noexcept {
+  for (auto& x : journeys_)
+    topology_->count(x->local() ? std::optional<copy_route>{} : x->route, x->pieces.size(),
+                     x->bytes);
+}
+
+} // namespace troupe::detail

@@ -1,0 +1,125 @@
+/// Copies between buffers on the devices of a topology: over their links, or through pinned host
+/// memory.
+#pragma once
+
+#include "core/peer_operations.hpp"
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+namespace troupe::detail {
+
+class topology_core;
+
+/// From one device of a topology to another one, by their places in it.
+struct link_ends {
+  std::size_t from;
+  std::size_t to;
+  friend auto operator<=>(const link_ends&, const link_ends&) = default;
+};
+
+/// The lives of two devices.
+struct link_generations {
+  std::uint64_t from = 0;
+  std::uint64_t to = 0;
+  friend bool operator==(const link_generations&, const link_generations&) = default;
+};
+
+/// Which way a copy goes.
+enum class copy_route : std::uint8_t {
+  pending, ///< not known yet
+  push,    ///< the source's device writes
+  pull,    ///< the target's device reads
+  staged   ///< through the host
+};
+
+/// One copy over a link.
+class link_copy_operation final : public peer_copy_operation {
+public:
+  /// `by`: the lane of the device whose link it is.
+  link_copy_operation(std::shared_ptr<topology_core> topology, const link_ends& ends,
+                      const link_generations& in, copy_route route, const any_gpu_ref& target,
+                      const any_gpu_ref& source, lane& by);
+
+  caf::error on_check() const override;
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+
+protected:
+  void on_success() noexcept override;
+  void on_link_failed(const caf::error& why) noexcept override;
+
+private:
+  const std::shared_ptr<topology_core> topology_;
+  const link_ends ends_;
+  const link_generations in_;
+  const copy_route route_;
+};
+
+/// Any copies between buffers on any devices of a topology.
+class device_copies_operation final : public operation_of<nothing> {
+public:
+  struct piece {
+    std::byte* target;
+    const std::byte* source;
+    std::size_t size;
+  };
+  /// All copies from one device to one other, or within one.
+  struct leg {
+    link_ends ends;
+    link_generations in;
+    copy_route route;
+    std::vector<any_gpu_ref> sources;
+    std::vector<any_gpu_ref> targets; ///< one for each source
+
+    bool local() const noexcept { return ends.from == ends.to; }
+    /// A part on the lane of either end.
+    bool on_both() const noexcept {
+      return !local() && (route == copy_route::pending || route == copy_route::staged);
+    }
+  };
+
+  device_copies_operation(const char* verb, std::shared_ptr<topology_core> topology,
+                          std::vector<leg> legs);
+  ~device_copies_operation() override;
+
+  caf::error on_check() const override;
+  caf::error on_admit() override;
+  const void* waits_for() const override;
+  bool borrows_from(int device) const noexcept override;
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+  caf::expected<issue_outcome> proceed(part& p, lane& on) override;
+  void on_lost_part(part& p, const caf::error& why) noexcept override;
+  void on_part_done(part& p) noexcept override;
+  caf::error on_failed_work(part& p, caf::error why) noexcept override;
+
+protected:
+  void on_submit() override;
+  void on_success() noexcept override;
+  void on_settled() noexcept override;
+
+private:
+  struct journey;
+
+  journey& journey_of(const part& p) const noexcept;
+  void add_parts(journey& x, std::size_t first);
+  caf::expected<issue_outcome> copy_pieces(journey& x, part& p, lane& on);
+  caf::error copy_piece(const journey& x, const piece& what, lane& on, stream_view stream) const;
+  caf::expected<issue_outcome> send(journey& x, part& p, lane& on);
+  caf::expected<issue_outcome> receive(journey& x, part& p, lane& on);
+  caf::error download_chunks(journey& x, lane& on);
+  caf::error upload_chunks(journey& x, lane& on);
+  caf::error count_uploaded(journey& x, lane& on);
+  caf::error link_error(const journey& x, const caf::error& why) const;
+
+  const std::shared_ptr<topology_core> topology_;
+  std::vector<std::unique_ptr<journey>> journeys_;
+  std::vector<std::pair<journey*, bool>> journeys_of_parts_;
+  std::vector<std::shared_ptr<device_state>> devices_; // whose memory it uses
+};
+
+} // namespace troupe::detail
