@@ -116,7 +116,9 @@ struct device_copies_operation::journey {
 
   /// All uses are its: with two parts it waits for all that is before them, and ends last.
   part* home = nullptr;
-  part* helper = nullptr; ///< on the target's lane; null: `home` does it alone
+  part* helper = nullptr;              ///< on the target's lane; null: `home` does it alone
+  device_state* other = nullptr;       ///< than that of `home`; null: there is none
+  std::atomic<bool> kept_there{false}; ///< the helper sees to it that its memory stays
 
   // of the lane that copies piece by piece
   std::size_t next = 0;
@@ -137,6 +139,8 @@ struct device_copies_operation::journey {
   std::deque<event_view> uploads;
 
   bool local() const noexcept { return ends.from == ends.to; }
+  /// Whose memory is used without a part on its lane.
+  device_state* lender() const noexcept { return helper == nullptr ? other : nullptr; }
   chunk& chunk_at(std::uint64_t number) noexcept { return chunks[number % chunks.size()]; }
 };
 
@@ -198,9 +202,11 @@ void device_copies_operation::add_parts(journey& x, std::size_t first) {
   home.on = &topology_->lane_at(x.ends.from);
   if (x.local())
     return;
+  x.other = &topology_->lane_at(x.ends.to).state();
   if (x.route == copy_route::push || x.route == copy_route::pull) {
     auto by = link_of(x.ends, x.route);
     home.on = &topology_->lane_at(by.from);
+    x.other = &topology_->lane_at(by.to).state();
     home.stream = stream_kind::peer;
     home.peer = topology_->lane_at(by.to).state().ordinal();
     return;
@@ -224,14 +230,15 @@ caf::error device_copies_operation::on_check() const {
 }
 
 caf::error device_copies_operation::on_admit() {
-  for (auto& x : devices_)
-    x->lend();
+  for (auto& x : journeys_)
+    if (auto* from = x->lender())
+      from->lend();
   return {};
 }
 
-void device_copies_operation::on_settled() noexcept {
-  for (auto& x : devices_)
-    x->end_loan();
+void device_copies_operation::on_part_over(part& p) noexcept {
+  if (auto* from = journey_of(p).lender())
+    from->end_loan();
 }
 
 bool device_copies_operation::borrows_from(int device) const noexcept {
@@ -271,11 +278,29 @@ caf::expected<issue_outcome> device_copies_operation::issue(part& p, lane& on) {
 
 caf::expected<issue_outcome> device_copies_operation::proceed(part& p, lane& on) {
   auto& x = journey_of(p);
+  bool pushed = x.route == copy_route::push;
   if (x.helper == nullptr)
     return copy_pieces(x, p, on);
   if (&p == x.helper)
-    return x.route == copy_route::push ? issue_outcome::finished : receive(x, p, on);
-  return x.route == copy_route::push ? copy_pieces(x, p, on) : send(x, p, on);
+    return pushed ? keep_memory(x, p, on) : receive(x, p, on);
+  return pushed ? write_there(x, p, on) : send(x, on);
+}
+
+/// A reset of the other device waits for the helper, once that is issued.
+caf::expected<issue_outcome> device_copies_operation::write_there(journey& x, part& p, lane& on) {
+  if (x.kept_there.load())
+    return copy_pieces(x, p, on);
+  return failed() || lost_a_part() ? issue_outcome::enqueued : issue_outcome::continues;
+}
+
+caf::expected<issue_outcome> device_copies_operation::keep_memory(journey& x, part& p, lane& on) {
+  if (!x.kept_there.exchange(true))
+    x.home->on->wake();
+  if (on.must_await(*x.home))
+    return issue_outcome::continues;
+  if (auto error = on.wait_for(*x.home, on.stream(p)))
+    return error;
+  return issue_outcome::enqueued;
 }
 
 caf::expected<issue_outcome> device_copies_operation::copy_pieces(journey& x, part& p, lane& on) {
@@ -319,7 +344,7 @@ caf::error device_copies_operation::copy_piece(const journey& x, const piece& wh
 
 /// Downloads, or (`copy_route::pull`) lets the helper know when it may begin; then waits for it,
 /// which alone knows when all is there.
-caf::expected<issue_outcome> device_copies_operation::send(journey& x, part&, lane& on) {
+caf::expected<issue_outcome> device_copies_operation::send(journey& x, lane& on) {
   if (!x.all_sent.load(std::memory_order_relaxed)) {
     auto before = x.sent.load(std::memory_order_relaxed);
     if (auto error = download_chunks(x, on))
@@ -399,19 +424,11 @@ caf::error device_copies_operation::download_chunks(journey& x, lane& on) {
   return {};
 }
 
-/// Uploads, or (`copy_route::pull`) copies; behind what the home part has in its stream.
+/// Uploads, or reads; behind what the home part has in its stream.
 caf::expected<issue_outcome> device_copies_operation::receive(journey& x, part& p, lane& on) {
   bool last = x.all_sent.load() || failed() || (lost_a_part() && !on.must_await(*x.home));
-  if (x.route == copy_route::pull) {
-    if (x.taken == 0 && (x.sent.load() == 0 || failed()))
-      return last ? issue_outcome::finished : issue_outcome::continues;
-    if (x.taken == 0) {
-      if (auto error = on.device().wait(on.stream(p), x.chunks.front().there))
-        return error;
-      ++x.taken;
-    }
-    return copy_pieces(x, p, on);
-  }
+  if (x.route == copy_route::pull)
+    return read_there(x, p, on, last);
   auto error = count_uploaded(x, on);
   if (!error && !failed())
     error = upload_chunks(x, on);
@@ -421,6 +438,18 @@ caf::expected<issue_outcome> device_copies_operation::receive(journey& x, part& 
     return issue_outcome::continues;
   x.home->on->wake(); // it may wait for chunks that do not come through any more
   return x.taken == 0 ? issue_outcome::finished : issue_outcome::enqueued;
+}
+
+caf::expected<issue_outcome> device_copies_operation::read_there(journey& x, part& p, lane& on,
+                                                                 bool last) {
+  if (x.taken == 0) {
+    if (x.sent.load() == 0 || failed())
+      return last ? issue_outcome::finished : issue_outcome::continues;
+    if (auto error = on.device().wait(on.stream(p), x.chunks.front().there))
+      return error;
+    ++x.taken;
+  }
+  return copy_pieces(x, p, on);
 }
 
 caf::error device_copies_operation::count_uploaded(journey& x, lane& on) {

@@ -95,12 +95,12 @@ public:
   caf::expected<issue_outcome> proceed(part& p, lane& on) override;
   void on_lost_part(part& p, const caf::error& why) noexcept override;
   void on_part_done(part& p) noexcept override;
+  void on_part_over(part& p) noexcept override;
   caf::error on_failed_work(part& p, caf::error why) noexcept override;
 
 protected:
   void on_submit() override;
   void on_success() noexcept override;
-  void on_settled() noexcept override;
 
 private:
   struct journey;
@@ -109,8 +109,11 @@ private:
   void add_parts(journey& x, std::size_t first);
   caf::expected<issue_outcome> copy_pieces(journey& x, part& p, lane& on);
   caf::error copy_piece(const journey& x, const piece& what, lane& on, stream_view stream) const;
-  caf::expected<issue_outcome> send(journey& x, part& p, lane& on);
+  caf::expected<issue_outcome> send(journey& x, lane& on);
+  caf::expected<issue_outcome> write_there(journey& x, part& p, lane& on);
   caf::expected<issue_outcome> receive(journey& x, part& p, lane& on);
+  caf::expected<issue_outcome> read_there(journey& x, part& p, lane& on, bool last);
+  caf::expected<issue_outcome> keep_memory(journey& x, part& p, lane& on);
   caf::error download_chunks(journey& x, lane& on);
   caf::error upload_chunks(journey& x, lane& on);
   caf::error count_uploaded(journey& x, lane& on);

@@ -314,7 +314,7 @@ bool lane::take_inbox() noexcept {
 }
 
 bool lane::issue_ready() {
-  bool worked = false;
+  bool worked = state_->phase() == device_phase::resetting && drop_failed();
   if (is_held())
     return worked;
   for (int i = 0; i < issue_batch && !waiting_.empty() && in_flight() < options_.in_flight_limit;
@@ -326,6 +326,25 @@ bool lane::issue_ready() {
       break;
   }
   return worked;
+}
+
+/// While a reset holds up what is queued: what will never run must not hold up others, for whom the
+/// reset may wait.
+bool lane::drop_failed() noexcept {
+  std::vector<part*> dropped;
+  std::erase_if(waiting_, [&](part* p) {
+    auto& op = *p->of;
+    bool drops = op.withdrawn() || (op.failed() && op.borrows_from(state_->ordinal()));
+    if (drops)
+      dropped.push_back(p);
+    return drops;
+  });
+  for (auto* p : dropped)
+    if (p->of->withdrawn())
+      skip(*p);
+    else
+      lose(*p, {});
+  return !dropped.empty();
 }
 
 bool lane::is_held() noexcept {
@@ -735,6 +754,7 @@ void lane::finish(part& p, std::int64_t now) noexcept {
   if (!p.passed_by)
     p.of->on_part_done(p);
   record_.over(p, !p.passed_by, state_->generation(), now);
+  p.of->on_part_over(p);
   if (!p.of->one_over())
     return;
   if (may_spin() && waiting_.empty() && nothing_in_flight() && p.of->answer_ahead()) {
@@ -771,6 +791,7 @@ void lane::skip(part& p) noexcept {
   queued_.fetch_sub(1, std::memory_order_relaxed);
   set_skipped(p);
   record_.over(p, p.record != 0, state_->generation(), nanoseconds(clock::now()));
+  p.of->on_part_over(p);
   p.of->part_over();
 }
 

@@ -203,6 +203,7 @@ private:
   bool serve_control();
   bool take_inbox() noexcept;
   bool issue_ready();
+  bool drop_failed() noexcept;
   bool is_held() noexcept;
   bool lets_pass() noexcept;
   verdict try_issue(part& p);

@@ -164,7 +164,8 @@ public:
   /// False for the library's own work, for which the bound of what waits for a device does not
   /// count.
   virtual bool bounded() const noexcept { return true; }
-  /// Does a part of it use memory of a device on another one's lane?
+  /// Does a part of it use memory of a device on another one's lane? If it has failed, a reset of
+  /// that device does not wait for its parts that are not issued.
   virtual bool borrows_from(int device) const noexcept {
     static_cast<void>(device);
     return false;
@@ -219,6 +220,8 @@ public:
   virtual void fetch_answer(const part&) const noexcept { prefetch_to_change(this); }
   /// The work of `p` is over on its device; before it counts as over.
   virtual void on_part_done(part&) noexcept {}
+  /// No lane has anything to do with `p` any more, whatever became of it.
+  virtual void on_part_over(part&) noexcept {}
   /// True if the caller may issue `p`: from the first time on the operation cannot be withdrawn.
   bool claim_issue(part& p) noexcept;
   bool withdrawn() const noexcept {

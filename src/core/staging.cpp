@@ -256,7 +256,7 @@ caf::expected<issue_outcome> transfer::proceed_download(lane& on) {
     return issue_outcome::continues;
   if (error_)
     return error_;
-  return issue_outcome::finished;
+  return taken_ == size_ ? issue_outcome::finished : issue_outcome::continues;
 }
 
 caf::error transfer::mark(lane& on, piece& p, stream_kind stream) {

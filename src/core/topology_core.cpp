@@ -408,6 +408,8 @@ void topology_core::run(test what, const answer& request, std::vector<link_ends>
           std::lock_guard turn{self->one_test_};
           why = what(*self, request, links);
         }
+        if (why && self->runtime_->ended())
+          why = self->end_cause();
         if (!request->answered()) {
           request->value = self->graph();
           request->answer(why);
@@ -415,6 +417,14 @@ void topology_core::run(test what, const answer& request, std::vector<link_ends>
         if (then)
           then();
       });
+}
+
+/// Everything ended, and all hear of the one cause.
+caf::error topology_core::end_cause() const {
+  for (auto& x : nodes_)
+    if (auto why = x.on->state().reason())
+      return why;
+  return make_error(errc::unavailable, "the devices ended");
 }
 
 topology_core::answer topology_core::verify(const std::vector<std::int32_t>& devices,

@@ -155,6 +155,7 @@ private:
                const request_options& options);
   void run(test what, const answer& request, std::vector<link_ends> links,
            std::function<void()> then);
+  caf::error end_cause() const;
   void changed();
 
   const std::shared_ptr<runtime> runtime_;

@@ -2,7 +2,7 @@
 
 #include "support/control_timer.hpp"
 #include "support/guarded_backend.hpp"
-#include "support/world_fixture.hpp"
+#include "support/topology_fixture.hpp"
 
 #include <algorithm>
 #include <map>
@@ -13,49 +13,6 @@ namespace troupe::testing {
 namespace {
 
 using island_list = std::vector<std::vector<std::int32_t>>;
-using pairs = std::set<std::pair<int, int>>;
-
-/// Small tests of links: what is tested here is who is told what.
-topology_limits quick() {
-  topology_limits result;
-  result.deadline = patience;
-  result.open_deadline = patience;
-  result.pattern_bytes = 10'001;
-  result.measured_bytes = 100'000;
-  return result;
-}
-
-topology_config quick_config(bool verify = false) { return {.verify = verify, .limits = quick()}; }
-
-topology open_topology(test_system& system, topology_config config = quick_config()) {
-  if (config.devices.empty())
-    config.devices = system.ordinals();
-  return must(topology::open(system, std::move(config)));
-}
-
-pairs with_access(const p2p_graph& graph, peer_access access) {
-  pairs result;
-  for (auto& x : graph.links)
-    if (x.access == access)
-      result.emplace(x.from, x.to);
-  return result;
-}
-
-pairs all_pairs(const std::vector<int>& devices) {
-  pairs result;
-  for (auto from : devices)
-    for (auto to : devices)
-      if (from != to)
-        result.emplace(from, to);
-  return result;
-}
-
-pairs without(pairs all, const pairs& some) {
-  for (auto& x : some)
-    all.erase(x);
-  return all;
-}
-
 /// For EXPECT_TRUE: the graph is settled, all of its links are there and are enabled.
 ::testing::AssertionResult all_enabled(const p2p_graph& graph, const std::vector<int>& devices) {
   if (!graph.settled)
@@ -128,14 +85,11 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_P(TopologyMatrix, IsProbedAndEnabledInBothDirections) {
   TROUPE_HOST_ONLY("a peer matrix of the test's own");
   auto& want = GetParam();
-  std::vector<host_link> links;
-  for (auto [from, to] : want.no_access)
-    links.push_back({.from = from, .to = to, .access = false});
   backend_books books;
   {
     test_system system{{.devices = want.devices,
                         .wrap = [&](auto inner) { return books.guard(std::move(inner)); },
-                        .links = links}};
+                        .links = links_without(want.no_access)}};
     auto t = open_topology(system);
     auto graph = t.graph();
     EXPECT_TRUE(graph.settled);

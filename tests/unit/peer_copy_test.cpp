@@ -266,6 +266,27 @@ TEST_P(PeerCopyLife, ShutdownWaitsForIt) {
   EXPECT_TRUE(eventually(closed));
 }
 
+// On lane 0 something waits for the next life, behind it what the copy waits for, for which the
+// reset waits.
+TEST_F(PeerCopy, AResetWaitsForNothingThatWaitsForIt) {
+  auto here = filled(0, 1);
+  auto there = filled(1, 2);
+  gate blocked;
+  auto first = system_.device(0).launch(blocked.on_lane(), {}, {}, {});
+  blocked.wait_reached();
+  auto allocated = system_.device(0).allocate(size, dtype::uint8, false, {});
+  auto written = system_.device(0).fill(here, {std::byte{3}}, {});
+  auto copied = copy(here, there, 1);
+  auto reset = system_.device(0).reset({});
+  for (auto& op : std::vector<std::shared_ptr<detail::operation>>{written, copied})
+    EXPECT_TRUE(has_code(answer_of(op), errc::device_reset));
+  blocked.open();
+  EXPECT_TRUE(is_ok(answer_of(reset)));
+  EXPECT_TRUE(is_ok(answer_of(first)));
+  EXPECT_TRUE(is_ok(answer_of(allocated)));
+  EXPECT_TRUE(holds(there, 2));
+}
+
 TEST_F(PeerCopy, ConnectsWhatCanBeConnected) {
   plan_->add({.kind = fault::fail, .on = verb::enable_peer, .device = 2, .peer = 0});
   plan_->add({.kind = fault::fail, .on = verb::admit_peer, .device = 2, .peer = 1});

@@ -1,0 +1,1037 @@
+// Copies of a topology: which way they go, what they bring, and how they fail.
+
+#include "support/control_timer.hpp"
+#include "support/guarded_backend.hpp"
+#include "support/topology_fixture.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+
+namespace troupe::testing {
+namespace {
+
+constexpr std::size_t count = 5000;
+
+using bytes = std::vector<std::byte>;
+
+any_gpu_ref allocate(test_system& system, int device, std::size_t number, dtype type) {
+  return must(answer_of(system.open(device).allocate(type, number)));
+}
+
+/// Memory of bytes, and what is in it.
+struct content {
+  any_gpu_ref ref;
+  bytes data;
+};
+
+content filled(test_system& system, int device, std::uint64_t seed, std::size_t size = count) {
+  content result{allocate(system, device, size, dtype::uint8), random_bytes(size, seed)};
+  put(system.open(device), result.ref, result.data);
+  return result;
+}
+
+::testing::AssertionResult has(test_system& system, const any_gpu_ref& x, const bytes& want) {
+  return holds(system.open(x.device()), x, want);
+}
+
+/// For EXPECT_TRUE: memory of the device comes to the other one, and back.
+::testing::AssertionResult copies(test_system& system, const topology& t, int from, int to,
+                                  std::size_t size = count) {
+  for (auto [a, b] : {std::pair{from, to}, std::pair{to, from}}) {
+    auto source = filled(system, a, 1, size);
+    auto target = filled(system, b, 2, size);
+    if (auto done = answer_of(t.copy(target.ref, source.ref)); !done)
+      return ::testing::AssertionFailure() << describe(done.error());
+    if (auto right = has(system, target.ref, source.data); !right)
+      return right << " from device " << a << " to device " << b;
+  }
+  return ::testing::AssertionSuccess();
+}
+
+bytes slice(const bytes& x, std::size_t first, std::size_t number) {
+  auto begin = x.begin() + static_cast<std::ptrdiff_t>(first);
+  return {begin, begin + static_cast<std::ptrdiff_t>(number)};
+}
+
+/// Small pinned memory: whatever goes through the host goes in many chunks.
+lane_options small_chunks() { return {.staging_bytes = 16'384}; }
+
+// -- what they bring
+
+class CopyOfType : public ::testing::TestWithParam<std::tuple<dtype, bool>> {};
+
+INSTANTIATE_TEST_SUITE_P(All, CopyOfType,
+                         ::testing::Combine(::testing::ValuesIn(all_dtypes), ::testing::Bool()),
+                         [](const auto& x) {
+                           return std::string{to_string(std::get<0>(x.param))} +
+                                  (std::get<1>(x.param) ? "_links" : "_host");
+                         });
+
+TEST_P(CopyOfType, WholeAndInParts) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto [type, use_links] = GetParam();
+  auto config = quick_config();
+  config.use_links = use_links;
+  test_system system{{.lanes = small_chunks()}};
+  auto t = open_topology(system, config);
+  auto size = size_of(type);
+  for (auto [from, to] : {std::pair{0, 0}, {0, 1}, {1, 0}, {1, 1}}) {
+    SCOPED_TRACE(std::to_string(from) + " to " + std::to_string(to));
+    auto source = allocate(system, from, count, type);
+    auto target = allocate(system, to, count, type);
+    auto data = random_bytes(count * size, 1);
+    auto before = random_bytes(count * size, 2);
+    put(system.open(from), source, data);
+    put(system.open(to), target, before);
+    ASSERT_TRUE(is_ok(answer_of(t.copy(must(target.slice(7, 100)), must(source.slice(900, 100))))));
+    auto want = before;
+    std::copy_n(data.begin() + static_cast<std::ptrdiff_t>(900 * size), 100 * size,
+                want.begin() + static_cast<std::ptrdiff_t>(7 * size));
+    EXPECT_TRUE(has(system, target, want));
+    ASSERT_TRUE(is_ok(answer_of(t.copy(target, source))));
+    EXPECT_TRUE(has(system, target, data));
+    EXPECT_TRUE(has(system, source, data));
+  }
+}
+
+TEST(TopologyCopy, OfNothing) {
+  TROUPE_NEEDS_DEVICES(2);
+  test_system system;
+  for (bool use_links : {true, false}) {
+    auto config = quick_config();
+    config.use_links = use_links;
+    auto t = open_topology(system, config);
+    for (int to : {0, 1})
+      EXPECT_TRUE(is_ok(answer_of(t.copy(allocate(system, to, 0, dtype::float32),
+                                         allocate(system, 0, 0, dtype::float32)))));
+  }
+}
+
+TEST(TopologyCopy, WithinABuffer) {
+  TROUPE_NEEDS_DEVICES(1);
+  test_system system{{.devices = 1}};
+  auto t = open_topology(system);
+  auto x = filled(system, 0, 1);
+  EXPECT_TRUE(is_ok(answer_of(t.copy(must(x.ref.slice(0, 100)), must(x.ref.slice(100, 100))))));
+  EXPECT_TRUE(has(system, must(x.ref.slice(0, 100)), slice(x.data, 100, 100)));
+  EXPECT_EQ(t.stats().local_bytes, 100u);
+}
+
+struct way {
+  const char* name;
+  pairs no_access;
+  int staged; ///< of the two copies between 0 and 1
+};
+
+void PrintTo(const way& x, std::ostream* out) { *out << x.name; }
+
+class CopyWay : public ::testing::TestWithParam<way> {};
+
+INSTANTIATE_TEST_SUITE_P(Ways, CopyWay,
+                         ::testing::Values(way{"both", {}, 0}, way{"only_the_source", {{1, 0}}, 0},
+                                           way{"only_the_target", {{0, 1}}, 0},
+                                           way{"none", {{0, 1}, {1, 0}}, 2}),
+                         [](const auto& x) { return std::string{x.param.name}; });
+
+// Whichever device has access; through the host if none has.
+TEST_P(CopyWay, IsTakenAndCounted) {
+  TROUPE_HOST_ONLY("a peer matrix of the test's own");
+  auto& want = GetParam();
+  for (bool verify : {false, true}) {
+    backend_books books;
+    {
+      test_system system{{.wrap = [&](auto inner) { return books.guard(std::move(inner)); },
+                          .lanes = small_chunks(),
+                          .links = links_without(want.no_access)}};
+      auto t = open_topology(system, quick_config(verify));
+      topology_stats expected;
+      for (std::size_t size : {1u, 4096u, 1'000'003u}) {
+        EXPECT_TRUE(copies(system, t, 0, 1, size));
+        auto staged = static_cast<std::uint64_t>(want.staged);
+        expected.staged_copies += staged;
+        expected.staged_bytes += staged * size;
+        expected.direct_copies += 2 - staged;
+        expected.direct_bytes += (2 - staged) * size;
+        EXPECT_EQ(t.stats(), expected);
+      }
+    }
+    EXPECT_EQ(books.complaints(), std::vector<std::string>{});
+    EXPECT_TRUE(books.wait_none(backend_books::pinned, patience));
+  }
+}
+
+TEST(TopologyCopy, NotOverALinkThatCorrupts) {
+  TROUPE_HOST_ONLY("faults");
+  auto plan = std::make_shared<fault_plan>();
+  plan->add(
+      {.kind = fault::corrupt, .on = verb::copy_peer, .device = 0, .times = forever, .peer = 1});
+  test_system system{{.faults = plan, .lanes = small_chunks()}};
+  auto t = open_topology(system, quick_config(true));
+  EXPECT_EQ(with_access(t.graph(), peer_access::failed), (pairs{{0, 1}}));
+  EXPECT_TRUE(copies(system, t, 0, 1));
+  auto stats = t.stats();
+  EXPECT_EQ(stats.staged_copies, 1u);
+  EXPECT_EQ(stats.direct_copies, 1u); // of the link back nobody knows anything bad
+  EXPECT_EQ(stats.links_failed, 1u);
+}
+
+TEST(TopologyCopy, BothDirectionsThroughTheHostAtOnce) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto config = quick_config();
+  config.use_links = false;
+  test_system system{{.lanes = small_chunks()}};
+  auto t = open_topology(system, config);
+  constexpr std::size_t size = 300'000;
+  std::vector<content> here;
+  std::vector<content> there;
+  std::vector<pending<void>> all;
+  for (std::uint64_t i = 0; i < 4; ++i) {
+    here.push_back(filled(system, 0, 2 * i, size));
+    there.push_back(filled(system, 1, 2 * i + 1, size));
+  }
+  for (std::size_t i = 0; i < 4; i += 2) {
+    all.push_back(t.copy(there[i].ref, here[i].ref));
+    all.push_back(t.copy(here[i + 1].ref, there[i + 1].ref));
+  }
+  for (auto& x : all)
+    EXPECT_TRUE(is_ok(answer_of(x)));
+  for (std::size_t i = 0; i < 4; i += 2) {
+    EXPECT_TRUE(has(system, there[i].ref, here[i].data));
+    EXPECT_TRUE(has(system, here[i + 1].ref, there[i + 1].data));
+  }
+}
+
+// -- many at once
+
+/// Slices of `size` bytes, one behind the other.
+std::vector<any_gpu_ref> slices(const any_gpu_ref& x, std::size_t size) {
+  std::vector<any_gpu_ref> result;
+  for (std::size_t i = 0; i + size <= x.count(); i += size)
+    result.push_back(must(x.slice(i, size)));
+  return result;
+}
+
+class CopiesAtOnce : public ::testing::TestWithParam<bool> {
+protected:
+  topology open(test_system& system) {
+    auto config = quick_config();
+    config.use_links = GetParam();
+    return open_topology(system, config);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Ways, CopiesAtOnce, ::testing::Bool(),
+                         [](const auto& x) { return std::string{x.param ? "links" : "host"}; });
+
+// In every direction, more than a launch queue should hold, in another order.
+TEST_P(CopiesAtOnce, ABatchIsOneRequest) {
+  TROUPE_NEEDS_DEVICES(2);
+  test_system system{{.devices = 3, .lanes = small_chunks()}};
+  auto t = open(system);
+  constexpr std::size_t size = 10;
+  std::vector<copy_pair> batch;
+  std::vector<std::pair<content, content>> done; // target and source
+  std::size_t local = 0;
+  for (auto from : system.ordinals())
+    for (auto to : system.ordinals()) {
+      done.emplace_back(filled(system, to, 1), filled(system, from, 2 + done.size()));
+      auto targets = slices(done.back().first.ref, size);
+      auto sources = slices(done.back().second.ref, size);
+      for (std::size_t i = 0; i < targets.size(); ++i)
+        batch.push_back({targets[i], sources[targets.size() - 1 - i]});
+      local += from == to ? targets.size() : 0;
+    }
+  ASSERT_TRUE(is_ok(answer_of(t.copy(batch))));
+  for (auto& [target, source] : done) {
+    bytes want;
+    for (std::size_t i = count; i >= size; i -= size)
+      for (auto x : slice(source.data, i - size, size))
+        want.push_back(x);
+    EXPECT_TRUE(has(system, target.ref, want));
+  }
+  auto stats = t.stats();
+  EXPECT_EQ(stats.local_copies, local);
+  EXPECT_EQ(stats.local_bytes, local * size);
+  auto between = batch.size() - local;
+  if (!GetParam() || !on_cuda()) { // nobody knows what access GPUs have
+    EXPECT_EQ(GetParam() ? stats.direct_copies : stats.staged_copies, between);
+    EXPECT_EQ(GetParam() ? stats.direct_bytes : stats.staged_bytes, between * size);
+  }
+  EXPECT_EQ(stats.direct_copies + stats.staged_copies, between);
+}
+
+TEST_P(CopiesAtOnce, Replicate) {
+  TROUPE_NEEDS_DEVICES(2);
+  test_system system{{.devices = 4, .lanes = small_chunks()}};
+  auto t = open(system);
+  auto source = filled(system, 0, 1);
+  std::vector<content> targets;
+  std::vector<any_gpu_ref> refs;
+  for (auto to : system.ordinals()) {
+    targets.push_back(filled(system, to, 2));
+    refs.push_back(targets.back().ref);
+  }
+  ASSERT_TRUE(is_ok(answer_of(t.replicate(source.ref, refs))));
+  for (auto& x : refs)
+    EXPECT_TRUE(has(system, x, source.data));
+  EXPECT_TRUE(has(system, source.ref, source.data));
+}
+
+TEST_P(CopiesAtOnce, Distribute) {
+  TROUPE_NEEDS_DEVICES(2);
+  test_system system{{.devices = 4, .lanes = small_chunks()}};
+  auto t = open(system);
+  auto source = filled(system, 1, 1, 1000 * static_cast<std::size_t>(system.devices()) + 7);
+  std::vector<any_gpu_ref> refs;
+  for (auto to : system.ordinals())
+    refs.push_back(filled(system, to, 2, 1000).ref);
+  refs.push_back(filled(system, 0, 3, 0).ref);
+  refs.push_back(filled(system, 0, 3, 7).ref);
+  ASSERT_TRUE(is_ok(answer_of(t.distribute(source.ref, refs))));
+  std::size_t first = 0;
+  for (auto& x : refs) {
+    EXPECT_TRUE(has(system, x, slice(source.data, first, x.count())));
+    first += x.count();
+  }
+}
+
+TEST(TopologyCopy, AsMessages) {
+  TROUPE_NEEDS_DEVICES(2);
+  test_system system;
+  auto t = open_topology(system);
+  auto& actor = t.actor();
+  auto ask_for = [&](auto what) {
+    caf::scoped_actor self{system.get()};
+    caf::error result;
+    detail::request(self, actor, patience, std::move(what))
+        .receive([] {}, [&](caf::error& why) { result = std::move(why); });
+    return result;
+  };
+  auto a = filled(system, 0, 1);
+  auto b = filled(system, 1, 2);
+  auto c = filled(system, 1, 3);
+  EXPECT_TRUE(is_ok(ask_for(copy{b.ref, a.ref, {}})));
+  EXPECT_TRUE(has(system, b.ref, a.data));
+  auto d = filled(system, 0, 4);
+  EXPECT_TRUE(is_ok(ask_for(copy_batch{{{a.ref, c.ref}, {b.ref, d.ref}}, {}})));
+  EXPECT_TRUE(has(system, a.ref, c.data));
+  EXPECT_TRUE(has(system, b.ref, d.data));
+  EXPECT_TRUE(is_ok(ask_for(replicate{a.ref, {b.ref, d.ref}, {}})));
+  EXPECT_TRUE(has(system, b.ref, c.data));
+  auto half = count / 2;
+  EXPECT_TRUE(is_ok(
+      ask_for(distribute{d.ref, {must(b.ref.slice(half, half)), must(b.ref.slice(0, half))}, {}})));
+  EXPECT_TRUE(has(system, must(b.ref.slice(half, half)), slice(c.data, 0, half)));
+  EXPECT_EQ(must(ask<topology_stats>(system, actor, get_stats{})), t.stats());
+  EXPECT_EQ(t.stats().local_copies, 1u);
+  EXPECT_TRUE(has_code(ask_for(copy{must(b.ref.slice(0, 1)), a.ref, {}}), errc::shape_mismatch));
+  EXPECT_TRUE(has_code(ask_for(copy_batch{}), errc::invalid_argument));
+}
+
+// -- what does not wait for what
+
+// A copy that stands still holds up neither kernels nor the copies to another device.
+TEST(TopologyCopy, LinksWorkBesideEachOther) {
+  TROUPE_HOST_ONLY("faults");
+  auto plan = std::make_shared<fault_plan>();
+  test_system system{{.devices = 3, .faults = plan}};
+  auto t = open_topology(system);
+  auto source = filled(system, 0, 1);
+  auto one = filled(system, 1, 2);
+  auto two = filled(system, 2, 3);
+  auto other = filled(system, 0, 4);
+  plan->add({.kind = fault::hang, .on = verb::copy_peer, .device = 0, .peer = 1});
+  auto standing = t.copy(one.ref, source.ref);
+  ASSERT_TRUE(plan->wait_injected(fault::hang, 1, patience));
+  EXPECT_TRUE(is_ok(answer_of(t.copy(two.ref, source.ref))));
+  EXPECT_TRUE(has(system, two.ref, source.data));
+  EXPECT_TRUE(is_ok(answer_of(t.copy(other.ref, two.ref))));
+  EXPECT_TRUE(is_ok(answer_of(system.open(0).fill(other.ref, {std::byte{7}}))));
+  EXPECT_FALSE(standing.ready());
+  plan->release();
+  EXPECT_TRUE(is_ok(answer_of(standing)));
+  EXPECT_TRUE(has(system, one.ref, source.data));
+}
+
+// INV-9: in the order in which they were asked for, without anybody who waits in between.
+TEST(TopologyCopy, KeepTheirOrder) {
+  TROUPE_NEEDS_DEVICES(2);
+  for (bool use_links : {true, false}) {
+    auto config = quick_config();
+    config.use_links = use_links;
+    test_system system{{.devices = 3, .lanes = small_chunks()}};
+    auto t = open_topology(system, config);
+    auto number = system.devices();
+    std::vector<any_gpu_ref> ring;
+    for (auto d : system.ordinals())
+      ring.push_back(filled(system, d, 1).ref);
+    std::vector<pending<void>> all;
+    for (int round = 0; round < 20; ++round) {
+      all.push_back(system.open(0).fill(ring[0], {static_cast<std::byte>(round)}));
+      for (int i = 1; i < number; ++i)
+        all.push_back(
+            t.copy(ring[static_cast<std::size_t>(i)], ring[static_cast<std::size_t>(i) - 1]));
+      all.push_back(system.open(0).fill(ring[0], {std::byte{99}}));
+      all.push_back(t.copy(ring[0], ring.back()));
+    }
+    for (auto& x : all)
+      ASSERT_TRUE(is_ok(answer_of(x)));
+    for (auto& x : ring)
+      EXPECT_TRUE(has(system, x, bytes(count, std::byte{19})));
+  }
+}
+
+// INV-4
+TEST(TopologyCopy, HandlesMayBeDroppedMeanwhile) {
+  TROUPE_HOST_ONLY("books of the host backend");
+  for (bool use_links : {true, false}) {
+    auto config = quick_config();
+    config.use_links = use_links;
+    backend_books books;
+    {
+      test_system system{{.wrap = [&](auto inner) { return books.guard(std::move(inner)); },
+                          .lanes = small_chunks()}};
+      auto t = open_topology(system, config);
+      for (std::uint64_t i = 0; i < 50; ++i) {
+        auto source = filled(system, 0, i);
+        auto last = filled(system, 0, i + 1);
+        {
+          auto between = filled(system, 1, i + 2);
+          t.copy(between.ref, std::exchange(source.ref, {}));
+          t.copy(last.ref, between.ref);
+        }
+        ASSERT_TRUE(has(system, last.ref, source.data));
+      }
+    }
+    EXPECT_EQ(books.complaints(), std::vector<std::string>{});
+    EXPECT_TRUE(books.wait_none(backend_books::allocation, patience));
+  }
+}
+
+// -- what bad input gets
+
+class BadCopies : public ::testing::Test {
+protected:
+  using requests = std::vector<std::pair<const char*, std::function<caf::error()>>>;
+
+  caf::error asked(pending<void> x) { return error_of(answer_of(x)); }
+  caf::error copied(const any_gpu_ref& target, const any_gpu_ref& source) {
+    return asked(t_.copy(target, source));
+  }
+  any_gpu_ref part(const any_gpu_ref& x, std::size_t first, std::size_t number) {
+    return must(x.slice(first, number));
+  }
+
+  /// Each is refused, changes nothing, and leaves the topology usable.
+  void expect_refused(const requests& all, errc code) {
+    for (auto& [what, request] : all) {
+      SCOPED_TRACE(what);
+      stopwatch watch;
+      auto why = request();
+      EXPECT_TRUE(has_code(why, code));
+      EXPECT_LT(watch.elapsed(), at_once);
+      EXPECT_TRUE(failure_of(why) && !failure_of(why)->verb.empty());
+    }
+    for (auto* x : {&here_, &there_})
+      if (!x->ref.stale()) {
+        EXPECT_TRUE(has(system_, x->ref, x->data));
+      }
+    EXPECT_TRUE(copies(system_, t_, 0, 1));
+  }
+
+  void SetUp() override { TROUPE_NEEDS_DEVICES(2); }
+
+  test_system system_;
+  topology t_ = open_topology(system_);
+  content here_ = filled(system_, 0, 1);
+  content there_ = filled(system_, 1, 2);
+};
+
+TEST_F(BadCopies, ShapesThatDiffer) {
+  auto& here = here_.ref;
+  auto& there = there_.ref;
+  auto words = must(here.reinterpret(dtype::uint32));
+  auto numbers = allocate(system_, 1, count / 4, dtype::float32);
+  expect_refused(
+      {
+          {"more", [&] { return copied(part(there, 0, 10), here); }},
+          {"less", [&] { return copied(there, part(here, 0, 10)); }},
+          {"none", [&] { return copied(there, part(here, 0, 0)); }},
+          {"another type of as many bytes", [&] { return copied(numbers, words); }},
+          {"on one device", [&] { return copied(part(here, 0, 10), part(here, 20, 11)); }},
+          {"one of a batch",
+           [&] {
+             return asked(t_.copy(
+                 {{part(there, 0, 5), part(here, 0, 5)}, {part(there, 5, 5), part(here, 5, 6)}}));
+           }},
+          {"one replica", [&] { return asked(t_.replicate(here, {there, part(there, 0, 9)})); }},
+          {"too few in parts", [&] { return asked(t_.distribute(here, {part(there, 0, 9)})); }},
+          {"too many in parts",
+           [&] { return asked(t_.distribute(part(here, 0, 9), {part(there, 0, 10)})); }},
+          {"parts of another type", [&] { return asked(t_.distribute(words, {numbers})); }},
+      },
+      errc::shape_mismatch);
+}
+
+TEST_F(BadCopies, WhatOverlaps) {
+  auto& here = here_.ref;
+  auto& there = there_.ref;
+  expect_refused(
+      {
+          {"itself", [&] { return copied(here, here); }},
+          {"one byte", [&] { return copied(part(here, 0, 10), part(here, 9, 10)); }},
+          {"two targets",
+           [&] {
+             return asked(t_.copy({{part(there, 0, 10), part(here, 0, 10)},
+                                   {part(there, 9, 10), part(here, 20, 10)}}));
+           }},
+          {"a target and the source of another one",
+           [&] {
+             return asked(t_.copy({{part(there, 0, 10), part(here, 0, 10)},
+                                   {part(here, 9, 5), part(there, 100, 5)}}));
+           }},
+          {"a target within one far before it",
+           [&] {
+             return asked(t_.copy({{part(there, 0, 100), part(here, 0, 100)},
+                                   {part(there, 10, 1), part(here, 200, 1)},
+                                   {part(there, 50, 1), part(here, 201, 1)}}));
+           }},
+          {"the same replica twice", [&] { return asked(t_.replicate(here, {there, there})); }},
+          {"a replica in the source", [&] { return asked(t_.replicate(here, {here})); }},
+          {"parts over each other",
+           [&] {
+             return asked(
+                 t_.distribute(part(here, 0, 20), {part(there, 0, 10), part(there, 5, 10)}));
+           }},
+      },
+      errc::invalid_argument);
+  // What is only read may be read often.
+  EXPECT_TRUE(is_ok(asked(t_.copy({{part(there, 0, 10), part(here, 0, 10)},
+                                   {part(there, 10, 10), part(here, 5, 10)},
+                                   {part(there, 20, 10), part(here, 0, 10)}}))));
+}
+
+TEST_F(BadCopies, NothingAndUnknownDevices) {
+  test_system other;
+  auto foreign = filled(other, 0, 3);
+  auto config = quick_config();
+  config.devices = {0};
+  auto small = open_topology(system_, config);
+  auto& here = here_.ref;
+  auto& there = there_.ref;
+  expect_refused(
+      {
+          {"no copies", [&] { return asked(t_.copy(std::vector<copy_pair>{})); }},
+          {"no replicas", [&] { return asked(t_.replicate(here, {})); }},
+          {"no parts", [&] { return asked(t_.distribute(here, {})); }},
+          {"from another system", [&] { return copied(there, foreign.ref); }},
+          {"to another system", [&] { return copied(foreign.ref, here); }},
+          {"replica there", [&] { return asked(t_.replicate(here, {there, foreign.ref})); }},
+          {"part there", [&] { return asked(t_.distribute(here, {foreign.ref})); }},
+          {"not in the topology", [&] { return asked(small.copy(there, here)); }},
+          {"batch", [&] { return asked(small.copy({{here, there}})); }},
+      },
+      errc::invalid_argument);
+}
+
+TEST_F(BadCopies, HandlesWithoutMemory) {
+  auto& here = here_.ref;
+  auto& there = there_.ref;
+  expect_refused(
+      {
+          {"target", [&] { return copied({}, here); }},
+          {"source", [&] { return copied(there, {}); }},
+          {"batch", [&] { return asked(t_.copy({{there, here}, {}})); }},
+          {"replicate", [&] { return asked(t_.replicate({}, {there})); }},
+          {"replica", [&] { return asked(t_.replicate(here, {there, {}})); }},
+          {"distribute", [&] { return asked(t_.distribute({}, {there})); }},
+          {"part", [&] { return asked(t_.distribute(here, {there, {}})); }},
+      },
+      errc::stale_ref);
+}
+
+TEST_F(BadCopies, HandlesOfAnEarlierLife) {
+  for (int end : {0, 1}) {
+    must(answer_of(system_.open(end).reset()));
+    auto& here = here_.ref;
+    auto& there = there_.ref;
+    auto fresh = filled(system_, 0, 5);
+    expect_refused(
+        {
+            {"there", [&] { return copied(there, here); }},
+            {"back", [&] { return copied(here, there); }},
+            {"batch",
+             [&] {
+               return asked(t_.copy({{part(there, 0, 10), part(here, 0, 10)},
+                                     {part(there, 10, 10), part(fresh.ref, 0, 10)}}));
+             }},
+            {"replicate", [&] { return asked(t_.replicate(here, {there})); }},
+            {"distribute", [&] { return asked(t_.distribute(here, {there})); }},
+        },
+        errc::stale_ref);
+    EXPECT_TRUE(has(system_, fresh.ref, fresh.data));
+    here_ = filled(system_, 0, 1);
+    there_ = filled(system_, 1, 2);
+  }
+}
+
+TEST_F(BadCopies, AnIndeterminateSource) {
+  auto& here = here_.ref;
+  auto& there = there_.ref;
+  auto broken =
+      must(answer_of(system_.open(0).launch(
+               [](launch_context&) { return make_error(errc::launch_failed, "on purpose"); }, {},
+               {part(here, 10, 10)}))
+               ? caf::expected<int>{make_error(errc::internal, "it worked")}
+               : caf::expected<int>{0});
+  EXPECT_EQ(broken, 0);
+  for (auto& why : {copied(there, here), asked(t_.replicate(here, {there})),
+                    asked(t_.distribute(here, {there})),
+                    asked(t_.copy({{part(there, 0, 1), part(here, 19, 1)}}))})
+    EXPECT_TRUE(has_code(why, errc::indeterminate));
+  EXPECT_TRUE(has(system_, there, there_.data));
+  // What is not concerned can be copied; what is written wholly is whole again.
+  EXPECT_TRUE(is_ok(copied(part(there, 0, 10), part(here, 0, 10))));
+  EXPECT_TRUE(is_ok(copied(part(here, 10, 10), part(there, 10, 10))));
+  EXPECT_TRUE(is_ok(copied(there, here)));
+}
+
+TEST_F(BadCopies, ADeviceThatHasEnded) {
+  auto& here = here_.ref;
+  auto& there = there_.ref;
+  auto spare = filled(system_, 0, 3);
+  system_.open(1).shutdown();
+  for (auto& why : {copied(there, here), copied(here, there), asked(t_.replicate(here, {there})),
+                    asked(t_.distribute(here, {there})), asked(t_.copy({{there, here}}))})
+    EXPECT_TRUE(has_code(why, errc::unavailable));
+  EXPECT_TRUE(is_ok(copied(spare.ref, here)));
+  EXPECT_TRUE(has(system_, spare.ref, here_.data));
+}
+
+// -- deadlines, and requests that are taken back
+
+TEST(TopologyCopy, ADeadlineThatIsOver) {
+  TROUPE_NEEDS_DEVICES(2);
+  test_system system;
+  auto t = open_topology(system);
+  auto a = filled(system, 0, 1);
+  auto b = filled(system, 1, 2);
+  for (auto& x :
+       {t.copy(b.ref, a.ref, {.deadline = 1ns}), t.replicate(a.ref, {b.ref}, {.deadline = 1ns})})
+    EXPECT_TRUE(has_code(answer_of(x), errc::deadline_exceeded));
+  EXPECT_TRUE(has(system, b.ref, b.data));
+}
+
+/// With and without links.
+class CopyInTheMiddle : public ::testing::TestWithParam<std::tuple<bool, int>> {
+protected:
+  CopyInTheMiddle() {
+    auto config = quick_config();
+    config.use_links = links();
+    t_.emplace(open_topology(system_, config));
+    here_ = filled(system_, 0, 1);
+    there_ = filled(system_, 1, 2);
+  }
+
+  bool links() const { return std::get<0>(GetParam()); }
+  int end() const { return std::get<1>(GetParam()); }
+
+  /// A copy from 0 to 1, whose work stands still on device `end`, or on the only one that has some.
+  pending<void> standing_copy(request_options options = {}) {
+    plan_->add(rule(fault::hang));
+    auto x = t_->copy(there_.ref, here_.ref, options);
+    EXPECT_TRUE(plan_->wait_injected(fault::hang, ++standing_, patience));
+    return x;
+  }
+  fault_rule rule(fault kind, std::uint64_t first = 1) const {
+    if (links())
+      return {.kind = kind, .on = verb::copy_peer, .device = 0, .first = first};
+    return {.kind = kind, .on = verb::copy, .device = end(), .first = first};
+  }
+
+  std::shared_ptr<fault_plan> plan_ = std::make_shared<fault_plan>();
+  test_system system_{{.devices = 3, .faults = plan_, .lanes = small_chunks()}};
+  std::optional<topology> t_;
+  content here_;
+  content there_;
+  std::uint64_t standing_ = 0;
+};
+
+#define TROUPE_FAULTS TROUPE_HOST_ONLY("faults")
+
+INSTANTIATE_TEST_SUITE_P(Ends, CopyInTheMiddle,
+                         ::testing::Combine(::testing::Bool(), ::testing::Values(0, 1)),
+                         [](const auto& x) {
+                           return std::string{std::get<0>(x.param) ? "links" : "host"} +
+                                  std::to_string(std::get<1>(x.param));
+                         });
+
+// INV-1
+TEST_P(CopyInTheMiddle, KeepsItsDeadline) {
+  TROUPE_FAULTS;
+  control_timer control;
+  stopwatch watch;
+  auto limit = 100ms;
+  auto standing = standing_copy({.deadline = limit});
+  auto behind = t_->copy(here_.ref, there_.ref, {.deadline = limit});
+  EXPECT_TRUE(has_code(answer_of(standing), errc::deadline_exceeded));
+  EXPECT_TRUE(has_code(answer_of(behind), errc::deadline_exceeded));
+  EXPECT_LT(watch.elapsed(), limit + answer_slack + 2 * control.worst() + limit);
+  plan_->release();
+  // It was answered early, and ran on: its target is as good as if nobody had had a deadline.
+  EXPECT_TRUE(has(system_, there_.ref, here_.data));
+  EXPECT_TRUE(copies(system_, *t_, 0, 1));
+}
+
+TEST_P(CopyInTheMiddle, CanBeTakenBack) {
+  TROUPE_FAULTS;
+  gate closed;
+  auto held = system_.open(end()).launch(closed.hold_lane(), {}, {});
+  ASSERT_TRUE(closed.wait_reached());
+  gate other;
+  auto held_too = system_.open(1 - end()).launch(other.hold_lane(), {}, {});
+  ASSERT_TRUE(other.wait_reached());
+  auto x = t_->copy(there_.ref, here_.ref);
+  x.cancel();
+  EXPECT_TRUE(has_code(answer_of(x), errc::cancelled));
+  closed.open();
+  other.open();
+  must(answer_of(held));
+  must(answer_of(held_too));
+  EXPECT_TRUE(has(system_, there_.ref, there_.data)); // nothing of it was done
+  auto standing = standing_copy();
+  standing.cancel();
+  EXPECT_TRUE(has_code(answer_of(standing), errc::cancelled));
+  plan_->release();
+  EXPECT_TRUE(has(system_, there_.ref, here_.data));
+  EXPECT_TRUE(copies(system_, *t_, 0, 1));
+}
+
+// INV-4, INV-8
+TEST_P(CopyInTheMiddle, AResetOfEitherEndAnswersIt) {
+  TROUPE_FAULTS;
+  for (int reset_end : {0, 1}) {
+    SCOPED_TRACE(reset_end);
+    auto standing = standing_copy();
+    auto behind = t_->copy(here_.ref, there_.ref);
+    auto reset = system_.open(reset_end).reset();
+    stopwatch watch;
+    for (auto& x : {standing, behind}) {
+      auto why = error_of(answer_of(x));
+      EXPECT_TRUE(has_code(why, errc::device_reset));
+      EXPECT_EQ(failure_of(why)->device, reset_end);
+    }
+    EXPECT_LT(watch.elapsed(), at_once);
+    EXPECT_FALSE(reset.ready()); // its memory is still in use
+    plan_->release();
+    must(answer_of(reset));
+    if (reset_end == 0) {
+      EXPECT_TRUE(has_code(get(system_.open(1), there_.ref), errc::indeterminate));
+    }
+    here_ = filled(system_, 0, 1);
+    there_ = filled(system_, 1, 2);
+    EXPECT_TRUE(copies(system_, *t_, 0, 1, 100'000));
+    EXPECT_TRUE(copies(system_, *t_, 1, 2));
+  }
+}
+
+TEST_P(CopyInTheMiddle, AShutdownOfEitherEndAnswersIt) {
+  TROUPE_FAULTS;
+  auto standing = standing_copy();
+  system_.open(end()).shutdown();
+  EXPECT_TRUE(has_code(answer_of(standing), errc::unavailable));
+  plan_->release();
+  EXPECT_TRUE(copies(system_, *t_, 1 - end(), 2));
+}
+
+TEST_P(CopyInTheMiddle, AFaultAnswersIt) {
+  TROUPE_FAULTS;
+  auto standing = standing_copy();
+  auto behind = t_->replicate(here_.ref, {there_.ref});
+  plan_->poison();
+  EXPECT_TRUE(has_code(answer_of(standing), errc::device_fault));
+  EXPECT_TRUE(has_code(answer_of(behind), errc::device_fault));
+  EXPECT_FALSE(static_cast<bool>(answer_of(t_->copy(there_.ref, here_.ref))));
+}
+
+// -- failures
+
+// Whichever call fails, at issue or when its event is asked for.
+TEST_P(CopyInTheMiddle, AFailureIsNoSuccess) {
+  TROUPE_FAULTS;
+  constexpr std::size_t size = 40'000; // ten chunks
+  for (std::uint64_t call : {1, 2, 5, 10}) {
+    SCOPED_TRACE(call);
+    auto source = filled(system_, 0, call, size);
+    auto target = filled(system_, 1, call + 100, size);
+    std::vector<copy_pair> all;
+    for (std::size_t i = 0; i < 10; ++i)
+      all.push_back(
+          {must(target.ref.slice(i * 4000, 4000)), must(source.ref.slice(i * 4000, 4000))});
+    auto number = plan_->add(rule(fault::fail, call));
+    auto x = t_->copy(all);
+    auto why = error_of(answer_of(x));
+    ASSERT_EQ(plan_->injected_by(number), 1u);
+    EXPECT_TRUE(has_code(why, links() ? errc::link_failed : errc::cuda_error));
+    EXPECT_EQ(failure_of(why)->operation, x.number());
+    EXPECT_TRUE(has_code(get(system_.open(1), target.ref), errc::indeterminate));
+    EXPECT_TRUE(has(system_, source.ref, source.data));
+    ASSERT_TRUE(is_ok(answer_of(t_->copy(target.ref, source.ref))));
+    EXPECT_TRUE(has(system_, target.ref, source.data));
+    if (links())
+      must(answer_of(t_->verify_links())); // it comes back
+  }
+}
+
+TEST_P(CopyInTheMiddle, NoPinnedMemoryIsNoSuccess) {
+  TROUPE_FAULTS;
+  if (links())
+    GTEST_SKIP() << "needs none";
+  plan_->add({.kind = fault::out_of_memory, .on = verb::allocate_pinned, .device = 2});
+  auto source = filled(system_, 0, 1);
+  auto far = allocate(system_, 2, count, dtype::uint8);
+  must(answer_of(t_->copy(far, source.ref)));
+  auto why = error_of(answer_of(t_->copy(there_.ref, far)));
+  EXPECT_TRUE(has_code(why, errc::out_of_memory));
+  EXPECT_TRUE(has_code(get(system_.open(1), there_.ref), errc::indeterminate));
+  EXPECT_TRUE(is_ok(answer_of(t_->copy(there_.ref, far))));
+  EXPECT_TRUE(has(system_, there_.ref, source.data));
+}
+
+struct link_failure {
+  const char* name;
+  verb at;
+};
+
+void PrintTo(const link_failure& x, std::ostream* out) { *out << x.name; }
+
+class FailingLink : public ::testing::TestWithParam<link_failure> {};
+
+INSTANTIATE_TEST_SUITE_P(Places, FailingLink,
+                         ::testing::Values(link_failure{"issue", verb::copy_peer},
+                                           link_failure{"completion", verb::query}),
+                         [](const auto& x) { return std::string{x.param.name}; });
+
+TEST_P(FailingLink, IsTakenOut) {
+  TROUPE_FAULTS;
+  auto plan = std::make_shared<fault_plan>();
+  test_system system{{.devices = 3, .faults = plan}};
+  auto t = open_topology(system);
+  graph_feed feed{system, t.actor()};
+  auto source = filled(system, 0, 1);
+  auto target = filled(system, 1, 2);
+  auto other = filled(system, 2, 3);
+  plan->add({.kind = fault::fail, .on = GetParam().at, .device = 0});
+  auto x = t.copy(target.ref, source.ref);
+  auto why = error_of(answer_of(x));
+  ASSERT_TRUE(has_code(why, errc::link_failed));
+  EXPECT_EQ(failure_of(why)->operation, x.number());
+  EXPECT_EQ(failure_of(why)->device, 0);
+  EXPECT_TRUE(has_code(get(system.open(1), target.ref), errc::indeterminate));
+  auto graph =
+      feed.until([](const p2p_graph& g) { return g.link(0, 1)->access == peer_access::failed; });
+  EXPECT_EQ(with_access(graph, peer_access::failed), (pairs{{0, 1}}));
+  EXPECT_TRUE(has_code(graph.link(0, 1)->reason, errc::link_failed));
+  EXPECT_EQ(t.stats().links_failed, 1u);
+  // The others go on as before, and so does this way, through the host.
+  EXPECT_TRUE(is_ok(answer_of(t.replicate(source.ref, {target.ref, other.ref}))));
+  EXPECT_TRUE(has(system, target.ref, source.data));
+  EXPECT_TRUE(has(system, other.ref, source.data));
+  auto stats = t.stats();
+  EXPECT_EQ(stats.staged_copies, 1u);
+  EXPECT_EQ(stats.direct_copies, 1u);
+  // Found right again, it is used again.
+  must(answer_of(t.verify_links()));
+  EXPECT_TRUE(is_ok(answer_of(t.copy(target.ref, source.ref))));
+  EXPECT_EQ(t.stats().direct_copies, 2u);
+}
+
+// What stands behind a copy whose link fails must not go over it.
+TEST(TopologyCopy, NoCopyGoesOverALinkThatIsOut) {
+  TROUPE_FAULTS;
+  auto plan = std::make_shared<fault_plan>();
+  test_system system{{.faults = plan}};
+  auto t = open_topology(system);
+  auto source = filled(system, 0, 1);
+  std::vector<content> targets;
+  for (std::uint64_t i = 0; i < 5; ++i)
+    targets.push_back(filled(system, 1, i));
+  gate closed;
+  auto held = system.open(0).launch(closed.hold_lane(), {}, {});
+  ASSERT_TRUE(closed.wait_reached());
+  auto rule =
+      plan->add({.kind = fault::fail, .on = verb::copy_peer, .device = 0, .times = forever});
+  std::vector<pending<void>> all;
+  for (auto& x : targets)
+    all.push_back(t.copy(x.ref, source.ref));
+  closed.open();
+  for (auto& x : all)
+    EXPECT_TRUE(has_code(answer_of(x), errc::link_failed));
+  EXPECT_EQ(plan->injected_by(rule), 1u);
+  EXPECT_EQ(t.stats().links_failed, 1u);
+  EXPECT_EQ(t.stats().direct_copies, 0u);
+}
+
+// -- lives of devices
+
+class CopyAfterReset : public ::testing::TestWithParam<int> {};
+
+INSTANTIATE_TEST_SUITE_P(Ends, CopyAfterReset, ::testing::Values(0, 1));
+
+TEST_P(CopyAfterReset, WaitsUntilAccessIsThereAgain) {
+  TROUPE_FAULTS;
+  auto plan = std::make_shared<fault_plan>();
+  test_system system{{.devices = 3, .faults = plan}};
+  auto t = open_topology(system);
+  graph_feed feed{system, t.actor()};
+  auto d = system.open(GetParam());
+  auto in_new_life = [&](const p2p_graph& x) { return x.device(GetParam())->generation == 2; };
+  // The lane itself must stay free: what stands still is the other lane's, or the whole thing is
+  // only late.
+  plan->add({.kind = fault::slow, .on = verb::enable_peer, .device = GetParam(), .delay = 200ms});
+  must(answer_of(d.reset()));
+  auto here = filled(system, 0, 1);
+  auto there = filled(system, 1, 2);
+  EXPECT_TRUE(copies(system, t, 0, 1));
+  auto batch = t.copy({{there.ref, here.ref}});
+  EXPECT_TRUE(is_ok(answer_of(batch)));
+  EXPECT_TRUE(has(system, there.ref, here.data));
+  feed.until(in_new_life);
+  EXPECT_EQ(t.stats().staged_copies, 0u); // it waited
+}
+
+// The check of a link takes its time; who copies meanwhile waits, others do not.
+TEST(TopologyCopy, WaitsForTheCheckOfALink) {
+  TROUPE_FAULTS;
+  auto plan = std::make_shared<fault_plan>();
+  test_system system{{.devices = 3, .faults = plan}};
+  auto t = open_topology(system, quick_config(true));
+  plan->add({.kind = fault::hang, .on = verb::copy_peer, .device = 0, .peer = 1});
+  must(answer_of(system.open(0).reset()));
+  ASSERT_TRUE(plan->wait_injected(fault::hang, 1, patience));
+  auto here = filled(system, 0, 1);
+  auto there = filled(system, 1, 2);
+  auto third = filled(system, 2, 3);
+  auto late = t.copy(there.ref, here.ref, {.deadline = 50ms});
+  auto waits = t.copy(there.ref, here.ref);
+  auto waits_too =
+      t.replicate(here.ref, {must(third.ref.slice(0, count)), must(there.ref.slice(0, count))});
+  auto behind = system.open(1).fill(there.ref, {std::byte{5}});
+  EXPECT_TRUE(
+      is_ok(answer_of(t.copy(allocate(system, 2, count, dtype::uint8), filled(system, 1, 4).ref))));
+  EXPECT_TRUE(has_code(answer_of(late), errc::deadline_exceeded));
+  EXPECT_FALSE(waits.ready());
+  EXPECT_FALSE(waits_too.ready());
+  EXPECT_FALSE(behind.ready());
+  EXPECT_FALSE(t.graph().settled);
+  auto taken_back = t.copy(third.ref, here.ref);
+  taken_back.cancel();
+  EXPECT_TRUE(has_code(answer_of(taken_back), errc::cancelled));
+  plan->release();
+  for (auto& x : {waits, waits_too, behind})
+    EXPECT_TRUE(is_ok(answer_of(x)));
+  EXPECT_TRUE(has(system, third.ref, here.data));
+  EXPECT_TRUE(has(system, there.ref, bytes(count, std::byte{5})));
+  EXPECT_EQ(t.stats().staged_copies, 0u);
+}
+
+// The check finds it wrong: what waited goes through the host.
+TEST(TopologyCopy, WhatWaitedGoesTheWayThatIsLeft) {
+  TROUPE_FAULTS;
+  auto plan = std::make_shared<fault_plan>();
+  for (auto way : {pairs{{0, 1}}, pairs{}}) {
+    test_system system{{.faults = plan, .lanes = small_chunks(), .links = links_without(way)}};
+    auto t = open_topology(system, quick_config(true));
+    auto checker = way.empty() ? 0 : 1; // whose link goes first
+    plan->add({.kind = fault::hang, .on = verb::copy_peer, .device = checker});
+    must(answer_of(system.open(0).reset()));
+    ASSERT_TRUE(plan->wait_injected(fault::hang, way.empty() ? 2 : 1, patience));
+    auto here = filled(system, 0, 1, 50'000);
+    auto there = filled(system, 1, 2, 50'000);
+    auto waits = t.copy(there.ref, here.ref);
+    if (way.empty())
+      plan->add({.kind = fault::corrupt, .on = verb::copy_peer, .device = 0});
+    plan->release();
+    EXPECT_TRUE(is_ok(answer_of(waits)));
+    EXPECT_TRUE(has(system, there.ref, here.data));
+    EXPECT_EQ(t.stats().staged_copies, way.empty() ? 1u : 0u);
+    EXPECT_EQ(t.stats().direct_copies, way.empty() ? 0u : 1u);
+  }
+}
+
+// Reset after reset of what waits for access.
+TEST(TopologyCopy, AResetWhileItWaits) {
+  TROUPE_FAULTS;
+  for (int end : {0, 1}) {
+    auto plan = std::make_shared<fault_plan>();
+    test_system system{{.faults = plan}};
+    auto t = open_topology(system, quick_config(true));
+    plan->add({.kind = fault::hang, .on = verb::copy_peer, .device = 0, .peer = 1});
+    must(answer_of(system.open(0).reset()));
+    ASSERT_TRUE(plan->wait_injected(fault::hang, 1, patience));
+    auto here = filled(system, 0, 1);
+    auto there = filled(system, 1, 2);
+    auto waits = t.copy(there.ref, here.ref);
+    auto reset = system.open(end).reset();
+    EXPECT_TRUE(has_code(answer_of(waits), errc::device_reset));
+    plan->release();
+    must(answer_of(reset));
+    if (end == 0) { // nothing of it was done
+      EXPECT_TRUE(has(system, there.ref, there.data));
+    }
+    EXPECT_TRUE(copies(system, t, 0, 1));
+  }
+}
+
+TEST(TopologyCopy, TheEndOfTheTopologyAnswersWhatWaits) {
+  TROUPE_FAULTS;
+  auto plan = std::make_shared<fault_plan>();
+  test_system system{{.faults = plan}};
+  std::optional<topology> t{open_topology(system, quick_config(true))};
+  auto actor = t->actor();
+  plan->add({.kind = fault::hang, .on = verb::copy_peer, .device = 0, .peer = 1});
+  must(answer_of(system.open(0).reset()));
+  ASSERT_TRUE(plan->wait_injected(fault::hang, 1, patience));
+  auto here = filled(system, 0, 1);
+  auto there = filled(system, 1, 2);
+  auto waits = t->copy(there.ref, here.ref);
+  caf::anon_send_exit(actor, caf::exit_reason::user_shutdown);
+  EXPECT_TRUE(has_code(answer_of(waits), errc::unavailable));
+  EXPECT_TRUE(has_code(answer_of(t->copy(there.ref, here.ref)), errc::unavailable));
+  plan->release();
+  EXPECT_TRUE(has(system, there.ref, there.data));
+  EXPECT_TRUE(copies(system, open_topology(system), 0, 1));
+}
+
+TEST(TopologyCopy, ResetsAllTheTime) {
+  TROUPE_NEEDS_DEVICES(2);
+  for (bool use_links : {true, false}) {
+    auto config = quick_config();
+    config.use_links = use_links;
+    test_system system{{.devices = 3, .lanes = small_chunks()}};
+    auto t = open_topology(system, config);
+    for (int i = 0; i < (on_cuda() ? 10 : 60); ++i) {
+      auto from = i % system.devices();
+      auto to = (i + 1) % system.devices();
+      auto source = filled(system, from, 1, 100'000);
+      auto target = filled(system, to, 2, 100'000);
+      auto x = t.copy(target.ref, source.ref);
+      auto back = t.copy(source.ref, target.ref);
+      must(answer_of(system.open(i % 2 == 0 ? from : to).reset()));
+      for (auto& done : {x, back}) {
+        auto why = error_of(answer_of(done));
+        EXPECT_TRUE(!why || code_of(why) == errc::device_reset || code_of(why) == errc::stale_ref)
+            << describe(why);
+      }
+      ASSERT_TRUE(copies(system, t, from, to));
+    }
+  }
+}
+
+} // namespace
+} // namespace troupe::testing
