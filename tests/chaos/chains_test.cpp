@@ -1,6 +1,6 @@
-/// Random chains of uploads, downloads, fills, copies, user kernels and all collectives, of worlds
-/// and of ranks, over several devices and clients, never waited for in between: every element must
-/// be what a sequential model says (INV-6, INV-9).
+/// Random chains of uploads, downloads, fills, copies within devices and between them, user kernels
+/// and all collectives, of worlds and of ranks, over several devices and clients, never waited for
+/// in between: every element must be what a sequential model says (INV-6, INV-9).
 
 #include "chaos/content_model.hpp"
 #include "chaos/random_collective.hpp"
@@ -49,8 +49,9 @@ struct world_entry {
 /// One chain: buffers on every device, a model of their contents, and what waits for its answer.
 class chain {
 public:
-  chain(const std::vector<world_entry>& worlds, std::uint64_t seed)
-      : worlds_(worlds), random_(seed) {
+  chain(const std::vector<world_entry>& worlds, const std::vector<topology>& topologies,
+        std::uint64_t seed)
+      : worlds_(worlds), topologies_(topologies), random_(seed) {
     count_ = pick(random_, device_count(), 1000);
     for (auto& row : slots_)
       for (auto& ref : must(all().over.allocate<std::uint32_t>(count_, true)))
@@ -62,17 +63,20 @@ public:
   /// order of admission is the model's order.
   void step() {
     std::lock_guard lock{mutex_};
-    auto choice = pick(random_, 0, 9);
+    auto choice = pick(random_, 0, 12);
     if (choice < 5)
       return open_ ? call_one_rank() : collective_of_all();
+    // What a copy brings from a rank that has called to one that is to call would wait for itself.
+    if (choice < 8)
+      return open_ ? call_one_rank() : copy_between();
     switch (choice) {
-    case 5:
-      return upload();
-    case 6:
-      return fill();
-    case 7:
-      return copy();
     case 8:
+      return upload();
+    case 9:
+      return fill();
+    case 10:
+      return copy();
+    case 11:
       return kernel();
     default:
       return download();
@@ -190,6 +194,55 @@ private:
     writes(to, {from}, [](const std::vector<content>& in) { return in; });
   }
 
+  piece within(const piece& x, std::size_t row, int device) {
+    return {row, device, pick(random_, 0, count_ - x.count), x.count};
+  }
+  int any_device() { return all().devices[pick(random_, 0, device_count() - 1)]; }
+
+  /// From one row to another one: one copy, or several as one request.
+  void copy_between() {
+    auto& links = topologies_[pick(random_, 0, topologies_.size() - 1)];
+    auto from = any_piece();
+    auto row = another_row(from.row);
+    auto form = pick(random_, 0, 3);
+    if (form == 0) {
+      auto to = within(from, row, any_device());
+      expect_success(links.copy(part(to).any(), part(from).any()));
+      return writes(to, {from}, [](const std::vector<content>& in) { return in; });
+    }
+    std::vector<piece> sources;
+    std::vector<piece> targets;
+    auto devices = all().devices;
+    std::shuffle(devices.begin(), devices.end(), random_);
+    devices.resize(pick(random_, 1, devices.size()));
+    for (std::size_t i = 0; i < devices.size(); ++i) {
+      auto source = from;
+      if (form == 2) { // a part of it
+        source.first += i * from.count / devices.size();
+        source.count = (i + 1) * from.count / devices.size() - i * from.count / devices.size();
+      } else if (form == 3) {
+        source.device = any_device();
+      }
+      sources.push_back(source);
+      targets.push_back(within(source, row, devices[i]));
+    }
+    std::vector<any_gpu_ref> into;
+    std::vector<copy_pair> copies;
+    for (std::size_t i = 0; i < targets.size(); ++i) {
+      into.push_back(part(targets[i]).any());
+      copies.push_back({into.back(), part(sources[i]).any()});
+    }
+    expect_success(form == 1   ? links.replicate(part(from).any(), into)
+                   : form == 2 ? links.distribute(part(from).any(), into)
+                               : links.copy(std::move(copies)));
+    std::vector<content_model::place> places;
+    for (auto& x : sources)
+      places.push_back(place(x));
+    auto effect = begin(std::move(places), [](const std::vector<content>& in) { return in; });
+    for (std::size_t i = 0; i < targets.size(); ++i)
+      write(effect, i, targets[i]);
+  }
+
   /// x[i] = a * x[i] + y[i]
   void kernel() {
     auto to = any_piece();
@@ -291,6 +344,7 @@ private:
   }
 
   const std::vector<world_entry>& worlds_;
+  const std::vector<topology>& topologies_;
   std::mutex mutex_;
   std::mt19937_64 random_;
   std::size_t count_ = 0;
@@ -318,7 +372,13 @@ TEST(Chains, AreRightWithoutWaitingForTheHost) {
   auto seeds = number_from_environment("TROUPE_CHAIN_SEEDS", cuda ? 200 : 1000);
   auto first = number_from_environment("TROUPE_CHAIN_FIRST_SEED", 1);
   config cfg;
-  cfg.use_backend(cuda ? must(make_cuda_backend()) : make_host_backend({.devices = 4}));
+  // Links in both directions, in one, and in none.
+  std::vector<host_link> links{{.from = 0, .to = 3, .access = false},
+                               {.from = 3, .to = 0, .access = false},
+                               {.from = 1, .to = 2, .access = false}};
+  cfg.use_backend(cuda ? must(make_cuda_backend())
+                       : make_host_backend({.devices = 4, .links = links}));
+  cfg.lanes.staging_bytes = 4096; // what goes through the host goes in many pieces
   caf::actor_system sys{cfg};
   auto devices = all_devices(sys);
   std::vector<world_entry> worlds{entry_of(must(world::open(sys, {.devices = devices})))};
@@ -337,9 +397,13 @@ TEST(Chains, AreRightWithoutWaitingForTheHost) {
     worlds.push_back(entry_of(group));
   for (auto& group : must(worlds[0].over.split("tail", tail, falling)))
     worlds.push_back(entry_of(group));
+  std::vector<topology> topologies{
+      must(topology::open(sys)),
+      must(topology::open(sys, {.name = "through the host", .use_links = false})),
+  };
   for (auto seed = first; seed < first + seeds && !HasFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    chain x{worlds, seed};
+    chain x{worlds, topologies, seed};
     auto client = [&x] {
       for (int i = 0; i < 25; ++i)
         x.step();
