@@ -342,6 +342,11 @@ caf::error device_copies_operation::copy_piece(const journey& x, const piece& wh
                                what.size, stream);
 }
 
+/// As INV-2 wants it, for what is issued piece by piece: `life` is that of the lane's device.
+bool device_copies_operation::may_go_on(std::uint64_t life, const lane& on) const noexcept {
+  return !failed() && !lost_a_part() && on.state().live_generation() == life;
+}
+
 /// Downloads, or (`copy_route::pull`) lets the helper know when it may begin; then waits for it,
 /// which alone knows when all is there.
 caf::expected<issue_outcome> device_copies_operation::send(journey& x, lane& on) {
@@ -390,7 +395,7 @@ caf::error device_copies_operation::download_chunks(journey& x, lane& on) {
     on.retire(std::exchange(c.there, {}));
     ring.give_back(c.staged);
   }
-  while (x.at < x.pieces.size() && !failed() && !lost_a_part()) {
+  while (x.at < x.pieces.size() && may_go_on(x.in.from, on)) {
     auto sent = x.sent.load(std::memory_order_relaxed);
     auto& from = x.pieces[x.at];
     auto size = std::min(x.chunk_bytes, from.size - x.offset);
@@ -430,11 +435,12 @@ caf::expected<issue_outcome> device_copies_operation::receive(journey& x, part& 
   if (x.route == copy_route::pull)
     return read_there(x, p, on, last);
   auto error = count_uploaded(x, on);
-  if (!error && !failed())
+  if (!error && may_go_on(x.in.to, on))
     error = upload_chunks(x, on);
   if (error)
     return error;
-  if (!last || (x.taken != x.sent.load() && !failed()))
+  bool ends_early = failed() || lost_a_part();
+  if (!last || (x.taken != x.sent.load() && !ends_early))
     return issue_outcome::continues;
   x.home->on->wake(); // it may wait for chunks that do not come through any more
   return x.taken == 0 ? issue_outcome::finished : issue_outcome::enqueued;
@@ -443,7 +449,7 @@ caf::expected<issue_outcome> device_copies_operation::receive(journey& x, part& 
 caf::expected<issue_outcome> device_copies_operation::read_there(journey& x, part& p, lane& on,
                                                                  bool last) {
   if (x.taken == 0) {
-    if (x.sent.load() == 0 || failed())
+    if (x.sent.load() == 0 || !may_go_on(x.in.to, on))
       return last ? issue_outcome::finished : issue_outcome::continues;
     if (auto error = on.device().wait(on.stream(p), x.chunks.front().there))
       return error;

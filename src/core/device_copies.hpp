@@ -109,6 +109,7 @@ private:
   void add_parts(journey& x, std::size_t first);
   caf::expected<issue_outcome> copy_pieces(journey& x, part& p, lane& on);
   caf::error copy_piece(const journey& x, const piece& what, lane& on, stream_view stream) const;
+  bool may_go_on(std::uint64_t life, const lane& on) const noexcept;
   caf::expected<issue_outcome> send(journey& x, lane& on);
   caf::expected<issue_outcome> write_there(journey& x, part& p, lane& on);
   caf::expected<issue_outcome> receive(journey& x, part& p, lane& on);

@@ -126,6 +126,7 @@ public:
   backend_device& device() noexcept { return *device_; }
   /// For what must be given back to the device after the lane has ended.
   std::shared_ptr<backend_device> shared_device() const noexcept { return device_; }
+  /// Of which there is one.
   stream_view stream(stream_kind kind) const noexcept {
     return streams_[static_cast<std::size_t>(kind)].stream;
   }

@@ -96,7 +96,7 @@ struct alignas(64) part {
   /// If both are in streams of one lane at once, it is the same stream.
   bool shares_stream(const part& other) const noexcept {
     return on == other.on && stream == other.stream && stream != stream_kind::none &&
-           peer == other.peer &&
+           (stream != stream_kind::peer || peer == other.peer) &&
            (stream != stream_kind::collective || (tenant != nullptr && tenant == other.tenant));
   }
 };

@@ -64,6 +64,7 @@ peer_copy_operation::peer_copy_operation(const any_gpu_ref& target, const any_gp
       lender_((by == target_device_ ? source : target).memory()->home().shared_from_this()) {
   parts()[0].stream = stream_kind::peer;
   parts()[0].peer = lender_->ordinal();
+  expect_uses(2);
   add_use(use_of(source, true, false));
   add_use(use_of(target, false, true));
   of_elements(source.count(), source.type());

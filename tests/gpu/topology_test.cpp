@@ -10,7 +10,10 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace troupe::testing {
 
@@ -149,6 +152,89 @@ TEST_F(CudaTopology, FindsALinkThatCorrupts) {
   graph = must(answer_of(t.verify_links()));
   EXPECT_EQ(graph.link(0, 1)->checked, link_check::right);
   EXPECT_EQ(graph.link(0, 1)->access, peer_access::enabled);
+}
+
+/// Between the pools of all pairs, and between memory that CUDA gave to the user.
+class CudaCopies : public CudaTopology, public ::testing::WithParamInterface<bool> {
+protected:
+  topology open(caf::actor_system& system) const {
+    return must(topology::open(system, {.use_links = GetParam()}));
+  }
+
+  static any_gpu_ref of_the_user(const device& d, std::size_t size) {
+    EXPECT_EQ(cudaSetDevice(d.ordinal()), cudaSuccess);
+    void* memory = nullptr;
+    EXPECT_EQ(cudaMalloc(&memory, size), cudaSuccess);
+    auto deleter = [](void* x) { EXPECT_EQ(cudaFree(x), cudaSuccess); };
+    return must(d.adopt(memory, size, dtype::uint8, deleter));
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Ways, CudaCopies, ::testing::Bool(),
+                         [](const auto& x) { return std::string{x.param ? "links" : "host"}; });
+
+TEST_P(CudaCopies, BringEveryByte) {
+  gpus on;
+  auto t = open(on.system);
+  for (bool plain : {false, true})
+    for (std::size_t size : {std::size_t{1}, std::size_t{4096}, 4 * mib + 3, 200 * mib + 1})
+      for (auto [from, to] : {std::pair{0, 1}, {1, 0}}) {
+        SCOPED_TRACE(std::to_string(size) + " bytes from " + std::to_string(from) +
+                     (plain ? ", plain" : ", of the pools"));
+        auto one = must(device::open(on.system, from));
+        auto other = must(device::open(on.system, to));
+        auto make = [&](const device& d) {
+          return plain ? of_the_user(d, size) : must(answer_of(d.allocate(dtype::uint8, size)));
+        };
+        auto source = make(one);
+        auto target = make(other);
+        auto data = random_bytes(size, size);
+        put(one, source, data);
+        must(answer_of(other.fill(target, {std::byte{0x5a}})));
+        ASSERT_TRUE(is_ok(answer_of(t.copy(target, source))));
+        EXPECT_TRUE(holds(other, target, data));
+        // A slice that begins anywhere, back.
+        if (size < 4096)
+          continue;
+        auto part = must(target.slice(1001, size - 2000));
+        auto back = must(source.slice(3, size - 2000));
+        ASSERT_TRUE(is_ok(answer_of(t.copy(back, part))));
+        EXPECT_TRUE(holds(one, back, std::span{data}.subspan(1001, size - 2000)));
+      }
+  auto stats = t.stats();
+  EXPECT_EQ(stats.links_failed, 0u);
+  if (!GetParam() || t.graph().link(0, 1)->access == peer_access::enabled) {
+    EXPECT_EQ(GetParam() ? stats.staged_copies : stats.direct_copies, 0u);
+  }
+}
+
+TEST_P(CudaCopies, AllPairsAtOnceAndOften) {
+  gpus on;
+  auto t = open(on.system);
+  auto number = gpus_present();
+  constexpr std::size_t size = 8 * mib;
+  std::vector<device> devices;
+  std::vector<any_gpu_ref> sources;
+  std::vector<std::vector<std::byte>> data;
+  for (int i = 0; i < number; ++i) {
+    devices.push_back(must(device::open(on.system, i)));
+    sources.push_back(must(answer_of(devices.back().allocate(dtype::uint8, size))));
+    data.push_back(random_bytes(size, static_cast<std::uint64_t>(i)));
+    put(devices.back(), sources.back(), data.back());
+  }
+  std::vector<copy_pair> all;
+  for (auto& from : sources)
+    for (auto& d : devices)
+      if (d.ordinal() != from.device())
+        all.push_back({must(answer_of(d.allocate(dtype::uint8, size, true))), from});
+  std::vector<pending<void>> rounds;
+  for (int i = 0; i < 20; ++i)
+    rounds.push_back(t.copy(all));
+  for (auto& x : rounds)
+    ASSERT_TRUE(is_ok(answer_of(x)));
+  for (auto& x : all)
+    EXPECT_TRUE(holds(devices[static_cast<std::size_t>(x.target.device())], x.target,
+                      data[static_cast<std::size_t>(x.source.device())]));
 }
 
 } // namespace

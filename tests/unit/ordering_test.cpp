@@ -302,7 +302,7 @@ TEST(Ordering, AgreesWithOneAfterTheOtherWhenSomeAreTakenBack) {
           std::vector{system.lane()},
           [todo](detail::part& p, detail::lane& on) -> caf::expected<detail::issue_outcome> {
             auto error = on.device().launch_host(
-                on.stream(p.stream),
+                on.stream(p),
                 [](void* x) {
                   auto& w = *static_cast<work*>(x);
                   w.found->assign(w.at, w.at + size);
@@ -314,6 +314,7 @@ TEST(Ordering, AgreesWithOneAfterTheOtherWhenSomeAreTakenBack) {
             return detail::issue_outcome::enqueued;
           });
       op->parts()[0].stream = static_cast<detail::stream_kind>(random() % detail::stream_count);
+      op->parts()[0].peer = static_cast<int>(random() % 3);
       op->add_use(detail::use_of(memory, false, true));
       system.runtime()->start(op);
       ops.push_back(op);
