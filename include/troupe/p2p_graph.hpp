@@ -83,7 +83,7 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
 struct p2p_graph {
   std::string name;
   std::uint64_t version = 0; ///< grows with every change
-  /// All links are known, and none is pending.
+  /// All devices have come up, all links are known, and none is pending.
   bool settled = false;
   /// Those that live, by ordinal: one that failed or was shut down is not there any more.
   std::vector<p2p_device> devices;

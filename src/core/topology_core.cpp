@@ -159,9 +159,12 @@ p2p_graph topology_core::graph() const {
   std::sort(result.links.begin(), result.links.end(), [](const p2p_link& a, const p2p_link& b) {
     return std::pair{a.from, a.to} < std::pair{b.from, b.to};
   });
-  result.settled = links_known_ &&
-                   std::none_of(result.links.begin(), result.links.end(),
-                                [](const p2p_link& x) { return x.access == peer_access::pending; });
+  result.settled =
+      links_known_ &&
+      std::none_of(result.devices.begin(), result.devices.end(),
+                   [](const p2p_device& x) { return x.phase == device_phase::opening; }) &&
+      std::none_of(result.links.begin(), result.links.end(),
+                   [](const p2p_link& x) { return x.access == peer_access::pending; });
   find_islands(result);
   return result;
 }
