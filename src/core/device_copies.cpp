@@ -39,11 +39,6 @@ bool has_ended(const device_state& device) {
   return phase == device_phase::failed || phase == device_phase::shut_down;
 }
 
-/// The link that a copy goes over.
-link_ends link_of(const link_ends& ends, copy_route route) {
-  return route == copy_route::pull ? link_ends{ends.to, ends.from} : ends;
-}
-
 /// The same memory once, in as few uses as there can be.
 void merge(std::vector<use>& uses) {
   auto key = [](const use& x) { return std::tuple{x.part, x.writes, x.memory.get(), x.begin}; };
@@ -268,11 +263,6 @@ caf::expected<issue_outcome> device_copies_operation::issue(part& p, lane& on) {
   auto& x = journey_of(p);
   if (x.bytes == 0)
     return issue_outcome::finished;
-  bool over_link = !x.local() && x.route != copy_route::staged;
-  if (over_link && topology_->route_of(x.ends, x.in) != x.route) {
-    x.all_sent.store(true); // of both parts, whichever comes first
-    return topology_->why_not(link_of(x.ends, x.route));
-  }
   return proceed(p, on);
 }
 
@@ -318,6 +308,8 @@ caf::expected<issue_outcome> device_copies_operation::copy_pieces(journey& x, pa
       return issue_outcome::enqueued;
     if (x.groups.size() == groups_in_stream)
       return issue_outcome::continues;
+    if (!x.local() && topology_->route_of(x.ends, x.in) != x.route)
+      return topology_->why_not(link_of(x.ends, x.route));
     auto end = std::min(x.next + copies_in_group, x.pieces.size());
     for (; x.next < end; ++x.next)
       if (auto error = copy_piece(x, x.pieces[x.next], on, on.stream(p)))

@@ -38,6 +38,11 @@ enum class copy_route : std::uint8_t {
   staged   ///< through the host
 };
 
+/// The link that a copy goes over.
+inline link_ends link_of(const link_ends& ends, copy_route route) noexcept {
+  return route == copy_route::pull ? link_ends{ends.to, ends.from} : ends;
+}
+
 /// One copy over a link.
 class link_copy_operation final : public peer_copy_operation {
 public:

@@ -48,11 +48,6 @@ caf::error check_overlap(const char* verb, std::span<const copy_pair> copies) {
     bool target;
     std::size_t end() const { return of->offset() + of->size_bytes(); }
   };
-  if (copies.size() == 1) {
-    if (overlap(copies[0].target, copies[0].source))
-      return refusal(verb, copies[0].target, errc::invalid_argument, "source and target overlap");
-    return {};
-  }
   std::vector<range> all;
   for (auto& x : copies)
     for (auto& [ref, target] : {std::pair{&x.target, true}, std::pair{&x.source, false}})
@@ -72,7 +67,8 @@ caf::error check_overlap(const char* verb, std::span<const copy_pair> copies) {
     auto* before = x.target ? last : last_target;
     if (before != nullptr && before->end() > x.of->offset())
       return refusal(verb, *x.of, errc::invalid_argument,
-                     "a target overlaps another one, or a source");
+                     copies.size() == 1 ? "source and target overlap"
+                                        : "a target overlaps another one, or a source");
     if (last == nullptr || x.end() > last->end())
       last = &x;
     if (x.target && (last_target == nullptr || x.end() > last_target->end()))
@@ -196,16 +192,20 @@ std::optional<std::size_t> topology_core::place_of(const any_gpu_ref& x) const n
   return i->second;
 }
 
+caf::error topology_core::check_copy(const char* verb, const any_gpu_ref& target,
+                                     const any_gpu_ref& source) const {
+  for (auto* ref : {&target, &source}) {
+    if (!*ref)
+      return no_memory(verb, *ref);
+    if (!place_of(*ref))
+      return refusal(verb, *ref, errc::invalid_argument, "the device is not in the topology");
+  }
+  return check_shape(verb, target, source);
+}
+
 caf::error topology_core::check_copies(const char* verb, std::span<const copy_pair> copies) const {
   for (auto& x : copies)
-    for (auto* ref : {&x.target, &x.source}) {
-      if (!*ref)
-        return no_memory(verb, *ref);
-      if (!place_of(*ref))
-        return refusal(verb, *ref, errc::invalid_argument, "the device is not in the topology");
-    }
-  for (auto& x : copies)
-    if (auto error = check_shape(verb, x.target, x.source))
+    if (auto error = check_copy(verb, x.target, x.source))
       return error;
   return check_overlap(verb, copies);
 }
@@ -227,6 +227,14 @@ topology_core::legs_of(std::span<const copy_pair> copies) const {
   return result;
 }
 
+topology_core::copies_answer topology_core::start(copies_answer op,
+                                                  const request_options& options) {
+  op->deadline =
+      from_now(options.deadline.count() != 0 ? options.deadline : config_.limits.deadline);
+  runtime_->start(op);
+  return op;
+}
+
 topology_core::copies_answer topology_core::start_copies(const char* verb,
                                                          std::span<const copy_pair> copies,
                                                          const request_options& options) {
@@ -234,31 +242,27 @@ topology_core::copies_answer topology_core::start_copies(const char* verb,
     return refuse(verb, refusal(verb, {}, errc::invalid_argument, "there is nothing to copy"));
   if (auto error = check_copies(verb, copies))
     return refuse(verb, std::move(error));
-  auto op = std::make_shared<device_copies_operation>(verb, shared_from_this(), legs_of(copies));
-  op->deadline =
-      from_now(options.deadline.count() != 0 ? options.deadline : config_.limits.deadline);
-  runtime_->start(op);
-  return op;
+  return start(std::make_shared<device_copies_operation>(verb, shared_from_this(), legs_of(copies)),
+               options);
 }
 
 topology_core::copies_answer topology_core::copy(const any_gpu_ref& target,
                                                  const any_gpu_ref& source,
                                                  const request_options& options) {
-  const copy_pair one{target, source};
-  if (auto error = check_copies("copy", {&one, 1}))
+  if (auto error = check_copy("copy", target, source))
     return refuse("copy", std::move(error));
   const link_ends ends{*place_of(source), *place_of(target)};
   const link_generations in{source.generation(), target.generation()};
   auto route = ends.from == ends.to ? copy_route::pending : route_of(ends, in);
-  if (route != copy_route::push && route != copy_route::pull)
+  if (route != copy_route::push && route != copy_route::pull) {
+    const copy_pair one{target, source};
     return start_copies("copy", {&one, 1}, options);
-  auto by = route == copy_route::push ? ends.from : ends.to;
-  auto op = std::make_shared<link_copy_operation>(shared_from_this(), ends, in, route, target,
-                                                  source, lane_at(by));
-  op->deadline =
-      from_now(options.deadline.count() != 0 ? options.deadline : config_.limits.deadline);
-  runtime_->start(op);
-  return op;
+  }
+  // Two devices have no memory in common.
+  auto& by = lane_at(link_of(ends, route).from);
+  return start(std::make_shared<link_copy_operation>(shared_from_this(), ends, in, route, target,
+                                                     source, by),
+               options);
 }
 
 topology_core::copies_answer topology_core::copy(const std::vector<copy_pair>& copies,

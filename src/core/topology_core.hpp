@@ -126,7 +126,10 @@ private:
   };
 
   std::optional<std::size_t> place_of(const any_gpu_ref& x) const noexcept;
+  caf::error check_copy(const char* verb, const any_gpu_ref& target,
+                        const any_gpu_ref& source) const;
   caf::error check_copies(const char* verb, std::span<const copy_pair> copies) const;
+  copies_answer start(copies_answer op, const request_options& options);
   copies_answer start_copies(const char* verb, std::span<const copy_pair> copies,
                              const request_options& options);
   std::vector<device_copies_operation::leg> legs_of(std::span<const copy_pair> copies) const;
