@@ -421,7 +421,7 @@ protected:
 
   caf::error asked(pending<void> x) { return error_of(answer_of(x)); }
   caf::error copied(const any_gpu_ref& target, const any_gpu_ref& source) {
-    return asked(t_.copy(target, source));
+    return asked(t_->copy(target, source));
   }
   any_gpu_ref part(const any_gpu_ref& x, std::size_t first, std::size_t number) {
     return must(x.slice(first, number));
@@ -439,24 +439,30 @@ protected:
     }
     for (auto* x : {&here_, &there_})
       if (!x->ref.stale()) {
-        EXPECT_TRUE(has(system_, x->ref, x->data));
+        EXPECT_TRUE(has(*system_, x->ref, x->data));
       }
-    EXPECT_TRUE(copies(system_, t_, 0, 1));
+    EXPECT_TRUE(copies(*system_, *t_, 0, 1));
   }
 
-  void SetUp() override { TROUPE_NEEDS_DEVICES(2); }
+  void SetUp() override {
+    TROUPE_NEEDS_DEVICES(2);
+    system_.emplace();
+    t_.emplace(open_topology(*system_));
+    here_ = filled(*system_, 0, 1);
+    there_ = filled(*system_, 1, 2);
+  }
 
-  test_system system_;
-  topology t_ = open_topology(system_);
-  content here_ = filled(system_, 0, 1);
-  content there_ = filled(system_, 1, 2);
+  std::optional<test_system> system_;
+  std::optional<topology> t_;
+  content here_;
+  content there_;
 };
 
 TEST_F(BadCopies, ShapesThatDiffer) {
   auto& here = here_.ref;
   auto& there = there_.ref;
   auto words = must(here.reinterpret(dtype::uint32));
-  auto numbers = allocate(system_, 1, count / 4, dtype::float32);
+  auto numbers = allocate(*system_, 1, count / 4, dtype::float32);
   expect_refused(
       {
           {"more", [&] { return copied(part(there, 0, 10), here); }},
@@ -466,14 +472,14 @@ TEST_F(BadCopies, ShapesThatDiffer) {
           {"on one device", [&] { return copied(part(here, 0, 10), part(here, 20, 11)); }},
           {"one of a batch",
            [&] {
-             return asked(t_.copy(
+             return asked(t_->copy(
                  {{part(there, 0, 5), part(here, 0, 5)}, {part(there, 5, 5), part(here, 5, 6)}}));
            }},
-          {"one replica", [&] { return asked(t_.replicate(here, {there, part(there, 0, 9)})); }},
-          {"too few in parts", [&] { return asked(t_.distribute(here, {part(there, 0, 9)})); }},
+          {"one replica", [&] { return asked(t_->replicate(here, {there, part(there, 0, 9)})); }},
+          {"too few in parts", [&] { return asked(t_->distribute(here, {part(there, 0, 9)})); }},
           {"too many in parts",
-           [&] { return asked(t_.distribute(part(here, 0, 9), {part(there, 0, 10)})); }},
-          {"parts of another type", [&] { return asked(t_.distribute(words, {numbers})); }},
+           [&] { return asked(t_->distribute(part(here, 0, 9), {part(there, 0, 10)})); }},
+          {"parts of another type", [&] { return asked(t_->distribute(words, {numbers})); }},
       },
       errc::shape_mismatch);
 }
@@ -487,54 +493,64 @@ TEST_F(BadCopies, WhatOverlaps) {
           {"one byte", [&] { return copied(part(here, 0, 10), part(here, 9, 10)); }},
           {"two targets",
            [&] {
-             return asked(t_.copy({{part(there, 0, 10), part(here, 0, 10)},
-                                   {part(there, 9, 10), part(here, 20, 10)}}));
+             return asked(t_->copy({{part(there, 0, 10), part(here, 0, 10)},
+                                    {part(there, 9, 10), part(here, 20, 10)}}));
            }},
           {"a target and the source of another one",
            [&] {
-             return asked(t_.copy({{part(there, 0, 10), part(here, 0, 10)},
-                                   {part(here, 9, 5), part(there, 100, 5)}}));
+             return asked(t_->copy({{part(there, 0, 10), part(here, 0, 10)},
+                                    {part(here, 9, 5), part(there, 100, 5)}}));
            }},
           {"a target within one far before it",
            [&] {
-             return asked(t_.copy({{part(there, 0, 100), part(here, 0, 100)},
-                                   {part(there, 10, 1), part(here, 200, 1)},
-                                   {part(there, 50, 1), part(here, 201, 1)}}));
+             return asked(t_->copy({{part(there, 0, 100), part(here, 0, 100)},
+                                    {part(there, 10, 1), part(here, 200, 1)},
+                                    {part(there, 50, 1), part(here, 201, 1)}}));
            }},
-          {"the same replica twice", [&] { return asked(t_.replicate(here, {there, there})); }},
-          {"a replica in the source", [&] { return asked(t_.replicate(here, {here})); }},
+          {"the same replica twice", [&] { return asked(t_->replicate(here, {there, there})); }},
+          {"a replica in the source", [&] { return asked(t_->replicate(here, {here})); }},
           {"parts over each other",
            [&] {
              return asked(
-                 t_.distribute(part(here, 0, 20), {part(there, 0, 10), part(there, 5, 10)}));
+                 t_->distribute(part(here, 0, 20), {part(there, 0, 10), part(there, 5, 10)}));
            }},
       },
       errc::invalid_argument);
   // What is only read may be read often.
-  EXPECT_TRUE(is_ok(asked(t_.copy({{part(there, 0, 10), part(here, 0, 10)},
-                                   {part(there, 10, 10), part(here, 5, 10)},
-                                   {part(there, 20, 10), part(here, 0, 10)}}))));
+  EXPECT_TRUE(is_ok(asked(t_->copy({{part(there, 0, 10), part(here, 0, 10)},
+                                    {part(there, 10, 10), part(here, 5, 10)},
+                                    {part(there, 20, 10), part(here, 0, 10)}}))));
 }
 
 TEST_F(BadCopies, NothingAndUnknownDevices) {
-  test_system other;
-  auto foreign = filled(other, 0, 3);
   auto config = quick_config();
   config.devices = {0};
-  auto small = open_topology(system_, config);
+  auto small = open_topology(*system_, config);
   auto& here = here_.ref;
   auto& there = there_.ref;
   expect_refused(
       {
-          {"no copies", [&] { return asked(t_.copy(std::vector<copy_pair>{})); }},
-          {"no replicas", [&] { return asked(t_.replicate(here, {})); }},
-          {"no parts", [&] { return asked(t_.distribute(here, {})); }},
-          {"from another system", [&] { return copied(there, foreign.ref); }},
-          {"to another system", [&] { return copied(foreign.ref, here); }},
-          {"replica there", [&] { return asked(t_.replicate(here, {there, foreign.ref})); }},
-          {"part there", [&] { return asked(t_.distribute(here, {foreign.ref})); }},
+          {"no copies", [&] { return asked(t_->copy(std::vector<copy_pair>{})); }},
+          {"no replicas", [&] { return asked(t_->replicate(here, {})); }},
+          {"no parts", [&] { return asked(t_->distribute(here, {})); }},
           {"not in the topology", [&] { return asked(small.copy(there, here)); }},
           {"batch", [&] { return asked(small.copy({{here, there}})); }},
+      },
+      errc::invalid_argument);
+}
+
+TEST_F(BadCopies, MemoryOfAnotherSystem) {
+  TROUPE_HOST_ONLY("a GPU is one system's");
+  test_system other;
+  auto foreign = filled(other, 0, 3);
+  auto& here = here_.ref;
+  auto& there = there_.ref;
+  expect_refused(
+      {
+          {"source", [&] { return copied(there, foreign.ref); }},
+          {"target", [&] { return copied(foreign.ref, here); }},
+          {"replica", [&] { return asked(t_->replicate(here, {there, foreign.ref})); }},
+          {"part", [&] { return asked(t_->distribute(here, {foreign.ref})); }},
       },
       errc::invalid_argument);
 }
@@ -546,55 +562,51 @@ TEST_F(BadCopies, HandlesWithoutMemory) {
       {
           {"target", [&] { return copied({}, here); }},
           {"source", [&] { return copied(there, {}); }},
-          {"batch", [&] { return asked(t_.copy({{there, here}, {}})); }},
-          {"replicate", [&] { return asked(t_.replicate({}, {there})); }},
-          {"replica", [&] { return asked(t_.replicate(here, {there, {}})); }},
-          {"distribute", [&] { return asked(t_.distribute({}, {there})); }},
-          {"part", [&] { return asked(t_.distribute(here, {there, {}})); }},
+          {"batch", [&] { return asked(t_->copy({{there, here}, {}})); }},
+          {"replicate", [&] { return asked(t_->replicate({}, {there})); }},
+          {"replica", [&] { return asked(t_->replicate(here, {there, {}})); }},
+          {"distribute", [&] { return asked(t_->distribute({}, {there})); }},
+          {"part", [&] { return asked(t_->distribute(here, {there, {}})); }},
       },
       errc::stale_ref);
 }
 
 TEST_F(BadCopies, HandlesOfAnEarlierLife) {
   for (int end : {0, 1}) {
-    must(answer_of(system_.open(end).reset()));
+    must(answer_of(system_->open(end).reset()));
     auto& here = here_.ref;
     auto& there = there_.ref;
-    auto fresh = filled(system_, 0, 5);
+    auto fresh = filled(*system_, 0, 5);
     expect_refused(
         {
             {"there", [&] { return copied(there, here); }},
             {"back", [&] { return copied(here, there); }},
             {"batch",
              [&] {
-               return asked(t_.copy({{part(there, 0, 10), part(here, 0, 10)},
-                                     {part(there, 10, 10), part(fresh.ref, 0, 10)}}));
+               return asked(t_->copy({{part(there, 0, 10), part(here, 0, 10)},
+                                      {part(there, 10, 10), part(fresh.ref, 0, 10)}}));
              }},
-            {"replicate", [&] { return asked(t_.replicate(here, {there})); }},
-            {"distribute", [&] { return asked(t_.distribute(here, {there})); }},
+            {"replicate", [&] { return asked(t_->replicate(here, {there})); }},
+            {"distribute", [&] { return asked(t_->distribute(here, {there})); }},
         },
         errc::stale_ref);
-    EXPECT_TRUE(has(system_, fresh.ref, fresh.data));
-    here_ = filled(system_, 0, 1);
-    there_ = filled(system_, 1, 2);
+    EXPECT_TRUE(has(*system_, fresh.ref, fresh.data));
+    here_ = filled(*system_, 0, 1);
+    there_ = filled(*system_, 1, 2);
   }
 }
 
 TEST_F(BadCopies, AnIndeterminateSource) {
   auto& here = here_.ref;
   auto& there = there_.ref;
-  auto broken =
-      must(answer_of(system_.open(0).launch(
-               [](launch_context&) { return make_error(errc::launch_failed, "on purpose"); }, {},
-               {part(here, 10, 10)}))
-               ? caf::expected<int>{make_error(errc::internal, "it worked")}
-               : caf::expected<int>{0});
-  EXPECT_EQ(broken, 0);
-  for (auto& why : {copied(there, here), asked(t_.replicate(here, {there})),
-                    asked(t_.distribute(here, {there})),
-                    asked(t_.copy({{part(there, 0, 1), part(here, 19, 1)}}))})
+  auto fails = [](launch_context&) { return make_error(errc::launch_failed, "on purpose"); };
+  auto launched = system_->open(0).launch(fails, {}, {part(here, 10, 10)});
+  EXPECT_TRUE(has_code(answer_of(launched), errc::launch_failed));
+  for (auto& why : {copied(there, here), asked(t_->replicate(here, {there})),
+                    asked(t_->distribute(here, {there})),
+                    asked(t_->copy({{part(there, 0, 1), part(here, 19, 1)}}))})
     EXPECT_TRUE(has_code(why, errc::indeterminate));
-  EXPECT_TRUE(has(system_, there, there_.data));
+  EXPECT_TRUE(has(*system_, there, there_.data));
   // What is not concerned can be copied; what is written wholly is whole again.
   EXPECT_TRUE(is_ok(copied(part(there, 0, 10), part(here, 0, 10))));
   EXPECT_TRUE(is_ok(copied(part(here, 10, 10), part(there, 10, 10))));
@@ -604,13 +616,13 @@ TEST_F(BadCopies, AnIndeterminateSource) {
 TEST_F(BadCopies, ADeviceThatHasEnded) {
   auto& here = here_.ref;
   auto& there = there_.ref;
-  auto spare = filled(system_, 0, 3);
-  system_.open(1).shutdown();
-  for (auto& why : {copied(there, here), copied(here, there), asked(t_.replicate(here, {there})),
-                    asked(t_.distribute(here, {there})), asked(t_.copy({{there, here}}))})
+  auto spare = filled(*system_, 0, 3);
+  system_->open(1).shutdown();
+  for (auto& why : {copied(there, here), copied(here, there), asked(t_->replicate(here, {there})),
+                    asked(t_->distribute(here, {there})), asked(t_->copy({{there, here}}))})
     EXPECT_TRUE(has_code(why, errc::unavailable));
   EXPECT_TRUE(is_ok(copied(spare.ref, here)));
-  EXPECT_TRUE(has(system_, spare.ref, here_.data));
+  EXPECT_TRUE(has(*system_, spare.ref, here_.data));
 }
 
 // -- deadlines, and requests that are taken back
@@ -630,12 +642,14 @@ TEST(TopologyCopy, ADeadlineThatIsOver) {
 /// With and without links.
 class CopyInTheMiddle : public ::testing::TestWithParam<std::tuple<bool, int>> {
 protected:
-  CopyInTheMiddle() {
+  void SetUp() override {
+    TROUPE_HOST_ONLY("faults");
+    system_.emplace(system_options{.devices = 3, .faults = plan_, .lanes = small_chunks()});
     auto config = quick_config();
     config.use_links = links();
-    t_.emplace(open_topology(system_, config));
-    here_ = filled(system_, 0, 1);
-    there_ = filled(system_, 1, 2);
+    t_.emplace(open_topology(*system_, config));
+    here_ = filled(*system_, 0, 1);
+    there_ = filled(*system_, 1, 2);
   }
 
   bool links() const { return std::get<0>(GetParam()); }
@@ -655,14 +669,12 @@ protected:
   }
 
   std::shared_ptr<fault_plan> plan_ = std::make_shared<fault_plan>();
-  test_system system_{{.devices = 3, .faults = plan_, .lanes = small_chunks()}};
+  std::optional<test_system> system_;
   std::optional<topology> t_;
   content here_;
   content there_;
   std::uint64_t standing_ = 0;
 };
-
-#define TROUPE_FAULTS TROUPE_HOST_ONLY("faults")
 
 INSTANTIATE_TEST_SUITE_P(Ends, CopyInTheMiddle,
                          ::testing::Combine(::testing::Bool(), ::testing::Values(0, 1)),
@@ -673,7 +685,6 @@ INSTANTIATE_TEST_SUITE_P(Ends, CopyInTheMiddle,
 
 // INV-1
 TEST_P(CopyInTheMiddle, KeepsItsDeadline) {
-  TROUPE_FAULTS;
   control_timer control;
   stopwatch watch;
   auto limit = 100ms;
@@ -684,17 +695,16 @@ TEST_P(CopyInTheMiddle, KeepsItsDeadline) {
   EXPECT_LT(watch.elapsed(), limit + answer_slack + 2 * control.worst() + limit);
   plan_->release();
   // It was answered early, and ran on: its target is as good as if nobody had had a deadline.
-  EXPECT_TRUE(has(system_, there_.ref, here_.data));
-  EXPECT_TRUE(copies(system_, *t_, 0, 1));
+  EXPECT_TRUE(has(*system_, there_.ref, here_.data));
+  EXPECT_TRUE(copies(*system_, *t_, 0, 1));
 }
 
 TEST_P(CopyInTheMiddle, CanBeTakenBack) {
-  TROUPE_FAULTS;
   gate closed;
-  auto held = system_.open(end()).launch(closed.hold_lane(), {}, {});
+  auto held = system_->open(end()).launch(closed.hold_lane(), {}, {});
   ASSERT_TRUE(closed.wait_reached());
   gate other;
-  auto held_too = system_.open(1 - end()).launch(other.hold_lane(), {}, {});
+  auto held_too = system_->open(1 - end()).launch(other.hold_lane(), {}, {});
   ASSERT_TRUE(other.wait_reached());
   auto x = t_->copy(there_.ref, here_.ref);
   x.cancel();
@@ -703,23 +713,22 @@ TEST_P(CopyInTheMiddle, CanBeTakenBack) {
   other.open();
   must(answer_of(held));
   must(answer_of(held_too));
-  EXPECT_TRUE(has(system_, there_.ref, there_.data)); // nothing of it was done
+  EXPECT_TRUE(has(*system_, there_.ref, there_.data)); // nothing of it was done
   auto standing = standing_copy();
   standing.cancel();
   EXPECT_TRUE(has_code(answer_of(standing), errc::cancelled));
   plan_->release();
-  EXPECT_TRUE(has(system_, there_.ref, here_.data));
-  EXPECT_TRUE(copies(system_, *t_, 0, 1));
+  EXPECT_TRUE(has(*system_, there_.ref, here_.data));
+  EXPECT_TRUE(copies(*system_, *t_, 0, 1));
 }
 
 // INV-4, INV-8
 TEST_P(CopyInTheMiddle, AResetOfEitherEndAnswersIt) {
-  TROUPE_FAULTS;
   for (int reset_end : {0, 1}) {
     SCOPED_TRACE(reset_end);
     auto standing = standing_copy();
     auto behind = t_->copy(here_.ref, there_.ref);
-    auto reset = system_.open(reset_end).reset();
+    auto reset = system_->open(reset_end).reset();
     stopwatch watch;
     for (auto& x : {standing, behind}) {
       auto why = error_of(answer_of(x));
@@ -731,26 +740,24 @@ TEST_P(CopyInTheMiddle, AResetOfEitherEndAnswersIt) {
     plan_->release();
     must(answer_of(reset));
     if (reset_end == 0) {
-      EXPECT_TRUE(has_code(get(system_.open(1), there_.ref), errc::indeterminate));
+      EXPECT_TRUE(has_code(get(system_->open(1), there_.ref), errc::indeterminate));
     }
-    here_ = filled(system_, 0, 1);
-    there_ = filled(system_, 1, 2);
-    EXPECT_TRUE(copies(system_, *t_, 0, 1, 100'000));
-    EXPECT_TRUE(copies(system_, *t_, 1, 2));
+    here_ = filled(*system_, 0, 1);
+    there_ = filled(*system_, 1, 2);
+    EXPECT_TRUE(copies(*system_, *t_, 0, 1, 100'000));
+    EXPECT_TRUE(copies(*system_, *t_, 1, 2));
   }
 }
 
 TEST_P(CopyInTheMiddle, AShutdownOfEitherEndAnswersIt) {
-  TROUPE_FAULTS;
   auto standing = standing_copy();
-  system_.open(end()).shutdown();
+  system_->open(end()).shutdown();
   EXPECT_TRUE(has_code(answer_of(standing), errc::unavailable));
   plan_->release();
-  EXPECT_TRUE(copies(system_, *t_, 1 - end(), 2));
+  EXPECT_TRUE(copies(*system_, *t_, 1 - end(), 2));
 }
 
 TEST_P(CopyInTheMiddle, AFaultAnswersIt) {
-  TROUPE_FAULTS;
   auto standing = standing_copy();
   auto behind = t_->replicate(here_.ref, {there_.ref});
   plan_->poison();
@@ -763,12 +770,11 @@ TEST_P(CopyInTheMiddle, AFaultAnswersIt) {
 
 // Whichever call fails, at issue or when its event is asked for.
 TEST_P(CopyInTheMiddle, AFailureIsNoSuccess) {
-  TROUPE_FAULTS;
   constexpr std::size_t size = 40'000; // ten chunks
   for (std::uint64_t call : {1, 2, 5, 10}) {
     SCOPED_TRACE(call);
-    auto source = filled(system_, 0, call, size);
-    auto target = filled(system_, 1, call + 100, size);
+    auto source = filled(*system_, 0, call, size);
+    auto target = filled(*system_, 1, call + 100, size);
     std::vector<copy_pair> all;
     for (std::size_t i = 0; i < 10; ++i)
       all.push_back(
@@ -779,28 +785,27 @@ TEST_P(CopyInTheMiddle, AFailureIsNoSuccess) {
     ASSERT_EQ(plan_->injected_by(number), 1u);
     EXPECT_TRUE(has_code(why, links() ? errc::link_failed : errc::cuda_error));
     EXPECT_EQ(failure_of(why)->operation, x.number());
-    EXPECT_TRUE(has_code(get(system_.open(1), target.ref), errc::indeterminate));
-    EXPECT_TRUE(has(system_, source.ref, source.data));
+    EXPECT_TRUE(has_code(get(system_->open(1), target.ref), errc::indeterminate));
+    EXPECT_TRUE(has(*system_, source.ref, source.data));
     ASSERT_TRUE(is_ok(answer_of(t_->copy(target.ref, source.ref))));
-    EXPECT_TRUE(has(system_, target.ref, source.data));
+    EXPECT_TRUE(has(*system_, target.ref, source.data));
     if (links())
       must(answer_of(t_->verify_links())); // it comes back
   }
 }
 
 TEST_P(CopyInTheMiddle, NoPinnedMemoryIsNoSuccess) {
-  TROUPE_FAULTS;
   if (links())
     GTEST_SKIP() << "needs none";
   plan_->add({.kind = fault::out_of_memory, .on = verb::allocate_pinned, .device = 2});
-  auto source = filled(system_, 0, 1);
-  auto far = allocate(system_, 2, count, dtype::uint8);
+  auto source = filled(*system_, 0, 1);
+  auto far = allocate(*system_, 2, count, dtype::uint8);
   must(answer_of(t_->copy(far, source.ref)));
   auto why = error_of(answer_of(t_->copy(there_.ref, far)));
   EXPECT_TRUE(has_code(why, errc::out_of_memory));
-  EXPECT_TRUE(has_code(get(system_.open(1), there_.ref), errc::indeterminate));
+  EXPECT_TRUE(has_code(get(system_->open(1), there_.ref), errc::indeterminate));
   EXPECT_TRUE(is_ok(answer_of(t_->copy(there_.ref, far))));
-  EXPECT_TRUE(has(system_, there_.ref, source.data));
+  EXPECT_TRUE(has(*system_, there_.ref, source.data));
 }
 
 struct link_failure {
@@ -818,7 +823,7 @@ INSTANTIATE_TEST_SUITE_P(Places, FailingLink,
                          [](const auto& x) { return std::string{x.param.name}; });
 
 TEST_P(FailingLink, IsTakenOut) {
-  TROUPE_FAULTS;
+  TROUPE_HOST_ONLY("faults");
   auto plan = std::make_shared<fault_plan>();
   test_system system{{.devices = 3, .faults = plan}};
   auto t = open_topology(system);
@@ -853,7 +858,7 @@ TEST_P(FailingLink, IsTakenOut) {
 
 // What stands behind a copy whose link fails must not go over it.
 TEST(TopologyCopy, NoCopyGoesOverALinkThatIsOut) {
-  TROUPE_FAULTS;
+  TROUPE_HOST_ONLY("faults");
   auto plan = std::make_shared<fault_plan>();
   test_system system{{.faults = plan}};
   auto t = open_topology(system);
@@ -884,30 +889,42 @@ class CopyAfterReset : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ends, CopyAfterReset, ::testing::Values(0, 1));
 
 TEST_P(CopyAfterReset, WaitsUntilAccessIsThereAgain) {
-  TROUPE_FAULTS;
+  TROUPE_HOST_ONLY("faults");
   auto plan = std::make_shared<fault_plan>();
   test_system system{{.devices = 3, .faults = plan}};
   auto t = open_topology(system);
-  graph_feed feed{system, t.actor()};
-  auto d = system.open(GetParam());
-  auto in_new_life = [&](const p2p_graph& x) { return x.device(GetParam())->generation == 2; };
-  // The lane itself must stay free: what stands still is the other lane's, or the whole thing is
-  // only late.
-  plan->add({.kind = fault::slow, .on = verb::enable_peer, .device = GetParam(), .delay = 200ms});
-  must(answer_of(d.reset()));
-  auto here = filled(system, 0, 1);
-  auto there = filled(system, 1, 2);
-  EXPECT_TRUE(copies(system, t, 0, 1));
-  auto batch = t.copy({{there.ref, here.ref}});
-  EXPECT_TRUE(is_ok(answer_of(batch)));
-  EXPECT_TRUE(has(system, there.ref, here.data));
-  feed.until(in_new_life);
-  EXPECT_EQ(t.stats().staged_copies, 0u); // it waited
+  auto end = GetParam();
+  auto other = 1 - end;
+  plan->add({.kind = fault::block, .on = verb::enable_peer, .device = end, .peer = other});
+  must(answer_of(system.open(end).reset()));
+  ASSERT_TRUE(plan->wait_injected(fault::block, 1, patience));
+  // That lane stands still: what has memory in the new life comes from the user.
+  std::vector<std::byte> memory(count, std::byte{1});
+  auto adopted = must(system.open(end).adopt(memory.data(), count, dtype::uint8, [](void*) {}));
+  auto there = filled(system, other, 2);
+  auto source = end == 0 ? adopted : there.ref;
+  auto target = end == 0 ? there.ref : adopted;
+  auto late = t.copy(target, source, {.deadline = 20ms});
+  EXPECT_TRUE(has_code(answer_of(late), errc::deadline_exceeded));
+  auto waits = t.copy(target, source);
+  auto waits_too = t.copy({{target, source}});
+  // What comes behind it waits, too; the other lane is free.
+  auto behind = system.open(other).fill(there.ref, {std::byte{3}});
+  EXPECT_TRUE(copies(system, t, other, 2));
+  EXPECT_FALSE(waits.ready());
+  EXPECT_FALSE(waits_too.ready());
+  EXPECT_FALSE(behind.ready());
+  plan->release();
+  for (auto& x : {waits, waits_too, behind})
+    EXPECT_TRUE(is_ok(answer_of(x)));
+  EXPECT_TRUE(has(system, target, end == 0 ? bytes(count, std::byte{3}) : there.data));
+  EXPECT_EQ(t.stats().staged_copies, 0u);
+  EXPECT_EQ(t.stats().direct_copies, 4u);
 }
 
 // The check of a link takes its time; who copies meanwhile waits, others do not.
 TEST(TopologyCopy, WaitsForTheCheckOfALink) {
-  TROUPE_FAULTS;
+  TROUPE_HOST_ONLY("faults");
   auto plan = std::make_shared<fault_plan>();
   test_system system{{.devices = 3, .faults = plan}};
   auto t = open_topology(system, quick_config(true));
@@ -942,7 +959,7 @@ TEST(TopologyCopy, WaitsForTheCheckOfALink) {
 
 // The check finds it wrong: what waited goes through the host.
 TEST(TopologyCopy, WhatWaitedGoesTheWayThatIsLeft) {
-  TROUPE_FAULTS;
+  TROUPE_HOST_ONLY("faults");
   auto plan = std::make_shared<fault_plan>();
   for (auto way : {pairs{{0, 1}}, pairs{}}) {
     test_system system{{.faults = plan, .lanes = small_chunks(), .links = links_without(way)}};
@@ -966,7 +983,7 @@ TEST(TopologyCopy, WhatWaitedGoesTheWayThatIsLeft) {
 
 // Reset after reset of what waits for access.
 TEST(TopologyCopy, AResetWhileItWaits) {
-  TROUPE_FAULTS;
+  TROUPE_HOST_ONLY("faults");
   for (int end : {0, 1}) {
     auto plan = std::make_shared<fault_plan>();
     test_system system{{.faults = plan}};
@@ -989,7 +1006,7 @@ TEST(TopologyCopy, AResetWhileItWaits) {
 }
 
 TEST(TopologyCopy, TheEndOfTheTopologyAnswersWhatWaits) {
-  TROUPE_FAULTS;
+  TROUPE_HOST_ONLY("faults");
   auto plan = std::make_shared<fault_plan>();
   test_system system{{.faults = plan}};
   std::optional<topology> t{open_topology(system, quick_config(true))};
