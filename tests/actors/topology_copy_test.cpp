@@ -736,7 +736,10 @@ TEST_P(CopyInTheMiddle, AResetOfEitherEndAnswersIt) {
       EXPECT_EQ(failure_of(why)->device, reset_end);
     }
     EXPECT_LT(watch.elapsed(), at_once);
-    EXPECT_FALSE(reset.ready()); // its memory is still in use
+    // Its memory is still in use, but if nothing has come from the other one's yet.
+    if (links() || end() == 1 || reset_end == 0) {
+      EXPECT_FALSE(reset.ready());
+    }
     plan_->release();
     must(answer_of(reset));
     if (reset_end == 0) {
