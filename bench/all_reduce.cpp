@@ -141,7 +141,7 @@ caf::expected<bool> run(settings& s, caf::actor_system& sys, bench::watchdog& gu
   contestants all;
   all.troupe = bench::make_troupe(sys, *world, s.max_bytes, symmetric_bytes);
   guard.enter("an idle world");
-  all.troupe.facade->run(1, 100, 1);
+  all.troupe.facade->run(sizeof(float), 100, 1);
   std::this_thread::sleep_for(50ms); // what spins for a while after its last work is parked now
   result.idle_percent = bench::idle_percent(2s);
 #if TROUPE_HAS_CUDA

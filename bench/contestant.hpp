@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -16,24 +15,19 @@ struct timing {
   std::vector<double> each; ///< of each operation; only where they run one by one
 };
 
-/// One way to sum float32 numbers over all ranks, in place.
+/// One way to do what a benchmark measures.
 class contestant {
 public:
   virtual ~contestant() = default;
 
   virtual std::string name() const = 0;
-  virtual std::size_t ranks() const = 0;
 
-  /// Host memory into the buffer of `rank`, from element `first` on, and back. Both block.
-  /// @thread any; one for each rank at the same time
-  virtual void write(std::size_t rank, std::size_t first, std::span<const float> numbers) = 0;
-  virtual void read(std::size_t rank, std::size_t first, std::span<float> numbers) = 0;
-  /// Zeros in the first `count` elements of every rank.
-  virtual void clear(std::size_t count) = 0;
+  /// Runs as it is going to be timed, and ends the process if a result is wrong.
+  virtual void verify(std::size_t size_bytes, std::size_t window) = 0;
 
-  /// All-reduces of the first `count` elements, never more than `window` of them unfinished.
-  /// Returns when every rank is done with the last one.
-  virtual timing run(std::size_t count, std::size_t operations, std::size_t window) = 0;
+  /// Operations of `size_bytes`, never more than `window` of them unfinished. Returns when the last
+  /// one is done.
+  virtual timing run(std::size_t size_bytes, std::size_t operations, std::size_t window) = 0;
 };
 
 /// Ends the process: with a rank that failed, its peers stand still inside NCCL for good.

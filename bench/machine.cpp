@@ -1,10 +1,12 @@
 #include "machine.hpp"
 
-#if TROUPE_HAS_CUDA
-#include "raw_nccl.hpp"
-#endif
+#include "contestant.hpp"
 
 #include <caf/all.hpp>
+
+#if TROUPE_HAS_CUDA
+#include <nccl.h>
+#endif
 
 #include <cstdlib>
 #include <fstream>
@@ -45,17 +47,20 @@ std::string driver_version() {
 
 } // namespace
 
-nlohmann::ordered_json describe_machine(const troupe::world& world) {
+nlohmann::ordered_json describe_machine(const std::vector<troupe::device>& devices) {
   nlohmann::ordered_json result;
-  for (std::size_t rank = 0; rank < world.size(); ++rank) {
-    const auto device = world.device_of(rank);
+  for (auto& device : devices) {
     const auto stats = device.stats().wait();
     result["devices"].push_back(
         {{"ordinal", device.ordinal()}, {"name", stats ? stats->name : "unknown"}});
   }
   result["driver"] = driver_version();
 #if TROUPE_HAS_CUDA
-  result["nccl"] = nccl_version();
+  int version = 0;
+  if (const auto code = ncclGetVersion(&version); code != ncclSuccess)
+    fail(std::string{"ncclGetVersion: "} + ncclGetErrorString(code));
+  result["nccl"] = std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) +
+                   "." + std::to_string(version % 100);
 #endif
   result["cpus"] = std::thread::hardware_concurrency();
   result["cpu"] = cpu_model();
@@ -69,6 +74,13 @@ nlohmann::ordered_json describe_machine(const troupe::world& world) {
       variables[std::string{variable.substr(0, equals)}] = std::string{variable.substr(equals + 1)};
   }
   return result;
+}
+
+nlohmann::ordered_json describe_machine(const troupe::world& world) {
+  std::vector<troupe::device> devices;
+  for (std::size_t rank = 0; rank < world.size(); ++rank)
+    devices.push_back(world.device_of(rank));
+  return describe_machine(devices);
 }
 
 std::string summary(const nlohmann::ordered_json& machine) {

@@ -1,15 +1,18 @@
 /// Where a benchmark ran.
 #pragma once
 
+#include <troupe/device.hpp>
 #include <troupe/world.hpp>
 
 #include <nlohmann/json.hpp>
 
 #include <string>
+#include <vector>
 
 namespace bench {
 
 /// Devices, driver, CPUs and the variables that NCCL and CUDA read.
+nlohmann::ordered_json describe_machine(const std::vector<troupe::device>& devices);
 nlohmann::ordered_json describe_machine(const troupe::world& world);
 
 /// One line of it.

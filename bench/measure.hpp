@@ -1,4 +1,4 @@
-/// Lets contestants run beside one another, and checks their sums first.
+/// Lets contestants run beside one another, and checks their results first.
 #pragma once
 
 #include "contestant.hpp"
@@ -21,6 +21,7 @@ struct series {
 
 /// One size and window, and who took part: the reference, if there is one, comes first.
 struct cell {
+  std::string what; ///< where there are several kinds of operations
   std::size_t size_bytes = 0;
   std::size_t window = 1;
   std::vector<contestant*> contestants;
@@ -29,7 +30,6 @@ struct cell {
   std::size_t operations = 0; ///< of a segment
   std::vector<series> results;
 
-  std::size_t count() const { return size_bytes / sizeof(float); }
   std::string label() const;
 };
 

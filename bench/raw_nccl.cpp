@@ -1,5 +1,6 @@
 #include "raw_nccl.hpp"
 
+#include "cuda_call.hpp"
 #include "rank_threads.hpp"
 
 #include <cuda_runtime_api.h>
@@ -13,35 +14,12 @@ namespace bench {
 
 namespace {
 
-void check(cudaError_t code, const char* call) {
-  if (code != cudaSuccess)
-    fail(std::string{call} + ": " + cudaGetErrorString(code));
-}
+using bench::check;
 
 void check(ncclResult_t code, const char* call) {
   if (code != ncclSuccess)
     fail(std::string{call} + ": " + ncclGetErrorString(code) + "; " + ncclGetLastError(nullptr));
 }
-
-class event {
-public:
-  event() { check(cudaEventCreateWithFlags(&native_, cudaEventDisableTiming), "cudaEventCreate"); }
-  ~event() { cudaEventDestroy(native_); }
-  event(const event&) = delete;
-  event& operator=(const event&) = delete;
-
-  void record(cudaStream_t stream) { check(cudaEventRecord(native_, stream), "cudaEventRecord"); }
-
-  void spin() {
-    auto code = cudaEventQuery(native_);
-    while (code == cudaErrorNotReady)
-      code = cudaEventQuery(native_);
-    check(code, "cudaEventQuery");
-  }
-
-private:
-  cudaEvent_t native_ = nullptr;
-};
 
 struct rank {
   int device = 0;
@@ -96,7 +74,7 @@ private:
   std::vector<rank> ranks_;
 };
 
-class raw_contestant : public contestant {
+class raw_contestant : public summing_contestant {
 public:
   explicit raw_contestant(std::shared_ptr<const std::vector<rank>> ranks)
       : ranks_(std::move(ranks)) {}
@@ -143,12 +121,12 @@ public:
 
   std::string name() const override { return name_; }
 
-  timing run(std::size_t count, std::size_t operations, std::size_t window) override {
+  timing sum(std::size_t count, std::size_t operations, std::size_t window) override {
     if (window == 1)
       return in_steps(ranks(), operations, [&](std::size_t i) {
         auto& r = all()[i];
         r.select();
-        return [&r, count, done = std::make_unique<event>()] {
+        return [&r, count, done = std::make_unique<cuda_event>()] {
           r.all_reduce(count);
           done->record(r.stream);
           done->spin();
@@ -157,7 +135,7 @@ public:
     return in_one_step(ranks(), operations, [&](std::size_t i) {
       auto& r = all()[i];
       r.select();
-      return [&r, count, operations, window, events = std::make_unique<event[]>(window)] {
+      return [&r, count, operations, window, events = std::make_unique<cuda_event[]>(window)] {
         for (std::size_t k = 0; k < operations; ++k) {
           r.all_reduce(count);
           events[k % window].record(r.stream);
@@ -230,7 +208,7 @@ public:
 
   std::string name() const override { return "raw, one thread, grouped"; }
 
-  timing run(std::size_t count, std::size_t operations, std::size_t window) override {
+  timing sum(std::size_t count, std::size_t operations, std::size_t window) override {
     if (window != 1)
       fail("one thread with a group does one operation after the other");
     timing result;
@@ -272,13 +250,6 @@ raw_contestants make_raw(const std::vector<int>& devices, std::size_t bytes,
     result.symmetric = std::make_unique<threads_contestant>(
         "raw, symmetric", share<symmetric_ranks>(devices, symmetric_bytes));
   return result;
-}
-
-std::string nccl_version() {
-  int version = 0;
-  check(ncclGetVersion(&version), "ncclGetVersion");
-  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
-         std::to_string(version % 100);
 }
 
 } // namespace bench

@@ -1,11 +1,10 @@
 /// The same all-reduce with NCCL alone: what troupe is compared with.
 #pragma once
 
-#include "contestant.hpp"
+#include "summing.hpp"
 
 #include <cstddef>
 #include <memory>
-#include <string>
 #include <vector>
 
 namespace bench {
@@ -23,8 +22,5 @@ struct raw_contestants {
 /// its own, of `symmetric_bytes`.
 raw_contestants make_raw(const std::vector<int>& devices, std::size_t bytes,
                          std::size_t symmetric_bytes);
-
-/// Of the NCCL that was loaded, such as "2.28.9".
-std::string nccl_version();
 
 } // namespace bench

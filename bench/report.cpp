@@ -101,6 +101,17 @@ void print_bars(const std::vector<bar>& bars) {
   }
 }
 
+nlohmann::ordered_json to_json(const std::vector<bar>& bars) {
+  auto result = nlohmann::ordered_json::array();
+  for (auto& x : bars) {
+    nlohmann::ordered_json row{{"bar", x.text}, {x.at_most ? "at_most" : "at_least", x.limit}};
+    row["value"] = x.value ? nlohmann::ordered_json(*x.value) : nlohmann::ordered_json();
+    row["met"] = x.met();
+    result.push_back(std::move(row));
+  }
+  return result;
+}
+
 nlohmann::ordered_json to_json(const outcome& o, const std::vector<bar>& bars) {
   nlohmann::ordered_json result;
   result["machine"] = o.machine;
@@ -124,12 +135,7 @@ nlohmann::ordered_json to_json(const outcome& o, const std::vector<bar>& bars) {
       row["round_ratios"] = s.ratios;
       result["all_reduce"].push_back(std::move(row));
     }
-  for (auto& x : bars) {
-    nlohmann::ordered_json row{{"bar", x.text}, {x.at_most ? "at_most" : "at_least", x.limit}};
-    row["value"] = x.value ? nlohmann::ordered_json(*x.value) : nlohmann::ordered_json();
-    row["met"] = x.met();
-    result["bars"].push_back(std::move(row));
-  }
+  result["bars"] = to_json(bars);
   return result;
 }
 

@@ -33,6 +33,7 @@ std::vector<bar> bars_of(const outcome& x);
 
 void print_table(const outcome& x);
 void print_bars(const std::vector<bar>& bars);
+nlohmann::ordered_json to_json(const std::vector<bar>& bars);
 nlohmann::ordered_json to_json(const outcome& x, const std::vector<bar>& bars);
 
 } // namespace bench

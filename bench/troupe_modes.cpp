@@ -27,7 +27,7 @@ template <class T> T must(caf::expected<T>&& x) {
     return std::move(*x);
 }
 
-class troupe_contestant : public contestant {
+class troupe_contestant : public summing_contestant {
 public:
   troupe_contestant(troupe::world world, buffers all)
       : world_(std::move(world)), all_(std::move(all)) {}
@@ -78,7 +78,7 @@ public:
 
   std::string name() const override { return "troupe, facade"; }
 
-  timing run(std::size_t count, std::size_t operations, std::size_t window) override {
+  timing sum(std::size_t count, std::size_t operations, std::size_t window) override {
     const auto data = first(count);
     timing result;
     const auto begin = clock::now();
@@ -124,8 +124,8 @@ public:
 
   std::string name() const override { return "troupe, symmetric"; }
 
-  timing run(std::size_t count, std::size_t operations, std::size_t window) override {
-    auto result = facade_contestant::run(count, operations, window);
+  timing sum(std::size_t count, std::size_t operations, std::size_t window) override {
+    auto result = facade_contestant::sum(count, operations, window);
     if (const auto n = take_symmetric(); window == 1 && n < operations * 9 / 10)
       fail("only " + std::to_string(n) + " of " + std::to_string(operations) +
            " all-reduces went the symmetric way");
@@ -139,7 +139,7 @@ public:
 
   std::string name() const override { return "troupe, rank-local"; }
 
-  timing run(std::size_t count, std::size_t operations, std::size_t window) override {
+  timing sum(std::size_t count, std::size_t operations, std::size_t window) override {
     const auto data = first(count);
     const auto issue = [this, &data](std::size_t rank) {
       return [r = world().rank(rank), x = data[rank]] {
@@ -224,7 +224,7 @@ public:
 
   std::string name() const override { return "troupe, message"; }
 
-  timing run(std::size_t count, std::size_t operations, std::size_t window) override {
+  timing sum(std::size_t count, std::size_t operations, std::size_t window) override {
     auto result = std::make_shared<std::promise<timing>>();
     auto answer = result->get_future();
     system_.spawn<requester>(world().actor(), first(count), operations, window, result);

@@ -1,7 +1,7 @@
 /// The all-reduce through troupe: as functions, of the world and of each rank, and in messages.
 #pragma once
 
-#include "contestant.hpp"
+#include "summing.hpp"
 #include <troupe/world.hpp>
 
 #include <caf/fwd.hpp>
