@@ -1,0 +1,553 @@
+// Copies between devices through troupe beside the same ones by CUDA alone, in one run and in
+// turns: over the links, in memory of pools and in plain memory, and without access between the
+// devices, through the host. Contents are compared by value before a time counts. On the host
+// backend troupe runs alone. Options of the library and of CAF are understood too: --troupe.spin=0.
+
+#include "machine.hpp"
+#include "measure.hpp"
+#include "must.hpp"
+#include "report.hpp"
+#include "statistics.hpp"
+#include "troupe_copies.hpp"
+#include "watchdog.hpp"
+#include <troupe/backend.hpp>
+#include <troupe/testing/fault_plan.hpp>
+#include <troupe/troupe.hpp>
+
+#if TROUPE_HAS_CUDA
+#include "raw_copies.hpp"
+#endif
+
+#include <caf/all.hpp>
+
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <new>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using bench::must;
+
+constexpr std::size_t kib = std::size_t{1} << 10, mib = kib << 10, gib = mib << 10;
+constexpr std::size_t blocking_sizes[] = {4 * kib, 16 * kib, 64 * kib, 256 * kib, mib,
+                                          4 * mib, 16 * mib, 64 * mib, 256 * mib, gib};
+constexpr std::size_t in_flight = 64;
+constexpr std::size_t pipelined_sizes[] = {4 * kib, 64 * kib, mib};
+
+struct settings {
+  std::vector<int> devices;
+  std::size_t min_bytes = 4 * kib;
+  std::size_t max_bytes = 0;
+  std::size_t rounds = 0;
+  std::size_t segment_ms = 0;
+  std::size_t host_devices = 8;
+  std::size_t time_limit_s = 0;
+  std::string backend = "auto";
+  std::string json_file;
+  bool quick = false;
+  bool check = false;
+  std::vector<std::string> library_options;
+
+  std::size_t buffer_bytes() const { return std::max(max_bytes, in_flight * pipelined_sizes[0]); }
+};
+
+enum class pattern : std::uint8_t { one_direction, both_directions, all_pairs };
+enum class memory_kind : std::uint8_t { pool, plain };
+
+const char* to_string(pattern x) {
+  switch (x) {
+  case pattern::one_direction:
+    return "one direction";
+  case pattern::both_directions:
+    return "both directions";
+  case pattern::all_pairs:
+    break;
+  }
+  return "all pairs";
+}
+
+const char* to_string(memory_kind x) { return x == memory_kind::pool ? "pool" : "plain"; }
+
+/// What the copies of a cell are.
+struct scene {
+  pattern who = pattern::one_direction;
+  memory_kind memory = memory_kind::pool; ///< of what troupe is compared with
+  bool staged = false;
+  std::size_t routes = 1;
+
+  std::string text() const {
+    return std::string{staged ? "staged, " : ""} + to_string(who) + ", " + to_string(memory) +
+           " memory";
+  }
+};
+
+struct outcome {
+  nlohmann::ordered_json machine;
+  std::vector<scene> scenes; // of each cell
+  std::vector<bench::cell> cells;
+};
+
+// -- memory and contestants
+
+/// Those that `who` means of `routes`, which are of all pairs.
+std::vector<bench::route> routes_of(pattern who, const std::vector<bench::route>& routes) {
+  if (who == pattern::all_pairs)
+    return routes;
+  const auto there = routes.front();
+  if (who == pattern::one_direction)
+    return {there};
+  return {there, {there.to, there.from}};
+}
+
+/// The parts of `all` for `routes`, in their order.
+template <class T>
+std::vector<T> select(const std::vector<T>& all, const std::vector<bench::route>& routes) {
+  std::vector<T> result;
+  for (auto& way : routes)
+    result.push_back(
+        *std::find_if(all.begin(), all.end(), [&](const T& x) { return x.way == way; }));
+  return result;
+}
+
+/// Memory as a user has it who does without the library.
+std::shared_ptr<void> plain_memory(bool cuda, int device, std::size_t size_bytes) {
+#if TROUPE_HAS_CUDA
+  if (cuda)
+    return bench::plain_memory(device, size_bytes);
+#else
+  (void)cuda;
+  (void)device;
+#endif
+  constexpr auto alignment = std::align_val_t{4096};
+  return {::operator new(size_bytes, alignment), [=](void* x) { ::operator delete(x, alignment); }};
+}
+
+std::vector<bench::route_memory>
+plain_memory_for(bool cuda, const std::vector<bench::route>& routes, std::size_t size_bytes) {
+  std::vector<bench::route_memory> result;
+  for (auto& x : routes)
+    result.push_back(
+        {x, plain_memory(cuda, x.from, size_bytes), plain_memory(cuda, x.to, size_bytes)});
+  return result;
+}
+
+using contestants = std::vector<std::unique_ptr<bench::copying_contestant>>;
+
+/// CUDA alone; none without CUDA.
+contestants raw_contestants(const std::vector<bench::route_memory>& memory) {
+#if TROUPE_HAS_CUDA
+  return bench::make_raw_copies(memory);
+#else
+  (void)memory;
+  return {};
+#endif
+}
+
+/// As the library has it, by hand; none without CUDA.
+std::vector<bench::route_memory> raw_pool_memory(const std::vector<int>& devices,
+                                                 const std::vector<bench::route>& routes,
+                                                 std::size_t size_bytes) {
+  std::vector<bench::route_memory> result;
+#if TROUPE_HAS_CUDA
+  std::map<int, std::shared_ptr<bench::memory_pool>> pools;
+  for (const int x : devices)
+    pools[x] = bench::make_pool(x, devices);
+  for (auto& x : routes)
+    result.push_back({x, bench::pool_memory(pools.at(x.from), size_bytes),
+                      bench::pool_memory(pools.at(x.to), size_bytes)});
+#else
+  (void)devices;
+  (void)routes;
+  (void)size_bytes;
+#endif
+  return result;
+}
+
+/// The fastest of several ways to do without the library.
+bench::contestant& best_of(const contestants& raw, std::size_t size_bytes, std::size_t window,
+                           bench::watchdog& guard) {
+  constexpr std::size_t turns = 3;
+  std::vector<std::vector<double>> times(raw.size());
+  for (std::size_t turn = 0; turn <= turns && raw.size() > 1; ++turn)
+    for (std::size_t i = 0; i < raw.size(); ++i) {
+      guard.enter("trial of " + raw[i]->name());
+      const auto time = raw[i]->run(size_bytes, std::max<std::size_t>(10, 4 * window), window);
+      if (turn != 0) // the first one warms up
+        times[i].push_back(time.each.empty() ? time.per_operation : bench::median(time.each));
+    }
+  std::size_t best = 0;
+  for (std::size_t i = 1; i < raw.size(); ++i)
+    if (bench::median(times[i]) < bench::median(times[best]))
+      best = i;
+  return *raw[best];
+}
+
+/// Adds cells of all sizes.
+void add_cells(const settings& s, const scene& where, const contestants& raw,
+               const contestants& troupe, bench::watchdog& guard, outcome& result) {
+  const auto add = [&](std::size_t size_bytes, std::size_t window) {
+    if (size_bytes < s.min_bytes || size_bytes > s.max_bytes ||
+        size_bytes * window > s.buffer_bytes())
+      return;
+    bench::cell x;
+    x.what = where.text();
+    x.size_bytes = size_bytes;
+    x.window = window;
+    x.has_reference = !raw.empty();
+    if (!raw.empty())
+      x.contestants.push_back(&best_of(raw, size_bytes, window, guard));
+    for (auto& who : troupe)
+      x.contestants.push_back(who.get());
+    result.scenes.push_back(where);
+    result.cells.push_back(std::move(x));
+  };
+  for (auto size_bytes : blocking_sizes)
+    add(size_bytes, 1);
+  if (where.who == pattern::one_direction && !where.staged)
+    for (auto size_bytes : pipelined_sizes)
+      add(size_bytes, in_flight);
+}
+
+// -- runs
+
+/// A topology over the devices, with or without access between them.
+struct setting {
+  setting(const settings& s, caf::actor_system& sys)
+      : links(must(troupe::topology::open(sys, {.devices = s.devices}))) {
+    for (const int x : s.devices)
+      devices.push_back(must(troupe::device::open(sys, x)));
+  }
+
+  troupe::topology links;
+  std::vector<troupe::device> devices;
+};
+
+void measure(const settings& s, bench::watchdog& guard, outcome& to, outcome&& from) {
+  bench::measure(from.cells, {s.rounds, std::chrono::milliseconds{s.segment_ms}}, guard);
+  for (auto& x : from.cells)
+    x.contestants.clear(); // they end, their results do not
+  std::move(from.cells.begin(), from.cells.end(), std::back_inserter(to.cells));
+  std::move(from.scenes.begin(), from.scenes.end(), std::back_inserter(to.scenes));
+}
+
+/// Over the links, as far as there is access.
+void run_direct(const settings& s, caf::actor_system& sys, bool cuda,
+                const std::vector<bench::route_memory>& plain, bench::watchdog& guard,
+                outcome& result) {
+  guard.enter("opening the topology");
+  const setting all{s, sys};
+  const auto graph = all.links.graph();
+  for (auto& x : graph.links)
+    result.machine["links"].push_back({{"from", x.from},
+                                       {"to", x.to},
+                                       {"kind", to_string(x.kind)},
+                                       {"nvlinks", x.links},
+                                       {"access", to_string(x.access)}});
+  guard.enter("taking memory");
+  const auto routes = bench::routes_between(s.devices);
+  std::vector<bench::route_memory> raw_pool;
+  if (cuda) {
+    raw_pool = raw_pool_memory(s.devices, routes, s.buffer_bytes());
+#if TROUPE_HAS_CUDA
+    bench::enable_access(s.devices);
+#endif
+  }
+  const auto pool_refs = bench::allocate_for(routes, all.devices, s.buffer_bytes());
+  const auto plain_refs = bench::adopt_for(plain, all.devices, s.buffer_bytes());
+
+  outcome part;
+  std::vector<contestants> owners;
+  for (const auto memory : {memory_kind::pool, memory_kind::plain})
+    for (const auto who : {pattern::one_direction, pattern::both_directions, pattern::all_pairs}) {
+      if (who == pattern::all_pairs && s.devices.size() < 3)
+        continue;
+      const auto ways = routes_of(who, routes);
+      const bool is_pool = memory == memory_kind::pool;
+      contestants raw;
+      if (cuda)
+        raw = raw_contestants(select(is_pool ? raw_pool : plain, ways));
+      contestants troupe;
+      troupe.push_back(bench::make_troupe_copies("troupe", all.links, all.devices,
+                                                 select(is_pool ? pool_refs : plain_refs, ways)));
+      add_cells(s, {who, memory, false, ways.size()}, raw, troupe, guard, part);
+      owners.push_back(std::move(raw));
+      owners.push_back(std::move(troupe));
+    }
+  measure(s, guard, result, std::move(part));
+  const auto stats = all.links.stats();
+  const bool all_enabled = std::all_of(graph.links.begin(), graph.links.end(), [](auto& x) {
+    return x.access == troupe::peer_access::enabled;
+  });
+  if (all_enabled && stats.staged_copies != 0)
+    bench::fail(std::to_string(stats.staged_copies) + " copies over links went through the host");
+}
+
+/// Without access between the devices: through the host, as the driver does it.
+void run_staged(const settings& s, caf::actor_system& sys, bool cuda,
+                const std::vector<bench::route_memory>& plain, bench::watchdog& guard,
+                outcome& result) {
+  guard.enter("opening the topology without access");
+  const setting all{s, sys};
+  guard.enter("taking memory");
+  const auto routes = routes_of(pattern::both_directions, bench::routes_between(s.devices));
+  const auto pool_refs = bench::allocate_for(routes, all.devices, s.buffer_bytes());
+  const auto plain_refs = bench::adopt_for(select(plain, routes), all.devices, s.buffer_bytes());
+
+  outcome part;
+  std::vector<contestants> owners;
+  for (const auto who : {pattern::one_direction, pattern::both_directions}) {
+    const auto ways = routes_of(who, routes);
+    contestants raw;
+    if (cuda)
+      raw = raw_contestants(select(plain, ways));
+    contestants troupe;
+    const auto add = [&](const char* name, const std::vector<bench::route_refs>& refs) {
+      troupe.push_back(bench::make_troupe_copies(name, all.links, all.devices, select(refs, ways)));
+    };
+    add("troupe", plain_refs);
+    add("troupe, pool memory", pool_refs);
+    add_cells(s, {who, memory_kind::plain, true, ways.size()}, raw, troupe, guard, part);
+    owners.push_back(std::move(raw));
+    owners.push_back(std::move(troupe));
+  }
+  measure(s, guard, result, std::move(part));
+  const auto stats = all.links.stats();
+  if (stats.direct_copies != 0)
+    bench::fail(std::to_string(stats.direct_copies) + " copies went over links without access");
+}
+
+// -- the report
+
+double gb_per_s(const scene& where, const bench::cell& x, double us) {
+  return static_cast<double>(x.size_bytes * where.routes) / us / 1e3;
+}
+
+/// The median ratio of the time of `name` in a cell; none if it was not measured.
+std::optional<double> ratio_of(const outcome& o, const scene& where, std::size_t size_bytes,
+                               std::size_t window, const std::string& name) {
+  for (std::size_t i = 0; i < o.cells.size(); ++i)
+    if (o.scenes[i].text() == where.text() && o.cells[i].size_bytes == size_bytes &&
+        o.cells[i].window == window)
+      for (auto& s : o.cells[i].results)
+        if (s.name == name && !s.ratios.empty())
+          return bench::median(s.ratios);
+  return std::nullopt;
+}
+
+std::vector<bench::bar> bars_of(const outcome& o, std::size_t devices) {
+  std::vector<bench::bar> result;
+  const auto time = [&](const std::string& what, double limit, const scene& where,
+                        std::size_t window) {
+    result.push_back(
+        {where.text() + ": " + what, limit, true, ratio_of(o, where, 4 * kib, window, "troupe")});
+  };
+  const auto rate = [&](const scene& where, double limit, const std::string& name) {
+    auto ratio = ratio_of(o, where, gib, 1, name);
+    if (ratio)
+      ratio = 1 / *ratio;
+    result.push_back(
+        {(name == "troupe" ? where.text() : where.text() + ", " + name) + ": 1 GiB, bandwidth",
+         limit, false, ratio});
+  };
+  for (const auto memory : {memory_kind::pool, memory_kind::plain}) {
+    time("4 KiB, time", 2, {pattern::one_direction, memory}, 1);
+    time("4 KiB, 64 in flight, time", 1.3, {pattern::one_direction, memory}, in_flight);
+    rate({pattern::one_direction, memory}, 0.98, "troupe");
+    rate({pattern::both_directions, memory}, 0.98, "troupe");
+    if (devices > 2)
+      rate({pattern::all_pairs, memory}, 0.97, "troupe");
+  }
+  rate({pattern::one_direction, memory_kind::plain, true}, 0.9, "troupe");
+  rate({pattern::one_direction, memory_kind::plain, true}, 0.9, "troupe, pool memory");
+  return result;
+}
+
+void print_table(const outcome& o) {
+  std::string last;
+  for (std::size_t i = 0; i < o.cells.size(); ++i) {
+    auto& x = o.cells[i];
+    if (const auto text = o.scenes[i].text(); text != last) {
+      std::printf("\n%s\n%12s %6s  %-24s %11s %11s %10s %7s\n", text.c_str(), "bytes", "window", "",
+                  "median us", "p99 us", "GB/s", "ratio");
+      last = text;
+    }
+    for (auto& s : x.results) {
+      const auto us = bench::median(s.rounds);
+      std::printf("%12zu %6zu  %-24s %11.2f ", x.size_bytes, x.window, s.name.c_str(), us);
+      if (s.each.empty())
+        std::printf("%11s ", "");
+      else
+        std::printf("%11.2f ", bench::quantile(s.each, 0.99));
+      std::printf("%10.3f ", gb_per_s(o.scenes[i], x, us));
+      if (s.ratios.empty())
+        std::printf("%7s\n", "");
+      else
+        std::printf("%7.3f\n", bench::median(s.ratios));
+    }
+  }
+}
+
+nlohmann::ordered_json to_json(const outcome& o, const std::vector<bench::bar>& bars) {
+  nlohmann::ordered_json result{{"machine", o.machine}};
+  for (std::size_t i = 0; i < o.cells.size(); ++i) {
+    auto& x = o.cells[i];
+    auto& where = o.scenes[i];
+    for (auto& s : x.results) {
+      const auto us = bench::median(s.rounds);
+      nlohmann::ordered_json row{{"pattern", to_string(where.who)},
+                                 {"memory", to_string(where.memory)},
+                                 {"staged", where.staged},
+                                 {"size_bytes", x.size_bytes},
+                                 {"window", x.window},
+                                 {"mode", s.name},
+                                 {"operations_per_round", x.operations},
+                                 {"median_us", us},
+                                 {"gb_per_s", gb_per_s(where, x, us)}};
+      if (!s.each.empty())
+        row["p99_us"] = bench::quantile(s.each, 0.99);
+      if (!s.ratios.empty())
+        row["ratio"] = bench::median(s.ratios);
+      row["round_medians_us"] = s.rounds;
+      row["round_ratios"] = s.ratios;
+      result["copies"].push_back(std::move(row));
+    }
+  }
+  result["bars"] = bench::to_json(bars);
+  return result;
+}
+
+// -- the whole
+
+std::shared_ptr<troupe::backend> make_backend(const settings& s) {
+  if (s.backend != "host") {
+    auto cuda = troupe::make_cuda_backend();
+    if (cuda || s.backend == "cuda")
+      return must(std::move(cuda));
+  }
+  return troupe::make_host_backend({.devices = static_cast<int>(s.host_devices)});
+}
+
+/// Calls `work` with an actor system of its own over `executes`.
+template <class F>
+void with_system(const settings& s, std::shared_ptr<troupe::backend> executes, F work) {
+  troupe::config cfg;
+  must(cfg.parse(s.library_options));
+  cfg.use_backend(std::move(executes));
+  caf::actor_system sys{cfg};
+  work(sys);
+}
+
+/// True if every bar is met.
+bool run(settings& s, bench::watchdog& guard) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto executes = make_backend(s);
+  const bool cuda = executes->name() == "cuda";
+  if (s.devices.empty()) {
+    s.devices.resize(static_cast<std::size_t>(executes->device_count()));
+    std::iota(s.devices.begin(), s.devices.end(), 0);
+  }
+  if (s.devices.size() < 2)
+    bench::fail("copies between devices need two of them");
+  if (s.max_bytes == 0)
+    s.max_bytes = !cuda ? 64 * kib : s.quick ? 64 * mib : gib;
+
+  outcome result;
+  guard.enter("taking plain memory");
+  // Until after the actor systems: their lanes must not be those that free it.
+  const auto plain = plain_memory_for(cuda, bench::routes_between(s.devices), s.buffer_bytes());
+  guard.enter("looking at the devices");
+  // Without access first: what is enabled once stays so in the process.
+  const auto none = std::make_shared<troupe::testing::fault_plan>(
+      0, std::vector<troupe::testing::fault_rule>{
+             {.on = troupe::testing::verb::enable_peer, .times = troupe::testing::forever},
+             {.on = troupe::testing::verb::admit_peer, .times = troupe::testing::forever}});
+  with_system(s, troupe::testing::with_faults(executes, none), [&](caf::actor_system& sys) {
+    result.machine = bench::describe_machine(setting{s, sys}.devices);
+    result.machine["backend"] = std::string{executes->name()};
+    result.machine["library_options"] = s.library_options;
+    result.machine["rounds"] = s.rounds;
+    result.machine["segment_ms"] = s.segment_ms;
+    std::printf("copies between %zu devices, backend %s\n%s\n", s.devices.size(),
+                std::string{executes->name()}.c_str(), bench::summary(result.machine).c_str());
+    run_staged(s, sys, cuda, plain, guard, result);
+  });
+  with_system(s, executes,
+              [&](caf::actor_system& sys) { run_direct(s, sys, cuda, plain, guard, result); });
+
+  guard.enter("the report");
+  const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
+  result.machine["seconds"] = time.count();
+  const auto bars = bars_of(result, s.devices.size());
+  print_table(result);
+  bench::print_bars(bars);
+  std::printf("%.0f s, every byte right\n", time.count());
+  if (!s.json_file.empty()) {
+    std::ofstream out{s.json_file};
+    out << to_json(result, bars).dump(2) << '\n';
+    if (!out.flush())
+      bench::fail("cannot write " + s.json_file);
+  }
+  return std::all_of(bars.begin(), bars.end(), [](auto& x) { return x.met(); });
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  settings s;
+  CLI::App app{"Copies between devices through troupe beside the same ones by CUDA alone"};
+  app.add_option("--backend", s.backend, "auto, cuda or host")
+      ->check(CLI::IsMember({"auto", "cuda", "host"}))
+      ->capture_default_str();
+  app.add_option("--devices", s.devices, "ordinals, such as 0,1; all by default")->delimiter(',');
+  app.add_option("--host-devices", s.host_devices, "virtual devices of the host backend")
+      ->check(CLI::Range(2, 64))
+      ->capture_default_str();
+  app.add_option("--min", s.min_bytes, "smallest size, in bytes of a copy")->capture_default_str();
+  app.add_option("--max", s.max_bytes,
+                 "largest size; by default 1 GiB on GPUs (--quick: 64 MiB), 64 KiB without")
+      ->check(CLI::Range(4 * kib, gib));
+  app.add_option("--rounds", s.rounds, "by default 5 (--quick: 3)")->check(CLI::PositiveNumber);
+  app.add_option("--segment-ms", s.segment_ms,
+                 "how long a way runs at a time; by default 40 (--quick: 20)")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--time-limit", s.time_limit_s,
+                 "in seconds: what is not done then hangs; by default 400 (--quick: 120)")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--json", s.json_file, "file to write the results to");
+  app.add_flag("--quick", s.quick, "a look, within seconds");
+  app.add_flag("--check", s.check, "fail unless every bar is met");
+  app.allow_extras();
+  CLI11_PARSE(app, argc, argv);
+  const auto by_default = [&](std::size_t& x, std::size_t full, std::size_t quick) {
+    if (x == 0)
+      x = s.quick ? quick : full;
+  };
+  by_default(s.rounds, 5, 3);
+  by_default(s.segment_ms, 40, 20);
+  by_default(s.time_limit_s, 400, 120);
+  s.library_options = app.remaining();
+
+  bench::watchdog guard{std::chrono::seconds{s.time_limit_s}};
+  troupe::set_log_sink([](const troupe::log_line& x) { // access fails on purpose
+    if (x.level == troupe::log_level::error)
+      std::fprintf(stderr, "%.*s%s\n", static_cast<int>(x.text.size()), x.text.data(),
+                   x.why != nullptr ? (": " + to_string(*x.why)).c_str() : "");
+  });
+  const bool passed = run(s, guard);
+  guard.enter("shutting down");
+  return !s.check || passed ? 0 : 1;
+}
