@@ -180,11 +180,12 @@ std::vector<bench::route_memory> raw_pool_memory(const std::vector<int>& devices
 bench::contestant& best_of(const contestants& raw, std::size_t size_bytes, std::size_t window,
                            bench::watchdog& guard) {
   constexpr std::size_t turns = 3;
+  const auto operations = std::max<std::size_t>(size_bytes > mib ? 5 : 200, 4 * window);
   std::vector<std::vector<double>> times(raw.size());
   for (std::size_t turn = 0; turn <= turns && raw.size() > 1; ++turn)
     for (std::size_t i = 0; i < raw.size(); ++i) {
       guard.enter("trial of " + raw[i]->name());
-      const auto time = raw[i]->run(size_bytes, std::max<std::size_t>(10, 4 * window), window);
+      const auto time = raw[i]->run(size_bytes, operations, window);
       if (turn != 0) // the first one warms up
         times[i].push_back(time.each.empty() ? time.per_operation : bench::median(time.each));
     }

@@ -125,7 +125,7 @@ void enable_access(const std::vector<int>& devices) {
 
 namespace {
 
-enum class stream_for : std::uint8_t { each_device, each_route };
+enum class stream_for : std::uint8_t { source_device, target_device, each_route };
 enum class wait_by : std::uint8_t { event_query, synchronize };
 
 class raw_copies final : public copying_contestant {
@@ -133,14 +133,15 @@ public:
   raw_copies(std::string name, std::vector<route_memory> memory, stream_for streams, wait_by wait)
       : name_(std::move(name)), memory_(std::move(memory)), wait_(wait) {
     for (auto& x : memory_) {
+      uploads_.push_back(std::make_unique<device_stream>(x.way.from));
+      const int device = streams == stream_for::target_device ? x.way.to : x.way.from;
       auto i = std::find_if(streams_.begin(), streams_.end(),
-                            [&](auto& s) { return s->device() == x.way.from; });
-      if (streams == stream_for::each_route || i == streams_.end()) {
-        streams_.push_back(std::make_unique<device_stream>(x.way.from));
-        stream_of_.push_back(streams_.size() - 1);
-      } else {
-        stream_of_.push_back(static_cast<std::size_t>(i - streams_.begin()));
-      }
+                            [=](auto& s) { return s->device() == device; });
+      if (streams == stream_for::each_route)
+        i = streams_.end();
+      stream_of_.push_back(static_cast<std::size_t>(i - streams_.begin()));
+      if (i == streams_.end())
+        streams_.push_back(std::make_unique<device_stream>(device));
     }
   }
 
@@ -149,7 +150,7 @@ public:
 
   void write(std::size_t i, std::size_t offset, std::span<const std::byte> bytes) override {
     select(memory_[i].way.from);
-    const auto& stream = *streams_[stream_of_[i]];
+    const auto& stream = *uploads_[i];
     check(cudaMemcpyAsync(at(memory_[i].source, offset), bytes.data(), bytes.size(),
                           cudaMemcpyHostToDevice, stream.get()),
           "cudaMemcpyAsync");
@@ -238,6 +239,7 @@ private:
   const std::string name_;
   const std::vector<route_memory> memory_;
   const wait_by wait_;
+  std::vector<std::unique_ptr<device_stream>> uploads_; // by route
   std::vector<std::unique_ptr<device_stream>> streams_;
   std::vector<std::size_t> stream_of_; // by route
 };
@@ -250,8 +252,9 @@ make_raw_copies(const std::vector<route_memory>& memory) {
   const auto add = [&](const char* name, stream_for streams, wait_by wait) {
     result.push_back(std::make_unique<raw_copies>(name, memory, streams, wait));
   };
-  add("raw, event query", stream_for::each_device, wait_by::event_query);
-  add("raw, synchronize", stream_for::each_device, wait_by::synchronize);
+  add("raw, event query", stream_for::source_device, wait_by::event_query);
+  add("raw, synchronize", stream_for::source_device, wait_by::synchronize);
+  add("raw, target's stream", stream_for::target_device, wait_by::event_query);
   if (memory.size() > 2)
     add("raw, a stream per pair", stream_for::each_route, wait_by::event_query);
   return result;

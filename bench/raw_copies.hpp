@@ -20,9 +20,8 @@ std::shared_ptr<void> pool_memory(const std::shared_ptr<memory_pool>& pool, std:
 /// For plain memory, between all devices wherever they can, in all directions.
 void enable_access(const std::vector<int>& devices);
 
-/// One thread issues `cudaMemcpyPeerAsync` on streams of the devices that are copied from, and
-/// waits for all of them. There are several ways to do so; the better one depends on the machine
-/// and on the size.
+/// One thread issues `cudaMemcpyPeerAsync` and waits for all: several ways to do so, since it
+/// depends on the machine and on the size which one is the fastest.
 std::vector<std::unique_ptr<copying_contestant>>
 make_raw_copies(const std::vector<route_memory>& memory);
 
