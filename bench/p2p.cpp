@@ -10,8 +10,6 @@
 #include "statistics.hpp"
 #include "troupe_copies.hpp"
 #include "watchdog.hpp"
-#include <troupe/backend.hpp>
-#include <troupe/testing/fault_plan.hpp>
 #include <troupe/troupe.hpp>
 
 #if TROUPE_HAS_CUDA
@@ -31,7 +29,6 @@
 #include <map>
 #include <memory>
 #include <new>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -53,13 +50,11 @@ struct settings {
   std::size_t max_bytes = 0;
   std::size_t rounds = 0;
   std::size_t segment_ms = 0;
-  std::size_t host_devices = 8;
   std::size_t time_limit_s = 0;
   std::string backend = "auto";
   std::string json_file;
   bool quick = false;
   bool check = false;
-  std::vector<std::string> library_options;
 
   std::size_t buffer_bytes() const { return std::max(max_bytes, in_flight * pipelined_sizes[0]); }
 };
@@ -224,16 +219,14 @@ void add_cells(const settings& s, const scene& where, const contestants& raw,
 
 // -- runs
 
-/// A topology over the devices, with or without access between them.
+/// What all runs share.
 struct setting {
-  setting(const settings& s, caf::actor_system& sys)
-      : links(must(troupe::topology::open(sys, {.devices = s.devices}))) {
-    for (const int x : s.devices)
-      devices.push_back(must(troupe::device::open(sys, x)));
-  }
-
-  troupe::topology links;
+  bool cuda = false;
   std::vector<troupe::device> devices;
+  std::vector<bench::route> routes; // of all pairs
+  std::vector<bench::route_memory> plain;
+  std::vector<bench::route_refs> plain_refs;
+  std::vector<bench::route_refs> pool_refs;
 };
 
 void measure(const settings& s, bench::watchdog& guard, outcome& to, outcome&& from) {
@@ -244,90 +237,77 @@ void measure(const settings& s, bench::watchdog& guard, outcome& to, outcome&& f
   std::move(from.scenes.begin(), from.scenes.end(), std::back_inserter(to.scenes));
 }
 
+/// Without access between the devices: through the host, as the driver does it.
+void run_staged(const settings& s, const setting& all, caf::actor_system& sys,
+                bench::watchdog& guard, outcome& result) {
+  guard.enter("opening the topology without links");
+  const auto links = must(troupe::topology::open(sys, {.devices = s.devices, .use_links = false}));
+  outcome part;
+  std::vector<contestants> owners;
+  for (const auto who : {pattern::one_direction, pattern::both_directions}) {
+    const auto ways = routes_of(who, all.routes);
+    contestants raw;
+    if (all.cuda)
+      raw = raw_contestants(select(all.plain, ways));
+    contestants troupe;
+    const auto add = [&](const char* name, const std::vector<bench::route_refs>& refs) {
+      troupe.push_back(bench::make_troupe_copies(name, links, all.devices, select(refs, ways)));
+    };
+    add("troupe", all.plain_refs);
+    add("troupe, pool memory", all.pool_refs);
+    add_cells(s, {who, memory_kind::plain, true, ways.size()}, raw, troupe, guard, part);
+    owners.push_back(std::move(raw));
+    owners.push_back(std::move(troupe));
+  }
+  measure(s, guard, result, std::move(part));
+  if (const auto n = links.stats().direct_copies; n != 0)
+    bench::fail(std::to_string(n) + " copies without links went over them");
+}
+
 /// Over the links, as far as there is access.
-void run_direct(const settings& s, caf::actor_system& sys, bool cuda,
-                const std::vector<bench::route_memory>& plain, bench::watchdog& guard,
-                outcome& result) {
+void run_direct(const settings& s, const setting& all, caf::actor_system& sys,
+                bench::watchdog& guard, outcome& result) {
   guard.enter("opening the topology");
-  const setting all{s, sys};
-  const auto graph = all.links.graph();
+  const auto links = must(troupe::topology::open(sys, {.devices = s.devices}));
+  const auto graph = links.graph();
   for (auto& x : graph.links)
     result.machine["links"].push_back({{"from", x.from},
                                        {"to", x.to},
                                        {"kind", to_string(x.kind)},
                                        {"nvlinks", x.links},
                                        {"access", to_string(x.access)}});
-  guard.enter("taking memory");
-  const auto routes = bench::routes_between(s.devices);
   std::vector<bench::route_memory> raw_pool;
-  if (cuda) {
-    raw_pool = raw_pool_memory(s.devices, routes, s.buffer_bytes());
+  if (all.cuda) {
+    guard.enter("taking memory of pools by hand");
+    raw_pool = raw_pool_memory(s.devices, all.routes, s.buffer_bytes());
 #if TROUPE_HAS_CUDA
     bench::enable_access(s.devices);
 #endif
   }
-  const auto pool_refs = bench::allocate_for(routes, all.devices, s.buffer_bytes());
-  const auto plain_refs = bench::adopt_for(plain, all.devices, s.buffer_bytes());
-
   outcome part;
   std::vector<contestants> owners;
   for (const auto memory : {memory_kind::pool, memory_kind::plain})
     for (const auto who : {pattern::one_direction, pattern::both_directions, pattern::all_pairs}) {
       if (who == pattern::all_pairs && s.devices.size() < 3)
         continue;
-      const auto ways = routes_of(who, routes);
+      const auto ways = routes_of(who, all.routes);
       const bool is_pool = memory == memory_kind::pool;
       contestants raw;
-      if (cuda)
-        raw = raw_contestants(select(is_pool ? raw_pool : plain, ways));
+      if (all.cuda)
+        raw = raw_contestants(select(is_pool ? raw_pool : all.plain, ways));
       contestants troupe;
-      troupe.push_back(bench::make_troupe_copies("troupe", all.links, all.devices,
-                                                 select(is_pool ? pool_refs : plain_refs, ways)));
+      troupe.push_back(bench::make_troupe_copies(
+          "troupe", links, all.devices, select(is_pool ? all.pool_refs : all.plain_refs, ways)));
       add_cells(s, {who, memory, false, ways.size()}, raw, troupe, guard, part);
       owners.push_back(std::move(raw));
       owners.push_back(std::move(troupe));
     }
   measure(s, guard, result, std::move(part));
-  const auto stats = all.links.stats();
   const bool all_enabled = std::all_of(graph.links.begin(), graph.links.end(), [](auto& x) {
     return x.access == troupe::peer_access::enabled;
   });
-  if (all_enabled && stats.staged_copies != 0)
-    bench::fail(std::to_string(stats.staged_copies) + " copies over links went through the host");
-}
-
-/// Without access between the devices: through the host, as the driver does it.
-void run_staged(const settings& s, caf::actor_system& sys, bool cuda,
-                const std::vector<bench::route_memory>& plain, bench::watchdog& guard,
-                outcome& result) {
-  guard.enter("opening the topology without access");
-  const setting all{s, sys};
-  guard.enter("taking memory");
-  const auto routes = routes_of(pattern::both_directions, bench::routes_between(s.devices));
-  const auto pool_refs = bench::allocate_for(routes, all.devices, s.buffer_bytes());
-  const auto plain_refs = bench::adopt_for(select(plain, routes), all.devices, s.buffer_bytes());
-
-  outcome part;
-  std::vector<contestants> owners;
-  for (const auto who : {pattern::one_direction, pattern::both_directions}) {
-    const auto ways = routes_of(who, routes);
-    contestants raw;
-    if (cuda)
-      raw = raw_contestants(select(plain, ways));
-    contestants troupe;
-    const auto add = [&](const char* name, const std::vector<bench::route_refs>& refs) {
-      troupe.push_back(bench::make_troupe_copies(name, all.links, all.devices, select(refs, ways)));
-    };
-    add("troupe", plain_refs);
-    add("troupe, pool memory", pool_refs);
-    add_cells(s, {who, memory_kind::plain, true, ways.size()}, raw, troupe, guard, part);
-    owners.push_back(std::move(raw));
-    owners.push_back(std::move(troupe));
-  }
-  measure(s, guard, result, std::move(part));
-  const auto stats = all.links.stats();
-  if (stats.direct_copies != 0)
-    bench::fail(std::to_string(stats.direct_copies) + " copies went over links without access");
+  if (const auto n = links.stats().staged_copies; all_enabled && n != 0)
+    bench::fail(std::to_string(n) + " copies went through the host, although there are links");
 }
 
 // -- the report
@@ -350,29 +330,30 @@ std::optional<double> ratio_of(const outcome& o, const scene& where, std::size_t
 
 std::vector<bench::bar> bars_of(const outcome& o, std::size_t devices) {
   std::vector<bench::bar> result;
-  const auto time = [&](const std::string& what, double limit, const scene& where,
-                        std::size_t window) {
-    result.push_back(
-        {where.text() + ": " + what, limit, true, ratio_of(o, where, 4 * kib, window, "troupe")});
+  const auto time = [&](memory_kind memory, std::size_t window, double limit) {
+    const scene where{pattern::one_direction, memory};
+    result.push_back({std::string{"4 KiB, "} + (window > 1 ? "64 in flight, " : "") +
+                          to_string(memory) + " memory, time to raw",
+                      limit, true, ratio_of(o, where, 4 * kib, window, "troupe")});
   };
-  const auto rate = [&](const scene& where, double limit, const std::string& name) {
+  const auto rate = [&](const std::string& what, const scene& where, const std::string& name,
+                        double limit) {
     auto ratio = ratio_of(o, where, gib, 1, name);
     if (ratio)
       ratio = 1 / *ratio;
-    result.push_back(
-        {(name == "troupe" ? where.text() : where.text() + ", " + name) + ": 1 GiB, bandwidth",
-         limit, false, ratio});
+    result.push_back({"1 GiB, " + what, limit, false, ratio});
   };
   for (const auto memory : {memory_kind::pool, memory_kind::plain}) {
-    time("4 KiB, time", 2, {pattern::one_direction, memory}, 1);
-    time("4 KiB, 64 in flight, time", 1.3, {pattern::one_direction, memory}, in_flight);
-    rate({pattern::one_direction, memory}, 0.98, "troupe");
-    rate({pattern::both_directions, memory}, 0.98, "troupe");
-    if (devices > 2)
-      rate({pattern::all_pairs, memory}, 0.97, "troupe");
+    time(memory, 1, 2);
+    time(memory, in_flight, 1.3);
+    for (const auto who : {pattern::one_direction, pattern::both_directions, pattern::all_pairs})
+      if (who != pattern::all_pairs || devices > 2)
+        rate(scene{who, memory}.text() + ", bandwidth to raw", {who, memory}, "troupe",
+             who == pattern::all_pairs ? 0.97 : 0.98);
   }
-  rate({pattern::one_direction, memory_kind::plain, true}, 0.9, "troupe");
-  rate({pattern::one_direction, memory_kind::plain, true}, 0.9, "troupe, pool memory");
+  const scene staged{pattern::one_direction, memory_kind::plain, true};
+  rate("staged, plain memory, bandwidth to the driver's", staged, "troupe", 0.9);
+  rate("staged, pool memory, bandwidth to the driver's", staged, "troupe, pool memory", 0.9);
   return result;
 }
 
@@ -432,61 +413,38 @@ nlohmann::ordered_json to_json(const outcome& o, const std::vector<bench::bar>& 
 
 // -- the whole
 
-std::shared_ptr<troupe::backend> make_backend(const settings& s) {
-  if (s.backend != "host") {
-    auto cuda = troupe::make_cuda_backend();
-    if (cuda || s.backend == "cuda")
-      return must(std::move(cuda));
-  }
-  return troupe::make_host_backend({.devices = static_cast<int>(s.host_devices)});
-}
-
-/// Calls `work` with an actor system of its own over `executes`.
-template <class F>
-void with_system(const settings& s, std::shared_ptr<troupe::backend> executes, F work) {
-  troupe::config cfg;
-  must(cfg.parse(s.library_options));
-  cfg.use_backend(std::move(executes));
-  caf::actor_system sys{cfg};
-  work(sys);
-}
-
 /// True if every bar is met.
-bool run(settings& s, bench::watchdog& guard) {
+bool run(settings& s, caf::actor_system& sys, setting& all, bench::watchdog& guard,
+         const std::vector<std::string>& library_options) {
   const auto start = std::chrono::steady_clock::now();
-  const auto executes = make_backend(s);
-  const bool cuda = executes->name() == "cuda";
-  if (s.devices.empty()) {
-    s.devices.resize(static_cast<std::size_t>(executes->device_count()));
-    std::iota(s.devices.begin(), s.devices.end(), 0);
-  }
+  guard.enter("opening the devices");
+  const auto list = must(troupe::list_devices(sys));
+  all.cuda = list.backend == "cuda";
+  if (s.devices.empty())
+    s.devices = list.ordinals;
   if (s.devices.size() < 2)
     bench::fail("copies between devices need two of them");
   if (s.max_bytes == 0)
-    s.max_bytes = !cuda ? 64 * kib : s.quick ? 64 * mib : gib;
+    s.max_bytes = !all.cuda ? 64 * kib : s.quick ? 64 * mib : gib;
+  for (const int x : s.devices)
+    all.devices.push_back(must(troupe::device::open(sys, x)));
 
   outcome result;
-  guard.enter("taking plain memory");
-  // Until after the actor systems: their lanes must not be those that free it.
-  const auto plain = plain_memory_for(cuda, bench::routes_between(s.devices), s.buffer_bytes());
-  guard.enter("looking at the devices");
-  // Without access first: what is enabled once stays so in the process.
-  const auto none = std::make_shared<troupe::testing::fault_plan>(
-      0, std::vector<troupe::testing::fault_rule>{
-             {.on = troupe::testing::verb::enable_peer, .times = troupe::testing::forever},
-             {.on = troupe::testing::verb::admit_peer, .times = troupe::testing::forever}});
-  with_system(s, troupe::testing::with_faults(executes, none), [&](caf::actor_system& sys) {
-    result.machine = bench::describe_machine(setting{s, sys}.devices);
-    result.machine["backend"] = std::string{executes->name()};
-    result.machine["library_options"] = s.library_options;
-    result.machine["rounds"] = s.rounds;
-    result.machine["segment_ms"] = s.segment_ms;
-    std::printf("copies between %zu devices, backend %s\n%s\n", s.devices.size(),
-                std::string{executes->name()}.c_str(), bench::summary(result.machine).c_str());
-    run_staged(s, sys, cuda, plain, guard, result);
-  });
-  with_system(s, executes,
-              [&](caf::actor_system& sys) { run_direct(s, sys, cuda, plain, guard, result); });
+  result.machine = bench::describe_machine(all.devices);
+  result.machine["backend"] = list.backend;
+  result.machine["library_options"] = library_options;
+  result.machine["rounds"] = s.rounds;
+  result.machine["segment_ms"] = s.segment_ms;
+  std::printf("copies between %zu devices, backend %s%s\n%s\n", s.devices.size(),
+              list.backend.c_str(), list.reason.empty() ? "" : (" (" + list.reason + ")").c_str(),
+              bench::summary(result.machine).c_str());
+  guard.enter("taking memory");
+  all.routes = bench::routes_between(s.devices);
+  all.plain = plain_memory_for(all.cuda, all.routes, s.buffer_bytes());
+  all.plain_refs = bench::adopt_for(all.plain, all.devices, s.buffer_bytes());
+  all.pool_refs = bench::allocate_for(all.routes, all.devices, s.buffer_bytes());
+  run_staged(s, all, sys, guard, result); // first: access that is enabled once stays so
+  run_direct(s, all, sys, guard, result);
 
   guard.enter("the report");
   const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
@@ -501,7 +459,8 @@ bool run(settings& s, bench::watchdog& guard) {
     if (!out.flush())
       bench::fail("cannot write " + s.json_file);
   }
-  return std::all_of(bars.begin(), bars.end(), [](auto& x) { return x.met(); });
+  guard.enter("shutting down");
+  return !s.check || std::all_of(bars.begin(), bars.end(), [](auto& x) { return x.met(); });
 }
 
 } // namespace
@@ -510,13 +469,8 @@ int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   settings s;
   CLI::App app{"Copies between devices through troupe beside the same ones by CUDA alone"};
-  app.add_option("--backend", s.backend, "auto, cuda or host")
-      ->check(CLI::IsMember({"auto", "cuda", "host"}))
-      ->capture_default_str();
+  app.add_option("--backend", s.backend, "auto, cuda or host")->capture_default_str();
   app.add_option("--devices", s.devices, "ordinals, such as 0,1; all by default")->delimiter(',');
-  app.add_option("--host-devices", s.host_devices, "virtual devices of the host backend")
-      ->check(CLI::Range(2, 64))
-      ->capture_default_str();
   app.add_option("--min", s.min_bytes, "smallest size, in bytes of a copy")->capture_default_str();
   app.add_option("--max", s.max_bytes,
                  "largest size; by default 1 GiB on GPUs (--quick: 64 MiB), 64 KiB without")
@@ -540,15 +494,19 @@ int main(int argc, char** argv) {
   by_default(s.rounds, 5, 3);
   by_default(s.segment_ms, 40, 20);
   by_default(s.time_limit_s, 400, 120);
-  s.library_options = app.remaining();
 
   bench::watchdog guard{std::chrono::seconds{s.time_limit_s}};
-  troupe::set_log_sink([](const troupe::log_line& x) { // access fails on purpose
-    if (x.level == troupe::log_level::error)
-      std::fprintf(stderr, "%.*s%s\n", static_cast<int>(x.text.size()), x.text.data(),
-                   x.why != nullptr ? (": " + to_string(*x.why)).c_str() : "");
-  });
-  const bool passed = run(s, guard);
-  guard.enter("shutting down");
-  return !s.check || passed ? 0 : 1;
+  troupe::config cfg;
+  auto library_options = app.remaining();
+  library_options.push_back("--troupe.backend=" + s.backend);
+  must(cfg.parse(library_options));
+  std::vector<bench::route_memory> plain; // it ends after the lanes, which are not to free it
+  bool passed = false;
+  {
+    caf::actor_system sys{cfg};
+    setting all;
+    passed = run(s, sys, all, guard, library_options);
+    plain = all.plain;
+  }
+  return passed ? 0 : 1;
 }
