@@ -334,7 +334,8 @@ bool lane::drop_failed() noexcept {
   std::vector<part*> dropped;
   std::erase_if(waiting_, [&](part* p) {
     auto& op = *p->of;
-    bool drops = op.withdrawn() || (op.failed() && op.borrows_from(state_->ordinal()));
+    bool stale = p->uses_memory || op.borrows_from(state_->ordinal());
+    bool drops = op.withdrawn() || (op.failed() && stale);
     if (drops)
       dropped.push_back(p);
     return drops;

@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <thread>
 #include <tuple>
 
 namespace troupe::testing {
@@ -1026,6 +1027,40 @@ TEST(TopologyCopy, TheEndOfTheTopologyAnswersWhatWaits) {
   plan->release();
   EXPECT_TRUE(has(system, there.ref, there.data));
   EXPECT_TRUE(copies(system, open_topology(system), 0, 1));
+}
+
+// INV-8: what cannot begin any more on the device that is reset must not hold up a copy, for which
+// the reset waits.
+TEST(TopologyCopy, AResetWaitsForNoSumThatWaitsForIt) {
+  TROUPE_HOST_ONLY("faults");
+  for (bool many : {false, true})
+    for (bool into : {false, true}) {
+      SCOPED_TRACE(std::string{many ? "a batch" : "a copy"} + (into ? " into it" : " of it"));
+      auto plan = std::make_shared<fault_plan>();
+      test_system system{{.faults = plan}};
+      auto t = open_topology(system);
+      auto world = system.open_world();
+      auto data = must(world.allocate<float>(count));
+      auto here = allocate(system, 0, count, dtype::float32);
+      auto there = allocate(system, 1, count, dtype::float32);
+      gate closed;
+      auto held = system.open(1).launch(closed.hold_lane(), {}, {});
+      ASSERT_TRUE(closed.wait_reached());
+      launch_spy spy{plan};
+      auto sum = world.all_reduce(data);
+      while (spy.launched() == 0) // on device 0
+        std::this_thread::yield();
+      copy_pair what{there, data[0]};
+      if (into)
+        what = {data[1], here};
+      auto copied = many ? t.copy({what}) : t.copy(what.target, what.source);
+      auto reset = system.open(1).reset();
+      EXPECT_TRUE(has_code(answer_of(sum), errc::device_reset));
+      EXPECT_TRUE(has_code(answer_of(copied), errc::device_reset));
+      closed.open();
+      EXPECT_TRUE(is_ok(answer_of(reset)));
+      EXPECT_TRUE(copies(system, t, 0, 1));
+    }
 }
 
 TEST(TopologyCopy, ResetsAllTheTime) {
