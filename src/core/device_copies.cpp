@@ -113,6 +113,7 @@ struct device_copies_operation::journey {
   part* home = nullptr;
   part* helper = nullptr;              ///< on the target's lane; null: `home` does it alone
   device_state* other = nullptr;       ///< than that of `home`; null: there is none
+  bool lent = false;                   ///< by `lender`
   std::atomic<bool> kept_there{false}; ///< the helper sees to it that its memory stays
 
   // of the lane that copies piece by piece
@@ -224,16 +225,9 @@ caf::error device_copies_operation::on_check() const {
   return topology_->why_closed();
 }
 
-caf::error device_copies_operation::on_admit() {
-  for (auto& x : journeys_)
-    if (auto* from = x->lender())
-      from->lend();
-  return {};
-}
-
 void device_copies_operation::on_part_over(part& p) noexcept {
-  if (auto* from = journey_of(p).lender())
-    from->end_loan();
+  if (auto& x = journey_of(p); x.lent)
+    x.lender()->end_loan();
 }
 
 bool device_copies_operation::borrows_from(int device) const noexcept {
@@ -251,6 +245,10 @@ const void* device_copies_operation::waits_for() const {
 
 void device_copies_operation::on_submit() {
   for (auto& x : journeys_) {
+    if (auto* from = x->lender()) {
+      from->lend();
+      x->lent = true;
+    }
     if (x->local() || x->route != copy_route::pending)
       continue;
     x->route = topology_->route_of(x->ends, x->in);

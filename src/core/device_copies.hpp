@@ -93,7 +93,6 @@ public:
   ~device_copies_operation() override;
 
   caf::error on_check() const override;
-  caf::error on_admit() override;
   const void* waits_for() const override;
   bool borrows_from(int device) const noexcept override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;

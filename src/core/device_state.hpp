@@ -47,8 +47,8 @@ public:
   int acquired() const noexcept { return acquired_.load(); }
   void change_acquired(int by) noexcept { acquired_.fetch_add(by); }
 
-  /// Work of another device's lane uses its memory, which stays until that is over. Under the lock
-  /// of the order, before `close`.
+  /// Work that comes to another device's lane uses its memory, which stays until that is over.
+  /// Under the lock of the order: if it is closed already, that lane sees so and does not issue it.
   void lend() noexcept { loans_.fetch_add(1); }
   void end_loan() noexcept;
   bool is_lent() const noexcept;

@@ -70,9 +70,9 @@ peer_copy_operation::peer_copy_operation(const any_gpu_ref& target, const any_gp
   of_elements(source.count(), source.type());
 }
 
-caf::error peer_copy_operation::on_admit() {
+void peer_copy_operation::on_submit() {
   lender_->lend();
-  return {};
+  lent_ = true;
 }
 
 caf::expected<issue_outcome> peer_copy_operation::issue(part& p, lane& on) {
@@ -95,6 +95,9 @@ caf::error peer_copy_operation::on_failed_work(part&, caf::error why) noexcept {
 
 void peer_copy_operation::on_part_done(part&) noexcept { done_at_ = clock::now(); }
 
-void peer_copy_operation::on_settled() noexcept { lender_->end_loan(); }
+void peer_copy_operation::on_part_over(part&) noexcept {
+  if (lent_)
+    lender_->end_loan();
+}
 
 } // namespace troupe::detail

@@ -52,9 +52,9 @@ public:
   peer_copy_operation(const any_gpu_ref& target, const any_gpu_ref& source, int by,
                       std::size_t times = 1);
 
-  caf::error on_admit() override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
   void on_part_done(part& p) noexcept override;
+  void on_part_over(part& p) noexcept override;
   caf::error on_failed_work(part& p, caf::error why) noexcept override;
   bool borrows_from(int device) const noexcept override { return device == lender_->ordinal(); }
   std::shared_ptr<void> used_by_streams() const noexcept override { return lender_; }
@@ -64,7 +64,7 @@ public:
   clock::time_point done_at() const noexcept { return done_at_; }
 
 protected:
-  void on_settled() noexcept override;
+  void on_submit() override;
   /// A copy failed in a way that says something of the link.
   virtual void on_link_failed(const caf::error& why) noexcept { static_cast<void>(why); }
   std::size_t size() const noexcept { return size_; }
@@ -78,6 +78,7 @@ private:
   const int source_device_;
   const std::size_t times_;
   const std::shared_ptr<device_state> lender_;
+  bool lent_ = false;
   clock::time_point issued_at_{};
   clock::time_point done_at_{};
 };

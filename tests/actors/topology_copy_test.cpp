@@ -1063,6 +1063,28 @@ TEST(TopologyCopy, AResetWaitsForNoSumThatWaitsForIt) {
     }
 }
 
+// INV-8: a copy that has not come to its lane yet is in nobody's way.
+TEST(TopologyCopy, AResetWaitsForNoCopyThatIsHeldBack) {
+  TROUPE_NEEDS_DEVICES(3);
+  test_system system{{.devices = 3}};
+  auto t = open_topology(system);
+  auto world = system.open_world({.devices = {0, 2}});
+  auto data = must(world.allocate<float>(count));
+  auto there = allocate(system, 1, count, dtype::float32);
+  auto half = world.rank(0).all_reduce(data[0]);
+  std::vector<pending<void>> all;
+  all.push_back(t.copy(there, data[0]));
+  all.push_back(t.copy({{there, data[0]}}));
+  auto reset = system.open(1).reset();
+  for (auto& x : all)
+    EXPECT_TRUE(has_code(answer_of(x), errc::device_reset));
+  EXPECT_TRUE(is_ok(answer_of(reset)));
+  EXPECT_FALSE(half.ready());
+  EXPECT_TRUE(is_ok(answer_of(world.rank(1).all_reduce(data[1]))));
+  EXPECT_TRUE(is_ok(answer_of(half)));
+  EXPECT_TRUE(copies(system, t, 0, 1));
+}
+
 TEST(TopologyCopy, ResetsAllTheTime) {
   TROUPE_NEEDS_DEVICES(2);
   for (bool use_links : {true, false}) {
