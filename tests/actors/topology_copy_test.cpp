@@ -1085,6 +1085,31 @@ TEST(TopologyCopy, AResetWaitsForNoCopyThatIsHeldBack) {
   EXPECT_TRUE(copies(system, t, 0, 1));
 }
 
+// INV-4: what the stream of one device still writes is not freed with the other one.
+TEST(TopologyCopy, TheSystemEndsAfterAFaultInTheMiddle) {
+  TROUPE_HOST_ONLY("faults");
+  constexpr std::size_t size = std::size_t{64} << 20; // takes longer than the end
+  for (bool use_links : {true, false})
+    for (int from : {0, 1}) {
+      auto plan = std::make_shared<fault_plan>();
+      test_system system{{.faults = plan, .lanes = {.staging_bytes = size}}};
+      auto config = quick_config();
+      config.use_links = use_links;
+      auto t = open_topology(system, config);
+      auto to = 1 - from;
+      auto source = allocate(system, from, size, dtype::uint8);
+      auto target = allocate(system, to, size, dtype::uint8);
+      must(answer_of(system.open(from).fill(source, {std::byte{1}})));
+      plan->add({.kind = fault::hang,
+                 .on = use_links ? verb::copy_peer : verb::copy,
+                 .device = use_links ? from : to});
+      auto x = t.copy(target, source);
+      ASSERT_TRUE(plan->wait_injected(fault::hang, 1, patience));
+      plan->poison();
+      EXPECT_TRUE(has_code(answer_of(x), errc::device_fault));
+    }
+}
+
 TEST(TopologyCopy, ResetsAllTheTime) {
   TROUPE_NEEDS_DEVICES(2);
   for (bool use_links : {true, false}) {

@@ -40,6 +40,11 @@ host_machine::host_machine(const host_backend_options& x)
     links[{link.from, link.to}] = link;
 }
 
+host_machine::~host_machine() {
+  for (auto* memory : left)
+    std::free(memory);
+}
+
 host_link host_machine::link(int from, int to) const {
   const auto i = links.find({from, to});
   return i != links.end() ? i->second : host_link{from, to};
@@ -55,9 +60,9 @@ host_device::~host_device() {
     stream->cancel();
   for (const auto& stream : closed_streams_)
     stream->join();
-  for (const auto& [memory, size_bytes] : allocations_)
-    std::free(memory);
   std::lock_guard lock{machine_->mutex};
+  for (const auto& [memory, size_bytes] : allocations_)
+    machine_->left.push_back(memory);
   machine_->opened[static_cast<std::size_t>(ordinal_)] = false;
   std::erase_if(machine_->enabled, [this](const auto& x) { return x.first == ordinal_; });
   std::erase_if(machine_->admitted, [this](const auto& x) { return x.second == ordinal_; });

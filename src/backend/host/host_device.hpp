@@ -20,6 +20,9 @@ namespace troupe::detail {
 /// What the devices of a host backend share.
 struct host_machine {
   explicit host_machine(const host_backend_options& x);
+  ~host_machine();
+  host_machine(const host_machine&) = delete;
+  host_machine& operator=(const host_machine&) = delete;
 
   const int devices;
   const std::size_t bytes_per_device;
@@ -32,6 +35,8 @@ struct host_machine {
   std::map<const void*, std::size_t> windows; ///< how many communicators have each memory as one
   std::set<std::pair<int, int>> enabled;      ///< who may access whose plain memory
   std::set<std::pair<int, int>> admitted;     ///< who may access whose pool
+  /// Memory of devices that ended without closing theirs: streams of others may still be at it.
+  std::vector<void*> left;
 };
 
 class host_device final : public backend_device {
