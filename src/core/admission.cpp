@@ -147,6 +147,8 @@ void admission::commit(const std::shared_ptr<operation>& op, std::int64_t now, b
   operations behind;
   for (auto& u : op->uses())
     order_use(op, u, behind);
+  for (auto& u : op->uses()) // only now: they are not in each other's way
+    note_use(op, u);
   keeper_.add(*op);
   expect_parts(*op);
   held = op->waits_for() != nullptr || !behind.empty();
@@ -272,8 +274,10 @@ caf::error admission::join(joining& one, std::vector<part*>& too_late) {
   if (one.join(*joint, self))
     one.self_ = nullptr;
   auto& held = *find_held(*joint);
-  for (auto& u : std::span{joint->uses()}.subspan(there))
+  for (auto& u : std::span{joint->uses()}.subspan(there)) {
     order_use(held.op, u, held.behind);
+    note_use(held.op, u);
+  }
   note_inversion(held);
   if (joint->waits_for() != nullptr ||
       !std::all_of(held.behind.begin(), held.behind.end(), [](auto& x) { return x->on_lanes(); }))
@@ -396,7 +400,10 @@ void admission::order_use(const std::shared_ptr<operation>& op, const use& u, op
     }
     ++i;
   }
-  accesses.push_back({op, &p, u.begin, u.end, u.writes});
+}
+
+void admission::note_use(const std::shared_ptr<operation>& op, const use& u) {
+  u.memory->accesses.push_back({op, &op->parts()[u.part], u.begin, u.end, u.writes});
   if (u.writes && !u.reads)
     for (auto& wound : u.memory->heal(u.begin, u.end))
       op->heals(u.memory, std::move(wound));

@@ -108,6 +108,7 @@ private:
   bool is_behind(const operation& op, const operation& first);
   bool would_wait_for_itself(const operation& op, std::span<const use> uses);
   static void order_use(const std::shared_ptr<operation>& op, const use& u, operations& behind);
+  static void note_use(const std::shared_ptr<operation>& op, const use& u);
   /// Parts whose lane has ended come `too_late`.
   static void submit(operation& op, std::vector<part*>& too_late);
   void note_inversion(held_operation& x) noexcept;

@@ -266,6 +266,28 @@ TEST_P(CopiesAtOnce, ABatchIsOneRequest) {
   EXPECT_EQ(stats.direct_copies + stats.staged_copies, between);
 }
 
+// While a request gets its place in the order, all others wait: its pieces must not be in each
+// other's way.
+TEST(TopologyCopy, ManyPiecesGetTheirPlaceAtOnce) {
+  TROUPE_NEEDS_DEVICES(2);
+  constexpr std::size_t pieces = 40'000;
+  test_system system;
+  auto t = open_topology(system);
+  auto source = filled(system, 0, 1, 2 * pieces);
+  auto target = filled(system, 1, 2, 2 * pieces);
+  auto want = target.data;
+  std::vector<copy_pair> batch;
+  for (std::size_t i = 0; i < 2 * pieces; i += 2) { // with gaps
+    batch.push_back({must(target.ref.slice(i, 1)), must(source.ref.slice(i, 1))});
+    want[i] = source.data[i];
+  }
+  stopwatch watch;
+  auto x = t.copy(std::move(batch));
+  EXPECT_LT(watch.elapsed(), at_once);
+  EXPECT_TRUE(is_ok(answer_of(x)));
+  EXPECT_TRUE(has(system, target.ref, want));
+}
+
 TEST_P(CopiesAtOnce, Replicate) {
   TROUPE_NEEDS_DEVICES(2);
   test_system system{{.devices = 4, .lanes = small_chunks()}};
