@@ -77,7 +77,7 @@ constexpr std::size_t most_together = 16;
 
 void wake_lanes(operation& op) noexcept {
   for (auto& p : op.parts())
-    p.on->wake();
+    p.on->wake_to_work();
 }
 
 void expect_parts(operation& op) noexcept {
@@ -149,13 +149,13 @@ void admission::commit(const std::shared_ptr<operation>& op, std::int64_t now, b
     order_use(op, u, behind);
   for (auto& u : op->uses()) // only now: they are not in each other's way
     note_use(op, u);
-  keeper_.add(*op);
   expect_parts(*op);
   held = op->waits_for() != nullptr || !behind.empty();
   if (held)
     held_.push_back({op, std::move(behind)});
   else
     submit(*op, too_late);
+  keeper_.add_late(*op);
 }
 
 void admission::hand_in(const std::shared_ptr<operation>& request, joining& how) noexcept {
@@ -238,8 +238,7 @@ joining* admission::place_whole(std::span<joining* const> all, std::vector<part*
   auto* last = all.back();
   auto keep = last->self_;
   auto now = all.front()->self_->admitted_at;
-  for (auto* x : all)
-    x->join(*op, std::move(x->self_));
+  all.front()->join_whole(all, op);
   bool held = false;
   commit(op, now, held, too_late);
   last->next_ = nullptr;
@@ -271,7 +270,7 @@ caf::error admission::join(joining& one, std::vector<part*>& too_late) {
   }
   auto there = joint->uses().size();
   auto self = one.self_;
-  if (one.join(*joint, self))
+  if (one.join(self))
     one.self_ = nullptr;
   auto& held = *find_held(*joint);
   for (auto& u : std::span{joint->uses()}.subspan(there)) {

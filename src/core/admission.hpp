@@ -31,23 +31,30 @@ public:
   virtual const void* kin() const noexcept = 0;
   /// The operation that `all`, of which this is the first, make, if nobody's is missing then and
   /// none is wrong beside the others, nor as `operation::on_check` says; null if not. They are
-  /// still to `join` it, and until then nothing has happened.
+  /// still to join it, and until then nothing has happened.
   virtual std::shared_ptr<operation> whole(std::span<joining* const> all) = 0;
+  /// As `join`, for each of them.
+  virtual void join_whole(std::span<joining* const> all,
+                          const std::shared_ptr<operation>& joint) = 0;
   /// What it adds.
   virtual std::span<const use> uses() const = 0;
-  /// It has its place: the operation has its uses now, and keeps it while it needs it. False:
+  /// It has its place: its `joint` has its uses now, and keeps it while it needs it. False:
   /// something is left to do (`placed`).
-  virtual bool join(operation& joint, std::shared_ptr<operation> self) = 0;
+  virtual bool join(std::shared_ptr<operation> self) = 0;
   /// It never will: it uses what waits for other requests that wait for this one.
   virtual caf::error refuse_cycle() = 0;
 
   /// After it: it is refused with `why`, or has its place, and perhaps an answer, too.
   virtual void placed(const caf::error& why) = 0;
 
+protected:
+  /// While it is in a list.
+  std::shared_ptr<operation> take_self() noexcept { return std::move(self_); }
+
 private:
   friend class admission;
-  joining* next_ = nullptr;         // in the list of what is handed in, or was
-  std::shared_ptr<operation> self_; // while it is in a list
+  joining* next_ = nullptr; // in the list of what is handed in, or was
+  std::shared_ptr<operation> self_;
   caf::error refusal_;
   std::shared_ptr<operation> complete_; // goes to the lanes with it
 };

@@ -421,8 +421,7 @@ void collective_operation::vote(bool yes) noexcept {
     if (begun)
       value.symmetric = true;
     if (begun || next == no)
-      for (auto& p : parts())
-        p.on->wake();
+      lane::wake(parts());
     return;
   }
 }
@@ -606,11 +605,15 @@ void rank_request::begin(const char* verb, std::shared_ptr<world_core> world, ra
   call_.send = call_.recv = {}; // the handles are the caller's
 }
 
+std::span<const std::byte> rank_request::placing_lines() const noexcept {
+  auto address = [](const auto& x) { return reinterpret_cast<const std::byte*>(&x); };
+  return {address(static_cast<const joining&>(*this)), address(call_.send_place)};
+}
+
 void rank_request::fetch_ahead() const noexcept {
   __builtin_prefetch(this);
-  auto address = [](const auto& x) { return reinterpret_cast<const std::byte*>(&x); };
-  auto& first = static_cast<const joining&>(*this);
-  prefetch_lines(&first, static_cast<std::size_t>(address(call_.send_place) - address(first)));
+  auto lines = placing_lines();
+  prefetch_lines(lines.data(), lines.size());
   for (auto& u : uses()) {
     prefetch_lines(u.memory.get(), buffer::looked_at);
     __builtin_prefetch(u.memory->accesses.data());
@@ -696,7 +699,7 @@ std::shared_ptr<operation> rank_request::whole(std::span<joining* const> all) {
     auto& other = static_cast<const rank_request&>(*x);
     auto bit = std::uint64_t{1} << other.call_.rank;
     if ((seen & bit) != 0 || other.membership_ != membership_ || other.answered() ||
-        !difference(call_, other.call_).empty())
+        !alike(call_, other.call_))
       return nullptr;
     seen |= bit;
   }
@@ -706,15 +709,29 @@ std::shared_ptr<operation> rank_request::whole(std::span<joining* const> all) {
   return result;
 }
 
-bool rank_request::join(operation& joint, std::shared_ptr<operation> self) {
-  joint_ = found_ ? std::move(found_)
-                  : std::static_pointer_cast<collective_operation>(joint.shared_from_this());
-  world_->matching().line_of(call_).take(rank_matching::caller_of(call_), joint_);
+void rank_request::become_part_of(std::shared_ptr<collective_operation> joint,
+                                  std::shared_ptr<operation> self) {
+  joint_ = std::move(joint);
   counts_ = true;
   joint_number_.store(joint_->number(), std::memory_order_relaxed);
   joint_->add_call(call_, std::span{uses_}.first(use_count_), membership_,
                    std::static_pointer_cast<rank_request>(std::move(self)));
   use_count_ = 0;
+}
+
+void rank_request::join_whole(std::span<joining* const> all,
+                              const std::shared_ptr<operation>& joint) {
+  auto op = std::static_pointer_cast<collective_operation>(joint);
+  for (auto* x : all) {
+    auto& request = static_cast<rank_request&>(*x);
+    request.become_part_of(op, request.take_self());
+  }
+  world_->matching().collectives().take_of_all();
+}
+
+bool rank_request::join(std::shared_ptr<operation> self) {
+  world_->matching().line_of(call_).take(rank_matching::caller_of(call_), found_);
+  become_part_of(std::move(found_), std::move(self));
   return !joint_->answered(); // else nobody else may tell it
 }
 
@@ -736,7 +753,7 @@ void rank_request::start() {
   auto self = std::static_pointer_cast<rank_request>(shared_from_this());
   gate.hand_in(self, *this);
   // The last one's thread sees to all of them, at once.
-  if (call_.is_message() || world_->matching().handed_in(call_.rank))
+  if (call_.is_message() || world_->matching().handed_in(call_.rank, placing_lines()))
     gate.place_handed_in();
   else
     gate.place_handed_in_soon();
@@ -841,8 +858,7 @@ caf::expected<issue_outcome> connect_operation::proceed(part& p, lane& on) {
   if (!has_arrived_[p.index] && on.collectives_over()) {
     has_arrived_[p.index] = 1;
     if (arrived_.fetch_add(1) + 1 == parts().size())
-      for (auto& other : parts())
-        other.on->wake();
+      lane::wake(parts());
   }
   auto given_up = [this] { return turn_.load() == turn::given_up; };
   if (arrived_.load() < parts().size() && communicator_->live() && !given_up())
@@ -883,8 +899,7 @@ bool connect_operation::on_stall() noexcept {
   auto none = turn::to_come;
   if (may_give_up() && turn_.compare_exchange_strong(none, turn::given_up)) {
     fail(stall(*this, communicator_->epoch()));
-    for (auto& p : parts())
-      p.on->wake();
+    lane::wake(parts());
     return true;
   }
   communicator_->fail(stall(*this, communicator_->epoch()));

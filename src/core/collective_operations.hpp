@@ -137,7 +137,8 @@ public:
   void fetch_ahead() const noexcept override;
   const void* kin() const noexcept override;
   std::shared_ptr<operation> whole(std::span<joining* const> all) override;
-  bool join(operation& joint, std::shared_ptr<operation> self) override;
+  void join_whole(std::span<joining* const> all, const std::shared_ptr<operation>& joint) override;
+  bool join(std::shared_ptr<operation> self) override;
   caf::error refuse_cycle() override;
   void placed(const caf::error& why) override;
   /// Hands it in; a refusal becomes its answer.
@@ -153,6 +154,9 @@ protected:
   void end_early(const caf::error& why) noexcept override;
 
 private:
+  /// What a place in the order takes, without the uses' buffers.
+  std::span<const std::byte> placing_lines() const noexcept;
+  void become_part_of(std::shared_ptr<collective_operation> joint, std::shared_ptr<operation> self);
   failure describe_call(errc code, std::string detail) const;
   void refuse_for_all();
   std::shared_ptr<collective_operation> make_joint();

@@ -483,8 +483,7 @@ caf::error device_copies_operation::upload_chunks(journey& x, lane& on) {
 }
 
 void device_copies_operation::on_lost_part(part&, const caf::error&) noexcept {
-  for (auto& p : parts())
-    p.on->wake();
+  lane::wake(parts());
 }
 
 void device_copies_operation::on_part_done(part& p) noexcept {

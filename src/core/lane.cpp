@@ -24,7 +24,7 @@ constexpr std::size_t poll_batch = 8;
 /// The oldest is asked when one further back was not done for so long.
 constexpr std::chrono::microseconds poll_patience{100};
 /// What is left to do when its requester has the answer keeps out of the way of the next request,
-/// which may come at once.
+/// which may come at once: it is done while the device works on that, or after this.
 constexpr std::chrono::microseconds settle_patience{10};
 /// How many parts are issued before the lane looks at completions again.
 constexpr int issue_batch = 16;
@@ -86,18 +86,29 @@ bool lane::submit(part& p) noexcept {
     return false;
   }
   p.next = inbox_.load(std::memory_order_relaxed);
-  while (!inbox_.compare_exchange_weak(p.next, &p, std::memory_order_release,
-                                       std::memory_order_relaxed)) {
+  while (!inbox_.compare_exchange_weak(p.next, &p)) {
   }
   return true;
 }
 
-void lane::wake() noexcept {
-  signalled_.store(true);
-  if (!parked_.load())
-    return;
+void lane::notify() noexcept {
   std::lock_guard lock{park_mutex_};
   park_condition_.notify_one();
+}
+
+void lane::wake() noexcept {
+  signalled_.store(true);
+  if (parked_.load())
+    notify();
+}
+
+void lane::wake(std::span<const part> parts) noexcept {
+  for (auto& p : parts)
+    p.on->signalled_.store(true, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (auto& p : parts)
+    if (p.on->parked_.load(std::memory_order_relaxed))
+      p.on->notify();
 }
 
 void lane::request_reset() noexcept {
@@ -141,8 +152,8 @@ void lane::run() noexcept {
       worked |= take_inbox();
       worked |= proceed_continuing();
       worked |= issue_ready();
-      worked |= poll();
       worked |= settle_late();
+      worked |= poll();
       worked |= drain_released();
       worked |= serve_control();
     }
@@ -292,7 +303,7 @@ void lane::reset_now() {
 }
 
 bool lane::has_input() const noexcept {
-  return inbox_.load(std::memory_order_relaxed) != nullptr || state_->has_released();
+  return inbox_.load() != nullptr || state_->has_released();
 }
 
 bool lane::take_inbox() noexcept {
@@ -766,11 +777,13 @@ void lane::finish(part& p, std::int64_t now) noexcept {
   }
 }
 
-bool lane::settle_late() {
-  bool quiet = waiting_.empty() && nothing_in_flight() &&
-               !stop_requested_.load(std::memory_order_relaxed) &&
-               !reset_requested_.load(std::memory_order_relaxed);
-  if (late_.empty() || (quiet && clock::now() < settle_at_))
+bool lane::settle_late() noexcept {
+  if (late_.empty())
+    return false;
+  bool device_works = waiting_.empty() && nothing_continues() && in_flight() != 0;
+  bool ends = stop_requested_.load(std::memory_order_relaxed) ||
+              reset_requested_.load(std::memory_order_relaxed);
+  if (!device_works && !ends && clock::now() < settle_at_)
     return false;
   settle_now();
   return true;
@@ -928,14 +941,15 @@ void lane::idle() {
   if (may_spin() && clock::now() < spin_end_) {
     for (int i = 0; i < 8 && !signalled_.load(std::memory_order_relaxed) && !has_input(); ++i)
       pause();
-    signalled_.exchange(false);
+    if (signalled_.load(std::memory_order_relaxed)) // a word that others write
+      signalled_.exchange(false);
     return;
   }
   if (!late_.empty())
     return settle_now();
   std::unique_lock lock{park_mutex_};
   parked_.store(true);
-  auto awake = [this] { return signalled_.load(); };
+  auto awake = [this] { return signalled_.load() || inbox_.load() != nullptr; };
   if (must_poll && options_.completion == completion_strategy::host_func)
     park_condition_.wait_for(lock, host_func_check, awake);
   else if (must_poll)

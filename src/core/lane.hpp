@@ -73,9 +73,15 @@ public:
   void fetch_queue() const noexcept { prefetch_to_change(&queued_); }
   void fetch_inbox() const noexcept { prefetch_to_change(&inbox_); }
   /// Takes `p`, which is on this lane, as the next in order; false if the lane has ended. Under
-  /// admission's lock; `wake` follows after it.
+  /// admission's lock; `wake_to_work` follows after it.
   bool submit(part& p) noexcept;
+  void wake_to_work() noexcept {
+    if (parked_.load())
+      wake();
+  }
   void wake() noexcept;
+  /// The lanes of all of `parts`; they look into each other's words at once, not one by one.
+  static void wake(std::span<const part> parts) noexcept;
 
   /// As `backend_device::runs_cuda`.
   bool runs_cuda() const noexcept { return runs_cuda_; }
@@ -227,13 +233,14 @@ private:
   caf::error note(const caf::error& error) noexcept;
   caf::error note_fault(const caf::error& error) noexcept;
   caf::error in_full(const part& p, const caf::error& error) const;
-  bool settle_late();
+  bool settle_late() noexcept;
   void settle_now() noexcept;
   bool drain_released();
   bool nothing_in_flight() const noexcept;
   bool nothing_continues() const noexcept;
   void abandon_now() noexcept;
   void idle();
+  void notify() noexcept;
   bool may_spin() const noexcept {
     return options_.spin->count() != 0 && options_.completion == completion_strategy::event_poll;
   }

@@ -289,6 +289,7 @@ void operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexc
   }
   healed_.clear();
   uses_.clear();
+  std::atomic_thread_fence(std::memory_order_seq_cst); // it is kept before that, or never
   if (auto* keeper = kept_by_.load(std::memory_order_acquire))
     keeper->remove(*this);
   if (!cause)

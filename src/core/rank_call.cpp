@@ -546,6 +546,19 @@ caf::expected<rank_call> rank_call_of(const char* verb, const collective_view& x
                      x.factors.empty() ? nullptr : &x.factors[0], std::move(plan));
 }
 
+namespace {
+/// All but the kind.
+bool same_shape(const collective_call& a, const collective_call& b) noexcept {
+  return a.what == collective_kind::barrier ||
+         (a.type == b.type && a.count == b.count && a.op == b.op &&
+          (!is_rooted(a.what) || a.peer == b.peer));
+}
+} // namespace
+
+bool alike(const rank_call& a, const rank_call& b) noexcept {
+  return a.call.what == b.call.what && same_shape(a.call, b.call);
+}
+
 std::string difference(const rank_call& a, const rank_call& b) {
   auto apart = [&](const auto& of_a, const auto& of_b) {
     auto text = [](const auto& x) {
@@ -568,10 +581,7 @@ std::string difference(const rank_call& a, const rank_call& b) {
   };
   if (!a.is_message() && a.call.what != b.call.what)
     return apart(to_string(a.call.what), to_string(b.call.what));
-  if (a.call.what == collective_kind::barrier)
-    return {};
-  if (a.call.type != b.call.type || a.call.count != b.call.count || a.call.op != b.call.op ||
-      (is_rooted(a.call.what) && a.call.peer != b.call.peer))
+  if (!same_shape(a.call, b.call))
     return apart(described(a), described(b));
   if (a.plan)
     for (auto [from, to] : {std::pair{&a, &b}, std::pair{&b, &a}})

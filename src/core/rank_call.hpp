@@ -97,6 +97,9 @@ caf::expected<std::vector<rank_call>> rank_calls(const char* verb, const collect
 caf::expected<rank_call> rank_call_of(const char* verb, const collective_view& x, std::size_t rank,
                                       std::span<const std::shared_ptr<lane>> lanes);
 
+/// Are two ranks' calls the same, but for memory and plans?
+bool alike(const rank_call& a, const rank_call& b) noexcept;
+
 /// What two ranks' calls that were made apart differ in; empty if they belong together.
 std::string difference(const rank_call& a, const rank_call& b);
 

@@ -1,5 +1,7 @@
 #include "core/rank_matching.hpp"
 
+#include "core/prefetch.hpp"
+
 #include <algorithm>
 #include <utility>
 
@@ -22,6 +24,12 @@ void call_line::take(std::size_t caller, const std::shared_ptr<collective_operat
   }
 }
 
+void call_line::take_of_all() noexcept {
+  for (auto& x : next_)
+    ++x;
+  ++first_;
+}
+
 void call_line::give_away(std::vector<std::shared_ptr<collective_operation>>& to) {
   for (auto& x : open_)
     to.push_back(std::move(x.op));
@@ -35,14 +43,20 @@ std::vector<std::shared_ptr<collective_operation>> rank_matching::give_away() {
   return result;
 }
 
-bool rank_matching::handed_in(std::size_t rank) noexcept {
+bool rank_matching::handed_in(std::size_t rank, std::span<const std::byte> lines) noexcept {
+  auto& own = desks_[rank];
+  own.lines.store(lines.data(), std::memory_order_relaxed);
   // Of two that come at once, one at least sees the other.
-  auto own = handed_in_[rank].fetch_add(1) + 1;
-  return std::all_of(handed_in_.begin(), handed_in_.end(),
-                     [own](auto& other) { return other.load() >= own; });
+  auto calls = own.calls.fetch_add(1) + 1;
+  if (std::any_of(desks_.begin(), desks_.end(), [&](auto& x) { return x.calls.load() < calls; }))
+    return false;
+  for (auto& x : desks_)
+    if (&x != &own)
+      prefetch_lines(x.lines.load(std::memory_order_relaxed), lines.size());
+  return true;
 }
 
-void rank_matching::refused(std::size_t rank) noexcept { handed_in_[rank].fetch_sub(1); }
+void rank_matching::refused(std::size_t rank) noexcept { desks_[rank].calls.fetch_sub(1); }
 
 call_line& rank_matching::line_of(const rank_call& call) {
   if (!call.is_message())

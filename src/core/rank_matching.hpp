@@ -10,6 +10,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -31,6 +32,8 @@ public:
   std::size_t ahead(std::size_t caller) const noexcept { return next_[caller] - first_; }
   /// The next call of `caller` is made, a part of `op`.
   void take(std::size_t caller, const std::shared_ptr<collective_operation>& op);
+  /// The next call of everybody is made; before it nobody's was missing.
+  void take_of_all() noexcept;
   /// No call comes any more: gives away the operations that still lack some.
   void give_away(std::vector<std::shared_ptr<collective_operation>>& to);
 
@@ -50,7 +53,7 @@ private:
 class rank_matching {
 public:
   explicit rank_matching(std::size_t ranks)
-      : spare_requests(ranks), collectives_(ranks), handed_in_(ranks) {}
+      : spare_requests(ranks), collectives_(ranks), desks_(ranks) {}
 
   /// For the next collective call of each rank, and the operation that they make: that is taken
   /// under the lock of the order.
@@ -59,14 +62,16 @@ public:
 
   // Without the lock.
 
-  /// A collective call of `rank` was handed in: have all others handed in as many?
-  bool handed_in(std::size_t rank) noexcept;
+  /// A collective call of `rank` was handed in: have all others handed in as many? Then brings
+  /// into the cache what placing their last ones takes; of this one that is `lines`.
+  bool handed_in(std::size_t rank, std::span<const std::byte> lines) noexcept;
   /// It was refused, and does not count.
   void refused(std::size_t rank) noexcept;
 
   // Under the lock of the order.
 
   call_line& line_of(const rank_call& call);
+  call_line& collectives() noexcept { return collectives_; }
   /// Does a collective lack somebody's call?
   bool waits_for_calls() const noexcept { return !collectives_.empty(); }
   /// As `call_line::give_away`.
@@ -76,7 +81,12 @@ public:
 
 private:
   call_line collectives_;
-  std::vector<std::atomic<std::uint64_t>> handed_in_; // collective calls of each rank
+  struct desk {
+    std::atomic<std::uint64_t> calls{0};
+    std::atomic<const std::byte*> lines{nullptr}; // of the last one, which may be gone
+  };
+
+  std::vector<desk> desks_; // for collective calls of each rank
   std::map<std::pair<std::size_t, std::size_t>, call_line> messages_; // from, to
 };
 

@@ -64,6 +64,13 @@ void timekeeper::add(operation& x) {
   wake_at(when);
 }
 
+void timekeeper::add_late(operation& x) {
+  add(x);
+  std::atomic_thread_fence(std::memory_order_seq_cst); // as in `operation::settle`
+  if (x.settled())
+    remove(x);
+}
+
 void timekeeper::remove(operation& x) noexcept {
   auto& place = shelf_of(x);
   hot_lock lock{place.mutex};

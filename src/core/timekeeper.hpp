@@ -31,6 +31,8 @@ public:
 
   /// Keeps an eye on `x` until it settles.
   void add(operation& x);
+  /// The same for one that may settle meanwhile.
+  void add_late(operation& x);
   /// Nothing happens if it is not there.
   void remove(operation& x) noexcept;
 
