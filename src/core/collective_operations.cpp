@@ -6,6 +6,7 @@
 #include "core/log.hpp"
 #include "core/order.hpp"
 #include "core/prefetch.hpp"
+#include "core/spin.hpp"
 #include "core/world_core.hpp"
 
 #include <algorithm>
@@ -15,6 +16,9 @@
 namespace troupe::detail {
 
 namespace {
+
+/// How long a lane looks for the others' votes before it looks after its other work again.
+constexpr std::chrono::nanoseconds voting_patience = std::chrono::microseconds{2};
 
 /// Why a communicator ends because of part `p` of `op`.
 failure end_of(const operation& op, const part& p, std::uint64_t epoch, errc code,
@@ -405,31 +409,43 @@ void collective_operation::on_submit() {
                       registered(calls_.front()->recv_place);
 }
 
-/// The last yes or the first no decides, once; then everybody hears of it who may wait.
+/// The last yes or the first no decides, once; then everybody hears of it who may wait. A lane says
+/// yes at most once, and may say no after it.
 void collective_operation::vote(bool yes) noexcept {
-  const auto all = static_cast<std::uint32_t>(parts().size());
-  auto votes = votes_.load(std::memory_order_acquire);
-  while (votes != no && votes != all) {
-    bool last = yes && votes + 1 == all;
-    bool begun = last && communicator_->begin_symmetric(all);
-    auto next = yes && (begun || !last) ? votes + 1 : no;
-    if (!votes_.compare_exchange_strong(votes, next, std::memory_order_acq_rel)) {
-      for (auto n = begun ? all : 0; n > 0; --n) // somebody took his vote back
-        communicator_->end_symmetric();
-      continue;
-    }
-    if (begun)
-      value.symmetric = true;
-    if (begun || next == no)
-      lane::wake(parts());
+  if (decision_.load(std::memory_order_acquire) != way::open)
+    return;
+  if (!yes) {
+    decide(way::plain);
     return;
   }
+  const auto all = static_cast<std::uint32_t>(parts().size());
+  if (agreed_.fetch_add(1, std::memory_order_acq_rel) + 1 < all)
+    return;
+  if (!communicator_->begin_symmetric(all)) {
+    decide(way::plain);
+    return;
+  }
+  value.symmetric = true;
+  if (decide(way::symmetric))
+    return;
+  value.symmetric = false;
+  for (auto n = all; n > 0; --n)
+    communicator_->end_symmetric();
+}
+
+/// False if it was decided before.
+bool collective_operation::decide(way x) noexcept {
+  auto none = way::open;
+  if (!decision_.compare_exchange_strong(none, x, std::memory_order_acq_rel))
+    return false;
+  lane::wake(parts());
+  return true;
 }
 
 bool collective_operation::lets_pass() noexcept {
   if (may_be_symmetric_)
     vote(false); // what passes may stand in its way
-  return votes_.load(std::memory_order_acquire) != parts().size();
+  return decision_.load(std::memory_order_acquire) != way::symmetric;
 }
 
 void collective_operation::prefetch(const part& p) const noexcept {
@@ -448,14 +464,17 @@ caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on) {
   if (!may_be_symmetric_)
     return issue(p, on, false);
   vote(on.starts_for_sure(p));
+  if (on.may_spin()) // the others are about to come, if they do
+    spin_until([this] { return decision_.load(std::memory_order_acquire) != way::open; },
+               voting_patience);
   return proceed(p, on);
 }
 
 caf::expected<issue_outcome> collective_operation::proceed(part& p, lane& on) {
-  auto votes = votes_.load(std::memory_order_acquire);
-  if (votes != no && votes != parts().size() && communicator_->live())
+  auto decision = decision_.load(std::memory_order_acquire);
+  if (decision == way::open && communicator_->live())
     return issue_outcome::continues;
-  return issue(p, on, votes == parts().size());
+  return issue(p, on, decision == way::symmetric);
 }
 
 caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on, bool symmetric) {
@@ -488,11 +507,11 @@ caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on, bool
 
 void collective_operation::fetch_place_of(std::size_t rank) const noexcept {
   if (rank == 0) {
-    prefetch_lines(this, sizeof *this);
+    prefetch_lines_to_change(this, sizeof *this);
     prefetch_to_change(calls_.data());
     prefetch_to_change(requests_.data());
   }
-  prefetch_lines(&parts()[rank], sizeof(part));
+  prefetch_lines_to_change(&parts()[rank], part::placed_bytes);
   prefetch_to_change(uses().data() + rank);
 }
 
@@ -525,16 +544,17 @@ void collective_operation::tell(part& p) noexcept {
   bool known = true;
   for (auto& x : requests_of(p))
     known &= x->succeed(value);
-  if (!known) // one has an error
-    p.told.store(false, std::memory_order_release);
+  if (known)
+    return;
+  p.told.store(false, std::memory_order_release); // one has an error
+  untold_.store(true, std::memory_order_relaxed);
 }
 
 bool collective_operation::answer_ahead() noexcept {
-  auto passed_by = [](const part& p) { return p.passed_by; };
-  if (has_successors() || failed() || std::any_of(parts().begin(), parts().end(), passed_by))
+  if (has_successors() || failed() || passed_by())
     return false;
-  if (!requests_.empty()) // each was told
-    return std::all_of(parts().begin(), parts().end(), [this](const part& p) { return told(p); });
+  if (!requests_.empty())
+    return !untold_.load(std::memory_order_relaxed);
   tell_all(true); // as in `tell`
   if (!answer({}))
     tell_all(false);
@@ -613,10 +633,10 @@ std::span<const std::byte> rank_request::placing_lines() const noexcept {
 void rank_request::fetch_ahead() const noexcept {
   __builtin_prefetch(this);
   auto lines = placing_lines();
-  prefetch_lines(lines.data(), lines.size());
+  prefetch_lines_to_change(lines.data(), lines.size());
   for (auto& u : uses()) {
-    prefetch_lines(u.memory.get(), buffer::looked_at);
-    __builtin_prefetch(u.memory->accesses.data());
+    prefetch_lines_to_change(u.memory.get(), buffer::looked_at);
+    prefetch_to_change(u.memory->accesses.data());
   }
   if (auto* next = world_->matching().spare_joint.get(); next != nullptr && !call_.is_message())
     next->fetch_place_of(call_.rank);

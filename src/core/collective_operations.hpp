@@ -81,6 +81,7 @@ protected:
 
 private:
   using call_view = std::span<const rank_call* const>;
+  enum class way : std::uint8_t { open, plain, symmetric };
 
   /// Those of a part, in their order. None is null once it is on the lanes.
   call_view calls_of(const part& p) const noexcept;
@@ -97,6 +98,7 @@ private:
   bool is_held_up() const noexcept;
   bool waits_for_world() const;
   void vote(bool yes) noexcept;
+  bool decide(way x) noexcept;
   caf::expected<issue_outcome> issue(part& p, lane& on, bool symmetric);
 
   std::shared_ptr<world_core> world_;
@@ -106,6 +108,8 @@ private:
   /// Who made each call, if ranks made them; what a part's lane needs of it is there before the
   /// part.
   std::vector<std::shared_ptr<rank_request>> requests_;
+  std::atomic<std::size_t> agreed_{0}; // lanes that said yes (`decision_`); none looks here again
+  std::atomic<bool> untold_{false};    // one of them was answered before its part was done
   std::mutex requests_mutex_;
   bool requests_told_ = false; // of the end; under requests_mutex_
   bool requests_done_ = false; // no lane needs them any more; under requests_mutex_
@@ -117,10 +121,9 @@ private:
   /// all lanes must have come to it, with nothing in its way, before one issues it: each says yes
   /// or no. With the first no it goes the plain way, on all ranks.
   bool may_be_symmetric_ = false;
-  static constexpr std::uint32_t no = 1u << 31;
-  std::atomic<std::uint32_t> votes_{0}; // `no`, or how many said yes
   std::shared_ptr<communicator> communicator_;
   std::shared_ptr<communicator> former_; // on which it would have run when it got its place
+  std::atomic<way> decision_{way::open};
   std::atomic<const void*> communicator_key_{nullptr}; // for those who look at it while it waits
 };
 

@@ -85,6 +85,7 @@ bool lane::submit(part& p) noexcept {
     queued_.fetch_sub(1, std::memory_order_relaxed);
     return false;
   }
+  newest_.store(p.of, std::memory_order_relaxed);
   p.next = inbox_.load(std::memory_order_relaxed);
   while (!inbox_.compare_exchange_weak(p.next, &p)) {
   }
@@ -302,14 +303,15 @@ void lane::reset_now() {
   state_->publish();
 }
 
-bool lane::has_input() const noexcept {
-  return inbox_.load() != nullptr || state_->has_released();
-}
+bool lane::has_input() const noexcept { return inbox_.load() != nullptr || state_->has_released(); }
 
 bool lane::take_inbox() noexcept {
-  auto* p = inbox_.exchange(nullptr, std::memory_order_acquire);
+  auto* p = inbox_.load(std::memory_order_relaxed);
   if (p == nullptr)
     return false;
+  prefetch_lines_to_change(p, sizeof *p); // while the word comes over
+  prefetch_lines(newest_.load(std::memory_order_relaxed), sizeof(operation));
+  p = inbox_.exchange(nullptr, std::memory_order_acquire);
   // The inbox is a stack: what came last comes first.
   part* in_order = nullptr;
   while (p != nullptr) {
@@ -796,6 +798,7 @@ void lane::settle_now() noexcept {
 }
 
 void lane::skip(part& p) noexcept {
+  p.of->note_passed_by();
   if (stands_between(p) && !abandoned_.load()) {
     p.passed_by = true;
     static_cast<void>(note(wait_for_what_is_before(p)));

@@ -129,6 +129,10 @@ public:
 
   // -- for operations
 
+  /// Does it wait awake where it does not wait long?
+  bool may_spin() const noexcept {
+    return options_.spin->count() != 0 && options_.completion == completion_strategy::event_poll;
+  }
   backend_device& device() noexcept { return *device_; }
   /// For what must be given back to the device after the lane has ended.
   std::shared_ptr<backend_device> shared_device() const noexcept { return device_; }
@@ -241,9 +245,6 @@ private:
   void abandon_now() noexcept;
   void idle();
   void notify() noexcept;
-  bool may_spin() const noexcept {
-    return options_.spin->count() != 0 && options_.completion == completion_strategy::event_poll;
-  }
   bool has_input() const noexcept;
   bool ends_now() noexcept;
 
@@ -268,6 +269,7 @@ private:
   // Words that clients change, away from the lane's own: the first line is what an idle lane looks
   // at.
   alignas(64) std::atomic<part*> inbox_{nullptr};
+  std::atomic<const operation*> newest_{nullptr}; // whose part came last; it may be gone
   std::atomic<bool> signalled_{false};
   std::atomic<bool> parked_{false};
   bool closed_ = false; // nobody looks into it any more; under the lock of the order

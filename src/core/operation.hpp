@@ -89,6 +89,9 @@ struct alignas(64) part {
   mutable std::vector<lane*> waiting;
   mutable std::atomic<bool> awaited{false}; ///< there were some
 
+  /// What admission touches: the first bytes.
+  static constexpr std::size_t placed_bytes = 128;
+
   bool over() const noexcept {
     auto s = at.load(std::memory_order_acquire);
     return s == state::done || s == state::skipped;
@@ -195,7 +198,7 @@ public:
   /// Brings what the issue of `p` needs into the cache of the calling thread.
   virtual void prefetch(const part& p) const noexcept {
     prefetch_lines(this, sizeof *this);
-    prefetch_lines(&p, sizeof p);
+    prefetch_lines_to_change(&p, sizeof p);
     prefetch_lines(uses_.data(), uses_.size() * sizeof(use));
   }
   /// Issues `p` on its lane's stream.
@@ -246,6 +249,9 @@ public:
   bool told(const part& p) const noexcept {
     return all_told_.load(std::memory_order_acquire) || p.told.load(std::memory_order_acquire);
   }
+  /// Was a part never issued?
+  bool passed_by() const noexcept { return passed_by_.load(std::memory_order_acquire); }
+  void note_passed_by() noexcept { passed_by_.store(true, std::memory_order_release); }
   /// A part is over.
   void part_over() noexcept {
     if (one_over())
@@ -349,6 +355,7 @@ private:
   std::atomic<bool> failed_{false};
   std::atomic<bool> lost_{false};
   std::atomic<bool> all_told_{false};
+  std::atomic<bool> passed_by_{false};
   std::atomic<std::uint32_t> open_;           // parts and predecessors that are not over
   std::atomic<std::int64_t> counted_from_{0}; // if its stall limit counts anew
   mutable std::mutex guard_;                  // of the three below

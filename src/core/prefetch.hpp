@@ -21,4 +21,10 @@ inline void prefetch_to_change(const void* word) noexcept {
 #endif
 }
 
+inline void prefetch_lines_to_change(const void* first, std::size_t bytes) noexcept {
+  constexpr std::size_t line = 64;
+  for (std::size_t at = 0; at < bytes; at += line)
+    prefetch_to_change(static_cast<const std::byte*>(first) + at);
+}
+
 } // namespace troupe::detail

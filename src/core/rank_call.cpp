@@ -141,10 +141,11 @@ public:
     return make_error(std::move(why));
   }
 
-  /// `send`, `recv`: the rank's handle, if the request has one for it.
-  caf::expected<rank_call> check(std::size_t rank, const any_gpu_ref* send, const any_gpu_ref* recv,
-                                 const double* factor, std::unique_ptr<exchange_plan> plan) const {
-    rank_call result;
+  /// Fills `result`, which is empty. `send`, `recv`: the rank's handle, if the request has one for
+  /// it.
+  caf::error check(rank_call& result, std::size_t rank, const any_gpu_ref* send,
+                   const any_gpu_ref* recv, const double* factor,
+                   std::unique_ptr<exchange_plan> plan) const {
     result.rank = rank;
     result.plan = std::move(plan);
     auto& call = result.call;
@@ -218,7 +219,7 @@ public:
                         : (receives ? "there is no buffer to receive into"
                                     : "there is a buffer to receive into"));
     if (!sends && !receives)
-      return result;
+      return {};
     auto& any = sends ? result.send : result.recv;
     call.type = any.of->type();
     if (sends && receives && result.recv.of->type() != call.type)
@@ -307,7 +308,7 @@ public:
       call.recv = address(result.recv);
       result.recv_place = place(result.recv);
     }
-    return result;
+    return {};
   }
 
   /// The same in every rank's view of one collective.
@@ -396,18 +397,17 @@ caf::expected<std::vector<rank_call>> message_calls(const checker& check, const 
   auto receiver = x;
   receiver.kind = collective_kind::recv;
   receiver.peer = x.rank;
-  auto send = check.check(static_cast<std::size_t>(x.rank), &x.send[0], nullptr, nullptr, nullptr);
-  if (!send)
-    return send.error();
-  auto recv = checker{verb, receiver, lanes}.check(static_cast<std::size_t>(x.peer), nullptr,
-                                                   &x.recv[0], nullptr, nullptr);
-  if (!recv)
-    return recv.error();
-  if (auto error = check.compare(*send, *recv); error)
+  std::vector<rank_call> result(2);
+  if (auto error = check.check(result[0], static_cast<std::size_t>(x.rank), &x.send[0], nullptr,
+                               nullptr, nullptr);
+      error)
     return error;
-  std::vector<rank_call> result;
-  result.push_back(std::move(*send));
-  result.push_back(std::move(*recv));
+  if (auto error = checker{verb, receiver, lanes}.check(result[1], static_cast<std::size_t>(x.peer),
+                                                        nullptr, &x.recv[0], nullptr, nullptr);
+      error)
+    return error;
+  if (auto error = check.compare(result[0], result[1]); error)
+    return error;
   return result;
 }
 
@@ -507,12 +507,12 @@ caf::expected<std::vector<rank_call>> rank_calls(const char* verb, const collect
         from.push_back(row[rank]);
       plan = packed(std::move(to), std::move(from));
     }
-    auto call = check.check(rank, handle_of(x.send, rule.send, rank, x.peer),
-                            handle_of(x.recv, rule.recv, rank, x.peer),
-                            x.factors.empty() ? nullptr : &x.factors[rank], std::move(plan));
-    if (!call)
-      return call.error();
-    result.push_back(std::move(*call));
+    if (auto error =
+            check.check(result.emplace_back(), rank, handle_of(x.send, rule.send, rank, x.peer),
+                        handle_of(x.recv, rule.recv, rank, x.peer),
+                        x.factors.empty() ? nullptr : &x.factors[rank], std::move(plan));
+        error)
+      return error;
     if (auto error = check.compare(result.front(), result.back()); error)
       return error;
   }
@@ -541,9 +541,13 @@ caf::expected<rank_call> rank_call_of(const char* verb, const collective_view& x
   auto plan = exchange ? packed({x.counts[0].begin(), x.counts[0].end()},
                                 {x.counts[1].begin(), x.counts[1].end()})
                        : nullptr;
-  return check.check(rank, x.send.empty() ? nullptr : &x.send[0],
-                     x.recv.empty() ? nullptr : &x.recv[0],
-                     x.factors.empty() ? nullptr : &x.factors[0], std::move(plan));
+  rank_call result;
+  if (auto error = check.check(result, rank, x.send.empty() ? nullptr : &x.send[0],
+                               x.recv.empty() ? nullptr : &x.recv[0],
+                               x.factors.empty() ? nullptr : &x.factors[0], std::move(plan));
+      error)
+    return error;
+  return result;
 }
 
 namespace {

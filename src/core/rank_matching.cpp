@@ -52,7 +52,7 @@ bool rank_matching::handed_in(std::size_t rank, std::span<const std::byte> lines
     return false;
   for (auto& x : desks_)
     if (&x != &own)
-      prefetch_lines(x.lines.load(std::memory_order_relaxed), lines.size());
+      prefetch_lines_to_change(x.lines.load(std::memory_order_relaxed), lines.size());
   return true;
 }
 
