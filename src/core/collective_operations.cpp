@@ -270,9 +270,11 @@ collective_operation::requests_of(const part& p) const noexcept {
 
 void collective_operation::add_all_uses() {
   expect_uses(2 * calls_.size());
-  for (auto& p : parts())
+  for (auto& p : parts()) {
+    p.needs = calls_of(p).front();
     for (auto* call : calls_of(p))
       add_uses(*call, p.index, [this](use x) { add_use(std::move(x)); });
+  }
 }
 
 caf::error collective_operation::check_call(const rank_call& call, std::span<const use> uses,
@@ -306,7 +308,8 @@ caf::error collective_operation::check_call(const rank_call& call, std::span<con
 void collective_operation::add_call(const rank_call& call, std::span<use> uses,
                                     std::uint64_t membership,
                                     std::shared_ptr<rank_request> asked_by) {
-  auto place = seat_of(call).call;
+  auto [place, part] = seat_of(call);
+  parts()[part].needs = &call;
   if (admitted_at == 0) { // nobody else knows it yet
     requests_[place] = std::move(asked_by);
   } else {
@@ -449,12 +452,14 @@ bool collective_operation::lets_pass() noexcept {
 }
 
 void collective_operation::prefetch(const part& p) const noexcept {
-  prefetch_lines(this, sizeof *this);
   operation::prefetch(p);
-  prefetch_lines(calls_of(p).front(), sizeof(rank_call));
-  for (auto& u : uses())
-    if (u.part == p.index)
-      prefetch_lines(u.memory.get(), 1);
+  prefetch_lines(p.needs, sizeof(rank_call));
+  __builtin_prefetch(&world_);
+  __builtin_prefetch(&ends_);
+  __builtin_prefetch(calls_.data());
+  __builtin_prefetch(ends_.data());
+  for (auto& u : uses_of(p))
+    __builtin_prefetch(u.memory.get());
 }
 
 caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on) {
@@ -553,8 +558,12 @@ void collective_operation::tell(part& p) noexcept {
 bool collective_operation::answer_ahead() noexcept {
   if (has_successors() || failed() || passed_by())
     return false;
-  if (!requests_.empty())
-    return !untold_.load(std::memory_order_relaxed);
+  if (!requests_.empty()) {
+    if (untold_.load(std::memory_order_relaxed))
+      return false;
+    tell_all(true); // one word to look at instead of one per part
+    return true;
+  }
   tell_all(true); // as in `tell`
   if (!answer({}))
     tell_all(false);

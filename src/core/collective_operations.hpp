@@ -101,30 +101,34 @@ private:
   bool decide(way x) noexcept;
   caf::expected<issue_outcome> issue(part& p, lane& on, bool symmetric);
 
+  // What a lane needs to issue its part, together.
   std::shared_ptr<world_core> world_;
-  std::vector<rank_call> room_;         // the calls, if one request made them all
+  /// A symmetric call that has begun on a rank and never does on another stands still for good, so
+  /// all lanes must have come to it, with nothing in its way, before one issues it: each says yes
+  /// or no (`decision_`). With the first no it goes the plain way, on all ranks.
+  bool may_be_symmetric_ = false;
+  connect_scope needs_ = connect_scope::collectives;
+  std::shared_ptr<communicator> communicator_;
   std::vector<const rank_call*> calls_; // sorted by rank; null: its rank is still to call
   std::vector<std::size_t> ends_;       // of each part's calls
   /// Who made each call, if ranks made them; what a part's lane needs of it is there before the
   /// part.
   std::vector<std::shared_ptr<rank_request>> requests_;
-  std::atomic<std::size_t> agreed_{0}; // lanes that said yes (`decision_`); none looks here again
-  std::atomic<bool> untold_{false};    // one of them was answered before its part was done
+  std::vector<rank_call> room_; // the calls, if one request made them all
+
+  // What lanes change.
+  std::atomic<std::size_t> agreed_{0}; // how many said yes; none looks here again
+  std::atomic<bool> untold_{false};    // a request was answered before its part was done
   std::mutex requests_mutex_;
   bool requests_told_ = false; // of the end; under requests_mutex_
   bool requests_done_ = false; // no lane needs them any more; under requests_mutex_
+
   std::uint64_t membership_ = 0;
-  connect_scope needs_ = connect_scope::collectives;
   std::size_t missing_ = 0;          // calls that are still to come; under the lock of the order
   std::atomic<bool> waiting_{false}; // counts at its world
-  /// A symmetric call that has begun on a rank and never does on another stands still for good, so
-  /// all lanes must have come to it, with nothing in its way, before one issues it: each says yes
-  /// or no. With the first no it goes the plain way, on all ranks.
-  bool may_be_symmetric_ = false;
-  std::shared_ptr<communicator> communicator_;
   std::shared_ptr<communicator> former_; // on which it would have run when it got its place
-  std::atomic<way> decision_{way::open};
   std::atomic<const void*> communicator_key_{nullptr}; // for those who look at it while it waits
+  std::atomic<way> decision_{way::open};
 };
 
 /// One rank's request for an operation that all ranks ask for: it is answered with that operation.

@@ -310,7 +310,7 @@ bool lane::take_inbox() noexcept {
   if (p == nullptr)
     return false;
   prefetch_lines_to_change(p, sizeof *p); // while the word comes over
-  prefetch_lines(newest_.load(std::memory_order_relaxed), sizeof(operation));
+  operation::prefetch_head(newest_.load(std::memory_order_relaxed));
   p = inbox_.exchange(nullptr, std::memory_order_acquire);
   // The inbox is a stack: what came last comes first.
   part* in_order = nullptr;
@@ -573,7 +573,7 @@ caf::error lane::wait_for(const part& x, stream_view stream) {
 }
 
 caf::error lane::check_generation(const part& p) const {
-  for (auto& u : p.of->uses())
+  for (auto& u : p.of->uses_of(p))
     if (u.part == p.index && u.memory->stale()) {
       // What was admitted in time fails for the reason that all others have (INV-7).
       auto& home = u.memory->home();

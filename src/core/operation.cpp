@@ -100,7 +100,7 @@ flight_entry operation::record_of(const part& p) const noexcept {
   result.type = element_type_;
   result.admitted_at = admitted_at;
   result.progress.state = flight_state_of(p);
-  for (auto& u : uses_)
+  for (auto& u : uses_of(p))
     if (u.part == p.index)
       result.add_ref({u.memory->id(), u.begin, u.end}, u.reads, u.writes);
   describe_to(result, p);

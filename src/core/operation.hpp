@@ -72,6 +72,9 @@ struct alignas(64) part {
   /// Its own requester knows that it is done, whatever becomes of the others.
   std::atomic<bool> told{false};
   std::vector<predecessor> predecessors;
+  const void* needs = nullptr;  ///< what its issue looks at first, to be fetched; the verb's
+  std::uint32_t uses_begin = 0; ///< its uses are among these (`operation::uses_of`)
+  std::uint32_t uses_end = 0;
   part* next = nullptr;     // in the lane's inbox
   std::uint64_t record = 0; // in the lane's flight ring; the lane's alone
 
@@ -127,9 +130,19 @@ public:
   const std::vector<use>& uses() const noexcept { return uses_; }
   void expect_uses(std::size_t number) { uses_.reserve(number); }
   void add_use(use x) {
-    if (auto& p = parts_[x.part]; !p.uses_memory)
+    auto& p = parts_[x.part];
+    if (!p.uses_memory)
       p.uses_memory = true;
+    if (p.uses_end == 0)
+      p.uses_begin = static_cast<std::uint32_t>(uses_.size());
     uses_.push_back(std::move(x));
+    p.uses_end = static_cast<std::uint32_t>(uses_.size());
+  }
+  /// Where the uses of `p` are, perhaps with others' among them. None once it is settled.
+  std::span<const use> uses_of(const part& p) const noexcept {
+    return p.uses_end <= uses_.size()
+               ? std::span{uses_}.subspan(p.uses_begin, p.uses_end - p.uses_begin)
+               : std::span<const use>{};
   }
 
   clock::time_point deadline = clock::time_point::max();
@@ -197,9 +210,14 @@ public:
 
   /// Brings what the issue of `p` needs into the cache of the calling thread.
   virtual void prefetch(const part& p) const noexcept {
-    prefetch_lines(this, sizeof *this);
     prefetch_lines_to_change(&p, sizeof p);
-    prefetch_lines(uses_.data(), uses_.size() * sizeof(use));
+    auto uses = uses_of(p);
+    prefetch_lines(uses.data(), uses.size_bytes());
+  }
+  /// The same for the first look at `x`, which may be gone.
+  static void prefetch_head(const operation* x) noexcept {
+    __builtin_prefetch(x);
+    __builtin_prefetch(&x->uses_); // with what lanes ask before they issue
   }
   /// Issues `p` on its lane's stream.
   virtual caf::expected<issue_outcome> issue(part& p, lane& on);
@@ -345,10 +363,8 @@ private:
   std::uint64_t place_ = 0;
   std::unique_ptr<part[]> parts_;
   std::size_t part_count_;
+  // What lanes look at, together.
   std::vector<use> uses_;
-  std::uint64_t elements_ = 0;
-  std::uint8_t element_type_ = flight_entry::no_type;
-  std::vector<healed_wound> healed_; // under admission's lock
   std::atomic<bool> on_lanes_{false};
   std::atomic<withdrawal> withdrawal_{withdrawal::none};
   std::atomic<bool> settled_{false};
@@ -358,7 +374,10 @@ private:
   std::atomic<bool> passed_by_{false};
   std::atomic<std::uint32_t> open_;           // parts and predecessors that are not over
   std::atomic<std::int64_t> counted_from_{0}; // if its stall limit counts anew
-  mutable std::mutex guard_;                  // of the three below
+  std::uint64_t elements_ = 0;
+  std::uint8_t element_type_ = flight_entry::no_type;
+  std::vector<healed_wound> healed_; // under admission's lock
+  mutable std::mutex guard_;         // of the three below
   caf::error cause_;
   std::vector<follower> successors_;
   std::shared_ptr<operation> self_; // while lanes refer to the parts
