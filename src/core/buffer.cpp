@@ -47,6 +47,8 @@ caf::error buffer::check_readable(std::size_t begin, std::size_t end) const {
   if (auto error = check_determinate(begin, end); error)
     return error;
   // The requester may know already that a writer failed, though its work is not over.
+  if (!operation::any_failing())
+    return {};
   for (auto& a : accesses)
     if (a.writes && a.begin < end && begin < a.end)
       if (auto by = a.by.lock(); by && by->failed() && !by->withdrawn() && !by->told(*a.at))

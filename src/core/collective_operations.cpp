@@ -781,6 +781,7 @@ void rank_request::start() {
   auto& gate = world_->owner()->gate();
   auto self = std::static_pointer_cast<rank_request>(shared_from_this());
   gate.hand_in(self, *this);
+  prefetch_to_change(&order_mutex());
   // The last one's thread sees to all of them, at once.
   if (call_.is_message() || world_->matching().handed_in(call_.rank, placing_lines()))
     gate.place_handed_in();

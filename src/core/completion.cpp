@@ -29,7 +29,7 @@ void completion::wait() noexcept {
     return;
   std::unique_lock lock{mutex_};
   waited_for_.store(true);
-  condition_.wait(lock, [this] { return phase_.load() == phase::answered; });
+  condition_.wait(lock, [this] { return answered_.load(); });
 }
 
 bool completion::wait_until(clock::time_point until) noexcept {
@@ -39,14 +39,14 @@ bool completion::wait_until(clock::time_point until) noexcept {
     return true;
   std::unique_lock lock{mutex_};
   waited_for_.store(true);
-  return condition_.wait_until(lock, until, [this] { return phase_.load() == phase::answered; });
+  return condition_.wait_until(lock, until, [this] { return answered_.load(); });
 }
 
 void completion::on_answer(std::function<void()> listener) {
   {
     std::lock_guard lock{mutex_};
     waited_for_.store(true);
-    if (phase_.load() != phase::answered) {
+    if (!answered_.load()) {
       listeners_.push_back(std::move(listener));
       return;
     }
@@ -55,12 +55,11 @@ void completion::on_answer(std::function<void()> listener) {
 }
 
 bool completion::answer(caf::error error) noexcept {
-  auto expected = phase::pending;
-  if (!phase_.compare_exchange_strong(expected, phase::claimed))
+  if (claimed_.exchange(true))
     return false;
   before_answer(error);
   error_ = std::move(error);
-  phase_.store(phase::answered);
+  answered_.store(true);
   after_answer();
   if (waited_for_.load()) {
     std::vector<std::function<void()>> listeners;

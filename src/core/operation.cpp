@@ -60,7 +60,12 @@ operation::operation(const char* verb, std::size_t parts)
   }
 }
 
-operation::~operation() = default;
+alignas(64) std::atomic<std::size_t> operation::failing_{0};
+
+operation::~operation() {
+  if (failed() && !settled()) // it never had a place
+    failing_.fetch_sub(1, std::memory_order_release);
+}
 
 void operation::draw_number() noexcept {
   number_ = last_number.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -210,6 +215,7 @@ bool operation::set_cause(const caf::error& why, bool only_if_unissued,
   if (failed() || settled() || (!withdraw() && only_if_unissued))
     return false;
   cause_ = why;
+  failing_.fetch_add(1, std::memory_order_release);
   failed_.store(true, std::memory_order_release);
   for (auto& next : successors_)
     if (next.reads)
@@ -286,6 +292,8 @@ void operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexc
     }
     if (cause)
       casualties = wound_buffers(cause, successors);
+    if (failed())
+      failing_.fetch_sub(1, std::memory_order_release);
   }
   healed_.clear();
   uses_.clear();

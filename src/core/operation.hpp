@@ -164,6 +164,8 @@ public:
 
   bool settled() const noexcept { return settled_.load(std::memory_order_acquire); }
   bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
+  /// Is there any that failed and is not settled?
+  static bool any_failing() noexcept { return failing_.load(std::memory_order_acquire) != 0; }
   /// Why it failed.
   caf::error cause() const;
 
@@ -238,7 +240,10 @@ public:
   /// Host memory that the streams may still touch when the work is given up in the middle.
   virtual std::shared_ptr<void> used_by_streams() const noexcept { return nullptr; }
   /// Brings what the answer, or that of `p`, needs into the cache of the calling thread.
-  virtual void fetch_answer(const part&) const noexcept { prefetch_to_change(this); }
+  virtual void fetch_answer(const part&) const noexcept {
+    prefetch_to_change(this);
+    prefetch_to_change(&deadline); // and the end of the completion
+  }
   /// The work of `p` is over on its device; before it counts as over.
   virtual void on_part_done(part&) noexcept {}
   /// No lane has anything to do with `p` any more, whatever became of it.
@@ -357,6 +362,8 @@ private:
   static void wound(const std::shared_ptr<buffer>& memory, const buffer::wound& x,
                     const std::vector<follower>& successors, std::vector<casualty>& casualties);
   void settle(std::vector<std::shared_ptr<operation>>& follow_up) noexcept;
+
+  static std::atomic<std::size_t> failing_;
 
   const char* verb_;
   std::uint64_t number_;

@@ -37,9 +37,7 @@ public:
   completion& operator=(const completion&) = delete;
   virtual ~completion();
 
-  bool answered() const noexcept {
-    return phase_.load(std::memory_order_acquire) == phase::answered;
-  }
+  bool answered() const noexcept { return answered_.load(std::memory_order_acquire); }
 
   /// None on success. Only after `answered`.
   const caf::error& error() const noexcept { return error_; }
@@ -69,16 +67,15 @@ protected:
   virtual void after_answer() noexcept {}
 
 private:
-  enum class phase : std::uint8_t { pending, claimed, answered };
-
   bool spin() const noexcept;
 
-  std::atomic<phase> phase_{phase::pending};
+  std::atomic<bool> answered_{false}; // who waits looks at it all the time
   std::atomic<bool> waited_for_{false};
   caf::error error_;
   std::mutex mutex_;
   std::condition_variable condition_;
   std::vector<std::function<void()>> listeners_;
+  std::atomic<bool> claimed_{false}; // somebody answers, or did; far from the word above
 };
 
 /// A completion that is answered from the start: a request that was refused.
