@@ -410,6 +410,34 @@ void collective_operation::on_submit() {
                       is_symmetric(calls_, world_->size(), world_->limits().symmetric_bytes) &&
                       !communicator_->windows_closed() && registered(calls_.front()->send_place) &&
                       registered(calls_.front()->recv_place);
+  if (may_be_symmetric_)
+    decide_at_once();
+}
+
+/// Lanes that are idle have nothing to vote about: this comes next on each of them, and they
+/// promise to issue it.
+void collective_operation::decide_at_once() noexcept {
+  auto all = parts();
+  if (!std::all_of(all.begin(), all.end(), [](auto& p) { return p.on->comes_next(p); }))
+    return;
+  auto take_back = [](std::span<part> promised) {
+    for (auto& p : promised) {
+      p.promised = false;
+      p.claimed.store(false);
+      p.on->state().end_loan();
+    }
+  };
+  for (auto& p : all) {
+    p.promised = p.on->state().lend_if_live();
+    if (!p.promised)
+      return take_back(all.first(p.index));
+    if (!claim_issue(p))
+      return take_back(all.first(p.index + 1));
+  }
+  if (!communicator_->begin_symmetric(static_cast<std::uint32_t>(all.size())))
+    return take_back(all);
+  value.symmetric = true;
+  decision_.store(way::symmetric, std::memory_order_release);
 }
 
 /// The last yes or the first no decides, once; then everybody hears of it who may wait. A lane says
@@ -541,6 +569,11 @@ void collective_operation::on_part_done(part& p) noexcept {
   static_cast<void>(after_call(*this, p, *communicator_, std::move(error)));
   if (!requests_.empty() && !failed())
     tell(p);
+}
+
+void collective_operation::on_part_over(part& p) noexcept {
+  if (p.promised)
+    p.on->state().end_loan();
 }
 
 /// Who made the part's calls need not wait for other ranks' parts.

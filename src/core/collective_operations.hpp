@@ -68,6 +68,7 @@ public:
   bool lets_pass() noexcept override;
   void fetch_answer(const part& p) const noexcept override;
   void on_part_done(part& p) noexcept override;
+  void on_part_over(part& p) noexcept override;
   bool answer_ahead() noexcept override;
   bool on_stall() noexcept override;
   const void* communicator_key() const noexcept override { return communicator_key_.load(); }
@@ -99,6 +100,7 @@ private:
   bool waits_for_world() const;
   void vote(bool yes) noexcept;
   bool decide(way x) noexcept;
+  void decide_at_once() noexcept;
   caf::expected<issue_outcome> issue(part& p, lane& on, bool symmetric);
 
   // What a lane needs to issue its part, together.

@@ -74,6 +74,15 @@ void device_state::unwatch(std::uint64_t id) noexcept {
   std::erase_if(watchers_, [id](const auto& x) { return x.first == id; });
 }
 
+bool device_state::lend_if_live() noexcept {
+  lend();
+  std::atomic_thread_fence(std::memory_order_seq_cst); // as in `end_loan`
+  if (live_generation() != 0)
+    return true;
+  end_loan();
+  return false;
+}
+
 void device_state::end_loan() noexcept {
   if (loans_.fetch_sub(1) != 1)
     return;

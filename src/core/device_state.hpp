@@ -50,6 +50,8 @@ public:
   /// Work that comes to another device's lane uses its memory, which stays until that is over.
   /// Under the lock of the order: if it is closed already, that lane sees so and does not issue it.
   void lend() noexcept { loans_.fetch_add(1); }
+  /// The same; false, and nothing is lent, if it is closed.
+  bool lend_if_live() noexcept;
   void end_loan() noexcept;
   bool is_lent() const noexcept;
 

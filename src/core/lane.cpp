@@ -348,7 +348,7 @@ bool lane::drop_failed() noexcept {
   std::erase_if(waiting_, [&](part* p) {
     auto& op = *p->of;
     bool stale = p->uses_memory || op.borrows_from(state_->ordinal());
-    bool drops = op.withdrawn() || (op.failed() && stale);
+    bool drops = op.withdrawn() || (op.failed() && stale && !p->promised);
     if (drops)
       dropped.push_back(p);
     return drops;
@@ -436,7 +436,7 @@ lane::verdict lane::try_issue(part& p) {
   auto& op = *p.of;
   if (p.tenant != nullptr)
     p.tenant->stream = choose_stream(*p.tenant);
-  auto holder = held_by(p);
+  auto holder = p.promised ? std::nullopt : held_by(p);
   record_.held_by(holder.value_or(0));
   if (holder && !(op.withdrawn() && !stands_between(p)))
     return verdict::held;
@@ -450,7 +450,7 @@ lane::verdict lane::try_issue(part& p) {
     return verdict::gone;
   }
   // In the step that issues: a stale ref never reaches a launch (INV-2).
-  if (!error)
+  if (!error && !p.promised)
     error = check_generation(p);
   if (!error && !op.lost_a_part() && p.stream != stream_kind::none)
     error = note(wait_for_what_is_before(p));

@@ -90,6 +90,12 @@ public:
   /// May something of it run on the device?
   bool at_work() const noexcept { return issuing_.load() || in_flight_.load() != 0; }
   std::size_t queued() const noexcept { return queued_.load(std::memory_order_relaxed); }
+  /// Under admission's lock, for `p`, which is to be submitted: is nothing else there, on the lane
+  /// or on the device, and so comes before it?
+  bool comes_next(const part& p) const noexcept {
+    return queued() == 1 && in_flight_.load() == 0 && !issuing_.load() && state_->acquired() == 0 &&
+           nothing_before(p);
+  }
 
   /// Lets the memory of this generation go and makes a new one, once nothing is in flight; then
   /// publishes it. The state was closed before, and what used it was failed.

@@ -68,6 +68,8 @@ struct alignas(64) part {
   bool uses_memory = false;
   /// All ranks issue it, and it waits for nothing but them; the lane's alone.
   bool certain = false;
+  /// Its lane issues it whatever happens: others rely on that, and the device is lent for it.
+  bool promised = false;
   bool passed_by = false; ///< never issued; its event alone stands in the stream
   /// Its own requester knows that it is done, whatever becomes of the others.
   std::atomic<bool> told{false};

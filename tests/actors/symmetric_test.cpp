@@ -12,14 +12,29 @@ namespace {
 
 constexpr std::size_t count = 1000;
 
+/// Where a lane stops that frees memory next.
+struct stop {
+  std::atomic<bool> closed{false};
+  flag reached;
+  flag opened;
+
+  void pass() {
+    if (!closed.exchange(false))
+      return;
+    reached.set();
+    opened.wait();
+  }
+};
+
 /// Counts what a backend says no to when memory is freed: it is in use as a window.
 class watched_device final : public forwarding_device {
 public:
-  watched_device(std::unique_ptr<backend_device> inner, std::atomic<int>& wrong)
-      : forwarding_device(std::move(inner)), wrong_(wrong) {}
+  watched_device(std::unique_ptr<backend_device> inner, std::atomic<int>& wrong, stop& at_freeing)
+      : forwarding_device(std::move(inner)), wrong_(wrong), at_freeing_(at_freeing) {}
 
   caf::error close_memory() noexcept override { return counted(inner_->close_memory()); }
   caf::error deallocate(void* memory, stream_view s) noexcept override {
+    at_freeing_.pass();
     return counted(inner_->deallocate(memory, s));
   }
 
@@ -31,6 +46,7 @@ private:
   }
 
   std::atomic<int>& wrong_;
+  stop& at_freeing_;
 };
 
 class watched_backend final : public forwarding_backend {
@@ -38,7 +54,7 @@ public:
   using forwarding_backend::forwarding_backend;
 
   caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
-    return open_as<watched_device>(ordinal, wrong);
+    return open_as<watched_device>(ordinal, wrong, at_freeing);
   }
   caf::error abort(communicator_ranks ranks) noexcept override {
     return counted(inner_->abort(std::move(ranks)));
@@ -48,6 +64,7 @@ public:
   }
 
   std::atomic<int> wrong{0};
+  stop at_freeing;
 
 private:
   caf::error counted(caf::error error) {
@@ -359,6 +376,31 @@ TEST_F(Symmetric, ARankThatIsNotThereEndsTheCommunicatorAlone) {
   EXPECT_TRUE(goes_symmetric_soon(w, again));
   EXPECT_TRUE(goes_symmetric_soon(w, refs));
   EXPECT_EQ(w.status().epoch, 2u);
+}
+
+// An idle lane promises to issue it: the others begin, and nothing may come between.
+TEST_F(Symmetric, IsIssuedThoughItsDeviceIsResetMeanwhile) {
+  TROUPE_NEEDS_DEVICES(2);
+  TROUPE_HOST_ONLY("memory is freed at once");
+  auto system = make_system(2);
+  auto w = system.open_world();
+  world_feed feed{system, w.actor()};
+  auto refs = allocate_symmetric(w, dtype::float32, 2);
+  EXPECT_TRUE(goes(w, refs, true));
+  {
+    auto plain = must(answer_of(w.device_of(1).allocate(dtype::float32, 2)));
+    watched->at_freeing.closed = true;
+    plain = {};
+    ASSERT_TRUE(watched->at_freeing.reached.wait());
+    auto sum = w.all_reduce(refs);
+    auto reset = w.device_of(1).reset();
+    EXPECT_TRUE(has_code(answer_of(sum), errc::device_reset));
+    EXPECT_FALSE(must(reset.wait_for(20ms)));
+    watched->at_freeing.opened.set();
+    EXPECT_TRUE(is_ok(answer_of(reset)));
+  }
+  feed.until([](auto& x) { return x.phase == world_phase::ready && x.epoch >= 2; });
+  EXPECT_TRUE(goes_symmetric_soon(w, allocate_symmetric(w, dtype::float32, 2)));
 }
 
 // What cannot be ended answers everybody all the same.
