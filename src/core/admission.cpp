@@ -96,6 +96,12 @@ void let_go(const std::vector<part*>& parts) noexcept {
   }
 }
 
+void add_predecessor(part& p, predecessor x) {
+  if (p.predecessors.empty() || p.predecessors.back().at != x.at ||
+      p.predecessors.back().memory != x.memory)
+    p.predecessors.push_back(std::move(x));
+}
+
 } // namespace
 
 caf::error admission::admit(const std::shared_ptr<operation>& op) {
@@ -371,20 +377,24 @@ void admission::order_use(const std::shared_ptr<operation>& op, const use& u, op
     bool same_stream = by->on_lanes() && a.at->shares_stream(p);
     bool conflict = overlap && (a.writes || u.writes);
     if (conflict) {
-      if (!same_stream)
-        p.predecessors.push_back({by, a.at});
       if (a.writes)
-        by->precede(op, u.reads && !by->withdrawn());
+        by->precede(op, u.reads && !by->withdrawn() && !a.at->dropped());
       if (!by->on_lanes())
         behind.push_back(by);
     }
-    if (p.stream ==
-        stream_kind::none) { // waits for nothing on the device, and so takes nobody's place
+    // Waits for nothing on the device, and so takes nobody's place.
+    bool takes_place =
+        p.stream != stream_kind::none && covered && (u.writes || (!a.writes && same_stream));
+    // The memory outlives what the lane drops when its device ends a life.
+    auto outlives = [&] { return &u.memory->home() != &p.on->state(); };
+    if ((conflict && !same_stream) || ((conflict || takes_place) && outlives()))
+      add_predecessor(p, {by, a.at, u.memory.get()});
+    if (p.stream == stream_kind::none) {
       ++i;
       continue;
     }
     // What comes after this use comes after what it waited for, and after what its stream has.
-    if (covered && (u.writes || (!a.writes && same_stream))) {
+    if (takes_place) {
       drop();
       continue;
     }

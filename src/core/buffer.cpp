@@ -51,7 +51,8 @@ caf::error buffer::check_readable(std::size_t begin, std::size_t end) const {
     return {};
   for (auto& a : accesses)
     if (a.writes && a.begin < end && begin < a.end)
-      if (auto by = a.by.lock(); by && by->failed() && !by->withdrawn() && !by->told(*a.at))
+      if (auto by = a.by.lock();
+          by && by->failed() && !by->withdrawn() && !a.at->dropped() && !by->told(*a.at))
         return indeterminate(by->cause());
   return {};
 }

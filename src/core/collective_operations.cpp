@@ -621,6 +621,7 @@ bool collective_operation::is_held_up() const noexcept {
       return p.on->connected_after(first_started_at());
     case part::state::done:
     case part::state::skipped:
+    case part::state::dropped:
       break;
     }
     return false;

@@ -8,7 +8,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <set>
 #include <thread>
+#include <utility>
 
 namespace troupe::detail {
 
@@ -31,10 +33,6 @@ constexpr int issue_batch = 16;
 
 std::int64_t nanoseconds(clock::time_point x) { return x.time_since_epoch().count(); }
 
-bool all_over(const std::vector<predecessor>& all) noexcept {
-  return std::all_of(all.begin(), all.end(), [](const predecessor& x) { return x.at->over(); });
-}
-
 class event_lock {
 public:
   explicit event_lock(std::atomic_flag& flag) noexcept : flag_(flag) {
@@ -48,6 +46,20 @@ public:
 private:
   std::atomic_flag& flag_;
 };
+
+/// Nothing comes any more, neither of `x` nor of what was before it.
+bool passed(const part& x) noexcept { return x.over() && !x.dropped(); }
+
+/// What comes first in place of `x`, which is dropped.
+std::vector<predecessor> behind_dropped(const predecessor& x) {
+  std::vector<predecessor> result;
+  event_lock lock{x.at->event_guard};
+  if (x.at->dropped())
+    for (auto& y : x.at->predecessors)
+      if (y.memory == x.memory && !passed(*y.at))
+        result.push_back(y);
+  return result;
+}
 
 } // namespace
 
@@ -474,15 +486,22 @@ lane::verdict lane::try_issue(part& p) {
 }
 
 /// The operation that `p` must wait for; 0: the next generation. None: it may go.
-std::optional<std::uint64_t> lane::held_by(const part& p) noexcept {
+std::optional<std::uint64_t> lane::held_by(part& p) noexcept {
   if (state_->phase() == device_phase::resetting)
     return 0;
   if (p.stream != stream_kind::none)
     if (auto* first = stream_of(p).continuing)
       return first->of->number();
-  for (auto& x : p.predecessors)
-    if (must_await(*x.at))
-      return x.of->number();
+  for (bool again = true; again;) {
+    again = false;
+    for (auto& x : p.predecessors) {
+      if (must_await(*x.at))
+        return x.of->number();
+      again |= x.at->dropped();
+    }
+    if (again)
+      see_through_dropped(p);
+  }
   // CUDA may put the stream of a link into one queue with another stream: what is still to come
   // there must not stand behind what waits for others.
   if (p.stream == stream_kind::peer && !nothing_before(p))
@@ -490,6 +509,26 @@ std::optional<std::uint64_t> lane::held_by(const part& p) noexcept {
       if (s->continuing != nullptr)
         return s->continuing->of->number();
   return std::nullopt;
+}
+
+/// Puts what was before a predecessor that is dropped in its place: there may be long chains of
+/// them, and many ways from one to another.
+void lane::see_through_dropped(part& p) {
+  std::set<std::pair<const part*, const buffer*>> seen;
+  std::vector<predecessor> result;
+  std::vector<predecessor> dropped;
+  auto sort_in = [&](std::vector<predecessor> all) {
+    for (auto& x : all)
+      if (seen.emplace(x.at, x.memory).second)
+        (x.at->dropped() ? dropped : result).push_back(std::move(x));
+  };
+  sort_in(std::move(p.predecessors));
+  while (!dropped.empty()) {
+    auto x = std::move(dropped.back());
+    dropped.pop_back();
+    sort_in(behind_dropped(x));
+  }
+  p.predecessors = std::move(result);
 }
 
 bool lane::must_await(const part& x) noexcept {
@@ -523,12 +562,30 @@ void lane::set_recorded(part& p) noexcept {
 }
 
 void lane::set_skipped(part& p) noexcept {
+  auto& all = p.predecessors;
+  std::erase_if(all, [&](auto& x) { return &x.memory->home() == &p.on->state(); });
+  if (!all.empty()) {
+    see_through_dropped(p);
+    std::erase_if(all, [](auto& x) { return passed(*x.at); });
+    auto self = std::static_pointer_cast<operation>(p.of->shared_from_this());
+    for (auto& x : all) // until they are settled, who is admitted finds it in his way
+      x.of->precede(self, false);
+  }
   {
     event_lock lock{p.event_guard};
-    p.at.store(part::state::skipped, std::memory_order_release);
+    p.at.store(all.empty() ? part::state::skipped : part::state::dropped,
+               std::memory_order_release);
   }
   wake_waiting(p);
-  p.predecessors.clear();
+}
+
+void lane::end_drop(part& p) noexcept {
+  if (!p.dropped())
+    return;
+  std::vector<predecessor> over;
+  event_lock lock{p.event_guard};
+  p.at.store(part::state::skipped, std::memory_order_release);
+  over.swap(p.predecessors);
 }
 
 /// What comes after it relies on it to come after what is not over yet.
@@ -541,7 +598,11 @@ bool lane::stands_between(const part& p) const noexcept {
 
 /// What of `p`'s predecessors and former communicator may still run is none.
 bool lane::nothing_before(const part& p) noexcept {
-  return all_over(p.predecessors) && (p.after == nullptr || p.after->in_flight == 0);
+  return std::all_of(p.predecessors.begin(), p.predecessors.end(),
+                     [&](const predecessor& x) {
+                       return !x.at->dropped() && (x.at->over() || x.at->shares_stream(p));
+                     }) &&
+         (p.after == nullptr || p.after->in_flight == 0);
 }
 
 caf::error lane::wait_for_what_is_before(part& p) {

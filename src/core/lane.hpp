@@ -170,8 +170,11 @@ public:
   void retire(event_view event) noexcept;
   /// What is in the stream of `p` so far is recorded in its event: others may wait for that.
   static void set_recorded(part& p) noexcept;
-  /// It is never issued.
+  /// It is never issued. What it would have kept in order on memory of other devices, whose streams
+  /// go on, keeps that order (`part::state::dropped`).
   static void set_skipped(part& p) noexcept;
+  /// What was before `p` is over, if it was dropped: its operation is settled.
+  static void end_drop(part& p) noexcept;
   /// Makes `stream` wait for what must come before `p`.
   caf::error wait_for_predecessors(part& p, stream_view stream);
   /// Is `x` neither recorded nor over? If so, and `x` is another lane's, that one wakes this one.
@@ -225,7 +228,8 @@ private:
   bool lets_pass() noexcept;
   verdict try_issue(part& p);
   void fetch_ahead() const noexcept;
-  std::optional<std::uint64_t> held_by(const part& p) noexcept;
+  std::optional<std::uint64_t> held_by(part& p) noexcept;
+  static void see_through_dropped(part& p);
   static void wake_waiting(const part& x) noexcept;
   bool stands_between(const part& p) const noexcept;
   static bool nothing_before(const part& p) noexcept;

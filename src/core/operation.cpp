@@ -20,6 +20,7 @@ part_state state_of(const part& p) noexcept {
   case part::state::queued:
   case part::state::issuing:
   case part::state::skipped:
+  case part::state::dropped:
     return part_state::not_issued;
   case part::state::issued:
     return part_state::issued;
@@ -35,6 +36,7 @@ flight_state flight_state_of(const part& p) noexcept {
   switch (p.at.load(std::memory_order_acquire)) {
   case part::state::queued:
   case part::state::skipped:
+  case part::state::dropped:
     return flight_state::not_issued;
   case part::state::issuing:
     return flight_state::issuing;
@@ -295,6 +297,9 @@ void operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexc
     if (failed())
       failing_.fetch_sub(1, std::memory_order_release);
   }
+  if (cause)
+    for (auto& p : parts())
+      lane::end_drop(p);
   healed_.clear();
   uses_.clear();
   std::atomic_thread_fence(std::memory_order_seq_cst); // it is kept before that, or never

@@ -44,16 +44,20 @@ struct use {
   std::size_t part = 0; // index of the part that does it
 };
 
-/// Work that must come first, on another stream or device.
+/// Work that must come first, on another stream or device; on the same stream, too, where `memory`
+/// is another device's than its lane's: it outlives what the lane drops in a reset.
 struct predecessor {
   std::shared_ptr<operation> of;
   const part* at;
+  const buffer* memory; ///< that both use; there as long as the later one is not settled
 };
 
 /// What one device does for an operation. Its lane's words are its own: lanes that come to an
 /// operation at once would wait for each other.
 struct alignas(64) part {
-  enum class state : std::uint8_t { queued, issuing, issued, started, done, skipped };
+  /// `skipped`: never issued, and what was before it is over, or stands in its stream. `dropped`:
+  /// never issued, and what is behind it is behind its `predecessors`, which stay as they are then.
+  enum class state : std::uint8_t { queued, issuing, issued, started, done, skipped, dropped };
 
   operation* of = nullptr;
   lane* on = nullptr;
@@ -87,7 +91,8 @@ struct alignas(64) part {
   std::atomic<std::int64_t> started_at{0};
   /// The event that follows the work stands in its stream; others may wait for it.
   std::atomic<bool> recorded{false};
-  /// Guards `event` against its return to the pool while another lane waits for it, and `waiting`.
+  /// Guards `event` against its return to the pool while another lane waits for it, `waiting`, and
+  /// `predecessors` while it is `dropped`.
   mutable std::atomic_flag event_guard = ATOMIC_FLAG_INIT;
   event_view event;
   /// Other lanes that can do nothing before it is recorded or over.
@@ -99,8 +104,9 @@ struct alignas(64) part {
 
   bool over() const noexcept {
     auto s = at.load(std::memory_order_acquire);
-    return s == state::done || s == state::skipped;
+    return s == state::done || s == state::skipped || s == state::dropped;
   }
+  bool dropped() const noexcept { return at.load(std::memory_order_acquire) == state::dropped; }
   /// If both are in streams of one lane at once, it is the same stream.
   bool shares_stream(const part& other) const noexcept {
     return on == other.on && stream == other.stream && stream != stream_kind::none &&

@@ -1132,6 +1132,233 @@ TEST(TopologyCopy, TheSystemEndsAfterAFaultInTheMiddle) {
     }
 }
 
+// -- what is dropped by the end of one device, and the order on the other one
+
+enum class life_end : std::uint8_t { reset, shutdown };
+
+/// The answer, if there is one.
+std::optional<pending<std::uint64_t>> end_device_0(test_system& system, life_end how) {
+  if (how == life_end::reset)
+    return system.open(0).reset();
+  system.open(0).shutdown();
+  return std::nullopt;
+}
+
+/// Once the lane of the device of `other` had every occasion to issue `x`, which must wait.
+/// `by_upload`: the stream of downloads is not free.
+::testing::AssertionResult stays_behind(test_system& system, const pending<void>& x,
+                                        const content& other, bool by_upload = false) {
+  for (int i = 0; i < 100; ++i)
+    if (by_upload)
+      put(system.open(other.ref.device()), other.ref, other.data);
+    else if (auto right = has(system, other.ref, other.data); !right)
+      return right;
+  if (x.ready())
+    return ::testing::AssertionFailure() << "it overtook what was before";
+  return ::testing::AssertionSuccess();
+}
+
+class DroppedCopy
+    : public ::testing::TestWithParam<std::tuple<life_end, bool /* writes */, bool /* many */>> {};
+
+std::string name_of(life_end x) { return x == life_end::reset ? "reset" : "shutdown"; }
+
+INSTANTIATE_TEST_SUITE_P(All, DroppedCopy,
+                         ::testing::Combine(::testing::Values(life_end::reset, life_end::shutdown),
+                                            ::testing::Bool(), ::testing::Bool()),
+                         [](const auto& x) {
+                           return name_of(std::get<0>(x.param)) +
+                                  (std::get<1>(x.param) ? "_behind_a_writer" : "_behind_a_reader") +
+                                  (std::get<2>(x.param) ? "_batch" : "");
+                         });
+
+// INV-9: what is behind a copy that is never issued comes behind what was before that one, too.
+TEST_P(DroppedCopy, LeavesTheOrderOfTheOtherEnd) {
+  TROUPE_HOST_ONLY("holds a stream");
+  auto [end, writes, many] = GetParam();
+  enum class moment : std::uint8_t { before_the_end, answered, gone };
+  for (auto asked : {moment::before_the_end, moment::answered, moment::gone})
+    for (bool reads : {false, true}) { // what comes behind
+      if (reads && (!writes || asked == moment::before_the_end))
+        continue; // in nobody's way, or fails with what it was to read
+      SCOPED_TRACE((reads ? "a reader " : "a writer ") + std::to_string(static_cast<int>(asked)));
+      test_system system;
+      auto t = open_topology(system);
+      auto source = filled(system, 0, 1);
+      auto target = filled(system, 1, 2);
+      auto other = filled(system, 1, 3);
+      gate lane;
+      auto held = system.open(0).launch(lane.hold_lane(), {}, {});
+      ASSERT_TRUE(lane.wait_reached());
+      gate stream;
+      std::vector<any_gpu_ref> used{target.ref};
+      auto before = writes ? system.open(1).launch(stream.hold_stream(), {}, used)
+                           : system.open(1).launch(stream.hold_stream(), used, {});
+      ASSERT_TRUE(stream.wait_reached());
+      auto dropped = many ? t.copy({{target.ref, source.ref}}) : t.copy(target.ref, source.ref);
+      auto late = random_bytes(count, 4);
+      bytes seen(count);
+      std::optional<pending<void>> behind;
+      auto ask = [&](moment now) {
+        if (now == asked)
+          behind = reads ? system.open(1).download(target.ref, std::span{seen})
+                         : system.open(1).upload(target.ref, std::span<const std::byte>{late});
+      };
+      ask(moment::before_the_end);
+      auto ended = end_device_0(system, end);
+      EXPECT_FALSE(is_ok(answer_of(dropped)));
+      ask(moment::answered);
+      lane.open();
+      static_cast<void>(answer_of(held));
+      EXPECT_TRUE(!ended || is_ok(answer_of(*ended)));
+      ask(moment::gone);
+      EXPECT_TRUE(stays_behind(system, *behind, other, reads));
+      EXPECT_FALSE(before.ready());
+      stream.open();
+      EXPECT_TRUE(is_ok(answer_of(before)));
+      EXPECT_TRUE(is_ok(answer_of(*behind)));
+      EXPECT_EQ(reads ? seen : late, reads ? target.data : late);
+      EXPECT_TRUE(has(system, target.ref, reads ? target.data : late));
+    }
+}
+
+class DroppedBehind : public ::testing::TestWithParam<std::tuple<life_end, bool /* reads */>> {};
+
+INSTANTIATE_TEST_SUITE_P(All, DroppedBehind,
+                         ::testing::Combine(::testing::Values(life_end::reset, life_end::shutdown),
+                                            ::testing::Bool()),
+                         [](const auto& x) {
+                           return name_of(std::get<0>(x.param)) +
+                                  (std::get<1>(x.param) ? "_behind_a_reader" : "_behind_a_writer");
+                         });
+
+// The same where what is before stands in the very stream that the dropped ones were to go to.
+TEST_P(DroppedBehind, WorkOfItsOwnStream) {
+  TROUPE_HOST_ONLY("a peer matrix of the test's own");
+  auto [end, reads] = GetParam();
+  for (int number : {1, 2}) {
+    SCOPED_TRACE(number);
+    auto plan = std::make_shared<fault_plan>();
+    // Device 0 copies both ways.
+    test_system system{{.faults = plan, .links = links_without({{1, 0}})}};
+    auto t = open_topology(system);
+    auto here = filled(system, 0, 1);
+    auto there = filled(system, 1, 2);
+    auto other = filled(system, 1, 3);
+    auto copy = [&] { return reads ? t.copy(here.ref, there.ref) : t.copy(there.ref, here.ref); };
+    plan->add({.kind = fault::hang, .on = verb::copy_peer, .device = 0});
+    auto before = copy();
+    ASSERT_TRUE(plan->wait_injected(fault::hang, 1, patience));
+    gate lane;
+    auto held = system.open(0).launch(lane.hold_lane(), {}, {});
+    ASSERT_TRUE(lane.wait_reached());
+    std::vector<pending<void>> dropped;
+    for (int i = 0; i < number; ++i)
+      dropped.push_back(copy());
+    auto late = random_bytes(count, 4);
+    auto behind = system.open(1).upload(there.ref, std::span<const std::byte>{late});
+    static_cast<void>(end_device_0(system, end));
+    EXPECT_FALSE(is_ok(answer_of(dropped.back())));
+    lane.open();
+    static_cast<void>(answer_of(held));
+    EXPECT_TRUE(stays_behind(system, behind, other));
+    plan->release();
+    EXPECT_FALSE(is_ok(answer_of(before)));
+    EXPECT_TRUE(is_ok(answer_of(behind)));
+    EXPECT_TRUE(has(system, there.ref, late));
+  }
+}
+
+// Dropped ones stand behind each other, on one lane and on several, over one way and over many.
+TEST(TopologyCopy, ManyThatAreDroppedLeaveTheOrder) {
+  TROUPE_HOST_ONLY("a peer matrix of the test's own");
+  constexpr std::size_t number = 2000;
+  enum class shape : std::uint8_t { back_and_forth, two_lanes, two_buffers };
+  for (auto kind : {shape::back_and_forth, shape::two_lanes, shape::two_buffers}) {
+    SCOPED_TRACE(static_cast<int>(kind));
+    auto matrix = links_without({{1, 0}, {1, 2}}); // the others copy both ways
+    test_system system{{.devices = 3, .links = matrix}};
+    auto t = open_topology(system);
+    auto first = filled(system, 0, 1);
+    auto second = filled(system, 2, 2);
+    auto target = filled(system, 1, 3);
+    auto beside = filled(system, 1, 4);
+    auto other = filled(system, 1, 5);
+    auto start = [&] {
+      std::vector<pending<void>> all;
+      for (std::size_t i = 0; i < number; ++i) {
+        auto& from = i % 2 == 0 || kind == shape::back_and_forth ? first : second;
+        if (kind == shape::two_buffers)
+          all.push_back(t.copy({{target.ref, from.ref}, {beside.ref, from.ref}}));
+        else if (kind == shape::back_and_forth && i % 2 == 1)
+          all.push_back(t.copy(from.ref, target.ref));
+        else
+          all.push_back(t.copy(target.ref, from.ref));
+      }
+      return all;
+    };
+    stopwatch ran;
+    for (auto& x : start())
+      ASSERT_TRUE(is_ok(answer_of(x)));
+    auto control = ran.elapsed();
+
+    gate stream;
+    auto before = system.open(1).launch(stream.hold_stream(), {target.ref}, {});
+    ASSERT_TRUE(stream.wait_reached());
+    gate lanes;
+    std::vector<pending<void>> held;
+    for (int device : {0, 2})
+      held.push_back(system.open(device).launch(lanes.hold_lane(), {}, {}));
+    ASSERT_TRUE(lanes.wait_reached());
+    stopwatch dropping;
+    auto dropped = start();
+    auto late = random_bytes(count, 6);
+    auto behind = system.open(1).upload(target.ref, std::span<const std::byte>{late});
+    std::vector<pending<std::uint64_t>> resets;
+    for (int device : {0, 2})
+      resets.push_back(system.open(device).reset());
+    for (auto& x : dropped)
+      ASSERT_TRUE(has_code(answer_of(x), errc::device_reset));
+    lanes.open();
+    for (auto& x : resets)
+      EXPECT_TRUE(is_ok(answer_of(x))); // they wait for nothing on device 1
+    EXPECT_TRUE(stays_behind(system, behind, other));
+    stream.open();
+    EXPECT_TRUE(is_ok(answer_of(before)));
+    EXPECT_TRUE(is_ok(answer_of(behind)));
+    EXPECT_LT(dropping.elapsed(), 10 * control + at_once / 10);
+    EXPECT_TRUE(has(system, target.ref, late));
+    EXPECT_TRUE(has(system, other.ref, other.data));
+  }
+}
+
+// INV-8: a reset waits for what uses its memory, not for what a dropped copy would have kept in
+// order elsewhere.
+TEST(TopologyCopy, AResetWaitsForNothingBehindACopyThatIsDropped) {
+  TROUPE_HOST_ONLY("holds a stream");
+  test_system system{{.devices = 3}};
+  auto t = open_topology(system);
+  auto here = filled(system, 0, 1);
+  auto there = filled(system, 1, 2);
+  auto source = filled(system, 2, 3);
+  gate stream;
+  auto before = system.open(1).launch(stream.hold_stream(), {there.ref}, {});
+  ASSERT_TRUE(stream.wait_reached());
+  gate lane;
+  auto held = system.open(2).launch(lane.hold_lane(), {}, {});
+  ASSERT_TRUE(lane.wait_reached());
+  auto dropped = t.copy(there.ref, source.ref); // behind `before`
+  auto into = t.copy(source.ref, here.ref);     // on the lane of device 0, and behind `dropped`
+  auto reset = system.open(2).reset();
+  EXPECT_TRUE(has_code(answer_of(dropped), errc::device_reset));
+  EXPECT_TRUE(has_code(answer_of(into), errc::device_reset));
+  lane.open();
+  EXPECT_TRUE(is_ok(answer_of(reset)));
+  EXPECT_FALSE(before.ready());
+  stream.open();
+  EXPECT_TRUE(is_ok(answer_of(before)));
+}
+
 TEST(TopologyCopy, ResetsAllTheTime) {
   TROUPE_NEEDS_DEVICES(2);
   for (bool use_links : {true, false}) {
