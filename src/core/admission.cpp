@@ -48,6 +48,21 @@ caf::error check_lanes(const operation& op, bool bounded) {
   return {};
 }
 
+/// The first of `all` that are ranges of one memory, one behind the other.
+std::span<const use> first_run(std::span<const use> all) {
+  std::size_t end = 1;
+  while (end < all.size() && all[end].memory == all[end - 1].memory &&
+         all[end].begin >= all[end - 1].end)
+    ++end;
+  return all.first(end);
+}
+
+/// Is what `run` reads right, as far as one look at all of it tells?
+bool all_readable(std::span<const use> run) {
+  return std::any_of(run.begin(), run.end(), [](const use& u) { return u.reads; }) &&
+         !run.front().memory->check_readable(run.front().begin, run.back().end);
+}
+
 /// `uses` of `request`, which is `op` or becomes a part of it.
 caf::error check_uses(const operation& request, const operation& op, std::span<const use> uses) {
   auto refuse = [&](const use& u, errc code, const char* reason) {
@@ -62,12 +77,18 @@ caf::error check_uses(const operation& request, const operation& op, std::span<c
   for (auto& u : uses)
     if (u.memory->stale())
       return refuse(u, errc::stale_ref, "its memory is of an earlier life of the device");
-  for (auto& u : uses) {
-    if (u.memory->acquired_for_writing || (u.writes && u.memory->acquired_for_reading != 0))
-      return refuse(u, errc::buffer_acquired, "a user's stream holds the buffer; release it first");
-    if (u.reads)
-      if (auto error = u.memory->check_readable(u.begin, u.end); error)
-        return error;
+  while (!uses.empty()) {
+    auto run = first_run(uses);
+    uses = uses.subspan(run.size());
+    bool readable = run.size() > 1 && all_readable(run);
+    for (auto& u : run) {
+      if (u.memory->acquired_for_writing || (u.writes && u.memory->acquired_for_reading != 0))
+        return refuse(u, errc::buffer_acquired,
+                      "a user's stream holds the buffer; release it first");
+      if (u.reads && !readable)
+        if (auto error = u.memory->check_readable(u.begin, u.end); error)
+          return error;
+    }
   }
   return {};
 }
@@ -151,8 +172,7 @@ void admission::commit(const std::shared_ptr<operation>& op, std::int64_t now, b
                        std::vector<part*>& too_late) {
   op->admitted(now);
   operations behind;
-  for (auto& u : op->uses())
-    order_use(op, u, behind);
+  order_uses(op, op->uses(), behind);
   for (auto& u : op->uses()) // only now: they are not in each other's way
     note_use(op, u);
   expect_parts(*op);
@@ -280,7 +300,7 @@ caf::error admission::join(joining& one, std::vector<part*>& too_late) {
     one.self_ = nullptr;
   auto& held = *find_held(*joint);
   for (auto& u : std::span{joint->uses()}.subspan(there)) {
-    order_use(held.op, u, held.behind);
+    order_uses(held.op, {&u, 1}, held.behind);
     note_use(held.op, u);
   }
   note_inversion(held);
@@ -353,62 +373,76 @@ bool admission::would_wait_for_itself(const operation& op, std::span<const use> 
   return false;
 }
 
-void admission::order_use(const std::shared_ptr<operation>& op, const use& u, operations& behind) {
-  auto& p = op->parts()[u.part];
-  auto& accesses = u.memory->accesses;
+void admission::order_uses(const std::shared_ptr<operation>& op, std::span<const use> uses,
+                           operations& behind) {
+  while (!uses.empty()) {
+    auto run = first_run(uses);
+    uses = uses.subspan(run.size());
+    order_run(op, run, behind);
+  }
+}
+
+void admission::order_run(const std::shared_ptr<operation>& op, std::span<const use> run,
+                          operations& behind) {
+  auto& accesses = run.front().memory->accesses;
   for (std::size_t i = 0; i < accesses.size();) {
-    auto& a = accesses[i];
-    auto drop = [&] {
-      if (&a != &accesses.back())
-        a = std::move(accesses.back());
-      accesses.pop_back();
-    };
-    auto by = a.by.lock();
+    auto by = accesses[i].by.lock();
     if (by == op) {
       ++i;
       continue;
     }
-    if (!by || by->settled() || by->told(*a.at)) {
-      drop();
-      continue;
-    }
-    bool overlap = a.begin < u.end && u.begin < a.end;
-    bool covered = u.begin <= a.begin && a.end <= u.end;
-    bool same_stream = by->on_lanes() && a.at->shares_stream(p);
-    bool conflict = overlap && (a.writes || u.writes);
-    if (conflict) {
-      if (a.writes)
-        by->precede(op, u.reads && !by->withdrawn() && !a.at->dropped());
-      if (!by->on_lanes())
-        behind.push_back(by);
-    }
-    // Waits for nothing on the device, and so takes nobody's place.
-    bool takes_place =
-        p.stream != stream_kind::none && covered && (u.writes || (!a.writes && same_stream));
-    // The memory outlives what the lane drops when its device ends a life.
-    auto outlives = [&] { return &u.memory->home() != &p.on->state(); };
-    if ((conflict && !same_stream) || ((conflict || takes_place) && outlives()))
-      add_predecessor(p, {by, a.at, u.memory.get()});
-    if (p.stream == stream_kind::none) {
+    bool gone = !by || by->settled() || by->told(*accesses[i].at);
+    auto u = std::lower_bound(run.begin(), run.end(), accesses[i].begin,
+                              [](const use& x, std::size_t begin) { return x.end < begin; });
+    for (; !gone && u != run.end() && u->begin <= accesses[i].end; ++u)
+      gone = order_use(op, *u, by, i, behind);
+    if (!gone) {
       ++i;
       continue;
     }
-    // What comes after this use comes after what it waited for, and after what its stream has.
-    if (takes_place) {
-      drop();
-      continue;
-    }
-    if (overlap && u.writes) { // only the rest is still a's
-      if (a.begin < u.begin && u.end < a.end)
-        accesses.push_back({a.by, a.at, u.end, a.end, a.writes});
-      auto& rest = accesses[i];
-      if (rest.begin < u.begin)
-        rest.end = u.begin;
-      else
-        rest.begin = u.end;
-    }
-    ++i;
+    if (i + 1 != accesses.size())
+      accesses[i] = std::move(accesses.back());
+    accesses.pop_back();
   }
+}
+
+/// True if `u` takes the place of what `by` does in the `i`th access. Where it takes that of a part
+/// of it, the rest may come to be a further one.
+bool admission::order_use(const std::shared_ptr<operation>& op, const use& u,
+                          const std::shared_ptr<operation>& by, std::size_t i, operations& behind) {
+  auto& p = op->parts()[u.part];
+  auto& accesses = u.memory->accesses;
+  auto& a = accesses[i];
+  bool overlap = a.begin < u.end && u.begin < a.end;
+  bool covered = u.begin <= a.begin && a.end <= u.end;
+  bool same_stream = by->on_lanes() && a.at->shares_stream(p);
+  bool conflict = overlap && (a.writes || u.writes);
+  if (conflict) {
+    if (a.writes)
+      by->precede(op, u.reads && !by->withdrawn() && !a.at->dropped());
+    if (!by->on_lanes() && (behind.empty() || behind.back() != by))
+      behind.push_back(by);
+  }
+  // Waits for nothing on the device, and so takes nobody's place.
+  bool takes_place =
+      p.stream != stream_kind::none && covered && (u.writes || (!a.writes && same_stream));
+  // The memory outlives what the lane drops when its device ends a life.
+  auto outlives = [&] { return &u.memory->home() != &p.on->state(); };
+  if ((conflict && !same_stream) || ((conflict || takes_place) && outlives()))
+    add_predecessor(p, {by, a.at, u.memory.get()});
+  // What comes after this use comes after what it waited for, and after what its stream has.
+  if (takes_place || p.stream == stream_kind::none)
+    return takes_place;
+  if (overlap && u.writes) { // only the rest is still a's
+    if (a.begin < u.begin && u.end < a.end)
+      accesses.push_back({a.by, a.at, u.end, a.end, a.writes});
+    auto& rest = accesses[i];
+    if (rest.begin < u.begin)
+      rest.end = u.begin;
+    else
+      rest.begin = u.end;
+  }
+  return false;
 }
 
 void admission::note_use(const std::shared_ptr<operation>& op, const use& u) {

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <deque>
 #include <memory>
+#include <span>
 #include <vector>
 
 namespace troupe::detail {
@@ -114,7 +115,12 @@ private:
   held_operation* find_held(const operation& op) noexcept;
   bool is_behind(const operation& op, const operation& first);
   bool would_wait_for_itself(const operation& op, std::span<const use> uses);
-  static void order_use(const std::shared_ptr<operation>& op, const use& u, operations& behind);
+  static void order_uses(const std::shared_ptr<operation>& op, std::span<const use> uses,
+                         operations& behind);
+  static void order_run(const std::shared_ptr<operation>& op, std::span<const use> run,
+                        operations& behind);
+  static bool order_use(const std::shared_ptr<operation>& op, const use& u,
+                        const std::shared_ptr<operation>& by, std::size_t i, operations& behind);
   static void note_use(const std::shared_ptr<operation>& op, const use& u);
   /// Parts whose lane has ended come `too_late`.
   static void submit(operation& op, std::vector<part*>& too_late);

@@ -144,6 +144,10 @@ void operation::precede(const std::shared_ptr<operation>& successor, bool reads)
   std::lock_guard lock{guard_};
   if (settled())
     return;
+  if (!successors_.empty() && successors_.back().who == successor) {
+    successors_.back().reads |= reads;
+    return;
+  }
   successor->open_.fetch_add(1, std::memory_order_relaxed);
   successors_.push_back({successor, reads});
 }

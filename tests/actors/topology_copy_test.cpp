@@ -288,6 +288,43 @@ TEST(TopologyCopy, ManyPiecesGetTheirPlaceAtOnce) {
   EXPECT_TRUE(has(system, target.ref, want));
 }
 
+// The lock of the order is held for a time that grows with the pieces, not with their square.
+TEST(TopologyCopy, ManyPiecesGetTheirPlaceBehindAsManyOthers) {
+  TROUPE_NEEDS_DEVICES(2);
+  constexpr std::size_t pieces = 20'000;
+  test_system system;
+  auto t = open_topology(system);
+  auto target = filled(system, 1, 2, 3 * pieces);
+  auto want = target.data;
+  std::vector<content> sources;
+  for (std::uint64_t i = 0; i < 3; ++i)
+    sources.push_back(filled(system, 0, 10 + i, 3 * pieces));
+  gate lane;
+  auto held = system.open(0).launch(lane.hold_lane(), {}, {});
+  ASSERT_TRUE(lane.wait_reached());
+  std::vector<pending<void>> all;
+  std::vector<std::chrono::nanoseconds> took;
+  for (std::size_t i = 0; i < 3; ++i) { // each shares a byte of every piece with the one before
+    auto& source = sources[i];
+    std::vector<copy_pair> batch;
+    for (std::size_t j = 0; j + 4 < 3 * pieces; j += 3) { // with gaps
+      batch.push_back({must(target.ref.slice(i + j, 2)), must(source.ref.slice(j, 2))});
+      std::copy_n(source.data.begin() + static_cast<std::ptrdiff_t>(j), 2,
+                  want.begin() + static_cast<std::ptrdiff_t>(i + j));
+    }
+    stopwatch watch;
+    all.push_back(t.copy(std::move(batch)));
+    took.push_back(watch.elapsed());
+  }
+  lane.open();
+  EXPECT_TRUE(is_ok(answer_of(held)));
+  for (auto& x : all)
+    EXPECT_TRUE(is_ok(answer_of(x)));
+  EXPECT_TRUE(has(system, target.ref, want));
+  for (auto i : {1u, 2u})
+    EXPECT_LT(took[i], 20 * took[0] + at_once / 20) << took[0].count();
+}
+
 TEST_P(CopiesAtOnce, Replicate) {
   TROUPE_NEEDS_DEVICES(2);
   test_system system{{.devices = 4, .lanes = small_chunks()}};
