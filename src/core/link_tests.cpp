@@ -276,14 +276,14 @@ caf::error verify_all(topology_core& topology, const topology_core::answer& requ
         first = why;
       continue;
     }
-    auto lives = topology.connected_in(x);
-    if (!lives) // it says so itself
+    auto life = topology.connected_in(x);
+    if (!life) // it says so itself
       continue;
     auto found = tester.check(x);
     if (found.link)
       topology.take_out(x, link_check::wrong, found.link);
     else if (!found.other)
-      topology.mark_right(x, *lives);
+      topology.mark_right(x, *life);
     else if (!first)
       first = found.other;
   }
@@ -297,19 +297,19 @@ caf::error check_new(topology_core& topology, const topology_core::answer& reque
   for (auto& x : links) {
     if (tester.ended() && code_of(request->error()) != errc::deadline_exceeded)
       return {};
-    auto lives = topology.connected_in(x);
-    if (!lives || !topology.waits_for_check(x))
+    auto life = topology.connected_in(x);
+    if (!life || !topology.waits_for_check(x))
       continue; // its turn comes again
     auto found = tester.ended() ? verdict{{}, request->error()} : tester.check(x);
     if (found.link)
       topology.take_out(x, link_check::wrong, found.link);
     else if (!found.other)
-      topology.mark_right(x, *lives);
+      topology.mark_right(x, *life);
     else {
       if (!first)
         first = found.other;
       auto now = topology.connected_in(x);
-      if (now && *now == *lives)
+      if (now && *now == *life)
         topology.take_out(x, link_check::unchecked, found.other);
     }
   }

@@ -48,7 +48,8 @@ std::byte* address_of(const any_gpu_ref& ref) { return ref.memory()->address() +
 
 caf::error as_link_failure(const caf::error& why, int source_device, int target_device) {
   auto x = failure_of(why);
-  if (!x || severity_of(x->code) != severity::operation)
+  bool of_the_request = x && (x->code == errc::out_of_memory || x->code == errc::invalid_argument);
+  if (!x || of_the_request || severity_of(x->code) != severity::operation)
     return why;
   x->code = errc::link_failed;
   x->detail = "from device " + std::to_string(source_device) + " to device " +

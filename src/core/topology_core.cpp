@@ -45,8 +45,9 @@ bool topology_core::is_connected(std::size_t place) const {
   return live != 0 && x.findings.generation == live;
 }
 
+/// Those in which they were connected last: of the devices' own, one may have changed meanwhile.
 link_generations topology_core::generations_of(const link_ends& x) const {
-  return {nodes_[x.from].on->state().generation(), nodes_[x.to].on->state().generation()};
+  return {nodes_[x.from].findings.generation, nodes_[x.to].findings.generation};
 }
 
 caf::error topology_core::failure_to_connect(const link_ends& x) const {
@@ -113,11 +114,11 @@ caf::error topology_core::why_not_ready(const link_ends& x) const {
   return {};
 }
 
-std::optional<link_generations> topology_core::connected_in(const link_ends& x) const {
+std::optional<topology_core::link_life> topology_core::connected_in(const link_ends& x) const {
   std::lock_guard lock{mutex_};
   if (!is_connected(x.from) || !is_connected(x.to) || failure_to_connect(x))
     return std::nullopt;
-  return generations_of(x);
+  return link_life{generations_of(x), edge_at(x).failures};
 }
 
 p2p_link topology_core::link_at(const link_ends& x) const {
@@ -288,12 +289,14 @@ void topology_core::on_connected(std::size_t place, const peer_findings& found) 
   changed();
 }
 
-void topology_core::mark_right(const link_ends& x, const link_generations& in) {
+void topology_core::mark_right(const link_ends& x, const link_life& in) {
   {
     std::lock_guard lock{mutex_};
     auto& e = edge_at(x);
+    if (e.failures != in.failures)
+      return;
     e.checked = link_check::right;
-    e.right_in = in;
+    e.right_in = in.generations;
     e.out = {};
     note_routes();
     ++version_;
@@ -308,6 +311,7 @@ void topology_core::take_out(const link_ends& x, link_check found, const caf::er
     std::lock_guard lock{mutex_};
     auto& e = edge_at(x);
     e.checked = found;
+    ++e.failures;
     if (!e.out)
       links_failed_.fetch_add(1, std::memory_order_relaxed);
     e.out = why;

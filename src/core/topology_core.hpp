@@ -90,13 +90,18 @@ public:
                                                          clock::time_point deadline);
   /// None: both devices have done in their present lives what they could.
   caf::error why_not_ready(const link_ends& x) const;
-  /// The present lives of its devices, if access was enabled in both.
-  std::optional<link_generations> connected_in(const link_ends& x) const;
+  struct link_life {
+    link_generations generations; ///< of its devices
+    std::uint64_t failures = 0;   ///< how often it was taken out so far
+    friend bool operator==(const link_life&, const link_life&) = default;
+  };
+  /// The present one, if access was enabled in both devices.
+  std::optional<link_life> connected_in(const link_ends& x) const;
   bool is_possible(const link_ends& x) const;
   bool is_enabled(const link_ends& x) const;
   bool waits_for_check(const link_ends& x) const;
-  /// A check in these lives found it right.
-  void mark_right(const link_ends& x, const link_generations& in);
+  /// A check that began in this life found it right; it stays out if it failed meanwhile.
+  void mark_right(const link_ends& x, const link_life& in);
   /// It is not used from now on.
   void take_out(const link_ends& x, link_check found, const caf::error& why);
   struct figures {
@@ -116,6 +121,7 @@ private:
     link_check checked = link_check::unchecked;
     link_generations right_in;
     caf::error out; // why it was taken out
+    std::uint64_t failures = 0;
     figures measured;
   };
 

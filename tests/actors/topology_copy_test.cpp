@@ -920,6 +920,45 @@ TEST_P(FailingLink, IsTakenOut) {
 }
 
 // What stands behind a copy whose link fails must not go over it.
+TEST(TopologyCopy, ALinkThatFailsDuringItsCheckStaysOut) {
+  TROUPE_HOST_ONLY("faults");
+  auto plan = std::make_shared<fault_plan>();
+  test_system system{{.faults = plan}};
+  auto t = open_topology(system);
+  auto source = filled(system, 0, 1);
+  auto target = filled(system, 1, 2);
+  plan->add({.kind = fault::hang, .on = verb::copy_peer, .device = 0, .peer = 1});
+  auto checked = t.verify_links();
+  ASSERT_TRUE(plan->wait_injected(fault::hang, 1, patience));
+  plan->add({.kind = fault::fail, .on = verb::copy_peer, .device = 0, .peer = 1});
+  auto x = t.copy(target.ref, source.ref);
+  EXPECT_TRUE(plan->wait_injected(fault::fail, 1, patience));
+  EXPECT_TRUE(has_code(answer_of(x), errc::link_failed));
+  plan->release();
+  EXPECT_EQ(with_access(must(answer_of(checked)), peer_access::failed), (pairs{{0, 1}}));
+  // The next check is a new one.
+  EXPECT_EQ(with_access(must(answer_of(t.verify_links())), peer_access::failed), pairs{});
+}
+
+// It says nothing of the link.
+TEST(TopologyCopy, ALinkStaysWhereMemoryRunsOut) {
+  TROUPE_HOST_ONLY("faults");
+  for (bool many : {false, true}) {
+    auto plan = std::make_shared<fault_plan>();
+    test_system system{{.faults = plan}};
+    auto t = open_topology(system);
+    auto source = filled(system, 0, 1);
+    auto target = filled(system, 1, 2);
+    plan->add({.kind = fault::out_of_memory, .on = verb::copy_peer, .device = 0});
+    auto x = many ? t.copy({{target.ref, source.ref}}) : t.copy(target.ref, source.ref);
+    EXPECT_TRUE(has_code(answer_of(x), errc::out_of_memory));
+    EXPECT_TRUE(has_code(get(system.open(1), target.ref), errc::indeterminate));
+    EXPECT_EQ(with_access(t.graph(), peer_access::failed), pairs{});
+    EXPECT_TRUE(copies(system, t, 0, 1));
+    EXPECT_EQ(t.stats().staged_copies, 0u);
+  }
+}
+
 TEST(TopologyCopy, NoCopyGoesOverALinkThatIsOut) {
   TROUPE_HOST_ONLY("faults");
   auto plan = std::make_shared<fault_plan>();
@@ -1419,6 +1458,14 @@ TEST(TopologyCopy, ResetsAllTheTime) {
         EXPECT_TRUE(!why || code_of(why) == errc::device_reset || code_of(why) == errc::stale_ref)
             << describe(why);
       }
+      // INV-12: what is left is what it was, or what a copy brought, or unreadable.
+      auto& left = i % 2 == 0 ? target : source;
+      bool written = is_ok(answer_of(i % 2 == 0 ? x : back));
+      auto content = get(system.open(left.ref.device()), left.ref);
+      if (content)
+        EXPECT_TRUE(*content == (written ? source.data : left.data)) << "round " << i;
+      else
+        EXPECT_TRUE(!written && has_code(content, errc::indeterminate));
       ASSERT_TRUE(copies(system, t, from, to));
     }
   }
