@@ -57,7 +57,6 @@ public:
   void on_part_over(part& p) noexcept override;
   caf::error on_failed_work(part& p, caf::error why) noexcept override;
   bool borrows_from(int device) const noexcept override { return device == lender_->ordinal(); }
-  std::shared_ptr<void> used_by_streams() const noexcept override { return lender_; }
 
   /// When the lane began to issue it, and when it saw that it was done. Once it has succeeded.
   clock::time_point issued_at() const noexcept { return issued_at_; }
