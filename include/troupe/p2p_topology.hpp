@@ -29,9 +29,8 @@ struct get_graph {};
 /// (`link_check::wrong`, access `failed`, reason `errc::link_failed`), one that was out comes back
 /// if it is right now. Requests of one topology take turns. Answered by `p2p_graph`, once all are
 /// tested: a link that is taken out is no error of the request.
-/// @errors errc::invalid_argument: a device that is not in the topology; errc::unavailable: one
-/// that
-///         has ended; errc::out_of_memory: no room for the patterns; errc::device_reset;
+/// @errors errc::invalid_argument: a device is not in the topology; errc::unavailable: one has
+///         ended; errc::out_of_memory: no room for the patterns; errc::device_reset;
 ///         errc::deadline_exceeded. What was found out so far stays in the graph
 struct verify_links {
   std::vector<std::int32_t> devices; ///< ordinals; empty: all
@@ -60,12 +59,14 @@ struct copy_pair {
 /// deadline. Answered by an empty message, once all are done; if one fails, so does the request,
 /// and all of its targets may be indeterminate.
 /// @shape  no target overlaps another one, or a source
-/// @errors errc::shape_mismatch: a target and its source differ in number or type of their
-/// elements;
+/// @errors errc::shape_mismatch: a target and its source differ in number or type of elements;
 ///         errc::invalid_argument: overlap, nothing to copy, or a device that is not in the
-///         topology; errc::stale_ref; errc::indeterminate: a source; errc::device_reset: of either
-///         end, meanwhile; errc::link_failed: a link failed, and is taken out: the next copies go
-///         through the host; errc::unavailable: a device, or the topology, has ended
+///         topology; errc::stale_ref; errc::indeterminate: a source; errc::buffer_acquired: a
+///         user's stream holds one; errc::overloaded: too much waits for a device;
+///         errc::out_of_memory: of pinned memory, or the device has none left;
+///         errc::deadline_exceeded; errc::device_reset: of either end, meanwhile;
+///         errc::link_failed: a link failed, and is taken out: the next copies go through the
+///         host; errc::unavailable: a device, or the topology, has ended
 struct copy_batch {
   std::vector<copy_pair> copies;
   request_options options;
