@@ -295,6 +295,10 @@ bool lane::serve_control() {
       state_->is_lent())
     return false;
   reset_requested_.store(false);
+  // What used its memory has failed by now, perhaps since this lane looked at it last: in the next
+  // life it would stand in the streams.
+  take_inbox();
+  drop_failed();
   reset_now();
   return true;
 }
