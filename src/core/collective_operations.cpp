@@ -410,7 +410,7 @@ void collective_operation::on_submit() {
                       is_symmetric(calls_, world_->size(), world_->limits().symmetric_bytes) &&
                       !communicator_->windows_closed() && registered(calls_.front()->send_place) &&
                       registered(calls_.front()->recv_place);
-  if (may_be_symmetric_)
+  if (may_be_symmetric_ && !former_)
     decide_at_once();
 }
 
