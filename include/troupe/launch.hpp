@@ -32,6 +32,10 @@ public:
 
 /// Enqueues work on the context's stream and returns; runs on the device's lane, so it must not
 /// block. An exception or an error becomes `errc::launch_failed`.
+///
+/// CUDA loads a kernel at its first launch, and that may wait for what is on the device, also for a
+/// collective that waits for other devices' lanes: load it on each device before (a launch for no
+/// elements, `cudaFuncGetAttributes`), or set CUDA_MODULE_LOADING=EAGER in the environment.
 using launch_function = std::function<caf::error(launch_context&)>;
 
 /// A registered launch: gets the refs of the request, in their order, and its arguments.

@@ -364,6 +364,23 @@ world_entry entry_of(const world& w) {
   return result;
 }
 
+/// A kernel that CUDA loads at its first launch may wait for all that is on the device.
+void load_kernel(const world& w) {
+#ifdef TROUPE_HAS_CUDA
+  for (std::size_t i = 0; i < w.size(); ++i)
+    must(answer_of(w.device_of(i).launch(
+        [](launch_context& context) {
+          auto code = context.cuda_stream() != nullptr
+                          ? launch_affine(nullptr, nullptr, 0, 0, context.cuda_stream())
+                          : 0;
+          return code == 0 ? caf::error{} : make_error(errc::cuda_error, std::to_string(code));
+        },
+        {}, {})));
+#else
+  static_cast<void>(w);
+#endif
+}
+
 TEST(Chains, AreRightWithoutWaitingForTheHost) {
   auto cuda = on_cuda();
   if (cuda) {
@@ -382,6 +399,7 @@ TEST(Chains, AreRightWithoutWaitingForTheHost) {
   caf::actor_system sys{cfg};
   auto devices = all_devices(sys);
   std::vector<world_entry> worlds{entry_of(must(world::open(sys, {.devices = devices})))};
+  load_kernel(worlds[0].over);
   std::vector<int> reversed{devices.rbegin(), devices.rend()};
   worlds.push_back(entry_of(must(world::open(sys, {.devices = reversed, .name = "reversed"}))));
   // Halves, and all but the first in another order.
