@@ -424,13 +424,18 @@ void collective_operation::decide_at_once() noexcept {
     for (auto& p : promised) {
       p.promised = false;
       p.claimed.store(false);
+      p.on->end_promise();
       p.on->state().end_loan();
     }
   };
   for (auto& p : all) {
-    p.promised = p.on->state().lend_if_live();
-    if (!p.promised)
+    if (!p.on->promise())
       return take_back(all.first(p.index));
+    p.promised = p.on->state().lend_if_live();
+    if (!p.promised) {
+      p.on->end_promise();
+      return take_back(all.first(p.index));
+    }
     if (!claim_issue(p))
       return take_back(all.first(p.index + 1));
   }
@@ -473,10 +478,12 @@ bool collective_operation::decide(way x) noexcept {
   return true;
 }
 
+/// What passes may stand in the way of a symmetric one. That goes the plain way then, and at once:
+/// before what comes behind it.
 bool collective_operation::lets_pass() noexcept {
   if (may_be_symmetric_)
-    vote(false); // what passes may stand in its way
-  return decision_.load(std::memory_order_acquire) != way::symmetric;
+    vote(false);
+  return !may_be_symmetric_;
 }
 
 void collective_operation::prefetch(const part& p) const noexcept {
@@ -496,7 +503,10 @@ caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on) {
     return issue_outcome::finished;
   if (!may_be_symmetric_)
     return issue(p, on, false);
-  vote(on.starts_for_sure(p));
+  if (!p.promised) {
+    p.voted = on.promise(); // it is here, and frees nothing
+    vote(on.starts_for_sure(p));
+  }
   if (on.may_spin()) // the others are about to come, if they do
     spin_until([this] { return decision_.load(std::memory_order_acquire) != way::open; },
                voting_patience);
@@ -504,10 +514,12 @@ caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on) {
 }
 
 caf::expected<issue_outcome> collective_operation::proceed(part& p, lane& on) {
-  auto decision = decision_.load(std::memory_order_acquire);
-  if (decision == way::open && communicator_->live())
-    return issue_outcome::continues;
-  return issue(p, on, decision == way::symmetric);
+  if (decision_.load(std::memory_order_acquire) == way::open) {
+    if (communicator_->live())
+      return issue_outcome::continues;
+    vote(false); // or the others have decided meanwhile, and rely on this one
+  }
+  return issue(p, on, decision_.load(std::memory_order_acquire) == way::symmetric);
 }
 
 caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on, bool symmetric) {
@@ -574,6 +586,8 @@ void collective_operation::on_part_done(part& p) noexcept {
 void collective_operation::on_part_over(part& p) noexcept {
   if (p.promised)
     p.on->state().end_loan();
+  if (p.promised || p.voted)
+    p.on->end_promise();
 }
 
 /// Who made the part's calls need not wait for other ranks' parts.

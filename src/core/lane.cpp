@@ -117,7 +117,7 @@ void lane::wake() noexcept {
 
 void lane::wake(std::span<const part> parts) noexcept {
   for (auto& p : parts)
-    p.on->signalled_.store(true, std::memory_order_relaxed);
+    p.on->signalled_.store(true, std::memory_order_release);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (auto& p : parts)
     if (p.on->parked_.load(std::memory_order_relaxed))
@@ -687,8 +687,8 @@ void lane::after_issue(part& p, const caf::expected<issue_outcome>& outcome) {
 
 void lane::put_in_flight(part& p) {
   auto& s = stream_of(p);
-  queued_.fetch_sub(1, std::memory_order_relaxed);
   in_flight_.fetch_add(1, std::memory_order_relaxed);
+  queued_.fetch_sub(1, std::memory_order_release); // counted at any time (`comes_next`)
   if (p.tenant != nullptr) {
     ++p.tenant->in_flight;
     if (!s.in_flight.empty() && s.in_flight.back()->tenant != p.tenant)
@@ -944,12 +944,19 @@ void lane::retire(event_view event) noexcept {
 bool lane::drain_released() {
   if (!state_->has_released())
     return false;
+  // To free memory may wait for other devices, which may wait for what is promised here.
+  freeing_.store(true);
+  if (promises_.load() != 0) {
+    freeing_.store(false);
+    return false;
+  }
   for (auto& x : state_->take_released()) {
     if (x.deleter)
       state_->hand_back(std::move(x));
     else if (x.generation == state_->generation() && !abandoned_.load())
       static_cast<void>(note(device_->deallocate(x.address, stream(stream_kind::memory))));
   }
+  freeing_.store(false);
   return true;
 }
 

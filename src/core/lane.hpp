@@ -93,9 +93,19 @@ public:
   /// Under admission's lock, for `p`, which is to be submitted: is nothing else there, on the lane
   /// or on the device, and so comes before it?
   bool comes_next(const part& p) const noexcept {
-    return queued() == 1 && in_flight_.load() == 0 && !issuing_.load() && state_->acquired() == 0 &&
-           nothing_before(p);
+    return queued_.load(std::memory_order_acquire) == 1 && in_flight_.load() == 0 &&
+           !issuing_.load() && state_->acquired() == 0 && nothing_before(p);
   }
+  /// Others rely on it to issue a part: until `end_promise` it frees no memory, which may wait for
+  /// them. False, and nothing is promised, if it is at that.
+  bool promise() noexcept {
+    promises_.fetch_add(1);
+    if (!freeing_.load())
+      return true;
+    end_promise();
+    return false;
+  }
+  void end_promise() noexcept { promises_.fetch_sub(1); }
 
   /// Lets the memory of this generation go and makes a new one, once nothing is in flight; then
   /// publishes it. The state was closed before, and what used it was failed.
@@ -292,6 +302,8 @@ private:
   std::atomic<std::size_t> tenants_{0};
   std::atomic<bool> held_{false};
   std::atomic<std::int64_t> connecting_until_{0};
+  std::atomic<int> promises_{0};
+  std::atomic<bool> freeing_{false};
   std::atomic<bool> reset_requested_{false};
   std::atomic<bool> stop_requested_{false};
   std::atomic<bool> abandoned_{false};

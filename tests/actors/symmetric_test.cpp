@@ -378,8 +378,36 @@ TEST_F(Symmetric, ARankThatIsNotThereEndsTheCommunicatorAlone) {
   EXPECT_EQ(w.status().epoch, 2u);
 }
 
-// An idle lane promises to issue it: the others begin, and nothing may come between.
-TEST_F(Symmetric, IsIssuedThoughItsDeviceIsResetMeanwhile) {
+// Idle lanes promise to issue them: once one has, nothing may come between on the others.
+TEST_F(Symmetric, ResetsAmongSmallSumsLeaveNoneStanding) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto system = make_system(2);
+  auto w = system.open_world();
+  world_feed feed{system, w.actor()};
+  for (std::uint64_t round = 0; round < 20; ++round) {
+    const auto refs = allocate_symmetric(w, dtype::float32, 2);
+    ASSERT_TRUE(goes_symmetric_soon(w, refs));
+    std::atomic<std::uint64_t> sums{0};
+    std::thread client{[&] {
+      for (;; ++sums)
+        if (auto done = answer_of(w.all_reduce(refs)); !done) {
+          const auto code = code_of(done.error());
+          EXPECT_TRUE(code == errc::device_reset || code == errc::stale_ref)
+              << describe(done.error());
+          sums = 1'000'000;
+          return;
+        }
+    }};
+    for (stopwatch time; sums < 5 * round && time.elapsed() < patience;)
+      std::this_thread::yield();
+    EXPECT_GE(sums, 5 * round);
+    EXPECT_TRUE(is_ok(answer_of(w.device_of(1).reset())));
+    client.join();
+    feed.until([&](auto& x) { return x.phase == world_phase::ready && x.epoch >= round + 2; });
+  }
+}
+
+TEST_F(Symmetric, AResetBesideALaneThatFreesMemoryWaitsForIt) {
   TROUPE_NEEDS_DEVICES(2);
   TROUPE_HOST_ONLY("memory is freed at once");
   auto system = make_system(2);
