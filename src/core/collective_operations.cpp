@@ -424,16 +424,15 @@ void collective_operation::decide_at_once() noexcept {
     for (auto& p : promised) {
       p.promised = false;
       p.claimed.store(false);
-      p.on->end_promise();
+      end_promise(p);
       p.on->state().end_loan();
     }
   };
   for (auto& p : all) {
-    if (!p.on->promise())
-      return take_back(all.first(p.index));
-    p.promised = p.on->state().lend_if_live();
+    p.awaited_by_all = p.on->promise();
+    p.promised = p.awaited_by_all && p.on->state().lend_if_live();
     if (!p.promised) {
-      p.on->end_promise();
+      end_promise(p);
       return take_back(all.first(p.index));
     }
     if (!claim_issue(p))
@@ -504,7 +503,7 @@ caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on) {
   if (!may_be_symmetric_)
     return issue(p, on, false);
   if (!p.promised) {
-    p.voted = on.promise(); // it is here, and frees nothing
+    p.awaited_by_all = on.promise(); // it is here, and frees nothing
     vote(on.starts_for_sure(p));
   }
   if (on.may_spin()) // the others are about to come, if they do
@@ -519,7 +518,9 @@ caf::expected<issue_outcome> collective_operation::proceed(part& p, lane& on) {
       return issue_outcome::continues;
     vote(false); // or the others have decided meanwhile, and rely on this one
   }
-  return issue(p, on, decision_.load(std::memory_order_acquire) == way::symmetric);
+  auto outcome = issue(p, on, decision_.load(std::memory_order_acquire) == way::symmetric);
+  end_promise(p);
+  return outcome;
 }
 
 caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on, bool symmetric) {
@@ -586,7 +587,11 @@ void collective_operation::on_part_done(part& p) noexcept {
 void collective_operation::on_part_over(part& p) noexcept {
   if (p.promised)
     p.on->state().end_loan();
-  if (p.promised || p.voted)
+  end_promise(p);
+}
+
+void collective_operation::end_promise(part& p) noexcept {
+  if (std::exchange(p.awaited_by_all, false))
     p.on->end_promise();
 }
 

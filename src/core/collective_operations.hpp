@@ -101,6 +101,7 @@ private:
   void vote(bool yes) noexcept;
   bool decide(way x) noexcept;
   void decide_at_once() noexcept;
+  static void end_promise(part& p) noexcept;
   caf::expected<issue_outcome> issue(part& p, lane& on, bool symmetric);
 
   // What a lane needs to issue its part, together.

@@ -74,8 +74,8 @@ struct alignas(64) part {
   bool certain = false;
   /// Its lane issues it whatever happens: others rely on that, and the device is lent for it.
   bool promised = false;
-  bool voted = false;     ///< the same from its vote on, without the loan; the lane's alone
-  bool passed_by = false; ///< never issued; its event alone stands in the stream
+  bool awaited_by_all = false; ///< from the promise, or its vote, until it is issued
+  bool passed_by = false;      ///< never issued; its event alone stands in the stream
   /// Its own requester knows that it is done, whatever becomes of the others.
   std::atomic<bool> told{false};
   std::vector<predecessor> predecessors;
