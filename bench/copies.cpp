@@ -1,9 +1,10 @@
 #include "copies.hpp"
 
+#include "checking.hpp"
+
 #include <algorithm>
 #include <atomic>
 #include <string>
-#include <thread>
 
 namespace bench {
 
@@ -27,21 +28,6 @@ content new_content() {
   return {(number.fetch_add(1) + 1) * 0xD1B54A32D192ED03}; // odd, so that none comes again
 }
 
-template <class F> void for_routes(std::size_t routes, F work) {
-  std::vector<std::thread> threads;
-  threads.reserve(routes);
-  for (std::size_t i = 0; i < routes; ++i)
-    threads.emplace_back(work, i);
-  for (auto& x : threads)
-    x.join();
-}
-
-/// `work(first, count)` for the pieces of `total` words.
-template <class F> void for_pieces(std::size_t total, F work) {
-  for (std::size_t first = 0; first < total; first += piece)
-    work(first, std::min(piece, total - first));
-}
-
 } // namespace
 
 std::vector<route> routes_between(const std::vector<int>& devices) {
@@ -56,18 +42,18 @@ void copying_contestant::verify(std::size_t size_bytes, std::size_t window) {
   const auto words = size_bytes * window / sizeof(std::uint64_t);
   std::vector<content> contents(routes());
   std::generate(contents.begin(), contents.end(), new_content);
-  for_routes(routes(), [&](std::size_t i) {
+  for_each_at_once(routes(), [&](std::size_t i) {
     std::vector<std::uint64_t> numbers(std::min(words, piece));
-    for_pieces(words, [&](std::size_t first, std::size_t n) {
+    for_pieces(words, piece, [&](std::size_t first, std::size_t n) {
       for (std::size_t k = 0; k < n; ++k)
         numbers[k] = contents[i].at(first + k);
       write(i, first * sizeof(std::uint64_t), std::as_bytes(std::span{numbers}.first(n)));
     });
   });
   run(size_bytes, window, window);
-  for_routes(routes(), [&](std::size_t i) {
+  for_each_at_once(routes(), [&](std::size_t i) {
     std::vector<std::uint64_t> numbers(std::min(words, piece));
-    for_pieces(words, [&](std::size_t first, std::size_t n) {
+    for_pieces(words, piece, [&](std::size_t first, std::size_t n) {
       std::fill(numbers.begin(), numbers.end(), contents[i].at(words)); // right nowhere
       read(i, first * sizeof(std::uint64_t), std::as_writable_bytes(std::span{numbers}.first(n)));
       for (std::size_t k = 0; k < n; ++k)

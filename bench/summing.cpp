@@ -1,8 +1,9 @@
 #include "summing.hpp"
 
+#include "checking.hpp"
+
 #include <algorithm>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace bench {
@@ -39,41 +40,25 @@ std::size_t exact_operations(std::size_t ranks, std::size_t most) {
   return result;
 }
 
-/// `work(rank)` on a thread for each.
-template <class F> void for_ranks(std::size_t ranks, F work) {
-  std::vector<std::thread> threads;
-  threads.reserve(ranks);
-  for (std::size_t r = 0; r < ranks; ++r)
-    threads.emplace_back(work, r);
-  for (auto& x : threads)
-    x.join();
-}
-
-/// `work(first, count)` for the pieces of `total` elements.
-template <class F> void for_pieces(std::size_t total, F work) {
-  for (std::size_t first = 0; first < total; first += piece)
-    work(first, std::min(piece, total - first));
-}
-
 } // namespace
 
 void summing_contestant::verify(std::size_t size_bytes, std::size_t window) {
   const auto count = size_bytes / sizeof(float);
   const auto longest = std::min(count, piece);
-  for_ranks(ranks(), [&](std::size_t rank) {
+  for_each_at_once(ranks(), [&](std::size_t rank) {
     std::vector<float> numbers(longest);
     for (std::size_t i = 0; i < longest; ++i)
       numbers[i] = static_cast<float>(rank + 1) * weight(i);
-    for_pieces(count, [&](std::size_t first, std::size_t n) {
+    for_pieces(count, piece, [&](std::size_t first, std::size_t n) {
       write(rank, first, std::span{numbers}.first(n));
     });
   });
   const auto operations = exact_operations(ranks(), window);
   sum(count, operations, window);
   const auto factor = factor_after(operations, ranks());
-  for_ranks(ranks(), [&](std::size_t rank) {
+  for_each_at_once(ranks(), [&](std::size_t rank) {
     std::vector<float> numbers(longest);
-    for_pieces(count, [&](std::size_t first, std::size_t n) {
+    for_pieces(count, piece, [&](std::size_t first, std::size_t n) {
       std::fill(numbers.begin(), numbers.end(), -1.0f);
       read(rank, first, std::span{numbers}.first(n));
       for (std::size_t i = 0; i < n; ++i)

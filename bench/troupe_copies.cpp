@@ -1,5 +1,6 @@
 #include "troupe_copies.hpp"
 
+#include "in_flight.hpp"
 #include "must.hpp"
 #include "rank_threads.hpp"
 #include <troupe/troupe.hpp>
@@ -9,7 +10,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <string>
 #include <utility>
 
@@ -70,16 +70,7 @@ public:
         result.each.push_back(microseconds(clock::now() - start));
       }
     } else {
-      std::deque<troupe::pending<void>> unfinished;
-      for (std::size_t k = 0; k < operations; ++k) {
-        unfinished.push_back(issue(copies[k % window]));
-        if (unfinished.size() == window) {
-          must(unfinished.front().wait());
-          unfinished.pop_front();
-        }
-      }
-      for (auto& x : unfinished)
-        must(x.wait());
+      keep_in_flight(operations, window, [&](std::size_t k) { return issue(copies[k % window]); });
     }
     result.per_operation = microseconds(clock::now() - begin) / static_cast<double>(operations);
     return result;

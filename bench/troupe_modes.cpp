@@ -1,12 +1,13 @@
 #include "troupe_modes.hpp"
 
+#include "in_flight.hpp"
+#include "must.hpp"
 #include "rank_threads.hpp"
 #include <troupe/troupe.hpp>
 
 #include <caf/all.hpp>
 
 #include <chrono>
-#include <deque>
 #include <future>
 #include <utility>
 
@@ -18,14 +19,6 @@ using namespace std::chrono_literals;
 using buffers = std::vector<troupe::any_gpu_ref>;
 
 constexpr auto deadline = 60s;
-
-/// What every call here gives; a benchmark that fails has nothing to say.
-template <class T> T must(caf::expected<T>&& x) {
-  if (!x)
-    fail(troupe::describe(x.error()));
-  if constexpr (!std::is_void_v<T>)
-    return std::move(*x);
-}
 
 class troupe_contestant : public summing_contestant {
 public:
@@ -91,16 +84,7 @@ public:
         result.each.push_back(microseconds(clock::now() - start));
       }
     } else {
-      std::deque<troupe::pending<troupe::collective_done>> unfinished;
-      for (std::size_t k = 0; k < operations; ++k) {
-        unfinished.push_back(issue(data));
-        if (unfinished.size() == window) {
-          must(unfinished.front().wait());
-          unfinished.pop_front();
-        }
-      }
-      for (auto& x : unfinished)
-        must(x.wait());
+      keep_in_flight(operations, window, [&](std::size_t) { return issue(data); });
     }
     result.per_operation = microseconds(clock::now() - begin) / static_cast<double>(operations);
     return result;
@@ -152,16 +136,7 @@ public:
       });
     return in_one_step(ranks(), operations, [&](std::size_t rank) {
       return [call = issue(rank), operations, window] {
-        std::deque<troupe::pending<troupe::collective_done>> unfinished;
-        for (std::size_t k = 0; k < operations; ++k) {
-          unfinished.push_back(call());
-          if (unfinished.size() == window) {
-            must(unfinished.front().wait());
-            unfinished.pop_front();
-          }
-        }
-        for (auto& x : unfinished)
-          must(x.wait());
+        keep_in_flight(operations, window, [&](std::size_t) { return call(); });
       };
     });
   }

@@ -919,7 +919,6 @@ TEST_P(FailingLink, IsTakenOut) {
   EXPECT_EQ(t.stats().direct_copies, 2u);
 }
 
-// What stands behind a copy whose link fails must not go over it.
 TEST(TopologyCopy, ALinkThatFailsDuringItsCheckStaysOut) {
   TROUPE_HOST_ONLY("faults");
   auto plan = std::make_shared<fault_plan>();
@@ -959,6 +958,7 @@ TEST(TopologyCopy, ALinkStaysWhereMemoryRunsOut) {
   }
 }
 
+// What stands behind a copy whose link fails must not go over it.
 TEST(TopologyCopy, NoCopyGoesOverALinkThatIsOut) {
   TROUPE_HOST_ONLY("faults");
   auto plan = std::make_shared<fault_plan>();
