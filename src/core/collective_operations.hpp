@@ -52,8 +52,6 @@ public:
   /// `call` is of `asked_by`.
   void add_call(const rank_call& call, std::span<use> uses, std::uint64_t membership,
                 std::shared_ptr<rank_request> asked_by);
-  /// Is only one call still to come?
-  bool lacks_one() const noexcept { return missing_ == 1; }
   /// Brings what the call of `rank`, one of all, changes to the cache of the calling thread.
   void fetch_place_of(std::size_t rank) const noexcept;
   /// The ranks that have not called yet. Under the lock of the order.
