@@ -92,13 +92,14 @@ public:
 
 private:
   friend class world;
-  world_rank(world w, std::size_t rank) : world_(std::move(w)), rank_(rank) {}
+  world_rank(world w, std::size_t rank);
 
   pending<collective_done> call(collective_kind what, const any_gpu_ref& send,
                                 const any_gpu_ref& recv, reduce_op op, int peer,
                                 const request_options& options) const;
 
   world world_;
+  std::shared_ptr<detail::world_core> core_; // with a reference count of its own
   std::size_t rank_;
 };
 

@@ -62,7 +62,7 @@ public:
         [this](const send_recv& x) { return run(x); }, [this](const barrier& x) { return run(x); },
         [this](const group& x) { return reply_to(core_->run(x)); },
         [this](const rank_local& x) {
-          return reply_to(core_->run(x.rank, collective_view{x.call}, x.options));
+          return reply_to(core_->run(x.rank, collective_view{x.call}, x.options, core_));
         },
         [this](const allocate_all& x) {
           return reply_when_answered(this, *core_->owner(),

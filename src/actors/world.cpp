@@ -147,14 +147,17 @@ world_rank world::rank(std::size_t index) const { return {*this, index}; }
 
 // -- one rank
 
+world_rank::world_rank(world w, std::size_t rank)
+    : world_(std::move(w)), core_(detail::counted_apart(world_.owner_->parts.core)), rank_(rank) {}
+
 pending<collective_done> world_rank::call(collective_kind what, const any_gpu_ref& send,
                                           const any_gpu_ref& recv, reduce_op op, int peer,
                                           const request_options& options) const {
-  return answer(world_.owner_->parts.core->run(index(), {what, send, recv, op, peer}, options));
+  return answer(core_->run(index(), {what, send, recv, op, peer}, options, core_));
 }
 
 pending<collective_done> world_rank::run(const collective& what, request_options options) const {
-  return answer(world_.owner_->parts.core->run(index(), detail::collective_view{what}, options));
+  return answer(core_->run(index(), detail::collective_view{what}, options, core_));
 }
 
 pending<collective_done> world_rank::all_reduce(const any_gpu_ref& buffer, reduce_op op,

@@ -63,8 +63,18 @@ bool all_readable(std::span<const use> run) {
          !run.front().memory->check_readable(run.front().begin, run.back().end);
 }
 
+/// Is `u` right, as a short look tells?
+bool plainly_right(const use& u) {
+  auto& memory = *u.memory;
+  return !memory.stale() && !memory.acquired_for_writing &&
+         (!u.writes || memory.acquired_for_reading == 0) &&
+         (!u.reads || (memory.whole() && !operation::any_failing()));
+}
+
 /// `uses` of `request`, which is `op` or becomes a part of it.
 caf::error check_uses(const operation& request, const operation& op, std::span<const use> uses) {
+  if (std::all_of(uses.begin(), uses.end(), plainly_right))
+    return {};
   auto refuse = [&](const use& u, errc code, const char* reason) {
     auto why = request.describe(code, reason);
     why.rank = op.parts()[u.part].rank;
@@ -364,8 +374,9 @@ bool admission::would_wait_for_itself(const operation& op, std::span<const use> 
   if (held_.size() < 2)
     return false;
   for (auto& u : uses)
-    for (auto& a : u.memory->accesses)
-      if (a.begin < u.end && u.begin < a.end && (a.writes || u.writes))
+    for (std::size_t i = 0; i < u.memory->accesses.size(); ++i)
+      if (auto& a = u.memory->accesses[i];
+          a.begin < u.end && u.begin < a.end && (a.writes || u.writes))
         if (auto by = a.by.lock(); by && by.get() != &op && !by->on_lanes() &&
                                    (inversions_ != 0 || by->place() > op.place()) &&
                                    is_behind(*by, op))
@@ -385,25 +396,26 @@ void admission::order_uses(const std::shared_ptr<operation>& op, std::span<const
 void admission::order_run(const std::shared_ptr<operation>& op, std::span<const use> run,
                           operations& behind) {
   auto& accesses = run.front().memory->accesses;
+  const bool all = accesses.crowded();
   for (std::size_t i = 0; i < accesses.size();) {
-    auto by = accesses[i].by.lock();
-    if (by == op) {
-      ++i;
-      continue;
-    }
-    bool gone = !by || by->settled() || by->told(*accesses[i].at);
     auto u = std::lower_bound(run.begin(), run.end(), accesses[i].begin,
                               [](const use& x, std::size_t begin) { return x.end < begin; });
-    for (; !gone && u != run.end() && u->begin <= accesses[i].end; ++u)
-      gone = order_use(op, *u, by, i, behind);
-    if (!gone) {
+    auto touched = [&] { return u != run.end() && u->begin <= accesses[i].end; };
+    if (!all && !touched()) {
       ++i;
       continue;
     }
-    if (i + 1 != accesses.size())
-      accesses[i] = std::move(accesses.back());
-    accesses.pop_back();
+    auto by = accesses[i].by.lock();
+    bool gone = by != op && (!by || by->settled() || by->told(*accesses[i].at));
+    for (; by != op && !gone && touched(); ++u)
+      gone = order_use(op, *u, by, i, behind);
+    if (gone)
+      accesses.remove(i);
+    else
+      ++i;
   }
+  if (all)
+    accesses.looked_through();
 }
 
 /// True if `u` takes the place of what `by` does in the `i`th access. Where it takes that of a part
@@ -435,7 +447,7 @@ bool admission::order_use(const std::shared_ptr<operation>& op, const use& u,
     return takes_place;
   if (overlap && u.writes) { // only the rest is still a's
     if (a.begin < u.begin && u.end < a.end)
-      accesses.push_back({a.by, a.at, u.end, a.end, a.writes});
+      accesses.add({a.by, a.at, u.end, a.end, a.writes});
     auto& rest = accesses[i];
     if (rest.begin < u.begin)
       rest.end = u.begin;
@@ -446,7 +458,12 @@ bool admission::order_use(const std::shared_ptr<operation>& op, const use& u,
 }
 
 void admission::note_use(const std::shared_ptr<operation>& op, const use& u) {
-  u.memory->accesses.push_back({op, &op->parts()[u.part], u.begin, u.end, u.writes});
+  auto& p = op->parts()[u.part];
+  u.memory->accesses.add({op, &p, u.begin, u.end, u.writes});
+  auto generation =
+      &u.memory->home() == &p.on->state() ? u.memory->generation() : part::several_generations;
+  p.generation =
+      p.generation == 0 || p.generation == generation ? generation : part::several_generations;
   if (u.writes && !u.reads)
     for (auto& wound : u.memory->heal(u.begin, u.end))
       op->heals(u.memory, std::move(wound));

@@ -16,7 +16,7 @@ namespace troupe::detail {
 class timekeeper;
 
 /// A request that makes an operation together with others, each for its part.
-class joining {
+class alignas(64) joining {
 public:
   virtual ~joining() = default;
 

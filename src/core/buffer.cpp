@@ -19,7 +19,7 @@ caf::error indeterminate(const caf::error& cause) {
 buffer::buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64_t generation,
                void* address, std::size_t size_bytes, std::function<void(void*)> deleter,
                std::shared_ptr<symmetric_memory> symmetric)
-    : home_(std::move(home)), generation_(generation), id_(id), address_(address),
+    : generation_(generation), home_(std::move(home)), id_(id), address_(address),
       size_bytes_(size_bytes), deleter_(std::move(deleter)), symmetric_(std::move(symmetric)) {}
 
 buffer::~buffer() {
@@ -34,7 +34,7 @@ buffer::~buffer() {
 bool buffer::stale() const noexcept { return home_->live_generation() != generation_; }
 
 caf::error buffer::check_determinate(std::size_t begin, std::size_t end) const {
-  if (!wounded_.load(std::memory_order_acquire))
+  if (whole())
     return {};
   std::lock_guard lock{wounds_mutex_};
   for (auto& x : wounds_)
@@ -49,8 +49,8 @@ caf::error buffer::check_readable(std::size_t begin, std::size_t end) const {
   // The requester may know already that a writer failed, though its work is not over.
   if (!operation::any_failing())
     return {};
-  for (auto& a : accesses)
-    if (a.writes && a.begin < end && begin < a.end)
+  for (std::size_t i = 0; i < accesses.size(); ++i)
+    if (auto& a = accesses[i]; a.writes && a.begin < end && begin < a.end)
       if (auto by = a.by.lock();
           by && by->failed() && !by->withdrawn() && !a.at->dropped() && !by->told(*a.at))
         return indeterminate(by->cause());
@@ -78,7 +78,7 @@ void buffer::mark_indeterminate(const wound& x) {
 }
 
 std::vector<buffer::wound> buffer::heal(std::size_t begin, std::size_t end) {
-  if (!wounded_.load(std::memory_order_acquire))
+  if (whole())
     return {};
   std::lock_guard lock{wounds_mutex_};
   std::vector<wound> healed;

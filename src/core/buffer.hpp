@@ -21,8 +21,57 @@ struct part;
 /// What a reader gets whose memory a failed operation left half-written.
 caf::error indeterminate(const caf::error& cause);
 
+/// An admitted use of a range of a buffer.
+struct access {
+  std::weak_ptr<operation> by; // which may hold the buffer itself
+  const part* at = nullptr;
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  bool writes = false;
+};
+
+/// In any order. The first one lies in the list itself: most often there is no other.
+class access_list {
+public:
+  std::size_t size() const noexcept { return more_.size() + (any_ ? 1 : 0); }
+  access& operator[](std::size_t i) noexcept { return i == 0 ? first_ : more_[i - 1]; }
+  const access& operator[](std::size_t i) const noexcept { return i == 0 ? first_ : more_[i - 1]; }
+  void add(access x) {
+    if (any_)
+      more_.push_back(std::move(x));
+    else
+      first_ = std::move(x);
+    any_ = true;
+  }
+  /// The last one takes its place.
+  void remove(std::size_t i) noexcept {
+    if (more_.empty()) {
+      first_.by.reset();
+      any_ = false;
+      return;
+    }
+    if (i != more_.size())
+      (*this)[i] = std::move(more_.back());
+    more_.pop_back();
+  }
+
+  /// Is it time to look at all of them for those that are over? Not each time: that would cost as
+  /// much as there are.
+  bool crowded() const noexcept { return size() >= crowd_; }
+  /// After that look.
+  void looked_through() noexcept { crowd_ = static_cast<std::uint32_t>(2 * size() + least_crowd); }
+
+private:
+  static constexpr std::size_t least_crowd = 8;
+
+  access first_;
+  bool any_ = false;
+  std::uint32_t crowd_ = least_crowd;
+  std::vector<access> more_;
+};
+
 /// One allocation of one device in one generation. Freed by the device's lane, whoever drops it.
-class buffer {
+class alignas(64) buffer {
 public:
   /// `deleter` for memory of the user's (`adopt`); without one the memory belongs to the device's
   /// pool, or to `symmetric`, of which it is a piece.
@@ -53,6 +102,8 @@ public:
   /// None if no failed operation left bytes of [begin, end) half-written.
   /// @errors errc::indeterminate with the first cause
   caf::error check_determinate(std::size_t begin, std::size_t end) const;
+  /// No byte of it is half-written.
+  bool whole() const noexcept { return !wounded_.load(std::memory_order_acquire); }
   /// As `check_determinate`, and none of the writers that are still at it has failed. Under the
   /// lock of the order.
   caf::error check_readable(std::size_t begin, std::size_t end) const;
@@ -61,15 +112,8 @@ public:
   /// [begin, end) is wholly written again: gives the wounds that this heals, cut to the range.
   std::vector<wound> heal(std::size_t begin, std::size_t end);
 
-  /// An admitted use of a range; `admission` keeps them, under its lock.
-  struct access {
-    std::weak_ptr<operation> by; // which may hold the buffer itself
-    const part* at;
-    std::size_t begin;
-    std::size_t end;
-    bool writes;
-  };
-  std::vector<access> accesses;
+  /// What uses it; under admission's lock.
+  access_list accesses;
 
   /// What user streams hold or are about to (`acquire` without `release` so far); under
   /// admission's lock.
@@ -80,12 +124,12 @@ public:
   int granted_for_writing = 0;
 
   /// What admission looks at: the first bytes.
-  static constexpr std::size_t looked_at = 96;
+  static constexpr std::size_t looked_at = 128;
 
 private:
-  std::shared_ptr<device_state> home_;
-  std::uint64_t generation_;
   std::atomic<bool> wounded_{false};
+  std::uint64_t generation_;
+  const std::shared_ptr<device_state> home_;
   std::uint64_t id_;
   void* address_;
   std::size_t size_bytes_;

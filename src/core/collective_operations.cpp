@@ -228,6 +228,7 @@ void collective_operation::expect_calls(std::size_t number) {
   calls_.resize(number);
   requests_.resize(number);
   missing_ = number;
+  one_each_ = number == parts().size();
   ends_.resize(parts().size());
   for (std::size_t i = 0; i < ends_.size(); ++i)
     ends_[i] = i + 1;
@@ -253,19 +254,27 @@ void collective_operation::take(std::vector<rank_call> calls) {
     calls_.push_back(&x);
     ends_.back() = calls_.size();
   }
+  one_each_ = calls_.size() == ends_.size();
+}
+
+std::pair<std::size_t, std::size_t> collective_operation::places_of(const part& p) const noexcept {
+  if (one_each_)
+    return {p.index, 1};
+  auto first = p.index == 0 ? 0 : ends_[p.index - 1];
+  return {first, ends_[p.index] - first};
 }
 
 collective_operation::call_view collective_operation::calls_of(const part& p) const noexcept {
-  auto first = p.index == 0 ? 0 : ends_[p.index - 1];
-  return call_view{calls_}.subspan(first, ends_[p.index] - first);
+  auto [first, count] = places_of(p);
+  return call_view{calls_}.subspan(first, count);
 }
 
 std::span<const std::shared_ptr<rank_request>>
 collective_operation::requests_of(const part& p) const noexcept {
   if (requests_.empty())
     return {};
-  auto first = p.index == 0 ? 0 : ends_[p.index - 1];
-  return std::span{requests_}.subspan(first, ends_[p.index] - first);
+  auto [first, count] = places_of(p);
+  return std::span{requests_}.subspan(first, count);
 }
 
 void collective_operation::add_all_uses() {
@@ -393,8 +402,8 @@ void collective_operation::run_on(std::shared_ptr<communicator> target) {
 
 void collective_operation::on_submit() {
   wait_no_more();
-  auto target = world_->join(value);
-  if (target != communicator_) {
+  if (!world_->runs_on(communicator_.get())) {
+    auto target = world_->join(value);
     // What it is to follow in the other one's streams may still be there.
     former_ = std::move(communicator_);
     run_on(std::move(target));
@@ -485,20 +494,19 @@ bool collective_operation::lets_pass() noexcept {
   return !may_be_symmetric_;
 }
 
-void collective_operation::prefetch(const part& p) const noexcept {
-  operation::prefetch(p);
-  prefetch_lines(p.needs, sizeof(rank_call));
-  __builtin_prefetch(&world_);
-  __builtin_prefetch(&ends_);
-  __builtin_prefetch(calls_.data());
-  __builtin_prefetch(ends_.data());
-  for (auto& u : uses_of(p))
-    __builtin_prefetch(u.memory.get());
+const rank_call& collective_operation::first_call_of(const part& p) noexcept {
+  return *static_cast<const rank_call*>(p.needs);
+}
+
+bool collective_operation::moves_nothing(const part& p) const noexcept {
+  if (one_each_)
+    return first_call_of(p).empty();
+  auto calls = calls_of(p);
+  return std::all_of(calls.begin(), calls.end(), [](auto* x) { return x->empty(); });
 }
 
 caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on) {
-  auto mine = calls_of(p);
-  if (std::all_of(mine.begin(), mine.end(), [](auto* x) { return x->empty(); }))
+  if (moves_nothing(p))
     return issue_outcome::finished;
   if (!may_be_symmetric_)
     return issue(p, on, false);
@@ -524,26 +532,24 @@ caf::expected<issue_outcome> collective_operation::proceed(part& p, lane& on) {
 }
 
 caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on, bool symmetric) {
-  auto mine = calls_of(p);
   auto stream = on.stream(p);
+  auto place = static_cast<std::size_t>(p.rank);
   if (symmetric) {
     p.certain = true;
-    auto call = mine.front()->complete();
+    auto call = first_call_of(p).complete();
     call.symmetric = true;
-    return issued(
-        *this, p, *communicator_,
-        communicator_->call_for_sure(mine.front()->rank, on, [&](backend_communicator& rank) {
-          return rank.enqueue({&call, 1}, stream);
-        }));
+    return issued(*this, p, *communicator_,
+                  communicator_->call_for_sure(place, on, [&](backend_communicator& rank) {
+                    return rank.enqueue({&call, 1}, stream);
+                  }));
   }
-  auto error = communicator_->call(mine.front()->rank, on, [&](backend_communicator& rank) {
-    if (mine.size() == 1) {
-      auto call = mine.front()->complete();
+  auto error = communicator_->call(place, on, [&](backend_communicator& rank) {
+    if (one_each_) {
+      auto call = first_call_of(p).complete();
       return rank.enqueue({&call, 1}, stream);
     }
     std::vector<collective_call> calls;
-    calls.reserve(mine.size());
-    for (auto* x : mine)
+    for (auto* x : calls_of(p))
       if (!x->empty())
         calls.push_back(x->complete());
     return rank.enqueue(calls, stream);
@@ -553,7 +559,8 @@ caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on, bool
 
 void collective_operation::fetch_place_of(std::size_t rank) const noexcept {
   if (rank == 0) {
-    prefetch_lines_to_change(this, sizeof *this);
+    fetch_place();
+    prefetch_members_to_change(value, former_);
     prefetch_to_change(calls_.data());
     prefetch_to_change(requests_.data());
   }
@@ -696,10 +703,8 @@ void rank_request::fetch_ahead() const noexcept {
   __builtin_prefetch(this);
   auto lines = placing_lines();
   prefetch_lines_to_change(lines.data(), lines.size());
-  for (auto& u : uses()) {
+  for (auto& u : uses())
     prefetch_lines_to_change(u.memory.get(), buffer::looked_at);
-    prefetch_to_change(u.memory->accesses.data());
-  }
   if (auto* next = world_->matching().spare_joint.get(); next != nullptr && !call_.is_message())
     next->fetch_place_of(call_.rank);
 }

@@ -59,7 +59,6 @@ public:
   caf::error on_check() const override;
   caf::error on_admit() override;
   const void* waits_for() const override;
-  void prefetch(const part& p) const noexcept override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
   void on_lost_part(part& p, const caf::error& why) noexcept override;
   caf::expected<issue_outcome> proceed(part& p, lane& on) override;
@@ -84,6 +83,11 @@ private:
 
   /// Those of a part, in their order. None is null once it is on the lanes.
   call_view calls_of(const part& p) const noexcept;
+  /// Where they are: the first, and how many.
+  std::pair<std::size_t, std::size_t> places_of(const part& p) const noexcept;
+  /// On the lanes.
+  static const rank_call& first_call_of(const part& p) noexcept;
+  bool moves_nothing(const part& p) const noexcept;
   /// Who made them, if ranks did.
   std::span<const std::shared_ptr<rank_request>> requests_of(const part& p) const noexcept;
   void tell(part& p) noexcept;
@@ -108,6 +112,7 @@ private:
   /// all lanes must have come to it, with nothing in its way, before one issues it: each says yes
   /// or no (`decision_`). With the first no it goes the plain way, on all ranks.
   bool may_be_symmetric_ = false;
+  bool one_each_ = false; // each part has one call, which is what it `needs`
   connect_scope needs_ = connect_scope::collectives;
   std::shared_ptr<communicator> communicator_;
   std::vector<const rank_call*> calls_; // sorted by rank; null: its rank is still to call
@@ -116,6 +121,11 @@ private:
   /// part.
   std::vector<std::shared_ptr<rank_request>> requests_;
   std::vector<rank_call> room_; // the calls, if one request made them all
+  std::uint64_t membership_ = 0;
+  std::size_t missing_ = 0;          // calls that are still to come; under the lock of the order
+  std::atomic<bool> waiting_{false}; // counts at its world
+  std::atomic<const void*> communicator_key_{nullptr}; // for those who look at it while it waits
+  std::shared_ptr<communicator> former_; // on which it would have run when it got its place
 
   // What lanes change.
   std::atomic<std::size_t> agreed_{0}; // how many said yes; none looks here again
@@ -123,12 +133,6 @@ private:
   std::mutex requests_mutex_;
   bool requests_told_ = false; // of the end; under requests_mutex_
   bool requests_done_ = false; // no lane needs them any more; under requests_mutex_
-
-  std::uint64_t membership_ = 0;
-  std::size_t missing_ = 0;          // calls that are still to come; under the lock of the order
-  std::atomic<bool> waiting_{false}; // counts at its world
-  std::shared_ptr<communicator> former_; // on which it would have run when it got its place
-  std::atomic<const void*> communicator_key_{nullptr}; // for those who look at it while it waits
   std::atomic<way> decision_{way::open};
 };
 
@@ -169,17 +173,18 @@ private:
   void refuse_for_all();
   std::shared_ptr<collective_operation> make_joint();
 
-  // What a place in the order takes, together.
-  std::shared_ptr<world_core> world_;
+  // What a place in the order takes, together, from `joining` on.
   std::uint64_t membership_ = 0;
-  std::size_t use_count_ = 0;
-  std::shared_ptr<collective_operation> found_; // what it may become a part of
+  std::shared_ptr<world_core> world_;
   std::shared_ptr<collective_operation> joint_; // what it is a part of; under the lock of the order
   std::atomic<std::uint64_t> joint_number_{0};
+  std::uint32_t use_count_ = 0;
   bool counts_ = false;          // among its rank's calls
   bool refused_for_all_ = false; // nobody's call of this operation will be done
   std::array<use, 2> uses_;
   rank_call call_; // the operation's, too
+
+  std::shared_ptr<collective_operation> found_; // what it may become a part of
 };
 
 /// Makes connections of a communicator, in the order of all other work on its devices. The

@@ -98,6 +98,7 @@ bool lane::submit(part& p) noexcept {
     return false;
   }
   newest_.store(p.of, std::memory_order_relaxed);
+  newest_needs_.store(p.needs, std::memory_order_relaxed);
   p.next = inbox_.load(std::memory_order_relaxed);
   while (!inbox_.compare_exchange_weak(p.next, &p)) {
   }
@@ -325,8 +326,8 @@ bool lane::take_inbox() noexcept {
   auto* p = inbox_.load(std::memory_order_relaxed);
   if (p == nullptr)
     return false;
-  prefetch_lines_to_change(p, sizeof *p); // while the word comes over
-  operation::prefetch_head(newest_.load(std::memory_order_relaxed));
+  operation::prefetch(p, newest_.load(std::memory_order_relaxed),
+                      newest_needs_.load(std::memory_order_relaxed));
   p = inbox_.exchange(nullptr, std::memory_order_acquire);
   // The inbox is a stack: what came last comes first.
   part* in_order = nullptr;
@@ -338,7 +339,8 @@ bool lane::take_inbox() noexcept {
   }
   for (; in_order != nullptr; in_order = in_order->next)
     waiting_.push_back(in_order);
-  waiting_.front()->of->prefetch(*waiting_.front());
+  if (waiting_.size() > 1)
+    operation::prefetch(*waiting_.front());
   return true;
 }
 
@@ -445,7 +447,7 @@ void lane::fetch_ahead() const noexcept {
   if (waiting_.size() > 1)
     __builtin_prefetch(waiting_[1]);
   if (!waiting_.empty())
-    waiting_.front()->of->prefetch(*waiting_.front());
+    operation::prefetch(*waiting_.front());
 }
 
 lane::verdict lane::try_issue(part& p) {
@@ -638,6 +640,8 @@ caf::error lane::wait_for(const part& x, stream_view stream) {
 }
 
 caf::error lane::check_generation(const part& p) const {
+  if (p.generation == 0 || p.generation == state_->live_generation())
+    return {};
   for (auto& u : p.of->uses_of(p))
     if (u.part == p.index && u.memory->stale()) {
       // What was admitted in time fails for the reason that all others have (INV-7).

@@ -289,7 +289,8 @@ private:
   // Words that clients change, away from the lane's own: the first line is what an idle lane looks
   // at.
   alignas(64) std::atomic<part*> inbox_{nullptr};
-  std::atomic<const operation*> newest_{nullptr}; // whose part came last; it may be gone
+  std::atomic<const operation*> newest_{nullptr};  // whose part came last; it may be gone
+  std::atomic<const void*> newest_needs_{nullptr}; // what that part needs; the same
   std::atomic<bool> signalled_{false};
   std::atomic<bool> parked_{false};
   bool closed_ = false; // nobody looks into it any more; under the lock of the order

@@ -26,9 +26,9 @@ void mesh_request::cancel() noexcept {
 
 // -- mesh_channel
 
-mesh_channel::mesh_channel(std::shared_ptr<world_core> world, int rank,
+mesh_channel::mesh_channel(const std::shared_ptr<world_core>& world, int rank,
                            std::shared_ptr<mesh_calls> calls, mesh_buffering buffering)
-    : world_(std::move(world)), rank_(rank), calls_(std::move(calls)), buffering_(buffering),
+    : world_(counted_apart(world)), rank_(rank), calls_(std::move(calls)), buffering_(buffering),
       device_(world_->owner(), world_->lanes()[static_cast<std::size_t>(rank)],
               world_->limits().deadline) {}
 
@@ -429,7 +429,7 @@ any_gpu_ref mesh_channel::part_of(const chunk& c, const layout& how, dtype type,
 caf::expected<std::shared_ptr<rank_request>>
 mesh_channel::ask(const mesh_spec& spec, const any_gpu_ref& send, const any_gpu_ref& recv,
                   const request_options& options) const {
-  return world_->ask(rank_, {spec.what, send, recv, spec.op, spec.peer}, options);
+  return world_->ask(rank_, {spec.what, send, recv, spec.op, spec.peer}, options, world_);
 }
 
 /// What is left of its time.

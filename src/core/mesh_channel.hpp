@@ -62,8 +62,8 @@ struct mesh_buffering {
 /// may still use them.
 class mesh_channel : public std::enable_shared_from_this<mesh_channel> {
 public:
-  mesh_channel(std::shared_ptr<world_core> world, int rank, std::shared_ptr<mesh_calls> calls,
-               mesh_buffering buffering);
+  mesh_channel(const std::shared_ptr<world_core>& world, int rank,
+               std::shared_ptr<mesh_calls> calls, mesh_buffering buffering);
   ~mesh_channel();
 
   /// @thread any

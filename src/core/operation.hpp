@@ -29,7 +29,7 @@ inline constexpr std::size_t stream_count = 6;
 
 /// A rank of a communicator, whose work on its lane is in one stream, in order; in another one,
 /// perhaps, once all of it is over. @thread the lane
-struct stream_tenant {
+struct alignas(64) stream_tenant { // its lane changes it all the time, another one another's
   std::size_t stream = static_cast<std::size_t>(stream_kind::collective);
   std::size_t in_flight = 0; ///< or continuing
 };
@@ -79,7 +79,10 @@ struct alignas(64) part {
   /// Its own requester knows that it is done, whatever becomes of the others.
   std::atomic<bool> told{false};
   std::vector<predecessor> predecessors;
-  const void* needs = nullptr;  ///< what its issue looks at first, to be fetched; the verb's
+  const void* needs = nullptr; ///< what its issue looks at first, `needed_bytes`; the verb's
+  /// Of the memory that it uses, if all of that is its lane's device's; 0: none was noted yet.
+  std::uint64_t generation = 0;
+  static constexpr std::uint64_t several_generations = UINT64_MAX;
   std::uint32_t uses_begin = 0; ///< its uses are among these (`operation::uses_of`)
   std::uint32_t uses_end = 0;
   part* next = nullptr;     // in the lane's inbox
@@ -102,6 +105,7 @@ struct alignas(64) part {
 
   /// What admission touches: the first bytes.
   static constexpr std::size_t placed_bytes = 128;
+  static constexpr std::size_t needed_bytes = 128;
 
   bool over() const noexcept {
     auto s = at.load(std::memory_order_acquire);
@@ -138,7 +142,7 @@ public:
   std::span<const part> parts() const noexcept { return {parts_.get(), part_count_}; }
   const std::vector<use>& uses() const noexcept { return uses_; }
   void expect_uses(std::size_t number) { uses_.reserve(number); }
-  void add_use(use x) {
+  void add_use(use&& x) {
     auto& p = parts_[x.part];
     if (!p.uses_memory)
       p.uses_memory = true;
@@ -188,6 +192,12 @@ public:
 
   // -- called by admission, under its lock
 
+  /// Brings what its place changes, but for its parts and what a verb has, into the cache of the
+  /// calling thread.
+  void fetch_place() const noexcept {
+    prefetch_members_to_change(deadline, open_);
+    prefetch_members_to_change(self_, kept_by_);
+  }
   /// False for the library's own work, for which the bound of what waits for a device does not
   /// count.
   virtual bool bounded() const noexcept { return true; }
@@ -219,17 +229,18 @@ public:
 
   // -- called by lanes
 
-  /// Brings what the issue of `p` needs into the cache of the calling thread.
-  virtual void prefetch(const part& p) const noexcept {
-    prefetch_lines_to_change(&p, sizeof p);
-    auto uses = uses_of(p);
-    prefetch_lines(uses.data(), uses.size_bytes());
+  /// Brings what the issue of `p` needs into the cache of the calling thread. All of it may be
+  /// gone: none is looked at.
+  static void prefetch(const part* p, const operation* of, const void* needs) noexcept {
+    prefetch_lines_to_change(p, sizeof *p);
+    prefetch_lines(needs, part::needed_bytes);
+    __builtin_prefetch(of);
+    // With what lanes ask before they issue; and what a verb has first.
+    constexpr std::size_t firsts = 96;
+    prefetch_lines(&of->uses_, sizeof(of->uses_) + firsts);
+    prefetch_lines(of + 1, firsts);
   }
-  /// The same for the first look at `x`, which may be gone.
-  static void prefetch_head(const operation* x) noexcept {
-    __builtin_prefetch(x);
-    __builtin_prefetch(&x->uses_); // with what lanes ask before they issue
-  }
+  static void prefetch(const part& p) noexcept { prefetch(&p, p.of, p.needs); }
   /// Issues `p` on its lane's stream.
   virtual caf::expected<issue_outcome> issue(part& p, lane& on);
   /// Nothing else is issued on a lane while a part of it `continues` there.

@@ -3,13 +3,20 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace troupe::detail {
 
+/// Calls `f` with an address in each line of [`first`, `first` + `bytes`).
+template <class F> void for_each_line(const void* first, std::size_t bytes, F f) noexcept {
+  constexpr std::uintptr_t line = 64;
+  auto begin = reinterpret_cast<std::uintptr_t>(first);
+  for (auto at = begin & ~(line - 1); at < begin + bytes; at += line)
+    f(reinterpret_cast<const void*>(at));
+}
+
 inline void prefetch_lines(const void* first, std::size_t bytes) noexcept {
-  constexpr std::size_t line = 64;
-  for (std::size_t at = 0; at < bytes; at += line)
-    __builtin_prefetch(static_cast<const std::byte*>(first) + at);
+  for_each_line(first, bytes, [](const void* x) { __builtin_prefetch(x); });
 }
 
 /// The same for a word that this thread is about to change.
@@ -22,9 +29,15 @@ inline void prefetch_to_change(const void* word) noexcept {
 }
 
 inline void prefetch_lines_to_change(const void* first, std::size_t bytes) noexcept {
-  constexpr std::size_t line = 64;
-  for (std::size_t at = 0; at < bytes; at += line)
-    prefetch_to_change(static_cast<const std::byte*>(first) + at);
+  for_each_line(first, bytes, [](const void* x) { prefetch_to_change(x); });
+}
+
+/// The same from `first` to `last`, members of one object.
+template <class A, class B>
+void prefetch_members_to_change(const A& first, const B& last) noexcept {
+  auto begin = reinterpret_cast<const std::byte*>(&first);
+  auto end = reinterpret_cast<const std::byte*>(&last) + sizeof(B);
+  prefetch_lines_to_change(begin, static_cast<std::size_t>(end - begin));
 }
 
 } // namespace troupe::detail

@@ -617,8 +617,9 @@ world_core::answer world_core::run(const group& what) {
 }
 
 world_core::answer world_core::run(int rank, const collective_view& what,
-                                   const request_options& options) {
-  auto request = ask(rank, what, options);
+                                   const request_options& options,
+                                   std::shared_ptr<world_core> self) {
+  auto request = ask(rank, what, options, std::move(self));
   if (!request)
     return refused_operation<collective_done>(to_string(what.kind).data(),
                                               std::move(request.error()));
@@ -626,7 +627,8 @@ world_core::answer world_core::run(int rank, const collective_view& what,
 }
 
 caf::expected<std::shared_ptr<rank_request>> world_core::ask(int rank, const collective_view& what,
-                                                             const request_options& options) {
+                                                             const request_options& options,
+                                                             std::shared_ptr<world_core> self) {
   auto* verb = to_string(what.kind).data();
   if (rank < 0 || static_cast<std::size_t>(rank) >= size())
     return refusal(verb, "there is no rank " + std::to_string(rank) + "; there are " +
@@ -638,7 +640,7 @@ caf::expected<std::shared_ptr<rank_request>> world_core::ask(int rank, const col
   auto result = spare.take();
   if (!result)
     result = std::make_shared<rank_request>();
-  result->begin(verb, shared_from_this(), std::move(*call), options);
+  result->begin(verb, std::move(self), std::move(*call), options);
   result->deadline = from_now(options.deadline.count() != 0 ? options.deadline : limits_.deadline);
   result->start();
   spare.refill([] { return std::make_shared<rank_request>(); });

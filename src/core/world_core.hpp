@@ -76,11 +76,14 @@ public:
   answer run(const collective_view& what, const request_options& options);
   answer run(const group& what);
   /// The call of one rank, as `rank_call_of` says; the others' make the operation with it.
-  answer run(int rank, const collective_view& what, const request_options& options);
+  /// `self`, this world, is kept by the request (`counted_apart`).
+  answer run(int rank, const collective_view& what, const request_options& options,
+             std::shared_ptr<world_core> self);
   /// The same, as the request that it is.
   /// @errors what `rank_call_of` gives: nothing was asked
   caf::expected<std::shared_ptr<rank_request>> ask(int rank, const collective_view& what,
-                                                   const request_options& options);
+                                                   const request_options& options,
+                                                   std::shared_ptr<world_core> self);
 
   /// `count` elements on every rank, in rank order; `symmetric`: registered with the communicators
   /// that are there, unless that fails, when it is answered, and with later ones.
@@ -104,6 +107,7 @@ public:
   bool waits_for_connections() const noexcept {
     return has_communicator() && !current_->fully_connected();
   }
+  bool runs_on(const communicator* x) const noexcept { return current_.get() == x; }
   /// The communicator of a request that need not wait; it is said in `view`.
   std::shared_ptr<communicator> join(collective_done& view) const;
 
@@ -153,5 +157,11 @@ private:
   spare<collective_operation> spare_operation_;            // for the next request of all ranks
   std::vector<std::weak_ptr<symmetric_memory>> symmetric_; // in the order of allocation
 };
+
+/// The same world with a reference count of its own: all ranks' threads at once would wait for
+/// each other to change one.
+inline std::shared_ptr<world_core> counted_apart(const std::shared_ptr<world_core>& x) {
+  return {std::make_shared<std::shared_ptr<world_core>>(x), x.get()};
+}
 
 } // namespace troupe::detail

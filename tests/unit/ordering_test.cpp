@@ -403,6 +403,35 @@ TEST(Ordering, RemembersNoMoreThanItNeeds) {
     EXPECT_TRUE(is_ok(answer_of(x)));
 }
 
+TEST(Ordering, ForgetsUsesOfOtherRangesThatAreOver) {
+  core_system system;
+  auto device = system.device();
+  constexpr std::size_t ranges = 1'000;
+  auto memory = allocate_bytes(device, 2 * ranges);
+  const auto remembered = [&] {
+    std::lock_guard lock{detail::order_mutex()};
+    return memory.memory()->accesses.size();
+  };
+  std::size_t most = 0;
+  for (std::size_t i = 0; i < ranges; ++i) {
+    auto done = device.fill(must(memory.slice(2 * i, 1)), {std::byte{1}}, {});
+    EXPECT_TRUE(is_ok(answer_of(done)));
+    EXPECT_TRUE(settles(*done));
+    most = std::max(most, remembered());
+  }
+  EXPECT_LE(most, 16u);
+  gate held;
+  auto lane = device.launch(held.on_lane(), {}, {}, {});
+  held.wait_reached();
+  std::vector<std::shared_ptr<detail::completion>> all;
+  for (std::size_t i = 0; i < ranges; ++i)
+    all.push_back(device.fill(must(memory.slice(2 * i, 1)), {std::byte{1}}, {}));
+  EXPECT_GE(remembered(), ranges); // all of them are still to come
+  held.open();
+  for (auto& x : all)
+    EXPECT_TRUE(is_ok(answer_of(x)));
+}
+
 TEST(Ordering, AccessTellsOfAWriterThatFailed) {
   core_system system;
   auto ref = allocate_bytes(system.device(), 64);

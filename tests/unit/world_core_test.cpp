@@ -610,7 +610,8 @@ TEST(WorldCore, IsNotKeptByACallThatLacksTheOthers) {
     world.open();
     core = world.core;
     alone = world.core->run(
-        0, {collective_kind::all_reduce, world.refs[0], any_gpu_ref{}, reduce_op::sum, -1}, {});
+        0, {collective_kind::all_reduce, world.refs[0], any_gpu_ref{}, reduce_op::sum, -1}, {},
+        world.core);
     system.runtime()->gate().place_handed_in();
   }
   EXPECT_TRUE(has_code(answer_of(alone), errc::unavailable));
