@@ -397,18 +397,18 @@ void admission::order_run(const std::shared_ptr<operation>& op, std::span<const 
                           operations& behind) {
   auto& accesses = run.front().memory->accesses;
   const bool all = accesses.crowded();
-  for (std::size_t i = 0; i < accesses.size();) {
-    auto u = std::lower_bound(run.begin(), run.end(), accesses[i].begin,
-                              [](const use& x, std::size_t begin) { return x.end < begin; });
-    auto touched = [&] { return u != run.end() && u->begin <= accesses[i].end; };
-    if (!all && !touched()) {
-      ++i;
-      continue;
-    }
+  auto next = [&](std::size_t i) {
+    return all ? i : accesses.next_near(i, run.front().begin, run.back().end);
+  };
+  for (auto i = next(0); i < accesses.size(); i = next(i)) {
     auto by = accesses[i].by.lock();
     bool gone = by != op && (!by || by->settled() || by->told(*accesses[i].at));
-    for (; by != op && !gone && touched(); ++u)
-      gone = order_use(op, *u, by, i, behind);
+    if (by != op && !gone) {
+      auto u = std::lower_bound(run.begin(), run.end(), accesses[i].begin,
+                                [](const use& x, std::size_t begin) { return x.end < begin; });
+      for (; !gone && u != run.end() && u->begin <= accesses[i].end; ++u)
+        gone = order_use(op, *u, by, i, behind);
+    }
     if (gone)
       accesses.remove(i);
     else

@@ -557,15 +557,26 @@ caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on, bool
   return issued(*this, p, *communicator_, std::move(error));
 }
 
-void collective_operation::fetch_place_of(std::size_t rank) const noexcept {
-  if (rank == 0) {
-    fetch_place();
-    prefetch_members_to_change(value, former_);
-    prefetch_to_change(calls_.data());
-    prefetch_to_change(requests_.data());
-  }
-  prefetch_lines_to_change(&parts()[rank], part::placed_bytes);
-  prefetch_to_change(uses().data() + rank);
+void collective_operation::show(place_lines& to) const noexcept {
+  to.of.store(this, std::memory_order_relaxed);
+  to.parts.store(parts().data(), std::memory_order_relaxed);
+  to.uses.store(uses().data(), std::memory_order_relaxed);
+  to.calls.store(calls_.data(), std::memory_order_relaxed);
+  to.requests.store(requests_.data(), std::memory_order_relaxed);
+}
+
+void collective_operation::fetch_place(const place_lines& x, std::size_t ranks) noexcept {
+  auto* of = x.of.load(std::memory_order_relaxed);
+  auto* parts = x.parts.load(std::memory_order_relaxed);
+  if (of == nullptr)
+    return;
+  for (std::size_t i = 0; i < ranks; ++i)
+    prefetch_lines_to_change(parts + i, part::placed_bytes);
+  operation::fetch_place(of);
+  prefetch_members_to_change(of->value, of->former_);
+  prefetch_to_change(x.calls.load(std::memory_order_relaxed));
+  prefetch_to_change(x.requests.load(std::memory_order_relaxed));
+  prefetch_lines_to_change(x.uses.load(std::memory_order_relaxed), ranks * sizeof(use));
 }
 
 void collective_operation::fetch_answer(const part& p) const noexcept {
@@ -705,8 +716,6 @@ void rank_request::fetch_ahead() const noexcept {
   prefetch_lines_to_change(lines.data(), lines.size());
   for (auto& u : uses())
     prefetch_lines_to_change(u.memory.get(), buffer::looked_at);
-  if (auto* next = world_->matching().spare_joint.get(); next != nullptr && !call_.is_message())
-    next->fetch_place_of(call_.rank);
 }
 
 std::uint64_t rank_request::number() const noexcept {
@@ -841,10 +850,15 @@ void rank_request::start() {
   gate.hand_in(self, *this);
   prefetch_to_change(&order_mutex());
   // The last one's thread sees to all of them, at once.
-  if (call_.is_message() || world_->matching().handed_in(call_.rank, placing_lines()))
+  auto& matching = world_->matching();
+  if (call_.is_message()) {
     gate.place_handed_in();
-  else
+  } else if (matching.handed_in(call_.rank, placing_lines())) {
+    collective_operation::fetch_place(matching.joint_lines, world_->size());
+    gate.place_handed_in();
+  } else {
     gate.place_handed_in_soon();
+  }
   auto& keeper = world_->owner()->keeper();
   keeper.add(*this);
   if (answered())

@@ -24,6 +24,7 @@ namespace troupe::detail {
 
 class rank_request;
 class world_core;
+struct place_lines;
 
 /// One collective, message or group: a part for each rank that takes part. Asked for by one
 /// request, or by one of each rank.
@@ -52,8 +53,11 @@ public:
   /// `call` is of `asked_by`.
   void add_call(const rank_call& call, std::span<use> uses, std::uint64_t membership,
                 std::shared_ptr<rank_request> asked_by);
-  /// Brings what the call of `rank`, one of all, changes to the cache of the calling thread.
-  void fetch_place_of(std::size_t rank) const noexcept;
+  /// Tells where `fetch_place` finds it.
+  void show(place_lines& to) const noexcept;
+  /// Brings what a place in the order changes, of `ranks` calls, into the cache of the calling
+  /// thread.
+  static void fetch_place(const place_lines& x, std::size_t ranks) noexcept;
   /// The ranks that have not called yet. Under the lock of the order.
   std::string missing_ranks() const;
   caf::error on_check() const override;

@@ -381,9 +381,9 @@ bool lane::drop_failed() noexcept {
 
 bool lane::is_held() noexcept {
   auto made = made_streams();
-  bool held = std::any_of(made.begin(), made.end(), [](const lane_stream* s) {
-    return s->continuing != nullptr && s->continuing->of->holds_lane();
-  });
+  bool held = continuing_ != 0 && std::any_of(made.begin(), made.end(), [](const lane_stream* s) {
+                return s->continuing != nullptr && s->continuing->of->holds_lane();
+              });
   if (held != held_.load(std::memory_order_relaxed))
     held_.store(held, std::memory_order_relaxed);
   return held;
@@ -391,9 +391,9 @@ bool lane::is_held() noexcept {
 
 bool lane::lets_pass() noexcept {
   auto made = made_streams();
-  return std::all_of(made.begin(), made.end(), [](const lane_stream* s) {
-    return s->continuing == nullptr || s->continuing->of->lets_pass();
-  });
+  return continuing_ == 0 || std::all_of(made.begin(), made.end(), [](const lane_stream* s) {
+           return s->continuing == nullptr || s->continuing->of->lets_pass();
+         });
 }
 
 /// Its own while something of it is there, else one where nothing is. If there is none, one where
@@ -683,6 +683,7 @@ void lane::after_issue(part& p, const caf::expected<issue_outcome>& outcome) {
     p.at.store(part::state::issued, std::memory_order_release);
     record_.issued(p);
     stream_of(p).continuing = &p;
+    ++continuing_;
     if (p.tenant != nullptr)
       ++p.tenant->in_flight;
     break;
@@ -723,7 +724,7 @@ void lane::put_in_flight(part& p) {
 
 bool lane::proceed_continuing() {
   bool worked = false;
-  for (std::size_t i = 0; i < made_.size(); ++i) { // more may be made meanwhile
+  for (std::size_t i = 0; continuing_ != 0 && i < made_.size(); ++i) { // more may be made meanwhile
     auto& s = *made_[i];
     if (s.continuing == nullptr)
       continue;
@@ -732,6 +733,7 @@ bool lane::proceed_continuing() {
     if (outcome && *outcome == issue_outcome::continues)
       continue;
     s.continuing = nullptr;
+    --continuing_;
     if (p.tenant != nullptr)
       --p.tenant->in_flight;
     worked = true;
@@ -964,18 +966,9 @@ bool lane::drain_released() {
   return true;
 }
 
-bool lane::nothing_continues() const noexcept {
-  auto made = made_streams();
-  return std::all_of(made.begin(), made.end(),
-                     [](const lane_stream* s) { return s->continuing == nullptr; });
-}
+bool lane::nothing_continues() const noexcept { return continuing_ == 0; }
 
-bool lane::nothing_in_flight() const noexcept {
-  auto made = made_streams();
-  return std::all_of(made.begin(), made.end(), [](const lane_stream* s) {
-    return s->in_flight.empty() && s->continuing == nullptr;
-  });
-}
+bool lane::nothing_in_flight() const noexcept { return in_flight() == 0 && nothing_continues(); }
 
 void lane::abandon_now() noexcept {
   settle_now();
@@ -990,6 +983,7 @@ void lane::abandon_now() noexcept {
       if (s.continuing->tenant != nullptr)
         --s.continuing->tenant->in_flight;
       waiting_.push_back(std::exchange(s.continuing, nullptr));
+      --continuing_;
     }
     for (auto* p : s.in_flight) {
       leave_flight(*p);

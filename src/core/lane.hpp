@@ -277,6 +277,7 @@ private:
   device_properties properties_;
   std::array<lane_stream, first_peer + peer_streams> streams_;
   std::vector<lane_stream*> made_;   // of them; the rest can follow
+  std::size_t continuing_ = 0;       // how many of them have a part that continues
   std::size_t collectives_made_ = 0; // the first ones
   std::vector<event_view> events_;   // not in use
   std::unique_ptr<staging_ring> upload_ring_;

@@ -54,13 +54,7 @@ flight_state flight_state_of(const part& p) noexcept {
 
 operation::operation(const char* verb, std::size_t parts)
     : verb_(verb), number_(last_number.fetch_add(1, std::memory_order_relaxed) + 1),
-      parts_(std::make_unique<part[]>(parts)), part_count_(parts),
-      open_(static_cast<std::uint32_t>(parts)) {
-  for (std::size_t i = 0; i < parts; ++i) {
-    parts_[i].of = this;
-    parts_[i].index = i;
-  }
-}
+      parts_(*this, parts), open_(static_cast<std::uint32_t>(parts)) {}
 
 alignas(64) std::atomic<std::size_t> operation::failing_{0};
 
@@ -325,7 +319,7 @@ void operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexc
 std::vector<operation::casualty> operation::wound_buffers(const caf::error& cause,
                                                           const std::vector<follower>& successors) {
   std::vector<casualty> result;
-  auto told = [this](const use& u) { return this->told(parts_[u.part]); };
+  auto told = [this](const use& u) { return this->told(parts()[u.part]); };
   for (auto& x : healed_)
     if (std::none_of(uses_.begin(), uses_.end(), [&](const use& u) {
           return u.memory == x.memory && u.writes && told(u) && u.begin <= x.wound.begin &&
@@ -333,7 +327,7 @@ std::vector<operation::casualty> operation::wound_buffers(const caf::error& caus
         }))
       wound(x.memory, x.wound, successors, result);
   for (auto& u : uses_)
-    if (u.writes && parts_[u.part].at.load(std::memory_order_acquire) == part::state::done &&
+    if (u.writes && parts()[u.part].at.load(std::memory_order_acquire) == part::state::done &&
         !told(u))
       wound(u.memory, {u.begin, u.end, cause}, successors, result);
   return result;

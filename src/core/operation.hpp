@@ -120,6 +120,33 @@ struct alignas(64) part {
   }
 };
 
+/// An operation's parts, on lines of their own. The aligned form of `new` would take ten times as
+/// long.
+class part_list {
+public:
+  part_list(operation& of, std::size_t count)
+      : room_(count == 0 ? nullptr : new std::byte[count * sizeof(part) + alignof(part) - 1]) {
+    void* at = room_.get();
+    auto space = count * sizeof(part) + alignof(part) - 1;
+    auto* first = static_cast<part*>(std::align(alignof(part), sizeof(part), at, space));
+    std::uninitialized_value_construct_n(first, count);
+    parts_ = {first, count};
+    for (std::size_t i = 0; i < count; ++i) {
+      first[i].of = &of;
+      first[i].index = i;
+    }
+  }
+  ~part_list() { std::destroy(parts_.begin(), parts_.end()); }
+  part_list(const part_list&) = delete;
+  part_list& operator=(const part_list&) = delete;
+
+  std::span<part> all() const noexcept { return parts_; }
+
+private:
+  std::unique_ptr<std::byte[]> room_;
+  std::span<part> parts_;
+};
+
 /// What became of a part when its lane issued it.
 enum class issue_outcome : std::uint8_t {
   enqueued, ///< the stream has it
@@ -138,12 +165,12 @@ public:
 
   const char* verb() const noexcept { return verb_; }
   std::uint64_t number() const noexcept override { return number_; }
-  std::span<part> parts() noexcept { return {parts_.get(), part_count_}; }
-  std::span<const part> parts() const noexcept { return {parts_.get(), part_count_}; }
+  std::span<part> parts() noexcept { return parts_.all(); }
+  std::span<const part> parts() const noexcept { return parts_.all(); }
   const std::vector<use>& uses() const noexcept { return uses_; }
   void expect_uses(std::size_t number) { uses_.reserve(number); }
   void add_use(use&& x) {
-    auto& p = parts_[x.part];
+    auto& p = parts()[x.part];
     if (!p.uses_memory)
       p.uses_memory = true;
     if (p.uses_end == 0)
@@ -192,11 +219,11 @@ public:
 
   // -- called by admission, under its lock
 
-  /// Brings what its place changes, but for its parts and what a verb has, into the cache of the
-  /// calling thread.
-  void fetch_place() const noexcept {
-    prefetch_members_to_change(deadline, open_);
-    prefetch_members_to_change(self_, kept_by_);
+  /// Brings what the place of `x` changes, but for its parts and what a verb has, into the cache of
+  /// the calling thread. It may be gone: it is not looked at.
+  static void fetch_place(const operation* x) noexcept {
+    prefetch_members_to_change(x->deadline, x->open_);
+    prefetch_members_to_change(x->self_, x->kept_by_);
   }
   /// False for the library's own work, for which the bound of what waits for a device does not
   /// count.
@@ -388,8 +415,7 @@ private:
   const char* verb_;
   std::uint64_t number_;
   std::uint64_t place_ = 0;
-  std::unique_ptr<part[]> parts_;
-  std::size_t part_count_;
+  part_list parts_;
   // What lanes look at, together.
   std::vector<use> uses_;
   std::atomic<bool> on_lanes_{false};

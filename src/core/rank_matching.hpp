@@ -18,6 +18,8 @@ namespace troupe::detail {
 
 class collective_operation;
 class rank_request;
+struct part;
+struct use;
 
 /// A sequence of calls of some callers: their k-th ones belong together.
 /// @thread under the lock of the order
@@ -48,6 +50,16 @@ private:
   std::vector<std::uint64_t> next_;
 };
 
+/// Where the lines lie that an operation of all ranks changes when it gets its place. It may be
+/// gone: nobody looks into it. @thread any
+struct alignas(64) place_lines {
+  std::atomic<const collective_operation*> of{nullptr};
+  std::atomic<const part*> parts{nullptr};
+  std::atomic<const use*> uses{nullptr};
+  std::atomic<const void*> calls{nullptr};
+  std::atomic<const void*> requests{nullptr};
+};
+
 /// The k-th collective call of each rank; for two ranks the k-th send from one to the other, and
 /// the k-th call there that receives from it.
 class rank_matching {
@@ -59,6 +71,7 @@ public:
   /// under the lock of the order.
   std::vector<spare<rank_request>> spare_requests;
   spare<collective_operation> spare_joint;
+  place_lines joint_lines; ///< of that
 
   // Without the lock.
 

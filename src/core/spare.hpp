@@ -20,11 +20,6 @@ public:
     return result;
   }
 
-  /// The one that is there, if nobody else takes it.
-  const T* get() const noexcept {
-    return there_.load(std::memory_order_acquire) ? object_.get() : nullptr;
-  }
-
   /// Has `make` make one if there is none.
   template <class F> void refill(F make) {
     if (there_.load(std::memory_order_relaxed))

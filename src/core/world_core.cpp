@@ -644,7 +644,11 @@ caf::expected<std::shared_ptr<rank_request>> world_core::ask(int rank, const col
   result->deadline = from_now(options.deadline.count() != 0 ? options.deadline : limits_.deadline);
   result->start();
   spare.refill([] { return std::make_shared<rank_request>(); });
-  matching_.spare_joint.refill([this] { return std::make_shared<collective_operation>(*this); });
+  matching_.spare_joint.refill([this] {
+    auto next = std::make_shared<collective_operation>(*this);
+    next->show(matching_.joint_lines);
+    return next;
+  });
   return result;
 }
 
