@@ -539,6 +539,8 @@ TROUPE_CHILD(GoesOnUnderLoad) {
     const auto before = right.load();
     plan->add({i % 2 == 0 ? fault::not_issued : fault::fail, verb::collective, i % 3 == 0 ? 0 : 1});
     feed.until([&](const world_status& x) { return x.epoch > epoch; });
+    if (i % 20 == warm)
+      tell("resident_mib", std::to_string(resident_memory() / mib));
     while (right < before + 5)
       std::this_thread::yield();
   }

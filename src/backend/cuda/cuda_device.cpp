@@ -429,17 +429,44 @@ caf::expected<bool> cuda_device::can_access_peer(int peer) noexcept {
   return can != 0;
 }
 
+namespace {
+
+/// What this process has enabled, and stays enabled: to ask again is an error to CUDA.
+class enabled_links {
+public:
+  bool has(int from, int to) const noexcept { return is_noted(from, to) && (word(from) & bit(to)); }
+  void add(int from, int to) noexcept {
+    if (is_noted(from, to))
+      words_[static_cast<std::size_t>(from)].fetch_or(bit(to));
+  }
+
+private:
+  static constexpr int most = 64;
+  static bool is_noted(int from, int to) noexcept { return from < most && to < most; }
+  static std::uint64_t bit(int x) noexcept { return std::uint64_t{1} << x; }
+  std::uint64_t word(int from) const noexcept {
+    return words_[static_cast<std::size_t>(from)].load();
+  }
+
+  std::array<std::atomic<std::uint64_t>, most> words_{};
+};
+
+enabled_links links_of_process;
+
+} // namespace
+
 caf::error cuda_device::enable_peer(int peer) noexcept {
-  if (peer == ordinal_)
+  if (peer == ordinal_ || links_of_process.has(ordinal_, peer))
     return {};
   if (auto err = select())
     return err;
   const auto code = cudaDeviceEnablePeerAccess(peer, 0);
-  if (code == cudaErrorPeerAccessAlreadyEnabled) {
+  if (code == cudaErrorPeerAccessAlreadyEnabled) // by somebody else
     (void)cudaGetLastError();
-    return {};
-  }
-  return check(code, "cudaDeviceEnablePeerAccess", ordinal_);
+  else if (auto err = check(code, "cudaDeviceEnablePeerAccess", ordinal_))
+    return err;
+  links_of_process.add(ordinal_, peer);
+  return {};
 }
 
 caf::error cuda_device::admit_peer(int peer) noexcept {
