@@ -106,11 +106,6 @@ caf::error check_uses(const operation& request, const operation& op, std::span<c
 /// As many as a process may have devices.
 constexpr std::size_t most_together = 16;
 
-void wake_lanes(operation& op) noexcept {
-  for (auto& p : op.parts())
-    p.on->wake_to_work();
-}
-
 void expect_parts(operation& op) noexcept {
   for (auto& p : op.parts())
     p.on->fetch_queue();
@@ -160,7 +155,7 @@ caf::error admission::admit(const std::shared_ptr<operation>& op) {
           alive->go_on_soon();
     });
   else
-    wake_lanes(*op);
+    lane::wake_to_work(op->parts());
   return {};
 }
 
@@ -329,7 +324,7 @@ void admission::after_placing(joining* done) {
   bool any_complete = false;
   for (auto* x = done; x != nullptr; x = x->next_)
     if (auto op = std::move(x->complete_)) {
-      wake_lanes(*op);
+      lane::wake_to_work(op->parts());
       any_complete = true;
     }
   while (done != nullptr) {
@@ -537,7 +532,7 @@ void admission::release(bool all) noexcept {
     }
   }
   for (auto& op : released)
-    wake_lanes(*op);
+    lane::wake_to_work(op->parts());
   let_go(too_late);
   after_placing(others);
   for (auto& [op, why] : refused)

@@ -754,10 +754,10 @@ caf::expected<operation*> rank_request::joint() {
 
 std::shared_ptr<collective_operation> rank_request::make_joint() {
   if (auto ready = call_.is_message() ? nullptr : world_->matching().spare_joint.take()) {
-    ready->begin(world_, call_);
+    ready->begin(world_->shared_from_this(), call_);
     return ready;
   }
-  return std::make_shared<collective_operation>(world_, call_);
+  return std::make_shared<collective_operation>(world_->shared_from_this(), call_);
 }
 
 void rank_request::refuse_for_all() {

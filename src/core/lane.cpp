@@ -94,13 +94,18 @@ void lane::start() {
 
 bool lane::submit(part& p) noexcept {
   if (closed_) {
-    queued_.fetch_sub(1, std::memory_order_relaxed);
+    set(expected_, expected_.load(std::memory_order_relaxed) - 1);
     return false;
   }
   newest_.store(p.of, std::memory_order_relaxed);
   newest_needs_.store(p.needs, std::memory_order_relaxed);
   p.next = inbox_.load(std::memory_order_relaxed);
-  while (!inbox_.compare_exchange_weak(p.next, &p)) {
+  if (p.next == nullptr) { // the lane leaves it alone: a store that need not wait for the line
+    inbox_.store(&p, std::memory_order_release);
+    return true;
+  }
+  while (!inbox_.compare_exchange_weak(p.next, &p, std::memory_order_release,
+                                       std::memory_order_relaxed)) {
   }
   return true;
 }
@@ -114,6 +119,13 @@ void lane::wake() noexcept {
   signalled_.store(true);
   if (parked_.load())
     notify();
+}
+
+void lane::wake_to_work(std::span<const part> parts) noexcept {
+  std::atomic_thread_fence(std::memory_order_seq_cst); // either they see their work, or this sees
+  for (auto& p : parts)                                // that they are about to sleep
+    if (p.on->parked_.load(std::memory_order_relaxed))
+      p.on->wake();
 }
 
 void lane::wake(std::span<const part> parts) noexcept {
@@ -179,9 +191,14 @@ void lane::run() noexcept {
   if (orderly)
     go_down();
   state_->end_of_lane();
-  if (orderly)
+  if (orderly) {
     device_.reset();
-  else if (!given_up_.empty())
+    return;
+  }
+  for (auto* ring : {&upload_ring_, &download_ring_})
+    if (*ring && (*ring)->has_memory())
+      given_up_.emplace_back(std::move(*ring));
+  if (!given_up_.empty())
     // Nobody can know when its streams have stopped; and pinned memory keeps the device, with which
     // they would.
     keep_forever(std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(given_up_)));
@@ -675,7 +692,7 @@ void lane::after_issue(part& p, const caf::expected<issue_outcome>& outcome) {
     put_in_flight(p);
     break;
   case issue_outcome::finished:
-    queued_.fetch_sub(1, std::memory_order_relaxed);
+    note_left();
     issuing_.store(!nothing_continues()); // whoever has the answer finds the lane idle
     finish(p, nanoseconds(clock::now()));
     return;
@@ -693,7 +710,7 @@ void lane::after_issue(part& p, const caf::expected<issue_outcome>& outcome) {
 void lane::put_in_flight(part& p) {
   auto& s = stream_of(p);
   in_flight_.fetch_add(1, std::memory_order_relaxed);
-  queued_.fetch_sub(1, std::memory_order_release); // counted at any time (`comes_next`)
+  note_left(); // counted at any time (`comes_next`)
   if (p.tenant != nullptr) {
     ++p.tenant->in_flight;
     if (!s.in_flight.empty() && s.in_flight.back()->tenant != p.tenant)
@@ -876,7 +893,7 @@ void lane::skip(part& p) noexcept {
     put_in_flight(p);
     return;
   }
-  queued_.fetch_sub(1, std::memory_order_relaxed);
+  note_left();
   set_skipped(p);
   record_.over(p, p.record != 0, state_->generation(), nanoseconds(clock::now()));
   p.of->on_part_over(p);

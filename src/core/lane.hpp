@@ -63,22 +63,18 @@ public:
   const std::shared_ptr<device_state>& shared_state() const noexcept { return state_; }
 
   /// Room for one more part? Under admission's lock.
-  bool accepts() const noexcept {
-    return queued_.load(std::memory_order_relaxed) < options_.queue_limit;
-  }
+  bool accepts() const noexcept { return queued() < options_.queue_limit; }
   std::size_t queue_limit() const noexcept { return options_.queue_limit; }
   /// A part has its place in the order and will be submitted. Under admission's lock.
-  void expect_part() noexcept { queued_.fetch_add(1, std::memory_order_relaxed); }
+  void expect_part() noexcept { set(expected_, expected_.load(std::memory_order_relaxed) + 1); }
   /// Ahead of `expect_part` or `submit` for several lanes: their words come at once.
-  void fetch_queue() const noexcept { prefetch_to_change(&queued_); }
+  void fetch_queue() const noexcept { prefetch_to_change(&expected_); }
   void fetch_inbox() const noexcept { prefetch_to_change(&inbox_); }
   /// Takes `p`, which is on this lane, as the next in order; false if the lane has ended. Under
   /// admission's lock; `wake_to_work` follows after it.
   bool submit(part& p) noexcept;
-  void wake_to_work() noexcept {
-    if (parked_.load())
-      wake();
-  }
+  /// The lanes of all of `parts`, which were submitted.
+  static void wake_to_work(std::span<const part> parts) noexcept;
   void wake() noexcept;
   /// The lanes of all of `parts`; they look into each other's words at once, not one by one.
   static void wake(std::span<const part> parts) noexcept;
@@ -89,12 +85,16 @@ public:
   std::size_t in_flight() const noexcept { return in_flight_.load(std::memory_order_relaxed); }
   /// May something of it run on the device?
   bool at_work() const noexcept { return issuing_.load() || in_flight_.load() != 0; }
-  std::size_t queued() const noexcept { return queued_.load(std::memory_order_relaxed); }
+  /// How many parts are to be issued.
+  std::size_t queued() const noexcept {
+    auto left = left_.load(std::memory_order_acquire); // first: it never passes the other
+    return expected_.load(std::memory_order_relaxed) - left;
+  }
   /// Under admission's lock, for `p`, which is to be submitted: is nothing else there, on the lane
   /// or on the device, and so comes before it?
   bool comes_next(const part& p) const noexcept {
-    return queued_.load(std::memory_order_acquire) == 1 && in_flight_.load() == 0 &&
-           !issuing_.load() && state_->acquired() == 0 && nothing_before(p);
+    return queued() == 1 && in_flight_.load() == 0 && !issuing_.load() && state_->acquired() == 0 &&
+           nothing_before(p);
   }
   /// Others rely on it to issue a part: until `end_promise` it frees no memory, which may wait for
   /// them. False, and nothing is promised, if it is at that.
@@ -249,6 +249,11 @@ private:
   bool proceed_continuing();
   bool poll();
   bool poll(lane_stream& s);
+  static void set(std::atomic<std::size_t>& count, std::size_t x) noexcept {
+    count.store(x, std::memory_order_release); // it has one writer at a time
+  }
+  /// One part less is to be issued.
+  void note_left() noexcept { set(left_, left_.load(std::memory_order_relaxed) + 1); }
   void note_started(lane_stream& s) noexcept;
   void leave_flight(part& p) noexcept;
   void finish(part& p, std::int64_t now) noexcept;
@@ -295,9 +300,10 @@ private:
   std::atomic<bool> signalled_{false};
   std::atomic<bool> parked_{false};
   bool closed_ = false; // nobody looks into it any more; under the lock of the order
-  alignas(64) std::atomic<std::size_t> queued_{0};
+  alignas(64) std::atomic<std::size_t> expected_{0}; // parts; under admission's lock
 
   alignas(64) std::atomic<std::size_t> in_flight_{0};
+  std::atomic<std::size_t> left_{0}; // how many of the parts are issued, or never will be
   std::atomic<bool> issuing_{false}; // or continuing
   std::atomic<std::int64_t> issuing_since_{0};
   std::atomic<const void*> inside_{nullptr};

@@ -32,13 +32,13 @@ bool overlap(const memory_range& a, const memory_range& b) noexcept {
 }
 
 memory_range range_of(const any_gpu_ref& x) {
-  return {&x, x.offset(), x.offset() + x.size_bytes()};
+  return {&x, x.offset(), x.offset() + x.size_bytes(), x.count()};
 }
 
 /// The `i`-th of `n` equal parts.
 memory_range part_of(const memory_range& x, std::size_t i, std::size_t n) {
   auto size = (x.end - x.begin) / n;
-  return {x.of, x.begin + i * size, x.begin + (i + 1) * size};
+  return {x.of, x.begin + i * size, x.begin + (i + 1) * size, x.count / n};
 }
 
 /// The sum of `counts`, or more than any buffer has.
@@ -161,13 +161,10 @@ public:
     if (recv != nullptr)
       result.recv = range_of(*recv);
     auto n = size();
-    auto count_of = [](const memory_range& r) { return (r.end - r.begin) / size_of(r.of->type()); };
-    auto whole = [&](const memory_range& r) -> caf::error {
-      if (count_of(r) % n != 0)
-        return refuse(errc::shape_mismatch, rank,
-                      elements(count_of(r)) + " are no equal parts for " + std::to_string(n) +
-                          " ranks");
-      return {};
+    auto divides = [n](const memory_range& r) { return r.count % n == 0; };
+    auto refuse_parts = [&](const memory_range& r) {
+      return refuse(errc::shape_mismatch, rank,
+                    elements(r.count) + " are no equal parts for " + std::to_string(n) + " ranks");
     };
     bool root = static_cast<int>(rank) == x_.peer;
     bool sends = true;
@@ -187,15 +184,15 @@ public:
       break;
     case collective_kind::all_gather:
       if (result.recv && !result.send) {
-        if (auto error = whole(result.recv); error)
-          return error;
+        if (!divides(result.recv))
+          return refuse_parts(result.recv);
         result.send = part_of(result.recv, rank, n);
       }
       break;
     case collective_kind::reduce_scatter:
       if (result.send && !result.recv) {
-        if (auto error = whole(result.send); error)
-          return error;
+        if (!divides(result.send))
+          return refuse_parts(result.send);
         result.recv = part_of(result.send, rank, n);
       }
       break;
@@ -226,16 +223,16 @@ public:
       return refuse(errc::shape_mismatch, rank,
                     "a buffer of " + std::string{to_string(result.recv.of->type())} +
                         " beside one of " + std::string{to_string(call.type)});
-    auto want = [&](const memory_range& r, std::size_t count) -> caf::error {
-      if (r && count_of(r) != count)
-        return refuse(errc::shape_mismatch, rank,
-                      "a buffer of " + elements(count_of(r)) + " where " + std::to_string(count) +
-                          " are meant");
-      return {};
+    const memory_range* wrong = nullptr; // the first that is not of the size that is meant
+    std::size_t meant = 0;
+    auto want = [&](const memory_range& r, std::size_t count) {
+      if (wrong == nullptr && r && r.count != count) {
+        wrong = &r;
+        meant = count;
+      }
     };
-    std::size_t send_count = sends ? count_of(result.send) : 0;
-    std::size_t recv_count = receives ? count_of(result.recv) : 0;
-    caf::error error;
+    std::size_t send_count = result.send.count;
+    std::size_t recv_count = result.recv.count;
     bool in_place = false;
     switch (x_.kind) {
     case collective_kind::all_reduce:
@@ -243,8 +240,8 @@ public:
     case collective_kind::broadcast:
       call.count = sends ? send_count : recv_count;
       if (receives)
-        error = want(result.recv, call.count);
-      in_place = sends && receives && !error && result.send.same_as(result.recv);
+        want(result.recv, call.count);
+      in_place = sends && receives && result.send.same_as(result.recv);
       break;
     case collective_kind::send:
       call.count = send_count;
@@ -256,34 +253,35 @@ public:
     case collective_kind::gather:
       call.count = send_count;
       if (receives) {
-        error = want(result.recv, n * call.count);
-        in_place = !error && result.send.same_as(part_of(result.recv, rank, n));
+        want(result.recv, n * call.count);
+        in_place = result.send.same_as(part_of(result.recv, rank, n));
       }
       break;
     case collective_kind::reduce_scatter:
     case collective_kind::scatter:
       call.count = recv_count;
       if (sends) {
-        error = want(result.send, n * call.count);
-        in_place = !error && result.recv.same_as(part_of(result.send, rank, n));
+        want(result.send, n * call.count);
+        in_place = result.recv.same_as(part_of(result.send, rank, n));
       }
       break;
     case collective_kind::all_to_all:
-      error = whole(result.send);
-      if (!error)
-        error = want(result.recv, send_count);
+      if (!divides(result.send))
+        return refuse_parts(result.send);
+      want(result.recv, send_count);
       call.count = send_count / n;
       break;
     case collective_kind::all_to_all_v:
-      error = want(result.send, sum_of(result.plan->send_counts));
-      if (!error)
-        error = want(result.recv, sum_of(result.plan->recv_counts));
+      want(result.send, sum_of(result.plan->send_counts));
+      want(result.recv, sum_of(result.plan->recv_counts));
       break;
     case collective_kind::barrier:
       break;
     }
-    if (error)
-      return error;
+    if (wrong != nullptr)
+      return refuse(errc::shape_mismatch, rank,
+                    "a buffer of " + elements(wrong->count) + " where " + std::to_string(meant) +
+                        " are meant");
     if (!in_place && sends && receives && overlap(result.send, result.recv))
       return refuse(errc::invalid_argument, rank,
                     "the buffers to send and to receive overlap and are not the same");

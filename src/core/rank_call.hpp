@@ -47,6 +47,7 @@ struct memory_range {
   const any_gpu_ref* of = nullptr;
   std::size_t begin = 0;
   std::size_t end = 0;
+  std::size_t count = 0; ///< elements
 
   explicit operator bool() const noexcept { return of != nullptr; }
   /// Not only of one address: that may have been of another buffer before.

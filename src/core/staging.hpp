@@ -80,6 +80,7 @@ public:
   caf::expected<std::byte*> take(std::size_t size);
   /// Gives a piece back.
   void give_back(const std::byte* memory) noexcept;
+  bool has_memory() const noexcept { return memory_ != nullptr; }
   /// Frees the memory; no piece is out.
   caf::error close() noexcept;
 
