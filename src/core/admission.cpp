@@ -122,6 +122,27 @@ void let_go(const std::vector<part*>& parts) noexcept {
   }
 }
 
+/// Does nobody come behind `at` of `by` any more?
+bool is_over(const std::shared_ptr<operation>& by, const part& at) {
+  return !by || by->settled() || by->told(at);
+}
+
+template <class F> void remove_if(access_list& from, F f) {
+  for (std::size_t i = 0; i < from.size();)
+    if (f(from[i]))
+      from.remove(i);
+    else
+      ++i;
+}
+
+void forget_what_is_over(access_list& x) {
+  // Most are gone altogether: to see that takes no line away from a lane.
+  remove_if(x, [](const access& a) { return a.by.expired(); });
+  if (x.crowded())
+    remove_if(x, [](const access& a) { return is_over(a.by.lock(), *a.at); });
+  x.looked_through();
+}
+
 void add_predecessor(part& p, predecessor x) {
   if (p.predecessors.empty() || p.predecessors.back().at != x.at ||
       p.predecessors.back().memory != x.memory)
@@ -391,13 +412,12 @@ void admission::order_uses(const std::shared_ptr<operation>& op, std::span<const
 void admission::order_run(const std::shared_ptr<operation>& op, std::span<const use> run,
                           operations& behind) {
   auto& accesses = run.front().memory->accesses;
-  const bool all = accesses.crowded();
-  auto next = [&](std::size_t i) {
-    return all ? i : accesses.next_near(i, run.front().begin, run.back().end);
-  };
+  if (accesses.crowded())
+    forget_what_is_over(accesses);
+  auto next = [&](std::size_t i) { return accesses.next_in(i, run.front().begin, run.back().end); };
   for (auto i = next(0); i < accesses.size(); i = next(i)) {
     auto by = accesses[i].by.lock();
-    bool gone = by != op && (!by || by->settled() || by->told(*accesses[i].at));
+    bool gone = by != op && is_over(by, *accesses[i].at);
     if (by != op && !gone) {
       auto u = std::lower_bound(run.begin(), run.end(), accesses[i].begin,
                                 [](const use& x, std::size_t begin) { return x.end < begin; });
@@ -409,8 +429,6 @@ void admission::order_run(const std::shared_ptr<operation>& op, std::span<const 
     else
       ++i;
   }
-  if (all)
-    accesses.looked_through();
 }
 
 /// True if `u` takes the place of what `by` does in the `i`th access. Where it takes that of a part

@@ -37,13 +37,13 @@ public:
   std::size_t size() const noexcept { return more_.size() + (any_ ? 1 : 0); }
   access& operator[](std::size_t i) noexcept { return i == 0 ? first_ : more_[i - 1]; }
   const access& operator[](std::size_t i) const noexcept { return i == 0 ? first_ : more_[i - 1]; }
-  /// The first from the `i`th on that overlaps [begin, end), or lies beside it; `size` if none.
-  std::size_t next_near(std::size_t i, std::size_t begin, std::size_t end) const noexcept {
-    auto near = [=](const access& x) { return x.begin <= end && begin <= x.end; };
-    if (i == 0 && any_ && near(first_))
+  /// The first from the `i`th on that overlaps [begin, end); `size` if none.
+  std::size_t next_in(std::size_t i, std::size_t begin, std::size_t end) const noexcept {
+    auto overlaps = [=](const access& x) { return x.begin < end && begin < x.end; };
+    if (i == 0 && any_ && overlaps(first_))
       return 0;
     auto from = more_.begin() + static_cast<std::ptrdiff_t>(i == 0 ? 0 : i - 1);
-    auto found = std::find_if(from, more_.end(), near);
+    auto found = std::find_if(from, more_.end(), overlaps);
     return found == more_.end() ? size() : static_cast<std::size_t>(found - more_.begin()) + 1;
   }
   void add(access x) {

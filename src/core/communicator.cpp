@@ -166,7 +166,7 @@ void communicator::reap(bool healthy) noexcept {
     auto error = healthy ? runtime_->backend().destroy(std::move(ranks_))
                          : runtime_->backend().abort(std::move(ranks_));
     if (code_of(error) == errc::device_fault)
-      runtime_->end_with_fault("the thread that ends communicators", error);
+      static_cast<void>(runtime_->end_with_fault("the thread that ends communicators", error));
     else if (error)
       log(log_level::warning, "the end of a communicator gave an error", error);
     let_go_windows();

@@ -805,7 +805,7 @@ bool lane::poll(lane_stream& s) {
       p.of->fail(p.of->on_failed_work(p, in_full(p, done.error())));
       // It may still run, and uses its memory until it is over.
       if (auto error = device_->synchronize(p.event)) {
-        note_fault(error);
+        static_cast<void>(note_fault(error));
         return worked;
       }
       done = true;

@@ -2,6 +2,7 @@
 // world that is usable after it.
 
 #include "support/world_fixture.hpp"
+#include <troupe/detail/caf_compat.hpp>
 
 #include <limits>
 #include <set>
@@ -155,8 +156,8 @@ TEST_F(BadInput, RefOfAnotherDevice) {
                  upload{send[1], host_buffer{send[1].size_bytes()}}, errc::invalid_argument);
   expect_refused(devices[0].download(send[1], host_buffer{send[1].size_bytes()}), download{send[1]},
                  errc::invalid_argument);
-  register_launch("BadInput.RefOfAnotherDevice",
-                  [](launch_context&, auto, auto, auto) { return caf::error{}; });
+  must(register_launch("BadInput.RefOfAnotherDevice",
+                       [](launch_context&, auto, auto, auto) { return caf::error{}; }));
   expect_refused(devices[0].launch([](launch_context&) { return caf::error{}; }, {send[1]}, {}),
                  launch{"BadInput.RefOfAnotherDevice", {}, {send[1]}, {}}, errc::invalid_argument);
 }
@@ -254,8 +255,8 @@ TEST_F(BadInput, StaleRef) {
                  upload{send[0], host_buffer{send[0].size_bytes()}}, errc::stale_ref);
   expect_refused(devices[0].download(send[0], host_buffer{send[0].size_bytes()}), download{send[0]},
                  errc::stale_ref);
-  register_launch("BadInput.StaleRef",
-                  [](launch_context&, auto, auto, auto) { return caf::error{}; });
+  must(register_launch("BadInput.StaleRef",
+                       [](launch_context&, auto, auto, auto) { return caf::error{}; }));
   flag called;
   expect_refused(devices[0].launch(
                      [&](launch_context&) {
@@ -319,8 +320,8 @@ TEST_F(BadInput, CountZero) {
   for (auto& x : send)
     none.push_back(must(x.slice(count, 0)));
   auto empty = must(under_test->allocate(dtype::float64, 0));
-  register_launch("BadInput.CountZero",
-                  [](launch_context&, auto, auto, auto) { return caf::error{}; });
+  must(register_launch("BadInput.CountZero",
+                       [](launch_context&, auto, auto, auto) { return caf::error{}; }));
   const auto actor = must(devices[0].actor());
   nothing_launched([&] {
     for (const auto& refs : {none, empty}) {
@@ -459,7 +460,7 @@ TEST_F(BadInput, DeadlineBeyondTheClock) {
 TEST_F(BadInput, ShutDownWorld) {
   open();
   world_feed statuses{*system, under_test->actor()};
-  caf::anon_send(under_test->actor(), shutdown{});
+  detail::anon_send(under_test->actor(), shutdown{});
   const auto end = statuses.until(world_phase::shut_down);
   EXPECT_TRUE(has_code(end.reason, errc::unavailable));
   stopwatch watch;
@@ -579,9 +580,9 @@ TEST_F(BadInput, ExceptionFromALaunchCallable) {
   EXPECT_EQ(failure_of(error_of(thrown))->device, 0);
   thrown = answer_of(devices[0].launch([](launch_context&) -> caf::error { throw 7; }, {}, {}));
   EXPECT_TRUE(has_code(thrown, errc::launch_failed));
-  register_launch("BadInput.Throws", [](launch_context&, auto, auto, auto) -> caf::error {
+  must(register_launch("BadInput.Throws", [](launch_context&, auto, auto, auto) -> caf::error {
     throw std::runtime_error("nor tomorrow");
-  });
+  }));
   const auto actor = must(devices[0].actor());
   auto told = ask<void>(*system, actor, launch{"BadInput.Throws", {}, {}, {}});
   ASSERT_TRUE(has_code(told, errc::launch_failed));

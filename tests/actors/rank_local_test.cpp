@@ -1,5 +1,6 @@
 /// Calls of one rank alone, from whatever thread, and how they come together.
 #include "support/collective_round.hpp"
+#include <troupe/detail/caf_compat.hpp>
 
 #include <caf/all.hpp>
 
@@ -504,7 +505,7 @@ TEST_F(RankCalls, WaitingWhenTheWorldIsShutDown) {
   auto x = numbers();
   auto first = w.rank(0).all_reduce(x[0]);
   auto behind = w.device_of(0).fill(x[0], 3);
-  caf::anon_send(w.actor(), shutdown{});
+  detail::anon_send(w.actor(), shutdown{});
   EXPECT_TRUE(has_code(answer_of(first), errc::unavailable));
   EXPECT_TRUE(is_ok(answer_of(behind)));
   EXPECT_TRUE(has_code(answer_of(w.rank(1).all_reduce(x[1])), errc::unavailable));

@@ -3,6 +3,7 @@
 #include "support/forwarding_backend.hpp"
 #include "support/load.hpp"
 #include "support/world_fixture.hpp"
+#include <troupe/detail/caf_compat.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -415,7 +416,7 @@ TEST_F(Standby, EndsWithItsWorld) {
   world_feed feed{system, actor};
   until_standby(feed);
   EXPECT_EQ(counted->number(), 2);
-  caf::anon_send(actor, shutdown{});
+  detail::anon_send(actor, shutdown{});
   feed.until(world_phase::shut_down);
   EXPECT_TRUE(counted->wait_for(0));
 }

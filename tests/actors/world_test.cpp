@@ -1,6 +1,7 @@
 // A world: its life, its all-reduce, and what becomes of both when something goes wrong.
 
 #include "support/world_fixture.hpp"
+#include <troupe/detail/caf_compat.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -87,7 +88,7 @@ TEST(World, TellsItsSubscribersThatItIsReady) {
   world_feed late{system, actor};
   late.until(world_phase::ready);
   EXPECT_EQ(late.seen().size(), 1u);
-  caf::anon_send(actor, shutdown{});
+  detail::anon_send(actor, shutdown{});
   early.until(world_phase::shut_down);
   late.until(world_phase::shut_down);
   EXPECT_EQ(phases(late.seen()), (std::vector{world_phase::ready, world_phase::shut_down}));

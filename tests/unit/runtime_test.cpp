@@ -143,8 +143,8 @@ TEST(Runtime, EndsEverythingForOneCause) {
     gates.back()->wait_reached();
   }
   const auto why = make_error(errc::lane_stuck, "on purpose");
-  system.runtime()->end_everything(why);
-  system.runtime()->end_everything(make_error(errc::device_fault, "later"));
+  static_cast<void>(system.runtime()->end_everything(why));
+  static_cast<void>(system.runtime()->end_everything(make_error(errc::device_fault, "later")));
   EXPECT_TRUE(system.runtime()->ended());
   for (auto& x : all)
     EXPECT_EQ(answer_of(x), why);

@@ -420,7 +420,7 @@ TEST(WorldCore, AnswersOnceHoweverItsEndRaces) {
     opener.join();
     canceller.join();
     for (auto& x : all)
-      answer_of(x);
+      static_cast<void>(answer_of(x));
     EXPECT_TRUE(eventually([&] { return answers == 40; }));
     world.core->close(world_phase::shut_down, make_error(errc::unavailable, "over"));
     ASSERT_TRUE(eventually([&] { return system.keeper().size() == 0; })) << "round " << round;
