@@ -389,14 +389,16 @@ bool admission::is_behind(const operation& op, const operation& first) {
 bool admission::would_wait_for_itself(const operation& op, std::span<const use> uses) {
   if (held_.size() < 2)
     return false;
-  for (auto& u : uses)
-    for (std::size_t i = 0; i < u.memory->accesses.size(); ++i)
-      if (auto& a = u.memory->accesses[i];
-          a.begin < u.end && u.begin < a.end && (a.writes || u.writes))
+  for (auto& u : uses) {
+    auto& accesses = u.memory->accesses;
+    for (auto i = accesses.next_in(0, u.begin, u.end); i < accesses.size();
+         i = accesses.next_in(i + 1, u.begin, u.end))
+      if (auto& a = accesses[i]; a.writes || u.writes)
         if (auto by = a.by.lock(); by && by.get() != &op && !by->on_lanes() &&
                                    (inversions_ != 0 || by->place() > op.place()) &&
                                    is_behind(*by, op))
           return true;
+  }
   return false;
 }
 

@@ -49,8 +49,9 @@ caf::error buffer::check_readable(std::size_t begin, std::size_t end) const {
   // The requester may know already that a writer failed, though its work is not over.
   if (!operation::any_failing())
     return {};
-  for (std::size_t i = 0; i < accesses.size(); ++i)
-    if (auto& a = accesses[i]; a.writes && a.begin < end && begin < a.end)
+  for (auto i = accesses.next_in(0, begin, end); i < accesses.size();
+       i = accesses.next_in(i + 1, begin, end))
+    if (auto& a = accesses[i]; a.writes)
       if (auto by = a.by.lock();
           by && by->failed() && !by->withdrawn() && !a.at->dropped() && !by->told(*a.at))
         return indeterminate(by->cause());
