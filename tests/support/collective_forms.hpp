@@ -27,7 +27,7 @@ inline collective call_of_rank(collective x, std::size_t rank, std::size_t ranks
     else if (self != x.peer)
       refs->clear();
   if (!x.factors.empty())
-    x.factors = {x.factors[rank]};
+    x.factors = std::vector<double>(1, x.factors[rank]);
   if (x.kind == collective_kind::all_to_all_v) {
     std::vector<std::uint64_t> from;
     for (auto& row : x.counts)

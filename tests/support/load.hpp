@@ -31,6 +31,12 @@ inline std::size_t resident_memory() {
   return resident * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 }
 
+/// In bytes, what malloc has given out and not got back, in all arenas.
+inline std::size_t allocated_memory() {
+  const auto info = ::mallinfo2();
+  return info.uordblks + info.hblkhd;
+}
+
 /// A client that checks every sum, and takes new buffers when its old ones are lost.
 inline void add_up(const world& w, const std::atomic<bool>& stop, std::atomic<int>& right) {
   const auto n = static_cast<float>(w.size());
