@@ -1,0 +1,82 @@
+#include "worker/life_line.hpp"
+
+#include "core/log.hpp"
+#include "worker/system_call.hpp"
+
+#include <cerrno>
+#include <climits>
+#include <ctime>
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace troupe::detail {
+
+namespace {
+
+/// How late a waiter may see that it was told to stop, if the waking came while it was about to
+/// wait.
+constexpr timespec look_again_after{0, 100'000'000};
+
+/// Set from the start, so that the kernel wakes the waiter without its having to write.
+constexpr std::uint32_t wakes_waiter = FUTEX_WAITERS;
+
+} // namespace
+
+life_line::holder::holder(life_line& line) noexcept : line_(line) {
+  std::size_t size = 0;
+  if (::syscall(SYS_get_robust_list, 0, &previous_, &size) != 0) {
+    errno_ = errno;
+    return;
+  }
+  head_.list.next = &entry_;
+  entry_.next = &head_.list;
+  head_.futex_offset = static_cast<long>(reinterpret_cast<std::uintptr_t>(&line_.word_) -
+                                         reinterpret_cast<std::uintptr_t>(&entry_));
+  if (::syscall(SYS_set_robust_list, &head_, sizeof head_) != 0) {
+    errno_ = errno;
+    return;
+  }
+  // In the list already: there is no moment in which a death would go unnoticed.
+  line_.word_.store(static_cast<word>(::gettid()) | wakes_waiter, std::memory_order_release);
+}
+
+life_line::holder::~holder() {
+  if (errno_ != 0)
+    return;
+  line_.word_.store(wakes_waiter, std::memory_order_release);
+  line_.wake();
+  if (::syscall(SYS_set_robust_list, previous_, sizeof *previous_) != 0)
+    log(log_level::error, "a life line",
+        system_failure("set_robust_list", errno, "the thread keeps a list that is gone"));
+}
+
+caf::error life_line::holder::error() const {
+  return errno_ == 0 ? caf::error{}
+                     : system_failure("set_robust_list", errno_, "a life line cannot be held");
+}
+
+life_end life_line::wait_for_end(const std::atomic<bool>& stop) const noexcept {
+  while (true) {
+    const auto seen = word_.load(std::memory_order_acquire);
+    if ((seen & FUTEX_OWNER_DIED) != 0)
+      return life_end::died;
+    if ((seen & FUTEX_TID_MASK) == 0)
+      return life_end::let_go;
+    if (stop.load())
+      return life_end::stopped;
+    if (::syscall(SYS_futex, &word_, FUTEX_WAIT, seen, &look_again_after, nullptr, 0) != 0 &&
+        errno != EAGAIN && errno != ETIMEDOUT && errno != EINTR) {
+      log(log_level::error, "a life line",
+          system_failure("futex", errno, "cannot wait for its end"));
+      return life_end::stopped;
+    }
+  }
+}
+
+void life_line::wake() const noexcept {
+  if (::syscall(SYS_futex, &word_, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0) < 0)
+    log(log_level::error, "a life line", system_failure("futex", errno, "cannot wake its waiter"));
+}
+
+} // namespace troupe::detail

@@ -1,0 +1,630 @@
+#include "worker/worker_process.hpp"
+
+#include "core/log.hpp"
+#include "worker/system_call.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <condition_variable>
+#include <csignal>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include <poll.h>
+#include <spawn.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace troupe::detail {
+
+namespace {
+
+using clock = std::chrono::steady_clock;
+
+constexpr int worker_descriptor = STDERR_FILENO + 1;
+constexpr std::chrono::nanoseconds longest_tick = std::chrono::milliseconds{100};
+constexpr std::chrono::nanoseconds shortest_tick = std::chrono::milliseconds{1};
+/// For a stuck worker that was killed, until it is reported though it is not gone.
+constexpr std::chrono::milliseconds kill_patience{100};
+constexpr auto by_pidfd = static_cast<idtype_t>(3); // P_PIDFD, which older C libraries lack
+
+// Of the system, where the C library is too old to know them.
+
+int open_pidfd(pid_t id) noexcept { return static_cast<int>(::syscall(SYS_pidfd_open, id, 0)); }
+
+int kill_by_pidfd(int pidfd) noexcept {
+  return static_cast<int>(::syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, nullptr, 0));
+}
+
+caf::error check(const worker_options& x) {
+  const auto wrong = [](const char* what) { return make_error(errc::invalid_argument, what); };
+  if (x.program.empty())
+    return wrong("a worker needs a program");
+  if (x.hello_limit.count() <= 0)
+    return wrong("the limit for a worker's hello is not positive");
+  if (x.beat_period < shortest_tick)
+    return wrong("a worker's beats are at least a millisecond apart");
+  if (x.stuck_limit.count() < 0 || (x.stuck_limit.count() > 0 && x.stuck_limit < 2 * x.beat_period))
+    return wrong("the limit for a worker's stuckness is less than two of its beats");
+  if (x.exit_limit.count() < 0 || x.destroy_limit.count() < 0)
+    return wrong("a limit for a worker's end is negative");
+  if (x.area_bytes > std::size_t{1} << 62)
+    return wrong("a worker's area is larger than any memory");
+  return {};
+}
+
+/// No limit that is far away overflows.
+time_limit after(std::chrono::nanoseconds limit) {
+  const auto now = clock::now();
+  return limit < no_limit - now ? now + limit : no_limit;
+}
+
+/// What `posix_spawn` is told; it destroys what was initialized.
+class spawn_settings {
+public:
+  spawn_settings() noexcept {
+    note("posix_spawn_file_actions_init", ::posix_spawn_file_actions_init(&actions_));
+    has_actions_ = error_ == 0;
+    if (error_ == 0) {
+      note("posix_spawnattr_init", ::posix_spawnattr_init(&attributes_));
+      has_attributes_ = error_ == 0;
+    }
+  }
+  ~spawn_settings() {
+    if (has_attributes_)
+      ::posix_spawnattr_destroy(&attributes_);
+    if (has_actions_)
+      ::posix_spawn_file_actions_destroy(&actions_);
+  }
+  spawn_settings(const spawn_settings&) = delete;
+  spawn_settings& operator=(const spawn_settings&) = delete;
+
+  /// The worker's socket is the last of its descriptors.
+  void pass(int socket) noexcept {
+    if (error_ == 0)
+      note("posix_spawn_file_actions_adddup2",
+           ::posix_spawn_file_actions_adddup2(&actions_, socket, worker_descriptor));
+    if (error_ == 0)
+      note("posix_spawn_file_actions_addclosefrom_np",
+           ::posix_spawn_file_actions_addclosefrom_np(&actions_, worker_descriptor + 1));
+  }
+
+  void default_signals() noexcept {
+    sigset_t none;
+    sigset_t all;
+    if (::sigemptyset(&none) != 0 || ::sigfillset(&all) != 0)
+      note("sigfillset", errno);
+    if (error_ == 0)
+      note("posix_spawnattr_setsigmask", ::posix_spawnattr_setsigmask(&attributes_, &none));
+    if (error_ == 0)
+      note("posix_spawnattr_setsigdefault", ::posix_spawnattr_setsigdefault(&attributes_, &all));
+    if (error_ == 0)
+      note(
+          "posix_spawnattr_setflags",
+          ::posix_spawnattr_setflags(&attributes_, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF));
+  }
+
+  caf::expected<pid_t> spawn(const worker_options& options) {
+    std::vector<std::string> texts{options.program};
+    texts.insert(texts.end(), options.arguments.begin(), options.arguments.end());
+    texts.push_back(std::string{worker_flag} + std::to_string(worker_descriptor));
+    std::vector<char*> arguments;
+    for (auto& x : texts)
+      arguments.push_back(x.data());
+    arguments.push_back(nullptr);
+    pid_t id = -1;
+    if (error_ == 0)
+      note("posix_spawn", ::posix_spawn(&id, options.program.c_str(), &actions_, &attributes_,
+                                        arguments.data(), environ));
+    if (error_ != 0)
+      return system_failure(
+          api_, error_, "cannot start the worker " + options.program + ": " + system_text(error_));
+    return id;
+  }
+
+private:
+  void note(const char* api, int code) noexcept {
+    api_ = api;
+    error_ = code;
+  }
+
+  posix_spawn_file_actions_t actions_{};
+  posix_spawnattr_t attributes_{};
+  bool has_actions_ = false;
+  bool has_attributes_ = false;
+  const char* api_ = "";
+  int error_ = 0;
+};
+
+/// For how long the beats have stood still.
+class stillness {
+public:
+  /// A look that came late counts as one in time: this process stood still as well.
+  std::chrono::nanoseconds look(std::uint64_t beats, clock::time_point now,
+                                std::chrono::nanoseconds tick) noexcept {
+    if (beats != std::exchange(beats_, beats) || last_ == clock::time_point{})
+      still_ = {};
+    else
+      still_ += std::min<std::chrono::nanoseconds>(now - last_, 2 * tick);
+    last_ = now;
+    return still_;
+  }
+
+private:
+  std::uint64_t beats_ = 0;
+  clock::time_point last_;
+  std::chrono::nanoseconds still_{0};
+};
+
+} // namespace
+
+// -- names
+
+std::string_view to_string(end_cause x) noexcept {
+  switch (x) {
+  case end_cause::died:
+    return "died";
+  case end_cause::let_go:
+    return "let go";
+  case end_cause::hung_up:
+    return "hung up";
+  case end_cause::stuck:
+    return "stuck";
+  case end_cause::killed:
+    return "killed";
+  }
+  return "unknown";
+}
+
+std::string_view to_string(noticed_by x) noexcept {
+  switch (x) {
+  case noticed_by::life_line:
+    return "life line";
+  case noticed_by::socket:
+    return "socket";
+  case noticed_by::process:
+    return "process";
+  case noticed_by::heartbeat:
+    return "heartbeat";
+  }
+  return "unknown";
+}
+
+std::string to_string(const worker_exit& x) {
+  if (x.signal != 0)
+    return "signal " + std::to_string(x.signal);
+  return x.status < 0 ? "an unknown status" : "status " + std::to_string(x.status);
+}
+
+// -- state
+
+/// Shared with the two threads that watch, so that they may outlive the owner.
+class worker_process::state : public std::enable_shared_from_this<state> {
+public:
+  state(worker_options options, worker_listener listener, shared_memory memory,
+        message_socket socket)
+      : options_(std::move(options)), memory_(std::move(memory)), socket_(std::move(socket)),
+        page_(begin_page(memory_)), listener_(std::move(listener)) {}
+
+  /// After an error there is nothing left of the worker.
+  caf::error start(message_socket worker_end);
+
+  /// Kills and waits.
+  void finish() noexcept;
+
+  caf::error kill(end_cause why) noexcept;
+
+  std::optional<worker_end> end() const {
+    std::lock_guard lock{mutex_};
+    return end_;
+  }
+
+  std::optional<worker_exit> wait_exit(time_limit until) const {
+    std::unique_lock lock{mutex_};
+    wait(lock, until, [this] { return exit_.has_value(); });
+    return exit_;
+  }
+
+  pid_t id() const noexcept { return id_; }
+  message_socket& socket() noexcept { return socket_; }
+  const shared_memory& memory() const noexcept { return memory_; }
+  worker_page& page() noexcept { return page_; }
+
+private:
+  enum class phase : std::uint8_t { begun, spawned, started, failed };
+
+  /// `wait_until` with a clock's maximum overflows in some C++ libraries.
+  template <class Condition>
+  bool wait(std::unique_lock<std::mutex>& lock, time_limit until, Condition condition) const {
+    if (until != no_limit)
+      return changed_.wait_until(lock, until, condition);
+    changed_.wait(lock, condition);
+    return true;
+  }
+
+  caf::error begin_watching();
+  caf::error spawn(message_socket worker_end);
+  caf::error exchange_hello(time_limit until);
+  caf::error began_badly(std::string why, time_limit until);
+  caf::error begin_watching_line();
+
+  void set(phase x) noexcept {
+    std::lock_guard lock{mutex_};
+    phase_ = x;
+    changed_.notify_all();
+  }
+
+  // The threads.
+  void watch();
+  void watch_process();
+  void watch_line();
+  bool reap() noexcept;
+  void note_end(noticed_by by, end_cause cause);
+  void note_reaped();
+  void over(bool& flag) noexcept {
+    std::lock_guard lock{mutex_};
+    flag = true;
+    changed_.notify_all();
+  }
+
+  const worker_options options_;
+  shared_memory memory_;
+  message_socket socket_;
+  worker_page& page_;
+  pid_t id_ = -1;         // before `spawned`
+  file_descriptor pidfd_; // before `spawned`
+
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  phase phase_ = phase::begun;
+  worker_listener listener_;
+  bool holds_line_ = false;
+  caf::error hold_error_;
+  bool is_killed_ = false; // on purpose: a stuck one, or by its owner
+  end_cause why_killed_ = end_cause::killed;
+  std::optional<worker_end> end_;
+  bool end_told_ = false;
+  std::optional<worker_exit> exit_;
+  bool watch_is_over_ = false;
+  bool line_is_over_ = false;
+
+  std::atomic<bool> stop_line_{false};
+  std::thread watcher_;
+  std::thread line_watcher_;
+};
+
+caf::error worker_process::state::begin_watching() {
+  try {
+    watcher_ = std::thread{[self = shared_from_this()] { self->watch(); }};
+  } catch (const std::system_error& e) {
+    return system_failure("pthread_create", e.code().value(), "no thread to watch a worker");
+  }
+  std::unique_lock lock{mutex_};
+  changed_.wait(lock, [this] { return holds_line_ || hold_error_; });
+  return hold_error_;
+}
+
+caf::error worker_process::state::spawn(message_socket worker_end) {
+  spawn_settings settings;
+  settings.pass(worker_end.native());
+  settings.default_signals();
+  const auto id = settings.spawn(options_);
+  if (!id)
+    return id.error();
+  // Not reaped before this: the number is still its own.
+  file_descriptor pidfd{open_pidfd(*id)};
+  if (!pidfd) {
+    auto why = system_failure("pidfd_open", errno, "cannot watch the worker " + options_.program);
+    if (::kill(*id, SIGKILL) != 0 && errno != ESRCH)
+      log(log_level::error, "a worker", system_failure("kill", errno, "it may run on"));
+    while (::waitpid(*id, nullptr, 0) < 0 && errno == EINTR) {
+    }
+    return why;
+  }
+  id_ = *id;
+  pidfd_ = std::move(pidfd);
+  set(phase::spawned);
+  return {};
+}
+
+/// The worker has closed its socket, or ended: says how, if that is known soon.
+caf::error worker_process::state::began_badly(std::string why, time_limit until) {
+  auto text = "the worker " + options_.program + " " + std::move(why);
+  const auto how = wait_exit(std::min(until, after(options_.exit_limit)));
+  text += how ? ": it ended with " + to_string(*how) : ": it was killed";
+  if (const auto report = page_.report.read())
+    text += "; it reported " + std::to_string(report->code) + ": " + report->text;
+  return make_error(errc::unavailable, std::move(text));
+}
+
+caf::error worker_process::state::exchange_hello(time_limit until) {
+  auto hello = make_hello();
+  hello.area_bytes = options_.area_bytes;
+  hello.beat_period_ns = options_.beat_period.count();
+  const int passed = memory_.descriptor();
+  constexpr const char* no_hello = "closed its connection before it said hello";
+  // A failure that is not its end shows itself when nothing is received.
+  if (auto e = socket_.send(hello.bytes(), {&passed, 1}, until);
+      e && code_of(e) != errc::unavailable)
+    return e;
+  std::array<std::byte, 4096> answer;
+  const auto got = socket_.receive(answer, 0, until);
+  if (!got && code_of(got.error()) == errc::deadline_exceeded) {
+    const auto ms = std::chrono::ceil<std::chrono::milliseconds>(options_.hello_limit).count();
+    return began_badly("did not say hello within " + std::to_string(ms) + " ms", clock::now());
+  }
+  if (!got)
+    return make_error(errc::unavailable, "the worker " + options_.program +
+                                             " does not speak troupe: " + describe(got.error()));
+  if (got->what != received::kind::message)
+    return began_badly(no_hello, until);
+  const auto theirs =
+      read_hello(std::span{answer}.first(got->size_bytes), "the worker " + options_.program);
+  if (!theirs)
+    return theirs.error();
+  if (!page_.worker_line.was_held())
+    return make_error(errc::unavailable,
+                      "the worker " + options_.program + " said hello without its life line");
+  return {};
+}
+
+caf::error worker_process::state::begin_watching_line() {
+  std::lock_guard lock{mutex_}; // the thread may have to tell at once that the worker has ended
+  try {
+    line_watcher_ = std::thread{[self = shared_from_this()] { self->watch_line(); }};
+  } catch (const std::system_error& e) {
+    return system_failure("pthread_create", e.code().value(), "no thread to watch a worker");
+  }
+  phase_ = phase::started;
+  changed_.notify_all();
+  return {};
+}
+
+caf::error worker_process::state::start(message_socket worker_end) {
+  const auto until = after(options_.hello_limit);
+  auto result = begin_watching();
+  if (!result)
+    result = spawn(std::move(worker_end));
+  if (!result)
+    result = exchange_hello(until);
+  if (!result)
+    result = begin_watching_line();
+  if (result) {
+    set(phase::failed);
+    finish();
+  }
+  return result;
+}
+
+caf::error worker_process::state::kill(end_cause why) noexcept {
+  {
+    std::lock_guard lock{mutex_};
+    if (!pidfd_ || exit_)
+      return {};
+    if (!end_ && !std::exchange(is_killed_, true))
+      why_killed_ = why;
+  }
+  if (kill_by_pidfd(pidfd_.get()) != 0 && errno != ESRCH)
+    return system_failure("pidfd_send_signal", errno, "cannot kill the worker " + options_.program);
+  return {};
+}
+
+void worker_process::state::finish() noexcept {
+  if (auto e = kill(end_cause::killed))
+    log(log_level::error, "a worker", e);
+  const auto here = std::this_thread::get_id();
+  bool wait_for_threads = here != watcher_.get_id() && here != line_watcher_.get_id();
+  if (wait_for_threads) {
+    std::unique_lock lock{mutex_};
+    wait_for_threads = wait(lock, after(options_.destroy_limit), [this] {
+      return (watch_is_over_ || !watcher_.joinable()) &&
+             (line_is_over_ || !line_watcher_.joinable());
+    });
+    if (!wait_for_threads)
+      log(log_level::error, "the worker " + options_.program + " was killed and does not end");
+  }
+  worker_listener unused; // destroyed without the lock
+  {
+    std::lock_guard lock{mutex_};
+    std::swap(unused, listener_);
+  }
+  for (auto* x : {&watcher_, &line_watcher_})
+    if (x->joinable())
+      wait_for_threads ? x->join() : x->detach();
+}
+
+// -- the threads that watch
+
+/// Holds this side's life line meanwhile.
+void worker_process::state::watch() {
+  {
+    life_line::holder line{page_.parent_line};
+    std::unique_lock lock{mutex_};
+    hold_error_ = line.error();
+    holds_line_ = !hold_error_;
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return hold_error_ || phase_ != phase::begun; });
+    const bool is_there = static_cast<bool>(pidfd_);
+    lock.unlock();
+    if (is_there) {
+      watch_process();
+      note_reaped();
+    }
+  }
+  over(watch_is_over_);
+}
+
+void worker_process::state::watch_process() {
+  const auto tick = options_.stuck_limit.count() == 0
+                        ? longest_tick
+                        : std::clamp(options_.stuck_limit / 8, shortest_tick, longest_tick);
+  stillness beats;
+  bool hung_up = false;
+  bool waits_for_tracer = false;
+  auto kill_at = no_limit;
+  auto report_at = no_limit;
+  while (true) {
+    bool started = false;
+    bool ended = false;
+    {
+      std::lock_guard lock{mutex_};
+      started = phase_ == phase::started;
+      ended = end_.has_value();
+    }
+    std::array<pollfd, 2> wanted{{{waits_for_tracer ? -1 : pidfd_.get(), POLLIN, 0},
+                                  {started && !hung_up ? socket_.native() : -1, POLLRDHUP, 0}}};
+    if (::poll(wanted.data(), wanted.size(), poll_limit(clock::now() + tick)) < 0 &&
+        errno != EINTR) {
+      log(log_level::error, "a worker", system_failure("poll", errno, "its end may be seen late"));
+      std::this_thread::sleep_for(tick);
+      wanted = {};
+    }
+    if (wanted[0].revents != 0 || std::exchange(waits_for_tracer, false)) {
+      if (reap())
+        return;
+      waits_for_tracer = true; // a debugger wants it first
+    }
+    if ((wanted[1].revents & (POLLRDHUP | POLLHUP)) != 0) {
+      hung_up = true;
+      note_end(noticed_by::socket, end_cause::hung_up);
+    }
+    const auto now = clock::now();
+    if (started && !ended && options_.stuck_limit.count() != 0 && report_at == no_limit &&
+        beats.look(page_.beats.load(), now, tick) >= options_.stuck_limit) {
+      if (auto e = kill(end_cause::stuck))
+        log(log_level::error, "a stuck worker", e);
+      report_at = now + kill_patience;
+    }
+    if (now >= report_at)
+      note_end(noticed_by::heartbeat, end_cause::stuck);
+    if (ended && kill_at == no_limit)
+      kill_at = after(options_.exit_limit);
+    if (ended && now >= kill_at) {
+      if (auto e = kill(end_cause::killed))
+        log(log_level::error, "a worker that does not end", e);
+      kill_at = after(options_.exit_limit);
+    }
+  }
+}
+
+bool worker_process::state::reap() noexcept {
+  siginfo_t info{};
+  int code = 0;
+  do
+    code = ::waitid(by_pidfd, static_cast<id_t>(pidfd_.get()), &info, WEXITED | WNOHANG);
+  while (code != 0 && errno == EINTR);
+  worker_exit result;
+  if (code != 0) // it is gone, but somebody else has taken its status
+    log(log_level::warning, "a worker",
+        system_failure("waitid", errno, "the status of " + options_.program + " is not known"));
+  else if (info.si_pid == 0)
+    return false;
+  else if (info.si_code == CLD_EXITED)
+    result.status = info.si_status;
+  else
+    result.signal = info.si_status;
+  std::lock_guard lock{mutex_};
+  exit_ = result;
+  changed_.notify_all();
+  return true;
+}
+
+void worker_process::state::watch_line() {
+  switch (page_.worker_line.wait_for_end(stop_line_)) {
+  case life_end::died:
+    note_end(noticed_by::life_line, end_cause::died);
+    break;
+  case life_end::let_go:
+    note_end(noticed_by::life_line, end_cause::let_go);
+    break;
+  case life_end::stopped:
+    break;
+  }
+  over(line_is_over_);
+}
+
+/// Only the first counts.
+void worker_process::state::note_end(noticed_by by, end_cause cause) {
+  const auto now = clock::now();
+  std::unique_lock lock{mutex_};
+  if (phase_ != phase::started || end_)
+    return;
+  const auto end =
+      end_.emplace(worker_end{is_killed_ ? why_killed_ : cause, by, now, page_.report.read()});
+  auto tell = std::exchange(listener_.ended, nullptr);
+  lock.unlock();
+  if (tell)
+    tell(end);
+  tell = nullptr;
+  lock.lock();
+  end_told_ = true;
+  changed_.notify_all();
+}
+
+void worker_process::state::note_reaped() {
+  stop_line_ = true;
+  page_.worker_line.wake();
+  {
+    std::unique_lock lock{mutex_};
+    changed_.wait(lock, [this] { return phase_ == phase::started || phase_ == phase::failed; });
+    if (phase_ == phase::failed)
+      return;
+  }
+  note_end(noticed_by::process, end_cause::died);
+  std::unique_lock lock{mutex_};
+  changed_.wait(lock, [this] { return end_told_; });
+  auto tell = std::exchange(listener_.reaped, nullptr);
+  const auto how = *exit_;
+  lock.unlock();
+  if (tell)
+    tell(how);
+}
+
+// -- the owner's
+
+caf::expected<worker_process> worker_process::start(worker_options options,
+                                                    worker_listener listener) {
+  if (auto e = check(options))
+    return e;
+  auto memory = shared_memory::create(worker_page::size_bytes + options.area_bytes);
+  if (!memory)
+    return memory.error();
+  auto ends = message_socket::pair();
+  if (!ends)
+    return ends.error();
+  auto result = std::make_shared<state>(std::move(options), std::move(listener), std::move(*memory),
+                                        std::move(ends->first));
+  if (auto e = result->start(std::move(ends->second)))
+    return e;
+  return worker_process{std::move(result)};
+}
+
+worker_process::worker_process(std::shared_ptr<state> x) noexcept : state_(std::move(x)) {}
+
+worker_process::~worker_process() {
+  if (state_)
+    state_->finish();
+}
+
+worker_process& worker_process::operator=(worker_process&& other) noexcept {
+  auto taken = std::move(other);
+  std::swap(state_, taken.state_);
+  return *this;
+}
+
+pid_t worker_process::id() const noexcept { return state_->id(); }
+message_socket& worker_process::socket() const noexcept { return state_->socket(); }
+std::span<std::byte> worker_process::area() const noexcept { return area_of(state_->memory()); }
+work_progress& worker_process::progress() const noexcept { return state_->page().progress; }
+caf::error worker_process::kill() const noexcept { return state_->kill(end_cause::killed); }
+std::optional<worker_end> worker_process::end() const { return state_->end(); }
+
+std::optional<worker_exit> worker_process::wait_exit(time_limit until) const {
+  return state_->wait_exit(until);
+}
+
+} // namespace troupe::detail
