@@ -295,6 +295,10 @@ struct host_backend_options {
   std::size_t bytes_per_device = std::size_t{1} << 30; ///< of address space; touched only when used
   /// Those that are not as `host_link` has them by default: every device can access all others.
   std::vector<host_link> links = {};
+  /// Where this process listens for ranks of its communicators that are in other processes: the
+  /// numeric address of one of the machine's interfaces ("127.0.0.1"), on a port that is free.
+  /// Empty: all ranks of a communicator of an id of this process are here.
+  std::string listen_address = {};
 };
 
 std::shared_ptr<backend> make_host_backend(host_backend_options options = {});

@@ -1,5 +1,9 @@
 #include "host_communicator.hpp"
+#include "host_connection.hpp"
 #include "host_device.hpp"
+#include "host_group.hpp"
+#include "host_hub.hpp"
+#include "host_wire.hpp"
 #include <troupe/backend.hpp>
 
 #include <algorithm>
@@ -35,7 +39,8 @@ struct assembly {
 class host_backend final : public backend {
 public:
   explicit host_backend(const host_backend_options& options)
-      : machine_(std::make_shared<host_machine>(options)) {}
+      : machine_(std::make_shared<host_machine>(options)), listen_address_(options.listen_address) {
+  }
 
   std::string_view name() const noexcept override { return "host"; }
 
@@ -67,6 +72,8 @@ public:
   }
 
   caf::expected<communicator_id> make_communicator_id() noexcept override {
+    if (!listen_address_.empty())
+      return invite();
     static std::atomic<std::uint64_t> next{1};
     const std::array<std::uint64_t, 3> unique{
         static_cast<std::uint64_t>(getpid()),
@@ -81,6 +88,8 @@ public:
                                           std::span<const local_rank> ranks) noexcept override {
     if (size <= 0 || ranks.empty())
       return fail(errc::invalid_argument, -1, "a communicator of no ranks");
+    if (const auto where = invitation_of(id))
+      return connect(id, *where, size, ranks);
     std::unique_lock lock{mutex_};
     const auto found = assemblies_.find(id.bytes);
     auto mine = found != assemblies_.end() ? found->second : std::make_shared<assembly>(size);
@@ -94,40 +103,92 @@ public:
     } else {
       complete_.wait(lock, [&] { return mine->complete(); });
     }
-    communicator_ranks result;
-    for (const auto& x : ranks)
-      result.push_back(std::make_unique<host_communicator>(mine->group, x.rank, machine_));
-    return result;
+    return communicators(std::vector<std::shared_ptr<host_transport>>(ranks.size(), mine->group),
+                         ranks);
   }
 
   caf::error abort(communicator_ranks ranks) noexcept override {
     caf::error result;
     for (const auto& x : ranks) {
-      const auto& group = group_of(*x);
-      if (!result && group->has_symmetric())
+      auto& transport = transport_of(*x);
+      if (!result && transport.has_symmetric())
         result = fail(errc::invalid_argument, -1, "an abort in the middle of a symmetric call");
-      group->end(make_error(errc::nccl_error, "the communicator was aborted"));
-      group->wait_quiet();
+      transport.end(make_error(errc::nccl_error, "the communicator was aborted"));
     }
+    for (const auto& x : ranks)
+      transport_of(*x).wait_quiet();
     close_windows(ranks);
     return result;
   }
 
   caf::error destroy(communicator_ranks ranks) noexcept override {
     for (const auto& x : ranks)
-      group_of(*x)->wait_idle();
+      transport_of(*x).wait_idle();
     close_windows(ranks);
+    for (const auto& x : ranks)
+      transport_of(*x).leave(static_cast<const host_communicator&>(*x).rank());
     return {};
   }
 
 private:
+  using id_bytes = std::array<std::byte, 128>;
+
   static void close_windows(const communicator_ranks& ranks) noexcept {
     for (const auto& x : ranks)
       static_cast<host_communicator&>(*x).close_windows();
   }
 
-  static const std::shared_ptr<host_group>& group_of(const backend_communicator& x) noexcept {
-    return static_cast<const host_communicator&>(x).group();
+  static host_transport& transport_of(const backend_communicator& x) noexcept {
+    return static_cast<const host_communicator&>(x).transport();
+  }
+
+  communicator_ranks communicators(const std::vector<std::shared_ptr<host_transport>>& transports,
+                                   std::span<const local_rank> ranks) const {
+    communicator_ranks result;
+    for (std::size_t i = 0; i < ranks.size(); ++i)
+      result.push_back(std::make_unique<host_communicator>(transports[i], ranks[i].rank, machine_));
+    return result;
+  }
+
+  caf::expected<communicator_id> invite() {
+    std::lock_guard lock{mutex_};
+    if (!hub_) {
+      auto started = host_hub::start(listen_address_);
+      if (!started)
+        return std::move(started.error());
+      hub_ = std::move(*started);
+    }
+    return id_of(hub_->invite());
+  }
+
+  /// Builds ranks that meet others at a hub.
+  caf::expected<communicator_ranks> connect(const communicator_id& id, const hub_invitation& where,
+                                            int size, std::span<const local_rank> ranks) {
+    if (size > most_ranks)
+      return fail(errc::not_supported, -1,
+                  "more ranks than several processes can have: " + std::to_string(size));
+    {
+      std::lock_guard lock{mutex_};
+      const auto found = connecting_.find(id.bytes);
+      assembly mine{size};
+      if (found != connecting_.end())
+        mine.devices = found->second;
+      if (auto err = join(mine, size, ranks))
+        return err;
+      connecting_[id.bytes] = std::move(mine.devices);
+    }
+    auto transports = host_connection::build(where, size, ranks);
+    {
+      std::lock_guard lock{mutex_};
+      const auto found = connecting_.find(id.bytes);
+      for (const auto& x : ranks)
+        std::erase(found->second, x.device);
+      if (found->second.empty())
+        connecting_.erase(found);
+    }
+    if (!transports)
+      return std::move(transports.error());
+    return communicators(*transports, ranks);
   }
 
   static caf::error fail(errc code, int device, std::string detail) {
@@ -172,7 +233,10 @@ private:
   std::shared_ptr<host_machine> machine_;
   std::mutex mutex_;
   std::condition_variable complete_;
-  std::map<std::array<std::byte, 128>, std::shared_ptr<assembly>> assemblies_;
+  std::map<id_bytes, std::shared_ptr<assembly>> assemblies_;
+  std::map<id_bytes, std::vector<int>> connecting_; ///< the devices that are on their way to a hub
+  const std::string listen_address_;
+  std::unique_ptr<host_hub> hub_; ///< from the first id on
 };
 
 } // namespace

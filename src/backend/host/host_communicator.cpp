@@ -9,21 +9,17 @@
 
 namespace troupe::detail {
 
-host_communicator::host_communicator(std::shared_ptr<host_group> group, int rank,
+host_communicator::host_communicator(std::shared_ptr<host_transport> transport, int rank,
                                      std::shared_ptr<host_machine> machine) noexcept
-    : group_(std::move(group)), rank_(rank), machine_(std::move(machine)) {}
+    : transport_(std::move(transport)), rank_(rank), machine_(std::move(machine)) {}
 
 host_communicator::~host_communicator() {
   close_windows();
-  failure f;
-  f.code = errc::nccl_error;
-  f.rank = rank_;
-  f.detail = "a rank left the communicator";
-  group_->end(make_error(std::move(f)));
+  transport_->end(rank_left(rank_));
 }
 
 caf::error host_communicator::connect(stream_view, connect_scope) noexcept {
-  return group_->error();
+  return transport_->error();
 }
 
 caf::error host_communicator::enqueue(std::span<const collective_call> calls,
@@ -53,12 +49,12 @@ caf::error host_communicator::enqueue(std::span<const collective_call> calls,
       return invalid("a symmetric call with memory that is not in windows", x.what);
     made.push_back(std::move(*call));
   }
-  if (auto err = group_->announce())
+  if (auto err = transport_->announce(rank_, made))
     return err;
   auto err = static_cast<host_stream*>(stream.native)
-                 ->enqueue(collective_command{group_, rank_, next_, std::move(made)});
+                 ->enqueue(collective_command{transport_, rank_, next_, std::move(made)});
   if (err)
-    group_->retract();
+    transport_->retract();
   else
     ++next_;
   return err;
@@ -69,10 +65,10 @@ std::optional<host_call> host_communicator::placed(const collective_call& x) con
   if (!x.symmetric)
     return result;
   const auto size = result.size_bytes();
-  const auto all = size * static_cast<std::size_t>(group_->size());
+  const auto all = size * static_cast<std::size_t>(transport_->size());
   using enum collective_kind;
-  result.send_place = group_->place_of(rank_, x.send, x.what == reduce_scatter ? all : size);
-  result.recv_place = group_->place_of(rank_, x.recv, x.what == all_gather ? all : size);
+  result.send_place = transport_->place_of(rank_, x.send, x.what == reduce_scatter ? all : size);
+  result.recv_place = transport_->place_of(rank_, x.recv, x.what == all_gather ? all : size);
   if (result.send_place.window == 0 || result.recv_place.window == 0)
     return std::nullopt;
   return result;
@@ -86,11 +82,11 @@ caf::error host_communicator::register_window(void* memory, std::size_t size_byt
     ++machine_->windows[memory];
   }
   windows_.push_back(memory);
-  return group_->register_window(rank_, memory, size_bytes);
+  return transport_->register_window(rank_, memory, size_bytes);
 }
 
 caf::error host_communicator::deregister_window(void* memory) noexcept {
-  if (auto err = group_->deregister_window(rank_, memory))
+  if (auto err = transport_->deregister_window(rank_, memory))
     return err;
   std::erase(windows_, memory);
   std::lock_guard lock{machine_->mutex};
@@ -109,7 +105,7 @@ void host_communicator::close_windows() noexcept {
 
 const char* host_communicator::fault_of(const collective_call& x) const noexcept {
   using enum collective_kind;
-  const auto ranks = static_cast<std::size_t>(group_->size());
+  const auto ranks = static_cast<std::size_t>(transport_->size());
   if (x.what > barrier)
     return "no such collective";
   if (x.what == barrier)
@@ -117,7 +113,7 @@ const char* host_communicator::fault_of(const collective_call& x) const noexcept
   const auto element_bytes = size_of(x.type);
   if (element_bytes == 0)
     return "no such dtype";
-  if ((has_root(x.what) || is_message(x.what)) && (x.peer < 0 || x.peer >= group_->size()))
+  if ((has_root(x.what) || is_message(x.what)) && (x.peer < 0 || x.peer >= transport_->size()))
     return "no such rank";
   if (reduces(x.what) && x.op > reduce_op::premul_sum)
     return "no such reduce_op";
@@ -148,6 +144,6 @@ const char* host_communicator::fault_of(const collective_call& x) const noexcept
   return nullptr;
 }
 
-caf::error host_communicator::asynchronous_error() noexcept { return group_->error(); }
+caf::error host_communicator::asynchronous_error() noexcept { return transport_->error(); }
 
 } // namespace troupe::detail

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "host_device.hpp"
-#include "host_group.hpp"
+#include "host_transport.hpp"
 #include <troupe/backend.hpp>
 
 #include <cstdint>
@@ -14,10 +14,10 @@ namespace troupe::detail {
 
 class host_communicator final : public backend_communicator {
 public:
-  host_communicator(std::shared_ptr<host_group> group, int rank,
+  host_communicator(std::shared_ptr<host_transport> transport, int rank,
                     std::shared_ptr<host_machine> machine) noexcept;
 
-  /// Ends the group for all ranks.
+  /// Ends the communicator for all ranks, unless this one has left it in good order.
   ~host_communicator() override;
 
   caf::error connect(stream_view stream, connect_scope what) noexcept override;
@@ -30,7 +30,8 @@ public:
   /// Deregisters what is left.
   void close_windows() noexcept;
 
-  const std::shared_ptr<host_group>& group() const noexcept { return group_; }
+  int rank() const noexcept { return rank_; }
+  host_transport& transport() const noexcept { return *transport_; }
 
 private:
   /// Why the call cannot be right; null if it can.
@@ -38,7 +39,7 @@ private:
   /// The call, with the places of a symmetric one; none if it is not in windows.
   std::optional<host_call> placed(const collective_call& x) const;
 
-  std::shared_ptr<host_group> group_;
+  std::shared_ptr<host_transport> transport_;
   int rank_;
   std::shared_ptr<host_machine> machine_;
   std::vector<const void*> windows_;

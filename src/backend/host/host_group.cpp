@@ -67,6 +67,14 @@ caf::error mismatch(const host_call& call, int rank, std::string detail) {
 
 } // namespace
 
+caf::error rank_left(int rank) {
+  failure f;
+  f.code = errc::nccl_error;
+  f.rank = rank;
+  f.detail = "a rank left the communicator";
+  return make_error(std::move(f));
+}
+
 host_call::host_call(const collective_call& x)
     : what(x.what), type(x.type), op(x.op), peer(x.peer), send(x.send), recv(x.recv),
       count(x.count), symmetric(x.symmetric) {
@@ -78,11 +86,14 @@ host_call::host_call(const collective_call& x)
 
 host_group::host_group(int size)
     : turns_(static_cast<std::size_t>(size)), parts_(static_cast<std::size_t>(size)),
-      windows_(static_cast<std::size_t>(size)), new_windows_(static_cast<std::size_t>(size)) {}
+      windows_(static_cast<std::size_t>(size)), new_windows_(static_cast<std::size_t>(size)),
+      left_(static_cast<std::size_t>(size)) {}
 
 caf::error host_group::register_window(int rank, const void* memory,
                                        std::size_t size_bytes) noexcept {
   lock guard{mutex_};
+  if (first_left_ >= 0)
+    end_locked(rank_left(first_left_));
   if (ended_)
     return why_;
   const auto number = last_window_ + 1;
@@ -136,7 +147,7 @@ bool host_group::has_symmetric() const noexcept {
   return symmetric_ != 0;
 }
 
-caf::error host_group::announce() noexcept {
+caf::error host_group::announce(int, std::span<const host_call>) noexcept {
   std::lock_guard guard{mutex_};
   if (ended_)
     return why_;
@@ -187,6 +198,18 @@ void host_group::wait_idle() noexcept {
   changed_.wait(guard, [this] { return announced_ == 0; });
 }
 
+void host_group::leave(int rank) noexcept {
+  std::lock_guard guard{mutex_};
+  left_[static_cast<std::size_t>(rank)] = true;
+  first_left_ = rank;
+  const auto awaited = [&](const auto& x) {
+    const auto& [from, to] = x.first;
+    return !x.second.empty() && (from == rank || to == rank);
+  };
+  if (arrived_ > 0 || new_windows_there_ > 0 || std::ranges::any_of(messages_, awaited))
+    end_locked(rank_left(rank));
+}
+
 // Calls of a rank may come by several streams.
 bool host_group::wait_for_turn(lock& guard, int rank, std::uint64_t sequence) noexcept {
   const auto& turn = turns_[static_cast<std::size_t>(rank)];
@@ -219,6 +242,10 @@ bool host_group::take_turn(lock& guard, int rank, std::span<const host_call> cal
 bool host_group::offer(lock& guard, const message& mine) noexcept {
   const auto sends = mine.call->what == collective_kind::send;
   const auto peer = mine.call->peer;
+  if (left_[static_cast<std::size_t>(peer)]) {
+    end_locked(rank_left(peer));
+    return false;
+  }
   auto& waiting = messages_[sends ? std::pair{mine.rank, peer} : std::pair{peer, mine.rank}];
   if (waiting.empty() || waiting.front().call->what == mine.call->what) {
     waiting.push_back(mine);
@@ -246,6 +273,10 @@ bool host_group::offer(lock& guard, const message& mine) noexcept {
 }
 
 bool host_group::take_part(lock& guard, int rank, const host_call& call) noexcept {
+  if (first_left_ >= 0) {
+    end_locked(rank_left(first_left_));
+    return false;
+  }
   parts_[static_cast<std::size_t>(rank)] = &call;
   const auto begin = [&] {
     if (auto err = compare_parts())

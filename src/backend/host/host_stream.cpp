@@ -106,16 +106,16 @@ void host_stream::close() noexcept {
 }
 
 void host_stream::cancel() noexcept {
-  std::shared_ptr<host_group> group;
+  std::shared_ptr<host_transport> transport;
   std::shared_ptr<stream_progress> progress;
   {
     std::lock_guard lock{mutex_};
     cancelled_ = true;
-    group = serving_;
+    transport = serving_;
     progress = waiting_for_;
   }
-  if (group)
-    group->end(device_closed());
+  if (transport)
+    transport->end(device_closed());
   if (progress)
     progress->interrupt();
   close();
@@ -219,11 +219,11 @@ void host_stream::wait(const stream_position& until) noexcept {
 void host_stream::serve(const collective_command& command) noexcept {
   {
     std::lock_guard lock{mutex_};
-    serving_ = command.group;
+    serving_ = command.transport;
   }
   if (cancelled_)
-    command.group->end(device_closed());
-  command.group->run(command.rank, command.sequence, command.calls);
+    command.transport->end(device_closed());
+  command.transport->run(command.rank, command.sequence, command.calls);
   std::lock_guard lock{mutex_};
   serving_.reset();
 }

@@ -1,7 +1,7 @@
 /// A stream of the host backend: an in-order queue with a thread of its own.
 #pragma once
 
-#include "host_group.hpp"
+#include "host_transport.hpp"
 
 #include <caf/error.hpp>
 #include <caf/expected.hpp>
@@ -80,7 +80,7 @@ struct wait_command {
 };
 
 struct collective_command {
-  std::shared_ptr<host_group> group;
+  std::shared_ptr<host_transport> transport;
   int rank;
   std::uint64_t sequence;
   std::vector<host_call> calls;
@@ -137,7 +137,7 @@ private:
   bool closed_ = false;
   bool finished_ = false;
   std::atomic<bool> cancelled_{false};
-  std::shared_ptr<host_group> serving_;          ///< whose ranks it may wait for
+  std::shared_ptr<host_transport> serving_;      ///< whose ranks it may wait for
   std::shared_ptr<stream_progress> waiting_for_; ///< another stream
   std::thread thread_;
 };

@@ -1,0 +1,385 @@
+#include "host_connection.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include <pthread.h>
+
+namespace troupe::detail {
+
+namespace {
+
+/// How long it may take to reach the hub's process.
+constexpr std::chrono::seconds connect_limit{10};
+
+/// How long whoever ends a communicator waits for what is being sent to get through.
+constexpr std::chrono::milliseconds send_patience{100};
+
+caf::error hub_gone() {
+  return make_error(errc::nccl_error, "the process where the ranks meet is gone");
+}
+
+caf::error hub_wrong(const char* what) {
+  return make_error(errc::nccl_error, std::string{"the process where the ranks meet sent "} + what);
+}
+
+/// Reads a frame's header, and why if it is an end. Nothing: it is `wanted`.
+caf::error await(int socket, frame_kind wanted) {
+  frame_header header;
+  if (const std::array target{writable_bytes_of(header)}; !receive_all(socket, target))
+    return hub_gone();
+  if (header.kind == wanted)
+    return {};
+  wire_error why;
+  if (header.kind != frame_kind::end || header.head_bytes != sizeof why)
+    return hub_wrong("what no hub would");
+  if (const std::array target{writable_bytes_of(why)}; !receive_all(socket, target))
+    return hub_gone();
+  return error_of(why).value_or(hub_wrong("no error that could be"));
+}
+
+/// A rank that is on its way into a communicator. It withdraws if it does not get there.
+class candidate {
+public:
+  candidate(file_descriptor socket, local_rank x) noexcept : socket_(std::move(socket)), rank_(x) {}
+  candidate(candidate&&) = default;
+  candidate& operator=(candidate&&) = delete;
+  ~candidate() {
+    const frame_header leaves{.kind = frame_kind::leave};
+    if (socket_)
+      static_cast<void>(send_at_once(socket_.get(), bytes_of(leaves))); // else the hub sees the end
+  }
+
+  caf::error await(frame_kind wanted) const {
+    auto err = detail::await(socket_.get(), wanted);
+    auto f = failure_of(err);
+    if (!f || f->code != errc::invalid_argument)
+      return err;
+    f->device = rank_.device; // as the hub does not know
+    return make_error(std::move(*f));
+  }
+
+  file_descriptor take() noexcept { return std::move(socket_); }
+  int rank() const noexcept { return rank_.rank; }
+
+private:
+  file_descriptor socket_;
+  local_rank rank_;
+};
+
+caf::expected<candidate> knock(const hub_invitation& where, int size, local_rank x) {
+  auto socket = connect_to(where.hub, std::chrono::steady_clock::now() + connect_limit);
+  if (!socket) {
+    auto f = failure_of(socket.error()).value_or(failure{.code = errc::nccl_error});
+    f.detail = "no way to the ranks' meeting place at " + to_string(where.hub);
+    return make_error(std::move(f));
+  }
+  const wire_hello hello{
+      .secret = where.secret, .group = where.group, .size = size, .rank = x.rank};
+  const std::array blocks{bytes_of(hello)};
+  if (send_all(socket->get(), blocks) != 0)
+    return hub_gone();
+  candidate result{std::move(*socket), x};
+  if (auto err = result.await(frame_kind::accepted))
+    return err;
+  return result;
+}
+
+} // namespace
+
+caf::expected<std::vector<std::shared_ptr<host_transport>>>
+host_connection::build(const hub_invitation& where, int size,
+                       std::span<const local_rank> ranks) noexcept {
+  std::vector<candidate> candidates;
+  candidates.reserve(ranks.size());
+  for (const auto& x : ranks) {
+    auto came = knock(where, size, x);
+    if (!came)
+      return std::move(came.error());
+    candidates.push_back(std::move(*came));
+  }
+  for (const auto& x : candidates)
+    if (auto err = x.await(frame_kind::ready))
+      return err;
+  std::vector<std::shared_ptr<host_transport>> result;
+  for (auto& x : candidates) {
+    auto made = std::make_shared<host_connection>(x.take(), size, x.rank());
+    if (auto err = made->start())
+      return err;
+    result.push_back(std::move(made));
+  }
+  return result;
+}
+
+host_connection::host_connection(file_descriptor socket, int size, int rank) noexcept
+    : size_(size), rank_(rank), socket_(std::move(socket)) {}
+
+host_connection::~host_connection() {
+  end(rank_left(rank_));
+  close();
+}
+
+caf::error host_connection::start() noexcept {
+  try {
+    reader_ = std::thread{[this] { read(); }};
+  } catch (const std::system_error& e) {
+    return make_error(errc::unavailable, std::string{"no thread for a connection: "} + e.what());
+  }
+  return {};
+}
+
+caf::error host_connection::register_window(int, const void* memory,
+                                            std::size_t size_bytes) noexcept {
+  lock guard{mutex_};
+  const frame_header header{.kind = frame_kind::window, .number = size_bytes};
+  window_wanted_ = true;
+  if (send(guard, {bytes_of(header)}))
+    changed_.wait(guard, [this] { return ended_ || !window_wanted_; });
+  if (window_wanted_)
+    return why_;
+  windows_.push_back({++last_window_, static_cast<const std::byte*>(memory), size_bytes});
+  return {};
+}
+
+caf::error host_connection::deregister_window(int rank, const void* memory) noexcept {
+  lock guard{mutex_};
+  const auto found =
+      std::ranges::find_if(windows_, [&](const window& x) { return x.memory == memory; });
+  if (found == windows_.end()) {
+    failure f;
+    f.code = errc::invalid_argument;
+    f.rank = rank;
+    f.detail = "no window of this communicator";
+    return make_error(std::move(f));
+  }
+  const frame_header header{.kind = frame_kind::window_gone, .number = found->number};
+  windows_.erase(found);
+  static_cast<void>(send(guard, {bytes_of(header)})); // one that has ended has no windows
+  return {};
+}
+
+host_place host_connection::place_of(int, const void* memory,
+                                     std::size_t size_bytes) const noexcept {
+  std::lock_guard guard{mutex_};
+  const auto* begin = static_cast<const std::byte*>(memory);
+  for (const auto& x : windows_)
+    if (begin >= x.memory && begin + size_bytes <= x.memory + x.size_bytes)
+      return {x.number, static_cast<std::size_t>(begin - x.memory)};
+  return {};
+}
+
+bool host_connection::has_symmetric() const noexcept {
+  std::lock_guard guard{mutex_};
+  return symmetric_ != 0;
+}
+
+caf::error host_connection::announce(int rank, std::span<const host_call> calls) noexcept {
+  if (auto err = check_bounds(calls, rank, size_))
+    return err;
+  std::lock_guard guard{mutex_};
+  if (ended_)
+    return why_;
+  ++announced_;
+  return {};
+}
+
+void host_connection::retract() noexcept {
+  std::lock_guard guard{mutex_};
+  if (--announced_ == 0)
+    changed_.notify_all();
+}
+
+void host_connection::run(int, std::uint64_t sequence, std::span<const host_call> calls) noexcept {
+  lock guard{mutex_};
+  ++inside_;
+  const auto symmetric = calls.size() == 1 && calls.front().symmetric;
+  symmetric_ += symmetric;
+  changed_.wait(guard, [&] { return ended_ || turn_ == sequence; });
+  if (!ended_)
+    make_calls(guard, calls);
+  symmetric_ -= symmetric;
+  --inside_;
+  --announced_;
+  changed_.notify_all();
+}
+
+void host_connection::make_calls(lock& guard, std::span<const host_call> calls) noexcept {
+  targets_.clear();
+  for (const auto& x : calls)
+    add_received(x, rank_, size_, targets_);
+  const auto head = encode(calls, rank_);
+  const_blocks blocks(2);
+  for (const auto& x : calls)
+    add_sent(x, rank_, size_, blocks);
+  const frame_header header{.kind = frame_kind::calls,
+                            .calls = static_cast<std::uint32_t>(calls.size()),
+                            .head_bytes = head.size(),
+                            .data_bytes = size_bytes_of(blocks)};
+  blocks[0] = bytes_of(header);
+  blocks[1] = head;
+  wanted_ = true;
+  if (send(guard, blocks))
+    changed_.wait(guard, [this] { return !wanted_ || (ended_ && !receiving_); });
+  if (!wanted_)
+    ++turn_;
+}
+
+bool host_connection::send(lock& guard, const const_blocks& blocks) noexcept {
+  changed_.wait(guard, [this] { return ended_ || !sending_; });
+  if (ended_)
+    return false;
+  sending_ = true;
+  guard.unlock();
+  const int code = send_all(socket_.get(), blocks);
+  guard.lock();
+  sending_ = false;
+  changed_.notify_all();
+  if (code == 0)
+    return true;
+  // If the hub has ended the connection, it may have told why.
+  if (code != EPIPE && code != ECONNRESET)
+    end_locked(system_failure(errc::nccl_error, "sendmsg", code));
+  changed_.wait(guard, [this] { return ended_.load(); });
+  return false;
+}
+
+caf::error host_connection::error() const noexcept {
+  if (!ended_.load(std::memory_order_acquire))
+    return {};
+  std::lock_guard guard{mutex_};
+  return why_;
+}
+
+void host_connection::end(caf::error why) noexcept {
+  lock guard{mutex_};
+  if (ended_)
+    return;
+  const end_frame frame{.why = wire_of(why)};
+  end_locked(std::move(why));
+  ending_ = true;
+  // The others shall learn why; but nobody waits for a hub that does not read.
+  if (changed_.wait_for(guard, send_patience, [this] { return !sending_; }))
+    static_cast<void>(send_at_once(socket_.get(), bytes_of(frame)));
+  shut_down(socket_.get());
+  ending_ = false;
+  changed_.notify_all();
+}
+
+void host_connection::wait_quiet() noexcept {
+  {
+    lock guard{mutex_};
+    changed_.wait(guard, [this] { return inside_ == 0; });
+  }
+  close();
+}
+
+void host_connection::wait_idle() noexcept {
+  lock guard{mutex_};
+  changed_.wait(guard, [this] { return announced_ == 0; });
+}
+
+void host_connection::leave(int rank) noexcept {
+  {
+    lock guard{mutex_};
+    if (!ended_) {
+      const frame_header header{.kind = frame_kind::leave};
+      static_cast<void>(send_at_once(socket_.get(), bytes_of(header))); // else the hub sees the end
+      end_locked(rank_left(rank));
+      shut_down(socket_.get());
+    }
+  }
+  close();
+}
+
+void host_connection::end_locked(caf::error why) noexcept {
+  if (ended_)
+    return;
+  why_ = std::move(why);
+  ended_.store(true, std::memory_order_release);
+  changed_.notify_all();
+}
+
+void host_connection::close() noexcept {
+  std::call_once(closed_, [this] {
+    {
+      lock guard{mutex_};
+      changed_.wait(guard, [this] { return !ending_; });
+    }
+    if (reader_.joinable())
+      reader_.join();
+    socket_.reset();
+  });
+}
+
+void host_connection::read() noexcept {
+  pthread_setname_np(pthread_self(), "troupe.rank");
+  frame_header header;
+  const std::array target{writable_bytes_of(header)};
+  while (receive_all(socket_.get(), target) && take(header)) {
+  }
+  lock guard{mutex_};
+  end_locked(hub_gone());
+  shut_down(socket_.get());
+}
+
+bool host_connection::take(const frame_header& header) noexcept {
+  switch (header.kind) {
+  case frame_kind::done:
+    return take_done(header);
+  case frame_kind::window_ready: {
+    lock guard{mutex_};
+    window_wanted_ = false;
+    changed_.notify_all();
+    return true;
+  }
+  case frame_kind::end:
+    if (header.head_bytes == sizeof(wire_error)) {
+      take_end();
+      return false;
+    }
+    [[fallthrough]];
+  default: {
+    lock guard{mutex_};
+    end_locked(hub_wrong("what no hub would"));
+    return false;
+  }
+  }
+}
+
+bool host_connection::take_done(const frame_header& header) noexcept {
+  lock guard{mutex_};
+  if (ended_)
+    return false;
+  if (!wanted_ || header.data_bytes != size_bytes_of(targets_)) {
+    end_locked(hub_wrong("results that nobody waits for"));
+    return false;
+  }
+  receiving_ = true;
+  guard.unlock();
+  const auto complete = receive_all(socket_.get(), targets_);
+  guard.lock();
+  receiving_ = false;
+  if (complete)
+    wanted_ = false;
+  else
+    end_locked(hub_gone());
+  changed_.notify_all();
+  return complete;
+}
+
+void host_connection::take_end() noexcept {
+  wire_error wire;
+  const std::array target{writable_bytes_of(wire)};
+  auto why = receive_all(socket_.get(), target)
+                 ? error_of(wire).value_or(hub_wrong("no error that could be"))
+                 : hub_gone();
+  lock guard{mutex_};
+  end_locked(std::move(why));
+}
+
+} // namespace troupe::detail

@@ -1,0 +1,491 @@
+#include "host_hub.hpp"
+
+#include "host_group.hpp"
+#include "hub_rank.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+namespace troupe::detail {
+
+namespace {
+
+/// How long a stranger may take to say the secret.
+constexpr std::chrono::seconds hello_limit{2};
+
+/// How long a rank may take to hear why its communicator has ended, and to go.
+constexpr std::chrono::milliseconds farewell_limit{500};
+
+/// How long the hub takes in nobody when it has no file for one.
+constexpr std::chrono::milliseconds accept_pause{100};
+
+/// Connections that belong to no communicator.
+constexpr std::ptrdiff_t most_strangers = 64;
+
+/// What is read of a connection before others have their turn.
+constexpr std::size_t read_at_once = std::size_t{1} << 20;
+
+/// Communicators that are remembered because they were called off.
+constexpr std::size_t most_called_off = 256;
+
+caf::error fail(errc code, int rank, std::string detail) {
+  failure f;
+  f.code = code;
+  f.rank = rank;
+  f.detail = std::move(detail);
+  return make_error(std::move(f));
+}
+
+caf::error process_gone(int rank) {
+  return fail(errc::nccl_error, rank, "the process of rank " + std::to_string(rank) + " is gone");
+}
+
+caf::error hub_closed() {
+  return make_error(errc::nccl_error, "the backend where the ranks meet was closed");
+}
+
+/// Takes the same time whatever differs.
+bool is_same(std::span<const std::byte> x, std::span<const std::byte> y) noexcept {
+  std::byte difference{0};
+  for (std::size_t i = 0; i < x.size(); ++i)
+    difference |= x[i] ^ y[i];
+  return difference == std::byte{0};
+}
+
+/// @return 0, or `errno`
+int fill_random(std::span<std::byte> target) noexcept {
+  while (!target.empty()) {
+    const auto got = ::getrandom(target.data(), target.size(), 0);
+    if (got >= 0)
+      target = target.subspan(static_cast<std::size_t>(got));
+    else if (errno != EINTR)
+      return errno;
+  }
+  return 0;
+}
+
+} // namespace
+
+/// The ranks of one communicator: those that have come, then all.
+struct host_hub::meeting {
+  meeting(std::uint64_t its_number, int size)
+      : number(its_number), guests(static_cast<std::size_t>(size)) {}
+
+  bool is_complete() const noexcept { return there == guests.size(); }
+
+  const std::uint64_t number;
+  std::vector<guest*> guests; ///< by rank; null: not yet there, or no more
+  std::size_t there = 0;
+  std::shared_ptr<host_group> group; ///< from when all are there
+};
+
+host_hub::guest::guest(file_descriptor x) noexcept
+    : socket(std::move(x)), targets{writable_bytes_of(hello)}, until(clock::now() + hello_limit) {}
+
+host_hub::guest::~guest() = default;
+
+caf::expected<std::unique_ptr<host_hub>> host_hub::start(const std::string& address) noexcept {
+  auto at = address_from_string(address);
+  if (!at)
+    return std::move(at.error());
+  auto listener = listen_at(*at);
+  if (!listener)
+    return std::move(listener.error());
+  file_descriptor wake{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  if (!wake)
+    return system_failure(errc::unavailable, "eventfd", errno);
+  std::unique_ptr<host_hub> result{new host_hub{std::move(*listener), std::move(wake), *at}};
+  if (const int code = fill_random(result->secret_); code != 0)
+    return system_failure(errc::unavailable, "getrandom", code);
+  try {
+    result->thread_ = std::thread{[self = result.get()] { self->run(); }};
+  } catch (const std::system_error& e) {
+    return make_error(errc::unavailable, std::string{"no thread for a hub: "} + e.what());
+  }
+  return result;
+}
+
+host_hub::host_hub(file_descriptor listener, file_descriptor wake, socket_address address)
+    : listener_(std::move(listener)), wake_(std::move(wake)), address_(address) {}
+
+host_hub::~host_hub() {
+  if (!thread_.joinable())
+    return;
+  stopping_ = true;
+  wake();
+  thread_.join();
+}
+
+hub_invitation host_hub::invite() noexcept {
+  return {.secret = secret_, .group = next_++, .hub = address_};
+}
+
+void host_hub::wake() const noexcept {
+  const std::uint64_t one = 1;
+  // It cannot be full, nor be interrupted.
+  static_cast<void>(!::write(wake_.get(), &one, sizeof one));
+}
+
+void host_hub::run() noexcept {
+  pthread_setname_np(pthread_self(), "troupe.hub");
+  while (!stopped_ || !guests_.empty()) {
+    serve();
+    if (stopping_ && !stopped_)
+      stop_all();
+    for (auto i = guests_.begin(); i != guests_.end();) {
+      if (look_after(*i)) {
+        ++i;
+        continue;
+      }
+      part(*i);
+      i = guests_.erase(i);
+    }
+  }
+}
+
+void host_hub::serve() noexcept {
+  const auto now = clock::now();
+  std::vector<pollfd> wanted;
+  std::vector<guest*> askers;
+  wanted.push_back({wake_.get(), POLLIN, 0});
+  wanted.push_back({accept_from_ <= now ? listener_.get() : -1, POLLIN, 0});
+  for (auto& x : guests_)
+    if (x.next != stage::over) {
+      wanted.push_back({x.socket.get(), POLLIN, 0});
+      askers.push_back(&x);
+    }
+  // An error, which would be one of memory, is as if nothing had come: all is looked at again.
+  if (::poll(wanted.data(), wanted.size(), patience(now)) <= 0)
+    return;
+  if (wanted[0].revents != 0) {
+    std::uint64_t count = 0;
+    static_cast<void>(!::read(wake_.get(), &count, sizeof count)); // there is something
+  }
+  for (std::size_t i = 0; i < askers.size(); ++i)
+    if (wanted[i + 2].revents != 0)
+      read(*askers[i]);
+  if (wanted[1].revents != 0)
+    accept();
+}
+
+int host_hub::patience(clock::time_point now) const noexcept {
+  auto first = clock::time_point::max();
+  if (accept_from_ > now)
+    first = accept_from_;
+  for (const auto& x : guests_)
+    first = std::min(first, x.until);
+  if (first == clock::time_point::max())
+    return -1;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(first - now).count();
+  return static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000));
+}
+
+void host_hub::accept() noexcept {
+  while (auto socket = accept_from(listener_)) {
+    const auto is_stranger = [](const guest& x) { return !x.met; };
+    if (std::ranges::count_if(guests_, is_stranger) >= most_strangers)
+      guests_.erase(std::ranges::find_if(guests_, is_stranger)); // the oldest
+    guests_.emplace_back(std::move(socket));
+  }
+  if (errno != EAGAIN && errno != EWOULDBLOCK)
+    accept_from_ = clock::now() + accept_pause;
+}
+
+bool host_hub::look_after(guest& x) noexcept {
+  if (x.rank) {
+    if (!x.told && x.met->group->error()) {
+      x.told = true;
+      x.rank->tell_end();
+      if (x.next != stage::over)
+        x.next = stage::nothing;
+      x.until = std::min(x.until, clock::now() + farewell_limit);
+    }
+    if (x.rank->finished()) {
+      x.rank.reset();
+      if (!x.left && !x.told)
+        lost(x); // it could not be sent something
+      see_out(x);
+    }
+  }
+  const auto cut = x.until <= clock::now();
+  if (cut && x.rank) {
+    shut_down(x.socket.get()); // what its rank sends does not get through
+    x.until = clock::time_point::max();
+    if (!x.told && !x.left)
+      lost(x);
+    x.next = stage::over;
+  }
+  return x.rank || (!cut && x.next != stage::over);
+}
+
+void host_hub::stop_all() noexcept {
+  stopped_ = true;
+  listener_.reset();
+  accept_from_ = {};
+  const auto all = meetings_;
+  for (const auto& [number, x] : all) {
+    if (x->group)
+      x->group->end(hub_closed());
+    else
+      call_off(*x, hub_closed());
+  }
+  for (auto& x : guests_)
+    if (x.next == stage::hello)
+      x.next = stage::over;
+}
+
+void host_hub::read(guest& x) noexcept {
+  auto budget = read_at_once;
+  std::array<std::byte, 4096> dropped{};
+  while (x.next != stage::over) {
+    const auto drops = x.next == stage::nothing;
+    if (!drops && x.filled == x.targets.size()) {
+      take_in(x);
+      continue;
+    }
+    if (budget == 0)
+      return;
+    std::span<std::byte> target{dropped};
+    if (!drops)
+      target = x.targets[x.filled];
+    const auto got = receive_some(x.socket.get(), target.first(std::min(target.size(), budget)));
+    if (got < 0)
+      return;
+    if (got == 0)
+      return lost(x);
+    const auto taken = static_cast<std::size_t>(got);
+    budget -= taken;
+    if (drops)
+      continue;
+    auto& rest = x.targets[x.filled];
+    rest = rest.subspan(taken);
+    x.filled += rest.empty();
+  }
+}
+
+void host_hub::expect(guest& x, stage next, mutable_blocks targets) noexcept {
+  x.next = next;
+  x.targets = std::move(targets);
+  x.filled = 0;
+}
+
+void host_hub::expect_header(guest& x) noexcept {
+  expect(x, stage::header, {writable_bytes_of(x.header)});
+}
+
+void host_hub::take_in(guest& x) noexcept {
+  switch (x.next) {
+  case stage::hello:
+    return take_hello(x);
+  case stage::header:
+    return take_header(x);
+  case stage::head:
+    return take_head(x);
+  case stage::data:
+    return take_data(x);
+  case stage::nothing:
+  case stage::over:
+    return;
+  }
+}
+
+void host_hub::take_hello(guest& x) noexcept {
+  if (x.hello.magic != wire_hello{}.magic || !is_same(x.hello.secret, secret_)) {
+    x.next = stage::over;
+    return;
+  }
+  x.until = clock::time_point::max();
+  if (auto err = join(x))
+    return dismiss(x, err);
+  const frame_header accepted{.kind = frame_kind::accepted};
+  if (!send_at_once(x.socket.get(), bytes_of(accepted)))
+    return lost(x);
+  expect_header(x);
+  if (x.met->is_complete())
+    open(*x.met);
+}
+
+caf::error host_hub::join(guest& x) {
+  const auto& hello = x.hello;
+  if (hello.group == 0 || hello.group >= next_ || hello.size <= 0 || hello.size > most_ranks)
+    return fail(errc::invalid_argument, -1, "no such communicator");
+  if (const auto i = called_off_.find(hello.group); i != called_off_.end())
+    return i->second;
+  const auto found = meetings_.find(hello.group);
+  auto to =
+      found != meetings_.end() ? found->second : std::make_shared<meeting>(hello.group, hello.size);
+  if (static_cast<std::size_t>(hello.size) != to->guests.size())
+    return fail(errc::invalid_argument, -1,
+                "a communicator of " + std::to_string(hello.size) +
+                    " ranks, where another rank said " + std::to_string(to->guests.size()));
+  const auto r = static_cast<std::size_t>(hello.rank);
+  if (hello.rank < 0 || hello.rank >= hello.size || to->guests[r] || to->group)
+    return fail(errc::invalid_argument, -1,
+                "rank " + std::to_string(hello.rank) + " is taken, or out of range");
+  meetings_.try_emplace(hello.group, to);
+  to->guests[r] = &x;
+  ++to->there;
+  x.met = std::move(to);
+  return {};
+}
+
+void host_hub::open(meeting& x) noexcept {
+  x.group = std::make_shared<host_group>(static_cast<int>(x.guests.size()));
+  const frame_header ready{.kind = frame_kind::ready};
+  for (auto* each : x.guests)
+    // One that does not get it has ended its side, as will be read.
+    static_cast<void>(send_at_once(each->socket.get(), bytes_of(ready)));
+  for (auto* each : x.guests) {
+    each->rank = std::make_unique<hub_rank>(x.group, each->hello.rank, each->socket.get(),
+                                            [this] { wake(); });
+    if (auto err = each->rank->start()) {
+      const end_frame frame{.why = wire_of(err)};
+      static_cast<void>(send_at_once(each->socket.get(), bytes_of(frame)));
+      x.group->end(std::move(err));
+    }
+  }
+}
+
+void host_hub::take_header(guest& x) noexcept {
+  const auto& h = x.header;
+  if (h.kind == frame_kind::leave)
+    return leave(x);
+  if (!x.rank)
+    return misbehaved(x, "spoke before all were there");
+  const auto bare = h.head_bytes == 0 && h.data_bytes == 0;
+  switch (h.kind) {
+  case frame_kind::calls:
+    if (h.head_bytes > most_head_bytes || h.data_bytes > most_data_bytes)
+      return misbehaved(x, "sent more than there can be");
+    break;
+  case frame_kind::end:
+    if (h.head_bytes != sizeof(wire_error) || h.data_bytes != 0)
+      return misbehaved(x, "sent no error that could be");
+    break;
+  case frame_kind::window:
+    if (!bare || !x.rank->register_window(h.number))
+      return misbehaved(x, "registered a window before the last one was there");
+    return expect_header(x);
+  case frame_kind::window_gone:
+    if (!bare || !x.rank->deregister_window(h.number))
+      return misbehaved(x, "deregistered a window that is none");
+    return expect_header(x);
+  default:
+    return misbehaved(x, "sent what no rank would");
+  }
+  x.head.resize(h.head_bytes);
+  expect(x, stage::head, {std::span{x.head}});
+}
+
+void host_hub::take_head(guest& x) noexcept {
+  if (x.header.kind == frame_kind::end)
+    return end(x);
+  auto calls =
+      remote_calls::decode(x.header, x.head, x.hello.rank, static_cast<int>(x.met->guests.size()));
+  if (!calls) {
+    x.met->group->end(std::move(calls.error()));
+    x.next = stage::nothing;
+    return;
+  }
+  x.calls = std::make_unique<remote_calls>(std::move(*calls));
+  expect(x, stage::data, x.calls->sent());
+}
+
+void host_hub::take_data(guest& x) noexcept {
+  if (!x.rank->make_calls(std::move(x.calls)))
+    return misbehaved(x, "made calls before the last ones were done");
+  expect_header(x);
+}
+
+void host_hub::end(guest& x) noexcept {
+  wire_error wire;
+  std::memcpy(&wire, x.head.data(), sizeof wire);
+  auto why = error_of(wire);
+  if (!why)
+    return misbehaved(x, "sent no error that could be");
+  x.met->group->end(std::move(*why));
+  x.next = stage::nothing;
+}
+
+void host_hub::leave(guest& x) noexcept {
+  x.next = stage::nothing;
+  x.left = true;
+  x.until = clock::now() + farewell_limit;
+  if (!x.rank) {
+    part(x);
+    return;
+  }
+  x.met->group->leave(x.hello.rank);
+  x.rank->leave();
+}
+
+void host_hub::lost(guest& x) noexcept {
+  x.next = stage::over;
+  if (!x.met || x.left)
+    return;
+  const auto why = process_gone(x.hello.rank);
+  if (x.met->group) {
+    x.met->group->end(why);
+    return wake(); // for those that have been looked after
+  }
+  const auto met = x.met;
+  part(x);
+  call_off(*met, why);
+}
+
+void host_hub::misbehaved(guest& x, const char* how) noexcept {
+  x.next = stage::nothing;
+  const auto rank = x.hello.rank;
+  const auto why = fail(errc::nccl_error, rank, "rank " + std::to_string(rank) + ' ' + how);
+  if (x.met->group)
+    return x.met->group->end(why);
+  const auto met = x.met;
+  call_off(*met, why);
+}
+
+void host_hub::call_off(meeting& x, const caf::error& why) noexcept {
+  called_off_.emplace(x.number, why);
+  if (called_off_.size() > most_called_off)
+    called_off_.erase(called_off_.begin());
+  const auto guests = x.guests;
+  for (auto* each : guests)
+    if (each)
+      dismiss(*each, why); // the last one ends the meeting
+  meetings_.erase(x.number);
+}
+
+void host_hub::dismiss(guest& x, const caf::error& why) noexcept {
+  const end_frame frame{.why = wire_of(why)};
+  part(x);
+  if (!send_at_once(x.socket.get(), bytes_of(frame)))
+    x.next = stage::over; // it does not read, or is no more
+  see_out(x);
+}
+
+void host_hub::see_out(guest& x) noexcept {
+  if (x.next == stage::over)
+    return;
+  x.next = stage::nothing;
+  shut_down_sending(x.socket.get());
+  x.until = std::min(x.until, clock::now() + farewell_limit);
+}
+
+void host_hub::part(guest& x) noexcept {
+  const auto met = std::exchange(x.met, nullptr);
+  if (!met)
+    return;
+  met->guests[static_cast<std::size_t>(x.hello.rank)] = nullptr;
+  if (--met->there == 0)
+    meetings_.erase(met->number);
+}
+
+} // namespace troupe::detail

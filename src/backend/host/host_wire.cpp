@@ -1,0 +1,389 @@
+#include "host_wire.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <string>
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+
+constexpr std::uint8_t symmetric_flag = 1;
+constexpr std::uint8_t in_place_flag = 2; ///< `send` lies in `recv`, or `recv` in `send`
+
+/// A call without its memory; that of all_to_all_v has the counts of its plan behind it: to each
+/// rank, then from each rank.
+struct wire_call {
+  std::uint8_t what = 0;
+  std::uint8_t type = 0;
+  std::uint8_t op = 0;
+  std::uint8_t flags = 0;
+  std::int32_t peer = 0;
+  std::uint64_t count = 0;
+  std::array<std::byte, 8> factor{};
+  std::uint64_t send_window = 0;
+  std::uint64_t send_offset = 0;
+  std::uint64_t recv_window = 0;
+  std::uint64_t recv_offset = 0;
+};
+
+template <class T> void append(std::vector<std::byte>& to, const T& x) {
+  const auto bytes = bytes_of(x);
+  to.insert(to.end(), bytes.begin(), bytes.end());
+}
+
+/// Reads values one behind the other.
+class head_reader {
+public:
+  explicit head_reader(std::span<const std::byte> rest) noexcept : rest_(rest) {}
+
+  template <class T> bool take(T& x) noexcept {
+    if (rest_.size() < sizeof(T))
+      return false;
+    std::memcpy(&x, rest_.data(), sizeof(T));
+    rest_ = rest_.subspan(sizeof(T));
+    return true;
+  }
+
+  bool at_end() const noexcept { return rest_.empty(); }
+
+private:
+  std::span<const std::byte> rest_;
+};
+
+/// How many blocks of `count` elements the rank sends and receives.
+struct block_counts {
+  std::size_t sent = 0;
+  std::size_t received = 0;
+};
+
+/// @shape not all_to_all_v
+block_counts blocks_of(const host_call& x, int rank, int ranks) noexcept {
+  using enum collective_kind;
+  const auto n = static_cast<std::size_t>(ranks);
+  const std::size_t at_root = x.peer == rank ? 1 : 0;
+  switch (x.what) {
+  case all_reduce:
+    return {1, 1};
+  case reduce:
+    return {1, at_root};
+  case broadcast:
+    return {at_root, 1};
+  case all_gather:
+    return {1, n};
+  case reduce_scatter:
+    return {n, 1};
+  case all_to_all:
+    return {n, n};
+  case gather:
+    return {1, at_root * n};
+  case scatter:
+    return {at_root * n, 1};
+  case send:
+    return {1, 0};
+  case recv:
+    return {0, 1};
+  default:
+    return {};
+  }
+}
+
+template <class T, class Memory>
+void add_block(std::vector<std::span<T>>& to, Memory memory, std::size_t offset,
+               std::size_t size_bytes) {
+  if (size_bytes > 0)
+    to.emplace_back(reinterpret_cast<T*>(memory) + offset, size_bytes);
+}
+
+template <class T, class Memory>
+void add_planned(std::vector<std::span<T>>& to, Memory memory, dtype type,
+                 const std::vector<std::size_t>& counts, const std::vector<std::size_t>& offsets) {
+  for (std::size_t q = 0; q < counts.size(); ++q)
+    add_block(to, memory, counts[q] > 0 ? offsets[q] * size_of(type) : 0,
+              counts[q] * size_of(type));
+}
+
+bool is_in_place(const host_call& x, int rank) noexcept {
+  const auto shift = static_cast<std::size_t>(rank) * x.size_bytes();
+  const auto* send = static_cast<const std::byte*>(x.send);
+  const auto* recv = static_cast<const std::byte*>(x.recv);
+  return (x.what == collective_kind::all_gather && send == recv + shift) ||
+         (x.what == collective_kind::reduce_scatter && recv == send + shift);
+}
+
+caf::error wrong_calls(int rank, const char* why) {
+  failure f;
+  f.code = errc::nccl_error;
+  f.rank = rank;
+  f.detail = why;
+  return make_error(std::move(f));
+}
+
+/// A call that was read.
+struct read_call {
+  host_call call;
+  bool in_place;
+};
+
+/// Reads one call, and nothing that could not be.
+std::optional<read_call> decode_call(head_reader& from, int ranks) {
+  wire_call wire;
+  if (!from.take(wire))
+    return std::nullopt;
+  collective_call x{.what = static_cast<collective_kind>(wire.what),
+                    .count = wire.count,
+                    .type = static_cast<dtype>(wire.type),
+                    .op = static_cast<reduce_op>(wire.op),
+                    .peer = wire.peer,
+                    .factor = wire.factor.data(),
+                    .symmetric = (wire.flags & symmetric_flag) != 0};
+  const auto element_bytes = size_of(x.type);
+  if (x.what > collective_kind::barrier ||
+      (element_bytes == 0 && x.what != collective_kind::barrier) ||
+      (reduces(x.what) && x.op > reduce_op::premul_sum) ||
+      ((has_root(x.what) || is_message(x.what)) && (x.peer < 0 || x.peer >= ranks)) ||
+      (x.what == collective_kind::barrier && x.symmetric))
+    return std::nullopt;
+  exchange_plan plan;
+  if (x.what == collective_kind::all_to_all_v) {
+    for (auto [counts, offsets] : {std::pair{&plan.send_counts, &plan.send_offsets},
+                                   std::pair{&plan.recv_counts, &plan.recv_offsets}}) {
+      counts->resize(static_cast<std::size_t>(ranks));
+      std::size_t sum = 0;
+      for (auto& count : *counts) {
+        std::uint64_t wanted = 0;
+        if (!from.take(wanted) || wanted > most_data_bytes / element_bytes - sum)
+          return std::nullopt;
+        count = wanted;
+        offsets->push_back(sum); // packed
+        sum += count;
+      }
+    }
+    x.plan = &plan;
+  } else if (x.what != collective_kind::barrier &&
+             x.count > most_data_bytes / element_bytes / static_cast<std::size_t>(ranks)) {
+    return std::nullopt;
+  }
+  host_call result{x};
+  result.send_place = {wire.send_window, wire.send_offset};
+  result.recv_place = {wire.recv_window, wire.recv_offset};
+  return read_call{std::move(result), (wire.flags & in_place_flag) != 0};
+}
+
+struct call_bytes {
+  std::size_t sent;
+  std::size_t received;
+};
+
+call_bytes bytes_of_call(const host_call& x, int rank, int ranks) noexcept {
+  const auto element_bytes = size_of(x.type);
+  if (x.what == collective_kind::all_to_all_v) {
+    const auto sum = [](const auto& counts) {
+      return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+    };
+    return {sum(x.plan.send_counts) * element_bytes, sum(x.plan.recv_counts) * element_bytes};
+  }
+  const auto [sent, received] = blocks_of(x, rank, ranks);
+  return {sent * x.size_bytes(), received * x.size_bytes()};
+}
+
+/// Memory of a call begins at a line of the cache.
+constexpr std::size_t aligned(std::size_t x) noexcept { return (x + 63) / 64 * 64; }
+
+} // namespace
+
+communicator_id id_of(const hub_invitation& x) noexcept {
+  communicator_id result;
+  const auto bytes = bytes_of(x);
+  static_assert(sizeof x <= sizeof result.bytes);
+  std::ranges::copy(bytes, result.bytes.begin());
+  return result;
+}
+
+std::optional<hub_invitation> invitation_of(const communicator_id& x) noexcept {
+  hub_invitation result;
+  const auto magic = result.magic;
+  std::memcpy(&result, x.bytes.data(), sizeof result);
+  if (result.magic != magic || (result.hub.version != 4 && result.hub.version != 6))
+    return std::nullopt;
+  return result;
+}
+
+wire_error wire_of(const caf::error& x) {
+  wire_error result;
+  auto f = failure_of(x);
+  if (!f) {
+    f.emplace();
+    f->detail = describe(x);
+  }
+  result.code = static_cast<std::uint32_t>(f->code);
+  result.rank = f->rank;
+  result.device = f->device;
+  const auto put = [](const std::string& text, auto& to, std::uint32_t& size_bytes) {
+    size_bytes = static_cast<std::uint32_t>(std::min(text.size(), to.size()));
+    std::memcpy(to.data(), text.data(), size_bytes);
+  };
+  put(f->verb, result.verb, result.verb_bytes);
+  put(f->detail, result.detail, result.detail_bytes);
+  return result;
+}
+
+std::optional<caf::error> error_of(const wire_error& x) {
+  if (x.code == 0 || x.code > static_cast<std::uint32_t>(errc::internal) ||
+      x.verb_bytes > x.verb.size() || x.detail_bytes > x.detail.size())
+    return std::nullopt;
+  failure f;
+  f.code = static_cast<errc>(x.code);
+  f.rank = x.rank;
+  f.device = x.device;
+  f.verb.assign(x.verb.data(), x.verb_bytes);
+  f.detail.assign(x.detail.data(), x.detail_bytes);
+  return make_error(std::move(f));
+}
+
+void add_sent(const host_call& x, int rank, int ranks, const_blocks& to) {
+  if (x.what == collective_kind::all_to_all_v)
+    return add_planned(to, static_cast<const std::byte*>(x.send), x.type, x.plan.send_counts,
+                       x.plan.send_offsets);
+  add_block(to, static_cast<const std::byte*>(x.send), 0, bytes_of_call(x, rank, ranks).sent);
+}
+
+void add_received(const host_call& x, int rank, int ranks, mutable_blocks& to) {
+  if (x.what == collective_kind::all_to_all_v)
+    return add_planned(to, static_cast<std::byte*>(x.recv), x.type, x.plan.recv_counts,
+                       x.plan.recv_offsets);
+  add_block(to, static_cast<std::byte*>(x.recv), 0, bytes_of_call(x, rank, ranks).received);
+}
+
+caf::error check_bounds(std::span<const host_call> calls, int rank, int ranks) {
+  std::uint64_t head = 0;
+  std::uint64_t sent = 0;
+  std::uint64_t received = 0;
+  const auto fits = [&](const host_call& x) {
+    head += sizeof(wire_call);
+    if (x.what == collective_kind::all_to_all_v) {
+      head += 2 * sizeof(std::uint64_t) * static_cast<std::size_t>(ranks);
+      for (const auto* counts : {&x.plan.send_counts, &x.plan.recv_counts}) {
+        std::uint64_t sum = 0;
+        for (const auto count : *counts) {
+          if (count > most_data_bytes / size_of(x.type) - sum)
+            return false;
+          sum += count;
+        }
+      }
+    } else if (x.what != collective_kind::barrier &&
+               x.count > most_data_bytes / size_of(x.type) / static_cast<std::size_t>(ranks)) {
+      return false;
+    }
+    const auto bytes = bytes_of_call(x, rank, ranks);
+    sent += aligned(bytes.sent);
+    received += aligned(bytes.received);
+    return head <= most_head_bytes && sent <= most_data_bytes && received <= most_data_bytes;
+  };
+  if (calls.size() <= most_calls && std::ranges::all_of(calls, fits))
+    return {};
+  failure f;
+  f.code = errc::not_supported;
+  f.verb = to_string(calls.front().what);
+  f.rank = rank;
+  f.detail = "more than ranks of several processes can exchange at once";
+  return make_error(std::move(f));
+}
+
+std::vector<std::byte> encode(std::span<const host_call> calls, int rank) {
+  std::vector<std::byte> result;
+  for (const auto& x : calls) {
+    wire_call wire;
+    wire.what = static_cast<std::uint8_t>(x.what);
+    wire.type = static_cast<std::uint8_t>(x.type);
+    wire.op = static_cast<std::uint8_t>(x.op);
+    wire.flags = x.symmetric ? symmetric_flag : 0;
+    if (x.symmetric && is_in_place(x, rank))
+      wire.flags |= in_place_flag;
+    wire.peer = x.peer;
+    wire.count = x.count;
+    wire.factor = x.factor;
+    wire.send_window = x.send_place.window;
+    wire.send_offset = x.send_place.offset;
+    wire.recv_window = x.recv_place.window;
+    wire.recv_offset = x.recv_place.offset;
+    append(result, wire);
+    if (x.what == collective_kind::all_to_all_v)
+      for (const auto* counts : {&x.plan.send_counts, &x.plan.recv_counts})
+        for (const std::uint64_t count : *counts)
+          append(result, count);
+  }
+  return result;
+}
+
+caf::expected<remote_calls> remote_calls::decode(const frame_header& header,
+                                                 std::span<const std::byte> head, int rank,
+                                                 int ranks) {
+  constexpr auto nonsense = "it sent calls that cannot be";
+  if (header.calls == 0 || header.calls > most_calls)
+    return wrong_calls(rank, nonsense);
+  remote_calls result;
+  result.rank_ = rank;
+  result.ranks_ = ranks;
+  head_reader from{head};
+  std::vector<bool> in_place;
+  for (std::uint32_t i = 0; i < header.calls; ++i) {
+    auto x = decode_call(from, ranks);
+    if (!x || (x->call.symmetric && header.calls != 1))
+      return wrong_calls(rank, nonsense);
+    in_place.push_back(x->in_place);
+    result.calls_.push_back(std::move(x->call));
+  }
+  if (!from.at_end())
+    return wrong_calls(rank, nonsense);
+  std::uint64_t data = 0;
+  std::uint64_t sent = 0;
+  std::uint64_t received = 0;
+  for (const auto& x : result.calls_) {
+    const auto bytes = bytes_of_call(x, rank, ranks);
+    data += bytes.sent;
+    sent += aligned(bytes.sent);
+    received += aligned(bytes.received);
+    if (sent > most_data_bytes || received > most_data_bytes)
+      return wrong_calls(rank, nonsense);
+  }
+  if (data != header.data_bytes)
+    return wrong_calls(rank, nonsense);
+  result.memory_.reset(
+      static_cast<std::byte*>(std::aligned_alloc(64, std::max<std::size_t>(sent + received, 64))));
+  if (!result.memory_)
+    return wrong_calls(rank, "no memory for what its calls exchange");
+  auto* next = result.memory_.get();
+  for (std::size_t i = 0; i < result.calls_.size(); ++i) {
+    auto& x = result.calls_[i];
+    const auto bytes = bytes_of_call(x, rank, ranks);
+    auto* const send = std::exchange(next, next + aligned(bytes.sent));
+    auto* const recv = std::exchange(next, next + aligned(bytes.received));
+    const auto shift = static_cast<std::size_t>(rank) * x.size_bytes();
+    x.send = in_place[i] && x.what == collective_kind::all_gather ? recv + shift : send;
+    x.recv = in_place[i] && x.what == collective_kind::reduce_scatter ? send + shift : recv;
+  }
+  return result;
+}
+
+mutable_blocks remote_calls::sent() const {
+  const_blocks blocks;
+  for (const auto& x : calls_)
+    add_sent(x, rank_, ranks_, blocks);
+  mutable_blocks result; // all of it is in `memory_`
+  for (const auto& x : blocks)
+    result.emplace_back(const_cast<std::byte*>(x.data()), x.size());
+  return result;
+}
+
+const_blocks remote_calls::received() const {
+  mutable_blocks blocks;
+  for (const auto& x : calls_)
+    add_received(x, rank_, ranks_, blocks);
+  return {blocks.begin(), blocks.end()};
+}
+
+} // namespace troupe::detail

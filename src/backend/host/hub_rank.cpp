@@ -1,0 +1,157 @@
+#include "hub_rank.hpp"
+
+#include "socket.hpp"
+
+#include <array>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include <pthread.h>
+
+namespace troupe::detail {
+
+namespace {
+
+/// What names a window of a rank elsewhere in the group, which looks at no window's memory.
+const void* name_of(std::uint64_t window) noexcept {
+  return reinterpret_cast<const void*>(static_cast<std::uintptr_t>(window));
+}
+
+} // namespace
+
+hub_rank::hub_rank(std::shared_ptr<host_group> group, int rank, int socket,
+                   std::function<void()> stopped)
+    : group_(std::move(group)), rank_(rank), socket_(socket), stopped_(std::move(stopped)) {}
+
+hub_rank::~hub_rank() {
+  if (thread_.joinable())
+    thread_.join();
+}
+
+caf::error hub_rank::start() noexcept {
+  try {
+    thread_ = std::thread{[this] { run(); }};
+  } catch (const std::system_error& e) {
+    finished_ = true;
+    failure f;
+    f.code = errc::nccl_error;
+    f.rank = rank_;
+    f.detail = std::string{"no thread for a rank: "} + e.what();
+    return make_error(std::move(f));
+  }
+  return {};
+}
+
+bool hub_rank::make_calls(std::unique_ptr<remote_calls> calls) noexcept {
+  {
+    std::lock_guard guard{mutex_};
+    if (making_calls_)
+      return false;
+    making_calls_ = true;
+    calls_ = std::move(calls);
+  }
+  changed_.notify_one();
+  return true;
+}
+
+bool hub_rank::register_window(std::size_t size_bytes) noexcept {
+  {
+    std::lock_guard guard{mutex_};
+    if (window_)
+      return false;
+    window_ = size_bytes;
+  }
+  changed_.notify_one();
+  return true;
+}
+
+bool hub_rank::deregister_window(std::uint64_t number) noexcept {
+  return !group_->deregister_window(rank_, name_of(number));
+}
+
+void hub_rank::leave() noexcept {
+  {
+    std::lock_guard guard{mutex_};
+    left_ = true;
+  }
+  changed_.notify_one();
+}
+
+void hub_rank::tell_end() noexcept {
+  std::lock_guard guard{mutex_}; // it has seen that the group lives, and does not wait yet
+  changed_.notify_one();
+}
+
+bool hub_rank::finished() const noexcept {
+  std::lock_guard guard{mutex_};
+  return finished_;
+}
+
+void hub_rank::run() noexcept {
+  pthread_setname_np(pthread_self(), "troupe.hub.rank");
+  std::unique_lock guard{mutex_};
+  bool goes_on = true;
+  while (goes_on) {
+    changed_.wait(guard, [this] { return calls_ || window_ || left_ || group_->error(); });
+    if (left_ || group_->error())
+      break;
+    if (const auto calls = std::move(calls_)) {
+      guard.unlock();
+      goes_on = make(*calls);
+      guard.lock();
+    } else {
+      const auto size_bytes = *window_;
+      guard.unlock();
+      goes_on = make_window(size_bytes);
+      guard.lock();
+    }
+  }
+  const auto tells = !left_;
+  guard.unlock();
+  if (const auto why = group_->error(); why && tells) {
+    const end_frame frame{.why = wire_of(why)};
+    const std::array blocks{bytes_of(frame)};
+    static_cast<void>(send_all(socket_, blocks)); // else there is nobody to tell
+  }
+  guard.lock();
+  finished_ = true;
+  guard.unlock();
+  stopped_();
+}
+
+bool hub_rank::make(const remote_calls& calls) noexcept {
+  if (group_->announce(rank_, calls.calls()))
+    return false;
+  group_->run(rank_, sequence_++, calls.calls());
+  if (group_->error()) {
+    stopped_(); // the others are told
+    return false;
+  }
+  {
+    // The next calls come as soon as the rank knows that these are done.
+    std::lock_guard guard{mutex_};
+    making_calls_ = false;
+  }
+  auto blocks = calls.received();
+  const frame_header header{.kind = frame_kind::done, .data_bytes = size_bytes_of(blocks)};
+  blocks.insert(blocks.begin(), bytes_of(header));
+  return send_all(socket_, blocks) == 0;
+}
+
+bool hub_rank::make_window(std::size_t size_bytes) noexcept {
+  if (group_->register_window(rank_, name_of(last_window_ + 1), size_bytes)) {
+    stopped_();
+    return false;
+  }
+  ++last_window_;
+  {
+    std::lock_guard guard{mutex_};
+    window_.reset();
+  }
+  const frame_header header{.kind = frame_kind::window_ready};
+  const std::array blocks{bytes_of(header)};
+  return send_all(socket_, blocks) == 0;
+}
+
+} // namespace troupe::detail

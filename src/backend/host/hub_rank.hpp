@@ -1,0 +1,72 @@
+/// A rank of another process, as the hub has it.
+#pragma once
+
+#include "host_group.hpp"
+#include "host_wire.hpp"
+
+#include <caf/error.hpp>
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+namespace troupe::detail {
+
+/// Makes a rank's calls in the group, and sends it what comes of them.
+/// @thread the hub's, which also reads from the socket
+class hub_rank {
+public:
+  /// `stopped` is called on another thread when `finished` becomes true, or the group ends.
+  hub_rank(std::shared_ptr<host_group> group, int rank, int socket, std::function<void()> stopped);
+  /// Blocks until the thread has ended; after `finished`, or when the socket is shut down and the
+  /// group has ended.
+  ~hub_rank();
+  hub_rank(const hub_rank&) = delete;
+  hub_rank& operator=(const hub_rank&) = delete;
+
+  /// @errors errc::nccl_error: no thread can be started
+  [[nodiscard]] caf::error start() noexcept;
+
+  /// False: those before them are not done.
+  [[nodiscard]] bool make_calls(std::unique_ptr<remote_calls> calls) noexcept;
+  [[nodiscard]] bool register_window(std::size_t size_bytes) noexcept;
+  /// False: there is no such window.
+  [[nodiscard]] bool deregister_window(std::uint64_t number) noexcept;
+
+  /// The rank needs no answers any more.
+  void leave() noexcept;
+  /// The group has ended: the rank is told why.
+  void tell_end() noexcept;
+
+  /// Nothing more is sent.
+  bool finished() const noexcept;
+
+private:
+  void run() noexcept;
+  /// False: the connection is lost, or the group has ended.
+  bool make(const remote_calls& calls) noexcept;
+  bool make_window(std::size_t size_bytes) noexcept;
+
+  const std::shared_ptr<host_group> group_;
+  const int rank_;
+  const int socket_;
+  const std::function<void()> stopped_;
+  std::uint64_t sequence_ = 0;
+  std::uint64_t last_window_ = 0;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::unique_ptr<remote_calls> calls_;
+  std::optional<std::size_t> window_;
+  bool making_calls_ = false;
+  bool left_ = false;
+  bool finished_ = false;
+  std::thread thread_;
+};
+
+} // namespace troupe::detail
