@@ -8,6 +8,7 @@
 #include <troupe/link_kind.hpp>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -54,6 +55,13 @@ struct peer_link {
 
 /// Which memory lies at either end of a copy.
 enum class copy_direction : std::uint8_t { host_to_device, device_to_host, device_to_device };
+
+/// Memory that a registered launch uses.
+struct launch_memory {
+  void* address = nullptr;
+  std::size_t count = 0; ///< @units elements
+  dtype type = dtype::uint8;
+};
 
 /// One device, driven by one thread: its lane.
 /// @thread only the device's lane, after `bind`, unless a function says otherwise
@@ -135,6 +143,51 @@ public:
   [[nodiscard]] virtual caf::error copy_peer(void* target, int target_device, const void* source,
                                              int source_device, std::size_t size_bytes,
                                              stream_view stream) noexcept = 0;
+
+  /// Makes host memory that the process has mapped pinned, as `allocate_pinned` gives it.
+  /// @shape  whole pages
+  /// @thread any
+  [[nodiscard]] virtual caf::error register_pinned(void* memory, std::size_t size_bytes) noexcept {
+    static_cast<void>(memory);
+    static_cast<void>(size_bytes);
+    return {};
+  }
+  /// The same, undone; no work uses it any more.
+  /// @thread any
+  [[nodiscard]] virtual caf::error unregister_pinned(void* memory) noexcept {
+    static_cast<void>(memory);
+    return {};
+  }
+  /// Makes `stream` wait until `*word`, in pinned memory, is at least `value`; another process may
+  /// write it.
+  /// @errors errc::not_supported
+  [[nodiscard]] virtual caf::error wait_word(stream_view stream,
+                                             const std::atomic<std::uint64_t>* word,
+                                             std::uint64_t value) noexcept = 0;
+
+  /// True where the device's memory and streams are those of another process: no pointer to memory
+  /// of this one, but to what `allocate_pinned` gave, means anything there, and no function.
+  /// @thread any
+  [[nodiscard]] virtual bool is_remote() const noexcept { return false; }
+  /// A registered launch, made where a remote device is.
+  /// @errors errc::launch_failed; errc::invalid_argument: nothing is registered there as `name`
+  [[nodiscard]] virtual caf::error
+  launch_registered(const std::string& name, std::span<const launch_memory> reads,
+                    std::span<const launch_memory> writes, std::span<const std::byte> arguments,
+                    stream_view stream) noexcept {
+    static_cast<void>(name);
+    static_cast<void>(reads);
+    static_cast<void>(writes);
+    static_cast<void>(arguments);
+    static_cast<void>(stream);
+    return make_error(errc::not_supported, "only for devices in other processes");
+  }
+  /// Sets what is called, on any thread, when a remote device is lost with its memory, its streams
+  /// and its events: every function gives `errc::worker_lost` until `bind` brings it up again.
+  /// Before any work.
+  virtual void set_loss_signal(std::function<void(const caf::error&)> signal) noexcept {
+    static_cast<void>(signal);
+  }
 
   /// True if streams and events are CUDA's: a `stream_view` then is a `cudaStream_t`.
   /// @thread any

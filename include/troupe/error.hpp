@@ -35,6 +35,7 @@ enum class errc : std::uint8_t {
   link_failed,         ///< a link between two devices failed, or brought something else
   device_reset,        ///< the device was reset while the request was there
   device_failed,       ///< the device did not come up
+  worker_lost,         ///< the process that held the device is gone
   nccl_error,          ///< a NCCL call failed; its communicator is lost
   stalled,             ///< a collective made no progress for the stall limit
   communicator_dead,   ///< its communicator ended for a reason told in the text

@@ -23,6 +23,7 @@
 #include <troupe/runtime_options.hpp>
 #include <troupe/topology.hpp>
 #include <troupe/version.hpp>
+#include <troupe/worker.hpp>
 #include <troupe/world.hpp>
 #include <troupe/world_rank.hpp>
 #include <troupe/world_status.hpp>

@@ -543,6 +543,36 @@ public:
         stream);
   }
 
+  caf::error register_pinned(void* memory, std::size_t size_bytes) noexcept override {
+    return inner_->register_pinned(memory, size_bytes);
+  }
+
+  caf::error unregister_pinned(void* memory) noexcept override {
+    return inner_->unregister_pinned(memory);
+  }
+
+  caf::error wait_word(stream_view stream, const std::atomic<std::uint64_t>* word,
+                       std::uint64_t value) noexcept override {
+    if (injector_->poisoned())
+      return fault_injector::sticky_error("wait_word", {ordinal_});
+    return inner_->wait_word(stream, word, value);
+  }
+
+  bool is_remote() const noexcept override { return inner_->is_remote(); }
+
+  caf::error launch_registered(const std::string& name, std::span<const launch_memory> reads,
+                               std::span<const launch_memory> writes,
+                               std::span<const std::byte> arguments,
+                               stream_view stream) noexcept override {
+    if (injector_->poisoned())
+      return fault_injector::sticky_error("launch_registered", {ordinal_});
+    return inner_->launch_registered(name, reads, writes, arguments, stream);
+  }
+
+  void set_loss_signal(std::function<void(const caf::error&)> signal) noexcept override {
+    inner_->set_loss_signal(std::move(signal));
+  }
+
   bool runs_cuda() const noexcept override { return inner_->runs_cuda(); }
 
   bool signals_completion() const noexcept override { return inner_->signals_completion(); }

@@ -135,6 +135,10 @@ device_core::answer<nothing> device_core::launch(launch_function function,
     return refused_operation<nothing>(
         "launch",
         refusal("launch", state().ordinal(), errc::invalid_argument, "there is no callable"));
+  if (worker_->is_remote())
+    return refused_operation<nothing>(
+        "launch", refusal("launch", state().ordinal(), errc::not_supported,
+                          "the device lives in another process: register the launch there"));
   return start(std::make_shared<launch_operation>(std::move(function), reads, writes), options);
 }
 
@@ -143,6 +147,14 @@ device_core::answer<nothing> device_core::launch(const std::string& name,
                                                  const std::vector<any_gpu_ref>& reads,
                                                  const std::vector<any_gpu_ref>& writes,
                                                  const request_options& options) const {
+  if (worker_->is_remote()) {
+    for (auto* refs : {&reads, &writes})
+      if (auto error = check("launch", *refs); error)
+        return refused_operation<nothing>("launch", std::move(error));
+    return start(
+        std::make_shared<remote_launch_operation>(name, std::move(arguments), reads, writes),
+        options);
+  }
   auto function = find_launch(name);
   if (!function)
     return refused_operation<nothing>("launch",
@@ -158,6 +170,9 @@ caf::expected<any_gpu_ref> device_core::adopt(void* memory, std::size_t count, d
   if (memory == nullptr || !deleter)
     return refusal("adopt", state().ordinal(), errc::invalid_argument,
                    "there is no memory or no deleter");
+  if (worker_->is_remote())
+    return refusal("adopt", state().ordinal(), errc::not_supported,
+                   "the device lives in another process");
   if (count > SIZE_MAX / size_of(type))
     return refusal("adopt", state().ordinal(), errc::invalid_argument,
                    std::to_string(count) + " elements are more than an address can tell apart");

@@ -50,6 +50,8 @@ std::string_view to_string(errc x) noexcept {
     return "device_reset";
   case errc::device_failed:
     return "device_failed";
+  case errc::worker_lost:
+    return "worker_lost";
   case errc::nccl_error:
     return "nccl_error";
   case errc::stalled:
@@ -114,6 +116,7 @@ severity severity_of(errc x) noexcept {
     return severity::communicator;
   case errc::device_reset:
   case errc::device_failed:
+  case errc::worker_lost:
     return severity::device;
   case errc::device_fault:
   case errc::lane_stuck:

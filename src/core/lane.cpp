@@ -66,6 +66,7 @@ std::vector<predecessor> behind_dropped(const predecessor& x) {
 lane::lane(std::shared_ptr<device_state> state, std::unique_ptr<backend_device> device,
            const lane_options& options, lane_owner& owner)
     : state_(std::move(state)), device_(std::move(device)), runs_cuda_(device_->runs_cuda()),
+      is_remote_(device_->is_remote()),
       options_(options), owner_(owner) {}
 
 lane::~lane() {
@@ -82,6 +83,10 @@ void lane::start() {
   device_->set_completion_signal([weak = weak_from_this()] {
     if (auto self = weak.lock())
       self->wake();
+  });
+  device_->set_loss_signal([weak = weak_from_this()](const caf::error& why) {
+    if (auto self = weak.lock())
+      self->owner_.on_device_lost(*self, why);
   });
   thread_ = std::thread{[self = shared_from_this()]() mutable {
     self->run();
@@ -139,6 +144,11 @@ void lane::wake(std::span<const part> parts) noexcept {
 
 void lane::request_reset() noexcept {
   reset_requested_.store(true);
+  wake();
+}
+
+void lane::request_revival() noexcept {
+  revival_requested_.store(true);
   wake();
 }
 
@@ -257,8 +267,9 @@ caf::error lane::open_device() {
       return error;
   if (auto error = make_collective_streams(1); error)
     return error;
-  if (!stager_) {
+  if (!stager_)
     stager_ = std::make_unique<stager>([this] { wake(); });
+  if (!upload_ring_) {
     upload_ring_ = std::make_unique<staging_ring>(*device_, options_.staging_bytes);
     download_ring_ = std::make_unique<staging_ring>(*device_, options_.staging_bytes);
   }
@@ -309,6 +320,10 @@ void lane::go_down() noexcept {
 }
 
 bool lane::serve_control() {
+  if (revival_requested_.load(std::memory_order_relaxed)) {
+    revive();
+    return true;
+  }
   if (!reset_requested_.load(std::memory_order_relaxed) || !nothing_in_flight() ||
       state_->is_lent())
     return false;
@@ -326,6 +341,8 @@ void lane::reset_now() {
   auto error = device_->close_memory();
   if (!error)
     error = device_->open_memory();
+  if (code_of(error) == errc::worker_lost)
+    return; // its owner wants it revived
   if (error) {
     error = note(error);
     log(log_level::error, "a device could not be reset", error);
@@ -335,6 +352,49 @@ void lane::reset_now() {
     return;
   }
   state_->publish();
+}
+
+/// Its streams, events and memory went with the process that had them: nothing is given back.
+void lane::revive() {
+  revival_requested_.store(false);
+  reset_requested_.store(false);
+  auto why = state_->reason();
+  stager_.reset(); // nobody is at the rings any more
+  settle_now();
+  take_inbox();
+  for (auto* s : made_) {
+    if (s->continuing != nullptr) {
+      auto& p = *std::exchange(s->continuing, nullptr);
+      if (p.tenant != nullptr)
+        --p.tenant->in_flight;
+      --continuing_;
+      p.of->fail(why);
+      note_left();
+      finish(p, nanoseconds(clock::now()));
+    }
+    while (!s->in_flight.empty()) {
+      auto& p = *s->in_flight.front();
+      s->in_flight.pop_front();
+      leave_flight(p);
+      p.of->fail(why);
+      finish(p, nanoseconds(clock::now()));
+    }
+    s->stream = {};
+    s->not_done_since = {};
+  }
+  issuing_.store(false);
+  made_.clear();
+  collectives_made_ = 0;
+  drop_failed();
+  drain_released();
+  events_.clear();
+  // What is left of the process may still write into the old ones.
+  for (auto* ring : {&upload_ring_, &download_ring_}) {
+    static_cast<void>(note((*ring)->close()));
+    ring->reset();
+  }
+  if (!come_up())
+    abandoned_.store(true);
 }
 
 bool lane::has_input() const noexcept { return inbox_.load() != nullptr || state_->has_released(); }
@@ -796,7 +856,8 @@ bool lane::poll(lane_stream& s) {
     auto done = device_->query(p.event);
     if (!done) {
       static_cast<void>(note(done.error()));
-      if (code_of(done.error()) == errc::device_fault)
+      if (auto code = code_of(done.error());
+          code == errc::device_fault || code == errc::worker_lost)
         return worked; // the streams may still be at it: only the end of everything lets it go
       if (batch != 1) {
         one_by_one = true; // find out which one it is
@@ -917,6 +978,8 @@ caf::error lane::note(const caf::error& error) noexcept {
 
 /// Nobody hears of a fault as one lane saw it: all get the one cause.
 caf::error lane::note_fault(const caf::error& error) noexcept {
+  if (code_of(error) == errc::worker_lost)
+    return error; // the device alone; its owner hears of it by itself
   if (!abandoned_.load())
     return owner_.on_fault(*this, error);
   auto reason = state_->reason(); // the owner may be gone

@@ -36,6 +36,8 @@ public:
   virtual caf::error on_fault(lane& where, const caf::error& why) noexcept = 0;
   /// The device did not come up, or not again; its state is closed.
   virtual void on_device_failed(lane& where, const caf::error& why) noexcept = 0;
+  /// The process that had the device is gone. @thread any
+  virtual void on_device_lost(lane& where, const caf::error& why) noexcept = 0;
 };
 
 /// How many streams a lane has for communicators at most. What is in one of them runs in the order
@@ -79,6 +81,8 @@ public:
   /// The lanes of all of `parts`; they look into each other's words at once, not one by one.
   static void wake(std::span<const part> parts) noexcept;
 
+  /// As `backend_device::is_remote`.
+  bool is_remote() const noexcept { return is_remote_; }
   /// As `backend_device::runs_cuda`.
   bool runs_cuda() const noexcept { return runs_cuda_; }
 
@@ -110,6 +114,9 @@ public:
   /// Lets the memory of this generation go and makes a new one, once nothing is in flight; then
   /// publishes it. The state was closed before, and what used it was failed.
   void request_reset() noexcept;
+  /// Lets go of what was in a device that is lost, brings it up again, and publishes it. The state
+  /// was closed before, and what used the device was failed.
+  void request_revival() noexcept;
   /// Frees everything, once nothing is in flight, and ends the thread. The state was closed before.
   void request_stop() noexcept;
   /// Waits for the thread to end; false if it did not until then: it is given up, and keeps what it
@@ -230,6 +237,7 @@ private:
   caf::error make_collective_streams(std::size_t number);
   void go_down() noexcept;
   void reset_now();
+  void revive();
   bool serve_control();
   bool take_inbox() noexcept;
   bool issue_ready();
@@ -277,6 +285,7 @@ private:
   std::vector<std::shared_ptr<void>> given_up_; // what the device's streams may still use
   std::shared_ptr<backend_device> device_; // until the lane ends: then somebody else may open it
   const bool runs_cuda_;
+  const bool is_remote_;
   const lane_options options_;
   lane_owner& owner_;
   device_properties properties_;
@@ -313,6 +322,7 @@ private:
   std::atomic<int> promises_{0};
   std::atomic<bool> freeing_{false};
   std::atomic<bool> reset_requested_{false};
+  std::atomic<bool> revival_requested_{false};
   std::atomic<bool> stop_requested_{false};
   std::atomic<bool> abandoned_{false};
   flight_log record_;

@@ -251,6 +251,28 @@ void launch_operation::on_settled() noexcept {
   host_functions_.reset();
 }
 
+remote_launch_operation::remote_launch_operation(std::string name, std::vector<std::byte> arguments,
+                                                 const std::vector<any_gpu_ref>& reads,
+                                                 const std::vector<any_gpu_ref>& writes)
+    : operation_of("launch", 1), name_(std::move(name)), arguments_(std::move(arguments)) {
+  for (auto& x : reads) {
+    add_use(use_of(x, true, false));
+    reads_.push_back({address_of(x), x.count(), x.type()});
+  }
+  for (auto& x : writes) {
+    add_use(use_of(x, false, true));
+    writes_.push_back({address_of(x), x.count(), x.type()});
+  }
+}
+
+caf::expected<issue_outcome> remote_launch_operation::issue(part& p, lane& on) {
+  auto error =
+      on.device().launch_registered(name_, reads_, writes_, arguments_, on.stream(p.stream));
+  if (!error)
+    return issue_outcome::enqueued;
+  return error;
+}
+
 // -- stats, pinned memory
 
 stats_operation::stats_operation() : operation_of("stats", 1) {

@@ -110,6 +110,21 @@ private:
   std::shared_ptr<host_functions> host_functions_ = std::make_shared<host_functions>();
 };
 
+/// A registered launch on a device of another process.
+class remote_launch_operation final : public operation_of<nothing> {
+public:
+  remote_launch_operation(std::string name, std::vector<std::byte> arguments,
+                          const std::vector<any_gpu_ref>& reads,
+                          const std::vector<any_gpu_ref>& writes);
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+
+private:
+  const std::string name_;
+  const std::vector<std::byte> arguments_;
+  std::vector<launch_memory> reads_;
+  std::vector<launch_memory> writes_;
+};
+
 class stats_operation final : public operation_of<device_stats> {
 public:
   stats_operation();

@@ -345,4 +345,24 @@ void runtime::on_device_failed(lane& where, const caf::error& why) noexcept {
   fail_users_of(where.state().ordinal(), why, false);
 }
 
+void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
+  auto& state = where.state();
+  admission_->place_handed_in(); // what was there before, fails with the others
+  {
+    std::lock_guard lock{order_mutex()};
+    auto phase = state.phase();
+    if (phase == device_phase::ready)
+      state.close(device_phase::resetting, why);
+    else if (phase != device_phase::resetting)
+      return; // it is not up, or ends
+  }
+  recorder_.on_end(why);
+  fail_users_of(state.ordinal(), why, false);
+  {
+    std::lock_guard lock{slots_mutex_};
+    slots_[static_cast<std::size_t>(state.ordinal())].reset_wanted = false;
+  }
+  where.request_revival();
+}
+
 } // namespace troupe::detail

@@ -84,6 +84,7 @@ public:
 
   caf::error on_fault(lane& where, const caf::error& why) noexcept override;
   void on_device_failed(lane& where, const caf::error& why) noexcept override;
+  void on_device_lost(lane& where, const caf::error& why) noexcept override;
 
 private:
   struct slot {

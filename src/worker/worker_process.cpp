@@ -619,6 +619,8 @@ worker_process& worker_process::operator=(worker_process&& other) noexcept {
 pid_t worker_process::id() const noexcept { return state_->id(); }
 message_socket& worker_process::socket() const noexcept { return state_->socket(); }
 std::span<std::byte> worker_process::area() const noexcept { return area_of(state_->memory()); }
+
+const shared_memory& worker_process::memory() const noexcept { return state_->memory(); }
 work_progress& worker_process::progress() const noexcept { return state_->page().progress; }
 caf::error worker_process::kill() const noexcept { return state_->kill(end_cause::killed); }
 std::optional<worker_end> worker_process::end() const { return state_->end(); }

@@ -106,6 +106,8 @@ public:
   /// For the owners of the page: the library sends nothing more over it, and watches its end.
   message_socket& socket() const noexcept;
   std::span<std::byte> area() const noexcept;
+  /// With the page and the area.
+  const shared_memory& memory() const noexcept;
   work_progress& progress() const noexcept;
 
   /// Never hits another process. Nothing happens if it is gone.

@@ -66,6 +66,26 @@ public:
                        std::size_t size_bytes, stream_view on) noexcept override {
     return inner_->copy_peer(to, to_device, from, from_device, size_bytes, on);
   }
+  caf::error register_pinned(void* memory, std::size_t size_bytes) noexcept override {
+    return inner_->register_pinned(memory, size_bytes);
+  }
+  caf::error unregister_pinned(void* memory) noexcept override {
+    return inner_->unregister_pinned(memory);
+  }
+  caf::error wait_word(stream_view on, const std::atomic<std::uint64_t>* word,
+                       std::uint64_t value) noexcept override {
+    return inner_->wait_word(on, word, value);
+  }
+  bool is_remote() const noexcept override { return inner_->is_remote(); }
+  caf::error launch_registered(const std::string& name, std::span<const launch_memory> reads,
+                               std::span<const launch_memory> writes,
+                               std::span<const std::byte> arguments,
+                               stream_view on) noexcept override {
+    return inner_->launch_registered(name, reads, writes, arguments, on);
+  }
+  void set_loss_signal(std::function<void(const caf::error&)> signal) noexcept override {
+    inner_->set_loss_signal(std::move(signal));
+  }
   bool runs_cuda() const noexcept override { return inner_->runs_cuda(); }
   bool signals_completion() const noexcept override { return inner_->signals_completion(); }
   void set_completion_signal(std::function<void()> signal) noexcept override {

@@ -7,6 +7,7 @@
 #include <troupe/backend.hpp>
 #include <troupe/error.hpp>
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <driver_types.h>
 #include <nccl.h>
@@ -312,6 +313,58 @@ caf::error cuda_device::deallocate_pinned(void* memory) noexcept {
   if (auto err = check(guard.error(), "cudaSetDevice", ordinal_))
     return err;
   return check(cudaFreeHost(memory), "cudaFreeHost", ordinal_);
+}
+
+caf::error cuda_device::register_pinned(void* memory, std::size_t size_bytes) noexcept {
+  if (auto err = driver_->check(ordinal_))
+    return err;
+  const device_guard guard{ordinal_};
+  if (auto err = check(guard.error(), "cudaSetDevice", ordinal_))
+    return err;
+  return check(
+      cudaHostRegister(memory, size_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped),
+      "cudaHostRegister", ordinal_);
+}
+
+caf::error cuda_device::unregister_pinned(void* memory) noexcept {
+  if (driver_->ended())
+    return {}; // it goes with the process
+  const device_guard guard{ordinal_};
+  if (auto err = check(guard.error(), "cudaSetDevice", ordinal_))
+    return err;
+  return check(cudaHostUnregister(memory), "cudaHostUnregister", ordinal_);
+}
+
+caf::error cuda_device::wait_word(stream_view stream, const std::atomic<std::uint64_t>* word,
+                                  std::uint64_t value) noexcept {
+  if (auto err = select())
+    return err;
+  // The runtime has no such call; the driver's comes without linking it.
+  constexpr unsigned since = 11070;
+  void* entry = nullptr;
+  auto found = cudaDriverEntryPointSymbolNotFound;
+  if (auto err = check(cudaGetDriverEntryPointByVersion("cuStreamWaitValue64", &entry, since,
+                                                        cudaEnableDefault, &found),
+                       "cudaGetDriverEntryPointByVersion", ordinal_))
+    return err;
+  if (found != cudaDriverEntryPointSuccess)
+    return make_error(errc::not_supported, "the driver has no cuStreamWaitValue64");
+  void* address = nullptr;
+  if (auto err = check(
+          cudaHostGetDevicePointer(
+              &address, const_cast<std::atomic<std::uint64_t>*>(word), 0), // it is only read
+          "cudaHostGetDevicePointer", ordinal_))
+    return err;
+  const auto code = reinterpret_cast<decltype(&cuStreamWaitValue64)>(entry)(
+      native(stream), reinterpret_cast<CUdeviceptr>(address), value, CU_STREAM_WAIT_VALUE_GEQ);
+  if (code == CUDA_SUCCESS)
+    return {};
+  failure f;
+  f.code = errc::cuda_error;
+  f.api = "cuStreamWaitValue64";
+  f.native_code = code;
+  f.device = ordinal_;
+  return make_error(std::move(f));
 }
 
 caf::expected<stream_view> cuda_device::create_stream() noexcept {

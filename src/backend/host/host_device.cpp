@@ -311,6 +311,13 @@ caf::error host_device::copy_peer(void* target, int target_device, const void* s
   return enqueue(stream, copy_command{target, source, size_bytes});
 }
 
+caf::error host_device::wait_word(stream_view stream, const std::atomic<std::uint64_t>* word,
+                                  std::uint64_t value) noexcept {
+  if (!word)
+    return fail(errc::invalid_argument, "no word");
+  return enqueue(stream, wait_word_command{word, value});
+}
+
 bool host_device::runs_cuda() const noexcept { return false; }
 
 bool host_device::signals_completion() const noexcept { return true; }

@@ -84,6 +84,9 @@ public:
   caf::error copy_peer(void* target, int target_device, const void* source, int source_device,
                        std::size_t size_bytes, stream_view stream) noexcept override;
 
+  caf::error wait_word(stream_view stream, const std::atomic<std::uint64_t>* word,
+                       std::uint64_t value) noexcept override;
+
   bool runs_cuda() const noexcept override;
   bool signals_completion() const noexcept override;
   void set_completion_signal(std::function<void()> signal) noexcept override;

@@ -199,6 +199,11 @@ void host_stream::execute(stream_command& command) noexcept {
         (*self.completed_)();
     }
     void operator()(const wait_command& x) const noexcept { self.wait(x.until); }
+    void operator()(const wait_word_command& x) const noexcept {
+      // Another process writes it, and rings no bell that every backend could hear.
+      while (!self.cancelled_ && x.word->load(std::memory_order_acquire) < x.at_least)
+        std::this_thread::sleep_for(std::chrono::microseconds{20});
+    }
     void operator()(const collective_command& x) const noexcept { self.serve(x); }
   };
   std::visit(visitor{*this}, command);

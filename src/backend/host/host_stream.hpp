@@ -79,6 +79,11 @@ struct wait_command {
   stream_position until;
 };
 
+struct wait_word_command {
+  const std::atomic<std::uint64_t>* word;
+  std::uint64_t at_least;
+};
+
 struct collective_command {
   std::shared_ptr<host_transport> transport;
   int rank;
@@ -87,7 +92,8 @@ struct collective_command {
 };
 
 using stream_command = std::variant<copy_command, fill_command, call_command, free_command,
-                                    record_command, wait_command, collective_command>;
+                                    record_command, wait_command, wait_word_command,
+                                    collective_command>;
 
 class host_stream : public std::enable_shared_from_this<host_stream> {
 public:

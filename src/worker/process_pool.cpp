@@ -1,0 +1,246 @@
+#include "worker/process_pool.hpp"
+
+#include "core/log.hpp"
+
+#include <array>
+#include <atomic>
+#include <filesystem>
+#include <new>
+#include <system_error>
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+
+using clock = std::chrono::steady_clock;
+
+/// How long a worker that was told to stop may take, before it is killed.
+constexpr std::chrono::seconds stop_limit{5};
+constexpr std::size_t message_bytes = std::size_t{64} << 10;
+
+std::atomic<bool> own_worker{false};
+
+caf::error lost_by(int device, const worker_process& process, const worker_end& end) {
+  failure f;
+  f.code = errc::worker_lost;
+  f.device = device;
+  f.detail = "its worker, process " + std::to_string(process.id()) + ", ";
+  switch (end.cause) {
+  case end_cause::died:
+  case end_cause::let_go:
+    f.detail += "ended";
+    break;
+  case end_cause::hung_up:
+    f.detail += "hung up";
+    break;
+  case end_cause::stuck:
+    f.detail += "showed no sign of life, and was killed";
+    break;
+  case end_cause::killed:
+    f.detail += "was killed by this process";
+    break;
+  }
+  if (end.report)
+    f.detail += ": " + end.report->text;
+  return make_error(std::move(f));
+}
+
+} // namespace
+
+void set_own_worker() noexcept { own_worker.store(true); }
+
+caf::expected<std::string> worker_program(const worker_settings& settings) {
+  if (!settings.program.empty())
+    return settings.program;
+  std::error_code code;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", code);
+  if (code)
+    return make_error(errc::unavailable, "this program's own path is unknown: " + code.message());
+  if (own_worker.load())
+    return self.string();
+  return (self.parent_path() / "troupe-worker").string();
+}
+
+struct process_pool::life {
+  std::mutex mutex; ///< one sends at a time; and guards what follows
+  std::optional<worker_process> process;
+  std::weak_ptr<worker_link> link;
+  std::optional<caf::error> end; ///< that was noticed before there was a link
+};
+
+namespace {
+
+class socket_sender final : public control_sender {
+public:
+  socket_sender(std::mutex& mutex, message_socket& socket) : mutex_(mutex), socket_(socket) {}
+
+  caf::error send(std::span<const std::byte> message,
+                  std::optional<int> descriptor) noexcept override {
+    std::lock_guard lock{mutex_};
+    return descriptor ? socket_.send(message, {&*descriptor, 1}) : socket_.send(message);
+  }
+
+private:
+  std::mutex& mutex_;
+  message_socket& socket_;
+};
+
+/// Hands a worker's messages on until there are no more.
+void receive_all(message_socket& from, const std::weak_ptr<worker_link>& to) {
+  std::vector<std::byte> buffer(message_bytes);
+  for (;;) {
+    auto got = from.receive(buffer);
+    if (!got) {
+      log(log_level::warning, "a worker's message was lost", got.error());
+      continue;
+    }
+    if (got->what != received::kind::message)
+      return;
+    if (auto link = to.lock())
+      link->received(std::span{buffer}.first(got->size_bytes));
+  }
+}
+
+} // namespace
+
+caf::expected<std::shared_ptr<process_pool>> process_pool::create(worker_backend_options options) {
+  if (options.host.listen_address.empty())
+    options.host.listen_address = "127.0.0.1";
+  auto program = worker_program(options.workers);
+  if (!program)
+    return program.error();
+  options.workers.program = std::move(*program);
+  std::shared_ptr<process_pool> result{new process_pool{std::move(options)}};
+  int devices = 0;
+  auto first = result->start(0, devices);
+  if (!first)
+    return first.error();
+  for (int i = 0; i < devices; ++i)
+    result->slots_.push_back(std::make_unique<slot>());
+  if (devices == 0) {
+    const auto why = make_error(errc::unavailable, "the workers have no device");
+    result->end(*first, why);
+    return why;
+  }
+  result->slots_.front()->now = std::move(*first);
+  return result;
+}
+
+process_pool::~process_pool() {
+  for (int i = 0; i < device_count(); ++i)
+    release(i);
+}
+
+caf::expected<process_pool::running> process_pool::start(int ordinal, int& devices) {
+  worker_options how;
+  how.program = options_.workers.program;
+  how.arguments = options_.workers.arguments;
+  how.area_bytes = sizeof(link_area);
+  how.hello_limit = options_.workers.start_limit;
+  how.stuck_limit = options_.workers.stuck_limit;
+  auto of = std::make_shared<life>();
+  worker_listener listener;
+  listener.ended = [ordinal, weak = std::weak_ptr{of}](const worker_end& end) {
+    auto self = weak.lock();
+    if (!self)
+      return;
+    std::shared_ptr<worker_link> link;
+    caf::error why;
+    {
+      std::lock_guard lock{self->mutex};
+      if (self->process) {
+        why = lost_by(ordinal, *self->process, end);
+      } else {
+        failure f;
+        f.code = errc::worker_lost;
+        f.device = ordinal;
+        f.detail = "its worker ended as soon as it had begun";
+        why = make_error(std::move(f));
+      }
+      link = self->link.lock();
+      if (!link)
+        self->end = why;
+    }
+    if (link)
+      link->lose(why);
+  };
+  auto process = worker_process::start(std::move(how), std::move(listener));
+  if (!process)
+    return process.error();
+  running result;
+  {
+    std::lock_guard lock{of->mutex};
+    of->process.emplace(std::move(*process));
+    const auto bytes = of->process->area();
+    auto* area = new (bytes.data()) link_area;
+    result.link = std::make_shared<worker_link>(
+        ordinal, *area, of, std::make_unique<socket_sender>(of->mutex, of->process->socket()),
+        options_.spin);
+    of->link = result.link;
+  }
+  result.of = of;
+  result.receiver = std::thread{
+      [of, link = std::weak_ptr{result.link}] { receive_all(of->process->socket(), link); }};
+  if (of->end)
+    result.link->lose(*of->end);
+  wire_writer setup;
+  put(setup, worker_setup{options_.backend, ordinal,
+                          std::chrono::nanoseconds{options_.spin}.count(), options_.host});
+  auto answer = result.link->request(control::set_up, setup.bytes());
+  if (!answer) {
+    end(result, answer.error());
+    return answer.error();
+  }
+  devices = wire_reader{*answer}.get<std::int32_t>();
+  const auto& memory = of->process->memory();
+  segments().add(memory.bytes(), memory.descriptor(), of);
+  return result;
+}
+
+/// Whoever knows the link finds it lost.
+void process_pool::end(running& x, const caf::error& why) noexcept {
+  if (!x.link)
+    return;
+  static_cast<void>(segments().remove(x.of->process->memory().bytes().data())); // it may not be in
+  x.link->lose(why);
+  x.of->process->socket().interrupt();
+  x.receiver.join();
+  x = {};
+}
+
+caf::expected<std::shared_ptr<worker_link>> process_pool::provide(int ordinal) noexcept {
+  auto& here = *slots_[static_cast<std::size_t>(ordinal)];
+  std::lock_guard lock{here.mutex};
+  if (here.now.link && !here.now.link->lost())
+    return here.now.link;
+  if (here.now.link)
+    end(here.now, here.now.link->loss());
+  int devices = 0;
+  auto started = start(ordinal, devices);
+  if (!started)
+    return started.error();
+  here.now = std::move(*started);
+  return here.now.link;
+}
+
+std::shared_ptr<worker_link> process_pool::current(int ordinal) const noexcept {
+  const auto& here = *slots_[static_cast<std::size_t>(ordinal)];
+  std::lock_guard lock{here.mutex};
+  return here.now.link;
+}
+
+void process_pool::release(int ordinal) noexcept {
+  auto& here = *slots_[static_cast<std::size_t>(ordinal)];
+  std::lock_guard lock{here.mutex};
+  if (!here.now.link)
+    return;
+  if (!here.now.link->lost()) {
+    struct none {};
+    if (!here.now.link->tell(command::stop, none{}))
+      static_cast<void>(here.now.of->process->wait_exit(clock::now() + stop_limit)); // else killed
+  }
+  end(here.now, make_error(errc::unavailable, "the device's worker was stopped"));
+}
+
+} // namespace troupe::detail

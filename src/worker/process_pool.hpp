@@ -1,0 +1,56 @@
+/// Workers that are child processes of this one.
+#pragma once
+
+#include "worker/worker_pool.hpp"
+#include "worker/worker_process.hpp"
+#include <troupe/worker.hpp>
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace troupe::detail {
+
+class process_pool final : public worker_pool {
+public:
+  /// Starts the worker of the first device, which tells how many there are.
+  /// @errors errc::unavailable: it cannot be started, or there is no device
+  static caf::expected<std::shared_ptr<process_pool>> create(worker_backend_options options);
+  ~process_pool() override;
+
+  int device_count() const noexcept override { return static_cast<int>(slots_.size()); }
+  caf::expected<std::shared_ptr<worker_link>> provide(int ordinal) noexcept override;
+  std::shared_ptr<worker_link> current(int ordinal) const noexcept override;
+  void release(int ordinal) noexcept override;
+
+private:
+  /// A worker's process, as long as anybody knows its link.
+  struct life;
+  struct running {
+    std::shared_ptr<worker_link> link;
+    std::shared_ptr<life> of;
+    std::thread receiver;
+  };
+  struct slot {
+    mutable std::mutex mutex;
+    running now;
+  };
+
+  explicit process_pool(worker_backend_options options) : options_(std::move(options)) {}
+  /// @param devices how many the worker says there are
+  caf::expected<running> start(int ordinal, int& devices);
+  void end(running& x, const caf::error& why) noexcept;
+
+  const worker_backend_options options_;
+  std::vector<std::unique_ptr<slot>> slots_;
+};
+
+/// The program that workers are.
+/// @errors errc::unavailable: it cannot be found out
+caf::expected<std::string> worker_program(const worker_settings& settings);
+/// This program has called `worker_main`: it can be its own worker.
+void set_own_worker() noexcept;
+
+} // namespace troupe::detail

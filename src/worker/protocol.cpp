@@ -1,0 +1,141 @@
+#include "worker/protocol.hpp"
+
+#include <cstring>
+
+namespace troupe::detail {
+
+namespace {
+
+std::uint64_t address_of(const void* x) noexcept { return reinterpret_cast<std::uint64_t>(x); }
+void* at(std::uint64_t address) noexcept { return reinterpret_cast<void*>(address); }
+
+void put(wire_writer& to, const exchange_plan& x) {
+  for (const auto* counts : {&x.send_counts, &x.send_offsets, &x.recv_counts, &x.recv_offsets})
+    to.put_all(std::span<const std::size_t>{*counts});
+}
+
+void put(wire_writer& to, const std::vector<launch_memory>& all) {
+  to.put(static_cast<std::uint32_t>(all.size()));
+  for (auto& x : all) {
+    to.put(address_of(x.address));
+    to.put(static_cast<std::uint64_t>(x.count));
+    to.put(x.type);
+  }
+}
+
+std::vector<launch_memory> get_memory(wire_reader& from) {
+  std::vector<launch_memory> result;
+  for (auto left = from.get<std::uint32_t>(); left > 0 && from.ok(); --left) {
+    auto* address = at(from.get<std::uint64_t>());
+    auto count = from.get<std::uint64_t>();
+    result.push_back({address, count, from.get<dtype>()});
+  }
+  return result;
+}
+
+} // namespace
+
+void put(wire_writer& to, const collective_call& x) {
+  to.put(x.what);
+  to.put(address_of(x.send));
+  to.put(address_of(x.recv));
+  to.put(static_cast<std::uint64_t>(x.count));
+  to.put(x.type);
+  to.put(x.op);
+  to.put(static_cast<std::int32_t>(x.peer));
+  to.put(x.symmetric);
+  to.put(x.factor != nullptr);
+  if (x.factor != nullptr) {
+    std::uint64_t factor = 0;
+    std::memcpy(&factor, x.factor, size_of(x.type));
+    to.put(factor);
+  }
+  to.put(x.plan != nullptr);
+  if (x.plan != nullptr)
+    put(to, *x.plan);
+}
+
+bool get(wire_reader& from, received_call& to) {
+  auto& x = to.call;
+  x.what = from.get<collective_kind>();
+  x.send = at(from.get<std::uint64_t>());
+  x.recv = at(from.get<std::uint64_t>());
+  x.count = from.get<std::uint64_t>();
+  x.type = from.get<dtype>();
+  x.op = from.get<reduce_op>();
+  x.peer = from.get<std::int32_t>();
+  x.symmetric = from.get<bool>();
+  if (from.get<bool>()) {
+    const auto factor = from.get<std::uint64_t>();
+    std::memcpy(to.factor, &factor, sizeof factor);
+    x.factor = to.factor;
+  }
+  if (from.get<bool>()) {
+    for (auto* counts :
+         {&to.plan.send_counts, &to.plan.send_offsets, &to.plan.recv_counts, &to.plan.recv_offsets})
+      *counts = from.get_all<std::size_t>();
+    x.plan = &to.plan;
+  }
+  return from.ok();
+}
+
+void put(wire_writer& to, const device_properties& x) {
+  to.put(x.name);
+  to.put(x.pci_id);
+  to.put(static_cast<std::int32_t>(x.capability_major));
+  to.put(static_cast<std::int32_t>(x.capability_minor));
+  to.put(static_cast<std::uint64_t>(x.total_bytes));
+}
+
+device_properties get_properties(wire_reader& from) {
+  device_properties result;
+  result.name = from.get_string();
+  result.pci_id = from.get_string();
+  result.capability_major = from.get<std::int32_t>();
+  result.capability_minor = from.get<std::int32_t>();
+  result.total_bytes = from.get<std::uint64_t>();
+  return result;
+}
+
+void put(wire_writer& to, const launch_request& x) {
+  to.put(x.name);
+  put(to, x.reads);
+  put(to, x.writes);
+  to.put_bytes(x.arguments);
+  to.put(x.stream);
+}
+
+launch_request get_launch(wire_reader& from) {
+  launch_request result;
+  result.name = from.get_string();
+  result.reads = get_memory(from);
+  result.writes = get_memory(from);
+  const auto arguments = from.get_bytes();
+  result.arguments.assign(arguments.begin(), arguments.end());
+  result.stream = from.get<stream_id>();
+  return result;
+}
+
+void put(wire_writer& to, const worker_setup& x) {
+  to.put(x.backend);
+  to.put(x.device);
+  to.put(x.spin_ns);
+  to.put(static_cast<std::int32_t>(x.host.devices));
+  to.put(static_cast<std::uint64_t>(x.host.bytes_per_device));
+  to.put_all(std::span<const host_link>{x.host.links});
+  to.put(x.host.listen_address);
+}
+
+worker_setup get_setup(wire_reader& from) {
+  worker_setup result;
+  result.backend = from.get_string();
+  result.device = from.get<std::int32_t>();
+  result.spin_ns = from.get<std::int64_t>();
+  result.host.devices = from.get<std::int32_t>();
+  result.host.bytes_per_device = from.get<std::uint64_t>();
+  result.host.links = from.get_all<host_link>();
+  result.host.listen_address = from.get_string();
+  return result;
+}
+
+} // namespace troupe::detail

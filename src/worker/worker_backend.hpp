@@ -1,0 +1,40 @@
+/// The devices of a parent whose GPUs live in worker processes, as a backend.
+#pragma once
+
+#include "worker/worker_pool.hpp"
+#include <troupe/backend.hpp>
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace troupe::detail {
+
+class worker_backend final : public backend {
+public:
+  /// `name`: of what executes in the workers.
+  worker_backend(std::shared_ptr<worker_pool> pool, std::string name);
+
+  std::string_view name() const noexcept override { return name_; }
+  int device_count() const noexcept override { return pool_->device_count(); }
+  caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override;
+  caf::expected<peer_link> link(int from, int to) noexcept override;
+  /// Means nothing: `build` lets the first rank's worker make the one that counts, since it must
+  /// live as long as the communicator.
+  caf::expected<communicator_id> make_communicator_id() noexcept override;
+  /// @errors errc::worker_lost, too: one of the workers is gone; what the others have built, ends
+  caf::expected<communicator_ranks> build(const communicator_id& id, int size,
+                                          std::span<const local_rank> ranks) noexcept override;
+  caf::error abort(communicator_ranks ranks) noexcept override;
+  caf::error destroy(communicator_ranks ranks) noexcept override;
+
+private:
+  caf::error end(control how, const communicator_ranks& ranks) noexcept;
+  caf::error check(int ordinal) const;
+
+  const std::shared_ptr<worker_pool> pool_;
+  const std::string name_;
+};
+
+} // namespace troupe::detail

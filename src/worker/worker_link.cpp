@@ -1,0 +1,229 @@
+#include "worker/worker_link.hpp"
+
+#include "core/log.hpp"
+#include "core/spin.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+
+using clock = std::chrono::steady_clock;
+
+/// A sleeper looks again after this, should a wake-up be lost with the process that owed it.
+constexpr std::chrono::milliseconds doze{20};
+
+caf::error too_large(std::size_t size) {
+  return make_error(errc::out_of_range,
+                    "a command of " + std::to_string(size) + " bytes is too large for a worker");
+}
+
+} // namespace
+
+caf::error lost_worker(int device, const caf::error& cause) {
+  auto result = failure_of(cause).value_or(failure{});
+  if (!failure_of(cause))
+    result.detail = describe(cause);
+  else
+    result.detail =
+        std::string{to_string(result.code)} + (result.detail.empty() ? "" : ": " + result.detail);
+  result.code = errc::worker_lost;
+  result.device = device;
+  return make_error(std::move(result));
+}
+
+worker_link::worker_link(int device, link_area& area, std::shared_ptr<void> keep,
+                         std::unique_ptr<control_sender> control, std::chrono::nanoseconds spin)
+    : device_(device), area_(area), keep_(std::move(keep)), control_(std::move(control)),
+      spin_(spin), ring_(area.words, area.commands), records_(link_area::event_count) {
+  free_events_.reserve(link_area::event_count);
+  for (auto i = link_area::event_count; i > 0; --i)
+    free_events_.push_back(i - 1);
+}
+
+// -- the lane
+
+caf::error worker_link::write(command what, bool wants_reply, std::span<const std::byte> first,
+                              std::span<const std::byte> more) noexcept {
+  const auto size = first.size() + more.size();
+  if (size > ring_.limit())
+    return too_large(size);
+  const command_head head{static_cast<std::uint32_t>(size), static_cast<std::uint16_t>(what),
+                          static_cast<std::uint16_t>(wants_reply), ++last_command_};
+  while (!lost()) {
+    if (ring_.try_write(head, first, more)) {
+      ring_.ring();
+      return {};
+    }
+    ring_.wait_for_room(doze);
+  }
+  return loss();
+}
+
+bool worker_link::wait_for_reply() noexcept {
+  auto there = [this] {
+    return area_.replied.load(std::memory_order_acquire) == last_command_ || lost();
+  };
+  if (spin_.count() != 0)
+    for (const auto until = clock::now() + spin_; clock::now() < until;)
+      for (int i = 0; i < 16; ++i) {
+        if (there())
+          return !lost();
+        pause();
+      }
+  while (!there())
+    area_.to_asker.sleep(doze, there);
+  return !lost();
+}
+
+caf::expected<wire_reader> worker_link::ask_bytes(command what, std::span<const std::byte> first,
+                                                  std::span<const std::byte> more) noexcept {
+  if (auto error = write(what, true, first, more))
+    return error;
+  if (!wait_for_reply())
+    return loss();
+  const auto size =
+      std::min<std::size_t>(area_.reply_size.load(std::memory_order_relaxed), area_.reply.size());
+  reply_.assign(area_.reply.begin(), area_.reply.begin() + static_cast<std::ptrdiff_t>(size));
+  wire_reader reader{reply_};
+  if (auto error = get_error(reader)) {
+    auto code = code_of(error);
+    if (!code || severity_of(*code) != severity::process)
+      return error;
+    lose(lost_worker(device_, error)); // it ends after this
+    return loss();
+  }
+  if (!reader.ok())
+    return make_error(errc::internal, "a worker's reply could not be read");
+  return reader;
+}
+
+std::optional<std::uint64_t> worker_link::take_event() noexcept {
+  if (free_events_.empty())
+    return std::nullopt;
+  const auto result = free_events_.back();
+  free_events_.pop_back();
+  return result;
+}
+
+void worker_link::give_back_event(std::uint64_t event) noexcept { free_events_.push_back(event); }
+
+// -- any thread
+
+caf::expected<std::vector<std::byte>> worker_link::request(control what,
+                                                           std::span<const std::byte> body,
+                                                           std::optional<int> descriptor) noexcept {
+  struct state {
+    std::mutex mutex;
+    std::condition_variable condition;
+    std::optional<caf::expected<std::vector<std::byte>>> result;
+  };
+  auto shared = std::make_shared<state>();
+  request(what, body, descriptor, [shared](caf::expected<std::vector<std::byte>> result) {
+    std::lock_guard lock{shared->mutex};
+    shared->result.emplace(std::move(result));
+    shared->condition.notify_one();
+  });
+  std::unique_lock lock{shared->mutex};
+  shared->condition.wait(lock, [&] { return shared->result.has_value(); });
+  return std::move(*shared->result);
+}
+
+void worker_link::request(
+    control what, std::span<const std::byte> body, std::optional<int> descriptor,
+    std::function<void(caf::expected<std::vector<std::byte>>)> then) noexcept {
+  control_head head;
+  head.kind = what;
+  {
+    std::unique_lock lock{mutex_};
+    if (lost_) {
+      auto why = why_;
+      lock.unlock();
+      return then(why);
+    }
+    head.number = ++last_request_;
+    open_.emplace(head.number, std::move(then));
+  }
+  std::vector<std::byte> message(sizeof head + body.size());
+  std::memcpy(message.data(), &head, sizeof head);
+  if (!body.empty())
+    std::memcpy(message.data() + sizeof head, body.data(), body.size());
+  auto error = control_->send(message, descriptor);
+  if (!error)
+    return;
+  reply_handler handler;
+  {
+    std::lock_guard lock{mutex_};
+    if (auto i = open_.find(head.number); i != open_.end()) {
+      handler = std::move(i->second);
+      open_.erase(i);
+    }
+  }
+  if (handler)
+    handler(lost() ? loss() : error);
+}
+
+void worker_link::received(std::span<const std::byte> message) noexcept {
+  wire_reader reader{message};
+  const auto head = reader.get<control_head>();
+  if (!reader.ok())
+    return log(log_level::warning, "a worker's message was too short");
+  reply_handler handler;
+  {
+    std::lock_guard lock{mutex_};
+    auto i = open_.find(head.number);
+    if (i == open_.end())
+      return;
+    handler = std::move(i->second);
+    open_.erase(i);
+  }
+  if (auto error = get_error(reader))
+    return handler(error);
+  const auto body = reader.get_bytes();
+  if (!reader.ok())
+    return handler(make_error(errc::internal, "a worker's reply could not be read"));
+  handler(std::vector<std::byte>{body.begin(), body.end()});
+}
+
+caf::error worker_link::loss() const {
+  std::lock_guard lock{mutex_};
+  return why_;
+}
+
+void worker_link::on_loss(std::function<void(const caf::error&)> f) {
+  {
+    std::lock_guard lock{mutex_};
+    if (!lost_) {
+      on_loss_.push_back(std::move(f));
+      return;
+    }
+  }
+  f(loss());
+}
+
+void worker_link::lose(const caf::error& why) noexcept {
+  std::map<std::uint64_t, reply_handler> open;
+  std::vector<std::function<void(const caf::error&)>> listeners;
+  {
+    std::lock_guard lock{mutex_};
+    if (lost_)
+      return;
+    why_ = why;
+    lost_.store(true, std::memory_order_release);
+    open.swap(open_);
+    listeners.swap(on_loss_);
+  }
+  area_.to_asker.ring();
+  area_.words.to_writer.ring();
+  for (auto& f : listeners) // first: what is lost fails with this, not with what follows from it
+    f(why);
+  // Streams of other devices wait for these; nothing comes any more.
+  for (auto& x : area_.done)
+    x.store(UINT64_MAX, std::memory_order_release);
+  for (auto& [number, handler] : open)
+    handler(why);
+}
+
+} // namespace troupe::detail

@@ -1,0 +1,135 @@
+/// The parent's end of what it shares with one worker process.
+#pragma once
+
+#include "worker/link_area.hpp"
+#include "worker/protocol.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace troupe::detail {
+
+/// How messages of `control` get to a worker. @thread any
+class control_sender {
+public:
+  virtual ~control_sender() = default;
+  [[nodiscard]] virtual caf::error send(std::span<const std::byte> message,
+                                        std::optional<int> descriptor) noexcept = 0;
+};
+
+/// What everybody is told whose device was in a worker that ended because of `cause`.
+caf::error lost_worker(int device, const caf::error& cause);
+
+/// One life of a worker: commands of the device's lane by the ring, requests of any thread by the
+/// socket. Once it is lost, everything gives the error that says why, at once.
+class worker_link : public std::enable_shared_from_this<worker_link> {
+public:
+  /// @param area zeroed memory that both share; `keep` keeps it
+  /// @param spin how long who asks by the ring stays awake for the reply
+  worker_link(int device, link_area& area, std::shared_ptr<void> keep,
+              std::unique_ptr<control_sender> control, std::chrono::nanoseconds spin);
+
+  int device() const noexcept { return device_; }
+
+  // -- the lane
+
+  /// Without a reply.
+  template <wire_value T> caf::error tell(command what, const T& arguments) noexcept {
+    return write(what, false, std::as_bytes(std::span{&arguments, 1}), {});
+  }
+  /// Waits for the reply, which stays readable until the next command.
+  /// @errors what the worker says; errc::worker_lost
+  template <wire_value T>
+  caf::expected<wire_reader> ask(command what, const T& arguments,
+                                 std::span<const std::byte> more = {}) noexcept {
+    return ask_bytes(what, std::as_bytes(std::span{&arguments, 1}), more);
+  }
+  caf::expected<wire_reader> ask_bytes(command what, std::span<const std::byte> first,
+                                       std::span<const std::byte> more = {}) noexcept;
+  /// The same, where the reply is nothing but an error or none.
+  template <wire_value T>
+  caf::error run(command what, const T& arguments, std::span<const std::byte> more = {}) noexcept {
+    auto reply = ask(what, arguments, more);
+    return reply ? caf::error{} : reply.error();
+  }
+
+  /// Numbers of events, and of their records.
+  std::optional<std::uint64_t> take_event() noexcept;
+  void give_back_event(std::uint64_t event) noexcept;
+  std::uint64_t next_record(std::uint64_t event) noexcept { return ++records_[event]; }
+  bool is_done(std::uint64_t event, std::uint64_t record) const noexcept {
+    return area_.done[event].load(std::memory_order_acquire) >= record;
+  }
+  /// Has a rank of a communicator had an error that no call gave?
+  bool any_communicator_error() const noexcept {
+    return area_.communicator_errors.load(std::memory_order_acquire) != 0;
+  }
+  const std::atomic<std::uint64_t>& done_word(std::uint64_t event) const noexcept {
+    return area_.done[event];
+  }
+
+  // -- any thread
+
+  /// Waits for the reply.
+  /// @errors what the worker says; errc::worker_lost
+  caf::expected<std::vector<std::byte>> request(control what, std::span<const std::byte> body,
+                                                std::optional<int> descriptor = {}) noexcept;
+  template <wire_value T>
+  caf::expected<std::vector<std::byte>> request(control what, const T& body,
+                                                std::optional<int> descriptor = {}) noexcept {
+    return request(what, std::as_bytes(std::span{&body, 1}), descriptor);
+  }
+  /// The same without waiting: `then` hears of the reply, on the thread that receives, or of the
+  /// loss.
+  void request(control what, std::span<const std::byte> body, std::optional<int> descriptor,
+               std::function<void(caf::expected<std::vector<std::byte>>)> then) noexcept;
+
+  bool lost() const noexcept { return lost_.load(std::memory_order_acquire); }
+  caf::error loss() const;
+  /// `f` hears of the loss, once, perhaps at once.
+  void on_loss(std::function<void(const caf::error&)> f);
+
+  // -- whoever looks after the process
+
+  void received(std::span<const std::byte> message) noexcept;
+  void lose(const caf::error& why) noexcept;
+
+private:
+  using reply_handler = std::function<void(caf::expected<std::vector<std::byte>>)>;
+
+  caf::error write(command what, bool wants_reply, std::span<const std::byte> first,
+                   std::span<const std::byte> more) noexcept;
+  bool wait_for_reply() noexcept;
+
+  const int device_;
+  link_area& area_;
+  const std::shared_ptr<void> keep_;
+  const std::unique_ptr<control_sender> control_;
+  const std::chrono::nanoseconds spin_;
+  command_ring ring_;
+  std::uint64_t last_command_ = 0;
+  std::vector<std::byte> reply_;
+  std::vector<std::uint64_t> records_;
+  std::vector<std::uint64_t> free_events_;
+
+  std::atomic<bool> lost_{false};
+  mutable std::mutex mutex_;
+  caf::error why_;
+  std::uint64_t last_request_ = 0;
+  std::map<std::uint64_t, reply_handler> open_;
+  std::vector<std::function<void(const caf::error&)>> on_loss_;
+};
+
+} // namespace troupe::detail

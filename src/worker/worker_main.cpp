@@ -1,0 +1,159 @@
+#include "core/log.hpp"
+#include "worker/process_pool.hpp"
+#include "worker/worker_backend.hpp"
+#include "worker/worker_parent.hpp"
+#include "worker/worker_service.hpp"
+#include <troupe/worker.hpp>
+
+#include <cstdio>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include <unistd.h>
+
+namespace troupe {
+
+namespace detail {
+
+namespace {
+
+constexpr int failed_status = 84;
+constexpr std::size_t message_bytes = std::size_t{64} << 10;
+
+/// One process's work for its parent.
+class worker {
+public:
+  explicit worker(worker_parent parent) : parent_(std::move(parent)) {}
+
+  int run() {
+    if (auto error = set_up())
+      return refuse(error);
+    std::thread receiver{[this] { receive_all(); }};
+    service_->run();
+    parent_.socket().interrupt();
+    receiver.join();
+    return 0;
+  }
+
+private:
+  /// The parent's first message says what to be.
+  caf::error set_up() {
+    std::vector<std::byte> buffer(message_bytes);
+    auto got = parent_.socket().receive(buffer);
+    if (!got)
+      return got.error();
+    if (got->what != received::kind::message)
+      return make_error(errc::unavailable, "the parent hung up");
+    wire_reader reader{std::span{buffer}.first(got->size_bytes)};
+    const auto head = reader.get<control_head>();
+    const auto what = get_setup(reader);
+    if (!reader.ok() || head.kind != control::set_up)
+      return make_error(errc::internal, "the parent's first message could not be read");
+    std::int32_t devices = 0;
+    auto error = be(what, devices);
+    wire_writer answer;
+    answer.put(head);
+    put(answer, error);
+    if (!error)
+      answer.put_bytes(std::as_bytes(std::span{&devices, 1}));
+    send(answer.bytes());
+    return error;
+  }
+
+  caf::error be(const worker_setup& what, std::int32_t& devices) {
+    std::shared_ptr<backend> executes;
+    if (what.backend == "host") {
+      executes = make_host_backend(what.host);
+    } else {
+      auto cuda = make_cuda_backend();
+      if (!cuda)
+        return cuda.error();
+      executes = std::move(*cuda);
+    }
+    devices = executes->device_count();
+    if (devices == 0)
+      return {};
+    auto* area = std::launder(reinterpret_cast<link_area*>(parent_.area().data()));
+    if (parent_.area().size() < sizeof(link_area))
+      return make_error(errc::internal, "the parent shares too little memory");
+    service_options options;
+    options.device = what.device;
+    options.spin = std::chrono::nanoseconds{what.spin_ns};
+    options.send = [this](std::span<const std::byte> x) { send(x); };
+    options.on_fault = [this](const caf::error& why) { end_with(why); };
+    service_.emplace(std::move(executes), *area, std::move(options));
+    return service_->open();
+  }
+
+  void send(std::span<const std::byte> message) {
+    std::lock_guard lock{sending_};
+    if (auto error = parent_.socket().send(message))
+      log(log_level::warning, "a reply did not reach the parent", error);
+  }
+
+  void receive_all() {
+    std::vector<std::byte> buffer(message_bytes);
+    for (;;) {
+      auto got = parent_.socket().receive(buffer, 1);
+      if (!got) {
+        log(log_level::warning, "a message of the parent's was lost", got.error());
+        continue;
+      }
+      if (got->what != received::kind::message)
+        return;
+      std::optional<file_descriptor> descriptor;
+      if (!got->descriptors.empty())
+        descriptor = std::move(got->descriptors.front());
+      service_->received(std::span{buffer}.first(got->size_bytes), std::move(descriptor));
+    }
+  }
+
+  /// What CUDA has left in this process is of no use, and its destructors may not return.
+  [[noreturn]] void end_with(const caf::error& why) {
+    parent_.report_failure(static_cast<std::int32_t>(code_of(why).value_or(errc::internal)),
+                           describe(why));
+    ::_exit(failed_status);
+  }
+
+  int refuse(const caf::error& why) {
+    parent_.report_failure(static_cast<std::int32_t>(code_of(why).value_or(errc::internal)),
+                           describe(why));
+    return failed_status;
+  }
+
+  worker_parent parent_;
+  std::mutex sending_;
+  std::optional<worker_service> service_;
+};
+
+} // namespace
+
+} // namespace detail
+
+std::optional<int> worker_main(int argc, char** argv) {
+  detail::set_own_worker();
+  const detail::worker_parent::arguments arguments{argv, static_cast<std::size_t>(argc)};
+  if (!detail::worker_parent::is_worker(arguments))
+    return std::nullopt;
+  auto parent = detail::worker_parent::attach(arguments);
+  if (!parent) {
+    detail::log(log_level::error, "a worker could not meet its parent", parent.error());
+    return detail::failed_status;
+  }
+  return detail::worker{std::move(*parent)}.run();
+}
+
+caf::expected<std::shared_ptr<backend>> make_worker_backend(worker_backend_options options) {
+  if (options.backend != "cuda" && options.backend != "host")
+    return make_error(errc::invalid_argument,
+                      "workers execute with cuda or host, not " + options.backend);
+  auto name = options.backend;
+  auto pool = detail::process_pool::create(std::move(options));
+  if (!pool)
+    return pool.error();
+  return std::shared_ptr<backend>{
+      std::make_shared<detail::worker_backend>(std::move(*pool), std::move(name))};
+}
+
+} // namespace troupe

@@ -1,0 +1,586 @@
+#include "worker/worker_service.hpp"
+
+#include "core/buffer.hpp"
+#include "core/device_state.hpp"
+#include "core/log.hpp"
+#include "core/spin.hpp"
+#include <troupe/launch.hpp>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+
+using clock = std::chrono::steady_clock;
+
+/// How many commands are executed before it looks at events again.
+constexpr int batch = 32;
+/// With work in flight, no signal from the backend and no leave to spin.
+constexpr std::chrono::microseconds poll_interval{50};
+constexpr std::chrono::milliseconds doze{100};
+
+void* at(std::uint64_t address) noexcept { return reinterpret_cast<void*>(address); }
+
+caf::error malformed() { return make_error(errc::internal, "a command could not be read"); }
+
+caf::error no_such(const char* what) {
+  return make_error(errc::internal, std::string{"the worker has no such "} + what);
+}
+
+/// What a registered launch gets in a worker.
+class service_context final : public launch_context {
+public:
+  service_context(backend_device& on, int ordinal, stream_view stream)
+      : on_(on), ordinal_(ordinal), stream_(stream) {}
+
+  int device() const noexcept override { return ordinal_; }
+  CUstream_st* cuda_stream() const noexcept override {
+    return on_.runs_cuda() ? static_cast<CUstream_st*>(stream_.native) : nullptr;
+  }
+  caf::error run_on_host(std::function<void()> f) override {
+    auto kept = std::make_unique<std::function<void()>>(std::move(f));
+    auto error = on_.launch_host(
+        stream_,
+        [](void* x) {
+          std::unique_ptr<std::function<void()>> mine{static_cast<std::function<void()>*>(x)};
+          (*mine)();
+        },
+        kept.get());
+    if (!error)
+      static_cast<void>(kept.release()); // the stream's; after a fault it goes with the process
+    return error;
+  }
+
+private:
+  backend_device& on_;
+  int ordinal_;
+  stream_view stream_;
+};
+
+} // namespace
+
+worker_service::worker_service(std::shared_ptr<backend> executes, link_area& area,
+                               service_options options)
+    : executes_(std::move(executes)), area_(area), options_(std::move(options)),
+      ring_(area.words, area.commands), state_(std::make_shared<device_state>(0, options_.device)),
+      events_(link_area::event_count) {
+  state_->publish();
+}
+
+worker_service::~worker_service() {
+  std::unique_lock lock{mutex_};
+  jobs_over_.wait(lock, [this] { return jobs_ == 0; });
+}
+
+void worker_service::stop() noexcept {
+  stopped_.store(true);
+  ring_.wake_reader();
+}
+
+caf::error worker_service::open() noexcept {
+  auto device = executes_->open(options_.device);
+  if (!device)
+    return device.error();
+  device_ = std::move(*device);
+  signals_ = device_->signals_completion();
+  device_->set_completion_signal([this] {
+    completed_.store(true, std::memory_order_release);
+    ring_.wake_reader();
+  });
+  return {};
+}
+
+void worker_service::run() noexcept {
+  while (!stopped_.load(std::memory_order_relaxed)) {
+    bool worked = execute_some();
+    worked |= poll();
+    idle(worked);
+  }
+  {
+    // They may be at the device.
+    std::unique_lock lock{mutex_};
+    jobs_over_.wait(lock, [this] { return jobs_ == 0; });
+  }
+  device_.reset();
+}
+
+// -- commands
+
+bool worker_service::execute_some() noexcept {
+  command_head head;
+  std::span<const std::byte> body;
+  bool worked = false;
+  for (int i = 0; i < batch && !stopped_.load(std::memory_order_relaxed) && ring_.peek(head, body);
+       ++i) {
+    execute(head, body);
+    ring_.pop(head);
+    worked = true;
+  }
+  return worked;
+}
+
+void worker_service::execute(const command_head& head, std::span<const std::byte> body) noexcept {
+  wire_reader reader{body};
+  wire_writer result;
+  const auto what = static_cast<command>(head.kind);
+  auto error = serve(what, reader, result);
+  if (!error && !reader.ok())
+    error = malformed();
+  if (head.wants_reply != 0)
+    reply(head.number, error, result);
+  auto code = code_of(error);
+  // Nobody waits for a record's answer: what it would have told is told by the end of the process.
+  if (error && (what == command::record || (code && severity_of(*code) == severity::process)))
+    fault(error);
+}
+
+void worker_service::fault(const caf::error& why) noexcept {
+  stopped_.store(true);
+  options_.on_fault(why);
+}
+
+void worker_service::reply(std::uint64_t number, const caf::error& error,
+                           const wire_writer& result) noexcept {
+  wire_writer all;
+  put(all, error);
+  const auto head = all.bytes();
+  auto more = result.bytes();
+  if (error)
+    more = {};
+  if (head.size() + more.size() > area_.reply.size()) {
+    wire_writer instead;
+    return reply(number, make_error(errc::internal, "a reply that is too long"), instead);
+  }
+  std::copy(head.begin(), head.end(), area_.reply.begin());
+  std::copy(more.begin(), more.end(),
+            area_.reply.begin() + static_cast<std::ptrdiff_t>(head.size()));
+  area_.reply_size.store(static_cast<std::uint32_t>(head.size() + more.size()),
+                         std::memory_order_relaxed);
+  area_.replied.store(number, std::memory_order_release);
+  area_.to_asker.ring_sleepers();
+}
+
+worker_service::service_stream* worker_service::find_stream(stream_id id) noexcept {
+  auto i = streams_.find(id);
+  return i != streams_.end() ? &i->second : nullptr;
+}
+
+stream_view worker_service::native(stream_id id) noexcept {
+  auto* x = find_stream(id);
+  return x != nullptr ? x->native : stream_view{};
+}
+
+std::byte* worker_service::host_address(const shared_place& x, std::size_t size_bytes) {
+  std::lock_guard lock{mutex_};
+  auto i = segments_.find(x.segment);
+  if (i == segments_.end())
+    return nullptr;
+  auto bytes = i->second.bytes();
+  return x.offset <= bytes.size() && size_bytes <= bytes.size() - x.offset ? bytes.data() + x.offset
+                                                                           : nullptr;
+}
+
+caf::error worker_service::serve(command what, wire_reader& body, wire_writer& result) {
+  auto address = [&](caf::expected<void*> x) {
+    if (!x)
+      return x.error();
+    result.put(reinterpret_cast<std::uint64_t>(*x));
+    return caf::error{};
+  };
+  switch (what) {
+  case command::bind: {
+    if (auto error = device_->bind())
+      return error;
+    auto properties = device_->properties();
+    if (!properties)
+      return properties.error();
+    put(result, *properties);
+    return {};
+  }
+  case command::memory: {
+    auto memory = device_->memory();
+    if (!memory)
+      return memory.error();
+    result.put(*memory);
+    return {};
+  }
+  case command::open_memory:
+    return device_->open_memory();
+  case command::close_memory:
+    return device_->close_memory();
+  case command::allocate: {
+    const auto x = body.get<allocate_args>();
+    return address(device_->allocate(x.size_bytes, native(x.stream)));
+  }
+  case command::deallocate: {
+    const auto x = body.get<deallocate_args>();
+    return device_->deallocate(at(x.address), native(x.stream));
+  }
+  case command::allocate_symmetric:
+    return address(device_->allocate_symmetric(body.get<std::uint64_t>()));
+  case command::stop:
+    stopped_.store(true);
+    return {};
+  case command::connect:
+  case command::enqueue:
+  case command::register_window:
+  case command::deregister_window:
+  case command::asynchronous_error:
+    return serve_communicator(what, body);
+  default:
+    return serve_stream(what, body, result);
+  }
+}
+
+caf::error worker_service::serve_stream(command what, wire_reader& body, wire_writer& result) {
+  switch (what) {
+  case command::create_stream: {
+    auto made = device_->create_stream();
+    if (!made)
+      return made.error();
+    streams_[++last_stream_].native = *made;
+    result.put(last_stream_);
+    return {};
+  }
+  case command::destroy_stream: {
+    const auto id = body.get<stream_id>();
+    const auto stream = native(id);
+    streams_.erase(id);
+    return device_->destroy_stream(stream);
+  }
+  case command::record:
+    return record(body.get<record_args>());
+  case command::wait_event: {
+    const auto x = body.get<wait_event_args>();
+    if (x.event >= events_.size())
+      return no_such("event");
+    return events_[x.event].native != nullptr ? device_->wait(native(x.stream), events_[x.event])
+                                              : caf::error{};
+  }
+  case command::wait_word: {
+    const auto x = body.get<wait_word_args>();
+    auto* word = host_address(x.word, sizeof(std::uint64_t));
+    if (word == nullptr)
+      return no_such("host memory");
+    return device_->wait_word(
+        native(x.stream), reinterpret_cast<const std::atomic<std::uint64_t>*>(word), x.at_least);
+  }
+  case command::copy: {
+    const auto x = body.get<copy_args>();
+    auto* target = at(x.target);
+    auto* source = at(x.source);
+    if (x.direction != copy_direction::device_to_device && x.size_bytes > 0) {
+      auto* host = host_address(x.host, x.size_bytes);
+      if (host == nullptr)
+        return no_such("host memory");
+      (x.direction == copy_direction::host_to_device ? source : target) = host;
+    }
+    return device_->copy(target, source, x.size_bytes, x.direction, native(x.stream));
+  }
+  case command::fill: {
+    const auto x = body.get<fill_args>();
+    if (x.pattern_bytes > sizeof x.pattern)
+      return malformed();
+    return device_->fill(at(x.target), std::span{x.pattern, x.pattern_bytes}, x.count,
+                         native(x.stream));
+  }
+  case command::launch:
+    return launch(body);
+  default:
+    return malformed();
+  }
+}
+
+caf::error worker_service::record(const record_args& x) {
+  auto* stream = find_stream(x.stream);
+  if (stream == nullptr || x.event >= events_.size())
+    return no_such("stream or event");
+  auto& event = events_[x.event];
+  if (event.native == nullptr) {
+    auto made = device_->create_event();
+    if (!made)
+      return made.error();
+    event = *made;
+  }
+  if (auto error = device_->record(event, stream->native))
+    return error;
+  stream->in_flight.push_back({x.event, x.number, stream->last});
+  return {};
+}
+
+caf::error worker_service::launch(wire_reader& body) {
+  const auto x = get_launch(body);
+  if (!body.ok())
+    return malformed();
+  auto function = find_launch(x.name);
+  if (!function)
+    return make_error(errc::invalid_argument,
+                      "no launch is registered in the worker as \"" + x.name + "\"");
+  auto refs = [this](const std::vector<launch_memory>& all) {
+    std::vector<any_gpu_ref> result;
+    for (auto& y : all)
+      result.emplace_back(state_->make_buffer(y.address, y.count * size_of(y.type), [](void*) {}),
+                          y.type, 0, y.count);
+    return result;
+  };
+  service_context context{*device_, options_.device, native(x.stream)};
+  caf::error error;
+  try {
+    error = function(context, refs(x.reads), refs(x.writes), x.arguments);
+    if (!error || code_of(error) == errc::device_fault)
+      return error;
+    error = make_error(errc::launch_failed, troupe::describe(error));
+  } catch (const std::exception& e) {
+    error = make_error(errc::launch_failed, e.what());
+  } catch (...) {
+    error =
+        make_error(errc::launch_failed, "the callable threw something that is no std::exception");
+  }
+  return error;
+}
+
+/// It stays until the parent ends it, which it does when no call is made on it any more.
+backend_communicator* worker_service::find(communicator_key key) {
+  std::lock_guard lock{mutex_};
+  auto i = communicators_.find(key);
+  return i != communicators_.end() ? i->second.front().get() : nullptr;
+}
+
+/// Of one whose work may still be in a stream when it ends.
+bool worker_service::has_error(communicator_key key) {
+  std::lock_guard lock{mutex_};
+  auto i = communicators_.find(key);
+  return i != communicators_.end() && i->second.front()->asynchronous_error();
+}
+
+caf::error worker_service::serve_communicator(command what, wire_reader& body) {
+  auto with = [this](communicator_key key, auto f) {
+    auto* rank = find(key);
+    return rank != nullptr ? f(*rank)
+                           : make_error(errc::communicator_dead, "its communicator has ended");
+  };
+  switch (what) {
+  case command::connect: {
+    const auto x = body.get<connect_args>();
+    return with(x.communicator, [&](auto& rank) { return rank.connect(native(x.stream), x.what); });
+  }
+  case command::enqueue:
+    return enqueue(body);
+  case command::register_window: {
+    const auto x = body.get<window_args>();
+    return with(x.communicator, [&](auto& rank) {
+      return rank.register_window(at(x.address), x.size_bytes, native(x.stream));
+    });
+  }
+  case command::deregister_window: {
+    const auto x = body.get<window_args>();
+    return with(x.communicator, [&](auto& rank) { return rank.deregister_window(at(x.address)); });
+  }
+  default:
+    return with(body.get<communicator_key>(), [](auto& rank) { return rank.asynchronous_error(); });
+  }
+}
+
+caf::error worker_service::enqueue(wire_reader& body) {
+  const auto x = body.get<enqueue_args>();
+  auto* stream = find_stream(x.stream);
+  auto* rank = find(x.communicator);
+  if (rank == nullptr)
+    return make_error(errc::communicator_dead, "its communicator has ended");
+  if (stream == nullptr || x.calls == 0)
+    return malformed();
+  // What a call points to stays where it is.
+  std::deque<received_call> received;
+  std::vector<collective_call> calls;
+  for (std::uint32_t i = 0; i < x.calls; ++i) {
+    if (!get(body, received.emplace_back()))
+      return malformed();
+    calls.push_back(received.back().call);
+  }
+  stream->last = x.communicator;
+  return rank->enqueue(calls, stream->native);
+}
+
+// -- events
+
+bool worker_service::poll() noexcept {
+  if (signals_ && !completed_.exchange(false, std::memory_order_acq_rel))
+    return false;
+  bool worked = false;
+  for (auto& [id, stream] : streams_)
+    while (!stream.in_flight.empty()) {
+      auto& x = stream.in_flight.front();
+      auto done = device_->query(events_[x.event]);
+      if (!done) {
+        fault(done.error()); // nobody can know any more what is done
+        return true;
+      }
+      if (!*done)
+        break;
+      if (x.of != 0 && has_error(x.of))
+        area_.communicator_errors.fetch_add(1, std::memory_order_release);
+      area_.done[x.event].store(x.record, std::memory_order_release);
+      stream.in_flight.pop_front();
+      worked = true;
+    }
+  return worked;
+}
+
+void worker_service::idle(bool worked) noexcept {
+  const bool busy = std::any_of(streams_.begin(), streams_.end(),
+                                [](auto& x) { return !x.second.in_flight.empty(); });
+  const auto now = options_.spin.count() != 0 || worked ? clock::now() : clock::time_point{};
+  if (worked)
+    awake_until_ = now + options_.spin;
+  const bool polls = busy && !signals_;
+  if (options_.spin.count() != 0 && (polls || now < awake_until_)) {
+    pause();
+    return;
+  }
+  if (worked)
+    return;
+  ring_.wait_for_command(polls ? std::chrono::nanoseconds{poll_interval} : doze, [this] {
+    return stopped_.load(std::memory_order_relaxed) || completed_.load(std::memory_order_acquire);
+  });
+}
+
+// -- requests by the socket
+
+void worker_service::run_job(std::function<void()> job) {
+  {
+    std::lock_guard lock{mutex_};
+    ++jobs_;
+  }
+  std::thread{[this, job = std::move(job)] {
+    job();
+    std::lock_guard lock{mutex_};
+    if (--jobs_ == 0)
+      jobs_over_.notify_all();
+  }}.detach();
+}
+
+void worker_service::answer(const control_head& head, const caf::error& error,
+                            std::span<const std::byte> result) noexcept {
+  wire_writer message;
+  message.put(head);
+  put(message, error);
+  if (!error)
+    message.put_bytes(result);
+  options_.send(message.bytes());
+}
+
+void worker_service::received(std::span<const std::byte> message,
+                              std::optional<file_descriptor> descriptor) noexcept {
+  wire_reader reader{message};
+  const auto head = reader.get<control_head>();
+  if (!reader.ok())
+    return log(log_level::warning, "a message of the parent's was too short");
+  serve_control(head, message.subspan(sizeof head), std::move(descriptor));
+}
+
+void worker_service::serve_control(const control_head& head, std::span<const std::byte> body,
+                                   std::optional<file_descriptor> descriptor) {
+  wire_reader reader{body};
+  auto bytes_of = [](const auto& x) { return std::as_bytes(std::span{&x, 1}); };
+  switch (head.kind) {
+  case control::set_up:
+    break; // only once
+  case control::peer_link: {
+    const auto from = reader.get<std::int32_t>();
+    const auto to = reader.get<std::int32_t>();
+    return run_job([this, head, from, to, bytes_of] {
+      auto link = executes_->link(from, to);
+      if (!link)
+        return answer(head, link.error());
+      answer(head, {}, bytes_of(*link));
+    });
+  }
+  case control::make_communicator_id: {
+    auto id = executes_->make_communicator_id();
+    if (!id)
+      return answer(head, id.error());
+    return answer(head, {}, bytes_of(*id));
+  }
+  case control::build: {
+    const auto what = reader.get<build_args>();
+    if (!reader.ok())
+      return answer(head, malformed());
+    return run_job([this, head, what, bytes_of] {
+      communicator_key key = 0;
+      auto error = build(what, key);
+      answer(head, error, bytes_of(key));
+    });
+  }
+  case control::abort:
+  case control::destroy: {
+    const auto key = reader.get<communicator_key>();
+    return run_job([this, head, key] { answer(head, end(head.kind, key)); });
+  }
+  case control::map:
+    return answer(head, map(reader.get<map_args>(), std::move(descriptor)));
+  case control::unmap:
+    return answer(head, unmap(reader.get<std::uint64_t>()));
+  }
+  answer(head, malformed());
+}
+
+caf::error worker_service::build(const build_args& what, communicator_key& key) {
+  const local_rank mine{what.rank, what.device};
+  auto ranks = executes_->build(what.id, what.size, {&mine, 1});
+  if (!ranks)
+    return ranks.error();
+  if (ranks->size() != 1)
+    return make_error(errc::internal, "not the one rank that was asked for");
+  std::lock_guard lock{mutex_};
+  key = ++last_communicator_;
+  communicators_.emplace(key, std::move(*ranks));
+  return {};
+}
+
+caf::error worker_service::end(control how, communicator_key key) {
+  communicator_ranks owner;
+  {
+    std::lock_guard lock{mutex_};
+    auto i = communicators_.find(key);
+    if (i == communicators_.end())
+      return no_such("communicator");
+    owner = std::move(i->second);
+    communicators_.erase(i);
+  }
+  auto error = how == control::abort ? executes_->abort(std::move(owner))
+                                     : executes_->destroy(std::move(owner));
+  if (auto code = code_of(error); code && severity_of(*code) == severity::process)
+    fault(error);
+  return error;
+}
+
+caf::error worker_service::map(const map_args& what, std::optional<file_descriptor> descriptor) {
+  if (!descriptor)
+    return make_error(errc::invalid_argument, "no descriptor came with the memory");
+  auto memory = shared_memory::attach(std::move(*descriptor), what.size_bytes);
+  if (!memory)
+    return memory.error();
+  if (auto error = device_->register_pinned(memory->bytes().data(), memory->bytes().size()))
+    return error;
+  std::lock_guard lock{mutex_};
+  segments_.insert_or_assign(what.segment, std::move(*memory));
+  return {};
+}
+
+caf::error worker_service::unmap(std::uint64_t segment) {
+  std::optional<shared_memory> gone;
+  {
+    std::lock_guard lock{mutex_};
+    auto i = segments_.find(segment);
+    if (i == segments_.end())
+      return no_such("host memory");
+    gone = std::move(i->second);
+    segments_.erase(i);
+  }
+  return device_->unregister_pinned(gone->bytes().data());
+}
+
+} // namespace troupe::detail

@@ -1,0 +1,117 @@
+/// What a worker does for its parent: drives the one device that it has.
+#pragma once
+
+#include "worker/link_area.hpp"
+#include "worker/protocol.hpp"
+#include "worker/shared_memory.hpp"
+#include <troupe/backend.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+namespace troupe::detail {
+
+class device_state;
+
+struct service_options {
+  int device = 0;                   ///< ordinal
+  std::chrono::nanoseconds spin{0}; ///< how long it stays awake after its last work
+  /// Sends a reply to the parent. @thread any
+  std::function<void(std::span<const std::byte>)> send;
+  /// Its device's work is lost for good: the process is to end. Does not return, or ends `run`.
+  std::function<void(const caf::error&)> on_fault;
+};
+
+class worker_service {
+public:
+  worker_service(std::shared_ptr<backend> executes, link_area& area, service_options options);
+  ~worker_service();
+
+  /// Before `run`, and before anything is `received`.
+  /// @errors errc::invalid_argument: there is no such device; errc::unavailable
+  caf::error open() noexcept;
+  /// Executes commands until the parent says that there are no more, or somebody `stop`s it.
+  void run() noexcept;
+  /// @thread any
+  void stop() noexcept;
+
+  /// A message of the parent's, with its descriptor. @thread one at a time
+  void received(std::span<const std::byte> message,
+                std::optional<file_descriptor> descriptor) noexcept;
+
+private:
+  struct outstanding {
+    std::uint64_t event;
+    std::uint64_t record;
+    communicator_key of; ///< 0: of none
+  };
+  struct service_stream {
+    stream_view native;
+    std::deque<outstanding> in_flight;
+    communicator_key last = 0; ///< whose work came last
+  };
+
+  bool execute_some() noexcept;
+  void execute(const command_head& head, std::span<const std::byte> body) noexcept;
+  caf::error serve(command what, wire_reader& body, wire_writer& result);
+  caf::error serve_stream(command what, wire_reader& body, wire_writer& result);
+  caf::error serve_communicator(command what, wire_reader& body);
+  caf::error record(const record_args& x);
+  caf::error launch(wire_reader& body);
+  caf::error enqueue(wire_reader& body);
+  bool poll() noexcept;
+  void idle(bool worked) noexcept;
+  void reply(std::uint64_t number, const caf::error& error, const wire_writer& result) noexcept;
+  void fault(const caf::error& why) noexcept;
+
+  service_stream* find_stream(stream_id id) noexcept;
+  stream_view native(stream_id id) noexcept;
+  backend_communicator* find(communicator_key key);
+  bool has_error(communicator_key key);
+  std::byte* host_address(const shared_place& x, std::size_t size_bytes);
+
+  void serve_control(const control_head& head, std::span<const std::byte> body,
+                     std::optional<file_descriptor> descriptor);
+  void answer(const control_head& head, const caf::error& error,
+              std::span<const std::byte> result = {}) noexcept;
+  caf::error build(const build_args& what, communicator_key& key);
+  caf::error end(control how, communicator_key key);
+  caf::error map(const map_args& what, std::optional<file_descriptor> descriptor);
+  caf::error unmap(std::uint64_t segment);
+  void run_job(std::function<void()> job);
+
+  const std::shared_ptr<backend> executes_;
+  link_area& area_;
+  const service_options options_;
+  command_ring ring_;
+  std::unique_ptr<backend_device> device_;
+  std::shared_ptr<device_state> state_; ///< for the handles that registered launches get
+  std::atomic<bool> stopped_{false};
+  std::atomic<bool> completed_{false}; ///< the backend said that something is done
+  bool signals_ = false;
+  std::chrono::steady_clock::time_point awake_until_{};
+  std::unordered_map<stream_id, service_stream> streams_;
+  stream_id last_stream_ = 0;
+  std::vector<event_view> events_; ///< by number
+
+  std::mutex mutex_;
+  std::condition_variable jobs_over_;
+  std::size_t jobs_ = 0;
+  communicator_key last_communicator_ = 0;
+  std::unordered_map<communicator_key, communicator_ranks> communicators_; ///< of one rank each
+  std::map<std::uint64_t, shared_memory> segments_;
+};
+
+} // namespace troupe::detail
