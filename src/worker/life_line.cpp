@@ -56,13 +56,17 @@ caf::error life_line::holder::error() const {
                      : system_failure("set_robust_list", errno_, "a life line cannot be held");
 }
 
+std::optional<life_end> life_line::end_of(word x) noexcept {
+  if ((x & FUTEX_OWNER_DIED) != 0)
+    return life_end::died;
+  return (x & FUTEX_TID_MASK) == 0 ? std::optional{life_end::let_go} : std::nullopt;
+}
+
 life_end life_line::wait_for_end(const std::atomic<bool>& stop) const noexcept {
   while (true) {
     const auto seen = word_.load(std::memory_order_acquire);
-    if ((seen & FUTEX_OWNER_DIED) != 0)
-      return life_end::died;
-    if ((seen & FUTEX_TID_MASK) == 0)
-      return life_end::let_go;
+    if (const auto end = end_of(seen))
+      return *end;
     if (stop.load())
       return life_end::stopped;
     if (::syscall(SYS_futex, &word_, FUTEX_WAIT, seen, &look_again_after, nullptr, 0) != 0 &&

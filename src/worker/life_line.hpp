@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <type_traits>
 
 #include <linux/futex.h>
@@ -54,6 +55,11 @@ public:
   /// Somebody holds it, or did.
   bool was_held() const noexcept { return word_.load(std::memory_order_acquire) != 0; }
 
+  /// None while it is held. It must have been.
+  std::optional<life_end> end() const noexcept {
+    return end_of(word_.load(std::memory_order_acquire));
+  }
+
   /// Returns at its end. It must have been held, and nobody else may wait.
   /// `stop`: see `wake`
   life_end wait_for_end(const std::atomic<bool>& stop) const noexcept;
@@ -65,6 +71,8 @@ private:
   using word = std::uint32_t;
   static_assert(std::atomic<word>::is_always_lock_free &&
                 sizeof(std::atomic<word>) == sizeof(word));
+
+  static std::optional<life_end> end_of(word x) noexcept;
 
   /// 0: never held. As the kernel wants it: the thread's number while it is held, and
   /// FUTEX_OWNER_DIED afterwards. FUTEX_WAITERS alone: let go.

@@ -534,25 +534,21 @@ bool worker_process::state::reap() noexcept {
 }
 
 void worker_process::state::watch_line() {
-  switch (page_.worker_line.wait_for_end(stop_line_)) {
-  case life_end::died:
+  if (page_.worker_line.wait_for_end(stop_line_) != life_end::stopped)
     note_end(noticed_by::life_line, end_cause::died);
-    break;
-  case life_end::let_go:
-    note_end(noticed_by::life_line, end_cause::let_go);
-    break;
-  case life_end::stopped:
-    break;
-  }
   over(line_is_over_);
 }
 
-/// Only the first counts.
+/// Only the first counts. Whatever was seen: where the life line tells of the end, it tells best.
 void worker_process::state::note_end(noticed_by by, end_cause cause) {
   const auto now = clock::now();
   std::unique_lock lock{mutex_};
   if (phase_ != phase::started || end_)
     return;
+  if (const auto line = page_.worker_line.end()) {
+    by = noticed_by::life_line;
+    cause = *line == life_end::let_go ? end_cause::let_go : end_cause::died;
+  }
   const auto end =
       end_.emplace(worker_end{is_killed_ ? why_killed_ : cause, by, now, page_.report.read()});
   auto tell = std::exchange(listener_.ended, nullptr);

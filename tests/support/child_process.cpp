@@ -29,6 +29,8 @@ using clock = std::chrono::steady_clock;
 constexpr std::string_view child_flag = "--troupe-child=";
 constexpr int report_fd = 3;
 
+std::span<char* const> given_arguments;
+
 std::map<std::string, child_scenario, std::less<>>& scenarios() {
   static std::map<std::string, child_scenario, std::less<>> all;
   return all;
@@ -115,7 +117,7 @@ class process {
 public:
   process(const std::string& scenario, const std::vector<std::string>& environment,
           const spawn_actions& actions) {
-    std::vector<std::string> arguments{"/proc/self/exe", std::string{child_flag} + scenario};
+    std::vector<std::string> arguments{"/proc/self/exe", child_argument(scenario)};
     auto variables = environment_with(environment);
     const int code = ::posix_spawn(&id_, "/proc/self/exe", actions.get(), nullptr,
                                    pointers_to(arguments).data(), pointers_to(variables).data());
@@ -225,14 +227,21 @@ bool register_child(const char* name, child_scenario run) {
   return true;
 }
 
+std::string child_argument(const std::string& scenario) {
+  return std::string{child_flag} + scenario;
+}
+
+std::span<char* const> main_arguments() { return given_arguments; }
+
 std::optional<int> run_as_child(int argc, char** argv) {
-  if (argc != 2 || !std::string_view{argv[1]}.starts_with(child_flag))
+  if (argc < 2 || !std::string_view{argv[1]}.starts_with(child_flag))
     return std::nullopt;
   const auto found = scenarios().find(std::string_view{argv[1]}.substr(child_flag.size()));
   if (found == scenarios().end()) {
     std::fprintf(stderr, "there is no such child: %s\n", argv[1]);
     return 125;
   }
+  given_arguments = {argv, static_cast<std::size_t>(argc)};
   try {
     const int status = found->second();
     return ::testing::UnitTest::GetInstance()->ad_hoc_test_result().Failed() ? 123 : status;

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -20,6 +21,12 @@ bool register_child(const char* name, child_scenario run);
 
 /// For the main function: in a child, runs the scenario that it was started for.
 std::optional<int> run_as_child(int argc, char** argv);
+
+/// The first argument of a test binary that runs this scenario, however it is started.
+std::string child_argument(const std::string& scenario);
+
+/// In a child: what its main function got.
+std::span<char* const> main_arguments();
 
 /// In a child: tells the parent. `key` has no blank, neither has a line break.
 void tell(std::string_view key, std::string_view value = {});

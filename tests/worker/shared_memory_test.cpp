@@ -1,0 +1,87 @@
+// Memory that two processes see.
+
+#include "support/expect.hpp"
+#include "worker/shared_memory.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace troupe::testing {
+namespace {
+
+using detail::file_descriptor;
+using detail::shared_memory;
+
+file_descriptor copy_of(const shared_memory& x) {
+  return file_descriptor{::fcntl(x.descriptor(), F_DUPFD_CLOEXEC, 0)};
+}
+
+TEST(SharedMemory, IsZeroedAndSeenOnBothSides) {
+  auto ours = must(shared_memory::create(10'000));
+  ASSERT_EQ(ours.bytes().size(), 10'000u);
+  EXPECT_TRUE(std::all_of(ours.bytes().begin(), ours.bytes().end(),
+                          [](std::byte x) { return x == std::byte{0}; }));
+  auto theirs = must(shared_memory::attach(copy_of(ours), 10'000));
+  EXPECT_NE(ours.bytes().data(), theirs.bytes().data());
+  ours.bytes()[9'999] = std::byte{1};
+  theirs.bytes()[0] = std::byte{2};
+  EXPECT_EQ(theirs.bytes()[9'999], std::byte{1});
+  EXPECT_EQ(ours.bytes()[0], std::byte{2});
+}
+
+TEST(SharedMemory, MovesWithItsBytes) {
+  auto first = must(shared_memory::create(100));
+  auto* place = first.bytes().data();
+  shared_memory second{std::move(first)};
+  EXPECT_EQ(second.bytes().data(), place);
+  auto third = must(shared_memory::create(200));
+  third = std::move(second);
+  EXPECT_EQ(third.bytes().data(), place);
+  EXPECT_EQ(third.bytes().size(), 100u);
+  third.bytes()[99] = std::byte{1};
+}
+
+TEST(SharedMemory, NobodyCanChangeItsSize) {
+  auto memory = must(shared_memory::create(8192));
+  EXPECT_NE(::ftruncate(memory.descriptor(), 0), 0);
+  EXPECT_NE(::ftruncate(memory.descriptor(), 1 << 20), 0);
+  EXPECT_NE(::fcntl(memory.descriptor(), F_ADD_SEALS, F_SEAL_WRITE), 0);
+  struct stat found{};
+  ASSERT_EQ(::fstat(memory.descriptor(), &found), 0);
+  EXPECT_EQ(found.st_size, 8192);
+  EXPECT_EQ(found.st_mode & 0777, 0600u);
+  EXPECT_EQ(::fcntl(memory.descriptor(), F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
+}
+
+TEST(SharedMemory, RefusesWhatCannotBeRight) {
+  EXPECT_TRUE(has_code(shared_memory::create(0), errc::invalid_argument));
+  EXPECT_TRUE(has_code(shared_memory::create(~std::size_t{0}), errc::invalid_argument));
+  EXPECT_TRUE(has_code(shared_memory::create(std::size_t{1} << 62), errc::unavailable));
+  auto memory = must(shared_memory::create(8192));
+  EXPECT_TRUE(has_code(shared_memory::attach(copy_of(memory), 4096), errc::invalid_argument));
+  EXPECT_TRUE(has_code(shared_memory::attach(copy_of(memory), 16384), errc::invalid_argument));
+  EXPECT_TRUE(has_code(shared_memory::attach(copy_of(memory), 0), errc::invalid_argument));
+  EXPECT_TRUE(has_code(shared_memory::attach(file_descriptor{}, 8192), errc::invalid_argument));
+}
+
+TEST(SharedMemory, RefusesMemoryThatAPeerCouldShrink) {
+  file_descriptor loose{::memfd_create("loose", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
+  ASSERT_TRUE(loose);
+  ASSERT_EQ(::ftruncate(loose.get(), 4096), 0);
+  EXPECT_TRUE(has_code(shared_memory::attach(std::move(loose), 4096), errc::invalid_argument));
+  file_descriptor pipe_or_file{::open("/dev/null", O_RDWR | O_CLOEXEC)};
+  ASSERT_TRUE(pipe_or_file);
+  EXPECT_TRUE(
+      has_code(shared_memory::attach(std::move(pipe_or_file), 4096), errc::invalid_argument));
+}
+
+} // namespace
+} // namespace troupe::testing

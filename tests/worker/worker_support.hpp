@@ -1,0 +1,131 @@
+/// Workers of tests: the test binary itself, in a scenario that obeys to texts.
+#pragma once
+
+#include "support/child_process.hpp"
+#include "support/expect.hpp"
+#include "worker/worker_parent.hpp"
+#include "worker/worker_process.hpp"
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace troupe::testing {
+
+using namespace std::chrono_literals;
+using clock = std::chrono::steady_clock;
+
+/// What takes longer, is taken for a failure.
+inline constexpr std::chrono::seconds patience{30};
+
+inline double ms(clock::duration x) { return std::chrono::duration<double, std::milli>(x).count(); }
+
+inline detail::worker_options worker_of(const std::string& scenario) {
+  detail::worker_options result;
+  result.program = "/proc/self/exe";
+  result.arguments = {child_argument(scenario)};
+  result.hello_limit = patience;
+  return result;
+}
+
+/// A text with descriptors, as a message.
+struct note {
+  std::string text;
+  std::vector<detail::file_descriptor> descriptors;
+};
+
+inline void send_note(detail::message_socket& socket, std::string_view text,
+                      std::span<const int> descriptors = {}) {
+  must(socket.send(std::as_bytes(std::span{text}), descriptors, clock::now() + patience));
+}
+
+/// None at the end.
+inline std::optional<note> receive_note(detail::message_socket& socket) {
+  std::array<char, 4096> text;
+  auto got =
+      must(socket.receive(std::as_writable_bytes(std::span{text}),
+                          detail::message_socket::most_descriptors, clock::now() + patience));
+  if (got.what != detail::received::kind::message)
+    return std::nullopt;
+  return note{{text.data(), got.size_bytes}, std::move(got.descriptors)};
+}
+
+inline note answer(detail::message_socket& socket, std::string_view text,
+                   std::span<const int> descriptors = {}) {
+  send_note(socket, text, descriptors);
+  auto result = receive_note(socket);
+  if (!result)
+    throw std::runtime_error("no answer to " + std::string{text});
+  return std::move(*result);
+}
+
+inline detail::file_descriptor watch_of(pid_t id) {
+  detail::file_descriptor result{static_cast<int>(::syscall(SYS_pidfd_open, id, 0))};
+  if (!result)
+    throw std::runtime_error("pidfd_open: " + std::to_string(errno));
+  return result;
+}
+
+/// The descriptor has something to read: for that of a process, that it is no more.
+inline bool is_ready(const detail::file_descriptor& x, std::chrono::milliseconds limit) {
+  pollfd wanted{x.get(), POLLIN, 0};
+  int ready = 0;
+  do
+    ready = ::poll(&wanted, 1, static_cast<int>(limit.count()));
+  while (ready < 0 && errno == EINTR);
+  return ready > 0;
+}
+
+/// What the listener of a worker was told.
+class witness {
+public:
+  detail::worker_listener listener() {
+    return {[this](const detail::worker_end& x) { add(ends_, x); },
+            [this](const detail::worker_exit& x) { add(exits_, x); }};
+  }
+
+  detail::worker_end wait_end() { return wait(ends_); }
+  detail::worker_exit wait_exit() { return wait(exits_); }
+  /// How often it was told of an end, and of an exit.
+  std::pair<std::size_t, std::size_t> counts() {
+    std::lock_guard lock{mutex_};
+    return {ends_.size(), exits_.size()};
+  }
+
+private:
+  template <class T> void add(std::vector<T>& to, const T& x) {
+    std::lock_guard lock{mutex_};
+    to.push_back(x);
+    changed_.notify_all();
+  }
+  template <class T> T wait(const std::vector<T>& from) {
+    std::unique_lock lock{mutex_};
+    if (!changed_.wait_for(lock, patience, [&] { return !from.empty(); }))
+      throw std::runtime_error("the listener was not called");
+    return from.front();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<detail::worker_end> ends_;
+  std::vector<detail::worker_exit> exits_;
+};
+
+inline constexpr std::pair<std::size_t, std::size_t> once_each{1, 1};
+
+} // namespace troupe::testing
