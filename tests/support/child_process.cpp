@@ -8,6 +8,7 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <functional>
 #include <map>
 #include <sstream>
 #include <stdexcept>
@@ -77,6 +78,12 @@ public:
     if (const int code = ::posix_spawn_file_actions_init(&native_); code != 0)
       fail("posix_spawn_file_actions_init", code);
   }
+  spawn_actions(const pipe_end& out, const pipe_end& err, const pipe_end& report)
+      : spawn_actions() {
+    put(out, STDOUT_FILENO);
+    put(err, STDERR_FILENO);
+    put(report, report_fd); // last: it may overwrite one of the others
+  }
   ~spawn_actions() { ::posix_spawn_file_actions_destroy(&native_); }
   spawn_actions(const spawn_actions&) = delete;
   spawn_actions& operator=(const spawn_actions&) = delete;
@@ -140,6 +147,16 @@ public:
       std::perror("kill");
   }
 
+  /// Blocks until it is stopped.
+  void stop() {
+    siginfo_t info{};
+    if (::kill(id_, SIGSTOP) != 0)
+      fail("kill", errno);
+    while (::waitid(P_PID, static_cast<id_t>(id_), &info, WSTOPPED) != 0)
+      if (errno != EINTR)
+        fail("waitid", errno);
+  }
+
   /// Blocks until it is over.
   void wait() noexcept {
     watch_.join();
@@ -185,9 +202,10 @@ struct stream_of_text {
   }
 };
 
-/// Reads all of them to their ends; false if that is not before `until`.
-bool read_all(std::vector<stream_of_text*> streams, clock::time_point until) {
-  while (true) {
+/// Reads all of them until all have ended, or `enough`; false if that is not before `until`.
+bool read_all(std::vector<stream_of_text*> streams, clock::time_point until,
+              const std::function<bool()>& enough) {
+  while (!enough()) {
     std::erase_if(streams, [](const auto* x) { return !x->from.is_open(); });
     if (streams.empty())
       return true;
@@ -204,6 +222,7 @@ bool read_all(std::vector<stream_of_text*> streams, clock::time_point until) {
       if (wanted[i].revents != 0)
         streams[i]->take();
   }
+  return true;
 }
 
 std::vector<std::pair<std::string, std::string>> parsed(const std::string& text) {
@@ -303,36 +322,68 @@ std::string to_string(const child_end& x) {
   return text.str();
 }
 
+struct running_child::state {
+  state(const std::string& scenario, const std::vector<std::string>& environment)
+      : state(scenario, environment, make_channel(), make_channel(), make_channel()) {}
+
+  state(const std::string& scenario, const std::vector<std::string>& environment, channel to_out,
+        channel to_err, channel to_report)
+      : begun(clock::now()),
+        child(scenario, environment, {to_out.write, to_err.write, to_report.write}),
+        out{std::move(to_out.read), {}}, err{std::move(to_err.read), {}},
+        report{std::move(to_report.read), {}} {}
+
+  bool read_until(clock::time_point until, const std::function<bool()>& enough) {
+    return read_all({&out, &err, &report}, until, enough);
+  }
+
+  clock::time_point begun;
+  process child;
+  stream_of_text out;
+  stream_of_text err;
+  stream_of_text report;
+};
+
+running_child::running_child(const std::string& scenario,
+                             const std::vector<std::string>& environment)
+    : state_(std::make_unique<state>(scenario, environment)) {}
+
+running_child::~running_child() = default;
+
+bool running_child::wait_told(std::string_view key, std::chrono::nanoseconds limit) {
+  const auto was_told = [&] {
+    const auto told = parsed(state_->report.text);
+    return std::any_of(told.begin(), told.end(), [&](const auto& x) { return x.first == key; });
+  };
+  return state_->read_until(clock::now() + limit, was_told) && was_told();
+}
+
+void running_child::stop() { state_->child.stop(); }
+
+void running_child::kill() { state_->child.kill(); }
+
+child_end running_child::wait(std::chrono::nanoseconds limit) {
+  auto& x = *state_;
+  child_end result;
+  result.begun = x.begun;
+  result.in_time = x.read_until(clock::now() + limit, [] { return false; });
+  if (!result.in_time)
+    x.child.kill();
+  x.child.wait();
+  result.over = x.child.over();
+  if (WIFEXITED(x.child.status()))
+    result.status = WEXITSTATUS(x.child.status());
+  else if (WIFSIGNALED(x.child.status()))
+    result.signal = WTERMSIG(x.child.status());
+  result.out = std::move(x.out.text);
+  result.err = std::move(x.err.text);
+  result.told = parsed(x.report.text);
+  return result;
+}
+
 child_end run_child(const std::string& scenario, std::chrono::nanoseconds limit,
                     const std::vector<std::string>& environment) {
-  auto out = make_channel();
-  auto err = make_channel();
-  auto report = make_channel();
-  spawn_actions actions;
-  actions.put(out.write, STDOUT_FILENO);
-  actions.put(err.write, STDERR_FILENO);
-  actions.put(report.write, report_fd); // last: it may overwrite one of the others
-  child_end result;
-  result.begun = clock::now();
-  process child{scenario, environment, actions};
-  for (auto* x : {&out, &err, &report})
-    x->write.close();
-  stream_of_text from_out{std::move(out.read), {}};
-  stream_of_text from_err{std::move(err.read), {}};
-  stream_of_text from_report{std::move(report.read), {}};
-  result.in_time = read_all({&from_out, &from_err, &from_report}, result.begun + limit);
-  if (!result.in_time)
-    child.kill();
-  child.wait();
-  result.over = child.over();
-  if (WIFEXITED(child.status()))
-    result.status = WEXITSTATUS(child.status());
-  else if (WIFSIGNALED(child.status()))
-    result.signal = WTERMSIG(child.status());
-  result.out = std::move(from_out.text);
-  result.err = std::move(from_err.text);
-  result.told = parsed(from_report.text);
-  return result;
+  return running_child{scenario, environment}.wait(limit);
 }
 
 } // namespace troupe::testing

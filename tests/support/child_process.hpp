@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -57,8 +58,35 @@ struct child_end {
 /// For messages of tests: all that is known.
 std::string to_string(const child_end& x);
 
+/// A child that runs beside the test. It is killed if nobody waits for it.
+class running_child {
+public:
+  /// Starts a scenario. `environment`: more of it, as "NAME=value".
+  /// @throws std::runtime_error where there is no such child, or the system refuses one; so do
+  /// those
+  ///         below where it refuses
+  explicit running_child(const std::string& scenario,
+                         const std::vector<std::string>& environment = {});
+  ~running_child();
+  running_child(const running_child&) = delete;
+  running_child& operator=(const running_child&) = delete;
+
+  /// Blocks until it has told `key`. False: it has not after `limit`, or is over.
+  bool wait_told(std::string_view key, std::chrono::nanoseconds limit);
+  /// SIGSTOP; blocks until it is stopped.
+  void stop();
+  /// SIGKILL
+  void kill();
+  /// Blocks until it is over; after `limit` it is killed.
+  child_end wait(std::chrono::nanoseconds limit);
+
+private:
+  struct state;
+  std::unique_ptr<state> state_;
+};
+
 /// Runs a scenario, for at most `limit`. `environment`: more of it, as "NAME=value".
-/// @throws std::runtime_error where there is no such child, or the system refuses one
+/// @throws as `running_child`
 child_end run_child(const std::string& scenario, std::chrono::nanoseconds limit,
                     const std::vector<std::string>& environment = {});
 
