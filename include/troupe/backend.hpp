@@ -171,10 +171,11 @@ public:
   [[nodiscard]] virtual bool is_remote() const noexcept { return false; }
   /// A registered launch, made where a remote device is.
   /// @errors errc::launch_failed; errc::invalid_argument: nothing is registered there as `name`
-  [[nodiscard]] virtual caf::error
-  launch_registered(const std::string& name, std::span<const launch_memory> reads,
-                    std::span<const launch_memory> writes, std::span<const std::byte> arguments,
-                    stream_view stream) noexcept {
+  [[nodiscard]] virtual caf::error launch_registered(const std::string& name,
+                                                     std::span<const launch_memory> reads,
+                                                     std::span<const launch_memory> writes,
+                                                     std::span<const std::byte> arguments,
+                                                     stream_view stream) noexcept {
     static_cast<void>(name);
     static_cast<void>(reads);
     static_cast<void>(writes);

@@ -4,6 +4,7 @@
 #include <troupe/backend.hpp>
 #include <troupe/detail/caf_compat.hpp>
 #include <troupe/runtime_options.hpp>
+#include <troupe/worker.hpp>
 
 #include <chrono>
 #include <cstddef>
@@ -19,6 +20,8 @@ class system_core;
 /// The configuration of an actor system that uses the library: knows its messages, and these
 /// options, on the command line too:
 /// --troupe.backend=auto|cuda|host: which devices; auto takes CUDA's where there are any
+/// --troupe.placement=in_process|worker: where devices live (troupe/worker.hpp)
+/// --troupe.worker=PATH: the workers' program
 /// --troupe.devices=N: number of virtual devices of the host backend
 /// --troupe.completion=event_poll|host_func|synchronize
 /// --troupe.in-flight=N, --troupe.queue=N: bounds per device, in operations
@@ -40,6 +43,8 @@ public:
   /// Uses this backend, whatever the options say. Before the actor system is made.
   void use_backend(std::shared_ptr<backend> backend);
 
+  troupe::placement placement = troupe::placement::in_process;
+  worker_settings workers; ///< where devices live in worker processes
   lane_options lanes;
   host_backend_options host;
   flight_record_options flight_record;
@@ -51,6 +56,7 @@ public:
 
 private:
   std::string backend_name_ = "auto";
+  std::string placement_name_;
   std::string completion_ = "event_poll";
   std::size_t host_devices_ = 0;
   std::size_t in_flight_ = 0;

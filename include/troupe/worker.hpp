@@ -34,8 +34,9 @@ struct worker_backend_options {
   std::string backend = "cuda"; ///< or "host"
   host_backend_options host;    ///< of "host"; `listen_address` is 127.0.0.1 if it is empty
   worker_settings workers;
-  /// How long a worker stays awake after its last work.
-  std::chrono::nanoseconds spin{0};
+  /// How long a worker stays awake after its last work. By default 200 us where there are at least
+  /// four cores per device, else 0: a lane of this process has a thread there beside it.
+  std::optional<std::chrono::microseconds> spin;
 };
 
 /// Devices in worker processes, which are started when their devices are opened. This process makes

@@ -34,26 +34,54 @@ std::string system_core::reason() {
   return reason_;
 }
 
+caf::expected<placement> system_core::wanted_placement() const {
+  auto& name = config_.placement_name_;
+  if (name.empty())
+    return config_.placement;
+  if (name == "in_process")
+    return placement::in_process;
+  if (name == "worker")
+    return placement::worker_process;
+  return make_error(errc::invalid_argument,
+                    "troupe.placement is in_process or worker, not " + name);
+}
+
 caf::error system_core::choose_backend() {
   auto& wanted = config_.backend_name_;
   if (wanted != "auto" && wanted != "cuda" && wanted != "host")
     return make_error(errc::invalid_argument,
                       "troupe.backend is auto, cuda or host, not " + wanted);
-  if (wanted != "host") {
+  auto where = wanted_placement();
+  if (!where)
+    return where.error();
+  auto host = config_.host;
+  if (config_.host_devices_ != 0)
+    host.devices = static_cast<int>(config_.host_devices_);
+  auto make = [&](const char* name) -> caf::expected<std::shared_ptr<backend>> {
+    if (*where == placement::worker_process)
+      return make_worker_backend(
+          {.backend = name, .host = host, .workers = config_.workers, .spin = config_.lanes.spin});
+    if (std::string_view{name} == "host")
+      return make_host_backend(host);
     auto cuda = make_cuda_backend();
-    if (cuda && (*cuda)->device_count() > 0) {
+    if (cuda && (*cuda)->device_count() == 0)
+      return make_error(errc::unavailable, "the machine has no GPU");
+    return cuda;
+  };
+  if (wanted != "host") {
+    auto cuda = make("cuda");
+    if (cuda) {
       backend_ = std::move(*cuda);
       return {};
     }
-    auto why = cuda ? make_error(errc::unavailable, "the machine has no GPU") : cuda.error();
     if (wanted == "cuda")
-      return why;
-    reason_ = describe(why);
+      return cuda.error();
+    reason_ = describe(cuda.error());
   }
-  auto options = config_.host;
-  if (config_.host_devices_ != 0)
-    options.devices = static_cast<int>(config_.host_devices_);
-  backend_ = make_host_backend(options);
+  auto made = make("host");
+  if (!made)
+    return made.error();
+  backend_ = std::move(*made);
   return {};
 }
 
@@ -125,6 +153,8 @@ config::config() : core_(std::make_unique<detail::system_core>(*this)) {
   add_thread_hook<pool_thread_hook>();
   opt_group{custom_options_, "troupe"}
       .add(backend_name_, "backend", "auto, cuda or host")
+      .add(placement_name_, "placement", "where devices live: in_process or worker")
+      .add(workers.program, "worker", "the workers' program")
       .add(host_devices_, "devices", "number of virtual devices of the host backend")
       .add(completion_, "completion", "event_poll, host_func or synchronize")
       .add(in_flight_, "in-flight", "operations that a device may have in its streams")

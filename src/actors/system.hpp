@@ -49,6 +49,7 @@ public:
 
 private:
   caf::error choose_backend();
+  caf::expected<placement> wanted_placement() const;
 
   const config& config_;
   std::mutex mutex_;

@@ -66,8 +66,7 @@ std::vector<predecessor> behind_dropped(const predecessor& x) {
 lane::lane(std::shared_ptr<device_state> state, std::unique_ptr<backend_device> device,
            const lane_options& options, lane_owner& owner)
     : state_(std::move(state)), device_(std::move(device)), runs_cuda_(device_->runs_cuda()),
-      is_remote_(device_->is_remote()),
-      options_(options), owner_(owner) {}
+      is_remote_(device_->is_remote()), options_(options), owner_(owner) {}
 
 lane::~lane() {
   if (thread_.joinable())

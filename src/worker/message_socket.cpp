@@ -1,6 +1,6 @@
 #include "worker/message_socket.hpp"
 
-#include "worker/system_call.hpp"
+#include "core/system_call.hpp"
 
 #include <algorithm>
 #include <array>

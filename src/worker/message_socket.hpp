@@ -1,7 +1,7 @@
 /// Messages between two processes of a host, with descriptors.
 #pragma once
 
-#include "worker/file_descriptor.hpp"
+#include "core/file_descriptor.hpp"
 
 #include <chrono>
 #include <cstddef>

@@ -175,8 +175,7 @@ caf::expected<process_pool::running> process_pool::start(int ordinal, int& devic
     const auto bytes = of->process->area();
     auto* area = new (bytes.data()) link_area;
     result.link = std::make_shared<worker_link>(
-        ordinal, *area, of, std::make_unique<socket_sender>(of->mutex, of->process->socket()),
-        options_.spin);
+        ordinal, *area, of, std::make_unique<socket_sender>(of->mutex, of->process->socket()));
     of->link = result.link;
   }
   result.of = of;
@@ -184,15 +183,19 @@ caf::expected<process_pool::running> process_pool::start(int ordinal, int& devic
       [of, link = std::weak_ptr{result.link}] { receive_all(of->process->socket(), link); }};
   if (of->end)
     result.link->lose(*of->end);
+  worker_setup what{options_.backend, ordinal, -1, options_.host};
+  if (options_.spin)
+    what.spin_ns = std::chrono::nanoseconds{*options_.spin}.count();
   wire_writer setup;
-  put(setup, worker_setup{options_.backend, ordinal,
-                          std::chrono::nanoseconds{options_.spin}.count(), options_.host});
+  put(setup, what);
   auto answer = result.link->request(control::set_up, setup.bytes());
   if (!answer) {
     end(result, answer.error());
     return answer.error();
   }
-  devices = wire_reader{*answer}.get<std::int32_t>();
+  const auto about = wire_reader{*answer}.get<worker_description>();
+  devices = about.devices;
+  result.link->set_spin(std::chrono::nanoseconds{about.spin_ns});
   const auto& memory = of->process->memory();
   segments().add(memory.bytes(), memory.descriptor(), of);
   return result;

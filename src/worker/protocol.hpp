@@ -139,7 +139,7 @@ launch_request get_launch(wire_reader& from);
 
 /// By the socket. Each is answered by what its comment names, or by an error.
 enum class control : std::uint16_t {
-  set_up = 1,           ///< worker_setup, the first of all: number of devices
+  set_up = 1,           ///< worker_setup, the first of all: worker_description
   peer_link,            ///< two ordinals: peer_link
   make_communicator_id, ///< communicator_id
   build,                ///< build_args: communicator_key
@@ -153,8 +153,14 @@ enum class control : std::uint16_t {
 struct worker_setup {
   std::string backend;
   std::int32_t device = 0;
-  std::int64_t spin_ns = 0;
+  std::int64_t spin_ns = -1; ///< negative: by the number of cores
   host_backend_options host;
+};
+
+/// What it says of itself.
+struct worker_description {
+  std::int32_t devices = 0;
+  std::int64_t spin_ns = 0;
 };
 void put(wire_writer& to, const worker_setup& x);
 worker_setup get_setup(wire_reader& from);

@@ -1,7 +1,7 @@
 #include "worker/shared_memory.hpp"
 
 #include "core/log.hpp"
-#include "worker/system_call.hpp"
+#include "core/system_call.hpp"
 
 #include <cerrno>
 #include <limits>

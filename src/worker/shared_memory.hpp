@@ -1,7 +1,7 @@
 /// Memory that two processes see.
 #pragma once
 
-#include "worker/file_descriptor.hpp"
+#include "core/file_descriptor.hpp"
 
 #include <cstddef>
 #include <span>

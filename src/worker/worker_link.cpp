@@ -35,9 +35,9 @@ caf::error lost_worker(int device, const caf::error& cause) {
 }
 
 worker_link::worker_link(int device, link_area& area, std::shared_ptr<void> keep,
-                         std::unique_ptr<control_sender> control, std::chrono::nanoseconds spin)
+                         std::unique_ptr<control_sender> control)
     : device_(device), area_(area), keep_(std::move(keep)), control_(std::move(control)),
-      spin_(spin), ring_(area.words, area.commands), records_(link_area::event_count) {
+      ring_(area.words, area.commands), records_(link_area::event_count) {
   free_events_.reserve(link_area::event_count);
   for (auto i = link_area::event_count; i > 0; --i)
     free_events_.push_back(i - 1);

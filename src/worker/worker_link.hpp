@@ -37,11 +37,12 @@ caf::error lost_worker(int device, const caf::error& cause);
 class worker_link : public std::enable_shared_from_this<worker_link> {
 public:
   /// @param area zeroed memory that both share; `keep` keeps it
-  /// @param spin how long who asks by the ring stays awake for the reply
   worker_link(int device, link_area& area, std::shared_ptr<void> keep,
-              std::unique_ptr<control_sender> control, std::chrono::nanoseconds spin);
+              std::unique_ptr<control_sender> control);
 
   int device() const noexcept { return device_; }
+  /// How long who asks by the ring stays awake for the reply. Before the first command.
+  void set_spin(std::chrono::nanoseconds x) noexcept { spin_ = x; }
 
   // -- the lane
 
@@ -117,7 +118,7 @@ private:
   link_area& area_;
   const std::shared_ptr<void> keep_;
   const std::unique_ptr<control_sender> control_;
-  const std::chrono::nanoseconds spin_;
+  std::chrono::nanoseconds spin_{0};
   command_ring ring_;
   std::uint64_t last_command_ = 0;
   std::vector<std::byte> reply_;

@@ -21,6 +21,12 @@ namespace {
 constexpr int failed_status = 84;
 constexpr std::size_t message_bytes = std::size_t{64} << 10;
 
+/// A worker and its parent's lane stay awake at the same time.
+std::chrono::nanoseconds spin_by_cores(int devices) noexcept {
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  return std::chrono::microseconds{cores >= 4 * devices + 2 ? 200 : 0};
+}
+
 /// One process's work for its parent.
 class worker {
 public:
@@ -29,6 +35,8 @@ public:
   int run() {
     if (auto error = set_up())
       return refuse(error);
+    if (!service_) // there is nothing to serve
+      return 0;
     std::thread receiver{[this] { receive_all(); }};
     service_->run();
     parent_.socket().interrupt();
@@ -50,18 +58,18 @@ private:
     const auto what = get_setup(reader);
     if (!reader.ok() || head.kind != control::set_up)
       return make_error(errc::internal, "the parent's first message could not be read");
-    std::int32_t devices = 0;
-    auto error = be(what, devices);
+    worker_description about;
+    auto error = be(what, about);
     wire_writer answer;
     answer.put(head);
     put(answer, error);
     if (!error)
-      answer.put_bytes(std::as_bytes(std::span{&devices, 1}));
+      answer.put_bytes(std::as_bytes(std::span{&about, 1}));
     send(answer.bytes());
     return error;
   }
 
-  caf::error be(const worker_setup& what, std::int32_t& devices) {
+  caf::error be(const worker_setup& what, worker_description& about) {
     std::shared_ptr<backend> executes;
     if (what.backend == "host") {
       executes = make_host_backend(what.host);
@@ -71,15 +79,16 @@ private:
         return cuda.error();
       executes = std::move(*cuda);
     }
-    devices = executes->device_count();
-    if (devices == 0)
+    about.devices = executes->device_count();
+    if (about.devices == 0)
       return {};
+    about.spin_ns = what.spin_ns >= 0 ? what.spin_ns : spin_by_cores(about.devices).count();
     auto* area = std::launder(reinterpret_cast<link_area*>(parent_.area().data()));
     if (parent_.area().size() < sizeof(link_area))
       return make_error(errc::internal, "the parent shares too little memory");
     service_options options;
     options.device = what.device;
-    options.spin = std::chrono::nanoseconds{what.spin_ns};
+    options.spin = std::chrono::nanoseconds{about.spin_ns};
     options.send = [this](std::span<const std::byte> x) { send(x); };
     options.on_fault = [this](const caf::error& why) { end_with(why); };
     service_.emplace(std::move(executes), *area, std::move(options));

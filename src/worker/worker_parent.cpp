@@ -1,7 +1,7 @@
 #include "worker/worker_parent.hpp"
 
 #include "core/log.hpp"
-#include "worker/system_call.hpp"
+#include "core/system_call.hpp"
 
 #include <algorithm>
 #include <array>

@@ -1,12 +1,16 @@
-// The main function of every test binary: it is also that of its child processes.
+// The main function of every test binary: it is also that of its child processes, and of the
+// workers that its devices live in.
 
 #include "support/child_process.hpp"
+#include <troupe/worker.hpp>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 int main(int argc, char** argv) {
   if (auto status = troupe::testing::run_as_child(argc, argv))
+    return *status;
+  if (auto status = troupe::worker_main(argc, argv))
     return *status;
   ::testing::InitGoogleMock(&argc, argv);
   return RUN_ALL_TESTS();

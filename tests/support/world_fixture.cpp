@@ -25,12 +25,28 @@ bool on_cuda() {
   return result;
 }
 
+bool in_workers() {
+  static const bool result = [] {
+    const char* wanted = std::getenv("TROUPE_TEST_PLACEMENT");
+    if (wanted != nullptr && std::string_view{wanted} != "worker" &&
+        std::string_view{wanted} != "in_process")
+      throw std::runtime_error("TROUPE_TEST_PLACEMENT is in_process or worker");
+    return wanted != nullptr && std::string_view{wanted} == "worker";
+  }();
+  return result;
+}
+
 namespace {
 
+std::shared_ptr<backend> make_backend(const system_options& options) {
+  const host_backend_options host{options.devices, options.bytes_per_device, options.links};
+  if (in_workers())
+    return must(make_worker_backend({.backend = on_cuda() ? "cuda" : "host", .host = host}));
+  return on_cuda() ? must(make_cuda_backend()) : make_host_backend(host);
+}
+
 void configure(config& to, const system_options& options) {
-  auto executes =
-      on_cuda() ? must(make_cuda_backend())
-                : make_host_backend({options.devices, options.bytes_per_device, options.links});
+  auto executes = make_backend(options);
   if (options.wrap)
     executes = options.wrap(std::move(executes));
   to.use_backend(options.faults ? with_faults(std::move(executes), options.faults) : executes);

@@ -33,6 +33,8 @@ inline constexpr std::chrono::seconds at_once{10};
 
 /// True if this run is about CUDA.
 bool on_cuda();
+/// True if the devices of this run live in worker processes.
+bool in_workers();
 
 /// What a test wants of its system.
 struct system_options {

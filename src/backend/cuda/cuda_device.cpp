@@ -350,10 +350,10 @@ caf::error cuda_device::wait_word(stream_view stream, const std::atomic<std::uin
   if (found != cudaDriverEntryPointSuccess)
     return make_error(errc::not_supported, "the driver has no cuStreamWaitValue64");
   void* address = nullptr;
-  if (auto err = check(
-          cudaHostGetDevicePointer(
-              &address, const_cast<std::atomic<std::uint64_t>*>(word), 0), // it is only read
-          "cudaHostGetDevicePointer", ordinal_))
+  if (auto err =
+          check(cudaHostGetDevicePointer(&address, const_cast<std::atomic<std::uint64_t>*>(word),
+                                         0), // it is only read
+                "cudaHostGetDevicePointer", ordinal_))
     return err;
   const auto code = reinterpret_cast<decltype(&cuStreamWaitValue64)>(entry)(
       native(stream), reinterpret_cast<CUdeviceptr>(address), value, CU_STREAM_WAIT_VALUE_GEQ);

@@ -91,9 +91,9 @@ struct collective_command {
   std::vector<host_call> calls;
 };
 
-using stream_command = std::variant<copy_command, fill_command, call_command, free_command,
-                                    record_command, wait_command, wait_word_command,
-                                    collective_command>;
+using stream_command =
+    std::variant<copy_command, fill_command, call_command, free_command, record_command,
+                 wait_command, wait_word_command, collective_command>;
 
 class host_stream : public std::enable_shared_from_this<host_stream> {
 public:

@@ -78,12 +78,6 @@ int wait_connected(int socket, std::chrono::steady_clock::time_point until) noex
 
 } // namespace
 
-void file_descriptor::reset() noexcept {
-  // Linux closes it whatever `close` says.
-  if (native_ >= 0)
-    static_cast<void>(::close(std::exchange(native_, -1)));
-}
-
 std::string to_string(const socket_address& x) {
   std::array<char, INET6_ADDRSTRLEN> text{};
   if (!::inet_ntop(family_of(x), x.host.data(), text.data(), text.size()))

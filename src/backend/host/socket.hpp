@@ -1,6 +1,7 @@
 /// Sockets of TCP, and what goes through them.
 #pragma once
 
+#include "core/file_descriptor.hpp"
 #include <troupe/error.hpp>
 
 #include <caf/error.hpp>
@@ -15,29 +16,6 @@
 #include <utility>
 
 namespace troupe::detail {
-
-/// Owns a file descriptor.
-class file_descriptor {
-public:
-  file_descriptor() noexcept = default;
-  explicit file_descriptor(int native) noexcept : native_(native) {}
-  file_descriptor(file_descriptor&& other) noexcept : native_(std::exchange(other.native_, -1)) {}
-  file_descriptor& operator=(file_descriptor&& other) noexcept {
-    file_descriptor moved{std::move(other)};
-    std::swap(native_, moved.native_);
-    return *this;
-  }
-  file_descriptor(const file_descriptor&) = delete;
-  file_descriptor& operator=(const file_descriptor&) = delete;
-  ~file_descriptor() { reset(); }
-
-  int get() const noexcept { return native_; }
-  explicit operator bool() const noexcept { return native_ >= 0; }
-  void reset() noexcept;
-
-private:
-  int native_ = -1;
-};
 
 /// Where a socket listens; the same bytes mean the same in every process.
 struct socket_address {

@@ -1,7 +1,7 @@
-#include "worker/file_descriptor.hpp"
+#include "core/file_descriptor.hpp"
 
 #include "core/log.hpp"
-#include "worker/system_call.hpp"
+#include "core/system_call.hpp"
 
 #include <cerrno>
 #include <cstdint>

@@ -1,4 +1,4 @@
-#include "worker/system_call.hpp"
+#include "core/system_call.hpp"
 
 #include <system_error>
 #include <utility>

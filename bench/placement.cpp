@@ -1,0 +1,248 @@
+// What worker processes cost: the same world and the same copies with devices in this process and
+// in workers, in one run and in turns. Every sum and every byte is checked by value before its time
+// counts. Options of the library and of CAF are understood too: --troupe.spin=0.
+
+#include "machine.hpp"
+#include "must.hpp"
+#include "rank_threads.hpp"
+#include "report.hpp"
+#include "statistics.hpp"
+#include "watchdog.hpp"
+#include <troupe/troupe.hpp>
+
+#include <caf/all.hpp>
+
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using bench::must;
+
+constexpr std::size_t mib = std::size_t{1} << 20;
+
+struct settings {
+  std::vector<int> devices;
+  std::size_t rounds = 5;
+  std::size_t segment_ms = 100;
+  std::size_t max_bytes = 1024 * mib;
+  std::size_t copy_mib = 256;
+  std::size_t time_limit_s = 240;
+  std::string backend = "cuda";
+  std::string json_file;
+  bool check = false;
+};
+
+/// One actor system with its world.
+struct contestant {
+  contestant(const char* called, troupe::placement where, const settings& s,
+             std::vector<std::string> options)
+      : name(called) {
+    options.push_back("--troupe.backend=" + s.backend);
+    must(cfg.parse(options));
+    cfg.placement = where;
+    sys = std::make_unique<caf::actor_system>(cfg);
+    auto devices = s.devices.empty() ? must(troupe::list_devices(*sys)).ordinals : s.devices;
+    world.emplace(must(troupe::world::open(*sys, {.devices = std::move(devices)})));
+  }
+
+  const char* name;
+  troupe::config cfg;
+  std::unique_ptr<caf::actor_system> sys;
+  std::optional<troupe::world> world;
+};
+
+struct row {
+  std::string what;
+  std::size_t size_bytes = 0;
+  std::vector<double> in_process; ///< median of each round @units us
+  std::vector<double> workers;
+
+  double ratio() const { return bench::median(workers) / bench::median(in_process); }
+};
+
+/// Median time of one call of `f`, over a segment. @units us
+double time_of(const std::function<void()>& f, std::size_t segment_ms) {
+  std::vector<double> each;
+  const auto end = bench::clock::now() + std::chrono::milliseconds{segment_ms};
+  while (each.size() < 3 || bench::clock::now() < end) {
+    const auto begin = bench::clock::now();
+    f();
+    each.push_back(bench::microseconds(bench::clock::now() - begin));
+  }
+  return bench::median(each);
+}
+
+/// The memory of one contestant, and what is done with it.
+class workload {
+public:
+  workload(contestant& of, std::size_t max_bytes, std::size_t copy_bytes)
+      : world_(*of.world), device_(world_.device_of(0)),
+        refs_(must(world_.allocate<float>(max_bytes / sizeof(float), true))),
+        target_(must(device_.allocate<std::uint8_t>(copy_bytes))),
+        pinned_(must(device_.allocate_pinned(copy_bytes))), pageable_(copy_bytes) {}
+
+  std::function<void()> sum(std::size_t size_bytes) {
+    std::vector<troupe::gpu_ref<float>> parts;
+    for (auto& x : refs_)
+      parts.push_back(must(x.slice(0, size_bytes / sizeof(float))));
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      must(world_.device_of(i).fill(parts[i], static_cast<float>(i + 1)).wait());
+    must(world_.all_reduce(parts).wait());
+    const auto n = parts.size();
+    const auto want = static_cast<float>(n * (n + 1) / 2);
+    for (std::size_t i = 0; i < n; ++i)
+      for (auto x : must(world_.device_of(i).download(parts[i])))
+        if (x != want)
+          bench::fail("a wrong sum on rank " + std::to_string(i));
+    for (std::size_t i = 0; i < n; ++i) // sums of zeros stay what they are
+      must(world_.device_of(i).fill(parts[i], 0.F).wait());
+    return [this, parts = std::move(parts)] { must(world_.all_reduce(parts).wait()); };
+  }
+
+  void check_copies() {
+    for (auto* memory : {&pinned_, &pageable_}) {
+      auto bytes = memory->as<std::uint8_t>();
+      for (std::size_t i = 0; i < bytes.size(); ++i)
+        bytes[i] = static_cast<std::uint8_t>(i * 31 + (i >> 12));
+      must(device_.upload(target_, *memory).wait());
+      std::fill(bytes.begin(), bytes.end(), std::uint8_t{0xa5});
+      must(device_.download(target_, *memory).wait());
+      for (std::size_t i = 0; i < bytes.size(); ++i)
+        if (bytes[i] != static_cast<std::uint8_t>(i * 31 + (i >> 12)))
+          bench::fail("a wrong byte after a copy");
+    }
+  }
+  std::function<void()> up(bool pinned) {
+    return [this, pinned] { must(device_.upload(target_, pinned ? pinned_ : pageable_).wait()); };
+  }
+  std::function<void()> down(bool pinned) {
+    return [this, pinned] { must(device_.download(target_, pinned ? pinned_ : pageable_).wait()); };
+  }
+
+private:
+  const troupe::world& world_;
+  troupe::device device_;
+  std::vector<troupe::gpu_ref<float>> refs_;
+  troupe::gpu_ref<std::uint8_t> target_;
+  troupe::host_buffer pinned_;
+  troupe::host_buffer pageable_;
+};
+
+void run(const settings& s, contestant& here, contestant& there, bench::watchdog& guard,
+         std::vector<bench::bar>& bars) {
+  auto machine = bench::describe_machine(*here.world);
+  std::printf("devices in this process and in workers, %zu ranks, backend %s\n%s\n\n",
+              here.world->size(), s.backend.c_str(), bench::summary(machine).c_str());
+  const auto copy_bytes = s.copy_mib * mib;
+  workload mine{here, s.max_bytes, copy_bytes};
+  workload theirs{there, s.max_bytes, copy_bytes};
+  guard.enter("copies, by value");
+  mine.check_copies();
+  theirs.check_copies();
+  std::vector<row> rows;
+  const auto compare = [&](std::string what, std::size_t size_bytes, auto make) {
+    guard.enter(what);
+    auto& x = rows.emplace_back(row{std::move(what), size_bytes, {}, {}});
+    const std::function<void()> a = make(mine);
+    const std::function<void()> b = make(theirs);
+    for (std::size_t round = 0; round <= s.rounds; ++round) {
+      const auto first = time_of(a, s.segment_ms);
+      const auto second = time_of(b, s.segment_ms);
+      if (round == 0)
+        continue; // what is new the first time is not counted
+      x.in_process.push_back(first);
+      x.workers.push_back(second);
+    }
+    std::printf("%-32s %12zu %12.1f %12.1f %8.3f\n", x.what.c_str(), size_bytes,
+                bench::median(x.in_process), bench::median(x.workers), x.ratio());
+    return x.ratio();
+  };
+  std::printf("%-32s %12s %12s %12s %8s\n", "", "bytes", "here, us", "workers, us", "ratio");
+  std::optional<double> small;
+  double large = 0;
+  for (std::size_t size :
+       {std::size_t{8}, std::size_t{4096}, mib, 64 * mib, 256 * mib, 1024 * mib}) {
+    if (size > s.max_bytes)
+      continue;
+    const auto ratio = compare("all_reduce", size, [size](workload& x) { return x.sum(size); });
+    if (size == 8)
+      small = ratio;
+    if (size >= 64 * mib)
+      large = std::max(large, ratio);
+  }
+  double copies = 0;
+  for (bool pinned : {true, false}) {
+    const std::string memory = pinned ? "pinned" : "pageable";
+    copies = std::max(copies, compare("upload, " + memory, copy_bytes,
+                                      [=](workload& x) { return x.up(pinned); }));
+    copies = std::max(copies, compare("download, " + memory, copy_bytes,
+                                      [=](workload& x) { return x.down(pinned); }));
+  }
+  std::printf("\n");
+  bars = {{"8 B, from the parent, time to in-process", 2, true, small},
+          {"64 MiB and more, bus bandwidth to in-process", 0.98, false,
+           large > 0 ? std::optional{1 / large} : std::nullopt},
+          {"upload and download, bandwidth to in-process", 0.9, false, 1 / copies}};
+  bench::print_bars(bars);
+  if (s.json_file.empty())
+    return;
+  nlohmann::ordered_json json{{"machine", machine}};
+  for (auto& x : rows)
+    json["rows"].push_back({{"what", x.what},
+                            {"size_bytes", x.size_bytes},
+                            {"in_process_us", bench::median(x.in_process)},
+                            {"workers_us", bench::median(x.workers)},
+                            {"ratio", x.ratio()}});
+  json["bars"] = bench::to_json(bars);
+  std::ofstream out{s.json_file};
+  out << json.dump(2) << '\n';
+  if (!out.flush())
+    bench::fail("cannot write " + s.json_file);
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  if (auto status = troupe::worker_main(argc, argv))
+    return *status;
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  settings s;
+  CLI::App app{"What worker processes cost"};
+  app.add_option("--backend", s.backend, "cuda or host")->capture_default_str();
+  app.add_option("--devices", s.devices, "ordinals, such as 0,1; all by default")->delimiter(',');
+  app.add_option("--rounds", s.rounds)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--segment-ms", s.segment_ms, "how long each runs at a time")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--max", s.max_bytes, "largest sum, in bytes")->capture_default_str();
+  app.add_option("--copy-mib", s.copy_mib)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--time-limit", s.time_limit_s, "in seconds: what is not done then hangs")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--json", s.json_file, "file to write the results to");
+  app.add_flag("--check", s.check, "fail unless every bar is met");
+  app.allow_extras();
+  CLI11_PARSE(app, argc, argv);
+
+  bench::watchdog guard{std::chrono::seconds{s.time_limit_s}};
+  std::vector<bench::bar> bars;
+  {
+    guard.enter("opening the worlds");
+    contestant there{"workers", troupe::placement::worker_process, s, app.remaining()};
+    contestant here{"in-process", troupe::placement::in_process, s, app.remaining()};
+    run(s, here, there, guard, bars);
+    guard.enter("shutting down");
+  }
+  return !s.check || std::all_of(bars.begin(), bars.end(), [](auto& x) { return x.met(); }) ? 0 : 1;
+}

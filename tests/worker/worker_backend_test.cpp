@@ -1,0 +1,147 @@
+// Devices in worker processes, through everything above the backend.
+
+#include "support/load.hpp"
+#include "support/world_fixture.hpp"
+#include <troupe/launch.hpp>
+#include <troupe/worker.hpp>
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include <unistd.h>
+
+namespace troupe::testing {
+
+namespace {
+
+/// Known in the workers too: this binary is their program.
+const bool launches_registered = [] {
+  auto error = register_launch("kill the worker", [](launch_context&, auto, auto, auto) {
+    ::raise(SIGKILL);
+    return caf::error{};
+  });
+  if (!error)
+    error = register_launch("add", [](launch_context& context, std::span<const any_gpu_ref> reads,
+                                      std::span<const any_gpu_ref> writes,
+                                      std::span<const std::byte> arguments) {
+      auto from = reads.front().access();
+      auto to = writes.front().access();
+      if (!from || !to)
+        return from ? to.error() : from.error();
+      float what = 0;
+      std::memcpy(&what, arguments.data(), sizeof what);
+      return context.run_on_host([from = static_cast<const float*>(*from),
+                                  to = static_cast<float*>(*to), n = reads.front().count(), what] {
+        for (std::size_t i = 0; i < n; ++i)
+          to[i] = from[i] + what;
+      });
+    });
+  return !error;
+}();
+
+std::shared_ptr<backend> workers(int devices) {
+  return must(make_worker_backend({.backend = "host", .host = {.devices = devices}}));
+}
+
+system_options in_worker_processes(int devices) {
+  return {.devices = devices, .wrap = [=](std::shared_ptr<backend>) { return workers(devices); }};
+}
+
+caf::error launch_by_name(test_system& system, int device, std::string name,
+                          std::vector<any_gpu_ref> reads = {}, std::vector<any_gpu_ref> writes = {},
+                          std::vector<std::uint8_t> arguments = {}) {
+  auto answer = ask<caf::unit_t>(
+      system, system.device_actor(device),
+      launch{std::move(name), std::move(arguments), std::move(reads), std::move(writes), {}});
+  return error_of(answer);
+}
+
+TEST(WorkerBackend, MovesAndComputes) {
+  test_system system{in_worker_processes(2)};
+  auto d = must(device::open(system, 1));
+  EXPECT_TRUE(works(d));
+  auto content = random_bytes(std::size_t{40} << 20, 7); // in pieces
+  auto ref = must(answer_of(d.allocate(dtype::uint8, content.size())));
+  put(d, ref, content);
+  auto copy = must(answer_of(d.allocate(dtype::uint8, content.size())));
+  ASSERT_TRUE(answer_of(d.copy(copy, ref)));
+  EXPECT_TRUE(holds(d, copy, content));
+  auto filled = must(d.allocate<float>(1000));
+  ASSERT_TRUE(answer_of(d.fill(filled, 2.5F)));
+  EXPECT_TRUE(holds(d, filled, std::vector<float>(1000, 2.5F)));
+}
+
+TEST(WorkerBackend, SumsOverProcesses) {
+  test_system system{in_worker_processes(3)};
+  auto w = system.open_world();
+  for (std::uint64_t seed = 1; seed <= 5; ++seed)
+    EXPECT_TRUE(works(w, seed));
+}
+
+TEST(WorkerBackend, LaunchesWhatTheWorkerKnows) {
+  ASSERT_TRUE(launches_registered);
+  test_system system{in_worker_processes(1)};
+  auto d = must(device::open(system, 0));
+  auto in = must(d.allocate<float>(100));
+  auto out = must(d.allocate<float>(100));
+  ASSERT_TRUE(answer_of(d.fill(in, 1.F)));
+  std::vector<std::uint8_t> argument(sizeof(float));
+  const float two = 2;
+  std::memcpy(argument.data(), &two, sizeof two);
+  auto added = launch_by_name(system, 0, "add", {in}, {out}, argument);
+  EXPECT_FALSE(added) << describe(added);
+  EXPECT_TRUE(holds(d, out, std::vector<float>(100, 3.F)));
+  EXPECT_EQ(code_of(launch_by_name(system, 0, "nobody has it")), errc::invalid_argument);
+  EXPECT_EQ(
+      code_of(error_of(answer_of(d.launch([](launch_context&) { return caf::error{}; }, {}, {})))),
+      errc::not_supported);
+}
+
+TEST(WorkerBackend, ComesBackWhenItsProcessIsKilled) {
+  test_system system{in_worker_processes(3)};
+  auto w = system.open_world();
+  device_feed feed{system, system.device_actor(1)};
+  auto kept = must(w.device_of(0).allocate<float>(1000));
+  ASSERT_TRUE(answer_of(w.device_of(0).fill(kept, 4.F)));
+  auto lost = must(w.device_of(1).allocate<float>(1000));
+  auto before = feed.until(device_phase::ready).generation;
+  EXPECT_EQ(code_of(launch_by_name(system, 1, "kill the worker")), errc::worker_lost);
+  auto now = feed.until(device_phase::ready, before + 1);
+  EXPECT_EQ(now.generation, before + 1);
+  EXPECT_TRUE(lost.stale());
+  EXPECT_FALSE(kept.stale());
+  EXPECT_TRUE(works(w));
+  EXPECT_TRUE(holds(w.device_of(0), kept, std::vector<float>(1000, 4.F)));
+}
+
+TEST(WorkerBackend, GoesOnAfterManyKillsUnderLoad) {
+  constexpr int kills = 10;
+  test_system system{in_worker_processes(3)};
+  world_config config;
+  config.limits.restarts = 1000;
+  config.limits.restart_backoff = 1ms;
+  auto w = system.open_world(config);
+  std::atomic<bool> stop = false;
+  std::atomic<int> right = 0;
+  std::thread client{[&] { add_up(w, stop, right); }};
+  for (int i = 0; i < kills; ++i) {
+    const auto before = right.load();
+    auto until = std::chrono::steady_clock::now() + patience;
+    while (right < before + 3 && std::chrono::steady_clock::now() < until)
+      std::this_thread::yield();
+    ASSERT_GE(right, before + 3) << "after " << i << " kills";
+    EXPECT_EQ(code_of(launch_by_name(system, i % 3, "kill the worker")), errc::worker_lost);
+  }
+  stop = true;
+  client.join();
+  EXPECT_TRUE(works(w));
+}
+
+} // namespace
+
+} // namespace troupe::testing
