@@ -265,6 +265,19 @@ private:
   bool reap() noexcept;
   void note_end(noticed_by by, end_cause cause);
   void note_reaped();
+  /// Without the lock meanwhile; whoever destroys the worker waits until it is over.
+  template <class T>
+  void call(std::unique_lock<std::mutex>& lock, std::function<void(const T&)>& listener, T what) {
+    auto tell = std::exchange(listener, nullptr);
+    is_telling_ = true;
+    lock.unlock();
+    if (tell)
+      tell(what);
+    tell = nullptr;
+    lock.lock();
+    is_telling_ = false;
+    changed_.notify_all();
+  }
   void over(bool& flag) noexcept {
     std::lock_guard lock{mutex_};
     flag = true;
@@ -288,6 +301,7 @@ private:
   end_cause why_killed_ = end_cause::killed;
   std::optional<worker_end> end_;
   bool end_told_ = false;
+  bool is_telling_ = false;
   std::optional<worker_exit> exit_;
   bool watch_is_over_ = false;
   bool line_is_over_ = false;
@@ -417,8 +431,9 @@ void worker_process::state::finish() noexcept {
   if (auto e = kill(end_cause::killed))
     log(log_level::error, "a worker", e);
   const auto here = std::this_thread::get_id();
-  bool wait_for_threads = here != watcher_.get_id() && here != line_watcher_.get_id();
-  if (wait_for_threads) {
+  const bool in_listener = here == watcher_.get_id() || here == line_watcher_.get_id();
+  bool wait_for_threads = !in_listener;
+  if (!in_listener) {
     std::unique_lock lock{mutex_};
     wait_for_threads = wait(lock, after(options_.destroy_limit), [this] {
       return (watch_is_over_ || !watcher_.joinable()) &&
@@ -429,8 +444,10 @@ void worker_process::state::finish() noexcept {
   }
   worker_listener unused; // destroyed without the lock
   {
-    std::lock_guard lock{mutex_};
+    std::unique_lock lock{mutex_};
     std::swap(unused, listener_);
+    if (!in_listener)
+      changed_.wait(lock, [this] { return !is_telling_; });
   }
   for (auto* x : {&watcher_, &line_watcher_})
     if (x->joinable())
@@ -551,12 +568,7 @@ void worker_process::state::note_end(noticed_by by, end_cause cause) {
   }
   const auto end =
       end_.emplace(worker_end{is_killed_ ? why_killed_ : cause, by, now, page_.report.read()});
-  auto tell = std::exchange(listener_.ended, nullptr);
-  lock.unlock();
-  if (tell)
-    tell(end);
-  tell = nullptr;
-  lock.lock();
+  call(lock, listener_.ended, end);
   end_told_ = true;
   changed_.notify_all();
 }
@@ -573,11 +585,7 @@ void worker_process::state::note_reaped() {
   note_end(noticed_by::process, end_cause::died);
   std::unique_lock lock{mutex_};
   changed_.wait(lock, [this] { return end_told_; });
-  auto tell = std::exchange(listener_.reaped, nullptr);
-  const auto how = *exit_;
-  lock.unlock();
-  if (tell)
-    tell(how);
+  call(lock, listener_.reaped, *exit_);
 }
 
 // -- the owner's
