@@ -26,7 +26,9 @@ struct worker_options {
   /// From the start to the worker's hello.
   std::chrono::nanoseconds hello_limit = std::chrono::seconds{10};
   /// A worker whose beats stand still for longer is killed; 0: never. Time in which this process
-  /// stood still itself does not count.
+  /// stood still itself does not count. While the system writes a core dump of a worker, that
+  /// stands still as well, and its life line is held: it is taken for stuck and its dump is cut. A
+  /// program that wants to see the signal soon has no core dumps of its workers (RLIMIT_CORE).
   std::chrono::nanoseconds stuck_limit = std::chrono::seconds{1};
   std::chrono::nanoseconds beat_period = std::chrono::milliseconds{5};
   /// A worker that let go, or closed its socket, is killed if it has not ended by then.
