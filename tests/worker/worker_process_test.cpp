@@ -259,6 +259,13 @@ TROUPE_CHILD(Middle) {
         passed.push_back(watches.back().get());
       }
       send_note(socket, "started " + std::to_string(workers.back().id()), passed);
+    } else if (words.at(0) == "fork") { // a process that has copies of all descriptors
+      const auto id = ::fork();
+      if (id == 0)
+        stay();
+      const auto watch = watch_of(id);
+      const int passed = watch.get();
+      send_note(socket, "forked", {&passed, 1});
     } else if (words.at(0) == "ends") {
       send_note(socket, std::to_string(seen.counts().first));
     } else if (words.at(0) == "exit") {
@@ -655,6 +662,21 @@ TEST(WorkerParent, ParentDiesBeforeItsWorkerAttaches) {
   EXPECT_FALSE(is_ready(watch, 0ms));
   ASSERT_EQ(::kill(worker, SIGCONT), 0);
   EXPECT_TRUE(is_ready(watch, patience));
+}
+
+TEST(WorkerParent, TheLifeLineTellsWhatTheSocketDoesNot) {
+  witness seen;
+  auto middle = must(worker_process::start(worker_of("Middle"), seen.listener()));
+  const auto started = answer(middle.socket(), "start Obedient 4 1000");
+  const auto forked = answer(middle.socket(), "fork"); // it keeps all sockets open
+  ASSERT_EQ(::kill(middle.id(), SIGKILL), 0);
+  EXPECT_EQ(seen.wait_end().noticed, noticed_by::life_line);
+  for (auto& x : started.descriptors)
+    EXPECT_TRUE(is_ready(x, patience));
+  EXPECT_FALSE(is_ready(forked.descriptors.at(0), 0ms));
+  EXPECT_EQ(::syscall(SYS_pidfd_send_signal, forked.descriptors.at(0).get(), SIGKILL, nullptr, 0),
+            0);
+  EXPECT_TRUE(is_ready(forked.descriptors.at(0), patience));
 }
 
 TEST(WorkerParent, ItsEndIsToldOnceAndThenTheWorkerEnds) {
