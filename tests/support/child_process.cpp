@@ -358,6 +358,12 @@ bool running_child::wait_told(std::string_view key, std::chrono::nanoseconds lim
   return state_->read_until(clock::now() + limit, was_told) && was_told();
 }
 
+std::string running_child::told(std::string_view key) const {
+  child_end so_far;
+  so_far.told = parsed(state_->report.text);
+  return so_far.value(key);
+}
+
 void running_child::stop() { state_->child.stop(); }
 
 void running_child::kill() { state_->child.kill(); }

@@ -73,6 +73,9 @@ public:
 
   /// Blocks until it has told `key`. False: it has not after `limit`, or is over.
   bool wait_told(std::string_view key, std::chrono::nanoseconds limit);
+  /// What it told last with `key`.
+  /// @throws std::runtime_error where nothing has come
+  std::string told(std::string_view key) const;
   /// SIGSTOP; blocks until it is stopped.
   void stop();
   /// SIGKILL

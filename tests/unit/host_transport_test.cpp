@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
@@ -106,14 +105,18 @@ struct party {
 /// A communicator whose ranks are spread over several backends; the first one has the hub.
 class spread {
 public:
-  explicit spread(const layout& of) : size_(ranks_of(of)) {
+  enum state { built, unbuilt };
+
+  explicit spread(const layout& of, state x = built) : size_(ranks_of(of)) {
     for (const auto& ranks : of)
       parties_.push_back(std::make_unique<party>(ranks, parties_.empty() ? here : ""));
-    build();
+    if (x == built)
+      build();
   }
 
-  void build() {
-    const auto id = must(parties_.front()->host->make_communicator_id());
+  void build() { build(must(parties_.front()->host->make_communicator_id())); }
+
+  void build(const communicator_id& id) {
     std::vector<std::thread> builders;
     std::vector<caf::error> errors(parties_.size());
     for (std::size_t i = 0; i < parties_.size(); ++i)
@@ -121,11 +124,11 @@ public:
         auto& x = *parties_[i];
         if (x.ranks.empty())
           return;
-        auto built = x.host->build(id, size_, x.ranks);
-        if (built)
-          x.communicator = std::move(*built);
+        auto made = x.host->build(id, size_, x.ranks);
+        if (made)
+          x.communicator = std::move(*made);
         else
-          errors[i] = built.error();
+          errors[i] = made.error();
       });
     for (auto& x : builders)
       x.join();
@@ -395,10 +398,10 @@ protected:
   }
 
   collective_call call(int r, collective_kind what, std::size_t send_at, std::size_t recv_at) {
-    auto* const memory = windows[static_cast<std::size_t>(r)];
+    auto* const window = windows[static_cast<std::size_t>(r)];
     return {.what = what,
-            .send = memory + send_at,
-            .recv = memory + recv_at,
+            .send = window + send_at,
+            .recv = window + recv_at,
             .count = count,
             .type = dtype::float32,
             .symmetric = true};
@@ -442,10 +445,10 @@ TEST_F(HostTransportWindows, SymmetricCallsWork) {
     for (std::size_t i = 0; i < count; ++i)
       ASSERT_EQ(windows[r][r * count + i], static_cast<float>(6'000 + 3 * (i % 100)));
   for (int r = 0; r < 3; ++r) {
-    auto* const memory = windows[static_cast<std::size_t>(r)];
-    EXPECT_TRUE(has_code(ranks.device(r)->deallocate(memory, {}), errc::invalid_argument));
-    EXPECT_TRUE(is_ok(ranks.rank(r).deregister_window(memory)));
-    EXPECT_TRUE(has_code(ranks.rank(r).deregister_window(memory), errc::invalid_argument));
+    auto* const window = windows[static_cast<std::size_t>(r)];
+    EXPECT_TRUE(has_code(ranks.device(r)->deallocate(window, {}), errc::invalid_argument));
+    EXPECT_TRUE(is_ok(ranks.rank(r).deregister_window(window)));
+    EXPECT_TRUE(has_code(ranks.rank(r).deregister_window(window), errc::invalid_argument));
     EXPECT_TRUE(has_code(ranks.enqueue(r, call(r, all_reduce, 0, 0)), errc::invalid_argument));
   }
   ASSERT_NO_FATAL_FAILURE(register_all());
@@ -530,6 +533,30 @@ TEST(HostTransportMismatch, OfAMessageIsNamed) {
 
 // -- how ranks come together
 
+/// Says hello to the hub, as a rank that has the id.
+detail::file_descriptor knock(const communicator_id& id, int size, int rank) {
+  const auto where = *detail::invitation_of(id);
+  auto result = must(detail::connect_to(where.hub, clock::now() + patience));
+  const detail::wire_hello hello{
+      .secret = where.secret, .group = where.group, .size = size, .rank = rank};
+  const std::array blocks{detail::bytes_of(hello)};
+  if (const int code = detail::send_all(result.get(), blocks); code != 0)
+    throw std::runtime_error("send_all: " + std::to_string(code));
+  return result;
+}
+
+/// Blocks until a rank of a communicator of another size than `size` has come; changes nothing.
+bool wait_for_a_rank(const communicator_id& id, int size) {
+  return becomes([&] {
+    const auto x = knock(id, size, size); // out of range
+    detail::end_frame answer;
+    const std::array target{detail::writable_bytes_of(answer)};
+    return detail::receive_all(x.get(), target) &&
+           describe(detail::error_of(answer.why).value()).find("another rank said") !=
+               std::string::npos;
+  });
+}
+
 TEST(HostTransportBuild, SaysWhatIsWrongAndTheOthersStillComeTogether) {
   const auto hub = make_host_backend({.devices = 2, .listen_address = here});
   const auto other = make_host_backend({.devices = 3});
@@ -543,12 +570,8 @@ TEST(HostTransportBuild, SaysWhatIsWrongAndTheOthersStillComeTogether) {
     const auto result = other->build(id, size, ranks);
     return result ? caf::error{} : result.error();
   };
-  // The first rank has come when it is taken.
-  ASSERT_TRUE(becomes([&] {
-    const auto err = try_build(3, {{1, 0}});
-    return has_code(err, errc::invalid_argument) &&
-           failure_of(err)->detail.find("another rank said 2") != std::string::npos;
-  }));
+  ASSERT_TRUE(wait_for_a_rank(id, 3));
+  EXPECT_TRUE(has_code(try_build(3, {{1, 0}}), errc::invalid_argument));
   EXPECT_TRUE(has_code(try_build(2, {{0, 0}}), errc::invalid_argument));
   EXPECT_TRUE(has_code(try_build(2, {{2, 0}}), errc::invalid_argument));
   EXPECT_TRUE(has_code(try_build(2, {{-1, 0}}), errc::invalid_argument));
@@ -570,18 +593,12 @@ TEST(HostTransportBuild, FailsWhenItsHubGoes) {
   const auto other = make_host_backend({.devices = 1});
   const auto id = must(hub->make_communicator_id());
   const local_rank mine{0, 0};
-  std::atomic<bool> refused{false};
   caf::error err;
   std::thread builder{[&] {
     const auto result = other->build(id, 2, {&mine, 1});
     err = result ? caf::error{} : result.error();
   }};
-  // It is there when its rank is taken.
-  const auto third = make_host_backend({.devices = 1});
-  ASSERT_TRUE(becomes([&] {
-    const auto result = third->build(id, 3, {&mine, 1});
-    return has_code(result, errc::invalid_argument);
-  }));
+  ASSERT_TRUE(wait_for_a_rank(id, 3));
   hub.reset();
   builder.join();
   EXPECT_TRUE(has_code(err, errc::nccl_error));
@@ -675,7 +692,7 @@ TEST_P(HostTransportEnd, MayComeAtAnyMoment) {
       runs.push_back(std::make_unique<collective_run>(
           testing::collective_spec{.what = collectives[random() % collectives.size()],
                                    .type = dtype::float32,
-                                   .count = random() % 3 == 0 ? 300'000 : 10,
+                                   .count = std::size_t{random() % 3 == 0 ? 300'000U : 10U},
                                    .ranks = 3,
                                    .seed = i},
           memory::apart));
@@ -830,16 +847,6 @@ protected:
         return clock::now() - begin;
     }
   }
-
-  /// Says hello as a rank of a communicator that is still to be built.
-  detail::file_descriptor knock(const communicator_id& id, int size, int rank) const {
-    auto result = connect();
-    const auto where = *detail::invitation_of(id);
-    const detail::wire_hello hello{
-        .secret = where.secret, .group = where.group, .size = size, .rank = rank};
-    say(result, detail::bytes_of(hello));
-    return result;
-  }
 };
 
 TEST_F(HostTransportStrangers, WhoSaysNothingOrHalfIsDroppedInTime) {
@@ -878,6 +885,7 @@ TEST_F(HostTransportStrangers, WhoSaysNonsenseIsDroppedAtOnce) {
 }
 
 TEST_F(HostTransportStrangers, ManyCostLittle) {
+  ASSERT_NO_FATAL_FAILURE(ranks.expect_working()); // so that its streams have their threads
   const holdings before;
   std::vector<detail::file_descriptor> all;
   for (int i = 0; i < 300; ++i)
@@ -1053,7 +1061,6 @@ TROUPE_CHILD(HostTransportOneSum) {
 TROUPE_CHILD(HostTransportHub) {
   const auto host = make_host_backend({.devices = 1, .listen_address = here});
   tell("id", hex_of(must(host->make_communicator_id())));
-  tell("told");
   std::this_thread::sleep_for(10min); // until it is killed
   return 0;
 }
@@ -1063,6 +1070,18 @@ TROUPE_CHILD(HostTransportIdle) {
   child_rank self;
   tell("there");
   std::this_thread::sleep_for(10min); // until it is killed
+  return 0;
+}
+
+/// Receives more than finds room on the way.
+TROUPE_CHILD(HostTransportReceives) {
+  child_rank self;
+  std::vector<std::int32_t> values(8 * large);
+  const collective_call call{
+      .what = recv, .recv = values.data(), .count = values.size(), .type = dtype::int32};
+  must(self.communicator.front()->enqueue({&call, 1}, self.device.stream));
+  self.device.drain();
+  tell("received");
   return 0;
 }
 
@@ -1148,11 +1167,8 @@ TEST_F(HostTransportProcesses, AKilledOneIsNamedToAllOthers) {
 TEST_F(HostTransportProcesses, AKilledOneEndsABuild) {
   const auto id = must(host->make_communicator_id());
   const auto child = start_rank("HostTransportIdle", id, 3, 1);
-  // It is there when its rank is taken.
+  ASSERT_TRUE(wait_for_a_rank(id, 2));
   const auto other = make_host_backend({.devices = 1});
-  const local_rank same{1, 0};
-  ASSERT_TRUE(
-      becomes([&] { return has_code(other->build(id, 2, {&same, 1}), errc::invalid_argument); }));
   caf::error err;
   std::thread builder{[&] {
     const local_rank mine{0, 0};
@@ -1166,14 +1182,51 @@ TEST_F(HostTransportProcesses, AKilledOneEndsABuild) {
   EXPECT_TRUE(names_rank(other->build(id, 3, {&late, 1}).error(), errc::nccl_error, 1));
 }
 
-TEST_F(HostTransportProcesses, AKilledHubEndsItForAll) {
+/// Two ranks, each of a backend of its own, that meet in a child.
+class HostTransportFarHub : public ::testing::Test {
+protected:
+  HostTransportFarHub() {
+    if (!hub.wait_told("id", patience))
+      throw std::runtime_error("no hub: " + to_string(hub.wait(0s)));
+    ranks.build(id_from(hub.told("id")));
+  }
+
   running_child hub{"HostTransportHub"};
-  ASSERT_TRUE(hub.wait_told("told", patience));
-  hub.stop(); // nobody is answered any more
+  spread ranks{{{0}, {1}}, spread::unbuilt};
+};
+
+TEST_F(HostTransportFarHub, EndsItForAllWhenItIsKilled) {
+  ASSERT_NO_FATAL_FAILURE(ranks.expect_working());
+  ASSERT_TRUE(is_ok(ranks.enqueue(0, {.what = barrier})));
   hub.kill();
-  const auto id = id_from(hub.wait(patience).value("id"));
+  ranks.drain_all();
+  for (int r = 0; r < 2; ++r) {
+    const auto err = end_of(ranks.rank(r));
+    ASSERT_TRUE(has_code(err, errc::nccl_error));
+    EXPECT_EQ(failure_of(err)->detail, "the process where the ranks meet is gone");
+  }
+  EXPECT_TRUE(is_ok(ranks.abort(0)));
+  EXPECT_TRUE(is_ok(ranks.abort(1)));
   const local_rank mine{0, 0};
-  EXPECT_TRUE(has_code(host->build(id, 2, {&mine, 1}), errc::nccl_error));
+  EXPECT_TRUE(
+      has_code(ranks.of(0).host->build(id_from(hub.told("id")), 2, {&mine, 1}), errc::nccl_error));
+}
+
+TEST_F(HostTransportFarHub, AnAbortDoesNotWaitForItWhenItIsStopped) {
+  ASSERT_NO_FATAL_FAILURE(ranks.expect_working());
+  hub.stop();
+  // More than finds room on the way.
+  std::vector<std::vector<std::int32_t>> values(2, std::vector<std::int32_t>(8 * large));
+  for (int r = 0; r < 2; ++r) {
+    auto* const own = values[static_cast<std::size_t>(r)].data();
+    ASSERT_TRUE(is_ok(
+        ranks.enqueue(r, {.send = own, .recv = own, .count = 8 * large, .type = dtype::int32})));
+  }
+  const auto begin = clock::now();
+  EXPECT_TRUE(is_ok(ranks.abort(0)));
+  EXPECT_TRUE(is_ok(ranks.abort(1)));
+  ranks.drain_all();
+  EXPECT_LT(clock::now() - begin, 2s);
 }
 
 TEST_F(HostTransportProcesses, AnAbortWaitsForNoStoppedOne) {
@@ -1189,8 +1242,28 @@ TEST_F(HostTransportProcesses, AnAbortWaitsForNoStoppedOne) {
   EXPECT_LT(clock::now() - begin, 1s);
   const auto end = children[1]->wait(patience);
   EXPECT_EQ(end.value("end"), "the communicator was aborted") << to_string(end);
-  // The hub lets go of the stopped one, too.
-  EXPECT_TRUE(becomes([&] { return entries_of("/proc/self/task") <= before.threads + 3; }));
+  // The hub lets go of the stopped one, too: what is left is its own thread, that of the stream,
+  // and the one that waits for the child.
+  EXPECT_TRUE(becomes([&] { return holdings{}.threads <= before.threads + 3; }));
+}
+
+TEST_F(HostTransportProcesses, AHubEndsInTheMiddleOfWhatAStoppedOneReceives) {
+  const holdings before;
+  start({"HostTransportReceives"});
+  std::vector<std::int32_t> values(8 * large, 1);
+  const collective_call call{
+      .what = send, .send = values.data(), .count = values.size(), .type = dtype::int32, .peer = 1};
+  ASSERT_TRUE(is_ok(communicator.front()->enqueue({&call, 1}, device.stream)));
+  device.drain(); // the hub has it, and has begun to send it
+  children[0]->stop();
+  ASSERT_FALSE(children[0]->wait_told("received", 0s));
+  EXPECT_TRUE(is_ok(host->destroy(std::move(communicator))));
+  const auto begin = clock::now();
+  host.reset();
+  device.device.reset();
+  EXPECT_LT(clock::now() - begin, 3s);
+  children.clear();
+  expect_to_hold(before);
 }
 
 } // namespace
