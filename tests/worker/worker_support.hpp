@@ -54,12 +54,12 @@ inline void send_note(detail::message_socket& socket, std::string_view text,
   must(socket.send(std::as_bytes(std::span{text}), descriptors, clock::now() + patience));
 }
 
-/// None at the end.
-inline std::optional<note> receive_note(detail::message_socket& socket) {
+/// None at the end. A worker waits without a limit: it shall not end by itself.
+inline std::optional<note> receive_note(detail::message_socket& socket,
+                                        detail::time_limit until = detail::no_limit) {
   std::array<char, 4096> text;
-  auto got =
-      must(socket.receive(std::as_writable_bytes(std::span{text}),
-                          detail::message_socket::most_descriptors, clock::now() + patience));
+  auto got = must(socket.receive(std::as_writable_bytes(std::span{text}),
+                                 detail::message_socket::most_descriptors, until));
   if (got.what != detail::received::kind::message)
     return std::nullopt;
   return note{{text.data(), got.size_bytes}, std::move(got.descriptors)};
@@ -68,7 +68,7 @@ inline std::optional<note> receive_note(detail::message_socket& socket) {
 inline note answer(detail::message_socket& socket, std::string_view text,
                    std::span<const int> descriptors = {}) {
   send_note(socket, text, descriptors);
-  auto result = receive_note(socket);
+  auto result = receive_note(socket, clock::now() + patience);
   if (!result)
     throw std::runtime_error("no answer to " + std::string{text});
   return std::move(*result);
