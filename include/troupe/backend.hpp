@@ -210,6 +210,8 @@ struct communicator_id {
 struct local_rank {
   int rank = 0;
   int device = 0; ///< ordinal
+  /// It is not the device as it is now, but its spare (`backend::provide_spare`).
+  bool spare = false;
 };
 
 /// How many elements a rank exchanges with each rank, and where they lie in its buffers.
@@ -283,6 +285,11 @@ public:
   /// The same, undone; no rank's work uses the window any more. Blocks for no other rank.
   [[nodiscard]] virtual caf::error deregister_window(void* memory) noexcept = 0;
 
+  /// Sets what is called, on any thread, perhaps at once, when the rank's device is lost, or the
+  /// spare that it is of.
+  /// @thread any
+  virtual void on_loss(std::function<void()> f) noexcept { static_cast<void>(f); }
+
   /// An error that happened behind the calls' backs; none while all is well.
   [[nodiscard]] virtual caf::error asynchronous_error() noexcept = 0;
 };
@@ -327,6 +334,21 @@ public:
   /// Ends an idle communicator in good order, and its windows. Blocks.
   /// @thread a reaper; never a lane
   [[nodiscard]] virtual caf::error destroy(communicator_ranks ranks) noexcept = 0;
+
+  /// Makes sure that another process is ready to have the device when the one that has it is lost;
+  /// blocks until it is.
+  /// @thread a builder; never a lane
+  /// @errors errc::not_supported: devices of this backend have no spares; errc::unavailable
+  [[nodiscard]] virtual caf::error provide_spare(int ordinal) noexcept {
+    static_cast<void>(ordinal);
+    return make_error(errc::not_supported, "only devices in worker processes have spares");
+  }
+  /// Is `rank` one of the device as it is now?
+  virtual bool is_current(const backend_communicator& rank, int ordinal) const noexcept {
+    static_cast<void>(rank);
+    static_cast<void>(ordinal);
+    return true;
+  }
 
   /// The work of this process with its devices is lost: after a sticky fault, or because a thread
   /// is stuck in a call for good. From now on no call goes to a driver, which might not return:

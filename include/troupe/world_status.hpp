@@ -78,6 +78,11 @@ enum class standby_policy : std::uint8_t {
   /// NVIDIA GPUs about 485 MiB (less with a smaller NCCL_BUFFSIZE). Whenever one is connected,
   /// after the start and after each switch, its devices do nothing else for that time.
   same,
+  /// For each rank, one with the spare of its device in its place: when a device is lost with its
+  /// worker process, the spare has it at once, in its next generation, and the world goes on. Each
+  /// costs as much device memory on each rank as any communicator, and a spare that of a process
+  /// beside. Only for devices in worker processes (troupe/worker.hpp).
+  full,
 };
 
 std::string_view to_string(standby_policy x) noexcept;

@@ -29,6 +29,11 @@ struct communicator_built {
   caf::error why;
 };
 
+/// To a world: its standbys with spares are there, or why not.
+struct standbys_built {
+  caf::error why;
+};
+
 /// To a world: the communicator of that epoch ended.
 struct communicator_ended {
   std::uint64_t epoch = 0;

@@ -83,6 +83,7 @@ public:
         [this](const shutdown&) { end(caf::exit_reason::user_shutdown); },
         [this](const device_changed& x) { on_device(x); },
         [this](const communicator_built& x) { on_built(x); },
+        [this](const standbys_built& x) { on_standbys_built(x); },
         [this](const communicator_ended& x) { on_ended(x); },
         [this](const communicator_gone&) { try_build(); },
         [this](const retry_build& x) {
@@ -150,6 +151,7 @@ private:
     case device_phase::opening:
       break;
     case device_phase::ready:
+      go_on_with_spare();
       try_build();
       break;
     }
@@ -169,13 +171,43 @@ private:
     auto now = core_->status();
     if (now.phase != world_phase::ready)
       return now.phase == world_phase::building;
-    return core_->limits().standby == standby_policy::same && !now.standby_ready &&
+    return core_->limits().standby != standby_policy::none && !now.standby_ready &&
            core_->communicators() == 1;
   }
 
-  void try_build() {
-    if (building_ || waits_to_retry_ || !devices_ready() || !wants_build())
+  /// A device that was lost is there again: perhaps a standby was built for that.
+  void go_on_with_spare() {
+    if (building_ || !devices_ready() || !core_->switch_to_spared())
       return;
+    log(log_level::info, "world " + core_->name() + " goes on with a spare");
+    waits_to_retry_ = false;
+    subscribers_.tell(this, core_->status());
+  }
+
+  void build_standbys() {
+    building_standbys_ = true;
+    core_->build_spared([to = address()](const caf::error& why) {
+      if (auto self = caf::actor_cast<caf::actor>(to))
+        detail::anon_send(self, standbys_built{why});
+    });
+  }
+
+  void on_standbys_built(const standbys_built& x) {
+    building_standbys_ = false;
+    if (finished())
+      return;
+    if (x.why)
+      return on_standby_lost(x.why);
+    standby_failures_ = 0;
+    subscribers_.tell(this, core_->status());
+  }
+
+  void try_build() {
+    if (building_ || building_standbys_ || waits_to_retry_ || !devices_ready() || !wants_build())
+      return;
+    if (core_->limits().standby == standby_policy::full &&
+        core_->status().phase == world_phase::ready)
+      return build_standbys();
     building_ = core_->build([to = address()](std::uint64_t built, const caf::error& why) {
       if (auto self = caf::actor_cast<caf::actor>(to))
         detail::anon_send(self, communicator_built{built, why});
@@ -342,6 +374,7 @@ private:
   std::map<int, device_changed> phases_;
   std::deque<clock::time_point> restarts_;
   std::optional<std::uint64_t> building_; // the epoch that it is for
+  bool building_standbys_ = false;
   bool waits_to_retry_ = false;
   std::uint64_t last_retry_ = 0;
   std::size_t standby_failures_ = 0; // in a row

@@ -666,6 +666,10 @@ public:
     return call(verb::deregister_window, {}, [&] { return inner_->deregister_window(memory); });
   }
 
+  void on_loss(std::function<void()> f) noexcept override { inner_->on_loss(std::move(f)); }
+
+  const backend_communicator& inner() const noexcept { return *inner_; }
+
   caf::error asynchronous_error() noexcept override {
     return call(verb::asynchronous_error, {}, [this] { return inner_->asynchronous_error(); });
   }
@@ -772,6 +776,12 @@ public:
 
   caf::error destroy(communicator_ranks ranks) noexcept override {
     return end(verb::destroy, std::move(ranks));
+  }
+
+  caf::error provide_spare(int ordinal) noexcept override { return inner_->provide_spare(ordinal); }
+
+  bool is_current(const backend_communicator& rank, int ordinal) const noexcept override {
+    return inner_->is_current(static_cast<const faulty_communicator&>(rank).inner(), ordinal);
   }
 
   void abandon() noexcept override { inner_->abandon(); }

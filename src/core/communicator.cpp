@@ -81,7 +81,11 @@ void communicator::fail(const caf::error& cause) noexcept {
   runtime_->workers().run([self = std::move(keep)] { self->reap(false); });
 }
 
-void communicator::retire() noexcept {
+void communicator::retire() noexcept { end_quietly(true); }
+
+void communicator::discard() noexcept { end_quietly(false); }
+
+void communicator::end_quietly(bool healthy) noexcept {
   {
     std::lock_guard lock{mutex_};
     if (!live_.load())
@@ -89,7 +93,7 @@ void communicator::retire() noexcept {
     live_.store(false);
     symmetric_.fetch_or(no_more);
   }
-  runtime_->workers().run([self = shared_from_this()] { self->reap(true); });
+  runtime_->workers().run([self = shared_from_this(), healthy] { self->reap(healthy); });
 }
 
 void communicator::end(const caf::error& cause) noexcept {

@@ -83,10 +83,14 @@ public:
   void fail(const caf::error& cause) noexcept;
   /// Ends it in good order; nothing is pending on it.
   void retire() noexcept;
+  /// Ends it, though one of its ranks may be lost; nothing is pending on it, and nobody hears of
+  /// it.
+  void discard() noexcept;
   /// `retire` if nothing is pending on it, else `fail`.
   void end(const caf::error& cause) noexcept;
 
 private:
+  void end_quietly(bool healthy) noexcept;
   void reap(bool healthy) noexcept;
   void wait_for_symmetric() noexcept;
   void let_go_windows() noexcept;

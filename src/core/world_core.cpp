@@ -30,6 +30,8 @@ std::string_view to_string(standby_policy x) noexcept {
     return "none";
   case standby_policy::same:
     return "same";
+  case standby_policy::full:
+    return "full";
   }
   return "unknown";
 }
@@ -52,7 +54,7 @@ using namespace std::chrono_literals;
 world_core::world_core(std::shared_ptr<runtime> runtime, std::string name,
                        std::vector<std::shared_ptr<lane>> lanes, const world_limits& limits)
     : runtime_(std::move(runtime)), name_(std::move(name)), lanes_(std::move(lanes)),
-      limits_(limits), matching_(lanes_.size()) {}
+      limits_(limits), matching_(lanes_.size()), spared_(lanes_.size()) {}
 
 world_core::~world_core() = default;
 
@@ -62,8 +64,7 @@ world_status world_core::status() const {
 }
 
 world_status world_core::status_locked() const {
-  world_status result{
-      name_, phase_, epoch_, membership_, members_, reason_, standby_ && standby_->live()};
+  world_status result{name_, phase_, epoch_, membership_, members_, reason_, has_standby()};
   if (!has_communicator())
     return result;
   result.windows_reason = current_->windows_closed();
@@ -82,6 +83,136 @@ std::vector<world_member> world_core::present_members() const {
     result.push_back(
         {static_cast<int>(i), lanes_[i]->state().ordinal(), lanes_[i]->state().generation()});
   return result;
+}
+
+bool world_core::has_standby() const noexcept {
+  auto there = [](auto& x) { return x && x->live(); };
+  return limits_.standby == standby_policy::full
+             ? std::all_of(spared_.begin(), spared_.end(), there)
+             : there(standby_);
+}
+
+/// As long as the members are those of now.
+void world_core::build_spared(std::function<void(const caf::error&)> done) {
+  std::uint64_t first = 0;
+  std::uint64_t membership = 0;
+  {
+    std::lock_guard lock{order_mutex()};
+    first = last_epoch_ + 1;
+    last_epoch_ += size();
+    membership = membership_;
+  }
+  runtime_->workers().run([self = shared_from_this(), first, membership, done = std::move(done)] {
+    auto error = self->build_spared(first, membership);
+    if (error)
+      self->discard_spared(); // all of them or none
+    done(error);
+  });
+}
+
+caf::error world_core::build_spared(std::uint64_t first_epoch, std::uint64_t membership) {
+  auto& backend = runtime_->backend();
+  for (auto& x : lanes_)
+    if (auto error = backend.provide_spare(x->state().ordinal()))
+      return error;
+  for (std::size_t k = 0; k < size(); ++k) {
+    auto id = backend.make_communicator_id();
+    if (!id)
+      return id.error();
+    std::vector<local_rank> ranks;
+    for (std::size_t i = 0; i < size(); ++i)
+      ranks.push_back({static_cast<int>(i), lanes_[i]->state().ordinal(), i == k});
+    auto built = backend.build(*id, static_cast<int>(ranks.size()), ranks);
+    if (!built)
+      return built.error();
+    auto target = own(first_epoch + k, std::move(*built));
+    target->set_fully_connected();
+    bool wanted = false;
+    {
+      std::lock_guard lock{order_mutex()};
+      wanted = membership == membership_ && phase_ == world_phase::ready;
+      if (wanted)
+        spared_[k] = target;
+    }
+    if (!wanted) {
+      target->discard();
+      return make_error(errc::membership_changed,
+                        "the world went on before its standbys were built");
+    }
+    target->rank(k).on_loss([weak = weak_from_this(), which = std::weak_ptr{target}, k] {
+      auto world = weak.lock();
+      auto lost = which.lock();
+      if (world && lost)
+        world->on_spare_lost(lost, k);
+    });
+  }
+  return {};
+}
+
+/// If it is a standby still, and not the one that requests run on.
+void world_core::on_spare_lost(const std::shared_ptr<communicator>& which, std::size_t k) {
+  {
+    std::lock_guard lock{order_mutex()};
+    if (spared_[k] != which)
+      return;
+  }
+  discard_spared();
+  failure why;
+  why.code = errc::worker_lost;
+  why.device = lanes_[k]->state().ordinal();
+  why.rank = static_cast<int>(k);
+  why.detail = "the spare of the device is gone";
+  on_end_(which->epoch(), make_error(std::move(why)), communicator_role::standby);
+}
+
+void world_core::discard_spared() {
+  std::vector<std::shared_ptr<communicator>> all(size());
+  {
+    std::lock_guard lock{order_mutex()};
+    all.swap(spared_);
+  }
+  for (auto& x : all)
+    if (x)
+      x->discard();
+}
+
+bool world_core::switch_to_spared() {
+  std::vector<std::shared_ptr<communicator>> others(size());
+  bool switched = false;
+  {
+    std::lock_guard lock{order_mutex()};
+    if (phase_ != world_phase::building)
+      return false;
+    for (auto& x : lanes_)
+      if (x->state().phase() != device_phase::ready)
+        return false;
+    // Those with another rank's spare have a rank that is lost.
+    for (auto& x : spared_)
+      if (!switched && x && x->live() && is_current(*x)) {
+        current_ = std::move(x);
+        switched = true;
+      }
+    others.swap(spared_);
+    if (switched) {
+      epoch_ = current_->epoch();
+      members_ = present_members();
+      ++membership_;
+      phase_ = world_phase::ready;
+    }
+  }
+  for (auto& x : others)
+    if (x)
+      x->discard();
+  if (switched)
+    runtime_->gate().go_on();
+  return switched;
+}
+
+bool world_core::is_current(communicator& x) const {
+  for (std::size_t i = 0; i < size(); ++i)
+    if (!runtime_->backend().is_current(x.rank(i), lanes_[i]->state().ordinal()))
+      return false;
+  return true;
 }
 
 std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::error&)> done) {
@@ -164,9 +295,9 @@ void world_core::connect_the_rest(const std::shared_ptr<communicator>& target) {
           });
 }
 
-std::shared_ptr<communicator> world_core::adopt(std::uint64_t epoch, communicator_ranks ranks) {
+std::shared_ptr<communicator> world_core::own(std::uint64_t epoch, communicator_ranks ranks) {
   communicators_.fetch_add(1);
-  auto result = std::make_shared<communicator>(
+  return std::make_shared<communicator>(
       runtime_, epoch, lanes_, std::move(ranks), limits_.quiet_limit,
       [self = weak_from_this()](communicator& which, const caf::error& cause) {
         if (auto world = self.lock())
@@ -180,6 +311,10 @@ std::shared_ptr<communicator> world_core::adopt(std::uint64_t epoch, communicato
         if (world->on_gone_)
           world->on_gone_();
       });
+}
+
+std::shared_ptr<communicator> world_core::adopt(std::uint64_t epoch, communicator_ranks ranks) {
+  auto result = own(epoch, std::move(ranks));
   bool wanted = false;
   {
     std::lock_guard lock{order_mutex()};
@@ -398,6 +533,7 @@ void world_core::close(world_phase phase, const caf::error& why) {
     standby.swap(standby_);
   }
   runtime_->gate().go_on();
+  discard_spared();
   for (auto& x : {current, next, standby})
     if (x)
       x->end(why);
@@ -419,6 +555,8 @@ void world_core::end_epoch(const caf::error& cause) {
   }
   if (standby)
     standby->retire();
+  if (code_of(cause) != errc::worker_lost) // else one of them may go on
+    discard_spared();
   for (auto& x : {current, next})
     if (x)
       x->fail(cause);

@@ -60,6 +60,12 @@ public:
   /// It is connected: requests that wait go on, or, if there is a live one, it is the standby.
   /// False if it has ended.
   bool open();
+  /// Builds in the background, for each rank, the standby with the spare of its device in its
+  /// place; `done` hears of it on any thread, once. While the world is ready and has none.
+  void build_spared(std::function<void(const caf::error&)> done);
+  /// The devices are all there again, one of them as its spare was: goes on with the standby that
+  /// was built for that. False: there is none, and one is to be built; no standby is left.
+  bool switch_to_spared();
   /// What is being built is not wanted any more.
   void give_up_build(const caf::error& cause);
   /// Requests are refused, those that wait or run are answered with `why`.
@@ -115,7 +121,13 @@ private:
   answer start(const char* verb, caf::expected<std::vector<rank_call>> calls,
                const request_options& options);
   answer start(std::shared_ptr<collective_operation> op, const request_options& options);
+  std::shared_ptr<communicator> own(std::uint64_t epoch, communicator_ranks ranks);
   std::shared_ptr<communicator> adopt(std::uint64_t epoch, communicator_ranks ranks);
+  caf::error build_spared(std::uint64_t first_epoch, std::uint64_t membership);
+  void on_spare_lost(const std::shared_ptr<communicator>& which, std::size_t k);
+  void discard_spared();
+  bool is_current(communicator& x) const;
+  bool has_standby() const noexcept;
   /// Calls `done` when all lanes have made the connections, or with why not.
   void connect(const std::shared_ptr<communicator>& target, connect_scope what,
                std::function<void(const caf::error&)> done);
@@ -150,9 +162,10 @@ private:
   std::uint64_t given_up_ = 0;   // a communicator of this epoch is not wanted any more
   std::uint64_t membership_ = 0;
   std::vector<world_member> members_;
-  std::shared_ptr<communicator> next_;    // being connected
-  std::shared_ptr<communicator> current_; // for requests
-  std::shared_ptr<communicator> standby_; // connected, and idle
+  std::shared_ptr<communicator> next_;                // being connected
+  std::shared_ptr<communicator> current_;             // for requests
+  std::shared_ptr<communicator> standby_;             // connected, and idle
+  std::vector<std::shared_ptr<communicator>> spared_; // the same, by the rank whose spare is in it
   rank_matching matching_;
   spare<collective_operation> spare_operation_;            // for the next request of all ranks
   std::vector<std::weak_ptr<symmetric_memory>> symmetric_; // in the order of allocation

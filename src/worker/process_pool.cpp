@@ -219,6 +219,10 @@ caf::expected<std::shared_ptr<worker_link>> process_pool::provide(int ordinal) n
     return here.now.link;
   if (here.now.link)
     end(here.now, here.now.link->loss());
+  if (here.spare.link && !here.spare.link->lost()) {
+    here.now = std::exchange(here.spare, {});
+    return here.now.link;
+  }
   int devices = 0;
   auto started = start(ordinal, devices);
   if (!started)
@@ -233,9 +237,42 @@ std::shared_ptr<worker_link> process_pool::current(int ordinal) const noexcept {
   return here.now.link;
 }
 
+caf::error process_pool::provide_spare(int ordinal) noexcept {
+  auto& here = *slots_[static_cast<std::size_t>(ordinal)];
+  std::lock_guard one_at_a_time{here.starting_spare};
+  {
+    std::lock_guard lock{here.mutex};
+    if (here.spare.link && !here.spare.link->lost())
+      return {};
+    if (here.spare.link)
+      end(here.spare, here.spare.link->loss());
+  }
+  int devices = 0;
+  auto started = start(ordinal, devices);
+  if (!started)
+    return started.error();
+  struct none {};
+  if (auto error = started->link->run(command::bind, none{})) { // what takes long, ahead
+    end(*started, error);
+    return error;
+  }
+  std::lock_guard lock{here.mutex};
+  here.spare = std::move(*started);
+  return {};
+}
+
+std::shared_ptr<worker_link> process_pool::spare(int ordinal) const noexcept {
+  const auto& here = *slots_[static_cast<std::size_t>(ordinal)];
+  std::lock_guard lock{here.mutex};
+  return here.spare.link;
+}
+
 void process_pool::release(int ordinal) noexcept {
   auto& here = *slots_[static_cast<std::size_t>(ordinal)];
+  std::lock_guard one_at_a_time{here.starting_spare};
   std::lock_guard lock{here.mutex};
+  if (here.spare.link)
+    end(here.spare, make_error(errc::unavailable, "the device's spare is not needed any more"));
   if (!here.now.link)
     return;
   if (!here.now.link->lost()) {

@@ -23,6 +23,8 @@ public:
   int device_count() const noexcept override { return static_cast<int>(slots_.size()); }
   caf::expected<std::shared_ptr<worker_link>> provide(int ordinal) noexcept override;
   std::shared_ptr<worker_link> current(int ordinal) const noexcept override;
+  caf::error provide_spare(int ordinal) noexcept override;
+  std::shared_ptr<worker_link> spare(int ordinal) const noexcept override;
   void release(int ordinal) noexcept override;
 
 private:
@@ -36,6 +38,8 @@ private:
   struct slot {
     mutable std::mutex mutex;
     running now;
+    running spare;
+    std::mutex starting_spare;
   };
 
   explicit process_pool(worker_backend_options options) : options_(std::move(options)) {}

@@ -31,7 +31,6 @@ enum class command : std::uint16_t {
   copy,               ///< copy_args
   fill,               ///< fill_args
   launch,             ///< launch_request
-  connect,            ///< connect_args
   enqueue,            ///< enqueue_args, then the calls
   register_window,    ///< window_args
   deregister_window,  ///< window_args
@@ -92,12 +91,6 @@ struct fill_args {
   std::uint64_t pattern_bytes = 0;
   std::byte pattern[8] = {};
   stream_id stream = 0;
-};
-
-struct connect_args {
-  communicator_key communicator = 0;
-  stream_id stream = 0;
-  connect_scope what = connect_scope::everything;
 };
 
 struct enqueue_args {

@@ -250,8 +250,9 @@ void remote_device::set_loss_signal(std::function<void(const caf::error&)> signa
 
 // -- communicators
 
-caf::error remote_communicator::connect(stream_view stream, connect_scope what) noexcept {
-  return link_->run(command::connect, connect_args{key_, id_of(stream), what});
+/// The worker has made all connections when it built it.
+caf::error remote_communicator::connect(stream_view, connect_scope) noexcept {
+  return link_->lost() ? link_->loss() : caf::error{};
 }
 
 caf::error remote_communicator::enqueue(std::span<const collective_call> calls,
@@ -272,6 +273,10 @@ caf::error remote_communicator::register_window(void* memory, std::size_t size_b
 
 caf::error remote_communicator::deregister_window(void* memory) noexcept {
   return link_->run(command::deregister_window, window_args{key_, address_of(memory), 0, 0});
+}
+
+void remote_communicator::on_loss(std::function<void()> f) noexcept {
+  link_->on_loss([f = std::move(f)](const caf::error&) { f(); });
 }
 
 caf::error remote_communicator::asynchronous_error() noexcept {

@@ -101,6 +101,7 @@ public:
   caf::error register_window(void* memory, std::size_t size_bytes,
                              stream_view stream) noexcept override;
   caf::error deregister_window(void* memory) noexcept override;
+  void on_loss(std::function<void()> f) noexcept override;
   caf::error asynchronous_error() noexcept override;
 
 private:

@@ -118,17 +118,18 @@ worker_backend::build(const communicator_id&, int size,
   for (auto& x : ranks) {
     if (auto error = check(x.device))
       return error;
-    auto link = pool_->current(x.device);
+    auto link = x.spare ? pool_->spare(x.device) : pool_->current(x.device);
     if (!link) {
       failure f;
       f.code = errc::worker_lost;
       f.device = x.device;
       f.rank = x.rank;
-      f.detail = "the device has no worker";
+      f.detail = x.spare ? "the device has no spare" : "the device has no worker";
       return make_error(std::move(f));
     }
     links.push_back(std::move(link));
   }
+  std::lock_guard lock{building_};
   auto made = links.front()->request(control::make_communicator_id, std::span<const std::byte>{});
   if (!made)
     return made.error();
@@ -169,6 +170,17 @@ worker_backend::build(const communicator_id&, int size,
     result.push_back(std::make_unique<remote_communicator>(
         links[i], wire_reader{*all->answers[i]}.get<communicator_key>()));
   return result;
+}
+
+caf::error worker_backend::provide_spare(int ordinal) noexcept {
+  if (auto error = check(ordinal))
+    return error;
+  return pool_->provide_spare(ordinal);
+}
+
+bool worker_backend::is_current(const backend_communicator& rank, int ordinal) const noexcept {
+  auto& link = static_cast<const remote_communicator&>(rank).link();
+  return &link == pool_->current(ordinal).get() && !link.lost();
 }
 
 caf::error worker_backend::end(control how, const communicator_ranks& ranks) noexcept {

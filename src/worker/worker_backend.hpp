@@ -26,6 +26,8 @@ public:
   /// @errors errc::worker_lost, too: one of the workers is gone; what the others have built, ends
   caf::expected<communicator_ranks> build(const communicator_id& id, int size,
                                           std::span<const local_rank> ranks) noexcept override;
+  caf::error provide_spare(int ordinal) noexcept override;
+  bool is_current(const backend_communicator& rank, int ordinal) const noexcept override;
   caf::error abort(communicator_ranks ranks) noexcept override;
   caf::error destroy(communicator_ranks ranks) noexcept override;
 
@@ -35,6 +37,9 @@ private:
 
   const std::shared_ptr<worker_pool> pool_;
   const std::string name_;
+  /// Workers build one communicator after the other, all in the same order: each connects it beside
+  /// the work of others, and two at a time could wait for each other.
+  std::mutex building_;
 };
 
 } // namespace troupe::detail

@@ -19,6 +19,12 @@ public:
   virtual caf::expected<std::shared_ptr<worker_link>> provide(int ordinal) noexcept = 0;
   /// The worker of a device, if there is one.
   virtual std::shared_ptr<worker_link> current(int ordinal) const noexcept = 0;
+  /// Has another worker ready for when that of the device is lost: `provide` then gives it at once.
+  /// Blocks.
+  /// @errors errc::unavailable: none could be started, and why
+  virtual caf::error provide_spare(int ordinal) noexcept = 0;
+  /// The spare of a device, if there is one.
+  virtual std::shared_ptr<worker_link> spare(int ordinal) const noexcept = 0;
   /// The device needs its worker no more: it ends in good order. Blocks.
   virtual void release(int ordinal) noexcept = 0;
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <future>
 #include <utility>
 
 namespace troupe::detail {
@@ -97,12 +98,15 @@ void worker_service::run() noexcept {
   while (!stopped_.load(std::memory_order_relaxed)) {
     bool worked = execute_some();
     worked |= poll();
+    worked |= run_asked();
     idle(worked);
   }
-  {
-    // They may be at the device.
-    std::unique_lock lock{mutex_};
-    jobs_over_.wait(lock, [this] { return jobs_ == 0; });
+  // They may be at the device, or ask for it.
+  for (std::unique_lock lock{mutex_}; jobs_ != 0;) {
+    lock.unlock();
+    run_asked();
+    lock.lock();
+    jobs_over_.wait_for(lock, doze / 10, [this] { return jobs_ == 0; });
   }
   device_.reset();
 }
@@ -224,7 +228,6 @@ caf::error worker_service::serve(command what, wire_reader& body, wire_writer& r
   case command::stop:
     stopped_.store(true);
     return {};
-  case command::connect:
   case command::enqueue:
   case command::register_window:
   case command::deregister_window:
@@ -363,10 +366,6 @@ caf::error worker_service::serve_communicator(command what, wire_reader& body) {
                            : make_error(errc::communicator_dead, "its communicator has ended");
   };
   switch (what) {
-  case command::connect: {
-    const auto x = body.get<connect_args>();
-    return with(x.communicator, [&](auto& rank) { return rank.connect(native(x.stream), x.what); });
-  }
   case command::enqueue:
     return enqueue(body);
   case command::register_window: {
@@ -443,7 +442,8 @@ void worker_service::idle(bool worked) noexcept {
   if (worked)
     return;
   ring_.wait_for_command(polls ? std::chrono::nanoseconds{poll_interval} : doze, [this] {
-    return stopped_.load(std::memory_order_relaxed) || completed_.load(std::memory_order_acquire);
+    return stopped_.load(std::memory_order_relaxed) || completed_.load(std::memory_order_acquire) ||
+           any_asked_.load(std::memory_order_acquire);
   });
 }
 
@@ -460,6 +460,32 @@ void worker_service::run_job(std::function<void()> job) {
     if (--jobs_ == 0)
       jobs_over_.notify_all();
   }}.detach();
+}
+
+bool worker_service::run_asked() noexcept {
+  if (!any_asked_.load(std::memory_order_acquire))
+    return false;
+  std::vector<std::function<void()>> all;
+  {
+    std::lock_guard lock{asked_mutex_};
+    all.swap(asked_);
+    any_asked_.store(false, std::memory_order_relaxed);
+  }
+  for (auto& f : all)
+    f();
+  return true;
+}
+
+caf::error worker_service::on_device(std::function<caf::error()> f) {
+  std::promise<caf::error> result;
+  auto done = result.get_future();
+  {
+    std::lock_guard lock{asked_mutex_};
+    asked_.push_back([&] { result.set_value(f()); });
+    any_asked_.store(true, std::memory_order_release);
+  }
+  ring_.wake_reader();
+  return done.get();
 }
 
 void worker_service::answer(const control_head& head, const caf::error& error,
@@ -534,6 +560,25 @@ caf::error worker_service::build(const build_args& what, communicator_key& key) 
     return ranks.error();
   if (ranks->size() != 1)
     return make_error(errc::internal, "not the one rank that was asked for");
+  // Here, and not where the device is driven: that thread has work of other communicators.
+  stream_view stream;
+  auto error = on_device([&] {
+    auto made = device_->create_stream();
+    if (!made)
+      return made.error();
+    stream = *made;
+    return caf::error{};
+  });
+  if (!error)
+    error = ranks->front()->connect(stream, connect_scope::everything);
+  if (stream.native != nullptr)
+    if (auto end = on_device([&] { return device_->destroy_stream(stream); }); end && !error)
+      error = std::move(end);
+  if (error) {
+    if (auto end = executes_->abort(std::move(*ranks)))
+      log(log_level::warning, "the end of a communicator gave an error", end);
+    return error;
+  }
   std::lock_guard lock{mutex_};
   key = ++last_communicator_;
   communicators_.emplace(key, std::move(*ranks));

@@ -91,6 +91,9 @@ private:
   caf::error map(const map_args& what, std::optional<file_descriptor> descriptor);
   caf::error unmap(std::uint64_t segment);
   void run_job(std::function<void()> job);
+  /// Runs `f` on the thread that drives the device, and waits for it. @thread a job's
+  caf::error on_device(std::function<caf::error()> f);
+  bool run_asked() noexcept;
 
   const std::shared_ptr<backend> executes_;
   link_area& area_;
@@ -105,6 +108,10 @@ private:
   std::unordered_map<stream_id, service_stream> streams_;
   stream_id last_stream_ = 0;
   std::vector<event_view> events_; ///< by number
+
+  std::mutex asked_mutex_;
+  std::vector<std::function<void()>> asked_; ///< of the thread that drives the device
+  std::atomic<bool> any_asked_{false};
 
   std::mutex mutex_;
   std::condition_variable jobs_over_;

@@ -121,6 +121,10 @@ public:
   caf::error destroy(communicator_ranks ranks) noexcept override {
     return inner_->destroy(std::move(ranks));
   }
+  caf::error provide_spare(int ordinal) noexcept override { return inner_->provide_spare(ordinal); }
+  bool is_current(const backend_communicator& rank, int ordinal) const noexcept override {
+    return inner_->is_current(rank, ordinal);
+  }
   void abandon() noexcept override { inner_->abandon(); }
 
 protected:

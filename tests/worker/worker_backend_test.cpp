@@ -45,7 +45,18 @@ const bool launches_registered = [] {
 }();
 
 std::shared_ptr<backend> workers(int devices) {
-  return must(make_worker_backend({.backend = "host", .host = {.devices = devices}}));
+  return must(
+      make_worker_backend({.backend = on_cuda() ? "cuda" : "host", .host = {.devices = devices}}));
+}
+
+/// Until a client has `more` right sums.
+::testing::AssertionResult goes_on(const std::atomic<int>& right, int more) {
+  const auto from = right.load();
+  const auto until = std::chrono::steady_clock::now() + patience;
+  while (right < from + more && std::chrono::steady_clock::now() < until)
+    std::this_thread::yield();
+  return right >= from + more ? ::testing::AssertionSuccess()
+                              : ::testing::AssertionFailure() << "no sum is right any more";
 }
 
 system_options in_worker_processes(int devices) {
@@ -55,7 +66,7 @@ system_options in_worker_processes(int devices) {
 caf::error launch_by_name(test_system& system, int device, std::string name,
                           std::vector<any_gpu_ref> reads = {}, std::vector<any_gpu_ref> writes = {},
                           std::vector<std::uint8_t> arguments = {}) {
-  auto answer = ask<caf::unit_t>(
+  auto answer = ask<void>(
       system, system.device_actor(device),
       launch{std::move(name), std::move(arguments), std::move(reads), std::move(writes), {}});
   return error_of(answer);
@@ -84,6 +95,7 @@ TEST(WorkerBackend, SumsOverProcesses) {
 }
 
 TEST(WorkerBackend, LaunchesWhatTheWorkerKnows) {
+  TROUPE_HOST_ONLY("the launch computes on the host");
   ASSERT_TRUE(launches_registered);
   test_system system{in_worker_processes(1)};
   auto d = must(device::open(system, 0));
@@ -130,16 +142,48 @@ TEST(WorkerBackend, GoesOnAfterManyKillsUnderLoad) {
   std::atomic<int> right = 0;
   std::thread client{[&] { add_up(w, stop, right); }};
   for (int i = 0; i < kills; ++i) {
-    const auto before = right.load();
-    auto until = std::chrono::steady_clock::now() + patience;
-    while (right < before + 3 && std::chrono::steady_clock::now() < until)
-      std::this_thread::yield();
-    ASSERT_GE(right, before + 3) << "after " << i << " kills";
-    EXPECT_EQ(code_of(launch_by_name(system, i % 3, "kill the worker")), errc::worker_lost);
+    ASSERT_TRUE(goes_on(right, 3)) << "after " << i << " kills";
+    EXPECT_EQ(code_of(launch_by_name(system, i % static_cast<int>(w.size()), "kill the worker")),
+              errc::worker_lost);
   }
   stop = true;
   client.join();
   EXPECT_TRUE(works(w));
+}
+
+TEST(WorkerBackend, GoesOnWithASpare) {
+  constexpr int kills = 5;
+  test_system system{in_worker_processes(3)};
+  world_config config;
+  config.limits.standby = standby_policy::full;
+  config.limits.restarts = 1000;
+  auto w = system.open_world(config);
+  world_feed feed{system, w.actor()};
+  auto kept = must(w.device_of(0).allocate<float>(1000));
+  ASSERT_TRUE(answer_of(w.device_of(0).fill(kept, 4.F)));
+  std::atomic<bool> stop = false;
+  std::atomic<int> right = 0;
+  std::thread client{[&] { add_up(w, stop, right); }};
+  for (int i = 0; i < kills; ++i) {
+    auto before = feed.until(
+        [](const world_status& x) { return x.phase == world_phase::ready && x.standby_ready; });
+    ASSERT_TRUE(goes_on(right, 3)) << "after " << i << " kills";
+    const auto device = 1 + i % static_cast<int>(w.size() - 1);
+    EXPECT_EQ(code_of(launch_by_name(system, device, "kill the worker")), errc::worker_lost);
+    auto now = feed.until([&](const world_status& x) {
+      return x.phase == world_phase::ready && x.epoch > before.epoch;
+    });
+    EXPECT_FALSE(now.standby_ready);
+    EXPECT_EQ(now.membership, before.membership + 1);
+    auto members = before.members; // the spare is the device, in its next life
+    ++members[static_cast<std::size_t>(device)].generation;
+    EXPECT_EQ(now.members, members);
+  }
+  ASSERT_TRUE(goes_on(right, 3));
+  stop = true;
+  client.join();
+  EXPECT_TRUE(works(w));
+  EXPECT_TRUE(holds(w.device_of(0), kept, std::vector<float>(1000, 4.F)));
 }
 
 } // namespace

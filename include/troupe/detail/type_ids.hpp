@@ -78,6 +78,7 @@ struct get_device_actor;
 struct get_collective_actor;
 struct join_communicator;
 struct communicator_built;
+struct standbys_built;
 struct communicator_ended;
 struct communicator_gone;
 struct retry_build;
@@ -163,6 +164,7 @@ CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::get_device_actor))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::get_collective_actor))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::join_communicator))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::communicator_built))
+CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::standbys_built))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::communicator_ended))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::communicator_gone))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::retry_build))
@@ -175,6 +177,7 @@ CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::get_device_actor)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::get_collective_actor)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::join_communicator)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::communicator_built)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::standbys_built)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::communicator_ended)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::communicator_gone)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::retry_build)

@@ -178,7 +178,8 @@ caf::error init_all(const communicator_id& id, int size, std::span<const local_r
   if (auto err = check(group.begun(), "ncclGroupStart", -1))
     return err;
   for (std::size_t i = 0; i < ranks.size() && !first; ++i) {
-    const auto [rank, device] = ranks[i];
+    const auto rank = ranks[i].rank;
+    const auto device = ranks[i].device;
     first = check(select_device(device), "cudaSetDevice", device);
     // A rank that cannot be makes the group fail at once; short of a rank, its end would wait for
     // it.
