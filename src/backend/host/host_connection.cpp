@@ -353,6 +353,9 @@ bool host_connection::take(const frame_header& header) noexcept {
 
 bool host_connection::take_done(const frame_header& header) noexcept {
   lock guard{mutex_};
+  // Whoever sent the calls may not know yet that they went, and what comes may go to the same
+  // place.
+  changed_.wait(guard, [this] { return ended_ || !sending_; });
   if (ended_)
     return false;
   if (!wanted_ || header.data_bytes != size_bytes_of(targets_)) {
