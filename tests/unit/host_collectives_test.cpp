@@ -7,17 +7,12 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <array>
 #include <cstring>
 #include <functional>
-#include <iterator>
 #include <limits>
-#include <map>
 #include <memory>
-#include <optional>
 #include <random>
-#include <span>
 #include <string>
 #include <tuple>
 #include <utility>
