@@ -129,7 +129,7 @@ worker_backend::build(const communicator_id&, int size,
     }
     links.push_back(std::move(link));
   }
-  std::lock_guard lock{building_};
+  std::lock_guard one_at_a_time{building_};
   auto made = links.front()->request(control::make_communicator_id, std::span<const std::byte>{});
   if (!made)
     return made.error();
