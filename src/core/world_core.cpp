@@ -54,7 +54,7 @@ using namespace std::chrono_literals;
 world_core::world_core(std::shared_ptr<runtime> runtime, std::string name,
                        std::vector<std::shared_ptr<lane>> lanes, const world_limits& limits)
     : runtime_(std::move(runtime)), name_(std::move(name)), lanes_(std::move(lanes)),
-      limits_(limits), matching_(lanes_.size()), spared_(lanes_.size()) {}
+      limits_(limits), spared_(lanes_.size()), matching_(lanes_.size()) {}
 
 world_core::~world_core() = default;
 
