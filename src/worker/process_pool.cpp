@@ -212,17 +212,24 @@ void process_pool::end(running& x, const caf::error& why) noexcept {
   x = {};
 }
 
+void process_pool::end_all(std::vector<running>& lost) noexcept {
+  for (auto& x : lost)
+    end(x, x.link->loss());
+  lost.clear();
+}
+
 caf::expected<std::shared_ptr<worker_link>> process_pool::provide(int ordinal) noexcept {
   auto& here = *slots_[static_cast<std::size_t>(ordinal)];
   std::lock_guard lock{here.mutex};
   if (here.now.link && !here.now.link->lost())
     return here.now.link;
   if (here.now.link)
-    end(here.now, here.now.link->loss());
+    here.lost.push_back(std::exchange(here.now, {}));
   if (here.spare.link && !here.spare.link->lost()) {
-    here.now = std::exchange(here.spare, {});
+    here.now = std::exchange(here.spare, {}); // at once: what is lost can wait
     return here.now.link;
   }
+  end_all(here.lost);
   int devices = 0;
   auto started = start(ordinal, devices);
   if (!started)
@@ -240,19 +247,22 @@ std::shared_ptr<worker_link> process_pool::current(int ordinal) const noexcept {
 caf::error process_pool::provide_spare(int ordinal) noexcept {
   auto& here = *slots_[static_cast<std::size_t>(ordinal)];
   std::lock_guard one_at_a_time{here.starting_spare};
+  std::vector<running> lost;
   {
     std::lock_guard lock{here.mutex};
     if (here.spare.link && !here.spare.link->lost())
       return {};
     if (here.spare.link)
-      end(here.spare, here.spare.link->loss());
+      here.lost.push_back(std::exchange(here.spare, {}));
+    lost.swap(here.lost);
   }
+  end_all(lost); // meanwhile the device may need another worker
   int devices = 0;
   auto started = start(ordinal, devices);
   if (!started)
     return started.error();
   struct none {};
-  if (auto error = started->link->run(command::bind, none{})) { // what takes long, ahead
+  if (auto error = started->link->run(command::warm, none{})) {
     end(*started, error);
     return error;
   }
@@ -273,6 +283,7 @@ void process_pool::release(int ordinal) noexcept {
   std::lock_guard lock{here.mutex};
   if (here.spare.link)
     end(here.spare, make_error(errc::unavailable, "the device's spare is not needed any more"));
+  end_all(here.lost);
   if (!here.now.link)
     return;
   if (!here.now.link->lost()) {

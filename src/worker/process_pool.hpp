@@ -39,6 +39,7 @@ private:
     mutable std::mutex mutex;
     running now;
     running spare;
+    std::vector<running> lost; ///< to be ended when there is time
     std::mutex starting_spare;
   };
 
@@ -46,6 +47,7 @@ private:
   /// @param devices how many the worker says there are
   caf::expected<running> start(int ordinal, int& devices);
   void end(running& x, const caf::error& why) noexcept;
+  void end_all(std::vector<running>& lost) noexcept;
 
   const worker_backend_options options_;
   std::vector<std::unique_ptr<slot>> slots_;

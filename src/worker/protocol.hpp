@@ -17,6 +17,7 @@ namespace troupe::detail {
 enum class command : std::uint16_t {
   skip = 0,
   bind,               ///< device_properties
+  warm,               ///< binds, and has ready what takes the driver's time: for a spare
   memory,             ///< memory_info
   open_memory,        ///<
   close_memory,       ///<

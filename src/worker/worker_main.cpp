@@ -5,7 +5,7 @@
 #include "worker/worker_service.hpp"
 #include <troupe/worker.hpp>
 
-#include <cstdio>
+#include <atomic>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -39,6 +39,7 @@ public:
       return 0;
     std::thread receiver{[this] { receive_all(); }};
     service_->run();
+    ending_.store(true);
     parent_.socket().interrupt();
     receiver.join();
     return 0;
@@ -97,7 +98,7 @@ private:
 
   void send(std::span<const std::byte> message) {
     std::lock_guard lock{sending_};
-    if (auto error = parent_.socket().send(message))
+    if (auto error = parent_.socket().send(message); error && !ending_)
       log(log_level::warning, "a reply did not reach the parent", error);
   }
 
@@ -133,6 +134,7 @@ private:
 
   worker_parent parent_;
   std::mutex sending_;
+  std::atomic<bool> ending_{false}; ///< the parent waits for nothing any more
   std::optional<worker_service> service_;
 };
 

@@ -22,6 +22,9 @@ constexpr int batch = 32;
 /// With work in flight, no signal from the backend and no leave to spin.
 constexpr std::chrono::microseconds poll_interval{50};
 constexpr std::chrono::milliseconds doze{100};
+/// What a spare has ready: a lane's streams, and memory.
+constexpr std::size_t warm_streams = 8;
+constexpr std::size_t warm_bytes = std::size_t{32} << 20;
 
 void* at(std::uint64_t address) noexcept { return reinterpret_cast<void*>(address); }
 
@@ -204,6 +207,8 @@ caf::error worker_service::serve(command what, wire_reader& body, wire_writer& r
     put(result, *properties);
     return {};
   }
+  case command::warm:
+    return warm();
   case command::memory: {
     auto memory = device_->memory();
     if (!memory)
@@ -212,7 +217,7 @@ caf::error worker_service::serve(command what, wire_reader& body, wire_writer& r
     return {};
   }
   case command::open_memory:
-    return device_->open_memory();
+    return std::exchange(memory_ready_, false) ? caf::error{} : device_->open_memory();
   case command::close_memory:
     return device_->close_memory();
   case command::allocate: {
@@ -241,7 +246,7 @@ caf::error worker_service::serve(command what, wire_reader& body, wire_writer& r
 caf::error worker_service::serve_stream(command what, wire_reader& body, wire_writer& result) {
   switch (what) {
   case command::create_stream: {
-    auto made = device_->create_stream();
+    auto made = create_stream();
     if (!made)
       return made.error();
     streams_[++last_stream_].native = *made;
@@ -295,6 +300,51 @@ caf::error worker_service::serve_stream(command what, wire_reader& body, wire_wr
   default:
     return malformed();
   }
+}
+
+caf::expected<stream_view> worker_service::create_stream() {
+  if (ready_streams_.empty())
+    return device_->create_stream();
+  const auto result = ready_streams_.back();
+  ready_streams_.pop_back();
+  return result;
+}
+
+/// While the process that it follows is torn down, the driver keeps who asks for something new
+/// waiting.
+caf::error worker_service::warm() {
+  if (auto error = device_->bind())
+    return error;
+  if (auto error = device_->open_memory())
+    return error;
+  memory_ready_ = true;
+  for (std::size_t i = 0; i < warm_streams; ++i) {
+    auto stream = device_->create_stream();
+    if (!stream)
+      return stream.error();
+    ready_streams_.push_back(*stream);
+  }
+  const auto on = ready_streams_.front();
+  auto memory = device_->allocate(warm_bytes, on);
+  if (!memory)
+    return memory.error();
+  auto event = device_->create_event();
+  if (!event)
+    return event.error();
+  const std::byte zero[4] = {};
+  auto* half = static_cast<std::byte*>(*memory) + warm_bytes / 2;
+  auto error = device_->fill(*memory, zero, warm_bytes / sizeof zero, on);
+  if (!error)
+    error = device_->copy(half, *memory, warm_bytes / 2, copy_direction::device_to_device, on);
+  if (auto end = device_->deallocate(*memory, on); end && !error)
+    error = std::move(end); // the pool keeps it
+  if (!error)
+    error = device_->record(*event, on);
+  if (!error)
+    error = device_->synchronize(*event);
+  if (auto end = device_->destroy_event(*event); end && !error)
+    error = std::move(end);
+  return error;
 }
 
 caf::error worker_service::record(const record_args& x) {

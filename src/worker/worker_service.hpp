@@ -68,6 +68,8 @@ private:
   caf::error serve(command what, wire_reader& body, wire_writer& result);
   caf::error serve_stream(command what, wire_reader& body, wire_writer& result);
   caf::error serve_communicator(command what, wire_reader& body);
+  caf::error warm();
+  caf::expected<stream_view> create_stream();
   caf::error record(const record_args& x);
   caf::error launch(wire_reader& body);
   caf::error enqueue(wire_reader& body);
@@ -105,6 +107,8 @@ private:
   std::atomic<bool> completed_{false}; ///< the backend said that something is done
   bool signals_ = false;
   std::chrono::steady_clock::time_point awake_until_{};
+  bool memory_ready_ = false;              ///< open before it was asked for
+  std::vector<stream_view> ready_streams_; ///< made before they were asked for
   std::unordered_map<stream_id, service_stream> streams_;
   stream_id last_stream_ = 0;
   std::vector<event_view> events_; ///< by number
