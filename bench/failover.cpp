@@ -1,7 +1,7 @@
-// How fast a world goes on when a worker process is killed, under load: from the kill to the first
-// answer that tells of it, to the first right sum of all ranks, with the spare in the dead one's
-// place, and until the next kill could come. Every sum is checked by value. Options of the library
-// and of CAF are understood too.
+// How fast a world goes on when a worker process is killed, or a kernel in it faults, under load:
+// from the request that does it to the first answer that tells of it, to the first right sum of all
+// ranks, with the spare in the dead one's place, and until the next one could come. Every sum is
+// checked by value. Options of the library and of CAF are understood too.
 
 #include "machine.hpp"
 #include "must.hpp"
@@ -10,6 +10,10 @@
 #include "statistics.hpp"
 #include "watchdog.hpp"
 #include <troupe/troupe.hpp>
+
+#if TROUPE_HAS_CUDA
+#include "support/faulty_kernels.hpp"
+#endif
 
 #include <caf/all.hpp>
 
@@ -20,6 +24,7 @@
 #include <condition_variable>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <mutex>
 #include <random>
@@ -39,11 +44,34 @@ struct settings {
   std::size_t elements = 1024;
   std::size_t time_limit_s = 300;
   std::string backend = "cuda";
+  std::string how = "kill";
   std::string json_file;
   bool check = false;
 };
 
-constexpr const char* kill_launch = "bench_failover.kill";
+/// What ends a worker: the names of the launches that do it.
+std::vector<std::string> register_ends() {
+  std::vector<std::string> names{"kill"};
+  must(troupe::register_launch(names.back(), [](troupe::launch_context&, auto, auto, auto) {
+    std::raise(SIGKILL);
+    return caf::error{};
+  }));
+#if TROUPE_HAS_CUDA
+  using troupe::testing::kernel_fault;
+  for (auto [name, fault] :
+       {std::pair{"illegal_address", kernel_fault::illegal_address},
+        std::pair{"trap", kernel_fault::trap}, std::pair{"assertion", kernel_fault::assertion}}) {
+    names.emplace_back(name);
+    must(troupe::register_launch(
+        name, [fault = fault](troupe::launch_context& context, auto, auto, auto) {
+          return troupe::testing::launch_faulty(fault, context.cuda_stream()) == 0
+                     ? caf::error{}
+                     : troupe::make_error(troupe::errc::cuda_error, "the kernel was not launched");
+        }));
+  }
+#endif
+  return names;
+}
 
 double milliseconds(bench::clock::duration x) { return bench::microseconds(x) / 1e3; }
 
@@ -123,8 +151,9 @@ private:
 void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
          bench::watchdog& guard, std::vector<bench::bar>& bars) {
   auto machine = bench::describe_machine(world);
-  std::printf("kills of workers under load, %zu ranks, backend %s\n%s\n\n", world.size(),
-              s.backend.c_str(), bench::summary(machine).c_str());
+  machine["how"] = s.how;
+  std::printf("ends of workers under load (%s), %zu ranks, backend %s\n%s\n\n", s.how.c_str(),
+              world.size(), s.backend.c_str(), bench::summary(machine).c_str());
   caf::scoped_actor self{sys};
   troupe::detail::send(self, world.actor(), troupe::subscribe{});
   const auto wait_ready = [&] {
@@ -155,7 +184,7 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
     guard.enter("a kill");
     const auto begin = bench::clock::now();
     caf::scoped_actor killer{sys};
-    troupe::detail::send(killer, actor, troupe::launch{kill_launch, {}, {}, {}, {}});
+    troupe::detail::send(killer, actor, troupe::launch{s.how, {}, {}, {}, {}});
     const auto x = load.wait_loss(i);
     since = bench::clock::now();
     told.push_back(milliseconds(x.told - begin));
@@ -192,10 +221,7 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
 } // namespace
 
 int main(int argc, char** argv) {
-  must(troupe::register_launch(kill_launch, [](troupe::launch_context&, auto, auto, auto) {
-    std::raise(SIGKILL);
-    return caf::error{};
-  }));
+  const auto ends = register_ends();
   if (auto status = troupe::worker_main(argc, argv))
     return *status;
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
@@ -204,6 +230,9 @@ int main(int argc, char** argv) {
   app.add_option("--backend", s.backend, "cuda or host")->capture_default_str();
   app.add_option("--devices", s.devices, "ordinals, such as 0,1; all by default")->delimiter(',');
   app.add_option("--kills", s.kills)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--how", s.how, "what ends the workers")
+      ->check(CLI::IsMember(ends))
+      ->capture_default_str();
   app.add_option("--elements", s.elements)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--time-limit", s.time_limit_s, "in seconds: what is not done then hangs")
       ->check(CLI::PositiveNumber)
@@ -213,6 +242,9 @@ int main(int argc, char** argv) {
   app.allow_extras();
   CLI11_PARSE(app, argc, argv);
 
+  // The first launch of a kernel would wait for what is on the device.
+  if (::setenv("CUDA_MODULE_LOADING", "EAGER", 1) != 0)
+    bench::fail("no room in the environment");
   bench::watchdog guard{std::chrono::seconds{s.time_limit_s}};
   auto options = app.remaining();
   options.push_back("--troupe.backend=" + s.backend);
