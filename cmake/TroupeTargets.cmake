@@ -7,13 +7,15 @@
 #       A program that links troupe.
 #
 #   troupe_add_test(<name> LABEL <label> SOURCES <file>... [LIBS <library>...] [TIMEOUT <seconds>]
-#                   [ALSO_ON_GPUS])
+#                   [ALSO_ON_GPUS] [ALSO_IN_WORKERS <filter>])
 #       A GoogleTest binary with its main function. Each of its cases is a test of its own in ctest.
 #       LABEL is one of unit, actors, chaos, gpu, multi_gpu, and there is only one for each binary.
 #       The sources may include the library's private headers, relative to src/, and those of
 #       tests/support/ as "support/...".
 #       ALSO_ON_GPUS lists all cases once more, as gpu/..., with the label gpu and with
 #       TROUPE_TEST_BACKEND=cuda in their environment, where the CUDA backend is built.
+#       ALSO_IN_WORKERS lists those of a GoogleTest filter once more, as worker/..., with
+#       TROUPE_TEST_PLACEMENT=worker: their devices live in worker processes.
 
 set(TROUPE_WARNINGS
   -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wextra-semi
@@ -56,7 +58,7 @@ set(TROUPE_TEST_TIMEOUT_multi_gpu 300)
 set(TROUPE_TEST_TIMEOUT_FACTOR 1 CACHE STRING "Multiplies the time that a test may take")
 
 function(troupe_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "ALSO_ON_GPUS" "LABEL;TIMEOUT" "SOURCES;LIBS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "ALSO_ON_GPUS" "LABEL;TIMEOUT;ALSO_IN_WORKERS" "SOURCES;LIBS")
   if(NOT arg_LABEL IN_LIST TROUPE_TEST_LABELS)
     message(FATAL_ERROR "troupe_add_test(${name}): LABEL is '${arg_LABEL}', not one of "
                         "${TROUPE_TEST_LABELS}")
@@ -80,6 +82,10 @@ function(troupe_add_test name)
     list(APPEND properties RESOURCE_LOCK gpus)
   endif()
   gtest_discover_tests(${name} ${discover} PROPERTIES ${properties})
+  if(arg_ALSO_IN_WORKERS)
+    gtest_discover_tests(${name} ${discover} TEST_PREFIX worker/ TEST_FILTER "${arg_ALSO_IN_WORKERS}"
+      PROPERTIES ${properties} ENVIRONMENT TROUPE_TEST_PLACEMENT=worker)
+  endif()
   if(arg_ALSO_ON_GPUS AND TROUPE_HAS_CUDA)
     gtest_discover_tests(${name} ${discover} TEST_PREFIX gpu/
       PROPERTIES LABELS gpu TIMEOUT ${timeout} RESOURCE_LOCK gpus

@@ -275,6 +275,10 @@ public:
   /// As the message `launch`, with a callable.
   pending<void> launch(launch_function function, std::vector<any_gpu_ref> reads,
                        std::vector<any_gpu_ref> writes, request_options options = {}) const;
+  /// As the message `launch`: of the name that it was registered by where the device lives.
+  pending<void> launch(const std::string& name, std::vector<std::byte> arguments,
+                       std::vector<any_gpu_ref> reads, std::vector<any_gpu_ref> writes,
+                       request_options options = {}) const;
 
   /// Takes memory of the user's, which lies on this device, into its care: `deleter` is called when
   /// nothing uses it any more, on the lane, which must not block, or, once the device has ended, on

@@ -159,6 +159,12 @@ pending<void> device::launch(launch_function function, std::vector<any_gpu_ref> 
   return answer(core_->launch(std::move(function), reads, writes, options));
 }
 
+pending<void> device::launch(const std::string& name, std::vector<std::byte> arguments,
+                             std::vector<any_gpu_ref> reads, std::vector<any_gpu_ref> writes,
+                             request_options options) const {
+  return answer(core_->launch(name, std::move(arguments), reads, writes, options));
+}
+
 caf::expected<any_gpu_ref> device::adopt(void* memory, std::size_t count, dtype type,
                                          std::function<void(void*)> deleter) const {
   return core_->adopt(memory, count, type, std::move(deleter));

@@ -111,7 +111,6 @@ void worker_service::run() noexcept {
     lock.lock();
     jobs_over_.wait_for(lock, doze / 10, [this] { return jobs_ == 0; });
   }
-  device_.reset();
 }
 
 // -- commands

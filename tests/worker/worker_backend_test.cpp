@@ -63,13 +63,12 @@ system_options in_worker_processes(int devices) {
   return {.devices = devices, .wrap = [=](std::shared_ptr<backend>) { return workers(devices); }};
 }
 
-caf::error launch_by_name(test_system& system, int device, std::string name,
+caf::error launch_by_name(test_system& system, int ordinal, const std::string& name,
                           std::vector<any_gpu_ref> reads = {}, std::vector<any_gpu_ref> writes = {},
-                          std::vector<std::uint8_t> arguments = {}) {
-  auto answer = ask<void>(
-      system, system.device_actor(device),
-      launch{std::move(name), std::move(arguments), std::move(reads), std::move(writes), {}});
-  return error_of(answer);
+                          std::vector<std::byte> arguments = {}) {
+  return error_of(
+      answer_of(must(device::open(system, ordinal))
+                    .launch(name, std::move(arguments), std::move(reads), std::move(writes))));
 }
 
 TEST(WorkerBackend, MovesAndComputes) {
@@ -102,7 +101,7 @@ TEST(WorkerBackend, LaunchesWhatTheWorkerKnows) {
   auto in = must(d.allocate<float>(100));
   auto out = must(d.allocate<float>(100));
   ASSERT_TRUE(answer_of(d.fill(in, 1.F)));
-  std::vector<std::uint8_t> argument(sizeof(float));
+  std::vector<std::byte> argument(sizeof(float));
   const float two = 2;
   std::memcpy(argument.data(), &two, sizeof two);
   auto added = launch_by_name(system, 0, "add", {in}, {out}, argument);
