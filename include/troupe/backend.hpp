@@ -189,6 +189,8 @@ public:
   virtual void set_loss_signal(std::function<void(const caf::error&)> signal) noexcept {
     static_cast<void>(signal);
   }
+  /// Why the remote device is lost; none while it is there.
+  [[nodiscard]] virtual caf::error loss() const noexcept { return {}; }
 
   /// True if streams and events are CUDA's: a `stream_view` then is a `cudaStream_t`.
   /// @thread any

@@ -196,10 +196,13 @@ private:
     building_standbys_ = false;
     if (finished())
       return;
+    if (core_->status().phase != world_phase::ready)
+      return try_build(); // the live one ended meanwhile
     if (x.why)
       return on_standby_lost(x.why);
     standby_failures_ = 0;
     subscribers_.tell(this, core_->status());
+    try_build();
   }
 
   void try_build() {

@@ -573,6 +573,8 @@ public:
     inner_->set_loss_signal(std::move(signal));
   }
 
+  caf::error loss() const noexcept override { return inner_->loss(); }
+
   bool runs_cuda() const noexcept override { return inner_->runs_cuda(); }
 
   bool signals_completion() const noexcept override { return inner_->signals_completion(); }

@@ -230,9 +230,11 @@ bool lane::come_up() {
   for (int attempt = 1;; ++attempt) {
     auto error = note(open_device());
     if (!error) {
-      state_->publish();
+      publish();
       return true;
     }
+    if (is_remote_)
+      forget_streams(); // another worker does not know them
     bool again = attempt < options_.open_attempts && code_of(error) != errc::device_fault;
     log(log_level::warning,
         again ? "a device did not come up; another try follows" : "a device did not come up",
@@ -320,7 +322,9 @@ void lane::go_down() noexcept {
 
 bool lane::serve_control() {
   if (revival_requested_.load(std::memory_order_relaxed)) {
-    revive();
+    revival_requested_.store(false);
+    if (device_->loss()) // else it was lost on its way up, and is there by now
+      revive();
     return true;
   }
   if (!reset_requested_.load(std::memory_order_relaxed) || !nothing_in_flight() ||
@@ -350,14 +354,31 @@ void lane::reset_now() {
     abandoned_.store(true);
     return;
   }
+  publish();
+}
+
+void lane::publish() {
   state_->publish();
+  if (auto why = device_->loss()) // before anybody would have acted on it
+    owner_.on_device_lost(*this, why);
+}
+
+/// They went with the process that had them.
+void lane::forget_streams() noexcept {
+  for (auto* s : made_) {
+    s->stream = {};
+    s->not_done_since = {};
+  }
+  made_.clear();
+  collectives_made_ = 0;
 }
 
 /// Its streams, events and memory went with the process that had them: nothing is given back.
 void lane::revive() {
-  revival_requested_.store(false);
   reset_requested_.store(false);
   auto why = state_->reason();
+  if (!why)
+    why = device_->loss();
   stager_.reset(); // nobody is at the rings any more
   settle_now();
   take_inbox();
@@ -378,14 +399,13 @@ void lane::revive() {
       p.of->fail(why);
       finish(p, nanoseconds(clock::now()));
     }
-    s->stream = {};
-    s->not_done_since = {};
   }
   issuing_.store(false);
-  made_.clear();
-  collectives_made_ = 0;
+  forget_streams();
   drop_failed();
   drain_released();
+  for (auto event : events_) // or what is left of the process would be kept
+    static_cast<void>(note(device_->destroy_event(event)));
   events_.clear();
   // What is left of the process may still write into the old ones.
   for (auto* ring : {&upload_ring_, &download_ring_}) {

@@ -238,6 +238,8 @@ private:
   void go_down() noexcept;
   void reset_now();
   void revive();
+  void publish();
+  void forget_streams() noexcept;
   bool serve_control();
   bool take_inbox() noexcept;
   bool issue_ready();

@@ -120,7 +120,11 @@ caf::expected<std::shared_ptr<lane>> runtime::lane_of(int ordinal) {
       return device.error();
     auto state = std::make_shared<device_state>(node_, ordinal);
     register_device(state);
-    s.worker = std::make_shared<lane>(std::move(state), std::move(*device), options_, *this);
+    auto options = options_;
+    if ((*device)->is_remote() && options.completion == completion_strategy::host_func)
+      options.completion =
+          completion_strategy::event_poll; // no function of this process runs there
+    s.worker = std::make_shared<lane>(std::move(state), std::move(*device), options, *this);
     s.worker->start();
   }
   return s.worker;

@@ -127,10 +127,18 @@ caf::error world_core::build_spared(std::uint64_t first_epoch, std::uint64_t mem
       return built.error();
     auto target = own(first_epoch + k, std::move(*built));
     target->set_fully_connected();
+    auto lost = std::make_shared<std::atomic<bool>>(false);
+    target->rank(k).on_loss([weak = weak_from_this(), which = std::weak_ptr{target}, k, lost] {
+      lost->store(true);
+      auto world = weak.lock();
+      auto standby = which.lock();
+      if (world && standby)
+        world->on_spare_lost(standby, k);
+    });
     bool wanted = false;
     {
       std::lock_guard lock{order_mutex()};
-      wanted = membership == membership_ && phase_ == world_phase::ready;
+      wanted = membership == membership_ && phase_ == world_phase::ready && !lost->load();
       if (wanted)
         spared_[k] = target;
     }
@@ -139,14 +147,13 @@ caf::error world_core::build_spared(std::uint64_t first_epoch, std::uint64_t mem
       return make_error(errc::membership_changed,
                         "the world went on before its standbys were built");
     }
-    target->rank(k).on_loss([weak = weak_from_this(), which = std::weak_ptr{target}, k] {
-      auto world = weak.lock();
-      auto lost = which.lock();
-      if (world && lost)
-        world->on_spare_lost(lost, k);
-    });
+    if (lost->load()) // perhaps before it was a standby
+      on_spare_lost(target, k);
   }
-  return {};
+  std::lock_guard lock{order_mutex()};
+  return has_standby()
+             ? caf::error{}
+             : make_error(errc::unavailable, "a spare was lost while standbys were built");
 }
 
 /// If it is a standby still, and not the one that requests run on.
@@ -614,6 +621,9 @@ void world_core::on_communicator_end(communicator& which, const caf::error& caus
     runtime_->gate().go_on();
   if (unused)
     unused->retire();
+  // Those with spares are older than the next one; and only a lost device makes one the next.
+  if (role == communicator_role::live && !switched && code_of(cause) != errc::worker_lost)
+    discard_spared();
   on_end_(which.epoch(), cause, role);
 }
 

@@ -16,7 +16,7 @@ namespace {
 using clock = std::chrono::steady_clock;
 
 /// How long a worker that was told to stop may take, before it is killed.
-constexpr std::chrono::seconds stop_limit{5};
+constexpr std::chrono::seconds stop_limit{2};
 constexpr std::size_t message_bytes = std::size_t{64} << 10;
 
 std::atomic<bool> own_worker{false};
@@ -194,6 +194,12 @@ caf::expected<process_pool::running> process_pool::start(int ordinal, int& devic
     return answer.error();
   }
   const auto about = wire_reader{*answer}.get<worker_description>();
+  constexpr int most_devices = 1024;
+  if (about.devices < 0 || about.devices > most_devices || about.spin_ns < 0) {
+    const auto why = make_error(errc::internal, "a worker's description of itself makes no sense");
+    end(result, why);
+    return why;
+  }
   devices = about.devices;
   result.link->set_spin(std::chrono::nanoseconds{about.spin_ns});
   const auto& memory = of->process->memory();
@@ -207,6 +213,7 @@ void process_pool::end(running& x, const caf::error& why) noexcept {
     return;
   static_cast<void>(segments().remove(x.of->process->memory().bytes().data())); // it may not be in
   x.link->lose(why);
+  x.link->wait_until_told();
   x.of->process->socket().interrupt();
   x.receiver.join();
   x = {};
@@ -218,8 +225,14 @@ void process_pool::end_all(std::vector<running>& lost) noexcept {
   lost.clear();
 }
 
-caf::expected<std::shared_ptr<worker_link>> process_pool::provide(int ordinal) noexcept {
-  auto& here = *slots_[static_cast<std::size_t>(ordinal)];
+void process_pool::end_soon(std::vector<running> lost) noexcept {
+  if (!lost.empty())
+    std::thread{[self = shared_from_this(), lost = std::move(lost)]() mutable {
+      self->end_all(lost);
+    }}.detach();
+}
+
+std::shared_ptr<worker_link> process_pool::take(slot& here, std::vector<running>& lost) noexcept {
   std::lock_guard lock{here.mutex};
   if (here.now.link && !here.now.link->lost())
     return here.now.link;
@@ -229,11 +242,28 @@ caf::expected<std::shared_ptr<worker_link>> process_pool::provide(int ordinal) n
     here.now = std::exchange(here.spare, {}); // at once: what is lost can wait
     return here.now.link;
   }
-  end_all(here.lost);
+  if (here.spare.link)
+    here.lost.push_back(std::exchange(here.spare, {}));
+  lost.swap(here.lost);
+  return nullptr;
+}
+
+caf::expected<std::shared_ptr<worker_link>> process_pool::provide(int ordinal) noexcept {
+  auto& here = *slots_[static_cast<std::size_t>(ordinal)];
+  std::vector<running> lost;
+  if (auto link = take(here, lost))
+    return link;
+  end_soon(std::move(lost));
+  std::lock_guard one_at_a_time{here.starting}; // perhaps a spare is on its way
+  lost.clear();
+  if (auto link = take(here, lost))
+    return link;
+  end_soon(std::move(lost));
   int devices = 0;
   auto started = start(ordinal, devices);
   if (!started)
     return started.error();
+  std::lock_guard lock{here.mutex};
   here.now = std::move(*started);
   return here.now.link;
 }
@@ -246,7 +276,7 @@ std::shared_ptr<worker_link> process_pool::current(int ordinal) const noexcept {
 
 caf::error process_pool::provide_spare(int ordinal) noexcept {
   auto& here = *slots_[static_cast<std::size_t>(ordinal)];
-  std::lock_guard one_at_a_time{here.starting_spare};
+  std::lock_guard one_at_a_time{here.starting};
   std::vector<running> lost;
   {
     std::lock_guard lock{here.mutex};
@@ -279,19 +309,24 @@ std::shared_ptr<worker_link> process_pool::spare(int ordinal) const noexcept {
 
 void process_pool::release(int ordinal) noexcept {
   auto& here = *slots_[static_cast<std::size_t>(ordinal)];
-  std::lock_guard one_at_a_time{here.starting_spare};
-  std::lock_guard lock{here.mutex};
-  if (here.spare.link)
-    end(here.spare, make_error(errc::unavailable, "the device's spare is not needed any more"));
-  end_all(here.lost);
-  if (!here.now.link)
-    return;
-  if (!here.now.link->lost()) {
-    struct none {};
-    if (!here.now.link->tell(command::stop, none{}))
-      static_cast<void>(here.now.of->process->wait_exit(clock::now() + stop_limit)); // else killed
+  std::lock_guard one_at_a_time{here.starting};
+  running now;
+  running spare;
+  std::vector<running> lost;
+  {
+    std::lock_guard lock{here.mutex};
+    now = std::exchange(here.now, {});
+    spare = std::exchange(here.spare, {});
+    lost.swap(here.lost);
   }
-  end(here.now, make_error(errc::unavailable, "the device's worker was stopped"));
+  end(spare, make_error(errc::unavailable, "the device's spare is not needed any more"));
+  end_all(lost);
+  if (!now.link)
+    return;
+  struct none {};
+  if (!now.link->lost() && !now.link->tell(command::stop, none{}))
+    static_cast<void>(now.of->process->wait_exit(clock::now() + stop_limit)); // else killed
+  end(now, make_error(errc::unavailable, "the device's worker was stopped"));
 }
 
 } // namespace troupe::detail

@@ -13,7 +13,7 @@
 
 namespace troupe::detail {
 
-class process_pool final : public worker_pool {
+class process_pool final : public worker_pool, public std::enable_shared_from_this<process_pool> {
 public:
   /// Starts the worker of the first device, which tells how many there are.
   /// @errors errc::unavailable: it cannot be started, or there is no device
@@ -36,11 +36,11 @@ private:
     std::thread receiver;
   };
   struct slot {
-    mutable std::mutex mutex;
+    mutable std::mutex mutex; ///< nothing is done under it that takes time
     running now;
     running spare;
     std::vector<running> lost; ///< to be ended when there is time
-    std::mutex starting_spare;
+    std::mutex starting;       ///< one worker at a time; before `mutex`
   };
 
   explicit process_pool(worker_backend_options options) : options_(std::move(options)) {}
@@ -48,6 +48,10 @@ private:
   caf::expected<running> start(int ordinal, int& devices);
   void end(running& x, const caf::error& why) noexcept;
   void end_all(std::vector<running>& lost) noexcept;
+  /// The same on a thread of its own: it waits for processes to be gone.
+  void end_soon(std::vector<running> lost) noexcept;
+  /// The worker of a device, or its spare, which is that from then on; none if both are lost.
+  static std::shared_ptr<worker_link> take(slot& here, std::vector<running>& lost) noexcept;
 
   const worker_backend_options options_;
   std::vector<std::unique_ptr<slot>> slots_;

@@ -40,6 +40,7 @@ caf::error remote_device::bind() noexcept {
     return link.error();
   const auto is_new = link_ != *link;
   link_ = std::move(*link);
+  on_loss_->of.store(link_.get());
   auto reply = link_->ask(command::bind, none{});
   if (!reply)
     return reply.error();
@@ -47,9 +48,9 @@ caf::error remote_device::bind() noexcept {
   if (!reply->ok())
     return fail(errc::internal, "a worker's reply could not be read");
   if (is_new)
-    link_->on_loss([f = on_loss_](const caf::error& why) {
-      if (*f)
-        (*f)(why);
+    link_->on_loss([signal = on_loss_, of = link_.get()](const caf::error& why) {
+      if (signal->tell && signal->of.load() == of)
+        signal->tell(why);
     });
   return {};
 }
@@ -245,7 +246,11 @@ caf::error remote_device::launch_registered(const std::string& name,
 }
 
 void remote_device::set_loss_signal(std::function<void(const caf::error&)> signal) noexcept {
-  *on_loss_ = std::move(signal);
+  on_loss_->tell = std::move(signal);
+}
+
+caf::error remote_device::loss() const noexcept {
+  return link_ && link_->lost() ? link_->loss() : caf::error{};
 }
 
 // -- communicators

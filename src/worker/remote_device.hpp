@@ -68,6 +68,7 @@ public:
                                std::span<const std::byte> arguments,
                                stream_view stream) noexcept override;
   void set_loss_signal(std::function<void(const caf::error&)> signal) noexcept override;
+  caf::error loss() const noexcept override;
 
   bool runs_cuda() const noexcept override { return false; }
   bool signals_completion() const noexcept override { return false; }
@@ -83,8 +84,12 @@ private:
   device_properties properties_;
   std::deque<remote_event> events_;
   std::vector<remote_event*> free_events_;
-  const std::shared_ptr<std::function<void(const caf::error&)>> on_loss_ =
-      std::make_shared<std::function<void(const caf::error&)>>();
+  /// What the listeners of links share with this.
+  struct loss_signal {
+    std::function<void(const caf::error&)> tell;
+    std::atomic<const worker_link*> of{nullptr}; ///< one that was replaced tells nothing any more
+  };
+  const std::shared_ptr<loss_signal> on_loss_ = std::make_shared<loss_signal>();
 };
 
 /// One rank of a communicator in a worker.

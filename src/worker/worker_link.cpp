@@ -15,6 +15,9 @@ using clock = std::chrono::steady_clock;
 /// A sleeper looks again after this, should a wake-up be lost with the process that owed it.
 constexpr std::chrono::milliseconds doze{20};
 
+/// More than any record; CUDA compares the difference's sign (CU_STREAM_WAIT_VALUE_GEQ).
+constexpr std::uint64_t all_done = INT64_MAX;
+
 caf::error too_large(std::size_t size) {
   return make_error(errc::out_of_range,
                     "a command of " + std::to_string(size) + " bytes is too large for a worker");
@@ -179,8 +182,13 @@ void worker_link::received(std::span<const std::byte> message) noexcept {
     handler = std::move(i->second);
     open_.erase(i);
   }
-  if (auto error = get_error(reader))
-    return handler(error);
+  if (auto error = get_error(reader)) {
+    auto code = code_of(error);
+    if (!code || severity_of(*code) != severity::process)
+      return handler(error);
+    lose(lost_worker(device_, error)); // it ends after this
+    return handler(loss());
+  }
   const auto body = reader.get_bytes();
   if (!reader.ok())
     return handler(make_error(errc::internal, "a worker's reply could not be read"));
@@ -214,6 +222,7 @@ void worker_link::lose(const caf::error& why) noexcept {
     lost_.store(true, std::memory_order_release);
     open.swap(open_);
     listeners.swap(on_loss_);
+    telling_ = std::this_thread::get_id();
   }
   area_.to_asker.ring();
   area_.words.to_writer.ring();
@@ -221,9 +230,19 @@ void worker_link::lose(const caf::error& why) noexcept {
     f(why);
   // Streams of other devices wait for these; nothing comes any more.
   for (auto& x : area_.done)
-    x.store(UINT64_MAX, std::memory_order_release);
+    x.store(all_done, std::memory_order_release);
   for (auto& [number, handler] : open)
     handler(why);
+  std::lock_guard lock{mutex_};
+  telling_ = {};
+  told_.notify_all();
+}
+
+void worker_link::wait_until_told() noexcept {
+  std::unique_lock lock{mutex_};
+  told_.wait(lock, [this] {
+    return telling_ == std::thread::id{} || telling_ == std::this_thread::get_id();
+  });
 }
 
 } // namespace troupe::detail

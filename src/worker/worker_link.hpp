@@ -17,6 +17,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace troupe::detail {
@@ -106,6 +107,8 @@ public:
 
   void received(std::span<const std::byte> message) noexcept;
   void lose(const caf::error& why) noexcept;
+  /// Returns when nobody is told of the loss any more; not on a thread that is.
+  void wait_until_told() noexcept;
 
 private:
   using reply_handler = std::function<void(caf::expected<std::vector<std::byte>>)>;
@@ -131,6 +134,8 @@ private:
   std::uint64_t last_request_ = 0;
   std::map<std::uint64_t, reply_handler> open_;
   std::vector<std::function<void(const caf::error&)>> on_loss_;
+  std::condition_variable told_;
+  std::thread::id telling_; ///< who tells, if anybody does
 };
 
 } // namespace troupe::detail

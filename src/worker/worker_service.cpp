@@ -72,6 +72,7 @@ worker_service::worker_service(std::shared_ptr<backend> executes, link_area& are
       ring_(area.words, area.commands), state_(std::make_shared<device_state>(0, options_.device)),
       events_(link_area::event_count) {
   state_->publish();
+  state_->end_of_lane(); // nobody comes by for what its handles release
 }
 
 worker_service::~worker_service() {
@@ -457,6 +458,7 @@ caf::error worker_service::enqueue(wire_reader& body) {
 bool worker_service::poll() noexcept {
   if (signals_ && !completed_.exchange(false, std::memory_order_acq_rel))
     return false;
+  free_retired();
   bool worked = false;
   for (auto& [id, stream] : streams_)
     while (!stream.in_flight.empty()) {
@@ -545,6 +547,8 @@ void worker_service::answer(const control_head& head, const caf::error& error,
   if (!error)
     message.put_bytes(result);
   options_.send(message.bytes());
+  if (auto code = code_of(error); code && severity_of(*code) == severity::process)
+    fault(error);
 }
 
 void worker_service::received(std::span<const std::byte> message,
@@ -646,8 +650,6 @@ caf::error worker_service::end(control how, communicator_key key) {
   }
   auto error = how == control::abort ? executes_->abort(std::move(owner))
                                      : executes_->destroy(std::move(owner));
-  if (auto code = code_of(error); code && severity_of(*code) == severity::process)
-    fault(error);
   return error;
 }
 
@@ -665,16 +667,58 @@ caf::error worker_service::map(const map_args& what, std::optional<file_descript
 }
 
 caf::error worker_service::unmap(std::uint64_t segment) {
-  std::optional<shared_memory> gone;
+  std::shared_ptr<shared_memory> gone;
   {
     std::lock_guard lock{mutex_};
     auto i = segments_.find(segment);
     if (i == segments_.end())
       return no_such("host memory");
-    gone = std::move(i->second);
+    gone = std::make_shared<shared_memory>(std::move(i->second));
     segments_.erase(i);
   }
-  return device_->unregister_pinned(gone->bytes().data());
+  std::lock_guard lock{asked_mutex_}; // nobody waits for it: it may take as long as the streams do
+  asked_.push_back([this, gone] {
+    if (auto error = retire(gone))
+      fault(error);
+  });
+  any_asked_.store(true, std::memory_order_release);
+  ring_.wake_reader();
+  return {};
+}
+
+caf::error worker_service::retire(std::shared_ptr<shared_memory> memory) {
+  auto& x = retired_.emplace_back(retired_segment{std::move(memory), {}});
+  for (auto& [id, stream] : streams_) {
+    auto event = device_->create_event();
+    if (!event)
+      return event.error();
+    x.passed.push_back(*event);
+    if (auto error = device_->record(*event, stream.native))
+      return error;
+  }
+  free_retired();
+  return {};
+}
+
+void worker_service::free_retired() noexcept {
+  while (!retired_.empty()) {
+    auto& x = retired_.front();
+    for (auto& event : x.passed) {
+      auto done = device_->query(event);
+      if (!done)
+        return fault(done.error());
+      if (!*done)
+        return;
+    }
+    for (auto& event : x.passed)
+      if (auto error = device_->destroy_event(event))
+        return fault(error);
+    run_job([this, memory = x.memory] { // it may wait for the device
+      if (auto error = device_->unregister_pinned(memory->bytes().data()))
+        log(log_level::warning, "host memory could not be unregistered", error);
+    });
+    retired_.pop_front();
+  }
 }
 
 } // namespace troupe::detail

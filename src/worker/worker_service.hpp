@@ -74,6 +74,9 @@ private:
   caf::error launch(wire_reader& body);
   caf::error enqueue(wire_reader& body);
   bool poll() noexcept;
+  /// Unmaps memory when all that is in the streams now is over.
+  caf::error retire(std::shared_ptr<shared_memory> memory);
+  void free_retired() noexcept;
   void idle(bool worked) noexcept;
   void reply(std::uint64_t number, const caf::error& error, const wire_writer& result) noexcept;
   void fault(const caf::error& why) noexcept;
@@ -112,6 +115,11 @@ private:
   std::unordered_map<stream_id, service_stream> streams_;
   stream_id last_stream_ = 0;
   std::vector<event_view> events_; ///< by number
+  struct retired_segment {
+    std::shared_ptr<shared_memory> memory;
+    std::vector<event_view> passed; ///< by each stream
+  };
+  std::deque<retired_segment> retired_;
 
   std::mutex asked_mutex_;
   std::vector<std::function<void()>> asked_; ///< of the thread that drives the device

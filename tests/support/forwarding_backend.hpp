@@ -86,6 +86,7 @@ public:
   void set_loss_signal(std::function<void(const caf::error&)> signal) noexcept override {
     inner_->set_loss_signal(std::move(signal));
   }
+  caf::error loss() const noexcept override { return inner_->loss(); }
   bool runs_cuda() const noexcept override { return inner_->runs_cuda(); }
   bool signals_completion() const noexcept override { return inner_->signals_completion(); }
   void set_completion_signal(std::function<void()> signal) noexcept override {

@@ -37,6 +37,7 @@ const std::map<errc, std::pair<std::string, severity>> table{
     {errc::link_failed, {"link_failed", severity::operation}},
     {errc::device_reset, {"device_reset", severity::device}},
     {errc::device_failed, {"device_failed", severity::device}},
+    {errc::worker_lost, {"worker_lost", severity::device}},
     {errc::nccl_error, {"nccl_error", severity::communicator}},
     {errc::stalled, {"stalled", severity::communicator}},
     {errc::communicator_dead, {"communicator_dead", severity::communicator}},
