@@ -292,6 +292,10 @@ public:
   /// @thread any
   virtual void on_loss(std::function<void()> f) noexcept { static_cast<void>(f); }
 
+  /// Set once the rank's device, or the spare that it is of, is lost; null where none ever is.
+  /// @thread any
+  virtual std::shared_ptr<const std::atomic<bool>> lost() const noexcept { return nullptr; }
+
   /// An error that happened behind the calls' backs; none while all is well.
   [[nodiscard]] virtual caf::error asynchronous_error() noexcept = 0;
 };

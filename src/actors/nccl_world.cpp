@@ -160,7 +160,8 @@ private:
   bool devices_ready() const {
     return std::all_of(core_->lanes().begin(), core_->lanes().end(), [this](const auto& x) {
       auto i = phases_.find(x->state().ordinal());
-      return i != phases_.end() && i->second.phase == device_phase::ready;
+      return i != phases_.end() && i->second.phase == device_phase::ready &&
+             x->state().phase() == device_phase::ready; // what it tells comes later
     });
   }
 

@@ -670,6 +670,8 @@ public:
 
   void on_loss(std::function<void()> f) noexcept override { inner_->on_loss(std::move(f)); }
 
+  std::shared_ptr<const std::atomic<bool>> lost() const noexcept override { return inner_->lost(); }
+
   const backend_communicator& inner() const noexcept { return *inner_; }
 
   caf::error asynchronous_error() noexcept override {

@@ -24,6 +24,14 @@ std::vector<backend_communicator*> pointers_to(const communicator_ranks& ranks) 
   return result;
 }
 
+std::vector<std::shared_ptr<const std::atomic<bool>>> losses_of(const communicator_ranks& ranks) {
+  std::vector<std::shared_ptr<const std::atomic<bool>>> result;
+  for (auto& x : ranks)
+    if (auto lost = x->lost())
+      result.push_back(std::move(lost));
+  return result;
+}
+
 } // namespace
 
 communicator::communicator(std::shared_ptr<runtime> runtime, std::uint64_t epoch,
@@ -32,8 +40,9 @@ communicator::communicator(std::shared_ptr<runtime> runtime, std::uint64_t epoch
                            std::function<void(communicator&, const caf::error&)> on_end,
                            std::function<void()> on_gone)
     : runtime_(std::move(runtime)), epoch_(epoch), lanes_(std::move(lanes)),
-      ranks_(std::move(ranks)), rank_at_(pointers_to(ranks_)), tenants_(lanes_.size()),
-      quiet_limit_(quiet_limit), on_end_(std::move(on_end)), on_gone_(std::move(on_gone)) {
+      ranks_(std::move(ranks)), rank_at_(pointers_to(ranks_)), lost_(losses_of(ranks_)),
+      tenants_(lanes_.size()), quiet_limit_(quiet_limit), on_end_(std::move(on_end)),
+      on_gone_(std::move(on_gone)) {
   for (auto& x : lanes_) {
     x->add_tenant();
     runtime_->hold(x->state().ordinal());
@@ -43,6 +52,10 @@ communicator::communicator(std::shared_ptr<runtime> runtime, std::uint64_t epoch
 communicator::~communicator() {
   for (auto& x : lanes_)
     x->remove_tenant();
+}
+
+bool communicator::has_lost_rank() const noexcept {
+  return std::any_of(lost_.begin(), lost_.end(), [](auto& x) { return x->load(); });
 }
 
 caf::error communicator::dead() const {

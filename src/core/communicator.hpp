@@ -35,6 +35,8 @@ public:
   /// Whom the streams of rank `i`'s lane know it as.
   stream_tenant& tenant(std::size_t i) noexcept { return tenants_[i]; }
   bool live() const noexcept { return live_.load(); }
+  /// Is the device of a rank lost, or the spare that it is of?
+  bool has_lost_rank() const noexcept;
   /// Whether every call may be made on it, or only what `connect_scope::collectives` allows.
   bool fully_connected() const noexcept { return fully_connected_.load(); }
   void set_fully_connected() noexcept { fully_connected_.store(true); }
@@ -101,6 +103,7 @@ private:
   communicator_ranks ranks_;
   /// The same; a lane that is stuck in a call may look while the reaper takes them.
   const std::vector<backend_communicator*> rank_at_;
+  const std::vector<std::shared_ptr<const std::atomic<bool>>> lost_;
   std::vector<stream_tenant> tenants_;
   const std::chrono::milliseconds quiet_limit_;
   const std::function<void(communicator&, const caf::error&)> on_end_;

@@ -361,12 +361,27 @@ void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
       return; // it is not up, or ends
   }
   recorder_.on_end(why);
+  std::vector<std::pair<std::shared_ptr<void>, std::function<void(const caf::error&)>>> watchers;
+  {
+    std::lock_guard lock{losses_mutex_};
+    std::erase_if(losses_, [](auto& x) { return x.first.expired(); });
+    for (auto& [who, f] : losses_)
+      if (auto alive = who.lock())
+        watchers.emplace_back(std::move(alive), f);
+  }
+  for (auto& [who, f] : watchers) // first: the lane drops what has failed
+    f(why);
   fail_users_of(state.ordinal(), why, false);
   {
     std::lock_guard lock{slots_mutex_};
     slots_[static_cast<std::size_t>(state.ordinal())].reset_wanted = false;
   }
   where.request_revival();
+}
+
+void runtime::watch_losses(std::weak_ptr<void> who, std::function<void(const caf::error&)> f) {
+  std::lock_guard lock{losses_mutex_};
+  losses_.emplace_back(std::move(who), std::move(f));
 }
 
 } // namespace troupe::detail

@@ -156,6 +156,34 @@ caf::error world_core::build_spared(std::uint64_t first_epoch, std::uint64_t mem
              : make_error(errc::unavailable, "a spare was lost while standbys were built");
 }
 
+void world_core::set_on_end(end_listener on_end, std::function<void()> on_gone) {
+  on_end_ = std::move(on_end);
+  on_gone_ = std::move(on_gone);
+  runtime_->watch_losses(weak_from_this(), [this](const caf::error& why) { on_device_loss(why); });
+}
+
+/// No request of the device's next life comes to a communicator that has a rank of this one.
+void world_core::on_device_loss(const caf::error& why) {
+  std::vector<std::shared_ptr<communicator>> ends;
+  std::vector<std::shared_ptr<communicator>> idle;
+  {
+    std::lock_guard lock{order_mutex()};
+    if (standby_ && standby_->has_lost_rank())
+      idle.push_back(
+          std::move(standby_)); // before the end of the live one, which would switch to it
+    for (auto& x : spared_)
+      if (x && x->has_lost_rank())
+        idle.push_back(std::move(x));
+    for (auto& x : {current_, next_})
+      if (x && x->has_lost_rank())
+        ends.push_back(x);
+  }
+  for (auto& x : idle)
+    x->discard();
+  for (auto& x : ends)
+    x->fail(why);
+}
+
 /// If it is a standby still, and not the one that requests run on.
 void world_core::on_spare_lost(const std::shared_ptr<communicator>& which, std::size_t k) {
   {

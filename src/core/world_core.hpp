@@ -50,10 +50,7 @@ public:
 
   /// `on_end` hears, on any thread, that the communicator of an epoch ended, and what it was.
   /// `on_gone` hears when one that ended is off its devices. Before the first `build`.
-  void set_on_end(end_listener on_end, std::function<void()> on_gone = {}) {
-    on_end_ = std::move(on_end);
-    on_gone_ = std::move(on_gone);
-  }
+  void set_on_end(end_listener on_end, std::function<void()> on_gone = {});
   /// Builds a communicator in the background and connects it on the lanes; `done` hears of it on
   /// any thread, once. Returns the epoch that it is for.
   std::uint64_t build(std::function<void(std::uint64_t, const caf::error&)> done);
@@ -124,6 +121,7 @@ private:
   std::shared_ptr<communicator> own(std::uint64_t epoch, communicator_ranks ranks);
   std::shared_ptr<communicator> adopt(std::uint64_t epoch, communicator_ranks ranks);
   caf::error build_spared(std::uint64_t first_epoch, std::uint64_t membership);
+  void on_device_loss(const caf::error& why);
   void on_spare_lost(const std::shared_ptr<communicator>& which, std::size_t k);
   void discard_spared();
   bool is_current(communicator& x) const;

@@ -107,6 +107,9 @@ public:
                              stream_view stream) noexcept override;
   caf::error deregister_window(void* memory) noexcept override;
   void on_loss(std::function<void()> f) noexcept override;
+  std::shared_ptr<const std::atomic<bool>> lost() const noexcept override {
+    return {link_, &link_->lost_flag()};
+  }
   caf::error asynchronous_error() noexcept override;
 
 private:

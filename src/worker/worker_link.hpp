@@ -99,6 +99,7 @@ public:
                std::function<void(caf::expected<std::vector<std::byte>>)> then) noexcept;
 
   bool lost() const noexcept { return lost_.load(std::memory_order_acquire); }
+  const std::atomic<bool>& lost_flag() const noexcept { return lost_; }
   caf::error loss() const;
   /// `f` hears of the loss, once, perhaps at once.
   void on_loss(std::function<void(const caf::error&)> f);
