@@ -127,9 +127,8 @@ caf::error world_core::build_spared(std::uint64_t first_epoch, std::uint64_t mem
       return built.error();
     auto target = own(first_epoch + k, std::move(*built));
     target->set_fully_connected();
-    auto lost = std::make_shared<std::atomic<bool>>(false);
-    target->rank(k).on_loss([weak = weak_from_this(), which = std::weak_ptr{target}, k, lost] {
-      lost->store(true);
+    const auto lost = target->rank(k).lost(); // once it is a standby, somebody else may end it
+    target->rank(k).on_loss([weak = weak_from_this(), which = std::weak_ptr{target}, k] {
       auto world = weak.lock();
       auto standby = which.lock();
       if (world && standby)
@@ -138,7 +137,7 @@ caf::error world_core::build_spared(std::uint64_t first_epoch, std::uint64_t mem
     bool wanted = false;
     {
       std::lock_guard lock{order_mutex()};
-      wanted = membership == membership_ && phase_ == world_phase::ready && !lost->load();
+      wanted = membership == membership_ && phase_ == world_phase::ready && !(lost && lost->load());
       if (wanted)
         spared_[k] = target;
     }
@@ -147,7 +146,7 @@ caf::error world_core::build_spared(std::uint64_t first_epoch, std::uint64_t mem
       return make_error(errc::membership_changed,
                         "the world went on before its standbys were built");
     }
-    if (lost->load()) // perhaps before it was a standby
+    if (lost && lost->load()) // perhaps before it was a standby
       on_spare_lost(target, k);
   }
   std::lock_guard lock{order_mutex()};

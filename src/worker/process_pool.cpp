@@ -17,7 +17,6 @@ using clock = std::chrono::steady_clock;
 
 /// How long a worker that was told to stop may take, before it is killed.
 constexpr std::chrono::seconds stop_limit{2};
-constexpr std::size_t message_bytes = std::size_t{64} << 10;
 
 std::atomic<bool> own_worker{false};
 
@@ -85,22 +84,6 @@ private:
   std::mutex& mutex_;
   message_socket& socket_;
 };
-
-/// Hands a worker's messages on until there are no more.
-void receive_all(message_socket& from, const std::weak_ptr<worker_link>& to) {
-  std::vector<std::byte> buffer(message_bytes);
-  for (;;) {
-    auto got = from.receive(buffer);
-    if (!got) {
-      log(log_level::warning, "a worker's message was lost", got.error());
-      continue;
-    }
-    if (got->what != received::kind::message)
-      return;
-    if (auto link = to.lock())
-      link->received(std::span{buffer}.first(got->size_bytes));
-  }
-}
 
 } // namespace
 
@@ -179,8 +162,12 @@ caf::expected<process_pool::running> process_pool::start(int ordinal, int& devic
     of->link = result.link;
   }
   result.of = of;
-  result.receiver = std::thread{
-      [of, link = std::weak_ptr{result.link}] { receive_all(of->process->socket(), link); }};
+  result.receiver = std::thread{[of, weak = std::weak_ptr{result.link}] {
+    receive_all(of->process->socket(), [&](std::span<const std::byte> message, auto) {
+      if (auto link = weak.lock())
+        link->received(message);
+    });
+  }};
   if (of->end)
     result.link->lose(*of->end);
   worker_setup what{options_.backend, ordinal, -1, options_.host};
@@ -291,8 +278,7 @@ caf::error process_pool::provide_spare(int ordinal) noexcept {
   auto started = start(ordinal, devices);
   if (!started)
     return started.error();
-  struct none {};
-  if (auto error = started->link->run(command::warm, none{})) {
+  if (auto error = started->link->run(command::warm, no_arguments{})) {
     end(*started, error);
     return error;
   }
@@ -323,8 +309,7 @@ void process_pool::release(int ordinal) noexcept {
   end_all(lost);
   if (!now.link)
     return;
-  struct none {};
-  if (!now.link->lost() && !now.link->tell(command::stop, none{}))
+  if (!now.link->lost() && !now.link->tell(command::stop, no_arguments{}))
     static_cast<void>(now.of->process->wait_exit(clock::now() + stop_limit)); // else killed
   end(now, make_error(errc::unavailable, "the device's worker was stopped"));
 }

@@ -1,6 +1,9 @@
 #include "worker/protocol.hpp"
 
+#include "core/log.hpp"
+
 #include <cstring>
+#include <utility>
 
 namespace troupe::detail {
 
@@ -136,6 +139,25 @@ worker_setup get_setup(wire_reader& from) {
   result.host.links = from.get_all<host_link>();
   result.host.listen_address = from.get_string();
   return result;
+}
+
+void receive_all(
+    message_socket& from,
+    const std::function<void(std::span<const std::byte>, std::optional<file_descriptor>)>& to) {
+  std::vector<std::byte> buffer(control_bytes);
+  for (;;) {
+    auto got = from.receive(buffer, 1);
+    if (!got) {
+      log(log_level::warning, "a message between parent and worker was lost", got.error());
+      continue;
+    }
+    if (got->what != received::kind::message)
+      return;
+    std::optional<file_descriptor> descriptor;
+    if (!got->descriptors.empty())
+      descriptor = std::move(got->descriptors.front());
+    to(std::span{buffer}.first(got->size_bytes), std::move(descriptor));
+  }
 }
 
 } // namespace troupe::detail

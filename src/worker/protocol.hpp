@@ -2,11 +2,13 @@
 /// the socket, for what blocks or concerns no stream. Addresses are the worker's.
 #pragma once
 
+#include "worker/message_socket.hpp"
 #include "worker/wire.hpp"
 #include <troupe/backend.hpp>
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -38,6 +40,9 @@ enum class command : std::uint16_t {
   asynchronous_error, ///< communicator_key
   stop,               ///< nothing comes after it
 };
+
+/// Of commands that need none.
+struct no_arguments {};
 
 /// Number of a stream of the worker's device; 0: none.
 using stream_id = std::uint64_t;
@@ -176,5 +181,14 @@ struct control_head {
   std::uint64_t number = 0; ///< of the request, in its reply too
   control kind{};
 };
+
+/// The longest message on the socket.
+inline constexpr std::size_t control_bytes = std::size_t{64} << 10;
+
+/// Hands all messages on, each with its descriptor if it has one, until the peer is no more or the
+/// socket is interrupted.
+void receive_all(
+    message_socket& from,
+    const std::function<void(std::span<const std::byte>, std::optional<file_descriptor>)>& to);
 
 } // namespace troupe::detail

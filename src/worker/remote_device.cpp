@@ -10,8 +10,6 @@ namespace troupe::detail {
 
 namespace {
 
-struct none {};
-
 stream_id id_of(stream_view x) noexcept { return reinterpret_cast<stream_id>(x.native); }
 std::uint64_t address_of(const void* x) noexcept { return reinterpret_cast<std::uint64_t>(x); }
 remote_event& event_of(event_view x) noexcept { return *static_cast<remote_event*>(x.native); }
@@ -41,7 +39,7 @@ caf::error remote_device::bind() noexcept {
   const auto is_new = link_ != *link;
   link_ = std::move(*link);
   on_loss_->of.store(link_.get());
-  auto reply = link_->ask(command::bind, none{});
+  auto reply = link_->ask(command::bind, no_arguments{});
   if (!reply)
     return reply.error();
   properties_ = get_properties(*reply);
@@ -58,18 +56,18 @@ caf::error remote_device::bind() noexcept {
 caf::expected<device_properties> remote_device::properties() noexcept { return properties_; }
 
 caf::expected<memory_info> remote_device::memory() noexcept {
-  auto reply = link_->ask(command::memory, none{});
+  auto reply = link_->ask(command::memory, no_arguments{});
   if (!reply)
     return reply.error();
   return reply->get<memory_info>();
 }
 
 caf::error remote_device::open_memory() noexcept {
-  return link_->run(command::open_memory, none{});
+  return link_->run(command::open_memory, no_arguments{});
 }
 
 caf::error remote_device::close_memory() noexcept {
-  return link_->run(command::close_memory, none{});
+  return link_->run(command::close_memory, no_arguments{});
 }
 
 caf::expected<void*> remote_device::address(caf::expected<wire_reader> reply) const {
@@ -105,7 +103,7 @@ caf::error remote_device::deallocate_pinned(void* memory) noexcept {
 }
 
 caf::expected<stream_view> remote_device::create_stream() noexcept {
-  auto stream = address(link_->ask(command::create_stream, none{}));
+  auto stream = address(link_->ask(command::create_stream, no_arguments{}));
   if (!stream)
     return stream.error();
   return stream_view{*stream};

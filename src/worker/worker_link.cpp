@@ -91,13 +91,8 @@ caf::expected<wire_reader> worker_link::ask_bytes(command what, std::span<const 
       std::min<std::size_t>(area_.reply_size.load(std::memory_order_relaxed), area_.reply.size());
   reply_.assign(area_.reply.begin(), area_.reply.begin() + static_cast<std::ptrdiff_t>(size));
   wire_reader reader{reply_};
-  if (auto error = get_error(reader)) {
-    auto code = code_of(error);
-    if (!code || severity_of(*code) != severity::process)
-      return error;
-    lose(lost_worker(device_, error)); // it ends after this
-    return loss();
-  }
+  if (auto error = get_error(reader))
+    return heard(error);
   if (!reader.ok())
     return make_error(errc::internal, "a worker's reply could not be read");
   return reader;
@@ -182,17 +177,20 @@ void worker_link::received(std::span<const std::byte> message) noexcept {
     handler = std::move(i->second);
     open_.erase(i);
   }
-  if (auto error = get_error(reader)) {
-    auto code = code_of(error);
-    if (!code || severity_of(*code) != severity::process)
-      return handler(error);
-    lose(lost_worker(device_, error)); // it ends after this
-    return handler(loss());
-  }
+  if (auto error = get_error(reader))
+    return handler(heard(error));
   const auto body = reader.get_bytes();
   if (!reader.ok())
     return handler(make_error(errc::internal, "a worker's reply could not be read"));
   handler(std::vector<std::byte>{body.begin(), body.end()});
+}
+
+caf::error worker_link::heard(const caf::error& error) noexcept {
+  auto code = code_of(error);
+  if (!code || severity_of(*code) != severity::process)
+    return error;
+  lose(lost_worker(device_, error));
+  return loss();
 }
 
 caf::error worker_link::loss() const {

@@ -117,6 +117,8 @@ private:
   caf::error write(command what, bool wants_reply, std::span<const std::byte> first,
                    std::span<const std::byte> more) noexcept;
   bool wait_for_reply() noexcept;
+  /// What this process is told of an error of the worker's, which ends after some.
+  caf::error heard(const caf::error& error) noexcept;
 
   const int device_;
   link_area& area_;

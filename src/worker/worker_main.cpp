@@ -19,7 +19,6 @@ namespace detail {
 namespace {
 
 constexpr int failed_status = 84;
-constexpr std::size_t message_bytes = std::size_t{64} << 10;
 
 /// A worker and its parent's lane stay awake at the same time.
 std::chrono::nanoseconds spin_by_cores(int devices) noexcept {
@@ -37,7 +36,11 @@ public:
       return refuse(error);
     if (!service_) // there is nothing to serve
       return 0;
-    std::thread receiver{[this] { receive_all(); }};
+    std::thread receiver{[this] {
+      receive_all(parent_.socket(), [this](auto message, auto descriptor) {
+        service_->received(message, std::move(descriptor));
+      });
+    }};
     service_->run();
     ending_.store(true);
     parent_.socket().interrupt();
@@ -48,7 +51,7 @@ public:
 private:
   /// The parent's first message says what to be.
   caf::error set_up() {
-    std::vector<std::byte> buffer(message_bytes);
+    std::vector<std::byte> buffer(control_bytes);
     auto got = parent_.socket().receive(buffer);
     if (!got)
       return got.error();
@@ -100,23 +103,6 @@ private:
     std::lock_guard lock{sending_};
     if (auto error = parent_.socket().send(message); error && !ending_)
       log(log_level::warning, "a reply did not reach the parent", error);
-  }
-
-  void receive_all() {
-    std::vector<std::byte> buffer(message_bytes);
-    for (;;) {
-      auto got = parent_.socket().receive(buffer, 1);
-      if (!got) {
-        log(log_level::warning, "a message of the parent's was lost", got.error());
-        continue;
-      }
-      if (got->what != received::kind::message)
-        return;
-      std::optional<file_descriptor> descriptor;
-      if (!got->descriptors.empty())
-        descriptor = std::move(got->descriptors.front());
-      service_->received(std::span{buffer}.first(got->size_bytes), std::move(descriptor));
-    }
   }
 
   /// What CUDA has left in this process is of no use, and its destructors may not return.
