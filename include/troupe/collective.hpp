@@ -19,13 +19,19 @@ struct request_options {
   std::chrono::nanoseconds deadline{0};
   /// The membership of the world that the request means; 0: any.
   std::uint64_t membership = 0;
+  /// While a world is without some of its ranks (`loss_policy::shrink`): goes on with those that
+  /// are there. The others' handles are not looked at; results have one part per rank that took
+  /// part, in rank order, and what lies behind these in a buffer stays as it is; `avg` divides by
+  /// their number; a root, or one end of a message, that is not there is `errc::unavailable`.
+  /// Without it such a world answers `errc::membership_changed`.
+  bool allow_shrunk = false;
 };
 
 template <class Inspector>
 detail::inspect_result<Inspector> inspect(Inspector& f, request_options& x) {
   using detail::field;
   return detail::fields(f, x, "troupe::request_options", field("deadline", x.deadline),
-                        field("membership", x.membership));
+                        field("membership", x.membership), field("allow_shrunk", x.allow_shrunk));
 }
 
 /// A collective is done on all ranks.
@@ -34,6 +40,9 @@ struct collective_done {
   std::uint64_t epoch = 0;
   std::uint64_t membership = 0;
   bool symmetric = false; ///< it went the way of symmetric memory (`allocation_options`)
+  /// Those that took part, if the world was without some (`request_options::allow_shrunk`); empty:
+  /// all of them.
+  std::vector<std::int32_t> ranks;
 };
 
 template <class Inspector>
@@ -41,7 +50,7 @@ detail::inspect_result<Inspector> inspect(Inspector& f, collective_done& x) {
   using detail::field;
   return detail::fields(f, x, "troupe::collective_done", field("operation", x.operation),
                         field("epoch", x.epoch), field("membership", x.membership),
-                        field("symmetric", x.symmetric));
+                        field("symmetric", x.symmetric), field("ranks", x.ranks));
 }
 
 /// One collective over all ranks of a world, or one message between two of them: what every request

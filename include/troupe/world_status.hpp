@@ -46,6 +46,7 @@ struct world_status {
   world_phase phase = world_phase::building;
   std::uint64_t epoch = 0;      ///< grows with each communicator
   std::uint64_t membership = 0; ///< grows with each change of the members
+  /// By rank; without those that a world has lost and goes on without (`loss_policy::shrink`).
   std::vector<world_member> members;
   /// Why it is not ready; none while it is, but in an epoch that a standby began: there, until its
   /// own standby is ready, why the one before ended.
@@ -78,6 +79,10 @@ enum class standby_policy : std::uint8_t {
   /// NVIDIA GPUs about 485 MiB (less with a smaller NCCL_BUFFSIZE). Whenever one is connected,
   /// after the start and after each switch, its devices do nothing else for that time.
   same,
+  /// For each rank, one of all others: when a device is lost with its worker process, the world
+  /// goes on without it at once. Each costs as much device memory on each of its ranks as any
+  /// communicator. Only with `loss_policy::shrink`.
+  survivors,
   /// For each rank, one with the spare of its device in its place: when a device is lost with its
   /// worker process, the spare has it at once, in its next generation, and the world goes on. Each
   /// costs as much device memory on each rank as any communicator, and a spare that of a process
@@ -86,6 +91,24 @@ enum class standby_policy : std::uint8_t {
 };
 
 std::string_view to_string(standby_policy x) noexcept;
+
+/// What a world does when it loses a device with its worker process.
+enum class loss_policy : std::uint8_t {
+  /// `failover` with `standby_policy::full`, `shrink` with `survivors`, else `rebuild`.
+  automatic,
+  /// The device's spare has it at once: each device has one (`backend::provide_spare`). With
+  /// `standby_policy::full` the world goes on at once, too; else requests wait for a communicator.
+  failover,
+  /// The others go on: at once with `standby_policy::survivors`, else as soon as they have a
+  /// communicator. Requests say that they may (`request_options::allow_shrunk`). When the device is
+  /// there again, a communicator of all ranks is built beside the other one, and takes over. Ranks
+  /// keep their numbers. At most 64 ranks. A world that has lost all of them waits.
+  shrink,
+  rebuild, ///< requests wait until the device is there again, up to their deadlines
+  fail,    ///< the world is `world_phase::failed`
+};
+
+std::string_view to_string(loss_policy x) noexcept;
 
 /// The bounds that a world keeps.
 struct world_limits {
@@ -112,6 +135,9 @@ struct world_limits {
   /// one. A switch counts as a restart. A standby that cannot be had is tried again after
   /// `restart_backoff`, which doubles up to `restart_window`, and does not count.
   standby_policy standby = standby_policy::none;
+  /// When a device is lost; also in the worlds that `split` makes of this one. A communicator that
+  /// is built because of it counts as a restart.
+  loss_policy on_loss = loss_policy::automatic;
   /// Collectives of at most so many bytes use symmetric memory as such (`allocation_options`); what
   /// counts is the larger one of a rank's buffers. Up to here all kinds of them are faster on
   /// NVIDIA H200s, and from twice as much on not all; 0: none does.

@@ -85,11 +85,15 @@ public:
         [this](const communicator_built& x) { on_built(x); },
         [this](const standbys_built& x) { on_standbys_built(x); },
         [this](const communicator_ended& x) { on_ended(x); },
-        [this](const communicator_gone&) { try_build(); },
+        [this](const communicator_gone&) {
+          if (core_->status().epoch != told_epoch_) // it went on without telling
+            tell();
+          try_build();
+        },
         [this](const retry_build& x) {
-          if (x.number != last_retry_)
-            return;
-          waits_to_retry_ = false;
+          for (auto* waits : {&retry_, &preparation_retry_})
+            if (*waits == x.number)
+              waits->reset();
           try_build();
         },
         [this](const build_overdue& x) { on_overdue(x); });
@@ -139,12 +143,18 @@ private:
     if (finished())
       return;
     phases_[x.device] = x;
+    const bool lost = code_of(x.reason) == errc::worker_lost;
     switch (x.phase) {
     case device_phase::failed:
+      if (is_absent(x.device))
+        break; // nobody waits for it
+      [[fallthrough]];
     case device_phase::shut_down:
       fail(x.reason ? x.reason : make_error(errc::unavailable, "a device ended"));
       break;
     case device_phase::resetting:
+      if (lost && loss_policy_of(core_->limits()) == loss_policy::shrink)
+        break; // the core has seen to it
       building_.reset();
       core_->end_epoch(x.reason);
       break;
@@ -157,44 +167,64 @@ private:
     }
   }
 
+  /// Does the world go on without the device?
+  bool is_absent(int device) const {
+    const auto absent = core_->absent();
+    for (std::size_t i = 0; i < core_->size(); ++i)
+      if (core_->lanes()[i]->state().ordinal() == device)
+        return absent.contains(i);
+    return false;
+  }
+
   bool devices_ready() const {
     return std::all_of(core_->lanes().begin(), core_->lanes().end(), [this](const auto& x) {
       auto i = phases_.find(x->state().ordinal());
-      return i != phases_.end() && i->second.phase == device_phase::ready &&
-             x->state().phase() == device_phase::ready; // what it tells comes later
+      return (i != phases_.end() && i->second.phase == device_phase::ready &&
+              x->state().phase() == device_phase::ready) || // what it tells comes later
+             is_absent(x->state().ordinal());
     });
   }
 
-  /// Is there something to build? A standby comes when nothing of a communicator that ended is left
-  /// on the devices: what it holds there would make building slow, and the three of them would need
-  /// more memory than two.
-  bool wants_build() const {
+  enum class wish : std::uint8_t { nothing, communicator, preparation };
+
+  /// What is to be built? What is not for now comes when nothing of a communicator that ended is
+  /// left on the devices: what it holds there would make building slow, and the three of them would
+  /// need more memory than two.
+  wish wanted() const {
     auto now = core_->status();
-    if (now.phase != world_phase::ready)
-      return now.phase == world_phase::building;
-    return core_->limits().standby != standby_policy::none && !now.standby_ready &&
-           core_->communicators() == 1;
+    if (now.phase == world_phase::building)
+      return retry_ ? wish::nothing : wish::communicator;
+    if (now.phase != world_phase::ready || preparation_retry_ || core_->communicators() != 1)
+      return wish::nothing;
+    if (core_->may_grow())
+      return wish::communicator;
+    if (core_->wants_preparation())
+      return preparing_ ? wish::nothing : wish::preparation;
+    return core_->limits().standby == standby_policy::same && !now.standby_ready &&
+                   core_->absent().empty()
+               ? wish::communicator
+               : wish::nothing;
   }
 
   /// A device that was lost is there again: perhaps a standby was built for that.
   void go_on_with_spare() {
-    if (building_ || !devices_ready() || !core_->switch_to_spared())
+    if (building_ || !devices_ready() || !core_->switch_to_spare())
       return;
     log(log_level::info, "world " + core_->name() + " goes on with a spare");
-    waits_to_retry_ = false;
-    subscribers_.tell(this, core_->status());
+    retry_.reset();
+    tell();
   }
 
-  void build_standbys() {
-    building_standbys_ = true;
-    core_->build_spared([to = address()](const caf::error& why) {
+  void prepare_for_loss() {
+    preparing_ = true;
+    core_->prepare_for_loss([to = address()](const caf::error& why) {
       if (auto self = caf::actor_cast<caf::actor>(to))
         detail::anon_send(self, standbys_built{why});
     });
   }
 
   void on_standbys_built(const standbys_built& x) {
-    building_standbys_ = false;
+    preparing_ = false;
     if (finished())
       return;
     if (core_->status().phase != world_phase::ready)
@@ -202,16 +232,18 @@ private:
     if (x.why)
       return on_standby_lost(x.why);
     standby_failures_ = 0;
-    subscribers_.tell(this, core_->status());
+    tell();
     try_build();
   }
 
   void try_build() {
-    if (building_ || building_standbys_ || waits_to_retry_ || !devices_ready() || !wants_build())
+    if (building_ || !devices_ready())
       return;
-    if (core_->limits().standby == standby_policy::full &&
-        core_->status().phase == world_phase::ready)
-      return build_standbys();
+    const auto what = wanted();
+    if (what == wish::nothing)
+      return;
+    if (what == wish::preparation)
+      return prepare_for_loss();
     building_ = core_->build([to = address()](std::uint64_t built, const caf::error& why) {
       if (auto self = caf::actor_cast<caf::actor>(to))
         detail::anon_send(self, communicator_built{built, why});
@@ -220,9 +252,16 @@ private:
                        build_overdue{*building_});
   }
 
-  void try_build_after(std::chrono::nanoseconds pause) {
-    waits_to_retry_ = true;
-    detail::send_after(this, caf::actor_cast<caf::actor>(this), pause, retry_build{++last_retry_});
+  /// What `waits` is for waits so long.
+  void try_build_after(std::chrono::nanoseconds pause, std::optional<std::uint64_t>& waits) {
+    waits = ++last_retry_;
+    detail::send_after(this, caf::actor_cast<caf::actor>(this), pause, retry_build{last_retry_});
+  }
+
+  void tell() {
+    auto now = core_->status();
+    told_epoch_ = now.epoch;
+    subscribers_.tell(this, std::move(now));
   }
 
   void on_built(const communicator_built& x) {
@@ -235,11 +274,10 @@ private:
       return;
     if (x.why)
       return on_build_failed(x.why);
-    auto now = core_->status();
     was_ready_ = true;
-    if (now.standby_ready)
+    if (core_->status().standby_ready)
       standby_failures_ = 0;
-    subscribers_.tell(this, now);
+    tell();
     try_build();
   }
 
@@ -253,8 +291,7 @@ private:
   void on_ended(const communicator_ended& x) {
     if (finished())
       return;
-    auto now = core_->status();
-    subscribers_.tell(this, now);
+    tell();
     switch (x.role) {
     case communicator_role::next:
       if (building_ != x.epoch)
@@ -266,10 +303,13 @@ private:
     case communicator_role::standby:
       return on_standby_lost(x.why);
     case communicator_role::live:
-      if (now.phase == world_phase::ready)
+      if (core_->status().phase == world_phase::ready)
         log(log_level::info, "world " + core_->name() + " goes on with its standby");
       if (code_of(x.why) == errc::device_reset)
         return try_build(); // somebody asked for it; the budget is for what goes wrong
+      if (code_of(x.why) == errc::worker_lost &&
+          loss_policy_of(core_->limits()) == loss_policy::fail)
+        return fail(x.why);
       return restart(x.why);
     }
   }
@@ -282,7 +322,8 @@ private:
     log(log_level::warning, "world " + core_->name() + " has no standby", why);
     auto& limits = core_->limits();
     auto pause = doubled(limits.restart_backoff, standby_failures_++);
-    try_build_after(std::min<std::chrono::nanoseconds>(pause, limits.restart_window));
+    try_build_after(std::min<std::chrono::nanoseconds>(pause, limits.restart_window),
+                    preparation_retry_);
   }
 
   static std::chrono::nanoseconds doubled(std::chrono::nanoseconds pause, std::size_t times) {
@@ -302,7 +343,8 @@ private:
     if (static_cast<int>(restarts_.size()) >= limits.restarts) {
       if (!needed) // the standby goes on, and gets one when there is a restart again
         try_build_after(limits.restarts > 0 ? restarts_.front() + limits.restart_window - now
-                                            : limits.restart_window);
+                                            : limits.restart_window,
+                        preparation_retry_);
       else if (!building_)
         fail(too_many_restarts(why));
       return;
@@ -311,11 +353,12 @@ private:
     restarts_.push_back(now);
     if (building_)
       return; // the standby to be
-    waits_to_retry_ = false;
+    retry_.reset();
     if (earlier == 0)
       try_build();
     else
-      try_build_after(doubled(limits.restart_backoff, earlier - 1));
+      try_build_after(doubled(limits.restart_backoff, earlier - 1),
+                      needed ? retry_ : preparation_retry_);
   }
 
   caf::error too_many_restarts(const caf::error& why) const {
@@ -362,12 +405,12 @@ private:
       return;
     log(log_level::error, "world " + core_->name() + " failed", why);
     core_->close(world_phase::failed, why);
-    subscribers_.tell(this, core_->status());
+    tell();
   }
 
   void end(const caf::error& reason) {
     core_->close(world_phase::shut_down, make_error(errc::unavailable, "the world was shut down"));
-    subscribers_.tell(this, core_->status());
+    tell();
     quit(reason);
   }
 
@@ -378,13 +421,44 @@ private:
   std::map<int, device_changed> phases_;
   std::deque<clock::time_point> restarts_;
   std::optional<std::uint64_t> building_; // the epoch that it is for
-  bool building_standbys_ = false;
-  bool waits_to_retry_ = false;
+  bool preparing_ = false;
+  std::optional<std::uint64_t> retry_;             // what is needed now waits until then
+  std::optional<std::uint64_t> preparation_retry_; // and what is not
   std::uint64_t last_retry_ = 0;
+  std::uint64_t told_epoch_ = 0;
   std::size_t standby_failures_ = 0; // in a row
   bool was_ready_ = false;
 };
 
+} // namespace
+
+namespace {
+/// @errors errc::invalid_argument, not_supported
+caf::error check_limits(const world_limits& x, const std::vector<std::shared_ptr<lane>>& lanes) {
+  const auto on_loss = loss_policy_of(x);
+  const auto wants = [&](standby_policy standby, loss_policy with) {
+    return x.standby == standby && on_loss != with
+               ? make_error(errc::invalid_argument,
+                            "standby_policy::" + std::string{to_string(standby)} +
+                                " is for loss_policy::" + std::string{to_string(with)} +
+                                ", not for " + std::string{to_string(on_loss)})
+               : caf::error{};
+  };
+  if (auto error = wants(standby_policy::full, loss_policy::failover); error)
+    return error;
+  if (auto error = wants(standby_policy::survivors, loss_policy::shrink); error)
+    return error;
+  if (on_loss == loss_policy::shrink && lanes.size() > rank_set::most)
+    return make_error(errc::invalid_argument, "a world that shrinks has at most " +
+                                                  std::to_string(rank_set::most) + " ranks, not " +
+                                                  std::to_string(lanes.size()));
+  const bool remote =
+      std::all_of(lanes.begin(), lanes.end(), [](auto& y) { return y->is_remote(); });
+  if (!remote && (on_loss == loss_policy::failover || x.standby == standby_policy::survivors))
+    return make_error(errc::not_supported,
+                      "only devices in worker processes are lost, and have spares");
+  return {};
+}
 } // namespace
 
 caf::expected<world_parts> make_world(caf::actor_system& sys, world_config config) {
@@ -412,6 +486,8 @@ caf::expected<world_parts> make_world(caf::actor_system& sys, world_config confi
       return worker.error();
     lanes.push_back(std::move(*worker));
   }
+  if (auto error = check_limits(config.limits, lanes); error)
+    return error;
   auto lease = (*core)->lease(sys);
   if (!lease)
     return lease.error();

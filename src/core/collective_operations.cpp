@@ -2,6 +2,7 @@
 
 #include "core/buffer.hpp"
 #include "core/device_state.hpp"
+#include "core/fewer_ranks.hpp"
 #include "core/lane.hpp"
 #include "core/log.hpp"
 #include "core/order.hpp"
@@ -137,8 +138,10 @@ std::size_t count_ranks(std::span<const rank_call> calls) {
 // -- collective
 
 collective_operation::collective_operation(const char* verb, std::shared_ptr<world_core> world,
-                                           std::vector<rank_call> calls, std::uint64_t membership)
-    : operation_of(verb, count_ranks(calls)), world_(std::move(world)), membership_(membership) {
+                                           std::vector<rank_call> calls, std::uint64_t membership,
+                                           rank_set absent)
+    : operation_of(verb, count_ranks(calls)), world_(std::move(world)), membership_(membership),
+      absent_(absent) {
   take(std::move(calls));
   for (auto& p : parts())
     place_part(p, calls_of(p).front()->rank, *world_);
@@ -342,7 +345,9 @@ std::string collective_operation::missing_ranks() const {
   return result;
 }
 
-caf::error collective_operation::on_check() const { return world_->check_view(*this, membership_); }
+caf::error collective_operation::on_check() const {
+  return world_->check_view(*this, membership_, absent_);
+}
 
 caf::error collective_operation::on_admit() {
   value.operation = number();
@@ -543,6 +548,8 @@ caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on, bool
                     return rank.enqueue({&call, 1}, stream);
                   }));
   }
+  if (!communicator_->absent().empty())
+    return issue_with_fewer_ranks(p, on);
   auto error = communicator_->call(place, on, [&](backend_communicator& rank) {
     if (one_each_) {
       auto call = first_call_of(p).complete();
@@ -555,6 +562,24 @@ caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on, bool
     return rank.enqueue(calls, stream);
   });
   return issued(*this, p, *communicator_, std::move(error));
+}
+
+caf::expected<issue_outcome> collective_operation::issue_with_fewer_ranks(part& p, lane& on) {
+  auto stream = on.stream(p);
+  fewer_calls all;
+  for (auto* x : calls_of(p))
+    if (!x->empty())
+      add_with_fewer_ranks(*x, *communicator_, all);
+  for (auto& x : all.moves)
+    if (auto error = on.device().copy(x.target, x.source, x.size_bytes,
+                                      copy_direction::device_to_device, stream);
+        error)
+      return error;
+  return issued(
+      *this, p, *communicator_,
+      communicator_->call(static_cast<std::size_t>(p.rank), on, [&](backend_communicator& rank) {
+        return rank.enqueue(all.calls, stream);
+      }));
 }
 
 void collective_operation::show(place_lines& to) const noexcept {
@@ -746,7 +771,7 @@ caf::expected<operation*> rank_request::joint() {
           errc::overloaded, std::to_string(limit) + " calls of this rank wait for others'"));
     op = make_joint();
   }
-  if (auto error = world_->check_view(*op, membership_); error)
+  if (auto error = world_->check_view(*op, membership_, {}); error)
     return error;
   found_ = std::move(op);
   return found_.get();
@@ -800,7 +825,7 @@ std::shared_ptr<operation> rank_request::whole(std::span<joining* const> all) {
     seen |= bit;
   }
   auto result = make_joint();
-  if (world_->check_view(*result, membership_))
+  if (world_->check_view(*result, membership_, {}))
     return nullptr;
   return result;
 }
@@ -916,30 +941,15 @@ void rank_request::end_early(const caf::error& why) noexcept {
 
 // -- connect
 
-connect_operation::connect_operation(std::shared_ptr<communicator> target, connect_scope what,
-                                     const std::vector<std::shared_ptr<lane>>& lanes,
-                                     std::chrono::nanoseconds patience,
-                                     std::chrono::nanoseconds limit)
-    : connect_operation("connect", std::move(target), what, lanes, patience, limit) {}
+namespace {
+std::size_t rank_of(const part& p) noexcept { return static_cast<std::size_t>(p.rank); }
 
-connect_operation::connect_operation(const char* verb, std::shared_ptr<communicator> target,
-                                     connect_scope what,
-                                     const std::vector<std::shared_ptr<lane>>& lanes,
-                                     std::chrono::nanoseconds patience,
-                                     std::chrono::nanoseconds limit)
-    : operation_of(verb, lanes.size()), communicator_(std::move(target)), what_(what),
-      limit_(limit), has_arrived_(lanes.size()) {
-  stall_limit = patience.count();
-  for (std::size_t i = 0; i < lanes.size(); ++i) {
-    auto& p = parts()[i];
-    p.on = lanes[i].get();
-    p.rank = static_cast<int>(i);
-    p.stream = stream_kind::collective;
-    p.tenant = &communicator_->tenant(i);
-  }
+/// One part for each rank of `x`.
+void place_at(part& p, const communicator& x) noexcept {
+  p.on = x.lanes()[p.index].get();
+  p.rank = static_cast<int>(x.members()[p.index]);
 }
 
-namespace {
 std::int64_t now_in_nanoseconds() noexcept { return clock::now().time_since_epoch().count(); }
 
 void set_once(std::atomic<std::int64_t>& time) noexcept {
@@ -947,6 +957,24 @@ void set_once(std::atomic<std::int64_t>& time) noexcept {
   time.compare_exchange_strong(none, now_in_nanoseconds());
 }
 } // namespace
+
+connect_operation::connect_operation(std::shared_ptr<communicator> target, connect_scope what,
+                                     std::chrono::nanoseconds patience,
+                                     std::chrono::nanoseconds limit)
+    : connect_operation("connect", std::move(target), what, patience, limit) {}
+
+connect_operation::connect_operation(const char* verb, std::shared_ptr<communicator> target,
+                                     connect_scope what, std::chrono::nanoseconds patience,
+                                     std::chrono::nanoseconds limit)
+    : operation_of(verb, target->members().size()), communicator_(std::move(target)), what_(what),
+      limit_(limit), has_arrived_(parts().size()) {
+  stall_limit = patience.count();
+  for (auto& p : parts()) {
+    place_at(p, *communicator_);
+    p.stream = stream_kind::collective;
+    p.tenant = &communicator_->tenant(rank_of(p));
+  }
+}
 
 caf::expected<issue_outcome> connect_operation::issue(part& p, lane& on) {
   set_once(held_since_);
@@ -965,7 +993,7 @@ caf::expected<issue_outcome> connect_operation::proceed(part& p, lane& on) {
   auto given_up = [this] { return turn_.load() == turn::given_up; };
   if (arrived_.load() < parts().size() && communicator_->live() && !given_up())
     return issue_outcome::continues;
-  auto error = communicator_->call(p.index, on, [&](backend_communicator& rank) {
+  auto error = communicator_->call(rank_of(p), on, [&](backend_communicator& rank) {
     auto none = turn::to_come;
     turn_.compare_exchange_strong(none, turn::there);
     if (given_up()) // it has failed; the communicator has not
@@ -1018,19 +1046,17 @@ void connect_operation::on_settled() noexcept {
 // -- windows
 
 register_operation::register_operation(std::shared_ptr<communicator> target,
-                                       const std::vector<std::shared_ptr<lane>>& lanes,
                                        std::chrono::nanoseconds patience,
                                        std::chrono::nanoseconds limit,
                                        std::vector<std::shared_ptr<symmetric_memory>> memory)
-    : connect_operation("register", std::move(target), connect_scope::everything, lanes, patience,
-                        limit),
+    : connect_operation("register", std::move(target), connect_scope::everything, patience, limit),
       memory_(std::move(memory)) {}
 
 /// An error that is not of the process fails the operation here, so that nobody takes it for the
 /// end of the communicator.
 caf::error register_operation::call(part& p, backend_communicator& rank, stream_view stream) {
   for (auto& x : memory_) {
-    auto error = rank.register_window(x->address(p.index), x->size_bytes(), stream);
+    auto error = rank.register_window(x->address(rank_of(p)), x->size_bytes(), stream);
     if (!error)
       continue;
     if (auto code = code_of(error); code && severity_of(*code) == severity::process)
@@ -1047,21 +1073,18 @@ void register_operation::on_lost_part(part& p, const caf::error& why) noexcept {
 }
 
 deregister_operation::deregister_operation(std::shared_ptr<communicator> target,
-                                           const std::vector<std::shared_ptr<lane>>& lanes,
                                            std::shared_ptr<symmetric_memory> memory)
-    : operation_of("deregister", lanes.size()), communicator_(std::move(target)),
+    : operation_of("deregister", target->members().size()), communicator_(std::move(target)),
       memory_(std::move(memory)) {
-  for (std::size_t i = 0; i < lanes.size(); ++i) {
-    auto& p = parts()[i];
-    p.on = lanes[i].get();
-    p.rank = static_cast<int>(i);
+  for (auto& p : parts()) {
+    place_at(p, *communicator_);
     p.stream = stream_kind::none;
   }
 }
 
 caf::expected<issue_outcome> deregister_operation::issue(part& p, lane& on) {
-  auto error = communicator_->call(p.index, on, [&](backend_communicator& rank) {
-    return rank.deregister_window(memory_->address(p.index));
+  auto error = communicator_->call(rank_of(p), on, [&](backend_communicator& rank) {
+    return rank.deregister_window(memory_->address(rank_of(p)));
   });
   if (error)
     return error;
@@ -1071,13 +1094,17 @@ caf::expected<issue_outcome> deregister_operation::issue(part& p, lane& on) {
 // -- memory on all ranks
 
 allocate_all_operation::allocate_all_operation(const std::vector<std::shared_ptr<lane>>& lanes,
-                                               dtype type, std::size_t count, bool zeroed,
+                                               rank_set absent, dtype type, std::size_t count,
+                                               bool zeroed,
                                                std::shared_ptr<symmetric_memory> symmetric)
-    : operation_of("allocate", lanes.size()), type_(type), count_(count), zeroed_(zeroed),
-      symmetric_(std::move(symmetric)) {
+    : operation_of("allocate", lanes.size() - absent.size()), type_(type), count_(count),
+      zeroed_(zeroed), symmetric_(std::move(symmetric)) {
   value.refs.resize(lanes.size());
+  auto next = parts().begin();
   for (std::size_t i = 0; i < lanes.size(); ++i) {
-    auto& p = parts()[i];
+    if (absent.contains(i))
+      continue;
+    auto& p = *next++;
     p.on = lanes[i].get();
     p.rank = static_cast<int>(i);
     p.stream = stream_kind::memory; // behind no kernel
@@ -1094,7 +1121,7 @@ caf::expected<std::shared_ptr<buffer>> allocate_all_operation::allocate(const pa
   if (!memory)
     return memory.error();
   if (symmetric_)
-    symmetric_->add(p.index, on.shared_state(), *memory);
+    symmetric_->add(rank_of(p), on.shared_state(), *memory);
   return on.state().make_buffer(*memory, bytes, {}, symmetric_);
 }
 
@@ -1104,7 +1131,7 @@ caf::expected<issue_outcome> allocate_all_operation::issue(part& p, lane& on) {
   if (!memory)
     return memory.error();
   auto* address = (*memory)->address();
-  value.refs[p.index] = any_gpu_ref{std::move(*memory), type_, 0, count_};
+  value.refs[rank_of(p)] = any_gpu_ref{std::move(*memory), type_, 0, count_};
   if (zeroed_ && bytes != 0) {
     std::byte zero{};
     if (auto error = on.device().fill(address, {&zero, 1}, bytes, on.stream(p.stream)); error)

@@ -6,6 +6,7 @@
 #include "core/operation.hpp"
 #include "core/operations.hpp"
 #include "core/rank_call.hpp"
+#include "core/rank_set.hpp"
 #include "core/symmetric_memory.hpp"
 #include <troupe/collective.hpp>
 #include <troupe/nccl_world.hpp>
@@ -31,8 +32,9 @@ struct place_lines;
 class collective_operation final : public operation_of<collective_done> {
 public:
   /// `calls` is sorted by rank and not empty; what its ranges refer to lives until this returns.
+  /// It is for the world without the ranks of `absent`.
   collective_operation(const char* verb, std::shared_ptr<world_core> world,
-                       std::vector<rank_call> calls, std::uint64_t membership);
+                       std::vector<rank_call> calls, std::uint64_t membership, rank_set absent);
   /// Asked for by one request of each rank that takes part in `any_call`.
   collective_operation(std::shared_ptr<world_core> world, const rank_call& any_call);
   /// With a call of each rank, to `begin` when it is asked for. `world` outlives it.
@@ -109,6 +111,7 @@ private:
   void decide_at_once() noexcept;
   static void end_promise(part& p) noexcept;
   caf::expected<issue_outcome> issue(part& p, lane& on, bool symmetric);
+  caf::expected<issue_outcome> issue_with_fewer_ranks(part& p, lane& on);
 
   // What a lane needs to issue its part, together.
   std::shared_ptr<world_core> world_;
@@ -126,6 +129,7 @@ private:
   std::vector<std::shared_ptr<rank_request>> requests_;
   std::vector<rank_call> room_; // the calls, if one request made them all
   std::uint64_t membership_ = 0;
+  const rank_set absent_;
   std::size_t missing_ = 0;          // calls that are still to come; under the lock of the order
   std::atomic<bool> waiting_{false}; // counts at its world
   std::atomic<const void*> communicator_key_{nullptr}; // for those who look at it while it waits
@@ -206,7 +210,6 @@ public:
   /// Ends the communicator if the lanes are not free within `patience`, or a call does not come
   /// back within `limit`.
   connect_operation(std::shared_ptr<communicator> target, connect_scope what,
-                    const std::vector<std::shared_ptr<lane>>& lanes,
                     std::chrono::nanoseconds patience, std::chrono::nanoseconds limit);
   bool bounded() const noexcept override { return false; }
   bool holds_lane() const noexcept override { return true; }
@@ -220,7 +223,6 @@ public:
 
 protected:
   connect_operation(const char* verb, std::shared_ptr<communicator> target, connect_scope what,
-                    const std::vector<std::shared_ptr<lane>>& lanes,
                     std::chrono::nanoseconds patience, std::chrono::nanoseconds limit);
   /// What blocks until every rank is in it.
   virtual caf::error call(part& p, backend_communicator& rank, stream_view stream);
@@ -248,9 +250,8 @@ private:
 /// and not the end of the communicator.
 class register_operation final : public connect_operation {
 public:
-  register_operation(std::shared_ptr<communicator> target,
-                     const std::vector<std::shared_ptr<lane>>& lanes,
-                     std::chrono::nanoseconds patience, std::chrono::nanoseconds limit,
+  register_operation(std::shared_ptr<communicator> target, std::chrono::nanoseconds patience,
+                     std::chrono::nanoseconds limit,
                      std::vector<std::shared_ptr<symmetric_memory>> memory);
   void on_lost_part(part& p, const caf::error& why) noexcept override;
 
@@ -267,7 +268,6 @@ private:
 class deregister_operation final : public operation_of<nothing> {
 public:
   deregister_operation(std::shared_ptr<communicator> target,
-                       const std::vector<std::shared_ptr<lane>>& lanes,
                        std::shared_ptr<symmetric_memory> memory);
   bool bounded() const noexcept override { return false; }
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
@@ -281,9 +281,9 @@ private:
 /// Memory on every rank of a world.
 class allocate_all_operation final : public operation_of<world_buffers> {
 public:
-  /// `symmetric`: whose pieces it is to be; none: plain memory.
-  allocate_all_operation(const std::vector<std::shared_ptr<lane>>& lanes, dtype type,
-                         std::size_t count, bool zeroed,
+  /// On all ranks but those of `absent`. `symmetric`: whose pieces it is to be; none: plain memory.
+  allocate_all_operation(const std::vector<std::shared_ptr<lane>>& lanes, rank_set absent,
+                         dtype type, std::size_t count, bool zeroed,
                          std::shared_ptr<symmetric_memory> symmetric);
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
 

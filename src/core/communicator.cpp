@@ -35,14 +35,20 @@ std::vector<std::shared_ptr<const std::atomic<bool>>> losses_of(const communicat
 } // namespace
 
 communicator::communicator(std::shared_ptr<runtime> runtime, std::uint64_t epoch,
-                           std::vector<std::shared_ptr<lane>> lanes, communicator_ranks ranks,
-                           std::chrono::milliseconds quiet_limit,
+                           std::span<const std::shared_ptr<lane>> lanes, rank_set absent,
+                           communicator_ranks ranks, std::chrono::milliseconds quiet_limit,
                            std::function<void(communicator&, const caf::error&)> on_end,
                            std::function<void()> on_gone)
-    : runtime_(std::move(runtime)), epoch_(epoch), lanes_(std::move(lanes)),
+    : runtime_(std::move(runtime)), epoch_(epoch), absent_(absent), place_(lanes.size()),
       ranks_(std::move(ranks)), rank_at_(pointers_to(ranks_)), lost_(losses_of(ranks_)),
-      tenants_(lanes_.size()), quiet_limit_(quiet_limit), on_end_(std::move(on_end)),
+      tenants_(ranks_.size()), quiet_limit_(quiet_limit), on_end_(std::move(on_end)),
       on_gone_(std::move(on_gone)) {
+  for (std::size_t i = 0; i < lanes.size(); ++i)
+    if (!absent.contains(i)) {
+      place_[i] = members_.size();
+      members_.push_back(i);
+      lanes_.push_back(lanes[i]);
+    }
   for (auto& x : lanes_) {
     x->add_tenant();
     runtime_->hold(x->state().ordinal());
@@ -97,6 +103,21 @@ void communicator::fail(const caf::error& cause) noexcept {
 void communicator::retire() noexcept { end_quietly(true); }
 
 void communicator::discard() noexcept { end_quietly(false); }
+
+bool communicator::is_pending() const noexcept {
+  bool result = false;
+  runtime_->keeper().for_each([&](operation& op) { result |= op.communicator_key() == this; });
+  return result;
+}
+
+/// Until then what is pending ends it if it stands still or fails.
+void communicator::retire_when_idle() noexcept {
+  runtime_->workers().run([self = shared_from_this()] {
+    while (self->live() && self->is_pending())
+      std::this_thread::sleep_for(std::chrono::microseconds{200});
+    self->retire();
+  });
+}
 
 void communicator::end_quietly(bool healthy) noexcept {
   {
@@ -169,7 +190,7 @@ void communicator::reap(bool healthy) noexcept {
     failure why;
     why.code = errc::lane_stuck;
     why.device = (*stuck)->state().ordinal();
-    why.rank = static_cast<int>(stuck - lanes_.begin());
+    why.rank = static_cast<int>(members_[static_cast<std::size_t>(stuck - lanes_.begin())]);
     why.epoch = epoch_;
     why.detail = "the lane did not come back from a call on a communicator that ended (" +
                  describe(healthy ? caf::error{} : dead()) + ")";

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/lane.hpp"
+#include "core/rank_set.hpp"
 #include "core/runtime.hpp"
 #include "core/symmetric_memory.hpp"
 #include <troupe/backend.hpp>
@@ -11,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 namespace troupe::detail {
@@ -20,20 +22,30 @@ namespace troupe::detail {
 /// if it ended well.
 class communicator : public std::enable_shared_from_this<communicator> {
 public:
+  /// Of the world's `lanes`, by rank, those of `absent` have no part in it; `ranks` are the others.
   /// `on_end` hears of the end, once, on the thread that ended it, unless it retired; `on_gone`
   /// when nothing of it is left on its devices.
   communicator(std::shared_ptr<runtime> runtime, std::uint64_t epoch,
-               std::vector<std::shared_ptr<lane>> lanes, communicator_ranks ranks,
-               std::chrono::milliseconds quiet_limit,
+               std::span<const std::shared_ptr<lane>> lanes, rank_set absent,
+               communicator_ranks ranks, std::chrono::milliseconds quiet_limit,
                std::function<void(communicator&, const caf::error&)> on_end,
                std::function<void()> on_gone);
   ~communicator();
 
   std::uint64_t epoch() const noexcept { return epoch_; }
-  std::size_t size() const noexcept { return lanes_.size(); }
-  backend_communicator& rank(std::size_t i) noexcept { return *rank_at_[i]; }
+
+  // Ranks are the world's, but where it says so.
+
+  /// The ranks of the world that it is without.
+  rank_set absent() const noexcept { return absent_; }
+  /// Those that it has, by their place in it.
+  const std::vector<std::size_t>& members() const noexcept { return members_; }
+  const std::vector<std::shared_ptr<lane>>& lanes() const noexcept { return lanes_; }
+  /// The place in it of rank `i`, which it has.
+  std::size_t place_of(std::size_t i) const noexcept { return place_[i]; }
+  backend_communicator& rank(std::size_t i) noexcept { return *rank_at_[place_[i]]; }
   /// Whom the streams of rank `i`'s lane know it as.
-  stream_tenant& tenant(std::size_t i) noexcept { return tenants_[i]; }
+  stream_tenant& tenant(std::size_t i) noexcept { return tenants_[place_[i]]; }
   bool live() const noexcept { return live_.load(); }
   /// Is the device of a rank lost, or the spare that it is of?
   bool has_lost_rank() const noexcept;
@@ -85,6 +97,8 @@ public:
   void fail(const caf::error& cause) noexcept;
   /// Ends it in good order; nothing is pending on it.
   void retire() noexcept;
+  /// The same, as soon as nothing is pending on it; nothing is added any more.
+  void retire_when_idle() noexcept;
   /// Ends it, though one of its ranks may be lost; nothing is pending on it, and nobody hears of
   /// it.
   void discard() noexcept;
@@ -92,6 +106,7 @@ public:
   void end(const caf::error& cause) noexcept;
 
 private:
+  bool is_pending() const noexcept;
   void end_quietly(bool healthy) noexcept;
   void reap(bool healthy) noexcept;
   void wait_for_symmetric() noexcept;
@@ -99,7 +114,10 @@ private:
 
   const std::shared_ptr<runtime> runtime_;
   const std::uint64_t epoch_;
-  const std::vector<std::shared_ptr<lane>> lanes_;
+  const rank_set absent_;
+  std::vector<std::size_t> members_;
+  std::vector<std::size_t> place_;           // by rank of the world
+  std::vector<std::shared_ptr<lane>> lanes_; // by place, as all that follow
   communicator_ranks ranks_;
   /// The same; a lane that is stuck in a call may look while the reaper takes them.
   const std::vector<backend_communicator*> rank_at_;

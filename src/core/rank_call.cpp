@@ -344,6 +344,13 @@ public:
     return {};
   }
 
+  caf::error check_there(int rank, rank_set absent) const {
+    auto place = static_cast<std::size_t>(rank);
+    if (absent.contains(place))
+      return refuse(errc::unavailable, place, "the world is without rank " + std::to_string(rank));
+    return {};
+  }
+
   caf::error check_number(std::size_t there, std::size_t wanted) const {
     if (there != wanted)
       return refuse(errc::invalid_argument, nobody(),
@@ -384,10 +391,14 @@ std::unique_ptr<exchange_plan> packed(std::vector<std::size_t> send_counts,
 }
 
 caf::expected<std::vector<rank_call>> message_calls(const checker& check, const char* verb,
-                                                    const collective_view& x, lanes_view lanes) {
-  for (auto [rank, what] : {std::pair{x.rank, "send"}, std::pair{x.peer, "receive"}})
+                                                    const collective_view& x, lanes_view lanes,
+                                                    rank_set absent) {
+  for (auto [rank, what] : {std::pair{x.rank, "send"}, std::pair{x.peer, "receive"}}) {
     if (auto error = check.check_rank(rank, what); error)
       return error;
+    if (auto error = check.check_there(rank, absent); error)
+      return error;
+  }
   for (auto refs : {x.send, x.recv})
     if (refs.size() != 1)
       return check.refuse(errc::invalid_argument, check.size(),
@@ -469,12 +480,15 @@ bool are_rows(std::span<const std::vector<std::uint64_t>> counts, std::size_t ro
 
 caf::expected<std::vector<rank_call>> rank_calls(const char* verb, const collective_view& x,
                                                  std::span<const std::shared_ptr<lane>> lanes,
-                                                 std::vector<rank_call> room) {
+                                                 rank_set absent, std::vector<rank_call> room) {
   checker check{verb, x, lanes};
   if (auto error = check.check_request(); error)
     return error;
   if (x.kind == collective_kind::send)
-    return message_calls(check, verb, x, lanes);
+    return message_calls(check, verb, x, lanes, absent);
+  if (is_rooted(x.kind))
+    if (auto error = check.check_there(x.peer, absent); error)
+      return error;
   auto n = check.size();
   if (x.kind == collective_kind::recv)
     return check.refuse(errc::invalid_argument, n, "a message is asked for with `send`");
@@ -497,6 +511,8 @@ caf::expected<std::vector<rank_call>> rank_calls(const char* verb, const collect
   result.clear();
   result.reserve(n);
   for (std::size_t rank = 0; rank < n; ++rank) {
+    if (absent.contains(rank))
+      continue;
     std::unique_ptr<exchange_plan> plan;
     if (exchange) {
       std::vector<std::size_t> to(x.counts[rank].begin(), x.counts[rank].end());

@@ -2,6 +2,7 @@
 /// checked.
 #pragma once
 
+#include "core/rank_set.hpp"
 #include "core/symmetric_memory.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/collective.hpp>
@@ -84,11 +85,14 @@ struct rank_call {
 };
 
 /// The parts of the ranks that take part in `x`, a collective over all ranks or a message between
-/// two of them, in rank order; rank i is on lanes[i].
+/// two of them, in rank order; rank i is on lanes[i]. Those of `absent` are left out, and their
+/// handles not looked at.
 /// @shape room: memory for the result; its content does not matter
-/// @errors errc::invalid_argument, shape_mismatch, stale_ref; with rank and device
+/// @errors errc::invalid_argument, shape_mismatch, stale_ref; errc::unavailable: the root, or one
+///         end of a message, is absent; with rank and device
 caf::expected<std::vector<rank_call>> rank_calls(const char* verb, const collective_view& x,
                                                  std::span<const std::shared_ptr<lane>> lanes,
+                                                 rank_set absent = {},
                                                  std::vector<rank_call> room = {});
 
 /// The part of rank `rank` alone in `x`, whose `send` and `recv` hold at most its own handle, whose

@@ -361,7 +361,8 @@ void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
       return; // it is not up, or ends
   }
   recorder_.on_end(why);
-  std::vector<std::pair<std::shared_ptr<void>, std::function<void(const caf::error&)>>> watchers;
+  std::vector<std::pair<std::shared_ptr<void>, std::function<void(int, const caf::error&)>>>
+      watchers;
   {
     std::lock_guard lock{losses_mutex_};
     std::erase_if(losses_, [](auto& x) { return x.first.expired(); });
@@ -370,7 +371,7 @@ void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
         watchers.emplace_back(std::move(alive), f);
   }
   for (auto& [who, f] : watchers) // first: the lane drops what has failed
-    f(why);
+    f(state.ordinal(), why);
   fail_users_of(state.ordinal(), why, false);
   {
     std::lock_guard lock{slots_mutex_};
@@ -379,7 +380,7 @@ void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
   where.request_revival();
 }
 
-void runtime::watch_losses(std::weak_ptr<void> who, std::function<void(const caf::error&)> f) {
+void runtime::watch_losses(std::weak_ptr<void> who, std::function<void(int, const caf::error&)> f) {
   std::lock_guard lock{losses_mutex_};
   losses_.emplace_back(std::move(who), std::move(f));
 }

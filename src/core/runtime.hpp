@@ -70,8 +70,9 @@ public:
   /// Answers all that goes to mailboxes: the actors end.
   void end_replies() noexcept;
 
-  /// `f` hears, on any thread, that a device is lost, before it is there again; as long as `who`.
-  void watch_losses(std::weak_ptr<void> who, std::function<void(const caf::error&)> f);
+  /// `f` hears, on any thread, that a device, by its ordinal, is lost, before it is there again; as
+  /// long as `who`.
+  void watch_losses(std::weak_ptr<void> who, std::function<void(int, const caf::error&)> f);
 
   /// Communicators hold the devices that they run on: a reset waits for them to end.
   void hold(int ordinal) noexcept;
@@ -113,7 +114,7 @@ private:
   std::atomic<bool> replies_ended_{false};
   bool closed_ = false; // under slots_mutex_
   std::mutex losses_mutex_;
-  std::vector<std::pair<std::weak_ptr<void>, std::function<void(const caf::error&)>>> losses_;
+  std::vector<std::pair<std::weak_ptr<void>, std::function<void(int, const caf::error&)>>> losses_;
   timekeeper keeper_;
   const std::shared_ptr<admission> admission_ = std::make_shared<admission>(keeper_);
   background workers_;

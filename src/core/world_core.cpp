@@ -30,8 +30,26 @@ std::string_view to_string(standby_policy x) noexcept {
     return "none";
   case standby_policy::same:
     return "same";
+  case standby_policy::survivors:
+    return "survivors";
   case standby_policy::full:
     return "full";
+  }
+  return "unknown";
+}
+
+std::string_view to_string(loss_policy x) noexcept {
+  switch (x) {
+  case loss_policy::automatic:
+    return "automatic";
+  case loss_policy::failover:
+    return "failover";
+  case loss_policy::shrink:
+    return "shrink";
+  case loss_policy::rebuild:
+    return "rebuild";
+  case loss_policy::fail:
+    return "fail";
   }
   return "unknown";
 }
@@ -51,10 +69,26 @@ namespace troupe::detail {
 
 using namespace std::chrono_literals;
 
+loss_policy loss_policy_of(const world_limits& x) noexcept {
+  if (x.on_loss != loss_policy::automatic)
+    return x.on_loss;
+  switch (x.standby) {
+  case standby_policy::full:
+    return loss_policy::failover;
+  case standby_policy::survivors:
+    return loss_policy::shrink;
+  case standby_policy::none:
+  case standby_policy::same:
+    break;
+  }
+  return loss_policy::rebuild;
+}
+
 world_core::world_core(std::shared_ptr<runtime> runtime, std::string name,
                        std::vector<std::shared_ptr<lane>> lanes, const world_limits& limits)
     : runtime_(std::move(runtime)), name_(std::move(name)), lanes_(std::move(lanes)),
-      limits_(limits), spared_(lanes_.size()), matching_(lanes_.size()) {}
+      limits_(limits), on_loss_(loss_policy_of(limits)), prepared_(lanes_.size()),
+      matching_(lanes_.size()) {}
 
 world_core::~world_core() = default;
 
@@ -77,23 +111,59 @@ world_status world_core::status_locked() const {
 // -- life
 
 /// The generations change under the lock of the order.
-std::vector<world_member> world_core::present_members() const {
+std::vector<world_member> world_core::members_without(rank_set absent) const {
   std::vector<world_member> result;
   for (std::size_t i = 0; i < lanes_.size(); ++i)
-    result.push_back(
-        {static_cast<int>(i), lanes_[i]->state().ordinal(), lanes_[i]->state().generation()});
+    if (!absent.contains(i))
+      result.push_back(
+          {static_cast<int>(i), lanes_[i]->state().ordinal(), lanes_[i]->state().generation()});
   return result;
 }
 
+std::vector<local_rank> world_core::ranks_without(rank_set absent) const {
+  std::vector<local_rank> result;
+  for (std::size_t i = 0; i < lanes_.size(); ++i)
+    if (!absent.contains(i))
+      result.push_back({static_cast<int>(result.size()), lanes_[i]->state().ordinal()});
+  return result;
+}
+
+bool world_core::is_ready(rank_set absent) const {
+  for (std::size_t i = 0; i < lanes_.size(); ++i)
+    if (!absent.contains(i) && lanes_[i]->state().phase() != device_phase::ready)
+      return false;
+  return true;
+}
+
+namespace {
+bool is_there(const std::shared_ptr<communicator>& x) noexcept { return x && x->live(); }
+
+/// A standby for each rank that may be lost?
+bool prepares_standbys(const world_limits& x, std::size_t ranks) noexcept {
+  return x.standby == standby_policy::full || (x.standby == standby_policy::survivors && ranks > 1);
+}
+} // namespace
+
+bool world_core::has_standby_for_each() const noexcept {
+  return std::all_of(prepared_.begin(), prepared_.end(), is_there);
+}
+
 bool world_core::has_standby() const noexcept {
-  auto there = [](auto& x) { return x && x->live(); };
-  return limits_.standby == standby_policy::full
-             ? std::all_of(spared_.begin(), spared_.end(), there)
-             : there(standby_);
+  return prepares_standbys(limits_, size()) ? has_standby_for_each() : is_there(standby_);
+}
+
+// -- the loss of a device
+
+bool world_core::wants_preparation() const {
+  std::lock_guard lock{order_mutex()};
+  if (phase_ != world_phase::ready || !absent().empty())
+    return false;
+  return prepares_standbys(limits_, size()) ? !has_standby_for_each()
+                                            : on_loss_ == loss_policy::failover && !spares_ready_;
 }
 
 /// As long as the members are those of now.
-void world_core::build_spared(std::function<void(const caf::error&)> done) {
+void world_core::prepare_for_loss(std::function<void(const caf::error&)> done) {
   std::uint64_t first = 0;
   std::uint64_t membership = 0;
   {
@@ -103,94 +173,169 @@ void world_core::build_spared(std::function<void(const caf::error&)> done) {
     membership = membership_;
   }
   runtime_->workers().run([self = shared_from_this(), first, membership, done = std::move(done)] {
-    auto error = self->build_spared(first, membership);
+    auto error = self->prepare_for_loss(first, membership);
     if (error)
-      self->discard_spared(); // all of them or none
+      self->discard_prepared(); // all of them or none
     done(error);
   });
 }
 
-caf::error world_core::build_spared(std::uint64_t first_epoch, std::uint64_t membership) {
-  auto& backend = runtime_->backend();
-  for (auto& x : lanes_)
-    if (auto error = backend.provide_spare(x->state().ordinal()))
+caf::error world_core::prepare_for_loss(std::uint64_t first_epoch, std::uint64_t membership) {
+  if (on_loss_ == loss_policy::failover)
+    for (auto& x : lanes_)
+      if (auto error = runtime_->backend().provide_spare(x->state().ordinal()))
+        return error;
+  const auto with_standbys = prepares_standbys(limits_, size());
+  for (std::size_t k = 0; with_standbys && k < size(); ++k)
+    if (auto error = build_standby(first_epoch + k, membership, k))
       return error;
-  for (std::size_t k = 0; k < size(); ++k) {
-    auto id = backend.make_communicator_id();
-    if (!id)
-      return id.error();
-    std::vector<local_rank> ranks;
-    for (std::size_t i = 0; i < size(); ++i)
-      ranks.push_back({static_cast<int>(i), lanes_[i]->state().ordinal(), i == k});
-    auto built = backend.build(*id, static_cast<int>(ranks.size()), ranks);
-    if (!built)
-      return built.error();
-    auto target = own(first_epoch + k, std::move(*built));
-    target->set_fully_connected();
-    const auto lost = target->rank(k).lost(); // once it is a standby, somebody else may end it
+  std::lock_guard lock{order_mutex()};
+  if (membership != membership_ || (with_standbys && !has_standby_for_each()))
+    return make_error(errc::unavailable, "a device or a spare was lost meanwhile");
+  spares_ready_ = true;
+  reason_ = {};
+  return {};
+}
+
+/// For the loss of rank `k`.
+caf::error world_core::build_standby(std::uint64_t epoch, std::uint64_t membership, std::size_t k) {
+  auto& backend = runtime_->backend();
+  auto id = backend.make_communicator_id();
+  if (!id)
+    return id.error();
+  const auto with_spare = limits_.standby == standby_policy::full;
+  const auto absent = with_spare ? rank_set{} : rank_set::of(k);
+  auto ranks = ranks_without(absent);
+  if (with_spare)
+    ranks[k].spare = true;
+  auto built = backend.build(*id, static_cast<int>(ranks.size()), ranks);
+  if (!built)
+    return built.error();
+  auto target = own(epoch, absent, std::move(*built));
+  target->set_fully_connected();
+  if (with_spare)
     target->rank(k).on_loss([weak = weak_from_this(), which = std::weak_ptr{target}, k] {
       auto world = weak.lock();
       auto standby = which.lock();
       if (world && standby)
         world->on_spare_lost(standby, k);
     });
-    bool wanted = false;
-    {
-      std::lock_guard lock{order_mutex()};
-      wanted = membership == membership_ && phase_ == world_phase::ready && !(lost && lost->load());
-      if (wanted)
-        spared_[k] = target;
-    }
-    if (!wanted) {
-      target->discard();
-      return make_error(errc::membership_changed,
-                        "the world went on before its standbys were built");
-    }
-    if (lost && lost->load()) // perhaps before it was a standby
-      on_spare_lost(target, k);
+  bool wanted = false;
+  {
+    std::lock_guard lock{order_mutex()};
+    wanted = membership == membership_ && phase_ == world_phase::ready && !target->has_lost_rank();
+    if (wanted)
+      prepared_[k] = target;
   }
-  std::lock_guard lock{order_mutex()};
-  return has_standby()
-             ? caf::error{}
-             : make_error(errc::unavailable, "a spare was lost while standbys were built");
+  if (!wanted) {
+    target->discard();
+    return make_error(errc::membership_changed, "the world went on before its standbys were built");
+  }
+  if (with_spare && target->has_lost_rank()) // perhaps before it was a standby
+    on_spare_lost(target, k);
+  return {};
 }
 
 void world_core::set_on_end(end_listener on_end, std::function<void()> on_gone) {
   on_end_ = std::move(on_end);
   on_gone_ = std::move(on_gone);
-  runtime_->watch_losses(weak_from_this(), [this](const caf::error& why) { on_device_loss(why); });
+  runtime_->watch_losses(
+      weak_from_this(), [this](int device, const caf::error& why) { on_device_loss(device, why); });
 }
 
 /// No request of the device's next life comes to a communicator that has a rank of this one.
-void world_core::on_device_loss(const caf::error& why) {
+void world_core::on_device_loss(int device, const caf::error& why) {
   std::vector<std::shared_ptr<communicator>> ends;
   std::vector<std::shared_ptr<communicator>> idle;
+  std::shared_ptr<communicator> live; // that ends
+  bool switched = false;
   {
     std::lock_guard lock{order_mutex()};
+    spares_ready_ = false;
     if (standby_ && standby_->has_lost_rank())
       idle.push_back(
           std::move(standby_)); // before the end of the live one, which would switch to it
-    for (auto& x : spared_)
+    for (auto& x : prepared_)
       if (x && x->has_lost_rank())
         idle.push_back(std::move(x));
-    for (auto& x : {current_, next_})
-      if (x && x->has_lost_rank())
-        ends.push_back(x);
+    if (next_ && next_->has_lost_rank())
+      ends.push_back(next_);
+    for (auto& x : leaving_)
+      if (auto there = x.lock(); there && there->has_lost_rank())
+        ends.push_back(std::move(there));
+    go_on_without(device);
+    if (current_ && current_->has_lost_rank()) {
+      live = current_;
+      switched = leave_current(why, idle);
+    } else if (phase_ == world_phase::building && opened_) { // it ended before
+      switched = switch_to_survivors();
+    }
   }
+  if (switched)
+    runtime_->gate().go_on();
   for (auto& x : idle)
     x->discard();
   for (auto& x : ends)
     x->fail(why);
+  if (live) {
+    on_end_(live->epoch(), why, communicator_role::live);
+    live->fail(why);
+  } else if (switched) {
+    on_gone_(); // what the actor heard of its end is not true any more
+  }
+}
+
+/// If that is the policy. When nobody is left, all are waited for.
+void world_core::go_on_without(int device) {
+  if (on_loss_ != loss_policy::shrink || !opened_ || phase_ > world_phase::ready)
+    return;
+  auto lost = std::find_if(lanes_.begin(), lanes_.end(),
+                           [&](auto& x) { return x->state().ordinal() == device; });
+  if (lost == lanes_.end())
+    return;
+  auto now = absent().with(static_cast<std::size_t>(lost - lanes_.begin()));
+  if (now == absent())
+    return;
+  if (now.size() == size())
+    now = {};
+  absent_.store(now.bits(), std::memory_order_release);
+  members_ = members_without(now);
+  ++membership_;
+}
+
+/// Under the lock of the order, where it has lost one rank.
+bool world_core::switch_to_survivors() {
+  const auto now = absent();
+  if (now.size() != 1 || !is_ready(now))
+    return false;
+  auto& x = prepared_[now.first()];
+  if (!is_there(x) || x->has_lost_rank() || x->absent() != now)
+    return false;
+  current_ = std::move(x);
+  epoch_ = current_->epoch();
+  phase_ = world_phase::ready;
+  return true;
+}
+
+bool world_core::may_grow() const {
+  std::lock_guard lock{order_mutex()};
+  if (phase_ != world_phase::ready)
+    return false;
+  const auto now = absent();
+  for (std::size_t i = 0; i < lanes_.size(); ++i)
+    if (now.contains(i) && lanes_[i]->state().phase() == device_phase::ready)
+      return true;
+  return false;
 }
 
 /// If it is a standby still, and not the one that requests run on.
 void world_core::on_spare_lost(const std::shared_ptr<communicator>& which, std::size_t k) {
   {
     std::lock_guard lock{order_mutex()};
-    if (spared_[k] != which)
+    if (prepared_[k] != which)
       return;
   }
-  discard_spared();
+  discard_prepared();
   failure why;
   why.code = errc::worker_lost;
   why.device = lanes_[k]->state().ordinal();
@@ -199,37 +344,36 @@ void world_core::on_spare_lost(const std::shared_ptr<communicator>& which, std::
   on_end_(which->epoch(), make_error(std::move(why)), communicator_role::standby);
 }
 
-void world_core::discard_spared() {
+void world_core::discard_prepared() {
   std::vector<std::shared_ptr<communicator>> all(size());
   {
     std::lock_guard lock{order_mutex()};
-    all.swap(spared_);
+    all.swap(prepared_);
   }
   for (auto& x : all)
     if (x)
       x->discard();
 }
 
-bool world_core::switch_to_spared() {
+bool world_core::switch_to_spare() {
+  if (on_loss_ != loss_policy::failover)
+    return false;
   std::vector<std::shared_ptr<communicator>> others(size());
   bool switched = false;
   {
     std::lock_guard lock{order_mutex()};
-    if (phase_ != world_phase::building)
+    if (phase_ != world_phase::building || !is_ready({}))
       return false;
-    for (auto& x : lanes_)
-      if (x->state().phase() != device_phase::ready)
-        return false;
     // Those with another rank's spare have a rank that is lost.
-    for (auto& x : spared_)
-      if (!switched && x && x->live() && is_current(*x)) {
+    for (auto& x : prepared_)
+      if (!switched && is_there(x) && is_current(*x)) {
         current_ = std::move(x);
         switched = true;
       }
-    others.swap(spared_);
+    others.swap(prepared_);
     if (switched) {
       epoch_ = current_->epoch();
-      members_ = present_members();
+      members_ = members_without({});
       ++membership_;
       phase_ = world_phase::ready;
     }
@@ -249,23 +393,34 @@ bool world_core::is_current(communicator& x) const {
   return true;
 }
 
+// -- communicators
+
 std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::error&)> done) {
   std::uint64_t epoch = 0;
+  rank_set absent; // of those that the world is without, all that are not there again
+  std::vector<world_member> members;
   auto what = connect_scope::everything;
   {
     std::lock_guard lock{order_mutex()};
     epoch = ++last_epoch_;
+    const auto lost = this->absent();
+    for (std::size_t i = 0; i < lanes_.size(); ++i)
+      if (lost.contains(i) && lanes_[i]->state().phase() != device_phase::ready)
+        absent = absent.with(i);
+    members = members_without(absent);
     if (phase_ == world_phase::building) {
-      if (epoch_ != 0) // requests may wait since the last one ended
+      if (epoch_ != 0 && absent.empty()) // requests may wait since the last one ended
         what = connect_scope::collectives;
       epoch_ = epoch;
-      if (auto members = present_members(); members != members_) {
-        members_ = std::move(members);
+      absent_.store(absent.bits(), std::memory_order_release);
+      if (members != members_) {
+        members_ = members;
         ++membership_;
       }
     }
   }
-  auto job = [self = shared_from_this(), epoch, what, done = std::move(done)] {
+  auto job = [self = shared_from_this(), epoch, absent, members = std::move(members), what,
+              done = std::move(done)] {
     auto& backend = self->runtime_->backend();
     auto give_up = [&](const caf::error& why) {
       done(epoch, code_of(why) == errc::device_fault
@@ -275,13 +430,11 @@ std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::err
     auto id = backend.make_communicator_id();
     if (!id)
       return give_up(id.error());
-    std::vector<local_rank> ranks;
-    for (std::size_t i = 0; i < self->size(); ++i)
-      ranks.push_back({static_cast<int>(i), self->lanes_[i]->state().ordinal()});
+    const auto ranks = self->ranks_without(absent);
     auto built = backend.build(*id, static_cast<int>(ranks.size()), ranks);
     if (!built)
       return give_up(built.error());
-    auto target = self->adopt(epoch, std::move(*built));
+    auto target = self->adopt(epoch, absent, members, std::move(*built));
     if (!target)
       return done(epoch, make_error(errc::unavailable,
                                     "the world went on before this communicator was built"));
@@ -299,8 +452,7 @@ std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::err
 
 void world_core::connect(const std::shared_ptr<communicator>& target, connect_scope what,
                          std::function<void(const caf::error&)> done) {
-  auto op =
-      std::make_shared<connect_operation>(target, what, lanes_, patience(), limits_.connect_limit);
+  auto op = std::make_shared<connect_operation>(target, what, patience(), limits_.connect_limit);
   op->world = tag_;
   // The world gives it up at its build deadline (`give_up_build`): this one must not come first.
   op->deadline = std::min(from_now(limits_.build_deadline), clock::time_point::max() - 1s) + 1s;
@@ -329,10 +481,11 @@ void world_core::connect_the_rest(const std::shared_ptr<communicator>& target) {
           });
 }
 
-std::shared_ptr<communicator> world_core::own(std::uint64_t epoch, communicator_ranks ranks) {
+std::shared_ptr<communicator> world_core::own(std::uint64_t epoch, rank_set absent,
+                                              communicator_ranks ranks) {
   communicators_.fetch_add(1);
   return std::make_shared<communicator>(
-      runtime_, epoch, lanes_, std::move(ranks), limits_.quiet_limit,
+      runtime_, epoch, lanes_, absent, std::move(ranks), limits_.quiet_limit,
       [self = weak_from_this()](communicator& which, const caf::error& cause) {
         if (auto world = self.lock())
           world->on_communicator_end(which, cause);
@@ -347,13 +500,18 @@ std::shared_ptr<communicator> world_core::own(std::uint64_t epoch, communicator_
       });
 }
 
-std::shared_ptr<communicator> world_core::adopt(std::uint64_t epoch, communicator_ranks ranks) {
-  auto result = own(epoch, std::move(ranks));
+std::shared_ptr<communicator> world_core::adopt(std::uint64_t epoch, rank_set absent,
+                                                const std::vector<world_member>& members,
+                                                communicator_ranks ranks) {
+  auto result = own(epoch, absent, std::move(ranks));
   bool wanted = false;
   {
     std::lock_guard lock{order_mutex()};
-    wanted = epoch == last_epoch_ && epoch != given_up_ && phase_ <= world_phase::ready &&
-             present_members() == members_;
+    const auto fits = phase_ == world_phase::building
+                          ? absent == this->absent()
+                          : phase_ == world_phase::ready && this->absent().includes(absent);
+    wanted = epoch == last_epoch_ && epoch != given_up_ && fits && is_ready(absent) &&
+             members_without(absent) == members;
     if (wanted)
       next_ = result;
   }
@@ -365,20 +523,35 @@ std::shared_ptr<communicator> world_core::adopt(std::uint64_t epoch, communicato
 
 bool world_core::open() {
   std::shared_ptr<communicator> opened;
+  std::shared_ptr<communicator> left;
   {
     std::lock_guard lock{order_mutex()};
     if (!next_ || !next_->live() || phase_ > world_phase::ready)
       return false;
-    reason_ = {};
-    if (phase_ == world_phase::ready) {
+    if (phase_ == world_phase::ready && next_->absent() == absent()) {
+      reason_ = {};
       standby_ = std::move(next_); // the actor builds none while there is one
       return true;
     }
+    left = std::move(current_); // that has fewer ranks
+    std::erase_if(leaving_, [](auto& x) { return x.expired(); });
+    if (left)
+      leaving_.push_back(left);
     current_ = std::move(next_);
     epoch_ = current_->epoch();
     phase_ = world_phase::ready;
+    opened_ = true;
     opened = current_;
+    if (opened->absent() != absent()) {
+      absent_.store(opened->absent().bits(), std::memory_order_release);
+      members_ = members_without(absent());
+      ++membership_;
+    }
+    if (absent().empty())
+      reason_ = {};
   }
+  if (left)
+    left->retire_when_idle();
   runtime_->gate().go_on();
   if (!opened->fully_connected())
     connect_the_rest(opened);
@@ -404,7 +577,7 @@ void world_core::register_windows(const std::shared_ptr<communicator>& target,
   {
     std::lock_guard lock{order_mutex()};
     for (auto& x : symmetric_)
-      if (auto memory = x.lock())
+      if (auto memory = x.lock(); memory && target->absent().empty())
         all.push_back(std::move(memory));
     for (auto& x : all)
       if (!target->windows_closed() && x->usable() &&
@@ -416,8 +589,7 @@ void world_core::register_windows(const std::shared_ptr<communicator>& target,
   }
   if (wanted.empty())
     return then();
-  auto op = std::make_shared<register_operation>(target, lanes_, patience(), limits_.connect_limit,
-                                                 wanted);
+  auto op = std::make_shared<register_operation>(target, patience(), limits_.connect_limit, wanted);
   op->world = tag_;
   // The world gives it up at its build deadline (`give_up_build`): this one must not come first.
   op->deadline = std::min(from_now(limits_.build_deadline), clock::time_point::max() - 1s) + 1s;
@@ -458,7 +630,7 @@ void world_core::forget(const std::shared_ptr<symmetric_memory>& x) {
         with.push_back(c);
   }
   for (auto& target : with) {
-    auto op = std::make_shared<deregister_operation>(target, lanes_, x);
+    auto op = std::make_shared<deregister_operation>(target, x);
     // The world gives it up at its build deadline (`give_up_build`): this one must not come first.
     op->deadline = std::min(from_now(limits_.build_deadline), clock::time_point::max() - 1s) + 1s;
     op->on_answer([op = std::weak_ptr{op}, target, x] {
@@ -476,9 +648,15 @@ std::shared_ptr<operation_of<world_buffers>> world_core::allocate(dtype type, st
                                                                   allocation_options what,
                                                                   const request_options& options) {
   constexpr auto verb = "allocate";
-  if (what.symmetric || options.membership != 0) // else it is a matter of the devices alone
-    if (auto error = check_view(verb, options.membership); error)
+  const auto without = absent();
+  if (what.symmetric || options.membership != 0) { // else it is a matter of the devices alone
+    const operation request{verb, 0};
+    std::lock_guard lock{order_mutex()};
+    if (auto error =
+            check_view(request, options.membership, what.symmetric ? rank_set{} : absent());
+        error)
       return refused_operation<world_buffers>(verb, std::move(error));
+  }
   if (size_of(type) == 0 || count > SIZE_MAX / size_of(type)) {
     failure why;
     why.code = errc::out_of_memory;
@@ -501,7 +679,8 @@ std::shared_ptr<operation_of<world_buffers>> world_core::allocate(dtype type, st
                   });
                 })
           : nullptr;
-  auto parts = std::make_shared<allocate_all_operation>(lanes_, type, count, what.zeroed, memory);
+  auto parts = std::make_shared<allocate_all_operation>(
+      lanes_, options.allow_shrunk ? without : rank_set{}, type, count, what.zeroed, memory);
   parts->deadline = from_now(options.deadline.count() != 0 ? options.deadline : limits_.deadline);
   if (!memory) {
     runtime_->start(parts);
@@ -555,45 +734,53 @@ void world_core::give_up_build(const caf::error& cause) {
 }
 
 void world_core::close(world_phase phase, const caf::error& why) {
-  std::shared_ptr<communicator> current;
-  std::shared_ptr<communicator> next;
-  std::shared_ptr<communicator> standby;
+  std::vector<std::shared_ptr<communicator>> all;
   {
     std::lock_guard lock{order_mutex()};
     phase_ = phase;
     reason_ = why;
-    current.swap(current_);
-    next.swap(next_);
-    standby.swap(standby_);
+    all = take_leaving();
+    for (auto* x : {&current_, &next_, &standby_})
+      if (*x)
+        all.push_back(std::move(*x));
   }
   runtime_->gate().go_on();
-  discard_spared();
-  for (auto& x : {current, next, standby})
-    if (x)
-      x->end(why);
+  discard_prepared();
+  for (auto& x : all)
+    x->end(why);
   std::vector<std::shared_ptr<collective_operation>> incomplete; // they keep the world
   std::lock_guard lock{order_mutex()};
   incomplete = matching_.give_away();
 }
 
 void world_core::end_epoch(const caf::error& cause) {
-  std::shared_ptr<communicator> current;
-  std::shared_ptr<communicator> next;
+  std::vector<std::shared_ptr<communicator>> ends;
   std::shared_ptr<communicator> standby;
   {
     std::lock_guard lock{order_mutex()};
     given_up_ = last_epoch_;
-    current = current_;
-    next = next_;
+    ends = take_leaving();
+    for (auto& x : {current_, next_})
+      if (x)
+        ends.push_back(x);
     standby.swap(standby_); // before the end of the live one, which would switch to it
   }
   if (standby)
     standby->retire();
   if (code_of(cause) != errc::worker_lost) // else one of them may go on
-    discard_spared();
-  for (auto& x : {current, next})
-    if (x)
-      x->fail(cause);
+    discard_prepared();
+  for (auto& x : ends)
+    x->fail(cause);
+}
+
+/// Under the lock of the order.
+std::vector<std::shared_ptr<communicator>> world_core::take_leaving() {
+  std::vector<std::shared_ptr<communicator>> result;
+  for (auto& x : leaving_)
+    if (auto there = x.lock())
+      result.push_back(std::move(there));
+  leaving_.clear();
+  return result;
 }
 
 /// How long lanes that are ready to connect wait for the others: requests of a live communicator
@@ -618,22 +805,30 @@ bool world_core::switch_to_standby(const caf::error& cause) {
   return true;
 }
 
+/// The live one ends. True: the next one is there; else what is not needed any more is `unused`.
+/// Under the lock of the order.
+bool world_core::leave_current(const caf::error& cause,
+                               std::vector<std::shared_ptr<communicator>>& unused) {
+  current_.reset();
+  if (phase_ != world_phase::ready)
+    return false;
+  reason_ = cause;
+  if (switch_to_standby(cause) || switch_to_survivors())
+    return true;
+  phase_ = world_phase::building;
+  if (standby_)
+    unused.push_back(std::move(standby_));
+  return false;
+}
+
 void world_core::on_communicator_end(communicator& which, const caf::error& cause) noexcept {
   auto role = communicator_role::live;
   bool switched = false;
-  std::shared_ptr<communicator> unused;
+  std::vector<std::shared_ptr<communicator>> unused;
   {
     std::lock_guard lock{order_mutex()};
     if (current_.get() == &which) {
-      current_.reset();
-      if (phase_ == world_phase::ready) {
-        reason_ = cause;
-        switched = switch_to_standby(cause);
-        if (!switched) {
-          phase_ = world_phase::building;
-          unused.swap(standby_);
-        }
-      }
+      switched = leave_current(cause, unused);
     } else if (next_.get() == &which) {
       role = communicator_role::next;
       next_.reset();
@@ -646,17 +841,18 @@ void world_core::on_communicator_end(communicator& which, const caf::error& caus
   }
   if (switched)
     runtime_->gate().go_on();
-  if (unused)
-    unused->retire();
-  // Those with spares are older than the next one; and only a lost device makes one the next.
+  for (auto& x : unused)
+    x->retire();
+  // Those are older than the next one; and only a lost device makes one of them the next.
   if (role == communicator_role::live && !switched && code_of(cause) != errc::worker_lost)
-    discard_spared();
+    discard_prepared();
   on_end_(which.epoch(), cause, role);
 }
 
 // -- requests
 
-caf::error world_core::check_view(const operation& op, std::uint64_t membership) const {
+caf::error world_core::check_view(const operation& op, std::uint64_t membership,
+                                  rank_set absent) const {
   auto refusal = [&](errc code, std::string detail) {
     auto why = op.describe(code, std::move(detail));
     why.epoch = epoch_;
@@ -676,13 +872,21 @@ caf::error world_core::check_view(const operation& op, std::uint64_t membership)
                                    "the world has membership " + std::to_string(membership_) +
                                        " now, not " + std::to_string(membership)),
                            status_locked());
+  if (absent != this->absent())
+    return caf::make_error(
+        errc::membership_changed,
+        refusal(errc::membership_changed, "the world has " + std::to_string(members_.size()) +
+                                              " of its " + std::to_string(size()) +
+                                              " ranks now, and the request was for " +
+                                              std::to_string(size() - absent.size())),
+        status_locked());
   return {};
 }
 
 caf::error world_core::check_view(const char* verb, std::uint64_t membership) const {
   const operation request{verb, 0};
   std::lock_guard lock{order_mutex()};
-  return check_view(request, membership);
+  return check_view(request, membership, absent());
 }
 
 caf::error world_core::enter_queue(const operation& op) {
@@ -699,15 +903,19 @@ caf::error world_core::enter_queue(const operation& op) {
 std::shared_ptr<communicator> world_core::join(collective_done& view) const {
   view.epoch = current_->epoch();
   view.membership = membership_;
+  view.ranks.clear();
+  if (!current_->absent().empty())
+    for (auto i : current_->members())
+      view.ranks.push_back(static_cast<std::int32_t>(i));
   return current_;
 }
 
 world_core::answer world_core::start(const char* verb, caf::expected<std::vector<rank_call>> calls,
-                                     const request_options& options) {
+                                     const request_options& options, rank_set without) {
   if (!calls)
     return refused_operation<collective_done>(verb, std::move(calls.error()));
   return start(std::make_shared<collective_operation>(verb, shared_from_this(), std::move(*calls),
-                                                      options.membership),
+                                                      options.membership, without),
                options);
 }
 
@@ -757,18 +965,35 @@ constexpr std::size_t group_limit = 1024;
 
 } // namespace
 
+/// The ranks that a request of `options` does without.
+/// @errors errc::membership_changed: it may not; before its handles are looked at
+caf::expected<rank_set> world_core::to_leave_out(const char* verb,
+                                                 const request_options& options) const {
+  const auto now = absent();
+  if (now.empty() || options.allow_shrunk)
+    return now;
+  const operation request{verb, 0};
+  std::lock_guard lock{order_mutex()};
+  if (auto error = check_view(request, options.membership, {}); error)
+    return error;
+  return rank_set{};
+}
+
 world_core::answer world_core::run(const collective_view& what, const request_options& options) {
   auto* verb = what.kind == collective_kind::send ? "send_recv" : to_string(what.kind).data();
-  if (what.kind == collective_kind::send) {
-    auto calls = rank_calls(verb, what, lanes_);
-    if (calls)
+  auto without = to_leave_out(verb, options);
+  if (!without)
+    return refused_operation<collective_done>(verb, std::move(without.error()));
+  if (what.kind == collective_kind::send || !without->empty()) {
+    auto calls = rank_calls(verb, what, lanes_, *without);
+    if (calls && what.kind == collective_kind::send)
       calls = by_rank(verb, std::move(*calls), lanes_); // from a rank to itself, too
-    return start(verb, std::move(calls), options);
+    return start(verb, std::move(calls), options, *without);
   }
   auto ready = spare_operation_.take();
   if (!ready)
     ready = std::make_shared<collective_operation>(*this);
-  auto calls = rank_calls(verb, what, lanes_, ready->room_for_calls());
+  auto calls = rank_calls(verb, what, lanes_, {}, ready->room_for_calls());
   if (!calls)
     return refused_operation<collective_done>(verb, std::move(calls.error()));
   ready->begin(verb, shared_from_this(), std::move(*calls), options.membership);
@@ -780,15 +1005,18 @@ world_core::answer world_core::run(const group& what) {
     return start("group",
                  refusal("group", "a group of " + std::to_string(what.calls.size()) +
                                       " calls; it has 1 to " + std::to_string(group_limit)),
-                 what.options);
+                 what.options, {});
+  auto without = to_leave_out("group", what.options);
+  if (!without)
+    return refused_operation<collective_done>("group", std::move(without.error()));
   std::vector<rank_call> all;
   for (auto& x : what.calls) {
-    auto calls = rank_calls("group", collective_view{x}, lanes_);
+    auto calls = rank_calls("group", collective_view{x}, lanes_, *without);
     if (!calls)
-      return start("group", std::move(calls), what.options);
+      return start("group", std::move(calls), what.options, *without);
     std::move(calls->begin(), calls->end(), std::back_inserter(all));
   }
-  return start("group", by_rank("group", std::move(all), lanes_), what.options);
+  return start("group", by_rank("group", std::move(all), lanes_), what.options, *without);
 }
 
 world_core::answer world_core::run(int rank, const collective_view& what,
@@ -808,6 +1036,8 @@ caf::expected<std::shared_ptr<rank_request>> world_core::ask(int rank, const col
   if (rank < 0 || static_cast<std::size_t>(rank) >= size())
     return refusal(verb, "there is no rank " + std::to_string(rank) + "; there are " +
                              std::to_string(size()));
+  if (auto without = to_leave_out(verb, {.membership = options.membership}); !without)
+    return std::move(without.error());
   auto call = rank_call_of(verb, what, static_cast<std::size_t>(rank), lanes_);
   if (!call)
     return std::move(call.error());

@@ -6,6 +6,7 @@
 #include "core/communicator_role.hpp"
 #include "core/rank_call.hpp"
 #include "core/rank_matching.hpp"
+#include "core/rank_set.hpp"
 #include "core/runtime.hpp"
 #include "core/symmetric_memory.hpp"
 #include <troupe/collective.hpp>
@@ -40,6 +41,8 @@ public:
   const std::vector<std::shared_ptr<lane>>& lanes() const noexcept { return lanes_; }
 
   world_status status() const;
+  /// Which ranks it goes on without (`loss_policy::shrink`).
+  rank_set absent() const noexcept { return rank_set{absent_.load(std::memory_order_acquire)}; }
   /// May a request that needs no communicator, and means `membership`, go on?
   /// @errors errc::unavailable: the world has ended; errc::membership_changed
   caf::error check_view(const char* verb, std::uint64_t membership) const;
@@ -57,12 +60,17 @@ public:
   /// It is connected: requests that wait go on, or, if there is a live one, it is the standby.
   /// False if it has ended.
   bool open();
-  /// Builds in the background, for each rank, the standby with the spare of its device in its
-  /// place; `done` hears of it on any thread, once. While the world is ready and has none.
-  void build_spared(std::function<void(const caf::error&)> done);
+  /// Makes ready in the background what the next loss of a device takes: its spare, or a standby
+  /// for each rank that may be lost (`standby_policy::survivors`, `full`), or both; `done` hears of
+  /// it on any thread, once. While the world is ready and has none.
+  void prepare_for_loss(std::function<void(const caf::error&)> done);
+  /// Does `prepare_for_loss` something that is not done?
+  bool wants_preparation() const;
   /// The devices are all there again, one of them as its spare was: goes on with the standby that
   /// was built for that. False: there is none, and one is to be built; no standby is left.
-  bool switch_to_spared();
+  bool switch_to_spare();
+  /// Is a device that the world goes on without there again, so that a communicator can have it?
+  bool may_grow() const;
   /// What is being built is not wanted any more.
   void give_up_build(const caf::error& cause);
   /// Requests are refused, those that wait or run are answered with `why`.
@@ -95,10 +103,10 @@ public:
 
   // -- for requests, under the lock of the order
 
-  /// May a request that means `membership` go on?
+  /// May a request that means `membership`, and was made for a world without `absent`, go on?
   /// @errors errc::unavailable: the world has ended; for a request that was admitted before, why it
   ///         did. errc::membership_changed
-  caf::error check_view(const operation& op, std::uint64_t membership) const;
+  caf::error check_view(const operation& op, std::uint64_t membership, rank_set absent) const;
   /// Counts one more that waits; `leave_queue`, on any thread, when it does so no more.
   /// @errors errc::overloaded: there is no room
   caf::error enter_queue(const operation& op);
@@ -116,16 +124,25 @@ public:
 
 private:
   answer start(const char* verb, caf::expected<std::vector<rank_call>> calls,
-               const request_options& options);
+               const request_options& options, rank_set without);
   answer start(std::shared_ptr<collective_operation> op, const request_options& options);
-  std::shared_ptr<communicator> own(std::uint64_t epoch, communicator_ranks ranks);
-  std::shared_ptr<communicator> adopt(std::uint64_t epoch, communicator_ranks ranks);
-  caf::error build_spared(std::uint64_t first_epoch, std::uint64_t membership);
-  void on_device_loss(const caf::error& why);
+  caf::expected<rank_set> to_leave_out(const char* verb, const request_options& options) const;
+  std::shared_ptr<communicator> own(std::uint64_t epoch, rank_set absent, communicator_ranks ranks);
+  std::shared_ptr<communicator> adopt(std::uint64_t epoch, rank_set absent,
+                                      const std::vector<world_member>& members,
+                                      communicator_ranks ranks);
+  std::vector<local_rank> ranks_without(rank_set absent) const;
+  caf::error prepare_for_loss(std::uint64_t first_epoch, std::uint64_t membership);
+  caf::error build_standby(std::uint64_t epoch, std::uint64_t membership, std::size_t k);
+  void on_device_loss(int device, const caf::error& why);
+  void go_on_without(int device);
+  bool switch_to_survivors();
   void on_spare_lost(const std::shared_ptr<communicator>& which, std::size_t k);
-  void discard_spared();
+  void discard_prepared();
   bool is_current(communicator& x) const;
+  bool is_ready(rank_set absent) const;
   bool has_standby() const noexcept;
+  bool has_standby_for_each() const noexcept;
   /// Calls `done` when all lanes have made the connections, or with why not.
   void connect(const std::shared_ptr<communicator>& target, connect_scope what,
                std::function<void(const caf::error&)> done);
@@ -137,7 +154,9 @@ private:
                      const caf::error& why);
   void forget(const std::shared_ptr<symmetric_memory>& x);
   void on_communicator_end(communicator& which, const caf::error& cause) noexcept;
-  std::vector<world_member> present_members() const;
+  std::vector<world_member> members_without(rank_set absent) const;
+  bool leave_current(const caf::error& cause, std::vector<std::shared_ptr<communicator>>& unused);
+  std::vector<std::shared_ptr<communicator>> take_leaving();
   bool switch_to_standby(const caf::error& cause);
   std::chrono::nanoseconds patience() const;
   world_status status_locked() const;
@@ -148,6 +167,7 @@ private:
   const world_tag tag_ = make_world_tag(name_);
   const std::vector<std::shared_ptr<lane>> lanes_;
   const world_limits limits_;
+  const loss_policy on_loss_;
   end_listener on_end_;
   std::function<void()> on_gone_;
   std::atomic<std::size_t> waiting_{0};
@@ -159,15 +179,22 @@ private:
   std::uint64_t last_epoch_ = 0; // that was given to a communicator
   std::uint64_t given_up_ = 0;   // a communicator of this epoch is not wanted any more
   std::uint64_t membership_ = 0;
+  std::atomic<std::uint64_t> absent_{0}; // changes under the lock
   std::vector<world_member> members_;
-  std::shared_ptr<communicator> next_;                // being connected
-  std::shared_ptr<communicator> current_;             // for requests
-  std::shared_ptr<communicator> standby_;             // connected, and idle
-  std::vector<std::shared_ptr<communicator>> spared_; // the same, by the rank whose spare is in it
+  std::shared_ptr<communicator> next_;                  // being connected
+  std::shared_ptr<communicator> current_;               // for requests
+  std::shared_ptr<communicator> standby_;               // connected, and idle
+  std::vector<std::shared_ptr<communicator>> prepared_; // the same, by the rank that may be lost
+  std::vector<std::weak_ptr<communicator>> leaving_;    // something may be pending on them
+  bool opened_ = false;                                 // once
+  bool spares_ready_ = false;
   rank_matching matching_;
   spare<collective_operation> spare_operation_;            // for the next request of all ranks
   std::vector<std::weak_ptr<symmetric_memory>> symmetric_; // in the order of allocation
 };
+
+/// What `world_limits::on_loss` comes to.
+loss_policy loss_policy_of(const world_limits& x) noexcept;
 
 /// The same world with a reference count of its own: all ranks' threads at once would wait for
 /// each other to change one.

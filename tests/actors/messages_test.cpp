@@ -159,7 +159,7 @@ protected:
     return host_buffer{std::vector<std::uint8_t>{1, 2, 255}};
   }
   request_options sample(type<request_options>) const { return options_; }
-  collective_done sample(type<collective_done>) const { return {5, 6, 7, true}; }
+  collective_done sample(type<collective_done>) const { return {5, 6, 7, true, {0, 2}}; }
   collective sample(type<collective>) const {
     return {collective_kind::all_to_all_v, one_, two_, reduce_op::min, {0.25}, 3, 4, {{1}, {2, 3}}};
   }
@@ -277,7 +277,7 @@ protected:
   std::vector<any_gpu_ref> one_{part_};
   std::vector<any_gpu_ref> two_{ref_, part_};
   caf::actor actor_ = must(gpu_.actor());
-  request_options options_{.deadline = 1234567ns, .membership = 9};
+  request_options options_{.deadline = 1234567ns, .membership = 9, .allow_shrunk = true};
 };
 
 TEST_F(Messages, EnumerationsComeBack) {

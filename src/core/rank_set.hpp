@@ -1,0 +1,44 @@
+/// Some of a world's ranks.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+namespace troupe::detail {
+
+/// At most `most` ranks; a world of more has only empty ones.
+class rank_set {
+public:
+  static constexpr std::size_t most = 64;
+
+  constexpr rank_set() noexcept = default;
+  constexpr explicit rank_set(std::uint64_t bits) noexcept : bits_(bits) {}
+  static constexpr rank_set of(std::size_t rank) noexcept {
+    return rank_set{std::uint64_t{1} << rank};
+  }
+
+  constexpr bool contains(std::size_t rank) const noexcept {
+    return rank < most && (bits_ >> rank & 1) != 0;
+  }
+  constexpr rank_set with(std::size_t rank) const noexcept {
+    return rank_set{bits_ | of(rank).bits_};
+  }
+  constexpr std::size_t size() const noexcept {
+    return static_cast<std::size_t>(std::popcount(bits_));
+  }
+  /// The lowest one; it is not empty.
+  constexpr std::size_t first() const noexcept {
+    return static_cast<std::size_t>(std::countr_zero(bits_));
+  }
+  constexpr bool includes(rank_set other) const noexcept { return (other.bits_ & ~bits_) == 0; }
+  constexpr bool empty() const noexcept { return bits_ == 0; }
+  constexpr std::uint64_t bits() const noexcept { return bits_; }
+
+  friend constexpr bool operator==(rank_set, rank_set) noexcept = default;
+
+private:
+  std::uint64_t bits_ = 0;
+};
+
+} // namespace troupe::detail

@@ -1,0 +1,506 @@
+// What a world does when it loses a device, by its policy.
+
+#include "support/forwarding_backend.hpp"
+#include "support/load.hpp"
+#include "support/world_fixture.hpp"
+#include <troupe/launch.hpp>
+#include <troupe/worker.hpp>
+
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <csignal>
+#include <cstdint>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <thread>
+#include <vector>
+
+namespace troupe::testing {
+
+namespace {
+
+/// Known in the workers too: this binary is their program.
+const bool launch_registered = [] {
+  auto error = register_launch("end the worker", [](launch_context&, auto, auto, auto) {
+    ::raise(SIGKILL);
+    return caf::error{};
+  });
+  return !error;
+}();
+
+/// Devices that were lost come back only when a test lets them.
+class door {
+public:
+  void close() {
+    std::lock_guard lock{mutex_};
+    open_ = false;
+  }
+  void open() {
+    std::lock_guard lock{mutex_};
+    open_ = true;
+    condition_.notify_all();
+  }
+  void pass() {
+    std::unique_lock lock{mutex_};
+    condition_.wait(lock, [this] { return open_; });
+  }
+
+private:
+  std::mutex mutex_;
+  std::condition_variable condition_;
+  bool open_ = true;
+};
+
+class behind_a_door final : public forwarding_backend {
+public:
+  behind_a_door(std::shared_ptr<backend> inner, std::shared_ptr<door> way)
+      : forwarding_backend(std::move(inner)), way_(std::move(way)) {}
+
+  caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
+    class guest final : public forwarding_device {
+    public:
+      guest(std::unique_ptr<backend_device> inner, std::shared_ptr<door> way)
+          : forwarding_device(std::move(inner)), way_(std::move(way)) {}
+      caf::error bind() noexcept override {
+        way_->pass();
+        return inner_->bind();
+      }
+
+    private:
+      std::shared_ptr<door> way_;
+    };
+    return open_as<guest>(ordinal, way_);
+  }
+
+private:
+  std::shared_ptr<door> way_;
+};
+
+/// Devices in workers, and a world over them.
+class LossPolicy : public ::testing::Test {
+protected:
+  void TearDown() override { way_->open(); }
+
+  world& start(int devices, standby_policy standby, loss_policy on_loss = loss_policy::automatic) {
+    system_.emplace(
+        system_options{.devices = devices, .wrap = [&](std::shared_ptr<backend>) {
+                         return std::make_shared<behind_a_door>(
+                             must(make_worker_backend({.backend = on_cuda() ? "cuda" : "host",
+                                                       .host = {.devices = devices}})),
+                             way_);
+                       }});
+    world_config config;
+    config.limits.standby = standby;
+    config.limits.on_loss = on_loss;
+    config.limits.restarts = 1000;
+    config.limits.restart_backoff = 1ms;
+    world_.emplace(system_->open_world(config));
+    feed_.emplace(*system_, world_->actor());
+    return *world_;
+  }
+
+  /// The answer that tells of it.
+  caf::error lose(std::size_t rank) {
+    return error_of(answer_of(world_->device_of(rank).launch("end the worker", {}, {}, {})));
+  }
+
+  world_status until_prepared() {
+    return feed_->until(
+        [](const world_status& x) { return x.phase == world_phase::ready && x.standby_ready; });
+  }
+  world_status until_members(std::size_t number, std::uint64_t from_epoch = 0) {
+    return feed_->until([=](const world_status& x) {
+      return x.phase == world_phase::ready && x.members.size() == number && x.epoch >= from_epoch;
+    });
+  }
+
+  std::shared_ptr<door> way_ = std::make_shared<door>();
+  std::optional<test_system> system_;
+  std::optional<world> world_;
+  std::optional<world_feed> feed_;
+};
+
+constexpr std::size_t ranks = 4;
+constexpr std::size_t lost = 1;
+constexpr std::int32_t untouched = -7;
+using numbers = std::vector<std::int32_t>;
+using all_numbers = std::vector<numbers>;
+
+const std::vector<std::size_t> survivors{0, 2, 3};
+
+numbers numbers_of(std::size_t rank, std::size_t count) {
+  numbers result(count);
+  std::iota(result.begin(), result.end(), static_cast<std::int32_t>(1000 * rank + 1));
+  return result;
+}
+
+/// A collective over the survivors, from what ranks send to what they must have received.
+struct shrunk_case {
+  const char* name;
+  collective_kind kind;
+  bool in_place;
+};
+
+std::size_t sent(collective_kind x, std::size_t count) {
+  return x == collective_kind::reduce_scatter || x == collective_kind::scatter ||
+                 x == collective_kind::all_to_all
+             ? ranks * count
+             : count;
+}
+
+std::size_t received(collective_kind x, std::size_t count) {
+  return x == collective_kind::all_gather || x == collective_kind::gather ||
+                 x == collective_kind::all_to_all
+             ? ranks * count
+             : count;
+}
+
+constexpr std::size_t count = 5;
+constexpr std::size_t root = 2;
+
+/// What rank `r` holds in the end, out of place.
+numbers expected(collective_kind kind, std::size_t r, const all_numbers& send) {
+  auto result = numbers(received(kind, count), untouched);
+  auto copy = [&](std::size_t to, std::size_t from_rank, std::size_t from) {
+    for (std::size_t i = 0; i < count; ++i)
+      result[to * count + i] = send[from_rank][from * count + i];
+  };
+  auto add = [&](std::size_t part) {
+    for (std::size_t i = 0; i < count; ++i) {
+      result[i] = 0;
+      for (auto q : survivors)
+        result[i] += send[q][part * count + i];
+    }
+  };
+  switch (kind) {
+  case collective_kind::all_reduce:
+    add(0);
+    break;
+  case collective_kind::reduce:
+    if (r == root)
+      add(0);
+    break;
+  case collective_kind::broadcast:
+    copy(0, root, 0);
+    break;
+  case collective_kind::all_gather:
+    for (std::size_t i = 0; i < survivors.size(); ++i)
+      copy(i, survivors[i], 0);
+    break;
+  case collective_kind::gather:
+    for (std::size_t i = 0; r == root && i < survivors.size(); ++i)
+      copy(i, survivors[i], 0);
+    break;
+  case collective_kind::reduce_scatter:
+    add(r);
+    break;
+  case collective_kind::scatter:
+    copy(0, root, r);
+    break;
+  case collective_kind::all_to_all:
+    for (std::size_t i = 0; i < survivors.size(); ++i)
+      copy(i, survivors[i], r);
+    break;
+  default:
+    ADD_FAILURE() << "no expectation";
+  }
+  return result;
+}
+
+constexpr shrunk_case shrunk_cases[] = {
+    {"all_reduce", collective_kind::all_reduce, false},
+    {"all_reduce in place", collective_kind::all_reduce, true},
+    {"reduce", collective_kind::reduce, false},
+    {"broadcast", collective_kind::broadcast, false},
+    {"all_gather", collective_kind::all_gather, false},
+    {"all_gather in place", collective_kind::all_gather, true},
+    {"gather", collective_kind::gather, false},
+    {"gather in place", collective_kind::gather, true},
+    {"reduce_scatter", collective_kind::reduce_scatter, false},
+    {"reduce_scatter in place", collective_kind::reduce_scatter, true},
+    {"scatter", collective_kind::scatter, false},
+    {"scatter in place", collective_kind::scatter, true},
+    {"all_to_all", collective_kind::all_to_all, false},
+};
+
+TEST_F(LossPolicy, SurvivorsDoEveryCollective) {
+  TROUPE_NEEDS_DEVICES(4);
+  auto& w = start(ranks, standby_policy::survivors);
+  until_prepared();
+  way_->close();
+  EXPECT_EQ(code_of(lose(lost)), errc::worker_lost);
+  until_members(survivors.size());
+  for (auto& what : shrunk_cases) {
+    SCOPED_TRACE(what.name);
+    collective x;
+    x.kind = what.kind;
+    x.peer = root;
+    all_numbers send(ranks);
+    std::vector<any_gpu_ref> from(ranks);
+    std::vector<any_gpu_ref> to(ranks);
+    for (auto r : survivors) {
+      auto d = w.device_of(r);
+      send[r] = numbers_of(r, sent(what.kind, count));
+      auto in = must(d.allocate<std::int32_t>(ranks * count));
+      put(d, in, bytes_of(numbers(ranks * count, untouched)));
+      auto part = [&](std::size_t begin, std::size_t n) {
+        return any_gpu_ref{must(in.slice(begin, n))};
+      };
+      auto parts_out = received(what.kind, count) > count;
+      auto parts_in = sent(what.kind, count) > count;
+      if (what.in_place) {
+        from[r] = parts_out ? part(r * count, count) : part(0, send[r].size());
+        to[r] = parts_in ? part(r * count, count) : part(0, received(what.kind, count));
+      } else {
+        from[r] = part(0, send[r].size());
+        to[r] = must(d.allocate<std::int32_t>(received(what.kind, count)));
+        put(d, to[r], bytes_of(numbers(received(what.kind, count), untouched)));
+      }
+      put(d, from[r], bytes_of(send[r]));
+    }
+    auto one_sends =
+        what.kind == collective_kind::broadcast || what.kind == collective_kind::scatter;
+    auto one_receives =
+        what.kind == collective_kind::reduce || what.kind == collective_kind::gather;
+    x.send = one_sends ? std::vector{from[root]} : from;
+    x.recv = one_receives ? std::vector{to[root]} : to;
+    if (what.in_place && what.kind == collective_kind::scatter)
+      for (auto r : survivors) // on the root alone
+        if (r != root) {
+          to[r] = must(w.device_of(r).allocate<std::int32_t>(count));
+          x.recv[r] = to[r];
+        }
+    auto done = answer_of(w.run(x, {.allow_shrunk = true}));
+    ASSERT_TRUE(done) << describe(done.error());
+    EXPECT_EQ(done->ranks, (std::vector<std::int32_t>{0, 2, 3}));
+    for (auto r : survivors) {
+      if (one_receives && r != root)
+        continue;
+      auto want = expected(what.kind, r, send);
+      auto got = must(get(w.device_of(r), to[r]));
+      if (what.in_place && received(what.kind, count) > count) // the rest is the rank's own part
+        want.resize(survivors.size() * count), got.resize(survivors.size() * count * sizeof(int));
+      EXPECT_EQ(got, (std::vector<std::byte>{bytes_of(want).begin(), bytes_of(want).end()}))
+          << "rank " << r;
+    }
+  }
+}
+
+TEST_F(LossPolicy, SurvivorsGoOnAndAreJoinedAgain) {
+  TROUPE_NEEDS_DEVICES(3);
+  auto& w = start(3, standby_policy::survivors);
+  auto before = until_prepared();
+  EXPECT_EQ(before.members.size(), 3u);
+  auto kept = must(w.device_of(0).allocate<float>(1000));
+  ASSERT_TRUE(answer_of(w.device_of(0).fill(kept, 4.F)));
+  auto refs = must(w.allocate<float>(64));
+  for (std::size_t i = 0; i < 3; ++i)
+    ASSERT_TRUE(answer_of(w.device_of(i).fill(refs[i], 3.F)));
+  way_->close();
+  EXPECT_EQ(code_of(lose(2)), errc::worker_lost);
+  auto shrunk = until_members(2);
+  EXPECT_EQ(shrunk.membership, before.membership + 1);
+  EXPECT_EQ(code_of(shrunk.reason), errc::worker_lost);
+  EXPECT_EQ(shrunk.members, (std::vector<world_member>{before.members[0], before.members[1]}));
+
+  // Who does not say that it may shrink, or means the membership before, is told the new one.
+  std::vector<any_gpu_ref> all{refs[0], refs[1], refs[2]};
+  for (auto options : {request_options{},
+                       request_options{.membership = before.membership, .allow_shrunk = true}}) {
+    auto refused = answer_of(w.all_reduce(all, all, reduce_op::sum, options));
+    ASSERT_EQ(code_of(error_of(refused)), errc::membership_changed);
+    auto view = status_of(refused.error());
+    ASSERT_TRUE(view);
+    EXPECT_EQ(view->members, shrunk.members);
+  }
+  auto mean = answer_of(w.all_reduce(all, all, reduce_op::avg,
+                                     {.membership = shrunk.membership, .allow_shrunk = true}));
+  ASSERT_TRUE(mean) << describe(mean.error());
+  EXPECT_EQ(mean->ranks, (std::vector<std::int32_t>{0, 1}));
+  EXPECT_EQ(mean->membership, shrunk.membership);
+  for (std::size_t i = 0; i < 2; ++i)
+    EXPECT_TRUE(holds(w.device_of(i), refs[i], std::vector<float>(64, 3.F)));
+  // What needs the rank that is not there.
+  EXPECT_EQ(code_of(error_of(answer_of(w.broadcast(all[2], all, 2, {.allow_shrunk = true})))),
+            errc::unavailable);
+  EXPECT_EQ(code_of(error_of(answer_of(w.send_recv(0, all[0], 2, all[2], {.allow_shrunk = true})))),
+            errc::unavailable);
+  EXPECT_EQ(code_of(error_of(answer_of(w.rank(0).all_reduce(all[0], all[0], reduce_op::sum)))),
+            errc::membership_changed);
+
+  way_->open();
+  auto whole = until_members(3);
+  EXPECT_GT(whole.epoch, shrunk.epoch);
+  EXPECT_EQ(whole.membership, shrunk.membership + 1);
+  EXPECT_EQ(whole.members[2].generation, before.members[2].generation + 1);
+  EXPECT_EQ(
+      code_of(error_of(answer_of(w.all_reduce(
+          all, all, reduce_op::sum, {.membership = shrunk.membership, .allow_shrunk = true})))),
+      errc::membership_changed);
+  EXPECT_TRUE(works(w));
+  EXPECT_TRUE(holds(w.device_of(0), kept, std::vector<float>(1000, 4.F)));
+  until_prepared();
+}
+
+/// A client of a world that shrinks: sums of ones over those that are there.
+void add_up_survivors(const world& w, const std::atomic<bool>& stop, std::atomic<int>& right,
+                      std::atomic<int>& shrunk) {
+  std::vector<any_gpu_ref> refs(w.size());
+  const request_options soon{.deadline = 50ms}; // the view may be of before a loss
+  while (!stop) {
+    auto view = w.status();
+    bool ready = true;
+    for (auto& member : view.members) {
+      auto i = static_cast<std::size_t>(member.rank);
+      if (!refs[i] || refs[i].stale()) {
+        auto fresh = answer_of(w.device_of(i).allocate(dtype::float32, 64, false, soon));
+        ready = ready && fresh;
+        if (fresh)
+          refs[i] = *fresh;
+      }
+      ready =
+          ready && answer_of(w.device_of(i).fill(must(gpu_ref<float>::from(refs[i])), 1.F, soon));
+    }
+    if (!ready)
+      continue;
+    auto done = answer_of(w.all_reduce(refs, refs, reduce_op::sum,
+                                       {.membership = view.membership, .allow_shrunk = true}));
+    if (!done) {
+      EXPECT_TRUE(is_loss(done.error()) || code_of(done.error()) == errc::membership_changed)
+          << describe(done.error());
+      continue;
+    }
+    EXPECT_EQ(done->membership, view.membership);
+    EXPECT_EQ(done->ranks.empty() ? w.size() : done->ranks.size(), view.members.size());
+    bool whole = true;
+    for (auto& member : view.members) {
+      auto i = static_cast<std::size_t>(member.rank);
+      auto got = get(w.device_of(i), refs[i]);
+      ASSERT_TRUE(got || is_loss(got.error())) << describe(got.error());
+      if (got) {
+        const std::vector<float> want(64, static_cast<float>(view.members.size()));
+        ASSERT_EQ(*got, (std::vector<std::byte>{bytes_of(want).begin(), bytes_of(want).end()}));
+      }
+      whole = whole && got;
+    }
+    right += whole;
+    shrunk += whole && view.members.size() < w.size();
+  }
+}
+
+class Shrinks : public LossPolicy, public ::testing::WithParamInterface<standby_policy> {};
+
+INSTANTIATE_TEST_SUITE_P(With, Shrinks,
+                         ::testing::Values(standby_policy::survivors, standby_policy::none),
+                         [](auto& x) { return std::string{to_string(x.param)}; });
+
+TEST_P(Shrinks, AndGrowsUnderLoad) {
+  TROUPE_NEEDS_DEVICES(3);
+  constexpr int losses = 6;
+  auto& w = start(3, GetParam(), loss_policy::shrink);
+  std::atomic<bool> stop = false;
+  std::atomic<int> right = 0;
+  std::atomic<int> shrunk = 0;
+  std::thread client{[&] { add_up_survivors(w, stop, right, shrunk); }};
+  auto more_than = [](const std::atomic<int>& x, int before) {
+    for (auto until = std::chrono::steady_clock::now() + patience;
+         x.load() <= before + 2 && std::chrono::steady_clock::now() < until;)
+      std::this_thread::yield();
+    return x.load() > before + 2;
+  };
+  std::uint64_t epoch = 0;
+  for (int i = 0; i < losses; ++i) {
+    if (GetParam() == standby_policy::survivors)
+      until_prepared();
+    epoch = until_members(3, epoch).epoch;
+    EXPECT_TRUE(more_than(right, right)) << "after " << i << " losses";
+    way_->close();
+    EXPECT_EQ(code_of(lose(static_cast<std::size_t>(i % 3))), errc::worker_lost);
+    EXPECT_TRUE(more_than(shrunk, shrunk)) << "after " << i << " losses";
+    way_->open();
+    ++epoch;
+  }
+  until_members(3, epoch);
+  EXPECT_TRUE(more_than(right, right));
+  stop = true;
+  client.join();
+  EXPECT_TRUE(works(w));
+}
+
+TEST_F(LossPolicy, ShrinksTwiceAndWaitsWhenNobodyIsLeft) {
+  TROUPE_NEEDS_DEVICES(3);
+  auto& w = start(3, standby_policy::survivors);
+  until_prepared();
+  way_->close();
+  EXPECT_EQ(code_of(lose(0)), errc::worker_lost);
+  until_members(2);
+  EXPECT_EQ(code_of(lose(2)), errc::worker_lost);
+  auto alone = until_members(1);
+  EXPECT_EQ(alone.members.front().rank, 1);
+  auto ref = must(answer_of(w.device_of(1).allocate(dtype::float32, 8)));
+  std::vector<any_gpu_ref> refs{{}, ref, {}};
+  auto done = answer_of(w.all_reduce(refs, refs, reduce_op::sum, {.allow_shrunk = true}));
+  ASSERT_TRUE(done) << describe(done.error());
+  EXPECT_EQ(done->ranks, (std::vector<std::int32_t>{1}));
+  EXPECT_EQ(code_of(lose(1)), errc::worker_lost);
+  feed_->until([](const world_status& x) { return x.phase == world_phase::building; });
+  auto late = answer_of(w.barrier({.deadline = 50ms}));
+  EXPECT_EQ(code_of(error_of(late)), errc::deadline_exceeded);
+  way_->open();
+  until_members(3);
+  EXPECT_TRUE(works(w));
+}
+
+TEST_F(LossPolicy, FailoverHasSparesWithoutStandbys) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto& w = start(2, standby_policy::none, loss_policy::failover);
+  auto before = until_members(2);
+  EXPECT_TRUE(works(w));
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(code_of(lose(i % 2)), errc::worker_lost);
+    before = until_members(2, before.epoch + 1);
+    EXPECT_TRUE(works(w));
+  }
+}
+
+TEST_F(LossPolicy, FailEndsTheWorld) {
+  auto& w = start(2, standby_policy::none, loss_policy::fail);
+  auto refs = must(w.allocate<float>(8));
+  EXPECT_EQ(code_of(lose(1)), errc::worker_lost);
+  auto failed = feed_->until(world_phase::failed);
+  EXPECT_EQ(code_of(failed.reason), errc::worker_lost);
+  EXPECT_EQ(code_of(error_of(answer_of(w.barrier()))), errc::unavailable);
+}
+
+TEST_F(LossPolicy, RefusesWhatDoesNotFit) {
+  start(2, standby_policy::none);
+  auto refusal = [&](standby_policy standby, loss_policy on_loss) {
+    world_config config;
+    config.devices = system_->ordinals();
+    config.limits.standby = standby;
+    config.limits.on_loss = on_loss;
+    return code_of(error_of(spawn_nccl_world(*system_, config)));
+  };
+  EXPECT_EQ(refusal(standby_policy::full, loss_policy::shrink), errc::invalid_argument);
+  EXPECT_EQ(refusal(standby_policy::full, loss_policy::rebuild), errc::invalid_argument);
+  EXPECT_EQ(refusal(standby_policy::survivors, loss_policy::failover), errc::invalid_argument);
+  EXPECT_EQ(refusal(standby_policy::survivors, loss_policy::fail), errc::invalid_argument);
+}
+
+TEST(LossPolicyInProcess, HasNoSpares) {
+  test_system system{{.devices = 2}};
+  if (in_workers())
+    GTEST_SKIP() << "about devices of this process";
+  for (auto standby : {standby_policy::full, standby_policy::survivors}) {
+    world_config config;
+    config.devices = system.ordinals();
+    config.limits.standby = standby;
+    EXPECT_EQ(code_of(error_of(spawn_nccl_world(system, config))), errc::not_supported);
+  }
+}
+
+} // namespace
+
+} // namespace troupe::testing
