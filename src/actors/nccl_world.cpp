@@ -86,8 +86,9 @@ public:
         [this](const standbys_built& x) { on_standbys_built(x); },
         [this](const communicator_ended& x) { on_ended(x); },
         [this](const communicator_gone&) {
-          if (core_->status().epoch != told_epoch_) // it went on without telling
-            tell();
+          auto now = core_->status();
+          if (now.epoch != told_epoch_ || now.membership != told_membership_)
+            tell(); // it went on by itself
           try_build();
         },
         [this](const retry_build& x) {
@@ -261,6 +262,7 @@ private:
   void tell() {
     auto now = core_->status();
     told_epoch_ = now.epoch;
+    told_membership_ = now.membership;
     subscribers_.tell(this, std::move(now));
   }
 
@@ -426,6 +428,7 @@ private:
   std::optional<std::uint64_t> preparation_retry_; // and what is not
   std::uint64_t last_retry_ = 0;
   std::uint64_t told_epoch_ = 0;
+  std::uint64_t told_membership_ = 0;
   std::size_t standby_failures_ = 0; // in a row
   bool was_ready_ = false;
 };

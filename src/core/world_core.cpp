@@ -249,6 +249,7 @@ void world_core::on_device_loss(int device, const caf::error& why) {
   std::vector<std::shared_ptr<communicator>> idle;
   std::shared_ptr<communicator> live; // that ends
   bool switched = false;
+  bool others = false; // it has other members
   {
     std::lock_guard lock{order_mutex()};
     spares_ready_ = false;
@@ -263,7 +264,9 @@ void world_core::on_device_loss(int device, const caf::error& why) {
     for (auto& x : leaving_)
       if (auto there = x.lock(); there && there->has_lost_rank())
         ends.push_back(std::move(there));
+    const auto before = membership_;
     go_on_without(device);
+    others = membership_ != before;
     if (current_ && current_->has_lost_rank()) {
       live = current_;
       switched = leave_current(why, idle);
@@ -280,7 +283,7 @@ void world_core::on_device_loss(int device, const caf::error& why) {
   if (live) {
     on_end_(live->epoch(), why, communicator_role::live);
     live->fail(why);
-  } else if (switched) {
+  } else if ((switched || others) && on_gone_) {
     on_gone_(); // what the actor heard of its end is not true any more
   }
 }
@@ -289,15 +292,17 @@ void world_core::on_device_loss(int device, const caf::error& why) {
 void world_core::go_on_without(int device) {
   if (on_loss_ != loss_policy::shrink || !opened_ || phase_ > world_phase::ready)
     return;
-  auto lost = std::find_if(lanes_.begin(), lanes_.end(),
-                           [&](auto& x) { return x->state().ordinal() == device; });
-  if (lost == lanes_.end())
+  if (std::none_of(lanes_.begin(), lanes_.end(),
+                   [&](auto& x) { return x->state().ordinal() == device; }))
     return;
-  auto now = absent().with(static_cast<std::size_t>(lost - lanes_.begin()));
-  if (now == absent())
-    return;
+  auto now = absent();
+  for (std::size_t i = 0; i < lanes_.size(); ++i) // it may be told of a loss twice
+    if (lanes_[i]->state().phase() != device_phase::ready)
+      now = now.with(i);
   if (now.size() == size())
     now = {};
+  if (now == absent())
+    return;
   absent_.store(now.bits(), std::memory_order_release);
   members_ = members_without(now);
   ++membership_;

@@ -288,6 +288,77 @@ TEST_F(LossPolicy, SurvivorsDoEveryCollective) {
   }
 }
 
+TEST_F(LossPolicy, SurvivorsExchangeAndSendInGroups) {
+  TROUPE_NEEDS_DEVICES(4);
+  auto& w = start(ranks, standby_policy::survivors);
+  until_prepared();
+  way_->close();
+  EXPECT_EQ(code_of(lose(lost)), errc::worker_lost);
+  until_members(survivors.size());
+  auto block = [](std::size_t q, std::size_t r) {
+    return static_cast<std::uint64_t>(1 + q + 2 * r);
+  };
+  all_to_all_v exchange;
+  exchange.send.resize(ranks);
+  exchange.recv.resize(ranks);
+  exchange.counts.resize(ranks);
+  all_numbers want(ranks);
+  for (std::size_t q = 0; q < ranks; ++q)
+    for (std::size_t r = 0; r < ranks; ++r)
+      exchange.counts[q].push_back(block(q, r));
+  auto content = [&](std::size_t q, std::size_t r) { return numbers_of(10 * q + r, block(q, r)); };
+  for (auto r : survivors) {
+    numbers sends;
+    std::size_t room = 0;
+    for (std::size_t q = 0; q < ranks; ++q) {
+      auto to = content(r, q);
+      sends.insert(sends.end(), to.begin(), to.end());
+      room += block(q, r);
+    }
+    for (auto q : survivors) {
+      auto from = content(q, r);
+      want[r].insert(want[r].end(), from.begin(), from.end());
+    }
+    want[r].resize(room, untouched);
+    auto d = w.device_of(r);
+    exchange.send[r] = must(d.allocate<std::int32_t>(sends.size()));
+    put(d, exchange.send[r], bytes_of(sends));
+    exchange.recv[r] = must(d.allocate<std::int32_t>(room));
+    put(d, exchange.recv[r], bytes_of(numbers(room, untouched)));
+  }
+  // A ring of messages beside it, and a sum with factors.
+  std::vector<any_gpu_ref> from(ranks);
+  std::vector<any_gpu_ref> to(ranks);
+  std::vector<any_gpu_ref> sums(ranks);
+  for (auto r : survivors) {
+    auto d = w.device_of(r);
+    from[r] = must(d.allocate<std::int32_t>(count));
+    put(d, from[r], bytes_of(numbers_of(r, count)));
+    to[r] = must(d.allocate<std::int32_t>(count));
+    sums[r] = must(d.allocate<std::int32_t>(count));
+    put(d, sums[r], bytes_of(numbers(count, 1)));
+  }
+  group all;
+  all.options.allow_shrunk = true;
+  all.calls.push_back(exchange);
+  for (std::size_t i = 0; i < survivors.size(); ++i) {
+    const auto a = survivors[i];
+    const auto b = survivors[(i + 1) % survivors.size()];
+    all.calls.push_back(send_recv{static_cast<int>(a), static_cast<int>(b), from[a], to[b], {}});
+  }
+  all_reduce weighted{sums, sums, reduce_op::premul_sum, {}, {1, 10, 100, 1000}};
+  all.calls.push_back(weighted);
+  auto done = answer_of(w.run(all));
+  ASSERT_TRUE(done) << describe(done.error());
+  for (std::size_t i = 0; i < survivors.size(); ++i) {
+    const auto a = survivors[i];
+    const auto b = survivors[(i + 1) % survivors.size()];
+    EXPECT_TRUE(holds(w.device_of(a), exchange.recv[a], want[a]));
+    EXPECT_TRUE(holds(w.device_of(b), to[b], numbers_of(a, count)));
+    EXPECT_TRUE(holds(w.device_of(a), sums[a], numbers(count, 1101)));
+  }
+}
+
 TEST_F(LossPolicy, SurvivorsGoOnAndAreJoinedAgain) {
   TROUPE_NEEDS_DEVICES(3);
   auto& w = start(3, standby_policy::survivors);
@@ -445,9 +516,11 @@ TEST_F(LossPolicy, ShrinksTwiceAndWaitsWhenNobodyIsLeft) {
   ASSERT_TRUE(done) << describe(done.error());
   EXPECT_EQ(done->ranks, (std::vector<std::int32_t>{1}));
   EXPECT_EQ(code_of(lose(1)), errc::worker_lost);
-  feed_->until([](const world_status& x) { return x.phase == world_phase::building; });
+  feed_->until([](const world_status& x) {
+    return x.phase == world_phase::building && x.members.size() == 3;
+  });
   auto late = answer_of(w.barrier({.deadline = 50ms}));
-  EXPECT_EQ(code_of(error_of(late)), errc::deadline_exceeded);
+  EXPECT_EQ(code_of(error_of(late)), errc::deadline_exceeded) << describe(error_of(late));
   way_->open();
   until_members(3);
   EXPECT_TRUE(works(w));
