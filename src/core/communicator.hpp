@@ -43,8 +43,8 @@ public:
   bool fully_connected() const noexcept { return fully_connected_.load(); }
   void set_fully_connected() noexcept { fully_connected_.store(true); }
 
-  /// All ranks, `parts` of them, will issue a symmetric call, by `call_for_sure`, each of which ends
-  /// with `end_symmetric`; until then nothing of the communicator is touched, even if it ends.
+  /// All ranks, `parts` of them, will issue a symmetric call, by `call_for_sure`, each of which
+  /// ends with `end_symmetric`; until then nothing of the communicator is touched, even if it ends.
   /// False: it has ended.
   bool begin_symmetric(std::uint32_t parts) noexcept;
   void end_symmetric(std::size_t rank) noexcept {
