@@ -18,10 +18,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -37,6 +40,7 @@ struct settings {
   std::size_t segment_ms = 100;
   std::size_t max_bytes = 1024 * mib;
   std::size_t copy_mib = 256;
+  std::uint32_t rank_local_sums = 20'000;
   std::size_t time_limit_s = 240;
   std::string backend = "cuda";
   std::string json_file;
@@ -82,6 +86,110 @@ double time_of(const std::function<void()>& f, std::size_t segment_ms) {
   }
   return bench::median(each);
 }
+
+/// What one rank's loop of sums of 8 bytes is, in this process and in its worker. @units us
+double time_of_sums(const troupe::world_rank& rank, const troupe::gpu_ref<float>& ref,
+                    std::uint32_t number) {
+  must(rank.barrier().wait());
+  const auto begin = bench::clock::now();
+  for (std::uint32_t i = 0; i < number; ++i)
+    must(rank.all_reduce(ref).wait());
+  return bench::microseconds(bench::clock::now() - begin) / number;
+}
+
+/// Two elements, whose sum is checked; then they are zeros, which stay what they are.
+troupe::gpu_ref<float> checked_sum(const troupe::world_rank& rank) {
+  auto device = rank.where();
+  auto ref = must(device.allocate<float>(2));
+  must(device.fill(ref, static_cast<float>(rank.index() + 1)).wait());
+  must(rank.all_reduce(ref).wait());
+  const auto n = rank.size();
+  for (auto x : must(device.download(ref)))
+    if (x != static_cast<float>(n * (n + 1) / 2))
+      bench::fail("a wrong sum on rank " + std::to_string(rank.index()));
+  must(device.fill(ref, 0.F).wait());
+  return ref;
+}
+
+constexpr auto sums_of_ranks = "sums of ranks";
+
+/// Reports its time for as many sums as each message says.
+caf::actor begin_sums(const troupe::program_place& place) {
+  return place.system.spawn([place](caf::blocking_actor* self) {
+    auto ref = checked_sum(place.rank);
+    for (bool more = true; more;)
+      self->receive([&](const troupe::program_message& x) {
+        std::uint32_t number = 0;
+        std::memcpy(&number, x.bytes.data(), std::min(sizeof number, x.bytes.size()));
+        more = number > 0;
+        if (!more)
+          return;
+        const auto time = time_of_sums(place.rank, ref, number);
+        std::vector<std::uint8_t> bytes(sizeof time);
+        std::memcpy(bytes.data(), &time, sizeof time);
+        if (place.report(std::move(bytes)))
+          more = false;
+      });
+  });
+}
+
+/// Sums that each rank asks for by itself: threads of this process, and actors of the workers.
+class rank_local_sums {
+public:
+  rank_local_sums(contestant& here, contestant& there) : here_(*here.world), self_(*there.sys) {
+    troupe::world_config config;
+    for (std::size_t i = 0; i < there.world->size(); ++i)
+      config.devices.push_back(there.world->device_of(i).ordinal());
+    config.name = "programs";
+    config.program.name = sums_of_ranks;
+    actor_ = must(troupe::spawn_nccl_world(*there.sys, config));
+    troupe::detail::send(self_, actor_, troupe::subscribe{});
+    in_threads([&](std::size_t i) { refs_[i] = checked_sum(here_.rank(i)); });
+  }
+  ~rank_local_sums() { caf::anon_send_exit(actor_, caf::exit_reason::user_shutdown); }
+
+  /// The slowest rank's. @units us
+  double in_process(std::uint32_t number) {
+    std::vector<double> times(here_.size());
+    in_threads([&](std::size_t i) { times[i] = time_of_sums(here_.rank(i), refs_[i], number); });
+    return *std::max_element(times.begin(), times.end());
+  }
+  double in_workers(std::uint32_t number) {
+    std::vector<std::uint8_t> bytes(sizeof number);
+    std::memcpy(bytes.data(), &number, sizeof number);
+    troupe::detail::send(self_, actor_, troupe::program_message{-1, bytes});
+    double slowest = 0;
+    for (std::size_t reports = 0; reports < here_.size();)
+      self_->receive(
+          [&](const troupe::program_report& x) {
+            double time = 0;
+            std::memcpy(&time, x.bytes.data(), std::min(sizeof time, x.bytes.size()));
+            slowest = std::max(slowest, time);
+            ++reports;
+          },
+          [](const troupe::program_ended& x) {
+            bench::fail("the program of rank " + std::to_string(x.rank) +
+                        " ended: " + troupe::describe(x.why));
+          },
+          [](const troupe::world_status&) {});
+    return slowest;
+  }
+
+private:
+  template <class F> void in_threads(F f) {
+    refs_.resize(here_.size());
+    std::vector<std::thread> threads;
+    for (std::size_t i = 0; i < here_.size(); ++i)
+      threads.emplace_back([&f, i] { f(i); });
+    for (auto& x : threads)
+      x.join();
+  }
+
+  const troupe::world& here_;
+  caf::scoped_actor self_;
+  caf::actor actor_;
+  std::vector<troupe::gpu_ref<float>> refs_;
+};
 
 /// The memory of one contestant, and what is done with it.
 class workload {
@@ -181,6 +289,23 @@ void run(const settings& s, contestant& here, contestant& there, bench::watchdog
     if (size >= 64 * mib)
       large = std::max(large, ratio);
   }
+  guard.enter("sums of 8 bytes, asked for by each rank");
+  std::optional<double> rank_local;
+  {
+    rank_local_sums sums{here, there};
+    auto& x = rows.emplace_back(row{"all_reduce, rank-local", 8, {}, {}});
+    for (std::size_t round = 0; round <= s.rounds; ++round) {
+      const auto first = sums.in_process(s.rank_local_sums);
+      const auto second = sums.in_workers(s.rank_local_sums);
+      if (round == 0)
+        continue;
+      x.in_process.push_back(first);
+      x.workers.push_back(second);
+    }
+    std::printf("%-32s %12zu %12.1f %12.1f %8.3f\n", x.what.c_str(), x.size_bytes,
+                bench::median(x.in_process), bench::median(x.workers), x.ratio());
+    rank_local = x.ratio();
+  }
   double copies = 0;
   for (bool pinned : {true, false}) {
     const std::string memory = pinned ? "pinned" : "pageable";
@@ -191,6 +316,7 @@ void run(const settings& s, contestant& here, contestant& there, bench::watchdog
   }
   std::printf("\n");
   bars = {{"8 B, from the parent, time to in-process", 2, true, small},
+          {"8 B, rank-local in the workers, time to in-process", 1.2, true, rank_local},
           {"64 MiB and more, bus bandwidth to in-process", 0.98, false,
            large > 0 ? std::optional{1 / large} : std::nullopt},
           {"upload and download, bandwidth to in-process", 0.9, false, 1 / copies}};
@@ -214,6 +340,7 @@ void run(const settings& s, contestant& here, contestant& there, bench::watchdog
 } // namespace
 
 int main(int argc, char** argv) {
+  must(troupe::register_program(sums_of_ranks, begin_sums));
   if (auto status = troupe::worker_main(argc, argv))
     return *status;
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
@@ -227,6 +354,9 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--max", s.max_bytes, "largest sum, in bytes")->capture_default_str();
   app.add_option("--copy-mib", s.copy_mib)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--rank-local-sums", s.rank_local_sums, "per round")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--time-limit", s.time_limit_s, "in seconds: what is not done then hangs")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

@@ -14,12 +14,22 @@
 
 namespace troupe {
 
+/// A program whose actors drive the ranks of a world, each in the process that has its device
+/// (troupe/worker_program.hpp).
+struct world_program {
+  std::string name;                    ///< as it is registered there; empty: none
+  std::vector<std::uint8_t> arguments; ///< for each rank's actor
+};
+
 /// What a world is made of.
 struct world_config {
   /// Ordinals, in rank order.
   std::vector<int> devices;
   std::string name = "world";
   world_limits limits;
+  /// With it the world answers no collectives: its ranks make their own calls. The world's actor
+  /// takes `program_message`s; its subscribers get `program_report` and `program_ended`, too.
+  world_program program = {};
 };
 
 /// What memory on all ranks is to be like.

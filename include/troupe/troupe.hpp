@@ -24,6 +24,7 @@
 #include <troupe/topology.hpp>
 #include <troupe/version.hpp>
 #include <troupe/worker.hpp>
+#include <troupe/worker_program.hpp>
 #include <troupe/world.hpp>
 #include <troupe/world_rank.hpp>
 #include <troupe/world_status.hpp>

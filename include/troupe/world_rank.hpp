@@ -30,6 +30,7 @@ public:
   /// Number of ranks.
   std::size_t size() const noexcept { return world_.size(); }
   device where() const { return world_.device_of(rank_); }
+  world_status status() const { return world_.status(); }
 
   /// In place.
   pending<collective_done> all_reduce(const any_gpu_ref& buffer, reduce_op op = reduce_op::sum,

@@ -1,5 +1,6 @@
 #include "actors/device_access.hpp"
 #include "actors/messages.hpp"
+#include "actors/rank_programs.hpp"
 #include "actors/reply.hpp"
 #include "actors/split.hpp"
 #include "actors/subscribers.hpp"
@@ -7,6 +8,7 @@
 #include "core/log.hpp"
 #include <troupe/flight_record.hpp>
 #include <troupe/nccl_world.hpp>
+#include <troupe/worker_program.hpp>
 
 #include <caf/all.hpp>
 
@@ -30,12 +32,16 @@ constexpr const char* not_built = "the communicator was not built before the bui
 class nccl_world_actor final : public actor_base<> {
 public:
   nccl_world_actor(caf::actor_config& cfg, std::shared_ptr<system_lease> lease,
-                   std::shared_ptr<world_core> core)
-      : actor_base(cfg), lease_(std::move(lease)), core_(std::move(core)) {}
+                   std::shared_ptr<world_core> core, std::shared_ptr<rank_programs> programs)
+      : actor_base(cfg), lease_(std::move(lease)), core_(std::move(core)),
+        programs_(std::move(programs)) {}
 
   caf::behavior make_behavior() override {
     core_->set_on_end(
-        [to = address()](std::uint64_t epoch, const caf::error& why, communicator_role role) {
+        [to = address(), programs = programs_](std::uint64_t epoch, const caf::error& why,
+                                               communicator_role role) {
+          if (programs && role == communicator_role::live)
+            programs->on_end(epoch, why);
           if (auto self = caf::actor_cast<caf::actor>(to))
             detail::anon_send(self, communicator_ended{epoch, why, role});
         },
@@ -43,6 +49,8 @@ public:
           if (auto self = caf::actor_cast<caf::actor>(to))
             detail::anon_send(self, communicator_gone{});
         });
+    if (programs_)
+      programs_->set_world(caf::actor_cast<caf::actor>(this));
     for (auto& x : core_->lanes())
       join_device(x->state().ordinal());
     detail::send_after(this, caf::actor_cast<caf::actor>(this), core_->limits().build_deadline,
@@ -80,6 +88,15 @@ public:
           if (auto who = subscribers_.add(this); who)
             detail::send(this, who, core_->status());
         },
+        [this](const program_message& x) -> caf::result<void> {
+          auto error = programs_ ? programs_->send(x)
+                                 : make_error(errc::not_supported, "the world has no program");
+          if (error)
+            return error;
+          return {};
+        },
+        [this](const program_report& x) { subscribers_.tell(this, x); },
+        [this](const program_ended& x) { subscribers_.tell(this, x); },
         [this](const shutdown&) { end(caf::exit_reason::user_shutdown); },
         [this](const device_changed& x) { on_device(x); },
         [this](const communicator_built& x) { on_built(x); },
@@ -101,6 +118,8 @@ public:
   }
 
   void on_exit() override {
+    if (programs_)
+      programs_->stop();
     core_->close(world_phase::shut_down, make_error(errc::unavailable, "the world ended"));
     subscribers_.clear();
     lease_.reset();
@@ -418,6 +437,7 @@ private:
 
   std::shared_ptr<system_lease> lease_;
   const std::shared_ptr<world_core> core_;
+  const std::shared_ptr<rank_programs> programs_; // none: requests come here
   subscriber_list subscribers_;
   std::map<int, caf::actor> collectives_;
   std::map<int, device_changed> phases_;
@@ -437,7 +457,8 @@ private:
 
 namespace {
 /// @errors errc::invalid_argument, not_supported
-caf::error check_limits(const world_limits& x, const std::vector<std::shared_ptr<lane>>& lanes) {
+caf::error check_limits(const world_limits& x, const std::vector<std::shared_ptr<lane>>& lanes,
+                        bool with_program) {
   const auto on_loss = loss_policy_of(x);
   const auto wants = [&](standby_policy standby, loss_policy with) {
     return x.standby == standby && on_loss != with
@@ -457,6 +478,9 @@ caf::error check_limits(const world_limits& x, const std::vector<std::shared_ptr
                                                   std::to_string(lanes.size()));
   const bool remote =
       std::all_of(lanes.begin(), lanes.end(), [](auto& y) { return y->is_remote(); });
+  if (!remote && with_program)
+    return make_error(errc::not_supported,
+                      "only ranks in worker processes are driven by programs of their own");
   if (!remote && (on_loss == loss_policy::failover || x.standby == standby_policy::survivors))
     return make_error(errc::not_supported,
                       "only devices in worker processes are lost, and have spares");
@@ -489,14 +513,20 @@ caf::expected<world_parts> make_world(caf::actor_system& sys, world_config confi
       return worker.error();
     lanes.push_back(std::move(*worker));
   }
-  if (auto error = check_limits(config.limits, lanes); error)
+  if (auto error = check_limits(config.limits, lanes, !config.program.name.empty()); error)
     return error;
   auto lease = (*core)->lease(sys);
   if (!lease)
     return lease.error();
   auto data =
       std::make_shared<world_core>(*owner, std::move(config.name), std::move(lanes), config.limits);
-  auto actor = sys.spawn<nccl_world_actor>(*lease, data);
+  std::shared_ptr<rank_programs> programs;
+  if (!config.program.name.empty()) {
+    programs = rank_programs::make(sys, (*core)->programs(sys), data, std::move(config.program));
+    data->set_on_live(
+        [programs](communicator& x, const world_status& view) { programs->on_live(x, view); });
+  }
+  auto actor = sys.spawn<nccl_world_actor>(*lease, data, std::move(programs));
   return world_parts{std::move(*lease), std::move(data), std::move(actor)};
 }
 

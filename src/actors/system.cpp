@@ -1,5 +1,6 @@
 #include "actors/system.hpp"
 
+#include "actors/rank_programs.hpp"
 #include "actors/spawn.hpp"
 #include "core/log.hpp"
 
@@ -111,6 +112,15 @@ caf::expected<std::shared_ptr<runtime>> system_core::runtime() {
       return error;
   runtime_ = std::make_shared<detail::runtime>(backend_, options, config_.flight_record);
   return runtime_;
+}
+
+std::shared_ptr<program_board> system_core::programs(caf::actor_system& sys) {
+  std::lock_guard lock{mutex_};
+  if (!programs_) {
+    programs_ = std::make_shared<program_board>();
+    listen(sys, *backend_, programs_);
+  }
+  return programs_;
 }
 
 caf::expected<std::shared_ptr<system_lease>> system_core::lease(caf::actor_system& sys) {

@@ -14,6 +14,8 @@
 
 namespace troupe::detail {
 
+class program_board;
+
 /// Keeps the device actors alive; the last one ends them.
 struct system_lease {
   system_lease(caf::actor_system& s, caf::actor r) : system(s), root(std::move(r)) {}
@@ -45,6 +47,9 @@ public:
   /// Spawns the root of the device actors if there is none.
   caf::expected<std::shared_ptr<system_lease>> lease(caf::actor_system& sys);
 
+  /// The worlds whose ranks are driven in other processes. After `runtime`.
+  std::shared_ptr<program_board> programs(caf::actor_system& sys);
+
   const config& settings() const noexcept { return config_; }
 
 private:
@@ -57,6 +62,7 @@ private:
   std::string reason_;
   std::shared_ptr<detail::runtime> runtime_;
   std::weak_ptr<system_lease> lease_;
+  std::shared_ptr<program_board> programs_;
 };
 
 } // namespace troupe::detail

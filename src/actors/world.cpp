@@ -14,7 +14,10 @@ namespace troupe {
 
 struct world::owner {
   explicit owner(detail::world_parts p) : parts(std::move(p)) {}
-  ~owner() { caf::anon_send_exit(parts.actor, caf::exit_reason::user_shutdown); }
+  ~owner() {
+    if (parts.actor) // else its supervisor is in another process
+      caf::anon_send_exit(parts.actor, caf::exit_reason::user_shutdown);
+  }
   owner(const owner&) = delete;
   owner& operator=(const owner&) = delete;
 
@@ -23,6 +26,10 @@ struct world::owner {
 
 const std::shared_ptr<detail::world_core>& detail::world_access::core_of(const world& x) {
   return x.owner_->parts.core;
+}
+
+world detail::world_access::make(world_parts parts) {
+  return world{std::make_shared<const world::owner>(std::move(parts))};
 }
 
 namespace {

@@ -1,6 +1,7 @@
 /// From the library's insides to the facade of a world.
 #pragma once
 
+#include "actors/world_parts.hpp"
 #include "core/world_core.hpp"
 #include <troupe/world.hpp>
 
@@ -10,6 +11,7 @@ namespace troupe::detail {
 
 struct world_access {
   static const std::shared_ptr<world_core>& core_of(const world& x);
+  static world make(world_parts parts);
 };
 
 } // namespace troupe::detail

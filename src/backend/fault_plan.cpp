@@ -454,6 +454,10 @@ public:
     return inner_->deallocate_pinned(memory);
   }
 
+  std::function<caf::error(void*)> pinned_deleter() noexcept override {
+    return inner_->pinned_deleter();
+  }
+
   caf::expected<stream_view> create_stream() noexcept override {
     return call(verb::create_stream, [this] { return inner_->create_stream(); });
   }
@@ -555,8 +559,10 @@ public:
                        std::uint64_t value) noexcept override {
     if (injector_->poisoned())
       return fault_injector::sticky_error("wait_word", {ordinal_});
-    return inner_->wait_word(stream, word, value);
+    return call(verb::wait, [&] { return inner_->wait_word(stream, word, value); }, stream);
   }
+
+  event_word word_of(event_view event) const noexcept override { return inner_->word_of(event); }
 
   bool is_remote() const noexcept override { return inner_->is_remote(); }
 
@@ -669,6 +675,9 @@ public:
   }
 
   void on_loss(std::function<void()> f) noexcept override { inner_->on_loss(std::move(f)); }
+  caf::error hand_over(std::span<const std::byte> what) noexcept override {
+    return inner_->hand_over(what);
+  }
 
   std::shared_ptr<const std::atomic<bool>> lost() const noexcept override { return inner_->lost(); }
 
@@ -788,7 +797,18 @@ public:
     return inner_->is_current(static_cast<const faulty_communicator&>(rank).inner(), ordinal);
   }
 
-  void abandon() noexcept override { inner_->abandon(); }
+  bool give_up(int ordinal, const caf::error& why) noexcept override {
+    return inner_->give_up(ordinal, why);
+  }
+
+  void abandon(const caf::error& why) noexcept override { inner_->abandon(why); }
+  caf::error tell(int ordinal, std::span<const std::byte> what) noexcept override {
+    return inner_->tell(ordinal, what);
+  }
+  void set_listener(
+      std::function<void(int ordinal, std::span<const std::byte> what)> f) noexcept override {
+    inner_->set_listener(std::move(f));
+  }
 
 private:
   /// Ends the communicator whatever happens, as after a sticky fault nobody else would.

@@ -194,10 +194,11 @@ collective_operation::collective_operation(std::shared_ptr<world_core> world,
   of_ranks(std::move(world), any_call);
 }
 
-collective_operation::collective_operation(world_core& world) : operation_of("", world.size()) {
+collective_operation::collective_operation(world_core& world)
+    : operation_of("", world.local_ranks().size()) {
   expect_calls(parts().size());
   for (auto& p : parts())
-    place_part(p, p.index, world);
+    place_part(p, world.local_ranks()[p.index], world);
 }
 
 void collective_operation::begin(const char* verb, std::shared_ptr<world_core> world,
@@ -478,8 +479,8 @@ void collective_operation::vote(bool yes) noexcept {
   if (decide(way::symmetric))
     return;
   value.symmetric = false;
-  for (auto n = all; n > 0; --n)
-    communicator_->end_symmetric();
+  for (std::size_t i = 0; i < all; ++i)
+    communicator_->end_symmetric(i);
 }
 
 /// False if it was decided before.
@@ -616,7 +617,7 @@ void collective_operation::fetch_answer(const part& p) const noexcept {
 /// An error that came behind the call's back ends the work too, which then is no success.
 void collective_operation::on_part_done(part& p) noexcept {
   if (p.certain)
-    communicator_->end_symmetric();
+    communicator_->end_symmetric(static_cast<std::size_t>(p.rank));
   if (failed())
     return;
   auto error =
@@ -944,10 +945,10 @@ void rank_request::end_early(const caf::error& why) noexcept {
 namespace {
 std::size_t rank_of(const part& p) noexcept { return static_cast<std::size_t>(p.rank); }
 
-/// One part for each rank of `x`.
+/// One part for each rank of `x` that is here.
 void place_at(part& p, const communicator& x) noexcept {
   p.on = x.lanes()[p.index].get();
-  p.rank = static_cast<int>(x.members()[p.index]);
+  p.rank = static_cast<int>(x.local_ranks()[p.index]);
 }
 
 std::int64_t now_in_nanoseconds() noexcept { return clock::now().time_since_epoch().count(); }
@@ -966,7 +967,7 @@ connect_operation::connect_operation(std::shared_ptr<communicator> target, conne
 connect_operation::connect_operation(const char* verb, std::shared_ptr<communicator> target,
                                      connect_scope what, std::chrono::nanoseconds patience,
                                      std::chrono::nanoseconds limit)
-    : operation_of(verb, target->members().size()), communicator_(std::move(target)), what_(what),
+    : operation_of(verb, target->lanes().size()), communicator_(std::move(target)), what_(what),
       limit_(limit), has_arrived_(parts().size()) {
   stall_limit = patience.count();
   for (auto& p : parts()) {
@@ -1074,7 +1075,7 @@ void register_operation::on_lost_part(part& p, const caf::error& why) noexcept {
 
 deregister_operation::deregister_operation(std::shared_ptr<communicator> target,
                                            std::shared_ptr<symmetric_memory> memory)
-    : operation_of("deregister", target->members().size()), communicator_(std::move(target)),
+    : operation_of("deregister", target->lanes().size()), communicator_(std::move(target)),
       memory_(std::move(memory)) {
   for (auto& p : parts()) {
     place_at(p, *communicator_);

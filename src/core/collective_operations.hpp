@@ -37,7 +37,8 @@ public:
                        std::vector<rank_call> calls, std::uint64_t membership, rank_set absent);
   /// Asked for by one request of each rank that takes part in `any_call`.
   collective_operation(std::shared_ptr<world_core> world, const rank_call& any_call);
-  /// With a call of each rank, to `begin` when it is asked for. `world` outlives it.
+  /// With a call of each rank of this process, to `begin` when it is asked for. `world` outlives
+  /// it.
   explicit collective_operation(world_core& world);
   /// What the calls of one request are put into before that.
   std::vector<rank_call> room_for_calls() noexcept { return std::move(room_); }

@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string_view>
 #include <vector>
 
 namespace troupe::detail {
@@ -22,9 +23,10 @@ namespace troupe::detail {
 /// if it ended well.
 class communicator : public std::enable_shared_from_this<communicator> {
 public:
-  /// Of the world's `lanes`, by rank, those of `absent` have no part in it; `ranks` are the others.
-  /// `on_end` hears of the end, once, on the thread that ended it, unless it retired; `on_gone`
-  /// when nothing of it is left on its devices.
+  /// Of the world's `lanes`, by rank, those of `absent` have no part in it; where there is none,
+  /// the rank is in another process; `ranks` are the others. `on_end` hears of the end, once, on
+  /// the thread that ended it, unless it retired; `on_gone` when nothing of it is left on its
+  /// devices.
   communicator(std::shared_ptr<runtime> runtime, std::uint64_t epoch,
                std::span<const std::shared_ptr<lane>> lanes, rank_set absent,
                communicator_ranks ranks, std::chrono::milliseconds quiet_limit,
@@ -40,12 +42,15 @@ public:
   rank_set absent() const noexcept { return absent_; }
   /// Those that it has, by their place in it.
   const std::vector<std::size_t>& members() const noexcept { return members_; }
-  const std::vector<std::shared_ptr<lane>>& lanes() const noexcept { return lanes_; }
   /// The place in it of rank `i`, which it has.
   std::size_t place_of(std::size_t i) const noexcept { return place_[i]; }
-  backend_communicator& rank(std::size_t i) noexcept { return *rank_at_[place_[i]]; }
-  /// Whom the streams of rank `i`'s lane know it as.
-  stream_tenant& tenant(std::size_t i) noexcept { return tenants_[place_[i]]; }
+  /// Those of them that are in this process, and their lanes.
+  const std::vector<std::size_t>& local_ranks() const noexcept { return local_ranks_; }
+  const std::vector<std::shared_ptr<lane>>& lanes() const noexcept { return lanes_; }
+  /// Rank `i`, which is in this process.
+  backend_communicator& rank(std::size_t i) noexcept { return *rank_at_[local_[i]]; }
+  /// Whom the streams of its lane know it as.
+  stream_tenant& tenant(std::size_t i) noexcept { return tenants_[local_[i]]; }
   bool live() const noexcept { return live_.load(); }
   /// Is the device of a rank lost, or the spare that it is of?
   bool has_lost_rank() const noexcept;
@@ -53,11 +58,14 @@ public:
   bool fully_connected() const noexcept { return fully_connected_.load(); }
   void set_fully_connected() noexcept { fully_connected_.store(true); }
 
-  /// `parts` ranks will issue a symmetric call, by `call_for_sure`, each of which ends with
-  /// `end_symmetric`; until then nothing of the communicator is touched, even if it ends. False: it
-  /// has ended.
+  /// All ranks, `parts` of them, will issue a symmetric call, by `call_for_sure`, each of which
+  /// ends with `end_symmetric`; until then nothing of the communicator is touched, even if it ends.
+  /// False: it has ended.
   bool begin_symmetric(std::uint32_t parts) noexcept;
-  void end_symmetric() noexcept { symmetric_.fetch_sub(1, std::memory_order_release); }
+  void end_symmetric(std::size_t rank) noexcept {
+    symmetric_ended_[local_[rank]].fetch_add(1, std::memory_order_relaxed);
+    symmetric_.fetch_sub(1, std::memory_order_release);
+  }
 
   // -- its windows, under the lock of the order
 
@@ -109,15 +117,24 @@ private:
   bool is_pending() const noexcept;
   void end_quietly(bool healthy) noexcept;
   void reap(bool healthy) noexcept;
-  void wait_for_symmetric() noexcept;
+  bool wait_until_quiet() noexcept;
+  bool wait_for_symmetric() noexcept;
+  // By index of `lanes_`.
+  std::vector<std::size_t> ranks_inside() const;
+  std::vector<std::size_t> ranks_in_symmetric() const;
+  bool give_up(const std::vector<std::size_t>& ranks, std::string_view what) noexcept;
+  void end_process(const std::vector<std::size_t>& ranks, std::string_view what) noexcept;
+  caf::error stuck(std::span<const std::size_t> ranks, std::string_view what) const;
   void let_go_windows() noexcept;
 
   const std::shared_ptr<runtime> runtime_;
   const std::uint64_t epoch_;
   const rank_set absent_;
   std::vector<std::size_t> members_;
-  std::vector<std::size_t> place_;           // by rank of the world
-  std::vector<std::shared_ptr<lane>> lanes_; // by place, as all that follow
+  std::vector<std::size_t> place_; // by rank of the world
+  std::vector<std::size_t> local_; // the same: index of what follows
+  std::vector<std::size_t> local_ranks_;
+  std::vector<std::shared_ptr<lane>> lanes_;
   communicator_ranks ranks_;
   /// The same; a lane that is stuck in a call may look while the reaper takes them.
   const std::vector<backend_communicator*> rank_at_;
@@ -130,6 +147,7 @@ private:
   std::atomic<bool> fully_connected_{false};
   static constexpr std::uint32_t no_more = 1u << 31;
   std::atomic<std::uint32_t> symmetric_{0}; // parts of symmetric calls that are not over
+  std::vector<std::atomic<std::uint64_t>> symmetric_ended_; // of each rank: those that are
   std::vector<std::shared_ptr<symmetric_memory>> windows_;
   caf::error windows_closed_;
   mutable std::mutex mutex_;

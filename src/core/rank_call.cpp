@@ -534,14 +534,19 @@ caf::expected<std::vector<rank_call>> rank_calls(const char* verb, const collect
 }
 
 caf::expected<rank_call> rank_call_of(const char* verb, const collective_view& x, std::size_t rank,
-                                      std::span<const std::shared_ptr<lane>> lanes) {
+                                      std::span<const std::shared_ptr<lane>> lanes,
+                                      rank_set absent) {
   checker check{verb, x, lanes, rank};
   if (auto error = check.check_request(); error)
     return error;
-  if (x.kind == collective_kind::send || x.kind == collective_kind::recv)
+  const bool message = x.kind == collective_kind::send || x.kind == collective_kind::recv;
+  if (message)
     if (auto error =
             check.check_rank(x.peer, x.kind == collective_kind::send ? "send to" : "receive from");
         error)
+      return error;
+  if (message || is_rooted(x.kind))
+    if (auto error = check.check_there(x.peer, absent); error)
       return error;
   for (auto number : {x.send.size(), x.recv.size(), x.factors.size()})
     if (number > 1)

@@ -100,7 +100,8 @@ caf::expected<std::vector<rank_call>> rank_calls(const char* verb, const collect
 /// rank.
 /// @errors as `rank_calls`
 caf::expected<rank_call> rank_call_of(const char* verb, const collective_view& x, std::size_t rank,
-                                      std::span<const std::shared_ptr<lane>> lanes);
+                                      std::span<const std::shared_ptr<lane>> lanes,
+                                      rank_set absent = {});
 
 /// Are two ranks' calls the same, but for memory and plans?
 bool alike(const rank_call& a, const rank_call& b) noexcept;

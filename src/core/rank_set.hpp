@@ -18,11 +18,21 @@ public:
     return rank_set{std::uint64_t{1} << rank};
   }
 
+  /// The first `number` ranks, or none if these are too many.
+  static constexpr rank_set all(std::size_t number) noexcept {
+    if (number > most)
+      return {};
+    return rank_set{number == most ? ~std::uint64_t{0} : (std::uint64_t{1} << number) - 1};
+  }
+
   constexpr bool contains(std::size_t rank) const noexcept {
     return rank < most && (bits_ >> rank & 1) != 0;
   }
   constexpr rank_set with(std::size_t rank) const noexcept {
     return rank_set{bits_ | of(rank).bits_};
+  }
+  constexpr rank_set without(std::size_t rank) const noexcept {
+    return rank < most ? rank_set{bits_ & ~of(rank).bits_} : *this;
   }
   constexpr std::size_t size() const noexcept {
     return static_cast<std::size_t>(std::popcount(bits_));

@@ -325,7 +325,7 @@ caf::error runtime::end_everything(const caf::error& why) noexcept {
       return end_cause_;
     ended_ = true;
     end_cause_ = why;
-    backend_->abandon();
+    backend_->abandon(why);
     for (auto& x : all)
       if (x->runs_cuda())
         x->state().keep_memory(); // users' deleters call CUDA as well

@@ -84,11 +84,21 @@ loss_policy loss_policy_of(const world_limits& x) noexcept {
   return loss_policy::rebuild;
 }
 
+namespace {
+std::vector<std::size_t> local_ranks_of(const std::vector<std::shared_ptr<lane>>& lanes) {
+  std::vector<std::size_t> result;
+  for (std::size_t i = 0; i < lanes.size(); ++i)
+    if (lanes[i])
+      result.push_back(i);
+  return result;
+}
+} // namespace
+
 world_core::world_core(std::shared_ptr<runtime> runtime, std::string name,
                        std::vector<std::shared_ptr<lane>> lanes, const world_limits& limits)
     : runtime_(std::move(runtime)), name_(std::move(name)), lanes_(std::move(lanes)),
-      limits_(limits), on_loss_(loss_policy_of(limits)), prepared_(lanes_.size()),
-      matching_(lanes_.size()) {}
+      local_ranks_(local_ranks_of(lanes_)), limits_(limits), on_loss_(loss_policy_of(limits)),
+      prepared_(lanes_.size()), matching_(lanes_.size()) {}
 
 world_core::~world_core() = default;
 
@@ -236,6 +246,24 @@ caf::error world_core::build_standby(std::uint64_t epoch, std::uint64_t membersh
   return {};
 }
 
+void world_core::set_on_live(std::function<void(communicator&, const world_status&)> on_live) {
+  on_live_ = std::move(on_live);
+}
+
+void world_core::announce() {
+  if (!on_live_)
+    return;
+  std::shared_ptr<communicator> live;
+  world_status view;
+  {
+    std::lock_guard lock{order_mutex()};
+    live = current_;
+    view = status_locked();
+  }
+  if (live && view.phase == world_phase::ready)
+    on_live_(*live, view);
+}
+
 void world_core::set_on_end(end_listener on_end, std::function<void()> on_gone) {
   on_end_ = std::move(on_end);
   on_gone_ = std::move(on_gone);
@@ -286,6 +314,8 @@ void world_core::on_device_loss(int device, const caf::error& why) {
   } else if ((switched || others) && on_gone_) {
     on_gone_(); // what the actor heard of its end is not true any more
   }
+  if (switched)
+    announce();
 }
 
 /// If that is the policy. When nobody is left, all are waited for.
@@ -386,8 +416,10 @@ bool world_core::switch_to_spare() {
   for (auto& x : others)
     if (x)
       x->discard();
-  if (switched)
+  if (switched) {
     runtime_->gate().go_on();
+    announce();
+  }
   return switched;
 }
 
@@ -558,9 +590,51 @@ bool world_core::open() {
   if (left)
     left->retire_when_idle();
   runtime_->gate().go_on();
+  announce();
   if (!opened->fully_connected())
     connect_the_rest(opened);
   return true;
+}
+
+bool world_core::enter(const world_status& view, communicator_ranks ranks) {
+  auto absent = rank_set::all(size());
+  for (auto& x : view.members)
+    absent = absent.without(static_cast<std::size_t>(x.rank));
+  auto target = own(view.epoch, absent, std::move(ranks));
+  target->set_fully_connected();
+  std::shared_ptr<communicator> before;
+  bool wanted = false;
+  {
+    std::lock_guard lock{order_mutex()};
+    wanted = phase_ <= world_phase::ready && view.epoch > epoch_;
+    if (wanted) {
+      before = std::exchange(current_, target);
+      epoch_ = view.epoch;
+      membership_ = view.membership;
+      members_ = view.members;
+      absent_.store(absent.bits(), std::memory_order_release);
+      reason_ = view.reason;
+      phase_ = world_phase::ready;
+    }
+  }
+  if (before) // nobody said that it ended
+    before->fail(make_error(errc::membership_changed, "the world has gone on without it"));
+  if (wanted)
+    runtime_->gate().go_on();
+  else
+    target->discard();
+  return wanted;
+}
+
+void world_core::leave(std::uint64_t epoch, const caf::error& cause) {
+  std::shared_ptr<communicator> current;
+  {
+    std::lock_guard lock{order_mutex()};
+    if (current_ && current_->epoch() == epoch)
+      current = current_;
+  }
+  if (current)
+    current->fail(cause);
 }
 
 // -- symmetric memory
@@ -653,6 +727,8 @@ std::shared_ptr<operation_of<world_buffers>> world_core::allocate(dtype type, st
                                                                   allocation_options what,
                                                                   const request_options& options) {
   constexpr auto verb = "allocate";
+  if (auto error = check_whole(verb); error)
+    return refused_operation<world_buffers>(verb, std::move(error));
   const auto without = absent();
   if (what.symmetric || options.membership != 0) { // else it is a matter of the devices alone
     const operation request{verb, 0};
@@ -852,6 +928,8 @@ void world_core::on_communicator_end(communicator& which, const caf::error& caus
   if (role == communicator_role::live && !switched && code_of(cause) != errc::worker_lost)
     discard_prepared();
   on_end_(which.epoch(), cause, role);
+  if (switched)
+    announce();
 }
 
 // -- requests
@@ -970,6 +1048,18 @@ constexpr std::size_t group_limit = 1024;
 
 } // namespace
 
+caf::error world_core::check_whole(const char* verb) const {
+  if (is_whole() && !on_live_)
+    return {};
+  failure why;
+  why.code = errc::not_supported;
+  why.verb = verb;
+  why.detail = is_whole() ? "the world's ranks are driven by a program, in their own processes"
+                          : "the world's other ranks are in other processes: each rank makes its "
+                            "own calls";
+  return make_error(std::move(why));
+}
+
 /// The ranks that a request of `options` does without.
 /// @errors errc::membership_changed: it may not; before its handles are looked at
 caf::expected<rank_set> world_core::to_leave_out(const char* verb,
@@ -986,6 +1076,8 @@ caf::expected<rank_set> world_core::to_leave_out(const char* verb,
 
 world_core::answer world_core::run(const collective_view& what, const request_options& options) {
   auto* verb = what.kind == collective_kind::send ? "send_recv" : to_string(what.kind).data();
+  if (auto error = check_whole(verb); error)
+    return refused_operation<collective_done>(verb, std::move(error));
   auto without = to_leave_out(verb, options);
   if (!without)
     return refused_operation<collective_done>(verb, std::move(without.error()));
@@ -1006,6 +1098,8 @@ world_core::answer world_core::run(const collective_view& what, const request_op
 }
 
 world_core::answer world_core::run(const group& what) {
+  if (auto error = check_whole("group"); error)
+    return refused_operation<collective_done>("group", std::move(error));
   if (what.calls.empty() || what.calls.size() > group_limit)
     return start("group",
                  refusal("group", "a group of " + std::to_string(what.calls.size()) +
@@ -1027,6 +1121,8 @@ world_core::answer world_core::run(const group& what) {
 world_core::answer world_core::run(int rank, const collective_view& what,
                                    const request_options& options,
                                    std::shared_ptr<world_core> self) {
+  if (!is_whole())
+    return run_alone(rank, what, options, std::move(self));
   auto request = ask(rank, what, options, std::move(self));
   if (!request)
     return refused_operation<collective_done>(to_string(what.kind).data(),
@@ -1034,10 +1130,47 @@ world_core::answer world_core::run(int rank, const collective_view& what,
   return std::move(*request);
 }
 
+/// The other ranks' processes make the other calls of the operation; only theirs come to be
+/// compared where they meet.
+world_core::answer world_core::run_alone(int rank, const collective_view& what,
+                                         const request_options& options,
+                                         std::shared_ptr<world_core> self) {
+  auto* verb = to_string(what.kind).data();
+  auto refuse = [&](caf::error why) {
+    return refused_operation<collective_done>(verb, std::move(why));
+  };
+  if (rank < 0 || static_cast<std::size_t>(rank) != local_ranks_.front())
+    return refuse(refusal(verb, "rank " + std::to_string(rank) + " is not in this process"));
+  if ((what.kind == collective_kind::send || what.kind == collective_kind::recv) &&
+      what.peer == rank)
+    return refuse(refusal(verb, "a message of a rank to itself: it would wait for its other end"));
+  auto without = to_leave_out(verb, options);
+  if (!without)
+    return refuse(std::move(without.error()));
+  auto call = rank_call_of(verb, what, local_ranks_.front(), lanes_, *without);
+  if (!call)
+    return refuse(std::move(call.error()));
+  if (!without->empty()) {
+    std::vector<rank_call> calls;
+    calls.push_back(std::move(*call));
+    return start(verb, std::move(calls), options, *without);
+  }
+  auto ready = spare_operation_.take();
+  if (!ready)
+    ready = std::make_shared<collective_operation>(*this);
+  auto calls = ready->room_for_calls();
+  calls.clear();
+  calls.push_back(std::move(*call));
+  ready->begin(verb, std::move(self), std::move(calls), options.membership);
+  return start(std::move(ready), options);
+}
+
 caf::expected<std::shared_ptr<rank_request>> world_core::ask(int rank, const collective_view& what,
                                                              const request_options& options,
                                                              std::shared_ptr<world_core> self) {
   auto* verb = to_string(what.kind).data();
+  if (auto error = check_whole(verb); error)
+    return error;
   if (rank < 0 || static_cast<std::size_t>(rank) >= size())
     return refusal(verb, "there is no rank " + std::to_string(rank) + "; there are " +
                              std::to_string(size()));

@@ -38,7 +38,10 @@ public:
   const world_tag& tag() const noexcept { return tag_; }
   const world_limits& limits() const noexcept { return limits_; }
   std::size_t size() const noexcept { return lanes_.size(); }
+  /// By rank; none where the rank is in another process.
   const std::vector<std::shared_ptr<lane>>& lanes() const noexcept { return lanes_; }
+  /// The ranks that are in this process: all, or one.
+  const std::vector<std::size_t>& local_ranks() const noexcept { return local_ranks_; }
 
   world_status status() const;
   /// Which ranks it goes on without (`loss_policy::shrink`).
@@ -51,6 +54,9 @@ public:
 
   using end_listener = std::function<void(std::uint64_t, const caf::error&, communicator_role)>;
 
+  /// Its ranks are driven by others: `on_live` hears, on any thread, of each communicator that
+  /// requests would run on, and of what the world is then. Before the first `build`.
+  void set_on_live(std::function<void(communicator&, const world_status&)> on_live);
   /// `on_end` hears, on any thread, that the communicator of an epoch ended, and what it was.
   /// `on_gone` hears when one that ended is off its devices. Before the first `build`.
   void set_on_end(end_listener on_end, std::function<void()> on_gone = {});
@@ -75,6 +81,11 @@ public:
   void give_up_build(const caf::error& cause);
   /// Requests are refused, those that wait or run are answered with `why`.
   void close(world_phase phase, const caf::error& why);
+  /// For the process of one rank: goes on with a communicator that was built for all of them, as
+  /// `view` says. False: it has gone on with a later one.
+  bool enter(const world_status& view, communicator_ranks ranks);
+  /// The communicator of an epoch ends because of `cause`, everywhere.
+  void leave(std::uint64_t epoch, const caf::error& cause);
   /// All communicators, if any, end because of `cause`; requests wait for the next.
   void end_epoch(const caf::error& cause);
   /// Communicators that are on the devices, also those that have ended.
@@ -123,9 +134,13 @@ public:
   std::shared_ptr<communicator> join(collective_done& view) const;
 
 private:
+  answer run_alone(int rank, const collective_view& what, const request_options& options,
+                   std::shared_ptr<world_core> self);
   answer start(const char* verb, caf::expected<std::vector<rank_call>> calls,
                const request_options& options, rank_set without);
   answer start(std::shared_ptr<collective_operation> op, const request_options& options);
+  bool is_whole() const noexcept { return local_ranks_.size() == lanes_.size(); }
+  caf::error check_whole(const char* verb) const;
   caf::expected<rank_set> to_leave_out(const char* verb, const request_options& options) const;
   std::shared_ptr<communicator> own(std::uint64_t epoch, rank_set absent, communicator_ranks ranks);
   std::shared_ptr<communicator> adopt(std::uint64_t epoch, rank_set absent,
@@ -135,6 +150,7 @@ private:
   caf::error prepare_for_loss(std::uint64_t first_epoch, std::uint64_t membership);
   caf::error build_standby(std::uint64_t epoch, std::uint64_t membership, std::size_t k);
   void on_device_loss(int device, const caf::error& why);
+  void announce();
   void go_on_without(int device);
   bool switch_to_survivors();
   void on_spare_lost(const std::shared_ptr<communicator>& which, std::size_t k);
@@ -166,10 +182,12 @@ private:
   const std::string name_;
   const world_tag tag_ = make_world_tag(name_);
   const std::vector<std::shared_ptr<lane>> lanes_;
+  const std::vector<std::size_t> local_ranks_;
   const world_limits limits_;
   const loss_policy on_loss_;
   end_listener on_end_;
   std::function<void()> on_gone_;
+  std::function<void(communicator&, const world_status&)> on_live_; // none: requests come here
   std::atomic<std::size_t> waiting_{0};
   std::atomic<int> communicators_{0};
   // under the lock of the order

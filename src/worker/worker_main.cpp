@@ -1,5 +1,6 @@
 #include "core/log.hpp"
 #include "worker/process_pool.hpp"
+#include "worker/program_host.hpp"
 #include "worker/worker_backend.hpp"
 #include "worker/worker_parent.hpp"
 #include "worker/worker_service.hpp"
@@ -37,14 +38,16 @@ public:
     if (!service_) // there is nothing to serve
       return 0;
     std::thread receiver{[this] {
-      receive_all(parent_.socket(), [this](auto message, auto descriptor) {
-        service_->received(message, std::move(descriptor));
-      });
+      if (auto error = receive_all(parent_.socket(), [this](auto message, auto descriptor) {
+            service_->received(message, std::move(descriptor));
+          }))
+        end_with(error);
     }};
     service_->run();
     ending_.store(true);
     parent_.socket().interrupt();
     receiver.join();
+    programs_.reset();
     return 0;
   }
 
@@ -75,8 +78,14 @@ private:
 
   caf::error be(const worker_setup& what, worker_description& about) {
     std::shared_ptr<backend> executes;
+    if (what.host.devices < 0 || what.host.devices > most_worker_devices)
+      return make_error(errc::invalid_argument,
+                        std::to_string(what.host.devices) + " virtual devices");
     if (what.backend == "host") {
       executes = make_host_backend(what.host);
+    } else if (what.backend != "cuda") {
+      return make_error(errc::invalid_argument,
+                        "workers execute with cuda or host, not " + what.backend);
     } else {
       auto cuda = make_cuda_backend();
       if (!cuda)
@@ -92,11 +101,32 @@ private:
       return make_error(errc::internal, "the parent shares too little memory");
     service_options options;
     options.device = what.device;
+    options.progress = &parent_.progress();
     options.spin = std::chrono::nanoseconds{about.spin_ns};
     options.send = [this](std::span<const std::byte> x) { send(x); };
     options.on_fault = [this](const caf::error& why) { end_with(why); };
+    program_options programs;
+    programs.guest.device = what.device;
+    programs.guest.executes = executes;
+    programs.guest.on_fault = options.on_fault;
+    programs.guest.on_gone = [this](communicator_key key) { service_->gone(key); };
+    programs.spin = options.spin;
+    programs.tell = [this](std::span<const std::byte> x) { return tell(x); };
     service_.emplace(std::move(executes), *area, std::move(options));
+    if (has_programs()) {
+      programs.guest.with = service_->device_lock();
+      programs_.emplace(std::move(programs));
+      service_->set_programs(*programs_);
+    }
     return service_->open();
+  }
+
+  caf::error tell(std::span<const std::byte> what) {
+    wire_writer message;
+    message.put(control_head{0, control::told});
+    message.put_bytes(what);
+    std::lock_guard lock{sending_};
+    return parent_.socket().send(message.bytes());
   }
 
   void send(std::span<const std::byte> message) {
@@ -120,8 +150,9 @@ private:
 
   worker_parent parent_;
   std::mutex sending_;
-  std::atomic<bool> ending_{false}; ///< the parent waits for nothing any more
-  std::optional<worker_service> service_;
+  std::atomic<bool> ending_{false};       ///< the parent waits for nothing any more
+  std::optional<worker_service> service_; ///< outlives what is below
+  std::optional<program_host> programs_;
 };
 
 } // namespace
@@ -146,11 +177,12 @@ caf::expected<std::shared_ptr<backend>> make_worker_backend(worker_backend_optio
     return make_error(errc::invalid_argument,
                       "workers execute with cuda or host, not " + options.backend);
   auto name = options.backend;
+  const auto build_limit = options.workers.build_limit;
   auto pool = detail::process_pool::create(std::move(options));
   if (!pool)
     return pool.error();
   return std::shared_ptr<backend>{
-      std::make_shared<detail::worker_backend>(std::move(*pool), std::move(name))};
+      std::make_shared<detail::worker_backend>(std::move(*pool), std::move(name), build_limit)};
 }
 
 } // namespace troupe

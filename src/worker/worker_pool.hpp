@@ -4,7 +4,12 @@
 #include "worker/shared_segments.hpp"
 #include "worker/worker_link.hpp"
 
+#include <cstddef>
+#include <functional>
 #include <memory>
+#include <mutex>
+#include <span>
+#include <utility>
 
 namespace troupe::detail {
 
@@ -28,10 +33,32 @@ public:
   /// The device needs its worker no more: it ends in good order. Blocks.
   virtual void release(int ordinal) noexcept = 0;
 
-  shared_segments& segments() noexcept { return segments_; }
+  using program_listener = std::function<void(int ordinal, std::span<const std::byte>)>;
+  /// Hears what the programs of all workers send, on any thread.
+  void set_listener(program_listener f) {
+    std::lock_guard lock{listener_mutex_};
+    listener_ = std::make_shared<const program_listener>(std::move(f));
+  }
+
+  shared_segments& segments() noexcept { return *segments_; }
+  /// The same; it may outlive the workers.
+  const std::shared_ptr<shared_segments>& shared() const noexcept { return segments_; }
+
+protected:
+  void told(int ordinal, std::span<const std::byte> what) const {
+    std::shared_ptr<const program_listener> to;
+    {
+      std::lock_guard lock{listener_mutex_};
+      to = listener_;
+    }
+    if (to && *to)
+      (*to)(ordinal, what);
+  }
 
 private:
-  shared_segments segments_;
+  mutable std::mutex listener_mutex_;
+  std::shared_ptr<const program_listener> listener_;
+  const std::shared_ptr<shared_segments> segments_ = std::make_shared<shared_segments>();
 };
 
 } // namespace troupe::detail

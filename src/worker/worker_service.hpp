@@ -1,9 +1,12 @@
 /// What a worker does for its parent: drives the one device that it has.
 #pragma once
 
+#include "worker/guest_backend.hpp"
 #include "worker/link_area.hpp"
+#include "worker/program_site.hpp"
 #include "worker/protocol.hpp"
 #include "worker/shared_memory.hpp"
+#include "worker/worker_page.hpp"
 #include <troupe/backend.hpp>
 
 #include <atomic>
@@ -16,6 +19,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <thread>
 #include <unordered_map>
@@ -26,7 +30,9 @@ namespace troupe::detail {
 class device_state;
 
 struct service_options {
-  int device = 0;                   ///< ordinal
+  int device = 0; ///< ordinal
+  work_progress* progress =
+      nullptr;                      ///< where the thread that drives it marks its calls; or nowhere
   std::chrono::nanoseconds spin{0}; ///< how long it stays awake after its last work
   /// Sends a reply to the parent. @thread any
   std::function<void(std::span<const std::byte>)> send;
@@ -39,6 +45,13 @@ public:
   worker_service(std::shared_ptr<backend> executes, link_area& area, service_options options);
   ~worker_service();
 
+  /// Who has ranks that are handed over. Before `open`; it outlives this.
+  void set_programs(program_site& x) noexcept { programs_ = &x; }
+  /// Held while a call is made on a communicator of the device.
+  const std::shared_ptr<shared_device>& device_lock() const noexcept { return device_lock_; }
+  /// Nothing is left of a rank that was handed over. @thread any
+  void gone(communicator_key key) noexcept;
+
   /// Before `run`, and before anything is `received`.
   /// @errors errc::invalid_argument: there is no such device; errc::unavailable
   caf::error open() noexcept;
@@ -47,7 +60,8 @@ public:
   /// @thread any
   void stop() noexcept;
 
-  /// A message of the parent's, with its descriptor. @thread one at a time
+  /// A message of the parent's, with its descriptor; one that makes no sense is a fault.
+  /// @thread one at a time
   void received(std::span<const std::byte> message,
                 std::optional<file_descriptor> descriptor) noexcept;
 
@@ -82,7 +96,7 @@ private:
   void fault(const caf::error& why) noexcept;
 
   service_stream* find_stream(stream_id id) noexcept;
-  stream_view native(stream_id id) noexcept;
+  caf::expected<stream_view> native(stream_id id);
   backend_communicator* find(communicator_key key);
   bool has_error(communicator_key key);
   std::byte* host_address(const shared_place& x, std::size_t size_bytes);
@@ -93,6 +107,7 @@ private:
               std::span<const std::byte> result = {}) noexcept;
   caf::error build(const build_args& what, communicator_key& key);
   caf::error end(control how, communicator_key key);
+  caf::error hand_over(communicator_key key, std::span<const std::byte> what);
   caf::error map(const map_args& what, std::optional<file_descriptor> descriptor);
   caf::error unmap(std::uint64_t segment);
   void run_job(std::function<void()> job);
@@ -103,8 +118,12 @@ private:
   const std::shared_ptr<backend> executes_;
   link_area& area_;
   const service_options options_;
+  work_progress unseen_progress_;
+  work_progress& progress_;
   command_ring ring_;
   std::unique_ptr<backend_device> device_;
+  program_site* programs_ = nullptr;
+  const std::shared_ptr<shared_device> device_lock_ = std::make_shared<shared_device>();
   std::shared_ptr<device_state> state_; ///< for the handles that registered launches get
   std::atomic<bool> stopped_{false};
   std::atomic<bool> completed_{false}; ///< the backend said that something is done
@@ -130,6 +149,8 @@ private:
   std::size_t jobs_ = 0;
   communicator_key last_communicator_ = 0;
   std::unordered_map<communicator_key, communicator_ranks> communicators_; ///< of one rank each
+  std::set<communicator_key> handed_over_;                                 ///< and still there
+  std::condition_variable one_gone_;
   std::map<std::uint64_t, shared_memory> segments_;
 };
 

@@ -248,6 +248,9 @@ protected:
   copy_batch sample(type<copy_batch>) const { return {{{ref_, part_}, {part_, ref_}}, options_}; }
   replicate sample(type<replicate>) const { return {part_, two_, options_}; }
   distribute sample(type<distribute>) const { return {part_, two_, options_}; }
+  program_message sample(type<program_message>) const { return {1, {2, 3}}; }
+  program_report sample(type<program_report>) const { return {1, {2, 3}}; }
+  program_ended sample(type<program_ended>) const { return {1, make_error(some_failure())}; }
   get_stats sample(type<get_stats>) const { return {}; }
   topology_stats sample(type<topology_stats>) const { return {1, 2, 3, 4, 5, 6, 7}; }
 

@@ -71,6 +71,9 @@ struct replicate;
 struct distribute;
 struct get_stats;
 struct topology_stats;
+struct program_message;
+struct program_report;
+struct program_ended;
 struct launch_callable;
 
 namespace detail {
@@ -154,6 +157,9 @@ CAF_ADD_TYPE_ID(troupe, (troupe::replicate))
 CAF_ADD_TYPE_ID(troupe, (troupe::distribute))
 CAF_ADD_TYPE_ID(troupe, (troupe::get_stats))
 CAF_ADD_TYPE_ID(troupe, (troupe::topology_stats))
+CAF_ADD_TYPE_ID(troupe, (troupe::program_message))
+CAF_ADD_TYPE_ID(troupe, (troupe::program_report))
+CAF_ADD_TYPE_ID(troupe, (troupe::program_ended))
 CAF_END_TYPE_ID_BLOCK(troupe)
 
 // Messages that mean something only within the process. They have no serialized form, and the

@@ -32,6 +32,10 @@ public:
     return detail::cuda_device::open(ordinal, devices_, driver_);
   }
 
+  caf::expected<std::unique_ptr<backend_device>> open_beside(int ordinal) noexcept override {
+    return detail::cuda_device::open_beside(ordinal, devices_, driver_);
+  }
+
   caf::expected<peer_link> link(int from, int to) noexcept override {
     if (auto err = driver_->check(from))
       return err;
@@ -63,7 +67,7 @@ public:
     return detail::destroy_communicator(std::move(ranks));
   }
 
-  void abandon() noexcept override {
+  void abandon(const caf::error&) noexcept override {
     if (driver_->end())
       detail::watch_exit();
   }

@@ -48,21 +48,40 @@ caf::error failed(errc code, int device, std::string detail) {
 
 } // namespace
 
+namespace {
+caf::error check_ordinal(int ordinal, int device_count, const shared_driver_access& driver) {
+  if (auto err = driver->check(ordinal))
+    return err;
+  const int limit = std::min(device_count, static_cast<int>(claimed.size()));
+  if (ordinal < 0 || ordinal >= limit)
+    return failed(errc::invalid_argument, ordinal,
+                  "there is no such device; ordinals are 0 to " + std::to_string(limit - 1));
+  return {};
+}
+} // namespace
+
+caf::expected<std::unique_ptr<backend_device>>
+cuda_device::open_beside(int ordinal, int device_count, shared_driver_access driver) noexcept {
+  using result = caf::expected<std::unique_ptr<backend_device>>;
+  return no_throw([&]() -> result {
+    if (auto err = check_ordinal(ordinal, device_count, driver))
+      return err;
+    return std::unique_ptr<backend_device>{new cuda_device({}, ordinal, std::move(driver))};
+  });
+}
+
 caf::expected<std::unique_ptr<backend_device>>
 cuda_device::open(int ordinal, int device_count, shared_driver_access driver) noexcept {
   using result = caf::expected<std::unique_ptr<backend_device>>;
   return no_throw([&]() -> result {
-    if (auto err = driver->check(ordinal))
+    if (auto err = check_ordinal(ordinal, device_count, driver))
       return err;
-    const int limit = std::min(device_count, static_cast<int>(claimed.size()));
-    if (ordinal < 0 || ordinal >= limit)
-      return failed(errc::invalid_argument, ordinal,
-                    "there is no such device; ordinals are 0 to " + std::to_string(limit - 1));
     auto& taken = claimed[static_cast<std::size_t>(ordinal)];
     if (taken.exchange(true))
       return failed(errc::unavailable, ordinal, "somebody else in this process has the device");
     unique_claim claim{&taken, ordinal};
-    return std::unique_ptr<backend_device>{new cuda_device(std::move(claim), std::move(driver))};
+    return std::unique_ptr<backend_device>{
+        new cuda_device(std::move(claim), ordinal, std::move(driver))};
   });
 }
 

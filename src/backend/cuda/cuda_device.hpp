@@ -30,6 +30,9 @@ public:
   /// @errors errc::invalid_argument; errc::unavailable: somebody in this process has this device
   static caf::expected<std::unique_ptr<backend_device>> open(int ordinal, int device_count,
                                                              shared_driver_access driver) noexcept;
+  /// The same of a device that is open.
+  static caf::expected<std::unique_ptr<backend_device>>
+  open_beside(int ordinal, int device_count, shared_driver_access driver) noexcept;
 
   /// Frees the memory that is still allocated, while the driver may be called. No work is in
   /// flight.
@@ -83,8 +86,9 @@ public:
 private:
   using unique_claim = unique_handle<claim_traits>;
 
-  cuda_device(unique_claim claim, shared_driver_access driver) noexcept
-      : claim_(std::move(claim)), ordinal_(claim_.device()), driver_(std::move(driver)) {}
+  /// `claim` is empty beside a device that is open.
+  cuda_device(unique_claim claim, int ordinal, shared_driver_access driver) noexcept
+      : claim_(std::move(claim)), ordinal_(ordinal), driver_(std::move(driver)) {}
 
   /// Makes the device the current one; before every call of CUDA.
   caf::error select() const noexcept;

@@ -59,6 +59,12 @@ public:
     return std::unique_ptr<backend_device>{std::make_unique<host_device>(machine_, ordinal)};
   }
 
+  caf::expected<std::unique_ptr<backend_device>> open_beside(int ordinal) noexcept override {
+    if (auto err = check_ordinal(ordinal))
+      return err;
+    return std::unique_ptr<backend_device>{std::make_unique<host_device>(machine_, ordinal, true)};
+  }
+
   caf::expected<peer_link> link(int from, int to) noexcept override {
     for (const auto ordinal : {from, to})
       if (auto err = check_ordinal(ordinal))

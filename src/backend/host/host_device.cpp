@@ -50,8 +50,8 @@ host_link host_machine::link(int from, int to) const {
   return i != links.end() ? i->second : host_link{from, to};
 }
 
-host_device::host_device(std::shared_ptr<host_machine> machine, int ordinal) noexcept
-    : machine_(std::move(machine)), ordinal_(ordinal) {}
+host_device::host_device(std::shared_ptr<host_machine> machine, int ordinal, bool beside) noexcept
+    : machine_(std::move(machine)), ordinal_(ordinal), beside_(beside) {}
 
 host_device::~host_device() {
   for (auto& [native, stream] : streams_)
@@ -63,6 +63,8 @@ host_device::~host_device() {
   std::lock_guard lock{machine_->mutex};
   for (const auto& [memory, size_bytes] : allocations_)
     machine_->left.push_back(memory);
+  if (beside_)
+    return;
   machine_->opened[static_cast<std::size_t>(ordinal_)] = false;
   std::erase_if(machine_->enabled, [this](const auto& x) { return x.first == ordinal_; });
   std::erase_if(machine_->admitted, [this](const auto& x) { return x.second == ordinal_; });

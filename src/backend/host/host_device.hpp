@@ -42,7 +42,8 @@ struct host_machine {
 class host_device final : public backend_device {
 public:
   /// `machine->opened[ordinal]` is set, and cleared by the destructor.
-  host_device(std::shared_ptr<host_machine> machine, int ordinal) noexcept;
+  /// `beside`: another object for a device that is open.
+  host_device(std::shared_ptr<host_machine> machine, int ordinal, bool beside = false) noexcept;
 
   /// Cancels its streams, and frees all memory.
   ~host_device() override;
@@ -101,6 +102,7 @@ private:
 
   std::shared_ptr<host_machine> machine_;
   int ordinal_;
+  const bool beside_;
   const std::shared_ptr<std::function<void()>> completed_ =
       std::make_shared<std::function<void()>>();
   bool memory_open_ = false;

@@ -1,0 +1,86 @@
+/// A program's own actors beside the ranks of a world, in the worker processes that have its
+/// devices: they make rank-local calls there, without a way through the parent, which supervises.
+#pragma once
+
+#include <troupe/detail/type_ids.hpp>
+#include <troupe/error.hpp>
+#include <troupe/world_rank.hpp>
+
+#include <caf/actor.hpp>
+#include <caf/actor_system.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace troupe {
+
+/// Where a program's actor is.
+struct program_place {
+  /// The worker's own; its one device is that of the rank.
+  caf::actor_system& system;
+  /// The rank's calls. The other ranks' actors make theirs; that they go together is not checked
+  /// before the stall limit. When a communicator ends, all calls that are not over have its error;
+  /// those that come then wait for the next one, whose first call is each rank's next: actors that
+  /// agree on where they are name the membership that they mean (`request_options`), as
+  /// `rank.status()` says it. A call that names another one is `errc::membership_changed`.
+  world_rank rank;
+  /// As in `world_config::program`.
+  std::vector<std::uint8_t> arguments;
+  /// Sends bytes to the subscribers of the world's actor in the parent (`program_report`).
+  /// @thread any
+  /// @errors errc::unavailable: the parent does not take them
+  std::function<caf::error(std::vector<std::uint8_t>)> report;
+};
+
+/// Spawns the actor of one rank. It gets `program_message`s; it may block if it has a thread of its
+/// own (`caf::detached`). It ends with the world (an exit message), and with its process; in the
+/// process that has its device then, the program is begun anew.
+using program_factory = std::function<caf::actor(const program_place&)>;
+
+/// Names a program of workers, before `worker_main`. Once per process, at start.
+/// @errors errc::invalid_argument: the name is taken, or there is no factory
+caf::error register_program(std::string name, program_factory factory);
+
+/// To a world's actor: for the program's actors, which get the same message.
+struct program_message {
+  std::int32_t rank = -1; ///< -1: all
+  std::vector<std::uint8_t> bytes;
+};
+
+/// To subscribers of a world's actor: what a program's actor reports.
+struct program_report {
+  std::int32_t rank = -1;
+  std::vector<std::uint8_t> bytes;
+};
+
+/// The same: a program's actor ended, or could not be begun. Its rank stays in the world.
+struct program_ended {
+  std::int32_t rank = -1;
+  caf::error why; ///< none: it was done
+};
+
+template <class Inspector>
+detail::inspect_result<Inspector> inspect(Inspector& f, program_message& x) {
+  using detail::field;
+  return detail::fields(f, x, "troupe::program_message", field("rank", x.rank),
+                        field("bytes", x.bytes));
+}
+
+template <class Inspector>
+detail::inspect_result<Inspector> inspect(Inspector& f, program_report& x) {
+  using detail::field;
+  return detail::fields(f, x, "troupe::program_report", field("rank", x.rank),
+                        field("bytes", x.bytes));
+}
+
+template <class Inspector>
+detail::inspect_result<Inspector> inspect(Inspector& f, program_ended& x) {
+  using detail::field;
+  return detail::fields(f, x, "troupe::program_ended", field("rank", x.rank), field("why", x.why));
+}
+
+} // namespace troupe

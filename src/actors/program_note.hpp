@@ -1,0 +1,49 @@
+/// What a world and its ranks' processes tell each other.
+#pragma once
+
+#include <troupe/error.hpp>
+#include <troupe/world_status.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace troupe::detail {
+
+struct program_note {
+  enum class kind : std::uint8_t {
+    enter = 1, ///< with a rank: goes on with its communicator, as `view` says
+    leave,     ///< `view.epoch` ends because of `why`; to both sides
+    stop,      ///< the world ends
+    message,   ///< `bytes`, to the program's actor
+    report,    ///< `bytes`, from it
+    ended,     ///< it ended because of `why`
+  };
+
+  std::uint8_t what = 0;
+  std::uint64_t world = 0;
+  std::int32_t rank = -1;
+  std::int32_t ranks = 0;
+  world_status view;
+  std::string program;
+  std::vector<std::uint8_t> bytes;
+  caf::error why;
+  // of `world_limits`
+  std::int64_t deadline_ns = 0;
+  std::int64_t stall_limit_ns = 0;
+  std::int64_t quiet_limit_ms = 0;
+  std::uint64_t waiting_limit = 0;
+};
+
+template <class Inspector>
+detail::inspect_result<Inspector> inspect(Inspector& f, program_note& x) {
+  using detail::field;
+  return detail::fields(
+      f, x, "troupe::program_note", field("what", x.what), field("world", x.world),
+      field("rank", x.rank), field("ranks", x.ranks), field("view", x.view),
+      field("program", x.program), field("bytes", x.bytes), field("why", x.why),
+      field("deadline", x.deadline_ns), field("stall_limit", x.stall_limit_ns),
+      field("quiet_limit", x.quiet_limit_ms), field("waiting_limit", x.waiting_limit));
+}
+
+} // namespace troupe::detail

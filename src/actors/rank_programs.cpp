@@ -1,0 +1,170 @@
+#include "actors/rank_programs.hpp"
+
+#include "core/log.hpp"
+#include <troupe/worker_program.hpp>
+
+#include <caf/all.hpp>
+
+#include <utility>
+
+namespace troupe::detail {
+
+std::uint64_t program_board::add(std::weak_ptr<rank_programs> who) {
+  std::lock_guard lock{mutex_};
+  all_.emplace(++last_, std::move(who));
+  return last_;
+}
+
+void program_board::remove(std::uint64_t number) noexcept {
+  std::lock_guard lock{mutex_};
+  all_.erase(number);
+}
+
+std::shared_ptr<rank_programs> program_board::find(std::uint64_t number) const {
+  std::lock_guard lock{mutex_};
+  auto i = all_.find(number);
+  return i != all_.end() ? i->second.lock() : nullptr;
+}
+
+bool program_board::empty() const {
+  std::lock_guard lock{mutex_};
+  return all_.empty();
+}
+
+void listen(caf::actor_system& sys, backend& from, std::shared_ptr<program_board> board) {
+  from.set_listener([&sys, board = std::move(board)](int device, std::span<const std::byte> bytes) {
+    if (board->empty()) // the actor system may be gone
+      return;
+    program_note note;
+    if (auto error = from_bytes(sys, std::vector<std::byte>{bytes.begin(), bytes.end()}, note))
+      return log(log_level::warning,
+                 "what the process of device " + std::to_string(device) + " said makes no sense",
+                 error);
+    if (auto to = board->find(note.world))
+      to->told(std::move(note));
+  });
+}
+
+std::shared_ptr<rank_programs> rank_programs::make(caf::actor_system& sys,
+                                                   std::shared_ptr<program_board> board,
+                                                   const std::shared_ptr<world_core>& core,
+                                                   world_program what) {
+  std::shared_ptr<rank_programs> result{
+      new rank_programs{sys, std::move(board), core, std::move(what)}};
+  result->number_ = result->board_->add(result);
+  return result;
+}
+
+rank_programs::~rank_programs() { board_->remove(number_); }
+
+void rank_programs::set_world(const caf::actor& world) {
+  std::lock_guard lock{mutex_};
+  world_ = world.address();
+}
+
+void rank_programs::on_live(communicator& x, const world_status& view) {
+  auto core = core_.lock();
+  if (!core)
+    return;
+  program_note note;
+  note.what = static_cast<std::uint8_t>(program_note::kind::enter);
+  note.world = number_;
+  note.ranks = static_cast<std::int32_t>(core->size());
+  note.view = view;
+  note.program = program_.name;
+  note.bytes = program_.arguments;
+  auto& limits = core->limits();
+  note.deadline_ns = limits.deadline.count();
+  note.stall_limit_ns = limits.stall_limit.count();
+  note.quiet_limit_ms = limits.quiet_limit.count();
+  note.waiting_limit = limits.waiting_limit;
+  for (auto i : x.members()) {
+    note.rank = static_cast<std::int32_t>(i);
+    auto bytes = to_bytes(system_, note);
+    auto error = bytes ? x.rank(i).hand_over(*bytes) : bytes.error();
+    if (!error)
+      continue;
+    if (code_of(error) != errc::worker_lost) // which ends it in any case
+      x.fail(error);
+    return;
+  }
+}
+
+caf::error rank_programs::tell(std::size_t rank, const program_note& note) {
+  auto core = core_.lock();
+  if (!core)
+    return make_error(errc::unavailable, "the world has ended");
+  auto bytes = to_bytes(system_, note);
+  if (!bytes)
+    return bytes.error();
+  return core->owner()->backend().tell(core->lanes()[rank]->state().ordinal(), *bytes);
+}
+
+void rank_programs::on_end(std::uint64_t epoch, const caf::error& why) {
+  auto core = core_.lock();
+  program_note note;
+  note.what = static_cast<std::uint8_t>(program_note::kind::leave);
+  note.world = number_;
+  note.view.epoch = epoch;
+  note.why = why;
+  for (std::size_t i = 0; core && i < core->size(); ++i)
+    if (auto error = tell(i, note); error && code_of(error) != errc::worker_lost)
+      log(log_level::warning, "a rank's process was not told of an end", error);
+}
+
+caf::error rank_programs::send(const program_message& x) {
+  auto core = core_.lock();
+  const auto ranks = core ? core->size() : 0;
+  if (x.rank >= static_cast<std::int32_t>(ranks))
+    return make_error(errc::invalid_argument, "there is no rank " + std::to_string(x.rank) +
+                                                  "; there are " + std::to_string(ranks));
+  program_note note;
+  note.what = static_cast<std::uint8_t>(program_note::kind::message);
+  note.world = number_;
+  note.bytes = x.bytes;
+  caf::error result;
+  for (std::size_t i = 0; i < ranks; ++i)
+    if (x.rank < 0 || i == static_cast<std::size_t>(x.rank)) {
+      note.rank = static_cast<std::int32_t>(i);
+      if (auto error = tell(i, note); error && !result)
+        result = std::move(error);
+    }
+  return result;
+}
+
+void rank_programs::stop() {
+  auto core = core_.lock();
+  program_note note;
+  note.what = static_cast<std::uint8_t>(program_note::kind::stop);
+  note.world = number_;
+  for (std::size_t i = 0; core && i < core->size(); ++i)
+    static_cast<void>(tell(i, note)); // whoever does not hear it is no more
+}
+
+void rank_programs::told(program_note note) {
+  caf::actor world;
+  {
+    std::lock_guard lock{mutex_};
+    world = caf::actor_cast<caf::actor>(world_);
+  }
+  auto core = core_.lock();
+  if (!core || note.rank < 0 || static_cast<std::size_t>(note.rank) >= core->size())
+    return;
+  switch (static_cast<program_note::kind>(note.what)) {
+  case program_note::kind::leave:
+    core->leave(note.view.epoch, note.why);
+    break;
+  case program_note::kind::report:
+    if (world)
+      detail::anon_send(world, program_report{note.rank, std::move(note.bytes)});
+    break;
+  case program_note::kind::ended:
+    if (world)
+      detail::anon_send(world, program_ended{note.rank, std::move(note.why)});
+    break;
+  default:
+    break;
+  }
+}
+
+} // namespace troupe::detail

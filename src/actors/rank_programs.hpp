@@ -1,0 +1,75 @@
+/// The side of a world whose ranks are driven where their devices live, by a program's actors.
+#pragma once
+
+#include "actors/program_note.hpp"
+#include "core/world_core.hpp"
+#include <troupe/nccl_world.hpp>
+
+#include <caf/actor_addr.hpp>
+#include <caf/actor_system.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+
+namespace troupe::detail {
+
+class rank_programs;
+
+/// The worlds of an actor system that have programs; hands on what comes from the processes.
+class program_board : public std::enable_shared_from_this<program_board> {
+public:
+  /// Before `told`. The result is the world's number.
+  std::uint64_t add(std::weak_ptr<rank_programs> who);
+  void remove(std::uint64_t number) noexcept;
+  std::shared_ptr<rank_programs> find(std::uint64_t number) const;
+  bool empty() const;
+
+private:
+  mutable std::mutex mutex_;
+  std::uint64_t last_ = 0;
+  std::map<std::uint64_t, std::weak_ptr<rank_programs>> all_;
+};
+
+/// Of one world. @thread any
+class rank_programs : public std::enable_shared_from_this<rank_programs> {
+public:
+  static std::shared_ptr<rank_programs> make(caf::actor_system& sys,
+                                             std::shared_ptr<program_board> board,
+                                             const std::shared_ptr<world_core>& core,
+                                             world_program what);
+  ~rank_programs();
+
+  /// Who hears what the programs report. Before the first communicator.
+  void set_world(const caf::actor& world);
+  /// A communicator is the live one: its ranks' processes have it from now on.
+  void on_live(communicator& x, const world_status& view);
+  /// It ended.
+  void on_end(std::uint64_t epoch, const caf::error& why);
+  /// @errors errc::invalid_argument: no such rank; errc::worker_lost: not everybody gets it
+  caf::error send(const program_message& x);
+  void stop();
+  void told(program_note note);
+
+private:
+  rank_programs(caf::actor_system& sys, std::shared_ptr<program_board> board,
+                const std::shared_ptr<world_core>& core, world_program what)
+      : system_(sys), board_(std::move(board)), core_(core), program_(std::move(what)) {}
+  caf::error tell(std::size_t rank, const program_note& note);
+
+  caf::actor_system& system_;
+  const std::shared_ptr<program_board> board_;
+  const std::weak_ptr<world_core> core_; // which calls this
+  const world_program program_;
+  std::uint64_t number_ = 0;
+  std::mutex mutex_;
+  caf::actor_addr world_;
+};
+
+/// Has `board` hear what the processes of `owner`'s devices tell.
+void listen(caf::actor_system& sys, backend& from, std::shared_ptr<program_board> board);
+
+} // namespace troupe::detail

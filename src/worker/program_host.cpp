@@ -1,0 +1,290 @@
+#include "worker/program_host.hpp"
+
+#include "actors/system.hpp"
+#include "actors/world_access.hpp"
+#include "core/log.hpp"
+
+#include <caf/all.hpp>
+
+#include <exception>
+#include <utility>
+#include <vector>
+
+namespace troupe {
+
+namespace detail {
+
+namespace {
+
+struct program_registry {
+  std::mutex mutex;
+  std::map<std::string, program_factory> all;
+
+  static program_registry& get() {
+    static program_registry instance;
+    return instance;
+  }
+};
+
+} // namespace
+
+caf::expected<program_factory> find_program(const std::string& name) {
+  auto& registry = program_registry::get();
+  std::lock_guard lock{registry.mutex};
+  auto i = registry.all.find(name);
+  if (i == registry.all.end())
+    return make_error(errc::invalid_argument,
+                      "no program is registered in the worker as \"" + name + "\"");
+  return i->second;
+}
+
+bool has_programs() {
+  auto& registry = program_registry::get();
+  std::lock_guard lock{registry.mutex};
+  return !registry.all.empty();
+}
+
+struct program_host::system {
+  config settings;
+  std::optional<caf::actor_system> actors;
+  std::shared_ptr<system_lease> lease;
+  std::shared_ptr<lane> driver;
+};
+
+program_host::program_host(program_options options)
+    : options_(std::move(options)), guest_(std::make_shared<guest_backend>(options_.guest)) {}
+
+program_host::~program_host() {
+  std::map<std::uint64_t, hosted> worlds;
+  {
+    std::lock_guard lock{mutex_};
+    worlds.swap(worlds_);
+  }
+  for (auto& [number, x] : worlds) {
+    if (x.actor)
+      caf::anon_send_exit(x.actor, caf::exit_reason::user_shutdown);
+    x.core->close(world_phase::shut_down, make_error(errc::unavailable, "the worker ends"));
+  }
+}
+
+caf::expected<program_host::system*> program_host::provide_system() {
+  std::lock_guard lock{making_};
+  if (system_)
+    return system_.get();
+  auto made = std::make_unique<system>();
+  made->settings.lanes.spin = std::chrono::duration_cast<std::chrono::microseconds>(options_.spin);
+  made->settings.use_backend(guest_);
+  made->actors.emplace(made->settings);
+  auto core = system_core::of(*made->actors);
+  if (!core)
+    return core.error();
+  auto lease = (*core)->lease(*made->actors);
+  if (!lease)
+    return lease.error();
+  made->lease = std::move(*lease);
+  auto owner = (*core)->runtime();
+  if (!owner)
+    return owner.error();
+  auto driver = (*owner)->lane_of(options_.guest.device);
+  if (!driver)
+    return driver.error();
+  made->driver = std::move(*driver);
+  system_ = std::move(made);
+  return system_.get();
+}
+
+caf::error program_host::warm() {
+  if (!has_programs())
+    return {};
+  auto made = provide_system();
+  return made ? caf::error{} : made.error();
+}
+
+caf::expected<program_note> program_host::read(std::span<const std::byte> bytes) {
+  auto made = provide_system();
+  if (!made)
+    return made.error();
+  program_note result;
+  if (auto error =
+          from_bytes(*(*made)->actors, std::vector<std::byte>{bytes.begin(), bytes.end()}, result))
+    return error;
+  return result;
+}
+
+void program_host::tell(program_note note) noexcept {
+  auto bytes = to_bytes(*system_->actors, note);
+  auto error = bytes ? options_.tell(*bytes) : bytes.error();
+  if (error)
+    log(log_level::warning, "what a program had to tell did not reach the parent", error);
+}
+
+caf::actor program_host::begin(const program_note& note, const world& over, std::uint64_t number) {
+  const auto rank = note.rank;
+  auto ended = [this, number, rank](const caf::error& why) {
+    program_note end;
+    end.what = static_cast<std::uint8_t>(program_note::kind::ended);
+    end.world = number;
+    end.rank = rank;
+    end.why = why;
+    tell(std::move(end));
+  };
+  auto factory = find_program(note.program);
+  if (!factory) {
+    ended(factory.error());
+    return {};
+  }
+  auto report = [this, number, rank](std::vector<std::uint8_t> bytes) -> caf::error {
+    program_note x;
+    x.what = static_cast<std::uint8_t>(program_note::kind::report);
+    x.world = number;
+    x.rank = rank;
+    x.bytes = std::move(bytes);
+    auto message = to_bytes(*system_->actors, x);
+    return message ? options_.tell(*message) : message.error();
+  };
+  caf::error why;
+  try {
+    auto actor =
+        (*factory)(program_place{*system_->actors, over.rank(static_cast<std::size_t>(rank)),
+                                 note.bytes, std::move(report)});
+    if (actor) {
+      actor->attach_functor([ended](const caf::error& reason) {
+        const bool wanted = !reason || reason == caf::exit_reason::normal ||
+                            reason == caf::exit_reason::user_shutdown;
+        ended(wanted ? caf::error{} : reason);
+      });
+      return actor;
+    }
+    why = make_error(errc::unavailable, "the program's factory made no actor");
+  } catch (const std::exception& e) {
+    why = make_error(errc::unavailable, std::string{"the program's factory threw "} + e.what());
+  } catch (...) {
+    why = make_error(errc::unavailable, "the program's factory threw");
+  }
+  ended(why);
+  return {};
+}
+
+caf::expected<program_host::hosted*> program_host::provide(const program_note& note) {
+  if (auto i = worlds_.find(note.world); i != worlds_.end())
+    return &i->second;
+  constexpr std::int32_t most_ranks = 4096;
+  if (note.ranks <= 0 || note.ranks > most_ranks || note.rank < 0 || note.rank >= note.ranks)
+    return make_error(errc::internal, "the parent named a rank that cannot be");
+  world_limits limits;
+  limits.deadline = std::chrono::nanoseconds{note.deadline_ns};
+  limits.stall_limit = std::chrono::nanoseconds{note.stall_limit_ns};
+  limits.quiet_limit = std::chrono::milliseconds{note.quiet_limit_ms};
+  limits.waiting_limit = note.waiting_limit;
+  std::vector<std::shared_ptr<lane>> lanes(static_cast<std::size_t>(note.ranks));
+  lanes[static_cast<std::size_t>(note.rank)] = system_->driver;
+  auto owner = (*system_core::of(*system_->actors))->runtime();
+  hosted x;
+  x.rank = static_cast<std::size_t>(note.rank);
+  x.core = std::make_shared<world_core>(*owner, note.view.name, std::move(lanes), limits);
+  x.core->set_on_end([this, number = note.world, rank = note.rank](
+                         std::uint64_t epoch, const caf::error& why, communicator_role) {
+    program_note end;
+    end.what = static_cast<std::uint8_t>(program_note::kind::leave);
+    end.world = number;
+    end.rank = rank;
+    end.view.epoch = epoch;
+    end.why = why;
+    tell(std::move(end));
+  });
+  return &worlds_.emplace(note.world, std::move(x)).first->second;
+}
+
+caf::error program_host::take(communicator_key key, communicator_ranks rank,
+                              std::span<const std::byte> what) {
+  auto ranks = guest_->adopt(key, std::move(rank));
+  auto note = read(what);
+  if (!note) {
+    static_cast<void>(guest_->abort(std::move(ranks)));
+    return note.error();
+  }
+  std::unique_lock lock{mutex_};
+  auto found = provide(*note);
+  if (!found) {
+    lock.unlock();
+    static_cast<void>(guest_->abort(std::move(ranks)));
+    return found.error();
+  }
+  auto& x = **found;
+  auto core = x.core;
+  x.epochs.emplace(key, note->view.epoch);
+  const bool is_new = !x.actor;
+  lock.unlock();
+  core->enter(note->view, std::move(ranks)); // else the parent has gone on already
+  if (!is_new)
+    return {};
+  auto actor = begin(*note, world_access::make({system_->lease, core, {}}), note->world);
+  lock.lock();
+  if (auto i = worlds_.find(note->world); i != worlds_.end())
+    i->second.actor = std::move(actor);
+  return {};
+}
+
+void program_host::give_back(communicator_key key) {
+  std::shared_ptr<world_core> core;
+  std::uint64_t epoch = 0;
+  {
+    std::lock_guard lock{mutex_};
+    for (auto& [number, x] : worlds_)
+      if (auto i = x.epochs.find(key); i != x.epochs.end()) {
+        core = x.core;
+        epoch = i->second;
+        x.epochs.erase(i);
+      }
+  }
+  if (core)
+    core->leave(epoch, make_error(errc::communicator_dead, "the world has ended it"));
+}
+
+void program_host::received(std::span<const std::byte> what) {
+  auto note = read(what);
+  if (!note)
+    return log(log_level::warning, "what the parent said to a program makes no sense",
+               note.error());
+  std::unique_lock lock{mutex_};
+  auto i = worlds_.find(note->world);
+  if (i == worlds_.end())
+    return;
+  auto actor = i->second.actor;
+  auto core = i->second.core;
+  const auto kind = static_cast<program_note::kind>(note->what);
+  if (kind == program_note::kind::stop)
+    worlds_.erase(i);
+  lock.unlock();
+  switch (kind) {
+  case program_note::kind::leave:
+    core->leave(note->view.epoch, note->why);
+    break;
+  case program_note::kind::message:
+    if (actor)
+      detail::anon_send(actor, program_message{note->rank, std::move(note->bytes)});
+    break;
+  case program_note::kind::stop:
+    if (actor)
+      caf::anon_send_exit(actor, caf::exit_reason::user_shutdown);
+    core->close(world_phase::shut_down, make_error(errc::unavailable, "the world was shut down"));
+    break;
+  default:
+    break;
+  }
+}
+
+} // namespace detail
+
+caf::error register_program(std::string name, program_factory factory) {
+  if (!factory || name.empty())
+    return make_error(errc::invalid_argument, "a program needs a name and a factory");
+  auto& registry = detail::program_registry::get();
+  std::lock_guard lock{registry.mutex};
+  if (!registry.all.emplace(name, std::move(factory)).second)
+    return make_error(errc::invalid_argument,
+                      "a program is registered as \"" + name + "\" already");
+  return {};
+}
+
+} // namespace troupe

@@ -1,0 +1,71 @@
+/// The programs of a worker: their actor system, and their worlds.
+#pragma once
+
+#include "actors/program_note.hpp"
+#include "actors/world_parts.hpp"
+#include "worker/guest_backend.hpp"
+#include "worker/program_site.hpp"
+#include <troupe/config.hpp>
+#include <troupe/worker_program.hpp>
+
+#include <caf/actor_system.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+
+namespace troupe::detail {
+
+struct program_options {
+  guest_options guest;
+  std::chrono::nanoseconds spin{0};
+  /// Sends bytes to the parent. @thread any
+  std::function<caf::error(std::span<const std::byte>)> tell;
+};
+
+class program_host final : public program_site {
+public:
+  explicit program_host(program_options options);
+  ~program_host() override;
+
+  caf::error warm() override;
+  caf::error take(communicator_key key, communicator_ranks rank,
+                  std::span<const std::byte> what) override;
+  void give_back(communicator_key key) override;
+  void received(std::span<const std::byte> what) override;
+
+private:
+  /// A world of which one rank is here.
+  struct hosted {
+    std::size_t rank = 0;
+    std::shared_ptr<world_core> core;
+    caf::actor actor;
+    std::map<communicator_key, std::uint64_t> epochs; ///< of the ranks that were taken
+  };
+  struct system; ///< made when it is needed first
+
+  caf::expected<system*> provide_system();
+  caf::expected<hosted*> provide(const program_note& note);
+  caf::actor begin(const program_note& note, const world& over, std::uint64_t number);
+  void tell(program_note note) noexcept;
+  caf::expected<program_note> read(std::span<const std::byte> bytes);
+
+  const program_options options_;
+  const std::shared_ptr<guest_backend> guest_;
+  std::mutex making_;
+  std::unique_ptr<system> system_;
+  std::mutex mutex_;
+  std::map<std::uint64_t, hosted> worlds_;
+};
+
+/// @errors errc::invalid_argument: nothing is registered by that name
+caf::expected<program_factory> find_program(const std::string& name);
+bool has_programs();
+
+} // namespace troupe::detail
