@@ -56,6 +56,12 @@ struct peer_link {
 /// Which memory lies at either end of a copy.
 enum class copy_direction : std::uint8_t { host_to_device, device_to_host, device_to_device };
 
+/// How far the work before an event has come, where another process writes it.
+struct event_word {
+  std::shared_ptr<const std::atomic<std::uint64_t>> word; ///< null: there is none
+  std::uint64_t value = 0; ///< of the word, or less, when the event is done
+};
+
 /// Memory that a registered launch uses.
 struct launch_memory {
   void* address = nullptr;
@@ -100,6 +106,9 @@ public:
   /// @thread any
   [[nodiscard]] virtual caf::expected<void*> allocate_pinned(std::size_t size_bytes) noexcept = 0;
   [[nodiscard]] virtual caf::error deallocate_pinned(void* memory) noexcept = 0;
+  /// What frees such memory without the device, which need not be kept for it; null: there is no
+  /// such way.
+  virtual std::function<caf::error(void*)> pinned_deleter() noexcept { return nullptr; }
 
   [[nodiscard]] virtual caf::expected<stream_view> create_stream() noexcept = 0;
   [[nodiscard]] virtual caf::error destroy_stream(stream_view stream) noexcept = 0;
@@ -164,6 +173,13 @@ public:
   [[nodiscard]] virtual caf::error wait_word(stream_view stream,
                                              const std::atomic<std::uint64_t>* word,
                                              std::uint64_t value) noexcept = 0;
+  /// What was last recorded in `event`, for `wait_word` of other devices: it remains right when
+  /// the event is recorded anew. Only remote devices have it.
+  /// @thread any, while the event is not recorded
+  virtual event_word word_of(event_view event) const noexcept {
+    static_cast<void>(event);
+    return {};
+  }
 
   /// True where the device's memory and streams are those of another process: no pointer to memory
   /// of this one, but to what `allocate_pinned` gave, means anything there, and no function.
@@ -354,6 +370,15 @@ public:
     static_cast<void>(rank);
     static_cast<void>(ordinal);
     return true;
+  }
+
+  /// The device's lane is in a call for good: gives the device up, if it can be lost alone, so that
+  /// the call returns. False: it cannot; only the end of this process ends the call.
+  /// @param why what everybody hears who has work there
+  virtual bool give_up(int ordinal, const caf::error& why) noexcept {
+    static_cast<void>(ordinal);
+    static_cast<void>(why);
+    return false;
   }
 
   /// The work of this process with its devices is lost: after a sticky fault, or because a thread

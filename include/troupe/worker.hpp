@@ -27,6 +27,14 @@ struct worker_settings {
   std::chrono::nanoseconds start_limit = std::chrono::seconds{30};
   /// A worker that shows no sign of life for so long is killed; 0: never.
   std::chrono::nanoseconds stuck_limit = std::chrono::seconds{1};
+  /// A worker that shows signs of life, but is in one call for longer, is killed; 0: never. It
+  /// counts for what a lane has it do, where the first launch of a kernel may have to load it, and
+  /// the registration of a window waits for the other ranks; and for requests of other threads, but
+  /// those that have a limit of their own.
+  std::chrono::nanoseconds call_limit = std::chrono::seconds{30};
+  /// For a rank's part in the building of a communicator; after it the building fails, and workers
+  /// whose ranks are not built are killed: nothing else ends what they wait for. 0: none.
+  std::chrono::nanoseconds build_limit = std::chrono::seconds{60};
 };
 
 /// What executes in the workers.
@@ -41,7 +49,7 @@ struct worker_backend_options {
 
 /// Devices in worker processes, which are started when their devices are opened. This process makes
 /// no CUDA context.
-/// @errors errc::invalid_argument: no such backend; errc::unavailable: no worker can be started, or
+/// @errors errc::invalid_argument: no such backend, or settings that can never be right; errc::unavailable: no worker can be started, or
 ///         it has no devices
 caf::expected<std::shared_ptr<backend>> make_worker_backend(worker_backend_options options);
 

@@ -454,6 +454,10 @@ public:
     return inner_->deallocate_pinned(memory);
   }
 
+  std::function<caf::error(void*)> pinned_deleter() noexcept override {
+    return inner_->pinned_deleter();
+  }
+
   caf::expected<stream_view> create_stream() noexcept override {
     return call(verb::create_stream, [this] { return inner_->create_stream(); });
   }
@@ -555,8 +559,10 @@ public:
                        std::uint64_t value) noexcept override {
     if (injector_->poisoned())
       return fault_injector::sticky_error("wait_word", {ordinal_});
-    return inner_->wait_word(stream, word, value);
+    return call(verb::wait, [&] { return inner_->wait_word(stream, word, value); }, stream);
   }
+
+  event_word word_of(event_view event) const noexcept override { return inner_->word_of(event); }
 
   bool is_remote() const noexcept override { return inner_->is_remote(); }
 
@@ -786,6 +792,10 @@ public:
 
   bool is_current(const backend_communicator& rank, int ordinal) const noexcept override {
     return inner_->is_current(static_cast<const faulty_communicator&>(rank).inner(), ordinal);
+  }
+
+  bool give_up(int ordinal, const caf::error& why) noexcept override {
+    return inner_->give_up(ordinal, why);
   }
 
   void abandon() noexcept override { inner_->abandon(); }

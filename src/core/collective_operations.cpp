@@ -478,8 +478,8 @@ void collective_operation::vote(bool yes) noexcept {
   if (decide(way::symmetric))
     return;
   value.symmetric = false;
-  for (auto n = all; n > 0; --n)
-    communicator_->end_symmetric();
+  for (auto& p : parts())
+    communicator_->end_symmetric(static_cast<std::size_t>(p.rank));
 }
 
 /// False if it was decided before.
@@ -616,7 +616,7 @@ void collective_operation::fetch_answer(const part& p) const noexcept {
 /// An error that came behind the call's back ends the work too, which then is no success.
 void collective_operation::on_part_done(part& p) noexcept {
   if (p.certain)
-    communicator_->end_symmetric();
+    communicator_->end_symmetric(static_cast<std::size_t>(p.rank));
   if (failed())
     return;
   auto error =

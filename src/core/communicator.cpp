@@ -6,6 +6,8 @@
 #include "core/spin.hpp"
 
 #include <algorithm>
+#include <numeric>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -16,6 +18,18 @@ namespace {
 /// A symmetric kernel that all ranks have issued takes microseconds; lanes see its end when they
 /// have time.
 constexpr std::chrono::seconds symmetric_patience{5};
+
+/// For the lanes of devices that were given up: their calls return at once.
+constexpr std::chrono::seconds lost_patience{2};
+
+template <class F> bool wait_until(F f, std::chrono::nanoseconds limit) {
+  for (const auto until = clock::now() + limit; !f();) {
+    if (clock::now() >= until)
+      return false;
+    std::this_thread::sleep_for(std::chrono::microseconds{200});
+  }
+  return true;
+}
 
 std::vector<backend_communicator*> pointers_to(const communicator_ranks& ranks) {
   std::vector<backend_communicator*> result;
@@ -42,7 +56,7 @@ communicator::communicator(std::shared_ptr<runtime> runtime, std::uint64_t epoch
     : runtime_(std::move(runtime)), epoch_(epoch), absent_(absent), place_(lanes.size()),
       ranks_(std::move(ranks)), rank_at_(pointers_to(ranks_)), lost_(losses_of(ranks_)),
       tenants_(ranks_.size()), quiet_limit_(quiet_limit), on_end_(std::move(on_end)),
-      on_gone_(std::move(on_gone)) {
+      on_gone_(std::move(on_gone)), symmetric_ended_(ranks_.size()) {
   for (std::size_t i = 0; i < lanes.size(); ++i)
     if (!absent.contains(i)) {
       place_[i] = members_.size();
@@ -157,47 +171,90 @@ void communicator::let_go_windows() noexcept {
     x->set(this, symmetric_memory::state::none);
 }
 
+caf::error communicator::stuck(std::span<const std::size_t> places, std::string_view what) const {
+  failure why;
+  why.code = errc::lane_stuck;
+  if (places.size() == 1) { // else nobody knows which one it was
+    why.device = lanes_[places.front()]->state().ordinal();
+    why.rank = static_cast<int>(members_[places.front()]);
+  }
+  why.epoch = epoch_;
+  why.detail = what;
+  return make_error(std::move(why));
+}
+
+/// False: devices of this kind are not lost one by one.
+bool communicator::give_up(const std::vector<std::size_t>& places, std::string_view what) noexcept {
+  return std::all_of(places.begin(), places.end(), [&](const std::size_t& i) {
+    return runtime_->backend().give_up(lanes_[i]->state().ordinal(), stuck({&i, 1}, what));
+  });
+}
+
+void communicator::end_process(const std::vector<std::size_t>& places,
+                               std::string_view what) noexcept {
+  static_cast<void>(runtime_->end_everything(stuck(places, what)));
+}
+
+std::vector<std::size_t> communicator::places_inside() const {
+  std::vector<std::size_t> result;
+  for (std::size_t i = 0; i < lanes_.size(); ++i)
+    if (lanes_[i]->is_inside(this))
+      result.push_back(i);
+  return result;
+}
+
+/// Those with calls that are not over.
+std::vector<std::size_t> communicator::places_in_symmetric() const {
+  const std::uint64_t left = symmetric_.load(std::memory_order_acquire) & ~no_more;
+  std::vector<std::uint64_t> ended;
+  for (auto& x : symmetric_ended_)
+    ended.push_back(x.load(std::memory_order_relaxed));
+  const auto begun = std::accumulate(ended.begin(), ended.end(), left) / ended.size();
+  std::vector<std::size_t> result;
+  for (std::size_t i = 0; i < ended.size(); ++i)
+    if (ended[i] < begun)
+      result.push_back(i);
+  return result;
+}
+
+/// Until no lane is inside: whoever comes in from now on looks first, and goes. False: everything
+/// has ended.
+bool communicator::wait_until_quiet() noexcept {
+  auto quiet = [this] { return places_inside().empty() || runtime_->ended(); };
+  if (!wait_until(quiet, quiet_limit_)) {
+    const auto what = "the lane did not come back from a call on a communicator that ended (" +
+                      describe(dead()) + ")";
+    auto places = places_inside();
+    if (!places.empty() && (!give_up(places, what) || !wait_until(quiet, lost_patience)))
+      end_process(places, what);
+  }
+  return !runtime_->ended();
+}
+
 /// No abort ends them: that they end by themselves was made sure of when they were issued, as far
-/// as it can be.
-void communicator::wait_for_symmetric() noexcept {
+/// as it can be. Where devices can be lost one by one, the first to go are those whose lanes are
+/// stuck: the others may only wait for them. False: everything has ended.
+bool communicator::wait_for_symmetric() noexcept {
   auto over = [this] {
     return (symmetric_.load(std::memory_order_acquire) & ~no_more) == 0 || runtime_->ended();
   };
-  auto until = clock::now() + symmetric_patience;
-  while (!over() && clock::now() < until)
-    std::this_thread::sleep_for(std::chrono::microseconds{200});
-  if (over())
-    return;
-  failure why;
-  why.code = errc::lane_stuck;
-  why.epoch = epoch_;
-  why.detail = "a symmetric collective of a communicator that ended stands still, and nothing can "
-               "abort it (" +
-               describe(dead()) + ")";
-  static_cast<void>(runtime_->end_everything(make_error(std::move(why))));
+  if (wait_until(over, symmetric_patience))
+    return !runtime_->ended();
+  const auto what = "a symmetric collective of a communicator that ended stands still, and nothing "
+                    "can abort it (" +
+                    describe(dead()) + ")";
+  auto places = places_inside();
+  if (!places.empty() && give_up(places, what) && wait_until(over, lost_patience))
+    return !runtime_->ended();
+  places = places_in_symmetric();
+  if (!over() && (!give_up(places, what) || !wait_until(over, lost_patience)))
+    end_process(places, what);
+  return !runtime_->ended();
 }
 
 void communicator::reap(bool healthy) noexcept {
-  // Every lane says that it is not inside. Whoever comes in from now on looks first, and goes.
-  auto inside = [this](auto& x) { return x->is_inside(this); };
-  auto stuck = std::find_if(lanes_.begin(), lanes_.end(), inside);
-  auto until = clock::now() + quiet_limit_;
-  while (stuck != lanes_.end() && clock::now() < until && !runtime_->ended()) {
-    std::this_thread::sleep_for(std::chrono::microseconds{200});
-    stuck = std::find_if(lanes_.begin(), lanes_.end(), inside);
-  }
-  if (stuck != lanes_.end()) {
-    failure why;
-    why.code = errc::lane_stuck;
-    why.device = (*stuck)->state().ordinal();
-    why.rank = static_cast<int>(members_[static_cast<std::size_t>(stuck - lanes_.begin())]);
-    why.epoch = epoch_;
-    why.detail = "the lane did not come back from a call on a communicator that ended (" +
-                 describe(healthy ? caf::error{} : dead()) + ")";
-    static_cast<void>(runtime_->end_everything(make_error(std::move(why))));
-  }
-  wait_for_symmetric();
-  if (runtime_->ended()) {
+  const bool quiet = wait_until_quiet() && wait_for_symmetric();
+  if (!quiet) {
     // No call may be made on it any more: its memory goes with the process.
     keep_forever(std::make_shared<communicator_ranks>(std::move(ranks_)));
   } else {

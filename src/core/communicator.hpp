@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string_view>
 #include <vector>
 
 namespace troupe::detail {
@@ -53,11 +54,14 @@ public:
   bool fully_connected() const noexcept { return fully_connected_.load(); }
   void set_fully_connected() noexcept { fully_connected_.store(true); }
 
-  /// `parts` ranks will issue a symmetric call, by `call_for_sure`, each of which ends with
-  /// `end_symmetric`; until then nothing of the communicator is touched, even if it ends. False: it
-  /// has ended.
+  /// All ranks, `parts` of them, will issue a symmetric call, by `call_for_sure`, each of which
+  /// ends with `end_symmetric`; until then nothing of the communicator is touched, even if it ends.
+  /// False: it has ended.
   bool begin_symmetric(std::uint32_t parts) noexcept;
-  void end_symmetric() noexcept { symmetric_.fetch_sub(1, std::memory_order_release); }
+  void end_symmetric(std::size_t rank) noexcept {
+    symmetric_ended_[place_[rank]].fetch_add(1, std::memory_order_relaxed);
+    symmetric_.fetch_sub(1, std::memory_order_release);
+  }
 
   // -- its windows, under the lock of the order
 
@@ -109,7 +113,15 @@ private:
   bool is_pending() const noexcept;
   void end_quietly(bool healthy) noexcept;
   void reap(bool healthy) noexcept;
-  void wait_for_symmetric() noexcept;
+  bool wait_until_quiet() noexcept;
+  bool wait_for_symmetric() noexcept;
+  // Places in it.
+  std::vector<std::size_t> places_inside() const;
+  std::vector<std::size_t> places_in_symmetric() const;
+  bool give_up(const std::vector<std::size_t>& places, std::string_view what) noexcept;
+  void end_process(const std::vector<std::size_t>& places, std::string_view what) noexcept;
+  caf::error stuck(std::span<const std::size_t> places, std::string_view what) const;
+
   void let_go_windows() noexcept;
 
   const std::shared_ptr<runtime> runtime_;
@@ -130,6 +142,7 @@ private:
   std::atomic<bool> fully_connected_{false};
   static constexpr std::uint32_t no_more = 1u << 31;
   std::atomic<std::uint32_t> symmetric_{0}; // parts of symmetric calls that are not over
+  std::vector<std::atomic<std::uint64_t>> symmetric_ended_; // by place: those that are
   std::vector<std::shared_ptr<symmetric_memory>> windows_;
   caf::error windows_closed_;
   mutable std::mutex mutex_;

@@ -731,8 +731,20 @@ caf::error lane::wait_for_predecessors(part& p, stream_view stream) {
 }
 
 caf::error lane::wait_for(const part& x, stream_view stream) {
-  event_lock lock{x.event_guard};
-  return x.event.native != nullptr ? device_->wait(stream, x.event) : caf::error{};
+  if (x.on == this) // nobody else changes its event
+    return x.event.native != nullptr ? device_->wait(stream, x.event) : caf::error{};
+  event_word word;
+  {
+    event_lock lock{x.event_guard};
+    if (x.event.native == nullptr)
+      return {};
+    if (is_remote_)
+      word = x.on->device().word_of(x.event);
+    if (!word.word)
+      return device_->wait(stream, x.event);
+  }
+  // Without the lock: to wait is a question to another process.
+  return device_->wait_word(stream, word.word.get(), word.value);
 }
 
 caf::error lane::check_generation(const part& p) const {

@@ -2,6 +2,7 @@
 
 #include "core/device_state.hpp"
 #include "core/lane.hpp"
+#include "core/launch_call.hpp"
 #include "core/log.hpp"
 #include "core/order.hpp"
 #include "core/runtime.hpp"
@@ -226,20 +227,16 @@ launch_operation::launch_operation(launch_function function, const std::vector<a
 
 caf::expected<issue_outcome> launch_operation::issue(part& p, lane& on) {
   lane_context context{on, p.stream, *host_functions_};
-  failure why;
-  try {
+  caf::error error;
+  {
     callable_scope scope{*this};
-    auto error = function_(context);
-    if (!error)
-      return issue_outcome::enqueued;
-    if (code_of(error) == errc::device_fault)
-      return error;
-    why = describe(errc::launch_failed, troupe::describe(error));
-  } catch (const std::exception& e) {
-    why = describe(errc::launch_failed, e.what());
-  } catch (...) {
-    why = describe(errc::launch_failed, "the callable threw something that is no std::exception");
+    error = call_launch([&] { return function_(context); });
   }
+  if (!error)
+    return issue_outcome::enqueued;
+  if (code_of(error) == errc::device_fault)
+    return error;
+  auto why = describe(errc::launch_failed, failure_of(error)->detail);
   why.device = on.state().ordinal();
   why.generation = on.state().generation();
   return make_error(std::move(why));
@@ -309,9 +306,12 @@ caf::expected<issue_outcome> pinned_operation::issue(part&, lane& on) {
     return memory.error();
   // Given back by the lane, on whatever thread the last handle goes, and by that one when the lane
   // has ended.
-  auto release = [home = on.shared_state(), device = on.shared_device()](std::byte* address) {
-    home->release({address, 0, [device](void* x) {
-                     if (auto error = device->deallocate_pinned(x))
+  auto free = on.device().pinned_deleter();
+  if (!free)
+    free = [device = on.shared_device()](void* x) { return device->deallocate_pinned(x); };
+  auto release = [home = on.shared_state(), free = std::move(free)](std::byte* address) {
+    home->release({address, 0, [free](void* x) {
+                     if (auto error = free(x))
                        log(log_level::warning, "pinned memory was not freed", error);
                    }});
   };

@@ -27,8 +27,9 @@ struct command_ring_words {
   alignas(64) bell to_writer;
 };
 
-/// One side of a ring: its words and its bytes lie in memory that both processes share, the bytes
-/// 16-byte aligned, their number a power of two.
+/// One side of a ring, from its begin on: its words and its bytes lie in memory that both processes
+/// share, the bytes 16-byte aligned, their number a power of two. Each side goes by its own count,
+/// and believes of the other one's only what can be.
 class command_ring {
 public:
   command_ring(command_ring_words& words, std::span<std::byte> bytes) noexcept
@@ -36,66 +37,77 @@ public:
 
   /// The largest body that ever has room.
   std::size_t limit() const noexcept { return bytes_.size() / 2 - 2 * sizeof(command_head); }
+  /// The other side has written what makes no sense: nothing is written or read any more.
+  bool broken() const noexcept { return broken_; }
 
   // -- the writer
 
-  /// Writes a command of two pieces; false if there is no room now. `ring` follows.
+  /// Writes a command of two pieces; false if there is no room now, or it is broken. `ring` follows.
   /// @shape head.size = first.size() + second.size() <= limit()
   bool try_write(const command_head& head, std::span<const std::byte> first,
                  std::span<const std::byte> second) noexcept {
     const auto need = room_for(head.size);
-    auto written = words_.written.load(std::memory_order_relaxed);
-    const auto at = written & (bytes_.size() - 1);
+    const auto at = own_ & (bytes_.size() - 1);
     const auto skipped = at + need > bytes_.size() ? bytes_.size() - at : 0;
-    if (written + skipped + need - words_.read.load(std::memory_order_acquire) > bytes_.size())
-      return false;
+    if (own_ + skipped + need - others_ > bytes_.size()) { // as far as was known
+      look_at(words_.read, others_, own_);
+      if (broken_ || own_ + skipped + need - others_ > bytes_.size())
+        return false;
+    }
     if (skipped != 0) {
       const command_head skip{static_cast<std::uint32_t>(skipped - sizeof(command_head)), 0, 0, 0};
       std::memcpy(bytes_.data() + at, &skip, sizeof skip);
-      written += skipped;
+      own_ += skipped;
     }
-    auto* to = bytes_.data() + (written & (bytes_.size() - 1));
+    auto* to = bytes_.data() + (own_ & (bytes_.size() - 1));
     std::memcpy(to, &head, sizeof head);
     to += sizeof head;
     if (!first.empty())
       std::memcpy(to, first.data(), first.size());
     if (!second.empty())
       std::memcpy(to + first.size(), second.data(), second.size());
-    words_.written.store(written + need, std::memory_order_release);
+    own_ += need;
+    words_.written.store(own_, std::memory_order_release);
     return true;
   }
   void ring() noexcept { words_.to_reader.ring_sleepers(); }
-  /// Sleeps until there may be room, or `limit` is over.
+  /// Sleeps until there may be more room than when there was none, or `limit` is over.
   void wait_for_room(std::chrono::nanoseconds limit) noexcept {
-    const auto read = words_.read.load(std::memory_order_acquire);
     words_.to_writer.sleep(limit,
-                           [&] { return words_.read.load(std::memory_order_acquire) != read; });
+                           [&] { return words_.read.load(std::memory_order_acquire) != others_; });
   }
 
   // -- the reader
 
-  bool empty() const noexcept {
-    return words_.written.load(std::memory_order_acquire) ==
-           words_.read.load(std::memory_order_relaxed);
-  }
-  /// The oldest command, which stays until `pop`; false if there is none.
+  bool empty() const noexcept { return words_.written.load(std::memory_order_acquire) == own_; }
+  /// The oldest command, which stays until `pop`; false if there is none, or it is broken. The other
+  /// side may still change the body.
   bool peek(command_head& head, std::span<const std::byte>& body) noexcept {
-    for (;;) {
-      if (empty())
+    while (!broken_) {
+      look_at(words_.written, others_, own_ + bytes_.size());
+      const auto there = others_ - own_;
+      if (broken_ || there == 0)
         return false;
-      const auto read = words_.read.load(std::memory_order_relaxed);
-      const auto* at = bytes_.data() + (read & (bytes_.size() - 1));
-      std::memcpy(&head, at, sizeof head);
-      body = {at + sizeof head, head.size};
-      if (head.kind != 0)
+      const auto place = own_ & (bytes_.size() - 1);
+      const auto in_a_row = bytes_.size() - place;
+      if (there % sizeof(command_head) != 0 || there < sizeof head)
+        break;
+      std::memcpy(&head, bytes_.data() + place, sizeof head);
+      const auto size = room_for(head.size);
+      if (size > there || size > in_a_row || (head.kind != 0 && head.size > limit()))
+        break;
+      if (head.kind != 0) {
+        body = bytes_.subspan(place + sizeof head, head.size);
         return true;
-      words_.read.store(read + sizeof head + head.size, std::memory_order_release);
+      }
+      advance(size);
     }
+    broken_ = true;
+    return false;
   }
   /// `head`: what `peek` gave.
   void pop(const command_head& head) noexcept {
-    words_.read.store(words_.read.load(std::memory_order_relaxed) + room_for(head.size),
-                      std::memory_order_release);
+    advance(room_for(head.size));
     words_.to_writer.ring_sleepers();
   }
   /// Sleeps until something was written or somebody rang (`wake_reader`), or `limit` is over;
@@ -112,8 +124,25 @@ private:
   }
   static_assert(sizeof(command_head) == 16);
 
+  void advance(std::size_t size) noexcept {
+    own_ += size;
+    words_.read.store(own_, std::memory_order_release);
+  }
+  /// The other side's count only grows, to at most `most`.
+  void look_at(const std::atomic<std::uint64_t>& word, std::uint64_t& known,
+               std::uint64_t most) noexcept {
+    const auto now = word.load(std::memory_order_acquire);
+    if (now - known > most - known)
+      broken_ = true;
+    else
+      known = now;
+  }
+
   command_ring_words& words_;
   std::span<std::byte> bytes_;
+  std::uint64_t own_ = 0;    ///< written or read by this side
+  std::uint64_t others_ = 0; ///< the other side's count, when this one looked last
+  bool broken_ = false;
 };
 
 } // namespace troupe::detail

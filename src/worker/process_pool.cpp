@@ -2,8 +2,9 @@
 
 #include "core/log.hpp"
 
-#include <array>
+#include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <filesystem>
 #include <new>
 #include <system_error>
@@ -17,10 +18,15 @@ using clock = std::chrono::steady_clock;
 
 /// How long a worker that was told to stop may take, before it is killed.
 constexpr std::chrono::seconds stop_limit{2};
+/// How long one that was killed may take until nobody waits for it any more.
+constexpr std::chrono::seconds kill_limit{2};
+/// How long a worker may leave a message where it is.
+constexpr std::chrono::seconds send_limit{10};
 
 std::atomic<bool> own_worker{false};
 
-caf::error lost_by(int device, const worker_process& process, const worker_end& end) {
+caf::error lost_by(int device, const worker_process& process, const worker_end& end,
+                   const worker_settings& settings) {
   failure f;
   f.code = errc::worker_lost;
   f.device = device;
@@ -36,12 +42,26 @@ caf::error lost_by(int device, const worker_process& process, const worker_end& 
   case end_cause::stuck:
     f.detail += "showed no sign of life, and was killed";
     break;
+  case end_cause::busy:
+    f.detail += "was in the call \"" + call_name(end.call) + "\" for more than " +
+                std::to_string(
+                    std::chrono::ceil<std::chrono::milliseconds>(settings.call_limit).count()) +
+                " ms, and was killed";
+    break;
   case end_cause::killed:
     f.detail += "was killed by this process";
     break;
   }
   if (end.report)
     f.detail += ": " + end.report->text;
+  return make_error(std::move(f));
+}
+
+caf::error unwanted(int device) {
+  failure f;
+  f.code = errc::unavailable;
+  f.device = device;
+  f.detail = "the device was closed while a worker of it started";
   return make_error(std::move(f));
 }
 
@@ -62,32 +82,55 @@ caf::expected<std::string> worker_program(const worker_settings& settings) {
 }
 
 struct process_pool::life {
-  std::mutex mutex; ///< one sends at a time; and guards what follows
-  std::optional<worker_process> process;
+  std::optional<worker_process> process; ///< before there is a link
+  std::mutex mutex;                      ///< guards what follows
   std::weak_ptr<worker_link> link;
   std::optional<caf::error> end; ///< that was noticed before there was a link
 };
 
 namespace {
 
+/// Who waits for his turn, and for room in the socket, waits for no more than `send_limit`; nobody
+/// who wants the worker's end waits for him.
 class socket_sender final : public control_sender {
 public:
-  socket_sender(std::mutex& mutex, message_socket& socket) : mutex_(mutex), socket_(socket) {}
+  explicit socket_sender(worker_process& to) : to_(to) {}
 
   caf::error send(std::span<const std::byte> message,
                   std::optional<int> descriptor) noexcept override {
+    const auto until = clock::now() + send_limit;
+    {
+      std::unique_lock lock{mutex_};
+      if (!free_.wait_until(lock, until, [this] { return !sending_; }))
+        return make_error(errc::deadline_exceeded, "its worker reads no messages");
+      sending_ = true;
+    }
+    auto& socket = to_.socket();
+    auto error = descriptor ? socket.send(message, {&*descriptor, 1}, until)
+                            : socket.send(message, {}, until);
     std::lock_guard lock{mutex_};
-    return descriptor ? socket_.send(message, {&*descriptor, 1}) : socket_.send(message);
+    sending_ = false;
+    free_.notify_one();
+    return error;
+  }
+
+  void kill() noexcept override {
+    if (auto error = to_.kill())
+      log(log_level::error, "a worker that was given up", error);
   }
 
 private:
-  std::mutex& mutex_;
-  message_socket& socket_;
+  worker_process& to_;
+  std::mutex mutex_;
+  std::condition_variable free_;
+  bool sending_ = false;
 };
 
 } // namespace
 
 caf::expected<std::shared_ptr<process_pool>> process_pool::create(worker_backend_options options) {
+  if (options.workers.call_limit.count() < 0 || options.workers.build_limit.count() < 0)
+    return make_error(errc::invalid_argument, "a limit for workers is negative");
   if (options.host.listen_address.empty())
     options.host.listen_address = "127.0.0.1";
   auto program = worker_program(options.workers);
@@ -115,16 +158,21 @@ process_pool::~process_pool() {
     release(i);
 }
 
-caf::expected<process_pool::running> process_pool::start(int ordinal, int& devices) {
+caf::expected<process_pool::running> process_pool::start(int ordinal, int& devices,
+                                                         const std::stop_token& stop) {
+  const auto begin = clock::now();
   worker_options how;
   how.program = options_.workers.program;
   how.arguments = options_.workers.arguments;
   how.area_bytes = sizeof(link_area);
   how.hello_limit = options_.workers.start_limit;
   how.stuck_limit = options_.workers.stuck_limit;
+  how.call_limit = options_.workers.call_limit;
+  how.stop = stop;
   auto of = std::make_shared<life>();
   worker_listener listener;
-  listener.ended = [ordinal, weak = std::weak_ptr{of}](const worker_end& end) {
+  listener.ended = [ordinal, weak = std::weak_ptr{of},
+                    settings = options_.workers](const worker_end& end) {
     auto self = weak.lock();
     if (!self)
       return;
@@ -133,7 +181,7 @@ caf::expected<process_pool::running> process_pool::start(int ordinal, int& devic
     {
       std::lock_guard lock{self->mutex};
       if (self->process) {
-        why = lost_by(ordinal, *self->process, end);
+        why = lost_by(ordinal, *self->process, end, settings);
       } else {
         failure f;
         f.code = errc::worker_lost;
@@ -148,41 +196,63 @@ caf::expected<process_pool::running> process_pool::start(int ordinal, int& devic
     if (link)
       link->lose(why);
   };
+  listener.reaped = [weak = std::weak_ptr{of}](const worker_exit&) {
+    auto self = weak.lock();
+    if (!self)
+      return;
+    std::shared_ptr<worker_link> link;
+    {
+      std::lock_guard lock{self->mutex};
+      link = self->link.lock();
+    }
+    if (link)
+      link->gone();
+  };
   auto process = worker_process::start(std::move(how), std::move(listener));
   if (!process)
     return process.error();
   running result;
+  result.of = of;
+  std::optional<caf::error> ended;
   {
     std::lock_guard lock{of->mutex};
     of->process.emplace(std::move(*process));
-    const auto bytes = of->process->area();
-    auto* area = new (bytes.data()) link_area;
-    result.link = std::make_shared<worker_link>(
-        ordinal, *area, of, std::make_unique<socket_sender>(of->mutex, of->process->socket()));
+    auto* area = new (of->process->area().data()) link_area;
+    result.link = std::make_shared<worker_link>(ordinal, *area, of,
+                                                std::make_unique<socket_sender>(*of->process));
+    result.link->set_request_limit(options_.workers.call_limit);
     of->link = result.link;
+    ended = of->end;
   }
-  result.of = of;
-  result.receiver = std::thread{[of, weak = std::weak_ptr{result.link}] {
-    receive_all(of->process->socket(), [&](std::span<const std::byte> message, auto) {
-      if (auto link = weak.lock())
-        link->received(message);
-    });
+  result.receiver = std::thread{[ordinal, of, weak = std::weak_ptr{result.link}] {
+    const auto error =
+        receive_all(of->process->socket(), [&](std::span<const std::byte> message, auto) {
+          if (auto link = weak.lock())
+            link->received(message);
+        });
+    if (auto link = weak.lock(); link && error)
+      link->give_up(lost_worker(ordinal, error));
   }};
-  if (of->end)
-    result.link->lose(*of->end);
+  if (ended)
+    result.link->lose(*ended);
+  std::stop_callback on_stop{
+      stop, [link = result.link, ordinal] { link->give_up(unwanted(ordinal)); }};
   worker_setup what{options_.backend, ordinal, -1, options_.host};
   if (options_.spin)
     what.spin_ns = std::chrono::nanoseconds{*options_.spin}.count();
   wire_writer setup;
   put(setup, what);
-  auto answer = result.link->request(control::set_up, setup.bytes());
+  const auto left = options_.workers.start_limit - (clock::now() - begin);
+  auto answer = result.link->request(
+      control::set_up, setup.bytes(), std::nullopt,
+      std::max<std::chrono::nanoseconds>(left, std::chrono::milliseconds{1}));
   if (!answer) {
     end(result, answer.error());
     return answer.error();
   }
-  const auto about = wire_reader{*answer}.get<worker_description>();
-  constexpr int most_devices = 1024;
-  if (about.devices < 0 || about.devices > most_devices || about.spin_ns < 0) {
+  wire_reader reader{*answer};
+  const auto about = reader.get<worker_description>();
+  if (!reader.ok() || about.devices < 0 || about.devices > most_worker_devices || about.spin_ns < 0) {
     const auto why = make_error(errc::internal, "a worker's description of itself makes no sense");
     end(result, why);
     return why;
@@ -198,9 +268,12 @@ caf::expected<process_pool::running> process_pool::start(int ordinal, int& devic
 void process_pool::end(running& x, const caf::error& why) noexcept {
   if (!x.link)
     return;
-  static_cast<void>(segments().remove(x.of->process->memory().bytes().data())); // it may not be in
-  x.link->lose(why);
+  x.link->give_up(why);
   x.link->wait_until_told();
+  // Until it is gone it may write into the words that others wait for.
+  if (x.of->process->wait_exit(clock::now() + kill_limit))
+    x.link->gone();
+  static_cast<void>(segments().remove(x.of->process->memory().bytes().data())); // it may not be in
   x.of->process->socket().interrupt();
   x.receiver.join();
   x = {};
@@ -247,7 +320,7 @@ caf::expected<std::shared_ptr<worker_link>> process_pool::provide(int ordinal) n
     return link;
   end_soon(std::move(lost));
   int devices = 0;
-  auto started = start(ordinal, devices);
+  auto started = start(ordinal, devices, stop_of(here));
   if (!started)
     return started.error();
   std::lock_guard lock{here.mutex};
@@ -274,17 +347,26 @@ caf::error process_pool::provide_spare(int ordinal) noexcept {
     lost.swap(here.lost);
   }
   end_all(lost); // meanwhile the device may need another worker
+  const auto stop = stop_of(here);
   int devices = 0;
-  auto started = start(ordinal, devices);
+  auto started = start(ordinal, devices, stop);
   if (!started)
     return started.error();
-  if (auto error = started->link->run(command::warm, no_arguments{})) {
+  std::stop_callback on_stop{
+      stop, [link = started->link, ordinal] { link->give_up(unwanted(ordinal)); }};
+  if (auto error = started->link->run(command::warm, no_arguments{}, {},
+                                      options_.workers.start_limit)) {
     end(*started, error);
     return error;
   }
   std::lock_guard lock{here.mutex};
   here.spare = std::move(*started);
   return {};
+}
+
+std::stop_token process_pool::stop_of(const slot& here) noexcept {
+  std::lock_guard lock{here.mutex};
+  return here.stop.get_token();
 }
 
 std::shared_ptr<worker_link> process_pool::spare(int ordinal) const noexcept {
@@ -295,6 +377,12 @@ std::shared_ptr<worker_link> process_pool::spare(int ordinal) const noexcept {
 
 void process_pool::release(int ordinal) noexcept {
   auto& here = *slots_[static_cast<std::size_t>(ordinal)];
+  std::stop_source stop;
+  {
+    std::lock_guard lock{here.mutex};
+    stop = here.stop;
+  }
+  stop.request_stop(); // what is being started ends at once
   std::lock_guard one_at_a_time{here.starting};
   running now;
   running spare;
@@ -304,6 +392,7 @@ void process_pool::release(int ordinal) noexcept {
     now = std::exchange(here.now, {});
     spare = std::exchange(here.spare, {});
     lost.swap(here.lost);
+    here.stop = std::stop_source{};
   }
   end(spare, make_error(errc::unavailable, "the device's spare is not needed any more"));
   end_all(lost);

@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <mutex>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
@@ -40,12 +41,14 @@ private:
     running now;
     running spare;
     std::vector<running> lost; ///< to be ended when there is time
+    std::stop_source stop;     ///< of what is being started
     std::mutex starting;       ///< one worker at a time; before `mutex`
   };
 
   explicit process_pool(worker_backend_options options) : options_(std::move(options)) {}
   /// @param devices how many the worker says there are
-  caf::expected<running> start(int ordinal, int& devices);
+  caf::expected<running> start(int ordinal, int& devices, const std::stop_token& stop = {});
+  static std::stop_token stop_of(const slot& here) noexcept;
   void end(running& x, const caf::error& why) noexcept;
   void end_all(std::vector<running>& lost) noexcept;
   /// The same on a thread of its own: it waits for processes to be gone.

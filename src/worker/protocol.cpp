@@ -1,7 +1,5 @@
 #include "worker/protocol.hpp"
 
-#include "core/log.hpp"
-
 #include <cstring>
 #include <utility>
 
@@ -30,13 +28,96 @@ std::vector<launch_memory> get_memory(wire_reader& from) {
   std::vector<launch_memory> result;
   for (auto left = from.get<std::uint32_t>(); left > 0 && from.ok(); --left) {
     auto* address = at(from.get<std::uint64_t>());
-    auto count = from.get<std::uint64_t>();
-    result.push_back({address, count, from.get<dtype>()});
+    const auto count = from.get<std::uint64_t>();
+    const auto type = from.get<dtype>();
+    if (size_of(type) == 0 || count > SIZE_MAX / size_of(type))
+      from.fail();
+    result.push_back({address, count, type});
   }
   return result;
 }
 
 } // namespace
+
+std::string_view to_string(command x) noexcept {
+  switch (x) {
+  case command::skip:
+    return "skip";
+  case command::bind:
+    return "bind";
+  case command::warm:
+    return "warm";
+  case command::memory:
+    return "memory";
+  case command::open_memory:
+    return "open_memory";
+  case command::close_memory:
+    return "close_memory";
+  case command::allocate:
+    return "allocate";
+  case command::deallocate:
+    return "deallocate";
+  case command::allocate_symmetric:
+    return "allocate_symmetric";
+  case command::create_stream:
+    return "create_stream";
+  case command::destroy_stream:
+    return "destroy_stream";
+  case command::record:
+    return "record";
+  case command::wait_event:
+    return "wait_event";
+  case command::wait_word:
+    return "wait_word";
+  case command::copy:
+    return "copy";
+  case command::fill:
+    return "fill";
+  case command::launch:
+    return "launch";
+  case command::enqueue:
+    return "enqueue";
+  case command::register_window:
+    return "register_window";
+  case command::deregister_window:
+    return "deregister_window";
+  case command::asynchronous_error:
+    return "asynchronous_error";
+  case command::stop:
+    return "stop";
+  }
+  return "unknown";
+}
+
+std::string_view to_string(control x) noexcept {
+  switch (x) {
+  case control::set_up:
+    return "set_up";
+  case control::peer_link:
+    return "peer_link";
+  case control::make_communicator_id:
+    return "make_communicator_id";
+  case control::build:
+    return "build";
+  case control::abort:
+    return "abort";
+  case control::destroy:
+    return "destroy";
+  case control::map:
+    return "map";
+  case control::unmap:
+    return "unmap";
+  }
+  return "unknown";
+}
+
+std::string call_name(std::uint32_t marked) {
+  if (marked == static_cast<std::uint32_t>(own_call::query))
+    return "query";
+  if (marked == static_cast<std::uint32_t>(own_call::asked))
+    return "a request's part";
+  return std::string{to_string(static_cast<command>(marked > UINT16_MAX ? UINT16_MAX : marked))};
+}
 
 void put(wire_writer& to, const collective_call& x) {
   to.put(x.what);
@@ -79,6 +160,9 @@ bool get(wire_reader& from, received_call& to) {
       *counts = from.get_all<std::size_t>();
     x.plan = &to.plan;
   }
+  if (x.what > collective_kind::barrier || size_of(x.type) == 0 || x.op > reduce_op::premul_sum ||
+      x.count > SIZE_MAX / size_of(x.type))
+    from.fail();
   return from.ok();
 }
 
@@ -119,13 +203,37 @@ launch_request get_launch(wire_reader& from) {
   return result;
 }
 
+void put(wire_writer& to, const peer_link& x) {
+  to.put(x.kind);
+  to.put(static_cast<std::int32_t>(x.links));
+  to.put(static_cast<std::int32_t>(x.performance_rank));
+  to.put(x.native_atomics);
+}
+
+peer_link get_peer_link(wire_reader& from) {
+  peer_link result;
+  result.kind = from.get<link_kind>();
+  result.links = from.get<std::int32_t>();
+  result.performance_rank = from.get<std::int32_t>();
+  result.native_atomics = from.get<bool>();
+  if (result.kind > link_kind::memory)
+    from.fail();
+  return result;
+}
+
 void put(wire_writer& to, const worker_setup& x) {
   to.put(x.backend);
   to.put(x.device);
   to.put(x.spin_ns);
   to.put(static_cast<std::int32_t>(x.host.devices));
   to.put(static_cast<std::uint64_t>(x.host.bytes_per_device));
-  to.put_all(std::span<const host_link>{x.host.links});
+  to.put(static_cast<std::uint32_t>(x.host.links.size()));
+  for (auto& link : x.host.links) {
+    to.put(static_cast<std::int32_t>(link.from));
+    to.put(static_cast<std::int32_t>(link.to));
+    to.put(link.access);
+    put(to, link.link);
+  }
   to.put(x.host.listen_address);
 }
 
@@ -136,23 +244,28 @@ worker_setup get_setup(wire_reader& from) {
   result.spin_ns = from.get<std::int64_t>();
   result.host.devices = from.get<std::int32_t>();
   result.host.bytes_per_device = from.get<std::uint64_t>();
-  result.host.links = from.get_all<host_link>();
+  for (auto left = from.get<std::uint32_t>(); left > 0 && from.ok(); --left) {
+    host_link link;
+    link.from = from.get<std::int32_t>();
+    link.to = from.get<std::int32_t>();
+    link.access = from.get<bool>();
+    link.link = get_peer_link(from);
+    result.host.links.push_back(link);
+  }
   result.host.listen_address = from.get_string();
   return result;
 }
 
-void receive_all(
+caf::error receive_all(
     message_socket& from,
     const std::function<void(std::span<const std::byte>, std::optional<file_descriptor>)>& to) {
   std::vector<std::byte> buffer(control_bytes);
   for (;;) {
     auto got = from.receive(buffer, 1);
-    if (!got) {
-      log(log_level::warning, "a message between parent and worker was lost", got.error());
-      continue;
-    }
+    if (!got)
+      return got.error();
     if (got->what != received::kind::message)
-      return;
+      return {};
     std::optional<file_descriptor> descriptor;
     if (!got->descriptors.empty())
       descriptor = std::move(got->descriptors.front());

@@ -11,6 +11,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace troupe::detail {
@@ -40,6 +41,8 @@ enum class command : std::uint16_t {
   asynchronous_error, ///< communicator_key
   stop,               ///< nothing comes after it
 };
+
+std::string_view to_string(command x) noexcept;
 
 /// Of commands that need none.
 struct no_arguments {};
@@ -148,6 +151,19 @@ enum class control : std::uint16_t {
   unmap,                ///< number of the segment
 };
 
+std::string_view to_string(control x) noexcept;
+
+/// What the thread that drives a device marks in `work_progress`: a command, or one of these.
+enum class own_call : std::uint32_t {
+  query = 1u << 16, ///< of events
+  asked,            ///< for a request by the socket
+};
+/// What is marked there, in words; any number may be.
+std::string call_name(std::uint32_t marked);
+
+/// No machine has more.
+inline constexpr int most_worker_devices = 1024;
+
 /// What a worker is.
 struct worker_setup {
   std::string backend;
@@ -161,6 +177,9 @@ struct worker_description {
   std::int32_t devices = 0;
   std::int64_t spin_ns = 0;
 };
+void put(wire_writer& to, const peer_link& x);
+peer_link get_peer_link(wire_reader& from);
+
 void put(wire_writer& to, const worker_setup& x);
 worker_setup get_setup(wire_reader& from);
 
@@ -187,7 +206,8 @@ inline constexpr std::size_t control_bytes = std::size_t{64} << 10;
 
 /// Hands all messages on, each with its descriptor if it has one, until the peer is no more or the
 /// socket is interrupted.
-void receive_all(
+/// @errors what receiving gives: nothing more can be received that makes sense
+caf::error receive_all(
     message_socket& from,
     const std::function<void(std::span<const std::byte>, std::optional<file_descriptor>)>& to);
 

@@ -59,7 +59,10 @@ caf::expected<memory_info> remote_device::memory() noexcept {
   auto reply = link_->ask(command::memory, no_arguments{});
   if (!reply)
     return reply.error();
-  return reply->get<memory_info>();
+  auto result = reply->get<memory_info>();
+  if (!reply->ok())
+    return fail(errc::internal, "a worker's reply could not be read");
+  return result;
 }
 
 caf::error remote_device::open_memory() noexcept {
@@ -100,6 +103,10 @@ caf::expected<void*> remote_device::allocate_pinned(std::size_t size_bytes) noex
 
 caf::error remote_device::deallocate_pinned(void* memory) noexcept {
   return pool_->segments().remove(memory);
+}
+
+std::function<caf::error(void*)> remote_device::pinned_deleter() noexcept {
+  return [segments = pool_->shared()](void* memory) { return segments->remove(memory); };
 }
 
 caf::expected<stream_view> remote_device::create_stream() noexcept {
@@ -147,18 +154,30 @@ caf::error remote_device::record(event_view event, stream_view stream) noexcept 
 
 caf::error remote_device::wait(stream_view stream, event_view event) noexcept {
   const auto& x = event_of(event);
-  if (x.record == 0 || x.link->is_done(x.number, x.record))
+  if (x.record == 0)
     return {};
-  if (x.link == link_)
-    return link_->run(command::wait_event, wait_event_args{x.number, id_of(stream)});
-  return wait_word(stream, &x.link->done_word(x.number), x.record);
+  if (x.link != link_)
+    return wait_word(stream, &x.link->done_word(x.number), x.record);
+  if (link_->is_done(x.number, x.record))
+    return {};
+  return link_->run(command::wait_event, wait_event_args{x.number, id_of(stream)});
+}
+
+event_word remote_device::word_of(event_view event) const noexcept {
+  const auto& x = event_of(event);
+  if (x.record == 0)
+    return {};
+  return {{x.link, &x.link->done_word(x.number)}, x.record};
 }
 
 caf::error remote_device::wait_word(stream_view stream, const std::atomic<std::uint64_t>* word,
                                     std::uint64_t value) noexcept {
+  auto there = [&] { return word->load(std::memory_order_acquire) >= value; };
+  if (there())
+    return {};
   auto place = pool_->segments().place_of(word, sizeof *word, *link_);
   if (!place)
-    return place.error();
+    return there() ? caf::error{} : place.error(); // the worker that had it may be gone meanwhile
   return link_->run(command::wait_word, wait_word_args{*place, value, id_of(stream)});
 }
 
@@ -283,9 +302,13 @@ void remote_communicator::on_loss(std::function<void()> f) noexcept {
 }
 
 caf::error remote_communicator::asynchronous_error() noexcept {
-  if (!link_->any_communicator_error())
+  const auto errors = link_->communicator_errors(); // before it asks
+  if (errors == errors_of_others_)
     return link_->lost() ? link_->loss() : caf::error{};
-  return link_->run(command::asynchronous_error, key_);
+  if (auto error = link_->run(command::asynchronous_error, key_))
+    return error;
+  errors_of_others_ = errors;
+  return {};
 }
 
 } // namespace troupe::detail

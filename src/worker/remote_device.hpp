@@ -35,6 +35,7 @@ public:
   caf::expected<void*> allocate_symmetric(std::size_t size_bytes) noexcept override;
   caf::expected<void*> allocate_pinned(std::size_t size_bytes) noexcept override;
   caf::error deallocate_pinned(void* memory) noexcept override;
+  std::function<caf::error(void*)> pinned_deleter() noexcept override;
 
   caf::expected<stream_view> create_stream() noexcept override;
   caf::error destroy_stream(stream_view stream) noexcept override;
@@ -62,6 +63,7 @@ public:
 
   caf::error wait_word(stream_view stream, const std::atomic<std::uint64_t>* word,
                        std::uint64_t value) noexcept override;
+  event_word word_of(event_view event) const noexcept override;
   bool is_remote() const noexcept override { return true; }
   caf::error launch_registered(const std::string& name, std::span<const launch_memory> reads,
                                std::span<const launch_memory> writes,
@@ -116,6 +118,8 @@ private:
   const std::shared_ptr<worker_link> link_;
   const communicator_key key_;
   wire_writer calls_; ///< of the call that is being made
+  /// So many errors of its worker's communicators were none of this one.
+  std::uint64_t errors_of_others_ = 0;
 };
 
 } // namespace troupe::detail

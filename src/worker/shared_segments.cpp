@@ -17,6 +17,12 @@ std::size_t whole_pages(std::size_t size_bytes) {
   return (size_bytes + page - 1) / page * page;
 }
 
+/// Waits for nothing: it may be lost.
+void unmap(std::uint64_t segment, worker_link& in) {
+  in.request(control::unmap, std::as_bytes(std::span{&segment, 1}), std::nullopt,
+             [](const caf::expected<std::vector<std::byte>>&) {});
+}
+
 } // namespace
 
 caf::expected<std::byte*> shared_segments::create(std::size_t size_bytes) {
@@ -46,8 +52,7 @@ caf::error shared_segments::remove(const void* memory) {
   }
   for (auto& x : gone.mapped_by)
     if (auto link = x.lock())
-      link->request(control::unmap, std::as_bytes(std::span{&gone.number, 1}), std::nullopt,
-                    [](const caf::expected<std::vector<std::byte>>&) {}); // it may be lost
+      unmap(gone.number, *link);
   return {};
 }
 
@@ -76,12 +81,17 @@ caf::expected<shared_place> shared_segments::place_of(const void* memory, std::s
   }
   if (auto done = in.request(control::map, what, from.descriptor); !done)
     return done.error();
-  std::lock_guard lock{mutex_};
-  if (auto i = all_.find(from.bytes.data()); i != all_.end() && i->second.number == what.segment) {
-    std::erase_if(i->second.mapped_by, [](auto& y) { return y.expired(); });
-    i->second.mapped_by.push_back(in.weak_from_this());
+  {
+    std::lock_guard lock{mutex_};
+    if (auto i = all_.find(from.bytes.data());
+        i != all_.end() && i->second.number == what.segment) {
+      std::erase_if(i->second.mapped_by, [](auto& y) { return y.expired(); });
+      i->second.mapped_by.push_back(in.weak_from_this());
+      return result;
+    }
   }
-  return result;
+  unmap(what.segment, in); // `remove` did not know of it
+  return make_error(errc::invalid_argument, "host memory that was freed while a worker mapped it");
 }
 
 } // namespace troupe::detail

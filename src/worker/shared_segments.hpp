@@ -30,7 +30,7 @@ public:
   caf::error remove(const void* memory);
 
   /// The place of `size_bytes` bytes, which `in` has mapped then.
-  /// @errors errc::invalid_argument: they are not shared; what mapping gives
+  /// @errors errc::invalid_argument: they are not shared, or not any more; what mapping gives
   caf::expected<shared_place> place_of(const void* memory, std::size_t size_bytes, worker_link& in);
 
 private:

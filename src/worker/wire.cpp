@@ -1,5 +1,7 @@
 #include "worker/wire.hpp"
 
+#include <algorithm>
+
 namespace troupe::detail {
 
 void put(wire_writer& to, const caf::error& x) {
@@ -39,7 +41,9 @@ caf::error get_error(wire_reader& from) {
   f.epoch = from.get<std::uint64_t>();
   f.generation = from.get<std::uint64_t>();
   f.parts = from.get_all<part_state>();
-  if (!from.ok() || f.code < errc::invalid_argument || f.code > errc::internal)
+  const bool parts_are = std::all_of(f.parts.begin(), f.parts.end(),
+                                     [](auto x) { return x <= part_state::uninvolved; });
+  if (!from.ok() || f.code < errc::invalid_argument || f.code > errc::internal || !parts_are)
     return make_error(errc::internal, "a worker's error could not be read");
   return make_error(std::move(f));
 }

@@ -47,6 +47,11 @@ public:
   explicit wire_reader(std::span<const std::byte> data) noexcept : data_(data) {}
 
   template <wire_value T> T get() noexcept {
+    if constexpr (std::is_same_v<T, bool>) { // no other byte is one
+      const auto x = get<std::uint8_t>();
+      ok_ = ok_ && x <= 1;
+      return x == 1;
+    }
     T result{};
     if (const auto from = take(sizeof(T)); from.size() == sizeof(T))
       std::memcpy(&result, from.data(), sizeof(T));
@@ -68,6 +73,9 @@ public:
   }
 
   bool ok() const noexcept { return ok_; }
+  /// What was read makes no sense.
+  void fail() noexcept { ok_ = false; }
+  bool at_end() const noexcept { return data_.empty(); }
 
 private:
   std::span<const std::byte> take(std::size_t size) noexcept {

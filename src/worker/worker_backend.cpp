@@ -1,9 +1,11 @@
 #include "worker/worker_backend.hpp"
 
 #include "core/log.hpp"
+#include "worker/fair_limit.hpp"
 #include "worker/remote_device.hpp"
 
 #include <condition_variable>
+#include <thread>
 #include <utility>
 
 namespace troupe::detail {
@@ -14,6 +16,15 @@ using reply = caf::expected<std::vector<std::byte>>;
 
 template <class T> std::span<const std::byte> bytes_of(const T& x) {
   return std::as_bytes(std::span{&x, 1});
+}
+
+/// A value that a worker gave.
+template <wire_value T> caf::expected<T> value_of(std::span<const std::byte> from) {
+  wire_reader reader{from};
+  const auto result = reader.get<T>();
+  if (!reader.ok() || !reader.at_end())
+    return make_error(errc::internal, "a worker's reply could not be read");
+  return result;
 }
 
 /// What several workers answer to one question.
@@ -29,19 +40,37 @@ public:
     all_[i] = std::move(x);
     condition_.notify_all();
   }
-  /// Waits for all of them, or for the first error, which it returns.
-  caf::error wait_for_success() {
-    std::unique_lock lock{mutex_};
-    condition_.wait(lock, [this] { return first_error_ || there_ == all_.size(); });
+  /// Waits for all of them, or for the first error, or until `limit` is over.
+  void wait_for_success(fair_limit& limit) {
+    wait(limit, [this] { return first_error_ || there_ == all_.size(); });
+  }
+  /// Waits for all of them, or until `limit` is over.
+  void wait_for_all(fair_limit& limit) {
+    wait(limit, [this] { return there_ == all_.size(); });
+  }
+  std::vector<std::size_t> missing() {
+    std::lock_guard lock{mutex_};
+    std::vector<std::size_t> result;
+    for (std::size_t i = 0; i < all_.size(); ++i)
+      if (!all_[i])
+        result.push_back(i);
+    return result;
+  }
+  caf::error first_error() {
+    std::lock_guard lock{mutex_};
     return first_error_;
   }
-  void wait_for_all() {
-    std::unique_lock lock{mutex_};
-    condition_.wait(lock, [this] { return there_ == all_.size(); });
-  }
+  /// When all are there.
   const reply& operator[](std::size_t i) const { return *all_[i]; }
 
 private:
+  template <class F> void wait(fair_limit& limit, F f) {
+    std::unique_lock lock{mutex_};
+    while (!condition_.wait_until(lock, limit.next(), f))
+      if (limit.over())
+        return;
+  }
+
   std::mutex mutex_;
   std::condition_variable condition_;
   std::size_t there_ = 0;
@@ -64,12 +93,31 @@ struct assembly {
   std::mutex mutex;
   bool given_up = false;
   std::vector<std::pair<std::shared_ptr<worker_link>, communicator_key>> built;
+
+  /// Nobody wants it any more: what is built, ends, and what comes.
+  void end() {
+    std::lock_guard lock{mutex};
+    given_up = true;
+    for (auto& [link, key] : built)
+      abort_one(*link, key);
+    built.clear();
+  }
 };
+
+/// Nothing else ends a rank whose build waits for one that has failed.
+void end_those_that_hang(const std::shared_ptr<assembly>& all,
+                         const std::vector<std::shared_ptr<worker_link>>& links, fair_limit left,
+                         std::chrono::nanoseconds limit) {
+  all->answers.wait_for_all(left);
+  for (auto i : all->answers.missing())
+    links[i]->give_up_late(to_string(control::build), limit);
+}
 
 } // namespace
 
-worker_backend::worker_backend(std::shared_ptr<worker_pool> pool, std::string name)
-    : pool_(std::move(pool)), name_(std::move(name)) {}
+worker_backend::worker_backend(std::shared_ptr<worker_pool> pool, std::string name,
+                               std::chrono::nanoseconds build_limit)
+    : pool_(std::move(pool)), name_(std::move(name)), build_limit_(build_limit) {}
 
 caf::error worker_backend::check(int ordinal) const {
   if (ordinal >= 0 && ordinal < device_count())
@@ -99,7 +147,7 @@ caf::expected<peer_link> worker_backend::link(int from, int to) noexcept {
   if (!answer)
     return answer.error();
   wire_reader reader{*answer};
-  auto result = reader.get<peer_link>();
+  auto result = get_peer_link(reader);
   if (!reader.ok())
     return make_error(errc::internal, "a worker's reply could not be read");
   return result;
@@ -130,14 +178,16 @@ worker_backend::build(const communicator_id&, int size,
     links.push_back(std::move(link));
   }
   std::lock_guard one_at_a_time{building_};
-  auto made = links.front()->request(control::make_communicator_id, std::span<const std::byte>{});
+  fair_limit left{build_limit_};
+  auto made = links.front()->request(control::make_communicator_id, std::span<const std::byte>{},
+                                     std::nullopt, build_limit_);
   if (!made)
     return made.error();
+  auto id = value_of<communicator_id>(*made);
+  if (!id)
+    return id.error();
   build_args what;
-  wire_reader reader{*made};
-  what.id = reader.get<communicator_id>();
-  if (!reader.ok())
-    return make_error(errc::internal, "a worker's reply could not be read");
+  what.id = *id;
   what.size = size;
   auto all = std::make_shared<assembly>(ranks.size());
   for (std::size_t i = 0; i < ranks.size(); ++i) {
@@ -145,25 +195,32 @@ worker_backend::build(const communicator_id&, int size,
     what.device = ranks[i].device;
     links[i]->request(control::build, bytes_of(what), std::nullopt,
                       [all, i, link = links[i]](reply x) {
-                        if (x) {
-                          const auto key = wire_reader{*x}.get<communicator_key>();
+                        auto key = x ? value_of<communicator_key>(*x)
+                                     : caf::expected<communicator_key>{x.error()};
+                        if (key) {
                           std::unique_lock lock{all->mutex};
                           if (all->given_up) {
                             lock.unlock();
-                            abort_one(*link, key);
+                            abort_one(*link, *key);
                           } else {
-                            all->built.emplace_back(link, key);
+                            all->built.emplace_back(link, *key);
                           }
                         }
-                        all->answers.set(i, std::move(x));
+                        all->answers.set(i, key ? std::move(x) : reply{key.error()});
                       });
   }
-  if (auto why = all->answers.wait_for_success()) {
-    std::lock_guard lock{all->mutex};
-    all->given_up = true; // the others may wait for the one that failed: those that come, end
-    for (auto& [link, key] : all->built)
-      abort_one(*link, key);
+  all->answers.wait_for_success(left);
+  if (auto why = all->answers.first_error()) {
+    all->end(); // the others may wait for the one that failed
+    if (build_limit_.count() != 0 && !all->answers.missing().empty())
+      std::thread{end_those_that_hang, all, links, left, build_limit_}.detach();
     return why;
+  }
+  if (const auto late = all->answers.missing(); !late.empty()) {
+    all->end();
+    for (auto i : late)
+      links[i]->give_up_late(to_string(control::build), build_limit_);
+    return links[late.front()]->loss();
   }
   communicator_ranks result;
   for (std::size_t i = 0; i < ranks.size(); ++i)
@@ -183,7 +240,22 @@ bool worker_backend::is_current(const backend_communicator& rank, int ordinal) c
   return &link == pool_->current(ordinal).get() && !link.lost();
 }
 
+bool worker_backend::give_up(int ordinal, const caf::error& why) noexcept {
+  if (check(ordinal))
+    return false;
+  auto link = pool_->current(ordinal);
+  if (!link)
+    return false;
+  link->give_up(lost_worker(ordinal, why));
+  return true;
+}
+
 caf::error worker_backend::end(control how, const communicator_ranks& ranks) noexcept {
+  if (ranks.empty())
+    return {};
+  auto link_of = [&](std::size_t i) -> worker_link& {
+    return static_cast<remote_communicator&>(*ranks[i]).link();
+  };
   auto answers = std::make_shared<replies>(ranks.size());
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     auto& rank = static_cast<remote_communicator&>(*ranks[i]);
@@ -191,7 +263,13 @@ caf::error worker_backend::end(control how, const communicator_ranks& ranks) noe
     rank.link().request(how, bytes_of(key), std::nullopt,
                         [answers, i](reply x) { answers->set(i, std::move(x)); });
   }
-  answers->wait_for_all();
+  const auto limit = link_of(0).request_limit();
+  fair_limit left{limit};
+  answers->wait_for_all(left);
+  for (auto i : answers->missing())
+    link_of(i).give_up_late(to_string(how), limit);
+  fair_limit none{{}};
+  answers->wait_for_all(none); // who loses them tells
   caf::error result;
   for (std::size_t i = 0; i < ranks.size(); ++i)
     if (auto& x = (*answers)[i]; !x && !result && code_of(x.error()) != errc::worker_lost)

@@ -3,7 +3,9 @@
 
 #include "worker/worker_pool.hpp"
 #include <troupe/backend.hpp>
+#include <troupe/worker.hpp>
 
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -14,7 +16,9 @@ namespace troupe::detail {
 class worker_backend final : public backend {
 public:
   /// `name`: of what executes in the workers.
-  worker_backend(std::shared_ptr<worker_pool> pool, std::string name);
+  /// `build_limit`: see `worker_settings`.
+  worker_backend(std::shared_ptr<worker_pool> pool, std::string name,
+                 std::chrono::nanoseconds build_limit = worker_settings{}.build_limit);
 
   std::string_view name() const noexcept override { return name_; }
   int device_count() const noexcept override { return pool_->device_count(); }
@@ -30,6 +34,8 @@ public:
   bool is_current(const backend_communicator& rank, int ordinal) const noexcept override;
   caf::error abort(communicator_ranks ranks) noexcept override;
   caf::error destroy(communicator_ranks ranks) noexcept override;
+  /// Kills its worker.
+  bool give_up(int ordinal, const caf::error& why) noexcept override;
 
 private:
   caf::error end(control how, const communicator_ranks& ranks) noexcept;
@@ -37,6 +43,7 @@ private:
 
   const std::shared_ptr<worker_pool> pool_;
   const std::string name_;
+  const std::chrono::nanoseconds build_limit_;
   /// Workers build one communicator after the other, all in the same order: each connects it beside
   /// the work of others, and two at a time could wait for each other.
   std::mutex building_;

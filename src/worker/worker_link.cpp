@@ -2,6 +2,7 @@
 
 #include "core/log.hpp"
 #include "core/spin.hpp"
+#include "worker/fair_limit.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -60,14 +61,17 @@ caf::error worker_link::write(command what, bool wants_reply, std::span<const st
       ring_.ring();
       return {};
     }
-    ring_.wait_for_room(doze);
+    if (ring_.broken())
+      give_up_nonsense("it has read what was never written");
+    else
+      ring_.wait_for_room(doze);
   }
   return loss();
 }
 
-bool worker_link::wait_for_reply() noexcept {
-  auto there = [this] {
-    return area_.replied.load(std::memory_order_acquire) == last_command_ || lost();
+bool worker_link::wait_for_reply(std::chrono::nanoseconds limit, command what) noexcept {
+  auto there = [this] { // numbers count up, so that one from the future ends the wait as well
+    return area_.replied.load(std::memory_order_acquire) >= last_command_ || lost();
   };
   if (spin_.count() != 0)
     for (const auto until = clock::now() + spin_; clock::now() < until;)
@@ -76,19 +80,27 @@ bool worker_link::wait_for_reply() noexcept {
           return !lost();
         pause();
       }
-  while (!there())
+  for (fair_limit left{limit}; !there();) {
     area_.to_asker.sleep(doze, there);
+    if (limit.count() != 0 && !there() && left.over())
+      give_up_late(to_string(what), limit);
+  }
   return !lost();
 }
 
 caf::expected<wire_reader> worker_link::ask_bytes(command what, std::span<const std::byte> first,
-                                                  std::span<const std::byte> more) noexcept {
+                                                  std::span<const std::byte> more,
+                                                  std::chrono::nanoseconds limit) noexcept {
   if (auto error = write(what, true, first, more))
     return error;
-  if (!wait_for_reply())
+  if (!wait_for_reply(limit, what))
     return loss();
-  const auto size =
-      std::min<std::size_t>(area_.reply_size.load(std::memory_order_relaxed), area_.reply.size());
+  const std::size_t size = area_.reply_size.load(std::memory_order_relaxed);
+  if (size > area_.reply.size() ||
+      area_.replied.load(std::memory_order_relaxed) != last_command_) {
+    give_up_nonsense("a reply to no command of this process");
+    return loss();
+  }
   reply_.assign(area_.reply.begin(), area_.reply.begin() + static_cast<std::ptrdiff_t>(size));
   wire_reader reader{reply_};
   if (auto error = get_error(reader))
@@ -112,7 +124,8 @@ void worker_link::give_back_event(std::uint64_t event) noexcept { free_events_.p
 
 caf::expected<std::vector<std::byte>> worker_link::request(control what,
                                                            std::span<const std::byte> body,
-                                                           std::optional<int> descriptor) noexcept {
+                                                           std::optional<int> descriptor,
+                                                           std::chrono::nanoseconds limit) noexcept {
   struct state {
     std::mutex mutex;
     std::condition_variable condition;
@@ -124,8 +137,17 @@ caf::expected<std::vector<std::byte>> worker_link::request(control what,
     shared->result.emplace(std::move(result));
     shared->condition.notify_one();
   });
+  auto there = [&] { return shared->result.has_value(); };
   std::unique_lock lock{shared->mutex};
-  shared->condition.wait(lock, [&] { return shared->result.has_value(); });
+  for (fair_limit left{limit}; limit.count() != 0 && !there();) {
+    if (shared->condition.wait_until(lock, left.next(), there) || !left.over())
+      continue;
+    lock.unlock();
+    give_up_late(to_string(what), limit);
+    lock.lock();
+    break;
+  }
+  shared->condition.wait(lock, there); // who loses it tells
   return std::move(*shared->result);
 }
 
@@ -142,20 +164,22 @@ void worker_link::request(
       return then(why);
     }
     head.number = ++last_request_;
-    open_.emplace(head.number, std::move(then));
+    open_.emplace(head.number, open_request{what, std::move(then)});
   }
   std::vector<std::byte> message(sizeof head + body.size());
   std::memcpy(message.data(), &head, sizeof head);
   if (!body.empty())
     std::memcpy(message.data() + sizeof head, body.data(), body.size());
-  auto error = control_->send(message, descriptor);
+  const auto error = control_->send(message, descriptor);
   if (!error)
     return;
+  if (code_of(error) == errc::deadline_exceeded)
+    return give_up(lost_worker(device_, error));
   reply_handler handler;
   {
     std::lock_guard lock{mutex_};
     if (auto i = open_.find(head.number); i != open_.end()) {
-      handler = std::move(i->second);
+      handler = std::move(i->second.then);
       open_.erase(i);
     }
   }
@@ -166,22 +190,25 @@ void worker_link::request(
 void worker_link::received(std::span<const std::byte> message) noexcept {
   wire_reader reader{message};
   const auto head = reader.get<control_head>();
-  if (!reader.ok())
-    return log(log_level::warning, "a worker's message was too short");
   reply_handler handler;
-  {
+  if (reader.ok()) {
     std::lock_guard lock{mutex_};
-    auto i = open_.find(head.number);
-    if (i == open_.end())
+    if (lost_)
       return;
-    handler = std::move(i->second);
-    open_.erase(i);
+    if (auto i = open_.find(head.number); i != open_.end() && i->second.kind == head.kind) {
+      handler = std::move(i->second.then);
+      open_.erase(i);
+    }
   }
+  if (!handler)
+    return give_up_nonsense("a message that answers nothing");
   if (auto error = get_error(reader))
     return handler(heard(error));
   const auto body = reader.get_bytes();
-  if (!reader.ok())
-    return handler(make_error(errc::internal, "a worker's reply could not be read"));
+  if (!reader.ok() || !reader.at_end()) {
+    give_up_nonsense("a reply that could not be read");
+    return handler(loss());
+  }
   handler(std::vector<std::byte>{body.begin(), body.end()});
 }
 
@@ -209,32 +236,65 @@ void worker_link::on_loss(std::function<void(const caf::error&)> f) {
   f(loss());
 }
 
-void worker_link::lose(const caf::error& why) noexcept {
-  std::map<std::uint64_t, reply_handler> open;
+void worker_link::give_up(const caf::error& why) noexcept { lose(why, true); }
+
+void worker_link::give_up_late(std::string_view what, std::chrono::nanoseconds limit) noexcept {
+  const auto ms = std::chrono::ceil<std::chrono::milliseconds>(limit).count();
+  failure f;
+  f.code = errc::worker_lost;
+  f.device = device_;
+  f.detail = "its worker did not answer \"" + std::string{what} + "\" within " +
+             std::to_string(ms) + " ms, and was killed";
+  give_up(make_error(std::move(f)));
+}
+
+void worker_link::give_up_nonsense(std::string_view what) noexcept {
+  failure f;
+  f.code = errc::worker_lost;
+  f.device = device_;
+  f.detail = "its worker wrote what makes no sense (" + std::string{what} + "), and was killed";
+  give_up(make_error(std::move(f)));
+}
+
+void worker_link::lose(const caf::error& why, bool kills) noexcept {
+  std::map<std::uint64_t, open_request> open;
   std::vector<std::function<void(const caf::error&)>> listeners;
   {
-    std::lock_guard lock{mutex_};
-    if (lost_)
+    std::unique_lock lock{mutex_};
+    if (lost_) {
+      lock.unlock();
+      if (kills)
+        control_->kill();
       return;
+    }
     why_ = why;
     lost_.store(true, std::memory_order_release);
     open.swap(open_);
     listeners.swap(on_loss_);
     telling_ = std::this_thread::get_id();
   }
+  if (kills)
+    control_->kill();
   area_.to_asker.ring();
   area_.words.to_writer.ring();
   for (auto& f : listeners) // first: what is lost fails with this, not with what follows from it
     f(why);
-  // Streams of other devices wait for these; nothing comes any more.
-  for (auto& x : area_.done)
-    x.store(all_done, std::memory_order_release);
-  for (auto& [number, handler] : open)
-    handler(why);
+  end_waiting();
+  for (auto& [number, x] : open)
+    x.then(why);
   std::lock_guard lock{mutex_};
   telling_ = {};
   told_.notify_all();
 }
+
+/// Streams of other devices wait for these; nothing comes any more.
+void worker_link::end_waiting() noexcept {
+  for (auto& x : area_.done)
+    x.store(all_done, std::memory_order_release);
+}
+
+/// In its last moments it may have written them once more.
+void worker_link::gone() noexcept { end_waiting(); }
 
 void worker_link::wait_until_told() noexcept {
   std::unique_lock lock{mutex_};

@@ -17,6 +17,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -28,13 +29,17 @@ public:
   virtual ~control_sender() = default;
   [[nodiscard]] virtual caf::error send(std::span<const std::byte> message,
                                         std::optional<int> descriptor) noexcept = 0;
+  /// Ends the worker at once, which nobody hears any more; it does not wait for who sends. Where
+  /// that cannot be done, whoever looks after it does it when he finds the link lost.
+  virtual void kill() noexcept {}
 };
 
 /// What everybody is told whose device was in a worker that ended because of `cause`.
 caf::error lost_worker(int device, const caf::error& cause);
 
 /// One life of a worker: commands of the device's lane by the ring, requests of any thread by the
-/// socket. Once it is lost, everything gives the error that says why, at once.
+/// socket. Once it is lost, everything gives the error that says why, at once. Nothing that the
+/// worker writes can harm: if it makes no sense, the worker is lost.
 class worker_link : public std::enable_shared_from_this<worker_link> {
 public:
   /// @param area zeroed memory that both share; `keep` keeps it
@@ -44,6 +49,8 @@ public:
   int device() const noexcept { return device_; }
   /// How long who asks by the ring stays awake for the reply. Before the first command.
   void set_spin(std::chrono::nanoseconds x) noexcept { spin_ = x; }
+  /// How long a request waits for its reply if nobody says otherwise; 0: for ever. Before the first.
+  void set_request_limit(std::chrono::nanoseconds x) noexcept { request_limit_ = x; }
 
   // -- the lane
 
@@ -55,15 +62,19 @@ public:
   /// @errors what the worker says; errc::worker_lost
   template <wire_value T>
   caf::expected<wire_reader> ask(command what, const T& arguments,
-                                 std::span<const std::byte> more = {}) noexcept {
-    return ask_bytes(what, std::as_bytes(std::span{&arguments, 1}), more);
+                                 std::span<const std::byte> more = {},
+                                 std::chrono::nanoseconds limit = {}) noexcept {
+    return ask_bytes(what, std::as_bytes(std::span{&arguments, 1}), more, limit);
   }
+  /// `limit`: after it the worker is given up; 0: none
   caf::expected<wire_reader> ask_bytes(command what, std::span<const std::byte> first,
-                                       std::span<const std::byte> more = {}) noexcept;
+                                       std::span<const std::byte> more = {},
+                                       std::chrono::nanoseconds limit = {}) noexcept;
   /// The same, where the reply is nothing but an error or none.
   template <wire_value T>
-  caf::error run(command what, const T& arguments, std::span<const std::byte> more = {}) noexcept {
-    auto reply = ask(what, arguments, more);
+  caf::error run(command what, const T& arguments, std::span<const std::byte> more = {},
+                 std::chrono::nanoseconds limit = {}) noexcept {
+    auto reply = ask(what, arguments, more, limit);
     return reply ? caf::error{} : reply.error();
   }
 
@@ -71,23 +82,32 @@ public:
   std::optional<std::uint64_t> take_event() noexcept;
   void give_back_event(std::uint64_t event) noexcept;
   std::uint64_t next_record(std::uint64_t event) noexcept { return ++records_[event]; }
-  bool is_done(std::uint64_t event, std::uint64_t record) const noexcept {
-    return area_.done[event].load(std::memory_order_acquire) >= record;
+  bool is_done(std::uint64_t event, std::uint64_t record) noexcept {
+    const auto done = area_.done[event].load(std::memory_order_acquire);
+    if (done > records_[event] && !lost())
+      give_up_nonsense("what was never recorded is done");
+    return done >= record;
   }
-  /// Has a rank of a communicator had an error that no call gave?
-  bool any_communicator_error() const noexcept {
-    return area_.communicator_errors.load(std::memory_order_acquire) != 0;
+
+  // -- any thread
+
+  /// How often a rank of a communicator had an error that no call gave.
+  std::uint64_t communicator_errors() const noexcept {
+    return area_.communicator_errors.load(std::memory_order_acquire);
   }
   const std::atomic<std::uint64_t>& done_word(std::uint64_t event) const noexcept {
     return area_.done[event];
   }
 
-  // -- any thread
-
-  /// Waits for the reply.
+  /// Waits for the reply. A worker that does not give it within `limit` is given up; 0: none.
   /// @errors what the worker says; errc::worker_lost
   caf::expected<std::vector<std::byte>> request(control what, std::span<const std::byte> body,
-                                                std::optional<int> descriptor = {}) noexcept;
+                                                std::optional<int> descriptor,
+                                                std::chrono::nanoseconds limit) noexcept;
+  caf::expected<std::vector<std::byte>> request(control what, std::span<const std::byte> body,
+                                                std::optional<int> descriptor = {}) noexcept {
+    return request(what, body, descriptor, request_limit_);
+  }
   template <wire_value T>
   caf::expected<std::vector<std::byte>> request(control what, const T& body,
                                                 std::optional<int> descriptor = {}) noexcept {
@@ -98,6 +118,14 @@ public:
   void request(control what, std::span<const std::byte> body, std::optional<int> descriptor,
                std::function<void(caf::expected<std::vector<std::byte>>)> then) noexcept;
 
+  std::chrono::nanoseconds request_limit() const noexcept { return request_limit_; }
+  /// Ends the worker, which is lost because of `why`.
+  void give_up(const caf::error& why) noexcept;
+  /// The same, for what it did not do within `limit`.
+  void give_up_late(std::string_view what, std::chrono::nanoseconds limit) noexcept;
+  /// The same, for what it wrote.
+  void give_up_nonsense(std::string_view what) noexcept;
+
   bool lost() const noexcept { return lost_.load(std::memory_order_acquire); }
   const std::atomic<bool>& lost_flag() const noexcept { return lost_; }
   caf::error loss() const;
@@ -107,7 +135,9 @@ public:
   // -- whoever looks after the process
 
   void received(std::span<const std::byte> message) noexcept;
-  void lose(const caf::error& why) noexcept;
+  void lose(const caf::error& why) noexcept { lose(why, false); }
+  /// The process is no more, and so has written its last; it is lost.
+  void gone() noexcept;
   /// Returns when nobody is told of the loss any more; not on a thread that is.
   void wait_until_told() noexcept;
 
@@ -116,7 +146,9 @@ private:
 
   caf::error write(command what, bool wants_reply, std::span<const std::byte> first,
                    std::span<const std::byte> more) noexcept;
-  bool wait_for_reply() noexcept;
+  bool wait_for_reply(std::chrono::nanoseconds limit, command what) noexcept;
+  void lose(const caf::error& why, bool kills) noexcept;
+  void end_waiting() noexcept;
   /// What this process is told of an error of the worker's, which ends after some.
   caf::error heard(const caf::error& error) noexcept;
 
@@ -125,6 +157,7 @@ private:
   const std::shared_ptr<void> keep_;
   const std::unique_ptr<control_sender> control_;
   std::chrono::nanoseconds spin_{0};
+  std::chrono::nanoseconds request_limit_{0};
   command_ring ring_;
   std::uint64_t last_command_ = 0;
   std::vector<std::byte> reply_;
@@ -135,7 +168,11 @@ private:
   mutable std::mutex mutex_;
   caf::error why_;
   std::uint64_t last_request_ = 0;
-  std::map<std::uint64_t, reply_handler> open_;
+  struct open_request {
+    control kind{};
+    reply_handler then;
+  };
+  std::map<std::uint64_t, open_request> open_;
   std::vector<std::function<void(const caf::error&)>> on_loss_;
   std::condition_variable told_;
   std::thread::id telling_; ///< who tells, if anybody does

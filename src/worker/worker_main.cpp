@@ -37,9 +37,10 @@ public:
     if (!service_) // there is nothing to serve
       return 0;
     std::thread receiver{[this] {
-      receive_all(parent_.socket(), [this](auto message, auto descriptor) {
-        service_->received(message, std::move(descriptor));
-      });
+      if (auto error = receive_all(parent_.socket(), [this](auto message, auto descriptor) {
+            service_->received(message, std::move(descriptor));
+          }))
+        end_with(error);
     }};
     service_->run();
     ending_.store(true);
@@ -75,8 +76,14 @@ private:
 
   caf::error be(const worker_setup& what, worker_description& about) {
     std::shared_ptr<backend> executes;
+    if (what.host.devices < 0 || what.host.devices > most_worker_devices)
+      return make_error(errc::invalid_argument,
+                        std::to_string(what.host.devices) + " virtual devices");
     if (what.backend == "host") {
       executes = make_host_backend(what.host);
+    } else if (what.backend != "cuda") {
+      return make_error(errc::invalid_argument,
+                        "workers execute with cuda or host, not " + what.backend);
     } else {
       auto cuda = make_cuda_backend();
       if (!cuda)
@@ -92,6 +99,7 @@ private:
       return make_error(errc::internal, "the parent shares too little memory");
     service_options options;
     options.device = what.device;
+    options.progress = &parent_.progress();
     options.spin = std::chrono::nanoseconds{about.spin_ns};
     options.send = [this](std::span<const std::byte> x) { send(x); };
     options.on_fault = [this](const caf::error& why) { end_with(why); };
@@ -146,11 +154,12 @@ caf::expected<std::shared_ptr<backend>> make_worker_backend(worker_backend_optio
     return make_error(errc::invalid_argument,
                       "workers execute with cuda or host, not " + options.backend);
   auto name = options.backend;
+  const auto build_limit = options.workers.build_limit;
   auto pool = detail::process_pool::create(std::move(options));
   if (!pool)
     return pool.error();
   return std::shared_ptr<backend>{
-      std::make_shared<detail::worker_backend>(std::move(*pool), std::move(name))};
+      std::make_shared<detail::worker_backend>(std::move(*pool), std::move(name), build_limit)};
 }
 
 } // namespace troupe

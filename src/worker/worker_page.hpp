@@ -41,11 +41,27 @@ private:
   std::array<char, 1012> text_{};
 };
 
-/// What the page's owners make of it: how far the worker has come with its work, and whether it is
-/// inside a call that may be stuck.
+/// Whether the worker is inside a call that may be stuck: one thread of it marks its calls.
 struct work_progress {
-  std::atomic<std::uint64_t> count{0};
-  std::atomic<std::int64_t> busy_since{0}; ///< of the steady clock, in ns; 0: not busy
+  std::atomic<std::uint64_t> count{0}; ///< of begins and ends: odd inside a call
+  std::atomic<std::uint32_t> call{0};  ///< the last one; what it means is the page's owners'
+
+  /// Marks a call for as long as it lives.
+  class mark {
+  public:
+    mark(work_progress& on, std::uint32_t call) noexcept
+        : on_(on), begun_(on.count.load(std::memory_order_relaxed) | 1) {
+      on_.call.store(call, std::memory_order_relaxed);
+      on_.count.store(begun_, std::memory_order_release);
+    }
+    ~mark() { on_.count.store(begun_ + 1, std::memory_order_release); }
+    mark(const mark&) = delete;
+    mark& operator=(const mark&) = delete;
+
+  private:
+    work_progress& on_;
+    const std::uint64_t begun_;
+  };
 };
 
 /// The begin of the shared memory; an area for the page's owners follows. Either process may

@@ -28,10 +28,12 @@ public:
   /// The device needs its worker no more: it ends in good order. Blocks.
   virtual void release(int ordinal) noexcept = 0;
 
-  shared_segments& segments() noexcept { return segments_; }
+  shared_segments& segments() noexcept { return *segments_; }
+  /// The same; it may outlive the workers.
+  const std::shared_ptr<shared_segments>& shared() const noexcept { return segments_; }
 
 private:
-  shared_segments segments_;
+  const std::shared_ptr<shared_segments> segments_ = std::make_shared<shared_segments>();
 };
 
 } // namespace troupe::detail

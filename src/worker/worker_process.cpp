@@ -50,6 +50,8 @@ caf::error check(const worker_options& x) {
     return wrong("a worker's beats are at least a millisecond apart");
   if (x.stuck_limit.count() < 0 || (x.stuck_limit.count() > 0 && x.stuck_limit < 2 * x.beat_period))
     return wrong("the limit for a worker's stuckness is less than two of its beats");
+  if (x.call_limit.count() < 0)
+    return wrong("the limit for a worker's calls is negative");
   if (x.exit_limit.count() < 0 || x.destroy_limit.count() < 0)
     return wrong("a limit for a worker's end is negative");
   if (x.area_bytes > std::size_t{1} << 62)
@@ -140,13 +142,13 @@ private:
   int error_ = 0;
 };
 
-/// For how long the beats have stood still.
+/// For how long a count has stood still.
 class stillness {
 public:
   /// A look that came late counts as one in time: this process stood still as well.
-  std::chrono::nanoseconds look(std::uint64_t beats, clock::time_point now,
+  std::chrono::nanoseconds look(std::uint64_t count, clock::time_point now,
                                 std::chrono::nanoseconds tick) noexcept {
-    if (beats != std::exchange(beats_, beats) || last_ == clock::time_point{})
+    if (count != std::exchange(count_, count) || last_ == clock::time_point{})
       still_ = {};
     else
       still_ += std::min<std::chrono::nanoseconds>(now - last_, 2 * tick);
@@ -155,7 +157,7 @@ public:
   }
 
 private:
-  std::uint64_t beats_ = 0;
+  std::uint64_t count_ = 0;
   clock::time_point last_;
   std::chrono::nanoseconds still_{0};
 };
@@ -174,6 +176,8 @@ std::string_view to_string(end_cause x) noexcept {
     return "hung up";
   case end_cause::stuck:
     return "stuck";
+  case end_cause::busy:
+    return "busy";
   case end_cause::killed:
     return "killed";
   }
@@ -216,7 +220,7 @@ public:
   /// Kills and waits.
   void finish() noexcept;
 
-  caf::error kill(end_cause why) noexcept;
+  caf::error kill(end_cause why, std::uint32_t call = 0) noexcept;
 
   std::optional<worker_end> end() const {
     std::lock_guard lock{mutex_};
@@ -299,6 +303,7 @@ private:
   caf::error hold_error_;
   bool is_killed_ = false; // on purpose: a stuck one, or by its owner
   end_cause why_killed_ = end_cause::killed;
+  std::uint32_t call_ = 0; // of a busy one
   std::optional<worker_end> end_;
   bool end_told_ = false;
   bool is_telling_ = false;
@@ -374,6 +379,9 @@ caf::error worker_process::state::exchange_hello(time_limit until) {
   if (!got)
     return make_error(errc::unavailable, "the worker " + options_.program +
                                              " does not speak troupe: " + describe(got.error()));
+  if (got->what == received::kind::interrupted)
+    return make_error(errc::unavailable,
+                      "nobody wants the worker " + options_.program + " any more");
   if (got->what != received::kind::message)
     return began_badly(no_hello, until);
   const auto theirs =
@@ -403,8 +411,10 @@ caf::error worker_process::state::start(message_socket worker_end) {
   auto result = begin_watching();
   if (!result)
     result = spawn(std::move(worker_end));
-  if (!result)
+  if (!result) {
+    std::stop_callback stop{options_.stop, [this] { socket_.interrupt(); }};
     result = exchange_hello(until);
+  }
   if (!result)
     result = begin_watching_line();
   if (result) {
@@ -414,13 +424,15 @@ caf::error worker_process::state::start(message_socket worker_end) {
   return result;
 }
 
-caf::error worker_process::state::kill(end_cause why) noexcept {
+caf::error worker_process::state::kill(end_cause why, std::uint32_t call) noexcept {
   {
     std::lock_guard lock{mutex_};
     if (!pidfd_ || exit_)
       return {};
-    if (!end_ && !std::exchange(is_killed_, true))
+    if (!end_ && !std::exchange(is_killed_, true)) {
       why_killed_ = why;
+      call_ = call;
+    }
   }
   if (kill_by_pidfd(pidfd_.get()) != 0 && errno != ESRCH)
     return system_failure("pidfd_send_signal", errno, "cannot kill the worker " + options_.program);
@@ -476,10 +488,12 @@ void worker_process::state::watch() {
 }
 
 void worker_process::state::watch_process() {
-  const auto tick = options_.stuck_limit.count() == 0
-                        ? longest_tick
-                        : std::clamp(options_.stuck_limit / 8, shortest_tick, longest_tick);
+  auto tick = longest_tick;
+  for (const auto limit : {options_.stuck_limit, options_.call_limit})
+    if (limit.count() != 0)
+      tick = std::clamp(limit / 8, shortest_tick, tick);
   stillness beats;
+  stillness calls;
   bool hung_up = false;
   bool waits_for_tracer = false;
   auto kill_at = no_limit;
@@ -514,6 +528,15 @@ void worker_process::state::watch_process() {
         beats.look(page_.beats.load(), now, tick) >= options_.stuck_limit) {
       if (auto e = kill(end_cause::stuck))
         log(log_level::error, "a stuck worker", e);
+      report_at = now + kill_patience;
+    }
+    const auto progress = page_.progress.count.load(std::memory_order_acquire);
+    const bool in_call = progress % 2 != 0;
+    if (started && !ended && options_.call_limit.count() != 0 &&
+        calls.look(progress, now, tick) >= options_.call_limit && in_call &&
+        report_at == no_limit) {
+      if (auto e = kill(end_cause::busy, page_.progress.call.load(std::memory_order_relaxed)))
+        log(log_level::error, "a worker in a call", e);
       report_at = now + kill_patience;
     }
     if (now >= report_at)
@@ -567,7 +590,7 @@ void worker_process::state::note_end(noticed_by by, end_cause cause) {
     cause = *line == life_end::let_go ? end_cause::let_go : end_cause::died;
   }
   const auto end =
-      end_.emplace(worker_end{is_killed_ ? why_killed_ : cause, by, now, page_.report.read()});
+      end_.emplace(worker_end{is_killed_ ? why_killed_ : cause, by, now, page_.report.read(), call_});
   call(lock, listener_.ended, end);
   end_told_ = true;
   changed_.notify_all();

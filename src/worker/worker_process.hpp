@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,11 +32,16 @@ struct worker_options {
   /// program that wants to see the signal soon has no core dumps of its workers (RLIMIT_CORE).
   std::chrono::nanoseconds stuck_limit = std::chrono::seconds{1};
   std::chrono::nanoseconds beat_period = std::chrono::milliseconds{5};
+  /// A worker that is inside one call (`work_progress`) for longer is killed; 0: never. Time in
+  /// which this process stood still itself does not count.
+  std::chrono::nanoseconds call_limit{0};
   /// A worker that let go, or closed its socket, is killed if it has not ended by then.
   std::chrono::nanoseconds exit_limit = std::chrono::seconds{5};
   /// How long the destructor waits for the end of a worker that was killed. What the kernel has not
   /// ended by then, because of a device that does not come back, is left to a thread.
   std::chrono::nanoseconds destroy_limit = std::chrono::seconds{10};
+  /// Ends the start, which fails then.
+  std::stop_token stop;
 };
 
 enum class end_cause : std::uint8_t {
@@ -43,6 +49,7 @@ enum class end_cause : std::uint8_t {
   let_go,  ///< the worker has let go on purpose, and is about to end
   hung_up, ///< it has closed its socket, though its life line is held
   stuck,   ///< its beats stood still: it was killed
+  busy,    ///< it was inside one call for too long: it was killed
   killed   ///< by its owner
 };
 
@@ -63,6 +70,7 @@ struct worker_end {
   noticed_by noticed = noticed_by::life_line;
   std::chrono::steady_clock::time_point when;
   std::optional<worker_report> report; ///< what the worker said itself
+  std::uint32_t call = 0;              ///< of a busy one: `work_progress::call`
 };
 
 /// How a process ended. Neither is known if somebody else has reaped it.
@@ -94,8 +102,8 @@ public:
   /// group, so that a terminal's signals reach it as well.
   /// @errors errc::invalid_argument: options that can never be right; errc::unavailable: the
   /// program
-  ///         cannot be started, ended at once, did not say hello in time, refuses, or has another
-  ///         version. Nothing of it is left.
+  ///         cannot be started, ended at once, did not say hello in time, refuses, has another
+  ///         version, or somebody stopped the start. Nothing of it is left.
   static caf::expected<worker_process> start(worker_options options, worker_listener listener = {});
 
   /// Kills the worker, and waits until it was reaped and its listener has returned. In a listener

@@ -2,12 +2,12 @@
 
 #include "core/buffer.hpp"
 #include "core/device_state.hpp"
+#include "core/launch_call.hpp"
 #include "core/log.hpp"
 #include "core/spin.hpp"
 #include <troupe/launch.hpp>
 
 #include <algorithm>
-#include <exception>
 #include <future>
 #include <utility>
 
@@ -69,6 +69,7 @@ private:
 worker_service::worker_service(std::shared_ptr<backend> executes, link_area& area,
                                service_options options)
     : executes_(std::move(executes)), area_(area), options_(std::move(options)),
+      progress_(options_.progress != nullptr ? *options_.progress : unseen_progress_),
       ring_(area.words, area.commands), state_(std::make_shared<device_state>(0, options_.device)),
       events_(link_area::event_count) {
   state_->publish();
@@ -120,8 +121,14 @@ bool worker_service::execute_some() noexcept {
   command_head head;
   std::span<const std::byte> body;
   bool worked = false;
-  for (int i = 0; i < batch && !stopped_.load(std::memory_order_relaxed) && ring_.peek(head, body);
-       ++i) {
+  auto next = [&] {
+    if (ring_.peek(head, body))
+      return true;
+    if (ring_.broken())
+      fault(make_error(errc::internal, "what the parent has written to the ring makes no sense"));
+    return false;
+  };
+  for (int i = 0; i < batch && !stopped_.load(std::memory_order_relaxed) && next(); ++i) {
     execute(head, body);
     ring_.pop(head);
     worked = true;
@@ -133,7 +140,11 @@ void worker_service::execute(const command_head& head, std::span<const std::byte
   wire_reader reader{body};
   wire_writer result;
   const auto what = static_cast<command>(head.kind);
-  auto error = serve(what, reader, result);
+  caf::error error;
+  {
+    work_progress::mark busy{progress_, head.kind};
+    error = serve(what, reader, result);
+  }
   if (!error && !reader.ok())
     error = malformed();
   if (head.wants_reply != 0)
@@ -175,9 +186,11 @@ worker_service::service_stream* worker_service::find_stream(stream_id id) noexce
   return i != streams_.end() ? &i->second : nullptr;
 }
 
-stream_view worker_service::native(stream_id id) noexcept {
+caf::expected<stream_view> worker_service::native(stream_id id) {
   auto* x = find_stream(id);
-  return x != nullptr ? x->native : stream_view{};
+  if (x == nullptr)
+    return no_such("stream");
+  return x->native;
 }
 
 std::byte* worker_service::host_address(const shared_place& x, std::size_t size_bytes) {
@@ -191,6 +204,10 @@ std::byte* worker_service::host_address(const shared_place& x, std::size_t size_
 }
 
 caf::error worker_service::serve(command what, wire_reader& body, wire_writer& result) {
+  auto on = [this](stream_id id, auto f) -> caf::error {
+    auto stream = native(id);
+    return stream ? f(*stream) : stream.error();
+  };
   auto address = [&](caf::expected<void*> x) {
     if (!x)
       return x.error();
@@ -222,11 +239,12 @@ caf::error worker_service::serve(command what, wire_reader& body, wire_writer& r
     return device_->close_memory();
   case command::allocate: {
     const auto x = body.get<allocate_args>();
-    return address(device_->allocate(x.size_bytes, native(x.stream)));
+    return on(x.stream,
+              [&](stream_view s) { return address(device_->allocate(x.size_bytes, s)); });
   }
   case command::deallocate: {
     const auto x = body.get<deallocate_args>();
-    return device_->deallocate(at(x.address), native(x.stream));
+    return on(x.stream, [&](stream_view s) { return device_->deallocate(at(x.address), s); });
   }
   case command::allocate_symmetric:
     return address(device_->allocate_symmetric(body.get<std::uint64_t>()));
@@ -244,6 +262,10 @@ caf::error worker_service::serve(command what, wire_reader& body, wire_writer& r
 }
 
 caf::error worker_service::serve_stream(command what, wire_reader& body, wire_writer& result) {
+  auto on = [this](stream_id id, auto f) -> caf::error {
+    auto stream = native(id);
+    return stream ? f(*stream) : stream.error();
+  };
   switch (what) {
   case command::create_stream: {
     auto made = create_stream();
@@ -255,9 +277,10 @@ caf::error worker_service::serve_stream(command what, wire_reader& body, wire_wr
   }
   case command::destroy_stream: {
     const auto id = body.get<stream_id>();
-    const auto stream = native(id);
-    streams_.erase(id);
-    return device_->destroy_stream(stream);
+    return on(id, [&](stream_view s) {
+      streams_.erase(id);
+      return device_->destroy_stream(s);
+    });
   }
   case command::record:
     return record(body.get<record_args>());
@@ -265,35 +288,43 @@ caf::error worker_service::serve_stream(command what, wire_reader& body, wire_wr
     const auto x = body.get<wait_event_args>();
     if (x.event >= events_.size())
       return no_such("event");
-    return events_[x.event].native != nullptr ? device_->wait(native(x.stream), events_[x.event])
-                                              : caf::error{};
+    if (events_[x.event].native == nullptr)
+      return {};
+    return on(x.stream, [&](stream_view s) { return device_->wait(s, events_[x.event]); });
   }
   case command::wait_word: {
     const auto x = body.get<wait_word_args>();
     auto* word = host_address(x.word, sizeof(std::uint64_t));
-    if (word == nullptr)
+    if (word == nullptr || x.word.offset % sizeof(std::uint64_t) != 0)
       return no_such("host memory");
-    return device_->wait_word(
-        native(x.stream), reinterpret_cast<const std::atomic<std::uint64_t>*>(word), x.at_least);
+    return on(x.stream, [&](stream_view s) {
+      return device_->wait_word(s, reinterpret_cast<const std::atomic<std::uint64_t>*>(word),
+                                x.at_least);
+    });
   }
   case command::copy: {
     const auto x = body.get<copy_args>();
     auto* target = at(x.target);
     auto* source = at(x.source);
+    if (x.direction > copy_direction::device_to_device)
+      return malformed();
     if (x.direction != copy_direction::device_to_device && x.size_bytes > 0) {
       auto* host = host_address(x.host, x.size_bytes);
       if (host == nullptr)
         return no_such("host memory");
       (x.direction == copy_direction::host_to_device ? source : target) = host;
     }
-    return device_->copy(target, source, x.size_bytes, x.direction, native(x.stream));
+    return on(x.stream, [&](stream_view s) {
+      return device_->copy(target, source, x.size_bytes, x.direction, s);
+    });
   }
   case command::fill: {
     const auto x = body.get<fill_args>();
     if (x.pattern_bytes > sizeof x.pattern)
       return malformed();
-    return device_->fill(at(x.target), std::span{x.pattern, x.pattern_bytes}, x.count,
-                         native(x.stream));
+    return on(x.stream, [&](stream_view s) {
+      return device_->fill(at(x.target), std::span{x.pattern, x.pattern_bytes}, x.count, s);
+    });
   }
   case command::launch:
     return launch(body);
@@ -379,20 +410,12 @@ caf::error worker_service::launch(wire_reader& body) {
                           y.type, 0, y.count);
     return result;
   };
-  service_context context{*device_, options_.device, native(x.stream)};
-  caf::error error;
-  try {
-    error = function(context, refs(x.reads), refs(x.writes), x.arguments);
-    if (!error || code_of(error) == errc::device_fault)
-      return error;
-    error = make_error(errc::launch_failed, troupe::describe(error));
-  } catch (const std::exception& e) {
-    error = make_error(errc::launch_failed, e.what());
-  } catch (...) {
-    error =
-        make_error(errc::launch_failed, "the callable threw something that is no std::exception");
-  }
-  return error;
+  auto stream = native(x.stream);
+  if (!stream)
+    return stream.error();
+  service_context context{*device_, options_.device, *stream};
+  return call_launch(
+      [&] { return function(context, refs(x.reads), refs(x.writes), x.arguments); });
 }
 
 /// It stays until the parent ends it, which it does when no call is made on it any more.
@@ -421,7 +444,8 @@ caf::error worker_service::serve_communicator(command what, wire_reader& body) {
   case command::register_window: {
     const auto x = body.get<window_args>();
     return with(x.communicator, [&](auto& rank) {
-      return rank.register_window(at(x.address), x.size_bytes, native(x.stream));
+      auto stream = native(x.stream);
+      return stream ? rank.register_window(at(x.address), x.size_bytes, *stream) : stream.error();
     });
   }
   case command::deregister_window: {
@@ -458,8 +482,9 @@ caf::error worker_service::enqueue(wire_reader& body) {
 bool worker_service::poll() noexcept {
   if (signals_ && !completed_.exchange(false, std::memory_order_acq_rel))
     return false;
-  free_retired();
   bool worked = false;
+  work_progress::mark busy{progress_, static_cast<std::uint32_t>(own_call::query)};
+  free_retired();
   for (auto& [id, stream] : streams_)
     while (!stream.in_flight.empty()) {
       auto& x = stream.in_flight.front();
@@ -522,6 +547,7 @@ bool worker_service::run_asked() noexcept {
     all.swap(asked_);
     any_asked_.store(false, std::memory_order_relaxed);
   }
+  work_progress::mark busy{progress_, static_cast<std::uint32_t>(own_call::asked)};
   for (auto& f : all)
     f();
   return true;
@@ -556,7 +582,7 @@ void worker_service::received(std::span<const std::byte> message,
   wire_reader reader{message};
   const auto head = reader.get<control_head>();
   if (!reader.ok())
-    return log(log_level::warning, "a message of the parent's was too short");
+    return fault(make_error(errc::internal, "a message of the parent's could not be read"));
   serve_control(head, message.subspan(sizeof head), std::move(descriptor));
 }
 
@@ -570,11 +596,15 @@ void worker_service::serve_control(const control_head& head, std::span<const std
   case control::peer_link: {
     const auto from = reader.get<std::int32_t>();
     const auto to = reader.get<std::int32_t>();
-    return run_job([this, head, from, to, bytes_of] {
+    if (!reader.ok())
+      break;
+    return run_job([this, head, from, to] {
       auto link = executes_->link(from, to);
       if (!link)
         return answer(head, link.error());
-      answer(head, {}, bytes_of(*link));
+      wire_writer result;
+      put(result, *link);
+      answer(head, {}, result.bytes());
     });
   }
   case control::make_communicator_id: {
@@ -585,8 +615,8 @@ void worker_service::serve_control(const control_head& head, std::span<const std
   }
   case control::build: {
     const auto what = reader.get<build_args>();
-    if (!reader.ok())
-      return answer(head, malformed());
+    if (!reader.ok() || what.rank < 0 || what.rank >= what.size)
+      break;
     return run_job([this, head, what, bytes_of] {
       communicator_key key = 0;
       auto error = build(what, key);
@@ -596,12 +626,22 @@ void worker_service::serve_control(const control_head& head, std::span<const std
   case control::abort:
   case control::destroy: {
     const auto key = reader.get<communicator_key>();
+    if (!reader.ok())
+      break;
     return run_job([this, head, key] { answer(head, end(head.kind, key)); });
   }
-  case control::map:
-    return answer(head, map(reader.get<map_args>(), std::move(descriptor)));
-  case control::unmap:
-    return answer(head, unmap(reader.get<std::uint64_t>()));
+  case control::map: {
+    const auto what = reader.get<map_args>();
+    if (!reader.ok())
+      break;
+    return answer(head, map(what, std::move(descriptor)));
+  }
+  case control::unmap: {
+    const auto segment = reader.get<std::uint64_t>();
+    if (!reader.ok())
+      break;
+    return answer(head, unmap(segment));
+  }
   }
   answer(head, malformed());
 }
@@ -656,13 +696,18 @@ caf::error worker_service::end(control how, communicator_key key) {
 caf::error worker_service::map(const map_args& what, std::optional<file_descriptor> descriptor) {
   if (!descriptor)
     return make_error(errc::invalid_argument, "no descriptor came with the memory");
+  {
+    std::lock_guard lock{mutex_};
+    if (segments_.contains(what.segment))
+      return make_error(errc::invalid_argument, "the memory is mapped already");
+  }
   auto memory = shared_memory::attach(std::move(*descriptor), what.size_bytes);
   if (!memory)
     return memory.error();
   if (auto error = device_->register_pinned(memory->bytes().data(), memory->bytes().size()))
     return error;
   std::lock_guard lock{mutex_};
-  segments_.insert_or_assign(what.segment, std::move(*memory));
+  segments_.emplace(what.segment, std::move(*memory)); // messages come one by one
   return {};
 }
 

@@ -4,6 +4,7 @@
 #include "worker/link_area.hpp"
 #include "worker/protocol.hpp"
 #include "worker/shared_memory.hpp"
+#include "worker/worker_page.hpp"
 #include <troupe/backend.hpp>
 
 #include <atomic>
@@ -27,6 +28,7 @@ class device_state;
 
 struct service_options {
   int device = 0;                   ///< ordinal
+  work_progress* progress = nullptr; ///< where the thread that drives it marks its calls; or nowhere
   std::chrono::nanoseconds spin{0}; ///< how long it stays awake after its last work
   /// Sends a reply to the parent. @thread any
   std::function<void(std::span<const std::byte>)> send;
@@ -47,7 +49,8 @@ public:
   /// @thread any
   void stop() noexcept;
 
-  /// A message of the parent's, with its descriptor. @thread one at a time
+  /// A message of the parent's, with its descriptor; one that makes no sense is a fault.
+  /// @thread one at a time
   void received(std::span<const std::byte> message,
                 std::optional<file_descriptor> descriptor) noexcept;
 
@@ -82,7 +85,7 @@ private:
   void fault(const caf::error& why) noexcept;
 
   service_stream* find_stream(stream_id id) noexcept;
-  stream_view native(stream_id id) noexcept;
+  caf::expected<stream_view> native(stream_id id);
   backend_communicator* find(communicator_key key);
   bool has_error(communicator_key key);
   std::byte* host_address(const shared_place& x, std::size_t size_bytes);
@@ -103,6 +106,8 @@ private:
   const std::shared_ptr<backend> executes_;
   link_area& area_;
   const service_options options_;
+  work_progress unseen_progress_;
+  work_progress& progress_;
   command_ring ring_;
   std::unique_ptr<backend_device> device_;
   std::shared_ptr<device_state> state_; ///< for the handles that registered launches get

@@ -36,6 +36,9 @@ public:
   caf::error deallocate_pinned(void* memory) noexcept override {
     return inner_->deallocate_pinned(memory);
   }
+  std::function<caf::error(void*)> pinned_deleter() noexcept override {
+    return inner_->pinned_deleter();
+  }
   caf::expected<stream_view> create_stream() noexcept override { return inner_->create_stream(); }
   caf::error destroy_stream(stream_view x) noexcept override { return inner_->destroy_stream(x); }
   caf::expected<event_view> create_event() noexcept override { return inner_->create_event(); }
@@ -76,6 +79,7 @@ public:
                        std::uint64_t value) noexcept override {
     return inner_->wait_word(on, word, value);
   }
+  event_word word_of(event_view x) const noexcept override { return inner_->word_of(x); }
   bool is_remote() const noexcept override { return inner_->is_remote(); }
   caf::error launch_registered(const std::string& name, std::span<const launch_memory> reads,
                                std::span<const launch_memory> writes,
@@ -125,6 +129,9 @@ public:
   caf::error provide_spare(int ordinal) noexcept override { return inner_->provide_spare(ordinal); }
   bool is_current(const backend_communicator& rank, int ordinal) const noexcept override {
     return inner_->is_current(rank, ordinal);
+  }
+  bool give_up(int ordinal, const caf::error& why) noexcept override {
+    return inner_->give_up(ordinal, why);
   }
   void abandon() noexcept override { inner_->abandon(); }
 

@@ -137,7 +137,7 @@ TROUPE_CHILD(Obedient) {
       for (auto& x : parent->area())
         x = static_cast<std::byte>(std::to_integer<int>(x) + 1);
       parent->progress().count += 1;
-      parent->progress().busy_since = 77;
+      parent->progress().call = 77;
       send_note(socket, "added");
     } else if (verb == "write") { // in what it was passed
       if (::write(order->descriptors.at(0).get(), "w", 1) != 1)
@@ -521,7 +521,7 @@ TEST(WorkerProcess, HasTheAreaAndTheProgress) {
     wrong += worker.area()[i] == static_cast<std::byte>(i + 1) ? 0 : 1;
   EXPECT_EQ(wrong, 0u);
   EXPECT_EQ(worker.progress().count, 6u);
-  EXPECT_EQ(worker.progress().busy_since, 77);
+  EXPECT_EQ(worker.progress().call, 77u);
 }
 
 TEST(WorkerProcess, PassesDescriptorsBothWays) {
