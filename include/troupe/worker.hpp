@@ -49,7 +49,8 @@ struct worker_backend_options {
 
 /// Devices in worker processes, which are started when their devices are opened. This process makes
 /// no CUDA context.
-/// @errors errc::invalid_argument: no such backend, or settings that can never be right; errc::unavailable: no worker can be started, or
+/// @errors errc::invalid_argument: no such backend, or settings that can never be right;
+/// errc::unavailable: no worker can be started, or
 ///         it has no devices
 caf::expected<std::shared_ptr<backend>> make_worker_backend(worker_backend_options options);
 

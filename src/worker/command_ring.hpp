@@ -42,7 +42,8 @@ public:
 
   // -- the writer
 
-  /// Writes a command of two pieces; false if there is no room now, or it is broken. `ring` follows.
+  /// Writes a command of two pieces; false if there is no room now, or it is broken. `ring`
+  /// follows.
   /// @shape head.size = first.size() + second.size() <= limit()
   bool try_write(const command_head& head, std::span<const std::byte> first,
                  std::span<const std::byte> second) noexcept {
@@ -80,8 +81,8 @@ public:
   // -- the reader
 
   bool empty() const noexcept { return words_.written.load(std::memory_order_acquire) == own_; }
-  /// The oldest command, which stays until `pop`; false if there is none, or it is broken. The other
-  /// side may still change the body.
+  /// The oldest command, which stays until `pop`; false if there is none, or it is broken. The
+  /// other side may still change the body.
   bool peek(command_head& head, std::span<const std::byte>& body) noexcept {
     while (!broken_) {
       look_at(words_.written, others_, own_ + bytes_.size());

@@ -20,7 +20,7 @@ using clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds stop_limit{2};
 /// How long one that was killed may take until nobody waits for it any more.
 constexpr std::chrono::seconds kill_limit{2};
-/// How long a worker may leave a message where it is.
+/// How long a worker without a limit for calls may leave a message where it is.
 constexpr std::chrono::seconds send_limit{10};
 
 std::atomic<bool> own_worker{false};
@@ -43,10 +43,10 @@ caf::error lost_by(int device, const worker_process& process, const worker_end& 
     f.detail += "showed no sign of life, and was killed";
     break;
   case end_cause::busy:
-    f.detail += "was in the call \"" + call_name(end.call) + "\" for more than " +
-                std::to_string(
-                    std::chrono::ceil<std::chrono::milliseconds>(settings.call_limit).count()) +
-                " ms, and was killed";
+    f.detail +=
+        "was in the call \"" + call_name(end.call) + "\" for more than " +
+        std::to_string(std::chrono::ceil<std::chrono::milliseconds>(settings.call_limit).count()) +
+        " ms, and was killed";
     break;
   case end_cause::killed:
     f.detail += "was killed by this process";
@@ -90,15 +90,17 @@ struct process_pool::life {
 
 namespace {
 
-/// Who waits for his turn, and for room in the socket, waits for no more than `send_limit`; nobody
-/// who wants the worker's end waits for him.
+/// Who waits for his turn, and for room in the socket, does it within a limit; nobody who wants the
+/// worker's end waits for him.
 class socket_sender final : public control_sender {
 public:
-  explicit socket_sender(worker_process& to) : to_(to) {}
+  /// `limit`: for a message to leave this process; 0: the usual one
+  socket_sender(worker_process& to, std::chrono::nanoseconds limit)
+      : to_(to), limit_(limit.count() != 0 ? limit : send_limit) {}
 
   caf::error send(std::span<const std::byte> message,
                   std::optional<int> descriptor) noexcept override {
-    const auto until = clock::now() + send_limit;
+    const auto until = clock::now() + limit_;
     {
       std::unique_lock lock{mutex_};
       if (!free_.wait_until(lock, until, [this] { return !sending_; }))
@@ -121,6 +123,7 @@ public:
 
 private:
   worker_process& to_;
+  const std::chrono::nanoseconds limit_;
   std::mutex mutex_;
   std::condition_variable free_;
   bool sending_ = false;
@@ -218,8 +221,9 @@ caf::expected<process_pool::running> process_pool::start(int ordinal, int& devic
     std::lock_guard lock{of->mutex};
     of->process.emplace(std::move(*process));
     auto* area = new (of->process->area().data()) link_area;
-    result.link = std::make_shared<worker_link>(ordinal, *area, of,
-                                                std::make_unique<socket_sender>(*of->process));
+    result.link = std::make_shared<worker_link>(
+        ordinal, *area, of,
+        std::make_unique<socket_sender>(*of->process, options_.workers.call_limit));
     result.link->set_request_limit(options_.workers.call_limit);
     of->link = result.link;
     ended = of->end;
@@ -235,24 +239,25 @@ caf::expected<process_pool::running> process_pool::start(int ordinal, int& devic
   }};
   if (ended)
     result.link->lose(*ended);
-  std::stop_callback on_stop{
-      stop, [link = result.link, ordinal] { link->give_up(unwanted(ordinal)); }};
+  std::stop_callback on_stop{stop,
+                             [link = result.link, ordinal] { link->give_up(unwanted(ordinal)); }};
   worker_setup what{options_.backend, ordinal, -1, options_.host};
   if (options_.spin)
     what.spin_ns = std::chrono::nanoseconds{*options_.spin}.count();
   wire_writer setup;
   put(setup, what);
   const auto left = options_.workers.start_limit - (clock::now() - begin);
-  auto answer = result.link->request(
-      control::set_up, setup.bytes(), std::nullopt,
-      std::max<std::chrono::nanoseconds>(left, std::chrono::milliseconds{1}));
+  auto answer =
+      result.link->request(control::set_up, setup.bytes(), std::nullopt,
+                           std::max<std::chrono::nanoseconds>(left, std::chrono::milliseconds{1}));
   if (!answer) {
     end(result, answer.error());
     return answer.error();
   }
   wire_reader reader{*answer};
   const auto about = reader.get<worker_description>();
-  if (!reader.ok() || about.devices < 0 || about.devices > most_worker_devices || about.spin_ns < 0) {
+  if (!reader.ok() || about.devices < 0 || about.devices > most_worker_devices ||
+      about.spin_ns < 0) {
     const auto why = make_error(errc::internal, "a worker's description of itself makes no sense");
     end(result, why);
     return why;
@@ -352,10 +357,10 @@ caf::error process_pool::provide_spare(int ordinal) noexcept {
   auto started = start(ordinal, devices, stop);
   if (!started)
     return started.error();
-  std::stop_callback on_stop{
-      stop, [link = started->link, ordinal] { link->give_up(unwanted(ordinal)); }};
-  if (auto error = started->link->run(command::warm, no_arguments{}, {},
-                                      options_.workers.start_limit)) {
+  std::stop_callback on_stop{stop,
+                             [link = started->link, ordinal] { link->give_up(unwanted(ordinal)); }};
+  if (auto error =
+          started->link->run(command::warm, no_arguments{}, {}, options_.workers.start_limit)) {
     end(*started, error);
     return error;
   }

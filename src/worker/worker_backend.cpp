@@ -110,7 +110,7 @@ void end_those_that_hang(const std::shared_ptr<assembly>& all,
                          std::chrono::nanoseconds limit) {
   all->answers.wait_for_all(left);
   for (auto i : all->answers.missing())
-    links[i]->give_up_late(to_string(control::build), limit);
+    links[i]->give_up_late("to build its rank", limit);
 }
 
 } // namespace
@@ -219,7 +219,7 @@ worker_backend::build(const communicator_id&, int size,
   if (const auto late = all->answers.missing(); !late.empty()) {
     all->end();
     for (auto i : late)
-      links[i]->give_up_late(to_string(control::build), build_limit_);
+      links[i]->give_up_late("to build its rank", build_limit_);
     return links[late.front()]->loss();
   }
   communicator_ranks result;
@@ -267,7 +267,7 @@ caf::error worker_backend::end(control how, const communicator_ranks& ranks) noe
   fair_limit left{limit};
   answers->wait_for_all(left);
   for (auto i : answers->missing())
-    link_of(i).give_up_late(to_string(how), limit);
+    link_of(i).give_up_late("to end its rank", limit);
   fair_limit none{{}};
   answers->wait_for_all(none); // who loses them tells
   caf::error result;

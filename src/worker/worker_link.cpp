@@ -50,26 +50,32 @@ worker_link::worker_link(int device, link_area& area, std::shared_ptr<void> keep
 // -- the lane
 
 caf::error worker_link::write(command what, bool wants_reply, std::span<const std::byte> first,
-                              std::span<const std::byte> more) noexcept {
+                              std::span<const std::byte> more,
+                              std::chrono::nanoseconds limit) noexcept {
   const auto size = first.size() + more.size();
   if (size > ring_.limit())
     return too_large(size);
   const command_head head{static_cast<std::uint32_t>(size), static_cast<std::uint16_t>(what),
                           static_cast<std::uint16_t>(wants_reply), ++last_command_};
-  while (!lost()) {
+  if (!lost() && ring_.try_write(head, first, more)) {
+    ring_.ring();
+    return {};
+  }
+  for (fair_limit left{limit}; !lost();) {
+    ring_.wait_for_room(doze);
     if (ring_.try_write(head, first, more)) {
       ring_.ring();
       return {};
     }
     if (ring_.broken())
       give_up_nonsense("it has read what was never written");
-    else
-      ring_.wait_for_room(doze);
+    else if (left.over())
+      give_up_late("to take commands", limit);
   }
   return loss();
 }
 
-bool worker_link::wait_for_reply(std::chrono::nanoseconds limit, command what) noexcept {
+bool worker_link::wait_for_reply(command what, std::chrono::nanoseconds limit) noexcept {
   auto there = [this] { // numbers count up, so that one from the future ends the wait as well
     return area_.replied.load(std::memory_order_acquire) >= last_command_ || lost();
   };
@@ -82,8 +88,8 @@ bool worker_link::wait_for_reply(std::chrono::nanoseconds limit, command what) n
       }
   for (fair_limit left{limit}; !there();) {
     area_.to_asker.sleep(doze, there);
-    if (limit.count() != 0 && !there() && left.over())
-      give_up_late(to_string(what), limit);
+    if (left.over() && !there())
+      give_up_late("to answer \"" + std::string{to_string(what)} + "\"", limit);
   }
   return !lost();
 }
@@ -91,13 +97,14 @@ bool worker_link::wait_for_reply(std::chrono::nanoseconds limit, command what) n
 caf::expected<wire_reader> worker_link::ask_bytes(command what, std::span<const std::byte> first,
                                                   std::span<const std::byte> more,
                                                   std::chrono::nanoseconds limit) noexcept {
-  if (auto error = write(what, true, first, more))
+  if (limit.count() == 0)
+    limit = command_limit();
+  if (auto error = write(what, true, first, more, limit))
     return error;
-  if (!wait_for_reply(limit, what))
+  if (!wait_for_reply(what, limit))
     return loss();
   const std::size_t size = area_.reply_size.load(std::memory_order_relaxed);
-  if (size > area_.reply.size() ||
-      area_.replied.load(std::memory_order_relaxed) != last_command_) {
+  if (size > area_.reply.size() || area_.replied.load(std::memory_order_relaxed) != last_command_) {
     give_up_nonsense("a reply to no command of this process");
     return loss();
   }
@@ -122,10 +129,9 @@ void worker_link::give_back_event(std::uint64_t event) noexcept { free_events_.p
 
 // -- any thread
 
-caf::expected<std::vector<std::byte>> worker_link::request(control what,
-                                                           std::span<const std::byte> body,
-                                                           std::optional<int> descriptor,
-                                                           std::chrono::nanoseconds limit) noexcept {
+caf::expected<std::vector<std::byte>>
+worker_link::request(control what, std::span<const std::byte> body, std::optional<int> descriptor,
+                     std::chrono::nanoseconds limit) noexcept {
   struct state {
     std::mutex mutex;
     std::condition_variable condition;
@@ -143,7 +149,7 @@ caf::expected<std::vector<std::byte>> worker_link::request(control what,
     if (shared->condition.wait_until(lock, left.next(), there) || !left.over())
       continue;
     lock.unlock();
-    give_up_late(to_string(what), limit);
+    give_up_late("to answer \"" + std::string{to_string(what)} + "\"", limit);
     lock.lock();
     break;
   }
@@ -243,8 +249,8 @@ void worker_link::give_up_late(std::string_view what, std::chrono::nanoseconds l
   failure f;
   f.code = errc::worker_lost;
   f.device = device_;
-  f.detail = "its worker did not answer \"" + std::string{what} + "\" within " +
-             std::to_string(ms) + " ms, and was killed";
+  f.detail = "its worker took more than " + std::to_string(ms) + " ms " + std::string{what} +
+             ", and was killed";
   give_up(make_error(std::move(f)));
 }
 

@@ -49,14 +49,16 @@ public:
   int device() const noexcept { return device_; }
   /// How long who asks by the ring stays awake for the reply. Before the first command.
   void set_spin(std::chrono::nanoseconds x) noexcept { spin_ = x; }
-  /// How long a request waits for its reply if nobody says otherwise; 0: for ever. Before the first.
+  /// How long a request waits for its reply if nobody says otherwise; 0: for ever. A command waits
+  /// twice as long: whoever looks after the process knows by then what it hangs in. Before the
+  /// first.
   void set_request_limit(std::chrono::nanoseconds x) noexcept { request_limit_ = x; }
 
   // -- the lane
 
   /// Without a reply.
   template <wire_value T> caf::error tell(command what, const T& arguments) noexcept {
-    return write(what, false, std::as_bytes(std::span{&arguments, 1}), {});
+    return write(what, false, std::as_bytes(std::span{&arguments, 1}), {}, command_limit());
   }
   /// Waits for the reply, which stays readable until the next command.
   /// @errors what the worker says; errc::worker_lost
@@ -66,7 +68,7 @@ public:
                                  std::chrono::nanoseconds limit = {}) noexcept {
     return ask_bytes(what, std::as_bytes(std::span{&arguments, 1}), more, limit);
   }
-  /// `limit`: after it the worker is given up; 0: none
+  /// `limit`: after it the worker is given up; 0: the usual one
   caf::expected<wire_reader> ask_bytes(command what, std::span<const std::byte> first,
                                        std::span<const std::byte> more = {},
                                        std::chrono::nanoseconds limit = {}) noexcept;
@@ -121,7 +123,7 @@ public:
   std::chrono::nanoseconds request_limit() const noexcept { return request_limit_; }
   /// Ends the worker, which is lost because of `why`.
   void give_up(const caf::error& why) noexcept;
-  /// The same, for what it did not do within `limit`.
+  /// The same, for what it did not do within `limit`: "to ...".
   void give_up_late(std::string_view what, std::chrono::nanoseconds limit) noexcept;
   /// The same, for what it wrote.
   void give_up_nonsense(std::string_view what) noexcept;
@@ -145,8 +147,9 @@ private:
   using reply_handler = std::function<void(caf::expected<std::vector<std::byte>>)>;
 
   caf::error write(command what, bool wants_reply, std::span<const std::byte> first,
-                   std::span<const std::byte> more) noexcept;
-  bool wait_for_reply(std::chrono::nanoseconds limit, command what) noexcept;
+                   std::span<const std::byte> more, std::chrono::nanoseconds limit) noexcept;
+  bool wait_for_reply(command what, std::chrono::nanoseconds limit) noexcept;
+  std::chrono::nanoseconds command_limit() const noexcept { return 2 * request_limit_; }
   void lose(const caf::error& why, bool kills) noexcept;
   void end_waiting() noexcept;
   /// What this process is told of an error of the worker's, which ends after some.

@@ -589,8 +589,8 @@ void worker_process::state::note_end(noticed_by by, end_cause cause) {
     by = noticed_by::life_line;
     cause = *line == life_end::let_go ? end_cause::let_go : end_cause::died;
   }
-  const auto end =
-      end_.emplace(worker_end{is_killed_ ? why_killed_ : cause, by, now, page_.report.read(), call_});
+  const auto end = end_.emplace(
+      worker_end{is_killed_ ? why_killed_ : cause, by, now, page_.report.read(), call_});
   call(lock, listener_.ended, end);
   end_told_ = true;
   changed_.notify_all();

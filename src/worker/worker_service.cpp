@@ -239,8 +239,7 @@ caf::error worker_service::serve(command what, wire_reader& body, wire_writer& r
     return device_->close_memory();
   case command::allocate: {
     const auto x = body.get<allocate_args>();
-    return on(x.stream,
-              [&](stream_view s) { return address(device_->allocate(x.size_bytes, s)); });
+    return on(x.stream, [&](stream_view s) { return address(device_->allocate(x.size_bytes, s)); });
   }
   case command::deallocate: {
     const auto x = body.get<deallocate_args>();
@@ -414,8 +413,7 @@ caf::error worker_service::launch(wire_reader& body) {
   if (!stream)
     return stream.error();
   service_context context{*device_, options_.device, *stream};
-  return call_launch(
-      [&] { return function(context, refs(x.reads), refs(x.writes), x.arguments); });
+  return call_launch([&] { return function(context, refs(x.reads), refs(x.writes), x.arguments); });
 }
 
 /// It stays until the parent ends it, which it does when no call is made on it any more.

@@ -27,8 +27,9 @@ namespace troupe::detail {
 class device_state;
 
 struct service_options {
-  int device = 0;                   ///< ordinal
-  work_progress* progress = nullptr; ///< where the thread that drives it marks its calls; or nowhere
+  int device = 0; ///< ordinal
+  work_progress* progress =
+      nullptr;                      ///< where the thread that drives it marks its calls; or nowhere
   std::chrono::nanoseconds spin{0}; ///< how long it stays awake after its last work
   /// Sends a reply to the parent. @thread any
   std::function<void(std::span<const std::byte>)> send;

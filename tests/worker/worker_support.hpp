@@ -3,11 +3,11 @@
 
 #include "support/child_process.hpp"
 #include "support/expect.hpp"
+#include "support/process_watch.hpp"
 #include "worker/worker_parent.hpp"
 #include "worker/worker_process.hpp"
 
 #include <array>
-#include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -20,10 +20,6 @@
 #include <string_view>
 #include <utility>
 #include <vector>
-
-#include <poll.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 namespace troupe::testing {
 
@@ -72,23 +68,6 @@ inline note answer(detail::message_socket& socket, std::string_view text,
   if (!result)
     throw std::runtime_error("no answer to " + std::string{text});
   return std::move(*result);
-}
-
-inline detail::file_descriptor watch_of(pid_t id) {
-  detail::file_descriptor result{static_cast<int>(::syscall(SYS_pidfd_open, id, 0))};
-  if (!result)
-    throw std::runtime_error("pidfd_open: " + std::to_string(errno));
-  return result;
-}
-
-/// The descriptor has something to read: for that of a process, that it is no more.
-inline bool is_ready(const detail::file_descriptor& x, std::chrono::milliseconds limit) {
-  pollfd wanted{x.get(), POLLIN, 0};
-  int ready = 0;
-  do
-    ready = ::poll(&wanted, 1, static_cast<int>(limit.count()));
-  while (ready < 0 && errno == EINTR);
-  return ready > 0;
 }
 
 /// What the listener of a worker was told.

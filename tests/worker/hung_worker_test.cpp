@@ -1,0 +1,374 @@
+// Workers that hang: they are lost alone, and nobody waits for them for ever.
+
+#include "support/child_process.hpp"
+#include "support/process_watch.hpp"
+#include "support/world_fixture.hpp"
+#include "worker/process_pool.hpp"
+#include "worker/remote_device.hpp"
+#include "worker/worker_parent.hpp"
+#include <troupe/launch.hpp>
+#include <troupe/worker.hpp>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <thread>
+
+#include <unistd.h>
+
+namespace troupe::testing {
+
+namespace {
+
+/// Known in the workers too: this binary is their program.
+const bool launches_registered = [] {
+  const auto error = register_launch("hang", [](launch_context&, auto, auto, auto) -> caf::error {
+    while (true)
+      ::pause();
+  });
+  return !error;
+}();
+
+[[noreturn]] void stay() {
+  while (true)
+    ::pause();
+}
+
+/// A folder in which workers write down their processes.
+class ledger {
+public:
+  ledger() {
+    std::string name = (std::filesystem::temp_directory_path() / "troupe-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr)
+      throw std::runtime_error("mkdtemp");
+    folder_ = name;
+  }
+  ~ledger() {
+    std::error_code ignored;
+    std::filesystem::remove_all(folder_, ignored);
+  }
+  ledger(const ledger&) = delete;
+  ledger& operator=(const ledger&) = delete;
+
+  /// Workers that note down where they are started: this binary, in `scenario`.
+  worker_backend_options options(int devices, const std::string& scenario = "NotedWorker") const {
+    worker_backend_options result;
+    result.backend = "host";
+    result.host.devices = devices;
+    result.workers.program = "/proc/self/exe";
+    result.workers.arguments = {child_argument(scenario), folder_.string()};
+    return result;
+  }
+
+  /// The processes in the order of their start, at least `n`.
+  std::vector<pid_t> wait(std::size_t n) const {
+    const auto until = std::chrono::steady_clock::now() + patience;
+    for (;;) {
+      std::vector<pid_t> result;
+      std::ifstream in{folder_ / "all"};
+      for (pid_t id = 0; in >> id;)
+        result.push_back(id);
+      if (result.size() >= n)
+        return result;
+      if (std::chrono::steady_clock::now() >= until)
+        throw std::runtime_error("a worker was not started");
+      std::this_thread::yield();
+    }
+  }
+  /// From now on workers say hello, and nothing more.
+  void hush() const { std::ofstream{folder_ / "hush"} << "now"; }
+
+  static void note_down(const std::filesystem::path& folder) {
+    std::ofstream{folder / "all", std::ios::app} << ::getpid() << std::endl;
+  }
+  static bool is_hushed(const std::filesystem::path& folder) {
+    return std::filesystem::exists(folder / "hush");
+  }
+
+private:
+  std::filesystem::path folder_;
+};
+
+TROUPE_CHILD(NotedWorker) {
+  const auto arguments = main_arguments();
+  const std::filesystem::path folder{arguments[2]};
+  if (ledger::is_hushed(folder)) {
+    auto parent = must(detail::worker_parent::attach(arguments));
+    ledger::note_down(folder);
+    stay();
+  }
+  ledger::note_down(folder);
+  return worker_main(static_cast<int>(arguments.size()), const_cast<char**>(arguments.data()))
+      .value();
+}
+
+/// Says what it is, and takes no command.
+TROUPE_CHILD(DeafWorker) {
+  auto parent = must(detail::worker_parent::attach(main_arguments()));
+  std::vector<std::byte> message(detail::control_bytes);
+  static_cast<void>(must(parent.socket().receive(message)));
+  detail::wire_reader reader{message};
+  detail::wire_writer answer;
+  answer.put(reader.get<detail::control_head>());
+  detail::put(answer, caf::error{});
+  const detail::worker_description about{1, 0};
+  answer.put_bytes(std::as_bytes(std::span{&about, 1}));
+  must(parent.socket().send(answer.bytes()));
+  stay();
+}
+
+system_options in_workers_of(const worker_backend_options& options) {
+  return {.devices = options.host.devices,
+          .wrap = [=](std::shared_ptr<backend>) { return must(make_worker_backend(options)); }};
+}
+
+void send_signal(pid_t to, int what) { ASSERT_EQ(::kill(to, what), 0); }
+
+bool says(const caf::error& error, const std::string& text) {
+  return describe(error).find(text) != std::string::npos;
+}
+
+TEST(HungWorker, InACollectiveIsLostAlone) {
+  ledger book;
+  auto options = book.options(3);
+  options.workers.stuck_limit = 0s; // its beats stop, too
+  test_system system{in_workers_of(options)};
+  world_config config;
+  config.limits.stall_limit = 200ms;
+  auto w = system.open_world(config);
+  device_feed feed{system, system.device_actor(0)};
+  auto kept = must(w.device_of(1).allocate<float>(1000));
+  ASSERT_TRUE(answer_of(w.device_of(1).fill(kept, 4.F)));
+  const auto before = feed.until(device_phase::ready).generation;
+  auto data = must(w.allocate<float>(1000));
+  send_signal(book.wait(3).front(), SIGSTOP); // the pool's first is that of device 0
+  EXPECT_FALSE(answer_of(w.all_reduce(data, reduce_op::sum)));
+  EXPECT_EQ(feed.until(device_phase::ready, before + 1).generation, before + 1);
+  const auto& seen = feed.seen();
+  EXPECT_TRUE(std::any_of(seen.begin(), seen.end(), [](const device_changed& x) {
+    return has_code(x.reason, errc::worker_lost) && says(x.reason, "lane_stuck");
+  }));
+  EXPECT_FALSE(kept.stale());
+  EXPECT_TRUE(works(w));
+  EXPECT_TRUE(holds(w.device_of(1), kept, std::vector<float>(1000, 4.F)));
+}
+
+TEST(HungWorker, InsideACallIsKilledThoughItBeats) {
+  ASSERT_TRUE(launches_registered);
+  ledger book;
+  auto options = book.options(1);
+  options.workers.call_limit = 300ms;
+  test_system system{in_workers_of(options)};
+  auto d = system.open();
+  device_feed feed{system, system.device_actor()};
+  const auto before = feed.until(device_phase::ready).generation;
+  const stopwatch watch;
+  const auto error = error_of(answer_of(d.launch("hang", {}, {}, {})));
+  EXPECT_GE(watch.elapsed(), 300ms);
+  EXPECT_LT(watch.elapsed(), at_once);
+  EXPECT_TRUE(has_code(error, errc::worker_lost));
+  EXPECT_TRUE(says(error, "\"launch\"") && says(error, "300 ms")) << describe(error);
+  feed.until(device_phase::ready, before + 1);
+  EXPECT_TRUE(works(d));
+}
+
+TEST(HungWorker, OneThatHasNothingToDoIsNotTakenForIt) {
+  ledger book;
+  auto options = book.options(1);
+  options.workers.call_limit = 20ms;
+  test_system system{in_workers_of(options)};
+  auto d = system.open();
+  std::this_thread::sleep_for(300ms); // the span is what is tested
+  EXPECT_TRUE(works(d));
+  EXPECT_EQ(book.wait(1).size(), 1u);
+}
+
+TEST(HungWorker, ThatNeverAnswersTheFirstMessageEndsTheStart) {
+  ledger book;
+  book.hush();
+  auto options = book.options(1);
+  options.workers.start_limit = 500ms;
+  const stopwatch watch;
+  const auto made = make_worker_backend(options);
+  ASSERT_FALSE(made);
+  EXPECT_LT(watch.elapsed(), at_once);
+  EXPECT_TRUE(says(made.error(), "set_up")) << describe(made.error());
+  EXPECT_TRUE(::kill(book.wait(1).front(), 0) != 0 && errno == ESRCH) << "it is left alone";
+}
+
+TEST(HungWorker, ThatTakesNoCommandsIsNoSpareAndNoDevice) {
+  ledger book;
+  auto options = book.options(1, "DeafWorker");
+  options.workers.start_limit = 500ms;
+  options.workers.call_limit = 200ms;
+  auto all = must(make_worker_backend(options));
+  const stopwatch watch;
+  const auto spare = all->provide_spare(0);
+  EXPECT_TRUE(has_code(spare, errc::worker_lost) && says(spare, "warm")) << describe(spare);
+  auto device = must(all->open(0));
+  const auto bound = device->bind();
+  EXPECT_TRUE(has_code(bound, errc::worker_lost) && says(bound, "bind")) << describe(bound);
+  EXPECT_LT(watch.elapsed(), at_once);
+}
+
+TEST(HungWorker, InABuildEndsIt) {
+  ledger book;
+  auto options = book.options(2);
+  options.workers.stuck_limit = 0s;
+  options.workers.build_limit = 500ms;
+  auto all = must(make_worker_backend(options));
+  std::vector<std::unique_ptr<backend_device>> devices;
+  for (int i = 0; i < 2; ++i) {
+    devices.push_back(must(all->open(i)));
+    must(devices.back()->bind());
+  }
+  const std::vector<local_rank> ranks{{0, 0}, {1, 1}};
+  const auto id = must(all->make_communicator_id());
+  send_signal(book.wait(2).at(1), SIGSTOP);
+  const stopwatch watch;
+  const auto built = all->build(id, 2, ranks);
+  ASSERT_FALSE(built);
+  EXPECT_GE(watch.elapsed(), 500ms);
+  EXPECT_LT(watch.elapsed(), at_once);
+  EXPECT_TRUE(has_code(built, errc::worker_lost));
+  EXPECT_TRUE(says(built.error(), "to build its rank")) << describe(built.error());
+  for (auto& x : devices)
+    must(x->bind());
+  must(all->destroy(must(all->build(id, 2, ranks))));
+}
+
+/// The worker of the other rank fails at once, and this one waits for it.
+TEST(HungWorker, ThatWaitsForARankThatHasFailedIsKilledToo) {
+  ledger book;
+  auto options = book.options(2);
+  options.workers.stuck_limit = 0s;
+  options.workers.build_limit = 1s;
+  auto all = must(make_worker_backend(options));
+  std::vector<std::unique_ptr<backend_device>> devices;
+  for (int i = 0; i < 2; ++i) {
+    devices.push_back(must(all->open(i)));
+    must(devices.back()->bind());
+  }
+  const auto ids = book.wait(2);
+  const auto other = watch_of(ids.at(0));
+  const std::vector<local_rank> ranks{{0, 0}, {1, 1}};
+  send_signal(ids.at(1), SIGSTOP);
+  auto built = std::async(std::launch::async, [&] { return all->build({}, 2, ranks); });
+  EXPECT_EQ(built.wait_for(200ms), std::future_status::timeout);
+  send_signal(ids.at(1), SIGKILL);
+  EXPECT_TRUE(has_code(built.get(), errc::worker_lost));
+  EXPECT_TRUE(is_ready(other, 10s)) << "it waits for ever";
+  for (auto& x : devices)
+    must(x->bind());
+  must(all->destroy(must(all->build({}, 2, ranks))));
+}
+
+TEST(HungWorker, ThatStartsKeepsNobodyFromTheEnd) {
+  ledger book;
+  auto options = book.options(2);
+  stopwatch watch;
+  {
+    test_system system{in_workers_of(options)};
+    auto d0 = system.open(0);
+    auto d1 = system.open(1);
+    book.wait(2);
+    book.hush();
+    world_config config;
+    config.limits.standby = standby_policy::full;
+    auto w = system.open_world(config);
+    book.wait(3); // a spare
+    EXPECT_TRUE(works(w));
+    watch = {};
+  }
+  EXPECT_LT(watch.elapsed(), 2s);
+}
+
+TEST(HungWorker, ThatReadsNoMessagesIsGivenUp) {
+  ledger book;
+  auto options = book.options(1);
+  options.workers.stuck_limit = 0s;
+  options.workers.call_limit = 300ms;
+  auto pool = must(detail::process_pool::create(options));
+  auto link = must(pool->provide(0));
+  const auto id = book.wait(1).front();
+  auto gone = watch_of(id);
+  send_signal(id, SIGSTOP);
+  const std::vector<std::byte> body(32 << 10);
+  std::atomic<int> failed{0};
+  std::atomic<int> sent{0};
+  const stopwatch watch;
+  std::vector<std::thread> senders;
+  for (int i = 0; i < 3; ++i)
+    senders.emplace_back([&] {
+      while (!link->lost() && watch.elapsed() < patience) {
+        ++sent;
+        link->request(detail::control::unmap, body, std::nullopt,
+                      [&](const auto& x) { failed += has_code(x, errc::worker_lost) ? 1 : 0; });
+      }
+    });
+  for (auto& x : senders)
+    x.join();
+  EXPECT_TRUE(link->lost());
+  EXPECT_LT(watch.elapsed(), at_once);
+  EXPECT_EQ(failed, sent);
+  EXPECT_TRUE(is_ready(gone, 10s)) << "it was not killed";
+  EXPECT_TRUE(has_code(link->loss(), errc::worker_lost));
+}
+
+/// Nobody who wants its end waits for who sends to it.
+TEST(HungWorker, ThatReadsNoMessagesEndsWhenItIsKilled) {
+  ledger book;
+  auto options = book.options(1);
+  options.workers.stuck_limit = 0s;
+  options.workers.call_limit = 20s;
+  auto pool = must(detail::process_pool::create(options));
+  auto link = must(pool->provide(0));
+  const auto id = book.wait(1).front();
+  send_signal(id, SIGSTOP);
+  const std::vector<std::byte> body(32 << 10);
+  std::atomic<int> sent{0};
+  std::thread sender{[&] {
+    while (!link->lost()) {
+      ++sent;
+      link->request(detail::control::unmap, body, std::nullopt, [](const auto&) {});
+    }
+  }};
+  // It stands still in the end: the socket is full.
+  for (int last = -1; last != sent || last == 0; std::this_thread::sleep_for(50ms))
+    last = sent;
+  const stopwatch watch;
+  link->give_up(make_error(errc::worker_lost, "the test wants it"));
+  sender.join();
+  pool->release(0);
+  EXPECT_LT(watch.elapsed(), 5s);
+  EXPECT_TRUE(says(link->loss(), "the test wants it"));
+}
+
+TEST(PinnedMemory, OutlivesItsWorker) {
+  ledger book;
+  host_buffer buffer;
+  detail::file_descriptor gone;
+  {
+    test_system system{in_workers_of(book.options(1))};
+    auto d = system.open();
+    buffer = must(d.allocate_pinned(1 << 20));
+    std::fill(buffer.writable().begin(), buffer.writable().end(), std::byte{7});
+    auto ref = must(d.allocate<std::uint8_t>(1 << 20));
+    ASSERT_TRUE(answer_of(d.upload(ref.any(), buffer))); // the worker maps it
+    gone = watch_of(book.wait(1).front());
+  }
+  EXPECT_TRUE(is_ready(gone, 5s)) << "the buffer keeps its worker";
+  for (auto x : buffer.bytes())
+    ASSERT_EQ(x, std::byte{7});
+}
+
+} // namespace
+
+} // namespace troupe::testing

@@ -1,0 +1,662 @@
+// What the other process may write, or send: nobody is harmed by it, whatever it is. All is seeded.
+
+#include "support/forwarding_backend.hpp"
+#include "worker/command_ring.hpp"
+#include "worker/remote_device.hpp"
+#include "worker/worker_link.hpp"
+#include "worker/worker_service.hpp"
+#include "worker/worker_support.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <random>
+#include <thread>
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+namespace troupe::testing {
+namespace {
+
+using detail::command;
+using detail::command_head;
+using detail::command_ring;
+using detail::command_ring_words;
+using detail::control;
+using detail::control_head;
+using detail::link_area;
+using detail::worker_hello;
+using detail::worker_link;
+using detail::worker_parent;
+using detail::worker_process;
+
+class dice {
+public:
+  explicit dice(std::uint64_t seed) : engine_(seed) {}
+
+  std::uint64_t below(std::uint64_t end) { return engine_() % end; }
+  bool one_in(std::uint64_t n) { return below(n) == 0; }
+  std::vector<std::byte> bytes(std::size_t size) {
+    std::vector<std::byte> result(size);
+    for (auto& x : result)
+      x = static_cast<std::byte>(engine_());
+    return result;
+  }
+  /// Small, near a bound, or anything.
+  std::uint64_t number() {
+    switch (below(4)) {
+    case 0:
+      return below(32);
+    case 1:
+      return std::uint64_t{1} << below(64);
+    case 2:
+      return 0 - below(32);
+    default:
+      return engine_();
+    }
+  }
+
+private:
+  std::mt19937_64 engine_;
+};
+
+/// Of this process. @units KiB
+long most_memory() {
+  rusage use{};
+  return ::getrusage(RUSAGE_SELF, &use) == 0 ? use.ru_maxrss : -1;
+}
+
+/// Zeroed memory of a link, as both processes have it.
+struct shared_area {
+  std::unique_ptr<link_area> area = std::make_unique<link_area>();
+};
+
+// -- the ring
+
+struct small_ring {
+  command_ring_words words;
+  alignas(64) std::array<std::byte, 1024> bytes{};
+};
+
+TEST(Nonsense, AReaderOfARingStaysInside) {
+  dice any{1};
+  for (int i = 0; i < 5000; ++i) {
+    small_ring both;
+    command_ring reader{both.words, both.bytes};
+    for (auto& x : both.bytes)
+      x = any.one_in(3) ? static_cast<std::byte>(any.below(256)) : std::byte{};
+    for (int k = 0; k < 100 && !reader.broken(); ++k) {
+      if (any.one_in(2))
+        both.words.written.store(any.one_in(4) ? any.number()
+                                               : both.words.read.load() + 16 * any.below(66));
+      command_head head;
+      std::span<const std::byte> body;
+      if (!reader.peek(head, body))
+        continue;
+      ASSERT_GE(body.data(), both.bytes.data());
+      ASSERT_LE(body.data() + body.size(), both.bytes.data() + both.bytes.size());
+      ASSERT_LE(body.size(), reader.limit());
+      ASSERT_NE(head.kind, 0);
+      reader.pop(head);
+    }
+  }
+}
+
+TEST(Nonsense, AWriterOfARingOverwritesNothingThatWasNotRead) {
+  dice any{2};
+  int broken = 0;
+  for (int i = 0; i < 5000; ++i) {
+    small_ring both;
+    command_ring writer{both.words, both.bytes};
+    std::uint64_t read = 0;
+    std::uint64_t written = 0;
+    for (int k = 0; k < 100 && !writer.broken(); ++k) {
+      if (any.one_in(50)) {
+        both.words.read.store(any.number());
+      } else if (any.one_in(2)) {
+        read += 16 * any.below((written - read) / 16 + 1);
+        both.words.read.store(read);
+      }
+      both.words.written.store(any.number()); // its own word: it goes by its own count
+      const auto body = any.bytes(any.below(writer.limit() + 1));
+      const command_head head{static_cast<std::uint32_t>(body.size()), 1, 0, 0};
+      if (!writer.try_write(head, body, {}))
+        continue;
+      written = both.words.written.load();
+      const auto claimed = both.words.read.load();
+      ASSERT_LE(written - claimed, both.bytes.size());
+      read = claimed;
+    }
+    broken += writer.broken() ? 1 : 0;
+  }
+  EXPECT_GT(broken, 1000);
+}
+
+TEST(Nonsense, AReaderReadsWhatAWriterWrote) {
+  dice any{3};
+  small_ring both;
+  command_ring writer{both.words, both.bytes};
+  command_ring reader{both.words, both.bytes};
+  std::deque<std::vector<std::byte>> in_it;
+  for (int i = 0; i < 20'000; ++i) {
+    if (any.one_in(2)) {
+      auto body = any.bytes(any.below(writer.limit() + 1));
+      const auto half = std::span<const std::byte>{body}.first(body.size() / 2);
+      const auto rest = std::span<const std::byte>{body}.subspan(half.size());
+      const command_head head{static_cast<std::uint32_t>(body.size()), 7, 1, 9};
+      if (writer.try_write(head, half, rest))
+        in_it.push_back(std::move(body));
+      else
+        ASSERT_FALSE(in_it.empty());
+    } else {
+      command_head head;
+      std::span<const std::byte> body;
+      ASSERT_EQ(reader.peek(head, body), !in_it.empty());
+      if (in_it.empty())
+        continue;
+      ASSERT_TRUE(std::equal(body.begin(), body.end(), in_it.front().begin(), in_it.front().end()));
+      reader.pop(head);
+      in_it.pop_front();
+    }
+  }
+  EXPECT_FALSE(writer.broken() || reader.broken());
+}
+
+/// A reader that makes room before the writer falls asleep: it does not sleep.
+TEST(Nonsense, AWriterSeesRoomThatCameBeforeItSlept) {
+  small_ring both;
+  command_ring writer{both.words, both.bytes};
+  command_ring reader{both.words, both.bytes};
+  const command_head head{static_cast<std::uint32_t>(writer.limit()), 1, 0, 0};
+  const std::vector<std::byte> body(writer.limit());
+  while (writer.try_write(head, body, {})) {
+  }
+  command_head first;
+  std::span<const std::byte> what;
+  ASSERT_TRUE(reader.peek(first, what));
+  reader.pop(first);
+  const auto begin = clock::now();
+  writer.wait_for_room(20s);
+  EXPECT_LT(clock::now() - begin, 10s);
+}
+
+// -- what a parent reads
+
+class silent_control final : public detail::control_sender {
+public:
+  explicit silent_control(std::atomic<int>& kills) : kills_(kills) {}
+  caf::error send(std::span<const std::byte>, std::optional<int>) noexcept override { return {}; }
+  void kill() noexcept override { ++kills_; }
+
+private:
+  std::atomic<int>& kills_;
+};
+
+struct parents_side {
+  shared_area shared;
+  std::atomic<int> kills{0};
+  std::shared_ptr<worker_link> link = std::make_shared<worker_link>(
+      3, *shared.area, nullptr, std::make_unique<silent_control>(kills));
+};
+
+bool is_lost_for_nonsense(parents_side& x) {
+  return x.link->lost() && x.kills == 1 && code_of(x.link->loss()) == errc::worker_lost &&
+         failure_of(x.link->loss())->device == 3 &&
+         describe(x.link->loss()).find("makes no sense") != std::string::npos;
+}
+
+TEST(Nonsense, MessagesOfAWorkerLoseItAlone) {
+  dice any{4};
+  int lost = 0;
+  for (int i = 0; i < 5000; ++i) {
+    parents_side x;
+    int answers = 0;
+    constexpr int requests = 3;
+    for (int k = 0; k < requests; ++k)
+      x.link->request(control::map, {}, std::nullopt, [&](const auto&) { ++answers; });
+    for (int k = 0; k < 20 && !x.link->lost(); ++k) {
+      detail::wire_writer message;
+      control_head head;
+      head.number = any.one_in(3) ? any.number() : 1 + any.below(requests);
+      head.kind = any.one_in(4) ? static_cast<control>(any.number()) : control::map;
+      message.put(head);
+      if (any.one_in(2))
+        put(message, any.one_in(2) ? caf::error{} : make_error(errc::out_of_memory, "none left"));
+      const auto more = any.bytes(any.below(any.one_in(10) ? detail::control_bytes : 100));
+      std::vector<std::byte> all{message.bytes().begin(), message.bytes().end()};
+      all.insert(all.end(), more.begin(), more.end());
+      if (any.one_in(3))
+        all.resize(any.below(all.size() + 1));
+      x.link->received(all);
+    }
+    if (x.link->lost()) {
+      ++lost;
+      EXPECT_EQ(answers, requests);
+      EXPECT_EQ(code_of(x.link->loss()), errc::worker_lost);
+    }
+  }
+  EXPECT_GT(lost, 4000);
+}
+
+TEST(Nonsense, RepliesInTheAreaLoseTheWorkerAlone) {
+  dice any{5};
+  for (int i = 0; i < 3000; ++i) {
+    parents_side x;
+    auto& area = *x.shared.area;
+    const auto content = any.bytes(64);
+    std::copy(content.begin(), content.end(), area.reply.begin());
+    const auto size = any.number();
+    area.reply_size.store(static_cast<std::uint32_t>(size));
+    const auto replied = any.one_in(2) ? 1 : 1 + any.number() / 2;
+    area.replied.store(replied); // of the command that follows, or of one from the future
+    const auto got = x.link->ask(command::memory, detail::no_arguments{});
+    if (replied != 1 || static_cast<std::uint32_t>(size) > area.reply.size()) {
+      EXPECT_TRUE(is_lost_for_nonsense(x)) << replied << " " << size;
+    } else if (!got) {
+      EXPECT_TRUE(code_of(got.error()).has_value());
+    }
+  }
+}
+
+TEST(Nonsense, EventsThatWereNeverRecordedAreNotDone) {
+  parents_side x;
+  const auto event = x.link->take_event().value();
+  const auto record = x.link->next_record(event);
+  x.shared.area->done[event].store(record);
+  EXPECT_TRUE(x.link->is_done(event, record));
+  EXPECT_FALSE(x.link->lost());
+  x.shared.area->done[event].store(record + 1);
+  static_cast<void>(x.link->is_done(event, record));
+  EXPECT_TRUE(is_lost_for_nonsense(x));
+}
+
+TEST(Nonsense, ARingThatWasReadTooFarLosesTheWorker) {
+  parents_side x;
+  x.shared.area->words.read.store(1 << 30);
+  caf::error error;
+  for (int i = 0; i < 100'000 && !error; ++i)
+    error = x.link->tell(command::memory, std::array<std::uint64_t, 8>{});
+  EXPECT_TRUE(has_code(error, errc::worker_lost));
+  EXPECT_TRUE(is_lost_for_nonsense(x));
+}
+
+/// Streams of other devices wait for these words, whatever the worker writes in its last moments.
+TEST(Nonsense, WordsOfAWorkerThatIsGoneAreDone) {
+  parents_side x;
+  x.link->lose(make_error(errc::worker_lost, "the test wants it"));
+  for (auto& word : x.shared.area->done)
+    word.store(0);
+  x.link->gone();
+  for (auto& word : x.shared.area->done)
+    ASSERT_GE(word.load(), std::uint64_t{1} << 62);
+}
+
+/// Answers each command as if its worker had said `error`.
+class answering {
+public:
+  answering(link_area& area, std::atomic<bool>& fails)
+      : area_(area), fails_(fails), thread_([this] { run(); }) {}
+  ~answering() {
+    stop_ = true;
+    ring_.wake_reader();
+    thread_.join();
+  }
+  int asked() const { return asked_; }
+
+private:
+  void run() {
+    while (!stop_) {
+      command_head head;
+      std::span<const std::byte> body;
+      if (!ring_.peek(head, body)) {
+        ring_.wait_for_command(10ms, [this] { return stop_.load(); });
+        continue;
+      }
+      ring_.pop(head);
+      ++asked_;
+      detail::wire_writer answer;
+      put(answer, fails_ ? make_error(errc::nccl_error, "behind its back") : caf::error{});
+      std::copy(answer.bytes().begin(), answer.bytes().end(), area_.reply.begin());
+      area_.reply_size = static_cast<std::uint32_t>(answer.bytes().size());
+      area_.replied = head.number;
+      area_.to_asker.ring();
+    }
+  }
+
+  link_area& area_;
+  std::atomic<bool>& fails_;
+  command_ring ring_{area_.words, area_.commands};
+  std::atomic<bool> stop_{false};
+  std::atomic<int> asked_{0};
+  std::thread thread_;
+};
+
+TEST(RemoteCommunicator, AsksAboutErrorsOnlyWhenThereAreNewOnes) {
+  parents_side x;
+  auto& errors = x.shared.area->communicator_errors;
+  std::atomic<bool> fails{false};
+  answering worker{*x.shared.area, fails};
+  detail::remote_communicator rank{x.link, 1};
+  EXPECT_TRUE(is_ok(rank.asynchronous_error()));
+  EXPECT_EQ(worker.asked(), 0);
+  errors = 1; // of another one
+  for (int i = 0; i < 3; ++i)
+    EXPECT_TRUE(is_ok(rank.asynchronous_error()));
+  EXPECT_EQ(worker.asked(), 1);
+  errors = 2;
+  fails = true;
+  for (int i = 0; i < 3; ++i) // all of its calls hear of it
+    EXPECT_TRUE(has_code(rank.asynchronous_error(), errc::nccl_error));
+  EXPECT_EQ(worker.asked(), 4);
+}
+
+// -- what a worker reads
+
+/// Does nothing with the addresses that it is given: a worker believes its parent's.
+class blind_device final : public forwarding_device {
+public:
+  using forwarding_device::forwarding_device;
+  caf::error copy(void*, const void*, std::size_t, copy_direction, stream_view) noexcept override {
+    return {};
+  }
+  caf::error fill(void*, std::span<const std::byte>, std::size_t, stream_view) noexcept override {
+    return {};
+  }
+  caf::error wait_word(stream_view, const std::atomic<std::uint64_t>*,
+                       std::uint64_t) noexcept override {
+    return {};
+  }
+};
+
+class blind_backend final : public forwarding_backend {
+public:
+  using forwarding_backend::forwarding_backend;
+  caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
+    return open_as<blind_device>(ordinal);
+  }
+};
+
+/// A worker's service, which this thread drives.
+struct workers_side {
+  explicit workers_side(std::size_t bytes_per_device = 1 << 20)
+      : service(std::make_shared<blind_backend>(
+                    make_host_backend({.devices = 1, .bytes_per_device = bytes_per_device})),
+                *shared.area, options()) {
+    must(service.open());
+  }
+
+  detail::service_options options() {
+    detail::service_options result;
+    result.send = [this](std::span<const std::byte> x) {
+      ++answers;
+      longest = std::max(longest.load(), x.size());
+    };
+    result.on_fault = [this](const caf::error& why) {
+      if (!faults++)
+        first_fault = why;
+      service.stop();
+    };
+    return result;
+  }
+
+  shared_area shared;
+  std::atomic<int> answers{0};
+  std::atomic<std::size_t> longest{0};
+  std::atomic<int> faults{0};
+  caf::error first_fault;
+  detail::worker_service service;
+};
+
+constexpr auto last_command = static_cast<std::uint64_t>(command::stop);
+
+/// The body of a command that may be one.
+std::vector<std::byte> body_of(command what, dice& any) {
+  detail::wire_writer to;
+  switch (what) {
+  case command::enqueue: {
+    to.put(
+        detail::enqueue_args{any.below(3), any.below(4), static_cast<std::uint32_t>(any.number())});
+    for (auto n = any.below(4); n > 0; --n) {
+      collective_call call;
+      call.what = static_cast<collective_kind>(any.below(14));
+      call.type = static_cast<dtype>(any.below(12));
+      call.count = any.number();
+      detail::put(to, call);
+    }
+    break;
+  }
+  case command::launch:
+    detail::put(to,
+                detail::launch_request{"nobody has it",
+                                       {{nullptr, any.number(), static_cast<dtype>(any.below(20))}},
+                                       {},
+                                       any.bytes(any.below(20)),
+                                       any.below(4)});
+    break;
+  default:
+    for (auto n = any.below(8); n > 0; --n)
+      to.put(any.number());
+  }
+  std::vector<std::byte> result{to.bytes().begin(), to.bytes().end()};
+  if (any.one_in(4))
+    result.resize(any.below(result.size() + 1));
+  if (any.one_in(4) && !result.empty())
+    result[any.below(result.size())] = static_cast<std::byte>(any.below(256));
+  if (any.one_in(20)) {
+    const auto more = any.bytes(any.below(4096));
+    result.insert(result.end(), more.begin(), more.end());
+  }
+  return result;
+}
+
+TEST(Nonsense, CommandsGetAnErrorAndNothingElse) {
+  const auto before = most_memory();
+  int answered = 0;
+  int refused = 0;
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    dice any{100 + seed};
+    workers_side x;
+    std::thread driver{[&] { x.service.run(); }};
+    auto kills = std::make_unique<std::atomic<int>>(0);
+    auto link = std::make_shared<worker_link>(0, *x.shared.area, nullptr,
+                                              std::make_unique<silent_control>(*kills));
+    must(link->ask(command::open_memory, detail::no_arguments{}));
+    must(link->ask(command::create_stream, detail::no_arguments{}));
+    for (int i = 0; i < 100 && x.faults == 0; ++i) {
+      auto what = static_cast<command>(1 + any.below(last_command + 3));
+      if (what == command::stop || what == command::record) // they have no answer but the end
+        what = command::fill;
+      const auto body = body_of(what, any);
+      auto got = link->ask_bytes(what, body, {}, 10s);
+      ASSERT_FALSE(link->lost()) << describe(link->loss());
+      ++answered;
+      refused += got ? 0 : 1;
+    }
+    x.service.stop();
+    driver.join();
+    EXPECT_EQ(x.faults, 0) << describe(x.first_fault);
+  }
+  EXPECT_EQ(answered, 6000);
+  EXPECT_GT(refused, 3000);
+  EXPECT_LT(most_memory() - before, 200 << 10);
+}
+
+TEST(Nonsense, ARingOfGarbageEndsTheWorkerWithItsReason) {
+  dice any{6};
+  int ended = 0;
+  for (int i = 0; i < 300; ++i) {
+    workers_side x;
+    auto& area = *x.shared.area;
+    const auto content = any.bytes(4096);
+    std::copy(content.begin(), content.end(), area.commands.begin());
+    area.words.written.store(any.one_in(2) ? any.number() : 16 * any.below(256));
+    if (area.words.written == 0)
+      continue;
+    std::thread driver{[&] { x.service.run(); }};
+    const auto until = clock::now() + patience;
+    while (x.faults == 0 && area.words.read != area.words.written && clock::now() < until)
+      std::this_thread::yield();
+    x.service.stop();
+    driver.join();
+    ASSERT_LT(clock::now(), until);
+    if (x.faults != 0) {
+      ++ended;
+      EXPECT_TRUE(code_of(x.first_fault).has_value());
+    }
+  }
+  EXPECT_GT(ended, 250);
+}
+
+TEST(Nonsense, MessagesOfAParentGetAnErrorOrEndTheWorker) {
+  const auto before = most_memory();
+  dice any{7};
+  int cases = 0;
+  int ends = 0;
+  for (int i = 0; i < 100; ++i) {
+    workers_side x;
+    std::thread driver{[&] { x.service.run(); }};
+    for (int k = 0; k < 50 && x.faults == 0; ++k, ++cases) {
+      control_head head;
+      head.number = any.number();
+      do // nobody comes to be the other ranks
+        head.kind = static_cast<control>(any.one_in(4) ? any.number() : any.below(10));
+      while (head.kind == control::build);
+      auto body = any.bytes(any.below(any.one_in(10) ? detail::control_bytes : 40));
+      if (head.kind == control::map && any.one_in(2)) {
+        detail::wire_writer args;
+        args.put(detail::map_args{any.number(), any.number()});
+        body.assign(args.bytes().begin(), args.bytes().end());
+      }
+      std::vector<std::byte> message(sizeof head + body.size());
+      std::memcpy(message.data(), &head, sizeof head);
+      std::copy(body.begin(), body.end(), message.begin() + sizeof head);
+      const auto cut = any.one_in(20);
+      if (cut)
+        message.resize(any.below(sizeof head));
+      std::optional<detail::file_descriptor> passed;
+      if (any.one_in(3))
+        passed.emplace(::memfd_create("nonsense", 0));
+      const auto answers = x.answers.load();
+      x.service.received(message, std::move(passed));
+      EXPECT_EQ(x.faults != 0, cut);
+      if (!cut) {
+        const auto until = clock::now() + patience;
+        while (x.answers == answers && clock::now() < until)
+          std::this_thread::yield();
+        EXPECT_EQ(x.answers, answers + 1);
+      }
+    }
+    ends += x.faults != 0 ? 1 : 0;
+    x.service.stop();
+    driver.join();
+    EXPECT_LE(x.longest, detail::control_bytes);
+  }
+  EXPECT_GT(cases, 1000);
+  EXPECT_GT(ends, 50);
+  EXPECT_LT(most_memory() - before, 200 << 10);
+}
+
+/// In the place of a parent, somebody who says anything.
+TEST(Nonsense, HellosAreRefused) {
+  dice any{8};
+  for (int i = 0; i < 1000; ++i) {
+    auto ends = must(detail::message_socket::pair());
+    auto hello = detail::make_hello();
+    std::vector<std::byte> bytes{hello.bytes().begin(), hello.bytes().end()};
+    switch (any.below(4)) {
+    case 0: // garbage
+      bytes = any.bytes(1 + any.below(6000));
+      break;
+    case 1: // cut
+      bytes.resize(1 + any.below(bytes.size() - 1));
+      break;
+    case 2: // another version, or other sizes
+      for (auto n = 1 + any.below(4); n > 0; --n)
+        bytes[any.below(offsetof(worker_hello, refusal))] ^=
+            static_cast<std::byte>(1 + any.below(255));
+      break;
+    default: // right, but for the memory
+      break;
+    }
+    detail::file_descriptor memory{
+        ::memfd_create("nonsense", any.one_in(2) ? MFD_ALLOW_SEALING : 0)};
+    const int passed = memory.get();
+    must(ends.first.send(bytes, any.one_in(3) ? std::span<const int>{}
+                                              : std::span<const int>{&passed, 1}));
+    const int theirs = ::dup(ends.second.native());
+    std::string flag = std::string{detail::worker_flag} + std::to_string(theirs);
+    std::string name = "worker";
+    const std::array<char*, 2> arguments{name.data(), flag.data()};
+    const auto met = worker_parent::attach(arguments, {.hello_limit = patience});
+    ASSERT_FALSE(met);
+    EXPECT_TRUE(has_code(met, errc::unavailable) || has_code(met, errc::invalid_argument) ||
+                has_code(met, errc::out_of_range))
+        << describe(met.error());
+    // The other side is told why.
+    std::array<std::byte, 4096> answer;
+    EXPECT_GT(must(ends.first.receive(answer, 0, clock::now() + patience)).size_bytes, 0u);
+  }
+}
+
+// -- whole processes
+
+/// A worker that writes and sends anything, as its seed says, until it is killed.
+TROUPE_CHILD(HostileWorker) {
+  const auto arguments = main_arguments();
+  dice any{std::stoull(arguments[2])};
+  auto parent = must(worker_parent::attach(arguments));
+  auto* area = parent.area().data();
+  const auto size = parent.area().size();
+  for (;;) {
+    for (int i = 0; i < 64; ++i) {
+      const auto x = any.number();
+      std::memcpy(area + any.below(size - sizeof x), &x, sizeof x);
+    }
+    const auto message = any.bytes(1 + any.below(any.one_in(10) ? 100'000 : 200));
+    if (parent.socket().send(message, {}, clock::now() + 1s))
+      ::pause();
+  }
+}
+
+TEST(Nonsense, OfAWholeWorkerHarmsNobody) {
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    auto options = worker_of("HostileWorker");
+    options.arguments.push_back(std::to_string(seed));
+    options.area_bytes = sizeof(link_area);
+    auto process = std::make_shared<worker_process>(must(worker_process::start(options)));
+    struct sender final : detail::control_sender {
+      explicit sender(std::shared_ptr<worker_process> x) : to(std::move(x)) {}
+      caf::error send(std::span<const std::byte> bytes, std::optional<int>) noexcept override {
+        return to->socket().send(bytes, {}, clock::now() + 100ms);
+      }
+      void kill() noexcept override { static_cast<void>(to->kill()); }
+      std::shared_ptr<worker_process> to;
+    };
+    auto* area = new (process->area().data()) link_area;
+    auto link = std::make_shared<worker_link>(0, *area, process, std::make_unique<sender>(process));
+    link->set_request_limit(1s);
+    std::thread receiver{[&] {
+      const auto error = detail::receive_all(process->socket(),
+                                             [&](auto message, auto) { link->received(message); });
+      link->give_up(detail::lost_worker(0, error));
+    }};
+    std::thread lane{[&] {
+      while (!link->lost())
+        static_cast<void>(link->ask(command::memory, detail::no_arguments{}));
+    }};
+    lane.join();
+    receiver.join();
+    EXPECT_TRUE(has_code(link->loss(), errc::worker_lost)) << describe(link->loss());
+    EXPECT_TRUE(process->wait_exit(clock::now() + patience).has_value());
+  }
+}
+
+} // namespace
+} // namespace troupe::testing
