@@ -115,24 +115,21 @@ TEST(Nonsense, AWriterOfARingOverwritesNothingThatWasNotRead) {
   for (int i = 0; i < 5000; ++i) {
     small_ring both;
     command_ring writer{both.words, both.bytes};
-    std::uint64_t read = 0;
+    std::uint64_t read = 0; // what may be true of what was claimed
     std::uint64_t written = 0;
     for (int k = 0; k < 100 && !writer.broken(); ++k) {
-      if (any.one_in(50)) {
-        both.words.read.store(any.number());
-      } else if (any.one_in(2)) {
-        read += 16 * any.below((written - read) / 16 + 1);
-        both.words.read.store(read);
-      }
+      const auto claimed =
+          any.one_in(10) ? any.number() : read + 16 * any.below((written - read) / 16 + 1);
+      both.words.read.store(claimed);
+      if (claimed - read <= written - read)
+        read = claimed;
       both.words.written.store(any.number()); // its own word: it goes by its own count
       const auto body = any.bytes(any.below(writer.limit() + 1));
       const command_head head{static_cast<std::uint32_t>(body.size()), 1, 0, 0};
       if (!writer.try_write(head, body, {}))
         continue;
       written = both.words.written.load();
-      const auto claimed = both.words.read.load();
-      ASSERT_LE(written - claimed, both.bytes.size());
-      read = claimed;
+      ASSERT_LE(written - read, both.bytes.size());
     }
     broken += writer.broken() ? 1 : 0;
   }
@@ -215,7 +212,7 @@ bool is_lost_for_nonsense(parents_side& x) {
 TEST(Nonsense, MessagesOfAWorkerLoseItAlone) {
   dice any{4};
   int lost = 0;
-  for (int i = 0; i < 5000; ++i) {
+  for (int i = 0; i < 2000; ++i) {
     parents_side x;
     int answers = 0;
     constexpr int requests = 3;
@@ -242,12 +239,12 @@ TEST(Nonsense, MessagesOfAWorkerLoseItAlone) {
       EXPECT_EQ(code_of(x.link->loss()), errc::worker_lost);
     }
   }
-  EXPECT_GT(lost, 4000);
+  EXPECT_GT(lost, 1600);
 }
 
 TEST(Nonsense, RepliesInTheAreaLoseTheWorkerAlone) {
   dice any{5};
-  for (int i = 0; i < 3000; ++i) {
+  for (int i = 0; i < 1000; ++i) {
     parents_side x;
     auto& area = *x.shared.area;
     const auto content = any.bytes(64);
