@@ -1,5 +1,6 @@
 // Copies over a link, on the lane of one of its ends.
 
+#include "core/operations.hpp"
 #include "core/peer_operations.hpp"
 #include "support/core_fixture.hpp"
 #include "support/forwarding_backend.hpp"
@@ -306,6 +307,83 @@ TEST_F(PeerCopy, AFaultEndsTheProcessDevices) {
   plan_->add({.kind = fault::poison, .on = verb::admit_peer, .device = 2});
   EXPECT_TRUE(has_code(answer_of(connect(2, {0, 1})), errc::device_fault));
   EXPECT_TRUE(system_.runtime()->ended());
+}
+
+/// As a device in another process: to wait for what another one does is a question to that, which
+/// stands at a gate once it is armed.
+class asking_device final : public forwarding_device {
+public:
+  struct state {
+    std::atomic<bool> armed{false};
+    gate at;
+  };
+
+  asking_device(std::unique_ptr<backend_device> inner, state& x)
+      : forwarding_device(std::move(inner)), state_(x) {}
+
+  bool is_remote() const noexcept override { return true; }
+  event_word word_of(event_view) const noexcept override { return {word_, 1}; }
+  caf::error wait(stream_view on, event_view x) noexcept override {
+    ask();
+    return inner_->wait(on, x);
+  }
+  caf::error wait_word(stream_view, const std::atomic<std::uint64_t>*,
+                       std::uint64_t) noexcept override {
+    ask();
+    return {};
+  }
+
+private:
+  void ask() const {
+    if (state_.armed)
+      state_.at.passer()();
+  }
+
+  state& state_;
+  std::shared_ptr<std::atomic<std::uint64_t>> word_ =
+      std::make_shared<std::atomic<std::uint64_t>>(0);
+};
+
+class asking_backend final : public forwarding_backend {
+public:
+  explicit asking_backend(asking_device::state& x)
+      : forwarding_backend(make_host_backend({.devices = 2})), state_(x) {}
+  caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
+    return open_as<asking_device>(ordinal, state_);
+  }
+
+private:
+  asking_device::state& state_;
+};
+
+TEST(RemoteOrdering, ALaneThatAsksAnotherProcessHoldsUpNoOtherLane) {
+  asking_device::state asks;
+  core_system system{{.backend = std::make_shared<asking_backend>(asks)}};
+  for (int i : {0, 1}) {
+    auto op =
+        std::make_shared<connect_peers_operation>(std::vector{1 - i}, [](const peer_findings&) {});
+    op->parts()[0].on = system.lane(i).get();
+    system.runtime()->start(op);
+    must(answer_of(op));
+  }
+  auto here = allocate_bytes(system.device(0), size);
+  auto there = allocate_bytes(system.device(1), size);
+  gate work;
+  auto writer = std::make_shared<detail::launch_operation>(
+      work.in_stream(), std::vector<any_gpu_ref>{}, std::vector{here});
+  writer->parts()[0].on = system.lane(0).get();
+  system.runtime()->start(writer);
+  work.wait_reached();
+  asks.armed = true;
+  auto copy = std::make_shared<peer_copy_operation>(there, here, 1, 1);
+  copy->parts()[0].on = system.lane(1).get();
+  system.runtime()->start(copy);
+  asks.at.wait_reached();
+  work.open();
+  EXPECT_TRUE(is_ok(answer_of(writer)));
+  EXPECT_TRUE(settles(*writer)); // its event went back to its pool
+  asks.at.open();
+  EXPECT_TRUE(is_ok(answer_of(copy)));
 }
 
 } // namespace

@@ -655,5 +655,89 @@ TEST(Nonsense, OfAWholeWorkerHarmsNobody) {
   }
 }
 
+/// A worker of this binary's, which has said hello and waits for its first message.
+struct waiting_worker {
+  waiting_worker()
+      : process(must(worker_process::start(options(), seen.listener()))),
+        area(new(process.area().data()) link_area) {}
+
+  static detail::worker_options options() {
+    detail::worker_options result;
+    result.program = "/proc/self/exe";
+    result.hello_limit = patience;
+    result.area_bytes = sizeof(link_area);
+    return result;
+  }
+  void send(std::span<const std::byte> message) {
+    must(process.socket().send(message, {}, clock::now() + patience));
+  }
+
+  witness seen;
+  worker_process process;
+  link_area* area;
+};
+
+std::vector<std::byte> first_message(const detail::worker_setup& what) {
+  detail::wire_writer message;
+  control_head head;
+  head.number = 1;
+  head.kind = control::set_up;
+  message.put(head);
+  put(message, what);
+  return {message.bytes().begin(), message.bytes().end()};
+}
+
+detail::worker_setup usual_setup() {
+  return {"host", 0, 0, {.devices = 2, .bytes_per_device = 1 << 20, .links = {{0, 1}}}};
+}
+
+TEST(Nonsense, AFirstMessageIsServedOrEndsTheWorkerWithItsReason) {
+  dice any{9};
+  int ended = 0;
+  for (int i = 0; i < 40; ++i) {
+    auto message = first_message(usual_setup());
+    switch (any.below(3)) {
+    case 0:
+      message = any.bytes(1 + any.below(2000));
+      break;
+    case 1:
+      message.resize(1 + any.below(message.size() - 1));
+      break;
+    default:
+      for (auto n = 1 + any.below(3); n > 0; --n)
+        message[sizeof(control_head) + any.below(message.size() - sizeof(control_head))] =
+            static_cast<std::byte>(any.below(256));
+    }
+    waiting_worker worker;
+    worker.send(message);
+    std::vector<std::byte> answer(detail::control_bytes);
+    const auto got = must(worker.process.socket().receive(answer, 0, clock::now() + patience));
+    if (got.what == detail::received::kind::message) {
+      detail::wire_reader reader{std::span{answer}.first(got.size_bytes)};
+      EXPECT_EQ(reader.get<control_head>().kind, control::set_up);
+      if (!detail::get_error(reader))
+        continue; // it can be
+    }
+    ++ended;
+    const auto end = worker.seen.wait_end();
+    ASSERT_TRUE(end.report.has_value());
+    EXPECT_FALSE(end.report->text.empty());
+  }
+  EXPECT_GT(ended, 20);
+}
+
+TEST(Nonsense, MessagesThatCannotBeEndTheWorkerWithItsReason) {
+  for (const std::size_t size : {std::size_t{1}, detail::control_bytes + 1}) {
+    waiting_worker worker;
+    worker.send(first_message(usual_setup()));
+    std::vector<std::byte> answer(detail::control_bytes);
+    must(worker.process.socket().receive(answer, 0, clock::now() + patience));
+    worker.send(std::vector<std::byte>(size));
+    const auto end = worker.seen.wait_end();
+    ASSERT_TRUE(end.report.has_value()) << size;
+    EXPECT_FALSE(end.report->text.empty());
+  }
+}
+
 } // namespace
 } // namespace troupe::testing
