@@ -1,7 +1,9 @@
 // How fast a world goes on when a worker process is killed, or a kernel in it faults, under load:
-// from the request that does it to the first answer that tells of it, to the first right sum of all
-// ranks, with the spare in the dead one's place, and until the next one could come. Every sum is
-// checked by value. Options of the library and of CAF are understood too.
+// from the request that does it to the first answer that tells of it, to the first right sum of the
+// ranks that go on, and until the next one could come; with the standbys ready, while they are
+// built, or without any, beside what a worker's start and a communicator take by hand in the same
+// run. Every sum, and memory that nothing writes, is checked by value. Options of the library and
+// of CAF are understood too.
 
 #include "machine.hpp"
 #include "must.hpp"
@@ -45,8 +47,27 @@ struct settings {
   std::size_t time_limit_s = 300;
   std::string backend = "cuda";
   std::string how = "kill";
+  std::string standby = "full";
+  std::string on_loss = "automatic";
+  std::string when = "ready";
   std::string json_file;
   bool check = false;
+
+  troupe::standby_policy standby_wanted() const {
+    using enum troupe::standby_policy;
+    for (auto x : {same, survivors, full})
+      if (standby == to_string(x))
+        return x;
+    return none;
+  }
+  troupe::loss_policy on_loss_wanted() const {
+    using enum troupe::loss_policy;
+    for (auto x : {failover, shrink, rebuild})
+      if (on_loss == to_string(x))
+        return x;
+    return automatic;
+  }
+  bool shrinks() const { return standby == "survivors" || on_loss == "shrink"; }
 };
 
 /// What ends a worker: the names of the launches that do it.
@@ -75,16 +96,75 @@ std::vector<std::string> register_ends() {
 
 double milliseconds(bench::clock::duration x) { return bench::microseconds(x) / 1e3; }
 
+/// What was measured before the world was there: a worker's start, and a communicator of all ranks
+/// with all its connections, by hand; and the memory that its first device used then.
+struct beforehand {
+  double start_ms = 0;
+  double build_ms = 0;
+  double used_mib = 0;
+};
+
+beforehand measure_by_hand(const settings& s, const std::vector<int>& devices,
+                           const troupe::host_backend_options& host) {
+  constexpr int times = 3;
+  std::vector<double> starts;
+  std::vector<double> builds;
+  auto execute = must(troupe::make_worker_backend({.backend = s.backend, .host = host}));
+  std::vector<troupe::local_rank> ranks;
+  for (std::size_t i = 0; i < devices.size(); ++i)
+    ranks.push_back({static_cast<int>(i), devices[i]});
+  for (int i = 0; i < times; ++i) {
+    std::vector<std::unique_ptr<troupe::backend_device>> opened;
+    const auto begin = bench::clock::now();
+    for (auto x : devices)
+      opened.push_back(must(execute->open(x)));
+    std::vector<std::thread> threads;
+    for (auto& x : opened)
+      threads.emplace_back([&x] { must(x->bind()); });
+    for (auto& x : threads)
+      x.join();
+    if (i > 0) // the first device's worker was there before
+      starts.push_back(milliseconds(bench::clock::now() - begin));
+    const auto id = must(execute->make_communicator_id());
+    const auto from = bench::clock::now();
+    auto built = must(execute->build(id, static_cast<int>(ranks.size()), ranks));
+    builds.push_back(milliseconds(bench::clock::now() - from));
+    must(execute->destroy(std::move(built)));
+  }
+  return {bench::median(starts), bench::median(builds), 0};
+}
+
+/// On the first device, by all processes. @units MiB
+double used_memory(caf::actor_system& sys, const std::vector<int>& devices) {
+  const auto now = must(must(troupe::device::open(sys, devices.front())).stats().wait());
+  return static_cast<double>(now.total_bytes - now.free_bytes) / (1 << 20);
+}
+
 /// A client that sums without a pause, and goes on as soon as it can.
 class client {
 public:
-  client(const troupe::world& over, std::size_t elements)
-      : world_(over), elements_(elements), refs_(must(over.allocate<float>(elements))) {}
+  /// `patience`: how long it waits for memory of a device that may be gone.
+  client(const troupe::world& over, std::size_t elements, std::chrono::nanoseconds patience)
+      : world_(over), elements_(elements), patience_(patience), refs_(over.size()),
+        kept_(over.size()) {
+    provide_memory(over.status());
+  }
 
   void run() {
+    check_kept();
     while (!stop_) {
-      if (!sum())
-        recover();
+      if (sum())
+        continue;
+      // Back at full strength it has memory on one device more.
+      const auto view = world_.status();
+      if (view.members.size() > members_ && view.phase == troupe::world_phase::ready) {
+        provide_memory(view);
+        members_ = view.members.size();
+        if (sum())
+          continue;
+      }
+      recover();
+      members_ = world_.status().members.size();
     }
   }
   void stop() { stop_ = true; }
@@ -102,16 +182,22 @@ public:
   std::uint64_t sums() const { return sums_; }
 
 private:
+  /// Of the ranks that are there.
   bool sum() {
-    const auto n = world_.size();
-    for (std::size_t i = 0; i < n; ++i)
-      if (!world_.device_of(i).fill(refs_[i], static_cast<float>(i + 1)).wait())
+    const auto view = world_.status();
+    float want = 0;
+    for (auto& x : view.members) {
+      const auto i = static_cast<std::size_t>(x.rank);
+      want += static_cast<float>(i + 1);
+      if (!refs_[i] || !world_.device_of(i).fill(refs_[i], static_cast<float>(i + 1)).wait())
         return false;
-    if (!world_.all_reduce(refs_).wait())
+    }
+    const troupe::request_options options{.membership = view.membership, .allow_shrunk = true};
+    if (!world_.all_reduce(refs_, troupe::reduce_op::sum, options).wait())
       return false;
     answered_ = bench::clock::now();
-    const auto want = static_cast<float>(n * (n + 1) / 2);
-    for (std::size_t i = 0; i < n; ++i) {
+    for (auto& rank : view.members) {
+      const auto i = static_cast<std::size_t>(rank.rank);
       auto got = world_.device_of(i).download(refs_[i]);
       if (!got)
         return false;
@@ -122,24 +208,53 @@ private:
     ++sums_;
     return true;
   }
+  void provide_memory(const troupe::world_status& view) {
+    for (auto& x : view.members) {
+      const auto i = static_cast<std::size_t>(x.rank);
+      const auto device = world_.device_of(i);
+      if (!refs_[i] || refs_[i].stale())
+        if (auto fresh = device.allocate<float>(elements_, false, {.deadline = patience_}))
+          refs_[i] = std::move(*fresh);
+    }
+  }
+  /// What nothing writes is what it was; on a device that was lost it is begun anew.
+  void check_kept() {
+    for (auto& x : world_.status().members) {
+      const auto i = static_cast<std::size_t>(x.rank);
+      const auto device = world_.device_of(i);
+      if (!kept_[i] || kept_[i].stale()) {
+        auto fresh = device.allocate<float>(kept_elements, false, {.deadline = patience_});
+        if (fresh && device.fill(*fresh, static_cast<float>(100 + i)).wait())
+          kept_[i] = std::move(*fresh);
+        continue;
+      }
+      if (auto got = device.download(kept_[i]))
+        for (auto y : *got)
+          if (y != static_cast<float>(100 + i))
+            bench::fail("memory that nothing wrote has changed on rank " + std::to_string(i));
+    }
+  }
   void recover() {
     loss x;
     x.told = bench::clock::now();
-    do {
-      for (std::size_t i = 0; i < refs_.size(); ++i)
-        if (refs_[i].stale())
-          if (auto fresh = world_.device_of(i).allocate<float>(elements_))
-            refs_[i] = std::move(*fresh);
-    } while (!stop_ && !sum());
+    do
+      provide_memory(world_.status());
+    while (!stop_ && !sum());
     x.right = answered_;
+    check_kept();
     std::lock_guard lock{mutex_};
     losses_.push_back(x);
     condition_.notify_all();
   }
 
+  static constexpr std::size_t kept_elements = std::size_t{1} << 18;
+
   const troupe::world& world_;
   const std::size_t elements_;
+  const std::chrono::nanoseconds patience_;
   std::vector<troupe::gpu_ref<float>> refs_;
+  std::vector<troupe::gpu_ref<float>> kept_;
+  std::size_t members_ = world_.size(); ///< at the last sum
   std::atomic<bool> stop_ = false;
   std::atomic<std::uint64_t> sums_ = 0;
   bench::clock::time_point answered_;
@@ -149,23 +264,32 @@ private:
 };
 
 void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
-         bench::watchdog& guard, std::vector<bench::bar>& bars) {
+         const beforehand& before, bench::watchdog& guard, std::vector<bench::bar>& bars) {
   auto machine = bench::describe_machine(world);
   machine["how"] = s.how;
-  std::printf("ends of workers under load (%s), %zu ranks, backend %s\n%s\n\n", s.how.c_str(),
-              world.size(), s.backend.c_str(), bench::summary(machine).c_str());
+  machine["standby"] = s.standby;
+  machine["on_loss"] = s.on_loss;
+  machine["when"] = s.when;
+  std::printf(
+      "ends of workers under load (%s; standby %s, on loss %s, when %s), %zu ranks, backend "
+      "%s\n%s\n\n",
+      s.how.c_str(), s.standby.c_str(), s.on_loss.c_str(), s.when.c_str(), world.size(),
+      s.backend.c_str(), bench::summary(machine).c_str());
   caf::scoped_actor self{sys};
   troupe::detail::send(self, world.actor(), troupe::subscribe{});
+  const bool waits_for_standbys = s.when == "ready" && s.standby != "none";
   const auto wait_ready = [&] {
     bool ready = false;
     while (!ready)
       self->receive([&](const troupe::world_status& x) {
         if (x.phase == troupe::world_phase::failed)
           bench::fail("the world failed: " + troupe::describe(x.reason));
-        ready = x.phase == troupe::world_phase::ready && x.standby_ready;
+        ready = x.phase == troupe::world_phase::ready && x.members.size() == world.size() &&
+                (!waits_for_standbys || x.standby_ready);
       });
   };
-  client load{world, s.elements};
+  const bool shrinks = world.status().members.size() > 1 && s.shrinks();
+  client load{world, s.elements, shrinks ? 5ms : 30s};
   std::thread thread{[&] { load.run(); }};
   std::mt19937 random{1};
   std::vector<double> told;
@@ -175,10 +299,17 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
   for (std::size_t i = 1; i <= s.kills; ++i) {
     guard.enter("waiting for the standbys, kill " + std::to_string(i));
     wait_ready();
+    if (i == 1) {
+      const auto used = used_memory(sys, {world.device_of(0).ordinal()}) - before.used_mib;
+      std::printf("memory of the first device for the world and what it has ready: %.0f MiB\n\n",
+                  used);
+      machine["memory_mib"] = used;
+    }
     ready.push_back(milliseconds(bench::clock::now() - since));
     for (const auto from = load.sums(); load.sums() < from + 10;)
       std::this_thread::yield();
-    std::this_thread::sleep_for(std::chrono::microseconds{random() % 20'000});
+    const auto longest = s.when == "building" ? 500'000 : 20'000;
+    std::this_thread::sleep_for(std::chrono::microseconds{random() % longest});
     const auto device = world.device_of(random() % world.size());
     guard.enter("a kill");
     const auto begin = bench::clock::now();
@@ -200,11 +331,25 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
   };
   row("from the kill to the first answer that tells", told);
   row("from the kill to the first right sum", right);
-  row("from there until the next standbys are ready", ready);
+  row(waits_for_standbys ? "from there until the next standbys are ready"
+                         : "from there until all ranks are there again",
+      ready);
   std::printf("%zu kills, %llu right sums\n\n", s.kills,
               static_cast<unsigned long long>(load.sums()));
-  bars = {{"from the kill to the first right sum, median, ms", 3, true, bench::median(right)},
-          {"the same, p99, ms", 10, true, bench::quantile(right, 0.99)}};
+  if (waits_for_standbys) {
+    bars = {{"from the kill to the first right sum, median, ms", 3, true, bench::median(right)},
+            {"the same, p99, ms", 10, true, bench::quantile(right, 0.99)}};
+  } else {
+    // What has a spare, and what goes on without the lost one, needs no start.
+    const bool starts = !shrinks && s.standby != "full" && s.on_loss != "failover";
+    const auto needed = before.build_ms + (starts ? before.start_ms : 0);
+    std::printf("by hand: a worker's start %.1f ms, a communicator %.1f ms\n\n", before.start_ms,
+                before.build_ms);
+    bars = {{"from the kill to the first right sum, to by hand", 1.3, true,
+             bench::median(right) / needed}};
+    machine["by_hand_start_ms"] = before.start_ms;
+    machine["by_hand_build_ms"] = before.build_ms;
+  }
   bench::print_bars(bars);
   if (s.json_file.empty())
     return;
@@ -231,6 +376,16 @@ int main(int argc, char** argv) {
   app.add_option("--how", s.how, "what ends the workers")
       ->check(CLI::IsMember(ends))
       ->capture_default_str();
+  app.add_option("--standby", s.standby, "what the world has ready")
+      ->check(CLI::IsMember({"none", "same", "survivors", "full"}))
+      ->capture_default_str();
+  app.add_option("--on-loss", s.on_loss, "how it goes on")
+      ->check(CLI::IsMember({"automatic", "failover", "shrink", "rebuild"}))
+      ->capture_default_str();
+  app.add_option("--when", s.when,
+                 "kills come when the standbys are ready, or while they are built")
+      ->check(CLI::IsMember({"ready", "building"}))
+      ->capture_default_str();
   app.add_option("--elements", s.elements)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--time-limit", s.time_limit_s, "in seconds: what is not done then hangs")
       ->check(CLI::PositiveNumber)
@@ -255,11 +410,21 @@ int main(int argc, char** argv) {
     guard.enter("opening the world");
     troupe::world_config config;
     config.devices = s.devices.empty() ? must(troupe::list_devices(sys)).ordinals : s.devices;
-    config.limits.standby = troupe::standby_policy::full;
+    config.limits.standby = s.standby_wanted();
+    config.limits.on_loss = s.on_loss_wanted();
     config.limits.restarts = 1 << 20;
     config.limits.restart_backoff = 1ms;
+    beforehand before;
+    if (s.when == "building" || s.standby == "none") {
+      guard.enter("starts and communicators by hand");
+      auto host = cfg.host;
+      host.devices = 1 + *std::max_element(config.devices.begin(), config.devices.end());
+      before = measure_by_hand(s, config.devices, host);
+      guard.enter("opening the world");
+    }
+    before.used_mib = used_memory(sys, config.devices);
     const auto world = must(troupe::world::open(sys, std::move(config)));
-    run(s, sys, world, guard, bars);
+    run(s, sys, world, before, guard, bars);
     guard.enter("shutting down");
   }
   return !s.check || std::all_of(bars.begin(), bars.end(), [](auto& x) { return x.met(); }) ? 0 : 1;

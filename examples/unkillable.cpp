@@ -1,6 +1,7 @@
-// Sums over all devices without an end, each checked, with every device in a worker process of its
-// own and a warm spare beside it: kill workers by hand, or let --chaos do it. One line a second
-// says how it goes. Options of the library and of CAF are understood too: --troupe.devices=4.
+// Sums over all devices without an end, each checked, by actors that run beside their devices in
+// worker processes, with a warm spare beside each: kill workers by hand, or let --chaos do it. One
+// line a second says how it goes. Options of the library and of CAF are understood too:
+// --troupe.devices=4.
 
 #include <troupe/troupe.hpp>
 
@@ -12,9 +13,9 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
-#include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <limits>
 #include <optional>
 #include <random>
@@ -31,98 +32,135 @@ namespace {
 using clock_type = std::chrono::steady_clock;
 
 constexpr const char* die = "unkillable.die";
+constexpr const char* add_up = "unkillable.sums";
 
 std::atomic<bool> stopped{false};
-
-double milliseconds(clock_type::duration x) {
-  return std::chrono::duration<double, std::milli>(x).count();
-}
 
 int report(const caf::error& why) {
   std::fprintf(stderr, "%s\n", troupe::describe(why).c_str());
   return 1;
 }
 
-/// The sums, and what became of them.
+/// What a rank's actor has done since it told last.
+struct progress {
+  std::uint64_t sums = 0;
+  std::uint64_t wrong = 0;  ///< elements
+  std::uint64_t pauses = 0; ///< from an error to the next right sum
+  double last_pause_ms = 0;
+  double longest_pause_ms = 0;
+};
+
+std::vector<std::uint8_t> to_bytes(const progress& x) {
+  std::vector<std::uint8_t> result(sizeof x);
+  std::memcpy(result.data(), &x, sizeof x);
+  return result;
+}
+
+progress from_bytes(const std::vector<std::uint8_t>& bytes) {
+  progress result;
+  if (bytes.size() == sizeof result)
+    std::memcpy(&result, bytes.data(), sizeof result);
+  return result;
+}
+
+/// One rank's loop, in the process that has its device.
 class summing {
 public:
-  summing(const troupe::world& over, std::size_t count) : world_(over), count_(count) {}
+  summing(const troupe::program_place& place, std::uint32_t elements)
+      : place_(place), elements_(elements) {}
 
-  /// One sum, right on every rank; an error if devices were lost on the way.
-  caf::error once() {
-    refs_.resize(world_.size());
-    for (std::size_t i = 0; i < refs_.size(); ++i) {
-      const auto device = world_.device_of(i);
-      if (!refs_[i] || refs_[i].stale()) {
-        auto fresh = device.allocate<float>(count_); // waits for the device's next life
-        if (!fresh)
-          return fresh.error();
-        refs_[i] = std::move(*fresh);
+  /// Until the world ends, or a request fails for a reason that is no loss.
+  caf::error run() {
+    auto ref = place_.rank.where().allocate<float>(elements_);
+    if (!ref)
+      return ref.error();
+    while (true) {
+      if (auto error = once(*ref)) {
+        const auto code = troupe::code_of(error);
+        if (code == troupe::errc::unavailable)
+          return {}; // the world ended
+        if (!code || troupe::severity_of(*code) == troupe::severity::process)
+          return error;
+        if (!failed_at_)
+          failed_at_ = clock_type::now();
       }
-      device.fill(refs_[i], static_cast<float>(i + 1)); // not waited for: the sum comes after it
+      if (clock_type::now() >= next_report_) {
+        next_report_ = clock_type::now() + 100ms;
+        if (place_.report(to_bytes(std::exchange(done_, progress{}))))
+          return {}; // there is no parent any more
+      }
     }
-    auto done = world_.all_reduce(refs_).wait();
-    if (!done)
-      return done.error();
-    note_success();
-    const auto n = refs_.size();
-    const auto want = static_cast<float>(n * (n + 1) / 2);
-    for (std::size_t i = 0; i < n; ++i) {
-      auto got = world_.device_of(i).download(refs_[i]);
-      if (!got)
-        return got.error();
-      wrong += static_cast<std::uint64_t>(
-          std::count_if(got->begin(), got->end(), [&](float x) { return x != want; }));
-    }
-    ++sums;
-    return {};
   }
-  void note_loss() {
-    if (!lost_at_)
-      lost_at_ = clock_type::now();
-  }
-
-  std::uint64_t sums = 0;
-  std::uint64_t losses = 0;
-  std::uint64_t wrong = 0;     ///< elements
-  clock_type::duration last{}; ///< pause, from an error to the next sum
-  clock_type::duration longest{};
 
 private:
-  void note_success() {
-    if (!lost_at_)
-      return;
-    last = clock_type::now() - *std::exchange(lost_at_, std::nullopt);
-    longest = std::max(longest, last);
-    ++losses;
+  /// All ranks' actors mean the same membership: after a loss they meet in the next one.
+  caf::error once(const troupe::gpu_ref<float>& ref) {
+    const auto view = place_.rank.status();
+    const auto device = place_.rank.where();
+    device.fill(ref, static_cast<float>(place_.rank.index() + 1)); // the sum comes after it
+    auto sum =
+        place_.rank.all_reduce(ref, troupe::reduce_op::sum, {.membership = view.membership}).wait();
+    if (!sum)
+      return sum.error();
+    const auto answered = clock_type::now();
+    auto got = device.download(ref);
+    if (!got)
+      return got.error();
+    const auto n = place_.rank.size();
+    const auto want = static_cast<float>(n * (n + 1) / 2);
+    done_.wrong += static_cast<std::uint64_t>(
+        std::count_if(got->begin(), got->end(), [&](float x) { return x != want; }));
+    ++done_.sums;
+    if (failed_at_) {
+      done_.last_pause_ms = std::chrono::duration<double, std::milli>(
+                                answered - *std::exchange(failed_at_, std::nullopt))
+                                .count();
+      done_.longest_pause_ms = std::max(done_.longest_pause_ms, done_.last_pause_ms);
+      ++done_.pauses;
+    }
+    return {};
   }
 
-  const troupe::world& world_;
-  const std::size_t count_;
-  std::vector<troupe::gpu_ref<float>> refs_;
-  std::optional<clock_type::time_point> lost_at_;
+  const troupe::program_place& place_;
+  const std::uint32_t elements_;
+  progress done_;
+  std::optional<clock_type::time_point> failed_at_;
+  clock_type::time_point next_report_ = clock_type::now();
 };
+
+caf::actor begin_sums(const troupe::program_place& place) {
+  return place.system.spawn([place](caf::blocking_actor* self) {
+    std::uint32_t elements = 1;
+    std::memcpy(&elements, place.arguments.data(),
+                std::min(sizeof elements, place.arguments.size()));
+    if (auto error = summing{place, elements}.run())
+      self->fail_state(error);
+  });
+}
 
 } // namespace
 
 int main(int argc, char** argv) {
-  if (auto error = troupe::register_launch(die, [](troupe::launch_context&, auto, auto, auto) {
-        std::raise(SIGKILL);
-        return caf::error{};
-      }))
-    return report(error);
+  auto registered = troupe::register_program(add_up, begin_sums);
+  if (!registered)
+    registered = troupe::register_launch(die, [](troupe::launch_context&, auto, auto, auto) {
+      std::raise(SIGKILL);
+      return caf::error{};
+    });
+  if (registered)
+    return report(registered);
   if (auto status = troupe::worker_main(argc, argv)) // this program is its own worker, too
     return *status;
 
   std::string backend = "auto";
   double seconds = 0;
-  std::size_t count = 1 << 16;
+  std::uint32_t elements = 1 << 16;
   bool chaos = false;
   CLI::App app{"Sums over devices in worker processes that may be killed at any time"};
   app.add_option("--backend", backend, "auto, cuda or host (virtual devices)")
       ->capture_default_str();
   app.add_option("--seconds", seconds, "how long; by default until Ctrl-C");
-  app.add_option("--elements", count, "of each buffer")
+  app.add_option("--elements", elements, "of each buffer")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_flag("--chaos", chaos, "kills a worker whenever the world is ready for it");
@@ -144,6 +182,9 @@ int main(int argc, char** argv) {
   config.devices = list->ordinals;
   config.limits.standby = troupe::standby_policy::full;
   config.limits.restarts = std::numeric_limits<int>::max();
+  config.program.name = add_up;
+  config.program.arguments.resize(sizeof elements);
+  std::memcpy(config.program.arguments.data(), &elements, sizeof elements);
   const auto world = troupe::world::open(sys, config);
   if (!world)
     return report(world.error());
@@ -151,39 +192,55 @@ int main(int argc, char** argv) {
       "backend %s, %zu devices, each in a worker process of its own with a spare beside it; "
       "kill what you like:\n  pgrep -P %d\n",
       list->backend.c_str(), world->size(), static_cast<int>(::getpid()));
+  std::fflush(stdout);
 
+  caf::scoped_actor self{sys};
+  troupe::detail::send(self, world->actor(), troupe::subscribe{});
   std::mt19937 random{std::random_device{}()};
-  summing work{*world, count};
+  progress all; // by every rank; sums by the first
+  std::uint64_t sums_before = 0;
+  std::uint64_t losses = 0;
+  auto status = world->status();
+  int result = 0;
   const auto begin = clock_type::now();
   auto next_line = begin + 1s;
-  auto sums_before = work.sums;
-  while (!stopped && work.wrong == 0 &&
+  while (!stopped && result == 0 && all.wrong == 0 &&
          (seconds == 0 || clock_type::now() < begin + std::chrono::duration<double>{seconds})) {
-    if (auto error = work.once()) {
-      const auto code = troupe::code_of(error);
-      if (!code || troupe::severity_of(*code) == troupe::severity::process ||
-          *code == troupe::errc::unavailable)
-        return report(error);
-      work.note_loss();
-    }
-    const auto now = clock_type::now();
-    if (now < next_line)
+    self->receive(
+        [&](const troupe::world_status& x) {
+          losses += x.membership > status.membership ? 1 : 0;
+          status = x;
+        },
+        [&](const troupe::program_report& x) {
+          const auto more_done = from_bytes(x.bytes);
+          if (x.rank == 0)
+            all.sums += more_done.sums;
+          all.wrong += more_done.wrong;
+          if (more_done.pauses > 0)
+            all.last_pause_ms = more_done.last_pause_ms;
+          all.longest_pause_ms = std::max(all.longest_pause_ms, more_done.longest_pause_ms);
+        },
+        [&](const troupe::program_ended& x) {
+          if (x.why)
+            result = report(x.why);
+        },
+        caf::after(std::chrono::milliseconds(100)) >> [] {});
+    if (status.phase == troupe::world_phase::failed)
+      result = report(status.reason);
+    if (clock_type::now() < next_line)
       continue;
     next_line += 1s;
-    const auto status = world->status();
     std::printf("%8llu sums/s  %zu ranks  epoch %llu  %s  %llu losses, last pause %.2f ms\n",
-                static_cast<unsigned long long>(work.sums - std::exchange(sums_before, work.sums)),
-                world->size(), static_cast<unsigned long long>(status.epoch),
+                static_cast<unsigned long long>(all.sums - std::exchange(sums_before, all.sums)),
+                status.members.size(), static_cast<unsigned long long>(status.epoch),
                 status.standby_ready ? "standby ready   " : "standby building",
-                static_cast<unsigned long long>(work.losses), milliseconds(work.last));
+                static_cast<unsigned long long>(losses), all.last_pause_ms);
     std::fflush(stdout);
-    if (chaos && status.standby_ready) {
+    if (chaos && status.standby_ready)
       world->device_of(random() % world->size()).launch(die, {}, {}, {}); // nobody waits for it
-    }
   }
-  std::printf("%llu sums, %llu wrong elements, %llu losses, longest pause %.2f ms\n",
-              static_cast<unsigned long long>(work.sums),
-              static_cast<unsigned long long>(work.wrong),
-              static_cast<unsigned long long>(work.losses), milliseconds(work.longest));
-  return work.wrong == 0 ? 0 : 1;
+  std::printf("%llu sums on each rank, %llu wrong elements, %llu losses, longest pause %.2f ms\n",
+              static_cast<unsigned long long>(all.sums), static_cast<unsigned long long>(all.wrong),
+              static_cast<unsigned long long>(losses), all.longest_pause_ms);
+  return all.wrong == 0 ? result : 1;
 }

@@ -623,7 +623,9 @@ void collective_operation::on_part_done(part& p) noexcept {
   auto error =
       communicator_->call(static_cast<std::size_t>(p.rank), *p.on,
                           [](backend_communicator& rank) { return rank.asynchronous_error(); });
-  static_cast<void>(after_call(*this, p, *communicator_, std::move(error)));
+  error = after_call(*this, p, *communicator_, std::move(error));
+  if (error && !communicator_->live()) // it is not known whether this has done what it was to do
+    fail(communicator_->dead());
   if (!requests_.empty() && !failed())
     tell(p);
 }

@@ -238,7 +238,7 @@ void program_host::give_back(communicator_key key) {
       }
   }
   if (core)
-    core->leave(epoch, make_error(errc::communicator_dead, "the world has ended it"));
+    core->leave(epoch, make_error(errc::membership_changed, "the world goes on without it"));
 }
 
 void program_host::received(std::span<const std::byte> what) {

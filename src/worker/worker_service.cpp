@@ -702,8 +702,9 @@ caf::error worker_service::end(control how, communicator_key key) {
       programs_->give_back(key);
       lock.lock();
       one_gone_.wait(lock, [&] { return !handed_over_.contains(key); });
-      return {};
     }
+    if (gone_.erase(key) != 0)
+      return {};
     auto i = communicators_.find(key);
     if (i == communicators_.end())
       return no_such("communicator");
@@ -734,6 +735,7 @@ caf::error worker_service::hand_over(communicator_key key, std::span<const std::
 void worker_service::gone(communicator_key key) noexcept {
   std::lock_guard lock{mutex_};
   handed_over_.erase(key);
+  gone_.insert(key);
   one_gone_.notify_all();
 }
 

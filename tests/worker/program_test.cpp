@@ -160,12 +160,15 @@ protected:
   template <class F>::testing::AssertionResult until(F f) {
     while (!f()) {
       bool late = false;
+      if (auto failed = nobody_failed(); !failed)
+        return failed;
       (*self_)->receive([&](const world_status& x) { view_ = x; },
                         [&](const program_report& x) { reports_.push_back(x); },
                         [&](const program_ended& x) { ended_.push_back(x); },
                         caf::after(patience) >> [&] { late = true; });
       if (late)
-        return ::testing::AssertionFailure() << "what a test waits for was not told";
+        return ::testing::AssertionFailure()
+               << "what a test waits for was not told; " << ended_.size() << " have ended";
     }
     return ::testing::AssertionSuccess();
   }
@@ -257,20 +260,20 @@ TEST_P(ProgramsGoOn, AfterKills) {
     ASSERT_TRUE(until([&] { return view_.phase == world_phase::ready && view_.epoch > epoch; }));
   }
   ASSERT_TRUE(
-      until([this] { return view_.phase == world_phase::ready && view_.members.size() == n; }));
+      until([&] { return view_.phase == world_phase::ready && view_.members.size() == n; }));
   ASSERT_TRUE(until_more_reports(6));
   EXPECT_TRUE(nobody_failed());
 }
 
 TEST_F(Programs, ThatAreNotThereAreTold) {
   start(1, {"nobody has it", {}});
-  ASSERT_TRUE(until([this] { return ended_.size() == 1; }));
+  ASSERT_TRUE(until([&] { return ended_.size() == 1; }));
   EXPECT_EQ(code_of(ended_.front().why), errc::invalid_argument) << describe(ended_.front().why);
 }
 
 TEST_F(Programs, WhoseFactoriesThrowAreTold) {
   start(1, {"throws", {}});
-  ASSERT_TRUE(until([this] { return ended_.size() == 1; }));
+  ASSERT_TRUE(until([&] { return ended_.size() == 1; }));
   EXPECT_EQ(code_of(ended_.front().why), errc::unavailable) << describe(ended_.front().why);
 }
 
