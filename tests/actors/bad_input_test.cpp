@@ -508,7 +508,7 @@ TEST_F(BadInput, MoreQueuedThanTheBound) {
   options.lanes.queue_limit = 8;
   open(options);
   gate held;
-  auto first = devices[0].launch(held.hold_stream(), {}, {});
+  auto first = held.hold_stream(devices[0]);
   ASSERT_TRUE(held.wait_reached());
   std::vector<pending<void>> accepted;
   std::optional<pending<void>> refused;

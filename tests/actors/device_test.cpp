@@ -270,7 +270,7 @@ TEST(Device, AnswersALaunchWhenItIsDone) {
   test_system system;
   auto d = system.open();
   gate held;
-  auto done = d.launch(held.hold_stream(), {}, {});
+  auto done = held.hold_stream(d);
   ASSERT_TRUE(held.wait_reached());
   EXPECT_FALSE(done.ready());
   held.open();
@@ -363,7 +363,7 @@ TEST(Device, DeletesAdoptedMemoryAfterTheLastUse) {
   gate held;
   {
     auto ref = must(d.adopt(mine.data(), mine.size(), [&](void*) { deleted = true; }));
-    static_cast<void>(d.launch(held.hold_stream(), {}, {ref}, {.deadline = 1ms}));
+    static_cast<void>(held.hold_stream(d, {}, {ref}, {.deadline = 1ms}));
     static_cast<void>(d.launch(
         [&](launch_context& context) {
           return context.run_on_host([&] {
@@ -440,10 +440,10 @@ TEST(Device, CountsWhatIsInFlightAndQueued) {
   gate stream;
   gate lane;
   const std::vector<std::byte> one(4, std::byte{1});
-  std::vector<pending<void>> all{d.launch(stream.hold_stream(), {}, {})};
+  std::vector<pending<void>> all{stream.hold_stream(d)};
   for (int i = 0; i < 3; ++i)
     all.push_back(d.fill(ref, one));
-  all.push_back(d.launch(lane.hold_lane(), {}, {}));
+  all.push_back(lane.hold_lane(d));
   ASSERT_TRUE(lane.wait_reached());
   auto counted = d.stats();
   for (int i = 0; i < 7; ++i)
@@ -551,9 +551,9 @@ TEST(DeviceLife, ResetAnswersWhatWasThere) {
   auto ref = allocate_on(d, dtype::int32, 1000, true);
   gate stream;
   gate lane;
-  auto issued = d.launch(stream.hold_stream(), {}, {ref});
+  auto issued = stream.hold_stream(d, {}, {ref});
   auto behind = d.fill(ref, std::vector<std::byte>(4));
-  auto without_memory = d.launch(lane.hold_lane(), {}, {});
+  auto without_memory = lane.hold_lane(d);
   ASSERT_TRUE(stream.wait_reached());
   ASSERT_TRUE(lane.wait_reached());
   auto queued = d.fill(ref, std::vector<std::byte>(4));
@@ -608,7 +608,7 @@ TEST(DeviceLife, ResetKeepsItsDeadline) {
   const auto actor = must(d.actor());
   device_feed feed{system, actor};
   gate held;
-  auto busy = d.launch(held.hold_stream(), {}, {});
+  auto busy = held.hold_stream(d);
   ASSERT_TRUE(held.wait_reached());
   EXPECT_TRUE(has_code(answer_of(d.reset({.deadline = 30ms})), errc::deadline_exceeded));
   EXPECT_TRUE(
@@ -624,7 +624,7 @@ TEST(DeviceLife, CancelledResetIsAnswered) {
   auto d = system.open();
   device_feed feed{system, must(d.actor())};
   gate held;
-  auto busy = d.launch(held.hold_stream(), {}, {});
+  auto busy = held.hold_stream(d);
   ASSERT_TRUE(held.wait_reached());
   auto reset = d.reset();
   reset.cancel();
@@ -662,8 +662,8 @@ TEST(DeviceLife, ShutdownAnswersEverything) {
   auto ref = allocate_on(d, dtype::int32, 1000);
   gate stream;
   gate lane;
-  auto issued = d.launch(stream.hold_stream(), {}, {ref});
-  auto holding = d.launch(lane.hold_lane(), {}, {});
+  auto issued = stream.hold_stream(d, {}, {ref});
+  auto holding = lane.hold_lane(d);
   ASSERT_TRUE(stream.wait_reached());
   ASSERT_TRUE(lane.wait_reached());
   auto queued = d.fill(ref, std::vector<std::byte>(4));
@@ -886,13 +886,13 @@ protected:
 
   /// From now on nothing is issued.
   void hold_lane() {
-    holding.push_back(d.launch(lane.hold_lane(), {}, {}));
+    holding.push_back(lane.hold_lane(d));
     ASSERT_TRUE(lane.wait_reached());
   }
 
   /// From now on what is issued for `ref` waits.
   pending<void> hold_stream(const request_options& options = {}) {
-    auto result = d.launch(stream.hold_stream(), {ref}, {ref}, options);
+    auto result = stream.hold_stream(d, {ref}, {ref}, options);
     EXPECT_TRUE(stream.wait_reached());
     return result;
   }
@@ -1000,7 +1000,7 @@ TEST_F(DeviceOrder, CancelOfAReadKeepsTheOrderOfTheOthers) {
   TROUPE_HOST_ONLY("the launch reads host memory");
   EXPECT_TRUE(is_ok(answer_of(set(ref, 1))));
   std::vector<std::byte> seen(ref.size_bytes());
-  auto running = d.launch(stream.hold_stream(), {}, {});
+  auto running = stream.hold_stream(d);
   ASSERT_TRUE(stream.wait_reached());
   auto reading = d.launch(
       [&, from = must(ref.access())](launch_context& context) {
@@ -1124,7 +1124,7 @@ TEST(DeviceContent, AFailureIsTheAnswerOfAllThatWasBehindIt) {
   auto b = allocate_on(d, dtype::int32, 1000, true);
   auto c = allocate_on(d, dtype::int32, 1000, true);
   gate held;
-  auto blocked = d.launch(held.hold_lane(), {}, {});
+  auto blocked = held.hold_lane(d);
   ASSERT_TRUE(held.wait_reached());
   plan->add({fault::fail, verb::fill, 0});
   auto broken = d.fill(a, std::vector<std::byte>(4));
@@ -1207,7 +1207,7 @@ TEST(DeviceLife, APendingResetEndsWithTheSystem) {
     test_system system{{.devices = 1}};
     auto device = system.open();
     auto ref = must(device.allocate<float>(4));
-    auto busy = device.launch(held.hold_stream(), {}, {ref.any()});
+    auto busy = held.hold_stream(device, {}, {ref.any()});
     ASSERT_TRUE(held.wait_reached());
     device_feed feed{system, must(device.actor())};
     system.get().spawn<resetting_actor>(must(device.actor()));

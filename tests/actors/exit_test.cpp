@@ -168,7 +168,7 @@ struct lost_program {
   /// A fault in the middle of work that stands still.
   void fault() {
     gate held;
-    auto launched = w.device_of(1).launch(held.hold_stream(), {}, {refs[1]});
+    auto launched = held.hold_stream(w.device_of(1), {}, {refs[1]});
     must(held.wait_reached() ? caf::error{} : make_error(errc::internal, "nothing stands still"));
     sum(100);
     plan->poison();
@@ -208,7 +208,7 @@ TROUPE_CHILD(EndsAfterAFault) {
 TROUPE_CHILD(EndsFromTheFirstErrorOfAFault) {
   lost_program program;
   gate held;
-  auto launched = program.w.device_of(1).launch(held.hold_stream(), {}, {program.refs[1]});
+  auto launched = held.hold_stream(program.w.device_of(1), {}, {program.refs[1]});
   held.wait_reached();
   for (int i = 0; i < 100; ++i)
     program.w.all_reduce(program.refs).then([](const caf::expected<collective_done>& x) {
@@ -230,7 +230,7 @@ TROUPE_CHILD(EndsWhileALaneIsStuck) {
 TROUPE_CHILD(EndsWhileALaneIsInTheUsersCall) {
   lost_program program;
   gate held;
-  auto launched = program.w.device_of(1).launch(held.hold_lane(), {}, {});
+  auto launched = held.hold_lane(program.w.device_of(1));
   held.wait_reached();
   program.sum(10);
   leave();
@@ -316,7 +316,7 @@ TROUPE_CHILD(ReturnsAfterAFaultWhileABuilderIsStuck) {
 TROUPE_CHILD(ReturnsInTheMiddleOfAFault) {
   lost_program program;
   gate held;
-  auto launched = program.w.device_of(1).launch(held.hold_stream(), {}, {program.refs[1]});
+  auto launched = held.hold_stream(program.w.device_of(1), {}, {program.refs[1]});
   held.wait_reached();
   program.sum(100);
   program.plan->poison();

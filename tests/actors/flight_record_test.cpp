@@ -285,7 +285,7 @@ TEST(FlightRecord, IsWrittenOnRequestWhileARankHangs) {
   auto w = system.open_world(config);
   auto refs = zeros(w);
   gate held;
-  auto launched = w.device_of(1).launch(held.hold_stream(), {}, {refs[1]});
+  auto launched = held.hold_stream(w.device_of(1), {}, {refs[1]});
   ASSERT_TRUE(held.wait_reached());
   auto sum = w.all_reduce(refs);
   auto state_of = [&](const json& record, int rank) {
@@ -506,7 +506,7 @@ TEST(FlightRecord, WhatSomebodyAskedForIsNoFailure) {
     auto w = system.open_world();
     gate held;
     auto refs = zeros(w);
-    auto launched = w.device_of(1).launch(held.hold_stream(), {}, {refs[1]});
+    auto launched = held.hold_stream(w.device_of(1), {}, {refs[1]});
     auto sum = w.all_reduce(refs);
     auto reset = w.device_of(0).reset();
     EXPECT_TRUE(has_code(answer_of(sum), errc::device_reset));

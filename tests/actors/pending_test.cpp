@@ -26,7 +26,7 @@ namespace {
 /// Work on the compute stream that stands still until it is let go.
 struct held_launch {
   held_launch(const device& gpu, const any_gpu_ref& writes)
-      : answer(gpu.launch(hold.hold_stream(), {}, {writes})) {}
+      : answer(hold.hold_stream(gpu, {}, {writes})) {}
   void let_go() { hold.open(); }
 
   gate hold;

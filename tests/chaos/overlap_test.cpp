@@ -154,7 +154,7 @@ TEST_P(Overlap, AStallEndsTheWorldWhoseRankStandsStill) {
       auto rank = w.rank_on(d);
       if (behind_a_launch)
         launches.push_back(
-            w.over.device_of(rank).launch(held.hold_stream(), {}, {w.recv[0][rank]}));
+            held.hold_stream(w.over.device_of(rank), {}, {w.recv[0][rank]}));
       else
         plan->add({.kind = fault::not_issued, .on = verb::collective, .device = d});
     }

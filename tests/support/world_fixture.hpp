@@ -4,6 +4,7 @@
 #pragma once
 
 #include "support/expect.hpp"
+#include "support/gate.hpp"
 #include "support/gpus.hpp"
 #include "support/reference.hpp"
 #include <troupe/testing/fault_plan.hpp>
@@ -131,29 +132,6 @@ private:
   mutable std::mutex mutex_;
   mutable std::condition_variable condition_;
   bool set_ = false;
-};
-
-/// Work that stands still until it is let go, at the latest by the destructor.
-class gate {
-public:
-  gate() : state_(std::make_shared<state>()) {}
-  ~gate() { open(); }
-  gate(const gate&) = delete;
-  gate& operator=(const gate&) = delete;
-
-  /// Holds the stream, and with it what comes behind in order.
-  launch_function hold_stream() const;
-  /// Holds the lane itself.
-  launch_function hold_lane() const;
-  bool wait_reached() const { return state_->reached.wait(); }
-  void open() const { state_->opened.set(); }
-
-private:
-  struct state {
-    flag reached;
-    flag opened;
-  };
-  std::shared_ptr<state> state_;
 };
 
 /// Counts the calls that start work, by rules of a plan that change nothing. Rules that the plan
