@@ -1,6 +1,5 @@
-#include <troupe/testing/fault_plan.hpp>
-
 #include "core/log.hpp"
+#include <troupe/testing/fault_plan.hpp>
 
 #include <algorithm>
 #include <array>

@@ -177,6 +177,7 @@ TEST_F(Pending, ACallbackMustNotBlock) {
 }
 
 TEST_F(Pending, ALaneMustNotBlock) {
+  TROUPE_IN_PROCESS_ONLY("no function of this process runs in a worker");
   held_launch held{gpu_, ref_};
   auto other = must(gpu_.allocate<std::uint32_t>(1));
   std::promise<caf::error> waited;

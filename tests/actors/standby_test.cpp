@@ -326,6 +326,7 @@ TEST_P(StandbyThatFails, DoesNotHurtTheLiveOne) {
 
 // A rank that does not come to connect holds up the others' lanes for a while, not for good.
 TEST_F(Standby, OneThatCannotBeConnectedInTimeIsGivenUp) {
+  TROUPE_IN_PROCESS_ONLY("workers connect when they build, not on the lane");
   TROUPE_HOST_ONLY("its lane is held");
   plan->add({fault::block, verb::build, any_device, 2});
   auto system = make_system(2);

@@ -659,8 +659,7 @@ TEST_F(BadCopies, HandlesOfAnEarlierLife) {
 TEST_F(BadCopies, AnIndeterminateSource) {
   auto& here = here_.ref;
   auto& there = there_.ref;
-  auto fails = [](launch_context&) { return make_error(errc::launch_failed, "on purpose"); };
-  auto launched = system_->open(0).launch(fails, {}, {part(here, 10, 10)});
+  auto launched = launch_failure(system_->open(0), "on purpose", {part(here, 10, 10)});
   EXPECT_TRUE(has_code(answer_of(launched), errc::launch_failed));
   for (auto& why : {copied(there, here), asked(t_->replicate(here, {there})),
                     asked(t_->distribute(here, {there})),

@@ -472,6 +472,7 @@ TEST_F(HeldWorld, CancelOfWhatRuns) {
 
 // INV-2: what a device's next life allocates may lie where a handle of the life before points to.
 TEST(World, AStaleHandleIsNotTakenForTheBufferAtItsAddress) {
+  TROUPE_IN_PROCESS_ONLY("memory of the user");
   TROUPE_HOST_ONLY("memory of the host's");
   test_system system{{.devices = 1}};
   auto w = system.open_world();
@@ -526,6 +527,7 @@ TEST(World, ARankIsNotIssuedWhileAnotherIs) {
 
 // INV-9: it comes first, whatever becomes of what overwrites its buffers later.
 TEST(World, ALaunchDoesNotSeeAFailureBehindIt) {
+  TROUPE_IN_PROCESS_ONLY("callables");
   TROUPE_HOST_ONLY("a fault plan");
   auto plan = std::make_shared<fault_plan>(
       0, std::vector<fault_rule>{{.kind = fault::fail, .on = verb::collective, .device = 1}});

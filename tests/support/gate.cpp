@@ -113,9 +113,8 @@ pending<void> gate::hold_stream(const device& on, std::vector<any_gpu_ref> reads
   if (in_workers())
     return on.launch(stream_launch, bytes_of_text(state_->path()), std::move(reads),
                      std::move(writes), options);
-  return on.launch(
-      [at = state_](launch_context& context) { return hold_stream_of(context, at); },
-      std::move(reads), std::move(writes), options);
+  return on.launch([at = state_](launch_context& context) { return hold_stream_of(context, at); },
+                   std::move(reads), std::move(writes), options);
 }
 
 pending<void> gate::hold_lane(const device& on, std::vector<any_gpu_ref> reads,

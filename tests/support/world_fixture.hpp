@@ -6,6 +6,7 @@
 #include "support/expect.hpp"
 #include "support/gate.hpp"
 #include "support/gpus.hpp"
+#include "support/launches.hpp"
 #include "support/reference.hpp"
 #include <troupe/testing/fault_plan.hpp>
 #include <troupe/troupe.hpp>
@@ -252,6 +253,13 @@ public:
   do {                                                                                             \
     if (::troupe::testing::on_cuda())                                                              \
       GTEST_SKIP() << "on the host backend only: " << (reason);                                    \
+  } while (false)
+
+/// At the start of a test of what lives in the process of the device alone.
+#define TROUPE_IN_PROCESS_ONLY(reason)                                                             \
+  do {                                                                                             \
+    if (::troupe::testing::in_workers())                                                           \
+      GTEST_SKIP() << "not with devices in worker processes: " << (reason);                        \
   } while (false)
 
 /// At the start of a test of several devices.
