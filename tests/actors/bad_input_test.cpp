@@ -509,6 +509,7 @@ TEST_F(BadInput, MoreQueuedThanTheBound) {
   gate held;
   auto first = held.hold_stream(devices[0]);
   ASSERT_TRUE(held.wait_reached());
+  ASSERT_TRUE(is_ok(answer_of(devices[0].stats()))); // the lane is back from the launch
   std::vector<pending<void>> accepted;
   std::optional<pending<void>> refused;
   const std::vector<std::byte> one(4, std::byte{1});

@@ -13,6 +13,7 @@
 #include <fstream>
 #include <iterator>
 #include <optional>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -346,6 +347,8 @@ INSTANTIATE_TEST_SUITE_P(Everywhere, ProcessExit,
 
 TEST_P(ProcessExit, EndsAtOnceWithStatusAndMessage) {
   TROUPE_NEEDS_DEVICES(2);
+  if (std::string_view{GetParam()} == "EndsFromALane")
+    TROUPE_IN_PROCESS_ONLY("callables");
   const auto extra = control();
   const auto end = run_child(GetParam(), patience);
   EXPECT_TRUE(end.in_time);

@@ -10,6 +10,8 @@
 #include <atomic>
 #include <csignal>
 #include <cstring>
+#include <functional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -111,6 +113,56 @@ TEST(WorkerBackend, LaunchesWhatTheWorkerKnows) {
   EXPECT_EQ(
       code_of(error_of(answer_of(d.launch([](launch_context&) { return caf::error{}; }, {}, {})))),
       errc::not_supported);
+}
+
+/// What can only live in the process of the device.
+struct local_request {
+  const char* name;
+  std::function<caf::error(test_system&, const device&, const any_gpu_ref&)> ask;
+};
+
+template <class T> caf::error at_once_of(const pending<T>& x) {
+  return x.ready() ? error_of(x.result()) : make_error(errc::internal, "not answered at once");
+}
+
+const local_request local_requests[] = {
+    {"Adopt",
+     [](test_system&, const device& d, const any_gpu_ref&) {
+       std::vector<float> mine(10);
+       return error_of(d.adopt(mine.data(), mine.size(), [](void*) {}));
+     }},
+    {"Acquire",
+     [](test_system&, const device& d, const any_gpu_ref& x) {
+       return at_once_of(d.acquire(x, access_mode::read, nullptr));
+     }},
+    {"Release",
+     [](test_system&, const device& d, const any_gpu_ref& x) {
+       return at_once_of(d.release(x, access_mode::read, nullptr));
+     }},
+    {"Callable",
+     [](test_system&, const device& d, const any_gpu_ref& x) {
+       return at_once_of(d.launch([](launch_context&) { return caf::error{}; }, {x}, {}));
+     }},
+    {"CallableByMessage",
+     [](test_system& system, const device& d, const any_gpu_ref&) {
+       launch_callable what;
+       what.function = [](launch_context&) { return caf::error{}; };
+       return error_of(ask<void>(system, must(d.actor()), what));
+     }},
+};
+
+class LocalRequests : public ::testing::TestWithParam<local_request> {};
+
+INSTANTIATE_TEST_SUITE_P(Each, LocalRequests, ::testing::ValuesIn(local_requests),
+                         [](const auto& x) { return std::string{x.param.name}; });
+
+// INV-13
+TEST_P(LocalRequests, AreRefusedAtOnceElsewhere) {
+  test_system system{in_worker_processes(1)};
+  auto d = must(device::open(system, 0));
+  auto ref = must(answer_of(d.allocate(dtype::float32, 10)));
+  EXPECT_TRUE(has_code(GetParam().ask(system, d, ref), errc::not_supported));
+  EXPECT_TRUE(works(d));
 }
 
 TEST(WorkerBackend, ComesBackWhenItsProcessIsKilled) {
