@@ -95,6 +95,37 @@ TEST(WorkerBackend, SumsOverProcesses) {
     EXPECT_TRUE(works(w, seed));
 }
 
+// What was recorded first is over last.
+TEST(WorkerBackend, AnEventIsRecordedAgainBeforeItIsOver) {
+  auto all = workers(1);
+  auto d = must(all->open(0));
+  must(d->bind());
+  must(d->open_memory());
+  const auto held = must(d->create_stream());
+  const auto other = must(d->create_stream());
+  const auto event = must(d->create_event());
+  const auto end = must(d->create_event());
+  auto* memory = must(d->allocate_pinned(sizeof(std::uint64_t)));
+  auto* word = static_cast<std::atomic<std::uint64_t>*>(memory);
+  must(d->wait_word(held, word, 1));
+  must(d->record(event, held));
+  EXPECT_FALSE(must(d->query(event)));
+  must(d->record(event, other));
+  must(d->synchronize(event));
+  must(d->record(end, held));
+  EXPECT_FALSE(must(d->query(end)));
+  word->store(1);
+  must(d->synchronize(end));
+  EXPECT_TRUE(must(d->query(event)));
+  must(d->record(event, held));
+  must(d->synchronize(event));
+  must(d->destroy_event(event));
+  must(d->destroy_event(end));
+  must(d->destroy_stream(held));
+  must(d->destroy_stream(other));
+  must(d->deallocate_pinned(memory));
+}
+
 TEST(WorkerBackend, LaunchesWhatTheWorkerKnows) {
   TROUPE_HOST_ONLY("the launch computes on the host");
   ASSERT_TRUE(launches_registered);
