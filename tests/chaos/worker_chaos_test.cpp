@@ -3,7 +3,7 @@
 /// with a cause that there was; no success with a wrong content (INV-12). At the end no process, no
 /// shared memory, no descriptor and no thread is left over, and nothing has grown meanwhile.
 ///
-/// TROUPE_CHAOS_SEED=n takes that seed, TROUPE_CHAOS_EVENTS=n makes so many events.
+/// TROUPE_CHAOS_SEED=n takes that seed, TROUPE_CHAOS_EVENTS=n makes so many events for each policy.
 
 #include "support/control_timer.hpp"
 #include "support/expect.hpp"
@@ -61,8 +61,8 @@ constexpr std::chrono::milliseconds stuck_limit{500};
 struct policy {
   const char* name;
   world_limits limits;
-  int spares = 0; ///< that stand by when nothing is wrong
-  bool stands_by = false;
+  int spares = 0;         ///< that stand by when nothing is wrong
+  bool stands_by = false; ///< a communicator does
 };
 
 world_limits limits_with(standby_policy standby, loss_policy on_loss) {
@@ -806,7 +806,7 @@ private:
     std::lock_guard lock{mutex_};
     for (auto& x : complaints_)
       ADD_FAILURE() << x;
-    EXPECT_LE(latest_, answer_slack + worst_);
+    EXPECT_LE(latest_, answer_slack + 2 * worst_); // one thread wakes another one
     std::uint64_t all = 0;
     for (auto& [what, n] : answers_)
       all += n;
