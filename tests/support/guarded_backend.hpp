@@ -149,6 +149,15 @@ public:
     books_.unpinned_block(memory);
     return inner_->deallocate_pinned(memory);
   }
+  std::function<caf::error(void*)> pinned_deleter() noexcept override {
+    auto inner = inner_->pinned_deleter();
+    if (!inner)
+      return nullptr;
+    return [&books = books_, inner = std::move(inner)](void* memory) {
+      books.unpinned_block(memory);
+      return inner(memory);
+    };
+  }
   caf::expected<stream_view> create_stream() noexcept override {
     return counted(backend_books::stream, inner_->create_stream());
   }
