@@ -1,3 +1,4 @@
+#include "core/log.hpp"
 #include <troupe/testing/fault_plan.hpp>
 
 #include <algorithm>
@@ -8,9 +9,11 @@
 #include <list>
 #include <map>
 #include <mutex>
+#include <new>
 #include <numeric>
 #include <span>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <utility>
 
@@ -114,14 +117,82 @@ struct caller {
   int peer = any_device; ///< the other device
 };
 
+using steady_time = std::chrono::steady_clock::time_point;
+
+/// Words in memory that a remote device sees. Its streams wait for them: no function of this
+/// process can be called there.
+class gate_words {
+public:
+  /// A stream that waits for `value` in `word` stands still until `give_back`.
+  struct place {
+    std::atomic<std::uint64_t>* word = nullptr;
+    std::uint64_t value = 0;
+  };
+
+  explicit gate_words(backend_device& of) : of_(of) {}
+
+  ~gate_words() {
+    for (auto* page : pages_)
+      if (auto err = of_.deallocate_pinned(page))
+        log(log_level::warning, "the words of a fault plan could not be freed", err);
+  }
+
+  gate_words(const gate_words&) = delete;
+  gate_words& operator=(const gate_words&) = delete;
+
+  /// @errors what `allocate_pinned` gives
+  caf::expected<place> take() noexcept {
+    std::lock_guard lock{mutex_};
+    if (free_.empty()) {
+      auto page = of_.allocate_pinned(page_words * sizeof(std::uint64_t));
+      if (!page)
+        return page.error();
+      pages_.push_back(*page);
+      auto* first = static_cast<std::atomic<std::uint64_t>*>(*page);
+      for (std::size_t i = 0; i < page_words; ++i)
+        free_.push_back(new (first + i) std::atomic<std::uint64_t>{0});
+    }
+    auto* word = free_.back();
+    free_.pop_back();
+    return place{word, word->load(std::memory_order_relaxed) + 1};
+  }
+
+  /// Lets go who stands there. A word only grows, so that the next one may have it at once.
+  void give_back(const place& x) noexcept {
+    x.word->store(x.value, std::memory_order_release);
+    std::lock_guard lock{mutex_};
+    free_.push_back(x.word);
+  }
+
+private:
+  static constexpr std::size_t page_words = 512;
+
+  backend_device& of_;
+  std::mutex mutex_;
+  std::vector<void*> pages_;
+  std::vector<std::atomic<std::uint64_t>*> free_;
+};
+
+/// A device that is open, for gates on its streams.
+struct open_device {
+  backend_device* device = nullptr;
+  gate_words* words = nullptr; ///< null where the device is no remote one
+};
+
 /// A place where a stream or a thread stands until it is opened.
 struct gate {
   fault_injector* injector = nullptr;
+  std::uint64_t number = 0;
   fault kind = fault::hang;
   nanoseconds delay{};
   std::optional<communicator_id> communicator;
   const backend_device* device = nullptr; ///< whose stream stands there
   bool open = false;
+  // -- of a remote device
+  gate_words* words = nullptr;
+  gate_words::place word;
+  void* stream = nullptr;
+  std::optional<steady_time> due; ///< of a slow one
 };
 
 /// A fault that happens to a call: it fails, or it stands at a gate.
@@ -140,6 +211,16 @@ public:
   fault_injector(std::uint64_t seed, const std::vector<fault_rule>& rules) : seed_(seed) {
     for (const auto& x : rules)
       add(x);
+  }
+
+  ~fault_injector() {
+    {
+      std::lock_guard lock{mutex_};
+      stopped_ = true;
+      changed_.notify_all();
+    }
+    if (timer_.joinable())
+      timer_.join();
   }
 
   std::size_t add(const fault_rule& rule) {
@@ -210,6 +291,32 @@ public:
     gates_.remove_if([x](const gate& y) { return &y == x; });
   }
 
+  /// Lets a stream of a remote device stand at `x`, unless it is open already.
+  caf::error place_remote(gate* x, const open_device& on, stream_view stream) noexcept {
+    auto word = on.words->take();
+    std::uint64_t number = 0;
+    {
+      std::lock_guard lock{mutex_};
+      if (!word || x->open) {
+        if (word)
+          on.words->give_back(*word);
+        gates_.remove_if([x](const gate& y) { return &y == x; });
+        return word ? caf::error{} : word.error();
+      }
+      number = x->number;
+      x->device = on.device;
+      x->words = on.words;
+      x->word = *word;
+      x->stream = stream.native;
+      if (x->kind == fault::slow)
+        keep_time();
+    }
+    auto err = on.device->wait_word(stream, word->word, word->value);
+    if (err)
+      open_gates([number](const gate& y) { return y.number == number; });
+    return err;
+  }
+
   /// Blocks until `x` is open, or, if it is a slow one, its delay is over.
   void pass(gate* x) noexcept {
     {
@@ -225,9 +332,7 @@ public:
 
   template <class Predicate> void open_gates(Predicate which) noexcept {
     std::lock_guard lock{mutex_};
-    for (auto& x : gates_)
-      if (which(x))
-        x.open = true;
+    open_those(which);
     changed_.notify_all();
   }
 
@@ -302,9 +407,58 @@ private:
     return result;
   }
 
+  /// Nobody comes back from a remote gate: it goes as soon as it is open.
+  template <class Predicate> void open_those(Predicate which) noexcept {
+    for (auto i = gates_.begin(); i != gates_.end();) {
+      if (!which(*i)) {
+        ++i;
+        continue;
+      }
+      i->open = true;
+      if (!i->words) {
+        ++i;
+        continue;
+      }
+      i->words->give_back(i->word);
+      i = gates_.erase(i);
+    }
+  }
+
+  /// Has a thread that opens the slow gates of remote devices.
+  void keep_time() {
+    if (!timer_.joinable())
+      timer_ = std::thread{[this] { open_in_time(); }};
+    changed_.notify_all();
+  }
+
+  void open_in_time() noexcept {
+    std::unique_lock lock{mutex_};
+    while (!stopped_) {
+      const auto now = std::chrono::steady_clock::now();
+      open_those([now](const gate& x) { return x.due && *x.due <= now; });
+      auto next = steady_time::max();
+      for (auto i = gates_.begin(); i != gates_.end(); ++i) {
+        if (!i->words || i->kind != fault::slow)
+          continue;
+        const auto before = [i](const gate& x) {
+          return x.device == i->device && x.stream == i->stream;
+        };
+        if (!i->due && std::none_of(gates_.begin(), i, before))
+          i->due = now + i->delay;
+        if (i->due)
+          next = std::min(next, *i->due);
+      }
+      if (next == steady_time::max())
+        changed_.wait(lock);
+      else
+        changed_.wait_until(lock, next);
+    }
+  }
+
   gate* make_gate(const fault_rule& rule, const caller& who) {
     auto& result = gates_.emplace_back();
     result.injector = this;
+    result.number = ++last_gate_;
     result.kind =
         rule.kind == fault::not_issued && rule.on != verb::collective ? fault::hang : rule.kind;
     result.delay = rule.delay;
@@ -358,6 +512,9 @@ private:
   std::vector<counted_rule> rules_;
   std::array<std::uint64_t, fault_names.size()> injected_{};
   std::list<gate> gates_;
+  std::uint64_t last_gate_ = 0;
+  bool stopped_ = false;
+  std::thread timer_;
   std::recursive_mutex signal_mutex_;
   std::map<const void*, std::function<void()>> signals_;
 };
@@ -367,7 +524,7 @@ namespace {
 /// The devices that are open, for communicators to enqueue gates on.
 struct open_devices {
   std::mutex mutex;
-  std::map<int, backend_device*> by_ordinal;
+  std::map<int, open_device> by_ordinal;
 };
 
 /// The stream function of a gate.
@@ -377,14 +534,16 @@ void pass_gate(void* x) {
 }
 
 /// Lets the calling thread, or a stream of `device` if there is one, stand where `what` says.
-caf::error hold(fault_injector& injector, const strike& what, backend_device* device,
+caf::error hold(fault_injector& injector, const strike& what, const open_device& on,
                 stream_view stream) noexcept {
-  if (what.kind == fault::block || !device || !stream.native) {
+  if (what.kind == fault::block || !on.device || !stream.native) {
     injector.pass(what.place);
     return {};
   }
-  injector.set_device(what.place, device);
-  auto err = device->launch_host(stream, pass_gate, what.place);
+  if (on.words)
+    return injector.place_remote(what.place, on, stream);
+  injector.set_device(what.place, on.device);
+  auto err = on.device->launch_host(stream, pass_gate, what.place);
   if (err)
     injector.remove(what.place);
   return err;
@@ -396,8 +555,10 @@ public:
                 std::shared_ptr<open_devices> devices, int ordinal)
       : injector_(std::move(injector)), devices_(std::move(devices)), ordinal_(ordinal),
         inner_(std::move(inner)) {
+    if (inner_->is_remote())
+      words_.emplace(*inner_);
     std::lock_guard lock{devices_->mutex};
-    devices_->by_ordinal[ordinal_] = inner_.get();
+    devices_->by_ordinal[ordinal_] = here();
   }
 
   ~faulty_device() override {
@@ -406,10 +567,12 @@ public:
       std::lock_guard lock{devices_->mutex};
       devices_->by_ordinal.erase(ordinal_);
     }
-    injector_->open_gates([this](const gate& x) { return x.device == inner_.get(); });
+    open_gates();
   }
 
   caf::error bind() noexcept override {
+    if (inner_->is_remote() && inner_->loss())
+      open_gates(); // the streams that stood there are no more
     return call(verb::bind, [this] { return inner_->bind(); });
   }
 
@@ -570,9 +733,9 @@ public:
                                std::span<const launch_memory> writes,
                                std::span<const std::byte> arguments,
                                stream_view stream) noexcept override {
-    if (injector_->poisoned())
-      return fault_injector::sticky_error("launch_registered", {ordinal_});
-    return inner_->launch_registered(name, reads, writes, arguments, stream);
+    return call(
+        verb::launch_host,
+        [&] { return inner_->launch_registered(name, reads, writes, arguments, stream); }, stream);
   }
 
   void set_loss_signal(std::function<void(const caf::error&)> signal) noexcept override {
@@ -591,11 +754,17 @@ public:
   }
 
 private:
+  open_device here() noexcept { return {inner_.get(), words_ ? &*words_ : nullptr}; }
+
+  void open_gates() noexcept {
+    injector_->open_gates([this](const gate& x) { return x.device == inner_.get(); });
+  }
+
   /// Lets `what` happen to the call that it strikes; none: the call follows.
   caf::error suffer(const strike& what, verb v, const caller& who, stream_view stream) noexcept {
     if (fails(what.kind))
       return what.error;
-    if (auto err = hold(*injector_, what, inner_.get(), stream))
+    if (auto err = hold(*injector_, what, here(), stream))
       return err;
     if (injector_->poisoned())
       return fault_injector::sticky_error(testing::to_string(v), who);
@@ -643,7 +812,8 @@ private:
   std::shared_ptr<fault_injector> injector_;
   std::shared_ptr<open_devices> devices_;
   int ordinal_;
-  std::unique_ptr<backend_device> inner_; // the first to go: its streams may still come to gates
+  std::unique_ptr<backend_device> inner_; // its streams may still come to gates
+  std::optional<gate_words> words_;       // the first to go, by means of the device
 };
 
 class faulty_communicator final : public backend_communicator {
@@ -692,10 +862,10 @@ public:
   std::unique_ptr<backend_communicator> release() noexcept { return std::move(inner_); }
 
 private:
-  backend_device* open_device() noexcept {
+  open_device device_now() noexcept {
     std::lock_guard lock{devices_->mutex};
     const auto i = devices_->by_ordinal.find(rank_.device);
-    return i != devices_->by_ordinal.end() ? i->second : nullptr;
+    return i != devices_->by_ordinal.end() ? i->second : open_device{};
   }
 
   template <class F> caf::error call(verb v, stream_view stream, F f) noexcept {
@@ -703,7 +873,7 @@ private:
     if (auto what = injector_->next(v, who)) {
       if (fails(what->kind))
         return std::move(what->error);
-      if (auto err = hold(*injector_, *what, open_device(), stream))
+      if (auto err = hold(*injector_, *what, device_now(), stream))
         return err;
       if (injector_->poisoned())
         return fault_injector::sticky_error(testing::to_string(v), who);
@@ -734,7 +904,7 @@ public:
     if (const auto what = injector_->next(verb::open, who)) {
       if (fails(what->kind))
         return what->error;
-      if (auto err = hold(*injector_, *what, nullptr, {}))
+      if (auto err = hold(*injector_, *what, {}, {}))
         return err;
     }
     auto device = inner_->open(ordinal);
@@ -749,7 +919,7 @@ public:
     if (const auto what = injector_->next(verb::link, who)) {
       if (fails(what->kind))
         return what->error;
-      if (auto err = hold(*injector_, *what, nullptr, {}))
+      if (auto err = hold(*injector_, *what, {}, {}))
         return err;
     }
     return inner_->link(from, to);
@@ -768,7 +938,7 @@ public:
     if (const auto what = injector_->next(verb::build, who, ordinals)) {
       if (fails(what->kind))
         return what->error;
-      if (auto err = hold(*injector_, *what, nullptr, {}))
+      if (auto err = hold(*injector_, *what, {}, {}))
         return err;
       if (injector_->poisoned())
         return fault_injector::sticky_error("build", who);
@@ -829,7 +999,7 @@ private:
       if (fails(what->kind))
         injected = std::move(what->error);
       else
-        injected = hold(*injector_, *what, nullptr, {});
+        injected = hold(*injector_, *what, {}, {});
     }
     // What still stands after a sticky fault would never become idle.
     const auto must_abort = v == verb::abort || injector_->poisoned();

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <ranges>
 #include <span>
 #include <string>
 #include <string_view>
@@ -14,8 +15,10 @@
 
 namespace troupe::detail {
 
+/// No view: what it points to would not travel.
 template <class T>
-concept wire_value = std::is_trivially_copyable_v<T> && !std::is_pointer_v<T>;
+concept wire_value =
+    std::is_trivially_copyable_v<T> && !std::is_pointer_v<T> && !std::ranges::view<T>;
 
 class wire_writer {
 public:

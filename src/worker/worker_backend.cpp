@@ -4,7 +4,9 @@
 #include "worker/fair_limit.hpp"
 #include "worker/remote_device.hpp"
 
+#include <atomic>
 #include <condition_variable>
+#include <cstring>
 #include <thread>
 #include <utility>
 
@@ -153,8 +155,13 @@ caf::expected<peer_link> worker_backend::link(int from, int to) noexcept {
   return result;
 }
 
+/// For this process alone: what the workers meet by, one of them makes when they are to.
 caf::expected<communicator_id> worker_backend::make_communicator_id() noexcept {
-  return communicator_id{};
+  static std::atomic<std::uint64_t> last{0};
+  const auto number = ++last;
+  communicator_id result;
+  std::memcpy(result.bytes.data(), &number, sizeof number);
+  return result;
 }
 
 caf::expected<communicator_ranks>

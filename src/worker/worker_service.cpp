@@ -277,6 +277,8 @@ caf::error worker_service::serve_stream(command what, wire_reader& body, wire_wr
   case command::destroy_stream: {
     const auto id = body.get<stream_id>();
     return on(id, [&](stream_view s) {
+      for (auto& x : find_stream(id)->in_flight)
+        not_in_flight(x);
       streams_.erase(id);
       return device_->destroy_stream(s);
     });
@@ -287,9 +289,10 @@ caf::error worker_service::serve_stream(command what, wire_reader& body, wire_wr
     const auto x = body.get<wait_event_args>();
     if (x.event >= events_.size())
       return no_such("event");
-    if (events_[x.event].native == nullptr)
+    const auto event = events_[x.event].native;
+    if (event.native == nullptr)
       return {};
-    return on(x.stream, [&](stream_view s) { return device_->wait(s, events_[x.event]); });
+    return on(x.stream, [&](stream_view s) { return device_->wait(s, event); });
   }
   case command::wait_word: {
     const auto x = body.get<wait_word_args>();
@@ -385,15 +388,20 @@ caf::error worker_service::record(const record_args& x) {
   if (stream == nullptr || x.event >= events_.size())
     return no_such("stream or event");
   auto& event = events_[x.event];
-  if (event.native == nullptr) {
-    auto made = device_->create_event();
-    if (!made)
-      return made.error();
-    event = *made;
+  if (event.native.native == nullptr || event.in_flight) {
+    if (spare_events_.empty()) {
+      auto made = device_->create_event();
+      if (!made)
+        return made.error();
+      spare_events_.push_back(*made);
+    }
+    event.native = spare_events_.back(); // `in_flight` has the one before
+    spare_events_.pop_back();
   }
-  if (auto error = device_->record(event, stream->native))
+  if (auto error = device_->record(event.native, stream->native))
     return error;
-  stream->in_flight.push_back({x.event, x.number, stream->last});
+  event.in_flight = true;
+  stream->in_flight.push_back({x.event, x.number, stream->last, event.native});
   return {};
 }
 
@@ -490,7 +498,7 @@ bool worker_service::poll() noexcept {
   for (auto& [id, stream] : streams_)
     while (!stream.in_flight.empty()) {
       auto& x = stream.in_flight.front();
-      auto done = device_->query(events_[x.event]);
+      auto done = device_->query(x.native);
       if (!done) {
         fault(done.error()); // nobody can know any more what is done
         return true;
@@ -499,11 +507,22 @@ bool worker_service::poll() noexcept {
         break;
       if (x.of != 0 && has_error(x.of))
         area_.communicator_errors.fetch_add(1, std::memory_order_release);
-      area_.done[x.event].store(x.record, std::memory_order_release);
+      // A later record of the event may have been done before this one, in another stream.
+      if (area_.done[x.event].load(std::memory_order_relaxed) < x.record)
+        area_.done[x.event].store(x.record, std::memory_order_release);
+      not_in_flight(x);
       stream.in_flight.pop_front();
       worked = true;
     }
   return worked;
+}
+
+void worker_service::not_in_flight(const outstanding& x) noexcept {
+  auto& event = events_[x.event];
+  if (event.native.native == x.native.native)
+    event.in_flight = false;
+  else
+    spare_events_.push_back(x.native);
 }
 
 void worker_service::idle(bool worked) noexcept {

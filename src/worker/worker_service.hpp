@@ -70,6 +70,12 @@ private:
     std::uint64_t event;
     std::uint64_t record;
     communicator_key of; ///< 0: of none
+    event_view native;
+  };
+  /// Recorded again while the last time is not over, it gets another event of the device's.
+  struct service_event {
+    event_view native;
+    bool in_flight = false;
   };
   struct service_stream {
     stream_view native;
@@ -91,6 +97,7 @@ private:
   /// Unmaps memory when all that is in the streams now is over.
   caf::error retire(std::shared_ptr<shared_memory> memory);
   void free_retired() noexcept;
+  void not_in_flight(const outstanding& x) noexcept;
   void idle(bool worked) noexcept;
   void reply(std::uint64_t number, const caf::error& error, const wire_writer& result) noexcept;
   void fault(const caf::error& why) noexcept;
@@ -133,7 +140,8 @@ private:
   std::vector<stream_view> ready_streams_; ///< made before they were asked for
   std::unordered_map<stream_id, service_stream> streams_;
   stream_id last_stream_ = 0;
-  std::vector<event_view> events_; ///< by number
+  std::vector<service_event> events_;    ///< by number
+  std::vector<event_view> spare_events_; ///< of the device's, not in use
   struct retired_segment {
     std::shared_ptr<shared_memory> memory;
     std::vector<event_view> passed; ///< by each stream

@@ -34,6 +34,7 @@ using testing::ask;
 using testing::call_verb;
 using testing::has_code;
 using testing::is_ok;
+using testing::launch_failure;
 using testing::must;
 using testing::round_of;
 
@@ -176,8 +177,7 @@ protected:
     });
     spare = on_each([](const device&, any_gpu_ref x) { return x; });
     broken = on_each([](const device& d, any_gpu_ref x) {
-      auto fails = [](launch_context&) { return make_error(errc::invalid_argument, "on purpose"); };
-      EXPECT_TRUE(has_code(answer_of(d.launch(fails, {}, {x})), errc::launch_failed));
+      EXPECT_TRUE(has_code(answer_of(launch_failure(d, "on purpose", {x})), errc::launch_failed));
       return x;
     });
     acquired = on_each([this](const device& d, any_gpu_ref x) {

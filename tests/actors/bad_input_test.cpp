@@ -258,12 +258,13 @@ TEST_F(BadInput, StaleRef) {
   must(register_launch("BadInput.StaleRef",
                        [](launch_context&, auto, auto, auto) { return caf::error{}; }));
   flag called;
-  expect_refused(devices[0].launch(
-                     [&](launch_context&) {
-                       called.set();
-                       return caf::error{};
-                     },
-                     {}, {send[0]}),
+  expect_refused(in_workers() ? launch_nothing(devices[0], {}, {send[0]})
+                              : devices[0].launch(
+                                    [&](launch_context&) {
+                                      called.set();
+                                      return caf::error{};
+                                    },
+                                    {}, {send[0]}),
                  launch{"BadInput.StaleRef", {}, {}, {send[0]}}, errc::stale_ref);
   EXPECT_FALSE(called.is_set());
 }
@@ -283,9 +284,7 @@ TEST_F(BadInput, RefWithoutMemory) {
 TEST_F(BadInput, IndeterminateRefRead) {
   open();
   // A launch that writes the buffer and fails.
-  auto broken = answer_of(devices[0].launch(
-      [](launch_context&) { return make_error(errc::invalid_argument, "on purpose"); }, {},
-      {send[0]}));
+  auto broken = answer_of(launch_failure(devices[0], "on purpose", {send[0]}));
   ASSERT_TRUE(has_code(broken, errc::launch_failed));
   std::erase_if(kept, [&](const auto& x) { return x.first == send[0]; });
   expect_refused(all_reduce{send}, errc::indeterminate);
@@ -508,8 +507,9 @@ TEST_F(BadInput, MoreQueuedThanTheBound) {
   options.lanes.queue_limit = 8;
   open(options);
   gate held;
-  auto first = devices[0].launch(held.hold_stream(), {}, {});
+  auto first = held.hold_stream(devices[0]);
   ASSERT_TRUE(held.wait_reached());
+  ASSERT_TRUE(is_ok(answer_of(devices[0].stats()))); // the lane is back from the launch
   std::vector<pending<void>> accepted;
   std::optional<pending<void>> refused;
   const std::vector<std::byte> one(4, std::byte{1});
@@ -570,7 +570,18 @@ TEST_F(BadInput, MoreRequestsThanMayWaitForAWorld) {
   caf::anon_send_exit(actor, caf::exit_reason::user_shutdown);
 }
 
+TEST_F(BadInput, ExceptionFromALaunch) {
+  open();
+  auto thrown = answer_of(launch_exception(devices[0], "not even now"));
+  ASSERT_TRUE(has_code(thrown, errc::launch_failed));
+  EXPECT_NE(describe(error_of(thrown)).find("not even now"), std::string::npos);
+  EXPECT_EQ(failure_of(error_of(thrown))->device, 0);
+  EXPECT_EQ(devices[0].phase(), device_phase::ready);
+  expect_unharmed();
+}
+
 TEST_F(BadInput, ExceptionFromALaunchCallable) {
+  TROUPE_IN_PROCESS_ONLY("callables");
   open();
   auto thrown = answer_of(devices[0].launch(
       [](launch_context&) -> caf::error { throw std::runtime_error("nothing goes right today"); },
@@ -620,13 +631,15 @@ TEST_F(BadInput, BlockingWaitWhereBlockingIsForbidden) {
   });
   ASSERT_TRUE(called.wait());
   EXPECT_TRUE(has_code(in_callback, errc::would_block));
-  EXPECT_TRUE(is_ok(answer_of(devices[0].launch(
-      [&](launch_context&) {
-        in_lane = error_of(devices[0].stats().wait());
-        return caf::error{};
-      },
-      {}, {}))));
-  EXPECT_TRUE(has_code(in_lane, errc::would_block));
+  if (!in_workers()) { // no function of this process runs in a worker
+    EXPECT_TRUE(is_ok(answer_of(devices[0].launch(
+        [&](launch_context&) {
+          in_lane = error_of(devices[0].stats().wait());
+          return caf::error{};
+        },
+        {}, {}))));
+    EXPECT_TRUE(has_code(in_lane, errc::would_block));
+  }
   // The all-reduce of the callback ran: what waits is refused, not what is done.
   std::erase_if(kept, [&](const auto& x) {
     return std::find(send.begin(), send.end(), x.first) != send.end();

@@ -21,13 +21,6 @@ any_gpu_ref allocate_on(const device& d, dtype type, std::size_t count, bool zer
   return must(answer_of(d.allocate(type, count, zeroed)));
 }
 
-/// A launch that puts bytes into a buffer when its turn comes. Host backend only.
-launch_function writes(const any_gpu_ref& target, std::vector<std::byte> content) {
-  return [to = must(target.access()), content = std::move(content)](launch_context& context) {
-    return context.run_on_host([=] { std::memcpy(to, content.data(), content.size()); });
-  };
-}
-
 // -- memory
 
 TEST(Device, TellsWhatItIs) {
@@ -241,6 +234,7 @@ TEST(Device, Copies) {
 // -- launches
 
 TEST(Device, LaunchesInOrder) {
+  TROUPE_IN_PROCESS_ONLY("callables");
   TROUPE_HOST_ONLY("the launch computes in host memory");
   test_system system;
   auto d = system.open();
@@ -270,7 +264,7 @@ TEST(Device, AnswersALaunchWhenItIsDone) {
   test_system system;
   auto d = system.open();
   gate held;
-  auto done = d.launch(held.hold_stream(), {}, {});
+  auto done = held.hold_stream(d);
   ASSERT_TRUE(held.wait_reached());
   EXPECT_FALSE(done.ready());
   held.open();
@@ -278,6 +272,7 @@ TEST(Device, AnswersALaunchWhenItIsDone) {
 }
 
 TEST(Device, LaunchesWhatIsRegistered) {
+  TROUPE_IN_PROCESS_ONLY("the launch tells this process what it gets");
   test_system system;
   auto d = system.open();
   const auto actor = must(d.actor());
@@ -314,6 +309,7 @@ TEST(Device, LaunchesWhatIsRegistered) {
 }
 
 TEST(Device, LaunchesACallableByMessage) {
+  TROUPE_IN_PROCESS_ONLY("callables");
   test_system system;
   auto d = system.open();
   std::atomic<int> calls = 0;
@@ -329,6 +325,7 @@ TEST(Device, LaunchesACallableByMessage) {
 // -- memory and streams of the user's
 
 TEST(Device, AdoptsMemory) {
+  TROUPE_IN_PROCESS_ONLY("memory of the user");
   TROUPE_HOST_ONLY("adopts host memory");
   std::vector<float> mine(1000, 2);
   std::atomic<int> deleted = 0;
@@ -354,6 +351,7 @@ TEST(Device, AdoptsMemory) {
 
 // INV-4: an operation's memory lives until it is over, though nobody has a handle any more.
 TEST(Device, DeletesAdoptedMemoryAfterTheLastUse) {
+  TROUPE_IN_PROCESS_ONLY("memory of the user");
   TROUPE_HOST_ONLY("adopts host memory");
   std::vector<float> mine(1000);
   std::atomic<bool> deleted = false;
@@ -363,7 +361,7 @@ TEST(Device, DeletesAdoptedMemoryAfterTheLastUse) {
   gate held;
   {
     auto ref = must(d.adopt(mine.data(), mine.size(), [&](void*) { deleted = true; }));
-    static_cast<void>(d.launch(held.hold_stream(), {}, {ref}, {.deadline = 1ms}));
+    static_cast<void>(held.hold_stream(d, {}, {ref}, {.deadline = 1ms}));
     static_cast<void>(d.launch(
         [&](launch_context& context) {
           return context.run_on_host([&] {
@@ -385,6 +383,7 @@ TEST(Device, DeletesAdoptedMemoryAfterTheLastUse) {
 }
 
 TEST(Device, AdoptsNothingBad) {
+  TROUPE_IN_PROCESS_ONLY("memory of the user");
   test_system system;
   auto d = system.open();
   float x = 0;
@@ -440,10 +439,10 @@ TEST(Device, CountsWhatIsInFlightAndQueued) {
   gate stream;
   gate lane;
   const std::vector<std::byte> one(4, std::byte{1});
-  std::vector<pending<void>> all{d.launch(stream.hold_stream(), {}, {})};
+  std::vector<pending<void>> all{stream.hold_stream(d)};
   for (int i = 0; i < 3; ++i)
     all.push_back(d.fill(ref, one));
-  all.push_back(d.launch(lane.hold_lane(), {}, {}));
+  all.push_back(lane.hold_lane(d));
   ASSERT_TRUE(lane.wait_reached());
   auto counted = d.stats();
   for (int i = 0; i < 7; ++i)
@@ -551,9 +550,9 @@ TEST(DeviceLife, ResetAnswersWhatWasThere) {
   auto ref = allocate_on(d, dtype::int32, 1000, true);
   gate stream;
   gate lane;
-  auto issued = d.launch(stream.hold_stream(), {}, {ref});
+  auto issued = stream.hold_stream(d, {}, {ref});
   auto behind = d.fill(ref, std::vector<std::byte>(4));
-  auto without_memory = d.launch(lane.hold_lane(), {}, {});
+  auto without_memory = lane.hold_lane(d);
   ASSERT_TRUE(stream.wait_reached());
   ASSERT_TRUE(lane.wait_reached());
   auto queued = d.fill(ref, std::vector<std::byte>(4));
@@ -608,7 +607,7 @@ TEST(DeviceLife, ResetKeepsItsDeadline) {
   const auto actor = must(d.actor());
   device_feed feed{system, actor};
   gate held;
-  auto busy = d.launch(held.hold_stream(), {}, {});
+  auto busy = held.hold_stream(d);
   ASSERT_TRUE(held.wait_reached());
   EXPECT_TRUE(has_code(answer_of(d.reset({.deadline = 30ms})), errc::deadline_exceeded));
   EXPECT_TRUE(
@@ -624,7 +623,7 @@ TEST(DeviceLife, CancelledResetIsAnswered) {
   auto d = system.open();
   device_feed feed{system, must(d.actor())};
   gate held;
-  auto busy = d.launch(held.hold_stream(), {}, {});
+  auto busy = held.hold_stream(d);
   ASSERT_TRUE(held.wait_reached());
   auto reset = d.reset();
   reset.cancel();
@@ -662,8 +661,8 @@ TEST(DeviceLife, ShutdownAnswersEverything) {
   auto ref = allocate_on(d, dtype::int32, 1000);
   gate stream;
   gate lane;
-  auto issued = d.launch(stream.hold_stream(), {}, {ref});
-  auto holding = d.launch(lane.hold_lane(), {}, {});
+  auto issued = stream.hold_stream(d, {}, {ref});
+  auto holding = lane.hold_lane(d);
   ASSERT_TRUE(stream.wait_reached());
   ASSERT_TRUE(lane.wait_reached());
   auto queued = d.fill(ref, std::vector<std::byte>(4));
@@ -809,6 +808,7 @@ TEST(DeviceHandles, AreDroppedOnAnyThread) {
 }
 
 TEST(DeviceHandles, OutliveTheActorSystem) {
+  TROUPE_IN_PROCESS_ONLY("memory of the user");
   any_gpu_ref ref;
   host_buffer pinned;
   std::optional<pending<void>> answer;
@@ -886,13 +886,13 @@ protected:
 
   /// From now on nothing is issued.
   void hold_lane() {
-    holding.push_back(d.launch(lane.hold_lane(), {}, {}));
+    holding.push_back(lane.hold_lane(d));
     ASSERT_TRUE(lane.wait_reached());
   }
 
   /// From now on what is issued for `ref` waits.
   pending<void> hold_stream(const request_options& options = {}) {
-    auto result = d.launch(stream.hold_stream(), {ref}, {ref}, options);
+    auto result = stream.hold_stream(d, {ref}, {ref}, options);
     EXPECT_TRUE(stream.wait_reached());
     return result;
   }
@@ -978,7 +978,7 @@ TEST_F(DeviceOrder, CancelKeepsTheOrderOfTheOthers) {
   EXPECT_TRUE(is_ok(answer_of(set(ref, 1))));
   const std::vector<std::byte> content(ref.size_bytes(), std::byte{2});
   auto running = hold_stream();
-  auto behind = d.launch(writes(ref, content), {}, {ref});
+  auto behind = launch_write(d, ref, content);
   hold_lane();
   auto cancelled = d.upload(ref, host_buffer{ref.size_bytes()});
   cancelled.cancel();
@@ -999,16 +999,12 @@ TEST_F(DeviceOrder, CancelKeepsTheOrderOfTheOthers) {
 TEST_F(DeviceOrder, CancelOfAReadKeepsTheOrderOfTheOthers) {
   TROUPE_HOST_ONLY("the launch reads host memory");
   EXPECT_TRUE(is_ok(answer_of(set(ref, 1))));
-  std::vector<std::byte> seen(ref.size_bytes());
-  auto running = d.launch(stream.hold_stream(), {}, {});
+  const auto seen = allocate_on(d, dtype::int32, ref.count());
+  auto running = stream.hold_stream(d);
   ASSERT_TRUE(stream.wait_reached());
-  auto reading = d.launch(
-      [&, from = must(ref.access())](launch_context& context) {
-        return context.run_on_host([&seen, from] { std::memcpy(seen.data(), from, seen.size()); });
-      },
-      {ref}, {});
+  auto reading = launch_copy(d, seen, ref);
   hold_lane();
-  auto cancelled = d.launch([](launch_context&) { return caf::error{}; }, {ref}, {});
+  auto cancelled = launch_nothing(d, {ref});
   cancelled.cancel();
   lane.open();
   EXPECT_TRUE(is_ok(answer_of(d.stats())));
@@ -1017,7 +1013,7 @@ TEST_F(DeviceOrder, CancelOfAReadKeepsTheOrderOfTheOthers) {
   stream.open();
   EXPECT_TRUE(is_ok(answer_of(write)));
   EXPECT_TRUE(is_ok(answer_of(reading)));
-  EXPECT_TRUE(check_equal(dtype::uint8, std::vector<std::byte>(seen.size(), std::byte{1}), seen));
+  EXPECT_TRUE(is(seen, 1));
 }
 
 // INV-1, INV-4
@@ -1076,13 +1072,10 @@ TEST(DeviceContent, IsIndeterminateAfterAFailedWrite) {
   auto ref = allocate_on(d, dtype::uint8, 1000, true);
   auto other = allocate_on(d, dtype::uint8, 1000, true);
   auto fails = [&](std::vector<any_gpu_ref> writes) {
-    auto done = answer_of(
-        d.launch([](launch_context&) { return make_error(errc::invalid_argument, "on purpose"); },
-                 {}, writes));
-    EXPECT_TRUE(has_code(done, errc::launch_failed));
+    EXPECT_TRUE(has_code(answer_of(launch_failure(d, "on purpose", writes)), errc::launch_failed));
   };
   auto over = [&] { // what was launched so far
-    answer_of(d.launch([](launch_context&) { return caf::error{}; }, {}, {}));
+    answer_of(launch_nothing(d));
     answer_of(d.stats());
   };
   fails({must(ref.slice(200, 300))});
@@ -1109,8 +1102,7 @@ TEST(DeviceContent, IsIndeterminateAfterAFailedWrite) {
   // The first cause stays.
   fails({ref});
   over();
-  answer_of(d.launch([](launch_context&) { return make_error(errc::internal, "the second"); }, {},
-                     {ref}));
+  answer_of(launch_failure(d, "the second", {ref}));
   over();
   EXPECT_NE(describe(error_of(get(d, ref))).find("on purpose"), std::string::npos);
 }
@@ -1124,7 +1116,7 @@ TEST(DeviceContent, AFailureIsTheAnswerOfAllThatWasBehindIt) {
   auto b = allocate_on(d, dtype::int32, 1000, true);
   auto c = allocate_on(d, dtype::int32, 1000, true);
   gate held;
-  auto blocked = d.launch(held.hold_lane(), {}, {});
+  auto blocked = held.hold_lane(d);
   ASSERT_TRUE(held.wait_reached());
   plan->add({fault::fail, verb::fill, 0});
   auto broken = d.fill(a, std::vector<std::byte>(4));
@@ -1174,8 +1166,7 @@ TEST_P(DeviceFaults, AreTheAnswerOfOneRequest) {
   note(error_of(answer_of(d.upload(*ref, std::span<const std::byte>{content}))));
   note(error_of(get(d, *ref)));
   note(error_of(answer_of(d.fill(*ref, {std::byte{1}}))));
-  note(error_of(
-      answer_of(d.launch([](launch_context& x) { return x.run_on_host([] {}); }, {}, {*ref}))));
+  note(error_of(answer_of(launch_nothing(d, {}, {*ref}))));
   note(error_of(d.allocate_pinned(10)));
   EXPECT_EQ(d.phase(), device_phase::ready);
   if (plan->injected() == 1) {
@@ -1207,7 +1198,7 @@ TEST(DeviceLife, APendingResetEndsWithTheSystem) {
     test_system system{{.devices = 1}};
     auto device = system.open();
     auto ref = must(device.allocate<float>(4));
-    auto busy = device.launch(held.hold_stream(), {}, {ref.any()});
+    auto busy = held.hold_stream(device, {}, {ref.any()});
     ASSERT_TRUE(held.wait_reached());
     device_feed feed{system, must(device.actor())};
     system.get().spawn<resetting_actor>(must(device.actor()));

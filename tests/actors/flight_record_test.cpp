@@ -110,11 +110,6 @@ std::vector<any_gpu_ref> zeros(const world& w) {
   return must(w.allocate(dtype::float32, 1000, true));
 }
 
-/// A launch whose only call into the backend is one on the host.
-launch_function host_call() {
-  return [](launch_context& context) { return context.run_on_host([] {}); };
-}
-
 /// The parts of an operation, by rank.
 std::map<int, json> ranks_of(const json& record, std::uint64_t operation) {
   std::map<int, json> result;
@@ -145,7 +140,7 @@ protected:
     for (int i = 0; i < 5; ++i)
       must(answer_of(w.all_reduce(refs)));
     plan->add({fault::block, verb::launch_host, 2});
-    auto launched = w.device_of(2).launch(host_call(), {}, {});
+    auto launched = launch_nothing(w.device_of(2));
     launch = launched.number();
     ASSERT_TRUE(plan->wait_injected(fault::block, 1, patience));
     auto sum = w.all_reduce(refs);
@@ -285,7 +280,7 @@ TEST(FlightRecord, IsWrittenOnRequestWhileARankHangs) {
   auto w = system.open_world(config);
   auto refs = zeros(w);
   gate held;
-  auto launched = w.device_of(1).launch(held.hold_stream(), {}, {refs[1]});
+  auto launched = held.hold_stream(w.device_of(1), {}, {refs[1]});
   ASSERT_TRUE(held.wait_reached());
   auto sum = w.all_reduce(refs);
   auto state_of = [&](const json& record, int rank) {
@@ -506,7 +501,7 @@ TEST(FlightRecord, WhatSomebodyAskedForIsNoFailure) {
     auto w = system.open_world();
     gate held;
     auto refs = zeros(w);
-    auto launched = w.device_of(1).launch(held.hold_stream(), {}, {refs[1]});
+    auto launched = held.hold_stream(w.device_of(1), {}, {refs[1]});
     auto sum = w.all_reduce(refs);
     auto reset = w.device_of(0).reset();
     EXPECT_TRUE(has_code(answer_of(sum), errc::device_reset));

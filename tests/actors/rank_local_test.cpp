@@ -98,12 +98,12 @@ TEST_P(RankLocal, IsAnsweredWhenItsOwnPartIsDone) {
   testing::gate before;
   testing::gate behind; // the lane issues the sum, and has not looked at it when it comes here
   auto late = w.device_of(1);
-  auto first = late.launch(before.hold_lane(), {}, {});
+  auto first = before.hold_lane(late);
   ASSERT_TRUE(before.wait_reached());
   answers all;
   for (std::size_t rank = 0; rank < w.size(); ++rank)
     all.push_back(w.rank(rank).all_reduce(refs[rank]));
-  auto second = late.launch(behind.hold_lane(), {}, {});
+  auto second = behind.hold_lane(late);
   before.open();
   ASSERT_TRUE(behind.wait_reached());
   for (std::size_t rank = 0; rank < w.size(); ++rank)
@@ -130,11 +130,11 @@ TEST(RankCallsWithFaults, WhatIsDoneStaysRightWhenAnotherRankFails) {
   plan->add({testing::fault::fail, testing::verb::asynchronous_error, 1});
   testing::gate before;
   testing::gate behind;
-  auto first = w.device_of(1).launch(before.hold_lane(), {}, {});
+  auto first = before.hold_lane(w.device_of(1));
   ASSERT_TRUE(before.wait_reached());
   auto done = w.rank(0).all_reduce(refs[0]);
   auto lost = w.rank(1).all_reduce(refs[1]);
-  auto second = w.device_of(1).launch(behind.hold_lane(), {}, {});
+  auto second = behind.hold_lane(w.device_of(1));
   before.open();
   ASSERT_TRUE(behind.wait_reached());
   EXPECT_TRUE(is_ok(answer_of(done)));
@@ -540,7 +540,7 @@ TEST_F(HastyRankCalls, StallAsOneOperation) {
   TROUPE_HOST_ONLY("its streams are held");
   auto x = numbers();
   testing::gate held;
-  auto launched = w.device_of(1).launch(held.hold_stream(), {}, {x[1]});
+  auto launched = held.hold_stream(w.device_of(1), {}, {x[1]});
   ASSERT_TRUE(held.wait_reached());
   auto all = on_each([&](world_rank r, std::size_t i) { return r.all_reduce(x[i]); });
   for (auto& a : all) {

@@ -344,7 +344,7 @@ TEST_F(Symmetric, GoesThePlainWayBehindWhatMayStandStill) {
   const auto refs = allocate_symmetric(w, dtype::float32, 2);
   {
     gate held;
-    auto launched = w.device_of(1).launch(held.hold_stream(), {}, {refs[1]});
+    auto launched = held.hold_stream(w.device_of(1), {}, {refs[1]});
     ASSERT_TRUE(held.wait_reached());
     auto behind = w.all_reduce(refs);
     EXPECT_FALSE(must(behind.wait_for(20ms)));
@@ -365,7 +365,7 @@ TEST_F(Symmetric, ARankThatIsNotThereEndsTheCommunicatorAlone) {
   const auto refs = allocate_symmetric(w, dtype::float32, 2);
   {
     gate held;
-    auto launched = w.device_of(1).launch(held.hold_lane(), {}, {});
+    auto launched = held.hold_lane(w.device_of(1));
     ASSERT_TRUE(held.wait_reached());
     const auto why = error_of(answer_of(w.all_reduce(refs)));
     EXPECT_TRUE(has_code(why, errc::stalled));

@@ -300,7 +300,7 @@ TEST(TopologyCopy, ManyPiecesGetTheirPlaceBehindAsManyOthers) {
   for (std::uint64_t i = 0; i < 3; ++i)
     sources.push_back(filled(system, 0, 10 + i, 3 * pieces));
   gate lane;
-  auto held = system.open(0).launch(lane.hold_lane(), {}, {});
+  auto held = lane.hold_lane(system.open(0));
   ASSERT_TRUE(lane.wait_reached());
   std::vector<pending<void>> all;
   std::vector<std::chrono::nanoseconds> took;
@@ -659,8 +659,7 @@ TEST_F(BadCopies, HandlesOfAnEarlierLife) {
 TEST_F(BadCopies, AnIndeterminateSource) {
   auto& here = here_.ref;
   auto& there = there_.ref;
-  auto fails = [](launch_context&) { return make_error(errc::launch_failed, "on purpose"); };
-  auto launched = system_->open(0).launch(fails, {}, {part(here, 10, 10)});
+  auto launched = launch_failure(system_->open(0), "on purpose", {part(here, 10, 10)});
   EXPECT_TRUE(has_code(answer_of(launched), errc::launch_failed));
   for (auto& why : {copied(there, here), asked(t_->replicate(here, {there})),
                     asked(t_->distribute(here, {there})),
@@ -761,10 +760,10 @@ TEST_P(CopyInTheMiddle, KeepsItsDeadline) {
 
 TEST_P(CopyInTheMiddle, CanBeTakenBack) {
   gate closed;
-  auto held = system_->open(end()).launch(closed.hold_lane(), {}, {});
+  auto held = closed.hold_lane(system_->open(end()));
   ASSERT_TRUE(closed.wait_reached());
   gate other;
-  auto held_too = system_->open(1 - end()).launch(other.hold_lane(), {}, {});
+  auto held_too = other.hold_lane(system_->open(1 - end()));
   ASSERT_TRUE(other.wait_reached());
   auto x = t_->copy(there_.ref, here_.ref);
   x.cancel();
@@ -969,7 +968,7 @@ TEST(TopologyCopy, NoCopyGoesOverALinkThatIsOut) {
   for (std::uint64_t i = 0; i < 5; ++i)
     targets.push_back(filled(system, 1, i));
   gate closed;
-  auto held = system.open(0).launch(closed.hold_lane(), {}, {});
+  auto held = closed.hold_lane(system.open(0));
   ASSERT_TRUE(closed.wait_reached());
   auto rule =
       plan->add({.kind = fault::fail, .on = verb::copy_peer, .device = 0, .times = forever});
@@ -1142,7 +1141,7 @@ TEST(TopologyCopy, AResetWaitsForNoSumThatWaitsForIt) {
       auto here = allocate(system, 0, count, dtype::float32);
       auto there = allocate(system, 1, count, dtype::float32);
       gate closed;
-      auto held = system.open(1).launch(closed.hold_lane(), {}, {});
+      auto held = closed.hold_lane(system.open(1));
       ASSERT_TRUE(closed.wait_reached());
       launch_spy spy{plan};
       auto sum = world.all_reduce(data);
@@ -1264,12 +1263,12 @@ TEST_P(DroppedCopy, LeavesTheOrderOfTheOtherEnd) {
       auto target = filled(system, 1, 2);
       auto other = filled(system, 1, 3);
       gate lane;
-      auto held = system.open(0).launch(lane.hold_lane(), {}, {});
+      auto held = lane.hold_lane(system.open(0));
       ASSERT_TRUE(lane.wait_reached());
       auto spare = filled(system, 1, 5);
       const bytes pattern(count, std::byte{7});
       gate stream;
-      auto stands = system.open(1).launch(stream.hold_stream(), {}, {});
+      auto stands = stream.hold_stream(system.open(1));
       ASSERT_TRUE(stream.wait_reached());
       auto before = writes ? system.open(1).fill(target.ref, {pattern.front()})
                            : t.copy(spare.ref, target.ref); // on the stream that stands
@@ -1329,7 +1328,7 @@ TEST_P(DroppedBehind, WorkOfItsOwnStream) {
     auto before = copy();
     ASSERT_TRUE(plan->wait_injected(fault::hang, 1, patience));
     gate lane;
-    auto held = system.open(0).launch(lane.hold_lane(), {}, {});
+    auto held = lane.hold_lane(system.open(0));
     ASSERT_TRUE(lane.wait_reached());
     std::vector<pending<void>> dropped;
     for (int i = 0; i < number; ++i)
@@ -1382,12 +1381,12 @@ TEST(TopologyCopy, ManyThatAreDroppedLeaveTheOrder) {
     auto control = ran.elapsed();
 
     gate stream;
-    auto before = system.open(1).launch(stream.hold_stream(), {target.ref}, {});
+    auto before = stream.hold_stream(system.open(1), {target.ref}, {});
     ASSERT_TRUE(stream.wait_reached());
     gate lanes;
     std::vector<pending<void>> held;
     for (int device : {0, 2})
-      held.push_back(system.open(device).launch(lanes.hold_lane(), {}, {}));
+      held.push_back(lanes.hold_lane(system.open(device)));
     ASSERT_TRUE(lanes.wait_reached());
     stopwatch dropping;
     auto dropped = start();
@@ -1421,10 +1420,10 @@ TEST(TopologyCopy, AResetWaitsForNothingBehindACopyThatIsDropped) {
   auto there = filled(system, 1, 2);
   auto source = filled(system, 2, 3);
   gate stream;
-  auto before = system.open(1).launch(stream.hold_stream(), {there.ref}, {});
+  auto before = stream.hold_stream(system.open(1), {there.ref}, {});
   ASSERT_TRUE(stream.wait_reached());
   gate lane;
-  auto held = system.open(2).launch(lane.hold_lane(), {}, {});
+  auto held = lane.hold_lane(system.open(2));
   ASSERT_TRUE(lane.wait_reached());
   auto dropped = t.copy(there.ref, source.ref); // behind `before`
   auto into = t.copy(source.ref, here.ref);     // on the lane of device 0, and behind `dropped`

@@ -424,7 +424,7 @@ protected:
 
   /// The stream of rank 1 stands before what it does with `refs`.
   pending<void> hold() {
-    auto result = under_test->device_of(1).launch(held.hold_stream(), {refs[1]}, {refs[1]});
+    auto result = held.hold_stream(under_test->device_of(1), {refs[1]}, {refs[1]});
     EXPECT_TRUE(held.wait_reached());
     return result;
   }
@@ -472,6 +472,7 @@ TEST_F(HeldWorld, CancelOfWhatRuns) {
 
 // INV-2: what a device's next life allocates may lie where a handle of the life before points to.
 TEST(World, AStaleHandleIsNotTakenForTheBufferAtItsAddress) {
+  TROUPE_IN_PROCESS_ONLY("memory of the user");
   TROUPE_HOST_ONLY("memory of the host's");
   test_system system{{.devices = 1}};
   auto w = system.open_world();
@@ -509,7 +510,7 @@ TEST(World, ARankIsNotIssuedWhileAnotherIs) {
   world_feed feed{system, w.actor()};
   const auto refs = zeros(w);
   gate held; // until the other is inside its call
-  auto holding = w.device_of(1).launch(held.hold_lane(), {}, {});
+  auto holding = held.hold_lane(w.device_of(1));
   ASSERT_TRUE(held.wait_reached());
   auto lost = w.all_reduce(refs);
   ASSERT_TRUE(plan->wait_injected(fault::block, 1, patience));
@@ -526,6 +527,7 @@ TEST(World, ARankIsNotIssuedWhileAnotherIs) {
 
 // INV-9: it comes first, whatever becomes of what overwrites its buffers later.
 TEST(World, ALaunchDoesNotSeeAFailureBehindIt) {
+  TROUPE_IN_PROCESS_ONLY("callables");
   TROUPE_HOST_ONLY("a fault plan");
   auto plan = std::make_shared<fault_plan>(
       0, std::vector<fault_rule>{{.kind = fault::fail, .on = verb::collective, .device = 1}});
@@ -533,7 +535,7 @@ TEST(World, ALaunchDoesNotSeeAFailureBehindIt) {
   auto w = system.open_world();
   auto refs = zeros(w);
   gate held;
-  auto holding = w.device_of(0).launch(held.hold_lane(), {}, {});
+  auto holding = held.hold_lane(w.device_of(0));
   ASSERT_TRUE(held.wait_reached());
   auto first = w.device_of(0).launch(
       [ref = refs[0]](launch_context&) {
@@ -828,7 +830,7 @@ TEST(WorldStall, NamesTheRankThatIsBehind) {
   auto w = system.open_world(hasty());
   auto refs = zeros(w);
   gate held;
-  auto launched = w.device_of(2).launch(held.hold_stream(), {}, {refs[2]});
+  auto launched = held.hold_stream(w.device_of(2), {}, {refs[2]});
   ASSERT_TRUE(held.wait_reached());
   auto stalled = answer_of(w.all_reduce(refs));
   ASSERT_TRUE(has_code(stalled, errc::stalled));
@@ -851,7 +853,7 @@ TEST(WorldStall, NamesTheRankThatWasNotIssued) {
   auto w = system.open_world(hasty());
   auto refs = zeros(w);
   gate held;
-  auto launched = w.device_of(0).launch(held.hold_lane(), {}, {});
+  auto launched = held.hold_lane(w.device_of(0));
   ASSERT_TRUE(held.wait_reached());
   auto stalled = answer_of(w.all_reduce(refs));
   ASSERT_TRUE(has_code(stalled, errc::stalled));
@@ -873,7 +875,7 @@ TEST(WorldStall, DoesNotCountTheTimeInTheQueue) {
   gate held;
   std::vector<pending<void>> all;
   for (std::size_t i = 0; i < w.size(); ++i)
-    all.push_back(w.device_of(i).launch(held.hold_stream(), {}, {refs[i]}));
+    all.push_back(held.hold_stream(w.device_of(i), {}, {refs[i]}));
   auto sum = w.all_reduce(refs);
   EXPECT_FALSE(must(sum.wait_for(300ms)));
   held.open();
@@ -1099,7 +1101,7 @@ TEST(WorldMembership, AResetAnswersWhatRunsAndWhatWaits) {
   world_feed feed{system, w.actor()};
   auto refs = zeros(w);
   gate held;
-  auto launched = w.device_of(1).launch(held.hold_stream(), {}, {refs[1]});
+  auto launched = held.hold_stream(w.device_of(1), {}, {refs[1]});
   ASSERT_TRUE(held.wait_reached());
   std::vector<pending<collective_done>> all;
   for (int i = 0; i < 4; ++i)
@@ -1126,7 +1128,7 @@ TEST(WorldMembership, AResetWhileTheWorldIsBuilt) {
   ASSERT_TRUE(plan->wait_injected(fault::block, 1, patience));
   auto d = system.open(1);
   gate held; // so that the device is not ready before the communicator is built
-  auto launched = d.launch(held.hold_stream(), {}, {});
+  auto launched = held.hold_stream(d);
   ASSERT_TRUE(held.wait_reached());
   auto reset = d.reset();
   ASSERT_TRUE(is_ok(ask<world_status>(system, actor, get_status{})));
@@ -1202,7 +1204,7 @@ TEST(WorldFault, AnswersEverythingAndEndsTheWorlds) {
   auto refs = zeros(w);
   auto others = zeros(other);
   gate held;
-  auto launched = w.device_of(1).launch(held.hold_stream(), {}, {refs[1], others[0]});
+  auto launched = held.hold_stream(w.device_of(1), {}, {refs[1], others[0]});
   ASSERT_TRUE(held.wait_reached());
   std::vector<pending<collective_done>> all;
   for (int i = 0; i < 4; ++i)
@@ -1244,7 +1246,7 @@ TEST(WorldFault, OriginIsTheOnlyDeviceAtWork) {
   auto w = system.open_world();
   world_feed feed{system, w.actor()};
   gate held;
-  auto launched = w.device_of(2).launch(held.hold_stream(), {}, {});
+  auto launched = held.hold_stream(w.device_of(2));
   ASSERT_TRUE(held.wait_reached());
   plan->poison();
   auto why = answer_of(launched);

@@ -4,8 +4,10 @@
 #include "support/control_timer.hpp"
 #include "support/expect.hpp"
 #include "support/reference.hpp"
+#include "support/world_fixture.hpp"
 #include <troupe/testing/fault_plan.hpp>
 #include <troupe/troupe.hpp>
+#include <troupe/worker.hpp>
 
 #include <gtest/gtest.h>
 
@@ -130,7 +132,11 @@ TEST(Faults, EveryRequestIsAnsweredOnceInTimeAndNeverWrong) {
           {.kind = fault::fail, .on = verb::copy, .times = forever, .probability = each},
       });
   config cfg;
-  cfg.use_backend(with_faults(make_host_backend({.devices = static_cast<int>(ranks)}), plan));
+  const host_backend_options host{.devices = static_cast<int>(ranks)};
+  cfg.use_backend(with_faults(in_workers()
+                                  ? must(make_worker_backend({.backend = "host", .host = host}))
+                                  : make_host_backend(host),
+                              plan));
   caf::actor_system sys{cfg};
   set_log_sink([](const log_line&) {}); // hundreds of communicators end
   world_limits limits;

@@ -153,8 +153,7 @@ TEST_P(Overlap, AStallEndsTheWorldWhoseRankStandsStill) {
       auto& w = worlds[d == 0 ? 0 : 1];
       auto rank = w.rank_on(d);
       if (behind_a_launch)
-        launches.push_back(
-            w.over.device_of(rank).launch(held.hold_stream(), {}, {w.recv[0][rank]}));
+        launches.push_back(held.hold_stream(w.over.device_of(rank), {}, {w.recv[0][rank]}));
       else
         plan->add({.kind = fault::not_issued, .on = verb::collective, .device = d});
     }

@@ -208,7 +208,7 @@ TROUPE_CHILD(FaultsUnderLoad) {
   {
     std::vector<gate> held(program.w.size()); // nothing is done before all of it is asked
     for (std::size_t i = 0; i < held.size(); ++i)
-      program.log.watch(program.w.device_of(i).launch(held[i].hold_lane(), {}, {}));
+      program.log.watch(held[i].hold_lane(program.w.device_of(i)));
     for (auto& x : held)
       EXPECT_TRUE(x.wait_reached());
     program.ask(before_the_fault);
@@ -437,7 +437,7 @@ TROUPE_CHILD(LoadsKernelsBetweenTheRanks) {
     const auto loads_on_first = std::make_shared<flag>();
     const auto loads_on_second = std::make_shared<flag>();
     gate held;
-    auto holding = second.launch(held.hold_lane(), {}, {});
+    auto holding = held.hold_lane(second);
     EXPECT_TRUE(held.wait_reached());
     auto on_second = second.launch(launch_fresh_on(touched[1], 2 * round + 1, loads_on_second),
                                    {touched[1]}, {touched[1]});

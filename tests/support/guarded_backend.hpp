@@ -5,10 +5,12 @@
 #include "support/forwarding_backend.hpp"
 #include <troupe/backend.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -147,6 +149,15 @@ public:
     books_.unpinned_block(memory);
     return inner_->deallocate_pinned(memory);
   }
+  std::function<caf::error(void*)> pinned_deleter() noexcept override {
+    auto inner = inner_->pinned_deleter();
+    if (!inner)
+      return nullptr;
+    return [&books = books_, inner = std::move(inner)](void* memory) {
+      books.unpinned_block(memory);
+      return inner(memory);
+    };
+  }
   caf::expected<stream_view> create_stream() noexcept override {
     return counted(backend_books::stream, inner_->create_stream());
   }
@@ -216,8 +227,11 @@ public:
   caf::error deregister_window(void* memory) noexcept override {
     return inner_->deregister_window(memory);
   }
+  void on_loss(std::function<void()> f) noexcept override { inner_->on_loss(std::move(f)); }
+  std::shared_ptr<const std::atomic<bool>> lost() const noexcept override { return inner_->lost(); }
   caf::error asynchronous_error() noexcept override { return inner_->asynchronous_error(); }
 
+  const backend_communicator& inner() const noexcept { return *inner_; }
   std::unique_ptr<backend_communicator> release() noexcept { return std::move(inner_); }
 
 private:
@@ -261,6 +275,9 @@ public:
       result.push_back(
           std::make_unique<guarded_communicator>(std::move((*built)[i]), books_, ranks[i], size));
     return result;
+  }
+  bool is_current(const backend_communicator& rank, int ordinal) const noexcept override {
+    return inner_->is_current(static_cast<const guarded_communicator&>(rank).inner(), ordinal);
   }
   caf::error abort(communicator_ranks ranks) noexcept override {
     return ended(inner_->abort(inner_of(std::move(ranks))));

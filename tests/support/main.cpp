@@ -8,9 +8,9 @@
 #include <gtest/gtest.h>
 
 int main(int argc, char** argv) {
-  if (auto status = troupe::testing::run_as_child(argc, argv))
-    return *status;
   if (auto status = troupe::worker_main(argc, argv))
+    return *status;
+  if (auto status = troupe::testing::run_as_child(argc, argv))
     return *status;
   ::testing::InitGoogleMock(&argc, argv);
   return RUN_ALL_TESTS();

@@ -107,23 +107,6 @@ bool flag::wait(std::chrono::nanoseconds limit) const {
   return condition_.wait_for(lock, limit, [this] { return set_; });
 }
 
-launch_function gate::hold_stream() const {
-  return [state = state_](launch_context& context) {
-    return context.run_on_host([state] {
-      state->reached.set();
-      state->opened.wait();
-    });
-  };
-}
-
-launch_function gate::hold_lane() const {
-  return [state = state_](launch_context&) {
-    state->reached.set();
-    state->opened.wait();
-    return caf::error{};
-  };
-}
-
 launch_spy::launch_spy(std::shared_ptr<fault_plan> plan) : plan_(std::move(plan)) {
   for (auto on : {verb::collective, verb::fill, verb::copy, verb::launch_host})
     rules_.push_back(plan_->add({fault::slow, on, any_device, 1, forever, 1, 1ns}));

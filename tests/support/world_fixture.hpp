@@ -4,7 +4,9 @@
 #pragma once
 
 #include "support/expect.hpp"
+#include "support/gate.hpp"
 #include "support/gpus.hpp"
+#include "support/launches.hpp"
 #include "support/reference.hpp"
 #include <troupe/testing/fault_plan.hpp>
 #include <troupe/troupe.hpp>
@@ -133,29 +135,6 @@ private:
   bool set_ = false;
 };
 
-/// Work that stands still until it is let go, at the latest by the destructor.
-class gate {
-public:
-  gate() : state_(std::make_shared<state>()) {}
-  ~gate() { open(); }
-  gate(const gate&) = delete;
-  gate& operator=(const gate&) = delete;
-
-  /// Holds the stream, and with it what comes behind in order.
-  launch_function hold_stream() const;
-  /// Holds the lane itself.
-  launch_function hold_lane() const;
-  bool wait_reached() const { return state_->reached.wait(); }
-  void open() const { state_->opened.set(); }
-
-private:
-  struct state {
-    flag reached;
-    flag opened;
-  };
-  std::shared_ptr<state> state_;
-};
-
 /// Counts the calls that start work, by rules of a plan that change nothing. Rules that the plan
 /// gets later do not strike these calls.
 class launch_spy {
@@ -274,6 +253,13 @@ public:
   do {                                                                                             \
     if (::troupe::testing::on_cuda())                                                              \
       GTEST_SKIP() << "on the host backend only: " << (reason);                                    \
+  } while (false)
+
+/// At the start of a test of what lives in the process of the device alone.
+#define TROUPE_IN_PROCESS_ONLY(reason)                                                             \
+  do {                                                                                             \
+    if (::troupe::testing::in_workers())                                                           \
+      GTEST_SKIP() << "not with devices in worker processes: " << (reason);                        \
   } while (false)
 
 /// At the start of a test of several devices.

@@ -10,6 +10,8 @@
 #include <atomic>
 #include <csignal>
 #include <cstring>
+#include <functional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -93,6 +95,37 @@ TEST(WorkerBackend, SumsOverProcesses) {
     EXPECT_TRUE(works(w, seed));
 }
 
+// What was recorded first is over last.
+TEST(WorkerBackend, AnEventIsRecordedAgainBeforeItIsOver) {
+  auto all = workers(1);
+  auto d = must(all->open(0));
+  must(d->bind());
+  must(d->open_memory());
+  const auto held = must(d->create_stream());
+  const auto other = must(d->create_stream());
+  const auto event = must(d->create_event());
+  const auto end = must(d->create_event());
+  auto* memory = must(d->allocate_pinned(sizeof(std::uint64_t)));
+  auto* word = static_cast<std::atomic<std::uint64_t>*>(memory);
+  must(d->wait_word(held, word, 1));
+  must(d->record(event, held));
+  EXPECT_FALSE(must(d->query(event)));
+  must(d->record(event, other));
+  must(d->synchronize(event));
+  must(d->record(end, held));
+  EXPECT_FALSE(must(d->query(end)));
+  word->store(1);
+  must(d->synchronize(end));
+  EXPECT_TRUE(must(d->query(event)));
+  must(d->record(event, held));
+  must(d->synchronize(event));
+  must(d->destroy_event(event));
+  must(d->destroy_event(end));
+  must(d->destroy_stream(held));
+  must(d->destroy_stream(other));
+  must(d->deallocate_pinned(memory));
+}
+
 TEST(WorkerBackend, LaunchesWhatTheWorkerKnows) {
   TROUPE_HOST_ONLY("the launch computes on the host");
   ASSERT_TRUE(launches_registered);
@@ -111,6 +144,56 @@ TEST(WorkerBackend, LaunchesWhatTheWorkerKnows) {
   EXPECT_EQ(
       code_of(error_of(answer_of(d.launch([](launch_context&) { return caf::error{}; }, {}, {})))),
       errc::not_supported);
+}
+
+/// What can only live in the process of the device.
+struct local_request {
+  const char* name;
+  std::function<caf::error(test_system&, const device&, const any_gpu_ref&)> ask;
+};
+
+template <class T> caf::error at_once_of(const pending<T>& x) {
+  return x.ready() ? error_of(x.result()) : make_error(errc::internal, "not answered at once");
+}
+
+const local_request local_requests[] = {
+    {"Adopt",
+     [](test_system&, const device& d, const any_gpu_ref&) {
+       std::vector<float> mine(10);
+       return error_of(d.adopt(mine.data(), mine.size(), [](void*) {}));
+     }},
+    {"Acquire",
+     [](test_system&, const device& d, const any_gpu_ref& x) {
+       return at_once_of(d.acquire(x, access_mode::read, nullptr));
+     }},
+    {"Release",
+     [](test_system&, const device& d, const any_gpu_ref& x) {
+       return at_once_of(d.release(x, access_mode::read, nullptr));
+     }},
+    {"Callable",
+     [](test_system&, const device& d, const any_gpu_ref& x) {
+       return at_once_of(d.launch([](launch_context&) { return caf::error{}; }, {x}, {}));
+     }},
+    {"CallableByMessage",
+     [](test_system& system, const device& d, const any_gpu_ref&) {
+       launch_callable what;
+       what.function = [](launch_context&) { return caf::error{}; };
+       return error_of(ask<void>(system, must(d.actor()), what));
+     }},
+};
+
+class LocalRequests : public ::testing::TestWithParam<local_request> {};
+
+INSTANTIATE_TEST_SUITE_P(Each, LocalRequests, ::testing::ValuesIn(local_requests),
+                         [](const auto& x) { return std::string{x.param.name}; });
+
+// INV-13
+TEST_P(LocalRequests, AreRefusedAtOnceElsewhere) {
+  test_system system{in_worker_processes(1)};
+  auto d = must(device::open(system, 0));
+  auto ref = must(answer_of(d.allocate(dtype::float32, 10)));
+  EXPECT_TRUE(has_code(GetParam().ask(system, d, ref), errc::not_supported));
+  EXPECT_TRUE(works(d));
 }
 
 TEST(WorkerBackend, ComesBackWhenItsProcessIsKilled) {

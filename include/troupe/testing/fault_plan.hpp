@@ -38,7 +38,7 @@ enum class verb : std::uint8_t {
   synchronize,
   copy,
   fill,
-  launch_host,
+  launch_host, ///< and a registered launch of a device in a worker process
   enable_peer,
   build,
   connect,
@@ -68,7 +68,8 @@ enum class fault : std::uint8_t {
   /// that the call is for is aborted. Verbs without a stream: as `block`.
   hang,
   /// The stream stands still for `delay` before the call's work. Verbs without a stream: the call
-  /// does.
+  /// does. On a device in a worker process the time counts from the call, or from when all that the
+  /// plan holds up before it on the stream has gone on.
   slow,
   /// The calling thread is stuck until `release`; then the call goes on.
   block,
