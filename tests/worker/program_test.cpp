@@ -217,7 +217,9 @@ TEST_F(Programs, LeaveTheParentNoCollectives) {
 }
 
 TEST_F(Programs, GetMessages) {
-  start(2, {"sums for ever", {}});
+  world_limits limits; // of the ranks one may have begun a sum that the others do not come to
+  limits.stall_limit = 500ms;
+  start(2, {"sums for ever", {}}, limits);
   ASSERT_TRUE(until_more_reports(2));
   detail::send(*self_, actor_, program_message{-1, {1}});
   ASSERT_TRUE(until([this] { return ended_.size() == 2; }));
