@@ -278,15 +278,17 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
   caf::scoped_actor self{sys};
   troupe::detail::send(self, world.actor(), troupe::subscribe{});
   const bool waits_for_standbys = s.when == "ready" && s.standby != "none";
+  // What the messages say may be of before the last kill: they are news that there are some.
   const auto wait_ready = [&] {
-    bool ready = false;
-    while (!ready)
-      self->receive([&](const troupe::world_status& x) {
-        if (x.phase == troupe::world_phase::failed)
-          bench::fail("the world failed: " + troupe::describe(x.reason));
-        ready = x.phase == troupe::world_phase::ready && x.members.size() == world.size() &&
-                (!waits_for_standbys || x.standby_ready);
-      });
+    for (auto now = world.status();; now = world.status()) {
+      if (now.phase == troupe::world_phase::failed)
+        bench::fail("the world failed: " + troupe::describe(now.reason));
+      if (now.phase == troupe::world_phase::ready && now.members.size() == world.size() &&
+          (!waits_for_standbys || now.standby_ready))
+        return;
+      self->receive([](const troupe::world_status&) {},
+                    caf::after(std::chrono::milliseconds(10)) >> [] {});
+    }
   };
   const bool shrinks = world.status().members.size() > 1 && s.shrinks();
   client load{world, s.elements, shrinks ? 5ms : 30s};
@@ -423,7 +425,7 @@ int main(int argc, char** argv) {
     config.limits.standby = s.standby_wanted();
     config.limits.on_loss = s.on_loss_wanted();
     config.limits.restarts = 1 << 20;
-    config.limits.restart_backoff = 1ms;
+    config.limits.restart_window = 1ms; // so many losses would make it wait before it builds
     beforehand before;
     if (s.when == "building" || s.standby == "none") {
       guard.enter("starts and communicators by hand");
