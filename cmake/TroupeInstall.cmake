@@ -52,6 +52,10 @@ if(TROUPE_HAS_CUDA)
   set(troupe_pc_private
     "-L${troupe_nccl_dir} -l:${troupe_nccl_name} -L${CUDAToolkit_LIBRARY_DIR} -lcudart")
 endif()
+set(troupe_pc_requires "spdlog")
+if(TROUPE_HAS_HOSTS)
+  string(APPEND troupe_pc_requires ", openssl")
+endif()
 # The way from the folder of troupe.pc back to the prefix.
 set(troupe_pc_prefix "/${CMAKE_INSTALL_LIBDIR}/pkgconfig")
 cmake_path(NORMAL_PATH troupe_pc_prefix)

@@ -22,6 +22,10 @@ class system_core;
 /// --troupe.backend=auto|cuda|host: which devices; auto takes CUDA's where there are any
 /// --troupe.placement=in_process|worker: where devices live (troupe/worker.hpp)
 /// --troupe.worker=PATH: the workers' program
+/// --troupe.hosts.listen=ADDRESS, --troupe.hosts.port=N, --troupe.hosts.certificate=FILE,
+/// --troupe.hosts.key=FILE, --troupe.hosts.authority=FILE, --troupe.hosts.count=N,
+/// --troupe.hosts.names=NAME,NAME: other hosts whose devices join (`remote_hosts`); with
+/// --troupe.hosts.join-limit=SECONDS, --troupe.hosts.link-limit=MILLISECONDS
 /// --troupe.devices=N: number of virtual devices of the host backend
 /// --troupe.completion=event_poll|host_func|synchronize
 /// --troupe.in-flight=N, --troupe.queue=N: bounds per device, in operations
@@ -45,6 +49,7 @@ public:
 
   troupe::placement placement = troupe::placement::in_process;
   worker_settings workers; ///< where devices live in worker processes
+  remote_hosts hosts;      ///< the same
   lane_options lanes;
   host_backend_options host;
   flight_record_options flight_record;
@@ -57,6 +62,11 @@ public:
 private:
   std::string backend_name_ = "auto";
   std::string placement_name_;
+  std::size_t hosts_port_ = 0;
+  std::size_t hosts_count_ = 0;
+  std::string hosts_names_;
+  std::size_t hosts_join_s_ = 0;
+  std::size_t hosts_link_ms_ = 0;
   std::string completion_ = "event_poll";
   std::size_t host_devices_ = 0;
   std::size_t in_flight_ = 0;

@@ -4,6 +4,8 @@
 #include <troupe/backend.hpp>
 
 #include <chrono>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -37,6 +39,40 @@ struct worker_settings {
   std::chrono::nanoseconds build_limit = std::chrono::seconds{60};
 };
 
+/// What one end of a connection between hosts shows, and whom it believes: files in PEM form.
+struct host_identity {
+  std::string certificate; ///< its own, then those between it and the authority's
+  std::string key;         ///< of the certificate; without a passphrase
+  std::string authority;   ///< whose certificates are those of the fleet: who has one, is trusted
+};
+
+/// Other hosts whose devices join those of this program: `troupe-worker --connect` runs on each.
+/// All that this program and they say to each other goes through TLS 1.3, where each side has shown
+/// a certificate of the authority before the first byte of ours is read. What ranks of different
+/// hosts exchange does not: that is NCCL's network.
+struct remote_hosts {
+  /// The numeric address of the interface where this program listens. Empty: no other hosts.
+  std::string listen_address;
+  std::uint16_t port = 0; ///< 0: one that is free
+  host_identity identity;
+  /// Hosts that are waited for; each brings all its devices.
+  int count = 0;
+  /// Their names, in the order of their devices: no others are let in, and `count` is their number.
+  /// Empty: whoever comes first, in the order of their names.
+  std::vector<std::string> names;
+  /// Devices of this host are there as well, before those of the others.
+  bool with_local = true;
+  /// How long the hosts are waited for.
+  std::chrono::nanoseconds join_limit = std::chrono::seconds{60};
+  /// A connection on which nothing comes for so long is lost, on both sides: then a host ends its
+  /// workers, and tries to join again.
+  std::chrono::nanoseconds link_limit = std::chrono::seconds{3};
+  /// How long each attempt to bring a device up again waits for its host (`lane_options`).
+  std::chrono::nanoseconds rejoin_limit = std::chrono::seconds{10};
+  /// Hears of the port, on the thread that makes the backend.
+  std::function<void(std::uint16_t)> on_listening;
+};
+
 /// What executes in the workers.
 struct worker_backend_options {
   std::string backend = "cuda"; ///< or "host"
@@ -45,18 +81,54 @@ struct worker_backend_options {
   /// How long a worker stays awake after its last work. By default 200 us where there are at least
   /// four cores per device, else 0: a lane of this process has a thread there beside it.
   std::optional<std::chrono::microseconds> spin;
+  remote_hosts hosts;
 };
 
 /// Devices in worker processes, which are started when their devices are opened. This process makes
 /// no CUDA context.
 /// @errors errc::invalid_argument: no such backend, or settings that can never be right;
-/// errc::unavailable: no worker can be started, or
-///         it has no devices
+///         errc::unavailable: no worker can be started, or it has no devices, or hosts have not
+///         joined in time; errc::not_supported: other hosts, and the library was built without
+///         OpenSSL
 caf::expected<std::shared_ptr<backend>> make_worker_backend(worker_backend_options options);
 
 /// In a program that is to be its own worker: the first thing that `main` does, after the launches
 /// that workers make are registered (`register_launch`). In a worker it does the work, and returns
 /// what `main` has to return; in any other process it returns nothing, at once.
 std::optional<int> worker_main(int argc, char** argv);
+
+/// Where a device is.
+struct device_place {
+  std::string host; ///< as the host called itself; empty: this one
+  int device = 0;   ///< its ordinal there
+
+  friend bool operator==(const device_place&, const device_place&) = default;
+};
+
+/// The places of all devices, by their ordinals.
+std::vector<device_place> device_places(const backend& of);
+
+/// What a host is that joins a program on another one.
+struct host_agent_options {
+  std::string parent; ///< "host:port"
+  host_identity identity;
+  /// The name that the parent's certificate must be for; empty: any certificate of the authority.
+  std::string parent_name;
+  std::string name; ///< how this host is called; empty: as the system calls it
+  /// Where ranks in this host's workers can be reached: a numeric address of the host. Empty: that
+  /// of its end of the connection.
+  std::string listen_address;
+  worker_settings workers;
+  int devices = 0; ///< of the host backend; 0: as many as the parent has
+  /// How long one attempt to connect takes at most, and the pause after one that failed.
+  std::chrono::nanoseconds connect_limit = std::chrono::seconds{5};
+  std::chrono::nanoseconds retry_pause = std::chrono::milliseconds{500};
+};
+
+/// Joins a program on another host, and again whenever the connection was lost; meanwhile it has no
+/// workers. Returns only what no further attempt can mend.
+/// @errors errc::invalid_argument: options or files that are wrong; errc::not_supported: the
+///         library was built without OpenSSL
+caf::error run_host_agent(host_agent_options options);
 
 } // namespace troupe

@@ -6,6 +6,9 @@
 
 #include <caf/all.hpp>
 
+#include <algorithm>
+#include <climits>
+#include <sstream>
 #include <utility>
 
 namespace troupe::detail {
@@ -47,6 +50,29 @@ caf::expected<placement> system_core::wanted_placement() const {
                     "troupe.placement is in_process or worker, not " + name);
 }
 
+/// What the options say beside what the program has set.
+caf::expected<remote_hosts> system_core::wanted_hosts() const {
+  auto result = config_.hosts;
+  if (config_.hosts_port_ > UINT16_MAX)
+    return make_error(errc::invalid_argument,
+                      "troupe.hosts.port is no port: " + std::to_string(config_.hosts_port_));
+  if (config_.hosts_port_ != 0)
+    result.port = static_cast<std::uint16_t>(config_.hosts_port_);
+  if (config_.hosts_count_ != 0)
+    result.count = static_cast<int>(std::min<std::size_t>(config_.hosts_count_, INT_MAX));
+  if (config_.hosts_join_s_ != 0)
+    result.join_limit = std::chrono::seconds{config_.hosts_join_s_};
+  if (config_.hosts_link_ms_ != 0)
+    result.link_limit = std::chrono::milliseconds{config_.hosts_link_ms_};
+  if (!config_.hosts_names_.empty()) {
+    result.names.clear();
+    std::istringstream names{config_.hosts_names_};
+    for (std::string name; std::getline(names, name, ',');)
+      result.names.push_back(std::move(name));
+  }
+  return result;
+}
+
 caf::error system_core::choose_backend() {
   auto& wanted = config_.backend_name_;
   if (wanted != "auto" && wanted != "cuda" && wanted != "host")
@@ -55,13 +81,22 @@ caf::error system_core::choose_backend() {
   auto where = wanted_placement();
   if (!where)
     return where.error();
+  auto hosts = wanted_hosts();
+  if (!hosts)
+    return hosts.error();
+  if (!hosts->listen_address.empty() && *where != placement::worker_process)
+    return make_error(errc::invalid_argument,
+                      "other hosts join only where devices live in workers (troupe.placement)");
   auto host = config_.host;
   if (config_.host_devices_ != 0)
     host.devices = static_cast<int>(config_.host_devices_);
   auto make = [&](const char* name) -> caf::expected<std::shared_ptr<backend>> {
     if (*where == placement::worker_process)
-      return make_worker_backend(
-          {.backend = name, .host = host, .workers = config_.workers, .spin = config_.lanes.spin});
+      return make_worker_backend({.backend = name,
+                                  .host = host,
+                                  .workers = config_.workers,
+                                  .spin = config_.lanes.spin,
+                                  .hosts = *hosts});
     if (std::string_view{name} == "host")
       return make_host_backend(host);
     auto cuda = make_cuda_backend();
@@ -173,6 +208,16 @@ config::config() : core_(std::make_unique<detail::system_core>(*this)) {
       .add(client_spin_us_, "client-spin", "how long a client that waits spins, in microseconds")
       .add(flight_record.path, "flight-record",
            "file for the last operations when something fails");
+  opt_group{custom_options_, "troupe.hosts"}
+      .add(hosts.listen_address, "listen", "address at which other hosts join")
+      .add(hosts_port_, "port", "the port there")
+      .add(hosts.identity.certificate, "certificate", "file of this program's certificate")
+      .add(hosts.identity.key, "key", "file of its key")
+      .add(hosts.identity.authority, "authority", "file of the fleet's authority")
+      .add(hosts_count_, "count", "hosts to wait for")
+      .add(hosts_names_, "names", "their names, in the order of their devices")
+      .add(hosts_join_s_, "join-limit", "how long they are waited for, in seconds")
+      .add(hosts_link_ms_, "link-limit", "how long a connection may be silent, in milliseconds");
 }
 
 config::~config() = default;

@@ -55,6 +55,7 @@ public:
 private:
   caf::error choose_backend();
   caf::expected<placement> wanted_placement() const;
+  caf::expected<remote_hosts> wanted_hosts() const;
 
   const config& config_;
   std::mutex mutex_;

@@ -75,6 +75,8 @@ public:
     return result;
   }
 
+  /// What is not read yet.
+  std::span<const std::byte> rest() const noexcept { return data_; }
   bool ok() const noexcept { return ok_; }
   /// What was read makes no sense.
   void fail() noexcept { ok_ = false; }

@@ -141,10 +141,14 @@ caf::expected<peer_link> worker_backend::link(int from, int to) noexcept {
   for (auto ordinal : {from, to})
     if (auto error = check(ordinal))
       return error;
+  const auto first = pool_->place_of(from);
+  const auto second = pool_->place_of(to);
+  if (first.host != second.host)
+    return peer_link{}; // nothing but the network
   auto worker = pool_->provide(from);
   if (!worker)
     return worker.error();
-  const std::int32_t pair[] = {from, to};
+  const std::int32_t pair[] = {first.device, second.device};
   auto answer = (*worker)->request(control::peer_link, std::as_bytes(std::span{pair}));
   if (!answer)
     return answer.error();
@@ -199,7 +203,7 @@ worker_backend::build(const communicator_id&, int size,
   auto all = std::make_shared<assembly>(ranks.size());
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     what.rank = ranks[i].rank;
-    what.device = ranks[i].device;
+    what.device = pool_->place_of(ranks[i].device).device;
     links[i]->request(control::build, bytes_of(what), std::nullopt,
                       [all, i, link = links[i]](reply x) {
                         auto key = x ? value_of<communicator_key>(*x)
@@ -306,3 +310,15 @@ caf::error worker_backend::destroy(communicator_ranks ranks) noexcept {
 }
 
 } // namespace troupe::detail
+
+namespace troupe {
+
+std::vector<device_place> device_places(const backend& of) {
+  std::vector<device_place> result;
+  const auto* workers = dynamic_cast<const detail::worker_backend*>(&of);
+  for (int i = 0; i < of.device_count(); ++i)
+    result.push_back(workers != nullptr ? workers->place_of(i) : device_place{{}, i});
+  return result;
+}
+
+} // namespace troupe

@@ -22,6 +22,7 @@ public:
 
   std::string_view name() const noexcept override { return name_; }
   int device_count() const noexcept override { return pool_->device_count(); }
+  device_place place_of(int ordinal) const { return pool_->place_of(ordinal); }
   caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override;
   caf::expected<peer_link> link(int from, int to) noexcept override;
   /// Means nothing: `build` lets the first rank's worker make the one that counts, since it must

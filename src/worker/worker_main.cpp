@@ -1,4 +1,5 @@
 #include "core/log.hpp"
+#include "hosts/host_pool.hpp"
 #include "worker/process_pool.hpp"
 #include "worker/program_host.hpp"
 #include "worker/worker_backend.hpp"
@@ -178,11 +179,20 @@ caf::expected<std::shared_ptr<backend>> make_worker_backend(worker_backend_optio
                       "workers execute with cuda or host, not " + options.backend);
   auto name = options.backend;
   const auto build_limit = options.workers.build_limit;
-  auto pool = detail::process_pool::create(std::move(options));
-  if (!pool)
-    return pool.error();
+  std::shared_ptr<detail::worker_pool> pool;
+  if (options.hosts.listen_address.empty()) {
+    auto local = detail::process_pool::create(std::move(options));
+    if (!local)
+      return local.error();
+    pool = std::move(*local);
+  } else {
+    auto all = detail::make_host_pool(std::move(options));
+    if (!all)
+      return all.error();
+    pool = std::move(*all);
+  }
   return std::shared_ptr<backend>{
-      std::make_shared<detail::worker_backend>(std::move(*pool), std::move(name), build_limit)};
+      std::make_shared<detail::worker_backend>(std::move(pool), std::move(name), build_limit)};
 }
 
 } // namespace troupe

@@ -3,6 +3,7 @@
 
 #include "worker/shared_segments.hpp"
 #include "worker/worker_link.hpp"
+#include <troupe/worker.hpp>
 
 #include <cstddef>
 #include <functional>
@@ -16,6 +17,9 @@ namespace troupe::detail {
 /// @thread any
 class worker_pool {
 public:
+  explicit worker_pool(
+      std::shared_ptr<shared_segments> segments = std::make_shared<shared_segments>())
+      : segments_(std::move(segments)) {}
   virtual ~worker_pool() = default;
 
   virtual int device_count() const noexcept = 0;
@@ -40,6 +44,9 @@ public:
     listener_ = std::make_shared<const program_listener>(std::move(f));
   }
 
+  /// Where the device is: workers know those of their host, by their ordinals there.
+  virtual device_place place_of(int ordinal) const { return {{}, ordinal}; }
+
   shared_segments& segments() noexcept { return *segments_; }
   /// The same; it may outlive the workers.
   const std::shared_ptr<shared_segments>& shared() const noexcept { return segments_; }
@@ -58,7 +65,7 @@ protected:
 private:
   mutable std::mutex listener_mutex_;
   std::shared_ptr<const program_listener> listener_;
-  const std::shared_ptr<shared_segments> segments_ = std::make_shared<shared_segments>();
+  const std::shared_ptr<shared_segments> segments_;
 };
 
 } // namespace troupe::detail

@@ -1,0 +1,302 @@
+#include "hosts/agent_worker.hpp"
+
+#include "core/log.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <iterator>
+#include <optional>
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+
+/// The worker says nothing when something is done: it is looked at so often.
+constexpr std::chrono::microseconds look_interval{20};
+/// A lane waits for replies: no more than this is ever on its way.
+constexpr std::size_t most_queued_bytes = std::size_t{4} << 20;
+
+template <class T> std::span<const std::byte> bytes_of(const T& x) {
+  return std::as_bytes(std::span{&x, 1});
+}
+
+std::uint32_t number(host_frame x) noexcept { return static_cast<std::uint32_t>(x); }
+
+caf::error malformed(const char* what) {
+  return make_error(errc::unavailable,
+                    std::string{"the parent sent "} + what + " that cannot be read");
+}
+
+std::span<std::byte> part_of(const shared_memory& memory, const shared_place& x,
+                             std::size_t size_bytes) noexcept {
+  const auto bytes = memory.bytes();
+  if (x.offset > bytes.size() || size_bytes > bytes.size() - x.offset)
+    return {};
+  return bytes.subspan(x.offset, size_bytes);
+}
+
+/// What a worker would say itself.
+std::vector<std::byte> answer_of(const control_head& head,
+                                 const caf::expected<std::vector<std::byte>>& x) {
+  wire_writer result;
+  result.put(head);
+  put(result, x ? caf::error{} : x.error());
+  if (x)
+    result.put_bytes(*x);
+  return {result.bytes().begin(), result.bytes().end()};
+}
+
+} // namespace
+
+agent_worker::agent_worker(std::uint64_t channel, int device, std::shared_ptr<worker_link> link,
+                           std::shared_ptr<frame_link> to)
+    : channel_(channel), device_(device), link_(std::move(link)), to_(std::move(to)),
+      watcher_([this] { watch(); }) {}
+
+agent_worker::~agent_worker() {
+  if (!commands_.is_idle())
+    link_->give_up(make_error(errc::unavailable, "the worker's parent needs it no more"));
+  commands_.stop();
+  requests_.stop();
+  {
+    std::lock_guard lock{mutex_};
+    stop_ = true;
+  }
+  changed_.notify_all();
+  watcher_.join();
+}
+
+void agent_worker::begin() {
+  link_->on_loss([to = to_, channel = channel_](const caf::error& why) {
+    wire_writer message;
+    put(message, why);
+    // Else the parent has lost it by itself.
+    static_cast<void>(to->send(number(host_frame::lost), channel, {message.bytes()}));
+  });
+}
+
+caf::error agent_worker::received(host_frame kind, std::span<const std::byte> body) {
+  switch (kind) {
+  case host_frame::command:
+    if (body.size() < sizeof(command_head))
+      return malformed("a command");
+    if (queued_bytes_.fetch_add(body.size()) > most_queued_bytes)
+      return make_error(errc::unavailable, "the parent sent commands without end");
+    commands_.post([this, frame = std::vector<std::byte>{body.begin(), body.end()}] {
+      execute(frame);
+      queued_bytes_.fetch_sub(frame.size());
+    });
+    return {};
+  case host_frame::request:
+    if (body.size() < sizeof(control_head))
+      return malformed("a request");
+    requests_.post(
+        [this, message = std::vector<std::byte>{body.begin(), body.end()}] { serve(message); });
+    return {};
+  case host_frame::content:
+    return take_content(body);
+  case host_frame::word: {
+    wire_reader reader{body};
+    const auto x = reader.get<word_args>();
+    return reader.ok() ? take_word(x) : malformed("a word");
+  }
+  default:
+    return malformed("a frame of a channel");
+  }
+}
+
+std::shared_ptr<const shared_memory> agent_worker::find(std::uint64_t segment) {
+  std::lock_guard lock{segments_mutex_};
+  auto i = segments_.find(segment);
+  return i != segments_.end() ? i->second : nullptr;
+}
+
+/// Nothing that is in a stream now uses these bytes: who gives host memory to a copy leaves it
+/// alone until that is done, or lets its stream wait for a word, which comes after the content.
+caf::error agent_worker::take_content(std::span<const std::byte> body) {
+  wire_reader reader{body};
+  const auto place = reader.get<shared_place>();
+  if (!reader.ok())
+    return malformed("content");
+  const auto segment = find(place.segment);
+  if (!segment)
+    return {}; // it could not be made; the copy will say so
+  const auto bytes = reader.rest();
+  const auto to = part_of(*segment, place, bytes.size());
+  if (to.size() != bytes.size())
+    return malformed("content");
+  std::copy(bytes.begin(), bytes.end(), to.begin());
+  return {};
+}
+
+caf::error agent_worker::take_word(const word_args& x) {
+  const auto segment = find(x.word.segment);
+  if (!segment)
+    return {};
+  const auto bytes = part_of(*segment, x.word, sizeof(std::uint64_t));
+  if (bytes.empty() || x.word.offset % sizeof(std::uint64_t) != 0)
+    return malformed("a word");
+  auto& word = *reinterpret_cast<std::atomic<std::uint64_t>*>(bytes.data());
+  for (auto now = word.load(std::memory_order_relaxed);
+       now < x.value && !word.compare_exchange_weak(now, x.value, std::memory_order_release);)
+    ;
+  return {};
+}
+
+// -- commands
+
+void agent_worker::execute(const std::vector<std::byte>& frame) {
+  wire_reader reader{frame};
+  const auto head = reader.get<command_head>();
+  switch (static_cast<command>(head.kind)) {
+  case command::record: {
+    const auto x = reader.get<record_args>();
+    if (reader.ok() && x.event < link_area::event_count)
+      return record(x);
+    break;
+  }
+  case command::skip:
+  case command::stop: // it is released instead
+    break;
+  default:
+    return ask(head, reader.rest());
+  }
+}
+
+void agent_worker::record(const record_args& x) {
+  if (link_->tell(command::record, x))
+    return; // it is lost, which the parent hears elsewhere
+  outstanding more{{x.event, x.number}, {}};
+  if (auto i = downloads_.find(x.stream); i != downloads_.end()) {
+    more.downloads = std::move(i->second);
+    downloads_.erase(i);
+  }
+  {
+    std::lock_guard lock{mutex_};
+    outstanding_.push_back(std::move(more));
+  }
+  changed_.notify_all();
+}
+
+void agent_worker::ask(const command_head& head, std::span<const std::byte> body) {
+  const auto what = static_cast<command>(head.kind);
+  auto reply = link_->ask_bytes(what, body);
+  if (link_->lost())
+    return;
+  if (reply && what == command::copy)
+    note_copy(wire_reader{body}.get<copy_args>());
+  if (what == command::destroy_stream)
+    downloads_.erase(wire_reader{body}.get<stream_id>());
+  if (head.wants_reply == 0)
+    return;
+  wire_writer result;
+  put(result, reply ? caf::error{} : reply.error());
+  // Where the connection is over, everything here ends.
+  static_cast<void>(to_->send(number(host_frame::reply), channel_,
+                              {bytes_of(head.number), result.bytes(),
+                               reply ? reply->rest() : std::span<const std::byte>{}}));
+}
+
+void agent_worker::note_copy(const copy_args& x) {
+  if (x.direction != copy_direction::device_to_host || x.size_bytes == 0)
+    return;
+  if (auto segment = find(x.host.segment))
+    downloads_[x.stream].push_back({std::move(segment), x.host, x.size_bytes});
+}
+
+// -- requests
+
+void agent_worker::serve(const std::vector<std::byte>& message) {
+  wire_reader reader{message};
+  const auto head = reader.get<control_head>();
+  switch (head.kind) {
+  case control::map:
+    return map(head, reader.get<map_args>());
+  case control::unmap: {
+    const auto segment = reader.get<std::uint64_t>();
+    std::lock_guard lock{segments_mutex_};
+    segments_.erase(segment);
+    break;
+  }
+  default:
+    break;
+  }
+  link_->request(head.kind, std::span{message}.subspan(sizeof head), std::nullopt,
+                 [to = to_, channel = channel_, head](const auto& x) {
+                   static_cast<void>(
+                       to->send(number(host_frame::answer), channel, {answer_of(head, x)}));
+                 });
+}
+
+/// The segment's own memory on this host: what lies in the parent's comes and goes with what uses
+/// it.
+void agent_worker::map(const control_head& head, const map_args& what) {
+  auto answer = [&](const caf::expected<std::vector<std::byte>>& x) {
+    static_cast<void>(to_->send(number(host_frame::answer), channel_, {answer_of(head, x)}));
+  };
+  auto memory = shared_memory::create(what.size_bytes);
+  if (!memory)
+    return answer(memory.error());
+  auto kept = std::make_shared<const shared_memory>(std::move(*memory));
+  {
+    std::lock_guard lock{segments_mutex_};
+    segments_.insert_or_assign(what.segment, kept);
+  }
+  answer(link_->request(control::map, what, kept->descriptor()));
+}
+
+// -- what is done
+
+void agent_worker::watch() {
+  std::vector<outstanding> done;
+  for (std::unique_lock lock{mutex_};;) {
+    changed_.wait(lock, [this] { return stop_ || !outstanding_.empty(); });
+    if (stop_)
+      return;
+    const auto first_done =
+        std::stable_partition(outstanding_.begin(), outstanding_.end(), [this](const auto& x) {
+          return link_->done_word(x.what.event).load(std::memory_order_acquire) < x.what.record;
+        });
+    done.assign(std::make_move_iterator(first_done), std::make_move_iterator(outstanding_.end()));
+    outstanding_.erase(first_done, outstanding_.end());
+    lock.unlock();
+    if (link_->lost()) // all count as done then
+      return;
+    if (done.empty())
+      std::this_thread::sleep_for(look_interval);
+    else if (!tell_done(done))
+      return;
+    lock.lock();
+  }
+}
+
+bool agent_worker::tell_done(std::vector<outstanding>& done) {
+  // Before: the worker notes an error before it says what is done.
+  const auto errors = link_->communicator_errors();
+  std::vector<done_event> events;
+  for (auto& x : done) {
+    for (auto& y : x.downloads)
+      if (!send_content(y))
+        return false;
+    events.push_back(x.what);
+  }
+  return !to_->send(number(host_frame::done), channel_,
+                    {bytes_of(errors), std::as_bytes(std::span{events})});
+}
+
+bool agent_worker::send_content(const download& x) {
+  auto bytes = part_of(*x.keep, x.from, x.size_bytes);
+  for (auto place = x.from; !bytes.empty();) {
+    const auto piece = bytes.first(std::min(bytes.size(), content_bytes));
+    if (to_->send(number(host_frame::content), channel_, {bytes_of(place), piece},
+                  frame_link::patience::room))
+      return false;
+    place.offset += piece.size();
+    bytes = bytes.subspan(piece.size());
+  }
+  return true;
+}
+
+} // namespace troupe::detail

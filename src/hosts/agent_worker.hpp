@@ -1,0 +1,90 @@
+/// The agent's end of one life of a worker: drives it as the parent's lane would.
+#pragma once
+
+#include "hosts/frame_link.hpp"
+#include "hosts/messages.hpp"
+#include "hosts/serial_thread.hpp"
+#include "worker/shared_memory.hpp"
+#include "worker/worker_link.hpp"
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+namespace troupe::detail {
+
+class agent_worker {
+public:
+  /// Nobody else writes commands to `link` meanwhile.
+  agent_worker(std::uint64_t channel, int device, std::shared_ptr<worker_link> link,
+               std::shared_ptr<frame_link> to);
+  /// A worker that is in the middle of a command is lost: nothing waits for it. Not on the
+  /// connection's thread.
+  ~agent_worker();
+  agent_worker(const agent_worker&) = delete;
+  agent_worker& operator=(const agent_worker&) = delete;
+
+  int device() const noexcept { return device_; }
+  const std::shared_ptr<worker_link>& link() const noexcept { return link_; }
+
+  /// From now on the parent hears of the loss.
+  void begin();
+  /// What the parent sends. An error: it is out of order. @thread the connection's
+  caf::error received(host_frame kind, std::span<const std::byte> body);
+
+private:
+  /// What a copy to the host has left in a segment, once it is done.
+  struct download {
+    std::shared_ptr<const shared_memory> keep;
+    shared_place from;
+    std::uint64_t size_bytes = 0;
+  };
+  struct outstanding {
+    done_event what;
+    std::vector<download> downloads;
+  };
+
+  void execute(const std::vector<std::byte>& frame);
+  void record(const record_args& x);
+  void ask(const command_head& head, std::span<const std::byte> body);
+  void note_copy(const copy_args& x);
+  void serve(const std::vector<std::byte>& message);
+  void map(const control_head& head, const map_args& what);
+  caf::error take_content(std::span<const std::byte> body);
+  caf::error take_word(const word_args& x);
+  void watch();
+  /// Tells the parent of what is done. False: there is nobody to be told.
+  bool tell_done(std::vector<outstanding>& done);
+  bool send_content(const download& x);
+  std::shared_ptr<const shared_memory> find(std::uint64_t segment);
+
+  const std::uint64_t channel_;
+  const int device_;
+  const std::shared_ptr<worker_link> link_;
+  const std::shared_ptr<frame_link> to_;
+
+  std::mutex segments_mutex_;
+  std::map<std::uint64_t, std::shared_ptr<const shared_memory>> segments_;
+
+  // of the thread that writes commands
+  std::unordered_map<stream_id, std::vector<download>> downloads_; ///< not behind a record yet
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<outstanding> outstanding_;
+  bool stop_ = false;
+
+  std::atomic<std::size_t> queued_bytes_{0};
+  serial_thread requests_;
+  serial_thread commands_;
+  std::thread watcher_;
+};
+
+} // namespace troupe::detail

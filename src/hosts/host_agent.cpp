@@ -1,0 +1,385 @@
+// What a host does for a parent on another one.
+
+#include "core/log.hpp"
+#include "hosts/agent_worker.hpp"
+#include "hosts/endpoint.hpp"
+#include "worker/process_pool.hpp"
+
+#include <algorithm>
+#include <climits>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <unistd.h>
+
+namespace troupe {
+
+namespace detail {
+
+namespace {
+
+using clock = std::chrono::steady_clock;
+
+std::uint32_t number(host_frame x) noexcept { return static_cast<std::uint32_t>(x); }
+
+/// One connection with the parent, and the workers that are there as long as it is.
+class host_agent {
+public:
+  host_agent(const host_agent_options& options, host_hello hello)
+      : options_(options), hello_(hello) {}
+  ~host_agent() { end(); }
+
+  /// Returns why it is over.
+  caf::error serve(const std::shared_ptr<tls_context>& context);
+
+private:
+  struct running {
+    int device = 0;
+    std::shared_ptr<agent_worker> worker;
+  };
+
+  caf::error connect(const std::shared_ptr<tls_context>& context);
+  caf::error open_pool(const host_welcome& what);
+  void end() noexcept;
+
+  // of the connection's thread
+  caf::error received(const frame_head& head, std::span<const std::byte> body);
+  caf::error take_welcome(std::span<const std::byte> body);
+  caf::error take_refusal(std::span<const std::byte> body);
+  caf::error take_start(std::uint64_t channel, std::span<const std::byte> body);
+  caf::error take_release(std::uint64_t request, std::span<const std::byte> body);
+  void take_give_up(std::uint64_t channel);
+
+  // of a device's thread
+  void start(std::uint64_t channel, const start_args& what);
+  caf::expected<std::shared_ptr<worker_link>> provide(const start_args& what);
+  void release(std::uint64_t request, int device);
+  std::vector<std::shared_ptr<agent_worker>> take_workers_of(int device);
+
+  bool is_device(int x) const noexcept { return x >= 0 && x < pool_->device_count(); }
+  void answer(host_frame kind, std::uint64_t to, const caf::error& error) noexcept;
+
+  const host_agent_options& options_;
+  const host_hello hello_;
+  std::string own_address_;
+  std::shared_ptr<frame_link> link_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<host_welcome> welcome_;
+  std::optional<caf::error> over_;
+  bool serves_ = false; ///< its pool is there
+  std::map<std::uint64_t, running> workers_;
+
+  std::shared_ptr<process_pool> pool_;
+  std::vector<std::unique_ptr<serial_thread>> devices_; ///< start and release their workers
+};
+
+// -- from its begin to its end
+
+caf::error host_agent::connect(const std::shared_ptr<tls_context>& context) {
+  auto socket = connect_to_name(options_.parent, clock::now() + options_.connect_limit);
+  if (!socket)
+    return socket.error();
+  auto here = own_end(*socket);
+  if (!here)
+    return here.error();
+  own_address_ = host_text(*here);
+  auto stream =
+      tls_stream::create(context, std::move(*socket), options_.parent, options_.parent_name);
+  if (!stream)
+    return stream.error();
+  frame_link::options how;
+  how.most_bytes = most_frame_bytes;
+  how.admission_limit = options_.connect_limit;
+  frame_link::listener listener;
+  listener.received = [this](const frame_head& head, std::span<const std::byte> body) {
+    return received(head, body);
+  };
+  listener.ended = [this](const caf::error& why) {
+    std::lock_guard lock{mutex_};
+    over_ = why;
+    changed_.notify_all();
+  };
+  std::lock_guard lock{mutex_}; // what comes at once waits for the link to be known
+  auto link = frame_link::start(std::move(*stream), how, std::move(listener));
+  if (!link)
+    return link.error();
+  link_ = std::move(*link);
+  return link_->send(number(host_frame::hello), 0, {std::as_bytes(std::span{&hello_, 1})});
+}
+
+caf::error host_agent::open_pool(const host_welcome& what) {
+  worker_backend_options how;
+  how.backend = what.backend;
+  how.host.devices = options_.devices != 0 ? options_.devices : what.devices;
+  how.host.bytes_per_device = what.bytes_per_device;
+  how.host.listen_address =
+      options_.listen_address.empty() ? own_address_ : options_.listen_address;
+  how.workers = options_.workers;
+  if (what.spin_ns >= 0)
+    how.spin = std::chrono::duration_cast<std::chrono::microseconds>(
+        std::chrono::nanoseconds{what.spin_ns});
+  auto pool = process_pool::create(std::move(how));
+  if (!pool)
+    return pool.error();
+  pool_ = std::move(*pool);
+  for (int i = 0; i < pool_->device_count(); ++i)
+    devices_.push_back(std::make_unique<serial_thread>());
+  return {};
+}
+
+caf::error host_agent::serve(const std::shared_ptr<tls_context>& context) {
+  if (auto error = connect(context))
+    return error;
+  {
+    std::unique_lock lock{mutex_};
+    changed_.wait(lock, [this] { return over_ || welcome_; });
+    if (over_)
+      return *over_;
+  }
+  if (auto error = open_pool(*welcome_)) {
+    wire_writer sentence;
+    sentence.put(std::string_view{describe(error)});
+    if (auto unsent = link_->send(number(host_frame::refused), 0, {sentence.bytes()}))
+      return unsent;
+    link_->end_when_sent(error);
+    std::unique_lock lock{mutex_};
+    changed_.wait(lock, [this] { return over_.has_value(); });
+    return error;
+  }
+  {
+    std::lock_guard lock{mutex_};
+    serves_ = true;
+  }
+  const std::int32_t devices = pool_->device_count();
+  if (auto error =
+          link_->send(number(host_frame::ready), 0, {std::as_bytes(std::span{&devices, 1})}))
+    return error;
+  log(log_level::info,
+      "joined " + options_.parent + " with " + std::to_string(devices) + " devices");
+  std::unique_lock lock{mutex_};
+  changed_.wait(lock, [this] { return over_.has_value(); });
+  return *over_;
+}
+
+/// The workers first: their threads may be inside a call.
+void host_agent::end() noexcept {
+  if (link_)
+    link_->stop();
+  const auto why = make_error(errc::unavailable, "the connection with the parent is over");
+  std::map<std::uint64_t, running> workers;
+  {
+    std::lock_guard lock{mutex_};
+    serves_ = false;
+    workers.swap(workers_);
+  }
+  for (auto& [channel, x] : workers)
+    x.worker->link()->give_up(why);
+  devices_.clear();
+  {
+    std::lock_guard lock{mutex_};
+    workers.merge(workers_); // that were being started
+  }
+  if (pool_)
+    for (int i = 0; i < pool_->device_count(); ++i)
+      for (auto& link : {pool_->current(i), pool_->spare(i)})
+        if (link)
+          link->give_up(why);
+  workers.clear();
+  pool_.reset();
+}
+
+// -- what comes
+
+caf::error host_agent::received(const frame_head& head, std::span<const std::byte> body) {
+  const auto kind = static_cast<host_frame>(head.kind);
+  if (kind == host_frame::welcome)
+    return take_welcome(body);
+  if (kind == host_frame::refused)
+    return take_refusal(body);
+  {
+    std::lock_guard lock{mutex_};
+    if (!serves_)
+      return make_error(errc::unavailable, "the parent sent something else than was its turn");
+  }
+  switch (kind) {
+  case host_frame::start:
+    return take_start(head.channel, body);
+  case host_frame::release:
+    return take_release(head.channel, body);
+  case host_frame::give_up:
+    take_give_up(head.channel);
+    return {};
+  default: {
+    std::lock_guard lock{mutex_}; // nobody ends it meanwhile, and not on this thread
+    auto i = workers_.find(head.channel);
+    return i != workers_.end() ? i->second.worker->received(kind, body) : caf::error{};
+  }
+  }
+}
+
+caf::error host_agent::take_welcome(std::span<const std::byte> body) {
+  wire_reader reader{body};
+  auto what = get_welcome(reader);
+  if (!reader.ok() || (what.backend != "cuda" && what.backend != "host") || what.devices < 0 ||
+      what.silence_limit_ns <= 0)
+    return make_error(errc::unavailable, "the parent's welcome makes no sense");
+  std::lock_guard lock{mutex_};
+  if (welcome_)
+    return make_error(errc::unavailable, "the parent sent something else than was its turn");
+  link_->admit(std::chrono::nanoseconds{what.silence_limit_ns});
+  welcome_ = std::move(what);
+  changed_.notify_all();
+  return {};
+}
+
+caf::error host_agent::take_refusal(std::span<const std::byte> body) {
+  return make_error(errc::unavailable,
+                    options_.parent + " refuses this host: " + wire_reader{body}.get_string());
+}
+
+caf::error host_agent::take_start(std::uint64_t channel, std::span<const std::byte> body) {
+  wire_reader reader{body};
+  const auto what = reader.get<start_args>();
+  if (!reader.ok() || !is_device(what.device))
+    return make_error(errc::unavailable, "the parent wants a worker of no device");
+  devices_[static_cast<std::size_t>(what.device)]->post(
+      [this, channel, what] { start(channel, what); });
+  return {};
+}
+
+caf::error host_agent::take_release(std::uint64_t request, std::span<const std::byte> body) {
+  wire_reader reader{body};
+  const auto device = reader.get<std::int32_t>();
+  if (!reader.ok() || !is_device(device))
+    return make_error(errc::unavailable, "the parent needs no worker of no device");
+  devices_[static_cast<std::size_t>(device)]->post(
+      [this, request, device] { release(request, device); });
+  return {};
+}
+
+void host_agent::take_give_up(std::uint64_t channel) {
+  running gone;
+  {
+    std::lock_guard lock{mutex_};
+    auto i = workers_.find(channel);
+    if (i == workers_.end())
+      return;
+    gone = std::move(i->second);
+    workers_.erase(i);
+  }
+  gone.worker->link()->give_up(make_error(errc::unavailable, "the parent needs the worker no more"));
+  auto& thread = *devices_[static_cast<std::size_t>(gone.device)];
+  thread.post([gone = std::move(gone)]() mutable { gone.worker.reset(); }); // it waits
+}
+
+// -- workers
+
+void host_agent::answer(host_frame kind, std::uint64_t to, const caf::error& error) noexcept {
+  wire_writer message;
+  put(message, error);
+  // Where the connection is over, everything here ends.
+  static_cast<void>(link_->send(number(kind), to, {message.bytes()}));
+}
+
+caf::expected<std::shared_ptr<worker_link>> host_agent::provide(const start_args& what) {
+  auto now = pool_->provide(what.device); // what was the spare may be the device's by now
+  if (what.spare == 0 || !now)
+    return now;
+  if (auto error = pool_->provide_spare(what.device))
+    return error;
+  auto spare = pool_->spare(what.device);
+  if (!spare)
+    return make_error(errc::unavailable, "the spare is gone as soon as it was there");
+  return spare;
+}
+
+void host_agent::start(std::uint64_t channel, const start_args& what) {
+  auto link = provide(what);
+  if (!link)
+    return answer(host_frame::started, channel, link.error());
+  auto worker = std::make_shared<agent_worker>(channel, what.device, *link, link_);
+  bool taken = false;
+  {
+    std::lock_guard lock{mutex_};
+    taken = std::any_of(workers_.begin(), workers_.end(),
+                        [&](const auto& x) { return x.second.worker->link() == *link; });
+    if (!taken)
+      workers_.emplace(channel, running{what.device, worker});
+  }
+  if (taken)
+    return answer(host_frame::started, channel,
+                  make_error(errc::unavailable, "the device has a worker already"));
+  answer(host_frame::started, channel, {});
+  worker->begin(); // it may be lost: the parent hears that it was there before
+}
+
+std::vector<std::shared_ptr<agent_worker>> host_agent::take_workers_of(int device) {
+  std::vector<std::shared_ptr<agent_worker>> result;
+  std::lock_guard lock{mutex_};
+  for (auto i = workers_.begin(); i != workers_.end();) {
+    if (i->second.device != device) {
+      ++i;
+      continue;
+    }
+    result.push_back(std::move(i->second.worker));
+    i = workers_.erase(i);
+  }
+  return result;
+}
+
+void host_agent::release(std::uint64_t request, int device) {
+  take_workers_of(device).clear(); // nobody writes to them any more
+  pool_->release(device);
+  answer(host_frame::released, request, {});
+}
+
+std::string system_name() {
+  std::string result(HOST_NAME_MAX + 1, '\0');
+  if (::gethostname(result.data(), result.size()) != 0)
+    return {};
+  result.resize(::strnlen(result.data(), result.size()));
+  return result;
+}
+
+} // namespace
+
+} // namespace detail
+
+caf::error run_host_agent(host_agent_options options) {
+  if (options.name.empty())
+    options.name = detail::system_name();
+  auto hello = detail::make_host_hello(options.name);
+  if (!hello)
+    return hello.error();
+  if (auto error = detail::check_name(options.parent))
+    return error;
+  if (!options.listen_address.empty())
+    if (auto address = detail::address_from_string(options.listen_address); !address)
+      return address.error();
+  if (options.devices < 0 || options.connect_limit.count() <= 0 || options.retry_pause.count() <= 0)
+    return make_error(errc::invalid_argument, "an agent's number or limit that makes no sense");
+  auto context = detail::tls_context::create(options.identity, detail::tls_context::side::agent);
+  if (!context)
+    return context.error();
+  // The same reason again and again is told once.
+  for (std::string told;;) {
+    const auto why = detail::host_agent{options, *hello}.serve(*context);
+    if (auto text = describe(why); text != told) {
+      detail::log(log_level::warning, "not joined with " + options.parent + "; it is tried again",
+                  why);
+      told = std::move(text);
+    }
+    std::this_thread::sleep_for(options.retry_pause);
+  }
+}
+
+} // namespace troupe

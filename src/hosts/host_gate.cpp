@@ -1,0 +1,139 @@
+#include "hosts/host_gate.hpp"
+
+#include "core/log.hpp"
+#include "core/system_call.hpp"
+#include "worker/message_socket.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+namespace troupe::detail {
+
+namespace {
+
+constexpr std::size_t most_strangers = 16;
+/// After the system had no room for a connection.
+constexpr std::chrono::milliseconds pause{100};
+
+} // namespace
+
+caf::expected<std::unique_ptr<host_gate>> host_gate::start(const remote_hosts& where,
+                                                           host_session::owner to) {
+  auto context = tls_context::create(where.identity, tls_context::side::parent);
+  if (!context)
+    return context.error();
+  auto address = address_from_string(where.listen_address);
+  if (!address)
+    return address.error();
+  address->port = where.port;
+  auto listener = listen_at(*address);
+  if (!listener)
+    return listener.error();
+  file_descriptor wake{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  if (!wake)
+    return system_failure("eventfd", errno, "nobody can listen for hosts");
+  std::unique_ptr<host_gate> result{new host_gate{std::move(*context), std::move(*listener),
+                                                  std::move(wake), *address, std::move(to)}};
+  try {
+    result->thread_ = std::thread{[self = result.get()] { self->run(); }};
+  } catch (const std::system_error& e) {
+    return system_failure("pthread_create", e.code().value(), "nobody can listen for hosts");
+  }
+  return result;
+}
+
+host_gate::~host_gate() {
+  stop_.store(true);
+  wake();
+  if (thread_.joinable())
+    thread_.join();
+  for (auto& x : sessions_)
+    x->stop();
+}
+
+void host_gate::wake() noexcept {
+  const std::uint64_t one = 1;
+  // Full: then it is awake.
+  static_cast<void>(!::write(wake_.get(), &one, sizeof one));
+}
+
+std::shared_ptr<host_session> host_gate::find(const host_session* which) {
+  std::lock_guard lock{mutex_};
+  auto i = std::find_if(sessions_.begin(), sessions_.end(),
+                        [&](const auto& x) { return x.get() == which; });
+  return i != sessions_.end() ? *i : nullptr;
+}
+
+std::size_t host_gate::clean_up() noexcept {
+  std::vector<std::shared_ptr<host_session>> over;
+  std::size_t strangers = 0;
+  {
+    std::lock_guard lock{mutex_};
+    for (auto i = sessions_.begin(); i != sessions_.end();) {
+      if ((*i)->is_over()) {
+        over.push_back(std::move(*i));
+        i = sessions_.erase(i);
+        continue;
+      }
+      strangers += (*i)->is_stranger() ? 1 : 0;
+      ++i;
+    }
+  }
+  for (auto& x : over)
+    x->stop();
+  return strangers;
+}
+
+void host_gate::run() noexcept {
+  while (!stop_.load()) {
+    const bool full = clean_up() >= most_strangers;
+    const auto now = clock::now();
+    const bool listens = !full && now >= accept_from_;
+    std::array<pollfd, 2> wanted{
+        {{listens ? listener_.get() : -1, POLLIN, 0}, {wake_.get(), POLLIN, 0}}};
+    const auto until = listens ? no_limit : full ? now + pause : accept_from_;
+    if (::poll(wanted.data(), wanted.size(), poll_limit(until)) < 0 && errno != EINTR) {
+      log(log_level::error, "hosts cannot join",
+          system_failure("poll", errno, "the socket where they do"));
+      accept_from_ = now + pause;
+    }
+    if (wanted[1].revents != 0) {
+      std::uint64_t count = 0;
+      static_cast<void>(!::read(wake_.get(), &count, sizeof count)); // perhaps there was none
+    }
+    if (wanted[0].revents != 0)
+      accept();
+  }
+}
+
+void host_gate::accept() noexcept {
+  auto socket = accept_from(listener_);
+  if (!socket) {
+    if (errno != EAGAIN && errno != EWOULDBLOCK) {
+      log(log_level::warning, "a host could not join",
+          system_failure("accept", errno, "its connection was not accepted"));
+      accept_from_ = clock::now() + pause;
+    }
+    return;
+  }
+  auto owner = to_;
+  owner.ended = [this](host_session& x, const caf::error& why) {
+    to_.ended(x, why);
+    wake();
+  };
+  auto session = host_session::start(context_, std::move(socket), std::move(owner));
+  if (!session)
+    return log(log_level::warning, "a connection was not taken in", session.error());
+  std::lock_guard lock{mutex_};
+  sessions_.push_back(std::move(*session));
+}
+
+} // namespace troupe::detail

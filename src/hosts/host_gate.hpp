@@ -1,0 +1,61 @@
+/// Where a parent listens for agents of other hosts.
+#pragma once
+
+#include "backend/host/socket.hpp"
+#include "hosts/host_session.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+namespace troupe::detail {
+
+/// One thread takes in connections, and takes away those that are over. Strangers are few at a time
+/// and stay for a short time: more wait in the system's queue.
+/// @thread any
+class host_gate {
+public:
+  /// @param to see `host_session::owner`
+  /// @errors errc::invalid_argument: no numeric address of one host; errc::unavailable
+  static caf::expected<std::unique_ptr<host_gate>> start(const remote_hosts& where,
+                                                         host_session::owner to);
+  /// Ends all connections.
+  ~host_gate();
+  host_gate(const host_gate&) = delete;
+  host_gate& operator=(const host_gate&) = delete;
+
+  std::uint16_t port() const noexcept { return address_.port; }
+  /// The session, as long as it is there.
+  std::shared_ptr<host_session> find(const host_session* which);
+
+private:
+  using clock = std::chrono::steady_clock;
+
+  host_gate(std::shared_ptr<tls_context> context, file_descriptor listener, file_descriptor wake,
+            socket_address address, host_session::owner to) noexcept
+      : context_(std::move(context)), listener_(std::move(listener)), wake_(std::move(wake)),
+        address_(address), to_(std::move(to)) {}
+
+  void run() noexcept;
+  void accept() noexcept;
+  /// Those that are over; how many strangers are left.
+  std::size_t clean_up() noexcept;
+  void wake() noexcept;
+
+  const std::shared_ptr<tls_context> context_;
+  const file_descriptor listener_;
+  const file_descriptor wake_;
+  const socket_address address_;
+  const host_session::owner to_;
+  std::atomic<bool> stop_{false};
+  clock::time_point accept_from_{}; ///< of the thread: there was no room for one
+  std::mutex mutex_;
+  std::list<std::shared_ptr<host_session>> sessions_;
+  std::thread thread_;
+};
+
+} // namespace troupe::detail

@@ -1,0 +1,406 @@
+#include "hosts/host_pool.hpp"
+
+#include "core/log.hpp"
+#include "hosts/host_gate.hpp"
+#include "worker/process_pool.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace troupe::detail {
+
+namespace {
+
+using clock = std::chrono::steady_clock;
+
+/// A host, whether it is there or not.
+struct member {
+  std::string name;
+  int devices = 0;                   ///< from its first joining on
+  int first = 0;                     ///< ordinal of the first of them
+  const host_session* now = nullptr; ///< null: it is not there
+};
+
+class host_pool final : public worker_pool {
+public:
+  static caf::expected<std::shared_ptr<worker_pool>> create(worker_backend_options options);
+  host_pool(worker_backend_options options, std::shared_ptr<process_pool> local)
+      : worker_pool(local ? local->shared() : std::make_shared<shared_segments>()),
+        options_(std::move(options)), local_(std::move(local)),
+        local_devices_(local_ ? local_->device_count() : 0) {}
+  ~host_pool() override;
+
+  int device_count() const noexcept override {
+    return local_devices_ + static_cast<int>(slots_.size());
+  }
+  caf::expected<std::shared_ptr<worker_link>> provide(int ordinal) noexcept override;
+  std::shared_ptr<worker_link> current(int ordinal) const noexcept override;
+  caf::error provide_spare(int ordinal) noexcept override;
+  std::shared_ptr<worker_link> spare(int ordinal) const noexcept override;
+  void release(int ordinal) noexcept override;
+  device_place place_of(int ordinal) const override;
+
+private:
+  struct slot {
+    member* host = nullptr;
+    int device = 0;
+    mutable std::mutex mutex; ///< nothing is done under it that takes time
+    std::shared_ptr<worker_relay> now;
+    std::shared_ptr<worker_relay> spare;
+    std::vector<std::shared_ptr<worker_relay>> lost; ///< to be ended when there is time
+    std::mutex starting;                             ///< one worker at a time; before `mutex`
+  };
+  using relays = std::vector<std::shared_ptr<worker_relay>>;
+
+  caf::error open();
+  caf::expected<host_welcome> greet(const std::string& name);
+  caf::error join(host_session& who, int devices);
+  void leave(host_session& who, const caf::error& why);
+  caf::error wait_for_all();
+  std::shared_ptr<host_session> wait_for(const member& host, clock::time_point until);
+
+  bool is_local(int ordinal) const noexcept { return ordinal < local_devices_; }
+  slot& slot_of(int ordinal) const noexcept {
+    return *slots_[static_cast<std::size_t>(ordinal - local_devices_)];
+  }
+  static std::shared_ptr<worker_link> take(slot& here, relays& lost) noexcept;
+  caf::expected<std::shared_ptr<worker_relay>> start(slot& here, int ordinal, bool spare);
+  void end(std::shared_ptr<worker_relay>& x, const caf::error& why) noexcept;
+  void end_all(relays& lost) noexcept;
+
+  const worker_backend_options options_;
+  const std::shared_ptr<process_pool> local_;
+  const int local_devices_;
+  std::vector<std::unique_ptr<slot>> slots_; ///< from when all hosts are there
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, member> members_;
+  bool complete_ = false; ///< nobody comes beside those that there are
+
+  std::unique_ptr<host_gate> gate_; ///< calls the functions above
+};
+
+caf::error check(remote_hosts& x) {
+  if (!x.names.empty()) {
+    if (std::set<std::string>{x.names.begin(), x.names.end()}.size() != x.names.size())
+      return make_error(errc::invalid_argument, "two hosts of one name");
+    for (auto& name : x.names)
+      if (auto hello = make_host_hello(name); !hello)
+        return hello.error();
+    if (x.count != 0 && x.count != static_cast<int>(x.names.size()))
+      return make_error(errc::invalid_argument, std::to_string(x.count) +
+                                                    " hosts are to join, and " +
+                                                    std::to_string(x.names.size()) + " have names");
+    x.count = static_cast<int>(x.names.size());
+  }
+  if (x.count <= 0)
+    return make_error(errc::invalid_argument, "how many hosts are to join?");
+  for (auto limit : {x.join_limit, x.link_limit, x.rejoin_limit})
+    if (limit.count() <= 0)
+      return make_error(errc::invalid_argument, "a limit for hosts that is no time");
+  return {};
+}
+
+caf::error host_missing(const std::string& name, std::string why) {
+  failure f;
+  f.code = errc::unavailable;
+  f.detail = "the host " + name + why;
+  return make_error(std::move(f));
+}
+
+caf::expected<std::shared_ptr<worker_pool>> host_pool::create(worker_backend_options options) {
+  if (auto error = check(options.hosts))
+    return error;
+  // Ranks of this host have to be reached from others.
+  if (options.host.listen_address.empty())
+    options.host.listen_address = options.hosts.listen_address;
+  std::shared_ptr<process_pool> local;
+  if (options.hosts.with_local) {
+    auto made = process_pool::create(options);
+    if (!made)
+      return made.error();
+    local = std::move(*made);
+  }
+  auto result = std::make_shared<host_pool>(std::move(options), std::move(local));
+  if (auto error = result->open())
+    return error;
+  return std::shared_ptr<worker_pool>{std::move(result)};
+}
+
+caf::error host_pool::open() {
+  auto& hosts = options_.hosts;
+  host_session::owner owner;
+  owner.greet = [this](const std::string& name) { return greet(name); };
+  owner.joined = [this](host_session& who, int devices) { return join(who, devices); };
+  owner.ended = [this](host_session& who, const caf::error& why) { leave(who, why); };
+  auto gate = host_gate::start(hosts, std::move(owner));
+  if (!gate)
+    return gate.error();
+  {
+    std::lock_guard lock{mutex_};
+    gate_ = std::move(*gate);
+  }
+  log(log_level::info,
+      "hosts can join at " + hosts.listen_address + ", port " + std::to_string(gate_->port()));
+  if (hosts.on_listening)
+    hosts.on_listening(gate_->port());
+  return wait_for_all();
+}
+
+host_pool::~host_pool() {
+  for (int i = local_devices_; i < device_count(); ++i)
+    release(i);
+  gate_.reset();
+}
+
+// -- who is there
+
+caf::expected<host_welcome> host_pool::greet(const std::string& name) {
+  auto& hosts = options_.hosts;
+  std::lock_guard lock{mutex_};
+  auto known = members_.find(name);
+  if (known != members_.end() && known->second.now != nullptr)
+    return make_error(errc::unavailable, "a host of the name " + name + " is there already");
+  if (!hosts.names.empty() &&
+      std::find(hosts.names.begin(), hosts.names.end(), name) == hosts.names.end())
+    return make_error(errc::unavailable, "no host of the name " + name + " is waited for");
+  if (known == members_.end() &&
+      (complete_ || members_.size() >= static_cast<std::size_t>(hosts.count)))
+    return make_error(errc::unavailable,
+                      "all hosts are there that are waited for, and " + name + " is none of them");
+  host_welcome result;
+  result.backend = options_.backend;
+  result.devices = options_.host.devices;
+  result.bytes_per_device = options_.host.bytes_per_device;
+  if (options_.spin)
+    result.spin_ns = std::chrono::nanoseconds{*options_.spin}.count();
+  result.silence_limit_ns = hosts.link_limit.count();
+  return result;
+}
+
+caf::error host_pool::join(host_session& who, int devices) {
+  {
+    std::lock_guard lock{mutex_};
+    auto known = members_.find(who.name());
+    if (known == members_.end()) { // or another one was faster
+      if (complete_ || members_.size() >= static_cast<std::size_t>(options_.hosts.count))
+        return make_error(errc::unavailable, "all hosts are there that are waited for");
+      known = members_.emplace(who.name(), member{who.name(), devices}).first;
+    }
+    auto& x = known->second;
+    if (x.now != nullptr)
+      return make_error(errc::unavailable, "a host of the name " + x.name + " is there already");
+    if (!complete_)
+      x.devices = devices;
+    else if (devices < x.devices)
+      return make_error(errc::unavailable, "the host " + x.name + " had " +
+                                               std::to_string(x.devices) + " devices, and has " +
+                                               std::to_string(devices) + " now");
+    x.now = &who;
+  }
+  changed_.notify_all();
+  log(log_level::info,
+      "the host " + who.name() + " has joined with " + std::to_string(devices) + " devices");
+  return {};
+}
+
+void host_pool::leave(host_session& who, const caf::error& why) {
+  {
+    std::lock_guard lock{mutex_};
+    for (auto& [name, x] : members_)
+      if (x.now == &who)
+        x.now = nullptr;
+  }
+  log(log_level::warning, "a connection with a host has ended", why);
+}
+
+caf::error host_pool::wait_for_all() {
+  auto& hosts = options_.hosts;
+  std::unique_lock lock{mutex_};
+  auto there = [&] {
+    return std::count_if(members_.begin(), members_.end(),
+                         [](const auto& x) { return x.second.now != nullptr; });
+  };
+  if (!changed_.wait_until(lock, clock::now() + hosts.join_limit,
+                           [&] { return there() == hosts.count; })) {
+    std::string names;
+    for (auto& [name, x] : members_)
+      if (x.now != nullptr)
+        names += (names.empty() ? ": " : ", ") + name;
+    return make_error(errc::unavailable, std::to_string(there()) + " of " +
+                                             std::to_string(hosts.count) +
+                                             " hosts have joined in time" + names);
+  }
+  complete_ = true;
+  auto order = hosts.names;
+  if (order.empty())
+    for (auto& [name, x] : members_)
+      order.push_back(name);
+  for (auto& name : order) {
+    auto& x = members_.at(name);
+    x.first = device_count();
+    for (int i = 0; i < x.devices; ++i) {
+      auto& here = *slots_.emplace_back(std::make_unique<slot>());
+      here.host = &x;
+      here.device = i;
+    }
+  }
+  return {};
+}
+
+std::shared_ptr<host_session> host_pool::wait_for(const member& host, clock::time_point until) {
+  std::unique_lock lock{mutex_};
+  if (!changed_.wait_until(lock, until, [&] { return host.now != nullptr; }))
+    return nullptr;
+  const auto* which = host.now;
+  lock.unlock(); // it may be over by now: then it is not found, or says so
+  return gate_->find(which);
+}
+
+device_place host_pool::place_of(int ordinal) const {
+  if (is_local(ordinal))
+    return {{}, ordinal};
+  const auto& here = slot_of(ordinal);
+  return {here.host->name, here.device};
+}
+
+// -- workers
+
+std::shared_ptr<worker_link> host_pool::take(slot& here, relays& lost) noexcept {
+  std::lock_guard lock{here.mutex};
+  if (here.now && !here.now->link()->lost())
+    return here.now->link();
+  if (here.now)
+    here.lost.push_back(std::exchange(here.now, nullptr));
+  if (here.spare && !here.spare->link()->lost()) {
+    here.now = std::exchange(here.spare, nullptr); // at once: what is lost can wait
+    return here.now->link();
+  }
+  if (here.spare)
+    here.lost.push_back(std::exchange(here.spare, nullptr));
+  lost.swap(here.lost);
+  return nullptr;
+}
+
+void host_pool::end(std::shared_ptr<worker_relay>& x, const caf::error& why) noexcept {
+  if (!x)
+    return;
+  static_cast<void>(segments().remove(x->memory().bytes().data())); // it may not be in
+  x->end(why);
+  x.reset();
+}
+
+void host_pool::end_all(relays& lost) noexcept {
+  for (auto& x : lost)
+    end(x, x->link()->loss());
+  lost.clear();
+}
+
+caf::expected<std::shared_ptr<worker_relay>> host_pool::start(slot& here, int ordinal, bool spare) {
+  auto session = wait_for(*here.host, clock::now() + options_.hosts.rejoin_limit);
+  if (!session)
+    return host_missing(here.host->name, " is not there");
+  auto relay = session->start_worker(here.device, ordinal, spare);
+  if (!relay)
+    return host_missing(here.host->name, " starts no worker: " + describe(relay.error()));
+  const auto& memory = (*relay)->memory();
+  segments().add(memory.bytes(), memory.descriptor(), *relay);
+  return relay;
+}
+
+caf::expected<std::shared_ptr<worker_link>> host_pool::provide(int ordinal) noexcept {
+  if (is_local(ordinal))
+    return local_->provide(ordinal);
+  auto& here = slot_of(ordinal);
+  relays lost;
+  if (auto link = take(here, lost))
+    return link;
+  end_all(lost);
+  std::lock_guard one_at_a_time{here.starting}; // perhaps a spare is on its way
+  if (auto link = take(here, lost))
+    return link;
+  end_all(lost);
+  auto started = start(here, ordinal, false);
+  if (!started)
+    return started.error();
+  std::lock_guard lock{here.mutex};
+  here.now = std::move(*started);
+  return here.now->link();
+}
+
+std::shared_ptr<worker_link> host_pool::current(int ordinal) const noexcept {
+  if (is_local(ordinal))
+    return local_->current(ordinal);
+  const auto& here = slot_of(ordinal);
+  std::lock_guard lock{here.mutex};
+  return here.now ? here.now->link() : nullptr;
+}
+
+caf::error host_pool::provide_spare(int ordinal) noexcept {
+  if (is_local(ordinal))
+    return local_->provide_spare(ordinal);
+  auto& here = slot_of(ordinal);
+  std::lock_guard one_at_a_time{here.starting};
+  relays lost;
+  {
+    std::lock_guard lock{here.mutex};
+    if (here.spare && !here.spare->link()->lost())
+      return {};
+    if (here.spare)
+      here.lost.push_back(std::exchange(here.spare, nullptr));
+    lost.swap(here.lost);
+  }
+  end_all(lost); // meanwhile the device may need another worker
+  auto started = start(here, ordinal, true);
+  if (!started)
+    return started.error();
+  std::lock_guard lock{here.mutex};
+  here.spare = std::move(*started);
+  return {};
+}
+
+std::shared_ptr<worker_link> host_pool::spare(int ordinal) const noexcept {
+  if (is_local(ordinal))
+    return local_->spare(ordinal);
+  const auto& here = slot_of(ordinal);
+  std::lock_guard lock{here.mutex};
+  return here.spare ? here.spare->link() : nullptr;
+}
+
+void host_pool::release(int ordinal) noexcept {
+  if (is_local(ordinal))
+    return local_->release(ordinal);
+  auto& here = slot_of(ordinal);
+  std::lock_guard one_at_a_time{here.starting};
+  std::shared_ptr<worker_relay> now;
+  std::shared_ptr<worker_relay> spare;
+  relays lost;
+  {
+    std::lock_guard lock{here.mutex};
+    now = std::exchange(here.now, nullptr);
+    spare = std::exchange(here.spare, nullptr);
+    lost.swap(here.lost);
+  }
+  end_all(lost);
+  if (now || spare)
+    if (auto session = wait_for(*here.host, clock::now())) // else it has no workers any more
+      session->release(here.device);
+  end(spare, make_error(errc::unavailable, "the device's spare is not needed any more"));
+  end(now, make_error(errc::unavailable, "the device's worker was stopped"));
+}
+
+} // namespace
+
+caf::expected<std::shared_ptr<worker_pool>> make_host_pool(worker_backend_options options) {
+  return host_pool::create(std::move(options));
+}
+
+} // namespace troupe::detail

@@ -1,0 +1,376 @@
+#include "hosts/worker_relay.hpp"
+
+#include "core/log.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <new>
+#include <system_error>
+#include <utility>
+
+#include <fcntl.h>
+
+namespace troupe::detail {
+
+namespace {
+
+constexpr std::chrono::milliseconds doze{100};
+/// How often a word is looked at that another worker writes, which wakes nobody.
+constexpr std::chrono::microseconds look_interval{50};
+
+template <class T> std::span<const std::byte> bytes_of(const T& x) {
+  return std::as_bytes(std::span{&x, 1});
+}
+
+caf::error malformed(const char* what) {
+  return make_error(errc::unavailable, std::string{"a host sent "} + what + " that cannot be read");
+}
+
+std::span<std::byte> part_of(const shared_memory& memory, const shared_place& x,
+                             std::size_t size_bytes) noexcept {
+  const auto bytes = memory.bytes();
+  if (x.offset > bytes.size() || size_bytes > bytes.size() - x.offset)
+    return {};
+  return bytes.subspan(x.offset, size_bytes);
+}
+
+} // namespace
+
+/// What the relay and its link's sender share: the way to the worker, and the host memory that it
+/// has been told of.
+struct worker_relay::remote_end {
+  remote_end(std::uint64_t number, std::shared_ptr<frame_link> way)
+      : channel(number), to(std::move(way)) {}
+
+  caf::error send(host_frame kind, std::initializer_list<std::span<const std::byte>> body,
+                  frame_link::patience wait = frame_link::patience::none) const noexcept {
+    return to->send(static_cast<std::uint32_t>(kind), channel, body, wait);
+  }
+  std::shared_ptr<const shared_memory> find(std::uint64_t segment) {
+    std::lock_guard lock{mutex};
+    auto i = segments.find(segment);
+    return i != segments.end() ? i->second : nullptr;
+  }
+
+  const std::uint64_t channel;
+  const std::shared_ptr<frame_link> to;
+  std::mutex mutex;
+  std::map<std::uint64_t, std::shared_ptr<const shared_memory>> segments;
+};
+
+class worker_relay::sender final : public control_sender {
+public:
+  explicit sender(std::shared_ptr<remote_end> other) : other_(std::move(other)) {}
+
+  /// Memory that is mapped becomes a segment on the other host, too: this side keeps its own.
+  caf::error send(std::span<const std::byte> message,
+                  std::optional<int> descriptor) noexcept override {
+    wire_reader reader{message};
+    const auto head = reader.get<control_head>();
+    if (head.kind == control::map) {
+      if (auto error = keep(reader.get<map_args>(), descriptor))
+        return error;
+    } else if (head.kind == control::unmap) {
+      const auto segment = reader.get<std::uint64_t>();
+      std::lock_guard lock{other_->mutex};
+      other_->segments.erase(segment);
+    }
+    return other_->send(host_frame::request, {message});
+  }
+
+  void kill() noexcept override {
+    // Where the connection is over, nothing is left of the worker.
+    static_cast<void>(other_->send(host_frame::give_up, {}));
+  }
+
+private:
+  caf::error keep(const map_args& what, std::optional<int> descriptor) {
+    if (!descriptor)
+      return make_error(errc::invalid_argument, "no descriptor came with the memory");
+    file_descriptor own{::fcntl(*descriptor, F_DUPFD_CLOEXEC, 0)};
+    if (!own)
+      return make_error(errc::unavailable, "no descriptor is free");
+    auto memory = shared_memory::attach(std::move(own), what.size_bytes);
+    if (!memory)
+      return memory.error();
+    auto kept = std::make_shared<const shared_memory>(std::move(*memory));
+    std::lock_guard lock{other_->mutex};
+    other_->segments.insert_or_assign(what.segment, std::move(kept));
+    return {};
+  }
+
+  const std::shared_ptr<remote_end> other_;
+};
+
+caf::expected<std::shared_ptr<worker_relay>> worker_relay::create(int ordinal,
+                                                                  std::uint64_t channel,
+                                                                  std::string host,
+                                                                  std::shared_ptr<frame_link> to) {
+  // Workers of this host may have to look at its words.
+  auto memory = shared_memory::create((sizeof(link_area) + 4095) / 4096 * 4096);
+  if (!memory)
+    return make_error(errc::out_of_memory, describe(memory.error()));
+  return std::shared_ptr<worker_relay>{new worker_relay{
+      ordinal, std::move(host), std::make_shared<shared_memory>(std::move(*memory)),
+      std::make_shared<remote_end>(channel, std::move(to))}};
+}
+
+worker_relay::worker_relay(int ordinal, std::string host, std::shared_ptr<shared_memory> memory,
+                           std::shared_ptr<remote_end> other)
+    : ordinal_(ordinal), host_(std::move(host)), memory_(std::move(memory)),
+      area_(*new(memory_->bytes().data()) link_area), other_(std::move(other)),
+      link_(std::make_shared<worker_link>(ordinal, area_, memory_,
+                                          std::make_unique<sender>(other_))) {}
+
+worker_relay::~worker_relay() {
+  end(make_error(errc::unavailable, "the worker is needed no more"));
+}
+
+std::uint64_t worker_relay::channel() const noexcept { return other_->channel; }
+
+caf::error worker_relay::begin() noexcept {
+  try {
+    thread_ = std::thread{[this] { run(); }};
+  } catch (const std::system_error& e) {
+    return make_error(errc::unavailable, std::string{"no thread for a worker: "} + e.what());
+  }
+  link_->on_loss([weak = weak_from_this()](const caf::error&) {
+    auto self = weak.lock();
+    if (!self)
+      return;
+    self->stop_.store(true);
+    self->area_.words.to_reader.ring();
+    // The other side may not know; or the connection is over, and there is nothing to tell.
+    static_cast<void>(self->other_->send(host_frame::give_up, {}));
+  });
+  return {};
+}
+
+void worker_relay::end(const caf::error& why) noexcept {
+  link_->lose(why);
+  link_->wait_until_told();
+  stop_.store(true);
+  area_.words.to_reader.ring();
+  if (thread_.joinable())
+    thread_.join();
+}
+
+caf::error worker_relay::as_here(const caf::error& x, const char* before) const {
+  auto f = failure_of(x).value_or(failure{});
+  if (!failure_of(x))
+    f.detail = describe(x);
+  if (f.device >= 0 || before != nullptr)
+    f.device = ordinal_;
+  if (before != nullptr)
+    f.detail = before + host_ + ": " + f.detail;
+  return make_error(std::move(f));
+}
+
+// -- to the worker
+
+void worker_relay::run() noexcept {
+  command_ring ring{area_.words, area_.commands};
+  while (!stop_.load()) {
+    command_head head;
+    std::span<const std::byte> body;
+    caf::error error = fire_watches();
+    if (!error && ring.peek(head, body)) {
+      error = forward(head, body);
+      ring.pop(head);
+    } else if (!error) {
+      ring.wait_for_command(watches_.empty() ? std::chrono::nanoseconds{doze} : look_interval,
+                            [this] { return stop_.load(); });
+    }
+    if (error)
+      return; // the connection is over: whoever looks after it has lost the link
+  }
+}
+
+caf::error worker_relay::forward(const command_head& head, std::span<const std::byte> body) {
+  wire_reader reader{body};
+  caf::error error;
+  switch (static_cast<command>(head.kind)) {
+  case command::copy:
+    error = note_copy(reader.get<copy_args>());
+    break;
+  case command::wait_word:
+    note_wait(reader.get<wait_word_args>());
+    break;
+  case command::record: {
+    const auto x = reader.get<record_args>();
+    recorded_behind_[x.event] = behind(x.stream);
+    break;
+  }
+  case command::wait_event: {
+    const auto x = reader.get<wait_event_args>();
+    auto& mine = behind(x.stream);
+    mine = std::max(mine, recorded_behind_[x.event]);
+    break;
+  }
+  case command::destroy_stream:
+    behind_.erase(reader.get<stream_id>());
+    break;
+  default:
+    break;
+  }
+  if (error)
+    return error;
+  return other_->send(host_frame::command, {bytes_of(head), body}, frame_link::patience::room);
+}
+
+/// What an upload reads has to be there when its stream comes to it. Before a word that the stream
+/// waits for it may not even be here.
+caf::error worker_relay::note_copy(const copy_args& x) {
+  if (x.direction != copy_direction::host_to_device || x.size_bytes == 0)
+    return {};
+  const auto last = behind(x.stream);
+  if (last < first_watch_)
+    return send_content(x.host, x.size_bytes);
+  watches_[last - first_watch_].contents.push_back({x.host, x.size_bytes});
+  return {};
+}
+
+void worker_relay::note_wait(const wait_word_args& x) {
+  auto segment = other_->find(x.word.segment);
+  if (!segment)
+    return; // the worker will say that it has none
+  const auto bytes = part_of(*segment, x.word, sizeof(std::uint64_t));
+  if (bytes.empty())
+    return;
+  watch more;
+  more.keep = std::move(segment);
+  more.word = reinterpret_cast<const std::atomic<std::uint64_t>*>(bytes.data());
+  more.what = {x.word, x.at_least};
+  watches_.push_back(std::move(more));
+  behind(x.stream) = first_watch_ + watches_.size() - 1;
+}
+
+/// In their order: none waits for what is behind it in the order of all work.
+caf::error worker_relay::fire_watches() {
+  while (!watches_.empty()) {
+    auto& x = watches_.front();
+    if (x.word->load(std::memory_order_acquire) < x.what.value)
+      return {};
+    for (auto& y : x.contents)
+      if (auto error = send_content(y.from, y.size_bytes))
+        return error;
+    if (auto error = other_->send(host_frame::word, {bytes_of(x.what)}))
+      return error;
+    watches_.pop_front();
+    ++first_watch_;
+  }
+  return {};
+}
+
+caf::error worker_relay::send_content(const shared_place& from, std::uint64_t size_bytes) {
+  auto segment = other_->find(from.segment);
+  if (!segment)
+    return {}; // the worker will say that it has none
+  auto bytes = part_of(*segment, from, size_bytes);
+  for (auto place = from; !bytes.empty();) {
+    const auto piece = bytes.first(std::min(bytes.size(), content_bytes));
+    if (auto error =
+            other_->send(host_frame::content, {bytes_of(place), piece}, frame_link::patience::room))
+      return error;
+    place.offset += piece.size();
+    bytes = bytes.subspan(piece.size());
+  }
+  return {};
+}
+
+// -- from the worker
+
+caf::error worker_relay::received(host_frame kind, std::span<const std::byte> body) noexcept {
+  wire_reader reader{body};
+  switch (kind) {
+  case host_frame::reply:
+    return take_reply(reader);
+  case host_frame::answer:
+    return take_answer(body);
+  case host_frame::done:
+    return take_done(reader);
+  case host_frame::content:
+    return take_content(reader);
+  case host_frame::lost: {
+    auto why = get_error(reader);
+    if (!why)
+      return malformed("a loss");
+    link_->lose(as_here(why, "on host "));
+    return {};
+  }
+  default:
+    return malformed("a frame of a channel");
+  }
+}
+
+caf::error worker_relay::take_reply(wire_reader& from) {
+  const auto number = from.get<std::uint64_t>();
+  if (!from.ok())
+    return malformed("a reply");
+  auto rest = from.rest();
+  wire_reader reader{rest};
+  wire_writer instead;
+  if (auto error = get_error(reader)) {
+    put(instead, as_here(error));
+    rest = instead.bytes();
+  }
+  if (rest.size() > area_.reply.size())
+    return malformed("a reply");
+  if (number <= area_.replied.load(std::memory_order_relaxed))
+    return malformed("a reply to what was replied to");
+  std::copy(rest.begin(), rest.end(), area_.reply.begin());
+  area_.reply_size.store(static_cast<std::uint32_t>(rest.size()), std::memory_order_relaxed);
+  area_.replied.store(number, std::memory_order_release);
+  area_.to_asker.ring_sleepers();
+  return {};
+}
+
+caf::error worker_relay::take_answer(std::span<const std::byte> message) {
+  wire_reader reader{message};
+  const auto head = reader.get<control_head>();
+  if (!reader.ok())
+    return malformed("an answer");
+  auto error = get_error(reader);
+  if (!error) {
+    link_->received(message);
+    return {};
+  }
+  wire_writer instead;
+  instead.put(head);
+  put(instead, as_here(error));
+  link_->received(instead.bytes());
+  return {};
+}
+
+caf::error worker_relay::take_done(wire_reader& from) {
+  area_.communicator_errors.store(from.get<std::uint64_t>(), std::memory_order_release);
+  while (from.ok() && !from.rest().empty()) {
+    const auto x = from.get<done_event>();
+    if (!from.ok() || x.event >= area_.done.size())
+      return malformed("an event");
+    // Only up: the loss of the link may have made it larger.
+    auto& word = area_.done[x.event];
+    for (auto now = word.load(std::memory_order_relaxed);
+         now < x.record && !word.compare_exchange_weak(now, x.record, std::memory_order_release);)
+      ;
+  }
+  return from.ok() ? caf::error{} : malformed("an event");
+}
+
+caf::error worker_relay::take_content(wire_reader& from) {
+  const auto place = from.get<shared_place>();
+  if (!from.ok())
+    return malformed("content");
+  auto segment = other_->find(place.segment);
+  if (!segment)
+    return {}; // nobody has it any more
+  const auto bytes = from.rest();
+  const auto to = part_of(*segment, place, bytes.size());
+  if (to.size() != bytes.size())
+    return malformed("content");
+  std::copy(bytes.begin(), bytes.end(), to.begin());
+  return {};
+}
+
+} // namespace troupe::detail

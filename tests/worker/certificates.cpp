@@ -1,0 +1,139 @@
+#include "worker/certificates.hpp"
+
+#include <openssl/bio.h>
+#include <openssl/ec.h>
+#include <openssl/evp.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
+#include <openssl/x509v3.h>
+
+#include <array>
+#include <cstdlib>
+#include <fstream>
+#include <stdexcept>
+#include <system_error>
+
+namespace troupe::testing {
+
+namespace {
+
+constexpr long day = 24 * 3600;
+
+/// What OpenSSL refuses to a test is a failure.
+template <class T> T* there(T* x, const char* what) {
+  if (x == nullptr)
+    throw std::runtime_error(what);
+  return x;
+}
+
+void right(int x, const char* what) {
+  if (x <= 0)
+    throw std::runtime_error(what);
+}
+
+using any_bio = std::unique_ptr<BIO, decltype(&BIO_free)>;
+
+std::string text_of(BIO* x) {
+  char* first = nullptr;
+  const auto size = BIO_get_mem_data(x, &first);
+  return {first, static_cast<std::size_t>(size)};
+}
+
+std::string pem_of(X509* x) {
+  any_bio to{there(BIO_new(BIO_s_mem()), "BIO_new"), BIO_free};
+  right(PEM_write_bio_X509(to.get(), x), "PEM_write_bio_X509");
+  return text_of(to.get());
+}
+
+std::string pem_of(EVP_PKEY* x) {
+  any_bio to{there(BIO_new(BIO_s_mem()), "BIO_new"), BIO_free};
+  right(PEM_write_bio_PrivateKey(to.get(), x, nullptr, nullptr, 0, nullptr, nullptr),
+        "PEM_write_bio_PrivateKey");
+  return text_of(to.get());
+}
+
+void add(X509* to, X509* issuer, int what, const std::string& value) {
+  X509V3_CTX context;
+  X509V3_set_ctx(&context, issuer, to, nullptr, nullptr, 0);
+  std::unique_ptr<X509_EXTENSION, decltype(&X509_EXTENSION_free)> extension{
+      there(X509V3_EXT_conf_nid(nullptr, &context, what, value.c_str()), "X509V3_EXT_conf_nid"),
+      X509_EXTENSION_free};
+  right(X509_add_ext(to, extension.get(), -1), "X509_add_ext");
+}
+
+X509* make(const std::string& name, EVP_PKEY* key, long number, long from, long until) {
+  auto* x = there(X509_new(), "X509_new");
+  right(X509_set_version(x, X509_VERSION_3), "X509_set_version");
+  right(ASN1_INTEGER_set(X509_get_serialNumber(x), number), "ASN1_INTEGER_set");
+  there(X509_gmtime_adj(X509_getm_notBefore(x), from), "X509_gmtime_adj");
+  there(X509_gmtime_adj(X509_getm_notAfter(x), until), "X509_gmtime_adj");
+  right(X509_set_pubkey(x, key), "X509_set_pubkey");
+  right(X509_NAME_add_entry_by_txt(X509_get_subject_name(x), "CN", MBSTRING_UTF8,
+                                   reinterpret_cast<const unsigned char*>(name.c_str()), -1, -1, 0),
+        "X509_NAME_add_entry_by_txt");
+  return x;
+}
+
+} // namespace
+
+temporary_folder::temporary_folder() {
+  auto name = (std::filesystem::temp_directory_path() / "troupe-test-XXXXXX").string();
+  if (::mkdtemp(name.data()) == nullptr)
+    throw std::system_error(errno, std::generic_category(), "mkdtemp");
+  path_ = name;
+}
+
+temporary_folder::~temporary_folder() {
+  std::error_code ignored; // what is left is left
+  std::filesystem::remove_all(path_, ignored);
+}
+
+std::string temporary_folder::write(const std::string& name, const std::string& content) const {
+  auto result = path(name);
+  std::ofstream to{result, std::ios::binary};
+  to << content;
+  to.close();
+  if (!to)
+    throw std::runtime_error("cannot write " + result);
+  return result;
+}
+
+void test_authority::deleter::operator()(evp_pkey_st* x) const noexcept { EVP_PKEY_free(x); }
+void test_authority::deleter::operator()(x509_st* x) const noexcept { X509_free(x); }
+
+test_authority::test_authority(const std::string& name)
+    : key_(there(EVP_EC_gen("P-256"), "EVP_EC_gen")) {
+  certificate_.reset(make(name, key_.get(), 1, -day, 30 * day));
+  auto* x = certificate_.get();
+  right(X509_set_issuer_name(x, X509_get_subject_name(x)), "X509_set_issuer_name");
+  add(x, x, NID_basic_constraints, "critical,CA:TRUE");
+  add(x, x, NID_key_usage, "critical,keyCertSign,cRLSign");
+  add(x, x, NID_subject_key_identifier, "hash");
+  right(X509_sign(x, key_.get(), EVP_sha256()), "X509_sign");
+  file_ = folder_.write("authority.pem", pem_of(x));
+}
+
+host_identity test_authority::issue(const std::string& name, const std::string& address) {
+  return issue(name, address, -day, 30 * day);
+}
+
+host_identity test_authority::issue_expired(const std::string& name) {
+  return issue(name, "127.0.0.1", -2 * day, -day);
+}
+
+host_identity test_authority::issue(const std::string& name, const std::string& address, long from,
+                                    long until) {
+  std::unique_ptr<EVP_PKEY, deleter> key{there(EVP_EC_gen("P-256"), "EVP_EC_gen")};
+  const auto number = std::to_string(++issued_);
+  std::unique_ptr<X509, deleter> x{make(name, key.get(), 1 + issued_, from, until)};
+  right(X509_set_issuer_name(x.get(), X509_get_subject_name(certificate_.get())),
+        "X509_set_issuer_name");
+  add(x.get(), certificate_.get(), NID_basic_constraints, "critical,CA:FALSE");
+  add(x.get(), certificate_.get(), NID_ext_key_usage, "serverAuth,clientAuth");
+  add(x.get(), certificate_.get(), NID_subject_alt_name, "DNS:" + name + ",IP:" + address);
+  right(X509_sign(x.get(), key_.get(), EVP_sha256()), "X509_sign");
+  return {folder_.write("certificate-" + number + ".pem", pem_of(x.get())),
+          folder_.write("key-" + number + ".pem", pem_of(key.get())), file_};
+}
+
+} // namespace troupe::testing

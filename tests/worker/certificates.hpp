@@ -1,0 +1,58 @@
+/// Certificates of tests, made when they run.
+#pragma once
+
+#include <troupe/worker.hpp>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+
+struct evp_pkey_st;
+struct x509_st;
+
+namespace troupe::testing {
+
+/// A folder that goes with its owner.
+class temporary_folder {
+public:
+  temporary_folder();
+  ~temporary_folder();
+  temporary_folder(const temporary_folder&) = delete;
+  temporary_folder& operator=(const temporary_folder&) = delete;
+
+  std::string path(const std::string& name) const { return (path_ / name).string(); }
+  /// Writes a file. @return its path
+  std::string write(const std::string& name, const std::string& content) const;
+
+private:
+  std::filesystem::path path_;
+};
+
+/// Signs certificates.
+class test_authority {
+public:
+  explicit test_authority(const std::string& name);
+
+  /// The files of one more certificate, with this authority as the one that is believed.
+  /// `address`: what it is for, beside its name
+  host_identity issue(const std::string& name, const std::string& address = "127.0.0.1");
+  /// The same, with a certificate that was right until yesterday.
+  host_identity issue_expired(const std::string& name);
+  const std::string& file() const noexcept { return file_; }
+
+private:
+  struct deleter {
+    void operator()(evp_pkey_st* x) const noexcept;
+    void operator()(x509_st* x) const noexcept;
+  };
+
+  host_identity issue(const std::string& name, const std::string& address, long from, long until);
+
+  temporary_folder folder_;
+  std::unique_ptr<evp_pkey_st, deleter> key_;
+  std::unique_ptr<x509_st, deleter> certificate_;
+  std::string file_;
+  int issued_ = 0;
+};
+
+} // namespace troupe::testing

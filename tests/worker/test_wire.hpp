@@ -1,0 +1,51 @@
+/// A way between two hosts that can be cut.
+#pragma once
+
+#include "backend/host/socket.hpp"
+#include "core/file_descriptor.hpp"
+
+#include <atomic>
+#include <cstdint>
+#include <list>
+#include <string>
+#include <thread>
+
+namespace troupe::testing {
+
+/// Passes on what comes to a port of its own, until it is cut: then nothing comes through in either
+/// direction, and neither side hears why.
+class test_wire {
+public:
+  /// `port`: of this machine's 127.0.0.1
+  explicit test_wire(std::uint16_t port);
+  ~test_wire();
+  test_wire(const test_wire&) = delete;
+  test_wire& operator=(const test_wire&) = delete;
+
+  std::uint16_t port() const noexcept { return address_.port; }
+  /// Returns when nothing comes through any more.
+  void cut();
+  /// New connections come through again; the old ones remain cut.
+  void mend() { is_cut_.store(false); }
+
+private:
+  struct connection {
+    detail::file_descriptor from;
+    detail::file_descriptor to;
+    bool cut = false;
+  };
+
+  void run();
+  static bool pass_on(int from, int to);
+
+  detail::socket_address target_;
+  detail::socket_address address_;
+  detail::file_descriptor listener_;
+  std::atomic<bool> is_cut_{false};
+  std::atomic<bool> stop_{false};
+  std::atomic<std::uint64_t> rounds_{0};
+  std::list<connection> connections_; // of the thread
+  std::thread thread_;
+};
+
+} // namespace troupe::testing
