@@ -127,7 +127,8 @@ caf::error agent_worker::take_content(std::span<const std::byte> body) {
   const auto to = part_of(*segment, place, bytes.size());
   if (to.size() != bytes.size())
     return malformed("content");
-  std::copy(bytes.begin(), bytes.end(), to.begin());
+  if (!bytes.empty())
+    std::memcpy(to.data(), bytes.data(), bytes.size());
   return {};
 }
 

@@ -84,6 +84,7 @@ private:
   std::condition_variable changed_;
   std::map<std::string, member> members_;
   bool complete_ = false; ///< nobody comes beside those that there are
+  bool closing_ = false;
 
   std::unique_ptr<host_gate> gate_; ///< calls the functions above
 };
@@ -158,6 +159,10 @@ caf::error host_pool::open() {
 host_pool::~host_pool() {
   for (int i = local_devices_; i < device_count(); ++i)
     release(i);
+  {
+    std::lock_guard lock{mutex_};
+    closing_ = true;
+  }
   gate_.reset();
 }
 
@@ -218,8 +223,10 @@ void host_pool::leave(host_session& who, const caf::error& why) {
     for (auto& [name, x] : members_)
       if (x.now == &who)
         x.now = nullptr;
+    if (closing_)
+      return;
   }
-  log(log_level::warning, "a connection with a host has ended", why);
+  log(log_level::warning, "a connection with a host is over", why);
 }
 
 caf::error host_pool::wait_for_all() {

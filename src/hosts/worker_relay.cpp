@@ -369,7 +369,8 @@ caf::error worker_relay::take_content(wire_reader& from) {
   const auto to = part_of(*segment, place, bytes.size());
   if (to.size() != bytes.size())
     return malformed("content");
-  std::copy(bytes.begin(), bytes.end(), to.begin());
+  if (!bytes.empty())
+    std::memcpy(to.data(), bytes.data(), bytes.size());
   return {};
 }
 

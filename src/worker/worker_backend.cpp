@@ -4,6 +4,7 @@
 #include "worker/fair_limit.hpp"
 #include "worker/remote_device.hpp"
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
@@ -148,8 +149,8 @@ caf::expected<peer_link> worker_backend::link(int from, int to) noexcept {
   auto worker = pool_->provide(from);
   if (!worker)
     return worker.error();
-  const std::int32_t pair[] = {first.device, second.device};
-  auto answer = (*worker)->request(control::peer_link, std::as_bytes(std::span{pair}));
+  const std::array<std::int32_t, 2> pair{first.device, second.device};
+  auto answer = (*worker)->request(control::peer_link, pair);
   if (!answer)
     return answer.error();
   wire_reader reader{*answer};

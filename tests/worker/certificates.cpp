@@ -1,17 +1,17 @@
 #include "worker/certificates.hpp"
 
+#include <array>
+#include <cstdlib>
+#include <fstream>
+#include <stdexcept>
+#include <system_error>
+
 #include <openssl/bio.h>
 #include <openssl/ec.h>
 #include <openssl/evp.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
 #include <openssl/x509v3.h>
-
-#include <array>
-#include <cstdlib>
-#include <fstream>
-#include <stdexcept>
-#include <system_error>
 
 namespace troupe::testing {
 

@@ -226,9 +226,9 @@ TEST(FrameLink, WrongFilesAreTold) {
             std::string::npos);
   EXPECT_NE(with([&](auto& x) { x.key = fleet.issue("other").key; }).find("mismatch"),
             std::string::npos);
-  EXPECT_NE(with([&](auto& x) { x.authority = folder.write("no.pem", "nothing"); })
-                .find("the authority"),
-            std::string::npos);
+  EXPECT_NE(
+      with([&](auto& x) { x.authority = folder.write("no.pem", "nothing"); }).find("the authority"),
+      std::string::npos);
 }
 
 } // namespace

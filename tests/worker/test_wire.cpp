@@ -65,8 +65,8 @@ void test_wire::run() {
       continue;
     if (wanted[0].revents != 0) {
       auto from = detail::accept_from(listener_);
-      auto to = detail::connect_to(target_, std::chrono::steady_clock::now() +
-                                                std::chrono::seconds{5});
+      auto to =
+          detail::connect_to(target_, std::chrono::steady_clock::now() + std::chrono::seconds{5});
       if (from && to)
         connections_.push_back({std::move(from), std::move(*to), is_cut_.load()});
     }

@@ -1,0 +1,89 @@
+/// A program whose devices live on several hosts: this process is the parent, and the agents are
+/// child processes, which run this binary.
+#pragma once
+
+#include "support/child_process.hpp"
+#include "support/world_fixture.hpp"
+#include "worker/certificates.hpp"
+#include <troupe/worker.hpp>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace troupe::testing {
+
+/// The environment of a child that is an agent.
+inline std::vector<std::string> agent_environment(const std::string& name, const host_identity& who,
+                                                  const std::string& parent, int devices) {
+  return {"TROUPE_AGENT_NAME=" + name,
+          "TROUPE_AGENT_PARENT=" + parent,
+          "TROUPE_AGENT_CERT=" + who.certificate,
+          "TROUPE_AGENT_KEY=" + who.key,
+          "TROUPE_AGENT_AUTHORITY=" + who.authority,
+          "TROUPE_AGENT_DEVICES=" + std::to_string(devices)};
+}
+
+struct fleet_options {
+  int local = 2; ///< devices of the parent; 0: it has none
+  std::vector<std::string> names = {"alpha"};
+  int devices = 2; ///< of each host
+  std::chrono::nanoseconds link_limit = std::chrono::seconds{5};
+  std::chrono::nanoseconds rejoin_limit = std::chrono::seconds{10};
+  /// Where agents connect, if it is not the port itself.
+  std::function<std::uint16_t(std::uint16_t)> way = [](std::uint16_t port) { return port; };
+};
+
+/// Agents on 127.0.0.1.
+class test_fleet {
+public:
+  explicit test_fleet(fleet_options options = {}) : options_(std::move(options)) {}
+
+  /// For `system_options::wrap`: the hosts have joined.
+  std::shared_ptr<backend> open() {
+    worker_backend_options how;
+    how.backend = "host";
+    how.host.devices = std::max(options_.local, 1);
+    how.hosts = hosts();
+    how.hosts.on_listening = [this](std::uint16_t port) {
+      port_ = options_.way(port);
+      for (auto& name : options_.names)
+        start_agent(name);
+    };
+    return must(make_worker_backend(std::move(how)));
+  }
+  system_options system() {
+    return {.devices = options_.local + options_.devices * static_cast<int>(options_.names.size()),
+            .wrap = [this](std::shared_ptr<backend>) { return open(); }};
+  }
+  remote_hosts hosts() {
+    remote_hosts result;
+    result.listen_address = "127.0.0.1";
+    result.identity = authority_.issue("parent");
+    result.names = options_.names;
+    result.with_local = options_.local > 0;
+    result.link_limit = options_.link_limit;
+    result.rejoin_limit = options_.rejoin_limit;
+    return result;
+  }
+
+  void start_agent(const std::string& name) {
+    agents_[name] = std::make_unique<running_child>(
+        "host_agent_child",
+        agent_environment(name, authority_.issue(name), "127.0.0.1:" + std::to_string(port_),
+                          options_.devices));
+  }
+  running_child& agent(const std::string& name) { return *agents_.at(name); }
+  std::uint16_t port() const noexcept { return port_; }
+  test_authority& authority() noexcept { return authority_; }
+
+private:
+  fleet_options options_;
+  test_authority authority_{"fleet"};
+  std::uint16_t port_ = 0;
+  std::map<std::string, std::unique_ptr<running_child>> agents_;
+};
+
+} // namespace troupe::testing
