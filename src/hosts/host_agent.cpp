@@ -163,8 +163,7 @@ caf::error host_agent::serve(const std::shared_ptr<tls_context>& context) {
   if (auto error =
           link_->send(number(host_frame::ready), 0, {std::as_bytes(std::span{&devices, 1})}))
     return error;
-  log(log_level::info,
-      "joined " + options_.parent + " with " + std::to_string(devices) + " devices");
+  log(log_level::info, "joined " + options_.parent + "; devices: " + std::to_string(devices));
   std::unique_lock lock{mutex_};
   changed_.wait(lock, [this] { return over_.has_value(); });
   return *over_;

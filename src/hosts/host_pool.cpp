@@ -213,7 +213,7 @@ caf::error host_pool::join(host_session& who, int devices) {
   }
   changed_.notify_all();
   log(log_level::info,
-      "the host " + who.name() + " has joined with " + std::to_string(devices) + " devices");
+      "the host " + who.name() + " has joined; its devices: " + std::to_string(devices));
   return {};
 }
 

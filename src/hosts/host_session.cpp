@@ -24,6 +24,12 @@ caf::error lost_host(const std::string& name, const caf::error& why) {
   return make_error(std::move(f));
 }
 
+caf::error of_device(int device, const caf::error& why) {
+  auto f = failure_of(why).value_or(failure{});
+  f.device = device;
+  return make_error(std::move(f));
+}
+
 } // namespace
 
 caf::expected<std::shared_ptr<host_session>>
@@ -165,12 +171,12 @@ void host_session::ended(const caf::error& why) {
     relays.swap(relays_);
     questions.swap(questions_);
   }
+  to_.ended(*this, lost); // before anybody looks for another worker
   for (auto& [channel, weak] : relays)
     if (auto relay = weak.lock())
-      relay->link()->lose(lost_worker(relay->link()->device(), lost));
+      relay->link()->lose(of_device(relay->link()->device(), lost));
   for (auto& [channel, question] : questions)
     question.set_value(lost);
-  to_.ended(*this, lost);
 }
 
 std::shared_ptr<worker_relay> host_session::find(std::uint64_t channel) {

@@ -7,11 +7,17 @@
 #include "worker/certificates.hpp"
 #include <troupe/worker.hpp>
 
+#include <algorithm>
+#include <cctype>
+#include <fstream>
+#include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
+
+#include <sys/types.h>
 
 namespace troupe::testing {
 
@@ -48,7 +54,8 @@ public:
     how.host.devices = std::max(options_.local, 1);
     how.hosts = hosts();
     how.hosts.on_listening = [this](std::uint16_t port) {
-      port_ = options_.way(port);
+      if (std::exchange(port_, options_.way(port)) != 0)
+        return; // the agents know it
       for (auto& name : options_.names)
         start_agent(name);
     };
@@ -66,6 +73,7 @@ public:
     result.with_local = options_.local > 0;
     result.link_limit = options_.link_limit;
     result.rejoin_limit = options_.rejoin_limit;
+    result.port = port_; // 0, but for a parent that follows another one
     return result;
   }
 
@@ -85,5 +93,42 @@ private:
   std::uint16_t port_ = 0;
   std::map<std::string, std::unique_ptr<running_child>> agents_;
 };
+
+/// A launch that workers of this binary know, on a device in a worker.
+inline caf::error launch_by_name(test_system& system, int ordinal, const std::string& name,
+                                 std::vector<any_gpu_ref> writes = {}) {
+  return error_of(
+      answer_of(must(device::open(system, ordinal)).launch(name, {}, {}, std::move(writes))));
+}
+
+/// The process of a device's worker.
+inline pid_t worker_of(test_system& system, int ordinal) {
+  auto d = must(device::open(system, ordinal));
+  auto ref = must(d.allocate<std::int32_t>(1));
+  if (auto error = launch_by_name(system, ordinal, "tell the process", {ref}))
+    throw std::runtime_error(describe(error));
+  return must(d.download(ref)).at(0);
+}
+
+/// It is no more; a zombie is none.
+inline bool is_gone(pid_t process) {
+  std::ifstream from{"/proc/" + std::to_string(process) + "/stat"};
+  std::string text;
+  if (!std::getline(from, text))
+    return true;
+  const auto end = text.rfind(')');
+  return end == std::string::npos || text.substr(end).starts_with(") Z");
+}
+
+/// For EXPECT_TRUE: it is no more before `limit` is over.
+inline ::testing::AssertionResult goes(pid_t process, std::chrono::nanoseconds limit) {
+  const stopwatch watch;
+  while (!is_gone(process)) {
+    if (watch.elapsed() > limit)
+      return ::testing::AssertionFailure() << "process " << process << " is still there";
+    std::this_thread::sleep_for(std::chrono::milliseconds{2}); // nobody tells of it
+  }
+  return ::testing::AssertionSuccess();
+}
 
 } // namespace troupe::testing

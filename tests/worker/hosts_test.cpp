@@ -3,12 +3,20 @@
 #include "support/load.hpp"
 #include "support/topology_fixture.hpp"
 #include "worker/hosts_support.hpp"
+#include "worker/test_wire.hpp"
+#include <troupe/launch.hpp>
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <csignal>
 #include <cstdlib>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
+
+#include <unistd.h>
 
 namespace troupe::testing {
 
@@ -19,7 +27,26 @@ std::string variable(const char* name) {
   return value != nullptr ? value : "";
 }
 
+/// Known in the workers too: this binary is their program.
+const bool launches_registered = [] {
+  auto error = register_launch("kill the worker", [](launch_context&, auto, auto, auto) {
+    ::raise(SIGKILL);
+    return caf::error{};
+  });
+  if (!error)
+    error = register_launch("tell the process", [](launch_context& context, auto,
+                                                   std::span<const any_gpu_ref> writes, auto) {
+      auto to = writes.front().access();
+      if (!to)
+        return to.error();
+      return context.run_on_host(
+          [to = static_cast<std::int32_t*>(*to)] { *to = static_cast<std::int32_t>(::getpid()); });
+    });
+  return !error;
+}();
+
 TROUPE_CHILD(host_agent_child) {
+  tell("process", std::to_string(::getpid()));
   host_agent_options what;
   what.parent = variable("TROUPE_AGENT_PARENT");
   what.identity = {variable("TROUPE_AGENT_CERT"), variable("TROUPE_AGENT_KEY"),
@@ -92,10 +119,10 @@ TEST(Hosts, PinnedMemoryGoesBothWays) {
 
 /// What goes from one device to another, passes through host memory of which each host has its own.
 TEST(Hosts, CopyBetweenAnyTwoDevices) {
-  test_fleet fleet{{.local = 2, .names = {"alpha", "beta"}}};
+  test_fleet fleet{{.local = 1, .names = {"alpha", "beta"}}};
   test_system system{fleet.system()};
   auto t = open_topology(system);
-  constexpr std::size_t size = (std::size_t{9} << 20) + 13;
+  constexpr std::size_t size = (std::size_t{5} << 20) + 13;
   std::uint64_t seed = 0;
   for (auto [from, to] : all_pairs(system.ordinals())) {
     auto a = must(device::open(system, from));
@@ -106,6 +133,173 @@ TEST(Hosts, CopyBetweenAnyTwoDevices) {
     put(a, source, content);
     ASSERT_TRUE(is_ok(answer_of(t.copy(target, source)))) << from << " to " << to;
     EXPECT_TRUE(holds(b, target, content)) << from << " to " << to;
+  }
+}
+
+// -- losses
+
+/// Until a client has `more` right sums.
+::testing::AssertionResult goes_on(const std::atomic<int>& right, int more) {
+  const auto from = right.load();
+  const stopwatch watch;
+  while (right < from + more && watch.elapsed() < patience)
+    std::this_thread::yield();
+  return right >= from + more ? ::testing::AssertionSuccess()
+                              : ::testing::AssertionFailure() << "no sum is right any more";
+}
+
+world_config patient_config() {
+  world_config result;
+  result.limits.restarts = 1000;
+  result.limits.restart_backoff = 1ms;
+  return result;
+}
+
+TEST(HostLoss, AWorkerIsLostAlone) {
+  ASSERT_TRUE(launches_registered);
+  test_fleet fleet;
+  test_system system{fleet.system()};
+  auto w = system.open_world();
+  device_feed feed{system, system.device_actor(3)};
+  auto kept = must(w.device_of(2).allocate<float>(1000));
+  ASSERT_TRUE(answer_of(w.device_of(2).fill(kept, 4.F)));
+  auto lost = must(w.device_of(3).allocate<float>(1000));
+  const auto before = feed.until(device_phase::ready).generation;
+  const auto why = launch_by_name(system, 3, "kill the worker");
+  EXPECT_EQ(code_of(why), errc::worker_lost);
+  EXPECT_EQ(failure_of(why)->device, 3);
+  EXPECT_NE(describe(why).find("on host alpha"), std::string::npos) << describe(why);
+  const auto now = feed.until(device_phase::ready, before + 1);
+  EXPECT_EQ(now.generation, before + 1);
+  EXPECT_TRUE(lost.stale());
+  EXPECT_FALSE(kept.stale());
+  EXPECT_TRUE(works(w));
+  EXPECT_TRUE(holds(w.device_of(2), kept, std::vector<float>(1000, 4.F)));
+}
+
+TEST(HostLoss, AnAgentThatIsKilledComesBack) {
+  test_fleet fleet;
+  test_system system{fleet.system()};
+  auto w = system.open_world();
+  device_feed feed{system, system.device_actor(2)};
+  auto kept = must(w.device_of(0).allocate<float>(1000));
+  ASSERT_TRUE(answer_of(w.device_of(0).fill(kept, 4.F)));
+  auto lost = must(w.device_of(2).allocate<float>(1000));
+  const auto before = feed.until(device_phase::ready).generation;
+  const auto worker = worker_of(system, 2);
+  const stopwatch watch;
+  fleet.agent("alpha").kill();
+  feed.until([&](const device_changed& x) { return x.phase != device_phase::ready; });
+  EXPECT_LT(watch.elapsed(), at_once); // its connection ends with it
+  EXPECT_TRUE(goes(worker, at_once));
+  fleet.start_agent("alpha");
+  EXPECT_EQ(feed.until(device_phase::ready, before + 1).generation, before + 1);
+  EXPECT_TRUE(lost.stale());
+  EXPECT_TRUE(works(w));
+  EXPECT_TRUE(holds(w.device_of(0), kept, std::vector<float>(1000, 4.F)));
+}
+
+TEST(HostLoss, ACutIsSeenOnBothSides) {
+  constexpr auto limit = 1s;
+  std::optional<test_wire> wire;
+  test_fleet fleet{{.link_limit = limit, .way = [&](std::uint16_t port) {
+                      wire.emplace(port);
+                      return wire->port();
+                    }}};
+  test_system system{fleet.system()};
+  auto w = system.open_world();
+  device_feed feed{system, system.device_actor(3)};
+  const auto before = feed.until(device_phase::ready).generation;
+  for (int i = 1; i <= 3; ++i) {
+    const auto worker = worker_of(system, 3);
+    const stopwatch watch;
+    wire->cut();
+    const auto gone = feed.until([&](const device_changed& x) {
+      return x.phase != device_phase::ready || x.generation >= before + static_cast<unsigned>(i);
+    });
+    EXPECT_NE(gone.phase, device_phase::ready);
+    EXPECT_LT(watch.elapsed(), limit + at_once);
+    EXPECT_TRUE(goes(worker, limit + at_once)); // the agent has nobody to ask
+    EXPECT_GE(watch.elapsed(), limit / 2);      // and it did not give up too soon
+    wire->mend();
+    EXPECT_EQ(feed.until(device_phase::ready, before + static_cast<unsigned>(i)).generation,
+              before + static_cast<unsigned>(i));
+    EXPECT_TRUE(works(w));
+  }
+}
+
+TEST(HostLoss, AnAgentThatStandsStillIsLost) {
+  test_fleet fleet{{.link_limit = 500ms}};
+  test_system system{fleet.system()};
+  device_feed feed{system, system.device_actor(2)};
+  feed.until(device_phase::ready);
+  const stopwatch watch;
+  fleet.agent("alpha").stop();
+  feed.until([&](const device_changed& x) { return x.phase != device_phase::ready; });
+  EXPECT_LT(watch.elapsed(), at_once);
+}
+
+TEST(HostLoss, AnAgentJoinsTheNextParent) {
+  test_fleet fleet;
+  pid_t worker = 0;
+  {
+    test_system system{fleet.system()};
+    auto w = system.open_world();
+    EXPECT_TRUE(works(w));
+    worker = worker_of(system, 2);
+  }
+  EXPECT_TRUE(goes(worker, at_once));
+  test_system system{fleet.system()};
+  auto w = system.open_world();
+  EXPECT_TRUE(works(w));
+}
+
+TEST(HostLoss, AWorldGoesOnUnderLoad) {
+  constexpr int losses = 6;
+  test_fleet fleet{{.local = 1, .names = {"alpha", "beta"}, .devices = 1}};
+  test_system system{fleet.system()};
+  auto w = system.open_world(patient_config());
+  std::atomic<bool> stop = false;
+  std::atomic<int> right = 0;
+  std::thread client{[&] { add_up(w, stop, right); }};
+  for (int i = 0; i < losses; ++i) {
+    ASSERT_TRUE(goes_on(right, 3)) << "after " << i << " losses";
+    if (i % 2 == 0) {
+      EXPECT_EQ(code_of(launch_by_name(system, 1 + i / 2 % 2, "kill the worker")),
+                errc::worker_lost);
+    } else {
+      const auto* name = i % 4 == 1 ? "alpha" : "beta";
+      fleet.agent(name).kill();
+      fleet.start_agent(name);
+    }
+  }
+  ASSERT_TRUE(goes_on(right, 3));
+  stop = true;
+  client.join();
+  EXPECT_TRUE(works(w));
+}
+
+TEST(HostLoss, ASpareOnAnotherHostTakesOver) {
+  constexpr int kills = 3;
+  test_fleet fleet{{.local = 1}};
+  test_system system{fleet.system()};
+  auto config = patient_config();
+  config.limits.standby = standby_policy::full;
+  auto w = system.open_world(config);
+  world_feed feed{system, w.actor()};
+  for (int i = 0; i < kills; ++i) {
+    const auto before = feed.until(
+        [](const world_status& x) { return x.phase == world_phase::ready && x.standby_ready; });
+    const auto device = 1 + i % 2;
+    EXPECT_EQ(code_of(launch_by_name(system, device, "kill the worker")), errc::worker_lost);
+    const auto now = feed.until([&](const world_status& x) {
+      return x.phase == world_phase::ready && x.epoch > before.epoch;
+    });
+    EXPECT_EQ(now.membership, before.membership + 1);
+    auto members = before.members; // the spare is the device, in its next life
+    ++members[static_cast<std::size_t>(device)].generation;
+    EXPECT_EQ(now.members, members);
+    EXPECT_TRUE(works(w));
   }
 }
 
