@@ -85,6 +85,8 @@ public:
   }
   running_child& agent(const std::string& name) { return *agents_.at(name); }
   std::uint16_t port() const noexcept { return port_; }
+  /// Before `open`: the agents know it.
+  void use_port(std::uint16_t x) { port_ = x; }
   test_authority& authority() noexcept { return authority_; }
 
 private:

@@ -106,6 +106,10 @@ caf::expected<file_descriptor> listen_at(socket_address& at) {
       ::socket(family_of(at), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP)};
   if (!result)
     return fail("socket");
+  // Connections of an earlier life, which are about to end, do not keep the port.
+  const int on = 1;
+  if (::setsockopt(result.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0)
+    return fail("setsockopt");
   const auto address = native_of(at);
   if (::bind(result.get(), address.get(), address.size) != 0)
     return fail("bind");

@@ -1,0 +1,469 @@
+// What strangers, and members that are out of order, can do to a parent and its agents: nothing.
+
+#include "hosts/endpoint.hpp"
+#include "hosts/frame_link.hpp"
+#include "hosts/messages.hpp"
+#include "support/load.hpp"
+#include "worker/hosts_support.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <openssl/ssl.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+namespace troupe::testing {
+
+namespace {
+
+using detail::file_descriptor;
+using detail::host_frame;
+using detail::tls_context;
+using detail::tls_stream;
+using clock = std::chrono::steady_clock;
+
+/// Lines of the log, while it lives.
+class log_lines {
+public:
+  log_lines() {
+    set_log_sink([this](const log_line& x) {
+      std::lock_guard lock{mutex_};
+      all_.push_back(std::string{x.text} + (x.why != nullptr ? ": " + x.why->detail : ""));
+      changed_.notify_all();
+    });
+  }
+  ~log_lines() { set_log_sink({}); }
+  log_lines(const log_lines&) = delete;
+  log_lines& operator=(const log_lines&) = delete;
+
+  /// For EXPECT_TRUE: a line has this in it.
+  ::testing::AssertionResult say(const std::string& what) {
+    std::unique_lock lock{mutex_};
+    auto there = [&] {
+      return std::any_of(all_.begin(), all_.end(),
+                         [&](auto& x) { return x.find(what) != std::string::npos; });
+    };
+    if (changed_.wait_for(lock, patience, there))
+      return ::testing::AssertionSuccess();
+    auto result = ::testing::AssertionFailure() << "no line says \"" << what << "\":";
+    for (auto& x : all_)
+      result << "\n  " << x;
+    return result;
+  }
+  std::size_t count() {
+    std::lock_guard lock{mutex_};
+    return all_.size();
+  }
+
+private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::string> all_;
+};
+
+/// Waits; false: not in time.
+bool wait_for(int socket, short events, std::chrono::milliseconds limit = 5s) {
+  pollfd wanted{socket, events, 0};
+  return ::poll(&wanted, 1, static_cast<int>(limit.count())) > 0;
+}
+
+file_descriptor connect(std::uint16_t port) {
+  auto address = must(detail::address_from_string("127.0.0.1"));
+  address.port = port;
+  return must(detail::connect_to(address, clock::now() + patience));
+}
+
+std::vector<std::byte> frame_of(std::uint32_t kind, std::uint64_t channel,
+                                std::span<const std::byte> body) {
+  const detail::frame_head head{static_cast<std::uint32_t>(body.size()), kind, channel};
+  std::vector<std::byte> result(sizeof head + body.size());
+  std::memcpy(result.data(), &head, sizeof head);
+  if (!body.empty())
+    std::memcpy(result.data() + sizeof head, body.data(), body.size());
+  return result;
+}
+
+std::vector<std::byte> frame_of(host_frame kind, std::uint64_t channel,
+                                std::span<const std::byte> body) {
+  return frame_of(static_cast<std::uint32_t>(kind), channel, body);
+}
+
+template <class T> std::span<const std::byte> raw(const T& x) {
+  return std::as_bytes(std::span{&x, 1});
+}
+
+/// A member of the fleet that says what it likes. It blocks.
+class rogue {
+public:
+  rogue(const host_identity& who, tls_context::side side, file_descriptor socket)
+      : stream_(must(tls_stream::create(must(tls_context::create(who, side)), std::move(socket),
+                                        "the test"))) {
+    proceed([this] { return stream_.shake_hands(); });
+  }
+
+  /// False: the connection is over.
+  bool say(std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      std::size_t sent = 0;
+      if (!proceed([&] { return stream_.write(bytes, sent); }))
+        return false;
+      bytes = bytes.subspan(sent);
+    }
+    return true;
+  }
+  /// The next frame that is no sign of life.
+  std::optional<std::pair<detail::frame_head, std::vector<std::byte>>> hear() {
+    while (true) {
+      detail::frame_head head;
+      if (!fill(std::as_writable_bytes(std::span{&head, 1})))
+        return std::nullopt;
+      std::vector<std::byte> body(head.size);
+      if (!fill(body))
+        return std::nullopt;
+      if (head.kind != 0)
+        return std::pair{head, std::move(body)};
+    }
+  }
+  /// Until the other side has ended it.
+  bool is_let_go() {
+    while (hear())
+      ;
+    return true;
+  }
+  const caf::error& error() const { return stream_.error(); }
+
+private:
+  template <class F> bool proceed(F step) {
+    while (true)
+      switch (step()) {
+      case tls_stream::outcome::done:
+        return true;
+      case tls_stream::outcome::wants_read:
+        if (!wait_for(stream_.native(), POLLIN))
+          return false;
+        break;
+      case tls_stream::outcome::wants_write:
+        if (!wait_for(stream_.native(), POLLOUT))
+          return false;
+        break;
+      case tls_stream::outcome::over:
+      case tls_stream::outcome::failed:
+        return false;
+      }
+  }
+  bool fill(std::span<std::byte> into) {
+    while (!into.empty()) {
+      std::size_t got = 0;
+      if (!proceed([&] { return stream_.read(into, got); }))
+        return false;
+      into = into.subspan(got);
+    }
+    return true;
+  }
+
+  tls_stream stream_;
+};
+
+/// A name that nobody has.
+std::vector<std::byte> hello_of(const std::string& name) {
+  const auto hello = must(detail::make_host_hello(name));
+  return frame_of(host_frame::hello, 0, raw(hello));
+}
+
+/// A parent with its hosts, and a port for others.
+class HostGate : public ::testing::Test {
+protected:
+  HostGate() : system_(fleet_.system()), world_(system_.open_world()) {}
+
+  /// Nobody has been harmed.
+  void TearDown() override { EXPECT_TRUE(works(world_)); }
+
+  test_fleet fleet_;
+  log_lines lines_;
+  test_system system_;
+  world world_;
+};
+
+TEST_F(HostGate, SaysWhyAVersionIsWrong) {
+  auto hello = must(detail::make_host_hello("gamma"));
+  std::strcpy(hello.version.data(), "9.8.7");
+  rogue x{fleet_.authority().issue("gamma"), tls_context::side::agent, connect(fleet_.port())};
+  ASSERT_TRUE(x.say(frame_of(host_frame::hello, 0, raw(hello))));
+  const auto answer = x.hear();
+  ASSERT_TRUE(answer);
+  EXPECT_EQ(answer->first.kind, static_cast<std::uint32_t>(host_frame::refused));
+  const auto sentence = detail::wire_reader{answer->second}.get_string();
+  EXPECT_EQ(sentence, "it has version 9.8.7 (protocol 1) of troupe, this is 0.1.0 (protocol 1)");
+  EXPECT_TRUE(lines_.say(sentence));
+  EXPECT_TRUE(lines_.say("CN = gamma"));
+}
+
+TEST_F(HostGate, LetsInOnlyWhoIsWaitedFor) {
+  for (auto& [name, why] : {std::pair{"gamma", "no host of the name gamma is waited for"},
+                            std::pair{"alpha", "a host of the name alpha is there already"}}) {
+    rogue x{fleet_.authority().issue(name), tls_context::side::agent, connect(fleet_.port())};
+    ASSERT_TRUE(x.say(hello_of(name)));
+    const auto answer = x.hear();
+    ASSERT_TRUE(answer);
+    EXPECT_EQ(detail::wire_reader{answer->second}.get_string(), why);
+    EXPECT_TRUE(x.is_let_go());
+    EXPECT_TRUE(lines_.say(why));
+  }
+}
+
+TEST_F(HostGate, KnowsAWrongCertificate) {
+  test_authority others{"others"};
+  auto who = others.issue("alpha");
+  who.authority = fleet_.authority().file();
+  rogue x{who, tls_context::side::agent, connect(fleet_.port())};
+  static_cast<void>(x.say(hello_of("alpha"))); // it may have been let go already
+  EXPECT_FALSE(x.hear());
+  EXPECT_NE(describe(x.error()).find("alert"), std::string::npos) << describe(x.error());
+  EXPECT_TRUE(lines_.say("unable to get local issuer certificate"));
+}
+
+TEST_F(HostGate, WantsACertificate) {
+  const std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context{SSL_CTX_new(TLS_client_method()),
+                                                                  SSL_CTX_free};
+  for (const int version : {TLS1_2_VERSION, TLS1_3_VERSION}) {
+    SSL_CTX_set_max_proto_version(context.get(), version);
+    const std::unique_ptr<SSL, decltype(&SSL_free)> ssl{SSL_new(context.get()), SSL_free};
+    auto socket = connect(fleet_.port());
+    ASSERT_EQ(SSL_set_fd(ssl.get(), socket.get()), 1);
+    std::byte byte{};
+    EXPECT_TRUE(SSL_connect(ssl.get()) != 1 || SSL_read(ssl.get(), &byte, 1) <= 0);
+  }
+  EXPECT_TRUE(lines_.say("peer did not return a certificate"));
+  EXPECT_TRUE(lines_.say("unsupported protocol"));
+}
+
+TEST_F(HostGate, RandomBytesOfStrangersCostLittle) {
+  constexpr int cases = 300;
+  std::mt19937_64 random{1};
+  static_cast<void>(works(world_));
+  const auto before = resident_memory();
+  std::vector<file_descriptor> open;
+  for (int i = 0; i < cases; ++i) {
+    auto bytes = random_bytes(random() % 3 == 0 ? random() % 200'000 : random() % 600, random());
+    if (i % 2 == 0 && bytes.size() > 5) { // as if it were TLS: a record of up to 64 KiB
+      bytes[0] = std::byte{0x16};
+      bytes[1] = std::byte{0x03};
+      bytes[2] = std::byte{0x01};
+      if (i % 4 == 0 && bytes.size() > 9) { // with a first message of up to 16 MiB in it
+        bytes[5] = std::byte{0x01};
+        bytes[6] = std::byte{0xff};
+      }
+    }
+    auto socket = connect(fleet_.port());
+    // What is not taken in is the point.
+    static_cast<void>(
+        ::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT));
+    if (i % 10 == 0) {
+      open.push_back(std::move(socket)); // and says nothing more
+      if (open.size() > 5)
+        open.erase(open.begin());
+    } else if (i % 3 != 0) {
+      static_cast<void>(wait_for(socket.get(), POLLIN, 20ms));
+    }
+  }
+  open.clear();
+  // A member gets in behind them.
+  rogue x{fleet_.authority().issue("gamma"), tls_context::side::agent, connect(fleet_.port())};
+  ASSERT_TRUE(x.say(hello_of("gamma")));
+  EXPECT_TRUE(x.hear());
+  EXPECT_LT(resident_memory(), before + (std::size_t{32} << 20));
+}
+
+TEST_F(HostGate, WrongFramesOfMembersCostLittle) {
+  constexpr int cases = 150;
+  std::mt19937_64 random{2};
+  const auto who = fleet_.authority().issue("gamma");
+  static_cast<void>(works(world_));
+  const auto before = resident_memory();
+  for (int i = 0; i < cases; ++i) {
+    rogue x{who, tls_context::side::agent, connect(fleet_.port())};
+    std::vector<std::byte> bytes;
+    switch (i % 4) {
+    case 0: // no hello
+      bytes = frame_of(1 + static_cast<std::uint32_t>(random() % 20), random(),
+                       random_bytes(random() % 5000, random()));
+      break;
+    case 1: // larger than any
+      bytes = frame_of(host_frame::hello, 0, {});
+      bytes[3] = static_cast<std::byte>(1 + random() % 255);
+      break;
+    case 2: // not all of it
+      bytes = hello_of("gamma");
+      bytes.resize(random() % bytes.size());
+      break;
+    default: // nothing that makes sense
+      bytes = random_bytes(random() % 100'000, random());
+    }
+    static_cast<void>(x.say(bytes)); // it may have been let go before all of it was taken
+    if (i % 4 == 1) {
+      EXPECT_FALSE(x.hear());
+    }
+  }
+  EXPECT_TRUE(lines_.say("bytes, where at most"));
+  EXPECT_LT(resident_memory(), before + (std::size_t{32} << 20));
+}
+
+/// It joins in good order, and what it says then of its workers makes no sense.
+TEST(HostFuzz, AnAgentThatIsOutOfOrderHarmsNobody) {
+  constexpr int cases = 150;
+  test_authority authority{"fleet"};
+  std::atomic<bool> stop = false;
+  std::atomic<std::uint16_t> port = 0;
+  std::atomic<int> lives = 0;
+  const auto who = authority.issue("rogue");
+  std::thread agent{[&] {
+    std::mt19937_64 random{3};
+    for (int i = 0; !stop; ++i) {
+      while (port == 0 && !stop)
+        std::this_thread::yield();
+      auto address = must(detail::address_from_string("127.0.0.1"));
+      address.port = port;
+      auto socket = detail::connect_to(address, clock::now() + patience);
+      if (!socket) // the parent is gone
+        continue;
+      rogue x{who, tls_context::side::agent, std::move(*socket)};
+      if (!x.say(hello_of("rogue")) || !x.hear())
+        continue;
+      const std::int32_t devices = 1;
+      if (!x.say(frame_of(host_frame::ready, 0, raw(devices))))
+        continue;
+      auto order = x.hear(); // a worker is to be started
+      if (!order)
+        continue;
+      detail::wire_writer fine;
+      put(fine, caf::error{});
+      const auto channel = order->first.channel;
+      if (!x.say(frame_of(host_frame::started, channel, fine.bytes())))
+        continue;
+      ++lives;
+      for (int j = 0; j < 50 && !stop; ++j) {
+        const auto kind = static_cast<std::uint32_t>(random() % 18);
+        auto body = random_bytes(random() % 4 == 0 ? random() % 100'000 : random() % 64, random());
+        if (body.size() >= 24 && random() % 2 == 0) { // plausible numbers
+          const std::array<std::uint64_t, 3> words{random() % 4, random() % 70'000, random() % 4};
+          std::memcpy(body.data(), words.data(), sizeof words);
+        }
+        if (!x.say(frame_of(kind, random() % 4 == 0 ? random() : channel, body)))
+          break;
+      }
+    }
+  }};
+  worker_backend_options how;
+  how.backend = "host";
+  how.host.devices = 2;
+  how.hosts.listen_address = "127.0.0.1";
+  how.hosts.identity = authority.issue("parent");
+  how.hosts.names = {"rogue"};
+  how.hosts.on_listening = [&](std::uint16_t x) { port = x; };
+  log_lines lines;
+  auto all = must(make_worker_backend(how));
+  auto victim = must(all->open(2));
+  const auto before = resident_memory();
+  int came_up = 0;
+  while (lives < cases) {
+    const auto error = victim->bind();
+    came_up += error ? 0 : 1;
+    ASSERT_NE(code_of(error), std::nullopt) << describe(error);
+  }
+  EXPECT_EQ(came_up, 0);
+  EXPECT_LT(resident_memory(), before + (std::size_t{32} << 20));
+  EXPECT_TRUE(lines.say("the host rogue is lost"));
+  victim.reset();
+  {
+    test_system system{{.devices = 2, .wrap = [&](std::shared_ptr<backend>) { return all; }}};
+    auto w = system.open_world({.devices = {0, 1}});
+    EXPECT_TRUE(works(w));
+    stop = true;
+  }
+  all.reset();
+  agent.join();
+}
+
+std::size_t memory_of(const std::string& process) {
+  std::ifstream statm{"/proc/" + process + "/statm"};
+  std::size_t total = 0;
+  std::size_t resident = 0;
+  statm >> total >> resident;
+  return resident * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+/// An agent whose parent makes no sense goes on trying, until there is one that does.
+TEST(HostFuzz, AParentThatIsOutOfOrderHarmsNoAgent) {
+  constexpr int cases = 60;
+  test_fleet fleet;
+  auto address = must(detail::address_from_string("127.0.0.1"));
+  auto listener = must(detail::listen_at(address));
+  fleet.use_port(address.port);
+  fleet.start_agent("alpha");
+  const auto who = fleet.authority().issue("parent");
+  std::mt19937_64 random{4};
+  std::size_t most = 0;
+  int served = 0;
+  ASSERT_TRUE(fleet.agent("alpha").wait_told("process", patience));
+  const auto process = fleet.agent("alpha").told("process");
+  for (int i = 0; i < cases; ++i) {
+    ASSERT_TRUE(wait_for(listener.get(), POLLIN, patience)) << "it does not try any more";
+    auto socket = detail::accept_from(listener);
+    ASSERT_TRUE(socket);
+    if (i % 5 == 0) { // not even TLS
+      const auto bytes = random_bytes(random() % 50'000, random());
+      static_cast<void>(
+          ::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT));
+      continue;
+    }
+    rogue x{who, tls_context::side::parent, std::move(socket)};
+    ASSERT_TRUE(x.hear()) << describe(x.error());
+    detail::wire_writer welcome;
+    put(welcome,
+        detail::host_welcome{i % 5 == 1 ? "nonsense" : "host", 2, 1 << 20, 0, 1'000'000'000});
+    auto bytes = frame_of(host_frame::welcome, 0, welcome.bytes());
+    if (i % 5 == 2)
+      bytes[20 + random() % 8] ^= std::byte{0x55};
+    if (!x.say(bytes) || !x.hear())
+      continue;
+    ++served;
+    for (int j = 0; j < 40; ++j) {
+      // A worker of a device, perhaps, and then what is no command, no request and no content.
+      const auto kind = j % 8 == 0 ? static_cast<std::uint32_t>(host_frame::start)
+                                   : static_cast<std::uint32_t>(random() % 20);
+      auto body = random_bytes(random() % 4 == 0 ? random() % 100'000 : random() % 64, random());
+      if (body.size() >= 24 && random() % 4 != 0) {
+        const std::array<std::uint64_t, 3> words{random() % 25, random() % 9, random() % 25};
+        std::memcpy(body.data(), words.data(), sizeof words);
+      }
+      if (j % 8 == 0) {
+        const detail::start_args start{static_cast<std::int32_t>(random() % 2), 0};
+        body.assign(raw(start).begin(), raw(start).end());
+      }
+      if (!x.say(frame_of(kind, random() % 3, body)))
+        break;
+    }
+    most = std::max(most, memory_of(process));
+  }
+  EXPECT_GT(served, cases / 4);
+  EXPECT_LT(most, std::size_t{200} << 20);
+  EXPECT_GT(most, 0U);
+  listener.reset();
+  test_system system{fleet.system()};
+  auto w = system.open_world();
+  EXPECT_TRUE(works(w));
+}
+
+} // namespace
+
+} // namespace troupe::testing
