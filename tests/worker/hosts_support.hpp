@@ -8,7 +8,7 @@
 #include <troupe/worker.hpp>
 
 #include <algorithm>
-#include <cctype>
+#include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -18,6 +18,7 @@
 #include <vector>
 
 #include <sys/types.h>
+#include <unistd.h>
 
 namespace troupe::testing {
 
@@ -30,6 +31,31 @@ inline std::vector<std::string> agent_environment(const std::string& name, const
           "TROUPE_AGENT_KEY=" + who.key,
           "TROUPE_AGENT_AUTHORITY=" + who.authority,
           "TROUPE_AGENT_DEVICES=" + std::to_string(devices)};
+}
+
+/// In a child: the workers that it starts are this binary.
+inline void be_own_worker() {
+  if (worker_main(0, nullptr))
+    throw std::runtime_error("a child that is a worker");
+}
+
+/// In such a child: never returns, but with an error.
+inline int run_agent_of_environment() {
+  auto variable = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::string{value != nullptr ? value : ""};
+  };
+  tell("process", std::to_string(::getpid()));
+  host_agent_options what;
+  what.parent = variable("TROUPE_AGENT_PARENT");
+  what.identity = {variable("TROUPE_AGENT_CERT"), variable("TROUPE_AGENT_KEY"),
+                   variable("TROUPE_AGENT_AUTHORITY")};
+  what.name = variable("TROUPE_AGENT_NAME");
+  what.devices = std::stoi(variable("TROUPE_AGENT_DEVICES"));
+  what.retry_pause = std::chrono::milliseconds{100};
+  be_own_worker();
+  tell("ended", describe(run_host_agent(what)));
+  return 1;
 }
 
 struct fleet_options {

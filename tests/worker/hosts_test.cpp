@@ -22,11 +22,6 @@ namespace troupe::testing {
 
 namespace {
 
-std::string variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value != nullptr ? value : "";
-}
-
 /// Known in the workers too: this binary is their program.
 const bool launches_registered = [] {
   auto error = register_launch("kill the worker", [](launch_context&, auto, auto, auto) {
@@ -45,19 +40,7 @@ const bool launches_registered = [] {
   return !error;
 }();
 
-TROUPE_CHILD(host_agent_child) {
-  tell("process", std::to_string(::getpid()));
-  host_agent_options what;
-  what.parent = variable("TROUPE_AGENT_PARENT");
-  what.identity = {variable("TROUPE_AGENT_CERT"), variable("TROUPE_AGENT_KEY"),
-                   variable("TROUPE_AGENT_AUTHORITY")};
-  what.name = variable("TROUPE_AGENT_NAME");
-  what.devices = std::stoi(variable("TROUPE_AGENT_DEVICES"));
-  what.retry_pause = std::chrono::milliseconds{100};
-  static_cast<void>(worker_main(0, nullptr)); // its workers are this binary
-  tell("ended", describe(run_host_agent(what)));
-  return 1;
-}
+TROUPE_CHILD(host_agent_child) { return run_agent_of_environment(); }
 
 TEST(Hosts, SumOverAllDevices) {
   test_fleet fleet;
