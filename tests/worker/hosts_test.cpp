@@ -42,6 +42,88 @@ const bool launches_registered = [] {
 
 TROUPE_CHILD(host_agent_child) { return run_agent_of_environment(); }
 
+/// The program that is installed for it.
+TROUPE_CHILD(host_tool_child) {
+  auto text = [](const char* name) { return std::getenv(name); };
+  ::execl(TROUPE_WORKER, TROUPE_WORKER, "--connect", text("TROUPE_AGENT_PARENT"), "--certificate",
+          text("TROUPE_AGENT_CERT"), "--key", text("TROUPE_AGENT_KEY"), "--authority",
+          text("TROUPE_AGENT_AUTHORITY"), "--name", text("TROUPE_AGENT_NAME"), "--devices",
+          text("TROUPE_AGENT_DEVICES"), "--parent-name", "parent", nullptr);
+  throw std::runtime_error("cannot start " TROUPE_WORKER);
+}
+
+/// As a user has it: options of the program, and the agent's own program.
+TEST(Hosts, JoinByOptions) {
+  test_authority authority{"fleet"};
+  const auto who = authority.issue("parent");
+  config cfg;
+  std::unique_ptr<running_child> agent;
+  cfg.hosts.on_listening = [&](std::uint16_t port) {
+    agent = std::make_unique<running_child>(
+        "host_tool_child", agent_environment("alpha", authority.issue("alpha"),
+                                             "127.0.0.1:" + std::to_string(port), 3));
+  };
+  std::vector<std::string> arguments{"program",
+                                     "--troupe.backend=host",
+                                     "--troupe.placement=worker",
+                                     "--troupe.devices=2",
+                                     "--troupe.hosts.listen=127.0.0.1",
+                                     "--troupe.hosts.certificate=" + who.certificate,
+                                     "--troupe.hosts.key=" + who.key,
+                                     "--troupe.hosts.authority=" + who.authority,
+                                     "--troupe.hosts.names=alpha",
+                                     "--troupe.hosts.join-limit=30",
+                                     "--troupe.hosts.link-limit=2500"};
+  std::vector<char*> pointers;
+  for (auto& x : arguments)
+    pointers.push_back(x.data());
+  ASSERT_FALSE(cfg.parse(static_cast<int>(pointers.size()), pointers.data()));
+  caf::actor_system system{cfg};
+  EXPECT_EQ(all_devices(system).size(), 5U);
+  auto w = must(world::open(system, {.devices = all_devices(system)}));
+  EXPECT_TRUE(works(w));
+}
+
+TEST(Hosts, AreNotWaitedForWithoutEnd) {
+  test_authority authority{"fleet"};
+  worker_backend_options how{.backend = "host", .host = {.devices = 1}};
+  how.hosts.listen_address = "127.0.0.1";
+  how.hosts.identity = authority.issue("parent");
+  how.hosts.count = 2;
+  how.hosts.join_limit = 200ms;
+  const auto late = make_worker_backend(how);
+  ASSERT_TRUE(has_code(late, errc::unavailable));
+  EXPECT_NE(describe(late.error()).find("0 of 2 hosts have joined in time"), std::string::npos);
+}
+
+TEST(Hosts, WrongOptionsAreTold) {
+  test_authority authority{"fleet"};
+  auto with = [&](auto change) {
+    worker_backend_options how{.backend = "host", .host = {.devices = 1}};
+    how.hosts.listen_address = "127.0.0.1";
+    how.hosts.identity = authority.issue("parent");
+    how.hosts.count = 1;
+    change(how.hosts);
+    auto made = make_worker_backend(how);
+    return made ? errc{} : code_of(made.error()).value_or(errc::internal);
+  };
+  EXPECT_EQ(with([](auto& x) { x.count = 0; }), errc::invalid_argument);
+  EXPECT_EQ(with([](auto& x) { x.listen_address = "0.0.0.0"; }), errc::invalid_argument);
+  EXPECT_EQ(with([](auto& x) { x.listen_address = "localhost"; }), errc::invalid_argument);
+  EXPECT_EQ(with([](auto& x) { x.identity.key = ""; }), errc::invalid_argument);
+  EXPECT_EQ(with([](auto& x) { x.names = {"a", "b"}; }), errc::invalid_argument);
+  EXPECT_EQ(with([](auto& x) { x.names = {"a b"}; }), errc::invalid_argument);
+  EXPECT_EQ(with([](auto& x) { x.link_limit = 0s; }), errc::invalid_argument);
+  host_agent_options agent{.parent = "127.0.0.1:1", .identity = authority.issue("agent")};
+  agent.name = "no name";
+  EXPECT_TRUE(has_code(run_host_agent(agent), errc::invalid_argument));
+  agent.name = "name";
+  agent.identity.authority = "/nowhere";
+  EXPECT_TRUE(has_code(run_host_agent(agent), errc::invalid_argument));
+  agent.parent = "127.0.0.1";
+  EXPECT_TRUE(has_code(run_host_agent(agent), errc::invalid_argument));
+}
+
 TEST(Hosts, SumOverAllDevices) {
   test_fleet fleet;
   test_system system{fleet.system()};
