@@ -13,7 +13,7 @@ fail() {
 # The commands and headers that the build needs, each with Debian's and Ubuntu's package for it.
 tools=("cmake cmake" "ninja ninja-build" "c++ g++")
 headers=("caf/all.hpp libcaf-dev" "caf/io/all.hpp libcaf-dev" "spdlog/spdlog.h libspdlog-dev"
-  "CLI/CLI.hpp libcli11-dev" "nlohmann/json.hpp nlohmann-json3-dev")
+  "CLI/CLI.hpp libcli11-dev" "nlohmann/json.hpp nlohmann-json3-dev" "openssl/ssl.h libssl-dev")
 test_headers=("gtest/gtest.h libgtest-dev" "gmock/gmock.h libgmock-dev")
 # Installed together with the others, and no reason to install anything.
 extras=(ccache pkg-config)

@@ -15,8 +15,8 @@ namespace {
 
 /// The worker says nothing when something is done: it is looked at so often.
 constexpr std::chrono::microseconds look_interval{20};
-/// A lane waits for replies: no more than this is ever on its way.
-constexpr std::size_t most_queued_bytes = std::size_t{4} << 20;
+/// A lane waits for replies, and so do most who ask: no more than this is ever on its way.
+constexpr std::size_t most_queued_bytes = std::size_t{8} << 20;
 
 template <class T> std::span<const std::byte> bytes_of(const T& x) {
   return std::as_bytes(std::span{&x, 1});
@@ -27,6 +27,10 @@ std::uint32_t number(host_frame x) noexcept { return static_cast<std::uint32_t>(
 caf::error malformed(const char* what) {
   return make_error(errc::unavailable,
                     std::string{"the parent sent "} + what + " that cannot be read");
+}
+
+caf::error too_much() {
+  return make_error(errc::unavailable, "the parent wants more and more, and waits for nothing");
 }
 
 std::span<std::byte> part_of(const shared_memory& memory, const shared_place& x,
@@ -83,7 +87,7 @@ caf::error agent_worker::received(host_frame kind, std::span<const std::byte> bo
     if (body.size() < sizeof(command_head))
       return malformed("a command");
     if (queued_bytes_.fetch_add(body.size()) > most_queued_bytes)
-      return make_error(errc::unavailable, "the parent sent commands without end");
+      return too_much();
     commands_.post([this, frame = std::vector<std::byte>{body.begin(), body.end()}] {
       execute(frame);
       queued_bytes_.fetch_sub(frame.size());
@@ -92,8 +96,12 @@ caf::error agent_worker::received(host_frame kind, std::span<const std::byte> bo
   case host_frame::request:
     if (body.size() < sizeof(control_head))
       return malformed("a request");
-    requests_.post(
-        [this, message = std::vector<std::byte>{body.begin(), body.end()}] { serve(message); });
+    if (queued_bytes_.fetch_add(body.size()) > most_queued_bytes)
+      return too_much();
+    requests_.post([this, message = std::vector<std::byte>{body.begin(), body.end()}] {
+      serve(message);
+      queued_bytes_.fetch_sub(message.size());
+    });
     return {};
   case host_frame::content:
     return take_content(body);

@@ -247,7 +247,7 @@ std::string tls_stream::peer_subject() const {
     return {};
   std::unique_ptr<BIO, decltype(&BIO_free)> text{BIO_new(BIO_s_mem()), BIO_free};
   if (!text || X509_NAME_print_ex(text.get(), X509_get_subject_name(certificate.get()), 0,
-                                  XN_FLAG_ONELINE & ~ASN1_STRFLGS_ESC_MSB) < 0)
+                                  XN_FLAG_ONELINE) < 0)
     return {};
   char* first = nullptr;
   const auto size = BIO_get_mem_data(text.get(), &first);
