@@ -181,6 +181,11 @@ public:
     return {};
   }
 
+  /// The device is about to be closed: `bind` does not wait any more for what may never come, and
+  /// whoever is in it comes back soon, with an error.
+  /// @thread any
+  virtual void interrupt() noexcept {}
+
   /// True where the device's memory and streams are those of another process: no pointer to memory
   /// of this one, but to what `allocate_pinned` gave, means anything there, and no function.
   /// @thread any

@@ -727,6 +727,7 @@ public:
 
   event_word word_of(event_view event) const noexcept override { return inner_->word_of(event); }
 
+  void interrupt() noexcept override { inner_->interrupt(); }
   bool is_remote() const noexcept override { return inner_->is_remote(); }
 
   caf::error launch_registered(const std::string& name, std::span<const launch_memory> reads,

@@ -152,6 +152,8 @@ void lane::request_revival() noexcept {
 }
 
 void lane::request_stop() noexcept {
+  if (!stop_requested_.load()) // from then on the lane may end, and let its device go
+    device_->interrupt();
   stop_requested_.store(true);
   wake();
 }

@@ -232,11 +232,16 @@ void agent_worker::serve(const std::vector<std::byte>& message) {
   default:
     break;
   }
-  link_->request(head.kind, std::span{message}.subspan(sizeof head), std::nullopt,
-                 [to = to_, channel = channel_, head](const auto& x) {
-                   static_cast<void>(
-                       to->send(number(host_frame::answer), channel, {answer_of(head, x)}));
-                 });
+  const auto body = std::span{message}.subspan(sizeof head);
+  auto answer = [to = to_, channel = channel_, head](const auto& x) {
+    static_cast<void>(to->send(number(host_frame::answer), channel, {answer_of(head, x)}));
+  };
+  const bool takes_its_time =
+      head.kind == control::build || head.kind == control::abort || head.kind == control::destroy;
+  if (takes_its_time) // the parent has a limit for it
+    link_->request(head.kind, body, std::nullopt, answer);
+  else
+    answer(link_->request(head.kind, body));
 }
 
 /// The segment's own memory on this host: what lies in the parent's comes and goes with what uses

@@ -27,6 +27,9 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
+/// The pause between attempts that fail grows to so many times what it was.
+constexpr int longest_pause = 4;
+
 std::uint32_t number(host_frame x) noexcept { return static_cast<std::uint32_t>(x); }
 
 /// One connection with the parent, and the workers that are there as long as it is.
@@ -38,6 +41,10 @@ public:
 
   /// Returns why it is over.
   caf::error serve(const std::shared_ptr<tls_context>& context);
+  /// It had workers.
+  bool has_joined() const noexcept { return serves_; }
+  /// Ends its workers.
+  void end() noexcept;
 
 private:
   struct running {
@@ -47,7 +54,6 @@ private:
 
   caf::error connect(const std::shared_ptr<tls_context>& context);
   caf::error open_pool(const host_welcome& what);
-  void end() noexcept;
 
   // of the connection's thread
   caf::error received(const frame_head& head, std::span<const std::byte> body);
@@ -275,7 +281,8 @@ void host_agent::take_give_up(std::uint64_t channel) {
     gone = std::move(i->second);
     workers_.erase(i);
   }
-  gone.worker->link()->give_up(make_error(errc::unavailable, "the parent needs the worker no more"));
+  gone.worker->link()->give_up(
+      make_error(errc::unavailable, "the parent needs the worker no more"));
   auto& thread = *devices_[static_cast<std::size_t>(gone.device)];
   thread.post([gone = std::move(gone)]() mutable { gone.worker.reset(); }); // it waits
 }
@@ -369,15 +376,19 @@ caf::error run_host_agent(host_agent_options options) {
   auto context = detail::tls_context::create(options.identity, detail::tls_context::side::agent);
   if (!context)
     return context.error();
-  // The same reason again and again is told once.
+  auto pause = options.retry_pause;
   for (std::string told;;) {
-    const auto why = detail::host_agent{options, *hello}.serve(*context);
-    if (auto text = describe(why); text != told) {
+    detail::host_agent agent{options, *hello};
+    const auto why = agent.serve(*context);
+    if (auto text = describe(why); text != told) { // the same again and again is told once
       detail::log(log_level::warning, "not joined with " + options.parent + "; it is tried again",
                   why);
       told = std::move(text);
     }
-    std::this_thread::sleep_for(options.retry_pause);
+    pause = agent.has_joined() ? options.retry_pause
+                               : std::min(2 * pause, detail::longest_pause * options.retry_pause);
+    agent.end();
+    std::this_thread::sleep_for(pause);
   }
 }
 

@@ -10,6 +10,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <stop_token>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,7 +41,8 @@ public:
   int device_count() const noexcept override {
     return local_devices_ + static_cast<int>(slots_.size());
   }
-  caf::expected<std::shared_ptr<worker_link>> provide(int ordinal) noexcept override;
+  caf::expected<std::shared_ptr<worker_link>>
+  provide(int ordinal, const std::stop_token& stop = {}) noexcept override;
   std::shared_ptr<worker_link> current(int ordinal) const noexcept override;
   caf::error provide_spare(int ordinal) noexcept override;
   std::shared_ptr<worker_link> spare(int ordinal) const noexcept override;
@@ -55,6 +57,7 @@ private:
     std::shared_ptr<worker_relay> now;
     std::shared_ptr<worker_relay> spare;
     std::vector<std::shared_ptr<worker_relay>> lost; ///< to be ended when there is time
+    std::stop_source stop;                           ///< of a spare that is being started
     std::mutex starting;                             ///< one worker at a time; before `mutex`
   };
   using relays = std::vector<std::shared_ptr<worker_relay>>;
@@ -64,14 +67,16 @@ private:
   caf::error join(host_session& who, int devices);
   void leave(host_session& who, const caf::error& why);
   caf::error wait_for_all();
-  std::shared_ptr<host_session> wait_for(const member& host, clock::time_point until);
+  std::shared_ptr<host_session> wait_for(const member& host, clock::time_point until,
+                                         const std::stop_token& stop = {});
 
   bool is_local(int ordinal) const noexcept { return ordinal < local_devices_; }
   slot& slot_of(int ordinal) const noexcept {
     return *slots_[static_cast<std::size_t>(ordinal - local_devices_)];
   }
   static std::shared_ptr<worker_link> take(slot& here, relays& lost) noexcept;
-  caf::expected<std::shared_ptr<worker_relay>> start(slot& here, int ordinal, bool spare);
+  caf::expected<std::shared_ptr<worker_relay>> start(slot& here, int ordinal, bool spare,
+                                                     const std::stop_token& stop);
   void end(std::shared_ptr<worker_relay>& x, const caf::error& why) noexcept;
   void end_all(relays& lost) noexcept;
 
@@ -81,7 +86,7 @@ private:
   std::vector<std::unique_ptr<slot>> slots_; ///< from when all hosts are there
 
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable_any changed_;
   std::map<std::string, member> members_;
   bool complete_ = false; ///< nobody comes beside those that there are
   bool closing_ = false;
@@ -263,9 +268,10 @@ caf::error host_pool::wait_for_all() {
   return {};
 }
 
-std::shared_ptr<host_session> host_pool::wait_for(const member& host, clock::time_point until) {
+std::shared_ptr<host_session> host_pool::wait_for(const member& host, clock::time_point until,
+                                                  const std::stop_token& stop) {
   std::unique_lock lock{mutex_};
-  if (!changed_.wait_until(lock, until, [&] { return host.now != nullptr; }))
+  if (!changed_.wait_until(lock, stop, until, [&] { return host.now != nullptr; }))
     return nullptr;
   const auto* which = host.now;
   lock.unlock(); // it may be over by now: then it is not found, or says so
@@ -311,8 +317,9 @@ void host_pool::end_all(relays& lost) noexcept {
   lost.clear();
 }
 
-caf::expected<std::shared_ptr<worker_relay>> host_pool::start(slot& here, int ordinal, bool spare) {
-  auto session = wait_for(*here.host, clock::now() + options_.hosts.rejoin_limit);
+caf::expected<std::shared_ptr<worker_relay>> host_pool::start(slot& here, int ordinal, bool spare,
+                                                              const std::stop_token& stop) {
+  auto session = wait_for(*here.host, clock::now() + options_.hosts.rejoin_limit, stop);
   if (!session)
     return host_missing(here.host->name, " is not there");
   auto relay = session->start_worker(here.device, ordinal, spare);
@@ -323,9 +330,10 @@ caf::expected<std::shared_ptr<worker_relay>> host_pool::start(slot& here, int or
   return relay;
 }
 
-caf::expected<std::shared_ptr<worker_link>> host_pool::provide(int ordinal) noexcept {
+caf::expected<std::shared_ptr<worker_link>>
+host_pool::provide(int ordinal, const std::stop_token& stop) noexcept {
   if (is_local(ordinal))
-    return local_->provide(ordinal);
+    return local_->provide(ordinal, stop);
   auto& here = slot_of(ordinal);
   relays lost;
   if (auto link = take(here, lost))
@@ -335,7 +343,7 @@ caf::expected<std::shared_ptr<worker_link>> host_pool::provide(int ordinal) noex
   if (auto link = take(here, lost))
     return link;
   end_all(lost);
-  auto started = start(here, ordinal, false);
+  auto started = start(here, ordinal, false, stop);
   if (!started)
     return started.error();
   std::lock_guard lock{here.mutex};
@@ -357,8 +365,10 @@ caf::error host_pool::provide_spare(int ordinal) noexcept {
   auto& here = slot_of(ordinal);
   std::lock_guard one_at_a_time{here.starting};
   relays lost;
+  std::stop_token stop;
   {
     std::lock_guard lock{here.mutex};
+    stop = here.stop.get_token();
     if (here.spare && !here.spare->link()->lost())
       return {};
     if (here.spare)
@@ -366,7 +376,7 @@ caf::error host_pool::provide_spare(int ordinal) noexcept {
     lost.swap(here.lost);
   }
   end_all(lost); // meanwhile the device may need another worker
-  auto started = start(here, ordinal, true);
+  auto started = start(here, ordinal, true, stop);
   if (!started)
     return started.error();
   std::lock_guard lock{here.mutex};
@@ -386,6 +396,12 @@ void host_pool::release(int ordinal) noexcept {
   if (is_local(ordinal))
     return local_->release(ordinal);
   auto& here = slot_of(ordinal);
+  std::stop_source stop;
+  {
+    std::lock_guard lock{here.mutex};
+    stop = here.stop;
+  }
+  stop.request_stop(); // nobody waits for a host any more
   std::lock_guard one_at_a_time{here.starting};
   std::shared_ptr<worker_relay> now;
   std::shared_ptr<worker_relay> spare;
@@ -395,6 +411,7 @@ void host_pool::release(int ordinal) noexcept {
     now = std::exchange(here.now, nullptr);
     spare = std::exchange(here.spare, nullptr);
     lost.swap(here.lost);
+    here.stop = std::stop_source{};
   }
   end_all(lost);
   if (now || spare)

@@ -25,8 +25,8 @@ enum class host_frame : std::uint32_t {
   released, ///< of a request: nothing; answers `release`
   reply,    ///< of a channel: number of the command, then what a worker replies
   answer,   ///< of a channel: what a worker answers to a request by its socket
-  done, ///< of a channel: how often a communicator had an error; then done_event...
-  lost, ///< of a channel: the error that says why
+  done,     ///< of a channel: how often a communicator had an error; then done_event...
+  lost,     ///< of a channel: the error that says why
 
   // of the parent
   welcome, ///< host_welcome: answers `hello`

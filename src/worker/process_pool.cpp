@@ -317,7 +317,8 @@ std::shared_ptr<worker_link> process_pool::take(slot& here, std::vector<running>
   return nullptr;
 }
 
-caf::expected<std::shared_ptr<worker_link>> process_pool::provide(int ordinal) noexcept {
+caf::expected<std::shared_ptr<worker_link>>
+process_pool::provide(int ordinal, const std::stop_token& stop) noexcept {
   auto& here = *slots_[static_cast<std::size_t>(ordinal)];
   std::vector<running> lost;
   if (auto link = take(here, lost))
@@ -329,7 +330,7 @@ caf::expected<std::shared_ptr<worker_link>> process_pool::provide(int ordinal) n
     return link;
   end_soon(std::move(lost));
   int devices = 0;
-  auto started = start(ordinal, devices, stop_of(here));
+  auto started = start(ordinal, devices, stop.stop_possible() ? stop : stop_of(here));
   if (!started)
     return started.error();
   std::lock_guard lock{here.mutex};

@@ -22,7 +22,8 @@ public:
   ~process_pool() override;
 
   int device_count() const noexcept override { return static_cast<int>(slots_.size()); }
-  caf::expected<std::shared_ptr<worker_link>> provide(int ordinal) noexcept override;
+  caf::expected<std::shared_ptr<worker_link>>
+  provide(int ordinal, const std::stop_token& stop = {}) noexcept override;
   std::shared_ptr<worker_link> current(int ordinal) const noexcept override;
   caf::error provide_spare(int ordinal) noexcept override;
   std::shared_ptr<worker_link> spare(int ordinal) const noexcept override;

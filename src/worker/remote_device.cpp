@@ -33,7 +33,7 @@ caf::error remote_device::fail(errc code, std::string detail) const {
 }
 
 caf::error remote_device::bind() noexcept {
-  auto link = pool_->provide(ordinal_);
+  auto link = pool_->provide(ordinal_, stop_.get_token());
   if (!link)
     return link.error();
   const auto is_new = link_ != *link;

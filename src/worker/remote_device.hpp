@@ -8,6 +8,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <stop_token>
 #include <vector>
 
 namespace troupe::detail {
@@ -64,6 +65,7 @@ public:
   caf::error wait_word(stream_view stream, const std::atomic<std::uint64_t>* word,
                        std::uint64_t value) noexcept override;
   event_word word_of(event_view event) const noexcept override;
+  void interrupt() noexcept override { stop_.request_stop(); }
   bool is_remote() const noexcept override { return true; }
   caf::error launch_registered(const std::string& name, std::span<const launch_memory> reads,
                                std::span<const launch_memory> writes,
@@ -82,6 +84,7 @@ private:
 
   const std::shared_ptr<worker_pool> pool_;
   const int ordinal_;
+  std::stop_source stop_;
   std::shared_ptr<worker_link> link_; ///< there from the first `bind` on; perhaps lost
   device_properties properties_;
   std::deque<remote_event> events_;

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <stop_token>
 #include <utility>
 
 namespace troupe::detail {
@@ -23,9 +24,11 @@ public:
   virtual ~worker_pool() = default;
 
   virtual int device_count() const noexcept = 0;
-  /// The worker of a device; if there is none, or it is lost, another one is started. Blocks.
+  /// The worker of a device; if there is none, or it is lost, another one is started. Blocks, but
+  /// not for long any more once `stop` wants it back.
   /// @errors errc::unavailable: none could be started, and why
-  virtual caf::expected<std::shared_ptr<worker_link>> provide(int ordinal) noexcept = 0;
+  virtual caf::expected<std::shared_ptr<worker_link>>
+  provide(int ordinal, const std::stop_token& stop = {}) noexcept = 0;
   /// The worker of a device, if there is one.
   virtual std::shared_ptr<worker_link> current(int ordinal) const noexcept = 0;
   /// Has another worker ready for when that of the device is lost: `provide` then gives it at once.

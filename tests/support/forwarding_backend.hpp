@@ -80,6 +80,7 @@ public:
     return inner_->wait_word(on, word, value);
   }
   event_word word_of(event_view x) const noexcept override { return inner_->word_of(x); }
+  void interrupt() noexcept override { inner_->interrupt(); }
   bool is_remote() const noexcept override { return inner_->is_remote(); }
   caf::error launch_registered(const std::string& name, std::span<const launch_memory> reads,
                                std::span<const launch_memory> writes,

@@ -61,7 +61,8 @@ inline int run_agent_of_environment() {
 struct fleet_options {
   int local = 2; ///< devices of the parent; 0: it has none
   std::vector<std::string> names = {"alpha"};
-  int devices = 2; ///< of each host
+  int devices = 2;              ///< of each host
+  std::string backend = "host"; ///< or "cuda": each host has the GPU of its number in `names`
   std::chrono::nanoseconds link_limit = std::chrono::seconds{5};
   std::chrono::nanoseconds rejoin_limit = std::chrono::seconds{10};
   /// Where agents connect, if it is not the port itself.
@@ -76,7 +77,7 @@ public:
   /// For `system_options::wrap`: the hosts have joined.
   std::shared_ptr<backend> open() {
     worker_backend_options how;
-    how.backend = "host";
+    how.backend = options_.backend;
     how.host.devices = std::max(options_.local, 1);
     how.hosts = hosts();
     how.hosts.on_listening = [this](std::uint16_t port) {
@@ -104,10 +105,13 @@ public:
   }
 
   void start_agent(const std::string& name) {
-    agents_[name] = std::make_unique<running_child>(
-        "host_agent_child",
-        agent_environment(name, authority_.issue(name), "127.0.0.1:" + std::to_string(port_),
-                          options_.devices));
+    auto environment = agent_environment(name, authority_.issue(name),
+                                         "127.0.0.1:" + std::to_string(port_), options_.devices);
+    if (options_.backend == "cuda") {
+      const auto i = std::find(options_.names.begin(), options_.names.end(), name);
+      environment.push_back("CUDA_VISIBLE_DEVICES=" + std::to_string(i - options_.names.begin()));
+    }
+    agents_[name] = std::make_unique<running_child>("host_agent_child", environment);
   }
   running_child& agent(const std::string& name) { return *agents_.at(name); }
   std::uint16_t port() const noexcept { return port_; }

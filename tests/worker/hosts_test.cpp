@@ -201,6 +201,42 @@ TEST(Hosts, CopyBetweenAnyTwoDevices) {
   }
 }
 
+/// As many hosts as there are GPUs, up to four, each with one.
+TEST(Hosts, HaveGpus) {
+  TROUPE_NEEDS_GPUS(1);
+  std::vector<std::string> names{"alpha", "beta", "gamma", "delta"};
+  names.resize(static_cast<std::size_t>(std::min(gpus_present(), 4)));
+  test_fleet fleet{{.local = 0, .names = names, .devices = 1, .backend = "cuda"}};
+  test_system system{fleet.system()};
+  ASSERT_EQ(static_cast<std::size_t>(system.devices()), names.size());
+  auto w = system.open_world();
+  for (std::uint64_t seed = 1; seed <= 3; ++seed)
+    EXPECT_TRUE(works(w, seed));
+  const auto content = random_bytes((std::size_t{20} << 20) + 5, 7);
+  for (std::size_t i = 0; i < w.size(); ++i) {
+    auto d = w.device_of(i);
+    auto ref = must(answer_of(d.allocate(dtype::uint8, content.size())));
+    put(d, ref, content);
+    EXPECT_TRUE(holds(d, ref, content));
+  }
+  if (w.size() > 1) {
+    auto t = open_topology(system);
+    auto from = must(answer_of(w.device_of(0).allocate(dtype::uint8, content.size())));
+    auto to = must(answer_of(w.device_of(1).allocate(dtype::uint8, content.size())));
+    put(w.device_of(0), from, content);
+    ASSERT_TRUE(is_ok(answer_of(t.copy(to, from))));
+    EXPECT_TRUE(holds(w.device_of(1), to, content));
+  }
+  // The last host is lost, and comes back.
+  const auto last = static_cast<int>(names.size()) - 1;
+  device_feed feed{system, system.device_actor(last)};
+  const auto before = feed.until(device_phase::ready).generation;
+  fleet.agent(names.back()).kill();
+  fleet.start_agent(names.back());
+  feed.until(device_phase::ready, before + 1);
+  EXPECT_TRUE(works(w));
+}
+
 // -- losses
 
 /// Until a client has `more` right sums.
@@ -302,6 +338,20 @@ TEST(HostLoss, AnAgentThatStandsStillIsLost) {
   fleet.agent("alpha").stop();
   feed.until([&](const device_changed& x) { return x.phase != device_phase::ready; });
   EXPECT_LT(watch.elapsed(), at_once);
+}
+
+TEST(HostLoss, NobodyWaitsForAHostWhenTheSystemEnds) {
+  test_fleet fleet{{.rejoin_limit = 60s}};
+  std::optional<test_system> system{std::in_place, fleet.system()};
+  {
+    device_feed feed{*system, system->device_actor(2)};
+    feed.until(device_phase::ready);
+    fleet.agent("alpha").kill();
+    feed.until([&](const device_changed& x) { return x.phase != device_phase::ready; });
+  }
+  const stopwatch watch;
+  system.reset();
+  EXPECT_LT(watch.elapsed(), 3s); // the runtime gives up what is stuck after five
 }
 
 TEST(HostLoss, AnAgentJoinsTheNextParent) {
