@@ -137,6 +137,13 @@ caf::error host_agent::open_pool(const host_welcome& what) {
   if (!pool)
     return pool.error();
   pool_ = std::move(*pool);
+  pool_->set_listener([to = link_](int device, std::span<const std::byte> told) {
+    const std::int32_t of = device;
+    // Where the connection is over, everything here ends.
+    static_cast<void>(to->send(number(host_frame::told), 0,
+                               {std::as_bytes(std::span{&of, 1}), told},
+                               frame_link::patience::room));
+  });
   for (int i = 0; i < pool_->device_count(); ++i)
     devices_.push_back(std::make_unique<serial_thread>());
   return {};

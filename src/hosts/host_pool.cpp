@@ -10,6 +10,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <span>
 #include <stop_token>
 #include <string>
 #include <utility>
@@ -29,7 +30,7 @@ struct member {
   const host_session* now = nullptr; ///< null: it is not there
 };
 
-class host_pool final : public worker_pool {
+class host_pool final : public worker_pool, public std::enable_shared_from_this<host_pool> {
 public:
   static caf::expected<std::shared_ptr<worker_pool>> create(worker_backend_options options);
   host_pool(worker_backend_options options, std::shared_ptr<process_pool> local)
@@ -66,6 +67,7 @@ private:
   caf::expected<host_welcome> greet(const std::string& name);
   caf::error join(host_session& who, int devices);
   void leave(host_session& who, const caf::error& why);
+  void hear(host_session& who, int device, std::span<const std::byte> what);
   caf::error wait_for_all();
   std::shared_ptr<host_session> wait_for(const member& host, clock::time_point until,
                                          const std::stop_token& stop = {});
@@ -143,9 +145,17 @@ caf::expected<std::shared_ptr<worker_pool>> host_pool::create(worker_backend_opt
 
 caf::error host_pool::open() {
   auto& hosts = options_.hosts;
+  if (local_)
+    local_->set_listener([weak = weak_from_this()](int ordinal, std::span<const std::byte> what) {
+      if (auto self = weak.lock())
+        self->told(ordinal, what);
+    });
   host_session::owner owner;
   owner.greet = [this](const std::string& name) { return greet(name); };
   owner.joined = [this](host_session& who, int devices) { return join(who, devices); };
+  owner.told = [this](host_session& who, int device, std::span<const std::byte> what) {
+    hear(who, device, what);
+  };
   owner.ended = [this](host_session& who, const caf::error& why) { leave(who, why); };
   auto gate = host_gate::start(hosts, std::move(owner));
   if (!gate)
@@ -232,6 +242,19 @@ void host_pool::leave(host_session& who, const caf::error& why) {
       return;
   }
   log(log_level::warning, "a connection with a host is over", why);
+}
+
+void host_pool::hear(host_session& who, int device, std::span<const std::byte> what) {
+  int first = 0;
+  {
+    std::lock_guard lock{mutex_};
+    auto x = members_.find(who.name());
+    if (!complete_ || x == members_.end() || x->second.now != &who || device < 0 ||
+        device >= x->second.devices)
+      return;
+    first = x->second.first;
+  }
+  told(first + device, what);
 }
 
 caf::error host_pool::wait_for_all() {

@@ -84,6 +84,14 @@ caf::error host_session::received(const frame_head& head, std::span<const std::b
   case phase::joined:
     if (kind == host_frame::started || kind == host_frame::released)
       return take_answer(head.channel, body);
+    if (kind == host_frame::told) {
+      wire_reader reader{body};
+      const auto device = reader.get<std::int32_t>();
+      if (!reader.ok())
+        break;
+      to_.told(*this, device, reader.rest());
+      return {};
+    }
     // A channel that has ended here may go on there for a while.
     if (auto relay = find(head.channel))
       return relay->received(kind, body);

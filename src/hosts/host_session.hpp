@@ -27,6 +27,8 @@ public:
     /// It brings so many devices, and can start their workers.
     /// @return an error: it is not wanted
     std::function<caf::error(host_session&, int devices)> joined;
+    /// A program in the worker of a device says something.
+    std::function<void(host_session&, int device, std::span<const std::byte>)> told;
     /// It is no more, or never was more than a stranger. The last call, before its workers' loss
     /// is told.
     std::function<void(host_session&, const caf::error&)> ended;

@@ -27,6 +27,7 @@ enum class host_frame : std::uint32_t {
   answer,   ///< of a channel: what a worker answers to a request by its socket
   done,     ///< of a channel: how often a communicator had an error; then done_event...
   lost,     ///< of a channel: the error that says why
+  told,     ///< std::int32_t: a device; then bytes that a program in its worker sends
 
   // of the parent
   welcome, ///< host_welcome: answers `hello`

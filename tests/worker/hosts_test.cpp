@@ -5,12 +5,15 @@
 #include "worker/hosts_support.hpp"
 #include "worker/test_wire.hpp"
 #include <troupe/launch.hpp>
+#include <troupe/worker_program.hpp>
 
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
+#include <map>
 #include <optional>
 #include <string>
 #include <thread>
@@ -36,6 +39,27 @@ const bool launches_registered = [] {
         return to.error();
       return context.run_on_host(
           [to = static_cast<std::int32_t*>(*to)] { *to = static_cast<std::int32_t>(::getpid()); });
+    });
+  if (!error) // then waits for a message
+    error = register_program("sum and tell", [](const program_place& place) {
+      return place.system.spawn([place](caf::blocking_actor* self) {
+        auto ref = place.rank.where().allocate<float>(64);
+        if (!ref)
+          return self->fail_state(ref.error());
+        auto d = place.rank.where();
+        if (auto done = d.fill(*ref, static_cast<float>(place.rank.index() + 1)).wait(); !done)
+          return self->fail_state(done.error());
+        if (auto done = place.rank.all_reduce(*ref, reduce_op::sum).wait(); !done)
+          return self->fail_state(done.error());
+        auto sum = d.download(*ref);
+        if (!sum)
+          return self->fail_state(sum.error());
+        std::vector<std::uint8_t> bytes(sizeof(float));
+        std::memcpy(bytes.data(), sum->data(), bytes.size());
+        if (auto lost = place.report(std::move(bytes)))
+          return self->fail_state(lost);
+        self->receive([](const program_message&) {});
+      });
     });
   return !error;
 }();
@@ -199,6 +223,35 @@ TEST(Hosts, CopyBetweenAnyTwoDevices) {
     ASSERT_TRUE(is_ok(answer_of(t.copy(target, source)))) << from << " to " << to;
     EXPECT_TRUE(holds(b, target, content)) << from << " to " << to;
   }
+}
+
+/// A program's actors beside the devices of other hosts.
+TEST(Hosts, HaveProgramsOfTheirOwn) {
+  test_fleet fleet{{.local = 1}};
+  test_system system{fleet.system()};
+  world_config config;
+  config.devices = system.ordinals();
+  config.program = {"sum and tell", {}};
+  auto w = must(spawn_nccl_world(system, config));
+  caf::scoped_actor self{system.get()};
+  detail::send(self, w, subscribe{});
+  std::map<int, float> sums;
+  std::size_t ended = 0;
+  for (bool late = false; !late && ended < 3;)
+    self->receive([](const world_status&) {},
+                  [&](const program_report& x) {
+                    ASSERT_EQ(x.bytes.size(), sizeof(float));
+                    std::memcpy(&sums[x.rank], x.bytes.data(), sizeof(float));
+                    if (sums.size() == 3)
+                      detail::send(self, w, program_message{-1, {1}});
+                  },
+                  [&](const program_ended& x) {
+                    ++ended;
+                    EXPECT_FALSE(x.why) << describe(x.why);
+                  },
+                  caf::after(patience) >> [&] { late = true; });
+  EXPECT_EQ(sums, (std::map<int, float>{{0, 6.F}, {1, 6.F}, {2, 6.F}}));
+  caf::anon_send_exit(w, caf::exit_reason::user_shutdown);
 }
 
 /// As many hosts as there are GPUs, up to four, each with one.
