@@ -8,9 +8,12 @@
 #include <gtest/gtest.h>
 
 int main(int argc, char** argv) {
-  if (auto status = troupe::worker_main(argc, argv))
+  // A child may have workers, and a worker may be a child: what its scenario says comes first.
+  if (auto status = troupe::worker_main(0, nullptr))
     return *status;
   if (auto status = troupe::testing::run_as_child(argc, argv))
+    return *status;
+  if (auto status = troupe::worker_main(argc, argv))
     return *status;
   ::testing::InitGoogleMock(&argc, argv);
   return RUN_ALL_TESTS();

@@ -133,7 +133,6 @@ TROUPE_CHILD(hosts_over_a_network) {
     tell("skipped", why);
     return 0;
   }
-  be_own_worker();
   network net;
   test_system system{over(net)};
   auto w = system.open_world();
@@ -154,7 +153,6 @@ template <class Cut, class Mend> int lose_and_rejoin(Cut cut, Mend mend) {
     tell("skipped", why);
     return 0;
   }
-  be_own_worker();
   network net;
   test_system system{over(net)};
   auto w = system.open_world();

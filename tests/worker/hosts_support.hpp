@@ -33,12 +33,6 @@ inline std::vector<std::string> agent_environment(const std::string& name, const
           "TROUPE_AGENT_DEVICES=" + std::to_string(devices)};
 }
 
-/// In a child: the workers that it starts are this binary.
-inline void be_own_worker() {
-  if (worker_main(0, nullptr))
-    throw std::runtime_error("a child that is a worker");
-}
-
 /// In such a child: never returns, but with an error.
 inline int run_agent_of_environment() {
   auto variable = [](const char* name) {
@@ -53,7 +47,6 @@ inline int run_agent_of_environment() {
   what.name = variable("TROUPE_AGENT_NAME");
   what.devices = std::stoi(variable("TROUPE_AGENT_DEVICES"));
   what.retry_pause = std::chrono::milliseconds{100};
-  be_own_worker();
   tell("ended", describe(run_host_agent(what)));
   return 1;
 }
