@@ -157,8 +157,8 @@ private:
   std::size_t jobs_ = 0;
   communicator_key last_communicator_ = 0;
   std::unordered_map<communicator_key, communicator_ranks> communicators_; ///< of one rank each
-  std::set<communicator_key> handed_over_; ///< and still there
-  std::set<communicator_key> gone_;        ///< handed over, and ended before the parent said so
+  std::set<communicator_key> handed_over_;                                 ///< and still there
+  std::set<communicator_key> gone_; ///< handed over, and ended before the parent said so
   std::condition_variable one_gone_;
   std::map<std::uint64_t, shared_memory> segments_;
 };
