@@ -36,8 +36,10 @@ public:
 
 private:
   void append(const void* from, std::size_t size) {
-    const auto* first = static_cast<const std::byte*>(from);
-    data_.insert(data_.end(), first, first + size);
+    const auto end = data_.size();
+    data_.resize(end + size);
+    if (size > 0)
+      std::memcpy(data_.data() + end, from, size);
   }
 
   std::vector<std::byte> data_;
