@@ -1,0 +1,269 @@
+// What a world does when it loses a device, and what it has ready for that.
+
+#include "core/order.hpp"
+#include "core/world_core.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+bool is_there(const std::shared_ptr<communicator>& x) noexcept { return x && x->live(); }
+
+/// A standby for each rank that may be lost?
+bool prepares_standbys(const world_limits& x, std::size_t ranks) noexcept {
+  return x.standby == standby_policy::full || (x.standby == standby_policy::survivors && ranks > 1);
+}
+} // namespace
+
+bool world_core::has_standby_for_each() const noexcept {
+  return std::all_of(prepared_.begin(), prepared_.end(), is_there);
+}
+
+bool world_core::has_standby() const noexcept {
+  return prepares_standbys(limits_, size()) ? has_standby_for_each() : is_there(standby_);
+}
+
+bool world_core::wants_preparation() const {
+  std::lock_guard lock{order_mutex()};
+  if (phase_ != world_phase::ready || !absent().empty())
+    return false;
+  return prepares_standbys(limits_, size()) ? !has_standby_for_each()
+                                            : on_loss_ == loss_policy::failover && !spares_ready_;
+}
+
+/// As long as the members are those of now.
+void world_core::prepare_for_loss(std::function<void(const caf::error&)> done) {
+  std::uint64_t first = 0;
+  std::uint64_t membership = 0;
+  {
+    std::lock_guard lock{order_mutex()};
+    first = last_epoch_ + 1;
+    last_epoch_ += size();
+    membership = membership_;
+  }
+  runtime_->workers().run([self = shared_from_this(), first, membership, done = std::move(done)] {
+    auto error = self->prepare_for_loss(first, membership);
+    if (error)
+      self->discard_prepared(); // all of them or none
+    done(error);
+  });
+}
+
+caf::error world_core::prepare_for_loss(std::uint64_t first_epoch, std::uint64_t membership) {
+  if (on_loss_ == loss_policy::failover)
+    for (auto& x : lanes_)
+      if (auto error = runtime_->backend().provide_spare(x->state().ordinal()))
+        return error;
+  const auto with_standbys = prepares_standbys(limits_, size());
+  for (std::size_t k = 0; with_standbys && k < size(); ++k)
+    if (auto error = build_standby(first_epoch + k, membership, k))
+      return error;
+  std::lock_guard lock{order_mutex()};
+  if (membership != membership_ || (with_standbys && !has_standby_for_each()))
+    return make_error(errc::unavailable, "a device or a spare was lost meanwhile");
+  spares_ready_ = true;
+  reason_ = {};
+  return {};
+}
+
+/// For the loss of rank `k`.
+caf::error world_core::build_standby(std::uint64_t epoch, std::uint64_t membership, std::size_t k) {
+  auto& backend = runtime_->backend();
+  auto id = backend.make_communicator_id();
+  if (!id)
+    return id.error();
+  const auto with_spare = limits_.standby == standby_policy::full;
+  const auto absent = with_spare ? rank_set{} : rank_set::of(k);
+  auto ranks = ranks_without(absent);
+  if (with_spare)
+    ranks[k].spare = true;
+  auto built = backend.build(*id, static_cast<int>(ranks.size()), ranks);
+  if (!built)
+    return built.error();
+  auto target = own(epoch, absent, std::move(*built));
+  target->set_fully_connected();
+  if (with_spare)
+    target->rank(k).on_loss([weak = weak_from_this(), which = std::weak_ptr{target}, k] {
+      auto world = weak.lock();
+      auto standby = which.lock();
+      if (world && standby)
+        world->on_spare_lost(standby, k);
+    });
+  bool wanted = false;
+  {
+    std::lock_guard lock{order_mutex()};
+    wanted = membership == membership_ && phase_ == world_phase::ready && !target->has_lost_rank();
+    if (wanted)
+      prepared_[k] = target;
+  }
+  if (!wanted) {
+    target->discard();
+    return make_error(errc::membership_changed, "the world went on before its standbys were built");
+  }
+  if (with_spare && target->has_lost_rank()) // perhaps before it was a standby
+    on_spare_lost(target, k);
+  return {};
+}
+
+/// No request of the device's next life comes to a communicator that has a rank of this one.
+void world_core::on_device_loss(int device, const caf::error& why) {
+  std::vector<std::shared_ptr<communicator>> ends;
+  std::vector<std::shared_ptr<communicator>> idle;
+  std::shared_ptr<communicator> live; // that ends
+  bool switched = false;
+  bool others = false; // it has other members
+  {
+    std::lock_guard lock{order_mutex()};
+    spares_ready_ = false;
+    if (standby_ && standby_->has_lost_rank())
+      idle.push_back(
+          std::move(standby_)); // before the end of the live one, which would switch to it
+    for (auto& x : prepared_)
+      if (x && x->has_lost_rank())
+        idle.push_back(std::move(x));
+    if (next_ && next_->has_lost_rank())
+      ends.push_back(next_);
+    for (auto& x : leaving_)
+      if (auto there = x.lock(); there && there->has_lost_rank())
+        ends.push_back(std::move(there));
+    const auto before = membership_;
+    go_on_without(device);
+    others = membership_ != before;
+    if (current_ && current_->has_lost_rank()) {
+      live = current_;
+      switched = leave_current(why, idle);
+    } else if (phase_ == world_phase::building && opened_) { // it ended before
+      switched = switch_to_survivors();
+    }
+  }
+  if (switched)
+    runtime_->gate().go_on();
+  for (auto& x : idle)
+    x->discard();
+  for (auto& x : ends)
+    x->fail(why);
+  if (live) {
+    on_end_(live->epoch(), why, communicator_role::live);
+    live->fail(why);
+  } else if ((switched || others) && on_gone_) {
+    on_gone_(); // what the actor heard of its end is not true any more
+  }
+  if (switched)
+    announce();
+}
+
+/// If that is the policy. When nobody is left, all are waited for.
+void world_core::go_on_without(int device) {
+  if (on_loss_ != loss_policy::shrink || !opened_ || phase_ > world_phase::ready)
+    return;
+  if (std::none_of(lanes_.begin(), lanes_.end(),
+                   [&](auto& x) { return x->state().ordinal() == device; }))
+    return;
+  auto now = absent();
+  for (std::size_t i = 0; i < lanes_.size(); ++i) // it may be told of a loss twice
+    if (lanes_[i]->state().phase() != device_phase::ready)
+      now = now.with(i);
+  if (now.size() == size())
+    now = {};
+  if (now == absent())
+    return;
+  absent_.store(now.bits(), std::memory_order_release);
+  members_ = members_without(now);
+  ++membership_;
+}
+
+/// Under the lock of the order, where it has lost one rank.
+bool world_core::switch_to_survivors() {
+  const auto now = absent();
+  if (now.size() != 1 || !is_ready(now))
+    return false;
+  auto& x = prepared_[now.first()];
+  if (!is_there(x) || x->has_lost_rank() || x->absent() != now)
+    return false;
+  current_ = std::move(x);
+  epoch_ = current_->epoch();
+  phase_ = world_phase::ready;
+  return true;
+}
+
+bool world_core::may_grow() const {
+  std::lock_guard lock{order_mutex()};
+  if (phase_ != world_phase::ready)
+    return false;
+  const auto now = absent();
+  for (std::size_t i = 0; i < lanes_.size(); ++i)
+    if (now.contains(i) && lanes_[i]->state().phase() == device_phase::ready)
+      return true;
+  return false;
+}
+
+/// If it is a standby still, and not the one that requests run on.
+void world_core::on_spare_lost(const std::shared_ptr<communicator>& which, std::size_t k) {
+  {
+    std::lock_guard lock{order_mutex()};
+    if (prepared_[k] != which)
+      return;
+  }
+  discard_prepared();
+  failure why;
+  why.code = errc::worker_lost;
+  why.device = lanes_[k]->state().ordinal();
+  why.rank = static_cast<int>(k);
+  why.detail = "the spare of the device is gone";
+  on_end_(which->epoch(), make_error(std::move(why)), communicator_role::standby);
+}
+
+void world_core::discard_prepared() {
+  std::vector<std::shared_ptr<communicator>> all(size());
+  {
+    std::lock_guard lock{order_mutex()};
+    all.swap(prepared_);
+  }
+  for (auto& x : all)
+    if (x)
+      x->discard();
+}
+
+bool world_core::switch_to_spare() {
+  if (on_loss_ != loss_policy::failover)
+    return false;
+  std::vector<std::shared_ptr<communicator>> others(size());
+  bool switched = false;
+  {
+    std::lock_guard lock{order_mutex()};
+    if (phase_ != world_phase::building || !is_ready({}))
+      return false;
+    // Those with another rank's spare have a rank that is lost.
+    for (auto& x : prepared_)
+      if (!switched && is_there(x) && is_current(*x)) {
+        current_ = std::move(x);
+        switched = true;
+      }
+    others.swap(prepared_);
+    if (switched) {
+      epoch_ = current_->epoch();
+      members_ = members_without({});
+      ++membership_;
+      phase_ = world_phase::ready;
+    }
+  }
+  for (auto& x : others)
+    if (x)
+      x->discard();
+  if (switched) {
+    runtime_->gate().go_on();
+    announce();
+  }
+  return switched;
+}
+
+bool world_core::is_current(communicator& x) const {
+  for (std::size_t i = 0; i < size(); ++i)
+    if (!runtime_->backend().is_current(x.rank(i), lanes_[i]->state().ordinal()))
+      return false;
+  return true;
+}
+
+} // namespace troupe::detail
