@@ -439,8 +439,8 @@ private:
     for (auto& group : must(worlds_[0].over.split("part", colors)))
       add_world(group);
     open_rows();
-    // In workers a communicator may end between the ranks' answers of one chunk; those who were told
-    // of success then go on to the next one, and are a mismatch for the others' next call.
+    // In workers a communicator may end between the ranks' answers of one chunk; those who were
+    // told of success then go on to the next one, and are a mismatch for the others' next call.
     if (pick(random_, 0, 1) == 0 && !in_workers())
       mesh_ = must(mesh_comm::open(worlds_[0].over, {.groups = {}, .chunk_bytes = 512}));
     if (trouble_ == trouble::killed_actor || trouble_ == trouble::mixed) {
