@@ -358,6 +358,10 @@ public:
     return make_error(errc::not_supported, "the backend opens a device once");
   }
 
+  /// May its devices begin another life when somebody asks for that (`reset`)? False where another
+  /// process drives them, too.
+  [[nodiscard]] virtual bool allows_reset() const noexcept { return true; }
+
   /// What device `from` has of `to`, another one. May block for as long as it takes to find out.
   /// @thread never a lane
   /// @errors errc::invalid_argument: no such ordinals

@@ -93,6 +93,31 @@ struct launch_callable {
   request_options options;
 };
 
+/// Keeps memory of the device until `claim` asks for it, or for the grace time: for a token that is
+/// on its way to another process. Each offer serves one claim. Answered by `gpu_token`.
+/// @errors errc::stale_ref; errc::invalid_argument: no time
+struct offer {
+  any_gpu_ref memory;
+  std::chrono::nanoseconds grace = std::chrono::seconds{10};
+};
+
+/// The memory that `token` names, as a handle of this process. Answered by `any_gpu_ref`.
+///
+/// Where the memory is of this process it is as any other handle to it. Else the process that it is
+/// of must have the same device: a worker and its parent have (`placement::worker_process`). It
+/// lends the memory once all that was admitted there before is over; until the last handle here is
+/// gone, requests there that conflict with `mode` get `errc::buffer_acquired`, as do requests here
+/// that write with `access_mode::read`. What fails here while it writes leaves the memory
+/// indeterminate there.
+/// @errors errc::stale_ref: forged, of no process that has the device, or gone;
+///         errc::buffer_acquired: somebody holds it; errc::indeterminate; errc::worker_lost: the
+///         other process ended
+struct claim {
+  gpu_token token;
+  access_mode mode = access_mode::read;
+  request_options options;
+};
+
 /// Answered by `device_stats`.
 struct stats {
   request_options options;
@@ -103,7 +128,9 @@ struct watch_generation {};
 
 /// Ends the device's life and begins another: all its memory goes, every handle becomes stale,
 /// worlds on it build anew. Answered by the new generation (`std::uint64_t`).
-/// @errors errc::buffer_acquired: a user's stream holds memory; errc::unavailable: it is not ready
+/// @errors errc::buffer_acquired: a user's stream or another process holds memory;
+///         errc::unavailable: it is not ready; errc::not_supported: by a worker's program, whose
+///         parent resets its device
 struct reset {
   request_options options;
 };
@@ -146,6 +173,17 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
   return detail::fields(f, x, "troupe::launch", field("name", x.name),
                         field("arguments", x.arguments), field("reads", x.reads),
                         field("writes", x.writes), field("options", x.options));
+}
+
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, offer& x) {
+  using detail::field;
+  return detail::fields(f, x, "troupe::offer", field("memory", x.memory), field("grace", x.grace));
+}
+
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, claim& x) {
+  using detail::field;
+  return detail::fields(f, x, "troupe::claim", field("token", x.token), field("mode", x.mode),
+                        field("options", x.options));
 }
 
 template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, stats& x) {
@@ -307,6 +345,23 @@ public:
   /// @errors errc::invalid_argument: it was not acquired in this mode
   pending<void> release(const any_gpu_ref& ref, access_mode mode, CUstream_st* stream,
                         request_options options = {}) const;
+
+  /// As the message `offer`.
+  caf::expected<gpu_token> offer(const any_gpu_ref& memory,
+                                 std::chrono::nanoseconds grace = std::chrono::seconds{10}) const;
+
+  /// As the message `claim`; blocks until it is there.
+  template <element T>
+  caf::expected<gpu_ref<T>> claim(const gpu_token& token, access_mode mode = access_mode::read,
+                                  request_options options = {}) const {
+    auto ref = claim(token, mode, options).wait();
+    if (!ref)
+      return ref.error();
+    return gpu_ref<T>::from(std::move(*ref));
+  }
+  /// As the message `claim`.
+  pending<any_gpu_ref> claim(const gpu_token& token, access_mode mode = access_mode::read,
+                             request_options options = {}) const;
 
   pending<device_stats> stats(request_options options = {}) const;
 

@@ -51,7 +51,9 @@ caf::error register_launch(std::string name, registered_launch function);
 /// The launch of that name; empty if there is none.
 registered_launch find_launch(const std::string& name);
 
-/// How a user's stream uses a buffer that it acquires.
+/// How a user's stream uses a buffer that it acquires, or another process one that it claims.
 enum class access_mode : std::uint8_t { read, write, read_write };
+TROUPE_INSPECT_ENUM(access_mode)
+std::string_view to_string(access_mode x) noexcept;
 
 } // namespace troupe

@@ -180,6 +180,16 @@ pending<void> device::release(const any_gpu_ref& ref, access_mode mode, CUstream
   return answer(core_->release(ref, mode, stream, options));
 }
 
+caf::expected<gpu_token> device::offer(const any_gpu_ref& memory,
+                                       std::chrono::nanoseconds grace) const {
+  return core_->offer(memory, grace);
+}
+
+pending<any_gpu_ref> device::claim(const gpu_token& token, access_mode mode,
+                                   request_options options) const {
+  return answer(core_->claim(token, mode, options));
+}
+
 pending<device_stats> device::stats(request_options options) const {
   return answer(core_->stats(options));
 }

@@ -52,6 +52,13 @@ public:
         [this](const launch_callable& x) {
           return reply_to(core_.launch(x.function, x.reads, x.writes, x.options));
         },
+        [this](const offer& x) -> caf::result<gpu_token> {
+          auto token = core_.offer(x.memory, x.grace);
+          if (!token)
+            return token.error();
+          return *token;
+        },
+        [this](const claim& x) { return reply_to(core_.claim(x.token, x.mode, x.options)); },
         [this](const stats& x) { return reply_to(core_.stats(x.options)); },
         [this](const reset& x) { return reply_to(core_.reset(x.options)); },
         [this](const record_flight& x) { return reply_to(core_.record_flight(x.path, x.options)); },

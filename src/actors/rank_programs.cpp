@@ -1,6 +1,7 @@
 #include "actors/rank_programs.hpp"
 
 #include "core/log.hpp"
+#include "core/process_note.hpp"
 #include <troupe/worker_program.hpp>
 
 #include <caf/all.hpp>
@@ -31,8 +32,9 @@ bool program_board::empty() const {
   return all_.empty();
 }
 
-void listen(caf::actor_system& sys, backend& from, std::shared_ptr<program_board> board) {
-  from.set_listener([&sys, board = std::move(board)](int device, std::span<const std::byte> bytes) {
+void listen(caf::actor_system& sys, runtime& from, std::shared_ptr<program_board> board) {
+  from.hear_programs([&sys, board = std::move(board)](int device,
+                                                      std::span<const std::byte> bytes) {
     if (board->empty()) // the actor system may be gone
       return;
     program_note note;
@@ -97,7 +99,8 @@ caf::error rank_programs::tell(std::size_t rank, const program_note& note) {
   auto bytes = to_bytes(system_, note);
   if (!bytes)
     return bytes.error();
-  return core->owner()->backend().tell(core->lanes()[rank]->state().ordinal(), *bytes);
+  return core->owner()->tell(core->lanes()[rank]->state().ordinal(),
+                             make_note(note_kind::program, *bytes));
 }
 
 void rank_programs::on_end(std::uint64_t epoch, const caf::error& why) {

@@ -69,7 +69,7 @@ private:
   caf::actor_addr world_;
 };
 
-/// Has `board` hear what the processes of `owner`'s devices tell.
-void listen(caf::actor_system& sys, backend& from, std::shared_ptr<program_board> board);
+/// Has `board` hear what the processes of the devices say of programs.
+void listen(caf::actor_system& sys, runtime& from, std::shared_ptr<program_board> board);
 
 } // namespace troupe::detail

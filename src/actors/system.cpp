@@ -153,7 +153,7 @@ std::shared_ptr<program_board> system_core::programs(caf::actor_system& sys) {
   std::lock_guard lock{mutex_};
   if (!programs_) {
     programs_ = std::make_shared<program_board>();
-    listen(sys, *backend_, programs_);
+    listen(sys, *runtime_, programs_);
   }
   return programs_;
 }

@@ -67,7 +67,7 @@ bool all_readable(std::span<const use> run) {
 bool plainly_right(const use& u) {
   auto& memory = *u.memory;
   return !memory.stale() && !memory.acquired_for_writing &&
-         (!u.writes || memory.acquired_for_reading == 0) &&
+         (!u.writes || (memory.acquired_for_reading == 0 && !memory.read_only())) &&
          (!u.reads || (memory.whole() && !operation::any_failing()));
 }
 
@@ -94,7 +94,10 @@ caf::error check_uses(const operation& request, const operation& op, std::span<c
     for (auto& u : run) {
       if (u.memory->acquired_for_writing || (u.writes && u.memory->acquired_for_reading != 0))
         return refuse(u, errc::buffer_acquired,
-                      "a user's stream holds the buffer; release it first");
+                      "a user's stream or another process holds the buffer");
+      if (u.writes && u.memory->read_only())
+        return refuse(u, errc::buffer_acquired,
+                      "another process lends the buffer for reading alone");
       if (u.reads && !readable)
         if (auto error = u.memory->check_readable(u.begin, u.end); error)
           return error;

@@ -22,16 +22,29 @@ buffer::buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64
     : generation_(generation), home_(std::move(home)), id_(id), address_(address),
       size_bytes_(size_bytes), deleter_(std::move(deleter)), symmetric_(std::move(symmetric)) {}
 
+buffer::buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64_t generation,
+               borrowed_memory memory)
+    : read_only_(memory.read_only), generation_(generation), home_(std::move(home)), id_(id),
+      address_(memory.address), size_bytes_(memory.size_bytes),
+      give_back_(std::move(memory.give_back)) {}
+
 buffer::~buffer() {
   home_->change_acquired(-(acquired_for_reading + (acquired_for_writing ? 1 : 0)));
   home_->forget_buffer(id_);
   if (symmetric_)
     symmetric_->drop();
+  else if (give_back_)
+    home_->release({address_, generation_,
+                    [give_back = std::move(give_back_), wounds = std::move(wounds_)](void*) {
+                      give_back(wounds);
+                    }});
   else if (address_ != nullptr)
     home_->release({address_, generation_, std::move(deleter_)});
 }
 
-bool buffer::stale() const noexcept { return home_->live_generation() != generation_; }
+bool buffer::stale() const noexcept {
+  return home_->live_generation() != generation_ || revoked_.load(std::memory_order_acquire);
+}
 
 caf::error buffer::check_determinate(std::size_t begin, std::size_t end) const {
   if (whole())

@@ -80,14 +80,34 @@ private:
   std::vector<access> more_;
 };
 
+/// Bytes that a failed operation left half-written, and the first cause.
+struct wound {
+  std::size_t begin;
+  std::size_t end;
+  caf::error cause;
+};
+
+/// Memory that another process lends.
+struct borrowed_memory {
+  void* address = nullptr;
+  std::size_t size_bytes = 0;
+  bool read_only = false;
+  /// Nothing here uses it any more; what is half-written. @thread the lane, or any
+  std::function<void(std::vector<wound>)> give_back;
+};
+
 /// One allocation of one device in one generation. Freed by the device's lane, whoever drops it.
 class alignas(64) buffer {
 public:
+  using wound = detail::wound;
+
   /// `deleter` for memory of the user's (`adopt`); without one the memory belongs to the device's
   /// pool, or to `symmetric`, of which it is a piece.
   buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64_t generation,
          void* address, std::size_t size_bytes, std::function<void(void*)> deleter = {},
          std::shared_ptr<symmetric_memory> symmetric = {});
+  buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64_t generation,
+         borrowed_memory memory);
   ~buffer();
   buffer(const buffer&) = delete;
   buffer& operator=(const buffer&) = delete;
@@ -99,15 +119,12 @@ public:
   std::size_t size_bytes() const noexcept { return size_bytes_; }
   const symmetric_memory* symmetric() const noexcept { return symmetric_.get(); }
 
-  /// True once the device began another life, or ended.
+  /// True once the device began another life, or ended; or whoever lent the memory took it back.
   bool stale() const noexcept;
-
-  /// Bytes that a failed operation left half-written, and the first cause.
-  struct wound {
-    std::size_t begin;
-    std::size_t end;
-    caf::error cause;
-  };
+  /// Another process, which lent the memory, is done with it.
+  void revoke() noexcept { revoked_.store(true, std::memory_order_release); }
+  /// Another process lends it for reading alone.
+  bool read_only() const noexcept { return read_only_; }
 
   /// None if no failed operation left bytes of [begin, end) half-written.
   /// @errors errc::indeterminate with the first cause
@@ -125,8 +142,8 @@ public:
   /// What uses it; under admission's lock.
   access_list accesses;
 
-  /// What user streams hold or are about to (`acquire` without `release` so far); under
-  /// admission's lock.
+  /// What user streams hold or are about to (`acquire` without `release` so far), and other
+  /// processes (`claim`); under admission's lock.
   int acquired_for_reading = 0;
   bool acquired_for_writing = false;
   /// How often they really do: what can be released.
@@ -138,12 +155,15 @@ public:
 
 private:
   std::atomic<bool> wounded_{false};
+  std::atomic<bool> revoked_{false};
+  const bool read_only_ = false;
   std::uint64_t generation_;
   const std::shared_ptr<device_state> home_;
   std::uint64_t id_;
   void* address_;
   std::size_t size_bytes_;
   std::function<void(void*)> deleter_;
+  std::function<void(std::vector<wound>)> give_back_;
   const std::shared_ptr<symmetric_memory> symmetric_;
   mutable std::mutex wounds_mutex_;
   std::vector<wound> wounds_; // disjoint

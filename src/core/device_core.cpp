@@ -20,10 +20,14 @@ caf::error refusal(const char* verb, int device, errc code, std::string detail) 
 
 } // namespace
 
+clock::time_point device_core::deadline_of(const request_options& options) const {
+  return from_now(options.deadline.count() != 0 ? options.deadline : deadline_);
+}
+
 template <class Operation>
 std::shared_ptr<Operation> device_core::start(std::shared_ptr<Operation> op,
                                               const request_options& options) const {
-  op->deadline = from_now(options.deadline.count() != 0 ? options.deadline : deadline_);
+  op->deadline = deadline_of(options);
   op->parts()[0].on = worker_.get();
   runtime_->start(op);
   return op;
@@ -209,19 +213,31 @@ device_core::answer<nothing> device_core::release(const any_gpu_ref& ref, access
   return start(std::make_shared<release_operation>(ref, mode, stream_view{user}), options);
 }
 
+caf::expected<gpu_token> device_core::offer(const any_gpu_ref& ref,
+                                            std::chrono::nanoseconds grace) const {
+  if (auto error = check("offer", ref); error)
+    return error;
+  return runtime_->memory().offer(ref, grace);
+}
+
+device_core::answer<any_gpu_ref> device_core::claim(const gpu_token& token, access_mode mode,
+                                                    const request_options& options) const {
+  return runtime_->memory().claim(shared_state(), token, mode, deadline_of(options));
+}
+
 device_core::answer<device_stats> device_core::stats(const request_options& options) const {
   return start(std::make_shared<stats_operation>(), options);
 }
 
 device_core::answer<std::uint64_t> device_core::reset(const request_options& options) const {
   return runtime_->reset(state().ordinal(),
-                         from_now(options.deadline.count() != 0 ? options.deadline : deadline_));
+                         deadline_of(options));
 }
 
 device_core::answer<nothing> device_core::record_flight(const std::string& path,
                                                         const request_options& options) const {
   return runtime_->recorder().write(
-      path, from_now(options.deadline.count() != 0 ? options.deadline : deadline_));
+      path, deadline_of(options));
 }
 
 } // namespace troupe::detail

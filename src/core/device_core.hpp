@@ -61,6 +61,9 @@ public:
                           const request_options& options) const;
   answer<nothing> release(const any_gpu_ref& ref, access_mode mode, CUstream_st* user,
                           const request_options& options) const;
+  caf::expected<gpu_token> offer(const any_gpu_ref& ref, std::chrono::nanoseconds grace) const;
+  answer<any_gpu_ref> claim(const gpu_token& token, access_mode mode,
+                            const request_options& options) const;
   answer<device_stats> stats(const request_options& options) const;
   answer<std::uint64_t> reset(const request_options& options) const;
   answer<nothing> record_flight(const std::string& path, const request_options& options) const;
@@ -69,6 +72,7 @@ public:
 private:
   caf::error check(const char* verb, const any_gpu_ref& ref) const;
   caf::error check(const char* verb, const std::vector<any_gpu_ref>& refs) const;
+  clock::time_point deadline_of(const request_options& options) const;
   template <class Operation>
   std::shared_ptr<Operation> start(std::shared_ptr<Operation> op,
                                    const request_options& options) const;

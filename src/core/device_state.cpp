@@ -191,11 +191,20 @@ std::shared_ptr<buffer> device_state::make_buffer(void* address, std::size_t siz
                                                   std::function<void(void*)> deleter,
                                                   std::shared_ptr<symmetric_memory> symmetric) {
   auto id = next_buffer_.fetch_add(1, std::memory_order_relaxed);
-  auto result = std::make_shared<buffer>(shared_from_this(), id, generation(), address, size_bytes,
-                                         std::move(deleter), std::move(symmetric));
+  return noted(std::make_shared<buffer>(shared_from_this(), id, generation(), address, size_bytes,
+                                        std::move(deleter), std::move(symmetric)));
+}
+
+std::shared_ptr<buffer> device_state::make_buffer(borrowed_memory memory) {
+  auto id = next_buffer_.fetch_add(1, std::memory_order_relaxed);
+  return noted(
+      std::make_shared<buffer>(shared_from_this(), id, generation(), std::move(memory)));
+}
+
+std::shared_ptr<buffer> device_state::noted(std::shared_ptr<buffer> x) {
   std::lock_guard lock{buffers_mutex_};
-  buffers_.emplace(id, result);
-  return result;
+  buffers_.emplace(x->id(), x);
+  return x;
 }
 
 std::shared_ptr<buffer> device_state::find_buffer(std::uint64_t id) const {

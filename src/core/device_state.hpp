@@ -19,6 +19,7 @@ namespace troupe::detail {
 class buffer;
 class lane;
 class symmetric_memory;
+struct borrowed_memory;
 
 /// A device of one actor system. Outlives its lane, as long as a handle to its memory does.
 class device_state : public std::enable_shared_from_this<device_state> {
@@ -43,7 +44,7 @@ public:
   std::uint64_t watch(std::function<void(const device_changed&)> watcher);
   void unwatch(std::uint64_t id) noexcept;
 
-  /// How often user streams hold buffers (`acquire`).
+  /// How often user streams (`acquire`) and other processes (`claim`) hold buffers.
   int acquired() const noexcept { return acquired_.load(); }
   void change_acquired(int by) noexcept { acquired_.fetch_add(by); }
 
@@ -84,11 +85,13 @@ public:
   std::shared_ptr<buffer> make_buffer(void* address, std::size_t size_bytes,
                                       std::function<void(void*)> deleter = {},
                                       std::shared_ptr<symmetric_memory> symmetric = {});
+  std::shared_ptr<buffer> make_buffer(borrowed_memory memory);
   std::shared_ptr<buffer> find_buffer(std::uint64_t id) const;
   void forget_buffer(std::uint64_t id) noexcept;
 
 private:
   void change(device_phase phase, const caf::error& why); // under mutex_
+  std::shared_ptr<buffer> noted(std::shared_ptr<buffer> x);
 
   const std::uint64_t node_;
   const int ordinal_;

@@ -41,6 +41,18 @@ caf::error register_launch(std::string name, registered_launch function) {
   return {};
 }
 
+std::string_view to_string(access_mode x) noexcept {
+  switch (x) {
+  case access_mode::read:
+    return "read";
+  case access_mode::write:
+    return "write";
+  case access_mode::read_write:
+    return "read_write";
+  }
+  return "unknown";
+}
+
 registered_launch find_launch(const std::string& name) {
   auto& all = launches();
   std::lock_guard lock{all.mutex};
@@ -320,7 +332,7 @@ caf::expected<issue_outcome> pinned_operation::issue(part&, lane& on) {
   return issue_outcome::finished;
 }
 
-// -- acquire, release
+// -- acquire
 
 namespace {
 
@@ -330,6 +342,15 @@ bool writes(access_mode mode) { return mode != access_mode::read; }
 /// Under admission's lock.
 int& granted(buffer& memory, access_mode mode) {
   return writes(mode) ? memory.granted_for_writing : memory.granted_for_reading;
+}
+
+/// Under admission's lock.
+void take(buffer& memory, access_mode mode) {
+  if (writes(mode))
+    memory.acquired_for_writing = true;
+  else
+    ++memory.acquired_for_reading;
+  memory.home().change_acquired(1);
 }
 
 /// Under admission's lock.
@@ -350,11 +371,7 @@ acquire_operation::acquire_operation(const any_gpu_ref& ref, access_mode mode, s
 }
 
 caf::error acquire_operation::on_admit() {
-  if (writes(mode_))
-    memory_->acquired_for_writing = true;
-  else
-    ++memory_->acquired_for_reading;
-  memory_->home().change_acquired(1);
+  take(*memory_, mode_);
   return {};
 }
 
@@ -379,6 +396,44 @@ void acquire_operation::on_settled() noexcept {
     --granted(*memory_, mode_); // nobody knows of it
   give_back(*memory_, mode_);
 }
+
+// -- lend
+
+memory_lease::~memory_lease() {
+  std::lock_guard lock{order_mutex()};
+  give_back(*memory_, mode_);
+}
+
+lend_operation::lend_operation(const any_gpu_ref& ref, access_mode mode)
+    : operation_of("claim", 1), memory_(ref.memory()), mode_(mode) {
+  parts()[0].stream = stream_kind::memory; // where it came from
+  add_use(use_of(ref, reads(mode), writes(mode)));
+}
+
+caf::error lend_operation::on_admit() {
+  take(*memory_, mode_);
+  return {};
+}
+
+/// What comes before stands in its stream.
+caf::expected<issue_outcome> lend_operation::issue(part&, lane&) { return issue_outcome::enqueued; }
+
+void lend_operation::on_success() noexcept {
+  value = std::make_shared<memory_lease>(memory_, mode_);
+}
+
+void lend_operation::on_settled() noexcept {
+  while (!answered()) // somebody else is about to
+    pause();
+  if (!error())
+    return;
+  if (value)
+    return value.reset(); // nobody knows of it
+  std::lock_guard lock{order_mutex()};
+  give_back(*memory_, mode_);
+}
+
+// -- release
 
 release_operation::release_operation(const any_gpu_ref& ref, access_mode mode, stream_view user)
     : operation_of("release", 1), ref_(ref), mode_(mode), user_(user) {}

@@ -157,6 +157,38 @@ private:
   stream_view user_;
 };
 
+/// What another process may do with a buffer, until this goes.
+class memory_lease {
+public:
+  /// Of what `acquire` took into account.
+  memory_lease(std::shared_ptr<buffer> memory, access_mode mode) noexcept
+      : memory_(std::move(memory)), mode_(mode) {}
+  ~memory_lease();
+  memory_lease(const memory_lease&) = delete;
+  memory_lease& operator=(const memory_lease&) = delete;
+
+private:
+  const std::shared_ptr<buffer> memory_;
+  const access_mode mode_;
+};
+
+/// Over when nothing that came before uses the buffer, which then is another process's as long as
+/// the lease is there.
+class lend_operation final : public operation_of<std::shared_ptr<memory_lease>> {
+public:
+  lend_operation(const any_gpu_ref& ref, access_mode mode);
+  caf::error on_admit() override;
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+
+protected:
+  void on_success() noexcept override;
+  void on_settled() noexcept override;
+
+private:
+  std::shared_ptr<buffer> memory_;
+  access_mode mode_;
+};
+
 /// Lets what comes after wait for the user's stream.
 class release_operation final : public operation_of<nothing> {
 public:

@@ -3,10 +3,12 @@
 #include "core/keep_forever.hpp"
 #include "core/log.hpp"
 #include "core/order.hpp"
+#include "core/process_note.hpp"
 #include "core/spin.hpp"
 
 #include <algorithm>
 #include <random>
+#include <shared_mutex>
 #include <thread>
 #include <utility>
 
@@ -72,11 +74,18 @@ void background::run(std::function<void()> job) {
 
 // -- runtime
 
+/// Those who bring notes pass it; none of them may be the last one to let go of the runtime.
+struct runtime::note_gate {
+  std::shared_mutex mutex;
+  runtime* owner = nullptr; ///< null: it has closed
+};
+
 runtime::runtime(std::shared_ptr<troupe::backend> backend, const lane_options& options,
                  flight_record_options record)
     : backend_(std::move(backend)), options_(resolved(options, backend_->device_count())),
       node_(random_node()), slots_(static_cast<std::size_t>(backend_->device_count())),
-      recorder_(*this, std::move(record)) {
+      gate_(std::make_shared<note_gate>()), recorder_(*this, std::move(record)) {
+  gate_->owner = this;
   set_client_spin(*options_.client_spin);
 }
 
@@ -87,6 +96,10 @@ void runtime::close() noexcept {
     std::lock_guard lock{slots_mutex_};
     if (std::exchange(closed_, true))
       return;
+  }
+  {
+    std::lock_guard lock{gate_->mutex};
+    gate_->owner = nullptr;
   }
   auto why = make_error(errc::unavailable, "the actor system ended");
   for (int i = 0; i < device_count(); ++i)
@@ -115,6 +128,12 @@ caf::expected<std::shared_ptr<lane>> runtime::lane_of(int ordinal) {
   if (!s.worker) {
     if (closed_)
       return make_error(errc::unavailable, "the actor system ended");
+    if (!std::exchange(hears_, true))
+      backend_->set_listener([gate = gate_](int from, std::span<const std::byte> note) {
+        std::shared_lock pass{gate->mutex};
+        if (gate->owner != nullptr)
+          gate->owner->hear(from, note);
+      });
     auto device = backend_->open(ordinal);
     if (!device)
       return device.error();
@@ -137,6 +156,23 @@ std::vector<std::shared_ptr<lane>> runtime::lanes() {
     if (s.worker)
       result.push_back(s.worker);
   return result;
+}
+
+void runtime::hear_programs(std::function<void(int, std::span<const std::byte>)> f) {
+  std::lock_guard lock{notes_mutex_};
+  on_program_note_ = std::move(f);
+}
+
+void runtime::hear(int ordinal, std::span<const std::byte> note) {
+  if (is_note(note_kind::memory, note))
+    return memory_.received(ordinal, note);
+  std::function<void(int, std::span<const std::byte>)> to;
+  if (is_note(note_kind::program, note)) {
+    std::lock_guard lock{notes_mutex_};
+    to = on_program_note_;
+  }
+  if (to)
+    to(ordinal, content_of(note));
 }
 
 void runtime::start(const std::shared_ptr<operation>& op) {
@@ -203,6 +239,10 @@ std::shared_ptr<operation_of<std::uint64_t>> runtime::reset(int ordinal,
       x.detail = std::move(detail);
       answer->answer(make_error(std::move(x)));
     };
+    if (!backend_->allows_reset()) {
+      refuse(errc::not_supported, "the device is the parent process's to reset");
+      return answer;
+    }
     if (deadline <= clock::now()) {
       refuse(errc::deadline_exceeded, "its deadline was over before it began");
       return answer;
@@ -212,12 +252,13 @@ std::shared_ptr<operation_of<std::uint64_t>> runtime::reset(int ordinal,
       return answer;
     }
     if (state.acquired() != 0) {
-      refuse(errc::buffer_acquired, "user streams hold memory of the device; release it first");
+      refuse(errc::buffer_acquired, "user streams or other processes hold memory of the device");
       return answer;
     }
     state.close(device_phase::resetting, why);
   }
   watch_reset(*worker, answer);
+  memory_.drop_stale(why);
   fail_users_of(ordinal, why, true);
   std::lock_guard lock{slots_mutex_};
   auto& s = slots_[static_cast<std::size_t>(ordinal)];
@@ -267,6 +308,7 @@ void runtime::shut_down(int ordinal, const caf::error& why) {
     std::lock_guard lock{order_mutex()};
     worker->state().close(device_phase::shut_down, why);
   }
+  memory_.drop_stale(why);
   fail_users_of(ordinal, why, false);
   std::lock_guard lock{slots_mutex_};
   auto& s = slots_[static_cast<std::size_t>(ordinal)];
@@ -335,6 +377,7 @@ caf::error runtime::end_everything(const caf::error& why) noexcept {
   }
   log(log_level::error, "the process cannot use its devices any more", why);
   recorder_.on_end(why);
+  memory_.drop_stale(why);
   for (auto& x : all)
     x->abandon();
   keeper_.for_each([&](operation& op) {
@@ -346,6 +389,7 @@ caf::error runtime::end_everything(const caf::error& why) noexcept {
 
 void runtime::on_device_failed(lane& where, const caf::error& why) noexcept {
   recorder_.on_end(why);
+  memory_.drop_stale(why);
   fail_users_of(where.state().ordinal(), why, false);
 }
 
@@ -372,6 +416,7 @@ void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
   }
   for (auto& [who, f] : watchers) // first: the lane drops what has failed
     f(state.ordinal(), why);
+  memory_.drop_stale(why);
   fail_users_of(state.ordinal(), why, false);
   {
     std::lock_guard lock{slots_mutex_};

@@ -5,6 +5,7 @@
 #include "core/admission.hpp"
 #include "core/flight_recorder.hpp"
 #include "core/lane.hpp"
+#include "core/memory_exchange.hpp"
 #include "core/operation.hpp"
 #include "core/timekeeper.hpp"
 #include <troupe/backend.hpp>
@@ -15,6 +16,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -49,6 +51,9 @@ public:
   timekeeper& keeper() noexcept { return keeper_; }
   background& workers() noexcept { return workers_; }
   flight_recorder& recorder() noexcept { return recorder_; }
+  memory_exchange& memory() noexcept { return memory_; }
+  /// Names this actor system's devices in tokens.
+  std::uint64_t node() const noexcept { return node_; }
 
   /// The lane of a device; starts it at the first call.
   /// @errors errc::invalid_argument: no such ordinal; errc::unavailable
@@ -73,6 +78,14 @@ public:
   /// `f` hears, on any thread, that a device, by its ordinal, is lost, before it is there again; as
   /// long as `who`.
   void watch_losses(std::weak_ptr<void> who, std::function<void(int, const caf::error&)> f);
+
+  /// Sends a note (`process_note`) to the process that has a device.
+  /// @errors errc::not_supported: it is this process; errc::worker_lost
+  caf::error tell(int ordinal, std::span<const std::byte> note) noexcept {
+    return backend_->tell(ordinal, note);
+  }
+  /// `f` hears, on any thread, what such processes say of programs.
+  void hear_programs(std::function<void(int ordinal, std::span<const std::byte> what)> f);
 
   /// Communicators hold the devices that they run on: a reset waits for them to end.
   void hold(int ordinal) noexcept;
@@ -102,6 +115,8 @@ private:
                    const std::shared_ptr<operation_of<std::uint64_t>>& answer);
   void fail_users_of(int ordinal, const caf::error& why, bool only_with_memory);
   void act_on_quiet(slot& s); // under slots_mutex_
+  void hear(int ordinal, std::span<const std::byte> note);
+  struct note_gate;
 
   const std::shared_ptr<troupe::backend> backend_;
   const lane_options options_;
@@ -118,6 +133,11 @@ private:
   timekeeper keeper_;
   const std::shared_ptr<admission> admission_ = std::make_shared<admission>(keeper_);
   background workers_;
+  memory_exchange memory_{*this};
+  std::mutex notes_mutex_;
+  std::function<void(int, std::span<const std::byte>)> on_program_note_;
+  const std::shared_ptr<note_gate> gate_;
+  bool hears_ = false; // under slots_mutex_
   flight_recorder recorder_;
 };
 

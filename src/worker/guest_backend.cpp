@@ -97,6 +97,26 @@ caf::error guest_backend::destroy(communicator_ranks ranks) noexcept {
              [this](communicator_ranks x) { return options_.executes->destroy(std::move(x)); });
 }
 
+caf::error guest_backend::tell(int, std::span<const std::byte> what) noexcept {
+  return options_.tell(what);
+}
+
+void guest_backend::set_listener(
+    std::function<void(int, std::span<const std::byte>)> f) noexcept {
+  std::lock_guard lock{listener_mutex_};
+  listener_ = std::move(f);
+}
+
+void guest_backend::received(std::span<const std::byte> what) const {
+  std::function<void(int, std::span<const std::byte>)> to;
+  {
+    std::lock_guard lock{listener_mutex_};
+    to = listener_;
+  }
+  if (to)
+    to(options_.device, what);
+}
+
 void guest_backend::abandon(const caf::error& why) noexcept { options_.on_fault(why); }
 
 } // namespace troupe::detail

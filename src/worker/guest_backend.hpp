@@ -25,6 +25,8 @@ struct guest_options {
   std::function<void(communicator_key)> on_gone;
   /// The process's work with its device is lost.
   std::function<void(const caf::error&)> on_fault;
+  /// Sends bytes to the parent. @thread any
+  std::function<caf::error(std::span<const std::byte>)> tell;
 };
 
 class guest_backend final : public backend {
@@ -37,6 +39,8 @@ public:
   std::string_view name() const noexcept override { return options_.executes->name(); }
   int device_count() const noexcept override { return options_.executes->device_count(); }
   caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override;
+  /// The parent supervises it.
+  bool allows_reset() const noexcept override { return false; }
   caf::expected<peer_link> link(int from, int to) noexcept override;
   /// Communicators are the parent's to build.
   caf::expected<communicator_id> make_communicator_id() noexcept override;
@@ -44,12 +48,19 @@ public:
                                           std::span<const local_rank> ranks) noexcept override;
   caf::error abort(communicator_ranks ranks) noexcept override;
   caf::error destroy(communicator_ranks ranks) noexcept override;
+  /// The other process that has the device is the parent.
+  caf::error tell(int ordinal, std::span<const std::byte> what) noexcept override;
+  void set_listener(std::function<void(int, std::span<const std::byte>)> f) noexcept override;
+  /// The parent has sent something.
+  void received(std::span<const std::byte> what) const;
   void abandon(const caf::error& why) noexcept override;
 
 private:
   template <class F> caf::error end(communicator_ranks ranks, F f) noexcept;
 
   const guest_options options_;
+  mutable std::mutex listener_mutex_;
+  std::function<void(int, std::span<const std::byte>)> listener_;
 };
 
 } // namespace troupe::detail

@@ -3,6 +3,8 @@
 #include "actors/system.hpp"
 #include "actors/world_access.hpp"
 #include "core/log.hpp"
+#include "core/memory_note.hpp"
+#include "core/process_note.hpp"
 
 #include <caf/all.hpp>
 
@@ -111,10 +113,13 @@ caf::expected<program_note> program_host::read(std::span<const std::byte> bytes)
   return result;
 }
 
-void program_host::tell(program_note note) noexcept {
+caf::error program_host::send(const program_note& note) noexcept {
   auto bytes = to_bytes(*system_->actors, note);
-  auto error = bytes ? options_.tell(*bytes) : bytes.error();
-  if (error)
+  return bytes ? options_.guest.tell(make_note(note_kind::program, *bytes)) : bytes.error();
+}
+
+void program_host::tell(const program_note& note) noexcept {
+  if (auto error = send(note))
     log(log_level::warning, "what a program had to tell did not reach the parent", error);
 }
 
@@ -126,7 +131,7 @@ caf::actor program_host::begin(const program_note& note, const world& over, std:
     end.world = number;
     end.rank = rank;
     end.why = why;
-    tell(std::move(end));
+    tell(end);
   };
   auto factory = find_program(note.program);
   if (!factory) {
@@ -139,8 +144,7 @@ caf::actor program_host::begin(const program_note& note, const world& over, std:
     x.world = number;
     x.rank = rank;
     x.bytes = std::move(bytes);
-    auto message = to_bytes(*system_->actors, x);
-    return message ? options_.tell(*message) : message.error();
+    return send(x);
   };
   caf::error why;
   try {
@@ -190,7 +194,7 @@ caf::expected<program_host::hosted*> program_host::provide(const program_note& n
     end.rank = rank;
     end.view.epoch = epoch;
     end.why = why;
-    tell(std::move(end));
+    tell(end);
   });
   return &worlds_.emplace(note.world, std::move(x)).first->second;
 }
@@ -198,17 +202,20 @@ caf::expected<program_host::hosted*> program_host::provide(const program_note& n
 caf::error program_host::take(communicator_key key, communicator_ranks rank,
                               std::span<const std::byte> what) {
   auto ranks = guest_->adopt(key, std::move(rank));
-  auto note = read(what);
-  if (!note) {
+  auto refuse = [&](caf::error why) {
     static_cast<void>(guest_->abort(std::move(ranks)));
-    return note.error();
-  }
+    return why;
+  };
+  if (!has_programs())
+    return refuse(make_error(errc::not_supported, "the worker has no programs"));
+  auto note = read(what);
+  if (!note)
+    return refuse(note.error());
   std::unique_lock lock{mutex_};
   auto found = provide(*note);
   if (!found) {
     lock.unlock();
-    static_cast<void>(guest_->abort(std::move(ranks)));
-    return found.error();
+    return refuse(found.error());
   }
   auto& x = **found;
   auto core = x.core;
@@ -242,6 +249,32 @@ void program_host::give_back(communicator_key key) {
 }
 
 void program_host::received(std::span<const std::byte> what) {
+  if (is_note(note_kind::memory, what))
+    received_memory_note(what);
+  else if (is_note(note_kind::program, what))
+    received_program_note(content_of(what));
+}
+
+void program_host::received_memory_note(std::span<const std::byte> what) {
+  bool is_there = false;
+  {
+    std::lock_guard lock{making_};
+    is_there = system_ != nullptr;
+  }
+  if (is_there)
+    return guest_->received(what);
+  auto note = memory_note_of(what);
+  if (!note || note->what != memory_note::kind::claim)
+    return;
+  memory_note refusal;
+  refusal.what = memory_note::kind::refused;
+  refusal.number = note->number;
+  refusal.why = make_error(errc::stale_ref, "the worker has no program whose memory it could be");
+  if (auto error = options_.guest.tell(to_note(refusal)))
+    log(log_level::warning, "a refusal did not reach the parent", error);
+}
+
+void program_host::received_program_note(std::span<const std::byte> what) {
   auto note = read(what);
   if (!note)
     return log(log_level::warning, "what the parent said to a program makes no sense",

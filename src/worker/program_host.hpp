@@ -25,8 +25,6 @@ namespace troupe::detail {
 struct program_options {
   guest_options guest;
   std::chrono::nanoseconds spin{0};
-  /// Sends bytes to the parent. @thread any
-  std::function<caf::error(std::span<const std::byte>)> tell;
 };
 
 class program_host final : public program_site {
@@ -53,7 +51,10 @@ private:
   caf::expected<system*> provide_system();
   caf::expected<hosted*> provide(const program_note& note);
   caf::actor begin(const program_note& note, const world& over, std::uint64_t number);
-  void tell(program_note note) noexcept;
+  caf::error send(const program_note& note) noexcept;
+  void tell(const program_note& note) noexcept;
+  void received_program_note(std::span<const std::byte> what);
+  void received_memory_note(std::span<const std::byte> what);
   caf::expected<program_note> read(std::span<const std::byte> bytes);
 
   const program_options options_;

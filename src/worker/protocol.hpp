@@ -3,7 +3,7 @@
 #pragma once
 
 #include "worker/message_socket.hpp"
-#include "worker/wire.hpp"
+#include "core/wire.hpp"
 #include <troupe/backend.hpp>
 
 #include <cstddef>

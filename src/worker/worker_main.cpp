@@ -112,13 +112,11 @@ private:
     programs.guest.on_fault = options.on_fault;
     programs.guest.on_gone = [this](communicator_key key) { service_->gone(key); };
     programs.spin = options.spin;
-    programs.tell = [this](std::span<const std::byte> x) { return tell(x); };
+    programs.guest.tell = [this](std::span<const std::byte> x) { return tell(x); };
     service_.emplace(std::move(executes), *area, std::move(options));
-    if (has_programs()) {
-      programs.guest.with = service_->device_lock();
-      programs_.emplace(std::move(programs));
-      service_->set_programs(*programs_);
-    }
+    programs.guest.with = service_->device_lock();
+    programs_.emplace(std::move(programs));
+    service_->set_programs(*programs_);
     return service_->open();
   }
 

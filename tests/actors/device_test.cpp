@@ -874,6 +874,42 @@ TEST(DeviceHandles, AreTokensInMessages) {
   EXPECT_TRUE(part.token() == must(any_gpu_ref::resolve(part.token())).token());
 }
 
+// Within a process a claimed handle is as any other.
+TEST(DeviceHandles, AreOfferedAndClaimed) {
+  test_system system;
+  auto d = system.open();
+  auto ref = allocate_on(d, dtype::int32, 1000);
+  auto token = must(d.offer(ref, std::chrono::hours{1}));
+  EXPECT_EQ(token, ref.token());
+  EXPECT_EQ(must(answer_of(d.claim(token))), ref);
+  must(d.offer(ref, std::chrono::hours{1}));
+  ref = {};
+  auto again = must(answer_of(d.claim(token, access_mode::write)));
+  EXPECT_TRUE(has_code(answer_of(d.upload(again, host_buffer{1})), errc::shape_mismatch));
+  EXPECT_TRUE(is_ok(answer_of(d.fill(again, std::vector<std::byte>(4)))));
+  again = {};
+  EXPECT_TRUE(has_code(answer_of(d.claim(token)), errc::stale_ref)); // no offer is left
+}
+
+TEST(DeviceHandles, AreNotOfferedOrClaimedWrongly) {
+  TROUPE_NEEDS_DEVICES(2);
+  test_system system;
+  auto d = system.open();
+  auto other = system.open(1);
+  auto ref = allocate_on(d, dtype::int32, 1000);
+  EXPECT_TRUE(has_code(d.offer({}), errc::stale_ref));
+  EXPECT_TRUE(has_code(d.offer(ref, 0ns), errc::invalid_argument));
+  EXPECT_TRUE(has_code(other.offer(ref), errc::invalid_argument));
+  EXPECT_TRUE(has_code(answer_of(other.claim(ref.token())), errc::invalid_argument));
+  EXPECT_TRUE(has_code(answer_of(d.claim({})), errc::stale_ref));
+  auto foreign = ref.token();
+  ++foreign.node;
+  EXPECT_TRUE(has_code(answer_of(d.claim(foreign)), errc::stale_ref));
+  must(answer_of(d.reset()));
+  EXPECT_TRUE(has_code(d.offer(ref), errc::stale_ref));
+  EXPECT_TRUE(has_code(answer_of(d.claim(ref.token())), errc::stale_ref));
+}
+
 // -- deadlines and cancellation
 
 /// A device whose lane or stream is held.

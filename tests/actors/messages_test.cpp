@@ -250,6 +250,11 @@ protected:
   distribute sample(type<distribute>) const { return {part_, two_, options_}; }
   program_message sample(type<program_message>) const { return {1, {2, 3}}; }
   program_report sample(type<program_report>) const { return {1, {2, 3}}; }
+  access_mode sample(type<access_mode>) const { return access_mode::read_write; }
+  offer sample(type<offer>) const { return {part_, 3ms}; }
+  claim sample(type<claim>) const {
+    return {sample(type<gpu_token>{}), access_mode::write, options_};
+  }
   program_ended sample(type<program_ended>) const { return {1, make_error(some_failure())}; }
   get_stats sample(type<get_stats>) const { return {}; }
   topology_stats sample(type<topology_stats>) const { return {1, 2, 3, 4, 5, 6, 7}; }

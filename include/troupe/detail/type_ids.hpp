@@ -74,6 +74,9 @@ struct topology_stats;
 struct program_message;
 struct program_report;
 struct program_ended;
+enum class access_mode : unsigned char;
+struct offer;
+struct claim;
 struct launch_callable;
 
 namespace detail {
@@ -160,6 +163,9 @@ CAF_ADD_TYPE_ID(troupe, (troupe::topology_stats))
 CAF_ADD_TYPE_ID(troupe, (troupe::program_message))
 CAF_ADD_TYPE_ID(troupe, (troupe::program_report))
 CAF_ADD_TYPE_ID(troupe, (troupe::program_ended))
+CAF_ADD_TYPE_ID(troupe, (troupe::access_mode))
+CAF_ADD_TYPE_ID(troupe, (troupe::offer))
+CAF_ADD_TYPE_ID(troupe, (troupe::claim))
 CAF_END_TYPE_ID_BLOCK(troupe)
 
 // Messages that mean something only within the process. They have no serialized form, and the

@@ -1,4 +1,4 @@
-/// The binary form of what travels between a parent and its workers. Both are of one build.
+/// The binary form of what travels between processes. Both are of one build.
 #pragma once
 
 #include <troupe/error.hpp>

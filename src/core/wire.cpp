@@ -1,4 +1,4 @@
-#include "worker/wire.hpp"
+#include "core/wire.hpp"
 
 #include <algorithm>
 

@@ -1,0 +1,93 @@
+/// Device memory between the processes that have the same device: a worker's own program, and the
+/// parent whose device it is. Each lends what its own handles name, and borrows from the other.
+#pragma once
+
+#include "core/memory_note.hpp"
+#include "core/operations.hpp"
+#include <troupe/gpu_ref.hpp>
+#include <troupe/launch.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace troupe::detail {
+
+class device_state;
+class runtime;
+
+/// Of one runtime. @thread any
+class memory_exchange {
+public:
+  explicit memory_exchange(runtime& owner);
+
+  /// Keeps the memory for `grace`, or until somebody claims it.
+  /// @errors errc::stale_ref; errc::invalid_argument: the memory of another actor system;
+  ///         errc::unavailable
+  caf::expected<gpu_token> offer(const any_gpu_ref& ref, std::chrono::nanoseconds grace);
+
+  using answer = std::shared_ptr<operation_of<any_gpu_ref>>;
+  /// What `token` names, as a handle of `on`.
+  answer claim(const std::shared_ptr<device_state>& on, const gpu_token& token, access_mode mode,
+               clock::time_point deadline);
+
+  /// The process that has device `ordinal` sent `note`.
+  void received(int ordinal, std::span<const std::byte> note);
+  /// A device closed because of `why`: its memory is gone, and perhaps the process that had it.
+  void drop_stale(const caf::error& why);
+
+private:
+  /// Waits for the other process.
+  struct claimed {
+    answer to;
+    std::shared_ptr<device_state> on;
+    std::uint64_t generation = 0;
+    gpu_token token;
+    access_mode mode = access_mode::read;
+  };
+  /// Is the other process's, or about to be.
+  struct lent {
+    any_gpu_ref what;
+    access_mode mode = access_mode::read;
+    std::shared_ptr<lend_operation> how;
+    std::shared_ptr<memory_lease> lease; ///< once it is
+  };
+  struct offered {
+    any_gpu_ref what;
+    std::uint64_t number = 0;
+    std::uint64_t timer = 0;
+  };
+  /// By whom, and its number there.
+  using loan = std::pair<int, std::uint64_t>;
+
+  answer resolve(answer to, const device_state& on, const gpu_token& token);
+  void lend(int to, const memory_note& note);
+  void lend_over(loan which);
+  void borrow(const memory_note& note);
+  void revoke(std::uint64_t number);
+  /// None: it is answered, or about to be.
+  std::optional<claimed> take_claim(std::uint64_t number);
+  void take_back(loan which, const std::vector<wound>& wounds);
+  void take_offer(const buffer& memory);
+  void end_offer(const buffer* memory, std::uint64_t number);
+  void tell_soon(int ordinal, memory_note note);
+  void refuse(int to, std::uint64_t number, caf::error why);
+  template <class F> auto later(F f);
+
+  runtime& owner_;
+  std::mutex mutex_;
+  std::uint64_t last_number_;
+  std::map<std::uint64_t, claimed> claims_;
+  std::map<std::uint64_t, std::weak_ptr<buffer>> borrowed_;
+  std::map<loan, lent> lent_;
+  std::multimap<const buffer*, offered> offers_;
+};
+
+} // namespace troupe::detail

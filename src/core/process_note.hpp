@@ -1,0 +1,31 @@
+/// What processes tell each other of their own accord, by `backend::tell`: for whom it is.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace troupe::detail {
+
+/// The first byte says it.
+enum class note_kind : std::uint8_t {
+  program = 1, ///< `program_note`
+  memory,      ///< `memory_note`
+};
+
+inline std::vector<std::byte> make_note(note_kind kind, std::span<const std::byte> content) {
+  std::vector<std::byte> result{static_cast<std::byte>(kind)};
+  result.insert(result.end(), content.begin(), content.end());
+  return result;
+}
+
+inline bool is_note(note_kind kind, std::span<const std::byte> note) noexcept {
+  return !note.empty() && note.front() == static_cast<std::byte>(kind);
+}
+
+inline std::span<const std::byte> content_of(std::span<const std::byte> note) noexcept {
+  return note.empty() ? note : note.subspan(1);
+}
+
+} // namespace troupe::detail

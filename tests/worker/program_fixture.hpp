@@ -1,0 +1,97 @@
+/// Worlds whose ranks are driven by programs in worker processes.
+#pragma once
+
+#include "support/world_fixture.hpp"
+#include <troupe/nccl_world.hpp>
+#include <troupe/worker.hpp>
+#include <troupe/worker_program.hpp>
+
+#include <caf/all.hpp>
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+namespace troupe::testing {
+
+template <class T> std::vector<std::uint8_t> bytes_from(const T& x) {
+  std::vector<std::uint8_t> result(sizeof x);
+  std::memcpy(result.data(), &x, sizeof x);
+  return result;
+}
+
+template <class T> T from_bytes(const std::vector<std::uint8_t>& bytes) {
+  T result{};
+  if (bytes.size() == sizeof result)
+    std::memcpy(&result, bytes.data(), sizeof result);
+  return result;
+}
+
+/// A world with a program, and what its subscriber hears.
+class ProgramsTest : public ::testing::Test {
+protected:
+  void start(int devices, world_program what, world_limits limits = {}) {
+    system_.emplace(
+        system_options{.devices = devices, .wrap = [&](std::shared_ptr<backend>) {
+                         return must(make_worker_backend({.backend = on_cuda() ? "cuda" : "host",
+                                                          .host = {.devices = devices}}));
+                       }});
+    self_.emplace(system_->get());
+    world_config config;
+    config.limits = limits;
+    config.limits.restarts = 1000;
+    config.limits.restart_backoff = 1ms;
+    config.program = std::move(what);
+    config.devices = system_->ordinals();
+    actor_ = must(spawn_nccl_world(*system_, config));
+    detail::send(*self_, actor_, subscribe{});
+  }
+  void TearDown() override {
+    if (actor_)
+      caf::anon_send_exit(actor_, caf::exit_reason::user_shutdown);
+    actor_ = nullptr;
+    self_.reset();
+  }
+
+  /// Receives until `f` says that it has what it needs.
+  template <class F>::testing::AssertionResult until(F f) {
+    while (!f()) {
+      bool late = false;
+      if (auto failed = nobody_failed(); !failed)
+        return failed;
+      (*self_)->receive([&](const world_status& x) { view_ = x; },
+                        [&](const program_report& x) { reports_.push_back(x); },
+                        [&](const program_ended& x) { ended_.push_back(x); },
+                        caf::after(patience) >> [&] { late = true; });
+      if (late)
+        return ::testing::AssertionFailure()
+               << "what a test waits for was not told; " << ended_.size() << " have ended";
+    }
+    return ::testing::AssertionSuccess();
+  }
+  ::testing::AssertionResult until_more_reports(std::size_t more) {
+    return until([this, wanted = reports_.size() + more] { return reports_.size() >= wanted; });
+  }
+  ::testing::AssertionResult nobody_failed() const {
+    for (auto& x : ended_)
+      if (x.why)
+        return ::testing::AssertionFailure() << "rank " << x.rank << ": " << describe(x.why);
+    return ::testing::AssertionSuccess();
+  }
+  caf::error kill(int ordinal) {
+    return error_of(
+        answer_of(must(device::open(*system_, ordinal)).launch("end this worker", {}, {}, {})));
+  }
+
+  std::optional<test_system> system_;
+  std::optional<caf::scoped_actor> self_;
+  caf::actor actor_;
+  world_status view_;
+  std::vector<program_report> reports_;
+  std::vector<program_ended> ended_;
+};
+
+} // namespace troupe::testing
