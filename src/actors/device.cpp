@@ -23,8 +23,11 @@ pending<void> answer(std::shared_ptr<detail::operation_of<detail::nothing>> op) 
   return {std::move(op), nullptr};
 }
 
-/// Until the device is ready, or cannot be.
-caf::error wait_until_ready(detail::device_state& state, std::chrono::nanoseconds deadline) {
+} // namespace
+
+namespace detail {
+
+caf::error wait_until_ready(device_state& state, std::chrono::nanoseconds deadline) {
   struct view {
     std::mutex mutex;
     std::condition_variable condition;
@@ -55,7 +58,7 @@ caf::error wait_until_ready(detail::device_state& state, std::chrono::nanosecond
   return last.reason ? last.reason : make_error(errc::unavailable, "the device ended");
 }
 
-} // namespace
+} // namespace detail
 
 caf::expected<device_list> list_devices(caf::actor_system& sys) {
   auto core = detail::system_core::of(sys);
@@ -91,7 +94,7 @@ caf::expected<device> device::open(caf::actor_system& sys, int ordinal,
   auto lease = (*core)->lease(sys);
   if (!lease)
     return lease.error();
-  if (auto error = wait_until_ready((*worker)->state(), deadline); error)
+  if (auto error = detail::wait_until_ready((*worker)->state(), deadline); error)
     return error;
   return detail::device_access::make(std::move(*lease), std::move(*owner), std::move(*worker));
 }

@@ -5,9 +5,14 @@
 #include "core/device_core.hpp"
 #include <troupe/device.hpp>
 
+#include <chrono>
 #include <memory>
 
 namespace troupe::detail {
+
+/// Waits until the device is ready, or cannot be.
+/// @errors errc::deadline_exceeded: it is not ready yet; why it cannot be
+caf::error wait_until_ready(device_state& state, std::chrono::nanoseconds deadline);
 
 struct device_access {
   static caf::actor_system& system_of(const device& x) { return x.lease_->system; }

@@ -1,5 +1,6 @@
 #include "worker/program_host.hpp"
 
+#include "actors/device_access.hpp"
 #include "actors/system.hpp"
 #include "actors/world_access.hpp"
 #include "core/log.hpp"
@@ -91,6 +92,8 @@ caf::expected<program_host::system*> program_host::provide_system() {
   if (!driver)
     return driver.error();
   made->driver = std::move(*driver);
+  if (auto error = wait_until_ready(made->driver->state(), made->settings.device_deadline))
+    return error;
   system_ = std::move(made);
   return system_.get();
 }

@@ -416,8 +416,8 @@ TEST_F(Claim, EndsWithTheProcess) {
       errc{});
   const auto epoch = view_.epoch;
   EXPECT_EQ(code_of(kill(0)), errc::worker_lost);
-  EXPECT_TRUE(ref_.stale());
   ASSERT_TRUE(until([&] { return view_.phase == world_phase::ready && view_.epoch > epoch; }));
+  EXPECT_TRUE(ref_.stale());
   EXPECT_TRUE(has_code(value_of(*device_, ref_), errc::stale_ref));
   ref_ = {};
   EXPECT_TRUE(has_code(claim(token), errc::stale_ref));
