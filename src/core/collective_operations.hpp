@@ -168,8 +168,6 @@ public:
   bool succeed(const collective_done& value_of_all) noexcept;
   /// The operation is answered; this is its answer too, if it has none.
   void end() noexcept;
-  /// Is it among its rank's calls? Once it is answered.
-  bool counts() const noexcept { return counts_; }
 
 protected:
   void end_early(const caf::error& why) noexcept override;

@@ -35,6 +35,14 @@ caf::error rank_ended(int rank) {
 
 // -- joint_call
 
+joint_call::joint_call(const mesh_spec& first, int rank, std::vector<int> callers)
+    : first_(first), rank_(rank), callers_(std::move(callers)), entered_(callers_.size(), false) {}
+
+std::size_t joint_call::place_of(int rank) const noexcept {
+  return static_cast<std::size_t>(std::find(callers_.begin(), callers_.end(), rank) -
+                                  callers_.begin());
+}
+
 std::string joint_call::difference(const mesh_spec& other, int rank) const {
   auto mine = text_of(first_);
   auto theirs = text_of(other);
@@ -44,6 +52,20 @@ std::string joint_call::difference(const mesh_spec& other, int rank) const {
          std::to_string(rank_) + " called " + mine;
 }
 
+void joint_call::enter(int rank) {
+  std::lock_guard lock{mutex_};
+  entered_[place_of(rank)] = true;
+}
+
+std::string joint_call::missing_ranks() const {
+  std::lock_guard lock{mutex_};
+  std::string result;
+  for (std::size_t i = 0; i < callers_.size(); ++i)
+    if (!entered_[i])
+      result += (result.empty() ? "rank " : ", ") + std::to_string(callers_[i]);
+  return result;
+}
+
 caf::error joint_call::error() const {
   std::lock_guard lock{mutex_};
   return error_;
@@ -51,15 +73,21 @@ caf::error joint_call::error() const {
 
 void joint_call::fail(const caf::error& why) {
   std::vector<std::function<void()>> listeners;
+  std::map<std::size_t, meeting> meetings; // memory is freed without the lock
+  std::vector<end_listener> finished;
   {
     std::lock_guard lock{mutex_};
-    if (error_)
+    if (error_ || done_)
       return;
     error_ = why;
     listeners.swap(listeners_);
+    meetings.swap(meetings_);
+    finished.swap(finished_);
   }
   for (auto& f : listeners)
     f();
+  for (auto& f : finished)
+    f(why);
 }
 
 void joint_call::on_failure(std::function<void()> act) {
@@ -73,17 +101,35 @@ void joint_call::on_failure(std::function<void()> act) {
   act();
 }
 
-bool joint_call::is_void() const {
+std::vector<chunk_side> joint_call::meet(std::size_t chunk, int rank, chunk_side side) {
   std::lock_guard lock{mutex_};
-  return void_;
+  if (error_)
+    return {};
+  auto& here = meetings_[chunk];
+  here.sides.resize(callers_.size());
+  here.sides[place_of(rank)] = std::move(side);
+  if (++here.there < callers_.size())
+    return {};
+  auto result = std::move(here.sides);
+  meetings_.erase(chunk);
+  return result;
 }
 
-void joint_call::make_void(const caf::error& why) {
+void joint_call::finish(end_listener told) {
+  std::vector<end_listener> all;
+  caf::error why;
   {
     std::lock_guard lock{mutex_};
-    void_ = true;
+    finished_.push_back(std::move(told));
+    why = error_;
+    if (!why && finished_.size() < callers_.size())
+      return;
+    done_ = !why;
+    all.swap(finished_);
+    listeners_.clear();
   }
-  fail(why);
+  for (auto& f : all)
+    f(why);
 }
 
 // -- mesh_calls
@@ -118,20 +164,16 @@ std::optional<int> mesh_calls::missing(const line& in, std::uint64_t number) con
 std::shared_ptr<joint_call> mesh_calls::take(const mesh_spec& what, int rank) {
   std::shared_ptr<joint_call> result;
   caf::error why;
-  bool first = false;
   {
     std::lock_guard lock{mutex_};
     auto& in = line_of(what, rank);
     auto caller = static_cast<std::size_t>(std::find(in.callers.begin(), in.callers.end(), rank) -
                                            in.callers.begin());
     auto number = in.next[caller]++;
-    first = number - in.first == in.open.size();
-    if (first)
-      in.open.push_back(std::make_shared<joint_call>(what, rank));
+    if (number - in.first == in.open.size())
+      in.open.push_back(std::make_shared<joint_call>(what, rank, in.callers));
     result = in.open[number - in.first];
-    if (lost_)
-      why = lost_;
-    else if (auto gone = missing(in, number))
+    if (auto gone = missing(in, number))
       why = rank_ended(*gone);
     else if (auto text = result->difference(what, rank); !text.empty())
       why = make_error(errc::collective_mismatch, std::move(text));
@@ -139,9 +181,8 @@ std::shared_ptr<joint_call> mesh_calls::take(const mesh_spec& what, int rank) {
     for (; in.first < all_made; ++in.first)
       in.open.pop_front();
   }
-  if (why && first)
-    result->make_void(why);
-  else if (why)
+  result->enter(rank);
+  if (why)
     result->fail(why);
   return result;
 }
@@ -159,12 +200,6 @@ void mesh_calls::close(int rank) {
   }
   for (auto& x : waiting)
     x->fail(rank_ended(rank));
-}
-
-void mesh_calls::lose_step(const caf::error& why) {
-  std::lock_guard lock{mutex_};
-  if (!lost_)
-    lost_ = why;
 }
 
 } // namespace troupe::detail

@@ -1,9 +1,13 @@
-/// What the ranks of a mesh have in common: which of their calls belong together.
+/// What the ranks of a mesh have in common: which of their calls belong together, and how each of
+/// these ends.
 #pragma once
 
+#include "core/operation.hpp"
+#include <troupe/collective.hpp>
 #include <troupe/collective_kind.hpp>
 #include <troupe/dtype.hpp>
 #include <troupe/error.hpp>
+#include <troupe/gpu_ref.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -32,34 +36,66 @@ struct mesh_spec {
   }
 };
 
-/// A call of all ranks, or of the two that exchange a message. It fails for all of them.
+/// One rank's side of a chunk that the device is to work on: there are sides of all ranks, or none
+/// of them is begun.
+struct chunk_side {
+  any_gpu_ref send; ///< none: nothing leaves this rank
+  any_gpu_ref recv; ///< none: nothing comes here
+  clock::time_point deadline = clock::time_point::max();
+  std::uint64_t membership = 0;
+  /// Called by the rank that came last, when the work for all of them is asked for.
+  std::function<void(const std::shared_ptr<operation_of<collective_done>>&)> on_begin;
+};
+
+/// A call of all ranks, or of the two that exchange a message. It has one end, for all of them:
+/// when each has done its part, or at the first failure.
 /// @thread any
 class joint_call {
 public:
-  explicit joint_call(const mesh_spec& first, int rank) : first_(first), rank_(rank) {}
+  using end_listener = std::function<void(const caf::error&)>;
+
+  joint_call(const mesh_spec& first, int rank, std::vector<int> callers);
 
   /// The first rank's: what the others' must agree with, and what its chunks follow.
   const mesh_spec& spec() const noexcept { return first_; }
   /// What `other`, of rank `rank`, differs in; empty if it belongs here.
   std::string difference(const mesh_spec& other, int rank) const;
 
+  /// `rank` has called.
+  void enter(int rank);
+  /// The ranks that have not; empty: there are none.
+  std::string missing_ranks() const;
+
   caf::error error() const;
-  /// The first cause stays.
+  /// Unless it has ended: the first end stays.
   void fail(const caf::error& why);
   /// Calls `act` when it fails, or at once if it has.
   void on_failure(std::function<void()> act);
 
-  /// Nobody makes a chunk of it.
-  bool is_void() const;
-  void make_void(const caf::error& why);
+  /// The side of `rank` in chunk `chunk`. All sides, in the callers' order, for the rank that came
+  /// last; none for the others, or if it has failed.
+  std::vector<chunk_side> meet(std::size_t chunk, int rank, chunk_side side);
+  /// One more rank has done its part; `told` hears of the end, once.
+  void finish(end_listener told);
 
 private:
+  struct meeting {
+    std::vector<chunk_side> sides;
+    std::size_t there = 0;
+  };
+
+  std::size_t place_of(int rank) const noexcept;
+
   const mesh_spec first_;
   const int rank_;
+  const std::vector<int> callers_;
   mutable std::mutex mutex_;
+  std::vector<bool> entered_; // of each caller
+  bool done_ = false;
   caf::error error_;
-  bool void_ = false;
   std::vector<std::function<void()>> listeners_;
+  std::map<std::size_t, meeting> meetings_; // by chunk: those that lack a side
+  std::vector<end_listener> finished_;
 };
 
 /// The k-th collective calls of all ranks belong together, and the k-th send from one rank to
@@ -75,8 +111,6 @@ public:
   std::shared_ptr<joint_call> take(const mesh_spec& what, int rank);
   /// `rank` makes no calls any more: what waits for one fails, and so does what will.
   void close(int rank);
-  /// The ranks' chunks are out of step: every call from now on fails.
-  void lose_step(const caf::error& why);
 
 private:
   struct line {
@@ -93,7 +127,6 @@ private:
   std::mutex mutex_;
   std::map<std::pair<int, int>, line> lines_; // from, to; of collectives: -1, -1
   std::vector<bool> closed_;
-  caf::error lost_;
 };
 
 } // namespace troupe::detail

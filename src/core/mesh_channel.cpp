@@ -9,6 +9,16 @@
 
 namespace troupe::detail {
 
+namespace {
+/// At least the shortest time: 0 means another one.
+std::chrono::nanoseconds time_left(clock::time_point deadline) {
+  using std::chrono::nanoseconds;
+  return deadline == clock::time_point::max()
+             ? nanoseconds::max()
+             : std::max(nanoseconds{deadline - clock::now()}, nanoseconds{1});
+}
+} // namespace
+
 // -- mesh_request
 
 failure mesh_request::describe(errc code, std::string detail) const {
@@ -41,9 +51,7 @@ void mesh_channel::post(const std::shared_ptr<mesh_request>& x) {
       auto call = late.lock();
       auto channel = call ? call->on_.lock() : nullptr;
       if (channel)
-        channel->stop_queued(*call, make_error(call->describe(errc::deadline_exceeded,
-                                                              "its turn did not come before its "
-                                                              "deadline")));
+        channel->expire(*call);
     });
   std::lock_guard lock{mutex_};
   queue_.push_back(x);
@@ -54,22 +62,43 @@ void mesh_channel::post(const std::shared_ptr<mesh_request>& x) {
   condition_.notify_all();
 }
 
+/// Before its turn its place is kept: then it is known to all that it fails.
 void mesh_channel::stop(mesh_request& x, const caf::error& why) {
-  if (!stop_queued(x, why))
-    fail_run(x, why);
-}
-
-/// Its place is kept: when its turn comes, it is known to all that it fails.
-bool mesh_channel::stop_queued(mesh_request& x, const caf::error& why) {
+  std::shared_ptr<joint_call> joint;
   {
     std::lock_guard lock{mutex_};
-    if (running_.get() == &x)
-      return false;
-    if (!x.stopped_)
+    joint = x.joint_;
+    if (!joint && !x.stopped_)
       x.stopped_ = why;
   }
-  x.answer(why);
-  return true;
+  if (joint)
+    joint->fail(why);
+  else
+    x.answer(why);
+}
+
+/// What it waits for on the devices has the same limit, and says more.
+void mesh_channel::expire(mesh_request& x) {
+  work_of_all late;
+  std::shared_ptr<joint_call> joint;
+  {
+    std::lock_guard lock{mutex_};
+    joint = x.joint_;
+    for (auto& c : ring_)
+      if (running_.get() == &x && c.work && !c.work->answered() &&
+          (!late || c.work->number() < late->number()))
+        late = c.work;
+  }
+  if (late) {
+    late->expire();
+    if (late->error())
+      return stop(x, late->error());
+  }
+  auto detail = std::string{joint ? "not done before its deadline"
+                                  : "its turn did not come before its deadline"};
+  if (auto missing = joint ? joint->missing_ranks() : std::string{}; !missing.empty())
+    detail += "; not called by " + missing;
+  stop(x, make_error(x.describe(errc::deadline_exceeded, std::move(detail))));
 }
 
 void mesh_channel::close() {
@@ -83,6 +112,7 @@ void mesh_channel::close() {
     all.assign(queue_.begin(), queue_.end());
     if (running_)
       all.push_back(running_);
+    all.insert(all.end(), finished_.begin(), finished_.end());
     in.swap(in_);
     out.swap(out_);
     condition_.notify_all();
@@ -105,55 +135,68 @@ void mesh_channel::run_in() {
       break;
     running_ = std::move(queue_.front());
     queue_.pop_front();
-    run_error_ = running_->stopped_;
+    run_error_ = {};
+    auto x = running_;
     lock.unlock();
-    auto joint = calls_->take(running_->spec, rank_);
-    joint->on_failure(
-        [weak = weak_from_this(), call = std::weak_ptr{running_}, of = std::weak_ptr{joint}] {
-          auto channel = weak.lock();
-          auto x = call.lock();
-          auto failed = of.lock();
-          if (channel && x && failed)
-            channel->stop(*x, failed->error());
-        });
-    carry_out(*running_, *joint);
+    take_turn(x);
+    carry_out(x);
     lock.lock();
     running_.reset();
+    finished_.push_back(std::move(x));
+    std::erase_if(finished_, [](auto& call) { return call->answered(); });
   }
   closed_ = true;
   condition_.notify_all();
 }
 
-void mesh_channel::carry_out(mesh_request& x, joint_call& joint) {
-  auto how = layout_of(joint.spec());
-  counted_ = 0;
-  caf::error error;
-  if (error = failure_of_run(); !error) // before its turn
-    error = joint.error();
-  if (!error)
-    error = move_chunks(x, how);
-  if (error)
-    joint.fail(error);
-  error = joint.error(); // what another rank's failure spoilt, too
-  if (x.timer_ != 0)
-    world_->owner()->keeper().cancel_call(x.timer_);
-  x.answer(error);
-  if (!error)
-    return;
-  fail_run(x, error); // nothing more is begun
-  if (!joint.is_void())
-    keep_step(x, how);
-  ring_.clear();
-  slots_.clear();
+void mesh_channel::take_turn(const std::shared_ptr<mesh_request>& x) {
+  auto joint = calls_->take(x->spec, rank_);
+  joint->on_failure([weak = weak_from_this(), call = std::weak_ptr{x}, of = std::weak_ptr{joint}] {
+    auto channel = weak.lock();
+    auto failed = call.lock();
+    auto all = of.lock();
+    if (channel && failed && all)
+      channel->abandon(*failed, all->error());
+  });
+  caf::error stopped;
+  {
+    std::lock_guard lock{mutex_};
+    x->joint_ = joint;
+    stopped = x->stopped_;
+  }
+  if (stopped)
+    joint->fail(stopped);
 }
 
-caf::error mesh_channel::move_chunks(mesh_request& x, const layout& how) {
-  if (auto error = prepare(x); error)
+/// Its answer comes when all ranks have done theirs, or at the first failure.
+void mesh_channel::carry_out(const std::shared_ptr<mesh_request>& x) {
+  auto& joint = *x->joint_;
+  auto how = layout_of(joint.spec());
+  auto error = joint.error();
+  if (!error)
+    error = move_chunks(x, how);
+  if (error) {
+    joint.fail(error);
+    {
+      std::lock_guard lock{mutex_};
+      ring_.clear();
+    }
+    slots_.clear();
+  }
+  joint.finish([x, owner = world_->owner()](const caf::error& why) {
+    if (x->timer_ != 0)
+      owner->keeper().cancel_call(x->timer_);
+    x->answer(why);
+  });
+}
+
+caf::error mesh_channel::move_chunks(const std::shared_ptr<mesh_request>& x, const layout& how) {
+  if (auto error = prepare(*x); error)
     return error;
   {
     std::lock_guard lock{mutex_};
     ring_.assign(slots_.size(), {});
-    finished_ = 0;
+    chunks_over_ = 0;
     run_layout_ = &how;
   }
   for (std::size_t k = 0; k < how.chunks && wait_for_room(k); ++k) {
@@ -161,17 +204,18 @@ caf::error mesh_channel::move_chunks(mesh_request& x, const layout& how) {
     {
       std::lock_guard lock{mutex_};
       c = {};
+      c.number = k;
       c.first = k * how.step;
       c.size = std::min(how.step, how.count - std::min(how.count, c.first));
       c.slot = k % ring_.size();
     }
     if (auto error = begin(x, how, c); error) {
-      fail_run(x, error);
+      x->joint_->fail(error);
       break;
     }
     if (how.chunks == 1) { // not worth another thread
-      if (auto error = end(x, how, c); error)
-        fail_run(x, error);
+      if (auto error = end(*x, how, c); error)
+        x->joint_->fail(error);
       break;
     }
     std::lock_guard lock{mutex_};
@@ -179,7 +223,7 @@ caf::error mesh_channel::move_chunks(mesh_request& x, const layout& how) {
     condition_.notify_all();
   }
   wait_until_out_rests();
-  return failure_of_run();
+  return x->joint_->error();
 }
 
 caf::error mesh_channel::prepare(mesh_request& x) {
@@ -214,8 +258,10 @@ caf::error mesh_channel::prepare(mesh_request& x) {
   return {};
 }
 
-/// Copies in, and asks for all that the chunk needs.
-caf::error mesh_channel::begin(mesh_request& x, const layout& how, chunk& c) {
+/// Copies in, and comes to the chunk with what this rank has for it.
+caf::error mesh_channel::begin(const std::shared_ptr<mesh_request>& call, const layout& how,
+                               chunk& c) {
+  auto& x = *call;
   auto& s = slots_[c.slot];
   auto& spec = x.spec;
   auto options = options_of(x);
@@ -228,9 +274,6 @@ caf::error mesh_channel::begin(mesh_request& x, const layout& how, chunk& c) {
   std::vector<std::shared_ptr<operation_of<nothing>>> moves;
   auto up = [&](const any_gpu_ref& target, host_buffer from) {
     moves.push_back(device_.upload(target, std::make_shared<host_range>(std::move(from)), options));
-  };
-  auto down = [&](const any_gpu_ref& source, host_buffer to) {
-    moves.push_back(device_.download(source, std::make_shared<host_range>(std::move(to)), options));
   };
   // One block of many lies where the collective wants it, so that it works in place.
   bool gathers = spec.what == collective_kind::all_gather;
@@ -247,48 +290,106 @@ caf::error mesh_channel::begin(mesh_request& x, const layout& how, chunk& c) {
       up(target, direct_part({s.in.writable(), s.in}, 0, target.size_bytes()));
     }
   }
-  any_gpu_ref send = spec.what == collective_kind::recv || gathers ? any_gpu_ref{} : whole;
-  any_gpu_ref recv = spec.what == collective_kind::send || scatters ? any_gpu_ref{} : whole;
-  if (spec.what == collective_kind::all_reduce)
-    recv = {};
-  if (spec.what == collective_kind::broadcast && spec.peer != rank_)
-    send = {};
-  auto asked = ask(spec, send, recv, options);
-  if (!asked)
-    return asked.error();
-  auto& work = *asked;
+  std::vector<download> downloads;
   if (!x.recv.memory.empty() && c.size != 0) {
     auto source = scatters ? here(mine, 1) : whole;
     if (x.recv.direct())
       for (std::size_t b = 0; b < how.blocks_out; ++b)
-        down(gathers ? here(b, 1) : source, direct_part(x.recv, at(b), bytes));
+        downloads.push_back({gathers ? here(b, 1) : source, direct_part(x.recv, at(b), bytes)});
     else
-      down(source, direct_part({s.out.writable(), s.out}, 0, source.size_bytes()));
+      downloads.push_back({source, direct_part({s.out.writable(), s.out}, 0, source.size_bytes())});
   }
   {
     std::lock_guard lock{mutex_};
-    c.work = work;
     c.moves = std::move(moves);
   }
-  // What failed while this was asked for did not know of it.
-  if (auto error = failure_of_run(); error) {
-    work->cancel();
-    return error;
+  chunk_side side;
+  if (spec.what != collective_kind::recv && !gathers &&
+      (spec.what != collective_kind::broadcast || spec.peer == rank_))
+    side.send = whole;
+  if (spec.what != collective_kind::send && spec.what != collective_kind::all_reduce && !scatters)
+    side.recv = whole;
+  side.deadline = x.deadline;
+  side.membership = x.membership;
+  side.on_begin = [weak = weak_from_this(), call, number = c.number,
+                   downloads = std::move(downloads)](const work_of_all& work) {
+    if (auto channel = weak.lock())
+      channel->on_begin(*call, number, work, downloads);
+  };
+  auto sides = x.joint_->meet(c.number, rank_, std::move(side));
+  return sides.empty() ? caf::error{} : begin_for_all(spec, sides);
+}
+
+/// This rank came last.
+caf::error mesh_channel::begin_for_all(const mesh_spec& spec,
+                                       const std::vector<chunk_side>& sides) {
+  std::vector<any_gpu_ref> send;
+  std::vector<any_gpu_ref> recv;
+  auto deadline = clock::time_point::max();
+  std::uint64_t membership = 0;
+  for (auto& x : sides) {
+    if (x.send)
+      send.push_back(x.send);
+    if (x.recv)
+      recv.push_back(x.recv);
+    deadline = std::min(deadline, x.deadline);
+    if (membership != 0 && x.membership != 0 && membership != x.membership)
+      return make_error(errc::membership_changed, "the ranks' calls mean membership " +
+                                                      std::to_string(membership) + " and " +
+                                                      std::to_string(x.membership));
+    membership = std::max(membership, x.membership);
   }
-  return work->answered() ? work->error() : caf::error{};
+  bool receives = spec.what == collective_kind::recv;
+  collective_view all{receives ? collective_kind::send : spec.what, send, recv, spec.op, {}};
+  all.rank = receives ? spec.peer : rank_;
+  all.peer = receives ? rank_ : spec.peer;
+  auto work = world_->run(all, {.deadline = time_left(deadline), .membership = membership});
+  if (work->answered() && work->error())
+    return work->error();
+  for (auto& x : sides)
+    x.on_begin(work);
+  return {};
+}
+
+/// On the thread of the rank that came last.
+void mesh_channel::on_begin(mesh_request& x, std::size_t number, const work_of_all& work,
+                            const std::vector<download>& downloads) {
+  {
+    std::lock_guard lock{mutex_};
+    if (running_.get() == &x && !run_error_) {
+      auto options = options_of(x);
+      auto& c = ring_[number % ring_.size()];
+      for (auto& d : downloads)
+        c.moves.push_back(
+            device_.download(d.source, std::make_shared<host_range>(d.target), options));
+      c.work = work;
+      condition_.notify_all();
+      return;
+    }
+  }
+  work->cancel(); // what failed meanwhile did not know of it
 }
 
 /// Waits for the chunk, and copies out.
 caf::error mesh_channel::end(mesh_request& x, const layout& how, chunk& c) {
-  auto error = await(*c.work);
-  for (auto& op : c.moves)
+  work_of_all work;
+  std::vector<std::shared_ptr<operation_of<nothing>>> moves;
+  {
+    std::unique_lock lock{mutex_};
+    condition_.wait(lock, [&] { return c.work || run_error_; });
+    if (run_error_)
+      return run_error_;
+    work = c.work;
+    moves = c.moves;
+  }
+  auto error = await(*work);
+  for (auto& op : moves)
     if (auto other = await(*op); other && !error)
       error = std::move(other);
   if (error)
     return error;
   {
     std::lock_guard lock{mutex_};
-    ++counted_;
     c.work.reset();
     c.moves.clear();
   }
@@ -307,42 +408,6 @@ caf::error mesh_channel::await(operation& op) const {
   return op.error();
 }
 
-void mesh_channel::keep_step(mesh_request& x, const layout& how) {
-  std::vector<std::shared_ptr<rank_request>> asked;
-  {
-    std::lock_guard lock{mutex_};
-    for (auto& c : ring_)
-      if (c.work)
-        asked.push_back(c.work);
-  }
-  for (auto& op : asked) {
-    op->cancel();
-    op->wait();
-    counted_ += op->counts() ? 1 : 0;
-  }
-  any_gpu_ref scratch;
-  mesh_spec other{.what = collective_kind::barrier};
-  if (x.spec.is_message() && counted_ < how.chunks) {
-    // Of any memory and length: it has failed already, for both.
-    auto op = device_.allocate(1, dtype::uint8, false, {});
-    if (auto error = await(*op); error)
-      return calls_->lose_step(error);
-    scratch = op->value;
-    other = {.what = x.spec.what, .count = 1, .peer = x.spec.peer};
-  }
-  for (; counted_ < how.chunks; ++counted_) {
-    bool receives = other.what == collective_kind::recv;
-    auto op =
-        ask(other, receives ? any_gpu_ref{} : scratch, receives ? scratch : any_gpu_ref{}, {});
-    if (!op)
-      return calls_->lose_step(op.error());
-    (*op)->cancel();
-    (*op)->wait();
-    if (!(*op)->counts())
-      return calls_->lose_step((*op)->error());
-  }
-}
-
 // -- the second thread
 
 void mesh_channel::run_out() {
@@ -359,19 +424,20 @@ void mesh_channel::run_out() {
     lock.unlock();
     auto error = failed ? caf::error{} : end(x, how, c);
     if (error)
-      fail_run(x, error);
+      x.joint_->fail(error);
     lock.lock();
     handed_.pop_front();
     out_busy_ = false;
-    ++finished_;
+    ++chunks_over_;
     condition_.notify_all();
   }
 }
 
 // -- the call that runs
 
-void mesh_channel::fail_run(const mesh_request& x, const caf::error& why) {
-  std::vector<std::shared_ptr<rank_request>> work;
+/// It has failed, for all ranks: nothing more of it is begun.
+void mesh_channel::abandon(const mesh_request& x, const caf::error& why) {
+  std::vector<work_of_all> work;
   {
     std::lock_guard lock{mutex_};
     if (running_.get() != &x || run_error_)
@@ -386,14 +452,9 @@ void mesh_channel::fail_run(const mesh_request& x, const caf::error& why) {
     op->cancel();
 }
 
-caf::error mesh_channel::failure_of_run() {
-  std::lock_guard lock{mutex_};
-  return run_error_;
-}
-
 bool mesh_channel::wait_for_room(std::size_t handed) {
   std::unique_lock lock{mutex_};
-  condition_.wait(lock, [&] { return run_error_ || handed < finished_ + ring_.size(); });
+  condition_.wait(lock, [&] { return run_error_ || handed < chunks_over_ + ring_.size(); });
   return !run_error_;
 }
 
@@ -426,18 +487,8 @@ any_gpu_ref mesh_channel::part_of(const chunk& c, const layout& how, dtype type,
   return {memory.memory(), type, memory.offset() + block * c.size * how.element, blocks * c.size};
 }
 
-caf::expected<std::shared_ptr<rank_request>>
-mesh_channel::ask(const mesh_spec& spec, const any_gpu_ref& send, const any_gpu_ref& recv,
-                  const request_options& options) const {
-  return world_->ask(rank_, {spec.what, send, recv, spec.op, spec.peer}, options, world_);
-}
-
-/// What is left of its time.
 request_options mesh_channel::options_of(const mesh_request& x) const {
-  using std::chrono::nanoseconds;
-  auto left = x.deadline == clock::time_point::max() ? nanoseconds::max()
-                                                     : nanoseconds{x.deadline - clock::now()};
-  return {.deadline = std::max(left, nanoseconds{1}), .membership = x.membership};
+  return {.deadline = time_left(x.deadline), .membership = x.membership};
 }
 
 host_buffer mesh_channel::direct_part(const host_side& side, std::size_t offset,

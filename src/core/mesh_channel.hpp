@@ -46,8 +46,10 @@ public:
 private:
   friend class mesh_channel;
   std::weak_ptr<mesh_channel> on_;
-  caf::error stopped_; // before its turn; the channel's, under its lock
   std::uint64_t timer_ = 0;
+  // the channel's, under its lock
+  caf::error stopped_;                // before its turn
+  std::shared_ptr<joint_call> joint_; // from its turn on
 };
 
 struct mesh_buffering {
@@ -58,8 +60,9 @@ struct mesh_buffering {
 /// Carries out the calls of one rank in one line, one after the other. Two threads of its own: one
 /// copies pageable memory in and asks for the work, the other waits for it and copies out. So a
 /// chunk is copied in, moved up, worked on, moved down and copied out while others are in the other
-/// steps. Buffers stay from call to call, but those of a call that failed are given up: a device
-/// may still use them.
+/// steps. A chunk is one operation of the world, which the last rank asks for when all have come to
+/// it: it is done for all of them, or for none. Buffers stay from call to call, but those of a call
+/// that failed here are given up: a device may still use them.
 class mesh_channel : public std::enable_shared_from_this<mesh_channel> {
 public:
   mesh_channel(const std::shared_ptr<world_core>& world, int rank,
@@ -68,10 +71,8 @@ public:
 
   /// @thread any
   void post(const std::shared_ptr<mesh_request>& x);
-  /// Ends `x` early, wherever it is.
+  /// Ends `x` early, wherever it is, and with it the other ranks' calls.
   void stop(mesh_request& x, const caf::error& why);
-  /// The same while it waits for its turn; false if it does not.
-  bool stop_queued(mesh_request& x, const caf::error& why);
   /// Answers all and ends the threads.
   void close();
 
@@ -87,11 +88,14 @@ private:
     std::size_t blocks() const noexcept { return blocks_in > blocks_out ? blocks_in : blocks_out; }
   };
 
+  using work_of_all = std::shared_ptr<operation_of<collective_done>>;
+
   struct chunk {
+    std::size_t number = 0;
     std::size_t first = 0; // elements
     std::size_t size = 0;
     std::size_t slot = 0;
-    std::shared_ptr<rank_request> work;
+    work_of_all work; // none before all ranks have come to it
     std::vector<std::shared_ptr<operation_of<nothing>>> moves;
   };
 
@@ -101,27 +105,32 @@ private:
     host_buffer out;
   };
 
+  /// What comes down from the device after a chunk.
+  struct download {
+    any_gpu_ref source;
+    host_buffer target;
+  };
+
   void run_in();
   void run_out();
-  void carry_out(mesh_request& x, joint_call& joint);
-  caf::error move_chunks(mesh_request& x, const layout& how);
+  void take_turn(const std::shared_ptr<mesh_request>& x);
+  void carry_out(const std::shared_ptr<mesh_request>& x);
+  caf::error move_chunks(const std::shared_ptr<mesh_request>& x, const layout& how);
   caf::error prepare(mesh_request& x);
-  caf::error begin(mesh_request& x, const layout& how, chunk& c);
+  caf::error begin(const std::shared_ptr<mesh_request>& x, const layout& how, chunk& c);
+  caf::error begin_for_all(const mesh_spec& spec, const std::vector<chunk_side>& sides);
+  void on_begin(mesh_request& x, std::size_t number, const work_of_all& work,
+                const std::vector<download>& downloads);
   caf::error end(mesh_request& x, const layout& how, chunk& c);
   caf::error await(operation& op) const;
-  void fail_run(const mesh_request& x, const caf::error& why);
-  caf::error failure_of_run();
+  void expire(mesh_request& x);
+  void abandon(const mesh_request& x, const caf::error& why);
   bool wait_for_room(std::size_t handed);
   void wait_until_out_rests();
-  /// All ranks make as many calls: those that this one has not made are made and taken back.
-  void keep_step(mesh_request& x, const layout& how);
 
   layout layout_of(const mesh_spec& x) const;
   any_gpu_ref part_of(const chunk& c, const layout& how, dtype type, std::size_t block,
                       std::size_t blocks) const;
-  caf::expected<std::shared_ptr<rank_request>> ask(const mesh_spec& spec, const any_gpu_ref& send,
-                                                   const any_gpu_ref& recv,
-                                                   const request_options& options) const;
   request_options options_of(const mesh_request& x) const;
   host_buffer direct_part(const host_side& side, std::size_t offset, std::size_t size) const;
 
@@ -135,18 +144,18 @@ private:
   std::condition_variable condition_;
   std::deque<std::shared_ptr<mesh_request>> queue_;
   std::shared_ptr<mesh_request> running_;
+  std::vector<std::shared_ptr<mesh_request>> finished_; // here; some wait for the other ranks
   bool closed_ = false;
   // of the call that runs
   caf::error run_error_;
   const layout* run_layout_ = nullptr;
   std::deque<chunk*> handed_; // to the thread that copies out
-  std::size_t finished_ = 0;
+  std::size_t chunks_over_ = 0;
   bool out_busy_ = false;
 
   // the first thread's
   std::vector<slot> slots_;
-  std::vector<chunk> ring_; // under mutex_ where both look at it
-  std::size_t counted_ = 0; // calls that the world counts as made
+  std::vector<chunk> ring_; // under mutex_ where others look at it
 
   std::thread in_;
   std::thread out_;

@@ -514,6 +514,108 @@ TEST_F(MeshComm, ACommunicatorThatEndsIsOneCauseForAll) {
   }
 }
 
+/// What `calls` calls on each rank come to, asked for at once.
+std::vector<std::vector<caf::expected<void>>>
+answers_of_sums(const std::vector<mesh_comm>& mesh, std::size_t calls, std::size_t chunks) {
+  std::vector<std::vector<caf::expected<void>>> result(mesh.size());
+  on_ranks(mesh.size(), [&](std::size_t i) {
+    std::vector<std::vector<std::byte>> memory(calls, std::vector<std::byte>(chunks * chunk_bytes));
+    std::vector<pending<void>> asked;
+    for (std::size_t k = 0; k < calls; ++k) // each differs from the one before
+      asked.push_back(
+          k % 2 == 0 ? mesh[i].all_reduce(std::span{memory[k]}, dtype::int32)
+                     : mesh[i].broadcast(std::span{memory[k]}.first(chunk_bytes), dtype::int8, 1));
+    for (auto& x : asked)
+      result[i].push_back(answer_of(x));
+  });
+  return result;
+}
+
+// INV-7: one rank's part is long done when the communicator ends, behind another rank's part.
+TEST_F(MeshComm, ACommunicatorThatEndsBetweenTheRanksPartsEndsTheCallForAll) {
+  TROUPE_HOST_ONLY("a fault plan");
+  for (std::size_t chunks : {1, 3}) {
+    open(2);
+    expect_works();
+    plan->add({.kind = fault::slow,
+               .on = verb::record,
+               .device = 1,
+               .times = forever,
+               .delay = std::chrono::milliseconds{10}});
+    plan->add({.kind = fault::fail, .on = verb::asynchronous_error, .device = 1, .first = chunks});
+    auto got = answers_of_sums(mesh, 4, chunks);
+    EXPECT_EQ(plan->injected(fault::fail), 1u);
+    for (auto& of_rank : got) {
+      EXPECT_TRUE(has_code(of_rank[0], errc::nccl_error)) << chunks << " chunks";
+      EXPECT_EQ(describe(error_of(of_rank[0])), describe(error_of(got[0][0])));
+      for (std::size_t k = 1; k < of_rank.size(); ++k)
+        EXPECT_TRUE(is_ok(of_rank[k])) << "call " << k;
+    }
+    plan->disarm();
+    expect_works();
+    mesh.clear();
+    all.reset();
+    system.reset();
+    plan = std::make_shared<fault_plan>();
+  }
+}
+
+// The others have long copied out.
+TEST_F(MeshComm, ARankThatCannotCopyOutEndsTheCallForAll) {
+  TROUPE_HOST_ONLY("a fault plan");
+  open(2);
+  expect_works();
+  plan->add({.kind = fault::slow,
+             .on = verb::record,
+             .device = 1,
+             .times = forever,
+             .delay = std::chrono::milliseconds{10}});
+  plan->add({.kind = fault::fail, .on = verb::copy, .device = 1, .first = 2}); // the way down
+  auto got = answers_of_sums(mesh, 3, 1);
+  EXPECT_EQ(plan->injected(fault::fail), 1u);
+  for (auto& of_rank : got) {
+    EXPECT_FALSE(of_rank[0]);
+    EXPECT_EQ(describe(error_of(of_rank[0])), describe(error_of(got[0][0])));
+    EXPECT_TRUE(is_ok(of_rank[1]));
+    EXPECT_TRUE(is_ok(of_rank[2]));
+  }
+  plan->disarm();
+  expect_works();
+}
+
+TEST_F(MeshComm, CallsOfRanksInItsWorldGoOnBesideIt) {
+  TROUPE_NEEDS_DEVICES(2);
+  open(2);
+  auto refs = must(all->allocate<std::int32_t>(100));
+  on_ranks(mesh.size(), [&](std::size_t i) {
+    must(answer_of(mesh[i].where().fill(refs[i], 1)));
+    for (std::int32_t k = 0; k < 50; ++k) {
+      std::vector<std::int32_t> memory(3000, k);
+      auto over_host = mesh[i].all_reduce(std::as_writable_bytes(std::span{memory}), dtype::int32);
+      EXPECT_TRUE(is_ok(answer_of(all->rank(i).all_reduce(refs[i], refs[i], reduce_op::max))));
+      EXPECT_TRUE(is_ok(answer_of(over_host)));
+      EXPECT_EQ(memory, std::vector<std::int32_t>(3000, 2 * k));
+    }
+    EXPECT_TRUE(holds(mesh[i].where(), refs[i], std::vector<std::int32_t>(100, 1)));
+  });
+}
+
+TEST_F(MeshComm, RanksThatMeanDifferentMemberships) {
+  TROUPE_NEEDS_DEVICES(2);
+  open(2);
+  auto now = all->status().membership;
+  on_ranks(mesh.size(), [&](std::size_t i) {
+    std::vector<std::byte> memory(5 * chunk_bytes);
+    std::span bytes{memory};
+    auto with = [&](std::uint64_t x) {
+      return answer_of(mesh[i].all_reduce(bytes, dtype::int32, reduce_op::sum, {.membership = x}));
+    };
+    EXPECT_TRUE(has_code(with(now + i), errc::membership_changed));
+    EXPECT_TRUE(has_code(with(now + 1), errc::membership_changed));
+    EXPECT_TRUE(is_ok(with(i == 0 ? 0 : now)));
+  });
+}
+
 TEST_F(MeshComm, AResetTakesItsBuffersAndItGoesOn) {
   TROUPE_NEEDS_DEVICES(2);
   open(2);

@@ -439,9 +439,7 @@ private:
     for (auto& group : must(worlds_[0].over.split("part", colors)))
       add_world(group);
     open_rows();
-    // In workers a communicator may end between the ranks' answers of one chunk; those who were
-    // told of success then go on to the next one, and are a mismatch for the others' next call.
-    if (pick(random_, 0, 1) == 0 && !in_workers())
+    if (pick(random_, 0, 1) == 0)
       mesh_ = must(mesh_comm::open(worlds_[0].over, {.groups = {}, .chunk_bytes = 512}));
     if (trouble_ == trouble::killed_actor || trouble_ == trouble::mixed) {
       auto* core = must(detail::system_core::of(*sys_));
@@ -1091,12 +1089,14 @@ private:
     for (std::size_t r = 0; r < n; ++r)
       sends.push_back(random_content(random, count));
     auto results = received(x, sends);
+    std::vector<record_ptr> all;
     for (std::size_t r = 0; r < n; ++r)
-      mesh_call(x, r, sends[r], results[r], deadline(random));
+      all.push_back(mesh_call(x, r, sends[r], results[r], deadline(random)));
+    mesh_rounds_.push_back(std::move(all));
   }
 
-  void mesh_call(const collective_shape& x, std::size_t rank, const content& send,
-                 const content& want, std::chrono::nanoseconds limit) {
+  record_ptr mesh_call(const collective_shape& x, std::size_t rank, const content& send,
+                       const content& want, std::chrono::nanoseconds limit) {
     std::lock_guard lock{order_};
     auto r = new_record("rank " + std::to_string(rank) + " over host memory: " +
                             std::string{to_string(x.kind)} + " of " + std::to_string(send.size()),
@@ -1114,14 +1114,19 @@ private:
     mesh_options options{.deadline = limit};
     switch (x.kind) {
     case collective_kind::broadcast:
-      return track(r, limit, comm.broadcast(to, type_, x.root, options));
+      track(r, limit, comm.broadcast(to, type_, x.root, options));
+      break;
     case collective_kind::all_gather:
-      return track(r, limit, comm.all_gather(from, to, type_, options));
+      track(r, limit, comm.all_gather(from, to, type_, options));
+      break;
     case collective_kind::reduce_scatter:
-      return track(r, limit, comm.reduce_scatter(from, to, type_, x.op, options));
+      track(r, limit, comm.reduce_scatter(from, to, type_, x.op, options));
+      break;
     default:
-      return track(r, limit, comm.all_reduce(from, to, type_, x.op, options));
+      track(r, limit, comm.all_reduce(from, to, type_, x.op, options));
+      break;
     }
+    return r;
   }
 
   // -- the end
@@ -1146,6 +1151,7 @@ private:
     decide_fates();
     check_codes();
     check_downloads();
+    check_mesh_rounds();
     check_causes();
     if (!unanswered_.empty())
       return;
@@ -1255,6 +1261,17 @@ private:
         continue;
       if (auto text = model_.difference(*r->read, content_of(r->got)); !text.empty())
         complain("a wrong content: #" + std::to_string(r->index) + " " + r->text + ": " + text);
+    }
+  }
+
+  /// A call over host memory is done on all ranks, or on none.
+  void check_mesh_rounds() {
+    for (auto& all : mesh_rounds_) {
+      auto done = std::count_if(all.begin(), all.end(),
+                                [](auto& r) { return r->answers != 0 && !r->error; });
+      if (done != 0 && static_cast<std::size_t>(done) != all.size())
+        complain(std::to_string(done) + " of " + std::to_string(all.size()) + " ranks are done: #" +
+                 std::to_string(all[0]->index) + " " + all[0]->text);
     }
   }
 
@@ -1435,6 +1452,7 @@ private:
   std::vector<world_entry> worlds_;
   std::array<std::atomic<bool>, 16> ended_worlds_{};
   std::vector<mesh_comm> mesh_; ///< by rank; empty: none
+  std::vector<std::vector<record_ptr>> mesh_rounds_;
   std::size_t last_of_several_ = 0;
   std::atomic<int> ended_device_{-1};
 

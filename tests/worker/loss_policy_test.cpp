@@ -4,6 +4,7 @@
 #include "support/load.hpp"
 #include "support/world_fixture.hpp"
 #include <troupe/launch.hpp>
+#include <troupe/mesh_comm.hpp>
 #include <troupe/worker.hpp>
 
 #include <gtest/gtest.h>
@@ -546,6 +547,90 @@ TEST_F(LossPolicy, FailEndsTheWorld) {
   auto failed = feed_->until(world_phase::failed);
   EXPECT_EQ(code_of(failed.reason), errc::worker_lost);
   EXPECT_EQ(code_of(error_of(answer_of(w.barrier()))), errc::unavailable);
+}
+
+struct policy_case {
+  standby_policy standby;
+  loss_policy on_loss;
+};
+
+class MeshInWorkers : public LossPolicy, public ::testing::WithParamInterface<policy_case> {};
+
+INSTANTIATE_TEST_SUITE_P(With, MeshInWorkers,
+                         ::testing::Values(policy_case{standby_policy::none, loss_policy::failover},
+                                           policy_case{standby_policy::full, loss_policy::failover},
+                                           policy_case{standby_policy::survivors,
+                                                       loss_policy::shrink},
+                                           policy_case{standby_policy::none, loss_policy::rebuild},
+                                           policy_case{standby_policy::none, loss_policy::fail}),
+                         [](auto& x) {
+                           return std::string{to_string(x.param.on_loss)} + "_" +
+                                  std::string{to_string(x.param.standby)};
+                         });
+
+// INV-7, INV-12: calls over host memory end alike on all ranks, with the worlds' changes between.
+TEST_P(MeshInWorkers, CallsEndAlikeThroughLosses) {
+  TROUPE_NEEDS_DEVICES(3);
+  const auto [standby, on_loss] = GetParam();
+  auto& w = start(3, standby, on_loss);
+  const auto n = w.size();
+  auto mesh = must(mesh_comm::open(w, {.groups = {}, .chunk_bytes = 4096}));
+  std::atomic<bool> stop = false;
+  std::atomic<int> right = 0;
+  std::vector<std::vector<caf::error>> ends(n); // of each rank's calls
+  std::vector<std::thread> clients;
+  for (std::size_t i = 0; i < n; ++i) // with the handle: who is gone keeps nobody waiting
+    clients.emplace_back([&, i, mine = std::move(mesh[i])] {
+      for (std::int32_t k = 0; !stop; ++k) {
+        numbers memory(k % 3 == 0 ? 5000 : 700, static_cast<std::int32_t>(i) + k);
+        auto answer =
+            answer_of(mine.all_reduce(std::as_writable_bytes(std::span{memory}), dtype::int32));
+        ends[i].push_back(error_of(answer));
+        if (!answer)
+          continue;
+        const auto sum = static_cast<std::int32_t>(n * (n - 1) / 2 + n * std::size_t(k));
+        ASSERT_EQ(memory, numbers(memory.size(), sum)) << "call " << k;
+        ++right;
+      }
+    });
+  auto until_right = [&] {
+    const auto wanted = right + 10;
+    for (auto until = std::chrono::steady_clock::now() + patience;
+         right < wanted && std::chrono::steady_clock::now() < until;)
+      std::this_thread::yield();
+    EXPECT_GE(right, wanted);
+  };
+  std::uint64_t epoch = 0;
+  const auto losses = on_loss == loss_policy::fail ? 1 : 6;
+  for (int i = 0; i < losses; ++i) {
+    if (standby != standby_policy::none)
+      until_prepared();
+    epoch = until_members(n, epoch).epoch + 1;
+    until_right();
+    EXPECT_EQ(code_of(lose(static_cast<std::size_t>(i) % n)), errc::worker_lost);
+  }
+  if (on_loss == loss_policy::fail) {
+    feed_->until(world_phase::failed);
+  } else {
+    until_members(n, epoch);
+    until_right();
+  }
+  stop = true;
+  for (auto& x : clients)
+    x.join();
+  std::map<std::string, int> codes;
+  for (std::size_t k = 0; std::ranges::all_of(ends, [&](auto& x) { return k < x.size(); }); ++k) {
+    auto& why = ends[0][k];
+    for (auto& of_rank : ends)
+      ASSERT_EQ(describe(of_rank[k]), describe(why)) << "call " << k;
+    const auto code = code_of(why);
+    ++codes[why ? std::string{to_string(code.value_or(errc::internal))} : "done"];
+    EXPECT_TRUE(!why || is_loss(why) || code == errc::membership_changed ||
+                code == errc::unavailable)
+        << describe(why);
+  }
+  for (auto& [code, number] : codes)
+    std::printf("%s: %d\n", code.c_str(), number);
 }
 
 TEST_F(LossPolicy, RefusesWhatDoesNotFit) {
