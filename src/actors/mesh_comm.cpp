@@ -200,7 +200,10 @@ caf::expected<std::vector<mesh_comm>> mesh_comm::open(const world& all, mesh_con
   }
   auto enter = [&](const world& group, const std::string& name) -> caf::error {
     auto& lanes = detail::world_access::core_of(group)->lanes();
-    auto calls = std::make_shared<detail::mesh_calls>(lanes.size());
+    std::vector<std::shared_ptr<detail::device_state>> devices;
+    for (auto& x : lanes)
+      devices.push_back(x->shared_state());
+    auto calls = std::make_shared<detail::mesh_calls>(devices);
     for (std::size_t i = 0; i < lanes.size(); ++i) {
       auto who = by_device.find(lanes[i].get());
       if (who == by_device.end())

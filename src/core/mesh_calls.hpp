@@ -2,6 +2,7 @@
 /// these ends.
 #pragma once
 
+#include "core/device_losses.hpp"
 #include "core/operation.hpp"
 #include <troupe/collective.hpp>
 #include <troupe/collective_kind.hpp>
@@ -103,9 +104,13 @@ private:
 /// @thread any
 class mesh_calls {
 public:
-  explicit mesh_calls(std::size_t ranks) : ranks_(ranks), closed_(ranks, false) {}
+  /// By rank.
+  explicit mesh_calls(const std::vector<std::shared_ptr<device_state>>& devices)
+      : ranks_(devices.size()), losses_(devices), closed_(ranks_, false) {}
 
   std::size_t ranks() const noexcept { return ranks_; }
+  /// Chunks lie in memory that no caller knows.
+  const device_losses& losses() const noexcept { return losses_; }
 
   /// The next call of `rank`; one that cannot be done has failed.
   std::shared_ptr<joint_call> take(const mesh_spec& what, int rank);
@@ -124,6 +129,7 @@ private:
   std::optional<int> missing(const line& in, std::uint64_t number) const;
 
   const std::size_t ranks_;
+  const device_losses losses_;
   std::mutex mutex_;
   std::map<std::pair<int, int>, line> lines_; // from, to; of collectives: -1, -1
   std::vector<bool> closed_;

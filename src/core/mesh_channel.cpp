@@ -176,7 +176,7 @@ void mesh_channel::carry_out(const std::shared_ptr<mesh_request>& x) {
   if (!error)
     error = move_chunks(x, how);
   if (error) {
-    joint.fail(error);
+    joint.fail(calls_->losses().cause_of(error));
     {
       std::lock_guard lock{mutex_};
       ring_.clear();
@@ -210,12 +210,12 @@ caf::error mesh_channel::move_chunks(const std::shared_ptr<mesh_request>& x, con
       c.slot = k % ring_.size();
     }
     if (auto error = begin(x, how, c); error) {
-      x->joint_->fail(error);
+      x->joint_->fail(calls_->losses().cause_of(error));
       break;
     }
     if (how.chunks == 1) { // not worth another thread
       if (auto error = end(*x, how, c); error)
-        x->joint_->fail(error);
+        x->joint_->fail(calls_->losses().cause_of(error));
       break;
     }
     std::lock_guard lock{mutex_};
@@ -285,8 +285,11 @@ caf::error mesh_channel::begin(const std::shared_ptr<mesh_request>& call, const 
       for (std::size_t b = 0; b < how.blocks_in; ++b)
         up(scatters ? here(b, 1) : target, direct_part(x.send, at(b), bytes));
     } else {
+      if (!begin_copy())
+        return x.joint_->error();
       for (std::size_t b = 0; b < how.blocks_in; ++b)
         std::memcpy(s.in.writable().data() + b * bytes, x.send.memory.data() + at(b), bytes);
+      end_copy(x);
       up(target, direct_part({s.in.writable(), s.in}, 0, target.size_bytes()));
     }
   }
@@ -382,12 +385,11 @@ caf::error mesh_channel::end(mesh_request& x, const layout& how, chunk& c) {
     work = c.work;
     moves = c.moves;
   }
-  auto error = await(*work);
-  for (auto& op : moves)
-    if (auto other = await(*op); other && !error)
-      error = std::move(other);
-  if (error)
+  if (auto error = await(*work); error)
     return error;
+  for (auto& op : moves)
+    if (auto error = await(*op); error)
+      return error;
   {
     std::lock_guard lock{mutex_};
     c.work.reset();
@@ -397,9 +399,12 @@ caf::error mesh_channel::end(mesh_request& x, const layout& how, chunk& c) {
     return {};
   auto bytes = c.size * how.element;
   auto& from = slots_[c.slot].out;
+  if (!begin_copy())
+    return x.joint_->error();
   for (std::size_t b = 0; b < how.blocks_out && bytes != 0; ++b)
     std::memcpy(x.recv.memory.data() + (b * how.count + c.first) * how.element,
                 from.bytes().data() + b * bytes, bytes);
+  end_copy(x);
   return {};
 }
 
@@ -424,7 +429,7 @@ void mesh_channel::run_out() {
     lock.unlock();
     auto error = failed ? caf::error{} : end(x, how, c);
     if (error)
-      x.joint_->fail(error);
+      x.joint_->fail(calls_->losses().cause_of(error));
     lock.lock();
     handed_.pop_front();
     out_busy_ = false;
@@ -435,21 +440,46 @@ void mesh_channel::run_out() {
 
 // -- the call that runs
 
-/// It has failed, for all ranks: nothing more of it is begun.
-void mesh_channel::abandon(const mesh_request& x, const caf::error& why) {
+/// It has failed, for all ranks: nothing more of it is begun. Its answer waits for nobody but who
+/// is copying.
+void mesh_channel::abandon(mesh_request& x, const caf::error& why) {
   std::vector<work_of_all> work;
+  bool is_quiet = false;
   {
     std::lock_guard lock{mutex_};
     if (running_.get() != &x || run_error_)
       return;
     run_error_ = why;
+    is_quiet = copying_ == 0;
     for (auto& c : ring_)
       if (c.work)
         work.push_back(c.work);
     condition_.notify_all();
   }
+  if (is_quiet)
+    x.answer(why);
   for (auto& op : work)
     op->cancel();
+}
+
+/// The caller's memory may be touched: until `end_copy` nobody answers. False: it has failed.
+bool mesh_channel::begin_copy() {
+  std::lock_guard lock{mutex_};
+  if (run_error_)
+    return false;
+  ++copying_;
+  return true;
+}
+
+void mesh_channel::end_copy(mesh_request& x) {
+  caf::error why;
+  {
+    std::lock_guard lock{mutex_};
+    if (--copying_ == 0)
+      why = run_error_;
+  }
+  if (why)
+    x.answer(why);
 }
 
 bool mesh_channel::wait_for_room(std::size_t handed) {

@@ -124,7 +124,9 @@ private:
   caf::error end(mesh_request& x, const layout& how, chunk& c);
   caf::error await(operation& op) const;
   void expire(mesh_request& x);
-  void abandon(const mesh_request& x, const caf::error& why);
+  void abandon(mesh_request& x, const caf::error& why);
+  bool begin_copy();
+  void end_copy(mesh_request& x);
   bool wait_for_room(std::size_t handed);
   void wait_until_out_rests();
 
@@ -152,6 +154,7 @@ private:
   std::deque<chunk*> handed_; // to the thread that copies out
   std::size_t chunks_over_ = 0;
   bool out_busy_ = false;
+  int copying_ = 0; // threads that touch the caller's memory
 
   // the first thread's
   std::vector<slot> slots_;
