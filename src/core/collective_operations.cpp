@@ -42,7 +42,7 @@ caf::error after_call(const operation& op, const part& p, communicator& on, caf:
   x.api = std::move(cause->api);
   x.native_name = std::move(cause->native_name);
   x.native_code = cause->native_code;
-  on.fail(make_error(std::move(x)));
+  on.fail_unless_lost(make_error(std::move(x)));
   return on.dead();
 }
 
@@ -57,7 +57,10 @@ caf::expected<issue_outcome> issued(operation& op, const part& p, communicator& 
   return issue_outcome::enqueued;
 }
 
-caf::error loss(const operation& op, const part& p, std::uint64_t epoch, const caf::error& why) {
+/// Why it ends because part `p` was not issued, for `why`, or because the operation failed before.
+caf::error loss(const operation& op, const part& p, std::uint64_t epoch, caf::error why) {
+  if (!why)
+    why = op.cause();
   auto cause = failure_of(why);
   if (cause && severity_of(cause->code) >= severity::communicator)
     return why;
@@ -669,7 +672,7 @@ bool collective_operation::answer_ahead() noexcept {
 }
 
 void collective_operation::on_lost_part(part& p, const caf::error& why) noexcept {
-  communicator_->fail(loss(*this, p, communicator_->epoch(), why));
+  communicator_->fail_unless_lost(loss(*this, p, communicator_->epoch(), why));
 }
 
 /// By others' work that is not allowed to hold it up for ever.
@@ -1020,7 +1023,7 @@ void connect_operation::describe_to(flight_entry& x, const part&) const noexcept
 }
 
 void connect_operation::on_lost_part(part& p, const caf::error& why) noexcept {
-  communicator_->fail(loss(*this, p, communicator_->epoch(), why));
+  communicator_->fail_unless_lost(loss(*this, p, communicator_->epoch(), why));
 }
 
 bool connect_operation::on_stall() noexcept {

@@ -22,6 +22,10 @@ constexpr std::chrono::seconds symmetric_patience{5};
 /// For the lanes of devices that were given up: their calls return at once.
 constexpr std::chrono::seconds lost_patience{2};
 
+/// How often, every 200 us, it is looked whether a device was lost: a process under load that hears
+/// of it late looks late, too.
+constexpr int looks_for_loss = 50;
+
 template <class F> bool wait_until(F f, std::chrono::nanoseconds limit) {
   for (const auto until = clock::now() + limit; !f();) {
     if (clock::now() >= until)
@@ -116,6 +120,14 @@ void communicator::fail(const caf::error& cause) noexcept {
   for (auto& x : lanes_)
     x->wake(); // who waits outside for the other ranks
   runtime_->workers().run([self = std::move(keep)] { self->reap(false); });
+}
+
+void communicator::fail_unless_lost(const caf::error& cause) noexcept {
+  const auto code = code_of(cause);
+  const bool is_loss = code && severity_of(*code) >= severity::device;
+  for (int i = 0; i < looks_for_loss && !lost_.empty() && !is_loss && live(); ++i)
+    std::this_thread::sleep_for(std::chrono::microseconds{200});
+  fail(cause);
 }
 
 void communicator::retire() noexcept { end_quietly(true); }

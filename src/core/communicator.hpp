@@ -103,6 +103,10 @@ public:
 
   /// Ends it because of `cause`; everything pending on it is answered with it.
   void fail(const caf::error& cause) noexcept;
+  /// The same for what one rank saw: where devices are lost one by one, others see the loss of a
+  /// device before its owner hears of it. So it waits a moment for that, which then is the cause.
+  /// @thread a lane, or one that may block
+  void fail_unless_lost(const caf::error& cause) noexcept;
   /// Ends it in good order; nothing is pending on it.
   void retire() noexcept;
   /// The same, as soon as nothing is pending on it; nothing is added any more.

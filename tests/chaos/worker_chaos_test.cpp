@@ -339,7 +339,7 @@ private:
       judge_loss(*f, text);
       break;
     case errc::nccl_error:
-      if (text.find("injected") == std::string::npos && !told_by_peer(text))
+      if (text.find("injected") == std::string::npos)
         complain("an error that nobody made: " + text);
       break;
     case errc::stalled:
@@ -349,7 +349,7 @@ private:
       break;
     case errc::out_of_memory:
     case errc::rank_not_issued:
-      if (!happened(event::no_memory) && (*code == errc::out_of_memory || !told_by_peer("is gone")))
+      if (!happened(event::no_memory))
         complain("there was memory: " + text);
       break;
     case errc::device_reset:
@@ -367,18 +367,6 @@ private:
     default:
       complain("this cannot be: " + text);
     }
-  }
-
-  /// The others' workers, and what cannot be issued any more, may tell of a worker's end before
-  /// this process has seen it.
-  bool told_by_peer(const std::string& text) {
-    if (text.find("is gone") == std::string::npos || !process_ended())
-      return false;
-    ++told_by_peers_;
-    return true;
-  }
-  bool process_ended() const {
-    return happened(event::killed) || happened(event::stuck) || happened(event::killed_spare);
   }
 
   /// A worker that is lost was struck, and in that way.
@@ -839,9 +827,8 @@ private:
     const auto ms = [](clock::duration x) {
       return std::chrono::duration<double, std::milli>(x).count();
     };
-    std::printf("%6llu collectives of fewer ranks\n%6llu answers with a cause that a peer told\n",
-                static_cast<unsigned long long>(shrunk_.load()),
-                static_cast<unsigned long long>(told_by_peers_.load()));
+    std::printf("%6llu collectives of fewer ranks\n",
+                static_cast<unsigned long long>(shrunk_.load()));
     std::printf("latest answer %.2f ms after its deadline, control timer %.2f ms\n", ms(latest_),
                 ms(worst_));
   }
@@ -875,7 +862,6 @@ private:
   std::uint64_t asked_ = 0;
   std::uint64_t open_ = 0;
   std::atomic<std::uint64_t> shrunk_ = 0; ///< collectives
-  std::atomic<std::uint64_t> told_by_peers_ = 0;
   clock::duration latest_{};
   clock::duration worst_{};
   std::map<std::string, std::uint64_t> answers_;
