@@ -79,9 +79,11 @@ struct mesh_options {
 /// The k-th collective calls of all ranks of a group belong together, and the k-th `send` from one
 /// rank to another and the k-th `recv` there. They must agree in verb, type, count, operation and
 /// root. A rank's collectives in a group are done one after the other, in the order of its calls;
-/// those of other groups, and messages with each rank, go on beside them. A group's world must see
-/// no other rank-local calls (`world_rank`) while calls of a mesh are pending; whole operations of
-/// the world may come between.
+/// those of other groups, and messages with each rank, go on beside them, and so does whatever else
+/// the groups' worlds are asked for.
+///
+/// A call has one end for all its ranks: it is done on each of them, or it fails on all, for one
+/// cause. Only a rank whose deadline or `cancel` came before its turn has that as its own.
 ///
 /// Memory that a call was given belongs to it until its answer. Then a span is not touched any
 /// more, whatever the answer is; a pinned `host_buffer` that was to be written may still be, after
@@ -91,8 +93,10 @@ struct mesh_options {
 /// Ranks are those of the group that a call names, and so are roots.
 /// @errors errc::invalid_argument (at once): sizes that do not fit, no such group or rank, memory
 ///         that overlaps. errc::collective_mismatch: the ranks' calls differ. errc::unavailable,
-///         too: the handle of another rank is gone. And as the message of the same name
-///         (troupe/collective.hpp). What fails for one rank fails for all whose call is not done.
+///         too: the handle of another rank is gone. errc::membership_changed, too: the group's
+///         world is without some of its ranks. And as the message of the same name
+///         (troupe/collective.hpp), but never errc::stale_ref: what made a chunk's memory stale is
+///         the cause.
 /// @thread any; the order of the calls is the caller's
 class mesh_comm {
 public:

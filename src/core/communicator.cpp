@@ -125,7 +125,7 @@ void communicator::fail(const caf::error& cause) noexcept {
 void communicator::fail_unless_lost(const caf::error& cause) noexcept {
   const auto code = code_of(cause);
   const bool is_loss = code && severity_of(*code) >= severity::device;
-  for (int i = 0; i < looks_for_loss && !lost_.empty() && !is_loss && live(); ++i)
+  for (int i = 0; i < looks_for_loss && can_lose_ranks() && !is_loss && live(); ++i)
     std::this_thread::sleep_for(std::chrono::microseconds{200});
   fail(cause);
 }

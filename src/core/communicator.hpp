@@ -54,6 +54,8 @@ public:
   bool live() const noexcept { return live_.load(); }
   /// Is the device of a rank lost, or the spare that it is of?
   bool has_lost_rank() const noexcept;
+  /// Can devices of it be lost one by one, as those in workers?
+  bool can_lose_ranks() const noexcept { return !lost_.empty(); }
   /// Whether every call may be made on it, or only what `connect_scope::collectives` allows.
   bool fully_connected() const noexcept { return fully_connected_.load(); }
   void set_fully_connected() noexcept { fully_connected_.store(true); }

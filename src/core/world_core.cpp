@@ -373,7 +373,9 @@ void world_core::leave(std::uint64_t epoch, const caf::error& cause) {
     if (current_ && current_->epoch() == epoch)
       current = current_;
   }
-  if (current)
+  if (current && current->can_lose_ranks()) // not on the thread that hears what the ranks say
+    runtime_->workers().run([current, cause] { current->fail_unless_lost(cause); });
+  else if (current)
     current->fail(cause);
 }
 

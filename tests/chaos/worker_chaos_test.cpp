@@ -738,7 +738,9 @@ private:
     comes_true(
         [&] {
           const auto now = footprint_now();
-          const bool same = now.threads == result.threads && now.descriptors == result.descriptors;
+          const bool same = now.threads == result.threads &&
+                            now.descriptors == result.descriptors &&
+                            now.descriptors.at("anon_inode:[pidfd]") == want;
           result = now;
           std::this_thread::sleep_for(50ms);
           return same;

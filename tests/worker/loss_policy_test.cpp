@@ -625,12 +625,11 @@ TEST_P(MeshInWorkers, CallsEndAlikeThroughLosses) {
       ASSERT_EQ(describe(of_rank[k]), describe(why)) << "call " << k;
     const auto code = code_of(why);
     ++codes[why ? std::string{to_string(code.value_or(errc::internal))} : "done"];
-    EXPECT_TRUE(!why || is_loss(why) || code == errc::membership_changed ||
-                code == errc::unavailable)
+    EXPECT_TRUE(!why || code == errc::worker_lost || code == errc::unavailable ||
+                (code == errc::membership_changed && on_loss == loss_policy::shrink))
         << describe(why);
   }
-  for (auto& [code, number] : codes)
-    std::printf("%s: %d\n", code.c_str(), number);
+  EXPECT_GT(codes.size(), 1u); // some of the losses were in the middle of calls
 }
 
 TEST_F(LossPolicy, RefusesWhatDoesNotFit) {
