@@ -246,7 +246,6 @@ caf::error frame_link::read() {
       wanted_ |= POLLOUT;
       return {};
     case tls_stream::outcome::over:
-      return make_error(errc::unavailable, stream_.peer() + " has ended the connection");
     case tls_stream::outcome::failed:
       return stream_.error();
     }
@@ -315,7 +314,6 @@ caf::error frame_link::write() {
         wanted_ |= POLLOUT;
       return {};
     case tls_stream::outcome::over:
-      return make_error(errc::unavailable, stream_.peer() + " has ended the connection");
     case tls_stream::outcome::failed:
       return stream_.error();
     }

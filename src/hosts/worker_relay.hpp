@@ -3,15 +3,14 @@
 
 #include "hosts/frame_link.hpp"
 #include "hosts/messages.hpp"
+#include "hosts/segment_table.hpp"
 #include "worker/shared_memory.hpp"
 #include "worker/worker_link.hpp"
 
 #include <atomic>
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <thread>
@@ -80,7 +79,6 @@ private:
   caf::error take_reply(wire_reader& from);
   caf::error take_answer(std::span<const std::byte> message);
   caf::error take_done(wire_reader& from);
-  caf::error take_content(wire_reader& from);
   /// What the worker says of its device, is said of it as this process knows it.
   caf::error as_here(const caf::error& x, const char* before = nullptr) const;
 
