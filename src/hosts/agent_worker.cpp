@@ -22,10 +22,6 @@ caf::error malformed(const char* what) {
                     std::string{"the parent sent "} + what + " that cannot be read");
 }
 
-caf::error too_much() {
-  return make_error(errc::unavailable, "the parent wants more and more, and waits for nothing");
-}
-
 /// What a worker would say itself.
 std::vector<std::byte> answer_of(const control_head& head,
                                  const caf::expected<std::vector<std::byte>>& x) {
@@ -71,23 +67,11 @@ caf::error agent_worker::received(host_frame kind, std::span<const std::byte> bo
   case host_frame::command:
     if (body.size() < sizeof(command_head))
       return malformed("a command");
-    if (queued_bytes_.fetch_add(body.size()) > most_queued_bytes)
-      return too_much();
-    commands_.post([this, frame = std::vector<std::byte>{body.begin(), body.end()}] {
-      execute(frame);
-      queued_bytes_.fetch_sub(frame.size());
-    });
-    return {};
+    return post(commands_, &agent_worker::execute, body);
   case host_frame::request:
     if (body.size() < sizeof(control_head))
       return malformed("a request");
-    if (queued_bytes_.fetch_add(body.size()) > most_queued_bytes)
-      return too_much();
-    requests_.post([this, message = std::vector<std::byte>{body.begin(), body.end()}] {
-      serve(message);
-      queued_bytes_.fetch_sub(message.size());
-    });
-    return {};
+    return post(requests_, &agent_worker::serve, body);
   // Nothing that is in a stream now uses these bytes: who gives host memory to a copy leaves it
   // alone until that is done, or lets its stream wait for a word, which comes after the content.
   case host_frame::content:
@@ -100,6 +84,16 @@ caf::error agent_worker::received(host_frame kind, std::span<const std::byte> bo
   default:
     return malformed("a frame of a channel");
   }
+}
+
+caf::error agent_worker::post(serial_thread& to, job what, std::span<const std::byte> body) {
+  if (queued_bytes_.fetch_add(body.size()) > most_queued_bytes)
+    return make_error(errc::unavailable, "the parent wants more and more, and waits for nothing");
+  to.post([this, what, message = std::vector<std::byte>{body.begin(), body.end()}] {
+    (this->*what)(message);
+    queued_bytes_.fetch_sub(message.size());
+  });
+  return {};
 }
 
 caf::error agent_worker::take_word(const word_args& x) {

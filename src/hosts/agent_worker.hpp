@@ -51,6 +51,10 @@ private:
     std::vector<download> downloads;
   };
 
+  using job = void (agent_worker::*)(const std::vector<std::byte>& message);
+
+  /// `to` does `what` with it.
+  caf::error post(serial_thread& to, job what, std::span<const std::byte> body);
   void execute(const std::vector<std::byte>& frame);
   void record(const record_args& x);
   void ask(const command_head& head, std::span<const std::byte> body);
