@@ -104,8 +104,6 @@ worker_relay::~worker_relay() {
   end(make_error(errc::unavailable, "the worker is needed no more"));
 }
 
-std::uint64_t worker_relay::channel() const noexcept { return other_->channel; }
-
 caf::error worker_relay::begin() noexcept {
   try {
     thread_ = std::thread{[this] { run(); }};

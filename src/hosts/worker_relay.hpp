@@ -37,7 +37,6 @@ public:
   const std::shared_ptr<worker_link>& link() const noexcept { return link_; }
   /// The area, which workers may map.
   const shared_memory& memory() const noexcept { return *memory_; }
-  std::uint64_t channel() const noexcept;
 
   /// The worker is there: passes on what comes from now on.
   /// @errors errc::unavailable: there is no thread
