@@ -159,7 +159,7 @@ TEST_P(LocalRequests, AreRefusedAtOnceElsewhere) {
 TEST(WorkerBackend, ComesBackWhenItsProcessIsKilled) {
   test_system system{in_worker_processes(3)};
   auto w = system.open_world();
-  is_lost_alone(system, w, 1, 0);
+  EXPECT_EQ(failure_of(is_lost_alone(system, w, 1, 0))->device, 1);
 }
 
 TEST(WorkerBackend, GoesOnAfterManyKillsUnderLoad) {
