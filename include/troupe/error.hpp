@@ -112,6 +112,9 @@ std::optional<failure> failure_of(const caf::error& e);
 /// The code of `e`; none if the error is not one of the library's.
 std::optional<errc> code_of(const caf::error& e) noexcept;
 
+/// How far `e` reaches; none if the error is not one of the library's.
+std::optional<severity> severity_of(const caf::error& e) noexcept;
+
 /// A readable sentence for any error, of the library or of CAF.
 std::string describe(const caf::error& e);
 

@@ -337,8 +337,7 @@ private:
 
   /// Tries again, without end: the live one does not need it.
   void on_standby_lost(const caf::error& why) {
-    auto code = code_of(why);
-    if (code && severity_of(*code) == severity::process)
+    if (severity_of(why) == severity::process)
       return fail(why);
     log(log_level::warning, "world " + core_->name() + " has no standby", why);
     auto& limits = core_->limits();
@@ -353,8 +352,7 @@ private:
 
   /// Builds again, unless it went wrong too often.
   void restart(const caf::error& why) {
-    auto code = code_of(why);
-    if (code && severity_of(*code) == severity::process)
+    if (severity_of(why) == severity::process)
       return fail(why);
     auto now = clock::now();
     auto& limits = core_->limits();

@@ -1065,7 +1065,7 @@ caf::error register_operation::call(part& p, backend_communicator& rank, stream_
     auto error = rank.register_window(x->address(rank_of(p)), x->size_bytes(), stream);
     if (!error)
       continue;
-    if (auto code = code_of(error); code && severity_of(*code) == severity::process)
+    if (severity_of(error) == severity::process)
       return error;
     fail(error);
     return {};

@@ -136,7 +136,8 @@ void communicator::discard() noexcept { end_quietly(false); }
 
 bool communicator::is_pending() const noexcept {
   bool result = false;
-  runtime_->keeper().for_each([&](operation& op) { result |= op.communicator_key() == this; });
+  runtime_->keeper().for_each(
+      [&](operation& op) { result |= op.communicator_key() == this && !op.over(); });
   return result;
 }
 
@@ -161,10 +162,7 @@ void communicator::end_quietly(bool healthy) noexcept {
 }
 
 void communicator::end(const caf::error& cause) noexcept {
-  bool pending = false;
-  runtime_->keeper().for_each(
-      [&](operation& op) { pending |= op.communicator_key() == this && !op.over(); });
-  if (pending)
+  if (is_pending())
     fail(cause);
   else
     retire();

@@ -195,6 +195,11 @@ caf::error make_error(errc code, std::string detail) {
 
 std::optional<errc> code_of(const caf::error& e) noexcept { return detail::error_as<errc>(e); }
 
+std::optional<severity> severity_of(const caf::error& e) noexcept {
+  auto code = code_of(e);
+  return code ? std::optional{severity_of(*code)} : std::nullopt;
+}
+
 std::optional<failure> failure_of(const caf::error& e) {
   auto code = code_of(e);
   if (!code)

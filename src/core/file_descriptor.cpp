@@ -31,4 +31,9 @@ void wake_up::signal() const noexcept {
   }
 }
 
+void wake_up::clear() const noexcept {
+  std::uint64_t count = 0;
+  static_cast<void>(!::read(event_.get(), &count, sizeof count)); // perhaps there was none
+}
+
 } // namespace troupe::detail

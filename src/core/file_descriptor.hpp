@@ -33,7 +33,7 @@ private:
   int native_ = -1;
 };
 
-/// What wakes a thread that waits in `poll`. Once signalled, it stays so.
+/// What wakes a thread that waits in `poll`. Once signalled, it stays so until it is cleared.
 class wake_up {
 public:
   static caf::expected<wake_up> create();
@@ -42,6 +42,7 @@ public:
   int native() const noexcept { return event_.get(); }
   /// @thread any; a signal handler too
   void signal() const noexcept;
+  void clear() const noexcept;
 
 private:
   explicit wake_up(file_descriptor event) noexcept : event_(std::move(event)) {}

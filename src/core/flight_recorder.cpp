@@ -38,7 +38,7 @@ bool is_cause(const caf::error& x, bool everything_ended) {
   auto code = code_of(x);
   if (!x || code == errc::unavailable || code == errc::device_reset)
     return false;
-  return !everything_ended || (code && severity_of(*code) == severity::process);
+  return !everything_ended || severity_of(x) == severity::process;
 }
 
 caf::error not_written(const std::string& path, const char* api, int code) {

@@ -200,15 +200,22 @@ void runtime::end_replies() noexcept {
   });
 }
 
-void runtime::fail_users_of(int ordinal, const caf::error& why, bool only_with_memory) {
+std::vector<std::shared_ptr<operation>> runtime::users_of(int ordinal, bool only_with_memory) {
+  std::vector<std::shared_ptr<operation>> result;
   keeper_.for_each([&](operation& op) {
     auto uses_it = [&](const part& p) {
       return p.on->state().ordinal() == ordinal && (p.uses_memory || !only_with_memory);
     };
     if (op.borrows_from(ordinal) || std::any_of(op.parts().begin(), op.parts().end(),
                                                 [&](const part& p) { return uses_it(p); }))
-      op.fail(why);
+      result.push_back(std::static_pointer_cast<operation>(op.shared_from_this()));
   });
+  return result;
+}
+
+void runtime::fail_users_of(int ordinal, const caf::error& why, bool only_with_memory) {
+  for (auto& x : users_of(ordinal, only_with_memory))
+    x->fail(why);
 }
 
 std::shared_ptr<operation_of<std::uint64_t>> runtime::reset(int ordinal,
@@ -404,6 +411,7 @@ void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
     else if (phase != device_phase::resetting)
       return; // it is not up, or ends
   }
+  const auto users = users_of(state.ordinal(), false); // who comes from now on waits for its return
   recorder_.on_end(why);
   std::vector<std::pair<std::shared_ptr<void>, std::function<void(int, const caf::error&)>>>
       watchers;
@@ -417,7 +425,8 @@ void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
   for (auto& [who, f] : watchers) // first: the lane drops what has failed
     f(state.ordinal(), why);
   memory_.drop_stale(why);
-  fail_users_of(state.ordinal(), why, false);
+  for (auto& x : users)
+    x->fail(why);
   {
     std::lock_guard lock{slots_mutex_};
     slots_[static_cast<std::size_t>(state.ordinal())].reset_wanted = false;

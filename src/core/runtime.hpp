@@ -113,6 +113,7 @@ private:
 
   void watch_reset(const std::shared_ptr<lane>& worker,
                    const std::shared_ptr<operation_of<std::uint64_t>>& answer);
+  std::vector<std::shared_ptr<operation>> users_of(int ordinal, bool only_with_memory);
   void fail_users_of(int ordinal, const caf::error& why, bool only_with_memory);
   void act_on_quiet(slot& s); // under slots_mutex_
   void hear(int ordinal, std::span<const std::byte> note);

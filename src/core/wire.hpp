@@ -20,6 +20,11 @@ template <class T>
 concept wire_value =
     std::is_trivially_copyable_v<T> && !std::is_pointer_v<T> && !std::ranges::view<T>;
 
+/// A value as it lies in memory.
+template <wire_value T> std::span<const std::byte> bytes_of(const T& x) noexcept {
+  return std::as_bytes(std::span{&x, 1});
+}
+
 class wire_writer {
 public:
   template <wire_value T> void put(const T& x) { append(&x, sizeof x); }

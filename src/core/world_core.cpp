@@ -198,17 +198,12 @@ std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::err
   }
   auto job = [self = shared_from_this(), epoch, absent, members = std::move(members), what,
               done = std::move(done)] {
-    auto& backend = self->runtime_->backend();
     auto give_up = [&](const caf::error& why) {
       done(epoch, code_of(why) == errc::device_fault
                       ? self->runtime_->end_with_fault("the thread that builds communicators", why)
                       : why);
     };
-    auto id = backend.make_communicator_id();
-    if (!id)
-      return give_up(id.error());
-    const auto ranks = self->ranks_without(absent);
-    auto built = backend.build(*id, static_cast<int>(ranks.size()), ranks);
+    auto built = self->build_of(self->ranks_without(absent));
     if (!built)
       return give_up(built.error());
     auto target = self->adopt(epoch, absent, members, std::move(*built));
@@ -225,6 +220,14 @@ std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::err
   };
   runtime_->workers().run(std::move(job));
   return epoch;
+}
+
+caf::expected<communicator_ranks> world_core::build_of(std::span<const local_rank> ranks) const {
+  auto& backend = runtime_->backend();
+  auto id = backend.make_communicator_id();
+  if (!id)
+    return id.error();
+  return backend.build(*id, static_cast<int>(ranks.size()), ranks);
 }
 
 void world_core::connect(const std::shared_ptr<communicator>& target, connect_scope what,
@@ -617,8 +620,7 @@ std::chrono::nanoseconds world_core::patience() const {
 
 /// Under the lock of the order: no request comes between two communicators, and none is held up.
 bool world_core::switch_to_standby(const caf::error& cause) {
-  auto code = code_of(cause);
-  if (!standby_ || (code && severity_of(*code) >= severity::device))
+  if (!standby_ || severity_of(cause) >= severity::device)
     return false;
   for (auto& x : lanes_) // one that is to be reset, or ends, takes the standby with it
     if (x->state().phase() != device_phase::ready)

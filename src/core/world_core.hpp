@@ -147,6 +147,8 @@ private:
                                       const std::vector<world_member>& members,
                                       communicator_ranks ranks);
   std::vector<local_rank> ranks_without(rank_set absent) const;
+  /// A communicator of these ranks alone.
+  caf::expected<communicator_ranks> build_of(std::span<const local_rank> ranks) const;
   caf::error prepare_for_loss(std::uint64_t first_epoch, std::uint64_t membership);
   caf::error build_standby(std::uint64_t epoch, std::uint64_t membership, std::size_t k);
   void on_device_loss(int device, const caf::error& why);

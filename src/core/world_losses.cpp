@@ -70,16 +70,12 @@ caf::error world_core::prepare_for_loss(std::uint64_t first_epoch, std::uint64_t
 
 /// For the loss of rank `k`.
 caf::error world_core::build_standby(std::uint64_t epoch, std::uint64_t membership, std::size_t k) {
-  auto& backend = runtime_->backend();
-  auto id = backend.make_communicator_id();
-  if (!id)
-    return id.error();
   const auto with_spare = limits_.standby == standby_policy::full;
   const auto absent = with_spare ? rank_set{} : rank_set::of(k);
   auto ranks = ranks_without(absent);
   if (with_spare)
     ranks[k].spare = true;
-  auto built = backend.build(*id, static_cast<int>(ranks.size()), ranks);
+  auto built = build_of(ranks);
   if (!built)
     return built.error();
   auto target = own(epoch, absent, std::move(*built));

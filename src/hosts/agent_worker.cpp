@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <iterator>
 #include <optional>
 #include <utility>
@@ -18,27 +17,9 @@ constexpr std::chrono::microseconds look_interval{20};
 /// A lane waits for replies, and so do most who ask: no more than this is ever on its way.
 constexpr std::size_t most_queued_bytes = std::size_t{8} << 20;
 
-template <class T> std::span<const std::byte> bytes_of(const T& x) {
-  return std::as_bytes(std::span{&x, 1});
-}
-
-std::uint32_t number(host_frame x) noexcept { return static_cast<std::uint32_t>(x); }
-
 caf::error malformed(const char* what) {
   return make_error(errc::unavailable,
                     std::string{"the parent sent "} + what + " that cannot be read");
-}
-
-caf::error too_much() {
-  return make_error(errc::unavailable, "the parent wants more and more, and waits for nothing");
-}
-
-std::span<std::byte> part_of(const shared_memory& memory, const shared_place& x,
-                             std::size_t size_bytes) noexcept {
-  const auto bytes = memory.bytes();
-  if (x.offset > bytes.size() || size_bytes > bytes.size() - x.offset)
-    return {};
-  return bytes.subspan(x.offset, size_bytes);
 }
 
 /// What a worker would say itself.
@@ -86,25 +67,15 @@ caf::error agent_worker::received(host_frame kind, std::span<const std::byte> bo
   case host_frame::command:
     if (body.size() < sizeof(command_head))
       return malformed("a command");
-    if (queued_bytes_.fetch_add(body.size()) > most_queued_bytes)
-      return too_much();
-    commands_.post([this, frame = std::vector<std::byte>{body.begin(), body.end()}] {
-      execute(frame);
-      queued_bytes_.fetch_sub(frame.size());
-    });
-    return {};
+    return post(commands_, &agent_worker::execute, body);
   case host_frame::request:
     if (body.size() < sizeof(control_head))
       return malformed("a request");
-    if (queued_bytes_.fetch_add(body.size()) > most_queued_bytes)
-      return too_much();
-    requests_.post([this, message = std::vector<std::byte>{body.begin(), body.end()}] {
-      serve(message);
-      queued_bytes_.fetch_sub(message.size());
-    });
-    return {};
+    return post(requests_, &agent_worker::serve, body);
+  // Nothing that is in a stream now uses these bytes: who gives host memory to a copy leaves it
+  // alone until that is done, or lets its stream wait for a word, which comes after the content.
   case host_frame::content:
-    return take_content(body);
+    return segments_.take_content(body) ? caf::error{} : malformed("content");
   case host_frame::word: {
     wire_reader reader{body};
     const auto x = reader.get<word_args>();
@@ -115,42 +86,24 @@ caf::error agent_worker::received(host_frame kind, std::span<const std::byte> bo
   }
 }
 
-std::shared_ptr<const shared_memory> agent_worker::find(std::uint64_t segment) {
-  std::lock_guard lock{segments_mutex_};
-  auto i = segments_.find(segment);
-  return i != segments_.end() ? i->second : nullptr;
-}
-
-/// Nothing that is in a stream now uses these bytes: who gives host memory to a copy leaves it
-/// alone until that is done, or lets its stream wait for a word, which comes after the content.
-caf::error agent_worker::take_content(std::span<const std::byte> body) {
-  wire_reader reader{body};
-  const auto place = reader.get<shared_place>();
-  if (!reader.ok())
-    return malformed("content");
-  const auto segment = find(place.segment);
-  if (!segment)
-    return {}; // it could not be made; the copy will say so
-  const auto bytes = reader.rest();
-  const auto to = part_of(*segment, place, bytes.size());
-  if (to.size() != bytes.size())
-    return malformed("content");
-  if (!bytes.empty())
-    std::memcpy(to.data(), bytes.data(), bytes.size());
+caf::error agent_worker::post(serial_thread& to, job what, std::span<const std::byte> body) {
+  if (queued_bytes_.fetch_add(body.size()) > most_queued_bytes)
+    return make_error(errc::unavailable, "the parent wants more and more, and waits for nothing");
+  to.post([this, what, message = std::vector<std::byte>{body.begin(), body.end()}] {
+    (this->*what)(message);
+    queued_bytes_.fetch_sub(message.size());
+  });
   return {};
 }
 
 caf::error agent_worker::take_word(const word_args& x) {
-  const auto segment = find(x.word.segment);
+  const auto segment = segments_.find(x.word.segment);
   if (!segment)
-    return {};
+    return {}; // it could not be made; who uses it will say so
   const auto bytes = part_of(*segment, x.word, sizeof(std::uint64_t));
   if (bytes.empty() || x.word.offset % sizeof(std::uint64_t) != 0)
     return malformed("a word");
-  auto& word = *reinterpret_cast<std::atomic<std::uint64_t>*>(bytes.data());
-  for (auto now = word.load(std::memory_order_relaxed);
-       now < x.value && !word.compare_exchange_weak(now, x.value, std::memory_order_release);)
-    ;
+  raise_to(*reinterpret_cast<std::atomic<std::uint64_t>*>(bytes.data()), x.value);
   return {};
 }
 
@@ -211,7 +164,7 @@ void agent_worker::ask(const command_head& head, std::span<const std::byte> body
 void agent_worker::note_copy(const copy_args& x) {
   if (x.direction != copy_direction::device_to_host || x.size_bytes == 0)
     return;
-  if (auto segment = find(x.host.segment))
+  if (auto segment = segments_.find(x.host.segment))
     downloads_[x.stream].push_back({std::move(segment), x.host, x.size_bytes});
 }
 
@@ -223,12 +176,9 @@ void agent_worker::serve(const std::vector<std::byte>& message) {
   switch (head.kind) {
   case control::map:
     return map(head, reader.get<map_args>());
-  case control::unmap: {
-    const auto segment = reader.get<std::uint64_t>();
-    std::lock_guard lock{segments_mutex_};
-    segments_.erase(segment);
+  case control::unmap:
+    segments_.remove(reader.get<std::uint64_t>());
     break;
-  }
   default:
     break;
   }
@@ -253,11 +203,7 @@ void agent_worker::map(const control_head& head, const map_args& what) {
   auto memory = shared_memory::create(what.size_bytes);
   if (!memory)
     return answer(memory.error());
-  auto kept = std::make_shared<const shared_memory>(std::move(*memory));
-  {
-    std::lock_guard lock{segments_mutex_};
-    segments_.insert_or_assign(what.segment, kept);
-  }
+  const auto kept = segments_.add(what.segment, std::move(*memory));
   answer(link_->request(control::map, what, kept->descriptor()));
 }
 
@@ -292,25 +238,12 @@ bool agent_worker::tell_done(std::vector<outstanding>& done) {
   std::vector<done_event> events;
   for (auto& x : done) {
     for (auto& y : x.downloads)
-      if (!send_content(y))
+      if (send_content(*to_, channel_, *y.keep, y.from, y.size_bytes))
         return false;
     events.push_back(x.what);
   }
   return !to_->send(number(host_frame::done), channel_,
                     {bytes_of(errors), std::as_bytes(std::span{events})});
-}
-
-bool agent_worker::send_content(const download& x) {
-  auto bytes = part_of(*x.keep, x.from, x.size_bytes);
-  for (auto place = x.from; !bytes.empty();) {
-    const auto piece = bytes.first(std::min(bytes.size(), content_bytes));
-    if (to_->send(number(host_frame::content), channel_, {bytes_of(place), piece},
-                  frame_link::patience::room))
-      return false;
-    place.offset += piece.size();
-    bytes = bytes.subspan(piece.size());
-  }
-  return true;
 }
 
 } // namespace troupe::detail

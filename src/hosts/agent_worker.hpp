@@ -3,6 +3,7 @@
 
 #include "hosts/frame_link.hpp"
 #include "hosts/messages.hpp"
+#include "hosts/segment_table.hpp"
 #include "hosts/serial_thread.hpp"
 #include "worker/shared_memory.hpp"
 #include "worker/worker_link.hpp"
@@ -10,7 +11,6 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -51,27 +51,27 @@ private:
     std::vector<download> downloads;
   };
 
+  using job = void (agent_worker::*)(const std::vector<std::byte>& message);
+
+  /// `to` does `what` with it.
+  caf::error post(serial_thread& to, job what, std::span<const std::byte> body);
   void execute(const std::vector<std::byte>& frame);
   void record(const record_args& x);
   void ask(const command_head& head, std::span<const std::byte> body);
   void note_copy(const copy_args& x);
   void serve(const std::vector<std::byte>& message);
   void map(const control_head& head, const map_args& what);
-  caf::error take_content(std::span<const std::byte> body);
   caf::error take_word(const word_args& x);
   void watch();
   /// Tells the parent of what is done. False: there is nobody to be told.
   bool tell_done(std::vector<outstanding>& done);
-  bool send_content(const download& x);
-  std::shared_ptr<const shared_memory> find(std::uint64_t segment);
 
   const std::uint64_t channel_;
   const int device_;
   const std::shared_ptr<worker_link> link_;
   const std::shared_ptr<frame_link> to_;
 
-  std::mutex segments_mutex_;
-  std::map<std::uint64_t, std::shared_ptr<const shared_memory>> segments_;
+  segment_table segments_;
 
   // of the thread that writes commands
   std::unordered_map<stream_id, std::vector<download>> downloads_; ///< not behind a record yet

@@ -12,8 +12,6 @@
 #include <utility>
 
 #include <poll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 namespace troupe::detail {
 
@@ -39,11 +37,11 @@ std::string in_ms(std::chrono::nanoseconds x) {
 
 caf::expected<std::shared_ptr<frame_link>> frame_link::start(tls_stream stream, options how,
                                                              listener to) {
-  file_descriptor wake{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  auto wake = wake_up::create();
   if (!wake)
-    return system_failure("eventfd", errno, "a connection with " + stream.peer());
+    return wake.error();
   std::shared_ptr<frame_link> result{
-      new frame_link{std::move(stream), how, std::move(to), std::move(wake)}};
+      new frame_link{std::move(stream), how, std::move(to), std::move(*wake)}};
   try {
     result->thread_ = std::thread{[link = result.get()] { link->run(); }};
   } catch (const std::system_error& e) {
@@ -62,13 +60,7 @@ void frame_link::stop() noexcept {
 
 void frame_link::admit(std::chrono::nanoseconds silence_limit) noexcept {
   silence_limit_ns_.store(std::max<std::int64_t>(silence_limit.count(), 1));
-  wake();
-}
-
-void frame_link::wake() noexcept {
-  const std::uint64_t one = 1;
-  // Full: then it is awake.
-  static_cast<void>(!::write(wake_.get(), &one, sizeof one));
+  wake_.signal();
 }
 
 caf::error frame_link::send(std::uint32_t kind, std::uint64_t channel,
@@ -101,7 +93,7 @@ caf::error frame_link::send(std::uint32_t kind, std::uint64_t channel,
     end_ = make_error(errc::unavailable, "the peer takes nothing of what is sent");
   lock.unlock();
   if (was_empty)
-    wake();
+    wake_.signal();
   return {};
 }
 
@@ -111,7 +103,7 @@ void frame_link::end(const caf::error& why) noexcept {
     if (!end_)
       end_ = why;
   }
-  wake();
+  wake_.signal();
 }
 
 void frame_link::end_when_sent(const caf::error& why) noexcept {
@@ -120,7 +112,7 @@ void frame_link::end_when_sent(const caf::error& why) noexcept {
     if (!last_end_)
       last_end_ = why;
   }
-  wake();
+  wake_.signal();
 }
 
 std::string frame_link::peer() const {
@@ -192,13 +184,11 @@ caf::error frame_link::judge_time(clock::time_point now) {
 }
 
 caf::error frame_link::wait(short events, clock::time_point until) {
-  std::array<pollfd, 2> wanted{{{stream_.native(), events, 0}, {wake_.get(), POLLIN, 0}}};
+  std::array<pollfd, 2> wanted{{{stream_.native(), events, 0}, {wake_.native(), POLLIN, 0}}};
   if (::poll(wanted.data(), wanted.size(), poll_limit(until)) < 0 && errno != EINTR)
     return system_failure("poll", errno, "a connection with " + stream_.peer());
-  if (wanted[1].revents != 0) {
-    std::uint64_t count = 0;
-    static_cast<void>(!::read(wake_.get(), &count, sizeof count)); // perhaps there was none
-  }
+  if (wanted[1].revents != 0)
+    wake_.clear();
   return {};
 }
 
@@ -246,7 +236,6 @@ caf::error frame_link::read() {
       wanted_ |= POLLOUT;
       return {};
     case tls_stream::outcome::over:
-      return make_error(errc::unavailable, stream_.peer() + " has ended the connection");
     case tls_stream::outcome::failed:
       return stream_.error();
     }
@@ -315,7 +304,6 @@ caf::error frame_link::write() {
         wanted_ |= POLLOUT;
       return {};
     case tls_stream::outcome::over:
-      return make_error(errc::unavailable, stream_.peer() + " has ended the connection");
     case tls_stream::outcome::failed:
       return stream_.error();
     }

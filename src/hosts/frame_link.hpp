@@ -82,7 +82,7 @@ public:
 private:
   using clock = std::chrono::steady_clock;
 
-  frame_link(tls_stream stream, options how, listener to, file_descriptor wake) noexcept
+  frame_link(tls_stream stream, options how, listener to, wake_up wake) noexcept
       : stream_(std::move(stream)), options_(how), to_(std::move(to)), wake_(std::move(wake)) {}
 
   void run() noexcept;
@@ -96,12 +96,11 @@ private:
   /// More to write, if there is; or why it is over.
   caf::error refill();
   caf::error judge_time(clock::time_point now);
-  void wake() noexcept;
 
   tls_stream stream_; // of the thread
   const options options_;
   const listener to_;
-  const file_descriptor wake_;
+  const wake_up wake_;
   std::atomic<std::int64_t> silence_limit_ns_{0}; ///< 0: not admitted
   clock::time_point begun_{};
   clock::time_point heard_{};

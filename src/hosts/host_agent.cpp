@@ -30,8 +30,6 @@ using clock = std::chrono::steady_clock;
 /// The pause between attempts that fail grows to so many times what it was.
 constexpr int longest_pause = 4;
 
-std::uint32_t number(host_frame x) noexcept { return static_cast<std::uint32_t>(x); }
-
 /// One connection with the parent, and the workers that are there as long as it is.
 class host_agent {
 public:
@@ -119,7 +117,7 @@ caf::error host_agent::connect(const std::shared_ptr<tls_context>& context) {
   if (!link)
     return link.error();
   link_ = std::move(*link);
-  return link_->send(number(host_frame::hello), 0, {std::as_bytes(std::span{&hello_, 1})});
+  return link_->send(number(host_frame::hello), 0, {bytes_of(hello_)});
 }
 
 caf::error host_agent::open_pool(const host_welcome& what) {
@@ -140,9 +138,8 @@ caf::error host_agent::open_pool(const host_welcome& what) {
   pool_->set_listener([to = link_](int device, std::span<const std::byte> told) {
     const std::int32_t of = device;
     // Where the connection is over, everything here ends.
-    static_cast<void>(to->send(number(host_frame::told), 0,
-                               {std::as_bytes(std::span{&of, 1}), told},
-                               frame_link::patience::room));
+    static_cast<void>(
+        to->send(number(host_frame::told), 0, {bytes_of(of), told}, frame_link::patience::room));
   });
   for (int i = 0; i < pool_->device_count(); ++i)
     devices_.push_back(std::make_unique<serial_thread>());
@@ -173,8 +170,7 @@ caf::error host_agent::serve(const std::shared_ptr<tls_context>& context) {
     serves_ = true;
   }
   const std::int32_t devices = pool_->device_count();
-  if (auto error =
-          link_->send(number(host_frame::ready), 0, {std::as_bytes(std::span{&devices, 1})}))
+  if (auto error = link_->send(number(host_frame::ready), 0, {bytes_of(devices)}))
     return error;
   log(log_level::info, "joined " + options_.parent + "; devices: " + std::to_string(devices));
   std::unique_lock lock{mutex_};

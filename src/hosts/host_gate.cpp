@@ -12,8 +12,6 @@
 #include <vector>
 
 #include <poll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 namespace troupe::detail {
 
@@ -37,11 +35,11 @@ caf::expected<std::unique_ptr<host_gate>> host_gate::start(const remote_hosts& w
   auto listener = listen_at(*address);
   if (!listener)
     return listener.error();
-  file_descriptor wake{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  auto wake = wake_up::create();
   if (!wake)
-    return system_failure("eventfd", errno, "nobody can listen for hosts");
+    return wake.error();
   std::unique_ptr<host_gate> result{new host_gate{std::move(*context), std::move(*listener),
-                                                  std::move(wake), *address, std::move(to)}};
+                                                  std::move(*wake), *address, std::move(to)}};
   try {
     result->thread_ = std::thread{[self = result.get()] { self->run(); }};
   } catch (const std::system_error& e) {
@@ -52,17 +50,11 @@ caf::expected<std::unique_ptr<host_gate>> host_gate::start(const remote_hosts& w
 
 host_gate::~host_gate() {
   stop_.store(true);
-  wake();
+  wake_.signal();
   if (thread_.joinable())
     thread_.join();
   for (auto& x : sessions_)
     x->stop();
-}
-
-void host_gate::wake() noexcept {
-  const std::uint64_t one = 1;
-  // Full: then it is awake.
-  static_cast<void>(!::write(wake_.get(), &one, sizeof one));
 }
 
 std::shared_ptr<host_session> host_gate::find(const host_session* which) {
@@ -98,17 +90,15 @@ void host_gate::run() noexcept {
     const auto now = clock::now();
     const bool listens = !full && now >= accept_from_;
     std::array<pollfd, 2> wanted{
-        {{listens ? listener_.get() : -1, POLLIN, 0}, {wake_.get(), POLLIN, 0}}};
+        {{listens ? listener_.get() : -1, POLLIN, 0}, {wake_.native(), POLLIN, 0}}};
     const auto until = listens ? no_limit : full ? now + pause : accept_from_;
     if (::poll(wanted.data(), wanted.size(), poll_limit(until)) < 0 && errno != EINTR) {
       log(log_level::error, "hosts cannot join",
           system_failure("poll", errno, "the socket where they do"));
       accept_from_ = now + pause;
     }
-    if (wanted[1].revents != 0) {
-      std::uint64_t count = 0;
-      static_cast<void>(!::read(wake_.get(), &count, sizeof count)); // perhaps there was none
-    }
+    if (wanted[1].revents != 0)
+      wake_.clear();
     if (wanted[0].revents != 0)
       accept();
   }
@@ -127,7 +117,7 @@ void host_gate::accept() noexcept {
   auto owner = to_;
   owner.ended = [this](host_session& x, const caf::error& why) {
     to_.ended(x, why);
-    wake();
+    wake_.signal();
   };
   auto session = host_session::start(context_, std::move(socket), std::move(owner));
   if (!session)

@@ -35,7 +35,7 @@ public:
 private:
   using clock = std::chrono::steady_clock;
 
-  host_gate(std::shared_ptr<tls_context> context, file_descriptor listener, file_descriptor wake,
+  host_gate(std::shared_ptr<tls_context> context, file_descriptor listener, wake_up wake,
             socket_address address, host_session::owner to) noexcept
       : context_(std::move(context)), listener_(std::move(listener)), wake_(std::move(wake)),
         address_(address), to_(std::move(to)) {}
@@ -44,11 +44,10 @@ private:
   void accept() noexcept;
   /// Those that are over; how many strangers are left.
   std::size_t clean_up() noexcept;
-  void wake() noexcept;
 
   const std::shared_ptr<tls_context> context_;
   const file_descriptor listener_;
-  const file_descriptor wake_;
+  const wake_up wake_;
   const socket_address address_;
   const host_session::owner to_;
   std::atomic<bool> stop_{false};

@@ -3,6 +3,7 @@
 #include "core/log.hpp"
 #include "hosts/host_gate.hpp"
 #include "worker/process_pool.hpp"
+#include "worker/worker_slot.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -51,17 +52,15 @@ public:
   device_place place_of(int ordinal) const override;
 
 private:
+  struct running {
+    std::shared_ptr<worker_link> link;
+    std::shared_ptr<worker_relay> relay;
+  };
   struct slot {
     member* host = nullptr;
     int device = 0;
-    mutable std::mutex mutex; ///< nothing is done under it that takes time
-    std::shared_ptr<worker_relay> now;
-    std::shared_ptr<worker_relay> spare;
-    std::vector<std::shared_ptr<worker_relay>> lost; ///< to be ended when there is time
-    std::stop_source stop;                           ///< of a spare that is being started
-    std::mutex starting;                             ///< one worker at a time; before `mutex`
+    worker_slot<running> workers;
   };
-  using relays = std::vector<std::shared_ptr<worker_relay>>;
 
   caf::error open();
   caf::expected<host_welcome> greet(const std::string& name);
@@ -76,11 +75,9 @@ private:
   slot& slot_of(int ordinal) const noexcept {
     return *slots_[static_cast<std::size_t>(ordinal - local_devices_)];
   }
-  static std::shared_ptr<worker_link> take(slot& here, relays& lost) noexcept;
-  caf::expected<std::shared_ptr<worker_relay>> start(slot& here, int ordinal, bool spare,
-                                                     const std::stop_token& stop);
-  void end(std::shared_ptr<worker_relay>& x, const caf::error& why) noexcept;
-  void end_all(relays& lost) noexcept;
+  caf::expected<running> start(slot& here, int ordinal, bool spare, const std::stop_token& stop);
+  void end(const running& x, const caf::error& why) noexcept;
+  void end_all(const std::vector<running>& lost) noexcept;
 
   const worker_backend_options options_;
   const std::shared_ptr<process_pool> local_;
@@ -310,38 +307,20 @@ device_place host_pool::place_of(int ordinal) const {
 
 // -- workers
 
-std::shared_ptr<worker_link> host_pool::take(slot& here, relays& lost) noexcept {
-  std::lock_guard lock{here.mutex};
-  if (here.now && !here.now->link()->lost())
-    return here.now->link();
-  if (here.now)
-    here.lost.push_back(std::exchange(here.now, nullptr));
-  if (here.spare && !here.spare->link()->lost()) {
-    here.now = std::exchange(here.spare, nullptr); // at once: what is lost can wait
-    return here.now->link();
-  }
-  if (here.spare)
-    here.lost.push_back(std::exchange(here.spare, nullptr));
-  lost.swap(here.lost);
-  return nullptr;
-}
-
-void host_pool::end(std::shared_ptr<worker_relay>& x, const caf::error& why) noexcept {
-  if (!x)
+void host_pool::end(const running& x, const caf::error& why) noexcept {
+  if (!x.relay)
     return;
-  static_cast<void>(segments().remove(x->memory().bytes().data())); // it may not be in
-  x->end(why);
-  x.reset();
+  static_cast<void>(segments().remove(x.relay->memory().bytes().data())); // it may not be in
+  x.relay->end(why);
 }
 
-void host_pool::end_all(relays& lost) noexcept {
+void host_pool::end_all(const std::vector<running>& lost) noexcept {
   for (auto& x : lost)
-    end(x, x->link()->loss());
-  lost.clear();
+    end(x, x.link->loss());
 }
 
-caf::expected<std::shared_ptr<worker_relay>> host_pool::start(slot& here, int ordinal, bool spare,
-                                                              const std::stop_token& stop) {
+caf::expected<host_pool::running> host_pool::start(slot& here, int ordinal, bool spare,
+                                                   const std::stop_token& stop) {
   auto session = wait_for(*here.host, clock::now() + options_.hosts.rejoin_limit, stop);
   if (!session)
     return host_missing(here.host->name, " is not there");
@@ -350,7 +329,7 @@ caf::expected<std::shared_ptr<worker_relay>> host_pool::start(slot& here, int or
     return host_missing(here.host->name, " starts no worker: " + describe(relay.error()));
   const auto& memory = (*relay)->memory();
   segments().add(memory.bytes(), memory.descriptor(), *relay);
-  return relay;
+  return running{(*relay)->link(), *relay};
 }
 
 caf::expected<std::shared_ptr<worker_link>>
@@ -358,90 +337,41 @@ host_pool::provide(int ordinal, const std::stop_token& stop) noexcept {
   if (is_local(ordinal))
     return local_->provide(ordinal, stop);
   auto& here = slot_of(ordinal);
-  relays lost;
-  if (auto link = take(here, lost))
-    return link;
-  end_all(lost);
-  std::lock_guard one_at_a_time{here.starting}; // perhaps a spare is on its way
-  if (auto link = take(here, lost))
-    return link;
-  end_all(lost);
-  auto started = start(here, ordinal, false, stop);
-  if (!started)
-    return started.error();
-  std::lock_guard lock{here.mutex};
-  here.now = std::move(*started);
-  return here.now->link();
+  return here.workers.provide(
+      [&](const std::stop_token&) { return start(here, ordinal, false, stop); },
+      [this](const std::vector<running>& lost) { end_all(lost); });
 }
 
 std::shared_ptr<worker_link> host_pool::current(int ordinal) const noexcept {
-  if (is_local(ordinal))
-    return local_->current(ordinal);
-  const auto& here = slot_of(ordinal);
-  std::lock_guard lock{here.mutex};
-  return here.now ? here.now->link() : nullptr;
+  return is_local(ordinal) ? local_->current(ordinal) : slot_of(ordinal).workers.current();
 }
 
 caf::error host_pool::provide_spare(int ordinal) noexcept {
   if (is_local(ordinal))
     return local_->provide_spare(ordinal);
   auto& here = slot_of(ordinal);
-  std::lock_guard one_at_a_time{here.starting};
-  relays lost;
-  std::stop_token stop;
-  {
-    std::lock_guard lock{here.mutex};
-    stop = here.stop.get_token();
-    if (here.spare && !here.spare->link()->lost())
-      return {};
-    if (here.spare)
-      here.lost.push_back(std::exchange(here.spare, nullptr));
-    lost.swap(here.lost);
-  }
-  end_all(lost); // meanwhile the device may need another worker
-  auto started = start(here, ordinal, true, stop);
-  if (!started)
-    return started.error();
-  std::lock_guard lock{here.mutex};
-  here.spare = std::move(*started);
-  return {};
+  return here.workers.provide_spare(
+      [&](const std::stop_token& stop) { return start(here, ordinal, true, stop); },
+      [this](const std::vector<running>& lost) { end_all(lost); });
 }
 
 std::shared_ptr<worker_link> host_pool::spare(int ordinal) const noexcept {
-  if (is_local(ordinal))
-    return local_->spare(ordinal);
-  const auto& here = slot_of(ordinal);
-  std::lock_guard lock{here.mutex};
-  return here.spare ? here.spare->link() : nullptr;
+  return is_local(ordinal) ? local_->spare(ordinal) : slot_of(ordinal).workers.spare();
 }
 
 void host_pool::release(int ordinal) noexcept {
   if (is_local(ordinal))
     return local_->release(ordinal);
   auto& here = slot_of(ordinal);
-  std::stop_source stop;
-  {
-    std::lock_guard lock{here.mutex};
-    stop = here.stop;
-  }
-  stop.request_stop(); // nobody waits for a host any more
-  std::lock_guard one_at_a_time{here.starting};
-  std::shared_ptr<worker_relay> now;
-  std::shared_ptr<worker_relay> spare;
-  relays lost;
-  {
-    std::lock_guard lock{here.mutex};
-    now = std::exchange(here.now, nullptr);
-    spare = std::exchange(here.spare, nullptr);
-    lost.swap(here.lost);
-    here.stop = std::stop_source{};
-  }
-  end_all(lost);
-  if (now || spare)
-    if (auto session = wait_for(*here.host, clock::now())) // else it has no workers any more
-      session->release(here.device);
-  end(spare, make_error(errc::unavailable, "the device's spare is not needed any more"));
-  end(now, make_error(errc::unavailable, "the device's worker was stopped"));
+  here.workers.release(
+      [&](const running& now, const running& spare, const std::vector<running>& lost) {
+        end_all(lost);
+        if (now.relay || spare.relay)
+          if (auto session = wait_for(*here.host, clock::now())) // else it has no workers any more
+            session->release(here.device);
+        end(spare, make_error(errc::unavailable, "the device's spare is not needed any more"));
+        end(now, make_error(errc::unavailable, "the device's worker was stopped"));
+      });
 }
 
 } // namespace

@@ -10,12 +10,6 @@ namespace troupe::detail {
 
 namespace {
 
-template <class T> std::span<const std::byte> bytes_of(const T& x) {
-  return std::as_bytes(std::span{&x, 1});
-}
-
-std::uint32_t number(host_frame x) noexcept { return static_cast<std::uint32_t>(x); }
-
 /// All devices of a host are lost with it.
 caf::error lost_host(const std::string& name, const caf::error& why) {
   auto f = failure_of(why).value_or(failure{});

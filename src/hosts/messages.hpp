@@ -43,6 +43,9 @@ enum class host_frame : std::uint32_t {
   content, ///< of a channel: shared_place, then bytes of a segment
 };
 
+/// As a frame's head has it.
+constexpr std::uint32_t number(host_frame x) noexcept { return static_cast<std::uint32_t>(x); }
+
 struct start_args {
   std::int32_t device = 0;
   std::int32_t spare = 0; ///< what is wanted is the device's spare

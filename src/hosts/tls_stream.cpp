@@ -191,6 +191,7 @@ tls_stream::outcome tls_stream::judge(int result, const char* doing) noexcept {
   case SSL_ERROR_WANT_WRITE:
     return outcome::wants_write;
   case SSL_ERROR_ZERO_RETURN:
+    error_ = make_error(errc::unavailable, peer_ + " has ended the connection");
     return outcome::over;
   case SSL_ERROR_SYSCALL:
     ERR_clear_error();

@@ -72,7 +72,7 @@ public:
   /// Tells the peer, as far as there is room.
   void end() noexcept;
 
-  /// Why something failed.
+  /// Why something failed, or is over.
   const caf::error& error() const noexcept { return error_; }
   const std::string& peer() const noexcept { return peer_; }
   /// The subject of the peer's certificate, after the handshake.

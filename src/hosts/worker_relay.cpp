@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <new>
 #include <system_error>
 #include <utility>
@@ -19,20 +18,8 @@ constexpr std::chrono::milliseconds doze{100};
 /// How often a word is looked at that another worker writes, which wakes nobody.
 constexpr std::chrono::microseconds look_interval{50};
 
-template <class T> std::span<const std::byte> bytes_of(const T& x) {
-  return std::as_bytes(std::span{&x, 1});
-}
-
 caf::error malformed(const char* what) {
   return make_error(errc::unavailable, std::string{"a host sent "} + what + " that cannot be read");
-}
-
-std::span<std::byte> part_of(const shared_memory& memory, const shared_place& x,
-                             std::size_t size_bytes) noexcept {
-  const auto bytes = memory.bytes();
-  if (x.offset > bytes.size() || size_bytes > bytes.size() - x.offset)
-    return {};
-  return bytes.subspan(x.offset, size_bytes);
 }
 
 } // namespace
@@ -45,18 +32,12 @@ struct worker_relay::remote_end {
 
   caf::error send(host_frame kind, std::initializer_list<std::span<const std::byte>> body,
                   frame_link::patience wait = frame_link::patience::none) const noexcept {
-    return to->send(static_cast<std::uint32_t>(kind), channel, body, wait);
-  }
-  std::shared_ptr<const shared_memory> find(std::uint64_t segment) {
-    std::lock_guard lock{mutex};
-    auto i = segments.find(segment);
-    return i != segments.end() ? i->second : nullptr;
+    return to->send(number(kind), channel, body, wait);
   }
 
   const std::uint64_t channel;
   const std::shared_ptr<frame_link> to;
-  std::mutex mutex;
-  std::map<std::uint64_t, std::shared_ptr<const shared_memory>> segments;
+  segment_table segments;
 };
 
 class worker_relay::sender final : public control_sender {
@@ -72,9 +53,7 @@ public:
       if (auto error = keep(reader.get<map_args>(), descriptor))
         return error;
     } else if (head.kind == control::unmap) {
-      const auto segment = reader.get<std::uint64_t>();
-      std::lock_guard lock{other_->mutex};
-      other_->segments.erase(segment);
+      other_->segments.remove(reader.get<std::uint64_t>());
     }
     return other_->send(host_frame::request, {message});
   }
@@ -94,9 +73,7 @@ private:
     auto memory = shared_memory::attach(std::move(own), what.size_bytes);
     if (!memory)
       return memory.error();
-    auto kept = std::make_shared<const shared_memory>(std::move(*memory));
-    std::lock_guard lock{other_->mutex};
-    other_->segments.insert_or_assign(what.segment, std::move(kept));
+    other_->segments.add(what.segment, std::move(*memory));
     return {};
   }
 
@@ -126,8 +103,6 @@ worker_relay::worker_relay(int ordinal, std::string host, std::shared_ptr<shared
 worker_relay::~worker_relay() {
   end(make_error(errc::unavailable, "the worker is needed no more"));
 }
-
-std::uint64_t worker_relay::channel() const noexcept { return other_->channel; }
 
 caf::error worker_relay::begin() noexcept {
   try {
@@ -232,7 +207,7 @@ caf::error worker_relay::note_copy(const copy_args& x) {
 }
 
 void worker_relay::note_wait(const wait_word_args& x) {
-  auto segment = other_->find(x.word.segment);
+  auto segment = other_->segments.find(x.word.segment);
   if (!segment)
     return; // the worker will say that it has none
   const auto bytes = part_of(*segment, x.word, sizeof(std::uint64_t));
@@ -264,19 +239,10 @@ caf::error worker_relay::fire_watches() {
 }
 
 caf::error worker_relay::send_content(const shared_place& from, std::uint64_t size_bytes) {
-  auto segment = other_->find(from.segment);
+  const auto segment = other_->segments.find(from.segment);
   if (!segment)
     return {}; // the worker will say that it has none
-  auto bytes = part_of(*segment, from, size_bytes);
-  for (auto place = from; !bytes.empty();) {
-    const auto piece = bytes.first(std::min(bytes.size(), content_bytes));
-    if (auto error =
-            other_->send(host_frame::content, {bytes_of(place), piece}, frame_link::patience::room))
-      return error;
-    place.offset += piece.size();
-    bytes = bytes.subspan(piece.size());
-  }
-  return {};
+  return detail::send_content(*other_->to, other_->channel, *segment, from, size_bytes);
 }
 
 // -- from the worker
@@ -291,7 +257,7 @@ caf::error worker_relay::received(host_frame kind, std::span<const std::byte> bo
   case host_frame::done:
     return take_done(reader);
   case host_frame::content:
-    return take_content(reader);
+    return other_->segments.take_content(body) ? caf::error{} : malformed("content");
   case host_frame::lost: {
     auto why = get_error(reader);
     if (!why)
@@ -349,29 +315,9 @@ caf::error worker_relay::take_done(wire_reader& from) {
     const auto x = from.get<done_event>();
     if (!from.ok() || x.event >= area_.done.size())
       return malformed("an event");
-    // Only up: the loss of the link may have made it larger.
-    auto& word = area_.done[x.event];
-    for (auto now = word.load(std::memory_order_relaxed);
-         now < x.record && !word.compare_exchange_weak(now, x.record, std::memory_order_release);)
-      ;
+    raise_to(area_.done[x.event], x.record); // the loss of the link may have made it larger
   }
   return from.ok() ? caf::error{} : malformed("an event");
-}
-
-caf::error worker_relay::take_content(wire_reader& from) {
-  const auto place = from.get<shared_place>();
-  if (!from.ok())
-    return malformed("content");
-  auto segment = other_->find(place.segment);
-  if (!segment)
-    return {}; // nobody has it any more
-  const auto bytes = from.rest();
-  const auto to = part_of(*segment, place, bytes.size());
-  if (to.size() != bytes.size())
-    return malformed("content");
-  if (!bytes.empty())
-    std::memcpy(to.data(), bytes.data(), bytes.size());
-  return {};
 }
 
 } // namespace troupe::detail

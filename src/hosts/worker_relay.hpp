@@ -3,15 +3,14 @@
 
 #include "hosts/frame_link.hpp"
 #include "hosts/messages.hpp"
+#include "hosts/segment_table.hpp"
 #include "worker/shared_memory.hpp"
 #include "worker/worker_link.hpp"
 
 #include <atomic>
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <thread>
@@ -38,7 +37,6 @@ public:
   const std::shared_ptr<worker_link>& link() const noexcept { return link_; }
   /// The area, which workers may map.
   const shared_memory& memory() const noexcept { return *memory_; }
-  std::uint64_t channel() const noexcept;
 
   /// The worker is there: passes on what comes from now on.
   /// @errors errc::unavailable: there is no thread
@@ -80,7 +78,6 @@ private:
   caf::error take_reply(wire_reader& from);
   caf::error take_answer(std::span<const std::byte> message);
   caf::error take_done(wire_reader& from);
-  caf::error take_content(wire_reader& from);
   /// What the worker says of its device, is said of it as this process knows it.
   caf::error as_here(const caf::error& x, const char* before = nullptr) const;
 

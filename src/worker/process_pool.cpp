@@ -146,13 +146,13 @@ caf::expected<std::shared_ptr<process_pool>> process_pool::create(worker_backend
   if (!first)
     return first.error();
   for (int i = 0; i < devices; ++i)
-    result->slots_.push_back(std::make_unique<slot>());
+    result->slots_.push_back(std::make_unique<worker_slot<running>>());
   if (devices == 0) {
     const auto why = make_error(errc::unavailable, "the workers have no device");
     result->end(*first, why);
     return why;
   }
-  result->slots_.front()->now = std::move(*first);
+  result->slots_.front()->begin_with(std::move(*first));
   return result;
 }
 
@@ -288,129 +288,68 @@ void process_pool::end(running& x, const caf::error& why) noexcept {
   x = {};
 }
 
-void process_pool::end_all(std::vector<running>& lost) noexcept {
+void process_pool::end_all(std::vector<running> lost) noexcept {
   for (auto& x : lost)
     end(x, x.link->loss());
-  lost.clear();
 }
 
 void process_pool::end_soon(std::vector<running> lost) noexcept {
   if (!lost.empty())
     std::thread{[self = shared_from_this(), lost = std::move(lost)]() mutable {
-      self->end_all(lost);
+      self->end_all(std::move(lost));
     }}.detach();
-}
-
-std::shared_ptr<worker_link> process_pool::take(slot& here, std::vector<running>& lost) noexcept {
-  std::lock_guard lock{here.mutex};
-  if (here.now.link && !here.now.link->lost())
-    return here.now.link;
-  if (here.now.link)
-    here.lost.push_back(std::exchange(here.now, {}));
-  if (here.spare.link && !here.spare.link->lost()) {
-    here.now = std::exchange(here.spare, {}); // at once: what is lost can wait
-    return here.now.link;
-  }
-  if (here.spare.link)
-    here.lost.push_back(std::exchange(here.spare, {}));
-  lost.swap(here.lost);
-  return nullptr;
 }
 
 caf::expected<std::shared_ptr<worker_link>>
 process_pool::provide(int ordinal, const std::stop_token& stop) noexcept {
-  auto& here = *slots_[static_cast<std::size_t>(ordinal)];
-  std::vector<running> lost;
-  if (auto link = take(here, lost))
-    return link;
-  end_soon(std::move(lost));
-  std::lock_guard one_at_a_time{here.starting}; // perhaps a spare is on its way
-  lost.clear();
-  if (auto link = take(here, lost))
-    return link;
-  end_soon(std::move(lost));
   int devices = 0;
-  auto started = start(ordinal, devices, stop.stop_possible() ? stop : stop_of(here));
-  if (!started)
-    return started.error();
-  std::lock_guard lock{here.mutex};
-  here.now = std::move(*started);
-  return here.now.link;
+  return slot_of(ordinal).provide(
+      [&](const std::stop_token& released) {
+        return start(ordinal, devices, stop.stop_possible() ? stop : released);
+      },
+      [this](std::vector<running> lost) { end_soon(std::move(lost)); });
 }
 
 std::shared_ptr<worker_link> process_pool::current(int ordinal) const noexcept {
-  const auto& here = *slots_[static_cast<std::size_t>(ordinal)];
-  std::lock_guard lock{here.mutex};
-  return here.now.link;
+  return slot_of(ordinal).current();
 }
 
 caf::error process_pool::provide_spare(int ordinal) noexcept {
-  auto& here = *slots_[static_cast<std::size_t>(ordinal)];
-  std::lock_guard one_at_a_time{here.starting};
-  std::vector<running> lost;
-  {
-    std::lock_guard lock{here.mutex};
-    if (here.spare.link && !here.spare.link->lost())
-      return {};
-    if (here.spare.link)
-      here.lost.push_back(std::exchange(here.spare, {}));
-    lost.swap(here.lost);
-  }
-  end_all(lost); // meanwhile the device may need another worker
-  const auto stop = stop_of(here);
-  int devices = 0;
-  auto started = start(ordinal, devices, stop);
-  if (!started)
-    return started.error();
-  std::stop_callback on_stop{stop,
-                             [link = started->link, ordinal] { link->give_up(unwanted(ordinal)); }};
-  if (auto error =
-          started->link->run(command::warm, no_arguments{}, {}, options_.workers.start_limit)) {
-    end(*started, error);
-    return error;
-  }
-  std::lock_guard lock{here.mutex};
-  here.spare = std::move(*started);
-  return {};
+  return slot_of(ordinal).provide_spare(
+      [&](const std::stop_token& stop) { return start_warm(ordinal, stop); },
+      [this](std::vector<running> lost) { end_all(std::move(lost)); });
 }
 
-std::stop_token process_pool::stop_of(const slot& here) noexcept {
-  std::lock_guard lock{here.mutex};
-  return here.stop.get_token();
+caf::expected<process_pool::running>
+process_pool::start_warm(int ordinal, const std::stop_token& stop) noexcept {
+  int devices = 0;
+  auto result = start(ordinal, devices, stop);
+  if (!result)
+    return result;
+  std::stop_callback on_stop{stop,
+                             [link = result->link, ordinal] { link->give_up(unwanted(ordinal)); }};
+  if (auto error =
+          result->link->run(command::warm, no_arguments{}, {}, options_.workers.start_limit)) {
+    end(*result, error);
+    return error;
+  }
+  return result;
 }
 
 std::shared_ptr<worker_link> process_pool::spare(int ordinal) const noexcept {
-  const auto& here = *slots_[static_cast<std::size_t>(ordinal)];
-  std::lock_guard lock{here.mutex};
-  return here.spare.link;
+  return slot_of(ordinal).spare();
 }
 
 void process_pool::release(int ordinal) noexcept {
-  auto& here = *slots_[static_cast<std::size_t>(ordinal)];
-  std::stop_source stop;
-  {
-    std::lock_guard lock{here.mutex};
-    stop = here.stop;
-  }
-  stop.request_stop(); // what is being started ends at once
-  std::lock_guard one_at_a_time{here.starting};
-  running now;
-  running spare;
-  std::vector<running> lost;
-  {
-    std::lock_guard lock{here.mutex};
-    now = std::exchange(here.now, {});
-    spare = std::exchange(here.spare, {});
-    lost.swap(here.lost);
-    here.stop = std::stop_source{};
-  }
-  end(spare, make_error(errc::unavailable, "the device's spare is not needed any more"));
-  end_all(lost);
-  if (!now.link)
-    return;
-  if (!now.link->lost() && !now.link->tell(command::stop, no_arguments{}))
-    static_cast<void>(now.of->process->wait_exit(clock::now() + stop_limit)); // else killed
-  end(now, make_error(errc::unavailable, "the device's worker was stopped"));
+  slot_of(ordinal).release([this](running now, running spare, std::vector<running> lost) {
+    end(spare, make_error(errc::unavailable, "the device's spare is not needed any more"));
+    end_all(std::move(lost));
+    if (!now.link)
+      return;
+    if (!now.link->lost() && !now.link->tell(command::stop, no_arguments{}))
+      static_cast<void>(now.of->process->wait_exit(clock::now() + stop_limit)); // else killed
+    end(now, make_error(errc::unavailable, "the device's worker was stopped"));
+  });
 }
 
 } // namespace troupe::detail

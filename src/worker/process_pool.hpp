@@ -3,10 +3,11 @@
 
 #include "worker/worker_pool.hpp"
 #include "worker/worker_process.hpp"
+#include "worker/worker_slot.hpp"
 #include <troupe/worker.hpp>
 
+#include <cstddef>
 #include <memory>
-#include <mutex>
 #include <stop_token>
 #include <string>
 #include <thread>
@@ -37,28 +38,22 @@ private:
     std::shared_ptr<life> of;
     std::thread receiver;
   };
-  struct slot {
-    mutable std::mutex mutex; ///< nothing is done under it that takes time
-    running now;
-    running spare;
-    std::vector<running> lost; ///< to be ended when there is time
-    std::stop_source stop;     ///< of what is being started
-    std::mutex starting;       ///< one worker at a time; before `mutex`
-  };
 
   explicit process_pool(worker_backend_options options) : options_(std::move(options)) {}
   /// @param devices how many the worker says there are
   caf::expected<running> start(int ordinal, int& devices, const std::stop_token& stop = {});
-  static std::stop_token stop_of(const slot& here) noexcept;
+  /// One that is a spare.
+  caf::expected<running> start_warm(int ordinal, const std::stop_token& stop) noexcept;
   void end(running& x, const caf::error& why) noexcept;
-  void end_all(std::vector<running>& lost) noexcept;
+  void end_all(std::vector<running> lost) noexcept;
   /// The same on a thread of its own: it waits for processes to be gone.
   void end_soon(std::vector<running> lost) noexcept;
-  /// The worker of a device, or its spare, which is that from then on; none if both are lost.
-  static std::shared_ptr<worker_link> take(slot& here, std::vector<running>& lost) noexcept;
+  worker_slot<running>& slot_of(int ordinal) const noexcept {
+    return *slots_[static_cast<std::size_t>(ordinal)];
+  }
 
   const worker_backend_options options_;
-  std::vector<std::unique_ptr<slot>> slots_;
+  std::vector<std::unique_ptr<worker_slot<running>>> slots_;
 };
 
 /// The program that workers are.

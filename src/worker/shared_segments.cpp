@@ -19,7 +19,7 @@ std::size_t whole_pages(std::size_t size_bytes) {
 
 /// Waits for nothing: it may be lost.
 void unmap(std::uint64_t segment, worker_link& in) {
-  in.request(control::unmap, std::as_bytes(std::span{&segment, 1}), std::nullopt,
+  in.request(control::unmap, bytes_of(segment), std::nullopt,
              [](const caf::expected<std::vector<std::byte>>&) {});
 }
 

@@ -17,10 +17,6 @@ namespace {
 
 using reply = caf::expected<std::vector<std::byte>>;
 
-template <class T> std::span<const std::byte> bytes_of(const T& x) {
-  return std::as_bytes(std::span{&x, 1});
-}
-
 /// A value that a worker gave.
 template <wire_value T> caf::expected<T> value_of(std::span<const std::byte> from) {
   wire_reader reader{from};

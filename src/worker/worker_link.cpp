@@ -242,8 +242,7 @@ void worker_link::received(std::span<const std::byte> message) noexcept {
 }
 
 caf::error worker_link::heard(const caf::error& error) noexcept {
-  auto code = code_of(error);
-  if (!code || severity_of(*code) != severity::process)
+  if (severity_of(error) != severity::process)
     return error;
   lose(lost_worker(device_, error));
   return loss();

@@ -61,7 +61,7 @@ public:
 
   /// Without a reply.
   template <wire_value T> caf::error tell(command what, const T& arguments) noexcept {
-    return write(what, false, std::as_bytes(std::span{&arguments, 1}), {}, command_limit());
+    return write(what, false, bytes_of(arguments), {}, command_limit());
   }
   /// Waits for the reply, which stays readable until the next command.
   /// @errors what the worker says; errc::worker_lost
@@ -69,7 +69,7 @@ public:
   caf::expected<wire_reader> ask(command what, const T& arguments,
                                  std::span<const std::byte> more = {},
                                  std::chrono::nanoseconds limit = {}) noexcept {
-    return ask_bytes(what, std::as_bytes(std::span{&arguments, 1}), more, limit);
+    return ask_bytes(what, bytes_of(arguments), more, limit);
   }
   /// `limit`: after it the worker is given up; 0: the usual one
   caf::expected<wire_reader> ask_bytes(command what, std::span<const std::byte> first,
@@ -116,7 +116,7 @@ public:
   template <wire_value T>
   caf::expected<std::vector<std::byte>> request(control what, const T& body,
                                                 std::optional<int> descriptor = {}) noexcept {
-    return request(what, std::as_bytes(std::span{&body, 1}), descriptor);
+    return request(what, bytes_of(body), descriptor);
   }
   /// The same without waiting: `then` hears of the reply, on the thread that receives, or of the
   /// loss.

@@ -72,7 +72,7 @@ private:
     answer.put(head);
     put(answer, error);
     if (!error)
-      answer.put_bytes(std::as_bytes(std::span{&about, 1}));
+      answer.put_bytes(bytes_of(about));
     send(answer.bytes());
     return error;
   }

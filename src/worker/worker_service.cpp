@@ -149,9 +149,8 @@ void worker_service::execute(const command_head& head, std::span<const std::byte
     error = malformed();
   if (head.wants_reply != 0)
     reply(head.number, error, result);
-  auto code = code_of(error);
   // Nobody waits for a record's answer: what it would have told is told by the end of the process.
-  if (error && (what == command::record || (code && severity_of(*code) == severity::process)))
+  if (error && (what == command::record || severity_of(error) == severity::process))
     fault(error);
 }
 
@@ -594,7 +593,7 @@ void worker_service::answer(const control_head& head, const caf::error& error,
   if (!error)
     message.put_bytes(result);
   options_.send(message.bytes());
-  if (auto code = code_of(error); code && severity_of(*code) == severity::process)
+  if (severity_of(error) == severity::process)
     fault(error);
 }
 
@@ -610,7 +609,6 @@ void worker_service::received(std::span<const std::byte> message,
 void worker_service::serve_control(const control_head& head, std::span<const std::byte> body,
                                    std::optional<file_descriptor> descriptor) {
   wire_reader reader{body};
-  auto bytes_of = [](const auto& x) { return std::as_bytes(std::span{&x, 1}); };
   switch (head.kind) {
   case control::set_up:
     break; // only once
@@ -651,7 +649,7 @@ void worker_service::serve_control(const control_head& head, std::span<const std
     const auto what = reader.get<build_args>();
     if (!reader.ok() || what.rank < 0 || what.rank >= what.size)
       break;
-    return run_job([this, head, what, bytes_of] {
+    return run_job([this, head, what] {
       communicator_key key = 0;
       auto error = build(what, key);
       answer(head, error, bytes_of(key));

@@ -2,6 +2,7 @@
 
 #include "support/expect.hpp"
 
+#include <csignal>
 #include <cstring>
 #include <stdexcept>
 
@@ -12,6 +13,7 @@ namespace {
 constexpr const char* nothing = "troupe.testing.nothing";
 constexpr const char* failure_name = "troupe.testing.failure";
 constexpr const char* exception = "troupe.testing.exception";
+constexpr const char* death = "troupe.testing.death";
 constexpr const char* write = "troupe.testing.write";
 constexpr const char* copy_name = "troupe.testing.copy";
 
@@ -34,6 +36,10 @@ std::vector<std::byte> bytes_of_text(const std::string& x) {
   }));
   must(register_launch(exception, [](launch_context&, auto, auto, auto text) -> caf::error {
     throw std::runtime_error(text_of(text));
+  }));
+  must(register_launch(death, [](launch_context&, auto, auto, auto) {
+    ::raise(SIGKILL);
+    return caf::error{};
   }));
   must(register_launch(write, [](launch_context& context, auto, auto writes, auto content) {
     auto* to = must(writes.front().access());
@@ -65,6 +71,8 @@ pending<void> launch_failure(const device& on, const std::string& text,
 pending<void> launch_exception(const device& on, const std::string& text) {
   return on.launch(exception, bytes_of_text(text), {}, {});
 }
+
+pending<void> launch_death(const device& on) { return on.launch(death, {}, {}, {}); }
 
 pending<void> launch_write(const device& on, const any_gpu_ref& to,
                            std::span<const std::byte> content) {

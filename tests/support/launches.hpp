@@ -21,6 +21,8 @@ pending<void> launch_exception(const device& on, const std::string& text);
 /// @shape content: as long as `to`
 pending<void> launch_write(const device& on, const any_gpu_ref& to,
                            std::span<const std::byte> content);
+/// The process of the device is killed.
+pending<void> launch_death(const device& on);
 /// Copies in stream order. On the host backend.
 /// @shape of the same size
 pending<void> launch_copy(const device& on, const any_gpu_ref& to, const any_gpu_ref& from);

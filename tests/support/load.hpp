@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <thread>
 #include <vector>
 
 #include <malloc.h>
@@ -80,6 +81,15 @@ inline void add_up(const world& w, const std::atomic<bool>& stop, std::atomic<in
     }
     right += !refs.empty();
   }
+}
+
+/// For EXPECT_TRUE: such a client comes to `more` right sums.
+inline ::testing::AssertionResult goes_on(const std::atomic<int>& right, int more) {
+  const auto from = right.load();
+  for (stopwatch watch; right < from + more; std::this_thread::yield())
+    if (watch.elapsed() > patience)
+      return ::testing::AssertionFailure() << "no sum is right any more";
+  return ::testing::AssertionSuccess();
 }
 
 } // namespace troupe::testing

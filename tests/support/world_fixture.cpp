@@ -199,4 +199,14 @@ collective_data prepare(const world& over, const input_spec& spec, std::size_t c
   return holds(with, *ref, content);
 }
 
+::testing::AssertionResult moves(const device& with, std::size_t size_bytes) {
+  const auto content = random_bytes(size_bytes, 7);
+  const auto ref = must(answer_of(with.allocate(dtype::uint8, size_bytes)));
+  const auto copy = must(answer_of(with.allocate(dtype::uint8, size_bytes)));
+  put(with, ref, content);
+  if (auto done = answer_of(with.copy(copy, ref)); !done)
+    return ::testing::AssertionFailure() << describe(done.error());
+  return holds(with, copy, content);
+}
+
 } // namespace troupe::testing

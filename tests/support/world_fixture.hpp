@@ -188,6 +188,8 @@ collective_data prepare(const world& over, const input_spec& spec, std::size_t c
 ::testing::AssertionResult works(const world& over, std::uint64_t seed = 1);
 /// The same for a device: memory goes in and comes out.
 ::testing::AssertionResult works(const device& with, std::uint64_t seed = 1);
+/// The same, of this size, also to other memory of the device.
+::testing::AssertionResult moves(const device& with, std::size_t size_bytes);
 
 // -- what is told to subscribers
 

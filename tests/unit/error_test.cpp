@@ -84,6 +84,7 @@ TEST(Error, HasATextAndASeverityForEachCode) {
   for (auto& [code, expected] : table) {
     EXPECT_EQ(to_string(code), expected.first);
     EXPECT_EQ(severity_of(code), expected.second) << expected.first;
+    EXPECT_EQ(severity_of(make_error(code, "why")), expected.second) << expected.first;
     texts.insert(std::string{to_string(code)});
   }
   EXPECT_EQ(texts.size(), table.size());
@@ -92,6 +93,8 @@ TEST(Error, HasATextAndASeverityForEachCode) {
     EXPECT_EQ(to_string(code) != "unknown", table.contains(code)) << i;
   }
   EXPECT_EQ(table.size(), static_cast<std::size_t>(errc::internal));
+  EXPECT_EQ(severity_of(caf::error{}), std::nullopt);
+  EXPECT_EQ(severity_of(caf::make_error(caf::sec::request_receiver_down)), std::nullopt);
 }
 
 TEST(Error, NamesSeveritiesAndParts) {

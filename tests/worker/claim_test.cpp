@@ -445,10 +445,7 @@ TEST_F(Claim, IsAMessage) {
 }
 
 TEST(ClaimWithoutPrograms, IsRefused) {
-  test_system system{{.devices = 1, .wrap = [](std::shared_ptr<backend>) {
-                        return must(make_worker_backend(
-                            {.backend = on_cuda() ? "cuda" : "host", .host = {.devices = 1}}));
-                      }}};
+  test_system system{in_worker_processes(1)};
   auto d = system.open();
   EXPECT_TRUE(has_code(answer_of(d.claim({.node = 1, .device = 0, .buffer = 1, .generation = 1})),
                        errc::stale_ref));

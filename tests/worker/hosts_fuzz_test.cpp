@@ -95,11 +95,7 @@ std::vector<std::byte> frame_of(std::uint32_t kind, std::uint64_t channel,
 
 std::vector<std::byte> frame_of(host_frame kind, std::uint64_t channel,
                                 std::span<const std::byte> body) {
-  return frame_of(static_cast<std::uint32_t>(kind), channel, body);
-}
-
-template <class T> std::span<const std::byte> raw(const T& x) {
-  return std::as_bytes(std::span{&x, 1});
+  return frame_of(detail::number(kind), channel, body);
 }
 
 /// A member of the fleet that says what it likes. It blocks.
@@ -177,7 +173,7 @@ private:
 /// A name that nobody has.
 std::vector<std::byte> hello_of(const std::string& name) {
   const auto hello = must(detail::make_host_hello(name));
-  return frame_of(host_frame::hello, 0, raw(hello));
+  return frame_of(host_frame::hello, 0, detail::bytes_of(hello));
 }
 
 /// A parent with its hosts, and a port for others.
@@ -198,7 +194,7 @@ TEST_F(HostGate, SaysWhyAVersionIsWrong) {
   auto hello = must(detail::make_host_hello("gamma"));
   std::strcpy(hello.version.data(), "9.8.7");
   rogue x{fleet_.authority().issue("gamma"), tls_context::side::agent, connect(fleet_.port())};
-  ASSERT_TRUE(x.say(frame_of(host_frame::hello, 0, raw(hello))));
+  ASSERT_TRUE(x.say(frame_of(host_frame::hello, 0, detail::bytes_of(hello))));
   const auto answer = x.hear();
   ASSERT_TRUE(answer);
   EXPECT_EQ(answer->first.kind, static_cast<std::uint32_t>(host_frame::refused));
@@ -340,7 +336,7 @@ TEST(HostFuzz, AnAgentThatIsOutOfOrderHarmsNobody) {
       if (!x.say(hello_of("rogue")) || !x.hear())
         continue;
       const std::int32_t devices = 1;
-      if (!x.say(frame_of(host_frame::ready, 0, raw(devices))))
+      if (!x.say(frame_of(host_frame::ready, 0, detail::bytes_of(devices))))
         continue;
       auto order = x.hear(); // a worker is to be started
       if (!order)
@@ -448,7 +444,7 @@ TEST(HostFuzz, AParentThatIsOutOfOrderHarmsNoAgent) {
       }
       if (j % 8 == 0) {
         const detail::start_args start{static_cast<std::int32_t>(random() % 2), 0};
-        body.assign(raw(start).begin(), raw(start).end());
+        body.assign(detail::bytes_of(start).begin(), detail::bytes_of(start).end());
       }
       if (!x.say(frame_of(kind, random() % 3, body)))
         break;

@@ -119,19 +119,11 @@ private:
   std::map<std::string, std::unique_ptr<running_child>> agents_;
 };
 
-/// A launch that workers of this binary know, on a device in a worker.
-inline caf::error launch_by_name(test_system& system, int ordinal, const std::string& name,
-                                 std::vector<any_gpu_ref> writes = {}) {
-  return error_of(
-      answer_of(must(device::open(system, ordinal)).launch(name, {}, {}, std::move(writes))));
-}
-
 /// The process of a device's worker.
 inline pid_t worker_of(test_system& system, int ordinal) {
   auto d = must(device::open(system, ordinal));
   auto ref = must(d.allocate<std::int32_t>(1));
-  if (auto error = launch_by_name(system, ordinal, "tell the process", {ref}))
-    throw std::runtime_error(describe(error));
+  must(answer_of(d.launch("tell the process", {}, {}, {ref})));
   return must(d.download(ref)).at(0);
 }
 
@@ -154,6 +146,37 @@ inline ::testing::AssertionResult goes(pid_t process, std::chrono::nanoseconds l
     std::this_thread::sleep_for(std::chrono::milliseconds{2}); // nobody tells of it
   }
   return ::testing::AssertionSuccess();
+}
+
+/// A host's connection with the parent that is cut, and mended.
+struct rejoined {
+  std::uint64_t generation = 0; ///< of its device
+  std::chrono::nanoseconds lost_after{};
+  std::chrono::nanoseconds back_after{};
+};
+
+/// Both sides see the cut, within the fleet's `limit`; the host comes back.
+/// @param feed of its device `ordinal`, which has `generation`
+template <class Cut, class Mend>
+rejoined lose_and_rejoin(test_system& system, int ordinal, device_feed& feed,
+                         std::uint64_t generation, std::chrono::nanoseconds limit, Cut cut,
+                         Mend mend) {
+  rejoined result;
+  const auto worker = worker_of(system, ordinal);
+  const stopwatch watch;
+  cut();
+  const auto gone = feed.until([&](const device_changed& x) {
+    return x.phase != device_phase::ready || x.generation > generation;
+  });
+  EXPECT_NE(gone.phase, device_phase::ready);
+  EXPECT_LT(watch.elapsed(), limit + at_once);
+  EXPECT_TRUE(goes(worker, limit + at_once)); // the agent has nobody to ask
+  EXPECT_GE(watch.elapsed(), limit / 2);      // and it did not give up too soon
+  result.lost_after = watch.elapsed();
+  mend();
+  result.generation = feed.until(device_phase::ready, generation + 1).generation;
+  result.back_after = watch.elapsed();
+  return result;
 }
 
 } // namespace troupe::testing

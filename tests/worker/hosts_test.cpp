@@ -2,6 +2,7 @@
 
 #include "support/load.hpp"
 #include "support/topology_fixture.hpp"
+#include "support/worker_losses.hpp"
 #include "worker/hosts_support.hpp"
 #include "worker/test_wire.hpp"
 #include <troupe/launch.hpp>
@@ -10,7 +11,6 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -27,19 +27,14 @@ namespace {
 
 /// Known in the workers too: this binary is their program.
 const bool launches_registered = [] {
-  auto error = register_launch("kill the worker", [](launch_context&, auto, auto, auto) {
-    ::raise(SIGKILL);
-    return caf::error{};
+  auto error = register_launch("tell the process", [](launch_context& context, auto,
+                                                      std::span<const any_gpu_ref> writes, auto) {
+    auto to = writes.front().access();
+    if (!to)
+      return to.error();
+    return context.run_on_host(
+        [to = static_cast<std::int32_t*>(*to)] { *to = static_cast<std::int32_t>(::getpid()); });
   });
-  if (!error)
-    error = register_launch("tell the process", [](launch_context& context, auto,
-                                                   std::span<const any_gpu_ref> writes, auto) {
-      auto to = writes.front().access();
-      if (!to)
-        return to.error();
-      return context.run_on_host(
-          [to = static_cast<std::int32_t*>(*to)] { *to = static_cast<std::int32_t>(::getpid()); });
-    });
   if (!error) // then waits for a message
     error = register_program("sum and tell", [](const program_place& place) {
       return place.system.spawn([place](caf::blocking_actor* self) {
@@ -178,15 +173,8 @@ TEST(Hosts, MoveContent) {
   test_system system{fleet.system()};
   auto d = must(device::open(system, 3));
   EXPECT_TRUE(works(d));
-  auto content = random_bytes(std::size_t{40} << 20, 7); // in pieces
-  auto ref = must(answer_of(d.allocate(dtype::uint8, content.size())));
-  put(d, ref, content);
-  auto copy = must(answer_of(d.allocate(dtype::uint8, content.size())));
-  ASSERT_TRUE(answer_of(d.copy(copy, ref)));
-  EXPECT_TRUE(holds(d, copy, content));
-  auto filled = must(d.allocate<float>(1000));
-  ASSERT_TRUE(answer_of(d.fill(filled, 2.5F)));
-  EXPECT_TRUE(holds(d, filled, std::vector<float>(1000, 2.5F)));
+  EXPECT_TRUE(moves(d, std::size_t{40} << 20)); // in pieces
+  EXPECT_TRUE(kept_memory{d}.is_there());
 }
 
 TEST(Hosts, PinnedMemoryGoesBothWays) {
@@ -266,12 +254,8 @@ TEST(Hosts, HaveGpus) {
   for (std::uint64_t seed = 1; seed <= 3; ++seed)
     EXPECT_TRUE(works(w, seed));
   const auto content = random_bytes((std::size_t{20} << 20) + 5, 7);
-  for (std::size_t i = 0; i < w.size(); ++i) {
-    auto d = w.device_of(i);
-    auto ref = must(answer_of(d.allocate(dtype::uint8, content.size())));
-    put(d, ref, content);
-    EXPECT_TRUE(holds(d, ref, content));
-  }
+  for (std::size_t i = 0; i < w.size(); ++i)
+    EXPECT_TRUE(moves(w.device_of(i), content.size()));
   if (w.size() > 1) {
     auto t = open_topology(system);
     auto from = must(answer_of(w.device_of(0).allocate(dtype::uint8, content.size())));
@@ -292,16 +276,6 @@ TEST(Hosts, HaveGpus) {
 
 // -- losses
 
-/// Until a client has `more` right sums.
-::testing::AssertionResult goes_on(const std::atomic<int>& right, int more) {
-  const auto from = right.load();
-  const stopwatch watch;
-  while (right < from + more && watch.elapsed() < patience)
-    std::this_thread::yield();
-  return right >= from + more ? ::testing::AssertionSuccess()
-                              : ::testing::AssertionFailure() << "no sum is right any more";
-}
-
 world_config patient_config() {
   world_config result;
   result.limits.restarts = 1000;
@@ -314,21 +288,9 @@ TEST(HostLoss, AWorkerIsLostAlone) {
   test_fleet fleet;
   test_system system{fleet.system()};
   auto w = system.open_world();
-  device_feed feed{system, system.device_actor(3)};
-  auto kept = must(w.device_of(2).allocate<float>(1000));
-  ASSERT_TRUE(answer_of(w.device_of(2).fill(kept, 4.F)));
-  auto lost = must(w.device_of(3).allocate<float>(1000));
-  const auto before = feed.until(device_phase::ready).generation;
-  const auto why = launch_by_name(system, 3, "kill the worker");
-  EXPECT_EQ(code_of(why), errc::worker_lost);
+  const auto why = is_lost_alone(system, w, 3, 2);
   EXPECT_EQ(failure_of(why)->device, 3);
   EXPECT_NE(describe(why).find("on host alpha"), std::string::npos) << describe(why);
-  const auto now = feed.until(device_phase::ready, before + 1);
-  EXPECT_EQ(now.generation, before + 1);
-  EXPECT_TRUE(lost.stale());
-  EXPECT_FALSE(kept.stale());
-  EXPECT_TRUE(works(w));
-  EXPECT_TRUE(holds(w.device_of(2), kept, std::vector<float>(1000, 4.F)));
 }
 
 TEST(HostLoss, AnAgentThatIsKilledComesBack) {
@@ -336,8 +298,7 @@ TEST(HostLoss, AnAgentThatIsKilledComesBack) {
   test_system system{fleet.system()};
   auto w = system.open_world();
   device_feed feed{system, system.device_actor(2)};
-  auto kept = must(w.device_of(0).allocate<float>(1000));
-  ASSERT_TRUE(answer_of(w.device_of(0).fill(kept, 4.F)));
+  const kept_memory kept{w.device_of(0)};
   auto lost = must(w.device_of(2).allocate<float>(1000));
   const auto before = feed.until(device_phase::ready).generation;
   const auto worker = worker_of(system, 2);
@@ -350,7 +311,7 @@ TEST(HostLoss, AnAgentThatIsKilledComesBack) {
   EXPECT_EQ(feed.until(device_phase::ready, before + 1).generation, before + 1);
   EXPECT_TRUE(lost.stale());
   EXPECT_TRUE(works(w));
-  EXPECT_TRUE(holds(w.device_of(0), kept, std::vector<float>(1000, 4.F)));
+  EXPECT_TRUE(kept.is_there());
 }
 
 TEST(HostLoss, ACutIsSeenOnBothSides) {
@@ -363,21 +324,11 @@ TEST(HostLoss, ACutIsSeenOnBothSides) {
   test_system system{fleet.system()};
   auto w = system.open_world();
   device_feed feed{system, system.device_actor(3)};
-  const auto before = feed.until(device_phase::ready).generation;
-  for (int i = 1; i <= 3; ++i) {
-    const auto worker = worker_of(system, 3);
-    const stopwatch watch;
-    wire->cut();
-    const auto gone = feed.until([&](const device_changed& x) {
-      return x.phase != device_phase::ready || x.generation >= before + static_cast<unsigned>(i);
-    });
-    EXPECT_NE(gone.phase, device_phase::ready);
-    EXPECT_LT(watch.elapsed(), limit + at_once);
-    EXPECT_TRUE(goes(worker, limit + at_once)); // the agent has nobody to ask
-    EXPECT_GE(watch.elapsed(), limit / 2);      // and it did not give up too soon
-    wire->mend();
-    EXPECT_EQ(feed.until(device_phase::ready, before + static_cast<unsigned>(i)).generation,
-              before + static_cast<unsigned>(i));
+  const auto first = feed.until(device_phase::ready).generation;
+  for (auto before = first; before < first + 3; ++before) {
+    const auto x = lose_and_rejoin(
+        system, 3, feed, before, limit, [&] { wire->cut(); }, [&] { wire->mend(); });
+    EXPECT_EQ(x.generation, before + 1);
     EXPECT_TRUE(works(w));
   }
 }
@@ -433,7 +384,7 @@ TEST(HostLoss, AWorldGoesOnUnderLoad) {
   for (int i = 0; i < losses; ++i) {
     ASSERT_TRUE(goes_on(right, 3)) << "after " << i << " losses";
     if (i % 2 == 0) {
-      EXPECT_EQ(code_of(launch_by_name(system, 1 + i / 2 % 2, "kill the worker")),
+      EXPECT_EQ(code_of(kill_worker(w.device_of(1 + static_cast<std::size_t>(i) / 2 % 2))),
                 errc::worker_lost);
     } else {
       const auto* name = i % 4 == 1 ? "alpha" : "beta";
@@ -458,15 +409,7 @@ TEST(HostLoss, ASpareOnAnotherHostTakesOver) {
   for (int i = 0; i < kills; ++i) {
     const auto before = feed.until(
         [](const world_status& x) { return x.phase == world_phase::ready && x.standby_ready; });
-    const auto device = 1 + i % 2;
-    EXPECT_EQ(code_of(launch_by_name(system, device, "kill the worker")), errc::worker_lost);
-    const auto now = feed.until([&](const world_status& x) {
-      return x.phase == world_phase::ready && x.epoch > before.epoch;
-    });
-    EXPECT_EQ(now.membership, before.membership + 1);
-    auto members = before.members; // the spare is the device, in its next life
-    ++members[static_cast<std::size_t>(device)].generation;
-    EXPECT_EQ(now.members, members);
+    spare_takes_over(w, feed, 1 + static_cast<std::size_t>(i) % 2, before);
     EXPECT_TRUE(works(w));
   }
 }

@@ -2,7 +2,7 @@
 
 #include "support/child_process.hpp"
 #include "support/process_watch.hpp"
-#include "support/world_fixture.hpp"
+#include "support/worker_losses.hpp"
 #include "worker/process_pool.hpp"
 #include "worker/remote_device.hpp"
 #include "worker/worker_parent.hpp"
@@ -135,6 +135,61 @@ bool says(const caf::error& error, const std::string& text) {
   return describe(error).find(text) != std::string::npos;
 }
 
+/// Two workers, of which one is about to hang, and a communicator of theirs.
+struct building_pair {
+  explicit building_pair(std::chrono::milliseconds build_limit) {
+    auto options = book.options(2);
+    options.workers.stuck_limit = 0s;
+    options.workers.build_limit = build_limit;
+    all = must(make_worker_backend(options));
+    for (int i = 0; i < 2; ++i)
+      devices.push_back(must(all->open(i)));
+    bind();
+    ids = book.wait(2);
+  }
+
+  void bind() {
+    for (auto& x : devices)
+      must(x->bind());
+  }
+  caf::expected<communicator_ranks> build() { return all->build({}, 2, ranks); }
+  /// What was lost has come back.
+  void build_again() {
+    bind();
+    must(all->destroy(must(build())));
+  }
+
+  ledger book;
+  std::shared_ptr<backend> all;
+  std::vector<std::unique_ptr<backend_device>> devices;
+  std::vector<pid_t> ids;
+  const std::vector<local_rank> ranks{{0, 0}, {1, 1}};
+};
+
+/// A worker that stands still.
+struct deaf_worker {
+  explicit deaf_worker(std::chrono::milliseconds call_limit) {
+    auto options = book.options(1);
+    options.workers.stuck_limit = 0s;
+    options.workers.call_limit = call_limit;
+    pool = must(detail::process_pool::create(options));
+    link = must(pool->provide(0));
+    gone = watch_of(book.wait(1).front());
+    send_signal(book.wait(1).front(), SIGSTOP);
+  }
+
+  /// Of a size of which the socket soon is full.
+  template <class F> void send_message(F then) {
+    static const std::vector<std::byte> body(32 << 10);
+    link->request(detail::control::unmap, body, std::nullopt, std::move(then));
+  }
+
+  ledger book;
+  std::shared_ptr<detail::process_pool> pool;
+  std::shared_ptr<detail::worker_link> link;
+  detail::file_descriptor gone;
+};
+
 TEST(HungWorker, InACollectiveIsLostAlone) {
   ledger book;
   auto options = book.options(3);
@@ -144,8 +199,7 @@ TEST(HungWorker, InACollectiveIsLostAlone) {
   config.limits.stall_limit = 200ms;
   auto w = system.open_world(config);
   device_feed feed{system, system.device_actor(0)};
-  auto kept = must(w.device_of(1).allocate<float>(1000));
-  ASSERT_TRUE(answer_of(w.device_of(1).fill(kept, 4.F)));
+  const kept_memory kept{w.device_of(1)};
   const auto before = feed.until(device_phase::ready).generation;
   auto data = must(w.allocate<float>(1000));
   send_signal(book.wait(3).front(), SIGSTOP); // the pool's first is that of device 0
@@ -155,9 +209,8 @@ TEST(HungWorker, InACollectiveIsLostAlone) {
   EXPECT_TRUE(std::any_of(seen.begin(), seen.end(), [](const device_changed& x) {
     return has_code(x.reason, errc::worker_lost) && says(x.reason, "lane_stuck");
   }));
-  EXPECT_FALSE(kept.stale());
   EXPECT_TRUE(works(w));
-  EXPECT_TRUE(holds(w.device_of(1), kept, std::vector<float>(1000, 4.F)));
+  EXPECT_TRUE(kept.is_there());
 }
 
 TEST(HungWorker, InsideACallIsKilledThoughItBeats) {
@@ -219,55 +272,29 @@ TEST(HungWorker, ThatTakesNoCommandsIsNoSpareAndNoDevice) {
 }
 
 TEST(HungWorker, InABuildEndsIt) {
-  ledger book;
-  auto options = book.options(2);
-  options.workers.stuck_limit = 0s;
-  options.workers.build_limit = 500ms;
-  auto all = must(make_worker_backend(options));
-  std::vector<std::unique_ptr<backend_device>> devices;
-  for (int i = 0; i < 2; ++i) {
-    devices.push_back(must(all->open(i)));
-    must(devices.back()->bind());
-  }
-  const std::vector<local_rank> ranks{{0, 0}, {1, 1}};
-  const auto id = must(all->make_communicator_id());
-  send_signal(book.wait(2).at(1), SIGSTOP);
+  building_pair pair{500ms};
+  send_signal(pair.ids.at(1), SIGSTOP);
   const stopwatch watch;
-  const auto built = all->build(id, 2, ranks);
+  const auto built = pair.build();
   ASSERT_FALSE(built);
   EXPECT_GE(watch.elapsed(), 500ms);
   EXPECT_LT(watch.elapsed(), at_once);
   EXPECT_TRUE(has_code(built, errc::worker_lost));
   EXPECT_TRUE(says(built.error(), "to build its rank")) << describe(built.error());
-  for (auto& x : devices)
-    must(x->bind());
-  must(all->destroy(must(all->build(id, 2, ranks))));
+  pair.build_again();
 }
 
 /// The worker of the other rank fails at once, and this one waits for it.
 TEST(HungWorker, ThatWaitsForARankThatHasFailedIsKilledToo) {
-  ledger book;
-  auto options = book.options(2);
-  options.workers.stuck_limit = 0s;
-  options.workers.build_limit = 1s;
-  auto all = must(make_worker_backend(options));
-  std::vector<std::unique_ptr<backend_device>> devices;
-  for (int i = 0; i < 2; ++i) {
-    devices.push_back(must(all->open(i)));
-    must(devices.back()->bind());
-  }
-  const auto ids = book.wait(2);
-  const auto other = watch_of(ids.at(0));
-  const std::vector<local_rank> ranks{{0, 0}, {1, 1}};
-  send_signal(ids.at(1), SIGSTOP);
-  auto built = std::async(std::launch::async, [&] { return all->build({}, 2, ranks); });
+  building_pair pair{1s};
+  const auto other = watch_of(pair.ids.at(0));
+  send_signal(pair.ids.at(1), SIGSTOP);
+  auto built = std::async(std::launch::async, [&] { return pair.build(); });
   EXPECT_EQ(built.wait_for(200ms), std::future_status::timeout);
-  send_signal(ids.at(1), SIGKILL);
+  send_signal(pair.ids.at(1), SIGKILL);
   EXPECT_TRUE(has_code(built.get(), errc::worker_lost));
   EXPECT_TRUE(is_ready(other, 10s)) << "it waits for ever";
-  for (auto& x : devices)
-    must(x->bind());
-  must(all->destroy(must(all->build({}, 2, ranks))));
+  pair.build_again();
 }
 
 TEST(HungWorker, ThatStartsKeepsNobodyFromTheEnd) {
@@ -291,16 +318,8 @@ TEST(HungWorker, ThatStartsKeepsNobodyFromTheEnd) {
 }
 
 TEST(HungWorker, ThatReadsNoMessagesIsGivenUp) {
-  ledger book;
-  auto options = book.options(1);
-  options.workers.stuck_limit = 0s;
-  options.workers.call_limit = 300ms;
-  auto pool = must(detail::process_pool::create(options));
-  auto link = must(pool->provide(0));
-  const auto id = book.wait(1).front();
-  auto gone = watch_of(id);
-  send_signal(id, SIGSTOP);
-  const std::vector<std::byte> body(32 << 10);
+  deaf_worker worker{300ms};
+  const auto& link = worker.link;
   std::atomic<int> failed{0};
   std::atomic<int> sent{0};
   const stopwatch watch;
@@ -309,8 +328,8 @@ TEST(HungWorker, ThatReadsNoMessagesIsGivenUp) {
     senders.emplace_back([&] {
       while (!link->lost() && watch.elapsed() < patience) {
         ++sent;
-        link->request(detail::control::unmap, body, std::nullopt,
-                      [&](const auto& x) { failed += has_code(x, errc::worker_lost) ? 1 : 0; });
+        worker.send_message(
+            [&](const auto& x) { failed += has_code(x, errc::worker_lost) ? 1 : 0; });
       }
     });
   for (auto& x : senders)
@@ -318,26 +337,19 @@ TEST(HungWorker, ThatReadsNoMessagesIsGivenUp) {
   EXPECT_TRUE(link->lost());
   EXPECT_LT(watch.elapsed(), at_once);
   EXPECT_EQ(failed, sent);
-  EXPECT_TRUE(is_ready(gone, 10s)) << "it was not killed";
+  EXPECT_TRUE(is_ready(worker.gone, 10s)) << "it was not killed";
   EXPECT_TRUE(has_code(link->loss(), errc::worker_lost));
 }
 
 /// Nobody who wants its end waits for who sends to it.
 TEST(HungWorker, ThatReadsNoMessagesEndsWhenItIsKilled) {
-  ledger book;
-  auto options = book.options(1);
-  options.workers.stuck_limit = 0s;
-  options.workers.call_limit = 20s;
-  auto pool = must(detail::process_pool::create(options));
-  auto link = must(pool->provide(0));
-  const auto id = book.wait(1).front();
-  send_signal(id, SIGSTOP);
-  const std::vector<std::byte> body(32 << 10);
+  deaf_worker worker{20s};
+  const auto& link = worker.link;
   std::atomic<int> sent{0};
   std::thread sender{[&] {
     while (!link->lost()) {
       ++sent;
-      link->request(detail::control::unmap, body, std::nullopt, [](const auto&) {});
+      worker.send_message([](const auto&) {});
     }
   }};
   // It stands still in the end: the socket is full.
@@ -346,7 +358,7 @@ TEST(HungWorker, ThatReadsNoMessagesEndsWhenItIsKilled) {
   const stopwatch watch;
   link->give_up(make_error(errc::worker_lost, "the test wants it"));
   sender.join();
-  pool->release(0);
+  worker.pool->release(0);
   EXPECT_LT(watch.elapsed(), 5s);
   EXPECT_TRUE(says(link->loss(), "the test wants it"));
 }

@@ -2,7 +2,7 @@
 
 #include "support/forwarding_backend.hpp"
 #include "support/load.hpp"
-#include "support/world_fixture.hpp"
+#include "support/worker_losses.hpp"
 #include <troupe/launch.hpp>
 #include <troupe/mesh_comm.hpp>
 #include <troupe/worker.hpp>
@@ -10,7 +10,6 @@
 #include <gtest/gtest.h>
 
 #include <condition_variable>
-#include <csignal>
 #include <cstdint>
 #include <mutex>
 #include <numeric>
@@ -21,15 +20,6 @@
 namespace troupe::testing {
 
 namespace {
-
-/// Known in the workers too: this binary is their program.
-const bool launch_registered = [] {
-  auto error = register_launch("end the worker", [](launch_context&, auto, auto, auto) {
-    ::raise(SIGKILL);
-    return caf::error{};
-  });
-  return !error;
-}();
 
 /// Devices that were lost come back only when a test lets them.
 class door {
@@ -85,13 +75,10 @@ protected:
   void TearDown() override { way_->open(); }
 
   world& start(int devices, standby_policy standby, loss_policy on_loss = loss_policy::automatic) {
-    system_.emplace(
-        system_options{.devices = devices, .wrap = [&](std::shared_ptr<backend>) {
-                         return std::make_shared<behind_a_door>(
-                             must(make_worker_backend({.backend = on_cuda() ? "cuda" : "host",
-                                                       .host = {.devices = devices}})),
-                             way_);
-                       }});
+    system_.emplace(system_options{.devices = devices, .wrap = [&](std::shared_ptr<backend>) {
+                                     return std::make_shared<behind_a_door>(make_workers(devices),
+                                                                            way_);
+                                   }});
     world_config config;
     config.limits.standby = standby;
     config.limits.on_loss = on_loss;
@@ -103,9 +90,7 @@ protected:
   }
 
   /// The answer that tells of it.
-  caf::error lose(std::size_t rank) {
-    return error_of(answer_of(world_->device_of(rank).launch("end the worker", {}, {}, {})));
-  }
+  caf::error lose(std::size_t rank) { return kill_worker(world_->device_of(rank)); }
 
   world_status until_prepared() {
     return feed_->until(
@@ -130,6 +115,19 @@ using numbers = std::vector<std::int32_t>;
 using all_numbers = std::vector<numbers>;
 
 const std::vector<std::size_t> survivors{0, 2, 3};
+
+/// A world that goes on without one rank, until the test opens the door.
+class LossPolicyOfSurvivors : public LossPolicy {
+protected:
+  world& start_and_lose_one() {
+    auto& w = start(ranks, standby_policy::survivors);
+    until_prepared();
+    way_->close();
+    EXPECT_EQ(code_of(lose(lost)), errc::worker_lost);
+    until_members(survivors.size());
+    return w;
+  }
+};
 
 numbers numbers_of(std::size_t rank, std::size_t count) {
   numbers result(count);
@@ -226,13 +224,9 @@ constexpr shrunk_case shrunk_cases[] = {
     {"all_to_all", collective_kind::all_to_all, false},
 };
 
-TEST_F(LossPolicy, SurvivorsDoEveryCollective) {
+TEST_F(LossPolicyOfSurvivors, DoEveryCollective) {
   TROUPE_NEEDS_DEVICES(4);
-  auto& w = start(ranks, standby_policy::survivors);
-  until_prepared();
-  way_->close();
-  EXPECT_EQ(code_of(lose(lost)), errc::worker_lost);
-  until_members(survivors.size());
+  auto& w = start_and_lose_one();
   for (auto& what : shrunk_cases) {
     SCOPED_TRACE(what.name);
     collective x;
@@ -289,13 +283,9 @@ TEST_F(LossPolicy, SurvivorsDoEveryCollective) {
   }
 }
 
-TEST_F(LossPolicy, SurvivorsExchangeAndSendInGroups) {
+TEST_F(LossPolicyOfSurvivors, ExchangeAndSendInGroups) {
   TROUPE_NEEDS_DEVICES(4);
-  auto& w = start(ranks, standby_policy::survivors);
-  until_prepared();
-  way_->close();
-  EXPECT_EQ(code_of(lose(lost)), errc::worker_lost);
-  until_members(survivors.size());
+  auto& w = start_and_lose_one();
   auto block = [](std::size_t q, std::size_t r) {
     return static_cast<std::uint64_t>(1 + q + 2 * r);
   };
@@ -365,8 +355,7 @@ TEST_F(LossPolicy, SurvivorsGoOnAndAreJoinedAgain) {
   auto& w = start(3, standby_policy::survivors);
   auto before = until_prepared();
   EXPECT_EQ(before.members.size(), 3u);
-  auto kept = must(w.device_of(0).allocate<float>(1000));
-  ASSERT_TRUE(answer_of(w.device_of(0).fill(kept, 4.F)));
+  const kept_memory kept{w.device_of(0)};
   auto refs = must(w.allocate<float>(64));
   for (std::size_t i = 0; i < 3; ++i)
     ASSERT_TRUE(answer_of(w.device_of(i).fill(refs[i], 3.F)));
@@ -412,7 +401,7 @@ TEST_F(LossPolicy, SurvivorsGoOnAndAreJoinedAgain) {
           all, all, reduce_op::sum, {.membership = shrunk.membership, .allow_shrunk = true})))),
       errc::membership_changed);
   EXPECT_TRUE(works(w));
-  EXPECT_TRUE(holds(w.device_of(0), kept, std::vector<float>(1000, 4.F)));
+  EXPECT_TRUE(kept.is_there());
   until_prepared();
 }
 
@@ -477,26 +466,20 @@ TEST_P(Shrinks, AndGrowsUnderLoad) {
   std::atomic<int> right = 0;
   std::atomic<int> shrunk = 0;
   std::thread client{[&] { add_up_survivors(w, stop, right, shrunk); }};
-  auto more_than = [](const std::atomic<int>& x, int before) {
-    for (auto until = std::chrono::steady_clock::now() + patience;
-         x.load() <= before + 2 && std::chrono::steady_clock::now() < until;)
-      std::this_thread::yield();
-    return x.load() > before + 2;
-  };
   std::uint64_t epoch = 0;
   for (int i = 0; i < losses; ++i) {
     if (GetParam() == standby_policy::survivors)
       until_prepared();
     epoch = until_members(n, epoch).epoch;
-    EXPECT_TRUE(more_than(right, right)) << "after " << i << " losses";
+    EXPECT_TRUE(goes_on(right, 3)) << "after " << i << " losses";
     way_->close();
     EXPECT_EQ(code_of(lose(static_cast<std::size_t>(i) % n)), errc::worker_lost);
-    EXPECT_TRUE(more_than(shrunk, shrunk)) << "after " << i << " losses";
+    EXPECT_TRUE(goes_on(shrunk, 3)) << "after " << i << " losses";
     way_->open();
     ++epoch;
   }
   until_members(n, epoch);
-  EXPECT_TRUE(more_than(right, right));
+  EXPECT_TRUE(goes_on(right, 3));
   stop = true;
   client.join();
   EXPECT_TRUE(works(w));

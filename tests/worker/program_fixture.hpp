@@ -1,9 +1,8 @@
 /// Worlds whose ranks are driven by programs in worker processes.
 #pragma once
 
-#include "support/world_fixture.hpp"
+#include "support/worker_losses.hpp"
 #include <troupe/nccl_world.hpp>
-#include <troupe/worker.hpp>
 #include <troupe/worker_program.hpp>
 
 #include <caf/all.hpp>
@@ -34,11 +33,7 @@ template <class T> T from_bytes(const std::vector<std::uint8_t>& bytes) {
 class ProgramsTest : public ::testing::Test {
 protected:
   void start(int devices, world_program what, world_limits limits = {}) {
-    system_.emplace(
-        system_options{.devices = devices, .wrap = [&](std::shared_ptr<backend>) {
-                         return must(make_worker_backend({.backend = on_cuda() ? "cuda" : "host",
-                                                          .host = {.devices = devices}}));
-                       }});
+    system_.emplace(in_worker_processes(devices));
     self_.emplace(system_->get());
     world_config config;
     config.limits = limits;
@@ -81,10 +76,7 @@ protected:
         return ::testing::AssertionFailure() << "rank " << x.rank << ": " << describe(x.why);
     return ::testing::AssertionSuccess();
   }
-  caf::error kill(int ordinal) {
-    return error_of(
-        answer_of(must(device::open(*system_, ordinal)).launch("end this worker", {}, {}, {})));
-  }
+  caf::error kill(int ordinal) { return kill_worker(must(device::open(*system_, ordinal))); }
 
   std::optional<test_system> system_;
   std::optional<caf::scoped_actor> self_;

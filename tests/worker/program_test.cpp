@@ -8,7 +8,6 @@
 
 #include <gtest/gtest.h>
 
-#include <csignal>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -104,11 +103,6 @@ const bool programs_registered = [] {
   if (!error)
     error = register_program(
         "throws", [](const program_place&) -> caf::actor { throw std::runtime_error("no luck"); });
-  if (!error)
-    error = register_launch("end this worker", [](launch_context&, auto, auto, auto) {
-      ::raise(SIGKILL);
-      return caf::error{};
-    });
   return !error;
 }();
 

@@ -1,21 +1,18 @@
 // Devices in worker processes, through everything above the backend.
 
 #include "support/load.hpp"
-#include "support/world_fixture.hpp"
+#include "support/worker_losses.hpp"
 #include <troupe/launch.hpp>
 #include <troupe/worker.hpp>
 
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <csignal>
 #include <cstring>
 #include <functional>
 #include <string>
 #include <thread>
 #include <vector>
-
-#include <unistd.h>
 
 namespace troupe::testing {
 
@@ -23,69 +20,31 @@ namespace {
 
 /// Known in the workers too: this binary is their program.
 const bool launches_registered = [] {
-  auto error = register_launch("kill the worker", [](launch_context&, auto, auto, auto) {
-    ::raise(SIGKILL);
-    return caf::error{};
-  });
-  if (!error)
-    error = register_launch("add", [](launch_context& context, std::span<const any_gpu_ref> reads,
-                                      std::span<const any_gpu_ref> writes,
-                                      std::span<const std::byte> arguments) {
-      auto from = reads.front().access();
-      auto to = writes.front().access();
-      if (!from || !to)
-        return from ? to.error() : from.error();
-      float what = 0;
-      std::memcpy(&what, arguments.data(), sizeof what);
-      return context.run_on_host([from = static_cast<const float*>(*from),
-                                  to = static_cast<float*>(*to), n = reads.front().count(), what] {
-        for (std::size_t i = 0; i < n; ++i)
-          to[i] = from[i] + what;
-      });
+  auto error = register_launch("add", [](launch_context& context,
+                                         std::span<const any_gpu_ref> reads,
+                                         std::span<const any_gpu_ref> writes,
+                                         std::span<const std::byte> arguments) {
+    auto from = reads.front().access();
+    auto to = writes.front().access();
+    if (!from || !to)
+      return from ? to.error() : from.error();
+    float what = 0;
+    std::memcpy(&what, arguments.data(), sizeof what);
+    return context.run_on_host([from = static_cast<const float*>(*from),
+                                to = static_cast<float*>(*to), n = reads.front().count(), what] {
+      for (std::size_t i = 0; i < n; ++i)
+        to[i] = from[i] + what;
     });
+  });
   return !error;
 }();
-
-std::shared_ptr<backend> workers(int devices) {
-  return must(
-      make_worker_backend({.backend = on_cuda() ? "cuda" : "host", .host = {.devices = devices}}));
-}
-
-/// Until a client has `more` right sums.
-::testing::AssertionResult goes_on(const std::atomic<int>& right, int more) {
-  const auto from = right.load();
-  const auto until = std::chrono::steady_clock::now() + patience;
-  while (right < from + more && std::chrono::steady_clock::now() < until)
-    std::this_thread::yield();
-  return right >= from + more ? ::testing::AssertionSuccess()
-                              : ::testing::AssertionFailure() << "no sum is right any more";
-}
-
-system_options in_worker_processes(int devices) {
-  return {.devices = devices, .wrap = [=](std::shared_ptr<backend>) { return workers(devices); }};
-}
-
-caf::error launch_by_name(test_system& system, int ordinal, const std::string& name,
-                          std::vector<any_gpu_ref> reads = {}, std::vector<any_gpu_ref> writes = {},
-                          std::vector<std::byte> arguments = {}) {
-  return error_of(
-      answer_of(must(device::open(system, ordinal))
-                    .launch(name, std::move(arguments), std::move(reads), std::move(writes))));
-}
 
 TEST(WorkerBackend, MovesAndComputes) {
   test_system system{in_worker_processes(2)};
   auto d = must(device::open(system, 1));
   EXPECT_TRUE(works(d));
-  auto content = random_bytes(std::size_t{40} << 20, 7); // in pieces
-  auto ref = must(answer_of(d.allocate(dtype::uint8, content.size())));
-  put(d, ref, content);
-  auto copy = must(answer_of(d.allocate(dtype::uint8, content.size())));
-  ASSERT_TRUE(answer_of(d.copy(copy, ref)));
-  EXPECT_TRUE(holds(d, copy, content));
-  auto filled = must(d.allocate<float>(1000));
-  ASSERT_TRUE(answer_of(d.fill(filled, 2.5F)));
-  EXPECT_TRUE(holds(d, filled, std::vector<float>(1000, 2.5F)));
+  EXPECT_TRUE(moves(d, std::size_t{40} << 20)); // in pieces
+  EXPECT_TRUE(kept_memory{d}.is_there());
 }
 
 TEST(WorkerBackend, SumsOverProcesses) {
@@ -97,7 +56,7 @@ TEST(WorkerBackend, SumsOverProcesses) {
 
 // What was recorded first is over last.
 TEST(WorkerBackend, AnEventIsRecordedAgainBeforeItIsOver) {
-  auto all = workers(1);
+  auto all = make_workers(1);
   auto d = must(all->open(0));
   must(d->bind());
   must(d->open_memory());
@@ -137,10 +96,11 @@ TEST(WorkerBackend, LaunchesWhatTheWorkerKnows) {
   std::vector<std::byte> argument(sizeof(float));
   const float two = 2;
   std::memcpy(argument.data(), &two, sizeof two);
-  auto added = launch_by_name(system, 0, "add", {in}, {out}, argument);
+  auto added = error_of(answer_of(d.launch("add", argument, {in}, {out})));
   EXPECT_FALSE(added) << describe(added);
   EXPECT_TRUE(holds(d, out, std::vector<float>(100, 3.F)));
-  EXPECT_EQ(code_of(launch_by_name(system, 0, "nobody has it")), errc::invalid_argument);
+  EXPECT_EQ(code_of(error_of(answer_of(d.launch("nobody has it", {}, {}, {})))),
+            errc::invalid_argument);
   EXPECT_EQ(
       code_of(error_of(answer_of(d.launch([](launch_context&) { return caf::error{}; }, {}, {})))),
       errc::not_supported);
@@ -199,18 +159,7 @@ TEST_P(LocalRequests, AreRefusedAtOnceElsewhere) {
 TEST(WorkerBackend, ComesBackWhenItsProcessIsKilled) {
   test_system system{in_worker_processes(3)};
   auto w = system.open_world();
-  device_feed feed{system, system.device_actor(1)};
-  auto kept = must(w.device_of(0).allocate<float>(1000));
-  ASSERT_TRUE(answer_of(w.device_of(0).fill(kept, 4.F)));
-  auto lost = must(w.device_of(1).allocate<float>(1000));
-  auto before = feed.until(device_phase::ready).generation;
-  EXPECT_EQ(code_of(launch_by_name(system, 1, "kill the worker")), errc::worker_lost);
-  auto now = feed.until(device_phase::ready, before + 1);
-  EXPECT_EQ(now.generation, before + 1);
-  EXPECT_TRUE(lost.stale());
-  EXPECT_FALSE(kept.stale());
-  EXPECT_TRUE(works(w));
-  EXPECT_TRUE(holds(w.device_of(0), kept, std::vector<float>(1000, 4.F)));
+  EXPECT_EQ(failure_of(is_lost_alone(system, w, 1, 0))->device, 1);
 }
 
 TEST(WorkerBackend, GoesOnAfterManyKillsUnderLoad) {
@@ -225,7 +174,7 @@ TEST(WorkerBackend, GoesOnAfterManyKillsUnderLoad) {
   std::thread client{[&] { add_up(w, stop, right); }};
   for (int i = 0; i < kills; ++i) {
     ASSERT_TRUE(goes_on(right, 3)) << "after " << i << " kills";
-    EXPECT_EQ(code_of(launch_by_name(system, i % static_cast<int>(w.size()), "kill the worker")),
+    EXPECT_EQ(code_of(kill_worker(w.device_of(static_cast<std::size_t>(i) % w.size()))),
               errc::worker_lost);
   }
   stop = true;
@@ -241,8 +190,7 @@ TEST(WorkerBackend, GoesOnWithASpare) {
   config.limits.restarts = 1000;
   auto w = system.open_world(config);
   world_feed feed{system, w.actor()};
-  auto kept = must(w.device_of(0).allocate<float>(1000));
-  ASSERT_TRUE(answer_of(w.device_of(0).fill(kept, 4.F)));
+  const kept_memory kept{w.device_of(0)};
   std::atomic<bool> stop = false;
   std::atomic<int> right = 0;
   std::thread client{[&] { add_up(w, stop, right); }};
@@ -250,22 +198,13 @@ TEST(WorkerBackend, GoesOnWithASpare) {
     auto before = feed.until(
         [](const world_status& x) { return x.phase == world_phase::ready && x.standby_ready; });
     ASSERT_TRUE(goes_on(right, 3)) << "after " << i << " kills";
-    const auto device = 1 + i % static_cast<int>(w.size() - 1);
-    EXPECT_EQ(code_of(launch_by_name(system, device, "kill the worker")), errc::worker_lost);
-    auto now = feed.until([&](const world_status& x) {
-      return x.phase == world_phase::ready && x.epoch > before.epoch;
-    });
-    EXPECT_FALSE(now.standby_ready);
-    EXPECT_EQ(now.membership, before.membership + 1);
-    auto members = before.members; // the spare is the device, in its next life
-    ++members[static_cast<std::size_t>(device)].generation;
-    EXPECT_EQ(now.members, members);
+    spare_takes_over(w, feed, 1 + static_cast<std::size_t>(i) % (w.size() - 1), before);
   }
   ASSERT_TRUE(goes_on(right, 3));
   stop = true;
   client.join();
   EXPECT_TRUE(works(w));
-  EXPECT_TRUE(holds(w.device_of(0), kept, std::vector<float>(1000, 4.F)));
+  EXPECT_TRUE(kept.is_there());
 }
 
 } // namespace

@@ -11,9 +11,7 @@
 
 #include <poll.h>
 #include <pthread.h>
-#include <sys/eventfd.h>
 #include <sys/random.h>
-#include <unistd.h>
 
 namespace troupe::detail {
 
@@ -100,10 +98,10 @@ caf::expected<std::unique_ptr<host_hub>> host_hub::start(const std::string& addr
   auto listener = listen_at(*at);
   if (!listener)
     return std::move(listener.error());
-  file_descriptor wake{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  auto wake = wake_up::create();
   if (!wake)
-    return system_failure(errc::unavailable, "eventfd", errno);
-  std::unique_ptr<host_hub> result{new host_hub{std::move(*listener), std::move(wake), *at}};
+    return std::move(wake.error());
+  std::unique_ptr<host_hub> result{new host_hub{std::move(*listener), std::move(*wake), *at}};
   if (const int code = fill_random(result->secret_); code != 0)
     return system_failure(errc::unavailable, "getrandom", code);
   try {
@@ -114,25 +112,19 @@ caf::expected<std::unique_ptr<host_hub>> host_hub::start(const std::string& addr
   return result;
 }
 
-host_hub::host_hub(file_descriptor listener, file_descriptor wake, socket_address address)
+host_hub::host_hub(file_descriptor listener, wake_up wake, socket_address address)
     : listener_(std::move(listener)), wake_(std::move(wake)), address_(address) {}
 
 host_hub::~host_hub() {
   if (!thread_.joinable())
     return;
   stopping_ = true;
-  wake();
+  wake_.signal();
   thread_.join();
 }
 
 hub_invitation host_hub::invite() noexcept {
   return {.secret = secret_, .group = next_++, .hub = address_};
-}
-
-void host_hub::wake() const noexcept {
-  const std::uint64_t one = 1;
-  // It cannot be full, nor be interrupted.
-  static_cast<void>(!::write(wake_.get(), &one, sizeof one));
 }
 
 void host_hub::run() noexcept {
@@ -156,7 +148,7 @@ void host_hub::serve() noexcept {
   const auto now = clock::now();
   std::vector<pollfd> wanted;
   std::vector<guest*> askers;
-  wanted.push_back({wake_.get(), POLLIN, 0});
+  wanted.push_back({wake_.native(), POLLIN, 0});
   wanted.push_back({accept_from_ <= now ? listener_.get() : -1, POLLIN, 0});
   for (auto& x : guests_)
     if (x.next != stage::over) {
@@ -166,10 +158,8 @@ void host_hub::serve() noexcept {
   // An error, which would be one of memory, is as if nothing had come: all is looked at again.
   if (::poll(wanted.data(), wanted.size(), patience(now)) <= 0)
     return;
-  if (wanted[0].revents != 0) {
-    std::uint64_t count = 0;
-    static_cast<void>(!::read(wake_.get(), &count, sizeof count)); // there is something
-  }
+  if (wanted[0].revents != 0)
+    wake_.clear();
   for (std::size_t i = 0; i < askers.size(); ++i)
     if (wanted[i + 2].revents != 0)
       read(*askers[i]);
@@ -346,7 +336,7 @@ void host_hub::open(meeting& x) noexcept {
     static_cast<void>(send_at_once(each->socket.get(), bytes_of(ready)));
   for (auto* each : x.guests) {
     each->rank = std::make_unique<hub_rank>(x.group, each->hello.rank, each->socket.get(),
-                                            [this] { wake(); });
+                                            [this] { wake_.signal(); });
     if (auto err = each->rank->start()) {
       const end_frame frame{.why = wire_of(err)};
       static_cast<void>(send_at_once(each->socket.get(), bytes_of(frame)));
@@ -435,7 +425,7 @@ void host_hub::lost(guest& x) noexcept {
   const auto why = process_gone(x.hello.rank);
   if (x.met->group) {
     x.met->group->end(why);
-    return wake(); // for those that have been looked after
+    return wake_.signal(); // for those that have been looked after
   }
   const auto met = x.met;
   part(x);

@@ -78,7 +78,7 @@ private:
     bool told = false;                                  ///< its rank knows that the group has ended
   };
 
-  host_hub(file_descriptor listener, file_descriptor wake, socket_address address);
+  host_hub(file_descriptor listener, wake_up wake, socket_address address);
 
   void run() noexcept;
   /// Blocks until there is something to do, and takes in what comes.
@@ -114,10 +114,9 @@ private:
   void see_out(guest& x) noexcept;
   /// It belongs to no communicator any more.
   void part(guest& x) noexcept;
-  void wake() const noexcept;
 
   file_descriptor listener_;
-  file_descriptor wake_;
+  wake_up wake_;
   socket_address address_;
   std::array<std::byte, 32> secret_{};
   std::atomic<std::uint64_t> next_{1};

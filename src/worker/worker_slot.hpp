@@ -1,0 +1,123 @@
+/// What a pool has of one device's workers.
+#pragma once
+
+#include "worker/worker_link.hpp"
+
+#include <memory>
+#include <mutex>
+#include <stop_token>
+#include <utility>
+#include <vector>
+
+namespace troupe::detail {
+
+/// The worker of a device and its spare. `Running` is a worker as its pool has it: its `link`, null
+/// where there is none, and what has to be ended with it. @thread any
+template <class Running> class worker_slot {
+public:
+  /// The worker, or its spare, which is that from then on; if both are lost, what `start` makes
+  /// until its token wants it back. `end` gets those that are lost.
+  /// @errors what `start` gives
+  template <class Start, class End>
+  caf::expected<std::shared_ptr<worker_link>> provide(Start start, End end) {
+    if (auto link = take(end))
+      return link;
+    std::lock_guard one_at_a_time{starting_}; // perhaps a spare is on its way
+    if (auto link = take(end))
+      return link;
+    auto started = start(stop_token());
+    if (!started)
+      return started.error();
+    std::lock_guard lock{mutex_};
+    now_ = std::move(*started);
+    return now_.link;
+  }
+  /// The same for the spare. Meanwhile the device may need another worker: `end` takes its time.
+  template <class Start, class End> caf::error provide_spare(Start start, End end) {
+    std::lock_guard one_at_a_time{starting_};
+    std::vector<Running> lost;
+    {
+      std::lock_guard lock{mutex_};
+      if (is_there(spare_))
+        return {};
+      put_aside(spare_);
+      lost.swap(lost_);
+    }
+    end(std::move(lost));
+    auto started = start(stop_token());
+    if (!started)
+      return started.error();
+    std::lock_guard lock{mutex_};
+    spare_ = std::move(*started);
+    return {};
+  }
+  /// Nothing is started any more; `end` gets the worker, the spare, and those that are lost.
+  template <class End> void release(End end) {
+    std::stop_source stop;
+    {
+      std::lock_guard lock{mutex_};
+      stop = stop_;
+    }
+    stop.request_stop(); // what is being started ends at once
+    std::lock_guard one_at_a_time{starting_};
+    Running now;
+    Running spare;
+    std::vector<Running> lost;
+    {
+      std::lock_guard lock{mutex_};
+      now = std::exchange(now_, {});
+      spare = std::exchange(spare_, {});
+      lost.swap(lost_);
+      stop_ = std::stop_source{};
+    }
+    end(std::move(now), std::move(spare), std::move(lost));
+  }
+
+  /// It was started elsewhere. Before anything else.
+  void begin_with(Running first) { now_ = std::move(first); }
+  std::shared_ptr<worker_link> current() const {
+    std::lock_guard lock{mutex_};
+    return now_.link;
+  }
+  std::shared_ptr<worker_link> spare() const {
+    std::lock_guard lock{mutex_};
+    return spare_.link;
+  }
+
+private:
+  static bool is_there(const Running& x) { return x.link && !x.link->lost(); }
+  void put_aside(Running& x) {
+    if (x.link)
+      lost_.push_back(std::exchange(x, {}));
+  }
+  template <class End> std::shared_ptr<worker_link> take(End& end) {
+    std::vector<Running> lost;
+    {
+      std::lock_guard lock{mutex_};
+      if (is_there(now_))
+        return now_.link;
+      put_aside(now_);
+      if (is_there(spare_)) {
+        now_ = std::exchange(spare_, {}); // at once: what is lost can wait
+        return now_.link;
+      }
+      put_aside(spare_);
+      lost.swap(lost_);
+    }
+    end(std::move(lost));
+    return nullptr;
+  }
+  std::stop_token stop_token() const {
+    std::lock_guard lock{mutex_};
+    return stop_.get_token();
+  }
+
+  mutable std::mutex mutex_; ///< nothing is done under it that takes time
+  Running now_;
+  Running spare_;
+  std::vector<Running> lost_; ///< to be ended when there is time
+  std::stop_source stop_;     ///< of what is being started
+  std::mutex starting_;       ///< one worker at a time; before `mutex_`
+};
+
+} // namespace troupe::detail

@@ -1,0 +1,80 @@
+/// Devices in worker processes, and what a test expects when one is lost.
+#pragma once
+
+#include "support/launches.hpp"
+#include "support/world_fixture.hpp"
+#include <troupe/worker.hpp>
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+namespace troupe::testing {
+
+/// The devices of the test's backend, each in a worker.
+inline std::shared_ptr<backend> make_workers(int devices) {
+  return must(
+      make_worker_backend({.backend = on_cuda() ? "cuda" : "host", .host = {.devices = devices}}));
+}
+
+inline system_options in_worker_processes(int devices) {
+  return {.devices = devices,
+          .wrap = [=](std::shared_ptr<backend>) { return make_workers(devices); }};
+}
+
+/// The answer that tells of the loss.
+inline caf::error kill_worker(const device& of) { return error_of(answer_of(launch_death(of))); }
+
+/// Memory that has to stay what it is, whatever is lost beside it.
+class kept_memory {
+public:
+  explicit kept_memory(device on) : on_(std::move(on)), ref_(must(on_.allocate<float>(size))) {
+    must(answer_of(on_.fill(ref_, content)));
+  }
+  /// For EXPECT_TRUE.
+  ::testing::AssertionResult is_there() const {
+    if (ref_.stale())
+      return ::testing::AssertionFailure() << "it is stale";
+    return holds(on_, ref_, std::vector<float>(size, content));
+  }
+
+private:
+  static constexpr std::size_t size = 1000;
+  static constexpr float content = 4;
+
+  device on_;
+  gpu_ref<float> ref_;
+};
+
+/// The worker of rank `lost` is killed; the device comes back, and nothing happens to rank `other`.
+/// @return what told of it
+inline caf::error is_lost_alone(test_system& system, const world& w, std::size_t lost,
+                                std::size_t other) {
+  const auto d = w.device_of(lost);
+  device_feed feed{system, system.device_actor(d.ordinal())};
+  const kept_memory kept{w.device_of(other)};
+  auto gone = must(d.allocate<float>(1000));
+  const auto before = feed.until(device_phase::ready).generation;
+  auto why = kill_worker(d);
+  EXPECT_EQ(code_of(why), errc::worker_lost);
+  EXPECT_EQ(feed.until(device_phase::ready, before + 1).generation, before + 1);
+  EXPECT_TRUE(gone.stale());
+  EXPECT_TRUE(works(w));
+  EXPECT_TRUE(kept.is_there());
+  return why;
+}
+
+/// The worker of a rank is killed, and its spare is the device, in its next life.
+/// @param before the world, with its standbys ready
+inline void spare_takes_over(const world& w, world_feed& feed, std::size_t rank,
+                             const world_status& before) {
+  EXPECT_EQ(code_of(kill_worker(w.device_of(rank))), errc::worker_lost);
+  const auto now = feed.until(world_phase::ready, before.epoch + 1);
+  EXPECT_FALSE(now.standby_ready);
+  EXPECT_EQ(now.membership, before.membership + 1);
+  auto members = before.members;
+  ++members[rank].generation;
+  EXPECT_EQ(now.members, members);
+}
+
+} // namespace troupe::testing
