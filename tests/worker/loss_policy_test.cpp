@@ -1,5 +1,6 @@
 // What a world does when it loses a device, by its policy.
 
+#include "actors/system.hpp"
 #include "support/forwarding_backend.hpp"
 #include "support/load.hpp"
 #include "support/worker_losses.hpp"
@@ -9,8 +10,11 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <future>
+#include <memory>
 #include <mutex>
 #include <numeric>
 #include <optional>
@@ -508,6 +512,28 @@ TEST_F(LossPolicy, ShrinksTwiceAndWaitsWhenNobodyIsLeft) {
   EXPECT_EQ(code_of(error_of(late)), errc::deadline_exceeded) << describe(error_of(late));
   way_->open();
   until_members(3);
+  EXPECT_TRUE(works(w));
+}
+
+/// It is no part of the loss, though others are still told of that.
+TEST_F(LossPolicy, WhoComesAfterTheLossWaits) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto& w = start(2, standby_policy::none);
+  const auto before = until_members(2);
+  way_->close();
+  std::atomic<bool> told{false};
+  std::promise<pending<collective_done>> late;
+  const auto runtime = must(must(detail::system_core::of(system_->get()))->runtime());
+  const auto listens = std::make_shared<int>(); // after the world itself
+  runtime->watch_losses(listens, [&](int, const caf::error&) {
+    if (!told.exchange(true))
+      late.set_value(w.barrier({.deadline = 50ms}));
+  });
+  EXPECT_EQ(code_of(lose(1)), errc::worker_lost);
+  const auto why = error_of(answer_of(late.get_future().get()));
+  EXPECT_EQ(code_of(why), errc::deadline_exceeded) << describe(why);
+  way_->open();
+  until_members(2, before.epoch + 1);
   EXPECT_TRUE(works(w));
 }
 
