@@ -103,13 +103,15 @@ struct assembly {
   }
 };
 
-/// Nothing else ends a rank whose build waits for one that has failed.
+/// Nothing else ends a rank whose build waits for one that has failed. It keeps nothing of a worker
+/// that ends meanwhile.
 void end_those_that_hang(const std::shared_ptr<assembly>& all,
-                         const std::vector<std::shared_ptr<worker_link>>& links, fair_limit left,
+                         const std::vector<std::weak_ptr<worker_link>>& links, fair_limit left,
                          std::chrono::nanoseconds limit) {
   all->answers.wait_for_all(left);
   for (auto i : all->answers.missing())
-    links[i]->give_up_late("to build its rank", limit);
+    if (auto link = links[i].lock())
+      link->give_up_late("to build its rank", limit);
 }
 
 } // namespace
@@ -221,7 +223,10 @@ worker_backend::build(const communicator_id&, int size,
   if (auto why = all->answers.first_error()) {
     all->end(); // the others may wait for the one that failed
     if (build_limit_.count() != 0 && !all->answers.missing().empty())
-      std::thread{end_those_that_hang, all, links, left, build_limit_}.detach();
+      std::thread{end_those_that_hang, all,
+                  std::vector<std::weak_ptr<worker_link>>{links.begin(), links.end()}, left,
+                  build_limit_}
+          .detach();
     return why;
   }
   if (const auto late = all->answers.missing(); !late.empty()) {
