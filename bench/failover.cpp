@@ -44,6 +44,8 @@ struct settings {
   std::vector<int> devices;
   std::size_t kills = 20;
   std::size_t elements = 1024;
+  std::size_t seconds = 0;
+  std::uint32_t seed = 1;
   std::size_t time_limit_s = 300;
   std::string backend = "cuda";
   std::string how = "kill";
@@ -293,14 +295,18 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
   const bool shrinks = world.status().members.size() > 1 && s.shrinks();
   client load{world, s.elements, shrinks ? 5ms : 30s};
   std::thread thread{[&] { load.run(); }};
-  std::mt19937 random{1};
+  std::mt19937 random{s.seed};
   std::vector<std::size_t> lost; // ranks
   std::vector<double> told;
   std::vector<double> right;
   std::vector<double> after;
   std::vector<double> ready;
   auto since = bench::clock::now();
-  for (std::size_t i = 1; i <= s.kills; ++i) {
+  const auto begun = since;
+  const auto goes_on = [&] {
+    return s.seconds == 0 || bench::clock::now() - begun < std::chrono::seconds{s.seconds};
+  };
+  for (std::size_t i = 1; i <= s.kills && (i == 1 || goes_on()); ++i) {
     guard.enter("waiting for the standbys, kill " + std::to_string(i));
     wait_ready();
     if (i == 1) {
@@ -341,7 +347,7 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
   row(waits_for_standbys ? "from there until the next standbys are ready"
                          : "from there until all ranks are there again",
       ready);
-  std::printf("%zu kills, %llu right sums\n\n", s.kills,
+  std::printf("%zu kills, %llu right sums\n\n", lost.size(),
               static_cast<unsigned long long>(load.sums()));
   if (waits_for_standbys) {
     // CUDA tells of a fault when it wants to.
@@ -385,6 +391,9 @@ int main(int argc, char** argv) {
   app.add_option("--backend", s.backend, "cuda or host")->capture_default_str();
   app.add_option("--devices", s.devices, "ordinals, such as 0,1; all by default")->delimiter(',');
   app.add_option("--kills", s.kills)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--seconds", s.seconds, "no further kill after so long; 0: no limit")
+      ->capture_default_str();
+  app.add_option("--seed", s.seed, "of which rank is next, and when")->capture_default_str();
   app.add_option("--how", s.how, "what ends the workers")
       ->check(CLI::IsMember(ends))
       ->capture_default_str();
