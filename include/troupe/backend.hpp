@@ -358,7 +358,7 @@ public:
     return make_error(errc::not_supported, "the backend opens a device once");
   }
 
-  /// May its devices begin another life when somebody asks for that (`reset`)? False where another
+  /// May its devices begin another life, or end, when somebody asks for that? False where another
   /// process drives them, too.
   [[nodiscard]] virtual bool allows_reset() const noexcept { return true; }
 

@@ -95,7 +95,8 @@ struct launch_callable {
 
 /// Keeps memory of the device until `claim` asks for it, or for the grace time: for a token that is
 /// on its way to another process. Each offer serves one claim. Answered by `gpu_token`.
-/// @errors errc::stale_ref; errc::invalid_argument: no time
+/// @errors errc::stale_ref; errc::invalid_argument: no time, or not memory of this actor system;
+///         errc::unavailable
 struct offer {
   any_gpu_ref memory;
   std::chrono::nanoseconds grace = std::chrono::seconds{10};
@@ -105,13 +106,13 @@ struct offer {
 ///
 /// Where the memory is of this process it is as any other handle to it. Else the process that it is
 /// of must have the same device: a worker and its parent have (`placement::worker_process`). It
-/// lends the memory once all that was admitted there before is over; until the last handle here is
-/// gone, requests there that conflict with `mode` get `errc::buffer_acquired`, as do requests here
-/// that write with `access_mode::read`. What fails here while it writes leaves the memory
-/// indeterminate there.
+/// lends the whole buffer once all that was admitted there before is over; until the last handle
+/// here is gone, requests there that conflict with `mode` get `errc::buffer_acquired`, as do
+/// requests here that write with `access_mode::read`. What is half-written there is so here, and
+/// what fails here while it writes leaves the memory indeterminate there.
 /// @errors errc::stale_ref: forged, of no process that has the device, or gone;
 ///         errc::buffer_acquired: somebody holds it; errc::indeterminate; errc::worker_lost: the
-///         other process ended
+///         other process ended; errc::unavailable: the device is not ready; errc::overloaded
 struct claim {
   gpu_token token;
   access_mode mode = access_mode::read;
@@ -135,7 +136,8 @@ struct reset {
   request_options options;
 };
 
-/// Ends the device for good. Answered by an empty message, at once.
+/// Ends the device for good. Answered by an empty message, at once. A worker's program cannot: its
+/// device is its parent's.
 struct shutdown {};
 
 template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, allocate& x) {

@@ -42,9 +42,7 @@ buffer::~buffer() {
     home_->release({address_, generation_, std::move(deleter_)});
 }
 
-bool buffer::stale() const noexcept {
-  return home_->live_generation() != generation_ || revoked_.load(std::memory_order_acquire);
-}
+bool buffer::stale() const noexcept { return home_->live_generation() != generation_; }
 
 caf::error buffer::check_determinate(std::size_t begin, std::size_t end) const {
   if (whole())
@@ -89,6 +87,15 @@ void buffer::mark_indeterminate(const wound& x) {
     if (begin < end)
       wounds_.push_back({begin, end, x.cause});
   wounded_.store(!wounds_.empty(), std::memory_order_release);
+}
+
+std::vector<buffer::wound> buffer::wounds_in(std::size_t begin, std::size_t end) const {
+  std::vector<wound> result;
+  std::lock_guard lock{wounds_mutex_};
+  for (auto& x : wounds_)
+    if (auto b = std::max(begin, x.begin), e = std::min(end, x.end); b < e)
+      result.push_back({b, e, x.cause});
+  return result;
 }
 
 std::vector<buffer::wound> buffer::heal(std::size_t begin, std::size_t end) {

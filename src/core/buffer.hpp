@@ -119,10 +119,8 @@ public:
   std::size_t size_bytes() const noexcept { return size_bytes_; }
   const symmetric_memory* symmetric() const noexcept { return symmetric_.get(); }
 
-  /// True once the device began another life, or ended; or whoever lent the memory took it back.
+  /// True once the device began another life, or ended.
   bool stale() const noexcept;
-  /// Another process, which lent the memory, is done with it.
-  void revoke() noexcept { revoked_.store(true, std::memory_order_release); }
   /// Another process lends it for reading alone.
   bool read_only() const noexcept { return read_only_; }
 
@@ -136,6 +134,8 @@ public:
   caf::error check_readable(std::size_t begin, std::size_t end) const;
   /// The first cause of each byte stays.
   void mark_indeterminate(const wound& x);
+  /// Those in [begin, end), cut to it.
+  std::vector<wound> wounds_in(std::size_t begin, std::size_t end) const;
   /// [begin, end) is wholly written again: gives the wounds that this heals, cut to the range.
   std::vector<wound> heal(std::size_t begin, std::size_t end);
 
@@ -155,7 +155,6 @@ public:
 
 private:
   std::atomic<bool> wounded_{false};
-  std::atomic<bool> revoked_{false};
   const bool read_only_ = false;
   std::uint64_t generation_;
   const std::shared_ptr<device_state> home_;

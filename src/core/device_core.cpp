@@ -1,5 +1,6 @@
 #include "core/device_core.hpp"
 
+#include "core/log.hpp"
 #include "core/order.hpp"
 
 #include <string>
@@ -230,14 +231,18 @@ device_core::answer<device_stats> device_core::stats(const request_options& opti
 }
 
 device_core::answer<std::uint64_t> device_core::reset(const request_options& options) const {
-  return runtime_->reset(state().ordinal(),
-                         deadline_of(options));
+  return runtime_->reset(state().ordinal(), deadline_of(options));
+}
+
+void device_core::shut_down(const caf::error& why) const {
+  if (runtime_->backend().allows_reset())
+    return runtime_->shut_down(state().ordinal(), why);
+  log(log_level::warning, "a worker's program cannot shut its device down, which is its parent's");
 }
 
 device_core::answer<nothing> device_core::record_flight(const std::string& path,
                                                         const request_options& options) const {
-  return runtime_->recorder().write(
-      path, deadline_of(options));
+  return runtime_->recorder().write(path, deadline_of(options));
 }
 
 } // namespace troupe::detail

@@ -67,7 +67,7 @@ public:
   answer<device_stats> stats(const request_options& options) const;
   answer<std::uint64_t> reset(const request_options& options) const;
   answer<nothing> record_flight(const std::string& path, const request_options& options) const;
-  void shut_down(const caf::error& why) const { runtime_->shut_down(state().ordinal(), why); }
+  void shut_down(const caf::error& why) const;
 
 private:
   caf::error check(const char* verb, const any_gpu_ref& ref) const;

@@ -15,12 +15,9 @@ namespace troupe::detail {
 
 namespace {
 
-/// What a process may have borrowed of another one: nobody needs more, and what nobody gives back
-/// is not without bounds.
+/// What a process may have borrowed of another one, or be about to be told: nobody needs more, and
+/// what nobody gives back is not without bounds.
 constexpr std::size_t most_loans = 1u << 16;
-
-/// So many are told one by one.
-constexpr std::size_t most_wounds = 8;
 
 /// Numbers of a process that is gone are none of the next one's.
 std::uint64_t random_number() {
@@ -41,17 +38,6 @@ bool is_plausible(const gpu_token& x) noexcept {
   if (static_cast<std::size_t>(x.type) >= std::size(all_dtypes))
     return false;
   return x.count <= SIZE_MAX / size_of(x.type);
-}
-
-std::vector<wound> few(std::vector<wound> wounds) {
-  if (wounds.size() <= most_wounds)
-    return wounds;
-  auto all = wounds.front();
-  for (auto& x : wounds) {
-    all.begin = std::min(all.begin, x.begin);
-    all.end = std::max(all.end, x.end);
-  }
-  return {all};
 }
 
 } // namespace
@@ -100,12 +86,15 @@ void memory_exchange::end_offer(const buffer* memory, std::uint64_t number) {
 }
 
 /// Somebody has claimed it: one offer less keeps it.
-void memory_exchange::take_offer(const buffer& memory) {
+void memory_exchange::take_offer(const any_gpu_ref& what) {
   offered taken;
   {
     std::lock_guard lock{mutex_};
-    auto i = offers_.find(&memory);
-    if (i == offers_.end())
+    auto [first, end] = offers_.equal_range(what.memory().get());
+    auto i = std::find_if(first, end, [&](auto& x) { return x.second.what == what; });
+    if (i == end)
+      i = first; // of another part of it
+    if (i == end)
       return;
     taken = std::move(i->second);
     offers_.erase(i);
@@ -130,72 +119,86 @@ void memory_exchange::lend(int to, const memory_note& note) {
     return refuse(to, note.number, on.error());
   auto how = std::make_shared<lend_operation>(*what, note.mode);
   how->parts()[0].on = on->get();
-  const loan which{to, note.number};
+  bool is_new = false;
   {
     std::lock_guard lock{mutex_};
-    if (lent_.size() >= most_loans || !lent_.emplace(which, lent{*what, note.mode, how, {}}).second)
-      return refuse(to, note.number,
-                    claim_error(errc::overloaded, to, "too much of its memory is claimed"));
+    auto& all = lent_[to];
+    is_new =
+        all.size() < most_loans && all.emplace(note.number, lent{*what, note.mode, how, {}}).second;
   }
+  if (!is_new)
+    return refuse(to, note.number,
+                  claim_error(errc::overloaded, to, "too much of its memory is claimed"));
   // Whoever answers must not block.
-  how->on_answer(later([which](memory_exchange& self) {
-    self.owner_.workers().run(
-        self.later([which](memory_exchange& again) { again.lend_over(which); }));
-  }));
+  how->on_answer(
+      later([which = loan{to, note.number}, weak = std::weak_ptr{how}](memory_exchange& self) {
+        self.do_soon(which.first, [which, op = weak.lock()](memory_exchange& again) {
+          if (op)
+            again.lend_over(which, *op);
+        });
+      }));
   owner_.start(how);
 }
 
-void memory_exchange::lend_over(loan which) {
-  memory_note reply;
-  reply.number = which.second;
-  lent gone; // goes without the lock
-  std::shared_ptr<buffer> memory;
+void memory_exchange::lend_over(loan which, const lend_operation& how) {
+  if (auto why = how.error()) {
+    if (take_lent(which))
+      refuse(which.first, which.second, std::move(why));
+    return;
+  }
+  auto lease = std::make_unique<memory_lease>(how.memory(), how.mode());
+  any_gpu_ref what;
   {
     std::lock_guard lock{mutex_};
-    auto i = lent_.find(which);
-    if (i == lent_.end())
-      return; // it is not wanted any more
-    auto& x = i->second;
-    if (auto why = x.how->error()) {
-      reply.what = memory_note::kind::refused;
-      reply.why = why;
-      gone = std::move(x);
-      lent_.erase(i);
-    } else {
-      reply.what = memory_note::kind::lent;
-      memory = x.what.memory();
-      reply.address = reinterpret_cast<std::uintptr_t>(memory->address()) + x.what.offset();
-      x.lease = std::move(x.how->value);
-      x.how.reset();
+    auto& all = lent_[which.first];
+    if (auto i = all.find(which.second); i != all.end()) {
+      what = i->second.what;
+      i->second.lease = std::move(lease);
     }
   }
-  if (memory)
-    take_offer(*memory);
+  if (!what)
+    return; // nobody wants it any more
+  take_offer(what);
+  memory_note reply;
+  reply.what = memory_note::kind::lent;
+  reply.number = which.second;
+  reply.address = reinterpret_cast<std::uintptr_t>(what.memory()->address()) + what.offset();
+  for (auto& x : how.wounds())
+    reply.wounds.push_back({x.begin - what.offset(), x.end - what.offset(), x.cause});
   if (auto error = owner_.tell(which.first, to_note(reply))) {
     log(log_level::warning, "memory that another process claimed did not reach it", error);
-    take_back(which, {});
+    take_back(which, reply.wounds);
   }
 }
 
+std::optional<memory_exchange::lent> memory_exchange::take_lent(loan which) {
+  std::lock_guard lock{mutex_};
+  auto& all = lent_[which.first];
+  auto i = all.find(which.second);
+  if (i == all.end())
+    return std::nullopt;
+  std::optional<lent> result{std::move(i->second)};
+  all.erase(i);
+  return result;
+}
+
 void memory_exchange::take_back(loan which, const std::vector<wound>& wounds) {
-  lent x;
-  {
-    std::lock_guard lock{mutex_};
-    auto i = lent_.find(which);
-    if (i == lent_.end())
-      return;
-    x = std::move(i->second);
-    lent_.erase(i);
-  }
-  if (!x.lease)
-    return x.how->cancel();
-  if (x.mode == access_mode::read)
+  auto x = take_lent(which);
+  if (!x)
     return;
+  if (!x->lease)
+    return x->how->cancel(); // or it is over, and `lend_over` will find that nobody wants it
+  if (x->mode == access_mode::read)
+    return;
+  // Who had it knows best.
+  auto& memory = *x->what.memory();
+  const auto begin = x->what.offset();
+  const auto size = x->what.size_bytes();
+  memory.heal(begin, begin + size);
   for (auto w : wounds) {
-    w.end = std::min(w.end, x.what.size_bytes());
+    w.end = std::min(w.end, size);
     if (w.begin < w.end)
-      x.what.memory()->mark_indeterminate(
-          {x.what.offset() + w.begin, x.what.offset() + w.end, w.cause});
+      memory.mark_indeterminate({begin + w.begin, begin + w.end, w.cause});
   }
 }
 
@@ -211,6 +214,8 @@ memory_exchange::answer memory_exchange::claim(const std::shared_ptr<device_stat
     result->answer(claim_error(code, device, std::move(why)));
     return result;
   };
+  if (mode > access_mode::read_write)
+    return refused(errc::invalid_argument, "there is no such mode");
   if (token.node == owner_.node())
     return resolve(std::move(result), *on, token);
   if (!is_plausible(token))
@@ -220,30 +225,32 @@ memory_exchange::answer memory_exchange::claim(const std::shared_ptr<device_stat
   memory_note note;
   note.token = token;
   note.mode = mode;
+  bool is_there = false;
   {
     std::lock_guard lock{mutex_};
-    if (on->live_generation() == 0)
-      return refused(errc::unavailable, "the device is " + std::string{to_string(on->phase())});
+    const auto generation = on->live_generation();
+    is_there = generation != 0 && !closed_;
     note.number = ++last_number_;
-    claims_.emplace(note.number, claimed{result, on, on->live_generation(), token, mode});
+    if (is_there)
+      claims_.emplace(note.number, claimed{result, on, generation, token, mode});
   }
+  if (!is_there)
+    return refused(errc::unavailable, "the device is " + std::string{to_string(on->phase())});
   owner_.keeper().add(*result);
-  if (auto error = owner_.tell(device, to_note(note))) {
-    take_claim(note.number);
-    result->answer(code_of(error) == errc::not_supported
-                       ? claim_error(errc::stale_ref, device, "the token is of another process")
-                       : std::move(error));
-    return result;
-  }
   // If it is not the other process that answers, that may forget it.
   result->on_answer(later([device, number = note.number](memory_exchange& self) {
-    if (!self.take_claim(number))
-      return;
-    memory_note back;
-    back.what = memory_note::kind::given_back;
-    back.number = number;
-    self.tell_soon(device, std::move(back));
+    if (self.take_claim(number))
+      self.give_back(device, number, {});
   }));
+  do_soon(device, [device, note](memory_exchange& self) {
+    auto error = self.owner_.tell(device, to_note(note));
+    if (!error)
+      return;
+    if (code_of(error) == errc::not_supported)
+      error = claim_error(errc::stale_ref, device, "the token is of another process");
+    if (auto x = self.take_claim(note.number))
+      x->to->answer(std::move(error));
+  });
   return result;
 }
 
@@ -257,7 +264,7 @@ memory_exchange::answer memory_exchange::resolve(answer to, const device_state& 
     to->answer(claim_error(errc::invalid_argument, on.ordinal(),
                            "the memory lies on device " + std::to_string(ref->device())));
   } else {
-    take_offer(*ref->memory());
+    take_offer(*ref);
     to->value = std::move(*ref);
     to->answer({});
   }
@@ -286,8 +293,9 @@ void memory_exchange::borrow(const memory_note& note) {
   auto& x = *found;
   const auto device = x.on->ordinal();
   if (note.what == memory_note::kind::refused) {
-    x.to->answer(note.why ? note.why
-                          : claim_error(errc::internal, device, "it was refused without a reason"));
+    auto why = failure_of(note.why).value_or(failure{});
+    why.device = device; // as it is called here
+    x.to->answer(make_error(std::move(why)));
     return;
   }
   borrowed_memory what;
@@ -296,43 +304,33 @@ void memory_exchange::borrow(const memory_note& note) {
   what.read_only = x.mode == access_mode::read;
   what.give_back =
       later([device, number = note.number](memory_exchange& self, std::vector<wound> wounds) {
-        {
-          std::lock_guard lock{self.mutex_};
-          self.borrowed_.erase(number);
-        }
-        memory_note back;
-        back.what = memory_note::kind::given_back;
-        back.number = number;
-        back.wounds = few(std::move(wounds));
-        self.tell_soon(device, std::move(back));
+        self.give_back(device, number, std::move(wounds));
       });
   any_gpu_ref ref;
   {
     std::lock_guard lock{order_mutex()};
     if (x.on->live_generation() == x.generation)
-      ref = any_gpu_ref{x.on->make_buffer(std::move(what)), x.token.type, 0, x.token.count};
+      ref = any_gpu_ref{x.on->make_buffer(what), x.token.type, 0, x.token.count};
   }
   if (!ref) { // the process that lent it is gone, or about to be told so
-    what.give_back({});
+    give_back(device, note.number, note.wounds);
     x.to->answer(claim_error(errc::stale_ref, device, "the device began another life"));
     return;
   }
-  {
-    std::lock_guard lock{mutex_};
-    borrowed_.emplace(note.number, ref.memory());
-  }
+  for (auto& w : note.wounds)
+    if (w.begin < w.end && w.end <= what.size_bytes)
+      ref.memory()->mark_indeterminate(w);
   x.to->value = std::move(ref);
   if (!x.to->answer({}))
     x.to->value = {}; // nobody waits for it any more
 }
 
-void memory_exchange::revoke(std::uint64_t number) {
-  std::shared_ptr<buffer> memory; // perhaps the last one, which goes without the lock
-  std::lock_guard lock{mutex_};
-  if (auto i = borrowed_.find(number); i != borrowed_.end())
-    memory = i->second.lock();
-  if (memory)
-    memory->revoke();
+void memory_exchange::give_back(int device, std::uint64_t number, std::vector<wound> wounds) {
+  memory_note note;
+  note.what = memory_note::kind::given_back;
+  note.number = number;
+  note.wounds = std::move(wounds);
+  tell_soon(device, std::move(note));
 }
 
 // -- both
@@ -345,14 +343,44 @@ void memory_exchange::refuse(int to, std::uint64_t number, caf::error why) {
   tell_soon(to, std::move(note));
 }
 
-/// Not on this thread, which may be a lane.
 void memory_exchange::tell_soon(int ordinal, memory_note note) {
-  owner_.workers().run(later([ordinal, note = std::move(note)](memory_exchange& self) {
+  do_soon(ordinal, [ordinal, note = std::move(note)](memory_exchange& self) {
     // Who is gone has given back what it had.
     if (auto error = self.owner_.tell(ordinal, to_note(note));
         error && code_of(error) != errc::worker_lost)
       log(log_level::warning, "another process was not told about its memory", error);
-  }));
+  });
+}
+
+/// Not on this thread, which may be a lane, and must not block.
+void memory_exchange::do_soon(int ordinal, job what) {
+  {
+    std::lock_guard lock{mutex_};
+    if (closed_)
+      return;
+    auto& x = posts_[ordinal];
+    x.jobs.push_back(std::move(what));
+    if (std::exchange(x.busy, true))
+      return;
+  }
+  owner_.workers().run(later([ordinal](memory_exchange& self) { self.work_off(ordinal); }));
+}
+
+void memory_exchange::work_off(int ordinal) {
+  for (;;) {
+    job next;
+    {
+      std::lock_guard lock{mutex_};
+      auto& x = posts_[ordinal];
+      if (x.jobs.empty()) {
+        x.busy = false;
+        return;
+      }
+      next = std::move(x.jobs.front());
+      x.jobs.pop_front();
+    }
+    next(*this);
+  }
 }
 
 void memory_exchange::received(int ordinal, std::span<const std::byte> note) {
@@ -362,50 +390,57 @@ void memory_exchange::received(int ordinal, std::span<const std::byte> note) {
                                        " said of memory makes no sense");
   switch (x->what) {
   case memory_note::kind::claim:
-    return lend(ordinal, *x);
+    if (!is_crowded(ordinal)) // else it asks faster than it hears answers
+      lend(ordinal, *x);
+    break;
   case memory_note::kind::lent:
   case memory_note::kind::refused:
-    return borrow(*x);
+    borrow(*x);
+    break;
   case memory_note::kind::given_back:
-    return take_back({ordinal, x->number}, x->wounds);
-  case memory_note::kind::ended:
-    return revoke(x->number);
+    take_back({ordinal, x->number}, x->wounds);
+    break;
   }
+}
+
+bool memory_exchange::is_crowded(int ordinal) {
+  std::lock_guard lock{mutex_};
+  return posts_[ordinal].jobs.size() >= most_loans;
 }
 
 void memory_exchange::drop_stale(const caf::error& why) {
   std::vector<answer> claims;
-  std::vector<std::pair<loan, lent>> loans;
+  std::vector<lent> loans; // go without the lock
   std::vector<offered> offers;
   {
     std::lock_guard lock{mutex_};
-    for (auto i = claims_.begin(); i != claims_.end();) {
-      auto now = i++;
-      if (now->second.on->live_generation() != now->second.generation)
-        claims.push_back(now->second.to);
-    }
-    for (auto i = lent_.begin(); i != lent_.end();) {
-      auto now = i++;
-      if (now->second.what.stale())
-        loans.emplace_back(now->first, std::move(now->second)), lent_.erase(now);
-    }
-    for (auto i = offers_.begin(); i != offers_.end();) {
-      auto now = i++;
-      if (now->second.what.stale())
-        offers.push_back(std::move(now->second)), offers_.erase(now);
-    }
+    for (auto& [number, x] : claims_)
+      if (x.on->live_generation() != x.generation)
+        claims.push_back(x.to);
+    for (auto& [ordinal, all] : lent_)
+      for (auto i = all.begin(); i != all.end();)
+        if (auto now = i++; now->second.what.stale()) {
+          loans.push_back(std::move(now->second));
+          all.erase(now);
+        }
+    for (auto i = offers_.begin(); i != offers_.end();)
+      if (auto now = i++; now->second.what.stale()) {
+        offers.push_back(std::move(now->second));
+        offers_.erase(now);
+      }
   }
   for (auto& x : claims)
-    x->answer(why); // which gives it up
-  for (auto& [which, x] : loans) {
-    memory_note note;
-    note.what = memory_note::kind::ended;
-    note.number = which.second;
-    note.why = why;
-    tell_soon(which.first, std::move(note));
-  }
+    x->answer(why); // which takes it out
   for (auto& x : offers)
     owner_.keeper().cancel_call(x.timer);
+}
+
+void memory_exchange::close() noexcept {
+  std::map<int, std::deque<job>> dropped; // go without the lock
+  std::lock_guard lock{mutex_};
+  closed_ = true;
+  for (auto& [ordinal, x] : posts_)
+    dropped[ordinal].swap(x.jobs);
 }
 
 } // namespace troupe::detail

@@ -10,6 +10,8 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -42,6 +44,8 @@ public:
   void received(int ordinal, std::span<const std::byte> note);
   /// A device closed because of `why`: its memory is gone, and perhaps the process that had it.
   void drop_stale(const caf::error& why);
+  /// Nobody is told anything any more. First of all when everything ends.
+  void close() noexcept;
 
 private:
   /// Waits for the other process.
@@ -57,7 +61,7 @@ private:
     any_gpu_ref what;
     access_mode mode = access_mode::read;
     std::shared_ptr<lend_operation> how;
-    std::shared_ptr<memory_lease> lease; ///< once it is
+    std::unique_ptr<memory_lease> lease; ///< once it is
   };
   struct offered {
     any_gpu_ref what;
@@ -66,28 +70,39 @@ private:
   };
   /// By whom, and its number there.
   using loan = std::pair<int, std::uint64_t>;
+  using job = std::function<void(memory_exchange&)>;
+  /// What is left to do for one process, in order, by one thread at a time: it may block.
+  struct post {
+    std::deque<job> jobs;
+    bool busy = false;
+  };
 
   answer resolve(answer to, const device_state& on, const gpu_token& token);
-  void lend(int to, const memory_note& note);
-  void lend_over(loan which);
-  void borrow(const memory_note& note);
-  void revoke(std::uint64_t number);
   /// None: it is answered, or about to be.
   std::optional<claimed> take_claim(std::uint64_t number);
+  void borrow(const memory_note& note);
+  void give_back(int device, std::uint64_t number, std::vector<wound> wounds);
+  void lend(int to, const memory_note& note);
+  void lend_over(loan which, const lend_operation& how);
+  std::optional<lent> take_lent(loan which);
   void take_back(loan which, const std::vector<wound>& wounds);
-  void take_offer(const buffer& memory);
+  void take_offer(const any_gpu_ref& what);
   void end_offer(const buffer* memory, std::uint64_t number);
-  void tell_soon(int ordinal, memory_note note);
   void refuse(int to, std::uint64_t number, caf::error why);
+  void tell_soon(int ordinal, memory_note note);
+  void do_soon(int ordinal, job what);
+  void work_off(int ordinal);
+  bool is_crowded(int ordinal);
   template <class F> auto later(F f);
 
   runtime& owner_;
   std::mutex mutex_;
+  bool closed_ = false;
   std::uint64_t last_number_;
   std::map<std::uint64_t, claimed> claims_;
-  std::map<std::uint64_t, std::weak_ptr<buffer>> borrowed_;
-  std::map<loan, lent> lent_;
+  std::map<int, std::map<std::uint64_t, lent>> lent_; ///< by whom it has, and its number there
   std::multimap<const buffer*, offered> offers_;
+  std::map<int, post> posts_;
 };
 
 } // namespace troupe::detail

@@ -3,13 +3,59 @@
 #include "core/process_note.hpp"
 #include "core/wire.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace troupe::detail {
 
 namespace {
 
+/// So many are told one by one.
+constexpr std::size_t most_wounds = 8;
+constexpr std::size_t most_text = 1024;
+
 bool is_mode(access_mode x) noexcept { return x <= access_mode::read_write; }
+
+caf::error brief(const caf::error& why) {
+  auto x = failure_of(why);
+  if (!x || x->detail.size() <= most_text)
+    return why;
+  x->detail.resize(most_text);
+  return make_error(std::move(*x));
+}
+
+std::vector<wound> few(std::vector<wound> wounds) {
+  if (wounds.size() <= most_wounds)
+    return wounds;
+  auto all = wounds.front();
+  for (auto& x : wounds) {
+    all.begin = std::min(all.begin, x.begin);
+    all.end = std::max(all.end, x.end);
+  }
+  return {all};
+}
+
+void put(wire_writer& to, const std::vector<wound>& wounds) {
+  const auto told = few(wounds);
+  to.put(static_cast<std::uint32_t>(told.size()));
+  for (auto& x : told) {
+    to.put(std::uint64_t{x.begin});
+    to.put(std::uint64_t{x.end});
+    put(to, brief(x.cause));
+  }
+}
+
+std::vector<wound> get_wounds(wire_reader& from) {
+  std::vector<wound> result;
+  for (auto n = from.get<std::uint32_t>(); n > 0 && from.ok(); --n) {
+    wound x{};
+    x.begin = from.get<std::uint64_t>();
+    x.end = from.get<std::uint64_t>();
+    x.cause = get_error(from);
+    result.push_back(std::move(x));
+  }
+  return result;
+}
 
 } // namespace
 
@@ -30,18 +76,13 @@ std::vector<std::byte> to_note(const memory_note& x) {
     break;
   case memory_note::kind::lent:
     to.put(x.address);
+    put(to, x.wounds);
     break;
   case memory_note::kind::refused:
-  case memory_note::kind::ended:
-    put(to, x.why);
+    put(to, brief(x.why));
     break;
   case memory_note::kind::given_back:
-    to.put(static_cast<std::uint32_t>(x.wounds.size()));
-    for (auto& w : x.wounds) {
-      to.put(std::uint64_t{w.begin});
-      to.put(std::uint64_t{w.end});
-      put(to, w.cause);
-    }
+    put(to, x.wounds);
     break;
   }
   return make_note(note_kind::memory, to.bytes());
@@ -67,19 +108,13 @@ std::optional<memory_note> memory_note_of(std::span<const std::byte> note) {
     break;
   case memory_note::kind::lent:
     x.address = from.get<std::uint64_t>();
+    x.wounds = get_wounds(from);
     break;
   case memory_note::kind::refused:
-  case memory_note::kind::ended:
     x.why = get_error(from);
     break;
   case memory_note::kind::given_back:
-    for (auto n = from.get<std::uint32_t>(); n > 0 && from.ok(); --n) {
-      wound w;
-      w.begin = from.get<std::uint64_t>();
-      w.end = from.get<std::uint64_t>();
-      w.cause = get_error(from);
-      x.wounds.push_back(std::move(w));
-    }
+    x.wounds = get_wounds(from);
     break;
   default:
     from.fail();

@@ -16,11 +16,10 @@ namespace troupe::detail {
 struct memory_note {
   enum class kind : std::uint8_t {
     claim = 1,  ///< may the sender use what `token` names as `mode` says?
-    lent,       ///< yes: it is at `address`
+    lent,       ///< yes: it is at `address`, and half-written where `wounds` says
     refused,    ///< no, because of `why`
-    given_back, ///< the sender is done with it, or does not want it any more; what it has left
-                ///< half-written, from the first byte that was lent
-    ended,      ///< the memory is gone
+    given_back, ///< the sender is done with it, and has left it half-written where `wounds` says;
+                ///< or does not want it any more
   };
 
   kind what = kind::claim;
@@ -30,9 +29,10 @@ struct memory_note {
   access_mode mode = access_mode::read;
   std::uint64_t address = 0;
   caf::error why;
-  std::vector<wound> wounds;
+  std::vector<wound> wounds; ///< from the first byte that was lent
 };
 
+/// It fits into a message: texts are cut, and wounds that are too many become one.
 std::vector<std::byte> to_note(const memory_note& x);
 /// None: it makes no sense.
 std::optional<memory_note> memory_note_of(std::span<const std::byte> note);

@@ -404,22 +404,26 @@ memory_lease::~memory_lease() {
   give_back(*memory_, mode_);
 }
 
-lend_operation::lend_operation(const any_gpu_ref& ref, access_mode mode)
-    : operation_of("claim", 1), memory_(ref.memory()), mode_(mode) {
+lend_operation::lend_operation(any_gpu_ref ref, access_mode mode)
+    : operation_of("claim", 1), ref_(std::move(ref)), mode_(mode) {
   parts()[0].stream = stream_kind::memory; // where it came from
-  add_use(use_of(ref, reads(mode), writes(mode)));
+  add_use(use_of(ref_, reads(mode), writes(mode)));
 }
 
+/// As something that writes it heals what it does not write.
 caf::error lend_operation::on_admit() {
-  take(*memory_, mode_);
+  if (writes(mode_))
+    wounds_ = ref_.memory()->wounds_in(ref_.offset(), ref_.offset() + ref_.size_bytes());
+  take(*ref_.memory(), mode_);
   return {};
 }
 
 /// What comes before stands in its stream.
 caf::expected<issue_outcome> lend_operation::issue(part&, lane&) { return issue_outcome::enqueued; }
 
-void lend_operation::on_success() noexcept {
-  value = std::make_shared<memory_lease>(memory_, mode_);
+void lend_operation::before_answer(const caf::error&) noexcept {
+  for (auto& x : wounds_)
+    ref_.memory()->mark_indeterminate(x);
 }
 
 void lend_operation::on_settled() noexcept {
@@ -427,10 +431,8 @@ void lend_operation::on_settled() noexcept {
     pause();
   if (!error())
     return;
-  if (value)
-    return value.reset(); // nobody knows of it
   std::lock_guard lock{order_mutex()};
-  give_back(*memory_, mode_);
+  give_back(*ref_.memory(), mode_);
 }
 
 // -- release

@@ -160,7 +160,7 @@ private:
 /// What another process may do with a buffer, until this goes.
 class memory_lease {
 public:
-  /// Of what `acquire` took into account.
+  /// Of what a `lend_operation` that went well took into account.
   memory_lease(std::shared_ptr<buffer> memory, access_mode mode) noexcept
       : memory_(std::move(memory)), mode_(mode) {}
   ~memory_lease();
@@ -172,21 +172,27 @@ private:
   const access_mode mode_;
 };
 
-/// Over when nothing that came before uses the buffer, which then is another process's as long as
-/// the lease is there.
-class lend_operation final : public operation_of<std::shared_ptr<memory_lease>> {
+/// Over when nothing that came before uses the memory. If it goes well, the buffer is another
+/// process's as long as the `memory_lease` is there that whoever asked for it makes. What is
+/// half-written stays so.
+class lend_operation final : public operation_of<nothing> {
 public:
-  lend_operation(const any_gpu_ref& ref, access_mode mode);
+  lend_operation(any_gpu_ref ref, access_mode mode);
   caf::error on_admit() override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
+  const std::shared_ptr<buffer>& memory() const noexcept { return ref_.memory(); }
+  access_mode mode() const noexcept { return mode_; }
+  /// What is half-written of the memory, where it is to be written.
+  const std::vector<buffer::wound>& wounds() const noexcept { return wounds_; }
 
 protected:
-  void on_success() noexcept override;
+  void before_answer(const caf::error& error) noexcept override;
   void on_settled() noexcept override;
 
 private:
-  std::shared_ptr<buffer> memory_;
-  access_mode mode_;
+  const any_gpu_ref ref_;
+  const access_mode mode_;
+  std::vector<buffer::wound> wounds_;
 };
 
 /// Lets what comes after wait for the user's stream.

@@ -101,6 +101,7 @@ void runtime::close() noexcept {
     std::lock_guard lock{gate_->mutex};
     gate_->owner = nullptr;
   }
+  memory_.close();
   auto why = make_error(errc::unavailable, "the actor system ended");
   for (int i = 0; i < device_count(); ++i)
     shut_down(i, why);

@@ -394,15 +394,55 @@ TEST_F(Claim, LeavesHalfWrittenWhatFailed) {
   EXPECT_EQ(must(value_of(*device_, must(own.slice(15, elements - 15)))), 1);
 }
 
-TEST_F(Claim, EndsWithTheMemory) {
+TEST_F(Claim, EndsWithItsDeadline) {
+  begin();
+  const auto token = theirs(1);
+  ASSERT_TRUE(is_ok(claim(token, access_mode::read_write)));
+  // What is lent to write cannot be had twice, and what fails leaves nothing behind.
+  for (int i = 0; i < 100; ++i)
+    EXPECT_FALSE(is_ok(answer_of(device_->claim(token, access_mode::read, {.deadline = 1us}))));
+  ref_ = {};
+  EXPECT_TRUE(comes_to(order::verb::fill, errc{}));
+  for (int i = 0; i < 100; ++i)
+    static_cast<void>(answer_of(device_->claim(token, access_mode::write, {.deadline = 200us})));
+  EXPECT_TRUE(comes_to(order::verb::fill, errc{}));
+}
+
+TEST_F(Claim, KeepsWhatIsHalfWrittenSo) {
+  begin();
+  const auto token = theirs(1, std::chrono::hours{1});
+  EXPECT_EQ(tell(order::verb::fail).code, errc::launch_failed);
+  // To write it is allowed, but to claim it alone writes nothing.
+  ASSERT_TRUE(is_ok(claim(token, access_mode::write)));
+  EXPECT_TRUE(has_code(value_of(*device_, ref_), errc::indeterminate));
+  ASSERT_TRUE(is_ok(answer_of(device_->fill(must(ref_.slice(0, 500)), 2.0f))));
+  EXPECT_EQ(must(value_of(*device_, must(ref_.slice(0, 500)))), 2);
+  ref_ = {};
+  EXPECT_TRUE(comes_to(order::verb::sum, errc::indeterminate));
+  ASSERT_TRUE(is_ok(claim(token, access_mode::write)));
+  ASSERT_TRUE(is_ok(fill(3)));
+  ref_ = {};
+  ASSERT_TRUE(comes_to(order::verb::sum, errc{}));
+  EXPECT_EQ(tell(order::verb::sum).value, 3);
+}
+
+TEST_F(Claim, ManyAreGivenBackAtOnce) {
+  begin();
+  const auto token = theirs(1, std::chrono::hours{1});
+  std::vector<any_gpu_ref> all;
+  for (int i = 0; i < 3000; ++i)
+    all.push_back(must(answer_of(device_->claim(token))));
+  EXPECT_EQ(tell(order::verb::fill).code, errc::buffer_acquired);
+  all.clear();
+  EXPECT_TRUE(comes_to(order::verb::fill, errc{}));
+}
+
+TEST_F(Claim, LeavesTheDeviceToTheParent) {
   begin();
   ASSERT_TRUE(is_ok(claim(theirs(1))));
-  tell(order::verb::shut_down);
-  const auto begin = std::chrono::steady_clock::now();
-  while (!ref_.stale())
-    ASSERT_LT(std::chrono::steady_clock::now() - begin, patience);
-  EXPECT_TRUE(has_code(value_of(*device_, ref_), errc::stale_ref));
-  EXPECT_TRUE(works(*device_));
+  tell(order::verb::shut_down); // is not heard
+  EXPECT_EQ(value(), 1);
+  EXPECT_EQ(tell(order::verb::sum).value, 1);
 }
 
 TEST_F(Claim, EndsWithTheProcess) {
