@@ -197,8 +197,7 @@ std::shared_ptr<buffer> device_state::make_buffer(void* address, std::size_t siz
 
 std::shared_ptr<buffer> device_state::make_buffer(borrowed_memory memory) {
   auto id = next_buffer_.fetch_add(1, std::memory_order_relaxed);
-  return noted(
-      std::make_shared<buffer>(shared_from_this(), id, generation(), std::move(memory)));
+  return noted(std::make_shared<buffer>(shared_from_this(), id, generation(), std::move(memory)));
 }
 
 std::shared_ptr<buffer> device_state::noted(std::shared_ptr<buffer> x) {

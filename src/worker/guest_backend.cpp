@@ -101,8 +101,7 @@ caf::error guest_backend::tell(int, std::span<const std::byte> what) noexcept {
   return options_.tell(what);
 }
 
-void guest_backend::set_listener(
-    std::function<void(int, std::span<const std::byte>)> f) noexcept {
+void guest_backend::set_listener(std::function<void(int, std::span<const std::byte>)> f) noexcept {
   std::lock_guard lock{listener_mutex_};
   listener_ = std::move(f);
 }

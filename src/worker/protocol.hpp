@@ -2,8 +2,8 @@
 /// the socket, for what blocks or concerns no stream. Addresses are the worker's.
 #pragma once
 
-#include "worker/message_socket.hpp"
 #include "core/wire.hpp"
+#include "worker/message_socket.hpp"
 #include <troupe/backend.hpp>
 
 #include <cstddef>
