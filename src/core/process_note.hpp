@@ -1,6 +1,7 @@
 /// What processes tell each other of their own accord, by `backend::tell`: for whom it is.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -15,8 +16,9 @@ enum class note_kind : std::uint8_t {
 };
 
 inline std::vector<std::byte> make_note(note_kind kind, std::span<const std::byte> content) {
-  std::vector<std::byte> result{static_cast<std::byte>(kind)};
-  result.insert(result.end(), content.begin(), content.end());
+  std::vector<std::byte> result(1 + content.size());
+  result.front() = static_cast<std::byte>(kind);
+  std::copy(content.begin(), content.end(), result.begin() + 1);
   return result;
 }
 
