@@ -9,6 +9,19 @@
 
 namespace troupe::detail {
 
+namespace {
+
+/// What of `all` lies in [begin, end).
+std::vector<wound> cut(const std::vector<wound>& all, std::size_t begin, std::size_t end) {
+  std::vector<wound> result;
+  for (auto& x : all)
+    if (auto b = std::max(begin, x.begin), e = std::min(end, x.end); b < e)
+      result.push_back({b, e, x.cause});
+  return result;
+}
+
+} // namespace
+
 caf::error indeterminate(const caf::error& cause) {
   auto why = failure_of(cause).value_or(failure{});
   why.detail = "a failed operation was writing this buffer (" + describe(cause) + ")";
@@ -90,27 +103,21 @@ void buffer::mark_indeterminate(const wound& x) {
 }
 
 std::vector<buffer::wound> buffer::wounds_in(std::size_t begin, std::size_t end) const {
-  std::vector<wound> result;
   std::lock_guard lock{wounds_mutex_};
-  for (auto& x : wounds_)
-    if (auto b = std::max(begin, x.begin), e = std::min(end, x.end); b < e)
-      result.push_back({b, e, x.cause});
-  return result;
+  return cut(wounds_, begin, end);
 }
 
 std::vector<buffer::wound> buffer::heal(std::size_t begin, std::size_t end) {
   if (whole())
     return {};
   std::lock_guard lock{wounds_mutex_};
-  std::vector<wound> healed;
+  auto healed = cut(wounds_, begin, end);
   std::vector<wound> rest;
   for (auto& x : wounds_) {
     if (auto left_end = std::min(begin, x.end); x.begin < left_end)
       rest.push_back({x.begin, left_end, x.cause});
     if (auto right_begin = std::max(end, x.begin); right_begin < x.end)
       rest.push_back({right_begin, x.end, x.cause});
-    if (auto b = std::max(begin, x.begin), e = std::min(end, x.end); b < e)
-      healed.push_back({b, e, x.cause});
   }
   wounds_ = std::move(rest);
   wounded_.store(!wounds_.empty(), std::memory_order_release);

@@ -66,7 +66,9 @@ std::vector<predecessor> behind_dropped(const predecessor& x) {
 lane::lane(std::shared_ptr<device_state> state, std::unique_ptr<backend_device> device,
            const lane_options& options, lane_owner& owner)
     : state_(std::move(state)), device_(std::move(device)), runs_cuda_(device_->runs_cuda()),
-      is_remote_(device_->is_remote()), options_(options), owner_(owner) {}
+      is_remote_(device_->is_remote()), options_(options), owner_(owner) {
+  part_links();
+}
 
 lane::~lane() {
   if (thread_.joinable())
@@ -301,7 +303,7 @@ caf::error lane::make_collective_streams(std::size_t number) {
 caf::error lane::provide_streams() { return note(make_collective_streams(tenants_.load())); }
 
 caf::error lane::provide_peer_stream(int peer) {
-  auto index = index_of_peer(peer);
+  auto index = first_peer + link_of(peer);
   if (streams_[index].stream.native != nullptr)
     return {};
   // CUDA hands its queues out in turn: those of kernels come before them.
@@ -373,6 +375,13 @@ void lane::forget_streams() noexcept {
   }
   made_.clear();
   collectives_made_ = 0;
+  part_links();
+}
+
+/// Each has its own stream.
+void lane::part_links() noexcept {
+  for (std::size_t i = 0; i < links_.size(); ++i)
+    links_[i].stream = first_peer + i;
 }
 
 /// Its streams, events and memory went with the process that had them: nothing is given back.
@@ -514,6 +523,23 @@ std::size_t lane::choose_stream(const stream_tenant& who) const noexcept {
   return best;
 }
 
+/// That of its link while something of it is there: what comes after that relies on it. Else one
+/// where another link is at work, unless it would wait there for more than it does itself.
+std::size_t lane::choose_peer_stream(const part& p) const noexcept {
+  auto& own = links_[link_of(p.peer)];
+  const auto index = first_peer + link_of(p.peer);
+  if (own.in_flight != 0)
+    return own.stream;
+  if (!streams_[index].in_flight.empty() || !nothing_before(p))
+    return index;
+  auto all = peer_range();
+  auto at_work = std::find_if(all.begin(), all.end(), [&](const lane_stream& s) {
+    return !s.in_flight.empty() && !s.waits && s.largest_bytes <= p.of->size_bytes();
+  });
+  return at_work == all.end() ? index
+                              : first_peer + static_cast<std::size_t>(at_work - all.begin());
+}
+
 bool lane::starts_for_sure(const part& p) const noexcept {
   auto ends = [](const lane_stream& s) {
     return s.continuing == nullptr && (s.in_flight.empty() || s.in_flight.back()->certain);
@@ -560,7 +586,11 @@ lane::verdict lane::try_issue(part& p) {
     return verdict::held;
   waiting_.pop_front();
   fetch_ahead();
-  auto error = p.stream == stream_kind::peer ? provide_peer_stream(p.peer) : caf::error{};
+  caf::error error;
+  if (p.stream == stream_kind::peer) {
+    error = provide_peer_stream(p.peer);
+    links_[link_of(p.peer)].stream = choose_peer_stream(p);
+  }
   if (!op.claim_issue(p)) {
     skip(p);
     return verdict::gone;
@@ -809,6 +839,8 @@ void lane::put_in_flight(part& p) {
     if (!s.in_flight.empty() && s.in_flight.back()->tenant != p.tenant)
       p.behind_others.store(true, std::memory_order_relaxed);
   }
+  if (p.stream == stream_kind::peer)
+    enter_link(p);
   s.in_flight.push_back(&p);
   if (!p.passed_by) {
     p.at.store(part::state::issued, std::memory_order_release);
@@ -931,10 +963,23 @@ bool lane::poll(lane_stream& s) {
   return worked;
 }
 
+void lane::enter_link(const part& p) noexcept {
+  ++links_[link_of(p.peer)].in_flight;
+  auto& s = stream_of(p);
+  if (s.in_flight.empty()) {
+    s.largest_bytes = 0;
+    s.waits = false;
+  }
+  s.largest_bytes = std::max(s.largest_bytes, p.of->size_bytes());
+  s.waits |= !nothing_before(p);
+}
+
 void lane::leave_flight(part& p) noexcept {
   in_flight_.fetch_sub(1, std::memory_order_relaxed);
   if (p.tenant != nullptr)
     --p.tenant->in_flight;
+  if (p.stream == stream_kind::peer)
+    --links_[link_of(p.peer)].in_flight;
 }
 
 void lane::finish(part& p, std::int64_t now) noexcept {

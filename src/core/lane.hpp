@@ -47,7 +47,10 @@ public:
 /// devices. CUDA has 8 queues for streams (CUDA_DEVICE_MAX_CONNECTIONS); the lane's others take 4.
 inline constexpr std::size_t collective_streams = 4;
 
-/// How many streams a lane has for links at most; beyond that, links share them.
+/// How many streams a lane has for links at most; beyond that, links share them. A device's copies
+/// to several others share its copy engine: in several streams it does a bit of each in turn, and
+/// all that is between 4 devices then takes a third longer than in one (docs/performance.md). So
+/// what has nothing to wait for joins the stream of another link that is at work.
 inline constexpr std::size_t peer_streams = 8;
 
 /// @thread the functions for clients: any; what is for operations: the lane itself
@@ -205,6 +208,14 @@ private:
     std::deque<part*> in_flight;
     part* continuing = nullptr; // issues piece by piece, and the stream is its own meanwhile
     clock::time_point not_done_since{}; // the one that is asked for its predecessors, too
+    // Of a link's, since nothing was in flight:
+    std::uint64_t largest_bytes = 0;
+    bool waits = false; // something came that had to wait for others
+  };
+  /// The way to another device. All that it has in flight is in one stream.
+  struct link {
+    std::size_t stream = SIZE_MAX; // its own, or another link's
+    std::size_t in_flight = 0;
   };
   enum class verdict : std::uint8_t { held, gone };
   static constexpr auto first_collective = static_cast<std::size_t>(stream_kind::collective);
@@ -216,18 +227,22 @@ private:
   std::span<const lane_stream> collective_range() const noexcept {
     return {streams_.data() + first_collective, collective_streams};
   }
-  static std::size_t index_of(const part& p) noexcept {
+  std::span<const lane_stream> peer_range() const noexcept {
+    return {streams_.data() + first_peer, peer_streams};
+  }
+  std::size_t index_of(const part& p) const noexcept {
     if (p.tenant != nullptr)
       return p.tenant->stream;
-    return p.stream == stream_kind::peer ? index_of_peer(p.peer)
+    return p.stream == stream_kind::peer ? links_[link_of(p.peer)].stream
                                          : static_cast<std::size_t>(p.stream);
   }
-  static std::size_t index_of_peer(int peer) noexcept {
-    return first_peer + static_cast<std::size_t>(peer) % peer_streams;
+  static std::size_t link_of(int peer) noexcept {
+    return static_cast<std::size_t>(peer) % peer_streams;
   }
   lane_stream& stream_of(const part& p) noexcept { return streams_[index_of(p)]; }
   const lane_stream& stream_of(const part& p) const noexcept { return streams_[index_of(p)]; }
   std::size_t choose_stream(const stream_tenant& who) const noexcept;
+  std::size_t choose_peer_stream(const part& p) const noexcept;
   caf::error wait_for_what_is_before(part& p);
 
   void run() noexcept;
@@ -240,6 +255,7 @@ private:
   void revive();
   void publish();
   void forget_streams() noexcept;
+  void part_links() noexcept;
   bool serve_control();
   bool take_inbox() noexcept;
   bool issue_ready();
@@ -265,6 +281,7 @@ private:
   /// One part less is to be issued.
   void note_left() noexcept { set(left_, left_.load(std::memory_order_relaxed) + 1); }
   void note_started(lane_stream& s) noexcept;
+  void enter_link(const part& p) noexcept;
   void leave_flight(part& p) noexcept;
   void finish(part& p, std::int64_t now) noexcept;
   void skip(part& p) noexcept;
@@ -292,6 +309,7 @@ private:
   lane_owner& owner_;
   device_properties properties_;
   std::array<lane_stream, first_peer + peer_streams> streams_;
+  std::array<link, peer_streams> links_;
   std::vector<lane_stream*> made_;   // of them; the rest can follow
   std::size_t continuing_ = 0;       // how many of them have a part that continues
   std::size_t collectives_made_ = 0; // the first ones

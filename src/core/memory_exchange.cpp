@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <random>
 #include <string>
 
 namespace troupe::detail {
@@ -18,12 +17,6 @@ namespace {
 /// What a process may have borrowed of another one, or be about to be told: nobody needs more, and
 /// what nobody gives back is not without bounds.
 constexpr std::size_t most_loans = 1u << 16;
-
-/// Numbers of a process that is gone are none of the next one's.
-std::uint64_t random_number() {
-  std::random_device source;
-  return (std::uint64_t{source()} << 32) ^ source();
-}
 
 caf::error claim_error(errc code, int device, std::string detail) {
   failure why;
@@ -42,7 +35,8 @@ bool is_plausible(const gpu_token& x) noexcept {
 
 } // namespace
 
-memory_exchange::memory_exchange(runtime& owner) : owner_(owner), last_number_(random_number()) {}
+/// Numbers of a process that is gone are none of the next one's: nodes are random.
+memory_exchange::memory_exchange(runtime& owner) : owner_(owner), last_number_(owner.node()) {}
 
 /// `f`, if the runtime is still there.
 template <class F> auto memory_exchange::later(F f) {

@@ -65,13 +65,7 @@ std::vector<std::byte> to_note(const memory_note& x) {
   to.put(x.number);
   switch (x.what) {
   case memory_note::kind::claim:
-    to.put(x.token.node);
-    to.put(x.token.device);
-    to.put(x.token.buffer);
-    to.put(x.token.generation);
-    to.put(x.token.type);
-    to.put(x.token.offset);
-    to.put(x.token.count);
+    to.put(x.token);
     to.put(x.mode);
     break;
   case memory_note::kind::lent:
@@ -95,13 +89,7 @@ std::optional<memory_note> memory_note_of(std::span<const std::byte> note) {
   x.number = from.get<std::uint64_t>();
   switch (x.what) {
   case memory_note::kind::claim:
-    x.token.node = from.get<std::uint64_t>();
-    x.token.device = from.get<std::int32_t>();
-    x.token.buffer = from.get<std::uint64_t>();
-    x.token.generation = from.get<std::uint64_t>();
-    x.token.type = from.get<dtype>();
-    x.token.offset = from.get<std::uint64_t>();
-    x.token.count = from.get<std::uint64_t>();
+    x.token = from.get<gpu_token>();
     x.mode = from.get<access_mode>();
     if (!is_mode(x.mode))
       from.fail();

@@ -90,6 +90,12 @@ failure operation::describe(errc code, std::string detail) const {
   return result;
 }
 
+std::uint64_t operation::size_bytes() const noexcept {
+  return element_type_ == flight_entry::no_type
+             ? 0
+             : elements_ * size_of(static_cast<dtype>(element_type_));
+}
+
 flight_entry operation::record_of(const part& p) const noexcept {
   flight_entry result;
   result.operation = number_;

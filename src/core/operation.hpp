@@ -247,6 +247,8 @@ public:
   virtual const void* waits_for() const { return nullptr; }
   /// Its parts go to the lanes now.
   void submitted();
+  /// How much it moves; 0 if it said nothing of that.
+  std::uint64_t size_bytes() const noexcept;
   bool on_lanes() const noexcept { return on_lanes_.load(std::memory_order_relaxed); }
   /// `successor` uses what this writes: it settles after this, and if it `reads` it fails when this
   /// fails.

@@ -4,6 +4,10 @@
 #include "core/world_core.hpp"
 
 #include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
 #include <utility>
 
 namespace troupe::detail {
@@ -15,6 +19,32 @@ bool is_there(const std::shared_ptr<communicator>& x) noexcept { return x && x->
 bool prepares_standbys(const world_limits& x, std::size_t ranks) noexcept {
   return x.standby == standby_policy::full || (x.standby == standby_policy::survivors && ranks > 1);
 }
+
+/// The ranks whose spares are there, as they come, or why one is not.
+class arrivals {
+public:
+  void add(std::size_t rank, caf::error why) {
+    {
+      std::lock_guard lock{mutex_};
+      come_.emplace_back(rank, std::move(why));
+    }
+    condition_.notify_one();
+  }
+  /// Waits for it.
+  std::pair<std::size_t, caf::error> next() {
+    std::unique_lock lock{mutex_};
+    condition_.wait(lock, [this] { return !come_.empty(); });
+    auto result = std::move(come_.front());
+    come_.pop_front();
+    return result;
+  }
+
+private:
+  std::mutex mutex_;
+  std::condition_variable condition_;
+  std::deque<std::pair<std::size_t, caf::error>> come_;
+};
+
 } // namespace
 
 bool world_core::has_standby_for_each() const noexcept {
@@ -52,14 +82,25 @@ void world_core::prepare_for_loss(std::function<void(const caf::error&)> done) {
 }
 
 caf::error world_core::prepare_for_loss(std::uint64_t first_epoch, std::uint64_t membership) {
-  if (on_loss_ == loss_policy::failover)
-    for (auto& x : lanes_)
-      if (auto error = runtime_->backend().provide_spare(x->state().ordinal()))
-        return error;
   const auto with_standbys = prepares_standbys(limits_, size());
-  for (std::size_t k = 0; with_standbys && k < size(); ++k)
-    if (auto error = build_standby(first_epoch + k, membership, k))
-      return error;
+  // What needs only spares that are there is built while the others start.
+  arrivals spares;
+  std::vector<std::jthread> starts;
+  for (std::size_t k = 0; k < size(); ++k)
+    if (on_loss_ == loss_policy::failover)
+      starts.emplace_back([&, k] {
+        spares.add(k, runtime_->backend().provide_spare(lanes_[k]->state().ordinal()));
+      });
+    else
+      spares.add(k, {});
+  caf::error error;
+  for (std::size_t i = 0; i < size(); ++i) {
+    const auto [k, why] = spares.next();
+    if (!error)
+      error = why || !with_standbys ? why : build_standby(first_epoch + k, membership, k);
+  }
+  if (error)
+    return error;
   std::lock_guard lock{order_mutex()};
   if (membership != membership_ || (with_standbys && !has_standby_for_each()))
     return make_error(errc::unavailable, "a device or a spare was lost meanwhile");

@@ -12,6 +12,8 @@
 #include <atomic>
 #include <cstddef>
 #include <memory>
+#include <mutex>
+#include <utility>
 #include <vector>
 
 namespace troupe::testing {
@@ -355,6 +357,146 @@ public:
 private:
   asking_device::state& state_;
 };
+
+/// Where copies to other devices went.
+class link_streams {
+public:
+  void note(int peer, stream_view on) {
+    std::lock_guard lock{mutex_};
+    all_.emplace_back(peer, on.native);
+  }
+  /// That of the last copy to `peer`; null: there was none.
+  void* last_to(int peer) const {
+    std::lock_guard lock{mutex_};
+    auto i = std::find_if(all_.rbegin(), all_.rend(), [=](auto& x) { return x.first == peer; });
+    return i == all_.rend() ? nullptr : i->second;
+  }
+  std::size_t count() const {
+    std::lock_guard lock{mutex_};
+    return all_.size();
+  }
+
+private:
+  mutable std::mutex mutex_;
+  std::vector<std::pair<int, void*>> all_;
+};
+
+class noting_device final : public forwarding_device {
+public:
+  noting_device(std::unique_ptr<backend_device> inner, link_streams& streams)
+      : forwarding_device(std::move(inner)), streams_(streams) {}
+  caf::error copy_peer(void* to, int to_device, const void* from, int from_device,
+                       std::size_t size_bytes, stream_view on) noexcept override {
+    streams_.note(to_device, on);
+    return inner_->copy_peer(to, to_device, from, from_device, size_bytes, on);
+  }
+
+private:
+  link_streams& streams_;
+};
+
+class noting_backend final : public forwarding_backend {
+public:
+  noting_backend() : forwarding_backend(make_host_backend({.devices = 4})) {}
+  caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
+    return open_as<noting_device>(ordinal, streams);
+  }
+
+  link_streams streams;
+};
+
+/// Device 0 copies to the others, and the first copy to device 1 stands still.
+class LinkStreams : public ::testing::Test {
+protected:
+  LinkStreams() {
+    for (int i = 3; i >= 0; --i) {
+      auto op = std::make_shared<connect_peers_operation>(
+          i == 0 ? std::vector{1, 2, 3} : std::vector{0}, [](const peer_findings&) {});
+      start(op, i);
+      must(answer_of(op));
+    }
+    source_ = filled(7);
+    plan_->add({.kind = fault::hang, .on = verb::copy_peer, .device = 0});
+    first_ = copy_to(1, source_);
+    EXPECT_TRUE(plan_->wait_injected(fault::hang, 1, patience));
+  }
+
+  template <class Op> void start(const std::shared_ptr<Op>& op, int device = 0) {
+    op->parts()[0].on = system_.lane(device).get();
+    system_.runtime()->start(op);
+  }
+  any_gpu_ref filled(int value) {
+    auto ref = allocate_bytes(system_.device(0), size);
+    must(answer_of(system_.device(0).fill(ref, {static_cast<std::byte>(value)}, {})));
+    return ref;
+  }
+  std::shared_ptr<peer_copy_operation> copy_to(int device, const any_gpu_ref& source) {
+    auto op = std::make_shared<peer_copy_operation>(
+        allocate_bytes(system_.device(device), source.size_bytes()), source, 0, 1);
+    op->deadline = detail::clock::now() + patience;
+    start(op);
+    return op;
+  }
+  /// The stream of a copy to `device`, which is the `n`th of all.
+  void* stream_of(int device, std::size_t n) {
+    EXPECT_TRUE(eventually([&] { return streams().count() >= n; }));
+    return streams().last_to(device);
+  }
+  link_streams& streams() { return backend_->streams; }
+
+  std::shared_ptr<noting_backend> backend_ = std::make_shared<noting_backend>();
+  std::shared_ptr<fault_plan> plan_ = std::make_shared<fault_plan>();
+  core_system system_{{.plan = plan_, .backend = backend_}};
+  any_gpu_ref source_;
+  std::shared_ptr<peer_copy_operation> first_;
+};
+
+// A device has one engine for its copies to others.
+TEST_F(LinkStreams, CopiesOfOneSizeComeOneAfterTheOther) {
+  auto second = copy_to(2, source_);
+  auto third = copy_to(3, source_);
+  auto stream = stream_of(3, 3);
+  EXPECT_EQ(stream, streams().last_to(1));
+  EXPECT_EQ(stream, streams().last_to(2));
+  // What a link has in flight stays in one stream: order relies on it.
+  auto small = copy_to(2, must(source_.slice(0, 1)));
+  EXPECT_EQ(stream_of(2, 4), stream);
+  EXPECT_FALSE(second->answered());
+  plan_->release();
+  for (auto& op : {first_, second, third, small})
+    EXPECT_TRUE(is_ok(answer_of(op)));
+  // The next one finds nothing to join.
+  EXPECT_TRUE(is_ok(answer_of(copy_to(2, source_))));
+  EXPECT_NE(stream_of(2, 5), stream);
+}
+
+TEST_F(LinkStreams, ASmallCopyWaitsForNoLargeOneToAnotherDevice) {
+  EXPECT_TRUE(is_ok(answer_of(copy_to(2, must(source_.slice(0, size - 1))))));
+  EXPECT_NE(stream_of(2, 2), streams().last_to(1));
+  EXPECT_FALSE(first_->answered());
+  plan_->release();
+  EXPECT_TRUE(is_ok(answer_of(first_)));
+}
+
+TEST_F(LinkStreams, WhatWaitsStandsInNobodysWay) {
+  auto other = filled(1);
+  gate work;
+  auto kernel = std::make_shared<detail::launch_operation>(
+      work.in_stream(), std::vector<any_gpu_ref>{}, std::vector{other});
+  start(kernel);
+  work.wait_reached();
+  auto waiting = copy_to(2, other);
+  EXPECT_NE(stream_of(2, 2), streams().last_to(1));
+  // Nor does anybody join it.
+  plan_->release();
+  EXPECT_TRUE(is_ok(answer_of(first_)));
+  EXPECT_TRUE(is_ok(answer_of(copy_to(3, source_))));
+  EXPECT_NE(stream_of(3, 3), streams().last_to(2));
+  EXPECT_FALSE(waiting->answered());
+  work.open();
+  EXPECT_TRUE(is_ok(answer_of(kernel)));
+  EXPECT_TRUE(is_ok(answer_of(waiting)));
+}
 
 TEST(RemoteOrdering, ALaneThatAsksAnotherProcessHoldsUpNoOtherLane) {
   asking_device::state asks;
