@@ -30,6 +30,9 @@ constexpr std::chrono::microseconds poll_patience{100};
 constexpr std::chrono::microseconds settle_patience{10};
 /// How many parts are issued before the lane looks at completions again.
 constexpr int issue_batch = 16;
+/// Copies to several devices from this size on come one behind the other. What is smaller would
+/// gain nothing by that.
+constexpr std::uint64_t long_copy_bytes = 1 << 20;
 
 std::int64_t nanoseconds(clock::time_point x) { return x.time_since_epoch().count(); }
 
@@ -524,17 +527,20 @@ std::size_t lane::choose_stream(const stream_tenant& who) const noexcept {
 }
 
 /// That of its link while something of it is there: what comes after that relies on it. Else one
-/// where another link is at work, unless it would wait there for more than it does itself.
+/// where another link is at work, if that takes long, unless it would wait there for more than it
+/// does itself.
 std::size_t lane::choose_peer_stream(const part& p) const noexcept {
   auto& own = links_[link_of(p.peer)];
   const auto index = first_peer + link_of(p.peer);
   if (own.in_flight != 0)
     return own.stream;
-  if (!streams_[index].in_flight.empty() || !nothing_before(p))
+  const auto size = p.of->size_bytes();
+  if (size < long_copy_bytes || !streams_[index].in_flight.empty() || !nothing_before(p))
     return index;
   auto all = peer_range();
   auto at_work = std::find_if(all.begin(), all.end(), [&](const lane_stream& s) {
-    return !s.in_flight.empty() && !s.waits && s.largest_bytes <= p.of->size_bytes();
+    return !s.in_flight.empty() && !s.waits && s.largest_bytes <= size &&
+           s.largest_bytes >= long_copy_bytes;
   });
   return at_work == all.end() ? index
                               : first_peer + static_cast<std::size_t>(at_work - all.begin());

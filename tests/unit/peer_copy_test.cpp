@@ -408,6 +408,8 @@ public:
 /// Device 0 copies to the others, and the first copy to device 1 stands still.
 class LinkStreams : public ::testing::Test {
 protected:
+  static constexpr std::size_t size = std::size_t{1} << 21;
+
   LinkStreams() {
     for (int i = 3; i >= 0; --i) {
       auto op = std::make_shared<connect_peers_operation>(
@@ -476,6 +478,20 @@ TEST_F(LinkStreams, ASmallCopyWaitsForNoLargeOneToAnotherDevice) {
   EXPECT_FALSE(first_->answered());
   plan_->release();
   EXPECT_TRUE(is_ok(answer_of(first_)));
+}
+
+TEST_F(LinkStreams, SmallCopiesGoBesideEachOther) {
+  plan_->release();
+  EXPECT_TRUE(is_ok(answer_of(first_)));
+  plan_->add({.kind = fault::hang, .on = verb::copy_peer, .device = 0});
+  auto standing = copy_to(1, must(source_.slice(0, 100)));
+  EXPECT_TRUE(plan_->wait_injected(fault::hang, 2, patience));
+  EXPECT_TRUE(is_ok(answer_of(copy_to(2, must(source_.slice(0, 100))))));
+  EXPECT_NE(stream_of(2, 3), streams().last_to(1));
+  EXPECT_TRUE(is_ok(answer_of(copy_to(3, source_)))); // nor does a large one wait behind it
+  EXPECT_FALSE(standing->answered());
+  plan_->release();
+  EXPECT_TRUE(is_ok(answer_of(standing)));
 }
 
 TEST_F(LinkStreams, WhatWaitsStandsInNobodysWay) {
