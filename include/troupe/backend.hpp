@@ -375,6 +375,11 @@ public:
   [[nodiscard]] virtual caf::expected<communicator_ranks>
   build(const communicator_id& id, int size, std::span<const local_rank> ranks) noexcept = 0;
 
+  /// Nobody wants what meets by `id`: who waits for others in `build`, or `connect`s what was
+  /// built, gives up with errc::unavailable as soon as it can. To be called in all processes that
+  /// have ranks of it, and where the id was made. NCCL waits for a rank that never comes for good.
+  virtual void call_off(const communicator_id& id) noexcept { static_cast<void>(id); }
+
   /// Ends a communicator in the middle of whatever it does, but `symmetric` calls, which are over;
   /// all its local ranks at once, and its windows. No thread is in a call on it. Blocks.
   /// @thread a reaper; never a lane

@@ -926,6 +926,8 @@ public:
     return inner_->link(from, to);
   }
 
+  void call_off(const communicator_id& id) noexcept override { inner_->call_off(id); }
+
   caf::expected<communicator_id> make_communicator_id() noexcept override {
     return inner_->make_communicator_id();
   }

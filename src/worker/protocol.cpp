@@ -113,6 +113,8 @@ std::string_view to_string(control x) noexcept {
     return "tell";
   case control::told:
     return "told";
+  case control::call_off:
+    return "call_off";
   }
   return "unknown";
 }

@@ -152,6 +152,7 @@ enum class control : std::uint16_t {
   hand_over,            ///< communicator_key, then bytes for the program that has it from now on
   tell,                 ///< bytes for the programs
   told,                 ///< from the worker, without a number or an answer: bytes of its programs
+  call_off,             ///< communicator_id: nobody wants what is built by it
 };
 
 std::string_view to_string(control x) noexcept;

@@ -103,8 +103,15 @@ struct assembly {
   }
 };
 
-/// Nothing else ends a rank whose build waits for one that has failed. It keeps nothing of a worker
-/// that ends meanwhile.
+/// Tells all workers, of which one is where they meet.
+void call_off_in_workers(const communicator_id& id,
+                         std::span<const std::shared_ptr<worker_link>> links) {
+  for (auto& x : links)
+    x->request(control::call_off, bytes_of(id), std::nullopt, [](const reply&) {});
+}
+
+/// A rank whose build waits for one that has failed may not hear that it is called off. It keeps
+/// nothing of a worker that ends meanwhile.
 void end_those_that_hang(const std::shared_ptr<assembly>& all,
                          const std::vector<std::weak_ptr<worker_link>>& links, fair_limit left,
                          std::chrono::nanoseconds limit) {
@@ -221,7 +228,8 @@ worker_backend::build(const communicator_id&, int size,
   }
   all->answers.wait_for_success(left);
   if (auto why = all->answers.first_error()) {
-    all->end(); // the others may wait for the one that failed
+    all->end();
+    call_off_in_workers(*id, links); // they may wait for the one that failed
     if (build_limit_.count() != 0 && !all->answers.missing().empty())
       std::thread{end_those_that_hang, all,
                   std::vector<std::weak_ptr<worker_link>>{links.begin(), links.end()}, left,

@@ -655,6 +655,13 @@ void worker_service::serve_control(const control_head& head, std::span<const std
       answer(head, error, bytes_of(key));
     });
   }
+  case control::call_off: {
+    const auto id = reader.get<communicator_id>();
+    if (!reader.ok())
+      break;
+    executes_->call_off(id);
+    return answer(head, {});
+  }
   case control::abort:
   case control::destroy: {
     const auto key = reader.get<communicator_key>();

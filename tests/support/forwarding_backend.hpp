@@ -114,6 +114,7 @@ public:
   caf::expected<peer_link> link(int from, int to) noexcept override {
     return inner_->link(from, to);
   }
+  void call_off(const communicator_id& id) noexcept override { inner_->call_off(id); }
   caf::expected<communicator_id> make_communicator_id() noexcept override {
     return inner_->make_communicator_id();
   }

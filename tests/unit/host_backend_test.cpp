@@ -972,6 +972,25 @@ TEST(HostCommunicator, IsBuiltAndUsedByAThreadForEachRank) {
     x.join();
 }
 
+TEST(HostCommunicator, IsCalledOffWhileItWaitsForARank) {
+  const auto backend = make_host_backend({.devices = 2});
+  const auto id = must(backend->make_communicator_id());
+  const local_rank mine{0, 0};
+  std::atomic<bool> over{false};
+  caf::error why;
+  std::thread builder{[&] {
+    const auto built = backend->build(id, 2, {&mine, 1});
+    why = built ? caf::error{} : built.error();
+    over = true;
+  }};
+  while (!over) { // it may not wait yet
+    backend->call_off(id);
+    std::this_thread::yield();
+  }
+  builder.join();
+  EXPECT_TRUE(has_code(why, errc::unavailable));
+}
+
 TEST(HostCommunicator, RejectsWhatCannotBeBuilt) {
   const auto backend = make_host_backend({.devices = 2});
   const auto id = must(backend->make_communicator_id());

@@ -19,6 +19,7 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -604,6 +605,38 @@ TEST(HostTransportBuild, FailsWhenItsHubGoes) {
   EXPECT_TRUE(has_code(err, errc::nccl_error));
   const auto late = other->build(id, 2, {&mine, 1});
   EXPECT_TRUE(has_code(late, errc::nccl_error));
+}
+
+TEST(HostTransportBuild, IsCalledOffWhereItsRanksMeet) {
+  const auto hub = make_host_backend({.devices = 2, .listen_address = here});
+  const auto other = make_host_backend({.devices = 1});
+  const auto id = must(hub->make_communicator_id());
+  const auto later = must(hub->make_communicator_id());
+  const local_rank mine{0, 0};
+  auto waiting = std::async(std::launch::async, [&] { return other->build(id, 2, {&mine, 1}); });
+  ASSERT_TRUE(wait_for_a_rank(id, 3));
+  other->call_off(id); // nobody meets there
+  EXPECT_TRUE(wait_for_a_rank(id, 3));
+  hub->call_off(id);
+  EXPECT_TRUE(has_code(waiting.get(), errc::unavailable));
+  const local_rank second{1, 0};
+  EXPECT_TRUE(has_code(other->build(id, 2, {&second, 1}), errc::unavailable));
+  hub->call_off(later); // before anybody has come
+  EXPECT_TRUE(has_code(other->build(later, 2, {&mine, 1}), errc::unavailable));
+}
+
+TEST(HostTransportBuild, WhatIsWholeIsNotCalledOff) {
+  const auto host = make_host_backend({.devices = 2, .listen_address = here});
+  const auto id = must(host->make_communicator_id());
+  const std::array<local_rank, 2> ranks{{{0, 0}, {1, 1}}};
+  auto built = must(host->build(id, 2, ranks));
+  host->call_off(id);
+  const auto another = must(host->make_communicator_id());
+  auto next = must(host->build(another, 2, ranks)); // the hub has heard it by now
+  for (auto& x : built)
+    EXPECT_TRUE(is_ok(x->asynchronous_error()));
+  EXPECT_TRUE(is_ok(host->destroy(std::move(built))));
+  EXPECT_TRUE(is_ok(host->destroy(std::move(next))));
 }
 
 TEST(HostTransportBuild, SaysWhichAddressIsNone) {

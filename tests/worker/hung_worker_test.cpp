@@ -284,13 +284,27 @@ TEST(HungWorker, InABuildEndsIt) {
   pair.build_again();
 }
 
-/// The worker of the other rank fails at once, and this one waits for it.
+/// The worker of the other rank fails at once, and this one, where they meet, waits for it.
+TEST(HungWorker, ThatWaitsForARankThatHasFailedIsCalledOff) {
+  building_pair pair{1s};
+  const auto other = watch_of(pair.ids.at(0));
+  send_signal(pair.ids.at(1), SIGSTOP);
+  auto built = std::async(std::launch::async, [&] { return pair.build(); });
+  EXPECT_EQ(built.wait_for(200ms), std::future_status::timeout);
+  send_signal(pair.ids.at(1), SIGKILL);
+  EXPECT_TRUE(has_code(built.get(), errc::worker_lost));
+  pair.build_again();
+  EXPECT_FALSE(is_ready(other, 2s)) << "it was well, and had nothing to wait for any more";
+}
+
+/// The same, but this one does not hear that it is called off.
 TEST(HungWorker, ThatWaitsForARankThatHasFailedIsKilledToo) {
   building_pair pair{1s};
   const auto other = watch_of(pair.ids.at(0));
   send_signal(pair.ids.at(1), SIGSTOP);
   auto built = std::async(std::launch::async, [&] { return pair.build(); });
   EXPECT_EQ(built.wait_for(200ms), std::future_status::timeout);
+  send_signal(pair.ids.at(0), SIGSTOP);
   send_signal(pair.ids.at(1), SIGKILL);
   EXPECT_TRUE(has_code(built.get(), errc::worker_lost));
   EXPECT_TRUE(is_ready(other, 10s)) << "it waits for ever";

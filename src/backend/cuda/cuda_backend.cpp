@@ -11,7 +11,12 @@
 #include <driver_types.h>
 #include <nccl.h>
 
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <deque>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,6 +25,32 @@
 namespace troupe {
 
 namespace {
+
+/// Which communicators are wanted, of the last that were built here or called off.
+class wanted_list {
+public:
+  std::shared_ptr<const std::atomic<bool>> unwanted(const communicator_id& id) {
+    return find_or_add(id);
+  }
+  void call_off(const communicator_id& id) { find_or_add(id)->store(true); }
+
+private:
+  static constexpr std::size_t most = 256;
+
+  std::shared_ptr<std::atomic<bool>> find_or_add(const communicator_id& id) {
+    std::lock_guard lock{mutex_};
+    const auto i = std::find_if(last_.begin(), last_.end(),
+                                [&](const auto& x) { return x.first.bytes == id.bytes; });
+    if (i != last_.end())
+      return i->second;
+    if (last_.size() == most)
+      last_.pop_front();
+    return last_.emplace_back(id, std::make_shared<std::atomic<bool>>(false)).second;
+  }
+
+  std::mutex mutex_;
+  std::deque<std::pair<communicator_id, std::shared_ptr<std::atomic<bool>>>> last_;
+};
 
 class cuda_backend final : public backend {
 public:
@@ -56,8 +87,12 @@ public:
 
   caf::expected<communicator_ranks> build(const communicator_id& id, int size,
                                           std::span<const local_rank> ranks) noexcept override {
-    return detail::build_communicator(id, size, ranks, devices_, driver_);
+    return detail::no_throw([&] {
+      return detail::build_communicator(id, size, ranks, devices_, driver_, wanted_.unwanted(id));
+    });
   }
+
+  void call_off(const communicator_id& id) noexcept override { wanted_.call_off(id); }
 
   caf::error abort(communicator_ranks ranks) noexcept override {
     return detail::abort_communicator(std::move(ranks));
@@ -118,6 +153,7 @@ private:
   }
 
   const int devices_;
+  wanted_list wanted_;
   const detail::shared_driver_access driver_ = std::make_shared<detail::driver_access>();
 };
 

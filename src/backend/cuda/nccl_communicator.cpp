@@ -68,6 +68,10 @@ caf::error failed(errc code, std::string detail, const local_rank* where = nullp
   return make_error(std::move(x));
 }
 
+caf::error not_wanted() {
+  return failed(errc::unavailable, "the communicator is not wanted any more");
+}
+
 /// Waits for a call that NCCL goes on with in the background, as NCCL_COMM_BLOCKING=0 in the
 /// environment makes all of them.
 ncclResult_t settle(ncclComm_t communicator, ncclResult_t code) noexcept {
@@ -146,7 +150,8 @@ caf::expected<unique_stream_memory> make_memory(int device, std::size_t bytes) n
 
 /// A rank with all that it needs but NCCL's handle.
 caf::expected<std::unique_ptr<nccl_communicator>> prepare(const local_rank& where, int size,
-                                                          const shared_driver_access& driver) {
+                                                          const shared_driver_access& driver,
+                                                          const shared_flag& unwanted) {
   if (auto err = driver->check(where.device))
     return err;
   if (auto err = check(select_device(where.device), "cudaSetDevice", where.device))
@@ -163,7 +168,7 @@ caf::expected<std::unique_ptr<nccl_communicator>> prepare(const local_rank& wher
   if (!scratch)
     return scratch.error();
   return std::make_unique<nccl_communicator>(where, size, *float8, std::move(*own),
-                                             std::move(*scratch), driver);
+                                             std::move(*scratch), driver, unwanted);
 }
 
 /// Makes the handles in one group; after an error those that are not null are to be aborted.
@@ -397,22 +402,30 @@ caf::error nccl_communicator::connect(stream_view stream, connect_scope what) no
     return err;
   auto* const memory = static_cast<std::byte*>(scratch_.get().pointer);
   const auto on = detail::native(stream);
-  auto synchronize = [&] {
-    return check(cudaStreamSynchronize(on), "cudaStreamSynchronize", device());
-  };
   if (!collectives_connected_)
     if (auto err = warm_up_collectives(memory, on))
       return err;
   collectives_connected_ = true;
   if (what == connect_scope::collectives)
-    return synchronize();
+    return wait_connected(on);
   unique_stream_memory scratch{{scratch_.release().pointer, on}, device()};
   if (auto err = warm_up_groups(memory, on))
     return err;
   if (auto err = warm_up_pairs(memory, on))
     return err;
-  scratch.reset(); // so that the synchronization gives it back to CUDA
-  return synchronize();
+  scratch.reset(); // in the stream: CUDA has it back before the wait is over
+  return wait_connected(on);
+}
+
+caf::error nccl_communicator::wait_connected(cudaStream_t stream) const noexcept {
+  for (;;) {
+    const auto code = cudaStreamQuery(stream);
+    if (code != cudaErrorNotReady)
+      return check(code, "cudaStreamQuery", device());
+    if (unwanted_->load(std::memory_order_relaxed))
+      return no_throw([&] { return not_wanted(); });
+    std::this_thread::yield();
+  }
 }
 
 caf::error nccl_communicator::warm_up_collectives(std::byte* scratch,
@@ -986,13 +999,16 @@ caf::expected<communicator_id> make_nccl_id() noexcept {
 caf::expected<communicator_ranks> build_communicator(const communicator_id& id, int size,
                                                      std::span<const local_rank> ranks,
                                                      int device_count,
-                                                     const shared_driver_access& driver) noexcept {
+                                                     const shared_driver_access& driver,
+                                                     const shared_flag& unwanted) noexcept {
   return no_throw([&]() -> caf::expected<communicator_ranks> {
     if (auto err = check_ranks(size, ranks, device_count))
       return err;
+    if (unwanted->load(std::memory_order_relaxed))
+      return not_wanted();
     communicator_ranks result;
     for (const auto& where : ranks) {
-      auto rank = prepare(where, size, driver);
+      auto rank = prepare(where, size, driver, unwanted);
       if (!rank)
         return rank.error();
       result.push_back(std::move(*rank));

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -76,15 +77,19 @@ private:
   bool open_;
 };
 
+using shared_flag = std::shared_ptr<const std::atomic<bool>>;
+
 class nccl_communicator final : public backend_communicator {
 public:
   /// A rank without NCCL's handle yet.
   /// @shape float8: whether float8 types can be reduced; own: of `own_bytes`, zeros, for barriers;
-  ///        scratch: for `connect`
+  ///        scratch: for `connect`; unwanted: whether that is to give up
   nccl_communicator(const local_rank& where, int size, bool float8, unique_stream_memory own,
-                    unique_stream_memory scratch, shared_driver_access driver) noexcept
-      : driver_(std::move(driver)), own_(std::move(own)), handle_(nullptr, where.device),
-        scratch_(std::move(scratch)), rank_(where.rank), size_(size), float8_(float8) {}
+                    unique_stream_memory scratch, shared_driver_access driver,
+                    shared_flag unwanted) noexcept
+      : driver_(std::move(driver)), unwanted_(std::move(unwanted)), own_(std::move(own)),
+        handle_(nullptr, where.device), scratch_(std::move(scratch)), rank_(where.rank),
+        size_(size), float8_(float8) {}
   /// Aborts what nobody ended, while the driver may be called.
   ~nccl_communicator() override;
 
@@ -158,7 +163,11 @@ private:
   /// The failure of a call that gave `code`; none if it is, or becomes, ncclSuccess.
   caf::error outcome(ncclResult_t code, const char* api) noexcept;
 
+  /// Waits for what is in the stream, as long as anybody wants it.
+  caf::error wait_connected(cudaStream_t stream) const noexcept;
+
   const shared_driver_access driver_;
+  const shared_flag unwanted_;
   unique_stream_memory own_; ///< outlives the work of `handle_`
   unique_communicator handle_;
   unique_stream_memory scratch_; ///< until everything is connected
@@ -177,7 +186,8 @@ caf::expected<communicator_id> make_nccl_id() noexcept;
 caf::expected<communicator_ranks> build_communicator(const communicator_id& id, int size,
                                                      std::span<const local_rank> ranks,
                                                      int device_count,
-                                                     const shared_driver_access& driver) noexcept;
+                                                     const shared_driver_access& driver,
+                                                     const shared_flag& unwanted) noexcept;
 caf::error abort_communicator(communicator_ranks ranks) noexcept;
 caf::error destroy_communicator(communicator_ranks ranks) noexcept;
 

@@ -33,6 +33,7 @@ struct assembly {
   std::shared_ptr<host_group> group;
   std::vector<bool> taken;  ///< by rank
   std::vector<int> devices; ///< of the ranks that have come
+  bool unwanted = false;
   bool complete() const noexcept { return devices.size() == taken.size(); }
 };
 
@@ -107,10 +108,27 @@ public:
       assemblies_.erase(id.bytes);
       complete_.notify_all();
     } else {
-      complete_.wait(lock, [&] { return mine->complete(); });
+      complete_.wait(lock, [&] { return mine->complete() || mine->unwanted; });
+      if (!mine->complete())
+        return fail(errc::unavailable, -1, "the communicator is not wanted any more");
     }
     return communicators(std::vector<std::shared_ptr<host_transport>>(ranks.size(), mine->group),
                          ranks);
+  }
+
+  void call_off(const communicator_id& id) noexcept override {
+    std::lock_guard lock{mutex_};
+    if (const auto where = invitation_of(id)) {
+      if (hub_ && hub_->has_invited(*where))
+        hub_->call_off(where->group);
+      return;
+    }
+    const auto found = assemblies_.find(id.bytes);
+    if (found == assemblies_.end())
+      return;
+    found->second->unwanted = true;
+    assemblies_.erase(found);
+    complete_.notify_all();
   }
 
   caf::error abort(communicator_ranks ranks) noexcept override {

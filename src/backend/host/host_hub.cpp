@@ -127,10 +127,23 @@ hub_invitation host_hub::invite() noexcept {
   return {.secret = secret_, .group = next_++, .hub = address_};
 }
 
+bool host_hub::has_invited(const hub_invitation& x) const noexcept {
+  return is_same(x.secret, secret_);
+}
+
+void host_hub::call_off(std::uint64_t group) noexcept {
+  {
+    std::lock_guard lock{unwanted_mutex_};
+    unwanted_.push_back(group);
+  }
+  wake_.signal();
+}
+
 void host_hub::run() noexcept {
   pthread_setname_np(pthread_self(), "troupe.hub");
   while (!stopped_ || !guests_.empty()) {
     serve();
+    call_off_unwanted();
     if (stopping_ && !stopped_)
       stop_all();
     for (auto i = guests_.begin(); i != guests_.end();) {
@@ -442,10 +455,28 @@ void host_hub::misbehaved(guest& x, const char* how) noexcept {
   call_off(*met, why);
 }
 
-void host_hub::call_off(meeting& x, const caf::error& why) noexcept {
-  called_off_.emplace(x.number, why);
+void host_hub::call_off_unwanted() noexcept {
+  std::vector<std::uint64_t> all;
+  {
+    std::lock_guard lock{unwanted_mutex_};
+    all.swap(unwanted_);
+  }
+  const auto why = fail(errc::unavailable, -1, "the communicator is not wanted any more");
+  for (const auto group : all)
+    if (const auto i = meetings_.find(group); i == meetings_.end())
+      remember(group, why);
+    else if (const auto met = i->second; !met->group)
+      call_off(*met, why);
+}
+
+void host_hub::remember(std::uint64_t group, const caf::error& why) {
+  called_off_.emplace(group, why);
   if (called_off_.size() > most_called_off)
     called_off_.erase(called_off_.begin());
+}
+
+void host_hub::call_off(meeting& x, const caf::error& why) noexcept {
+  remember(x.number, why);
   const auto guests = x.guests;
   for (auto* each : guests)
     if (each)

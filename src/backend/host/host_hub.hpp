@@ -16,6 +16,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -40,6 +41,10 @@ public:
 
   /// Invites the ranks of one more communicator.
   hub_invitation invite() noexcept;
+  /// Is it one of its own?
+  bool has_invited(const hub_invitation& x) const noexcept;
+  /// A communicator that it has invited to, and which is not whole yet, never will be.
+  void call_off(std::uint64_t group) noexcept;
 
 private:
   using clock = std::chrono::steady_clock;
@@ -106,8 +111,10 @@ private:
 
   caf::error join(guest& x);
   void open(meeting& x) noexcept;
+  void call_off_unwanted() noexcept;
   /// Ends it before all ranks have come.
   void call_off(meeting& x, const caf::error& why) noexcept;
+  void remember(std::uint64_t group, const caf::error& why);
   /// Sends it away with the reason.
   void dismiss(guest& x, const caf::error& why) noexcept;
   /// Waits for the end of its side, for a while.
@@ -121,6 +128,8 @@ private:
   std::array<std::byte, 32> secret_{};
   std::atomic<std::uint64_t> next_{1};
   std::atomic<bool> stopping_{false};
+  std::mutex unwanted_mutex_;
+  std::vector<std::uint64_t> unwanted_; ///< groups that are to be called off
 
   // Only of the thread.
   bool stopped_ = false;
