@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace troupe::testing {
@@ -33,7 +34,10 @@ template <class T> T from_bytes(const std::vector<std::uint8_t>& bytes) {
 class ProgramsTest : public ::testing::Test {
 protected:
   void start(int devices, world_program what, world_limits limits = {}) {
-    system_.emplace(in_worker_processes(devices));
+    start(in_worker_processes(devices), std::move(what), limits);
+  }
+  void start(system_options where, world_program what, world_limits limits = {}) {
+    system_.emplace(std::move(where));
     self_.emplace(system_->get());
     world_config config;
     config.limits = limits;

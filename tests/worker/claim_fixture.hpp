@@ -1,0 +1,116 @@
+/// Memory that a worker's program and its parent lend each other, by tokens.
+#pragma once
+
+#include "worker/memory_keeper.hpp"
+#include "worker/program_fixture.hpp"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <utility>
+
+namespace troupe::testing {
+
+/// A world whose ranks keep memory, and the device of one of them.
+class ClaimTest : public ProgramsTest {
+protected:
+  using verb = keeper_order::verb;
+
+  /// `rank`: the one that is told and asked, if no other is named
+  void begin(system_options where, int rank) {
+    rank_ = rank;
+    start(std::move(where), memory_keeper());
+    ASSERT_TRUE(until([this] { return view_.phase == world_phase::ready; }));
+    device_.emplace(system_->open(rank_));
+  }
+  void TearDown() override {
+    ref_ = {};
+    device_.reset();
+    ProgramsTest::TearDown();
+  }
+
+  keeper_outcome tell(const keeper_order& x, int rank) {
+    const auto before = reports_.size();
+    detail::send(*self_, actor_, program_message{rank, bytes_from(x)});
+    EXPECT_TRUE(until([&] { return reports_.size() > before; }));
+    return reports_.size() > before ? from_bytes<keeper_outcome>(reports_.back().bytes)
+                                    : keeper_outcome{errc::internal, {}, 0};
+  }
+  keeper_outcome tell(const keeper_order& x) { return tell(x, rank_); }
+  keeper_outcome tell(verb what, bool mine = true, float value = 0) {
+    return tell({.what = what, .mine = mine, .value = value});
+  }
+  /// The token of the program's memory, filled.
+  gpu_token theirs(float value, std::chrono::nanoseconds grace = 10s) {
+    auto offered = tell({.what = verb::offer, .grace_ns = grace.count()});
+    EXPECT_EQ(offered.code, errc{});
+    EXPECT_EQ(tell(verb::fill, true, value).code, errc{});
+    return offered.token;
+  }
+  /// The parent has it.
+  caf::error claim(const gpu_token& token, access_mode mode = access_mode::read) {
+    auto got = device_->claim<float>(token, mode);
+    if (!got)
+      return got.error();
+    ref_ = *got;
+    return {};
+  }
+  float value() { return must(value_of(*device_, ref_)); }
+  caf::error fill(float value) { return error_of(device_->fill(ref_, value).wait()); }
+  /// That something was given back is told in a moment.
+  ::testing::AssertionResult comes_to(verb what, errc code, bool mine = true) {
+    const auto until = std::chrono::steady_clock::now() + patience;
+    auto got = tell(what, mine);
+    while (got.code != code && std::chrono::steady_clock::now() < until)
+      got = tell(what, mine);
+    if (got.code == code)
+      return ::testing::AssertionSuccess();
+    return ::testing::AssertionFailure() << "it is " << to_string(got.code);
+  }
+
+  int rank_ = 0;
+  std::optional<device> device_;
+  gpu_ref<float> ref_;
+};
+
+/// Devices whose programs are in processes of one kind.
+class claim_place {
+public:
+  virtual ~claim_place() = default;
+  /// Outlives it.
+  virtual system_options system(int devices) = 0;
+  /// The ordinal of the first of the devices.
+  virtual int first() const noexcept = 0;
+};
+
+struct claim_place_kind {
+  std::string name;
+  std::function<std::unique_ptr<claim_place>()> make;
+
+  friend std::ostream& operator<<(std::ostream& out, const claim_place_kind& x) {
+    return out << x.name;
+  }
+};
+
+/// What holds wherever the program is: each binary says where its programs are.
+class Claim : public ClaimTest, public ::testing::WithParamInterface<claim_place_kind> {
+protected:
+  void begin(int devices = 1) {
+    place_ = GetParam().make();
+    ClaimTest::begin(place_->system(devices), place_->first());
+  }
+  void TearDown() override {
+    ClaimTest::TearDown();
+    system_.reset();
+  }
+
+private:
+  std::unique_ptr<claim_place> place_;
+};
+
+} // namespace troupe::testing
