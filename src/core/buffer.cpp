@@ -102,11 +102,6 @@ void buffer::mark_indeterminate(const wound& x) {
   wounded_.store(!wounds_.empty(), std::memory_order_release);
 }
 
-std::vector<buffer::wound> buffer::wounds_in(std::size_t begin, std::size_t end) const {
-  std::lock_guard lock{wounds_mutex_};
-  return cut(wounds_, begin, end);
-}
-
 std::vector<buffer::wound> buffer::heal(std::size_t begin, std::size_t end) {
   if (whole())
     return {};

@@ -134,8 +134,6 @@ public:
   caf::error check_readable(std::size_t begin, std::size_t end) const;
   /// The first cause of each byte stays.
   void mark_indeterminate(const wound& x);
-  /// Those in [begin, end), cut to it.
-  std::vector<wound> wounds_in(std::size_t begin, std::size_t end) const;
   /// [begin, end) is wholly written again: gives the wounds that this heals, cut to the range.
   std::vector<wound> heal(std::size_t begin, std::size_t end);
 

@@ -140,7 +140,7 @@ void memory_exchange::lend_over(loan which, const lend_operation& how) {
       refuse(which.first, which.second, std::move(why));
     return;
   }
-  auto lease = std::make_unique<memory_lease>(how.memory(), how.mode());
+  auto lease = std::make_unique<memory_lease>(how.ref().memory(), how.mode());
   any_gpu_ref what;
   {
     std::lock_guard lock{mutex_};

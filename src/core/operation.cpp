@@ -161,6 +161,14 @@ void operation::heals(const std::shared_ptr<buffer>& memory, const buffer::wound
   healed_.push_back({memory, x});
 }
 
+std::vector<buffer::wound> operation::half_written_before(const buffer& memory) const {
+  std::vector<buffer::wound> result;
+  for (auto& x : healed_)
+    if (x.memory.get() == &memory)
+      result.push_back(x.wound);
+  return result;
+}
+
 bool operation::claim_issue(part& p) noexcept {
   // Either this sees that somebody tries to withdraw it, or he sees this.
   p.claimed.store(true);

@@ -369,6 +369,8 @@ protected:
   virtual void on_success() noexcept {}
   /// Whoever asked for it knows that all of it is done.
   void tell_all(bool told) noexcept { all_told_.store(told, std::memory_order_release); }
+  /// What was half-written of `memory` before it, where it writes. In `on_success`.
+  std::vector<buffer::wound> half_written_before(const buffer& memory) const;
   /// For the record: what it moves or makes.
   void of_elements(std::uint64_t count, dtype type) noexcept {
     elements_ = count;

@@ -410,10 +410,7 @@ lend_operation::lend_operation(any_gpu_ref ref, access_mode mode)
   add_use(use_of(ref_, reads(mode), writes(mode)));
 }
 
-/// As something that writes it heals what it does not write.
 caf::error lend_operation::on_admit() {
-  if (writes(mode_))
-    wounds_ = ref_.memory()->wounds_in(ref_.offset(), ref_.offset() + ref_.size_bytes());
   take(*ref_.memory(), mode_);
   return {};
 }
@@ -421,7 +418,10 @@ caf::error lend_operation::on_admit() {
 /// What comes before stands in its stream.
 caf::expected<issue_outcome> lend_operation::issue(part&, lane&) { return issue_outcome::enqueued; }
 
-void lend_operation::before_answer(const caf::error&) noexcept {
+/// It counts as something that writes, and would heal what others left half-written before it; but
+/// to lend writes nothing.
+void lend_operation::on_success() noexcept {
+  wounds_ = half_written_before(*ref_.memory());
   for (auto& x : wounds_)
     ref_.memory()->mark_indeterminate(x);
 }

@@ -180,13 +180,13 @@ public:
   lend_operation(any_gpu_ref ref, access_mode mode);
   caf::error on_admit() override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
-  const std::shared_ptr<buffer>& memory() const noexcept { return ref_.memory(); }
+  const any_gpu_ref& ref() const noexcept { return ref_; }
   access_mode mode() const noexcept { return mode_; }
   /// What is half-written of the memory, where it is to be written.
   const std::vector<buffer::wound>& wounds() const noexcept { return wounds_; }
 
 protected:
-  void before_answer(const caf::error& error) noexcept override;
+  void on_success() noexcept override;
   void on_settled() noexcept override;
 
 private:

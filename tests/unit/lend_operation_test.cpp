@@ -1,0 +1,144 @@
+/// Memory on its way to another process: what is half-written of it stays so.
+#include "core/buffer.hpp"
+#include "core/operations.hpp"
+#include "support/core_fixture.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+namespace troupe {
+
+namespace {
+
+using detail::lend_operation;
+using detail::memory_lease;
+
+using testing::allocate_bytes;
+using testing::answer_of;
+using testing::core_system;
+using testing::failing_work;
+using testing::gate;
+using testing::has_code;
+using testing::is_ok;
+using testing::must;
+using testing::settles;
+
+constexpr std::size_t size = 64;
+
+std::shared_ptr<lend_operation> lend(const core_system& system, const any_gpu_ref& memory,
+                                     access_mode mode) {
+  auto result = std::make_shared<lend_operation>(memory, mode);
+  result->parts()[0].on = system.lane().get();
+  result->deadline = detail::clock::now() + testing::patience;
+  system.runtime()->start(result);
+  return result;
+}
+
+/// A lane that does nothing until it is let go.
+class held_up {
+public:
+  explicit held_up(const core_system& system)
+      : last_(system.device().launch(gate_.on_lane(), {}, {}, {})) {
+    gate_.wait_reached();
+  }
+  void let_go() {
+    gate_.open();
+    EXPECT_TRUE(is_ok(answer_of(last_)));
+  }
+
+private:
+  gate gate_;
+  std::shared_ptr<detail::completion> last_;
+};
+
+TEST(LendOperation, TellsWhatIsHalfWrittenOfThePart) {
+  core_system system;
+  auto memory = allocate_bytes(system.device(), size);
+  memory.memory()->mark_indeterminate({8, 24, make_error(errc::launch_failed, "on purpose")});
+  const auto lent = lend(system, must(memory.slice(16, 16)), access_mode::write);
+  ASSERT_TRUE(is_ok(answer_of(lent)));
+  ASSERT_EQ(lent->wounds().size(), 1u);
+  EXPECT_EQ(lent->wounds()[0].begin, 16u);
+  EXPECT_EQ(lent->wounds()[0].end, 24u);
+  EXPECT_TRUE(has_code(lent->wounds()[0].cause, errc::launch_failed));
+  EXPECT_TRUE(has_code(memory.memory()->check_determinate(8, 16), errc::indeterminate));
+  EXPECT_TRUE(has_code(memory.memory()->check_determinate(16, 24), errc::indeterminate));
+}
+
+TEST(LendOperation, TellsWhatAWriterBeforeItLeavesHalfWritten) {
+  core_system system;
+  const auto memory = allocate_bytes(system.device(), size);
+  held_up lane{system};
+  auto writer = system.device().launch(failing_work(), {}, {must(memory.slice(4, 8))}, {});
+  const auto lent = lend(system, memory, access_mode::write); // nobody knows yet that it fails
+  lane.let_go();
+  EXPECT_TRUE(has_code(answer_of(writer), errc::launch_failed));
+  ASSERT_TRUE(is_ok(answer_of(lent)));
+  ASSERT_EQ(lent->wounds().size(), 1u);
+  EXPECT_EQ(lent->wounds()[0].begin, 4u);
+  EXPECT_EQ(lent->wounds()[0].end, 12u);
+  EXPECT_TRUE(has_code(memory.memory()->check_determinate(0, size), errc::indeterminate));
+  EXPECT_TRUE(is_ok(memory.memory()->check_determinate(12, size)));
+}
+
+TEST(LendOperation, ToReadFailsBehindAWriterThatFails) {
+  core_system system;
+  const auto memory = allocate_bytes(system.device(), size);
+  for (auto mode : {access_mode::read, access_mode::read_write}) {
+    ASSERT_TRUE(is_ok(answer_of(system.device().fill(memory, std::vector<std::byte>(1), {}))));
+    held_up lane{system};
+    auto writer = system.device().launch(failing_work(), {}, {memory}, {});
+    const auto lent = lend(system, memory, mode);
+    lane.let_go();
+    EXPECT_TRUE(has_code(answer_of(writer), errc::launch_failed));
+    EXPECT_TRUE(has_code(answer_of(lent), errc::launch_failed));
+    ASSERT_TRUE(settles(*lent));
+    EXPECT_TRUE(has_code(memory.memory()->check_determinate(0, size), errc::indeterminate));
+  }
+}
+
+TEST(LendOperation, ThatIsTakenBackLeavesWhatItWas) {
+  core_system system;
+  const auto memory = allocate_bytes(system.device(), size);
+  memory.memory()->mark_indeterminate({8, 24, make_error(errc::launch_failed, "on purpose")});
+  held_up lane{system};
+  const auto lent = lend(system, memory, access_mode::write);
+  lent->cancel();
+  EXPECT_TRUE(has_code(answer_of(lent), errc::cancelled));
+  lane.let_go();
+  ASSERT_TRUE(settles(*lent));
+  EXPECT_TRUE(has_code(memory.memory()->check_determinate(8, 24), errc::indeterminate));
+  EXPECT_TRUE(is_ok(memory.memory()->check_determinate(24, size)));
+  EXPECT_TRUE(is_ok(answer_of(lend(system, memory, access_mode::write)))); // nobody has it
+}
+
+TEST(LendOperation, LeavesItToTheOtherProcessUntilTheLeaseGoes) {
+  core_system system;
+  const auto memory = allocate_bytes(system.device(), size);
+  const auto fill = [&] {
+    return answer_of(system.device().fill(memory, std::vector<std::byte>(1), {}));
+  };
+  for (auto mode : {access_mode::read, access_mode::write, access_mode::read_write}) {
+    const auto lent = lend(system, memory, mode);
+    ASSERT_TRUE(is_ok(answer_of(lent)));
+    {
+      const memory_lease lease{lent->ref().memory(), lent->mode()};
+      EXPECT_TRUE(has_code(fill(), errc::buffer_acquired));
+      const auto again = lend(system, memory, access_mode::read);
+      if (mode == access_mode::read) {
+        EXPECT_TRUE(is_ok(answer_of(again)));
+        const memory_lease other{again->ref().memory(), again->mode()};
+      } else {
+        EXPECT_TRUE(has_code(answer_of(again), errc::buffer_acquired));
+      }
+    }
+    EXPECT_TRUE(is_ok(fill()));
+  }
+}
+
+} // namespace
+
+} // namespace troupe
