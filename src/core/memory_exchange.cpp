@@ -237,6 +237,9 @@ memory_exchange::answer memory_exchange::claim(const std::shared_ptr<device_stat
       self.give_back(device, number, {});
   }));
   do_soon(device, [device, note](memory_exchange& self) {
+    // What ended before is given back already, and would be lent for ever.
+    if (!self.is_claimed(note.number))
+      return;
     auto error = self.owner_.tell(device, to_note(note));
     if (!error)
       return;
@@ -263,6 +266,11 @@ memory_exchange::answer memory_exchange::resolve(answer to, const device_state& 
     to->answer({});
   }
   return to;
+}
+
+bool memory_exchange::is_claimed(std::uint64_t number) {
+  std::lock_guard lock{mutex_};
+  return claims_.contains(number);
 }
 
 std::optional<memory_exchange::claimed> memory_exchange::take_claim(std::uint64_t number) {

@@ -78,6 +78,7 @@ private:
   };
 
   answer resolve(answer to, const device_state& on, const gpu_token& token);
+  bool is_claimed(std::uint64_t number);
   /// None: it is answered, or about to be.
   std::optional<claimed> take_claim(std::uint64_t number);
   void borrow(const memory_note& note);
