@@ -62,6 +62,9 @@ constexpr std::size_t size_of(dtype x) noexcept {
   return 0;
 }
 
+/// Is there such a type? A number that came from elsewhere may be none.
+constexpr bool is_dtype(dtype x) noexcept { return size_of(x) != 0; }
+
 /// How a collective combines the ranks' elements, in an order of the ranks that is not specified.
 /// Integers wrap; their `avg` divides the wrapped sum and drops the fraction. Floating-point `sum`
 /// and `prod` round after each step (NCCL sometimes less often); `avg` multiplies each rank's

@@ -95,9 +95,8 @@ caf::expected<any_gpu_ref> any_gpu_ref::resolve(const gpu_token& token) {
   if (memory->generation() != token.generation || memory->stale())
     return refuse("the token names memory of an earlier life of the device");
   // Every part of the token is the sender's word.
-  auto size =
-      static_cast<std::uint8_t>(token.type) < std::size(all_dtypes) ? size_of(token.type) : 0;
-  if (size == 0 || token.offset % size != 0 || token.offset > memory->size_bytes() ||
+  auto size = size_of(token.type);
+  if (!is_dtype(token.type) || token.offset % size != 0 || token.offset > memory->size_bytes() ||
       token.count > (memory->size_bytes() - token.offset) / size)
     return refuse("the token reaches outside the memory that it names");
   return any_gpu_ref{std::move(memory), token.type, token.offset, token.count};

@@ -7,7 +7,6 @@
 #include "core/runtime.hpp"
 
 #include <algorithm>
-#include <iterator>
 #include <string>
 
 namespace troupe::detail {
@@ -28,9 +27,7 @@ caf::error claim_error(errc code, int device, std::string detail) {
 }
 
 bool is_plausible(const gpu_token& x) noexcept {
-  if (static_cast<std::size_t>(x.type) >= std::size(all_dtypes))
-    return false;
-  return x.count <= SIZE_MAX / size_of(x.type);
+  return is_dtype(x.type) && x.count <= SIZE_MAX / size_of(x.type);
 }
 
 } // namespace

@@ -483,7 +483,7 @@ std::shared_ptr<operation_of<world_buffers>> world_core::allocate(dtype type, st
         error)
       return refused_operation<world_buffers>(verb, std::move(error));
   }
-  if (size_of(type) == 0 || count > SIZE_MAX / size_of(type)) {
+  if (!is_dtype(type) || count > SIZE_MAX / size_of(type)) {
     failure why;
     why.code = errc::out_of_memory;
     why.verb = verb;

@@ -30,7 +30,7 @@ std::vector<launch_memory> get_memory(wire_reader& from) {
     auto* address = at(from.get<std::uint64_t>());
     const auto count = from.get<std::uint64_t>();
     const auto type = from.get<dtype>();
-    if (size_of(type) == 0 || count > SIZE_MAX / size_of(type))
+    if (!is_dtype(type) || count > SIZE_MAX / size_of(type))
       from.fail();
     result.push_back({address, count, type});
   }
@@ -168,7 +168,7 @@ bool get(wire_reader& from, received_call& to) {
       *counts = from.get_all<std::size_t>();
     x.plan = &to.plan;
   }
-  if (x.what > collective_kind::barrier || size_of(x.type) == 0 || x.op > reduce_op::premul_sum ||
+  if (x.what > collective_kind::barrier || !is_dtype(x.type) || x.op > reduce_op::premul_sum ||
       x.count > SIZE_MAX / size_of(x.type))
     from.fail();
   return from.ok();

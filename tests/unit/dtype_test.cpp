@@ -3,10 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <ios>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <random>
@@ -61,6 +63,13 @@ TEST(DtypeNames, RefusesOthers) {
   for (const std::string_view name : {"", "float3", "float322", "Float32", " int8", "unknown"})
     EXPECT_EQ(dtype_from_string(name), std::nullopt) << name;
   EXPECT_EQ(to_string(static_cast<dtype>(99)), "unknown");
+}
+
+TEST(Dtype, IsOneOfThoseThatThereAre) {
+  for (int number = 0; number < 256; ++number) {
+    const auto x = static_cast<dtype>(number);
+    EXPECT_EQ(is_dtype(x), std::ranges::find(all_dtypes, x) != std::end(all_dtypes)) << number;
+  }
 }
 
 TEST(ReduceOpNames, RoundTrip) {

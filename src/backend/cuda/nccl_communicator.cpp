@@ -695,7 +695,7 @@ const char* nccl_communicator::complaint(const collective_call& call) const noex
   default:
     return "no such kind of collective";
   }
-  if (size_of(call.type) == 0)
+  if (!is_dtype(call.type))
     return "no such dtype";
   if (has_peer(call.what) && (call.peer < 0 || call.peer >= size_))
     return "a peer or root that is no rank";
