@@ -6,6 +6,7 @@
 /// TROUPE_CHAOS_SEED=n takes that seed, TROUPE_CHAOS_EVENTS=n makes so many events for each policy.
 
 #include "support/control_timer.hpp"
+#include "support/eventually.hpp"
 #include "support/expect.hpp"
 #include "support/load.hpp"
 #include "support/reference.hpp"
@@ -164,14 +165,6 @@ bool more_of_a_kind(const std::map<std::string, std::size_t>& now,
     const auto i = before.find(x.first);
     return x.second > (i != before.end() ? i->second : 0);
   });
-}
-
-/// Waits for something that nobody tells of.
-template <class F> bool comes_true(F f, std::chrono::nanoseconds limit = patience) {
-  for (stopwatch watch; watch.elapsed() < limit; std::this_thread::sleep_for(1ms))
-    if (f())
-      return true;
-  return f();
 }
 
 // -- which worker has a device
@@ -708,7 +701,7 @@ private:
   void go_on() {
     for (auto& x : worlds_) {
       const auto from = x->right.load();
-      if (!comes_true([&] { return x->right != from || complaints() != 0; }))
+      if (!eventually([&] { return x->right != from || complaints() != 0; }))
         throw std::runtime_error("world " + x->over.status().name + " does not go on");
     }
   }
@@ -730,12 +723,12 @@ private:
       });
     }
     const auto want = static_cast<std::size_t>(devices + policy_.spares);
-    if (!comes_true([&] { return children().size() == want; }))
+    if (!eventually([&] { return children().size() == want; }))
       throw std::runtime_error(std::to_string(children().size()) + " workers, not " +
                                std::to_string(want));
     auto result = footprint_now();
     // What ended workers leave to do is done by threads that come and go.
-    comes_true(
+    eventually(
         [&] {
           const auto now = footprint_now();
           const bool same = now.threads == result.threads && now.descriptors == result.descriptors;
@@ -774,7 +767,7 @@ private:
       complaints_.insert(std::to_string(open_) + " requests have no answer");
     lock.unlock();
     for (auto& x : worlds_)
-      if (!comes_true([&] {
+      if (!eventually([&] {
             try {
               return static_cast<bool>(works(x->over));
             } catch (const std::exception&) { // a device that is not back yet
@@ -804,14 +797,14 @@ private:
 
   void check_left_over(const footprint& before, std::size_t memory_before,
                        const std::set<std::string>& named_before) {
-    EXPECT_TRUE(comes_true([] { return children().empty(); }, at_once)) << "a process is left";
-    EXPECT_TRUE(comes_true([&] { return memory_descriptors() <= memory_before; }, at_once))
+    EXPECT_TRUE(eventually([] { return children().empty(); }, at_once)) << "a process is left";
+    EXPECT_TRUE(eventually([&] { return memory_descriptors() <= memory_before; }, at_once))
         << memory_descriptors() << " pieces of shared memory are left, before there were "
         << memory_before;
-    EXPECT_TRUE(comes_true(
+    EXPECT_TRUE(eventually(
         [&] { return !more_of_a_kind(footprint_now().descriptors, before.descriptors); }, at_once))
         << "descriptors are left";
-    EXPECT_TRUE(comes_true([&] { return footprint_now().threads <= before.threads; }, at_once))
+    EXPECT_TRUE(eventually([&] { return footprint_now().threads <= before.threads; }, at_once))
         << "threads are left";
     for (auto& x : named_memory()) // others have some of theirs there
       if (x.find("troupe") != std::string::npos) {

@@ -5,6 +5,7 @@
 #include "core/device_core.hpp"
 #include "core/operation.hpp"
 #include "core/runtime.hpp"
+#include "support/eventually.hpp"
 #include "support/expect.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/testing/fault_plan.hpp>
@@ -101,17 +102,6 @@ inline caf::error answer_of(const std::shared_ptr<detail::completion>& x) {
     return make_error(errc::internal, "no answer");
   }
   return x->error();
-}
-
-/// Blocks until `condition` holds, which another thread is about to bring about.
-template <class F>::testing::AssertionResult eventually(F condition) {
-  const auto until = detail::clock::now() + patience;
-  while (!condition()) {
-    if (detail::clock::now() > until)
-      return ::testing::AssertionFailure() << "it never came";
-    std::this_thread::yield();
-  }
-  return ::testing::AssertionSuccess();
 }
 
 /// Blocks until the operation is settled.

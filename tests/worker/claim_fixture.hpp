@@ -1,6 +1,7 @@
 /// Memory that a worker's program and its parent lend each other, by tokens.
 #pragma once
 
+#include "support/eventually.hpp"
 #include "worker/memory_keeper.hpp"
 #include "worker/program_fixture.hpp"
 
@@ -64,13 +65,9 @@ protected:
   caf::error fill(float value) { return error_of(device_->fill(ref_, value).wait()); }
   /// That something was given back is told in a moment.
   ::testing::AssertionResult comes_to(verb what, errc code, bool mine = true) {
-    const auto until = std::chrono::steady_clock::now() + patience;
-    auto got = tell(what, mine);
-    while (got.code != code && std::chrono::steady_clock::now() < until)
-      got = tell(what, mine);
-    if (got.code == code)
-      return ::testing::AssertionSuccess();
-    return ::testing::AssertionFailure() << "it is " << to_string(got.code);
+    errc got{};
+    auto came = eventually([&] { return (got = tell(what, mine).code) == code; });
+    return came ? came : came << ": it is " << to_string(got);
   }
 
   int rank_ = 0;

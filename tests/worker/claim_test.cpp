@@ -96,12 +96,12 @@ TEST_P(Claim, KeepsAResetAway) {
   ASSERT_EQ(tell({.what = verb::claim, .token = own.any().token()}).code, errc{});
   EXPECT_TRUE(has_code(answer_of(device_->reset()), errc::buffer_acquired));
   tell(verb::drop, false);
-  const auto begin = std::chrono::steady_clock::now();
-  auto done = answer_of(device_->reset());
-  while (code_of(error_of(done)) == errc::buffer_acquired &&
-         std::chrono::steady_clock::now() - begin < patience)
-    done = answer_of(device_->reset());
-  EXPECT_TRUE(is_ok(done));
+  caf::error refused;
+  EXPECT_TRUE(eventually([&] {
+    refused = error_of(answer_of(device_->reset()));
+    return code_of(refused) != errc::buffer_acquired;
+  }));
+  EXPECT_TRUE(is_ok(refused));
   // A program's device is its parent's to reset.
   EXPECT_EQ(tell(verb::reset).code, errc::not_supported);
 }
@@ -161,10 +161,9 @@ TEST_P(Claim, OffersEndWithTheirTime) {
   token = must(device_->offer(ref_, 100ms));
   EXPECT_NE(must(answer_of(device_->stats())).free_bytes, before);
   ref_ = {};
-  const auto begin = std::chrono::steady_clock::now();
-  while (any_gpu_ref::resolve(token))
-    ASSERT_LT(std::chrono::steady_clock::now() - begin, patience);
-  EXPECT_GE(std::chrono::steady_clock::now() - begin, 90ms);
+  const stopwatch watch;
+  ASSERT_TRUE(eventually([&] { return !any_gpu_ref::resolve(token); }));
+  EXPECT_GE(watch.elapsed(), 90ms);
   EXPECT_EQ(tell({.what = verb::claim, .token = token}).code, errc::stale_ref);
 }
 
@@ -178,10 +177,12 @@ TEST_P(Claim, TakesOneOffer) {
     EXPECT_EQ(value(), 9);
     ref_ = {};
   }
-  const auto begin = std::chrono::steady_clock::now();
-  auto last = claim(token);
-  for (; !last && std::chrono::steady_clock::now() - begin < patience; last = claim(token))
-    ref_ = {}; // the lease before may not have ended yet
+  caf::error last;
+  EXPECT_TRUE(eventually([&] { // the lease before may not have ended yet
+    last = claim(token);
+    ref_ = {};
+    return static_cast<bool>(last);
+  }));
   EXPECT_TRUE(has_code(last, errc::stale_ref));
 }
 
@@ -208,12 +209,12 @@ TEST_P(Claim, LeavesHalfWrittenWhatFailed) {
             errc{});
   EXPECT_EQ(tell(verb::fail, false).code, errc::launch_failed);
   tell(verb::drop, false);
-  const auto begin = std::chrono::steady_clock::now();
-  auto read = value_of(*device_, own);
-  while (code_of(error_of(read)) == errc::buffer_acquired &&
-         std::chrono::steady_clock::now() - begin < patience)
-    read = value_of(*device_, own);
-  EXPECT_TRUE(has_code(read, errc::indeterminate));
+  caf::error refused;
+  EXPECT_TRUE(eventually([&] {
+    refused = error_of(value_of(*device_, own));
+    return code_of(refused) != errc::buffer_acquired;
+  }));
+  EXPECT_TRUE(has_code(refused, errc::indeterminate));
   EXPECT_EQ(must(value_of(*device_, must(own.slice(0, 10)))), 1);
   EXPECT_EQ(must(value_of(*device_, must(own.slice(15, elements - 15)))), 1);
 }

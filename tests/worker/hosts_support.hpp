@@ -3,6 +3,7 @@
 #pragma once
 
 #include "support/child_process.hpp"
+#include "support/eventually.hpp"
 #include "support/world_fixture.hpp"
 #include "worker/certificates.hpp"
 #include <troupe/worker.hpp>
@@ -14,7 +15,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <sys/types.h>
@@ -139,13 +139,8 @@ inline bool is_gone(pid_t process) {
 
 /// For EXPECT_TRUE: it is no more before `limit` is over.
 inline ::testing::AssertionResult goes(pid_t process, std::chrono::nanoseconds limit) {
-  const stopwatch watch;
-  while (!is_gone(process)) {
-    if (watch.elapsed() > limit)
-      return ::testing::AssertionFailure() << "process " << process << " is still there";
-    std::this_thread::sleep_for(std::chrono::milliseconds{2}); // nobody tells of it
-  }
-  return ::testing::AssertionSuccess();
+  auto went = eventually([&] { return is_gone(process); }, limit);
+  return went ? went : went << ": process " << process << " is still there";
 }
 
 /// A host's connection with the parent that is cut, and mended.
