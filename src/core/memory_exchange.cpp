@@ -114,8 +114,7 @@ void memory_exchange::lend(int to, const memory_note& note) {
   {
     std::lock_guard lock{mutex_};
     auto& all = lent_[to];
-    is_new =
-        all.size() < most_loans && all.emplace(note.number, lent{*what, note.mode, how, {}}).second;
+    is_new = all.size() < most_loans && all.emplace(note.number, lent{how, {}}).second;
   }
   if (!is_new)
     return refuse(to, note.number,
@@ -137,18 +136,16 @@ void memory_exchange::lend_over(loan which, const lend_operation& how) {
       refuse(which.first, which.second, std::move(why));
     return;
   }
-  auto lease = std::make_unique<memory_lease>(how.ref().memory(), how.mode());
-  any_gpu_ref what;
+  auto& what = how.ref();
+  auto lease = std::make_unique<memory_lease>(what.memory(), how.mode());
   {
     std::lock_guard lock{mutex_};
     auto& all = lent_[which.first];
-    if (auto i = all.find(which.second); i != all.end()) {
-      what = i->second.what;
-      i->second.lease = std::move(lease);
-    }
+    auto i = all.find(which.second);
+    if (i == all.end())
+      return; // nobody wants it any more
+    i->second.lease = std::move(lease);
   }
-  if (!what)
-    return; // nobody wants it any more
   take_offer(what);
   memory_note reply;
   reply.what = memory_note::kind::lent;
@@ -179,12 +176,13 @@ void memory_exchange::take_back(loan which, const std::vector<wound>& wounds) {
     return;
   if (!x->lease)
     return x->how->cancel(); // or it is over, and `lend_over` will find that nobody wants it
-  if (x->mode == access_mode::read)
+  if (x->how->mode() == access_mode::read)
     return;
   // Who had it knows best.
-  auto& memory = *x->what.memory();
-  const auto begin = x->what.offset();
-  const auto size = x->what.size_bytes();
+  auto& what = x->how->ref();
+  auto& memory = *what.memory();
+  const auto begin = what.offset();
+  const auto size = what.size_bytes();
   memory.heal(begin, begin + size);
   for (auto w : wounds) {
     w.end = std::min(w.end, size);
@@ -418,7 +416,7 @@ void memory_exchange::drop_stale(const caf::error& why) {
         claims.push_back(x.to);
     for (auto& [ordinal, all] : lent_)
       for (auto i = all.begin(); i != all.end();)
-        if (auto now = i++; now->second.what.stale()) {
+        if (auto now = i++; now->second.how->ref().stale()) {
           loans.push_back(std::move(now->second));
           all.erase(now);
         }

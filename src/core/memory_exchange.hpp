@@ -58,8 +58,6 @@ private:
   };
   /// Is the other process's, or about to be.
   struct lent {
-    any_gpu_ref what;
-    access_mode mode = access_mode::read;
     std::shared_ptr<lend_operation> how;
     std::unique_ptr<memory_lease> lease; ///< once it is
   };
