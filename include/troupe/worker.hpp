@@ -35,8 +35,9 @@ struct worker_settings {
   /// those that have a limit of their own.
   std::chrono::nanoseconds call_limit = std::chrono::seconds{30};
   /// For a rank's part in the building of a communicator; after it the building fails, and workers
-  /// whose ranks are not built are killed. Those that wait for a rank that was lost are told before,
-  /// and end it; but nothing else ends it where NCCL waits for one that never came. 0: none.
+  /// whose ranks are not built are killed. Those that wait for a rank that was lost are told
+  /// before, and end it; but nothing else ends it where NCCL waits for one that never came. 0:
+  /// none.
   std::chrono::nanoseconds build_limit = std::chrono::seconds{60};
 };
 
