@@ -50,7 +50,7 @@ inline constexpr std::size_t collective_streams = 4;
 /// How many streams a lane has for links at most; beyond that, links share them. A device's copies
 /// to several others share its copy engine: in several streams it does a bit of each in turn, and
 /// all that is between 4 devices then takes a third longer than in one (docs/performance.md). So
-/// what has nothing to wait for joins the stream of another link that is at work.
+/// what takes long, and has nothing to wait for, joins the stream of another link that is at work.
 inline constexpr std::size_t peer_streams = 8;
 
 /// @thread the functions for clients: any; what is for operations: the lane itself
