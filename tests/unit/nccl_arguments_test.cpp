@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <initializer_list>
 #include <limits>
@@ -63,7 +64,8 @@ protected:
   stream_view stream_{memory_.data()};
   exchange_plan plan_{{1, 2, 3, 4}, {0, 1, 3, 6}, {4, 2, 1, 0}, {0, 4, 6, 7}};
   detail::shared_driver_access driver_ = std::make_shared<detail::driver_access>();
-  detail::nccl_communicator rank_{{rank, 0}, ranks, true, {}, {}, driver_};
+  detail::shared_flag unwanted_ = std::make_shared<const std::atomic<bool>>(false);
+  detail::nccl_communicator rank_{{rank, 0}, ranks, true, {}, {}, driver_, unwanted_};
 };
 
 } // namespace
@@ -229,7 +231,7 @@ TEST_F(NcclArguments, OfNothingDoNothing) {
 }
 
 TEST_F(NcclArguments, OfFloat8AreReducedOnNewDevicesOnly) {
-  detail::nccl_communicator old{{rank, 0}, ranks, false, {}, {}, driver_};
+  detail::nccl_communicator old{{rank, 0}, ranks, false, {}, {}, driver_, unwanted_};
   for (const auto type : {dtype::float8_e4m3, dtype::float8_e5m2})
     for (const auto what : reducing) {
       auto call = right(what);
@@ -250,7 +252,7 @@ TEST_F(NcclArguments, ReachNobodyOnceTheDriverIsNotToBeCalled) {
   for (int i = 0; i < ranks; ++i) {
     auto nowhere = [this] { return detail::unique_stream_memory{{memory_.data(), nullptr}, 0}; };
     auto x = std::make_unique<detail::nccl_communicator>(local_rank{i, i}, ranks, true, nowhere(),
-                                                         nowhere(), driver_);
+                                                         nowhere(), driver_, unwanted_);
     x->adopt(reinterpret_cast<ncclComm_t>(memory_.data()));
     all.push_back(std::move(x));
   }
