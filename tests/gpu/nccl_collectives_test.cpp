@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -533,8 +534,13 @@ TEST_F(NcclGroups, AreOpenedWhereTheyAreNeeded) {
 TEST_F(NcclGroups, EndWhenACallFails) {
   must(at(0).device->bind());
   // Without NCCL's handle.
-  detail::nccl_communicator nowhere{{0, 0}, 2,  true,
-                                    {},     {}, std::make_shared<detail::driver_access>()};
+  detail::nccl_communicator nowhere{{0, 0},
+                                    2,
+                                    true,
+                                    {},
+                                    {},
+                                    std::make_shared<detail::driver_access>(),
+                                    std::make_shared<const std::atomic<bool>>(false)};
   const auto begun = detail::group_count::begun();
   const collective_call exchange{
       .what = kind::all_to_all, .send = at(0).send, .recv = at(0).recv, .count = 8};
