@@ -840,13 +840,12 @@ void lane::put_in_flight(part& p) {
   auto& s = stream_of(p);
   in_flight_.fetch_add(1, std::memory_order_relaxed);
   note_left(); // counted at any time (`comes_next`)
-  if (p.tenant != nullptr) {
-    ++p.tenant->in_flight;
-    if (!s.in_flight.empty() && s.in_flight.back()->tenant != p.tenant)
-      p.behind_others.store(true, std::memory_order_relaxed);
-  }
+  if (auto* who = tenant_of(p))
+    ++who->in_flight;
+  if (p.tenant != nullptr && !s.in_flight.empty() && s.in_flight.back()->tenant != p.tenant)
+    p.behind_others.store(true, std::memory_order_relaxed);
   if (p.stream == stream_kind::peer)
-    enter_link(p);
+    note_copy(s, p);
   s.in_flight.push_back(&p);
   if (!p.passed_by) {
     p.at.store(part::state::issued, std::memory_order_release);
@@ -969,9 +968,7 @@ bool lane::poll(lane_stream& s) {
   return worked;
 }
 
-void lane::enter_link(const part& p) noexcept {
-  ++links_[link_of(p.peer)].in_flight;
-  auto& s = stream_of(p);
+void lane::note_copy(lane_stream& s, const part& p) noexcept {
   if (s.in_flight.empty()) {
     s.largest_bytes = 0;
     s.waits = false;
@@ -982,10 +979,8 @@ void lane::enter_link(const part& p) noexcept {
 
 void lane::leave_flight(part& p) noexcept {
   in_flight_.fetch_sub(1, std::memory_order_relaxed);
-  if (p.tenant != nullptr)
-    --p.tenant->in_flight;
-  if (p.stream == stream_kind::peer)
-    --links_[link_of(p.peer)].in_flight;
+  if (auto* who = tenant_of(p))
+    --who->in_flight;
 }
 
 void lane::finish(part& p, std::int64_t now) noexcept {

@@ -212,11 +212,6 @@ private:
     std::uint64_t largest_bytes = 0;
     bool waits = false; // something came that had to wait for others
   };
-  /// The way to another device. All that it has in flight is in one stream.
-  struct link {
-    std::size_t stream = SIZE_MAX; // its own, or another link's
-    std::size_t in_flight = 0;
-  };
   enum class verdict : std::uint8_t { held, gone };
   static constexpr auto first_collective = static_cast<std::size_t>(stream_kind::collective);
   static constexpr auto first_peer = first_collective + collective_streams;
@@ -230,11 +225,16 @@ private:
   std::span<const lane_stream> peer_range() const noexcept {
     return {streams_.data() + first_peer, peer_streams};
   }
+  /// The communicator or the link whose work it is; null: what has its stream for good.
+  const stream_tenant* tenant_of(const part& p) const noexcept {
+    return p.stream == stream_kind::peer ? &links_[link_of(p.peer)] : p.tenant;
+  }
+  stream_tenant* tenant_of(const part& p) noexcept {
+    return p.stream == stream_kind::peer ? &links_[link_of(p.peer)] : p.tenant;
+  }
   std::size_t index_of(const part& p) const noexcept {
-    if (p.tenant != nullptr)
-      return p.tenant->stream;
-    return p.stream == stream_kind::peer ? links_[link_of(p.peer)].stream
-                                         : static_cast<std::size_t>(p.stream);
+    const auto* who = tenant_of(p);
+    return who != nullptr ? who->stream : static_cast<std::size_t>(p.stream);
   }
   static std::size_t link_of(int peer) noexcept {
     return static_cast<std::size_t>(peer) % peer_streams;
@@ -281,7 +281,7 @@ private:
   /// One part less is to be issued.
   void note_left() noexcept { set(left_, left_.load(std::memory_order_relaxed) + 1); }
   void note_started(lane_stream& s) noexcept;
-  void enter_link(const part& p) noexcept;
+  static void note_copy(lane_stream& s, const part& p) noexcept;
   void leave_flight(part& p) noexcept;
   void finish(part& p, std::int64_t now) noexcept;
   void skip(part& p) noexcept;
@@ -309,11 +309,11 @@ private:
   lane_owner& owner_;
   device_properties properties_;
   std::array<lane_stream, first_peer + peer_streams> streams_;
-  std::array<link, peer_streams> links_;
-  std::vector<lane_stream*> made_;   // of them; the rest can follow
-  std::size_t continuing_ = 0;       // how many of them have a part that continues
-  std::size_t collectives_made_ = 0; // the first ones
-  std::vector<event_view> events_;   // not in use
+  std::array<stream_tenant, peer_streams> links_; // all that one has in flight is in one stream
+  std::vector<lane_stream*> made_;                // of them; the rest can follow
+  std::size_t continuing_ = 0;                    // how many of them have a part that continues
+  std::size_t collectives_made_ = 0;              // the first ones
+  std::vector<event_view> events_;                // not in use
   std::unique_ptr<staging_ring> upload_ring_;
   std::unique_ptr<staging_ring> download_ring_;
   std::unique_ptr<stager> stager_;
