@@ -32,7 +32,8 @@ struct program_place {
   std::vector<std::uint8_t> arguments;
   /// Sends bytes to the subscribers of the world's actor in the parent (`program_report`).
   /// @thread any
-  /// @errors errc::unavailable: the parent does not take them
+  /// @errors errc::invalid_argument: more than `most_program_bytes`; errc::unavailable: the parent
+  ///         does not take them
   std::function<caf::error(std::vector<std::uint8_t>)> report;
 };
 
@@ -45,7 +46,10 @@ using program_factory = std::function<caf::actor(const program_place&)>;
 /// @errors errc::invalid_argument: the name is taken, or there is no factory
 caf::error register_program(std::string name, program_factory factory);
 
-/// To a world's actor: for the program's actors, which get the same message.
+/// To a world's actor: for the program's actors, which get the same message. Answered by an empty
+/// message when they are on their way.
+/// @errors errc::invalid_argument: no such rank, or more than `most_program_bytes`;
+///         errc::worker_lost; errc::not_supported: the world has no program
 struct program_message {
   std::int32_t rank = -1; ///< -1: all
   std::vector<std::uint8_t> bytes;

@@ -513,6 +513,9 @@ caf::expected<world_parts> make_world(caf::actor_system& sys, world_config confi
   }
   if (auto error = check_limits(config.limits, lanes, !config.program.name.empty()); error)
     return error;
+  if (auto error = check_program_bytes(config.program.arguments.size(), "arguments of a program");
+      error)
+    return error;
   auto lease = (*core)->lease(sys);
   if (!lease)
     return lease.error();

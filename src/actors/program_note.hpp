@@ -4,6 +4,7 @@
 #include <troupe/error.hpp>
 #include <troupe/world_status.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -26,7 +27,7 @@ struct program_note {
   std::int32_t ranks = 0;
   world_status view;
   std::string program;
-  std::vector<std::uint8_t> bytes;
+  std::vector<std::uint8_t> bytes; ///< see `check_program_bytes`
   caf::error why;
   // of `world_limits`
   std::int64_t deadline_ns = 0;
@@ -45,5 +46,8 @@ detail::inspect_result<Inspector> inspect(Inspector& f, program_note& x) {
       field("deadline", x.deadline_ns), field("stall_limit", x.stall_limit_ns),
       field("quiet_limit", x.quiet_limit_ms), field("waiting_limit", x.waiting_limit));
 }
+
+/// @errors errc::invalid_argument: more than `most_program_bytes`, which are `what`
+caf::error check_program_bytes(std::size_t size, const char* what);
 
 } // namespace troupe::detail

@@ -6,9 +6,18 @@
 
 #include <caf/all.hpp>
 
+#include <string>
 #include <utility>
 
 namespace troupe::detail {
+
+caf::error check_program_bytes(std::size_t size, const char* what) {
+  if (size <= most_program_bytes)
+    return {};
+  return make_error(errc::invalid_argument, std::string{what} + " of " + std::to_string(size) +
+                                                " bytes; it may have " +
+                                                std::to_string(most_program_bytes));
+}
 
 std::uint64_t program_board::add(std::weak_ptr<rank_programs> who) {
   std::lock_guard lock{mutex_};
@@ -109,7 +118,7 @@ void rank_programs::on_end(std::uint64_t epoch, const caf::error& why) {
   note.what = static_cast<std::uint8_t>(program_note::kind::leave);
   note.world = number_;
   note.view.epoch = epoch;
-  note.why = why;
+  note.why = brief(why);
   for (std::size_t i = 0; core && i < core->size(); ++i)
     if (auto error = tell(i, note); error && code_of(error) != errc::worker_lost)
       log(log_level::warning, "a rank's process was not told of an end", error);
@@ -121,6 +130,8 @@ caf::error rank_programs::send(const program_message& x) {
   if (x.rank >= static_cast<std::int32_t>(ranks))
     return make_error(errc::invalid_argument, "there is no rank " + std::to_string(x.rank) +
                                                   "; there are " + std::to_string(ranks));
+  if (auto error = check_program_bytes(x.bytes.size(), "a message for a program"); error)
+    return error;
   program_note note;
   note.what = static_cast<std::uint8_t>(program_note::kind::message);
   note.world = number_;

@@ -12,21 +12,8 @@ namespace {
 
 /// So many are told one by one.
 constexpr std::size_t most_wounds = 8;
-constexpr std::size_t most_text = 1024;
 
 bool is_mode(access_mode x) noexcept { return x <= access_mode::read_write; }
-
-caf::error brief(const caf::error& why) {
-  if (!why)
-    return why;
-  auto x = failure_of(why);
-  if (!x) // goes as one of the library's, as all errors do
-    x.emplace().detail = describe(why);
-  if (x->detail.size() <= most_text)
-    return why;
-  x->detail.resize(most_text);
-  return make_error(std::move(*x));
-}
 
 std::vector<wound> few(std::vector<wound> wounds) {
   if (wounds.size() <= most_wounds)

@@ -1,6 +1,8 @@
 /// What processes tell each other of their own accord, by `backend::tell`: for whom it is.
 #pragma once
 
+#include <caf/error.hpp>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -29,5 +31,8 @@ inline bool is_note(note_kind kind, std::span<const std::byte> note) noexcept {
 inline std::span<const std::byte> content_of(std::span<const std::byte> note) noexcept {
   return note.empty() ? note : note.subspan(1);
 }
+
+/// `why` with a text that fits into a note: it may be of another library.
+caf::error brief(const caf::error& why);
 
 } // namespace troupe::detail

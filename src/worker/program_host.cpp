@@ -6,6 +6,8 @@
 #include "core/log.hpp"
 #include "core/memory_note.hpp"
 #include "core/process_note.hpp"
+#include "worker/protocol.hpp"
+#include <troupe/nccl_world.hpp>
 
 #include <caf/all.hpp>
 
@@ -18,6 +20,9 @@ namespace troupe {
 namespace detail {
 
 namespace {
+
+// With what else is in a note: a world's name and status, and a program's.
+static_assert(most_program_bytes + 4096 <= control_bytes);
 
 struct program_registry {
   std::mutex mutex;
@@ -133,7 +138,7 @@ caf::actor program_host::begin(const program_note& note, const world& over, std:
     end.what = static_cast<std::uint8_t>(program_note::kind::ended);
     end.world = number;
     end.rank = rank;
-    end.why = why;
+    end.why = brief(why);
     tell(end);
   };
   auto factory = find_program(note.program);
@@ -142,6 +147,8 @@ caf::actor program_host::begin(const program_note& note, const world& over, std:
     return {};
   }
   auto report = [this, number, rank](std::vector<std::uint8_t> bytes) -> caf::error {
+    if (auto error = check_program_bytes(bytes.size(), "a report"); error)
+      return error;
     program_note x;
     x.what = static_cast<std::uint8_t>(program_note::kind::report);
     x.world = number;
@@ -196,7 +203,7 @@ caf::expected<program_host::hosted*> program_host::provide(const program_note& n
     end.world = number;
     end.rank = rank;
     end.view.epoch = epoch;
-    end.why = why;
+    end.why = brief(why);
     tell(end);
   });
   return &worlds_.emplace(note.world, std::move(x)).first->second;

@@ -138,6 +138,9 @@ private:
     wire_writer message;
     message.put(control_head{0, control::told});
     message.put_bytes(what);
+    if (message.bytes().size() > control_bytes)
+      return make_error(errc::invalid_argument,
+                        std::to_string(what.size()) + " bytes are too many for a worker's message");
     std::lock_guard lock{sending_};
     return parent_.socket().send(message.bytes());
   }

@@ -100,6 +100,21 @@ const bool programs_registered = [] {
         }
       });
     });
+  // Reports as much as it may, after a try with more; ends with a long text when it gets a message.
+  if (!error)
+    error = register_program("says much", [](const program_place& place) {
+      return place.system.spawn([place](caf::blocking_actor* self) {
+        auto refused = place.report(std::vector<std::uint8_t>(most_program_bytes + 1));
+        if (code_of(refused) != errc::invalid_argument)
+          return self->fail_state(make_error(errc::internal, "a report of any length was taken"));
+        if (auto lost = place.report(std::vector<std::uint8_t>(most_program_bytes, 7)))
+          return self->fail_state(lost);
+        std::size_t got = 0;
+        self->receive([&](const program_message& x) { got = x.bytes.size(); });
+        self->fail_state(
+            make_error(errc::unavailable, std::to_string(got) + std::string(200'000, '!')));
+      });
+    });
   if (!error)
     error = register_program(
         "throws", [](const program_place&) -> caf::actor { throw std::runtime_error("no luck"); });
@@ -144,6 +159,29 @@ TEST_F(Programs, GetMessages) {
   caf::scoped_actor asker{system_->get()};
   auto refused = detail::ask<void>(asker, actor_, patience, program_message{7, {1}});
   EXPECT_EQ(code_of(error_of(refused)), errc::invalid_argument);
+}
+
+TEST_F(Programs, RefuseWhatIsTooLong) {
+  start(1, {"says much", std::vector<std::uint8_t>(most_program_bytes)});
+  ASSERT_TRUE(until_more_reports(1));
+  EXPECT_EQ(reports_.front().bytes, std::vector<std::uint8_t>(most_program_bytes, 7));
+  caf::scoped_actor asker{system_->get()};
+  const program_message much{0, std::vector<std::uint8_t>(most_program_bytes)};
+  auto more = much;
+  more.bytes.push_back(0);
+  EXPECT_EQ(code_of(error_of(detail::ask<void>(asker, actor_, patience, more))),
+            errc::invalid_argument);
+  EXPECT_FALSE(error_of(detail::ask<void>(asker, actor_, patience, much)));
+  ASSERT_TRUE(until([this] { return ended_.size() == 1; }));
+  auto why = failure_of(ended_.front().why);
+  ASSERT_TRUE(why) << describe(ended_.front().why);
+  EXPECT_EQ(why->code, errc::unavailable);
+  EXPECT_TRUE(why->detail.starts_with(std::to_string(most_program_bytes) + "!")) << why->detail;
+
+  world_config config;
+  config.devices = system_->ordinals();
+  config.program = {"says much", more.bytes};
+  EXPECT_EQ(code_of(spawn_nccl_world(*system_, config).error()), errc::invalid_argument);
 }
 
 struct program_case {
