@@ -22,8 +22,9 @@ struct request_options {
   /// While a world is without some of its ranks (`loss_policy::shrink`): goes on with those that
   /// are there. The others' handles are not looked at; results have one part per rank that took
   /// part, in rank order, and what lies behind these in a buffer stays as it is; `avg` divides by
-  /// their number; a root, or one end of a message, that is not there is `errc::unavailable`.
-  /// Without it such a world answers `errc::membership_changed`.
+  /// their number; a root, or one end of a message, that is not there is `errc::unavailable`, and
+  /// so is a call of such a rank (`rank_local`). Without it such a world answers
+  /// `errc::membership_changed`.
   bool allow_shrunk = false;
 };
 

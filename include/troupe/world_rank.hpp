@@ -15,6 +15,12 @@ namespace troupe {
 /// work on its buffers when it is made, and its answer when the operation is done on all ranks.
 /// Whole operations of the world (`world`) may come between; they do not count.
 ///
+/// While the world is without some of its ranks (`loss_policy::shrink`), the calls of those that
+/// are there belong together (`request_options::allow_shrunk`); those of the others do not
+/// count. A rank that has not yet made its call of an operation that failed has the error in its
+/// next call, unless this names a later membership (`request_options::membership`): so each rank's
+/// first calls that name one belong together.
+///
 /// What the verbs do, and their shapes, stands at the messages of the same names
 /// (troupe/collective.hpp).
 /// @errors as those, and errc::collective_mismatch: the ranks' calls do not go together, or each

@@ -116,7 +116,7 @@ void expect_parts(operation& op) noexcept {
     p.on->expect_part();
 }
 
-/// Parts whose lane has ended.
+/// Parts that no lane takes.
 void let_go(const std::vector<part*>& parts) noexcept {
   for (auto* p : parts) {
     lane::set_skipped(*p);

@@ -160,9 +160,11 @@ struct seat {
   std::size_t part;
 };
 
-seat seat_of(const rank_call& x) noexcept {
-  if (!x.is_message())
-    return {x.rank, x.rank};
+seat seat_of(const rank_call& x, rank_set absent) noexcept {
+  if (!x.is_message()) {
+    auto i = x.rank - absent.below(x.rank);
+    return {i, i};
+  }
   auto peer = static_cast<std::size_t>(x.call.peer);
   if (x.rank == peer)
     return {x.call.what == collective_kind::send ? 0u : 1u, 0};
@@ -184,16 +186,21 @@ const char* joint_verb(collective_kind x) noexcept {
 } // namespace
 
 collective_operation::collective_operation(std::shared_ptr<world_core> world,
-                                           const rank_call& any_call)
-    : operation_of(joint_verb(any_call.call.what), part_count(any_call, world->size())) {
+                                           const rank_call& any_call, rank_set absent)
+    : operation_of(joint_verb(any_call.call.what),
+                   part_count(any_call, world->size() - absent.size())),
+      absent_(absent) {
   expect_calls(any_call.is_message() ? 2 : parts().size());
-  auto peer = static_cast<std::size_t>(any_call.call.peer);
-  for (auto& p : parts())
-    place_part(p,
-               !any_call.is_message() ? p.index
-               : p.index == 0         ? std::min(any_call.rank, peer)
-                                      : std::max(any_call.rank, peer),
-               *world);
+  if (any_call.is_message()) {
+    auto peer = static_cast<std::size_t>(any_call.call.peer);
+    for (auto& p : parts())
+      place_part(p, p.index == 0 ? std::min(any_call.rank, peer) : std::max(any_call.rank, peer),
+                 *world);
+  } else {
+    for (std::size_t rank = 0; rank < world->size(); ++rank)
+      if (!absent.contains(rank))
+        place_part(parts()[rank - absent.below(rank)], rank, *world);
+  }
   of_ranks(std::move(world), any_call);
 }
 
@@ -225,6 +232,7 @@ void collective_operation::begin(std::shared_ptr<world_core> world, const rank_c
 /// Before others may look at the parts.
 void collective_operation::of_ranks(std::shared_ptr<world_core> world, const rank_call& any_call) {
   world_ = std::move(world);
+  made_in_ = world_->membership();
   needs_ = need_of({&any_call, 1});
   for (auto& p : parts())
     p.uses_memory = any_call.call.what != collective_kind::barrier;
@@ -324,7 +332,7 @@ caf::error collective_operation::check_call(const rank_call& call, std::span<con
 void collective_operation::add_call(const rank_call& call, std::span<use> uses,
                                     std::uint64_t membership,
                                     std::shared_ptr<rank_request> asked_by) {
-  auto [place, part] = seat_of(call);
+  auto [place, part] = seat_of(call, absent_);
   parts()[part].needs = &call;
   if (admitted_at == 0) { // nobody else knows it yet
     requests_[place] = std::move(asked_by);
@@ -727,12 +735,14 @@ void collective_operation::describe_to(flight_entry& x, const part& p) const noe
 // -- one rank's request
 
 void rank_request::begin(const char* verb, std::shared_ptr<world_core> world, rank_call call,
-                         const request_options& options) {
+                         rank_set absent, const request_options& options) {
   operation_of::begin(verb);
   world_ = std::move(world);
   call_ = std::move(call);
   membership_ = options.membership;
-  add_uses(call_, seat_of(call_).part, [this](use x) { uses_[use_count_++] = std::move(x); });
+  absent_ = absent;
+  add_uses(call_, seat_of(call_, absent_).part,
+           [this](use x) { uses_[use_count_++] = std::move(x); });
   call_.send = call_.recv = {}; // the handles are the caller's
 }
 
@@ -757,11 +767,17 @@ std::uint64_t rank_request::number() const noexcept {
 caf::expected<operation*> rank_request::joint() {
   auto& line = world_->matching().line_of(call_);
   auto caller = rank_matching::caller_of(call_);
-  auto op = line.next_of(caller);
-  if (op && op->failed()) { // that call of this rank is done with
-    line.take(caller, op);
-    counts_ = true;
-    return op->cause();
+  std::shared_ptr<collective_operation> op;
+  while ((op = line.next_of(caller))) {
+    auto gone = op->failed() ? op->cause() : op->on_check();
+    if (!gone)
+      break;
+    line.take(caller, op); // that call of this rank is done with
+    if (membership_ <= op->made_in()) {
+      counts_ = true;
+      return gone;
+    }
+    world_->matching().passed_over(call_); // this one means a later membership
   }
   if (op) {
     if (auto error = op->check_call(call_, uses(), membership_); error) {
@@ -777,18 +793,19 @@ caf::expected<operation*> rank_request::joint() {
           errc::overloaded, std::to_string(limit) + " calls of this rank wait for others'"));
     op = make_joint();
   }
-  if (auto error = world_->check_view(*op, membership_, {}); error)
+  if (auto error = world_->check_view(*op, membership_, absent_); error)
     return error;
   found_ = std::move(op);
   return found_.get();
 }
 
 std::shared_ptr<collective_operation> rank_request::make_joint() {
-  if (auto ready = call_.is_message() ? nullptr : world_->matching().spare_joint.take()) {
+  const bool of_all = !call_.is_message() && absent_.empty();
+  if (auto ready = of_all ? world_->matching().spare_joint.take() : nullptr) {
     ready->begin(world_->shared_from_this(), call_);
     return ready;
   }
-  return std::make_shared<collective_operation>(world_->shared_from_this(), call_);
+  return std::make_shared<collective_operation>(world_->shared_from_this(), call_, absent_);
 }
 
 void rank_request::refuse_for_all() {
@@ -818,20 +835,21 @@ const void* rank_request::kin() const noexcept {
 
 std::shared_ptr<operation> rank_request::whole(std::span<joining* const> all) {
   std::uint64_t seen = 0;
-  if (all.size() != world_->size() || call_.plan || world_->matching().waits_for_calls())
+  if (all.size() != world_->size() - absent_.size() || call_.plan ||
+      world_->matching().waits_for_calls())
     return nullptr;
   for (auto* x : all) {
     if (x->kin() != world_.get())
       return nullptr;
     auto& other = static_cast<const rank_request&>(*x);
     auto bit = std::uint64_t{1} << other.call_.rank;
-    if ((seen & bit) != 0 || other.membership_ != membership_ || other.answered() ||
-        !alike(call_, other.call_))
+    if ((seen & bit) != 0 || other.membership_ != membership_ || other.absent_ != absent_ ||
+        other.answered() || !alike(call_, other.call_))
       return nullptr;
     seen |= bit;
   }
   auto result = make_joint();
-  if (world_->check_view(*result, membership_, {}))
+  if (world_->check_view(*result, membership_, absent_))
     return nullptr;
   return result;
 }

@@ -35,8 +35,9 @@ public:
   /// It is for the world without the ranks of `absent`.
   collective_operation(const char* verb, std::shared_ptr<world_core> world,
                        std::vector<rank_call> calls, std::uint64_t membership, rank_set absent);
-  /// Asked for by one request of each rank that takes part in `any_call`.
-  collective_operation(std::shared_ptr<world_core> world, const rank_call& any_call);
+  /// Asked for by one request of each rank that takes part in `any_call`, none of them of `absent`.
+  collective_operation(std::shared_ptr<world_core> world, const rank_call& any_call,
+                       rank_set absent);
   /// With a call of each rank of this process, to `begin` when it is asked for. `world` outlives
   /// it.
   explicit collective_operation(world_core& world);
@@ -61,6 +62,8 @@ public:
   /// Brings what a place in the order changes, of `ranks` calls, into the cache of the calling
   /// thread.
   static void fetch_place(const place_lines& x, std::size_t ranks) noexcept;
+  /// The world's membership when the first rank called.
+  std::uint64_t made_in() const noexcept { return made_in_; }
   /// The ranks that have not called yet. Under the lock of the order.
   std::string missing_ranks() const;
   caf::error on_check() const override;
@@ -130,6 +133,7 @@ private:
   std::vector<std::shared_ptr<rank_request>> requests_;
   std::vector<rank_call> room_; // the calls, if one request made them all
   std::uint64_t membership_ = 0;
+  std::uint64_t made_in_ = 0;
   const rank_set absent_;
   std::size_t missing_ = 0;          // calls that are still to come; under the lock of the order
   std::atomic<bool> waiting_{false}; // counts at its world
@@ -150,7 +154,8 @@ class rank_request final : public operation_of<collective_done>, public joining 
 public:
   /// To `begin` when it is asked for.
   rank_request() : operation_of("", 0) {}
-  void begin(const char* verb, std::shared_ptr<world_core> world, rank_call call,
+  /// It is for the world without the ranks of `absent`.
+  void begin(const char* verb, std::shared_ptr<world_core> world, rank_call call, rank_set absent,
              const request_options& options);
   std::uint64_t number() const noexcept override;
   caf::expected<operation*> joint() override;
@@ -182,6 +187,7 @@ private:
 
   // What a place in the order takes, together, from `joining` on.
   std::uint64_t membership_ = 0;
+  rank_set absent_;
   std::shared_ptr<world_core> world_;
   std::shared_ptr<collective_operation> joint_; // what it is a part of; under the lock of the order
   std::atomic<std::uint64_t> joint_number_{0};

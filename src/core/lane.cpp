@@ -102,7 +102,7 @@ void lane::start() {
 }
 
 bool lane::submit(part& p) noexcept {
-  if (closed_) {
+  if (closed_ || (away_ && p.of->failed())) {
     set(expected_, expected_.load(std::memory_order_relaxed) - 1);
     return false;
   }
@@ -389,6 +389,7 @@ void lane::part_links() noexcept {
 
 /// Its streams, events and memory went with the process that had them: nothing is given back.
 void lane::revive() {
+  set_away(true);
   reset_requested_.store(false);
   auto why = state_->reason();
   if (!why)
@@ -428,6 +429,12 @@ void lane::revive() {
   }
   if (!come_up())
     abandoned_.store(true);
+  set_away(false);
+}
+
+void lane::set_away(bool x) noexcept {
+  std::lock_guard lock{order_mutex()};
+  away_ = x;
 }
 
 bool lane::has_input() const noexcept { return inbox_.load() != nullptr || state_->has_released(); }

@@ -75,7 +75,8 @@ public:
   /// Ahead of `expect_part` or `submit` for several lanes: their words come at once.
   void fetch_queue() const noexcept { prefetch_to_change(&expected_); }
   void fetch_inbox() const noexcept { prefetch_to_change(&inbox_); }
-  /// Takes `p`, which is on this lane, as the next in order; false if the lane has ended. Under
+  /// Takes `p`, which is on this lane, as the next in order; false if it is never issued, and the
+  /// lane does not come to it soon: it has ended, or waits for its device to come back. Under
   /// admission's lock; `wake_to_work` follows after it.
   bool submit(part& p) noexcept;
   /// The lanes of all of `parts`, which were submitted.
@@ -253,6 +254,7 @@ private:
   void go_down() noexcept;
   void reset_now();
   void revive();
+  void set_away(bool x) noexcept;
   void publish();
   void forget_streams() noexcept;
   void part_links() noexcept;
@@ -329,6 +331,7 @@ private:
   std::atomic<bool> signalled_{false};
   std::atomic<bool> parked_{false};
   bool closed_ = false; // nobody looks into it any more; under the lock of the order
+  bool away_ = false;   // its lane is busy to get a lost device back; the same
   alignas(64) std::atomic<std::size_t> expected_{0}; // parts; under admission's lock
 
   alignas(64) std::atomic<std::size_t> in_flight_{0};

@@ -539,6 +539,8 @@ caf::expected<rank_call> rank_call_of(const char* verb, const collective_view& x
   checker check{verb, x, lanes, rank};
   if (auto error = check.check_request(); error)
     return error;
+  if (auto error = check.check_there(static_cast<int>(rank), absent); error)
+    return error;
   const bool message = x.kind == collective_kind::send || x.kind == collective_kind::recv;
   if (message)
     if (auto error =

@@ -14,10 +14,29 @@ std::shared_ptr<collective_operation> call_line::next_of(std::size_t caller) con
 
 void call_line::take(std::size_t caller, const std::shared_ptr<collective_operation>& op) {
   auto i = ahead(caller);
-  if (i == open_.size())
-    open_.push_back({op});
+  if (i == open_.size()) {
+    open_.push_back({op, left_out_.size()});
+    for (std::size_t x = 0; !left_out_.empty() && x < next_.size(); ++x)
+      next_[x] += left_out_.contains(x);
+  }
   ++next_[caller];
   ++open_[i].calls;
+  forget_complete();
+}
+
+void call_line::leave_out(rank_set callers) {
+  for (std::size_t x = 0; x < next_.size(); ++x) {
+    if (!callers.contains(x) || left_out_.contains(x))
+      continue;
+    for (auto i = ahead(x); i < open_.size(); ++i)
+      ++open_[i].calls;
+    next_[x] = first_ + open_.size();
+  }
+  left_out_ = callers;
+  forget_complete();
+}
+
+void call_line::forget_complete() {
   while (!open_.empty() && open_.front().calls == next_.size()) {
     open_.pop_front();
     ++first_;
@@ -48,8 +67,10 @@ bool rank_matching::handed_in(std::size_t rank, std::span<const std::byte> lines
   own.lines.store(lines.data(), std::memory_order_relaxed);
   // Of two that come at once, one at least sees the other.
   auto calls = own.calls.fetch_add(1) + 1;
-  if (std::any_of(desks_.begin(), desks_.end(), [&](auto& x) { return x.calls.load() < calls; }))
-    return false;
+  const rank_set absent{absent_.load(std::memory_order_relaxed)};
+  for (std::size_t i = 0; i < desks_.size(); ++i)
+    if (desks_[i].calls.load() < calls && !absent.contains(i))
+      return false;
   for (auto& x : desks_)
     if (&x != &own)
       prefetch_lines_to_change(x.lines.load(std::memory_order_relaxed), lines.size());
@@ -57,6 +78,33 @@ bool rank_matching::handed_in(std::size_t rank, std::span<const std::byte> lines
 }
 
 void rank_matching::refused(std::size_t rank) noexcept { desks_[rank].calls.fetch_sub(1); }
+
+void rank_matching::passed_over(const rank_call& call) noexcept {
+  if (!call.is_message())
+    desks_[call.rank].calls.fetch_add(1);
+}
+
+void rank_matching::leave_out(rank_set absent) {
+  const rank_set before{absent_.exchange(absent.bits(), std::memory_order_relaxed)};
+  if (absent == before)
+    return;
+  collectives_.leave_out(absent);
+  for (auto& [pair, line] : messages_) {
+    rank_set ends;
+    if (absent.contains(pair.first))
+      ends = ends.with(0);
+    if (absent.contains(pair.second))
+      ends = ends.with(1);
+    line.leave_out(ends);
+  }
+  // Who is back has handed in as many as the others.
+  std::uint64_t most = 0;
+  for (auto& x : desks_)
+    most = std::max(most, x.calls.load());
+  for (std::size_t i = 0; i < desks_.size(); ++i)
+    if (before.contains(i) && !absent.contains(i))
+      desks_[i].calls.store(most);
+}
 
 call_line& rank_matching::line_of(const rank_call& call) {
   if (!call.is_message())

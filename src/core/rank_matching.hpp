@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/rank_call.hpp"
+#include "core/rank_set.hpp"
 #include "core/spare.hpp"
 
 #include <atomic>
@@ -21,7 +22,8 @@ class rank_request;
 struct part;
 struct use;
 
-/// A sequence of calls of some callers: their k-th ones belong together.
+/// A sequence of calls of some callers: their k-th ones belong together, but for those that are
+/// left out meanwhile.
 /// @thread under the lock of the order
 class call_line {
 public:
@@ -36,18 +38,24 @@ public:
   void take(std::size_t caller, const std::shared_ptr<collective_operation>& op);
   /// The next call of everybody is made; before it nobody's was missing.
   void take_of_all() noexcept;
+  /// From now on `callers` are not waited for; the others of whom that was said before are again,
+  /// from the next operation on.
+  void leave_out(rank_set callers);
   /// No call comes any more: gives away the operations that still lack some.
   void give_away(std::vector<std::shared_ptr<collective_operation>>& to);
 
 private:
   struct entry {
     std::shared_ptr<collective_operation> op;
-    std::size_t calls = 0;
+    std::size_t calls = 0; // made, or not waited for
   };
+
+  void forget_complete();
 
   std::deque<entry> open_;  // somebody's call is missing
   std::uint64_t first_ = 0; // the number of open_[0]
   std::vector<std::uint64_t> next_;
+  rank_set left_out_;
 };
 
 /// Where the lines lie that an operation of all ranks changes when it gets its place. It may be
@@ -83,6 +91,10 @@ public:
 
   // Under the lock of the order.
 
+  /// An earlier call of the rank of `call` will never be made, which this one comes instead of.
+  void passed_over(const rank_call& call) noexcept;
+  /// The world is without `absent`, from the next operation on.
+  void leave_out(rank_set absent);
   call_line& line_of(const rank_call& call);
   call_line& collectives() noexcept { return collectives_; }
   /// Does a collective lack somebody's call?
@@ -100,6 +112,7 @@ private:
   };
 
   std::vector<desk> desks_; // for collective calls of each rank
+  std::atomic<std::uint64_t> absent_{0};
   std::map<std::pair<std::size_t, std::size_t>, call_line> messages_; // from, to
 };
 

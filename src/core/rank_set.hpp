@@ -37,6 +37,10 @@ public:
   constexpr std::size_t size() const noexcept {
     return static_cast<std::size_t>(std::popcount(bits_));
   }
+  /// How many of them are lower than `rank`.
+  constexpr std::size_t below(std::size_t rank) const noexcept {
+    return rank < most ? rank_set{bits_ & (of(rank).bits_ - 1)}.size() : size();
+  }
   /// The lowest one; it is not empty.
   constexpr std::size_t first() const noexcept {
     return static_cast<std::size_t>(std::countr_zero(bits_));

@@ -189,7 +189,7 @@ std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::err
       if (epoch_ != 0 && absent.empty()) // requests may wait since the last one ended
         what = connect_scope::collectives;
       epoch_ = epoch;
-      absent_.store(absent.bits(), std::memory_order_release);
+      set_absent(absent);
       if (members != members_) {
         members_ = members;
         ++membership_;
@@ -301,6 +301,12 @@ std::shared_ptr<communicator> world_core::adopt(std::uint64_t epoch, rank_set ab
   return nullptr;
 }
 
+/// Under the lock of the order.
+void world_core::set_absent(rank_set absent) {
+  absent_.store(absent.bits(), std::memory_order_release);
+  matching_.leave_out(absent);
+}
+
 bool world_core::open() {
   std::shared_ptr<communicator> opened;
   std::shared_ptr<communicator> left;
@@ -323,7 +329,7 @@ bool world_core::open() {
     opened_ = true;
     opened = current_;
     if (opened->absent() != absent()) {
-      absent_.store(opened->absent().bits(), std::memory_order_release);
+      set_absent(opened->absent());
       members_ = members_without(absent());
       ++membership_;
     }
@@ -355,7 +361,7 @@ bool world_core::enter(const world_status& view, communicator_ranks ranks) {
       epoch_ = view.epoch;
       membership_ = view.membership;
       members_ = view.members;
-      absent_.store(absent.bits(), std::memory_order_release);
+      set_absent(absent);
       reason_ = view.reason;
       phase_ = world_phase::ready;
     }
@@ -918,16 +924,17 @@ caf::expected<std::shared_ptr<rank_request>> world_core::ask(int rank, const col
   if (rank < 0 || static_cast<std::size_t>(rank) >= size())
     return refusal(verb, "there is no rank " + std::to_string(rank) + "; there are " +
                              std::to_string(size()));
-  if (auto without = to_leave_out(verb, {.membership = options.membership}); !without)
+  auto without = to_leave_out(verb, options);
+  if (!without)
     return std::move(without.error());
-  auto call = rank_call_of(verb, what, static_cast<std::size_t>(rank), lanes_);
+  auto call = rank_call_of(verb, what, static_cast<std::size_t>(rank), lanes_, *without);
   if (!call)
     return std::move(call.error());
   auto& spare = matching_.spare_requests[call->rank];
   auto result = spare.take();
   if (!result)
     result = std::make_shared<rank_request>();
-  result->begin(verb, std::move(self), std::move(*call), options);
+  result->begin(verb, std::move(self), std::move(*call), *without, options);
   result->deadline = from_now(options.deadline.count() != 0 ? options.deadline : limits_.deadline);
   result->start();
   spare.refill([] { return std::make_shared<rank_request>(); });

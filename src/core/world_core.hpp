@@ -46,6 +46,8 @@ public:
   world_status status() const;
   /// Which ranks it goes on without (`loss_policy::shrink`).
   rank_set absent() const noexcept { return rank_set{absent_.load(std::memory_order_acquire)}; }
+  /// Under the lock of the order.
+  std::uint64_t membership() const noexcept { return membership_; }
   /// May a request that needs no communicator, and means `membership`, go on?
   /// @errors errc::unavailable: the world has ended; errc::membership_changed
   caf::error check_view(const char* verb, std::uint64_t membership) const;
@@ -146,6 +148,7 @@ private:
   std::shared_ptr<communicator> adopt(std::uint64_t epoch, rank_set absent,
                                       const std::vector<world_member>& members,
                                       communicator_ranks ranks);
+  void set_absent(rank_set absent);
   std::vector<local_rank> ranks_without(rank_set absent) const;
   /// A communicator of these ranks alone.
   caf::expected<communicator_ranks> build_of(std::span<const local_rank> ranks) const;

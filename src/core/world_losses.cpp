@@ -206,7 +206,7 @@ void world_core::go_on_without(int device) {
     now = {};
   if (now == absent())
     return;
-  absent_.store(now.bits(), std::memory_order_release);
+  set_absent(now);
   members_ = members_without(now);
   ++membership_;
 }

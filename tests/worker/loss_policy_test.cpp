@@ -1,6 +1,7 @@
 // What a world does when it loses a device, by its policy.
 
 #include "actors/system.hpp"
+#include "support/eventually.hpp"
 #include "support/forwarding_backend.hpp"
 #include "support/load.hpp"
 #include "support/worker_losses.hpp"
@@ -10,14 +11,19 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <cstring>
 #include <future>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <numeric>
 #include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -228,11 +234,35 @@ constexpr shrunk_case shrunk_cases[] = {
     {"all_to_all", collective_kind::all_to_all, false},
 };
 
+using answers = std::vector<caf::expected<collective_done>>;
+
+/// A call of each rank that is left, with its own handles.
+answers run_by_ranks(const world& w, collective_kind kind, const std::vector<any_gpu_ref>& from,
+                     const std::vector<any_gpu_ref>& to, bool one_sends, bool one_receives) {
+  std::vector<pending<collective_done>> calls;
+  for (auto r : survivors) {
+    collective x;
+    x.kind = kind;
+    x.peer = root;
+    if (!one_sends || r == root)
+      x.send = {from[r]};
+    if (!one_receives || r == root)
+      x.recv = {to[r]};
+    calls.push_back(w.rank(r).run(x, {.allow_shrunk = true}));
+  }
+  answers result;
+  for (auto& x : calls)
+    result.push_back(answer_of(x));
+  return result;
+}
+
 TEST_F(LossPolicyOfSurvivors, DoEveryCollective) {
   TROUPE_NEEDS_DEVICES(4);
   auto& w = start_and_lose_one();
-  for (auto& what : shrunk_cases) {
-    SCOPED_TRACE(what.name);
+  for (std::size_t run = 0; run < 2 * std::size(shrunk_cases); ++run) {
+    const bool by_ranks = run % 2 != 0;
+    auto& what = shrunk_cases[run / 2];
+    SCOPED_TRACE(std::string{what.name} + (by_ranks ? ", by calls of the ranks" : ""));
     collective x;
     x.kind = what.kind;
     x.peer = root;
@@ -271,9 +301,11 @@ TEST_F(LossPolicyOfSurvivors, DoEveryCollective) {
           to[r] = must(w.device_of(r).allocate<std::int32_t>(count));
           x.recv[r] = to[r];
         }
-    auto done = answer_of(w.run(x, {.allow_shrunk = true}));
-    ASSERT_TRUE(done) << describe(done.error());
-    EXPECT_EQ(done->ranks, (std::vector<std::int32_t>{0, 2, 3}));
+    for (auto& done : by_ranks ? run_by_ranks(w, x.kind, from, to, one_sends, one_receives)
+                               : answers{answer_of(w.run(x, {.allow_shrunk = true}))}) {
+      ASSERT_TRUE(done) << describe(done.error());
+      EXPECT_EQ(done->ranks, (std::vector<std::int32_t>{0, 2, 3}));
+    }
     for (auto r : survivors) {
       if (one_receives && r != root)
         continue;
@@ -407,6 +439,158 @@ TEST_F(LossPolicy, SurvivorsGoOnAndAreJoinedAgain) {
   EXPECT_TRUE(works(w));
   EXPECT_TRUE(kept.is_there());
   until_prepared();
+}
+
+/// A sum of ones, by a call of each of `callers`: how many took part, or the first error.
+caf::expected<float> add_up_by_ranks(const world& w, const std::vector<any_gpu_ref>& refs,
+                                     const std::vector<std::size_t>& callers,
+                                     const request_options& options) {
+  for (auto r : callers)
+    if (auto filled = answer_of(w.device_of(r).fill(must(gpu_ref<float>::from(refs[r])), 1.F));
+        !filled)
+      return filled.error();
+  std::vector<pending<collective_done>> calls;
+  for (auto r : callers)
+    calls.push_back(w.rank(r).all_reduce(refs[r], reduce_op::sum, options));
+  for (auto& x : calls)
+    if (auto done = answer_of(x); !done)
+      return done.error();
+  const auto sum = must(get(w.device_of(callers.front()), refs[callers.front()]));
+  float result = 0;
+  std::memcpy(&result, sum.data(), sizeof result);
+  return result;
+}
+
+TEST_F(LossPolicyOfSurvivors, MatchTheCallsOfTheirRanks) {
+  TROUPE_NEEDS_DEVICES(4);
+  auto& w = start(ranks, standby_policy::survivors);
+  const request_options may_shrink{.allow_shrunk = true};
+  for (int cycle = 0; cycle < 2; ++cycle) {
+    until_prepared();
+    auto refs = must(w.allocate(dtype::float32, 16));
+    // The others do not come to it before the loss, nor to the message.
+    auto alone = w.rank(0).all_reduce(refs[0]);
+    auto unheard = w.rank(0).send(refs[0], lost);
+    way_->close();
+    EXPECT_EQ(code_of(lose(lost)), errc::worker_lost);
+    const auto shrunk = until_members(survivors.size());
+    const auto why = error_of(answer_of(alone));
+    EXPECT_TRUE(code_of(why) == errc::membership_changed || code_of(why) == errc::worker_lost)
+        << describe(why);
+    EXPECT_TRUE(error_of(answer_of(unheard)));
+    auto fewer = may_shrink;
+    if (cycle == 0) { // it ended for all, also for those that come later
+      for (std::size_t r : {2, 3})
+        EXPECT_EQ(
+            code_of(error_of(answer_of(w.rank(r).all_reduce(refs[r], reduce_op::sum, fewer)))),
+            code_of(why));
+    } else { // but not for who means what has begun since
+      fewer.membership = shrunk.membership;
+    }
+
+    for (int round = 0; round < 20; ++round) {
+      auto sum = add_up_by_ranks(w, refs, survivors, fewer);
+      ASSERT_TRUE(sum) << describe(sum.error());
+      EXPECT_EQ(*sum, 3.F);
+      // Neither of these counts.
+      EXPECT_EQ(code_of(error_of(answer_of(w.rank(0).all_reduce(refs[0])))),
+                errc::membership_changed);
+      EXPECT_EQ(
+          code_of(error_of(answer_of(w.rank(lost).all_reduce(refs[lost], reduce_op::sum, fewer)))),
+          errc::unavailable);
+    }
+    auto sent = w.rank(0).send(refs[0], 3, fewer);
+    auto received = w.rank(3).recv(refs[3], 0, fewer);
+    EXPECT_FALSE(error_of(answer_of(sent)));
+    EXPECT_FALSE(error_of(answer_of(received)));
+    EXPECT_EQ(code_of(error_of(answer_of(w.rank(0).send(refs[0], lost, fewer)))),
+              errc::unavailable);
+
+    way_->open();
+    until_members(ranks);
+    refs[lost] = must(answer_of(w.device_of(lost).allocate(dtype::float32, 16)));
+    for (int round = 0; round < 20; ++round) {
+      SCOPED_TRACE("cycle " + std::to_string(cycle) + ", round " + std::to_string(round));
+      auto sum =
+          add_up_by_ranks(w, refs, {0, 1, 2, 3}, round % 2 == 0 ? request_options{} : may_shrink);
+      ASSERT_TRUE(sum) << describe(sum.error());
+      EXPECT_EQ(*sum, 4.F);
+    }
+    sent = w.rank(0).send(refs[0], lost);
+    received = w.rank(lost).recv(refs[lost], 0);
+    EXPECT_FALSE(error_of(answer_of(sent)));
+    EXPECT_FALSE(error_of(answer_of(received)));
+  }
+}
+
+/// A thread that makes the calls of one rank, while its device is in the world: a sum that tells
+/// who took part, which has to be whom the membership says that it means.
+void add_up_as_rank(const world& w, std::size_t rank, const std::atomic<bool>& stop,
+                    std::atomic<int>& right) {
+  constexpr auto bit = [](std::size_t r) { return static_cast<std::int32_t>(1U << r); };
+  const request_options soon{.deadline = 2s}; // its device may go meanwhile
+  auto d = w.device_of(rank);
+  any_gpu_ref ref;
+  while (!stop) {
+    const auto view = w.status();
+    std::int32_t all = 0;
+    bool is_member = false;
+    for (auto& x : view.members) {
+      all += bit(static_cast<std::size_t>(x.rank));
+      is_member |= static_cast<std::size_t>(x.rank) == rank;
+    }
+    if (view.phase != world_phase::ready || !is_member) {
+      std::this_thread::yield();
+      continue;
+    }
+    if (!ref || !answer_of(d.fill(must(gpu_ref<std::int32_t>::from(ref)), bit(rank), soon))) {
+      auto fresh = answer_of(d.allocate(dtype::int32, 1, false, soon));
+      ref = fresh ? *fresh : any_gpu_ref{};
+      continue;
+    }
+    auto done = answer_of(w.rank(rank).all_reduce(
+        ref, reduce_op::sum,
+        {.deadline = 2s, .membership = view.membership, .allow_shrunk = true}));
+    auto bytes = done ? get(d, ref) : done.error();
+    if (!bytes)
+      continue;
+    std::int32_t sum = 0;
+    std::memcpy(&sum, bytes->data(), sizeof sum);
+    EXPECT_EQ(sum, all) << "rank " << rank;
+    ++right;
+  }
+}
+
+TEST_F(LossPolicy, RanksFindEachOtherAgain) {
+  TROUPE_NEEDS_DEVICES(3);
+  constexpr std::size_t n = 3;
+  auto& w = start(n, standby_policy::survivors);
+  std::array<std::atomic<int>, n> right{};
+  struct {
+    std::atomic<bool> stop{false};
+    std::vector<std::future<void>> ends; // which wait
+  } running;
+  for (std::size_t r = 0; r < n; ++r)
+    running.ends.push_back(
+        std::async(std::launch::async, [&, r] { add_up_as_rank(w, r, running.stop, right[r]); }));
+  auto stop_at_end = std::shared_ptr<void>{nullptr, [&](void*) { running.stop = true; }};
+  auto all_go_on = [&] {
+    std::array<int, n> before{};
+    std::copy(right.begin(), right.end(), before.begin());
+    return testing::eventually([&] {
+      for (std::size_t r = 0; r < n; ++r)
+        if (right[r] < before[r] + 10)
+          return false;
+      return true;
+    });
+  };
+  for (int i = 0; i < 6; ++i) {
+    const auto before = until_prepared();
+    ASSERT_TRUE(all_go_on()) << "before kill " << i;
+    static_cast<void>(lose(static_cast<std::size_t>(i) % n)); // its answer may come too late
+    until_members(n, before.epoch + 1);
+  }
+  EXPECT_TRUE(all_go_on());
 }
 
 /// A client of a world that shrinks: sums of ones over those that are there.

@@ -1,0 +1,116 @@
+// Whose calls make one operation, while the world is without some of its ranks.
+
+#include "core/rank_matching.hpp"
+
+#include <gtest/gtest.h>
+
+#include <initializer_list>
+
+namespace troupe::testing {
+namespace {
+
+using namespace detail;
+
+constexpr std::size_t ranks = 3;
+
+bool hands_in(rank_matching& x, std::size_t rank) { return x.handed_in(rank, {}); }
+
+TEST(RankMatching, TheLastOfAllSeesThatItIs) {
+  rank_matching x{ranks};
+  for (int round = 0; round < 3; ++round) {
+    EXPECT_FALSE(hands_in(x, 1));
+    EXPECT_FALSE(hands_in(x, 0));
+    EXPECT_TRUE(hands_in(x, 2));
+  }
+}
+
+TEST(RankMatching, ACallThatWasRefusedIsMadeAgain) {
+  rank_matching x{ranks};
+  EXPECT_FALSE(hands_in(x, 0));
+  EXPECT_FALSE(hands_in(x, 1));
+  EXPECT_TRUE(hands_in(x, 2));
+  x.refused(2);
+  EXPECT_TRUE(hands_in(x, 2));
+}
+
+TEST(RankMatching, WhoIsAbsentIsNotWaitedFor) {
+  rank_matching x{ranks};
+  EXPECT_FALSE(hands_in(x, 0));
+  EXPECT_FALSE(hands_in(x, 2));
+  x.leave_out(rank_set::of(1)); // before its call
+  for (int round = 0; round < 3; ++round) {
+    EXPECT_FALSE(hands_in(x, 2));
+    EXPECT_TRUE(hands_in(x, 0));
+  }
+  x.leave_out({});
+  for (int round = 0; round < 3; ++round) { // and has made as many as the others
+    EXPECT_FALSE(hands_in(x, 0));
+    EXPECT_FALSE(hands_in(x, 2));
+    EXPECT_TRUE(hands_in(x, 1));
+  }
+}
+
+/// The next call of each of `callers` is made.
+void take(call_line& x, std::initializer_list<std::size_t> callers) {
+  for (auto i : callers)
+    x.take(i, nullptr);
+}
+
+TEST(CallLine, WaitsForTheCallsOfAll) {
+  call_line x{ranks};
+  take(x, {0, 0, 2});
+  EXPECT_EQ(x.ahead(0), 2u);
+  EXPECT_EQ(x.ahead(1), 0u);
+  EXPECT_EQ(x.ahead(2), 1u);
+  take(x, {1}); // the first is complete
+  EXPECT_EQ(x.ahead(0), 1u);
+  EXPECT_EQ(x.ahead(2), 0u);
+  EXPECT_FALSE(x.empty());
+  take(x, {2, 1});
+  EXPECT_TRUE(x.empty());
+}
+
+TEST(CallLine, WhoIsLeftOutHasNoPartInWhatIsOpen) {
+  call_line x{ranks};
+  take(x, {0, 0, 2});
+  x.leave_out(rank_set::of(1));
+  EXPECT_EQ(x.ahead(0), 1u); // the first was complete but for it
+  take(x, {2});
+  EXPECT_TRUE(x.empty());
+}
+
+TEST(CallLine, WhoIsBackIsWaitedForInWhatComesThen) {
+  call_line x{ranks};
+  x.leave_out(rank_set::of(1));
+  take(x, {0, 2, 0, 0, 2}); // the last one of these still lacks a call
+  x.leave_out({});
+  EXPECT_EQ(x.ahead(1), 1u); // not waited for there
+  take(x, {1});              // which belongs to the next
+  EXPECT_EQ(x.ahead(1), 2u);
+  take(x, {2});
+  EXPECT_EQ(x.ahead(1), 1u);
+  EXPECT_EQ(x.ahead(0), 0u);
+  take(x, {0});
+  EXPECT_FALSE(x.empty());
+  take(x, {2});
+  EXPECT_TRUE(x.empty());
+}
+
+TEST(CallLine, SomeMayLeaveWhileOthersAreOut) {
+  call_line x{ranks};
+  take(x, {0});
+  x.leave_out(rank_set::of(1));
+  take(x, {0});
+  x.leave_out(rank_set::of(1).with(2));
+  EXPECT_TRUE(x.empty());
+  take(x, {0, 0});
+  EXPECT_TRUE(x.empty());
+  x.leave_out(rank_set::of(2));
+  take(x, {0});
+  EXPECT_EQ(x.ahead(1), 0u);
+  take(x, {1});
+  EXPECT_TRUE(x.empty());
+}
+
+} // namespace
+} // namespace troupe::testing
