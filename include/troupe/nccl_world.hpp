@@ -15,15 +15,15 @@
 
 namespace troupe {
 
-/// So many bytes a program's arguments may have, a `program_message` and a `program_report`. More
-/// goes through memory (`device::offer`).
+/// So many bytes a program's arguments may have, with its name and its world's, a `program_message`
+/// and a `program_report`. More goes through memory (`device::offer`).
 inline constexpr std::size_t most_program_bytes = std::size_t{56} << 10;
 
 /// A program whose actors drive the ranks of a world, each in the process that has its device
 /// (troupe/worker_program.hpp).
 struct world_program {
   std::string name;                    ///< as it is registered there; empty: none
-  std::vector<std::uint8_t> arguments; ///< for each rank's actor; at most `most_program_bytes`
+  std::vector<std::uint8_t> arguments; ///< for each rank's actor (`most_program_bytes`)
 };
 
 /// What a world is made of.

@@ -51,7 +51,7 @@ caf::error register_program(std::string name, program_factory factory);
 /// @errors errc::invalid_argument: no such rank, or more than `most_program_bytes`;
 ///         errc::worker_lost; errc::not_supported: the world has no program
 struct program_message {
-  std::int32_t rank = -1; ///< -1: all
+  std::int32_t rank = -1; ///< -1: all that are in the world
   std::vector<std::uint8_t> bytes;
 };
 

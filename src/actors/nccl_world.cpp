@@ -513,7 +513,9 @@ caf::expected<world_parts> make_world(caf::actor_system& sys, world_config confi
   }
   if (auto error = check_limits(config.limits, lanes, !config.program.name.empty()); error)
     return error;
-  if (auto error = check_program_bytes(config.program.arguments.size(), "arguments of a program");
+  if (auto error = check_program_bytes(config.program.arguments.size() +
+                                           config.program.name.size() + config.name.size(),
+                                       "names and arguments");
       error)
     return error;
   auto lease = (*core)->lease(sys);

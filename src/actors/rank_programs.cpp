@@ -82,6 +82,7 @@ void rank_programs::on_live(communicator& x, const world_status& view) {
   note.world = number_;
   note.ranks = static_cast<std::int32_t>(core->size());
   note.view = view;
+  note.view.reason = brief(view.reason);
   note.program = program_.name;
   note.bytes = program_.arguments;
   auto& limits = core->limits();
@@ -138,7 +139,7 @@ caf::error rank_programs::send(const program_message& x) {
   note.bytes = x.bytes;
   caf::error result;
   for (std::size_t i = 0; i < ranks; ++i)
-    if (x.rank < 0 || i == static_cast<std::size_t>(x.rank)) {
+    if (x.rank < 0 ? !core->absent().contains(i) : i == static_cast<std::size_t>(x.rank)) {
       note.rank = static_cast<std::int32_t>(i);
       if (auto error = tell(i, note); error && !result)
         result = std::move(error);

@@ -120,6 +120,7 @@ void expect_parts(operation& op) noexcept {
 void let_go(const std::vector<part*>& parts) noexcept {
   for (auto* p : parts) {
     lane::set_skipped(*p);
+    p->on->wake(); // what is behind it there waits for nobody else
     p->of->on_part_over(*p);
     p->of->part_over();
   }

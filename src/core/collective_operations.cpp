@@ -233,6 +233,7 @@ void collective_operation::begin(std::shared_ptr<world_core> world, const rank_c
 void collective_operation::of_ranks(std::shared_ptr<world_core> world, const rank_call& any_call) {
   world_ = std::move(world);
   made_in_ = world_->membership();
+  made_for_ = world_->absences();
   needs_ = need_of({&any_call, 1});
   for (auto& p : parts())
     p.uses_memory = any_call.call.what != collective_kind::barrier;
@@ -358,7 +359,12 @@ std::string collective_operation::missing_ranks() const {
 }
 
 caf::error collective_operation::on_check() const {
-  return world_->check_view(*this, membership_, absent_);
+  auto error = world_->check_view(*this, membership_, absent_);
+  // Calls that were still to come are not waited for any more, even if the ranks are back.
+  if (!error && missing_ != 0 && made_for_ != world_->absences())
+    error =
+        make_error(describe(errc::membership_changed, "ranks have left the world or come back"));
+  return error;
 }
 
 caf::error collective_operation::on_admit() {
@@ -765,6 +771,9 @@ std::uint64_t rank_request::number() const noexcept {
 }
 
 caf::expected<operation*> rank_request::joint() {
+  // First of all: what means another membership has nothing to do with others' calls.
+  if (auto error = world_->check_view(*this, membership_, absent_); error)
+    return error;
   auto& line = world_->matching().line_of(call_);
   auto caller = rank_matching::caller_of(call_);
   std::shared_ptr<collective_operation> op;
@@ -773,7 +782,7 @@ caf::expected<operation*> rank_request::joint() {
     if (!gone)
       break;
     line.take(caller, op); // that call of this rank is done with
-    if (membership_ <= op->made_in()) {
+    if (membership_ == 0 || op->made_in() == membership_) {
       counts_ = true;
       return gone;
     }
@@ -793,8 +802,6 @@ caf::expected<operation*> rank_request::joint() {
           errc::overloaded, std::to_string(limit) + " calls of this rank wait for others'"));
     op = make_joint();
   }
-  if (auto error = world_->check_view(*op, membership_, absent_); error)
-    return error;
   found_ = std::move(op);
   return found_.get();
 }

@@ -134,6 +134,7 @@ private:
   std::vector<rank_call> room_; // the calls, if one request made them all
   std::uint64_t membership_ = 0;
   std::uint64_t made_in_ = 0;
+  std::uint64_t made_for_ = 0; // `world_core::absences`
   const rank_set absent_;
   std::size_t missing_ = 0;          // calls that are still to come; under the lock of the order
   std::atomic<bool> waiting_{false}; // counts at its world

@@ -102,7 +102,7 @@ void lane::start() {
 }
 
 bool lane::submit(part& p) noexcept {
-  if (closed_ || (away_ && p.of->failed())) {
+  if (closed_ || (away_ && p.of->failed() && !p.promised)) {
     set(expected_, expected_.load(std::memory_order_relaxed) - 1);
     return false;
   }
@@ -237,6 +237,7 @@ bool lane::come_up() {
   for (int attempt = 1;; ++attempt) {
     auto error = note(open_device());
     if (!error) {
+      set_away(false);
       publish();
       return true;
     }

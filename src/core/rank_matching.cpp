@@ -97,13 +97,9 @@ void rank_matching::leave_out(rank_set absent) {
       ends = ends.with(1);
     line.leave_out(ends);
   }
-  // Who is back has handed in as many as the others.
-  std::uint64_t most = 0;
-  for (auto& x : desks_)
-    most = std::max(most, x.calls.load());
-  for (std::size_t i = 0; i < desks_.size(); ++i)
+  for (std::size_t i = 0; i < desks_.size(); ++i) // who is back has handed in as many as are made
     if (before.contains(i) && !absent.contains(i))
-      desks_[i].calls.store(most);
+      desks_[i].calls.store(collectives_.made(i));
 }
 
 call_line& rank_matching::line_of(const rank_call& call) {

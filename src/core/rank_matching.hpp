@@ -34,6 +34,8 @@ public:
   bool empty() const noexcept { return open_.empty(); }
   /// How many calls `caller` has made that wait for somebody's.
   std::size_t ahead(std::size_t caller) const noexcept { return next_[caller] - first_; }
+  /// How many calls `caller` has made, or was not waited for.
+  std::uint64_t made(std::size_t caller) const noexcept { return next_[caller]; }
   /// The next call of `caller` is made, a part of `op`.
   void take(std::size_t caller, const std::shared_ptr<collective_operation>& op);
   /// The next call of everybody is made; before it nobody's was missing.

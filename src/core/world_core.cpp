@@ -303,8 +303,12 @@ std::shared_ptr<communicator> world_core::adopt(std::uint64_t epoch, rank_set ab
 
 /// Under the lock of the order.
 void world_core::set_absent(rank_set absent) {
+  if (absent == this->absent())
+    return;
   absent_.store(absent.bits(), std::memory_order_release);
+  ++absences_;
   matching_.leave_out(absent);
+  runtime_->gate().go_on_soon(); // what was for others is told so
 }
 
 bool world_core::open() {

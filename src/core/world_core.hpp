@@ -48,6 +48,8 @@ public:
   rank_set absent() const noexcept { return rank_set{absent_.load(std::memory_order_acquire)}; }
   /// Under the lock of the order.
   std::uint64_t membership() const noexcept { return membership_; }
+  /// How often `absent` has changed; the same.
+  std::uint64_t absences() const noexcept { return absences_; }
   /// May a request that needs no communicator, and means `membership`, go on?
   /// @errors errc::unavailable: the world has ended; errc::membership_changed
   caf::error check_view(const char* verb, std::uint64_t membership) const;
@@ -203,6 +205,7 @@ private:
   std::uint64_t given_up_ = 0;   // a communicator of this epoch is not wanted any more
   std::uint64_t membership_ = 0;
   std::atomic<std::uint64_t> absent_{0}; // changes under the lock
+  std::uint64_t absences_ = 0;
   std::vector<world_member> members_;
   std::shared_ptr<communicator> next_;                  // being connected
   std::shared_ptr<communicator> current_;               // for requests

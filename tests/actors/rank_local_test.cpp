@@ -1,5 +1,6 @@
 /// Calls of one rank alone, from whatever thread, and how they come together.
 #include "support/collective_round.hpp"
+#include "support/eventually.hpp"
 #include <troupe/detail/caf_compat.hpp>
 
 #include <caf/all.hpp>
@@ -399,6 +400,8 @@ TEST_F(RankCalls, ThatAreRefusedDoNotCount) {
   EXPECT_TRUE(
       has_code(answer_of(r.all_reduce(x[1], reduce_op::sum, {.deadline = {}, .membership = 77})),
                errc::membership_changed));
+  EXPECT_TRUE(
+      has_code(answer_of(r.barrier({.deadline = {}, .membership = 77})), errc::membership_changed));
   EXPECT_FALSE(first.ready());
   answers rest;
   for (std::size_t rank = 1; rank < w.size(); ++rank)
@@ -497,6 +500,42 @@ TEST_F(RankCalls, EndWithADevicesReset) {
     late.push_back(w.rank(rank).all_reduce(x[rank]));
   expect_code(late, errc::device_reset);
   expect_ok(on_each([&](world_rank r, std::size_t i) { return r.all_reduce(x[i]); }));
+  EXPECT_TRUE(all_hold(x, sum()));
+}
+
+TEST_F(RankCalls, ThatMeanAMembershipHaveNoPartInOthers) {
+  TROUPE_NEEDS_DEVICES(2);
+  const auto before = w.status().membership;
+  auto x = numbers();
+  auto first = w.rank(0).all_reduce(x[0]);
+  must(answer_of(w.device_of(1).reset()));
+  EXPECT_TRUE(has_code(answer_of(first), errc::device_reset));
+  ASSERT_TRUE(testing::eventually([&] {
+    auto now = w.status();
+    return now.phase == world_phase::ready && now.membership > before;
+  }));
+  const request_options now{.deadline = {}, .membership = w.status().membership};
+  const auto sum_up = [&](std::size_t i, const request_options& options) {
+    return w.rank(i).all_reduce(x[i], reduce_op::sum, options);
+  };
+  // What ended before is nobody's who means what has begun since.
+  x = numbers();
+  expect_ok(on_each([&](world_rank, std::size_t i) { return sum_up(i, now); }));
+  EXPECT_TRUE(all_hold(x, sum()));
+  // Who is behind has no part in what others do now, nor does it end with him.
+  x = numbers();
+  auto soon = now;
+  soon.deadline = 100ms;
+  auto given_up = sum_up(0, soon);
+  const request_options old{.deadline = {}, .membership = before};
+  EXPECT_TRUE(has_code(answer_of(w.rank(1).barrier(old)), errc::membership_changed));
+  EXPECT_TRUE(has_code(answer_of(given_up), errc::deadline_exceeded));
+  EXPECT_TRUE(has_code(answer_of(sum_up(1, old)), errc::membership_changed));
+  answers late;
+  for (std::size_t rank = 1; rank < w.size(); ++rank)
+    late.push_back(sum_up(rank, now));
+  expect_code(late, errc::deadline_exceeded);
+  expect_ok(on_each([&](world_rank, std::size_t i) { return sum_up(i, now); }));
   EXPECT_TRUE(all_hold(x, sum()));
 }
 

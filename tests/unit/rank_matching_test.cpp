@@ -42,8 +42,31 @@ TEST(RankMatching, WhoIsAbsentIsNotWaitedFor) {
     EXPECT_FALSE(hands_in(x, 2));
     EXPECT_TRUE(hands_in(x, 0));
   }
+  for (int round = 0; round < 4; ++round) { // all have their place
+    x.collectives().take(2, nullptr);
+    x.collectives().take(0, nullptr);
+  }
   x.leave_out({});
   for (int round = 0; round < 3; ++round) { // and has made as many as the others
+    EXPECT_FALSE(hands_in(x, 0));
+    EXPECT_FALSE(hands_in(x, 2));
+    EXPECT_TRUE(hands_in(x, 1));
+  }
+}
+
+TEST(RankMatching, WhoIsBackHasMadeAsManyAsWerePlaced) {
+  rank_matching x{ranks};
+  x.leave_out(rank_set::of(1));
+  for (int round = 0; round < 2; ++round) {
+    EXPECT_FALSE(hands_in(x, 0));
+    EXPECT_TRUE(hands_in(x, 2));
+    x.collectives().take(0, nullptr);
+    x.collectives().take(2, nullptr);
+  }
+  EXPECT_FALSE(hands_in(x, 0));
+  x.leave_out({});
+  x.refused(0); // its call was for fewer
+  for (int round = 0; round < 2; ++round) {
     EXPECT_FALSE(hands_in(x, 0));
     EXPECT_FALSE(hands_in(x, 2));
     EXPECT_TRUE(hands_in(x, 1));

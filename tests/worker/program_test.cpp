@@ -162,7 +162,7 @@ TEST_F(Programs, GetMessages) {
 }
 
 TEST_F(Programs, RefuseWhatIsTooLong) {
-  start(1, {"says much", std::vector<std::uint8_t>(most_program_bytes)});
+  start(1, {"says much", std::vector<std::uint8_t>(most_program_bytes - 100)});
   ASSERT_TRUE(until_more_reports(1));
   EXPECT_EQ(reports_.front().bytes, std::vector<std::uint8_t>(most_program_bytes, 7));
   caf::scoped_actor asker{system_->get()};
