@@ -27,8 +27,8 @@ namespace troupe {
 ///         would wait for another; all of them have this answer, which names the rank. What ends
 ///         one call before its operation runs (cancel, deadline, a device's reset) ends it for all
 ///         ranks, also for those that come to it later. A call that is refused for its own
-///         arguments (errc::invalid_argument, shape_mismatch, stale_ref, indeterminate, overloaded)
-///         does not count.
+///         arguments (errc::invalid_argument, shape_mismatch, stale_ref, indeterminate,
+///         overloaded), or means another membership (errc::membership_changed), does not count.
 /// @thread any; the order of one rank's calls is its caller's
 class world_rank {
 public:

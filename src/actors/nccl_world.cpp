@@ -513,11 +513,13 @@ caf::expected<world_parts> make_world(caf::actor_system& sys, world_config confi
   }
   if (auto error = check_limits(config.limits, lanes, !config.program.name.empty()); error)
     return error;
-  if (auto error = check_program_bytes(config.program.arguments.size() +
-                                           config.program.name.size() + config.name.size(),
-                                       "names and arguments");
-      error)
-    return error;
+  const auto& program = config.program;
+  if (!program.name.empty())
+    if (auto error =
+            check_program_bytes(program.arguments.size() + program.name.size() + config.name.size(),
+                                "names and arguments");
+        error)
+      return error;
   auto lease = (*core)->lease(sys);
   if (!lease)
     return lease.error();

@@ -359,12 +359,10 @@ std::string collective_operation::missing_ranks() const {
 }
 
 caf::error collective_operation::on_check() const {
-  auto error = world_->check_view(*this, membership_, absent_);
+  if (auto error = world_->check_view(*this, membership_, absent_); error)
+    return error;
   // Calls that were still to come are not waited for any more, even if the ranks are back.
-  if (!error && missing_ != 0 && made_for_ != world_->absences())
-    error =
-        make_error(describe(errc::membership_changed, "ranks have left the world or come back"));
-  return error;
+  return missing_ != 0 ? world_->check_ranks_since(*this, made_for_) : caf::error{};
 }
 
 caf::error collective_operation::on_admit() {

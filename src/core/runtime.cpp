@@ -433,6 +433,7 @@ void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
     slots_[static_cast<std::size_t>(state.ordinal())].reset_wanted = false;
   }
   where.request_revival();
+  admission_->go_on_soon(); // what waits may be for ranks that are gone
 }
 
 void runtime::watch_losses(std::weak_ptr<void> who, std::function<void(int, const caf::error&)> f) {

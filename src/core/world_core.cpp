@@ -305,10 +305,9 @@ std::shared_ptr<communicator> world_core::adopt(std::uint64_t epoch, rank_set ab
 void world_core::set_absent(rank_set absent) {
   if (absent == this->absent())
     return;
+  matching_.leave_out(absent); // before a client sees it
   absent_.store(absent.bits(), std::memory_order_release);
   ++absences_;
-  matching_.leave_out(absent);
-  runtime_->gate().go_on_soon(); // what was for others is told so
 }
 
 bool world_core::open() {
@@ -688,16 +687,21 @@ void world_core::on_communicator_end(communicator& which, const caf::error& caus
 
 // -- requests
 
+/// Under the lock of the order.
+failure world_core::refusal_of(const operation& op, errc code, std::string detail) const {
+  auto why = op.describe(code, std::move(detail));
+  why.epoch = epoch_;
+  why.parts.clear();
+  return why;
+}
+
 caf::error world_core::check_view(const operation& op, std::uint64_t membership,
                                   rank_set absent) const {
   auto refusal = [&](errc code, std::string detail) {
-    auto why = op.describe(code, std::move(detail));
-    why.epoch = epoch_;
-    why.parts.clear();
-    return why;
+    return refusal_of(op, code, std::move(detail));
   };
   if (phase_ == world_phase::failed || phase_ == world_phase::shut_down) {
-    if (op.admitted_at != 0 && reason_) // what was pending gets the one cause (INV-7)
+    if (op.place() != 0 && reason_) // what was pending gets the one cause (INV-7)
       return reason_;
     return make_error(
         refusal(errc::unavailable, "the world is " + std::string{to_string(phase_)} +
@@ -718,6 +722,15 @@ caf::error world_core::check_view(const operation& op, std::uint64_t membership,
                                               std::to_string(size() - absent.size())),
         status_locked());
   return {};
+}
+
+caf::error world_core::check_ranks_since(const operation& op, std::uint64_t absences) const {
+  if (absences == absences_)
+    return {};
+  return caf::make_error(
+      errc::membership_changed,
+      refusal_of(op, errc::membership_changed, "ranks have left the world or come back meanwhile"),
+      status_locked());
 }
 
 caf::error world_core::check_view(const char* verb, std::uint64_t membership) const {

@@ -122,6 +122,9 @@ public:
   /// @errors errc::unavailable: the world has ended; for a request that was admitted before, why it
   ///         did. errc::membership_changed
   caf::error check_view(const operation& op, std::uint64_t membership, rank_set absent) const;
+  /// May one that waits for ranks' calls since `absences` was that?
+  /// @errors errc::membership_changed
+  caf::error check_ranks_since(const operation& op, std::uint64_t absences) const;
   /// Counts one more that waits; `leave_queue`, on any thread, when it does so no more.
   /// @errors errc::overloaded: there is no room
   caf::error enter_queue(const operation& op);
@@ -151,6 +154,7 @@ private:
                                       const std::vector<world_member>& members,
                                       communicator_ranks ranks);
   void set_absent(rank_set absent);
+  failure refusal_of(const operation& op, errc code, std::string detail) const;
   std::vector<local_rank> ranks_without(rank_set absent) const;
   /// A communicator of these ranks alone.
   caf::expected<communicator_ranks> build_of(std::span<const local_rank> ranks) const;

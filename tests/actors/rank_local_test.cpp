@@ -595,6 +595,29 @@ TEST_F(HastyRankCalls, StallAsOneOperation) {
   EXPECT_TRUE(all_hold(y, sum()));
 }
 
+class LastRankCalls : public RankCalls {
+protected:
+  LastRankCalls() : RankCalls({.stall_limit = 100ms, .restarts = 0}) {}
+};
+
+TEST_F(LastRankCalls, OfAWorldThatHasFailedSaySo) {
+  TROUPE_NEEDS_DEVICES(2);
+  TROUPE_HOST_ONLY("its streams are held");
+  auto x = numbers();
+  auto y = numbers();
+  testing::gate held;
+  auto launched = held.hold_stream(w.device_of(1), {}, {x[1]});
+  ASSERT_TRUE(held.wait_reached());
+  expect_code(on_each([&](world_rank r, std::size_t i) { return r.all_reduce(x[i]); }),
+              errc::stalled);
+  ASSERT_TRUE(testing::eventually([&] { return w.status().phase == world_phase::failed; }));
+  // Not as one that was pending then.
+  expect_code(on_each([&](world_rank r, std::size_t i) { return r.all_reduce(y[i]); }),
+              errc::unavailable);
+  held.open();
+  EXPECT_TRUE(is_ok(answer_of(launched)));
+}
+
 } // namespace
 
 } // namespace troupe
