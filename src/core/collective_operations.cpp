@@ -907,7 +907,7 @@ void rank_request::start() {
   auto& matching = world_->matching();
   if (call_.is_message()) {
     gate.place_handed_in();
-  } else if (matching.handed_in(call_.rank, placing_lines())) {
+  } else if (matching.handed_in(call_.rank, absent_, placing_lines())) {
     collective_operation::fetch_place(matching.joint_lines, world_->size());
     gate.place_handed_in();
   } else {

@@ -428,9 +428,10 @@ void lane::revive() {
     static_cast<void>(note((*ring)->close()));
     ring->reset();
   }
-  if (!come_up())
+  if (!come_up()) {
     abandoned_.store(true);
-  set_away(false);
+    set_away(false);
+  }
 }
 
 void lane::set_away(bool x) noexcept {

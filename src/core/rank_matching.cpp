@@ -62,12 +62,12 @@ std::vector<std::shared_ptr<collective_operation>> rank_matching::give_away() {
   return result;
 }
 
-bool rank_matching::handed_in(std::size_t rank, std::span<const std::byte> lines) noexcept {
+bool rank_matching::handed_in(std::size_t rank, rank_set absent,
+                              std::span<const std::byte> lines) noexcept {
   auto& own = desks_[rank];
   own.lines.store(lines.data(), std::memory_order_relaxed);
   // Of two that come at once, one at least sees the other.
   auto calls = own.calls.fetch_add(1) + 1;
-  const rank_set absent{absent_.load(std::memory_order_relaxed)};
   for (std::size_t i = 0; i < desks_.size(); ++i)
     if (desks_[i].calls.load() < calls && !absent.contains(i))
       return false;
@@ -85,9 +85,7 @@ void rank_matching::passed_over(const rank_call& call) noexcept {
 }
 
 void rank_matching::leave_out(rank_set absent) {
-  const rank_set before{absent_.exchange(absent.bits(), std::memory_order_relaxed)};
-  if (absent == before)
-    return;
+  const auto before = collectives_.left_out();
   collectives_.leave_out(absent);
   for (auto& [pair, line] : messages_) {
     rank_set ends;

@@ -34,6 +34,7 @@ public:
   bool empty() const noexcept { return open_.empty(); }
   /// How many calls `caller` has made that wait for somebody's.
   std::size_t ahead(std::size_t caller) const noexcept { return next_[caller] - first_; }
+  rank_set left_out() const noexcept { return left_out_; }
   /// How many calls `caller` has made, or was not waited for.
   std::uint64_t made(std::size_t caller) const noexcept { return next_[caller]; }
   /// The next call of `caller` is made, a part of `op`.
@@ -85,9 +86,10 @@ public:
 
   // Without the lock.
 
-  /// A collective call of `rank` was handed in: have all others handed in as many? Then brings
-  /// into the cache what placing their last ones takes; of this one that is `lines`.
-  bool handed_in(std::size_t rank, std::span<const std::byte> lines) noexcept;
+  /// A collective call of `rank` was handed in, for the world without `absent`: have all others
+  /// handed in as many? Then brings into the cache what placing their last ones takes; of this one
+  /// that is `lines`.
+  bool handed_in(std::size_t rank, rank_set absent, std::span<const std::byte> lines) noexcept;
   /// It was refused, and does not count.
   void refused(std::size_t rank) noexcept;
 
@@ -114,7 +116,6 @@ private:
   };
 
   std::vector<desk> desks_; // for collective calls of each rank
-  std::atomic<std::uint64_t> absent_{0};
   std::map<std::pair<std::size_t, std::size_t>, call_line> messages_; // from, to
 };
 

@@ -13,7 +13,9 @@ using namespace detail;
 
 constexpr std::size_t ranks = 3;
 
-bool hands_in(rank_matching& x, std::size_t rank) { return x.handed_in(rank, {}); }
+bool hands_in(rank_matching& x, std::size_t rank) {
+  return x.handed_in(rank, x.collectives().left_out(), {});
+}
 
 TEST(RankMatching, TheLastOfAllSeesThatItIs) {
   rank_matching x{ranks};
