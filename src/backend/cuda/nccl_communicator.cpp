@@ -381,8 +381,8 @@ ncclRedOp_t to_nccl(reduce_op op) noexcept {
 
 nccl_communicator::~nccl_communicator() {
   if (driver_->ended()) { // all of it goes with the process
-    (void)scratch_.release();
     (void)handle_.release();
+    (void)scratch_.release();
     (void)own_.release();
     (void)window_handle_.release();
     (void)window_scratch_.release();
@@ -408,13 +408,17 @@ caf::error nccl_communicator::connect(stream_view stream, connect_scope what) no
   collectives_connected_ = true;
   if (what == connect_scope::collectives)
     return wait_connected(on);
-  unique_stream_memory scratch{{scratch_.release().pointer, on}, device()};
   if (auto err = warm_up_groups(memory, on))
     return err;
   if (auto err = warm_up_pairs(memory, on))
     return err;
-  scratch.reset(); // in the stream: CUDA has it back before the wait is over
-  return wait_connected(on);
+  if (auto err = wait_connected(on))
+    return err;
+  // Not in that stream: each event of a stream that has to do with a pool costs the host twice as
+  // much from then on, and so does each of all streams that wait for it; every call of NCCL has
+  // four.
+  scratch_.reset();
+  return wait_connected(cudaStreamPerThread); // CUDA has it back
 }
 
 caf::error nccl_communicator::wait_connected(cudaStream_t stream) const noexcept {

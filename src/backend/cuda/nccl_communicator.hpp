@@ -88,7 +88,7 @@ public:
                     unique_stream_memory scratch, shared_driver_access driver,
                     shared_flag unwanted) noexcept
       : driver_(std::move(driver)), unwanted_(std::move(unwanted)), own_(std::move(own)),
-        handle_(nullptr, where.device), scratch_(std::move(scratch)), rank_(where.rank),
+        scratch_(std::move(scratch)), handle_(nullptr, where.device), rank_(where.rank),
         size_(size), float8_(float8) {}
   /// Aborts what nobody ended, while the driver may be called.
   ~nccl_communicator() override;
@@ -168,9 +168,9 @@ private:
 
   const shared_driver_access driver_;
   const shared_flag unwanted_;
-  unique_stream_memory own_; ///< outlives the work of `handle_`
-  unique_communicator handle_;
+  unique_stream_memory own_;     ///< outlives the work of `handle_`, as the scratch does
   unique_stream_memory scratch_; ///< until everything is connected
+  unique_communicator handle_;
   bool collectives_connected_ = false;
   unique_symmetric_memory window_scratch_;
   unique_communicator window_handle_; ///< of the windows, once there is one
