@@ -16,7 +16,7 @@ namespace troupe::detail {
 namespace {
 
 constexpr std::array<std::string_view, stream_count + 1> stream_names{
-    "compute", "upload", "download", "memory", "collective", "peer", "none"};
+    "compute", "upload", "download", "memory", "lend", "collective", "peer", "none"};
 
 /// How many bytes the first character of `x` has; 0 if it is none of UTF-8.
 /// @source The Unicode Standard, table 3-7

@@ -271,7 +271,7 @@ caf::error lane::open_device() {
   if (!properties)
     return properties.error();
   properties_ = std::move(*properties);
-  for (std::size_t i = 0; i < first_collective; ++i)
+  for (std::size_t i = 0; i < lend_stream; ++i)
     if (auto error = make_stream(i); error)
       return error;
   if (auto error = make_collective_streams(1); error)
@@ -306,8 +306,9 @@ caf::error lane::make_collective_streams(std::size_t number) {
 
 caf::error lane::provide_streams() { return note(make_collective_streams(tenants_.load())); }
 
-caf::error lane::provide_peer_stream(int peer) {
-  auto index = first_peer + link_of(peer);
+caf::error lane::provide_peer_stream(int peer) { return provide_late(first_peer + link_of(peer)); }
+
+caf::error lane::provide_late(std::size_t index) {
   if (streams_[index].stream.native != nullptr)
     return {};
   // CUDA hands its queues out in turn: those of kernels come before them.
@@ -605,6 +606,8 @@ lane::verdict lane::try_issue(part& p) {
   if (p.stream == stream_kind::peer) {
     error = provide_peer_stream(p.peer);
     links_[link_of(p.peer)].stream = choose_peer_stream(p);
+  } else if (p.stream == stream_kind::lend) {
+    error = provide_late(lend_stream);
   }
   if (!op.claim_issue(p)) {
     skip(p);

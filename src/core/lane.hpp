@@ -214,9 +214,10 @@ private:
     bool waits = false; // something came that had to wait for others
   };
   enum class verdict : std::uint8_t { held, gone };
+  static constexpr auto lend_stream = static_cast<std::size_t>(stream_kind::lend);
   static constexpr auto first_collective = static_cast<std::size_t>(stream_kind::collective);
   static constexpr auto first_peer = first_collective + collective_streams;
-  static_assert(first_collective + 2 == stream_count);
+  static_assert(lend_stream + 1 == first_collective && first_collective + 2 == stream_count);
 
   /// In the order in which they were made.
   std::span<lane_stream* const> made_streams() const noexcept { return made_; }
@@ -251,6 +252,8 @@ private:
   caf::error open_device();
   caf::error make_stream(std::size_t index);
   caf::error make_collective_streams(std::size_t number);
+  /// A stream that most lanes do not need.
+  caf::error provide_late(std::size_t index);
   void go_down() noexcept;
   void reset_now();
   void revive();

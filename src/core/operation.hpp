@@ -23,9 +23,19 @@ class timekeeper;
 
 /// The streams of a lane. `collective`: one of several, each communicator's own while it has work
 /// there. `peer`: one for each other device (`part::peer`), for copies over the link to it. `none`:
-/// the part is over when its issue returns.
-enum class stream_kind : std::uint8_t { compute, upload, download, memory, collective, peer, none };
-inline constexpr std::size_t stream_count = 6;
+/// the part is over when its issue returns. What is in `memory` waits for nothing: who allocates
+/// stands behind no kernel.
+enum class stream_kind : std::uint8_t {
+  compute,
+  upload,
+  download,
+  memory,
+  lend,
+  collective,
+  peer,
+  none
+};
+inline constexpr std::size_t stream_count = 7;
 
 /// A rank of a communicator, whose work on its lane is in one stream, in order; in another one,
 /// perhaps, once all of it is over. @thread the lane

@@ -406,7 +406,7 @@ memory_lease::~memory_lease() {
 
 lend_operation::lend_operation(any_gpu_ref ref, access_mode mode)
     : operation_of("claim", 1), ref_(std::move(ref)), mode_(mode) {
-  parts()[0].stream = stream_kind::memory; // where it came from
+  parts()[0].stream = stream_kind::lend; // it may wait for long
   add_use(use_of(ref_, reads(mode), writes(mode)));
 }
 

@@ -108,6 +108,20 @@ TEST(LendOperation, ToReadFailsBehindAWriterThatFails) {
   }
 }
 
+TEST(LendOperation, HoldsUpNobodyWhoAllocates) {
+  core_system system;
+  const auto memory = allocate_bytes(system.device(), size);
+  gate kernel;
+  auto writer = system.device().launch(kernel.in_stream(), {}, {memory}, {});
+  kernel.wait_reached();
+  const auto lent = lend(system, memory, access_mode::read);
+  allocate_bytes(system.device(), size);
+  EXPECT_FALSE(lent->answered());
+  kernel.open();
+  EXPECT_TRUE(is_ok(answer_of(writer)));
+  EXPECT_TRUE(is_ok(answer_of(lent)));
+}
+
 TEST(LendOperation, ThatIsTakenBackLeavesWhatItWas) {
   core_system system;
   const auto memory = allocate_bytes(system.device(), size);
