@@ -9,9 +9,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <iostream>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -85,6 +88,27 @@ protected:
 };
 
 bool is_float8(dtype x) { return x == dtype::float8_e4m3 || x == dtype::float8_e5m2; }
+
+/// What NCCL does in each call, from a stream to another and back; in microseconds of the host.
+double cost_of_events(backend_device& device, stream_view one, stream_view other) {
+  using clock = std::chrono::steady_clock;
+  constexpr std::size_t calls = 200;
+  const auto event = must(device.create_event());
+  std::vector<double> times;
+  for (std::size_t i = 0; i < calls; ++i) {
+    const auto start = clock::now();
+    must(device.record(event, one));
+    must(device.wait(other, event));
+    must(device.record(event, other));
+    must(device.wait(one, event));
+    times.push_back(std::chrono::duration<double, std::micro>(clock::now() - start).count());
+  }
+  must(device.record(event, one));
+  must(device.synchronize(event));
+  must(device.destroy_event(event));
+  std::nth_element(times.begin(), times.begin() + calls / 2, times.end());
+  return times[calls / 2];
+}
 
 } // namespace
 
@@ -261,6 +285,41 @@ TEST_F(NcclCommunicator, GivesItsMemoryBack) {
   for (int i = 0; i < 3; ++i)
     cycle();
   EXPECT_GE(free_bytes(), before - 64 * mib);
+}
+
+/// A stream that has to do with a memory pool pays for all streams that have; so does what waits
+/// for it.
+TEST_F(NcclCommunicator, LeavesTheEventsOfItsStreamAsCheapAsTheyWere) {
+  auto& device = *at(0).device;
+  must(device.bind());
+  std::vector<stream_view> streams; // on device 0
+  auto make_stream = [&] { return streams.emplace_back(must(device.create_stream())); };
+  for (int i = 0; i < 16; ++i) {
+    const auto stream = make_stream();
+    must(device.deallocate(must(device.allocate(mib, stream)), stream));
+  }
+  auto ranks = must(cuda_->build(must(cuda_->make_communicator_id()), size_, all_ranks()));
+  const auto own = make_stream();
+  on_threads(size_, [&](int i) {
+    must(at(i).device->bind());
+    must(ranks[static_cast<std::size_t>(i)]->connect(i == 0 ? own : at(i).stream,
+                                                     connect_scope::everything));
+  });
+  must(device.bind());
+  const auto other = make_stream();
+  const auto fresh = make_stream();
+  const auto its_other = make_stream();
+  double cost = 1e9;
+  double floor = 1e9;
+  for (int round = 0; round < 20; ++round) { // whatever else the cores do
+    cost = std::min(cost, cost_of_events(device, own, other));
+    floor = std::min(floor, cost_of_events(device, fresh, its_other));
+  }
+  std::cout << "four calls: " << cost << " us, on streams of their own " << floor << " us\n";
+  EXPECT_LT(cost, 1.3 * floor);
+  EXPECT_TRUE(is_ok(cuda_->destroy(std::move(ranks))));
+  for (auto x : streams)
+    must(device.destroy_stream(x));
 }
 
 /// A window for what is sent and one for what is received, on each rank.
