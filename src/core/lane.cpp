@@ -70,7 +70,7 @@ lane::lane(std::shared_ptr<device_state> state, std::unique_ptr<backend_device> 
            const lane_options& options, lane_owner& owner)
     : state_(std::move(state)), device_(std::move(device)), runs_cuda_(device_->runs_cuda()),
       is_remote_(device_->is_remote()), options_(options), owner_(owner) {
-  part_links();
+  forget_late();
 }
 
 lane::~lane() {
@@ -308,6 +308,17 @@ caf::error lane::provide_streams() { return note(make_collective_streams(tenants
 
 caf::error lane::provide_peer_stream(int peer) { return provide_late(first_peer + link_of(peer)); }
 
+caf::error lane::provide_stream_of(const part& p) {
+  if (p.stream != stream_kind::lend && p.stream != stream_kind::peer)
+    return {};
+  const bool lends = p.stream == stream_kind::lend;
+  auto error = lends ? provide_late(lend_stream) : provide_peer_stream(p.peer);
+  auto& who = *tenant_of(p);
+  if (who.in_flight == 0)
+    who.stream = error ? memory_stream : lends ? lend_stream : choose_peer_stream(p);
+  return error;
+}
+
 caf::error lane::provide_late(std::size_t index) {
   if (streams_[index].stream.native != nullptr)
     return {};
@@ -380,13 +391,15 @@ void lane::forget_streams() noexcept {
   }
   made_.clear();
   collectives_made_ = 0;
-  part_links();
+  forget_late();
 }
 
-/// Each has its own stream.
-void lane::part_links() noexcept {
-  for (std::size_t i = 0; i < links_.size(); ++i)
-    links_[i].stream = first_peer + i;
+/// What stands in for a part that is lost or taken back before its stream is made goes to one that
+/// is always there.
+void lane::forget_late() noexcept {
+  lends_.stream = memory_stream;
+  for (auto& x : links_)
+    x.stream = memory_stream;
 }
 
 /// Its streams, events and memory went with the process that had them: nothing is given back.
@@ -536,14 +549,10 @@ std::size_t lane::choose_stream(const stream_tenant& who) const noexcept {
   return best;
 }
 
-/// That of its link while something of it is there: what comes after that relies on it. Else one
-/// where another link is at work, if that takes long, unless it would wait there for more than it
-/// does itself.
+/// For a link that has nothing in flight: its own, or one where another link is at work, if that
+/// takes long, unless it would wait there for more than it does itself.
 std::size_t lane::choose_peer_stream(const part& p) const noexcept {
-  auto& own = links_[link_of(p.peer)];
   const auto index = first_peer + link_of(p.peer);
-  if (own.in_flight != 0)
-    return own.stream;
   const auto size = p.of->size_bytes();
   if (size < long_copy_bytes || !streams_[index].in_flight.empty() || !nothing_before(p))
     return index;
@@ -602,13 +611,7 @@ lane::verdict lane::try_issue(part& p) {
     return verdict::held;
   waiting_.pop_front();
   fetch_ahead();
-  caf::error error;
-  if (p.stream == stream_kind::peer) {
-    error = provide_peer_stream(p.peer);
-    links_[link_of(p.peer)].stream = choose_peer_stream(p);
-  } else if (p.stream == stream_kind::lend) {
-    error = provide_late(lend_stream);
-  }
+  auto error = provide_stream_of(p);
   if (!op.claim_issue(p)) {
     skip(p);
     return verdict::gone;
@@ -654,9 +657,9 @@ std::optional<std::uint64_t> lane::held_by(part& p) noexcept {
     if (again)
       see_through_dropped(p);
   }
-  // CUDA may put the stream of a link into one queue with another stream: what is still to come
+  // CUDA may put a stream that was made late into one queue with another: what is still to come
   // there must not stand behind what waits for others.
-  if (p.stream == stream_kind::peer && !nothing_before(p))
+  if ((p.stream == stream_kind::peer || p.stream == stream_kind::lend) && !nothing_before(p))
     for (auto* s : made_)
       if (s->continuing != nullptr)
         return s->continuing->of->number();

@@ -20,6 +20,7 @@
 #include <optional>
 #include <span>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace troupe::detail {
@@ -44,7 +45,8 @@ public:
 /// of admission, which is the same on all devices; so whatever is first of all that is not over has
 /// its turn on each of its devices, if as many kernels as there are streams have room there beside
 /// each other. NCCL's take at most 32 of the 132 multiprocessors of a Hopper, and fewer of smaller
-/// devices. CUDA has 8 queues for streams (CUDA_DEVICE_MAX_CONNECTIONS); the lane's others take 4.
+/// devices. CUDA has 8 queues for streams (CUDA_DEVICE_MAX_CONNECTIONS); what every lane has beside
+/// them takes 4.
 inline constexpr std::size_t collective_streams = 4;
 
 /// How many streams a lane has for links at most; beyond that, links share them. A device's copies
@@ -178,6 +180,8 @@ public:
   bool starts_for_sure(const part& p) const noexcept;
   /// Is all work of communicators over, but what has failed?
   bool collectives_over() const noexcept;
+  /// Is what must come before `p` over, or in the stream that it shares with it?
+  static bool nothing_before(const part& p) noexcept;
   /// Before and after a call that connects a communicator.
   void begin_connecting() noexcept;
   void end_connecting() noexcept;
@@ -214,6 +218,7 @@ private:
     bool waits = false; // something came that had to wait for others
   };
   enum class verdict : std::uint8_t { held, gone };
+  static constexpr auto memory_stream = static_cast<std::size_t>(stream_kind::memory);
   static constexpr auto lend_stream = static_cast<std::size_t>(stream_kind::lend);
   static constexpr auto first_collective = static_cast<std::size_t>(stream_kind::collective);
   static constexpr auto first_peer = first_collective + collective_streams;
@@ -227,12 +232,14 @@ private:
   std::span<const lane_stream> peer_range() const noexcept {
     return {streams_.data() + first_peer, peer_streams};
   }
-  /// The communicator or the link whose work it is; null: what has its stream for good.
+  /// The communicator, the link or the lends whose work it is; null: what has its stream for good.
   const stream_tenant* tenant_of(const part& p) const noexcept {
-    return p.stream == stream_kind::peer ? &links_[link_of(p.peer)] : p.tenant;
+    return p.stream == stream_kind::peer   ? &links_[link_of(p.peer)]
+           : p.stream == stream_kind::lend ? &lends_
+                                           : p.tenant;
   }
   stream_tenant* tenant_of(const part& p) noexcept {
-    return p.stream == stream_kind::peer ? &links_[link_of(p.peer)] : p.tenant;
+    return const_cast<stream_tenant*>(std::as_const(*this).tenant_of(p));
   }
   std::size_t index_of(const part& p) const noexcept {
     const auto* who = tenant_of(p);
@@ -254,13 +261,15 @@ private:
   caf::error make_collective_streams(std::size_t number);
   /// A stream that most lanes do not need.
   caf::error provide_late(std::size_t index);
+  /// The stream where `p` goes, if it is one of these.
+  caf::error provide_stream_of(const part& p);
   void go_down() noexcept;
   void reset_now();
   void revive();
   void set_away(bool x) noexcept;
   void publish();
   void forget_streams() noexcept;
-  void part_links() noexcept;
+  void forget_late() noexcept;
   bool serve_control();
   bool take_inbox() noexcept;
   bool issue_ready();
@@ -273,7 +282,6 @@ private:
   static void see_through_dropped(part& p);
   static void wake_waiting(const part& x) noexcept;
   bool stands_between(const part& p) const noexcept;
-  static bool nothing_before(const part& p) noexcept;
   caf::error check_generation(const part& p) const;
   void after_issue(part& p, const caf::expected<issue_outcome>& outcome);
   void put_in_flight(part& p);
@@ -315,10 +323,11 @@ private:
   device_properties properties_;
   std::array<lane_stream, first_peer + peer_streams> streams_;
   std::array<stream_tenant, peer_streams> links_; // all that one has in flight is in one stream
-  std::vector<lane_stream*> made_;                // of them; the rest can follow
-  std::size_t continuing_ = 0;                    // how many of them have a part that continues
-  std::size_t collectives_made_ = 0;              // the first ones
-  std::vector<event_view> events_;                // not in use
+  stream_tenant lends_;
+  std::vector<lane_stream*> made_;   // of them; the rest can follow
+  std::size_t continuing_ = 0;       // how many of them have a part that continues
+  std::size_t collectives_made_ = 0; // the first ones
+  std::vector<event_view> events_;   // not in use
   std::unique_ptr<staging_ring> upload_ring_;
   std::unique_ptr<staging_ring> download_ring_;
   std::unique_ptr<stager> stager_;

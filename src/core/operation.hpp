@@ -122,10 +122,11 @@ struct alignas(64) part {
     return s == state::done || s == state::skipped || s == state::dropped;
   }
   bool dropped() const noexcept { return at.load(std::memory_order_acquire) == state::dropped; }
-  /// If both are in streams of one lane at once, it is the same stream.
+  /// If both are in streams of one lane at once, it is the same stream, and what is first there
+  /// ends first. (What is lent is done at once where nothing is before it.)
   bool shares_stream(const part& other) const noexcept {
     return on == other.on && stream == other.stream && stream != stream_kind::none &&
-           (stream != stream_kind::peer || peer == other.peer) &&
+           stream != stream_kind::lend && (stream != stream_kind::peer || peer == other.peer) &&
            (stream != stream_kind::collective || (tenant != nullptr && tenant == other.tenant));
   }
 };

@@ -415,8 +415,10 @@ caf::error lend_operation::on_admit() {
   return {};
 }
 
-/// What comes before stands in its stream.
-caf::expected<issue_outcome> lend_operation::issue(part&, lane&) { return issue_outcome::enqueued; }
+/// What comes before stands in its stream; a claim of what nobody uses waits for no other.
+caf::expected<issue_outcome> lend_operation::issue(part& p, lane&) {
+  return lane::nothing_before(p) ? issue_outcome::finished : issue_outcome::enqueued;
+}
 
 /// It counts as something that writes, and would heal what others left half-written before it; but
 /// to lend writes nothing.

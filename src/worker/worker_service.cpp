@@ -359,7 +359,10 @@ caf::error worker_service::warm() {
       return stream.error();
     ready_streams_.push_back(*stream);
   }
-  const auto on = ready_streams_.front();
+  auto stream = device_->create_stream(); // it ends here: events of one that allocated cost more
+  if (!stream)
+    return stream.error();
+  const auto on = *stream;
   auto memory = device_->allocate(warm_bytes, on);
   if (!memory)
     return memory.error();
@@ -378,6 +381,8 @@ caf::error worker_service::warm() {
   if (!error)
     error = device_->synchronize(*event);
   if (auto end = device_->destroy_event(*event); end && !error)
+    error = std::move(end);
+  if (auto end = device_->destroy_stream(on); end && !error)
     error = std::move(end);
   return error;
 }

@@ -3,6 +3,7 @@
 #include "core/operations.hpp"
 #include "core/order.hpp"
 #include "support/core_fixture.hpp"
+#include <troupe/testing/fault_plan.hpp>
 
 #include <gtest/gtest.h>
 
@@ -23,11 +24,14 @@ using testing::answer_of;
 using testing::core_system;
 using testing::eventually;
 using testing::failing_work;
+using testing::fault;
+using testing::fault_plan;
 using testing::gate;
 using testing::has_code;
 using testing::is_ok;
 using testing::must;
 using testing::settles;
+using testing::verb;
 
 constexpr std::size_t size = 64;
 
@@ -120,6 +124,43 @@ TEST(LendOperation, HoldsUpNobodyWhoAllocates) {
   kernel.open();
   EXPECT_TRUE(is_ok(answer_of(writer)));
   EXPECT_TRUE(is_ok(answer_of(lent)));
+}
+
+TEST(LendOperation, OfWhatNobodyUsesWaitsForNoOther) {
+  core_system system;
+  const auto busy = allocate_bytes(system.device(), size);
+  const auto idle = allocate_bytes(system.device(), size);
+  gate kernel;
+  auto writer = system.device().launch(kernel.in_stream(), {}, {busy}, {});
+  kernel.wait_reached();
+  const auto first = lend(system, busy, access_mode::read);
+  const auto again = lend(system, busy, access_mode::read);
+  EXPECT_TRUE(is_ok(answer_of(lend(system, idle, access_mode::write))));
+  EXPECT_FALSE(first->answered());
+  EXPECT_FALSE(again->answered());
+  kernel.open();
+  EXPECT_TRUE(is_ok(answer_of(writer)));
+  EXPECT_TRUE(is_ok(answer_of(first)));
+  EXPECT_TRUE(is_ok(answer_of(again)));
+}
+
+TEST(LendOperation, WithoutAStreamFailsAndLeavesNothing) {
+  const auto plan = std::make_shared<fault_plan>();
+  core_system system{{.plan = plan}};
+  const auto memory = allocate_bytes(system.device(), size);
+  gate kernel;
+  auto writer = system.device().launch(kernel.in_stream(), {}, {memory}, {});
+  kernel.wait_reached();
+  plan->add({.kind = fault::fail, .on = verb::create_stream, .error = errc::cuda_error});
+  const auto lent = lend(system, memory, access_mode::write);
+  EXPECT_TRUE(has_code(answer_of(lent), errc::cuda_error));
+  kernel.open();
+  EXPECT_TRUE(is_ok(answer_of(writer)));
+  ASSERT_TRUE(settles(*lent));
+  EXPECT_TRUE(eventually([&] { // it is given back
+    return is_ok(answer_of(lend(system, memory, access_mode::write)));
+  }));
+  EXPECT_EQ(system.lane()->in_flight(), 0u);
 }
 
 TEST(LendOperation, ThatIsTakenBackLeavesWhatItWas) {
