@@ -214,10 +214,10 @@ void world_core::go_on_without(int device) {
 /// Under the lock of the order, where it has lost one rank.
 bool world_core::switch_to_survivors() {
   const auto now = absent();
-  if (now.size() != 1 || !is_ready(now))
+  if (now.size() != 1)
     return false;
   auto& x = prepared_[now.first()];
-  if (!is_there(x) || x->has_lost_rank() || x->absent() != now)
+  if (!is_there(x) || x->has_lost_rank() || x->absent() != now || !is_ready(now))
     return false;
   current_ = std::move(x);
   epoch_ = current_->epoch();

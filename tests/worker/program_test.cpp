@@ -206,19 +206,26 @@ TEST_P(ProgramsGoOn, AfterKills) {
   limits.on_loss = GetParam().on_loss;
   start(3, {"sums for ever", {}}, limits);
   const auto n = system_->ordinals().size();
+  auto is_full = [&] { return view_.phase == world_phase::ready && view_.members.size() == n; };
+  std::vector<std::uint64_t> generations(n, 1); // of the ranks' devices: each kill is one more
   for (int i = 0; i < kills; ++i) {
     ASSERT_TRUE(until([&] {
-      return view_.phase == world_phase::ready && view_.members.size() == n &&
-             (GetParam().standby == standby_policy::none || view_.standby_ready);
+      return is_full() && (GetParam().standby == standby_policy::none || view_.standby_ready);
     }));
     ASSERT_TRUE(until_more_reports(6)) << "after " << i << " kills";
+    for (auto& x : view_.members)
+      EXPECT_EQ(x.generation, generations[static_cast<std::size_t>(x.rank)])
+          << "rank " << x.rank << " after " << i << " kills";
     const auto epoch = view_.epoch;
-    EXPECT_EQ(code_of(kill(i % static_cast<int>(n))), errc::worker_lost);
+    const auto victim = static_cast<std::size_t>(i) % n;
+    EXPECT_EQ(code_of(kill(static_cast<int>(victim))), errc::worker_lost);
+    ++generations[victim];
     ASSERT_TRUE(until([&] { return view_.phase == world_phase::ready && view_.epoch > epoch; }));
   }
-  ASSERT_TRUE(
-      until([&] { return view_.phase == world_phase::ready && view_.members.size() == n; }));
+  ASSERT_TRUE(until(is_full));
   ASSERT_TRUE(until_more_reports(6));
+  for (auto& x : view_.members)
+    EXPECT_EQ(x.generation, generations[static_cast<std::size_t>(x.rank)]) << "rank " << x.rank;
   EXPECT_TRUE(nobody_failed());
 }
 
