@@ -32,6 +32,14 @@ inline std::size_t resident_memory() {
   return resident * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 }
 
+/// How much more a process may have than before, if nothing of it grows; in bytes. A sanitizer
+/// keeps what was freed for a while.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+inline constexpr std::size_t memory_slack = std::size_t{512} << 20;
+#else
+inline constexpr std::size_t memory_slack = std::size_t{32} << 20;
+#endif
+
 /// In bytes, what malloc has given out and not got back, in all arenas.
 inline std::size_t allocated_memory() {
   const auto info = ::mallinfo2();

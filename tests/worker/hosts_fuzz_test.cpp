@@ -277,7 +277,7 @@ TEST_F(HostGate, RandomBytesOfStrangersCostLittle) {
   rogue x{fleet_.authority().issue("gamma"), tls_context::side::agent, connect(fleet_.port())};
   ASSERT_TRUE(x.say(hello_of("gamma")));
   EXPECT_TRUE(x.hear());
-  EXPECT_LT(resident_memory(), before + (std::size_t{32} << 20));
+  EXPECT_LT(resident_memory(), before + memory_slack);
 }
 
 TEST_F(HostGate, WrongFramesOfMembersCostLittle) {
@@ -311,7 +311,7 @@ TEST_F(HostGate, WrongFramesOfMembersCostLittle) {
     }
   }
   EXPECT_TRUE(lines_.say("bytes, where at most"));
-  EXPECT_LT(resident_memory(), before + (std::size_t{32} << 20));
+  EXPECT_LT(resident_memory(), before + memory_slack);
 }
 
 /// It joins in good order, and what it says then of its workers makes no sense.
@@ -377,7 +377,7 @@ TEST(HostFuzz, AnAgentThatIsOutOfOrderHarmsNobody) {
     ASSERT_NE(code_of(error), std::nullopt) << describe(error);
   }
   EXPECT_EQ(came_up, 0);
-  EXPECT_LT(resident_memory(), before + (std::size_t{32} << 20));
+  EXPECT_LT(resident_memory(), before + memory_slack);
   EXPECT_TRUE(lines.say("the host rogue is lost"));
   victim.reset();
   {
@@ -452,7 +452,7 @@ TEST(HostFuzz, AParentThatIsOutOfOrderHarmsNoAgent) {
     most = std::max(most, memory_of(process));
   }
   EXPECT_GT(served, cases / 4);
-  EXPECT_LT(most, std::size_t{200} << 20);
+  EXPECT_LT(most, (std::size_t{168} << 20) + memory_slack);
   EXPECT_GT(most, 0U);
   listener.reset();
   test_system system{fleet.system()};
