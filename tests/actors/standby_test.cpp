@@ -558,7 +558,7 @@ TEST_F(Standby, GoesOnAHundredTimesUnderLoadWithoutGrowth) {
   set_log_sink({});
   EXPECT_EQ(counted->number(), 2);
   EXPECT_LE(threads_of_this_process(), threads);
-  EXPECT_LE(resident_memory(), memory + (std::size_t{32} << 20));
+  EXPECT_LE(resident_memory(), memory + memory_slack);
   EXPECT_TRUE(works(w));
 }
 
