@@ -294,7 +294,7 @@ TEST_F(NcclCommunicator, LeavesTheEventsOfItsStreamAsCheapAsTheyWere) {
   must(device.bind());
   std::vector<stream_view> streams; // on device 0
   auto make_stream = [&] { return streams.emplace_back(must(device.create_stream())); };
-  for (int i = 0; i < 16; ++i) {
+  for (int i = 0; i < 64; ++i) {
     const auto stream = make_stream();
     must(device.deallocate(must(device.allocate(mib, stream)), stream));
   }
@@ -316,7 +316,7 @@ TEST_F(NcclCommunicator, LeavesTheEventsOfItsStreamAsCheapAsTheyWere) {
     floor = std::min(floor, cost_of_events(device, fresh, its_other));
   }
   std::cout << "four calls: " << cost << " us, on streams of their own " << floor << " us\n";
-  EXPECT_LT(cost, 1.3 * floor);
+  EXPECT_LT(cost, 1.2 * floor);
   EXPECT_TRUE(is_ok(cuda_->destroy(std::move(ranks))));
   for (auto x : streams)
     must(device.destroy_stream(x));
