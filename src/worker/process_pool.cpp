@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <csignal>
 #include <filesystem>
 #include <new>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -199,7 +201,10 @@ caf::expected<process_pool::running> process_pool::start(int ordinal, int& devic
     if (link)
       link->lose(why);
   };
-  listener.reaped = [weak = std::weak_ptr{of}](const worker_exit&) {
+  listener.reaped = [ordinal, weak = std::weak_ptr{of}](const worker_exit& exit) {
+    if (exit.signal != 0) // its end was told before anybody could know that
+      log(exit.signal == SIGKILL ? log_level::info : log_level::warning,
+          "the worker of device " + std::to_string(ordinal) + " was ended by " + to_string(exit));
     auto self = weak.lock();
     if (!self)
       return;

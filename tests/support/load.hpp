@@ -32,13 +32,15 @@ inline std::size_t resident_memory() {
   return resident * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 }
 
-/// How much more a process may have than before, if nothing of it grows; in bytes. A sanitizer
-/// keeps what was freed for a while.
+/// In bytes, what a sanitizer keeps for a while after it was freed.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-inline constexpr std::size_t memory_slack = std::size_t{512} << 20;
+inline constexpr std::size_t kept_by_sanitizer = std::size_t{512} << 20;
 #else
-inline constexpr std::size_t memory_slack = std::size_t{32} << 20;
+inline constexpr std::size_t kept_by_sanitizer = 0;
 #endif
+
+/// In bytes, by how much the memory of a process may differ of which nothing grows.
+inline constexpr std::size_t memory_slack = (std::size_t{32} << 20) + kept_by_sanitizer;
 
 /// In bytes, what malloc has given out and not got back, in all arenas.
 inline std::size_t allocated_memory() {

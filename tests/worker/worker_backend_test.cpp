@@ -1,6 +1,7 @@
 // Devices in worker processes, through everything above the backend.
 
 #include "support/load.hpp"
+#include "support/log_lines.hpp"
 #include "support/worker_losses.hpp"
 #include <troupe/launch.hpp>
 #include <troupe/worker.hpp>
@@ -8,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -36,8 +38,21 @@ const bool launches_registered = [] {
         to[i] = from[i] + what;
     });
   });
+  if (!error)
+    error = register_launch("abort",
+                            [](launch_context&, std::span<const any_gpu_ref>,
+                               std::span<const any_gpu_ref>,
+                               std::span<const std::byte>) -> caf::error { std::abort(); });
   return !error;
 }();
+
+TEST(WorkerBackend, SaysBySignalsWhatEndedAWorker) {
+  log_lines lines;
+  test_system system{in_worker_processes(1)};
+  auto d = must(device::open(system, 0));
+  EXPECT_EQ(code_of(error_of(answer_of(d.launch("abort", {}, {}, {})))), errc::worker_lost);
+  EXPECT_TRUE(lines.say("the worker of device 0 was ended by signal 6"));
+}
 
 TEST(WorkerBackend, MovesAndComputes) {
   test_system system{in_worker_processes(2)};

@@ -1,0 +1,56 @@
+#pragma once
+
+#include "support/world_fixture.hpp"
+#include <troupe/log.hpp>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstddef>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace troupe::testing {
+
+/// Lines of the log, while it lives.
+class log_lines {
+public:
+  log_lines() {
+    set_log_sink([this](const log_line& x) {
+      std::lock_guard lock{mutex_};
+      all_.push_back(std::string{x.text} + (x.why != nullptr ? ": " + x.why->detail : ""));
+      changed_.notify_all();
+    });
+  }
+  ~log_lines() { set_log_sink({}); }
+  log_lines(const log_lines&) = delete;
+  log_lines& operator=(const log_lines&) = delete;
+
+  /// For EXPECT_TRUE: a line has this in it.
+  ::testing::AssertionResult say(const std::string& what) {
+    std::unique_lock lock{mutex_};
+    auto there = [&] {
+      return std::any_of(all_.begin(), all_.end(),
+                         [&](auto& x) { return x.find(what) != std::string::npos; });
+    };
+    if (changed_.wait_for(lock, patience, there))
+      return ::testing::AssertionSuccess();
+    auto result = ::testing::AssertionFailure() << "no line says \"" << what << "\":";
+    for (auto& x : all_)
+      result << "\n  " << x;
+    return result;
+  }
+  std::size_t count() {
+    std::lock_guard lock{mutex_};
+    return all_.size();
+  }
+
+private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::string> all_;
+};
+
+} // namespace troupe::testing
