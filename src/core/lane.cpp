@@ -312,10 +312,12 @@ caf::error lane::provide_stream_of(const part& p) {
   if (p.stream != stream_kind::lend && p.stream != stream_kind::peer)
     return {};
   const bool lends = p.stream == stream_kind::lend;
+  if (lends && nothing_before(p))
+    return {}; // it needs none
   auto error = lends ? provide_late(lend_stream) : provide_peer_stream(p.peer);
   auto& who = *tenant_of(p);
   if (who.in_flight == 0)
-    who.stream = error ? memory_stream : lends ? lend_stream : choose_peer_stream(p);
+    who.stream = error ? stand_in : lends ? lend_stream : choose_peer_stream(p);
   return error;
 }
 
@@ -395,11 +397,11 @@ void lane::forget_streams() noexcept {
 }
 
 /// What stands in for a part that is lost or taken back before its stream is made goes to one that
-/// is always there.
+/// is always there; not to that of allocations, which wait for nothing.
 void lane::forget_late() noexcept {
-  lends_.stream = memory_stream;
+  lends_.stream = stand_in;
   for (auto& x : links_)
-    x.stream = memory_stream;
+    x.stream = stand_in;
 }
 
 /// Its streams, events and memory went with the process that had them: nothing is given back.
@@ -558,7 +560,7 @@ std::size_t lane::choose_peer_stream(const part& p) const noexcept {
     return index;
   auto all = peer_range();
   auto at_work = std::find_if(all.begin(), all.end(), [&](const lane_stream& s) {
-    return !s.in_flight.empty() && !s.waits && s.largest_bytes <= size &&
+    return !s.in_flight.empty() && s.continuing == nullptr && !s.waits && s.largest_bytes <= size &&
            s.largest_bytes >= long_copy_bytes;
   });
   return at_work == all.end() ? index
@@ -658,10 +660,12 @@ std::optional<std::uint64_t> lane::held_by(part& p) noexcept {
       see_through_dropped(p);
   }
   // CUDA may put a stream that was made late into one queue with another: what is still to come
-  // there must not stand behind what waits for others.
-  if ((p.stream == stream_kind::peer || p.stream == stream_kind::lend) && !nothing_before(p))
+  // there must not stand behind what waits for others. (A claim may wait for long: it holds up no
+  // transfer, and none holds it up.)
+  const bool lends = p.stream == stream_kind::lend;
+  if ((p.stream == stream_kind::peer || lends) && !nothing_before(p))
     for (auto* s : made_)
-      if (s->continuing != nullptr)
+      if (s->continuing != nullptr && (!lends || s->continuing->tenant != nullptr))
         return s->continuing->of->number();
   return std::nullopt;
 }

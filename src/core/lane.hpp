@@ -218,7 +218,7 @@ private:
     bool waits = false; // something came that had to wait for others
   };
   enum class verdict : std::uint8_t { held, gone };
-  static constexpr auto memory_stream = static_cast<std::size_t>(stream_kind::memory);
+  static constexpr auto stand_in = static_cast<std::size_t>(stream_kind::compute);
   static constexpr auto lend_stream = static_cast<std::size_t>(stream_kind::lend);
   static constexpr auto first_collective = static_cast<std::size_t>(stream_kind::collective);
   static constexpr auto first_peer = first_collective + collective_streams;

@@ -136,7 +136,8 @@ public:
     why.detail = std::move(detail);
     if (rank < size()) {
       why.rank = static_cast<int>(rank);
-      why.device = lanes_[rank]->state().ordinal();
+      if (lanes_[rank]) // else the rank is another process's
+        why.device = lanes_[rank]->state().ordinal();
     }
     return make_error(std::move(why));
   }

@@ -21,6 +21,7 @@ using detail::memory_lease;
 
 using testing::allocate_bytes;
 using testing::answer_of;
+using testing::borrow;
 using testing::core_system;
 using testing::eventually;
 using testing::failing_work;
@@ -118,11 +119,14 @@ TEST(LendOperation, HoldsUpNobodyWhoAllocates) {
   gate kernel;
   auto writer = system.device().launch(kernel.in_stream(), {}, {memory}, {});
   kernel.wait_reached();
+  std::vector<std::byte> bytes(size);
+  auto download = system.device().download(memory, borrow(bytes), {});
   const auto lent = lend(system, memory, access_mode::read);
   allocate_bytes(system.device(), size);
   EXPECT_FALSE(lent->answered());
   kernel.open();
   EXPECT_TRUE(is_ok(answer_of(writer)));
+  EXPECT_TRUE(is_ok(answer_of(download)));
   EXPECT_TRUE(is_ok(answer_of(lent)));
 }
 
@@ -154,6 +158,7 @@ TEST(LendOperation, WithoutAStreamFailsAndLeavesNothing) {
   plan->add({.kind = fault::fail, .on = verb::create_stream, .error = errc::cuda_error});
   const auto lent = lend(system, memory, access_mode::write);
   EXPECT_TRUE(has_code(answer_of(lent), errc::cuda_error));
+  allocate_bytes(system.device(), size);
   kernel.open();
   EXPECT_TRUE(is_ok(answer_of(writer)));
   ASSERT_TRUE(settles(*lent));

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace troupe::testing {
@@ -100,6 +101,28 @@ const bool programs_registered = [] {
         }
       });
     });
+  // Gets what rank 0 sends, until it gets a message; reports when it hears that there is none.
+  if (!error)
+    error = register_program("hears rank 0", [](const program_place& place) {
+      return place.system.spawn([place](caf::blocking_actor* self) {
+        auto ref = place.rank.where().allocate<float>(elements);
+        if (!ref)
+          return self->fail_state(ref.error());
+        bool told = false;
+        while (!is_over(self)) {
+          const request_options options{.membership = place.rank.status().membership,
+                                        .allow_shrunk = true};
+          auto done = place.rank.broadcast(*ref, 0, options).wait();
+          if (done || code_of(done.error()) == errc::membership_changed || is_loss(done.error()))
+            continue;
+          auto why = failure_of(done.error());
+          if (!why || why->code != errc::unavailable || why->rank != 0)
+            return self->fail_state(done.error());
+          if (!std::exchange(told, true))
+            static_cast<void>(place.report(bytes_from(place.rank.index())));
+        }
+      });
+    });
   // Reports as much as it may, after a try with more; ends with a long text when it gets a message.
   if (!error)
     error = register_program("says much", [](const program_place& place) {
@@ -159,6 +182,23 @@ TEST_F(Programs, GetMessages) {
   caf::scoped_actor asker{system_->get()};
   auto refused = detail::ask<void>(asker, actor_, patience, program_message{7, {1}});
   EXPECT_EQ(code_of(error_of(refused)), errc::invalid_argument);
+}
+
+TEST_F(Programs, AreToldWhichRankIsGone) {
+  TROUPE_NEEDS_DEVICES(2);
+  world_limits limits;
+  limits.standby = standby_policy::survivors;
+  limits.on_loss = loss_policy::shrink;
+  start(3, {"hears rank 0", {}}, limits);
+  const auto n = system_->ordinals().size();
+  auto is_full = [&] { return view_.phase == world_phase::ready && view_.members.size() == n; };
+  ASSERT_TRUE(until([&] { return is_full() && view_.standby_ready; }));
+  EXPECT_EQ(code_of(kill(0)), errc::worker_lost);
+  ASSERT_TRUE(until_more_reports(1));
+  ASSERT_TRUE(until([&] { return is_full() && view_.members[0].generation == 2; }));
+  for (std::size_t i = 1; i < n; ++i)
+    EXPECT_EQ(view_.members[i].generation, 1u) << "rank " << i;
+  EXPECT_TRUE(nobody_failed());
 }
 
 TEST_F(Programs, RefuseWhatIsTooLong) {
