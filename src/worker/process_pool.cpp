@@ -202,8 +202,8 @@ caf::expected<process_pool::running> process_pool::start(int ordinal, int& devic
       link->lose(why);
   };
   listener.reaped = [ordinal, weak = std::weak_ptr{of}](const worker_exit& exit) {
-    if (exit.signal != 0) // its end was told before anybody could know that
-      log(exit.signal == SIGKILL ? log_level::info : log_level::warning,
+    if (exit.signal != 0 && exit.signal != SIGKILL) // an error of its own; its end was told before
+      log(log_level::warning,
           "the worker of device " + std::to_string(ordinal) + " was ended by " + to_string(exit));
     auto self = weak.lock();
     if (!self)
