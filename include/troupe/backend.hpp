@@ -62,6 +62,15 @@ struct event_word {
   std::uint64_t value = 0; ///< of the word, or less, when the event is done
 };
 
+/// What `backend_device::copy_peer` copies.
+struct peer_copy {
+  void* target = nullptr;
+  int target_device = -1;
+  const void* source = nullptr;
+  int source_device = -1;
+  std::size_t size_bytes = 0;
+};
+
 /// Memory that a registered launch uses.
 struct launch_memory {
   void* address = nullptr;
@@ -152,6 +161,17 @@ public:
   [[nodiscard]] virtual caf::error copy_peer(void* target, int target_device, const void* source,
                                              int source_device, std::size_t size_bytes,
                                              stream_view stream) noexcept = 0;
+  /// The same for several, in any order among each other. After an error any of them may be made.
+  [[nodiscard]] virtual caf::error copy_peers(std::span<const peer_copy> copies,
+                                              stream_view stream) noexcept {
+    for (auto& x : copies)
+      if (auto error =
+              copy_peer(x.target, x.target_device, x.source, x.source_device, x.size_bytes, stream))
+        return error;
+    return {};
+  }
+  /// Do those in one `copy_peers` take less of the caller's time than each by itself?
+  virtual bool prefers_copy_peers() const noexcept { return false; }
 
   /// Makes host memory that the process has mapped pinned, as `allocate_pinned` gives it.
   /// @shape  whole pages

@@ -309,9 +309,10 @@ caf::expected<issue_outcome> device_copies_operation::copy_pieces(journey& x, pa
     if (!x.local() && topology_->route_of(x.ends, x.in) != x.route)
       return topology_->why_not(link_of(x.ends, x.route));
     auto end = std::min(x.next + copies_in_group, x.pieces.size());
-    for (; x.next < end; ++x.next)
-      if (auto error = copy_piece(x, x.pieces[x.next], on, on.stream(p)))
-        return on_failed_work(p, error);
+    if (auto error =
+            copy_group(x, std::span{x.pieces}.subspan(x.next, end - x.next), on, on.stream(p)))
+      return on_failed_work(p, error);
+    x.next = end;
     if (end == x.pieces.size())
       return issue_outcome::enqueued;
     auto group = on.mark(on.stream(p));
@@ -321,15 +322,25 @@ caf::expected<issue_outcome> device_copies_operation::copy_pieces(journey& x, pa
   }
 }
 
-caf::error device_copies_operation::copy_piece(const journey& x, const piece& what, lane& on,
-                                               stream_view stream) const {
-  if (what.size == 0)
-    return {};
-  if (x.local())
-    return on.device().copy(what.target, what.source, what.size, copy_direction::device_to_device,
-                            stream);
-  return on.device().copy_peer(what.target, x.target_device, what.source, x.source_device,
-                               what.size, stream);
+caf::error device_copies_operation::copy_group(const journey& x, std::span<const piece> group,
+                                               lane& on, stream_view stream) const {
+  std::vector<peer_copy> small;
+  for (auto& what : group) {
+    caf::error error;
+    if (what.size == 0)
+      continue;
+    if (x.local())
+      error = on.device().copy(what.target, what.source, what.size,
+                               copy_direction::device_to_device, stream);
+    else if (what.size <= lane::small_copy_bytes && on.device().prefers_copy_peers())
+      small.push_back({what.target, x.target_device, what.source, x.source_device, what.size});
+    else
+      error = on.device().copy_peer(what.target, x.target_device, what.source, x.source_device,
+                                    what.size, stream);
+    if (error)
+      return error;
+  }
+  return small.empty() ? caf::error{} : on.device().copy_peers(small, stream);
 }
 
 /// As INV-2 wants it, for what is issued piece by piece: `life` is that of the lane's device.

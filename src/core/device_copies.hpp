@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <span>
 #include <vector>
 
 namespace troupe::detail {
@@ -112,7 +113,8 @@ private:
   journey& journey_of(const part& p) const noexcept;
   void add_parts(journey& x, std::size_t first);
   caf::expected<issue_outcome> copy_pieces(journey& x, part& p, lane& on);
-  caf::error copy_piece(const journey& x, const piece& what, lane& on, stream_view stream) const;
+  caf::error copy_group(const journey& x, std::span<const piece> group, lane& on,
+                        stream_view stream) const;
   bool may_go_on(std::uint64_t life, const lane& on) const noexcept;
   caf::expected<issue_outcome> send(journey& x, lane& on);
   caf::expected<issue_outcome> write_there(journey& x, part& p, lane& on);

@@ -491,6 +491,7 @@ bool lane::issue_ready() {
     if (is_held())
       break;
   }
+  end_run();
   return worked;
 }
 
@@ -614,6 +615,8 @@ lane::verdict lane::try_issue(part& p) {
   waiting_.pop_front();
   fetch_ahead();
   auto error = provide_stream_of(p);
+  if (!joins_run(p))
+    end_run();
   if (!op.claim_issue(p)) {
     skip(p);
     return verdict::gone;
@@ -866,25 +869,96 @@ void lane::put_in_flight(part& p) {
   if (p.stream == stream_kind::peer)
     note_copy(s, p);
   s.in_flight.push_back(&p);
-  if (!p.passed_by) {
-    p.at.store(part::state::issued, std::memory_order_release);
-    record_.issued(p);
+  if (run_.in != nullptr || run_goes_on_after(p)) {
+    run_.in = &s;
+    ++run_.parts;
+    if (!run_goes_on_after(p))
+      end_run();
+    return;
   }
-  if (p.event.native == nullptr) {
+  mark_last(s, 1);
+}
+
+/// Is what comes next one more for the run of `p`, as far as can be seen?
+bool lane::run_goes_on_after(const part& p) const noexcept {
+  return p.is_small_copy && !p.passed_by && !waiting_.empty() && waiting_.front()->is_small_copy &&
+         waiting_.front()->peer == p.peer && device_->prefers_copy_peers();
+}
+
+/// In one call they come in any order.
+bool lane::joins_run(const part& p) const noexcept {
+  return p.is_small_copy && &stream_of(p) == run_.in &&
+         std::all_of(p.predecessors.begin(), p.predecessors.end(),
+                     [](const predecessor& x) { return !x.at->dropped() && x.at->over(); });
+}
+
+caf::error lane::copy_over_link(part& p, const peer_copy& x) {
+  if (run_.in == nullptr && !run_goes_on_after(p))
+    return device_->copy_peer(x.target, x.target_device, x.source, x.source_device, x.size_bytes,
+                              stream(p));
+  run_.copies.push_back(x);
+  run_.owners.push_back(&p);
+  return {};
+}
+
+void lane::end_run() {
+  if (run_.in == nullptr)
+    return;
+  issue_run();
+  run_.copies.clear();
+  run_.owners.clear();
+  mark_last(*std::exchange(run_.in, nullptr), std::exchange(run_.parts, 0));
+}
+
+void lane::issue_run() {
+  auto to = run_.in->stream;
+  if (run_.copies.size() > 1 && !device_->copy_peers(run_.copies, to))
+    return;
+  // Or one of them was wrong: by itself it is seen which one.
+  for (std::size_t i = 0; i < run_.copies.size(); ++i) {
+    auto& x = run_.copies[i];
+    auto& p = *run_.owners[i];
+    auto error =
+        device_->copy_peer(x.target, x.target_device, x.source, x.source_device, x.size_bytes, to);
+    if (!error)
+      continue;
+    operation::take_back_issue(p);
+    p.of->part_lost(p, in_full(p, note(p.of->on_failed_work(p, error))));
+  }
+}
+
+/// Records an event behind the last `parts` in flight in `s`, which is theirs.
+void lane::mark_last(lane_stream& s, std::size_t parts) {
+  auto last = std::prev(s.in_flight.end());
+  auto first = std::prev(s.in_flight.end(), static_cast<std::ptrdiff_t>(parts));
+  for (auto i = first; i <= last; ++i)
+    if (!(*i)->passed_by) {
+      (*i)->at.store(part::state::issued, std::memory_order_release);
+      record_.issued(**i);
+    }
+  if ((*last)->event.native == nullptr) {
     auto event = mark(s.stream);
     if (!event) {
       // Without an event nobody can know when it is over: what is left is the end of the process.
-      p.of->fail(note_fault(event.error()));
+      auto why = note_fault(event.error());
+      for (auto i = first; i <= last; ++i)
+        (*i)->of->fail(why);
       return;
     }
-    p.event = *event;
+    (*last)->event = *event;
   }
-  set_recorded(p);
+  for (auto i = first; i <= last; ++i) {
+    if (i != last) {
+      (*i)->event = (*last)->event;
+      (*i)->shares_event = true;
+    }
+    set_recorded(**i);
+  }
   if (options_.completion == completion_strategy::host_func && !device_->signals_completion())
     static_cast<void>(note(device_->launch_host(
         s.stream, [](void* self) { static_cast<lane*>(self)->wake(); }, this)));
   else if (options_.completion == completion_strategy::synchronize)
-    static_cast<void>(note(device_->synchronize(p.event)));
+    static_cast<void>(note(device_->synchronize((*last)->event)));
   note_started(s);
 }
 
@@ -941,7 +1015,10 @@ bool lane::poll(lane_stream& s) {
     auto batch = one_by_one ? 1 : std::clamp<std::size_t>(s.in_flight.size() / 2, 1, poll_batch);
     auto& p = *s.in_flight[batch - 1];
     if (p.event.native == nullptr)
-      return worked; // the end of everything, which follows, lets it go
+      return worked;  // the end of everything, which follows, lets it go
+    auto end = batch; // of what the event tells of
+    while (end < s.in_flight.size() && s.in_flight[end]->event.native == p.event.native)
+      ++end;
     auto done = device_->query(p.event);
     if (!done) {
       static_cast<void>(note(done.error()));
@@ -952,7 +1029,10 @@ bool lane::poll(lane_stream& s) {
         one_by_one = true; // find out which one it is
         continue;
       }
-      p.of->fail(p.of->on_failed_work(p, in_full(p, done.error())));
+      for (std::size_t i = 0; i < end; ++i) {
+        auto& x = *s.in_flight[i];
+        x.of->fail(x.of->on_failed_work(x, in_full(x, done.error())));
+      }
       // It may still run, and uses its memory until it is over.
       if (auto error = device_->synchronize(p.event)) {
         static_cast<void>(note_fault(error));
@@ -962,7 +1042,7 @@ bool lane::poll(lane_stream& s) {
     }
     if (!*done) {
       note_started(s);
-      if (batch == 1)
+      if (batch == 1 || s.in_flight.front()->event.native == p.event.native)
         return worked;
       auto now = clock::now();
       if (s.not_done_since == clock::time_point{})
@@ -976,7 +1056,7 @@ bool lane::poll(lane_stream& s) {
     s.not_done_since = {};
     p.of->fetch_answer(p);
     auto now = nanoseconds(clock::now());
-    for (std::size_t i = 0; i < batch; ++i) {
+    for (std::size_t i = 0; i < end; ++i) {
       auto& over = *s.in_flight.front();
       s.in_flight.pop_front();
       leave_flight(over);
@@ -1010,7 +1090,8 @@ void lane::finish(part& p, std::int64_t now) noexcept {
     p.at.store(p.passed_by ? part::state::skipped : part::state::done, std::memory_order_release);
   }
   wake_waiting(p);
-  retire(event);
+  if (!p.shares_event)
+    retire(event);
   p.predecessors.clear();
   if (!p.passed_by)
     p.of->on_part_done(p);

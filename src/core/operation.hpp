@@ -86,6 +86,9 @@ struct alignas(64) part {
   bool promised = false;
   bool awaited_by_all = false; ///< from the promise, or its vote, until it is issued
   bool passed_by = false;      ///< never issued; its event alone stands in the stream
+  /// Over a link, and short: it goes there together with those that follow it at once.
+  bool is_small_copy = false;
+  bool shares_event = false; ///< that of one behind it in its stream, which gives it back
   /// Its own requester knows that it is done, whatever becomes of the others.
   std::atomic<bool> told{false};
   std::vector<predecessor> predecessors;

@@ -65,6 +65,7 @@ peer_copy_operation::peer_copy_operation(const any_gpu_ref& target, const any_gp
       lender_((by == target_device_ ? source : target).memory()->home().shared_from_this()) {
   parts()[0].stream = stream_kind::peer;
   parts()[0].peer = lender_->ordinal();
+  parts()[0].is_small_copy = times == 1 && size_ <= lane::small_copy_bytes;
   expect_uses(2);
   add_use(use_of(source, true, false));
   add_use(use_of(target, false, true));
@@ -80,9 +81,9 @@ caf::expected<issue_outcome> peer_copy_operation::issue(part& p, lane& on) {
   issued_at_ = clock::now();
   if (size_ == 0)
     return issue_outcome::finished;
+  const peer_copy what{target_, target_device_, source_, source_device_, size_};
   for (std::size_t i = 0; i < times_; ++i)
-    if (auto error = on.device().copy_peer(target_, target_device_, source_, source_device_, size_,
-                                           on.stream(p)))
+    if (auto error = on.copy_over_link(p, what))
       return on_failed_work(p, error);
   return issue_outcome::enqueued;
 }

@@ -548,6 +548,65 @@ TEST_F(CudaBackend, CopiesBetweenDevices) {
   }
 }
 
+/// More than the driver gets at once, of any size and in both directions, in memory of a pool and
+/// in plain memory.
+TEST_F(CudaBackend, CopiesManyBetweenDevicesInOneCall) {
+  TROUPE_NEEDS_GPUS(2);
+  driven_device one{*cuda_, 0};
+  driven_device other{*cuda_, 1};
+  for (auto [x, peer] : {std::pair{&one, 1}, std::pair{&other, 0}}) {
+    if (!must((*x)->can_access_peer(peer)))
+      GTEST_SKIP() << "these two devices cannot access each other";
+    EXPECT_TRUE(is_ok((*x)->enable_peer(peer)));
+    EXPECT_TRUE(is_ok((*x)->admit_peer(peer)));
+  }
+  constexpr std::size_t number = 300;
+  constexpr std::size_t stride = 1024;
+  constexpr std::size_t size = number * stride;
+  const auto plain = [](driven_device& on) {
+    EXPECT_TRUE(is_ok(on->bind()));
+    void* memory = nullptr;
+    EXPECT_EQ(cudaMalloc(&memory, size), cudaSuccess);
+    return static_cast<std::byte*>(memory);
+  };
+  for (const bool of_pool : {true, false}) {
+    auto* const here =
+        of_pool ? static_cast<std::byte*>(must(one->allocate(size, one.stream()))) : plain(one);
+    auto* const there = of_pool
+                            ? static_cast<std::byte*>(must(other->allocate(size, other.stream())))
+                            : plain(other);
+    for (auto* by : {&one, &other}) {
+      auto at_home = random_bytes(size, 41);
+      auto abroad = random_bytes(size, 42);
+      one.write(here, at_home);
+      other.write(there, abroad);
+      one.wait_for_all();
+      other.wait_for_all();
+      std::vector<peer_copy> copies;
+      for (std::size_t i = 0; i < number; ++i) {
+        const auto from = i * stride;
+        const auto bytes = 1 + i * 3;
+        if (i % 3 != 0) {
+          copies.push_back({there + from, 1, here + from, 0, bytes});
+          std::copy_n(at_home.begin() + from, bytes, abroad.begin() + from);
+        } else {
+          copies.push_back({here + from, 0, there + from, 1, bytes});
+          std::copy_n(abroad.begin() + from, bytes, at_home.begin() + from);
+        }
+      }
+      EXPECT_TRUE(is_ok((*by)->copy_peers(copies, by->stream())));
+      by->wait_for_all();
+      EXPECT_EQ(other.read(there, size), abroad);
+      EXPECT_EQ(one.read(here, size), at_home);
+    }
+    if (!of_pool)
+      for (auto [on, memory] : {std::pair{&one, here}, std::pair{&other, there}}) {
+        EXPECT_TRUE(is_ok((*on)->bind()));
+        EXPECT_EQ(cudaFree(memory), cudaSuccess);
+      }
+  }
+}
+
 TEST_F(CudaBackend, KnowsItsLinks) {
   TROUPE_NEEDS_GPUS(2);
   driven_device one{*cuda_, 0};

@@ -65,6 +65,7 @@ public:
   }
   caf::error enable_peer(int peer) noexcept override { return inner_->enable_peer(peer); }
   caf::error admit_peer(int peer) noexcept override { return inner_->admit_peer(peer); }
+  bool prefers_copy_peers() const noexcept override { return inner_->prefers_copy_peers(); }
   caf::error copy_peer(void* to, int to_device, const void* from, int from_device,
                        std::size_t size_bytes, stream_view on) noexcept override {
     return inner_->copy_peer(to, to_device, from, from_device, size_bytes, on);

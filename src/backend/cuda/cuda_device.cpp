@@ -574,6 +574,32 @@ caf::error cuda_device::copy_peer(void* target, int target_device, const void* s
       "cudaMemcpyPeerAsync", ordinal_);
 }
 
+caf::error cuda_device::copy_peers(std::span<const peer_copy> copies, stream_view stream) noexcept {
+  if (auto err = select())
+    return err;
+  constexpr std::size_t most = 64;
+  std::array<void*, most> targets;
+  std::array<const void*, most> sources;
+  std::array<std::size_t, most> sizes;
+  cudaMemcpyAttributes attributes{};
+  attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+  std::size_t from = 0; // the attributes are those of all
+  while (!copies.empty()) {
+    const auto some = copies.first(std::min(copies.size(), most));
+    for (std::size_t i = 0; i < some.size(); ++i) {
+      targets[i] = some[i].target;
+      sources[i] = some[i].source;
+      sizes[i] = some[i].size_bytes;
+    }
+    if (auto err = check(cudaMemcpyBatchAsync(targets.data(), sources.data(), sizes.data(),
+                                              some.size(), &attributes, &from, 1, native(stream)),
+                         "cudaMemcpyBatchAsync", ordinal_))
+      return err;
+    copies = copies.subspan(some.size());
+  }
+  return {};
+}
+
 caf::error cuda_device::grant(std::span<const int> peers) noexcept {
   for (const int peer : peers) {
     cudaMemAccessDesc access{};

@@ -74,6 +74,8 @@ public:
   /// Where access is not enabled, the driver may bring the bytes through the host's memory.
   caf::error copy_peer(void* target, int target_device, const void* source, int source_device,
                        std::size_t size_bytes, stream_view stream) noexcept override;
+  caf::error copy_peers(std::span<const peer_copy> copies, stream_view stream) noexcept override;
+  bool prefers_copy_peers() const noexcept override { return true; }
 
   caf::error register_pinned(void* memory, std::size_t size_bytes) noexcept override;
   caf::error unregister_pinned(void* memory) noexcept override;
