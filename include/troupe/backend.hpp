@@ -161,7 +161,8 @@ public:
   [[nodiscard]] virtual caf::error copy_peer(void* target, int target_device, const void* source,
                                              int source_device, std::size_t size_bytes,
                                              stream_view stream) noexcept = 0;
-  /// The same for several, in any order among each other. After an error any of them may be made.
+  /// The same for several, in any order among each other. After an error any of them may be made;
+  /// what is wrong with which one is told by `copy_peer`.
   [[nodiscard]] virtual caf::error copy_peers(std::span<const peer_copy> copies,
                                               stream_view stream) noexcept {
     for (auto& x : copies)

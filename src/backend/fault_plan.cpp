@@ -236,6 +236,8 @@ public:
   }
 
   bool poisoned() const noexcept { return poisoned_; }
+  /// Does anything out of the ordinary happen to calls of `v`?
+  bool concerns(verb v) const noexcept { return poisoned_ || has_rules_[index_of(v)]; }
 
   void poison() noexcept {
     if (poisoned_.exchange(true))
@@ -708,6 +710,17 @@ public:
                                    size, stream);
         },
         stream);
+  }
+
+  /// A rule is for each copy by itself.
+  bool prefers_copy_peers() const noexcept override {
+    return inner_->prefers_copy_peers() && !injector_->concerns(verb::copy_peer);
+  }
+
+  caf::error copy_peers(std::span<const peer_copy> copies, stream_view stream) noexcept override {
+    if (injector_->concerns(verb::copy_peer))
+      return make_error(errc::not_supported, "copies one by one, as the fault plan wants it");
+    return inner_->copy_peers(copies, stream);
   }
 
   caf::error register_pinned(void* memory, std::size_t size_bytes) noexcept override {

@@ -340,7 +340,13 @@ caf::error device_copies_operation::copy_group(const journey& x, std::span<const
     if (error)
       return error;
   }
-  return small.empty() ? caf::error{} : on.device().copy_peers(small, stream);
+  if (small.size() > 1 && !on.device().copy_peers(small, stream))
+    return {};
+  for (auto& what : small) // or one of them is wrong, and says why by itself
+    if (auto error = on.device().copy_peer(what.target, what.target_device, what.source,
+                                           what.source_device, what.size_bytes, stream))
+      return error;
+  return {};
 }
 
 /// As INV-2 wants it, for what is issued piece by piece: `life` is that of the lane's device.

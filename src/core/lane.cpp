@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <ranges>
 #include <set>
 #include <thread>
 #include <utility>
@@ -49,6 +50,17 @@ public:
 private:
   std::atomic_flag& flag_;
 };
+
+/// Must they keep their order?
+bool touch(const peer_copy& a, const peer_copy& b) noexcept {
+  auto overlap = [](const void* x, std::size_t x_bytes, const void* y, std::size_t y_bytes) {
+    auto begin = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p); };
+    return begin(x) < begin(y) + y_bytes && begin(y) < begin(x) + x_bytes;
+  };
+  return overlap(a.target, a.size_bytes, b.target, b.size_bytes) ||
+         overlap(a.target, a.size_bytes, b.source, b.size_bytes) ||
+         overlap(a.source, a.size_bytes, b.target, b.size_bytes);
+}
 
 /// Nothing comes any more, neither of `x` nor of what was before it.
 bool passed(const part& x) noexcept { return x.over() && !x.dropped(); }
@@ -869,14 +881,10 @@ void lane::put_in_flight(part& p) {
   if (p.stream == stream_kind::peer)
     note_copy(s, p);
   s.in_flight.push_back(&p);
-  if (run_.in != nullptr || run_goes_on_after(p)) {
-    run_.in = &s;
-    ++run_.parts;
-    if (!run_goes_on_after(p))
-      end_run();
-    return;
-  }
-  mark_last(s, 1);
+  run_.in = &s;
+  ++run_.parts;
+  if (!run_goes_on_after(p))
+    end_run();
 }
 
 /// Is what comes next one more for the run of `p`, as far as can be seen?
@@ -885,17 +893,19 @@ bool lane::run_goes_on_after(const part& p) const noexcept {
          waiting_.front()->peer == p.peer && device_->prefers_copy_peers();
 }
 
-/// In one call they come in any order.
+/// What it would have to wait for would come before the whole run.
 bool lane::joins_run(const part& p) const noexcept {
-  return p.is_small_copy && &stream_of(p) == run_.in &&
-         std::all_of(p.predecessors.begin(), p.predecessors.end(),
-                     [](const predecessor& x) { return !x.at->dropped() && x.at->over(); });
+  return p.is_small_copy && &stream_of(p) == run_.in && nothing_before(p);
 }
 
 caf::error lane::copy_over_link(part& p, const peer_copy& x) {
-  if (run_.in == nullptr && !run_goes_on_after(p))
+  if (run_.goes_apart || (run_.in == nullptr && !run_goes_on_after(p)))
     return device_->copy_peer(x.target, x.target_device, x.source, x.source_device, x.size_bytes,
                               stream(p));
+  // In one call they come in any order.
+  if (std::any_of(run_.copies.begin(), run_.copies.end(),
+                  [&](const peer_copy& other) { return touch(x, other); }))
+    issue_run(stream(p));
   run_.copies.push_back(x);
   run_.owners.push_back(&p);
   return {};
@@ -904,27 +914,28 @@ caf::error lane::copy_over_link(part& p, const peer_copy& x) {
 void lane::end_run() {
   if (run_.in == nullptr)
     return;
-  issue_run();
-  run_.copies.clear();
-  run_.owners.clear();
+  issue_run(run_.in->stream);
   mark_last(*std::exchange(run_.in, nullptr), std::exchange(run_.parts, 0));
 }
 
-void lane::issue_run() {
-  auto to = run_.in->stream;
-  if (run_.copies.size() > 1 && !device_->copy_peers(run_.copies, to))
-    return;
-  // Or one of them was wrong: by itself it is seen which one.
-  for (std::size_t i = 0; i < run_.copies.size(); ++i) {
-    auto& x = run_.copies[i];
-    auto& p = *run_.owners[i];
-    auto error =
-        device_->copy_peer(x.target, x.target_device, x.source, x.source_device, x.size_bytes, to);
-    if (!error)
+void lane::issue_run(stream_view stream) {
+  if (run_.copies.size() < 2 || note(device_->copy_peers(run_.copies, stream)))
+    issue_apart();
+  run_.copies.clear();
+  run_.owners.clear();
+}
+
+/// So it is seen which of them is wrong, and none goes over a link that has failed.
+void lane::issue_apart() {
+  run_.goes_apart = true;
+  for (auto* p : run_.owners) {
+    auto outcome = p->of->issue(*p, *this);
+    if (outcome)
       continue;
-    operation::take_back_issue(p);
-    p.of->part_lost(p, in_full(p, note(p.of->on_failed_work(p, error))));
+    operation::take_back_issue(*p);
+    p->of->part_lost(*p, in_full(*p, note(outcome.error())));
   }
+  run_.goes_apart = false;
 }
 
 /// Records an event behind the last `parts` in flight in `s`, which is theirs.
@@ -1015,10 +1026,8 @@ bool lane::poll(lane_stream& s) {
     auto batch = one_by_one ? 1 : std::clamp<std::size_t>(s.in_flight.size() / 2, 1, poll_batch);
     auto& p = *s.in_flight[batch - 1];
     if (p.event.native == nullptr)
-      return worked;  // the end of everything, which follows, lets it go
-    auto end = batch; // of what the event tells of
-    while (end < s.in_flight.size() && s.in_flight[end]->event.native == p.event.native)
-      ++end;
+      return worked; // the end of everything, which follows, lets it go
+    auto of_its_run = [event = p.event.native](const part* x) { return x->event.native == event; };
     auto done = device_->query(p.event);
     if (!done) {
       static_cast<void>(note(done.error()));
@@ -1029,10 +1038,8 @@ bool lane::poll(lane_stream& s) {
         one_by_one = true; // find out which one it is
         continue;
       }
-      for (std::size_t i = 0; i < end; ++i) {
-        auto& x = *s.in_flight[i];
-        x.of->fail(x.of->on_failed_work(x, in_full(x, done.error())));
-      }
+      for (auto* x : s.in_flight | std::views::take_while(of_its_run))
+        x->of->fail(x->of->on_failed_work(*x, in_full(*x, done.error())));
       // It may still run, and uses its memory until it is over.
       if (auto error = device_->synchronize(p.event)) {
         static_cast<void>(note_fault(error));
@@ -1042,7 +1049,7 @@ bool lane::poll(lane_stream& s) {
     }
     if (!*done) {
       note_started(s);
-      if (batch == 1 || s.in_flight.front()->event.native == p.event.native)
+      if (batch == 1 || of_its_run(s.in_flight.front()))
         return worked;
       auto now = clock::now();
       if (s.not_done_since == clock::time_point{})
@@ -1056,7 +1063,8 @@ bool lane::poll(lane_stream& s) {
     s.not_done_since = {};
     p.of->fetch_answer(p);
     auto now = nanoseconds(clock::now());
-    for (std::size_t i = 0; i < end; ++i) {
+    for (std::size_t i = 0; i < batch || (!s.in_flight.empty() && of_its_run(s.in_flight.front()));
+         ++i) {
       auto& over = *s.in_flight.front();
       s.in_flight.pop_front();
       leave_flight(over);

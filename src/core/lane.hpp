@@ -191,7 +191,7 @@ public:
   stager& copier() noexcept { return *stager_; }
   /// Up to here a copy over NVLink takes less time than the calls that make it.
   static constexpr std::size_t small_copy_bytes = std::size_t{256} << 10;
-  /// Issues `what`, which is all of `p`; at once, or together with the small copies that follow it.
+  /// Issues `what`, of `p`; at once, or together with the small copies that follow it.
   caf::error copy_over_link(part& p, const peer_copy& what);
   /// A recorded event that marks this point of `kind`'s stream; `retire` gives it back.
   caf::expected<event_view> mark(stream_kind kind) { return mark(stream(kind)); }
@@ -221,13 +221,14 @@ private:
     std::uint64_t largest_bytes = 0;
     bool waits = false; // something came that had to wait for others
   };
-  /// Small copies that come behind one another in the stream of a link. They are issued in one
-  /// call, with one event behind them: two thirds of what a copy costs is these calls.
+  /// Small copies that come behind one another in the stream of a link: together in one call, as
+  /// far as they do not build on each other, and with one event behind all.
   struct copy_run {
     lane_stream* in = nullptr; ///< null: there is none
     std::size_t parts = 0;     ///< the last ones that are in flight there
     std::vector<peer_copy> copies;
     std::vector<part*> owners; ///< one for each copy
+    bool goes_apart = false;   ///< each in a call of its own
   };
   enum class verdict : std::uint8_t { held, gone };
   static constexpr auto stand_in = static_cast<std::size_t>(stream_kind::compute);
@@ -300,7 +301,8 @@ private:
   bool run_goes_on_after(const part& p) const noexcept;
   bool joins_run(const part& p) const noexcept;
   void end_run();
-  void issue_run();
+  void issue_run(stream_view stream);
+  void issue_apart();
   void mark_last(lane_stream& s, std::size_t parts);
   bool proceed_continuing();
   bool poll();

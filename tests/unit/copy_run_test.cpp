@@ -58,8 +58,9 @@ public:
     return inner_->copy_peer(to, to_device, from, from_device, size_bytes, on);
   }
   caf::error copy_peers(std::span<const peer_copy> copies, stream_view on) noexcept override {
-    // The first ones are made nevertheless.
-    for (auto& x : copies) {
+    // In any order; and the first ones are made, whatever becomes of the others.
+    for (std::size_t i = copies.size(); i-- > 0;) {
+      auto& x = copies[i];
       if (x.target == calls_.wrong_target)
         return make_error(errc::cuda_error, "one of them has a wrong target");
       if (auto error = inner_->copy_peer(x.target, x.target_device, x.source, x.source_device,
@@ -113,7 +114,7 @@ protected:
     }
     for (std::size_t i = 0; i < number; ++i) {
       here_.push_back(filled(0, size, static_cast<int>(i) + 1));
-      there_.push_back(filled(1, size, 100));
+      there_.push_back(filled(1, size, static_cast<int>(i) + 101));
     }
     long_ = filled(0, long_size, 3);
     auto holder = std::make_shared<detail::launch_operation>(
@@ -207,9 +208,26 @@ TEST_F(CopyRun, WhatBuildsOnOneOfItComesAfterIt) {
   lane_.open();
   for (auto& op : {first, second, over, back, again})
     EXPECT_TRUE(is_ok(answer_of(op)));
+  EXPECT_EQ(calls().all(), (std::vector<std::size_t>{2, 2, 1}));
   EXPECT_EQ(content(there_[0]), bytes(size, 3));
   EXPECT_EQ(content(here_[3]), bytes(size, 2));
   EXPECT_EQ(content(there_[4]), bytes(size, 2));
+}
+
+// In memory of the lane's own device nothing but the stream keeps them in order.
+TEST_F(CopyRun, KeepsTheOrderOfWhatIsWrittenHere) {
+  auto first = copy(here_[0], there_[0]);
+  auto second = copy(here_[0], there_[1]); // this one stays
+  auto reader = copy(there_[2], here_[1]);
+  auto writer = copy(here_[1], there_[3]); // what was there before is read
+  lane_.open();
+  for (auto& op : {first, second, reader, writer})
+    EXPECT_TRUE(is_ok(answer_of(op)));
+  EXPECT_EQ(calls().all(), (std::vector<std::size_t>{1, 2, 1}));
+  EXPECT_EQ(events_of_copies(), 1);
+  EXPECT_EQ(content(here_[0]), bytes(size, 102));
+  EXPECT_EQ(content(there_[2]), bytes(size, 2));
+  EXPECT_EQ(content(here_[1]), bytes(size, 104));
 }
 
 TEST_F(CopyRun, WorkElsewhereWaitsForOneInTheMiddle) {
@@ -236,7 +254,7 @@ TEST_F(CopyRun, GoesOnWithoutOneThatIsTakenBack) {
     EXPECT_TRUE(is_ok(answer_of(all[i])));
     EXPECT_EQ(content(there_[i]), bytes(size, i + 1));
   }
-  EXPECT_EQ(content(there_[1]), bytes(size, 100));
+  EXPECT_EQ(content(there_[1]), bytes(size, 102));
 }
 
 TEST_F(CopyRun, OneThatIsWrongFailsAlone) {
