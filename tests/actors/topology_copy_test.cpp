@@ -1,10 +1,12 @@
 // Copies of a topology: which way they go, what they bring, and how they fail.
 
 #include "support/control_timer.hpp"
+#include "support/forwarding_backend.hpp"
 #include "support/guarded_backend.hpp"
 #include "support/topology_fixture.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -981,6 +983,78 @@ TEST(TopologyCopy, NoCopyGoesOverALinkThatIsOut) {
   EXPECT_EQ(plan->injected_by(rule), 1u);
   EXPECT_EQ(t.stats().links_failed, 1u);
   EXPECT_EQ(t.stats().direct_copies, 0u);
+}
+
+/// Whose links can be cut.
+class cut_device final : public forwarding_device {
+public:
+  struct state {
+    std::atomic<bool> cut{false};
+    std::atomic<int> alone{0}; ///< copies by themselves since then
+    std::atomic<int> together{0};
+  };
+
+  cut_device(std::unique_ptr<backend_device> inner, std::shared_ptr<state> x)
+      : forwarding_device(std::move(inner)), state_(std::move(x)) {}
+
+  caf::error copy_peer(void* to, int to_device, const void* from, int from_device,
+                       std::size_t size_bytes, stream_view on) noexcept override {
+    if (!state_->cut)
+      return inner_->copy_peer(to, to_device, from, from_device, size_bytes, on);
+    ++state_->alone;
+    return make_error(errc::cuda_error, "the link is cut");
+  }
+  caf::error copy_peers(std::span<const peer_copy> copies, stream_view on) noexcept override {
+    if (!state_->cut)
+      return inner_->copy_peers(copies, on);
+    ++state_->together;
+    return make_error(errc::cuda_error, "the link is cut");
+  }
+
+private:
+  const std::shared_ptr<state> state_;
+};
+
+class cut_backend final : public forwarding_backend {
+public:
+  cut_backend(std::shared_ptr<backend> inner, std::shared_ptr<cut_device::state> x)
+      : forwarding_backend(std::move(inner)), state_(std::move(x)) {}
+  caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
+    return open_as<cut_device>(ordinal, state_);
+  }
+
+private:
+  const std::shared_ptr<cut_device::state> state_;
+};
+
+// Nor one that was to go there in the same call.
+TEST(TopologyCopy, OneCopyAloneFindsThatTheLinkOfAllIsOut) {
+  TROUPE_HOST_ONLY("faults");
+  auto state = std::make_shared<cut_device::state>();
+  test_system system{{.wrap = [&](std::shared_ptr<backend> x) {
+    return std::make_shared<cut_backend>(std::move(x), state);
+  }}};
+  auto t = open_topology(system);
+  auto source = filled(system, 0, 1);
+  std::vector<content> targets;
+  for (std::uint64_t i = 0; i < 5; ++i)
+    targets.push_back(filled(system, 1, i));
+  gate closed;
+  auto held = closed.hold_lane(system.open(0));
+  ASSERT_TRUE(closed.wait_reached());
+  std::vector<pending<void>> all;
+  for (auto& x : targets)
+    all.push_back(t.copy(x.ref, source.ref));
+  state->cut = true;
+  closed.open();
+  for (auto& x : all)
+    EXPECT_TRUE(has_code(answer_of(x), errc::link_failed));
+  EXPECT_EQ(state->together, 1);
+  EXPECT_EQ(state->alone, 1);
+  EXPECT_EQ(t.stats().links_failed, 1u);
+  EXPECT_EQ(t.stats().direct_copies, 0u);
+  for (auto& x : targets)
+    EXPECT_TRUE(has_code(get(system.open(1), x.ref), errc::indeterminate));
 }
 
 // -- lives of devices
