@@ -233,8 +233,8 @@ void lane::run() noexcept {
 }
 
 bool lane::ends_now() noexcept {
-  auto nothing_left = [this] {
-    return stop_requested_.load(std::memory_order_relaxed) && waiting_.empty() && late_.empty() &&
+  auto nothing_left = [this] { // whoever asked for the end has left the device alone before
+    return stop_requested_.load(std::memory_order_acquire) && waiting_.empty() && late_.empty() &&
            nothing_in_flight() && !has_input() && (abandoned_.load() || !state_->is_lent());
   };
   if (!nothing_left())
