@@ -22,9 +22,9 @@ class operation;
 class timekeeper;
 
 /// The streams of a lane. `collective`: one of several, each communicator's own while it has work
-/// there. `peer`: one for each other device (`part::peer`), for copies over the link to it. `none`:
-/// the part is over when its issue returns. What is in `memory` waits for nothing: who allocates
-/// stands behind no kernel.
+/// there. `peer`: one for each other device (`part::peer`), for copies over the link to it. `lend`:
+/// for what waits until memory can be lent to another process. `none`: the part is over when its
+/// issue returns. What is in `memory` waits for nothing: who allocates stands behind no kernel.
 enum class stream_kind : std::uint8_t {
   compute,
   upload,
