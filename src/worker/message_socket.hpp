@@ -63,6 +63,10 @@ public:
   /// @thread any; a signal handler too
   void interrupt() const noexcept { interrupt_.signal(); }
 
+  /// Is the peer no more, or has it closed its end? What it has sent may still be there. @thread
+  /// any
+  bool is_at_end() const noexcept;
+
   /// To be polled for its end alone (POLLRDHUP), by threads that do not receive.
   int native() const noexcept { return end_.get(); }
 
@@ -72,7 +76,6 @@ private:
 
   enum class wait_result : std::uint8_t { ready, interrupted, late };
   caf::expected<wait_result> wait(short events, time_limit until) const;
-  bool is_at_end() const noexcept;
 
   file_descriptor end_;
   wake_up interrupt_;

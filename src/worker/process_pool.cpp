@@ -112,6 +112,8 @@ public:
     auto& socket = to_.socket();
     auto error = descriptor ? socket.send(message, {&*descriptor, 1}, until)
                             : socket.send(message, {}, until);
+    if (error && socket.is_at_end())
+      error = make_error(errc::worker_lost, "its worker has ended");
     std::lock_guard lock{mutex_};
     sending_ = false;
     free_.notify_one();

@@ -181,6 +181,8 @@ void worker_link::request(
     return;
   if (code_of(error) == errc::deadline_exceeded)
     return give_up(lost_worker(device_, error));
+  if (code_of(error) == errc::worker_lost)
+    return; // whoever looks after the process notices it as well, and knows why
   reply_handler handler;
   {
     std::lock_guard lock{mutex_};

@@ -27,6 +27,9 @@ namespace troupe::detail {
 class control_sender {
 public:
   virtual ~control_sender() = default;
+  /// @errors errc::deadline_exceeded: it reads none; errc::worker_lost: it has ended, of which
+  /// whoever
+  ///         looks after it tells the link; others: this message cannot be sent
   [[nodiscard]] virtual caf::error send(std::span<const std::byte> message,
                                         std::optional<int> descriptor) noexcept = 0;
   /// Ends the worker at once, which nobody hears any more; it does not wait for who sends. Where

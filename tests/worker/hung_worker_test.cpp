@@ -21,8 +21,10 @@
 #include <filesystem>
 #include <fstream>
 #include <future>
+#include <system_error>
 #include <thread>
 
+#include <sys/wait.h>
 #include <unistd.h>
 
 namespace troupe::testing {
@@ -168,6 +170,17 @@ struct building_pair {
   const std::vector<local_rank> ranks{{0, 0}, {1, 1}};
 };
 
+/// Blocks until it stands still: until then it may still read.
+void stop_process(pid_t id) {
+  send_signal(id, SIGSTOP);
+  siginfo_t info{};
+  int code = 0;
+  do
+    code = ::waitid(P_PID, static_cast<id_t>(id), &info, WSTOPPED);
+  while (code != 0 && errno == EINTR);
+  EXPECT_EQ(code, 0) << std::generic_category().message(errno);
+}
+
 /// A worker that stands still.
 struct deaf_worker {
   explicit deaf_worker(std::chrono::milliseconds call_limit) {
@@ -177,7 +190,7 @@ struct deaf_worker {
     pool = must(detail::process_pool::create(options));
     link = must(pool->provide(0));
     gone = watch_of(book.wait(1).front());
-    send_signal(book.wait(1).front(), SIGSTOP);
+    stop_process(book.wait(1).front());
   }
 
   /// Of a size of which the socket soon is full.
@@ -376,6 +389,32 @@ TEST(HungWorker, ThatReadsNoMessagesEndsWhenItIsKilled) {
   worker.pool->release(0);
   EXPECT_LT(watch.elapsed(), 5s);
   EXPECT_TRUE(says(link->loss(), "the test wants it"));
+}
+
+/// Who sends sees the end of the socket perhaps before anybody has noticed that the process ended.
+TEST(HungWorker, ThatDiesGivesOneReasonToAllWhoSend) {
+  for (int round = 0; round < 10; ++round) {
+    deaf_worker worker{20s};
+    const auto& link = worker.link;
+    std::atomic<int> told{0};
+    std::atomic<int> sent{0};
+    std::vector<std::thread> senders;
+    for (int i = 0; i < 3; ++i)
+      senders.emplace_back([&] {
+        while (!link->lost()) {
+          ++sent;
+          worker.send_message(
+              [&](const auto& x) { told += !x && x.error() == link->loss() ? 1 : 0; });
+        }
+      });
+    for (int last = -1; last != sent || last == 0; std::this_thread::sleep_for(20ms))
+      last = sent;
+    send_signal(worker.book.wait(1).front(), SIGKILL);
+    for (auto& x : senders)
+      x.join();
+    EXPECT_TRUE(eventually([&] { return told == sent; })) << told << " of " << sent;
+    EXPECT_TRUE(has_code(link->loss(), errc::worker_lost));
+  }
 }
 
 TEST(PinnedMemory, OutlivesItsWorker) {
