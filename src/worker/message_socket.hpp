@@ -63,8 +63,8 @@ public:
   /// @thread any; a signal handler too
   void interrupt() const noexcept { interrupt_.signal(); }
 
-  /// Is the peer no more, or has it closed its end? What it has sent may still be there. @thread
-  /// any
+  /// Is the peer no more, or has it closed its end? What it has sent may still be there.
+  /// @thread any
   bool is_at_end() const noexcept;
 
   /// To be polled for its end alone (POLLRDHUP), by threads that do not receive.

@@ -27,8 +27,7 @@ namespace troupe::detail {
 class control_sender {
 public:
   virtual ~control_sender() = default;
-  /// @errors errc::deadline_exceeded: it reads none; errc::worker_lost: it has ended, of which
-  /// whoever
+  /// @errors errc::deadline_exceeded: it reads none; errc::worker_lost: it has ended, and whoever
   ///         looks after it tells the link; others: this message cannot be sent
   [[nodiscard]] virtual caf::error send(std::span<const std::byte> message,
                                         std::optional<int> descriptor) noexcept = 0;
