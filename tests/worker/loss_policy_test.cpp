@@ -771,6 +771,7 @@ TEST_P(MeshInWorkers, CallsEndAlikeThroughLosses) {
   std::atomic<bool> stop = false;
   std::atomic<int> right = 0;
   std::vector<std::vector<caf::error>> ends(n); // of each rank's calls
+  std::vector<std::atomic<bool>> failed(n);     // one of them
   std::vector<std::thread> clients;
   for (std::size_t i = 0; i < n; ++i) // with the handle: who is gone keeps nobody waiting
     clients.emplace_back([&, i, mine = std::move(mesh[i])] {
@@ -779,8 +780,10 @@ TEST_P(MeshInWorkers, CallsEndAlikeThroughLosses) {
         auto answer =
             answer_of(mine.all_reduce(std::as_writable_bytes(std::span{memory}), dtype::int32));
         ends[i].push_back(error_of(answer));
-        if (!answer)
+        if (!answer) {
+          failed[i] = true;
           continue;
+        }
         const auto sum = static_cast<std::int32_t>(n * (n - 1) / 2 + n * std::size_t(k));
         ASSERT_EQ(memory, numbers(memory.size(), sum)) << "call " << k;
         ++right;
@@ -804,6 +807,8 @@ TEST_P(MeshInWorkers, CallsEndAlikeThroughLosses) {
   }
   if (on_loss == loss_policy::fail) {
     feed_->until(world_phase::failed);
+    EXPECT_TRUE(
+        eventually([&] { return std::ranges::all_of(failed, [](auto& x) -> bool { return x; }); }));
   } else {
     until_members(n, epoch);
     until_right();
