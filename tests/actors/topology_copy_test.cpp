@@ -959,27 +959,41 @@ TEST(TopologyCopy, ALinkStaysWhereMemoryRunsOut) {
   }
 }
 
+/// From device 0, whose lane stands still, to device 1.
+struct copies_at_a_gate {
+  explicit copies_at_a_gate(test_system& system)
+      : source(filled(system, 0, 1)), held(closed.hold_lane(system.open(0))) {
+    for (std::uint64_t i = 0; i < 5; ++i)
+      targets.push_back(filled(system, 1, i));
+  }
+
+  std::vector<pending<void>> ask(topology& t) const {
+    std::vector<pending<void>> result;
+    for (auto& x : targets)
+      result.push_back(t.copy(x.ref, source.ref));
+    return result;
+  }
+
+  gate closed;
+  content source;
+  std::vector<content> targets;
+  pending<void> held;
+};
+
 // What stands behind a copy whose link fails must not go over it.
 TEST(TopologyCopy, NoCopyGoesOverALinkThatIsOut) {
   TROUPE_HOST_ONLY("faults");
   auto plan = std::make_shared<fault_plan>();
   test_system system{{.faults = plan}};
   auto t = open_topology(system);
-  auto source = filled(system, 0, 1);
-  std::vector<content> targets;
-  for (std::uint64_t i = 0; i < 5; ++i)
-    targets.push_back(filled(system, 1, i));
-  gate closed;
-  auto held = closed.hold_lane(system.open(0));
-  ASSERT_TRUE(closed.wait_reached());
+  copies_at_a_gate x{system};
+  ASSERT_TRUE(x.closed.wait_reached());
   auto rule =
       plan->add({.kind = fault::fail, .on = verb::copy_peer, .device = 0, .times = forever});
-  std::vector<pending<void>> all;
-  for (auto& x : targets)
-    all.push_back(t.copy(x.ref, source.ref));
-  closed.open();
-  for (auto& x : all)
-    EXPECT_TRUE(has_code(answer_of(x), errc::link_failed));
+  auto all = x.ask(t);
+  x.closed.open();
+  for (auto& one : all)
+    EXPECT_TRUE(has_code(answer_of(one), errc::link_failed));
   EXPECT_EQ(plan->injected_by(rule), 1u);
   EXPECT_EQ(t.stats().links_failed, 1u);
   EXPECT_EQ(t.stats().direct_copies, 0u);
@@ -1035,26 +1049,19 @@ TEST(TopologyCopy, OneCopyAloneFindsThatTheLinkOfAllIsOut) {
     return std::make_shared<cut_backend>(std::move(x), state);
   }}};
   auto t = open_topology(system);
-  auto source = filled(system, 0, 1);
-  std::vector<content> targets;
-  for (std::uint64_t i = 0; i < 5; ++i)
-    targets.push_back(filled(system, 1, i));
-  gate closed;
-  auto held = closed.hold_lane(system.open(0));
-  ASSERT_TRUE(closed.wait_reached());
-  std::vector<pending<void>> all;
-  for (auto& x : targets)
-    all.push_back(t.copy(x.ref, source.ref));
+  copies_at_a_gate x{system};
+  ASSERT_TRUE(x.closed.wait_reached());
+  auto all = x.ask(t);
   state->cut = true;
-  closed.open();
-  for (auto& x : all)
-    EXPECT_TRUE(has_code(answer_of(x), errc::link_failed));
+  x.closed.open();
+  for (auto& one : all)
+    EXPECT_TRUE(has_code(answer_of(one), errc::link_failed));
   EXPECT_EQ(state->together, 1);
   EXPECT_EQ(state->alone, 1);
   EXPECT_EQ(t.stats().links_failed, 1u);
   EXPECT_EQ(t.stats().direct_copies, 0u);
-  for (auto& x : targets)
-    EXPECT_TRUE(has_code(get(system.open(1), x.ref), errc::indeterminate));
+  for (auto& target : x.targets)
+    EXPECT_TRUE(has_code(get(system.open(1), target.ref), errc::indeterminate));
 }
 
 // -- lives of devices

@@ -369,6 +369,12 @@ TEST(HungWorker, ThatReadsNoMessagesIsGivenUp) {
   EXPECT_TRUE(has_code(link->loss(), errc::worker_lost));
 }
 
+/// Those who send stand still in the end: the socket is full.
+void wait_until_full(const std::atomic<int>& sent) {
+  for (int last = -1; last != sent || last == 0; std::this_thread::sleep_for(50ms))
+    last = sent;
+}
+
 /// Nobody who wants its end waits for who sends to it.
 TEST(HungWorker, ThatReadsNoMessagesEndsWhenItIsKilled) {
   deaf_worker worker{20s};
@@ -380,9 +386,7 @@ TEST(HungWorker, ThatReadsNoMessagesEndsWhenItIsKilled) {
       worker.send_message([](const auto&) {});
     }
   }};
-  // It stands still in the end: the socket is full.
-  for (int last = -1; last != sent || last == 0; std::this_thread::sleep_for(50ms))
-    last = sent;
+  wait_until_full(sent);
   const stopwatch watch;
   link->give_up(make_error(errc::worker_lost, "the test wants it"));
   sender.join();
@@ -407,8 +411,7 @@ TEST(HungWorker, ThatDiesGivesOneReasonToAllWhoSend) {
               [&](const auto& x) { told += !x && x.error() == link->loss() ? 1 : 0; });
         }
       });
-    for (int last = -1; last != sent || last == 0; std::this_thread::sleep_for(20ms))
-      last = sent;
+    wait_until_full(sent);
     send_signal(worker.book.wait(1).front(), SIGKILL);
     for (auto& x : senders)
       x.join();
