@@ -196,11 +196,13 @@ private:
     return false;
   }
 
+  /// What a device tells comes later: it may be gone by then, and there again, and a spare that was
+  /// built for its next life is looked at when that is told.
   bool devices_ready() const {
     return std::all_of(core_->lanes().begin(), core_->lanes().end(), [this](const auto& x) {
       auto i = phases_.find(x->state().ordinal());
       return (i != phases_.end() && i->second.phase == device_phase::ready &&
-              x->state().phase() == device_phase::ready) || // what it tells comes later
+              x->state().live_generation() == i->second.generation) ||
              is_absent(x->state().ordinal());
     });
   }

@@ -1,5 +1,6 @@
 // Devices in worker processes, through everything above the backend.
 
+#include "support/eventually.hpp"
 #include "support/load.hpp"
 #include "support/log_lines.hpp"
 #include "support/worker_losses.hpp"
@@ -220,6 +221,33 @@ TEST(WorkerBackend, GoesOnWithASpare) {
   client.join();
   EXPECT_TRUE(works(w));
   EXPECT_TRUE(kept.is_there());
+}
+
+/// It hears of the loss when the device is there again already.
+TEST(WorkerBackend, AWorldWithMuchToReadGoesOnWithItsSpareAlone) {
+  test_system system{in_worker_processes(2)};
+  world_config config;
+  config.limits.standby = standby_policy::full;
+  auto w = system.open_world(config);
+  world_feed feed{system, w.actor()};
+  const auto before = feed.until(
+      [](const world_status& x) { return x.phase == world_phase::ready && x.standby_ready; });
+  const auto lost = w.device_of(1);
+  device_feed lives{system, system.device_actor(1)};
+  std::atomic<int> questions = 0;
+  {
+    std::jthread asks{[&](const std::stop_token& stop) {
+      for (; !stop.stop_requested(); ++questions)
+        detail::anon_send(w.actor(), get_status{});
+    }};
+    ASSERT_TRUE(eventually([&] { return questions > 10'000; }));
+    EXPECT_EQ(code_of(kill_worker(lost)), errc::worker_lost);
+    EXPECT_EQ(lives.until(device_phase::ready, 2).generation, 2u);
+  }
+  const auto now = feed.until(world_phase::ready, before.epoch + 1);
+  EXPECT_EQ(now.membership, before.membership + 1);
+  EXPECT_EQ(now.members[1].generation, 2u);
+  EXPECT_TRUE(works(w));
 }
 
 } // namespace
