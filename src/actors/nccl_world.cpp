@@ -162,21 +162,23 @@ private:
   void on_device(const device_changed& x) {
     if (finished())
       return;
-    phases_[x.device] = x;
-    const bool lost = code_of(x.reason) == errc::worker_lost;
+    const auto before = std::exchange(phases_[x.device], x);
     switch (x.phase) {
     case device_phase::failed:
       if (is_absent(x.device))
         break; // nobody waits for it
+      if (core_->go_on_without_failed(x.device)) {
+        tell();
+        try_build();
+        break;
+      }
       [[fallthrough]];
     case device_phase::shut_down:
       fail(x.reason ? x.reason : make_error(errc::unavailable, "a device ended"));
       break;
     case device_phase::resetting:
-      if (lost && loss_policy_of(core_->limits()) == loss_policy::shrink)
-        break; // the core has seen to it
-      building_.reset();
-      core_->end_epoch(x.reason);
+      if (before.phase != x.phase || before.generation != x.generation) // else it tries again
+        on_reset(x);
       break;
     case device_phase::opening:
       break;
@@ -187,14 +189,22 @@ private:
     }
   }
 
-  /// Does the world go on without the device?
-  bool is_absent(int device) const {
-    const auto absent = core_->absent();
-    for (std::size_t i = 0; i < core_->size(); ++i)
-      if (core_->lanes()[i]->state().ordinal() == device)
-        return absent.contains(i);
-    return false;
+  /// Its memory is gone, and it will be there again.
+  void on_reset(const device_changed& x) {
+    const bool lost = code_of(x.reason) == errc::worker_lost;
+    const auto policy = loss_policy_of(core_->limits());
+    if (lost && policy == loss_policy::fail)
+      return fail(x.reason);
+    if (lost && policy == loss_policy::shrink)
+      return; // the core has seen to it
+    if (core_->end_epoch(x.device, x.reason))
+      building_.reset();
+    if (lost)
+      restart(x.reason);
   }
+
+  /// Does the world go on without the device?
+  bool is_absent(int device) const { return core_->absent().contains(core_->rank_of(device)); }
 
   /// What a device tells comes later: it may be gone by then, and there again, and a spare that was
   /// built for its next life is looked at when that is told.
@@ -356,6 +366,8 @@ private:
   void restart(const caf::error& why) {
     if (severity_of(why) == severity::process)
       return fail(why);
+    if (is_counted(why))
+      return try_build();
     auto now = clock::now();
     auto& limits = core_->limits();
     while (!restarts_.empty() && restarts_.front() + limits.restart_window < now)
@@ -380,6 +392,16 @@ private:
     else
       try_build_after(doubled(limits.restart_backoff, earlier - 1),
                       needed ? retry_ : preparation_retry_);
+  }
+
+  /// Is it a loss of a device that was told before, by its device or by another communicator?
+  bool is_counted(const caf::error& why) {
+    const auto device = failure_of(why).value_or(failure{}).device;
+    if (code_of(why) != errc::worker_lost || device < 0)
+      return false;
+    auto& counted = counted_losses_[device];
+    const auto life = phases_[device].generation; // what is told comes before the next life
+    return std::exchange(counted, life) == life;
   }
 
   caf::error too_many_restarts(const caf::error& why) const {
@@ -441,6 +463,7 @@ private:
   subscriber_list subscribers_;
   std::map<int, caf::actor> collectives_;
   std::map<int, device_changed> phases_;
+  std::map<int, std::uint64_t> counted_losses_; // the generation that was lost last, by device
   std::deque<clock::time_point> restarts_;
   std::optional<std::uint64_t> building_; // the epoch that it is for
   bool preparing_ = false;

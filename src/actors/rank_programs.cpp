@@ -93,7 +93,9 @@ void rank_programs::on_live(communicator& x, const world_status& view) {
   for (auto i : x.members()) {
     note.rank = static_cast<std::int32_t>(i);
     auto bytes = to_bytes(system_, note);
-    auto error = bytes ? x.rank(i).hand_over(*bytes) : bytes.error();
+    auto error = bytes ? x.call_from_outside(
+                             i, [&](backend_communicator& rank) { return rank.hand_over(*bytes); })
+                       : bytes.error();
     if (!error)
       continue;
     if (code_of(error) != errc::worker_lost) // which ends it in any case

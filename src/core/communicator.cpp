@@ -231,9 +231,11 @@ std::vector<std::size_t> communicator::ranks_in_symmetric() const {
   return result;
 }
 
-/// Until no lane is inside: whoever comes in from now on looks first, and goes. False: everything
+/// Until nobody is inside: whoever comes in from now on looks first, and goes. False: everything
 /// has ended.
 bool communicator::wait_until_quiet() noexcept {
+  while (visitors_.load() != 0)
+    std::this_thread::yield();
   auto quiet = [this] { return ranks_inside().empty() || runtime_->ended(); };
   if (!wait_until(quiet, quiet_limit_)) {
     const auto what = "the lane did not come back from a call on a communicator that ended (" +

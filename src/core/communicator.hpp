@@ -92,7 +92,15 @@ public:
     return error;
   }
 
-  /// The same, whether it has ended or not: others rely on this rank (`begin_symmetric`).
+  /// The same on any thread; `f` does not block.
+  template <class F> caf::error call_from_outside(std::size_t i, F f) {
+    visitors_.fetch_add(1);
+    auto error = live() ? f(rank(i)) : dead();
+    visitors_.fetch_sub(1);
+    return error;
+  }
+
+  /// `call`, whether it has ended or not: others rely on this rank (`begin_symmetric`).
   template <class F> caf::error call_for_sure(std::size_t i, lane& on, F f) {
     on.enter(this);
     auto error = f(rank(i));
@@ -150,6 +158,7 @@ private:
   const std::function<void(communicator&, const caf::error&)> on_end_;
   const std::function<void()> on_gone_;
   std::atomic<bool> live_{true};
+  std::atomic<int> visitors_{0}; // that are no lanes
   std::atomic<bool> fully_connected_{false};
   static constexpr std::uint32_t no_more = 1u << 31;
   std::atomic<std::uint32_t> symmetric_{0}; // parts of symmetric calls that are not over

@@ -365,6 +365,8 @@ bool lane::serve_control() {
       state_->is_lent())
     return false;
   reset_requested_.store(false);
+  if (state_->phase() != device_phase::resetting)
+    return true; // it was lost before it could be reset, and is there again
   // What used its memory has failed by now, perhaps since this lane looked at it last: in the next
   // life it would stand in the streams.
   take_inbox();

@@ -158,11 +158,13 @@ void world_core::announce() {
   world_status view;
   {
     std::lock_guard lock{order_mutex()};
-    live = current_;
     view = status_locked();
+    if (!current_ || view.phase != world_phase::ready || view.epoch == announced_)
+      return;
+    live = current_;
+    announced_ = view.epoch;
   }
-  if (live && view.phase == world_phase::ready)
-    on_live_(*live, view);
+  on_live_(*live, view);
 }
 
 void world_core::set_on_end(end_listener on_end, std::function<void()> on_gone) {
@@ -184,6 +186,7 @@ std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::err
     for (std::size_t i = 0; i < lanes_.size(); ++i)
       if (lost.contains(i) && lanes_[i]->state().phase() != device_phase::ready)
         absent = absent.with(i);
+    build_absent_ = absent;
     members = members_without(absent);
     if (phase_ == world_phase::building) {
       if (epoch_ != 0 && absent.empty()) // requests may wait since the last one ended
@@ -287,10 +290,8 @@ std::shared_ptr<communicator> world_core::adopt(std::uint64_t epoch, rank_set ab
   bool wanted = false;
   {
     std::lock_guard lock{order_mutex()};
-    const auto fits = phase_ == world_phase::building
-                          ? absent == this->absent()
-                          : phase_ == world_phase::ready && this->absent().includes(absent);
-    wanted = epoch == last_epoch_ && epoch != given_up_ && fits && is_ready(absent) &&
+    wanted = epoch == last_epoch_ && epoch != given_up_ && phase_ <= world_phase::ready &&
+             this->absent().includes(absent) && is_ready(absent) &&
              members_without(absent) == members;
     if (wanted)
       next_ = result;
@@ -588,17 +589,25 @@ void world_core::close(world_phase phase, const caf::error& why) {
   incomplete = matching_.give_away();
 }
 
-void world_core::end_epoch(const caf::error& cause) {
+bool world_core::end_epoch(int device, const caf::error& cause) {
   std::vector<std::shared_ptr<communicator>> ends;
+  std::vector<std::shared_ptr<communicator>> others;
   std::shared_ptr<communicator> standby;
+  const auto rank = rank_of(device);
+  bool builds_with = false;
   {
     std::lock_guard lock{order_mutex()};
-    given_up_ = last_epoch_;
-    ends = take_leaving();
+    builds_with = !build_absent_.contains(rank);
+    if (builds_with)
+      given_up_ = last_epoch_;
+    for (auto& x : take_leaving())
+      (x->absent().contains(rank) ? others : ends).push_back(std::move(x));
+    leaving_.assign(others.begin(), others.end());
     for (auto& x : {current_, next_})
-      if (x)
+      if (x && !x->absent().contains(rank))
         ends.push_back(x);
-    standby.swap(standby_); // before the end of the live one, which would switch to it
+    if (standby_ && !standby_->absent().contains(rank))
+      standby.swap(standby_); // before the end of the live one, which would switch to it
   }
   if (standby)
     standby->retire();
@@ -606,6 +615,13 @@ void world_core::end_epoch(const caf::error& cause) {
     discard_prepared();
   for (auto& x : ends)
     x->fail(cause);
+  return builds_with;
+}
+
+std::size_t world_core::rank_of(int device) const noexcept {
+  const auto at = std::find_if(lanes_.begin(), lanes_.end(),
+                               [=](auto& x) { return x && x->state().ordinal() == device; });
+  return static_cast<std::size_t>(at - lanes_.begin());
 }
 
 /// Under the lock of the order.

@@ -42,6 +42,8 @@ public:
   const std::vector<std::shared_ptr<lane>>& lanes() const noexcept { return lanes_; }
   /// The ranks that are in this process: all, or one.
   const std::vector<std::size_t>& local_ranks() const noexcept { return local_ranks_; }
+  /// `size` if none that is in this process is on the device.
+  std::size_t rank_of(int device) const noexcept;
 
   world_status status() const;
   /// Which ranks it goes on without (`loss_policy::shrink`).
@@ -90,8 +92,14 @@ public:
   bool enter(const world_status& view, communicator_ranks ranks);
   /// The communicator of an epoch ends because of `cause`, everywhere.
   void leave(std::uint64_t epoch, const caf::error& cause);
-  /// All communicators, if any, end because of `cause`; requests wait for the next.
-  void end_epoch(const caf::error& cause);
+  /// All communicators with this device, if any, end because of `cause`; requests wait for the
+  /// next.
+  /// @return what is being built has the device: `build` has to be called again
+  bool end_epoch(int device, const caf::error& cause);
+  /// A device that the world waits for will not be there again: goes on without it, if that is the
+  /// policy.
+  /// @return it does so
+  bool go_on_without_failed(int device);
   /// Communicators that are on the devices, also those that have ended.
   int communicators() const noexcept { return communicators_.load(); }
 
@@ -158,7 +166,8 @@ private:
   std::vector<local_rank> ranks_without(rank_set absent) const;
   /// A communicator of these ranks alone.
   caf::expected<communicator_ranks> build_of(std::span<const local_rank> ranks) const;
-  caf::error prepare_for_loss(std::uint64_t first_epoch, std::uint64_t membership);
+  caf::error prepare_for_loss(std::uint64_t first_epoch, std::uint64_t membership,
+                              std::uint64_t losses);
   caf::error build_standby(std::uint64_t epoch, std::uint64_t membership, std::size_t k);
   void on_device_loss(int device, const caf::error& why);
   void announce();
@@ -207,6 +216,9 @@ private:
   std::uint64_t epoch_ = 0;      // of the live communicator, or of the one to be
   std::uint64_t last_epoch_ = 0; // that was given to a communicator
   std::uint64_t given_up_ = 0;   // a communicator of this epoch is not wanted any more
+  std::uint64_t announced_ = 0;  // to `on_live_`
+  std::uint64_t losses_ = 0;     // of devices
+  rank_set build_absent_;        // of the latest `build`
   std::uint64_t membership_ = 0;
   std::atomic<std::uint64_t> absent_{0}; // changes under the lock
   std::uint64_t absences_ = 0;

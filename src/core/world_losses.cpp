@@ -67,21 +67,25 @@ bool world_core::wants_preparation() const {
 void world_core::prepare_for_loss(std::function<void(const caf::error&)> done) {
   std::uint64_t first = 0;
   std::uint64_t membership = 0;
+  std::uint64_t losses = 0;
   {
     std::lock_guard lock{order_mutex()};
     first = last_epoch_ + 1;
     last_epoch_ += size();
     membership = membership_;
+    losses = losses_;
   }
-  runtime_->workers().run([self = shared_from_this(), first, membership, done = std::move(done)] {
-    auto error = self->prepare_for_loss(first, membership);
-    if (error)
-      self->discard_prepared(); // all of them or none
-    done(error);
-  });
+  runtime_->workers().run(
+      [self = shared_from_this(), first, membership, losses, done = std::move(done)] {
+        auto error = self->prepare_for_loss(first, membership, losses);
+        if (error)
+          self->discard_prepared(); // all of them or none
+        done(error);
+      });
 }
 
-caf::error world_core::prepare_for_loss(std::uint64_t first_epoch, std::uint64_t membership) {
+caf::error world_core::prepare_for_loss(std::uint64_t first_epoch, std::uint64_t membership,
+                                        std::uint64_t losses) {
   const auto with_standbys = prepares_standbys(limits_, size());
   // What needs only spares that are there is built while the others start.
   arrivals spares;
@@ -102,7 +106,8 @@ caf::error world_core::prepare_for_loss(std::uint64_t first_epoch, std::uint64_t
   if (error)
     return error;
   std::lock_guard lock{order_mutex()};
-  if (membership != membership_ || (with_standbys && !has_standby_for_each()))
+  if (membership != membership_ || losses != losses_ || phase_ != world_phase::ready ||
+      (with_standbys && !has_standby_for_each()))
     return make_error(errc::unavailable, "a device or a spare was lost meanwhile");
   spares_ready_ = true;
   reason_ = {};
@@ -153,7 +158,10 @@ void world_core::on_device_loss(int device, const caf::error& why) {
   bool others = false; // it has other members
   {
     std::lock_guard lock{order_mutex()};
-    spares_ready_ = false;
+    if (rank_of(device) != size()) {
+      ++losses_;
+      spares_ready_ = false;
+    }
     if (standby_ && standby_->has_lost_rank())
       idle.push_back(
           std::move(standby_)); // before the end of the live one, which would switch to it
@@ -191,24 +199,33 @@ void world_core::on_device_loss(int device, const caf::error& why) {
     announce();
 }
 
-/// If that is the policy. When nobody is left, all are waited for.
+/// If that is the policy. When nobody is left, all are waited for that may come back.
 void world_core::go_on_without(int device) {
   if (on_loss_ != loss_policy::shrink || !opened_ || phase_ > world_phase::ready)
     return;
-  if (std::none_of(lanes_.begin(), lanes_.end(),
-                   [&](auto& x) { return x->state().ordinal() == device; }))
+  if (rank_of(device) == size())
     return;
-  auto now = absent();
-  for (std::size_t i = 0; i < lanes_.size(); ++i) // it may be told of a loss twice
-    if (lanes_[i]->state().phase() != device_phase::ready)
-      now = now.with(i);
-  if (now.size() == size())
-    now = {};
+  rank_set away = absent();
+  rank_set ended;
+  for (std::size_t i = 0; i < lanes_.size(); ++i) { // it may be told of a loss twice
+    const auto phase = lanes_[i]->state().phase();
+    if (phase != device_phase::ready)
+      away = away.with(i);
+    if (phase == device_phase::failed || phase == device_phase::shut_down)
+      ended = ended.with(i);
+  }
+  const auto now = away.size() != size() ? away : ended.size() != size() ? ended : rank_set{};
   if (now == absent())
     return;
   set_absent(now);
   members_ = members_without(now);
   ++membership_;
+}
+
+bool world_core::go_on_without_failed(int device) {
+  std::lock_guard lock{order_mutex()};
+  go_on_without(device);
+  return absent().contains(rank_of(device));
 }
 
 /// Under the lock of the order, where it has lost one rank.

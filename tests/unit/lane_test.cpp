@@ -465,6 +465,20 @@ TEST(Lane, AnswersAResetByItsDeadline) {
   EXPECT_EQ(device.state().phase(), device_phase::ready);
 }
 
+// INV-8: only what is closed for it is reset; a device that was lost meanwhile is in its next life.
+TEST(Lane, ResetsNoDeviceThatIsReady) {
+  core_system system;
+  const auto device = system.device();
+  const auto memory = allocate_bytes(device, 64);
+  system.lane()->request_reset();
+  must(answer_of(device.launch(no_work(), {}, {}, {})));
+  must(answer_of(device.launch(no_work(), {}, {}, {})));
+  EXPECT_EQ(device.state().generation(), 1u);
+  EXPECT_FALSE(memory.stale());
+  EXPECT_TRUE(is_ok(answer_of(device.reset({}))));
+  EXPECT_EQ(device.state().generation(), 2u);
+}
+
 TEST(Lane, WaitsForThoseWhoHoldTheDevice) {
   core_system system;
   const auto device = system.device();

@@ -19,6 +19,7 @@
 #include <cstring>
 #include <future>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -31,7 +32,7 @@ namespace troupe::testing {
 
 namespace {
 
-/// Devices that were lost come back only when a test lets them.
+/// Who comes to it goes on only when a test lets them.
 class door {
 public:
   void close() {
@@ -45,54 +46,90 @@ public:
   }
   void pass() {
     std::unique_lock lock{mutex_};
+    ++reached_;
     condition_.wait(lock, [this] { return open_; });
+  }
+  /// How many have come to it.
+  int reached() const {
+    std::lock_guard lock{mutex_};
+    return reached_;
   }
 
 private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable condition_;
   bool open_ = true;
+  int reached_ = 0;
 };
 
-class behind_a_door final : public forwarding_backend {
+struct doors {
+  door devices; ///< that come up, or come back
+  door builds;  ///< of communicators
+  door spares;
+  std::map<int, std::atomic<int>> refused{}; ///< attempts of a device to come back that fail
+};
+
+class behind_doors final : public forwarding_backend {
 public:
-  behind_a_door(std::shared_ptr<backend> inner, std::shared_ptr<door> way)
-      : forwarding_backend(std::move(inner)), way_(std::move(way)) {}
+  behind_doors(std::shared_ptr<backend> inner, std::shared_ptr<doors> ways)
+      : forwarding_backend(std::move(inner)), ways_(std::move(ways)) {}
 
   caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
     class guest final : public forwarding_device {
     public:
-      guest(std::unique_ptr<backend_device> inner, std::shared_ptr<door> way)
-          : forwarding_device(std::move(inner)), way_(std::move(way)) {}
+      guest(std::unique_ptr<backend_device> inner, std::shared_ptr<doors> ways, int ordinal)
+          : forwarding_device(std::move(inner)), ways_(std::move(ways)), ordinal_(ordinal) {}
       caf::error bind() noexcept override {
-        way_->pass();
+        ways_->devices.pass();
+        if (auto i = ways_->refused.find(ordinal_); i != ways_->refused.end() && i->second-- > 0)
+          return make_error(errc::unavailable, "not yet");
         return inner_->bind();
       }
 
     private:
-      std::shared_ptr<door> way_;
+      std::shared_ptr<doors> ways_;
+      int ordinal_;
     };
-    return open_as<guest>(ordinal, way_);
+    return open_as<guest>(ordinal, ways_, ordinal);
+  }
+  caf::expected<communicator_ranks> build(const communicator_id& id, int size,
+                                          std::span<const local_rank> ranks) noexcept override {
+    ways_->builds.pass();
+    return inner_->build(id, size, ranks);
+  }
+  caf::error provide_spare(int ordinal) noexcept override {
+    ways_->spares.pass();
+    return inner_->provide_spare(ordinal);
   }
 
 private:
-  std::shared_ptr<door> way_;
+  std::shared_ptr<doors> ways_;
 };
 
 /// Devices in workers, and a world over them.
 class LossPolicy : public ::testing::Test {
 protected:
-  void TearDown() override { way_->open(); }
+  void TearDown() override {
+    for (auto* x : {&doors_->devices, &doors_->builds, &doors_->spares})
+      x->open();
+  }
 
-  world& start(int devices, standby_policy standby, loss_policy on_loss = loss_policy::automatic) {
-    system_.emplace(system_options{.devices = devices, .wrap = [&](std::shared_ptr<backend>) {
-                                     return std::make_shared<behind_a_door>(make_workers(devices),
-                                                                            way_);
-                                   }});
+  world& start(int devices, standby_policy standby, loss_policy on_loss = loss_policy::automatic,
+               int restarts = 1000) {
+    for (int i = 0; i < devices; ++i)
+      doors_->refused[i] = 0;
+    system_.emplace(system_options{.devices = devices,
+                                   .faults = faults_,
+                                   .wrap =
+                                       [&](std::shared_ptr<backend>) {
+                                         return std::make_shared<behind_doors>(
+                                             make_workers(devices), doors_);
+                                       },
+                                   .lanes = {.open_backoff = 10ms}});
     world_config config;
     config.limits.standby = standby;
     config.limits.on_loss = on_loss;
-    config.limits.restarts = 1000;
+    config.limits.restarts = restarts;
     config.limits.restart_backoff = 1ms;
     world_.emplace(system_->open_world(config));
     feed_.emplace(*system_, world_->actor());
@@ -112,7 +149,8 @@ protected:
     });
   }
 
-  std::shared_ptr<door> way_ = std::make_shared<door>();
+  std::shared_ptr<fault_plan> faults_ = std::make_shared<fault_plan>();
+  std::shared_ptr<doors> doors_ = std::make_shared<doors>();
   std::optional<test_system> system_;
   std::optional<world> world_;
   std::optional<world_feed> feed_;
@@ -132,7 +170,7 @@ protected:
   world& start_and_lose_one() {
     auto& w = start(ranks, standby_policy::survivors);
     until_prepared();
-    way_->close();
+    doors_->devices.close();
     EXPECT_EQ(code_of(lose(lost)), errc::worker_lost);
     until_members(survivors.size());
     return w;
@@ -395,7 +433,7 @@ TEST_F(LossPolicy, SurvivorsGoOnAndAreJoinedAgain) {
   auto refs = must(w.allocate<float>(64));
   for (std::size_t i = 0; i < 3; ++i)
     ASSERT_TRUE(answer_of(w.device_of(i).fill(refs[i], 3.F)));
-  way_->close();
+  doors_->devices.close();
   EXPECT_EQ(code_of(lose(2)), errc::worker_lost);
   auto shrunk = until_members(2);
   EXPECT_EQ(shrunk.membership, before.membership + 1);
@@ -427,7 +465,7 @@ TEST_F(LossPolicy, SurvivorsGoOnAndAreJoinedAgain) {
   EXPECT_EQ(code_of(error_of(answer_of(w.rank(0).all_reduce(all[0], all[0], reduce_op::sum)))),
             errc::membership_changed);
 
-  way_->open();
+  doors_->devices.open();
   auto whole = until_members(3);
   EXPECT_GT(whole.epoch, shrunk.epoch);
   EXPECT_EQ(whole.membership, shrunk.membership + 1);
@@ -471,7 +509,7 @@ TEST_F(LossPolicyOfSurvivors, MatchTheCallsOfTheirRanks) {
     // The others do not come to it before the loss, nor to the message.
     auto alone = w.rank(0).all_reduce(refs[0]);
     auto unheard = w.rank(0).send(refs[0], lost);
-    way_->close();
+    doors_->devices.close();
     EXPECT_EQ(code_of(lose(lost)), errc::worker_lost);
     const auto shrunk = until_members(survivors.size());
     const auto why = error_of(answer_of(alone));
@@ -506,7 +544,7 @@ TEST_F(LossPolicyOfSurvivors, MatchTheCallsOfTheirRanks) {
     EXPECT_EQ(code_of(error_of(answer_of(w.rank(0).send(refs[0], lost, fewer)))),
               errc::unavailable);
 
-    way_->open();
+    doors_->devices.open();
     until_members(ranks);
     refs[lost] = must(answer_of(w.device_of(lost).allocate(dtype::float32, 16)));
     for (int round = 0; round < 20; ++round) {
@@ -660,10 +698,10 @@ TEST_P(Shrinks, AndGrowsUnderLoad) {
       until_prepared();
     epoch = until_members(n, epoch).epoch;
     EXPECT_TRUE(goes_on(right, 3)) << "after " << i << " losses";
-    way_->close();
+    doors_->devices.close();
     EXPECT_EQ(code_of(lose(static_cast<std::size_t>(i) % n)), errc::worker_lost);
     EXPECT_TRUE(goes_on(shrunk, 3)) << "after " << i << " losses";
-    way_->open();
+    doors_->devices.open();
     ++epoch;
   }
   until_members(n, epoch);
@@ -677,7 +715,7 @@ TEST_F(LossPolicy, ShrinksTwiceAndWaitsWhenNobodyIsLeft) {
   TROUPE_NEEDS_DEVICES(3);
   auto& w = start(3, standby_policy::survivors);
   until_prepared();
-  way_->close();
+  doors_->devices.close();
   EXPECT_EQ(code_of(lose(0)), errc::worker_lost);
   until_members(2);
   EXPECT_EQ(code_of(lose(2)), errc::worker_lost);
@@ -694,7 +732,7 @@ TEST_F(LossPolicy, ShrinksTwiceAndWaitsWhenNobodyIsLeft) {
   });
   auto late = answer_of(w.barrier({.deadline = 50ms}));
   EXPECT_EQ(code_of(error_of(late)), errc::deadline_exceeded) << describe(error_of(late));
-  way_->open();
+  doors_->devices.open();
   until_members(3);
   EXPECT_TRUE(works(w));
 }
@@ -704,7 +742,7 @@ TEST_F(LossPolicy, WhoComesAfterTheLossWaits) {
   TROUPE_NEEDS_DEVICES(2);
   auto& w = start(2, standby_policy::none);
   const auto before = until_members(2);
-  way_->close();
+  doors_->devices.close();
   std::atomic<bool> told{false};
   std::promise<pending<collective_done>> late;
   const auto runtime = must(must(detail::system_core::of(system_->get()))->runtime());
@@ -716,7 +754,7 @@ TEST_F(LossPolicy, WhoComesAfterTheLossWaits) {
   EXPECT_EQ(code_of(lose(1)), errc::worker_lost);
   const auto why = error_of(answer_of(late.get_future().get()));
   EXPECT_EQ(code_of(why), errc::deadline_exceeded) << describe(why);
-  way_->open();
+  doors_->devices.open();
   until_members(2, before.epoch + 1);
   EXPECT_TRUE(works(w));
 }
@@ -731,6 +769,118 @@ TEST_F(LossPolicy, FailoverHasSparesWithoutStandbys) {
     before = until_members(2, before.epoch + 1);
     EXPECT_TRUE(works(w));
   }
+}
+
+// What is prepared for one loss is no answer to another that comes meanwhile.
+TEST_F(LossPolicy, ALossWhileSparesStartLeavesItsReasonAndIsPreparedForAgain) {
+  TROUPE_NEEDS_DEVICES(2);
+  doors_->spares.close();
+  auto& w = start(2, standby_policy::none, loss_policy::failover);
+  const auto before = until_members(2);
+  ASSERT_TRUE(eventually([&] { return doors_->spares.reached() == 2; }));
+  doors_->devices.close();
+  EXPECT_EQ(code_of(lose(0)), errc::worker_lost);
+  feed_->until(world_phase::building);
+  doors_->spares.open();
+  ASSERT_TRUE(eventually([&] { return doors_->devices.reached() == 3; }));
+  EXPECT_EQ(code_of(w.status().reason), errc::worker_lost);
+  doors_->devices.open();
+  until_members(2, before.epoch + 1);
+  EXPECT_TRUE(eventually([&] { return doors_->spares.reached() == 4; }));
+  EXPECT_TRUE(works(w));
+}
+
+TEST_F(LossPolicy, AttemptsToComeBackDoNotEndWhatGoesOn) {
+  TROUPE_NEEDS_DEVICES(3);
+  auto& w = start(3, standby_policy::none, loss_policy::shrink);
+  until_members(3);
+  device_feed lives{*system_, system_->device_actor(1)};
+  doors_->devices.close();
+  EXPECT_EQ(code_of(lose(1)), errc::worker_lost);
+  const auto small = until_members(2);
+  doors_->refused[1] = 3;
+  doors_->devices.open();
+  EXPECT_EQ(lives.until(device_phase::ready, 2).generation, 2u);
+  EXPECT_EQ(std::count_if(lives.seen().begin(), lives.seen().end(),
+                          [](auto& x) { return code_of(x.reason) == errc::unavailable; }),
+            3);
+  EXPECT_EQ(until_members(3).epoch, small.epoch + 1);
+  EXPECT_TRUE(works(w));
+}
+
+/// It is what the world goes on with if the survivors' own communicator ends meanwhile.
+TEST_F(LossPolicy, WhatIsBuiltToGrowIsNotBuiltTwice) {
+  TROUPE_HOST_ONLY("a call that hangs");
+  auto& w = start(3, standby_policy::none, loss_policy::shrink);
+  until_members(3);
+  doors_->devices.close();
+  EXPECT_EQ(code_of(lose(1)), errc::worker_lost);
+  const auto small = until_members(2);
+  doors_->builds.close();
+  doors_->devices.open();
+  ASSERT_TRUE(eventually([&] { return doors_->builds.reached() == 3; }));
+  faults_->add({.kind = fault::fail, .on = verb::collective, .device = 0});
+  EXPECT_EQ(code_of(error_of(answer_of(w.barrier({.allow_shrunk = true})))), errc::nccl_error);
+  feed_->until(world_phase::building);
+  doors_->builds.open();
+  EXPECT_EQ(until_members(3).epoch, small.epoch + 1);
+  EXPECT_EQ(doors_->builds.reached(), 3);
+  EXPECT_TRUE(works(w));
+}
+
+/// In either order: nobody waits for it.
+class NeverComesBack : public LossPolicy, public ::testing::WithParamInterface<bool> {};
+
+INSTANTIATE_TEST_SUITE_P(Before, NeverComesBack, ::testing::Bool(),
+                         [](auto& x) { return x.param ? "TheOtherIsLost" : "TheOtherIsBack"; });
+
+TEST_P(NeverComesBack, TheOthersGoOn) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto& w = start(2, standby_policy::none, loss_policy::shrink);
+  until_members(2);
+  device_feed lives{*system_, system_->device_actor(0)};
+  doors_->refused[0] = 1000;
+  if (!GetParam())
+    doors_->devices.close();
+  EXPECT_EQ(code_of(lose(0)), errc::worker_lost);
+  const auto alone = until_members(1);
+  if (GetParam())
+    lives.until(device_phase::failed);
+  EXPECT_EQ(code_of(lose(1)), errc::worker_lost);
+  doors_->devices.open();
+  const auto again = until_members(1, alone.epoch + 1);
+  EXPECT_EQ(again.members.front().rank, 1);
+  EXPECT_EQ(again.members.front().generation, 2u);
+  auto ref = must(answer_of(w.device_of(1).allocate(dtype::float32, 8)));
+  std::vector<any_gpu_ref> refs{{}, ref};
+  EXPECT_TRUE(is_ok(answer_of(w.all_reduce(refs, refs, reduce_op::sum, {.allow_shrunk = true}))));
+}
+
+// Each is counted, and once, whoever tells of it.
+TEST_F(LossPolicy, LossesInEachBuildEndTheWorld) {
+  TROUPE_NEEDS_DEVICES(2);
+  constexpr int restarts = 3;
+  start(2, standby_policy::none, loss_policy::rebuild, restarts);
+  until_members(2);
+  doors_->builds.close();
+  for (int i = 0; i < restarts; ++i) {
+    EXPECT_EQ(code_of(lose(0)), errc::worker_lost);
+    ASSERT_TRUE(eventually([&] { return doors_->builds.reached() == i + 2; })) << i;
+    EXPECT_EQ(world_->status().phase, world_phase::building);
+  }
+  EXPECT_EQ(code_of(lose(0)), errc::worker_lost);
+  EXPECT_EQ(code_of(feed_->until(world_phase::failed).reason), errc::worker_lost);
+}
+
+TEST_F(LossPolicy, FailEndsAWorldThatIsBeingBuilt) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto& w = start(2, standby_policy::none, loss_policy::fail);
+  until_members(2);
+  doors_->builds.close();
+  EXPECT_TRUE(is_ok(answer_of(w.device_of(0).reset())));
+  ASSERT_TRUE(eventually([&] { return doors_->builds.reached() == 2; }));
+  EXPECT_EQ(code_of(lose(1)), errc::worker_lost);
+  EXPECT_EQ(code_of(feed_->until(world_phase::failed).reason), errc::worker_lost);
 }
 
 TEST_F(LossPolicy, FailEndsTheWorld) {
