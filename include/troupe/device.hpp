@@ -243,9 +243,12 @@ public:
   caf::expected<caf::actor> actor() const;
 
   /// As the message `allocate`; blocks until the memory is there.
+  /// @errors errc::would_block, too, as all calls here that block: nothing was asked
   template <element T>
   caf::expected<gpu_ref<T>> allocate(std::size_t count, bool zeroed = false,
                                      request_options options = {}) const {
+    if (auto refused = detail::check_may_block(); refused)
+      return refused;
     auto ref = allocate(dtype_v<T>, count, zeroed, options).wait();
     if (!ref)
       return ref.error();
@@ -291,6 +294,8 @@ public:
   template <element T>
   caf::expected<std::vector<T>> download(const gpu_ref<T>& source,
                                          request_options options = {}) const {
+    if (auto refused = detail::check_may_block(); refused)
+      return refused;
     std::vector<T> target(source.count());
     if (auto done = download(source, std::span{target}, options).wait(); !done)
       return done.error();
@@ -356,6 +361,8 @@ public:
   template <element T>
   caf::expected<gpu_ref<T>> claim(const gpu_token& token, access_mode mode = access_mode::read,
                                   request_options options = {}) const {
+    if (auto refused = detail::check_may_block(); refused)
+      return refused;
     auto ref = claim(token, mode, options).wait();
     if (!ref)
       return ref.error();

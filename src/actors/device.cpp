@@ -120,6 +120,8 @@ pending<any_gpu_ref> device::allocate(dtype type, std::size_t count, bool zeroed
 
 caf::expected<host_buffer> device::allocate_pinned(std::size_t size_bytes,
                                                    request_options options) const {
+  if (auto refused = detail::check_may_block(); refused)
+    return refused;
   return answer(core_->allocate_pinned(size_bytes, options)).wait();
 }
 

@@ -109,6 +109,8 @@ template <class T> pending<T> answer(std::shared_ptr<detail::operation_of<T>> op
 caf::expected<std::vector<any_gpu_ref>> world::allocate(dtype type, std::size_t count,
                                                         allocation_options what,
                                                         request_options options) const {
+  if (auto refused = detail::check_may_block(); refused)
+    return refused;
   auto all = answer(owner_->parts.core->allocate(type, count, what, options)).wait();
   if (!all)
     return all.error();

@@ -200,7 +200,8 @@ TEST_F(Pending, APoolActorMustNotBlock) {
     seen.set_value(std::vector<caf::error>{
         error_of(held.answer.wait()), error_of(world::open(sys, {.devices = {0}})),
         error_of(device::open(sys, 0)), error_of(gpu_.allocate<float>(1, true)),
-        error_of(gpu_.actor())});
+        error_of(gpu_.allocate_pinned(1)), error_of(gpu_.download(gpu_ref<float>{})),
+        error_of(gpu_.claim<float>({})), error_of(gpu_.actor())});
   });
   for (auto& error : seen.get_future().get())
     EXPECT_TRUE(has_code(error, errc::would_block));
