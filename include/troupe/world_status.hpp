@@ -102,7 +102,7 @@ enum class loss_policy : std::uint8_t {
   /// The others go on: at once with `standby_policy::survivors`, else as soon as they have a
   /// communicator. Requests say that they may (`request_options::allow_shrunk`). When the device is
   /// there again, a communicator of all ranks is built beside the other one, and takes over. Ranks
-  /// keep their numbers. At most 64 ranks. A world that has lost all of them waits.
+  /// keep their numbers. At most 64 ranks. Without any it waits for those that have not failed.
   shrink,
   rebuild, ///< requests wait until the device is there again, up to their deadlines
   fail,    ///< the world is `world_phase::failed`
