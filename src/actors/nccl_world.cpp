@@ -177,7 +177,9 @@ private:
       fail(x.reason ? x.reason : make_error(errc::unavailable, "a device ended"));
       break;
     case device_phase::resetting:
-      if (before.phase != x.phase || before.generation != x.generation) // else it tries again
+      // What the world has not heard of before, it has built nothing with; and the same once more
+      // is an attempt to come back.
+      if (before.device >= 0 && (before.phase != x.phase || before.generation != x.generation))
         on_reset(x);
       break;
     case device_phase::opening:
@@ -197,9 +199,11 @@ private:
       return fail(x.reason);
     if (lost && policy == loss_policy::shrink)
       return; // the core has seen to it
-    if (core_->end_epoch(x.device, x.reason))
-      building_.reset();
-    if (lost)
+    const bool built = building_.has_value();
+    if (!core_->end_epoch(x.device, x.reason))
+      return;
+    building_.reset();
+    if (lost && built)
       restart(x.reason);
   }
 
@@ -366,13 +370,18 @@ private:
   void restart(const caf::error& why) {
     if (severity_of(why) == severity::process)
       return fail(why);
-    if (is_counted(why))
-      return try_build();
     auto now = clock::now();
     auto& limits = core_->limits();
     while (!restarts_.empty() && restarts_.front() + limits.restart_window < now)
       restarts_.pop_front();
     bool needed = core_->status().phase == world_phase::building;
+    auto& retry = needed ? retry_ : preparation_retry_;
+    const auto lost = lost_life(why);
+    if (lost && counted_losses_[lost->first] == lost->second) {
+      if (!building_ && !retry && devices_ready()) // else what is built, or the device, tells more
+        try_build_after(limits.restart_backoff, retry);
+      return;
+    }
     if (static_cast<int>(restarts_.size()) >= limits.restarts) {
       if (!needed) // the standby goes on, and gets one when there is a restart again
         try_build_after(limits.restarts > 0 ? restarts_.front() + limits.restart_window - now
@@ -384,24 +393,23 @@ private:
     }
     auto earlier = restarts_.size();
     restarts_.push_back(now);
+    if (lost)
+      counted_losses_.insert_or_assign(lost->first, lost->second);
     if (building_)
       return; // the standby to be
     retry_.reset();
     if (earlier == 0)
       try_build();
     else
-      try_build_after(doubled(limits.restart_backoff, earlier - 1),
-                      needed ? retry_ : preparation_retry_);
+      try_build_after(doubled(limits.restart_backoff, earlier - 1), retry);
   }
 
-  /// Is it a loss of a device that was told before, by its device or by another communicator?
-  bool is_counted(const caf::error& why) {
-    const auto device = failure_of(why).value_or(failure{}).device;
-    if (code_of(why) != errc::worker_lost || device < 0)
-      return false;
-    auto& counted = counted_losses_[device];
-    const auto life = phases_[device].generation; // what is told comes before the next life
-    return std::exchange(counted, life) == life;
+  /// The device that was lost and its generation, which several may tell of; none if it is no loss.
+  std::optional<std::pair<int, std::uint64_t>> lost_life(const caf::error& why) const {
+    const auto i = phases_.find(failure_of(why).value_or(failure{}).device);
+    if (code_of(why) != errc::worker_lost || i == phases_.end())
+      return {};
+    return std::pair{i->first, i->second.generation}; // what is told comes before the next life
   }
 
   caf::error too_many_restarts(const caf::error& why) const {

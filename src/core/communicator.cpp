@@ -234,8 +234,8 @@ std::vector<std::size_t> communicator::ranks_in_symmetric() const {
 /// Until nobody is inside: whoever comes in from now on looks first, and goes. False: everything
 /// has ended.
 bool communicator::wait_until_quiet() noexcept {
-  while (visitors_.load() != 0)
-    std::this_thread::yield();
+  while (visitors_.load() != 0 && !runtime_->ended())
+    std::this_thread::sleep_for(std::chrono::microseconds{200});
   auto quiet = [this] { return ranks_inside().empty() || runtime_->ended(); };
   if (!wait_until(quiet, quiet_limit_)) {
     const auto what = "the lane did not come back from a call on a communicator that ended (" +

@@ -92,7 +92,7 @@ public:
     return error;
   }
 
-  /// The same on any thread; `f` does not block.
+  /// The same on any thread; nothing of it is taken down before `f` returns.
   template <class F> caf::error call_from_outside(std::size_t i, F f) {
     visitors_.fetch_add(1);
     auto error = live() ? f(rank(i)) : dead();

@@ -237,6 +237,7 @@ std::shared_ptr<operation_of<std::uint64_t>> runtime::reset(int ordinal,
   reason.detail = "somebody asked for a reset";
   auto why = make_error(std::move(reason));
   admission_->place_handed_in(); // what was there before, fails with the others
+  std::uint64_t generation = 0;  // that ends
   {
     std::lock_guard lock{order_mutex()};
     auto refuse = [&](errc code, std::string detail) {
@@ -263,9 +264,10 @@ std::shared_ptr<operation_of<std::uint64_t>> runtime::reset(int ordinal,
       refuse(errc::buffer_acquired, "user streams or other processes hold memory of the device");
       return answer;
     }
+    generation = state.generation();
     state.close(device_phase::resetting, why);
   }
-  watch_reset(*worker, answer);
+  watch_reset(*worker, generation, answer);
   memory_.drop_stale(why);
   fail_users_of(ordinal, why, true);
   std::lock_guard lock{slots_mutex_};
@@ -275,11 +277,11 @@ std::shared_ptr<operation_of<std::uint64_t>> runtime::reset(int ordinal,
   return answer;
 }
 
-void runtime::watch_reset(const std::shared_ptr<lane>& worker,
+void runtime::watch_reset(const std::shared_ptr<lane>& worker, std::uint64_t generation,
                           const std::shared_ptr<operation_of<std::uint64_t>>& answer) {
   auto state = worker->shared_state();
   keeper_.add(*answer);
-  auto watch = state->watch([answer, old = state->generation()](const device_changed& change) {
+  auto watch = state->watch([answer, old = generation](const device_changed& change) {
     if (change.phase == device_phase::ready && change.generation > old && !answer->answered()) {
       answer->value = change.generation;
       answer->answer({});

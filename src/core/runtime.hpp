@@ -111,7 +111,7 @@ private:
     bool stop_wanted = false;
   };
 
-  void watch_reset(const std::shared_ptr<lane>& worker,
+  void watch_reset(const std::shared_ptr<lane>& worker, std::uint64_t generation,
                    const std::shared_ptr<operation_of<std::uint64_t>>& answer);
   std::vector<std::shared_ptr<operation>> users_of(int ordinal, bool only_with_memory);
   void fail_users_of(int ordinal, const caf::error& why, bool only_with_memory);

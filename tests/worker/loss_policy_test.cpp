@@ -875,6 +875,42 @@ TEST_F(LossPolicy, LossesInEachBuildEndTheWorld) {
   EXPECT_EQ(code_of(feed_->until(world_phase::failed).reason), errc::worker_lost);
 }
 
+/// All that a host's end takes is one restart.
+TEST_F(LossPolicy, LossesAtOnceAreOneRestart) {
+  TROUPE_NEEDS_DEVICES(4);
+  auto& w = start(4, standby_policy::none, loss_policy::rebuild, 2);
+  const auto before = until_members(4);
+  doors_->devices.close();
+  std::vector<pending<void>> deaths;
+  for (std::size_t i = 0; i < 4; ++i)
+    deaths.push_back(launch_death(w.device_of(i)));
+  for (auto& x : deaths)
+    EXPECT_EQ(code_of(error_of(answer_of(x))), errc::worker_lost);
+  doors_->devices.open();
+  until_members(4, before.epoch + 1);
+  EXPECT_TRUE(works(w));
+}
+
+/// What was lost before it was there is no loss of its.
+TEST_F(LossPolicy, AWorldOpenedWhileADeviceComesBackWaitsForIt) {
+  TROUPE_NEEDS_DEVICES(2);
+  start(2, standby_policy::none, loss_policy::rebuild);
+  until_members(2);
+  doors_->devices.close();
+  EXPECT_EQ(code_of(lose(0)), errc::worker_lost);
+  world_config config;
+  config.limits.on_loss = loss_policy::fail;
+  config.devices = {0, 1};
+  config.name = "late";
+  const auto late = must(spawn_nccl_world(*system_, config));
+  world_feed feed{*system_, late};
+  feed.until(world_phase::building);
+  doors_->devices.open();
+  feed.until([](const world_status& x) { return x.phase != world_phase::building; });
+  EXPECT_EQ(feed.seen().back().phase, world_phase::ready) << describe(feed.seen().back().reason);
+  detail::anon_send(late, shutdown{});
+}
+
 TEST_F(LossPolicy, FailEndsAWorldThatIsBeingBuilt) {
   TROUPE_NEEDS_DEVICES(2);
   auto& w = start(2, standby_policy::none, loss_policy::fail);
