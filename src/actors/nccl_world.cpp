@@ -394,7 +394,7 @@ private:
     auto earlier = restarts_.size();
     restarts_.push_back(now);
     if (lost)
-      counted_losses_.insert_or_assign(lost->first, lost->second);
+      counted_losses_[lost->first] = lost->second;
     if (building_)
       return; // the standby to be
     retry_.reset();

@@ -591,9 +591,9 @@ void world_core::close(world_phase phase, const caf::error& why) {
 
 bool world_core::end_epoch(int device, const caf::error& cause) {
   std::vector<std::shared_ptr<communicator>> ends;
-  std::vector<std::shared_ptr<communicator>> others;
   std::shared_ptr<communicator> standby;
   const auto rank = rank_of(device);
+  auto has_it = [=](auto& x) { return x && !x->absent().contains(rank); };
   bool builds_with = false;
   {
     std::lock_guard lock{order_mutex()};
@@ -601,12 +601,14 @@ bool world_core::end_epoch(int device, const caf::error& cause) {
     if (builds_with)
       given_up_ = last_epoch_;
     for (auto& x : take_leaving())
-      (x->absent().contains(rank) ? others : ends).push_back(std::move(x));
-    leaving_.assign(others.begin(), others.end());
+      if (has_it(x))
+        ends.push_back(std::move(x));
+      else
+        leaving_.push_back(x);
     for (auto& x : {current_, next_})
-      if (x && !x->absent().contains(rank))
+      if (has_it(x))
         ends.push_back(x);
-    if (standby_ && !standby_->absent().contains(rank))
+    if (has_it(standby_))
       standby.swap(standby_); // before the end of the live one, which would switch to it
   }
   if (standby)

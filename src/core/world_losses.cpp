@@ -225,10 +225,7 @@ void world_core::go_on_without(int device) {
 bool world_core::go_on_without_failed(int device) {
   {
     std::lock_guard lock{order_mutex()};
-    const auto before = membership_;
     go_on_without(device);
-    if (membership_ == before)
-      return absent().contains(rank_of(device));
   }
   runtime_->gate().go_on_soon(); // what waits may be for a rank that is gone
   return absent().contains(rank_of(device));

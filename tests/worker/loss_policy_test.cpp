@@ -149,7 +149,7 @@ protected:
     });
   }
 
-  std::shared_ptr<fault_plan> faults_ = std::make_shared<fault_plan>();
+  std::shared_ptr<fault_plan> faults_; ///< before `start`
   std::shared_ptr<doors> doors_ = std::make_shared<doors>();
   std::optional<test_system> system_;
   std::optional<world> world_;
@@ -810,7 +810,8 @@ TEST_F(LossPolicy, AttemptsToComeBackDoNotEndWhatGoesOn) {
 
 /// It is what the world goes on with if the survivors' own communicator ends meanwhile.
 TEST_F(LossPolicy, WhatIsBuiltToGrowIsNotBuiltTwice) {
-  TROUPE_HOST_ONLY("a call that hangs");
+  TROUPE_HOST_ONLY("a call that fails");
+  faults_ = std::make_shared<fault_plan>();
   auto& w = start(3, standby_policy::none, loss_policy::shrink);
   until_members(3);
   doors_->devices.close();
