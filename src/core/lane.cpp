@@ -104,12 +104,12 @@ void lane::start() {
     if (auto self = weak.lock())
       self->owner_.on_device_lost(*self, why);
   });
-  thread_ = std::thread{[self = shared_from_this()]() mutable {
+  std::promise<void> over;
+  over_ = over.get_future();
+  thread_ = std::thread{[self = shared_from_this(), over = std::move(over)]() mutable {
     self->run();
-    auto keep = std::move(self);
-    std::lock_guard lock{keep->park_mutex_};
-    keep->ended_ = true;
-    keep->ended_condition_.notify_all();
+    self.reset();
+    over.set_value();
   }};
 }
 
@@ -181,12 +181,15 @@ void lane::abandon() noexcept {
 }
 
 bool lane::join_until(clock::time_point until) noexcept {
-  {
-    std::unique_lock lock{park_mutex_};
-    if (!ended_condition_.wait_until(lock, until, [this] { return ended_ || !thread_.joinable(); }))
-      return false;
-  }
-  if (thread_.joinable())
+  if (!thread_.joinable())
+    return true;
+  if (over_.wait_until(until) != std::future_status::ready)
+    return false;
+  // Once a kernel has failed, CUDA may wait for good in the end of a thread that has used its own
+  // stream (cudaStreamPerThread), as connecting a communicator does, and as users' launches may.
+  if (runs_cuda_ && abandoned_.load())
+    thread_.detach();
+  else
     thread_.join();
   return true;
 }

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <future>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -386,9 +387,8 @@ private:
 
   std::mutex park_mutex_;
   std::condition_variable park_condition_;
-  std::condition_variable ended_condition_;
-  bool ended_ = false; // under park_mutex_
   std::thread thread_;
+  std::future<void> over_; // of the thread: all but the end of itself
 };
 
 } // namespace troupe::detail

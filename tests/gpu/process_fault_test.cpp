@@ -140,6 +140,21 @@ struct loaded_program {
     }
   }
 
+  /// As calls do that name no stream, where users compile for a default stream of each thread.
+  void use_own_streams_of_lanes() {
+    for (std::size_t rank = 0; rank < w.size(); ++rank)
+      log.watch(w.device_of(rank).launch(
+          [](launch_context&) {
+            void* memory = nullptr;
+            if (auto err = check_cuda(cudaMallocAsync(&memory, 1 << 20, cudaStreamPerThread)))
+              return err;
+            if (auto err = check_cuda(cudaFreeAsync(memory, cudaStreamPerThread)))
+              return err;
+            return check_cuda(cudaStreamSynchronize(cudaStreamPerThread));
+          },
+          {}, {}));
+  }
+
   void launch(kernel_fault what, std::size_t rank) {
     log.watch(w.device_of(rank).launch(
         [what](launch_context& context) {
@@ -204,6 +219,7 @@ int leave() {
 
 TROUPE_CHILD(FaultsUnderLoad) {
   loaded_program program;
+  program.use_own_streams_of_lanes();
   const auto rank = static_cast<std::size_t>(number_of("TROUPE_TEST_RANK", 0));
   {
     std::vector<gate> held(program.w.size()); // nothing is done before all of it is asked
