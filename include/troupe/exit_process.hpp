@@ -14,8 +14,9 @@ namespace troupe {
 /// actor, a continuation or a launch callable as well, and while a lane is stuck in a call. An
 /// ordinary return from main works too, for programs that have something to clean up: all
 /// destructors of the library return, and on CUDA the process ends half a second after `exit` began
-/// if the exit handlers of other libraries have not returned by then. The first of several callers
-/// decides; the others wait for the end.
+/// if the exit handlers of other libraries have not returned by then. What a program must not do
+/// then is join threads of its own that have used `cudaStreamPerThread`: CUDA may never let them
+/// end (seen with CUDA 13.0). The first of several callers decides; the others wait for the end.
 /// @thread any; not a signal handler
 [[noreturn]] void exit_process(int code, std::string_view message) noexcept;
 
