@@ -22,15 +22,23 @@ constexpr std::chrono::seconds symmetric_patience{5};
 /// For the lanes of devices that were given up: their calls return at once.
 constexpr std::chrono::seconds lost_patience{2};
 
-/// How often, every 200 us, it is looked whether a device was lost: a process under load that hears
-/// of it late looks late, too.
+/// At what is waited for.
+constexpr std::chrono::microseconds between_looks{200};
+
+/// How often it is looked whether a device was lost: a process under load that hears of it late
+/// looks late, too.
 constexpr int looks_for_loss = 50;
+
+template <class F> void wait_until(F f) {
+  while (!f())
+    std::this_thread::sleep_for(between_looks);
+}
 
 template <class F> bool wait_until(F f, std::chrono::nanoseconds limit) {
   for (const auto until = clock::now() + limit; !f();) {
     if (clock::now() >= until)
       return false;
-    std::this_thread::sleep_for(std::chrono::microseconds{200});
+    std::this_thread::sleep_for(between_looks);
   }
   return true;
 }
@@ -126,7 +134,7 @@ void communicator::fail_unless_lost(const caf::error& cause) noexcept {
   const auto code = code_of(cause);
   const bool is_loss = code && severity_of(*code) >= severity::device;
   for (int i = 0; i < looks_for_loss && can_lose_ranks() && !is_loss && live(); ++i)
-    std::this_thread::sleep_for(std::chrono::microseconds{200});
+    std::this_thread::sleep_for(between_looks);
   fail(cause);
 }
 
@@ -144,8 +152,7 @@ bool communicator::is_pending() const noexcept {
 /// Until then what is pending ends it if it stands still or fails.
 void communicator::retire_when_idle() noexcept {
   runtime_->workers().run([self = shared_from_this()] {
-    while (self->live() && self->is_pending())
-      std::this_thread::sleep_for(std::chrono::microseconds{200});
+    wait_until([&] { return !self->live() || !self->is_pending(); });
     self->retire();
   });
 }
@@ -234,8 +241,7 @@ std::vector<std::size_t> communicator::ranks_in_symmetric() const {
 /// Until nobody is inside: whoever comes in from now on looks first, and goes. False: everything
 /// has ended.
 bool communicator::wait_until_quiet() noexcept {
-  while (visitors_.load() != 0 && !runtime_->ended())
-    std::this_thread::sleep_for(std::chrono::microseconds{200});
+  wait_until([this] { return visitors_.load() == 0 || runtime_->ended(); });
   auto quiet = [this] { return ranks_inside().empty() || runtime_->ended(); };
   if (!wait_until(quiet, quiet_limit_)) {
     const auto what = "the lane did not come back from a call on a communicator that ended (" +
