@@ -5,6 +5,7 @@
 ///
 /// TROUPE_CHAOS_SEED=n takes that seed, TROUPE_CHAOS_EVENTS=n makes so many events for each policy.
 
+#include "support/answer_time.hpp"
 #include "support/control_timer.hpp"
 #include "support/eventually.hpp"
 #include "support/expect.hpp"
@@ -180,12 +181,6 @@ bool more_of_a_kind(const std::map<std::string, std::size_t>& now,
   return true;
 }();
 
-/// Runs continuations on the answering thread, so that the time of an answer is seen.
-class inline_executor final : public executor {
-public:
-  void post(std::function<void()> task) override { task(); }
-};
-
 enum class event : std::uint8_t {
   killed,
   stuck,
@@ -294,15 +289,13 @@ private:
 
   /// Whoever asks may wait for the answer itself.
   template <class T> pending<T> track(std::chrono::nanoseconds limit, pending<T> x) {
-    const auto deadline = clock::now() + limit;
     auto answers = std::make_shared<std::atomic<int>>(0);
     {
       std::lock_guard lock{mutex_};
       ++asked_;
       ++open_;
     }
-    x.then(here_, [this, deadline, answers](const caf::expected<T>& answer) {
-      const auto late = clock::now() - deadline;
+    when_answered(x, limit, [this, answers](const caf::expected<T>& answer, clock::duration late) {
       if (++*answers != 1)
         return complain("a request has two answers");
       judge(error_of(answer));
@@ -841,7 +834,6 @@ private:
   const clock::time_point begin_ = clock::now();
   std::shared_ptr<fault_plan> plan_ = std::make_shared<fault_plan>(seed_);
   caf::actor_system* sys_ = nullptr;
-  inline_executor here_;
   std::vector<std::unique_ptr<member>> worlds_;
   std::vector<any_gpu_ref> tells_; ///< by device
   std::array<std::atomic<std::uint64_t>, event_names.size()> counts_{};
