@@ -25,8 +25,8 @@ void when_answered(const pending<T>& x, std::chrono::nanoseconds limit, F f) {
   static inline_executor here;
   x.then(here, [f = std::move(f), deadline = clock::now() + limit,
                 asking = std::this_thread::get_id()](const caf::expected<T>& answer) mutable {
-    f(answer, std::this_thread::get_id() == asking ? clock::duration::min()
-                                                   : clock::now() - deadline);
+    f(answer,
+      std::this_thread::get_id() == asking ? clock::duration::min() : clock::now() - deadline);
   });
 }
 
