@@ -45,7 +45,7 @@ caf::expected<host_hello> make_host_hello(const std::string& name) {
 caf::expected<std::string> read_host_hello(std::span<const std::byte> from) {
   host_hello got;
   const auto told = std::min(from.size(), sizeof got);
-  std::memcpy(&got, from.data(), told);
+  std::copy_n(from.data(), told, reinterpret_cast<std::byte*>(&got)); // of nothing, too
   constexpr auto same_in_all = offsetof(host_hello, name);
   if (told < same_in_all || got.magic != host_hello::right_magic)
     return make_error(errc::unavailable, "it does not speak troupe: its first frame, of " +
