@@ -1,6 +1,7 @@
 /// Devices in worker processes, and what a test expects when one is lost.
 #pragma once
 
+#include "support/doors.hpp"
 #include "support/launches.hpp"
 #include "support/world_fixture.hpp"
 #include <troupe/worker.hpp>
@@ -20,6 +21,12 @@ inline std::shared_ptr<backend> make_workers(int devices) {
 inline system_options in_worker_processes(int devices) {
   return {.devices = devices,
           .wrap = [=](std::shared_ptr<backend>) { return make_workers(devices); }};
+}
+
+inline system_options in_worker_processes(int devices, const std::shared_ptr<doors>& ways) {
+  return {.devices = devices, .wrap = [=](std::shared_ptr<backend>) {
+            return std::make_shared<behind_doors>(make_workers(devices), ways);
+          }};
 }
 
 /// The answer that tells of the loss.

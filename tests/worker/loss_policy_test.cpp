@@ -2,7 +2,6 @@
 
 #include "actors/system.hpp"
 #include "support/eventually.hpp"
-#include "support/forwarding_backend.hpp"
 #include "support/load.hpp"
 #include "support/worker_losses.hpp"
 #include <troupe/launch.hpp>
@@ -14,14 +13,12 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <cstring>
 #include <future>
 #include <iterator>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -31,80 +28,6 @@
 namespace troupe::testing {
 
 namespace {
-
-/// Who comes to it goes on only when a test lets them.
-class door {
-public:
-  void close() {
-    std::lock_guard lock{mutex_};
-    open_ = false;
-  }
-  void open() {
-    std::lock_guard lock{mutex_};
-    open_ = true;
-    condition_.notify_all();
-  }
-  void pass() {
-    std::unique_lock lock{mutex_};
-    ++reached_;
-    condition_.wait(lock, [this] { return open_; });
-  }
-  /// How many have come to it.
-  int reached() const {
-    std::lock_guard lock{mutex_};
-    return reached_;
-  }
-
-private:
-  mutable std::mutex mutex_;
-  std::condition_variable condition_;
-  bool open_ = true;
-  int reached_ = 0;
-};
-
-struct doors {
-  door devices; ///< that come up, or come back
-  door builds;  ///< of communicators
-  door spares;
-  std::map<int, std::atomic<int>> refused{}; ///< attempts of a device to come back that fail
-};
-
-class behind_doors final : public forwarding_backend {
-public:
-  behind_doors(std::shared_ptr<backend> inner, std::shared_ptr<doors> ways)
-      : forwarding_backend(std::move(inner)), ways_(std::move(ways)) {}
-
-  caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
-    class guest final : public forwarding_device {
-    public:
-      guest(std::unique_ptr<backend_device> inner, std::shared_ptr<doors> ways, int ordinal)
-          : forwarding_device(std::move(inner)), ways_(std::move(ways)), ordinal_(ordinal) {}
-      caf::error bind() noexcept override {
-        ways_->devices.pass();
-        if (auto i = ways_->refused.find(ordinal_); i != ways_->refused.end() && i->second-- > 0)
-          return make_error(errc::unavailable, "not yet");
-        return inner_->bind();
-      }
-
-    private:
-      std::shared_ptr<doors> ways_;
-      int ordinal_;
-    };
-    return open_as<guest>(ordinal, ways_, ordinal);
-  }
-  caf::expected<communicator_ranks> build(const communicator_id& id, int size,
-                                          std::span<const local_rank> ranks) noexcept override {
-    ways_->builds.pass();
-    return inner_->build(id, size, ranks);
-  }
-  caf::error provide_spare(int ordinal) noexcept override {
-    ways_->spares.pass();
-    return inner_->provide_spare(ordinal);
-  }
-
-private:
-  std::shared_ptr<doors> ways_;
-};
 
 /// Devices in workers, and a world over them.
 class LossPolicy : public ::testing::Test {
@@ -118,14 +41,10 @@ protected:
                int restarts = 1000) {
     for (int i = 0; i < devices; ++i)
       doors_->refused[i] = 0;
-    system_.emplace(system_options{.devices = devices,
-                                   .faults = faults_,
-                                   .wrap =
-                                       [&](std::shared_ptr<backend>) {
-                                         return std::make_shared<behind_doors>(
-                                             make_workers(devices), doors_);
-                                       },
-                                   .lanes = {.open_backoff = 10ms}});
+    auto options = in_worker_processes(devices, doors_);
+    options.faults = faults_;
+    options.lanes.open_backoff = 10ms;
+    system_.emplace(std::move(options));
     world_config config;
     config.limits.standby = standby;
     config.limits.on_loss = on_loss;

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -189,12 +190,16 @@ TEST_F(Programs, AreToldWhichRankIsGone) {
   world_limits limits;
   limits.standby = standby_policy::survivors;
   limits.on_loss = loss_policy::shrink;
-  start(3, {"hears rank 0", {}}, limits);
+  const auto ways = std::make_shared<doors>();
+  start(in_worker_processes(3, ways), {"hears rank 0", {}}, limits);
   const auto n = system_->ordinals().size();
   auto is_full = [&] { return view_.phase == world_phase::ready && view_.members.size() == n; };
   ASSERT_TRUE(until([&] { return is_full() && view_.standby_ready; }));
-  EXPECT_EQ(code_of(kill(0)), errc::worker_lost);
-  ASSERT_TRUE(until_more_reports(1));
+  {
+    const closed_door held{ways->devices};
+    EXPECT_EQ(code_of(kill(0)), errc::worker_lost);
+    ASSERT_TRUE(until_more_reports(n - 1));
+  }
   ASSERT_TRUE(until([&] { return is_full() && view_.members[0].generation == 2; }));
   for (std::size_t i = 1; i < n; ++i)
     EXPECT_EQ(view_.members[i].generation, 1u) << "rank " << i;
