@@ -643,6 +643,10 @@ lane::verdict lane::try_issue(part& p) {
     error = check_generation(p);
   if (!error && !op.lost_a_part() && p.stream != stream_kind::none)
     error = note(wait_for_what_is_before(p));
+  if (owner_tells(error)) {
+    waiting_.push_front(&p);
+    return verdict::held;
+  }
   if (error || !op.begin_issue(p)) {
     lose(p, error);
     return verdict::gone;
@@ -850,8 +854,9 @@ void lane::after_issue(part& p, const caf::expected<issue_outcome>& outcome) {
       lose(p, why);
       return;
     }
+    if (!owner_tells(why))
+      op.part_lost(p, why);
     // Something of it may be in the stream, and uses the memory until it is over.
-    op.part_lost(p, why);
     put_in_flight(p);
     return;
   }
@@ -955,6 +960,8 @@ void lane::mark_last(lane_stream& s, std::size_t parts) {
   if ((*last)->event.native == nullptr) {
     auto event = mark(s.stream);
     if (!event) {
+      if (owner_tells(event.error()))
+        return;
       // Without an event nobody can know when it is over: what is left is the end of the process.
       auto why = note_fault(event.error());
       for (auto i = first; i <= last; ++i)
@@ -1156,6 +1163,15 @@ void lane::skip(part& p) noexcept {
 void lane::lose(part& p, const caf::error& why) noexcept {
   p.of->part_lost(p, why);
   skip(p);
+}
+
+/// Is `error` the loss of this device? Who hears of that from its owner, who closes it first, can
+/// ask anew at once: it waits for the next life.
+bool lane::owner_tells(const caf::error& error) const noexcept {
+  if (code_of(error) != errc::worker_lost || !device_->loss())
+    return false;
+  const auto phase = state_->phase();
+  return phase == device_phase::ready || phase == device_phase::resetting;
 }
 
 /// What an operation is told of `error`, which a call into the backend gave.

@@ -319,6 +319,7 @@ private:
   void finish(part& p, std::int64_t now) noexcept;
   void skip(part& p) noexcept;
   void lose(part& p, const caf::error& why) noexcept;
+  bool owner_tells(const caf::error& error) const noexcept;
   caf::error note(const caf::error& error) noexcept;
   caf::error note_fault(const caf::error& error) noexcept;
   caf::error in_full(const part& p, const caf::error& error) const;

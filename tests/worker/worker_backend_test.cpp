@@ -13,8 +13,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace troupe::testing {
@@ -170,6 +174,63 @@ TEST_P(LocalRequests, AreRefusedAtOnceElsewhere) {
   auto ref = must(answer_of(d.allocate(dtype::float32, 10)));
   EXPECT_TRUE(has_code(GetParam().ask(system, d, ref), errc::not_supported));
   EXPECT_TRUE(works(d));
+}
+
+/// Devices whose owner hears of their loss only when a test lets him.
+struct slow_news {
+  door losses;
+  std::atomic<int> refused = 0; ///< fills
+};
+
+class with_slow_news final : public forwarding_backend {
+public:
+  with_slow_news(std::shared_ptr<backend> inner, std::shared_ptr<slow_news> news)
+      : forwarding_backend(std::move(inner)), news_(std::move(news)) {}
+
+  caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
+    class guest final : public forwarding_device {
+    public:
+      guest(std::unique_ptr<backend_device> inner, std::shared_ptr<slow_news> news)
+          : forwarding_device(std::move(inner)), news_(std::move(news)) {}
+      void set_loss_signal(std::function<void(const caf::error&)> signal) noexcept override {
+        inner_->set_loss_signal([news = news_, signal = std::move(signal)](const caf::error& why) {
+          news->losses.pass();
+          signal(why);
+        });
+      }
+      caf::error fill(void* to, std::span<const std::byte> pattern, std::size_t count,
+                      stream_view on) noexcept override {
+        auto error = inner_->fill(to, pattern, count, on);
+        news_->refused += error ? 1 : 0;
+        return error;
+      }
+
+    private:
+      std::shared_ptr<slow_news> news_;
+    };
+    return open_as<guest>(ordinal, news_);
+  }
+
+private:
+  std::shared_ptr<slow_news> news_;
+};
+
+TEST(WorkerBackend, WhoIsToldOfALossFindsTheDeviceClosed) {
+  auto news = std::make_shared<slow_news>();
+  test_system system{{.devices = 1, .wrap = [&](std::shared_ptr<backend>) {
+                        return std::make_shared<with_slow_news>(make_workers(1), news);
+                      }}};
+  auto d = must(device::open(system, 0));
+  auto ref = must(d.allocate<float>(100));
+  std::optional<closed_door> unheard{std::in_place, news->losses};
+  auto death = launch_death(d);
+  auto behind = d.fill(ref, 1.F);
+  ASSERT_TRUE(eventually([&] { return news->refused == 1; }));
+  EXPECT_FALSE(death.ready());
+  unheard.reset();
+  EXPECT_EQ(code_of(error_of(answer_of(death))), errc::worker_lost);
+  EXPECT_TRUE(works(d)); // its next life
+  EXPECT_EQ(code_of(error_of(answer_of(behind))), errc::worker_lost);
 }
 
 TEST(WorkerBackend, ComesBackWhenItsProcessIsKilled) {
