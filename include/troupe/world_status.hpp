@@ -124,7 +124,8 @@ struct world_limits {
   std::chrono::nanoseconds connect_limit = std::chrono::seconds{10};
   /// For every lane to leave a communicator that ended; a lane that does not is stuck for good.
   std::chrono::milliseconds quiet_limit{100};
-  /// Requests that may wait for a communicator; more are `errc::overloaded`.
+  /// Requests that may wait for a communicator, and messages for a rank's program; more are
+  /// `errc::overloaded`.
   std::size_t waiting_limit = 4096;
   /// Communicators that may be built in place of ones that ended, within `restart_window`.
   int restarts = 10;

@@ -6,8 +6,10 @@
 
 #include <caf/all.hpp>
 
+#include <algorithm>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace troupe::detail {
 
@@ -96,11 +98,19 @@ void rank_programs::on_live(communicator& x, const world_status& view) {
     auto error = bytes ? x.call_from_outside(
                              i, [&](backend_communicator& rank) { return rank.hand_over(*bytes); })
                        : bytes.error();
-    if (!error)
-      continue;
-    if (code_of(error) != errc::worker_lost) // which ends it in any case
-      x.fail(error);
-    return;
+    if (error) {
+      if (code_of(error) != errc::worker_lost) // which ends it in any case
+        x.fail(error);
+      return;
+    }
+  }
+  for (auto& member : view.members) {
+    const auto rank = static_cast<std::size_t>(member.rank);
+    {
+      std::lock_guard lock{mutex_};
+      outboxes_[rank].begun_in = member.generation;
+    }
+    pass_on(*core, rank);
   }
 }
 
@@ -135,18 +145,55 @@ caf::error rank_programs::send(const program_message& x) {
                                                   "; there are " + std::to_string(ranks));
   if (auto error = check_program_bytes(x.bytes.size(), "a message for a program"); error)
     return error;
+  if (!core || core->status().phase > world_phase::ready)
+    return make_error(errc::unavailable, "the world has ended");
+  std::vector<std::size_t> to;
+  for (std::size_t i = 0; i < ranks; ++i)
+    if (x.rank < 0 ? !core->absent().contains(i) : i == static_cast<std::size_t>(x.rank))
+      to.push_back(i);
   program_note note;
   note.what = static_cast<std::uint8_t>(program_note::kind::message);
   note.world = number_;
   note.bytes = x.bytes;
-  caf::error result;
-  for (std::size_t i = 0; i < ranks; ++i)
-    if (x.rank < 0 ? !core->absent().contains(i) : i == static_cast<std::size_t>(x.rank)) {
+  {
+    std::lock_guard lock{mutex_};
+    const auto limit = std::max<std::size_t>(core->limits().waiting_limit, 1);
+    for (auto i : to) // all of them, or none
+      if (outboxes_[i].notes.size() >= limit)
+        return make_error(errc::overloaded,
+                          std::to_string(outboxes_[i].notes.size()) +
+                              " messages wait for the program of rank " + std::to_string(i));
+    for (auto i : to) {
       note.rank = static_cast<std::int32_t>(i);
-      if (auto error = tell(i, note); error && !result)
-        result = std::move(error);
+      outboxes_[i].notes.push_back(note);
     }
-  return result;
+  }
+  for (auto i : to)
+    pass_on(*core, i);
+  return {};
+}
+
+/// In order, and only to a process that has the program: the next one begins it anew.
+void rank_programs::pass_on(const world_core& core, std::size_t rank) {
+  std::unique_lock lock{mutex_};
+  auto& x = outboxes_[rank];
+  if (std::exchange(x.passes_on, true))
+    return;
+  auto is_there = [&] {
+    return x.begun_in != 0 && x.begun_in == core.lanes()[rank]->state().live_generation();
+  };
+  while (!x.notes.empty() && is_there()) {
+    const auto note = std::move(x.notes.front());
+    x.notes.pop_front();
+    lock.unlock();
+    const auto error = tell(rank, note);
+    lock.lock();
+    if (error) { // the process ends
+      x.notes.push_front(note);
+      x.begun_in = 0;
+    }
+  }
+  x.passes_on = false;
 }
 
 void rank_programs::stop() {

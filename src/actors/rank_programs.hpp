@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -49,7 +50,8 @@ public:
   void on_live(communicator& x, const world_status& view);
   /// It ended.
   void on_end(std::uint64_t epoch, const caf::error& why);
-  /// @errors errc::invalid_argument: no such rank; errc::worker_lost: not everybody gets it
+  /// @errors errc::invalid_argument: no such rank; errc::overloaded: too many wait for its program;
+  ///         errc::unavailable
   caf::error send(const program_message& x);
   void stop();
   void told(program_note note);
@@ -59,6 +61,15 @@ private:
                 const std::shared_ptr<world_core>& core, world_program what)
       : system_(sys), board_(std::move(board)), core_(core), program_(std::move(what)) {}
   caf::error tell(std::size_t rank, const program_note& note);
+  void begun(std::size_t rank, std::uint64_t generation);
+  void pass_on(const world_core& core, std::size_t rank);
+
+  /// Messages on their way to a rank's program.
+  struct outbox {
+    std::deque<program_note> notes;
+    std::uint64_t begun_in = 0; ///< the generation of the device whose process has the program
+    bool passes_on = false;     ///< somebody does
+  };
 
   caf::actor_system& system_;
   const std::shared_ptr<program_board> board_;
@@ -67,6 +78,7 @@ private:
   std::uint64_t number_ = 0;
   std::mutex mutex_;
   caf::actor_addr world_;
+  std::map<std::size_t, outbox> outboxes_; // by rank
 };
 
 /// Has `board` hear what the processes of the devices say of programs.

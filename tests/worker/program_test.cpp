@@ -139,6 +139,18 @@ const bool programs_registered = [] {
             make_error(errc::unavailable, std::to_string(got) + std::string(200'000, '!')));
       });
     });
+  // Reports each message, until an empty one.
+  if (!error)
+    error = register_program("echo", [](const program_place& place) {
+      return place.system.spawn([place](caf::blocking_actor* self) {
+        for (bool more = true; more;)
+          self->receive([&](const program_message& x) {
+            more = !x.bytes.empty();
+            if (more && place.report(x.bytes))
+              more = false;
+          });
+      });
+    });
   if (!error)
     error = register_program(
         "throws", [](const program_place&) -> caf::actor { throw std::runtime_error("no luck"); });
@@ -183,6 +195,52 @@ TEST_F(Programs, GetMessages) {
   caf::scoped_actor asker{system_->get()};
   auto refused = detail::ask<void>(asker, actor_, patience, program_message{7, {1}});
   EXPECT_EQ(code_of(error_of(refused)), errc::invalid_argument);
+}
+
+/// What a rank reports.
+std::vector<std::vector<std::uint8_t>> bytes_of(const std::vector<program_report>& all, int rank) {
+  std::vector<std::vector<std::uint8_t>> result;
+  for (auto& x : all)
+    if (x.rank == rank)
+      result.push_back(x.bytes);
+  return result;
+}
+
+TEST_F(Programs, GetWhatWasSentBeforeTheyBegan) {
+  const auto ways = std::make_shared<doors>();
+  using all = std::vector<std::vector<std::uint8_t>>;
+  world_limits limits;
+  limits.waiting_limit = 3;
+  caf::error too_many;
+  {
+    const closed_door held{ways->builds};
+    start(in_worker_processes(2, ways), {"echo", {}}, limits);
+    caf::scoped_actor asker{system_->get()};
+    auto send = [&](const program_message& x) {
+      return error_of(detail::ask<void>(asker, actor_, patience, x));
+    };
+    EXPECT_FALSE(send({-1, {1}}));
+    EXPECT_FALSE(send({1, {2}}));
+    EXPECT_FALSE(send({-1, {3}}));
+    EXPECT_EQ(code_of(send({-1, {4}})), errc::overloaded); // nobody gets it
+    EXPECT_FALSE(send({0, {5}}));
+  }
+  ASSERT_TRUE(until_more_reports(6));
+  EXPECT_EQ(bytes_of(reports_, 0), (all{{1}, {3}, {5}}));
+  EXPECT_EQ(bytes_of(reports_, 1), (all{{1}, {2}, {3}}));
+  reports_.clear();
+  {
+    const closed_door held{ways->devices};
+    EXPECT_EQ(code_of(kill(0)), errc::worker_lost);
+    detail::send(*self_, actor_, program_message{-1, {6}});
+    ASSERT_TRUE(until_more_reports(1));
+    EXPECT_EQ(reports_.front().rank, 1);
+  }
+  ASSERT_TRUE(until_more_reports(1));
+  EXPECT_EQ(bytes_of(reports_, 0), (all{{6}}));
+  detail::send(*self_, actor_, program_message{-1, {}});
+  ASSERT_TRUE(until([this] { return ended_.size() == 2; }));
+  EXPECT_TRUE(nobody_failed());
 }
 
 TEST_F(Programs, AreToldWhichRankIsGone) {
