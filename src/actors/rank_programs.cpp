@@ -160,9 +160,9 @@ caf::error rank_programs::send(const program_message& x) {
     const auto limit = std::max<std::size_t>(core->limits().waiting_limit, 1);
     for (auto i : to) // all of them, or none
       if (outboxes_[i].notes.size() >= limit)
-        return make_error(errc::overloaded,
-                          std::to_string(outboxes_[i].notes.size()) +
-                              " messages wait for the program of rank " + std::to_string(i));
+        return make_error(errc::overloaded, std::to_string(outboxes_[i].notes.size()) +
+                                                " messages wait for the program of rank " +
+                                                std::to_string(i));
     for (auto i : to) {
       note.rank = static_cast<std::int32_t>(i);
       outboxes_[i].notes.push_back(note);

@@ -1081,14 +1081,14 @@ register_operation::register_operation(std::shared_ptr<communicator> target,
     : connect_operation("register", std::move(target), connect_scope::everything, patience, limit),
       memory_(std::move(memory)) {}
 
-/// An error that is not of the process fails the operation here, so that nobody takes it for the
-/// end of the communicator.
+/// An error that is not of the device or the process fails the operation here, so that nobody takes
+/// it for the end of the communicator.
 caf::error register_operation::call(part& p, backend_communicator& rank, stream_view stream) {
   for (auto& x : memory_) {
     auto error = rank.register_window(x->address(rank_of(p)), x->size_bytes(), stream);
     if (!error)
       continue;
-    if (severity_of(error) == severity::process)
+    if (severity_of(error) >= severity::device)
       return error;
     fail(error);
     return {};

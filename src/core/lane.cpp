@@ -358,6 +358,11 @@ void lane::go_down() noexcept {
 }
 
 bool lane::serve_control() {
+  if (stop_requested_.load(std::memory_order_relaxed) && !nothing_in_flight())
+    if (const auto why = device_->loss()) { // no next life
+      lose_streams(why);
+      return true;
+    }
   if (revival_requested_.load(std::memory_order_relaxed)) {
     revival_requested_.store(false);
     if (device_->loss()) // else it was lost on its way up, and is there by now
@@ -402,6 +407,29 @@ void lane::publish() {
     owner_.on_device_lost(*this, why);
 }
 
+/// Nothing of what is in them comes any more.
+void lane::lose_streams(const caf::error& why) noexcept {
+  for (auto* s : made_) {
+    if (s->continuing != nullptr) {
+      auto& p = *std::exchange(s->continuing, nullptr);
+      if (p.tenant != nullptr)
+        --p.tenant->in_flight;
+      --continuing_;
+      p.of->fail(why);
+      note_left();
+      finish(p, nanoseconds(clock::now()));
+    }
+    while (!s->in_flight.empty()) {
+      auto& p = *s->in_flight.front();
+      s->in_flight.pop_front();
+      leave_flight(p);
+      p.of->fail(why);
+      finish(p, nanoseconds(clock::now()));
+    }
+  }
+  issuing_.store(false);
+}
+
 /// They went with the process that had them.
 void lane::forget_streams() noexcept {
   for (auto* s : made_) {
@@ -431,25 +459,7 @@ void lane::revive() {
   stager_.reset(); // nobody is at the rings any more
   settle_now();
   take_inbox();
-  for (auto* s : made_) {
-    if (s->continuing != nullptr) {
-      auto& p = *std::exchange(s->continuing, nullptr);
-      if (p.tenant != nullptr)
-        --p.tenant->in_flight;
-      --continuing_;
-      p.of->fail(why);
-      note_left();
-      finish(p, nanoseconds(clock::now()));
-    }
-    while (!s->in_flight.empty()) {
-      auto& p = *s->in_flight.front();
-      s->in_flight.pop_front();
-      leave_flight(p);
-      p.of->fail(why);
-      finish(p, nanoseconds(clock::now()));
-    }
-  }
-  issuing_.store(false);
+  lose_streams(why);
   forget_streams();
   drop_failed();
   drain_released();
@@ -513,13 +523,13 @@ bool lane::issue_ready() {
 }
 
 /// While a reset holds up what is queued: what will never run must not hold up others, for whom the
-/// reset may wait.
+/// reset may wait. Nothing that failed with a lost device goes on in its next life.
 bool lane::drop_failed() noexcept {
   std::vector<part*> dropped;
   std::erase_if(waiting_, [&](part* p) {
     auto& op = *p->of;
     bool stale = p->uses_memory || op.borrows_from(state_->ordinal());
-    bool drops = op.withdrawn() || (op.failed() && stale && !p->promised);
+    bool drops = op.withdrawn() || (op.failed() && (stale || away_) && !p->promised);
     if (drops)
       dropped.push_back(p);
     return drops;
@@ -552,10 +562,13 @@ bool lane::lets_pass() noexcept {
 /// Its own while something of it is there, else one where nothing is. If there is none, one where
 /// nothing stands still for good, as far as anybody knows.
 std::size_t lane::choose_stream(const stream_tenant& who) const noexcept {
-  auto is_free = [](const lane_stream& s) { return s.in_flight.empty() && !s.continuing; };
+  auto is_free = [](const lane_stream& s) {
+    return s.stream.native != nullptr && s.in_flight.empty() && !s.continuing;
+  };
   if (who.in_flight != 0 || is_free(streams_[who.stream]))
     return who.stream;
-  auto best = who.stream;
+  auto best = // its own may be of an earlier life
+      streams_[who.stream].stream.native != nullptr ? who.stream : first_collective;
   std::size_t least = SIZE_MAX;
   for (auto i = first_collective; i < first_collective + collectives_made_; ++i) {
     auto& s = streams_[i];
@@ -643,10 +656,8 @@ lane::verdict lane::try_issue(part& p) {
     error = check_generation(p);
   if (!error && !op.lost_a_part() && p.stream != stream_kind::none)
     error = note(wait_for_what_is_before(p));
-  if (owner_tells(error)) {
-    waiting_.push_front(&p);
-    return verdict::held;
-  }
+  if (owner_tells(error))
+    return wait_for_owner(p);
   if (error || !op.begin_issue(p)) {
     lose(p, error);
     return verdict::gone;
@@ -659,8 +670,13 @@ lane::verdict lane::try_issue(part& p) {
   issuing_.store(true);
   auto outcome = op.issue(p, *this);
   record_.issuing(p, state_->generation(), now); // while the device works
-  if (!outcome)
+  if (!outcome) {
     operation::take_back_issue(p);
+    if (p.stream == stream_kind::none && owner_tells(outcome.error())) {
+      issuing_.store(!nothing_continues());
+      return wait_for_owner(p);
+    }
+  }
   after_issue(p, outcome);
   issuing_.store(!nothing_continues());
   return verdict::gone;
@@ -1172,6 +1188,14 @@ bool lane::owner_tells(const caf::error& error) const noexcept {
     return false;
   const auto phase = state_->phase();
   return phase == device_phase::ready || phase == device_phase::resetting;
+}
+
+/// Back to the queue, until then.
+lane::verdict lane::wait_for_owner(part& p) {
+  p.at.store(part::state::queued, std::memory_order_release);
+  p.claimed.store(false);
+  waiting_.push_front(&p);
+  return verdict::held;
 }
 
 /// What an operation is told of `error`, which a call into the backend gave.

@@ -282,6 +282,7 @@ private:
   void revive();
   void set_away(bool x) noexcept;
   void publish();
+  void lose_streams(const caf::error& why) noexcept;
   void forget_streams() noexcept;
   void forget_late() noexcept;
   bool serve_control();
@@ -320,6 +321,7 @@ private:
   void skip(part& p) noexcept;
   void lose(part& p, const caf::error& why) noexcept;
   bool owner_tells(const caf::error& error) const noexcept;
+  verdict wait_for_owner(part& p);
   caf::error note(const caf::error& error) noexcept;
   caf::error note_fault(const caf::error& error) noexcept;
   caf::error in_full(const part& p, const caf::error& error) const;

@@ -36,16 +36,18 @@ caf::error remote_device::bind() noexcept {
   auto link = pool_->provide(ordinal_, stop_.get_token());
   if (!link)
     return link.error();
-  const auto is_new = link_ != *link;
-  link_ = std::move(*link);
-  on_loss_->of.store(link_.get());
+  if (link_ != *link) {
+    link_ = std::move(*link);
+    on_loss_->of.store(link_.get());
+    tells_loss_ = false;
+  }
   auto reply = link_->ask(command::bind, no_arguments{});
   if (!reply)
     return reply.error();
   properties_ = get_properties(*reply);
   if (!reply->ok())
     return fail(errc::internal, "a worker's reply could not be read");
-  if (is_new)
+  if (!std::exchange(tells_loss_, true))
     link_->on_loss([signal = on_loss_, of = link_.get()](const caf::error& why) {
       if (signal->tell && signal->of.load() == of)
         signal->tell(why);

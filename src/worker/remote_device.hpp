@@ -95,6 +95,7 @@ private:
     std::atomic<const worker_link*> of{nullptr}; ///< one that was replaced tells nothing any more
   };
   const std::shared_ptr<loss_signal> on_loss_ = std::make_shared<loss_signal>();
+  bool tells_loss_ = false; ///< does the link?
 };
 
 /// One rank of a communicator in a worker.

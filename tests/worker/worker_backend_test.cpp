@@ -233,6 +233,29 @@ TEST(WorkerBackend, WhoIsToldOfALossFindsTheDeviceClosed) {
   EXPECT_EQ(code_of(error_of(answer_of(behind))), errc::worker_lost);
 }
 
+// What the worker had when it was lost keeps nobody from the end.
+TEST(WorkerBackend, EndsBesideALossThatNobodyHasHeardOf) {
+  auto news = std::make_shared<slow_news>();
+  std::optional<closed_door> unheard;
+  stopwatch watch;
+  {
+    test_system system{{.devices = 1, .wrap = [&](std::shared_ptr<backend>) {
+                          return std::make_shared<with_slow_news>(make_workers(1), news);
+                        }}};
+    auto d = must(device::open(system, 0));
+    auto ref = must(d.allocate<float>(100));
+    unheard.emplace(news->losses);
+    auto death = launch_death(d);
+    auto behind = d.fill(ref, 1.F);
+    ASSERT_TRUE(eventually([&] { return news->refused == 1; }));
+    watch = {};
+    d.shutdown();
+    EXPECT_EQ(code_of(error_of(answer_of(death))), errc::unavailable);
+    unheard.reset();
+  }
+  EXPECT_LT(watch.elapsed(), 2s);
+}
+
 TEST(WorkerBackend, ComesBackWhenItsProcessIsKilled) {
   test_system system{in_worker_processes(3)};
   auto w = system.open_world();
