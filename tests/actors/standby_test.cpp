@@ -331,7 +331,7 @@ TEST_F(Standby, OneThatCannotBeConnectedInTimeIsGivenUp) {
   plan->add({fault::block, verb::build, any_device, 2});
   auto system = make_system(2);
   auto config = with_standby();
-  config.limits.connect_limit = 50ms;
+  config.limits.connect_limit = 300ms;
   gate held;
   auto w = system.open_world(config);
   world_feed feed{system, w.actor()};

@@ -157,7 +157,8 @@ TEST(World, BuildDeadlineNamesWhatIsMissing) {
   auto w = system.try_open_world(config);
   EXPECT_LT(watch.elapsed(), at_once);
   ASSERT_TRUE(has_code(w, errc::deadline_exceeded));
-  EXPECT_NE(describe(error_of(w)).find("device 1"), std::string::npos) << describe(error_of(w));
+  const auto text = describe(error_of(w)); // perhaps with device 0
+  EXPECT_TRUE(text.find("device 1") != text.npos || text.find(", 1") != text.npos) << text;
   plan->release();
   auto next = system.open_world();
   EXPECT_TRUE(works(next));
@@ -722,8 +723,7 @@ TEST_P(WorldStall, AnswersEverythingWithOneCauseAndGoesOn) {
   auto plan = std::make_shared<fault_plan>();
   test_system system{{.devices = 3, .faults = plan}};
   auto config = hasty();
-  if (on_cuda())
-    config.limits.stall_limit = 500ms;
+  config.limits.stall_limit = 500ms; // all are asked for by then
   auto w = system.open_world(config);
   world_feed feed{system, w.actor()};
   auto refs = zeros(w);
@@ -994,7 +994,7 @@ TEST(WorldStall, ConnectThatHangs) {
       std::make_shared<fault_plan>(0, std::vector<fault_rule>{{fault::hang, verb::connect, 1}});
   test_system system{{.faults = plan}};
   auto config = hasty();
-  config.limits.connect_limit = 100ms;
+  config.limits.connect_limit = 500ms;
   auto w = system.try_open_world(config);
   ASSERT_TRUE(is_ok(w));
   EXPECT_EQ(w->status().epoch, 2u);
@@ -1339,6 +1339,8 @@ TEST(WorldLife, BuildsAgainAfterABuildThatHangs) {
   const auto plan = std::make_shared<fault_plan>();
   plan->add({.kind = fault::block, .on = verb::build, .first = 2});
   test_system system{{.devices = 2, .faults = plan}};
+  for (auto ordinal : system.ordinals()) // a worker may take longer to begin
+    EXPECT_TRUE(works(system.open(ordinal)));
   auto under_test = system.open_world({.limits = {.build_deadline = 500ms}});
   auto refs = must(under_test.allocate<float>(16, true));
   plan->add({.kind = fault::fail, .on = verb::collective, .device = 0});

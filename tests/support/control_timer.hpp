@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -17,20 +18,24 @@ inline constexpr std::chrono::milliseconds answer_slack{50};
 inline constexpr std::chrono::milliseconds answer_slack{5};
 #endif
 
-/// How late a thread of this machine wakes that waits until a point in time, as the library's
-/// timekeeper does.
+/// How late threads of this machine wake that wait until a point in time, as the library's
+/// timekeeper does. There are several, for what happens to one need not be seen in another.
 class control_timer {
 public:
   using clock = std::chrono::steady_clock;
 
-  control_timer() : thread_([this] { run(); }) {}
+  control_timer() {
+    for (auto& x : threads_)
+      x = std::thread{[this] { run(); }};
+  }
   ~control_timer() {
     {
       std::lock_guard lock{mutex_};
       stop_ = true;
     }
-    condition_.notify_one();
-    thread_.join();
+    condition_.notify_all();
+    for (auto& x : threads_)
+      x.join();
   }
   control_timer(const control_timer&) = delete;
   control_timer& operator=(const control_timer&) = delete;
@@ -56,7 +61,7 @@ private:
   std::condition_variable condition_;
   bool stop_ = false;
   clock::duration worst_{};
-  std::thread thread_;
+  std::array<std::thread, 4> threads_;
 };
 
 } // namespace troupe::testing

@@ -1,6 +1,7 @@
 /// Lanes: order, bounds, completions, and the lives of a device.
 #include "core/lane.hpp"
 #include "support/core_fixture.hpp"
+#include "support/eventually.hpp"
 #include "support/forwarding_backend.hpp"
 
 #include <gtest/gtest.h>
@@ -160,9 +161,8 @@ TEST(Lane, BoundsWhatIsInFlight) {
       most = std::max(most.load(), on.in_flight() + 1);
       return issue_outcome::enqueued;
     }));
-  while (worker->in_flight() != 3)
-    std::this_thread::yield();
-  EXPECT_EQ(worker->queued(), 48u);
+  ASSERT_TRUE(
+      testing::eventually([&] { return worker->in_flight() == 3 && worker->queued() == 48; }));
   held.open();
   for (auto& x : ops)
     EXPECT_TRUE(is_ok(answer_of(x)));

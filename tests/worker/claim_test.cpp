@@ -154,14 +154,14 @@ TEST_P(Claim, OffersEndWithTheirTime) {
   begin();
   const auto before = must(answer_of(device_->stats())).free_bytes;
   ref_ = must(device_->allocate<float>(1u << 20));
-  auto token = must(device_->offer(ref_, 100ms));
+  auto token = must(device_->offer(ref_, std::chrono::hours{1}));
   ref_ = {};
   EXPECT_TRUE(is_ok(answer_of(device_->claim(token)))); // of this process: as `resolve`
   ref_ = must(device_->allocate<float>(1u << 20));
+  const stopwatch watch;
   token = must(device_->offer(ref_, 100ms));
   EXPECT_NE(must(answer_of(device_->stats())).free_bytes, before);
   ref_ = {};
-  const stopwatch watch;
   ASSERT_TRUE(eventually([&] { return !any_gpu_ref::resolve(token); }));
   EXPECT_GE(watch.elapsed(), 90ms);
   EXPECT_EQ(tell({.what = verb::claim, .token = token}).code, errc::stale_ref);

@@ -250,10 +250,10 @@ TEST(HungWorker, InsideACallIsKilledThoughItBeats) {
 TEST(HungWorker, OneThatHasNothingToDoIsNotTakenForIt) {
   ledger book;
   auto options = book.options(1);
-  options.workers.call_limit = 20ms;
+  options.workers.call_limit = 300ms;
   test_system system{in_workers_of(options)};
   auto d = system.open();
-  std::this_thread::sleep_for(300ms); // the span is what is tested
+  std::this_thread::sleep_for(900ms); // the span is what is tested
   EXPECT_TRUE(works(d));
   EXPECT_EQ(book.wait(1).size(), 1u);
 }
@@ -262,7 +262,7 @@ TEST(HungWorker, ThatNeverAnswersTheFirstMessageEndsTheStart) {
   ledger book;
   book.hush();
   auto options = book.options(1);
-  options.workers.start_limit = 500ms;
+  options.workers.start_limit = 2s;
   const stopwatch watch;
   const auto made = make_worker_backend(options);
   ASSERT_FALSE(made);
@@ -274,7 +274,7 @@ TEST(HungWorker, ThatNeverAnswersTheFirstMessageEndsTheStart) {
 TEST(HungWorker, ThatTakesNoCommandsIsNoSpareAndNoDevice) {
   ledger book;
   auto options = book.options(1, "DeafWorker");
-  options.workers.start_limit = 500ms;
+  options.workers.start_limit = 2s;
   options.workers.call_limit = 200ms;
   auto all = must(make_worker_backend(options));
   const stopwatch watch;
@@ -288,7 +288,7 @@ TEST(HungWorker, ThatTakesNoCommandsIsNoSpareAndNoDevice) {
 
 TEST(HungWorker, InABuildEndsIt) {
   building_pair pair{500ms};
-  send_signal(pair.ids.at(1), SIGSTOP);
+  stop_process(pair.ids.at(1));
   const stopwatch watch;
   const auto built = pair.build();
   ASSERT_FALSE(built);
@@ -303,7 +303,7 @@ TEST(HungWorker, InABuildEndsIt) {
 TEST(HungWorker, ThatWaitsForARankThatHasFailedIsCalledOff) {
   building_pair pair{1s};
   const auto other = watch_of(pair.ids.at(0));
-  send_signal(pair.ids.at(1), SIGSTOP);
+  stop_process(pair.ids.at(1));
   auto built = std::async(std::launch::async, [&] { return pair.build(); });
   EXPECT_EQ(built.wait_for(200ms), std::future_status::timeout);
   send_signal(pair.ids.at(1), SIGKILL);
@@ -316,7 +316,7 @@ TEST(HungWorker, ThatWaitsForARankThatHasFailedIsCalledOff) {
 TEST(HungWorker, ThatGoesOnWithABuildThatHasFailedIsKilledToo) {
   building_pair pair{1s};
   const auto hung = watch_of(pair.ids.at(0));
-  send_signal(pair.ids.at(0), SIGSTOP);
+  stop_process(pair.ids.at(0));
   const stopwatch watch;
   const std::array<local_rank, 2> wrong{{{2, 1}, {0, 0}}}; // there is no such rank
   EXPECT_FALSE(pair.all->build({}, 2, wrong));
