@@ -48,10 +48,11 @@ caf::error register_program(std::string name, program_factory factory);
 
 /// To a world's actor: for the program's actors, which get the same message. Those that have not
 /// begun, for the first time or after a loss, get it when they have. Answered by an empty message
-/// when it is on its way; what a process that ends has got ends with it.
+/// when it is on its way; what is on its way to a process that ends is lost with it.
 /// @errors errc::invalid_argument: no such rank, or more than `most_program_bytes`;
 ///         errc::overloaded: `world_limits::waiting_limit` wait for that rank's already;
-///         errc::unavailable: the world has ended; errc::not_supported: it has no program
+///         errc::unavailable: the world or the rank's device has ended; errc::not_supported: the
+///         world has no program
 struct program_message {
   std::int32_t rank = -1; ///< -1: all that are in the world
   std::vector<std::uint8_t> bytes;

@@ -108,7 +108,8 @@ void rank_programs::on_live(communicator& x, const world_status& view) {
     const auto rank = static_cast<std::size_t>(member.rank);
     {
       std::lock_guard lock{mutex_};
-      outboxes_[rank].begun_in = member.generation;
+      auto& begun_in = outboxes_[rank].begun_in;
+      begun_in = std::max(begun_in, member.generation); // another may be live by now
     }
     pass_on(*core, rank);
   }
@@ -151,6 +152,9 @@ caf::error rank_programs::send(const program_message& x) {
   for (std::size_t i = 0; i < ranks; ++i)
     if (x.rank < 0 ? !core->absent().contains(i) : i == static_cast<std::size_t>(x.rank))
       to.push_back(i);
+  for (auto i : to)
+    if (core->lanes()[i]->state().phase() > device_phase::resetting)
+      return make_error(errc::unavailable, "the device of rank " + std::to_string(i) + " is gone");
   program_note note;
   note.what = static_cast<std::uint8_t>(program_note::kind::message);
   note.world = number_;
@@ -179,19 +183,18 @@ void rank_programs::pass_on(const world_core& core, std::size_t rank) {
   auto& x = outboxes_[rank];
   if (std::exchange(x.passes_on, true))
     return;
-  auto is_there = [&] {
-    return x.begun_in != 0 && x.begun_in == core.lanes()[rank]->state().live_generation();
-  };
-  while (!x.notes.empty() && is_there()) {
-    const auto note = std::move(x.notes.front());
-    x.notes.pop_front();
+  const auto& device = core.lanes()[rank]->state();
+  std::uint64_t ended = 0;
+  while (!x.notes.empty() && x.begun_in > ended && x.begun_in == device.live_generation()) {
+    const auto& note = x.notes.front(); // nobody else takes one
+    const auto life = x.begun_in;
     lock.unlock();
     const auto error = tell(rank, note);
     lock.lock();
-    if (error) { // the process ends
-      x.notes.push_front(note);
-      x.begun_in = 0;
-    }
+    if (error)
+      ended = life;
+    else
+      x.notes.pop_front();
   }
   x.passes_on = false;
 }

@@ -61,7 +61,6 @@ private:
                 const std::shared_ptr<world_core>& core, world_program what)
       : system_(sys), board_(std::move(board)), core_(core), program_(std::move(what)) {}
   caf::error tell(std::size_t rank, const program_note& note);
-  void begun(std::size_t rank, std::uint64_t generation);
   void pass_on(const world_core& core, std::size_t rank);
 
   /// Messages on their way to a rank's program.

@@ -508,7 +508,7 @@ bool lane::take_inbox() noexcept {
 
 bool lane::issue_ready() {
   bool worked = state_->phase() == device_phase::resetting && drop_failed();
-  if (is_held())
+  if (is_held() || is_lost())
     return worked;
   for (int i = 0; i < issue_batch && !waiting_.empty() && in_flight() < options_.in_flight_limit;
        ++i) {
@@ -523,7 +523,8 @@ bool lane::issue_ready() {
 }
 
 /// While a reset holds up what is queued: what will never run must not hold up others, for whom the
-/// reset may wait. Nothing that failed with a lost device goes on in its next life.
+/// reset may wait. Nothing that failed with a lost device goes on in its next life, but
+/// what was promised.
 bool lane::drop_failed() noexcept {
   std::vector<part*> dropped;
   std::erase_if(waiting_, [&](part* p) {
@@ -1181,13 +1182,18 @@ void lane::lose(part& p, const caf::error& why) noexcept {
   skip(p);
 }
 
-/// Is `error` the loss of this device? Who hears of that from its owner, who closes it first, can
-/// ask anew at once: it waits for the next life.
-bool lane::owner_tells(const caf::error& error) const noexcept {
-  if (code_of(error) != errc::worker_lost || !device_->loss())
+/// Is there nothing to be issued before the next life, of which the owner tells?
+bool lane::is_lost() const noexcept {
+  if (!is_remote_ || !device_->loss())
     return false;
   const auto phase = state_->phase();
   return phase == device_phase::ready || phase == device_phase::resetting;
+}
+
+/// Is `error` the loss of this device? Who hears of that from its owner, who closes it first, can
+/// ask anew at once: it waits for the next life.
+bool lane::owner_tells(const caf::error& error) const noexcept {
+  return code_of(error) == errc::worker_lost && is_lost();
 }
 
 /// Back to the queue, until then.

@@ -320,6 +320,7 @@ private:
   void finish(part& p, std::int64_t now) noexcept;
   void skip(part& p) noexcept;
   void lose(part& p, const caf::error& why) noexcept;
+  bool is_lost() const noexcept;
   bool owner_tells(const caf::error& error) const noexcept;
   verdict wait_for_owner(part& p);
   caf::error note(const caf::error& error) noexcept;

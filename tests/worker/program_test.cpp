@@ -207,6 +207,7 @@ std::vector<std::vector<std::uint8_t>> bytes_of(const std::vector<program_report
 }
 
 TEST_F(Programs, GetWhatWasSentBeforeTheyBegan) {
+  TROUPE_NEEDS_DEVICES(2);
   const auto ways = std::make_shared<doors>();
   using all = std::vector<std::vector<std::uint8_t>>;
   world_limits limits;
