@@ -21,7 +21,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
-#include <fstream>
 #include <string>
 #include <vector>
 
@@ -163,12 +162,7 @@ caf::expected<bool> run(settings& s, caf::actor_system& sys, bench::watchdog& gu
   bench::print_table(result);
   bench::print_bars(bars);
   std::printf("%.0f s, every sum right\n", time.count());
-  if (!s.json_file.empty()) {
-    std::ofstream out{s.json_file};
-    out << bench::to_json(result, bars).dump(2) << '\n';
-    if (!out.flush())
-      return troupe::make_error(troupe::errc::invalid_argument, "cannot write " + s.json_file);
-  }
+  bench::write_json(s.json_file, bench::to_json(result, bars));
   guard.enter("shutting down");
   return !s.check || std::all_of(bars.begin(), bars.end(), [](auto& x) { return x.met(); });
 }

@@ -27,7 +27,6 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <mutex>
 #include <random>
 #include <string>
@@ -278,7 +277,7 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
       s.how.c_str(), s.standby.c_str(), s.on_loss.c_str(), s.when.c_str(), world.size(),
       s.backend.c_str(), bench::summary(machine).c_str());
   caf::scoped_actor self{sys};
-  troupe::detail::send(self, world.actor(), troupe::subscribe{});
+  troupe::tell(self, world.actor(), troupe::subscribe{});
   const bool waits_for_standbys = s.when == "ready" && s.standby != "none";
   // What the messages say may be of before the last kill: they are news that there are some.
   const auto wait_ready = [&] {
@@ -369,14 +368,9 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
     machine["by_hand_build_ms"] = before.build_ms;
   }
   bench::print_bars(bars);
-  if (s.json_file.empty())
-    return;
-  const nlohmann::ordered_json json{
-      {"machine", machine}, {"lost_ranks", lost}, {"rows", rows}, {"bars", bench::to_json(bars)}};
-  std::ofstream out{s.json_file};
-  out << json.dump(2) << '\n';
-  if (!out.flush())
-    bench::fail("cannot write " + s.json_file);
+  bench::write_json(
+      s.json_file,
+      {{"machine", machine}, {"lost_ranks", lost}, {"rows", rows}, {"bars", bench::to_json(bars)}});
 }
 
 } // namespace

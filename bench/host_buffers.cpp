@@ -20,7 +20,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <string>
 #include <thread>
@@ -275,16 +274,8 @@ void run(const settings& s, const troupe::world& world, const std::string& backe
       {"slowest step to the sum, pinned memory", 0.8, false, slowest / whole_pinned},
       {"slowest step to the sum, pageable memory", 0.8, false, slowest_with_host / whole_pageable}};
   bench::print_bars(bars);
-  if (s.json_file.empty())
-    return;
-  nlohmann::ordered_json json{{"machine", machine}, {"rows", rows}};
-  for (auto& x : bars)
-    json["bars"].push_back(
-        {{"bar", x.text}, {"at_least", x.limit}, {"value", *x.value}, {"met", x.met()}});
-  std::ofstream out{s.json_file};
-  out << json.dump(2) << '\n';
-  if (!out.flush())
-    bench::fail("cannot write " + s.json_file);
+  bench::write_json(s.json_file,
+                    {{"machine", machine}, {"rows", rows}, {"bars", bench::to_json(bars)}});
 }
 
 } // namespace

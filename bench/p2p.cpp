@@ -25,7 +25,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <new>
@@ -453,12 +452,7 @@ bool run(settings& s, caf::actor_system& sys, setting& all, bench::watchdog& gua
   print_table(result);
   bench::print_bars(bars);
   std::printf("%.0f s, every byte right\n", time.count());
-  if (!s.json_file.empty()) {
-    std::ofstream out{s.json_file};
-    out << to_json(result, bars).dump(2) << '\n';
-    if (!out.flush())
-      bench::fail("cannot write " + s.json_file);
-  }
+  bench::write_json(s.json_file, to_json(result, bars));
   guard.enter("shutting down");
   return !s.check || std::all_of(bars.begin(), bars.end(), [](auto& x) { return x.met(); });
 }

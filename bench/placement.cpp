@@ -19,7 +19,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -143,7 +142,7 @@ public:
     config.name = "programs";
     config.program.name = sums_of_ranks;
     actor_ = must(troupe::spawn_nccl_world(*there.sys, config));
-    troupe::detail::send(self_, actor_, troupe::subscribe{});
+    troupe::tell(self_, actor_, troupe::subscribe{});
     in_threads([&](std::size_t i) { refs_[i] = checked_sum(here_.rank(i)); });
   }
   ~rank_local_sums() { caf::anon_send_exit(actor_, caf::exit_reason::user_shutdown); }
@@ -157,7 +156,7 @@ public:
   double in_workers(std::uint32_t number) {
     std::vector<std::uint8_t> bytes(sizeof number);
     std::memcpy(bytes.data(), &number, sizeof number);
-    troupe::detail::send(self_, actor_, troupe::program_message{-1, bytes});
+    troupe::tell(self_, actor_, troupe::program_message{-1, bytes});
     double slowest = 0;
     for (std::size_t reports = 0; reports < here_.size();)
       self_->receive(
@@ -321,8 +320,6 @@ void run(const settings& s, contestant& here, contestant& there, bench::watchdog
            large > 0 ? std::optional{1 / large} : std::nullopt},
           {"upload and download, bandwidth to in-process", 0.9, false, 1 / copies}};
   bench::print_bars(bars);
-  if (s.json_file.empty())
-    return;
   nlohmann::ordered_json json{{"machine", machine}};
   for (auto& x : rows)
     json["rows"].push_back({{"what", x.what},
@@ -331,10 +328,7 @@ void run(const settings& s, contestant& here, contestant& there, bench::watchdog
                             {"workers_us", bench::median(x.workers)},
                             {"ratio", x.ratio()}});
   json["bars"] = bench::to_json(bars);
-  std::ofstream out{s.json_file};
-  out << json.dump(2) << '\n';
-  if (!out.flush())
-    bench::fail("cannot write " + s.json_file);
+  bench::write_json(s.json_file, json);
 }
 
 } // namespace

@@ -21,7 +21,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <fstream>
 #include <latch>
 #include <memory>
 #include <numeric>
@@ -160,7 +159,7 @@ class readiness {
 public:
   readiness(caf::actor_system& sys, const troupe::world& world, bool with_standby)
       : self_(sys), with_standby_(with_standby) {
-    troupe::detail::send(self_, world.actor(), troupe::subscribe{});
+    troupe::tell(self_, world.actor(), troupe::subscribe{});
   }
 
   void wait_for(std::uint64_t epoch) {
@@ -337,22 +336,14 @@ int main(int argc, char** argv) {
        bench::median(without.recoveries) / bench::median(by_hand)},
   };
   bench::print_bars(bars);
-  if (!s.json_file.empty()) {
-    nlohmann::ordered_json json{{"machine", machine}};
-    json["ms"] = {{"limit_to_report", summary_of(late)},
-                  {"report_to_sum_with_standby", summary_of(with.recoveries)},
-                  {"report_to_sum_without", summary_of(without.recoveries)},
-                  {"by_hand", summary_of(by_hand)}};
-    json["lost_device_bytes"] = {{"with_standby", with.lost_bytes},
-                                 {"without", without.lost_bytes}};
-    for (auto& x : bars)
-      json["bars"].push_back(
-          {{"bar", x.text}, {"at_most", x.limit}, {"value", *x.value}, {"met", x.met()}});
-    std::ofstream out{s.json_file};
-    out << json.dump(2) << '\n';
-    if (!out.flush())
-      bench::fail("cannot write " + s.json_file);
-  }
+  nlohmann::ordered_json json{{"machine", machine}};
+  json["ms"] = {{"limit_to_report", summary_of(late)},
+                {"report_to_sum_with_standby", summary_of(with.recoveries)},
+                {"report_to_sum_without", summary_of(without.recoveries)},
+                {"by_hand", summary_of(by_hand)}};
+  json["lost_device_bytes"] = {{"with_standby", with.lost_bytes}, {"without", without.lost_bytes}};
+  json["bars"] = bench::to_json(bars);
+  bench::write_json(s.json_file, json);
   guard.enter("shutting down");
   const bool passed = std::all_of(bars.begin(), bars.end(), [](auto& x) { return x.met(); });
   return !s.check || passed ? 0 : 1;

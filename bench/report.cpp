@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <fstream>
 
 namespace bench {
 
@@ -110,6 +111,15 @@ nlohmann::ordered_json to_json(const std::vector<bar>& bars) {
     result.push_back(std::move(row));
   }
   return result;
+}
+
+void write_json(const std::string& file, const nlohmann::ordered_json& x) {
+  if (file.empty())
+    return;
+  std::ofstream out{file};
+  out << x.dump(2) << '\n';
+  if (!out.flush())
+    fail("cannot write " + file);
 }
 
 nlohmann::ordered_json to_json(const outcome& o, const std::vector<bar>& bars) {

@@ -35,5 +35,7 @@ void print_table(const outcome& x);
 void print_bars(const std::vector<bar>& bars);
 nlohmann::ordered_json to_json(const std::vector<bar>& bars);
 nlohmann::ordered_json to_json(const outcome& x, const std::vector<bar>& bars);
+/// Ends the process if it cannot; does nothing without a file.
+void write_json(const std::string& file, const nlohmann::ordered_json& x);
 
 } // namespace bench

@@ -8,7 +8,6 @@ endif()
 set(DOXYGEN_ALIASES
   [[shape="\par Shape:^^"]]
   [[units="\par Units:^^"]]
-  [[stream="\par Stream:^^"]]
   [[thread="\par Thread:^^"]]
   [[errors="\par Errors:^^"]]
   [[invariant="\par Invariant:^^"]]

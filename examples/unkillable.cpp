@@ -195,7 +195,7 @@ int main(int argc, char** argv) {
   std::fflush(stdout);
 
   caf::scoped_actor self{sys};
-  troupe::detail::send(self, world->actor(), troupe::subscribe{});
+  troupe::tell(self, world->actor(), troupe::subscribe{});
   std::mt19937 random{std::random_device{}()};
   progress all; // by every rank; sums by the first
   std::uint64_t sums_before = 0;

@@ -42,7 +42,7 @@ int main(int argc, char** argv) {
   app.add_option("--listen", what.listen_address,
                  "This host's address for ranks of others; else that of its end of the connection");
   app.add_option("--program", what.workers.program,
-                 "The workers' program, if they make launches of their own; else this one");
+                 "The workers' program, if it has launches or programs of its own; else this one");
   app.add_option("--devices", what.devices, "Virtual devices of the host backend")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--retry-ms", pause_ms, "Pause between attempts to join, in milliseconds")

@@ -300,6 +300,17 @@ enum class connect_scope : std::uint8_t {
   everything
 };
 
+/// What is known of a device that can be lost alone, or of the spare that stands for it.
+/// @thread any
+class device_life {
+public:
+  virtual ~device_life() = default;
+  /// It is lost.
+  virtual bool lost() const noexcept = 0;
+  /// Its process has ended, so that it is lost as soon as its owner hears of that.
+  virtual bool has_ended() const noexcept = 0;
+};
+
 /// One rank of a communicator.
 /// @thread only the device's lane, unless a function says otherwise
 class backend_communicator {
@@ -334,9 +345,9 @@ public:
   /// @thread any
   virtual void on_loss(std::function<void()> f) noexcept { static_cast<void>(f); }
 
-  /// Set once the rank's device, or the spare that it is of, is lost; null where none ever is.
+  /// Of the rank's device, or of the spare that it is of; null where none is lost alone.
   /// @thread any
-  virtual std::shared_ptr<const std::atomic<bool>> lost() const noexcept { return nullptr; }
+  virtual std::shared_ptr<const device_life> life() const noexcept { return nullptr; }
 
   /// Hands the rank to the process that it is in, which makes all calls on it from now on; `what`
   /// says of whom, to whoever reads it there.

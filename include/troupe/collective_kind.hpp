@@ -30,6 +30,22 @@ inline constexpr collective_kind all_collective_kinds[] = {
     collective_kind::all_to_all_v, collective_kind::gather,         collective_kind::scatter,
     collective_kind::send,         collective_kind::recv,           collective_kind::barrier};
 
+/// Does it combine elements by a `reduce_op`?
+constexpr bool reduces(collective_kind x) noexcept {
+  return x == collective_kind::all_reduce || x == collective_kind::reduce ||
+         x == collective_kind::reduce_scatter;
+}
+
+constexpr bool has_root(collective_kind x) noexcept {
+  return x == collective_kind::reduce || x == collective_kind::broadcast ||
+         x == collective_kind::gather || x == collective_kind::scatter;
+}
+
+/// From one rank to another.
+constexpr bool is_message(collective_kind x) noexcept {
+  return x == collective_kind::send || x == collective_kind::recv;
+}
+
 /// The enumerator's name; lives forever.
 std::string_view to_string(collective_kind x) noexcept;
 TROUPE_INSPECT_ENUM(collective_kind)

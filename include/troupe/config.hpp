@@ -19,7 +19,8 @@ class system_core;
 
 /// The configuration of an actor system that uses the library: knows its messages, and these
 /// options, on the command line too:
-/// --troupe.backend=auto|cuda|host: which devices; auto takes CUDA's where there are any
+/// --troupe.backend=auto|cuda|host: which devices; auto takes CUDA's
+/// where they can be used, else those of the host backend; where other hosts join it is cuda
 /// --troupe.placement=in_process|worker: where devices live (troupe/worker.hpp)
 /// --troupe.worker=PATH: the workers' program
 /// --troupe.hosts.listen=ADDRESS, --troupe.hosts.port=N, --troupe.hosts.certificate=FILE,
@@ -29,7 +30,7 @@ class system_core;
 /// --troupe.devices=N: number of virtual devices of the host backend
 /// --troupe.completion=event_poll|host_func|synchronize
 /// --troupe.in-flight=N, --troupe.queue=N: bounds per device, in operations
-/// --troupe.spin=MICROSECONDS: how long a lane spins after its last work
+/// --troupe.spin=MICROSECONDS: how long a lane, or a worker, spins after its last work
 /// --troupe.client-spin=MICROSECONDS: how long a client that waits for an answer spins before it
 /// parks
 /// --troupe.flight-record=PATH: where the last operations are written when something fails

@@ -57,7 +57,8 @@ struct download {
 };
 
 /// Writes one element everywhere. Answered by an empty message.
-/// @shape element: the bytes of one element of the target's type
+/// @shape  element: the bytes of one element of the target's type
+/// @errors errc::shape_mismatch: other than those
 struct fill {
   any_gpu_ref target;
   std::vector<std::uint8_t> element;
@@ -65,7 +66,8 @@ struct fill {
 };
 
 /// Between two buffers of the device. Answered by an empty message.
-/// @shape the same number of bytes, not overlapping
+/// @shape  the same number of bytes, not overlapping
+/// @errors errc::shape_mismatch: different sizes; errc::invalid_argument: they overlap
 struct copy {
   any_gpu_ref target;
   any_gpu_ref source;
@@ -75,8 +77,8 @@ struct copy {
 /// A registered launch (`register_launch`). Answered by an empty message when the GPU is done with
 /// it. What the work both reads and writes is named in both lists; what it writes alone it must
 /// write wholly.
-/// @errors errc::launch_failed: it threw or gave an error; the device goes on, `writes` are
-///         indeterminate
+/// @errors errc::invalid_argument: none is registered by this name; errc::launch_failed: it threw
+///         or gave an error; the device goes on, `writes` are indeterminate
 struct launch {
   std::string name;
   std::vector<std::uint8_t> arguments;
@@ -86,6 +88,7 @@ struct launch {
 };
 
 /// A callable in place of a name; within the process only. Answered by an empty message.
+/// @errors errc::launch_failed, as `launch`; errc::not_supported: the device is in a worker process
 struct launch_callable {
   launch_function function;
   std::vector<any_gpu_ref> reads;
@@ -225,12 +228,17 @@ std::vector<int> all_devices(caf::actor_system& sys);
 /// A device as functions: every call is admitted on the caller's thread and answered by a
 /// `pending`. Copies mean the same device. Its actor system must outlive it.
 /// @errors of every verb: errc::unavailable: the device failed or was shut down; errc::overloaded;
-///         errc::stale_ref; errc::deadline_exceeded; errc::cancelled; errc::invalid_argument: a ref
-///         of another device
+///         errc::stale_ref; errc::indeterminate: what it reads was left half-written;
+///         errc::buffer_acquired; errc::deadline_exceeded; errc::cancelled;
+///         errc::invalid_argument: a ref of another device; errc::device_reset, worker_lost,
+///         device_fault: what it was lost with
 class device {
 public:
-  /// Brings the device up if it is not; blocks until it is ready.
-  /// @errors errc::invalid_argument: no such ordinal; errc::device_failed and what the backend says
+  /// Brings the device up if it is not; blocks until it is ready. One that is being reset is not
+  /// waited for: its requests wait.
+  /// @errors errc::invalid_argument: no such ordinal; errc::deadline_exceeded; errc::device_failed
+  /// and
+  ///         what the backend says
   static caf::expected<device> open(caf::actor_system& sys, int ordinal,
                                     std::chrono::nanoseconds deadline = std::chrono::seconds{60});
 
@@ -329,7 +337,8 @@ public:
   /// nothing uses it any more, on the lane, which must not block, or, once the device has ended, on
   /// the thread that drops the last handle. On CUDA it is not called after an error of
   /// `severity::process`: the memory goes with the process.
-  /// @errors errc::invalid_argument; errc::unavailable: the device is not ready
+  /// @errors errc::invalid_argument; errc::unavailable: the device is not ready;
+  ///         errc::not_supported: it is in a worker process
   template <element T>
   caf::expected<gpu_ref<T>> adopt(T* memory, std::size_t count,
                                   std::function<void(void*)> deleter) const {
@@ -344,7 +353,8 @@ public:
   /// Once answered, what the caller puts into `stream` comes after everything that the library did
   /// with the buffer, and the buffer is the caller's: requests that conflict get
   /// `errc::buffer_acquired` until `release`.
-  /// @errors errc::not_supported: the host backend has no streams for users
+  /// @errors errc::not_supported: the host backend has no streams for users, nor has a worker
+  /// process
   pending<void> acquire(const any_gpu_ref& ref, access_mode mode, CUstream_st* stream,
                         request_options options = {}) const;
   /// Gives the buffer back: what comes later waits for what is in `stream` now. Answered when that

@@ -22,7 +22,8 @@ enum class errc : std::uint8_t {
   indeterminate,       ///< content that a failed operation left half-written
   buffer_acquired,     ///< the buffer is in the hands of a user's stream or another process
   membership_changed,  ///< the request means an older membership of the world
-  collective_mismatch, ///< the ranks called different operations
+  collective_mismatch, ///< the ranks called different operations; nothing of them has run, unless
+                       ///< the communicator has ended with it
   out_of_memory,       ///< the device, or the host's pinned memory, has no room
   deadline_exceeded,   ///< no answer in time; the work may still run
   cancelled,           ///< by its requester

@@ -76,7 +76,7 @@ public:
 
   /// The same bytes as elements of another type.
   /// @errors errc::shape_mismatch: the size is no multiple of the element's, or the address not
-  ///         aligned to it
+  ///         aligned to it; errc::invalid_argument: there is no such type
   caf::expected<any_gpu_ref> reinterpret(dtype type) const;
 
   gpu_token token() const noexcept;
@@ -111,8 +111,6 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
 /// A handle to elements of type `T`.
 template <element T> class gpu_ref {
 public:
-  using element_type = T;
-
   gpu_ref() = default;
 
   /// @errors errc::shape_mismatch: `ref` has another type

@@ -156,9 +156,11 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
 /// Spawns a world that begins to build. It answers the requests of troupe/collective.hpp,
 /// `split`, `get_status`, `subscribe`, `record_flight` and `shutdown` (which ends it, as an exit
 /// message does), and keeps its devices up as long as it lives.
-/// @errors errc::invalid_argument: no device, one that does not exist, or one twice; the system's
-///         configuration is no `troupe::config`. errc::unavailable, not_supported: the backend is
-///         not there
+/// @errors errc::invalid_argument: no device, one that does not exist, or one twice; limits that do
+///         not go together (`standby_policy`, `loss_policy`); a program's name or arguments that
+///         are too long; the system's configuration is no `troupe::config`. errc::not_supported: a
+///         program, `loss_policy::failover` or `standby_policy::survivors`, and devices that are
+///         not in worker processes. errc::unavailable, not_supported: the backend is not there
 caf::expected<caf::actor> spawn_nccl_world(caf::actor_system& sys, world_config config);
 
 /// The same, over devices that the application has; rank i is the i-th. `config.devices` does not

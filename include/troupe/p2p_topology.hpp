@@ -103,7 +103,7 @@ struct topology_stats {
   std::uint64_t direct_bytes = 0;
   std::uint64_t staged_copies = 0; ///< through pinned host memory
   std::uint64_t staged_bytes = 0;
-  std::uint64_t links_failed = 0; ///< taken out because a copy over them failed
+  std::uint64_t links_failed = 0; ///< taken out: a copy or a check over them went wrong
 
   friend bool operator==(const topology_stats&, const topology_stats&) = default;
 };

@@ -31,8 +31,6 @@ executor& callback_executor();
 /// (INV-4).
 template <class T> class pending {
 public:
-  using value_type = T;
-
   /// For the library: `value` lives in the completion and is set when that succeeds.
   pending(std::shared_ptr<detail::completion> completion, std::shared_ptr<T> value)
       : completion_(std::move(completion)), value_(std::move(value)) {}
@@ -48,23 +46,13 @@ public:
   /// Blocks until answered; at the latest a few milliseconds after the request's deadline.
   /// @errors errc::would_block on a lane, in a callback and in an actor of CAF's pool: the
   ///         operation goes on
-  caf::expected<T> wait() const& {
-    if (auto refused = block(); refused)
-      return refused;
+  caf::expected<T> wait() const {
+    if (!ready()) {
+      if (auto refused = detail::check_may_block(); refused)
+        return refused;
+      completion_->wait();
+    }
     return result();
-  }
-
-  caf::expected<T> wait() && {
-    if (auto refused = block(); refused)
-      return refused;
-    if (auto& error = completion_->error(); error)
-      return error;
-    if constexpr (std::is_void_v<T>)
-      return {};
-    else if (completion_.use_count() == 1)
-      return std::move(*value_);
-    else
-      return *value_;
   }
 
   /// Blocks until answered or `until`; true when answered.
@@ -76,8 +64,8 @@ public:
     return completion_->wait_until(until);
   }
 
-  caf::expected<bool> wait_for(std::chrono::steady_clock::duration time) const {
-    return wait_until(std::chrono::steady_clock::now() + time);
+  caf::expected<bool> wait_for(std::chrono::nanoseconds time) const {
+    return wait_until(detail::from_now(time));
   }
 
   /// The answer; only when `ready`.
@@ -107,15 +95,6 @@ public:
   void cancel() const { completion_->cancel(); }
 
 private:
-  caf::error block() const {
-    if (ready())
-      return {};
-    if (auto refused = detail::check_may_block(); refused)
-      return refused;
-    completion_->wait();
-    return {};
-  }
-
   std::shared_ptr<detail::completion> completion_;
   std::shared_ptr<T> value_;
 };

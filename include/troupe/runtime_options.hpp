@@ -19,7 +19,7 @@ enum class completion_strategy : std::uint8_t {
 struct lane_options {
   completion_strategy completion = completion_strategy::event_poll;
   /// How long a lane spins after its last work before it parks. By default 200 us where there are
-  /// at least two cores per lane, else 0.
+  /// at least two cores per device, and two more, else 0.
   std::optional<std::chrono::microseconds> spin;
   /// How long a client that waits for an answer spins before it parks: to wake a parked thread
   /// costs tens of microseconds, which is several percent of an operation of a millisecond. By

@@ -81,7 +81,8 @@ struct worker_backend_options {
   host_backend_options host;    ///< of "host"; `listen_address` is 127.0.0.1 if it is empty
   worker_settings workers;
   /// How long a worker stays awake after its last work. By default 200 us where there are at least
-  /// four cores per device, else 0: a lane of this process has a thread there beside it.
+  /// four cores per device, and two more, else 0: a lane of this process has a thread there beside
+  /// it.
   std::optional<std::chrono::microseconds> spin;
   remote_hosts hosts;
 };
@@ -95,8 +96,9 @@ struct worker_backend_options {
 caf::expected<std::shared_ptr<backend>> make_worker_backend(worker_backend_options options);
 
 /// In a program that is to be its own worker: the first thing that `main` does, after the launches
-/// that workers make are registered (`register_launch`). In a worker it does the work, and returns
-/// what `main` has to return; in any other process it returns nothing, at once.
+/// and programs of workers are registered (`register_launch`, `register_program`). In a worker it
+/// does the work, and returns what `main` has to return; in any other process it returns nothing,
+/// at once.
 std::optional<int> worker_main(int argc, char** argv);
 
 /// Where a device is.
@@ -122,7 +124,8 @@ struct host_agent_options {
   std::string listen_address;
   worker_settings workers;
   int devices = 0; ///< of the host backend; 0: as many as the parent has
-  /// How long one attempt to connect takes at most, and the pause after one that failed.
+  /// How long one attempt to connect takes at most, and the pause after one that failed,
+  /// which doubles up to four times this.
   std::chrono::nanoseconds connect_limit = std::chrono::seconds{5};
   std::chrono::nanoseconds retry_pause = std::chrono::milliseconds{500};
 };

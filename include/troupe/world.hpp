@@ -197,18 +197,27 @@ private:
   std::shared_ptr<const owner> owner_;
 };
 
-/// Sends `what` to a world or device as an actor's request with a deadline: the library's answer
-/// comes in time, so CAF's own time-out is set far behind it and never races it.
+/// Sends `what` to a world, device or topology, in which nobody waits for an answer: `subscribe`,
+/// `program_message`, `shutdown`. CAF's own function for it differs by its version.
+template <class Self, class Message>
+void tell(const Self& self, const caf::actor& to, Message what) {
+  detail::send(self, to, std::move(what));
+}
+
+/// Sends `what` to a world, device or topology as an actor's request with a deadline: the library's
+/// answer comes in time, so CAF's own time-out is set far behind it and never races it.
 template <class Self, class Request>
-auto request(Self* self, const caf::actor& to, Request what, std::chrono::nanoseconds deadline) {
-  what.options.deadline = deadline;
+auto request(const Self& self, const caf::actor& to, Request what,
+             std::chrono::nanoseconds deadline) {
+  if constexpr (requires { what.options.deadline; }) // others are answered at once
+    what.options.deadline = deadline;
   constexpr std::chrono::nanoseconds longest = std::chrono::hours{24 * 365};
   return detail::request(self, to, 2 * std::min(deadline, longest) + std::chrono::seconds{10},
                          std::move(what));
 }
 
 template <class Self, class Request>
-auto request(Self* self, const world& to, Request what, std::chrono::nanoseconds deadline) {
+auto request(const Self& self, const world& to, Request what, std::chrono::nanoseconds deadline) {
   return request(self, to.actor(), std::move(what), deadline);
 }
 

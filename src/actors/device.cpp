@@ -1,3 +1,4 @@
+#include "actors/answer.hpp"
 #include "actors/device_access.hpp"
 #include "actors/messages.hpp"
 #include "actors/system.hpp"
@@ -12,20 +13,21 @@
 
 namespace troupe {
 
-namespace {
-
-template <class T> pending<T> answer(std::shared_ptr<detail::operation_of<T>> op) {
-  std::shared_ptr<T> value{op, &op->value};
-  return {std::move(op), std::move(value)};
-}
-
-pending<void> answer(std::shared_ptr<detail::operation_of<detail::nothing>> op) {
-  return {std::move(op), nullptr};
-}
-
-} // namespace
-
 namespace detail {
+
+caf::expected<caf::actor_system*> system_of(const std::vector<device>& devices,
+                                            std::vector<int>& ordinals, std::string_view what) {
+  if (devices.empty())
+    return make_error(errc::invalid_argument, std::string{what} + " needs a device");
+  auto& sys = device_access::system_of(devices.front());
+  ordinals.clear();
+  for (auto& x : devices) {
+    if (&device_access::system_of(x) != &sys)
+      return make_error(errc::invalid_argument, "the devices are of different actor systems");
+    ordinals.push_back(x.ordinal());
+  }
+  return &sys;
+}
 
 caf::error wait_until_ready(device_state& state, std::chrono::nanoseconds deadline) {
   struct view {
@@ -40,8 +42,8 @@ caf::error wait_until_ready(device_state& state, std::chrono::nanoseconds deadli
     seen->condition.notify_all();
   });
   std::unique_lock lock{seen->mutex};
-  seen->condition.wait_for(lock, deadline,
-                           [&] { return seen->last.phase != device_phase::opening; });
+  seen->condition.wait_until(lock, from_now(deadline),
+                             [&] { return seen->last.phase != device_phase::opening; });
   auto last = seen->last;
   lock.unlock();
   state.unwatch(watch);

@@ -7,12 +7,19 @@
 
 #include <chrono>
 #include <memory>
+#include <string_view>
+#include <vector>
 
 namespace troupe::detail {
 
 /// Waits until the device is ready, or cannot be.
 /// @errors errc::deadline_exceeded: it is not ready yet; why it cannot be
 caf::error wait_until_ready(device_state& state, std::chrono::nanoseconds deadline);
+
+/// The actor system that all of `devices` are of, and their ordinals there.
+/// @errors errc::invalid_argument: there is no device, which `what` needs, or they are of several
+caf::expected<caf::actor_system*> system_of(const std::vector<device>& devices,
+                                            std::vector<int>& ordinals, std::string_view what);
 
 struct device_access {
   static caf::actor_system& system_of(const device& x) { return x.lease_->system; }

@@ -121,6 +121,8 @@ caf::error check_root(const membership_in& in, const detail::mesh_spec& spec) {
 
 /// `bytes` as elements of `n` equal blocks.
 caf::error count_elements(detail::mesh_spec& spec, std::size_t bytes, std::size_t n) {
+  if (!is_dtype(spec.type))
+    return refusal(spec.what, "there is no such type");
   auto one = size_of(spec.type) * n;
   if (bytes % one != 0)
     return refusal(spec.what, std::to_string(bytes) + " bytes are no whole number of " +

@@ -517,6 +517,17 @@ caf::error check_limits(const world_limits& x, const std::vector<std::shared_ptr
                       "only devices in worker processes are lost, and have spares");
   return {};
 }
+
+/// The same, but for what a clock cannot count to: that is as good as never.
+world_limits countable(world_limits x) {
+  constexpr std::chrono::hours most{24 * 365 * 100};
+  x.build_deadline = std::min<std::chrono::nanoseconds>(x.build_deadline, most);
+  x.connect_limit = std::min<std::chrono::nanoseconds>(x.connect_limit, most);
+  x.quiet_limit = std::min<std::chrono::milliseconds>(x.quiet_limit, most);
+  x.restart_window = std::min<std::chrono::nanoseconds>(x.restart_window, most);
+  x.restart_backoff = std::min<std::chrono::milliseconds>(x.restart_backoff, most / 1024);
+  return x;
+}
 } // namespace
 
 caf::expected<world_parts> make_world(caf::actor_system& sys, world_config config) {
@@ -531,20 +542,10 @@ caf::expected<world_parts> make_world(caf::actor_system& sys, world_config confi
   std::set<int> distinct{config.devices.begin(), config.devices.end()};
   if (distinct.size() != config.devices.size())
     return make_error(errc::invalid_argument, "a device stands twice in a world");
-  std::vector<std::shared_ptr<lane>> lanes;
-  for (auto ordinal : config.devices) {
-    if (ordinal < 0 || ordinal >= (*owner)->device_count())
-      return make_error(errc::invalid_argument, "there is no device " + std::to_string(ordinal) +
-                                                    "; there are " +
-                                                    std::to_string((*owner)->device_count()));
-  }
-  for (auto ordinal : config.devices) {
-    auto worker = (*owner)->lane_of(ordinal);
-    if (!worker)
-      return worker.error();
-    lanes.push_back(std::move(*worker));
-  }
-  if (auto error = check_limits(config.limits, lanes, !config.program.name.empty()); error)
+  auto lanes = (*owner)->lanes_of(config.devices);
+  if (!lanes)
+    return lanes.error();
+  if (auto error = check_limits(config.limits, *lanes, !config.program.name.empty()); error)
     return error;
   const auto& program = config.program;
   if (!program.name.empty())
@@ -556,8 +557,8 @@ caf::expected<world_parts> make_world(caf::actor_system& sys, world_config confi
   auto lease = (*core)->lease(sys);
   if (!lease)
     return lease.error();
-  auto data =
-      std::make_shared<world_core>(*owner, std::move(config.name), std::move(lanes), config.limits);
+  auto data = std::make_shared<world_core>(*owner, std::move(config.name), std::move(*lanes),
+                                           countable(config.limits));
   std::shared_ptr<rank_programs> programs;
   if (!config.program.name.empty()) {
     programs = rank_programs::make(sys, (*core)->programs(sys), data, std::move(config.program));
@@ -566,20 +567,6 @@ caf::expected<world_parts> make_world(caf::actor_system& sys, world_config confi
   }
   auto actor = sys.spawn<nccl_world_actor>(*lease, data, std::move(programs));
   return world_parts{std::move(*lease), std::move(data), std::move(actor)};
-}
-
-caf::expected<caf::actor_system*> system_of(const std::vector<device>& devices,
-                                            world_config& config) {
-  if (devices.empty())
-    return make_error(errc::invalid_argument, "a world needs a device");
-  auto& sys = device_access::system_of(devices.front());
-  config.devices.clear();
-  for (auto& x : devices) {
-    if (&device_access::system_of(x) != &sys)
-      return make_error(errc::invalid_argument, "the devices are of different actor systems");
-    config.devices.push_back(x.ordinal());
-  }
-  return &sys;
 }
 
 } // namespace troupe::detail
@@ -595,7 +582,7 @@ caf::expected<caf::actor> spawn_nccl_world(caf::actor_system& sys, world_config 
 
 caf::expected<caf::actor> spawn_nccl_world(const std::vector<device>& devices,
                                            world_config config) {
-  auto sys = detail::system_of(devices, config);
+  auto sys = detail::system_of(devices, config.devices, "a world");
   if (!sys)
     return sys.error();
   return spawn_nccl_world(**sys, std::move(config));

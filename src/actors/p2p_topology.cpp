@@ -133,22 +133,13 @@ caf::expected<topology_parts> make_topology(caf::actor_system& sys, topology_con
     return make_error(errc::invalid_argument, "a device stands twice in a topology");
   if (config.limits.pattern_bytes == 0 || config.limits.measured_bytes == 0)
     return make_error(errc::invalid_argument, "a link cannot be tested with no bytes");
-  for (auto ordinal : config.devices)
-    if (ordinal < 0 || ordinal >= (*owner)->device_count())
-      return make_error(errc::invalid_argument, "there is no device " + std::to_string(ordinal) +
-                                                    "; there are " +
-                                                    std::to_string((*owner)->device_count()));
-  std::vector<std::shared_ptr<lane>> lanes;
-  for (auto ordinal : config.devices) {
-    auto worker = (*owner)->lane_of(ordinal);
-    if (!worker)
-      return worker.error();
-    lanes.push_back(std::move(*worker));
-  }
+  auto lanes = (*owner)->lanes_of(config.devices);
+  if (!lanes)
+    return lanes.error();
   auto lease = (*core)->lease(sys);
   if (!lease)
     return lease.error();
-  auto data = std::make_shared<topology_core>(*owner, std::move(config), std::move(lanes));
+  auto data = std::make_shared<topology_core>(*owner, std::move(config), std::move(*lanes));
   auto actor = sys.spawn<p2p_topology_actor>(*lease, data);
   return topology_parts{std::move(*lease), std::move(data), std::move(actor)};
 }

@@ -11,9 +11,9 @@ namespace troupe::detail {
 
 namespace {
 
-caf::error refusal(std::string detail) {
+caf::error refusal(errc code, std::string detail) {
   failure why;
-  why.code = errc::invalid_argument;
+  why.code = code;
   why.verb = "split";
   why.detail = std::move(detail);
   return make_error(std::move(why));
@@ -22,18 +22,27 @@ caf::error refusal(std::string detail) {
 caf::error check_numbers(const char* what, std::size_t number, std::size_t ranks) {
   if (number == ranks)
     return {};
-  return refusal(std::to_string(number) + ' ' + what + " for " + std::to_string(ranks) + " ranks");
+  return refusal(errc::invalid_argument,
+                 std::to_string(number) + ' ' + what + " for " + std::to_string(ranks) + " ranks");
 }
 
 caf::error check(const world_core& core, const split& what) {
   if (what.name.empty())
-    return refusal("the groups have no name");
+    return refusal(errc::invalid_argument, "the groups have no name");
   if (auto error = check_numbers("colors", what.colors.size(), core.size()); error)
     return error;
   if (!what.keys.empty())
     if (auto error = check_numbers("keys", what.keys.size(), core.size()); error)
       return error;
-  return core.check_view("split", what.options.membership);
+  if (auto error = core.check_view("split", what.options.membership); error)
+    return error;
+  for (std::size_t i = 0; i < core.size(); ++i) {
+    auto& device = core.lanes()[i]->state();
+    if (what.colors[i] >= 0 && device.phase() > device_phase::resetting)
+      return refusal(errc::unavailable, "device " + std::to_string(device.ordinal()) + " is " +
+                                            std::string{to_string(device.phase())});
+  }
+  return {};
 }
 
 std::map<std::int32_t, std::vector<std::int32_t>> ranks_by_color(const split& what) {

@@ -73,6 +73,12 @@ caf::expected<remote_hosts> system_core::wanted_hosts() const {
   return result;
 }
 
+std::optional<std::chrono::microseconds> system_core::wanted_spin() const {
+  if (config_.spin_us_ >= 0)
+    return std::chrono::microseconds{config_.spin_us_};
+  return config_.lanes.spin;
+}
+
 caf::error system_core::choose_backend() {
   auto& wanted = config_.backend_name_;
   if (wanted != "auto" && wanted != "cuda" && wanted != "host")
@@ -84,7 +90,8 @@ caf::error system_core::choose_backend() {
   auto hosts = wanted_hosts();
   if (!hosts)
     return hosts.error();
-  if (!hosts->listen_address.empty() && *where != placement::worker_process)
+  const bool alone = hosts->listen_address.empty();
+  if (!alone && *where != placement::worker_process)
     return make_error(errc::invalid_argument,
                       "other hosts join only where devices live in workers (troupe.placement)");
   auto host = config_.host;
@@ -95,7 +102,7 @@ caf::error system_core::choose_backend() {
       return make_worker_backend({.backend = name,
                                   .host = host,
                                   .workers = config_.workers,
-                                  .spin = config_.lanes.spin,
+                                  .spin = wanted_spin(),
                                   .hosts = *hosts});
     if (std::string_view{name} == "host")
       return make_host_backend(host);
@@ -110,7 +117,7 @@ caf::error system_core::choose_backend() {
       backend_ = std::move(*cuda);
       return {};
     }
-    if (wanted == "cuda")
+    if (wanted == "cuda" || !alone) // nobody lends virtual devices
       return cuda.error();
     reason_ = describe(cuda.error());
   }
@@ -126,8 +133,7 @@ caf::expected<std::shared_ptr<runtime>> system_core::runtime() {
   if (runtime_)
     return runtime_;
   auto options = config_.lanes;
-  if (config_.spin_us_ >= 0)
-    options.spin = std::chrono::microseconds{config_.spin_us_};
+  options.spin = wanted_spin();
   if (config_.client_spin_us_ >= 0)
     options.client_spin = std::chrono::microseconds{config_.client_spin_us_};
   if (config_.completion_ == "host_func")

@@ -8,8 +8,10 @@
 #include <caf/actor.hpp>
 #include <caf/actor_system.hpp>
 
+#include <chrono>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 namespace troupe::detail {
@@ -56,6 +58,7 @@ private:
   caf::error choose_backend();
   caf::expected<placement> wanted_placement() const;
   caf::expected<remote_hosts> wanted_hosts() const;
+  std::optional<std::chrono::microseconds> wanted_spin() const;
 
   const config& config_;
   std::mutex mutex_;

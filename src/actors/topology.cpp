@@ -1,3 +1,4 @@
+#include "actors/answer.hpp"
 #include "actors/device_access.hpp"
 #include "actors/topology_parts.hpp"
 #include <troupe/topology.hpp>
@@ -54,15 +55,6 @@ caf::error wait_until_settled(caf::actor_system& sys, const detail::topology_par
   return why ? why : make_error(errc::unavailable, "the devices ended");
 }
 
-pending<p2p_graph> answer(std::shared_ptr<detail::operation_of<p2p_graph>> op) {
-  std::shared_ptr<p2p_graph> value{op, &op->value};
-  return {std::move(op), std::move(value)};
-}
-
-pending<void> answer(std::shared_ptr<detail::operation_of<detail::nothing>> op) {
-  return {std::move(op), nullptr};
-}
-
 } // namespace
 
 caf::expected<topology> topology::open(caf::actor_system& sys, topology_config config) {
@@ -78,16 +70,10 @@ caf::expected<topology> topology::open(caf::actor_system& sys, topology_config c
 }
 
 caf::expected<topology> topology::open(const std::vector<device>& devices, topology_config config) {
-  if (devices.empty())
-    return make_error(errc::invalid_argument, "a topology needs a device");
-  auto& sys = detail::device_access::system_of(devices.front());
-  config.devices.clear();
-  for (auto& x : devices) {
-    if (&detail::device_access::system_of(x) != &sys)
-      return make_error(errc::invalid_argument, "the devices are of different actor systems");
-    config.devices.push_back(x.ordinal());
-  }
-  return open(sys, std::move(config));
+  auto sys = detail::system_of(devices, config.devices, "a topology");
+  if (!sys)
+    return sys.error();
+  return open(**sys, std::move(config));
 }
 
 p2p_graph topology::graph() const { return owner_->parts.core->graph(); }

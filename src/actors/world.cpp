@@ -1,3 +1,4 @@
+#include "actors/answer.hpp"
 #include "actors/device_access.hpp"
 #include "actors/split.hpp"
 #include "actors/world_access.hpp"
@@ -59,7 +60,7 @@ caf::expected<world> world::open(caf::actor_system& sys, world_config config) {
 }
 
 caf::expected<world> world::open(const std::vector<device>& devices, world_config config) {
-  auto sys = detail::system_of(devices, config);
+  auto sys = detail::system_of(devices, config.devices, "a world");
   if (!sys)
     return sys.error();
   return open(**sys, std::move(config));
@@ -96,15 +97,6 @@ device world::device_of(std::size_t rank) const {
   auto& core = *owner_->parts.core;
   return detail::device_access::make(owner_->parts.lease, core.owner(), core.lanes()[rank]);
 }
-
-namespace {
-
-template <class T> pending<T> answer(std::shared_ptr<detail::operation_of<T>> op) {
-  std::shared_ptr<T> value{op, &op->value};
-  return {std::move(op), std::move(value)};
-}
-
-} // namespace
 
 caf::expected<std::vector<any_gpu_ref>> world::allocate(dtype type, std::size_t count,
                                                         allocation_options what,

@@ -20,8 +20,4 @@ struct world_parts {
 
 caf::expected<world_parts> make_world(caf::actor_system& sys, world_config config);
 
-/// The actor system that all of `devices` are of; names them in `config`.
-caf::expected<caf::actor_system*> system_of(const std::vector<device>& devices,
-                                            world_config& config);
-
 } // namespace troupe::detail

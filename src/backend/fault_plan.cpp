@@ -863,7 +863,7 @@ public:
     return inner_->hand_over(what);
   }
 
-  std::shared_ptr<const std::atomic<bool>> lost() const noexcept override { return inner_->lost(); }
+  std::shared_ptr<const device_life> life() const noexcept override { return inner_->life(); }
 
   const backend_communicator& inner() const noexcept { return *inner_; }
 

@@ -22,11 +22,14 @@ constexpr std::chrono::seconds symmetric_patience{5};
 /// For the lanes of devices that were given up: their calls return at once.
 constexpr std::chrono::seconds lost_patience{2};
 
+/// For the news of a process that has ended.
+constexpr std::chrono::seconds news_patience{2};
+
 /// At what is waited for.
 constexpr std::chrono::microseconds between_looks{200};
 
-/// How often it is looked whether a device was lost: a process under load that hears of it late
-/// looks late, too.
+/// How often it is looked whether a device was lost where nobody knows that one is: a process under
+/// load that hears of it late looks late, too.
 constexpr int looks_for_loss = 50;
 
 template <class F> void wait_until(F f) {
@@ -50,11 +53,11 @@ std::vector<backend_communicator*> pointers_to(const communicator_ranks& ranks) 
   return result;
 }
 
-std::vector<std::shared_ptr<const std::atomic<bool>>> losses_of(const communicator_ranks& ranks) {
-  std::vector<std::shared_ptr<const std::atomic<bool>>> result;
+std::vector<std::shared_ptr<const device_life>> lives_of(const communicator_ranks& ranks) {
+  std::vector<std::shared_ptr<const device_life>> result;
   for (auto& x : ranks)
-    if (auto lost = x->lost())
-      result.push_back(std::move(lost));
+    if (auto life = x->life())
+      result.push_back(std::move(life));
   return result;
 }
 
@@ -67,7 +70,7 @@ communicator::communicator(std::shared_ptr<runtime> runtime, std::uint64_t epoch
                            std::function<void()> on_gone)
     : runtime_(std::move(runtime)), epoch_(epoch), absent_(absent), place_(lanes.size()),
       local_(lanes.size()), ranks_(std::move(ranks)), rank_at_(pointers_to(ranks_)),
-      lost_(losses_of(ranks_)), tenants_(ranks_.size()), quiet_limit_(quiet_limit),
+      lives_(lives_of(ranks_)), tenants_(ranks_.size()), quiet_limit_(quiet_limit),
       on_end_(std::move(on_end)), on_gone_(std::move(on_gone)), symmetric_ended_(ranks_.size()) {
   for (std::size_t i = 0; i < lanes.size(); ++i)
     if (!absent.contains(i)) {
@@ -91,7 +94,12 @@ communicator::~communicator() {
 }
 
 bool communicator::has_lost_rank() const noexcept {
-  return std::any_of(lost_.begin(), lost_.end(), [](auto& x) { return x->load(); });
+  return std::any_of(lives_.begin(), lives_.end(), [](auto& x) { return x->lost(); });
+}
+
+bool communicator::is_losing_rank() const noexcept {
+  return std::any_of(lives_.begin(), lives_.end(),
+                     [](auto& x) { return x->lost() || x->has_ended(); });
 }
 
 caf::error communicator::dead() const {
@@ -133,8 +141,12 @@ void communicator::fail(const caf::error& cause) noexcept {
 void communicator::fail_unless_lost(const caf::error& cause) noexcept {
   const auto code = code_of(cause);
   const bool is_loss = code && severity_of(*code) >= severity::device;
-  for (int i = 0; i < looks_for_loss && can_lose_ranks() && !is_loss && live(); ++i)
-    std::this_thread::sleep_for(between_looks);
+  if (can_lose_ranks() && !is_loss) {
+    const auto until = clock::now() + news_patience;
+    for (int i = 0; live() && (i < looks_for_loss || (is_losing_rank() && clock::now() < until));
+         ++i)
+      std::this_thread::sleep_for(between_looks);
+  }
   fail(cause);
 }
 

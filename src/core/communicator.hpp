@@ -55,7 +55,7 @@ public:
   /// Is the device of a rank lost, or the spare that it is of?
   bool has_lost_rank() const noexcept;
   /// Can devices of it be lost one by one, as those in workers?
-  bool can_lose_ranks() const noexcept { return !lost_.empty(); }
+  bool can_lose_ranks() const noexcept { return !lives_.empty(); }
   /// Whether every call may be made on it, or only what `connect_scope::collectives` allows.
   bool fully_connected() const noexcept { return fully_connected_.load(); }
   void set_fully_connected() noexcept { fully_connected_.store(true); }
@@ -114,7 +114,8 @@ public:
   /// Ends it because of `cause`; everything pending on it is answered with it.
   void fail(const caf::error& cause) noexcept;
   /// The same for what one rank saw: where devices are lost one by one, others see the loss of a
-  /// device before its owner hears of it. So it waits a moment for that, which then is the cause.
+  /// device before its owner hears of it. So it waits for that, which then is the cause: as long as
+  /// it takes where a rank's process has ended, else a moment.
   /// @thread a lane, or one that may block
   void fail_unless_lost(const caf::error& cause) noexcept;
   /// Ends it in good order; nothing is pending on it.
@@ -129,6 +130,7 @@ public:
 
 private:
   bool is_pending() const noexcept;
+  bool is_losing_rank() const noexcept;
   void end_quietly(bool healthy) noexcept;
   void reap(bool healthy) noexcept;
   bool wait_until_quiet() noexcept;
@@ -152,7 +154,7 @@ private:
   communicator_ranks ranks_;
   /// The same; a lane that is stuck in a call may look while the reaper takes them.
   const std::vector<backend_communicator*> rank_at_;
-  const std::vector<std::shared_ptr<const std::atomic<bool>>> lost_;
+  const std::vector<std::shared_ptr<const device_life>> lives_;
   std::vector<stream_tenant> tenants_;
   const std::chrono::milliseconds quiet_limit_;
   const std::function<void(communicator&, const caf::error&)> on_end_;

@@ -157,6 +157,12 @@ device_copies_operation::device_copies_operation(const char* verb,
     : operation_of(verb, parts_of(legs)), topology_(std::move(topology)) {
   std::vector<use> uses;
   std::size_t elements = 0;
+  const auto first_type = legs.front().sources.front().type();
+  const bool alike = std::all_of(legs.begin(), legs.end(), [&](auto& x) {
+    return std::all_of(x.sources.begin(), x.sources.end(),
+                       [&](auto& y) { return y.type() == first_type; });
+  });
+  const auto type = alike ? first_type : dtype::uint8; // what has nothing in common is bytes
   for (auto& x : legs) {
     auto first = journeys_of_parts_.size();
     auto& made = *journeys_.emplace_back(std::make_unique<journey>());
@@ -171,7 +177,7 @@ device_copies_operation::device_copies_operation(const char* verb,
       made.bytes += size;
       uses.push_back(use_of(x.sources[i], true, false, first));
       uses.push_back(use_of(x.targets[i], false, true, first));
-      elements += x.sources[i].count();
+      elements += size / size_of(type);
     }
     add_parts(made, first);
     if (x.on_both())
@@ -186,7 +192,7 @@ device_copies_operation::device_copies_operation(const char* verb,
   expect_uses(uses.size());
   for (auto& x : uses)
     add_use(std::move(x));
-  of_elements(elements, legs.front().sources.front().type());
+  of_elements(elements, type);
 }
 
 device_copies_operation::~device_copies_operation() = default;

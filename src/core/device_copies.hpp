@@ -124,7 +124,6 @@ private:
   caf::error download_chunks(journey& x, lane& on);
   caf::error upload_chunks(journey& x, lane& on);
   caf::error count_uploaded(journey& x, lane& on);
-  caf::error link_error(const journey& x, const caf::error& why) const;
 
   const std::shared_ptr<topology_core> topology_;
   std::vector<std::unique_ptr<journey>> journeys_;

@@ -19,6 +19,11 @@ caf::error refusal(const char* verb, int device, errc code, std::string detail) 
   return make_error(std::move(why));
 }
 
+caf::error check_type(const char* verb, int device, dtype type) {
+  return is_dtype(type) ? caf::error{}
+                        : refusal(verb, device, errc::invalid_argument, "there is no such type");
+}
+
 } // namespace
 
 clock::time_point device_core::deadline_of(const request_options& options) const {
@@ -52,6 +57,8 @@ caf::error device_core::check(const char* verb, const std::vector<any_gpu_ref>& 
 
 device_core::answer<any_gpu_ref> device_core::allocate(std::size_t count, dtype type, bool zeroed,
                                                        const request_options& options) const {
+  if (auto error = check_type("allocate", state().ordinal(), type); error)
+    return refused_operation<any_gpu_ref>("allocate", std::move(error));
   if (count > SIZE_MAX / size_of(type))
     return refused_operation<any_gpu_ref>(
         "allocate",
@@ -175,6 +182,8 @@ caf::expected<any_gpu_ref> device_core::adopt(void* memory, std::size_t count, d
   if (memory == nullptr || !deleter)
     return refusal("adopt", state().ordinal(), errc::invalid_argument,
                    "there is no memory or no deleter");
+  if (auto error = check_type("adopt", state().ordinal(), type); error)
+    return error;
   if (worker_->is_remote())
     return refusal("adopt", state().ordinal(), errc::not_supported,
                    "the device lives in another process");

@@ -7,10 +7,6 @@ namespace troupe::detail {
 
 namespace {
 
-bool reduces(collective_kind x) noexcept {
-  return x == collective_kind::all_reduce || x == collective_kind::reduce_scatter;
-}
-
 std::string text_of(const mesh_spec& x) {
   auto result = std::string{x.is_message() ? "a message" : to_string(x.what)};
   if (x.what == collective_kind::barrier)

@@ -32,9 +32,7 @@ struct mesh_spec {
   reduce_op op = reduce_op::sum;
   int peer = -1; ///< root, or the other side of a message
 
-  bool is_message() const noexcept {
-    return what == collective_kind::send || what == collective_kind::recv;
-  }
+  bool is_message() const noexcept { return troupe::is_message(what); }
 };
 
 /// One rank's side of a chunk that the device is to work on: there are sides of all ranks, or none

@@ -91,7 +91,7 @@ void mesh_channel::expire(mesh_request& x) {
   }
   if (late) {
     late->expire();
-    if (late->error())
+    if (late->answered() && late->error()) // not written to any more
       return stop(x, late->error());
   }
   auto detail = std::string{joint ? "not done before its deadline"
@@ -278,7 +278,8 @@ caf::error mesh_channel::begin(const std::shared_ptr<mesh_request>& call, const 
   // One block of many lies where the collective wants it, so that it works in place.
   bool gathers = spec.what == collective_kind::all_gather;
   bool scatters = spec.what == collective_kind::reduce_scatter;
-  auto whole = here(0, how.blocks());
+  // A barrier has nothing: the slot's memory may be another collective's.
+  auto whole = spec.what == collective_kind::barrier ? any_gpu_ref{} : here(0, how.blocks());
   if (!x.send.memory.empty() && c.size != 0) {
     auto target = gathers ? here(mine, 1) : whole;
     if (x.send.direct()) {

@@ -440,7 +440,8 @@ void lend_operation::on_settled() noexcept {
 // -- release
 
 release_operation::release_operation(const any_gpu_ref& ref, access_mode mode, stream_view user)
-    : operation_of("release", 1), ref_(ref), mode_(mode), user_(user) {}
+    : operation_of("release", 1), ref_(ref.memory(), dtype::uint8, 0, ref.memory()->size_bytes()),
+      mode_(mode), user_(user) {}
 
 caf::error release_operation::on_admit() {
   auto& memory = *ref_.memory();
@@ -455,6 +456,9 @@ caf::error release_operation::on_admit() {
   add_use(use_of(ref_, false, writes(mode_)));
   return {};
 }
+
+/// What was given back is: all that comes behind it is to find the user's work before it.
+void release_operation::end_early(const caf::error& why) noexcept { answer(why); }
 
 caf::expected<issue_outcome> release_operation::issue(part& p, lane& on) {
   auto event = on.mark(user_);

@@ -196,11 +196,15 @@ private:
 };
 
 /// Lets what comes after wait for the user's stream.
+/// Of the whole buffer, whatever part of it the handle names: that is what was acquired.
 class release_operation final : public operation_of<nothing> {
 public:
   release_operation(const any_gpu_ref& ref, access_mode mode, stream_view user);
   caf::error on_admit() override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
+
+protected:
+  void end_early(const caf::error& why) noexcept override;
 
 private:
   any_gpu_ref ref_;

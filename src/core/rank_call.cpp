@@ -17,16 +17,6 @@ namespace {
 
 using lanes_view = std::span<const std::shared_ptr<lane>>;
 
-bool is_rooted(collective_kind x) noexcept {
-  return x == collective_kind::reduce || x == collective_kind::broadcast ||
-         x == collective_kind::gather || x == collective_kind::scatter;
-}
-
-bool reduces(collective_kind x) noexcept {
-  return x == collective_kind::all_reduce || x == collective_kind::reduce ||
-         x == collective_kind::reduce_scatter;
-}
-
 bool overlap(const memory_range& a, const memory_range& b) noexcept {
   return a && b && a.of->memory() == b.of->memory() && a.begin < b.end && b.begin < a.end;
 }
@@ -328,7 +318,7 @@ public:
       return refuse(errc::invalid_argument, nobody(), "there is no such collective");
     if (reduces(x_.kind) && x_.op > reduce_op::premul_sum)
       return refuse(errc::invalid_argument, nobody(), "there is no such reduce operation");
-    if (is_rooted(x_.kind) && (x_.peer < 0 || static_cast<std::size_t>(x_.peer) >= size()))
+    if (has_root(x_.kind) && (x_.peer < 0 || static_cast<std::size_t>(x_.peer) >= size()))
       return refuse(errc::invalid_argument, nobody(),
                     "there is no rank " + std::to_string(x_.peer) + " to be the root");
     if (!x_.factors.empty() && (x_.op != reduce_op::premul_sum || !reduces(x_.kind)))
@@ -487,7 +477,7 @@ caf::expected<std::vector<rank_call>> rank_calls(const char* verb, const collect
     return error;
   if (x.kind == collective_kind::send)
     return message_calls(check, verb, x, lanes, absent);
-  if (is_rooted(x.kind))
+  if (has_root(x.kind))
     if (auto error = check.check_there(x.peer, absent); error)
       return error;
   auto n = check.size();
@@ -548,7 +538,7 @@ caf::expected<rank_call> rank_call_of(const char* verb, const collective_view& x
             check.check_rank(x.peer, x.kind == collective_kind::send ? "send to" : "receive from");
         error)
       return error;
-  if (message || is_rooted(x.kind))
+  if (message || has_root(x.kind))
     if (auto error = check.check_there(x.peer, absent); error)
       return error;
   for (auto number : {x.send.size(), x.recv.size(), x.factors.size()})
@@ -577,7 +567,7 @@ namespace {
 bool same_shape(const collective_call& a, const collective_call& b) noexcept {
   return a.what == collective_kind::barrier ||
          (a.type == b.type && a.count == b.count && a.op == b.op &&
-          (!is_rooted(a.what) || a.peer == b.peer));
+          (!has_root(a.what) || a.peer == b.peer));
 }
 } // namespace
 
@@ -601,7 +591,7 @@ std::string difference(const rank_call& a, const rank_call& b) {
                 std::string{to_string(x.call.type)};
     if (reduces(x.call.what))
       text += " with " + std::string{to_string(x.call.op)};
-    if (is_rooted(x.call.what))
+    if (has_root(x.call.what))
       text += " with root " + std::to_string(x.call.peer);
     return text;
   };

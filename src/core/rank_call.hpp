@@ -67,9 +67,7 @@ struct rank_call {
   memory_range send; // until the operation is made
   memory_range recv;
 
-  bool is_message() const noexcept {
-    return call.what == collective_kind::send || call.what == collective_kind::recv;
-  }
+  bool is_message() const noexcept { return troupe::is_message(call.what); }
   /// Nothing moves.
   bool empty() const noexcept {
     return call.count == 0 && call.what != collective_kind::barrier && !plan;

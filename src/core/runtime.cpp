@@ -120,10 +120,30 @@ void runtime::close() noexcept {
   keeper_.stop();
 }
 
+caf::error runtime::check_ordinal(int x) const {
+  if (x >= 0 && x < device_count())
+    return {};
+  return make_error(errc::invalid_argument, "there is no device " + std::to_string(x) +
+                                                "; there are " + std::to_string(device_count()));
+}
+
+caf::expected<std::vector<std::shared_ptr<lane>>> runtime::lanes_of(std::span<const int> ordinals) {
+  for (auto ordinal : ordinals)
+    if (auto error = check_ordinal(ordinal); error)
+      return error;
+  std::vector<std::shared_ptr<lane>> result;
+  for (auto ordinal : ordinals) {
+    auto x = lane_of(ordinal);
+    if (!x)
+      return x.error();
+    result.push_back(std::move(*x));
+  }
+  return result;
+}
+
 caf::expected<std::shared_ptr<lane>> runtime::lane_of(int ordinal) {
-  if (ordinal < 0 || ordinal >= device_count())
-    return make_error(errc::invalid_argument, "there is no device " + std::to_string(ordinal) +
-                                                  "; there are " + std::to_string(device_count()));
+  if (auto error = check_ordinal(ordinal); error)
+    return error;
   std::lock_guard lock{slots_mutex_};
   auto& s = slots_[static_cast<std::size_t>(ordinal)];
   if (!s.worker) {

@@ -58,6 +58,8 @@ public:
   /// The lane of a device; starts it at the first call.
   /// @errors errc::invalid_argument: no such ordinal; errc::unavailable
   caf::expected<std::shared_ptr<lane>> lane_of(int ordinal);
+  /// The same for several; none is started if one of them does not exist.
+  caf::expected<std::vector<std::shared_ptr<lane>>> lanes_of(std::span<const int> ordinals);
   /// Those that were started, in the order of their devices.
   std::vector<std::shared_ptr<lane>> lanes();
 
@@ -104,6 +106,8 @@ public:
   void on_device_lost(lane& where, const caf::error& why) noexcept override;
 
 private:
+  caf::error check_ordinal(int x) const;
+
   struct slot {
     std::shared_ptr<lane> worker;
     int holders = 0;

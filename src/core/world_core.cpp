@@ -238,7 +238,7 @@ void world_core::connect(const std::shared_ptr<communicator>& target, connect_sc
   auto op = std::make_shared<connect_operation>(target, what, patience(), limits_.connect_limit);
   op->world = tag_;
   // The world gives it up at its build deadline (`give_up_build`): this one must not come first.
-  op->deadline = std::min(from_now(limits_.build_deadline), clock::time_point::max() - 1s) + 1s;
+  op->deadline = from_now(limits_.build_deadline + 1s);
   op->on_answer([weak = std::weak_ptr{op}, target, what, done = std::move(done)] {
     auto x = weak.lock();
     if (!x)
@@ -426,7 +426,7 @@ void world_core::register_windows(const std::shared_ptr<communicator>& target,
   auto op = std::make_shared<register_operation>(target, patience(), limits_.connect_limit, wanted);
   op->world = tag_;
   // The world gives it up at its build deadline (`give_up_build`): this one must not come first.
-  op->deadline = std::min(from_now(limits_.build_deadline), clock::time_point::max() - 1s) + 1s;
+  op->deadline = from_now(limits_.build_deadline + 1s);
   op->on_answer(
       [self = shared_from_this(), op = std::weak_ptr{op}, target, wanted, then = std::move(then)] {
         auto x = op.lock();
@@ -446,12 +446,22 @@ void world_core::on_registered(communicator& target,
         "world " + name_ + " uses its symmetric memory as plain memory in epoch " +
             std::to_string(target.epoch()),
         why);
-  std::lock_guard lock{order_mutex()};
-  for (auto& x : memory)
-    if (x->with(&target) == symmetric_memory::state::asked_for) // it is not gone meanwhile
-      x->set(&target, why ? symmetric_memory::state::failed : symmetric_memory::state::registered);
-  if (why)
-    target.close_windows(why);
+  std::vector<std::shared_ptr<symmetric_memory>> unused;
+  {
+    std::lock_guard lock{order_mutex()};
+    for (auto& x : memory) {
+      if (x->with(&target) == symmetric_memory::state::asked_for) // it is not gone meanwhile
+        x->set(&target,
+               why ? symmetric_memory::state::failed : symmetric_memory::state::registered);
+      if (std::none_of(symmetric_.begin(), symmetric_.end(),
+                       [&](auto& y) { return y.lock() == x; })) // its last handle is gone
+        unused.push_back(x);
+    }
+    if (why)
+      target.close_windows(why);
+  }
+  for (auto& x : unused)
+    forget(x);
 }
 
 void world_core::forget(const std::shared_ptr<symmetric_memory>& x) {
@@ -466,7 +476,7 @@ void world_core::forget(const std::shared_ptr<symmetric_memory>& x) {
   for (auto& target : with) {
     auto op = std::make_shared<deregister_operation>(target, x);
     // The world gives it up at its build deadline (`give_up_build`): this one must not come first.
-    op->deadline = std::min(from_now(limits_.build_deadline), clock::time_point::max() - 1s) + 1s;
+    op->deadline = from_now(limits_.build_deadline + 1s);
     op->on_answer([op = std::weak_ptr{op}, target, x] {
       auto done = op.lock();
       if (!done || done->error()) // the communicator keeps it until it ends
@@ -493,13 +503,18 @@ std::shared_ptr<operation_of<world_buffers>> world_core::allocate(dtype type, st
         error)
       return refused_operation<world_buffers>(verb, std::move(error));
   }
-  if (!is_dtype(type) || count > SIZE_MAX / size_of(type)) {
+  auto refuse = [&](errc code, std::string detail) {
     failure why;
-    why.code = errc::out_of_memory;
+    why.code = code;
     why.verb = verb;
-    why.detail = std::to_string(count) + " elements are more than an address can tell apart";
+    why.detail = std::move(detail);
     return refused_operation<world_buffers>(verb, make_error(std::move(why)));
-  }
+  };
+  if (!is_dtype(type))
+    return refuse(errc::invalid_argument, "there is no such type");
+  if (count > SIZE_MAX / size_of(type))
+    return refuse(errc::out_of_memory,
+                  std::to_string(count) + " elements are more than an address can tell apart");
   auto memory =
       what.symmetric
           ? std::make_shared<symmetric_memory>(

@@ -124,6 +124,7 @@ public:
     if (auto error = to_.kill())
       log(log_level::error, "a worker that was given up", error);
   }
+  bool has_ended() const noexcept override { return to_.has_ended(); }
 
 private:
   worker_process& to_;

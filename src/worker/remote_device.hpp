@@ -113,9 +113,7 @@ public:
                              stream_view stream) noexcept override;
   caf::error deregister_window(void* memory) noexcept override;
   void on_loss(std::function<void()> f) noexcept override;
-  std::shared_ptr<const std::atomic<bool>> lost() const noexcept override {
-    return {link_, &link_->lost_flag()};
-  }
+  std::shared_ptr<const device_life> life() const noexcept override { return link_; }
   caf::error hand_over(std::span<const std::byte> what) noexcept override;
   caf::error asynchronous_error() noexcept override;
 

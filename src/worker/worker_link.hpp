@@ -3,6 +3,7 @@
 
 #include "worker/link_area.hpp"
 #include "worker/protocol.hpp"
+#include <troupe/backend.hpp>
 
 #include <atomic>
 #include <chrono>
@@ -34,6 +35,8 @@ public:
   /// Ends the worker at once, which nobody hears any more; it does not wait for who sends. Where
   /// that cannot be done, whoever looks after it does it when he finds the link lost.
   virtual void kill() noexcept {}
+  /// It is known to have ended, though the link may not have been told yet.
+  virtual bool has_ended() const noexcept { return false; }
 };
 
 /// What everybody is told whose device was in a worker that ended because of `cause`.
@@ -42,7 +45,7 @@ caf::error lost_worker(int device, const caf::error& cause);
 /// One life of a worker: commands of the device's lane by the ring, requests of any thread by the
 /// socket. Once it is lost, everything gives the error that says why, at once. Nothing that the
 /// worker writes can harm: if it makes no sense, the worker is lost.
-class worker_link : public std::enable_shared_from_this<worker_link> {
+class worker_link final : public device_life, public std::enable_shared_from_this<worker_link> {
 public:
   /// @param area zeroed memory that both share; `keep` keeps it
   worker_link(int device, link_area& area, std::shared_ptr<void> keep,
@@ -137,8 +140,8 @@ public:
   /// The same, for what it wrote.
   void give_up_nonsense(std::string_view what) noexcept;
 
-  bool lost() const noexcept { return lost_.load(std::memory_order_acquire); }
-  const std::atomic<bool>& lost_flag() const noexcept { return lost_; }
+  bool lost() const noexcept override { return lost_.load(std::memory_order_acquire); }
+  bool has_ended() const noexcept override { return control_->has_ended(); }
   caf::error loss() const;
   /// `f` hears of the loss, once, perhaps at once.
   void on_loss(std::function<void(const caf::error&)> f);

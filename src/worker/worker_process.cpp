@@ -650,6 +650,9 @@ std::span<std::byte> worker_process::area() const noexcept { return area_of(stat
 const shared_memory& worker_process::memory() const noexcept { return state_->memory(); }
 work_progress& worker_process::progress() const noexcept { return state_->page().progress; }
 caf::error worker_process::kill() const noexcept { return state_->kill(end_cause::killed); }
+bool worker_process::has_ended() const noexcept {
+  return state_->page().worker_line.end().has_value();
+}
 std::optional<worker_end> worker_process::end() const { return state_->end(); }
 
 std::optional<worker_exit> worker_process::wait_exit(time_limit until) const {

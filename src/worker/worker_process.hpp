@@ -124,6 +124,9 @@ public:
   /// @errors errc::unavailable: the system refuses it
   [[nodiscard]] caf::error kill() const noexcept;
 
+  /// Whether its life line is at its end: then the listener is told soon. What others see of the
+  /// worker's end, on sockets of its, they see after this.
+  bool has_ended() const noexcept;
   /// What the listener was told; none before.
   std::optional<worker_end> end() const;
   /// Waits until it was reaped; none if that is not before `until`.

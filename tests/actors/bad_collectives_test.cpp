@@ -47,16 +47,6 @@ constexpr collective_kind verbs[] = {
     collective_kind::all_to_all_v, collective_kind::gather,         collective_kind::scatter,
     collective_kind::send,         collective_kind::barrier};
 
-bool is_rooted(collective_kind x) {
-  return x == collective_kind::reduce || x == collective_kind::broadcast ||
-         x == collective_kind::gather || x == collective_kind::scatter;
-}
-
-bool reduces(collective_kind x) {
-  return x == collective_kind::all_reduce || x == collective_kind::reduce ||
-         x == collective_kind::reduce_scatter;
-}
-
 /// A right request of a verb, with its memory, that can be made again and again. The last rank is
 /// the root, and receives the message.
 class subject {
@@ -267,7 +257,7 @@ std::vector<bad_request> BadCollectives::bad_requests(const subject& of,
   add_bad_factors(all, right, alone);
   const auto n = static_cast<std::int32_t>(size());
   for (auto no_rank : {n, -1, std::numeric_limits<std::int32_t>::min()}) {
-    if (is_rooted(right.kind) || right.kind == collective_kind::send ||
+    if (has_root(right.kind) || right.kind == collective_kind::send ||
         right.kind == collective_kind::recv)
       add(all, right, "root or peer " + std::to_string(no_rank), errc::invalid_argument, named,
           [&](collective& x) { x.peer = no_rank; });
@@ -611,7 +601,7 @@ std::vector<odd_call> odd_calls(const collective& right, std::size_t ranks,
     });
   if (reduces(right.kind))
     odd("another operation", [](collective& x) { x.op = reduce_op::max; });
-  if (is_rooted(right.kind))
+  if (has_root(right.kind))
     odd("another root", [&](collective& x) { // which is the caller itself
       x.peer = 0;
       const bool many = x.kind == collective_kind::gather || x.kind == collective_kind::scatter;

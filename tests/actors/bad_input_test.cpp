@@ -453,7 +453,32 @@ TEST_F(BadInput, DeadlineBeyondTheClock) {
   request(&*self, *under_test, all_reduce{send}, endless.deadline)
       .receive([](const collective_done&) {}, [&](const caf::error& why) { got = why; });
   EXPECT_TRUE(is_ok(got));
+  EXPECT_TRUE(must(under_test->barrier().wait_for(endless.deadline)));
+  EXPECT_TRUE(device::open(system->get(), 0, endless.deadline));
+  world_limits limits;
+  limits.deadline = limits.build_deadline = limits.stall_limit = limits.connect_limit =
+      limits.restart_window = endless.deadline;
+  limits.quiet_limit = std::chrono::milliseconds::max();
+  plan->add({fault::fail, verb::build, any_device, 1, 2}); // two restarts in the window
+  auto other = system->open_world({.name = "endless", .limits = limits});
+  EXPECT_TRUE(is_ok(answer_of(other.barrier())));
+  EXPECT_EQ(other.status().epoch, 3U);
   kept.clear();
+  expect_unharmed();
+}
+
+// As it may come from elsewhere.
+TEST_F(BadInput, TypeThatDoesNotExist) {
+  open();
+  const auto none = static_cast<dtype>(200);
+  EXPECT_TRUE(has_code(answer_of(devices[0].allocate(none, 1)), errc::invalid_argument));
+  EXPECT_TRUE(has_code(devices[0].adopt(this, 1, none, [](void*) {}), errc::invalid_argument));
+  EXPECT_TRUE(has_code(send[0].reinterpret(none), errc::invalid_argument));
+  EXPECT_TRUE(has_code(under_test->allocate(none, 1), errc::invalid_argument));
+  auto mesh = must(mesh_comm::open(*under_test));
+  std::vector<std::byte> bytes(4);
+  EXPECT_TRUE(
+      has_code(answer_of(mesh[0].all_reduce(std::span{bytes}, none)), errc::invalid_argument));
   expect_unharmed();
 }
 
@@ -576,6 +601,7 @@ TEST_F(BadInput, ExceptionFromALaunch) {
   expect_unharmed();
 }
 
+// INV-11
 TEST_F(BadInput, ExceptionFromALaunchCallable) {
   TROUPE_IN_PROCESS_ONLY("callables");
   open();

@@ -279,6 +279,17 @@ TEST_P(MeshCollectives, BarrierWaitsForAll) {
   });
 }
 
+// Its channel has memory of the others then.
+TEST_P(MeshCollectives, BarriersAmongOthers) {
+  const auto [ranks, kind] = GetParam();
+  TROUPE_NEEDS_DEVICES(ranks);
+  open(ranks);
+  for (std::uint64_t round = 0; round < 3; ++round) {
+    expect_works(round);
+    on_ranks(mesh.size(), [&](std::size_t i) { EXPECT_TRUE(is_ok(answer_of(mesh[i].barrier()))); });
+  }
+}
+
 TEST_F(MeshComm, AsksWithoutWaiting) {
   TROUPE_NEEDS_DEVICES(2);
   open(2);

@@ -1,5 +1,6 @@
 // Memory that communicators register: when collectives use it as such, and how it comes and goes.
 
+#include "support/eventually.hpp"
 #include "support/forwarding_backend.hpp"
 #include "support/world_fixture.hpp"
 
@@ -516,6 +517,28 @@ TEST_F(Symmetric, HandlesMayGoWhileOperationsAreInFlight) {
 }
 
 // -- the next communicator
+
+TEST_F(Symmetric, HandlesMayGoWhileTheNextCommunicatorRegistersTheirs) {
+  TROUPE_HOST_ONLY("exact numbers of bytes");
+  auto system = make_system();
+  auto w = system.open_world();
+  auto free_bytes = [&] { return must(answer_of(w.device_of(0).stats())).free_bytes; };
+  const auto plain = must(w.allocate(dtype::int32, 2));
+  const auto before = free_bytes();
+  auto refs = allocate_symmetric(w, dtype::float32, count);
+  plan->add({fault::block, verb::register_window});
+  plan->add({fault::fail, verb::collective, 1});
+  EXPECT_FALSE(answer_of(w.all_reduce(plain)));
+  ASSERT_TRUE(plan->wait_injected(fault::block, 1, patience));
+  refs.clear();
+  // The time comes for this only when it has come for what was dropped before.
+  const std::vector<std::byte> one(4, std::byte{1});
+  auto on_the_lane_that_stands = w.device_of(0).fill(plain[0], one, {.deadline = 1ms});
+  EXPECT_TRUE(has_code(answer_of(on_the_lane_that_stands), errc::deadline_exceeded));
+  plan->release();
+  EXPECT_TRUE(eventually([&] { return free_bytes() == before; }));
+  EXPECT_EQ(w.status().windows, 0u);
+}
 
 TEST_F(Symmetric, TheNextCommunicatorRegistersItBeforeItIsUsed) {
   TROUPE_NEEDS_DEVICES(2);

@@ -1,12 +1,14 @@
 /// Random chains of uploads, downloads, fills, copies within devices and between them, user kernels
 /// and all collectives, of worlds and of ranks, over several devices and clients, never waited for
 /// in between: every element must be what a sequential model says (INV-6, INV-9).
+/// TROUPE_CHAIN_SEEDS: how many; TROUPE_CHAIN_FIRST_SEED: from which on.
 
 #include "chaos/content_model.hpp"
 #include "chaos/random_collective.hpp"
 #include "support/affine_kernel.hpp"
 #include "support/collective_forms.hpp"
 #include "support/expect.hpp"
+#include "support/from_environment.hpp"
 #include "support/gpus.hpp"
 #include "support/world_fixture.hpp"
 #include <troupe/troupe.hpp>
@@ -33,11 +35,6 @@ namespace troupe::testing {
 namespace {
 
 using elements = std::vector<std::uint32_t>;
-
-std::size_t number_from_environment(const char* name, std::size_t otherwise) {
-  const char* text = std::getenv(name);
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
-}
 
 content content_of(const elements& x) { return {x.begin(), x.end()}; }
 

@@ -14,6 +14,7 @@
 #include "support/collective_forms.hpp"
 #include "support/control_timer.hpp"
 #include "support/expect.hpp"
+#include "support/from_environment.hpp"
 #include "support/guarded_backend.hpp"
 #include "support/world_fixture.hpp"
 #include <troupe/testing/fault_plan.hpp>
@@ -1470,11 +1471,6 @@ private:
 };
 
 // -- the cases
-
-std::uint64_t number_from_environment(const char* name, std::uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
-}
 
 bool one_seed() { return std::getenv("TROUPE_CHAOS_SEED") != nullptr; }
 

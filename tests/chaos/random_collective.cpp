@@ -18,9 +18,7 @@ void choose_operation(std::mt19937_64& random, std::size_t ranks, collective_sha
                                        reduce_op::prod, reduce_op::avg, reduce_op::premul_sum};
   x.op = is_floating_point(x.type) ? of_floats[pick(random, 0, std::size(of_floats) - 1)]
                                    : of_integers[pick(random, 0, std::size(of_integers) - 1)];
-  const bool reduces = x.kind == collective_kind::all_reduce || x.kind == collective_kind::reduce ||
-                       x.kind == collective_kind::reduce_scatter;
-  if (reduces && x.op == reduce_op::premul_sum)
+  if (reduces(x.kind) && x.op == reduce_op::premul_sum)
     for (std::size_t r = 0; r < ranks; ++r)
       x.factors.push_back(pick(random, 0, 100));
 }

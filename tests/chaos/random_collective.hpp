@@ -2,6 +2,7 @@
 #pragma once
 
 #include "chaos/content_model.hpp"
+#include "support/random.hpp"
 #include <troupe/collective.hpp>
 
 #include <cstddef>
@@ -13,14 +14,6 @@
 #include <vector>
 
 namespace troupe::testing {
-
-inline std::size_t pick(std::mt19937_64& random, std::size_t low, std::size_t high) {
-  return std::uniform_int_distribution<std::size_t>{low, high}(random);
-}
-
-inline bool chance(std::mt19937_64& random, double probability) {
-  return std::uniform_real_distribution<>{}(random) < probability;
-}
 
 /// A part of a buffer.
 struct piece {

@@ -9,7 +9,9 @@
 #include "support/control_timer.hpp"
 #include "support/eventually.hpp"
 #include "support/expect.hpp"
+#include "support/from_environment.hpp"
 #include "support/load.hpp"
+#include "support/random.hpp"
 #include "support/reference.hpp"
 #include "support/world_fixture.hpp"
 #include <troupe/testing/fault_plan.hpp>
@@ -199,14 +201,6 @@ constexpr std::array event_names{
     "an error of NCCL", "out of memory",     "a reset"};
 constexpr std::array event_weights{26, 4, 10, 10, 12, 10, 12, 8, 8};
 static_assert(event_names.size() == event_weights.size());
-
-std::size_t pick(std::mt19937_64& random, std::size_t low, std::size_t high) {
-  return std::uniform_int_distribution<std::size_t>{low, high}(random);
-}
-
-bool chance(std::mt19937_64& random, double probability) {
-  return std::uniform_real_distribution<>{}(random) < probability;
-}
 
 class chaos {
 public:
@@ -855,11 +849,6 @@ private:
   std::set<std::string> complaints_;
   std::vector<std::string> log_;
 };
-
-std::uint64_t number_from_environment(const char* name, std::uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
-}
 
 class WorkerChaos : public ::testing::TestWithParam<policy> {};
 

@@ -697,22 +697,6 @@ void require(cudaError_t code) {
     throw std::runtime_error(cudaGetErrorString(code));
 }
 
-struct stream_case : cuda_case<detail::stream_traits> {
-  static cudaStream_t make() {
-    cudaStream_t x = nullptr;
-    require(cudaStreamCreate(&x));
-    return x;
-  }
-};
-
-struct event_case : cuda_case<detail::event_traits> {
-  static cudaEvent_t make() {
-    cudaEvent_t x = nullptr;
-    require(cudaEventCreate(&x));
-    return x;
-  }
-};
-
 struct memory_pool_case : cuda_case<detail::memory_pool_traits> {
   static cudaMemPool_t make() {
     cudaMemPoolProps properties{};
@@ -720,14 +704,6 @@ struct memory_pool_case : cuda_case<detail::memory_pool_traits> {
     properties.location.type = cudaMemLocationTypeDevice;
     cudaMemPool_t x = nullptr;
     require(cudaMemPoolCreate(&x, &properties));
-    return x;
-  }
-};
-
-struct pinned_memory_case : cuda_case<detail::pinned_memory_traits> {
-  static void* make() {
-    void* x = nullptr;
-    require(cudaHostAlloc(&x, 64, cudaHostAllocDefault));
     return x;
   }
 };
@@ -750,8 +726,7 @@ struct communicator_case : cuda_case<detail::communicator_traits> {
   }
 };
 
-using all_cases = ::testing::Types<stream_case, event_case, memory_pool_case, pinned_memory_case,
-                                   stream_memory_case, communicator_case>;
+using all_cases = ::testing::Types<memory_pool_case, stream_memory_case, communicator_case>;
 
 } // namespace
 

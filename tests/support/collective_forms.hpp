@@ -39,9 +39,7 @@ inline collective call_of_rank(collective x, std::size_t rank, std::size_t ranks
 
 /// Has a message of its own, and a verb unless it has factors: nothing that these cannot say.
 inline bool has_message(const collective& x) {
-  const bool reduces = x.kind == collective_kind::all_reduce || x.kind == collective_kind::reduce ||
-                       x.kind == collective_kind::reduce_scatter;
-  if ((!reduces && !x.factors.empty()) ||
+  if ((!reduces(x.kind) && !x.factors.empty()) ||
       (x.kind != collective_kind::all_to_all_v && !x.counts.empty()))
     return false;
   switch (x.kind) {

@@ -34,11 +34,6 @@ inline constexpr std::array collectives{
 inline constexpr std::array reduce_ops{reduce_op::sum, reduce_op::prod, reduce_op::min,
                                        reduce_op::max, reduce_op::avg,  reduce_op::premul_sum};
 
-inline bool has_root(collective_kind x) {
-  return x == collective_kind::reduce || x == collective_kind::broadcast ||
-         x == collective_kind::gather || x == collective_kind::scatter;
-}
-
 /// Room before and after memory that nobody may touch.
 inline constexpr std::size_t margin = 64;
 

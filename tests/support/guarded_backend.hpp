@@ -228,7 +228,7 @@ public:
     return inner_->deregister_window(memory);
   }
   void on_loss(std::function<void()> f) noexcept override { inner_->on_loss(std::move(f)); }
-  std::shared_ptr<const std::atomic<bool>> lost() const noexcept override { return inner_->lost(); }
+  std::shared_ptr<const device_life> life() const noexcept override { return inner_->life(); }
   caf::error asynchronous_error() noexcept override { return inner_->asynchronous_error(); }
 
   const backend_communicator& inner() const noexcept { return *inner_; }

@@ -613,11 +613,6 @@ check_result check_elements(dtype type, reduce_op op,
 
 // Collectives.
 
-bool reduces(collective_kind what) {
-  return what == collective_kind::all_reduce || what == collective_kind::reduce ||
-         what == collective_kind::reduce_scatter;
-}
-
 /// A block that comes from one rank to another.
 /// @units elements
 struct block {

@@ -27,7 +27,6 @@ using testing::collective_run;
 using testing::collectives;
 using testing::group_run;
 using testing::has_code;
-using testing::has_root;
 using testing::is_ok;
 using testing::message_run;
 using testing::must;

@@ -1,6 +1,8 @@
 /// Hazards between streams, and how failures follow them.
+#include "core/operations.hpp"
 #include "core/order.hpp"
 #include "core/spin.hpp"
+#include "support/backend_fixture.hpp"
 #include "support/core_fixture.hpp"
 
 #include <gtest/gtest.h>
@@ -28,8 +30,10 @@ using testing::host_work;
 using testing::is_ok;
 using testing::must;
 using testing::no_work;
+using testing::patience;
 using testing::probe;
 using testing::settles;
+using testing::stream_gate;
 using namespace std::chrono_literals;
 
 std::byte* address(const any_gpu_ref& ref) { return static_cast<std::byte*>(must(ref.access())); }
@@ -120,6 +124,60 @@ TEST(Ordering, ReadsWhatAnotherStreamWrites) {
   held.open();
   EXPECT_TRUE(is_ok(answer_of(reader)));
   EXPECT_EQ(bytes, std::vector<std::byte>(64, std::byte{2}));
+}
+
+// A user's work on its own stream is over before what comes behind the release of its buffer,
+// whatever became of the release as a request, and whatever part of the buffer it named.
+class Releasing : public ::testing::Test {
+protected:
+  void SetUp() override {
+    hold<detail::acquire_operation>(memory);
+    EXPECT_TRUE(is_ok(answer_of(last)));
+    users.enqueue(lane->device(), user);
+    users.wait_reached();
+    lane_stands = device.launch(on_lane.on_lane(), {}, {}, {});
+    on_lane.wait_reached();
+  }
+
+  template <class Operation> void hold(const any_gpu_ref& ref) {
+    last = std::make_shared<Operation>(ref, access_mode::read_write, user);
+    last->parts()[0].on = lane.get();
+    last->deadline = detail::clock::now() + patience;
+    system.runtime()->start(last);
+  }
+
+  void expect_order(const any_gpu_ref& written) {
+    std::vector<std::byte> bytes(written.size_bytes());
+    auto writer = device.upload(written, borrow(bytes), {});
+    on_lane.open();
+    EXPECT_FALSE(writer->wait_until(detail::clock::now() + 50ms)) << "it overtook the user's work";
+    users.open();
+    EXPECT_TRUE(is_ok(answer_of(writer)));
+    EXPECT_EQ(lane->state().acquired(), 0);
+  }
+
+  core_system system;
+  std::shared_ptr<detail::lane> lane = system.lane();
+  detail::device_core device = system.device();
+  any_gpu_ref memory = allocate_bytes(device, 64);
+  stream_view user = must(lane->device().create_stream());
+  stream_gate users;
+  gate on_lane;
+  std::shared_ptr<detail::operation_of<detail::nothing>> last;
+  std::shared_ptr<detail::operation_of<detail::nothing>> lane_stands;
+};
+
+TEST_F(Releasing, TakenBackOrdersAllTheSame) {
+  hold<detail::release_operation>(memory);
+  last->cancel();
+  EXPECT_TRUE(has_code(answer_of(last), errc::cancelled));
+  expect_order(memory);
+}
+
+TEST_F(Releasing, ByAPartOrdersTheWholeBuffer) {
+  hold<detail::release_operation>(must(memory.slice(0, 8)));
+  expect_order(must(memory.slice(32, 32)));
+  EXPECT_TRUE(is_ok(answer_of(last)));
 }
 
 TEST(Ordering, WritesAfterAnotherStreamRead) {

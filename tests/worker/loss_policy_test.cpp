@@ -774,6 +774,10 @@ TEST_P(NeverComesBack, TheOthersGoOn) {
   auto ref = must(answer_of(w.device_of(1).allocate(dtype::float32, 8)));
   std::vector<any_gpu_ref> refs{{}, ref};
   EXPECT_TRUE(is_ok(answer_of(w.all_reduce(refs, refs, reduce_op::sum, {.allow_shrunk = true}))));
+  // A group of both cannot be; one of who is there can.
+  lives.until(device_phase::failed);
+  EXPECT_TRUE(has_code(w.split("both", {0, 0}), errc::unavailable));
+  EXPECT_TRUE(works(must(w.split("alone", {-1, 0})).front()));
   doors_->refused[1] = 1000;
   EXPECT_EQ(code_of(lose(1)), errc::worker_lost);
   EXPECT_EQ(code_of(feed_->until(world_phase::failed).reason), errc::unavailable);

@@ -232,6 +232,24 @@ TEST(WorkerBackend, WhoIsToldOfALossFindsTheDeviceClosed) {
   EXPECT_EQ(code_of(error_of(answer_of(behind))), errc::worker_lost);
 }
 
+// However late the news of it comes: what the other ranks see of it first is not the cause.
+TEST(WorkerBackend, WhatOtherRanksSeeOfALossIsNotItsCause) {
+  auto news = std::make_shared<slow_news>();
+  test_system system{{.devices = 2, .wrap = [&](std::shared_ptr<backend>) {
+                        return std::make_shared<with_slow_news>(make_workers(2), news);
+                      }}};
+  auto w = system.open_world();
+  const auto refs = must(w.allocate<float>(100));
+  must(answer_of(w.all_reduce(refs)));
+  std::optional<closed_door> unheard{std::in_place, news->losses};
+  auto death = launch_death(w.device_of(1));
+  auto sum = w.all_reduce(refs);
+  EXPECT_FALSE(must(sum.wait_for(200ms))); // rank 0 knows long before
+  unheard.reset();
+  EXPECT_EQ(code_of(error_of(answer_of(sum))), errc::worker_lost);
+  EXPECT_EQ(code_of(error_of(answer_of(death))), errc::worker_lost);
+}
+
 // What the worker had when it was lost keeps nobody from the end.
 TEST(WorkerBackend, EndsBesideALossThatNobodyHasHeardOf) {
   auto news = std::make_shared<slow_news>();

@@ -408,8 +408,11 @@ TEST(WorkerProcess, AKillIsNoticedAtOnceAndToldOnce) {
   for (int i = 0; i < rounds; ++i) {
     witness seen;
     auto worker = must(worker_process::start(worker_of("Obedient"), seen.listener()));
+    EXPECT_FALSE(worker.has_ended());
     const auto begin = clock::now();
     ASSERT_EQ(::kill(worker.id(), SIGKILL), 0);
+    EXPECT_FALSE(receive_note(worker.socket()));
+    EXPECT_TRUE(worker.has_ended()) << "who sees the end of a socket of its finds it at its end";
     const auto end = seen.wait_end();
     noticed.all.push_back(end.when - begin);
     EXPECT_EQ(end.cause, end_cause::died);

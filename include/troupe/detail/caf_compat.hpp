@@ -155,11 +155,6 @@ auto request(const Self& self, const Dest& dest, Dur timeout, Ts&&... xs) {
   return self->mail(std::forward<Ts>(xs)...).request(checked<Ts...>(self, dest), timeout);
 }
 
-template <class Self, class Dest, class... Ts>
-auto delegate(const Self& self, const Dest& dest, Ts&&... xs) {
-  return self->mail(std::forward<Ts>(xs)...).delegate(checked<Ts...>(self, dest));
-}
-
 /// The serialized form of `x`, as it crosses processes.
 template <class T>
 caf::expected<std::vector<std::byte>> to_bytes(caf::actor_system& sys, const T& x) {
@@ -283,11 +278,6 @@ void send_after(const Self& self, const Dest& dest, Dur delay, Ts&&... xs) {
 template <class Self, class Dest, class Dur, class... Ts>
 auto request(const Self& self, const Dest& dest, Dur timeout, Ts&&... xs) {
   return self->request(checked<Ts...>(self, dest), timeout, std::forward<Ts>(xs)...);
-}
-
-template <class Self, class Dest, class... Ts>
-auto delegate(const Self& self, const Dest& dest, Ts&&... xs) {
-  return self->delegate(checked<Ts...>(self, dest), std::forward<Ts>(xs)...);
 }
 
 template <class T>

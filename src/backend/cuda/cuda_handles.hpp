@@ -11,35 +11,11 @@
 
 namespace troupe::detail {
 
-struct stream_traits {
-  using value_type = cudaStream_t;
-  static void destroy(cudaStream_t stream, int device) noexcept {
-    (void)select_device(device); // the call after it fails as well, and says more
-    teardown(cudaStreamDestroy(stream), "cudaStreamDestroy", device);
-  }
-};
-
-struct event_traits {
-  using value_type = cudaEvent_t;
-  static void destroy(cudaEvent_t event, int device) noexcept {
-    (void)select_device(device); // the call after it fails as well, and says more
-    teardown(cudaEventDestroy(event), "cudaEventDestroy", device);
-  }
-};
-
 struct memory_pool_traits {
   using value_type = cudaMemPool_t;
   static void destroy(cudaMemPool_t pool, int device) noexcept {
     (void)select_device(device); // the call after it fails as well, and says more
     teardown(cudaMemPoolDestroy(pool), "cudaMemPoolDestroy", device);
-  }
-};
-
-struct pinned_memory_traits {
-  using value_type = void*;
-  static void destroy(void* memory, int device) noexcept {
-    const device_guard guard{device};
-    teardown(cudaFreeHost(memory), "cudaFreeHost", device);
   }
 };
 
@@ -73,10 +49,7 @@ struct communicator_traits {
   }
 };
 
-using unique_stream = unique_handle<stream_traits>;
-using unique_event = unique_handle<event_traits>;
 using unique_memory_pool = unique_handle<memory_pool_traits>;
-using unique_pinned_memory = unique_handle<pinned_memory_traits>;
 using unique_stream_memory = unique_handle<stream_memory_traits>;
 using unique_symmetric_memory = unique_handle<symmetric_memory_traits>;
 using unique_communicator = unique_handle<communicator_traits>;

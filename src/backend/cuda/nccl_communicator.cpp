@@ -265,31 +265,8 @@ bool is_float8(dtype type) noexcept {
   return type == dtype::float8_e4m3 || type == dtype::float8_e5m2;
 }
 
-bool is_message(collective_kind what) noexcept {
-  return what == collective_kind::send || what == collective_kind::recv;
-}
-
-bool is_reduction(collective_kind what) noexcept {
-  return what == collective_kind::all_reduce || what == collective_kind::reduce ||
-         what == collective_kind::reduce_scatter;
-}
-
 bool is_operation(reduce_op op) noexcept {
   return op == reduce_op::premul_sum || to_nccl(op) != ncclNumOps;
-}
-
-bool has_peer(collective_kind what) noexcept {
-  switch (what) {
-  case collective_kind::reduce:
-  case collective_kind::broadcast:
-  case collective_kind::gather:
-  case collective_kind::scatter:
-  case collective_kind::send:
-  case collective_kind::recv:
-    return true;
-  default:
-    return false;
-  }
 }
 
 bool any(const std::vector<std::size_t>& counts) noexcept {
@@ -659,7 +636,7 @@ caf::error nccl_communicator::validate(std::span<const collective_call> calls,
     return failed(errc::invalid_argument,
                   "a send to oneself and its recv are in one group and of one size", &where);
   auto too_new = [this](const collective_call& call) {
-    return !float8_ && is_reduction(call.what) && is_float8(call.type);
+    return !float8_ && reduces(call.what) && is_float8(call.type);
   };
   if (std::ranges::any_of(calls, too_new))
     return failed(errc::not_supported,
@@ -701,11 +678,11 @@ const char* nccl_communicator::complaint(const collective_call& call) const noex
   }
   if (!is_dtype(call.type))
     return "no such dtype";
-  if (has_peer(call.what) && (call.peer < 0 || call.peer >= size_))
+  if ((has_root(call.what) || is_message(call.what)) && (call.peer < 0 || call.peer >= size_))
     return "a peer or root that is no rank";
-  if (is_reduction(call.what) && !is_operation(call.op))
+  if (reduces(call.what) && !is_operation(call.op))
     return "no such operation";
-  if (is_reduction(call.what) && call.op == reduce_op::premul_sum && call.factor == nullptr)
+  if (reduces(call.what) && call.op == reduce_op::premul_sum && call.factor == nullptr)
     return "no factor";
   if ((sends && !is_aligned(call.send, call.type)) ||
       (receives && !is_aligned(call.recv, call.type)))
@@ -951,7 +928,7 @@ caf::error nccl_communicator::issue_alone(std::span<const collective_call> calls
       break;
     }
     default:
-      if (is_reduction(call.what) && call.op == reduce_op::premul_sum)
+      if (reduces(call.what) && call.op == reduce_op::premul_sum)
         err = check(launch_multiply(call.recv, call.send, call.factor, call.count,
                                     to_nccl(call.type), stream),
                     "cudaLaunchKernelExC", device());

@@ -12,20 +12,6 @@
 
 namespace troupe::detail {
 
-constexpr bool reduces(collective_kind x) noexcept {
-  return x == collective_kind::all_reduce || x == collective_kind::reduce ||
-         x == collective_kind::reduce_scatter;
-}
-
-constexpr bool has_root(collective_kind x) noexcept {
-  return x == collective_kind::reduce || x == collective_kind::broadcast ||
-         x == collective_kind::gather || x == collective_kind::scatter;
-}
-
-constexpr bool is_message(collective_kind x) noexcept {
-  return x == collective_kind::send || x == collective_kind::recv;
-}
-
 /// Where memory lies in a rank's windows; equal on two ranks if it is the same window and place.
 struct host_place {
   std::uint64_t window = 0; ///< windows are numbered as they come; 0: in none

@@ -1,0 +1,14 @@
+/// What whoever runs a test says in the environment.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+
+namespace troupe::testing {
+
+inline std::uint64_t number_from_environment(const char* name, std::uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
+} // namespace troupe::testing
