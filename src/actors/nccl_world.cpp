@@ -561,7 +561,7 @@ caf::expected<world_parts> make_world(caf::actor_system& sys, world_config confi
                                            countable(config.limits));
   std::shared_ptr<rank_programs> programs;
   if (!config.program.name.empty()) {
-    programs = rank_programs::make(sys, (*core)->programs(sys), data, std::move(config.program));
+    programs = rank_programs::make(sys, (*core)->programs(), data, std::move(config.program));
     data->set_on_live(
         [programs](communicator& x, const world_status& view) { programs->on_live(x, view); });
   }

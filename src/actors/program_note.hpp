@@ -19,12 +19,14 @@ struct program_note {
     message,   ///< `bytes`, to the program's actor
     report,    ///< `bytes`, from it
     ended,     ///< it ended because of `why`
+    ready,     ///< from its process, of `generation`: it has begun, or has the last message
   };
 
   std::uint8_t what = 0;
   std::uint64_t world = 0;
   std::int32_t rank = -1;
   std::int32_t ranks = 0;
+  std::uint64_t generation = 0;
   world_status view;
   std::string program;
   std::vector<std::uint8_t> bytes; ///< see `check_program_bytes`
@@ -41,9 +43,9 @@ detail::inspect_result<Inspector> inspect(Inspector& f, program_note& x) {
   using detail::field;
   return detail::fields(
       f, x, "troupe::program_note", field("what", x.what), field("world", x.world),
-      field("rank", x.rank), field("ranks", x.ranks), field("view", x.view),
-      field("program", x.program), field("bytes", x.bytes), field("why", x.why),
-      field("deadline", x.deadline_ns), field("stall_limit", x.stall_limit_ns),
+      field("rank", x.rank), field("ranks", x.ranks), field("generation", x.generation),
+      field("view", x.view), field("program", x.program), field("bytes", x.bytes),
+      field("why", x.why), field("deadline", x.deadline_ns), field("stall_limit", x.stall_limit_ns),
       field("quiet_limit", x.quiet_limit_ms), field("waiting_limit", x.waiting_limit));
 }
 

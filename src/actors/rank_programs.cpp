@@ -21,9 +21,9 @@ caf::error check_program_bytes(std::size_t size, const char* what) {
                                                 std::to_string(most_program_bytes));
 }
 
-std::uint64_t program_board::add(std::weak_ptr<rank_programs> who) {
+std::uint64_t program_board::add(caf::actor_system& sys, std::weak_ptr<rank_programs> who) {
   std::lock_guard lock{mutex_};
-  all_.emplace(++last_, std::move(who));
+  all_.emplace(++last_, entry{sys, std::move(who)});
   return last_;
 }
 
@@ -32,29 +32,27 @@ void program_board::remove(std::uint64_t number) noexcept {
   all_.erase(number);
 }
 
-std::shared_ptr<rank_programs> program_board::find(std::uint64_t number) const {
-  std::lock_guard lock{mutex_};
-  auto i = all_.find(number);
-  return i != all_.end() ? i->second.lock() : nullptr;
-}
-
-bool program_board::empty() const {
-  std::lock_guard lock{mutex_};
-  return all_.empty();
-}
-
-void listen(caf::actor_system& sys, runtime& from, std::shared_ptr<program_board> board) {
-  from.hear_programs([&sys, board = std::move(board)](int device,
-                                                      std::span<const std::byte> bytes) {
-    if (board->empty()) // the actor system may be gone
+void program_board::told(int device, std::span<const std::byte> bytes) const {
+  program_note note;
+  std::shared_ptr<rank_programs> to;
+  {
+    std::shared_lock lock{mutex_};
+    if (all_.empty()) // the actor system may be gone
       return;
-    program_note note;
-    if (auto error = from_bytes(sys, std::vector<std::byte>{bytes.begin(), bytes.end()}, note))
+    if (auto error = from_bytes(all_.begin()->second.system, {bytes.begin(), bytes.end()}, note))
       return log(log_level::warning,
                  "what the process of device " + std::to_string(device) + " said makes no sense",
                  error);
-    if (auto to = board->find(note.world))
-      to->told(std::move(note));
+    if (auto i = all_.find(note.world); i != all_.end())
+      to = i->second.who.lock();
+  }
+  if (to)
+    to->told(std::move(note));
+}
+
+void listen(runtime& from, std::shared_ptr<program_board> board) {
+  from.hear_programs([board = std::move(board)](int device, std::span<const std::byte> bytes) {
+    board->told(device, bytes);
   });
 }
 
@@ -64,7 +62,7 @@ std::shared_ptr<rank_programs> rank_programs::make(caf::actor_system& sys,
                                                    world_program what) {
   std::shared_ptr<rank_programs> result{
       new rank_programs{sys, std::move(board), core, std::move(what)}};
-  result->number_ = result->board_->add(result);
+  result->number_ = result->board_->add(sys, result);
   return result;
 }
 
@@ -103,15 +101,6 @@ void rank_programs::on_live(communicator& x, const world_status& view) {
         x.fail(error);
       return;
     }
-  }
-  for (auto& member : view.members) {
-    const auto rank = static_cast<std::size_t>(member.rank);
-    {
-      std::lock_guard lock{mutex_};
-      auto& begun_in = outboxes_[rank].begun_in;
-      begun_in = std::max(begun_in, member.generation); // another may be live by now
-    }
-    pass_on(*core, rank);
   }
 }
 
@@ -159,6 +148,14 @@ caf::error rank_programs::send(const program_message& x) {
   note.what = static_cast<std::uint8_t>(program_note::kind::message);
   note.world = number_;
   note.bytes = x.bytes;
+  std::vector<std::vector<std::byte>> notes;
+  for (auto i : to) {
+    note.rank = static_cast<std::int32_t>(i);
+    auto bytes = to_bytes(system_, note);
+    if (!bytes)
+      return bytes.error();
+    notes.push_back(make_note(note_kind::program, *bytes));
+  }
   {
     std::lock_guard lock{mutex_};
     const auto limit = std::max<std::size_t>(core->limits().waiting_limit, 1);
@@ -167,10 +164,8 @@ caf::error rank_programs::send(const program_message& x) {
         return make_error(errc::overloaded, std::to_string(outboxes_[i].notes.size()) +
                                                 " messages wait for the program of rank " +
                                                 std::to_string(i));
-    for (auto i : to) {
-      note.rank = static_cast<std::int32_t>(i);
-      outboxes_[i].notes.push_back(note);
-    }
+    for (std::size_t k = 0; k < to.size(); ++k)
+      outboxes_[to[k]].notes.push_back(std::move(notes[k]));
   }
   for (auto i : to)
     pass_on(*core, i);
@@ -184,17 +179,15 @@ void rank_programs::pass_on(const world_core& core, std::size_t rank) {
   if (std::exchange(x.passes_on, true))
     return;
   const auto& device = core.lanes()[rank]->state();
-  std::uint64_t ended = 0;
-  while (!x.notes.empty() && x.begun_in > ended && x.begun_in == device.live_generation()) {
-    const auto& note = x.notes.front(); // nobody else takes one
-    const auto life = x.begun_in;
+  while (!x.notes.empty() && x.ready_in != 0 && x.ready_in == device.live_generation()) {
+    x.ready_in = 0;
+    const auto note = std::move(x.notes.front());
+    x.notes.pop_front();
     lock.unlock();
-    const auto error = tell(rank, note);
+    const auto error = core.owner()->tell(device.ordinal(), note);
     lock.lock();
-    if (error)
-      ended = life;
-    else
-      x.notes.pop_front();
+    if (error) // it did not get there; the next process says when it is ready
+      x.notes.push_front(note);
   }
   x.passes_on = false;
 }
@@ -206,6 +199,21 @@ void rank_programs::stop() {
   note.world = number_;
   for (std::size_t i = 0; core && i < core->size(); ++i)
     static_cast<void>(tell(i, note)); // whoever does not hear it is no more
+  board_->remove(number_);
+}
+
+void rank_programs::on_ready(const std::shared_ptr<world_core>& core, std::size_t rank,
+                             std::uint64_t generation) {
+  {
+    std::lock_guard lock{mutex_};
+    auto& x = outboxes_[rank];
+    x.ready_in = std::max(x.ready_in, generation);
+    if (x.notes.empty())
+      return;
+  }
+  // Not on this thread, which reads what the process sends.
+  core->owner()->workers().run(
+      [self = shared_from_this(), core, rank] { self->pass_on(*core, rank); });
 }
 
 void rank_programs::told(program_note note) {
@@ -228,6 +236,9 @@ void rank_programs::told(program_note note) {
   case program_note::kind::ended:
     if (world)
       detail::anon_send(world, program_ended{note.rank, std::move(note.why)});
+    break;
+  case program_note::kind::ready:
+    on_ready(core, static_cast<std::size_t>(note.rank), note.generation);
     break;
   default:
     break;

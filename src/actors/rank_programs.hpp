@@ -14,25 +14,33 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <span>
+#include <vector>
 
 namespace troupe::detail {
 
 class rank_programs;
 
 /// The worlds of an actor system that have programs; hands on what comes from the processes.
-class program_board : public std::enable_shared_from_this<program_board> {
+class program_board {
 public:
   /// Before `told`. The result is the world's number.
-  std::uint64_t add(std::weak_ptr<rank_programs> who);
+  std::uint64_t add(caf::actor_system& sys, std::weak_ptr<rank_programs> who);
+  /// Nothing of its actor system is used any more.
   void remove(std::uint64_t number) noexcept;
-  std::shared_ptr<rank_programs> find(std::uint64_t number) const;
-  bool empty() const;
+  /// Reads what the process of a device says, and hands it on.
+  void told(int device, std::span<const std::byte> bytes) const;
 
 private:
-  mutable std::mutex mutex_;
+  struct entry {
+    caf::actor_system& system;
+    std::weak_ptr<rank_programs> who;
+  };
+
+  mutable std::shared_mutex mutex_; ///< who reads a note has it
   std::uint64_t last_ = 0;
-  std::map<std::uint64_t, std::weak_ptr<rank_programs>> all_;
+  std::map<std::uint64_t, entry> all_;
 };
 
 /// Of one world. @thread any
@@ -53,6 +61,7 @@ public:
   /// @errors errc::invalid_argument: no such rank; errc::overloaded: too many wait for its program;
   ///         errc::unavailable
   caf::error send(const program_message& x);
+  /// The world has ended. While its actor system is there.
   void stop();
   void told(program_note note);
 
@@ -62,11 +71,14 @@ private:
       : system_(sys), board_(std::move(board)), core_(core), program_(std::move(what)) {}
   caf::error tell(std::size_t rank, const program_note& note);
   void pass_on(const world_core& core, std::size_t rank);
+  void on_ready(const std::shared_ptr<world_core>& core, std::size_t rank,
+                std::uint64_t generation);
 
-  /// Messages on their way to a rank's program.
+  /// Messages for a rank's program. One at a time is on its way, so that a program that takes long
+  /// to begin, or a network that is slow, holds up nothing else of the process.
   struct outbox {
-    std::deque<program_note> notes;
-    std::uint64_t begun_in = 0; ///< the generation of the device whose process has the program
+    std::deque<std::vector<std::byte>> notes;
+    std::uint64_t ready_in = 0; ///< the generation of the device whose process takes one
     bool passes_on = false;     ///< somebody does
   };
 
@@ -81,6 +93,6 @@ private:
 };
 
 /// Has `board` hear what the processes of the devices say of programs.
-void listen(caf::actor_system& sys, runtime& from, std::shared_ptr<program_board> board);
+void listen(runtime& from, std::shared_ptr<program_board> board);
 
 } // namespace troupe::detail

@@ -155,11 +155,11 @@ caf::expected<std::shared_ptr<runtime>> system_core::runtime() {
   return runtime_;
 }
 
-std::shared_ptr<program_board> system_core::programs(caf::actor_system& sys) {
+std::shared_ptr<program_board> system_core::programs() {
   std::lock_guard lock{mutex_};
   if (!programs_) {
     programs_ = std::make_shared<program_board>();
-    listen(sys, *runtime_, programs_);
+    listen(*runtime_, programs_);
   }
   return programs_;
 }

@@ -50,7 +50,7 @@ public:
   caf::expected<std::shared_ptr<system_lease>> lease(caf::actor_system& sys);
 
   /// The worlds whose ranks are driven in other processes. After `runtime`.
-  std::shared_ptr<program_board> programs(caf::actor_system& sys);
+  std::shared_ptr<program_board> programs();
 
   const config& settings() const noexcept { return config_; }
 

@@ -160,7 +160,8 @@ caf::error frame_link::serve() {
         return error;
       continue;
     }
-    auto until = heard_ + limit;
+    constexpr std::chrono::hours longest{24 * 365};
+    auto until = heard_ + std::min<std::chrono::nanoseconds>(limit, longest);
     if (writing_.empty())
       until = std::min(until, told_ + beat);
     if (silence.count() == 0)

@@ -4,6 +4,7 @@
 #include "hosts/host_gate.hpp"
 #include "worker/process_pool.hpp"
 #include "worker/worker_slot.hpp"
+#include <troupe/detail/completion.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -261,7 +262,7 @@ caf::error host_pool::wait_for_all() {
     return std::count_if(members_.begin(), members_.end(),
                          [](const auto& x) { return x.second.now != nullptr; });
   };
-  if (!changed_.wait_until(lock, clock::now() + hosts.join_limit,
+  if (!changed_.wait_until(lock, from_now(hosts.join_limit),
                            [&] { return there() == hosts.count; })) {
     std::string names;
     for (auto& [name, x] : members_)
@@ -321,7 +322,7 @@ void host_pool::end_all(const std::vector<running>& lost) noexcept {
 
 caf::expected<host_pool::running> host_pool::start(slot& here, int ordinal, bool spare,
                                                    const std::stop_token& stop) {
-  auto session = wait_for(*here.host, clock::now() + options_.hosts.rejoin_limit, stop);
+  auto session = wait_for(*here.host, from_now(options_.hosts.rejoin_limit), stop);
   if (!session)
     return host_missing(here.host->name, " is not there");
   auto relay = session->start_worker(here.device, ordinal, spare);

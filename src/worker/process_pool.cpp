@@ -1,6 +1,7 @@
 #include "worker/process_pool.hpp"
 
 #include "core/log.hpp"
+#include <troupe/detail/completion.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -102,7 +103,7 @@ public:
 
   caf::error send(std::span<const std::byte> message,
                   std::optional<int> descriptor) noexcept override {
-    const auto until = clock::now() + limit_;
+    const auto until = from_now(limit_);
     {
       std::unique_lock lock{mutex_};
       if (!free_.wait_until(lock, until, [this] { return !sending_; }))

@@ -64,15 +64,19 @@ program_host::program_host(program_options options)
 
 program_host::~program_host() {
   std::map<std::uint64_t, hosted> worlds;
+  std::vector<std::thread> beginning;
   {
     std::lock_guard lock{mutex_};
     worlds.swap(worlds_);
+    beginning.swap(beginning_);
   }
   for (auto& [number, x] : worlds) {
     if (x.actor)
       caf::anon_send_exit(x.actor, caf::exit_reason::user_shutdown);
     x.core->close(world_phase::shut_down, make_error(errc::unavailable, "the worker ends"));
   }
+  for (auto& x : beginning)
+    x.join();
 }
 
 caf::expected<program_host::system*> program_host::provide_system() {
@@ -230,16 +234,53 @@ caf::error program_host::take(communicator_key key, communicator_ranks rank,
   auto& x = **found;
   auto core = x.core;
   x.epochs.emplace(key, note->view.epoch);
-  const bool is_new = !x.actor;
+  for (auto& member : note->view.members)
+    if (member.rank == note->rank)
+      x.generation = member.generation;
+  const bool is_new = !std::exchange(x.begins, true);
+  const bool has_begun = x.begun;
   lock.unlock();
   core->enter(note->view, std::move(ranks)); // else the parent has gone on already
-  if (!is_new)
-    return {};
-  auto actor = begin(*note, world_access::make({system_->lease, core, {}}), note->world);
-  lock.lock();
-  if (auto i = worlds_.find(note->world); i != worlds_.end())
-    i->second.actor = std::move(actor);
+  if (is_new)
+    begin_soon(std::move(*note), std::move(core));
+  else if (has_begun)
+    tell_ready(note->world); // perhaps in another generation
   return {};
+}
+
+/// Not on this thread, which other requests of the parent wait for: a program may take its time.
+void program_host::begin_soon(program_note note, std::shared_ptr<world_core> core) {
+  std::thread thread{[this, note = std::move(note), core = std::move(core)] {
+    auto actor = begin(note, world_access::make({system_->lease, core, {}}), note.world);
+    {
+      std::lock_guard lock{mutex_};
+      if (auto i = worlds_.find(note.world); i != worlds_.end()) {
+        i->second.actor = actor;
+        i->second.begun = true;
+        actor = {};
+      }
+    }
+    if (actor) // the world has ended meanwhile
+      return caf::anon_send_exit(actor, caf::exit_reason::user_shutdown);
+    tell_ready(note.world);
+  }};
+  std::lock_guard lock{mutex_};
+  beginning_.push_back(std::move(thread));
+}
+
+void program_host::tell_ready(std::uint64_t number) {
+  program_note ready;
+  ready.what = static_cast<std::uint8_t>(program_note::kind::ready);
+  ready.world = number;
+  {
+    std::lock_guard lock{mutex_};
+    auto i = worlds_.find(number);
+    if (i == worlds_.end())
+      return;
+    ready.rank = static_cast<std::int32_t>(i->second.rank);
+    ready.generation = i->second.generation;
+  }
+  tell(ready);
 }
 
 void program_host::give_back(communicator_key key) {
@@ -265,13 +306,13 @@ void program_host::received(std::span<const std::byte> what) {
     received_program_note(content_of(what));
 }
 
+bool program_host::has_system() {
+  std::lock_guard lock{making_};
+  return system_ != nullptr;
+}
+
 void program_host::received_memory_note(std::span<const std::byte> what) {
-  bool is_there = false;
-  {
-    std::lock_guard lock{making_};
-    is_there = system_ != nullptr;
-  }
-  if (is_there)
+  if (has_system())
     return guest_->received(what);
   auto note = memory_note_of(what);
   if (!note || note->what != memory_note::kind::claim)
@@ -285,6 +326,8 @@ void program_host::received_memory_note(std::span<const std::byte> what) {
 }
 
 void program_host::received_program_note(std::span<const std::byte> what) {
+  if (!has_system()) // and so no world
+    return;
   auto note = read(what);
   if (!note)
     return log(log_level::warning, "what the parent said to a program makes no sense",
@@ -306,6 +349,7 @@ void program_host::received_program_note(std::span<const std::byte> what) {
   case program_note::kind::message:
     if (actor)
       detail::anon_send(actor, program_message{note->rank, std::move(note->bytes)});
+    tell_ready(note->world);
     break;
   case program_note::kind::stop:
     if (actor)

@@ -19,6 +19,8 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
+#include <vector>
 
 namespace troupe::detail {
 
@@ -42,15 +44,22 @@ private:
   /// A world of which one rank is here.
   struct hosted {
     std::size_t rank = 0;
+    std::uint64_t generation = 0; ///< of its device, as the parent counts
     std::shared_ptr<world_core> core;
-    caf::actor actor;
+    bool begins = false; ///< its program is beginning, or has begun
+    bool begun = false;
+    caf::actor actor;                                 ///< none yet, or it could not begin
     std::map<communicator_key, std::uint64_t> epochs; ///< of the ranks that were taken
   };
   struct system; ///< made when it is needed first
 
   caf::expected<system*> provide_system();
+  bool has_system();
   caf::expected<hosted*> provide(const program_note& note);
+  void begin_soon(program_note note, std::shared_ptr<world_core> core);
   caf::actor begin(const program_note& note, const world& over, std::uint64_t number);
+  /// A message may come for the program of that world.
+  void tell_ready(std::uint64_t number);
   caf::error send(const program_note& note) noexcept;
   void tell(const program_note& note) noexcept;
   void received_program_note(std::span<const std::byte> what);
@@ -63,6 +72,7 @@ private:
   std::unique_ptr<system> system_;
   std::mutex mutex_;
   std::map<std::uint64_t, hosted> worlds_;
+  std::vector<std::thread> beginning_;
 };
 
 /// @errors errc::invalid_argument: nothing is registered by that name

@@ -124,8 +124,9 @@ void end_those_that_hang(const std::shared_ptr<assembly>& all,
 } // namespace
 
 worker_backend::worker_backend(std::shared_ptr<worker_pool> pool, std::string name,
-                               std::chrono::nanoseconds build_limit)
-    : pool_(std::move(pool)), name_(std::move(name)), build_limit_(build_limit) {}
+                               const worker_settings& limits)
+    : pool_(std::move(pool)), name_(std::move(name)), call_limit_(limits.call_limit),
+      build_limit_(limits.build_limit) {}
 
 caf::error worker_backend::check(int ordinal) const {
   if (ordinal >= 0 && ordinal < device_count())
@@ -297,11 +298,10 @@ caf::error worker_backend::end(control how, const communicator_ranks& ranks) noe
     rank.link().request(how, bytes_of(key), std::nullopt,
                         [answers, i](reply x) { answers->set(i, std::move(x)); });
   }
-  const auto limit = link_of(0).request_limit();
-  fair_limit left{limit};
+  fair_limit left{call_limit_};
   answers->wait_for_all(left);
   for (auto i : answers->missing())
-    link_of(i).give_up_late("to end its rank", limit);
+    link_of(i).give_up_late("to end its rank", call_limit_);
   fair_limit none{{}};
   answers->wait_for_all(none); // who loses them tells
   caf::error result;

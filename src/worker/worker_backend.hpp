@@ -16,9 +16,9 @@ namespace troupe::detail {
 class worker_backend final : public backend {
 public:
   /// `name`: of what executes in the workers.
-  /// `build_limit`: see `worker_settings`.
+  /// `limits`: what `call_limit` and `build_limit` say
   worker_backend(std::shared_ptr<worker_pool> pool, std::string name,
-                 std::chrono::nanoseconds build_limit = worker_settings{}.build_limit);
+                 const worker_settings& limits = {});
 
   std::string_view name() const noexcept override { return name_; }
   int device_count() const noexcept override { return pool_->device_count(); }
@@ -49,6 +49,7 @@ private:
 
   const std::shared_ptr<worker_pool> pool_;
   const std::string name_;
+  const std::chrono::nanoseconds call_limit_;
   const std::chrono::nanoseconds build_limit_;
   /// Workers build one communicator after the other, all in the same order: each connects it beside
   /// the work of others, and two at a time could wait for each other.

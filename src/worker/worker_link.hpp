@@ -132,7 +132,6 @@ public:
   /// @errors errc::invalid_argument: too long; errc::worker_lost
   caf::error send(control what, std::span<const std::byte> body) noexcept;
 
-  std::chrono::nanoseconds request_limit() const noexcept { return request_limit_; }
   /// Ends the worker, which is lost because of `why`.
   void give_up(const caf::error& why) noexcept;
   /// The same, for what it did not do within `limit`: "to ...".
@@ -161,7 +160,10 @@ private:
   caf::error write(command what, bool wants_reply, std::span<const std::byte> first,
                    std::span<const std::byte> more, std::chrono::nanoseconds limit) noexcept;
   bool wait_for_reply(command what, std::chrono::nanoseconds limit) noexcept;
-  std::chrono::nanoseconds command_limit() const noexcept { return 2 * request_limit_; }
+  std::chrono::nanoseconds command_limit() const noexcept {
+    constexpr auto most = std::chrono::nanoseconds::max();
+    return request_limit_ < most / 2 ? 2 * request_limit_ : most;
+  }
   void lose(const caf::error& why, bool kills) noexcept;
   void end_waiting() noexcept;
   /// What this process is told of an error of the worker's, which ends after some.

@@ -194,7 +194,7 @@ caf::expected<std::shared_ptr<backend>> make_worker_backend(worker_backend_optio
     return make_error(errc::invalid_argument,
                       "workers execute with cuda or host, not " + options.backend);
   auto name = options.backend;
-  const auto build_limit = options.workers.build_limit;
+  const auto limits = options.workers;
   std::shared_ptr<detail::worker_pool> pool;
   if (options.hosts.listen_address.empty()) {
     auto local = detail::process_pool::create(std::move(options));
@@ -208,7 +208,7 @@ caf::expected<std::shared_ptr<backend>> make_worker_backend(worker_backend_optio
     pool = std::move(*all);
   }
   return std::shared_ptr<backend>{
-      std::make_shared<detail::worker_backend>(std::move(pool), std::move(name), build_limit)};
+      std::make_shared<detail::worker_backend>(std::move(pool), std::move(name), limits)};
 }
 
 } // namespace troupe

@@ -416,10 +416,10 @@ TEST(World, AnswersActors) {
 /// Two worlds or more, whose devices are held so that nothing of theirs is done.
 class HeldWorld : public ::testing::Test {
 protected:
+  void SetUp() override { TROUPE_NEEDS_DEVICES(2); }
   void TearDown() override { held.open(); }
 
   void open(world_config config = {}) {
-    TROUPE_NEEDS_DEVICES(2);
     under_test.emplace(system.open_world(std::move(config)));
     refs = zeros(*under_test);
     other = zeros(*under_test);

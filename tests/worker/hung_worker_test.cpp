@@ -206,6 +206,7 @@ struct deaf_worker {
 };
 
 TEST(HungWorker, InACollectiveIsLostAlone) {
+  TROUPE_NEEDS_DEVICES(2);
   ledger book;
   auto options = book.options(3);
   options.workers.stuck_limit = 0s; // its beats stop, too

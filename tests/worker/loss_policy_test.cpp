@@ -847,6 +847,7 @@ TEST_F(LossPolicy, FailEndsAWorldThatIsBeingBuilt) {
 }
 
 TEST_F(LossPolicy, FailEndsTheWorld) {
+  TROUPE_NEEDS_DEVICES(2);
   auto& w = start(2, standby_policy::none, loss_policy::fail);
   auto refs = must(w.allocate<float>(8));
   EXPECT_EQ(code_of(lose(1)), errc::worker_lost);

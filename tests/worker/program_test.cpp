@@ -1,5 +1,6 @@
 // Programs whose actors drive the ranks of a world in the worker processes that have its devices.
 
+#include "core/file_descriptor.hpp"
 #include "support/load.hpp"
 #include "worker/program_fixture.hpp"
 #include <troupe/launch.hpp>
@@ -13,6 +14,10 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 namespace troupe::testing {
 
@@ -52,6 +57,18 @@ bool is_over(caf::blocking_actor* self) {
   self->receive([&](const program_message&) { over = true; },
                 caf::after(std::chrono::seconds(0)) >> [] {});
   return over;
+}
+
+/// Reports each message, until an empty one.
+caf::actor spawn_echo(const program_place& place) {
+  return place.system.spawn([place](caf::blocking_actor* self) {
+    for (bool more = true; more;)
+      self->receive([&](const program_message& x) {
+        more = !x.bytes.empty();
+        if (more && place.report(x.bytes))
+          more = false;
+      });
+  });
 }
 
 const bool programs_registered = [] {
@@ -139,17 +156,14 @@ const bool programs_registered = [] {
             make_error(errc::unavailable, std::to_string(got) + std::string(200'000, '!')));
       });
     });
-  // Reports each message, until an empty one.
   if (!error)
-    error = register_program("echo", [](const program_place& place) {
-      return place.system.spawn([place](caf::blocking_actor* self) {
-        for (bool more = true; more;)
-          self->receive([&](const program_message& x) {
-            more = !x.bytes.empty();
-            if (more && place.report(x.bytes))
-              more = false;
-          });
-      });
+    error = register_program("echo", spawn_echo);
+  // The same as "echo", once somebody writes to the pipe that its arguments name.
+  if (!error)
+    error = register_program("begins late", [](const program_place& place) {
+      const std::string path{place.arguments.begin(), place.arguments.end()};
+      const detail::file_descriptor pipe{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+      return pipe ? spawn_echo(place) : caf::actor{};
     });
   if (!error)
     error = register_program(
@@ -174,6 +188,7 @@ TEST_F(Programs, SumBesideTheirDevices) {
 }
 
 TEST_F(Programs, LeaveTheParentNoCollectives) {
+  TROUPE_NEEDS_DEVICES(2);
   start(2, {"sums for ever", {}});
   ASSERT_TRUE(until_more_reports(2));
   for (auto error :
@@ -185,6 +200,7 @@ TEST_F(Programs, LeaveTheParentNoCollectives) {
 }
 
 TEST_F(Programs, GetMessages) {
+  TROUPE_NEEDS_DEVICES(2);
   world_limits limits; // of the ranks one may have begun a sum that the others do not come to
   limits.stall_limit = 500ms;
   start(2, {"sums for ever", {}}, limits);
@@ -242,6 +258,35 @@ TEST_F(Programs, GetWhatWasSentBeforeTheyBegan) {
   detail::send(*self_, actor_, program_message{-1, {}});
   ASSERT_TRUE(until([this] { return ended_.size() == 2; }));
   EXPECT_TRUE(nobody_failed());
+}
+
+// Nothing else waits for them: neither the parent nor their processes.
+TEST_F(Programs, MayTakeTheirTimeToBegin) {
+  TROUPE_NEEDS_DEVICES(2);
+  const auto path = ::testing::TempDir() + "troupe-begins-late-" + std::to_string(::getpid());
+  ASSERT_EQ(::mkfifo(path.c_str(), S_IRUSR | S_IWUSR), 0);
+  start(2, {"begins late", {path.begin(), path.end()}});
+  ASSERT_TRUE(until([this] { return view_.phase == world_phase::ready; }));
+  auto d = must(device::open(*system_, 0));
+  EXPECT_TRUE(d.allocate_pinned(1 << 20, {.deadline = patience})); // its process maps it
+  EXPECT_TRUE(works(d));
+  constexpr std::uint8_t many = 100;
+  constexpr std::size_t size = 50'000; // some of them would fill the way there
+  caf::scoped_actor asker{system_->get()};
+  for (std::uint8_t i = 0; i < many; ++i) {
+    const program_message x{0, std::vector<std::uint8_t>(size, i)};
+    EXPECT_FALSE(error_of(detail::ask<void>(asker, actor_, patience, x)));
+  }
+  EXPECT_TRUE(reports_.empty());
+  const detail::file_descriptor pipe{::open(path.c_str(), O_RDWR | O_CLOEXEC)};
+  ASSERT_TRUE(pipe);
+  ASSERT_TRUE(until_more_reports(many));
+  for (std::uint8_t i = 0; i < many; ++i)
+    EXPECT_EQ(reports_[i].bytes, std::vector<std::uint8_t>(size, i));
+  detail::send(*self_, actor_, program_message{-1, {}});
+  ASSERT_TRUE(until([this] { return ended_.size() == 2; }));
+  EXPECT_TRUE(nobody_failed());
+  EXPECT_EQ(::unlink(path.c_str()), 0);
 }
 
 TEST_F(Programs, AreToldWhichRankIsGone) {

@@ -234,6 +234,7 @@ TEST(WorkerBackend, WhoIsToldOfALossFindsTheDeviceClosed) {
 
 // However late the news of it comes: what the other ranks see of it first is not the cause.
 TEST(WorkerBackend, WhatOtherRanksSeeOfALossIsNotItsCause) {
+  TROUPE_NEEDS_DEVICES(2);
   auto news = std::make_shared<slow_news>();
   test_system system{{.devices = 2, .wrap = [&](std::shared_ptr<backend>) {
                         return std::make_shared<with_slow_news>(make_workers(2), news);
@@ -326,6 +327,7 @@ TEST(WorkerBackend, GoesOnWithASpare) {
 
 /// It hears of the loss when the device is there again already.
 TEST(WorkerBackend, AWorldWithMuchToReadGoesOnWithItsSpareAlone) {
+  TROUPE_NEEDS_DEVICES(2);
   test_system system{in_worker_processes(2)};
   world_config config;
   config.limits.standby = standby_policy::full;

@@ -223,8 +223,8 @@ void host_connection::make_calls(lock& guard, std::span<const host_call> calls) 
   blocks[0] = bytes_of(header);
   blocks[1] = head;
   wanted_ = true;
-  if (send(guard, blocks))
-    changed_.wait(guard, [this] { return !wanted_ || (ended_ && !receiving_); });
+  static_cast<void>(send(guard, blocks)); // an answer may come all the same
+  changed_.wait(guard, [this] { return !wanted_ || (ended_ && !receiving_); });
   if (!wanted_)
     ++turn_;
 }
@@ -242,8 +242,10 @@ bool host_connection::send(lock& guard, const const_blocks& blocks) noexcept {
   if (code == 0)
     return true;
   // If the hub has ended the connection, it may have told why.
-  if (code != EPIPE && code != ECONNRESET)
+  if (code != EPIPE && code != ECONNRESET) {
     end_locked(system_failure(errc::nccl_error, "sendmsg", code));
+    shut_down(socket_.get()); // what was half sent makes no sense to the hub
+  }
   changed_.wait(guard, [this] { return ended_.load(); });
   return false;
 }
