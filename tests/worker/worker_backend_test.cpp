@@ -60,6 +60,7 @@ TEST(WorkerBackend, SaysBySignalsWhatEndedAWorker) {
 }
 
 TEST(WorkerBackend, MovesAndComputes) {
+  TROUPE_NEEDS_DEVICES(2);
   test_system system{in_worker_processes(2)};
   auto d = must(device::open(system, 1));
   EXPECT_TRUE(works(d));
@@ -275,6 +276,7 @@ TEST(WorkerBackend, EndsBesideALossThatNobodyHasHeardOf) {
 }
 
 TEST(WorkerBackend, ComesBackWhenItsProcessIsKilled) {
+  TROUPE_NEEDS_DEVICES(2);
   test_system system{in_worker_processes(3)};
   auto w = system.open_world();
   EXPECT_EQ(failure_of(is_lost_alone(system, w, 1, 0))->device, 1);
@@ -301,6 +303,7 @@ TEST(WorkerBackend, GoesOnAfterManyKillsUnderLoad) {
 }
 
 TEST(WorkerBackend, GoesOnWithASpare) {
+  TROUPE_NEEDS_DEVICES(2);
   constexpr int kills = 5;
   test_system system{in_worker_processes(3)};
   world_config config;
