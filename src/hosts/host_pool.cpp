@@ -339,8 +339,8 @@ host_pool::provide(int ordinal, const std::stop_token& stop) noexcept {
     return local_->provide(ordinal, stop);
   auto& here = slot_of(ordinal);
   return here.workers.provide(
-      [&](const std::stop_token&) { return start(here, ordinal, false, stop); },
-      [this](const std::vector<running>& lost) { end_all(lost); });
+      [&](const std::stop_token& stopped) { return start(here, ordinal, false, stopped); },
+      [this](const std::vector<running>& lost) { end_all(lost); }, stop);
 }
 
 std::shared_ptr<worker_link> host_pool::current(int ordinal) const noexcept {

@@ -313,10 +313,8 @@ caf::expected<std::shared_ptr<worker_link>>
 process_pool::provide(int ordinal, const std::stop_token& stop) noexcept {
   int devices = 0;
   return slot_of(ordinal).provide(
-      [&](const std::stop_token& released) {
-        return start(ordinal, devices, stop.stop_possible() ? stop : released);
-      },
-      [this](std::vector<running> lost) { end_soon(std::move(lost)); });
+      [&](const std::stop_token& stopped) { return start(ordinal, devices, stopped); },
+      [this](std::vector<running> lost) { end_soon(std::move(lost)); }, stop);
 }
 
 std::shared_ptr<worker_link> process_pool::current(int ordinal) const noexcept {

@@ -16,28 +16,28 @@ namespace troupe::detail {
 template <class Running> class worker_slot {
 public:
   /// The worker, or its spare, which is that from then on; if both are lost, what `start` makes
-  /// until its token wants it back. `end` gets those that are lost.
+  /// until its token wants it back. `end` gets those that are lost. `stop` ends what is being
+  /// started, a spare, too.
   /// @errors what `start` gives
   template <class Start, class End>
-  caf::expected<std::shared_ptr<worker_link>> provide(Start start, End end) {
+  caf::expected<std::shared_ptr<worker_link>> provide(Start start, End end,
+                                                      const std::stop_token& stop) {
     if (auto link = take(end))
       return link;
-    std::lock_guard one_at_a_time{starting_}; // perhaps a spare is on its way
-    if (auto link = take(end))
-      return link;
-    auto started = start(stop_token());
-    if (!started)
-      return started.error();
-    std::lock_guard lock{mutex_};
-    now_ = std::move(*started);
-    return now_.link;
+    auto result = provide_anew(std::move(start), std::move(end), stop);
+    if (stop.stop_requested())
+      may_start_again();
+    return result;
   }
   /// The same for the spare. Meanwhile the device may need another worker: `end` takes its time.
+  /// @errors errc::unavailable, too: the device is closed
   template <class Start, class End> caf::error provide_spare(Start start, End end) {
     std::lock_guard one_at_a_time{starting_};
     std::vector<Running> lost;
     {
       std::lock_guard lock{mutex_};
+      if (closed_)
+        return make_error(errc::unavailable, "the device is closed");
       if (is_there(spare_))
         return {};
       put_aside(spare_);
@@ -53,12 +53,11 @@ public:
   }
   /// Nothing is started any more; `end` gets the worker, the spare, and those that are lost.
   template <class End> void release(End end) {
-    std::stop_source stop;
     {
       std::lock_guard lock{mutex_};
-      stop = stop_;
+      closed_ = true;
     }
-    stop.request_stop(); // what is being started ends at once
+    stop_starting(); // what is being started ends at once
     std::lock_guard one_at_a_time{starting_};
     Running now;
     Running spare;
@@ -68,8 +67,8 @@ public:
       now = std::exchange(now_, {});
       spare = std::exchange(spare_, {});
       lost.swap(lost_);
-      stop_ = std::stop_source{};
     }
+    may_start_again();
     end(std::move(now), std::move(spare), std::move(lost));
   }
 
@@ -85,6 +84,21 @@ public:
   }
 
 private:
+  template <class Start, class End>
+  caf::expected<std::shared_ptr<worker_link>> provide_anew(Start start, End end,
+                                                           const std::stop_token& stop) {
+    const std::stop_callback on_stop{stop, [this] { stop_starting(); }};
+    std::lock_guard one_at_a_time{starting_}; // perhaps a spare is on its way
+    if (auto link = take(end))
+      return link;
+    auto started = start(stop_token());
+    if (!started)
+      return started.error();
+    std::lock_guard lock{mutex_};
+    closed_ = false;
+    now_ = std::move(*started);
+    return now_.link;
+  }
   static bool is_there(const Running& x) { return x.link && !x.link->lost(); }
   void put_aside(Running& x) {
     if (x.link)
@@ -107,6 +121,18 @@ private:
     end(std::move(lost));
     return nullptr;
   }
+  void stop_starting() {
+    std::stop_source stop;
+    {
+      std::lock_guard lock{mutex_};
+      stop = stop_;
+    }
+    stop.request_stop();
+  }
+  void may_start_again() {
+    std::lock_guard lock{mutex_};
+    stop_ = std::stop_source{};
+  }
   std::stop_token stop_token() const {
     std::lock_guard lock{mutex_};
     return stop_.get_token();
@@ -117,6 +143,7 @@ private:
   Running spare_;
   std::vector<Running> lost_; ///< to be ended when there is time
   std::stop_source stop_;     ///< of what is being started
+  bool closed_ = false;       ///< the device has been, and is not in use again
   std::mutex starting_;       ///< one worker at a time; before `mutex_`
 };
 

@@ -346,6 +346,31 @@ TEST(HungWorker, ThatStartsKeepsNobodyFromTheEnd) {
   EXPECT_LT(watch.elapsed(), 2s);
 }
 
+// The device has lost its worker meanwhile, and waits for the spare.
+TEST(HungWorker, ThatStartsAsASpareKeepsNoLostDeviceFromTheEnd) {
+  ledger book;
+  auto options = book.options(2);
+  stopwatch watch;
+  {
+    test_system system{in_workers_of(options)};
+    const int last = system.devices() - 1;
+    auto first = system.open(0);
+    auto d = system.open(last);
+    const auto workers = book.wait(static_cast<std::size_t>(last) + 1);
+    book.hush();
+    world_config config;
+    config.limits.standby = standby_policy::full;
+    auto w = system.open_world(config);
+    book.wait(workers.size() + 1); // a spare
+    device_feed lives{system, system.device_actor(last)};
+    for (auto pid : workers)
+      send_signal(pid, SIGKILL);
+    lives.until([](const device_changed& x) { return x.phase != device_phase::ready; });
+    watch = {};
+  }
+  EXPECT_LT(watch.elapsed(), 2s);
+}
+
 TEST(HungWorker, ThatReadsNoMessagesIsGivenUp) {
   deaf_worker worker{300ms};
   const auto& link = worker.link;
