@@ -35,7 +35,6 @@ host_session::start(std::shared_ptr<tls_context> context, file_descriptor socket
   if (!stream)
     return stream.error();
   std::shared_ptr<host_session> result{new host_session{std::move(to)}};
-  result->peer_ = to_string(*peer);
   frame_link::options how;
   how.most_bytes = most_frame_bytes;
   frame_link::listener listener;

@@ -72,7 +72,6 @@ private:
 
   const owner to_;
   std::shared_ptr<frame_link> link_;
-  std::string peer_;
   std::string name_;
   bool refused_ = false;
   std::atomic<phase> phase_{phase::stranger};

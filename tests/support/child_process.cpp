@@ -157,6 +157,11 @@ public:
         fail("waitid", errno);
   }
 
+  void go_on() {
+    if (::kill(id_, SIGCONT) != 0)
+      fail("kill", errno);
+  }
+
   /// Blocks until it is over.
   void wait() noexcept {
     watch_.join();
@@ -365,6 +370,8 @@ std::string running_child::told(std::string_view key) const {
 }
 
 void running_child::stop() { state_->child.stop(); }
+
+void running_child::go_on() { state_->child.go_on(); }
 
 void running_child::kill() { state_->child.kill(); }
 

@@ -78,6 +78,8 @@ public:
   std::string told(std::string_view key) const;
   /// SIGSTOP; blocks until it is stopped.
   void stop();
+  /// SIGCONT
+  void go_on();
   /// SIGKILL
   void kill();
   /// Blocks until it is over; after `limit` it is killed.

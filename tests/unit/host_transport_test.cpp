@@ -1227,6 +1227,24 @@ protected:
   spread ranks{{{0}, {1}}, spread::unbuilt};
 };
 
+// None of them has been heard yet: a rank may be among them.
+TEST(HostTransportBuild, MoreAtOnceThanMayBeStrangersAreHeard) {
+  running_child hub{"HostTransportHub"};
+  ASSERT_TRUE(hub.wait_told("id", patience)) << to_string(hub.wait(0s));
+  const auto id = id_from(hub.told("id"));
+  const auto where = *detail::invitation_of(id);
+  hub.stop();
+  const auto rank = knock(id, 2, 0);
+  std::vector<detail::file_descriptor> silent;
+  for (int i = 0; i < 100; ++i)
+    silent.push_back(must(detail::connect_to(where.hub, clock::now() + patience)));
+  hub.go_on();
+  std::array<std::byte, 4096> answer{};
+  pollfd wanted{rank.get(), POLLIN, 0};
+  ASSERT_EQ(::poll(&wanted, 1, 20'000), 1);
+  EXPECT_GT(detail::receive_some(rank.get(), answer), 0);
+}
+
 TEST_F(HostTransportFarHub, EndsItForAllWhenItIsKilled) {
   ASSERT_NO_FATAL_FAILURE(ranks.expect_working());
   ASSERT_TRUE(is_ok(ranks.enqueue(0, {.what = barrier})));

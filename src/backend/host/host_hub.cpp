@@ -173,9 +173,11 @@ void host_hub::serve() noexcept {
     return;
   if (wanted[0].revents != 0)
     wake_.clear();
-  for (std::size_t i = 0; i < askers.size(); ++i)
+  for (std::size_t i = 0; i < askers.size(); ++i) {
     if (wanted[i + 2].revents != 0)
       read(*askers[i]);
+    askers[i]->heard = true;
+  }
   if (wanted[1].revents != 0)
     accept();
 }
@@ -193,10 +195,20 @@ int host_hub::patience(clock::time_point now) const noexcept {
 }
 
 void host_hub::accept() noexcept {
-  while (auto socket = accept_from(listener_)) {
-    const auto is_stranger = [](const guest& x) { return !x.met; };
-    if (std::ranges::count_if(guests_, is_stranger) >= most_strangers)
-      guests_.erase(std::ranges::find_if(guests_, is_stranger)); // the oldest
+  const auto is_stranger = [](const guest& x) { return !x.met; };
+  while (true) {
+    auto oldest = guests_.end(); // it makes room, unless it may be a rank that is not heard yet
+    if (std::ranges::count_if(guests_, is_stranger) >= most_strangers) {
+      oldest =
+          std::ranges::find_if(guests_, [&](const guest& x) { return is_stranger(x) && x.heard; });
+      if (oldest == guests_.end())
+        return;
+    }
+    auto socket = accept_from(listener_);
+    if (!socket)
+      break;
+    if (oldest != guests_.end())
+      guests_.erase(oldest);
     guests_.emplace_back(std::move(socket));
   }
   if (errno != EAGAIN && errno != EWOULDBLOCK)

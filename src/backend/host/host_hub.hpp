@@ -79,6 +79,7 @@ private:
     clock::time_point until = clock::time_point::max(); ///< then it is cut off
     std::shared_ptr<meeting> met;                       ///< none: a stranger, or one that is to go
     std::unique_ptr<hub_rank> rank;                     ///< from when all ranks are there
+    bool heard = false;                                 ///< what it sent first, if anything
     bool left = false;                                  ///< in good order
     bool told = false;                                  ///< its rank knows that the group has ended
   };
