@@ -37,9 +37,10 @@ struct program_place {
   std::function<caf::error(std::vector<std::uint8_t>)> report;
 };
 
-/// Spawns the actor of one rank. It gets `program_message`s; it may block if it has a thread of its
-/// own (`caf::detached`). It ends with the world (an exit message), and with its process; in the
-/// process that has its device then, the program is begun anew.
+/// Spawns the actor of one rank, and may take its time: it has a thread of its own. The actor gets
+/// `program_message`s; it may block if it has one, too (`caf::detached`). It ends with the world
+/// (an exit message), and with its process; in the process that has its device then, the program is
+/// begun anew.
 using program_factory = std::function<caf::actor(const program_place&)>;
 
 /// Names a program of workers, before `worker_main`. Once per process, at start.
