@@ -358,7 +358,7 @@ public:
   pending<void> acquire(const any_gpu_ref& ref, access_mode mode, CUstream_st* stream,
                         request_options options = {}) const;
   /// Gives the buffer back: what comes later waits for what is in `stream` now. Answered when that
-  /// is done.
+  /// is done; taken back or late, the buffer has been given back all the same.
   /// @errors errc::invalid_argument: it was not acquired in this mode
   pending<void> release(const any_gpu_ref& ref, access_mode mode, CUstream_st* stream,
                         request_options options = {}) const;

@@ -47,7 +47,7 @@ void program_board::told(int device, std::span<const std::byte> bytes) const {
       to = i->second.who.lock();
   }
   if (to)
-    to->told(std::move(note));
+    to->told(device, std::move(note));
 }
 
 void listen(runtime& from, std::shared_ptr<program_board> board) {
@@ -216,7 +216,7 @@ void rank_programs::on_ready(const std::shared_ptr<world_core>& core, std::size_
       [self = shared_from_this(), core, rank] { self->pass_on(*core, rank); });
 }
 
-void rank_programs::told(program_note note) {
+void rank_programs::told(int device, program_note note) {
   caf::actor world;
   {
     std::lock_guard lock{mutex_};
@@ -225,6 +225,10 @@ void rank_programs::told(program_note note) {
   auto core = core_.lock();
   if (!core || note.rank < 0 || static_cast<std::size_t>(note.rank) >= core->size())
     return;
+  const auto& of = core->lanes()[static_cast<std::size_t>(note.rank)]->state();
+  if (of.ordinal() != device || note.generation > of.generation())
+    return log(log_level::warning,
+               "the process of device " + std::to_string(device) + " spoke for what it is not");
   switch (static_cast<program_note::kind>(note.what)) {
   case program_note::kind::leave:
     core->leave(note.view.epoch, note.why);

@@ -63,7 +63,8 @@ public:
   caf::error send(const program_message& x);
   /// The world has ended. While its actor system is there.
   void stop();
-  void told(program_note note);
+  /// By the process of `device`.
+  void told(int device, program_note note);
 
 private:
   rank_programs(caf::actor_system& sys, std::shared_ptr<program_board> board,

@@ -147,6 +147,9 @@ public:
   /// How often they really do: what can be released.
   int granted_for_reading = 0;
   int granted_for_writing = 0;
+  /// What a user's stream may write, in bytes of it.
+  std::size_t granted_begin = 0;
+  std::size_t granted_end = 0;
 
   /// What admission looks at: the first bytes.
   static constexpr std::size_t looked_at = 128;

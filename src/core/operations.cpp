@@ -372,6 +372,10 @@ acquire_operation::acquire_operation(const any_gpu_ref& ref, access_mode mode, s
 
 caf::error acquire_operation::on_admit() {
   take(*memory_, mode_);
+  if (writes(mode_)) {
+    memory_->granted_begin = uses().front().begin;
+    memory_->granted_end = uses().front().end;
+  }
   return {};
 }
 
@@ -440,8 +444,7 @@ void lend_operation::on_settled() noexcept {
 // -- release
 
 release_operation::release_operation(const any_gpu_ref& ref, access_mode mode, stream_view user)
-    : operation_of("release", 1), ref_(ref.memory(), dtype::uint8, 0, ref.memory()->size_bytes()),
-      mode_(mode), user_(user) {}
+    : operation_of("release", 1), ref_(ref), mode_(mode), user_(user) {}
 
 caf::error release_operation::on_admit() {
   auto& memory = *ref_.memory();
@@ -453,7 +456,12 @@ caf::error release_operation::on_admit() {
   }
   --granted(memory, mode_);
   give_back(memory, mode_);
-  add_use(use_of(ref_, false, writes(mode_)));
+  // Whatever part of it the handle names: what may have been written, and no more, for that is
+  // right from now on; or all that may have been read.
+  if (writes(mode_))
+    add_use({ref_.memory(), memory.granted_begin, memory.granted_end, false, true, 0});
+  else
+    add_use({ref_.memory(), 0, memory.size_bytes(), false, false, 0});
   return {};
 }
 

@@ -196,7 +196,6 @@ private:
 };
 
 /// Lets what comes after wait for the user's stream.
-/// Of the whole buffer, whatever part of it the handle names: that is what was acquired.
 class release_operation final : public operation_of<nothing> {
 public:
   release_operation(const any_gpu_ref& ref, access_mode mode, stream_view user);

@@ -432,36 +432,37 @@ void world_core::register_windows(const std::shared_ptr<communicator>& target,
         auto x = op.lock();
         if (!x)
           return;
-        self->on_registered(*target, wanted, x->error());
+        self->on_registered(target, wanted, x->error());
         then();
       });
   runtime_->start(op);
 }
 
-void world_core::on_registered(communicator& target,
+void world_core::on_registered(const std::shared_ptr<communicator>& target,
                                const std::vector<std::shared_ptr<symmetric_memory>>& memory,
                                const caf::error& why) {
-  if (why && target.live())
+  if (why && target->live())
     log(log_level::warning,
         "world " + name_ + " uses its symmetric memory as plain memory in epoch " +
-            std::to_string(target.epoch()),
+            std::to_string(target->epoch()),
         why);
+  using state = symmetric_memory::state;
   std::vector<std::shared_ptr<symmetric_memory>> unused;
   {
     std::lock_guard lock{order_mutex()};
     for (auto& x : memory) {
-      if (x->with(&target) == symmetric_memory::state::asked_for) // it is not gone meanwhile
-        x->set(&target,
-               why ? symmetric_memory::state::failed : symmetric_memory::state::registered);
-      if (std::none_of(symmetric_.begin(), symmetric_.end(),
-                       [&](auto& y) { return y.lock() == x; })) // its last handle is gone
-        unused.push_back(x);
+      if (x->with(target.get()) == state::asked_for) // it is not gone meanwhile
+        x->set(target.get(), why ? state::failed : state::registered);
+      if (x->with(target.get()) == state::registered &&
+          std::none_of(symmetric_.begin(), symmetric_.end(),
+                       [&](auto& y) { return y.lock() == x; }))
+        unused.push_back(x); // its last handle has gone
     }
     if (why)
-      target.close_windows(why);
+      target->close_windows(why);
   }
   for (auto& x : unused)
-    forget(x);
+    deregister(target, x);
 }
 
 void world_core::forget(const std::shared_ptr<symmetric_memory>& x) {
@@ -473,19 +474,23 @@ void world_core::forget(const std::shared_ptr<symmetric_memory>& x) {
       if (x->with(c.get()) == symmetric_memory::state::registered)
         with.push_back(c);
   }
-  for (auto& target : with) {
-    auto op = std::make_shared<deregister_operation>(target, x);
-    // The world gives it up at its build deadline (`give_up_build`): this one must not come first.
-    op->deadline = from_now(limits_.build_deadline + 1s);
-    op->on_answer([op = std::weak_ptr{op}, target, x] {
-      auto done = op.lock();
-      if (!done || done->error()) // the communicator keeps it until it ends
-        return;
-      std::lock_guard lock{order_mutex()};
-      target->let_go_window(x);
-    });
-    runtime_->start(op);
-  }
+  for (auto& target : with)
+    deregister(target, x);
+}
+
+void world_core::deregister(const std::shared_ptr<communicator>& target,
+                            const std::shared_ptr<symmetric_memory>& x) {
+  auto op = std::make_shared<deregister_operation>(target, x);
+  // The world gives it up at its build deadline (`give_up_build`): this one must not come first.
+  op->deadline = from_now(limits_.build_deadline + 1s);
+  op->on_answer([op = std::weak_ptr{op}, target, x] {
+    auto done = op.lock();
+    if (!done || done->error()) // the communicator keeps it until it ends
+      return;
+    std::lock_guard lock{order_mutex()};
+    target->let_go_window(x);
+  });
+  runtime_->start(op);
 }
 
 std::shared_ptr<operation_of<world_buffers>> world_core::allocate(dtype type, std::size_t count,

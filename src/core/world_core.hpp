@@ -185,7 +185,9 @@ private:
   void connect_the_rest(const std::shared_ptr<communicator>& target);
   std::vector<std::shared_ptr<communicator>> communicators_there() const;
   void register_windows(const std::shared_ptr<communicator>& target, std::function<void()> then);
-  void on_registered(communicator& target,
+  void deregister(const std::shared_ptr<communicator>& target,
+                  const std::shared_ptr<symmetric_memory>& x);
+  void on_registered(const std::shared_ptr<communicator>& target,
                      const std::vector<std::shared_ptr<symmetric_memory>>& memory,
                      const caf::error& why);
   void forget(const std::shared_ptr<symmetric_memory>& x);

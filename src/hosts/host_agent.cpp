@@ -4,6 +4,7 @@
 #include "hosts/agent_worker.hpp"
 #include "hosts/endpoint.hpp"
 #include "worker/process_pool.hpp"
+#include <troupe/detail/completion.hpp>
 
 #include <algorithm>
 #include <climits>
@@ -89,7 +90,7 @@ private:
 // -- from its begin to its end
 
 caf::error host_agent::connect(const std::shared_ptr<tls_context>& context) {
-  auto socket = connect_to_name(options_.parent, clock::now() + options_.connect_limit);
+  auto socket = connect_to_name(options_.parent, from_now(options_.connect_limit));
   if (!socket)
     return socket.error();
   auto here = own_end(*socket);
@@ -379,7 +380,9 @@ caf::error run_host_agent(host_agent_options options) {
   auto context = detail::tls_context::create(options.identity, detail::tls_context::side::agent);
   if (!context)
     return context.error();
-  auto pause = options.retry_pause;
+  const auto first_pause =
+      std::min<std::chrono::nanoseconds>(options.retry_pause, std::chrono::hours{24});
+  std::chrono::nanoseconds pause = first_pause;
   for (std::string told;;) {
     detail::host_agent agent{options, *hello};
     const auto why = agent.serve(*context);
@@ -388,8 +391,8 @@ caf::error run_host_agent(host_agent_options options) {
                   why);
       told = std::move(text);
     }
-    pause = agent.has_joined() ? options.retry_pause
-                               : std::min(2 * pause, detail::longest_pause * options.retry_pause);
+    pause =
+        agent.has_joined() ? first_pause : std::min(2 * pause, detail::longest_pause * first_pause);
     agent.end();
     std::this_thread::sleep_for(pause);
   }

@@ -64,18 +64,22 @@ program_host::program_host(program_options options)
 
 program_host::~program_host() {
   std::map<std::uint64_t, hosted> worlds;
-  std::vector<std::thread> beginning;
+  std::map<std::uint64_t, std::thread> beginning;
+  std::vector<std::thread> over;
   {
     std::lock_guard lock{mutex_};
     worlds.swap(worlds_);
     beginning.swap(beginning_);
+    over.swap(over_);
   }
   for (auto& [number, x] : worlds) {
     if (x.actor)
       caf::anon_send_exit(x.actor, caf::exit_reason::user_shutdown);
     x.core->close(world_phase::shut_down, make_error(errc::unavailable, "the worker ends"));
   }
-  for (auto& x : beginning)
+  for (auto& [number, x] : beginning)
+    x.join();
+  for (auto& x : over)
     x.join();
 }
 
@@ -238,34 +242,51 @@ caf::error program_host::take(communicator_key key, communicator_ranks rank,
     if (member.rank == note->rank)
       x.generation = member.generation;
   const bool is_new = !std::exchange(x.begins, true);
-  const bool has_begun = x.begun;
+  const bool is_there = x.begun;
   lock.unlock();
   core->enter(note->view, std::move(ranks)); // else the parent has gone on already
   if (is_new)
     begin_soon(std::move(*note), std::move(core));
-  else if (has_begun)
+  else if (is_there)
     tell_ready(note->world); // perhaps in another generation
   return {};
 }
 
 /// Not on this thread, which other requests of the parent wait for: a program may take its time.
 void program_host::begin_soon(program_note note, std::shared_ptr<world_core> core) {
-  std::thread thread{[this, note = std::move(note), core = std::move(core)] {
-    auto actor = begin(note, world_access::make({system_->lease, core, {}}), note.world);
-    {
-      std::lock_guard lock{mutex_};
-      if (auto i = worlds_.find(note.world); i != worlds_.end()) {
-        i->second.actor = actor;
-        i->second.begun = true;
-        actor = {};
-      }
-    }
-    if (actor) // the world has ended meanwhile
-      return caf::anon_send_exit(actor, caf::exit_reason::user_shutdown);
-    tell_ready(note.world);
+  std::vector<std::thread> over;
+  const auto number = note.world;
+  std::unique_lock lock{mutex_};
+  over.swap(over_);
+  beginning_[number] = std::thread{[this, note = std::move(note), core = std::move(core)] {
+    has_begun(note.world, begin(note, world_access::make({system_->lease, core, {}}), note.world));
+    std::lock_guard end{mutex_};
+    if (auto self = beginning_.extract(note.world)) // else the host is about to wait for it
+      over_.push_back(std::move(self.mapped()));
   }};
-  std::lock_guard lock{mutex_};
-  beginning_.push_back(std::move(thread));
+  lock.unlock();
+  for (auto& x : over)
+    x.join();
+}
+
+void program_host::has_begun(std::uint64_t number, const caf::actor& actor) {
+  std::vector<program_message> early;
+  {
+    std::lock_guard lock{mutex_};
+    auto i = worlds_.find(number);
+    if (i == worlds_.end()) { // it has ended meanwhile
+      if (actor)
+        caf::anon_send_exit(actor, caf::exit_reason::user_shutdown);
+      return;
+    }
+    i->second.actor = actor;
+    i->second.begun = true;
+    early.swap(i->second.early);
+  }
+  for (auto& x : early)
+    if (actor)
+      detail::anon_send(actor, std::move(x));
+  tell_ready(number);
 }
 
 void program_host::tell_ready(std::uint64_t number) {
@@ -341,6 +362,8 @@ void program_host::received_program_note(std::span<const std::byte> what) {
   const auto kind = static_cast<program_note::kind>(note->what);
   if (kind == program_note::kind::stop)
     worlds_.erase(i);
+  else if (kind == program_note::kind::message && !i->second.begun) // it was for another process
+    return i->second.early.push_back({note->rank, std::move(note->bytes)});
   lock.unlock();
   switch (kind) {
   case program_note::kind::leave:

@@ -49,6 +49,7 @@ private:
     bool begins = false; ///< its program is beginning, or has begun
     bool begun = false;
     caf::actor actor;                                 ///< none yet, or it could not begin
+    std::vector<program_message> early;               ///< for it, before it has begun
     std::map<communicator_key, std::uint64_t> epochs; ///< of the ranks that were taken
   };
   struct system; ///< made when it is needed first
@@ -58,6 +59,7 @@ private:
   caf::expected<hosted*> provide(const program_note& note);
   void begin_soon(program_note note, std::shared_ptr<world_core> core);
   caf::actor begin(const program_note& note, const world& over, std::uint64_t number);
+  void has_begun(std::uint64_t number, const caf::actor& actor);
   /// A message may come for the program of that world.
   void tell_ready(std::uint64_t number);
   caf::error send(const program_note& note) noexcept;
@@ -72,7 +74,8 @@ private:
   std::unique_ptr<system> system_;
   std::mutex mutex_;
   std::map<std::uint64_t, hosted> worlds_;
-  std::vector<std::thread> beginning_;
+  std::map<std::uint64_t, std::thread> beginning_; ///< by the world
+  std::vector<std::thread> over_;                  ///< of those, to be joined
 };
 
 /// @errors errc::invalid_argument: nothing is registered by that name

@@ -141,6 +141,7 @@ private:
     if (message.bytes().size() > control_bytes)
       return make_error(errc::invalid_argument,
                         std::to_string(what.size()) + " bytes are too many for a worker's message");
+    service_->before_saying();
     std::lock_guard lock{sending_};
     return parent_.socket().send(message.bytes());
   }

@@ -137,6 +137,7 @@ bool worker_service::execute_some() noexcept {
 }
 
 void worker_service::execute(const command_head& head, std::span<const std::byte> body) noexcept {
+  static_cast<void>(said_.load(std::memory_order_acquire)); // as in `received`
   wire_reader reader{body};
   wire_writer result;
   const auto what = static_cast<command>(head.kind);
@@ -514,6 +515,7 @@ bool worker_service::poll() noexcept {
       // A later record of the event may have been done before this one, in another stream.
       if (area_.done[x.event].load(std::memory_order_relaxed) < x.record)
         area_.done[x.event].store(x.record, std::memory_order_release);
+      told_done_.store(told_done_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
       not_in_flight(x);
       stream.in_flight.pop_front();
       worked = true;
@@ -604,6 +606,8 @@ void worker_service::answer(const control_head& head, const caf::error& error,
 
 void worker_service::received(std::span<const std::byte> message,
                               std::optional<file_descriptor> descriptor) noexcept {
+  // The parent may have seen it done: whoever acts on the message comes behind it.
+  static_cast<void>(told_done_.load(std::memory_order_acquire));
   wire_reader reader{message};
   const auto head = reader.get<control_head>();
   if (!reader.ok())

@@ -139,8 +139,9 @@ protected:
     on_lane.wait_reached();
   }
 
-  template <class Operation> void hold(const any_gpu_ref& ref) {
-    last = std::make_shared<Operation>(ref, access_mode::read_write, user);
+  template <class Operation>
+  void hold(const any_gpu_ref& ref, access_mode mode = access_mode::read_write) {
+    last = std::make_shared<Operation>(ref, mode, user);
     last->parts()[0].on = lane.get();
     last->deadline = detail::clock::now() + patience;
     system.runtime()->start(last);
@@ -178,6 +179,25 @@ TEST_F(Releasing, ByAPartOrdersTheWholeBuffer) {
   hold<detail::release_operation>(must(memory.slice(0, 8)));
   expect_order(must(memory.slice(32, 32)));
   EXPECT_TRUE(is_ok(answer_of(last)));
+}
+
+// What was half-written beside what the user had stays so.
+TEST_F(Releasing, HealsWhatWasAcquiredAndNoMore) {
+  users.open();
+  on_lane.open();
+  hold<detail::release_operation>(memory);
+  EXPECT_TRUE(is_ok(answer_of(last)));
+  const auto half = must(memory.slice(0, 32));
+  const auto other = must(memory.slice(32, 32));
+  EXPECT_TRUE(
+      has_code(answer_of(device.launch(failing_work(), {}, {memory}, {})), errc::launch_failed));
+  hold<detail::acquire_operation>(other, access_mode::write);
+  EXPECT_TRUE(is_ok(answer_of(last)));
+  hold<detail::release_operation>(memory, access_mode::write);
+  EXPECT_TRUE(is_ok(answer_of(last)));
+  std::vector<std::byte> bytes(32);
+  EXPECT_TRUE(is_ok(answer_of(device.download(other, borrow(bytes), {}))));
+  EXPECT_TRUE(has_code(answer_of(device.download(half, borrow(bytes), {})), errc::indeterminate));
 }
 
 TEST(Ordering, WritesAfterAnotherStreamRead) {
