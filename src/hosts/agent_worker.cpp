@@ -204,7 +204,10 @@ void agent_worker::map(const control_head& head, const map_args& what) {
   if (!memory)
     return answer(memory.error());
   const auto kept = segments_.add(what.segment, std::move(*memory));
-  answer(link_->request(control::map, what, kept->descriptor()));
+  auto mapped = link_->request(control::map, what, kept->descriptor());
+  if (!mapped)
+    segments_.remove(what.segment);
+  answer(mapped);
 }
 
 // -- what is done

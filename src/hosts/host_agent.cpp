@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <utility>
@@ -63,8 +64,9 @@ private:
   void take_give_up(std::uint64_t channel);
 
   // of a device's thread
-  void start(std::uint64_t channel, const start_args& what);
-  caf::expected<std::shared_ptr<worker_link>> provide(const start_args& what);
+  void start(std::uint64_t channel, const start_args& what, const std::stop_token& stop);
+  caf::expected<std::shared_ptr<worker_link>> provide(const start_args& what,
+                                                      const std::stop_token& stop);
   void release(std::uint64_t request, int device);
   std::vector<std::shared_ptr<agent_worker>> take_workers_of(int device);
 
@@ -80,7 +82,8 @@ private:
   std::condition_variable changed_;
   std::optional<host_welcome> welcome_;
   std::optional<caf::error> over_;
-  bool serves_ = false; ///< its pool is there
+  bool serves_ = false;                                ///< its pool is there
+  std::map<std::uint64_t, std::stop_source> starting_; ///< by their channels
   std::map<std::uint64_t, running> workers_;
 
   std::shared_ptr<process_pool> pool_;
@@ -184,12 +187,16 @@ void host_agent::end() noexcept {
   if (link_)
     link_->stop();
   const auto why = make_error(errc::unavailable, "the connection with the parent is over");
+  std::map<std::uint64_t, std::stop_source> starting;
   std::map<std::uint64_t, running> workers;
   {
     std::lock_guard lock{mutex_};
     serves_ = false;
+    starting = starting_;
     workers.swap(workers_);
   }
+  for (auto& [channel, x] : starting)
+    x.request_stop();
   for (auto& [channel, x] : workers)
     x.worker->link()->give_up(why);
   devices_.clear();
@@ -260,8 +267,14 @@ caf::error host_agent::take_start(std::uint64_t channel, std::span<const std::by
   const auto what = reader.get<start_args>();
   if (!reader.ok() || !is_device(what.device))
     return make_error(errc::unavailable, "the parent wants a worker of no device");
+  std::stop_source stop;
+  {
+    std::lock_guard lock{mutex_};
+    if (workers_.contains(channel) || !starting_.emplace(channel, stop).second)
+      return make_error(errc::unavailable, "the parent wants two workers on one channel");
+  }
   devices_[static_cast<std::size_t>(what.device)]->post(
-      [this, channel, what] { start(channel, what); });
+      [this, channel, what, stop] { start(channel, what, stop.get_token()); });
   return {};
 }
 
@@ -278,7 +291,13 @@ caf::error host_agent::take_release(std::uint64_t request, std::span<const std::
 void host_agent::take_give_up(std::uint64_t channel) {
   running gone;
   {
-    std::lock_guard lock{mutex_};
+    std::unique_lock lock{mutex_};
+    if (auto i = starting_.find(channel); i != starting_.end()) {
+      auto stop = i->second;
+      lock.unlock();
+      stop.request_stop();
+      return;
+    }
     auto i = workers_.find(channel);
     if (i == workers_.end())
       return;
@@ -300,11 +319,12 @@ void host_agent::answer(host_frame kind, std::uint64_t to, const caf::error& err
   static_cast<void>(link_->send(number(kind), to, {message.bytes()}));
 }
 
-caf::expected<std::shared_ptr<worker_link>> host_agent::provide(const start_args& what) {
-  auto now = pool_->provide(what.device); // what was the spare may be the device's by now
+caf::expected<std::shared_ptr<worker_link>> host_agent::provide(const start_args& what,
+                                                                const std::stop_token& stop) {
+  auto now = pool_->provide(what.device, stop); // what was the spare may be the device's by now
   if (what.spare == 0 || !now)
     return now;
-  if (auto error = pool_->provide_spare(what.device))
+  if (auto error = pool_->provide_spare(what.device, stop))
     return error;
   auto spare = pool_->spare(what.device);
   if (!spare)
@@ -312,24 +332,26 @@ caf::expected<std::shared_ptr<worker_link>> host_agent::provide(const start_args
   return spare;
 }
 
-void host_agent::start(std::uint64_t channel, const start_args& what) {
-  auto link = provide(what);
-  if (!link)
-    return answer(host_frame::started, channel, link.error());
-  auto worker = std::make_shared<agent_worker>(channel, what.device, *link, link_);
-  bool taken = false;
+void host_agent::start(std::uint64_t channel, const start_args& what, const std::stop_token& stop) {
+  auto link = provide(what, stop);
+  auto worker = link ? std::make_shared<agent_worker>(channel, what.device, *link, link_) : nullptr;
+  caf::error error;
   {
     std::lock_guard lock{mutex_};
-    taken = std::any_of(workers_.begin(), workers_.end(),
-                        [&](const auto& x) { return x.second.worker->link() == *link; });
-    if (!taken)
+    starting_.erase(channel);
+    if (!link)
+      error = link.error();
+    else if (stop.stop_requested()) // who asks next gets it
+      error = make_error(errc::unavailable, "the parent needs the worker no more");
+    else if (std::any_of(workers_.begin(), workers_.end(),
+                         [&](const auto& x) { return x.second.worker->link() == *link; }))
+      error = make_error(errc::unavailable, "the device has a worker already");
+    else
       workers_.emplace(channel, running{what.device, worker});
   }
-  if (taken)
-    return answer(host_frame::started, channel,
-                  make_error(errc::unavailable, "the device has a worker already"));
-  answer(host_frame::started, channel, {});
-  worker->begin(); // it may be lost: the parent hears that it was there before
+  answer(host_frame::started, channel, error);
+  if (!error)
+    worker->begin(); // it may be lost: the parent hears that it was there before
 }
 
 std::vector<std::shared_ptr<agent_worker>> host_agent::take_workers_of(int device) {

@@ -47,7 +47,7 @@ public:
   caf::expected<std::shared_ptr<worker_link>>
   provide(int ordinal, const std::stop_token& stop = {}) noexcept override;
   std::shared_ptr<worker_link> current(int ordinal) const noexcept override;
-  caf::error provide_spare(int ordinal) noexcept override;
+  caf::error provide_spare(int ordinal, const std::stop_token& stop = {}) noexcept override;
   std::shared_ptr<worker_link> spare(int ordinal) const noexcept override;
   void release(int ordinal) noexcept override;
   device_place place_of(int ordinal) const override;
@@ -325,7 +325,7 @@ caf::expected<host_pool::running> host_pool::start(slot& here, int ordinal, bool
   auto session = wait_for(*here.host, from_now(options_.hosts.rejoin_limit), stop);
   if (!session)
     return host_missing(here.host->name, " is not there");
-  auto relay = session->start_worker(here.device, ordinal, spare);
+  auto relay = session->start_worker(here.device, ordinal, spare, stop);
   if (!relay)
     return host_missing(here.host->name, " starts no worker: " + describe(relay.error()));
   const auto& memory = (*relay)->memory();
@@ -347,13 +347,13 @@ std::shared_ptr<worker_link> host_pool::current(int ordinal) const noexcept {
   return is_local(ordinal) ? local_->current(ordinal) : slot_of(ordinal).workers.current();
 }
 
-caf::error host_pool::provide_spare(int ordinal) noexcept {
+caf::error host_pool::provide_spare(int ordinal, const std::stop_token& stop) noexcept {
   if (is_local(ordinal))
-    return local_->provide_spare(ordinal);
+    return local_->provide_spare(ordinal, stop);
   auto& here = slot_of(ordinal);
   return here.workers.provide_spare(
-      [&](const std::stop_token& stop) { return start(here, ordinal, true, stop); },
-      [this](const std::vector<running>& lost) { end_all(lost); });
+      [&](const std::stop_token& stopped) { return start(here, ordinal, true, stopped); },
+      [this](const std::vector<running>& lost) { end_all(lost); }, stop);
 }
 
 std::shared_ptr<worker_link> host_pool::spare(int ordinal) const noexcept {

@@ -149,8 +149,10 @@ caf::error host_session::take_answer(std::uint64_t to, std::span<const std::byte
   {
     std::lock_guard lock{mutex_};
     auto i = questions_.find(to);
-    if (i == questions_.end())
-      return make_error(errc::unavailable, name_ + " answers what was not asked");
+    if (i == questions_.end()) // it was given up meanwhile, or
+      return to <= last_channel_
+                 ? caf::error{}
+                 : make_error(errc::unavailable, name_ + " answers what was not asked");
     question = std::move(i->second);
     questions_.erase(i);
   }
@@ -189,7 +191,8 @@ std::shared_ptr<worker_relay> host_session::find(std::uint64_t channel) {
 // -- what is wanted
 
 caf::error host_session::ask(std::uint64_t channel, host_frame kind,
-                             std::span<const std::byte> body) noexcept {
+                             std::span<const std::byte> body,
+                             const std::stop_token& stop) noexcept {
   std::future<caf::error> answer;
   {
     std::lock_guard lock{mutex_};
@@ -202,11 +205,28 @@ caf::error host_session::ask(std::uint64_t channel, host_frame kind,
     questions_.erase(channel);
     return why_ ? why_ : error;
   }
+  const std::stop_callback on_stop{stop, [this, channel] { give_up(channel); }};
   return answer.get();
 }
 
-caf::expected<std::shared_ptr<worker_relay>> host_session::start_worker(int device, int ordinal,
-                                                                        bool spare) noexcept {
+void host_session::give_up(std::uint64_t channel) noexcept {
+  std::promise<caf::error> question;
+  {
+    std::lock_guard lock{mutex_};
+    auto i = questions_.find(channel);
+    if (i == questions_.end()) // it was answered just now
+      return;
+    question = std::move(i->second);
+    questions_.erase(i);
+  }
+  // Where the connection is over, nothing goes on at its other end.
+  static_cast<void>(link_->send(number(host_frame::give_up), channel, {}));
+  question.set_value(make_error(errc::unavailable, "it is wanted no more"));
+}
+
+caf::expected<std::shared_ptr<worker_relay>>
+host_session::start_worker(int device, int ordinal, bool spare,
+                           const std::stop_token& stop) noexcept {
   std::uint64_t channel = 0;
   {
     std::lock_guard lock{mutex_};
@@ -223,7 +243,7 @@ caf::expected<std::shared_ptr<worker_relay>> host_session::start_worker(int devi
     relays_.emplace(channel, *relay);
   }
   const start_args what{device, spare};
-  if (auto error = ask(channel, host_frame::start, bytes_of(what)))
+  if (auto error = ask(channel, host_frame::start, bytes_of(what), stop))
     return error;
   if (auto error = (*relay)->begin())
     return error;

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <stop_token>
 #include <string>
 
 namespace troupe::detail {
@@ -44,11 +45,11 @@ public:
   bool is_stranger() const noexcept { return phase_.load() == phase::stranger; }
   bool is_over() const noexcept { return phase_.load() == phase::over; }
 
-  /// Starts a worker, or a spare. Blocks until it is there.
+  /// Starts a worker, or a spare. Blocks until it is there, or `stop` wants it no more.
   /// @param device its ordinal on its host; `ordinal`: here
   /// @errors errc::unavailable: why it cannot be started; errc::worker_lost: the host is gone
-  caf::expected<std::shared_ptr<worker_relay>> start_worker(int device, int ordinal,
-                                                            bool spare) noexcept;
+  caf::expected<std::shared_ptr<worker_relay>> start_worker(int device, int ordinal, bool spare,
+                                                            const std::stop_token& stop) noexcept;
   /// The device needs no worker any more: its process ends in good order. Blocks.
   void release(int device) noexcept;
   /// Ends the connection, and returns when nobody is called any more. Not on its thread.
@@ -66,8 +67,10 @@ private:
   /// Tells the agent why, and lets it go.
   void refuse(const caf::error& why);
   void ended(const caf::error& why);
-  /// Waits for what answers `kind` on a channel.
-  caf::error ask(std::uint64_t channel, host_frame kind, std::span<const std::byte> body) noexcept;
+  /// Waits for what answers `kind` on a channel, which is given up where `stop` wants it no more.
+  caf::error ask(std::uint64_t channel, host_frame kind, std::span<const std::byte> body,
+                 const std::stop_token& stop = {}) noexcept;
+  void give_up(std::uint64_t channel) noexcept;
   std::shared_ptr<worker_relay> find(std::uint64_t channel);
 
   const owner to_;

@@ -321,10 +321,10 @@ std::shared_ptr<worker_link> process_pool::current(int ordinal) const noexcept {
   return slot_of(ordinal).current();
 }
 
-caf::error process_pool::provide_spare(int ordinal) noexcept {
+caf::error process_pool::provide_spare(int ordinal, const std::stop_token& stop) noexcept {
   return slot_of(ordinal).provide_spare(
-      [&](const std::stop_token& stop) { return start_warm(ordinal, stop); },
-      [this](std::vector<running> lost) { end_all(std::move(lost)); });
+      [&](const std::stop_token& stopped) { return start_warm(ordinal, stopped); },
+      [this](std::vector<running> lost) { end_all(std::move(lost)); }, stop);
 }
 
 caf::expected<process_pool::running>

@@ -26,7 +26,7 @@ public:
   caf::expected<std::shared_ptr<worker_link>>
   provide(int ordinal, const std::stop_token& stop = {}) noexcept override;
   std::shared_ptr<worker_link> current(int ordinal) const noexcept override;
-  caf::error provide_spare(int ordinal) noexcept override;
+  caf::error provide_spare(int ordinal, const std::stop_token& stop = {}) noexcept override;
   std::shared_ptr<worker_link> spare(int ordinal) const noexcept override;
   void release(int ordinal) noexcept override;
 

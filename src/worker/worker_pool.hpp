@@ -32,9 +32,9 @@ public:
   /// The worker of a device, if there is one.
   virtual std::shared_ptr<worker_link> current(int ordinal) const noexcept = 0;
   /// Has another worker ready for when that of the device is lost: `provide` then gives it at once.
-  /// Blocks.
+  /// Blocks as `provide` does.
   /// @errors errc::unavailable: none could be started, and why
-  virtual caf::error provide_spare(int ordinal) noexcept = 0;
+  virtual caf::error provide_spare(int ordinal, const std::stop_token& stop = {}) noexcept = 0;
   /// The spare of a device, if there is one.
   virtual std::shared_ptr<worker_link> spare(int ordinal) const noexcept = 0;
   /// The device needs its worker no more: it ends in good order. Blocks.

@@ -47,10 +47,10 @@ public:
 
   /// Who has ranks that are handed over. Before `open`; it outlives this.
   void set_programs(program_site& x) noexcept { programs_ = &x; }
-  /// Held while a call is made on a communicator of the device.
   /// A program is about to say something to the parent: commands that follow from that come behind
   /// what it has done. @thread any
   void before_saying() noexcept { said_.fetch_add(1, std::memory_order_release); }
+  /// Held while a call is made on a communicator of the device.
   const std::shared_ptr<shared_device>& device_lock() const noexcept { return device_lock_; }
   /// Nothing is left of a rank that was handed over. @thread any
   void gone(communicator_key key) noexcept;

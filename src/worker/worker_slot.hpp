@@ -16,40 +16,21 @@ namespace troupe::detail {
 template <class Running> class worker_slot {
 public:
   /// The worker, or its spare, which is that from then on; if both are lost, what `start` makes
-  /// until its token wants it back. `end` gets those that are lost. `stop` ends what is being
-  /// started, a spare, too.
+  /// until its token wants it back, as `stop` does: also where a spare is what is being started.
+  /// `end` gets those that are lost.
   /// @errors what `start` gives
   template <class Start, class End>
   caf::expected<std::shared_ptr<worker_link>> provide(Start start, End end,
                                                       const std::stop_token& stop) {
     if (auto link = take(end))
       return link;
-    auto result = provide_anew(std::move(start), std::move(end), stop);
-    if (stop.stop_requested())
-      may_start_again();
-    return result;
+    return until_stopped(stop, [&] { return provide_anew(start, end); });
   }
   /// The same for the spare. Meanwhile the device may need another worker: `end` takes its time.
   /// @errors errc::unavailable, too: the device is closed
-  template <class Start, class End> caf::error provide_spare(Start start, End end) {
-    std::lock_guard one_at_a_time{starting_};
-    std::vector<Running> lost;
-    {
-      std::lock_guard lock{mutex_};
-      if (closed_)
-        return make_error(errc::unavailable, "the device is closed");
-      if (is_there(spare_))
-        return {};
-      put_aside(spare_);
-      lost.swap(lost_);
-    }
-    end(std::move(lost));
-    auto started = start(stop_token());
-    if (!started)
-      return started.error();
-    std::lock_guard lock{mutex_};
-    spare_ = std::move(*started);
-    return {};
+  template <class Start, class End>
+  caf::error provide_spare(Start start, End end, const std::stop_token& stop) {
+    return until_stopped(stop, [&] { return provide_spare_anew(start, end); });
   }
   /// Nothing is started any more; `end` gets the worker, the spare, and those that are lost.
   template <class End> void release(End end) {
@@ -57,7 +38,7 @@ public:
       std::lock_guard lock{mutex_};
       closed_ = true;
     }
-    stop_starting(); // what is being started ends at once
+    stop_starting();
     std::lock_guard one_at_a_time{starting_};
     Running now;
     Running spare;
@@ -84,10 +65,18 @@ public:
   }
 
 private:
+  /// `f` starts something.
+  template <class F> auto until_stopped(const std::stop_token& stop, F f) {
+    auto result = [&] {
+      const std::stop_callback on_stop{stop, [this] { stop_starting(); }};
+      return f();
+    }();
+    if (stop.stop_requested())
+      may_start_again();
+    return result;
+  }
   template <class Start, class End>
-  caf::expected<std::shared_ptr<worker_link>> provide_anew(Start start, End end,
-                                                           const std::stop_token& stop) {
-    const std::stop_callback on_stop{stop, [this] { stop_starting(); }};
+  caf::expected<std::shared_ptr<worker_link>> provide_anew(Start& start, End& end) {
     std::lock_guard one_at_a_time{starting_}; // perhaps a spare is on its way
     if (auto link = take(end))
       return link;
@@ -98,6 +87,26 @@ private:
     closed_ = false;
     now_ = std::move(*started);
     return now_.link;
+  }
+  template <class Start, class End> caf::error provide_spare_anew(Start& start, End& end) {
+    std::lock_guard one_at_a_time{starting_};
+    std::vector<Running> lost;
+    {
+      std::lock_guard lock{mutex_};
+      if (closed_)
+        return make_error(errc::unavailable, "the device is closed");
+      if (is_there(spare_))
+        return {};
+      put_aside(spare_);
+      lost.swap(lost_);
+    }
+    end(std::move(lost));
+    auto started = start(stop_token());
+    if (!started)
+      return started.error();
+    std::lock_guard lock{mutex_};
+    spare_ = std::move(*started);
+    return {};
   }
   static bool is_there(const Running& x) { return x.link && !x.link->lost(); }
   void put_aside(Running& x) {
@@ -121,6 +130,7 @@ private:
     end(std::move(lost));
     return nullptr;
   }
+  /// What is being started ends at once, and what would be until it `may_start_again`.
   void stop_starting() {
     std::stop_source stop;
     {

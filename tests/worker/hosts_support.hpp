@@ -6,6 +6,7 @@
 #include "support/eventually.hpp"
 #include "support/world_fixture.hpp"
 #include "worker/certificates.hpp"
+#include "worker/ledger.hpp"
 #include <troupe/worker.hpp>
 
 #include <algorithm>
@@ -33,7 +34,8 @@ inline std::vector<std::string> agent_environment(const std::string& name, const
           "TROUPE_AGENT_DEVICES=" + std::to_string(devices)};
 }
 
-/// In such a child: never returns, but with an error.
+/// In such a child: never returns, but with an error. Its workers are noted down where there is a
+/// ledger for them.
 inline int run_agent_of_environment() {
   auto variable = [](const char* name) {
     const char* value = std::getenv(name);
@@ -47,6 +49,8 @@ inline int run_agent_of_environment() {
   what.name = variable("TROUPE_AGENT_NAME");
   what.devices = std::stoi(variable("TROUPE_AGENT_DEVICES"));
   what.retry_pause = std::chrono::milliseconds{100};
+  if (const auto folder = variable("TROUPE_AGENT_LEDGER"); !folder.empty())
+    what.workers = noted_workers(folder, "NotedWorker");
   tell("ended", describe(run_host_agent(what)));
   return 1;
 }
@@ -58,6 +62,7 @@ struct fleet_options {
   std::string backend = "host"; ///< or "cuda": each host has the GPU of its number in `names`
   std::chrono::nanoseconds link_limit = std::chrono::seconds{5};
   std::chrono::nanoseconds rejoin_limit = std::chrono::seconds{10};
+  const ledger* book = nullptr; ///< notes the hosts' workers down
   /// Where agents connect, if it is not the port itself.
   std::function<std::uint16_t(std::uint16_t)> way = [](std::uint16_t port) { return port; };
 };
@@ -104,6 +109,8 @@ public:
       const auto i = std::find(options_.names.begin(), options_.names.end(), name);
       environment.push_back("CUDA_VISIBLE_DEVICES=" + std::to_string(i - options_.names.begin()));
     }
+    if (options_.book != nullptr)
+      environment.push_back("TROUPE_AGENT_LEDGER=" + options_.book->folder());
     agents_[name] = std::make_unique<running_child>("host_agent_child", environment);
   }
   running_child& agent(const std::string& name) { return *agents_.at(name); }

@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -356,6 +357,51 @@ TEST(HostLoss, NobodyWaitsForAHostWhenTheSystemEnds) {
   const stopwatch watch;
   system.reset();
   EXPECT_LT(watch.elapsed(), 3s); // the runtime gives up what is stuck after five
+}
+
+TEST(HostLoss, NobodyWaitsForAWorkerThatStartsOnAHost) {
+  const ledger book;
+  test_fleet fleet{{.local = 1, .book = &book}};
+  std::optional<test_system> system{std::in_place, fleet.system()};
+  {
+    auto w = system->open_world();
+    EXPECT_TRUE(works(w));
+    const auto workers = book.wait(2);
+    device_feed feed{*system, system->device_actor(2)};
+    feed.until(device_phase::ready);
+    book.hush();
+    ASSERT_EQ(::kill(workers.back(), SIGKILL), 0);
+    book.wait(3); // and there it hangs
+  }
+  stopwatch watch;
+  system.reset();
+  EXPECT_LT(watch.elapsed(), 3s); // the runtime gives up what is stuck after five
+  book.speak();
+  watch = {};
+  system.emplace(fleet.system()); // the agent does not wait for it, either
+  EXPECT_LT(watch.elapsed(), 5s);
+  auto next = system->open_world();
+  EXPECT_TRUE(works(next));
+}
+
+TEST(HostLoss, ASpareThatStartsOnAHostIsGivenUpWithItsDevice) {
+  const ledger book;
+  test_fleet fleet{{.local = 1, .book = &book}};
+  std::optional<test_system> system{std::in_place, fleet.system()};
+  auto config = patient_config();
+  config.limits.standby = standby_policy::full;
+  for (int i = 0; i < 3; ++i)
+    must(device::open(*system, i));
+  book.wait(2);
+  book.hush();
+  {
+    auto w = system->open_world(config);
+    EXPECT_TRUE(works(w));
+    book.wait(3);
+  }
+  const stopwatch watch;
+  system.reset();
+  EXPECT_LT(watch.elapsed(), 3s);
 }
 
 TEST(HostLoss, AnAgentJoinsTheNextParent) {

@@ -4,6 +4,7 @@
 #include "support/eventually.hpp"
 #include "support/process_watch.hpp"
 #include "support/worker_losses.hpp"
+#include "worker/ledger.hpp"
 #include "worker/process_pool.hpp"
 #include "worker/remote_device.hpp"
 #include "worker/worker_parent.hpp"
@@ -39,79 +40,6 @@ const bool launches_registered = [] {
   });
   return !error;
 }();
-
-[[noreturn]] void stay() {
-  while (true)
-    ::pause();
-}
-
-/// A folder in which workers write down their processes.
-class ledger {
-public:
-  ledger() {
-    std::string name = (std::filesystem::temp_directory_path() / "troupe-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr)
-      throw std::runtime_error("mkdtemp");
-    folder_ = name;
-  }
-  ~ledger() {
-    std::error_code ignored;
-    std::filesystem::remove_all(folder_, ignored);
-  }
-  ledger(const ledger&) = delete;
-  ledger& operator=(const ledger&) = delete;
-
-  /// Workers that note down where they are started: this binary, in `scenario`.
-  worker_backend_options options(int devices, const std::string& scenario = "NotedWorker") const {
-    worker_backend_options result;
-    result.backend = "host";
-    result.host.devices = devices;
-    result.workers.program = "/proc/self/exe";
-    result.workers.arguments = {child_argument(scenario), folder_.string()};
-    return result;
-  }
-
-  /// The processes in the order of their start, at least `n`.
-  std::vector<pid_t> wait(std::size_t n) const {
-    const auto until = std::chrono::steady_clock::now() + patience;
-    for (;;) {
-      std::vector<pid_t> result;
-      std::ifstream in{folder_ / "all"};
-      for (pid_t id = 0; in >> id;)
-        result.push_back(id);
-      if (result.size() >= n)
-        return result;
-      if (std::chrono::steady_clock::now() >= until)
-        throw std::runtime_error("a worker was not started");
-      std::this_thread::yield();
-    }
-  }
-  /// From now on workers say hello, and nothing more.
-  void hush() const { std::ofstream{folder_ / "hush"} << "now"; }
-
-  static void note_down(const std::filesystem::path& folder) {
-    std::ofstream{folder / "all", std::ios::app} << ::getpid() << std::endl;
-  }
-  static bool is_hushed(const std::filesystem::path& folder) {
-    return std::filesystem::exists(folder / "hush");
-  }
-
-private:
-  std::filesystem::path folder_;
-};
-
-TROUPE_CHILD(NotedWorker) {
-  const auto arguments = main_arguments();
-  const std::filesystem::path folder{arguments[2]};
-  if (ledger::is_hushed(folder)) {
-    auto parent = must(detail::worker_parent::attach(arguments));
-    ledger::note_down(folder);
-    stay();
-  }
-  ledger::note_down(folder);
-  return worker_main(static_cast<int>(arguments.size()), const_cast<char**>(arguments.data()))
-      .value();
-}
 
 /// Says what it is, and takes no command.
 TROUPE_CHILD(DeafWorker) {
