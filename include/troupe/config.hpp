@@ -19,8 +19,8 @@ class system_core;
 
 /// The configuration of an actor system that uses the library: knows its messages, and these
 /// options, on the command line too:
-/// --troupe.backend=auto|cuda|host: which devices; auto takes CUDA's
-/// where they can be used, else those of the host backend; where other hosts join it is cuda
+/// --troupe.backend=auto|cuda|host: which devices; auto takes CUDA's where they can be used, else
+/// those of the host backend; where other hosts join it is cuda
 /// --troupe.placement=in_process|worker: where devices live (troupe/worker.hpp)
 /// --troupe.worker=PATH: the workers' program
 /// --troupe.hosts.listen=ADDRESS, --troupe.hosts.port=N, --troupe.hosts.certificate=FILE,

@@ -211,9 +211,8 @@ auto request(const Self& self, const caf::actor& to, Request what,
              std::chrono::nanoseconds deadline) {
   if constexpr (requires { what.options.deadline; }) // others are answered at once
     what.options.deadline = deadline;
-  constexpr std::chrono::nanoseconds longest = std::chrono::hours{24 * 365};
-  return detail::request(self, to, 2 * std::min(deadline, longest) + std::chrono::seconds{10},
-                         std::move(what));
+  const auto countable = std::min<std::chrono::nanoseconds>(deadline, detail::as_good_as_never);
+  return detail::request(self, to, 2 * countable + std::chrono::seconds{10}, std::move(what));
 }
 
 template <class Self, class Request>

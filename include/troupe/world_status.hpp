@@ -86,8 +86,8 @@ enum class standby_policy : std::uint8_t {
   /// For each rank, one with the spare of its device in its place: when a device is lost with its
   /// worker process, the spare has it at once, in its next generation, and the world goes on. Each
   /// costs as much device memory on each rank as any communicator, and a spare that of a process
-  /// beside. Only with
-  /// `loss_policy::failover`, and for devices in worker processes (troupe/worker.hpp).
+  /// beside. Only with `loss_policy::failover`, and for devices in worker processes
+  /// (troupe/worker.hpp).
   full,
 };
 

@@ -520,7 +520,7 @@ caf::error check_limits(const world_limits& x, const std::vector<std::shared_ptr
 
 /// The same, but for what a clock cannot count to: that is as good as never.
 world_limits countable(world_limits x) {
-  constexpr std::chrono::hours most{24 * 365 * 100};
+  constexpr auto most = as_good_as_never;
   x.build_deadline = std::min<std::chrono::nanoseconds>(x.build_deadline, most);
   x.connect_limit = std::min<std::chrono::nanoseconds>(x.connect_limit, most);
   x.quiet_limit = std::min<std::chrono::milliseconds>(x.quiet_limit, most);

@@ -169,29 +169,15 @@ caf::expected<issue_outcome> transfer::proceed(lane& on) {
 }
 
 caf::expected<issue_outcome> transfer::proceed_upload(lane& on) {
-  auto& ring = on.upload_ring();
   if (auto error = reap(on); error && !error_)
     error_ = std::move(error);
-  while (!error_ && taken_ < size_) {
-    auto size = std::min(ring.piece_limit(), size_ - taken_);
-    auto staged = ring.take(size);
-    if (!staged) {
-      error_ = staged.error();
-      break;
-    }
-    if (*staged == nullptr)
-      break;
-    auto& p = pieces_.emplace_back(std::make_shared<piece>());
-    p->staged = *staged;
-    p->offset = taken_;
-    p->size = size;
-    taken_ += size;
+  while (auto p = take_piece(on.upload_ring())) {
     auto copy = [p, host = host_] {
       p->at.store(host->copy_to(p->staged, p->offset, p->size) ? piece::stage::host_copied
                                                                : piece::stage::refused,
                   std::memory_order_release);
     };
-    if (size <= inline_bytes)
+    if (p->size <= inline_bytes)
       copy();
     else
       on.copier().post(std::move(copy));
@@ -223,24 +209,11 @@ caf::expected<issue_outcome> transfer::proceed_upload(lane& on) {
 }
 
 caf::expected<issue_outcome> transfer::proceed_download(lane& on) {
-  auto& ring = on.download_ring();
   if (auto error = reap(on); error && !error_)
     error_ = std::move(error);
-  while (!error_ && taken_ < size_) {
-    auto size = std::min(ring.piece_limit(), size_ - taken_);
-    auto staged = ring.take(size);
-    if (!staged) {
-      error_ = staged.error();
-      break;
-    }
-    if (*staged == nullptr)
-      break;
-    auto& p = pieces_.emplace_back(std::make_shared<piece>());
-    p->staged = *staged;
-    p->offset = taken_;
-    p->size = size;
+  while (auto p = take_piece(on.download_ring())) {
     p->at.store(piece::stage::in_stream, std::memory_order_relaxed);
-    auto error = on.device().copy(p->staged, device_ + p->offset, size,
+    auto error = on.device().copy(p->staged, device_ + p->offset, p->size,
                                   copy_direction::device_to_host, on.stream(stream_kind::download));
     if (!error)
       error = mark(on, *p, stream_kind::download);
@@ -249,14 +222,30 @@ caf::expected<issue_outcome> transfer::proceed_download(lane& on) {
       p->at.store(piece::stage::refused, std::memory_order_relaxed);
       break;
     }
-    taken_ += size;
-    enqueued_ += size;
+    enqueued_ += p->size;
   }
   if (!pieces_.empty())
     return issue_outcome::continues;
   if (error_)
     return error_;
   return taken_ == size_ ? issue_outcome::finished : issue_outcome::continues;
+}
+
+std::shared_ptr<transfer::piece> transfer::take_piece(staging_ring& ring) {
+  if (error_ || taken_ == size_)
+    return nullptr;
+  const auto size = std::min(ring.piece_limit(), size_ - taken_);
+  auto staged = ring.take(size);
+  if (!staged)
+    error_ = staged.error();
+  if (error_ || *staged == nullptr)
+    return nullptr;
+  auto p = pieces_.emplace_back(std::make_shared<piece>());
+  p->staged = *staged;
+  p->offset = taken_;
+  p->size = size;
+  taken_ += size;
+  return p;
 }
 
 caf::error transfer::mark(lane& on, piece& p, stream_kind stream) {

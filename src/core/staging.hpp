@@ -116,6 +116,8 @@ private:
 
   caf::expected<issue_outcome> proceed_upload(lane& on);
   caf::expected<issue_outcome> proceed_download(lane& on);
+  /// The next one, with its room in the ring; null: there is no room yet, or nothing left to do.
+  std::shared_ptr<piece> take_piece(staging_ring& ring);
   caf::error mark(lane& on, piece& p, stream_kind stream);
   /// Takes back pieces that are through.
   caf::error reap(lane& on);

@@ -237,8 +237,7 @@ void world_core::connect(const std::shared_ptr<communicator>& target, connect_sc
                          std::function<void(const caf::error&)> done) {
   auto op = std::make_shared<connect_operation>(target, what, patience(), limits_.connect_limit);
   op->world = tag_;
-  // The world gives it up at its build deadline (`give_up_build`): this one must not come first.
-  op->deadline = from_now(limits_.build_deadline + 1s);
+  op->deadline = behind_the_build();
   op->on_answer([weak = std::weak_ptr{op}, target, what, done = std::move(done)] {
     auto x = weak.lock();
     if (!x)
@@ -425,8 +424,7 @@ void world_core::register_windows(const std::shared_ptr<communicator>& target,
     return then();
   auto op = std::make_shared<register_operation>(target, patience(), limits_.connect_limit, wanted);
   op->world = tag_;
-  // The world gives it up at its build deadline (`give_up_build`): this one must not come first.
-  op->deadline = from_now(limits_.build_deadline + 1s);
+  op->deadline = behind_the_build();
   op->on_answer(
       [self = shared_from_this(), op = std::weak_ptr{op}, target, wanted, then = std::move(then)] {
         auto x = op.lock();
@@ -481,8 +479,7 @@ void world_core::forget(const std::shared_ptr<symmetric_memory>& x) {
 void world_core::deregister(const std::shared_ptr<communicator>& target,
                             const std::shared_ptr<symmetric_memory>& x) {
   auto op = std::make_shared<deregister_operation>(target, x);
-  // The world gives it up at its build deadline (`give_up_build`): this one must not come first.
-  op->deadline = from_now(limits_.build_deadline + 1s);
+  op->deadline = behind_the_build();
   op->on_answer([op = std::weak_ptr{op}, target, x] {
     auto done = op.lock();
     if (!done || done->error()) // the communicator keeps it until it ends
@@ -654,6 +651,12 @@ std::vector<std::shared_ptr<communicator>> world_core::take_leaving() {
       result.push_back(std::move(there));
   leaving_.clear();
   return result;
+}
+
+/// Of an operation on a communicator that the world gives up at its build deadline
+/// (`give_up_build`): this one must not come first.
+clock::time_point world_core::behind_the_build() const {
+  return from_now(limits_.build_deadline + 1s);
 }
 
 /// How long lanes that are ready to connect wait for the others: requests of a live communicator

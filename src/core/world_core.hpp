@@ -197,6 +197,7 @@ private:
   std::vector<std::shared_ptr<communicator>> take_leaving();
   bool switch_to_standby(const caf::error& cause);
   std::chrono::nanoseconds patience() const;
+  clock::time_point behind_the_build() const;
   world_status status_locked() const;
   bool has_communicator() const noexcept { return current_ && current_->live(); }
 

@@ -2,6 +2,7 @@
 
 #include "core/system_call.hpp"
 #include "worker/message_socket.hpp"
+#include <troupe/detail/completion.hpp>
 
 #include <algorithm>
 #include <array>
@@ -160,8 +161,7 @@ caf::error frame_link::serve() {
         return error;
       continue;
     }
-    constexpr std::chrono::hours longest{24 * 365};
-    auto until = heard_ + std::min<std::chrono::nanoseconds>(limit, longest);
+    auto until = heard_ + std::min<std::chrono::nanoseconds>(limit, as_good_as_never);
     if (writing_.empty())
       until = std::min(until, told_ + beat);
     if (silence.count() == 0)

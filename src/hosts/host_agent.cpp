@@ -403,7 +403,7 @@ caf::error run_host_agent(host_agent_options options) {
   if (!context)
     return context.error();
   const auto first_pause =
-      std::min<std::chrono::nanoseconds>(options.retry_pause, std::chrono::hours{24});
+      std::min<std::chrono::nanoseconds>(options.retry_pause, detail::as_good_as_never);
   std::chrono::nanoseconds pause = first_pause;
   for (std::string told;;) {
     detail::host_agent agent{options, *hello};

@@ -362,6 +362,8 @@ void program_host::received_program_note(std::span<const std::byte> what) {
   const auto kind = static_cast<program_note::kind>(note->what);
   if (kind == program_note::kind::stop)
     worlds_.erase(i);
+  else if (kind == program_note::kind::leave) // whoever has its key need not be told that again
+    std::erase_if(i->second.epochs, [&](auto& x) { return x.second <= note->view.epoch; });
   else if (kind == program_note::kind::message && !i->second.begun) // it was for another process
     return i->second.early.push_back({note->rank, std::move(note->bytes)});
   lock.unlock();

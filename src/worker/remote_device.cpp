@@ -300,7 +300,8 @@ caf::error remote_communicator::deregister_window(void* memory) noexcept {
 }
 
 void remote_communicator::on_loss(std::function<void()> f) noexcept {
-  link_->on_loss([f = std::move(f)](const caf::error&) { f(); });
+  link_->forget(loss_listener_);
+  loss_listener_ = link_->on_loss([f = std::move(f)](const caf::error&) { f(); });
 }
 
 caf::error remote_communicator::hand_over(std::span<const std::byte> what) noexcept {

@@ -103,6 +103,9 @@ class remote_communicator final : public backend_communicator {
 public:
   remote_communicator(std::shared_ptr<worker_link> link, communicator_key key)
       : link_(std::move(link)), key_(key) {}
+  ~remote_communicator() override { link_->forget(loss_listener_); }
+  remote_communicator(const remote_communicator&) = delete;
+  remote_communicator& operator=(const remote_communicator&) = delete;
 
   worker_link& link() const noexcept { return *link_; }
   communicator_key key() const noexcept { return key_; }
@@ -120,7 +123,8 @@ public:
 private:
   const std::shared_ptr<worker_link> link_;
   const communicator_key key_;
-  wire_writer calls_; ///< of the call that is being made
+  std::uint64_t loss_listener_ = 0; ///< in the link
+  wire_writer calls_;               ///< of the call that is being made
   /// So many errors of its worker's communicators were none of this one.
   std::uint64_t errors_of_others_ = 0;
 };

@@ -255,15 +255,25 @@ caf::error worker_link::loss() const {
   return why_;
 }
 
-void worker_link::on_loss(std::function<void(const caf::error&)> f) {
+std::uint64_t worker_link::on_loss(std::function<void(const caf::error&)> f) {
   {
     std::lock_guard lock{mutex_};
     if (!lost_) {
-      on_loss_.push_back(std::move(f));
-      return;
+      on_loss_.emplace(++last_listener_, std::move(f));
+      return last_listener_;
     }
   }
   f(loss());
+  return 0;
+}
+
+void worker_link::forget(std::uint64_t listener) noexcept {
+  std::function<void(const caf::error&)> gone; // what it holds goes without the lock
+  std::lock_guard lock{mutex_};
+  if (auto i = on_loss_.find(listener); i != on_loss_.end()) {
+    gone = std::move(i->second);
+    on_loss_.erase(i);
+  }
 }
 
 void worker_link::give_up(const caf::error& why) noexcept { lose(why, true); }
@@ -288,7 +298,7 @@ void worker_link::give_up_nonsense(std::string_view what) noexcept {
 
 void worker_link::lose(const caf::error& why, bool kills) noexcept {
   std::map<std::uint64_t, open_request> open;
-  std::vector<std::function<void(const caf::error&)>> listeners;
+  std::map<std::uint64_t, std::function<void(const caf::error&)>> listeners;
   {
     std::unique_lock lock{mutex_};
     if (lost_) {
@@ -307,7 +317,8 @@ void worker_link::lose(const caf::error& why, bool kills) noexcept {
     control_->kill();
   area_.to_asker.ring();
   area_.words.to_writer.ring();
-  for (auto& f : listeners) // first: what is lost fails with this, not with what follows from it
+  for (auto& [number, f] :
+       listeners) // first: what is lost fails with this, not with what follows from it
     f(why);
   end_waiting();
   for (auto& [number, x] : open)

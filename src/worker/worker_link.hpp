@@ -142,8 +142,10 @@ public:
   bool lost() const noexcept override { return lost_.load(std::memory_order_acquire); }
   bool has_ended() const noexcept override { return control_->has_ended(); }
   caf::error loss() const;
-  /// `f` hears of the loss, once, perhaps at once.
-  void on_loss(std::function<void(const caf::error&)> f);
+  /// `f` hears of the loss, once, perhaps at once. Returns its number.
+  std::uint64_t on_loss(std::function<void(const caf::error&)> f);
+  /// Who has this number need not hear of it any more; it may just be hearing.
+  void forget(std::uint64_t listener) noexcept;
 
   // -- whoever looks after the process
 
@@ -191,7 +193,8 @@ private:
     reply_handler then;
   };
   std::map<std::uint64_t, open_request> open_;
-  std::vector<std::function<void(const caf::error&)>> on_loss_;
+  std::map<std::uint64_t, std::function<void(const caf::error&)>> on_loss_; ///< by their numbers
+  std::uint64_t last_listener_ = 0;
   std::condition_variable told_;
   std::thread::id telling_; ///< who tells, if anybody does
 };

@@ -1,6 +1,7 @@
 /// What a program's command line changes.
 
 #include "support/eventually.hpp"
+#include "support/parsed_config.hpp"
 #include "support/world_fixture.hpp"
 #include <troupe/troupe.hpp>
 
@@ -15,18 +16,6 @@
 namespace troupe::testing {
 
 namespace {
-
-/// A configuration as a program's command line makes it.
-class parsed_config : public config {
-public:
-  explicit parsed_config(std::vector<std::string> arguments) {
-    arguments.insert(arguments.begin(), {"program", "--troupe.backend=host"});
-    std::vector<char*> pointers;
-    for (auto& x : arguments)
-      pointers.push_back(x.data());
-    must(parse(static_cast<int>(pointers.size()), pointers.data()));
-  }
-};
 
 TEST(Options, BoundWhatADeviceTakes) {
   parsed_config cfg{{"--troupe.devices=1", "--troupe.in-flight=3", "--troupe.queue=4",

@@ -1,6 +1,7 @@
 // Devices on other hosts, through everything above the backend.
 
 #include "support/load.hpp"
+#include "support/parsed_config.hpp"
 #include "support/topology_fixture.hpp"
 #include "support/worker_losses.hpp"
 #include "worker/hosts_support.hpp"
@@ -76,28 +77,17 @@ TROUPE_CHILD(host_tool_child) {
 TEST(Hosts, JoinByOptions) {
   test_authority authority{"fleet"};
   const auto who = authority.issue("parent");
-  config cfg;
+  parsed_config cfg{
+      {"--troupe.placement=worker", "--troupe.devices=2", "--troupe.hosts.listen=127.0.0.1",
+       "--troupe.hosts.certificate=" + who.certificate, "--troupe.hosts.key=" + who.key,
+       "--troupe.hosts.authority=" + who.authority, "--troupe.hosts.names=alpha",
+       "--troupe.hosts.join-limit=30", "--troupe.hosts.link-limit=2500"}};
   std::unique_ptr<running_child> agent;
   cfg.hosts.on_listening = [&](std::uint16_t port) {
     agent = std::make_unique<running_child>(
         "host_tool_child", agent_environment("alpha", authority.issue("alpha"),
                                              "127.0.0.1:" + std::to_string(port), 3));
   };
-  std::vector<std::string> arguments{"program",
-                                     "--troupe.backend=host",
-                                     "--troupe.placement=worker",
-                                     "--troupe.devices=2",
-                                     "--troupe.hosts.listen=127.0.0.1",
-                                     "--troupe.hosts.certificate=" + who.certificate,
-                                     "--troupe.hosts.key=" + who.key,
-                                     "--troupe.hosts.authority=" + who.authority,
-                                     "--troupe.hosts.names=alpha",
-                                     "--troupe.hosts.join-limit=30",
-                                     "--troupe.hosts.link-limit=2500"};
-  std::vector<char*> pointers;
-  for (auto& x : arguments)
-    pointers.push_back(x.data());
-  ASSERT_FALSE(cfg.parse(static_cast<int>(pointers.size()), pointers.data()));
   caf::actor_system system{cfg};
   EXPECT_EQ(all_devices(system).size(), 5U);
   auto w = must(world::open(system, {.devices = all_devices(system)}));

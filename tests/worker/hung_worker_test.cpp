@@ -254,6 +254,17 @@ TEST(HungWorker, ThatGoesOnWithABuildThatHasFailedIsKilledToo) {
   pair.build_again();
 }
 
+TEST(HungWorker, IsForgottenByCommunicatorsThatHaveEnded) {
+  building_pair pair{patience};
+  auto told = std::make_shared<int>(0);
+  auto ranks = must(pair.build());
+  for (auto& x : ranks)
+    x->on_loss([told] { ++*told; });
+  EXPECT_EQ(told.use_count(), 3);
+  must(pair.all->destroy(std::move(ranks)));
+  EXPECT_EQ(told.use_count(), 1) << "a worker keeps what it would tell of its loss";
+}
+
 TEST(HungWorker, ThatStartsKeepsNobodyFromTheEnd) {
   ledger book;
   auto options = book.options(2);

@@ -21,6 +21,9 @@ inline clock::time_point from_now(std::chrono::nanoseconds time) noexcept {
   return time < clock::time_point::max() - now ? now + time : clock::time_point::max();
 }
 
+/// A limit of so long never comes, and can be counted with.
+inline constexpr std::chrono::hours as_good_as_never{24 * 365};
+
 /// Marks the calling thread as one that must not block: a lane, a callback thread, a worker of
 /// CAF's pool.
 void forbid_blocking(const char* thread_kind) noexcept;
