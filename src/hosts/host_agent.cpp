@@ -289,15 +289,16 @@ caf::error host_agent::take_release(std::uint64_t request, std::span<const std::
 }
 
 void host_agent::take_give_up(std::uint64_t channel) {
+  std::stop_source starting{std::nostopstate};
+  {
+    std::lock_guard lock{mutex_};
+    if (auto i = starting_.find(channel); i != starting_.end())
+      starting = i->second;
+  }
+  starting.request_stop(); // or else it is there by now
   running gone;
   {
-    std::unique_lock lock{mutex_};
-    if (auto i = starting_.find(channel); i != starting_.end()) {
-      auto stop = i->second;
-      lock.unlock();
-      stop.request_stop();
-      return;
-    }
+    std::lock_guard lock{mutex_};
     auto i = workers_.find(channel);
     if (i == workers_.end())
       return;
