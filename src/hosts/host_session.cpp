@@ -245,8 +245,10 @@ host_session::start_worker(int device, int ordinal, bool spare,
   const start_args what{device, spare};
   if (auto error = ask(channel, host_frame::start, bytes_of(what), stop))
     return error;
-  if (auto error = (*relay)->begin())
+  if (auto error = (*relay)->begin()) {
+    static_cast<void>(link_->send(number(host_frame::give_up), channel, {})); // or it is over
     return error;
+  }
   return *relay;
 }
 

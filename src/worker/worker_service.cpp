@@ -449,7 +449,6 @@ bool worker_service::has_error(communicator_key key) {
 caf::error worker_service::serve_communicator(command what, wire_reader& body) {
   auto with = [this](communicator_key key, auto f) {
     auto* rank = find(key);
-    std::lock_guard lock{device_lock_->driving};
     return rank != nullptr ? f(*rank)
                            : make_error(errc::communicator_dead, "its communicator has ended");
   };
