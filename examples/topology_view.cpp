@@ -317,9 +317,7 @@ std::string device_statement(const troupe::p2p_device& x, point at) {
   static constexpr const char* colors[] = {"#c7e9c0", "#c6dbef", "#fdd0a2", "#dadaeb",
                                            "#fcc5c0", "#d9d9d9", "#ffffb3", "#b3e2cd"};
   auto label = name_of(x.device);
-  if (x.in_other_process)
-    label += "\\nother process";
-  else if (x.phase != troupe::device_phase::ready)
+  if (x.phase != troupe::device_phase::ready)
     label += "\\n" + std::string{to_string(x.phase)};
   const auto* fill = x.island < 0 ? "white" : colors[static_cast<std::size_t>(x.island) % 8];
   return "  " + name_of(x.device) + " [label=\"" + label + "\", fillcolor=\"" + fill + "\", " +
@@ -403,7 +401,7 @@ std::string link_matrix(const p2p_graph& graph) {
   for (std::size_t i = 0; i < graph.devices.size(); ++i) {
     auto& x = graph.devices[i];
     rows[i + 1].push_back(x.island < 0 ? "-" : std::to_string(x.island));
-    rows[i + 1].push_back(x.in_other_process ? "other process" : std::string{to_string(x.phase)});
+    rows[i + 1].push_back(std::string{to_string(x.phase)});
   }
   text_table table{rows.front()};
   std::for_each(rows.begin() + 1, rows.end(), [&](auto& x) { table.add(x); });

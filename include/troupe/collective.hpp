@@ -23,7 +23,7 @@ struct request_options {
   /// are there. The others' handles are not looked at; results have one part per rank that took
   /// part, in rank order, and what lies behind these in a buffer stays as it is; `avg` divides by
   /// their number; a root, or one end of a message, that is not there is `errc::unavailable`, and
-  /// so is a call of such a rank (`rank_local`). Without it such a world answers
+  /// so is a call of such a rank (`rank_local`). Without it such a world answers collectives with
   /// `errc::membership_changed`.
   bool allow_shrunk = false;
 };
@@ -75,11 +75,13 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
 }
 
 // The requests to a world. All are answered by `collective_done`, and have these errors in common:
-// errc::invalid_argument, shape_mismatch, stale_ref, indeterminate, membership_changed, overloaded,
-// unavailable: nothing launched. errc::deadline_exceeded, cancelled: it may run on. errc::stalled,
-// nccl_error, rank_not_issued: the communicator ended, what was to be written is indeterminate.
-// errc::device_reset, device_fault: the memory is gone. Formulas: n is the number of ranks; q and r
-// are ranks. All refs of a request have one dtype. Ranges overlap only where "in place" says so.
+// errc::invalid_argument, shape_mismatch, stale_ref, indeterminate, buffer_acquired,
+// membership_changed, overloaded, unavailable, not_supported (the world has a program, or NCCL
+// cannot do it there): nothing launched. errc::deadline_exceeded, cancelled: it may run on.
+// errc::stalled, nccl_error, rank_not_issued, lane_stuck: the communicator ended, what was to be
+// written is indeterminate. errc::device_reset, device_fault, worker_lost: the memory of that
+// device is gone. Formulas: n is the number of ranks; q and r are ranks. All refs of a request have
+// one dtype. Ranges overlap only where "in place" says so.
 
 /// recv[r][i] = op over all q of send[q][i], for every r.
 /// @shape  one ref per rank, in rank order, all of one count; `recv` empty: in place. factors: one

@@ -115,7 +115,9 @@ struct offer {
 /// what fails here while it writes leaves the memory indeterminate there.
 /// @errors errc::stale_ref: forged, of no process that has the device, or gone;
 ///         errc::buffer_acquired: somebody holds it; errc::indeterminate; errc::worker_lost: the
-///         other process ended; errc::unavailable: the device is not ready; errc::overloaded
+///         other process ended; errc::unavailable: the device is not ready; errc::overloaded;
+///         errc::invalid_argument: memory of another device, or no such mode;
+///         errc::deadline_exceeded
 struct claim {
   gpu_token token;
   access_mode mode = access_mode::read;
@@ -246,8 +248,8 @@ public:
   std::uint64_t generation() const noexcept;
   device_phase phase() const noexcept;
 
-  /// The device's actor, for messages. It lives as long as a `device` or a world of the system
-  /// does.
+  /// The device's actor, for messages. It lives as long as a `device`, a world or a topology of the
+  /// system does.
   caf::expected<caf::actor> actor() const;
 
   /// As the message `allocate`; blocks until the memory is there.
@@ -289,6 +291,8 @@ public:
 
   /// As the message `download`; into `target`, which stays the caller's and must live until the
   /// answer.
+  /// @shape  target: as many bytes as `source`
+  /// @errors those of `download`, and errc::shape_mismatch or out_of_range: another size
   template <element T>
   pending<void> download(const gpu_ref<T>& source, std::span<T> target,
                          request_options options = {}) const {
@@ -359,7 +363,7 @@ public:
                         request_options options = {}) const;
   /// Gives the buffer back: what comes later waits for what is in `stream` now. Answered when that
   /// is done; taken back or late, the buffer has been given back all the same.
-  /// @errors errc::invalid_argument: it was not acquired in this mode
+  /// @errors errc::invalid_argument: it was not acquired in this mode; errc::not_supported
   pending<void> release(const any_gpu_ref& ref, access_mode mode, CUstream_st* stream,
                         request_options options = {}) const;
 

@@ -45,7 +45,7 @@ using registered_launch = std::function<caf::error(
 
 /// Names a launch, so that requests for it can travel between processes. Once per process, at
 /// start.
-/// @errors errc::invalid_argument: the name is taken
+/// @errors errc::invalid_argument: the name is taken or empty, or there is no function
 caf::error register_launch(std::string name, registered_launch function);
 
 /// The launch of that name; empty if there is none.

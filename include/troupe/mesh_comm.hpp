@@ -57,8 +57,9 @@ struct mesh_config {
   /// the next is on its way up and the one before on its way down.
   std::size_t chunk_bytes = std::size_t{4} << 20;
   /// Chunks on their way at a time. Each rank keeps, for the collectives of each group that it uses
-  /// and for each rank that it exchanges messages with, so many chunks of device memory, and of
-  /// pinned memory for each direction in which pageable memory went.
+  /// and, in each group, for each rank that it sends to and for each that it receives from, so many
+  /// chunks of device memory, and of pinned memory for each direction in which pageable memory
+  /// went.
   std::size_t chunks = 4;
 };
 
@@ -92,11 +93,11 @@ struct mesh_options {
 ///
 /// Ranks are those of the group that a call names, and so are roots.
 /// @errors errc::invalid_argument (at once): sizes that do not fit, no such group or rank, memory
-///         that overlaps. errc::collective_mismatch: the ranks' calls differ. errc::unavailable,
-///         too: the handle of another rank is gone. errc::membership_changed, too: the group's
-///         world is without some of its ranks. And as the message of the same name
-///         (troupe/collective.hpp), but never errc::stale_ref: what made a chunk's memory stale is
-///         the cause.
+///         that overlaps, reduce_op::premul_sum, a message of a rank to itself.
+///         errc::collective_mismatch: the ranks' calls differ. errc::unavailable, too: the handle
+///         of another rank is gone. errc::membership_changed, too: the group's world is without
+///         some of its ranks. And as the message of the same name (troupe/collective.hpp), but
+///         never errc::stale_ref: what made a chunk's memory stale is the cause.
 /// @thread any; the order of the calls is the caller's
 class mesh_comm {
 public:

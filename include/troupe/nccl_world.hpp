@@ -32,8 +32,9 @@ struct world_config {
   std::vector<int> devices;
   std::string name = "world";
   world_limits limits;
-  /// With it the world answers no collectives: its ranks make their own calls. The world's actor
-  /// takes `program_message`s; its subscribers get `program_report` and `program_ended`, too.
+  /// With it the world answers no collectives (`errc::not_supported`): its ranks make their own
+  /// calls. The world's actor takes `program_message`s; its subscribers get `program_report` and
+  /// `program_ended`, too.
   world_program program = {};
 };
 
@@ -66,7 +67,9 @@ detail::inspect_result<Inspector> inspect(Inspector& f, allocation_options& x) {
 
 /// Memory on every rank. Answered by `world_buffers`.
 /// @errors errc::out_of_memory: nothing is kept, all goes on as before; errc::membership_changed;
-///         errc::unavailable
+///         errc::unavailable; errc::not_supported: the world has a program. Without
+///         `allow_shrunk` plain memory waits for a device that is lost, up to the deadline;
+///         symmetric memory takes all ranks: errc::membership_changed
 struct allocate_all {
   std::uint64_t count = 0; ///< on each rank
   dtype type = dtype::float32;
@@ -81,7 +84,8 @@ detail::inspect_result<Inspector> inspect(Inspector& f, allocate_all& x) {
                         field("type", x.type), field("what", x.what), field("options", x.options));
 }
 
-/// One handle per rank, in rank order.
+/// One handle per rank, in rank order; empty for those that the world is without
+/// (`request_options::allow_shrunk`).
 struct world_buffers {
   std::vector<any_gpu_ref> refs;
 };
@@ -154,8 +158,9 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
 }
 
 /// Spawns a world that begins to build. It answers the requests of troupe/collective.hpp,
-/// `split`, `get_status`, `subscribe`, `record_flight` and `shutdown` (which ends it, as an exit
-/// message does), and keeps its devices up as long as it lives.
+/// `split`, `allocate_all`, `program_message`, `get_status`, `subscribe`, `record_flight` and
+/// `shutdown` (which ends it, as an exit message does), and keeps its devices up as long as it
+/// lives.
 /// @errors errc::invalid_argument: no device, one that does not exist, or one twice; limits that do
 ///         not go together (`standby_policy`, `loss_policy`); a program's name or arguments that
 ///         are too long; the system's configuration is no `troupe::config`. errc::not_supported: a

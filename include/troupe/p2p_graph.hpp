@@ -35,7 +35,6 @@ struct p2p_device {
   device_phase phase = device_phase::opening;
   std::uint64_t generation = 0;
   std::int32_t island = -1;
-  bool in_other_process = false; ///< nothing of it is reached directly
 
   friend bool operator==(const p2p_device&, const p2p_device&) = default;
 };
@@ -44,7 +43,7 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
   using detail::field;
   return detail::fields(f, x, "troupe::p2p_device", field("device", x.device),
                         field("phase", x.phase), field("generation", x.generation),
-                        field("island", x.island), field("in_other_process", x.in_other_process));
+                        field("island", x.island));
 }
 
 /// What device `from` has of the memory of `to`, which it reads and writes itself.
@@ -57,7 +56,7 @@ struct p2p_link {
   bool native_atomics = false;
   bool possible = false; ///< the hardware can
   peer_access access = peer_access::pending;
-  link_check checked = link_check::unchecked; ///< by the last `verify_links`
+  link_check checked = link_check::unchecked; ///< by the last test, or copy that failed
   caf::error reason;                          ///< why access is `failed`; none otherwise
   /// Of writing, with nothing in the other direction; 0: not measured. @units GB/s, of 1e9 bytes
   double bandwidth = 0;

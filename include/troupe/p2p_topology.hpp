@@ -30,8 +30,9 @@ struct get_graph {};
 /// if it is right now. Requests of one topology take turns. Answered by `p2p_graph`, once all are
 /// tested: a link that is taken out is no error of the request.
 /// @errors errc::invalid_argument: a device is not in the topology; errc::unavailable: one has
-///         ended; errc::out_of_memory: no room for the patterns; errc::device_reset;
-///         errc::deadline_exceeded. What was found out so far stays in the graph
+///         ended; errc::out_of_memory: no room for the patterns; errc::device_reset,
+///         device_fault, worker_lost; errc::deadline_exceeded. What was found out so far stays in
+///         the graph
 struct verify_links {
   std::vector<std::int32_t> devices; ///< ordinals; empty: all
   request_options options;
@@ -62,9 +63,10 @@ struct copy_pair {
 /// @errors errc::shape_mismatch: a target and its source differ in number or type of elements;
 ///         errc::invalid_argument: overlap, nothing to copy, or a device that is not in the
 ///         topology; errc::stale_ref; errc::indeterminate: a source; errc::buffer_acquired: a
-///         user's stream holds one; errc::overloaded: too much waits for a device;
-///         errc::out_of_memory: of pinned memory, or the device has none left;
-///         errc::deadline_exceeded; errc::device_reset: of either end, meanwhile;
+///         user's stream or another process holds one; errc::overloaded: too much waits for a
+///         device; errc::out_of_memory: of pinned memory, or the device has none left;
+///         errc::deadline_exceeded; errc::device_reset, device_fault,
+///         worker_lost: of either end, meanwhile;
 ///         errc::link_failed: a link failed, and is taken out: the next copies go through the
 ///         host; errc::unavailable: a device, or the topology, has ended
 struct copy_batch {
@@ -193,8 +195,9 @@ struct topology_config {
 /// for plain memory and for their pools, and again whenever one of them begins another life. Its
 /// devices come up if they are not; one that fails or is shut down leaves the graph. Any number of
 /// topologies can share devices. It ends with `shutdown` or an exit message.
-/// @errors errc::invalid_argument: unknown devices, one that stands twice, or a system without a
-///         `troupe::config`; errc::unavailable
+/// @errors errc::invalid_argument: unknown devices, one that stands twice, no bytes to test or to
+///         measure with, or a system without a `troupe::config`; errc::unavailable, not_supported:
+///         the backend is not there
 caf::expected<caf::actor> spawn_p2p_topology(caf::actor_system& sys, topology_config config = {});
 
 } // namespace troupe

@@ -12,7 +12,8 @@ namespace troupe {
 /// How a lane learns that work is done. A backend that signals completions needs none of them.
 enum class completion_strategy : std::uint8_t {
   event_poll,  ///< asks the oldest event of each stream
-  host_func,   ///< a host function wakes the lane, which then asks; 20 us slower, no spinning
+  host_func,   ///< a host function wakes the lane, which then asks; 20 us slower, no spinning; for
+               ///< devices in worker processes as `event_poll`
   synchronize, ///< waits for each operation as soon as it is issued; for debugging
 };
 

@@ -78,7 +78,8 @@ struct remote_hosts {
 /// What executes in the workers.
 struct worker_backend_options {
   std::string backend = "cuda"; ///< or "host"
-  host_backend_options host;    ///< of "host"; `listen_address` is 127.0.0.1 if it is empty
+  /// Of "host"; without a `listen_address` that of `hosts`, or 127.0.0.1.
+  host_backend_options host;
   worker_settings workers;
   /// How long a worker stays awake after its last work. By default 200 us where there are at least
   /// four cores per device, and two more, else 0: a lane of this process has a thread there beside
@@ -109,7 +110,8 @@ struct device_place {
   friend bool operator==(const device_place&, const device_place&) = default;
 };
 
-/// The places of all devices, by their ordinals.
+/// The places of all devices, by their ordinals. `of`: as `make_worker_backend` made it; of any
+/// other backend all devices are here.
 std::vector<device_place> device_places(const backend& of);
 
 /// What a host is that joins a program on another one.
@@ -124,9 +126,9 @@ struct host_agent_options {
   std::string listen_address;
   worker_settings workers;
   int devices = 0; ///< of the host backend; 0: as many as the parent has
-  /// How long one attempt to connect takes at most, and the pause after one that failed,
-  /// which doubles up to four times this.
+  /// For one attempt to connect.
   std::chrono::nanoseconds connect_limit = std::chrono::seconds{5};
+  /// After an attempt that failed; doubles with each further one, up to four times this.
   std::chrono::nanoseconds retry_pause = std::chrono::milliseconds{500};
 };
 

@@ -20,13 +20,14 @@ namespace troupe {
 
 /// Where a program's actor is.
 struct program_place {
-  /// The worker's own; its one device is that of the rank.
+  /// The worker's own; of its devices only that of the rank can be opened (`rank.where()`).
   caf::actor_system& system;
   /// The rank's calls. The other ranks' actors make theirs; that they go together is not checked
-  /// before the stall limit. When a communicator ends, all calls that are not over have its error;
-  /// those that come then wait for the next one, whose first call is each rank's next: actors that
-  /// agree on where they are name the membership that they mean (`request_options`), as
-  /// `rank.status()` says it. A call that names another one is `errc::membership_changed`.
+  /// before the stall limit. A message of the rank to itself is `errc::invalid_argument`. When a
+  /// communicator ends, all calls that are not over have its error; those that come then wait for
+  /// the next one, whose first call is each rank's next: actors that agree on where they are name
+  /// the membership that they mean (`request_options`), as `rank.status()` says it. A call that
+  /// names another one is `errc::membership_changed`.
   world_rank rank;
   /// As in `world_config::program`.
   std::vector<std::uint8_t> arguments;
@@ -44,7 +45,7 @@ struct program_place {
 using program_factory = std::function<caf::actor(const program_place&)>;
 
 /// Names a program of workers, before `worker_main`. Once per process, at start.
-/// @errors errc::invalid_argument: the name is taken, or there is no factory
+/// @errors errc::invalid_argument: the name is taken or empty, or there is no factory
 caf::error register_program(std::string name, program_factory factory);
 
 /// To a world's actor: for the program's actors, which get the same message. Those that have not

@@ -77,7 +77,7 @@ public:
     std::vector<gpu_ref<T>> result;
     result.reserve(refs->size());
     for (auto& ref : *refs)
-      result.push_back(*gpu_ref<T>::from(std::move(ref)));
+      result.push_back(ref ? *gpu_ref<T>::from(std::move(ref)) : gpu_ref<T>{});
     return result;
   }
   caf::expected<std::vector<any_gpu_ref>> allocate(dtype type, std::size_t count,

@@ -28,7 +28,8 @@ namespace troupe {
 ///         one call before its operation runs (cancel, deadline, a device's reset) ends it for all
 ///         ranks, also for those that come to it later. A call that is refused for its own
 ///         arguments (errc::invalid_argument, shape_mismatch, stale_ref, indeterminate,
-///         overloaded), or means another membership (errc::membership_changed), does not count.
+///         buffer_acquired, unavailable, overloaded), or means another membership
+///         (errc::membership_changed), does not count.
 /// @thread any; the order of one rank's calls is its caller's
 class world_rank {
 public:

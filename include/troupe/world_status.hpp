@@ -49,7 +49,7 @@ struct world_status {
   /// By rank; without those that a world has lost and goes on without (`loss_policy::shrink`).
   std::vector<world_member> members;
   /// Why it is not ready; none while it is, but in an epoch that a standby began: there, until its
-  /// own standby is ready, why the one before ended.
+  /// own standby is ready, why the one before ended; and while it is without some of its ranks.
   caf::error reason;
   bool standby_ready = false; ///< a communicator waits to take over (`standby_policy`)
   /// Symmetric allocations (`allocation_options`) that the communicator has registered.
@@ -125,8 +125,8 @@ struct world_limits {
   std::chrono::nanoseconds connect_limit = std::chrono::seconds{10};
   /// For every lane to leave a communicator that ended; a lane that does not is stuck for good.
   std::chrono::milliseconds quiet_limit{100};
-  /// Requests that may wait for a communicator, and messages for a rank's program; more are
-  /// `errc::overloaded`.
+  /// Requests that may wait for a communicator, calls of a rank that may wait for other ranks', and
+  /// messages for a rank's program; more are `errc::overloaded`.
   std::size_t waiting_limit = 4096;
   /// Communicators that may be built in place of ones that ended, within `restart_window`.
   int restarts = 10;
@@ -135,7 +135,8 @@ struct world_limits {
   std::chrono::milliseconds restart_backoff{50};
   /// What is ready for the end of a communicator; also in the worlds that `split` makes of this
   /// one. A switch counts as a restart. A standby that cannot be had is tried again after
-  /// `restart_backoff`, which doubles up to `restart_window`, and does not count.
+  /// `restart_backoff`, which doubles, at most ten times and to `restart_window`, and does not
+  /// count.
   standby_policy standby = standby_policy::none;
   /// When a device is lost; also in the worlds that `split` makes of this one. A communicator that
   /// is built because of it counts as a restart.

@@ -231,6 +231,8 @@ public:
   }
 
   void disarm() noexcept {
+    std::lock_guard lock{mutex_};
+    disarmed_ = rules_.size();
     for (auto& x : has_rules_)
       x = false;
   }
@@ -377,7 +379,7 @@ private:
   std::optional<strike> select(verb v, const caller& who, std::span<const int> devices) noexcept {
     std::lock_guard lock{mutex_};
     std::optional<strike> result;
-    for (std::size_t i = 0; i < rules_.size(); ++i) {
+    for (auto i = disarmed_; i < rules_.size(); ++i) {
       auto& x = rules_[i];
       const auto& rule = x.rule;
       if (rule.on != v || !can_strike(rule.kind, v))
@@ -512,6 +514,7 @@ private:
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_; ///< a fault was injected, or a gate opened
   std::vector<counted_rule> rules_;
+  std::size_t disarmed_ = 0; // so many of them, the first ones
   std::array<std::uint64_t, fault_names.size()> injected_{};
   std::list<gate> gates_;
   std::uint64_t last_gate_ = 0;

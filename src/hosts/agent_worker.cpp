@@ -41,7 +41,7 @@ agent_worker::agent_worker(std::uint64_t channel, int device, std::shared_ptr<wo
       watcher_([this] { watch(); }) {}
 
 agent_worker::~agent_worker() {
-  if (!commands_.is_idle())
+  if (!commands_.is_idle() || !requests_.is_idle())
     link_->give_up(make_error(errc::unavailable, "the worker's parent needs it no more"));
   commands_.stop();
   requests_.stop();

@@ -106,7 +106,8 @@ caf::error host_agent::connect(const std::shared_ptr<tls_context>& context) {
     return stream.error();
   frame_link::options how;
   how.most_bytes = most_frame_bytes;
-  how.admission_limit = options_.connect_limit;
+  how.admission_limit =
+      std::min<std::chrono::nanoseconds>(options_.connect_limit, as_good_as_never);
   frame_link::listener listener;
   listener.received = [this](const frame_head& head, std::span<const std::byte> body) {
     return received(head, body);
@@ -337,19 +338,22 @@ void host_agent::start(std::uint64_t channel, const start_args& what, const std:
   auto link = provide(what, stop);
   auto worker = link ? std::make_shared<agent_worker>(channel, what.device, *link, link_) : nullptr;
   caf::error error;
+  bool unwanted = false;
   {
     std::lock_guard lock{mutex_};
     starting_.erase(channel);
     if (!link)
       error = link.error();
-    else if (stop.stop_requested()) // who asks next gets it
-      error = make_error(errc::unavailable, "the parent needs the worker no more");
     else if (std::any_of(workers_.begin(), workers_.end(),
                          [&](const auto& x) { return x.second.worker->link() == *link; }))
       error = make_error(errc::unavailable, "the device has a worker already");
+    else if ((unwanted = stop.stop_requested()))
+      error = make_error(errc::unavailable, "the parent needs the worker no more");
     else
       workers_.emplace(channel, running{what.device, worker});
   }
+  if (unwanted)
+    (*link)->give_up(error);
   answer(host_frame::started, channel, error);
   if (!error)
     worker->begin(); // it may be lost: the parent hears that it was there before
@@ -414,10 +418,11 @@ caf::error run_host_agent(host_agent_options options) {
                   why);
       told = std::move(text);
     }
-    pause =
-        agent.has_joined() ? first_pause : std::min(2 * pause, detail::longest_pause * first_pause);
+    if (agent.has_joined())
+      pause = first_pause;
     agent.end();
     std::this_thread::sleep_for(pause);
+    pause = std::min(2 * pause, detail::longest_pause * first_pause);
   }
 }
 

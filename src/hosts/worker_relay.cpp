@@ -55,7 +55,11 @@ public:
     } else if (head.kind == control::unmap) {
       other_->segments.remove(reader.get<std::uint64_t>());
     }
-    return other_->send(host_frame::request, {message});
+    auto error = other_->send(host_frame::request, {message});
+    if (error &&
+        code_of(error) != errc::out_of_range) // the connection is over: all relays are lost
+      return make_error(errc::worker_lost, describe(error));
+    return error;
   }
 
   void kill() noexcept override {

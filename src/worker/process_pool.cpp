@@ -241,15 +241,22 @@ caf::expected<process_pool::running> process_pool::start(int ordinal, int& devic
     });
     ended = of->end;
   }
-  result.receiver = std::thread{[ordinal, of, weak = std::weak_ptr{result.link}] {
-    const auto error =
-        receive_all(of->process->socket(), [&](std::span<const std::byte> message, auto) {
-          if (auto link = weak.lock())
-            link->received(message);
-        });
-    if (auto link = weak.lock(); link && error)
-      link->give_up(lost_worker(ordinal, error));
-  }};
+  try {
+    result.receiver = std::thread{[ordinal, of, weak = std::weak_ptr{result.link}] {
+      const auto error =
+          receive_all(of->process->socket(), [&](std::span<const std::byte> message, auto) {
+            if (auto link = weak.lock())
+              link->received(message);
+          });
+      if (auto link = weak.lock(); link && error)
+        link->give_up(lost_worker(ordinal, error));
+    }};
+  } catch (const std::system_error& e) {
+    const auto why =
+        make_error(errc::unavailable, std::string{"no thread for a worker: "} + e.what());
+    end(result, why);
+    return why;
+  }
   if (ended)
     result.link->lose(*ended);
   std::stop_callback on_stop{stop,
@@ -293,7 +300,8 @@ void process_pool::end(running& x, const caf::error& why) noexcept {
     x.link->gone();
   static_cast<void>(segments().remove(x.of->process->memory().bytes().data())); // it may not be in
   x.of->process->socket().interrupt();
-  x.receiver.join();
+  if (x.receiver.joinable())
+    x.receiver.join();
   x = {};
 }
 
@@ -303,10 +311,14 @@ void process_pool::end_all(std::vector<running> lost) noexcept {
 }
 
 void process_pool::end_soon(std::vector<running> lost) noexcept {
-  if (!lost.empty())
-    std::thread{[self = shared_from_this(), lost = std::move(lost)]() mutable {
-      self->end_all(std::move(lost));
-    }}.detach();
+  if (lost.empty())
+    return;
+  const auto all = std::make_shared<std::vector<running>>(std::move(lost));
+  try {
+    std::thread{[self = shared_from_this(), all] { self->end_all(std::move(*all)); }}.detach();
+  } catch (const std::system_error&) { // then it takes its time here
+    end_all(std::move(*all));
+  }
 }
 
 caf::expected<std::shared_ptr<worker_link>>

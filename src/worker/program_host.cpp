@@ -230,6 +230,10 @@ caf::error program_host::take(communicator_key key, communicator_ranks rank,
   if (!note)
     return refuse(note.error());
   std::unique_lock lock{mutex_};
+  if (stopped_.contains(note->world)) { // it was on its way meanwhile
+    lock.unlock();
+    return refuse(make_error(errc::unavailable, "the world was shut down"));
+  }
   auto found = provide(*note);
   if (!found) {
     lock.unlock();
@@ -244,7 +248,12 @@ caf::error program_host::take(communicator_key key, communicator_ranks rank,
   const bool is_new = !std::exchange(x.begins, true);
   const bool is_there = x.begun;
   lock.unlock();
-  core->enter(note->view, std::move(ranks)); // else the parent has gone on already
+  if (core->enter(note->view, std::move(ranks))) { // else the parent has gone on already
+    lock.lock();
+    if (auto i = worlds_.find(note->world); i != worlds_.end()) // what came before has ended
+      std::erase_if(i->second.epochs, [&](auto& e) { return e.second < note->view.epoch; });
+    lock.unlock();
+  }
   if (is_new)
     begin_soon(std::move(*note), std::move(core));
   else if (is_there)
@@ -353,17 +362,19 @@ void program_host::received_program_note(std::span<const std::byte> what) {
   if (!note)
     return log(log_level::warning, "what the parent said to a program makes no sense",
                note.error());
+  const auto kind = static_cast<program_note::kind>(note->what);
   std::unique_lock lock{mutex_};
+  if (kind == program_note::kind::stop)
+    stopped_.insert(note->world);
   auto i = worlds_.find(note->world);
   if (i == worlds_.end())
     return;
   auto actor = i->second.actor;
   auto core = i->second.core;
-  const auto kind = static_cast<program_note::kind>(note->what);
   if (kind == program_note::kind::stop)
     worlds_.erase(i);
   else if (kind == program_note::kind::leave) // whoever has its key need not be told that again
-    std::erase_if(i->second.epochs, [&](auto& x) { return x.second <= note->view.epoch; });
+    std::erase_if(i->second.epochs, [&](auto& x) { return x.second == note->view.epoch; });
   else if (kind == program_note::kind::message && !i->second.begun) // it was for another process
     return i->second.early.push_back({note->rank, std::move(note->bytes)});
   lock.unlock();

@@ -17,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -74,6 +75,7 @@ private:
   std::unique_ptr<system> system_;
   std::mutex mutex_;
   std::map<std::uint64_t, hosted> worlds_;
+  std::set<std::uint64_t> stopped_;                ///< worlds that do not begin again
   std::map<std::uint64_t, std::thread> beginning_; ///< by the world
   std::vector<std::thread> over_;                  ///< of those, to be joined
 };

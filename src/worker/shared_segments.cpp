@@ -79,8 +79,10 @@ caf::expected<shared_place> shared_segments::place_of(const void* memory, std::s
     what = {x.number, bytes.size()};
     from = x;
   }
-  if (auto done = in.request(control::map, what, from.descriptor); !done)
+  if (auto done = in.request(control::map, what, from.descriptor); !done) {
+    unmap(what.segment, in); // whoever passed it on may have kept it
     return done.error();
+  }
   {
     std::lock_guard lock{mutex_};
     if (auto i = all_.find(from.bytes.data());

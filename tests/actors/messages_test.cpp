@@ -222,7 +222,7 @@ protected:
   link_kind sample(type<link_kind>) const { return link_kind::nvlink; }
   peer_access sample(type<peer_access>) const { return peer_access::failed; }
   link_check sample(type<link_check>) const { return link_check::wrong; }
-  p2p_device sample(type<p2p_device>) const { return {3, device_phase::resetting, 7, 1, true}; }
+  p2p_device sample(type<p2p_device>) const { return {3, device_phase::resetting, 7, 1}; }
   p2p_link sample(type<p2p_link>) const {
     return {3,
             4,

@@ -101,7 +101,7 @@ TEST_P(TopologyMatrix, IsProbedAndEnabledInBothDirections) {
     ASSERT_EQ(graph.devices.size(), static_cast<std::size_t>(want.devices));
     for (int i = 0; i < want.devices; ++i) {
       auto& x = graph.devices[static_cast<std::size_t>(i)];
-      EXPECT_EQ(x, (p2p_device{i, device_phase::ready, 1, x.island, false}));
+      EXPECT_EQ(x, (p2p_device{i, device_phase::ready, 1, x.island}));
       EXPECT_EQ(graph.device(i), &x);
     }
     for (auto& x : graph.links) {

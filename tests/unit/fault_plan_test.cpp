@@ -202,7 +202,10 @@ TEST(FaultPlan, DisarmedItStrikesNoMore) {
   EXPECT_EQ(failures_of(x.devices[0], 2), (std::vector<bool>{true, true}));
   x.plan->disarm();
   EXPECT_EQ(failures_of(x.devices[0], 2), (std::vector<bool>{false, false}));
-  EXPECT_EQ(x.plan->injected(), 2u);
+  x.plan->add({.kind = fault::fail, .on = verb::copy, .device = 1}); // another rule of the verb
+  EXPECT_EQ(failures_of(x.devices[0], 2), (std::vector<bool>{false, false}));
+  EXPECT_EQ(failures_of(x.devices[1], 2), (std::vector<bool>{true, false}));
+  EXPECT_EQ(x.plan->injected(), 3u);
 }
 
 TEST(FaultPlan, AStreamHangsUntilReleased) {

@@ -31,7 +31,7 @@ using troupe::peer_access;
 p2p_graph nvlink_graph(int devices) {
   p2p_graph result;
   for (int i = 0; i < devices; ++i) {
-    result.devices.push_back({i, troupe::device_phase::ready, 1, 0, false});
+    result.devices.push_back({i, troupe::device_phase::ready, 1, 0});
     for (int k = 0; k < devices; ++k) {
       if (k == i)
         continue;
@@ -86,13 +86,13 @@ TEST(LinkMatrix, HasAWordForEveryLink) {
   link_of(graph, 1, 2).access = peer_access::pending;
   link_of(graph, 2, 1).access = peer_access::failed;
   link_of(graph, 2, 1).reason = troupe::make_error(errc::link_failed, "byte 7 is another one");
-  graph.devices[3].in_other_process = true;
+  graph.devices[3].phase = device_phase::resetting;
   graph.devices[3].island = -1;
   const auto text = link_matrix(graph);
-  EXPECT_THAT(text, HasSubstr("GPU0     X   PCIE     NV  NV18       0          ready\n"
-                              "GPU1  HOST      X  NV18?  NV18       0          ready\n"
-                              "GPU2   MEM  NV18!      X  NV18       0          ready\n"
-                              "GPU3  NV18   NV18   NV18     X       -  other process\n"));
+  EXPECT_THAT(text, HasSubstr("GPU0     X   PCIE     NV  NV18       0      ready\n"
+                              "GPU1  HOST      X  NV18?  NV18       0      ready\n"
+                              "GPU2   MEM  NV18!      X  NV18       0      ready\n"
+                              "GPU3  NV18   NV18   NV18     X       -  resetting\n"));
   for (auto* word : {"PCIE = ", "HOST = ", "NV = ", "NV18 = 18 NVLinks", "MEM = ", "? = ", "! = "})
     EXPECT_THAT(text, HasSubstr(word));
   EXPECT_THAT(text, ContainsRegex("GPU2 to GPU1: link_failed.*byte 7 is another one"));

@@ -376,6 +376,13 @@ TEST_F(LossPolicy, SurvivorsGoOnAndAreJoinedAgain) {
   EXPECT_EQ(mean->membership, shrunk.membership);
   for (std::size_t i = 0; i < 2; ++i)
     EXPECT_TRUE(holds(w.device_of(i), refs[i], std::vector<float>(64, 3.F)));
+  // Memory of those that are there.
+  auto fewer = w.allocate<float>(8, true, {.allow_shrunk = true});
+  ASSERT_TRUE(fewer) << describe(fewer.error());
+  ASSERT_EQ(fewer->size(), 3u);
+  EXPECT_FALSE((*fewer)[2]);
+  for (std::size_t i = 0; i < 2; ++i)
+    EXPECT_TRUE(holds(w.device_of(i), (*fewer)[i], std::vector<float>(8, 0.F)));
   // What needs the rank that is not there.
   EXPECT_EQ(code_of(error_of(answer_of(w.broadcast(all[2], all, 2, {.allow_shrunk = true})))),
             errc::unavailable);

@@ -117,7 +117,7 @@ public:
   /// Where several rules strike one call, the one with the lowest number counts.
   std::size_t add(const fault_rule& rule);
 
-  /// No rule strikes from now on; what stands still stays so.
+  /// None of the rules that there are strikes from now on; what stands still stays so.
   void disarm() noexcept;
 
   /// Lets go all that hangs, is slow or is blocked now, except `fault::not_issued`.
