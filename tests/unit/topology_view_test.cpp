@@ -1,5 +1,6 @@
 #include "graphviz.hpp"
 #include "topology_view.hpp"
+#include <troupe/device_status.hpp>
 #include <troupe/error.hpp>
 #include <troupe/p2p_graph.hpp>
 
@@ -21,6 +22,7 @@ namespace {
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using troupe::device_phase;
 using troupe::errc;
 using troupe::link_kind;
 using troupe::p2p_graph;
