@@ -242,6 +242,27 @@ struct rank_local {
   request_options options;
 };
 
+/// One end of a message between two ranks.
+struct message_end {
+  std::int32_t peer = 0; ///< the rank at the other end
+  any_gpu_ref buffer;    ///< the calling rank's
+};
+
+/// Messages of one rank to others and from them as one: they make progress together, so that it
+/// does not matter who sends first, and are answered once. The others may have theirs in an
+/// `exchange`, or send and receive one by one: what counts is the order of the messages from one
+/// rank to another. A message of the rank to itself has both ends here.
+/// If one of them fails before others have begun, these are taken back: `errc::cancelled` at their
+/// other ends.
+/// @shape  1 to 1,024 ends; none of them reads or writes what another writes. sends[k].buffer: as
+///         many elements as where `sends[k].peer` receives
+struct exchange {
+  std::int32_t rank = 0;
+  std::vector<message_end> sends;
+  std::vector<message_end> recvs;
+  request_options options;
+};
+
 template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, all_reduce& x) {
   using detail::field;
   return detail::fields(f, x, "troupe::all_reduce", field("send", x.send), field("recv", x.recv),
@@ -322,6 +343,18 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
   using detail::field;
   return detail::fields(f, x, "troupe::rank_local", field("rank", x.rank), field("call", x.call),
                         field("options", x.options));
+}
+
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, message_end& x) {
+  using detail::field;
+  return detail::fields(f, x, "troupe::message_end", field("peer", x.peer),
+                        field("buffer", x.buffer));
+}
+
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, exchange& x) {
+  using detail::field;
+  return detail::fields(f, x, "troupe::exchange", field("rank", x.rank), field("sends", x.sends),
+                        field("recvs", x.recvs), field("options", x.options));
 }
 
 } // namespace troupe

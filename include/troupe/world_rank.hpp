@@ -11,9 +11,10 @@ namespace troupe {
 
 /// Calls of one rank, with its own handles alone, as MPI programs make them. The k-th collective
 /// call of each rank make one operation, whatever threads or actors make them; for messages, the
-/// k-th `send` from one rank to another and the k-th `recv` there. A call has its place among all
-/// work on its buffers when it is made, and its answer when the operation is done on all ranks.
-/// Whole operations of the world (`world`) may come between; they do not count.
+/// k-th `send` from one rank to another and the k-th `recv` there, each alone or in an `exchange`.
+/// A call has its place among all work on its buffers when it is made, and its answer when its
+/// rank's part of the operation is done. Whole operations of the world (`world`) may come between;
+/// they do not count.
 ///
 /// While the world is without some of its ranks (`loss_policy::shrink`), the calls of those that
 /// are there belong together (`request_options::allow_shrunk`); those of the others do not
@@ -91,6 +92,10 @@ public:
                                 request_options options = {}) const;
   pending<collective_done> recv(const any_gpu_ref& buffer, int from,
                                 request_options options = {}) const;
+
+  /// Several messages as one: who sends first does not matter.
+  pending<collective_done> exchange(std::vector<message_end> sends, std::vector<message_end> recvs,
+                                    request_options options = {}) const;
 
   pending<collective_done> barrier(request_options options = {}) const;
 

@@ -72,6 +72,7 @@ public:
         [this](const rank_local& x) {
           return reply_to(core_->run(x.rank, collective_view{x.call}, x.options, core_));
         },
+        [this](const exchange& x) { return reply_to(core_->run(x, core_)); },
         [this](const allocate_all& x) {
           return reply_when_answered(this, *core_->owner(),
                                      core_->allocate(x.type, x.count, x.what, x.options));

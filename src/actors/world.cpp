@@ -247,6 +247,13 @@ pending<collective_done> world_rank::recv(const any_gpu_ref& buffer, int from,
   return call(collective_kind::recv, {}, buffer, reduce_op::sum, from, options);
 }
 
+pending<collective_done> world_rank::exchange(std::vector<message_end> sends,
+                                              std::vector<message_end> recvs,
+                                              request_options options) const {
+  const troupe::exchange what{index(), std::move(sends), std::move(recvs), options};
+  return answer(core_->run(what, core_));
+}
+
 pending<collective_done> world_rank::barrier(request_options options) const {
   return call(collective_kind::barrier, {}, {}, reduce_op::sum, -1, options);
 }

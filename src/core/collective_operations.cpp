@@ -968,6 +968,55 @@ void rank_request::end_early(const caf::error& why) noexcept {
   answer(error);
 }
 
+void rank_request::end_beside(const caf::error& why) noexcept {
+  if (!answered())
+    end_early(make_error(errc::cancelled,
+                         "another message of its exchange failed: " + troupe::describe(why)));
+}
+
+exchange_request::exchange_request(std::shared_ptr<runtime> owner,
+                                   std::vector<std::shared_ptr<rank_request>> requests)
+    : operation_of("exchange", 0), owner_(std::move(owner)), requests_(std::move(requests)),
+      left_(requests_.size()) {}
+
+void exchange_request::start() {
+  auto self = std::static_pointer_cast<exchange_request>(shared_from_this());
+  owner_->keeper().add(*this);
+  on_answer([owner = owner_, weak = std::weak_ptr{self}] {
+    if (auto x = weak.lock())
+      owner->keeper().remove(*x);
+  });
+  for (auto& x : requests_) {
+    x->on_answer([self, request = x.get()] { self->on_answer_of(*request); });
+    x->start();
+  }
+}
+
+void exchange_request::on_answer_of(const rank_request& x) noexcept {
+  if (!x.error()) {
+    if (left_.fetch_sub(1) == 1) {
+      value = requests_.back()->value;
+      answer({});
+    }
+    return;
+  }
+  if (!answer(x.error()))
+    return;
+  // Whoever answers a request may have the lock of the order.
+  auto self = std::static_pointer_cast<exchange_request>(shared_from_this());
+  owner_->keeper().call_at(clock::now(), [self, why = x.error()] { self->end_all(why); });
+}
+
+void exchange_request::end_all(const caf::error& why) noexcept {
+  for (auto& x : requests_)
+    x->end_beside(why);
+}
+
+void exchange_request::end_early(const caf::error& why) noexcept {
+  answer(why);
+  end_all(why);
+}
+
 // -- connect
 
 namespace {

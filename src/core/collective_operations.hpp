@@ -174,6 +174,8 @@ public:
   bool succeed(const collective_done& value_of_all) noexcept;
   /// The operation is answered; this is its answer too, if it has none.
   void end() noexcept;
+  /// Another one that is to be done with it never will be.
+  void end_beside(const caf::error& why) noexcept;
 
 protected:
   void end_early(const caf::error& why) noexcept override;
@@ -199,6 +201,28 @@ private:
   rank_call call_; // the operation's, too
 
   std::shared_ptr<collective_operation> found_; // what it may become a part of
+};
+
+/// Several requests of one rank that are answered together: when all are done, or with the first
+/// that failed. The others are taken back then.
+class exchange_request final : public operation_of<collective_done> {
+public:
+  /// None of `requests` is handed in yet.
+  exchange_request(std::shared_ptr<runtime> owner,
+                   std::vector<std::shared_ptr<rank_request>> requests);
+  /// Hands them in.
+  void start();
+
+protected:
+  void end_early(const caf::error& why) noexcept override;
+
+private:
+  void on_answer_of(const rank_request& x) noexcept;
+  void end_all(const caf::error& why) noexcept;
+
+  const std::shared_ptr<runtime> owner_;
+  const std::vector<std::shared_ptr<rank_request>> requests_;
+  std::atomic<std::size_t> left_;
 };
 
 /// Makes connections of a communicator, in the order of all other work on its devices. The

@@ -571,6 +571,46 @@ bool same_shape(const collective_call& a, const collective_call& b) noexcept {
 }
 } // namespace
 
+caf::expected<std::vector<rank_call>> exchange_calls(const char* verb, const exchange& x,
+                                                     lanes_view lanes, rank_set absent) {
+  const auto rank = static_cast<std::size_t>(x.rank);
+  const any_gpu_ref none;
+  std::vector<rank_call> result;
+  result.reserve(x.sends.size() + x.recvs.size());
+  std::vector<std::size_t> to_itself;
+  std::vector<std::size_t> from_itself;
+  auto add = [&](collective_kind what, const message_end& end) -> caf::error {
+    const bool sends = what == collective_kind::send;
+    auto call = rank_call_of(
+        verb,
+        {what, sends ? end.buffer : none, sends ? none : end.buffer, reduce_op::sum, end.peer},
+        rank, lanes, absent);
+    if (!call)
+      return std::move(call.error());
+    if (end.peer == x.rank)
+      (sends ? to_itself : from_itself).push_back(result.size());
+    result.push_back(std::move(*call));
+    return {};
+  };
+  for (auto& end : x.sends)
+    if (auto error = add(collective_kind::send, end); error)
+      return error;
+  for (auto& end : x.recvs)
+    if (auto error = add(collective_kind::recv, end); error)
+      return error;
+  const collective_view message{collective_kind::send, none, none, reduce_op::sum, x.rank};
+  const checker check{verb, message, lanes, rank};
+  if (to_itself.size() != from_itself.size())
+    return check.refuse(errc::invalid_argument, rank,
+                        "messages of a rank to itself need both ends in it; " +
+                            std::to_string(to_itself.size()) + " are sent and " +
+                            std::to_string(from_itself.size()) + " received");
+  for (std::size_t i = 0; i < to_itself.size(); ++i)
+    if (auto error = check.compare(result[to_itself[i]], result[from_itself[i]]); error)
+      return error;
+  return result;
+}
+
 bool alike(const rank_call& a, const rank_call& b) noexcept {
   return a.call.what == b.call.what && same_shape(a.call, b.call);
 }

@@ -101,6 +101,13 @@ caf::expected<rank_call> rank_call_of(const char* verb, const collective_view& x
                                       std::span<const std::shared_ptr<lane>> lanes,
                                       rank_set absent = {});
 
+/// The parts of rank `x.rank`, which is one of them, in the messages of `x`: what it sends, then
+/// what it receives.
+/// @errors as `rank_calls`
+caf::expected<std::vector<rank_call>> exchange_calls(const char* verb, const exchange& x,
+                                                     std::span<const std::shared_ptr<lane>> lanes,
+                                                     rank_set absent = {});
+
 /// Are two ranks' calls the same, but for memory and plans?
 bool alike(const rank_call& a, const rank_call& b) noexcept;
 

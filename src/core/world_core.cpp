@@ -926,81 +926,116 @@ world_core::answer world_core::run(const group& what) {
   return start("group", by_rank("group", std::move(all), lanes_), what.options, *without);
 }
 
+/// May rank `rank` make its own calls here?
+caf::error world_core::check_rank(const char* verb, int rank) const {
+  if (!is_whole())
+    return static_cast<std::size_t>(rank) == local_ranks_.front()
+               ? caf::error{}
+               : refusal(verb, "rank " + std::to_string(rank) + " is not in this process");
+  if (auto error = check_whole(verb); error)
+    return error;
+  return static_cast<std::size_t>(rank) < size()
+             ? caf::error{}
+             : refusal(verb, "there is no rank " + std::to_string(rank) + "; there are " +
+                                 std::to_string(size()));
+}
+
 world_core::answer world_core::run(int rank, const collective_view& what,
                                    const request_options& options,
                                    std::shared_ptr<world_core> self) {
-  if (!is_whole())
-    return run_alone(rank, what, options, std::move(self));
-  auto request = ask(rank, what, options, std::move(self));
-  if (!request)
-    return refused_operation<collective_done>(to_string(what.kind).data(),
-                                              std::move(request.error()));
-  return std::move(*request);
-}
-
-/// The other ranks' processes make the other calls of the operation; only theirs come to be
-/// compared where they meet.
-world_core::answer world_core::run_alone(int rank, const collective_view& what,
-                                         const request_options& options,
-                                         std::shared_ptr<world_core> self) {
   auto* verb = to_string(what.kind).data();
   auto refuse = [&](caf::error why) {
     return refused_operation<collective_done>(verb, std::move(why));
   };
-  if (rank < 0 || static_cast<std::size_t>(rank) != local_ranks_.front())
-    return refuse(refusal(verb, "rank " + std::to_string(rank) + " is not in this process"));
-  if ((what.kind == collective_kind::send || what.kind == collective_kind::recv) &&
-      what.peer == rank)
+  if (auto error = check_rank(verb, rank); error)
+    return refuse(std::move(error));
+  if (!is_whole() && troupe::is_message(what.kind) && what.peer == rank)
     return refuse(refusal(verb, "a message of a rank to itself: it would wait for its other end"));
   auto without = to_leave_out(verb, options);
   if (!without)
     return refuse(std::move(without.error()));
-  auto call = rank_call_of(verb, what, local_ranks_.front(), lanes_, *without);
+  auto call = rank_call_of(verb, what, static_cast<std::size_t>(rank), lanes_, *without);
   if (!call)
     return refuse(std::move(call.error()));
-  if (!without->empty()) {
+  if (!is_whole() && without->empty())
+    return start_alone(verb, std::move(*call), options, std::move(self));
+  if (!is_whole()) {
     std::vector<rank_call> calls;
     calls.push_back(std::move(*call));
     return start(verb, std::move(calls), options, *without);
   }
+  auto request = new_request(verb, std::move(*call), *without, options, std::move(self));
+  request->start();
+  make_spares_of(static_cast<std::size_t>(rank));
+  return request;
+}
+
+/// The other ranks' processes make the other calls of the operation; only theirs come to be
+/// compared where they meet.
+world_core::answer world_core::start_alone(const char* verb, rank_call call,
+                                           const request_options& options,
+                                           std::shared_ptr<world_core> self) {
   auto ready = spare_operation_.take();
   if (!ready)
     ready = std::make_shared<collective_operation>(*this);
   auto calls = ready->room_for_calls();
   calls.clear();
-  calls.push_back(std::move(*call));
+  calls.push_back(std::move(call));
   ready->begin(verb, std::move(self), std::move(calls), options.membership);
   return start(std::move(ready), options);
 }
 
-caf::expected<std::shared_ptr<rank_request>> world_core::ask(int rank, const collective_view& what,
-                                                             const request_options& options,
-                                                             std::shared_ptr<world_core> self) {
-  auto* verb = to_string(what.kind).data();
-  if (auto error = check_whole(verb); error)
-    return error;
-  if (rank < 0 || static_cast<std::size_t>(rank) >= size())
-    return refusal(verb, "there is no rank " + std::to_string(rank) + "; there are " +
-                             std::to_string(size()));
-  auto without = to_leave_out(verb, options);
-  if (!without)
-    return std::move(without.error());
-  auto call = rank_call_of(verb, what, static_cast<std::size_t>(rank), lanes_, *without);
-  if (!call)
-    return std::move(call.error());
-  auto& spare = matching_.spare_requests[call->rank];
-  auto result = spare.take();
+std::shared_ptr<rank_request> world_core::new_request(const char* verb, rank_call call,
+                                                      rank_set without,
+                                                      const request_options& options,
+                                                      std::shared_ptr<world_core> self) {
+  auto result = matching_.spare_requests[call.rank].take();
   if (!result)
     result = std::make_shared<rank_request>();
-  result->begin(verb, std::move(self), std::move(*call), *without, options);
+  result->begin(verb, std::move(self), std::move(call), without, options);
   result->deadline = from_now(options.deadline.count() != 0 ? options.deadline : limits_.deadline);
-  result->start();
-  spare.refill([] { return std::make_shared<rank_request>(); });
+  return result;
+}
+
+/// For the next call of the rank, and the operation that it makes with others'.
+void world_core::make_spares_of(std::size_t rank) {
+  matching_.spare_requests[rank].refill([] { return std::make_shared<rank_request>(); });
   matching_.spare_joint.refill([this] {
     auto next = std::make_shared<collective_operation>(*this);
     next->show(matching_.joint_lines);
     return next;
   });
+}
+
+world_core::answer world_core::run(const exchange& what, std::shared_ptr<world_core> self) {
+  constexpr auto verb = "exchange";
+  auto refuse = [&](caf::error why) {
+    return refused_operation<collective_done>(verb, std::move(why));
+  };
+  if (auto error = check_rank(verb, what.rank); error)
+    return refuse(std::move(error));
+  const auto ends = what.sends.size() + what.recvs.size();
+  if (ends == 0 || ends > group_limit)
+    return refuse(refusal(verb, "an exchange of " + std::to_string(ends) + " ends; it has 1 to " +
+                                    std::to_string(group_limit)));
+  auto without = to_leave_out(verb, what.options);
+  if (!without)
+    return refuse(std::move(without.error()));
+  auto calls = exchange_calls(verb, what, lanes_, *without);
+  if (calls)
+    calls = by_rank(verb, std::move(*calls), lanes_);
+  if (!calls)
+    return refuse(std::move(calls.error()));
+  if (!is_whole())
+    return start(verb, std::move(calls), what.options, *without);
+  std::vector<std::shared_ptr<rank_request>> requests;
+  for (auto& x : *calls) {
+    auto* of_message = to_string(x.call.what).data();
+    requests.push_back(new_request(of_message, std::move(x), *without, what.options, self));
+  }
+  auto result = std::make_shared<exchange_request>(runtime_, std::move(requests));
+  result->start();
+  make_spares_of(static_cast<std::size_t>(what.rank));
   return result;
 }
 

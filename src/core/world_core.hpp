@@ -113,11 +113,8 @@ public:
   /// `self`, this world, is kept by the request (`counted_apart`).
   answer run(int rank, const collective_view& what, const request_options& options,
              std::shared_ptr<world_core> self);
-  /// The same, as the request that it is.
-  /// @errors what `rank_call_of` gives: nothing was asked
-  caf::expected<std::shared_ptr<rank_request>> ask(int rank, const collective_view& what,
-                                                   const request_options& options,
-                                                   std::shared_ptr<world_core> self);
+  /// Messages of one rank, likewise.
+  answer run(const exchange& what, std::shared_ptr<world_core> self);
 
   /// `count` elements on every rank, in rank order; `symmetric`: registered with the communicators
   /// that are there, unless that fails, when it is answered, and with later ones.
@@ -149,13 +146,18 @@ public:
   std::shared_ptr<communicator> join(collective_done& view) const;
 
 private:
-  answer run_alone(int rank, const collective_view& what, const request_options& options,
-                   std::shared_ptr<world_core> self);
+  answer start_alone(const char* verb, rank_call call, const request_options& options,
+                     std::shared_ptr<world_core> self);
+  std::shared_ptr<rank_request> new_request(const char* verb, rank_call call, rank_set without,
+                                            const request_options& options,
+                                            std::shared_ptr<world_core> self);
+  void make_spares_of(std::size_t rank);
   answer start(const char* verb, caf::expected<std::vector<rank_call>> calls,
                const request_options& options, rank_set without);
   answer start(std::shared_ptr<collective_operation> op, const request_options& options);
   bool is_whole() const noexcept { return local_ranks_.size() == lanes_.size(); }
   caf::error check_whole(const char* verb) const;
+  caf::error check_rank(const char* verb, int rank) const;
   caf::expected<rank_set> to_leave_out(const char* verb, const request_options& options) const;
   std::shared_ptr<communicator> own(std::uint64_t epoch, rank_set absent, communicator_ranks ranks);
   std::shared_ptr<communicator> adopt(std::uint64_t epoch, rank_set absent,

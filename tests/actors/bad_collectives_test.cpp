@@ -560,6 +560,57 @@ TEST_F(BadRankCalls, OfRanksThatDoNotExist) {
   EXPECT_TRUE(testing::works(*w));
 }
 
+TEST_F(BadRankCalls, ExchangesAreRefusedAsAWhole) {
+  const auto last = static_cast<std::int32_t>(size() - 1);
+  const auto first = must(spare[0].slice(0, length));
+  const auto second = must(spare[0].slice(length, length));
+  const auto longer = must(spare[0].slice(2 * length, length + 1));
+  const message_end right{last, first};
+  const auto stands_for = [](std::string what, errc code, int rank) {
+    return bad_request{std::move(what), {}, {}, code, rank};
+  };
+  std::vector<std::pair<bad_request, exchange>> all{
+      {stands_for("nothing", errc::invalid_argument, nobody), {0, {}, {}, {}}},
+      {stands_for("too much", errc::invalid_argument, nobody),
+       {0, std::vector<message_end>(1025, right), {}, {}}},
+      {stands_for("of nobody", errc::invalid_argument, nobody), {last + 1, {right}, {}, {}}},
+      {stands_for("of nobody", errc::invalid_argument, nobody), {-1, {right}, {}, {}}},
+      {stands_for("to nobody", errc::invalid_argument, 0),
+       {0, {right, {last + 1, second}}, {}, {}}},
+      {stands_for("from nobody", errc::invalid_argument, 0), {0, {right}, {{-1, second}}, {}}},
+      {stands_for("no buffer", errc::invalid_argument, 0), {0, {right, {last, {}}}, {}, {}}},
+      {stands_for("another rank's", errc::invalid_argument, 0),
+       {0, {right}, {{last, spare[static_cast<std::size_t>(last)]}}, {}}},
+      {stands_for("one buffer for both", errc::invalid_argument, 0),
+       {0, {right}, {{last, first}}, {}}},
+      {stands_for("one end of its own", errc::invalid_argument, 0),
+       {0, {right, {0, second}}, {}, {}}},
+      {stands_for("its own of two sizes", errc::shape_mismatch, 0),
+       {0, {right, {0, second}}, {{0, longer}}, {}}},
+      {stands_for("another membership", errc::membership_changed, somebody),
+       {0, {right}, {{last, second}}, {.deadline = {}, .membership = 77}}},
+      {stands_for("too late", errc::deadline_exceeded, somebody),
+       {0, {right}, {{last, second}}, {.deadline = -1ns}}},
+  };
+  for (auto& [bad, x] : all) {
+    SCOPED_TRACE(bad.what);
+    const auto before = spy.launched();
+    if (x.rank >= 0 && x.rank <= last)
+      expect_refused_at_once(
+          w->rank(static_cast<std::size_t>(x.rank)).exchange(x.sends, x.recvs, x.options), bad);
+    expect_refusal(ask<collective_done>(*system, w->actor(), x), bad);
+    EXPECT_EQ(spy.launched(), before);
+  }
+  // None of them counts.
+  const auto& there = spare[static_cast<std::size_t>(last)];
+  auto others =
+      w->rank(static_cast<std::size_t>(last))
+          .exchange({{0, must(there.slice(0, length))}}, {{0, must(there.slice(length, length))}});
+  EXPECT_TRUE(is_ok(answer_of(w->rank(0).exchange({right}, {{last, second}}))));
+  EXPECT_TRUE(is_ok(answer_of(others)));
+  EXPECT_TRUE(testing::works(*w));
+}
+
 /// A call that is right alone and does not go with the others'.
 struct odd_call {
   std::string what;

@@ -180,6 +180,10 @@ protected:
   barrier sample(type<barrier>) const { return {options_}; }
   group sample(type<group>) const { return {{sample(type<collective>{}), barrier{}}, options_}; }
   rank_local sample(type<rank_local>) const { return {2, sample(type<collective>{}), options_}; }
+  message_end sample(type<message_end>) const { return {1, part_}; }
+  exchange sample(type<exchange>) const {
+    return {2, {{1, part_}}, {{0, ref_}, {2, part_}}, options_};
+  }
   device_changed sample(type<device_changed>) const {
     return {2, device_phase::failed, 8, make_error(some_failure())};
   }

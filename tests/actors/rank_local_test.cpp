@@ -473,6 +473,94 @@ TEST_F(RankCalls, ThatWaitForEachOtherAreFound) {
   EXPECT_TRUE(all_hold(x, sum()));
 }
 
+// All ranks pass what they have in both directions of a ring, and one to themselves, at once.
+TEST_F(RankCalls, ExchangeMessages) {
+  constexpr std::size_t count = 1 << 18; // more than goes on its way before somebody receives
+  const auto n = static_cast<int>(w.size());
+  auto x = numbers(count);
+  auto from_before = must(w.allocate<std::int32_t>(count));
+  auto from_next = must(w.allocate<std::int32_t>(count));
+  auto own = must(w.allocate<std::int32_t>(count));
+  on_all_ranks(w, [&](std::size_t rank) {
+    auto r = w.rank(rank);
+    const auto next = (r.index() + 1) % n;
+    const auto before = (r.index() + n - 1) % n;
+    // With two ranks the next one is the one before, too: the k-th goes to the k-th.
+    auto done = answer_of(
+        r.exchange({{next, x[rank]}, {before, x[rank]}, {r.index(), x[rank]}},
+                   {{before, from_before[rank]}, {next, from_next[rank]}, {r.index(), own[rank]}}));
+    EXPECT_TRUE(is_ok(done));
+    if (done) {
+      EXPECT_EQ(done->epoch, w.status().epoch);
+    }
+  });
+  for (std::size_t rank = 0; rank < w.size(); ++rank) {
+    const auto all_of = [](std::size_t of) {
+      return std::vector<std::int32_t>(count, static_cast<std::int32_t>(of + 1));
+    };
+    auto d = w.device_of(rank);
+    EXPECT_TRUE(holds(d, from_before[rank], all_of((rank + w.size() - 1) % w.size())));
+    EXPECT_TRUE(holds(d, from_next[rank], all_of((rank + 1) % w.size())));
+    EXPECT_TRUE(holds(d, own[rank], all_of(rank)));
+  }
+}
+
+TEST_F(RankCalls, ExchangeWithWhoSendsAndReceivesOneByOne) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto x = numbers();
+  auto in = numbers();
+  auto both = w.rank(0).exchange({{1, x[0]}}, {{1, in[0]}});
+  answers one_by_one{w.rank(1).send(x[1], 0)};
+  expect_ok(one_by_one);
+  EXPECT_FALSE(both.ready());
+  expect_ok({w.rank(1).recv(in[1], 0), both});
+  EXPECT_TRUE(holds(w.device_of(0), in[0], std::vector<std::int32_t>(8, 2)));
+  EXPECT_TRUE(holds(w.device_of(1), in[1], std::vector<std::int32_t>(8, 1)));
+  // By a message to the world.
+  auto late = w.rank(1).exchange({{0, in[1]}}, {{0, x[1]}});
+  EXPECT_TRUE(is_ok(
+      ask<collective_done>(system, w.actor(), troupe::exchange{0, {{1, in[0]}}, {{1, x[0]}}, {}})));
+  EXPECT_TRUE(is_ok(answer_of(late)));
+  EXPECT_TRUE(holds(w.device_of(0), x[0], std::vector<std::int32_t>(8, 1)));
+  EXPECT_TRUE(holds(w.device_of(1), x[1], std::vector<std::int32_t>(8, 2)));
+}
+
+TEST_F(RankCalls, ExchangeAllOrEndTogether) {
+  TROUPE_NEEDS_DEVICES(3);
+  auto x = numbers();
+  auto y = numbers();
+  auto begin = [&] { return w.rank(0).exchange({{1, x[0]}, {2, y[0]}}, {}); };
+  auto both = begin();
+  auto behind = w.device_of(0).fill(y[0], 9); // when nothing reads it any more
+  EXPECT_TRUE(
+      has_code(answer_of(w.rank(1).recv(must(x[1].slice(0, 2)), 0)), errc::collective_mismatch));
+  EXPECT_TRUE(has_code(answer_of(both), errc::collective_mismatch));
+  EXPECT_TRUE(is_ok(answer_of(behind)));
+  auto got = answer_of(w.rank(2).recv(y[2], 0));
+  ASSERT_TRUE(has_code(got, errc::cancelled));
+  EXPECT_EQ(failure_of(got.error())->rank, 0);
+  EXPECT_NE(describe(got.error()).find("2 elements"), std::string::npos) << describe(got.error());
+
+  auto taken_back = begin();
+  taken_back.cancel();
+  EXPECT_TRUE(has_code(answer_of(taken_back), errc::cancelled));
+  expect_code({w.rank(1).recv(x[1], 0), w.rank(2).recv(y[2], 0)}, errc::cancelled);
+
+  auto hasty = w.rank(0).exchange({{1, x[0]}, {2, y[0]}}, {}, {.deadline = 20ms});
+  expect_ok({w.rank(1).recv(x[1], 0)});
+  got = answer_of(hasty);
+  ASSERT_TRUE(has_code(got, errc::deadline_exceeded));
+  EXPECT_NE(describe(got.error()).find("not called by rank 2"), std::string::npos)
+      << describe(got.error());
+  expect_code({w.rank(2).recv(y[2], 0)}, errc::deadline_exceeded);
+
+  // Nobody is behind.
+  both = begin();
+  expect_ok({w.rank(2).recv(y[2], 0), w.rank(1).recv(x[1], 0), both});
+  EXPECT_TRUE(holds(w.device_of(1), x[1], std::vector<std::int32_t>(8, 1)));
+  EXPECT_TRUE(holds(w.device_of(2), y[2], std::vector<std::int32_t>(8, 9)));
+}
+
 TEST_F(RankCalls, AsMessages) {
   auto x = numbers();
   std::atomic<std::size_t> done{0};
@@ -542,12 +630,16 @@ TEST_F(RankCalls, ThatMeanAMembershipHaveNoPartInOthers) {
 TEST_F(RankCalls, WaitingWhenTheWorldIsShutDown) {
   TROUPE_NEEDS_DEVICES(2);
   auto x = numbers();
+  auto y = numbers();
   auto first = w.rank(0).all_reduce(x[0]);
+  auto messages = w.rank(0).exchange({{1, y[0]}}, {});
   auto behind = w.device_of(0).fill(x[0], 3);
   detail::anon_send(w.actor(), shutdown{});
   EXPECT_TRUE(has_code(answer_of(first), errc::unavailable));
+  EXPECT_TRUE(has_code(answer_of(messages), errc::unavailable));
   EXPECT_TRUE(is_ok(answer_of(behind)));
   EXPECT_TRUE(has_code(answer_of(w.rank(1).all_reduce(x[1])), errc::unavailable));
+  EXPECT_TRUE(has_code(answer_of(w.rank(1).exchange({}, {{0, y[1]}})), errc::unavailable));
 }
 
 class FewRankCalls : public RankCalls {

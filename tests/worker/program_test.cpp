@@ -156,6 +156,49 @@ const bool programs_registered = [] {
             make_error(errc::unavailable, std::to_string(got) + std::string(200'000, '!')));
       });
     });
+  // Sends more to each rank, and to itself, than goes on its way before somebody receives it.
+  if (!error)
+    error = register_program("all to all", [](const program_place& place) {
+      return place.system.spawn([place](caf::blocking_actor* self) {
+        constexpr std::size_t count = 1 << 22;
+        constexpr int rounds = 3;
+        auto d = place.rank.where();
+        auto out = d.allocate<float>(count);
+        if (!out)
+          return self->fail_state(out.error());
+        if (auto filled = d.fill(*out, static_cast<float>(place.rank.index() + 1)).wait(); !filled)
+          return self->fail_state(filled.error());
+        std::vector<message_end> sends;
+        std::vector<message_end> recvs;
+        std::vector<gpu_ref<float>> in;
+        for (std::int32_t peer = 0; peer < static_cast<std::int32_t>(place.rank.size()); ++peer) {
+          auto ref = d.allocate<float>(count);
+          if (!ref)
+            return self->fail_state(ref.error());
+          in.push_back(*ref);
+          sends.push_back({peer, *out});
+          recvs.push_back({peer, in.back()});
+        }
+        for (int i = 0; i < rounds; ++i) {
+          for (auto& ref : in)
+            if (auto filled = d.fill(ref, 0.0f).wait(); !filled)
+              return self->fail_state(filled.error());
+          if (auto done = place.rank.exchange(sends, recvs).wait(); !done)
+            return self->fail_state(done.error());
+          for (std::size_t peer = 0; peer < in.size(); ++peer) {
+            auto got = d.download(in[peer]);
+            if (!got)
+              return self->fail_state(got.error());
+            if (*got != std::vector<float>(count, static_cast<float>(peer + 1)))
+              return self->fail_state(
+                  make_error(errc::internal, "not what rank " + std::to_string(peer) + " sent"));
+          }
+        }
+        const auto alone = place.rank.exchange({{place.rank.index(), *out}}, {}).wait();
+        if (alone || code_of(alone.error()) != errc::invalid_argument)
+          self->fail_state(make_error(errc::internal, "half a message was taken"));
+      });
+    });
   if (!error)
     error = register_program("echo", spawn_echo);
   // The same as "echo", once somebody writes to the pipe that its arguments name.
@@ -187,13 +230,22 @@ TEST_F(Programs, SumBesideTheirDevices) {
   EXPECT_NE(reports_[0].rank, reports_[1].rank);
 }
 
+// Each of them sends first.
+TEST_F(Programs, ExchangeMessages) {
+  TROUPE_NEEDS_DEVICES(2);
+  start(3, {"all to all", {}});
+  ASSERT_TRUE(until([this] { return ended_.size() == system_->ordinals().size(); }));
+  EXPECT_TRUE(nobody_failed());
+}
+
 TEST_F(Programs, LeaveTheParentNoCollectives) {
   TROUPE_NEEDS_DEVICES(2);
   start(2, {"sums for ever", {}});
   ASSERT_TRUE(until_more_reports(2));
   for (auto error :
        {error_of(ask<collective_done>(*system_, actor_, barrier{})),
-        error_of(ask<collective_done>(*system_, actor_, rank_local{0, barrier{}, {}}))})
+        error_of(ask<collective_done>(*system_, actor_, rank_local{0, barrier{}, {}})),
+        error_of(ask<collective_done>(*system_, actor_, exchange{0, {{1, {}}}, {}, {}}))})
     EXPECT_EQ(code_of(error), errc::not_supported) << describe(error);
   // Its devices are there for the parent, too.
   EXPECT_TRUE(works(must(device::open(*system_, 0))));

@@ -33,6 +33,8 @@ struct send_recv;
 struct barrier;
 struct group;
 struct rank_local;
+struct message_end;
+struct exchange;
 struct device_changed;
 struct device_stats;
 struct world_member;
@@ -122,6 +124,8 @@ CAF_ADD_TYPE_ID(troupe, (troupe::send_recv))
 CAF_ADD_TYPE_ID(troupe, (troupe::barrier))
 CAF_ADD_TYPE_ID(troupe, (troupe::group))
 CAF_ADD_TYPE_ID(troupe, (troupe::rank_local))
+CAF_ADD_TYPE_ID(troupe, (troupe::message_end))
+CAF_ADD_TYPE_ID(troupe, (troupe::exchange))
 CAF_ADD_TYPE_ID(troupe, (troupe::device_changed))
 CAF_ADD_TYPE_ID(troupe, (troupe::device_stats))
 CAF_ADD_TYPE_ID(troupe, (troupe::world_member))
