@@ -56,10 +56,10 @@ struct mesh_config {
   /// Memory moves in chunks of so many bytes of each rank's larger buffer: while one is worked on,
   /// the next is on its way up and the one before on its way down.
   std::size_t chunk_bytes = std::size_t{4} << 20;
-  /// Chunks on their way at a time. Each rank keeps, for the collectives of each group that it uses
-  /// and, in each group, for each rank that it sends to and for each that it receives from, so many
-  /// chunks of device memory, and of pinned memory for each direction in which pageable memory
-  /// went.
+  /// Chunks on their way at a time: 1 to 1,024. Each rank keeps, for the collectives of each group
+  /// that it uses and, in each group, for each rank that it sends to and for each that it receives
+  /// from, so many chunks of device memory, and of pinned memory for each direction in which
+  /// pageable memory went.
   std::size_t chunks = 4;
 };
 
@@ -103,7 +103,8 @@ class mesh_comm {
 public:
   /// One handle per rank of `all`, in rank order. All ranks are in this process.
   /// @errors errc::invalid_argument: a group with a device that is not in `all`, two groups of one
-  ///         name with a rank in common, or chunks that hold no element of each rank
+  ///         name with a rank in common, chunks that hold no element of each rank, or too
+  ///         many of them
   static caf::expected<std::vector<mesh_comm>> open(const world& all, mesh_config config = {});
 
   /// In the world of all ranks.

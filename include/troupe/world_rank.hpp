@@ -30,7 +30,8 @@ namespace troupe {
 ///         ranks, also for those that come to it later. A call that is refused for its own
 ///         arguments (errc::invalid_argument, shape_mismatch, stale_ref, indeterminate,
 ///         buffer_acquired, unavailable, overloaded), or means another membership
-///         (errc::membership_changed), does not count.
+///         (errc::membership_changed), or has a negative deadline, does not count; of an exchange
+///         of which one message is refused so, none does.
 /// @thread any; the order of one rank's calls is its caller's
 class world_rank {
 public:

@@ -17,7 +17,9 @@ namespace {
 class devices_actor final : public actor_base<> {
 public:
   devices_actor(caf::actor_config& cfg, std::shared_ptr<runtime> owner)
-      : actor_base(cfg), owner_(std::move(owner)) {}
+      : actor_base(cfg), owner_(std::move(owner)) {
+    owner_->begin_replies();
+  }
 
   caf::behavior make_behavior() override {
     return with_exit([this](caf::exit_msg& x) { quit(x.reason); },

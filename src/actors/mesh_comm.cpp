@@ -16,6 +16,7 @@ namespace {
 
 /// The largest element.
 constexpr std::size_t largest_element = 8;
+constexpr std::size_t most_chunks = 1024;
 
 /// A rank's place in a group; its channels are made when they are needed.
 struct membership_in {
@@ -188,7 +189,8 @@ pending<void> mesh_comm::state::start(const detail::mesh_spec& given, detail::ho
 }
 
 caf::expected<std::vector<mesh_comm>> mesh_comm::open(const world& all, mesh_config config) {
-  if (config.chunks == 0 || config.chunk_bytes < largest_element * all.size())
+  if (config.chunks == 0 || config.chunks > most_chunks ||
+      config.chunk_bytes < largest_element * all.size())
     return make_error(errc::invalid_argument, std::to_string(config.chunks) + " chunks of " +
                                                   std::to_string(config.chunk_bytes) + " bytes");
   std::map<const detail::lane*, std::shared_ptr<state>> by_device;

@@ -123,6 +123,8 @@ public:
       programs_->stop();
     core_->close(world_phase::shut_down, make_error(errc::unavailable, "the world ended"));
     subscribers_.clear();
+    programs_.reset(); // the actor may stay, as long as it has messages on their way to itself
+    core_.reset();
     lease_.reset();
   }
 
@@ -467,8 +469,8 @@ private:
   }
 
   std::shared_ptr<system_lease> lease_;
-  const std::shared_ptr<world_core> core_;
-  const std::shared_ptr<rank_programs> programs_; // none: requests come here
+  std::shared_ptr<world_core> core_;
+  std::shared_ptr<rank_programs> programs_; // none: requests come here
   subscriber_list subscribers_;
   std::map<int, caf::actor> collectives_;
   std::map<int, device_changed> phases_;

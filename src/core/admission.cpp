@@ -246,6 +246,46 @@ void admission::place_handed_in_soon() noexcept {
     place();
 }
 
+caf::error admission::place_together(std::span<const entrant> all) {
+  joining* others = nullptr;
+  joining* done = nullptr;
+  caf::error refusal;
+  std::vector<part*> too_late;
+  {
+    std::lock_guard lock{order_mutex()};
+    others = place_all_handed_in(too_late);
+    for (auto i = all.begin(); i != all.end() && !refusal; ++i)
+      refusal = check_alone(*i->self, *i->how);
+    if (refusal)
+      all = {};
+    for (auto** end = &done; auto& [self, how] : all) {
+      how->self_ = self;
+      how->refusal_ = join(*how, too_late);
+      if (how->refusal_)
+        how->count_refused();
+      if (how->self_) { // else it may be gone with the operation
+        how->next_ = nullptr;
+        *end = how;
+        end = &how->next_;
+      }
+    }
+  }
+  let_go(too_late);
+  after_placing(others);
+  after_placing(done);
+  return refusal;
+}
+
+/// Under the lock of the order.
+caf::error admission::check_alone(const operation& request, joining& how) {
+  auto op = how.alone();
+  if (!op)
+    return op.error();
+  if (auto error = check_lanes(**op, (*op)->bounded()); error)
+    return error;
+  return check_uses(request, **op, how.uses());
+}
+
 joining* admission::place_all_handed_in(std::vector<part*>& too_late) {
   if (handed_in_.load(std::memory_order_relaxed) == nullptr)
     return nullptr;

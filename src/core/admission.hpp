@@ -26,6 +26,11 @@ public:
   /// as `operation::on_check` says.
   /// @errors why it cannot join
   virtual caf::expected<operation*> joint() = 0;
+  /// An operation of it alone, for whoever looks whether it is right before it has any effect.
+  /// @errors why it is refused
+  virtual caf::expected<operation*> alone() = 0;
+  /// It was refused, but others of its caller have their places: it counts as one of them.
+  virtual void count_refused() = 0;
   /// Brings what placing it needs into the cache of the calling thread.
   virtual void fetch_ahead() const noexcept = 0;
   /// Those that can make one operation together have the same one; null: none can.
@@ -81,6 +86,13 @@ public:
   /// operation take much less time together than one by one.
   void place_handed_in();
   void place_handed_in_soon() noexcept;
+  struct entrant {
+    std::shared_ptr<operation> self;
+    joining* how;
+  };
+  /// Gives `all`, of one caller, their places in one step; or none of them.
+  /// @errors why one of them is refused: none of them counts
+  caf::error place_together(std::span<const entrant> all);
 
   /// Hands on what waits for nothing any more. Called when that may have changed.
   void go_on() noexcept;
@@ -111,6 +123,7 @@ private:
   /// nothing happens.
   joining* place_whole(std::span<joining* const> all, std::vector<part*>& too_late);
   caf::error join(joining& one, std::vector<part*>& too_late);
+  static caf::error check_alone(const operation& request, joining& how);
   void after_placing(joining* done);
   held_operation* find_held(const operation& op) noexcept;
   bool is_behind(const operation& op, const operation& first);

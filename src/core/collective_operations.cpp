@@ -11,6 +11,7 @@
 #include "core/world_core.hpp"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <utility>
 
@@ -795,13 +796,38 @@ caf::expected<operation*> rank_request::joint() {
       return error;
     }
   } else {
-    if (auto limit = world_->limits().waiting_limit; line.ahead(caller) >= limit)
-      return make_error(describe_call(
-          errc::overloaded, std::to_string(limit) + " calls of this rank wait for others'"));
-    op = make_joint();
+    if (auto error = check_line(line.ahead(caller)); error)
+      return error;
+    op = made_ ? std::move(made_) : make_joint();
   }
   found_ = std::move(op);
   return found_.get();
+}
+
+/// May one more call wait for others' in its line, where `ahead` do?
+caf::error rank_request::check_line(std::size_t ahead) const {
+  auto limit = world_->limits().waiting_limit;
+  if (ahead < limit)
+    return {};
+  return make_error(describe_call(errc::overloaded,
+                                  std::to_string(limit) + " calls of this rank wait for others'"));
+}
+
+caf::expected<operation*> rank_request::alone() {
+  if (auto error = world_->check_view(*this, membership_, absent_); error)
+    return error;
+  auto& line = world_->matching().line_of(call_);
+  auto caller = rank_matching::caller_of(call_);
+  auto awaited = std::min(before_, line.awaited(caller)); // others have made theirs already
+  if (auto error = check_line(line.ahead(caller) + before_ - awaited); error)
+    return error;
+  made_ = make_joint();
+  return made_.get();
+}
+
+void rank_request::count_refused() {
+  if (!counts_ && found_)
+    refuse_for_all();
 }
 
 std::shared_ptr<collective_operation> rank_request::make_joint() {
@@ -892,13 +918,7 @@ bool rank_request::succeed(const collective_done& value_of_all) noexcept {
 }
 
 void rank_request::start() {
-  auto now = clock::now();
-  if (deadline <= now) {
-    answer(make_error(
-        describe_call(errc::deadline_exceeded, "its deadline was over before it began")));
-    return;
-  }
-  admitted_at = now.time_since_epoch().count();
+  admitted_at = clock::now().time_since_epoch().count();
   auto& gate = world_->owner()->gate();
   auto self = std::static_pointer_cast<rank_request>(shared_from_this());
   gate.hand_in(self, *this);
@@ -913,6 +933,16 @@ void rank_request::start() {
   } else {
     gate.place_handed_in_soon();
   }
+  watch();
+}
+
+admission::entrant rank_request::begin_together(std::size_t before) {
+  admitted_at = clock::now().time_since_epoch().count();
+  before_ = before;
+  return {std::static_pointer_cast<operation>(shared_from_this()), this};
+}
+
+void rank_request::watch() {
   auto& keeper = world_->owner()->keeper();
   keeper.add(*this);
   if (answered())
@@ -927,6 +957,7 @@ void rank_request::placed(const caf::error& why) {
     if (refused_for_all_)
       found_->fail(why);
     found_.reset();
+    made_.reset();
     if (why)
       answer(why);
     runtime.keeper().remove(*this);
@@ -981,15 +1012,29 @@ exchange_request::exchange_request(std::shared_ptr<runtime> owner,
 
 void exchange_request::start() {
   auto self = std::static_pointer_cast<exchange_request>(shared_from_this());
-  owner_->keeper().add(*this);
+  std::map<std::pair<std::int32_t, collective_kind>, std::size_t> lines;
+  std::vector<admission::entrant> all;
+  all.reserve(requests_.size());
+  for (auto& x : requests_) {
+    x->on_answer([self, request = x.get()] { self->on_answer_of(*request); });
+    all.push_back(x->begin_together(lines[{x->peer(), x->what()}]++));
+  }
+  if (auto why = owner_->gate().place_together(all); why) {
+    answer(why);
+    for (auto& x : requests_)
+      x->answer(why);
+    return;
+  }
+  for (auto& x : requests_)
+    x->watch();
+  auto& keeper = owner_->keeper();
   on_answer([owner = owner_, weak = std::weak_ptr{self}] {
     if (auto x = weak.lock())
       owner->keeper().remove(*x);
   });
-  for (auto& x : requests_) {
-    x->on_answer([self, request = x.get()] { self->on_answer_of(*request); });
-    x->start();
-  }
+  keeper.add(*this);
+  if (answered())
+    keeper.remove(*this);
 }
 
 void exchange_request::on_answer_of(const rank_request& x) noexcept {

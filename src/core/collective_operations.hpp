@@ -159,7 +159,11 @@ public:
   void begin(const char* verb, std::shared_ptr<world_core> world, rank_call call, rank_set absent,
              const request_options& options);
   std::uint64_t number() const noexcept override;
+  collective_kind what() const noexcept { return call_.call.what; }
+  std::int32_t peer() const noexcept { return call_.call.peer; }
   caf::expected<operation*> joint() override;
+  caf::expected<operation*> alone() override;
+  void count_refused() override;
   std::span<const use> uses() const override { return {uses_.data(), use_count_}; }
   void fetch_ahead() const noexcept override;
   const void* kin() const noexcept override;
@@ -170,6 +174,10 @@ public:
   void placed(const caf::error& why) override;
   /// Hands it in; a refusal becomes its answer.
   void start();
+  /// The same together with others of its rank, `before` of which come before it in its line: for
+  /// `admission::place_together`. Then `watch`.
+  admission::entrant begin_together(std::size_t before);
+  void watch();
   /// Its rank's part is done. False if it was answered before.
   bool succeed(const collective_done& value_of_all) noexcept;
   /// The operation is answered; this is its answer too, if it has none.
@@ -187,6 +195,7 @@ private:
   failure describe_call(errc code, std::string detail) const;
   void refuse_for_all();
   std::shared_ptr<collective_operation> make_joint();
+  caf::error check_line(std::size_t ahead) const;
 
   // What a place in the order takes, together, from `joining` on.
   std::uint64_t membership_ = 0;
@@ -201,16 +210,18 @@ private:
   rank_call call_; // the operation's, too
 
   std::shared_ptr<collective_operation> found_; // what it may become a part of
+  std::size_t before_ = 0;                      // of those that come with it, in its line
+  std::shared_ptr<collective_operation> made_;  // ahead, to become that
 };
 
-/// Several requests of one rank that are answered together: when all are done, or with the first
-/// that failed. The others are taken back then.
+/// Several requests of one rank that have their places in one step, and are answered together: when
+/// all are done, or with the first that failed. The others are taken back then.
 class exchange_request final : public operation_of<collective_done> {
 public:
-  /// None of `requests` is handed in yet.
+  /// `requests`: of messages, not started yet, in their order.
   exchange_request(std::shared_ptr<runtime> owner,
                    std::vector<std::shared_ptr<rank_request>> requests);
-  /// Hands them in.
+  /// Gives all of them their places, or refuses them as a whole.
   void start();
 
 protected:

@@ -419,7 +419,8 @@ caf::error mesh_channel::await(operation& op) const {
 void mesh_channel::run_out() {
   std::unique_lock lock{mutex_};
   while (true) {
-    condition_.wait(lock, [this] { return !handed_.empty() || (closed_ && !running_); });
+    condition_.wait(
+        lock, [this] { return !handed_.empty() || (closed_ && !running_ && queue_.empty()); });
     if (handed_.empty())
       return;
     auto& c = *handed_.front();

@@ -34,6 +34,8 @@ public:
   bool empty() const noexcept { return open_.empty(); }
   /// How many calls `caller` has made that wait for somebody's.
   std::size_t ahead(std::size_t caller) const noexcept { return next_[caller] - first_; }
+  /// How many calls of others wait for one of `caller`.
+  std::size_t awaited(std::size_t caller) const noexcept { return open_.size() - ahead(caller); }
   rank_set left_out() const noexcept { return left_out_; }
   /// How many calls `caller` has made, or was not waited for.
   std::uint64_t made(std::size_t caller) const noexcept { return next_[caller]; }

@@ -209,12 +209,13 @@ caf::error actors_ended(const operation& op) {
 
 void runtime::reply_to_actor(operation& op) noexcept {
   op.replies_to_actor.store(true);
-  if (replies_ended_.load())
+  if (roots_.load() == 0)
     op.answer(actors_ended(op));
 }
 
 void runtime::end_replies() noexcept {
-  replies_ended_.store(true);
+  if (roots_.fetch_sub(1) != 1)
+    return;
   keeper_.for_each([](operation& op) {
     if (op.replies_to_actor.load())
       op.answer(actors_ended(op));
@@ -460,6 +461,7 @@ void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
 
 void runtime::watch_losses(std::weak_ptr<void> who, std::function<void(int, const caf::error&)> f) {
   std::lock_guard lock{losses_mutex_};
+  std::erase_if(losses_, [](auto& x) { return x.first.expired(); });
   losses_.emplace_back(std::move(who), std::move(f));
 }
 

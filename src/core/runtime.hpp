@@ -74,7 +74,9 @@ public:
 
   /// The answer of `op` goes to a mailbox, and so comes before the actors end.
   void reply_to_actor(operation& op) noexcept;
-  /// Answers all that goes to mailboxes: the actors end.
+  /// The root of the actors begins and ends: with the last handle that somebody has, and anew with
+  /// the next one. With the last root that is there, all that goes to mailboxes is answered.
+  void begin_replies() noexcept { roots_.fetch_add(1); }
   void end_replies() noexcept;
 
   /// `f` hears, on any thread, that a device, by its ordinal, is lost, before it is there again; as
@@ -130,9 +132,9 @@ private:
   std::vector<slot> slots_;
   std::atomic<bool> ended_{false};
   std::mutex end_mutex_;
-  caf::error end_cause_; // under end_mutex_
-  std::atomic<bool> replies_ended_{false};
-  bool closed_ = false; // under slots_mutex_
+  caf::error end_cause_;      // under end_mutex_
+  std::atomic<int> roots_{0}; ///< whose actors have mailboxes
+  bool closed_ = false;       // under slots_mutex_
   std::mutex losses_mutex_;
   std::vector<std::pair<std::weak_ptr<void>, std::function<void(int, const caf::error&)>>> losses_;
   timekeeper keeper_;

@@ -940,6 +940,21 @@ caf::error world_core::check_rank(const char* verb, int rank) const {
                                  std::to_string(size()));
 }
 
+/// A rank's call that comes too late by what it says does not count; one whose time is over by the
+/// time that it has its place does.
+caf::error world_core::check_deadline(const char* verb, int rank,
+                                      const request_options& options) const {
+  if (options.deadline.count() >= 0)
+    return {};
+  failure why;
+  why.code = errc::deadline_exceeded;
+  why.verb = verb;
+  why.rank = rank;
+  why.device = lanes_[static_cast<std::size_t>(rank)]->state().ordinal();
+  why.detail = "its deadline was over before it began";
+  return make_error(std::move(why));
+}
+
 world_core::answer world_core::run(int rank, const collective_view& what,
                                    const request_options& options,
                                    std::shared_ptr<world_core> self) {
@@ -964,6 +979,8 @@ world_core::answer world_core::run(int rank, const collective_view& what,
     calls.push_back(std::move(*call));
     return start(verb, std::move(calls), options, *without);
   }
+  if (auto error = check_deadline(verb, rank, options); error)
+    return refuse(std::move(error));
   auto request = new_request(verb, std::move(*call), *without, options, std::move(self));
   request->start();
   make_spares_of(static_cast<std::size_t>(rank));
@@ -1028,6 +1045,8 @@ world_core::answer world_core::run(const exchange& what, std::shared_ptr<world_c
     return refuse(std::move(calls.error()));
   if (!is_whole())
     return start(verb, std::move(calls), what.options, *without);
+  if (auto error = check_deadline(verb, what.rank, what.options); error)
+    return refuse(std::move(error));
   std::vector<std::shared_ptr<rank_request>> requests;
   for (auto& x : *calls) {
     auto* of_message = to_string(x.call.what).data();

@@ -158,6 +158,7 @@ private:
   bool is_whole() const noexcept { return local_ranks_.size() == lanes_.size(); }
   caf::error check_whole(const char* verb) const;
   caf::error check_rank(const char* verb, int rank) const;
+  caf::error check_deadline(const char* verb, int rank, const request_options& options) const;
   caf::expected<rank_set> to_leave_out(const char* verb, const request_options& options) const;
   std::shared_ptr<communicator> own(std::uint64_t epoch, rank_set absent, communicator_ranks ranks);
   std::shared_ptr<communicator> adopt(std::uint64_t epoch, rank_set absent,

@@ -370,7 +370,8 @@ TEST_F(MeshComm, RefusesGroupsThatCannotBe) {
   halves.push_back(same[0]);
   EXPECT_TRUE(has_code(mesh_comm::open(*all, {.groups = halves}), errc::invalid_argument));
   EXPECT_TRUE(has_code(mesh_comm::open(*all, {.chunk_bytes = 15}), errc::invalid_argument));
-  EXPECT_TRUE(has_code(mesh_comm::open(*all, {.chunks = 0}), errc::invalid_argument));
+  for (std::size_t chunks : {std::size_t{0}, std::size_t{1025}, SIZE_MAX})
+    EXPECT_TRUE(has_code(mesh_comm::open(*all, {.chunks = chunks}), errc::invalid_argument));
 }
 
 // -- bad input

@@ -561,6 +561,48 @@ TEST_F(RankCalls, ExchangeAllOrEndTogether) {
   EXPECT_TRUE(holds(w.device_of(2), y[2], std::vector<std::int32_t>(8, 9)));
 }
 
+// None of its messages counts.
+TEST_F(RankCalls, ExchangeThatIsRefusedLeavesAllInStep) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto stale = must(w.device_of(0).allocate<std::int32_t>(8));
+  {
+    testing::world_feed feed{system, w.actor()};
+    must(answer_of(w.device_of(0).reset()));
+    feed.until(world_phase::ready, 2);
+  }
+  auto x = numbers();
+  auto y = numbers();
+  for (int i = 0; i < 3; ++i) {
+    auto refused = w.rank(0).exchange({{1, x[0]}, {1, stale}}, {{1, y[0]}});
+    EXPECT_TRUE(has_code(answer_of(refused), errc::stale_ref));
+    auto mine = w.rank(0).exchange({{1, x[0]}}, {{1, y[0]}});
+    auto other = w.rank(1).exchange({{0, x[1]}}, {{0, y[1]}});
+    expect_ok({mine, other});
+    EXPECT_TRUE(holds(w.device_of(0), y[0], std::vector<std::int32_t>(8, 2)));
+    EXPECT_TRUE(holds(w.device_of(1), y[1], std::vector<std::int32_t>(8, 1)));
+  }
+}
+
+// All of them count, however far it has come with them.
+TEST_F(RankCalls, ExchangeWhoseTimeIsOverEndsAtAllItsOtherEnds) {
+  TROUPE_NEEDS_DEVICES(2);
+  constexpr std::size_t many = 300;
+  auto x = numbers();
+  for (auto limit : {1ns, 100000ns, 500000ns}) {
+    auto all =
+        w.rank(0).exchange(std::vector<message_end>(many, {1, x[0]}), {}, {.deadline = limit});
+    EXPECT_TRUE(has_code(answer_of(all), errc::deadline_exceeded));
+    // Its own time was over, or another message's was before.
+    for (std::size_t i = 0; i < many; ++i) {
+      auto got = answer_of(w.rank(1).recv(x[1], 0));
+      EXPECT_TRUE(has_code(got, errc::deadline_exceeded) || has_code(got, errc::cancelled));
+    }
+  }
+  auto late = w.rank(0).all_reduce(x[0], reduce_op::sum, {.deadline = 1ns});
+  EXPECT_TRUE(has_code(answer_of(late), errc::deadline_exceeded));
+  EXPECT_TRUE(has_code(answer_of(w.rank(1).all_reduce(x[1])), errc::deadline_exceeded));
+}
+
 TEST_F(RankCalls, AsMessages) {
   auto x = numbers();
   std::atomic<std::size_t> done{0};

@@ -1,5 +1,6 @@
 // A world: its life, its all-reduce, and what becomes of both when something goes wrong.
 
+#include "support/eventually.hpp"
 #include "support/world_fixture.hpp"
 #include <troupe/detail/caf_compat.hpp>
 
@@ -1019,7 +1020,7 @@ TEST_P(WorldErrors, EndTheCommunicatorAndItGoesOn) {
   const auto [device, call] = GetParam();
   auto plan = std::make_shared<fault_plan>();
   test_system system{{.devices = 3, .faults = plan}};
-  auto w = system.open_world(hasty());
+  auto w = system.open_world();
   world_feed feed{system, w.actor()};
   plan->add({fault::fail, verb::collective, device, call});
   std::vector<std::vector<any_gpu_ref>> refs;
@@ -1054,7 +1055,7 @@ TEST(WorldErrors, AreSeenBehindTheCalls) {
   TROUPE_HOST_ONLY("a fault plan");
   auto plan = std::make_shared<fault_plan>();
   test_system system{{.devices = 3, .faults = plan}};
-  auto w = system.open_world(hasty());
+  auto w = system.open_world();
   world_feed feed{system, w.actor()};
   plan->add({fault::fail, verb::asynchronous_error, 1});
   auto answer = answer_of(w.all_reduce(zeros(w)));
@@ -1314,6 +1315,22 @@ TEST(WorldEnd, SystemEndsWhileAWorldIsBuilt) {
     test_system system{{.devices = 3}};
     auto actor = system.spawn_world();
     caf::anon_send_exit(actor, caf::exit_reason::user_shutdown);
+  }
+}
+
+// The actors of the devices end with the last handle, and begin anew with the next one.
+TEST(WorldEnd, MessagesAreAnsweredAfterTheLastHandleWentOnce) {
+  test_system system;
+  auto running = [&] { return system.get().registry().running(); };
+  const auto before = running();
+  for (int i = 0; i < 3; ++i) {
+    {
+      auto w = system.open_world();
+      EXPECT_TRUE(is_ok(ask<collective_done>(system, w.actor(), barrier{})));
+      auto d = must(system.open(0).actor());
+      EXPECT_TRUE(is_ok(ask<device_stats>(system, d, stats{})));
+    }
+    ASSERT_TRUE(testing::eventually([&] { return running() <= before; }));
   }
 }
 
