@@ -614,14 +614,63 @@ TEST(HostTransportBuild, IsCalledOffWhereItsRanksMeet) {
   const local_rank mine{0, 0};
   auto waiting = std::async(std::launch::async, [&] { return other->build(id, 2, {&mine, 1}); });
   ASSERT_TRUE(wait_for_a_rank(id, 3));
-  other->call_off(id); // nobody meets there
-  EXPECT_TRUE(wait_for_a_rank(id, 3));
   hub->call_off(id);
   EXPECT_TRUE(has_code(waiting.get(), errc::unavailable));
   const local_rank second{1, 0};
   EXPECT_TRUE(has_code(other->build(id, 2, {&second, 1}), errc::unavailable));
   hub->call_off(later); // before anybody has come
   EXPECT_TRUE(has_code(other->build(later, 2, {&mine, 1}), errc::unavailable));
+}
+
+/// A build that is to be called off.
+struct unwanted_build {
+  unwanted_build(backend& x, const communicator_id& id, int size, local_rank mine)
+      : result(std::async(std::launch::async, [&x, id, size, mine, this] {
+          auto built = x.build(id, size, {&mine, 1});
+          over = true;
+          return built;
+        })) {}
+  /// False: it goes on nevertheless.
+  bool is_called_off(backend& x, const communicator_id& id) {
+    return becomes([&] {
+      x.call_off(id); // it may not wait yet
+      return over.load();
+    });
+  }
+
+  std::atomic<bool> over{false};
+  std::future<caf::expected<communicator_ranks>> result;
+};
+
+/// The hub's host may have lost its power: then not even an end comes of it.
+TEST(HostTransportBuild, IsCalledOffWhereNothingComesOfTheHub) {
+  auto at = must(detail::address_from_string(here));
+  auto silent = must(detail::listen_at(at));
+  detail::hub_invitation where;
+  where.group = 1;
+  where.hub = at;
+  const auto id = detail::id_of(where);
+  const auto host = make_host_backend({.devices = 1});
+  unwanted_build x{*host, id, 2, {1, 0}};
+  EXPECT_TRUE(x.is_called_off(*host, id));
+  silent.reset(); // else one that goes on would do so for ever
+  EXPECT_TRUE(has_code(x.result.get(), errc::unavailable));
+}
+
+TEST(HostTransportBuild, WhoCallsItOffLeavesItsPlaceToAnother) {
+  const auto hub = make_host_backend({.devices = 1, .listen_address = here});
+  const auto first = make_host_backend({.devices = 1});
+  const auto second = make_host_backend({.devices = 2});
+  const auto id = must(hub->make_communicator_id());
+  const local_rank mine{0, 0};
+  auto waiting = std::async(std::launch::async, [&] { return hub->build(id, 3, {&mine, 1}); });
+  unwanted_build x{*first, id, 3, {1, 0}};
+  EXPECT_TRUE(x.is_called_off(*first, id));
+  EXPECT_TRUE(has_code(x.result.get(), errc::unavailable));
+  const std::array<local_rank, 2> others{{{1, 0}, {2, 1}}};
+  auto built = must(second->build(id, 3, others));
+  EXPECT_TRUE(is_ok(second->destroy(std::move(built))));
+  EXPECT_TRUE(is_ok(hub->destroy(must(waiting.get()))));
 }
 
 TEST(HostTransportBuild, WhatIsWholeIsNotCalledOff) {

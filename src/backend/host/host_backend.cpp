@@ -37,6 +37,12 @@ struct assembly {
   bool complete() const noexcept { return devices.size() == taken.size(); }
 };
 
+/// Ranks of this process that are on their way into a communicator with others.
+struct arrival {
+  std::vector<int> devices;
+  waiting_room room;
+};
+
 class host_backend final : public backend {
 public:
   explicit host_backend(const host_backend_options& options)
@@ -121,6 +127,8 @@ public:
     if (const auto where = invitation_of(id)) {
       if (hub_ && hub_->has_invited(*where))
         hub_->call_off(where->group);
+      else if (const auto found = connecting_.find(id.bytes); found != connecting_.end())
+        found->second.room.close();
       return;
     }
     const auto found = assemblies_.find(id.bytes);
@@ -191,25 +199,32 @@ private:
     if (size > most_ranks)
       return fail(errc::not_supported, -1,
                   "more ranks than several processes can have: " + std::to_string(size));
+    waiting_room* room = nullptr;
     {
       std::lock_guard lock{mutex_};
       const auto found = connecting_.find(id.bytes);
       assembly mine{size};
       if (found != connecting_.end())
-        mine.devices = found->second;
+        mine.devices = found->second.devices;
       if (auto err = join(mine, size, ranks))
         return err;
-      connecting_[id.bytes] = std::move(mine.devices);
+      auto& here = connecting_[id.bytes];
+      here.devices = std::move(mine.devices);
+      room = &here.room;
     }
-    auto transports = host_connection::build(where, size, ranks);
+    auto transports = host_connection::build(where, size, ranks, *room);
+    bool unwanted = false;
     {
       std::lock_guard lock{mutex_};
       const auto found = connecting_.find(id.bytes);
+      unwanted = room->is_closed();
       for (const auto& x : ranks)
-        std::erase(found->second, x.device);
-      if (found->second.empty())
+        std::erase(found->second.devices, x.device);
+      if (found->second.devices.empty())
         connecting_.erase(found);
     }
+    if (!transports && unwanted)
+      return fail(errc::unavailable, -1, "the communicator is not wanted any more");
     if (!transports)
       return std::move(transports.error());
     return communicators(*transports, ranks);
@@ -258,7 +273,7 @@ private:
   std::mutex mutex_;
   std::condition_variable complete_;
   std::map<id_bytes, std::shared_ptr<assembly>> assemblies_;
-  std::map<id_bytes, std::vector<int>> connecting_; ///< the devices that are on their way to a hub
+  std::map<id_bytes, arrival> connecting_; ///< those that are on their way to a hub
   const std::string listen_address_;
   std::unique_ptr<host_hub> hub_; ///< from the first id on
 };

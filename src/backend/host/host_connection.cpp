@@ -46,13 +46,18 @@ caf::error await(int socket, frame_kind wanted) {
 /// A rank that is on its way into a communicator. It withdraws if it does not get there.
 class candidate {
 public:
-  candidate(file_descriptor socket, local_rank x) noexcept : socket_(std::move(socket)), rank_(x) {}
+  /// It has entered `room`.
+  candidate(file_descriptor socket, local_rank x, waiting_room& room) noexcept
+      : socket_(std::move(socket)), rank_(x), room_(&room) {}
   candidate(candidate&&) = default;
   candidate& operator=(candidate&&) = delete;
   ~candidate() {
+    if (!socket_)
+      return;
     const frame_header leaves{.kind = frame_kind::leave};
-    if (socket_)
-      static_cast<void>(send_at_once(socket_.get(), bytes_of(leaves))); // else the hub sees the end
+    static_cast<void>(send_at_once(socket_.get(), bytes_of(leaves))); // else the hub sees the end
+    const int mine = socket_.get();
+    room_->leave({&mine, 1});
   }
 
   caf::error await(frame_kind wanted) const {
@@ -65,26 +70,31 @@ public:
   }
 
   file_descriptor take() noexcept { return std::move(socket_); }
+  int native() const noexcept { return socket_.get(); }
   int rank() const noexcept { return rank_.rank; }
 
 private:
   file_descriptor socket_;
   local_rank rank_;
+  waiting_room* room_;
 };
 
-caf::expected<candidate> knock(const hub_invitation& where, int size, local_rank x) {
+caf::expected<candidate> knock(const hub_invitation& where, int size, local_rank x,
+                               waiting_room& room) {
   auto socket = connect_to(where.hub, std::chrono::steady_clock::now() + connect_limit);
   if (!socket) {
     auto f = failure_of(socket.error()).value_or(failure{.code = errc::nccl_error});
     f.detail = "no way to the ranks' meeting place at " + to_string(where.hub);
     return make_error(std::move(f));
   }
+  if (!room.enter(socket->get()))
+    return hub_gone();
+  candidate result{std::move(*socket), x, room};
   const wire_hello hello{
       .secret = where.secret, .group = where.group, .size = size, .rank = x.rank};
   const std::array blocks{bytes_of(hello)};
-  if (send_all(socket->get(), blocks) != 0)
+  if (send_all(result.native(), blocks) != 0)
     return hub_gone();
-  candidate result{std::move(*socket), x};
   if (auto err = result.await(frame_kind::accepted))
     return err;
   return result;
@@ -92,20 +102,52 @@ caf::expected<candidate> knock(const hub_invitation& where, int size, local_rank
 
 } // namespace
 
+bool waiting_room::enter(int socket) {
+  std::lock_guard lock{mutex_};
+  if (closed_)
+    return false;
+  sockets_.push_back(socket);
+  return true;
+}
+
+bool waiting_room::leave(std::span<const int> sockets) noexcept {
+  std::lock_guard lock{mutex_};
+  for (auto x : sockets)
+    std::erase(sockets_, x);
+  return !closed_;
+}
+
+void waiting_room::close() noexcept {
+  std::lock_guard lock{mutex_};
+  closed_ = true;
+  for (auto x : sockets_)
+    shut_down_receiving(x); // they can still tell the hub that they leave
+}
+
+bool waiting_room::is_closed() const noexcept {
+  std::lock_guard lock{mutex_};
+  return closed_;
+}
+
 caf::expected<std::vector<std::shared_ptr<host_transport>>>
-host_connection::build(const hub_invitation& where, int size,
-                       std::span<const local_rank> ranks) noexcept {
+host_connection::build(const hub_invitation& where, int size, std::span<const local_rank> ranks,
+                       waiting_room& room) noexcept {
   std::vector<candidate> candidates;
   candidates.reserve(ranks.size());
   for (const auto& x : ranks) {
-    auto came = knock(where, size, x);
+    auto came = knock(where, size, x, room);
     if (!came)
       return std::move(came.error());
     candidates.push_back(std::move(*came));
   }
-  for (const auto& x : candidates)
+  std::vector<int> sockets;
+  for (const auto& x : candidates) {
     if (auto err = x.await(frame_kind::ready))
       return err;
+    sockets.push_back(x.native());
+  }
+  if (!room.leave(sockets)) // all at once: what is whole is not called off in part
+    return hub_gone();
   std::vector<std::shared_ptr<host_transport>> result;
   for (auto& x : candidates) {
     auto made = std::make_shared<host_connection>(x.take(), size, x.rank());

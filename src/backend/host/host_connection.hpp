@@ -20,19 +20,38 @@
 
 namespace troupe::detail {
 
+/// Ranks of this process that wait for those of others, by their sockets. @thread any
+class waiting_room {
+public:
+  /// False: it is closed.
+  bool enter(int socket);
+  /// Before the sockets are closed. False: who was in it has been sent away.
+  bool leave(std::span<const int> sockets) noexcept;
+  /// Whoever is in it hears no more of the hub, which may be gone without a word.
+  void close() noexcept;
+  bool is_closed() const noexcept;
+
+private:
+  mutable std::mutex mutex_;
+  std::vector<int> sockets_;
+  bool closed_ = false;
+};
+
 /// The ranks of a communicator, as one of them sees them over a connection to the hub.
 ///
 /// Nothing here waits for a process that does not answer once the communicator has ended, but for
 /// `send_patience`.
 class host_connection final : public host_transport {
 public:
-  /// Connects ranks of this process to a hub; blocks until all ranks of all processes have come.
+  /// Connects ranks of this process to a hub; blocks until all ranks of all processes have come, or
+  /// `room` is closed.
   /// @shape  size: at most `most_ranks`
   /// @errors errc::invalid_argument: another rank said another size, or a rank is taken;
   ///         errc::nccl_error: there is no hub, or it has gone, or so has the process of a rank;
-  ///         errc::unavailable: no thread can be started
+  ///         errc::unavailable: no thread can be started; any: the room was closed
   static caf::expected<std::vector<std::shared_ptr<host_transport>>>
-  build(const hub_invitation& where, int size, std::span<const local_rank> ranks) noexcept;
+  build(const hub_invitation& where, int size, std::span<const local_rank> ranks,
+        waiting_room& room) noexcept;
 
   host_connection(file_descriptor socket, int size, int rank) noexcept;
   ~host_connection() override;

@@ -224,6 +224,8 @@ std::ptrdiff_t receive_some(int socket, std::span<std::byte> target) noexcept {
 
 void shut_down(int socket) noexcept { static_cast<void>(::shutdown(socket, SHUT_RDWR)); }
 
+void shut_down_receiving(int socket) noexcept { static_cast<void>(::shutdown(socket, SHUT_RD)); }
+
 void shut_down_sending(int socket) noexcept { static_cast<void>(::shutdown(socket, SHUT_WR)); }
 
 caf::error system_failure(errc code, const char* call, int native) {

@@ -60,6 +60,8 @@ std::ptrdiff_t receive_some(int socket, std::span<std::byte> target) noexcept;
 
 /// Ends both directions: whoever sends or receives returns. Nothing if the other side was first.
 void shut_down(int socket) noexcept;
+/// Whoever receives returns, as if the other side had ended the connection; what is sent goes on.
+void shut_down_receiving(int socket) noexcept;
 /// The other side finds the end behind what was sent.
 void shut_down_sending(int socket) noexcept;
 
