@@ -1,10 +1,9 @@
 #include "hosts/agent_worker.hpp"
 
 #include "core/log.hpp"
+#include "hosts/take_done.hpp"
 
-#include <algorithm>
 #include <chrono>
-#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -213,17 +212,13 @@ void agent_worker::map(const control_head& head, const map_args& what) {
 // -- what is done
 
 void agent_worker::watch() {
-  std::vector<outstanding> done;
   for (std::unique_lock lock{mutex_};;) {
     changed_.wait(lock, [this] { return stop_ || !outstanding_.empty(); });
     if (stop_)
       return;
-    const auto first_done =
-        std::stable_partition(outstanding_.begin(), outstanding_.end(), [this](const auto& x) {
-          return link_->done_word(x.what.event).load(std::memory_order_acquire) < x.what.record;
-        });
-    done.assign(std::make_move_iterator(first_done), std::make_move_iterator(outstanding_.end()));
-    outstanding_.erase(first_done, outstanding_.end());
+    auto done = take_done(outstanding_, [this](const auto& x) {
+      return link_->done_word(x.what.event).load(std::memory_order_acquire) >= x.what.record;
+    });
     lock.unlock();
     if (link_->lost()) // all count as done then
       return;
