@@ -311,8 +311,8 @@ device_place host_pool::place_of(int ordinal) const {
 void host_pool::end(const running& x, const caf::error& why) noexcept {
   if (!x.relay)
     return;
+  x.relay->end(why); // before: who waits for its words sees that they are over
   static_cast<void>(segments().remove(x.relay->memory().bytes().data())); // it may not be in
-  x.relay->end(why);
 }
 
 void host_pool::end_all(const std::vector<running>& lost) noexcept {

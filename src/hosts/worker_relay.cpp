@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
+#include <mutex>
 #include <new>
 #include <system_error>
 #include <utility>
@@ -38,13 +40,20 @@ struct worker_relay::remote_end {
   const std::uint64_t channel;
   const std::shared_ptr<frame_link> to;
   segment_table segments;
+
+  std::mutex mutex;
+  std::vector<unmap_message> unmaps; ///< for the relay's thread
+  std::atomic<bool> any_unmaps{false};
 };
 
 class worker_relay::sender final : public control_sender {
 public:
-  explicit sender(std::shared_ptr<remote_end> other) : other_(std::move(other)) {}
+  /// `wakes` the relay's thread; the link keeps it.
+  sender(std::shared_ptr<remote_end> other, bell& wakes)
+      : other_(std::move(other)), wakes_(wakes) {}
 
-  /// Memory that is mapped becomes a segment on the other host, too: this side keeps its own.
+  /// Memory that is mapped becomes a segment on the other host, too: this side keeps its own. The
+  /// worker's streams may still wait for words in what is to be unmapped: the relay's thread knows.
   caf::error send(std::span<const std::byte> message,
                   std::optional<int> descriptor) noexcept override {
     wire_reader reader{message};
@@ -53,7 +62,14 @@ public:
       if (auto error = keep(reader.get<map_args>(), descriptor))
         return error;
     } else if (head.kind == control::unmap) {
-      other_->segments.remove(reader.get<std::uint64_t>());
+      const auto segment = reader.get<std::uint64_t>();
+      {
+        std::lock_guard lock{other_->mutex};
+        other_->unmaps.push_back({segment, {message.begin(), message.end()}});
+      }
+      other_->any_unmaps.store(true);
+      wakes_.ring();
+      return {};
     }
     auto error = other_->send(host_frame::request, {message});
     if (error &&
@@ -82,6 +98,7 @@ private:
   }
 
   const std::shared_ptr<remote_end> other_;
+  bell& wakes_;
 };
 
 caf::expected<std::shared_ptr<worker_relay>> worker_relay::create(int ordinal,
@@ -101,8 +118,8 @@ worker_relay::worker_relay(int ordinal, std::string host, std::shared_ptr<shared
                            std::shared_ptr<remote_end> other)
     : ordinal_(ordinal), host_(std::move(host)), memory_(std::move(memory)),
       area_(*new(memory_->bytes().data()) link_area), other_(std::move(other)),
-      link_(std::make_shared<worker_link>(ordinal, area_, memory_,
-                                          std::make_unique<sender>(other_))) {}
+      link_(std::make_shared<worker_link>(
+          ordinal, area_, memory_, std::make_unique<sender>(other_, area_.words.to_reader))) {}
 
 worker_relay::~worker_relay() {
   end(make_error(errc::unavailable, "the worker is needed no more"));
@@ -154,12 +171,14 @@ void worker_relay::run() noexcept {
     command_head head;
     std::span<const std::byte> body;
     caf::error error = fire_watches();
+    if (!error)
+      error = send_unmaps();
     if (!error && ring.peek(head, body)) {
       error = forward(head, body);
       ring.pop(head);
     } else if (!error) {
       ring.wait_for_command(watches_.empty() ? std::chrono::nanoseconds{doze} : look_interval,
-                            [this] { return stop_.load(); });
+                            [this] { return stop_.load() || other_->any_unmaps.load(); });
     }
     if (error)
       return; // the connection is over: whoever looks after it has lost the link
@@ -178,13 +197,20 @@ caf::error worker_relay::forward(const command_head& head, std::span<const std::
     break;
   case command::record: {
     const auto x = reader.get<record_args>();
-    recorded_behind_[x.event] = behind(x.stream);
+    if (const auto& mine = behind(x.stream); !mine.empty())
+      recorded_behind_[x.event] = mine;
+    else
+      recorded_behind_.erase(x.event);
     break;
   }
   case command::wait_event: {
     const auto x = reader.get<wait_event_args>();
-    auto& mine = behind(x.stream);
-    mine = std::max(mine, recorded_behind_[x.event]);
+    if (const auto i = recorded_behind_.find(x.event); i != recorded_behind_.end()) {
+      auto& mine = behind_[x.stream];
+      for (auto number : i->second)
+        if (std::find(mine.begin(), mine.end(), number) == mine.end())
+          mine.push_back(number);
+    }
     break;
   }
   case command::destroy_stream:
@@ -203,10 +229,12 @@ caf::error worker_relay::forward(const command_head& head, std::span<const std::
 caf::error worker_relay::note_copy(const copy_args& x) {
   if (x.direction != copy_direction::host_to_device || x.size_bytes == 0)
     return {};
-  const auto last = behind(x.stream);
-  if (last < first_watch_)
+  const auto& before = behind(x.stream);
+  if (before.empty())
     return send_content(x.host, x.size_bytes);
-  watches_[last - first_watch_].contents.push_back({x.host, x.size_bytes});
+  const auto more = std::make_shared<content>(content{x.host, x.size_bytes, before.size()});
+  for (auto number : before)
+    watches_.at(number).contents.push_back(more);
   return {};
 }
 
@@ -221,25 +249,65 @@ void worker_relay::note_wait(const wait_word_args& x) {
   more.keep = std::move(segment);
   more.word = reinterpret_cast<const std::atomic<std::uint64_t>*>(bytes.data());
   more.what = {x.word, x.at_least};
-  watches_.push_back(std::move(more));
-  behind(x.stream) = first_watch_ + watches_.size() - 1;
+  watches_.emplace(++last_watch_, std::move(more));
+  behind(x.stream).push_back(last_watch_);
 }
 
-/// In their order: none waits for what is behind it in the order of all work.
+worker_relay::watch_numbers& worker_relay::behind(stream_id stream) {
+  auto& result = behind_[stream];
+  std::erase_if(result, [this](auto number) { return !watches_.contains(number); });
+  return result;
+}
+
+/// Each for itself: what one stream waits for may never be, or only after what another waits for.
 caf::error worker_relay::fire_watches() {
-  while (!watches_.empty()) {
-    auto& x = watches_.front();
-    if (x.word->load(std::memory_order_acquire) < x.what.value)
-      return {};
-    for (auto& y : x.contents)
-      if (auto error = send_content(y.from, y.size_bytes))
-        return error;
-    if (auto error = other_->send(host_frame::word, {bytes_of(x.what)}))
+  for (auto i = watches_.begin(); i != watches_.end();) {
+    if (i->second.word->load(std::memory_order_acquire) < i->second.what.value) {
+      ++i;
+      continue;
+    }
+    if (auto error = fire(i->second))
       return error;
-    watches_.pop_front();
-    ++first_watch_;
+    i = watches_.erase(i);
   }
   return {};
+}
+
+caf::error worker_relay::fire(const watch& x) {
+  for (auto& y : x.contents)
+    if (--y->watches == 0)
+      if (auto error = send_content(y->from, y->size_bytes))
+        return error;
+  return other_->send(host_frame::word, {bytes_of(x.what)});
+}
+
+/// The other host drops a word whose segment is gone there, and its stream would wait for ever.
+caf::error worker_relay::send_unmaps() {
+  if (other_->any_unmaps.exchange(false)) {
+    std::lock_guard lock{other_->mutex};
+    std::move(other_->unmaps.begin(), other_->unmaps.end(), std::back_inserter(unmaps_));
+    other_->unmaps.clear();
+  }
+  for (auto i = unmaps_.begin(); i != unmaps_.end();) {
+    if (is_watched(i->segment)) {
+      ++i;
+      continue;
+    }
+    other_->segments.remove(i->segment);
+    if (auto error = other_->send(host_frame::request, {i->bytes}))
+      return error;
+    i = unmaps_.erase(i);
+  }
+  return {};
+}
+
+bool worker_relay::is_watched(std::uint64_t segment) const noexcept {
+  return std::any_of(watches_.begin(), watches_.end(), [segment](const auto& x) {
+    const auto& [number, y] = x;
+    return y.what.word.segment == segment ||
+           std::any_of(y.contents.begin(), y.contents.end(),
+                       [segment](const auto& z) { return z->from.segment == segment; });
+  });
 }
 
 caf::error worker_relay::send_content(const shared_place& from, std::uint64_t size_bytes) {

@@ -8,8 +8,9 @@
 #include "worker/worker_link.hpp"
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -24,7 +25,8 @@ namespace troupe::detail {
 ///
 /// The content of host memory goes with what uses it: that of an upload before its command, or, if
 /// its stream waits for the word of another worker before, when this process has seen that word;
-/// that of a download comes back before the word that says that it is done.
+/// that of a download comes back before the word that says that it is done. Host memory is unmapped
+/// there when nothing waits for it any more.
 class worker_relay : public std::enable_shared_from_this<worker_relay> {
 public:
   /// @param ordinal of the device in this process
@@ -50,19 +52,26 @@ public:
 
 private:
   struct remote_end;
+  struct unmap_message {
+    std::uint64_t segment = 0;
+    std::vector<std::byte> bytes;
+  };
   class sender;
 
-  /// A word that the worker's stream waits for, and what it uses behind it.
+  /// What an upload reads behind words that its stream waits for.
+  struct content {
+    shared_place from;
+    std::uint64_t size_bytes = 0;
+    std::size_t watches = 0; ///< that have to fire before
+  };
+  /// A word that a stream of the worker waits for, and what is used behind it.
   struct watch {
     std::shared_ptr<const shared_memory> keep;
     const std::atomic<std::uint64_t>* word = nullptr;
     word_args what;
-    struct content {
-      shared_place from;
-      std::uint64_t size_bytes = 0;
-    };
-    std::vector<content> contents;
+    std::vector<std::shared_ptr<content>> contents;
   };
+  using watch_numbers = std::vector<std::uint64_t>;
 
   worker_relay(int ordinal, std::string host, std::shared_ptr<shared_memory> memory,
                std::shared_ptr<remote_end> other);
@@ -72,8 +81,11 @@ private:
   void note_wait(const wait_word_args& x);
   caf::error send_content(const shared_place& from, std::uint64_t size_bytes);
   caf::error fire_watches();
-  /// The last watch that is before what comes next in the stream.
-  std::uint64_t& behind(stream_id stream) { return behind_[stream]; }
+  caf::error fire(const watch& x);
+  caf::error send_unmaps();
+  bool is_watched(std::uint64_t segment) const noexcept;
+  /// The watches before what comes next in the stream; those that have fired are none.
+  watch_numbers& behind(stream_id stream);
 
   caf::error take_reply(wire_reader& from);
   caf::error take_answer(std::span<const std::byte> message);
@@ -90,10 +102,11 @@ private:
   std::atomic<bool> stop_{false};
 
   // of the thread
-  std::deque<watch> watches_;
-  std::uint64_t first_watch_ = 1; ///< number of the oldest; they count up
-  std::unordered_map<stream_id, std::uint64_t> behind_;
-  std::unordered_map<std::uint64_t, std::uint64_t> recorded_behind_; ///< by event
+  std::map<std::uint64_t, watch> watches_; ///< by number
+  std::uint64_t last_watch_ = 0;
+  std::unordered_map<stream_id, watch_numbers> behind_;
+  std::unordered_map<std::uint64_t, watch_numbers> recorded_behind_; ///< by event
+  std::vector<unmap_message> unmaps_;                                ///< which wait for watches
 
   std::thread thread_;
 };
