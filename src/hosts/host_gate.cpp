@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include <poll.h>
 
@@ -17,7 +16,7 @@ namespace troupe::detail {
 
 namespace {
 
-constexpr std::size_t most_strangers = 16;
+constexpr std::ptrdiff_t most_strangers = 64;
 /// After the system had no room for a connection.
 constexpr std::chrono::milliseconds pause{100};
 
@@ -57,41 +56,31 @@ host_gate::~host_gate() {
     x->stop();
 }
 
-std::shared_ptr<host_session> host_gate::find(const host_session* which) {
-  std::lock_guard lock{mutex_};
-  auto i = std::find_if(sessions_.begin(), sessions_.end(),
-                        [&](const auto& x) { return x.get() == which; });
-  return i != sessions_.end() ? *i : nullptr;
+void host_gate::clean_up() noexcept {
+  sessions_.remove_if([](auto& x) {
+    if (!x->is_over())
+      return false;
+    x->stop();
+    return true;
+  });
 }
 
-std::size_t host_gate::clean_up() noexcept {
-  std::vector<std::shared_ptr<host_session>> over;
-  std::size_t strangers = 0;
-  {
-    std::lock_guard lock{mutex_};
-    for (auto i = sessions_.begin(); i != sessions_.end();) {
-      if ((*i)->is_over()) {
-        over.push_back(std::move(*i));
-        i = sessions_.erase(i);
-        continue;
-      }
-      strangers += (*i)->is_stranger() ? 1 : 0;
-      ++i;
-    }
-  }
-  for (auto& x : over)
-    x->stop();
-  return strangers;
+void host_gate::make_room() noexcept {
+  if (std::ranges::count_if(sessions_, [](auto& x) { return x->is_stranger(); }) < most_strangers)
+    return;
+  // From the oldest on; one may just have made itself known.
+  static_cast<void>(std::ranges::find_if(
+      sessions_, [](auto& x) { return x->turn_away("there are too many strangers"); }));
 }
 
 void host_gate::run() noexcept {
   while (!stop_.load()) {
-    const bool full = clean_up() >= most_strangers;
+    clean_up();
     const auto now = clock::now();
-    const bool listens = !full && now >= accept_from_;
+    const bool listens = now >= accept_from_;
     std::array<pollfd, 2> wanted{
         {{listens ? listener_.get() : -1, POLLIN, 0}, {wake_.native(), POLLIN, 0}}};
-    const auto until = listens ? no_limit : full ? now + pause : accept_from_;
+    const auto until = listens ? no_limit : accept_from_;
     if (::poll(wanted.data(), wanted.size(), poll_limit(until)) < 0 && errno != EINTR) {
       log(log_level::error, "hosts cannot join",
           system_failure("poll", errno, "the socket where they do"));
@@ -114,6 +103,7 @@ void host_gate::accept() noexcept {
     }
     return;
   }
+  make_room();
   auto owner = to_;
   owner.ended = [this](host_session& x, const caf::error& why) {
     to_.ended(x, why);
@@ -122,7 +112,6 @@ void host_gate::accept() noexcept {
   auto session = host_session::start(context_, std::move(socket), std::move(owner));
   if (!session)
     return log(log_level::warning, "a connection was not taken in", session.error());
-  std::lock_guard lock{mutex_};
   sessions_.push_back(std::move(*session));
 }
 

@@ -9,13 +9,12 @@
 #include <functional>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <thread>
 
 namespace troupe::detail {
 
 /// One thread takes in connections, and takes away those that are over. Strangers are few at a time
-/// and stay for a short time: more wait in the system's queue.
+/// and stay for a short time: where there are more, the next one takes the place of the oldest.
 /// @thread any
 class host_gate {
 public:
@@ -29,8 +28,6 @@ public:
   host_gate& operator=(const host_gate&) = delete;
 
   std::uint16_t port() const noexcept { return address_.port; }
-  /// The session, as long as it is there.
-  std::shared_ptr<host_session> find(const host_session* which);
 
 private:
   using clock = std::chrono::steady_clock;
@@ -42,8 +39,10 @@ private:
 
   void run() noexcept;
   void accept() noexcept;
-  /// Those that are over; how many strangers are left.
-  std::size_t clean_up() noexcept;
+  /// Takes away those that are over.
+  void clean_up() noexcept;
+  /// For one more stranger.
+  void make_room() noexcept;
 
   const std::shared_ptr<tls_context> context_;
   const file_descriptor listener_;
@@ -51,9 +50,8 @@ private:
   const socket_address address_;
   const host_session::owner to_;
   std::atomic<bool> stop_{false};
-  clock::time_point accept_from_{}; ///< of the thread: there was no room for one
-  std::mutex mutex_;
-  std::list<std::shared_ptr<host_session>> sessions_;
+  clock::time_point accept_from_{};                   ///< of the thread: there was no room for one
+  std::list<std::shared_ptr<host_session>> sessions_; ///< of the thread; the oldest first
   std::thread thread_;
 };
 

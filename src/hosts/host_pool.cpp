@@ -29,7 +29,7 @@ struct member {
   std::string name;
   int devices = 0;                   ///< from its first joining on
   int first = 0;                     ///< ordinal of the first of them
-  const host_session* now = nullptr; ///< null: it is not there
+  std::shared_ptr<host_session> now; ///< null: it is not there
 };
 
 class host_pool final : public worker_pool, public std::enable_shared_from_this<host_pool> {
@@ -222,7 +222,7 @@ caf::error host_pool::join(host_session& who, int devices) {
       return make_error(errc::unavailable, "the host " + x.name + " had " +
                                                std::to_string(x.devices) + " devices, and has " +
                                                std::to_string(devices) + " now");
-    x.now = &who;
+    x.now = who.shared_from_this();
   }
   changed_.notify_all();
   log(log_level::info,
@@ -234,8 +234,8 @@ void host_pool::leave(host_session& who, const caf::error& why) {
   {
     std::lock_guard lock{mutex_};
     for (auto& [name, x] : members_)
-      if (x.now == &who)
-        x.now = nullptr;
+      if (x.now.get() == &who)
+        x.now = nullptr; // not the last: the gate keeps it until its thread has ended
     if (closing_)
       return;
   }
@@ -247,7 +247,7 @@ void host_pool::hear(host_session& who, int device, std::span<const std::byte> w
   {
     std::lock_guard lock{mutex_};
     auto x = members_.find(who.name());
-    if (!complete_ || x == members_.end() || x->second.now != &who || device < 0 ||
+    if (!complete_ || x == members_.end() || x->second.now.get() != &who || device < 0 ||
         device >= x->second.devices)
       return;
     first = x->second.first;
@@ -294,9 +294,7 @@ std::shared_ptr<host_session> host_pool::wait_for(const member& host, clock::tim
   std::unique_lock lock{mutex_};
   if (!changed_.wait_until(lock, stop, until, [&] { return host.now != nullptr; }))
     return nullptr;
-  const auto* which = host.now;
-  lock.unlock(); // it may be over by now: then it is not found, or says so
-  return gate_->find(which);
+  return host.now; // if it is over meanwhile, it says so
 }
 
 device_place host_pool::place_of(int ordinal) const {

@@ -31,10 +31,11 @@ host_session::start(std::shared_ptr<tls_context> context, file_descriptor socket
   auto peer = other_end(socket);
   if (!peer)
     return peer.error();
-  auto stream = tls_stream::create(std::move(context), std::move(socket), to_string(*peer));
+  auto address = to_string(*peer);
+  auto stream = tls_stream::create(std::move(context), std::move(socket), address);
   if (!stream)
     return stream.error();
-  std::shared_ptr<host_session> result{new host_session{std::move(to)}};
+  std::shared_ptr<host_session> result{new host_session{std::move(to), std::move(address)}};
   frame_link::options how;
   how.most_bytes = most_frame_bytes;
   frame_link::listener listener;
@@ -56,6 +57,14 @@ host_session::~host_session() { stop(); }
 void host_session::stop() noexcept {
   if (link_)
     link_->stop();
+}
+
+bool host_session::turn_away(const char* why) noexcept {
+  auto was = phase::stranger;
+  if (!phase_.compare_exchange_strong(was, phase::over))
+    return false;
+  link_->end(make_error(errc::unavailable, address_ + " is turned away: " + why));
+  return true;
 }
 
 // -- what comes
@@ -127,8 +136,9 @@ caf::error host_session::take_hello(std::span<const std::byte> body) {
   put(welcome, *what);
   if (auto error = link_->send(number(host_frame::welcome), 0, {welcome.bytes()}))
     return error;
-  link_->admit(std::chrono::nanoseconds{what->silence_limit_ns});
-  phase_.store(phase::greeted);
+  auto was = phase::stranger;
+  if (phase_.compare_exchange_strong(was, phase::greeted)) // else it is being turned away
+    link_->admit(std::chrono::nanoseconds{what->silence_limit_ns});
   return {};
 }
 

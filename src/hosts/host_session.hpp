@@ -43,6 +43,8 @@ public:
   /// The agent's; empty while it is a stranger. @thread the connection's, or after `joined`
   const std::string& name() const noexcept { return name_; }
   bool is_stranger() const noexcept { return phase_.load() == phase::stranger; }
+  /// Ends the connection, if it is a stranger's, and does not wait for that. False: it is none.
+  bool turn_away(const char* why) noexcept;
   bool is_over() const noexcept { return phase_.load() == phase::over; }
 
   /// Starts a worker, or a spare. Blocks until it is there, or `stop` wants it no more.
@@ -58,7 +60,8 @@ public:
 private:
   enum class phase : std::uint8_t { stranger, greeted, joined, over };
 
-  explicit host_session(owner to) noexcept : to_(std::move(to)) {}
+  host_session(owner to, std::string address) noexcept
+      : to_(std::move(to)), address_(std::move(address)) {}
 
   caf::error received(const frame_head& head, std::span<const std::byte> body);
   caf::error take_hello(std::span<const std::byte> body);
@@ -74,6 +77,7 @@ private:
   std::shared_ptr<worker_relay> find(std::uint64_t channel);
 
   const owner to_;
+  const std::string address_;
   std::shared_ptr<frame_link> link_;
   std::string name_;
   bool refused_ = false;

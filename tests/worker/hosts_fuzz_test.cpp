@@ -203,6 +203,20 @@ TEST_F(HostGate, WantsACertificate) {
   EXPECT_TRUE(lines_.say("unsupported protocol"));
 }
 
+TEST_F(HostGate, StrangersThatSayNothingKeepNobodyOut) {
+  constexpr int many = 100; // more than are there at a time
+  std::vector<file_descriptor> silent;
+  for (int i = 0; i < many; ++i)
+    silent.push_back(connect(fleet_.port()));
+  rogue x{fleet_.authority().issue("gamma"), tls_context::side::agent, connect(fleet_.port())};
+  ASSERT_TRUE(x.say(hello_of("gamma")));
+  const auto answer = x.hear();
+  ASSERT_TRUE(answer);
+  EXPECT_EQ(answer->first.kind, static_cast<std::uint32_t>(host_frame::refused));
+  EXPECT_TRUE(wait_for(silent.front().get(), POLLIN)); // it has made room
+  EXPECT_TRUE(lines_.say("there are too many strangers"));
+}
+
 TEST_F(HostGate, RandomBytesOfStrangersCostLittle) {
   constexpr int cases = 300;
   std::mt19937_64 random{1};
