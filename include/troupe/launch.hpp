@@ -27,6 +27,10 @@ public:
 
   /// Calls `f` in stream order on a thread of the backend. It must not call CUDA. The way to
   /// compute on the host backend; on CUDA it is not called once the context is in error.
+  ///
+  /// What it throws becomes `errc::launch_failed` of the launch, and what the launch has it call
+  /// after that is not called. In a worker, where a registered launch has gone on by then, it ends
+  /// the process: `errc::worker_lost`, with its text.
   virtual caf::error run_on_host(std::function<void()> f) = 0;
 };
 

@@ -8,12 +8,13 @@
 namespace troupe::detail {
 
 /// Calls `f`, which launches something, and gives an error or none.
-/// @errors errc::device_fault, as it came; errc::launch_failed with what else came, or was thrown,
-///         as its detail
+/// @errors errc::device_fault, launch_failed, as they came; errc::launch_failed with what else
+/// came,
+///         or was thrown, as its detail
 template <class F> caf::error call_launch(F f) noexcept {
   try {
     const caf::error error = f();
-    if (!error || code_of(error) == errc::device_fault)
+    if (!error || code_of(error) == errc::device_fault || code_of(error) == errc::launch_failed)
       return error;
     return make_error(errc::launch_failed, describe(error));
   } catch (const std::exception& e) {

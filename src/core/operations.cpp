@@ -197,10 +197,20 @@ public:
   }
 
   caf::error run_on_host(std::function<void()> f) override {
-    auto& function = kept_.emplace_back(std::move(f));
+    auto& call = kept_.calls.emplace_back(std::move(f), &kept_);
     return on_.device().launch_host(
-        on_.stream(stream_), [](void* x) { (*static_cast<std::function<void()>*>(x))(); },
-        &function);
+        on_.stream(stream_),
+        [](void* x) {
+          auto& [function, of] = *static_cast<launch_operation::host_call*>(x);
+          if (of->failed.load(std::memory_order_relaxed))
+            return; // it would build on what the one before has left
+          auto error = call_launch([&f = function] { return f(), caf::error{}; });
+          if (error) {
+            of->error = std::move(error);
+            of->failed.store(true, std::memory_order_release);
+          }
+        },
+        &call);
   }
 
 private:
@@ -248,7 +258,20 @@ caf::expected<issue_outcome> launch_operation::issue(part& p, lane& on) {
     return issue_outcome::enqueued;
   if (code_of(error) == errc::device_fault)
     return error;
-  auto why = describe(errc::launch_failed, failure_of(error)->detail);
+  return in_full(error, on);
+}
+
+void launch_operation::on_part_done(part& p) noexcept {
+  if (host_functions_->failed.load(std::memory_order_acquire))
+    fail(in_full(host_functions_->error, *p.on));
+}
+
+caf::error launch_operation::in_full(const caf::error& error, const lane& on) const {
+  auto told = *failure_of(error);
+  auto why = describe(errc::launch_failed, std::move(told.detail));
+  why.api = std::move(told.api);
+  why.native_name = std::move(told.native_name);
+  why.native_code = told.native_code;
   why.device = on.state().ordinal();
   why.generation = on.state().generation();
   return make_error(std::move(why));

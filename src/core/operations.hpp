@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace troupe::detail {
@@ -100,12 +101,27 @@ public:
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
   std::shared_ptr<void> used_by_streams() const noexcept override { return host_functions_; }
 
-  using host_functions = std::deque<std::function<void()>>;
+  struct host_functions;
+  struct host_call {
+    host_call(std::function<void()> f, host_functions* x) : function(std::move(f)), of(x) {}
+    std::function<void()> function;
+    host_functions* of;
+  };
+  struct host_functions {
+    std::deque<host_call> calls;
+    caf::error error; ///< why one of them `failed`; set before, and once
+    std::atomic<bool> failed{false};
+  };
+
+  /// What the backend's thread could not tell anybody is told here.
+  void on_part_done(part& p) noexcept override;
 
 protected:
   void on_settled() noexcept override;
 
 private:
+  caf::error in_full(const caf::error& error, const lane& on) const;
+
   launch_function function_;
   std::shared_ptr<host_functions> host_functions_ = std::make_shared<host_functions>();
 };

@@ -37,20 +37,24 @@ caf::error no_such(const char* what) {
 /// What a registered launch gets in a worker.
 class service_context final : public launch_context {
 public:
-  service_context(backend_device& on, int ordinal, stream_view stream)
-      : on_(on), ordinal_(ordinal), stream_(stream) {}
+  service_context(backend_device& on, int ordinal, stream_view stream,
+                  const std::function<void(const caf::error&)>& on_fault)
+      : on_(on), ordinal_(ordinal), stream_(stream), on_fault_(on_fault) {}
 
   int device() const noexcept override { return ordinal_; }
   CUstream_st* cuda_stream() const noexcept override {
     return on_.runs_cuda() ? static_cast<CUstream_st*>(stream_.native) : nullptr;
   }
   caf::error run_on_host(std::function<void()> f) override {
-    auto kept = std::make_unique<std::function<void()>>(std::move(f));
+    auto kept = std::make_unique<host_call>(std::move(f), on_fault_);
     auto error = on_.launch_host(
         stream_,
         [](void* x) {
-          std::unique_ptr<std::function<void()>> mine{static_cast<std::function<void()>*>(x)};
-          (*mine)();
+          const std::unique_ptr<host_call> mine{static_cast<host_call*>(x)};
+          // The launch has its answer already: as a fault, so that what this left half-written is
+          // not taken for whole.
+          if (auto thrown = call_launch([&] { return mine->function(), caf::error{}; }))
+            mine->on_fault(thrown);
         },
         kept.get());
     if (!error)
@@ -59,9 +63,17 @@ public:
   }
 
 private:
+  struct host_call {
+    host_call(std::function<void()> f, const std::function<void(const caf::error&)>& fault)
+        : function(std::move(f)), on_fault(fault) {}
+    std::function<void()> function;
+    std::function<void(const caf::error&)> on_fault;
+  };
+
   backend_device& on_;
   int ordinal_;
   stream_view stream_;
+  const std::function<void(const caf::error&)>& on_fault_;
 };
 
 } // namespace
@@ -428,7 +440,7 @@ caf::error worker_service::launch(wire_reader& body) {
   auto stream = native(x.stream);
   if (!stream)
     return stream.error();
-  service_context context{*device_, options_.device, *stream};
+  service_context context{*device_, options_.device, *stream, options_.on_fault};
   return call_launch([&] { return function(context, refs(x.reads), refs(x.writes), x.arguments); });
 }
 

@@ -5,6 +5,7 @@
 #include "support/world_fixture.hpp"
 #include <troupe/detail/caf_compat.hpp>
 
+#include <atomic>
 #include <limits>
 #include <set>
 
@@ -599,6 +600,64 @@ TEST_F(BadInput, ExceptionFromALaunch) {
   EXPECT_EQ(failure_of(error_of(thrown))->device, 0);
   EXPECT_EQ(devices[0].phase(), device_phase::ready);
   expect_unharmed();
+}
+
+// INV-11
+TEST_F(BadInput, ExceptionFromAFunctionOnTheHost) {
+  TROUPE_IN_PROCESS_ONLY("callables");
+  open();
+  const auto memory = must(devices[0].allocate<float>(count, true));
+  const auto behind = must(devices[0].allocate<float>(count, true));
+  std::atomic<int> later{0};
+  gate stream;
+  const auto held = stream.hold_stream(devices[0]); // so that the reader is there before it throws
+  const auto launched = devices[0].launch(
+      [&](launch_context& context) {
+        must(context.run_on_host([] { throw std::runtime_error("in the middle of it"); }));
+        return context.run_on_host([&] { ++later; });
+      },
+      {}, {memory});
+  const auto reads = devices[0].copy(behind, memory);
+  stream.open();
+  EXPECT_TRUE(is_ok(answer_of(held)));
+  auto thrown = answer_of(launched);
+  ASSERT_TRUE(has_code(thrown, errc::launch_failed));
+  const auto why = *failure_of(error_of(thrown));
+  EXPECT_EQ(why.detail, "in the middle of it");
+  EXPECT_EQ(why.verb, "launch");
+  EXPECT_EQ(why.device, 0);
+  EXPECT_EQ(later, 0);
+  EXPECT_TRUE(has_code(answer_of(reads), errc::launch_failed));
+  EXPECT_TRUE(has_code(answer_of(devices[0].copy(behind, memory)), errc::indeterminate));
+  thrown = answer_of(devices[0].launch(
+      [](launch_context& context) { return context.run_on_host([] { throw 7; }); }, {}, {}));
+  EXPECT_TRUE(has_code(thrown, errc::launch_failed));
+  EXPECT_EQ(devices[0].phase(), device_phase::ready);
+  expect_unharmed();
+}
+
+// INV-11: a registered launch has its answer when it is enqueued in its worker, which ends so that
+// nobody takes what the function left for whole.
+TEST_F(BadInput, ExceptionFromAFunctionOnTheHostOfARegisteredLaunch) {
+  open();
+  auto thrown = answer_of(launch_host_exception(devices[0], "half-way"));
+  ASSERT_TRUE(has_code(thrown, in_workers() ? errc::worker_lost : errc::launch_failed));
+  EXPECT_NE(describe(error_of(thrown)).find("half-way"), std::string::npos)
+      << describe(error_of(thrown));
+}
+
+// INV-11
+TEST_F(BadInput, CodeOfALaunchStandsOnce) {
+  TROUPE_IN_PROCESS_ONLY("callables");
+  open();
+  auto told = answer_of(devices[0].launch(
+      [](launch_context&) {
+        return make_error(failure{.code = errc::launch_failed, .detail = "mine", .api = "its_api"});
+      },
+      {}, {}));
+  ASSERT_TRUE(has_code(told, errc::launch_failed));
+  EXPECT_EQ(failure_of(error_of(told))->detail, "mine");
+  EXPECT_EQ(failure_of(error_of(told))->api, "its_api");
 }
 
 // INV-11

@@ -13,6 +13,7 @@ namespace {
 constexpr const char* nothing = "troupe.testing.nothing";
 constexpr const char* failure_name = "troupe.testing.failure";
 constexpr const char* exception = "troupe.testing.exception";
+constexpr const char* host_exception = "troupe.testing.host_exception";
 constexpr const char* death = "troupe.testing.death";
 constexpr const char* write = "troupe.testing.write";
 constexpr const char* copy_name = "troupe.testing.copy";
@@ -36,6 +37,9 @@ std::vector<std::byte> bytes_of_text(const std::string& x) {
   }));
   must(register_launch(exception, [](launch_context&, auto, auto, auto text) -> caf::error {
     throw std::runtime_error(text_of(text));
+  }));
+  must(register_launch(host_exception, [](launch_context& context, auto, auto, auto text) {
+    return context.run_on_host([what = text_of(text)] { throw std::runtime_error(what); });
   }));
   must(register_launch(death, [](launch_context&, auto, auto, auto) {
     ::raise(SIGKILL);
@@ -70,6 +74,10 @@ pending<void> launch_failure(const device& on, const std::string& text,
 
 pending<void> launch_exception(const device& on, const std::string& text) {
   return on.launch(exception, bytes_of_text(text), {}, {});
+}
+
+pending<void> launch_host_exception(const device& on, const std::string& text) {
+  return on.launch(host_exception, bytes_of_text(text), {}, {});
 }
 
 pending<void> launch_death(const device& on) { return on.launch(death, {}, {}, {}); }

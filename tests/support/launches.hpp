@@ -17,6 +17,8 @@ pending<void> launch_failure(const device& on, const std::string& text,
                              std::vector<any_gpu_ref> writes, request_options options = {});
 /// Throws a std::runtime_error with that text.
 pending<void> launch_exception(const device& on, const std::string& text);
+/// The same, in what it has the host run in stream order.
+pending<void> launch_host_exception(const device& on, const std::string& text);
 /// Writes `content` in stream order. On the host backend.
 /// @shape content: as long as `to`
 pending<void> launch_write(const device& on, const any_gpu_ref& to,
