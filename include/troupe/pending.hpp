@@ -3,7 +3,6 @@
 
 #include <troupe/detail/completion.hpp>
 
-#include <cassert>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -28,7 +27,8 @@ executor& callback_executor();
 
 /// The answer to a request: a `T`, or why there is none. Copies share the same answer. Dropping it
 /// leaves the operation running; its result is lost, its memory stays alive until it is over
-/// (INV-4).
+/// (INV-4). One that was moved from must not be used.
+/// @thread any, several at once
 template <class T> class pending {
 public:
   /// For the library: `value` lives in the completion and is set when that succeeds.
@@ -68,9 +68,11 @@ public:
     return wait_until(detail::from_now(time));
   }
 
-  /// The answer; only when `ready`.
+  /// The answer, without waiting for it.
+  /// @errors errc::unavailable, too: it is not there yet (`ready`); the operation goes on
   caf::expected<T> result() const {
-    assert(ready());
+    if (!ready())
+      return make_error(errc::unavailable, "the request is not answered yet");
     if (auto& error = completion_->error(); error)
       return error;
     if constexpr (std::is_void_v<T>)

@@ -91,6 +91,16 @@ TEST_F(Pending, WaitUntilTellsWhetherTheAnswerIsThere) {
   EXPECT_GT(held.answer.number(), 0u);
 }
 
+TEST_F(Pending, HasNoResultBeforeItsAnswer) {
+  held_launch held{gpu_, ref_};
+  const auto behind = gpu_.fill(ref_, 1);
+  EXPECT_TRUE(has_code(held.answer.result(), errc::unavailable));
+  EXPECT_TRUE(has_code(behind.result(), errc::unavailable));
+  held.let_go();
+  EXPECT_TRUE(is_ok(answer_of(behind)));
+  EXPECT_TRUE(is_ok(behind.result()));
+}
+
 TEST_F(Pending, ManyThreadsWaitForOneAnswer) {
   held_launch held{gpu_, ref_};
   std::atomic<int> answered{0};
