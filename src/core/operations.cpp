@@ -197,19 +197,10 @@ public:
   }
 
   caf::error run_on_host(std::function<void()> f) override {
-    auto& call = kept_.calls.emplace_back(std::move(f), &kept_);
+    auto& call = kept_.calls.emplace_back(std::move(f), kept_);
     return on_.device().launch_host(
         on_.stream(stream_),
-        [](void* x) {
-          auto& [function, of] = *static_cast<launch_operation::host_call*>(x);
-          if (of->failed.load(std::memory_order_relaxed))
-            return; // it would build on what the one before has left
-          auto error = call_launch([&f = function] { return f(), caf::error{}; });
-          if (error) {
-            of->error = std::move(error);
-            of->failed.store(true, std::memory_order_release);
-          }
-        },
+        [](void* x) { launch_operation::call(*static_cast<launch_operation::host_call*>(x)); },
         &call);
   }
 
@@ -248,6 +239,9 @@ launch_operation::launch_operation(launch_function function, const std::vector<a
 }
 
 caf::expected<issue_outcome> launch_operation::issue(part& p, lane& on) {
+  host_functions_->of = weak_from_this();
+  host_functions_->device = on.state().ordinal();
+  host_functions_->generation = on.state().generation();
   lane_context context{on, p.stream, *host_functions_};
   caf::error error;
   {
@@ -258,22 +252,30 @@ caf::expected<issue_outcome> launch_operation::issue(part& p, lane& on) {
     return issue_outcome::enqueued;
   if (code_of(error) == errc::device_fault)
     return error;
-  return in_full(error, on);
+  return in_full(error, *host_functions_);
 }
 
-void launch_operation::on_part_done(part& p) noexcept {
-  if (host_functions_->failed.load(std::memory_order_acquire))
-    fail(in_full(host_functions_->error, *p.on));
+void launch_operation::call(host_call& x) noexcept {
+  auto& all = *x.among;
+  if (all.failed.load(std::memory_order_relaxed))
+    return; // it would build on what the one before has left
+  auto error = call_launch([&] { return x.function(), caf::error{}; });
+  if (!error)
+    return;
+  all.failed.store(true, std::memory_order_relaxed);
+  // At once: when the work behind it in the streams is done, that has failed, too.
+  if (auto of = std::static_pointer_cast<launch_operation>(all.of.lock()))
+    of->fail(of->in_full(error, all));
 }
 
-caf::error launch_operation::in_full(const caf::error& error, const lane& on) const {
+caf::error launch_operation::in_full(const caf::error& error, const host_functions& of) const {
   auto told = *failure_of(error);
   auto why = describe(errc::launch_failed, std::move(told.detail));
   why.api = std::move(told.api);
   why.native_name = std::move(told.native_name);
   why.native_code = told.native_code;
-  why.device = on.state().ordinal();
-  why.generation = on.state().generation();
+  why.device = of.device;
+  why.generation = of.generation;
   return make_error(std::move(why));
 }
 

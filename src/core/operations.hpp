@@ -103,24 +103,25 @@ public:
 
   struct host_functions;
   struct host_call {
-    host_call(std::function<void()> f, host_functions* x) : function(std::move(f)), of(x) {}
+    host_call(std::function<void()> f, host_functions& x) : function(std::move(f)), among(&x) {}
     std::function<void()> function;
-    host_functions* of;
+    host_functions* among;
   };
   struct host_functions {
     std::deque<host_call> calls;
-    caf::error error; ///< why one of them `failed`; set before, and once
-    std::atomic<bool> failed{false};
+    std::weak_ptr<completion> of; ///< it may be given up before they are called
+    int device = -1;
+    std::uint64_t generation = 0;
+    std::atomic<bool> failed{false}; ///< one of them
   };
-
-  /// What the backend's thread could not tell anybody is told here.
-  void on_part_done(part& p) noexcept override;
+  /// In the stream.
+  static void call(host_call& x) noexcept;
 
 protected:
   void on_settled() noexcept override;
 
 private:
-  caf::error in_full(const caf::error& error, const lane& on) const;
+  caf::error in_full(const caf::error& error, const host_functions& of) const;
 
   launch_function function_;
   std::shared_ptr<host_functions> host_functions_ = std::make_shared<host_functions>();

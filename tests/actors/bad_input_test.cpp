@@ -618,6 +618,9 @@ TEST_F(BadInput, ExceptionFromAFunctionOnTheHost) {
       },
       {}, {memory});
   const auto reads = devices[0].copy(behind, memory);
+  auto refs = send;
+  refs[0] = memory;
+  const auto sums = under_test->all_reduce(refs, recv);
   stream.open();
   EXPECT_TRUE(is_ok(answer_of(held)));
   auto thrown = answer_of(launched);
@@ -628,6 +631,9 @@ TEST_F(BadInput, ExceptionFromAFunctionOnTheHost) {
   EXPECT_EQ(why.device, 0);
   EXPECT_EQ(later, 0);
   EXPECT_TRUE(has_code(answer_of(reads), errc::launch_failed));
+  EXPECT_TRUE(has_code(answer_of(sums), errc::launch_failed));
+  for (auto& [ref, content] : kept) // what the sum left half-written
+    put(devices[static_cast<std::size_t>(ref.device())], ref, content);
   EXPECT_TRUE(has_code(answer_of(devices[0].copy(behind, memory)), errc::indeterminate));
   thrown = answer_of(devices[0].launch(
       [](launch_context& context) { return context.run_on_host([] { throw 7; }); }, {}, {}));
