@@ -13,6 +13,16 @@
 
 namespace troupe::detail {
 
+log_level level_without_cuda(const caf::error& why) {
+  // A worker's reason comes as its text.
+  const auto text = describe(why);
+  for (auto* nothing :
+       {"built without CUDA", "cudaErrorNoDevice", "there is no driver", "the machine has no GPU"})
+    if (text.find(nothing) != std::string::npos)
+      return log_level::info;
+  return log_level::warning;
+}
+
 system_lease::~system_lease() { caf::anon_send_exit(root, caf::exit_reason::user_shutdown); }
 
 system_core::~system_core() {
@@ -79,7 +89,7 @@ std::optional<std::chrono::microseconds> system_core::wanted_spin() const {
   return config_.lanes.spin;
 }
 
-caf::error system_core::choose_backend() {
+caf::error system_core::choose_backend(caf::error& without_cuda) {
   auto& wanted = config_.backend_name_;
   if (wanted != "auto" && wanted != "cuda" && wanted != "host")
     return make_error(errc::invalid_argument,
@@ -120,6 +130,7 @@ caf::error system_core::choose_backend() {
     if (wanted == "cuda" || !alone) // nobody lends virtual devices
       return cuda.error();
     reason_ = describe(cuda.error());
+    without_cuda = cuda.error();
   }
   auto made = make("host");
   if (!made)
@@ -129,7 +140,7 @@ caf::error system_core::choose_backend() {
 }
 
 caf::expected<std::shared_ptr<runtime>> system_core::runtime() {
-  std::lock_guard lock{mutex_};
+  std::unique_lock lock{mutex_};
   if (runtime_)
     return runtime_;
   auto options = config_.lanes;
@@ -148,11 +159,17 @@ caf::expected<std::shared_ptr<runtime>> system_core::runtime() {
     options.in_flight_limit = config_.in_flight_;
   if (config_.queue_ != 0)
     options.queue_limit = config_.queue_;
+  caf::error without_cuda;
   if (!backend_)
-    if (auto error = choose_backend(); error)
+    if (auto error = choose_backend(without_cuda); error)
       return error;
   runtime_ = std::make_shared<detail::runtime>(backend_, options, config_.flight_record);
-  return runtime_;
+  auto result = runtime_;
+  lock.unlock(); // a sink may ask for the devices
+  if (without_cuda)
+    log(level_without_cuda(without_cuda),
+        "virtual devices compute in place of CUDA's: " + describe(without_cuda));
+  return result;
 }
 
 std::shared_ptr<program_board> system_core::programs() {

@@ -4,6 +4,7 @@
 
 #include "core/runtime.hpp"
 #include <troupe/config.hpp>
+#include <troupe/log.hpp>
 
 #include <caf/actor.hpp>
 #include <caf/actor_system.hpp>
@@ -17,6 +18,10 @@
 namespace troupe::detail {
 
 class program_board;
+
+/// How loud it is said that CUDA's devices are not used because of `why`: a machine without a GPU
+/// is as it is meant to be, one whose driver is broken is not.
+log_level level_without_cuda(const caf::error& why);
 
 /// Keeps the device actors alive; the last one ends them.
 struct system_lease {
@@ -55,7 +60,8 @@ public:
   const config& settings() const noexcept { return config_; }
 
 private:
-  caf::error choose_backend();
+  /// `without_cuda`: why virtual devices are taken where that was not asked for.
+  caf::error choose_backend(caf::error& without_cuda);
   caf::expected<placement> wanted_placement() const;
   caf::expected<remote_hosts> wanted_hosts() const;
   std::optional<std::chrono::microseconds> wanted_spin() const;

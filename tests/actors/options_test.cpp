@@ -1,5 +1,6 @@
 /// What a program's command line changes.
 
+#include "actors/system.hpp"
 #include "support/eventually.hpp"
 #include "support/parsed_config.hpp"
 #include "support/world_fixture.hpp"
@@ -9,8 +10,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace troupe::testing {
@@ -49,6 +53,60 @@ TEST(Options, ThatSayNothingAreRefusedWithWhatThereIs) {
     EXPECT_NE(describe(opened.error()).find("not nonsense"), std::string::npos)
         << describe(opened.error());
   }
+}
+
+/// A program that has said nothing of a backend.
+std::vector<std::string> lines_of_a_plain_program(log_level level, device_list& list) {
+  std::vector<std::string> lines;
+  std::mutex mutex;
+  set_log_sink([&](const log_line& x) {
+    std::lock_guard lock{mutex};
+    if (x.level == level)
+      lines.emplace_back(x.text);
+  });
+  {
+    config cfg;
+    caf::actor_system system{cfg};
+    list = must(list_devices(system));
+    list = must(list_devices(system)); // which says nothing more
+  }
+  set_log_sink({});
+  return lines;
+}
+
+TEST(Options, WhyThereIsNoCudaIsSaidOnce) {
+  for (auto level : {log_level::info, log_level::warning}) {
+    device_list list;
+    auto lines = lines_of_a_plain_program(level, list);
+    std::size_t said = 0;
+    for (auto& x : lines)
+      said += list.reason.empty() ? 0 : x.find(list.reason) != std::string::npos;
+    const auto why = make_error(errc::unavailable, list.reason);
+    const bool expected = list.backend == "host" && detail::level_without_cuda(why) == level;
+    EXPECT_EQ(said, expected ? 1U : 0U);
+    EXPECT_EQ(list.backend == "host", !list.reason.empty());
+  }
+}
+
+TEST(Options, ABrokenDriverIsAWarning) {
+  auto level_of = [](errc code, const char* detail, const char* name) {
+    failure x;
+    x.code = code;
+    x.detail = detail;
+    x.api = "cudaGetDeviceCount";
+    x.native_name = name;
+    return detail::level_without_cuda(make_error(std::move(x)));
+  };
+  const auto no_driver = "this program has CUDA 13.0, and there is no driver";
+  const auto old_driver = "this program has CUDA 13.0, the driver is for up to 12.4";
+  EXPECT_EQ(level_of(errc::unavailable, no_driver, "cudaErrorInsufficientDriver"), log_level::info);
+  EXPECT_EQ(level_of(errc::unavailable, old_driver, "cudaErrorNoDevice"), log_level::info);
+  EXPECT_EQ(level_of(errc::not_supported, "troupe was built without CUDA", ""), log_level::info);
+  EXPECT_EQ(level_of(errc::unavailable, old_driver, "cudaErrorInsufficientDriver"),
+            log_level::warning);
+  EXPECT_EQ(level_of(errc::unavailable, old_driver, "cudaErrorSystemNotReady"), log_level::warning);
+  EXPECT_EQ(detail::level_without_cuda(make_error(errc::unavailable, "NCCL 2.10 was loaded")),
+            log_level::warning);
 }
 
 } // namespace
