@@ -49,8 +49,8 @@ caf::expected<void*> any_gpu_ref::access() const {
 
 caf::expected<any_gpu_ref> any_gpu_ref::slice(std::size_t first, std::size_t count) const {
   if (first > count_ || count > count_ - first)
-    return make_error(errc::out_of_range, "elements " + std::to_string(first) + " to " +
-                                              std::to_string(first + count) + " of a buffer of " +
+    return make_error(errc::out_of_range, std::to_string(count) + " elements from element " +
+                                              std::to_string(first) + " on; there are " +
                                               std::to_string(count_));
   return any_gpu_ref{memory_, type_, offset_ + first * size_of(type_), count};
 }

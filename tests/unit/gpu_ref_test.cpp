@@ -63,6 +63,8 @@ TEST(GpuRef, SlicesByElements) {
     EXPECT_TRUE(has_code(x.slice(inner, count - inner + 1), errc::out_of_range));
   }
   EXPECT_TRUE(has_code(whole.slice(1'001, 0), errc::out_of_range));
+  EXPECT_EQ(failure_of(whole.slice(998, 3).error())->detail,
+            "3 elements from element 998 on; there are 1000");
   EXPECT_TRUE(
       has_code(whole.slice(1, std::numeric_limits<std::size_t>::max()), errc::out_of_range));
   EXPECT_TRUE(
