@@ -19,7 +19,8 @@
 
 set(TROUPE_WARNINGS
   -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wextra-semi
-  # {.deadline = 2s} leaves the other fields at their defaults, on purpose.
+  # {.deadline = 2s} leaves the other fields at their defaults, on purpose; in the public
+  # aggregates, which programs are compiled with (troupe_add_program), all of them have some.
   -Wno-missing-field-initializers)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # CAF 0.17 reads elements of a vector into a variable without a value; g++ sees our type in it.
@@ -45,6 +46,9 @@ function(troupe_add_program name)
   add_executable(${name} ${arg_SOURCES})
   troupe_target_defaults(${name})
   target_link_libraries(${name} PRIVATE troupe::troupe ${arg_LIBS})
+  # As a user's program has it: all members of the public aggregates have their defaults.
+  target_compile_options(${name} PRIVATE
+    "$<$<COMPILE_LANGUAGE:CXX>:-Wmissing-field-initializers>")
 endfunction()
 
 set(TROUPE_TEST_LABELS unit actors chaos gpu multi_gpu)

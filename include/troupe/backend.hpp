@@ -33,8 +33,8 @@ struct event_view {
 
 /// What a device is.
 struct device_properties {
-  std::string name;
-  std::string pci_id;       ///< "0000:1b:00.0"; empty on the host backend
+  std::string name = {};
+  std::string pci_id = {};  ///< "0000:1b:00.0"; empty on the host backend
   int capability_major = 0; ///< compute capability; 0 on the host backend
   int capability_minor = 0;
   std::size_t total_bytes = 0;
@@ -58,7 +58,7 @@ enum class copy_direction : std::uint8_t { host_to_device, device_to_host, devic
 
 /// How far the work before an event has come, where another process writes it.
 struct event_word {
-  std::shared_ptr<const std::atomic<std::uint64_t>> word; ///< null: there is none
+  std::shared_ptr<const std::atomic<std::uint64_t>> word = {}; ///< null: there is none
   std::uint64_t value = 0; ///< of the word, or less, when the event is done
 };
 
@@ -262,10 +262,10 @@ struct local_rank {
 /// @units elements
 /// @shape one entry per rank
 struct exchange_plan {
-  std::vector<std::size_t> send_counts;
-  std::vector<std::size_t> send_offsets;
-  std::vector<std::size_t> recv_counts;
-  std::vector<std::size_t> recv_offsets;
+  std::vector<std::size_t> send_counts = {};
+  std::vector<std::size_t> send_offsets = {};
+  std::vector<std::size_t> recv_counts = {};
+  std::vector<std::size_t> recv_offsets = {};
 };
 
 /// One rank's part in a collective or in a message between two ranks.

@@ -43,7 +43,7 @@ struct collective_done {
   bool symmetric = false; ///< it went the way of symmetric memory (`allocation_options`)
   /// Those that took part, if the world was without some (`request_options::allow_shrunk`); empty:
   /// all of them.
-  std::vector<std::int32_t> ranks;
+  std::vector<std::int32_t> ranks = {};
 };
 
 template <class Inspector>
@@ -58,13 +58,16 @@ detail::inspect_result<Inspector> inspect(Inspector& f, collective_done& x) {
 /// below comes to, and what a group holds. Each of them converts to it.
 struct collective {
   collective_kind kind = collective_kind::all_reduce;
-  std::vector<any_gpu_ref> send; ///< one per rank; of the root or of `rank` alone; none: in place
-  std::vector<any_gpu_ref> recv; ///< likewise
+  std::vector<any_gpu_ref> send =
+      {}; ///< one per rank; of the root or of `rank` alone; none: in place
+  std::vector<any_gpu_ref> recv = {}; ///< likewise
   reduce_op op = reduce_op::sum;
-  std::vector<double> factors; ///< one per rank, for reduce_op::premul_sum; rounded to the type
-  std::int32_t rank = -1;      ///< that sends
-  std::int32_t peer = -1;      ///< the root, or the rank that receives
-  std::vector<std::vector<std::uint64_t>> counts; ///< counts[q][r]: elements from rank q to rank r
+  std::vector<double> factors =
+      {};                 ///< one per rank, for reduce_op::premul_sum; rounded to the type
+  std::int32_t rank = -1; ///< that sends
+  std::int32_t peer = -1; ///< the root, or the rank that receives
+  std::vector<std::vector<std::uint64_t>> counts =
+      {}; ///< counts[q][r]: elements from rank q to rank r
 };
 
 template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, collective& x) {
@@ -87,11 +90,11 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
 /// @shape  one ref per rank, in rank order, all of one count; `recv` empty: in place. factors: one
 ///         per rank with reduce_op::premul_sum, else empty
 struct all_reduce {
-  std::vector<any_gpu_ref> send;
-  std::vector<any_gpu_ref> recv;
+  std::vector<any_gpu_ref> send = {};
+  std::vector<any_gpu_ref> recv = {};
   reduce_op op = reduce_op::sum;
-  request_options options;
-  std::vector<double> factors;
+  request_options options = {};
+  std::vector<double> factors = {};
 
   collective form() const;
   operator collective() const { return form(); }
@@ -101,12 +104,12 @@ struct all_reduce {
 /// @shape  send: one ref per rank, all of one count; recv: as many elements on the root's device.
 ///         In place: recv equals send[root]. factors: as `all_reduce`
 struct reduce {
-  std::vector<any_gpu_ref> send;
-  any_gpu_ref recv;
+  std::vector<any_gpu_ref> send = {};
+  any_gpu_ref recv = {};
   std::int32_t root = 0;
   reduce_op op = reduce_op::sum;
-  request_options options;
-  std::vector<double> factors;
+  request_options options = {};
+  std::vector<double> factors = {};
 
   collective form() const;
   operator collective() const { return form(); }
@@ -116,10 +119,10 @@ struct reduce {
 /// @shape  recv: one ref per rank, all of one count; send: as many elements on the root's device.
 ///         In place: send equals recv[root]
 struct broadcast {
-  any_gpu_ref send;
-  std::vector<any_gpu_ref> recv;
+  any_gpu_ref send = {};
+  std::vector<any_gpu_ref> recv = {};
   std::int32_t root = 0;
-  request_options options;
+  request_options options = {};
 
   collective form() const;
   operator collective() const { return form(); }
@@ -129,9 +132,9 @@ struct broadcast {
 /// @shape  send: one ref per rank, all of `count` elements; recv: one ref per rank, all of n *
 ///         count. In place: send[r] is the r-th part of recv[r]; so also if `send` is empty
 struct all_gather {
-  std::vector<any_gpu_ref> send;
-  std::vector<any_gpu_ref> recv;
-  request_options options;
+  std::vector<any_gpu_ref> send = {};
+  std::vector<any_gpu_ref> recv = {};
+  request_options options = {};
 
   collective form() const;
   operator collective() const { return form(); }
@@ -142,11 +145,11 @@ struct all_gather {
 ///         `count`. In place: recv[r] is the r-th part of send[r]; so also if `recv` is empty.
 ///         factors: as `all_reduce`
 struct reduce_scatter {
-  std::vector<any_gpu_ref> send;
-  std::vector<any_gpu_ref> recv;
+  std::vector<any_gpu_ref> send = {};
+  std::vector<any_gpu_ref> recv = {};
   reduce_op op = reduce_op::sum;
-  request_options options;
-  std::vector<double> factors;
+  request_options options = {};
+  std::vector<double> factors = {};
 
   collective form() const;
   operator collective() const { return form(); }
@@ -155,9 +158,9 @@ struct reduce_scatter {
 /// recv[r][q * count + i] = send[q][r * count + i], for every q and r.
 /// @shape  send, recv: one ref per rank, all of n * count elements
 struct all_to_all {
-  std::vector<any_gpu_ref> send;
-  std::vector<any_gpu_ref> recv;
-  request_options options;
+  std::vector<any_gpu_ref> send = {};
+  std::vector<any_gpu_ref> recv = {};
+  request_options options = {};
 
   collective form() const;
   operator collective() const { return form(); }
@@ -167,10 +170,10 @@ struct all_to_all {
 /// other, in the order of the ranks that they go to or come from.
 /// @shape  send[q]: the sum of counts[q][...] elements; recv[r]: the sum of counts[...][r]
 struct all_to_all_v {
-  std::vector<any_gpu_ref> send;
-  std::vector<any_gpu_ref> recv;
-  std::vector<std::vector<std::uint64_t>> counts;
-  request_options options;
+  std::vector<any_gpu_ref> send = {};
+  std::vector<any_gpu_ref> recv = {};
+  std::vector<std::vector<std::uint64_t>> counts = {};
+  request_options options = {};
 
   collective form() const;
   operator collective() const { return form(); }
@@ -180,10 +183,10 @@ struct all_to_all_v {
 /// @shape  send: one ref per rank, all of `count` elements; recv: n * count on the root's device.
 ///         In place on the root: send[root] is its part of recv
 struct gather {
-  std::vector<any_gpu_ref> send;
-  any_gpu_ref recv;
+  std::vector<any_gpu_ref> send = {};
+  any_gpu_ref recv = {};
   std::int32_t root = 0;
-  request_options options;
+  request_options options = {};
 
   collective form() const;
   operator collective() const { return form(); }
@@ -193,10 +196,10 @@ struct gather {
 /// @shape  send: n * count elements on the root's device; recv: one ref per rank, all of `count`.
 ///         In place on the root: recv[root] is its part of send
 struct scatter {
-  any_gpu_ref send;
-  std::vector<any_gpu_ref> recv;
+  any_gpu_ref send = {};
+  std::vector<any_gpu_ref> recv = {};
   std::int32_t root = 0;
-  request_options options;
+  request_options options = {};
 
   collective form() const;
   operator collective() const { return form(); }
@@ -207,9 +210,9 @@ struct scatter {
 struct send_recv {
   std::int32_t from = 0;
   std::int32_t to = 0;
-  any_gpu_ref send;
-  any_gpu_ref recv;
-  request_options options;
+  any_gpu_ref send = {};
+  any_gpu_ref recv = {};
+  request_options options = {};
 
   collective form() const;
   operator collective() const { return form(); }
@@ -217,7 +220,7 @@ struct send_recv {
 
 /// Done when all ranks' devices have come to it, and so are done with every collective before it.
 struct barrier {
-  request_options options;
+  request_options options = {};
 
   collective form() const;
   operator collective() const { return form(); }
@@ -227,8 +230,8 @@ struct barrier {
 /// pattern of messages can deadlock, and are answered once.
 /// @shape  1 to 1,024 calls; none of them reads or writes what another writes
 struct group {
-  std::vector<collective> calls;
-  request_options options;
+  std::vector<collective> calls = {};
+  request_options options = {};
 };
 
 /// One rank's call of a collective or message; the other ranks make theirs (troupe/world_rank.hpp
@@ -238,14 +241,14 @@ struct group {
 ///         elements to each rank and those from each rank; call.rank does not matter
 struct rank_local {
   std::int32_t rank = 0;
-  collective call;
-  request_options options;
+  collective call = {};
+  request_options options = {};
 };
 
 /// One end of a message between two ranks.
 struct message_end {
-  std::int32_t peer = 0; ///< the rank at the other end
-  any_gpu_ref buffer;    ///< the calling rank's
+  std::int32_t peer = 0;   ///< the rank at the other end
+  any_gpu_ref buffer = {}; ///< the calling rank's
 };
 
 /// Messages of one rank to others and from them as one: they make progress together, so that it
@@ -258,9 +261,9 @@ struct message_end {
 ///         many elements as where `sends[k].peer` receives
 struct exchange {
   std::int32_t rank = 0;
-  std::vector<message_end> sends;
-  std::vector<message_end> recvs;
-  request_options options;
+  std::vector<message_end> sends = {};
+  std::vector<message_end> recvs = {};
+  request_options options = {};
 };
 
 template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, all_reduce& x) {

@@ -38,40 +38,40 @@ struct allocate {
   std::uint64_t count = 0;
   dtype type = dtype::float32;
   bool zeroed = false;
-  request_options options;
+  request_options options = {};
 };
 
 /// Host memory into device memory. Answered by an empty message.
 /// @shape  as many bytes as the target has
 /// @errors errc::out_of_range: more bytes; errc::shape_mismatch: fewer
 struct upload {
-  any_gpu_ref target;
-  host_buffer source;
-  request_options options;
+  any_gpu_ref target = {};
+  host_buffer source = {};
+  request_options options = {};
 };
 
 /// Device memory as host memory. Answered by `host_buffer`.
 struct download {
-  any_gpu_ref source;
-  request_options options;
+  any_gpu_ref source = {};
+  request_options options = {};
 };
 
 /// Writes one element everywhere. Answered by an empty message.
 /// @shape  element: the bytes of one element of the target's type
 /// @errors errc::shape_mismatch: other than those
 struct fill {
-  any_gpu_ref target;
-  std::vector<std::uint8_t> element;
-  request_options options;
+  any_gpu_ref target = {};
+  std::vector<std::uint8_t> element = {};
+  request_options options = {};
 };
 
 /// Between two buffers of the device. Answered by an empty message.
 /// @shape  the same number of bytes, not overlapping
 /// @errors errc::shape_mismatch: different sizes; errc::invalid_argument: they overlap
 struct copy {
-  any_gpu_ref target;
-  any_gpu_ref source;
-  request_options options;
+  any_gpu_ref target = {};
+  any_gpu_ref source = {};
+  request_options options = {};
 };
 
 /// A registered launch (`register_launch`). Answered by an empty message when the GPU is done with
@@ -80,20 +80,20 @@ struct copy {
 /// @errors errc::invalid_argument: none is registered by this name; errc::launch_failed: it threw
 ///         or gave an error; the device goes on, `writes` are indeterminate
 struct launch {
-  std::string name;
-  std::vector<std::uint8_t> arguments;
-  std::vector<any_gpu_ref> reads;
-  std::vector<any_gpu_ref> writes;
-  request_options options;
+  std::string name = {};
+  std::vector<std::uint8_t> arguments = {};
+  std::vector<any_gpu_ref> reads = {};
+  std::vector<any_gpu_ref> writes = {};
+  request_options options = {};
 };
 
 /// A callable in place of a name; within the process only. Answered by an empty message.
 /// @errors errc::launch_failed, as `launch`; errc::not_supported: the device is in a worker process
 struct launch_callable {
-  launch_function function;
-  std::vector<any_gpu_ref> reads;
-  std::vector<any_gpu_ref> writes;
-  request_options options;
+  launch_function function = {};
+  std::vector<any_gpu_ref> reads = {};
+  std::vector<any_gpu_ref> writes = {};
+  request_options options = {};
 };
 
 /// Keeps memory of the device until `claim` asks for it, or for the grace time: for a token that is
@@ -101,7 +101,7 @@ struct launch_callable {
 /// @errors errc::stale_ref; errc::invalid_argument: no time, or not memory of this actor system;
 ///         errc::unavailable
 struct offer {
-  any_gpu_ref memory;
+  any_gpu_ref memory = {};
   std::chrono::nanoseconds grace = std::chrono::seconds{10};
 };
 
@@ -119,14 +119,14 @@ struct offer {
 ///         errc::invalid_argument: memory of another device, or no such mode;
 ///         errc::deadline_exceeded
 struct claim {
-  gpu_token token;
+  gpu_token token = {};
   access_mode mode = access_mode::read;
-  request_options options;
+  request_options options = {};
 };
 
 /// Answered by `device_stats`.
 struct stats {
-  request_options options;
+  request_options options = {};
 };
 
 /// The sender gets `device_changed`, now and at every change.
@@ -138,7 +138,7 @@ struct watch_generation {};
 ///         errc::unavailable: it is not ready; errc::not_supported: by a worker's program, whose
 ///         parent resets its device
 struct reset {
-  request_options options;
+  request_options options = {};
 };
 
 /// Ends the device for good. Answered by an empty message, at once. A worker's program cannot: its
@@ -214,9 +214,9 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
 
 /// What an actor system's devices are.
 struct device_list {
-  std::string backend; ///< "cuda" or "host"
-  std::string reason;  ///< why the host backend, where that was not asked for
-  std::vector<int> ordinals;
+  std::string backend = {}; ///< "cuda" or "host"
+  std::string reason = {};  ///< why the host backend, where that was not asked for
+  std::vector<int> ordinals = {};
 };
 
 /// All devices of the system's backend. The system's configuration is a `troupe::config`.

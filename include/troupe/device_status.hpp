@@ -28,7 +28,7 @@ struct device_changed {
   std::int32_t device = -1;
   device_phase phase = device_phase::opening;
   std::uint64_t generation = 0;
-  caf::error reason; ///< why, where something failed or somebody asked
+  caf::error reason = {}; ///< why, where something failed or somebody asked
 };
 
 template <class Inspector>
@@ -44,8 +44,8 @@ struct device_stats {
   std::int32_t device = -1;
   device_phase phase = device_phase::opening;
   std::uint64_t generation = 0;
-  std::string name;
-  std::string pci_id;                ///< empty on the host backend
+  std::string name = {};
+  std::string pci_id = {};           ///< empty on the host backend
   std::int32_t capability_major = 0; ///< compute capability; 0 on the host backend
   std::int32_t capability_minor = 0;
   std::uint64_t free_bytes = 0;

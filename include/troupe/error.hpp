@@ -78,17 +78,17 @@ TROUPE_INSPECT_ENUM(part_state)
 /// @invariant a field that does not apply is -1, 0 or empty
 struct failure {
   errc code = errc::internal;
-  std::string detail;           ///< the one sentence that only the place of the failure knows
-  std::string verb;             ///< "all_reduce", "upload", ...
-  std::string api;              ///< the native function, such as "ncclAllReduce"
-  std::string native_name;      ///< the native code's name, such as "ncclUnhandledCudaError"
+  std::string detail = {};      ///< the one sentence that only the place of the failure knows
+  std::string verb = {};        ///< "all_reduce", "upload", ...
+  std::string api = {};         ///< the native function, such as "ncclAllReduce"
+  std::string native_name = {}; ///< the native code's name, such as "ncclUnhandledCudaError"
   std::int32_t native_code = 0; ///< the native code
   std::int32_t device = -1;     ///< ordinal
   std::int32_t rank = -1;
   std::uint64_t operation = 0; ///< number of the operation
   std::uint64_t epoch = 0;     ///< epoch of the world
   std::uint64_t generation = 0;
-  std::vector<part_state> parts; ///< one per rank, where an operation had several
+  std::vector<part_state> parts = {}; ///< one per rank, where an operation had several
 };
 
 template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, failure& x) {

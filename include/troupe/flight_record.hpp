@@ -20,8 +20,8 @@ namespace troupe {
 ///         with the system's reason, and what was there before remains; errc::deadline_exceeded:
 ///         not written yet, and will be if it can
 struct record_flight {
-  std::string path;
-  request_options options;
+  std::string path = {};
+  request_options options = {};
 };
 
 template <class Inspector>

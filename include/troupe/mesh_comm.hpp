@@ -52,7 +52,7 @@ private:
 struct mesh_config {
   /// Worlds over some or all of the ranks (`world::split`), which calls name. "tensor/0" is named
   /// so or, by a rank that is in it and in no other "tensor/...", as "tensor".
-  std::vector<world> groups;
+  std::vector<world> groups = {};
   /// Memory moves in chunks of so many bytes of each rank's larger buffer: while one is worked on,
   /// the next is on its way up and the one before on its way down.
   std::size_t chunk_bytes = std::size_t{4} << 20;
@@ -66,7 +66,7 @@ struct mesh_config {
 /// What every call may say.
 struct mesh_options {
   /// Of a group; empty: all ranks.
-  std::string group;
+  std::string group = {};
   /// From now on; 0: the default of the group's world.
   std::chrono::nanoseconds deadline{0};
   /// The membership of the group's world that the call means; 0: any.

@@ -22,16 +22,16 @@ inline constexpr std::size_t most_program_bytes = std::size_t{56} << 10;
 /// A program whose actors drive the ranks of a world, each in the process that has its device
 /// (troupe/worker_program.hpp).
 struct world_program {
-  std::string name;                    ///< as it is registered there; empty: none
-  std::vector<std::uint8_t> arguments; ///< for each rank's actor (`most_program_bytes`)
+  std::string name = {};                    ///< as it is registered there; empty: none
+  std::vector<std::uint8_t> arguments = {}; ///< for each rank's actor (`most_program_bytes`)
 };
 
 /// What a world is made of.
 struct world_config {
   /// Ordinals, in rank order.
-  std::vector<int> devices;
+  std::vector<int> devices = {};
   std::string name = "world";
-  world_limits limits;
+  world_limits limits = {};
   /// With it the world answers no collectives (`errc::not_supported`): its ranks make their own
   /// calls. The world's actor takes `program_message`s; its subscribers get `program_report` and
   /// `program_ended`, too.
@@ -73,8 +73,8 @@ detail::inspect_result<Inspector> inspect(Inspector& f, allocation_options& x) {
 struct allocate_all {
   std::uint64_t count = 0; ///< on each rank
   dtype type = dtype::float32;
-  allocation_options what;
-  request_options options;
+  allocation_options what = {};
+  request_options options = {};
 };
 
 template <class Inspector>
@@ -87,7 +87,7 @@ detail::inspect_result<Inspector> inspect(Inspector& f, allocate_all& x) {
 /// One handle per rank, in rank order; empty for those that the world is without
 /// (`request_options::allow_shrunk`).
 struct world_buffers {
-  std::vector<any_gpu_ref> refs;
+  std::vector<any_gpu_ref> refs = {};
 };
 
 template <class Inspector>
@@ -122,23 +122,24 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
 /// @errors errc::invalid_argument: wrong numbers, or no name; errc::membership_changed;
 ///         errc::unavailable: the world, or one of its devices, has ended. Nothing is kept
 struct split {
-  std::string name; ///< that of color c is "name/c"
-  std::vector<std::int32_t> colors;
-  std::vector<std::int32_t> keys;
-  request_options options; ///< the deadline does not matter
+  std::string name = {}; ///< that of color c is "name/c"
+  std::vector<std::int32_t> colors = {};
+  std::vector<std::int32_t> keys = {};
+  request_options options = {}; ///< the deadline does not matter
 };
 
 /// One group.
 struct sub_world {
   std::int32_t color = 0;
-  std::string name;
-  std::vector<std::int32_t> ranks; ///< ranks[i]: what its rank i is in the world that was split
-  caf::actor actor;
+  std::string name = {};
+  std::vector<std::int32_t> ranks =
+      {}; ///< ranks[i]: what its rank i is in the world that was split
+  caf::actor actor = {};
 };
 
 /// The groups, by color.
 struct world_split {
-  std::vector<sub_world> groups;
+  std::vector<sub_world> groups = {};
 };
 
 template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, split& x) {

@@ -57,7 +57,7 @@ struct p2p_link {
   bool possible = false; ///< the hardware can
   peer_access access = peer_access::pending;
   link_check checked = link_check::unchecked; ///< by the last test, or copy that failed
-  caf::error reason;                          ///< why access is `failed`; none otherwise
+  caf::error reason = {};                     ///< why access is `failed`; none otherwise
   /// Of writing, with nothing in the other direction; 0: not measured. @units GB/s, of 1e9 bytes
   double bandwidth = 0;
   /// Of both directions together, while each device writes to the other. @units as above
@@ -80,14 +80,14 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
 
 /// A topology at one moment; sent to subscribers at every change, the present one first.
 struct p2p_graph {
-  std::string name;
+  std::string name = {};
   std::uint64_t version = 0; ///< grows with every change
   /// All devices have come up, all links are known, and none is pending.
   bool settled = false;
   /// Those that live, by ordinal: one that failed or was shut down is not there any more.
-  std::vector<p2p_device> devices;
+  std::vector<p2p_device> devices = {};
   /// One for each ordered pair of `devices`, by `from`, then by `to`.
-  std::vector<p2p_link> links;
+  std::vector<p2p_link> links = {};
 
   /// Null if there is none.
   const p2p_link* link(int from, int to) const noexcept;

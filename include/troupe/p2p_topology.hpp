@@ -34,23 +34,23 @@ struct get_graph {};
 ///         device_fault, worker_lost; errc::deadline_exceeded. What was found out so far stays in
 ///         the graph
 struct verify_links {
-  std::vector<std::int32_t> devices; ///< ordinals; empty: all
-  request_options options;
+  std::vector<std::int32_t> devices = {}; ///< ordinals; empty: all
+  request_options options = {};
 };
 
 /// Measures every link between the devices to which there is access, one after the other. What else
 /// the devices do meanwhile takes its share. Answered by `p2p_graph`.
 /// @errors as `verify_links`, and errc::link_failed: a link failed, and is taken out
 struct measure_links {
-  std::vector<std::int32_t> devices; ///< ordinals; empty: all
-  request_options options;
+  std::vector<std::int32_t> devices = {}; ///< ordinals; empty: all
+  request_options options = {};
 };
 
 /// One copy of several.
 /// @shape the same number of elements of the same type, not overlapping
 struct copy_pair {
-  any_gpu_ref target;
-  any_gpu_ref source;
+  any_gpu_ref target = {};
+  any_gpu_ref source = {};
 
   friend bool operator==(const copy_pair&, const copy_pair&) = default;
 };
@@ -70,17 +70,17 @@ struct copy_pair {
 ///         errc::link_failed: a link failed, and is taken out: the next copies go through the
 ///         host; errc::unavailable: a device, or the topology, has ended
 struct copy_batch {
-  std::vector<copy_pair> copies;
-  request_options options;
+  std::vector<copy_pair> copies = {};
+  request_options options = {};
 };
 
 /// The whole source into each target, over all links at once. Answered by an empty message.
 /// @shape  each target: as many elements as the source
 /// @errors as `copy_batch`
 struct replicate {
-  any_gpu_ref source;
-  std::vector<any_gpu_ref> targets;
-  request_options options;
+  any_gpu_ref source = {};
+  std::vector<any_gpu_ref> targets = {};
+  request_options options = {};
 };
 
 /// The source in parts, in the order of the targets, over all links at once. Answered by an empty
@@ -88,9 +88,9 @@ struct replicate {
 /// @shape  all targets together: as many elements as the source
 /// @errors as `copy_batch`
 struct distribute {
-  any_gpu_ref source;
-  std::vector<any_gpu_ref> targets;
-  request_options options;
+  any_gpu_ref source = {};
+  std::vector<any_gpu_ref> targets = {};
+  request_options options = {};
 };
 
 /// Answered by `topology_stats`.
@@ -180,7 +180,7 @@ struct topology_limits {
 };
 
 struct topology_config {
-  std::vector<int> devices; ///< ordinals; empty: all
+  std::vector<int> devices = {}; ///< ordinals; empty: all
   std::string name = "topology";
   /// Trust no link before it was checked as `verify_links` does: whenever access is enabled, so
   /// also after a reset, it stays `pending` until then. A link that cannot be checked is out, too.
@@ -188,7 +188,7 @@ struct topology_config {
   /// False: no link is used, as if the hardware had none; copies between devices go through the
   /// host.
   bool use_links = true;
-  topology_limits limits;
+  topology_limits limits = {};
 };
 
 /// Spawns a topology. It enables access between its devices wherever they can, in both directions,

@@ -21,11 +21,11 @@ struct lane_options {
   completion_strategy completion = completion_strategy::event_poll;
   /// How long a lane spins after its last work before it parks. By default 200 us where there are
   /// at least two cores per device, and two more, else 0.
-  std::optional<std::chrono::microseconds> spin;
+  std::optional<std::chrono::microseconds> spin = {};
   /// How long a client that waits for an answer spins before it parks: to wake a parked thread
   /// costs tens of microseconds, which is several percent of an operation of a millisecond. By
   /// default 10 ms where lanes spin, else 0. Of the whole process: the last actor system's counts.
-  std::optional<std::chrono::microseconds> client_spin;
+  std::optional<std::chrono::microseconds> client_spin = {};
   /// Operations that a device may have in its streams. The launch queue holds about 1,024 entries.
   std::size_t in_flight_limit = 256;
   /// Operations that may wait for a place; more are `errc::overloaded`.
@@ -43,7 +43,7 @@ struct flight_record_options {
   /// Empty: nothing is written. "%p" in it becomes the process's number. The first record goes
   /// there; the next ones get ".2", ".3" and so on at the end of their names. Files that are there
   /// already are replaced.
-  std::string path;
+  std::string path = {};
   /// At most so many files; when all are written, each new record replaces the last one.
   std::size_t files = 8;
 };

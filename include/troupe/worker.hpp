@@ -23,8 +23,8 @@ enum class placement : std::uint8_t {
 struct worker_settings {
   /// The program, by its path. Empty: this program itself, if it has called `worker_main`, else
   /// `troupe-worker` in the folder of this program.
-  std::string program;
-  std::vector<std::string> arguments; ///< before the library's own
+  std::string program = {};
+  std::vector<std::string> arguments = {}; ///< before the library's own
   /// From the start of a worker until it can be used.
   std::chrono::nanoseconds start_limit = std::chrono::seconds{30};
   /// A worker that shows no sign of life for so long is killed; 0: never.
@@ -43,9 +43,10 @@ struct worker_settings {
 
 /// What one end of a connection between hosts shows, and whom it believes: files in PEM form.
 struct host_identity {
-  std::string certificate; ///< its own, then those between it and the authority's
-  std::string key;         ///< of the certificate; without a passphrase
-  std::string authority;   ///< whose certificates are those of the fleet: who has one, is trusted
+  std::string certificate = {}; ///< its own, then those between it and the authority's
+  std::string key = {};         ///< of the certificate; without a passphrase
+  std::string authority =
+      {}; ///< whose certificates are those of the fleet: who has one, is trusted
 };
 
 /// Other hosts whose devices join those of this program: `troupe-worker --connect` runs on each.
@@ -54,14 +55,14 @@ struct host_identity {
 /// hosts exchange does not: that is NCCL's network.
 struct remote_hosts {
   /// The numeric address of the interface where this program listens. Empty: no other hosts.
-  std::string listen_address;
+  std::string listen_address = {};
   std::uint16_t port = 0; ///< 0: one that is free
-  host_identity identity;
+  host_identity identity = {};
   /// Hosts that are waited for; each brings all its devices.
   int count = 0;
   /// Their names, in the order of their devices: no others are let in, and `count` is their number.
   /// Empty: whoever comes first, in the order of their names.
-  std::vector<std::string> names;
+  std::vector<std::string> names = {};
   /// Devices of this host are there as well, before those of the others.
   bool with_local = true;
   /// How long the hosts are waited for.
@@ -72,20 +73,20 @@ struct remote_hosts {
   /// How long each attempt to bring a device up again waits for its host (`lane_options`).
   std::chrono::nanoseconds rejoin_limit = std::chrono::seconds{10};
   /// Hears of the port, on the thread that makes the backend.
-  std::function<void(std::uint16_t)> on_listening;
+  std::function<void(std::uint16_t)> on_listening = {};
 };
 
 /// What executes in the workers.
 struct worker_backend_options {
   std::string backend = "cuda"; ///< or "host"
   /// Of "host"; without a `listen_address` that of `hosts`, or 127.0.0.1.
-  host_backend_options host;
-  worker_settings workers;
+  host_backend_options host = {};
+  worker_settings workers = {};
   /// How long a worker stays awake after its last work. By default 200 us where there are at least
   /// four cores per device, and two more, else 0: a lane of this process has a thread there beside
   /// it.
-  std::optional<std::chrono::microseconds> spin;
-  remote_hosts hosts;
+  std::optional<std::chrono::microseconds> spin = {};
+  remote_hosts hosts = {};
 };
 
 /// Devices in worker processes, which are started when their devices are opened. This process makes
@@ -104,8 +105,8 @@ std::optional<int> worker_main(int argc, char** argv);
 
 /// Where a device is.
 struct device_place {
-  std::string host; ///< as the host called itself; empty: this one
-  int device = 0;   ///< its ordinal there
+  std::string host = {}; ///< as the host called itself; empty: this one
+  int device = 0;        ///< its ordinal there
 
   friend bool operator==(const device_place&, const device_place&) = default;
 };
@@ -116,15 +117,15 @@ std::vector<device_place> device_places(const backend& of);
 
 /// What a host is that joins a program on another one.
 struct host_agent_options {
-  std::string parent; ///< "host:port"
-  host_identity identity;
+  std::string parent = {}; ///< "host:port"
+  host_identity identity = {};
   /// The name that the parent's certificate must be for; empty: any certificate of the authority.
-  std::string parent_name;
-  std::string name; ///< how this host is called; empty: as the system calls it
+  std::string parent_name = {};
+  std::string name = {}; ///< how this host is called; empty: as the system calls it
   /// Where ranks in this host's workers can be reached: a numeric address of the host. Empty: that
   /// of its end of the connection.
-  std::string listen_address;
-  worker_settings workers;
+  std::string listen_address = {};
+  worker_settings workers = {};
   int devices = 0; ///< of the host backend; 0: as many as the parent has
   /// For one attempt to connect.
   std::chrono::nanoseconds connect_limit = std::chrono::seconds{5};

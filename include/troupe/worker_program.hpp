@@ -57,19 +57,19 @@ caf::error register_program(std::string name, program_factory factory);
 ///         world has no program
 struct program_message {
   std::int32_t rank = -1; ///< -1: all that are in the world
-  std::vector<std::uint8_t> bytes;
+  std::vector<std::uint8_t> bytes = {};
 };
 
 /// To subscribers of a world's actor: what a program's actor reports.
 struct program_report {
   std::int32_t rank = -1;
-  std::vector<std::uint8_t> bytes;
+  std::vector<std::uint8_t> bytes = {};
 };
 
 /// The same: a program's actor ended, or could not be begun. Its rank stays in the world.
 struct program_ended {
   std::int32_t rank = -1;
-  caf::error why; ///< none: it was done
+  caf::error why = {}; ///< none: it was done
 };
 
 template <class Inspector>

@@ -42,20 +42,20 @@ detail::inspect_result<Inspector> inspect(Inspector& f, world_member& x) {
 
 /// A world at one moment; sent to subscribers at every change, the present one first.
 struct world_status {
-  std::string name;
+  std::string name = {};
   world_phase phase = world_phase::building;
   std::uint64_t epoch = 0;      ///< grows with each communicator
   std::uint64_t membership = 0; ///< grows with each change of the members
   /// By rank; without those that a world has lost and goes on without (`loss_policy::shrink`).
-  std::vector<world_member> members;
+  std::vector<world_member> members = {};
   /// Why it is not ready; none while it is, but in an epoch that a standby began: there, until its
   /// own standby is ready, why the one before ended; and while it is without some of its ranks.
-  caf::error reason;
+  caf::error reason = {};
   bool standby_ready = false; ///< a communicator waits to take over (`standby_policy`)
   /// Symmetric allocations (`allocation_options`) that the communicator has registered.
   std::uint64_t windows = 0;
   /// Why it uses all of them as plain memory; none if nothing is wrong.
-  caf::error windows_reason;
+  caf::error windows_reason = {};
 };
 
 template <class Inspector>

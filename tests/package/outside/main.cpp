@@ -21,6 +21,17 @@ int report(const caf::error& error) {
   return 1;
 }
 
+/// What names some members and leaves the others is without warnings.
+[[maybe_unused]] const troupe::failure some_failure{.code = troupe::errc::cancelled};
+[[maybe_unused]] const troupe::topology_config some_topology{.verify = true};
+[[maybe_unused]] const troupe::mesh_config some_mesh{.chunks = 2};
+[[maybe_unused]] const troupe::mesh_options some_options{.deadline = std::chrono::seconds{1}};
+[[maybe_unused]] const troupe::all_reduce some_sum{.op = troupe::reduce_op::max};
+[[maybe_unused]] const troupe::send_recv some_message{.from = 0, .to = 1};
+[[maybe_unused]] const troupe::split some_split{.name = "half", .colors = {0, 1}};
+[[maybe_unused]] const troupe::worker_backend_options some_workers{.backend = "host"};
+[[maybe_unused]] const troupe::host_agent_options some_agent{.parent = "alpha:1"};
+
 /// An all-reduce over four virtual devices, each with numbers of its own.
 int run(troupe::config& cfg) {
   using namespace std::chrono_literals;
