@@ -11,6 +11,7 @@
 
 #include <caf/actor.hpp>
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -20,6 +21,7 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace troupe {
@@ -33,9 +35,9 @@ struct device_access;
 // -- messages; each is answered by what its comment names, or by an error
 
 /// Memory on the device. Answered by `any_gpu_ref`.
-/// @errors errc::out_of_memory: the device goes on as before
+/// @errors errc::out_of_memory: the device goes on as before; errc::invalid_argument: no such type
 struct allocate {
-  std::uint64_t count = 0;
+  std::uint64_t count = 0; ///< @units elements
   dtype type = dtype::float32;
   bool zeroed = false;
   request_options options = {};
@@ -51,6 +53,9 @@ struct upload {
 };
 
 /// Device memory as host memory. Answered by `host_buffer`.
+/// @shape  the answer has as many bytes as the source
+/// @errors errc::stale_ref; errc::indeterminate: a failed operation left the source half-written;
+///         errc::out_of_memory: of the host
 struct download {
   any_gpu_ref source = {};
   request_options options = {};
@@ -88,7 +93,8 @@ struct launch {
 };
 
 /// A callable in place of a name; within the process only. Answered by an empty message.
-/// @errors errc::launch_failed, as `launch`; errc::not_supported: the device is in a worker process
+/// @errors errc::launch_failed, as `launch`; errc::not_supported: the device is in another process
+///         (in a worker, asked by its parent; a program there has it in its own)
 struct launch_callable {
   launch_function function = {};
   std::vector<any_gpu_ref> reads = {};
@@ -97,7 +103,9 @@ struct launch_callable {
 };
 
 /// Keeps memory of the device until `claim` asks for it, or for the grace time: for a token that is
-/// on its way to another process. Each offer serves one claim. Answered by `gpu_token`.
+/// on its way to another process. A claim takes the place of one offer, which then keeps nothing
+/// any more; while anything else keeps the memory, its token serves further ones. Answered by
+/// `gpu_token`.
 /// @errors errc::stale_ref; errc::invalid_argument: no time, or not memory of this actor system;
 ///         errc::unavailable
 struct offer {
@@ -112,7 +120,9 @@ struct offer {
 /// lends the whole buffer once all that was admitted there before is over; until the last handle
 /// here is gone, requests there that conflict with `mode` get `errc::buffer_acquired`, as do
 /// requests here that write with `access_mode::read`. What is half-written there is so here, and
-/// what fails here while it writes leaves the memory indeterminate there.
+/// what fails here while it writes leaves the memory indeterminate there. A rank's call that is
+/// refused because of a lease (errc::buffer_acquired) is not made, and the other ranks' calls of
+/// the same collective wait for it: up to their deadlines, or the world's stall limit.
 /// @errors errc::stale_ref: forged, of no process that has the device, or gone;
 ///         errc::buffer_acquired: somebody holds it; errc::indeterminate; errc::worker_lost: the
 ///         other process ended; errc::unavailable: the device is not ready; errc::overloaded;
@@ -136,7 +146,8 @@ struct watch_generation {};
 /// worlds on it build anew. Answered by the new generation (`std::uint64_t`).
 /// @errors errc::buffer_acquired: a user's stream or another process holds memory;
 ///         errc::unavailable: it is not ready; errc::not_supported: by a worker's program, whose
-///         parent resets its device
+///         parent resets its device: nothing was done. errc::deadline_exceeded: it goes on. What
+///         the backend says: the memory is gone, and the device `device_phase::failed` for good
 struct reset {
   request_options options = {};
 };
@@ -228,7 +239,9 @@ caf::expected<device_list> list_devices(caf::actor_system& sys);
 std::vector<int> all_devices(caf::actor_system& sys);
 
 /// A device as functions: every call is admitted on the caller's thread and answered by a
-/// `pending`. Copies mean the same device. Its actor system must outlive it.
+/// `pending`. Copies mean the same device; one that was moved from must not be used. Its actor
+/// system must outlive it.
+/// @thread any, several at once; what blocks not where that is forbidden (errc::would_block)
 /// @errors of every verb: errc::unavailable: the device failed or was shut down; errc::overloaded;
 ///         errc::stale_ref; errc::indeterminate: what it reads was left half-written;
 ///         errc::buffer_acquired; errc::deadline_exceeded; errc::cancelled;
@@ -239,8 +252,7 @@ public:
   /// Brings the device up if it is not; blocks until it is ready. One that is being reset is not
   /// waited for: its requests wait.
   /// @errors errc::invalid_argument: no such ordinal; errc::deadline_exceeded; errc::device_failed
-  /// and
-  ///         what the backend says
+  ///         and what the backend says
   static caf::expected<device> open(caf::actor_system& sys, int ordinal,
                                     std::chrono::nanoseconds deadline = std::chrono::seconds{60});
 
@@ -253,6 +265,7 @@ public:
   caf::expected<caf::actor> actor() const;
 
   /// As the message `allocate`; blocks until the memory is there.
+  /// @units  count: elements
   /// @errors errc::would_block, too, as all calls here that block: nothing was asked
   template <element T>
   caf::expected<gpu_ref<T>> allocate(std::size_t count, bool zeroed = false,
@@ -268,41 +281,65 @@ public:
                                 request_options options = {}) const;
 
   /// Pinned host memory: copies to and from it go directly. Blocks until it is there.
+  /// @errors errc::out_of_memory; errc::would_block
   caf::expected<host_buffer> allocate_pinned(std::size_t size_bytes,
                                              request_options options = {}) const;
 
-  /// As the message `upload`. `source` stays the caller's: it must live, and not change, until the
-  /// answer.
+  /// As the message `upload`. `source`, a span, vector or array, stays the caller's: it must live,
+  /// and not change, until the answer.
   template <element T>
-  pending<void> upload(const gpu_ref<T>& target, std::span<const T> source,
+  pending<void> upload(const gpu_ref<T>& target, std::type_identity_t<std::span<const T>> source,
                        request_options options = {}) const {
     return upload(target, std::as_bytes(source), options);
   }
-  template <element T>
-  pending<void> upload(const gpu_ref<T>& target, const std::vector<T>& source,
-                       request_options options = {}) const {
-    return upload(target, std::as_bytes(std::span{source}), options);
-  }
   pending<void> upload(const any_gpu_ref& target, std::span<const std::byte> source,
                        request_options options = {}) const;
-  /// `source` is kept alive.
+  /// `source` is kept alive: a temporary would be gone before it is read.
+  template <element T>
+  pending<void> upload(const gpu_ref<T>& target, std::vector<T>&& source,
+                       request_options options = {}) const {
+    return upload(target, host_buffer{std::move(source)}, options);
+  }
+  template <element T, std::size_t n>
+  pending<void> upload(const gpu_ref<T>& target, std::array<T, n>&& source,
+                       request_options options = {}) const {
+    return upload(target, std::vector<T>(source.begin(), source.end()), options);
+  }
+  pending<void> upload(const any_gpu_ref& target, std::vector<std::byte>&& source,
+                       request_options options = {}) const {
+    auto owner = std::make_shared<std::vector<std::byte>>(std::move(source));
+    std::shared_ptr<std::byte> memory{owner, owner->data()};
+    return upload(target, host_buffer{std::move(memory), owner->size(), false}, options);
+  }
   pending<void> upload(const any_gpu_ref& target, host_buffer source,
                        request_options options = {}) const;
 
   /// As the message `download`; into `target`, which stays the caller's and must live until the
   /// answer.
   /// @shape  target: as many bytes as `source`
-  /// @errors those of `download`, and errc::shape_mismatch or out_of_range: another size
+  /// @errors those of the message `download`, and errc::shape_mismatch or out_of_range: another
+  /// size
   template <element T>
   pending<void> download(const gpu_ref<T>& source, std::span<T> target,
                          request_options options = {}) const {
     return download(source, std::as_writable_bytes(target), options);
   }
+  template <element T>
+  pending<void> download(const gpu_ref<T>& source, std::vector<T>& target,
+                         request_options options = {}) const {
+    return download(source, std::span{target}, options);
+  }
+  template <element T, std::size_t n>
+  pending<void> download(const gpu_ref<T>& source, std::array<T, n>& target,
+                         request_options options = {}) const {
+    return download(source, std::span<T>{target}, options);
+  }
   pending<void> download(const any_gpu_ref& source, std::span<std::byte> target,
                          request_options options = {}) const;
   pending<void> download(const any_gpu_ref& source, host_buffer target,
                          request_options options = {}) const;
-  /// Into a new vector; blocks until it is there.
+  /// Into a new vector of as many elements; blocks until it is there.
+  /// @errors those of the message `download`, and errc::would_block
   template <element T>
   caf::expected<std::vector<T>> download(const gpu_ref<T>& source,
                                          request_options options = {}) const {
@@ -341,8 +378,9 @@ public:
   /// nothing uses it any more, on the lane, which must not block, or, once the device has ended, on
   /// the thread that drops the last handle. On CUDA it is not called after an error of
   /// `severity::process`: the memory goes with the process.
+  /// @units  count: elements
   /// @errors errc::invalid_argument; errc::unavailable: the device is not ready;
-  ///         errc::not_supported: it is in a worker process
+  ///         errc::not_supported: it is in another process (`launch_callable`)
   template <element T>
   caf::expected<gpu_ref<T>> adopt(T* memory, std::size_t count,
                                   std::function<void(void*)> deleter) const {

@@ -231,6 +231,56 @@ TEST(Device, Copies) {
   EXPECT_TRUE(holds(d, right, std::span{content}.subspan(1000, 1000)));
 }
 
+TEST(Device, KeepsATemporaryThatIsUploaded) {
+  test_system system;
+  auto d = system.open();
+  std::vector<float> content(10'000);
+  std::iota(content.begin(), content.end(), 1.0F);
+  const auto as_bytes = std::as_bytes(std::span{content});
+  const auto a = must(d.allocate<float>(content.size()));
+  const auto b = must(d.allocate<float>(content.size()));
+  const auto c = must(d.allocate<float>(3));
+  gate lane;
+  const auto held = lane.hold_lane(d);
+  ASSERT_TRUE(lane.wait_reached());
+  auto typed = content;
+  const auto* place = typed.data();
+  auto first = d.upload(a, std::move(typed));
+  auto second = d.upload(b, std::vector<std::byte>(as_bytes.begin(), as_bytes.end()));
+  auto third = d.upload(c, std::array{1.0F, 2.0F, 3.0F});
+  // What is freed is given out again.
+  std::vector<std::vector<float>> others(8, std::vector<float>(content.size(), -1));
+  for (auto& x : others)
+    EXPECT_NE(x.data(), place);
+  lane.open();
+  for (auto* x : {&first, &second, &third})
+    EXPECT_TRUE(is_ok(answer_of(*x)));
+  EXPECT_EQ(must(d.download(a)), content);
+  EXPECT_EQ(must(d.download(b)), content);
+  EXPECT_EQ(must(d.download(c)), (std::vector<float>{1, 2, 3}));
+}
+
+TEST(Device, TakesWhatHoldsElements) {
+  test_system system;
+  auto d = system.open();
+  const auto ref = must(d.allocate<std::int32_t>(3));
+  std::vector<std::int32_t> vector{1, 2, 3};
+  std::array<std::int32_t, 3> array{4, 5, 6};
+  std::int32_t plain[]{7, 8, 9};
+  EXPECT_TRUE(is_ok(answer_of(d.upload(ref, std::span{vector}))));
+  EXPECT_EQ(must(d.download(ref)), vector);
+  EXPECT_TRUE(is_ok(answer_of(d.upload(ref, array))));
+  EXPECT_TRUE(is_ok(answer_of(d.download(ref, vector))));
+  EXPECT_EQ(vector, (std::vector<std::int32_t>{4, 5, 6}));
+  EXPECT_TRUE(is_ok(answer_of(d.upload(ref, plain))));
+  EXPECT_TRUE(is_ok(answer_of(d.download(ref, array))));
+  EXPECT_EQ(array, (std::array<std::int32_t, 3>{7, 8, 9}));
+  EXPECT_TRUE(is_ok(answer_of(d.upload(ref, std::span{std::as_const(vector)}))));
+  vector.resize(2);
+  EXPECT_TRUE(has_code(answer_of(d.download(ref, vector)), errc::shape_mismatch) ||
+              has_code(answer_of(d.download(ref, vector)), errc::out_of_range));
+}
+
 // -- launches
 
 TEST(Device, LaunchesInOrder) {
