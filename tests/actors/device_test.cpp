@@ -277,8 +277,9 @@ TEST(Device, TakesWhatHoldsElements) {
   EXPECT_EQ(array, (std::array<std::int32_t, 3>{7, 8, 9}));
   EXPECT_TRUE(is_ok(answer_of(d.upload(ref, std::span{std::as_const(vector)}))));
   vector.resize(2);
-  EXPECT_TRUE(has_code(answer_of(d.download(ref, vector)), errc::shape_mismatch) ||
-              has_code(answer_of(d.download(ref, vector)), errc::out_of_range));
+  EXPECT_TRUE(has_code(answer_of(d.download(ref, vector)), errc::shape_mismatch));
+  vector.resize(4);
+  EXPECT_TRUE(has_code(answer_of(d.download(ref, vector)), errc::out_of_range));
 }
 
 // -- launches
