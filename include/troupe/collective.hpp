@@ -84,7 +84,7 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
 // errc::stalled, nccl_error, rank_not_issued, lane_stuck: the communicator ended, what was to be
 // written is indeterminate. errc::device_reset, device_fault, worker_lost: the memory of that
 // device is gone. Formulas: n is the number of ranks; q and r are ranks. All refs of a request have
-// one dtype. Ranges overlap only where "in place" says so.
+// one dtype. Ranges overlap only where "in place" says so. Typed handles go in by `troupe::any`.
 
 /// recv[r][i] = op over all q of send[q][i], for every r.
 /// @shape  one ref per rank, in rank order, all of one count; `recv` empty: in place. factors: one

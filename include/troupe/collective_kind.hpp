@@ -20,7 +20,8 @@ enum class collective_kind : std::uint8_t {
   gather,         ///< all_gather on the root alone
   scatter,        ///< recv_r[i] = send_root[r * count + i]
   send,           ///< `count` elements to the rank `peer`, which receives as many
-  recv,           ///< `count` elements from the rank `peer`
+  recv,           ///< `count` elements from the rank `peer`; a rank's call alone (`rank_local`):
+                  ///< for the whole world a message is one `send` (`send_recv`)
   barrier,        ///< nobody passes before all have come
 };
 

@@ -55,7 +55,7 @@ struct upload {
 /// Device memory as host memory. Answered by `host_buffer`.
 /// @shape  the answer has as many bytes as the source
 /// @errors errc::stale_ref; errc::indeterminate: a failed operation left the source half-written;
-///         errc::out_of_memory: of the host
+///         errc::out_of_memory: no pinned memory to stage it in
 struct download {
   any_gpu_ref source = {};
   request_options options = {};
@@ -281,6 +281,7 @@ public:
                                 request_options options = {}) const;
 
   /// Pinned host memory: copies to and from it go directly. Blocks until it is there.
+  /// @units  size_bytes: bytes
   /// @errors errc::out_of_memory; errc::would_block
   caf::expected<host_buffer> allocate_pinned(std::size_t size_bytes,
                                              request_options options = {}) const;

@@ -41,6 +41,7 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
 /// A copyable handle to `count` elements of device memory, with the type known at run time: the
 /// form in messages. Copies share the memory, which is freed after the last handle is gone and the
 /// last operation on it is over. Handles may be dropped on any thread and outlive the actor system.
+/// @thread any; one handle, not its copies, as a value of the standard library
 class any_gpu_ref {
 public:
   any_gpu_ref() = default;
@@ -60,12 +61,13 @@ public:
   /// Generation of the device that the memory belongs to; 0 without memory.
   std::uint64_t generation() const noexcept;
 
-  /// True once the device began another life, was shut down or lost.
+  /// True once the device began another life, was shut down or lost, and without memory.
   bool stale() const noexcept;
 
   /// The address in device memory, for a kernel that the caller launches in order (`launch`,
   /// `acquire`).
-  /// @errors errc::stale_ref; errc::indeterminate: a failed operation was writing it (said at the
+  /// @errors errc::stale_ref, also without memory; errc::indeterminate: a failed operation was
+  /// writing it (said at the
   ///         latest when that is over)
   caf::expected<void*> access() const;
 
@@ -164,7 +166,8 @@ private:
   any_gpu_ref ref_;
 };
 
-/// The handles with their types forgotten, as requests take them.
+/// The handles with their types forgotten, as the messages of troupe/collective.hpp and the lists
+/// of a launch hold them: `all_reduce{.send = any(grads)}`. One alone converts by itself.
 template <element T> std::vector<any_gpu_ref> any(std::span<const gpu_ref<T>> refs) {
   return {refs.begin(), refs.end()};
 }

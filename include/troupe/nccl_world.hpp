@@ -30,7 +30,7 @@ struct world_program {
 struct world_config {
   /// Ordinals, in rank order.
   std::vector<int> devices = {};
-  std::string name = "world";
+  std::string name = "world"; ///< in the log and in records; several worlds may have the same
   world_limits limits = {};
   /// With it the world answers no collectives (`errc::not_supported`): its ranks make their own
   /// calls. The world's actor takes `program_message`s; its subscribers get `program_report` and
@@ -71,7 +71,7 @@ detail::inspect_result<Inspector> inspect(Inspector& f, allocation_options& x) {
 ///         `allow_shrunk` plain memory waits for a device that is lost, up to the deadline;
 ///         symmetric memory takes all ranks: errc::membership_changed
 struct allocate_all {
-  std::uint64_t count = 0; ///< on each rank
+  std::uint64_t count = 0; ///< on each rank; @units elements
   dtype type = dtype::float32;
   allocation_options what = {};
   request_options options = {};
@@ -117,7 +117,8 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
 /// their memory with all other worlds on them, and is independent of the world that it comes from:
 /// it goes on when that one ends, and is built anew, as every world, when one of its own devices is
 /// reset; what happens to other devices does not concern it. Communicators of its own make it so,
-/// and cost device memory on each rank. It ends with `shutdown` or an exit message.
+/// and cost device memory on each rank. Each lives until `shutdown` or an exit message, whatever
+/// becomes of the handles to it, and ~actor_system waits for it.
 /// @shape  colors: one per rank, negative: in no group; keys: one per rank, or empty: all equal
 /// @errors errc::invalid_argument: wrong numbers, or no name; errc::membership_changed;
 ///         errc::unavailable: the world, or one of its devices, has ended. Nothing is kept
@@ -160,8 +161,9 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
 
 /// Spawns a world that begins to build. It answers the requests of troupe/collective.hpp,
 /// `split`, `allocate_all`, `program_message`, `get_status`, `subscribe`, `record_flight` and
-/// `shutdown` (which ends it, as an exit message does), and keeps its devices up as long as it
-/// lives.
+/// `shutdown`, and keeps its devices up as long as it lives: until `shutdown` or an exit message,
+/// not until its last handle is gone. ~actor_system waits for it: who spawns it ends it. (A `world`
+/// ends with its last copy.)
 /// @errors errc::invalid_argument: no device, one that does not exist, or one twice; limits that do
 ///         not go together (`standby_policy`, `loss_policy`); a program's name or arguments that
 ///         are too long; the system's configuration is no `troupe::config`. errc::not_supported: a

@@ -194,7 +194,9 @@ struct topology_config {
 /// Spawns a topology. It enables access between its devices wherever they can, in both directions,
 /// for plain memory and for their pools, and again whenever one of them begins another life. Its
 /// devices come up if they are not; one that fails or is shut down leaves the graph. Any number of
-/// topologies can share devices. It ends with `shutdown` or an exit message.
+/// topologies can share devices. It lives until `shutdown` or an exit message, not until its last
+/// handle is gone, and ~actor_system waits for it: who spawns it ends it. (A `topology` ends with
+/// its last copy.)
 /// @errors errc::invalid_argument: unknown devices, one that stands twice, no bytes to test or to
 ///         measure with, or a system without a `troupe::config`; errc::unavailable, not_supported:
 ///         the backend is not there

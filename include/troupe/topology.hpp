@@ -14,8 +14,10 @@
 
 namespace troupe {
 
-/// Which devices reach which, over what, and how fast; sees to it that they may. Movable; the last
-/// of its copies ends it. Its actor system must outlive it.
+/// Which devices reach which, over what, and how fast; sees to it that they may. Copies are the
+/// same topology; the last of them ends it. One that was moved from must not be used. Its actor
+/// system must outlive it.
+/// @thread any, several at once; a copy is not assigned to while another thread uses that copy
 class topology {
 public:
   /// Blocks until the graph is settled.

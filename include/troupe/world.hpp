@@ -26,8 +26,10 @@ struct world_access;
 
 class world_rank;
 
-/// One rank per device, and collectives over all of them. Movable; the last of its copies ends the
-/// world and answers what is pending. Its actor system must outlive it.
+/// One rank per device, and collectives over all of them. Copies are the same world; the last of
+/// them ends it and answers what is pending. One that was moved from must not be used. Its actor
+/// system must outlive it.
+/// @thread any, several at once; a copy is not assigned to while another thread uses that copy
 class world {
 public:
   /// Blocks until the world is ready.
@@ -198,14 +200,21 @@ private:
 };
 
 /// Sends `what` to a world, device or topology, in which nobody waits for an answer: `subscribe`,
-/// `program_message`, `shutdown`. CAF's own function for it differs by its version.
+/// `watch_generation`, `program_message`, `shutdown`. CAF's own function for it differs by its
+/// version. `Self`: a pointer to the actor that sends, or a `caf::scoped_actor`.
 template <class Self, class Message>
 void tell(const Self& self, const caf::actor& to, Message what) {
   detail::send(self, to, std::move(what));
 }
 
 /// Sends `what` to a world, device or topology as an actor's request with a deadline: the library's
-/// answer comes in time, so CAF's own time-out is set far behind it and never races it.
+/// answer comes in time, so CAF's own time-out is set far behind it and never races it. `Self`: a
+/// pointer to the actor that asks, or a `caf::scoped_actor`. `deadline` takes the place of what
+/// `what.options` says.
+///
+/// Gives CAF's own response handle: `.then(f, on_error)` or `.await(f, on_error)` in event-based
+/// actors, `.receive(f, on_error)` in blocking ones. `on_error` may get an error of CAF's, too
+/// (`caf::sec`): the actor had ended before (`code_of` gives none, `describe` its text).
 template <class Self, class Request>
 auto request(const Self& self, const caf::actor& to, Request what,
              std::chrono::nanoseconds deadline) {

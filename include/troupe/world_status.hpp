@@ -111,7 +111,11 @@ enum class loss_policy : std::uint8_t {
 
 std::string_view to_string(loss_policy x) noexcept;
 
-/// The bounds that a world keeps.
+/// The bounds that a world keeps. They are taken as they are: a time of 0, or a negative one, is
+/// over at once. With such a `deadline` every request that names none has
+/// `errc::deadline_exceeded`; with such a `quiet_limit` a lane that is inside a call when its
+/// communicator ends is taken for stuck. But a `stall_limit` or `connect_limit` of 0 or less is
+/// none: nothing that stands still ends by itself.
 struct world_limits {
   /// Of a request that names none. It answers the request, and nothing more.
   std::chrono::nanoseconds deadline = std::chrono::seconds{30};
@@ -126,9 +130,10 @@ struct world_limits {
   /// For every lane to leave a communicator that ended; a lane that does not is stuck for good.
   std::chrono::milliseconds quiet_limit{100};
   /// Requests that may wait for a communicator, calls of a rank that may wait for other ranks', and
-  /// messages for a rank's program; more are `errc::overloaded`.
+  /// messages for a rank's program; more are `errc::overloaded`. 0: none may wait.
   std::size_t waiting_limit = 4096;
-  /// Communicators that may be built in place of ones that ended, within `restart_window`.
+  /// Communicators that may be built in place of ones that ended, within `restart_window`; 0 or
+  /// less: the world fails with its first one.
   int restarts = 10;
   std::chrono::nanoseconds restart_window = std::chrono::seconds{60};
   /// Before the second restart within the window; doubles with each further one.

@@ -62,7 +62,8 @@ enum class fault : std::uint8_t {
   /// As `fail`, with `errc::out_of_memory`.
   out_of_memory,
   /// A collective call that says success, but the rank never takes part: its stream stands still
-  /// until the communicator is aborted. On other verbs as `hang`.
+  /// until the communicator is aborted. An error says `started` of its part: the lane has begun it.
+  /// On other verbs as `hang`.
   not_issued,
   /// The stream stands still before the call's work, until `release`, or until the communicator
   /// that the call is for is aborted. Verbs without a stream: as `block`.
