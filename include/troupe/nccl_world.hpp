@@ -15,8 +15,8 @@
 
 namespace troupe {
 
-/// So many bytes a program's arguments may have, with its name and its world's, a `program_message`
-/// and a `program_report`. More goes through memory (`device::offer`).
+/// So many bytes a program's arguments may have, with its name, its world's and 16 for each rank, a
+/// `program_message` and a `program_report`. More goes through memory (`device::offer`).
 inline constexpr std::size_t most_program_bytes = std::size_t{56} << 10;
 
 /// A program whose actors drive the ranks of a world, each in the process that has its device

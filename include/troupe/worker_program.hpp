@@ -69,7 +69,8 @@ struct program_report {
 /// The same: a program's actor ended, or could not be begun. Its rank stays in the world.
 struct program_ended {
   std::int32_t rank = -1;
-  caf::error why = {}; ///< none: it was done
+  /// None: it was done. One of another library comes as `errc::internal`, with its text.
+  caf::error why = {};
 };
 
 template <class Inspector>

@@ -552,9 +552,10 @@ caf::expected<world_parts> make_world(caf::actor_system& sys, world_config confi
     return error;
   const auto& program = config.program;
   if (!program.name.empty())
-    if (auto error =
-            check_program_bytes(program.arguments.size() + program.name.size() + config.name.size(),
-                                "names and arguments");
+    if (auto error = check_program_bytes(
+            program.arguments.size() + program.name.size() + config.name.size() +
+                lanes->size() * sizeof(world_member), // which a note lists
+            "names, members and arguments");
         error)
       return error;
   auto lease = (*core)->lease(sys);
@@ -564,7 +565,7 @@ caf::expected<world_parts> make_world(caf::actor_system& sys, world_config confi
                                            countable(config.limits));
   std::shared_ptr<rank_programs> programs;
   if (!config.program.name.empty()) {
-    programs = rank_programs::make(sys, (*core)->programs(), data, std::move(config.program));
+    programs = rank_programs::make((*core)->programs(), data, std::move(config.program));
     data->set_on_live(
         [programs](communicator& x, const world_status& view) { programs->on_live(x, view); });
   }

@@ -6,6 +6,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,7 +24,7 @@ struct program_note {
     ready,     ///< from its process, of `generation`: it has begun, or has the last message
   };
 
-  std::uint8_t what = 0;
+  kind what{};
   std::uint64_t world = 0;
   std::int32_t rank = -1;
   std::int32_t ranks = 0;
@@ -38,16 +40,9 @@ struct program_note {
   std::uint64_t waiting_limit = 0;
 };
 
-template <class Inspector>
-detail::inspect_result<Inspector> inspect(Inspector& f, program_note& x) {
-  using detail::field;
-  return detail::fields(
-      f, x, "troupe::program_note", field("what", x.what), field("world", x.world),
-      field("rank", x.rank), field("ranks", x.ranks), field("generation", x.generation),
-      field("view", x.view), field("program", x.program), field("bytes", x.bytes),
-      field("why", x.why), field("deadline", x.deadline_ns), field("stall_limit", x.stall_limit_ns),
-      field("quiet_limit", x.quiet_limit_ms), field("waiting_limit", x.waiting_limit));
-}
+std::vector<std::byte> to_bytes(const program_note& x);
+/// None: they make no sense.
+std::optional<program_note> program_note_of(std::span<const std::byte> bytes);
 
 /// @errors errc::invalid_argument: more than `most_program_bytes`, which are `what`
 caf::error check_program_bytes(std::size_t size, const char* what);

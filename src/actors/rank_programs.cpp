@@ -8,22 +8,23 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 namespace troupe::detail {
 
-caf::error check_program_bytes(std::size_t size, const char* what) {
-  if (size <= most_program_bytes)
-    return {};
-  return make_error(errc::invalid_argument, std::string{what} + " of " + std::to_string(size) +
-                                                " bytes; it may have " +
-                                                std::to_string(most_program_bytes));
+namespace {
+
+caf::error nonsense(std::string_view what) {
+  return make_error(errc::internal, "it told what makes no sense (" + std::string{what} + ")");
 }
 
-std::uint64_t program_board::add(caf::actor_system& sys, std::weak_ptr<rank_programs> who) {
+} // namespace
+
+std::uint64_t program_board::add(std::weak_ptr<rank_programs> who) {
   std::lock_guard lock{mutex_};
-  all_.emplace(++last_, entry{sys, std::move(who)});
+  all_.emplace(++last_, std::move(who));
   return last_;
 }
 
@@ -32,37 +33,32 @@ void program_board::remove(std::uint64_t number) noexcept {
   all_.erase(number);
 }
 
-void program_board::told(int device, std::span<const std::byte> bytes) const {
-  program_note note;
+caf::error program_board::told(int device, std::span<const std::byte> bytes) const {
+  auto note = program_note_of(bytes);
+  if (!note)
+    return nonsense("a note of a program that could not be read");
   std::shared_ptr<rank_programs> to;
   {
-    std::shared_lock lock{mutex_};
-    if (all_.empty()) // the actor system may be gone
-      return;
-    if (auto error = from_bytes(all_.begin()->second.system, {bytes.begin(), bytes.end()}, note))
-      return log(log_level::warning,
-                 "what the process of device " + std::to_string(device) + " said makes no sense",
-                 error);
-    if (auto i = all_.find(note.world); i != all_.end())
-      to = i->second.who.lock();
+    std::lock_guard lock{mutex_};
+    if (auto i = all_.find(note->world); i != all_.end())
+      to = i->second.lock();
   }
-  if (to)
-    to->told(device, std::move(note));
+  return to ? to->told(device, std::move(*note)) : caf::error{};
 }
 
 void listen(runtime& from, std::shared_ptr<program_board> board) {
-  from.hear_programs([board = std::move(board)](int device, std::span<const std::byte> bytes) {
-    board->told(device, bytes);
+  from.hear_programs([&from, board = std::move(board)](int device,
+                                                       std::span<const std::byte> bytes) {
+    if (auto error = board->told(device, bytes); error && !from.backend().give_up(device, error))
+      log(log_level::warning, "what is said of a program", error);
   });
 }
 
-std::shared_ptr<rank_programs> rank_programs::make(caf::actor_system& sys,
-                                                   std::shared_ptr<program_board> board,
+std::shared_ptr<rank_programs> rank_programs::make(std::shared_ptr<program_board> board,
                                                    const std::shared_ptr<world_core>& core,
                                                    world_program what) {
-  std::shared_ptr<rank_programs> result{
-      new rank_programs{sys, std::move(board), core, std::move(what)}};
-  result->number_ = result->board_->add(sys, result);
+  std::shared_ptr<rank_programs> result{new rank_programs{std::move(board), core, std::move(what)}};
+  result->number_ = result->board_->add(result);
   return result;
 }
 
@@ -78,11 +74,12 @@ void rank_programs::on_live(communicator& x, const world_status& view) {
   if (!core)
     return;
   program_note note;
-  note.what = static_cast<std::uint8_t>(program_note::kind::enter);
+  note.what = program_note::kind::enter;
   note.world = number_;
   note.ranks = static_cast<std::int32_t>(core->size());
   note.view = view;
   note.view.reason = brief(view.reason);
+  note.view.windows_reason = brief(view.windows_reason);
   note.program = program_.name;
   note.bytes = program_.arguments;
   auto& limits = core->limits();
@@ -92,11 +89,9 @@ void rank_programs::on_live(communicator& x, const world_status& view) {
   note.waiting_limit = limits.waiting_limit;
   for (auto i : x.members()) {
     note.rank = static_cast<std::int32_t>(i);
-    auto bytes = to_bytes(system_, note);
-    auto error = bytes ? x.call_from_outside(
-                             i, [&](backend_communicator& rank) { return rank.hand_over(*bytes); })
-                       : bytes.error();
-    if (error) {
+    const auto bytes = to_bytes(note);
+    if (auto error = x.call_from_outside(
+            i, [&](backend_communicator& rank) { return rank.hand_over(bytes); })) {
       if (code_of(error) != errc::worker_lost) // which ends it in any case
         x.fail(error);
       return;
@@ -108,17 +103,14 @@ caf::error rank_programs::tell(std::size_t rank, const program_note& note) {
   auto core = core_.lock();
   if (!core)
     return make_error(errc::unavailable, "the world has ended");
-  auto bytes = to_bytes(system_, note);
-  if (!bytes)
-    return bytes.error();
   return core->owner()->tell(core->lanes()[rank]->state().ordinal(),
-                             make_note(note_kind::program, *bytes));
+                             make_note(note_kind::program, to_bytes(note)));
 }
 
 void rank_programs::on_end(std::uint64_t epoch, const caf::error& why) {
   auto core = core_.lock();
   program_note note;
-  note.what = static_cast<std::uint8_t>(program_note::kind::leave);
+  note.what = program_note::kind::leave;
   note.world = number_;
   note.view.epoch = epoch;
   note.why = brief(why);
@@ -145,16 +137,13 @@ caf::error rank_programs::send(const program_message& x) {
     if (core->lanes()[i]->state().phase() > device_phase::resetting)
       return make_error(errc::unavailable, "the device of rank " + std::to_string(i) + " is gone");
   program_note note;
-  note.what = static_cast<std::uint8_t>(program_note::kind::message);
+  note.what = program_note::kind::message;
   note.world = number_;
   note.bytes = x.bytes;
   std::vector<std::vector<std::byte>> notes;
   for (auto i : to) {
     note.rank = static_cast<std::int32_t>(i);
-    auto bytes = to_bytes(system_, note);
-    if (!bytes)
-      return bytes.error();
-    notes.push_back(make_note(note_kind::program, *bytes));
+    notes.push_back(make_note(note_kind::program, to_bytes(note)));
   }
   {
     std::lock_guard lock{mutex_};
@@ -195,7 +184,7 @@ void rank_programs::pass_on(const world_core& core, std::size_t rank) {
 void rank_programs::stop() {
   auto core = core_.lock();
   program_note note;
-  note.what = static_cast<std::uint8_t>(program_note::kind::stop);
+  note.what = program_note::kind::stop;
   note.world = number_;
   for (std::size_t i = 0; core && i < core->size(); ++i)
     static_cast<void>(tell(i, note)); // whoever does not hear it is no more
@@ -216,20 +205,21 @@ void rank_programs::on_ready(const std::shared_ptr<world_core>& core, std::size_
       [self = shared_from_this(), core, rank] { self->pass_on(*core, rank); });
 }
 
-void rank_programs::told(int device, program_note note) {
+caf::error rank_programs::told(int device, program_note note) {
   caf::actor world;
   {
     std::lock_guard lock{mutex_};
     world = caf::actor_cast<caf::actor>(world_);
   }
   auto core = core_.lock();
-  if (!core || note.rank < 0 || static_cast<std::size_t>(note.rank) >= core->size())
-    return;
+  if (!core)
+    return {};
+  if (note.rank < 0 || static_cast<std::size_t>(note.rank) >= core->size())
+    return nonsense("a note of a rank that cannot be");
   const auto& of = core->lanes()[static_cast<std::size_t>(note.rank)]->state();
   if (of.ordinal() != device || note.generation > of.generation())
-    return log(log_level::warning,
-               "the process of device " + std::to_string(device) + " spoke for what it is not");
-  switch (static_cast<program_note::kind>(note.what)) {
+    return nonsense("it spoke for what it is not");
+  switch (note.what) {
   case program_note::kind::leave:
     core->leave(note.view.epoch, note.why);
     break;
@@ -245,8 +235,9 @@ void rank_programs::told(int device, program_note note) {
     on_ready(core, static_cast<std::size_t>(note.rank), note.generation);
     break;
   default:
-    break;
+    return nonsense("a note that is the parent's to send");
   }
+  return {};
 }
 
 } // namespace troupe::detail

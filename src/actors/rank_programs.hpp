@@ -6,7 +6,6 @@
 #include <troupe/nccl_world.hpp>
 
 #include <caf/actor_addr.hpp>
-#include <caf/actor_system.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +13,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <shared_mutex>
 #include <span>
 #include <vector>
 
@@ -26,28 +24,22 @@ class rank_programs;
 class program_board {
 public:
   /// Before `told`. The result is the world's number.
-  std::uint64_t add(caf::actor_system& sys, std::weak_ptr<rank_programs> who);
-  /// Nothing of its actor system is used any more.
+  std::uint64_t add(std::weak_ptr<rank_programs> who);
   void remove(std::uint64_t number) noexcept;
   /// Reads what the process of a device says, and hands it on.
-  void told(int device, std::span<const std::byte> bytes) const;
+  /// @errors errc::internal: it makes no sense
+  caf::error told(int device, std::span<const std::byte> bytes) const;
 
 private:
-  struct entry {
-    caf::actor_system& system;
-    std::weak_ptr<rank_programs> who;
-  };
-
-  mutable std::shared_mutex mutex_; ///< who reads a note has it
+  mutable std::mutex mutex_;
   std::uint64_t last_ = 0;
-  std::map<std::uint64_t, entry> all_;
+  std::map<std::uint64_t, std::weak_ptr<rank_programs>> all_;
 };
 
 /// Of one world. @thread any
 class rank_programs : public std::enable_shared_from_this<rank_programs> {
 public:
-  static std::shared_ptr<rank_programs> make(caf::actor_system& sys,
-                                             std::shared_ptr<program_board> board,
+  static std::shared_ptr<rank_programs> make(std::shared_ptr<program_board> board,
                                              const std::shared_ptr<world_core>& core,
                                              world_program what);
   ~rank_programs();
@@ -64,12 +56,13 @@ public:
   /// The world has ended. While its actor system is there.
   void stop();
   /// By the process of `device`.
-  void told(int device, program_note note);
+  /// @errors errc::internal: it makes no sense
+  caf::error told(int device, program_note note);
 
 private:
-  rank_programs(caf::actor_system& sys, std::shared_ptr<program_board> board,
-                const std::shared_ptr<world_core>& core, world_program what)
-      : system_(sys), board_(std::move(board)), core_(core), program_(std::move(what)) {}
+  rank_programs(std::shared_ptr<program_board> board, const std::shared_ptr<world_core>& core,
+                world_program what)
+      : board_(std::move(board)), core_(core), program_(std::move(what)) {}
   caf::error tell(std::size_t rank, const program_note& note);
   void pass_on(const world_core& core, std::size_t rank);
   void on_ready(const std::shared_ptr<world_core>& core, std::size_t rank,
@@ -83,7 +76,6 @@ private:
     bool passes_on = false;     ///< somebody does
   };
 
-  caf::actor_system& system_;
   const std::shared_ptr<program_board> board_;
   const std::weak_ptr<world_core> core_; // which calls this
   const world_program program_;
@@ -93,7 +85,8 @@ private:
   std::map<std::size_t, outbox> outboxes_; // by rank
 };
 
-/// Has `board` hear what the processes of the devices say of programs.
+/// Has `board` hear what the processes of the devices say of programs; one that makes no sense is
+/// given up.
 void listen(runtime& from, std::shared_ptr<program_board> board);
 
 } // namespace troupe::detail

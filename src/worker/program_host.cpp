@@ -118,20 +118,8 @@ caf::error program_host::warm() {
   return made ? caf::error{} : made.error();
 }
 
-caf::expected<program_note> program_host::read(std::span<const std::byte> bytes) {
-  auto made = provide_system();
-  if (!made)
-    return made.error();
-  program_note result;
-  if (auto error =
-          from_bytes(*(*made)->actors, std::vector<std::byte>{bytes.begin(), bytes.end()}, result))
-    return error;
-  return result;
-}
-
 caf::error program_host::send(const program_note& note) noexcept {
-  auto bytes = to_bytes(*system_->actors, note);
-  return bytes ? options_.guest.tell(make_note(note_kind::program, *bytes)) : bytes.error();
+  return options_.guest.tell(make_note(note_kind::program, to_bytes(note)));
 }
 
 void program_host::tell(const program_note& note) noexcept {
@@ -143,7 +131,7 @@ caf::actor program_host::begin(const program_note& note, const world& over, std:
   const auto rank = note.rank;
   auto ended = [this, number, rank](const caf::error& why) {
     program_note end;
-    end.what = static_cast<std::uint8_t>(program_note::kind::ended);
+    end.what = program_note::kind::ended;
     end.world = number;
     end.rank = rank;
     end.why = brief(why);
@@ -158,7 +146,7 @@ caf::actor program_host::begin(const program_note& note, const world& over, std:
     if (auto error = check_program_bytes(bytes.size(), "a report"); error)
       return error;
     program_note x;
-    x.what = static_cast<std::uint8_t>(program_note::kind::report);
+    x.what = program_note::kind::report;
     x.world = number;
     x.rank = rank;
     x.bytes = std::move(bytes);
@@ -207,7 +195,7 @@ caf::expected<program_host::hosted*> program_host::provide(const program_note& n
   x.core->set_on_end([this, number = note.world, rank = note.rank](
                          std::uint64_t epoch, const caf::error& why, communicator_role) {
     program_note end;
-    end.what = static_cast<std::uint8_t>(program_note::kind::leave);
+    end.what = program_note::kind::leave;
     end.world = number;
     end.rank = rank;
     end.view.epoch = epoch;
@@ -224,16 +212,17 @@ caf::error program_host::take(communicator_key key, communicator_ranks rank,
     static_cast<void>(guest_->abort(std::move(ranks)));
     return why;
   };
-  if (!has_programs())
-    return refuse(make_error(errc::not_supported, "the worker has no programs"));
-  auto note = read(what);
+  auto note = program_note_of(what);
   if (!note)
-    return refuse(note.error());
+    return refuse(make_error(errc::internal, "what the parent handed over makes no sense"));
   std::unique_lock lock{mutex_};
-  if (stopped_.contains(note->world)) { // it was on its way meanwhile
-    lock.unlock();
-    return refuse(make_error(errc::unavailable, "the world was shut down"));
-  }
+  const bool stopped = stopped_.contains(note->world); // that overtook this
+  lock.unlock();
+  if (stopped)
+    return refuse({}); // an error would end the process
+  if (auto made = provide_system(); !made)
+    return refuse(made.error());
+  lock.lock();
   auto found = provide(*note);
   if (!found) {
     lock.unlock();
@@ -300,7 +289,7 @@ void program_host::has_begun(std::uint64_t number, const caf::actor& actor) {
 
 void program_host::tell_ready(std::uint64_t number) {
   program_note ready;
-  ready.what = static_cast<std::uint8_t>(program_note::kind::ready);
+  ready.what = program_note::kind::ready;
   ready.world = number;
   {
     std::lock_guard lock{mutex_};
@@ -356,13 +345,10 @@ void program_host::received_memory_note(std::span<const std::byte> what) {
 }
 
 void program_host::received_program_note(std::span<const std::byte> what) {
-  if (!has_system()) // and so no world
-    return;
-  auto note = read(what);
+  auto note = program_note_of(what);
   if (!note)
-    return log(log_level::warning, "what the parent said to a program makes no sense",
-               note.error());
-  const auto kind = static_cast<program_note::kind>(note->what);
+    return log(log_level::warning, "what the parent said to a program makes no sense");
+  const auto kind = note->what;
   std::unique_lock lock{mutex_};
   if (kind == program_note::kind::stop)
     stopped_.insert(note->world);

@@ -67,7 +67,6 @@ private:
   void tell(const program_note& note) noexcept;
   void received_program_note(std::span<const std::byte> what);
   void received_memory_note(std::span<const std::byte> what);
-  caf::expected<program_note> read(std::span<const std::byte> bytes);
 
   const program_options options_;
   const std::shared_ptr<guest_backend> guest_;

@@ -1,5 +1,6 @@
 // What the other process may write, or send: nobody is harmed by it, whatever it is. All is seeded.
 
+#include "actors/program_note.hpp"
 #include "support/forwarding_backend.hpp"
 #include "worker/command_ring.hpp"
 #include "worker/remote_device.hpp"
@@ -240,6 +241,43 @@ TEST(Nonsense, MessagesOfAWorkerLoseItAlone) {
     }
   }
   EXPECT_GT(lost, 1600);
+}
+
+TEST(Nonsense, NotesOfProgramsCostNoMoreThanTheirBytes) {
+  using detail::program_note;
+  const auto before = most_memory();
+  dice any{14};
+  program_note note;
+  note.what = program_note::kind::ended;
+  note.view.name = "some world";
+  note.view.members = {{0, 1, 2}, {1, 0, 3}};
+  note.view.reason = make_error(errc::stalled, "it stands still");
+  note.program = "some program";
+  note.bytes = {1, 2, 3};
+  note.why = make_error(errc::launch_failed, "it shall fail");
+  const auto right = to_bytes(note);
+  const auto same = detail::program_note_of(right);
+  ASSERT_TRUE(same);
+  EXPECT_EQ(to_bytes(*same), right);
+  EXPECT_EQ(same->view.members, note.view.members);
+  EXPECT_EQ(same->bytes, note.bytes);
+  EXPECT_EQ(describe(same->why), describe(note.why));
+  for (std::size_t cut = 0; cut < right.size(); ++cut)
+    EXPECT_FALSE(detail::program_note_of(std::span{right}.first(cut)));
+  int refused = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    auto wrong = right;
+    if (any.one_in(10)) {
+      wrong = any.bytes(any.below(400));
+    } else {
+      const auto at = any.below(wrong.size() - 4);
+      for (auto k = at; k < at + 1 + any.below(4); ++k)
+        wrong[k] = any.one_in(2) ? std::byte{0xff} : static_cast<std::byte>(any.below(256));
+    }
+    refused += detail::program_note_of(wrong) ? 0 : 1;
+  }
+  EXPECT_GT(refused, 5000);
+  EXPECT_LT(most_memory() - before, 50 << 10);
 }
 
 TEST(Nonsense, RepliesInTheAreaLoseTheWorkerAlone) {

@@ -1,6 +1,9 @@
 // Programs whose actors drive the ranks of a world in the worker processes that have its devices.
 
+#include "actors/program_note.hpp"
 #include "core/file_descriptor.hpp"
+#include "core/process_note.hpp"
+#include "support/forwarding_backend.hpp"
 #include "support/load.hpp"
 #include "worker/program_fixture.hpp"
 #include <troupe/launch.hpp>
@@ -9,8 +12,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -440,6 +446,54 @@ TEST_F(Programs, WhoseFactoriesThrowAreTold) {
   start(1, {"throws", {}});
   ASSERT_TRUE(until([&] { return ended_.size() == 1; }));
   EXPECT_EQ(code_of(ended_.front().why), errc::unavailable) << describe(ended_.front().why);
+}
+
+/// Says what the process of a device would.
+class ventriloquist final : public forwarding_backend {
+public:
+  using forwarding_backend::forwarding_backend;
+  void set_listener(
+      std::function<void(int ordinal, std::span<const std::byte> what)> f) noexcept override {
+    to_ = f;
+    forwarding_backend::set_listener(std::move(f));
+  }
+  void say(int ordinal, std::span<const std::byte> what) const {
+    to_(ordinal, detail::make_note(detail::note_kind::program, what));
+  }
+
+private:
+  std::function<void(int, std::span<const std::byte>)> to_;
+};
+
+TEST_F(Programs, WhoseProcessSaysNonsenseLoseItAlone) {
+  TROUPE_NEEDS_DEVICES(2);
+  std::shared_ptr<ventriloquist> voice;
+  start({.devices = 2,
+         .wrap =
+             [&](std::shared_ptr<backend>) {
+               voice = std::make_shared<ventriloquist>(make_workers(2));
+               return voice;
+             }},
+        {"echo", {}});
+  ASSERT_TRUE(until([this] { return view_.phase == world_phase::ready; }));
+  const kept_memory kept{must(device::open(*system_, 1))};
+  std::vector<std::byte> long_text(161, std::byte{0xff});
+  detail::program_note of_another;
+  of_another.what = detail::program_note::kind::ready;
+  of_another.world = 1;
+  of_another.rank = 1; // has the other device
+  const auto about_another = to_bytes(of_another);
+  std::uint64_t generation = view_.members[0].generation;
+  for (const auto& nonsense : {std::span<const std::byte>{long_text}, {about_another}}) {
+    voice->say(0, nonsense);
+    ++generation;
+    ASSERT_TRUE(until([&] {
+      return view_.phase == world_phase::ready && view_.members[0].generation == generation;
+    }));
+  }
+  EXPECT_TRUE(kept.is_there());
+  detail::send(*self_, actor_, program_message{-1, {}});
+  ASSERT_TRUE(until([this] { return ended_.size() == 2; }));
 }
 
 TEST(ProgramsInProcess, AreNotSupported) {

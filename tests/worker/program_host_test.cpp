@@ -1,0 +1,114 @@
+// What a worker does with ranks that are handed over to its programs; none is registered here.
+
+#include "core/process_note.hpp"
+#include "support/expect.hpp"
+#include "worker/program_host.hpp"
+
+#include <caf/all.hpp>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace troupe::testing {
+namespace {
+
+using detail::communicator_key;
+using detail::program_note;
+using namespace std::chrono_literals;
+
+class ProgramHost : public ::testing::Test {
+protected:
+  static constexpr communicator_key key = 5;
+  static constexpr std::uint64_t number = 7;
+
+  detail::program_options options() {
+    detail::program_options result;
+    result.guest.executes = executes_;
+    result.guest.with = std::make_shared<detail::shared_device>();
+    result.guest.on_gone = [this](communicator_key x) {
+      std::lock_guard lock{mutex_};
+      gone_.push_back(x);
+    };
+    result.guest.on_fault = [](const caf::error& why) { ADD_FAILURE() << describe(why); };
+    result.guest.tell = [this](std::span<const std::byte> bytes) {
+      auto note = detail::program_note_of(detail::content_of(bytes));
+      EXPECT_TRUE(note);
+      std::lock_guard lock{mutex_};
+      if (note)
+        told_.push_back(std::move(*note));
+      changed_.notify_all();
+      return caf::error{};
+    };
+    return result;
+  }
+
+  caf::error hand_over() {
+    const local_rank mine{0, 0};
+    auto rank = must(executes_->build(must(executes_->make_communicator_id()), 1, {&mine, 1}));
+    program_note note;
+    note.what = program_note::kind::enter;
+    note.world = number;
+    note.rank = 0;
+    note.ranks = 1;
+    note.view.phase = world_phase::ready;
+    note.view.epoch = 1;
+    note.view.members = {{0, 0, 1}};
+    note.program = "nobody has it";
+    return host_.take(key, std::move(rank), to_bytes(note));
+  }
+  void stop() {
+    program_note note;
+    note.what = program_note::kind::stop;
+    note.world = number;
+    host_.received(detail::make_note(detail::note_kind::program, to_bytes(note)));
+  }
+  std::vector<communicator_key> gone() {
+    std::lock_guard lock{mutex_};
+    return gone_;
+  }
+  caf::error wait_ended() {
+    std::unique_lock lock{mutex_};
+    auto is_end = [](auto& x) { return x.what == program_note::kind::ended; };
+    auto i = told_.end();
+    EXPECT_TRUE(changed_.wait_for(lock, 20s, [&] {
+      i = std::find_if(told_.begin(), told_.end(), is_end);
+      return i != told_.end();
+    }));
+    return i == told_.end() ? caf::error{} : i->why;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<communicator_key> gone_;
+  std::vector<program_note> told_;
+  const std::shared_ptr<backend> executes_ = make_host_backend({.devices = 1});
+  detail::program_host host_{options()};
+};
+
+// An error would be the end of the worker, and of the memory of all worlds.
+TEST_F(ProgramHost, WithoutProgramsSaysSo) {
+  EXPECT_TRUE(is_ok(hand_over()));
+  EXPECT_TRUE(has_code(wait_ended(), errc::invalid_argument));
+  EXPECT_TRUE(gone().empty()); // the rank stays in the world
+}
+
+// The threads of a parent's that say both are not the same.
+TEST_F(ProgramHost, EndsTheRankOfAWorldThatWasStopped) {
+  stop();
+  EXPECT_TRUE(is_ok(hand_over()));
+  EXPECT_EQ(gone(), std::vector{key});
+  EXPECT_TRUE(told_.empty());
+}
+
+} // namespace
+} // namespace troupe::testing
