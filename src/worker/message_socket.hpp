@@ -26,7 +26,9 @@ struct received {
 
   kind what = kind::message;
   std::size_t size_bytes = 0;
-  std::vector<file_descriptor> descriptors; ///< none is inherited by a program that is started
+  /// None is inherited by a program that is started. None at all where this process has no room for
+  /// all that came: whoever needs them says so.
+  std::vector<file_descriptor> descriptors;
   std::size_t refused = 0; ///< descriptors that came beyond those asked for; they are closed
 };
 
@@ -53,8 +55,8 @@ public:
                                 std::span<const int> descriptors = {}, time_limit until = no_limit);
 
   /// Waits for a message, and puts it at the begin of `into`.
-  /// @errors errc::out_of_range: the message had more bytes, or its descriptors have no room in
-  ///         this process; it is lost, the next can be received. errc::deadline_exceeded.
+  /// @errors errc::out_of_range: the message had more bytes; it is lost, the next can be received.
+  ///         errc::deadline_exceeded.
   caf::expected<received> receive(std::span<std::byte> into, std::size_t descriptors = 0,
                                   time_limit until = no_limit);
 

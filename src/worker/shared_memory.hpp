@@ -34,6 +34,8 @@ public:
 
   std::span<std::byte> bytes() const noexcept { return bytes_; }
   int descriptor() const noexcept { return descriptor_.get(); }
+  /// The memory stays.
+  void close_descriptor() noexcept { descriptor_.reset(); }
 
 private:
   static caf::expected<shared_memory> map(file_descriptor from, std::size_t size_bytes);

@@ -786,7 +786,8 @@ void worker_service::gone(communicator_key key) noexcept {
 
 caf::error worker_service::map(const map_args& what, std::optional<file_descriptor> descriptor) {
   if (!descriptor)
-    return make_error(errc::invalid_argument, "no descriptor came with the memory");
+    return make_error(errc::unavailable,
+                      "no descriptor came with the memory; the worker may have no room for it");
   {
     std::lock_guard lock{mutex_};
     if (segments_.contains(what.segment))
@@ -795,6 +796,7 @@ caf::error worker_service::map(const map_args& what, std::optional<file_descript
   auto memory = shared_memory::attach(std::move(*descriptor), what.size_bytes);
   if (!memory)
     return memory.error();
+  memory->close_descriptor(); // a process has few of them
   if (auto error = device_->register_pinned(memory->bytes().data(), memory->bytes().size()))
     return error;
   std::lock_guard lock{mutex_};

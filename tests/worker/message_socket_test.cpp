@@ -14,6 +14,7 @@
 #include <vector>
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -27,6 +28,24 @@ using detail::received;
 struct both_ends {
   message_socket a;
   message_socket b;
+};
+
+/// As long as it lives, the process can open nothing more.
+class few_descriptors {
+public:
+  few_descriptors() {
+    EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &before_), 0);
+    const file_descriptor next{::fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0)};
+    auto few = before_;
+    few.rlim_cur = static_cast<rlim_t>(next.get());
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  }
+  ~few_descriptors() { EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &before_), 0); }
+  few_descriptors(const few_descriptors&) = delete;
+  few_descriptors& operator=(const few_descriptors&) = delete;
+
+private:
+  rlimit before_{};
 };
 
 both_ends make_ends() {
@@ -89,6 +108,23 @@ TEST(MessageSocket, ClosesDescriptorsThatNobodyAskedFor) {
   second.write.reset();
   EXPECT_TRUE(is_ready(first.read, 0ms)) << "somebody holds the other end";
   EXPECT_TRUE(is_ready(second.read, 0ms));
+}
+
+TEST(MessageSocket, BringsAMessageWhoseDescriptorsHaveNoRoom) {
+  auto ends = make_ends();
+  auto pipe = make_pipe();
+  const int passed = pipe.write.get();
+  send_note(ends.a, "12345", {&passed, 1});
+  send_note(ends.a, "next", {&passed, 1});
+  std::array<std::byte, 8> bytes;
+  {
+    const few_descriptors held;
+    const auto got = must(ends.b.receive(bytes, 1));
+    EXPECT_EQ(got.what, received::kind::message);
+    EXPECT_EQ(got.size_bytes, 5u);
+    EXPECT_TRUE(got.descriptors.empty());
+  }
+  EXPECT_EQ(must(ends.b.receive(bytes, 1)).descriptors.size(), 1u);
 }
 
 TEST(MessageSocket, AMessageThatIsTooLongIsLostAndNothingElse) {

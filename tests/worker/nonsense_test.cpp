@@ -19,6 +19,7 @@
 #include <random>
 #include <thread>
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -596,6 +597,28 @@ TEST(Nonsense, MessagesOfAParentGetAnErrorOrEndTheWorker) {
   EXPECT_GT(cases, 1000);
   EXPECT_GT(ends, 50);
   EXPECT_LT(most_memory() - before, 200 << 10);
+}
+
+/// What comes back for one of them. @units answers
+int answers_to(workers_side& x, control kind, std::span<const std::byte> body,
+               std::optional<detail::file_descriptor> passed = std::nullopt) {
+  const auto before = x.answers.load();
+  detail::wire_writer message;
+  message.put(control_head{1, kind});
+  std::vector<std::byte> all{message.bytes().begin(), message.bytes().end()};
+  all.insert(all.end(), body.begin(), body.end());
+  x.service.received(all, std::move(passed));
+  return x.answers - before;
+}
+
+TEST(Service, KeepsNoDescriptorOfMemoryThatItHasMapped) {
+  workers_side x;
+  auto memory = must(detail::shared_memory::create(4096));
+  detail::file_descriptor passed{::fcntl(memory.descriptor(), F_DUPFD_CLOEXEC, 0)};
+  const int native = passed.get();
+  const detail::map_args what{1, 4096};
+  EXPECT_EQ(answers_to(x, control::map, detail::bytes_of(what), std::move(passed)), 1);
+  EXPECT_EQ(::fcntl(native, F_GETFD), -1);
 }
 
 /// In the place of a parent, somebody who says anything.
