@@ -7,8 +7,10 @@
 #include "core/spin.hpp"
 
 #include <algorithm>
+#include <deque>
 #include <random>
 #include <shared_mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -47,29 +49,67 @@ lane_options resolved(lane_options options, int devices) {
 
 struct background::shared {
   std::mutex mutex;
-  std::condition_variable condition;
-  std::size_t running = 0;
+  std::condition_variable idle;
+  std::condition_variable for_spare;
+  std::deque<std::function<void()>> waiting;
+  std::size_t running = 0; ///< with those that wait
+  bool over = false;
+
+  void work(std::unique_lock<std::mutex>& lock) {
+    while (!waiting.empty()) {
+      auto job = std::move(waiting.front());
+      waiting.pop_front();
+      lock.unlock();
+      job();
+      job = nullptr;
+      lock.lock();
+      --running;
+      idle.notify_all();
+    }
+  }
+  void wait_as_spare() {
+    for (std::unique_lock lock{mutex}; !over;) {
+      for_spare.wait(lock, [this] { return over || !waiting.empty(); });
+      work(lock);
+    }
+  }
+  void end() {
+    std::lock_guard lock{mutex};
+    over = true;
+    for_spare.notify_one();
+  }
 };
 
-background::background() : shared_(std::make_shared<shared>()) {}
+/// A thread is there from the start, for when no other can be had.
+background::background() {
+  auto state = std::make_shared<shared>();
+  try {
+    std::thread{[state] { state->wait_as_spare(); }}.detach();
+  } catch (const std::system_error& e) {
+    log(log_level::warning, std::string{"there is no spare thread: "} + e.what());
+  }
+  shared_.reset(state.get(), [state](shared*) { state->end(); });
+}
 
 bool background::wait_idle(clock::time_point until) noexcept {
   std::unique_lock lock{shared_->mutex};
-  return shared_->condition.wait_until(lock, until, [this] { return shared_->running == 0; });
+  return shared_->idle.wait_until(lock, until, [this] { return shared_->running == 0; });
 }
 
 void background::run(std::function<void()> job) {
   {
     std::lock_guard lock{shared_->mutex};
     ++shared_->running;
+    shared_->waiting.push_back(std::move(job));
   }
-  std::thread{[state = shared_, job = std::move(job)]() mutable {
-    job();
-    job = nullptr;
-    std::lock_guard lock{state->mutex};
-    --state->running;
-    state->condition.notify_all();
-  }}.detach();
+  try {
+    std::thread{[state = shared_] {
+      std::unique_lock lock{state->mutex};
+      state->work(lock);
+    }}.detach();
+  } catch (const std::system_error&) { // it waits for the first one that is free
+    shared_->for_spare.notify_one();
+  }
 }
 
 // -- runtime

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -231,11 +232,14 @@ worker_backend::build(const communicator_id&, int size,
   if (auto why = all->answers.first_error()) {
     all->end();
     call_off_in_workers(*id, links); // they may wait for the one that failed
-    if (build_limit_.count() != 0 && !all->answers.missing().empty())
-      std::thread{end_those_that_hang, all,
-                  std::vector<std::weak_ptr<worker_link>>{links.begin(), links.end()}, left,
-                  build_limit_}
-          .detach();
+    if (build_limit_.count() != 0 && !all->answers.missing().empty()) {
+      const std::vector<std::weak_ptr<worker_link>> weak{links.begin(), links.end()};
+      try {
+        std::thread{end_those_that_hang, all, weak, left, build_limit_}.detach();
+      } catch (const std::system_error&) { // then this one has to wait
+        end_those_that_hang(all, weak, left, build_limit_);
+      }
+    }
     return why;
   }
   if (const auto late = all->answers.missing(); !late.empty()) {

@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <future>
+#include <string>
+#include <system_error>
 #include <utility>
 
 namespace troupe::detail {
@@ -564,17 +566,31 @@ void worker_service::idle(bool worked) noexcept {
 
 // -- requests by the socket
 
-void worker_service::run_job(std::function<void()> job) {
+caf::error worker_service::run_job(std::function<void()> job) {
   {
     std::lock_guard lock{mutex_};
     ++jobs_;
   }
-  std::thread{[this, job = std::move(job)] {
-    job();
+  auto over = [this] {
     std::lock_guard lock{mutex_};
     if (--jobs_ == 0)
       jobs_over_.notify_all();
-  }}.detach();
+  };
+  try {
+    std::thread{[over, job = std::move(job)] {
+      job();
+      over();
+    }}.detach();
+  } catch (const std::system_error& e) {
+    over();
+    return make_error(errc::unavailable, std::string{"the worker has no thread: "} + e.what());
+  }
+  return {};
+}
+
+void worker_service::run_job(const control_head& head, std::function<void()> job) {
+  if (auto error = run_job(std::move(job)))
+    answer(head, error);
 }
 
 bool worker_service::run_asked() noexcept {
@@ -638,7 +654,7 @@ void worker_service::serve_control(const control_head& head, std::span<const std
     const auto to = reader.get<std::int32_t>();
     if (!reader.ok())
       break;
-    return run_job([this, head, from, to] {
+    return run_job(head, [this, head, from, to] {
       auto link = executes_->link(from, to);
       if (!link)
         return answer(head, link.error());
@@ -670,7 +686,7 @@ void worker_service::serve_control(const control_head& head, std::span<const std
     const auto what = reader.get<build_args>();
     if (!reader.ok() || what.rank < 0 || what.rank >= what.size)
       break;
-    return run_job([this, head, what] {
+    return run_job(head, [this, head, what] {
       communicator_key key = 0;
       auto error = build(what, key);
       answer(head, error, bytes_of(key));
@@ -688,7 +704,7 @@ void worker_service::serve_control(const control_head& head, std::span<const std
     const auto key = reader.get<communicator_key>();
     if (!reader.ok())
       break;
-    return run_job([this, head, key] { answer(head, end(head.kind, key)); });
+    return run_job(head, [this, head, key] { answer(head, end(head.kind, key)); });
   }
   case control::map: {
     const auto what = reader.get<map_args>();
@@ -851,10 +867,12 @@ void worker_service::free_retired() noexcept {
     for (auto& event : x.passed)
       if (auto error = device_->destroy_event(event))
         return fault(error);
-    run_job([this, memory = x.memory] { // it may wait for the device
+    auto unregister = [this, memory = x.memory] {
       if (auto error = device_->unregister_pinned(memory->bytes().data()))
         log(log_level::warning, "host memory could not be unregistered", error);
-    });
+    };
+    if (run_job(unregister)) // it may wait for the device
+      unregister();
     retired_.pop_front();
   }
 }

@@ -120,7 +120,11 @@ private:
   caf::error hand_over(communicator_key key, std::span<const std::byte> what);
   caf::error map(const map_args& what, std::optional<file_descriptor> descriptor);
   caf::error unmap(std::uint64_t segment);
-  void run_job(std::function<void()> job);
+  /// On a thread of its own.
+  /// @errors errc::unavailable: there is none
+  caf::error run_job(std::function<void()> job);
+  /// The same; the error is the answer.
+  void run_job(const control_head& head, std::function<void()> job);
   /// Runs `f` on the thread that drives the device, and waits for it. @thread a job's
   caf::error on_device(std::function<caf::error()> f);
   bool run_asked() noexcept;

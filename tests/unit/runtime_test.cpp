@@ -1,6 +1,7 @@
 /// The runtime: its lanes, its end, faults that end everything.
 #include "core/runtime.hpp"
 #include "support/core_fixture.hpp"
+#include "support/no_threads.hpp"
 #include <troupe/log.hpp>
 
 #include <gtest/gtest.h>
@@ -34,6 +35,21 @@ using testing::no_work;
 using testing::probe;
 using testing::verb;
 using namespace std::chrono_literals;
+
+TEST(Background, DoesWhatItHasNoThreadFor) {
+  detail::background jobs;
+  std::atomic<int> done{0};
+  {
+    const testing::no_threads held;
+    for (int i = 0; i < 3; ++i)
+      jobs.run([&] { ++done; });
+    EXPECT_TRUE(jobs.wait_idle(detail::clock::now() + 20s));
+    EXPECT_EQ(done, 3);
+  }
+  jobs.run([&] { ++done; });
+  EXPECT_TRUE(jobs.wait_idle(detail::clock::now() + 20s));
+  EXPECT_EQ(done, 4);
+}
 
 TEST(Runtime, HasALanePerDevice) {
   core_system system{{.devices = 3}};

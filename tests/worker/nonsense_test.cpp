@@ -2,6 +2,7 @@
 
 #include "actors/program_note.hpp"
 #include "support/forwarding_backend.hpp"
+#include "support/no_threads.hpp"
 #include "worker/command_ring.hpp"
 #include "worker/remote_device.hpp"
 #include "worker/worker_link.hpp"
@@ -609,6 +610,14 @@ int answers_to(workers_side& x, control kind, std::span<const std::byte> body,
   all.insert(all.end(), body.begin(), body.end());
   x.service.received(all, std::move(passed));
   return x.answers - before;
+}
+
+TEST(Service, AnswersWithoutAThreadForARequest) {
+  workers_side x;
+  const std::array<std::int32_t, 2> pair{0, 0};
+  const no_threads held;
+  EXPECT_EQ(answers_to(x, control::peer_link, std::as_bytes(std::span{pair})), 1);
+  EXPECT_EQ(x.faults, 0);
 }
 
 TEST(Service, KeepsNoDescriptorOfMemoryThatItHasMapped) {

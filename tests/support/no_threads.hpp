@@ -1,0 +1,34 @@
+/// What a process does without another thread.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+
+#include <pthread.h>
+
+namespace troupe::testing {
+
+/// As long as it lives, no thread can be had: nobody has memory for a stack of that size.
+class no_threads {
+public:
+  no_threads() {
+    pthread_attr_t wanted;
+    EXPECT_EQ(::pthread_getattr_default_np(&before_), 0);
+    EXPECT_EQ(::pthread_getattr_default_np(&wanted), 0);
+    EXPECT_EQ(::pthread_attr_setstacksize(&wanted, std::size_t{1} << 47), 0);
+    EXPECT_EQ(::pthread_setattr_default_np(&wanted), 0);
+    EXPECT_EQ(::pthread_attr_destroy(&wanted), 0);
+  }
+  ~no_threads() {
+    EXPECT_EQ(::pthread_setattr_default_np(&before_), 0);
+    EXPECT_EQ(::pthread_attr_destroy(&before_), 0);
+  }
+  no_threads(const no_threads&) = delete;
+  no_threads& operator=(const no_threads&) = delete;
+
+private:
+  pthread_attr_t before_{};
+};
+
+} // namespace troupe::testing
