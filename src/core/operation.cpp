@@ -81,6 +81,14 @@ failure operation::describe(errc code, std::string detail) const {
   result.detail = std::move(detail);
   result.verb = verb_;
   result.operation = number_;
+  if (parts().size() == 1 && parts().front().on != nullptr) {
+    auto& only = parts().front();
+    result.rank = only.rank;
+    result.device = only.on->state().ordinal();
+    result.generation = only.on->state().generation();
+    if (only.rank < 0) // of a device, and of no world
+      return result;
+  }
   for (auto& p : parts()) {
     auto place = p.rank >= 0 ? static_cast<std::size_t>(p.rank) : p.index;
     if (result.parts.size() <= place)

@@ -1015,7 +1015,10 @@ TEST_F(DeviceOrder, CancelOfWhatIsQueued) {
   auto first = set(ref, 2);
   auto second = set(ref, 3);
   second.cancel();
-  EXPECT_TRUE(has_code(answer_of(second), errc::cancelled));
+  const auto taken_back = answer_of(second);
+  ASSERT_TRUE(has_code(taken_back, errc::cancelled));
+  EXPECT_EQ(failure_of(error_of(taken_back))->device, d.ordinal()); // INV-10
+  EXPECT_EQ(failure_of(error_of(taken_back))->generation, 1u);
   EXPECT_FALSE(first.ready());
   lane.open();
   EXPECT_TRUE(is_ok(answer_of(first)));
