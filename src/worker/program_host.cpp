@@ -12,6 +12,7 @@
 #include <caf/all.hpp>
 
 #include <exception>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -127,16 +128,19 @@ void program_host::tell(const program_note& note) noexcept {
     log(log_level::warning, "what a program had to tell did not reach the parent", error);
 }
 
+void program_host::tell_ended(std::uint64_t number, std::int32_t rank,
+                              const caf::error& why) noexcept {
+  program_note end;
+  end.what = program_note::kind::ended;
+  end.world = number;
+  end.rank = rank;
+  end.why = brief(why);
+  tell(end);
+}
+
 caf::actor program_host::begin(const program_note& note, const world& over, std::uint64_t number) {
   const auto rank = note.rank;
-  auto ended = [this, number, rank](const caf::error& why) {
-    program_note end;
-    end.what = program_note::kind::ended;
-    end.world = number;
-    end.rank = rank;
-    end.why = brief(why);
-    tell(end);
-  };
+  auto ended = [this, number, rank](const caf::error& why) { tell_ended(number, rank, why); };
   auto factory = find_program(note.program);
   if (!factory) {
     ended(factory.error());
@@ -254,17 +258,29 @@ caf::error program_host::take(communicator_key key, communicator_ranks rank,
 void program_host::begin_soon(program_note note, std::shared_ptr<world_core> core) {
   std::vector<std::thread> over;
   const auto number = note.world;
+  const auto rank = note.rank;
+  caf::error why;
   std::unique_lock lock{mutex_};
   over.swap(over_);
-  beginning_[number] = std::thread{[this, note = std::move(note), core = std::move(core)] {
-    has_begun(note.world, begin(note, world_access::make({system_->lease, core, {}}), note.world));
-    std::lock_guard end{mutex_};
-    if (auto self = beginning_.extract(note.world)) // else the host is about to wait for it
-      over_.push_back(std::move(self.mapped()));
-  }};
+  try {
+    beginning_[number] = std::thread{[this, note = std::move(note), core = std::move(core)] {
+      has_begun(note.world,
+                begin(note, world_access::make({system_->lease, core, {}}), note.world));
+      std::lock_guard end{mutex_};
+      if (auto self = beginning_.extract(note.world)) // else the host is about to wait for it
+        over_.push_back(std::move(self.mapped()));
+    }};
+  } catch (const std::system_error& e) {
+    beginning_.erase(number);
+    why = make_error(errc::unavailable, std::string{"no thread for the program: "} + e.what());
+  }
   lock.unlock();
   for (auto& x : over)
     x.join();
+  if (!why)
+    return;
+  tell_ended(number, rank, why);
+  has_begun(number, {});
 }
 
 void program_host::has_begun(std::uint64_t number, const caf::actor& actor) {

@@ -65,6 +65,7 @@ private:
   void tell_ready(std::uint64_t number);
   caf::error send(const program_note& note) noexcept;
   void tell(const program_note& note) noexcept;
+  void tell_ended(std::uint64_t number, std::int32_t rank, const caf::error& why) noexcept;
   void received_program_note(std::span<const std::byte> what);
   void received_memory_note(std::span<const std::byte> what);
 

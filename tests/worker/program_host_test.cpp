@@ -2,6 +2,7 @@
 
 #include "core/process_note.hpp"
 #include "support/expect.hpp"
+#include "support/no_threads.hpp"
 #include "worker/program_host.hpp"
 
 #include <caf/all.hpp>
@@ -52,19 +53,22 @@ protected:
     return result;
   }
 
-  caf::error hand_over() {
+  communicator_ranks build() {
     const local_rank mine{0, 0};
-    auto rank = must(executes_->build(must(executes_->make_communicator_id()), 1, {&mine, 1}));
+    return must(executes_->build(must(executes_->make_communicator_id()), 1, {&mine, 1}));
+  }
+  caf::error hand_over() { return hand_over(build(), number, key); }
+  caf::error hand_over(communicator_ranks rank, std::uint64_t of, communicator_key as) {
     program_note note;
     note.what = program_note::kind::enter;
-    note.world = number;
+    note.world = of;
     note.rank = 0;
     note.ranks = 1;
     note.view.phase = world_phase::ready;
     note.view.epoch = 1;
     note.view.members = {{0, 0, 1}};
     note.program = "nobody has it";
-    return host_.take(key, std::move(rank), to_bytes(note));
+    return host_.take(as, std::move(rank), to_bytes(note));
   }
   void stop() {
     program_note note;
@@ -76,9 +80,9 @@ protected:
     std::lock_guard lock{mutex_};
     return gone_;
   }
-  caf::error wait_ended() {
+  caf::error wait_ended(std::uint64_t of = number) {
     std::unique_lock lock{mutex_};
-    auto is_end = [](auto& x) { return x.what == program_note::kind::ended; };
+    auto is_end = [of](auto& x) { return x.what == program_note::kind::ended && x.world == of; };
     auto i = told_.end();
     EXPECT_TRUE(changed_.wait_for(lock, 20s, [&] {
       i = std::find_if(told_.begin(), told_.end(), is_end);
@@ -100,6 +104,17 @@ TEST_F(ProgramHost, WithoutProgramsSaysSo) {
   EXPECT_TRUE(is_ok(hand_over()));
   EXPECT_TRUE(has_code(wait_ended(), errc::invalid_argument));
   EXPECT_TRUE(gone().empty()); // the rank stays in the world
+}
+
+TEST_F(ProgramHost, WithoutAThreadForAProgramSaysSo) {
+  EXPECT_TRUE(is_ok(hand_over())); // what all worlds have is there
+  EXPECT_TRUE(has_code(wait_ended(), errc::invalid_argument));
+  auto rank = build();
+  {
+    const no_threads held;
+    EXPECT_TRUE(is_ok(hand_over(std::move(rank), number + 1, key + 1)));
+  }
+  EXPECT_TRUE(has_code(wait_ended(number + 1), errc::unavailable));
 }
 
 // The threads of a parent's that say both are not the same.
