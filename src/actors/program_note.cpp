@@ -2,8 +2,14 @@
 
 #include "core/wire.hpp"
 #include <troupe/nccl_world.hpp>
+#include <troupe/world_status.hpp>
 
-#include <utility>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
 
 namespace troupe::detail {
 
