@@ -4,6 +4,8 @@
 #include "support/world_fixture.hpp"
 #include <troupe/detail/caf_compat.hpp>
 
+#include <caf/actor_registry.hpp>
+
 #include <algorithm>
 #include <atomic>
 #include <optional>
