@@ -319,7 +319,7 @@ public:
   /// answer.
   /// @shape  target: as many bytes as `source`
   /// @errors those of the message `download`, and errc::shape_mismatch or out_of_range: another
-  /// size
+  ///         size
   template <element T>
   pending<void> download(const gpu_ref<T>& source, std::span<T> target,
                          request_options options = {}) const {

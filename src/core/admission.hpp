@@ -86,6 +86,7 @@ public:
   /// operation take much less time together than one by one.
   void place_handed_in();
   void place_handed_in_soon() noexcept;
+  /// A request that has its place together with others.
   struct entrant {
     std::shared_ptr<operation> self;
     joining* how;

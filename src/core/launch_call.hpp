@@ -9,8 +9,7 @@ namespace troupe::detail {
 
 /// Calls `f`, which launches something, and gives an error or none.
 /// @errors errc::device_fault, launch_failed, as they came; errc::launch_failed with what else
-/// came,
-///         or was thrown, as its detail
+///         came, or was thrown, as its detail
 template <class F> caf::error call_launch(F f) noexcept {
   try {
     const caf::error error = f();
