@@ -91,10 +91,10 @@ public:
     });
   }
 
-  /// Takes the request back. If no part of it was issued it never runs, and keeps only its place in
-  /// the order until what was before it on its buffers is over; otherwise it is answered now and
-  /// runs on, its buffers busy until it is over. Either way the answer is `errc::cancelled`, unless
-  /// the operation had been answered before.
+  /// Takes the request back. If no part of it was issued it never runs, and what was asked for
+  /// later on its buffers waits only for what was before it; otherwise it is answered now and runs
+  /// on, its buffers busy until it is over. Either way the answer is `errc::cancelled`, unless the
+  /// operation had been answered before.
   void cancel() const { completion_->cancel(); }
 
 private:

@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
 
@@ -161,15 +163,13 @@ caf::error admission::admit(const std::shared_ptr<operation>& op) {
     return error;
   bool held = false;
   caf::error refusal;
-  joining* others = nullptr;
-  std::vector<part*> too_late;
+  aftermath after;
   {
     hot_lock lock{order_mutex()};
-    others = place_all_handed_in(too_late);
-    refusal = place(op, now.time_since_epoch().count(), held, too_late);
+    bring_up_to_date(after);
+    refusal = place(op, now.time_since_epoch().count(), held, after);
   }
-  let_go(too_late);
-  after_placing(others);
+  finish(after);
   if (refusal)
     return refusal;
   if (held)
@@ -185,7 +185,7 @@ caf::error admission::admit(const std::shared_ptr<operation>& op) {
 }
 
 caf::error admission::place(const std::shared_ptr<operation>& op, std::int64_t now, bool& held,
-                            std::vector<part*>& too_late) {
+                            aftermath& after) {
   if (auto error = check_lanes(*op, op->bounded()); error)
     return error;
   if (auto error = op->on_check(); error)
@@ -194,23 +194,25 @@ caf::error admission::place(const std::shared_ptr<operation>& op, std::int64_t n
     return error;
   if (auto error = op->on_admit(); error)
     return error;
-  commit(op, now, held, too_late);
+  commit(op, now, held, after);
   return {};
 }
 
 void admission::commit(const std::shared_ptr<operation>& op, std::int64_t now, bool& held,
-                       std::vector<part*>& too_late) {
+                       aftermath& after) {
   op->admitted(now);
-  operations behind;
-  order_uses(op, op->uses(), behind);
+  held_operation x{.op = op};
+  const bool waits = op->waits_for() != nullptr;
+  const bool may_be_held = waits || !held_.empty();
+  order_uses(x, op->uses(), may_be_held);
   for (auto& u : op->uses()) // only now: they are not in each other's way
-    note_use(op, u);
+    note_use(x, u, may_be_held);
   expect_parts(*op);
-  held = op->waits_for() != nullptr || !behind.empty();
+  held = waits || !x.behind.empty();
   if (held)
-    held_.push_back({op, std::move(behind)});
+    held_.push_back(std::move(x));
   else
-    submit(*op, too_late);
+    submit(*op, after);
   keeper_.add_late(*op);
 }
 
@@ -222,14 +224,12 @@ void admission::hand_in(const std::shared_ptr<operation>& request, joining& how)
 }
 
 void admission::place_handed_in() {
-  joining* done = nullptr;
-  std::vector<part*> too_late;
+  aftermath after;
   {
     hot_lock lock{order_mutex()};
-    done = place_all_handed_in(too_late);
+    bring_up_to_date(after);
   }
-  let_go(too_late);
-  after_placing(done);
+  finish(after);
 }
 
 void admission::place_handed_in_soon() noexcept {
@@ -247,32 +247,25 @@ void admission::place_handed_in_soon() noexcept {
 }
 
 caf::error admission::place_together(std::span<const entrant> all) {
-  joining* others = nullptr;
-  joining* done = nullptr;
   caf::error refusal;
-  std::vector<part*> too_late;
+  aftermath after;
   {
     std::lock_guard lock{order_mutex()};
-    others = place_all_handed_in(too_late);
+    bring_up_to_date(after);
     for (auto i = all.begin(); i != all.end() && !refusal; ++i)
       refusal = check_alone(*i->self, *i->how);
     if (refusal)
       all = {};
-    for (auto** end = &done; auto& [self, how] : all) {
+    for (auto& [self, how] : all) {
       how->self_ = self;
-      how->refusal_ = join(*how, too_late);
+      how->refusal_ = join(*how, after);
       if (how->refusal_)
         how->count_refused();
-      if (how->self_) { // else it may be gone with the operation
-        how->next_ = nullptr;
-        *end = how;
-        end = &how->next_;
-      }
+      if (how->self_) // else it may be gone with the operation
+        after.add_placed(*how);
     }
   }
-  let_go(too_late);
-  after_placing(others);
-  after_placing(done);
+  finish(after);
   return refusal;
 }
 
@@ -286,13 +279,21 @@ caf::error admission::check_alone(const operation& request, joining& how) {
   return check_uses(request, **op, how.uses());
 }
 
-joining* admission::place_all_handed_in(std::vector<part*>& too_late) {
-  if (handed_in_.load(std::memory_order_relaxed) == nullptr)
-    return nullptr;
+void admission::bring_up_to_date(aftermath& after) {
+  auto* last = handed_in_.load(std::memory_order_relaxed) != nullptr ? handed_in_.exchange(nullptr)
+                                                                     : nullptr;
+  // After that: what failed before one of them was handed in is in nobody's way.
+  if (some_failed_.load() && some_failed_.exchange(false))
+    give_up_places(after);
+  if (last != nullptr)
+    place_all(last, after);
+}
+
+void admission::place_all(joining* last, aftermath& after) {
   // The last comes first.
   joining* in_order = nullptr;
   std::size_t count = 0;
-  for (auto* x = handed_in_.exchange(nullptr); x != nullptr; ++count) {
+  for (auto* x = last; x != nullptr; ++count) {
     auto* next = x->next_;
     x->fetch_ahead();
     x->next_ = in_order;
@@ -304,47 +305,41 @@ joining* admission::place_all_handed_in(std::vector<part*>& too_late) {
   auto* one = in_order;
   for (auto& x : all)
     x = std::exchange(one, one->next_);
-  if (!all.empty())
-    if (auto last = place_whole(all, too_late))
-      return last;
-  joining* result = nullptr;
-  for (auto** end = &result; in_order != nullptr;) {
+  if (!all.empty() && place_whole(all, after))
+    return;
+  while (in_order != nullptr) {
     auto* x = std::exchange(in_order, in_order->next_);
     if (!x->self_->answered()) // else everything ended meanwhile
-      x->refusal_ = join(*x, too_late);
-    if (x->self_) { // else it may be gone with the operation
-      x->next_ = nullptr;
-      *end = x;
-      end = &x->next_;
-    }
+      x->refusal_ = join(*x, after);
+    if (x->self_) // else it may be gone with the operation
+      after.add_placed(*x);
   }
-  return result;
 }
 
-joining* admission::place_whole(std::span<joining* const> all, std::vector<part*>& too_late) {
+bool admission::place_whole(std::span<joining* const> all, aftermath& after) {
   auto op = all.front()->whole(all);
   if (!op || check_lanes(*op, op->bounded()))
-    return nullptr;
+    return false;
   for (auto* x : all)
     if (check_uses(*x->self_, *op, x->uses()))
-      return nullptr;
+      return false;
   if (op->on_admit())
-    return nullptr;
+    return false;
   // What wakes the lanes is left for the last one.
   auto* last = all.back();
   auto keep = last->self_;
   auto now = all.front()->self_->admitted_at;
   all.front()->join_whole(all, op);
   bool held = false;
-  commit(op, now, held, too_late);
-  last->next_ = nullptr;
+  commit(op, now, held, after);
   last->self_ = std::move(keep);
   if (!held)
     last->complete_ = std::move(op);
-  return last;
+  after.add_placed(*last);
+  return true;
 }
 
-caf::error admission::join(joining& one, std::vector<part*>& too_late) {
+caf::error admission::join(joining& one, aftermath& after) {
   auto found = one.joint();
   if (!found)
     return found.error();
@@ -362,7 +357,7 @@ caf::error admission::join(joining& one, std::vector<part*>& too_late) {
     joint->admitted(one.self_->admitted_at);
     keeper_.add(*joint);
     expect_parts(*joint);
-    held_.push_back({std::static_pointer_cast<operation>(joint->shared_from_this()), {}});
+    held_.push_back({.op = std::static_pointer_cast<operation>(joint->shared_from_this())});
   }
   auto there = joint->uses().size();
   auto self = one.self_;
@@ -370,8 +365,8 @@ caf::error admission::join(joining& one, std::vector<part*>& too_late) {
     one.self_ = nullptr;
   auto& held = *find_held(*joint);
   for (auto& u : std::span{joint->uses()}.subspan(there)) {
-    order_uses(held.op, {&u, 1}, held.behind);
-    note_use(held.op, u);
+    order_uses(held, {&u, 1}, true);
+    note_use(held, u, true);
   }
   note_inversion(held);
   if (joint->waits_for() != nullptr ||
@@ -381,8 +376,17 @@ caf::error admission::join(joining& one, std::vector<part*>& too_late) {
   one.complete_ = std::move(held.op);
   one.self_ = std::move(self);
   held_.erase(std::find_if(held_.begin(), held_.end(), [&](auto& x) { return &x == &held; }));
-  submit(*joint, too_late);
+  submit(*joint, after);
   return {};
+}
+
+void admission::finish(aftermath& after) {
+  for (auto& x : after.gone)
+    lane::wake_to_work(x.op->parts());
+  let_go(after.too_late);
+  after_placing(after.placed());
+  for (auto& x : after.casualties)
+    x.who->fail(x.cause);
 }
 
 void admission::after_placing(joining* done) {
@@ -446,29 +450,29 @@ bool admission::would_wait_for_itself(const operation& op, std::span<const use> 
   return false;
 }
 
-void admission::order_uses(const std::shared_ptr<operation>& op, std::span<const use> uses,
-                           operations& behind) {
+void admission::order_uses(held_operation& x, std::span<const use> uses, bool held) {
   while (!uses.empty()) {
     auto run = first_run(uses);
     uses = uses.subspan(run.size());
-    order_run(op, run, behind);
+    auto& accesses = run.front().memory->accesses;
+    if (accesses.crowded())
+      forget_what_is_over(accesses);
+    order_run(x, run, accesses, UINT64_MAX, held);
   }
 }
 
-void admission::order_run(const std::shared_ptr<operation>& op, std::span<const use> run,
-                          operations& behind) {
-  auto& accesses = run.front().memory->accesses;
-  if (accesses.crowded())
-    forget_what_is_over(accesses);
+void admission::order_run(held_operation& x, std::span<const use> run, access_list& accesses,
+                          std::uint64_t before, bool held) {
   auto next = [&](std::size_t i) { return accesses.next_in(i, run.front().begin, run.back().end); };
   for (auto i = next(0); i < accesses.size(); i = next(i)) {
     auto by = accesses[i].by.lock();
-    bool gone = by != op && is_over(by, *accesses[i].at);
-    if (by != op && !gone) {
+    bool others = by != x.op && accesses[i].since < before;
+    bool gone = others && is_over(by, *accesses[i].at);
+    if (others && !gone) {
       auto u = std::lower_bound(run.begin(), run.end(), accesses[i].begin,
-                                [](const use& x, std::size_t begin) { return x.end < begin; });
+                                [](const use& one, std::size_t begin) { return one.end < begin; });
       for (; !gone && u != run.end() && u->begin <= accesses[i].end; ++u)
-        gone = order_use(op, *u, by, i, behind);
+        gone = order_use(x, *u, by, accesses, i, held);
     }
     if (gone)
       accesses.remove(i);
@@ -479,10 +483,9 @@ void admission::order_run(const std::shared_ptr<operation>& op, std::span<const 
 
 /// True if `u` takes the place of what `by` does in the `i`th access. Where it takes that of a part
 /// of it, the rest may come to be a further one.
-bool admission::order_use(const std::shared_ptr<operation>& op, const use& u,
-                          const std::shared_ptr<operation>& by, std::size_t i, operations& behind) {
-  auto& p = op->parts()[u.part];
-  auto& accesses = u.memory->accesses;
+bool admission::order_use(held_operation& x, const use& u, const std::shared_ptr<operation>& by,
+                          access_list& accesses, std::size_t i, bool held) {
+  auto& p = x.op->parts()[u.part];
   auto& a = accesses[i];
   bool overlap = a.begin < u.end && u.begin < a.end;
   bool covered = u.begin <= a.begin && a.end <= u.end;
@@ -490,9 +493,9 @@ bool admission::order_use(const std::shared_ptr<operation>& op, const use& u,
   bool conflict = overlap && (a.writes || u.writes);
   if (conflict) {
     if (a.writes)
-      by->precede(op, u.reads && !by->withdrawn() && !a.at->dropped());
-    if (!by->on_lanes() && (behind.empty() || behind.back() != by))
-      behind.push_back(by);
+      by->precede(x.op, u.reads && !by->withdrawn() && !a.at->dropped());
+    if (!by->on_lanes() && (x.behind.empty() || x.behind.back() != by))
+      x.behind.push_back(by);
   }
   // Waits for nothing on the device, and so takes nobody's place.
   bool takes_place =
@@ -502,11 +505,19 @@ bool admission::order_use(const std::shared_ptr<operation>& op, const use& u,
   if ((conflict && !same_stream) || ((conflict || takes_place) && outlives()))
     add_predecessor(p, {by, a.at, u.memory.get()});
   // What comes after this use comes after what it waited for, and after what its stream has.
-  if (takes_place || p.stream == stream_kind::none)
-    return takes_place;
+  if (p.stream == stream_kind::none)
+    return false;
+  if (held && overlap && (takes_place || u.writes)) {
+    auto taken = a;
+    taken.begin = std::max(a.begin, u.begin);
+    taken.end = std::min(a.end, u.end);
+    x.displaced.push_back({u.memory.get(), std::move(taken)});
+  }
+  if (takes_place)
+    return true;
   if (overlap && u.writes) { // only the rest is still a's
     if (a.begin < u.begin && u.end < a.end)
-      accesses.add({a.by, a.at, u.end, a.end, a.writes});
+      accesses.add({a.by, a.at, u.end, a.end, a.writes, a.since});
     auto& rest = accesses[i];
     if (rest.begin < u.begin)
       rest.end = u.begin;
@@ -516,28 +527,109 @@ bool admission::order_use(const std::shared_ptr<operation>& op, const use& u,
   return false;
 }
 
-void admission::note_use(const std::shared_ptr<operation>& op, const use& u) {
-  auto& p = op->parts()[u.part];
-  u.memory->accesses.add({op, &p, u.begin, u.end, u.writes});
+void admission::note_use(held_operation& x, const use& u, bool held) {
+  auto& op = *x.op;
+  auto& p = op.parts()[u.part];
+  u.memory->accesses.add({x.op, &p, u.begin, u.end, u.writes, ++last_access_});
+  if (held)
+    x.since.push_back(last_access_);
   auto generation =
       &u.memory->home() == &p.on->state() ? u.memory->generation() : part::several_generations;
   p.generation =
       p.generation == 0 || p.generation == generation ? generation : part::several_generations;
   if (u.writes && !u.reads)
     for (auto& wound : u.memory->heal(u.begin, u.end))
-      op->heals(u.memory, std::move(wound));
+      op.heals(u.memory, std::move(wound));
 }
 
-void admission::submit(operation& op, std::vector<part*>& too_late) {
+void admission::submit(operation& op, aftermath& after) {
   op.submitted();
   for (auto& p : op.parts())
     p.on->fetch_inbox();
   for (auto& p : op.parts())
     if (!p.on->submit(p))
-      too_late.push_back(&p);
+      after.too_late.push_back(&p);
+}
+
+/// What failed before it came to the lanes does nothing there. Who waits for it waits for no
+/// reason, and perhaps for good: what is before it may wait for what is still to come behind him.
+void admission::give_up_places(aftermath& after) {
+  std::erase_if(held_, [&](held_operation& x) {
+    if (!x.op->failed())
+      return false;
+    x.op->leave_order();
+    inversions_ -= x.follows_younger;
+    after.gone.push_back(std::move(x));
+    return true;
+  });
+  if (after.gone.empty())
+    return;
+  // One may pass a wound on to another.
+  for (bool again = true; again;) {
+    again = false;
+    for (auto& x : after.gone)
+      again |= x.op->return_wounds(after.casualties);
+  }
+  close_ranks();
+  put_back(after.gone);
+  for (auto& x : after.gone) {
+    x.op->let_successors_go();
+    for (auto& p : x.op->parts())
+      p.predecessors.clear();
+    submit(*x.op, after);
+  }
+}
+
+/// Nothing comes behind what has left the order.
+void admission::close_ranks() {
+  for (auto& x : held_)
+    if (std::erase_if(x.behind, [](auto& y) { return y->left_order(); }) != 0)
+      for (auto& p : x.op->parts())
+        std::erase_if(p.predecessors, [](const predecessor& y) { return y.of->left_order(); });
+}
+
+/// What `gone` has displaced is there again, for all that came later.
+void admission::put_back(std::span<const held_operation> gone) {
+  std::map<buffer*, access_list> restored; // of what they used
+  for (auto& x : gone) {
+    for (auto& u : x.op->uses())
+      restored[u.memory.get()];
+    for (auto& y : x.displaced)
+      if (auto by = y.what.by.lock(); !is_over(by, *y.what.at) && !by->left_order())
+        restored[y.memory].add(y.what);
+  }
+  for (auto& [memory, accesses] : restored)
+    remove_if(memory->accesses, [](const access& a) {
+      auto by = a.by.lock();
+      return by && by->left_order();
+    });
+  std::erase_if(restored, [](auto& x) { return x.second.size() == 0; });
+  if (restored.empty())
+    return;
+  struct later_use {
+    std::uint64_t since;
+    held_operation* of;
+    const use* what;
+  };
+  std::vector<later_use> later;
+  for (auto& x : held_)
+    for (auto since = x.since.begin(); auto& u : x.op->uses()) {
+      if (restored.contains(u.memory.get()))
+        later.push_back({*since, &x, &u});
+      ++since;
+    }
+  std::ranges::sort(later, {}, &later_use::since);
+  for (auto& x : later)
+    order_run(*x.of, {x.what, 1}, restored[x.what->memory.get()], x.since, true);
+  for (auto& x : held_)
+    note_inversion(x);
+  for (auto& [memory, accesses] : restored)
+    for (std::size_t i = 0; i < accesses.size(); ++i)
+      memory->accesses.add(accesses[i]);
 }
 
 void admission::go_on() noexcept {
+  some_failed_.store(true);
   asked_for_all_.store(true);
   go_on_behind();
 }
@@ -554,6 +646,7 @@ void admission::go_on_behind() noexcept {
 }
 
 void admission::go_on_soon() noexcept {
+  some_failed_.store(true);
   // Many may end at once; one look at those who wait is enough.
   if (soon_.exchange(true))
     return;
@@ -567,29 +660,24 @@ void admission::go_on_soon() noexcept {
 
 void admission::release(bool all) noexcept {
   operations released;
-  joining* others = nullptr;
-  std::vector<part*> too_late;
-  std::vector<std::pair<std::shared_ptr<operation>, caf::error>> refused;
+  aftermath after;
   {
     std::lock_guard lock{order_mutex()};
-    others = place_all_handed_in(too_late);
+    bring_up_to_date(after);
     for (auto& x : held_)
       if (all && !x.op->failed())
         if (auto error = x.op->on_check(); error)
-          refused.emplace_back(x.op, std::move(error));
+          after.casualties.push_back({x.op, std::move(error)});
     for (auto before = held_.size() + 1; held_.size() < before;) {
       before = held_.size(); // what joined late may be behind one that stands after it
       std::erase_if(held_, [&](held_operation& x) {
         if (!all && x.behind.empty())
           return false;
         std::erase_if(x.behind, [](const auto& other) { return other->on_lanes(); });
-        if (!x.behind.empty())
-          return false;
-        bool may_go = x.op->failed() || (x.op->waits_for() == nullptr && !x.op->on_check());
-        if (!may_go) // a failed one passes: the lanes do not issue it
+        if (!x.behind.empty() || x.op->failed() || x.op->waits_for() != nullptr || x.op->on_check())
           return false;
         inversions_ -= x.follows_younger;
-        submit(*x.op, too_late);
+        submit(*x.op, after);
         released.push_back(std::move(x.op));
         return true;
       });
@@ -597,10 +685,7 @@ void admission::release(bool all) noexcept {
   }
   for (auto& op : released)
     lane::wake_to_work(op->parts());
-  let_go(too_late);
-  after_placing(others);
-  for (auto& [op, why] : refused)
-    op->fail(why);
+  finish(after);
 }
 
 } // namespace troupe::detail

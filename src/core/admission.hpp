@@ -68,7 +68,7 @@ private:
 /// Orders operations, and hands their parts to the lanes. What waits for something that no lane
 /// does (its world's next communicator) keeps its place in the order of its buffers, but comes to
 /// the lanes only then, and so does what comes behind it: a lane that waited would hold up the very
-/// work that ends the wait.
+/// work that ends the wait. What fails meanwhile gives its place up, as if it had never had one.
 class admission : public std::enable_shared_from_this<admission> {
 public:
   explicit admission(timekeeper& keeper) : keeper_(keeper) {}
@@ -95,7 +95,8 @@ public:
   /// @errors why one of them is refused: none of them counts
   caf::error place_together(std::span<const entrant> all);
 
-  /// Hands on what waits for nothing any more. Called when that may have changed.
+  /// Hands on what waits for nothing any more. Called when that may have changed; one of these two
+  /// when something failed that is not on the lanes.
   void go_on() noexcept;
   /// The same for what waits for nothing but operations that were held: some came to the lanes.
   void go_on_behind() noexcept;
@@ -105,48 +106,84 @@ public:
 private:
   using operations = std::vector<std::shared_ptr<operation>>;
 
+  /// An access in whose place another one is now.
+  struct displaced_access {
+    buffer* memory; ///< of the other one, too
+    access what;
+  };
+
   /// Has its place, but is not on the lanes.
   struct held_operation {
     std::shared_ptr<operation> op;
-    operations behind;            ///< what it must follow and is held itself
-    bool follows_younger = false; ///< some of that has a later place
+    operations behind; ///< what it must follow and is held itself
+    std::vector<displaced_access> displaced;
+    std::vector<std::uint64_t> since; ///< of each of its uses (`access::since`)
+    bool follows_younger = false;     ///< some of that has a later place
+  };
+
+  /// What is to be done without the lock after something under it (`finish`).
+  class aftermath {
+  public:
+    aftermath() = default;
+    aftermath(const aftermath&) = delete;
+    aftermath& operator=(const aftermath&) = delete;
+
+    void add_placed(joining& x) noexcept {
+      x.next_ = nullptr;
+      *end_ = &x;
+      end_ = &x.next_;
+    }
+    joining* placed() const noexcept { return placed_; }
+
+    std::vector<part*> too_late;      ///< their lanes have ended
+    std::vector<held_operation> gone; ///< they have given their places up
+    std::vector<operation::casualty> casualties;
+
+  private:
+    joining* placed_ = nullptr; // for which something is left to do: the others may be gone
+    joining** end_ = &placed_;
   };
 
   caf::error place(const std::shared_ptr<operation>& op, std::int64_t now, bool& held,
-                   std::vector<part*>& too_late);
+                   aftermath& after);
   /// What is checked gets its place. `held`: it is not on the lanes yet.
-  void commit(const std::shared_ptr<operation>& op, std::int64_t now, bool& held,
-              std::vector<part*>& too_late);
-  /// Those for which `after_placing` has something left to do, without the lock: the others may be
-  /// gone.
-  joining* place_all_handed_in(std::vector<part*>& too_late);
-  /// If `all` make an operation that is right: gives them their places, and the last of them. Else
-  /// nothing happens.
-  joining* place_whole(std::span<joining* const> all, std::vector<part*>& too_late);
-  caf::error join(joining& one, std::vector<part*>& too_late);
+  void commit(const std::shared_ptr<operation>& op, std::int64_t now, bool& held, aftermath& after);
+  /// What comes first whenever something is to be placed: those that failed give their places up,
+  /// and those that were handed in get theirs.
+  void bring_up_to_date(aftermath& after);
+  void place_all(joining* last, aftermath& after);
+  /// If `all` make an operation that is right: gives them their places. Else nothing happens.
+  bool place_whole(std::span<joining* const> all, aftermath& after);
+  caf::error join(joining& one, aftermath& after);
   static caf::error check_alone(const operation& request, joining& how);
+  void finish(aftermath& after);
   void after_placing(joining* done);
   held_operation* find_held(const operation& op) noexcept;
   bool is_behind(const operation& op, const operation& first);
   bool would_wait_for_itself(const operation& op, std::span<const use> uses);
-  static void order_uses(const std::shared_ptr<operation>& op, std::span<const use> uses,
-                         operations& behind);
-  static void order_run(const std::shared_ptr<operation>& op, std::span<const use> run,
-                        operations& behind);
-  static bool order_use(const std::shared_ptr<operation>& op, const use& u,
-                        const std::shared_ptr<operation>& by, std::size_t i, operations& behind);
-  static void note_use(const std::shared_ptr<operation>& op, const use& u);
-  /// Parts whose lane has ended come `too_late`.
-  static void submit(operation& op, std::vector<part*>& too_late);
+  /// Orders `uses` of `x`, which are new. What they displace matters only if it may be `held`.
+  static void order_uses(held_operation& x, std::span<const use> uses, bool held);
+  /// Orders `run` behind those of `accesses` that were there `before` it.
+  static void order_run(held_operation& x, std::span<const use> run, access_list& accesses,
+                        std::uint64_t before, bool held);
+  static bool order_use(held_operation& x, const use& u, const std::shared_ptr<operation>& by,
+                        access_list& accesses, std::size_t i, bool held);
+  void note_use(held_operation& x, const use& u, bool held);
+  static void submit(operation& op, aftermath& after);
+  void give_up_places(aftermath& after);
+  void close_ranks();
+  void put_back(std::span<const held_operation> gone);
   void note_inversion(held_operation& x) noexcept;
   void release(bool all) noexcept;
 
   timekeeper& keeper_;
   std::deque<held_operation> held_; // in order
   std::size_t inversions_ = 0;      // how many of them follow younger ones
+  std::uint64_t last_access_ = 0;   // `access::since`
   std::atomic<std::size_t> asked_{0};
   std::atomic<bool> asked_for_all_{false};
   std::atomic<bool> soon_{false};
+  std::atomic<bool> some_failed_{false};     // of what is held, perhaps
   std::atomic<joining*> handed_in_{nullptr}; // the last one
   std::atomic<bool> placing_soon_{false};
 };

@@ -28,7 +28,8 @@ struct access {
   const part* at = nullptr;
   std::size_t begin = 0;
   std::size_t end = 0;
-  bool writes = false;
+  bool writes : 1 = false;
+  std::uint64_t since : 63 = 0; ///< counts all accesses, in the order in which they came
 };
 
 /// In any order. The first one lies in the list itself: most often there is no other.

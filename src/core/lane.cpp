@@ -790,7 +790,8 @@ void lane::end_drop(part& p) noexcept {
 
 /// What comes after it relies on it to come after what is not over yet.
 bool lane::stands_between(const part& p) const noexcept {
-  if (!p.uses_memory || p.stream == stream_kind::none || state_->live_generation() == 0)
+  if (!p.uses_memory || p.of->left_order() || p.stream == stream_kind::none ||
+      state_->live_generation() == 0)
     return false;
   auto& s = stream_of(p);
   return s.continuing != nullptr || !s.in_flight.empty() || !nothing_before(p);

@@ -169,6 +169,28 @@ void operation::heals(const std::shared_ptr<buffer>& memory, const buffer::wound
   healed_.push_back({memory, x});
 }
 
+bool operation::return_wounds(std::vector<casualty>& casualties) {
+  auto healed = std::exchange(healed_, {});
+  std::vector<follower> successors;
+  if (!healed.empty()) {
+    std::lock_guard lock{guard_};
+    successors = successors_;
+  }
+  for (auto& x : healed)
+    wound(x.memory, x.wound, successors, casualties);
+  return !healed.empty();
+}
+
+void operation::let_successors_go() noexcept {
+  std::lock_guard lock{guard_};
+  std::erase_if(successors_, [](const follower& x) {
+    if (x.who->left_order())
+      return false;
+    x.who->open_.fetch_sub(1, std::memory_order_relaxed); // its parts are open as well
+    return true;
+  });
+}
+
 std::vector<buffer::wound> operation::half_written_before(const buffer& memory) const {
   std::vector<buffer::wound> result;
   for (auto& x : healed_)
@@ -360,7 +382,9 @@ void operation::wound(const std::shared_ptr<buffer>& memory, const buffer::wound
   // Who comes next and reads there fails, also behind one that was taken back; who writes there
   // takes the wound over: it heals it, or fails and passes it on.
   std::vector<buffer::wound> open{x};
-  for (auto& next : successors)
+  for (auto& next : successors) {
+    if (next.who->left_order() && next.who->on_lanes())
+      continue; // its place is another's
     for (auto& u : next.who->uses_) {
       if (u.memory != memory)
         continue;
@@ -381,6 +405,7 @@ void operation::wound(const std::shared_ptr<buffer>& memory, const buffer::wound
       }
       open = std::move(rest);
     }
+  }
   for (auto& w : open)
     memory->mark_indeterminate(w);
 }

@@ -270,6 +270,20 @@ public:
   /// It will heal `x`; if it never runs, the wound is there again.
   void heals(const std::shared_ptr<buffer>& memory, const buffer::wound& x);
 
+  /// It failed before it came to the lanes, and gives its place up: what is still in the order does
+  /// not come behind it any more.
+  void leave_order() noexcept { left_order_ = true; }
+  bool left_order() const noexcept { return left_order_; }
+  /// Who fails because of what another operation does not do.
+  struct casualty {
+    std::shared_ptr<operation> who;
+    caf::error cause;
+  };
+  /// The wounds that it was to heal are there again. @returns whether there were any
+  bool return_wounds(std::vector<casualty>& casualties);
+  /// What is in the order settles without it.
+  void let_successors_go() noexcept;
+
   // -- called by lanes
 
   /// Brings what the issue of `p` needs into the cache of the calling thread. All of it may be
@@ -417,10 +431,6 @@ private:
   }
   bool set_cause(const caf::error& why, bool only_if_unissued,
                  std::vector<std::shared_ptr<operation>>& readers) noexcept;
-  struct casualty {
-    std::shared_ptr<operation> who;
-    caf::error cause;
-  };
 
   std::vector<casualty> wound_buffers(const caf::error& cause,
                                       const std::vector<follower>& successors);
@@ -447,6 +457,7 @@ private:
   std::atomic<std::int64_t> counted_from_{0}; // if its stall limit counts anew
   std::uint64_t elements_ = 0;
   std::uint8_t element_type_ = flight_entry::no_type;
+  bool left_order_ = false;          // under admission's lock, until it is on the lanes
   std::vector<healed_wound> healed_; // under admission's lock
   mutable std::mutex guard_;         // of the three below
   caf::error cause_;

@@ -7,10 +7,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <random>
@@ -380,6 +382,131 @@ TEST_F(RankCalls, TakenBackEndForAll) {
 
   expect_ok(on_each([&](world_rank r, std::size_t i) { return r.all_reduce(x[i]); }));
   EXPECT_TRUE(all_hold(x, sum()));
+}
+
+// What was taken back while it stood behind some calls is not in the way of the rest of them, nor
+// is what came behind it.
+TEST_F(RankCalls, DoNotWaitForWhatWasTakenBackBehindThem) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto x = numbers();
+  auto y = numbers();
+  auto first = w.rank(0).all_reduce(x[0]);
+  auto whole = w.all_reduce(x);
+  whole.cancel();
+  EXPECT_TRUE(has_code(answer_of(whole), errc::cancelled));
+  auto late = w.all_reduce(x, reduce_op::sum, {.deadline = 1ms});
+  EXPECT_TRUE(has_code(answer_of(late), errc::deadline_exceeded));
+  auto between = w.all_reduce(x, y);
+  auto behind = w.rank(0).where().fill(y[0], 3);
+  between.cancel();
+  EXPECT_TRUE(has_code(answer_of(between), errc::cancelled));
+  EXPECT_TRUE(is_ok(answer_of(behind)));
+  answers rest;
+  for (std::size_t rank = 1; rank < w.size(); ++rank)
+    rest.push_back(w.rank(rank).all_reduce(x[rank]));
+  expect_ok(rest);
+  EXPECT_TRUE(is_ok(answer_of(first)));
+  EXPECT_TRUE(all_hold(x, sum()));
+}
+
+// They are behind each other in a circle once the middle one is gone: each is done with in time.
+TEST_F(RankCalls, FollowWhatCameBehindWhatWasTakenBack) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto x = numbers();
+  auto y = numbers();
+  testing::gate before;
+  auto held = before.hold_lane(w.device_of(1));
+  ASSERT_TRUE(before.wait_reached());
+  auto first = w.rank(0).all_reduce(x[0], y[0]);
+  auto whole = w.all_reduce(x, y);
+  auto behind = w.device_of(1).fill(y[1], 3);
+  whole.cancel();
+  answers rest;
+  for (std::size_t rank = 1; rank < w.size(); ++rank)
+    rest.push_back(w.rank(rank).all_reduce(x[rank], y[rank]));
+  before.open();
+  EXPECT_TRUE(is_ok(answer_of(behind)));
+  expect_ok(rest);
+  EXPECT_TRUE(is_ok(answer_of(first)));
+  EXPECT_TRUE(all_hold(y, sum()));
+}
+
+// The same at random, with what each rank holds looked at in between.
+TEST_F(RankCalls, AreRightAmongWhatIsTakenBack) {
+  TROUPE_NEEDS_DEVICES(2);
+  constexpr int calls = 8; // of each rank
+  std::vector<std::vector<gpu_ref<std::int32_t>>> rows;
+  for (int i = 0; i < 3; ++i)
+    rows.push_back(numbers());
+  auto scratch = numbers();
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    std::mt19937 random{seed};
+    auto any = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
+    struct look {
+      std::vector<std::int32_t> got;
+      std::int32_t wanted;
+    };
+    std::deque<look> looks;
+    answers all;
+    std::vector<pending<void>> others;
+    std::vector<std::vector<std::int32_t>> held(w.size());
+    for (std::size_t rank = 0; rank < w.size(); ++rank)
+      for (auto& row : rows) {
+        held[rank].push_back(static_cast<std::int32_t>(rank + 1));
+        others.push_back(w.device_of(rank).fill(row[rank], held[rank].back()));
+      }
+    std::vector<std::size_t> of_call;
+    for (int i = 0; i < calls; ++i)
+      of_call.push_back(any(rows.size()));
+    std::vector<std::vector<std::int32_t>> sums(rows.size());
+    std::vector<std::int32_t> after; // each call's sum
+    {
+      auto now = held;
+      for (auto row : of_call) {
+        std::int32_t sum = 0;
+        for (auto& x : now)
+          sum += x[row];
+        for (auto& x : now)
+          x[row] = sum;
+        after.push_back(sum);
+      }
+    }
+    std::vector<std::size_t> made(w.size());
+    std::vector<pending<collective_done>> doomed;
+    for (auto left = w.size() * of_call.size(); left != 0;) {
+      auto [least, most] = std::minmax_element(made.begin(), made.end());
+      for (auto n = any(4); n > 0; --n) {
+        doomed.push_back(w.all_reduce(rows[any(rows.size())], scratch));
+        if (*least != *most && any(2) == 0) // behind the calls of some
+          doomed.push_back(w.all_reduce(rows[of_call[*least]]));
+        if (any(3) == 0)
+          others.push_back(w.device_of(0).fill(scratch[0], 0));
+      }
+      std::shuffle(doomed.begin(), doomed.end(), random);
+      for (auto& x : doomed)
+        x.cancel();
+      doomed.clear();
+      auto rank = any(w.size());
+      if (made[rank] == of_call.size())
+        continue;
+      auto call = made[rank]++;
+      auto row = of_call[call];
+      all.push_back(w.rank(rank).all_reduce(rows[row][rank]));
+      held[rank][row] = after[call];
+      --left;
+      auto from = any(rows.size());
+      if (any(2) == 0) {
+        auto& x = looks.emplace_back(look{std::vector<std::int32_t>(8), held[rank][from]});
+        others.push_back(w.device_of(rank).download(rows[from][rank], x.got));
+      }
+    }
+    for (auto& x : all)
+      ASSERT_TRUE(is_ok(answer_of(x))) << "seed " << seed;
+    for (auto& x : others)
+      ASSERT_TRUE(is_ok(answer_of(x))) << "seed " << seed;
+    for (auto& x : looks)
+      ASSERT_EQ(x.got, std::vector<std::int32_t>(8, x.wanted)) << "seed " << seed;
+  }
 }
 
 TEST_F(RankCalls, ThatAreRefusedDoNotCount) {

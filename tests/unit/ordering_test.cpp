@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstddef>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -413,6 +414,156 @@ TEST(Ordering, AgreesWithOneAfterTheOtherWhenSomeAreTakenBack) {
     }
     ASSERT_EQ(content(memory), std::vector<std::byte>(size, before));
   }
+}
+
+/// Waits until it may go.
+class waiting_probe : public probe {
+public:
+  using probe::probe;
+  const void* waits_for() const override { return may_go.load() ? nullptr : this; }
+  std::atomic<bool> may_go{false};
+};
+
+// The same over several buffers, where some wait for what no lane does, and others behind them: who
+// is taken back there is in nobody's way, and in nobody's place.
+TEST(Ordering, AgreesWithOneAfterTheOtherWhenSomeAreTakenBackThatWait) {
+  constexpr std::size_t size = 32;
+  constexpr std::size_t count = 40;
+  core_system system{{.devices = 2, .lanes = {.in_flight_limit = 4}}};
+  std::vector<any_gpu_ref> memory;
+  for (int i = 0; i < 4; ++i)
+    memory.push_back(allocate_bytes(system.device(i / 2), size));
+  struct access {
+    std::size_t memory;
+    std::size_t begin;
+    std::size_t end;
+    bool writes;
+    std::byte* at;
+    std::vector<std::byte> found;
+  };
+  struct work {
+    std::vector<access> accesses;
+    std::byte value;
+  };
+  std::size_t overtaken = 0; // ran while something older waited
+  for (unsigned seed = 0; seed < 1000; ++seed) {
+    std::mt19937 random{seed};
+    auto any = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
+    for (auto& x : memory)
+      poke(x, std::byte{0});
+    std::vector<std::shared_ptr<waiting_probe>> ops;
+    std::vector<std::shared_ptr<work>> works;
+    auto let_go = [&](waiting_probe& op) {
+      op.may_go.store(true);
+      system.runtime()->gate().go_on();
+    };
+    for (std::size_t i = 0; i < count; ++i) {
+      auto todo = std::make_shared<work>();
+      todo->value = static_cast<std::byte>(i + 1);
+      auto op = std::make_shared<waiting_probe>(
+          std::vector{system.lane(static_cast<int>(any(2)))},
+          [todo](detail::part& p, detail::lane& on) -> caf::expected<detail::issue_outcome> {
+            auto error = on.device().launch_host(
+                on.stream(p),
+                [](void* x) {
+                  auto& w = *static_cast<work*>(x);
+                  for (auto& a : w.accesses) {
+                    a.found.assign(a.at + a.begin, a.at + a.end);
+                    if (a.writes)
+                      std::fill(a.at + a.begin, a.at + a.end, w.value);
+                  }
+                },
+                todo.get());
+            if (error)
+              return error;
+            return detail::issue_outcome::enqueued;
+          });
+      op->parts()[0].stream = static_cast<detail::stream_kind>(any(detail::stream_count - 1));
+      op->parts()[0].peer = static_cast<int>(any(3));
+      op->may_go = any(4) != 0;
+      bool writes = any(3) != 0; // who reads what is taken back fails, in the middle of it at times
+      for (std::size_t m = 0; m < memory.size(); ++m) {
+        if (any(3) == 0)
+          continue;
+        auto begin = any(3) == 0 ? any(size - 1) : 0;
+        auto end = any(3) == 0 ? begin + 1 + any(size - begin) : size;
+        auto part = must(memory[m].slice(begin, end - begin));
+        op->add_use(detail::use_of(part, !writes, writes));
+        todo->accesses.push_back({m, begin, end, writes, address(memory[m]), {}});
+      }
+      system.runtime()->start(op);
+      ops.push_back(op);
+      works.push_back(todo);
+      if (any(2) == 0)
+        ops[any(ops.size())]->cancel();
+      if (any(8) == 0)
+        let_go(*ops[any(ops.size())]);
+    }
+    for (auto n = any(10); n > 0; --n)
+      ops[any(ops.size())]->cancel();
+    for (auto& op : ops)
+      if (op->issued() != 0)
+        overtaken += std::any_of(ops.begin(), ops.end(), [&](auto& other) {
+          return !other->may_go && other->place() < op->place();
+        });
+    std::vector<std::size_t> order(ops.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::shuffle(order.begin(), order.end(), random);
+    for (auto i : order)
+      let_go(*ops[i]);
+    std::vector<std::vector<std::byte>> model(memory.size(), std::vector<std::byte>(size));
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      ASSERT_TRUE(settles(*ops[i])) << "seed " << seed << ", operation " << i;
+      ASSERT_TRUE(!ops[i]->withdrawn() || ops[i]->issued() == 0) << "seed " << seed;
+      if (ops[i]->failed())
+        continue;
+      for (auto& a : works[i]->accesses) {
+        auto first = model[a.memory].begin();
+        auto begin = first + static_cast<std::ptrdiff_t>(a.begin);
+        auto end = first + static_cast<std::ptrdiff_t>(a.end);
+        ASSERT_TRUE(std::equal(begin, end, a.found.begin(), a.found.end()))
+            << "seed " << seed << ", operation " << i << ", buffer " << a.memory;
+        if (a.writes)
+          std::fill(begin, end, works[i]->value);
+      }
+    }
+    for (std::size_t m = 0; m < memory.size(); ++m)
+      ASSERT_EQ(content(memory[m]), model[m]) << "seed " << seed;
+  }
+  EXPECT_GT(overtaken, 0U);
+}
+
+// Who fails before he came to the lanes is in nobody's way, and what he was to make good is as it
+// was.
+TEST(Ordering, IsAsIfWhatIsTakenBackWhileItWaitsHadNeverBeen) {
+  core_system system;
+  auto device = system.device();
+  auto memory = allocate_bytes(device, 64);
+  auto other = allocate_bytes(device, 64);
+  std::vector<std::byte> bytes(64);
+  EXPECT_TRUE(answer_of(device.launch(failing_work(), {}, {other}, {})));
+  auto first = std::make_shared<waiting_probe>(std::vector{system.lane()});
+  first->add_use(detail::use_of(memory, false, true));
+  system.runtime()->start(first);
+  auto behind = std::make_shared<probe>(std::vector{system.lane()});
+  behind->add_use(detail::use_of(memory, false, true));
+  behind->add_use(detail::use_of(other, false, true));
+  system.runtime()->start(behind);
+  auto last = device.fill(memory, {std::byte{2}}, {});
+  EXPECT_FALSE(last->on_lanes());
+  behind->cancel();
+  EXPECT_TRUE(has_code(answer_of(behind), errc::cancelled));
+  EXPECT_TRUE(has_code(answer_of(device.download(other, borrow(bytes), {})), errc::indeterminate));
+  EXPECT_TRUE(is_ok(answer_of(device.fill(other, {std::byte{1}}, {}))));
+  EXPECT_TRUE(is_ok(answer_of(device.download(other, borrow(bytes), {}))));
+  EXPECT_EQ(bytes, std::vector<std::byte>(64, std::byte{1}));
+  EXPECT_FALSE(last->on_lanes()) << "it overtook the first";
+  first->may_go.store(true);
+  system.runtime()->gate().go_on();
+  EXPECT_TRUE(is_ok(answer_of(first)));
+  EXPECT_TRUE(is_ok(answer_of(last)));
+  EXPECT_TRUE(settles(*behind));
+  EXPECT_EQ(behind->issued(), 0);
 }
 
 // INV-12: who stood between them was taken back.
