@@ -551,8 +551,8 @@ void admission::submit(operation& op, aftermath& after) {
       after.too_late.push_back(&p);
 }
 
-/// What failed before it came to the lanes does nothing there. Who waits for it waits for no
-/// reason, and perhaps for good: what is before it may wait for what is still to come behind him.
+/// What failed before it came to the lanes does nothing there. To wait for it has no purpose, and
+/// perhaps no end: what is before it may wait for a call that is still to come behind the waiter.
 void admission::give_up_places(aftermath& after) {
   std::erase_if(held_, [&](held_operation& x) {
     if (!x.op->failed())
