@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <string>
 #include <utility>
@@ -283,8 +284,10 @@ void admission::bring_up_to_date(aftermath& after) {
   auto* last = handed_in_.load(std::memory_order_relaxed) != nullptr ? handed_in_.exchange(nullptr)
                                                                      : nullptr;
   // After that: what failed before one of them was handed in is in nobody's way.
-  if (some_failed_.load() && some_failed_.exchange(false))
+  if (auto failed = operation::failed_off_lanes(); failed != failed_) {
+    failed_ = failed;
     give_up_places(after);
+  }
   if (last != nullptr)
     place_all(last, after);
 }
@@ -383,10 +386,10 @@ caf::error admission::join(joining& one, aftermath& after) {
 void admission::finish(aftermath& after) {
   for (auto& x : after.gone)
     lane::wake_to_work(x.op->parts());
+  for (auto& x : after.failed) // first: what is let go may wait for its answer when it settles
+    x.who->answer(x.cause);
   let_go(after.too_late);
   after_placing(after.placed());
-  for (auto& x : after.casualties)
-    x.who->fail(x.cause);
 }
 
 void admission::after_placing(joining* done) {
@@ -554,28 +557,34 @@ void admission::submit(operation& op, aftermath& after) {
 /// What failed before it came to the lanes does nothing there. To wait for it has no purpose, and
 /// perhaps no end: what is before it may wait for a call that is still to come behind the waiter.
 void admission::give_up_places(aftermath& after) {
-  std::erase_if(held_, [&](held_operation& x) {
-    if (!x.op->failed())
-      return false;
-    x.op->leave_order();
-    inversions_ -= x.follows_younger;
-    after.gone.push_back(std::move(x));
-    return true;
-  });
+  // Who reads what they do not write fails with them, before he may come to the lanes; and one may
+  // pass a wound on to another.
+  for (bool again = true; again;) {
+    const auto before = static_cast<std::ptrdiff_t>(after.gone.size());
+    again = std::erase_if(held_, [&](held_operation& x) {
+              if (!x.op->failed())
+                return false;
+              x.op->leave_order();
+              inversions_ -= x.follows_younger;
+              after.gone.push_back(std::move(x));
+              return true;
+            }) != 0;
+    std::vector<operation::casualty> casualties;
+    std::for_each(after.gone.begin() + before, after.gone.end(),
+                  [&](held_operation& x) { x.op->add_readers(casualties); });
+    for (auto& x : after.gone)
+      again |= x.op->return_wounds(casualties);
+    for (auto& x : casualties)
+      x.who->fail_unanswered(x.cause, after.failed);
+  }
   if (after.gone.empty())
     return;
-  // One may pass a wound on to another.
-  for (bool again = true; again;) {
-    again = false;
-    for (auto& x : after.gone)
-      again |= x.op->return_wounds(after.casualties);
-  }
   close_ranks();
   put_back(after.gone);
   for (auto& x : after.gone) {
     x.op->let_successors_go();
     for (auto& p : x.op->parts())
-      p.predecessors.clear();
+      std::ranges::move(std::exchange(p.predecessors, {}), std::back_inserter(after.not_awaited));
     submit(*x.op, after);
   }
 }
@@ -629,7 +638,6 @@ void admission::put_back(std::span<const held_operation> gone) {
 }
 
 void admission::go_on() noexcept {
-  some_failed_.store(true);
   asked_for_all_.store(true);
   go_on_behind();
 }
@@ -646,7 +654,6 @@ void admission::go_on_behind() noexcept {
 }
 
 void admission::go_on_soon() noexcept {
-  some_failed_.store(true);
   // Many may end at once; one look at those who wait is enough.
   if (soon_.exchange(true))
     return;
@@ -667,7 +674,7 @@ void admission::release(bool all) noexcept {
     for (auto& x : held_)
       if (all && !x.op->failed())
         if (auto error = x.op->on_check(); error)
-          after.casualties.push_back({x.op, std::move(error)});
+          x.op->fail_unanswered(error, after.failed);
     for (auto before = held_.size() + 1; held_.size() < before;) {
       before = held_.size(); // what joined late may be behind one that stands after it
       std::erase_if(held_, [&](held_operation& x) {

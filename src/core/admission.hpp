@@ -95,8 +95,8 @@ public:
   /// @errors why one of them is refused: none of them counts
   caf::error place_together(std::span<const entrant> all);
 
-  /// Hands on what waits for nothing any more. Called when that may have changed; one of these two
-  /// when something failed that is not on the lanes.
+  /// Hands on what waits for nothing any more. Called when that may have changed, as when something
+  /// failed that is not on the lanes.
   void go_on() noexcept;
   /// The same for what waits for nothing but operations that were held: some came to the lanes.
   void go_on_behind() noexcept;
@@ -135,9 +135,10 @@ private:
     }
     joining* placed() const noexcept { return placed_; }
 
-    std::vector<part*> too_late;      ///< their lanes have ended
-    std::vector<held_operation> gone; ///< they have given their places up
-    std::vector<operation::casualty> casualties;
+    std::vector<part*> too_late;             ///< their lanes have ended
+    std::vector<held_operation> gone;        ///< they have given their places up
+    std::vector<predecessor> not_awaited;    ///< theirs: what goes with one may need the lock
+    std::vector<operation::casualty> failed; ///< still to be answered
 
   private:
     joining* placed_ = nullptr; // for which something is left to do: the others may be gone
@@ -180,10 +181,10 @@ private:
   std::deque<held_operation> held_; // in order
   std::size_t inversions_ = 0;      // how many of them follow younger ones
   std::uint64_t last_access_ = 0;   // `access::since`
+  std::uint64_t failed_ = 0;        // `operation::failed_off_lanes` when it looked last
   std::atomic<std::size_t> asked_{0};
   std::atomic<bool> asked_for_all_{false};
   std::atomic<bool> soon_{false};
-  std::atomic<bool> some_failed_{false};     // of what is held, perhaps
   std::atomic<joining*> handed_in_{nullptr}; // the last one
   std::atomic<bool> placing_soon_{false};
 };

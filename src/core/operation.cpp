@@ -57,6 +57,7 @@ operation::operation(const char* verb, std::size_t parts)
       parts_(*this, parts), open_(static_cast<std::uint32_t>(parts)) {}
 
 alignas(64) std::atomic<std::size_t> operation::failing_{0};
+std::atomic<std::uint64_t> operation::failed_off_lanes_{0};
 
 operation::~operation() {
   if (failed() && !settled()) // it never had a place
@@ -181,6 +182,13 @@ bool operation::return_wounds(std::vector<casualty>& casualties) {
   return !healed.empty();
 }
 
+void operation::add_readers(std::vector<casualty>& casualties) const {
+  std::lock_guard lock{guard_};
+  for (auto& next : successors_)
+    if (next.reads)
+      casualties.push_back({next.who, cause_});
+}
+
 void operation::let_successors_go() noexcept {
   std::lock_guard lock{guard_};
   std::erase_if(successors_, [](const follower& x) {
@@ -261,6 +269,8 @@ bool operation::set_cause(const caf::error& why, bool only_if_unissued,
   cause_ = why;
   failing_.fetch_add(1, std::memory_order_release);
   failed_.store(true, std::memory_order_release);
+  if (!on_lanes())
+    failed_off_lanes_.fetch_add(1, std::memory_order_release);
   for (auto& next : successors_)
     if (next.reads)
       readers.push_back(next.who);
@@ -268,6 +278,13 @@ bool operation::set_cause(const caf::error& why, bool only_if_unissued,
 }
 
 void operation::fail(const caf::error& cause) noexcept {
+  std::vector<casualty> failed;
+  fail_unanswered(cause, failed);
+  for (auto& x : failed)
+    x.who->answer(x.cause);
+}
+
+void operation::fail_unanswered(const caf::error& cause, std::vector<casualty>& failed) noexcept {
   // A chain of operations may be long: no recursion.
   std::vector<std::shared_ptr<operation>> open{
       std::static_pointer_cast<operation>(shared_from_this())};
@@ -275,7 +292,7 @@ void operation::fail(const caf::error& cause) noexcept {
     auto x = std::move(open.back());
     open.pop_back();
     if (x->set_cause(cause, false, open))
-      x->answer(cause);
+      failed.push_back({std::move(x), cause});
   }
 }
 

@@ -272,15 +272,26 @@ public:
 
   /// It failed before it came to the lanes, and gives its place up: what is still in the order does
   /// not come behind it any more.
-  void leave_order() noexcept { left_order_ = true; }
+  void leave_order() noexcept {
+    left_order_ = true;
+    on_leave();
+  }
   bool left_order() const noexcept { return left_order_; }
   /// Who fails because of what another operation does not do.
   struct casualty {
     std::shared_ptr<operation> who;
     caf::error cause;
   };
+  /// How many have failed so far that were not on the lanes. One is counted before it is answered.
+  static std::uint64_t failed_off_lanes() noexcept {
+    return failed_off_lanes_.load(std::memory_order_acquire);
+  }
   /// The wounds that it was to heal are there again. @returns whether there were any
   bool return_wounds(std::vector<casualty>& casualties);
+  /// Those that were to read what it will never write.
+  void add_readers(std::vector<casualty>& casualties) const;
+  /// As `fail`, but those that fail are still to be answered, without the lock.
+  void fail_unanswered(const caf::error& cause, std::vector<casualty>& failed) noexcept;
   /// What is in the order settles without it.
   void let_successors_go() noexcept;
 
@@ -393,6 +404,8 @@ protected:
   virtual void end_early(const caf::error& why) noexcept;
   /// Under admission's lock: its parts go to the lanes now, and may be issued.
   virtual void on_submit() {}
+  /// Under admission's lock: it gave its place up, and will never run.
+  virtual void on_leave() noexcept {}
   /// All parts are over and nothing failed: the result is complete.
   virtual void on_success() noexcept {}
   /// Whoever asked for it knows that all of it is done.
@@ -439,6 +452,7 @@ private:
   void settle(std::vector<std::shared_ptr<operation>>& follow_up) noexcept;
 
   static std::atomic<std::size_t> failing_;
+  static std::atomic<std::uint64_t> failed_off_lanes_;
 
   const char* verb_;
   std::uint64_t number_;

@@ -410,12 +410,16 @@ caf::expected<issue_outcome> acquire_operation::issue(part& p, lane& on) {
   return issue_outcome::finished;
 }
 
+void acquire_operation::on_leave() noexcept { give_back(*memory_, mode_); }
+
 void acquire_operation::on_success() noexcept {
   std::lock_guard lock{order_mutex()};
   ++granted(*memory_, mode_);
 }
 
 void acquire_operation::on_settled() noexcept {
+  if (left_order()) // it has given it back
+    return;
   while (!answered()) // somebody else is about to
     pause();
   if (!error())
@@ -449,6 +453,8 @@ caf::expected<issue_outcome> lend_operation::issue(part& p, lane&) {
   return lane::nothing_before(p) ? issue_outcome::finished : issue_outcome::enqueued;
 }
 
+void lend_operation::on_leave() noexcept { give_back(*ref_.memory(), mode_); }
+
 /// It counts as something that writes, and would heal what others left half-written before it; but
 /// to lend writes nothing.
 void lend_operation::on_success() noexcept {
@@ -458,6 +464,8 @@ void lend_operation::on_success() noexcept {
 }
 
 void lend_operation::on_settled() noexcept {
+  if (left_order()) // it has given it back
+    return;
   while (!answered()) // somebody else is about to
     pause();
   if (!error())

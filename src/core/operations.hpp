@@ -165,6 +165,7 @@ public:
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
 
 protected:
+  void on_leave() noexcept override;
   void on_success() noexcept override;
   void on_settled() noexcept override;
 
@@ -203,6 +204,7 @@ public:
   const std::vector<buffer::wound>& wounds() const noexcept { return wounds_; }
 
 protected:
+  void on_leave() noexcept override;
   void on_success() noexcept override;
   void on_settled() noexcept override;
 

@@ -14,6 +14,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <thread>
 #include <vector>
 
 namespace troupe {
@@ -564,6 +565,127 @@ TEST(Ordering, IsAsIfWhatIsTakenBackWhileItWaitsHadNeverBeen) {
   EXPECT_TRUE(is_ok(answer_of(last)));
   EXPECT_TRUE(settles(*behind));
   EXPECT_EQ(behind->issued(), 0);
+}
+
+/// Does something when it is about to be answered.
+class telling_probe : public waiting_probe {
+public:
+  using waiting_probe::waiting_probe;
+  std::function<void()> at_answer;
+
+protected:
+  void before_answer(const caf::error&) noexcept override {
+    if (at_answer)
+      at_answer();
+  }
+};
+
+// INV-12: it is as if it had failed with it, however soon what it waited for is out of its way.
+TEST(Ordering, FailsWhatReadsWhatIsTakenBackWhileItWaits) {
+  core_system system;
+  auto memory = allocate_bytes(system.device(), 64);
+  auto writer = std::make_shared<waiting_probe>(std::vector{system.lane()});
+  writer->add_use(detail::use_of(memory, false, true));
+  system.runtime()->start(writer);
+  auto reader = std::make_shared<probe>(std::vector{system.lane()});
+  reader->add_use(detail::use_of(memory, true, false));
+  system.runtime()->start(reader);
+  writer->on_answer([&] {
+    system.runtime()->gate().go_on();
+    reader->wait_until(detail::clock::now() + 200ms);
+  });
+  writer->cancel();
+  EXPECT_TRUE(has_code(answer_of(reader), errc::cancelled)) << "it read what was not written";
+}
+
+// INV-12: the same for who reads what it was to make good.
+TEST(Ordering, FailsWhatReadsWhatIsHalfWrittenAgain) {
+  core_system system;
+  auto device = system.device();
+  auto memory = allocate_bytes(device, 64);
+  EXPECT_TRUE(answer_of(device.launch(failing_work(), {}, {memory}, {})));
+  auto writer = std::make_shared<telling_probe>(std::vector{system.lane()});
+  writer->add_use(detail::use_of(memory, false, true));
+  system.runtime()->start(writer);
+  std::vector<std::shared_ptr<probe>> readers;
+  for (int i = 0; i < 2; ++i) {
+    readers.push_back(std::make_shared<probe>(std::vector{system.lane()}));
+    readers.back()->add_use(detail::use_of(memory, true, false));
+  }
+  readers[0]->on_answer([&] { readers[1]->wait_until(detail::clock::now() + 50ms); });
+  writer->at_answer = [&] {
+    for (auto& x : readers)
+      system.runtime()->start(x);
+  };
+  writer->cancel();
+  for (auto& x : readers)
+    EXPECT_TRUE(answer_of(x)) << "it read what is half-written";
+}
+
+// What goes with the last that knows of it may come back to the order.
+TEST(Ordering, EndsNothingUnderItsLock) {
+  core_system system({.devices = 2});
+  auto memory = allocate_bytes(system.device(), 64);
+  auto other = allocate_bytes(system.device(), 64);
+  std::atomic<bool> locked{false};
+  std::atomic<bool> gone{false};
+  auto held = std::make_shared<waiting_probe>(std::vector{system.lane()});
+  held->add_use(detail::use_of(other, false, true));
+  system.runtime()->start(held);
+  gate before;
+  std::shared_ptr<void> last{nullptr, [&](void*) {
+                               std::thread{[&] {
+                                 locked = !detail::order_mutex().try_lock();
+                                 if (!locked)
+                                   detail::order_mutex().unlock();
+                               }}.join();
+                               gone = true;
+                             }};
+  auto first = std::make_shared<probe>(std::vector{system.lane()},
+                                       [last, pass = before.passer()](auto&, auto&) {
+                                         pass();
+                                         return detail::issue_outcome::finished;
+                                       });
+  last.reset();
+  first->add_use(detail::use_of(memory, false, true));
+  system.runtime()->start(first);
+  auto behind = std::make_shared<probe>(std::vector{system.lane(1)});
+  behind->add_use(detail::use_of(memory, false, true));
+  behind->add_use(detail::use_of(other, false, true));
+  system.runtime()->start(behind);
+  before.open();
+  EXPECT_TRUE(settles(*first));
+  first.reset();
+  std::this_thread::sleep_for(20ms);
+  EXPECT_FALSE(gone);
+  behind->cancel();
+  EXPECT_TRUE(testing::eventually([&] { return gone.load(); }));
+  EXPECT_FALSE(locked);
+  held->cancel();
+  EXPECT_TRUE(settles(*behind));
+}
+
+// A buffer that was to become a user's is not his when that is taken back.
+TEST(Ordering, GivesBackWhatIsNotAcquired) {
+  core_system system;
+  auto memory = allocate_bytes(system.device(), 64);
+  auto held = std::make_shared<waiting_probe>(std::vector{system.lane()});
+  held->add_use(detail::use_of(memory, false, true));
+  system.runtime()->start(held);
+  auto acquire =
+      std::make_shared<detail::acquire_operation>(memory, access_mode::write, stream_view{});
+  acquire->parts()[0].on = system.lane().get();
+  acquire->deadline = detail::clock::now() + patience;
+  system.runtime()->start(acquire);
+  EXPECT_TRUE(
+      has_code(answer_of(system.device().fill(memory, {std::byte{1}}, {})), errc::buffer_acquired));
+  acquire->cancel();
+  auto fill = system.device().fill(memory, {std::byte{1}}, {});
+  EXPECT_FALSE(fill->answered()) << "refused: " << caf::to_string(fill->error());
+  held->may_go.store(true);
+  system.runtime()->gate().go_on();
+  EXPECT_TRUE(is_ok(answer_of(fill)));
+  EXPECT_EQ(system.lane()->state().acquired(), 0);
 }
 
 // INV-12: who stood between them was taken back.
