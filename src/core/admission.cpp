@@ -556,7 +556,11 @@ void admission::submit(operation& op, aftermath& after) {
 
 /// What failed before it came to the lanes does nothing there. To wait for it has no purpose, and
 /// perhaps no end: what is before it may wait for a call that is still to come behind the waiter.
+/// Whatever is behind it is held as well, so that all of that can still be changed. Step by step:
+/// who fails with it is gone, too; the wounds are where they belong; nothing is behind what is
+/// gone; all others are behind what it had displaced; and the lanes may let it settle.
 void admission::give_up_places(aftermath& after) {
+  const auto first = static_cast<std::ptrdiff_t>(after.gone.size());
   // Who reads what they do not write fails with them, before he may come to the lanes; and one may
   // pass a wound on to another.
   for (bool again = true; again;) {
@@ -572,16 +576,17 @@ void admission::give_up_places(aftermath& after) {
     std::vector<operation::casualty> casualties;
     std::for_each(after.gone.begin() + before, after.gone.end(),
                   [&](held_operation& x) { x.op->add_readers(casualties); });
-    for (auto& x : after.gone)
-      again |= x.op->return_wounds(casualties);
+    std::for_each(after.gone.begin() + first, after.gone.end(),
+                  [&](held_operation& x) { again |= x.op->return_wounds(casualties); });
     for (auto& x : casualties)
       x.who->fail_unanswered(x.cause, after.failed);
   }
-  if (after.gone.empty())
+  auto gone = std::span{after.gone}.subspan(static_cast<std::size_t>(first));
+  if (gone.empty())
     return;
   close_ranks();
-  put_back(after.gone);
-  for (auto& x : after.gone) {
+  put_back(gone);
+  for (auto& x : gone) {
     x.op->let_successors_go();
     for (auto& p : x.op->parts())
       std::ranges::move(std::exchange(p.predecessors, {}), std::back_inserter(after.not_awaited));
@@ -589,7 +594,7 @@ void admission::give_up_places(aftermath& after) {
   }
 }
 
-/// Nothing comes behind what has left the order.
+/// Nothing comes behind what has left the order. (What is held and a predecessor is in `behind`.)
 void admission::close_ranks() {
   for (auto& x : held_)
     if (std::erase_if(x.behind, [](auto& y) { return y->left_order(); }) != 0)
@@ -675,6 +680,8 @@ void admission::release(bool all) noexcept {
       if (all && !x.op->failed())
         if (auto error = x.op->on_check(); error)
           x.op->fail_unanswered(error, after.failed);
+    if (all)
+      give_up_places(after);
     for (auto before = held_.size() + 1; held_.size() < before;) {
       before = held_.size(); // what joined late may be behind one that stands after it
       std::erase_if(held_, [&](held_operation& x) {

@@ -78,9 +78,7 @@ public:
 
   /// Hands in one of the requests that make an operation together, without the lock. It has its
   /// place before whatever asks for one later, as far as anybody can tell: who takes the lock next
-  /// sees to it (`place_handed_in`). The operation goes to the lanes with the last of its requests,
-  /// or
-  /// (`go_on_soon`) when it has failed.
+  /// sees to it (`place_handed_in`). The operation goes to the lanes with the last of its requests.
   void hand_in(const std::shared_ptr<operation>& request, joining& how) noexcept;
   /// Gives what was handed in its place: now, or within a millisecond. Those that make a whole
   /// operation take much less time together than one by one.
@@ -162,7 +160,8 @@ private:
   held_operation* find_held(const operation& op) noexcept;
   bool is_behind(const operation& op, const operation& first);
   bool would_wait_for_itself(const operation& op, std::span<const use> uses);
-  /// Orders `uses` of `x`, which are new. What they displace matters only if it may be `held`.
+  /// Orders `uses` of `x`, which are new. What they displace is kept only if it may come to be
+  /// `held`.
   static void order_uses(held_operation& x, std::span<const use> uses, bool held);
   /// Orders `run` behind those of `accesses` that were there `before` it.
   static void order_run(held_operation& x, std::span<const use> run, access_list& accesses,

@@ -639,9 +639,10 @@ lane::verdict lane::try_issue(part& p) {
     p.tenant->stream = choose_stream(*p.tenant);
   auto holder = p.promised ? std::nullopt : held_by(p);
   record_.held_by(holder.value_or(0));
-  if (holder && !(op.withdrawn() && !stands_between(p)))
+  const bool does_nothing = op.withdrawn() && !stands_between(p);
+  if (holder && !does_nothing)
     return verdict::held;
-  if ((p.tenant != nullptr || p.stream == stream_kind::compute) && !lets_pass())
+  if ((p.tenant != nullptr || p.stream == stream_kind::compute) && !does_nothing && !lets_pass())
     return verdict::held;
   waiting_.pop_front();
   fetch_ahead();

@@ -401,7 +401,7 @@ void operation::wound(const std::shared_ptr<buffer>& memory, const buffer::wound
   std::vector<buffer::wound> open{x};
   for (auto& next : successors) {
     if (next.who->left_order() && next.who->on_lanes())
-      continue; // its place is another's
+      continue; // nobody is behind it; while it leaves, somebody may be
     for (auto& u : next.who->uses_) {
       if (u.memory != memory)
         continue;
