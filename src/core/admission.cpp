@@ -202,16 +202,16 @@ caf::error admission::place(const std::shared_ptr<operation>& op, std::int64_t n
 void admission::commit(const std::shared_ptr<operation>& op, std::int64_t now, bool& held,
                        aftermath& after) {
   op->admitted(now);
-  held_operation x{.op = op};
+  surroundings around;
   const bool waits = op->waits_for() != nullptr;
   const bool may_be_held = waits || !held_.empty();
-  order_uses(x, op->uses(), may_be_held);
+  order_uses(op, around, op->uses(), may_be_held);
   for (auto& u : op->uses()) // only now: they are not in each other's way
-    note_use(x, u, may_be_held);
+    note_use(op, around, u, may_be_held);
   expect_parts(*op);
-  held = waits || !x.behind.empty();
+  held = waits || !around.behind.empty();
   if (held)
-    held_.push_back(std::move(x));
+    held_.push_back({std::move(around), op});
   else
     submit(*op, after);
   keeper_.add_late(*op);
@@ -360,7 +360,7 @@ caf::error admission::join(joining& one, aftermath& after) {
     joint->admitted(one.self_->admitted_at);
     keeper_.add(*joint);
     expect_parts(*joint);
-    held_.push_back({.op = std::static_pointer_cast<operation>(joint->shared_from_this())});
+    held_.push_back({{}, std::static_pointer_cast<operation>(joint->shared_from_this())});
   }
   auto there = joint->uses().size();
   auto self = one.self_;
@@ -368,8 +368,8 @@ caf::error admission::join(joining& one, aftermath& after) {
     one.self_ = nullptr;
   auto& held = *find_held(*joint);
   for (auto& u : std::span{joint->uses()}.subspan(there)) {
-    order_uses(held, {&u, 1}, true);
-    note_use(held, u, true);
+    order_uses(held.op, held, {&u, 1}, true);
+    note_use(held.op, held, u, true);
   }
   note_inversion(held);
   if (joint->waits_for() != nullptr ||
@@ -453,29 +453,31 @@ bool admission::would_wait_for_itself(const operation& op, std::span<const use> 
   return false;
 }
 
-void admission::order_uses(held_operation& x, std::span<const use> uses, bool held) {
+void admission::order_uses(const std::shared_ptr<operation>& op, surroundings& around,
+                           std::span<const use> uses, bool held) {
   while (!uses.empty()) {
     auto run = first_run(uses);
     uses = uses.subspan(run.size());
     auto& accesses = run.front().memory->accesses;
     if (accesses.crowded())
       forget_what_is_over(accesses);
-    order_run(x, run, accesses, UINT64_MAX, held);
+    order_run(op, around, run, accesses, UINT64_MAX, held);
   }
 }
 
-void admission::order_run(held_operation& x, std::span<const use> run, access_list& accesses,
-                          std::uint64_t before, bool held) {
+void admission::order_run(const std::shared_ptr<operation>& op, surroundings& around,
+                          std::span<const use> run, access_list& accesses, std::uint64_t before,
+                          bool held) {
   auto next = [&](std::size_t i) { return accesses.next_in(i, run.front().begin, run.back().end); };
   for (auto i = next(0); i < accesses.size(); i = next(i)) {
     auto by = accesses[i].by.lock();
-    bool others = by != x.op && accesses[i].since < before;
+    bool others = by != op && accesses[i].since < before;
     bool gone = others && is_over(by, *accesses[i].at);
     if (others && !gone) {
       auto u = std::lower_bound(run.begin(), run.end(), accesses[i].begin,
-                                [](const use& one, std::size_t begin) { return one.end < begin; });
+                                [](const use& x, std::size_t begin) { return x.end < begin; });
       for (; !gone && u != run.end() && u->begin <= accesses[i].end; ++u)
-        gone = order_use(x, *u, by, accesses, i, held);
+        gone = order_use(op, around, *u, by, accesses, i, held);
     }
     if (gone)
       accesses.remove(i);
@@ -486,9 +488,10 @@ void admission::order_run(held_operation& x, std::span<const use> run, access_li
 
 /// True if `u` takes the place of what `by` does in the `i`th access. Where it takes that of a part
 /// of it, the rest may come to be a further one.
-bool admission::order_use(held_operation& x, const use& u, const std::shared_ptr<operation>& by,
-                          access_list& accesses, std::size_t i, bool held) {
-  auto& p = x.op->parts()[u.part];
+bool admission::order_use(const std::shared_ptr<operation>& op, surroundings& around, const use& u,
+                          const std::shared_ptr<operation>& by, access_list& accesses,
+                          std::size_t i, bool held) {
+  auto& p = op->parts()[u.part];
   auto& a = accesses[i];
   bool overlap = a.begin < u.end && u.begin < a.end;
   bool covered = u.begin <= a.begin && a.end <= u.end;
@@ -496,9 +499,9 @@ bool admission::order_use(held_operation& x, const use& u, const std::shared_ptr
   bool conflict = overlap && (a.writes || u.writes);
   if (conflict) {
     if (a.writes)
-      by->precede(x.op, u.reads && !by->withdrawn() && !a.at->dropped());
-    if (!by->on_lanes() && (x.behind.empty() || x.behind.back() != by))
-      x.behind.push_back(by);
+      by->precede(op, u.reads && !by->withdrawn() && !a.at->dropped());
+    if (!by->on_lanes() && (around.behind.empty() || around.behind.back() != by))
+      around.behind.push_back(by);
   }
   // Waits for nothing on the device, and so takes nobody's place.
   bool takes_place =
@@ -514,7 +517,7 @@ bool admission::order_use(held_operation& x, const use& u, const std::shared_ptr
     auto taken = a;
     taken.begin = std::max(a.begin, u.begin);
     taken.end = std::min(a.end, u.end);
-    x.displaced.push_back({u.memory.get(), std::move(taken)});
+    around.displaced.push_back({u.memory.get(), std::move(taken)});
   }
   if (takes_place)
     return true;
@@ -530,19 +533,19 @@ bool admission::order_use(held_operation& x, const use& u, const std::shared_ptr
   return false;
 }
 
-void admission::note_use(held_operation& x, const use& u, bool held) {
-  auto& op = *x.op;
-  auto& p = op.parts()[u.part];
-  u.memory->accesses.add({x.op, &p, u.begin, u.end, u.writes, ++last_access_});
+void admission::note_use(const std::shared_ptr<operation>& op, surroundings& around, const use& u,
+                         bool held) {
+  auto& p = op->parts()[u.part];
+  u.memory->accesses.add({op, &p, u.begin, u.end, u.writes, ++last_access_});
   if (held)
-    x.since.push_back(last_access_);
+    around.since.push_back(last_access_);
   auto generation =
       &u.memory->home() == &p.on->state() ? u.memory->generation() : part::several_generations;
   p.generation =
       p.generation == 0 || p.generation == generation ? generation : part::several_generations;
   if (u.writes && !u.reads)
     for (auto& wound : u.memory->heal(u.begin, u.end))
-      op.heals(u.memory, std::move(wound));
+      op->heals(u.memory, std::move(wound));
 }
 
 void admission::submit(operation& op, aftermath& after) {
@@ -634,7 +637,7 @@ void admission::put_back(std::span<const held_operation> gone) {
     }
   std::ranges::sort(later, {}, &later_use::since);
   for (auto& x : later)
-    order_run(*x.of, {x.what, 1}, restored[x.what->memory.get()], x.since, true);
+    order_run(x.of->op, *x.of, {x.what, 1}, restored[x.what->memory.get()], x.since, true);
   for (auto& x : held_)
     note_inversion(x);
   for (auto& [memory, accesses] : restored)

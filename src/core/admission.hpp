@@ -110,13 +110,16 @@ private:
     access what;
   };
 
-  /// Has its place, but is not on the lanes.
-  struct held_operation {
-    std::shared_ptr<operation> op;
-    operations behind; ///< what it must follow and is held itself
+  struct surroundings {
+    operations behind; ///< what an operation must follow and is held itself
+    // Kept of what may come to be held:
     std::vector<displaced_access> displaced;
     std::vector<std::uint64_t> since; ///< of each of its uses (`access::since`)
-    bool follows_younger = false;     ///< some of that has a later place
+  };
+  /// Has its place, but is not on the lanes.
+  struct held_operation : surroundings {
+    std::shared_ptr<operation> op;
+    bool follows_younger = false; ///< some of what it is behind has a later place
   };
 
   /// What is to be done without the lock after something under it (`finish`).
@@ -160,15 +163,18 @@ private:
   held_operation* find_held(const operation& op) noexcept;
   bool is_behind(const operation& op, const operation& first);
   bool would_wait_for_itself(const operation& op, std::span<const use> uses);
-  /// Orders `uses` of `x`, which are new. What they displace is kept only if it may come to be
-  /// `held`.
-  static void order_uses(held_operation& x, std::span<const use> uses, bool held);
+  /// Orders `uses` of `op`, which are new. `held`: it may come to be.
+  static void order_uses(const std::shared_ptr<operation>& op, surroundings& around,
+                         std::span<const use> uses, bool held);
   /// Orders `run` behind those of `accesses` that were there `before` it.
-  static void order_run(held_operation& x, std::span<const use> run, access_list& accesses,
-                        std::uint64_t before, bool held);
-  static bool order_use(held_operation& x, const use& u, const std::shared_ptr<operation>& by,
-                        access_list& accesses, std::size_t i, bool held);
-  void note_use(held_operation& x, const use& u, bool held);
+  static void order_run(const std::shared_ptr<operation>& op, surroundings& around,
+                        std::span<const use> run, access_list& accesses, std::uint64_t before,
+                        bool held);
+  static bool order_use(const std::shared_ptr<operation>& op, surroundings& around, const use& u,
+                        const std::shared_ptr<operation>& by, access_list& accesses, std::size_t i,
+                        bool held);
+  void note_use(const std::shared_ptr<operation>& op, surroundings& around, const use& u,
+                bool held);
   static void submit(operation& op, aftermath& after);
   void give_up_places(aftermath& after);
   void close_ranks();
