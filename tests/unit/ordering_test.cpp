@@ -655,9 +655,9 @@ TEST(Ordering, EndsNothingUnderItsLock) {
   system.runtime()->start(behind);
   before.open();
   EXPECT_TRUE(settles(*first));
+  const std::weak_ptr<probe> rest{first};
   first.reset();
-  std::this_thread::sleep_for(20ms);
-  EXPECT_FALSE(gone);
+  EXPECT_TRUE(testing::eventually([&] { return rest.use_count() == 1; })) << "who is behind it";
   behind->cancel();
   EXPECT_TRUE(testing::eventually([&] { return gone.load(); }));
   EXPECT_FALSE(locked);
