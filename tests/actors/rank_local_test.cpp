@@ -166,6 +166,13 @@ protected:
       all.push_back(f(w.rank(rank), rank));
     return all;
   }
+  /// The calls of all ranks but the first.
+  answers all_reduce_of_the_rest(const std::vector<gpu_ref<std::int32_t>>& refs) const {
+    answers all;
+    for (std::size_t rank = 1; rank < w.size(); ++rank)
+      all.push_back(w.rank(rank).all_reduce(refs[rank]));
+    return all;
+  }
   std::vector<gpu_ref<std::int32_t>> numbers(std::size_t count = 8) const {
     auto refs = must(w.allocate<std::int32_t>(count));
     for (std::size_t rank = 0; rank < w.size(); ++rank)
@@ -270,9 +277,7 @@ TEST_F(RankCalls, KeepTheirPlace) {
   auto other = numbers();
   EXPECT_TRUE(is_ok(answer_of(w.all_reduce(other))));
   EXPECT_FALSE(first.ready());
-  answers rest;
-  for (std::size_t rank = 1; rank < w.size(); ++rank)
-    rest.push_back(w.rank(rank).all_reduce(x[rank]));
+  auto rest = all_reduce_of_the_rest(x);
   expect_ok(rest);
   EXPECT_TRUE(is_ok(answer_of(first)));
   EXPECT_TRUE(is_ok(answer_of(copied)));
@@ -364,9 +369,7 @@ TEST_F(RankCalls, TakenBackEndForAll) {
   auto first = w.rank(0).all_reduce(x[0]);
   first.cancel();
   EXPECT_TRUE(has_code(answer_of(first), errc::cancelled));
-  answers late;
-  for (std::size_t rank = 1; rank < w.size(); ++rank)
-    late.push_back(w.rank(rank).all_reduce(x[rank]));
+  auto late = all_reduce_of_the_rest(x);
   expect_code(late, errc::cancelled);
   EXPECT_EQ(failure_of(answer_of(late[0]).error())->rank, 0);
 
@@ -375,9 +378,7 @@ TEST_F(RankCalls, TakenBackEndForAll) {
   ASSERT_TRUE(has_code(got, errc::deadline_exceeded));
   EXPECT_NE(describe(got.error()).find("not called by rank 1"), std::string::npos)
       << describe(got.error());
-  late.clear();
-  for (std::size_t rank = 1; rank < w.size(); ++rank)
-    late.push_back(w.rank(rank).all_reduce(x[rank]));
+  late = all_reduce_of_the_rest(x);
   expect_code(late, errc::deadline_exceeded);
 
   expect_ok(on_each([&](world_rank r, std::size_t i) { return r.all_reduce(x[i]); }));
@@ -401,9 +402,7 @@ TEST_F(RankCalls, DoNotWaitForWhatWasTakenBackBehindThem) {
   between.cancel();
   EXPECT_TRUE(has_code(answer_of(between), errc::cancelled));
   EXPECT_TRUE(is_ok(answer_of(behind)));
-  answers rest;
-  for (std::size_t rank = 1; rank < w.size(); ++rank)
-    rest.push_back(w.rank(rank).all_reduce(x[rank]));
+  auto rest = all_reduce_of_the_rest(x);
   expect_ok(rest);
   EXPECT_TRUE(is_ok(answer_of(first)));
   EXPECT_TRUE(all_hold(x, sum()));
@@ -458,7 +457,6 @@ TEST_F(RankCalls, AreRightAmongWhatIsTakenBack) {
     std::vector<std::size_t> of_call;
     for (int i = 0; i < calls; ++i)
       of_call.push_back(any(rows.size()));
-    std::vector<std::vector<std::int32_t>> sums(rows.size());
     std::vector<std::int32_t> after; // each call's sum
     {
       auto now = held;
@@ -530,9 +528,7 @@ TEST_F(RankCalls, ThatAreRefusedDoNotCount) {
   EXPECT_TRUE(
       has_code(answer_of(r.barrier({.deadline = {}, .membership = 77})), errc::membership_changed));
   EXPECT_FALSE(first.ready());
-  answers rest;
-  for (std::size_t rank = 1; rank < w.size(); ++rank)
-    rest.push_back(w.rank(rank).all_reduce(x[rank]));
+  auto rest = all_reduce_of_the_rest(x);
   expect_ok(rest);
   EXPECT_TRUE(is_ok(answer_of(first)));
   EXPECT_TRUE(all_hold(x, sum()));
@@ -755,9 +751,7 @@ TEST_F(RankCalls, EndWithADevicesReset) {
   must(answer_of(w.device_of(1).reset()));
   EXPECT_TRUE(has_code(answer_of(first), errc::device_reset));
   x = numbers();
-  answers late;
-  for (std::size_t rank = 1; rank < w.size(); ++rank)
-    late.push_back(w.rank(rank).all_reduce(x[rank]));
+  auto late = all_reduce_of_the_rest(x);
   expect_code(late, errc::device_reset);
   expect_ok(on_each([&](world_rank r, std::size_t i) { return r.all_reduce(x[i]); }));
   EXPECT_TRUE(all_hold(x, sum()));

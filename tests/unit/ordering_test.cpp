@@ -357,6 +357,17 @@ TEST(Ordering, AgreesWithOneAfterTheOther) {
   }
 }
 
+/// The issue of work on the host, in its part's stream.
+template <class F> probe::issue_function in_stream(std::shared_ptr<F> todo) {
+  return [todo](detail::part& p, detail::lane& on) -> caf::expected<detail::issue_outcome> {
+    auto error =
+        on.device().launch_host(on.stream(p), [](void* x) { (*static_cast<F*>(x))(); }, todo.get());
+    if (error)
+      return error;
+    return detail::issue_outcome::enqueued;
+  };
+}
+
 // The same with operations that are taken back at random: each ran wholly, or not at all.
 TEST(Ordering, AgreesWithOneAfterTheOtherWhenSomeAreTakenBack) {
   constexpr std::size_t size = 64;
@@ -376,23 +387,13 @@ TEST(Ordering, AgreesWithOneAfterTheOtherWhenSomeAreTakenBack) {
         std::byte* at;
         std::byte value;
         std::vector<std::byte>* found;
+        void operator()() {
+          found->assign(at, at + size);
+          std::fill_n(at, size, value);
+        }
       };
       auto todo = std::make_shared<work>(work{address(memory), values[i], &found[i]});
-      auto op = std::make_shared<probe>(
-          std::vector{system.lane()},
-          [todo](detail::part& p, detail::lane& on) -> caf::expected<detail::issue_outcome> {
-            auto error = on.device().launch_host(
-                on.stream(p),
-                [](void* x) {
-                  auto& w = *static_cast<work*>(x);
-                  w.found->assign(w.at, w.at + size);
-                  std::fill_n(w.at, size, w.value);
-                },
-                todo.get());
-            if (error)
-              return error;
-            return detail::issue_outcome::enqueued;
-          });
+      auto op = std::make_shared<probe>(std::vector{system.lane()}, in_stream(todo));
       op->parts()[0].stream = static_cast<detail::stream_kind>(random() % detail::stream_count);
       op->parts()[0].peer = static_cast<int>(random() % 3);
       op->add_use(detail::use_of(memory, false, true));
@@ -415,6 +416,17 @@ TEST(Ordering, AgreesWithOneAfterTheOtherWhenSomeAreTakenBack) {
     }
     ASSERT_EQ(content(memory), std::vector<std::byte>(size, before));
   }
+}
+
+/// A started operation of one part that does nothing, and writes `memory`.
+template <class P>
+std::shared_ptr<P> start_writing(const core_system& system, const std::vector<any_gpu_ref>& memory,
+                                 int ordinal = 0) {
+  auto op = std::make_shared<P>(std::vector{system.lane(ordinal)});
+  for (auto& x : memory)
+    op->add_use(detail::use_of(x, false, true));
+  system.runtime()->start(op);
+  return op;
 }
 
 /// Waits until it may go.
@@ -445,6 +457,13 @@ TEST(Ordering, AgreesWithOneAfterTheOtherWhenSomeAreTakenBackThatWait) {
   struct work {
     std::vector<access> accesses;
     std::byte value;
+    void operator()() {
+      for (auto& a : accesses) {
+        a.found.assign(a.at + a.begin, a.at + a.end);
+        if (a.writes)
+          std::fill(a.at + a.begin, a.at + a.end, value);
+      }
+    }
   };
   std::size_t overtaken = 0; // ran while something older waited
   for (unsigned seed = 0; seed < 1000; ++seed) {
@@ -461,24 +480,8 @@ TEST(Ordering, AgreesWithOneAfterTheOtherWhenSomeAreTakenBackThatWait) {
     for (std::size_t i = 0; i < count; ++i) {
       auto todo = std::make_shared<work>();
       todo->value = static_cast<std::byte>(i + 1);
-      auto op = std::make_shared<waiting_probe>(
-          std::vector{system.lane(static_cast<int>(any(2)))},
-          [todo](detail::part& p, detail::lane& on) -> caf::expected<detail::issue_outcome> {
-            auto error = on.device().launch_host(
-                on.stream(p),
-                [](void* x) {
-                  auto& w = *static_cast<work*>(x);
-                  for (auto& a : w.accesses) {
-                    a.found.assign(a.at + a.begin, a.at + a.end);
-                    if (a.writes)
-                      std::fill(a.at + a.begin, a.at + a.end, w.value);
-                  }
-                },
-                todo.get());
-            if (error)
-              return error;
-            return detail::issue_outcome::enqueued;
-          });
+      auto op = std::make_shared<waiting_probe>(std::vector{system.lane(static_cast<int>(any(2)))},
+                                                in_stream(todo));
       op->parts()[0].stream = static_cast<detail::stream_kind>(any(detail::stream_count - 1));
       op->parts()[0].peer = static_cast<int>(any(3));
       op->may_go = any(4) != 0;
@@ -543,13 +546,8 @@ TEST(Ordering, IsAsIfWhatIsTakenBackWhileItWaitsHadNeverBeen) {
   auto other = allocate_bytes(device, 64);
   std::vector<std::byte> bytes(64);
   EXPECT_TRUE(answer_of(device.launch(failing_work(), {}, {other}, {})));
-  auto first = std::make_shared<waiting_probe>(std::vector{system.lane()});
-  first->add_use(detail::use_of(memory, false, true));
-  system.runtime()->start(first);
-  auto behind = std::make_shared<probe>(std::vector{system.lane()});
-  behind->add_use(detail::use_of(memory, false, true));
-  behind->add_use(detail::use_of(other, false, true));
-  system.runtime()->start(behind);
+  auto first = start_writing<waiting_probe>(system, {memory});
+  auto behind = start_writing<probe>(system, {memory, other});
   auto last = device.fill(memory, {std::byte{2}}, {});
   EXPECT_FALSE(last->on_lanes());
   behind->cancel();
@@ -584,9 +582,7 @@ protected:
 TEST(Ordering, FailsWhatReadsWhatIsTakenBackWhileItWaits) {
   core_system system;
   auto memory = allocate_bytes(system.device(), 64);
-  auto writer = std::make_shared<waiting_probe>(std::vector{system.lane()});
-  writer->add_use(detail::use_of(memory, false, true));
-  system.runtime()->start(writer);
+  auto writer = start_writing<waiting_probe>(system, {memory});
   auto reader = std::make_shared<probe>(std::vector{system.lane()});
   reader->add_use(detail::use_of(memory, true, false));
   system.runtime()->start(reader);
@@ -604,9 +600,7 @@ TEST(Ordering, FailsWhatReadsWhatIsHalfWrittenAgain) {
   auto device = system.device();
   auto memory = allocate_bytes(device, 64);
   EXPECT_TRUE(answer_of(device.launch(failing_work(), {}, {memory}, {})));
-  auto writer = std::make_shared<telling_probe>(std::vector{system.lane()});
-  writer->add_use(detail::use_of(memory, false, true));
-  system.runtime()->start(writer);
+  auto writer = start_writing<telling_probe>(system, {memory});
   std::vector<std::shared_ptr<probe>> readers;
   for (int i = 0; i < 2; ++i) {
     readers.push_back(std::make_shared<probe>(std::vector{system.lane()}));
@@ -629,9 +623,7 @@ TEST(Ordering, EndsNothingUnderItsLock) {
   auto other = allocate_bytes(system.device(), 64);
   std::atomic<bool> locked{false};
   std::atomic<bool> gone{false};
-  auto held = std::make_shared<waiting_probe>(std::vector{system.lane()});
-  held->add_use(detail::use_of(other, false, true));
-  system.runtime()->start(held);
+  auto held = start_writing<waiting_probe>(system, {other});
   gate before;
   std::shared_ptr<void> last{nullptr, [&](void*) {
                                std::thread{[&] {
@@ -649,10 +641,7 @@ TEST(Ordering, EndsNothingUnderItsLock) {
   last.reset();
   first->add_use(detail::use_of(memory, false, true));
   system.runtime()->start(first);
-  auto behind = std::make_shared<probe>(std::vector{system.lane(1)});
-  behind->add_use(detail::use_of(memory, false, true));
-  behind->add_use(detail::use_of(other, false, true));
-  system.runtime()->start(behind);
+  auto behind = start_writing<probe>(system, {memory, other}, 1);
   before.open();
   EXPECT_TRUE(settles(*first));
   const std::weak_ptr<probe> rest{first};
@@ -669,9 +658,7 @@ TEST(Ordering, EndsNothingUnderItsLock) {
 TEST(Ordering, GivesBackWhatIsNotAcquired) {
   core_system system;
   auto memory = allocate_bytes(system.device(), 64);
-  auto held = std::make_shared<waiting_probe>(std::vector{system.lane()});
-  held->add_use(detail::use_of(memory, false, true));
-  system.runtime()->start(held);
+  auto held = start_writing<waiting_probe>(system, {memory});
   auto acquire =
       std::make_shared<detail::acquire_operation>(memory, access_mode::write, stream_view{});
   acquire->parts()[0].on = system.lane().get();
