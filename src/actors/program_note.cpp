@@ -22,7 +22,7 @@ void put(wire_writer& to, const world_status& x) {
   to.put(x.membership);
   to.put_all(std::span<const world_member>{x.members});
   put(to, x.reason);
-  to.put(static_cast<std::uint8_t>(x.standby_ready ? 1 : 0));
+  to.put(x.standby_ready);
   to.put(x.windows);
   put(to, x.windows_reason);
 }
@@ -35,7 +35,7 @@ world_status get_status(wire_reader& from) {
   result.membership = from.get<std::uint64_t>();
   result.members = from.get_all<world_member>();
   result.reason = get_error(from);
-  result.standby_ready = from.get<std::uint8_t>() != 0; // any byte may come
+  result.standby_ready = from.get<bool>();
   result.windows = from.get<std::uint64_t>();
   result.windows_reason = get_error(from);
   if (result.phase > world_phase::shut_down)
