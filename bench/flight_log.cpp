@@ -32,7 +32,7 @@ public:
       : operation("all_reduce", ranks) {
     for (std::size_t i = 0; i < ranks; ++i) {
       parts()[i].rank = static_cast<int>(i);
-      add_use({memory, 0, memory->size_bytes(), true, true, i});
+      add_use({memory, 0, memory->size_bytes(), true, true, static_cast<std::uint32_t>(i)});
     }
   }
 

@@ -8,9 +8,23 @@
 
 #include <chrono>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 namespace troupe {
+
+/// What a request does where a queue is full: of a device, of a world without a communicator, or of
+/// a rank's calls that wait for the other ranks'.
+enum class room_policy : std::uint8_t {
+  wait,   ///< blocks the caller until there is room, at most until the deadline. An actor, a
+          ///< callback and a lane do not wait: their requests are held in order, up to a second
+          ///< bound of 16 times the first. Refused at once where only the calling thread can make
+          ///< the room, as where one thread makes the calls of all ranks
+  refuse, ///< is answered with errc::overloaded at once
+};
+
+std::string_view to_string(room_policy x) noexcept;
+TROUPE_INSPECT_ENUM(room_policy)
 
 /// What every request may say.
 struct request_options {
@@ -26,13 +40,19 @@ struct request_options {
   /// so is a call of such a rank (`rank_local`). Without it such a world answers collectives with
   /// `errc::membership_changed`.
   bool allow_shrunk = false;
+  room_policy room = room_policy::wait;
+  /// The number of a request that did not run (`failure::operation`, `pending::number`), which this
+  /// one is, made again: it may read what that one alone left skipped (errc::skipped), and ends
+  /// that mark when it succeeds. A further attempt names the first one, too. 0: none.
+  std::uint64_t retry_of = 0;
 };
 
 template <class Inspector>
 detail::inspect_result<Inspector> inspect(Inspector& f, request_options& x) {
   using detail::field;
   return detail::fields(f, x, "troupe::request_options", field("deadline", x.deadline),
-                        field("membership", x.membership), field("allow_shrunk", x.allow_shrunk));
+                        field("membership", x.membership), field("allow_shrunk", x.allow_shrunk),
+                        field("room", x.room), field("retry_of", x.retry_of));
 }
 
 /// A collective is done on all ranks.
@@ -78,7 +98,7 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
 }
 
 // The requests to a world. All are answered by `collective_done`, and have these errors in common:
-// errc::invalid_argument, shape_mismatch, stale_ref, indeterminate, buffer_acquired,
+// errc::invalid_argument, shape_mismatch, stale_ref, indeterminate, skipped, buffer_acquired,
 // membership_changed, overloaded, unavailable, not_supported (the world has a program, or NCCL
 // cannot do it there): nothing launched. errc::deadline_exceeded, cancelled: it may run on.
 // errc::stalled, nccl_error, rank_not_issued, lane_stuck: the communicator ended, what was to be

@@ -55,7 +55,8 @@ struct upload {
 /// Device memory as host memory. Answered by `host_buffer`.
 /// @shape  the answer has as many bytes as the source
 /// @errors errc::stale_ref; errc::indeterminate: a failed operation left the source half-written;
-///         errc::out_of_memory: no pinned memory to stage it in
+///         errc::skipped: a request that would have written it did not run; errc::out_of_memory: no
+///         pinned memory to stage it in
 struct download {
   any_gpu_ref source = {};
   request_options options = {};
@@ -76,6 +77,15 @@ struct fill {
 struct copy {
   any_gpu_ref target = {};
   any_gpu_ref source = {};
+  request_options options = {};
+};
+
+/// Says that the bytes of `target` are right as they are, though a request that would have written
+/// them did not run (errc::skipped): later requests read them. What a failed operation left
+/// half-written stays so. Answered by an empty message.
+/// @errors errc::indeterminate: some of it is half-written
+struct accept {
+  any_gpu_ref target = {};
   request_options options = {};
 };
 
@@ -186,6 +196,12 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
                         field("options", x.options));
 }
 
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, accept& x) {
+  using detail::field;
+  return detail::fields(f, x, "troupe::accept", field("target", x.target),
+                        field("options", x.options));
+}
+
 template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, launch& x) {
   using detail::field;
   return detail::fields(f, x, "troupe::launch", field("name", x.name),
@@ -244,6 +260,7 @@ std::vector<int> all_devices(caf::actor_system& sys);
 /// @thread any, several at once; what blocks not where that is forbidden (errc::would_block)
 /// @errors of every verb: errc::unavailable: the device failed or was shut down; errc::overloaded;
 ///         errc::stale_ref; errc::indeterminate: what it reads was left half-written;
+///         errc::skipped: a request that would have written what it reads did not run;
 ///         errc::buffer_acquired; errc::deadline_exceeded; errc::cancelled;
 ///         errc::invalid_argument: a ref of another device; errc::device_reset, worker_lost,
 ///         device_fault: what it was lost with
@@ -319,26 +336,26 @@ public:
   /// answer.
   /// @shape  target: as many bytes as `source`
   /// @errors those of the message `download`, and errc::shape_mismatch or out_of_range: another
-  ///         size
+  ///         size. Nothing else tells that `target` was not written.
   template <element T>
-  pending<void> download(const gpu_ref<T>& source, std::span<T> target,
-                         request_options options = {}) const {
+  [[nodiscard]] pending<void> download(const gpu_ref<T>& source, std::span<T> target,
+                                       request_options options = {}) const {
     return download(source, std::as_writable_bytes(target), options);
   }
   template <element T>
-  pending<void> download(const gpu_ref<T>& source, std::vector<T>& target,
-                         request_options options = {}) const {
+  [[nodiscard]] pending<void> download(const gpu_ref<T>& source, std::vector<T>& target,
+                                       request_options options = {}) const {
     return download(source, std::span{target}, options);
   }
   template <element T, std::size_t n>
-  pending<void> download(const gpu_ref<T>& source, std::array<T, n>& target,
-                         request_options options = {}) const {
+  [[nodiscard]] pending<void> download(const gpu_ref<T>& source, std::array<T, n>& target,
+                                       request_options options = {}) const {
     return download(source, std::span<T>{target}, options);
   }
-  pending<void> download(const any_gpu_ref& source, std::span<std::byte> target,
-                         request_options options = {}) const;
-  pending<void> download(const any_gpu_ref& source, host_buffer target,
-                         request_options options = {}) const;
+  [[nodiscard]] pending<void> download(const any_gpu_ref& source, std::span<std::byte> target,
+                                       request_options options = {}) const;
+  [[nodiscard]] pending<void> download(const any_gpu_ref& source, host_buffer target,
+                                       request_options options = {}) const;
   /// Into a new vector of as many elements; blocks until it is there.
   /// @errors those of the message `download`, and errc::would_block
   template <element T>
@@ -366,6 +383,9 @@ public:
   /// As the message `copy`.
   pending<void> copy(const any_gpu_ref& target, const any_gpu_ref& source,
                      request_options options = {}) const;
+
+  /// As the message `accept`.
+  pending<void> accept(const any_gpu_ref& target, request_options options = {}) const;
 
   /// As the message `launch`, with a callable.
   pending<void> launch(launch_function function, std::vector<any_gpu_ref> reads,
@@ -398,8 +418,8 @@ public:
   /// `errc::buffer_acquired` until `release`.
   /// @errors errc::not_supported: the host backend has no streams for users, nor has a worker
   /// process
-  pending<void> acquire(const any_gpu_ref& ref, access_mode mode, CUstream_st* stream,
-                        request_options options = {}) const;
+  [[nodiscard]] pending<void> acquire(const any_gpu_ref& ref, access_mode mode, CUstream_st* stream,
+                                      request_options options = {}) const;
   /// Gives the buffer back: what comes later waits for what is in `stream` now. Answered when that
   /// is done; taken back or late, the buffer has been given back all the same.
   /// @errors errc::invalid_argument: it was not acquired in this mode; errc::not_supported

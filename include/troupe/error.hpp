@@ -20,6 +20,7 @@ enum class errc : std::uint8_t {
   out_of_range,        ///< more elements than the buffer has
   stale_ref,           ///< memory of an earlier generation of its device
   indeterminate,       ///< content that a failed operation left half-written
+  skipped,             ///< content that a request which did not run would have written
   buffer_acquired,     ///< the buffer is in the hands of a user's stream or another process
   membership_changed,  ///< the request means an older membership of the world
   collective_mismatch, ///< the ranks called different operations; nothing of them has run, unless

@@ -66,8 +66,8 @@ public:
 
   /// The address in device memory, for a kernel that the caller launches in order (`launch`,
   /// `acquire`).
-  /// @errors errc::stale_ref, also without memory; errc::indeterminate: a failed operation was
-  /// writing it (said at the
+  /// @errors errc::stale_ref, also without memory; errc::skipped: a request that would have written
+  ///         it did not run; errc::indeterminate: a failed operation was writing it (said at the
   ///         latest when that is over)
   caf::expected<void*> access() const;
 

@@ -118,23 +118,27 @@ public:
   device where() const;
 
   /// In place.
-  pending<void> all_reduce(host_target buffer, dtype type, reduce_op op = reduce_op::sum,
-                           mesh_options options = {}) const;
+  [[nodiscard]] pending<void> all_reduce(host_target buffer, dtype type,
+                                         reduce_op op = reduce_op::sum,
+                                         mesh_options options = {}) const;
   /// @shape  as many bytes; the same memory or no overlap
-  pending<void> all_reduce(host_source send, host_target recv, dtype type,
-                           reduce_op op = reduce_op::sum, mesh_options options = {}) const;
+  [[nodiscard]] pending<void> all_reduce(host_source send, host_target recv, dtype type,
+                                         reduce_op op = reduce_op::sum,
+                                         mesh_options options = {}) const;
   /// From the root's `buffer` to the others'.
-  pending<void> broadcast(host_target buffer, dtype type, int root,
-                          mesh_options options = {}) const;
+  [[nodiscard]] pending<void> broadcast(host_target buffer, dtype type, int root,
+                                        mesh_options options = {}) const;
   /// @shape  recv: n times as many bytes as `send`, which may be this rank's part of it
-  pending<void> all_gather(host_source send, host_target recv, dtype type,
-                           mesh_options options = {}) const;
+  [[nodiscard]] pending<void> all_gather(host_source send, host_target recv, dtype type,
+                                         mesh_options options = {}) const;
   /// @shape  send: n times as many bytes as `recv`, which may be this rank's part of it
-  pending<void> reduce_scatter(host_source send, host_target recv, dtype type,
-                               reduce_op op = reduce_op::sum, mesh_options options = {}) const;
+  [[nodiscard]] pending<void> reduce_scatter(host_source send, host_target recv, dtype type,
+                                             reduce_op op = reduce_op::sum,
+                                             mesh_options options = {}) const;
   /// Done when the other rank has it.
   pending<void> send(host_source buffer, dtype type, int to, mesh_options options = {}) const;
-  pending<void> recv(host_target buffer, dtype type, int from, mesh_options options = {}) const;
+  [[nodiscard]] pending<void> recv(host_target buffer, dtype type, int from,
+                                   mesh_options options = {}) const;
   pending<void> barrier(mesh_options options = {}) const;
 
 private:

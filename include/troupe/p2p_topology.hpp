@@ -62,13 +62,12 @@ struct copy_pair {
 /// @shape  no target overlaps another one, or a source
 /// @errors errc::shape_mismatch: a target and its source differ in number or type of elements;
 ///         errc::invalid_argument: overlap, nothing to copy, or a device that is not in the
-///         topology; errc::stale_ref; errc::indeterminate: a source; errc::buffer_acquired: a
-///         user's stream or another process holds one; errc::overloaded: too much waits for a
-///         device; errc::out_of_memory: of pinned memory, or the device has none left;
-///         errc::deadline_exceeded; errc::device_reset, device_fault,
-///         worker_lost: of either end, meanwhile;
-///         errc::link_failed: a link failed, and is taken out: the next copies go through the
-///         host; errc::unavailable: a device, or the topology, has ended
+///         topology; errc::stale_ref; errc::indeterminate, skipped: a source;
+///         errc::buffer_acquired: a user's stream or another process holds one; errc::overloaded:
+///         too much waits for a device; errc::out_of_memory: of pinned memory, or the device has
+///         none left; errc::deadline_exceeded; errc::device_reset, device_fault, worker_lost: of
+///         either end, meanwhile; errc::link_failed: a link failed, and is taken out: the next
+///         copies go through the host; errc::unavailable: a device, or the topology, has ended
 struct copy_batch {
   std::vector<copy_pair> copies = {};
   request_options options = {};

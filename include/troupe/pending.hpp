@@ -91,10 +91,11 @@ public:
     });
   }
 
-  /// Takes the request back. If no part of it was issued it never runs, and what was asked for
-  /// later on its buffers waits only for what was before it; otherwise it is answered now and runs
-  /// on, its buffers busy until it is over. Either way the answer is `errc::cancelled`, unless the
-  /// operation had been answered before.
+  /// Takes the request back. If no part of it was issued, it is as if it had never been made: it
+  /// never runs, and later requests on its buffers, also those that wait already, come behind what
+  /// was before it. Otherwise it is answered now and runs on, its buffers busy until it is over.
+  /// Either way the answer is `errc::cancelled`, unless the operation had been answered before; its
+  /// text and the ranks' states say which of the two it was.
   void cancel() const { completion_->cancel(); }
 
 private:

@@ -28,7 +28,8 @@ struct lane_options {
   std::optional<std::chrono::microseconds> client_spin = {};
   /// Operations that a device may have in its streams. The launch queue holds about 1,024 entries.
   std::size_t in_flight_limit = 256;
-  /// Operations that may wait for a place; more are `errc::overloaded`.
+  /// Operations that may wait for a place; callers of more wait for room (`room_policy`), or are
+  /// answered with `errc::overloaded`. For callers that must not block the bound is 16 times this.
   std::size_t queue_limit = 4096;
   /// Pinned memory for each direction of pageable copies, per device. @units bytes
   std::size_t staging_bytes = std::size_t{16} << 20;

@@ -14,6 +14,10 @@
 
 namespace troupe {
 
+namespace detail {
+struct topology_access;
+} // namespace detail
+
 /// Which devices reach which, over what, and how fast; sees to it that they may. Copies are the
 /// same topology; the last of them ends it. One that was moved from must not be used. Its actor
 /// system must outlive it.
@@ -59,6 +63,7 @@ public:
   topology_stats stats() const;
 
 private:
+  friend struct detail::topology_access;
   struct owner;
   explicit topology(std::shared_ptr<const owner> x) : owner_(std::move(x)) {}
 

@@ -20,6 +20,7 @@
 #include <troupe/p2p_graph.hpp>
 #include <troupe/p2p_topology.hpp>
 #include <troupe/pending.hpp>
+#include <troupe/request.hpp>
 #include <troupe/runtime_options.hpp>
 #include <troupe/topology.hpp>
 #include <troupe/version.hpp>

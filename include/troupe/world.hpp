@@ -1,13 +1,11 @@
 /// A world as functions: every call is admitted on the caller's thread.
 #pragma once
 
-#include <troupe/detail/caf_compat.hpp>
 #include <troupe/nccl_world.hpp>
 #include <troupe/pending.hpp>
 
 #include <caf/actor.hpp>
 
-#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -198,35 +196,5 @@ private:
 
   std::shared_ptr<const owner> owner_;
 };
-
-/// Sends `what` to a world, device or topology, in which nobody waits for an answer: `subscribe`,
-/// `watch_generation`, `program_message`, `shutdown`. CAF's own function for it differs by its
-/// version. `Self`: a pointer to the actor that sends, or a `caf::scoped_actor`.
-template <class Self, class Message>
-void tell(const Self& self, const caf::actor& to, Message what) {
-  detail::send(self, to, std::move(what));
-}
-
-/// Sends `what` to a world, device or topology as an actor's request with a deadline: the library's
-/// answer comes in time, so CAF's own time-out is set far behind it and never races it. `Self`: a
-/// pointer to the actor that asks, or a `caf::scoped_actor`. `deadline` takes the place of what
-/// `what.options` says.
-///
-/// Gives CAF's own response handle: `.then(f, on_error)` or `.await(f, on_error)` in event-based
-/// actors, `.receive(f, on_error)` in blocking ones. `on_error` may get an error of CAF's, too
-/// (`caf::sec`): the actor had ended before (`code_of` gives none, `describe` its text).
-template <class Self, class Request>
-auto request(const Self& self, const caf::actor& to, Request what,
-             std::chrono::nanoseconds deadline) {
-  if constexpr (requires { what.options.deadline; }) // others are answered at once
-    what.options.deadline = deadline;
-  const auto countable = std::min<std::chrono::nanoseconds>(deadline, detail::as_good_as_never);
-  return detail::request(self, to, 2 * countable + std::chrono::seconds{10}, std::move(what));
-}
-
-template <class Self, class Request>
-auto request(const Self& self, const world& to, Request what, std::chrono::nanoseconds deadline) {
-  return request(self, to.actor(), std::move(what), deadline);
-}
 
 } // namespace troupe

@@ -28,7 +28,7 @@ namespace troupe {
 ///         would wait for another; all of them have this answer, which names the rank. What ends
 ///         one call before its operation runs (cancel, deadline, a device's reset) ends it for all
 ///         ranks, also for those that come to it later. A call that is refused for its own
-///         arguments (errc::invalid_argument, shape_mismatch, stale_ref, indeterminate,
+///         arguments (errc::invalid_argument, shape_mismatch, stale_ref, indeterminate, skipped,
 ///         buffer_acquired, unavailable, overloaded), or means another membership
 ///         (errc::membership_changed), or has a negative deadline, does not count; of an exchange
 ///         of which one message is refused so, none does.
@@ -38,6 +38,8 @@ public:
   int index() const noexcept { return static_cast<int>(rank_); }
   /// Number of ranks.
   std::size_t size() const noexcept { return world_.size(); }
+  /// The world that it is a rank of.
+  const world& whole() const noexcept { return world_; }
   device where() const { return world_.device_of(rank_); }
   world_status status() const { return world_.status(); }
 

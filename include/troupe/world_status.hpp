@@ -130,7 +130,9 @@ struct world_limits {
   /// For every lane to leave a communicator that ended; a lane that does not is stuck for good.
   std::chrono::milliseconds quiet_limit{100};
   /// Requests that may wait for a communicator, calls of a rank that may wait for other ranks', and
-  /// messages for a rank's program; more are `errc::overloaded`. 0: none may wait.
+  /// messages for a rank's program. Callers of more requests wait for room (`room_policy`), or are
+  /// answered with `errc::overloaded`; for those that must not block the bound is 16 times this.
+  /// More messages are `errc::overloaded`. 0: none may wait.
   std::size_t waiting_limit = 4096;
   /// Communicators that may be built in place of ones that ended, within `restart_window`; 0 or
   /// less: the world fails with its first one.

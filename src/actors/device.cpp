@@ -161,6 +161,10 @@ pending<void> device::copy(const any_gpu_ref& target, const any_gpu_ref& source,
   return answer(core_->copy(target, source, options));
 }
 
+pending<void> device::accept(const any_gpu_ref& target, request_options options) const {
+  return answer(core_->accept(target, options));
+}
+
 pending<void> device::launch(launch_function function, std::vector<any_gpu_ref> reads,
                              std::vector<any_gpu_ref> writes, request_options options) const {
   return answer(core_->launch(std::move(function), reads, writes, options));

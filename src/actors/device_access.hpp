@@ -24,6 +24,9 @@ caf::expected<caf::actor_system*> system_of(const std::vector<device>& devices,
 struct device_access {
   static caf::actor_system& system_of(const device& x) { return x.lease_->system; }
 
+  static const device_core& core_of(const device& x) { return *x.core_; }
+  static const std::shared_ptr<system_lease>& lease_of(const device& x) { return x.lease_; }
+
   static device make(std::shared_ptr<system_lease> lease, std::shared_ptr<runtime> owner,
                      std::shared_ptr<lane> worker) {
     auto& settings = dynamic_cast<const troupe::config&>(lease->system.config());

@@ -1,4 +1,5 @@
 #include "actors/device_access.hpp"
+#include "actors/direct.hpp"
 #include "actors/messages.hpp"
 #include "actors/rank_programs.hpp"
 #include "actors/reply.hpp"
@@ -29,11 +30,11 @@ constexpr const char* not_built = "the communicator was not built before the bui
 /// and its budget lasts, and a standby beside the live one if the policy says so. Requests pass
 /// through to the world's data; they need nothing of it while all is well, and not for a switch to
 /// the standby.
-class nccl_world_actor final : public actor_base<> {
+class nccl_world_actor final : public actor_base<>, public direct_receiver<world_request> {
 public:
   nccl_world_actor(caf::actor_config& cfg, std::shared_ptr<system_lease> lease,
                    std::shared_ptr<world_core> core, std::shared_ptr<rank_programs> programs)
-      : actor_base(cfg), lease_(std::move(lease)), core_(std::move(core)),
+      : actor_base(cfg), lease_(std::move(lease)), core_(std::move(core)), reachable_(core_),
         programs_(std::move(programs)) {}
 
   caf::behavior make_behavior() override {
@@ -56,27 +57,14 @@ public:
     detail::send_after(this, caf::actor_cast<caf::actor>(this), core_->limits().build_deadline,
                        build_overdue{});
     return with_exit(
-        [this](caf::exit_msg& x) { end(x.reason); },
-        [this](const all_reduce& x) {
-          return reply_to(core_->run({collective_kind::all_reduce, x.send, x.recv, x.op, x.factors},
-                                     x.options));
-        },
-        [this](const reduce& x) { return run(x); }, [this](const broadcast& x) { return run(x); },
-        [this](const all_gather& x) { return run(x); },
-        [this](const reduce_scatter& x) { return run(x); },
-        [this](const all_to_all& x) { return run(x); },
-        [this](const all_to_all_v& x) { return run(x); },
-        [this](const gather& x) { return run(x); }, [this](const scatter& x) { return run(x); },
-        [this](const send_recv& x) { return run(x); }, [this](const barrier& x) { return run(x); },
-        [this](const group& x) { return reply_to(core_->run(x)); },
-        [this](const rank_local& x) {
-          return reply_to(core_->run(x.rank, collective_view{x.call}, x.options, core_));
-        },
-        [this](const exchange& x) { return reply_to(core_->run(x, core_)); },
-        [this](const allocate_all& x) {
-          return reply_when_answered(this, *core_->owner(),
-                                     core_->allocate(x.type, x.count, x.what, x.options));
-        },
+        [this](caf::exit_msg& x) { end(x.reason); }, answering<all_reduce>(this, core_),
+        answering<reduce>(this, core_), answering<broadcast>(this, core_),
+        answering<all_gather>(this, core_), answering<reduce_scatter>(this, core_),
+        answering<all_to_all>(this, core_), answering<all_to_all_v>(this, core_),
+        answering<gather>(this, core_), answering<scatter>(this, core_),
+        answering<send_recv>(this, core_), answering<barrier>(this, core_),
+        answering<group>(this, core_), answering<rank_local>(this, core_),
+        answering<exchange>(this, core_), answering<allocate_all>(this, core_),
         [this](const split& x) { return split_up(x); },
         [this](const get_status&) { return core_->status(); },
         [this](const record_flight& x) {
@@ -124,17 +112,26 @@ public:
     core_->close(world_phase::shut_down, make_error(errc::unavailable, "the world ended"));
     subscribers_.clear();
     programs_.reset(); // the actor may stay, as long as it has messages on their way to itself
+    reachable_.reset();
     core_.reset();
     lease_.reset();
   }
 
-private:
-  caf::result<collective_done> reply_to(const world_core::answer& op) {
-    return reply_when_answered(this, *core_->owner(), op);
+  bool admit(const world_request& what, const reply_address& answer) override {
+    auto core = reachable_.get();
+    if (core)
+      admit_to(core, what, answer, caf::strong_actor_ptr{ctrl()});
+    return core != nullptr;
   }
 
-  template <class Request> caf::result<collective_done> run(const Request& x) {
-    return reply_to(core_->run(collective_view{x.form()}, x.options));
+  void close() override {
+    if (auto core = reachable_.get())
+      close(*core);
+  }
+
+private:
+  static void close(world_core& core) {
+    core.close(world_phase::shut_down, make_error(errc::unavailable, "the world was shut down"));
   }
 
   caf::result<world_split> split_up(const split& x) {
@@ -463,13 +460,14 @@ private:
   }
 
   void end(const caf::error& reason) {
-    core_->close(world_phase::shut_down, make_error(errc::unavailable, "the world was shut down"));
+    close(*core_);
     tell();
     quit(reason);
   }
 
   std::shared_ptr<system_lease> lease_;
   std::shared_ptr<world_core> core_;
+  shared_core<world_core> reachable_;       // the same for other threads
   std::shared_ptr<rank_programs> programs_; // none: requests come here
   subscriber_list subscribers_;
   std::map<int, caf::actor> collectives_;

@@ -1,3 +1,4 @@
+#include "actors/direct.hpp"
 #include "actors/messages.hpp"
 #include "actors/reply.hpp"
 #include "actors/subscribers.hpp"
@@ -19,7 +20,7 @@ namespace {
 
 /// Supervises a topology: whenever one of its devices begins a life, access to it and from it is
 /// enabled. Requests pass through to the topology's data.
-class p2p_topology_actor final : public actor_base<> {
+class p2p_topology_actor final : public actor_base<>, public direct_receiver<topology_request> {
 public:
   p2p_topology_actor(caf::actor_config& cfg, std::shared_ptr<system_lease> lease,
                      std::shared_ptr<topology_core> core)
@@ -36,41 +37,36 @@ public:
       places_[ordinal] = place;
       watch_device(ordinal);
     }
-    return with_exit(
-        [this](caf::exit_msg& x) { quit(x.reason); },
-        [this](const get_graph&) { return core_->graph(); },
-        [this](const verify_links& x) { return reply_to(core_->verify(x.devices, x.options)); },
-        [this](const measure_links& x) { return reply_to(core_->measure(x.devices, x.options)); },
-        [this](const copy& x) { return reply_to(core_->copy(x.target, x.source, x.options)); },
-        [this](const copy_batch& x) { return reply_to(core_->copy(x.copies, x.options)); },
-        [this](const replicate& x) {
-          return reply_to(core_->replicate(x.source, x.targets, x.options));
-        },
-        [this](const distribute& x) {
-          return reply_to(core_->distribute(x.source, x.targets, x.options));
-        },
-        [this](const get_stats&) { return core_->stats(); },
-        [this](const subscribe&) {
-          tell_news();
-          if (auto who = subscribers_.add(this); who)
-            detail::send(this, who, last_told_);
-        },
-        [this](const shutdown&) { quit(caf::exit_reason::user_shutdown); },
-        [this](const device_changed& x) { on_device(x); },
-        [this](const graph_changed&) { on_graph(); });
+    return with_exit([this](caf::exit_msg& x) { quit(x.reason); },
+                     [this](const get_graph&) { return core_->graph(); },
+                     answering<verify_links>(this, core_), answering<measure_links>(this, core_),
+                     answering<copy>(this, core_), answering<copy_batch>(this, core_),
+                     answering<replicate>(this, core_), answering<distribute>(this, core_),
+                     [this](const get_stats&) { return core_->stats(); },
+                     [this](const subscribe&) {
+                       tell_news();
+                       if (auto who = subscribers_.add(this); who)
+                         detail::send(this, who, last_told_);
+                     },
+                     [this](const shutdown&) { quit(caf::exit_reason::user_shutdown); },
+                     [this](const device_changed& x) { on_device(x); },
+                     [this](const graph_changed&) { on_graph(); });
   }
 
   void on_exit() override {
-    core_->close(make_error(errc::unavailable, "the topology ended"));
+    close();
     subscribers_.clear();
     lease_.reset();
   }
 
-private:
-  template <class T> reply_of<T> reply_to(const std::shared_ptr<operation_of<T>>& op) {
-    return reply_when_answered(this, *core_->owner(), op);
+  bool admit(const topology_request& what, const reply_address& answer) override {
+    admit_to(core_, what, answer, caf::strong_actor_ptr{ctrl()});
+    return true;
   }
 
+  void close() override { core_->close(make_error(errc::unavailable, "the topology ended")); }
+
+private:
   void watch_device(int ordinal) {
     detail::request(this, lease_->root, caf::infinite, get_device_actor{ordinal})
         .then(

@@ -1,9 +1,11 @@
 /// From operations to mailboxes.
 #pragma once
 
+#include "actors/answer_spinner.hpp"
 #include "core/operations.hpp"
 #include "core/runtime.hpp"
 #include <troupe/detail/caf_compat.hpp>
+#include <troupe/request.hpp>
 
 #include <caf/all.hpp>
 
@@ -16,27 +18,36 @@ namespace troupe::detail {
 template <class T>
 using reply_of = caf::result<std::conditional_t<std::is_same_v<T, nothing>, void, T>>;
 
-/// The caller's reply comes from whatever thread answers `op`, straight into the requester's
-/// mailbox.
+/// Puts the answer of `op` into the requester's mailbox, on whatever thread answers it. `replier`
+/// is who answers, if it is an actor; `keep` lives until then.
+template <class T>
+void reply_when_answered(runtime& owner, const std::shared_ptr<operation_of<T>>& op,
+                         const reply_address& to, const caf::strong_actor_ptr& replier,
+                         std::shared_ptr<const void> keep) {
+  owner.reply_to_actor(*op);
+  op->on_answer([op, to, replier, keep = std::move(keep)] {
+    if (!to.requester || !to.id.is_request())
+      return;
+    auto content = [&] {
+      if (op->error())
+        return caf::make_message(op->error());
+      if constexpr (std::is_same_v<T, nothing>)
+        return caf::message{};
+      else
+        return caf::make_message(op->value);
+    }();
+    enqueue_response(to.requester, replier, to.id, std::move(content), to.spinner);
+  });
+  if (to.spinner != nullptr && !op->answered())
+    to.spinner->wake();
+}
+
+/// The same for the message that `self` has in hand.
 template <class Self, class T>
 reply_of<T> reply_when_answered(Self* self, runtime& owner,
                                 const std::shared_ptr<operation_of<T>>& op) {
-  auto id = self->current_message_id();
-  owner.reply_to_actor(*op);
-  op->on_answer(
-      [op, requester = self->current_sender(), replier = caf::strong_actor_ptr{self->ctrl()}, id] {
-        if (!requester || !id.is_request())
-          return;
-        auto content = [&] {
-          if (op->error())
-            return caf::make_message(op->error());
-          if constexpr (std::is_same_v<T, nothing>)
-            return caf::message{};
-          else
-            return caf::make_message(op->value);
-        }();
-        enqueue_response(requester, replier, id, std::move(content));
-      });
+  reply_when_answered(owner, op, {self->current_sender(), self->current_message_id(), nullptr},
+                      caf::strong_actor_ptr{self->ctrl()}, nullptr);
   return caf::delegated<std::conditional_t<std::is_same_v<T, nothing>, void, T>>{};
 }
 

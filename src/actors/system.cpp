@@ -1,8 +1,10 @@
 #include "actors/system.hpp"
 
+#include "actors/answer_spinner.hpp"
 #include "actors/rank_programs.hpp"
 #include "actors/spawn.hpp"
 #include "core/log.hpp"
+#include <troupe/request.hpp>
 
 #include <caf/all.hpp>
 
@@ -181,6 +183,22 @@ std::shared_ptr<program_board> system_core::programs() {
   return programs_;
 }
 
+answer_spinner& system_core::spinner(caf::actor_system& sys) {
+  std::call_once(spinner_made_, [&] { spinner_ = std::make_shared<answer_spinner>(sys); });
+  return *spinner_;
+}
+
+namespace {
+thread_local bool is_pool_worker = false;
+}
+
+answer_spinner* find_spinner(caf::actor_system& sys) {
+  if (!is_pool_worker)
+    return nullptr;
+  auto core = system_core::of(sys);
+  return core ? &(*core)->spinner(sys) : nullptr;
+}
+
 caf::expected<std::shared_ptr<system_lease>> system_core::lease(caf::actor_system& sys) {
   auto owner = runtime();
   if (!owner)
@@ -202,8 +220,9 @@ namespace {
 
 struct pool_thread_hook : detail::thread_start_hook<void (*)(bool)> {
   pool_thread_hook()
-      : thread_start_hook{[](bool is_pool_worker) {
-          if (is_pool_worker)
+      : thread_start_hook{[](bool is_of_pool) {
+          detail::is_pool_worker = is_of_pool;
+          if (is_of_pool)
             detail::forbid_blocking("a worker of CAF's pool");
         }} {}
 };

@@ -17,6 +17,7 @@
 
 namespace troupe::detail {
 
+class answer_spinner;
 class program_board;
 
 /// How loud it is said that CUDA's devices are not used because of `why`: a machine without a GPU
@@ -54,6 +55,9 @@ public:
   /// Spawns the root of the device actors if there is none.
   caf::expected<std::shared_ptr<system_lease>> lease(caf::actor_system& sys);
 
+  /// What waits awake for answers to actors of `sys`.
+  answer_spinner& spinner(caf::actor_system& sys);
+
   /// The worlds whose ranks are driven in other processes. After `runtime`.
   std::shared_ptr<program_board> programs();
 
@@ -73,6 +77,8 @@ private:
   std::shared_ptr<detail::runtime> runtime_;
   std::weak_ptr<system_lease> lease_;
   std::shared_ptr<program_board> programs_;
+  std::once_flag spinner_made_;
+  std::shared_ptr<answer_spinner> spinner_;
 };
 
 } // namespace troupe::detail

@@ -21,6 +21,10 @@ struct topology::owner {
   const detail::topology_parts parts;
 };
 
+const std::shared_ptr<detail::topology_core>& detail::topology_access::core_of(const topology& x) {
+  return x.owner_->parts.core;
+}
+
 namespace {
 
 /// What is missing for the graph to be settled.

@@ -4,6 +4,7 @@
 #include "actors/system.hpp"
 #include "core/topology_core.hpp"
 #include <troupe/p2p_topology.hpp>
+#include <troupe/topology.hpp>
 
 #include <caf/actor.hpp>
 
@@ -15,6 +16,10 @@ struct topology_parts {
   std::shared_ptr<system_lease> lease;
   std::shared_ptr<topology_core> core;
   caf::actor actor;
+};
+
+struct topology_access {
+  static const std::shared_ptr<topology_core>& core_of(const topology& x);
 };
 
 caf::expected<topology_parts> make_topology(caf::actor_system& sys, topology_config config);

@@ -29,6 +29,10 @@ const std::shared_ptr<detail::world_core>& detail::world_access::core_of(const w
   return x.owner_->parts.core;
 }
 
+const std::shared_ptr<detail::system_lease>& detail::world_access::lease_of(const world& x) {
+  return x.owner_->parts.lease;
+}
+
 world detail::world_access::make(world_parts parts) {
   return world{std::make_shared<const world::owner>(std::move(parts))};
 }

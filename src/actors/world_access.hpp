@@ -11,6 +11,7 @@ namespace troupe::detail {
 
 struct world_access {
   static const std::shared_ptr<world_core>& core_of(const world& x);
+  static const std::shared_ptr<system_lease>& lease_of(const world& x);
   static world make(world_parts parts);
 };
 

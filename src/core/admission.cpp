@@ -3,6 +3,7 @@
 #include "core/device_state.hpp"
 #include "core/lane.hpp"
 #include "core/order.hpp"
+#include "core/skipping.hpp"
 #include "core/spin.hpp"
 #include "core/timekeeper.hpp"
 
@@ -31,7 +32,7 @@ caf::error check_deadline(const operation& op, clock::time_point now) {
   return make_error(std::move(why));
 }
 
-caf::error check_lanes(const operation& op, bool bounded) {
+caf::error check_lanes(const operation& op, bool bounded, queue_bound bound) {
   for (auto& p : op.parts()) {
     auto phase = p.on->state().phase();
     if (phase == device_phase::failed || phase == device_phase::shut_down) {
@@ -40,9 +41,10 @@ caf::error check_lanes(const operation& op, bool bounded) {
       why.parts.clear();
       return make_error(std::move(why));
     }
-    if (bounded && !p.on->accepts()) {
-      auto why = op.describe(errc::overloaded, std::to_string(p.on->queue_limit()) +
-                                                   " operations wait for the device already");
+    if (bounded && !p.on->accepts(bound)) {
+      auto why =
+          op.describe(errc::overloaded, std::to_string(limit_of(p.on->queue_limit(), bound)) +
+                                            " operations wait for the device already");
       why.device = p.on->state().ordinal();
       why.parts.clear();
       return make_error(std::move(why));
@@ -102,7 +104,7 @@ caf::error check_uses(const operation& request, const operation& op, std::span<c
         return refuse(u, errc::buffer_acquired,
                       "another process lends the buffer for reading alone");
       if (u.reads && !readable)
-        if (auto error = u.memory->check_readable(u.begin, u.end); error)
+        if (auto error = u.memory->check_readable(u.begin, u.end, u.accepted); error)
           return error;
     }
   }
@@ -158,21 +160,22 @@ void add_predecessor(part& p, predecessor x) {
 
 } // namespace
 
-caf::error admission::admit(const std::shared_ptr<operation>& op) {
-  auto now = clock::now();
-  if (auto error = check_deadline(*op, now); error)
-    return error;
+caf::error admission::admit(const std::shared_ptr<operation>& op, room_policy room) {
+  const auto how = choose_room(room);
   bool held = false;
-  caf::error refusal;
-  aftermath after;
-  {
-    hot_lock lock{order_mutex()};
-    bring_up_to_date(after);
-    refusal = place(op, now.time_since_epoch().count(), held, after);
-  }
-  finish(after);
-  if (refusal)
+  auto refusal = find_room(
+      how, op->deadline, [&] { return admit(op, how, held); },
+      [&] {
+        std::lock_guard lock{order_mutex()};
+        return who_makes_room(*op, how.bound);
+      });
+  if (refusal) {
+    if (!fails_validation(refusal)) {
+      std::lock_guard lock{order_mutex()};
+      op->mark_refused(refusal);
+    }
     return refusal;
+  }
   if (held)
     op->on_answer([self = weak_from_this(), held = std::weak_ptr{op}] {
       // Others need not wait for one that was taken back.
@@ -185,15 +188,50 @@ caf::error admission::admit(const std::shared_ptr<operation>& op) {
   return {};
 }
 
-caf::error admission::place(const std::shared_ptr<operation>& op, std::int64_t now, bool& held,
-                            aftermath& after) {
-  if (auto error = check_lanes(*op, op->bounded()); error)
+caf::error admission::admit(const std::shared_ptr<operation>& op, room_choice how, bool& held) {
+  auto now = clock::now();
+  if (auto error = check_deadline(*op, now); error)
+    return error;
+  caf::error refusal;
+  aftermath after;
+  {
+    hot_lock lock{order_mutex()};
+    bring_up_to_date(after);
+    refusal = place(op, how.bound, now.time_since_epoch().count(), held, after);
+  }
+  finish(after);
+  return refusal;
+}
+
+room_maker admission::who_makes_room(const operation& op, queue_bound bound) const {
+  for (auto& p : op.parts())
+    if (!p.on->accepts(bound))
+      return who_makes_room(*p.on);
+  return room_maker::others;
+}
+
+/// What has come to the lane goes on by itself. Of what is held, something waits for a rank's call.
+room_maker admission::who_makes_room(const lane& full) const {
+  std::size_t held = 0;
+  for (auto& x : held_)
+    held += static_cast<std::size_t>(std::ranges::count(x.op->parts(), &full, &part::on));
+  if (full.queued() > held)
+    return room_maker::others;
+  auto result = room_maker::others;
+  for (auto& x : held_)
+    result = std::max(result, x.op->awaits_calls().value_or(room_maker::others));
+  return result;
+}
+
+caf::error admission::place(const std::shared_ptr<operation>& op, queue_bound bound,
+                            std::int64_t now, bool& held, aftermath& after) {
+  if (auto error = check_lanes(*op, op->bounded(), bound); error)
     return error;
   if (auto error = op->on_check(); error)
     return error;
   if (auto error = check_uses(*op, *op, op->uses()); error)
     return error;
-  if (auto error = op->on_admit(); error)
+  if (auto error = op->on_admit(bound); error)
     return error;
   commit(op, now, held, after);
   return {};
@@ -247,21 +285,24 @@ void admission::place_handed_in_soon() noexcept {
     place();
 }
 
-caf::error admission::place_together(std::span<const entrant> all) {
+caf::error admission::place_together(std::span<const entrant> all, queue_bound bound) {
   caf::error refusal;
   aftermath after;
   {
     std::lock_guard lock{order_mutex()};
     bring_up_to_date(after);
     for (auto i = all.begin(); i != all.end() && !refusal; ++i)
-      refusal = check_alone(*i->self, *i->how);
+      refusal = check_alone(*i->self, *i->how, bound);
     if (refusal)
       all = {};
     for (auto& [self, how] : all) {
       how->self_ = self;
       how->refusal_ = join(*how, after);
-      if (how->refusal_)
+      if (how->refusal_) {
+        if (!fails_validation(how->refusal_))
+          self->mark_refused(how->uses(), how->refusal_);
         how->count_refused();
+      }
       if (how->self_) // else it may be gone with the operation
         after.add_placed(*how);
     }
@@ -271,11 +312,12 @@ caf::error admission::place_together(std::span<const entrant> all) {
 }
 
 /// Under the lock of the order.
-caf::error admission::check_alone(const operation& request, joining& how) {
-  auto op = how.alone();
+caf::error admission::check_alone(const operation& request, joining& how, queue_bound bound) {
+  auto op = how.alone(bound);
   if (!op)
     return op.error();
-  if (auto error = check_lanes(**op, (*op)->bounded()); error)
+  const bool first = (*op)->admitted_at == 0;
+  if (auto error = check_lanes(**op, first && (*op)->bounded(), bound); error)
     return error;
   return check_uses(request, **op, how.uses());
 }
@@ -312,8 +354,12 @@ void admission::place_all(joining* last, aftermath& after) {
     return;
   while (in_order != nullptr) {
     auto* x = std::exchange(in_order, in_order->next_);
-    if (!x->self_->answered()) // else everything ended meanwhile
-      x->refusal_ = join(*x, after);
+    auto& request = *x->self_;
+    x->refusal_ = request.answered() ? request.error() : join(*x, after);
+    // The answer came after the request's call returned, as far as its caller knows.
+    // A cancelled operation is as if it had never been, for each of its ranks.
+    if (x->refusal_ && x->self_ && code_of(x->refusal_) != errc::cancelled)
+      request.mark_refused(x->uses(), x->refusal_);
     if (x->self_) // else it may be gone with the operation
       after.add_placed(*x);
   }
@@ -321,12 +367,12 @@ void admission::place_all(joining* last, aftermath& after) {
 
 bool admission::place_whole(std::span<joining* const> all, aftermath& after) {
   auto op = all.front()->whole(all);
-  if (!op || check_lanes(*op, op->bounded()))
+  if (!op || check_lanes(*op, op->bounded(), queue_bound::second))
     return false;
   for (auto* x : all)
     if (check_uses(*x->self_, *op, x->uses()))
       return false;
-  if (op->on_admit())
+  if (op->on_admit(queue_bound::second))
     return false;
   // What wakes the lanes is left for the last one.
   auto* last = all.back();
@@ -348,14 +394,15 @@ caf::error admission::join(joining& one, aftermath& after) {
     return found.error();
   auto* joint = *found;
   bool first = joint->admitted_at == 0;
-  if (auto error = check_lanes(*joint, first && joint->bounded()); error)
+  // Its caller has waited for room, or was refused; what others added meanwhile may stay.
+  if (auto error = check_lanes(*joint, first && joint->bounded(), queue_bound::second); error)
     return error;
   if (auto error = check_uses(*one.self_, *joint, one.uses()); error)
     return error;
   if (!first && would_wait_for_itself(*joint, one.uses()))
     return one.refuse_cycle();
   if (first) {
-    if (auto error = joint->on_admit(); error)
+    if (auto error = joint->on_admit(queue_bound::second); error)
       return error;
     joint->admitted(one.self_->admitted_at);
     keeper_.add(*joint);
@@ -384,6 +431,8 @@ caf::error admission::join(joining& one, aftermath& after) {
 }
 
 void admission::finish(aftermath& after) {
+  if (!after.gone.empty() || after.placed() != nullptr)
+    process_room.notify();
   for (auto& x : after.gone)
     lane::wake_to_work(x.op->parts());
   for (auto& x : after.failed) // first: what is let go may wait for its answer when it settles
@@ -499,7 +548,7 @@ bool admission::order_use(const std::shared_ptr<operation>& op, surroundings& ar
   bool conflict = overlap && (a.writes || u.writes);
   if (conflict) {
     if (a.writes)
-      by->precede(op, u.reads && !by->withdrawn() && !a.at->dropped());
+      by->precede(op, u.reads && !u.accepted.includes(by->number()));
     if (!by->on_lanes() && (around.behind.empty() || around.behind.back() != by))
       around.behind.push_back(by);
   }
@@ -543,9 +592,10 @@ void admission::note_use(const std::shared_ptr<operation>& op, surroundings& aro
       &u.memory->home() == &p.on->state() ? u.memory->generation() : part::several_generations;
   p.generation =
       p.generation == 0 || p.generation == generation ? generation : part::several_generations;
-  if (u.writes && !u.reads)
-    for (auto& wound : u.memory->heal(u.begin, u.end))
-      op->heals(u.memory, std::move(wound));
+  if (u.writes && (!u.reads || u.accepted.any()))
+    for (auto& wound :
+         u.reads ? u.memory->heal(u.begin, u.end, u.accepted) : u.memory->heal(u.begin, u.end))
+      op->heals(u.memory, wound);
 }
 
 void admission::submit(operation& op, aftermath& after) {
@@ -579,8 +629,11 @@ void admission::give_up_places(aftermath& after) {
     std::vector<operation::casualty> casualties;
     std::for_each(after.gone.begin() + before, after.gone.end(),
                   [&](held_operation& x) { x.op->add_readers(casualties); });
-    std::for_each(after.gone.begin() + first, after.gone.end(),
-                  [&](held_operation& x) { again |= x.op->return_wounds(casualties); });
+    for (auto x = after.gone.begin() + first; x != after.gone.end(); ++x) {
+      again |= x->op->return_wounds(casualties);
+      if (x >= after.gone.begin() + before)
+        again |= x->op->leave_skipped(casualties);
+    }
     for (auto& x : casualties)
       x.who->fail_unanswered(x.cause, after.failed);
   }

@@ -28,7 +28,7 @@ public:
   virtual caf::expected<operation*> joint() = 0;
   /// An operation of it alone, for whoever looks whether it is right before it has any effect.
   /// @errors why it is refused
-  virtual caf::expected<operation*> alone() = 0;
+  virtual caf::expected<operation*> alone(queue_bound bound) = 0;
   /// It was refused, but others of its caller have their places: it counts as one of them.
   virtual void count_refused() = 0;
   /// Brings what placing it needs into the cache of the calling thread.
@@ -73,8 +73,8 @@ class admission : public std::enable_shared_from_this<admission> {
 public:
   explicit admission(timekeeper& keeper) : keeper_(keeper) {}
 
-  /// @errors why it is refused; it leaves no trace
-  caf::error admit(const std::shared_ptr<operation>& op);
+  /// @errors why it is refused; what it would have written is skipped, unless it fails validation
+  caf::error admit(const std::shared_ptr<operation>& op, room_policy room = room_policy::wait);
 
   /// Hands in one of the requests that make an operation together, without the lock. It has its
   /// place before whatever asks for one later, as far as anybody can tell: who takes the lock next
@@ -91,7 +91,9 @@ public:
   };
   /// Gives `all`, of one caller, their places in one step; or none of them.
   /// @errors why one of them is refused: none of them counts
-  caf::error place_together(std::span<const entrant> all);
+  caf::error place_together(std::span<const entrant> all, queue_bound bound);
+  /// Who makes room in the queue of `full`. Under the lock of the order.
+  room_maker who_makes_room(const lane& full) const;
 
   /// Hands on what waits for nothing any more. Called when that may have changed, as when something
   /// failed that is not on the lanes.
@@ -146,8 +148,10 @@ private:
     joining** end_ = &placed_;
   };
 
-  caf::error place(const std::shared_ptr<operation>& op, std::int64_t now, bool& held,
-                   aftermath& after);
+  caf::error admit(const std::shared_ptr<operation>& op, room_choice how, bool& held);
+  room_maker who_makes_room(const operation& op, queue_bound bound) const;
+  caf::error place(const std::shared_ptr<operation>& op, queue_bound bound, std::int64_t now,
+                   bool& held, aftermath& after);
   /// What is checked gets its place. `held`: it is not on the lanes yet.
   void commit(const std::shared_ptr<operation>& op, std::int64_t now, bool& held, aftermath& after);
   /// What comes first whenever something is to be placed: those that failed give their places up,
@@ -157,7 +161,7 @@ private:
   /// If `all` make an operation that is right: gives them their places. Else nothing happens.
   bool place_whole(std::span<joining* const> all, aftermath& after);
   caf::error join(joining& one, aftermath& after);
-  static caf::error check_alone(const operation& request, joining& how);
+  static caf::error check_alone(const operation& request, joining& how, queue_bound bound);
   void finish(aftermath& after);
   void after_placing(joining* done);
   held_operation* find_held(const operation& op) noexcept;

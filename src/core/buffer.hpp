@@ -19,8 +19,10 @@ class operation;
 class symmetric_memory;
 struct part;
 
-/// What a reader gets whose memory a failed operation left half-written.
+/// Returns what a reader gets whose memory a failed operation left half-written.
 caf::error indeterminate(const caf::error& cause);
+/// Returns what a reader gets whose memory a request that did not run would have written.
+caf::error skipped(const caf::error& cause);
 
 /// An admitted use of a range of a buffer.
 struct access {
@@ -81,11 +83,44 @@ private:
   std::vector<access> more_;
 };
 
-/// Bytes that a failed operation left half-written, and the first cause.
+/// Bytes whose content is not what the program asked for, and the first cause. Either a failed
+/// operation was writing them, or a request that did not run left them as they were (skipped).
 struct wound {
+  /// `skipped_by` where several requests were skipped, or one of another process.
+  static constexpr std::uint64_t several = UINT64_MAX;
+
   std::size_t begin;
   std::size_t end;
   caf::error cause;
+  std::uint64_t skipped_by = 0; ///< the request's number; 0: half-written
+
+  bool half_written() const noexcept { return skipped_by == 0; }
+  /// Returns what a reader of the bytes gets.
+  caf::error error() const { return half_written() ? indeterminate(cause) : skipped(cause); }
+};
+
+/// Which skipped bytes a request may read nevertheless.
+class skipped_reads {
+public:
+  /// None.
+  constexpr skipped_reads() = default;
+  /// Those that the request of this number alone left skipped; 0: none.
+  static constexpr skipped_reads of(std::uint64_t number) noexcept { return skipped_reads{number}; }
+  static constexpr skipped_reads all() noexcept { return skipped_reads{wound::several}; }
+
+  constexpr bool any() const noexcept { return number_ != 0; }
+  constexpr bool includes(std::uint64_t skipped_by) const noexcept {
+    return skipped_by != 0 && (number_ == wound::several || number_ == skipped_by);
+  }
+  /// Returns the number of the request that is made again, or `own` for one that is made first.
+  constexpr std::uint64_t identity(std::uint64_t own) const noexcept {
+    return number_ != 0 && number_ != wound::several ? number_ : own;
+  }
+
+private:
+  constexpr explicit skipped_reads(std::uint64_t number) : number_(number) {}
+
+  std::uint64_t number_ = 0;
 };
 
 /// Memory that another process lends.
@@ -128,15 +163,19 @@ public:
   /// None if no failed operation left bytes of [begin, end) half-written.
   /// @errors errc::indeterminate with the first cause
   caf::error check_determinate(std::size_t begin, std::size_t end) const;
-  /// No byte of it is half-written.
+  /// No byte of it is half-written or skipped.
   bool whole() const noexcept { return !wounded_.load(std::memory_order_acquire); }
-  /// As `check_determinate`, and none of the writers that are still at it has failed. Under the
-  /// lock of the order.
-  caf::error check_readable(std::size_t begin, std::size_t end) const;
-  /// The first cause of each byte stays.
-  void mark_indeterminate(const wound& x);
-  /// [begin, end) is wholly written again: gives the wounds that this heals, cut to the range.
+  /// None if no byte of [begin, end) is half-written, or skipped and not of `accepted`, and none of
+  /// its writers that have not settled failed. Under the lock of the order.
+  /// @errors errc::indeterminate, errc::skipped with the first cause
+  caf::error check_readable(std::size_t begin, std::size_t end,
+                            const skipped_reads& accepted = {}) const;
+  /// The first cause of each byte stays, but half-written comes before skipped.
+  void mark(const wound& x);
+  /// [begin, end) is wholly written again: removes and returns its wounds, cut to the range.
   std::vector<wound> heal(std::size_t begin, std::size_t end);
+  /// The same for the wounds that `which` includes.
+  std::vector<wound> heal(std::size_t begin, std::size_t end, const skipped_reads& which);
 
   /// What uses it; under admission's lock.
   access_list accesses;
@@ -156,6 +195,9 @@ public:
   static constexpr std::size_t looked_at = 128;
 
 private:
+  template <class Which>
+  std::vector<wound> heal_if(std::size_t begin, std::size_t end, const Which& which);
+
   std::atomic<bool> wounded_{false};
   const bool read_only_ = false;
   std::uint64_t generation_;

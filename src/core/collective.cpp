@@ -4,6 +4,16 @@
 
 namespace troupe {
 
+std::string_view to_string(room_policy x) noexcept {
+  switch (x) {
+  case room_policy::wait:
+    return "wait";
+  case room_policy::refuse:
+    return "refuse";
+  }
+  return "unknown";
+}
+
 std::string_view to_string(collective_kind x) noexcept {
   switch (x) {
   case collective_kind::all_reduce:

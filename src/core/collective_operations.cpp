@@ -7,6 +7,7 @@
 #include "core/log.hpp"
 #include "core/order.hpp"
 #include "core/prefetch.hpp"
+#include "core/skipping.hpp"
 #include "core/spin.hpp"
 #include "core/world_core.hpp"
 
@@ -96,7 +97,7 @@ caf::error stall(const operation& op, std::uint64_t epoch) {
 
 template <class F> void add_uses(const rank_call& call, std::size_t index, F add) {
   auto range = [&](const memory_range& r, bool reads, bool writes) {
-    add({r.of->memory(), r.begin, r.end, reads, writes, index});
+    add({r.of->memory(), r.begin, r.end, reads, writes, static_cast<std::uint32_t>(index)});
   };
   if (call.send && call.recv && call.send.same_as(call.recv))
     return range(call.recv, true, true);
@@ -359,6 +360,18 @@ std::string collective_operation::missing_ranks() const {
   return result;
 }
 
+std::optional<room_maker> collective_operation::awaits_calls() const {
+  if (missing_ == 0)
+    return std::nullopt;
+  auto result = room_maker::others;
+  for (std::size_t i = 0; i < calls_.size(); ++i)
+    if (calls_[i] == nullptr) {
+      auto rank = static_cast<std::size_t>(parts()[std::min(i, parts().size() - 1)].rank);
+      result = std::max(result, world_->matching().maker_of(rank));
+    }
+  return result;
+}
+
 caf::error collective_operation::on_check() const {
   if (auto error = world_->check_view(*this, membership_, absent_); error)
     return error;
@@ -366,13 +379,13 @@ caf::error collective_operation::on_check() const {
   return missing_ != 0 ? world_->check_ranks_since(*this, made_for_) : caf::error{};
 }
 
-caf::error collective_operation::on_admit() {
+caf::error collective_operation::on_admit(queue_bound bound) {
   value.operation = number();
   if (!waits_for_world()) {
     run_on(world_->join(value));
     return {};
   }
-  if (auto error = world_->enter_queue(*this); error)
+  if (auto error = world_->enter_queue(*this, bound); error)
     return error;
   waiting_.store(true);
   return {};
@@ -746,8 +759,10 @@ void rank_request::begin(const char* verb, std::shared_ptr<world_core> world, ra
   call_ = std::move(call);
   membership_ = options.membership;
   absent_ = absent;
-  add_uses(call_, seat_of(call_, absent_).part,
-           [this](use x) { uses_[use_count_++] = std::move(x); });
+  add_uses(call_, seat_of(call_, absent_).part, [&](use x) {
+    x.accepted = skipped_reads::of(options.retry_of);
+    uses_[use_count_++] = std::move(x);
+  });
   call_.send = call_.recv = {}; // the handles are the caller's
 }
 
@@ -796,7 +811,7 @@ caf::expected<operation*> rank_request::joint() {
       return error;
     }
   } else {
-    if (auto error = check_line(line.ahead(caller)); error)
+    if (auto error = check_line(line.ahead(caller), queue_bound::second); error)
       return error;
     op = made_ ? std::move(made_) : make_joint();
   }
@@ -805,22 +820,82 @@ caf::expected<operation*> rank_request::joint() {
 }
 
 /// May one more call wait for others' in its line, where `ahead` do?
-caf::error rank_request::check_line(std::size_t ahead) const {
-  auto limit = world_->limits().waiting_limit;
+caf::error rank_request::check_line(std::size_t ahead, queue_bound bound) const {
+  auto limit = limit_of(world_->limits().waiting_limit, bound);
   if (ahead < limit)
     return {};
   return make_error(describe_call(errc::overloaded,
                                   std::to_string(limit) + " calls of this rank wait for others'"));
 }
 
-caf::expected<operation*> rank_request::alone() {
+const lane& rank_request::own_lane() const { return *world_->lanes()[call_.rank]; }
+
+/// Under the lock of the order.
+caf::error rank_request::check_room(queue_bound bound) const {
+  auto& matching = world_->matching();
+  auto& line = matching.line_of(call_);
+  auto caller = rank_matching::caller_of(call_);
+  auto ahead = line.ahead(caller);
+  auto awaited = line.awaited(caller); // others have made theirs: these add nothing to a queue
+  auto& queue = own_lane();
+  if (awaited == 0) {
+    if (auto error = check_line(ahead, bound); error)
+      return error;
+    if (!queue.accepts(bound))
+      return make_error(
+          describe_call(errc::overloaded, std::to_string(limit_of(queue.queue_limit(), bound)) +
+                                              " operations wait for the device already"));
+  }
+  if (call_.is_message())
+    return {};
+  auto left = [](std::size_t limit, std::size_t there) { return limit - std::min(limit, there); };
+  auto room = std::min(left(limit_of(world_->limits().waiting_limit, bound), ahead),
+                       left(limit_of(queue.queue_limit(), bound), queue.queued()));
+  matching.set_credit(call_.rank, room + awaited - 1);
+  return {};
+}
+
+room_maker rank_request::who_makes_room(queue_bound bound) const {
+  auto& matching = world_->matching();
+  auto& line = matching.line_of(call_);
+  auto caller = rank_matching::caller_of(call_);
+  if (!check_line(line.ahead(caller), bound))
+    return world_->owner()->gate().who_makes_room(own_lane());
+  auto first = line.first_waiting();
+  return first ? first->awaits_calls().value_or(room_maker::others) : room_maker::others;
+}
+
+/// The rank's own queues; what others add meanwhile is taken as it comes.
+caf::error rank_request::wait_for_room(room_policy room) {
+  auto& matching = world_->matching();
+  matching.note_caller(call_.rank);
+  if (!call_.is_message() && matching.take_credit(call_.rank))
+    return {};
+  const auto how = choose_room(room);
+  auto& gate = world_->owner()->gate();
+  return find_room(
+      how, deadline,
+      [&]() -> caf::error {
+        gate.place_handed_in();
+        std::lock_guard lock{order_mutex()};
+        return check_room(how.bound);
+      },
+      [&] {
+        std::lock_guard lock{order_mutex()};
+        return who_makes_room(how.bound);
+      });
+}
+
+caf::expected<operation*> rank_request::alone(queue_bound bound) {
   if (auto error = world_->check_view(*this, membership_, absent_); error)
     return error;
   auto& line = world_->matching().line_of(call_);
   auto caller = rank_matching::caller_of(call_);
   auto awaited = std::min(before_, line.awaited(caller)); // others have made theirs already
-  if (auto error = check_line(line.ahead(caller) + before_ - awaited); error)
+  if (auto error = check_line(line.ahead(caller) + before_ - awaited, bound); error)
     return error;
+  if (auto there = line.next_of(caller, before_)) // it adds nothing to a queue
+    return there.get();
   made_ = make_joint();
   return made_.get();
 }
@@ -917,7 +992,15 @@ bool rank_request::succeed(const collective_done& value_of_all) noexcept {
   return answer({});
 }
 
-void rank_request::start() {
+void rank_request::start(room_policy room) {
+  if (auto error = wait_for_room(room); error) {
+    {
+      std::lock_guard lock{order_mutex()};
+      mark_refused(uses(), error);
+    }
+    answer(std::move(error));
+    return;
+  }
   admitted_at = clock::now().time_since_epoch().count();
   auto& gate = world_->owner()->gate();
   auto self = std::static_pointer_cast<rank_request>(shared_from_this());
@@ -937,6 +1020,7 @@ void rank_request::start() {
 }
 
 admission::entrant rank_request::begin_together(std::size_t before) {
+  world_->matching().note_caller(call_.rank);
   admitted_at = clock::now().time_since_epoch().count();
   before_ = before;
   return {std::static_pointer_cast<operation>(shared_from_this()), this};
@@ -963,8 +1047,10 @@ void rank_request::placed(const caf::error& why) {
     runtime.keeper().remove(*this);
     return;
   }
-  if (answered())
-    joint_->take_back(error()); // its time was over before it had its place
+  if (answered()) // before it had its place
+    joint_->take_back(code_of(error()) == errc::cancelled ? early_end::cancelled
+                                                          : early_end::expired,
+                      [this] { return error(); });
   if (joint_->answered())
     end();
 }
@@ -981,28 +1067,40 @@ void rank_request::end() noexcept {
     owner.gate().go_on_soon(); // others need not wait for it
 }
 
+void rank_request::end_early(early_end how) noexcept {
+  auto why = early_failure(how);
+  end_early(how, why.code, why.detail);
+}
+
 /// Alone it cannot be done: while nothing of the operation is issued, all ranks' calls end with it.
-void rank_request::end_early(const caf::error& why) noexcept {
+void rank_request::end_early(early_end how, errc code, const std::string& detail) noexcept {
   world_->owner()->gate().place_handed_in();
-  auto cause = failure_of(why).value_or(failure{});
   std::shared_ptr<collective_operation> joint;
+  std::string missing;
   {
     std::lock_guard lock{order_mutex()};
     joint = joint_;
-    cause = describe_call(cause.code, std::move(cause.detail));
-    if (auto missing = joint ? joint->missing_ranks() : std::string{}; !missing.empty())
-      cause.detail += "; not called by " + missing;
+    missing = joint ? joint->missing_ranks() : std::string{};
   }
-  auto error = make_error(std::move(cause));
-  if (joint)
-    joint->take_back(error);
-  answer(error);
+  auto why = [&](const char* outcome) {
+    auto cause = describe_call(code, detail);
+    cause.detail += missing.empty() ? outcome : "; not called by " + missing;
+    return make_error(std::move(cause));
+  };
+  if (!joint)
+    answer(why(""));
+  else if (!joint->take_back(how, [&] { return why("; it was not issued, and does not run"); }))
+    answer(why("; it was issued, and runs on"));
+  else
+    answer(joint->error());
 }
 
-void rank_request::end_beside(const caf::error& why) noexcept {
+void rank_request::end_beside(early_end how, const caf::error& why) noexcept {
   if (!answered())
-    end_early(make_error(errc::cancelled,
-                         "another message of its exchange failed: " + troupe::describe(why)));
+    end_early(how, errc::cancelled,
+              (how == early_end::cancelled ? "its exchange ended: "
+                                           : "another message of its exchange failed: ") +
+                  troupe::describe(why));
 }
 
 exchange_request::exchange_request(std::shared_ptr<runtime> owner,
@@ -1010,7 +1108,7 @@ exchange_request::exchange_request(std::shared_ptr<runtime> owner,
     : operation_of("exchange", 0), owner_(std::move(owner)), requests_(std::move(requests)),
       left_(requests_.size()) {}
 
-void exchange_request::start() {
+void exchange_request::start(room_policy room) {
   auto self = std::static_pointer_cast<exchange_request>(shared_from_this());
   std::map<std::pair<std::int32_t, collective_kind>, std::size_t> lines;
   std::vector<admission::entrant> all;
@@ -1019,7 +1117,23 @@ void exchange_request::start() {
     x->on_answer([self, request = x.get()] { self->on_answer_of(*request); });
     all.push_back(x->begin_together(lines[{x->peer(), x->what()}]++));
   }
-  if (auto why = owner_->gate().place_together(all); why) {
+  const auto how = choose_room(room);
+  auto why = find_room(
+      how, requests_.front()->deadline,
+      [&] { return owner_->gate().place_together(all, how.bound); },
+      [&] {
+        std::lock_guard lock{order_mutex()};
+        auto result = room_maker::others;
+        for (auto& x : requests_)
+          result = std::max(result, x->who_makes_room(how.bound));
+        return result;
+      });
+  if (why) {
+    if (!fails_validation(why)) {
+      std::lock_guard lock{order_mutex()};
+      for (auto& x : requests_)
+        x->mark_refused(x->uses(), why);
+    }
     answer(why);
     for (auto& x : requests_)
       x->answer(why);
@@ -1049,17 +1163,19 @@ void exchange_request::on_answer_of(const rank_request& x) noexcept {
     return;
   // Whoever answers a request may have the lock of the order.
   auto self = std::static_pointer_cast<exchange_request>(shared_from_this());
-  owner_->keeper().call_at(clock::now(), [self, why = x.error()] { self->end_all(why); });
+  const auto how = early_end::expired; // what these would have received is skipped
+  owner_->keeper().call_at(clock::now(), [self, how, why = x.error()] { self->end_all(how, why); });
 }
 
-void exchange_request::end_all(const caf::error& why) noexcept {
+void exchange_request::end_all(early_end how, const caf::error& why) noexcept {
   for (auto& x : requests_)
-    x->end_beside(why);
+    x->end_beside(how, why);
 }
 
-void exchange_request::end_early(const caf::error& why) noexcept {
+void exchange_request::end_early(early_end how) noexcept {
+  auto why = make_error(early_failure(how));
   answer(why);
-  end_all(why);
+  end_all(how, why);
 }
 
 // -- connect

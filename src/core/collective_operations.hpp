@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -66,8 +67,9 @@ public:
   std::uint64_t made_in() const noexcept { return made_in_; }
   /// The ranks that have not called yet. Under the lock of the order.
   std::string missing_ranks() const;
+  std::optional<room_maker> awaits_calls() const override;
   caf::error on_check() const override;
-  caf::error on_admit() override;
+  caf::error on_admit(queue_bound bound) override;
   const void* waits_for() const override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
   void on_lost_part(part& p, const caf::error& why) noexcept override;
@@ -162,7 +164,7 @@ public:
   collective_kind what() const noexcept { return call_.call.what; }
   std::int32_t peer() const noexcept { return call_.call.peer; }
   caf::expected<operation*> joint() override;
-  caf::expected<operation*> alone() override;
+  caf::expected<operation*> alone(queue_bound bound) override;
   void count_refused() override;
   std::span<const use> uses() const override { return {uses_.data(), use_count_}; }
   void fetch_ahead() const noexcept override;
@@ -172,8 +174,9 @@ public:
   bool join(std::shared_ptr<operation> self) override;
   caf::error refuse_cycle() override;
   void placed(const caf::error& why) override;
-  /// Hands it in; a refusal becomes its answer.
-  void start();
+  /// Waits until there is room for it, as `room` says, and hands it in; a refusal becomes its
+  /// answer.
+  void start(room_policy room);
   /// The same together with others of its rank, `before` of which come before it in its line: for
   /// `admission::place_together`. Then `watch`.
   admission::entrant begin_together(std::size_t before);
@@ -182,20 +185,26 @@ public:
   bool succeed(const collective_done& value_of_all) noexcept;
   /// The operation is answered; this is its answer too, if it has none.
   void end() noexcept;
-  /// Another one that is to be done with it never will be.
-  void end_beside(const caf::error& why) noexcept;
+  /// Who makes room for it? Under the lock of the order.
+  room_maker who_makes_room(queue_bound bound) const;
+  /// Its exchange ends: because of its requester, or because another message of it failed.
+  void end_beside(early_end how, const caf::error& why) noexcept;
 
 protected:
-  void end_early(const caf::error& why) noexcept override;
+  void end_early(early_end how) noexcept override;
 
 private:
   /// What a place in the order takes, without the uses' buffers.
   std::span<const std::byte> placing_lines() const noexcept;
   void become_part_of(std::shared_ptr<collective_operation> joint, std::shared_ptr<operation> self);
   failure describe_call(errc code, std::string detail) const;
+  void end_early(early_end how, errc code, const std::string& detail) noexcept;
   void refuse_for_all();
   std::shared_ptr<collective_operation> make_joint();
-  caf::error check_line(std::size_t ahead) const;
+  caf::error check_line(std::size_t ahead, queue_bound bound) const;
+  caf::error check_room(queue_bound bound) const;
+  caf::error wait_for_room(room_policy room);
+  const lane& own_lane() const;
 
   // What a place in the order takes, together, from `joining` on.
   std::uint64_t membership_ = 0;
@@ -222,14 +231,14 @@ public:
   exchange_request(std::shared_ptr<runtime> owner,
                    std::vector<std::shared_ptr<rank_request>> requests);
   /// Gives all of them their places, or refuses them as a whole.
-  void start();
+  void start(room_policy room);
 
 protected:
-  void end_early(const caf::error& why) noexcept override;
+  void end_early(early_end how) noexcept override;
 
 private:
   void on_answer_of(const rank_request& x) noexcept;
-  void end_all(const caf::error& why) noexcept;
+  void end_all(early_end how, const caf::error& why) noexcept;
 
   const std::shared_ptr<runtime> owner_;
   const std::vector<std::shared_ptr<rank_request>> requests_;

@@ -2,6 +2,7 @@
 #include <troupe/detail/completion.hpp>
 
 #include <string>
+#include <utility>
 
 namespace troupe::detail {
 
@@ -11,8 +12,15 @@ thread_local const char* non_blocking_thread = nullptr;
 
 void forbid_blocking(const char* thread_kind) noexcept { non_blocking_thread = thread_kind; }
 
+bool may_block() noexcept { return non_blocking_thread == nullptr; }
+
+no_blocking_scope::no_blocking_scope(const char* thread_kind) noexcept
+    : before_(std::exchange(non_blocking_thread, thread_kind)) {}
+
+no_blocking_scope::~no_blocking_scope() { non_blocking_thread = before_; }
+
 caf::error check_may_block() noexcept {
-  if (non_blocking_thread == nullptr)
+  if (may_block())
     return {};
   return make_error(errc::would_block, std::string{"a blocking wait on "} + non_blocking_thread +
                                            " would stop others; use then() or a message");

@@ -35,7 +35,7 @@ std::shared_ptr<Operation> device_core::start(std::shared_ptr<Operation> op,
                                               const request_options& options) const {
   op->deadline = deadline_of(options);
   op->parts()[0].on = worker_.get();
-  runtime_->start(op);
+  runtime_->start(op, options);
   return op;
 }
 
@@ -134,6 +134,13 @@ device_core::answer<nothing> device_core::copy(const any_gpu_ref& target, const 
   if (overlap(target, source))
     return refuse(errc::invalid_argument, "source and target overlap");
   return start(std::make_shared<copy_operation>(target, source), options);
+}
+
+device_core::answer<nothing> device_core::accept(const any_gpu_ref& ref,
+                                                 const request_options& options) const {
+  if (auto error = check("accept", ref); error)
+    return refused_operation<nothing>("accept", std::move(error));
+  return start(std::make_shared<accept_operation>(ref), options);
 }
 
 device_core::answer<nothing> device_core::launch(launch_function function,

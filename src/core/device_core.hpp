@@ -47,6 +47,7 @@ public:
                        const request_options& options) const;
   answer<nothing> copy(const any_gpu_ref& target, const any_gpu_ref& source,
                        const request_options& options) const;
+  answer<nothing> accept(const any_gpu_ref& ref, const request_options& options) const;
   answer<nothing> launch(launch_function function, const std::vector<any_gpu_ref>& reads,
                          const std::vector<any_gpu_ref>& writes,
                          const request_options& options) const;

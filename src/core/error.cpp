@@ -20,6 +20,8 @@ std::string_view to_string(errc x) noexcept {
     return "stale_ref";
   case errc::indeterminate:
     return "indeterminate";
+  case errc::skipped:
+    return "skipped";
   case errc::buffer_acquired:
     return "buffer_acquired";
   case errc::membership_changed:
@@ -97,6 +99,7 @@ severity severity_of(errc x) noexcept {
   case errc::out_of_range:
   case errc::stale_ref:
   case errc::indeterminate:
+  case errc::skipped:
   case errc::out_of_memory:
   case errc::deadline_exceeded:
   case errc::cancelled:

@@ -202,6 +202,7 @@ void lane::run() noexcept {
     abandoned_.store(true);
   while (!ends_now()) {
     bool worked = false;
+    const auto left = left_.load(std::memory_order_relaxed);
     if (abandoned_.load(std::memory_order_relaxed)) {
       worked = !waiting_.empty() || !late_.empty() || !nothing_in_flight() || has_input();
       abandon_now();
@@ -214,6 +215,8 @@ void lane::run() noexcept {
       worked |= drain_released();
       worked |= serve_control();
     }
+    if (left_.load(std::memory_order_relaxed) != left)
+      process_room.notify();
     worked_ |= worked;
     if (!worked)
       idle();

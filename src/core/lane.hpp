@@ -5,6 +5,7 @@
 #include "core/device_state.hpp"
 #include "core/flight_log.hpp"
 #include "core/operation.hpp"
+#include "core/room.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/runtime_options.hpp>
 
@@ -71,7 +72,9 @@ public:
   const std::shared_ptr<device_state>& shared_state() const noexcept { return state_; }
 
   /// Room for one more part? Under admission's lock.
-  bool accepts() const noexcept { return queued() < options_.queue_limit; }
+  bool accepts(queue_bound bound) const noexcept {
+    return queued() < limit_of(options_.queue_limit, bound);
+  }
   std::size_t queue_limit() const noexcept { return options_.queue_limit; }
   /// A part has its place in the order and will be submitted. Under admission's lock.
   void expect_part() noexcept { set(expected_, expected_.load(std::memory_order_relaxed) + 1); }

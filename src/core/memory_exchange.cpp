@@ -152,7 +152,7 @@ void memory_exchange::lend_over(loan which, const lend_operation& how) {
   reply.number = which.second;
   reply.address = reinterpret_cast<std::uintptr_t>(what.memory()->address()) + what.offset();
   for (auto& x : how.wounds())
-    reply.wounds.push_back({x.begin - what.offset(), x.end - what.offset(), x.cause});
+    reply.wounds.push_back({x.begin - what.offset(), x.end - what.offset(), x.cause, x.skipped_by});
   if (auto error = owner_.tell(which.first, to_note(reply))) {
     log(log_level::warning, "memory that another process claimed did not reach it", error);
     take_back(which, reply.wounds);
@@ -187,7 +187,7 @@ void memory_exchange::take_back(loan which, const std::vector<wound>& wounds) {
   for (auto w : wounds) {
     w.end = std::min(w.end, size);
     if (w.begin < w.end)
-      memory.mark_indeterminate({begin + w.begin, begin + w.end, w.cause});
+      memory.mark({begin + w.begin, begin + w.end, w.cause, w.skipped_by});
   }
 }
 
@@ -316,7 +316,7 @@ void memory_exchange::borrow(const memory_note& note) {
   }
   for (auto& w : note.wounds)
     if (w.begin < w.end && w.end <= what.size_bytes)
-      ref.memory()->mark_indeterminate(w);
+      ref.memory()->mark(w);
   x.to->value = std::move(ref);
   if (!x.to->answer({}))
     x.to->value = {}; // nobody waits for it any more

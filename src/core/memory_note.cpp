@@ -22,6 +22,8 @@ std::vector<wound> few(std::vector<wound> wounds) {
   for (auto& x : wounds) {
     all.begin = std::min(all.begin, x.begin);
     all.end = std::max(all.end, x.end);
+    if (x.half_written())
+      all.skipped_by = 0;
   }
   return {all};
 }
@@ -32,6 +34,7 @@ void put(wire_writer& to, const std::vector<wound>& wounds) {
   for (auto& x : told) {
     to.put(std::uint64_t{x.begin});
     to.put(std::uint64_t{x.end});
+    to.put(x.half_written());
     put(to, brief(x.cause));
   }
 }
@@ -42,6 +45,7 @@ std::vector<wound> get_wounds(wire_reader& from) {
     wound x{};
     x.begin = from.get<std::uint64_t>();
     x.end = from.get<std::uint64_t>();
+    x.skipped_by = from.get<bool>() ? 0 : wound::several; // numbers are each process's own
     x.cause = get_error(from);
     result.push_back(std::move(x));
   }

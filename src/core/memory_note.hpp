@@ -16,9 +16,10 @@ namespace troupe::detail {
 struct memory_note {
   enum class kind : std::uint8_t {
     claim = 1,  ///< may the sender use what `token` names as `mode` says?
-    lent,       ///< yes: it is at `address`, and half-written where `wounds` says
+    lent,       ///< yes: it is at `address`, and half-written or skipped where `wounds` says
     refused,    ///< no, because of `why`
-    given_back, ///< the sender is done with it, and has left it half-written where `wounds` says;
+    given_back, ///< the sender is done with it, and has left it half-written or skipped where
+                ///< `wounds` says;
                 ///< or does not want it any more
   };
 

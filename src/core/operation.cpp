@@ -163,10 +163,13 @@ void operation::precede(const std::shared_ptr<operation>& successor, bool reads)
 
 void operation::heals(const std::shared_ptr<buffer>& memory, const buffer::wound& x) {
   // The first cause of each byte counts; in a chain that fails there are as many as links.
-  if (std::any_of(healed_.begin(), healed_.end(), [&](const healed_wound& old) {
-        return old.memory == memory && old.wound.begin <= x.begin && x.end <= old.wound.end;
-      }))
-    return;
+  for (auto& old : healed_)
+    if (old.memory == memory && old.wound.begin <= x.begin && x.end <= old.wound.end &&
+        (old.wound.half_written() || !x.half_written())) {
+      if (!old.wound.half_written() && old.wound.skipped_by != x.skipped_by)
+        old.wound.skipped_by = buffer::wound::several;
+      return;
+    }
   healed_.push_back({memory, x});
 }
 
@@ -182,7 +185,36 @@ bool operation::return_wounds(std::vector<casualty>& casualties) {
   return !healed.empty();
 }
 
+bool operation::leave_skipped(std::vector<casualty>& casualties) {
+  if (cancelled() || !marks_skipped())
+    return false;
+  caf::error cause;
+  std::vector<follower> successors;
+  {
+    std::lock_guard lock{guard_};
+    cause = cause_;
+    successors = successors_;
+  }
+  bool any = false;
+  for (auto& u : uses_)
+    if (u.writes) {
+      wound(u.memory, {u.begin, u.end, cause, identity_of(u)}, successors, casualties);
+      any = true;
+    }
+  return any;
+}
+
+void operation::mark_refused(std::span<const use> uses, const caf::error& why) const {
+  if (!marks_skipped())
+    return;
+  for (auto& u : uses)
+    if (u.writes && u.begin < u.end)
+      u.memory->mark({u.begin, u.end, why, identity_of(u)});
+}
+
 void operation::add_readers(std::vector<casualty>& casualties) const {
+  if (cancelled())
+    return;
   std::lock_guard lock{guard_};
   for (auto& next : successors_)
     if (next.reads)
@@ -220,13 +252,13 @@ bool operation::claim_issue(part& p) noexcept {
 }
 
 /// Under guard_.
-bool operation::withdraw() noexcept {
+bool operation::withdraw(withdrawal as) noexcept {
   if (withdrawn())
     return false;
   withdrawal_.store(withdrawal::tried);
   bool too_late =
       std::any_of(parts().begin(), parts().end(), [](const part& p) { return p.claimed.load(); });
-  withdrawal_.store(too_late ? withdrawal::none : withdrawal::done);
+  withdrawal_.store(too_late ? withdrawal::none : as);
   return !too_late;
 }
 
@@ -236,44 +268,76 @@ bool operation::any_issued() const noexcept {
 
 void operation::cancel() noexcept {
   if (!answered())
-    end_early(make_error(describe(errc::cancelled, "taken back by its requester")));
+    end_early(early_end::cancelled);
 }
 
 void operation::expire() noexcept {
   if (!answered())
-    end_early(make_error(describe(errc::deadline_exceeded, "not done before its deadline")));
+    end_early(early_end::expired);
 }
 
-bool operation::take_back(const caf::error& why) noexcept {
+bool operation::take_back(early_end how, const std::function<caf::error()>& why) noexcept {
   auto keep = shared_from_this();
   std::vector<std::shared_ptr<operation>> readers;
-  if (!set_cause(why, true, readers))
-    return false;
-  answer(why);
+  caf::error cause;
+  {
+    // One step: a lane that sees it withdrawn must find the cause when it settles it.
+    std::lock_guard lock{guard_};
+    if (failed() || settled() ||
+        !withdraw(how == early_end::cancelled ? withdrawal::cancelled : withdrawal::done))
+      return false;
+    cause = why();
+    note_cause(cause, readers);
+  }
+  answer(cause);
   for (auto& x : readers)
-    x->fail(why);
+    x->fail(cause);
   return true;
 }
 
-void operation::end_early(const caf::error& why) noexcept {
-  if (!take_back(why))
-    answer(why);
+failure operation::early_failure(early_end how) const {
+  return how == early_end::cancelled
+             ? describe(errc::cancelled, "taken back by its requester")
+             : describe(errc::deadline_exceeded, "not done before its deadline");
 }
 
-bool operation::set_cause(const caf::error& why, bool only_if_unissued,
-                          std::vector<std::shared_ptr<operation>>& readers) noexcept {
-  // One step: a lane that sees it withdrawn must find the cause when it settles it.
-  std::lock_guard lock{guard_};
-  if (failed() || settled() || (!withdraw() && only_if_unissued))
-    return false;
+caf::error operation::early_answer(early_end how, bool runs_on) const {
+  auto why = early_failure(how);
+  why.detail += runs_on ? "; it was issued, and runs on" : "; it was not issued, and does not run";
+  // A lane that has come to its part is about to issue it.
+  for (auto& p : parts())
+    if (auto place = p.rank >= 0 ? static_cast<std::size_t>(p.rank) : p.index;
+        place < why.parts.size() && why.parts[place] == part_state::not_issued && p.claimed.load())
+      why.parts[place] = part_state::issued;
+  return make_error(std::move(why));
+}
+
+void operation::end_early(early_end how) noexcept {
+  if (!take_back(how, [&] { return early_answer(how, false); }))
+    answer(early_answer(how, true));
+}
+
+void operation::note_cause(const caf::error& why,
+                           std::vector<std::shared_ptr<operation>>& readers) noexcept {
   cause_ = why;
   failing_.fetch_add(1, std::memory_order_release);
   failed_.store(true, std::memory_order_release);
   if (!on_lanes())
     failed_off_lanes_.fetch_add(1, std::memory_order_release);
+  if (cancelled()) // nobody was to read what it would have written
+    return;
   for (auto& next : successors_)
     if (next.reads)
       readers.push_back(next.who);
+}
+
+bool operation::set_cause(const caf::error& why,
+                          std::vector<std::shared_ptr<operation>>& readers) noexcept {
+  std::lock_guard lock{guard_};
+  if (failed() || settled())
+    return false;
+  withdraw(withdrawal::done);
+  note_cause(why, readers);
   return true;
 }
 
@@ -291,7 +355,7 @@ void operation::fail_unanswered(const caf::error& cause, std::vector<casualty>& 
   while (!open.empty()) {
     auto x = std::move(open.back());
     open.pop_back();
-    if (x->set_cause(cause, false, open))
+    if (x->set_cause(cause, open))
       failed.push_back({std::move(x), cause});
   }
 }
@@ -367,7 +431,7 @@ void operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexc
   if (!cause)
     answer({});
   on_settled();
-  if (cause)
+  if (cause && !cancelled())
     for (auto& x : successors)
       if (x.reads)
         x.who->fail(cause);
@@ -387,10 +451,15 @@ std::vector<operation::casualty> operation::wound_buffers(const caf::error& caus
                  x.wound.end <= u.end;
         }))
       wound(x.memory, x.wound, successors, result);
-  for (auto& u : uses_)
-    if (u.writes && parts()[u.part].at.load(std::memory_order_acquire) == part::state::done &&
-        !told(u))
+  const bool skips = marks_skipped() && !cancelled() && !left_order_; // else it has done so
+  for (auto& u : uses_) {
+    if (!u.writes || told(u))
+      continue;
+    if (parts()[u.part].at.load(std::memory_order_acquire) == part::state::done)
       wound(u.memory, {u.begin, u.end, cause}, successors, result);
+    else if (skips)
+      wound(u.memory, {u.begin, u.end, cause, identity_of(u)}, successors, result);
+  }
   return result;
 }
 
@@ -398,7 +467,9 @@ void operation::wound(const std::shared_ptr<buffer>& memory, const buffer::wound
                       const std::vector<follower>& successors, std::vector<casualty>& casualties) {
   // Who comes next and reads there fails, also behind one that was taken back; who writes there
   // takes the wound over: it heals it, or fails and passes it on.
-  std::vector<buffer::wound> open{x};
+  std::vector<buffer::wound> open;
+  if (x.begin < x.end)
+    open.push_back(x);
   for (auto& next : successors) {
     if (next.who->left_order() && next.who->on_lanes())
       continue; // nobody is behind it; while it leaves, somebody may be
@@ -407,24 +478,24 @@ void operation::wound(const std::shared_ptr<buffer>& memory, const buffer::wound
         continue;
       if (u.reads)
         for (auto& w : open)
-          if (w.begin < u.end && u.begin < w.end)
+          if (w.begin < u.end && u.begin < w.end && !u.accepted.includes(w.skipped_by))
             casualties.push_back({next.who, w.cause});
       if (!u.writes)
         continue;
       std::vector<buffer::wound> rest;
       for (auto& w : open) {
         if (auto end = std::min(w.end, u.begin); w.begin < end)
-          rest.push_back({w.begin, end, w.cause});
+          rest.push_back({w.begin, end, w.cause, w.skipped_by});
         if (auto begin = std::max(w.begin, u.end); begin < w.end)
-          rest.push_back({begin, w.end, w.cause});
+          rest.push_back({begin, w.end, w.cause, w.skipped_by});
         if (auto begin = std::max(w.begin, u.begin), end = std::min(w.end, u.end); begin < end)
-          next.who->heals(memory, {begin, end, w.cause});
+          next.who->heals(memory, {begin, end, w.cause, w.skipped_by});
       }
       open = std::move(rest);
     }
   }
   for (auto& w : open)
-    memory->mark_indeterminate(w);
+    memory->mark(w);
 }
 
 } // namespace troupe::detail

@@ -4,13 +4,16 @@
 #include "core/buffer.hpp"
 #include "core/flight_ring.hpp"
 #include "core/prefetch.hpp"
+#include "core/room.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/detail/completion.hpp>
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -51,8 +54,13 @@ struct use {
   std::size_t end = 0;
   bool reads = false;
   bool writes = false;
-  std::size_t part = 0; // index of the part that does it
+  std::uint32_t part = 0; // index of the part that does it
+  skipped_reads accepted = {};
 };
+
+/// Why a request is answered before its work is over. A cancelled one that was not issued is as if
+/// it had never been made; one that expired leaves what it would have written skipped.
+enum class early_end : std::uint8_t { cancelled, expired };
 
 /// Work that must come first, on another stream or device; on the same stream, too, where `memory`
 /// is another device's than its lane's: it outlives what the lane drops in a reset.
@@ -199,6 +207,13 @@ public:
                : std::span<const use>{};
   }
 
+  /// It is the request of that number, made again: it may read what that one left skipped. Before
+  /// it is admitted.
+  void set_retry_of(std::uint64_t number) noexcept {
+    for (auto& x : uses_)
+      x.accepted = skipped_reads::of(number);
+  }
+
   clock::time_point deadline = clock::time_point::max();
   /// Its answer goes to a mailbox: it must come before the actor system ends.
   std::atomic<bool> replies_to_actor{false};
@@ -210,14 +225,23 @@ public:
   void cancel() noexcept override;
   /// Its deadline is over.
   void expire() noexcept;
-  /// Answers it with `why` if nothing of it is issued, and nothing ever will be; false if something
-  /// is.
-  bool take_back(const caf::error& why) noexcept;
+  /// If nothing of it is issued, sees to it that nothing ever will be, and answers it with what
+  /// `why` returns at that moment. Returns false if something is issued.
+  bool take_back(early_end how, const std::function<caf::error()>& why) noexcept;
   /// It failed: answers it and all that build on what it would have written. The first cause stays.
   void fail(const caf::error& cause) noexcept;
 
   bool settled() const noexcept { return settled_.load(std::memory_order_acquire); }
   bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
+  /// It was cancelled before anything of it was issued, and is as if it had never been made.
+  bool cancelled() const noexcept {
+    return withdrawal_.load(std::memory_order_acquire) == withdrawal::cancelled;
+  }
+  /// Is it certain that `p`, one of its parts, was not issued and never will be?
+  bool never_issued(const part& p) const noexcept {
+    auto at = p.at.load(std::memory_order_acquire);
+    return withdrawn() || at == part::state::skipped || at == part::state::dropped;
+  }
   /// Is there any that failed and is not settled?
   static bool any_failing() noexcept { return failing_.load(std::memory_order_acquire) != 0; }
   /// Why it failed.
@@ -242,6 +266,9 @@ public:
   /// False for the library's own work, for which the bound of what waits for a device does not
   /// count.
   virtual bool bounded() const noexcept { return true; }
+  /// Is what it would have written skipped if it does not run? False for what writes nothing by
+  /// itself.
+  virtual bool marks_skipped() const noexcept { return true; }
   /// Does a part of it use memory of a device on another one's lane? If it has failed, a reset of
   /// that device does not wait for its parts that are not issued.
   virtual bool borrows_from(int device) const noexcept {
@@ -250,11 +277,14 @@ public:
   }
   /// False for what goes on when everything ends.
   virtual bool needs_devices() const noexcept { return true; }
+  /// Does it wait for calls of ranks, and who makes these? `nullopt`: it does not. Under
+  /// admission's lock.
+  virtual std::optional<room_maker> awaits_calls() const { return std::nullopt; }
   /// What must be right before its buffers are looked at, and again when it comes to the lanes
   /// after a wait.
   virtual caf::error on_check() const { return {}; }
   /// The last check before it gets its place.
-  virtual caf::error on_admit() { return {}; }
+  virtual caf::error on_admit(queue_bound) { return {}; }
   /// It has its place in the order.
   void admitted(std::int64_t now);
   /// Names what it waits for, if that is no work on a lane; null: its parts may go to the lanes.
@@ -288,6 +318,13 @@ public:
   }
   /// The wounds that it was to heal are there again. @returns whether there were any
   bool return_wounds(std::vector<casualty>& casualties);
+  /// Marks what it would have written as skipped, after `leave_order`. Returns whether there is
+  /// any.
+  bool leave_skipped(std::vector<casualty>& casualties);
+  /// It was refused with `why`, and has no place in the order: marks what it would have written.
+  void mark_refused(const caf::error& why) const { mark_refused(uses_, why); }
+  /// The same for `uses`, which it has not taken yet.
+  void mark_refused(std::span<const use> uses, const caf::error& why) const;
   /// Those that were to read what it will never write.
   void add_readers(std::vector<casualty>& casualties) const;
   /// As `fail`, but those that fail are still to be answered, without the lock.
@@ -339,7 +376,7 @@ public:
   /// True if the caller may issue `p`: from the first time on the operation cannot be withdrawn.
   bool claim_issue(part& p) noexcept;
   bool withdrawn() const noexcept {
-    return withdrawal_.load(std::memory_order_acquire) == withdrawal::done;
+    return withdrawal_.load(std::memory_order_acquire) >= withdrawal::done;
   }
   /// Notes that `p` is issued, before it is; false if another part is lost already. Where one is
   /// issued while another is lost, at least one of them sees the other: no lane goes on with what
@@ -400,8 +437,12 @@ protected:
   void begin(const char* verb) noexcept { verb_ = verb; }
   /// Takes the next number, as if it were made now.
   void draw_number() noexcept;
-  /// Its requester, or time, ends it before its work is over: it is answered with `why`.
-  virtual void end_early(const caf::error& why) noexcept;
+  /// Answers it before its work is over.
+  virtual void end_early(early_end how) noexcept;
+  /// Why a request ends early.
+  failure early_failure(early_end how) const;
+  /// The same with what becomes of it. `runs_on`: something of it is issued.
+  caf::error early_answer(early_end how, bool runs_on) const;
   /// Under admission's lock: its parts go to the lanes now, and may be issued.
   virtual void on_submit() {}
   /// Under admission's lock: it gave its place up, and will never run.
@@ -426,7 +467,7 @@ protected:
 
 private:
   friend class timekeeper;
-  enum class withdrawal : std::uint8_t { none, tried, done };
+  enum class withdrawal : std::uint8_t { none, tried, done, cancelled };
 
   struct follower {
     std::shared_ptr<operation> who;
@@ -437,16 +478,18 @@ private:
     buffer::wound wound;
   };
 
-  bool withdraw() noexcept;
+  bool withdraw(withdrawal as) noexcept;
   void count_stall_anew(std::int64_t now) noexcept {
     counted_from_.store(now, std::memory_order_release);
     stall_told_ = false;
   }
-  bool set_cause(const caf::error& why, bool only_if_unissued,
-                 std::vector<std::shared_ptr<operation>>& readers) noexcept;
+  /// Under guard_.
+  void note_cause(const caf::error& why, std::vector<std::shared_ptr<operation>>& readers) noexcept;
+  bool set_cause(const caf::error& why, std::vector<std::shared_ptr<operation>>& readers) noexcept;
 
   std::vector<casualty> wound_buffers(const caf::error& cause,
                                       const std::vector<follower>& successors);
+  std::uint64_t identity_of(const use& u) const noexcept { return u.accepted.identity(number()); }
   static void wound(const std::shared_ptr<buffer>& memory, const buffer::wound& x,
                     const std::vector<follower>& successors, std::vector<casualty>& casualties);
   void settle(std::vector<std::shared_ptr<operation>>& follow_up) noexcept;

@@ -77,7 +77,8 @@ caf::expected<issue_outcome> enqueued_unless(caf::error error) {
 } // namespace
 
 use use_of(const any_gpu_ref& ref, bool reads, bool writes, std::size_t part) {
-  return {ref.memory(), ref.offset(), ref.offset() + ref.size_bytes(), reads, writes, part};
+  return {ref.memory(), ref.offset(), ref.offset() + ref.size_bytes(),
+          reads,        writes,       static_cast<std::uint32_t>(part)};
 }
 
 bool overlap(const any_gpu_ref& a, const any_gpu_ref& b) noexcept {
@@ -164,6 +165,17 @@ caf::expected<issue_outcome> fill_operation::issue(part& p, lane& on) {
   if (count_ == 0)
     return issue_outcome::finished;
   return enqueued_unless(on.device().fill(target_, pattern_, count_, on.stream(p.stream)));
+}
+
+accept_operation::accept_operation(const any_gpu_ref& ref) : operation_of("accept", 1) {
+  auto all = use_of(ref, true, true);
+  all.accepted = skipped_reads::all();
+  add_use(std::move(all));
+}
+
+/// Nothing but its event: what comes after it comes after what was before it.
+caf::expected<issue_outcome> accept_operation::issue(part&, lane&) {
+  return issue_outcome::enqueued;
 }
 
 copy_operation::copy_operation(const any_gpu_ref& target, const any_gpu_ref& source)
@@ -395,7 +407,7 @@ acquire_operation::acquire_operation(const any_gpu_ref& ref, access_mode mode, s
   add_use(use_of(ref, reads(mode), writes(mode)));
 }
 
-caf::error acquire_operation::on_admit() {
+caf::error acquire_operation::on_admit(queue_bound) {
   take(*memory_, mode_);
   if (writes(mode_)) {
     memory_->granted_begin = uses().front().begin;
@@ -443,7 +455,7 @@ lend_operation::lend_operation(any_gpu_ref ref, access_mode mode)
   add_use(use_of(ref_, reads(mode), writes(mode)));
 }
 
-caf::error lend_operation::on_admit() {
+caf::error lend_operation::on_admit(queue_bound) {
   take(*ref_.memory(), mode_);
   return {};
 }
@@ -460,7 +472,7 @@ void lend_operation::on_leave() noexcept { give_back(*ref_.memory(), mode_); }
 void lend_operation::on_success() noexcept {
   wounds_ = half_written_before(*ref_.memory());
   for (auto& x : wounds_)
-    ref_.memory()->mark_indeterminate(x);
+    ref_.memory()->mark(x);
 }
 
 void lend_operation::on_settled() noexcept {
@@ -479,7 +491,7 @@ void lend_operation::on_settled() noexcept {
 release_operation::release_operation(const any_gpu_ref& ref, access_mode mode, stream_view user)
     : operation_of("release", 1), ref_(ref), mode_(mode), user_(user) {}
 
-caf::error release_operation::on_admit() {
+caf::error release_operation::on_admit(queue_bound) {
   auto& memory = *ref_.memory();
   if (granted(memory, mode_) == 0) {
     auto why = describe(errc::invalid_argument, "the buffer is not acquired in this mode");
@@ -499,7 +511,9 @@ caf::error release_operation::on_admit() {
 }
 
 /// What was given back is: all that comes behind it is to find the user's work before it.
-void release_operation::end_early(const caf::error& why) noexcept { answer(why); }
+void release_operation::end_early(early_end how) noexcept {
+  answer(make_error(early_failure(how)));
+}
 
 caf::expected<issue_outcome> release_operation::issue(part& p, lane& on) {
   auto event = on.mark(user_);

@@ -69,6 +69,14 @@ private:
   std::vector<std::byte> pattern_;
 };
 
+/// Lets what comes after read the bytes of `ref` that were skipped.
+class accept_operation final : public operation_of<nothing> {
+public:
+  explicit accept_operation(const any_gpu_ref& ref);
+  bool marks_skipped() const noexcept override { return false; }
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+};
+
 /// On one device.
 class copy_operation final : public operation_of<nothing> {
 public:
@@ -161,7 +169,8 @@ private:
 class acquire_operation final : public operation_of<nothing> {
 public:
   acquire_operation(const any_gpu_ref& ref, access_mode mode, stream_view user);
-  caf::error on_admit() override;
+  bool marks_skipped() const noexcept override { return false; }
+  caf::error on_admit(queue_bound bound) override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
 
 protected:
@@ -196,7 +205,8 @@ private:
 class lend_operation final : public operation_of<nothing> {
 public:
   lend_operation(any_gpu_ref ref, access_mode mode);
-  caf::error on_admit() override;
+  bool marks_skipped() const noexcept override { return false; }
+  caf::error on_admit(queue_bound bound) override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
   const any_gpu_ref& ref() const noexcept { return ref_; }
   access_mode mode() const noexcept { return mode_; }
@@ -218,11 +228,12 @@ private:
 class release_operation final : public operation_of<nothing> {
 public:
   release_operation(const any_gpu_ref& ref, access_mode mode, stream_view user);
-  caf::error on_admit() override;
+  bool marks_skipped() const noexcept override { return false; }
+  caf::error on_admit(queue_bound bound) override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
 
 protected:
-  void end_early(const caf::error& why) noexcept override;
+  void end_early(early_end how) noexcept override;
 
 private:
   any_gpu_ref ref_;

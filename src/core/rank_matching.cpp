@@ -7,8 +7,9 @@
 
 namespace troupe::detail {
 
-std::shared_ptr<collective_operation> call_line::next_of(std::size_t caller) const {
-  auto i = ahead(caller);
+std::shared_ptr<collective_operation> call_line::next_of(std::size_t caller,
+                                                         std::size_t before) const {
+  auto i = ahead(caller) + before;
   return i < open_.size() ? open_[i].op : nullptr;
 }
 
@@ -75,6 +76,13 @@ bool rank_matching::handed_in(std::size_t rank, rank_set absent,
     if (&x != &own)
       prefetch_lines_to_change(x.lines.load(std::memory_order_relaxed), lines.size());
   return true;
+}
+
+room_maker rank_matching::maker_of(std::size_t rank) const noexcept {
+  auto caller = call_sides_[rank].caller.load(std::memory_order_relaxed);
+  return caller == std::thread::id{}            ? room_maker::unknown
+         : caller == std::this_thread::get_id() ? room_maker::caller
+                                                : room_maker::others;
 }
 
 void rank_matching::refused(std::size_t rank) noexcept { desks_[rank].calls.fetch_sub(1); }

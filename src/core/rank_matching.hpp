@@ -3,8 +3,10 @@
 
 #include "core/rank_call.hpp"
 #include "core/rank_set.hpp"
+#include "core/room.hpp"
 #include "core/spare.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -29,9 +32,14 @@ class call_line {
 public:
   explicit call_line(std::size_t callers) : next_(callers, 0) {}
 
-  /// What the next call of `caller` belongs to; null if nobody made his part of it yet.
-  std::shared_ptr<collective_operation> next_of(std::size_t caller) const;
+  /// What the next call of `caller`, or the one after `before` others, belongs to; null if no
+  /// caller has made its part of it yet.
+  std::shared_ptr<collective_operation> next_of(std::size_t caller, std::size_t before = 0) const;
   bool empty() const noexcept { return open_.empty(); }
+  /// The first operation that lacks calls; null: there is none.
+  std::shared_ptr<collective_operation> first_waiting() const {
+    return open_.empty() ? nullptr : open_.front().op;
+  }
   /// How many calls `caller` has made that wait for somebody's.
   std::size_t ahead(std::size_t caller) const noexcept { return next_[caller] - first_; }
   /// How many calls of others wait for one of `caller`.
@@ -78,7 +86,7 @@ struct alignas(64) place_lines {
 class rank_matching {
 public:
   explicit rank_matching(std::size_t ranks)
-      : spare_requests(ranks), collectives_(ranks), desks_(ranks) {}
+      : spare_requests(ranks), collectives_(ranks), desks_(ranks), call_sides_(ranks) {}
 
   /// For the next collective call of each rank, and the operation that they make: that is taken
   /// under the lock of the order.
@@ -88,6 +96,24 @@ public:
 
   // Without the lock.
 
+  /// A thread makes a call of `rank`: the rank's calls are its, as far as is known.
+  void note_caller(std::size_t rank) noexcept {
+    auto& caller = call_sides_[rank].caller;
+    if (auto self = std::this_thread::get_id(); caller.load(std::memory_order_relaxed) != self)
+      caller.store(self, std::memory_order_relaxed);
+  }
+  /// Who makes the calls of `rank`, seen from this thread?
+  room_maker maker_of(std::size_t rank) const noexcept;
+  /// Takes one of the collective calls that `rank` may make without a look at its queues. False:
+  /// there is none left.
+  bool take_credit(std::size_t rank) noexcept {
+    return call_sides_[rank].credit.fetch_sub(1, std::memory_order_relaxed) > 0;
+  }
+  /// There is room for so many more calls.
+  void set_credit(std::size_t rank, std::size_t calls) noexcept {
+    call_sides_[rank].credit.store(static_cast<int>(std::min(calls, most_credit)),
+                                   std::memory_order_relaxed);
+  }
   /// A collective call of `rank` was handed in, for the world without `absent`: have all others
   /// handed in as many? Then brings into the cache what placing their last ones takes; of this one
   /// that is `lines`.
@@ -112,12 +138,19 @@ public:
 
 private:
   call_line collectives_;
+  static constexpr std::size_t most_credit = 64;
+
   struct desk {
     std::atomic<std::uint64_t> calls{0};
     std::atomic<const std::byte*> lines{nullptr}; // of the last one, which may be gone
   };
+  struct alignas(64) call_side {           // its caller's alone, most of the time
+    std::atomic<std::thread::id> caller{}; // of the last call
+    std::atomic<int> credit{0};
+  };
 
   std::vector<desk> desks_; // for collective calls of each rank
+  std::vector<call_side> call_sides_;
   std::map<std::pair<std::size_t, std::size_t>, call_line> messages_; // from, to
 };
 

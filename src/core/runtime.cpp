@@ -236,9 +236,15 @@ void runtime::hear(int ordinal, std::span<const std::byte> note) {
     to(ordinal, content_of(note));
 }
 
-void runtime::start(const std::shared_ptr<operation>& op) {
-  if (auto error = admission_->admit(op); error)
+void runtime::start(const std::shared_ptr<operation>& op, room_policy room) {
+  if (auto error = admission_->admit(op, room); error)
     op->answer(std::move(error));
+}
+
+void runtime::start(const std::shared_ptr<operation>& op, const request_options& options) {
+  if (options.retry_of != 0)
+    op->set_retry_of(options.retry_of);
+  start(op, options.room);
 }
 
 namespace {

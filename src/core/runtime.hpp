@@ -63,8 +63,10 @@ public:
   /// Those that were started, in the order of their devices.
   std::vector<std::shared_ptr<lane>> lanes();
 
-  /// Admits `op`; a refusal becomes its answer.
-  void start(const std::shared_ptr<operation>& op);
+  /// Admits `op`; a refusal becomes its answer. May block, as `room` says.
+  void start(const std::shared_ptr<operation>& op, room_policy room = room_policy::wait);
+  /// The same for what a user asked for.
+  void start(const std::shared_ptr<operation>& op, const request_options& options);
   admission& gate() noexcept { return *admission_; }
 
   /// Ends the device's life and begins another (INV-8). Answers when the next generation is there.

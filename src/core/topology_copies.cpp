@@ -231,7 +231,7 @@ topology_core::copies_answer topology_core::start(copies_answer op,
                                                   const request_options& options) {
   op->deadline =
       from_now(options.deadline.count() != 0 ? options.deadline : config_.limits.deadline);
-  runtime_->start(op);
+  runtime_->start(op, options);
   return op;
 }
 

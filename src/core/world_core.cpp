@@ -3,6 +3,7 @@
 #include "core/collective_operations.hpp"
 #include "core/log.hpp"
 #include "core/order.hpp"
+#include "core/skipping.hpp"
 
 #include <algorithm>
 #include <iterator>
@@ -780,12 +781,13 @@ caf::error world_core::check_view(const char* verb, std::uint64_t membership) co
   return check_view(request, membership, absent());
 }
 
-caf::error world_core::enter_queue(const operation& op) {
-  if (waiting_.fetch_add(1) < limits_.waiting_limit)
+caf::error world_core::enter_queue(const operation& op, queue_bound bound) {
+  const auto limit = limit_of(limits_.waiting_limit, bound);
+  if (waiting_.fetch_add(1) < limit)
     return {};
-  leave_queue();
-  auto why = op.describe(errc::overloaded, std::to_string(limits_.waiting_limit) +
-                                               " requests wait for the world already");
+  waiting_.fetch_sub(1);
+  auto why =
+      op.describe(errc::overloaded, std::to_string(limit) + " requests wait for the world already");
   why.epoch = epoch_;
   why.parts.clear();
   return make_error(std::move(why));
@@ -801,11 +803,9 @@ std::shared_ptr<communicator> world_core::join(collective_done& view) const {
   return current_;
 }
 
-world_core::answer world_core::start(const char* verb, caf::expected<std::vector<rank_call>> calls,
+world_core::answer world_core::start(const char* verb, std::vector<rank_call> calls,
                                      const request_options& options, rank_set without) {
-  if (!calls)
-    return refused_operation<collective_done>(verb, std::move(calls.error()));
-  return start(std::make_shared<collective_operation>(verb, shared_from_this(), std::move(*calls),
+  return start(std::make_shared<collective_operation>(verb, shared_from_this(), std::move(calls),
                                                       options.membership, without),
                options);
 }
@@ -813,7 +813,7 @@ world_core::answer world_core::start(const char* verb, caf::expected<std::vector
 world_core::answer world_core::start(std::shared_ptr<collective_operation> op,
                                      const request_options& options) {
   op->deadline = from_now(options.deadline.count() != 0 ? options.deadline : limits_.deadline);
-  runtime_->start(op);
+  runtime_->start(op, options);
   spare_operation_.refill([this] {
     auto result = std::make_shared<collective_operation>(*this);
     result->make_room_for_calls();
@@ -884,46 +884,60 @@ caf::expected<rank_set> world_core::to_leave_out(const char* verb,
 
 world_core::answer world_core::run(const collective_view& what, const request_options& options) {
   auto* verb = what.kind == collective_kind::send ? "send_recv" : to_string(what.kind).data();
+  auto refuse = [&](caf::error why) {
+    return refused_and_skipped<collective_done>(
+        verb, std::move(why), options.retry_of,
+        [&](std::vector<use>& to) { add_writes(to, what, size()); });
+  };
   if (auto error = check_whole(verb); error)
-    return refused_operation<collective_done>(verb, std::move(error));
+    return refuse(std::move(error));
   auto without = to_leave_out(verb, options);
   if (!without)
-    return refused_operation<collective_done>(verb, std::move(without.error()));
+    return refuse(std::move(without.error()));
   if (what.kind == collective_kind::send || !without->empty()) {
     auto calls = rank_calls(verb, what, lanes_, *without);
     if (calls && what.kind == collective_kind::send)
       calls = by_rank(verb, std::move(*calls), lanes_); // from a rank to itself, too
-    return start(verb, std::move(calls), options, *without);
+    return calls ? start(verb, std::move(*calls), options, *without)
+                 : refuse(std::move(calls.error()));
   }
   auto ready = spare_operation_.take();
   if (!ready)
     ready = std::make_shared<collective_operation>(*this);
   auto calls = rank_calls(verb, what, lanes_, {}, ready->room_for_calls());
   if (!calls)
-    return refused_operation<collective_done>(verb, std::move(calls.error()));
+    return refuse(std::move(calls.error()));
   ready->begin(verb, shared_from_this(), std::move(*calls), options.membership);
   return start(std::move(ready), options);
 }
 
 world_core::answer world_core::run(const group& what) {
-  if (auto error = check_whole("group"); error)
-    return refused_operation<collective_done>("group", std::move(error));
+  constexpr auto verb = "group";
+  auto refuse = [&](caf::error why) {
+    return refused_and_skipped<collective_done>(verb, std::move(why), what.options.retry_of,
+                                                [&](std::vector<use>& to) {
+                                                  for (auto& x : what.calls)
+                                                    add_writes(to, collective_view{x}, size());
+                                                });
+  };
+  if (auto error = check_whole(verb); error)
+    return refuse(std::move(error));
   if (what.calls.empty() || what.calls.size() > group_limit)
-    return start("group",
-                 refusal("group", "a group of " + std::to_string(what.calls.size()) +
-                                      " calls; it has 1 to " + std::to_string(group_limit)),
-                 what.options, {});
-  auto without = to_leave_out("group", what.options);
+    return refuse(refusal(verb, "a group of " + std::to_string(what.calls.size()) +
+                                    " calls; it has 1 to " + std::to_string(group_limit)));
+  auto without = to_leave_out(verb, what.options);
   if (!without)
-    return refused_operation<collective_done>("group", std::move(without.error()));
+    return refuse(std::move(without.error()));
   std::vector<rank_call> all;
   for (auto& x : what.calls) {
-    auto calls = rank_calls("group", collective_view{x}, lanes_, *without);
+    auto calls = rank_calls(verb, collective_view{x}, lanes_, *without);
     if (!calls)
-      return start("group", std::move(calls), what.options, *without);
+      return refuse(std::move(calls.error()));
     std::move(calls->begin(), calls->end(), std::back_inserter(all));
   }
-  return start("group", by_rank("group", std::move(all), lanes_), what.options, *without);
+  auto sorted = by_rank(verb, std::move(all), lanes_);
+  return sorted ? start(verb, std::move(*sorted), what.options, *without)
+                : refuse(std::move(sorted.error()));
 }
 
 /// May rank `rank` make its own calls here?
@@ -960,7 +974,10 @@ world_core::answer world_core::run(int rank, const collective_view& what,
                                    std::shared_ptr<world_core> self) {
   auto* verb = to_string(what.kind).data();
   auto refuse = [&](caf::error why) {
-    return refused_operation<collective_done>(verb, std::move(why));
+    return refused_and_skipped<collective_done>(
+        verb, std::move(why), options.retry_of, [&](std::vector<use>& to) {
+          add_writes(to, what, size(), static_cast<std::size_t>(std::max(rank, 0)));
+        });
   };
   if (auto error = check_rank(verb, rank); error)
     return refuse(std::move(error));
@@ -982,7 +999,7 @@ world_core::answer world_core::run(int rank, const collective_view& what,
   if (auto error = check_deadline(verb, rank, options); error)
     return refuse(std::move(error));
   auto request = new_request(verb, std::move(*call), *without, options, std::move(self));
-  request->start();
+  request->start(options.room);
   make_spares_of(static_cast<std::size_t>(rank));
   return request;
 }
@@ -1027,7 +1044,11 @@ void world_core::make_spares_of(std::size_t rank) {
 world_core::answer world_core::run(const exchange& what, std::shared_ptr<world_core> self) {
   constexpr auto verb = "exchange";
   auto refuse = [&](caf::error why) {
-    return refused_operation<collective_done>(verb, std::move(why));
+    return refused_and_skipped<collective_done>(verb, std::move(why), what.options.retry_of,
+                                                [&](std::vector<use>& to) {
+                                                  for (auto& x : what.recvs)
+                                                    add_write(to, x.buffer);
+                                                });
   };
   if (auto error = check_rank(verb, what.rank); error)
     return refuse(std::move(error));
@@ -1044,7 +1065,7 @@ world_core::answer world_core::run(const exchange& what, std::shared_ptr<world_c
   if (!calls)
     return refuse(std::move(calls.error()));
   if (!is_whole())
-    return start(verb, std::move(calls), what.options, *without);
+    return start(verb, std::move(*calls), what.options, *without);
   if (auto error = check_deadline(verb, what.rank, what.options); error)
     return refuse(std::move(error));
   std::vector<std::shared_ptr<rank_request>> requests;
@@ -1053,7 +1074,7 @@ world_core::answer world_core::run(const exchange& what, std::shared_ptr<world_c
     requests.push_back(new_request(of_message, std::move(x), *without, what.options, self));
   }
   auto result = std::make_shared<exchange_request>(runtime_, std::move(requests));
-  result->start();
+  result->start(what.options.room);
   make_spares_of(static_cast<std::size_t>(what.rank));
   return result;
 }

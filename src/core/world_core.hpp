@@ -7,6 +7,7 @@
 #include "core/rank_call.hpp"
 #include "core/rank_matching.hpp"
 #include "core/rank_set.hpp"
+#include "core/room.hpp"
 #include "core/runtime.hpp"
 #include "core/symmetric_memory.hpp"
 #include <troupe/collective.hpp>
@@ -132,9 +133,12 @@ public:
   caf::error check_ranks_since(const operation& op, std::uint64_t absences) const;
   /// Counts one more that waits; `leave_queue`, on any thread, when it does so no more.
   /// @errors errc::overloaded: there is no room
-  caf::error enter_queue(const operation& op);
+  caf::error enter_queue(const operation& op, queue_bound bound);
   rank_matching& matching() noexcept { return matching_; }
-  void leave_queue() noexcept { waiting_.fetch_sub(1); }
+  void leave_queue() noexcept {
+    waiting_.fetch_sub(1);
+    process_room.notify();
+  }
   /// No communicator now, but there will be one, or none any more.
   bool waits() const noexcept { return phase_ <= world_phase::ready && !has_communicator(); }
   /// The communicator that there is has not all its connections yet.
@@ -152,8 +156,8 @@ private:
                                             const request_options& options,
                                             std::shared_ptr<world_core> self);
   void make_spares_of(std::size_t rank);
-  answer start(const char* verb, caf::expected<std::vector<rank_call>> calls,
-               const request_options& options, rank_set without);
+  answer start(const char* verb, std::vector<rank_call> calls, const request_options& options,
+               rank_set without);
   answer start(std::shared_ptr<collective_operation> op, const request_options& options);
   bool is_whole() const noexcept { return local_ranks_.size() == lanes_.size(); }
   caf::error check_whole(const char* verb) const;

@@ -1,6 +1,7 @@
 // What bad input gets: the error named, at once, with nothing launched and nothing lost, and a
 // world that is usable after it.
 
+#include "core/skipping.hpp"
 #include "support/eventually.hpp"
 #include "support/world_fixture.hpp"
 #include <troupe/detail/caf_compat.hpp>
@@ -49,9 +50,11 @@ protected:
                         : under_test->all_reduce(what.send, what.recv, what.op, what.options);
       EXPECT_TRUE(called.ready());
       EXPECT_TRUE(has_code(answer_of(called), code));
+      expect_kept(code);
       EXPECT_TRUE(has_code(ask<collective_done>(*system, under_test->actor(), what), code));
       EXPECT_LT(watch.elapsed(), at_once);
     });
+    accept_kept();
     expect_unharmed();
   }
 
@@ -60,10 +63,26 @@ protected:
   void expect_refused(const pending<Answer>& called, const Message& message, errc code) {
     stopwatch watch;
     EXPECT_TRUE(has_code(answer_of(called), code));
+    expect_kept(code);
     using as_message = std::conditional_t<std::is_same_v<Message, download>, host_buffer, Answer>;
     EXPECT_TRUE(has_code(ask<as_message>(*system, must(devices[0].actor()), message), code));
     EXPECT_LT(watch.elapsed(), at_once);
+    accept_kept();
     expect_unharmed();
+  }
+
+  /// What is refused at once because it is wrong by itself leaves nothing skipped.
+  void expect_kept(errc code) {
+    if (code == errc::stale_ref || !detail::fails_validation(make_error(code, "")))
+      accept_kept();
+    for (auto& [ref, content] : kept)
+      EXPECT_TRUE(is_ok(ref.access()));
+  }
+
+  /// The bytes of what was skipped are as they were.
+  void accept_kept() {
+    for (auto& [ref, content] : kept)
+      accept_bytes(devices[static_cast<std::size_t>(ref.device())], ref);
   }
 
   template <class F> void nothing_launched(F f) {
@@ -495,6 +514,9 @@ TEST_F(BadInput, ShutDownWorld) {
   EXPECT_EQ(error_of(ask<collective_done>(*system, under_test->actor(), all_reduce{send})),
             caf::sec::request_receiver_down);
   EXPECT_LT(watch.elapsed(), at_once);
+  for (auto& ref : send) // the sum in place did not run
+    EXPECT_TRUE(has_code(ref.access(), errc::skipped));
+  accept_kept();
   for (auto& [ref, content] : kept)
     EXPECT_TRUE(holds(devices[static_cast<std::size_t>(ref.device())], ref, content));
   // Its devices live on, for another world.
@@ -519,6 +541,7 @@ TEST_F(BadInput, FailedWorld) {
   // The other device and what lies on it are not concerned.
   for (auto& [ref, content] : kept)
     if (ref.device() == 0) {
+      accept_bytes(devices[0], ref);
       EXPECT_TRUE(holds(devices[0], ref, content));
     }
   EXPECT_TRUE(works(devices[0]));
@@ -540,9 +563,10 @@ TEST_F(BadInput, MoreQueuedThanTheBound) {
   std::vector<pending<void>> accepted;
   std::optional<pending<void>> refused;
   const std::vector<std::byte> one(4, std::byte{1});
+  const request_options refuse{.room = room_policy::refuse};
   // One place in the streams and eight in the queue; the lane takes its time to go on to the one.
   ASSERT_TRUE(eventually([&] {
-    auto x = devices[0].fill(recv[0], one);
+    auto x = devices[0].fill(recv[0], one, refuse);
     if (x.ready())
       refused = x;
     else
@@ -550,17 +574,22 @@ TEST_F(BadInput, MoreQueuedThanTheBound) {
     return accepted.size() >= 9;
   }));
   EXPECT_TRUE(!refused || has_code(answer_of(*refused), errc::overloaded));
-  EXPECT_TRUE(has_code(answer_of(devices[0].fill(recv[0], one)), errc::overloaded));
+  EXPECT_TRUE(has_code(answer_of(devices[0].fill(recv[0], one, refuse)), errc::overloaded));
   caf::scoped_actor self{system->get()};
-  EXPECT_TRUE(has_code(
-      detail::ask<void>(self, must(devices[0].actor()), patience, fill{recv[0], {1, 1, 1, 1}}),
-      errc::overloaded));
-  EXPECT_TRUE(has_code(answer_of(under_test->all_reduce(send, reduce_op::sum)), errc::overloaded));
+  EXPECT_TRUE(has_code(detail::ask<void>(self, must(devices[0].actor()), patience,
+                                         fill{recv[0], {1, 1, 1, 1}, refuse}),
+                       errc::overloaded));
+  EXPECT_TRUE(
+      has_code(answer_of(under_test->all_reduce(send, reduce_op::sum, refuse)), errc::overloaded));
   held.open();
   EXPECT_TRUE(is_ok(answer_of(first)));
   for (auto& x : accepted)
     EXPECT_TRUE(is_ok(answer_of(x)));
   std::erase_if(kept, [&](const auto& x) { return x.first == recv[0]; });
+  EXPECT_TRUE(has_code(recv[0].access(), errc::skipped));
+  EXPECT_TRUE(has_code(send[0].access(), errc::skipped));
+  accept_bytes(devices[0], recv[0]);
+  accept_kept();
   EXPECT_TRUE(
       holds(devices[0], recv[0], std::vector<std::byte>(recv[0].size_bytes(), std::byte{1})));
   expect_unharmed();
@@ -583,7 +612,8 @@ TEST_F(BadInput, MoreRequestsThanMayWaitForAWorld) {
   auto a = ask_again();
   auto b = ask_again();
   auto c = ask_again();
-  EXPECT_TRUE(has_code(ask<collective_done>(*system, actor, all_reduce{refs}), errc::overloaded));
+  const all_reduce refused{.send = refs, .options = {.room = room_policy::refuse}, .factors = {}};
+  EXPECT_TRUE(has_code(ask<collective_done>(*system, actor, refused), errc::overloaded));
   plan->release();
   for (auto* x : {&a, &b, &c})
     std::move(*x).receive([&](const collective_done&) { ++answers; },

@@ -259,6 +259,8 @@ protected:
   claim sample(type<claim>) const {
     return {sample(type<gpu_token>{}), access_mode::write, options_};
   }
+  accept sample(type<accept>) const { return {part_, options_}; }
+  room_policy sample(type<room_policy>) const { return room_policy::refuse; }
   program_ended sample(type<program_ended>) const { return {1, make_error(some_failure())}; }
   get_stats sample(type<get_stats>) const { return {}; }
   topology_stats sample(type<topology_stats>) const { return {1, 2, 3, 4, 5, 6, 7}; }
@@ -289,7 +291,11 @@ protected:
   std::vector<any_gpu_ref> one_{part_};
   std::vector<any_gpu_ref> two_{ref_, part_};
   caf::actor actor_ = must(gpu_.actor());
-  request_options options_{.deadline = 1234567ns, .membership = 9, .allow_shrunk = true};
+  request_options options_{.deadline = 1234567ns,
+                           .membership = 9,
+                           .allow_shrunk = true,
+                           .room = room_policy::refuse,
+                           .retry_of = 17};
 };
 
 TEST_F(Messages, EnumerationsComeBack) {

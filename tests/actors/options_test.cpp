@@ -32,13 +32,13 @@ TEST(Options, BoundWhatADeviceTakes) {
   gate stream;
   std::vector<pending<void>> all{stream.hold_stream(d)};
   const auto accepted = [&] { // what is behind the bound is refused at once
-    auto x = d.fill(ref, 1);
+    auto x = d.fill(ref, 1, {.room = room_policy::refuse});
     if (!x.ready())
       all.push_back(x);
     return all.size();
   };
   EXPECT_TRUE(eventually([&] { return accepted() == 3 + 4; }));
-  EXPECT_TRUE(has_code(answer_of(d.fill(ref, 1)), errc::overloaded));
+  EXPECT_TRUE(has_code(answer_of(d.fill(ref, 1, {.room = room_policy::refuse})), errc::overloaded));
   stream.open();
   for (auto& x : all)
     EXPECT_TRUE(is_ok(answer_of(x)));

@@ -42,6 +42,12 @@ void expect_ok(const answers& all) {
     EXPECT_TRUE(is_ok(answer_of(x)));
 }
 
+/// The bytes of what was skipped are as they were.
+template <class Refs> void accept_all(const world& w, const Refs& refs) {
+  for (std::size_t rank = 0; rank < w.size(); ++rank)
+    testing::accept_bytes(w.device_of(rank), refs[rank]);
+}
+
 void expect_code(const answers& all, errc code) {
   for (auto& x : all)
     EXPECT_TRUE(has_code(answer_of(x), code));
@@ -335,6 +341,9 @@ TEST_F(RankCalls, ThatDifferAreNamed) {
       EXPECT_EQ(why.rank, 1) << what;
       EXPECT_NE(why.detail.find(what), std::string::npos) << why.detail;
     }
+    EXPECT_TRUE(has_code(x[0].access(), errc::skipped)) << what;
+    accept_all(w, x);
+    accept_all(w, floats);
   };
   expect_mismatch("broadcast", [&](world_rank r) { return r.broadcast(x[1], 0); });
   expect_mismatch("float32", [&](world_rank r) { return r.all_reduce(floats[1]); });
@@ -344,6 +353,7 @@ TEST_F(RankCalls, ThatDifferAreNamed) {
   auto roots =
       on_each([&](world_rank r, std::size_t i) { return r.broadcast(x[i], i == 0 ? 0 : 1); });
   expect_code(roots, errc::collective_mismatch);
+  accept_all(w, x);
   // Nothing ran, and nobody is behind.
   expect_ok(on_each([&](world_rank r, std::size_t i) { return r.all_reduce(x[i]); }));
   EXPECT_TRUE(all_hold(x, sum()));
@@ -380,6 +390,9 @@ TEST_F(RankCalls, TakenBackEndForAll) {
       << describe(got.error());
   late = all_reduce_of_the_rest(x);
   expect_code(late, errc::deadline_exceeded);
+  for (auto& ref : x) // not by the call that was taken back
+    EXPECT_TRUE(has_code(ref.access(), errc::skipped));
+  accept_all(w, x);
 
   expect_ok(on_each([&](world_rank r, std::size_t i) { return r.all_reduce(x[i]); }));
   EXPECT_TRUE(all_hold(x, sum()));
@@ -397,6 +410,9 @@ TEST_F(RankCalls, DoNotWaitForWhatWasTakenBackBehindThem) {
   EXPECT_TRUE(has_code(answer_of(whole), errc::cancelled));
   auto late = w.all_reduce(x, reduce_op::sum, {.deadline = 1ms});
   EXPECT_TRUE(has_code(answer_of(late), errc::deadline_exceeded));
+  std::vector<pending<void>> accepted; // behind the first
+  for (std::size_t rank = 0; rank < w.size(); ++rank)
+    accepted.push_back(w.device_of(rank).accept(x[rank]));
   auto between = w.all_reduce(x, y);
   auto behind = w.rank(0).where().fill(y[0], 3);
   between.cancel();
@@ -405,6 +421,8 @@ TEST_F(RankCalls, DoNotWaitForWhatWasTakenBackBehindThem) {
   auto rest = all_reduce_of_the_rest(x);
   expect_ok(rest);
   EXPECT_TRUE(is_ok(answer_of(first)));
+  for (auto& done : accepted)
+    EXPECT_TRUE(is_ok(answer_of(done)));
   EXPECT_TRUE(all_hold(x, sum()));
 }
 
@@ -527,6 +545,8 @@ TEST_F(RankCalls, ThatAreRefusedDoNotCount) {
                errc::membership_changed));
   EXPECT_TRUE(
       has_code(answer_of(r.barrier({.deadline = {}, .membership = 77})), errc::membership_changed));
+  EXPECT_TRUE(has_code(x[1].access(), errc::skipped));
+  testing::accept_bytes(w.device_of(1), x[1]);
   EXPECT_FALSE(first.ready());
   auto rest = all_reduce_of_the_rest(x);
   expect_ok(rest);
@@ -556,8 +576,10 @@ TEST_F(RankCalls, SendToEachOther) {
   auto own = r.send(x[0], 0);
   EXPECT_FALSE(own.ready());
   EXPECT_TRUE(has_code(answer_of(r.recv(x[0], 0)), errc::invalid_argument));
+  auto accepted = w.device_of(0).accept(x[0]); // behind the one that sends it
   EXPECT_TRUE(is_ok(answer_of(r.recv(in[0], 0))));
   EXPECT_TRUE(is_ok(answer_of(own)));
+  EXPECT_TRUE(is_ok(answer_of(accepted)));
   EXPECT_TRUE(holds(w.device_of(0), in[0], std::vector<std::int32_t>(4, 1)));
   // Of other sizes.
   auto sent = w.rank(0).send(x[0], 1);
@@ -753,6 +775,7 @@ TEST_F(RankCalls, EndWithADevicesReset) {
   x = numbers();
   auto late = all_reduce_of_the_rest(x);
   expect_code(late, errc::device_reset);
+  accept_all(w, x);
   expect_ok(on_each([&](world_rank r, std::size_t i) { return r.all_reduce(x[i]); }));
   EXPECT_TRUE(all_hold(x, sum()));
 }
@@ -789,6 +812,7 @@ TEST_F(RankCalls, ThatMeanAMembershipHaveNoPartInOthers) {
   for (std::size_t rank = 1; rank < w.size(); ++rank)
     late.push_back(sum_up(rank, now));
   expect_code(late, errc::deadline_exceeded);
+  accept_all(w, x);
   expect_ok(on_each([&](world_rank, std::size_t i) { return sum_up(i, now); }));
   EXPECT_TRUE(all_hold(x, sum()));
 }
@@ -819,11 +843,15 @@ TEST_F(FewRankCalls, MayBeAhead) {
   answers ahead;
   for (int i = 0; i < 4; ++i)
     ahead.push_back(w.rank(0).all_reduce(x[0], reduce_op::max));
-  EXPECT_TRUE(has_code(answer_of(w.rank(0).all_reduce(x[0])), errc::overloaded));
+  EXPECT_TRUE(
+      has_code(answer_of(w.rank(0).all_reduce(x[0], reduce_op::sum, {.room = room_policy::refuse})),
+               errc::overloaded));
   for (std::size_t rank = 1; rank < w.size(); ++rank)
     for (int i = 0; i < 4; ++i)
       ahead.push_back(w.rank(rank).all_reduce(x[rank], reduce_op::max));
   expect_ok(ahead);
+  EXPECT_TRUE(has_code(x[0].access(), errc::skipped));
+  testing::accept_bytes(w.device_of(0), x[0]);
   EXPECT_TRUE(all_hold(x, static_cast<std::int32_t>(w.size())));
 }
 

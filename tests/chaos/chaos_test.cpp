@@ -1227,7 +1227,7 @@ private:
         complain("an error of another library: " + what);
       else if (trouble_ == trouble::haste && code != errc::cancelled &&
                code != errc::deadline_exceeded && code != errc::collective_mismatch &&
-               code != errc::indeterminate)
+               code != errc::indeterminate && code != errc::skipped)
         complain("neither late nor cancelled: " + what);
       constexpr errc never[] = {errc::invalid_argument,   errc::shape_mismatch,
                                 errc::out_of_range,       errc::would_block,
@@ -1373,6 +1373,9 @@ private:
         if (got) {
           if (auto text = model_.difference(place(x), content_of(*got)); !text.empty())
             complain("a wrong content at the end: " + text_of(x) + ": " + text);
+        } else if (code_of(got.error()) == errc::skipped) {
+          if (std::none_of(records_.begin(), records_.end(), [](auto& r) { return r->error; }))
+            complain("skipped, though all went well: " + text_of(x) + ": " + describe(got.error()));
         } else if (code_of(got.error()) != errc::indeterminate) {
           complain("no content at the end: " + text_of(x) + ": " + describe(got.error()));
         } else if (!model_.doubtful(model_.latest(at(x).buffer))) {

@@ -95,6 +95,21 @@ public:
       put(over_.device_of(rank), recv_[rank], before_[rank]);
   }
 
+  /// The bytes of what was skipped are as they were.
+  void accept() const {
+    for (std::size_t rank = 0; rank < over_.size(); ++rank)
+      for (auto& x : accept(rank))
+        EXPECT_TRUE(is_ok(answer_of(x)));
+  }
+  /// The same on one rank; not waited for.
+  std::vector<pending<void>> accept(std::size_t rank) const {
+    std::vector<pending<void>> result;
+    for (auto* x : {&send_, &recv_})
+      if (rank < x->size() && (*x)[rank])
+        result.push_back(over_.device_of(rank).accept((*x)[rank]));
+    return result;
+  }
+
   void expect_right() const {
     for (std::size_t rank = 0; rank < over_.size(); ++rank) {
       auto after = must(get(over_.device_of(rank), recv_[rank]));

@@ -105,6 +105,14 @@ caf::expected<T> answer_of(const pending<T>& x, std::chrono::nanoseconds limit =
   return x.result();
 }
 
+/// Says that the bytes of `ref` are right as they are, though a request for them was skipped.
+inline void accept_bytes(const device& on, const any_gpu_ref& ref) {
+  EXPECT_TRUE(is_ok(answer_of(on.accept(ref))));
+}
+inline void accept_bytes(test_system& system, const any_gpu_ref& ref) {
+  accept_bytes(system.open(ref.device()), ref);
+}
+
 /// The answer to a message.
 template <class T, class Message>
 caf::expected<T> ask(caf::actor_system& sys, const caf::actor& to, Message what) {

@@ -50,8 +50,8 @@ TEST(Buffer, IsDeterminateFromTheStart) {
 
 TEST(Buffer, NamesTheFirstCause) {
   a_buffer x;
-  x.memory->mark_indeterminate({8, 16, cause(1)});
-  x.memory->mark_indeterminate({0, size, cause(2)});
+  x.memory->mark({8, 16, cause(1)});
+  x.memory->mark({0, size, cause(2)});
   const auto told = x.memory->check_determinate(10, 12);
   EXPECT_TRUE(has_code(told, errc::indeterminate));
   EXPECT_EQ(number_of(told), 1u);
@@ -71,7 +71,7 @@ TEST(Buffer, AgreesWithABitmap) {
         std::swap(begin, end);
       switch (random() % 3) {
       case 0:
-        x.memory->mark_indeterminate({begin, end, cause(step)});
+        x.memory->mark({begin, end, cause(step)});
         for (auto i = begin; i < end; ++i)
           if (model[i] == 0)
             model[i] = step;

@@ -21,6 +21,7 @@ const std::map<errc, std::pair<std::string, severity>> table{
     {errc::shape_mismatch, {"shape_mismatch", severity::operation}},
     {errc::out_of_range, {"out_of_range", severity::operation}},
     {errc::stale_ref, {"stale_ref", severity::operation}},
+    {errc::skipped, {"skipped", severity::operation}},
     {errc::indeterminate, {"indeterminate", severity::operation}},
     {errc::buffer_acquired, {"buffer_acquired", severity::retry}},
     {errc::membership_changed, {"membership_changed", severity::retry}},

@@ -183,7 +183,7 @@ TEST(Lane, RefusesMoreThanItsQueueHolds) {
   std::vector<std::shared_ptr<detail::completion>> queued;
   for (int i = 0; i < 5; ++i)
     queued.push_back(device.launch(no_work(), {}, {}, {}));
-  auto refused = device.launch(no_work(), {}, {}, {});
+  auto refused = device.launch(no_work(), {}, {}, {.room = room_policy::refuse});
   ASSERT_TRUE(refused->answered());
   EXPECT_TRUE(has_code(refused->error(), errc::overloaded));
   EXPECT_EQ(severity_of(errc::overloaded), severity::retry);

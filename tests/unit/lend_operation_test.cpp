@@ -71,7 +71,7 @@ private:
 TEST(LendOperation, TellsWhatIsHalfWrittenOfThePart) {
   core_system system;
   auto memory = allocate_bytes(system.device(), size);
-  memory.memory()->mark_indeterminate({8, 24, make_error(errc::launch_failed, "on purpose")});
+  memory.memory()->mark({8, 24, make_error(errc::launch_failed, "on purpose")});
   const auto lent = lend(system, must(memory.slice(16, 16)), access_mode::write);
   ASSERT_TRUE(is_ok(answer_of(lent)));
   ASSERT_EQ(lent->wounds().size(), 1u);
@@ -171,7 +171,7 @@ TEST(LendOperation, WithoutAStreamFailsAndLeavesNothing) {
 TEST(LendOperation, ThatIsTakenBackLeavesWhatItWas) {
   core_system system;
   const auto memory = allocate_bytes(system.device(), size);
-  memory.memory()->mark_indeterminate({8, 24, make_error(errc::launch_failed, "on purpose")});
+  memory.memory()->mark({8, 24, make_error(errc::launch_failed, "on purpose")});
   held_up lane{system};
   const auto lent = lend(system, memory, access_mode::write);
   lent->cancel();

@@ -6,17 +6,22 @@
 #include <caf/allowed_unsafe_message_type.hpp>
 #include <caf/binary_deserializer.hpp>
 #include <caf/binary_serializer.hpp>
+#include <caf/blocking_actor.hpp>
 #include <caf/config.hpp>
 #include <caf/error.hpp>
 #include <caf/event_based_actor.hpp>
 #include <caf/expected.hpp>
 #include <caf/fwd.hpp>
 #include <caf/message.hpp>
+#include <caf/message_id.hpp>
+#include <caf/message_priority.hpp>
 #include <caf/response_promise.hpp>
+#include <caf/resumable.hpp>
 #include <caf/scoped_actor.hpp>
 #include <caf/thread_hook.hpp>
 #include <caf/type_id.hpp>
 
+#include <chrono>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -29,6 +34,8 @@
 #if CAF_MAJOR_VERSION >= 1 // CAF_VERSION is an octal literal in 1.0 and 1.1
 #define TROUPE_CAF1 1
 #include <caf/anon_mail.hpp>
+#include <caf/blocking_response_handle.hpp>
+#include <caf/event_based_response_handle.hpp>
 #include <caf/init_global_meta_objects.hpp>
 #include <caf/io/middleman.hpp>
 #include <caf/mailbox_element.hpp>
@@ -36,6 +43,8 @@
 #include <caf/thread_owner.hpp>
 #elif CAF_MINOR_VERSION == 17
 #define TROUPE_CAF1 0
+#include <caf/execution_unit.hpp>
+#include <caf/scheduler/abstract_coordinator.hpp>
 #else
 #error "troupe needs CAF 0.17.6 or CAF 1.0.2 and newer"
 #endif
@@ -64,6 +73,11 @@ template <class... Ts, class Self, class Dest> Dest checked(const Self& self, co
       return Dest{};
   return dest;
 }
+
+/// Is `Self`, a pointer to an actor or a `caf::scoped_actor`, one that blocks?
+template <class Self>
+inline constexpr bool is_blocking_actor =
+    std::is_base_of_v<caf::blocking_actor, std::remove_cvref_t<decltype(*std::declval<Self>())>>;
 
 #if TROUPE_CAF1
 
@@ -155,6 +169,22 @@ auto request(const Self& self, const Dest& dest, Dur timeout, Ts&&... xs) {
   return self->mail(std::forward<Ts>(xs)...).request(checked<Ts...>(self, dest), timeout);
 }
 
+/// The number of a request that `self` makes without sending a message.
+template <class Self> caf::message_id new_request_id(const Self& self) {
+  return self->new_request_id(caf::message_priority::normal);
+}
+
+/// How `self` receives the response to it, or `sec::request_timeout` after `timeout`.
+template <class Self>
+auto response_to(const Self& self, caf::message_id id, std::chrono::nanoseconds timeout) {
+  auto& who = *self;
+  if constexpr (is_blocking_actor<Self>)
+    return caf::blocking_response_handle<caf::message>{&who, id.response_id(), timeout};
+  else
+    return caf::event_based_response_handle<caf::message>{
+        &who, id.response_id(), who.request_response_timeout(timeout, id)};
+}
+
 /// The serialized form of `x`, as it crosses processes.
 template <class T>
 caf::expected<std::vector<std::byte>> to_bytes(caf::actor_system& sys, const T& x) {
@@ -173,13 +203,54 @@ caf::error from_bytes(caf::actor_system& sys, const std::vector<std::byte>& byte
   return {};
 }
 
-/// Puts a response into the mailbox of `receiver`; from any thread.
+/// What a worker of the pool hands to the jobs that it runs.
+using pool_context = caf::scheduler;
+
+/// A job of the pool that its owner keeps alive.
+class pool_job : public caf::resumable {
+public:
+  virtual resume_result run(pool_context* on, std::size_t throughput) = 0;
+
+  resume_result resume(pool_context* on, std::size_t throughput) final {
+    return run(on, throughput);
+  }
+  void ref_resumable() const noexcept final {}
+  void deref_resumable() const noexcept final {}
+};
+
+/// Takes actors that a message has made runnable, in place of the pool.
+class job_sink : public caf::scheduler {
+public:
+  explicit job_sink(caf::actor_system&) {}
+  void schedule(caf::resumable* job) final { take(job); }
+  void delay(caf::resumable* job) final { take(job); }
+  void start() final {}
+  void stop() final {}
+
+protected:
+  virtual void take(caf::resumable* job) = 0;
+};
+
+inline void run_in_pool(caf::actor_system& sys, caf::resumable* job) {
+  sys.scheduler().schedule(job);
+}
+
+/// Runs `job` as a worker of the pool does.
+inline void run_job(caf::resumable* job, pool_context* on, std::size_t throughput) {
+  if (job->resume(on, throughput) == caf::resumable::resume_later)
+    on->delay(job);
+  else
+    intrusive_ptr_release(job);
+}
+
+/// Puts a response into the mailbox of `receiver`; from any thread. An actor of the pool then runs
+/// where `runs_on` says, or in the pool.
 inline void enqueue_response(const caf::strong_actor_ptr& receiver,
                              const caf::strong_actor_ptr& sender, caf::message_id request,
-                             caf::message content) {
+                             caf::message content, job_sink* runs_on) {
   if (receiver)
     receiver->enqueue(caf::make_mailbox_element(sender, request.response_id(), std::move(content)),
-                      nullptr);
+                      runs_on);
 }
 
 template <class Base = caf::event_based_actor> struct actor_base : Base {
@@ -280,6 +351,18 @@ auto request(const Self& self, const Dest& dest, Dur timeout, Ts&&... xs) {
   return self->request(checked<Ts...>(self, dest), timeout, std::forward<Ts>(xs)...);
 }
 
+template <class Self> caf::message_id new_request_id(const Self& self) {
+  return self->new_request_id(caf::message_priority::normal);
+}
+
+template <class Self>
+auto response_to(const Self& self, caf::message_id id, std::chrono::nanoseconds timeout) {
+  using handle = decltype(self->request(std::declval<const caf::actor&>(),
+                                        std::declval<const caf::duration&>(), 0));
+  self->request_response_timeout(caf::duration{timeout}, id);
+  return handle{id.response_id(), &*self};
+}
+
 template <class T>
 caf::expected<std::vector<std::byte>> to_bytes(caf::actor_system& sys, const T& x) {
   std::vector<char> buffer;
@@ -296,11 +379,44 @@ caf::error from_bytes(caf::actor_system& sys, const std::vector<std::byte>& byte
   return source(x);
 }
 
+using pool_context = caf::execution_unit;
+
+class pool_job : public caf::resumable {
+public:
+  virtual resume_result run(pool_context* on, std::size_t throughput) = 0;
+
+  resume_result resume(pool_context* on, std::size_t throughput) final {
+    return run(on, throughput);
+  }
+  void intrusive_ptr_add_ref_impl() final {}
+  void intrusive_ptr_release_impl() final {}
+};
+
+class job_sink : public caf::execution_unit {
+public:
+  explicit job_sink(caf::actor_system& sys) : execution_unit(&sys) {}
+  void exec_later(caf::resumable* job) final { take(job); }
+
+protected:
+  virtual void take(caf::resumable* job) = 0;
+};
+
+inline void run_in_pool(caf::actor_system& sys, caf::resumable* job) {
+  sys.scheduler().enqueue(job);
+}
+
+inline void run_job(caf::resumable* job, pool_context* on, std::size_t throughput) {
+  if (job->resume(on, throughput) == caf::resumable::resume_later)
+    on->exec_later(job);
+  else
+    intrusive_ptr_release(job);
+}
+
 inline void enqueue_response(const caf::strong_actor_ptr& receiver,
                              const caf::strong_actor_ptr& sender, caf::message_id request,
-                             caf::message content) {
+                             caf::message content, job_sink* runs_on) {
   if (receiver)
-    receiver->enqueue(sender, request.response_id(), std::move(content), nullptr);
+    receiver->enqueue(sender, request.response_id(), std::move(content), runs_on);
 }
 
 template <class Base = caf::event_based_actor> struct actor_base : Base {

@@ -28,6 +28,21 @@ inline constexpr std::chrono::hours as_good_as_never{24 * 365};
 /// CAF's pool.
 void forbid_blocking(const char* thread_kind) noexcept;
 
+/// May the calling thread block?
+bool may_block() noexcept;
+
+/// Makes the calling thread one that must not block while this lives.
+class no_blocking_scope {
+public:
+  explicit no_blocking_scope(const char* thread_kind) noexcept;
+  ~no_blocking_scope();
+  no_blocking_scope(const no_blocking_scope&) = delete;
+  no_blocking_scope& operator=(const no_blocking_scope&) = delete;
+
+private:
+  const char* before_;
+};
+
 /// None if the calling thread may block.
 /// @errors errc::would_block
 caf::error check_may_block() noexcept;

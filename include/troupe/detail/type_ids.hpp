@@ -79,6 +79,8 @@ struct program_ended;
 enum class access_mode : unsigned char;
 struct offer;
 struct claim;
+enum class room_policy : unsigned char;
+struct accept;
 struct launch_callable;
 
 namespace detail {
@@ -170,6 +172,8 @@ CAF_ADD_TYPE_ID(troupe, (troupe::program_ended))
 CAF_ADD_TYPE_ID(troupe, (troupe::access_mode))
 CAF_ADD_TYPE_ID(troupe, (troupe::offer))
 CAF_ADD_TYPE_ID(troupe, (troupe::claim))
+CAF_ADD_TYPE_ID(troupe, (troupe::room_policy))
+CAF_ADD_TYPE_ID(troupe, (troupe::accept))
 CAF_END_TYPE_ID_BLOCK(troupe)
 
 // Messages that mean something only within the process. They have no serialized form, and the

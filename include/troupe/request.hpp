@@ -1,0 +1,209 @@
+/// Requests of actors: admitted when they are made, answered in the actor's mailbox.
+#pragma once
+
+#include <troupe/detail/caf_compat.hpp>
+#include <troupe/device.hpp>
+#include <troupe/nccl_world.hpp>
+#include <troupe/p2p_topology.hpp>
+#include <troupe/topology.hpp>
+#include <troupe/world.hpp>
+#include <troupe/world_rank.hpp>
+
+#include <caf/actor.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <type_traits>
+#include <utility>
+#include <variant>
+
+namespace troupe {
+
+namespace detail {
+
+/// A request to a device.
+using device_request =
+    std::variant<const allocate*, const upload*, const download*, const fill*, const copy*,
+                 const accept*, const launch*, const launch_callable*, const offer*, const claim*,
+                 const stats*, const reset*>;
+/// A request to a world.
+using world_request =
+    std::variant<const all_reduce*, const reduce*, const broadcast*, const all_gather*,
+                 const reduce_scatter*, const all_to_all*, const all_to_all_v*, const gather*,
+                 const scatter*, const send_recv*, const barrier*, const group*, const rank_local*,
+                 const exchange*, const allocate_all*>;
+/// A request to a topology.
+using topology_request = std::variant<const verify_links*, const measure_links*, const copy*,
+                                      const copy_batch*, const replicate*, const distribute*>;
+
+template <class Request, class Requests>
+concept one_of = std::is_constructible_v<Requests, const Request*>;
+
+class answer_spinner;
+
+/// Where the answer to a request goes.
+struct reply_address {
+  caf::strong_actor_ptr requester;
+  caf::message_id id;                ///< of the request
+  answer_spinner* spinner = nullptr; ///< what waits awake for the answer, if anything does
+};
+
+/// What waits awake for answers to actors of the pool; null where the caller is none of them.
+answer_spinner* find_spinner(caf::actor_system& sys);
+
+/// Admits a request on the calling thread. False, and nothing has happened: `to` is in another
+/// process, has ended, or is something else.
+bool admit(const caf::actor& to, const device_request& what, const reply_address& answer);
+bool admit(const caf::actor& to, const world_request& what, const reply_address& answer);
+bool admit(const caf::actor& to, const topology_request& what, const reply_address& answer);
+void admit(const device& to, const device_request& what, const reply_address& answer);
+void admit(const world& to, const world_request& what, const reply_address& answer);
+void admit(const topology& to, const topology_request& what, const reply_address& answer);
+/// The same of a message that both understand.
+bool admit(const caf::actor& to, const copy& what, const reply_address& answer);
+
+/// Ends a device, world or topology of this process for every later request.
+void close(const caf::actor& to);
+
+/// The library's answer comes in time, so CAF's own time-out is set far behind it.
+inline std::chrono::nanoseconds patience_for(std::chrono::nanoseconds deadline) {
+  return 2 * std::min<std::chrono::nanoseconds>(deadline, as_good_as_never) +
+         std::chrono::seconds{10};
+}
+
+template <class Self> reply_address address_of(const Self& self, answer_spinner* spinner) {
+  auto& who = *self;
+  return {caf::strong_actor_ptr{who.ctrl()}, new_request_id(self), spinner};
+}
+
+/// Calls `admit` with where the answer goes, on behalf of `self`. An event-based actor never waits
+/// for room.
+template <class Self, class Admit> auto admit_for(const Self& self, Admit admit) {
+  if constexpr (is_blocking_actor<Self>) {
+    return admit(address_of(self, nullptr));
+  } else {
+    no_blocking_scope scope{"an actor"};
+    return admit(address_of(self, find_spinner(self->system())));
+  }
+}
+
+template <class Request> void set_deadline(Request& what, std::chrono::nanoseconds deadline) {
+  if constexpr (requires { what.options.deadline; }) // others are answered at once
+    what.options.deadline = deadline;
+}
+
+/// What a rank's own call is as a message.
+template <class Call> rank_local as_rank_local(int rank, Call call) {
+  rank_local result;
+  result.rank = rank;
+  if constexpr (requires { call.options; })
+    result.options = call.options;
+  result.call = std::move(call);
+  return result;
+}
+
+inline exchange as_rank_local(int rank, exchange call) {
+  call.rank = rank;
+  return call;
+}
+
+} // namespace detail
+
+/// Sends `what` to a world, device or topology, in which nobody waits for an answer: `subscribe`,
+/// `watch_generation`, `program_message`, `shutdown`. CAF's own function for it differs by its
+/// version. `Self`: a pointer to the actor that sends, or a `caf::scoped_actor`.
+template <class Self, class Message>
+void tell(const Self& self, const caf::actor& to, Message what) {
+  if constexpr (std::is_same_v<Message, shutdown>)
+    detail::close(to); // what the sender asks for later comes after it
+  detail::send(self, to, std::move(what));
+}
+
+/// Asks a world, device or topology for `what`, as an actor's request with a deadline. The requests
+/// that one actor makes by this function take effect in the order in which it makes them, whichever
+/// of them they go to: each is admitted on the calling thread, and its answer comes to the actor's
+/// mailbox. (A request that is sent by CAF's own functions is admitted when its receiver comes to
+/// it: in order with what goes to the same address alone. So is one to another process.)
+///
+/// `Self`: a pointer to the actor that asks, or a `caf::scoped_actor`. `deadline` takes the place
+/// of what `what.options` says. Where a queue is full, a blocking actor waits for room
+/// (`room_policy`); requests of others are held up to a second bound. Since its answer comes later,
+/// also a request that is wrong by itself leaves what it would have written skipped.
+///
+/// Gives CAF's own response handle: `.then(f, on_error)` or `.await(f, on_error)` in event-based
+/// actors, `.receive(f, on_error)` in blocking ones. `on_error` may get an error of CAF's, too
+/// (`caf::sec`): the actor had ended before (`code_of` gives none, `describe` its text).
+template <class Self, class Request>
+auto request(const Self& self, const caf::actor& to, Request what,
+             std::chrono::nanoseconds deadline) {
+  detail::set_deadline(what, deadline);
+  const auto patience = detail::patience_for(deadline);
+  constexpr bool direct = detail::one_of<Request, detail::device_request> ||
+                          detail::one_of<Request, detail::world_request> ||
+                          detail::one_of<Request, detail::topology_request>;
+  if constexpr (direct) {
+    caf::message_id id;
+    const bool admitted = detail::admit_for(self, [&](const detail::reply_address& answer) {
+      id = answer.id;
+      if constexpr (std::is_same_v<Request, copy>)
+        return detail::admit(to, what, answer);
+      else
+        return detail::admit(to, &what, answer);
+    });
+    if (admitted)
+      return detail::response_to(self, id, patience);
+  }
+  return detail::request(self, to, patience, std::move(what));
+}
+
+/// The same to a world; also for ranks' calls (`rank_local`, `exchange`).
+template <class Self, class Request>
+auto request(const Self& self, const world& to, Request what, std::chrono::nanoseconds deadline) {
+  if constexpr (detail::one_of<Request, detail::world_request>) {
+    detail::set_deadline(what, deadline);
+    caf::message_id id;
+    detail::admit_for(self, [&](const detail::reply_address& answer) {
+      id = answer.id;
+      detail::admit(to, &what, answer);
+    });
+    return detail::response_to(self, id, detail::patience_for(deadline));
+  } else {
+    return request(self, to.actor(), std::move(what), deadline);
+  }
+}
+
+/// The same to a device.
+template <class Self, detail::one_of<detail::device_request> Request>
+auto request(const Self& self, const device& to, Request what, std::chrono::nanoseconds deadline) {
+  detail::set_deadline(what, deadline);
+  caf::message_id id;
+  detail::admit_for(self, [&](const detail::reply_address& answer) {
+    id = answer.id;
+    detail::admit(to, &what, answer);
+  });
+  return detail::response_to(self, id, detail::patience_for(deadline));
+}
+
+/// The same to a topology.
+template <class Self, detail::one_of<detail::topology_request> Request>
+auto request(const Self& self, const topology& to, Request what,
+             std::chrono::nanoseconds deadline) {
+  detail::set_deadline(what, deadline);
+  caf::message_id id;
+  detail::admit_for(self, [&](const detail::reply_address& answer) {
+    id = answer.id;
+    detail::admit(to, &what, answer);
+  });
+  return detail::response_to(self, id, detail::patience_for(deadline));
+}
+
+/// The call of one rank, as `world_rank::run` makes it: `all_reduce`, ..., with at most the rank's
+/// own handle in each list, `collective`, or `exchange`, whose `rank` does not matter. Also in
+/// programs in workers.
+template <class Self, class Call>
+  requires std::is_convertible_v<Call, collective> || std::is_same_v<Call, exchange>
+auto request(const Self& self, const world_rank& to, Call what, std::chrono::nanoseconds deadline) {
+  return request(self, to.whole(), detail::as_rank_local(to.index(), std::move(what)), deadline);
+}
+
+} // namespace troupe

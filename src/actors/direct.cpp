@@ -1,0 +1,122 @@
+#include "actors/direct.hpp"
+
+#include "actors/device_access.hpp"
+#include "actors/topology_parts.hpp"
+#include "actors/world_access.hpp"
+#include "core/skipping.hpp"
+
+#include <caf/all.hpp>
+
+namespace troupe::detail {
+
+device_core::answer<host_buffer> perform(const device_core& core, const download& x) {
+  host_buffer target{x.source.size_bytes()};
+  auto op = core.download(x.source, std::make_shared<host_range>(target), x.options);
+  auto answer = std::make_shared<operation_of<host_buffer>>("download", 0);
+  answer->value = std::move(target);
+  core.owner().reply_to_actor(*op);
+  op->on_answer([op, answer] { answer->answer(op->error()); });
+  return answer;
+}
+
+device_core::answer<gpu_token> perform(const device_core& core, const offer& x) {
+  auto answer = std::make_shared<operation_of<gpu_token>>("offer", 0);
+  auto token = core.offer(x.memory, x.grace);
+  if (token)
+    answer->value = *token;
+  answer->answer(token ? caf::error{} : token.error());
+  return answer;
+}
+
+void add_writes_of(std::vector<use>& to, const upload& x, std::size_t) { add_write(to, x.target); }
+
+void add_writes_of(std::vector<use>& to, const fill& x, std::size_t) { add_write(to, x.target); }
+
+void add_writes_of(std::vector<use>& to, const copy& x, std::size_t) { add_write(to, x.target); }
+
+void add_writes_of(std::vector<use>& to, const troupe::launch& x, std::size_t) {
+  add_writes(to, x.writes);
+}
+
+void add_writes_of(std::vector<use>& to, const launch_callable& x, std::size_t) {
+  add_writes(to, x.writes);
+}
+
+void add_writes_of(std::vector<use>& to, const group& x, std::size_t n) {
+  for (auto& call : x.calls)
+    add_writes(to, collective_view{call}, n);
+}
+
+void add_writes_of(std::vector<use>& to, const rank_local& x, std::size_t n) {
+  add_writes(to, collective_view{x.call}, n, x.rank >= 0 ? static_cast<std::size_t>(x.rank) : 0);
+}
+
+void add_writes_of(std::vector<use>& to, const exchange& x, std::size_t) {
+  for (auto& end : x.recvs)
+    add_write(to, end.buffer);
+}
+
+void add_writes_of(std::vector<use>& to, const copy_batch& x, std::size_t) {
+  for (auto& one : x.copies)
+    add_write(to, one.target);
+}
+
+void add_writes_of(std::vector<use>& to, const replicate& x, std::size_t) {
+  add_writes(to, x.targets);
+}
+
+void add_writes_of(std::vector<use>& to, const distribute& x, std::size_t) {
+  add_writes(to, x.targets);
+}
+
+namespace {
+
+template <class Receiver> Receiver* receiver_of(const caf::actor& x) {
+  return dynamic_cast<Receiver*>(caf::actor_cast<caf::abstract_actor*>(x));
+}
+
+template <class Requests>
+bool admit_at(const caf::actor& to, const Requests& what, const reply_address& answer) {
+  auto* receiver = receiver_of<direct_receiver<Requests>>(to);
+  return receiver != nullptr && receiver->admit(what, answer);
+}
+
+} // namespace
+
+bool admit(const caf::actor& to, const device_request& what, const reply_address& answer) {
+  return admit_at(to, what, answer);
+}
+
+bool admit(const caf::actor& to, const world_request& what, const reply_address& answer) {
+  return admit_at(to, what, answer);
+}
+
+bool admit(const caf::actor& to, const topology_request& what, const reply_address& answer) {
+  return admit_at(to, what, answer);
+}
+
+bool admit(const caf::actor& to, const copy& what, const reply_address& answer) {
+  return admit_at(to, device_request{&what}, answer) ||
+         admit_at(to, topology_request{&what}, answer);
+}
+
+void admit(const device& to, const device_request& what, const reply_address& answer) {
+  admit_to(device_access::core_of(to), what, answer, nullptr, device_access::lease_of(to));
+}
+
+void admit(const world& to, const world_request& what, const reply_address& answer) {
+  admit_to(world_access::core_of(to), what, answer,
+           caf::actor_cast<caf::strong_actor_ptr>(to.actor()), world_access::lease_of(to));
+}
+
+void admit(const topology& to, const topology_request& what, const reply_address& answer) {
+  admit_to(topology_access::core_of(to), what, answer,
+           caf::actor_cast<caf::strong_actor_ptr>(to.actor()));
+}
+
+void close(const caf::actor& to) {
+  if (auto* receiver = receiver_of<direct_address>(to))
+    receiver->close();
+}
+
+} // namespace troupe::detail

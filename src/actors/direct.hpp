@@ -1,0 +1,190 @@
+/// Requests that are admitted on the thread of the actor that makes them.
+#pragma once
+
+#include "actors/reply.hpp"
+#include "core/device_core.hpp"
+#include "core/skipping.hpp"
+#include "core/topology_core.hpp"
+#include "core/world_core.hpp"
+#include <troupe/request.hpp>
+
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace troupe::detail {
+
+/// An actor that can be closed without its mailbox.
+class direct_address {
+public:
+  virtual ~direct_address() = default;
+  /// As the function of this name in troupe/request.hpp.
+  virtual void close() = 0;
+};
+
+/// The same for requests, which can be admitted without it.
+template <class Requests> class direct_receiver : public direct_address {
+public:
+  /// As the functions of this name in troupe/request.hpp.
+  virtual bool admit(const Requests& what, const reply_address& answer) = 0;
+};
+
+/// The data of an actor, until it ends. @thread any
+template <class Core> class shared_core {
+public:
+  explicit shared_core(std::shared_ptr<Core> core) : core_(std::move(core)) {}
+  std::shared_ptr<Core> get() const {
+    std::lock_guard lock{mutex_};
+    return core_;
+  }
+  void reset() {
+    std::shared_ptr<Core> gone;
+    std::lock_guard lock{mutex_};
+    gone.swap(core_);
+  }
+
+private:
+  mutable std::mutex mutex_;
+  std::shared_ptr<Core> core_;
+};
+
+// -- what a request starts
+
+inline std::vector<std::byte> as_bytes(const std::vector<std::uint8_t>& from) {
+  std::vector<std::byte> to(from.size());
+  if (!from.empty())
+    std::memcpy(to.data(), from.data(), from.size());
+  return to;
+}
+
+inline auto perform(const device_core& core, const allocate& x) {
+  return core.allocate(x.count, x.type, x.zeroed, x.options);
+}
+inline auto perform(const device_core& core, const upload& x) {
+  return core.upload(x.target, std::make_shared<host_range>(x.source), x.options);
+}
+device_core::answer<host_buffer> perform(const device_core& core, const download& x);
+inline auto perform(const device_core& core, const fill& x) {
+  return core.fill(x.target, as_bytes(x.element), x.options);
+}
+inline auto perform(const device_core& core, const copy& x) {
+  return core.copy(x.target, x.source, x.options);
+}
+inline auto perform(const device_core& core, const accept& x) {
+  return core.accept(x.target, x.options);
+}
+inline auto perform(const device_core& core, const troupe::launch& x) {
+  return core.launch(x.name, as_bytes(x.arguments), x.reads, x.writes, x.options);
+}
+inline auto perform(const device_core& core, const launch_callable& x) {
+  return core.launch(x.function, x.reads, x.writes, x.options);
+}
+device_core::answer<gpu_token> perform(const device_core& core, const offer& x);
+inline auto perform(const device_core& core, const claim& x) {
+  return core.claim(x.token, x.mode, x.options);
+}
+inline auto perform(const device_core& core, const stats& x) { return core.stats(x.options); }
+inline auto perform(const device_core& core, const reset& x) { return core.reset(x.options); }
+
+template <class Request>
+  requires std::is_convertible_v<const Request&, collective>
+auto perform(const std::shared_ptr<world_core>& core, const Request& x) {
+  return core->run(collective_view{x.form()}, x.options);
+}
+/// Without a copy of its handles.
+inline auto perform(const std::shared_ptr<world_core>& core, const all_reduce& x) {
+  return core->run({collective_kind::all_reduce, x.send, x.recv, x.op, x.factors}, x.options);
+}
+inline auto perform(const std::shared_ptr<world_core>& core, const group& x) {
+  return core->run(x);
+}
+inline auto perform(const std::shared_ptr<world_core>& core, const rank_local& x) {
+  return core->run(x.rank, collective_view{x.call}, x.options, core);
+}
+inline auto perform(const std::shared_ptr<world_core>& core, const exchange& x) {
+  return core->run(x, core);
+}
+inline auto perform(const std::shared_ptr<world_core>& core, const allocate_all& x) {
+  return core->allocate(x.type, x.count, x.what, x.options);
+}
+
+inline auto perform(const std::shared_ptr<topology_core>& core, const verify_links& x) {
+  return core->verify(x.devices, x.options);
+}
+inline auto perform(const std::shared_ptr<topology_core>& core, const measure_links& x) {
+  return core->measure(x.devices, x.options);
+}
+inline auto perform(const std::shared_ptr<topology_core>& core, const copy& x) {
+  return core->copy(x.target, x.source, x.options);
+}
+inline auto perform(const std::shared_ptr<topology_core>& core, const copy_batch& x) {
+  return core->copy(x.copies, x.options);
+}
+inline auto perform(const std::shared_ptr<topology_core>& core, const replicate& x) {
+  return core->replicate(x.source, x.targets, x.options);
+}
+inline auto perform(const std::shared_ptr<topology_core>& core, const distribute& x) {
+  return core->distribute(x.source, x.targets, x.options);
+}
+
+// -- what it writes
+
+/// Adds what a request would write in a world of `ranks` ranks; most write nothing.
+template <class Request> void add_writes_of(std::vector<use>& to, const Request& x, std::size_t n) {
+  if constexpr (std::is_convertible_v<const Request&, collective>)
+    add_writes(to, collective_view{x.form()}, n);
+}
+void add_writes_of(std::vector<use>& to, const upload& x, std::size_t n);
+void add_writes_of(std::vector<use>& to, const fill& x, std::size_t n);
+void add_writes_of(std::vector<use>& to, const copy& x, std::size_t n);
+void add_writes_of(std::vector<use>& to, const troupe::launch& x, std::size_t n);
+void add_writes_of(std::vector<use>& to, const launch_callable& x, std::size_t n);
+void add_writes_of(std::vector<use>& to, const group& x, std::size_t n);
+void add_writes_of(std::vector<use>& to, const rank_local& x, std::size_t n);
+void add_writes_of(std::vector<use>& to, const exchange& x, std::size_t n);
+void add_writes_of(std::vector<use>& to, const copy_batch& x, std::size_t n);
+void add_writes_of(std::vector<use>& to, const replicate& x, std::size_t n);
+void add_writes_of(std::vector<use>& to, const distribute& x, std::size_t n);
+
+inline runtime& owner_of(const device_core& core) { return core.owner(); }
+template <class Core> runtime& owner_of(const std::shared_ptr<Core>& core) {
+  return *core->owner();
+}
+inline std::size_t ranks_of(const std::shared_ptr<world_core>& core) { return core->size(); }
+template <class Core> std::size_t ranks_of(const Core&) { return 1; }
+
+/// Starts what `x` asks for, whose answer is a message: its requester does not see it when the call
+/// returns, so what it would have written is skipped also where it fails validation.
+template <class Core, class Request> auto start_for_message(const Core& core, const Request& x) {
+  auto op = perform(core, x);
+  if (op->answered() && op->error() && fails_validation(op->error())) {
+    std::vector<use> writes;
+    add_writes_of(writes, x, ranks_of(core));
+    mark_skipped(writes, op->error(), op->number());
+  }
+  return op;
+}
+
+/// A handler of `self` for messages of a type.
+template <class Request, class Self, class Core> auto answering(Self* self, const Core& core) {
+  return [self, &core](const Request& x) {
+    no_blocking_scope scope{"an actor"};
+    return reply_when_answered(self, owner_of(core), start_for_message(core, x));
+  };
+}
+
+/// Does all of it. `replier` is who answers, if it is an actor; `keep` lives until the answer.
+template <class Core, class Requests>
+void admit_to(const Core& core, const Requests& what, const reply_address& answer,
+              const caf::strong_actor_ptr& replier, std::shared_ptr<const void> keep = nullptr) {
+  std::visit(
+      [&](auto* x) {
+        reply_when_answered(owner_of(core), start_for_message(core, *x), answer, replier,
+                            std::move(keep));
+      },
+      what);
+}
+
+} // namespace troupe::detail
