@@ -47,7 +47,7 @@ std::vector<bar> bars_of(const outcome& o) {
   std::vector<bar> result{
       {"8 B, facade, time to raw by a thread per rank", 1.4, true,
        ratio_of(o, 8, 1, "troupe, facade")},
-      {"8 B, message from an actor, time to the same", 2.5, true,
+      {"8 B, message from an actor, time to the same", 1.5, true,
        ratio_of(o, 8, 1, "troupe, message")},
       {"8 B, rank-local, a thread per rank, time to the same", 1.3, true,
        ratio_of(o, 8, 1, "troupe, rank-local")},
