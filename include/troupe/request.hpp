@@ -109,7 +109,7 @@ inline exchange as_rank_local(int rank, exchange call) {
 
 } // namespace detail
 
-/// Sends `what` to a world, device or topology, in which nobody waits for an answer: `subscribe`,
+/// Sends `what`, which is not answered, to a world, device or topology: `subscribe`,
 /// `watch_generation`, `program_message`, `shutdown`. CAF's own function for it differs by its
 /// version. `Self`: a pointer to the actor that sends, or a `caf::scoped_actor`.
 template <class Self, class Message>

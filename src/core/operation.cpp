@@ -324,7 +324,7 @@ void operation::note_cause(const caf::error& why,
   failed_.store(true, std::memory_order_release);
   if (!on_lanes())
     failed_off_lanes_.fetch_add(1, std::memory_order_release);
-  if (cancelled()) // nobody was to read what it would have written
+  if (cancelled()) // what is behind it goes on
     return;
   for (auto& next : successors_)
     if (next.reads)
