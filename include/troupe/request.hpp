@@ -48,7 +48,7 @@ struct reply_address {
   answer_spinner* spinner = nullptr; ///< what waits awake for the answer, if anything does
 };
 
-/// What waits awake for answers to actors of the pool; null where the caller is none of them.
+/// Returns the waiter for answers to actors of the pool; null if the caller is not one of them.
 answer_spinner* find_spinner(caf::actor_system& sys);
 
 /// Admits a request on the calling thread. False, and nothing has happened: `to` is in another
@@ -92,7 +92,20 @@ template <class Request> void set_deadline(Request& what, std::chrono::nanosecon
     what.options.deadline = deadline;
 }
 
-/// What a rank's own call is as a message.
+/// Admits a request to a facade, and gives the response handle.
+template <class Self, class Facade, class Request>
+auto ask_facade(const Self& self, const Facade& to, Request what,
+                std::chrono::nanoseconds deadline) {
+  set_deadline(what, deadline);
+  caf::message_id id;
+  admit_for(self, [&](const reply_address& answer) {
+    id = answer.id;
+    admit(to, &what, answer);
+  });
+  return response_to(self, id, patience_for(deadline));
+}
+
+/// Returns a rank's own call as a message.
 template <class Call> rank_local as_rank_local(int rank, Call call) {
   rank_local result;
   result.rank = rank;
@@ -160,13 +173,7 @@ auto request(const Self& self, const caf::actor& to, Request what,
 template <class Self, class Request>
 auto request(const Self& self, const world& to, Request what, std::chrono::nanoseconds deadline) {
   if constexpr (detail::one_of<Request, detail::world_request>) {
-    detail::set_deadline(what, deadline);
-    caf::message_id id;
-    detail::admit_for(self, [&](const detail::reply_address& answer) {
-      id = answer.id;
-      detail::admit(to, &what, answer);
-    });
-    return detail::response_to(self, id, detail::patience_for(deadline));
+    return detail::ask_facade(self, to, std::move(what), deadline);
   } else {
     return request(self, to.actor(), std::move(what), deadline);
   }
@@ -175,26 +182,14 @@ auto request(const Self& self, const world& to, Request what, std::chrono::nanos
 /// The same to a device.
 template <class Self, detail::one_of<detail::device_request> Request>
 auto request(const Self& self, const device& to, Request what, std::chrono::nanoseconds deadline) {
-  detail::set_deadline(what, deadline);
-  caf::message_id id;
-  detail::admit_for(self, [&](const detail::reply_address& answer) {
-    id = answer.id;
-    detail::admit(to, &what, answer);
-  });
-  return detail::response_to(self, id, detail::patience_for(deadline));
+  return detail::ask_facade(self, to, std::move(what), deadline);
 }
 
 /// The same to a topology.
 template <class Self, detail::one_of<detail::topology_request> Request>
 auto request(const Self& self, const topology& to, Request what,
              std::chrono::nanoseconds deadline) {
-  detail::set_deadline(what, deadline);
-  caf::message_id id;
-  detail::admit_for(self, [&](const detail::reply_address& answer) {
-    id = answer.id;
-    detail::admit(to, &what, answer);
-  });
-  return detail::response_to(self, id, detail::patience_for(deadline));
+  return detail::ask_facade(self, to, std::move(what), deadline);
 }
 
 /// The call of one rank, as `world_rank::run` makes it: `all_reduce`, ..., with at most the rank's
