@@ -65,7 +65,7 @@ bool admit(const caf::actor& to, const copy& what, const reply_address& answer);
 /// Ends a device, world or topology of this process for every later request.
 void close(const caf::actor& to);
 
-/// The library's answer comes in time, so CAF's own time-out is set far behind it.
+/// The library's answer comes in time, so CAF's own time-out for a message is set far behind it.
 inline std::chrono::nanoseconds patience_for(std::chrono::nanoseconds deadline) {
   return 2 * std::min<std::chrono::nanoseconds>(deadline, as_good_as_never) +
          std::chrono::seconds{10};
@@ -92,7 +92,8 @@ template <class Request> void set_deadline(Request& what, std::chrono::nanosecon
     what.options.deadline = deadline;
 }
 
-/// Admits a request to a facade, and gives the response handle.
+/// Admits a request to a facade, and gives the response handle. The request's own deadline is the
+/// limit: a timer of CAF's for each request would cost more than the rest of it.
 template <class Self, class Facade, class Request>
 auto ask_facade(const Self& self, const Facade& to, Request what,
                 std::chrono::nanoseconds deadline) {
@@ -102,7 +103,7 @@ auto ask_facade(const Self& self, const Facade& to, Request what,
     id = answer.id;
     admit(to, &what, answer);
   });
-  return response_to(self, id, patience_for(deadline));
+  return response_to(self, id);
 }
 
 /// Returns a rank's own call as a message.
@@ -150,7 +151,6 @@ template <class Self, class Request>
 auto request(const Self& self, const caf::actor& to, Request what,
              std::chrono::nanoseconds deadline) {
   detail::set_deadline(what, deadline);
-  const auto patience = detail::patience_for(deadline);
   constexpr bool direct = detail::one_of<Request, detail::device_request> ||
                           detail::one_of<Request, detail::world_request> ||
                           detail::one_of<Request, detail::topology_request>;
@@ -164,9 +164,9 @@ auto request(const Self& self, const caf::actor& to, Request what,
         return detail::admit(to, &what, answer);
     });
     if (admitted)
-      return detail::response_to(self, id, patience);
+      return detail::response_to(self, id);
   }
-  return detail::request(self, to, patience, std::move(what));
+  return detail::request(self, to, detail::patience_for(deadline), std::move(what));
 }
 
 /// The same to a world; also for ranks' calls (`rank_local`, `exchange`).

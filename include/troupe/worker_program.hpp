@@ -23,11 +23,14 @@ struct program_place {
   /// The worker's own; of its devices only that of the rank can be opened (`rank.where()`).
   caf::actor_system& system;
   /// The rank's calls. The other ranks' actors make theirs; that they go together is not checked
-  /// before the stall limit. A message of the rank to itself is `errc::invalid_argument`. When a
-  /// communicator ends, all calls that are not over have its error; those that come then wait for
-  /// the next one, whose first call is each rank's next: actors that agree on where they are name
-  /// the membership that they mean (`request_options`), as `rank.status()` says it. A call that
-  /// names another one is `errc::membership_changed`.
+  /// before the stall limit. A message of the rank to itself is `errc::invalid_argument`. A call
+  /// that is not done, whatever the reason (refused, cancelled, too late), but not one that is
+  /// wrong by itself, ends the communicator: the others' calls would meet the rank's next one
+  /// (errc::rank_not_issued). When a communicator ends, all calls that are not over have its error,
+  /// and the world has another membership from the next one on. The ranks do not know how many
+  /// calls of each other were done, so from then on a call has to name the membership that it means
+  /// (`request_options`), as `rank.status()` says it: each rank's first calls that name one belong
+  /// together. One that names another, or none, is `errc::membership_changed`.
   world_rank rank;
   /// As in `world_config::program`.
   std::vector<std::uint8_t> arguments;

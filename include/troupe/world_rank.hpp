@@ -26,12 +26,14 @@ namespace troupe {
 /// (troupe/collective.hpp).
 /// @errors as those, and errc::collective_mismatch: the ranks' calls do not go together, or each
 ///         would wait for another; all of them have this answer, which names the rank. What ends
-///         one call before its operation runs (cancel, deadline, a device's reset) ends it for all
-///         ranks, also for those that come to it later. A call that is refused for its own
-///         arguments (errc::invalid_argument, shape_mismatch, stale_ref, indeterminate, skipped,
-///         buffer_acquired, unavailable, overloaded), or means another membership
-///         (errc::membership_changed), or has a negative deadline, does not count; of an exchange
-///         of which one message is refused so, none does.
+///         one call before its operation runs ends it for all ranks, also for those that come to
+///         it later: cancel, a deadline, a device's reset, and whatever else refuses it
+///         (errc::overloaded, stale_ref, indeterminate, skipped, buffer_acquired, unavailable). So
+///         a program that does not look at an answer never adds up what is of different steps. A
+///         call that is wrong by itself (errc::invalid_argument, shape_mismatch, not_supported, a
+///         handle that has no memory), or names another membership
+///         (errc::membership_changed), or is of a rank that the world is without, does not count;
+///         of an exchange of which one message is refused so, none does.
 /// @thread any; the order of one rank's calls is its caller's
 class world_rank {
 public:

@@ -45,7 +45,9 @@ struct world_status {
   std::string name = {};
   world_phase phase = world_phase::building;
   std::uint64_t epoch = 0;      ///< grows with each communicator
-  std::uint64_t membership = 0; ///< grows with each change of the members
+  /// Grows with each change of the members; where a program drives the ranks, with each
+  /// communicator.
+  std::uint64_t membership = 0;
   /// By rank; without those that a world has lost and goes on without (`loss_policy::shrink`).
   std::vector<world_member> members = {};
   /// Why it is not ready; none while it is, but in an epoch that a standby began: there, until its

@@ -219,7 +219,7 @@ room_maker admission::who_makes_room(const lane& full) const {
     return room_maker::others;
   auto result = room_maker::others;
   for (auto& x : held_)
-    result = std::max(result, x.op->awaits_calls().value_or(room_maker::others));
+    result = std::max(result, x.op->maker_of_calls());
   return result;
 }
 
@@ -301,7 +301,7 @@ caf::error admission::place_together(std::span<const entrant> all, queue_bound b
       if (how->refusal_) {
         if (!fails_validation(how->refusal_))
           self->mark_refused(how->uses(), how->refusal_);
-        how->count_refused();
+        how->count_refused(how->refusal_);
       }
       if (how->self_) // else it may be gone with the operation
         after.add_placed(*how);
@@ -358,8 +358,11 @@ void admission::place_all(joining* last, aftermath& after) {
     x->refusal_ = request.answered() ? request.error() : join(*x, after);
     // The answer came after the request's call returned, as far as its caller knows.
     // A cancelled operation is as if it had never been, for each of its ranks.
-    if (x->refusal_ && x->self_ && code_of(x->refusal_) != errc::cancelled)
-      request.mark_refused(x->uses(), x->refusal_);
+    if (x->refusal_ && x->self_) {
+      if (code_of(x->refusal_) != errc::cancelled)
+        request.mark_refused(x->uses(), x->refusal_);
+      x->count_refused(x->refusal_);
+    }
     if (x->self_) // else it may be gone with the operation
       after.add_placed(*x);
   }

@@ -29,8 +29,9 @@ public:
   /// An operation of it alone, for whoever looks whether it is right before it has any effect.
   /// @errors why it is refused
   virtual caf::expected<operation*> alone(queue_bound bound) = 0;
-  /// It was refused, but others of its caller have their places: it counts as one of them.
-  virtual void count_refused() = 0;
+  /// It was refused with `why`, and counts among its caller's all the same, unless `why` is such
+  /// that it does not.
+  virtual void count_refused(const caf::error& why) = 0;
   /// Brings what placing it needs into the cache of the calling thread.
   virtual void fetch_ahead() const noexcept = 0;
   /// Those that can make one operation together have the same one; null: none can.

@@ -89,49 +89,10 @@ caf::error buffer::check_readable(std::size_t begin, std::size_t end,
   return {};
 }
 
-void buffer::mark(const wound& x) {
-  std::lock_guard lock{wounds_mutex_};
-  std::vector<wound> result;
-  std::vector<std::pair<std::size_t, std::size_t>> gaps{{x.begin, x.end}};
-  for (auto& old : wounds_) {
-    auto begin = std::max(old.begin, x.begin);
-    auto end = std::min(old.end, x.end);
-    if (begin >= end) {
-      result.push_back(std::move(old));
-      continue;
-    }
-    if (old.begin < begin)
-      result.push_back({old.begin, begin, old.cause, old.skipped_by});
-    if (end < old.end)
-      result.push_back({end, old.end, old.cause, old.skipped_by});
-    if (x.half_written() && !old.half_written())
-      result.push_back({begin, end, x.cause, x.skipped_by});
-    else
-      result.push_back(
-          {begin, end, old.cause,
-           old.half_written() || old.skipped_by == x.skipped_by ? old.skipped_by : wound::several});
-    std::vector<std::pair<std::size_t, std::size_t>> rest;
-    for (auto [from, to] : gaps) {
-      if (auto left_end = std::min(to, begin); from < left_end)
-        rest.emplace_back(from, left_end);
-      if (auto right_begin = std::max(from, end); right_begin < to)
-        rest.emplace_back(right_begin, to);
-    }
-    gaps = std::move(rest);
-  }
-  for (auto [begin, end] : gaps)
-    if (begin < end)
-      result.push_back({begin, end, x.cause, x.skipped_by});
-  wounds_ = std::move(result);
-  wounded_.store(!wounds_.empty(), std::memory_order_release);
-}
-
+/// Takes what lies between `begin` and `end` out of those that `which` says. Under wounds_mutex_.
 template <class Which>
-std::vector<wound> buffer::heal_if(std::size_t begin, std::size_t end, const Which& which) {
-  if (whole())
-    return {};
-  std::lock_guard lock{wounds_mutex_};
-  std::vector<wound> healed;
+std::vector<wound> buffer::cut_out(std::size_t begin, std::size_t end, const Which& which) {
+  std::vector<wound> cut;
   std::vector<wound> rest;
   for (auto& x : wounds_) {
     auto from = std::max(begin, x.begin);
@@ -144,9 +105,38 @@ std::vector<wound> buffer::heal_if(std::size_t begin, std::size_t end, const Whi
       rest.push_back({x.begin, from, x.cause, x.skipped_by});
     if (to < x.end)
       rest.push_back({to, x.end, x.cause, x.skipped_by});
-    healed.push_back({from, to, std::move(x.cause), x.skipped_by});
+    cut.push_back({from, to, std::move(x.cause), x.skipped_by});
   }
   wounds_ = std::move(rest);
+  return cut;
+}
+
+void buffer::mark(const wound& x) {
+  std::lock_guard lock{wounds_mutex_};
+  auto there = cut_out(x.begin, x.end, [](const wound&) { return true; });
+  std::ranges::sort(there, {}, &wound::begin);
+  auto at = x.begin;
+  for (auto& old : there) {
+    if (at < old.begin)
+      wounds_.push_back({at, old.begin, x.cause, x.skipped_by});
+    at = old.end;
+    if (x.half_written() && !old.half_written())
+      old = {old.begin, old.end, x.cause, x.skipped_by};
+    else if (!old.half_written() && old.skipped_by != x.skipped_by)
+      old.skipped_by = wound::several;
+    wounds_.push_back(std::move(old));
+  }
+  if (at < x.end)
+    wounds_.push_back({at, x.end, x.cause, x.skipped_by});
+  wounded_.store(!wounds_.empty(), std::memory_order_release);
+}
+
+template <class Which>
+std::vector<wound> buffer::heal_if(std::size_t begin, std::size_t end, const Which& which) {
+  if (whole())
+    return {};
+  std::lock_guard lock{wounds_mutex_};
+  auto healed = cut_out(begin, end, which);
   wounded_.store(!wounds_.empty(), std::memory_order_release);
   return healed;
 }

@@ -196,6 +196,8 @@ public:
 
 private:
   template <class Which>
+  std::vector<wound> cut_out(std::size_t begin, std::size_t end, const Which& which);
+  template <class Which>
   std::vector<wound> heal_if(std::size_t begin, std::size_t end, const Which& which);
 
   std::atomic<bool> wounded_{false};

@@ -66,9 +66,12 @@ caf::error loss(const operation& op, const part& p, std::uint64_t epoch, caf::er
   auto cause = failure_of(why);
   if (cause && severity_of(cause->code) >= severity::communicator)
     return why;
-  auto x = end_of(op, p, epoch, errc::rank_not_issued,
-                  why ? "a rank could not be issued after others had been: " + troupe::describe(why)
-                      : "a rank could not be issued after others had been");
+  std::string detail = op.has_parts_elsewhere() && !op.any_issued()
+                           ? "a rank's call was not issued, where others' may be"
+                           : "a rank could not be issued after others had been";
+  if (why)
+    detail += ": " + troupe::describe(why);
+  auto x = end_of(op, p, epoch, errc::rank_not_issued, std::move(detail));
   if (cause) {
     x.api = cause->api;
     x.native_name = cause->native_name;
@@ -360,11 +363,9 @@ std::string collective_operation::missing_ranks() const {
   return result;
 }
 
-std::optional<room_maker> collective_operation::awaits_calls() const {
-  if (missing_ == 0)
-    return std::nullopt;
+room_maker collective_operation::maker_of_calls() const {
   auto result = room_maker::others;
-  for (std::size_t i = 0; i < calls_.size(); ++i)
+  for (std::size_t i = 0; missing_ != 0 && i < calls_.size(); ++i)
     if (calls_[i] == nullptr) {
       auto rank = static_cast<std::size_t>(parts()[std::min(i, parts().size() - 1)].rank);
       result = std::max(result, world_->matching().maker_of(rank));
@@ -697,6 +698,15 @@ bool collective_operation::answer_ahead() noexcept {
   return true;
 }
 
+bool collective_operation::has_parts_elsewhere() const noexcept {
+  return communicator_ && !world_->is_whole();
+}
+
+caf::error collective_operation::end_of_communicator(std::uint64_t epoch,
+                                                     const caf::error& why) const {
+  return loss(*this, parts().front(), epoch, why);
+}
+
 void collective_operation::on_lost_part(part& p, const caf::error& why) noexcept {
   communicator_->fail_unless_lost(loss(*this, p, communicator_->epoch(), why));
 }
@@ -790,32 +800,28 @@ caf::expected<operation*> rank_request::joint() {
     return error;
   auto& line = world_->matching().line_of(call_);
   auto caller = rank_matching::caller_of(call_);
-  std::shared_ptr<collective_operation> op;
-  while ((op = line.next_of(caller))) {
-    auto gone = op->failed() ? op->cause() : op->on_check();
+  auto* next = line.next_of(caller);
+  for (; next != nullptr; next = line.next_of(caller)) {
+    auto gone = next->why_ended();
     if (!gone)
       break;
-    line.take(caller, op); // that call of this rank is done with
-    if (membership_ == 0 || op->made_in() == membership_) {
+    const auto made_in = next->made_in();
+    line.take(caller, next->op); // that call of this rank is done with
+    if (membership_ == 0 || made_in == membership_) {
       counts_ = true;
       return gone;
     }
     world_->matching().passed_over(call_); // this one means a later membership
   }
-  if (op) {
-    if (auto error = op->check_call(call_, uses(), membership_); error) {
-      if (code_of(error) == errc::collective_mismatch) {
-        found_ = std::move(op);
-        refuse_for_all();
-      }
+  if (next != nullptr) {
+    if (auto error = next->op->check_call(call_, uses(), membership_); error)
       return error;
-    }
+    found_ = next->op;
   } else {
     if (auto error = check_line(line.ahead(caller), queue_bound::second); error)
       return error;
-    op = made_ ? std::move(made_) : make_joint();
+    found_ = made_ ? std::move(made_) : make_joint();
   }
-  found_ = std::move(op);
   return found_.get();
 }
 
@@ -857,12 +863,9 @@ caf::error rank_request::check_room(queue_bound bound) const {
 
 room_maker rank_request::who_makes_room(queue_bound bound) const {
   auto& matching = world_->matching();
-  auto& line = matching.line_of(call_);
-  auto caller = rank_matching::caller_of(call_);
-  if (!check_line(line.ahead(caller), bound))
+  if (!check_line(matching.line_of(call_).ahead(rank_matching::caller_of(call_)), bound))
     return world_->owner()->gate().who_makes_room(own_lane());
-  auto first = line.first_waiting();
-  return first ? first->awaits_calls().value_or(room_maker::others) : room_maker::others;
+  return matching.maker_of_missing(call_);
 }
 
 /// The rank's own queues; what others add meanwhile is taken as it comes.
@@ -894,15 +897,33 @@ caf::expected<operation*> rank_request::alone(queue_bound bound) {
   auto awaited = std::min(before_, line.awaited(caller)); // others have made theirs already
   if (auto error = check_line(line.ahead(caller) + before_ - awaited, bound); error)
     return error;
-  if (auto there = line.next_of(caller, before_)) // it adds nothing to a queue
-    return there.get();
+  auto* there = line.next_of(caller, before_);
+  if (there != nullptr && there->op) // it adds nothing to a queue
+    return there->op.get();
   made_ = make_joint();
   return made_.get();
 }
 
-void rank_request::count_refused() {
-  if (!counts_ && found_)
-    refuse_for_all();
+void rank_request::count_refused(const caf::error& why) {
+  if (counts_ || !world_->counts_calls_of(call_) || !counts_among_calls(why, membership_))
+    return;
+  counts_ = true;
+  ended_ = world_->matching().count_refused(call_, why, world_->membership());
+}
+
+void rank_request::note_refused(const caf::error& why) {
+  if (!fails_validation(why))
+    mark_refused(uses(), why);
+  count_refused(why);
+  if (counts_)
+    world_->matching().passed_over(call_);
+}
+
+void rank_request::end_refused(const caf::error& why) {
+  if (auto op = std::move(ended_))
+    op->fail(why);
+  made_.reset();
+  answer(why);
 }
 
 std::shared_ptr<collective_operation> rank_request::make_joint() {
@@ -914,12 +935,6 @@ std::shared_ptr<collective_operation> rank_request::make_joint() {
   return std::make_shared<collective_operation>(world_->shared_from_this(), call_, absent_);
 }
 
-void rank_request::refuse_for_all() {
-  world_->matching().line_of(call_).take(rank_matching::caller_of(call_), found_);
-  counts_ = true;
-  refused_for_all_ = true;
-}
-
 failure rank_request::describe_call(errc code, std::string detail) const {
   auto why = describe(code, std::move(detail));
   why.operation = number();
@@ -929,7 +944,6 @@ failure rank_request::describe_call(errc code, std::string detail) const {
 }
 
 caf::error rank_request::refuse_cycle() {
-  refuse_for_all();
   return make_error(describe_call(errc::collective_mismatch,
                                   "it uses what waits for other ranks' calls that "
                                   "wait for this one, so that none could go on"));
@@ -996,10 +1010,9 @@ void rank_request::start(room_policy room) {
   if (auto error = wait_for_room(room); error) {
     {
       std::lock_guard lock{order_mutex()};
-      mark_refused(uses(), error);
+      note_refused(error);
     }
-    answer(std::move(error));
-    return;
+    return end_refused(error);
   }
   admitted_at = clock::now().time_since_epoch().count();
   auto& gate = world_->owner()->gate();
@@ -1038,12 +1051,9 @@ void rank_request::placed(const caf::error& why) {
   if (!counts_ && !call_.is_message())
     world_->matching().refused(call_.rank);
   if (why || !joint_) {
-    if (refused_for_all_)
-      found_->fail(why);
     found_.reset();
-    made_.reset();
     if (why)
-      answer(why);
+      end_refused(why);
     runtime.keeper().remove(*this);
     return;
   }
@@ -1129,14 +1139,14 @@ void exchange_request::start(room_policy room) {
         return result;
       });
   if (why) {
-    if (!fails_validation(why)) {
+    {
       std::lock_guard lock{order_mutex()};
       for (auto& x : requests_)
-        x->mark_refused(x->uses(), why);
+        x->note_refused(why);
     }
     answer(why);
     for (auto& x : requests_)
-      x->answer(why);
+      x->end_refused(why);
     return;
   }
   for (auto& x : requests_)

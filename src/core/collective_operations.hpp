@@ -18,7 +18,6 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -67,12 +66,15 @@ public:
   std::uint64_t made_in() const noexcept { return made_in_; }
   /// The ranks that have not called yet. Under the lock of the order.
   std::string missing_ranks() const;
-  std::optional<room_maker> awaits_calls() const override;
+  room_maker maker_of_calls() const override;
   caf::error on_check() const override;
   caf::error on_admit(queue_bound bound) override;
   const void* waits_for() const override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
+  bool has_parts_elsewhere() const noexcept override;
   void on_lost_part(part& p, const caf::error& why) noexcept override;
+  /// Why a communicator ends on which this was to be, and never will: `why`.
+  caf::error end_of_communicator(std::uint64_t epoch, const caf::error& why) const;
   caf::expected<issue_outcome> proceed(part& p, lane& on) override;
   bool lets_pass() noexcept override;
   void fetch_answer(const part& p) const noexcept override;
@@ -165,7 +167,7 @@ public:
   std::int32_t peer() const noexcept { return call_.call.peer; }
   caf::expected<operation*> joint() override;
   caf::expected<operation*> alone(queue_bound bound) override;
-  void count_refused() override;
+  void count_refused(const caf::error& why) override;
   std::span<const use> uses() const override { return {uses_.data(), use_count_}; }
   void fetch_ahead() const noexcept override;
   const void* kin() const noexcept override;
@@ -187,6 +189,10 @@ public:
   void end() noexcept;
   /// Who makes room for it? Under the lock of the order.
   room_maker who_makes_room(queue_bound bound) const;
+  /// Under the lock of the order: it was refused with `why` before it was handed in. Then
+  /// `end_refused`.
+  void note_refused(const caf::error& why);
+  void end_refused(const caf::error& why);
   /// Its exchange ends: because of its requester, or because another message of it failed.
   void end_beside(early_end how, const caf::error& why) noexcept;
 
@@ -199,7 +205,6 @@ private:
   void become_part_of(std::shared_ptr<collective_operation> joint, std::shared_ptr<operation> self);
   failure describe_call(errc code, std::string detail) const;
   void end_early(early_end how, errc code, const std::string& detail) noexcept;
-  void refuse_for_all();
   std::shared_ptr<collective_operation> make_joint();
   caf::error check_line(std::size_t ahead, queue_bound bound) const;
   caf::error check_room(queue_bound bound) const;
@@ -214,11 +219,11 @@ private:
   std::atomic<std::uint64_t> joint_number_{0};
   std::uint32_t use_count_ = 0;
   bool counts_ = false;          // among its rank's calls
-  bool refused_for_all_ = false; // nobody's call of this operation will be done
   std::array<use, 2> uses_;
   rank_call call_; // the operation's, too
 
   std::shared_ptr<collective_operation> found_; // what it may become a part of
+  std::shared_ptr<collective_operation> ended_; // by its refusal: nobody's call of it will be done
   std::size_t before_ = 0;                      // of those that come with it, in its line
   std::shared_ptr<collective_operation> made_;  // ahead, to become that
 };

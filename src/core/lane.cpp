@@ -1168,7 +1168,7 @@ void lane::settle_now() noexcept {
 }
 
 void lane::skip(part& p) noexcept {
-  p.of->note_passed_by();
+  p.of->pass_by(p);
   if (stands_between(p) && !abandoned_.load()) {
     p.passed_by = true;
     static_cast<void>(note(wait_for_what_is_before(p)));

@@ -373,6 +373,12 @@ void operation::part_lost(part& p, const caf::error& why) noexcept {
     fail(why);
 }
 
+void operation::pass_by(part& p) noexcept {
+  passed_by_.store(true, std::memory_order_release);
+  if (has_parts_elsewhere())
+    on_lost_part(p, {});
+}
+
 std::int64_t operation::first_started_at() const noexcept {
   auto result = counted_from_.load(std::memory_order_acquire);
   if (result == 0)

@@ -13,7 +13,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -277,9 +276,8 @@ public:
   }
   /// False for what goes on when everything ends.
   virtual bool needs_devices() const noexcept { return true; }
-  /// Does it wait for calls of ranks, and who makes these? `nullopt`: it does not. Under
-  /// admission's lock.
-  virtual std::optional<room_maker> awaits_calls() const { return std::nullopt; }
+  /// Who makes the ranks' calls that it waits for, if it waits for any? Under admission's lock.
+  virtual room_maker maker_of_calls() const { return room_maker::others; }
   /// What must be right before its buffers are looked at, and again when it comes to the lanes
   /// after a wait.
   virtual caf::error on_check() const { return {}; }
@@ -354,6 +352,8 @@ public:
   virtual bool lets_pass() noexcept { return true; }
   /// Goes on with a part that `continues`.
   virtual caf::expected<issue_outcome> proceed(part& p, lane& on);
+  /// Are there parts of it in other processes, where they may be issued without this one?
+  virtual bool has_parts_elsewhere() const noexcept { return false; }
   /// A part was issued and another never will be; `p` is the one that saw it. May be called twice.
   /// `why` is none if another part's failure is the reason.
   virtual void on_lost_part(part&, const caf::error& why) noexcept { static_cast<void>(why); }
@@ -399,7 +399,8 @@ public:
   }
   /// Was a part never issued?
   bool passed_by() const noexcept { return passed_by_.load(std::memory_order_acquire); }
-  void note_passed_by() noexcept { passed_by_.store(true, std::memory_order_release); }
+  /// `p` never will be.
+  void pass_by(part& p) noexcept;
   /// A part is over.
   void part_over() noexcept {
     if (one_over())

@@ -1,5 +1,6 @@
 #include "core/rank_matching.hpp"
 
+#include "core/collective_operations.hpp"
 #include "core/prefetch.hpp"
 
 #include <algorithm>
@@ -7,40 +8,79 @@
 
 namespace troupe::detail {
 
-std::shared_ptr<collective_operation> call_line::next_of(std::size_t caller,
-                                                         std::size_t before) const {
-  auto i = ahead(caller) + before;
-  return i < open_.size() ? open_[i].op : nullptr;
+caf::error joint_entry::why_ended() const {
+  if (!op)
+    return refusal->why;
+  return op->failed() ? op->cause() : op->on_check();
+}
+
+std::uint64_t joint_entry::made_in() const noexcept { return op ? op->made_in() : refusal->made_in; }
+
+std::size_t call_line::place_of(std::uint64_t number) const noexcept {
+  if (open_.size() == end_ - first_) // one each
+    return number - first_;
+  auto after = std::ranges::upper_bound(open_, number, {}, &joint_entry::number);
+  return static_cast<std::size_t>(after - open_.begin()) - 1;
+}
+
+const joint_entry* call_line::next_of(std::size_t caller, std::size_t before) const {
+  auto number = next_[caller] + before;
+  return number < end_ ? &open_[place_of(number)] : nullptr;
+}
+
+/// There is one more operation, which those who are left out have no part in.
+void call_line::begin_next() {
+  ++end_;
+  open_.back().calls += left_out_.size();
+  for (std::size_t x = 0; !left_out_.empty() && x < next_.size(); ++x)
+    next_[x] += left_out_.contains(x);
+}
+
+void call_line::count_next_of(std::size_t caller) {
+  ++open_[place_of(next_[caller])].calls;
+  ++next_[caller];
+  forget_complete();
 }
 
 void call_line::take(std::size_t caller, const std::shared_ptr<collective_operation>& op) {
-  auto i = ahead(caller);
-  if (i == open_.size()) {
-    open_.push_back({op, left_out_.size()});
-    for (std::size_t x = 0; !left_out_.empty() && x < next_.size(); ++x)
-      next_[x] += left_out_.contains(x);
+  if (next_[caller] == end_) {
+    open_.push_back({.op = op, .refusal = {}, .refused_by = 0, .number = end_, .calls = 0});
+    begin_next();
   }
-  ++next_[caller];
-  ++open_[i].calls;
-  forget_complete();
+  count_next_of(caller);
+}
+
+/// However many there are one after the other: they take the memory of one.
+void call_line::refuse(std::size_t caller, refused_call x) {
+  auto* last = open_.empty() ? nullptr : &open_.back();
+  if (last == nullptr || !last->refusal || last->refused_by != caller ||
+      last->refusal->made_in != x.made_in)
+    open_.push_back({.op = {},
+                     .refusal = std::make_shared<const refused_call>(std::move(x)),
+                     .refused_by = caller,
+                     .number = end_,
+                     .calls = 0});
+  begin_next();
+  count_next_of(caller);
 }
 
 void call_line::leave_out(rank_set callers) {
   for (std::size_t x = 0; x < next_.size(); ++x) {
     if (!callers.contains(x) || left_out_.contains(x))
       continue;
-    for (auto i = ahead(x); i < open_.size(); ++i)
-      ++open_[i].calls;
-    next_[x] = first_ + open_.size();
+    for (std::size_t i = 0; i < open_.size(); ++i)
+      if (auto from = std::max(open_[i].number, next_[x]); from < end_of(i))
+        open_[i].calls += end_of(i) - from;
+    next_[x] = end_;
   }
   left_out_ = callers;
   forget_complete();
 }
 
 void call_line::forget_complete() {
-  while (!open_.empty() && open_.front().calls == next_.size()) {
+  while (!open_.empty() && open_.front().calls == (end_of(0) - first_) * next_.size()) {
+    first_ = end_of(0);
     open_.pop_front();
-    ++first_;
   }
 }
 
@@ -48,11 +88,16 @@ void call_line::take_of_all() noexcept {
   for (auto& x : next_)
     ++x;
   ++first_;
+  ++end_;
 }
 
 void call_line::give_away(std::vector<std::shared_ptr<collective_operation>>& to) {
   for (auto& x : open_)
-    to.push_back(std::move(x.op));
+    if (x.op)
+      to.push_back(std::move(x.op));
+  open_.clear();
+  first_ = end_;
+  std::ranges::fill(next_, end_);
 }
 
 std::vector<std::shared_ptr<collective_operation>> rank_matching::give_away() {
@@ -87,9 +132,35 @@ room_maker rank_matching::maker_of(std::size_t rank) const noexcept {
 
 void rank_matching::refused(std::size_t rank) noexcept { desks_[rank].calls.fetch_sub(1); }
 
-void rank_matching::passed_over(const rank_call& call) noexcept {
-  if (!call.is_message())
-    desks_[call.rank].calls.fetch_add(1);
+void rank_matching::passed_over(const rank_end& of) noexcept {
+  if (!of.is_message())
+    desks_[of.rank].calls.fetch_add(1);
+}
+
+std::shared_ptr<collective_operation> rank_matching::count_refused(const rank_end& of,
+                                                                   const caf::error& why,
+                                                                   std::uint64_t membership) {
+  auto& line = line_of(of);
+  const auto caller = caller_of(of);
+  auto* next = line.next_of(caller);
+  if (next == nullptr) {
+    line.refuse(caller, {why, membership});
+    return nullptr;
+  }
+  auto op = next->op;
+  line.take(caller, op);
+  return op;
+}
+
+room_maker rank_matching::maker_of_missing(const rank_end& of) {
+  auto& line = line_of(of);
+  auto result = room_maker::others;
+  for (std::size_t x = 0; x < line.callers(); ++x)
+    if (line.lacks(x)) {
+      auto rank = !of.is_message() ? x : x == 0 ? of.ends().first : of.ends().second;
+      result = std::max(result, maker_of(rank));
+    }
+  return result;
 }
 
 void rank_matching::leave_out(rank_set absent) {
@@ -108,19 +179,14 @@ void rank_matching::leave_out(rank_set absent) {
       desks_[i].calls.store(collectives_.made(i));
 }
 
-call_line& rank_matching::line_of(const rank_call& call) {
-  if (!call.is_message())
-    return collectives_;
-  auto peer = static_cast<std::size_t>(call.call.peer);
-  auto pair = call.call.what == collective_kind::send ? std::pair{call.rank, peer}
-                                                      : std::pair{peer, call.rank};
-  return messages_.try_emplace(pair, 2).first->second;
+call_line& rank_matching::line_of(const rank_end& of) {
+  return of.is_message() ? messages_.try_emplace(of.ends(), 2).first->second : collectives_;
 }
 
-std::size_t rank_matching::caller_of(const rank_call& call) noexcept {
-  if (!call.is_message())
-    return call.rank;
-  return call.call.what == collective_kind::send ? 0 : 1;
+std::size_t rank_matching::caller_of(const rank_end& of) noexcept {
+  if (!of.is_message())
+    return of.rank;
+  return of.what == collective_kind::send ? 0 : 1;
 }
 
 } // namespace troupe::detail

@@ -5,6 +5,8 @@
 #include "core/rank_set.hpp"
 #include "core/room.hpp"
 #include "core/spare.hpp"
+#include <troupe/collective_kind.hpp>
+#include <troupe/error.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -25,6 +27,27 @@ class rank_request;
 struct part;
 struct use;
 
+/// A rank's call that was refused before any other rank had made its own: for these it ended as it
+/// did for this one.
+struct refused_call {
+  caf::error why;
+  std::uint64_t made_in = 0; ///< the world's membership then
+};
+
+/// Calls that belong together.
+struct joint_entry {
+  std::shared_ptr<collective_operation> op;    ///< null: the first of them was refused
+  std::shared_ptr<const refused_call> refusal; ///< then
+  std::size_t refused_by = 0;                  ///< the caller of that one
+  std::uint64_t number = 0;                    ///< of the operation; of the first, if it is several
+  std::size_t calls = 0;                       ///< made, or not waited for
+
+  /// Why its calls are not done, and will not be; none if they may.
+  caf::error why_ended() const;
+  /// The world's membership when the first of its calls was made.
+  std::uint64_t made_in() const noexcept;
+};
+
 /// A sequence of calls of some callers: their k-th ones belong together, but for those that are
 /// left out meanwhile.
 /// @thread under the lock of the order
@@ -33,22 +56,25 @@ public:
   explicit call_line(std::size_t callers) : next_(callers, 0) {}
 
   /// What the next call of `caller`, or the one after `before` others, belongs to; null if no
-  /// caller has made its part of it yet.
-  std::shared_ptr<collective_operation> next_of(std::size_t caller, std::size_t before = 0) const;
+  /// caller has made its part of it yet. Until this changes.
+  const joint_entry* next_of(std::size_t caller, std::size_t before = 0) const;
   bool empty() const noexcept { return open_.empty(); }
-  /// The first operation that lacks calls; null: there is none.
-  std::shared_ptr<collective_operation> first_waiting() const {
-    return open_.empty() ? nullptr : open_.front().op;
-  }
   /// How many calls `caller` has made that wait for somebody's.
   std::size_t ahead(std::size_t caller) const noexcept { return next_[caller] - first_; }
   /// How many calls of others wait for one of `caller`.
-  std::size_t awaited(std::size_t caller) const noexcept { return open_.size() - ahead(caller); }
+  std::size_t awaited(std::size_t caller) const noexcept { return end_ - next_[caller]; }
+  /// Does the first operation that lacks calls lack one of `caller`?
+  bool lacks(std::size_t caller) const noexcept {
+    return !open_.empty() && next_[caller] < end_of(0);
+  }
+  std::size_t callers() const noexcept { return next_.size(); }
   rank_set left_out() const noexcept { return left_out_; }
   /// How many calls `caller` has made, or was not waited for.
   std::uint64_t made(std::size_t caller) const noexcept { return next_[caller]; }
-  /// The next call of `caller` is made, a part of `op`.
+  /// The next call of `caller` is made, a part of `op` if no other's is there yet.
   void take(std::size_t caller, const std::shared_ptr<collective_operation>& op);
+  /// The next call of `caller` was refused, where no other's is there yet.
+  void refuse(std::size_t caller, refused_call x);
   /// The next call of everybody is made; before it nobody's was missing.
   void take_of_all() noexcept;
   /// From now on `callers` are not waited for; the others of whom that was said before are again,
@@ -58,15 +84,18 @@ public:
   void give_away(std::vector<std::shared_ptr<collective_operation>>& to);
 
 private:
-  struct entry {
-    std::shared_ptr<collective_operation> op;
-    std::size_t calls = 0; // made, or not waited for
-  };
-
+  /// The number after those of `open_[i]`.
+  std::uint64_t end_of(std::size_t i) const noexcept {
+    return i + 1 < open_.size() ? open_[i + 1].number : end_;
+  }
+  std::size_t place_of(std::uint64_t number) const noexcept;
+  void count_next_of(std::size_t caller);
+  void begin_next();
   void forget_complete();
 
-  std::deque<entry> open_;  // somebody's call is missing
-  std::uint64_t first_ = 0; // the number of open_[0]
+  std::deque<joint_entry> open_; // somebody's call is missing; in the order of their numbers
+  std::uint64_t first_ = 0;      // the number of open_[0]
+  std::uint64_t end_ = 0;        // the number after the last one's
   std::vector<std::uint64_t> next_;
   rank_set left_out_;
 };
@@ -79,6 +108,25 @@ struct alignas(64) place_lines {
   std::atomic<const use*> uses{nullptr};
   std::atomic<const void*> calls{nullptr};
   std::atomic<const void*> requests{nullptr};
+};
+
+/// What a rank's call is of those that belong together.
+struct rank_end {
+  std::size_t rank = 0;
+  collective_kind what = collective_kind::barrier;
+  std::size_t peer = 0; ///< of a message
+
+  rank_end(std::size_t of, collective_kind kind, std::size_t other) noexcept
+      : rank(of), what(kind), peer(other) {}
+  // NOLINTNEXTLINE(google-explicit-constructor): a call is one
+  rank_end(const rank_call& x) noexcept
+      : rank(x.rank), what(x.call.what), peer(static_cast<std::size_t>(x.call.peer)) {}
+
+  bool is_message() const noexcept { return troupe::is_message(what); }
+  /// From which rank to which.
+  std::pair<std::size_t, std::size_t> ends() const noexcept {
+    return what == collective_kind::send ? std::pair{rank, peer} : std::pair{peer, rank};
+  }
 };
 
 /// The k-th collective call of each rank; for two ranks the k-th send from one to the other, and
@@ -123,18 +171,25 @@ public:
 
   // Under the lock of the order.
 
-  /// An earlier call of the rank of `call` will never be made, which this one comes instead of.
-  void passed_over(const rank_call& call) noexcept;
+  /// An earlier call of `rank` was not handed in and counts, or will never be made.
+  void passed_over(const rank_end& of) noexcept;
+  /// A call was refused that counts, in a world of this membership. Returns the operation that it
+  /// would have been a part of: it is to fail; null if no other call of it is there.
+  std::shared_ptr<collective_operation> count_refused(const rank_end& of, const caf::error& why,
+                                                      std::uint64_t membership);
+  /// Who makes the calls that the first open operation of the line of `of` lacks, seen from this
+  /// thread?
+  room_maker maker_of_missing(const rank_end& of);
   /// The world is without `absent`, from the next operation on.
   void leave_out(rank_set absent);
-  call_line& line_of(const rank_call& call);
+  call_line& line_of(const rank_end& of);
   call_line& collectives() noexcept { return collectives_; }
   /// Does a collective lack somebody's call?
   bool waits_for_calls() const noexcept { return !collectives_.empty(); }
   /// As `call_line::give_away`.
   std::vector<std::shared_ptr<collective_operation>> give_away();
   /// The caller in that line.
-  static std::size_t caller_of(const rank_call& call) noexcept;
+  static std::size_t caller_of(const rank_end& of) noexcept;
 
 private:
   call_line collectives_;

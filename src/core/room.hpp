@@ -12,7 +12,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
-#include <optional>
 #include <utility>
 
 namespace troupe::detail {

@@ -20,6 +20,13 @@ bool fails_validation(const caf::error& why) noexcept {
   }
 }
 
+bool counts_among_calls(const caf::error& why, std::uint64_t membership) noexcept {
+  const auto code = code_of(why);
+  if (code == errc::buffer_acquired) // by somebody else, perhaps just now
+    return true;
+  return !fails_validation(why) && (code != errc::membership_changed || membership == 0);
+}
+
 void add_write(std::vector<use>& to, const any_gpu_ref& ref) {
   if (ref && ref.size_bytes() != 0)
     to.push_back({ref.memory(), ref.offset(), ref.offset() + ref.size_bytes(), false, true});

@@ -18,6 +18,10 @@ namespace troupe::detail {
 /// soon as the call returns, nothing is skipped.
 bool fails_validation(const caf::error& why) noexcept;
 
+/// Does a rank's call that is refused with `why` count among its calls? One that fails validation
+/// does not, nor one that means another `membership` than the world's (0: it means none).
+bool counts_among_calls(const caf::error& why, std::uint64_t membership) noexcept;
+
 /// Adds a use of all of `ref`, which would be written, unless it has no memory.
 void add_write(std::vector<use>& to, const any_gpu_ref& ref);
 /// The same for each of `refs`.

@@ -311,6 +311,13 @@ void world_core::set_absent(rank_set absent) {
   ++absences_;
 }
 
+/// Under the lock of the order: another communicator is there. In different processes the ranks do
+/// not know how many calls of each were done on the last one: they have to agree anew.
+void world_core::begin_anew() noexcept {
+  if (on_live_)
+    ++membership_;
+}
+
 bool world_core::open() {
   std::shared_ptr<communicator> opened;
   std::shared_ptr<communicator> left;
@@ -330,7 +337,8 @@ bool world_core::open() {
     current_ = std::move(next_);
     epoch_ = current_->epoch();
     phase_ = world_phase::ready;
-    opened_ = true;
+    if (std::exchange(opened_, true))
+      begin_anew();
     opened = current_;
     if (opened->absent() != absent()) {
       set_absent(opened->absent());
@@ -362,6 +370,8 @@ bool world_core::enter(const world_status& view, communicator_ranks ranks) {
     wanted = phase_ <= world_phase::ready && view.epoch > epoch_;
     if (wanted) {
       before = std::exchange(current_, target);
+      if (first_epoch_ == 0)
+        first_epoch_ = view.epoch;
       epoch_ = view.epoch;
       membership_ = view.membership;
       members_ = view.members;
@@ -689,8 +699,10 @@ bool world_core::leave_current(const caf::error& cause,
   if (phase_ != world_phase::ready)
     return false;
   reason_ = cause;
-  if (switch_to_standby(cause) || switch_to_survivors())
+  if (switch_to_standby(cause) || switch_to_survivors()) {
+    begin_anew();
     return true;
+  }
   phase_ = world_phase::building;
   if (standby_)
     unused.push_back(std::move(standby_));
@@ -749,6 +761,14 @@ caf::error world_core::check_view(const operation& op, std::uint64_t membership,
         refusal(errc::unavailable, "the world is " + std::string{to_string(phase_)} +
                                        (reason_ ? ": " + describe(reason_) : std::string{})));
   }
+  if (membership == 0 && !is_whole() && first_epoch_ != 0 &&
+      (epoch_ != first_epoch_ || !has_communicator()))
+    return caf::make_error(
+        errc::membership_changed,
+        refusal(errc::membership_changed,
+                "a communicator of the world has ended, after calls of which the ranks know only "
+                "their own: a call has to name the membership that it means"),
+        status_locked());
   if (membership != 0 && membership != membership_)
     return caf::make_error(errc::membership_changed,
                            refusal(errc::membership_changed,
@@ -814,12 +834,29 @@ world_core::answer world_core::start(std::shared_ptr<collective_operation> op,
                                      const request_options& options) {
   op->deadline = from_now(options.deadline.count() != 0 ? options.deadline : limits_.deadline);
   runtime_->start(op, options);
+  if (!is_whole() && op->place() == 0)
+    lose_call(*op);
   spare_operation_.refill([this] {
     auto result = std::make_shared<collective_operation>(*this);
     result->make_room_for_calls();
     return result;
   });
   return op;
+}
+
+/// A call of this process's rank was refused. Those of the others come all the same: they must not
+/// meet the next one of this rank.
+void world_core::lose_call(const collective_operation& refused) {
+  const auto why = refused.error();
+  if (fails_validation(why) || code_of(why) == errc::membership_changed)
+    return;
+  std::shared_ptr<communicator> current;
+  {
+    std::lock_guard lock{order_mutex()};
+    current = current_;
+  }
+  if (current)
+    current->fail(refused.end_of_communicator(current->epoch(), why));
 }
 
 namespace {
@@ -954,8 +991,30 @@ caf::error world_core::check_rank(const char* verb, int rank) const {
                                  std::to_string(size()));
 }
 
-/// A rank's call that comes too late by what it says does not count; one whose time is over by the
-/// time that it has its place does.
+bool world_core::counts_calls_of(const rank_end& x) const noexcept {
+  const auto without = absent();
+  return phase_ <= world_phase::ready && !without.contains(x.rank) &&
+         (!x.is_message() || (x.peer < size() && !without.contains(x.peer)));
+}
+
+/// A call that did not become a request.
+void world_core::count_refused(const rank_end& of, const caf::error& why,
+                               std::uint64_t membership) {
+  if (!is_whole() || !counts_among_calls(why, membership))
+    return;
+  runtime_->gate().place_handed_in(); // its rank's earlier calls
+  std::shared_ptr<collective_operation> ended;
+  {
+    std::lock_guard lock{order_mutex()};
+    if (!counts_calls_of(of))
+      return;
+    ended = matching_.count_refused(of, why, membership_);
+    matching_.passed_over(of);
+  }
+  if (ended)
+    ended->fail(why);
+}
+
 caf::error world_core::check_deadline(const char* verb, int rank,
                                       const request_options& options) const {
   if (options.deadline.count() >= 0)
@@ -973,11 +1032,14 @@ world_core::answer world_core::run(int rank, const collective_view& what,
                                    const request_options& options,
                                    std::shared_ptr<world_core> self) {
   auto* verb = to_string(what.kind).data();
+  const auto place = static_cast<std::size_t>(std::max(rank, 0));
   auto refuse = [&](caf::error why) {
-    return refused_and_skipped<collective_done>(
-        verb, std::move(why), options.retry_of, [&](std::vector<use>& to) {
-          add_writes(to, what, size(), static_cast<std::size_t>(std::max(rank, 0)));
-        });
+    auto result = refused_and_skipped<collective_done>(
+        verb, std::move(why), options.retry_of,
+        [&](std::vector<use>& to) { add_writes(to, what, size(), place); });
+    count_refused({place, what.kind, static_cast<std::size_t>(what.peer)}, result->error(),
+                  options.membership);
+    return result;
   };
   if (auto error = check_rank(verb, rank); error)
     return refuse(std::move(error));
@@ -986,7 +1048,7 @@ world_core::answer world_core::run(int rank, const collective_view& what,
   auto without = to_leave_out(verb, options);
   if (!without)
     return refuse(std::move(without.error()));
-  auto call = rank_call_of(verb, what, static_cast<std::size_t>(rank), lanes_, *without);
+  auto call = rank_call_of(verb, what, place, lanes_, *without);
   if (!call)
     return refuse(std::move(call.error()));
   if (!is_whole() && without->empty())
@@ -1000,7 +1062,7 @@ world_core::answer world_core::run(int rank, const collective_view& what,
     return refuse(std::move(error));
   auto request = new_request(verb, std::move(*call), *without, options, std::move(self));
   request->start(options.room);
-  make_spares_of(static_cast<std::size_t>(rank));
+  make_spares_of(place);
   return request;
 }
 
@@ -1044,11 +1106,20 @@ void world_core::make_spares_of(std::size_t rank) {
 world_core::answer world_core::run(const exchange& what, std::shared_ptr<world_core> self) {
   constexpr auto verb = "exchange";
   auto refuse = [&](caf::error why) {
-    return refused_and_skipped<collective_done>(verb, std::move(why), what.options.retry_of,
-                                                [&](std::vector<use>& to) {
-                                                  for (auto& x : what.recvs)
-                                                    add_write(to, x.buffer);
-                                                });
+    auto result = refused_and_skipped<collective_done>(verb, std::move(why), what.options.retry_of,
+                                                       [&](std::vector<use>& to) {
+                                                         for (auto& x : what.recvs)
+                                                           add_write(to, x.buffer);
+                                                       });
+    auto count = [&](const std::vector<message_end>& ends, collective_kind of) {
+      for (auto& x : ends)
+        count_refused(
+            {static_cast<std::size_t>(what.rank), of, static_cast<std::size_t>(x.peer)},
+            result->error(), what.options.membership);
+    };
+    count(what.sends, collective_kind::send);
+    count(what.recvs, collective_kind::recv);
+    return result;
   };
   if (auto error = check_rank(verb, what.rank); error)
     return refuse(std::move(error));

@@ -135,6 +135,11 @@ public:
   /// @errors errc::overloaded: there is no room
   caf::error enter_queue(const operation& op, queue_bound bound);
   rank_matching& matching() noexcept { return matching_; }
+  /// May a refused call of that rank count? Not when no others come, nor when they do not wait for
+  /// it. Under the lock of the order.
+  bool counts_calls_of(const rank_end& x) const noexcept;
+  /// Are all ranks in this process?
+  bool is_whole() const noexcept { return local_ranks_.size() == lanes_.size(); }
   void leave_queue() noexcept {
     waiting_.fetch_sub(1);
     process_room.notify();
@@ -159,16 +164,18 @@ private:
   answer start(const char* verb, std::vector<rank_call> calls, const request_options& options,
                rank_set without);
   answer start(std::shared_ptr<collective_operation> op, const request_options& options);
-  bool is_whole() const noexcept { return local_ranks_.size() == lanes_.size(); }
   caf::error check_whole(const char* verb) const;
   caf::error check_rank(const char* verb, int rank) const;
   caf::error check_deadline(const char* verb, int rank, const request_options& options) const;
+  void lose_call(const collective_operation& refused);
+  void count_refused(const rank_end& of, const caf::error& why, std::uint64_t membership);
   caf::expected<rank_set> to_leave_out(const char* verb, const request_options& options) const;
   std::shared_ptr<communicator> own(std::uint64_t epoch, rank_set absent, communicator_ranks ranks);
   std::shared_ptr<communicator> adopt(std::uint64_t epoch, rank_set absent,
                                       const std::vector<world_member>& members,
                                       communicator_ranks ranks);
   void set_absent(rank_set absent);
+  void begin_anew() noexcept;
   failure refusal_of(const operation& op, errc code, std::string detail) const;
   std::vector<local_rank> ranks_without(rank_set absent) const;
   /// A communicator of these ranks alone.
@@ -227,6 +234,7 @@ private:
   std::uint64_t last_epoch_ = 0; // that was given to a communicator
   std::uint64_t given_up_ = 0;   // a communicator of this epoch is not wanted any more
   std::uint64_t announced_ = 0;  // to `on_live_`
+  std::uint64_t first_epoch_ = 0; // that this process's ranks entered, where others have ranks, too
   std::uint64_t losses_ = 0;     // of devices
   rank_set build_absent_;        // of the latest `build`
   std::uint64_t membership_ = 0;

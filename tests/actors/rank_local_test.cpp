@@ -525,7 +525,7 @@ TEST_F(RankCalls, AreRightAmongWhatIsTakenBack) {
   }
 }
 
-TEST_F(RankCalls, ThatAreRefusedDoNotCount) {
+TEST_F(RankCalls, ThatAreWrongDoNotCount) {
   TROUPE_NEEDS_DEVICES(2);
   auto x = numbers();
   auto first = w.rank(0).all_reduce(x[0]);
@@ -538,8 +538,6 @@ TEST_F(RankCalls, ThatAreRefusedDoNotCount) {
       has_code(answer_of(r.all_to_all_v({}, nothing, x[1], nothing)), errc::invalid_argument));
   EXPECT_TRUE(has_code(answer_of(r.broadcast(x[1], 17)), errc::invalid_argument));
   EXPECT_TRUE(has_code(answer_of(r.send(x[1], 17)), errc::invalid_argument));
-  EXPECT_TRUE(has_code(answer_of(r.all_reduce(x[1], reduce_op::sum, {.deadline = -1ns})),
-                       errc::deadline_exceeded));
   EXPECT_TRUE(
       has_code(answer_of(r.all_reduce(x[1], reduce_op::sum, {.deadline = {}, .membership = 77})),
                errc::membership_changed));
@@ -706,7 +704,46 @@ TEST_F(RankCalls, ExchangeAllOrEndTogether) {
   EXPECT_TRUE(holds(w.device_of(2), y[2], std::vector<std::int32_t>(8, 9)));
 }
 
-// None of its messages counts.
+// A program that does not look at its answers never adds up what is of different steps.
+TEST_F(RankCalls, ThatAreRefusedLeaveAllInStep) {
+  TROUPE_NEEDS_DEVICES(2);
+  constexpr std::int32_t steps = 8;
+  constexpr std::int32_t refused = 3;
+  for (bool last_first : {false, true}) {
+    std::vector<std::vector<gpu_ref<std::int32_t>>> x; // of each step and rank
+    std::vector<answers> all(steps);
+    for (std::int32_t step = 0; step < steps; ++step) {
+      x.push_back(numbers());
+      for (std::size_t rank = 0; rank < w.size(); ++rank)
+        must(answer_of(w.device_of(rank).fill(x.back()[rank], step)));
+    }
+    auto call_all_of = [&](std::size_t rank) {
+      for (std::int32_t step = 0; step < steps; ++step) {
+        request_options options;
+        if (rank == 0 && step == refused)
+          options.deadline = -1ns;
+        all[static_cast<std::size_t>(step)].push_back(w.rank(rank).all_reduce(
+            x[static_cast<std::size_t>(step)][rank], reduce_op::sum, options));
+      }
+    };
+    for (std::size_t i = 0; i < w.size(); ++i)
+      call_all_of(last_first ? w.size() - 1 - i : i);
+    for (std::int32_t step = 0; step < steps; ++step) {
+      SCOPED_TRACE(step);
+      auto& refs = x[static_cast<std::size_t>(step)];
+      if (step != refused) {
+        expect_ok(all[static_cast<std::size_t>(step)]);
+        EXPECT_TRUE(all_hold(refs, step * static_cast<std::int32_t>(w.size())));
+        continue;
+      }
+      expect_code(all[static_cast<std::size_t>(step)], errc::deadline_exceeded);
+      for (auto& ref : refs)
+        EXPECT_TRUE(has_code(ref.access(), errc::skipped));
+    }
+  }
+}
+
+// All of its messages count, and end at their other ends.
 TEST_F(RankCalls, ExchangeThatIsRefusedLeavesAllInStep) {
   TROUPE_NEEDS_DEVICES(2);
   auto stale = must(w.device_of(0).allocate<std::int32_t>(8));
@@ -718,8 +755,14 @@ TEST_F(RankCalls, ExchangeThatIsRefusedLeavesAllInStep) {
   auto x = numbers();
   auto y = numbers();
   for (int i = 0; i < 3; ++i) {
-    auto refused = w.rank(0).exchange({{1, x[0]}, {1, stale}}, {{1, y[0]}});
-    EXPECT_TRUE(has_code(answer_of(refused), errc::stale_ref));
+    const auto code = i == 0 ? errc::stale_ref : errc::deadline_exceeded;
+    auto refused = w.rank(0).exchange({{1, x[0]}, {1, i == 0 ? stale : x[0]}}, {{1, y[0]}},
+                                      {.deadline = i == 0 ? 0ns : -1ns});
+    EXPECT_TRUE(has_code(answer_of(refused), code));
+    expect_code({w.rank(1).recv(x[1], 0), w.rank(1).recv(y[1], 0), w.rank(1).send(x[1], 0)}, code);
+    for (std::size_t rank : {0, 1})
+      for (auto* refs : {&x, &y})
+        testing::accept_bytes(w.device_of(rank), (*refs)[rank]);
     auto mine = w.rank(0).exchange({{1, x[0]}}, {{1, y[0]}});
     auto other = w.rank(1).exchange({{0, x[1]}}, {{0, y[1]}});
     expect_ok({mine, other});
@@ -843,16 +886,24 @@ TEST_F(FewRankCalls, MayBeAhead) {
   answers ahead;
   for (int i = 0; i < 4; ++i)
     ahead.push_back(w.rank(0).all_reduce(x[0], reduce_op::max));
-  EXPECT_TRUE(
-      has_code(answer_of(w.rank(0).all_reduce(x[0], reduce_op::sum, {.room = room_policy::refuse})),
-               errc::overloaded));
+  auto y = numbers();
+  constexpr int too_many = 1000;
+  for (int i = 0; i < too_many; ++i)
+    EXPECT_TRUE(has_code(
+        answer_of(w.rank(0).all_reduce(y[0], reduce_op::sum, {.room = room_policy::refuse})),
+        errc::overloaded));
   for (std::size_t rank = 1; rank < w.size(); ++rank)
     for (int i = 0; i < 4; ++i)
       ahead.push_back(w.rank(rank).all_reduce(x[rank], reduce_op::max));
   expect_ok(ahead);
-  EXPECT_TRUE(has_code(x[0].access(), errc::skipped));
-  testing::accept_bytes(w.device_of(0), x[0]);
   EXPECT_TRUE(all_hold(x, static_cast<std::int32_t>(w.size())));
+  // The others' calls of what was refused end with it, and what comes then goes together.
+  for (std::size_t rank = 1; rank < w.size(); ++rank)
+    for (int i = 0; i < too_many; ++i)
+      EXPECT_TRUE(has_code(answer_of(w.rank(rank).all_reduce(y[rank])), errc::overloaded));
+  accept_all(w, y);
+  expect_ok(on_each([&](world_rank r, std::size_t i) { return r.all_reduce(y[i]); }));
+  EXPECT_TRUE(all_hold(y, sum()));
 }
 
 class HastyRankCalls : public RankCalls {

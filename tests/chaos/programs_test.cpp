@@ -344,11 +344,6 @@ private:
     // circle.
     if (x.what == verb_kind::exchange && sky_.queue < 256)
       x.what = verb_kind::rank_sum;
-    // A rank's call that is refused does not count: its next one would come in its place.
-    if (!sky_.calm() && x.what == verb_kind::rank_sum)
-      x.what = verb_kind::sum_in_place;
-    if (!sky_.calm() && x.what == verb_kind::exchange)
-      x.what = verb_kind::broadcast;
     x.to = pick(random_, 0, rows - 1);
     x.from = (x.to + pick(random_, 1, rows - 1)) % rows;
     x.device = pick(random_, 0, devices() - 1);

@@ -121,6 +121,59 @@ TEST(CallLine, WhoIsBackIsWaitedForInWhatComesThen) {
   EXPECT_TRUE(x.empty());
 }
 
+/// What the next call of `caller` ends with.
+caf::error end_of_next(const call_line& x, std::size_t caller) {
+  auto* next = x.next_of(caller);
+  return next != nullptr && next->refusal ? next->why_ended() : caf::error{};
+}
+
+TEST(CallLine, WhatOneWasRefusedEndsForAll) {
+  call_line x{ranks};
+  const auto refusal = [](errc code) { return refused_call{make_error(code, "on purpose"), 1}; };
+  take(x, {1, 1});
+  for (int i = 0; i < 100; ++i)
+    x.refuse(1, refusal(i == 0 ? errc::overloaded : errc::deadline_exceeded)); // the first counts
+  take(x, {1});
+  x.refuse(1, refusal(errc::unavailable));
+  EXPECT_EQ(x.ahead(1), 104u);
+  EXPECT_EQ(x.awaited(0), 104u);
+  for (auto i : {0, 2}) {
+    const auto caller = static_cast<std::size_t>(i);
+    take(x, {caller, caller});
+    for (int k = 0; k < 100; ++k) {
+      EXPECT_EQ(code_of(end_of_next(x, caller)), errc::overloaded) << k;
+      take(x, {caller});
+    }
+    EXPECT_FALSE(end_of_next(x, caller));
+    EXPECT_EQ(x.next_of(caller, 2), nullptr);
+    EXPECT_EQ(code_of(x.next_of(caller, 1)->why_ended()), errc::unavailable);
+    take(x, {caller});
+    EXPECT_EQ(code_of(end_of_next(x, caller)), errc::unavailable);
+    take(x, {caller});
+    EXPECT_EQ(x.next_of(caller), nullptr);
+  }
+  EXPECT_TRUE(x.empty());
+}
+
+TEST(CallLine, WhatWasRefusedToOneIsNotAwaitedOfThoseWhoLeave) {
+  call_line x{ranks};
+  for (int i = 0; i < 3; ++i)
+    x.refuse(0, {make_error(errc::overloaded, "on purpose"), 1});
+  take(x, {1}); // the first of them
+  x.leave_out(rank_set::of(2));
+  EXPECT_EQ(x.ahead(0), 3u);
+  EXPECT_TRUE(x.lacks(1));
+  EXPECT_FALSE(x.lacks(2));
+  x.refuse(0, {make_error(errc::overloaded, "on purpose"), 1});
+  take(x, {1, 1, 1});
+  EXPECT_TRUE(x.empty());
+  x.leave_out({});
+  take(x, {0, 1});
+  EXPECT_FALSE(x.empty());
+  take(x, {2});
+  EXPECT_TRUE(x.empty());
+}
+
 TEST(CallLine, SomeMayLeaveWhileOthersAreOut) {
   call_line x{ranks};
   take(x, {0});

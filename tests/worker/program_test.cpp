@@ -5,6 +5,7 @@
 #include "core/process_note.hpp"
 #include "support/forwarding_backend.hpp"
 #include "support/load.hpp"
+#include "support/random.hpp"
 #include "worker/program_fixture.hpp"
 #include <troupe/launch.hpp>
 
@@ -16,6 +17,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <random>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -123,6 +126,111 @@ const bool programs_registered = [] {
           if (++right % 8 == 0)
             static_cast<void>(place.report(bytes_from(right)));
         }
+      });
+    });
+  // Sends its requests as messages, without waiting, and looks at what it downloads alone.
+  if (!error)
+    error = register_program("messages in order", [](const program_place& place) {
+      return place.system.spawn([place](caf::blocking_actor* self) {
+        constexpr int rounds = 100;
+        constexpr int in_flight = 10;
+        auto d = place.rank.where();
+        auto ref = d.allocate<float>(elements);
+        if (!ref)
+          return self->fail_state(ref.error());
+        const auto mine = static_cast<float>(place.rank.index() + 1);
+        caf::error why;
+        for (int i = 0; i < rounds && !why; ++i) {
+          std::vector<decltype(request(self, d, download{}, patience))> looks;
+          for (int k = 0; k < in_flight; ++k) {
+            const auto value = mine * static_cast<float>(i + k);
+            static_cast<void>(request(self, d, fill{*ref, bytes_from(value)}, patience));
+            static_cast<void>(
+                request(self, place.rank, all_reduce{{*ref}, {}, reduce_op::sum, {}, {}}, patience));
+            looks.push_back(request(self, d, download{*ref, {}}, patience));
+          }
+          const auto sum = sum_of(place.rank.status().members);
+          for (int k = 0; k < in_flight; ++k)
+            std::move(looks[static_cast<std::size_t>(k)])
+                .receive(
+                    [&](const host_buffer& got) {
+                      auto all = got.as<float>();
+                      if (std::vector<float>{all.begin(), all.end()} !=
+                          std::vector<float>(elements, sum * static_cast<float>(i + k)))
+                        why = make_error(errc::internal, "a wrong sum");
+                    },
+                    [&](const caf::error& x) { why = x; });
+        }
+        if (why)
+          self->fail_state(why);
+      });
+    });
+  // Rank 0 is often in such a haste that a call of it is not done. What the ranks add up says which
+  // of their calls it is of, and all must be of the same one. Until it gets a message.
+  if (!error)
+    error = register_program("in haste", [](const program_place& place) {
+      return place.system.spawn([place](caf::blocking_actor* self) {
+        auto d = place.rank.where();
+        auto ref = d.allocate<std::int32_t>(elements);
+        if (!ref)
+          return self->fail_state(ref.error());
+        std::mt19937_64 random{7};
+        std::uint64_t membership = 0;
+        std::int32_t call = 0; // with that membership
+        std::uint64_t right = 0;
+        const auto ranks = static_cast<std::int32_t>(place.rank.size());
+        while (!is_over(self)) {
+          if (auto now = place.rank.status().membership; std::exchange(membership, now) != now)
+            call = 0;
+          const auto value = static_cast<std::int32_t>(membership % 1000) * 100'000 + call;
+          if (auto filled = d.fill(*ref, value).wait(); !filled)
+            return self->fail_state(filled.error());
+          request_options options{.membership = membership};
+          if (place.rank.index() == 0 && chance(random, 0.1))
+            options.deadline = std::chrono::microseconds{pick(random, 0, 100)} - 1us;
+          auto done = place.rank.all_reduce(*ref, reduce_op::sum, options).wait();
+          ++call;
+          if (code_of(error_of(done)) == errc::unavailable)
+            return; // the world ended
+          auto got = done ? d.download(*ref) : done.error();
+          if (!got)
+            continue;
+          if (*got != std::vector<std::int32_t>(elements, ranks * value))
+            return self->fail_state(
+                make_error(errc::internal, "the sum " + std::to_string(got->front()) + " and not " +
+                                               std::to_string(ranks * value)));
+          if (++right % 8 == 0)
+            static_cast<void>(place.report(bytes_from(membership)));
+        }
+      });
+    });
+  // Makes calls that name no membership, one of which is refused at once, and does not look at
+  // their answers; reports which sums it has got at the end.
+  if (!error)
+    error = register_program("looks at the end", [](const program_place& place) {
+      return place.system.spawn([place](caf::blocking_actor* self) {
+        constexpr std::int32_t steps = 8;
+        auto d = place.rank.where();
+        std::vector<gpu_ref<std::int32_t>> refs;
+        for (std::int32_t i = 0; i < steps; ++i) {
+          auto ref = d.allocate<std::int32_t>(1);
+          if (!ref)
+            return self->fail_state(ref.error());
+          refs.push_back(*ref);
+          d.fill(*ref, i);
+          request_options options;
+          if (place.rank.index() == 0 && i == 2)
+            options.deadline = -1ns;
+          place.rank.all_reduce(*ref, reduce_op::sum, options);
+        }
+        for (std::int32_t i = 0; i < steps; ++i)
+          if (auto got = d.download(refs[static_cast<std::size_t>(i)]);
+              got && got->front() != i * static_cast<std::int32_t>(place.rank.size()))
+            return self->fail_state(
+                make_error(errc::internal, "step " + std::to_string(i) + " has the sum " +
+                                               std::to_string(got->front())));
+        if (d.download(refs.back()))
+          self->fail_state(make_error(errc::internal, "its last answer does not say it"));
       });
     });
   // Gets what rank 0 sends, until it gets a message; reports when it hears that there is none.
@@ -234,6 +342,38 @@ TEST_F(Programs, SumBesideTheirDevices) {
   for (auto& x : reports_)
     EXPECT_EQ(from_bytes<std::int32_t>(x.bytes), x.rank);
   EXPECT_NE(reports_[0].rank, reports_[1].rank);
+}
+
+TEST_F(Programs, KeepTheOrderOfTheirMessages) {
+  TROUPE_NEEDS_DEVICES(2);
+  start(2, {"messages in order", {}});
+  ASSERT_TRUE(until([this] { return ended_.size() == 2; }));
+  EXPECT_TRUE(nobody_failed());
+}
+
+// What a rank does not do, the others' calls do not meet its next one instead.
+TEST_F(Programs, StayInStepWhenACallIsNotDone) {
+  TROUPE_NEEDS_DEVICES(2);
+  start(3, {"in haste", {}});
+  std::set<std::uint64_t> memberships;
+  ASSERT_TRUE(until([&] {
+    for (auto& x : reports_)
+      memberships.insert(from_bytes<std::uint64_t>(x.bytes));
+    return memberships.size() >= 10;
+  }));
+  EXPECT_TRUE(nobody_failed());
+}
+
+TEST_F(Programs, ThatLookAtTheEndAloneAreToldThatACallWasNotDone) {
+  TROUPE_NEEDS_DEVICES(2);
+  for (int i = 0; i < 5; ++i) {
+    start(2, {"looks at the end", {}});
+    ASSERT_TRUE(until([this] { return ended_.size() == 2; }));
+    EXPECT_TRUE(nobody_failed());
+    TearDown();
+    ended_.clear();
+    system_.reset();
+  }
 }
 
 // Each of them sends first.

@@ -79,6 +79,11 @@ template <class Self>
 inline constexpr bool is_blocking_actor =
     std::is_base_of_v<caf::blocking_actor, std::remove_cvref_t<decltype(*std::declval<Self>())>>;
 
+/// The number of a request that `self` makes without sending a message.
+template <class Self> caf::message_id new_request_id(const Self& self) {
+  return self->new_request_id(caf::message_priority::normal);
+}
+
 #if TROUPE_CAF1
 
 #define TROUPE_ERROR_ENUM(type, category) CAF_ERROR_CODE_ENUM(type)
@@ -169,20 +174,13 @@ auto request(const Self& self, const Dest& dest, Dur timeout, Ts&&... xs) {
   return self->mail(std::forward<Ts>(xs)...).request(checked<Ts...>(self, dest), timeout);
 }
 
-/// The number of a request that `self` makes without sending a message.
-template <class Self> caf::message_id new_request_id(const Self& self) {
-  return self->new_request_id(caf::message_priority::normal);
-}
-
-/// How `self` receives the response to it, or `sec::request_timeout` after `timeout`.
-template <class Self>
-auto response_to(const Self& self, caf::message_id id, std::chrono::nanoseconds timeout) {
+/// How `self` receives the response to it.
+template <class Self> auto response_to(const Self& self, caf::message_id id) {
   auto& who = *self;
   if constexpr (is_blocking_actor<Self>)
-    return caf::blocking_response_handle<caf::message>{&who, id.response_id(), timeout};
+    return caf::blocking_response_handle<caf::message>{&who, id.response_id(), caf::infinite};
   else
-    return caf::event_based_response_handle<caf::message>{
-        &who, id.response_id(), who.request_response_timeout(timeout, id)};
+    return caf::event_based_response_handle<caf::message>{&who, id.response_id(), {}};
 }
 
 /// The serialized form of `x`, as it crosses processes.
@@ -351,15 +349,9 @@ auto request(const Self& self, const Dest& dest, Dur timeout, Ts&&... xs) {
   return self->request(checked<Ts...>(self, dest), timeout, std::forward<Ts>(xs)...);
 }
 
-template <class Self> caf::message_id new_request_id(const Self& self) {
-  return self->new_request_id(caf::message_priority::normal);
-}
-
-template <class Self>
-auto response_to(const Self& self, caf::message_id id, std::chrono::nanoseconds timeout) {
+template <class Self> auto response_to(const Self& self, caf::message_id id) {
   using handle = decltype(self->request(std::declval<const caf::actor&>(),
                                         std::declval<const caf::duration&>(), 0));
-  self->request_response_timeout(caf::duration{timeout}, id);
   return handle{id.response_id(), &*self};
 }
 
