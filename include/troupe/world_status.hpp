@@ -44,7 +44,7 @@ detail::inspect_result<Inspector> inspect(Inspector& f, world_member& x) {
 struct world_status {
   std::string name = {};
   world_phase phase = world_phase::building;
-  std::uint64_t epoch = 0;      ///< grows with each communicator
+  std::uint64_t epoch = 0; ///< grows with each communicator
   /// Grows with each change of the members; where a program drives the ranks, with each
   /// communicator.
   std::uint64_t membership = 0;

@@ -218,7 +218,7 @@ private:
   std::shared_ptr<collective_operation> joint_; // what it is a part of; under the lock of the order
   std::atomic<std::uint64_t> joint_number_{0};
   std::uint32_t use_count_ = 0;
-  bool counts_ = false;          // among its rank's calls
+  bool counts_ = false; // among its rank's calls
   std::array<use, 2> uses_;
   rank_call call_; // the operation's, too
 

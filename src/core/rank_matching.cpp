@@ -14,7 +14,9 @@ caf::error joint_entry::why_ended() const {
   return op->failed() ? op->cause() : op->on_check();
 }
 
-std::uint64_t joint_entry::made_in() const noexcept { return op ? op->made_in() : refusal->made_in; }
+std::uint64_t joint_entry::made_in() const noexcept {
+  return op ? op->made_in() : refusal->made_in;
+}
 
 std::size_t call_line::place_of(std::uint64_t number) const noexcept {
   if (open_.size() == end_ - first_) // one each
@@ -137,9 +139,8 @@ void rank_matching::passed_over(const rank_end& of) noexcept {
     desks_[of.rank].calls.fetch_add(1);
 }
 
-std::shared_ptr<collective_operation> rank_matching::count_refused(const rank_end& of,
-                                                                   const caf::error& why,
-                                                                   std::uint64_t membership) {
+std::shared_ptr<collective_operation>
+rank_matching::count_refused(const rank_end& of, const caf::error& why, std::uint64_t membership) {
   auto& line = line_of(of);
   const auto caller = caller_of(of);
   auto* next = line.next_of(caller);

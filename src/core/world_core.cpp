@@ -1113,9 +1113,8 @@ world_core::answer world_core::run(const exchange& what, std::shared_ptr<world_c
                                                        });
     auto count = [&](const std::vector<message_end>& ends, collective_kind of) {
       for (auto& x : ends)
-        count_refused(
-            {static_cast<std::size_t>(what.rank), of, static_cast<std::size_t>(x.peer)},
-            result->error(), what.options.membership);
+        count_refused({static_cast<std::size_t>(what.rank), of, static_cast<std::size_t>(x.peer)},
+                      result->error(), what.options.membership);
     };
     count(what.sends, collective_kind::send);
     count(what.recvs, collective_kind::recv);

@@ -230,13 +230,13 @@ private:
   // under the lock of the order
   world_phase phase_ = world_phase::building;
   caf::error reason_;
-  std::uint64_t epoch_ = 0;      // of the live communicator, or of the one to be
-  std::uint64_t last_epoch_ = 0; // that was given to a communicator
-  std::uint64_t given_up_ = 0;   // a communicator of this epoch is not wanted any more
-  std::uint64_t announced_ = 0;  // to `on_live_`
+  std::uint64_t epoch_ = 0;       // of the live communicator, or of the one to be
+  std::uint64_t last_epoch_ = 0;  // that was given to a communicator
+  std::uint64_t given_up_ = 0;    // a communicator of this epoch is not wanted any more
+  std::uint64_t announced_ = 0;   // to `on_live_`
   std::uint64_t first_epoch_ = 0; // that this process's ranks entered, where others have ranks, too
-  std::uint64_t losses_ = 0;     // of devices
-  rank_set build_absent_;        // of the latest `build`
+  std::uint64_t losses_ = 0;      // of devices
+  rank_set build_absent_;         // of the latest `build`
   std::uint64_t membership_ = 0;
   std::atomic<std::uint64_t> absent_{0}; // changes under the lock
   std::uint64_t absences_ = 0;

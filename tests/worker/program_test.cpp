@@ -145,8 +145,8 @@ const bool programs_registered = [] {
           for (int k = 0; k < in_flight; ++k) {
             const auto value = mine * static_cast<float>(i + k);
             static_cast<void>(request(self, d, fill{*ref, bytes_from(value)}, patience));
-            static_cast<void>(
-                request(self, place.rank, all_reduce{{*ref}, {}, reduce_op::sum, {}, {}}, patience));
+            static_cast<void>(request(self, place.rank,
+                                      all_reduce{{*ref}, {}, reduce_op::sum, {}, {}}, patience));
             looks.push_back(request(self, d, download{*ref, {}}, patience));
           }
           const auto sum = sum_of(place.rank.status().members);
@@ -226,9 +226,9 @@ const bool programs_registered = [] {
         for (std::int32_t i = 0; i < steps; ++i)
           if (auto got = d.download(refs[static_cast<std::size_t>(i)]);
               got && got->front() != i * static_cast<std::int32_t>(place.rank.size()))
-            return self->fail_state(
-                make_error(errc::internal, "step " + std::to_string(i) + " has the sum " +
-                                               std::to_string(got->front())));
+            return self->fail_state(make_error(errc::internal, "step " + std::to_string(i) +
+                                                                   " has the sum " +
+                                                                   std::to_string(got->front())));
         if (d.download(refs.back()))
           self->fail_state(make_error(errc::internal, "its last answer does not say it"));
       });
