@@ -45,7 +45,7 @@ class answer_spinner;
 struct reply_address {
   caf::strong_actor_ptr requester;
   caf::message_id id;                ///< of the request
-  answer_spinner* spinner = nullptr; ///< what waits awake for the answer, if anything does
+  answer_spinner* spinner = nullptr; ///< spins for the answer; null: nothing does
 };
 
 /// Returns the waiter for answers to actors of the pool; null if the caller is not one of them.

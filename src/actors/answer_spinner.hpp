@@ -1,4 +1,4 @@
-/// A worker of CAF's pool that waits awake for answers to actors.
+/// A worker of CAF's pool that spins for answers to actors.
 #pragma once
 
 #include <troupe/detail/caf_compat.hpp>

@@ -42,19 +42,13 @@ void add_writes_of(std::vector<use>& to, const launch_callable& x, std::size_t) 
   add_writes(to, x.writes);
 }
 
-void add_writes_of(std::vector<use>& to, const group& x, std::size_t n) {
-  for (auto& call : x.calls)
-    add_writes(to, collective_view{call}, n);
-}
+void add_writes_of(std::vector<use>& to, const group& x, std::size_t n) { add_writes(to, x, n); }
 
 void add_writes_of(std::vector<use>& to, const rank_local& x, std::size_t n) {
   add_writes(to, collective_view{x.call}, n, x.rank >= 0 ? static_cast<std::size_t>(x.rank) : 0);
 }
 
-void add_writes_of(std::vector<use>& to, const exchange& x, std::size_t) {
-  for (auto& end : x.recvs)
-    add_write(to, end.buffer);
-}
+void add_writes_of(std::vector<use>& to, const exchange& x, std::size_t) { add_writes(to, x); }
 
 void add_writes_of(std::vector<use>& to, const copy_batch& x, std::size_t) {
   for (auto& one : x.copies)

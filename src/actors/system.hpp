@@ -55,7 +55,7 @@ public:
   /// Spawns the root of the device actors if there is none.
   caf::expected<std::shared_ptr<system_lease>> lease(caf::actor_system& sys);
 
-  /// What waits awake for answers to actors of `sys`.
+  /// Returns the job that spins for answers to actors of `sys`.
   answer_spinner& spinner(caf::actor_system& sys);
 
   /// The worlds whose ranks are driven in other processes. After `runtime`.

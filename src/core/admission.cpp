@@ -3,6 +3,7 @@
 #include "core/device_state.hpp"
 #include "core/lane.hpp"
 #include "core/order.hpp"
+#include "core/retired_operations.hpp"
 #include "core/skipping.hpp"
 #include "core/spin.hpp"
 #include "core/timekeeper.hpp"
@@ -185,6 +186,7 @@ caf::error admission::admit(const std::shared_ptr<operation>& op, room_policy ro
     });
   else
     lane::wake_to_work(op->parts());
+  process_retired.free_all(); // while the lanes work
   return {};
 }
 
@@ -210,7 +212,7 @@ room_maker admission::who_makes_room(const operation& op, queue_bound bound) con
   return room_maker::others;
 }
 
-/// What has come to the lane goes on by itself. Of what is held, something waits for a rank's call.
+/// The lane goes on with its own queue. Operations that are held wait for a rank's call.
 room_maker admission::who_makes_room(const lane& full) const {
   std::size_t held = 0;
   for (auto& x : held_)
@@ -269,6 +271,7 @@ void admission::place_handed_in() {
     bring_up_to_date(after);
   }
   finish(after);
+  process_retired.free_all();
 }
 
 void admission::place_handed_in_soon() noexcept {

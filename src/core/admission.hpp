@@ -93,7 +93,7 @@ public:
   /// Gives `all`, of one caller, their places in one step; or none of them.
   /// @errors why one of them is refused: the caller sees to what that means for all of them
   caf::error place_together(std::span<const entrant> all, queue_bound bound);
-  /// Who makes room in the queue of `full`. Under the lock of the order.
+  /// Returns which threads make room in the queue of `full`. Under the lock of the order.
   room_maker who_makes_room(const lane& full) const;
 
   /// Hands on what waits for nothing any more. Called when that may have changed, as when something

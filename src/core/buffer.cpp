@@ -26,6 +26,27 @@ caf::error skipped(const caf::error& cause) {
   return make_error(std::move(why));
 }
 
+std::vector<wound> cut_out(std::vector<wound>& all, std::size_t begin, std::size_t end,
+                           const skipped_reads* which) {
+  std::vector<wound> cut;
+  std::vector<wound> rest;
+  for (auto& x : all) {
+    auto from = std::max(begin, x.begin);
+    auto to = std::min(end, x.end);
+    if (from >= to || (which != nullptr && !which->includes(x.skipped_by))) {
+      rest.push_back(std::move(x));
+      continue;
+    }
+    if (x.begin < from)
+      rest.push_back({x.begin, from, x.cause, x.skipped_by});
+    if (to < x.end)
+      rest.push_back({to, x.end, x.cause, x.skipped_by});
+    cut.push_back({from, to, std::move(x.cause), x.skipped_by});
+  }
+  all = std::move(rest);
+  return cut;
+}
+
 buffer::buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64_t generation,
                void* address, std::size_t size_bytes, std::function<void(void*)> deleter,
                std::shared_ptr<symmetric_memory> symmetric)
@@ -89,31 +110,9 @@ caf::error buffer::check_readable(std::size_t begin, std::size_t end,
   return {};
 }
 
-/// Takes what lies between `begin` and `end` out of those that `which` says. Under wounds_mutex_.
-template <class Which>
-std::vector<wound> buffer::cut_out(std::size_t begin, std::size_t end, const Which& which) {
-  std::vector<wound> cut;
-  std::vector<wound> rest;
-  for (auto& x : wounds_) {
-    auto from = std::max(begin, x.begin);
-    auto to = std::min(end, x.end);
-    if (from >= to || !which(x)) {
-      rest.push_back(std::move(x));
-      continue;
-    }
-    if (x.begin < from)
-      rest.push_back({x.begin, from, x.cause, x.skipped_by});
-    if (to < x.end)
-      rest.push_back({to, x.end, x.cause, x.skipped_by});
-    cut.push_back({from, to, std::move(x.cause), x.skipped_by});
-  }
-  wounds_ = std::move(rest);
-  return cut;
-}
-
 void buffer::mark(const wound& x) {
   std::lock_guard lock{wounds_mutex_};
-  auto there = cut_out(x.begin, x.end, [](const wound&) { return true; });
+  auto there = cut_out(wounds_, x.begin, x.end);
   std::ranges::sort(there, {}, &wound::begin);
   auto at = x.begin;
   for (auto& old : there) {
@@ -131,22 +130,13 @@ void buffer::mark(const wound& x) {
   wounded_.store(!wounds_.empty(), std::memory_order_release);
 }
 
-template <class Which>
-std::vector<wound> buffer::heal_if(std::size_t begin, std::size_t end, const Which& which) {
+std::vector<wound> buffer::heal(std::size_t begin, std::size_t end, const skipped_reads* which) {
   if (whole())
     return {};
   std::lock_guard lock{wounds_mutex_};
-  auto healed = cut_out(begin, end, which);
+  auto healed = cut_out(wounds_, begin, end, which);
   wounded_.store(!wounds_.empty(), std::memory_order_release);
   return healed;
-}
-
-std::vector<wound> buffer::heal(std::size_t begin, std::size_t end) {
-  return heal_if(begin, end, [](const wound&) { return true; });
-}
-
-std::vector<wound> buffer::heal(std::size_t begin, std::size_t end, const skipped_reads& which) {
-  return heal_if(begin, end, [&](const wound& x) { return which.includes(x.skipped_by); });
 }
 
 } // namespace troupe::detail

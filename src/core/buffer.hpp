@@ -19,9 +19,9 @@ class operation;
 class symmetric_memory;
 struct part;
 
-/// Returns what a reader gets whose memory a failed operation left half-written.
+/// Returns the error for readers of memory that a failed operation left half-written.
 caf::error indeterminate(const caf::error& cause);
-/// Returns what a reader gets whose memory a request that did not run would have written.
+/// Returns the error for readers of memory that a request which did not run would have written.
 caf::error skipped(const caf::error& cause);
 
 /// An admitted use of a range of a buffer.
@@ -95,7 +95,7 @@ struct wound {
   std::uint64_t skipped_by = 0; ///< the request's number; 0: half-written
 
   bool half_written() const noexcept { return skipped_by == 0; }
-  /// Returns what a reader of the bytes gets.
+  /// Returns the error for readers of the bytes.
   caf::error error() const { return half_written() ? indeterminate(cause) : skipped(cause); }
 };
 
@@ -104,7 +104,7 @@ class skipped_reads {
 public:
   /// None.
   constexpr skipped_reads() = default;
-  /// Those that the request of this number alone left skipped; 0: none.
+  /// The ranges that the request of this number alone left skipped; 0: none.
   static constexpr skipped_reads of(std::uint64_t number) noexcept { return skipped_reads{number}; }
   static constexpr skipped_reads all() noexcept { return skipped_reads{wound::several}; }
 
@@ -122,6 +122,11 @@ private:
 
   std::uint64_t number_ = 0;
 };
+
+/// Removes from `all` what lies between `begin` and `end`, and returns it; of the wounds that
+/// `which` includes, or of all if it is null.
+std::vector<wound> cut_out(std::vector<wound>& all, std::size_t begin, std::size_t end,
+                           const skipped_reads* which = nullptr);
 
 /// Memory that another process lends.
 struct borrowed_memory {
@@ -173,9 +178,11 @@ public:
   /// The first cause of each byte stays, but half-written comes before skipped.
   void mark(const wound& x);
   /// [begin, end) is wholly written again: removes and returns its wounds, cut to the range.
-  std::vector<wound> heal(std::size_t begin, std::size_t end);
+  std::vector<wound> heal(std::size_t begin, std::size_t end) { return heal(begin, end, nullptr); }
   /// The same for the wounds that `which` includes.
-  std::vector<wound> heal(std::size_t begin, std::size_t end, const skipped_reads& which);
+  std::vector<wound> heal(std::size_t begin, std::size_t end, const skipped_reads& which) {
+    return heal(begin, end, &which);
+  }
 
   /// What uses it; under admission's lock.
   access_list accesses;
@@ -195,10 +202,7 @@ public:
   static constexpr std::size_t looked_at = 128;
 
 private:
-  template <class Which>
-  std::vector<wound> cut_out(std::size_t begin, std::size_t end, const Which& which);
-  template <class Which>
-  std::vector<wound> heal_if(std::size_t begin, std::size_t end, const Which& which);
+  std::vector<wound> heal(std::size_t begin, std::size_t end, const skipped_reads* which);
 
   std::atomic<bool> wounded_{false};
   const bool read_only_ = false;

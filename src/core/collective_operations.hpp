@@ -187,7 +187,7 @@ public:
   bool succeed(const collective_done& value_of_all) noexcept;
   /// The operation is answered; this is its answer too, if it has none.
   void end() noexcept;
-  /// Who makes room for it? Under the lock of the order.
+  /// Returns which threads make room for it. Under the lock of the order.
   room_maker who_makes_room(queue_bound bound) const;
   /// Under the lock of the order: it was refused with `why` before it was handed in. Then
   /// `end_refused`.
@@ -223,7 +223,7 @@ private:
   rank_call call_; // the operation's, too
 
   std::shared_ptr<collective_operation> found_; // what it may become a part of
-  std::shared_ptr<collective_operation> ended_; // by its refusal: nobody's call of it will be done
+  std::shared_ptr<collective_operation> ended_; // by its refusal, for all ranks
   std::size_t before_ = 0;                      // of those that come with it, in its line
   std::shared_ptr<collective_operation> made_;  // ahead, to become that
 };

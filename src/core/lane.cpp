@@ -3,6 +3,7 @@
 #include "core/keep_forever.hpp"
 #include "core/log.hpp"
 #include "core/order.hpp"
+#include "core/retired_operations.hpp"
 #include "core/spin.hpp"
 #include "core/staging.hpp"
 
@@ -221,6 +222,7 @@ void lane::run() noexcept {
     if (!worked)
       idle();
   }
+  process_retired.free_all();
   bool orderly = !abandoned_.load();
   if (orderly)
     go_down();
@@ -1144,6 +1146,8 @@ void lane::finish(part& p, std::int64_t now) noexcept {
   if (may_spin() && waiting_.empty() && nothing_in_flight() && p.of->answer_ahead()) {
     late_.push_back(std::static_pointer_cast<operation>(p.of->shared_from_this()));
     settle_at_ = clock::time_point{std::chrono::nanoseconds{now}} + settle_patience;
+  } else if (p.tenant != nullptr) {
+    process_retired.add(p.of->settle()); // a collective holds nothing of the user's any more
   } else {
     p.of->settle();
   }
@@ -1343,6 +1347,7 @@ void lane::idle() {
   }
   if (!late_.empty())
     return settle_now();
+  process_retired.free_all();
   std::unique_lock lock{park_mutex_};
   parked_.store(true);
   auto awake = [this] { return signalled_.load() || inbox_.load() != nullptr; };

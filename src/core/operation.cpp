@@ -324,7 +324,7 @@ void operation::note_cause(const caf::error& why,
   failed_.store(true, std::memory_order_release);
   if (!on_lanes())
     failed_off_lanes_.fetch_add(1, std::memory_order_release);
-  if (cancelled()) // what is behind it goes on
+  if (cancelled()) // its successors go on
     return;
   for (auto& next : successors_)
     if (next.reads)
@@ -393,18 +393,20 @@ bool operation::has_successors() const noexcept {
   return !successors_.empty();
 }
 
-void operation::settle() noexcept {
+std::shared_ptr<operation> operation::settle() noexcept {
   std::vector<std::shared_ptr<operation>> follow_up;
-  settle(follow_up);
+  auto result = settle(follow_up);
   while (!follow_up.empty()) {
     auto x = std::move(follow_up.back());
     follow_up.pop_back();
     if (x->one_over())
       x->settle(follow_up);
   }
+  return result;
 }
 
-void operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexcept {
+std::shared_ptr<operation>
+operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexcept {
   auto keep = std::move(self_);
   if (!failed())
     on_success(); // may fail it
@@ -445,6 +447,7 @@ void operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexc
     x.who->fail(x.cause);
   for (auto& x : successors)
     follow_up.push_back(std::move(x.who));
+  return keep;
 }
 
 std::vector<operation::casualty> operation::wound_buffers(const caf::error& cause,
@@ -488,16 +491,8 @@ void operation::wound(const std::shared_ptr<buffer>& memory, const buffer::wound
             casualties.push_back({next.who, w.cause});
       if (!u.writes)
         continue;
-      std::vector<buffer::wound> rest;
-      for (auto& w : open) {
-        if (auto end = std::min(w.end, u.begin); w.begin < end)
-          rest.push_back({w.begin, end, w.cause, w.skipped_by});
-        if (auto begin = std::max(w.begin, u.end); begin < w.end)
-          rest.push_back({begin, w.end, w.cause, w.skipped_by});
-        if (auto begin = std::max(w.begin, u.begin), end = std::min(w.end, u.end); begin < end)
-          next.who->heals(memory, {begin, end, w.cause, w.skipped_by});
-      }
-      open = std::move(rest);
+      for (auto& w : cut_out(open, u.begin, u.end))
+        next.who->heals(memory, w);
     }
   }
   for (auto& w : open)

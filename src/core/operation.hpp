@@ -276,7 +276,7 @@ public:
   }
   /// False for what goes on when everything ends.
   virtual bool needs_devices() const noexcept { return true; }
-  /// Who makes the ranks' calls that it waits for, if it waits for any? Under admission's lock.
+  /// Returns which threads make the ranks' calls that it waits for. Under admission's lock.
   virtual room_maker maker_of_calls() const { return room_maker::others; }
   /// What must be right before its buffers are looked at, and again when it comes to the lanes
   /// after a wait.
@@ -412,7 +412,8 @@ public:
   bool over() const noexcept { return open_.load(std::memory_order_acquire) == 0; }
   /// All of it is over: gives the answer, if nobody minds that it is settled only later.
   virtual bool answer_ahead() noexcept { return false; }
-  void settle() noexcept;
+  /// Returns what kept it until now: the last owner, if no requester has it any more.
+  std::shared_ptr<operation> settle() noexcept;
   /// All before `p` is done on its stream. First of all parts: the stall limit starts to count.
   static void part_started(part& p, std::int64_t now) noexcept {
     if (p.started_at.load(std::memory_order_relaxed) == 0)
@@ -467,6 +468,7 @@ protected:
   virtual void on_settled() noexcept {}
 
 private:
+  friend class retired_operations;
   friend class timekeeper;
   enum class withdrawal : std::uint8_t { none, tried, done, cancelled };
 
@@ -493,7 +495,7 @@ private:
   std::uint64_t identity_of(const use& u) const noexcept { return u.accepted.identity(number()); }
   static void wound(const std::shared_ptr<buffer>& memory, const buffer::wound& x,
                     const std::vector<follower>& successors, std::vector<casualty>& casualties);
-  void settle(std::vector<std::shared_ptr<operation>>& follow_up) noexcept;
+  std::shared_ptr<operation> settle(std::vector<std::shared_ptr<operation>>& follow_up) noexcept;
 
   static std::atomic<std::size_t> failing_;
   static std::atomic<std::uint64_t> failed_off_lanes_;
@@ -520,7 +522,8 @@ private:
   mutable std::mutex guard_;         // of the three below
   caf::error cause_;
   std::vector<follower> successors_;
-  std::shared_ptr<operation> self_; // while lanes refer to the parts
+  std::shared_ptr<operation> self_; // while lanes refer to the parts, or it is retired
+  operation* retired_before_ = nullptr;
   // the timekeeper's, under its lock: its list of what is not settled
   operation* previous_ = nullptr;
   operation* next_ = nullptr;

@@ -69,7 +69,7 @@ private:
   std::vector<std::byte> pattern_;
 };
 
-/// Lets what comes after read the bytes of `ref` that were skipped.
+/// Lets later requests read the bytes of `ref` that were skipped.
 class accept_operation final : public operation_of<nothing> {
 public:
   explicit accept_operation(const any_gpu_ref& ref);

@@ -30,7 +30,7 @@ const joint_entry* call_line::next_of(std::size_t caller, std::size_t before) co
   return number < end_ ? &open_[place_of(number)] : nullptr;
 }
 
-/// There is one more operation, which those who are left out have no part in.
+/// There is one more operation, in which the ranks that are left out have no part.
 void call_line::begin_next() {
   ++end_;
   open_.back().calls += left_out_.size();

@@ -93,7 +93,7 @@ private:
   void begin_next();
   void forget_complete();
 
-  std::deque<joint_entry> open_; // somebody's call is missing; in the order of their numbers
+  std::deque<joint_entry> open_; // a rank's call is missing; in the order of their numbers
   std::uint64_t first_ = 0;      // the number of open_[0]
   std::uint64_t end_ = 0;        // the number after the last one's
   std::vector<std::uint64_t> next_;

@@ -1,4 +1,4 @@
-/// Bounded queues: who waits for room in them, and who is refused.
+/// Bounded queues: which requests wait for room in them, and which are refused.
 #pragma once
 
 #include <troupe/collective.hpp>
@@ -28,7 +28,7 @@ inline std::size_t limit_of(std::size_t first, queue_bound x) noexcept {
              : first * second_bound_factor;
 }
 
-/// What a request does where a queue is full.
+/// How a request treats a full queue.
 struct room_choice {
   bool waits = false;
   queue_bound bound = queue_bound::first;
@@ -38,7 +38,7 @@ struct room_choice {
 /// lane may go on to the second bound.
 room_choice choose_room(room_policy wanted) noexcept;
 
-/// Who has to do something before there is room.
+/// Which threads have to do something before there is room.
 enum class room_maker : std::uint8_t {
   others,  ///< lanes, or other threads
   unknown, ///< a thread that has not been seen yet
@@ -89,7 +89,7 @@ extern room_signal& process_room;
 caf::error too_late_for_room(const caf::error& full);
 
 /// Calls `attempt` until it returns another error than errc::overloaded, or none; where `how` says
-/// so, again whenever there may be room. `maker` returns who has to make it.
+/// so, again whenever there may be room. `maker` returns which threads have to make it.
 template <class Attempt, class Maker>
 caf::error find_room(room_choice how, clock::time_point deadline, Attempt attempt, Maker maker) {
   auto error = attempt();
@@ -102,10 +102,10 @@ caf::error find_room(room_choice how, clock::time_point deadline, Attempt attemp
     if (code_of(again) != errc::overloaded)
       return clock::now() >= deadline && again ? too_late_for_room(error) : again;
     error = std::move(again);
-    auto who = maker();
-    if (who == room_maker::caller)
+    auto made_by = maker();
+    if (made_by == room_maker::caller)
       return error;
-    auto until = who == room_maker::unknown ? std::min(deadline, patience) : deadline;
+    auto until = made_by == room_maker::unknown ? std::min(deadline, patience) : deadline;
     if (clock::now() >= until)
       return until == deadline ? too_late_for_room(error) : error;
     room.wait(until);

@@ -22,7 +22,7 @@ bool fails_validation(const caf::error& why) noexcept {
 
 bool counts_among_calls(const caf::error& why, std::uint64_t membership) noexcept {
   const auto code = code_of(why);
-  if (code == errc::buffer_acquired) // by somebody else, perhaps just now
+  if (code == errc::buffer_acquired) // by another process or stream, perhaps just now
     return true;
   return !fails_validation(why) && (code != errc::membership_changed || membership == 0);
 }
@@ -53,6 +53,16 @@ void add_writes(std::vector<use>& to, const collective_view& x, std::size_t rank
     if (auto part = ref.slice((first_rank + i) % ranks * count, count))
       add_write(to, *part);
   }
+}
+
+void add_writes(std::vector<use>& to, const group& x, std::size_t ranks) {
+  for (auto& call : x.calls)
+    add_writes(to, collective_view{call}, ranks);
+}
+
+void add_writes(std::vector<use>& to, const exchange& x) {
+  for (auto& end : x.recvs)
+    add_write(to, end.buffer);
 }
 
 void mark_skipped(std::span<const use> writes, const caf::error& why, std::uint64_t number) {

@@ -1,4 +1,4 @@
-/// What a request that does not run leaves behind: the ranges that it would have written are
+/// Skipped ranges: a request that does not run leaves the ranges that it would have written
 /// skipped, and reading them fails.
 #pragma once
 
@@ -29,8 +29,10 @@ void add_writes(std::vector<use>& to, std::span<const any_gpu_ref> refs);
 /// Adds what `x` would write. `first_rank`: whose handle comes first; a world has `ranks` ranks.
 void add_writes(std::vector<use>& to, const collective_view& x, std::size_t ranks,
                 std::size_t first_rank = 0);
+void add_writes(std::vector<use>& to, const group& x, std::size_t ranks);
+void add_writes(std::vector<use>& to, const exchange& x);
 
-/// Marks what a request of this number would have written, since it was refused with `why`.
+/// Marks the ranges that a request of this number would have written: it was refused with `why`.
 void mark_skipped(std::span<const use> writes, const caf::error& why, std::uint64_t number);
 
 /// Returns the answer to a request that is refused with `why` before it became an operation. Unless

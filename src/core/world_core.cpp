@@ -844,7 +844,7 @@ world_core::answer world_core::start(std::shared_ptr<collective_operation> op,
   return op;
 }
 
-/// A call of this process's rank was refused. Those of the others come all the same: they must not
+/// A call of this process's rank was refused. The other ranks still make theirs, which must not
 /// meet the next one of this rank.
 void world_core::lose_call(const collective_operation& refused) {
   const auto why = refused.error();
@@ -951,11 +951,9 @@ world_core::answer world_core::run(const collective_view& what, const request_op
 world_core::answer world_core::run(const group& what) {
   constexpr auto verb = "group";
   auto refuse = [&](caf::error why) {
-    return refused_and_skipped<collective_done>(verb, std::move(why), what.options.retry_of,
-                                                [&](std::vector<use>& to) {
-                                                  for (auto& x : what.calls)
-                                                    add_writes(to, collective_view{x}, size());
-                                                });
+    return refused_and_skipped<collective_done>(
+        verb, std::move(why), what.options.retry_of,
+        [&](std::vector<use>& to) { add_writes(to, what, size()); });
   };
   if (auto error = check_whole(verb); error)
     return refuse(std::move(error));
@@ -1106,11 +1104,9 @@ void world_core::make_spares_of(std::size_t rank) {
 world_core::answer world_core::run(const exchange& what, std::shared_ptr<world_core> self) {
   constexpr auto verb = "exchange";
   auto refuse = [&](caf::error why) {
-    auto result = refused_and_skipped<collective_done>(verb, std::move(why), what.options.retry_of,
-                                                       [&](std::vector<use>& to) {
-                                                         for (auto& x : what.recvs)
-                                                           add_write(to, x.buffer);
-                                                       });
+    auto result =
+        refused_and_skipped<collective_done>(verb, std::move(why), what.options.retry_of,
+                                             [&](std::vector<use>& to) { add_writes(to, what); });
     auto count = [&](const std::vector<message_end>& ends, collective_kind of) {
       for (auto& x : ends)
         count_refused({static_cast<std::size_t>(what.rank), of, static_cast<std::size_t>(x.peer)},

@@ -169,7 +169,8 @@ TEST(Room, IsWaitedFor) {
   auto over = std::make_shared<std::promise<std::pair<int, int>>>();
   auto result = over->get_future();
   auto address = must(d.actor());
-  system.get().spawn([=](caf::event_based_actor* self) {
+  flag all_asked;
+  system.get().spawn([=, &all_asked](caf::event_based_actor* self) {
     constexpr int asked = 2 * 16 + 8;
     auto counts = std::make_shared<std::pair<int, int>>(0, 0);
     auto answered = [=] {
@@ -188,7 +189,9 @@ TEST(Room, IsWaitedFor) {
                 ++counts->second;
                 answered();
               });
+    all_asked.set();
   });
+  EXPECT_TRUE(all_asked.wait()); // while nothing makes room
   EXPECT_FALSE(made.is_set());
   held.open();
   caller.join();

@@ -105,6 +105,17 @@ private:
   std::vector<std::pair<std::uint64_t, caf::error>> ends_;
 };
 
+TEST(WorldCore, FreesItsOperationsWithoutAnotherCall) {
+  core_system system{{.devices = 2}};
+  a_world world{system};
+  world.open();
+  std::vector<std::weak_ptr<detail::operation>> all;
+  for (std::size_t i = 0; i < 20; ++i)
+    all.push_back(world.all_reduce_element(i));
+  for (auto& x : all)
+    EXPECT_TRUE(eventually([&] { return x.expired(); }));
+}
+
 TEST(WorldCore, KeepsWhatComesBeforeItsCommunicator) {
   core_system system{{.devices = 2}};
   a_world world{system};

@@ -201,7 +201,7 @@ caf::error from_bytes(caf::actor_system& sys, const std::vector<std::byte>& byte
   return {};
 }
 
-/// What a worker of the pool hands to the jobs that it runs.
+/// The context that a worker of the pool hands to its jobs.
 using pool_context = caf::scheduler;
 
 /// A job of the pool that its owner keeps alive.
@@ -233,13 +233,8 @@ inline void run_in_pool(caf::actor_system& sys, caf::resumable* job) {
   sys.scheduler().schedule(job);
 }
 
-/// Runs `job` as a worker of the pool does.
-inline void run_job(caf::resumable* job, pool_context* on, std::size_t throughput) {
-  if (job->resume(on, throughput) == caf::resumable::resume_later)
-    on->delay(job);
-  else
-    intrusive_ptr_release(job);
-}
+/// Puts `job`, which has had its turn, behind the other jobs of a worker.
+inline void run_later(caf::resumable* job, pool_context* on) { on->delay(job); }
 
 /// Puts a response into the mailbox of `receiver`; from any thread. An actor of the pool then runs
 /// where `runs_on` says, or in the pool.
@@ -397,12 +392,7 @@ inline void run_in_pool(caf::actor_system& sys, caf::resumable* job) {
   sys.scheduler().enqueue(job);
 }
 
-inline void run_job(caf::resumable* job, pool_context* on, std::size_t throughput) {
-  if (job->resume(on, throughput) == caf::resumable::resume_later)
-    on->exec_later(job);
-  else
-    intrusive_ptr_release(job);
-}
+inline void run_later(caf::resumable* job, pool_context* on) { on->exec_later(job); }
 
 inline void enqueue_response(const caf::strong_actor_ptr& receiver,
                              const caf::strong_actor_ptr& sender, caf::message_id request,
@@ -450,6 +440,14 @@ template <class F> struct thread_start_hook : caf::thread_hook {
 };
 
 #endif
+
+/// Runs `job` as a worker of the pool does.
+inline void run_job(caf::resumable* job, pool_context* on, std::size_t throughput) {
+  if (job->resume(on, throughput) == caf::resumable::resume_later)
+    run_later(job, on);
+  else
+    intrusive_ptr_release(job);
+}
 
 /// The code of `e` if it belongs to the enumeration `E`.
 template <class E> std::optional<E> error_as(const caf::error& e) {

@@ -158,7 +158,6 @@ void host_stream::push(std::unique_lock<std::mutex> lock, stream_command&& comma
 
 void host_stream::run() noexcept {
   pthread_setname_np(pthread_self(), "troupe.stream");
-  std::vector<stream_command> batch;
   std::unique_lock lock{mutex_};
   for (;;) {
     while (queued_.empty() && !closed_) {
@@ -167,11 +166,11 @@ void host_stream::run() noexcept {
     }
     if (queued_.empty())
       break;
-    batch.swap(queued_);
+    running_.swap(queued_);
     lock.unlock();
-    for (auto& command : batch)
+    for (auto& command : running_)
       execute(command);
-    batch.clear();
+    running_.clear();
     lock.lock();
   }
   finished_ = true;

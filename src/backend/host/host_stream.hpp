@@ -138,6 +138,8 @@ private:
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<stream_command> queued_;
+  /// The thread's alone. On the stack of a thread that never ends, LeakSanitizer may miss it.
+  std::vector<stream_command> running_;
   std::uint64_t recorded_ = 0;
   bool idle_ = false;
   bool closed_ = false;
