@@ -43,8 +43,9 @@ install(FILES
   "${PROJECT_SOURCE_DIR}/cmake/FindNCCL.cmake"
   DESTINATION "${troupe_package_dir}")
 
-# troupe.pc: what users of the headers need is in Libs, what the library itself needs is private,
-# for `pkg-config --static`.
+# troupe.pc: what users of the headers need is in Libs. What the library itself needs is private for
+# a shared library. A static one does not link without it, with or without `pkg-config --static`.
+set(troupe_pc_shared "$<STREQUAL:$<TARGET_PROPERTY:troupe,TYPE>,SHARED_LIBRARY>")
 set(troupe_pc_private "")
 if(TROUPE_HAS_CUDA)
   cmake_path(GET NCCL_LIBRARY PARENT_PATH troupe_nccl_dir)
