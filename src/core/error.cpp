@@ -2,8 +2,10 @@
 
 #include <caf/deep_to_string.hpp>
 #include <caf/message.hpp>
+#include <caf/pec.hpp>
 #include <caf/sec.hpp>
 
+#include <string>
 #include <utility>
 
 namespace troupe {
@@ -215,12 +217,89 @@ std::optional<failure> failure_of(const caf::error& e) {
   return x;
 }
 
+namespace {
+
+/// The code of `e` if it belongs to an enumeration of CAF's, of which `any` is one.
+template <class E> std::optional<E> code_in(const caf::error& e, E any) {
+  if (e.category() != caf::make_error(any).category())
+    return std::nullopt;
+  return static_cast<E>(e.code());
+}
+
+/// `illegal_argument` or `invalid_argument`, as the version of CAF calls it.
+constexpr auto wrong_argument = static_cast<caf::pec>(15);
+
+std::string reason_of(caf::pec x) {
+  switch (x) {
+  case caf::pec::not_an_option:
+    return "the option is unknown";
+  case caf::pec::missing_argument:
+    return "the option needs a value";
+  case caf::pec::type_mismatch:
+  case wrong_argument:
+    return "the value has the wrong type";
+  case caf::pec::trailing_character:
+  case caf::pec::unexpected_character:
+  case caf::pec::unexpected_newline:
+    return "the value has a character that does not belong there";
+  case caf::pec::unexpected_eof:
+    return "the value is not complete";
+  case caf::pec::integer_overflow:
+  case caf::pec::exponent_overflow:
+  case caf::pec::timespan_overflow:
+    return "the number is too large";
+  case caf::pec::integer_underflow:
+  case caf::pec::exponent_underflow:
+    return "the number is too small";
+  default:
+    return "it cannot be parsed";
+  }
+}
+
+std::string describe_parsing(caf::pec code, const caf::message& context) {
+  if (auto argument = detail::argument_of(context))
+    return "command line: " + *argument + ": " + reason_of(code);
+  const auto text = "command line or configuration file: " + reason_of(code);
+  return context.empty() ? text : text + ' ' + to_string(context); // of a file: line and column
+}
+
+std::string_view meaning_of(caf::sec x) {
+  switch (x) {
+  case caf::sec::unexpected_message:
+    return "the actor does not understand this message";
+  case caf::sec::unexpected_response:
+    return "the response has another type than the requester expects";
+  case caf::sec::request_receiver_down:
+    return "the actor has ended";
+  case caf::sec::request_timeout:
+    return "the actor did not respond in time";
+  case caf::sec::runtime_error:
+    return "a message handler threw an exception";
+  case caf::sec::cannot_connect_to_node:
+    return "cannot connect to the other process";
+  case caf::sec::cannot_open_port:
+    return "cannot open the port";
+  case caf::sec::no_actor_published_at_port:
+    return "no actor is published at the port";
+  default:
+    return {};
+  }
+}
+
+} // namespace
+
 std::string describe(const caf::error& e) {
   if (!e)
     return "success";
   if (auto x = failure_of(e))
     return to_string(*x);
-  return detail::describe_foreign(e);
+  if (auto code = code_in(e, caf::pec::not_an_option))
+    return describe_parsing(*code, e.context());
+  auto text = detail::describe_foreign(e);
+  if (auto code = code_in(e, caf::sec::unexpected_message))
+    if (auto meaning = meaning_of(*code); !meaning.empty())
+      return std::string{meaning} + " (" + text + ')';
+  return text;
 }
 
 } // namespace troupe

@@ -2,6 +2,7 @@
 #include "support/expect.hpp"
 #include <troupe/error.hpp>
 
+#include <caf/pec.hpp>
 #include <caf/sec.hpp>
 
 #include <gtest/gtest.h>
@@ -153,6 +154,29 @@ TEST(Error, KnowsItsOwnFromOthers) {
   EXPECT_FALSE(code_of(foreign));
   EXPECT_FALSE(failure_of(foreign));
   EXPECT_NE(describe(foreign).find("request_timeout"), std::string::npos);
+}
+
+TEST(Error, SaysWhatErrorsOfCafMean) {
+  const auto text = [](auto code, auto... context) {
+    return describe(caf::make_error(code, std::move(context)...));
+  };
+  EXPECT_EQ(text(caf::pec::not_an_option, std::string{"--troupe.devcies=2"}),
+            "command line: --troupe.devcies=2: the option is unknown");
+  EXPECT_EQ(text(caf::pec::missing_argument, std::string{"--troupe.devices"}),
+            "command line: --troupe.devices: the option needs a value");
+  for (auto code : {caf::pec::type_mismatch, static_cast<caf::pec>(15)})
+    EXPECT_EQ(text(code, std::string{"--troupe.devices=two"}),
+              "command line: --troupe.devices=two: the value has the wrong type");
+  EXPECT_EQ(text(caf::pec::integer_overflow, std::string{"--troupe.devices=99"}),
+            "command line: --troupe.devices=99: the number is too large");
+  EXPECT_EQ(text(caf::pec::unexpected_eof),
+            "command line or configuration file: the value is not complete");
+  EXPECT_EQ(text(caf::sec::unexpected_message),
+            "the actor does not understand this message (unexpected_message)");
+  EXPECT_EQ(text(caf::sec::request_receiver_down), "the actor has ended (request_receiver_down)");
+  EXPECT_EQ(text(caf::sec::request_timeout), "the actor did not respond in time (request_timeout)");
+  // One that it knows nothing of is as CAF tells it.
+  EXPECT_NE(text(caf::sec::no_context).find("no_context"), std::string::npos);
 }
 
 TEST(Error, CanDoWithoutAContext) {

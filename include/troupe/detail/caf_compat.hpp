@@ -145,6 +145,18 @@ struct config_base : caf::actor_system_config {
 /// An error of another library's category, as text.
 inline std::string describe_foreign(const caf::error& e) { return to_string(e); }
 
+/// The argument of the command line in the context of an error of CAF's parser.
+inline std::optional<std::string> argument_of(const caf::message& context) {
+  if (context.size() != 1 || !context.match_element<std::string>(0))
+    return std::nullopt;
+  return context.get_as<std::string>(0);
+}
+
+/// Has the parser of the command line printed what it was asked for?
+inline bool has_printed_help(const caf::actor_system_config& cfg) noexcept {
+  return cfg.helptext_printed();
+}
+
 template <class E> bool in_category(const caf::error& e) {
   return e.category() == caf::type_id_v<E>;
 }
@@ -317,6 +329,21 @@ inline std::string describe_foreign(const caf::error& e) {
     return to_string(e); // with its context
   auto text = to_string(static_cast<caf::sec>(e.code()));
   return e.context().empty() ? text : text + to_string(e.context());
+}
+
+inline std::optional<std::string> argument_of(const caf::message& context) {
+  using dictionary = caf::config_value::dictionary;
+  if (context.size() != 1 || !context.match_element<dictionary>(0))
+    return std::nullopt;
+  auto& all = context.get_as<dictionary>(0);
+  const auto i = all.find("argument");
+  if (i == all.end() || !caf::holds_alternative<std::string>(i->second))
+    return std::nullopt;
+  return caf::get<std::string>(i->second);
+}
+
+inline bool has_printed_help(const caf::actor_system_config& cfg) noexcept {
+  return cfg.cli_helptext_printed;
 }
 
 template <class E> bool in_category(const caf::error& e) {
