@@ -1,16 +1,40 @@
 #include "core/system_call.hpp"
 
+#include <cerrno>
 #include <system_error>
 #include <utility>
+
+#include <sys/resource.h>
 
 namespace troupe::detail {
 
 std::string system_text(int code) { return std::generic_category().message(code); }
 
+std::string limit_text(int code) {
+  if (code == ENFILE)
+    return "the machine has reached its limit of open files (fs.file-max)";
+  if (code != EMFILE)
+    return {};
+  rlimit files{};
+  const bool known = ::getrlimit(RLIMIT_NOFILE, &files) == 0;
+  return "the process has reached its limit of " +
+         (known ? std::to_string(files.rlim_cur) + " " : std::string{}) +
+         "open files (RLIMIT_NOFILE)";
+}
+
+caf::error as_out_of_memory(const caf::error& why) {
+  const auto told = failure_of(why);
+  if (told && (told->native_code == EMFILE || told->native_code == ENFILE) && !told->api.empty())
+    return why;
+  return make_error(errc::out_of_memory, describe(why));
+}
+
 caf::error system_failure(const char* api, int code, std::string detail) {
   failure why;
   why.code = errc::unavailable;
   why.detail = std::move(detail);
+  if (auto limit = limit_text(code); !limit.empty())
+    why.detail += (why.detail.empty() ? "" : ": ") + limit;
   why.api = api;
   why.native_code = code;
   why.native_name = system_text(code);

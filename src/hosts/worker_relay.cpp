@@ -1,6 +1,7 @@
 #include "hosts/worker_relay.hpp"
 
 #include "core/log.hpp"
+#include "core/system_call.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -108,7 +109,7 @@ caf::expected<std::shared_ptr<worker_relay>> worker_relay::create(int ordinal,
   // Workers of this host may have to look at its words.
   auto memory = shared_memory::create((sizeof(link_area) + 4095) / 4096 * 4096);
   if (!memory)
-    return make_error(errc::out_of_memory, describe(memory.error()));
+    return as_out_of_memory(memory.error());
   return std::shared_ptr<worker_relay>{new worker_relay{
       ordinal, std::move(host), std::make_shared<shared_memory>(std::move(*memory)),
       std::make_shared<remote_end>(channel, std::move(to))}};

@@ -30,7 +30,7 @@ namespace troupe::detail {
 class worker_relay : public std::enable_shared_from_this<worker_relay> {
 public:
   /// @param ordinal of the device in this process
-  /// @errors errc::out_of_memory
+  /// @errors errc::out_of_memory; errc::unavailable: no more files can be opened
   static caf::expected<std::shared_ptr<worker_relay>>
   create(int ordinal, std::uint64_t channel, std::string host, std::shared_ptr<frame_link> to);
   /// After `end`.

@@ -1,5 +1,6 @@
 #include "worker/shared_segments.hpp"
 
+#include "core/system_call.hpp"
 #include "worker/worker_link.hpp"
 
 #include <algorithm>
@@ -28,7 +29,7 @@ void unmap(std::uint64_t segment, worker_link& in) {
 caf::expected<std::byte*> shared_segments::create(std::size_t size_bytes) {
   auto memory = shared_memory::create(whole_pages(size_bytes));
   if (!memory)
-    return make_error(errc::out_of_memory, describe(memory.error()));
+    return as_out_of_memory(memory.error());
   auto kept = std::make_shared<shared_memory>(std::move(*memory));
   add(kept->bytes(), kept->descriptor(), kept);
   return kept->bytes().data();

@@ -21,7 +21,7 @@ class worker_link;
 class shared_segments {
 public:
   /// Zeroed memory, whole pages.
-  /// @errors errc::out_of_memory
+  /// @errors errc::out_of_memory; errc::unavailable: no more files can be opened
   caf::expected<std::byte*> create(std::size_t size_bytes);
   /// Memory that is shared already, which stays mapped here as long as `keep`.
   void add(std::span<std::byte> bytes, int descriptor, std::shared_ptr<const void> keep);

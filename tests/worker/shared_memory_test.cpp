@@ -2,15 +2,19 @@
 
 #include "support/expect.hpp"
 #include "worker/shared_memory.hpp"
+#include "worker/shared_segments.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstddef>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -70,6 +74,53 @@ TEST(SharedMemory, RefusesWhatCannotBeRight) {
   EXPECT_TRUE(has_code(shared_memory::attach(copy_of(memory), 16384), errc::invalid_argument));
   EXPECT_TRUE(has_code(shared_memory::attach(copy_of(memory), 0), errc::invalid_argument));
   EXPECT_TRUE(has_code(shared_memory::attach(file_descriptor{}, 8192), errc::invalid_argument));
+}
+
+/// Lets the process open no more files.
+class no_more_files {
+public:
+  no_more_files() {
+    if (::getrlimit(RLIMIT_NOFILE, &before_) != 0)
+      throw std::runtime_error("the limit of open files is not known");
+    const file_descriptor next{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
+    auto now = before_;
+    now.rlim_cur = static_cast<rlim_t>(next.get());
+    limit = now.rlim_cur;
+    if (!next || ::setrlimit(RLIMIT_NOFILE, &now) != 0)
+      throw std::runtime_error("the limit of open files cannot be set");
+  }
+  ~no_more_files() { EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &before_), 0); }
+  no_more_files(const no_more_files&) = delete;
+  no_more_files& operator=(const no_more_files&) = delete;
+
+  rlim_t limit = 0;
+
+private:
+  rlimit before_{};
+};
+
+// More free memory would not mend it.
+TEST(SharedMemory, TooManyOpenFilesAreNoLackOfMemory) {
+  detail::shared_segments segments;
+  caf::error why;
+  caf::error other;
+  std::string text;
+  {
+    no_more_files full;
+    text = "the process has reached its limit of " + std::to_string(full.limit) +
+           " open files (RLIMIT_NOFILE)";
+    const auto memory = segments.create(4096);
+    why = memory ? caf::error{} : memory.error();
+    const auto event = detail::wake_up::create();
+    other = event ? caf::error{} : event.error();
+  }
+  EXPECT_TRUE(has_code(why, errc::unavailable));
+  EXPECT_NE(describe(why).find(text), std::string::npos) << describe(why);
+  EXPECT_TRUE(has_code(other, errc::unavailable));
+  EXPECT_NE(describe(other).find(text), std::string::npos) << describe(other);
+  auto* memory = must(segments.create(4096));
+  EXPECT_TRUE(is_ok(segments.remove(memory)));
+  EXPECT_TRUE(has_code(segments.create(std::size_t{1} << 62), errc::out_of_memory));
 }
 
 TEST(SharedMemory, RefusesMemoryThatAPeerCouldShrink) {
