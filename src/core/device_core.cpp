@@ -1,5 +1,6 @@
 #include "core/device_core.hpp"
 
+#include "core/foreign_handle.hpp"
 #include "core/log.hpp"
 #include "core/order.hpp"
 
@@ -44,7 +45,10 @@ caf::error device_core::check(const char* verb, const any_gpu_ref& ref) const {
     return refusal(verb, state().ordinal(), errc::stale_ref, "the handle has no memory");
   if (&ref.memory()->home() != &state())
     return refusal(verb, state().ordinal(), errc::invalid_argument,
-                   "the buffer lies on device " + std::to_string(ref.device()));
+                   is_foreign(ref, state())
+                       ? foreign_handle
+                       : "the buffer lies on device " + std::to_string(ref.device()) +
+                             ", not on device " + std::to_string(state().ordinal()));
   return {};
 }
 

@@ -1,6 +1,7 @@
 #include "core/memory_exchange.hpp"
 
 #include "core/device_state.hpp"
+#include "core/foreign_handle.hpp"
 #include "core/log.hpp"
 #include "core/order.hpp"
 #include "core/process_note.hpp"
@@ -50,7 +51,7 @@ caf::expected<gpu_token> memory_exchange::offer(const any_gpu_ref& ref,
   if (ref.stale())
     return make_error(errc::stale_ref, "there is no memory to offer");
   if (ref.memory()->home().node() != owner_.node())
-    return make_error(errc::invalid_argument, "the memory is of another actor system");
+    return make_error(errc::invalid_argument, foreign_handle);
   if (grace <= std::chrono::nanoseconds{0})
     return make_error(errc::invalid_argument, "an offer needs a time that it lasts");
   const auto* memory = ref.memory().get();

@@ -1,6 +1,7 @@
 #include "core/rank_call.hpp"
 
 #include "core/buffer.hpp"
+#include "core/foreign_handle.hpp"
 #include "core/lane.hpp"
 #include "core/prefetch.hpp"
 
@@ -353,10 +354,13 @@ private:
   caf::error check_handle(std::size_t rank, const any_gpu_ref& ref) const {
     if (!ref)
       return refuse(errc::stale_ref, rank, "the handle has no memory");
-    if (&ref.memory()->home() != &lanes_[rank]->state())
+    const auto& own = lanes_[rank]->state();
+    if (&ref.memory()->home() != &own)
       return refuse(errc::invalid_argument, rank,
-                    "the buffer lies on device " + std::to_string(ref.device()) +
-                        ", not on the rank's");
+                    is_foreign(ref, own)
+                        ? foreign_handle
+                        : "the buffer lies on device " + std::to_string(ref.device()) +
+                              ", not on the rank's");
     return {};
   }
 

@@ -1,5 +1,6 @@
 // How a topology's copies are checked, and which way they go.
 
+#include "core/foreign_handle.hpp"
 #include "core/topology_core.hpp"
 
 #include <algorithm>
@@ -198,7 +199,10 @@ caf::error topology_core::check_copy(const char* verb, const any_gpu_ref& target
     if (!*ref)
       return no_memory(verb, *ref);
     if (!place_of(*ref))
-      return refusal(verb, *ref, errc::invalid_argument, "the device is not in the topology");
+      return refusal(verb, *ref, errc::invalid_argument,
+                     is_foreign(*ref, lane_at(0).state())
+                         ? foreign_handle
+                         : "device " + std::to_string(ref->device()) + " is not in the topology");
   }
   return check_shape(verb, target, source);
 }

@@ -1,0 +1,17 @@
+/// Handles to memory of another actor system of the process.
+#pragma once
+
+#include "core/buffer.hpp"
+#include "core/device_state.hpp"
+#include <troupe/gpu_ref.hpp>
+
+namespace troupe::detail {
+
+inline constexpr const char* foreign_handle = "the handle belongs to another actor system";
+
+/// Is the memory of `ref`, which has some, of another actor system than the device `here`?
+inline bool is_foreign(const any_gpu_ref& ref, const device_state& here) noexcept {
+  return ref.memory()->home().node() != here.node();
+}
+
+} // namespace troupe::detail
