@@ -52,7 +52,7 @@ public:
 
   /// The world's actor, for messages.
   const caf::actor& actor() const noexcept;
-  /// The device of a rank; `rank` < `size()`.
+  /// The device of a rank; of one that there is not, or in another process, as `world_rank::where`.
   device device_of(std::size_t rank) const;
 
   /// `count` elements on every rank, in rank order. Blocks until they are there.
@@ -180,7 +180,7 @@ public:
   pending<collective_done> run(const collective& what, request_options options = {}) const;
   pending<collective_done> run(const group& what) const;
 
-  /// For calls of one rank alone (troupe/world_rank.hpp); `index` < `size()`.
+  /// For calls of one rank alone (troupe/world_rank.hpp); out of range, all are invalid_argument.
   world_rank rank(std::size_t index) const;
 
 private:

@@ -42,6 +42,9 @@ public:
   std::size_t size() const noexcept { return world_.size(); }
   /// The world that it is a rank of.
   const world& whole() const noexcept { return world_; }
+  /// Its device. A rank that is out of range, or whose device is in another process, has none: then
+  /// `ordinal` is -1, `phase` is `device_phase::failed`, and each request fails with
+  /// errc::invalid_argument, which names the rank.
   device where() const { return world_.device_of(rank_); }
   world_status status() const { return world_.status(); }
 

@@ -101,15 +101,21 @@ caf::expected<device> device::open(caf::actor_system& sys, int ordinal,
   return detail::device_access::make(std::move(*lease), std::move(*owner), std::move(*worker));
 }
 
-int device::ordinal() const noexcept { return core_->state().ordinal(); }
+int device::ordinal() const noexcept { return core_->why_none() ? -1 : core_->state().ordinal(); }
 
-std::uint64_t device::generation() const noexcept { return core_->state().generation(); }
+std::uint64_t device::generation() const noexcept {
+  return core_->why_none() ? 0 : core_->state().generation();
+}
 
-device_phase device::phase() const noexcept { return core_->state().phase(); }
+device_phase device::phase() const noexcept {
+  return core_->why_none() ? device_phase::failed : core_->state().phase();
+}
 
 caf::expected<caf::actor> device::actor() const {
   if (auto refused = detail::check_may_block(); refused)
     return refused;
+  if (auto& why = core_->why_none(); why)
+    return why;
   caf::scoped_actor self{lease_->system};
   return detail::ask<caf::actor>(self, lease_->root, std::chrono::seconds{10},
                                  detail::get_device_actor{ordinal()});

@@ -34,6 +34,13 @@ struct device_access {
                                               settings.device_deadline);
     return device{std::move(lease), std::move(core)};
   }
+
+  /// One whose requests are all refused with `why`.
+  static device none(std::shared_ptr<system_lease> lease, std::shared_ptr<runtime> owner,
+                     caf::error why) {
+    return device{std::move(lease),
+                  std::make_shared<device_core>(std::move(owner), std::move(why))};
+  }
 };
 
 } // namespace troupe::detail

@@ -113,8 +113,8 @@ caf::error check_root(const membership_in& in, const detail::mesh_spec& spec) {
   auto n = static_cast<int>(in.over.size());
   bool needs = spec.is_message() || spec.what == collective_kind::broadcast;
   if (needs && (spec.peer < 0 || spec.peer >= n))
-    return refusal(spec.what, "there is no rank " + std::to_string(spec.peer) + "; there are " +
-                                  std::to_string(n));
+    return refusal(spec.what, detail::out_of_range(spec.is_message() ? "rank" : "root", spec.peer,
+                                                   in.over.size()));
   if (spec.is_message() && spec.peer == in.rank)
     return refusal(spec.what, "a message of a rank to itself");
   return {};

@@ -123,8 +123,7 @@ caf::error rank_programs::send(const program_message& x) {
   auto core = core_.lock();
   const auto ranks = core ? core->size() : 0;
   if (x.rank >= static_cast<std::int32_t>(ranks))
-    return make_error(errc::invalid_argument, "there is no rank " + std::to_string(x.rank) +
-                                                  "; there are " + std::to_string(ranks));
+    return make_error(errc::invalid_argument, out_of_range("rank", x.rank, ranks));
   if (auto error = check_program_bytes(x.bytes.size(), "a message for a program"); error)
     return error;
   if (!core || core->status().phase > world_phase::ready)

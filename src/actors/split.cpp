@@ -27,6 +27,8 @@ caf::error check_numbers(const char* what, std::size_t number, std::size_t ranks
 }
 
 caf::error check(const world_core& core, const split& what) {
+  if (!core.is_whole())
+    return refusal(errc::not_supported, "the devices of other ranks are in other processes");
   if (what.name.empty())
     return refusal(errc::invalid_argument, "the groups have no name");
   if (auto error = check_numbers("colors", what.colors.size(), core.size()); error)

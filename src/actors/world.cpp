@@ -8,6 +8,8 @@
 
 #include <caf/all.hpp>
 
+#include <algorithm>
+#include <climits>
 #include <string>
 #include <utility>
 
@@ -99,6 +101,9 @@ const caf::actor& world::actor() const noexcept { return owner_->parts.actor; }
 
 device world::device_of(std::size_t rank) const {
   auto& core = *owner_->parts.core;
+  if (rank >= core.size() || !core.lanes()[rank])
+    return detail::device_access::none(owner_->parts.lease, core.owner(),
+                                       core.why_no_device_of(rank));
   return detail::device_access::make(owner_->parts.lease, core.owner(), core.lanes()[rank]);
 }
 
@@ -152,8 +157,10 @@ world_rank world::rank(std::size_t index) const { return {*this, index}; }
 
 // -- one rank
 
+/// One that is out of range stays so as an `int`.
 world_rank::world_rank(world w, std::size_t rank)
-    : world_(std::move(w)), core_(detail::counted_apart(world_.owner_->parts.core)), rank_(rank) {}
+    : world_(std::move(w)), core_(detail::counted_apart(world_.owner_->parts.core)),
+      rank_(std::min<std::size_t>(rank, INT_MAX)) {}
 
 pending<collective_done> world_rank::call(collective_kind what, const any_gpu_ref& send,
                                           const any_gpu_ref& recv, reduce_op op, int peer,

@@ -40,7 +40,17 @@ std::shared_ptr<Operation> device_core::start(std::shared_ptr<Operation> op,
   return op;
 }
 
+caf::error device_core::check(const char* verb) const {
+  if (!why_none_)
+    return {};
+  auto why = failure_of(why_none_).value_or(failure{});
+  why.verb = verb;
+  return make_error(std::move(why));
+}
+
 caf::error device_core::check(const char* verb, const any_gpu_ref& ref) const {
+  if (auto error = check(verb); error)
+    return error;
   if (!ref)
     return refusal(verb, state().ordinal(), errc::stale_ref, "the handle has no memory");
   if (&ref.memory()->home() != &state())
@@ -53,6 +63,8 @@ caf::error device_core::check(const char* verb, const any_gpu_ref& ref) const {
 }
 
 caf::error device_core::check(const char* verb, const std::vector<any_gpu_ref>& refs) const {
+  if (auto error = check(verb); error)
+    return error;
   for (auto& ref : refs)
     if (auto error = check(verb, ref); error)
       return error;
@@ -61,6 +73,8 @@ caf::error device_core::check(const char* verb, const std::vector<any_gpu_ref>& 
 
 device_core::answer<any_gpu_ref> device_core::allocate(std::size_t count, dtype type, bool zeroed,
                                                        const request_options& options) const {
+  if (auto error = check("allocate"); error)
+    return refused_operation<any_gpu_ref>("allocate", std::move(error));
   if (auto error = check_type("allocate", state().ordinal(), type); error)
     return refused_operation<any_gpu_ref>("allocate", std::move(error));
   if (count > SIZE_MAX / size_of(type))
@@ -73,6 +87,8 @@ device_core::answer<any_gpu_ref> device_core::allocate(std::size_t count, dtype 
 
 device_core::answer<host_buffer>
 device_core::allocate_pinned(std::size_t size_bytes, const request_options& options) const {
+  if (auto error = check("allocate_pinned"); error)
+    return refused_operation<host_buffer>("allocate_pinned", std::move(error));
   return start(std::make_shared<pinned_operation>(size_bytes), options);
 }
 
@@ -170,6 +186,8 @@ device_core::answer<nothing> device_core::launch(const std::string& name,
                                                  const std::vector<any_gpu_ref>& reads,
                                                  const std::vector<any_gpu_ref>& writes,
                                                  const request_options& options) const {
+  if (auto error = check("launch"); error)
+    return refused_operation<nothing>("launch", std::move(error));
   if (worker_->is_remote()) {
     for (auto* refs : {&reads, &writes})
       if (auto error = check("launch", *refs); error)
@@ -190,6 +208,8 @@ device_core::answer<nothing> device_core::launch(const std::string& name,
 
 caf::expected<any_gpu_ref> device_core::adopt(void* memory, std::size_t count, dtype type,
                                               std::function<void(void*)> deleter) const {
+  if (auto error = check("adopt"); error)
+    return error;
   if (memory == nullptr || !deleter)
     return refusal("adopt", state().ordinal(), errc::invalid_argument,
                    "there is no memory or no deleter");
@@ -243,18 +263,26 @@ caf::expected<gpu_token> device_core::offer(const any_gpu_ref& ref,
 
 device_core::answer<any_gpu_ref> device_core::claim(const gpu_token& token, access_mode mode,
                                                     const request_options& options) const {
+  if (auto error = check("claim"); error)
+    return refused_operation<any_gpu_ref>("claim", std::move(error));
   return runtime_->memory().claim(shared_state(), token, mode, deadline_of(options));
 }
 
 device_core::answer<device_stats> device_core::stats(const request_options& options) const {
+  if (auto error = check("stats"); error)
+    return refused_operation<device_stats>("stats", std::move(error));
   return start(std::make_shared<stats_operation>(), options);
 }
 
 device_core::answer<std::uint64_t> device_core::reset(const request_options& options) const {
+  if (auto error = check("reset"); error)
+    return refused_operation<std::uint64_t>("reset", std::move(error));
   return runtime_->reset(state().ordinal(), deadline_of(options));
 }
 
 void device_core::shut_down(const caf::error& why) const {
+  if (auto error = check("shutdown"); error)
+    return log(log_level::warning, "no device was shut down", error);
   if (runtime_->backend().allows_reset())
     return runtime_->shut_down(state().ordinal(), why);
   log(log_level::warning, "a worker's program cannot shut its device down, which is its parent's");

@@ -25,8 +25,14 @@ public:
   device_core(std::shared_ptr<runtime> runtime, std::shared_ptr<lane> worker,
               std::chrono::nanoseconds deadline)
       : runtime_(std::move(runtime)), worker_(std::move(worker)), deadline_(deadline) {}
+  /// Of no device: every verb is refused with `why`.
+  device_core(std::shared_ptr<runtime> runtime, caf::error why)
+      : runtime_(std::move(runtime)), deadline_(0), why_none_(std::move(why)) {}
 
   runtime& owner() const noexcept { return *runtime_; }
+  /// Why there is no device; none if there is one.
+  const caf::error& why_none() const noexcept { return why_none_; }
+  /// Of a device that there is.
   device_state& state() const noexcept { return worker_->state(); }
   const std::shared_ptr<device_state>& shared_state() const noexcept {
     return worker_->shared_state();
@@ -71,6 +77,8 @@ public:
   void shut_down(const caf::error& why) const;
 
 private:
+  /// Is there a device?
+  caf::error check(const char* verb) const;
   caf::error check(const char* verb, const any_gpu_ref& ref) const;
   caf::error check(const char* verb, const std::vector<any_gpu_ref>& refs) const;
   clock::time_point deadline_of(const request_options& options) const;
@@ -79,8 +87,9 @@ private:
                                    const request_options& options) const;
 
   const std::shared_ptr<runtime> runtime_;
-  const std::shared_ptr<lane> worker_;
+  const std::shared_ptr<lane> worker_; // null: there is no device
   const std::chrono::nanoseconds deadline_;
+  const caf::error why_none_;
 };
 
 } // namespace troupe::detail

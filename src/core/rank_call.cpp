@@ -318,10 +318,10 @@ public:
     if (x_.kind > collective_kind::barrier)
       return refuse(errc::invalid_argument, nobody(), "there is no such collective");
     if (reduces(x_.kind) && x_.op > reduce_op::premul_sum)
-      return refuse(errc::invalid_argument, nobody(), "there is no such reduce operation");
-    if (has_root(x_.kind) && (x_.peer < 0 || static_cast<std::size_t>(x_.peer) >= size()))
       return refuse(errc::invalid_argument, nobody(),
-                    "there is no rank " + std::to_string(x_.peer) + " to be the root");
+                    "unknown reduce operation " + std::to_string(static_cast<int>(x_.op)));
+    if (has_root(x_.kind) && (x_.peer < 0 || static_cast<std::size_t>(x_.peer) >= size()))
+      return refuse(errc::invalid_argument, nobody(), out_of_range("root", x_.peer, size()));
     if (!x_.factors.empty() && (x_.op != reduce_op::premul_sum || !reduces(x_.kind)))
       return refuse(errc::invalid_argument, nobody(), "only premul_sum has factors");
     if (!x_.counts.empty() && x_.kind != collective_kind::all_to_all_v)
@@ -331,8 +331,7 @@ public:
 
   caf::error check_rank(int rank, const char* what) const {
     if (rank < 0 || static_cast<std::size_t>(rank) >= size())
-      return refuse(errc::invalid_argument, nobody(),
-                    "there is no rank " + std::to_string(rank) + " to " + what);
+      return refuse(errc::invalid_argument, nobody(), out_of_range(what, rank, size()));
     return {};
   }
 
@@ -388,7 +387,7 @@ std::unique_ptr<exchange_plan> packed(std::vector<std::size_t> send_counts,
 caf::expected<std::vector<rank_call>> message_calls(const checker& check, const char* verb,
                                                     const collective_view& x, lanes_view lanes,
                                                     rank_set absent) {
-  for (auto [rank, what] : {std::pair{x.rank, "send"}, std::pair{x.peer, "receive"}}) {
+  for (auto [rank, what] : {std::pair{x.rank, "sender"}, std::pair{x.peer, "receiver"}}) {
     if (auto error = check.check_rank(rank, what); error)
       return error;
     if (auto error = check.check_there(rank, absent); error)
@@ -539,7 +538,7 @@ caf::expected<rank_call> rank_call_of(const char* verb, const collective_view& x
   const bool message = x.kind == collective_kind::send || x.kind == collective_kind::recv;
   if (message)
     if (auto error =
-            check.check_rank(x.peer, x.kind == collective_kind::send ? "send to" : "receive from");
+            check.check_rank(x.peer, x.kind == collective_kind::send ? "receiver" : "sender");
         error)
       return error;
   if (message || has_root(x.kind))
@@ -613,6 +612,11 @@ caf::expected<std::vector<rank_call>> exchange_calls(const char* verb, const exc
     if (auto error = check.compare(result[to_itself[i]], result[from_itself[i]]); error)
       return error;
   return result;
+}
+
+std::string out_of_range(std::string_view what, std::int64_t number, std::size_t size) {
+  return std::string{what} + ' ' + std::to_string(number) + " is out of range: the world has " +
+         std::to_string(size) + (size == 1 ? " rank" : " ranks");
 }
 
 bool alike(const rank_call& a, const rank_call& b) noexcept {

@@ -977,16 +977,21 @@ world_core::answer world_core::run(const group& what) {
 
 /// May rank `rank` make its own calls here?
 caf::error world_core::check_rank(const char* verb, int rank) const {
-  if (!is_whole())
-    return static_cast<std::size_t>(rank) == local_ranks_.front()
-               ? caf::error{}
-               : refusal(verb, "rank " + std::to_string(rank) + " is not in this process");
-  if (auto error = check_whole(verb); error)
+  if (auto error = is_whole() ? check_whole(verb) : caf::error{}; error)
     return error;
-  return static_cast<std::size_t>(rank) < size()
-             ? caf::error{}
-             : refusal(verb, "there is no rank " + std::to_string(rank) + "; there are " +
-                                 std::to_string(size()));
+  if (static_cast<std::size_t>(rank) >= size())
+    return refusal(verb, out_of_range("rank", rank, size()));
+  if (!is_whole() && static_cast<std::size_t>(rank) != local_ranks_.front())
+    return refusal(verb, "rank " + std::to_string(rank) + " is not in this process");
+  return {};
+}
+
+caf::error world_core::why_no_device_of(std::size_t rank) const {
+  const auto number = static_cast<std::int64_t>(rank);
+  return make_error(errc::invalid_argument,
+                    rank >= size()
+                        ? out_of_range("rank", number, size())
+                        : "the device of rank " + std::to_string(rank) + " is in another process");
 }
 
 bool world_core::counts_calls_of(const rank_end& x) const noexcept {

@@ -117,6 +117,8 @@ public:
   /// Messages of one rank, likewise.
   answer run(const exchange& what, std::shared_ptr<world_core> self);
 
+  /// Why this process has no device of `rank`, which is out of range or in another process.
+  caf::error why_no_device_of(std::size_t rank) const;
   /// `count` elements on every rank, in rank order; `symmetric`: registered with the communicators
   /// that are there, unless that fails, when it is answered, and with later ones.
   std::shared_ptr<operation_of<world_buffers>>
