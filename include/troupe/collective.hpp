@@ -248,7 +248,7 @@ struct barrier {
 
 /// Several collectives and messages between ranks as one: they make progress together, so that no
 /// pattern of messages can deadlock, and are answered once.
-/// @shape  1 to 1,024 calls; none of them reads or writes what another writes
+/// @shape  up to 1,024 calls, none that reads or writes what another writes; none: done at once
 struct group {
   std::vector<collective> calls = {};
   request_options options = {};
@@ -277,8 +277,8 @@ struct message_end {
 /// rank to another. A message of the rank to itself has both ends here.
 /// If one of them fails before others have begun, these are taken back: `errc::cancelled` at their
 /// other ends.
-/// @shape  1 to 1,024 ends; none of them reads or writes what another writes. sends[k].buffer: as
-///         many elements as where `sends[k].peer` receives
+/// @shape  up to 1,024 ends, none that reads or writes what another writes; none: done at once.
+///         sends[k].buffer: as many elements as where `sends[k].peer` receives
 struct exchange {
   std::int32_t rank = 0;
   std::vector<message_end> sends = {};

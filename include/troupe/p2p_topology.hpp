@@ -61,8 +61,8 @@ struct copy_pair {
 /// and all of its targets may be indeterminate.
 /// @shape  no target overlaps another one, or a source
 /// @errors errc::shape_mismatch: a target and its source differ in number or type of elements;
-///         errc::invalid_argument: overlap, nothing to copy, or a device that is not in the
-///         topology; errc::stale_ref; errc::indeterminate, skipped: a source;
+///         errc::invalid_argument: overlap, a device that is not in the topology, or a handle of
+///         another actor system; errc::stale_ref; errc::indeterminate, skipped: a source;
 ///         errc::buffer_acquired: a user's stream or another process holds one; errc::overloaded:
 ///         too much waits for a device; errc::out_of_memory: of pinned memory, or the device has
 ///         none left; errc::deadline_exceeded; errc::device_reset, device_fault, worker_lost: of

@@ -578,6 +578,10 @@ caf::expected<std::vector<rank_call>> exchange_calls(const char* verb, const exc
                                                      lanes_view lanes, rank_set absent) {
   const auto rank = static_cast<std::size_t>(x.rank);
   const any_gpu_ref none;
+  const collective_view message{collective_kind::send, none, none, reduce_op::sum, x.rank};
+  const checker check{verb, message, lanes, rank};
+  if (auto error = check.check_there(x.rank, absent); error) // also if it has no messages
+    return error;
   std::vector<rank_call> result;
   result.reserve(x.sends.size() + x.recvs.size());
   std::vector<std::size_t> to_itself;
@@ -601,8 +605,6 @@ caf::expected<std::vector<rank_call>> exchange_calls(const char* verb, const exc
   for (auto& end : x.recvs)
     if (auto error = add(collective_kind::recv, end); error)
       return error;
-  const collective_view message{collective_kind::send, none, none, reduce_op::sum, x.rank};
-  const checker check{verb, message, lanes, rank};
   if (to_itself.size() != from_itself.size())
     return check.refuse(errc::invalid_argument, rank,
                         "messages of a rank to itself need both ends in it; " +

@@ -239,13 +239,25 @@ topology_core::copies_answer topology_core::start(copies_answer op,
   return op;
 }
 
+/// A request of no copies has no lane and no place in the order: it is done at once.
+topology_core::copies_answer topology_core::copy_nothing(const char* verb,
+                                                         const request_options& options) {
+  auto result = std::make_shared<operation_of<nothing>>(verb, 0);
+  auto why = why_closed();
+  if (!why && options.deadline.count() < 0)
+    why = make_error(
+        result->describe(errc::deadline_exceeded, "its deadline was over before it began"));
+  result->answer(std::move(why));
+  return result;
+}
+
 topology_core::copies_answer topology_core::start_copies(const char* verb,
                                                          std::span<const copy_pair> copies,
                                                          const request_options& options) {
-  if (copies.empty())
-    return refuse(verb, refusal(verb, {}, errc::invalid_argument, "there is nothing to copy"));
   if (auto error = check_copies(verb, copies))
     return refuse(verb, std::move(error));
+  if (copies.empty())
+    return copy_nothing(verb, options);
   return start(std::make_shared<device_copies_operation>(verb, shared_from_this(), legs_of(copies)),
                options);
 }
@@ -304,7 +316,7 @@ topology_core::copies_answer topology_core::distribute(const any_gpu_ref& source
     copies.push_back({x, std::move(*part)});
     first += x.count();
   }
-  if (!targets.empty() && (!fits || first != source.count()))
+  if (!fits || first != source.count())
     return refuse(verb, refusal(verb, source, errc::shape_mismatch,
                                 "the targets together do not have the source's " +
                                     std::to_string(source.count()) + " elements"));

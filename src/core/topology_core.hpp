@@ -136,6 +136,7 @@ private:
                         const any_gpu_ref& source) const;
   caf::error check_copies(const char* verb, std::span<const copy_pair> copies) const;
   copies_answer start(copies_answer op, const request_options& options);
+  copies_answer copy_nothing(const char* verb, const request_options& options);
   copies_answer start_copies(const char* verb, std::span<const copy_pair> copies,
                              const request_options& options);
   std::vector<device_copies_operation::leg> legs_of(std::span<const copy_pair> copies) const;

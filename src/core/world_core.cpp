@@ -844,6 +844,31 @@ world_core::answer world_core::start(std::shared_ptr<collective_operation> op,
   return op;
 }
 
+/// A request of no calls has no lane and no place in the order: it is done at once.
+world_core::answer world_core::do_nothing(const char* verb, const request_options& options,
+                                          rank_set without) {
+  auto result = std::make_shared<operation_of<collective_done>>(verb, 0);
+  if (options.deadline.count() < 0) {
+    result->answer(make_error(
+        result->describe(errc::deadline_exceeded, "its deadline was over before it began")));
+    return result;
+  }
+  caf::error why;
+  {
+    std::lock_guard lock{order_mutex()};
+    why = check_view(*result, options.membership, without);
+    auto& done = result->value;
+    done.operation = result->number();
+    done.epoch = epoch_;
+    done.membership = membership_;
+    if (!without.empty())
+      for (auto& x : members_)
+        done.ranks.push_back(x.rank);
+  }
+  result->answer(std::move(why));
+  return result;
+}
+
 /// A call of this process's rank was refused. The other ranks still make theirs, which must not
 /// meet the next one of this rank.
 void world_core::lose_call(const collective_operation& refused) {
@@ -957,12 +982,14 @@ world_core::answer world_core::run(const group& what) {
   };
   if (auto error = check_whole(verb); error)
     return refuse(std::move(error));
-  if (what.calls.empty() || what.calls.size() > group_limit)
+  if (what.calls.size() > group_limit)
     return refuse(refusal(verb, "a group of " + std::to_string(what.calls.size()) +
-                                    " calls; it has 1 to " + std::to_string(group_limit)));
+                                    " calls: the limit is " + std::to_string(group_limit)));
   auto without = to_leave_out(verb, what.options);
   if (!without)
     return refuse(std::move(without.error()));
+  if (what.calls.empty())
+    return do_nothing(verb, what.options, *without);
   std::vector<rank_call> all;
   for (auto& x : what.calls) {
     auto calls = rank_calls(verb, collective_view{x}, lanes_, *without);
@@ -1124,9 +1151,9 @@ world_core::answer world_core::run(const exchange& what, std::shared_ptr<world_c
   if (auto error = check_rank(verb, what.rank); error)
     return refuse(std::move(error));
   const auto ends = what.sends.size() + what.recvs.size();
-  if (ends == 0 || ends > group_limit)
-    return refuse(refusal(verb, "an exchange of " + std::to_string(ends) + " ends; it has 1 to " +
-                                    std::to_string(group_limit)));
+  if (ends > group_limit)
+    return refuse(refusal(verb, "an exchange of " + std::to_string(ends) +
+                                    " messages: the limit is " + std::to_string(group_limit)));
   auto without = to_leave_out(verb, what.options);
   if (!without)
     return refuse(std::move(without.error()));
@@ -1135,6 +1162,8 @@ world_core::answer world_core::run(const exchange& what, std::shared_ptr<world_c
     calls = by_rank(verb, std::move(*calls), lanes_);
   if (!calls)
     return refuse(std::move(calls.error()));
+  if (calls->empty())
+    return do_nothing(verb, what.options, *without);
   if (!is_whole())
     return start(verb, std::move(*calls), what.options, *without);
   if (auto error = check_deadline(verb, what.rank, what.options); error)

@@ -157,6 +157,7 @@ public:
   std::shared_ptr<communicator> join(collective_done& view) const;
 
 private:
+  answer do_nothing(const char* verb, const request_options& options, rank_set without);
   answer start_alone(const char* verb, rank_call call, const request_options& options,
                      std::shared_ptr<world_core> self);
   std::shared_ptr<rank_request> new_request(const char* verb, rank_call call, rank_set without,

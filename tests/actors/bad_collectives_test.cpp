@@ -501,12 +501,11 @@ TEST_F(BadCollectives, MessagesOfARankToItselfThatOverlap) {
 }
 
 TEST_F(BadCollectives, GroupsOfTooManyOrOfWhatConflicts) {
-  const group none;
   group too_many;
   too_many.calls.assign(1025, barrier{});
   group conflict;
   conflict.calls.assign(2, all_reduce{spare, {}, reduce_op::sum, {}, {}});
-  for (auto& [x, rank] : {std::pair{none, nobody}, {too_many, nobody}, {conflict, 0}}) {
+  for (auto& [x, rank] : {std::pair{too_many, nobody}, {conflict, 0}}) {
     const bad_request bad{"", {}, {}, errc::invalid_argument, rank};
     expect_refused_at_once(w->run(x), bad);
     expect_refusal(ask<collective_done>(*system, w->actor(), x), bad);

@@ -146,7 +146,7 @@ TEST_F(Verbs, InAGroup) {
   }
   all.calls.push_back(sum.request()); // writes what another of the group writes
   EXPECT_TRUE(has_code(answer_of(under_test.run(all)), errc::invalid_argument));
-  EXPECT_TRUE(has_code(answer_of(under_test.run(group{})), errc::invalid_argument));
+  EXPECT_TRUE(is_ok(answer_of(under_test.run(group{}))));
 }
 
 TEST_F(Verbs, WithFactors) {

@@ -668,6 +668,41 @@ TEST_F(RankCalls, ExchangeWithWhoSendsAndReceivesOneByOne) {
   EXPECT_TRUE(holds(w.device_of(1), x[1], std::vector<std::int32_t>(8, 2)));
 }
 
+// A rank without neighbours has none in a step: it counts no call, and waits for none.
+TEST_F(RankCalls, ExchangeOfNothingIsDoneAtOnce) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto x = numbers();
+  const auto status = w.status();
+  auto waits = w.rank(0).exchange({{1, x[0]}}, {});
+  for (int i = 0; i < 3; ++i) {
+    auto nothing = w.rank(0).exchange({}, {});
+    ASSERT_TRUE(nothing.ready());
+    const auto done = answer_of(nothing);
+    ASSERT_TRUE(is_ok(done));
+    EXPECT_EQ(done->epoch, status.epoch);
+    EXPECT_EQ(done->membership, status.membership);
+    EXPECT_EQ(done->operation, nothing.number());
+    EXPECT_TRUE(done->ranks.empty());
+  }
+  EXPECT_TRUE(is_ok(ask<collective_done>(system, w.actor(), troupe::exchange{1, {}, {}, {}})));
+  EXPECT_FALSE(waits.ready());
+  expect_ok({w.rank(1).recv(x[1], 0), waits});
+  x = numbers();
+  expect_ok(on_each([&](world_rank r, std::size_t i) { return r.all_reduce(x[i]); }));
+  EXPECT_TRUE(all_hold(x, sum()));
+  // What other requests of nothing are refused for.
+  const request_options another{.deadline = {}, .membership = 77};
+  EXPECT_TRUE(has_code(answer_of(w.rank(0).exchange({}, {}, another)), errc::membership_changed));
+  EXPECT_TRUE(
+      has_code(answer_of(w.rank(0).exchange({}, {}, {.deadline = -1ns})), errc::deadline_exceeded));
+  EXPECT_TRUE(has_code(answer_of(w.rank(w.size()).exchange({}, {})), errc::invalid_argument));
+  EXPECT_TRUE(has_code(answer_of(w.run(group{{}, another})), errc::membership_changed));
+  detail::anon_send(w.actor(), shutdown{});
+  EXPECT_TRUE(has_code(answer_of(w.rank(0).all_reduce(x[0])), errc::unavailable));
+  EXPECT_TRUE(has_code(answer_of(w.rank(0).exchange({}, {})), errc::unavailable));
+  EXPECT_TRUE(has_code(answer_of(w.run(group{})), errc::unavailable));
+}
+
 TEST_F(RankCalls, ExchangeAllOrEndTogether) {
   TROUPE_NEEDS_DEVICES(3);
   auto x = numbers();

@@ -308,6 +308,19 @@ const bool programs_registered = [] {
                   make_error(errc::internal, "not what rank " + std::to_string(peer) + " sent"));
           }
         }
+        if (auto nothing = place.rank.exchange({}, {}).wait(); !nothing)
+          return self->fail_state(nothing.error());
+        for (std::size_t peer = 0; peer <= place.rank.size(); ++peer) {
+          const auto there = place.rank.whole().device_of(peer);
+          const bool own = peer == static_cast<std::size_t>(place.rank.index());
+          const auto filled = there.fill(in[0], 0.0f).wait();
+          if ((there.ordinal() >= 0) != own || static_cast<bool>(filled) != own)
+            return self->fail_state(
+                make_error(errc::internal, "the device of rank " + std::to_string(peer)));
+        }
+        const auto split = place.rank.whole().split("a", std::vector<std::int32_t>(in.size()));
+        if (split || code_of(split.error()) != errc::not_supported)
+          return self->fail_state(make_error(errc::internal, "a program has split its world"));
         const auto alone = place.rank.exchange({{place.rank.index(), *out}}, {}).wait();
         if (alone || code_of(alone.error()) != errc::invalid_argument)
           self->fail_state(make_error(errc::internal, "half a message was taken"));
