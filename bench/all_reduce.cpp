@@ -209,6 +209,8 @@ int main(int argc, char** argv) {
   library_options.push_back("--troupe.backend=" + s.backend);
   if (auto error = cfg.parse(library_options))
     bench::fail(troupe::describe(error));
+  if (cfg.help_printed())
+    return 0;
   bool passed = false;
   {
     caf::actor_system sys{cfg};

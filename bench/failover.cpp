@@ -418,6 +418,8 @@ int main(int argc, char** argv) {
   options.push_back("--troupe.backend=" + s.backend);
   troupe::config cfg;
   must(cfg.parse(options));
+  if (cfg.help_printed())
+    return 0;
   cfg.placement = troupe::placement::worker_process;
   std::vector<bench::bar> bars;
   {

@@ -306,6 +306,8 @@ int main(int argc, char** argv) {
   library_options.push_back("--troupe.backend=" + s.backend);
   troupe::config cfg;
   must(cfg.parse(library_options));
+  if (cfg.help_printed())
+    return 0;
   std::vector<bench::bar> bars;
   {
     caf::actor_system sys{cfg};

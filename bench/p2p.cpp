@@ -494,6 +494,8 @@ int main(int argc, char** argv) {
   auto library_options = app.remaining();
   library_options.push_back("--troupe.backend=" + s.backend);
   must(cfg.parse(library_options));
+  if (cfg.help_printed())
+    return 0;
   std::vector<bench::route_memory> plain; // it ends after the lanes, which are not to free it
   bool passed = false;
   {

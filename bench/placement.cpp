@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -53,6 +54,8 @@ struct contestant {
       : name(called) {
     options.push_back("--troupe.backend=" + s.backend);
     must(cfg.parse(options));
+    if (cfg.help_printed())
+      std::exit(EXIT_SUCCESS);
     cfg.placement = where;
     sys = std::make_unique<caf::actor_system>(cfg);
     auto devices = s.devices.empty() ? must(troupe::list_devices(*sys)).ordinals : s.devices;

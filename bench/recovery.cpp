@@ -298,6 +298,8 @@ int main(int argc, char** argv) {
     troupe::config cfg;
     if (auto error = cfg.parse(app.remaining()))
       bench::fail(troupe::describe(error));
+    if (cfg.help_printed())
+      return 0;
     cfg.use_backend(troupe::testing::with_faults(executes, plan));
     caf::actor_system sys{cfg};
     if (round == 0) {

@@ -140,6 +140,8 @@ int main(int argc, char** argv) {
   more.push_back("--troupe.backend=" + backend);
   if (auto error = cfg.parse(more))
     return report(error);
+  if (cfg.help_printed())
+    return 0;
   caf::actor_system sys{cfg};
   auto list = troupe::list_devices(sys);
   if (!list)

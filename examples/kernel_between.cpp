@@ -88,6 +88,8 @@ int main(int argc, char** argv) {
   troupe::config cfg;
   if (auto error = cfg.parse(argc, argv))
     return report(error);
+  if (cfg.help_printed())
+    return 0;
   caf::actor_system sys{cfg};
   auto world = troupe::world::open(sys, {.devices = troupe::all_devices(sys)});
   if (!world)

@@ -121,7 +121,7 @@ caf::error run(caf::actor_system& sys) {
 int main(int argc, char** argv) {
   troupe::config cfg;
   auto error = cfg.parse(argc, argv);
-  if (!error) {
+  if (!error && !cfg.help_printed()) {
     caf::actor_system sys{cfg};
     error = run(sys);
   }

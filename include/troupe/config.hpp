@@ -45,6 +45,10 @@ public:
   config(const config&) = delete;
   config& operator=(const config&) = delete;
 
+  /// Has `parse` printed what --help, --long-help or --dump-config ask for? Then a program is to
+  /// end with success, as CAF's own do, and makes no actor system.
+  bool help_printed() const noexcept;
+
   /// Uses this backend, whatever the options say. Before the actor system is made.
   void use_backend(std::shared_ptr<backend> backend);
 

@@ -264,6 +264,8 @@ config::config() : core_(std::make_unique<detail::system_core>(*this)) {
 
 config::~config() = default;
 
+bool config::help_printed() const noexcept { return detail::has_printed_help(*this); }
+
 void config::use_backend(std::shared_ptr<backend> backend) {
   core_->use_backend(std::move(backend));
 }
