@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -27,7 +28,7 @@ class system_core;
 /// --troupe.hosts.key=FILE, --troupe.hosts.authority=FILE, --troupe.hosts.count=N,
 /// --troupe.hosts.names=NAME,NAME: other hosts whose devices join (`remote_hosts`); with
 /// --troupe.hosts.join-limit=SECONDS, --troupe.hosts.link-limit=MILLISECONDS
-/// --troupe.devices=N: number of virtual devices of the host backend
+/// --troupe.devices=N: number of virtual devices of the host backend, 1 to 1,024
 /// --troupe.completion=event_poll|host_func|synchronize
 /// --troupe.in-flight=N, --troupe.queue=N: bounds per device, in operations
 /// --troupe.spin=MICROSECONDS: how long a lane, or a worker, spins after its last work
@@ -35,6 +36,8 @@ class system_core;
 /// parks
 /// --troupe.flight-record=PATH: where the last operations are written when something fails
 /// (`flight_record_options`)
+/// An option that is out of range, or has no effect beside the others, is refused by name with its
+/// value: by what asks for devices first, and by all that asks later.
 /// CAF's scheduler shares work among at most four threads: a parked thread is slow to wake, and
 /// actors that do not block need few. It is an option of CAF's like any other
 /// (scheduler.max-threads).
@@ -67,17 +70,19 @@ public:
 private:
   std::string backend_name_ = "auto";
   std::string placement_name_;
-  std::size_t hosts_port_ = 0;
-  std::size_t hosts_count_ = 0;
   std::string hosts_names_;
-  std::size_t hosts_join_s_ = 0;
-  std::size_t hosts_link_ms_ = 0;
   std::string completion_ = "event_poll";
-  std::size_t host_devices_ = 0;
-  std::size_t in_flight_ = 0;
-  std::size_t queue_ = 0;
-  std::int64_t spin_us_ = -1; // negative: by the number of cores
-  std::int64_t client_spin_us_ = -1;
+  // Of those that are not given, what the members above say counts.
+  static constexpr std::int64_t not_given = INT64_MIN;
+  std::int64_t hosts_port_ = not_given;
+  std::int64_t hosts_count_ = not_given;
+  std::int64_t hosts_join_s_ = not_given;
+  std::int64_t hosts_link_ms_ = not_given;
+  std::int64_t host_devices_ = not_given;
+  std::int64_t in_flight_ = not_given;
+  std::int64_t queue_ = not_given;
+  std::int64_t spin_us_ = not_given;
+  std::int64_t client_spin_us_ = not_given;
   std::unique_ptr<detail::system_core> core_;
   friend class detail::system_core;
 };

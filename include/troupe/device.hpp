@@ -246,9 +246,9 @@ struct device_list {
   std::vector<int> ordinals = {};
 };
 
-/// All devices of the system's backend. The system's configuration is a `troupe::config`.
-/// @errors errc::invalid_argument: it is not; errc::unavailable, not_supported: the backend that
-///         was asked for is not there
+/// All devices of the backend, which is made once: if that fails, all later calls fail so, too.
+/// @errors errc::invalid_argument: the configuration is no `troupe::config`, or an option is wrong;
+///         errc::unavailable, not_supported: the backend that was asked for is not there
 caf::expected<device_list> list_devices(caf::actor_system& sys);
 
 /// The ordinals alone; empty on error.
@@ -262,8 +262,8 @@ std::vector<int> all_devices(caf::actor_system& sys);
 ///         errc::stale_ref; errc::indeterminate: what it reads was left half-written;
 ///         errc::skipped: a request that would have written what it reads did not run;
 ///         errc::buffer_acquired; errc::deadline_exceeded; errc::cancelled;
-///         errc::invalid_argument: a ref of another device; errc::device_reset, worker_lost,
-///         device_fault: what it was lost with
+///         errc::invalid_argument: a ref of another device, or of another actor system;
+///         errc::device_reset, worker_lost, device_fault: what it was lost with
 class device {
 public:
   /// Brings the device up if it is not; blocks until it is ready. One that is being reset is not

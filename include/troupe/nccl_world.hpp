@@ -164,8 +164,8 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
 /// `shutdown`, and keeps its devices up as long as it lives: until `shutdown` or an exit message,
 /// not until its last handle is gone. ~actor_system waits for it: who spawns it ends it. (A `world`
 /// ends with its last copy.)
-/// @errors errc::invalid_argument: no device, one that does not exist, or one twice; limits that do
-///         not go together (`standby_policy`, `loss_policy`); a program's name or arguments that
+/// @errors errc::invalid_argument: no device, one that does not exist, or one twice; limits out of
+///         range, or that do not go together; a program's name or arguments that
 ///         are too long; the system's configuration is no `troupe::config`. errc::not_supported: a
 ///         program, `loss_policy::failover` or `standby_policy::survivors`, and devices that are
 ///         not in worker processes. errc::unavailable, not_supported: the backend is not there

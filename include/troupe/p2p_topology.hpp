@@ -196,8 +196,8 @@ struct topology_config {
 /// topologies can share devices. It lives until `shutdown` or an exit message, not until its last
 /// handle is gone, and ~actor_system waits for it: who spawns it ends it. (A `topology` ends with
 /// its last copy.)
-/// @errors errc::invalid_argument: unknown devices, one that stands twice, no bytes to test or to
-///         measure with, or a system without a `troupe::config`; errc::unavailable, not_supported:
+/// @errors errc::invalid_argument: unknown devices, one that is listed twice, limits out of range,
+///         or a system without a `troupe::config`; errc::unavailable, not_supported:
 ///         the backend is not there
 caf::expected<caf::actor> spawn_p2p_topology(caf::actor_system& sys, topology_config config = {});
 

@@ -189,10 +189,16 @@ pending<void> mesh_comm::state::start(const detail::mesh_spec& given, detail::ho
 }
 
 caf::expected<std::vector<mesh_comm>> mesh_comm::open(const world& all, mesh_config config) {
-  if (config.chunks == 0 || config.chunks > most_chunks ||
-      config.chunk_bytes < largest_element * all.size())
-    return make_error(errc::invalid_argument, std::to_string(config.chunks) + " chunks of " +
-                                                  std::to_string(config.chunk_bytes) + " bytes");
+  if (config.chunks == 0 || config.chunks > most_chunks)
+    return make_error(errc::invalid_argument,
+                      "mesh_config::chunks=" + std::to_string(config.chunks) +
+                          " is out of range: it is from 1 to " + std::to_string(most_chunks));
+  if (const auto least = largest_element * all.size(); config.chunk_bytes < least)
+    return make_error(errc::invalid_argument,
+                      "mesh_config::chunk_bytes=" + std::to_string(config.chunk_bytes) +
+                          " is out of range: it is at least " + std::to_string(least));
+  if (!detail::world_access::core_of(all)->is_whole())
+    return make_error(errc::not_supported, "the devices of other ranks are in other processes");
   std::map<const detail::lane*, std::shared_ptr<state>> by_device;
   std::vector<mesh_comm> result;
   auto& ranks = detail::world_access::core_of(all)->lanes();

@@ -7,6 +7,7 @@
 #include "actors/subscribers.hpp"
 #include "actors/world_parts.hpp"
 #include "core/log.hpp"
+#include "core/option_check.hpp"
 #include <troupe/flight_record.hpp>
 #include <troupe/nccl_world.hpp>
 #include <troupe/worker_program.hpp>
@@ -17,7 +18,6 @@
 #include <deque>
 #include <map>
 #include <optional>
-#include <set>
 #include <utility>
 
 namespace troupe::detail {
@@ -491,6 +491,23 @@ namespace {
 /// @errors errc::invalid_argument, not_supported
 caf::error check_limits(const world_limits& x, const std::vector<std::shared_ptr<lane>>& lanes,
                         bool with_program) {
+  for (auto [name, limit] : {std::pair{"world_limits::deadline", x.deadline},
+                             std::pair{"world_limits::build_deadline", x.build_deadline},
+                             std::pair{"world_limits::connect_limit", x.connect_limit}})
+    if (auto error = check_positive(name, limit); error)
+      return error;
+  for (auto [name, limit] : {std::pair{"world_limits::stall_limit", x.stall_limit},
+                             std::pair{"world_limits::restart_window", x.restart_window}})
+    if (auto error = check_not_negative(name, limit); error)
+      return error;
+  // These may be more than nanoseconds can count.
+  if (auto error = check_at_least("world_limits::quiet_limit", x.quiet_limit.count(), 1, "ms");
+      error)
+    return error;
+  if (auto error =
+          check_at_least("world_limits::restart_backoff", x.restart_backoff.count(), 0, "ms");
+      error)
+    return error;
   const auto on_loss = loss_policy_of(x);
   const auto wants = [&](standby_policy standby, loss_policy with) {
     return x.standby == standby && on_loss != with
@@ -539,10 +556,9 @@ caf::expected<world_parts> make_world(caf::actor_system& sys, world_config confi
   if (!owner)
     return owner.error();
   if (config.devices.empty())
-    return make_error(errc::invalid_argument, "a world needs a device");
-  std::set<int> distinct{config.devices.begin(), config.devices.end()};
-  if (distinct.size() != config.devices.size())
-    return make_error(errc::invalid_argument, "a device stands twice in a world");
+    return make_error(errc::invalid_argument, "world_config::devices is empty");
+  if (auto error = check_distinct(config.devices); error)
+    return error;
   auto lanes = (*owner)->lanes_of(config.devices);
   if (!lanes)
     return lanes.error();

@@ -3,6 +3,7 @@
 #include "actors/reply.hpp"
 #include "actors/subscribers.hpp"
 #include "actors/topology_parts.hpp"
+#include "core/option_check.hpp"
 #include <troupe/device.hpp>
 #include <troupe/p2p_topology.hpp>
 
@@ -10,7 +11,6 @@
 
 #include <map>
 #include <numeric>
-#include <set>
 #include <string>
 #include <utility>
 
@@ -124,11 +124,18 @@ caf::expected<topology_parts> make_topology(caf::actor_system& sys, topology_con
     config.devices.resize(static_cast<std::size_t>((*owner)->device_count()));
     std::iota(config.devices.begin(), config.devices.end(), 0);
   }
-  if (std::set<int> distinct{config.devices.begin(), config.devices.end()};
-      distinct.size() != config.devices.size())
-    return make_error(errc::invalid_argument, "a device stands twice in a topology");
-  if (config.limits.pattern_bytes == 0 || config.limits.measured_bytes == 0)
-    return make_error(errc::invalid_argument, "a link cannot be tested with no bytes");
+  if (auto error = check_distinct(config.devices); error)
+    return error;
+  const auto& limits = config.limits;
+  for (auto [name, bytes] : {std::pair{"topology_limits::pattern_bytes", limits.pattern_bytes},
+                             std::pair{"topology_limits::measured_bytes", limits.measured_bytes}})
+    if (bytes == 0)
+      return make_error(errc::invalid_argument,
+                        std::string{name} + "=0 is out of range: it is at least 1");
+  for (auto [name, limit] : {std::pair{"topology_limits::deadline", limits.deadline},
+                             std::pair{"topology_limits::open_deadline", limits.open_deadline}})
+    if (auto error = check_positive(name, limit); error)
+      return error;
   auto lanes = (*owner)->lanes_of(config.devices);
   if (!lanes)
     return lanes.error();

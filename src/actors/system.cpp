@@ -4,13 +4,16 @@
 #include "actors/rank_programs.hpp"
 #include "actors/spawn.hpp"
 #include "core/log.hpp"
+#include "core/option_check.hpp"
 #include <troupe/request.hpp>
 
 #include <caf/all.hpp>
 
 #include <algorithm>
-#include <climits>
+#include <initializer_list>
+#include <limits>
 #include <sstream>
+#include <string_view>
 #include <utility>
 
 namespace troupe::detail {
@@ -43,6 +46,7 @@ caf::expected<system_core*> system_core::of(caf::actor_system& sys) {
 void system_core::use_backend(std::shared_ptr<backend> backend) {
   std::lock_guard lock{mutex_};
   backend_ = std::move(backend);
+  failure_ = {};
 }
 
 std::string system_core::reason() {
@@ -50,31 +54,117 @@ std::string system_core::reason() {
   return reason_;
 }
 
-caf::expected<placement> system_core::wanted_placement() const {
-  auto& name = config_.placement_name_;
-  if (name.empty())
+namespace {
+
+constexpr std::int64_t most_hosts = 1024;
+constexpr std::int64_t most_join_s = 365 * 24 * 3600;
+constexpr std::int64_t most_link_ms = 24 * 3600 * 1000;
+
+caf::error check_name(std::string_view option, const std::string& value,
+                      std::initializer_list<std::string_view> known) {
+  if (std::find(known.begin(), known.end(), value) != known.end())
+    return {};
+  std::string text;
+  for (auto x : known)
+    text += (text.empty() ? "" : x == *(known.end() - 1) ? " or " : ", ") + std::string{x};
+  return make_error(errc::invalid_argument, std::string{option} + " is " + text + ", not " + value);
+}
+
+} // namespace
+
+caf::error system_core::check_names() const {
+  if (auto error = check_name("troupe.backend", config_.backend_name_, {"auto", "cuda", "host"}))
+    return error;
+  if (!config_.placement_name_.empty())
+    if (auto error =
+            check_name("troupe.placement", config_.placement_name_, {"in_process", "worker"}))
+      return error;
+  return check_name("troupe.completion", config_.completion_,
+                    {"event_poll", "host_func", "synchronize"});
+}
+
+caf::error system_core::check_numbers() const {
+  struct number {
+    const char* name;
+    std::int64_t value;
+    std::int64_t least;
+    std::int64_t most;
+  };
+  constexpr auto endless = std::numeric_limits<std::int64_t>::max();
+  for (auto& x : {
+           number{"troupe.devices", config_.host_devices_, 1, most_virtual_devices},
+           number{"troupe.in-flight", config_.in_flight_, 1, most_in_flight},
+           number{"troupe.queue", config_.queue_, 1, endless},
+           number{"troupe.spin", config_.spin_us_, 0, longest_spin.count()},
+           number{"troupe.client-spin", config_.client_spin_us_, 0, longest_spin.count()},
+           number{"troupe.hosts.port", config_.hosts_port_, 0, UINT16_MAX},
+           number{"troupe.hosts.count", config_.hosts_count_, 1, most_hosts},
+           number{"troupe.hosts.join-limit", config_.hosts_join_s_, 1, most_join_s},
+           number{"troupe.hosts.link-limit", config_.hosts_link_ms_, 1, most_link_ms},
+       }) {
+    if (x.value == config::not_given)
+      continue;
+    auto error = x.most == endless ? check_at_least(x.name, x.value, x.least)
+                                   : check_option(x.name, x.value, x.least, x.most);
+    if (error)
+      return error;
+  }
+  return {};
+}
+
+/// Options of which the backend that is asked for knows nothing.
+caf::error system_core::check_effects() const {
+  if (config_.host_devices_ != config::not_given && config_.backend_name_ == "cuda")
+    return make_error(errc::invalid_argument,
+                      "troupe.devices=" + std::to_string(config_.host_devices_) +
+                          " has no effect with troupe.backend=cuda: it is for virtual devices");
+  if (!config_.hosts.listen_address.empty())
+    return wanted_placement() == placement::worker_process
+               ? caf::error{}
+               : make_error(errc::invalid_argument,
+                            "troupe.hosts.listen=" + config_.hosts.listen_address +
+                                " needs troupe.placement=worker");
+  for (auto [name, value] :
+       {std::pair{"port", config_.hosts_port_}, std::pair{"count", config_.hosts_count_},
+        std::pair{"join-limit", config_.hosts_join_s_},
+        std::pair{"link-limit", config_.hosts_link_ms_}})
+    if (value != config::not_given)
+      return make_error(errc::invalid_argument, "troupe.hosts." + std::string{name} + '=' +
+                                                    std::to_string(value) +
+                                                    " has no effect without troupe.hosts.listen");
+  if (!config_.hosts_names_.empty())
+    return make_error(errc::invalid_argument, "troupe.hosts.names=" + config_.hosts_names_ +
+                                                  " has no effect without troupe.hosts.listen");
+  return {};
+}
+
+/// What the program has set.
+caf::error system_core::check_settings() const {
+  if (auto error = check_options(config_.lanes))
+    return error;
+  if (auto error = check_options(config_.host))
+    return error;
+  if (auto error = check_options(config_.flight_record))
+    return error;
+  return check_positive("config::device_deadline", config_.device_deadline);
+}
+
+placement system_core::wanted_placement() const {
+  if (config_.placement_name_.empty())
     return config_.placement;
-  if (name == "in_process")
-    return placement::in_process;
-  if (name == "worker")
-    return placement::worker_process;
-  return make_error(errc::invalid_argument,
-                    "troupe.placement is in_process or worker, not " + name);
+  return config_.placement_name_ == "worker" ? placement::worker_process : placement::in_process;
 }
 
 /// What the options say beside what the program has set.
-caf::expected<remote_hosts> system_core::wanted_hosts() const {
+remote_hosts system_core::wanted_hosts() const {
   auto result = config_.hosts;
-  if (config_.hosts_port_ > UINT16_MAX)
-    return make_error(errc::invalid_argument,
-                      "troupe.hosts.port is no port: " + std::to_string(config_.hosts_port_));
-  if (config_.hosts_port_ != 0)
+  if (config_.hosts_port_ != config::not_given)
     result.port = static_cast<std::uint16_t>(config_.hosts_port_);
-  if (config_.hosts_count_ != 0)
-    result.count = static_cast<int>(std::min<std::size_t>(config_.hosts_count_, INT_MAX));
-  if (config_.hosts_join_s_ != 0)
+  if (config_.hosts_count_ != config::not_given)
+    result.count = static_cast<int>(config_.hosts_count_);
+  if (config_.hosts_join_s_ != config::not_given)
     result.join_limit = std::chrono::seconds{config_.hosts_join_s_};
-  if (config_.hosts_link_ms_ != 0)
+  if (config_.hosts_link_ms_ != config::not_given)
     result.link_limit = std::chrono::milliseconds{config_.hosts_link_ms_};
   if (!config_.hosts_names_.empty()) {
     result.names.clear();
@@ -85,39 +175,43 @@ caf::expected<remote_hosts> system_core::wanted_hosts() const {
   return result;
 }
 
-std::optional<std::chrono::microseconds> system_core::wanted_spin() const {
-  if (config_.spin_us_ >= 0)
-    return std::chrono::microseconds{config_.spin_us_};
-  return config_.lanes.spin;
+host_backend_options system_core::wanted_host() const {
+  auto result = config_.host;
+  if (config_.host_devices_ != config::not_given)
+    result.devices = static_cast<int>(config_.host_devices_);
+  return result;
+}
+
+lane_options system_core::wanted_lanes() const {
+  auto result = config_.lanes;
+  if (config_.spin_us_ != config::not_given)
+    result.spin = std::chrono::microseconds{config_.spin_us_};
+  if (config_.client_spin_us_ != config::not_given)
+    result.client_spin = std::chrono::microseconds{config_.client_spin_us_};
+  if (config_.completion_ == "host_func")
+    result.completion = completion_strategy::host_func;
+  else if (config_.completion_ == "synchronize")
+    result.completion = completion_strategy::synchronize;
+  if (config_.in_flight_ != config::not_given)
+    result.in_flight_limit = static_cast<std::size_t>(config_.in_flight_);
+  if (config_.queue_ != config::not_given)
+    result.queue_limit = static_cast<std::size_t>(config_.queue_);
+  return result;
 }
 
 caf::error system_core::choose_backend(caf::error& without_cuda) {
   auto& wanted = config_.backend_name_;
-  if (wanted != "auto" && wanted != "cuda" && wanted != "host")
-    return make_error(errc::invalid_argument,
-                      "troupe.backend is auto, cuda or host, not " + wanted);
-  auto where = wanted_placement();
-  if (!where)
-    return where.error();
-  auto hosts = wanted_hosts();
-  if (!hosts)
-    return hosts.error();
-  const bool alone = hosts->listen_address.empty();
-  if (!alone && *where != placement::worker_process)
-    return make_error(errc::invalid_argument,
-                      "other hosts join only where devices live in workers (troupe.placement)");
-  auto host = config_.host;
-  if (config_.host_devices_ != 0)
-    host.devices = static_cast<int>(config_.host_devices_);
+  const auto hosts = wanted_hosts();
+  const bool alone = hosts.listen_address.empty();
   auto make = [&](const char* name) -> caf::expected<std::shared_ptr<backend>> {
-    if (*where == placement::worker_process)
+    if (wanted_placement() == placement::worker_process)
       return make_worker_backend({.backend = name,
-                                  .host = host,
+                                  .host = wanted_host(),
                                   .workers = config_.workers,
-                                  .spin = wanted_spin(),
-                                  .hosts = *hosts});
+                                  .spin = wanted_lanes().spin,
+                                  .hosts = hosts});
     if (std::string_view{name} == "host")
-      return make_host_backend(host);
+      return make_host_backend(wanted_host());
     auto cuda = make_cuda_backend();
     if (cuda && (*cuda)->device_count() == 0)
       return make_error(errc::unavailable, "the machine has no GPU");
@@ -129,7 +223,7 @@ caf::error system_core::choose_backend(caf::error& without_cuda) {
       backend_ = std::move(*cuda);
       return {};
     }
-    if (wanted == "cuda" || !alone) // nobody lends virtual devices
+    if (wanted == "cuda" || !alone) // hosts lend GPUs only
       return cuda.error();
     reason_ = describe(cuda.error());
     without_cuda = cuda.error();
@@ -141,36 +235,32 @@ caf::error system_core::choose_backend(caf::error& without_cuda) {
   return {};
 }
 
+caf::error system_core::start(caf::error& without_cuda) {
+  for (auto check : {&system_core::check_names, &system_core::check_numbers,
+                     &system_core::check_effects, &system_core::check_settings})
+    if (auto error = (this->*check)())
+      return error;
+  if (!backend_)
+    if (auto error = choose_backend(without_cuda))
+      return error;
+  runtime_ = std::make_shared<detail::runtime>(backend_, wanted_lanes(), config_.flight_record);
+  return {};
+}
+
 caf::expected<std::shared_ptr<runtime>> system_core::runtime() {
   std::unique_lock lock{mutex_};
+  if (failure_)
+    return failure_;
   if (runtime_)
     return runtime_;
-  auto options = config_.lanes;
-  options.spin = wanted_spin();
-  if (config_.client_spin_us_ >= 0)
-    options.client_spin = std::chrono::microseconds{config_.client_spin_us_};
-  if (config_.completion_ == "host_func")
-    options.completion = completion_strategy::host_func;
-  else if (config_.completion_ == "synchronize")
-    options.completion = completion_strategy::synchronize;
-  else if (config_.completion_ != "event_poll")
-    return make_error(errc::invalid_argument,
-                      "troupe.completion is event_poll, host_func or synchronize, not " +
-                          config_.completion_);
-  if (config_.in_flight_ != 0)
-    options.in_flight_limit = config_.in_flight_;
-  if (config_.queue_ != 0)
-    options.queue_limit = config_.queue_;
   caf::error without_cuda;
-  if (!backend_)
-    if (auto error = choose_backend(without_cuda); error)
-      return error;
-  runtime_ = std::make_shared<detail::runtime>(backend_, options, config_.flight_record);
+  if (failure_ = start(without_cuda); failure_)
+    return failure_;
   auto result = runtime_;
   lock.unlock(); // a sink may ask for the devices
   if (without_cuda)
     log(level_without_cuda(without_cuda),
-        "virtual devices compute in place of CUDA's: " + describe(without_cuda));
+        "using virtual devices, since CUDA is unavailable: " + describe(without_cuda));
   return result;
 }
 

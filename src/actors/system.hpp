@@ -44,7 +44,7 @@ public:
   /// @errors errc::invalid_argument: the system's configuration is no `troupe::config`
   static caf::expected<system_core*> of(caf::actor_system& sys);
 
-  /// Makes the backend at the first call.
+  /// Makes the backend at the first call; if that fails, each later call has the same error.
   /// @errors errc::unavailable, not_supported: it is not there; errc::invalid_argument: an option
   ///         is wrong
   caf::expected<std::shared_ptr<detail::runtime>> runtime();
@@ -66,15 +66,23 @@ public:
 private:
   /// `without_cuda`: why virtual devices are taken where that was not asked for.
   caf::error choose_backend(caf::error& without_cuda);
-  caf::expected<placement> wanted_placement() const;
-  caf::expected<remote_hosts> wanted_hosts() const;
-  std::optional<std::chrono::microseconds> wanted_spin() const;
+  /// The runtime, under the mutex.
+  caf::error start(caf::error& without_cuda);
+  caf::error check_names() const;
+  caf::error check_numbers() const;
+  caf::error check_effects() const;
+  caf::error check_settings() const;
+  placement wanted_placement() const;
+  remote_hosts wanted_hosts() const;
+  host_backend_options wanted_host() const;
+  lane_options wanted_lanes() const;
 
   const config& config_;
   std::mutex mutex_;
   std::shared_ptr<backend> backend_;
   std::string reason_;
   std::shared_ptr<detail::runtime> runtime_;
+  caf::error failure_; // why there is none, once it was asked for
   std::weak_ptr<system_lease> lease_;
   std::shared_ptr<program_board> programs_;
   std::once_flag spinner_made_;

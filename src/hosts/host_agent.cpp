@@ -1,6 +1,7 @@
 // What a host does for a parent on another one.
 
 #include "core/log.hpp"
+#include "core/option_check.hpp"
 #include "hosts/agent_worker.hpp"
 #include "hosts/endpoint.hpp"
 #include "worker/process_pool.hpp"
@@ -402,8 +403,13 @@ caf::error run_host_agent(host_agent_options options) {
   if (!options.listen_address.empty())
     if (auto address = detail::address_from_string(options.listen_address); !address)
       return address.error();
-  if (options.devices < 0 || options.connect_limit.count() <= 0 || options.retry_pause.count() <= 0)
-    return make_error(errc::invalid_argument, "an agent's number or limit that makes no sense");
+  if (auto error = detail::check_option("host_agent_options::devices", options.devices, 0,
+                                        detail::most_virtual_devices))
+    return error;
+  for (auto [name, limit] : {std::pair{"host_agent_options::connect_limit", options.connect_limit},
+                             std::pair{"host_agent_options::retry_pause", options.retry_pause}})
+    if (auto error = detail::check_positive(name, limit))
+      return error;
   auto context = detail::tls_context::create(options.identity, detail::tls_context::side::agent);
   if (!context)
     return context.error();

@@ -1,6 +1,7 @@
 #include "hosts/host_pool.hpp"
 
 #include "core/log.hpp"
+#include "core/option_check.hpp"
 #include "hosts/host_gate.hpp"
 #include "worker/process_pool.hpp"
 #include "worker/worker_slot.hpp"
@@ -102,16 +103,20 @@ caf::error check(remote_hosts& x) {
       if (auto hello = make_host_hello(name); !hello)
         return hello.error();
     if (x.count != 0 && x.count != static_cast<int>(x.names.size()))
-      return make_error(errc::invalid_argument, std::to_string(x.count) +
-                                                    " hosts are to join, and " +
-                                                    std::to_string(x.names.size()) + " have names");
+      return make_error(errc::invalid_argument,
+                        "remote_hosts::count=" + std::to_string(x.count) + " and " +
+                            std::to_string(x.names.size()) +
+                            " names: leave the count out, or give as many names");
     x.count = static_cast<int>(x.names.size());
   }
   if (x.count <= 0)
-    return make_error(errc::invalid_argument, "how many hosts are to join?");
-  for (auto limit : {x.join_limit, x.link_limit, x.rejoin_limit})
-    if (limit.count() <= 0)
-      return make_error(errc::invalid_argument, "a limit for hosts that is no time");
+    return make_error(errc::invalid_argument, "remote_hosts::count=" + std::to_string(x.count) +
+                                                  ": set troupe.hosts.count or troupe.hosts.names");
+  for (auto [name, limit] : {std::pair{"remote_hosts::join_limit", x.join_limit},
+                             std::pair{"remote_hosts::link_limit", x.link_limit},
+                             std::pair{"remote_hosts::rejoin_limit", x.rejoin_limit}})
+    if (auto error = check_positive(name, limit))
+      return error;
   return {};
 }
 

@@ -1,6 +1,7 @@
 #include "worker/process_pool.hpp"
 
 #include "core/log.hpp"
+#include "core/option_check.hpp"
 #include <troupe/detail/completion.hpp>
 
 #include <algorithm>
@@ -138,8 +139,14 @@ private:
 } // namespace
 
 caf::expected<std::shared_ptr<process_pool>> process_pool::create(worker_backend_options options) {
-  if (options.workers.call_limit.count() < 0 || options.workers.build_limit.count() < 0)
-    return make_error(errc::invalid_argument, "a limit for workers is negative");
+  if (auto error = check_positive("worker_settings::start_limit", options.workers.start_limit))
+    return error;
+  for (auto [name, limit] :
+       {std::pair{"worker_settings::stuck_limit", options.workers.stuck_limit},
+        std::pair{"worker_settings::call_limit", options.workers.call_limit},
+        std::pair{"worker_settings::build_limit", options.workers.build_limit}})
+    if (auto error = check_not_negative(name, limit))
+      return error;
   if (options.host.listen_address.empty())
     options.host.listen_address = "127.0.0.1";
   auto program = worker_program(options.workers);

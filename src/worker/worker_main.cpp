@@ -1,4 +1,5 @@
 #include "core/log.hpp"
+#include "core/option_check.hpp"
 #include "core/system_call.hpp"
 #include "hosts/host_pool.hpp"
 #include "worker/process_pool.hpp"
@@ -194,6 +195,12 @@ caf::expected<std::shared_ptr<backend>> make_worker_backend(worker_backend_optio
   if (options.backend != "cuda" && options.backend != "host")
     return make_error(errc::invalid_argument,
                       "workers execute with cuda or host, not " + options.backend);
+  if (auto error = detail::check_options(options.host))
+    return error;
+  if (options.spin)
+    if (auto error = detail::check_option("worker_backend_options::spin", options.spin->count(), 0,
+                                          detail::longest_spin.count(), "us"))
+      return error;
   auto name = options.backend;
   const auto limits = options.workers;
   std::shared_ptr<detail::worker_pool> pool;

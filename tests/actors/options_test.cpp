@@ -10,6 +10,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -53,6 +54,130 @@ TEST(Options, ThatSayNothingAreRefusedWithWhatThereIs) {
     EXPECT_NE(describe(opened.error()).find("not nonsense"), std::string::npos)
         << describe(opened.error());
   }
+}
+
+/// What a program with these options hears when it asks for devices.
+caf::error refusal_of(std::vector<std::string> arguments) {
+  parsed_config cfg{std::move(arguments)};
+  caf::actor_system system{cfg};
+  return error_of(list_devices(system));
+}
+
+TEST(Options, OutOfRangeAreRefusedByName) {
+  for (auto& [option, range] : {
+           std::pair{"troupe.devices=4294967297", "from 1 to 1024"},
+           {"troupe.devices=3000000000", "from 1 to 1024"},
+           {"troupe.devices=1025", "from 1 to 1024"},
+           {"troupe.devices=0", "from 1 to 1024"},
+           {"troupe.devices=-1", "from 1 to 1024"},
+           {"troupe.in-flight=0", "from 1 to 1024"},
+           {"troupe.in-flight=1025", "from 1 to 1024"},
+           {"troupe.in-flight=-3", "from 1 to 1024"},
+           {"troupe.queue=0", "at least 1"},
+           {"troupe.queue=-1", "at least 1"},
+           {"troupe.spin=-1", "from 0 to 3600000000"},
+           {"troupe.spin=9223372036854775807", "from 0 to 3600000000"},
+           {"troupe.client-spin=-1", "from 0 to 3600000000"},
+           {"troupe.client-spin=9223372036854775807", "from 0 to 3600000000"},
+           {"troupe.hosts.port=65536", "from 0 to 65535"},
+           {"troupe.hosts.port=-1", "from 0 to 65535"},
+           {"troupe.hosts.count=0", "from 1 to 1024"},
+           {"troupe.hosts.count=4294967297", "from 1 to 1024"},
+           {"troupe.hosts.join-limit=0", "from 1 to 31536000"},
+           {"troupe.hosts.join-limit=9223372036854775807", "from 1 to 31536000"},
+           {"troupe.hosts.link-limit=-1", "from 1 to 86400000"},
+           {"troupe.hosts.link-limit=9223372036854775807", "from 1 to 86400000"},
+       })
+    EXPECT_EQ(describe(refusal_of({"--" + std::string{option}})),
+              "invalid_argument: " + std::string{option} + " is out of range: it is " + range);
+  // The last ones that are in range.
+  for (auto* option :
+       {"troupe.devices=1", "troupe.devices=1024", "troupe.in-flight=1", "troupe.in-flight=1024",
+        "troupe.queue=9223372036854775807", "troupe.spin=0", "troupe.client-spin=0"})
+    EXPECT_TRUE(is_ok(refusal_of({"--" + std::string{option}}))) << option;
+}
+
+TEST(Options, WithoutEffectAreRefusedByName) {
+  const auto refused = [](std::vector<std::string> arguments, const char* text) {
+    EXPECT_EQ(describe(refusal_of(std::move(arguments))), std::string{"invalid_argument: "} + text);
+  };
+  refused({"--troupe.backend=cuda", "--troupe.devices=3"},
+          "troupe.devices=3 has no effect with troupe.backend=cuda: it is for virtual devices");
+  refused({"--troupe.hosts.port=4711"},
+          "troupe.hosts.port=4711 has no effect without troupe.hosts.listen");
+  refused({"--troupe.hosts.count=2"},
+          "troupe.hosts.count=2 has no effect without troupe.hosts.listen");
+  refused({"--troupe.hosts.join-limit=2"},
+          "troupe.hosts.join-limit=2 has no effect without troupe.hosts.listen");
+  refused({"--troupe.hosts.link-limit=2"},
+          "troupe.hosts.link-limit=2 has no effect without troupe.hosts.listen");
+  refused({"--troupe.hosts.names=a,b"},
+          "troupe.hosts.names=a,b has no effect without troupe.hosts.listen");
+  refused({"--troupe.hosts.listen=127.0.0.1"},
+          "troupe.hosts.listen=127.0.0.1 needs troupe.placement=worker");
+}
+
+TEST(Options, SettingsOutOfRangeAreRefusedByName) {
+  const auto refused = [](auto change, const char* text) {
+    parsed_config cfg{std::vector<std::string>{}};
+    change(static_cast<config&>(cfg));
+    caf::actor_system system{cfg};
+    const auto why = error_of(list_devices(system));
+    EXPECT_TRUE(has_code(why, errc::invalid_argument)) << text;
+    EXPECT_NE(describe(why).find(text), std::string::npos) << describe(why);
+    EXPECT_EQ(describe(error_of(device::open(system, 0))), describe(why));
+  };
+  refused([](auto& x) { x.lanes.in_flight_limit = 0; }, "lane_options::in_flight_limit=0 ");
+  refused([](auto& x) { x.lanes.in_flight_limit = ~std::size_t{0}; },
+          "lane_options::in_flight_limit=9223372036854775807 ");
+  refused([](auto& x) { x.lanes.queue_limit = 0; }, "lane_options::queue_limit=0 ");
+  refused([](auto& x) { x.lanes.open_attempts = 0; }, "lane_options::open_attempts=0 ");
+  refused([](auto& x) { x.lanes.open_backoff = -1ms; }, "lane_options::open_backoff=-1 ms ");
+  refused([](auto& x) { x.lanes.spin = -1us; }, "lane_options::spin=-1 us ");
+  refused([](auto& x) { x.lanes.client_spin = std::chrono::microseconds::max(); },
+          "lane_options::client_spin=9223372036854775807 us ");
+  refused([](auto& x) { x.host.devices = -1; }, "host_backend_options::devices=-1 ");
+  refused([](auto& x) { x.host.devices = 2'000'000'000; },
+          "host_backend_options::devices=2000000000 ");
+  refused([](auto& x) { x.host.links = {{.from = 0, .to = 8}}; }, "host_link to or from device=8 ");
+  refused([](auto& x) { x.flight_record.files = 0; }, "flight_record_options::files=0 ");
+  refused([](auto& x) { x.device_deadline = 0s; }, "config::device_deadline=0 s ");
+  refused([](auto& x) { x.device_deadline = -1s; }, "config::device_deadline=-1 s ");
+  const auto refused_in_workers = [&](auto change, const char* text) {
+    refused(
+        [&](auto& x) {
+          x.placement = placement::worker_process;
+          change(x.workers);
+        },
+        text);
+  };
+  refused_in_workers([](auto& x) { x.start_limit = 0s; }, "worker_settings::start_limit=0 s ");
+  refused_in_workers([](auto& x) { x.stuck_limit = -1s; }, "worker_settings::stuck_limit=-1 s ");
+  refused_in_workers([](auto& x) { x.call_limit = -1s; }, "worker_settings::call_limit=-1 s ");
+  refused_in_workers([](auto& x) { x.build_limit = -1s; }, "worker_settings::build_limit=-1 s ");
+}
+
+TEST(Options, HelpIsPrintedAndTold) {
+  for (auto* option : {"--help", "--long-help"}) {
+    ::testing::internal::CaptureStdout();
+    parsed_config cfg{{option}};
+    const auto printed = ::testing::internal::GetCapturedStdout();
+    EXPECT_TRUE(cfg.help_printed()) << option;
+    EXPECT_NE(printed.find("--troupe.devices"), std::string::npos) << printed;
+  }
+  EXPECT_FALSE(parsed_config{{"--troupe.devices=1"}}.help_printed());
+  EXPECT_FALSE(config{}.help_printed());
+}
+
+TEST(Options, ThatCannotBeParsedAreTold) {
+  const auto text = [](std::string argument) {
+    config cfg;
+    std::vector<std::string> arguments{std::move(argument)};
+    return describe(cfg.parse(arguments));
+  };
+  EXPECT_EQ(text("--troupe.devcies=2"), "command line: --troupe.devcies=2: the option is unknown");
+  EXPECT_EQ(text("--troupe.devices=two"),
+            "command line: --troupe.devices=two: the value has the wrong type");
 }
 
 /// A program that has said nothing of a backend.
