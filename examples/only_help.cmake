@@ -7,7 +7,7 @@ execute_process(
   OUTPUT_VARIABLE printed
   ERROR_VARIABLE errors
   COMMAND_ERROR_IS_FATAL ANY)
-string(FIND "${printed}" "--troupe.backend" options)
+string(FIND "${printed}" "--long-help" options)
 string(FIND "${printed}" "elements" computed)
 if(options EQUAL -1 OR NOT computed EQUAL -1 OR NOT errors STREQUAL "")
   message(FATAL_ERROR "${PROGRAM} --help printed:\n${printed}${errors}")

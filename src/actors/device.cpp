@@ -18,12 +18,15 @@ namespace detail {
 caf::expected<caf::actor_system*> system_of(const std::vector<device>& devices,
                                             std::vector<int>& ordinals, std::string_view what) {
   if (devices.empty())
-    return make_error(errc::invalid_argument, std::string{what} + " needs a device");
+    return make_error(errc::invalid_argument,
+                      "the list of devices of " + std::string{what} + " is empty");
   auto& sys = device_access::system_of(devices.front());
   ordinals.clear();
   for (auto& x : devices) {
     if (&device_access::system_of(x) != &sys)
-      return make_error(errc::invalid_argument, "the devices are of different actor systems");
+      return make_error(errc::invalid_argument, "the devices belong to different actor systems");
+    if (auto& why = device_access::core_of(x).why_none(); why)
+      return why;
     ordinals.push_back(x.ordinal());
   }
   return &sys;

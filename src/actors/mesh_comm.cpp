@@ -116,17 +116,17 @@ caf::error check_root(const membership_in& in, const detail::mesh_spec& spec) {
     return refusal(spec.what, detail::out_of_range(spec.is_message() ? "rank" : "root", spec.peer,
                                                    in.over.size()));
   if (spec.is_message() && spec.peer == in.rank)
-    return refusal(spec.what, "a message of a rank to itself");
+    return refusal(spec.what, "rank " + std::to_string(in.rank) + " has no messages with itself");
   return {};
 }
 
 /// `bytes` as elements of `n` equal blocks.
 caf::error count_elements(detail::mesh_spec& spec, std::size_t bytes, std::size_t n) {
   if (!is_dtype(spec.type))
-    return refusal(spec.what, "there is no such type");
+    return refusal(spec.what, "unknown dtype " + std::to_string(static_cast<int>(spec.type)));
   auto one = size_of(spec.type) * n;
   if (bytes % one != 0)
-    return refusal(spec.what, std::to_string(bytes) + " bytes are no whole number of " +
+    return refusal(spec.what, std::to_string(bytes) + " bytes are not a whole number of " +
                                   std::string{to_string(spec.type)} +
                                   (n == 1 ? "" : " for each of " + std::to_string(n) + " ranks"));
   spec.count = bytes / one;
@@ -142,7 +142,7 @@ caf::error check_blocks(const membership_in& in, const detail::mesh_spec& spec,
                                   " bytes for " + std::to_string(n) + " blocks");
   auto place = n == 1 ? 0 : static_cast<std::size_t>(in.rank) * one.size();
   if (one.data() != many.data() + place && overlap(one, many))
-    return refusal(spec.what, "what is sent and what is received overlap");
+    return refusal(spec.what, "the memory to send and the memory to receive into overlap");
   return {};
 }
 
@@ -158,7 +158,7 @@ pending<void> mesh_comm::state::start(const detail::mesh_spec& given, detail::ho
   if (auto error = check_root(group, spec); error)
     return pending<void>{std::move(error)};
   if (spec.op == reduce_op::premul_sum)
-    return pending<void>{refusal(spec.what, "there are no factors")};
+    return pending<void>{refusal(spec.what, "premul_sum needs factors, which a mesh_comm has not")};
   auto n = group.over.size();
   bool gathers = spec.what == collective_kind::all_gather;
   bool scatters = spec.what == collective_kind::reduce_scatter;

@@ -30,7 +30,7 @@ caf::error check(const world_core& core, const split& what) {
   if (!core.is_whole())
     return refusal(errc::not_supported, "the devices of other ranks are in other processes");
   if (what.name.empty())
-    return refusal(errc::invalid_argument, "the groups have no name");
+    return refusal(errc::invalid_argument, "the name of the groups is empty");
   if (auto error = check_numbers("colors", what.colors.size(), core.size()); error)
     return error;
   if (!what.keys.empty())

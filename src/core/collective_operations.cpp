@@ -945,8 +945,8 @@ failure rank_request::describe_call(errc code, std::string detail) const {
 
 caf::error rank_request::refuse_cycle() {
   return make_error(describe_call(errc::collective_mismatch,
-                                  "it uses what waits for other ranks' calls that "
-                                  "wait for this one, so that none could go on"));
+                                  "a buffer of the call waits for calls of other ranks, "
+                                  "which wait for this call: none could go on"));
 }
 
 const void* rank_request::kin() const noexcept {

@@ -22,7 +22,13 @@ caf::error refusal(const char* verb, int device, errc code, std::string detail) 
 
 caf::error check_type(const char* verb, int device, dtype type) {
   return is_dtype(type) ? caf::error{}
-                        : refusal(verb, device, errc::invalid_argument, "there is no such type");
+                        : refusal(verb, device, errc::invalid_argument,
+                                  "unknown dtype " + std::to_string(static_cast<int>(type)));
+}
+
+std::string too_large(std::size_t count, dtype type) {
+  return std::to_string(count) + " elements of " + std::string{to_string(type)} +
+         ": the size in bytes overflows";
 }
 
 } // namespace
@@ -80,8 +86,7 @@ device_core::answer<any_gpu_ref> device_core::allocate(std::size_t count, dtype 
   if (count > SIZE_MAX / size_of(type))
     return refused_operation<any_gpu_ref>(
         "allocate",
-        refusal("allocate", state().ordinal(), errc::out_of_memory,
-                std::to_string(count) + " elements are more than an address can tell apart"));
+        refusal("allocate", state().ordinal(), errc::out_of_memory, too_large(count, type)));
   return start(std::make_shared<allocate_operation>(count, type, zeroed), options);
 }
 
@@ -149,7 +154,8 @@ device_core::answer<nothing> device_core::copy(const any_gpu_ref& target, const 
                                       refusal("copy", state().ordinal(), code, std::move(detail)));
   };
   if (target.size_bytes() != source.size_bytes())
-    return refuse(errc::shape_mismatch, std::to_string(source.size_bytes()) + " bytes into " +
+    return refuse(errc::shape_mismatch, "a source of " + std::to_string(source.size_bytes()) +
+                                            " bytes and a target of " +
                                             std::to_string(target.size_bytes()));
   if (overlap(target, source))
     return refuse(errc::invalid_argument, "source and target overlap");
@@ -173,7 +179,7 @@ device_core::answer<nothing> device_core::launch(launch_function function,
   if (!function)
     return refused_operation<nothing>(
         "launch",
-        refusal("launch", state().ordinal(), errc::invalid_argument, "there is no callable"));
+        refusal("launch", state().ordinal(), errc::invalid_argument, "the launch has no callable"));
   if (worker_->is_remote())
     return refused_operation<nothing>(
         "launch", refusal("launch", state().ordinal(), errc::not_supported,
@@ -212,15 +218,14 @@ caf::expected<any_gpu_ref> device_core::adopt(void* memory, std::size_t count, d
     return error;
   if (memory == nullptr || !deleter)
     return refusal("adopt", state().ordinal(), errc::invalid_argument,
-                   "there is no memory or no deleter");
+                   memory == nullptr ? "the memory to adopt is null" : "the deleter is empty");
   if (auto error = check_type("adopt", state().ordinal(), type); error)
     return error;
   if (worker_->is_remote())
     return refusal("adopt", state().ordinal(), errc::not_supported,
                    "the device lives in another process");
   if (count > SIZE_MAX / size_of(type))
-    return refusal("adopt", state().ordinal(), errc::invalid_argument,
-                   std::to_string(count) + " elements are more than an address can tell apart");
+    return refusal("adopt", state().ordinal(), errc::invalid_argument, too_large(count, type));
   std::lock_guard lock{order_mutex()};
   if (state().phase() != device_phase::ready)
     return refusal("adopt", state().ordinal(), errc::unavailable,

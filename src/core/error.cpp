@@ -237,13 +237,11 @@ std::string reason_of(caf::pec x) {
     return "the option needs a value";
   case caf::pec::type_mismatch:
   case wrong_argument:
-    return "the value has the wrong type";
   case caf::pec::trailing_character:
   case caf::pec::unexpected_character:
   case caf::pec::unexpected_newline:
-    return "the value has a character that does not belong there";
   case caf::pec::unexpected_eof:
-    return "the value is not complete";
+    return "the value is malformed or of another type";
   case caf::pec::integer_overflow:
   case caf::pec::exponent_overflow:
   case caf::pec::timespan_overflow:

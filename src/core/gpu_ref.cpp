@@ -57,7 +57,8 @@ caf::expected<any_gpu_ref> any_gpu_ref::slice(std::size_t first, std::size_t cou
 
 caf::expected<any_gpu_ref> any_gpu_ref::reinterpret(dtype type) const {
   if (!is_dtype(type))
-    return make_error(errc::invalid_argument, "there is no such type");
+    return make_error(errc::invalid_argument,
+                      "unknown dtype " + std::to_string(static_cast<int>(type)));
   auto size = size_of(type);
   auto address = memory_ ? reinterpret_cast<std::uintptr_t>(memory_->address()) + offset_ : 0;
   if (size_bytes() % size != 0 || address % size != 0)

@@ -49,11 +49,13 @@ template <class F> auto memory_exchange::later(F f) {
 caf::expected<gpu_token> memory_exchange::offer(const any_gpu_ref& ref,
                                                 std::chrono::nanoseconds grace) {
   if (ref.stale())
-    return make_error(errc::stale_ref, "there is no memory to offer");
+    return make_error(errc::stale_ref, "the memory to offer is gone");
   if (ref.memory()->home().node() != owner_.node())
     return make_error(errc::invalid_argument, foreign_handle);
   if (grace <= std::chrono::nanoseconds{0})
-    return make_error(errc::invalid_argument, "an offer needs a time that it lasts");
+    return make_error(errc::invalid_argument, "an offer with a grace time of " +
+                                                  std::to_string(grace.count()) +
+                                                  " ns: it must be positive");
   const auto* memory = ref.memory().get();
   std::lock_guard lock{mutex_};
   const auto number = ++last_number_;
@@ -119,7 +121,9 @@ void memory_exchange::lend(int to, const memory_note& note) {
   }
   if (!is_new)
     return refuse(to, note.number,
-                  claim_error(errc::overloaded, to, "too much of its memory is claimed"));
+                  claim_error(errc::overloaded, to,
+                              "its memory has " + std::to_string(most_loans) +
+                                  " open claims, which is the limit"));
   // Whoever answers must not block.
   how->on_answer(
       later([which = loan{to, note.number}, weak = std::weak_ptr{how}](memory_exchange& self) {
@@ -205,11 +209,12 @@ memory_exchange::answer memory_exchange::claim(const std::shared_ptr<device_stat
     return result;
   };
   if (mode > access_mode::read_write)
-    return refused(errc::invalid_argument, "there is no such mode");
+    return refused(errc::invalid_argument,
+                   "unknown access mode " + std::to_string(static_cast<int>(mode)));
   if (token.node == owner_.node())
     return resolve(std::move(result), *on, token);
   if (!is_plausible(token))
-    return refused(errc::stale_ref, "the token names nothing that can be");
+    return refused(errc::stale_ref, "the token is malformed");
   if (deadline <= clock::now())
     return refused(errc::deadline_exceeded, "its deadline was over before it began");
   memory_note note;

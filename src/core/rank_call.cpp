@@ -156,7 +156,8 @@ public:
     auto divides = [n](const memory_range& r) { return r.count % n == 0; };
     auto refuse_parts = [&](const memory_range& r) {
       return refuse(errc::shape_mismatch, rank,
-                    elements(r.count) + " are no equal parts for " + std::to_string(n) + " ranks");
+                    elements(r.count) + " cannot be divided equally among " + std::to_string(n) +
+                        " ranks");
     };
     bool root = static_cast<int>(rank) == x_.peer;
     bool sends = true;
@@ -204,9 +205,10 @@ public:
     if (sends != static_cast<bool>(result.send) || receives != static_cast<bool>(result.recv))
       return refuse(errc::invalid_argument, rank,
                     sends != static_cast<bool>(result.send)
-                        ? (sends ? "there is no buffer to send" : "there is a buffer to send")
-                        : (receives ? "there is no buffer to receive into"
-                                    : "there is a buffer to receive into"));
+                        ? (sends ? "the buffer to send is missing"
+                                 : "a buffer to send on a rank that sends nothing")
+                        : (receives ? "the buffer to receive into is missing"
+                                    : "a buffer to receive into on a rank that receives nothing"));
     if (!sends && !receives)
       return {};
     auto& any = sends ? result.send : result.recv;
@@ -272,8 +274,8 @@ public:
     }
     if (wrong != nullptr)
       return refuse(errc::shape_mismatch, rank,
-                    "a buffer of " + elements(wrong->count) + " where " + std::to_string(meant) +
-                        " are meant");
+                    "a buffer of " + elements(wrong->count) + ": " + std::to_string(meant) +
+                        " are expected");
     if (!in_place && sends && receives && overlap(result.send, result.recv))
       return refuse(errc::invalid_argument, rank,
                     "the buffers to send and to receive overlap and are not the same");
@@ -282,7 +284,7 @@ public:
         return refuse(errc::invalid_argument, rank, "premul_sum needs a factor");
       if (!representable(call.type, *factor))
         return refuse(errc::invalid_argument, rank,
-                      "the factor " + std::to_string(*factor) + " is no " +
+                      "the factor " + std::to_string(*factor) + " cannot be represented as " +
                           std::string{to_string(call.type)});
       store_factor(result.factor, call.type, *factor);
     }
@@ -316,7 +318,8 @@ public:
 
   caf::error check_request() const {
     if (x_.kind > collective_kind::barrier)
-      return refuse(errc::invalid_argument, nobody(), "there is no such collective");
+      return refuse(errc::invalid_argument, nobody(),
+                    "unknown collective " + std::to_string(static_cast<int>(x_.kind)));
     if (reduces(x_.kind) && x_.op > reduce_op::premul_sum)
       return refuse(errc::invalid_argument, nobody(),
                     "unknown reduce operation " + std::to_string(static_cast<int>(x_.op)));
@@ -396,7 +399,8 @@ caf::expected<std::vector<rank_call>> message_calls(const checker& check, const 
   for (auto refs : {x.send, x.recv})
     if (refs.size() != 1)
       return check.refuse(errc::invalid_argument, check.size(),
-                          std::to_string(refs.size()) + " buffers at one end of a message");
+                          std::to_string(refs.size()) +
+                              " buffers at one end of a message, which has one");
   auto receiver = x;
   receiver.kind = collective_kind::recv;
   receiver.peer = x.rank;
@@ -485,7 +489,8 @@ caf::expected<std::vector<rank_call>> rank_calls(const char* verb, const collect
       return error;
   auto n = check.size();
   if (x.kind == collective_kind::recv)
-    return check.refuse(errc::invalid_argument, n, "a message is asked for with `send`");
+    return check.refuse(errc::invalid_argument, n,
+                        "a message between two ranks is requested with `send`, not with `recv`");
   auto rule = rule_of(x.kind);
   if (auto error = check_handles(check, x.send, rule.send); error)
     return error;
@@ -547,7 +552,8 @@ caf::expected<rank_call> rank_call_of(const char* verb, const collective_view& x
   for (auto number : {x.send.size(), x.recv.size(), x.factors.size()})
     if (number > 1)
       return check.refuse(errc::invalid_argument, rank,
-                          "a rank's call has that rank's handle alone");
+                          std::to_string(number) +
+                              " handles or factors in the call of one rank, which has one");
   auto n = check.size();
   bool exchange = x.kind == collective_kind::all_to_all_v;
   if (exchange && !are_rows(x.counts, 2, n))

@@ -163,8 +163,9 @@ void runtime::close() noexcept {
 caf::error runtime::check_ordinal(int x) const {
   if (x >= 0 && x < device_count())
     return {};
-  return make_error(errc::invalid_argument, "there is no device " + std::to_string(x) +
-                                                "; there are " + std::to_string(device_count()));
+  return make_error(errc::invalid_argument, "device " + std::to_string(x) +
+                                                " is out of range: there are " +
+                                                std::to_string(device_count()) + " devices");
 }
 
 caf::expected<std::vector<std::shared_ptr<lane>>> runtime::lanes_of(std::span<const int> ordinals) {
@@ -301,7 +302,7 @@ std::shared_ptr<operation_of<std::uint64_t>> runtime::reset(int ordinal,
   reason.code = errc::device_reset;
   reason.device = ordinal;
   reason.generation = state.generation();
-  reason.detail = "somebody asked for a reset";
+  reason.detail = "reset requested";
   auto why = make_error(std::move(reason));
   admission_->place_handed_in(); // what was there before, fails with the others
   std::uint64_t generation = 0;  // that ends

@@ -233,7 +233,7 @@ void topology_core::find_links() {
       if (link)
         found.emplace_back(x, *link);
       else
-        log(log_level::warning, "nobody can tell what " + name_of(from, to) + " is", link.error());
+        log(log_level::warning, name_of(from, to) + " is unknown", link.error());
     }
     self->links_found(found);
   });
@@ -353,7 +353,8 @@ topology_core::places_of(const char* verb, const std::vector<std::int32_t>& devi
     auto i = std::find_if(nodes_.begin(), nodes_.end(),
                           [&](const node& x) { return x.on->state().ordinal() == ordinal; });
     if (i == nodes_.end())
-      return refuse(ordinal, errc::invalid_argument, "the device is not in the topology");
+      return refuse(ordinal, errc::invalid_argument,
+                    "device " + std::to_string(ordinal) + " is not in the topology");
     auto place = static_cast<std::size_t>(i - nodes_.begin());
     if (has_ended(place))
       return refuse(ordinal, errc::unavailable,

@@ -524,10 +524,12 @@ std::shared_ptr<operation_of<world_buffers>> world_core::allocate(dtype type, st
     return refused_operation<world_buffers>(verb, make_error(std::move(why)));
   };
   if (!is_dtype(type))
-    return refuse(errc::invalid_argument, "there is no such type");
+    return refuse(errc::invalid_argument,
+                  "unknown dtype " + std::to_string(static_cast<int>(type)));
   if (count > SIZE_MAX / size_of(type))
-    return refuse(errc::out_of_memory,
-                  std::to_string(count) + " elements are more than an address can tell apart");
+    return refuse(errc::out_of_memory, std::to_string(count) + " elements of " +
+                                           std::string{to_string(type)} +
+                                           ": the size in bytes overflows");
   auto memory =
       what.symmetric
           ? std::make_shared<symmetric_memory>(
@@ -908,7 +910,7 @@ caf::expected<std::vector<rank_call>> by_rank(const char* verb, std::vector<rank
         why.verb = verb;
         why.rank = static_cast<int>(a->rank);
         why.device = lanes[a->rank]->state().ordinal();
-        why.detail = "two of a rank's calls in it touch memory that one of them writes";
+        why.detail = "two calls of the rank use memory that one of them writes";
         return make_error(std::move(why));
       }
   return calls;
@@ -1074,7 +1076,7 @@ world_core::answer world_core::run(int rank, const collective_view& what,
   if (auto error = check_rank(verb, rank); error)
     return refuse(std::move(error));
   if (!is_whole() && troupe::is_message(what.kind) && what.peer == rank)
-    return refuse(refusal(verb, "a message of a rank to itself: it would wait for its other end"));
+    return refuse(refusal(verb, "a message of a rank to itself needs both ends in one `exchange`"));
   auto without = to_leave_out(verb, options);
   if (!without)
     return refuse(std::move(without.error()));

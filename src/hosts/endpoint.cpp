@@ -46,7 +46,7 @@ caf::expected<socket_address> end_of(const file_descriptor& socket, const char* 
     return system_failure(call, errno, "the address of a connection");
   auto result = address_of(there);
   if (!result)
-    return make_error(errc::unavailable, "a connection that is not IP's");
+    return make_error(errc::unavailable, "the connection is not an IP connection");
   return *result;
 }
 
@@ -73,8 +73,7 @@ std::optional<name_and_port> split(const std::string& where) {
 }
 
 caf::error no_name(const std::string& where) {
-  return make_error(errc::invalid_argument,
-                    "not a host and its port, as host:port: '" + where + "'");
+  return make_error(errc::invalid_argument, "'" + where + "' is not host:port");
 }
 
 } // namespace

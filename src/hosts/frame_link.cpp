@@ -91,7 +91,7 @@ caf::error frame_link::send(std::uint32_t kind, std::uint64_t channel,
   queued_bytes_ += frame.size();
   queue_.push_back(std::move(frame));
   if (queued_bytes_ > too_much && !end_)
-    end_ = make_error(errc::unavailable, "the peer takes nothing of what is sent");
+    end_ = make_error(errc::unavailable, "the peer does not read what it is sent");
   lock.unlock();
   if (was_empty)
     wake_.signal();

@@ -42,7 +42,8 @@ caf::expected<std::unique_ptr<host_gate>> host_gate::start(const remote_hosts& w
   try {
     result->thread_ = std::thread{[self = result.get()] { self->run(); }};
   } catch (const std::system_error& e) {
-    return system_failure("pthread_create", e.code().value(), "nobody can listen for hosts");
+    return system_failure("pthread_create", e.code().value(),
+                          "no thread that listens at " + to_string(*address));
   }
   return result;
 }
@@ -83,7 +84,7 @@ void host_gate::run() noexcept {
     const auto until = listens ? no_limit : accept_from_;
     if (::poll(wanted.data(), wanted.size(), poll_limit(until)) < 0 && errno != EINTR) {
       log(log_level::error, "hosts cannot join",
-          system_failure("poll", errno, "the socket where they do"));
+          system_failure("poll", errno, "cannot wait for connections"));
       accept_from_ = now + pause;
     }
     if (wanted[1].revents != 0)

@@ -70,6 +70,7 @@ private:
   void leave(host_session& who, const caf::error& why);
   void hear(host_session& who, int device, std::span<const std::byte> what);
   caf::error wait_for_all();
+  std::string missing_hosts() const;
   std::shared_ptr<host_session> wait_for(const member& host, clock::time_point until,
                                          const std::stop_token& stop = {});
 
@@ -95,10 +96,16 @@ private:
   std::unique_ptr<host_gate> gate_; ///< calls the functions above
 };
 
+/// Of `names`, where one is there twice.
+std::string repeated_name(std::vector<std::string> names) {
+  std::ranges::sort(names);
+  return *std::ranges::adjacent_find(names);
+}
+
 caf::error check(remote_hosts& x) {
   if (!x.names.empty()) {
     if (std::set<std::string>{x.names.begin(), x.names.end()}.size() != x.names.size())
-      return make_error(errc::invalid_argument, "two hosts of one name");
+      return make_error(errc::invalid_argument, "a host is named twice: " + repeated_name(x.names));
     for (auto& name : x.names)
       if (auto hello = make_host_hello(name); !hello)
         return hello.error();
@@ -260,6 +267,28 @@ void host_pool::hear(host_session& who, int device, std::span<const std::byte> w
   told(first + device, what);
 }
 
+/// Those that are waited for by name, or how many have not joined; under the mutex.
+std::string host_pool::missing_hosts() const {
+  const auto& hosts = options_.hosts;
+  const auto limit = " within " + text_of(hosts.join_limit);
+  auto is_there = [this](const std::string& name) {
+    const auto x = members_.find(name);
+    return x != members_.end() && x->second.now != nullptr;
+  };
+  std::string names;
+  std::size_t number = 0;
+  for (auto& name : hosts.names)
+    if (!is_there(name))
+      names += (number++ == 0 ? "" : ", ") + name;
+  if (!hosts.names.empty())
+    return (number == 1 ? "host " : "hosts ") + names + " did not join" + limit;
+  for (auto& [name, x] : members_)
+    if (x.now != nullptr)
+      names += (number++ == 0 ? ": " : ", ") + name;
+  return std::to_string(number) + " of " + std::to_string(hosts.count) + " hosts joined" + limit +
+         names;
+}
+
 caf::error host_pool::wait_for_all() {
   auto& hosts = options_.hosts;
   std::unique_lock lock{mutex_};
@@ -268,15 +297,8 @@ caf::error host_pool::wait_for_all() {
                          [](const auto& x) { return x.second.now != nullptr; });
   };
   if (!changed_.wait_until(lock, from_now(hosts.join_limit),
-                           [&] { return there() == hosts.count; })) {
-    std::string names;
-    for (auto& [name, x] : members_)
-      if (x.now != nullptr)
-        names += (names.empty() ? ": " : ", ") + name;
-    return make_error(errc::unavailable, std::to_string(there()) + " of " +
-                                             std::to_string(hosts.count) +
-                                             " hosts have joined in time" + names);
-  }
+                           [&] { return there() == hosts.count; }))
+    return make_error(errc::unavailable, missing_hosts());
   complete_ = true;
   auto order = hosts.names;
   if (order.empty())

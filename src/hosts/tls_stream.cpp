@@ -109,13 +109,11 @@ void tls_context::deleter::operator()(ssl_ctx_st* x) const noexcept { SSL_CTX_fr
 
 caf::expected<std::shared_ptr<tls_context>> tls_context::create(const host_identity& who,
                                                                 side which) {
-  for (auto& [what, file] :
-       {std::pair{"a certificate", &who.certificate}, std::pair{"a key", &who.key},
-        std::pair{"an authority", &who.authority}})
-    if (file->empty())
-      return make_error(errc::invalid_argument,
-                        std::string{"hosts know each other by certificates: the file of "} + what +
-                            " is missing");
+  if (who.certificate.empty() || who.key.empty() || who.authority.empty())
+    return make_error(errc::invalid_argument,
+                      which == side::parent
+                          ? "set troupe.hosts.certificate, .key and .authority"
+                          : "set host_agent_options::identity: certificate, key and authority");
   ERR_clear_error();
   auto* native = SSL_CTX_new(which == side::parent ? TLS_server_method() : TLS_client_method());
   if (native == nullptr)

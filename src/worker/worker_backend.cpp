@@ -135,7 +135,8 @@ caf::error worker_backend::check(int ordinal) const {
   failure f;
   f.code = errc::invalid_argument;
   f.device = ordinal;
-  f.detail = "no such device; there are " + std::to_string(device_count());
+  f.detail = "device " + std::to_string(ordinal) + " is out of range: there are " +
+             std::to_string(device_count()) + " devices";
   return make_error(std::move(f));
 }
 

@@ -168,6 +168,185 @@ TEST_F(BadInput, RefOfAnotherActorSystem) {
                  errc::invalid_argument);
 }
 
+// Both have a device 0: its number says nothing.
+TEST_F(BadInput, RefOfAnotherActorSystemIsNamedInEveryVerb) {
+  TROUPE_HOST_ONLY("two backends with the same devices");
+  open();
+  std::optional<test_system> other{std::in_place};
+  const any_gpu_ref foreign = must(other->open(0).allocate<float>(count));
+  const auto named = [](const caf::error& why) {
+    return has_code(why, errc::invalid_argument) &&
+           describe(why).find("the handle belongs to another actor system") != std::string::npos;
+  };
+  auto& d = devices[0];
+  const auto& own = recv[0];
+  const auto topology = must(troupe::topology::open(*system));
+  for (bool alive : {true, false}) {
+    if (!alive)
+      other.reset();
+    std::vector<std::pair<const char*, caf::error>> all{
+        {"upload", error_of(answer_of(d.upload(foreign, host_buffer{foreign.size_bytes()})))},
+        {"download", error_of(answer_of(d.download(foreign, host_buffer{foreign.size_bytes()})))},
+        {"fill", error_of(answer_of(d.fill(foreign, std::vector<std::byte>(4))))},
+        {"copy from", error_of(answer_of(d.copy(own, foreign)))},
+        {"copy to", error_of(answer_of(d.copy(foreign, own)))},
+        {"accept", error_of(answer_of(d.accept(foreign)))},
+        {"launch", error_of(answer_of(launch_nothing(d, {foreign}, {})))},
+        {"acquire", error_of(answer_of(d.acquire(foreign, access_mode::read, nullptr)))},
+        {"release", error_of(answer_of(d.release(foreign, access_mode::read, nullptr)))},
+        {"offer", error_of(d.offer(foreign))},
+        {"all_reduce", error_of(answer_of(under_test->all_reduce(std::vector{foreign, send[1]})))},
+        {"broadcast", error_of(answer_of(under_test->broadcast(foreign, recv, 0)))},
+        {"send_recv", error_of(answer_of(under_test->send_recv(0, foreign, 1, recv[1])))},
+        {"call of a rank", error_of(answer_of(under_test->rank(0).all_reduce(foreign)))},
+        {"exchange", error_of(answer_of(under_test->rank(0).exchange({{1, foreign}}, {})))},
+        {"copy in a topology", error_of(answer_of(topology.copy(recv[1], foreign)))},
+        {"copies", error_of(answer_of(topology.copy(std::vector<copy_pair>{{foreign, own}})))},
+        {"replicate", error_of(answer_of(topology.replicate(own, {foreign})))},
+        {"distribute", error_of(answer_of(topology.distribute(own, {foreign})))},
+    };
+    for (auto& [verb, why] : all)
+      EXPECT_TRUE(named(why)) << verb << ": " << describe(why);
+  }
+  expect_unharmed();
+}
+
+TEST_F(BadInput, RankOutOfRange) {
+  open();
+  const auto size = under_test->size();
+  const auto last = std::numeric_limits<std::size_t>::max();
+  const std::size_t as_rank_zero = std::size_t{1} << 32; // where it is cut to 32 bits
+  const auto text = " is out of range: the world has " + std::to_string(size) + " ranks";
+  const auto told = [&](const caf::error& why) {
+    return has_code(why, errc::invalid_argument) && describe(why).find(text) != std::string::npos;
+  };
+  for (const auto& d : {under_test->device_of(size), under_test->device_of(last),
+                        under_test->device_of(as_rank_zero), under_test->rank(size).where(),
+                        under_test->rank(as_rank_zero).where()}) {
+    EXPECT_EQ(d.ordinal(), -1);
+    EXPECT_EQ(d.generation(), 0U);
+    EXPECT_EQ(d.phase(), device_phase::failed);
+    const auto& ref = send[0];
+    caf::scoped_actor self{system->get()};
+    caf::error requested;
+    request(&*self, d, stats{}, patience)
+        .receive([](const device_stats&) {}, [&](const caf::error& why) { requested = why; });
+    std::vector<std::pair<const char*, caf::error>> all{
+        {"actor", error_of(d.actor())},
+        {"allocate", error_of(answer_of(d.allocate(dtype::int32, 1)))},
+        {"allocate_pinned", error_of(d.allocate_pinned(1))},
+        {"upload", error_of(answer_of(d.upload(ref, host_buffer{ref.size_bytes()})))},
+        {"download", error_of(answer_of(d.download(ref, host_buffer{ref.size_bytes()})))},
+        {"fill", error_of(answer_of(d.fill(ref, std::vector<std::byte>(4))))},
+        {"copy", error_of(answer_of(d.copy(ref, recv[0])))},
+        {"accept", error_of(answer_of(d.accept(ref)))},
+        {"launch",
+         error_of(answer_of(d.launch([](launch_context&) { return caf::error{}; }, {}, {})))},
+        {"launch by name", error_of(answer_of(d.launch("BadInput.None", {}, {}, {})))},
+        {"adopt", error_of(d.adopt(this, 1, dtype::uint8, [](void*) {}))},
+        {"acquire", error_of(answer_of(d.acquire(ref, access_mode::read, nullptr)))},
+        {"release", error_of(answer_of(d.release(ref, access_mode::read, nullptr)))},
+        {"offer", error_of(d.offer(ref))},
+        {"claim", error_of(answer_of(d.claim(ref.token())))},
+        {"stats", error_of(answer_of(d.stats()))},
+        {"reset", error_of(answer_of(d.reset()))},
+        {"request", requested},
+        {"world", error_of(world::open({devices[0], d}))},
+        {"topology", error_of(troupe::topology::open({d}))},
+    };
+    for (auto& [what, why] : all)
+      EXPECT_TRUE(told(why)) << what << ": " << describe(why);
+    d.shutdown();
+  }
+  for (const auto rank : {size, as_rank_zero, last}) {
+    const auto r = under_test->rank(rank);
+    EXPECT_TRUE(told(error_of(answer_of(r.all_reduce(send[0])))));
+    EXPECT_TRUE(told(error_of(answer_of(r.barrier()))));
+    EXPECT_TRUE(told(error_of(answer_of(r.exchange({{0, send[0]}}, {})))));
+    EXPECT_TRUE(told(error_of(answer_of(r.exchange({}, {})))));
+  }
+  for (int rank : {-1, static_cast<int>(size)}) {
+    EXPECT_TRUE(told(error_of(
+        ask<collective_done>(*system, under_test->actor(), rank_local{rank, barrier{}, {}}))));
+    EXPECT_TRUE(told(error_of(answer_of(under_test->rank(0).send(send[0], rank)))));
+    EXPECT_TRUE(told(error_of(answer_of(under_test->send_recv(rank, send[0], 1, recv[1])))));
+  }
+  EXPECT_TRUE(told(error_of(answer_of(under_test->reduce(send, recv[0], 7)))));
+  accept_kept(); // for messages
+  expect_unharmed();
+}
+
+TEST_F(BadInput, MessageThatAnActorDoesNotUnderstand) {
+  open();
+  for (auto& actor : {under_test->actor(), must(devices[0].actor())})
+    EXPECT_EQ(describe(error_of(ask<void>(*system, actor, std::string{"no request"}))),
+              "the actor does not understand this message (unexpected_message)");
+  expect_unharmed();
+}
+
+TEST_F(BadInput, LimitsOutOfRange) {
+  open();
+  const auto refused = [&](const char* text, auto change) {
+    world_config config;
+    config.devices = system->ordinals();
+    change(config.limits);
+    const auto spawned = spawn_nccl_world(*system, config);
+    EXPECT_TRUE(has_code(spawned, errc::invalid_argument)) << text;
+    EXPECT_NE(describe(error_of(spawned)).find(text), std::string::npos)
+        << describe(error_of(spawned));
+    const auto split = under_test->split("part", std::vector<std::int32_t>(under_test->size(), 0),
+                                         {}, config.limits);
+    EXPECT_TRUE(has_code(split, errc::invalid_argument)) << text;
+  };
+  refused("world_limits::deadline=0 s", [](auto& x) { x.deadline = 0s; });
+  refused("world_limits::deadline=-1 ns", [](auto& x) { x.deadline = -1ns; });
+  refused("world_limits::build_deadline=0 s", [](auto& x) { x.build_deadline = 0s; });
+  refused("world_limits::connect_limit=-3 s", [](auto& x) { x.connect_limit = -3s; });
+  refused("world_limits::stall_limit=-5 ms", [](auto& x) { x.stall_limit = -5ms; });
+  refused("world_limits::quiet_limit=0 ms", [](auto& x) { x.quiet_limit = 0ms; });
+  refused("world_limits::restart_window=-1 s", [](auto& x) { x.restart_window = -1s; });
+  refused("world_limits::restart_backoff=-1 ms", [](auto& x) { x.restart_backoff = -1ms; });
+  const auto refused_topology = [&](const char* text, auto change) {
+    topology_config config;
+    change(config.limits);
+    const auto spawned = spawn_p2p_topology(*system, config);
+    EXPECT_TRUE(has_code(spawned, errc::invalid_argument)) << text;
+    EXPECT_NE(describe(error_of(spawned)).find(text), std::string::npos)
+        << describe(error_of(spawned));
+  };
+  refused_topology("topology_limits::deadline=0 s", [](auto& x) { x.deadline = 0s; });
+  refused_topology("topology_limits::open_deadline=-1 s", [](auto& x) { x.open_deadline = -1s; });
+  refused_topology("topology_limits::pattern_bytes=0", [](auto& x) { x.pattern_bytes = 0; });
+  refused_topology("topology_limits::measured_bytes=0", [](auto& x) { x.measured_bytes = 0; });
+  for (auto& [text, config] :
+       {std::pair{"mesh_config::chunks=0", mesh_config{.chunks = 0}},
+        std::pair{"mesh_config::chunks=1025", mesh_config{.chunks = 1025}},
+        std::pair{"mesh_config::chunk_bytes=7", mesh_config{.chunk_bytes = 7}}}) {
+    const auto mesh = mesh_comm::open(*under_test, config);
+    EXPECT_TRUE(has_code(mesh, errc::invalid_argument)) << text;
+    EXPECT_NE(describe(error_of(mesh)).find(text), std::string::npos) << describe(error_of(mesh));
+  }
+  expect_unharmed();
+}
+
+TEST_F(BadInput, ListsOfDevices) {
+  open();
+  const auto text_of = [](const auto& x) { return describe(error_of(x)); };
+  EXPECT_EQ(text_of(world::open(*system, {.devices = {}})),
+            "invalid_argument: world_config::devices is empty");
+  EXPECT_EQ(text_of(world::open(*system, {.devices = {1, 0, 1}})),
+            "invalid_argument: device 1 is listed twice");
+  EXPECT_EQ(text_of(troupe::topology::open(*system, {.devices = {0, 0}})),
+            "invalid_argument: device 0 is listed twice");
+  EXPECT_EQ(text_of(world::open(std::vector<device>{})),
+            "invalid_argument: the list of devices of a world is empty");
+  const auto none = std::to_string(system->no_device());
+  EXPECT_EQ(text_of(device::open(*system, system->no_device())),
+            "invalid_argument: device " + none + " is out of range: there are " + none +
+                " devices");
+  expect_unharmed();
+}
+
 TEST_F(BadInput, RefOfAnotherDevice) {
   open();
   expect_refused(devices[0].fill(send[1], std::vector<std::byte>(4)), fill{send[1], {0, 0, 0, 0}},

@@ -163,7 +163,7 @@ TEST(Options, HelpIsPrintedAndTold) {
     parsed_config cfg{{option}};
     const auto printed = ::testing::internal::GetCapturedStdout();
     EXPECT_TRUE(cfg.help_printed()) << option;
-    EXPECT_NE(printed.find("--troupe.devices"), std::string::npos) << printed;
+    EXPECT_NE(printed.find("--long-help"), std::string::npos) << printed;
   }
   EXPECT_FALSE(parsed_config{{"--troupe.devices=1"}}.help_printed());
   EXPECT_FALSE(config{}.help_printed());
@@ -177,7 +177,7 @@ TEST(Options, ThatCannotBeParsedAreTold) {
   };
   EXPECT_EQ(text("--troupe.devcies=2"), "command line: --troupe.devcies=2: the option is unknown");
   EXPECT_EQ(text("--troupe.devices=two"),
-            "command line: --troupe.devices=two: the value has the wrong type");
+            "command line: --troupe.devices=two: the value is malformed or of another type");
 }
 
 /// A program that has said nothing of a backend.

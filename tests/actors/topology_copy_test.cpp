@@ -1,6 +1,7 @@
 // Copies of a topology: which way they go, what they bring, and how they fail.
 
 #include "support/control_timer.hpp"
+#include "support/eventually.hpp"
 #include "support/forwarding_backend.hpp"
 #include "support/guarded_backend.hpp"
 #include "support/topology_fixture.hpp"

@@ -164,13 +164,14 @@ TEST(Error, SaysWhatErrorsOfCafMean) {
             "command line: --troupe.devcies=2: the option is unknown");
   EXPECT_EQ(text(caf::pec::missing_argument, std::string{"--troupe.devices"}),
             "command line: --troupe.devices: the option needs a value");
-  for (auto code : {caf::pec::type_mismatch, static_cast<caf::pec>(15)})
+  for (auto code :
+       {caf::pec::type_mismatch, caf::pec::unexpected_character, static_cast<caf::pec>(15)})
     EXPECT_EQ(text(code, std::string{"--troupe.devices=two"}),
-              "command line: --troupe.devices=two: the value has the wrong type");
+              "command line: --troupe.devices=two: the value is malformed or of another type");
   EXPECT_EQ(text(caf::pec::integer_overflow, std::string{"--troupe.devices=99"}),
             "command line: --troupe.devices=99: the number is too large");
   EXPECT_EQ(text(caf::pec::unexpected_eof),
-            "command line or configuration file: the value is not complete");
+            "command line or configuration file: the value is malformed or of another type");
   EXPECT_EQ(text(caf::sec::unexpected_message),
             "the actor does not understand this message (unexpected_message)");
   EXPECT_EQ(text(caf::sec::request_receiver_down), "the actor has ended (request_receiver_down)");

@@ -220,8 +220,9 @@ TEST(FrameLink, WrongFilesAreTold) {
     return made ? std::string{} : describe(made.error());
   };
   EXPECT_EQ(with([](auto&) {}), "");
-  EXPECT_NE(with([](auto& x) { x.key.clear(); }).find("the file of a key is missing"),
-            std::string::npos);
+  for (auto file : {&host_identity::certificate, &host_identity::key, &host_identity::authority})
+    EXPECT_EQ(with([&](auto& x) { (x.*file).clear(); }),
+              "invalid_argument: set troupe.hosts.certificate, .key and .authority");
   EXPECT_NE(with([](auto& x) { x.certificate = "/nowhere"; }).find("'/nowhere' cannot be used"),
             std::string::npos);
   EXPECT_NE(with([&](auto& x) { x.key = fleet.issue("other").key; }).find("mismatch"),

@@ -1,5 +1,6 @@
 // Devices on other hosts, through everything above the backend.
 
+#include "backend/host/socket.hpp"
 #include "support/load.hpp"
 #include "support/parsed_config.hpp"
 #include "support/topology_fixture.hpp"
@@ -12,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -103,7 +105,47 @@ TEST(Hosts, AreNotWaitedForWithoutEnd) {
   how.hosts.join_limit = 200ms;
   const auto late = make_worker_backend(how);
   ASSERT_TRUE(has_code(late, errc::unavailable));
-  EXPECT_NE(describe(late.error()).find("0 of 2 hosts have joined in time"), std::string::npos);
+  EXPECT_EQ(describe(late.error()), "unavailable: 0 of 2 hosts joined within 200 ms");
+  how.hosts.count = 0;
+  how.hosts.names = {"alpha"};
+  EXPECT_EQ(describe(make_worker_backend(how).error()),
+            "unavailable: host alpha did not join within 200 ms");
+  how.hosts.names = {"alpha", "beta"};
+  EXPECT_EQ(describe(make_worker_backend(how).error()),
+            "unavailable: hosts alpha, beta did not join within 200 ms");
+}
+
+// What asks for all devices, and then for a world of them, waits once.
+TEST(Hosts, ThatDoNotJoinAreWaitedForOnce) {
+  test_authority authority{"fleet"};
+  parsed_config cfg{{"--troupe.placement=worker", "--troupe.devices=1",
+                     "--troupe.hosts.listen=127.0.0.1", "--troupe.hosts.names=alpha",
+                     "--troupe.hosts.join-limit=1"}};
+  cfg.hosts.identity = authority.issue("parent");
+  int listened = 0;
+  cfg.hosts.on_listening = [&](std::uint16_t) { ++listened; };
+  caf::actor_system system{cfg};
+  const auto w = world::open(system, {.devices = all_devices(system)});
+  ASSERT_TRUE(has_code(w, errc::unavailable));
+  EXPECT_EQ(describe(w.error()), "unavailable: host alpha did not join within 1 s");
+  EXPECT_EQ(describe(list_devices(system).error()), describe(w.error()));
+  EXPECT_EQ(listened, 1);
+}
+
+TEST(Hosts, AnAddressThatIsInUseIsNamed) {
+  test_authority authority{"fleet"};
+  auto address = must(detail::address_from_string("127.0.0.1"));
+  const auto other = must(detail::listen_at(address));
+  worker_backend_options how{.backend = "host", .host = {.devices = 1}};
+  how.hosts.listen_address = "127.0.0.1";
+  how.hosts.port = address.port;
+  how.hosts.identity = authority.issue("parent");
+  how.hosts.count = 1;
+  const auto made = make_worker_backend(how);
+  ASSERT_TRUE(has_code(made, errc::unavailable));
+  EXPECT_EQ(describe(made.error()), "unavailable: cannot listen on 127.0.0.1:" +
+                                        std::to_string(address.port) + ": address already in use");
+  EXPECT_EQ(failure_of(made.error())->native_code, EADDRINUSE);
 }
 
 TEST(Hosts, WrongOptionsAreTold) {

@@ -55,7 +55,8 @@ caf::error check_ordinal(int ordinal, int device_count, const shared_driver_acce
   const int limit = std::min(device_count, static_cast<int>(claimed.size()));
   if (ordinal < 0 || ordinal >= limit)
     return failed(errc::invalid_argument, ordinal,
-                  "there is no such device; ordinals are 0 to " + std::to_string(limit - 1));
+                  "device " + std::to_string(ordinal) + " is out of range: there are " +
+                      std::to_string(limit) + " devices");
   return {};
 }
 } // namespace
@@ -78,7 +79,7 @@ cuda_device::open(int ordinal, int device_count, shared_driver_access driver) no
       return err;
     auto& taken = claimed[static_cast<std::size_t>(ordinal)];
     if (taken.exchange(true))
-      return failed(errc::unavailable, ordinal, "somebody else in this process has the device");
+      return failed(errc::unavailable, ordinal, "the device is open already");
     unique_claim claim{&taken, ordinal};
     return std::unique_ptr<backend_device>{
         new cuda_device(std::move(claim), ordinal, std::move(driver))};

@@ -242,7 +242,8 @@ private:
     if (ordinal >= 0 && ordinal < machine_->devices)
       return {};
     return fail(errc::invalid_argument, ordinal,
-                "no such device; there are " + std::to_string(machine_->devices));
+                "device " + std::to_string(ordinal) + " is out of range: there are " +
+                    std::to_string(machine_->devices) + " devices");
   }
 
   /// Adds all of `ranks`, or, with an error, none.

@@ -1,9 +1,13 @@
 #include "socket.hpp"
 
+#include "core/system_call.hpp"
+
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstring>
-#include <system_error>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <arpa/inet.h>
@@ -91,17 +95,39 @@ caf::expected<socket_address> address_from_string(const std::string& text) {
   socket_address result;
   result.version = text.find(':') == std::string::npos ? 4 : 6;
   if (::inet_pton(family_of(result), text.c_str(), result.host.data()) != 1)
-    return make_error(errc::invalid_argument, "no numeric address: '" + text + "'");
+    return make_error(errc::invalid_argument, "'" + text + "' is not a numeric address");
   if (std::ranges::all_of(result.host, [](std::byte x) { return x == std::byte{0}; }))
     return make_error(errc::invalid_argument,
-                      "no address that others could connect to: '" + text + "'");
+                      "others cannot connect to '" + text + "': name an interface's address");
   return result;
 }
 
+namespace {
+
+/// The text of an errno, as the end of a sentence.
+std::string ending_of(int code) {
+  auto text = limit_text(code);
+  if (text.empty())
+    text = system_text(code);
+  text[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(text[0])));
+  return text;
+}
+
+caf::error cannot_listen(const socket_address& at, const char* call, int code) {
+  failure why;
+  why.code = errc::unavailable;
+  why.detail = "cannot listen on " + to_string(at) + ": " + ending_of(code);
+  if (code != EADDRINUSE && code != EADDRNOTAVAIL && code != EACCES)
+    why.detail += std::string{" ("} + call + ')';
+  why.native_code = code;
+  why.native_name = system_text(code);
+  return make_error(std::move(why));
+}
+
+} // namespace
+
 caf::expected<file_descriptor> listen_at(socket_address& at) {
-  const auto fail = [&](const char* call) {
-    return system_failure(errc::unavailable, call, errno);
-  };
+  const auto fail = [&](const char* call) { return cannot_listen(at, call, errno); };
   file_descriptor result{
       ::socket(family_of(at), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP)};
   if (!result)
@@ -233,7 +259,8 @@ caf::error system_failure(errc code, const char* call, int native) {
   f.code = code;
   f.api = call;
   f.native_code = native;
-  f.native_name = std::generic_category().message(native);
+  f.native_name = system_text(native);
+  f.detail = limit_text(native);
   return make_error(std::move(f));
 }
 
