@@ -14,6 +14,7 @@
 #include <string>
 #include <thread>
 
+#include <signal.h>
 #include <unistd.h>
 
 namespace troupe {
@@ -72,6 +73,12 @@ void exit_process(int code, std::string_view message) noexcept {
   static std::atomic_flag decided;
   while (decided.test_and_set())
     ::pause();
+  // Its status is the one that was asked for, also where stderr leads nowhere or to a full file.
+  sigset_t of_writing;
+  ::sigemptyset(&of_writing);
+  ::sigaddset(&of_writing, SIGPIPE);
+  ::sigaddset(&of_writing, SIGXFSZ);
+  ::pthread_sigmask(SIG_BLOCK, &of_writing, nullptr);
   std::string line;
   try {
     line.assign(message).append("\n");

@@ -3,18 +3,48 @@
 #include "core/log.hpp"
 #include "core/system_call.hpp"
 
+#include <array>
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
 
+#include <fcntl.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 namespace troupe::detail {
 
+int file_descriptor::off_standard_streams(int native) noexcept {
+  const int result = ::fcntl(native, F_DUPFD_CLOEXEC, last_standard_stream + 1);
+  const int code = errno == EINVAL ? EMFILE : errno; // the limit is below the number asked for
+  if (::close(native) != 0 && errno != EINTR)
+    log(log_level::error, "a file descriptor", system_failure("close", errno, "cannot close it"));
+  errno = code;
+  return result;
+}
+
 /// Linux has closed it whatever it says.
 void file_descriptor::reset() noexcept {
   if (native_ >= 0 && ::close(release()) != 0 && errno != EINTR)
     log(log_level::error, "a file descriptor", system_failure("close", errno, "cannot close it"));
+}
+
+caf::expected<std::string> read_file(const std::string& path) {
+  const file_descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+  if (!file)
+    return system_failure("open", errno, "cannot open " + path);
+  std::string result;
+  std::array<char, 16384> some;
+  while (true) {
+    const auto size = ::read(file.get(), some.data(), some.size());
+    if (size < 0 && errno == EINTR)
+      continue;
+    if (size < 0)
+      return system_failure("read", errno, "cannot read " + path);
+    if (size == 0)
+      return result;
+    result.append(some.data(), static_cast<std::size_t>(size));
+  }
 }
 
 caf::expected<wake_up> wake_up::create() {

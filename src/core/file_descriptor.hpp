@@ -3,6 +3,7 @@
 
 #include <troupe/error.hpp>
 
+#include <string>
 #include <utility>
 
 namespace troupe::detail {
@@ -10,7 +11,13 @@ namespace troupe::detail {
 class file_descriptor {
 public:
   file_descriptor() noexcept = default;
-  explicit file_descriptor(int native) noexcept : native_(native) {}
+  /// Takes over what a system call has returned; errno stays as the call left it. The numbers of
+  /// the standard streams belong to the program, which may print while they are closed: a
+  /// descriptor with such a number gets another one, with close-on-exec. If the system has none
+  /// left, the object is empty, and errno has the reason.
+  explicit file_descriptor(int native) noexcept
+      : native_(native < 0 || native > last_standard_stream ? native
+                                                            : off_standard_streams(native)) {}
   ~file_descriptor() { reset(); }
 
   file_descriptor(const file_descriptor&) = delete;
@@ -30,8 +37,15 @@ public:
   void reset() noexcept;
 
 private:
+  static constexpr int last_standard_stream = 2;
+  static int off_standard_streams(int native) noexcept;
+
   int native_ = -1;
 };
+
+/// Returns the content of a file.
+/// @errors errc::unavailable: it cannot be opened or read
+caf::expected<std::string> read_file(const std::string& path);
 
 /// What wakes a thread that waits in `poll`. Once signalled, it stays so until it is cleared.
 class wake_up {

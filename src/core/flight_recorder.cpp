@@ -1,9 +1,11 @@
 #include "core/flight_recorder.hpp"
 
+#include "core/file_descriptor.hpp"
 #include "core/lane.hpp"
 #include "core/log.hpp"
 #include "core/operations.hpp"
 #include "core/runtime.hpp"
+#include "core/system_call.hpp"
 
 #include <algorithm>
 #include <array>
@@ -14,11 +16,12 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
-#include <fstream>
 #include <set>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
+#include <fcntl.h>
 #include <unistd.h>
 
 namespace troupe::detail {
@@ -51,19 +54,33 @@ caf::error not_written(const std::string& path, const char* api, int code) {
   return make_error(std::move(why));
 }
 
+/// False: errno has the reason.
+bool write_all(const file_descriptor& to, std::string_view text) noexcept {
+  while (!text.empty()) {
+    const auto size = ::write(to.get(), text.data(), text.size());
+    if (size < 0 && errno != EINTR)
+      return false;
+    if (size > 0)
+      text.remove_prefix(static_cast<std::size_t>(size));
+  }
+  return true;
+}
+
 /// Readers find the whole file, or the one before it.
 caf::error write_file(const std::string& path, const std::string& text) {
   static std::atomic<unsigned> last{0};
   auto unfinished =
       path + "." + std::to_string(::getpid()) + "-" + std::to_string(last.fetch_add(1)) + ".part";
   const char* api = "open";
-  std::ofstream out{unfinished, std::ios::binary | std::ios::trunc};
-  bool good = out.is_open();
+  const no_file_size_signal guard;
+  file_descriptor out{::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)};
+  bool good = static_cast<bool>(out);
   if (good) {
     api = "write";
-    out << text;
-    out.close();
-    good = out.good();
+    good = write_all(out, text);
+    const int code = errno;
+    out.reset();
+    errno = code;
   }
   if (good) {
     api = "rename";

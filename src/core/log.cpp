@@ -1,5 +1,6 @@
 #include "core/log.hpp"
 
+#include "core/system_call.hpp"
 #include <troupe/log.hpp>
 
 #include <spdlog/spdlog.h>
@@ -76,8 +77,10 @@ void write(const log_line& line) noexcept {
     }
     if (sink)
       (*sink)(line);
-    else
+    else {
+      const no_file_size_signal guard; // a full file loses the line, not the process
       write_to_spdlog(line);
+    }
   } catch (...) { // a line is lost, nothing else
   }
 }

@@ -1,6 +1,7 @@
 #include "core/system_call.hpp"
 
 #include <cerrno>
+#include <ctime>
 #include <system_error>
 #include <utility>
 
@@ -39,6 +40,38 @@ caf::error system_failure(const char* api, int code, std::string detail) {
   why.native_code = code;
   why.native_name = system_text(code);
   return make_error(std::move(why));
+}
+
+namespace {
+
+sigset_t file_size_signal() noexcept {
+  sigset_t result;
+  ::sigemptyset(&result);
+  ::sigaddset(&result, SIGXFSZ);
+  return result;
+}
+
+} // namespace
+
+// None of these calls can fail with what they are given here.
+
+no_file_size_signal::no_file_size_signal() noexcept {
+  const auto wanted = file_size_signal();
+  ::pthread_sigmask(SIG_BLOCK, &wanted, &before_);
+  sigset_t pending;
+  ::sigpending(&pending);
+  was_pending_ = ::sigismember(&pending, SIGXFSZ) == 1;
+}
+
+/// The kernel sends the signal to the thread that made the call, before the call returns.
+no_file_size_signal::~no_file_size_signal() {
+  const int code = errno;
+  const auto sent = file_size_signal();
+  constexpr timespec at_once{};
+  while (!was_pending_ && ::sigtimedwait(&sent, nullptr, &at_once) < 0 && errno == EINTR) {
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  errno = code;
 }
 
 } // namespace troupe::detail

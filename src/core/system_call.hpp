@@ -5,6 +5,8 @@
 
 #include <string>
 
+#include <signal.h>
+
 namespace troupe::detail {
 
 /// `code` is an errno. If the table of open files is full, the text names the limit.
@@ -19,5 +21,20 @@ caf::error as_out_of_memory(const caf::error& why);
 
 /// The text of an errno.
 std::string system_text(int code);
+
+/// Lets calls of this thread that go beyond the limit of file sizes (RLIMIT_FSIZE, which counts for
+/// shared memory too) fail with EFBIG, where SIGXFSZ would end the process. The signal's action,
+/// which is the program's, stays as it is. errno stays as the last call left it.
+class no_file_size_signal {
+public:
+  no_file_size_signal() noexcept;
+  ~no_file_size_signal();
+  no_file_size_signal(const no_file_size_signal&) = delete;
+  no_file_size_signal& operator=(const no_file_size_signal&) = delete;
+
+private:
+  sigset_t before_{};
+  bool was_pending_ = false;
+};
 
 } // namespace troupe::detail

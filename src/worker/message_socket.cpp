@@ -66,6 +66,8 @@ caf::expected<std::pair<message_socket, message_socket>> message_socket::pair() 
     return system_failure("socketpair", errno, "no connection between processes");
   file_descriptor first{ends[0]};
   file_descriptor second{ends[1]};
+  if (!first || !second)
+    return system_failure("fcntl(F_DUPFD_CLOEXEC)", errno, "no connection between processes");
   auto first_wake = wake_up::create();
   if (!first_wake)
     return first_wake.error();
@@ -91,7 +93,10 @@ caf::expected<message_socket> message_socket::adopt(int end) {
     return wake.error();
   if (::fcntl(end, F_SETFD, FD_CLOEXEC) != 0)
     return system_failure("fcntl(F_SETFD)", errno, "programs would inherit a message socket");
-  return message_socket{file_descriptor{end}, std::move(*wake)};
+  file_descriptor own{end};
+  if (!own)
+    return system_failure("fcntl(F_DUPFD_CLOEXEC)", errno, "no descriptor is free");
+  return message_socket{std::move(own), std::move(*wake)};
 }
 
 /// An interruption comes before what else is ready.

@@ -38,8 +38,11 @@ caf::expected<shared_memory> shared_memory::create(std::size_t size_bytes) {
     return system_failure("memfd_create", errno, "no " + text_of(size_bytes));
   if (::fchmod(file.get(), S_IRUSR | S_IWUSR) != 0)
     return system_failure("fchmod", errno, "shared memory would be open to others");
-  if (::ftruncate(file.get(), static_cast<off_t>(size_bytes)) != 0)
-    return system_failure("ftruncate", errno, "no " + text_of(size_bytes));
+  {
+    const no_file_size_signal guard;
+    if (::ftruncate(file.get(), static_cast<off_t>(size_bytes)) != 0)
+      return system_failure("ftruncate", errno, "no " + text_of(size_bytes));
+  }
   if (::fcntl(file.get(), F_ADD_SEALS, size_seals | F_SEAL_SEAL) != 0)
     return system_failure("fcntl(F_ADD_SEALS)", errno, "the size of shared memory is not fixed");
   return map(std::move(file), size_bytes);
