@@ -1,4 +1,5 @@
 #include "core/log.hpp"
+#include "core/start_thread.hpp"
 #include <troupe/testing/fault_plan.hpp>
 
 #include <algorithm>
@@ -307,13 +308,17 @@ public:
         gates_.remove_if([x](const gate& y) { return &y == x; });
         return word ? caf::error{} : word.error();
       }
+      if (x->kind == fault::slow)
+        if (auto error = keep_time()) {
+          on.words->give_back(*word);
+          gates_.remove_if([x](const gate& y) { return &y == x; });
+          return error;
+        }
       number = x->number;
       x->device = on.device;
       x->words = on.words;
       x->word = *word;
       x->stream = stream.native;
-      if (x->kind == fault::slow)
-        keep_time();
     }
     auto err = on.device->wait_word(stream, word->word, word->value);
     if (err)
@@ -429,10 +434,11 @@ private:
   }
 
   /// Has a thread that opens the slow gates of remote devices.
-  void keep_time() {
-    if (!timer_.joinable())
-      timer_ = std::thread{[this] { open_in_time(); }};
+  caf::error keep_time() {
     changed_.notify_all();
+    return timer_.joinable()
+               ? caf::error{}
+               : start_thread(timer_, [this] { open_in_time(); }, "for a fault that ends");
   }
 
   void open_in_time() noexcept {

@@ -1,5 +1,6 @@
 #include "core/log.hpp"
 #include "core/spin.hpp"
+#include "core/start_thread.hpp"
 #include <troupe/pending.hpp>
 
 #include <atomic>
@@ -15,19 +16,35 @@ namespace {
 
 std::atomic<std::int64_t> client_spin_ns{0};
 
-/// One thread, from the first task on.
+/// One thread, from the first use on.
 class callback_thread final : public executor {
 public:
   void post(std::function<void()> task) override {
     {
       std::lock_guard lock{mutex_};
       tasks_.push_back(std::move(task));
-      if (!started_) {
-        started_ = true;
-        std::thread{[this] { run(); }}.detach();
+    }
+    begin();
+    condition_.notify_one();
+  }
+
+  /// Tasks wait as long as the system gives no thread.
+  void begin() {
+    if (started_.load(std::memory_order_acquire))
+      return;
+    caf::error error;
+    {
+      std::lock_guard lock{mutex_};
+      std::thread own;
+      if (!started_)
+        error = start_thread(own, [this] { run(); }, "for callbacks, which wait for one");
+      if (own.joinable()) {
+        own.detach();
+        started_.store(true, std::memory_order_release);
       }
     }
-    condition_.notify_one();
+    if (error)
+      log(log_level::error, "callbacks", error);
   }
 
 private:
@@ -54,7 +71,7 @@ private:
   std::mutex mutex_;
   std::condition_variable condition_;
   std::deque<std::function<void()>> tasks_;
-  bool started_ = false;
+  std::atomic<bool> started_{false}; // under mutex_
 };
 
 } // namespace
@@ -70,6 +87,7 @@ void set_client_spin(std::chrono::nanoseconds time) noexcept {
 executor& callback_executor() {
   static auto* instance =
       new callback_thread; // lives as long as the process: answers come until its end
+  instance->begin();       // on the thread of a client, rather than on that of a lane
   return *instance;
 }
 

@@ -6,6 +6,7 @@
 #include "core/retired_operations.hpp"
 #include "core/spin.hpp"
 #include "core/staging.hpp"
+#include "core/start_thread.hpp"
 
 #include <algorithm>
 #include <cstdint>
@@ -92,7 +93,7 @@ lane::~lane() {
   stager_.reset();    // while what it wakes is there
 }
 
-void lane::start() {
+caf::error lane::start() {
   state_->set_wake([weak = weak_from_this()] {
     if (auto self = weak.lock())
       self->wake();
@@ -107,11 +108,14 @@ void lane::start() {
   });
   std::promise<void> over;
   over_ = over.get_future();
-  thread_ = std::thread{[self = shared_from_this(), over = std::move(over)]() mutable {
-    self->run();
-    self.reset();
-    over.set_value();
-  }};
+  return start_thread(
+      thread_,
+      [self = shared_from_this(), over = std::move(over)]() mutable {
+        self->run();
+        self.reset();
+        over.set_value();
+      },
+      "for a device's lane");
 }
 
 bool lane::submit(part& p) noexcept {

@@ -67,7 +67,8 @@ public:
 
   // -- for clients
 
-  void start();
+  /// @errors errc::unavailable: the system gives no thread for it
+  caf::error start();
   device_state& state() const noexcept { return *state_; }
   const std::shared_ptr<device_state>& shared_state() const noexcept { return state_; }
 

@@ -2,6 +2,7 @@
 
 #include "core/collective_operations.hpp"
 #include "core/operations.hpp"
+#include "core/start_thread.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -53,13 +54,18 @@ void mesh_channel::post(const std::shared_ptr<mesh_request>& x) {
       if (channel)
         channel->expire(*call);
     });
-  std::lock_guard lock{mutex_};
-  queue_.push_back(x);
-  if (!in_.joinable()) {
-    in_ = std::thread{[this] { run_in(); }};
-    out_ = std::thread{[this] { run_out(); }};
+  caf::error error;
+  {
+    std::lock_guard lock{mutex_};
+    queue_.push_back(x);
+    if (!in_.joinable())
+      error = start_thread(in_, [this] { run_in(); }, "for a mesh_comm");
+    if (!error && !out_.joinable())
+      error = start_thread(out_, [this] { run_out(); }, "for a mesh_comm");
+    condition_.notify_all();
   }
-  condition_.notify_all();
+  if (error) // its place stays: when there are threads, the other ranks have the error too
+    stop(*x, error);
 }
 
 /// Before its turn its place is kept: then it is known to all that it fails.

@@ -5,6 +5,7 @@
 #include "core/order.hpp"
 #include "core/process_note.hpp"
 #include "core/spin.hpp"
+#include "core/start_thread.hpp"
 
 #include <algorithm>
 #include <deque>
@@ -80,14 +81,12 @@ struct background::shared {
   }
 };
 
-/// A thread is there from the start, for when no other can be had.
+/// A thread is there from the start, for when no other can be had. Without it a job could wait for
+/// good.
+/// @throws std::system_error
 background::background() {
   auto state = std::make_shared<shared>();
-  try {
-    std::thread{[state] { state->wait_as_spare(); }}.detach();
-  } catch (const std::system_error& e) {
-    log(log_level::warning, std::string{"there is no spare thread: "} + e.what());
-  }
+  std::thread{[state] { state->wait_as_spare(); }}.detach();
   shared_.reset(state.get(), [state](shared*) { state->end(); });
 }
 
@@ -102,14 +101,15 @@ void background::run(std::function<void()> job) {
     ++shared_->running;
     shared_->waiting.push_back(std::move(job));
   }
-  try {
-    std::thread{[state = shared_] {
-      std::unique_lock lock{state->mutex};
-      state->work(lock);
-    }}.detach();
-  } catch (const std::system_error&) { // it waits for the first one that is free
-    shared_->for_spare.notify_one();
-  }
+  std::thread own;
+  const auto work = [state = shared_] {
+    std::unique_lock lock{state->mutex};
+    state->work(lock);
+  };
+  if (start_thread(own, work, "in the background"))
+    shared_->for_spare.notify_one(); // it waits for the first one that is free
+  else
+    own.detach();
 }
 
 // -- runtime
@@ -206,7 +206,10 @@ caf::expected<std::shared_ptr<lane>> runtime::lane_of(int ordinal) {
       options.completion =
           completion_strategy::event_poll; // no function of this process runs there
     s.worker = std::make_shared<lane>(std::move(state), std::move(*device), options, *this);
-    s.worker->start();
+    if (auto error = s.worker->start()) {
+      s.worker.reset();
+      return error;
+    }
   }
   return s.worker;
 }

@@ -1,6 +1,8 @@
 #include "core/staging.hpp"
 
 #include "core/lane.hpp"
+#include "core/log.hpp"
+#include "core/start_thread.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -65,12 +67,19 @@ stager::~stager() {
 }
 
 void stager::post(std::function<void()> job) {
-  {
-    std::lock_guard lock{mutex_};
-    jobs_.push_back(std::move(job));
-    if (!thread_.joinable())
-      thread_ = std::thread{[this] { run(); }};
-  }
+  std::unique_lock lock{mutex_};
+  if (!thread_.joinable())
+    if (auto error = start_thread(thread_, [this] { run(); }, "to copy host memory")) {
+      lock.unlock();
+      static std::atomic<bool> is_told{false}; // each copy tries again
+      if (!is_told.exchange(true))
+        log(log_level::warning, "a lane copies host memory itself", error);
+      job();
+      wake_();
+      return;
+    }
+  jobs_.push_back(std::move(job));
+  lock.unlock();
   condition_.notify_one();
 }
 

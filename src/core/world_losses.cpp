@@ -1,6 +1,7 @@
 // What a world does when it loses a device, and what it has ready for that.
 
 #include "core/order.hpp"
+#include "core/start_thread.hpp"
 #include "core/world_core.hpp"
 
 #include <algorithm>
@@ -90,9 +91,16 @@ caf::error world_core::prepare_for_loss(std::uint64_t first_epoch, std::uint64_t
   // What needs only spares that are there is built while the others start.
   arrivals spares;
   std::vector<std::jthread> starts;
+  const auto start = [&](const auto& one) {
+    std::jthread own;
+    if (start_thread(own, one, "to start a spare"))
+      one(); // one after the other then
+    else
+      starts.push_back(std::move(own));
+  };
   for (std::size_t k = 0; k < size(); ++k)
     if (on_loss_ == loss_policy::failover)
-      starts.emplace_back([&, k] {
+      start([&, k] {
         spares.add(k, runtime_->backend().provide_spare(lanes_[k]->state().ordinal()));
       });
     else

@@ -1,5 +1,6 @@
 #include "hosts/frame_link.hpp"
 
+#include "core/start_thread.hpp"
 #include "core/system_call.hpp"
 #include "worker/message_socket.hpp"
 #include <troupe/detail/completion.hpp>
@@ -9,7 +10,6 @@
 #include <cerrno>
 #include <cstring>
 #include <string>
-#include <system_error>
 #include <utility>
 
 #include <poll.h>
@@ -43,11 +43,9 @@ caf::expected<std::shared_ptr<frame_link>> frame_link::start(tls_stream stream, 
     return wake.error();
   std::shared_ptr<frame_link> result{
       new frame_link{std::move(stream), how, std::move(to), std::move(*wake)}};
-  try {
-    result->thread_ = std::thread{[link = result.get()] { link->run(); }};
-  } catch (const std::system_error& e) {
-    return system_failure("pthread_create", e.code().value(), "no thread for a connection");
-  }
+  if (auto error =
+          start_thread(result->thread_, [link = result.get()] { link->run(); }, "for a connection"))
+    return error;
   return result;
 }
 

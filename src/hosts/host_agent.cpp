@@ -2,6 +2,7 @@
 
 #include "core/log.hpp"
 #include "core/option_check.hpp"
+#include "core/system_call.hpp"
 #include "hosts/agent_worker.hpp"
 #include "hosts/endpoint.hpp"
 #include "worker/process_pool.hpp"
@@ -16,6 +17,7 @@
 #include <optional>
 #include <stop_token>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -147,8 +149,12 @@ caf::error host_agent::open_pool(const host_welcome& what) {
     static_cast<void>(
         to->send(number(host_frame::told), 0, {bytes_of(of), told}, frame_link::patience::room));
   });
-  for (int i = 0; i < pool_->device_count(); ++i)
-    devices_.push_back(std::make_unique<serial_thread>());
+  try {
+    for (int i = 0; i < pool_->device_count(); ++i)
+      devices_.push_back(std::make_unique<serial_thread>());
+  } catch (const std::system_error& e) {
+    return system_failure("pthread_create", e.code().value(), "no thread for a device");
+  }
   return {};
 }
 
@@ -337,7 +343,15 @@ caf::expected<std::shared_ptr<worker_link>> host_agent::provide(const start_args
 
 void host_agent::start(std::uint64_t channel, const start_args& what, const std::stop_token& stop) {
   auto link = provide(what, stop);
-  auto worker = link ? std::make_shared<agent_worker>(channel, what.device, *link, link_) : nullptr;
+  std::shared_ptr<agent_worker> worker;
+  try {
+    if (link)
+      worker = std::make_shared<agent_worker>(channel, what.device, *link, link_);
+  } catch (const std::system_error& e) {
+    const auto why = system_failure("pthread_create", e.code().value(), "no thread for a worker");
+    (*link)->give_up(why);
+    link = why;
+  }
   caf::error error;
   bool unwanted = false;
   {

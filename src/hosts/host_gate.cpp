@@ -1,13 +1,13 @@
 #include "hosts/host_gate.hpp"
 
 #include "core/log.hpp"
+#include "core/start_thread.hpp"
 #include "core/system_call.hpp"
 #include "worker/message_socket.hpp"
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <system_error>
 #include <utility>
 
 #include <poll.h>
@@ -39,12 +39,9 @@ caf::expected<std::unique_ptr<host_gate>> host_gate::start(const remote_hosts& w
     return wake.error();
   std::unique_ptr<host_gate> result{new host_gate{std::move(*context), std::move(*listener),
                                                   std::move(*wake), *address, std::move(to)}};
-  try {
-    result->thread_ = std::thread{[self = result.get()] { self->run(); }};
-  } catch (const std::system_error& e) {
-    return system_failure("pthread_create", e.code().value(),
-                          "no thread that listens at " + to_string(*address));
-  }
+  if (auto error = start_thread(
+          result->thread_, [self = result.get()] { self->run(); }, "to listen for hosts"))
+    return error;
   return result;
 }
 

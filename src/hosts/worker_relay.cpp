@@ -1,6 +1,7 @@
 #include "hosts/worker_relay.hpp"
 
 #include "core/log.hpp"
+#include "core/start_thread.hpp"
 #include "core/system_call.hpp"
 
 #include <algorithm>
@@ -8,7 +9,6 @@
 #include <iterator>
 #include <mutex>
 #include <new>
-#include <system_error>
 #include <utility>
 
 #include <fcntl.h>
@@ -127,11 +127,8 @@ worker_relay::~worker_relay() {
 }
 
 caf::error worker_relay::begin() noexcept {
-  try {
-    thread_ = std::thread{[this] { run(); }};
-  } catch (const std::system_error& e) {
-    return make_error(errc::unavailable, std::string{"no thread for a worker: "} + e.what());
-  }
+  if (auto error = start_thread(thread_, [this] { run(); }, "for a worker"))
+    return error;
   link_->on_loss([weak = weak_from_this()](const caf::error&) {
     auto self = weak.lock();
     if (!self)

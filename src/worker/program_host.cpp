@@ -6,13 +6,13 @@
 #include "core/log.hpp"
 #include "core/memory_note.hpp"
 #include "core/process_note.hpp"
+#include "core/start_thread.hpp"
 #include "worker/protocol.hpp"
 #include <troupe/nccl_world.hpp>
 
 #include <caf/all.hpp>
 
 #include <exception>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -262,18 +262,18 @@ void program_host::begin_soon(program_note note, std::shared_ptr<world_core> cor
   caf::error why;
   std::unique_lock lock{mutex_};
   over.swap(over_);
-  try {
-    beginning_[number] = std::thread{[this, note = std::move(note), core = std::move(core)] {
-      has_begun(note.world,
-                begin(note, world_access::make({system_->lease, core, {}}), note.world));
-      std::lock_guard end{mutex_};
-      if (auto self = beginning_.extract(note.world)) // else the host is about to wait for it
-        over_.push_back(std::move(self.mapped()));
-    }};
-  } catch (const std::system_error& e) {
+  why = start_thread(
+      beginning_[number],
+      [this, note = std::move(note), core = std::move(core)] {
+        has_begun(note.world,
+                  begin(note, world_access::make({system_->lease, core, {}}), note.world));
+        std::lock_guard end{mutex_};
+        if (auto self = beginning_.extract(note.world)) // else the host is about to wait for it
+          over_.push_back(std::move(self.mapped()));
+      },
+      "for the program");
+  if (why)
     beginning_.erase(number);
-    why = make_error(errc::unavailable, std::string{"no thread for the program: "} + e.what());
-  }
   lock.unlock();
   for (auto& x : over)
     x.join();

@@ -1,6 +1,7 @@
 #include "worker/worker_backend.hpp"
 
 #include "core/log.hpp"
+#include "core/start_thread.hpp"
 #include "worker/fair_limit.hpp"
 #include "worker/remote_device.hpp"
 
@@ -8,7 +9,6 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -235,11 +235,14 @@ worker_backend::build(const communicator_id&, int size,
     call_off_in_workers(*id, links); // they may wait for the one that failed
     if (build_limit_.count() != 0 && !all->answers.missing().empty()) {
       const std::vector<std::weak_ptr<worker_link>> weak{links.begin(), links.end()};
-      try {
-        std::thread{end_those_that_hang, all, weak, left, build_limit_}.detach();
-      } catch (const std::system_error&) { // then this one has to wait
-        end_those_that_hang(all, weak, left, build_limit_);
-      }
+      const auto end = [all, weak, left, limit = build_limit_] {
+        end_those_that_hang(all, weak, left, limit);
+      };
+      std::thread own;
+      if (start_thread(own, end, "to end workers"))
+        end(); // then this one has to wait
+      else
+        own.detach();
     }
     return why;
   }

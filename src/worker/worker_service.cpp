@@ -5,12 +5,12 @@
 #include "core/launch_call.hpp"
 #include "core/log.hpp"
 #include "core/spin.hpp"
+#include "core/start_thread.hpp"
 #include <troupe/launch.hpp>
 
 #include <algorithm>
 #include <future>
 #include <string>
-#include <system_error>
 #include <utility>
 
 namespace troupe::detail {
@@ -576,16 +576,19 @@ caf::error worker_service::run_job(std::function<void()> job) {
     if (--jobs_ == 0)
       jobs_over_.notify_all();
   };
-  try {
-    std::thread{[over, job = std::move(job)] {
-      job();
-      over();
-    }}.detach();
-  } catch (const std::system_error& e) {
+  std::thread own;
+  auto error = start_thread(
+      own,
+      [over, job = std::move(job)] {
+        job();
+        over();
+      },
+      "for a request, in the worker");
+  if (error)
     over();
-    return make_error(errc::unavailable, std::string{"the worker has no thread: "} + e.what());
-  }
-  return {};
+  else
+    own.detach();
+  return error;
 }
 
 void worker_service::run_job(const control_head& head, std::function<void()> job) {

@@ -1,11 +1,12 @@
 #include "host_connection.hpp"
 
+#include "core/start_thread.hpp"
+
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
 #include <string>
-#include <system_error>
 #include <utility>
 
 #include <pthread.h>
@@ -167,12 +168,7 @@ host_connection::~host_connection() {
 }
 
 caf::error host_connection::start() noexcept {
-  try {
-    reader_ = std::thread{[this] { read(); }};
-  } catch (const std::system_error& e) {
-    return make_error(errc::unavailable, std::string{"no thread for a connection: "} + e.what());
-  }
-  return {};
+  return start_thread(reader_, [this] { read(); }, "for a connection");
 }
 
 caf::error host_connection::register_window(int, const void* memory,

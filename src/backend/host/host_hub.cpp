@@ -1,12 +1,12 @@
 #include "host_hub.hpp"
 
+#include "core/start_thread.hpp"
 #include "host_group.hpp"
 #include "hub_rank.hpp"
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <system_error>
 #include <utility>
 
 #include <poll.h>
@@ -104,11 +104,9 @@ caf::expected<std::unique_ptr<host_hub>> host_hub::start(const std::string& addr
   std::unique_ptr<host_hub> result{new host_hub{std::move(*listener), std::move(*wake), *at}};
   if (const int code = fill_random(result->secret_); code != 0)
     return system_failure(errc::unavailable, "getrandom", code);
-  try {
-    result->thread_ = std::thread{[self = result.get()] { self->run(); }};
-  } catch (const std::system_error& e) {
-    return make_error(errc::unavailable, std::string{"no thread for a hub: "} + e.what());
-  }
+  if (auto error =
+          start_thread(result->thread_, [self = result.get()] { self->run(); }, "for a hub"))
+    return error;
   return result;
 }
 

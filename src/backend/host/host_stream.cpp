@@ -1,12 +1,12 @@
 #include "host_stream.hpp"
 
+#include "core/start_thread.hpp"
 #include <troupe/error.hpp>
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <string>
-#include <system_error>
 #include <utility>
 
 #include <pthread.h>
@@ -140,12 +140,7 @@ caf::error host_stream::start() noexcept {
     return make_error(errc::invalid_argument, "the stream is destroyed");
   if (thread_.joinable())
     return {};
-  try {
-    thread_ = std::thread{[self = shared_from_this()] { self->run(); }};
-  } catch (const std::system_error& e) {
-    return make_error(errc::unavailable, std::string{"no thread for a stream: "} + e.what());
-  }
-  return {};
+  return start_thread(thread_, [self = shared_from_this()] { self->run(); }, "for a stream");
 }
 
 void host_stream::push(std::unique_lock<std::mutex> lock, stream_command&& command) noexcept {

@@ -1,10 +1,10 @@
 #include "hub_rank.hpp"
 
+#include "core/start_thread.hpp"
 #include "socket.hpp"
 
 #include <array>
 #include <string>
-#include <system_error>
 #include <utility>
 
 #include <pthread.h>
@@ -30,17 +30,14 @@ hub_rank::~hub_rank() {
 }
 
 caf::error hub_rank::start() noexcept {
-  try {
-    thread_ = std::thread{[this] { run(); }};
-  } catch (const std::system_error& e) {
-    finished_ = true;
-    failure f;
-    f.code = errc::nccl_error;
-    f.rank = rank_;
-    f.detail = std::string{"no thread for a rank: "} + e.what();
-    return make_error(std::move(f));
-  }
-  return {};
+  auto error = start_thread(thread_, [this] { run(); }, "for a rank");
+  if (!error)
+    return {};
+  finished_ = true;
+  auto f = failure_of(error).value_or(failure{});
+  f.code = errc::nccl_error;
+  f.rank = rank_;
+  return make_error(std::move(f));
 }
 
 bool hub_rank::make_calls(std::unique_ptr<remote_calls> calls) noexcept {
