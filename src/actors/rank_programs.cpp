@@ -139,6 +139,8 @@ caf::error rank_programs::send(const program_message& x) {
   note.what = program_note::kind::message;
   note.world = number_;
   note.bytes = x.bytes;
+  if (auto error = ended_in(*core, to); error)
+    return error;
   std::vector<std::vector<std::byte>> notes;
   for (auto i : to) {
     note.rank = static_cast<std::int32_t>(i);
@@ -158,6 +160,35 @@ caf::error rank_programs::send(const program_message& x) {
   for (auto i : to)
     pass_on(*core, i);
   return {};
+}
+
+/// None: all of these ranks have their program, or will have it.
+caf::error rank_programs::ended_in(const world_core& core, const std::vector<std::size_t>& ranks) {
+  std::lock_guard lock{mutex_};
+  for (auto i : ranks) {
+    const auto x = ended_.find(i);
+    const auto& device = core.lanes()[i]->state();
+    if (x == ended_.end() || x->second.generation != device.live_generation())
+      continue; // the device's next process begins it anew
+    const auto& why = x->second.why;
+    return make_error(errc::unavailable,
+                      "the program \"" + program_.name + "\" of rank " + std::to_string(i) +
+                          " has ended: " + (why ? describe(why) : "it was done"));
+  }
+  return {};
+}
+
+void rank_programs::on_program_end(const world_core& core, std::size_t rank,
+                                   const caf::error& why) {
+  {
+    std::lock_guard lock{mutex_};
+    ended_[rank] = {core.lanes()[rank]->state().generation(), why};
+  }
+  if (why)
+    log(log_level::warning,
+        "world " + core.name() + ": the program \"" + program_.name + "\" of rank " +
+            std::to_string(rank) + " has ended",
+        why);
 }
 
 /// In order, and only to a process that has the program: the next one begins it anew.
@@ -227,6 +258,7 @@ caf::error rank_programs::told(int device, program_note note) {
       detail::anon_send(world, program_report{note.rank, std::move(note.bytes)});
     break;
   case program_note::kind::ended:
+    on_program_end(*core, static_cast<std::size_t>(note.rank), note.why);
     if (world)
       detail::anon_send(world, program_ended{note.rank, std::move(note.why)});
     break;

@@ -65,6 +65,8 @@ private:
       : board_(std::move(board)), core_(core), program_(std::move(what)) {}
   caf::error tell(std::size_t rank, const program_note& note);
   void pass_on(const world_core& core, std::size_t rank);
+  caf::error ended_in(const world_core& core, const std::vector<std::size_t>& ranks);
+  void on_program_end(const world_core& core, std::size_t rank, const caf::error& why);
   void on_ready(const std::shared_ptr<world_core>& core, std::size_t rank,
                 std::uint64_t generation);
 
@@ -76,6 +78,11 @@ private:
     bool passes_on = false;     ///< somebody does
   };
 
+  struct program_end {
+    std::uint64_t generation = 0; ///< of the device whose process it was in
+    caf::error why;
+  };
+
   const std::shared_ptr<program_board> board_;
   const std::weak_ptr<world_core> core_; // which calls this
   const world_program program_;
@@ -83,6 +90,7 @@ private:
   std::mutex mutex_;
   caf::actor_addr world_;
   std::map<std::size_t, outbox> outboxes_; // by rank
+  std::map<std::size_t, program_end> ended_;
 };
 
 /// Has `board` hear what the processes of the devices say of programs; one that makes no sense is

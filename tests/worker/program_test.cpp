@@ -5,9 +5,11 @@
 #include "core/process_note.hpp"
 #include "support/forwarding_backend.hpp"
 #include "support/load.hpp"
+#include "support/log_lines.hpp"
 #include "support/random.hpp"
 #include "worker/program_fixture.hpp"
 #include <troupe/launch.hpp>
+#include <troupe/spawn_program.hpp>
 
 #include <caf/all.hpp>
 
@@ -338,6 +340,18 @@ const bool programs_registered = [] {
   if (!error)
     error = register_program(
         "throws", [](const program_place&) -> caf::actor { throw std::runtime_error("no luck"); });
+  if (!error)
+    error = register_program("throws in a blocking actor", [](const program_place& place) {
+      return spawn_program<caf::detached>(place, [](caf::blocking_actor* self) {
+        self->receive([](const program_message&) { throw std::runtime_error("out of luck"); });
+      });
+    });
+  if (!error)
+    error = register_program("throws in a handler", [](const program_place& place) {
+      return spawn_program(place, [](caf::event_based_actor*) -> caf::behavior {
+        return {[](const program_message&) { throw std::runtime_error("out of luck"); }};
+      });
+    });
   return !error;
 }();
 
@@ -593,6 +607,61 @@ TEST_F(Programs, ThatAreNotThereAreTold) {
   start(1, {"nobody has it", {}});
   ASSERT_TRUE(until([&] { return ended_.size() == 1; }));
   EXPECT_EQ(code_of(ended_.front().why), errc::invalid_argument) << describe(ended_.front().why);
+}
+
+/// The answer to a message for a program.
+caf::error answer_to(test_system& system, const caf::actor& world, std::int32_t rank) {
+  return error_of(ask<void>(system, world, program_message{rank, {1}}));
+}
+
+void expect_text(const caf::error& why, const std::vector<std::string>& wanted) {
+  EXPECT_EQ(code_of(why), errc::unavailable);
+  for (const auto& x : wanted)
+    EXPECT_NE(describe(why).find(x), std::string::npos) << x << " is not in: " << describe(why);
+}
+
+TEST_F(Programs, ThatHaveEndedSayWhyToThoseThatAsk) {
+  log_lines lines;
+  start(1, {"nobody has it", {}});
+  ASSERT_TRUE(until([&] { return ended_.size() == 1; }));
+  for (const std::int32_t rank : {0, -1})
+    expect_text(answer_to(*system_, actor_, rank),
+                {"\"nobody has it\" of rank 0 has ended", "no program is registered"});
+  EXPECT_TRUE(lines.say("no program is registered in the worker as \"nobody has it\""));
+}
+
+TEST_F(Programs, WhoseFactoriesThrowSayWhyToThoseThatAsk) {
+  start(1, {"throws", {}});
+  ASSERT_TRUE(until([&] { return ended_.size() == 1; }));
+  expect_text(answer_to(*system_, actor_, 0),
+              {"\"throws\" of rank 0 has ended", "the program's factory threw"});
+}
+
+TEST_F(Programs, TellWhatTheirActorsHaveThrown) {
+  for (const auto* name : {"throws in a blocking actor", "throws in a handler"}) {
+    start(1, {name, {}});
+    ASSERT_TRUE(until([this] { return view_.phase == world_phase::ready; }));
+    must(ask<void>(*system_, actor_, program_message{0, {1}}));
+    ASSERT_TRUE(until([&] { return ended_.size() == 1; }));
+    expect_text(ended_.front().why, {"the program's actor threw: out of luck"});
+    expect_text(answer_to(*system_, actor_, 0), {name, "out of luck"});
+    ended_.clear();
+    TearDown();
+    view_ = {};
+  }
+}
+
+TEST_F(Programs, AreAskedAgainWhenTheyAreBegunAnew) {
+  start(1, {"echo", {}});
+  ASSERT_TRUE(until([this] { return view_.phase == world_phase::ready; }));
+  must(ask<void>(*system_, actor_, program_message{0, {}})); // it ends
+  ASSERT_TRUE(until([&] { return ended_.size() == 1; }));
+  expect_text(answer_to(*system_, actor_, 0), {"\"echo\" of rank 0 has ended", "it was done"});
+  EXPECT_EQ(code_of(kill(0)), errc::worker_lost);
+  ASSERT_TRUE(until(
+      [this] { return view_.phase == world_phase::ready && view_.members[0].generation == 2; }));
+  must(ask<void>(*system_, actor_, program_message{0, {7}}));
+  EXPECT_TRUE(until_more_reports(1));
 }
 
 TEST_F(Programs, WhoseFactoriesThrowAreTold) {
