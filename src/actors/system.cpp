@@ -5,6 +5,8 @@
 #include "actors/spawn.hpp"
 #include "core/log.hpp"
 #include "core/option_check.hpp"
+#include "core/system_call.hpp"
+#include "worker/worker_parent.hpp"
 #include <troupe/request.hpp>
 
 #include <caf/all.hpp>
@@ -14,6 +16,7 @@
 #include <limits>
 #include <sstream>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 namespace troupe::detail {
@@ -200,6 +203,8 @@ lane_options system_core::wanted_lanes() const {
 }
 
 caf::error system_core::choose_backend(caf::error& without_cuda) {
+  if (auto error = refuse_in_unmet_worker())
+    return error;
   auto& wanted = config_.backend_name_;
   const auto hosts = wanted_hosts();
   const bool alone = hosts.listen_address.empty();
@@ -243,7 +248,11 @@ caf::error system_core::start(caf::error& without_cuda) {
   if (!backend_)
     if (auto error = choose_backend(without_cuda))
       return error;
-  runtime_ = std::make_shared<detail::runtime>(backend_, wanted_lanes(), config_.flight_record);
+  try {
+    runtime_ = std::make_shared<detail::runtime>(backend_, wanted_lanes(), config_.flight_record);
+  } catch (const std::system_error& e) {
+    return system_failure("pthread_create", e.code().value(), "no thread for the devices");
+  }
   return {};
 }
 

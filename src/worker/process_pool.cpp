@@ -2,16 +2,15 @@
 
 #include "core/log.hpp"
 #include "core/option_check.hpp"
+#include "core/start_thread.hpp"
+#include "worker/worker_parent.hpp"
 #include <troupe/detail/completion.hpp>
 
 #include <algorithm>
-#include <atomic>
 #include <condition_variable>
 #include <csignal>
-#include <filesystem>
 #include <new>
 #include <string>
-#include <system_error>
 #include <utility>
 
 namespace troupe::detail {
@@ -26,8 +25,6 @@ constexpr std::chrono::seconds stop_limit{2};
 constexpr std::chrono::seconds kill_limit{2};
 /// How long a worker without a limit for calls may leave a message where it is.
 constexpr std::chrono::seconds send_limit{10};
-
-std::atomic<bool> own_worker{false};
 
 caf::error lost_by(int device, const worker_process& process, const worker_end& end,
                    const worker_settings& settings) {
@@ -70,20 +67,6 @@ caf::error unwanted(int device) {
 }
 
 } // namespace
-
-void set_own_worker() noexcept { own_worker.store(true); }
-
-caf::expected<std::string> worker_program(const worker_settings& settings) {
-  if (!settings.program.empty())
-    return settings.program;
-  std::error_code code;
-  const auto self = std::filesystem::read_symlink("/proc/self/exe", code);
-  if (code)
-    return make_error(errc::unavailable, "this program's own path is unknown: " + code.message());
-  if (own_worker.load())
-    return self.string();
-  return (self.parent_path() / "troupe-worker").string();
-}
 
 struct process_pool::life {
   std::optional<worker_process> process; ///< before there is a link
@@ -149,11 +132,12 @@ caf::expected<std::shared_ptr<process_pool>> process_pool::create(worker_backend
       return error;
   if (options.host.listen_address.empty())
     options.host.listen_address = "127.0.0.1";
-  auto program = worker_program(options.workers);
-  if (!program)
-    return program.error();
-  options.workers.program = std::move(*program);
-  std::shared_ptr<process_pool> result{new process_pool{std::move(options)}};
+  if (auto error = refuse_in_unmet_worker())
+    return error;
+  auto command = worker_program(options.workers);
+  if (!command)
+    return command.error();
+  std::shared_ptr<process_pool> result{new process_pool{std::move(options), std::move(*command)}};
   int devices = 0;
   auto first = result->start(0, devices);
   if (!first)
@@ -178,8 +162,11 @@ caf::expected<process_pool::running> process_pool::start(int ordinal, int& devic
                                                          const std::stop_token& stop) {
   const auto begin = clock::now();
   worker_options how;
-  how.program = options_.workers.program;
-  how.arguments = options_.workers.arguments;
+  how.program = command_.program;
+  how.name = command_.name;
+  how.arguments = command_.arguments;
+  how.arguments.insert(how.arguments.end(), options_.workers.arguments.begin(),
+                       options_.workers.arguments.end());
   how.area_bytes = sizeof(link_area);
   how.hello_limit = options_.workers.start_limit;
   how.stuck_limit = options_.workers.stuck_limit;
@@ -248,19 +235,16 @@ caf::expected<process_pool::running> process_pool::start(int ordinal, int& devic
     });
     ended = of->end;
   }
-  try {
-    result.receiver = std::thread{[ordinal, of, weak = std::weak_ptr{result.link}] {
-      const auto error =
-          receive_all(of->process->socket(), [&](std::span<const std::byte> message, auto) {
-            if (auto link = weak.lock())
-              link->received(message);
-          });
-      if (auto link = weak.lock(); link && error)
-        link->give_up(lost_worker(ordinal, error));
-    }};
-  } catch (const std::system_error& e) {
-    const auto why =
-        make_error(errc::unavailable, std::string{"no thread for a worker: "} + e.what());
+  const auto receive = [ordinal, of, weak = std::weak_ptr{result.link}] {
+    const auto error =
+        receive_all(of->process->socket(), [&](std::span<const std::byte> message, auto) {
+          if (auto link = weak.lock())
+            link->received(message);
+        });
+    if (auto link = weak.lock(); link && error)
+      link->give_up(lost_worker(ordinal, error));
+  };
+  if (auto why = start_thread(result.receiver, receive, "for a worker")) {
     end(result, why);
     return why;
   }
@@ -321,11 +305,12 @@ void process_pool::end_soon(std::vector<running> lost) noexcept {
   if (lost.empty())
     return;
   const auto all = std::make_shared<std::vector<running>>(std::move(lost));
-  try {
-    std::thread{[self = shared_from_this(), all] { self->end_all(std::move(*all)); }}.detach();
-  } catch (const std::system_error&) { // then it takes its time here
-    end_all(std::move(*all));
-  }
+  const auto end = [self = shared_from_this(), all] { self->end_all(std::move(*all)); };
+  std::thread own;
+  if (start_thread(own, end, "to end workers"))
+    end(); // then it takes its time here
+  else
+    own.detach();
 }
 
 caf::expected<std::shared_ptr<worker_link>>

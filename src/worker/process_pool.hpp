@@ -1,6 +1,7 @@
 /// Workers that are child processes of this one.
 #pragma once
 
+#include "worker/worker_command.hpp"
 #include "worker/worker_pool.hpp"
 #include "worker/worker_process.hpp"
 #include "worker/worker_slot.hpp"
@@ -39,7 +40,8 @@ private:
     std::thread receiver;
   };
 
-  explicit process_pool(worker_backend_options options) : options_(std::move(options)) {}
+  process_pool(worker_backend_options options, worker_command command)
+      : options_(std::move(options)), command_(std::move(command)) {}
   /// @param devices how many the worker says there are
   caf::expected<running> start(int ordinal, int& devices, const std::stop_token& stop = {});
   /// One that is a spare.
@@ -53,13 +55,8 @@ private:
   }
 
   const worker_backend_options options_;
+  const worker_command command_;
   std::vector<std::unique_ptr<worker_slot<running>>> slots_;
 };
-
-/// The program that workers are.
-/// @errors errc::unavailable: it cannot be found out
-caf::expected<std::string> worker_program(const worker_settings& settings);
-/// This program has called `worker_main`: it can be its own worker.
-void set_own_worker() noexcept;
 
 } // namespace troupe::detail

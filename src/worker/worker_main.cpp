@@ -1,10 +1,12 @@
 #include "core/log.hpp"
 #include "core/option_check.hpp"
+#include "core/start_thread.hpp"
 #include "core/system_call.hpp"
 #include "hosts/host_pool.hpp"
 #include "worker/process_pool.hpp"
 #include "worker/program_host.hpp"
 #include "worker/worker_backend.hpp"
+#include "worker/worker_command.hpp"
 #include "worker/worker_parent.hpp"
 #include "worker/worker_service.hpp"
 #include <troupe/worker.hpp>
@@ -53,12 +55,15 @@ public:
       return refuse(error);
     if (!service_) // there is nothing to serve
       return 0;
-    std::thread receiver{[this] {
+    std::thread receiver;
+    const auto receive = [this] {
       if (auto error = receive_all(parent_.socket(), [this](auto message, auto descriptor) {
             service_->received(message, std::move(descriptor));
           }))
         end_with(error);
-    }};
+    };
+    if (auto error = start_thread(receiver, receive, "for the parent's messages"))
+      return refuse(error);
     service_->run();
     ending_.store(true);
     parent_.socket().interrupt();
@@ -186,9 +191,12 @@ std::optional<int> worker_main(int argc, char** argv) {
   auto parent = detail::worker_parent::attach(arguments);
   if (!parent) {
     detail::log(log_level::error, "a worker could not meet its parent", parent.error());
+    detail::set_over_as_worker();
     return detail::failed_status;
   }
-  return detail::worker{std::move(*parent)}.run();
+  const auto status = detail::worker{std::move(*parent)}.run();
+  detail::set_over_as_worker();
+  return status;
 }
 
 caf::expected<std::shared_ptr<backend>> make_worker_backend(worker_backend_options options) {

@@ -118,4 +118,7 @@ caf::expected<worker_hello> read_hello(std::span<const std::byte> from, std::str
 /// Followed by the number of the worker's descriptor in its arguments.
 inline constexpr std::string_view worker_flag = "--troupe-worker=";
 
+/// The same in its environment, until it has met its parent.
+inline constexpr const char* worker_variable = "TROUPE_WORKER";
+
 } // namespace troupe::detail

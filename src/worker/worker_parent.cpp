@@ -1,21 +1,26 @@
 #include "worker/worker_parent.hpp"
 
 #include "core/log.hpp"
+#include "core/start_thread.hpp"
 #include "core/system_call.hpp"
+#include "worker/worker_signals.hpp"
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <charconv>
 #include <condition_variable>
+#include <csignal>
+#include <cstdlib>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <utility>
 
 #include <poll.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 namespace troupe::detail {
@@ -117,12 +122,11 @@ private:
 };
 
 caf::error worker_parent::state::begin() {
-  try {
-    beater_ = std::thread{[this] { beat(); }};
-    watcher_ = std::thread{[this] { watch_parent(); }};
-  } catch (const std::system_error& e) {
-    return system_failure("pthread_create", e.code().value(), "no thread to watch the parent");
-  }
+  constexpr const char* purpose = "to watch the parent";
+  if (auto error = start_thread(beater_, [this] { beat(); }, purpose))
+    return error;
+  if (auto error = start_thread(watcher_, [this] { watch_parent(); }, purpose))
+    return error;
   std::unique_lock lock{mutex_};
   changed_.wait(lock, [this] { return holds_line_ || hold_error_; });
   return hold_error_;
@@ -194,6 +198,53 @@ void worker_parent::state::leave() {
   exit_now();
 }
 
+namespace {
+
+/// Has the system kill this process when its parent ends.
+void end_with_parent(const message_socket& socket) noexcept {
+  ucred parent{};
+  socklen_t size = sizeof parent;
+  // Not for what another process stands between: when that ends, the parent may still be there.
+  if (::getsockopt(socket.native(), SOL_SOCKET, SO_PEERCRED, &parent, &size) != 0 ||
+      parent.pid != ::getppid())
+    return;
+  if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0)
+    log(log_level::warning, "a worker",
+        system_failure("prctl(PR_SET_PDEATHSIG)", errno, "while it is stopped, it may be left"));
+}
+
+std::atomic<bool> over_as_worker{false};
+
+} // namespace
+
+void set_over_as_worker() noexcept { over_as_worker.store(true); }
+
+caf::error refuse_in_unmet_worker() {
+  if (over_as_worker.load())
+    return make_error(errc::unavailable,
+                      "this process was a worker: what troupe::worker_main returned is what main "
+                      "has to return");
+  const char* mark = std::getenv(worker_variable);
+  if (mark == nullptr)
+    return {};
+  auto why = make_error(errc::unavailable,
+                        "this process, " + std::to_string(::getpid()) +
+                            ", was started as a worker, but its program is none: main has to begin "
+                            "with troupe::worker_main(argc, argv)");
+  auto flag = std::string{worker_flag} + mark;
+  std::array<char*, 1> arguments{flag.data()};
+  const auto descriptor = descriptor_in(arguments);
+  auto socket = descriptor ? message_socket::adopt(*descriptor)
+                           : caf::expected<message_socket>{descriptor.error()};
+  if (!socket) // this was told before, or another process stands between
+    return why;
+  auto answer = make_hello();
+  answer.refuse(describe(why));
+  if (auto e = socket->send(answer.bytes(), {}, clock::now() + std::chrono::seconds{1}))
+    log(log_level::warning, "the parent does not learn why its worker is none", e);
+  return why;
+}
+
 // -- the owner's
 
 bool worker_parent::is_worker(arguments from) noexcept { return worker_argument(from).has_value(); }
@@ -206,6 +257,12 @@ caf::expected<worker_parent> worker_parent::attach(arguments from, worker_parent
   auto socket = message_socket::adopt(*descriptor);
   if (!socket)
     return socket.error();
+  // This process is a worker from here on, and what it starts is none.
+  ignore_program_signals();
+  if (::unsetenv(worker_variable) != 0)
+    return system_failure("unsetenv", errno, "programs of a worker would be taken for workers");
+  if (!options.on_gone)
+    end_with_parent(*socket);
   std::array<std::byte, 4096> bytes;
   auto got = socket->receive(bytes, 1, until);
   if (got && got->what != received::kind::message)

@@ -28,9 +28,10 @@ struct worker_parent_options {
 
 /// The worker's side of a `worker_process`. A thread holds this process's life line, counts up the
 /// beats and watches the socket; another watches the parent's life line. As soon as one of them
-/// sees the parent's end, however it came, this process ends too: no worker is left alone. (The
-/// system's own means, PR_SET_PDEATHSIG, would not do: it tells of the end of the thread that
-/// started the worker, which may end long before its process.)
+/// sees the parent's end, however it came, this process ends too: no worker is left alone. Where
+/// nothing has to be done before (`on_gone`), the system kills the worker as well, also a stopped
+/// one (PR_SET_PDEATHSIG). It does so when the thread ends that started the worker, which therefore
+/// is the one that watches the worker until it is gone.
 class worker_parent {
 public:
   using arguments = std::span<char* const>;
@@ -38,7 +39,7 @@ public:
   /// The arguments of `main` are those of a worker.
   static bool is_worker(arguments from) noexcept;
 
-  /// Meets the parent, in the socket that the arguments tell of.
+  /// Meets the parent, in the socket that the arguments tell of. Ignores the `program_signals`.
   /// @errors errc::invalid_argument: no such argument, or a descriptor that is no such socket;
   ///         errc::unavailable: the parent is gone, does not say hello, has another version, or the
   ///         system refuses what is needed. The parent was told, if it is there; the program should
@@ -67,5 +68,12 @@ private:
 
   std::unique_ptr<state> state_;
 };
+
+/// A program that does not begin with `worker_main` would go on as what it is otherwise, where it
+/// is started as a worker: it would start workers, which are the same program. Its parent is told.
+/// @errors errc::unavailable: this process was started as a worker, and is none
+caf::error refuse_in_unmet_worker();
+/// `worker_main` has returned to a program that is a worker, and has nothing more to do.
+void set_over_as_worker() noexcept;
 
 } // namespace troupe::detail

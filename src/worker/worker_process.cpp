@@ -1,7 +1,9 @@
 #include "worker/worker_process.hpp"
 
 #include "core/log.hpp"
+#include "core/start_thread.hpp"
 #include "core/system_call.hpp"
+#include "worker/worker_signals.hpp"
 
 #include <algorithm>
 #include <array>
@@ -9,10 +11,10 @@
 #include <condition_variable>
 #include <csignal>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <utility>
 
+#include <fcntl.h>
 #include <poll.h>
 #include <spawn.h>
 #include <sys/syscall.h>
@@ -85,6 +87,23 @@ public:
   spawn_settings(const spawn_settings&) = delete;
   spawn_settings& operator=(const spawn_settings&) = delete;
 
+  /// Whatever has a standard stream's number later on, is none of the library's.
+  caf::error pass_standard_streams() {
+    for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+      const int flags = ::fcntl(stream, F_GETFD);
+      if (flags >= 0 && (flags & FD_CLOEXEC) == 0)
+        continue;
+      if (!null_)
+        null_ = file_descriptor{::open("/dev/null", O_RDWR | O_CLOEXEC)};
+      if (!null_)
+        return system_failure("open", errno, "no /dev/null for a worker's standard streams");
+      if (error_ == 0)
+        note("posix_spawn_file_actions_adddup2",
+             ::posix_spawn_file_actions_adddup2(&actions_, null_.get(), stream));
+    }
+    return {};
+  }
+
   /// The worker's socket is the last of its descriptors.
   void pass(int socket) noexcept {
     if (error_ == 0)
@@ -95,36 +114,44 @@ public:
            ::posix_spawn_file_actions_addclosefrom_np(&actions_, worker_descriptor + 1));
   }
 
-  void default_signals() noexcept {
-    sigset_t none;
+  void keep_from_signals() noexcept {
+    const auto blocked = program_signals();
     sigset_t all;
-    if (::sigemptyset(&none) != 0 || ::sigfillset(&all) != 0)
+    if (::sigfillset(&all) != 0)
       note("sigfillset", errno);
     if (error_ == 0)
-      note("posix_spawnattr_setsigmask", ::posix_spawnattr_setsigmask(&attributes_, &none));
+      note("posix_spawnattr_setsigmask", ::posix_spawnattr_setsigmask(&attributes_, &blocked));
     if (error_ == 0)
       note("posix_spawnattr_setsigdefault", ::posix_spawnattr_setsigdefault(&attributes_, &all));
     if (error_ == 0)
-      note(
-          "posix_spawnattr_setflags",
-          ::posix_spawnattr_setflags(&attributes_, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF));
+      note("posix_spawnattr_setpgroup", ::posix_spawnattr_setpgroup(&attributes_, 0));
+    if (error_ == 0)
+      note("posix_spawnattr_setflags",
+           ::posix_spawnattr_setflags(&attributes_, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF |
+                                                        POSIX_SPAWN_SETPGROUP));
   }
 
   caf::expected<pid_t> spawn(const worker_options& options) {
-    std::vector<std::string> texts{options.program};
+    std::vector<std::string> texts{options.name};
     texts.insert(texts.end(), options.arguments.begin(), options.arguments.end());
     texts.push_back(std::string{worker_flag} + std::to_string(worker_descriptor));
     std::vector<char*> arguments;
     for (auto& x : texts)
       arguments.push_back(x.data());
     arguments.push_back(nullptr);
+    auto mark = std::string{worker_variable} + "=" + std::to_string(worker_descriptor);
+    std::vector<char*> variables{mark.data()};
+    for (char** x = environ; *x != nullptr; ++x)
+      if (!std::string_view{*x}.starts_with(std::string{worker_variable} + "="))
+        variables.push_back(*x);
+    variables.push_back(nullptr);
     pid_t id = -1;
     if (error_ == 0)
       note("posix_spawn", ::posix_spawn(&id, options.program.c_str(), &actions_, &attributes_,
-                                        arguments.data(), environ));
+                                        arguments.data(), variables.data()));
     if (error_ != 0)
-      return system_failure(
-          api_, error_, "cannot start the worker " + options.program + ": " + system_text(error_));
+      return system_failure(api_, error_,
+                            "cannot start the worker " + options.name + ": " + system_text(error_));
     return id;
   }
 
@@ -134,6 +161,7 @@ private:
     error_ = code;
   }
 
+  file_descriptor null_;
   posix_spawn_file_actions_t actions_{};
   posix_spawnattr_t attributes_{};
   bool has_actions_ = false;
@@ -239,7 +267,7 @@ public:
   worker_page& page() noexcept { return page_; }
 
 private:
-  enum class phase : std::uint8_t { begun, spawned, started, failed };
+  enum class phase : std::uint8_t { begun, started, failed };
 
   /// `wait_until` with a clock's maximum overflows in some C++ libraries.
   template <class Condition>
@@ -250,8 +278,8 @@ private:
     return true;
   }
 
-  caf::error begin_watching();
-  caf::error spawn(message_socket worker_end);
+  caf::error begin(message_socket worker_end);
+  caf::error spawn(const message_socket& worker_end);
   caf::error exchange_hello(time_limit until);
   caf::error began_badly(std::string why, time_limit until);
   caf::error begin_watching_line();
@@ -261,9 +289,14 @@ private:
     phase_ = x;
     changed_.notify_all();
   }
+  void set_begun(const caf::error& why) noexcept {
+    std::lock_guard lock{mutex_};
+    begun_ = why;
+    changed_.notify_all();
+  }
 
   // The threads.
-  void watch();
+  void watch(message_socket worker_end);
   void watch_process();
   void watch_line();
   bool reap() noexcept;
@@ -292,16 +325,15 @@ private:
   shared_memory memory_;
   message_socket socket_;
   worker_page& page_;
-  pid_t id_ = -1;         // before `spawned`
-  file_descriptor pidfd_; // before `spawned`
+  pid_t id_ = -1;         // before `begun_`
+  file_descriptor pidfd_; // before `begun_`
 
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   phase phase_ = phase::begun;
   worker_listener listener_;
-  bool holds_line_ = false;
-  caf::error hold_error_;
-  bool is_killed_ = false; // on purpose: a stuck one, or by its owner
+  std::optional<caf::error> begun_; // there is a process to watch, or why not
+  bool is_killed_ = false;          // on purpose: a stuck one, or by its owner
   end_cause why_killed_ = end_cause::killed;
   std::uint32_t call_ = 0; // of a busy one
   std::optional<worker_end> end_;
@@ -316,28 +348,34 @@ private:
   std::thread line_watcher_;
 };
 
-caf::error worker_process::state::begin_watching() {
-  try {
-    watcher_ = std::thread{[self = shared_from_this()] { self->watch(); }};
-  } catch (const std::system_error& e) {
-    return system_failure("pthread_create", e.code().value(), "no thread to watch a worker");
-  }
+/// The thread that watches the process starts it as well, since the system counts a process as the
+/// child of a thread, and lives as long as it: see `worker_parent`.
+caf::error worker_process::state::begin(message_socket worker_end) {
+  if (auto error = start_thread(
+          watcher_,
+          [self = shared_from_this(), end = std::move(worker_end)]() mutable {
+            self->watch(std::move(end));
+          },
+          "to watch a worker"))
+    return error;
   std::unique_lock lock{mutex_};
-  changed_.wait(lock, [this] { return holds_line_ || hold_error_; });
-  return hold_error_;
+  changed_.wait(lock, [this] { return begun_.has_value(); });
+  return *begun_;
 }
 
-caf::error worker_process::state::spawn(message_socket worker_end) {
+caf::error worker_process::state::spawn(const message_socket& worker_end) {
   spawn_settings settings;
+  if (auto error = settings.pass_standard_streams())
+    return error;
   settings.pass(worker_end.native());
-  settings.default_signals();
+  settings.keep_from_signals();
   const auto id = settings.spawn(options_);
   if (!id)
     return id.error();
   // Not reaped before this: the number is still its own.
   file_descriptor pidfd{open_pidfd(*id)};
   if (!pidfd) {
-    auto why = system_failure("pidfd_open", errno, "cannot watch the worker " + options_.program);
+    auto why = system_failure("pidfd_open", errno, "cannot watch the worker " + options_.name);
     if (::kill(*id, SIGKILL) != 0 && errno != ESRCH)
       log(log_level::error, "a worker", system_failure("kill", errno, "it may run on"));
     while (::waitpid(*id, nullptr, 0) < 0 && errno == EINTR) {
@@ -346,17 +384,18 @@ caf::error worker_process::state::spawn(message_socket worker_end) {
   }
   id_ = *id;
   pidfd_ = std::move(pidfd);
-  set(phase::spawned);
   return {};
 }
 
 /// The worker has closed its socket, or ended: says how, if that is known soon.
 caf::error worker_process::state::began_badly(std::string why, time_limit until) {
-  auto text = "the worker " + options_.program + " " + std::move(why);
+  auto text = "the worker " + options_.name + " " + std::move(why);
   const auto how = wait_exit(std::min(until, after(options_.exit_limit)));
   text += how ? ": it ended with " + to_string(*how) : ": it was killed";
   if (const auto report = page_.report.read())
     text += "; it reported " + std::to_string(report->code) + ": " + report->text;
+  else
+    text += "; a worker's main begins with troupe::worker_main";
   return make_error(errc::unavailable, std::move(text));
 }
 
@@ -377,30 +416,27 @@ caf::error worker_process::state::exchange_hello(time_limit until) {
     return began_badly("did not say hello within " + std::to_string(ms) + " ms", clock::now());
   }
   if (!got)
-    return make_error(errc::unavailable, "the worker " + options_.program +
+    return make_error(errc::unavailable, "the worker " + options_.name +
                                              " does not speak troupe: " + describe(got.error()));
   if (got->what == received::kind::interrupted)
-    return make_error(errc::unavailable,
-                      "nobody wants the worker " + options_.program + " any more");
+    return make_error(errc::unavailable, "nobody wants the worker " + options_.name + " any more");
   if (got->what != received::kind::message)
     return began_badly(no_hello, until);
   const auto theirs =
-      read_hello(std::span{answer}.first(got->size_bytes), "the worker " + options_.program);
+      read_hello(std::span{answer}.first(got->size_bytes), "the worker " + options_.name);
   if (!theirs)
     return theirs.error();
   if (!page_.worker_line.was_held())
     return make_error(errc::unavailable,
-                      "the worker " + options_.program + " said hello without its life line");
+                      "the worker " + options_.name + " said hello without its life line");
   return {};
 }
 
 caf::error worker_process::state::begin_watching_line() {
   std::lock_guard lock{mutex_}; // the thread may have to tell at once that the worker has ended
-  try {
-    line_watcher_ = std::thread{[self = shared_from_this()] { self->watch_line(); }};
-  } catch (const std::system_error& e) {
-    return system_failure("pthread_create", e.code().value(), "no thread to watch a worker");
-  }
+  if (auto error = start_thread(
+          line_watcher_, [self = shared_from_this()] { self->watch_line(); }, "to watch a worker"))
+    return error;
   phase_ = phase::started;
   changed_.notify_all();
   return {};
@@ -408,9 +444,7 @@ caf::error worker_process::state::begin_watching_line() {
 
 caf::error worker_process::state::start(message_socket worker_end) {
   const auto until = after(options_.hello_limit);
-  auto result = begin_watching();
-  if (!result)
-    result = spawn(std::move(worker_end));
+  auto result = begin(std::move(worker_end));
   if (!result) {
     std::stop_callback stop{options_.stop, [this] { socket_.interrupt(); }};
     result = exchange_hello(until);
@@ -435,7 +469,7 @@ caf::error worker_process::state::kill(end_cause why, std::uint32_t call) noexce
     }
   }
   if (kill_by_pidfd(pidfd_.get()) != 0 && errno != ESRCH)
-    return system_failure("pidfd_send_signal", errno, "cannot kill the worker " + options_.program);
+    return system_failure("pidfd_send_signal", errno, "cannot kill the worker " + options_.name);
   return {};
 }
 
@@ -452,7 +486,7 @@ void worker_process::state::finish() noexcept {
              (line_is_over_ || !line_watcher_.joinable());
     });
     if (!wait_for_threads)
-      log(log_level::error, "the worker " + options_.program + " was killed and does not end");
+      log(log_level::error, "the worker " + options_.name + " was killed and does not end");
   }
   worker_listener unused; // destroyed without the lock
   {
@@ -469,17 +503,17 @@ void worker_process::state::finish() noexcept {
 // -- the threads that watch
 
 /// Holds this side's life line meanwhile.
-void worker_process::state::watch() {
+void worker_process::state::watch(message_socket worker_end) {
   {
     life_line::holder line{page_.parent_line};
-    std::unique_lock lock{mutex_};
-    hold_error_ = line.error();
-    holds_line_ = !hold_error_;
-    changed_.notify_all();
-    changed_.wait(lock, [this] { return hold_error_ || phase_ != phase::begun; });
-    const bool is_there = static_cast<bool>(pidfd_);
-    lock.unlock();
-    if (is_there) {
+    auto error = line.error();
+    if (!error)
+      error = spawn(worker_end);
+    {
+      auto closed = std::move(worker_end);
+    }
+    set_begun(error);
+    if (!error) {
       watch_process();
       note_reaped();
     }
@@ -560,7 +594,7 @@ bool worker_process::state::reap() noexcept {
   worker_exit result;
   if (code != 0) // it is gone, but somebody else has taken its status
     log(log_level::warning, "a worker",
-        system_failure("waitid", errno, "the status of " + options_.program + " is not known"));
+        system_failure("waitid", errno, "the status of " + options_.name + " is not known"));
   else if (info.si_pid == 0)
     return false;
   else if (info.si_code == CLD_EXITED)
@@ -617,6 +651,8 @@ caf::expected<worker_process> worker_process::start(worker_options options,
                                                     worker_listener listener) {
   if (auto e = check(options))
     return e;
+  if (options.name.empty())
+    options.name = options.program;
   auto memory = shared_memory::create(worker_page::size_bytes + options.area_bytes);
   if (!memory)
     return memory.error();

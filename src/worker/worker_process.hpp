@@ -22,6 +22,7 @@ namespace troupe::detail {
 
 struct worker_options {
   std::string program;                ///< a path; no search in PATH
+  std::string name;                   ///< argument 0, and in messages; empty: the program
   std::vector<std::string> arguments; ///< after the program's name; `worker_flag` is added
   std::size_t area_bytes = 0;         ///< shared memory for the owners of the page
   /// From the start to the worker's hello.
@@ -98,8 +99,10 @@ public:
   /// Returns when the worker has said hello, which `worker_parent::attach` does.
   ///
   /// The worker has standard input, output and error of this process, its socket, and no other
-  /// descriptor; no blocked signal, and the default action for all. It remains in the process
-  /// group, so that a terminal's signals reach it as well.
+  /// descriptor. A standard stream that is closed here, or not for other programs (close-on-exec),
+  /// is /dev/null there. All signals have the default action. The worker is in a process group of
+  /// its own, where no signal of a terminal or for this process's group reaches it, and all
+  /// `program_signals` are blocked until `worker_parent::attach` ignores them.
   /// @errors errc::invalid_argument: options that can never be right; errc::unavailable: the
   /// program
   ///         cannot be started, ended at once, did not say hello in time, refuses, has another

@@ -72,8 +72,16 @@ std::string open_descriptors() {
   return result;
 }
 
-/// But for those that a sanitizer takes.
-std::string signals_that_differ() {
+/// Signals that end or stop a process by default, but say nothing of a fault of its own.
+std::vector<int> signals_of_programs() {
+  return {SIGHUP,    SIGINT,    SIGQUIT, SIGUSR1, SIGUSR2,  SIGPIPE, SIGALRM,
+          SIGTERM,   SIGSTKFLT, SIGTSTP, SIGTTIN, SIGTTOU,  SIGXCPU, SIGXFSZ,
+          SIGVTALRM, SIGPROF,   SIGIO,   SIGPWR,  SIGRTMIN, SIGRTMAX};
+}
+
+/// The signals that are blocked, and those that would do what they do by default. But for those
+/// that a sanitizer takes.
+std::string states_of_signals() {
   std::string result;
   sigset_t blocked;
   if (::sigprocmask(SIG_BLOCK, nullptr, &blocked) != 0)
@@ -83,16 +91,35 @@ std::string signals_that_differ() {
       result += "blocked " + std::to_string(x) + " ";
     struct sigaction action{};
     const bool may_be_taken = x == SIGBUS || x == SIGFPE || x == SIGSEGV;
-    if (!may_be_taken && ::sigaction(x, nullptr, &action) == 0 && action.sa_handler != SIG_DFL)
-      result += "handled " + std::to_string(x) + " ";
+    if (!may_be_taken && x != SIGKILL && x != SIGSTOP && ::sigaction(x, nullptr, &action) == 0 &&
+        action.sa_handler == SIG_DFL)
+      result += "default " + std::to_string(x) + " ";
+  }
+  return result;
+}
+
+/// The same, as it has to be in a worker.
+std::string states_in_a_worker() {
+  std::string result;
+  for (const int x : {SIGILL, SIGTRAP, SIGABRT, SIGCHLD, SIGCONT, SIGURG, SIGWINCH, SIGSYS})
+    result += "default " + std::to_string(x) + " ";
+  return result;
+}
+
+/// What the standard streams are.
+std::string standard_streams() {
+  std::string result;
+  for (const auto* x : {"/proc/self/fd/0", "/proc/self/fd/1", "/proc/self/fd/2"}) {
+    std::error_code code;
+    const auto what = std::filesystem::read_symlink(x, code).string();
+    result += code ? "none " : what + " ";
   }
   return result;
 }
 
 /// Obeys the texts that its parent sends.
-TROUPE_CHILD(Obedient) {
+int obey() {
   const auto descriptors = open_descriptors();
-  const auto signals = signals_that_differ();
   auto parent = std::make_unique<worker_parent>(must(worker_parent::attach(main_arguments())));
   auto& socket = parent->socket();
   while (auto order = receive_note(socket)) {
@@ -132,7 +159,11 @@ TROUPE_CHILD(Obedient) {
     else if (verb == "descriptors")
       send_note(socket, descriptors);
     else if (verb == "signals")
-      send_note(socket, "signals: " + signals);
+      send_note(socket, states_of_signals());
+    else if (verb == "streams")
+      send_note(socket, standard_streams());
+    else if (verb == "environment")
+      send_note(socket, std::getenv("TROUPE_WORKER") != nullptr ? "a worker's" : "an ordinary one");
     else if (verb == "add") { // one to all bytes of the area, and to the progress
       for (auto& x : parent->area())
         x = static_cast<std::byte>(std::to_integer<int>(x) + 1);
@@ -153,6 +184,16 @@ TROUPE_CHILD(Obedient) {
       return 5;
   }
   stay(); // the end of the socket: the library ends the process
+}
+
+TROUPE_CHILD(Obedient) { return obey(); }
+
+/// What comes while a program is loaded.
+TROUPE_CHILD(GetsSignalsBeforeItAttaches) {
+  for (const int x : signals_of_programs())
+    if (::kill(::getpid(), x) != 0)
+      return 7;
+  return obey();
 }
 
 TROUPE_CHILD(NeverSaysHello) { stay(); }
@@ -557,7 +598,89 @@ TEST(WorkerProcess, InheritsNothingElse) {
   ASSERT_EQ(::pthread_sigmask(SIG_SETMASK, &before, nullptr), 0);
   ASSERT_TRUE(worker) << describe(worker.error());
   EXPECT_EQ(answer(worker->socket(), "descriptors").text, "0 1 2 3 4 "); // the iterator's is 4
-  EXPECT_EQ(answer(worker->socket(), "signals").text, "signals: ");
+  EXPECT_EQ(answer(worker->socket(), "signals").text, states_in_a_worker());
+  EXPECT_EQ(answer(worker->socket(), "environment").text, "an ordinary one");
+}
+
+// -- signals that are for the program
+
+TEST(WorkerProcess, IsInAProcessGroupOfItsOwn) {
+  auto worker = must(worker_process::start(worker_of("Obedient")));
+  EXPECT_EQ(::getpgid(worker.id()), worker.id());
+  EXPECT_EQ(::getsid(worker.id()), ::getsid(0));
+}
+
+TEST(WorkerProcess, SignalsOfTheProgramNeitherEndNorStopIt) {
+  for (const auto* scenario : {"Obedient", "GetsSignalsBeforeItAttaches"}) {
+    witness seen;
+    auto worker = must(worker_process::start(worker_of(scenario), seen.listener()));
+    for (const int x : signals_of_programs()) {
+      ASSERT_EQ(::kill(worker.id(), x), 0);
+      ASSERT_EQ(answer(worker.socket(), "id").text, std::to_string(worker.id()))
+          << scenario << ", signal " << x;
+    }
+    EXPECT_EQ(seen.counts().first, 0u);
+  }
+}
+
+TROUPE_CHILD(SignalsItsGroup) {
+  if (::setpgid(0, 0) != 0)
+    return 1;
+  witness seen;
+  std::vector<worker_process> workers;
+  for (int i = 0; i < 2; ++i)
+    workers.push_back(must(worker_process::start(worker_of("Obedient"), seen.listener())));
+  for (const int x : signals_of_programs()) {
+    struct sigaction own{};
+    own.sa_handler = [](int) {};
+    own.sa_flags = SA_RESTART;
+    if (::sigaction(x, &own, nullptr) != 0 || ::kill(0, x) != 0)
+      return 2;
+    for (auto& worker : workers)
+      EXPECT_EQ(answer(worker.socket(), "id").text, std::to_string(worker.id())) << x;
+  }
+  EXPECT_EQ(seen.counts().first, 0u);
+  return 0;
+}
+
+TEST(WorkerProcess, SignalsOfTheWholeGroupReachTheProgramAlone) {
+  const auto child = run_child("SignalsItsGroup", patience);
+  EXPECT_EQ(child.status, 0) << to_string(child);
+}
+
+// -- standard streams
+
+TROUPE_CHILD(HasNoStandardStreams) {
+  for (const int x : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (::close(x) != 0)
+      return 1;
+  auto worker = must(worker_process::start(worker_of("Obedient")));
+  tell("own", standard_streams());
+  tell("streams", answer(worker.socket(), "streams").text);
+  tell("descriptors", answer(worker.socket(), "descriptors").text);
+  return 0;
+}
+
+TROUPE_CHILD(KeepsItsStandardStreams) {
+  for (const int x : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (::fcntl(x, F_SETFD, FD_CLOEXEC) != 0)
+      return 1;
+  auto worker = must(worker_process::start(worker_of("Obedient")));
+  tell("streams", answer(worker.socket(), "streams").text);
+  tell("descriptors", answer(worker.socket(), "descriptors").text);
+  return 0;
+}
+
+TEST(WorkerProcess, HasStandardStreamsWhereItsParentHasNone) {
+  for (const auto* scenario : {"HasNoStandardStreams", "KeepsItsStandardStreams"}) {
+    const auto child = run_child(scenario, patience);
+    EXPECT_EQ(child.status, 0) << to_string(child);
+    EXPECT_EQ(child.value("streams"), "/dev/null /dev/null /dev/null ") << scenario;
+    EXPECT_EQ(child.value("descriptors"), "0 1 2 3 4 ") << scenario;
+    if (child.was_told("own")) {
+      EXPECT_EQ(child.value("own"), "none none none ") << "a descriptor of the library's";
+    }
+  }
 }
 
 // -- stuck workers
@@ -645,6 +768,17 @@ TEST(WorkerParent, NoWorkerIsLeftAloneHoweverItsParentEnds) {
   }
 }
 
+TEST(WorkerParent, AStoppedWorkerEndsWithItsParent) {
+  auto middle = must(worker_process::start(worker_of("Middle")));
+  const auto started = answer(middle.socket(), "start Obedient 1 0");
+  const auto worker = static_cast<pid_t>(std::stoi(words_of(started.text).at(1)));
+  ASSERT_EQ(::kill(worker, SIGSTOP), 0);
+  ASSERT_EQ(::kill(middle.id(), SIGKILL), 0);
+  EXPECT_TRUE(is_ready(started.descriptors.at(0), patience));
+  static_cast<void>(::syscall(SYS_pidfd_send_signal, started.descriptors.at(0).get(), SIGKILL,
+                              nullptr, 0)); // it is gone, unless the test has failed
+}
+
 TEST(WorkerParent, ParentDiesBeforeItsWorkerAttaches) {
   auto middle = must(worker_process::start(worker_of("Middle")));
   send_note(middle.socket(), "start StopsBeforeItAttaches 1 1000");
@@ -665,8 +799,10 @@ TEST(WorkerParent, ParentDiesBeforeItsWorkerAttaches) {
   const auto watch = watch_of(worker);
   EXPECT_TRUE(is_ok(middle.kill()));
   ASSERT_TRUE(middle.wait_exit(clock::now() + patience));
-  EXPECT_FALSE(is_ready(watch, 0ms));
-  ASSERT_EQ(::kill(worker, SIGCONT), 0);
+  // The system may have continued it: its process group has no parent in the session any more.
+  if (::syscall(SYS_pidfd_send_signal, watch.get(), SIGCONT, nullptr, 0) != 0) {
+    ASSERT_EQ(errno, ESRCH);
+  }
   EXPECT_TRUE(is_ready(watch, patience));
 }
 
