@@ -15,6 +15,8 @@
 #include <caf/all.hpp>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <deque>
 #include <map>
 #include <optional>
@@ -39,8 +41,10 @@ public:
 
   caf::behavior make_behavior() override {
     core_->set_on_end(
-        [to = address(), programs = programs_](std::uint64_t epoch, const caf::error& why,
-                                               communicator_role role) {
+        [to = address(), programs = programs_,
+         ended_at = ended_at_](std::uint64_t epoch, const caf::error& why, communicator_role role) {
+          if (auto first = clock::time_point::max(); role == communicator_role::live)
+            ended_at->compare_exchange_strong(first, clock::now());
           if (programs && role == communicator_role::live)
             programs->on_end(epoch, why);
           if (auto self = caf::actor_cast<caf::actor>(to))
@@ -93,8 +97,10 @@ public:
         [this](const communicator_ended& x) { on_ended(x); },
         [this](const communicator_gone&) {
           auto now = core_->status();
-          if (now.epoch != told_epoch_ || now.membership != told_membership_)
-            tell(); // it went on by itself
+          if (now.epoch != told_epoch_ || now.membership != told_membership_) {
+            note_ready("by itself");
+            tell();
+          }
           try_build();
         },
         [this](const retry_build& x) {
@@ -246,7 +252,7 @@ private:
   void go_on_with_spare() {
     if (building_ || !devices_ready() || !core_->switch_to_spare())
       return;
-    log(log_level::info, "world " + core_->name() + " goes on with a spare");
+    note_ready("with a spare");
     retry_.reset();
     tell();
   }
@@ -294,6 +300,21 @@ private:
     detail::send_after(this, caf::actor_cast<caf::actor>(this), pause, retry_build{last_retry_});
   }
 
+  /// Logs once for each end of a live communicator that the world goes on, if it does.
+  void note_ready(const char* how) {
+    const auto now = core_->status();
+    if (now.phase != world_phase::ready)
+      return;
+    const auto ended = ended_at_->exchange(clock::time_point::max());
+    if (ended == clock::time_point::max())
+      return;
+    const auto took = std::chrono::ceil<std::chrono::milliseconds>(clock::now() - ended);
+    log(log_level::info,
+        "world " + core_->name() + " is ready again after " + std::to_string(took.count()) +
+            " ms, " + how + ": " + std::to_string(now.members.size()) + " of " +
+            std::to_string(core_->size()) + " ranks, epoch " + std::to_string(now.epoch));
+  }
+
   void tell() {
     auto now = core_->status();
     told_epoch_ = now.epoch;
@@ -312,6 +333,7 @@ private:
     if (x.why)
       return on_build_failed(x.why);
     was_ready_ = true;
+    note_ready("with a new communicator");
     if (core_->status().standby_ready)
       standby_failures_ = 0;
     tell();
@@ -340,8 +362,7 @@ private:
     case communicator_role::standby:
       return on_standby_lost(x.why);
     case communicator_role::live:
-      if (core_->status().phase == world_phase::ready)
-        log(log_level::info, "world " + core_->name() + " goes on with its standby");
+      note_ready("with its standby");
       if (code_of(x.why) == errc::device_reset)
         return try_build(); // somebody asked for it; the budget is for what goes wrong
       if (code_of(x.why) == errc::worker_lost &&
@@ -482,6 +503,10 @@ private:
   std::uint64_t told_epoch_ = 0;
   std::uint64_t told_membership_ = 0;
   std::size_t standby_failures_ = 0; // in a row
+  /// When the live communicator ended, until it was logged that the world goes on; else the end of
+  /// the clock.
+  std::shared_ptr<std::atomic<clock::time_point>> ended_at_ =
+      std::make_shared<std::atomic<clock::time_point>>(clock::time_point::max());
   bool was_ready_ = false;
 };
 

@@ -125,7 +125,9 @@ void communicator::fail(const caf::error& cause) noexcept {
     live_.store(false);
     symmetric_.fetch_or(no_more);
   }
-  log(log_level::warning, "a communicator ended", cause);
+  // The loss of a worker has a line of its own, and ends several of them.
+  log(code_of(cause) == errc::worker_lost ? log_level::debug : log_level::warning,
+      "a communicator ended", cause);
   runtime_->recorder().on_end(cause);
   auto keep = shared_from_this();
   on_end_(*this, cause);

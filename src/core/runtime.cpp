@@ -477,14 +477,18 @@ void runtime::on_device_failed(lane& where, const caf::error& why) noexcept {
 void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
   auto& state = where.state();
   admission_->place_handed_in(); // what was there before, fails with the others
+  bool is_news = false;
   {
     std::lock_guard lock{order_mutex()};
     auto phase = state.phase();
-    if (phase == device_phase::ready)
+    is_news = phase == device_phase::ready;
+    if (is_news)
       state.close(device_phase::resetting, why);
     else if (phase != device_phase::resetting)
       return; // it is not up, or ends
   }
+  if (is_news)
+    log(log_level::warning, "device " + std::to_string(state.ordinal()) + " is lost", why);
   const auto users = users_of(state.ordinal(), false); // who comes from now on waits for its return
   recorder_.on_end(why);
   std::vector<std::pair<std::shared_ptr<void>, std::function<void(int, const caf::error&)>>>

@@ -9,11 +9,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -280,6 +282,66 @@ TEST(WorkerBackend, ComesBackWhenItsProcessIsKilled) {
   test_system system{in_worker_processes(3)};
   auto w = system.open_world();
   EXPECT_EQ(failure_of(is_lost_alone(system, w, 1, 0))->device, 1);
+}
+
+/// How a world goes on after a loss.
+struct way_on {
+  const char* name;
+  loss_policy on_loss;
+  standby_policy standby;
+};
+
+class LossLines : public ::testing::TestWithParam<way_on> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    Each, LossLines,
+    ::testing::Values(way_on{"Rebuild", loss_policy::rebuild, standby_policy::none},
+                      way_on{"SameMembers", loss_policy::rebuild, standby_policy::same},
+                      way_on{"Spares", loss_policy::failover, standby_policy::full},
+                      way_on{"Survivors", loss_policy::shrink, standby_policy::survivors}),
+    [](const auto& x) { return std::string{x.param.name}; });
+
+TEST_P(LossLines, OneForTheLossAndOneForTheWorldThatGoesOn) {
+  TROUPE_NEEDS_DEVICES(3);
+  struct {
+    std::mutex mutex;
+    std::vector<std::string> all; // but for what is for the library's own authors
+  } lines;
+  const auto count = [&](const std::string& what) {
+    std::lock_guard lock{lines.mutex};
+    return std::count_if(lines.all.begin(), lines.all.end(),
+                         [&](auto& x) { return x.find(what) != std::string::npos; });
+  };
+  set_log_sink([&](const log_line& x) {
+    std::lock_guard lock{lines.mutex};
+    if (x.level != log_level::debug)
+      lines.all.push_back(std::string{x.text} + (x.why != nullptr ? ": " + x.why->detail : ""));
+  });
+  {
+    test_system system{in_worker_processes(3)};
+    world_config config;
+    config.name = "trainer";
+    config.limits.on_loss = GetParam().on_loss;
+    config.limits.standby = GetParam().standby;
+    auto w = system.open_world(config);
+    world_feed feed{system, w.actor()};
+    auto before = feed.until([&](const world_status& x) {
+      return x.phase == world_phase::ready &&
+             (x.standby_ready || GetParam().standby == standby_policy::none);
+    });
+    for (int i = 1; i <= 2; ++i) {
+      EXPECT_EQ(code_of(kill_worker(w.device_of(1))), errc::worker_lost);
+      before = feed.until([&](const world_status& x) {
+        return x.phase == world_phase::ready && x.epoch > before.epoch && x.members.size() == 3 &&
+               (x.standby_ready || GetParam().standby == standby_policy::none);
+      });
+      EXPECT_EQ(count("device 1 is lost"), i);
+      EXPECT_EQ(count("its worker, process"), i) << "it is told more than once";
+      EXPECT_GE(count("world trainer is ready again after"), i);
+      EXPECT_LE(count("world trainer is ready again after"), 2 * i); // with fewer, and with all
+    }
+  }
+  set_log_sink({});
 }
 
 TEST(WorkerBackend, GoesOnAfterManyKillsUnderLoad) {
