@@ -642,7 +642,6 @@ TEST_F(BadRankCalls, ExchangesAreRefusedAsAWhole) {
     return bad_request{std::move(what), {}, {}, code, rank};
   };
   std::vector<std::pair<bad_request, exchange>> all{
-      {stands_for("nothing", errc::invalid_argument, nobody), {0, {}, {}, {}}},
       {stands_for("too much", errc::invalid_argument, nobody),
        {0, std::vector<message_end>(1025, right), {}, {}}},
       {stands_for("of nobody", errc::invalid_argument, nobody), {last + 1, {right}, {}, {}}},

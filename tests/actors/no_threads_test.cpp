@@ -17,11 +17,14 @@
 namespace troupe::testing {
 namespace {
 
-config with_devices(const char* count) {
-  config result;
-  must(result.parse(std::vector<std::string>{"--troupe.backend=host", count}));
-  return result;
-}
+/// An actor system whose devices were not asked for.
+struct untouched_system {
+  untouched_system() : actors((must(settings.parse(arguments)), settings)) {}
+
+  const std::vector<std::string> arguments{"--troupe.backend=host", "--troupe.devices=2"};
+  config settings;
+  caf::actor_system actors;
+};
 
 void expect_no_thread(const caf::error& why) {
   EXPECT_EQ(code_of(why), errc::unavailable);
@@ -29,8 +32,8 @@ void expect_no_thread(const caf::error& why) {
 }
 
 TEST(NoThreads, DevicesAreRefused) {
-  auto settings = with_devices("--troupe.devices=2");
-  caf::actor_system system{settings};
+  untouched_system owner;
+  auto& system = owner.actors;
   {
     const no_threads held;
     expect_no_thread(error_of(list_devices(system)));
@@ -43,8 +46,8 @@ TEST(NoThreads, DevicesAreRefused) {
 }
 
 TEST(NoThreads, LanesAreRefused) {
-  auto settings = with_devices("--troupe.devices=2");
-  caf::actor_system system{settings};
+  untouched_system owner;
+  auto& system = owner.actors;
   must(list_devices(system));
   {
     const no_threads held;
@@ -58,6 +61,7 @@ TEST(NoThreads, LanesAreRefused) {
 TEST(NoThreads, LanesCopyHostMemoryThemselves) {
   test_system system;
   auto d = system.open();
+  ASSERT_TRUE(moves(d, 1000)); // the host backend's streams have their threads from now on
   const no_threads held;
   EXPECT_TRUE(moves(d, std::size_t{40} << 20)); // in pieces
 }
@@ -67,6 +71,7 @@ TROUPE_CHILD(HasNoThreadForCallbacks) {
   test_system system;
   auto d = system.open();
   auto ref = must(d.allocate<float>(10));
+  must(answer_of(d.fill(ref, 0.F)));
   {
     const no_threads held;
     for (int i = 0; i < 3; ++i)
@@ -117,10 +122,14 @@ TEST(NoThreads, WhatIsDoneInTheBackgroundHasOneThread) {
   test_system system;
   auto w = system.open_world();
   auto links = must(topology::open(system));
+  const auto verified = [&] {
+    return is_ok(answer_of(links.verify_links({}, {.deadline = patience})));
+  };
+  EXPECT_TRUE(works(w));
+  EXPECT_TRUE(verified());
   {
     const no_threads held;
-    const auto verified = error_of(answer_of(links.verify_links({}, {.deadline = patience})));
-    EXPECT_FALSE(verified) << describe(verified);
+    EXPECT_TRUE(verified());
     EXPECT_TRUE(works(w));
   }
   EXPECT_TRUE(works(w));
