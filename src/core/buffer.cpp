@@ -5,6 +5,7 @@
 #include "core/symmetric_memory.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace troupe::detail {
@@ -26,24 +27,39 @@ caf::error skipped(const caf::error& cause) {
   return make_error(std::move(why));
 }
 
+namespace {
+
+void insert_moved(std::vector<wound>& into, std::vector<wound>::iterator before,
+                  std::vector<wound>& what) {
+  into.insert(before, std::make_move_iterator(what.begin()), std::make_move_iterator(what.end()));
+}
+
+} // namespace
+
 std::vector<wound> cut_out(std::vector<wound>& all, std::size_t begin, std::size_t end,
                            const skipped_reads* which) {
+  if (begin >= end)
+    return {};
+  const auto first = std::ranges::upper_bound(all, begin, {}, &wound::end);
+  const auto last = std::ranges::lower_bound(first, all.end(), end, {}, &wound::begin);
+  if (first == last)
+    return {};
   std::vector<wound> cut;
   std::vector<wound> rest;
-  for (auto& x : all) {
-    auto from = std::max(begin, x.begin);
-    auto to = std::min(end, x.end);
-    if (from >= to || (which != nullptr && !which->includes(x.skipped_by))) {
-      rest.push_back(std::move(x));
+  for (auto i = first; i != last; ++i) {
+    if (which != nullptr && !which->includes(i->skipped_by)) {
+      rest.push_back(std::move(*i));
       continue;
     }
-    if (x.begin < from)
-      rest.push_back({x.begin, from, x.cause, x.skipped_by});
-    if (to < x.end)
-      rest.push_back({to, x.end, x.cause, x.skipped_by});
-    cut.push_back({from, to, std::move(x.cause), x.skipped_by});
+    const auto from = std::max(begin, i->begin);
+    const auto to = std::min(end, i->end);
+    if (i->begin < from)
+      rest.push_back({i->begin, from, i->cause, i->skipped_by});
+    if (to < i->end)
+      rest.push_back({to, i->end, i->cause, i->skipped_by});
+    cut.push_back({from, to, std::move(i->cause), i->skipped_by});
   }
-  all = std::move(rest);
+  insert_moved(all, all.erase(first, last), rest);
   return cut;
 }
 
@@ -111,23 +127,25 @@ caf::error buffer::check_readable(std::size_t begin, std::size_t end,
 }
 
 void buffer::mark(const wound& x) {
+  if (x.begin >= x.end)
+    return;
   std::lock_guard lock{wounds_mutex_};
-  auto there = cut_out(wounds_, x.begin, x.end);
-  std::ranges::sort(there, {}, &wound::begin);
+  std::vector<wound> marked; // what [x.begin, x.end) is made of now
   auto at = x.begin;
-  for (auto& old : there) {
+  for (auto& old : cut_out(wounds_, x.begin, x.end)) {
     if (at < old.begin)
-      wounds_.push_back({at, old.begin, x.cause, x.skipped_by});
+      marked.push_back({at, old.begin, x.cause, x.skipped_by});
     at = old.end;
     if (x.half_written() && !old.half_written())
       old = {old.begin, old.end, x.cause, x.skipped_by};
     else if (!old.half_written() && old.skipped_by != x.skipped_by)
       old.skipped_by = wound::several;
-    wounds_.push_back(std::move(old));
+    marked.push_back(std::move(old));
   }
   if (at < x.end)
-    wounds_.push_back({at, x.end, x.cause, x.skipped_by});
-  wounded_.store(!wounds_.empty(), std::memory_order_release);
+    marked.push_back({at, x.end, x.cause, x.skipped_by});
+  insert_moved(wounds_, std::ranges::lower_bound(wounds_, x.begin, {}, &wound::begin), marked);
+  wounded_.store(true, std::memory_order_release);
 }
 
 std::vector<wound> buffer::heal(std::size_t begin, std::size_t end, const skipped_reads* which) {

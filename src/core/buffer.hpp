@@ -123,8 +123,8 @@ private:
   std::uint64_t number_ = 0;
 };
 
-/// Removes from `all` what lies between `begin` and `end`, and returns it; of the wounds that
-/// `which` includes, or of all if it is null.
+/// Removes what lies between `begin` and `end` from `all`, which are disjoint and in order, and
+/// returns it; of the wounds that `which` includes, or of all if it is null.
 std::vector<wound> cut_out(std::vector<wound>& all, std::size_t begin, std::size_t end,
                            const skipped_reads* which = nullptr);
 
@@ -215,7 +215,7 @@ private:
   std::function<void(std::vector<wound>)> give_back_;
   const std::shared_ptr<symmetric_memory> symmetric_;
   mutable std::mutex wounds_mutex_;
-  std::vector<wound> wounds_; // disjoint
+  std::vector<wound> wounds_; // disjoint, in order
 };
 
 } // namespace troupe::detail
