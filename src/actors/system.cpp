@@ -248,11 +248,6 @@ caf::error system_core::start(caf::error& without_cuda) {
   if (!backend_)
     if (auto error = choose_backend(without_cuda))
       return error;
-  try {
-    runtime_ = std::make_shared<detail::runtime>(backend_, wanted_lanes(), config_.flight_record);
-  } catch (const std::system_error& e) {
-    return system_failure("pthread_create", e.code().value(), "no thread for the devices");
-  }
   return {};
 }
 
@@ -265,6 +260,11 @@ caf::expected<std::shared_ptr<runtime>> system_core::runtime() {
   caf::error without_cuda;
   if (failure_ = start(without_cuda); failure_)
     return failure_;
+  try {
+    runtime_ = std::make_shared<detail::runtime>(backend_, wanted_lanes(), config_.flight_record);
+  } catch (const std::system_error& e) { // there may be a thread for the next call
+    return system_failure("pthread_create", e.code().value(), "no thread for the devices");
+  }
   auto result = runtime_;
   lock.unlock(); // a sink may ask for the devices
   if (without_cuda)
