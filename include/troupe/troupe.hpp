@@ -22,6 +22,7 @@
 #include <troupe/pending.hpp>
 #include <troupe/request.hpp>
 #include <troupe/runtime_options.hpp>
+#include <troupe/spawn_program.hpp>
 #include <troupe/topology.hpp>
 #include <troupe/version.hpp>
 #include <troupe/worker.hpp>

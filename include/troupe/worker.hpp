@@ -22,7 +22,8 @@ enum class placement : std::uint8_t {
 /// How worker processes are started and watched.
 struct worker_settings {
   /// The program, by its path. Empty: this program itself, if it has called `worker_main`, else
-  /// `troupe-worker` in the folder of this program.
+  /// `troupe-worker` in the folder of this program. This program is started as it runs, also after
+  /// its file was replaced or removed. Any program has to begin with `worker_main`.
   std::string program = {};
   std::vector<std::string> arguments = {}; ///< before the library's own
   /// From the start of a worker until it can be used.
@@ -100,8 +101,9 @@ caf::expected<std::shared_ptr<backend>> make_worker_backend(worker_backend_optio
 /// In a program that is to be its own worker: the first thing that `main` does, after the launches
 /// and programs of workers are registered (`register_launch`, `register_program`). In a worker it
 /// does the work, and returns what `main` has to return; in any other process it returns nothing,
-/// at once.
-std::optional<int> worker_main(int argc, char** argv);
+/// at once. A worker ends with its program, and ignores the signals that are for that (SIGINT,
+/// SIGTERM, SIGTSTP, ...) where their action is the default one.
+[[nodiscard]] std::optional<int> worker_main(int argc, char** argv);
 
 /// Where a device is.
 struct device_place {

@@ -56,8 +56,8 @@ caf::error register_program(std::string name, program_factory factory);
 /// when it is on its way; what is on its way to a process that ends is lost with it.
 /// @errors errc::invalid_argument: no such rank, or more than `most_program_bytes`;
 ///         errc::overloaded: `world_limits::waiting_limit` wait for that rank's already;
-///         errc::unavailable: the world or the rank's device has ended; errc::not_supported: the
-///         world has no program
+///         errc::unavailable: the world, the rank's device or its program has ended: the text names
+///         the program and the reason; errc::not_supported: the world has no program
 struct program_message {
   std::int32_t rank = -1; ///< -1: all that are in the world
   std::vector<std::uint8_t> bytes = {};
@@ -72,7 +72,9 @@ struct program_report {
 /// The same: a program's actor ended, or could not be begun. Its rank stays in the world.
 struct program_ended {
   std::int32_t rank = -1;
-  /// None: it was done. One of another library comes as `errc::internal`, with its text.
+  /// None: it was done. One of another library comes as `errc::internal`, with its text; CAF 0.17
+  /// drops that of an exception, unless `spawn_program` (troupe/spawn_program.hpp) has spawned the
+  /// actor.
   caf::error why = {};
 };
 
