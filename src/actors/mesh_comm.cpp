@@ -1,7 +1,9 @@
 #include "actors/device_access.hpp"
 #include "actors/world_access.hpp"
+#include "core/error_text.hpp"
 #include "core/mesh_calls.hpp"
 #include "core/mesh_channel.hpp"
+#include "core/option_check.hpp"
 #include <troupe/mesh_comm.hpp>
 
 #include <algorithm>
@@ -123,7 +125,7 @@ caf::error check_root(const membership_in& in, const detail::mesh_spec& spec) {
 /// `bytes` as elements of `n` equal blocks.
 caf::error count_elements(detail::mesh_spec& spec, std::size_t bytes, std::size_t n) {
   if (!is_dtype(spec.type))
-    return refusal(spec.what, "unknown dtype " + std::to_string(static_cast<int>(spec.type)));
+    return refusal(spec.what, detail::unknown_dtype(spec.type));
   auto one = size_of(spec.type) * n;
   if (bytes % one != 0)
     return refusal(spec.what, std::to_string(bytes) + " bytes are not a whole number of " +
@@ -189,14 +191,13 @@ pending<void> mesh_comm::state::start(const detail::mesh_spec& given, detail::ho
 }
 
 caf::expected<std::vector<mesh_comm>> mesh_comm::open(const world& all, mesh_config config) {
-  if (config.chunks == 0 || config.chunks > most_chunks)
-    return make_error(errc::invalid_argument,
-                      "mesh_config::chunks=" + std::to_string(config.chunks) +
-                          " is out of range: it is from 1 to " + std::to_string(most_chunks));
-  if (const auto least = largest_element * all.size(); config.chunk_bytes < least)
-    return make_error(errc::invalid_argument,
-                      "mesh_config::chunk_bytes=" + std::to_string(config.chunk_bytes) +
-                          " is out of range: it is at least " + std::to_string(least));
+  if (auto error = detail::check_option("mesh_config::chunks", detail::as_signed(config.chunks), 1,
+                                        detail::as_signed(most_chunks)))
+    return error;
+  if (auto error =
+          detail::check_at_least("mesh_config::chunk_bytes", detail::as_signed(config.chunk_bytes),
+                                 detail::as_signed(largest_element * all.size())))
+    return error;
   if (!detail::world_access::core_of(all)->is_whole())
     return make_error(errc::not_supported, "the devices of other ranks are in other processes");
   std::map<const detail::lane*, std::shared_ptr<state>> by_device;

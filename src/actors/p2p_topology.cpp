@@ -129,9 +129,8 @@ caf::expected<topology_parts> make_topology(caf::actor_system& sys, topology_con
   const auto& limits = config.limits;
   for (auto [name, bytes] : {std::pair{"topology_limits::pattern_bytes", limits.pattern_bytes},
                              std::pair{"topology_limits::measured_bytes", limits.measured_bytes}})
-    if (bytes == 0)
-      return make_error(errc::invalid_argument,
-                        std::string{name} + "=0 is out of range: it is at least 1");
+    if (auto error = check_at_least(name, as_signed(bytes), 1))
+      return error;
   for (auto [name, limit] : {std::pair{"topology_limits::deadline", limits.deadline},
                              std::pair{"topology_limits::open_deadline", limits.open_deadline}})
     if (auto error = check_positive(name, limit); error)

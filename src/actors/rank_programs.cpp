@@ -1,5 +1,6 @@
 #include "actors/rank_programs.hpp"
 
+#include "core/error_text.hpp"
 #include "core/log.hpp"
 #include "core/process_note.hpp"
 #include <troupe/worker_program.hpp>

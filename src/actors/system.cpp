@@ -141,7 +141,7 @@ caf::error system_core::check_effects() const {
   return {};
 }
 
-/// What the program has set.
+/// Checks the members of `config`.
 caf::error system_core::check_settings() const {
   if (auto error = check_options(config_.lanes))
     return error;
@@ -240,15 +240,12 @@ caf::error system_core::choose_backend(caf::error& without_cuda) {
   return {};
 }
 
-caf::error system_core::start(caf::error& without_cuda) {
+caf::error system_core::prepare(caf::error& without_cuda) {
   for (auto check : {&system_core::check_names, &system_core::check_numbers,
                      &system_core::check_effects, &system_core::check_settings})
     if (auto error = (this->*check)())
       return error;
-  if (!backend_)
-    if (auto error = choose_backend(without_cuda))
-      return error;
-  return {};
+  return backend_ ? caf::error{} : choose_backend(without_cuda);
 }
 
 caf::expected<std::shared_ptr<runtime>> system_core::runtime() {
@@ -258,7 +255,7 @@ caf::expected<std::shared_ptr<runtime>> system_core::runtime() {
   if (runtime_)
     return runtime_;
   caf::error without_cuda;
-  if (failure_ = start(without_cuda); failure_)
+  if (failure_ = prepare(without_cuda); failure_)
     return failure_;
   try {
     runtime_ = std::make_shared<detail::runtime>(backend_, wanted_lanes(), config_.flight_record);

@@ -66,8 +66,8 @@ public:
 private:
   /// `without_cuda`: why virtual devices are taken where that was not asked for.
   caf::error choose_backend(caf::error& without_cuda);
-  /// The runtime, under the mutex.
-  caf::error start(caf::error& without_cuda);
+  /// Checks the options, and chooses the backend unless there is one. Under the mutex.
+  caf::error prepare(caf::error& without_cuda);
   caf::error check_names() const;
   caf::error check_numbers() const;
   caf::error check_effects() const;
@@ -82,7 +82,7 @@ private:
   std::shared_ptr<backend> backend_;
   std::string reason_;
   std::shared_ptr<detail::runtime> runtime_;
-  caf::error failure_; // why there is none, once it was asked for
+  caf::error failure_; // of `prepare`
   std::weak_ptr<system_lease> lease_;
   std::shared_ptr<program_board> programs_;
   std::once_flag spinner_made_;

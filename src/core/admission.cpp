@@ -26,11 +26,7 @@ std::mutex& order_mutex() noexcept {
 namespace {
 
 caf::error check_deadline(const operation& op, clock::time_point now) {
-  if (op.deadline > now)
-    return {};
-  auto why = op.describe(errc::deadline_exceeded, "its deadline was over before it began");
-  why.parts.clear();
-  return make_error(std::move(why));
+  return op.deadline > now ? caf::error{} : op.late();
 }
 
 caf::error check_lanes(const operation& op, bool bounded, queue_bound bound) {

@@ -29,6 +29,13 @@ caf::error skipped(const caf::error& cause) {
 
 namespace {
 
+/// What of `all`, which are disjoint and in order, lies in [begin, end), wholly or in part.
+template <class Wounds> auto overlapping(Wounds& all, std::size_t begin, std::size_t end) noexcept {
+  const auto first = std::ranges::upper_bound(all, begin, {}, &wound::end);
+  return std::ranges::subrange{first,
+                               std::ranges::lower_bound(first, all.end(), end, {}, &wound::begin)};
+}
+
 void insert_moved(std::vector<wound>& into, std::vector<wound>::iterator before,
                   std::vector<wound>& what) {
   into.insert(before, std::make_move_iterator(what.begin()), std::make_move_iterator(what.end()));
@@ -40,26 +47,25 @@ std::vector<wound> cut_out(std::vector<wound>& all, std::size_t begin, std::size
                            const skipped_reads* which) {
   if (begin >= end)
     return {};
-  const auto first = std::ranges::upper_bound(all, begin, {}, &wound::end);
-  const auto last = std::ranges::lower_bound(first, all.end(), end, {}, &wound::begin);
-  if (first == last)
+  const auto there = overlapping(all, begin, end);
+  if (there.empty())
     return {};
   std::vector<wound> cut;
   std::vector<wound> rest;
-  for (auto i = first; i != last; ++i) {
-    if (which != nullptr && !which->includes(i->skipped_by)) {
-      rest.push_back(std::move(*i));
+  for (auto& x : there) {
+    if (which != nullptr && !which->includes(x.skipped_by)) {
+      rest.push_back(std::move(x));
       continue;
     }
-    const auto from = std::max(begin, i->begin);
-    const auto to = std::min(end, i->end);
-    if (i->begin < from)
-      rest.push_back({i->begin, from, i->cause, i->skipped_by});
-    if (to < i->end)
-      rest.push_back({to, i->end, i->cause, i->skipped_by});
-    cut.push_back({from, to, std::move(i->cause), i->skipped_by});
+    const auto from = std::max(begin, x.begin);
+    const auto to = std::min(end, x.end);
+    if (x.begin < from)
+      rest.push_back({x.begin, from, x.cause, x.skipped_by});
+    if (to < x.end)
+      rest.push_back({to, x.end, x.cause, x.skipped_by});
+    cut.push_back({from, to, std::move(x.cause), x.skipped_by});
   }
-  insert_moved(all, all.erase(first, last), rest);
+  insert_moved(all, all.erase(there.begin(), there.end()), rest);
   return cut;
 }
 
@@ -95,8 +101,8 @@ caf::error buffer::check_determinate(std::size_t begin, std::size_t end) const {
   if (whole())
     return {};
   std::lock_guard lock{wounds_mutex_};
-  for (auto& x : wounds_)
-    if (x.half_written() && x.begin < end && begin < x.end)
+  for (auto& x : overlapping(wounds_, begin, end))
+    if (x.half_written())
       return x.error();
   return {};
 }
@@ -105,8 +111,8 @@ caf::error buffer::check_readable(std::size_t begin, std::size_t end,
                                   const skipped_reads& accepted) const {
   if (!whole()) {
     std::lock_guard lock{wounds_mutex_};
-    for (auto& x : wounds_)
-      if (x.begin < end && begin < x.end && !accepted.includes(x.skipped_by))
+    for (auto& x : overlapping(wounds_, begin, end))
+      if (!accepted.includes(x.skipped_by))
         return x.error();
   }
   // The requester may know already that a writer failed, though its work is not over.

@@ -1,5 +1,6 @@
 #include "core/device_core.hpp"
 
+#include "core/error_text.hpp"
 #include "core/foreign_handle.hpp"
 #include "core/log.hpp"
 #include "core/order.hpp"
@@ -22,13 +23,7 @@ caf::error refusal(const char* verb, int device, errc code, std::string detail) 
 
 caf::error check_type(const char* verb, int device, dtype type) {
   return is_dtype(type) ? caf::error{}
-                        : refusal(verb, device, errc::invalid_argument,
-                                  "unknown dtype " + std::to_string(static_cast<int>(type)));
-}
-
-std::string too_large(std::size_t count, dtype type) {
-  return std::to_string(count) + " elements of " + std::string{to_string(type)} +
-         ": the size in bytes overflows";
+                        : refusal(verb, device, errc::invalid_argument, unknown_dtype(type));
 }
 
 } // namespace
@@ -86,7 +81,7 @@ device_core::answer<any_gpu_ref> device_core::allocate(std::size_t count, dtype 
   if (count > SIZE_MAX / size_of(type))
     return refused_operation<any_gpu_ref>(
         "allocate",
-        refusal("allocate", state().ordinal(), errc::out_of_memory, too_large(count, type)));
+        refusal("allocate", state().ordinal(), errc::out_of_memory, size_overflows(count, type)));
   return start(std::make_shared<allocate_operation>(count, type, zeroed), options);
 }
 
@@ -225,7 +220,7 @@ caf::expected<any_gpu_ref> device_core::adopt(void* memory, std::size_t count, d
     return refusal("adopt", state().ordinal(), errc::not_supported,
                    "the device lives in another process");
   if (count > SIZE_MAX / size_of(type))
-    return refusal("adopt", state().ordinal(), errc::invalid_argument, too_large(count, type));
+    return refusal("adopt", state().ordinal(), errc::invalid_argument, size_overflows(count, type));
   std::lock_guard lock{order_mutex()};
   if (state().phase() != device_phase::ready)
     return refusal("adopt", state().ordinal(), errc::unavailable,

@@ -219,13 +219,6 @@ std::optional<failure> failure_of(const caf::error& e) {
 
 namespace {
 
-/// The code of `e` if it belongs to an enumeration of CAF's, of which `any` is one.
-template <class E> std::optional<E> code_in(const caf::error& e, E any) {
-  if (e.category() != caf::make_error(any).category())
-    return std::nullopt;
-  return static_cast<E>(e.code());
-}
-
 /// `illegal_argument` or `invalid_argument`, as the version of CAF calls it.
 constexpr auto wrong_argument = static_cast<caf::pec>(15);
 
@@ -291,10 +284,10 @@ std::string describe(const caf::error& e) {
     return "success";
   if (auto x = failure_of(e))
     return to_string(*x);
-  if (auto code = code_in(e, caf::pec::not_an_option))
+  if (auto code = detail::error_as<caf::pec>(e))
     return describe_parsing(*code, e.context());
   auto text = detail::describe_foreign(e);
-  if (auto code = code_in(e, caf::sec::unexpected_message))
+  if (auto code = detail::error_as<caf::sec>(e))
     if (auto meaning = meaning_of(*code); !meaning.empty())
       return std::string{meaning} + " (" + text + ')';
   return text;

@@ -35,13 +35,10 @@ public:
     caf::error error;
     {
       std::lock_guard lock{mutex_};
-      std::thread own;
-      if (!started_)
-        error = start_thread(own, [this] { run(); }, "for callbacks, which wait for one");
-      if (own.joinable()) {
-        own.detach();
-        started_.store(true, std::memory_order_release);
-      }
+      if (started_)
+        return;
+      error = start_detached_thread([this] { run(); }, "for callbacks, which wait for one");
+      started_.store(!error, std::memory_order_release);
     }
     if (error)
       log(log_level::error, "callbacks", error);

@@ -1,9 +1,9 @@
+#include "core/file_descriptor.hpp"
 #include "core/flight_recorder.hpp"
 #include "core/log.hpp"
 #include <troupe/exit_process.hpp>
 
 #include <atomic>
-#include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -26,13 +26,7 @@ constexpr std::chrono::milliseconds patience{500};
 /// Without the locks of stdio, which a thread that is stuck may hold. What cannot be written, is
 /// lost.
 void write_to_stderr(std::string_view text) noexcept {
-  while (!text.empty()) {
-    const auto written = ::write(STDERR_FILENO, text.data(), text.size());
-    if (written < 0 && errno != EINTR)
-      return;
-    if (written > 0)
-      text.remove_prefix(static_cast<std::size_t>(written));
-  }
+  static_cast<void>(detail::write_all(STDERR_FILENO, text));
 }
 
 void write_all(const std::string& line, detail::clock::time_point until) {

@@ -4,6 +4,7 @@
 #include <troupe/error.hpp>
 
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace troupe::detail {
@@ -46,6 +47,9 @@ private:
 /// Returns the content of a file.
 /// @errors errc::unavailable: it cannot be opened or read
 caf::expected<std::string> read_file(const std::string& path);
+
+/// Writes all of `text`. False: errno has the reason.
+bool write_all(int native, std::string_view text) noexcept;
 
 /// What wakes a thread that waits in `poll`. Once signalled, it stays so until it is cleared.
 class wake_up {

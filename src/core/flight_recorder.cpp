@@ -54,18 +54,6 @@ caf::error not_written(const std::string& path, const char* api, int code) {
   return make_error(std::move(why));
 }
 
-/// False: errno has the reason.
-bool write_all(const file_descriptor& to, std::string_view text) noexcept {
-  while (!text.empty()) {
-    const auto size = ::write(to.get(), text.data(), text.size());
-    if (size < 0 && errno != EINTR)
-      return false;
-    if (size > 0)
-      text.remove_prefix(static_cast<std::size_t>(size));
-  }
-  return true;
-}
-
 /// Readers find the whole file, or the one before it.
 caf::error write_file(const std::string& path, const std::string& text) {
   static std::atomic<unsigned> last{0};
@@ -77,7 +65,7 @@ caf::error write_file(const std::string& path, const std::string& text) {
   bool good = static_cast<bool>(out);
   if (good) {
     api = "write";
-    good = write_all(out, text);
+    good = write_all(out.get(), text);
     const int code = errno;
     out.reset();
     errno = code;

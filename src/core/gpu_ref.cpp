@@ -1,5 +1,6 @@
 #include "core/buffer.hpp"
 #include "core/device_state.hpp"
+#include "core/error_text.hpp"
 #include "core/operations.hpp"
 #include "core/order.hpp"
 #include <troupe/gpu_ref.hpp>
@@ -57,8 +58,7 @@ caf::expected<any_gpu_ref> any_gpu_ref::slice(std::size_t first, std::size_t cou
 
 caf::expected<any_gpu_ref> any_gpu_ref::reinterpret(dtype type) const {
   if (!is_dtype(type))
-    return make_error(errc::invalid_argument,
-                      "unknown dtype " + std::to_string(static_cast<int>(type)));
+    return make_error(errc::invalid_argument, detail::unknown_dtype(type));
   auto size = size_of(type);
   auto address = memory_ ? reinterpret_cast<std::uintptr_t>(memory_->address()) + offset_ : 0;
   if (size_bytes() % size != 0 || address % size != 0)

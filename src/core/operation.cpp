@@ -76,6 +76,12 @@ caf::expected<issue_outcome> operation::proceed(part&, lane&) {
   return make_error(errc::internal, "this operation does not issue in pieces");
 }
 
+caf::error operation::late() const {
+  auto why = describe(errc::deadline_exceeded, "its deadline was over before it began");
+  why.parts.clear();
+  return make_error(std::move(why));
+}
+
 failure operation::describe(errc code, std::string detail) const {
   failure result;
   result.code = code;

@@ -248,6 +248,8 @@ public:
 
   /// `code` with verb, number and the parts' states.
   failure describe(errc code, std::string detail) const;
+  /// The error of a request whose deadline was over when it was made.
+  caf::error late() const;
 
   /// What the flight recorder says of `p`, without its times. On the lane of `p`.
   flight_entry record_of(const part& p) const noexcept;

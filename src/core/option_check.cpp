@@ -24,13 +24,12 @@ std::string with_unit(std::int64_t value, std::string_view unit) {
   return text;
 }
 
-/// Large sizes are all alike.
+} // namespace
+
 std::int64_t as_signed(std::size_t x) noexcept {
   constexpr std::size_t most = std::numeric_limits<std::int64_t>::max();
   return static_cast<std::int64_t>(std::min(x, most));
 }
-
-} // namespace
 
 std::string text_of(std::chrono::nanoseconds x) {
   const std::array<std::pair<std::int64_t, const char*>, 3> units{

@@ -6,6 +6,7 @@
 #include <troupe/runtime_options.hpp>
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -20,6 +21,9 @@ inline constexpr std::int64_t most_in_flight = 1024;
 // Far more than anything spins or pauses, and far less than a clock can count.
 inline constexpr std::chrono::microseconds longest_spin = std::chrono::hours{1};
 inline constexpr std::chrono::milliseconds longest_backoff = std::chrono::hours{24};
+
+/// Large sizes are all alike.
+std::int64_t as_signed(std::size_t x) noexcept;
 
 /// In the largest unit that has a whole number: "3 s", "250 ms".
 std::string text_of(std::chrono::nanoseconds x);

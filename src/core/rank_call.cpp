@@ -1,6 +1,7 @@
 #include "core/rank_call.hpp"
 
 #include "core/buffer.hpp"
+#include "core/error_text.hpp"
 #include "core/foreign_handle.hpp"
 #include "core/lane.hpp"
 #include "core/prefetch.hpp"
@@ -620,11 +621,6 @@ caf::expected<std::vector<rank_call>> exchange_calls(const char* verb, const exc
     if (auto error = check.compare(result[to_itself[i]], result[from_itself[i]]); error)
       return error;
   return result;
-}
-
-std::string out_of_range(std::string_view what, std::int64_t number, std::size_t size) {
-  return std::string{what} + ' ' + std::to_string(number) + " is out of range: the world has " +
-         std::to_string(size) + (size == 1 ? " rank" : " ranks");
 }
 
 bool alike(const rank_call& a, const rank_call& b) noexcept {

@@ -13,7 +13,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace troupe::detail {
@@ -108,9 +107,6 @@ caf::expected<rank_call> rank_call_of(const char* verb, const collective_view& x
 caf::expected<std::vector<rank_call>> exchange_calls(const char* verb, const exchange& x,
                                                      std::span<const std::shared_ptr<lane>> lanes,
                                                      rank_set absent = {});
-
-/// The text of an error: `what` is `number`, which is no rank of a world of `size` ranks.
-std::string out_of_range(std::string_view what, std::int64_t number, std::size_t size);
 
 /// Are two ranks' calls the same, but for memory and plans?
 bool alike(const rank_call& a, const rank_call& b) noexcept;

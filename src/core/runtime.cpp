@@ -1,5 +1,6 @@
 #include "core/runtime.hpp"
 
+#include "core/error_text.hpp"
 #include "core/keep_forever.hpp"
 #include "core/log.hpp"
 #include "core/order.hpp"
@@ -101,15 +102,12 @@ void background::run(std::function<void()> job) {
     ++shared_->running;
     shared_->waiting.push_back(std::move(job));
   }
-  std::thread own;
   const auto work = [state = shared_] {
     std::unique_lock lock{state->mutex};
     state->work(lock);
   };
-  if (start_thread(own, work, "in the background"))
+  if (start_detached_thread(work, "in the background"))
     shared_->for_spare.notify_one(); // it waits for the first one that is free
-  else
-    own.detach();
 }
 
 // -- runtime
@@ -163,9 +161,7 @@ void runtime::close() noexcept {
 caf::error runtime::check_ordinal(int x) const {
   if (x >= 0 && x < device_count())
     return {};
-  return make_error(errc::invalid_argument, "device " + std::to_string(x) +
-                                                " is out of range: there are " +
-                                                std::to_string(device_count()) + " devices");
+  return make_error(errc::invalid_argument, device_out_of_range(x, device_count()));
 }
 
 caf::expected<std::vector<std::shared_ptr<lane>>> runtime::lanes_of(std::span<const int> ordinals) {

@@ -7,6 +7,7 @@
 #include <new>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 namespace troupe::detail {
@@ -25,6 +26,16 @@ template <class Thread, class Work>
   } catch (const std::bad_alloc&) { // for the thread's own copy of `work`
   }
   return system_failure("pthread_create", code, "no thread " + purpose);
+}
+
+/// The same for a thread that nothing waits for.
+template <class Work>
+[[nodiscard]] caf::error start_detached_thread(Work&& work, const std::string& purpose) {
+  std::thread own;
+  auto error = start_thread(own, std::forward<Work>(work), purpose);
+  if (!error)
+    own.detach();
+  return error;
 }
 
 } // namespace troupe::detail

@@ -245,8 +245,7 @@ topology_core::copies_answer topology_core::copy_nothing(const char* verb,
   auto result = std::make_shared<operation_of<nothing>>(verb, 0);
   auto why = why_closed();
   if (!why && options.deadline.count() < 0)
-    why = make_error(
-        result->describe(errc::deadline_exceeded, "its deadline was over before it began"));
+    why = result->late();
   result->answer(std::move(why));
   return result;
 }

@@ -375,8 +375,7 @@ topology_core::answer topology_core::new_request(const char* verb, const request
     return result;
   };
   if (result->deadline <= clock::now())
-    return refuse(make_error(
-        result->describe(errc::deadline_exceeded, "its deadline was over before it began")));
+    return refuse(result->late());
   caf::error closed;
   {
     std::lock_guard lock{mutex_};

@@ -1,6 +1,7 @@
 #include "core/world_core.hpp"
 
 #include "core/collective_operations.hpp"
+#include "core/error_text.hpp"
 #include "core/log.hpp"
 #include "core/order.hpp"
 #include "core/skipping.hpp"
@@ -524,12 +525,9 @@ std::shared_ptr<operation_of<world_buffers>> world_core::allocate(dtype type, st
     return refused_operation<world_buffers>(verb, make_error(std::move(why)));
   };
   if (!is_dtype(type))
-    return refuse(errc::invalid_argument,
-                  "unknown dtype " + std::to_string(static_cast<int>(type)));
+    return refuse(errc::invalid_argument, unknown_dtype(type));
   if (count > SIZE_MAX / size_of(type))
-    return refuse(errc::out_of_memory, std::to_string(count) + " elements of " +
-                                           std::string{to_string(type)} +
-                                           ": the size in bytes overflows");
+    return refuse(errc::out_of_memory, size_overflows(count, type));
   auto memory =
       what.symmetric
           ? std::make_shared<symmetric_memory>(
@@ -851,8 +849,7 @@ world_core::answer world_core::do_nothing(const char* verb, const request_option
                                           rank_set without) {
   auto result = std::make_shared<operation_of<collective_done>>(verb, 0);
   if (options.deadline.count() < 0) {
-    result->answer(make_error(
-        result->describe(errc::deadline_exceeded, "its deadline was over before it began")));
+    result->answer(result->late());
     return result;
   }
   caf::error why;

@@ -12,7 +12,6 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
-#include <set>
 #include <span>
 #include <stop_token>
 #include <string>
@@ -96,16 +95,12 @@ private:
   std::unique_ptr<host_gate> gate_; ///< calls the functions above
 };
 
-/// Of `names`, where one is there twice.
-std::string repeated_name(std::vector<std::string> names) {
-  std::ranges::sort(names);
-  return *std::ranges::adjacent_find(names);
-}
-
 caf::error check(remote_hosts& x) {
   if (!x.names.empty()) {
-    if (std::set<std::string>{x.names.begin(), x.names.end()}.size() != x.names.size())
-      return make_error(errc::invalid_argument, "a host is named twice: " + repeated_name(x.names));
+    auto sorted = x.names;
+    std::ranges::sort(sorted);
+    if (const auto twice = std::ranges::adjacent_find(sorted); twice != sorted.end())
+      return make_error(errc::invalid_argument, "a host is named twice: " + *twice);
     for (auto& name : x.names)
       if (auto hello = make_host_hello(name); !hello)
         return hello.error();
@@ -267,7 +262,7 @@ void host_pool::hear(host_session& who, int device, std::span<const std::byte> w
   told(first + device, what);
 }
 
-/// Those that are waited for by name, or how many have not joined; under the mutex.
+/// The text for hosts that did not join: their names, or how many joined. Under the mutex.
 std::string host_pool::missing_hosts() const {
   const auto& hosts = options_.hosts;
   const auto limit = " within " + text_of(hosts.join_limit);

@@ -306,11 +306,8 @@ void process_pool::end_soon(std::vector<running> lost) noexcept {
     return;
   const auto all = std::make_shared<std::vector<running>>(std::move(lost));
   const auto end = [self = shared_from_this(), all] { self->end_all(std::move(*all)); };
-  std::thread own;
-  if (start_thread(own, end, "to end workers"))
+  if (start_detached_thread(end, "to end workers"))
     end(); // then it takes its time here
-  else
-    own.detach();
 }
 
 caf::expected<std::shared_ptr<worker_link>>

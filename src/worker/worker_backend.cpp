@@ -1,5 +1,6 @@
 #include "worker/worker_backend.hpp"
 
+#include "core/error_text.hpp"
 #include "core/log.hpp"
 #include "core/start_thread.hpp"
 #include "worker/fair_limit.hpp"
@@ -135,8 +136,7 @@ caf::error worker_backend::check(int ordinal) const {
   failure f;
   f.code = errc::invalid_argument;
   f.device = ordinal;
-  f.detail = "device " + std::to_string(ordinal) + " is out of range: there are " +
-             std::to_string(device_count()) + " devices";
+  f.detail = device_out_of_range(ordinal, device_count());
   return make_error(std::move(f));
 }
 
@@ -238,11 +238,8 @@ worker_backend::build(const communicator_id&, int size,
       const auto end = [all, weak, left, limit = build_limit_] {
         end_those_that_hang(all, weak, left, limit);
       };
-      std::thread own;
-      if (start_thread(own, end, "to end workers"))
+      if (start_detached_thread(end, "to end workers"))
         end(); // then this one has to wait
-      else
-        own.detach();
     }
     return why;
   }

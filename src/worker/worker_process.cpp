@@ -139,10 +139,11 @@ public:
     for (auto& x : texts)
       arguments.push_back(x.data());
     arguments.push_back(nullptr);
-    auto mark = std::string{worker_variable} + "=" + std::to_string(worker_descriptor);
+    const auto of_mark = std::string{worker_variable} + "=";
+    auto mark = of_mark + std::to_string(worker_descriptor);
     std::vector<char*> variables{mark.data()};
     for (char** x = environ; *x != nullptr; ++x)
-      if (!std::string_view{*x}.starts_with(std::string{worker_variable} + "="))
+      if (!std::string_view{*x}.starts_with(of_mark))
         variables.push_back(*x);
     variables.push_back(nullptr);
     pid_t id = -1;
@@ -419,7 +420,7 @@ caf::error worker_process::state::exchange_hello(time_limit until) {
     return make_error(errc::unavailable, "the worker " + options_.name +
                                              " does not speak troupe: " + describe(got.error()));
   if (got->what == received::kind::interrupted)
-    return make_error(errc::unavailable, "nobody wants the worker " + options_.name + " any more");
+    return make_error(errc::unavailable, "the worker " + options_.name + " is not needed any more");
   if (got->what != received::kind::message)
     return began_badly(no_hello, until);
   const auto theirs =

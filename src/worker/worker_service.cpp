@@ -576,9 +576,7 @@ caf::error worker_service::run_job(std::function<void()> job) {
     if (--jobs_ == 0)
       jobs_over_.notify_all();
   };
-  std::thread own;
-  auto error = start_thread(
-      own,
+  auto error = start_detached_thread(
       [over, job = std::move(job)] {
         job();
         over();
@@ -586,8 +584,6 @@ caf::error worker_service::run_job(std::function<void()> job) {
       "for a request, in the worker");
   if (error)
     over();
-  else
-    own.detach();
   return error;
 }
 

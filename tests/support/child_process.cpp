@@ -394,6 +394,14 @@ child_end running_child::wait(std::chrono::nanoseconds limit) {
   return result;
 }
 
+std::string open_streams() {
+  std::string result;
+  for (const int x : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (::fcntl(x, F_GETFD) >= 0)
+      result += std::to_string(x) + " ";
+  return result;
+}
+
 child_end run_child(const std::string& scenario, std::chrono::nanoseconds limit,
                     const std::vector<std::string>& environment) {
   return running_child{scenario, environment}.wait(limit);

@@ -90,6 +90,9 @@ private:
   std::unique_ptr<state> state_;
 };
 
+/// Returns the numbers of this process's standard streams that are open, each with a blank.
+std::string open_streams();
+
 /// Runs a scenario, for at most `limit`. `environment`: more of it, as "NAME=value".
 /// @throws as `running_child`
 child_end run_child(const std::string& scenario, std::chrono::nanoseconds limit,

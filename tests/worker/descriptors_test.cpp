@@ -32,15 +32,6 @@ using namespace std::chrono_literals;
 
 constexpr std::chrono::seconds patience{30};
 
-/// Those of the standard streams that are open.
-std::string open_streams() {
-  std::string result;
-  for (const int x : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
-    if (::fcntl(x, F_GETFD) >= 0)
-      result += std::to_string(x) + " ";
-  return result;
-}
-
 /// With what the library makes while the standard streams are closed.
 TROUPE_CHILD(MakesDescriptorsWithoutStreams) {
   for (const int x : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})

@@ -21,7 +21,6 @@
 #include <utility>
 #include <vector>
 
-#include <fcntl.h>
 #include <link.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -246,14 +245,6 @@ TEST(WorkerProgram, MayBeNamedByARelativePath) {
 }
 
 // -- the standard streams
-
-std::string open_streams() {
-  std::string result;
-  for (const int x : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
-    if (::fcntl(x, F_GETFD) >= 0)
-      result += std::to_string(x) + " ";
-  return result;
-}
 
 void compute_and_print() {
   test_system system{in_worker_processes(2)};

@@ -347,7 +347,11 @@ inline bool has_printed_help(const caf::actor_system_config& cfg) noexcept {
 }
 
 template <class E> bool in_category(const caf::error& e) {
-  return e.category() == caf::detail::error_factory<E>::category;
+  using factory = caf::detail::error_factory<E>;
+  if constexpr (factory::specialized)
+    return e.category() == factory::category;
+  else // CAF's own; 0 is no error
+    return e.category() == caf::make_error(static_cast<E>(1)).category();
 }
 
 inline bool means_receiver_down(const caf::error& e) { return e == caf::none; }

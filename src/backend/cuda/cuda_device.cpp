@@ -4,6 +4,7 @@
 #include "backend/cuda/cuda_handles.hpp"
 #include "backend/cuda/device_guard.hpp"
 #include "backend/cuda/fill.hpp"
+#include "core/error_text.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/error.hpp>
 
@@ -54,9 +55,7 @@ caf::error check_ordinal(int ordinal, int device_count, const shared_driver_acce
     return err;
   const int limit = std::min(device_count, static_cast<int>(claimed.size()));
   if (ordinal < 0 || ordinal >= limit)
-    return failed(errc::invalid_argument, ordinal,
-                  "device " + std::to_string(ordinal) + " is out of range: there are " +
-                      std::to_string(limit) + " devices");
+    return failed(errc::invalid_argument, ordinal, device_out_of_range(ordinal, limit));
   return {};
 }
 } // namespace

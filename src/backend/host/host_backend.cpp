@@ -1,3 +1,4 @@
+#include "core/error_text.hpp"
 #include "host_communicator.hpp"
 #include "host_connection.hpp"
 #include "host_device.hpp"
@@ -241,9 +242,7 @@ private:
   caf::error check_ordinal(int ordinal) const {
     if (ordinal >= 0 && ordinal < machine_->devices)
       return {};
-    return fail(errc::invalid_argument, ordinal,
-                "device " + std::to_string(ordinal) + " is out of range: there are " +
-                    std::to_string(machine_->devices) + " devices");
+    return fail(errc::invalid_argument, ordinal, device_out_of_range(ordinal, machine_->devices));
   }
 
   /// Adds all of `ranks`, or, with an error, none.
