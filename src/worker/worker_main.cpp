@@ -1,5 +1,6 @@
 #include "core/log.hpp"
 #include "core/option_check.hpp"
+#include "core/other_processes.hpp"
 #include "core/start_thread.hpp"
 #include "core/system_call.hpp"
 #include "hosts/host_pool.hpp"
@@ -147,7 +148,7 @@ private:
     if (message.bytes().size() > control_bytes)
       return make_error(errc::invalid_argument,
                         std::to_string(what.size()) + " bytes are too many for a worker's message");
-    service_->before_saying();
+    before_telling_another_process();
     std::lock_guard lock{sending_};
     return parent_.socket().send(message.bytes());
   }

@@ -4,6 +4,7 @@
 #include "core/device_state.hpp"
 #include "core/launch_call.hpp"
 #include "core/log.hpp"
+#include "core/other_processes.hpp"
 #include "core/spin.hpp"
 #include "core/start_thread.hpp"
 #include <troupe/launch.hpp>
@@ -151,7 +152,7 @@ bool worker_service::execute_some() noexcept {
 }
 
 void worker_service::execute(const command_head& head, std::span<const std::byte> body) noexcept {
-  static_cast<void>(said_.load(std::memory_order_acquire)); // as in `received`
+  after_hearing_from_another_process();
   wire_reader reader{body};
   wire_writer result;
   const auto what = static_cast<command>(head.kind);
@@ -191,6 +192,7 @@ void worker_service::reply(std::uint64_t number, const caf::error& error,
             area_.reply.begin() + static_cast<std::ptrdiff_t>(head.size()));
   area_.reply_size.store(static_cast<std::uint32_t>(head.size() + more.size()),
                          std::memory_order_relaxed);
+  before_telling_another_process();
   area_.replied.store(number, std::memory_order_release);
   area_.to_asker.ring_sleepers();
 }
@@ -526,10 +528,10 @@ bool worker_service::poll() noexcept {
         break;
       if (x.of != 0 && has_error(x.of))
         area_.communicator_errors.fetch_add(1, std::memory_order_release);
+      before_telling_another_process();
       // A later record of the event may have been done before this one, in another stream.
       if (area_.done[x.event].load(std::memory_order_relaxed) < x.record)
         area_.done[x.event].store(x.record, std::memory_order_release);
-      told_done_.store(told_done_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
       not_in_flight(x);
       stream.in_flight.pop_front();
       worked = true;
@@ -633,8 +635,7 @@ void worker_service::answer(const control_head& head, const caf::error& error,
 
 void worker_service::received(std::span<const std::byte> message,
                               std::optional<file_descriptor> descriptor) noexcept {
-  // The parent may have seen it done: whoever acts on the message comes behind it.
-  static_cast<void>(told_done_.load(std::memory_order_acquire));
+  after_hearing_from_another_process();
   wire_reader reader{message};
   const auto head = reader.get<control_head>();
   if (!reader.ok())

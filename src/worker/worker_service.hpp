@@ -47,9 +47,6 @@ public:
 
   /// Who has ranks that are handed over. Before `open`; it outlives this.
   void set_programs(program_site& x) noexcept { programs_ = &x; }
-  /// A program is about to say something to the parent: commands that follow from that come behind
-  /// what it has done. @thread any
-  void before_saying() noexcept { said_.fetch_add(1, std::memory_order_release); }
   /// Held while a call is made on a communicator of the device.
   const std::shared_ptr<shared_device>& device_lock() const noexcept { return device_lock_; }
   /// Nothing is left of a rank that was handed over. @thread any
@@ -140,9 +137,7 @@ private:
   const std::shared_ptr<shared_device> device_lock_ = std::make_shared<shared_device>();
   std::shared_ptr<device_state> state_; ///< for the handles that registered launches get
   std::atomic<bool> stopped_{false};
-  std::atomic<bool> completed_{false};      ///< the backend said that something is done
-  std::atomic<std::uint64_t> told_done_{0}; ///< how often the parent was told of what is done
-  std::atomic<std::uint64_t> said_{0};      ///< how often a program said something to it
+  std::atomic<bool> completed_{false}; ///< the backend said that something is done
   bool signals_ = false;
   std::chrono::steady_clock::time_point awake_until_{};
   bool memory_ready_ = false;              ///< open before it was asked for

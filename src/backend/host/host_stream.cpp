@@ -1,5 +1,6 @@
 #include "host_stream.hpp"
 
+#include "core/other_processes.hpp"
 #include "core/start_thread.hpp"
 #include <troupe/error.hpp>
 
@@ -197,6 +198,7 @@ void host_stream::execute(stream_command& command) noexcept {
       // Another process writes it, and rings no bell that every backend could hear.
       while (!self.cancelled_ && x.word->load(std::memory_order_acquire) < x.at_least)
         std::this_thread::sleep_for(std::chrono::microseconds{20});
+      after_hearing_from_another_process();
     }
     void operator()(const collective_command& x) const noexcept { self.serve(x); }
   };
