@@ -29,6 +29,18 @@ void file_descriptor::reset() noexcept {
     log(log_level::error, "a file descriptor", system_failure("close", errno, "cannot close it"));
 }
 
+caf::error fill_standard_streams() noexcept {
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    while (::fcntl(stream, F_GETFD) < 0 && errno == EBADF) {
+      const int null = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+      if (null < 0)
+        return system_failure("open", errno, "no /dev/null for a standard stream that is closed");
+      if (null > STDERR_FILENO) // another thread was first
+        file_descriptor{null}.reset();
+    }
+  return {};
+}
+
 caf::expected<std::string> read_file(const std::string& path) {
   const file_descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
   if (!file)

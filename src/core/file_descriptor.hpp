@@ -44,6 +44,11 @@ private:
   int native_ = -1;
 };
 
+/// Opens /dev/null in place of each standard stream that is closed. To be called before another
+/// library opens files: it takes the lowest free numbers, and the program's prints would go there.
+/// @errors errc::unavailable: /dev/null cannot be opened
+caf::error fill_standard_streams() noexcept;
+
 /// Returns the content of a file.
 /// @errors errc::unavailable: it cannot be opened or read
 caf::expected<std::string> read_file(const std::string& path);

@@ -12,6 +12,8 @@
 #include <map>
 #include <sstream>
 #include <stdexcept>
+#include <string>
+#include <string_view>
 #include <system_error>
 #include <thread>
 
@@ -396,9 +398,15 @@ child_end running_child::wait(std::chrono::nanoseconds limit) {
 
 std::string open_streams() {
   std::string result;
-  for (const int x : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
-    if (::fcntl(x, F_GETFD) >= 0)
+  for (const int x : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(x, F_GETFD) < 0)
+      continue;
+    std::array<char, 16> file{};
+    const auto link = "/proc/self/fd/" + std::to_string(x);
+    if (::readlink(link.c_str(), file.data(), file.size() - 1) < 0 ||
+        std::string_view{file.data()} != "/dev/null")
       result += std::to_string(x) + " ";
+  }
   return result;
 }
 

@@ -90,7 +90,8 @@ private:
   std::unique_ptr<state> state_;
 };
 
-/// Returns the numbers of this process's standard streams that are open, each with a blank.
+/// Returns the numbers of this process's standard streams that lead anywhere, each with a blank:
+/// they are open, and not /dev/null.
 std::string open_streams();
 
 /// Runs a scenario, for at most `limit`. `environment`: more of it, as "NAME=value".

@@ -4,6 +4,7 @@
 #include "backend/cuda/exit_watch.hpp"
 #include "backend/cuda/nccl_communicator.hpp"
 #include "backend/cuda/nvlink.hpp"
+#include "core/file_descriptor.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/error.hpp>
 
@@ -60,10 +61,14 @@ public:
   int device_count() const noexcept override { return devices_; }
 
   caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
+    if (auto err = detail::fill_standard_streams())
+      return err;
     return detail::cuda_device::open(ordinal, devices_, driver_);
   }
 
   caf::expected<std::unique_ptr<backend_device>> open_beside(int ordinal) noexcept override {
+    if (auto err = detail::fill_standard_streams())
+      return err;
     return detail::cuda_device::open_beside(ordinal, devices_, driver_);
   }
 
@@ -82,11 +87,15 @@ public:
   caf::expected<communicator_id> make_communicator_id() noexcept override {
     if (auto err = driver_->check(-1))
       return err;
+    if (auto err = detail::fill_standard_streams())
+      return err;
     return detail::make_nccl_id();
   }
 
   caf::expected<communicator_ranks> build(const communicator_id& id, int size,
                                           std::span<const local_rank> ranks) noexcept override {
+    if (auto err = detail::fill_standard_streams())
+      return err;
     return detail::no_throw([&] {
       return detail::build_communicator(id, size, ranks, devices_, driver_, wanted_.unwanted(id));
     });
@@ -181,6 +190,8 @@ caf::error no_gpu(cudaError_t code) {
 
 caf::expected<std::shared_ptr<backend>> make_cuda_backend() {
   return detail::no_throw([]() -> caf::expected<std::shared_ptr<backend>> {
+    if (auto err = detail::fill_standard_streams())
+      return err;
     int devices = 0;
     if (const auto code = cudaGetDeviceCount(&devices); code != cudaSuccess)
       return no_gpu(code);
