@@ -1,5 +1,6 @@
 #include "core/communicator.hpp"
 
+#include "core/fair_limit.hpp"
 #include "core/keep_forever.hpp"
 #include "core/log.hpp"
 #include "core/order.hpp"
@@ -38,11 +39,11 @@ template <class F> void wait_until(F f) {
 }
 
 template <class F> bool wait_until(F f, std::chrono::nanoseconds limit) {
-  for (const auto until = clock::now() + limit; !f();) {
-    if (clock::now() >= until)
+  if (limit.count() <= 0)
+    return f();
+  for (fair_limit left{limit}; !f(); std::this_thread::sleep_for(between_looks))
+    if (left.over())
       return false;
-    std::this_thread::sleep_for(between_looks);
-  }
   return true;
 }
 

@@ -89,7 +89,7 @@ lane::lane(std::shared_ptr<device_state> state, std::unique_ptr<backend_device> 
 
 lane::~lane() {
   if (thread_.joinable())
-    thread_.detach(); // given up (`join_until`)
+    thread_.detach(); // given up (`join_within`)
   stager_.reset();    // while what it wakes is there
 }
 
@@ -185,11 +185,12 @@ void lane::abandon() noexcept {
   wake();
 }
 
-bool lane::join_until(clock::time_point until) noexcept {
+bool lane::join_within(fair_limit& limit) noexcept {
   if (!thread_.joinable())
     return true;
-  if (over_.wait_until(until) != std::future_status::ready)
-    return false;
+  while (over_.wait_until(limit.next()) != std::future_status::ready)
+    if (limit.over())
+      return false;
   // Once a kernel has failed, CUDA may wait for good in the end of a thread that has used its own
   // stream (cudaStreamPerThread), as connecting a communicator does, and as users' launches may.
   if (runs_cuda_ && abandoned_.load())
@@ -205,8 +206,12 @@ void lane::run() noexcept {
   forbid_blocking("a lane");
   if (!come_up())
     abandoned_.store(true);
+  const auto count_look = [this] {
+    looks_.store(looks_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  };
   while (!ends_now()) {
     bool worked = false;
+    count_look();
     const auto left = left_.load(std::memory_order_relaxed);
     if (abandoned_.load(std::memory_order_relaxed)) {
       worked = !waiting_.empty() || !late_.empty() || !nothing_in_flight() || has_input();
@@ -222,6 +227,7 @@ void lane::run() noexcept {
     }
     if (left_.load(std::memory_order_relaxed) != left)
       process_room.notify();
+    count_look();
     worked_ |= worked;
     if (!worked)
       idle();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/device_state.hpp"
+#include "core/fair_limit.hpp"
 #include "core/flight_log.hpp"
 #include "core/operation.hpp"
 #include "core/room.hpp"
@@ -100,6 +101,13 @@ public:
   std::size_t in_flight() const noexcept { return in_flight_.load(std::memory_order_relaxed); }
   /// May something of it run on the device?
   bool at_work() const noexcept { return issuing_.load() || in_flight_.load() != 0; }
+  /// A count that goes up when its thread begins, and when it ends, to look after everything once.
+  std::uint64_t looks() const noexcept { return looks_.load(std::memory_order_acquire); }
+  /// What the count is, at least, when all of that is done again that there is to do now.
+  std::uint64_t whole_look() const noexcept {
+    const auto now = looks();
+    return now + (now % 2 == 0 ? 2 : 3);
+  }
   /// How many parts are to be issued.
   std::size_t queued() const noexcept {
     auto left = left_.load(std::memory_order_acquire); // first: it never passes the other
@@ -130,9 +138,9 @@ public:
   void request_revival() noexcept;
   /// Frees everything, once nothing is in flight, and ends the thread. The state was closed before.
   void request_stop() noexcept;
-  /// Waits for the thread to end; false if it did not until then: it is given up, and keeps what it
+  /// Waits for the thread to end; false if it did not in time: it is given up, and keeps what it
   /// has.
-  bool join_until(clock::time_point until) noexcept;
+  bool join_within(fair_limit& limit) noexcept;
   /// CUDA is gone in this process: everything queued or in flight is let go without another call.
   void abandon() noexcept;
 
@@ -379,6 +387,7 @@ private:
   std::atomic<std::size_t> left_{0}; // how many of the parts are issued, or never will be
   std::atomic<bool> issuing_{false}; // or continuing
   std::atomic<std::int64_t> issuing_since_{0};
+  std::atomic<std::uint64_t> looks_{0};
   std::atomic<const void*> inside_{nullptr};
   std::atomic<std::size_t> tenants_{0};
   std::atomic<bool> held_{false};

@@ -91,9 +91,9 @@ background::background() {
   shared_.reset(state.get(), [state](shared*) { state->end(); });
 }
 
-bool background::wait_idle(clock::time_point until) noexcept {
+bool background::wait_idle(fair_limit& limit) noexcept {
   std::unique_lock lock{shared_->mutex};
-  return shared_->idle.wait_until(lock, until, [this] { return shared_->running == 0; });
+  return limit.wait(shared_->idle, lock, [this] { return shared_->running == 0; });
 }
 
 void background::run(std::function<void()> job) {
@@ -144,10 +144,10 @@ void runtime::close() noexcept {
   for (int i = 0; i < device_count(); ++i)
     shut_down(i, why);
   admission_->go_on(); // all have failed
-  auto until = clock::now() + (ended() ? lost_patience : end_patience);
-  bool stuck = !workers_.wait_idle(until);
+  fair_limit limit{ended() ? lost_patience : end_patience};
+  bool stuck = !workers_.wait_idle(limit);
   for (auto& s : slots_)
-    stuck |= s.worker && !s.worker->join_until(until);
+    stuck |= s.worker && !s.worker->join_within(limit);
   if (stuck) {
     log(log_level::error, "a thread is stuck in a call and was given up");
     if (auto self = weak_from_this().lock())

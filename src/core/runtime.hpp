@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/admission.hpp"
+#include "core/fair_limit.hpp"
 #include "core/flight_recorder.hpp"
 #include "core/lane.hpp"
 #include "core/memory_exchange.hpp"
@@ -29,8 +30,8 @@ public:
   background();
 
   void run(std::function<void()> job);
-  /// Waits until no job runs; false if that was not so until then.
-  bool wait_idle(clock::time_point until) noexcept;
+  /// Waits until no job runs; false if that was not so in time.
+  bool wait_idle(fair_limit& limit) noexcept;
 
 private:
   struct shared;

@@ -1,5 +1,6 @@
 #include "core/timekeeper.hpp"
 
+#include "core/lane.hpp"
 #include "core/operation.hpp"
 #include "core/spin.hpp"
 
@@ -9,25 +10,32 @@ namespace troupe::detail {
 
 namespace {
 
+/// How often the thread looks whether it runs at all, while there is anything to watch.
+constexpr std::chrono::milliseconds tick{50};
+
+/// How often it looks whether lanes have looked.
+constexpr std::chrono::microseconds between_looks{100};
+
 clock::time_point at(std::int64_t nanoseconds) {
   return clock::time_point{std::chrono::nanoseconds{nanoseconds}};
 }
 
 } // namespace
 
-/// Work that has not started cannot stall before the limit.
-clock::time_point timekeeper::due(const operation& x, clock::time_point now) {
+/// Under mutex_. Work that has not started cannot stall before the limit.
+clock::time_point timekeeper::due(const operation& x, clock::time_point now) const {
   auto result = x.answered() || x.deadline <= now ? clock::time_point::max() : x.deadline;
   if (x.stall_limit > 0 && !x.stall_told_ && !x.over()) {
-    auto started = x.first_started_at();
-    auto begin = started != 0 ? at(started) : now;
-    if (std::chrono::nanoseconds limit{x.stall_limit}; limit < clock::time_point::max() - begin)
-      result = std::min(result, begin + limit);
+    std::chrono::nanoseconds left{x.stall_limit};
+    if (auto started = x.first_started_at(); started != 0)
+      left -= time_.passed(at(started), now);
+    if (left < clock::time_point::max() - now)
+      result = std::min(result, now + left);
   }
   return result;
 }
 
-timekeeper::timekeeper() : thread_([this] { run(); }) {}
+timekeeper::timekeeper() : time_(tick), thread_([this] { run(); }) {}
 
 timekeeper::~timekeeper() { stop(); }
 
@@ -47,7 +55,10 @@ timekeeper::shelf& timekeeper::shelf_of(const operation& x) noexcept {
 }
 
 void timekeeper::add(operation& x) {
-  auto when = std::min(x.deadline, due(x, at(x.admitted_at)));
+  auto when = x.deadline;
+  if (const auto now = at(x.admitted_at);
+      x.stall_limit > 0 && std::chrono::nanoseconds{x.stall_limit} < when - now)
+    when = now + std::chrono::nanoseconds{x.stall_limit};
   {
     auto& place = shelf_of(x);
     hot_lock lock{place.mutex};
@@ -144,12 +155,44 @@ void timekeeper::look_at(shelf& place, clock::time_point now) {
       expired_.push_back(x->shared_from_this());
     if (auto started = x->first_started_at();
         x->stall_limit > 0 && !x->stall_told_ && !x->over() && started != 0 &&
-        now - at(started) >= std::chrono::nanoseconds{x->stall_limit}) {
+        time_.passed(at(started), now) >= std::chrono::nanoseconds{x->stall_limit}) {
       x->stall_told_ = true;
-      stalled_.push_back(x->shared_from_this());
+      suspected_.push_back(x->shared_from_this());
     }
     next_ = std::min(next_.load(), due(*x, now));
   }
+}
+
+void timekeeper::ask(const std::shared_ptr<completion>& who, clock::time_point now) {
+  const auto& x = static_cast<operation&>(*who);
+  auto& asked = suspects_.emplace_back(suspect{who, {}, now + tick});
+  for (auto& p : x.parts())
+    if (const auto state = p.at.load(std::memory_order_acquire);
+        state == part::state::issued || state == part::state::started)
+      asked.looks.emplace_back(p.on, p.on->whole_look());
+  lane::wake(x.parts());
+}
+
+std::vector<std::shared_ptr<completion>> timekeeper::take_stalled(clock::time_point now) {
+  std::vector<std::shared_ptr<completion>> result;
+  std::erase_if(suspects_, [&](suspect& x) {
+    const bool looked = std::all_of(x.looks.begin(), x.looks.end(),
+                                    [](auto& one) { return one.first->looks() >= one.second; });
+    if (!looked && now < x.until)
+      return false;
+    result.push_back(std::move(x.who));
+    return true;
+  });
+  return result;
+}
+
+/// Blocks until there may be something to do, or for a tick. Under mutex_.
+void timekeeper::wait(std::unique_lock<std::mutex>& lock, clock::time_point next) {
+  if (next == clock::time_point::max())
+    return condition_.wait(lock);
+  const auto until = std::min(next, clock::now() + tick);
+  condition_.wait_until(lock, until);
+  time_.look(until, clock::now());
 }
 
 void timekeeper::run() {
@@ -158,11 +201,9 @@ void timekeeper::run() {
   std::vector<std::function<void()>> called;
   while (!stop_) {
     auto now = clock::now();
-    if (auto next = next_.load(); now < next) {
-      if (next == clock::time_point::max())
-        condition_.wait(lock);
-      else
-        condition_.wait_until(lock, next);
+    auto stalled = take_stalled(now);
+    if (auto next = next_.load(); now < next && stalled.empty()) {
+      wait(lock, suspects_.empty() ? next : std::min(next, now + between_looks));
       continue;
     }
     next_ = clock::time_point::max();
@@ -178,8 +219,10 @@ void timekeeper::run() {
       }
     }
     auto expired = std::move(expired_);
-    auto stalled = std::move(stalled_);
+    auto suspected = std::move(suspected_);
     lock.unlock();
+    for (auto& x : suspected)
+      ask(x, now);
     std::erase_if(stalled, [](const auto& x) { // first: its error says more
       return static_cast<operation&>(*x).on_stall();
     });
@@ -191,8 +234,11 @@ void timekeeper::run() {
     called.clear();
     count_anew(stalled);
     stalled.clear(); // without the lock: what goes with it may come back here
+    suspected.clear();
     lock.lock();
   }
+  lock.unlock();
+  suspects_.clear();
 }
 
 } // namespace troupe::detail

@@ -2,6 +2,7 @@
 /// or NCCL.
 #pragma once
 
+#include "core/fair_limit.hpp"
 #include <troupe/detail/completion.hpp>
 
 #include <array>
@@ -13,10 +14,12 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace troupe::detail {
 
+class lane;
 class operation;
 
 class timekeeper {
@@ -61,11 +64,24 @@ private:
     std::size_t size = 0;
   };
 
+  /// One whose stall limit is over. What it waits for may be done, and its lanes have not seen it
+  /// yet, as the process stood still: they are asked to look once more.
+  struct suspect {
+    std::shared_ptr<completion> who;
+    std::vector<std::pair<const lane*, std::uint64_t>> looks; ///< what their counts will be then
+    clock::time_point until; ///< one may be in a call that does not return
+  };
+
   shelf& shelf_of(const operation& x) noexcept;
   /// When to look at `x` again.
-  static clock::time_point due(const operation& x, clock::time_point now);
+  clock::time_point due(const operation& x, clock::time_point now) const;
+  /// Its lanes look once more.
+  void ask(const std::shared_ptr<completion>& who, clock::time_point now);
+  /// Those whose lanes have looked, to no avail.
+  std::vector<std::shared_ptr<completion>> take_stalled(clock::time_point now);
   /// The stall limits of `stalled` count from now on.
   void count_anew(const std::vector<std::shared_ptr<completion>>& stalled);
+  void wait(std::unique_lock<std::mutex>& lock, clock::time_point next);
   void run();
   void look_at(shelf& x, clock::time_point now);
   void wake_at(clock::time_point when); // under mutex_
@@ -75,7 +91,9 @@ private:
   std::condition_variable condition_;
   std::atomic<clock::time_point> next_{clock::time_point::max()}; // changed under mutex_
   std::vector<std::shared_ptr<completion>> expired_;              // what a look has found
-  std::vector<std::shared_ptr<completion>> stalled_;
+  std::vector<std::shared_ptr<completion>> suspected_;
+  std::vector<suspect> suspects_; // the thread's
+  running_time time_;             // that it saw pass
   std::vector<call> calls_;
   std::uint64_t next_call_ = 0;
   bool stop_ = false;

@@ -159,11 +159,11 @@ caf::error frame_link::serve() {
         return error;
       continue;
     }
-    auto until = heard_ + std::min<std::chrono::nanoseconds>(limit, as_good_as_never);
+    auto until = end_of(limit, heard_);
     if (writing_.empty())
       until = std::min(until, told_ + beat);
     if (silence.count() == 0)
-      until = std::min(until, begun_ + options_.admission_limit);
+      until = std::min(until, end_of(options_.admission_limit, begun_));
     // What is in TLS's own buffers is not seen by the system: `read` has taken all of it, or comes
     // again at once.
     if (auto error = wait(wanted_, wanted_ == 0 ? now : until))
@@ -171,12 +171,19 @@ caf::error frame_link::serve() {
   }
 }
 
+frame_link::clock::time_point frame_link::end_of(std::chrono::nanoseconds limit,
+                                                 clock::time_point since) const noexcept {
+  const auto now = clock::now();
+  return now +
+         std::min<std::chrono::nanoseconds>(limit - time_.passed(since, now), as_good_as_never);
+}
+
 caf::error frame_link::judge_time(clock::time_point now) {
   const auto silence = std::chrono::nanoseconds{silence_limit_ns_.load()};
-  if (silence.count() != 0 && now - heard_ >= silence)
+  if (silence.count() != 0 && time_.passed(heard_, now) >= silence)
     return make_error(errc::unavailable,
                       "nothing came from " + stream_.peer() + " for " + in_ms(now - heard_));
-  if (silence.count() == 0 && now - begun_ >= options_.admission_limit)
+  if (silence.count() == 0 && time_.passed(begun_, now) >= options_.admission_limit)
     return make_error(errc::unavailable, stream_.peer() + " did not make itself known within " +
                                              in_ms(options_.admission_limit));
   return {};
@@ -184,10 +191,12 @@ caf::error frame_link::judge_time(clock::time_point now) {
 
 caf::error frame_link::wait(short events, clock::time_point until) {
   std::array<pollfd, 2> wanted{{{stream_.native(), events, 0}, {wake_.native(), POLLIN, 0}}};
+  until = std::min(until, clock::now() + slowest_beat);
   if (::poll(wanted.data(), wanted.size(), poll_limit(until)) < 0 && errno != EINTR)
     return system_failure("poll", errno, "a connection with " + stream_.peer());
   if (wanted[1].revents != 0)
     wake_.clear();
+  time_.look(until, clock::now());
   return {};
 }
 
@@ -214,7 +223,7 @@ caf::error frame_link::shake_hands() {
       if (end_)
         return *end_;
     }
-    if (auto error = wait(events, begun_ + options_.admission_limit))
+    if (auto error = wait(events, end_of(options_.admission_limit, begun_)))
       return error;
   }
 }

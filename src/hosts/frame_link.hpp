@@ -2,6 +2,7 @@
 /// none.
 #pragma once
 
+#include "core/fair_limit.hpp"
 #include "hosts/tls_stream.hpp"
 
 #include <atomic>
@@ -87,7 +88,7 @@ private:
 
   void run() noexcept;
   caf::error serve();
-  /// Waits for the socket or a wake-up, not past `until`.
+  /// Waits for the socket or a wake-up, not past `until`, nor for long.
   caf::error wait(short events, clock::time_point until);
   caf::error shake_hands();
   caf::error read();
@@ -96,6 +97,8 @@ private:
   /// More to write, if there is; or why it is over.
   caf::error refill();
   caf::error judge_time(clock::time_point now);
+  /// When a limit will be over that counts from `since` on.
+  clock::time_point end_of(std::chrono::nanoseconds limit, clock::time_point since) const noexcept;
 
   tls_stream stream_; // of the thread
   const options options_;
@@ -104,6 +107,7 @@ private:
   std::atomic<std::int64_t> silence_limit_ns_{0}; ///< 0: not admitted
   clock::time_point begun_{};
   clock::time_point heard_{};
+  running_time time_{std::chrono::milliseconds{50}};
   clock::time_point told_{};
   short wanted_ = 0; ///< what the last attempts to read or to write wait for
   frame_head head_;

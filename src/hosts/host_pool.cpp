@@ -1,5 +1,6 @@
 #include "hosts/host_pool.hpp"
 
+#include "core/fair_limit.hpp"
 #include "core/log.hpp"
 #include "core/option_check.hpp"
 #include "hosts/host_gate.hpp"
@@ -291,8 +292,7 @@ caf::error host_pool::wait_for_all() {
     return std::count_if(members_.begin(), members_.end(),
                          [](const auto& x) { return x.second.now != nullptr; });
   };
-  if (!changed_.wait_until(lock, from_now(hosts.join_limit),
-                           [&] { return there() == hosts.count; }))
+  if (!fair_limit{hosts.join_limit}.wait(changed_, lock, [&] { return there() == hosts.count; }))
     return make_error(errc::unavailable, missing_hosts());
   complete_ = true;
   auto order = hosts.names;

@@ -1,9 +1,9 @@
 #include "worker/worker_backend.hpp"
 
 #include "core/error_text.hpp"
+#include "core/fair_limit.hpp"
 #include "core/log.hpp"
 #include "core/start_thread.hpp"
-#include "worker/fair_limit.hpp"
 #include "worker/remote_device.hpp"
 
 #include <array>
@@ -67,9 +67,7 @@ public:
 private:
   template <class F> void wait(fair_limit& limit, F f) {
     std::unique_lock lock{mutex_};
-    while (!condition_.wait_until(lock, limit.next(), f))
-      if (limit.over())
-        return;
+    static_cast<void>(limit.wait(condition_, lock, f));
   }
 
   std::mutex mutex_;

@@ -1,8 +1,8 @@
 #include "worker/worker_link.hpp"
 
+#include "core/fair_limit.hpp"
 #include "core/log.hpp"
 #include "core/spin.hpp"
-#include "worker/fair_limit.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -145,13 +145,10 @@ worker_link::request(control what, std::span<const std::byte> body, std::optiona
   });
   auto there = [&] { return shared->result.has_value(); };
   std::unique_lock lock{shared->mutex};
-  for (fair_limit left{limit}; limit.count() != 0 && !there();) {
-    if (shared->condition.wait_until(lock, left.next(), there) || !left.over())
-      continue;
+  if (limit.count() != 0 && !fair_limit{limit}.wait(shared->condition, lock, there)) {
     lock.unlock();
     give_up_late("to answer \"" + std::string{to_string(what)} + "\"", limit);
     lock.lock();
-    break;
   }
   shared->condition.wait(lock, there); // who loses it tells
   return std::move(*shared->result);

@@ -1,5 +1,6 @@
 #include "worker/worker_process.hpp"
 
+#include "core/fair_limit.hpp"
 #include "core/log.hpp"
 #include "core/start_thread.hpp"
 #include "core/system_call.hpp"
@@ -171,24 +172,18 @@ private:
   int error_ = 0;
 };
 
-/// For how long a count has stood still.
+/// Since when a count stands still.
 class stillness {
 public:
-  /// A look that came late counts as one in time: this process stood still as well.
-  std::chrono::nanoseconds look(std::uint64_t count, clock::time_point now,
-                                std::chrono::nanoseconds tick) noexcept {
-    if (count != std::exchange(count_, count) || last_ == clock::time_point{})
-      still_ = {};
-    else
-      still_ += std::min<std::chrono::nanoseconds>(now - last_, 2 * tick);
-    last_ = now;
-    return still_;
+  clock::time_point look(std::uint64_t count, clock::time_point now) noexcept {
+    if (count != std::exchange(count_, count) || since_ == clock::time_point{})
+      since_ = now;
+    return since_;
   }
 
 private:
   std::uint64_t count_ = 0;
-  clock::time_point last_;
-  std::chrono::nanoseconds still_{0};
+  clock::time_point since_;
 };
 
 } // namespace
@@ -527,6 +522,7 @@ void worker_process::state::watch_process() {
   for (const auto limit : {options_.stuck_limit, options_.call_limit})
     if (limit.count() != 0)
       tick = std::clamp(limit / 8, shortest_tick, tick);
+  running_time time{tick};
   stillness beats;
   stillness calls;
   bool hung_up = false;
@@ -543,8 +539,8 @@ void worker_process::state::watch_process() {
     }
     std::array<pollfd, 2> wanted{{{waits_for_tracer ? -1 : pidfd_.get(), POLLIN, 0},
                                   {started && !hung_up ? socket_.native() : -1, POLLRDHUP, 0}}};
-    if (::poll(wanted.data(), wanted.size(), poll_limit(clock::now() + tick)) < 0 &&
-        errno != EINTR) {
+    const auto next_look = clock::now() + tick;
+    if (::poll(wanted.data(), wanted.size(), poll_limit(next_look)) < 0 && errno != EINTR) {
       log(log_level::error, "a worker", system_failure("poll", errno, "its end may be seen late"));
       std::this_thread::sleep_for(tick);
       wanted = {};
@@ -559,8 +555,9 @@ void worker_process::state::watch_process() {
       note_end(noticed_by::socket, end_cause::hung_up);
     }
     const auto now = clock::now();
+    time.look(next_look, now);
     if (started && !ended && options_.stuck_limit.count() != 0 && report_at == no_limit &&
-        beats.look(page_.beats.load(), now, tick) >= options_.stuck_limit) {
+        time.passed(beats.look(page_.beats.load(), now), now) >= options_.stuck_limit) {
       if (auto e = kill(end_cause::stuck))
         log(log_level::error, "a stuck worker", e);
       report_at = now + kill_patience;
@@ -568,7 +565,7 @@ void worker_process::state::watch_process() {
     const auto progress = page_.progress.count.load(std::memory_order_acquire);
     const bool in_call = progress % 2 != 0;
     if (started && !ended && options_.call_limit.count() != 0 &&
-        calls.look(progress, now, tick) >= options_.call_limit && in_call &&
+        time.passed(calls.look(progress, now), now) >= options_.call_limit && in_call &&
         report_at == no_limit) {
       if (auto e = kill(end_cause::busy, page_.progress.call.load(std::memory_order_relaxed)))
         log(log_level::error, "a worker in a call", e);

@@ -563,7 +563,8 @@ TEST(Lane, AnswersEverythingWhenItStops) {
   }
   EXPECT_TRUE(has_code(answer_of(device.launch(no_work(), {}, {}, {})), errc::unavailable));
   running.open();
-  EXPECT_TRUE(system.lane()->join_until(detail::clock::now() + testing::patience));
+  detail::fair_limit limit{testing::patience};
+  EXPECT_TRUE(system.lane()->join_within(limit));
 }
 
 TEST(Lane, TakesBackHandlesOnAnyThread) {

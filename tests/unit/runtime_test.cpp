@@ -21,6 +21,11 @@ namespace troupe {
 
 namespace {
 
+bool becomes_idle(detail::background& x, std::chrono::nanoseconds time) {
+  detail::fair_limit limit{time};
+  return x.wait_idle(limit);
+}
+
 using testing::allocate_bytes;
 using testing::answer_of;
 using testing::core_system;
@@ -43,11 +48,11 @@ TEST(Background, DoesWhatItHasNoThreadFor) {
     const testing::no_threads held;
     for (int i = 0; i < 3; ++i)
       jobs.run([&] { ++done; });
-    EXPECT_TRUE(jobs.wait_idle(detail::clock::now() + 20s));
+    EXPECT_TRUE(becomes_idle(jobs, 20s));
     EXPECT_EQ(done, 3);
   }
   jobs.run([&] { ++done; });
-  EXPECT_TRUE(jobs.wait_idle(detail::clock::now() + 20s));
+  EXPECT_TRUE(becomes_idle(jobs, 20s));
   EXPECT_EQ(done, 4);
 }
 
@@ -248,13 +253,13 @@ TEST(Background, RunsJobsBesideEachOther) {
       together.arrive_and_wait();
       done.fetch_add(1);
     });
-  EXPECT_TRUE(workers.wait_idle(detail::clock::now() + testing::patience));
+  EXPECT_TRUE(becomes_idle(workers, testing::patience));
   EXPECT_EQ(done, 3);
   gate held;
   workers.run(held.passer());
-  EXPECT_FALSE(workers.wait_idle(detail::clock::now() + 10ms));
+  EXPECT_FALSE(becomes_idle(workers, 10ms));
   held.open();
-  EXPECT_TRUE(workers.wait_idle(detail::clock::now() + testing::patience));
+  EXPECT_TRUE(becomes_idle(workers, testing::patience));
 }
 
 } // namespace
