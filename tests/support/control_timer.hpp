@@ -10,14 +10,6 @@
 
 namespace troupe::testing {
 
-/// How late an answer may come where a thread wakes in time (INV-1). Sanitizers make all that is
-/// between slower.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-inline constexpr std::chrono::milliseconds answer_slack{50};
-#else
-inline constexpr std::chrono::milliseconds answer_slack{5};
-#endif
-
 /// How late threads of this machine wake that wait until a point in time, as the library's
 /// timekeeper does. There are several, for what happens to one need not be seen in another.
 class control_timer {
