@@ -2,6 +2,7 @@
 /// order an actor's requests take effect.
 
 #include "support/eventually.hpp"
+#include "support/topology_fixture.hpp"
 #include "support/world_fixture.hpp"
 #include <troupe/troupe.hpp>
 
@@ -9,8 +10,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <future>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -292,6 +296,68 @@ TEST(RequestsOfAnActor, AfterAShutdownAreRefused) {
   request(self, w, all_reduce{refs, {}, reduce_op::sum, {}, {}}, patience)
       .receive([](const collective_done&) {}, [&](const caf::error& why) { got = why; });
   EXPECT_TRUE(has_code(got, errc::unavailable));
+}
+
+/// Holds all threads of CAF's pool while it lives.
+class blocked_pool {
+public:
+  explicit blocked_pool(caf::actor_system& sys) {
+    const auto threads = std::clamp(std::thread::hardware_concurrency() / 4, 2U, 4U); // as `config`
+    for (unsigned i = 0; i < threads; ++i)
+      sys.spawn([state = state_](caf::event_based_actor*) {
+        ++state->inside;
+        EXPECT_TRUE(state->open.wait());
+      });
+    EXPECT_TRUE(eventually([&] { return state_->inside == threads; }));
+  }
+  ~blocked_pool() { state_->open.set(); }
+  blocked_pool(const blocked_pool&) = delete;
+  blocked_pool& operator=(const blocked_pool&) = delete;
+
+private:
+  struct shared {
+    std::atomic<unsigned> inside{0};
+    flag open;
+  };
+  const std::shared_ptr<shared> state_ = std::make_shared<shared>();
+};
+
+template <class... Answer, class Handle>::testing::AssertionResult is_late(Handle handle) {
+  caf::error got;
+  handle.receive([](const Answer&...) {}, [&](const caf::error& why) { got = why; });
+  return has_code(got, errc::deadline_exceeded);
+}
+
+// They are admitted on the sender's thread, and timed on the library's own.
+TEST(RequestsOfAnActor, KeepTheirDeadlinesWhileCafsPoolIsBlocked) {
+  auto plan = std::make_shared<fault_plan>();
+  test_system system{{.faults = plan}};
+  auto w = system.open_world();
+  const auto d = w.device_of(0);
+  const auto t = open_topology(system);
+  const auto refs = any(must(w.allocate<std::int32_t>(count, true)));
+  const auto into = any(must(w.allocate<std::int32_t>(count, true)));
+  const auto of_d = must(d.actor());
+  plan->add({fault::hang, verb::fill, 0});
+  auto held = d.fill(refs[0], one_of(1));
+  ASSERT_TRUE(plan->wait_injected(fault::hang, 1, patience));
+  caf::scoped_actor self{system.get()};
+  {
+    const blocked_pool pool{system.get()};
+    const all_reduce sum{.send = refs, .recv = into, .op = reduce_op::sum};
+    const all_reduce part{.send = {refs[0]}, .recv = {into[0]}, .op = reduce_op::sum};
+    const download bytes{.source = refs[0]};
+    const copy to_other{.target = into[0], .source = refs[0]};
+    EXPECT_TRUE(is_late<collective_done>(request(self, w, sum, 50ms)));
+    EXPECT_TRUE(is_late<collective_done>(request(self, w.actor(), sum, 50ms)));
+    EXPECT_TRUE(is_late<collective_done>(request(self, w.rank(0), part, 50ms)));
+    EXPECT_TRUE(is_late<host_buffer>(request(self, d, bytes, 50ms)));
+    EXPECT_TRUE(is_late<host_buffer>(request(self, of_d, bytes, 50ms)));
+    EXPECT_TRUE(is_late<>(request(self, t, to_other, 50ms)));
+    EXPECT_TRUE(is_late<>(request(self, t.actor(), to_other, 50ms)));
+  }
+  plan->release();
+  EXPECT_TRUE(is_ok(answer_of(held)));
 }
 
 } // namespace
