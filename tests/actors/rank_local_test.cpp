@@ -724,7 +724,7 @@ TEST_F(RankCalls, ExchangeAllOrEndTogether) {
   EXPECT_TRUE(has_code(answer_of(taken_back), errc::cancelled));
   expect_code({w.rank(1).recv(x[1], 0), w.rank(2).recv(y[2], 0)}, errc::cancelled);
 
-  auto hasty = w.rank(0).exchange({{1, x[0]}, {2, y[0]}}, {}, {.deadline = 20ms});
+  auto hasty = w.rank(0).exchange({{1, x[0]}, {2, y[0]}}, {}, {.deadline = 300ms});
   expect_ok({w.rank(1).recv(x[1], 0)});
   got = answer_of(hasty);
   ASSERT_TRUE(has_code(got, errc::deadline_exceeded));
