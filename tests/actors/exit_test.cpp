@@ -347,6 +347,10 @@ INSTANTIATE_TEST_SUITE_P(Everywhere, ProcessExit,
 
 TEST_P(ProcessExit, EndsAtOnceWithStatusAndMessage) {
   TROUPE_NEEDS_DEVICES(2);
+#ifdef __SANITIZE_THREAD__
+  if (std::string_view{GetParam()} == "EndsWhileStdoutIsHeld")
+    GTEST_SKIP() << "the sanitizer flushes stdout at the end of a process";
+#endif
   if (std::string_view{GetParam()} == "EndsFromALane")
     TROUPE_IN_PROCESS_ONLY("callables");
   const auto extra = control();
