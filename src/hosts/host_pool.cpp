@@ -71,8 +71,10 @@ private:
   void hear(host_session& who, int device, std::span<const std::byte> what);
   caf::error wait_for_all();
   std::string missing_hosts() const;
-  std::shared_ptr<host_session> wait_for(const member& host, clock::time_point until,
-                                         const std::stop_token& stop = {});
+  /// Null: it is not there now.
+  std::shared_ptr<host_session> session_of(const member& host);
+  /// Null: it did not come (back) in time.
+  std::shared_ptr<host_session> wait_for(const member& host, const std::stop_token& stop);
 
   bool is_local(int ordinal) const noexcept { return ordinal < local_devices_; }
   slot& slot_of(int ordinal) const noexcept {
@@ -311,11 +313,17 @@ caf::error host_pool::wait_for_all() {
   return {};
 }
 
-std::shared_ptr<host_session> host_pool::wait_for(const member& host, clock::time_point until,
-                                                  const std::stop_token& stop) {
+std::shared_ptr<host_session> host_pool::session_of(const member& host) {
+  std::lock_guard lock{mutex_};
+  return host.now;
+}
+
+std::shared_ptr<host_session> host_pool::wait_for(const member& host, const std::stop_token& stop) {
+  fair_limit limit{options_.hosts.rejoin_limit};
   std::unique_lock lock{mutex_};
-  if (!changed_.wait_until(lock, stop, until, [&] { return host.now != nullptr; }))
-    return nullptr;
+  while (!changed_.wait_until(lock, stop, limit.next(), [&] { return host.now != nullptr; }))
+    if (stop.stop_requested() || limit.over())
+      return nullptr;
   return host.now; // if it is over meanwhile, it says so
 }
 
@@ -342,7 +350,7 @@ void host_pool::end_all(const std::vector<running>& lost) noexcept {
 
 caf::expected<host_pool::running> host_pool::start(slot& here, int ordinal, bool spare,
                                                    const std::stop_token& stop) {
-  auto session = wait_for(*here.host, from_now(options_.hosts.rejoin_limit), stop);
+  auto session = wait_for(*here.host, stop);
   if (!session)
     return host_missing(here.host->name, " is not there");
   auto relay = session->start_worker(here.device, ordinal, spare, stop);
@@ -388,7 +396,7 @@ void host_pool::release(int ordinal) noexcept {
       [&](const running& now, const running& spare, const std::vector<running>& lost) {
         end_all(lost);
         if (now.relay || spare.relay)
-          if (auto session = wait_for(*here.host, clock::now())) // else it has no workers any more
+          if (auto session = session_of(*here.host)) // else it has no workers any more
             session->release(here.device);
         end(spare, make_error(errc::unavailable, "the device's spare is not needed any more"));
         end(now, make_error(errc::unavailable, "the device's worker was stopped"));

@@ -1,5 +1,6 @@
 #include "worker/process_pool.hpp"
 
+#include "core/fair_limit.hpp"
 #include "core/log.hpp"
 #include "core/option_check.hpp"
 #include "core/start_thread.hpp"
@@ -87,16 +88,20 @@ public:
 
   caf::error send(std::span<const std::byte> message,
                   std::optional<int> descriptor) noexcept override {
-    const auto until = from_now(limit_);
+    fair_limit limit{limit_};
     {
       std::unique_lock lock{mutex_};
-      if (!free_.wait_until(lock, until, [this] { return !sending_; }))
+      if (!limit.wait(free_, lock, [this] { return !sending_; }))
         return make_error(errc::deadline_exceeded, "its worker reads no messages");
       sending_ = true;
     }
     auto& socket = to_.socket();
-    auto error = descriptor ? socket.send(message, {&*descriptor, 1}, until)
-                            : socket.send(message, {}, until);
+    const auto descriptors =
+        descriptor ? std::span<const int>{&*descriptor, 1} : std::span<const int>{};
+    caf::error error;
+    do
+      error = socket.send(message, descriptors, limit.next());
+    while (code_of(error) == errc::deadline_exceeded && !limit.over());
     if (error && socket.is_at_end())
       error = make_error(errc::worker_lost, "its worker has ended");
     std::lock_guard lock{mutex_};

@@ -276,7 +276,7 @@ private:
 
   caf::error begin(message_socket worker_end);
   caf::error spawn(const message_socket& worker_end);
-  caf::error exchange_hello(time_limit until);
+  caf::error exchange_hello();
   caf::error began_badly(std::string why, time_limit until);
   caf::error begin_watching_line();
 
@@ -386,7 +386,7 @@ caf::error worker_process::state::spawn(const message_socket& worker_end) {
 /// The worker has closed its socket, or ended: says how, if that is known soon.
 caf::error worker_process::state::began_badly(std::string why, time_limit until) {
   auto text = "the worker " + options_.name + " " + std::move(why);
-  const auto how = wait_exit(std::min(until, after(options_.exit_limit)));
+  const auto how = wait_exit(until);
   text += how ? ": it ended with " + to_string(*how) : ": it was killed";
   if (const auto report = page_.report.read())
     text += "; it reported " + std::to_string(report->code) + ": " + report->text;
@@ -395,18 +395,24 @@ caf::error worker_process::state::began_badly(std::string why, time_limit until)
   return make_error(errc::unavailable, std::move(text));
 }
 
-caf::error worker_process::state::exchange_hello(time_limit until) {
+caf::error worker_process::state::exchange_hello() {
+  fair_limit limit{options_.hello_limit};
   auto hello = make_hello();
   hello.area_bytes = options_.area_bytes;
   hello.beat_period_ns = options_.beat_period.count();
   const int passed = memory_.descriptor();
   constexpr const char* no_hello = "closed its connection before it said hello";
+  caf::error not_sent;
+  do
+    not_sent = socket_.send(hello.bytes(), {&passed, 1}, limit.next());
+  while (code_of(not_sent) == errc::deadline_exceeded && !limit.over());
   // A failure that is not its end shows itself when nothing is received.
-  if (auto e = socket_.send(hello.bytes(), {&passed, 1}, until);
-      e && code_of(e) != errc::unavailable)
-    return e;
+  if (not_sent && code_of(not_sent) != errc::unavailable)
+    return not_sent;
   std::array<std::byte, 4096> answer;
-  const auto got = socket_.receive(answer, 0, until);
+  auto got = socket_.receive(answer, 0, limit.next());
+  while (!got && code_of(got.error()) == errc::deadline_exceeded && !limit.over())
+    got = socket_.receive(answer, 0, limit.next());
   if (!got && code_of(got.error()) == errc::deadline_exceeded) {
     const auto ms = std::chrono::ceil<std::chrono::milliseconds>(options_.hello_limit).count();
     return began_badly("did not say hello within " + std::to_string(ms) + " ms", clock::now());
@@ -417,7 +423,7 @@ caf::error worker_process::state::exchange_hello(time_limit until) {
   if (got->what == received::kind::interrupted)
     return make_error(errc::unavailable, "the worker " + options_.name + " is not needed any more");
   if (got->what != received::kind::message)
-    return began_badly(no_hello, until);
+    return began_badly(no_hello, after(options_.exit_limit));
   const auto theirs =
       read_hello(std::span{answer}.first(got->size_bytes), "the worker " + options_.name);
   if (!theirs)
@@ -439,11 +445,10 @@ caf::error worker_process::state::begin_watching_line() {
 }
 
 caf::error worker_process::state::start(message_socket worker_end) {
-  const auto until = after(options_.hello_limit);
   auto result = begin(std::move(worker_end));
   if (!result) {
     std::stop_callback stop{options_.stop, [this] { socket_.interrupt(); }};
-    result = exchange_hello(until);
+    result = exchange_hello();
   }
   if (!result)
     result = begin_watching_line();
@@ -477,10 +482,13 @@ void worker_process::state::finish() noexcept {
   bool wait_for_threads = !in_listener;
   if (!in_listener) {
     std::unique_lock lock{mutex_};
-    wait_for_threads = wait(lock, after(options_.destroy_limit), [this] {
+    const auto are_over = [this] {
       return (watch_is_over_ || !watcher_.joinable()) &&
              (line_is_over_ || !line_watcher_.joinable());
-    });
+    };
+    wait_for_threads = options_.destroy_limit.count() == 0
+                           ? are_over()
+                           : fair_limit{options_.destroy_limit}.wait(changed_, lock, are_over);
     if (!wait_for_threads)
       log(log_level::error, "the worker " + options_.name + " was killed and does not end");
   }
