@@ -32,15 +32,12 @@ write_basic_package_version_file(
   "${troupe_build_package_dir}/troupeConfigVersion.cmake"
   VERSION ${PROJECT_VERSION}
   COMPATIBILITY SameMinorVersion) # until 1.0
-foreach(module FindCAF FindNCCL)
-  configure_file("${PROJECT_SOURCE_DIR}/cmake/${module}.cmake"
-                 "${troupe_build_package_dir}/${module}.cmake" COPYONLY)
-endforeach()
+configure_file("${PROJECT_SOURCE_DIR}/cmake/FindCAF.cmake"
+               "${troupe_build_package_dir}/FindCAF.cmake" COPYONLY)
 install(FILES
   "${troupe_build_package_dir}/troupeConfig.cmake"
   "${troupe_build_package_dir}/troupeConfigVersion.cmake"
   "${PROJECT_SOURCE_DIR}/cmake/FindCAF.cmake"
-  "${PROJECT_SOURCE_DIR}/cmake/FindNCCL.cmake"
   DESTINATION "${troupe_package_dir}")
 
 # troupe.pc: what users of the headers need is in Libs. What the library itself needs is private for
@@ -48,10 +45,7 @@ install(FILES
 set(troupe_pc_shared "$<STREQUAL:$<TARGET_PROPERTY:troupe,TYPE>,SHARED_LIBRARY>")
 set(troupe_pc_private "")
 if(TROUPE_HAS_CUDA)
-  cmake_path(GET NCCL_LIBRARY PARENT_PATH troupe_nccl_dir)
-  cmake_path(GET NCCL_LIBRARY FILENAME troupe_nccl_name)
-  set(troupe_pc_private
-    "-L${troupe_nccl_dir} -l:${troupe_nccl_name} -L${CUDAToolkit_LIBRARY_DIR} -lcudart")
+  list(TRANSFORM CMAKE_DL_LIBS PREPEND "-l" OUTPUT_VARIABLE troupe_pc_private)
 endif()
 set(troupe_pc_requires "spdlog")
 if(TROUPE_HAS_HOSTS)

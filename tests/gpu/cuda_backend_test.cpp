@@ -1,5 +1,6 @@
 #include "backend/cuda/cuda_error.hpp"
 #include "backend/cuda/cuda_handles.hpp"
+#include "backend/cuda/fill.hpp"
 #include "support/expect.hpp"
 #include "support/gpus.hpp"
 #include "support/unique_handle_suite.hpp"
@@ -15,11 +16,13 @@
 #include <array>
 #include <atomic>
 #include <cctype>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <future>
 #include <memory>
 #include <random>
 #include <span>
@@ -264,6 +267,43 @@ TEST_F(CudaBackend, FillsAnyPatternAtAnyAlignment) {
       }
     }
   }
+}
+
+/// A kernel that is loaded at its first launch may wait for all work on the device.
+TEST_F(CudaBackend, HasLoadedItsKernelsWhenItIsBound) {
+  driven_device device{*cuda_, 0};
+  auto* const memory = static_cast<std::byte*>(must(device->allocate(mib, device.stream())));
+  device.wait_for_all();
+  const auto other = must(device->create_stream());
+  const auto event = must(device->create_event());
+  const auto pattern = random_bytes(8, 29);
+  gate held;
+  held.hold(*device.operator->(), other);
+  std::promise<void> launched;
+  std::atomic<bool> late{false};
+  std::thread watch{[&, done = launched.get_future()] {
+    if (done.wait_for(std::chrono::seconds{20}) != std::future_status::ready) {
+      late = true;
+      held.open();
+    }
+  }};
+  for (const std::size_t size : {2u, 4u, 8u})
+    EXPECT_TRUE(
+        is_ok(device->fill(memory, std::span{pattern}.first(size), mib / size, device.stream())));
+  for (int type = 0; type < ncclNumTypes; ++type)
+    EXPECT_EQ(detail::launch_multiply(memory, memory, pattern.data(), 16,
+                                      static_cast<ncclDataType_t>(type),
+                                      static_cast<cudaStream_t>(device.stream().native)),
+              cudaSuccess)
+        << type;
+  must(device->record(event, device.stream()));
+  must(device->synchronize(event));
+  launched.set_value();
+  watch.join();
+  EXPECT_FALSE(late) << "a launch waited for the other stream";
+  held.open();
+  must(device->destroy_event(event));
+  must(device->destroy_stream(other));
 }
 
 TEST_F(CudaBackend, FillsMoreThanItsThreadsReachAtOnce) {

@@ -12,6 +12,9 @@ function(build_and_run)
     COMMAND "${PKG_CONFIG}" ${ARGN} --cflags --libs troupe
     OUTPUT_VARIABLE flags OUTPUT_STRIP_TRAILING_WHITESPACE
     COMMAND_ERROR_IS_FATAL ANY)
+  if(flags MATCHES "cudart|nccl")
+    message(FATAL_ERROR "linking needs CUDA or NCCL: ${flags}")
+  endif()
   separate_arguments(flags UNIX_COMMAND "${flags}")
   execute_process(
     COMMAND "${CXX}" -std=c++20 ${cxxflags} "${SOURCE}" -o "${PROGRAM}" ${flags}

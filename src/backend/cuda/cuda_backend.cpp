@@ -1,5 +1,6 @@
 #include "backend/cuda/cuda_device.hpp"
 #include "backend/cuda/cuda_error.hpp"
+#include "backend/cuda/cuda_functions.hpp"
 #include "backend/cuda/driver_access.hpp"
 #include "backend/cuda/exit_watch.hpp"
 #include "backend/cuda/nccl_communicator.hpp"
@@ -10,7 +11,6 @@
 
 #include <cuda_runtime_api.h>
 #include <driver_types.h>
-#include <nccl.h>
 
 #include <algorithm>
 #include <atomic>
@@ -120,7 +120,7 @@ private:
   static caf::expected<peer_link> link_between(int from, int to) {
     auto attribute = [&](cudaDeviceP2PAttr what) -> caf::expected<int> {
       int value = 0;
-      if (auto err = detail::check(cudaDeviceGetP2PAttribute(&value, what, from, to),
+      if (auto err = detail::check(detail::cudaDeviceGetP2PAttribute(&value, what, from, to),
                                    "cudaDeviceGetP2PAttribute", from))
         return err;
       return value;
@@ -155,7 +155,7 @@ private:
 
   static caf::expected<std::string> pci_id(int ordinal) {
     char text[32] = {};
-    if (auto err = detail::check(cudaDeviceGetPCIBusId(text, sizeof text, ordinal),
+    if (auto err = detail::check(detail::cudaDeviceGetPCIBusId(text, sizeof text, ordinal),
                                  "cudaDeviceGetPCIBusId", ordinal))
       return err;
     return std::string{text};
@@ -170,8 +170,8 @@ private:
 caf::error no_gpu(cudaError_t code) {
   int driver = 0;
   int runtime = 0;
-  (void)cudaDriverGetVersion(&driver); // stays 0 where there is no driver
-  (void)cudaRuntimeGetVersion(&runtime);
+  (void)detail::cudaDriverGetVersion(&driver); // stays 0 where there is no driver
+  (void)detail::cudaRuntimeGetVersion(&runtime);
   auto text = [](int version) {
     return std::to_string(version / 1000) + '.' + std::to_string(version % 1000 / 10);
   };
@@ -192,20 +192,15 @@ caf::expected<std::shared_ptr<backend>> make_cuda_backend() {
   return detail::no_throw([]() -> caf::expected<std::shared_ptr<backend>> {
     if (auto err = detail::fill_standard_streams())
       return err;
+    if (auto err = detail::load_cudart())
+      return err;
     int devices = 0;
-    if (const auto code = cudaGetDeviceCount(&devices); code != cudaSuccess)
+    if (const auto code = detail::cudaGetDeviceCount(&devices); code != cudaSuccess)
       return no_gpu(code);
     if (devices == 0)
       return no_gpu(cudaErrorNoDevice);
-    int version = 0;
-    if (auto err = detail::check(ncclGetVersion(&version), "ncclGetVersion", -1))
+    if (auto err = detail::load_nccl())
       return err;
-    if (version < detail::oldest_nccl)
-      return make_error(errc::unavailable, "NCCL " + detail::nccl_version_text(version) +
-                                               " was loaded; needed is " +
-                                               detail::nccl_version_text(detail::oldest_nccl) +
-                                               " or newer (built with " +
-                                               detail::nccl_version_text(NCCL_VERSION_CODE) + ")");
     return std::make_shared<cuda_backend>(devices);
   });
 }

@@ -1,6 +1,7 @@
 #include "backend/cuda/cuda_device.hpp"
 
 #include "backend/cuda/cuda_error.hpp"
+#include "backend/cuda/cuda_functions.hpp"
 #include "backend/cuda/cuda_handles.hpp"
 #include "backend/cuda/device_guard.hpp"
 #include "backend/cuda/fill.hpp"
@@ -112,7 +113,7 @@ caf::error cuda_device::bind() noexcept {
   const char* api = "cudaSetDevice";
   cudaError_t code = cudaSetDevice(ordinal_); // since CUDA 12.0 it makes the context
   if (code == cudaSuccess) {
-    api = "cudaFuncGetAttributes";
+    api = "cudaLibraryLoadData";
     code = load_fill();
   }
   if (code == cudaSuccess)
@@ -477,8 +478,8 @@ caf::error cuda_device::fill(void* target, std::span<const std::byte> pattern, s
     return check(
         cudaMemsetAsync(target, std::to_integer<int>(pattern[0]), count * size, native(stream)),
         "cudaMemsetAsync", ordinal_);
-  return check(launch_fill(target, pattern.data(), size, count, native(stream)),
-               "cudaLaunchKernelExC", ordinal_);
+  return check(launch_fill(target, pattern.data(), size, count, native(stream)), "cudaLaunchKernel",
+               ordinal_);
 }
 
 caf::error cuda_device::launch_host(stream_view stream, void (*function)(void*),

@@ -1,5 +1,6 @@
 #include "backend/cuda/cuda_error.hpp"
 
+#include "backend/cuda/cuda_functions.hpp"
 #include "backend/cuda/device_guard.hpp"
 #include "backend/cuda/driver_access.hpp"
 #include "core/log.hpp"

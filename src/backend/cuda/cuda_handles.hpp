@@ -3,6 +3,7 @@
 #pragma once
 
 #include "backend/cuda/cuda_error.hpp"
+#include "backend/cuda/cuda_functions.hpp"
 #include "backend/cuda/device_guard.hpp"
 #include "backend/unique_handle.hpp"
 

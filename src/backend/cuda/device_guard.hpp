@@ -1,6 +1,8 @@
 /// The calling thread's current device.
 #pragma once
 
+#include "backend/cuda/cuda_functions.hpp"
+
 #include <cuda_runtime_api.h>
 
 namespace troupe::detail {

@@ -20,9 +20,7 @@ cudaError_t launch_fill(void* target, const void* pattern, std::size_t pattern_b
 cudaError_t launch_multiply(void* target, const void* source, const void* factor, std::size_t count,
                             ncclDataType_t type, cudaStream_t stream) noexcept;
 
-/// Loads the kernels on the current device: a first launch would do it, and wait for all work on
-/// the device.
-/// @source CUDA C++ programming guide, "Lazy Loading"
+/// Loads the kernels on the current device (`kernel_image::load`).
 cudaError_t load_fill() noexcept;
 
 } // namespace troupe::detail

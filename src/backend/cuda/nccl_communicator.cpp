@@ -1,6 +1,7 @@
 #include "backend/cuda/nccl_communicator.hpp"
 
 #include "backend/cuda/cuda_error.hpp"
+#include "backend/cuda/cuda_functions.hpp"
 #include "backend/cuda/cuda_handles.hpp"
 #include "backend/cuda/device_guard.hpp"
 #include "backend/cuda/fill.hpp"
@@ -103,16 +104,13 @@ caf::error check_ranks(int size, std::span<const local_rank> ranks, int device_c
 }
 
 /// Whether NCCL reduces float8 on `device`.
-/// @source NCCL 2.24 release notes; NCCL user guide, "ncclDataType_t": needs sm_90
+/// @source NCCL user guide, "ncclDataType_t": needs sm_90
 caf::expected<bool> has_float8(int device) noexcept {
-  int version = 0;
-  if (auto err = check(ncclGetVersion(&version), "ncclGetVersion", device))
-    return err;
   int major = 0;
   if (auto err = check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
                        "cudaDeviceGetAttribute", device))
     return err;
-  return version >= NCCL_VERSION(2, 24, 0) && major >= 9;
+  return major >= 9;
 }
 
 /// The ranks as what they are; they are never another backend's.
@@ -302,12 +300,6 @@ std::byte* part(void* memory, std::size_t offset) noexcept {
 
 } // namespace
 
-std::string nccl_version_text(int version) {
-  const int unit = version < 10000 ? 1000 : 10000; // as the macro NCCL_VERSION has it
-  return std::to_string(version / unit) + '.' + std::to_string(version % unit / 100) + '.' +
-         std::to_string(version % 100);
-}
-
 ncclDataType_t to_nccl(dtype type) noexcept {
   switch (type) {
   case dtype::int8:
@@ -485,15 +477,6 @@ caf::error nccl_communicator::warm_up_pairs(std::byte* scratch, cudaStream_t str
 }
 
 caf::error nccl_communicator::open_windows(stream_view stream) noexcept {
-  int version = 0;
-  if (auto err = check(ncclGetVersion(&version), "ncclGetVersion", device(), rank_))
-    return err;
-  if (version < NCCL_VERSION(2, 28, 0))
-    return no_throw([&] {
-      const local_rank where{rank_, device()};
-      return failed(errc::not_supported,
-                    "NCCL " + nccl_version_text(version) + " has no symmetric windows", &where);
-    });
   // First what can fail here alone: a rank that stays away leaves its peers in NCCL.
   void* memory = nullptr;
   if (auto err =
@@ -640,9 +623,7 @@ caf::error nccl_communicator::validate(std::span<const collective_call> calls,
   };
   if (std::ranges::any_of(calls, too_new))
     return failed(errc::not_supported,
-                  "float8 is reduced on devices of compute capability 9.0 and more, by NCCL 2.24 "
-                  "and newer",
-                  &where);
+                  "float8 is reduced on devices of compute capability 9.0 and more", &where);
   return {};
 }
 
@@ -931,7 +912,7 @@ caf::error nccl_communicator::issue_alone(std::span<const collective_call> calls
       if (reduces(call.what) && call.op == reduce_op::premul_sum)
         err = check(launch_multiply(call.recv, call.send, call.factor, call.count,
                                     to_nccl(call.type), stream),
-                    "cudaLaunchKernelExC", device());
+                    "cudaLaunchKernel", device());
       else
         err = copy(call.recv, call.send, bytes_of(call), stream);
     }

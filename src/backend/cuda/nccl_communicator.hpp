@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backend/cuda/cuda_error.hpp"
+#include "backend/cuda/cuda_functions.hpp"
 #include "backend/cuda/cuda_handles.hpp"
 #include "backend/cuda/driver_access.hpp"
 #include <troupe/backend.hpp>
@@ -19,12 +20,6 @@
 #include <vector>
 
 namespace troupe::detail {
-
-/// The oldest NCCL that has every function in use.
-inline constexpr int oldest_nccl = NCCL_VERSION(2, 18, 0);
-
-/// "2.28.9" for 22809.
-std::string nccl_version_text(int version);
 
 ncclDataType_t to_nccl(dtype type) noexcept;
 ncclRedOp_t to_nccl(reduce_op op) noexcept;
@@ -105,7 +100,7 @@ public:
   /// Windows belong to a communicator of their own, over the same ranks, which the first of them
   /// makes: NCCL takes a symmetric kernel whenever all of a rank's memory lies in windows, whatever
   /// its peers' does, and kernels that do not match stand still for good.
-  /// @errors errc::not_supported: NCCL before 2.28, or no peer access between all devices
+  /// @errors errc::not_supported: no peer access between all devices
   /// @source NCCL 2.28.9, `ncclMakeSymmetricTaskList` (src/scheduler/symmetric_sched.cc)
   caf::error register_window(void* memory, std::size_t size_bytes,
                              stream_view stream) noexcept override;
