@@ -35,10 +35,12 @@ failure end_of(const operation& op, const part& p, std::uint64_t epoch, errc cod
 }
 
 /// A call on a communicator for part `p` of `op` gave `error`. One that is of the communicator ends
-/// it.
+/// it: also that it found no memory, since a rank may be left in the middle of what it needed it
+/// for.
 caf::error after_call(const operation& op, const part& p, communicator& on, caf::error error) {
   auto cause = failure_of(error);
-  if (!cause || severity_of(cause->code) != severity::communicator)
+  if (!cause ||
+      (severity_of(cause->code) != severity::communicator && cause->code != errc::out_of_memory))
     return error;
   auto x = end_of(op, p, on.epoch(), cause->code, std::move(cause->detail));
   x.api = std::move(cause->api);

@@ -36,7 +36,7 @@ public:
   void set(std::size_t i, reply x) {
     std::lock_guard lock{mutex_};
     ++there_;
-    if (!x && !first_error_)
+    if (!x && (!first_error_ || (is_of_a_peer(first_error_) && !is_of_a_peer(x.error()))))
       first_error_ = x.error();
     all_[i] = std::move(x);
     condition_.notify_all();
@@ -49,6 +49,13 @@ public:
   void wait_for_all(fair_limit& limit) {
     wait(limit, [this] { return there_ == all_.size(); });
   }
+  /// Waits for the cause of the first error, if that may be of a peer that the cause has ended.
+  void wait_for_cause(std::chrono::nanoseconds limit) {
+    std::unique_lock lock{mutex_};
+    condition_.wait_for(lock, limit, [this] {
+      return !first_error_ || !is_of_a_peer(first_error_) || there_ == all_.size();
+    });
+  }
   std::vector<std::size_t> missing() {
     std::lock_guard lock{mutex_};
     std::vector<std::size_t> result;
@@ -57,6 +64,7 @@ public:
         result.push_back(i);
     return result;
   }
+  /// The first one that tells a cause, if any does.
   caf::error first_error() {
     std::lock_guard lock{mutex_};
     return first_error_;
@@ -65,6 +73,8 @@ public:
   const reply& operator[](std::size_t i) const { return *all_[i]; }
 
 private:
+  static bool is_of_a_peer(const caf::error& why) { return code_of(why) == errc::nccl_error; }
+
   template <class F> void wait(fair_limit& limit, F f) {
     std::unique_lock lock{mutex_};
     static_cast<void>(limit.wait(condition_, lock, f));
@@ -76,6 +86,9 @@ private:
   caf::error first_error_;
   std::vector<std::optional<reply>> all_;
 };
+
+/// How long after a rank's error another rank may still tell the cause of it.
+constexpr std::chrono::milliseconds cause_patience{100};
 
 void abort_one(worker_link& link, communicator_key key) {
   link.request(control::abort, bytes_of(key), std::nullopt, [](const reply& x) {
@@ -228,6 +241,7 @@ worker_backend::build(const communicator_id&, int size,
                       });
   }
   all->answers.wait_for_success(left);
+  all->answers.wait_for_cause(cause_patience);
   if (auto why = all->answers.first_error()) {
     all->end();
     call_off_in_workers(*id, links); // they may wait for the one that failed

@@ -220,6 +220,37 @@ TEST(World, FailsWhenItCannotBeBuilt) {
   }
 }
 
+TEST(World, SaysThatItCouldNotBeBuiltForLackOfMemory) {
+  TROUPE_HOST_ONLY("a fault plan");
+  for (auto what : {verb::build, verb::connect}) {
+    auto plan = std::make_shared<fault_plan>(
+        0, std::vector<fault_rule>{{fault::out_of_memory, what, any_device, 1, forever}});
+    test_system system{{.faults = plan}};
+    world_config config;
+    config.limits.restarts = 1;
+    config.limits.restart_backoff = 1ms;
+    EXPECT_TRUE(has_code(system.try_open_world(config), errc::out_of_memory));
+    plan->disarm();
+    auto next = system.open_world();
+    EXPECT_TRUE(works(next));
+  }
+}
+
+/// A rank that found no memory in a call may have left it half done: its communicator ends.
+TEST(World, GoesOnAfterACollectiveFoundNoMemory) {
+  TROUPE_HOST_ONLY("a fault plan");
+  auto plan = std::make_shared<fault_plan>();
+  test_system system{{.devices = 3, .faults = plan}};
+  auto w = system.open_world();
+  world_feed feed{system, w.actor()};
+  auto refs = zeros(w);
+  plan->add({fault::out_of_memory, verb::collective, 1});
+  EXPECT_TRUE(has_code(answer_of(w.all_reduce(refs)), errc::out_of_memory));
+  EXPECT_TRUE(has_code(feed.until(world_phase::building).reason, errc::out_of_memory));
+  EXPECT_EQ(feed.until(world_phase::ready).epoch, 2u);
+  EXPECT_TRUE(works(w));
+}
+
 TEST(World, FailsWhenADeviceDoesNotComeUp) {
   TROUPE_HOST_ONLY("a fault plan");
   auto plan = std::make_shared<fault_plan>(
@@ -508,11 +539,10 @@ TEST(World, AStaleHandleIsNotTakenForTheBufferAtItsAddress) {
 TEST(World, ARankIsNotIssuedWhileAnotherIs) {
   TROUPE_HOST_ONLY("a fault plan");
   auto plan = std::make_shared<fault_plan>(
-      0,
-      std::vector<fault_rule>{
-          {.kind = fault::block, .on = verb::collective, .device = 0},
-          {.kind = fault::fail, .on = verb::collective, .device = 1, .error = errc::out_of_memory},
-      });
+      0, std::vector<fault_rule>{
+             {.kind = fault::block, .on = verb::collective, .device = 0},
+             {.kind = fault::fail, .on = verb::collective, .device = 1, .error = errc::cuda_error},
+         });
   test_system system{{.devices = 2, .faults = plan}};
   world_config config;
   config.limits.quiet_limit = std::chrono::seconds{10};

@@ -1,6 +1,7 @@
 #include "gpu/nccl_fixture.hpp"
 #include "support/backend_fixture.hpp"
 #include "support/expect.hpp"
+#include "support/full_device.hpp"
 #include "support/gpus.hpp"
 #include "support/reference.hpp"
 #include <troupe/backend.hpp>
@@ -275,6 +276,43 @@ TEST_F(NcclCommunicator, EndsBeforeItIsConnected) {
   EXPECT_TRUE(is_ok(cuda_->destroy(std::move(ranks))));
   ranks = must(cuda_->build(must(cuda_->make_communicator_id()), size_, all_ranks()));
   EXPECT_TRUE(is_ok(cuda_->abort(std::move(ranks))));
+}
+
+/// NCCL says of a full device that a call of CUDA failed.
+TEST_F(NcclCommunicator, SaysThatADeviceHasNoRoomForIt) {
+  auto live = build();
+  for (const auto left_mib : {16, 100, 300}) {
+    full_device full{0, left_mib * mib};
+    const auto begin = std::chrono::steady_clock::now();
+    const auto id = must(cuda_->make_communicator_id());
+    auto ranks = cuda_->build(id, size_, all_ranks());
+    caf::error why = ranks ? caf::error{} : ranks.error();
+    if (ranks) { // what is taken at the first use may be too much
+      std::mutex mutex;
+      on_threads(size_, [&](int i) {
+        must(at(i).device->bind());
+        auto error =
+            (*ranks)[static_cast<std::size_t>(i)]->connect(at(i).stream, connect_scope::everything);
+        const std::lock_guard lock{mutex};
+        if (error && !why) {
+          why = std::move(error);
+          cuda_->call_off(id); // the others wait for this rank
+        }
+      });
+      EXPECT_TRUE(is_ok(cuda_->abort(std::move(*ranks))));
+    }
+    EXPECT_TRUE(left_mib > 16 || why) << "there was no room";
+    if (why) {
+      ASSERT_TRUE(has_code(why, errc::out_of_memory)) << left_mib << " MiB";
+      EXPECT_EQ(failure_of(why)->device, 0);
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds{30});
+    expect_right(live, dtype::float32, reduce_op::sum, 1000, input_kind::exact, true);
+  }
+  auto next = build(); // there is room again
+  expect_right(next, dtype::float32, reduce_op::sum, 1000, input_kind::exact, true);
+  EXPECT_TRUE(is_ok(cuda_->destroy(std::move(next))));
+  EXPECT_TRUE(is_ok(cuda_->destroy(std::move(live))));
 }
 
 TEST_F(NcclCommunicator, GivesItsMemoryBack) {

@@ -156,6 +156,38 @@ TEST(CudaError, ClassifiesEveryResultOfNccl) {
   EXPECT_FALSE(detail::check(ncclSuccess, "ncclAllReduce", 0));
 }
 
+/// NCCL has one code for all failures of CUDA: what it wrote last, and how full the device is,
+/// tell.
+TEST(CudaError, KnowsThatNcclFoundNoMemory) {
+  constexpr auto unknown = detail::unknown_bytes;
+  constexpr std::size_t gib = std::size_t{1} << 30;
+  for (const char* message :
+       {"Cuda failure 'out of memory'", "Cuda failure 2 'out of memory'",
+        "Failed to CUDA malloc 4194304 bytes", "Failed to CUDA calloc 1024 bytes",
+        "Failed to CUDA calloc async 1024 bytes", "Failed to CUDA host alloc 65536 bytes"})
+    for (const auto free_bytes : {unknown, gib, std::size_t{0}}) {
+      EXPECT_EQ(classify(ncclUnhandledCudaError, message, free_bytes), errc::out_of_memory)
+          << message;
+      EXPECT_EQ(classify(ncclRemoteError, message, free_bytes), errc::nccl_error) << message;
+      EXPECT_EQ(classify(ncclInternalError, message, free_bytes), errc::nccl_error) << message;
+    }
+  // The message may be another thread's.
+  EXPECT_EQ(
+      classify(ncclUnhandledCudaError, "Connection closed by remote peer", std::size_t{24} << 20),
+      errc::out_of_memory);
+  EXPECT_EQ(classify(ncclSystemError, "Failed to malloc 4096 bytes", unknown), errc::out_of_memory);
+
+  for (const auto free_bytes : {unknown, gib}) {
+    EXPECT_EQ(classify(ncclUnhandledCudaError, "Cuda failure 'invalid argument'", free_bytes),
+              errc::nccl_error);
+    EXPECT_EQ(classify(ncclUnhandledCudaError, "", free_bytes), errc::nccl_error);
+  }
+  EXPECT_EQ(classify(ncclRemoteError, "", 0), errc::nccl_error);
+  EXPECT_EQ(classify(ncclSystemError, "Call to connect failed: Connection refused", 0),
+            errc::nccl_error);
+  EXPECT_EQ(classify(ncclInvalidArgument, "out of memory", 0), errc::invalid_argument);
+}
+
 /// INV-10.
 TEST(CudaError, CarriesItsFields) {
   const auto x = failure_of(

@@ -11,9 +11,11 @@
 #include <driver_types.h>
 #include <nccl.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <new>
 #include <string>
 #include <string_view>
@@ -110,19 +112,27 @@ std::string last_nccl_message() {
   return text == nullptr ? std::string{} : std::string{text};
 }
 
-/// The CUDA fault that this thread, or a call that does nothing on `device`, knows of; else
-/// cudaSuccess.
-cudaError_t sticky_fault(int device) noexcept {
+/// The CUDA fault that `last`, the thread's last error, is, or that a call that does nothing on
+/// `device` gives; else cudaSuccess.
+cudaError_t sticky_fault(cudaError_t last, int device) noexcept {
   auto is_fault = [](cudaError_t code) {
     return code != cudaSuccess && classify(code) == errc::device_fault;
   };
-  if (const auto code = cudaGetLastError(); is_fault(code) || device < 0)
-    return is_fault(code) ? code : cudaSuccess;
+  if (is_fault(last) || device < 0)
+    return is_fault(last) ? last : cudaSuccess;
   auto code = select_device(device);
   if (code == cudaSuccess)
     code = cudaFree(nullptr);
   (void)cudaGetLastError();
   return is_fault(code) ? code : cudaSuccess;
+}
+
+/// Another thread's message may have taken the place of the one that told of memory. With less than
+/// this NCCL can build nothing: its buffers for one connection take some MiB each.
+constexpr std::size_t too_few_bytes = std::size_t{64} << 20;
+
+bool contains_any(std::string_view text, std::initializer_list<std::string_view> parts) noexcept {
+  return std::ranges::any_of(parts, [&](auto x) { return text.find(x) != text.npos; });
 }
 
 std::atomic<std::uint64_t> failed_teardowns{0};
@@ -134,9 +144,32 @@ void count_teardown(const char* api, const caf::error& why) noexcept {
 
 } // namespace
 
+std::size_t free_bytes_of(int device) noexcept {
+  std::size_t free_bytes = 0;
+  std::size_t total_bytes = 0;
+  if (device < 0 || select_device(device) != cudaSuccess ||
+      cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return unknown_bytes;
+  }
+  return free_bytes;
+}
+
 errc classify(cudaError_t code) noexcept { return find(cuda_meanings, code, errc::cuda_error); }
 
 errc classify(ncclResult_t code) noexcept { return find(nccl_meanings, code, errc::nccl_error); }
+
+errc classify(ncclResult_t code, std::string_view message, std::size_t free_bytes) noexcept {
+  if (code == ncclUnhandledCudaError &&
+      (free_bytes < too_few_bytes ||
+       contains_any(message, {"out of memory", "Failed to CUDA malloc", "Failed to CUDA calloc",
+                              "Failed to CUDA host alloc"})))
+    return errc::out_of_memory;
+  if (code == ncclSystemError &&
+      contains_any(message, {"Failed to malloc", "Cannot allocate memory"}))
+    return errc::out_of_memory;
+  return classify(code);
+}
 
 const char* name_of(ncclResult_t code) noexcept {
   switch (code) {
@@ -181,19 +214,27 @@ caf::error cuda_failure(cudaError_t code, const char* api, int device,
 }
 
 caf::error nccl_failure(ncclResult_t code, const char* api, int device, int rank) noexcept {
+  const auto last = cudaGetLastError(); // of an NCCL that shares the program's CUDA runtime
   try {
     failure x;
-    x.code = classify(code);
     x.native_name = name_of(code);
     x.native_code = code;
     x.detail = ncclGetErrorString(code);
-    if (const auto message = last_nccl_message(); !message.empty())
+    const auto message = last_nccl_message();
+    if (!message.empty())
       x.detail.append("; NCCL's last message: ").append(message);
-    if (const auto fault = code == ncclUnhandledCudaError ? sticky_fault(device) : cudaSuccess;
-        fault != cudaSuccess) {
+    const bool of_cuda = code == ncclUnhandledCudaError;
+    const auto fault = of_cuda ? sticky_fault(last, device) : cudaSuccess;
+    if (fault != cudaSuccess) {
       x.code = errc::device_fault;
       x.native_name = cudaGetErrorName(fault);
       x.native_code = fault;
+    } else {
+      const auto free_bytes = of_cuda ? free_bytes_of(device) : unknown_bytes;
+      x.code = of_cuda && last == cudaErrorMemoryAllocation ? errc::out_of_memory
+                                                            : classify(code, message, free_bytes);
+      if (free_bytes != unknown_bytes)
+        x.detail.append("; ").append(std::to_string(free_bytes)).append(" bytes are free");
     }
     x.api = api;
     x.device = device;

@@ -169,6 +169,24 @@ caf::expected<std::unique_ptr<nccl_communicator>> prepare(const local_rank& wher
                                              std::move(*scratch), driver, unwanted);
 }
 
+/// The failure of a group of calls for `ranks`: where memory ran out, of the one whose device has
+/// the least.
+caf::error group_failure(ncclResult_t code, const char* api,
+                         std::span<const local_rank> ranks) noexcept {
+  std::size_t least = unknown_bytes;
+  const local_rank* fullest = nullptr;
+  for (const auto& x : ranks)
+    if (const auto bytes = free_bytes_of(x.device); bytes < least) {
+      least = bytes;
+      fullest = &x;
+    }
+  if (fullest != nullptr)
+    if (auto err = nccl_failure(code, api, fullest->device, fullest->rank);
+        code_of(err) == errc::out_of_memory)
+      return err;
+  return nccl_failure(code, api, -1);
+}
+
 /// Makes the handles in one group; after an error those that are not null are to be aborted.
 caf::error init_all(const communicator_id& id, int size, std::span<const local_rank> ranks,
                     std::span<ncclComm_t> handles) noexcept {
@@ -193,8 +211,8 @@ caf::error init_all(const communicator_id& id, int size, std::span<const local_r
   }
   // After a failed call it builds nothing and gives that failure again.
   const auto ended = group.end();
-  if (!first && ended != ncclInProgress)
-    first = check(ended, "ncclGroupEnd", -1);
+  if (!first && ended != ncclSuccess && ended != ncclInProgress)
+    first = group_failure(ended, "ncclGroupEnd", ranks);
   for (std::size_t i = 0; i < ranks.size() && !first && ended == ncclInProgress; ++i)
     first =
         check(settle(handles[i], ended), "ncclCommInitRankConfig", ranks[i].device, ranks[i].rank);
