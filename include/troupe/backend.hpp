@@ -145,6 +145,19 @@ public:
   [[nodiscard]] virtual caf::error launch_host(stream_view stream, void (*function)(void*),
                                                void* argument) noexcept = 0;
 
+  /// Clears what a call of CUDA has left as the calling thread's last error, which the next launch
+  /// of a user would take for its own. Logs it, each kind once for a device.
+  /// @shape  found: "before" or "after"; call: what ran, or is to run, on this thread; number: its
+  ///         operation, or 0
+  /// @errors errc::device_fault: the error cannot be cleared
+  [[nodiscard]] virtual caf::error clear_last_error(std::string_view found, std::string_view call,
+                                                    std::uint64_t number) noexcept {
+    static_cast<void>(found);
+    static_cast<void>(call);
+    static_cast<void>(number);
+    return {};
+  }
+
   /// Whether this device can read and write the memory of device `peer` directly.
   [[nodiscard]] virtual caf::expected<bool> can_access_peer(int peer) noexcept = 0;
   /// Enables it for plain memory. A second time changes nothing.
@@ -487,9 +500,22 @@ struct host_backend_options {
 
 std::shared_ptr<backend> make_host_backend(host_backend_options options = {});
 
-/// The GPUs of this machine.
-/// @errors errc::not_supported: built without CUDA; errc::unavailable: no driver or no GPU, with
-///         CUDA's reason
-caf::expected<std::shared_ptr<backend>> make_cuda_backend();
+/// Knobs of the CUDA backend.
+struct cuda_backend_options {
+  /// Freed memory is never given back, but when memory runs out.
+  static constexpr std::chrono::milliseconds forever = std::chrono::milliseconds::max();
+
+  /// How long a device keeps memory that was freed and that no allocation has needed since: to
+  /// allocate it again is fast meanwhile. Then it goes back to the driver, within as long again,
+  /// and other processes and libraries can have it. 0: at once. When an allocation finds no memory,
+  /// all of it goes back, and the allocation is tried once more.
+  std::chrono::milliseconds keep_freed{1000};
+};
+
+/// The GPUs of this machine. The CUDA runtime and NCCL are loaded at the first call.
+/// @errors errc::not_supported: built without CUDA; errc::unavailable: no CUDA runtime, NCCL,
+/// driver
+///         or GPU, with the reason; errc::invalid_argument: an option that is out of range
+caf::expected<std::shared_ptr<backend>> make_cuda_backend(const cuda_backend_options& options = {});
 
 } // namespace troupe

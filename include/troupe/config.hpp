@@ -29,6 +29,8 @@ class system_core;
 /// --troupe.hosts.names=NAME,NAME: other hosts whose devices join (`remote_hosts`); with
 /// --troupe.hosts.join-limit=SECONDS, --troupe.hosts.link-limit=MILLISECONDS
 /// --troupe.devices=N: number of virtual devices of the host backend, 1 to 1,024
+/// --troupe.keep-freed=MILLISECONDS: how long GPUs keep freed memory (`cuda_backend_options`); -1:
+/// until memory runs out
 /// --troupe.completion=event_poll|host_func|synchronize
 /// --troupe.in-flight=N, --troupe.queue=N: bounds per device, in operations
 /// --troupe.spin=MICROSECONDS: how long a lane, or a worker, spins after its last work
@@ -60,6 +62,7 @@ public:
   remote_hosts hosts;      ///< the same
   lane_options lanes;
   host_backend_options host;
+  cuda_backend_options cuda;
   flight_record_options flight_record;
   /// Of a device request that names none.
   std::chrono::nanoseconds device_deadline = std::chrono::seconds{30};
@@ -79,6 +82,7 @@ private:
   std::int64_t hosts_join_s_ = not_given;
   std::int64_t hosts_link_ms_ = not_given;
   std::int64_t host_devices_ = not_given;
+  std::int64_t keep_freed_ms_ = not_given;
   std::int64_t in_flight_ = not_given;
   std::int64_t queue_ = not_given;
   std::int64_t spin_us_ = not_given;

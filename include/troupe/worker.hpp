@@ -82,6 +82,7 @@ struct worker_backend_options {
   std::string backend = "cuda"; ///< or "host"
   /// Of "host"; without a `listen_address` that of `hosts`, or 127.0.0.1.
   host_backend_options host = {};
+  cuda_backend_options cuda = {}; ///< of "cuda"
   worker_settings workers = {};
   /// How long a worker stays awake after its last work. By default 200 us where there are at least
   /// four cores per device, and two more, else 0: a lane of this process has a thread there beside

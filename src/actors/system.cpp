@@ -96,6 +96,7 @@ caf::error system_core::check_numbers() const {
   constexpr auto endless = std::numeric_limits<std::int64_t>::max();
   for (auto& x : {
            number{"troupe.devices", config_.host_devices_, 1, most_virtual_devices},
+           number{"troupe.keep-freed", config_.keep_freed_ms_, -1, longest_keep.count()},
            number{"troupe.in-flight", config_.in_flight_, 1, most_in_flight},
            number{"troupe.queue", config_.queue_, 1, endless},
            number{"troupe.spin", config_.spin_us_, 0, longest_spin.count()},
@@ -121,6 +122,10 @@ caf::error system_core::check_effects() const {
     return make_error(errc::invalid_argument,
                       "troupe.devices=" + std::to_string(config_.host_devices_) +
                           " has no effect with troupe.backend=cuda: it is for virtual devices");
+  if (config_.keep_freed_ms_ != config::not_given && config_.backend_name_ == "host")
+    return make_error(errc::invalid_argument,
+                      "troupe.keep-freed=" + std::to_string(config_.keep_freed_ms_) +
+                          " has no effect with troupe.backend=host: it is for GPUs");
   if (!config_.hosts.listen_address.empty())
     return wanted_placement() == placement::worker_process
                ? caf::error{}
@@ -146,6 +151,8 @@ caf::error system_core::check_settings() const {
   if (auto error = check_options(config_.lanes))
     return error;
   if (auto error = check_options(config_.host))
+    return error;
+  if (auto error = check_options(config_.cuda))
     return error;
   if (auto error = check_options(config_.flight_record))
     return error;
@@ -185,6 +192,15 @@ host_backend_options system_core::wanted_host() const {
   return result;
 }
 
+cuda_backend_options system_core::wanted_cuda() const {
+  auto result = config_.cuda;
+  if (config_.keep_freed_ms_ == -1)
+    result.keep_freed = cuda_backend_options::forever;
+  else if (config_.keep_freed_ms_ != config::not_given)
+    result.keep_freed = std::chrono::milliseconds{config_.keep_freed_ms_};
+  return result;
+}
+
 lane_options system_core::wanted_lanes() const {
   auto result = config_.lanes;
   if (config_.spin_us_ != config::not_given)
@@ -212,12 +228,13 @@ caf::error system_core::choose_backend(caf::error& without_cuda) {
     if (wanted_placement() == placement::worker_process)
       return make_worker_backend({.backend = name,
                                   .host = wanted_host(),
+                                  .cuda = wanted_cuda(),
                                   .workers = config_.workers,
                                   .spin = wanted_lanes().spin,
                                   .hosts = hosts});
     if (std::string_view{name} == "host")
       return make_host_backend(wanted_host());
-    auto cuda = make_cuda_backend();
+    auto cuda = make_cuda_backend(wanted_cuda());
     if (cuda && (*cuda)->device_count() == 0)
       return make_error(errc::unavailable, "the machine has no GPU");
     return cuda;
@@ -339,6 +356,8 @@ config::config() : core_(std::make_unique<detail::system_core>(*this)) {
       .add(placement_name_, "placement", "where devices live: in_process or worker")
       .add(workers.program, "worker", "the workers' program")
       .add(host_devices_, "devices", "number of virtual devices of the host backend")
+      .add(keep_freed_ms_, "keep-freed",
+           "how long GPUs keep freed memory, in milliseconds; -1: until memory runs out")
       .add(completion_, "completion", "event_poll, host_func or synchronize")
       .add(in_flight_, "in-flight", "operations that a device may have in its streams")
       .add(queue_, "queue", "operations that may wait for a device")

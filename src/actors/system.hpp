@@ -75,6 +75,7 @@ private:
   placement wanted_placement() const;
   remote_hosts wanted_hosts() const;
   host_backend_options wanted_host() const;
+  cuda_backend_options wanted_cuda() const;
   lane_options wanted_lanes() const;
 
   const config& config_;

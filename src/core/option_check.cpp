@@ -106,4 +106,11 @@ caf::error check_options(const host_backend_options& x) {
   return {};
 }
 
+caf::error check_options(const cuda_backend_options& x) {
+  if (x.keep_freed == cuda_backend_options::forever)
+    return {};
+  return check_option("cuda_backend_options::keep_freed", x.keep_freed.count(), 0,
+                      longest_keep.count(), "ms");
+}
+
 } // namespace troupe::detail

@@ -21,6 +21,7 @@ inline constexpr std::int64_t most_in_flight = 1024;
 // Far more than anything spins or pauses, and far less than a clock can count.
 inline constexpr std::chrono::microseconds longest_spin = std::chrono::hours{1};
 inline constexpr std::chrono::milliseconds longest_backoff = std::chrono::hours{24};
+inline constexpr std::chrono::milliseconds longest_keep = std::chrono::hours{24};
 
 /// Large sizes are all alike.
 std::int64_t as_signed(std::size_t x) noexcept;
@@ -46,5 +47,6 @@ caf::error check_distinct(std::span<const int> devices);
 caf::error check_options(const lane_options& x);
 caf::error check_options(const flight_record_options& x);
 caf::error check_options(const host_backend_options& x);
+caf::error check_options(const cuda_backend_options& x);
 
 } // namespace troupe::detail

@@ -135,6 +135,7 @@ caf::error host_agent::open_pool(const host_welcome& what) {
   how.host.bytes_per_device = what.bytes_per_device;
   how.host.listen_address =
       options_.listen_address.empty() ? own_address_ : options_.listen_address;
+  how.cuda.keep_freed = std::chrono::milliseconds{what.keep_freed_ms};
   how.workers = options_.workers;
   if (what.spin_ns >= 0)
     how.spin = std::chrono::duration_cast<std::chrono::microseconds>(

@@ -211,6 +211,7 @@ caf::expected<host_welcome> host_pool::greet(const std::string& name) {
   if (options_.spin)
     result.spin_ns = std::chrono::nanoseconds{*options_.spin}.count();
   result.silence_limit_ns = hosts.link_limit.count();
+  result.keep_freed_ms = options_.cuda.keep_freed.count();
   return result;
 }
 

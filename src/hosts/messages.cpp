@@ -71,6 +71,7 @@ void put(wire_writer& to, const host_welcome& x) {
   to.put(x.bytes_per_device);
   to.put(x.spin_ns);
   to.put(x.silence_limit_ns);
+  to.put(x.keep_freed_ms);
 }
 
 host_welcome get_welcome(wire_reader& from) {
@@ -80,6 +81,7 @@ host_welcome get_welcome(wire_reader& from) {
   result.bytes_per_device = from.get<std::uint64_t>();
   result.spin_ns = from.get<std::int64_t>();
   result.silence_limit_ns = from.get<std::int64_t>();
+  result.keep_freed_ms = from.get<std::int64_t>();
   return result;
 }
 

@@ -95,6 +95,7 @@ struct host_welcome {
   std::uint64_t bytes_per_device = 0;
   std::int64_t spin_ns = -1; ///< negative: by the number of cores
   std::int64_t silence_limit_ns = 0;
+  std::int64_t keep_freed_ms = 0; ///< of the CUDA backend
 };
 void put(wire_writer& to, const host_welcome& x);
 host_welcome get_welcome(wire_reader& from);

@@ -257,7 +257,7 @@ caf::expected<process_pool::running> process_pool::start(int ordinal, int& devic
     result.link->lose(*ended);
   std::stop_callback on_stop{stop,
                              [link = result.link, ordinal] { link->give_up(unwanted(ordinal)); }};
-  worker_setup what{options_.backend, ordinal, -1, options_.host};
+  worker_setup what{options_.backend, ordinal, -1, options_.host, options_.cuda};
   if (options_.spin)
     what.spin_ns = std::chrono::nanoseconds{*options_.spin}.count();
   wire_writer setup;

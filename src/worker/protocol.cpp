@@ -243,6 +243,7 @@ void put(wire_writer& to, const worker_setup& x) {
     put(to, link.link);
   }
   to.put(x.host.listen_address);
+  to.put(static_cast<std::int64_t>(x.cuda.keep_freed.count()));
 }
 
 worker_setup get_setup(wire_reader& from) {
@@ -261,6 +262,7 @@ worker_setup get_setup(wire_reader& from) {
     result.host.links.push_back(link);
   }
   result.host.listen_address = from.get_string();
+  result.cuda.keep_freed = std::chrono::milliseconds{from.get<std::int64_t>()};
   return result;
 }
 

@@ -174,6 +174,7 @@ struct worker_setup {
   std::int32_t device = 0;
   std::int64_t spin_ns = -1; ///< negative: by the number of cores
   host_backend_options host;
+  cuda_backend_options cuda;
 };
 
 /// What it says of itself.

@@ -109,7 +109,7 @@ private:
       return make_error(errc::invalid_argument,
                         "workers execute with cuda or host, not " + what.backend);
     } else {
-      auto cuda = make_cuda_backend();
+      auto cuda = make_cuda_backend(what.cuda);
       if (!cuda)
         return cuda.error();
       executes = std::move(*cuda);
@@ -205,6 +205,8 @@ caf::expected<std::shared_ptr<backend>> make_worker_backend(worker_backend_optio
     return make_error(errc::invalid_argument,
                       "workers execute with cuda or host, not " + options.backend);
   if (auto error = detail::check_options(options.host))
+    return error;
+  if (auto error = detail::check_options(options.cuda))
     return error;
   if (options.spin)
     if (auto error = detail::check_option("worker_backend_options::spin", options.spin->count(), 0,

@@ -73,6 +73,8 @@ TEST(Options, OutOfRangeAreRefusedByName) {
            {"troupe.in-flight=0", "from 1 to 1024"},
            {"troupe.in-flight=1025", "from 1 to 1024"},
            {"troupe.in-flight=-3", "from 1 to 1024"},
+           {"troupe.keep-freed=-2", "from -1 to 86400000"},
+           {"troupe.keep-freed=9223372036854775807", "from -1 to 86400000"},
            {"troupe.queue=0", "at least 1"},
            {"troupe.queue=-1", "at least 1"},
            {"troupe.spin=-1", "from 0 to 3600000000"},
@@ -95,6 +97,9 @@ TEST(Options, OutOfRangeAreRefusedByName) {
        {"troupe.devices=1", "troupe.devices=1024", "troupe.in-flight=1", "troupe.in-flight=1024",
         "troupe.queue=9223372036854775807", "troupe.spin=0", "troupe.client-spin=0"})
     EXPECT_TRUE(is_ok(refusal_of({"--" + std::string{option}}))) << option;
+  for (auto* option :
+       {"--troupe.keep-freed=-1", "--troupe.keep-freed=0", "--troupe.keep-freed=86400000"})
+    EXPECT_TRUE(is_ok(refusal_of({"--troupe.backend=auto", option}))) << option;
 }
 
 TEST(Options, WithoutEffectAreRefusedByName) {
@@ -103,6 +108,8 @@ TEST(Options, WithoutEffectAreRefusedByName) {
   };
   refused({"--troupe.backend=cuda", "--troupe.devices=3"},
           "troupe.devices=3 has no effect with troupe.backend=cuda: it is for virtual devices");
+  refused({"--troupe.keep-freed=5"},
+          "troupe.keep-freed=5 has no effect with troupe.backend=host: it is for GPUs");
   refused({"--troupe.hosts.port=4711"},
           "troupe.hosts.port=4711 has no effect without troupe.hosts.listen");
   refused({"--troupe.hosts.count=2"},
@@ -140,6 +147,7 @@ TEST(Options, SettingsOutOfRangeAreRefusedByName) {
   refused([](auto& x) { x.host.devices = 2'000'000'000; },
           "host_backend_options::devices=2000000000 ");
   refused([](auto& x) { x.host.links = {{.from = 0, .to = 8}}; }, "host_link to or from device=8 ");
+  refused([](auto& x) { x.cuda.keep_freed = -1ms; }, "cuda_backend_options::keep_freed=-1 ms ");
   refused([](auto& x) { x.flight_record.files = 0; }, "flight_record_options::files=0 ");
   refused([](auto& x) { x.device_deadline = 0s; }, "config::device_deadline=0 s ");
   refused([](auto& x) { x.device_deadline = -1s; }, "config::device_deadline=-1 s ");

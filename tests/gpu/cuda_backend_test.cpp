@@ -1,8 +1,11 @@
 #include "backend/cuda/cuda_error.hpp"
 #include "backend/cuda/cuda_handles.hpp"
 #include "backend/cuda/fill.hpp"
+#include "support/eventually.hpp"
 #include "support/expect.hpp"
+#include "support/full_device.hpp"
 #include "support/gpus.hpp"
+#include "support/log_lines.hpp"
 #include "support/unique_handle_suite.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/error.hpp>
@@ -228,6 +231,130 @@ TEST_F(CudaBackend, GivesBackWhatThePoolHoldsBeforeMemoryRunsOut) {
   void* const elsewhere = must(device->allocate(free / 10 * 8, other));
   must(device->deallocate(elsewhere, other));
   EXPECT_TRUE(is_ok(device->destroy_stream(other)));
+}
+
+namespace {
+
+/// Half of what device 0 has free is allocated and freed; what was free before, as all see it.
+std::size_t use_half(driven_device& device) {
+  const auto before = free_bytes_of_device(0);
+  void* const memory = must(device->allocate(before / 2, device.stream()));
+  must(device->deallocate(memory, device.stream()));
+  device.wait_for_all();
+  return before;
+}
+
+bool is_back(std::size_t before) { return free_bytes_of_device(0) + 64 * mib >= before; }
+
+} // namespace
+
+TEST_F(CudaBackend, GivesFreedMemoryBackAfterItsTime) {
+  using clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds keep{1500};
+  auto cuda = must(make_cuda_backend({.keep_freed = keep}));
+  driven_device device{*cuda, 0};
+  for (int i = 0; i < 2; ++i) { // also after a time in which nothing happened
+    const auto begin = clock::now();
+    const auto before = use_half(device);
+    if (clock::now() - begin < keep) {
+      EXPECT_FALSE(is_back(before)) << "the next allocation is slow";
+    }
+    EXPECT_TRUE(eventually([&] { return is_back(before); }, std::chrono::seconds{10}));
+    EXPECT_GE(clock::now() - begin, keep);
+  }
+}
+
+TEST_F(CudaBackend, GivesFreedMemoryBackAtOnce) {
+  auto cuda = must(make_cuda_backend({.keep_freed = std::chrono::milliseconds{0}}));
+  driven_device device{*cuda, 0};
+  const auto before = use_half(device);
+  EXPECT_TRUE(eventually([&] { return is_back(before); }, std::chrono::seconds{2}));
+  // A stream that is not through with the free has the memory still.
+  const auto other = must(device->create_stream());
+  {
+    gate held;
+    void* const memory = must(device->allocate(before / 2, other));
+    held.hold(*device.operator->(), other);
+    must(device->deallocate(memory, other));
+    EXPECT_FALSE(is_back(before));
+    held.open();
+    EXPECT_TRUE(eventually([&] { return is_back(before); }, std::chrono::seconds{2}));
+  }
+  must(device->destroy_stream(other));
+}
+
+TEST_F(CudaBackend, KeepsMemoryThatIsNeededAgainAndAgain) {
+  using clock = std::chrono::steady_clock;
+  auto cuda = must(make_cuda_backend({.keep_freed = std::chrono::milliseconds{300}}));
+  driven_device device{*cuda, 0};
+  const auto before = use_half(device);
+  const auto until = clock::now() + std::chrono::seconds{2};
+  while (clock::now() < until) {
+    must(device->deallocate(must(device->allocate(before / 2, device.stream())), device.stream()));
+    device.wait_for_all();
+    ASSERT_FALSE(is_back(before));
+  }
+  EXPECT_TRUE(eventually([&] { return is_back(before); }, std::chrono::seconds{5}));
+}
+
+TEST_F(CudaBackend, KeepsFreedMemoryUntilItRunsOut) {
+  auto cuda = must(make_cuda_backend({.keep_freed = cuda_backend_options::forever}));
+  driven_device device{*cuda, 0};
+  const auto before = use_half(device);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{1};
+  while (std::chrono::steady_clock::now() < until)
+    ASSERT_FALSE(is_back(before));
+  // Another one of the process needs it: as programs beside a worker's device do.
+  auto beside = must(cuda->open_beside(0));
+  must(beside->bind());
+  must(beside->open_memory());
+  const auto stream = must(beside->create_stream());
+  void* const memory = must(beside->allocate(before / 10 * 8, stream));
+  must(beside->deallocate(memory, stream));
+  must(beside->destroy_stream(stream));
+  must(beside->close_memory());
+  EXPECT_TRUE(is_back(before));
+}
+
+/// The thread that gives memory back neither waits for a lane nor holds one up.
+TEST_F(CudaBackend, HoldsNoOtherCallUpWhileItGivesMemoryBack) {
+  using clock = std::chrono::steady_clock;
+  auto cuda = must(make_cuda_backend({.keep_freed = std::chrono::milliseconds{50}}));
+  driven_device device{*cuda, 0};
+  const auto before = free_bytes_of_device(0);
+  std::vector<void*> pieces;
+  for (std::size_t size = 0; size < before / 2; size += 512 * mib)
+    pieces.push_back(must(device->allocate(512 * mib, device.stream())));
+  for (void* x : pieces)
+    must(device->deallocate(x, device.stream()));
+  const auto event = must(device->create_event());
+  clock::duration longest{};
+  EXPECT_TRUE(eventually(
+      [&] {
+        const auto begin = clock::now();
+        must(device->record(event, device.stream()));
+        must(device->synchronize(event));
+        longest = std::max(longest, clock::now() - begin);
+        return is_back(before);
+      },
+      std::chrono::seconds{10}));
+  EXPECT_LT(longest, std::chrono::milliseconds{100});
+  must(device->destroy_event(event));
+}
+
+TEST_F(CudaBackend, ClearsAnErrorThatACallHasLeft) {
+  log_lines log;
+  driven_device device{*cuda_, 0};
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_NE(cudaSetDevice(9999), cudaSuccess);
+    EXPECT_NE(cudaPeekAtLastError(), cudaSuccess);
+    EXPECT_TRUE(is_ok(device->clear_last_error("after", "launch", 7)));
+    EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);
+  }
+  EXPECT_TRUE(is_ok(device->clear_last_error("before", "launch", 8)));
+  EXPECT_TRUE(log.say("found after launch #7"));
+  EXPECT_TRUE(log.say("invalid device ordinal"));
+  EXPECT_EQ(log.count(), 1u) << "each kind of error once";
 }
 
 TEST_F(CudaBackend, CountsWhatThePoolHoldsAsFree) {

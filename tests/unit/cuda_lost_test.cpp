@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <memory>
 
@@ -16,8 +17,9 @@ namespace troupe::testing {
 TEST(CudaDevice, CallsNothingOnceTheDriverIsNotToBeCalled) {
   const auto before = detail::teardown_errors();
   const auto driver = std::make_shared<detail::driver_access>();
+  const auto trimmer = std::make_shared<detail::pool_trimmer>(std::chrono::milliseconds{1}, driver);
   {
-    auto device = must(detail::cuda_device::open(0, 1, driver));
+    auto device = must(detail::cuda_device::open(0, 1, driver, trimmer));
     EXPECT_TRUE(driver->end());
     EXPECT_FALSE(driver->end());
     std::array<std::byte, 64> memory{};
@@ -47,7 +49,7 @@ TEST(CudaDevice, CallsNothingOnceTheDriverIsNotToBeCalled) {
     EXPECT_TRUE(lost(device->copy_peer(memory.data(), 0, memory.data() + 32, 1, 32, stream)));
     EXPECT_TRUE(is_ok(device->deallocate_pinned(memory.data()))); // dropped
   }
-  EXPECT_TRUE(has_code(detail::cuda_device::open(0, 1, driver), errc::device_fault));
+  EXPECT_TRUE(has_code(detail::cuda_device::open(0, 1, driver, trimmer), errc::device_fault));
   EXPECT_EQ(detail::teardown_errors(), before);
 }
 

@@ -1,11 +1,13 @@
 #include "backend/cuda/cuda_device.hpp"
 #include "backend/cuda/cuda_error.hpp"
 #include "backend/cuda/cuda_functions.hpp"
+#include "backend/cuda/device_pool.hpp"
 #include "backend/cuda/driver_access.hpp"
 #include "backend/cuda/exit_watch.hpp"
 #include "backend/cuda/nccl_communicator.hpp"
 #include "backend/cuda/nvlink.hpp"
 #include "core/file_descriptor.hpp"
+#include "core/option_check.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/error.hpp>
 
@@ -55,7 +57,9 @@ private:
 
 class cuda_backend final : public backend {
 public:
-  explicit cuda_backend(int devices) noexcept : devices_(devices) {}
+  cuda_backend(int devices, const cuda_backend_options& options)
+      : devices_(devices),
+        trimmer_(std::make_shared<detail::pool_trimmer>(options.keep_freed, driver_)) {}
 
   std::string_view name() const noexcept override { return "cuda"; }
   int device_count() const noexcept override { return devices_; }
@@ -63,13 +67,13 @@ public:
   caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
     if (auto err = detail::fill_standard_streams())
       return err;
-    return detail::cuda_device::open(ordinal, devices_, driver_);
+    return detail::cuda_device::open(ordinal, devices_, driver_, trimmer_);
   }
 
   caf::expected<std::unique_ptr<backend_device>> open_beside(int ordinal) noexcept override {
     if (auto err = detail::fill_standard_streams())
       return err;
-    return detail::cuda_device::open_beside(ordinal, devices_, driver_);
+    return detail::cuda_device::open_beside(ordinal, devices_, driver_, trimmer_);
   }
 
   caf::expected<peer_link> link(int from, int to) noexcept override {
@@ -97,7 +101,8 @@ public:
     if (auto err = detail::fill_standard_streams())
       return err;
     return detail::no_throw([&] {
-      return detail::build_communicator(id, size, ranks, devices_, driver_, wanted_.unwanted(id));
+      return detail::build_communicator(id, size, ranks, devices_, driver_, *trimmer_,
+                                        wanted_.unwanted(id));
     });
   }
 
@@ -164,6 +169,7 @@ private:
   const int devices_;
   wanted_list wanted_;
   const detail::shared_driver_access driver_ = std::make_shared<detail::driver_access>();
+  const std::shared_ptr<detail::pool_trimmer> trimmer_;
 };
 
 /// The reason for which there is no GPU to be had.
@@ -188,8 +194,10 @@ caf::error no_gpu(cudaError_t code) {
 
 } // namespace
 
-caf::expected<std::shared_ptr<backend>> make_cuda_backend() {
-  return detail::no_throw([]() -> caf::expected<std::shared_ptr<backend>> {
+caf::expected<std::shared_ptr<backend>> make_cuda_backend(const cuda_backend_options& options) {
+  return detail::no_throw([&]() -> caf::expected<std::shared_ptr<backend>> {
+    if (auto err = detail::check_options(options))
+      return err;
     if (auto err = detail::fill_standard_streams())
       return err;
     if (auto err = detail::load_cudart())
@@ -201,7 +209,7 @@ caf::expected<std::shared_ptr<backend>> make_cuda_backend() {
       return no_gpu(cudaErrorNoDevice);
     if (auto err = detail::load_nccl())
       return err;
-    return std::make_shared<cuda_backend>(devices);
+    return std::make_shared<cuda_backend>(devices, options);
   });
 }
 

@@ -6,8 +6,10 @@
 #include "backend/cuda/device_guard.hpp"
 #include "backend/cuda/fill.hpp"
 #include "core/error_text.hpp"
+#include "core/log.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/error.hpp>
+#include <troupe/log.hpp>
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -18,14 +20,12 @@
 #include <array>
 #include <atomic>
 #include <cctype>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <span>
 #include <string>
-#include <thread>
+#include <string_view>
 #include <utility>
 
 namespace troupe::detail {
@@ -62,17 +62,20 @@ caf::error check_ordinal(int ordinal, int device_count, const shared_driver_acce
 } // namespace
 
 caf::expected<std::unique_ptr<backend_device>>
-cuda_device::open_beside(int ordinal, int device_count, shared_driver_access driver) noexcept {
+cuda_device::open_beside(int ordinal, int device_count, shared_driver_access driver,
+                         std::shared_ptr<pool_trimmer> trimmer) noexcept {
   using result = caf::expected<std::unique_ptr<backend_device>>;
   return no_throw([&]() -> result {
     if (auto err = check_ordinal(ordinal, device_count, driver))
       return err;
-    return std::unique_ptr<backend_device>{new cuda_device({}, ordinal, std::move(driver))};
+    return std::unique_ptr<backend_device>{
+        new cuda_device({}, ordinal, std::move(driver), std::move(trimmer))};
   });
 }
 
 caf::expected<std::unique_ptr<backend_device>>
-cuda_device::open(int ordinal, int device_count, shared_driver_access driver) noexcept {
+cuda_device::open(int ordinal, int device_count, shared_driver_access driver,
+                  std::shared_ptr<pool_trimmer> trimmer) noexcept {
   using result = caf::expected<std::unique_ptr<backend_device>>;
   return no_throw([&]() -> result {
     if (auto err = check_ordinal(ordinal, device_count, driver))
@@ -82,13 +85,14 @@ cuda_device::open(int ordinal, int device_count, shared_driver_access driver) no
       return failed(errc::unavailable, ordinal, "the device is open already");
     unique_claim claim{&taken, ordinal};
     return std::unique_ptr<backend_device>{
-        new cuda_device(std::move(claim), ordinal, std::move(driver))};
+        new cuda_device(std::move(claim), ordinal, std::move(driver), std::move(trimmer))};
   });
 }
 
 cuda_device::~cuda_device() {
   if (driver_->ended()) {
-    (void)pool_.release(); // it goes with the process
+    if (pool_)
+      pool_->abandon(); // it goes with the process
     return;
   }
   const device_guard guard{ordinal_};
@@ -99,6 +103,8 @@ cuda_device::~cuda_device() {
       break; // the others would fail as well
   }
   (void)free_symmetric();
+  if (pool_)
+    teardown(pool_->destroy(), "cudaMemPoolDestroy", ordinal_);
 }
 
 caf::error cuda_device::select() const noexcept {
@@ -166,7 +172,7 @@ caf::expected<memory_info> cuda_device::memory() noexcept {
     std::uint64_t used = 0;
     for (auto [attribute, value] : {std::pair{cudaMemPoolAttrReservedMemCurrent, &reserved},
                                     std::pair{cudaMemPoolAttrUsedMemCurrent, &used}})
-      if (auto err = check(cudaMemPoolGetAttribute(pool_.get(), attribute, value),
+      if (auto err = check(cudaMemPoolGetAttribute(pool_->native(), attribute, value),
                            "cudaMemPoolGetAttribute", ordinal_))
         return err;
     result.free_bytes += reserved - std::min(used, reserved);
@@ -179,23 +185,15 @@ caf::error cuda_device::open_memory() noexcept {
     return no_throw([&] { return failed(errc::internal, ordinal_, "its memory is open already"); });
   if (auto err = select())
     return err;
-  cudaMemPoolProps properties{};
-  properties.allocType = cudaMemAllocationTypePinned;
-  properties.handleTypes = cudaMemHandleTypeNone;
-  properties.location.type = cudaMemLocationTypeDevice;
-  properties.location.id = ordinal_;
-  cudaMemPool_t native = nullptr;
-  if (auto err = check(cudaMemPoolCreate(&native, &properties), "cudaMemPoolCreate", ordinal_))
+  auto pool = device_pool::create(ordinal_, trimmer_);
+  if (!pool)
+    return pool.error();
+  if (auto err = (*pool)->grant(peers_)) {
+    teardown((*pool)->destroy(), "cudaMemPoolDestroy", ordinal_);
     return err;
-  pool_ = unique_memory_pool{native, ordinal_};
-  std::uint64_t threshold = std::numeric_limits<std::uint64_t>::max(); // keep what is freed
-  auto err = check(cudaMemPoolSetAttribute(native, cudaMemPoolAttrReleaseThreshold, &threshold),
-                   "cudaMemPoolSetAttribute", ordinal_);
-  if (!err)
-    err = grant(peers_);
-  if (err)
-    pool_.reset();
-  return err;
+  }
+  pool_ = std::move(*pool);
+  return {};
 }
 
 caf::error cuda_device::close_memory() noexcept {
@@ -213,23 +211,17 @@ caf::error cuda_device::close_memory() noexcept {
   allocated_.clear();
   if (auto err = free_symmetric(); err && !first)
     first = std::move(err);
-  auto err = check(cudaMemPoolDestroy(pool_.release()), "cudaMemPoolDestroy", ordinal_);
+  auto err = check(std::exchange(pool_, nullptr)->destroy(), "cudaMemPoolDestroy", ordinal_);
   return first ? first : err;
 }
 
-caf::error cuda_device::trim(stream_view stream) noexcept {
-  // Freed memory counts as used until CUDA has seen that the stream has passed the free. The wait
-  // is short: behind a collective that hangs it would hold up the lane for good.
-  const auto limit = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
-  auto code = cudaStreamQuery(native(stream));
-  while (code == cudaErrorNotReady && std::chrono::steady_clock::now() < limit) {
-    std::this_thread::yield();
-    code = cudaStreamQuery(native(stream));
-  }
-  if (code != cudaSuccess && code != cudaErrorNotReady)
-    return cuda_failure(code, "cudaStreamQuery", ordinal_);
+template <class F> cudaError_t cuda_device::with_room(int of, F allocate) noexcept {
+  auto code = allocate();
+  if (code != cudaErrorMemoryAllocation)
+    return code;
   (void)cudaGetLastError();
-  return check(cudaMemPoolTrimTo(pool_.get(), 0), "cudaMemPoolTrimTo", ordinal_);
+  trimmer_->trim_now(of);
+  return allocate();
 }
 
 caf::expected<void*> cuda_device::allocate(std::size_t size_bytes, stream_view stream) noexcept {
@@ -239,12 +231,9 @@ caf::expected<void*> cuda_device::allocate(std::size_t size_bytes, stream_view s
     if (auto err = select())
       return err;
     void* memory = nullptr;
-    auto code = cudaMallocFromPoolAsync(&memory, size_bytes, pool_.get(), native(stream));
-    if (code == cudaErrorMemoryAllocation) {
-      if (auto err = trim(stream))
-        return err;
-      code = cudaMallocFromPoolAsync(&memory, size_bytes, pool_.get(), native(stream));
-    }
+    const auto code = with_room(ordinal_, [&] {
+      return cudaMallocFromPoolAsync(&memory, size_bytes, pool_->native(), native(stream));
+    });
     if (code != cudaSuccess)
       return cuda_failure(code, "cudaMallocFromPoolAsync", ordinal_,
                           std::to_string(size_bytes) + " bytes");
@@ -263,20 +252,16 @@ caf::expected<void*> cuda_device::allocate_symmetric(std::size_t size_bytes) noe
       return err;
     void* memory = nullptr;
     auto code = ncclMemAlloc(&memory, size_bytes);
-    if (code != ncclSuccess) { // what the pool keeps may be what is missing
-      if (auto err = check(cudaMemPoolTrimTo(pool_.get(), 0), "cudaMemPoolTrimTo", ordinal_))
-        return err;
+    if (code != ncclSuccess) { // what the pools keep may be what is missing
+      trimmer_->trim_now(ordinal_);
       code = ncclMemAlloc(&memory, size_bytes);
     }
     if (code != ncclSuccess) {
-      std::size_t free_bytes = 0;
-      std::size_t total_bytes = 0;
-      if (auto err = check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo", ordinal_))
-        return err;
+      auto x = failure_of(nccl_failure(code, "ncclMemAlloc", ordinal_));
+      if (x && x->code == errc::device_fault)
+        return make_error(std::move(*x));
       return failed(errc::out_of_memory, ordinal_,
-                    std::to_string(size_bytes) + " bytes from ncclMemAlloc (" +
-                        ncclGetErrorString(code) + "); " + std::to_string(free_bytes) +
-                        " are free");
+                    std::to_string(size_bytes) + " bytes" + (x ? ": " + x->detail : ""));
     }
     unique_symmetric_memory owner{memory, ordinal_};
     symmetric_.insert(memory);
@@ -310,6 +295,7 @@ caf::error cuda_device::deallocate(void* memory, stream_view stream) noexcept {
   if (auto err = check(cudaFreeAsync(memory, native(stream)), "cudaFreeAsync", ordinal_))
     return err;
   allocated_.erase(i);
+  pool_->note_freed(native(stream));
   return {};
 }
 
@@ -320,8 +306,10 @@ caf::expected<void*> cuda_device::allocate_pinned(std::size_t size_bytes) noexce
   if (auto err = check(guard.error(), "cudaSetDevice", ordinal_))
     return err;
   void* memory = nullptr;
-  if (auto err = check(cudaHostAlloc(&memory, size_bytes, cudaHostAllocPortable), "cudaHostAlloc",
-                       ordinal_))
+  // Where host and device share their memory, pools of any device may hold what is missing.
+  const auto code =
+      with_room(-1, [&] { return cudaHostAlloc(&memory, size_bytes, cudaHostAllocPortable); });
+  if (auto err = check(code, "cudaHostAlloc", ordinal_))
     return err;
   return memory;
 }
@@ -341,9 +329,10 @@ caf::error cuda_device::register_pinned(void* memory, std::size_t size_bytes) no
   const device_guard guard{ordinal_};
   if (auto err = check(guard.error(), "cudaSetDevice", ordinal_))
     return err;
-  return check(
-      cudaHostRegister(memory, size_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped),
-      "cudaHostRegister", ordinal_);
+  const auto code = with_room(-1, [&] {
+    return cudaHostRegister(memory, size_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+  });
+  return check(code, "cudaHostRegister", ordinal_);
 }
 
 caf::error cuda_device::unregister_pinned(void* memory) noexcept {
@@ -400,6 +389,8 @@ caf::expected<stream_view> cuda_device::create_stream() noexcept {
 caf::error cuda_device::destroy_stream(stream_view stream) noexcept {
   if (auto err = select())
     return err;
+  if (pool_)
+    pool_->forget(native(stream));
   return check(cudaStreamDestroy(native(stream)), "cudaStreamDestroy", ordinal_);
 }
 
@@ -490,6 +481,32 @@ caf::error cuda_device::launch_host(stream_view stream, void (*function)(void*),
                ordinal_);
 }
 
+caf::error cuda_device::clear_last_error(std::string_view found, std::string_view call,
+                                         std::uint64_t number) noexcept {
+  if (auto err = driver_->check(ordinal_))
+    return err;
+  const auto code = cudaGetLastError();
+  if (code == cudaSuccess || code == cudaErrorNotReady) // a query's answer
+    return {};
+  if (classify(code) == errc::device_fault)
+    return cuda_failure(code, "cudaGetLastError", ordinal_);
+  const auto index = std::min(static_cast<std::size_t>(code), logged_errors_.size() - 1);
+  if (logged_errors_.test(index))
+    return {};
+  logged_errors_.set(index);
+  // Without memory for the line there is none: the launch is not to fail for it.
+  static_cast<void>(no_throw([&]() -> caf::error {
+    std::string text = "a CUDA error that a call has left on the thread of the device was found ";
+    text.append(found).append(" ").append(call);
+    if (number != 0)
+      text.append(" #").append(std::to_string(number));
+    text.append(" and cleared; others of its kind will not be logged");
+    log(log_level::warning, text, cuda_failure(code, "", ordinal_));
+    return {};
+  }));
+  return {};
+}
+
 caf::expected<bool> cuda_device::can_access_peer(int peer) noexcept {
   if (peer == ordinal_)
     return true;
@@ -557,7 +574,7 @@ caf::error cuda_device::admit_peer(int peer) noexcept {
                     "device " + std::to_string(peer) + " cannot access its memory");
     });
   if (pool_)
-    if (auto err = grant({&peer, 1}))
+    if (auto err = pool_->grant({&peer, 1}))
       return err;
   return no_throw([&]() -> caf::error {
     peers_.push_back(peer);
@@ -597,19 +614,6 @@ caf::error cuda_device::copy_peers(std::span<const peer_copy> copies, stream_vie
                          "cudaMemcpyBatchAsync", ordinal_))
       return err;
     copies = copies.subspan(some.size());
-  }
-  return {};
-}
-
-caf::error cuda_device::grant(std::span<const int> peers) noexcept {
-  for (const int peer : peers) {
-    cudaMemAccessDesc access{};
-    access.location.type = cudaMemLocationTypeDevice;
-    access.location.id = peer;
-    access.flags = cudaMemAccessFlagsProtReadWrite;
-    if (auto err =
-            check(cudaMemPoolSetAccess(pool_.get(), &access, 1), "cudaMemPoolSetAccess", ordinal_))
-      return err;
   }
   return {};
 }

@@ -2,16 +2,20 @@
 #pragma once
 
 #include "backend/cuda/cuda_handles.hpp"
+#include "backend/cuda/device_pool.hpp"
 #include "backend/cuda/driver_access.hpp"
 #include <troupe/backend.hpp>
 
 #include <cuda_runtime_api.h>
 
 #include <atomic>
+#include <bitset>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -28,11 +32,13 @@ class cuda_device final : public backend_device {
 public:
   /// @shape ordinal: 0 to `device_count` - 1
   /// @errors errc::invalid_argument; errc::unavailable: somebody in this process has this device
-  static caf::expected<std::unique_ptr<backend_device>> open(int ordinal, int device_count,
-                                                             shared_driver_access driver) noexcept;
+  static caf::expected<std::unique_ptr<backend_device>>
+  open(int ordinal, int device_count, shared_driver_access driver,
+       std::shared_ptr<pool_trimmer> trimmer) noexcept;
   /// The same of a device that is open.
   static caf::expected<std::unique_ptr<backend_device>>
-  open_beside(int ordinal, int device_count, shared_driver_access driver) noexcept;
+  open_beside(int ordinal, int device_count, shared_driver_access driver,
+              std::shared_ptr<pool_trimmer> trimmer) noexcept;
 
   /// Frees the memory that is still allocated, while the driver may be called. No work is in
   /// flight.
@@ -68,6 +74,9 @@ public:
   caf::error launch_host(stream_view stream, void (*function)(void*),
                          void* argument) noexcept override;
 
+  caf::error clear_last_error(std::string_view found, std::string_view call,
+                              std::uint64_t number) noexcept override;
+
   caf::expected<bool> can_access_peer(int peer) noexcept override;
   caf::error enable_peer(int peer) noexcept override;
   caf::error admit_peer(int peer) noexcept override;
@@ -89,23 +98,26 @@ private:
   using unique_claim = unique_handle<claim_traits>;
 
   /// `claim` is empty beside a device that is open.
-  cuda_device(unique_claim claim, int ordinal, shared_driver_access driver) noexcept
-      : claim_(std::move(claim)), ordinal_(ordinal), driver_(std::move(driver)) {}
+  cuda_device(unique_claim claim, int ordinal, shared_driver_access driver,
+              std::shared_ptr<pool_trimmer> trimmer) noexcept
+      : claim_(std::move(claim)), ordinal_(ordinal), driver_(std::move(driver)),
+        trimmer_(std::move(trimmer)) {}
 
   /// Makes the device the current one; before every call of CUDA.
   caf::error select() const noexcept;
-  /// Lets the devices in `peers` access the pool.
-  caf::error grant(std::span<const int> peers) noexcept;
-  /// Gives back to CUDA what the pool holds and nobody uses.
-  caf::error trim(stream_view stream) noexcept;
+  /// Calls `allocate`, which gives a code of CUDA. If there was no memory, once more, after the
+  /// pools of device `of` (-1: of all devices) have given back what nobody uses.
+  template <class F> cudaError_t with_room(int of, F allocate) noexcept;
   caf::error free_symmetric() noexcept;
 
   const unique_claim claim_;
   const int ordinal_;
   const shared_driver_access driver_;
-  unique_memory_pool pool_;             ///< of this generation; empty while memory is closed
+  const std::shared_ptr<pool_trimmer> trimmer_;
+  std::shared_ptr<device_pool> pool_;   ///< of this generation; null while memory is closed
   std::unordered_set<void*> allocated_; ///< what `pool_` gave and did not get back
   std::unordered_set<void*> symmetric_; ///< what NCCL gave and did not get back
+  std::bitset<1024> logged_errors_;     ///< of `clear_last_error`, by their codes
   std::vector<int> peers_;              ///< may access the pool of every generation
 };
 

@@ -19,6 +19,7 @@
   X(cudaDeviceCanAccessPeer)                                                                       \
   X(cudaDeviceEnablePeerAccess)                                                                    \
   X(cudaDeviceGetAttribute)                                                                        \
+  X(cudaDeviceGetDefaultMemPool)                                                                   \
   X(cudaDeviceGetP2PAttribute)                                                                     \
   X(cudaDeviceGetPCIBusId)                                                                         \
   X(cudaDriverGetVersion)                                                                          \

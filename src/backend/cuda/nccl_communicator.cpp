@@ -51,6 +51,9 @@ constexpr std::size_t pair_bytes = 1024;
 /// @units bytes; of what the kernels of windows run on before anybody uses them
 constexpr std::size_t window_scratch_bytes = 65536;
 
+/// @units bytes; more than the first communicator on a device takes of its memory
+constexpr std::size_t build_bytes = std::size_t{1} << 30;
+
 /// @units bytes of a communicator's own memory
 constexpr std::size_t own_bytes = 4096;
 
@@ -976,11 +979,10 @@ caf::expected<communicator_id> make_nccl_id() noexcept {
   return result;
 }
 
-caf::expected<communicator_ranks> build_communicator(const communicator_id& id, int size,
-                                                     std::span<const local_rank> ranks,
-                                                     int device_count,
-                                                     const shared_driver_access& driver,
-                                                     const shared_flag& unwanted) noexcept {
+caf::expected<communicator_ranks>
+build_communicator(const communicator_id& id, int size, std::span<const local_rank> ranks,
+                   int device_count, const shared_driver_access& driver, pool_trimmer& trimmer,
+                   const shared_flag& unwanted) noexcept {
   return no_throw([&]() -> caf::expected<communicator_ranks> {
     if (auto err = check_ranks(size, ranks, device_count))
       return err;
@@ -988,6 +990,10 @@ caf::expected<communicator_ranks> build_communicator(const communicator_id& id, 
       return not_wanted();
     communicator_ranks result;
     for (const auto& where : ranks) {
+      if (auto err = driver->check(where.device))
+        return err;
+      if (free_bytes_of(where.device) < build_bytes)
+        trimmer.trim_now(where.device); // NCCL cannot ask for it
       auto rank = prepare(where, size, driver, unwanted);
       if (!rank)
         return rank.error();

@@ -4,6 +4,7 @@
 #include "backend/cuda/cuda_error.hpp"
 #include "backend/cuda/cuda_functions.hpp"
 #include "backend/cuda/cuda_handles.hpp"
+#include "backend/cuda/device_pool.hpp"
 #include "backend/cuda/driver_access.hpp"
 #include <troupe/backend.hpp>
 
@@ -178,11 +179,10 @@ private:
 caf::expected<communicator_id> make_nccl_id() noexcept;
 
 /// The three of `backend`; devices are 0 to `device_count` - 1.
-caf::expected<communicator_ranks> build_communicator(const communicator_id& id, int size,
-                                                     std::span<const local_rank> ranks,
-                                                     int device_count,
-                                                     const shared_driver_access& driver,
-                                                     const shared_flag& unwanted) noexcept;
+caf::expected<communicator_ranks>
+build_communicator(const communicator_id& id, int size, std::span<const local_rank> ranks,
+                   int device_count, const shared_driver_access& driver, pool_trimmer& trimmer,
+                   const shared_flag& unwanted) noexcept;
 caf::error abort_communicator(communicator_ranks ranks) noexcept;
 caf::error destroy_communicator(communicator_ranks ranks) noexcept;
 

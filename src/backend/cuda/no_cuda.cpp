@@ -5,7 +5,7 @@
 
 namespace troupe {
 
-caf::expected<std::shared_ptr<backend>> make_cuda_backend() {
+caf::expected<std::shared_ptr<backend>> make_cuda_backend(const cuda_backend_options&) {
   return make_error(errc::not_supported, "troupe was built without CUDA");
 }
 

@@ -1,0 +1,308 @@
+#include "backend/cuda/device_pool.hpp"
+
+#include "backend/cuda/cuda_error.hpp"
+#include "backend/cuda/cuda_functions.hpp"
+#include "backend/cuda/device_guard.hpp"
+#include "core/log.hpp"
+#include "core/start_thread.hpp"
+#include <troupe/backend.hpp>
+#include <troupe/log.hpp>
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+#include <thread>
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+
+/// What CUDA unmaps in one call: other threads' calls to the driver wait for it.
+constexpr std::uint64_t trim_step = std::uint64_t{1} << 30;
+
+/// How long `trim_all` waits for streams.
+constexpr std::chrono::milliseconds trim_patience{50};
+
+/// Between looks at streams whose frees are to be given back at once.
+constexpr std::chrono::milliseconds shortest_period{5};
+
+/// The pool that NCCL's and the library's own small buffers come from, whose memory CUDA gives back
+/// at the next synchronization.
+void trim_default_pool(int ordinal) noexcept {
+  const device_guard guard{ordinal};
+  cudaMemPool_t pool = nullptr;
+  auto err = check(guard.error(), "cudaSetDevice", ordinal);
+  if (!err)
+    err =
+        check(cudaDeviceGetDefaultMemPool(&pool, ordinal), "cudaDeviceGetDefaultMemPool", ordinal);
+  if (!err)
+    err = check(cudaMemPoolTrimTo(pool, 0), "cudaMemPoolTrimTo", ordinal);
+  if (err)
+    log(log_level::warning, "device memory is not given back", err);
+}
+
+} // namespace
+
+device_pool::device_pool(cudaMemPool_t native, int ordinal,
+                         std::shared_ptr<pool_trimmer> trimmer) noexcept
+    : pool_(native, ordinal), trimmer_(std::move(trimmer)) {}
+
+caf::expected<std::shared_ptr<device_pool>>
+device_pool::create(int ordinal, std::shared_ptr<pool_trimmer> trimmer) noexcept {
+  using result = caf::expected<std::shared_ptr<device_pool>>;
+  cudaMemPoolProps properties{};
+  properties.allocType = cudaMemAllocationTypePinned;
+  properties.handleTypes = cudaMemHandleTypeNone;
+  properties.location.type = cudaMemLocationTypeDevice;
+  properties.location.id = ordinal;
+  cudaMemPool_t native = nullptr;
+  if (auto err = check(cudaMemPoolCreate(&native, &properties), "cudaMemPoolCreate", ordinal))
+    return err;
+  unique_memory_pool owner{native, ordinal};
+  // CUDA would give memory back when anybody synchronizes; the trimmer does when it is not needed.
+  std::uint64_t threshold = std::numeric_limits<std::uint64_t>::max();
+  if (auto err = check(cudaMemPoolSetAttribute(native, cudaMemPoolAttrReleaseThreshold, &threshold),
+                       "cudaMemPoolSetAttribute", ordinal))
+    return err;
+  return no_throw([&]() -> result {
+    auto made = std::make_shared<device_pool>(native, ordinal, std::move(trimmer));
+    (void)owner.release();
+    made->trimmer_->add(made);
+    return made;
+  });
+}
+
+caf::error device_pool::grant(std::span<const int> peers) noexcept {
+  for (const int peer : peers) {
+    cudaMemAccessDesc access{};
+    access.location.type = cudaMemLocationTypeDevice;
+    access.location.id = peer;
+    access.flags = cudaMemAccessFlagsProtReadWrite;
+    if (auto err =
+            check(cudaMemPoolSetAccess(native(), &access, 1), "cudaMemPoolSetAccess", ordinal()))
+      return err;
+  }
+  return {};
+}
+
+void device_pool::note_freed(cudaStream_t stream) noexcept {
+  {
+    const std::lock_guard lock{freed_mutex_};
+    freed_ = true;
+    if (std::ranges::find(freed_in_, stream) == freed_in_.end())
+      static_cast<void>(no_throw([&]() -> caf::error { // else the pool is trimmed without asking it
+        freed_in_.push_back(stream);
+        return {};
+      }));
+  }
+  trimmer_->wake();
+}
+
+void device_pool::forget(cudaStream_t stream) noexcept {
+  const std::lock_guard lock{freed_mutex_};
+  std::erase(freed_in_, stream);
+}
+
+bool device_pool::has_unfinished_frees() noexcept {
+  const std::lock_guard lock{freed_mutex_};
+  std::erase_if(freed_in_, [](cudaStream_t x) {
+    const auto code = cudaStreamQuery(x);
+    if (code != cudaSuccess)
+      (void)cudaGetLastError();
+    return code != cudaErrorNotReady; // any other error is the lane's, which asks its events
+  });
+  return !freed_in_.empty();
+}
+
+caf::expected<std::uint64_t> device_pool::attribute(cudaMemPoolAttr which) const noexcept {
+  std::uint64_t value = 0;
+  if (auto err = check(cudaMemPoolGetAttribute(native(), which, &value), "cudaMemPoolGetAttribute",
+                       ordinal()))
+    return err;
+  return value;
+}
+
+caf::error device_pool::trim_to(std::uint64_t bytes) noexcept {
+  const auto reserved = attribute(cudaMemPoolAttrReservedMemCurrent);
+  if (!reserved)
+    return reserved.error();
+  for (auto keep = *reserved; keep > bytes;) {
+    keep -= std::min(trim_step, keep - bytes);
+    if (auto err = check(cudaMemPoolTrimTo(native(), static_cast<std::size_t>(keep)),
+                         "cudaMemPoolTrimTo", ordinal()))
+      return err;
+    std::this_thread::yield();
+  }
+  return {};
+}
+
+/// Under the lock.
+caf::expected<bool> device_pool::trim_to_need(bool all) noexcept {
+  const auto used = attribute(cudaMemPoolAttrUsedMemCurrent);
+  if (!used)
+    return used.error();
+  auto need = *used;
+  if (!all) {
+    const auto high = attribute(cudaMemPoolAttrUsedMemHigh);
+    if (!high)
+      return high.error();
+    need = std::max(need, *high);
+    std::uint64_t none = 0; // counts from now on
+    if (auto err = check(cudaMemPoolSetAttribute(native(), cudaMemPoolAttrUsedMemHigh, &none),
+                         "cudaMemPoolSetAttribute", ordinal()))
+      return err;
+  }
+  if (auto err = trim_to(need))
+    return err;
+  return need > *used;
+}
+
+bool device_pool::trim_idle(bool all) noexcept {
+  if (auto err = check(select_device(ordinal()), "cudaSetDevice", ordinal())) {
+    log(log_level::warning, "device memory is not given back", err);
+    return false;
+  }
+  bool freed = false;
+  {
+    const std::lock_guard lock{freed_mutex_};
+    freed = std::exchange(freed_, false);
+  }
+  const bool unfinished = has_unfinished_frees();
+  const std::lock_guard lock{mutex_};
+  if (!pool_)
+    return false; // closed meanwhile
+  const auto more = trim_to_need(all);
+  if (!more) {
+    log(log_level::warning, "device memory is not given back", more.error());
+    return false;
+  }
+  return *more || unfinished || (freed && !all);
+}
+
+caf::error device_pool::trim_all() noexcept {
+  const device_guard guard{ordinal()};
+  const auto limit = std::chrono::steady_clock::now() + trim_patience;
+  while (has_unfinished_frees() && std::chrono::steady_clock::now() < limit)
+    std::this_thread::yield();
+  const std::lock_guard lock{mutex_};
+  return pool_ ? trim_to(0) : caf::error{};
+}
+
+cudaError_t device_pool::destroy() noexcept {
+  trimmer_->remove(*this);
+  {
+    const std::lock_guard lock{freed_mutex_};
+    freed_in_.clear(); // its streams may be destroyed from now on
+  }
+  const std::lock_guard lock{mutex_};
+  return cudaMemPoolDestroy(pool_.release());
+}
+
+void device_pool::abandon() noexcept {
+  abandoned_.store(true);
+  trimmer_->remove(
+      *this); // a trim of it may never come back from the driver: nothing waits for one
+}
+
+device_pool::~device_pool() {
+  if (abandoned_.load())
+    (void)pool_.release();
+}
+
+struct pool_trimmer::state {
+  std::mutex mutex;
+  std::condition_variable condition;
+  std::vector<std::shared_ptr<device_pool>> pools;
+  std::atomic<bool> awake{false}; ///< its thread is about to trim, or waits for the time to
+  bool running = false;
+  bool stopped = false;
+  const std::chrono::milliseconds keep;
+  const shared_driver_access driver;
+
+  state(std::chrono::milliseconds keep_, shared_driver_access driver_)
+      : keep(keep_), driver(std::move(driver_)) {}
+
+  bool gives_back() const noexcept { return keep != cuda_backend_options::forever; }
+
+  std::vector<std::shared_ptr<device_pool>> pools_of(int ordinal) {
+    const std::lock_guard lock{mutex};
+    std::vector<std::shared_ptr<device_pool>> result;
+    for (const auto& x : pools)
+      if (ordinal < 0 || x->ordinal() == ordinal)
+        result.push_back(x);
+    return result;
+  }
+
+  /// Waits until memory was freed, and then as long as it is kept. False: it is to end.
+  bool wait_for_time() {
+    std::unique_lock lock{mutex};
+    condition.wait(lock, [this] { return stopped || awake.load(); });
+    condition.wait_for(lock, std::max(keep, shortest_period), [this] { return stopped; });
+    return !stopped && !driver->ended();
+  }
+
+  void run() {
+    while (wait_for_time()) {
+      awake.store(false);
+      bool more = false;
+      const auto err = no_throw([&]() -> caf::error {
+        for (const auto& x : pools_of(-1))
+          more = (!driver->ended() && x->trim_idle(keep.count() == 0)) || more;
+        return {};
+      });
+      if (more || err) // without host memory it looks again
+        awake.store(true);
+    }
+  }
+};
+
+pool_trimmer::pool_trimmer(std::chrono::milliseconds keep, shared_driver_access driver)
+    : state_(std::make_shared<state>(keep, std::move(driver))) {}
+
+/// Without pools, which have gone, its thread calls nothing of CUDA.
+pool_trimmer::~pool_trimmer() {
+  const std::lock_guard lock{state_->mutex};
+  state_->stopped = true;
+  state_->condition.notify_all();
+}
+
+void pool_trimmer::add(const std::shared_ptr<device_pool>& pool) {
+  const std::lock_guard lock{state_->mutex};
+  state_->pools.push_back(pool);
+  if (state_->running || !state_->gives_back())
+    return;
+  if (auto err =
+          start_detached_thread([state = state_] { state->run(); }, "to give device memory back"))
+    log(log_level::warning, "freed device memory is kept until memory runs out", err);
+  else
+    state_->running = true;
+}
+
+void pool_trimmer::remove(const device_pool& pool) noexcept {
+  const std::lock_guard lock{state_->mutex};
+  std::erase_if(state_->pools, [&](const auto& x) { return x.get() == &pool; });
+}
+
+void pool_trimmer::wake() noexcept {
+  if (!state_->gives_back() || state_->awake.load(std::memory_order_relaxed) ||
+      state_->awake.exchange(true))
+    return;
+  const std::lock_guard lock{state_->mutex}; // else its thread could miss it
+  state_->condition.notify_all();
+}
+
+void pool_trimmer::trim_now(int ordinal) noexcept {
+  static_cast<void>(no_throw([&]() -> caf::error {
+    for (const auto& x : state_->pools_of(ordinal)) {
+      if (auto err = x->trim_all())
+        log(log_level::warning, "device memory is not given back", err);
+      trim_default_pool(x->ordinal());
+    }
+    return {};
+  }));
+}
+
+} // namespace troupe::detail
