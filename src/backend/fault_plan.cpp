@@ -694,6 +694,11 @@ public:
         verb::launch_host, [&] { return inner_->launch_host(stream, function, argument); }, stream);
   }
 
+  caf::error clear_last_error(std::string_view found, std::string_view call,
+                              std::uint64_t number) noexcept override {
+    return inner_->clear_last_error(found, call, number);
+  }
+
   caf::expected<bool> can_access_peer(int peer) noexcept override {
     if (injector_->poisoned())
       return fault_injector::sticky_error("can_access_peer", {ordinal_});

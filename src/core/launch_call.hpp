@@ -1,9 +1,12 @@
 /// Calls of what users launch.
 #pragma once
 
+#include <troupe/backend.hpp>
 #include <troupe/error.hpp>
 
+#include <cstdint>
 #include <exception>
+#include <string_view>
 
 namespace troupe::detail {
 
@@ -22,6 +25,20 @@ template <class F> caf::error call_launch(F f) noexcept {
     return make_error(errc::launch_failed,
                       "the callable threw something that is no std::exception");
   }
+}
+
+/// The same on the thread that drives `on`. A launch neither finds an error of CUDA that others
+/// have left there, nor leaves one of its own.
+/// @shape  name, number: of the launch, and its operation or 0
+template <class F>
+caf::error call_launch_on(backend_device& on, std::string_view name, std::uint64_t number,
+                          F f) noexcept {
+  if (auto error = on.clear_last_error("before", name, number))
+    return error;
+  auto error = call_launch(f);
+  if (auto fault = on.clear_last_error("after", name, number))
+    return fault;
+  return error;
 }
 
 } // namespace troupe::detail

@@ -258,7 +258,7 @@ caf::expected<issue_outcome> launch_operation::issue(part& p, lane& on) {
   caf::error error;
   {
     callable_scope scope{*this};
-    error = call_launch([&] { return function_(context); });
+    error = call_launch_on(on.device(), verb(), number(), [&] { return function_(context); });
   }
   if (!error)
     return issue_outcome::enqueued;

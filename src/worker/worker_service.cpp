@@ -445,7 +445,9 @@ caf::error worker_service::launch(wire_reader& body) {
   if (!stream)
     return stream.error();
   service_context context{*device_, options_.device, *stream, options_.on_fault};
-  return call_launch([&] { return function(context, refs(x.reads), refs(x.writes), x.arguments); });
+  return call_launch_on(*device_, x.name, 0, [&] {
+    return function(context, refs(x.reads), refs(x.writes), x.arguments);
+  });
 }
 
 /// It stays until the parent ends it, which it does when no call is made on it any more.

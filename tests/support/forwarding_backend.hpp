@@ -60,6 +60,10 @@ public:
   caf::error launch_host(stream_view on, void (*f)(void*), void* x) noexcept override {
     return inner_->launch_host(on, f, x);
   }
+  caf::error clear_last_error(std::string_view found, std::string_view what,
+                              std::uint64_t number) noexcept override {
+    return inner_->clear_last_error(found, what, number);
+  }
   caf::expected<bool> can_access_peer(int peer) noexcept override {
     return inner_->can_access_peer(peer);
   }

@@ -10,11 +10,13 @@
 #include <array>
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <random>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -61,6 +63,35 @@ public:
 
   caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
     return open_as<silent_device>(ordinal);
+  }
+};
+
+/// What CUDA keeps of a failed call for each thread; `fault` cannot be cleared.
+thread_local int last_error = 0;
+constexpr int fault = 700;
+
+/// A device that has such errors.
+class erring_device final : public testing::forwarding_device {
+public:
+  using forwarding_device::forwarding_device;
+
+  caf::error clear_last_error(std::string_view, std::string_view call,
+                              std::uint64_t number) noexcept override {
+    EXPECT_EQ(call, "launch");
+    EXPECT_NE(number, 0u);
+    if (last_error == fault)
+      return make_error(errc::device_fault, "it stays");
+    last_error = 0;
+    return {};
+  }
+};
+
+class erring_backend final : public testing::forwarding_backend {
+public:
+  erring_backend() : forwarding_backend(make_host_backend({.devices = 1})) {}
+
+  caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
+    return open_as<erring_device>(ordinal);
   }
 };
 
@@ -246,6 +277,25 @@ TEST(Lane, CostsNothingWhenItIsIdle) {
   const auto before = cpu();
   std::this_thread::sleep_for(500ms);
   EXPECT_LT(cpu() - before, 20ms);
+}
+
+TEST(Lane, LaunchesFindNoErrorThatOthersHaveLeft) {
+  core_system system{{.backend = std::make_shared<erring_backend>()}};
+  const auto device = system.device();
+  std::atomic<int> found{0};
+  const launch_function leave = [&](launch_context&) {
+    found += last_error;
+    last_error = 101;
+    return caf::error{};
+  };
+  for (int i = 0; i < 3; ++i)
+    ASSERT_TRUE(is_ok(answer_of(device.launch(leave, {}, {}, {}))));
+  EXPECT_EQ(found, 0);
+  const launch_function fail = [](launch_context&) {
+    last_error = fault;
+    return caf::error{}; // it has not seen it
+  };
+  EXPECT_TRUE(has_code(answer_of(device.launch(fail, {}, {}, {})), errc::device_fault));
 }
 
 class CompletionStrategies : public ::testing::TestWithParam<std::tuple<completion_strategy, int>> {
