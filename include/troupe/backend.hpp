@@ -81,7 +81,7 @@ struct launch_memory {
 /// One device, driven by one thread: its lane.
 /// @thread only the device's lane, after `bind`, unless a function says otherwise
 /// @errors every function gives `errc::device_fault` once a sticky fault is seen, else
-///         `errc::cuda_error` or what it names; nothing throws
+///         `errc::cuda_error` or what it names; nothing throws, nor do the functions that it gets
 class backend_device {
 public:
   virtual ~backend_device() = default;

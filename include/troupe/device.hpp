@@ -397,8 +397,8 @@ public:
 
   /// Takes memory of the user's, which lies on this device, into its care: `deleter` is called when
   /// nothing uses it any more, on the lane, which must not block, or, once the device has ended, on
-  /// the thread that drops the last handle. On CUDA it is not called after an error of
-  /// `severity::process`: the memory goes with the process.
+  /// the thread that drops the last handle. An exception that it throws is a line of the log. On
+  /// CUDA it is not called after an error of `severity::process`: the memory goes with the process.
   /// @units  count: elements
   /// @errors errc::invalid_argument; errc::unavailable: the device is not ready;
   ///         errc::not_supported: it is in another process (`launch_callable`)

@@ -19,7 +19,8 @@ struct log_line {
   const failure* why;
 };
 
-/// Called on any thread, lanes included: it must not block for long.
+/// Called on any thread, lanes included: it must not block for long. If it throws, the line goes to
+/// stderr, with the text of the exception.
 using log_sink = std::function<void(const log_line&)>;
 
 /// Replaces the sink of the process; an empty one restores the default, spdlog's default logger.

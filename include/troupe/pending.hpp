@@ -15,7 +15,8 @@ namespace troupe {
 class executor {
 public:
   virtual ~executor() = default;
-  /// Runs `task` later, on a thread of the executor.
+  /// Runs `task` later, on a thread of the executor; `task` does not throw. If this function
+  /// throws, the exception is a line of the log, and the task runs on the callback thread.
   /// @thread any; must not block
   virtual void post(std::function<void()> task) = 0;
 };
@@ -23,6 +24,9 @@ public:
 namespace detail {
 /// Where `pending::then` runs continuations if no executor is named: one thread of the process.
 executor& callback_executor();
+
+/// Has `where` run `f` once `after` is answered.
+void continue_on(executor& where, completion& after, std::function<void()> f);
 } // namespace detail
 
 /// The answer to a request: a `T`, or why there is none. Copies share the same answer. Dropping it
@@ -81,14 +85,14 @@ public:
       return *value_;
   }
 
-  /// Calls `f(caf::expected<T>)` when answered, on the callback thread.
+  /// Calls `f(caf::expected<T>)` when answered, on the callback thread. An exception that `f`
+  /// throws is a line of the log.
   template <class F> void then(F f) const { then(detail::callback_executor(), std::move(f)); }
 
   /// Calls `f(caf::expected<T>)` when answered, on `where`, which must outlive that.
   template <class F> void then(executor& where, F f) const {
-    completion_->on_answer([self = *this, &where, f = std::move(f)]() mutable {
-      where.post([self = std::move(self), f = std::move(f)]() mutable { f(self.result()); });
-    });
+    detail::continue_on(where, *completion_,
+                        [self = *this, f = std::move(f)]() mutable { f(self.result()); });
   }
 
   /// Takes the request back. If no part of it was issued, it is as if it had never been made: it

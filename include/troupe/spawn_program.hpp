@@ -1,6 +1,7 @@
 /// Actors of programs in workers, whose exceptions are told with their text.
 #pragma once
 
+#include <troupe/detail/user_call.hpp>
 #include <troupe/error.hpp>
 #include <troupe/worker_program.hpp>
 
@@ -12,7 +13,6 @@
 #include <caf/spawn_options.hpp>
 
 #include <exception>
-#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -21,13 +21,7 @@ namespace troupe {
 namespace detail {
 
 inline caf::error program_threw(const std::exception_ptr& x) {
-  try {
-    std::rethrow_exception(x);
-  } catch (const std::exception& e) {
-    return make_error(errc::unavailable, std::string{"the program's actor threw: "} + e.what());
-  } catch (...) {
-    return make_error(errc::unavailable, "the program's actor threw what is no std::exception");
-  }
+  return make_error(errc::unavailable, "the program's actor threw: " + exception_text(x));
 }
 
 } // namespace detail

@@ -73,7 +73,8 @@ struct remote_hosts {
   std::chrono::nanoseconds link_limit = std::chrono::seconds{3};
   /// How long each attempt to bring a device up again waits for its host (`lane_options`).
   std::chrono::nanoseconds rejoin_limit = std::chrono::seconds{10};
-  /// Hears of the port, on the thread that makes the backend.
+  /// Hears of the port, on the thread that makes the backend, which fails if it throws
+  /// (errc::unavailable).
   std::function<void(std::uint16_t)> on_listening = {};
 };
 

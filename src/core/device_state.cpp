@@ -2,6 +2,7 @@
 
 #include "core/buffer.hpp"
 #include "core/keep_forever.hpp"
+#include <troupe/detail/user_call.hpp>
 
 #include <algorithm>
 #include <map>
@@ -158,7 +159,7 @@ void device_state::hand_back(released memory) const noexcept {
   if (!memory.deleter)
     return;
   if (!keeps_memory_.load())
-    memory.deleter(memory.address);
+    call_user_or_log("the deleter of memory of a device", [&] { memory.deleter(memory.address); });
   else // what it holds may free memory too
     keep_forever(std::make_shared<std::function<void(void*)>>(std::move(memory.deleter)));
 }

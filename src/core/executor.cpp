@@ -1,14 +1,17 @@
 #include "core/log.hpp"
 #include "core/spin.hpp"
 #include "core/start_thread.hpp"
+#include <troupe/detail/user_call.hpp>
 #include <troupe/pending.hpp>
 
 #include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 namespace troupe::detail {
 
@@ -53,13 +56,7 @@ private:
       auto task = std::move(tasks_.front());
       tasks_.pop_front();
       lock.unlock();
-      try {
-        task();
-      } catch (const std::exception& e) {
-        log(log_level::error, std::string{"a callback threw: "} + e.what());
-      } catch (...) {
-        log(log_level::error, "a callback threw something that is no std::exception");
-      }
+      task();
       task = nullptr;
       lock.lock();
     }
@@ -69,6 +66,21 @@ private:
   std::condition_variable condition_;
   std::deque<std::function<void()>> tasks_;
   std::atomic<bool> started_{false}; // under mutex_
+};
+
+/// A user's continuation. An executor that has taken it and throws nevertheless may run it, too.
+class continuation {
+public:
+  explicit continuation(std::function<void()> f) : f_(std::move(f)) {}
+
+  void run_once() noexcept {
+    if (!ran_.exchange(true))
+      call_user_or_log("a callback", f_);
+  }
+
+private:
+  std::function<void()> f_;
+  std::atomic<bool> ran_{false};
 };
 
 } // namespace
@@ -86,6 +98,19 @@ executor& callback_executor() {
       new callback_thread; // lives as long as the process: answers come until its end
   instance->begin();       // on the thread of a client, rather than on that of a lane
   return *instance;
+}
+
+void continue_on(executor& where, completion& after, std::function<void()> f) {
+  after.on_answer([&where, x = std::make_shared<continuation>(std::move(f))] {
+    auto task = [x] { x->run_once(); };
+    try {
+      where.post(task);
+    } catch (...) {
+      log_exception("an executor, so that the callback thread runs its task,",
+                    std::current_exception());
+      callback_executor().post(task);
+    }
+  });
 }
 
 } // namespace troupe::detail

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <troupe/backend.hpp>
+#include <troupe/detail/user_call.hpp>
 #include <troupe/error.hpp>
 
 #include <cstdint>
@@ -19,11 +20,9 @@ template <class F> caf::error call_launch(F f) noexcept {
     if (!error || code_of(error) == errc::device_fault || code_of(error) == errc::launch_failed)
       return error;
     return make_error(errc::launch_failed, describe(error));
-  } catch (const std::exception& e) {
-    return make_error(errc::launch_failed, e.what());
   } catch (...) {
     return make_error(errc::launch_failed,
-                      "the callable threw something that is no std::exception");
+                      "the callable threw: " + exception_text(std::current_exception()));
   }
 }
 

@@ -1,14 +1,19 @@
 #include "core/log.hpp"
 
+#include "core/file_descriptor.hpp"
 #include "core/system_call.hpp"
+#include <troupe/detail/user_call.hpp>
 #include <troupe/log.hpp>
 
 #include <spdlog/spdlog.h>
 
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
+
+#include <unistd.h>
 
 namespace troupe {
 
@@ -22,6 +27,16 @@ struct sink_holder {
 sink_holder& holder() {
   static auto* instance = new sink_holder; // threads may log at exit
   return *instance;
+}
+
+std::string text_of(const log_line& line) {
+  std::string text{"troupe: "};
+  text += line.text;
+  if (line.why) {
+    text += ": ";
+    text += to_string(*line.why);
+  }
+  return text;
 }
 
 void write_to_spdlog(const log_line& line) {
@@ -44,12 +59,7 @@ void write_to_spdlog(const log_line& line) {
     break;
   }
   // Not put together by fmt: the templates of fmt 9 make g++ 13 warn of array bounds.
-  std::string text{"troupe: "};
-  text += line.text;
-  if (line.why) {
-    text += ": ";
-    text += to_string(*line.why);
-  }
+  const auto text = text_of(line);
   spdlog::default_logger_raw()->log(level, spdlog::string_view_t{text});
 }
 
@@ -81,7 +91,11 @@ void write(const log_line& line) noexcept {
       const no_file_size_signal guard; // a full file loses the line, not the process
       write_to_spdlog(line);
     }
-  } catch (...) { // a line is lost, nothing else
+  } catch (...) {
+    const auto text = text_of(line) +
+                      " (the log's sink threw: " + exception_text(std::current_exception()) + ")\n";
+    const no_file_size_signal guard;
+    static_cast<void>(write_all(STDERR_FILENO, text)); // there is no other place to tell of it
   }
 }
 

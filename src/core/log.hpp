@@ -8,7 +8,7 @@
 
 namespace troupe::detail {
 
-/// Never throws; a sink that throws loses its line.
+/// Never throws. A line whose sink throws goes to stderr.
 void log(log_level level, std::string_view text) noexcept;
 
 /// A failure with all its fields.

@@ -7,6 +7,7 @@
 #include "worker/process_pool.hpp"
 #include "worker/worker_slot.hpp"
 #include <troupe/detail/completion.hpp>
+#include <troupe/detail/user_call.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -175,7 +176,9 @@ caf::error host_pool::open() {
   log(log_level::info,
       "hosts can join at " + hosts.listen_address + ", port " + std::to_string(gate_->port()));
   if (hosts.on_listening)
-    hosts.on_listening(gate_->port());
+    if (auto error = call_user(errc::unavailable, "remote_hosts::on_listening",
+                               [&] { hosts.on_listening(gate_->port()); }))
+      return error;
   return wait_for_all();
 }
 

@@ -8,11 +8,11 @@
 #include "core/process_note.hpp"
 #include "core/start_thread.hpp"
 #include "worker/protocol.hpp"
+#include <troupe/detail/user_call.hpp>
 #include <troupe/nccl_world.hpp>
 
 #include <caf/all.hpp>
 
-#include <exception>
 #include <utility>
 #include <vector>
 
@@ -156,25 +156,21 @@ caf::actor program_host::begin(const program_note& note, const world& over, std:
     x.bytes = std::move(bytes);
     return send(x);
   };
-  caf::error why;
-  try {
-    auto actor =
-        (*factory)(program_place{*system_->actors, over.rank(static_cast<std::size_t>(rank)),
-                                 note.bytes, std::move(report)});
-    if (actor) {
-      actor->attach_functor([ended](const caf::error& reason) {
-        const bool wanted = !reason || reason == caf::exit_reason::normal ||
-                            reason == caf::exit_reason::user_shutdown;
-        ended(wanted ? caf::error{} : reason);
-      });
-      return actor;
-    }
-    why = make_error(errc::unavailable, "the program's factory made no actor");
-  } catch (const std::exception& e) {
-    why = make_error(errc::unavailable, std::string{"the program's factory threw "} + e.what());
-  } catch (...) {
-    why = make_error(errc::unavailable, "the program's factory threw");
+  caf::actor actor;
+  auto why = call_user(errc::unavailable, "the program's factory", [&] {
+    actor = (*factory)(program_place{*system_->actors, over.rank(static_cast<std::size_t>(rank)),
+                                     note.bytes, std::move(report)});
+  });
+  if (actor) {
+    actor->attach_functor([ended](const caf::error& reason) {
+      const bool wanted = !reason || reason == caf::exit_reason::normal ||
+                          reason == caf::exit_reason::user_shutdown;
+      ended(wanted ? caf::error{} : reason);
+    });
+    return actor;
   }
+  if (!why)
+    why = make_error(errc::unavailable, "the program's factory made no actor");
   ended(why);
   return {};
 }

@@ -835,7 +835,7 @@ TEST_F(BadInput, ExceptionFromAFunctionOnTheHost) {
   auto thrown = answer_of(launched);
   ASSERT_TRUE(has_code(thrown, errc::launch_failed));
   const auto why = *failure_of(error_of(thrown));
-  EXPECT_EQ(why.detail, "in the middle of it");
+  EXPECT_EQ(why.detail, "the callable threw: in the middle of it");
   EXPECT_EQ(why.verb, "launch");
   EXPECT_EQ(why.device, 0);
   EXPECT_EQ(later, 0);

@@ -134,16 +134,6 @@ TEST_F(Pending, ContinuationsRunOnceOnTheirExecutor) {
   EXPECT_NE(where.get_future().get(), std::this_thread::get_id());
 }
 
-TEST_F(Pending, AContinuationThatThrowsHarmsNobody) {
-  set_log_sink([](const log_line&) {});
-  auto filled = gpu_.fill(ref_, 1u);
-  filled.then([](const caf::expected<void>&) { throw std::runtime_error("from a callback"); });
-  std::promise<void> next;
-  filled.then([&](const caf::expected<void>&) { next.set_value(); });
-  EXPECT_EQ(next.get_future().wait_for(patience), std::future_status::ready);
-  set_log_sink({});
-}
-
 TEST_F(Pending, CancelTakesBackWhatIsNotIssued) {
   held_launch held{gpu_, ref_};
   auto other = must(gpu_.allocate<std::uint32_t>(100));

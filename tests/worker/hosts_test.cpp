@@ -132,6 +132,19 @@ TEST(Hosts, ThatDoNotJoinAreWaitedForOnce) {
   EXPECT_EQ(listened, 1);
 }
 
+TEST(Hosts, AListenerThatThrowsIsAnError) {
+  test_authority authority{"fleet"};
+  worker_backend_options how{.backend = "host", .host = {.devices = 1}};
+  how.hosts.listen_address = "127.0.0.1";
+  how.hosts.identity = authority.issue("parent");
+  how.hosts.names = {"alpha"};
+  how.hosts.on_listening = [](std::uint16_t) { throw std::runtime_error("no agent starts"); };
+  const auto made = make_worker_backend(how);
+  ASSERT_TRUE(has_code(made, errc::unavailable));
+  EXPECT_EQ(describe(made.error()),
+            "unavailable: remote_hosts::on_listening threw: no agent starts");
+}
+
 TEST(Hosts, AnAddressThatIsInUseIsNamed) {
   test_authority authority{"fleet"};
   auto address = must(detail::address_from_string("127.0.0.1"));

@@ -634,7 +634,7 @@ TEST_F(Programs, WhoseFactoriesThrowSayWhyToThoseThatAsk) {
   start(1, {"throws", {}});
   ASSERT_TRUE(until([&] { return ended_.size() == 1; }));
   expect_text(answer_to(*system_, actor_, 0),
-              {"\"throws\" of rank 0 has ended", "the program's factory threw"});
+              {"\"throws\" of rank 0 has ended", "the program's factory threw: no luck"});
 }
 
 TEST_F(Programs, TellWhatTheirActorsHaveThrown) {
