@@ -19,8 +19,9 @@ struct log_line {
   const failure* why;
 };
 
-/// Called on any thread, lanes included: it must not block for long. If it throws, the line goes to
-/// stderr, with the text of the exception.
+/// Called on any thread, lanes included, until the process ends: it must not block for long, and
+/// nothing that it uses may be a static object that is destroyed before. If it throws, the line
+/// goes to stderr, with the text of the exception.
 using log_sink = std::function<void(const log_line&)>;
 
 /// Replaces the sink of the process; an empty one restores the default, spdlog's default logger.

@@ -2,6 +2,7 @@
 
 #include "core/buffer.hpp"
 #include "core/keep_forever.hpp"
+#include "core/never_destroyed.hpp"
 #include <troupe/detail/user_call.hpp>
 
 #include <algorithm>
@@ -37,10 +38,7 @@ struct device_registry {
   std::map<std::pair<std::uint64_t, int>, std::weak_ptr<device_state>> devices;
 };
 
-device_registry& registry() {
-  static auto* instance = new device_registry; // handles may outlive everything
-  return *instance;
-}
+device_registry& registry() { return never_destroyed<device_registry>(); }
 
 } // namespace
 

@@ -1,4 +1,5 @@
 #include "core/log.hpp"
+#include "core/never_destroyed.hpp"
 #include "core/spin.hpp"
 #include "core/start_thread.hpp"
 #include <troupe/detail/user_call.hpp>
@@ -94,10 +95,9 @@ void set_client_spin(std::chrono::nanoseconds time) noexcept {
 }
 
 executor& callback_executor() {
-  static auto* instance =
-      new callback_thread; // lives as long as the process: answers come until its end
-  instance->begin();       // on the thread of a client, rather than on that of a lane
-  return *instance;
+  auto& instance = never_destroyed<callback_thread>(); // answers come until the process ends
+  instance.begin(); // on the thread of a client, rather than on that of a lane
+  return instance;
 }
 
 void continue_on(executor& where, completion& after, std::function<void()> f) {

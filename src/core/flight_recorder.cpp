@@ -3,6 +3,7 @@
 #include "core/file_descriptor.hpp"
 #include "core/lane.hpp"
 #include "core/log.hpp"
+#include "core/never_destroyed.hpp"
 #include "core/operations.hpp"
 #include "core/runtime.hpp"
 #include "core/system_call.hpp"
@@ -121,10 +122,7 @@ struct records_on_their_way {
   std::size_t number = 0;
 };
 
-records_on_their_way& on_their_way() {
-  static auto* instance = new records_on_their_way; // threads may write at exit
-  return *instance;
-}
+records_on_their_way& on_their_way() { return never_destroyed<records_on_their_way>(); }
 
 class on_its_way {
 public:

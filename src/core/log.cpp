@@ -1,6 +1,7 @@
 #include "core/log.hpp"
 
 #include "core/file_descriptor.hpp"
+#include "core/never_destroyed.hpp"
 #include "core/system_call.hpp"
 #include <troupe/detail/user_call.hpp>
 #include <troupe/log.hpp>
@@ -19,15 +20,42 @@ namespace troupe {
 
 namespace {
 
+using detail::never_destroyed;
+
 struct sink_holder {
   std::mutex mutex;
   std::shared_ptr<const log_sink> sink;
 };
 
-sink_holder& holder() {
-  static auto* instance = new sink_holder; // threads may log at exit
-  return *instance;
-}
+/// spdlog's default logger. spdlog destroys its registry among the static objects, while threads
+/// may log: the logger that is the default one then is kept.
+class default_logger {
+public:
+  /// Null after `spdlog::shutdown`, and where the program has set none.
+  std::shared_ptr<spdlog::logger> get() {
+    std::lock_guard lock{mutex_};
+    return registry_ends_ ? last_ : spdlog::default_logger();
+  }
+
+  void end_of_registry() {
+    std::lock_guard lock{mutex_};
+    last_ = spdlog::default_logger();
+    registry_ends_ = true;
+  }
+
+private:
+  std::mutex mutex_;
+  bool registry_ends_ = false;
+  std::shared_ptr<spdlog::logger> last_;
+};
+
+/// Is destroyed before spdlog's registry, which it has made.
+struct registry_watch {
+  registry_watch() { static_cast<void>(never_destroyed<default_logger>().get()); }
+  ~registry_watch() { never_destroyed<default_logger>().end_of_registry(); }
+};
+
+const registry_watch watch_of_registry;
 
 std::string text_of(const log_line& line) {
   std::string text{"troupe: "};
@@ -40,9 +68,8 @@ std::string text_of(const log_line& line) {
 }
 
 void write_to_spdlog(const log_line& line) {
-  // Made under a guard that everything here can see, also where spdlog itself is not instrumented.
-  static const bool there = spdlog::default_logger_raw() != nullptr;
-  if (!there)
+  const auto logger = never_destroyed<default_logger>().get();
+  if (!logger)
     return;
   auto level = spdlog::level::debug;
   switch (line.level) {
@@ -60,13 +87,13 @@ void write_to_spdlog(const log_line& line) {
   }
   // Not put together by fmt: the templates of fmt 9 make g++ 13 warn of array bounds.
   const auto text = text_of(line);
-  spdlog::default_logger_raw()->log(level, spdlog::string_view_t{text});
+  logger->log(level, spdlog::string_view_t{text});
 }
 
 } // namespace
 
 void set_log_sink(log_sink sink) {
-  auto& h = holder();
+  auto& h = never_destroyed<sink_holder>();
   std::lock_guard lock{h.mutex};
   h.sink = sink ? std::make_shared<const log_sink>(std::move(sink)) : nullptr;
 }
@@ -79,7 +106,7 @@ namespace {
 
 void write(const log_line& line) noexcept {
   std::shared_ptr<const log_sink> sink;
-  auto& h = holder();
+  auto& h = never_destroyed<sink_holder>();
   try {
     {
       std::lock_guard lock{h.mutex};
@@ -103,7 +130,7 @@ void write(const log_line& line) noexcept {
 
 void flush_log() noexcept {
   try {
-    if (auto* logger = spdlog::default_logger_raw(); logger != nullptr)
+    if (auto logger = never_destroyed<default_logger>().get())
       logger->flush();
   } catch (...) { // what it holds is lost
   }

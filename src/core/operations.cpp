@@ -4,6 +4,7 @@
 #include "core/lane.hpp"
 #include "core/launch_call.hpp"
 #include "core/log.hpp"
+#include "core/never_destroyed.hpp"
 #include "core/order.hpp"
 #include "core/runtime.hpp"
 #include "core/spin.hpp"
@@ -24,10 +25,7 @@ struct launch_registry {
   std::map<std::string, registered_launch, std::less<>> launches;
 };
 
-launch_registry& launches() {
-  static launch_registry instance;
-  return instance;
-}
+launch_registry& launches() { return detail::never_destroyed<launch_registry>(); }
 
 } // namespace
 

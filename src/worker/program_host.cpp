@@ -5,6 +5,7 @@
 #include "actors/world_access.hpp"
 #include "core/log.hpp"
 #include "core/memory_note.hpp"
+#include "core/never_destroyed.hpp"
 #include "core/process_note.hpp"
 #include "core/start_thread.hpp"
 #include "worker/protocol.hpp"
@@ -29,10 +30,7 @@ struct program_registry {
   std::mutex mutex;
   std::map<std::string, program_factory> all;
 
-  static program_registry& get() {
-    static program_registry instance;
-    return instance;
-  }
+  static program_registry& get() { return never_destroyed<program_registry>(); }
 };
 
 } // namespace

@@ -2,6 +2,7 @@
 // What ends its process is a child of this one.
 
 #include "support/child_process.hpp"
+#include "support/very_end.hpp"
 #include "support/world_fixture.hpp"
 
 #include <caf/all.hpp>
@@ -13,9 +14,11 @@
 #include <fstream>
 #include <iterator>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include <unistd.h>
 
@@ -324,6 +327,35 @@ TROUPE_CHILD(ReturnsInTheMiddleOfAFault) {
   return leave_by_return();
 }
 
+// -- after static objects are gone
+
+/// Has the library write a line of the log.
+void log_a_line(const device& gpu, const char* text) {
+  auto filled = gpu.fill(must(gpu.allocate<std::uint32_t>(100)), 1u);
+  filled.then([text](const caf::expected<void>&) { throw std::runtime_error(text); });
+  flag called;
+  filled.then([&](const caf::expected<void>&) { called.set(); });
+  if (!called.wait())
+    throw std::runtime_error("a callback was not called");
+}
+
+/// The actor system ends with the process, and is used until then.
+TROUPE_CHILD(GoesOnAfterStaticObjectsAreGone) {
+  auto* system = new test_system{{.devices = 1}};
+  auto* gpu = new device{system->open()};
+  log_a_line(*gpu, "before the end");
+  at_the_very_end([gpu] {
+    log_a_line(*gpu, "at the end");
+    must(answer_of(launch_nothing(*gpu)));
+    if (in_workers()) {
+      tell("lost", describe(error_of(answer_of(launch_death(*gpu)))));
+      must(answer_of(gpu->stats())); // it is there again
+    }
+    tell("over");
+  });
+  return leave_by_return();
+}
+
 // -- what is expected of it
 
 /// How long a child takes that does nothing but come up and return: what a slow machine adds.
@@ -407,6 +439,20 @@ TEST_P(ProcessReturn, ReturnsInTime) {
   EXPECT_TRUE(end.in_time);
   EXPECT_EQ(end.status, return_status) << to_string(end);
   EXPECT_LT(end.since("left"), bound + extra) << to_string(end);
+}
+
+TEST(ProcessReturnWithDevices, LogsAndCallsUntilTheEnd) {
+  TROUPE_HOST_ONLY("CUDA ends before");
+  // Memory that is used after it was freed has other content.
+  const auto end = run_child("GoesOnAfterStaticObjectsAreGone", patience, {"MALLOC_PERTURB_=165"});
+  EXPECT_EQ(end.status, return_status) << to_string(end);
+  EXPECT_TRUE(end.was_told("over")) << to_string(end);
+  std::vector<std::string> lines{"a callback threw: before the end",
+                                 "a callback threw: at the end"};
+  if (in_workers())
+    lines.emplace_back("device 0 is lost");
+  for (auto& x : lines)
+    EXPECT_NE(end.out.find(x), std::string::npos) << to_string(end);
 }
 
 // Where the library alone has objects, all destructors and exit handlers come to their turn.

@@ -4,6 +4,7 @@
 #include "support/load.hpp"
 #include "support/parsed_config.hpp"
 #include "support/topology_fixture.hpp"
+#include "support/very_end.hpp"
 #include "support/worker_losses.hpp"
 #include "worker/hosts_support.hpp"
 #include "worker/test_wire.hpp"
@@ -130,6 +131,32 @@ TEST(Hosts, ThatDoNotJoinAreWaitedForOnce) {
   EXPECT_EQ(describe(w.error()), "unavailable: host alpha did not join within 1 s");
   EXPECT_EQ(describe(list_devices(system).error()), describe(w.error()));
   EXPECT_EQ(listened, 1);
+}
+
+/// The hosts belong to the program as long as it runs, and one is lost at the end.
+TROUPE_CHILD(UsesHostsUntilTheEnd) {
+  auto* fleet = new test_fleet{{.local = 0, .names = {"alpha"}, .devices = 1}};
+  auto* system = new test_system{fleet->system()};
+  auto* gpu = new device{system->open()};
+  at_the_very_end([=] {
+    const std::vector<float> content(1 << 16, 3);
+    const auto ref = must(gpu->allocate<float>(content.size()));
+    must(answer_of(gpu->upload(ref, std::vector<float>{content})));
+    tell("right", must(gpu->download(ref)) == content ? "yes" : "no");
+    fleet->agent("alpha").kill();
+    while (!ref.stale())
+      std::this_thread::yield();
+    tell("lost");
+  });
+  return 7;
+}
+
+TEST(Hosts, AreUsedUntilTheProcessEnds) {
+  // Memory that is used after it was freed has other content.
+  const auto end = run_child("UsesHostsUntilTheEnd", patience, {"MALLOC_PERTURB_=165"});
+  EXPECT_EQ(end.status, 7) << to_string(end);
+  EXPECT_EQ(end.value("right"), "yes");
+  EXPECT_TRUE(end.was_told("lost")) << to_string(end);
 }
 
 TEST(Hosts, AListenerThatThrowsIsAnError) {

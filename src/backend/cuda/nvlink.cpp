@@ -1,5 +1,7 @@
 #include "backend/cuda/nvlink.hpp"
 
+#include "core/never_destroyed.hpp"
+
 #include <algorithm>
 #include <charconv>
 #include <vector>
@@ -116,13 +118,13 @@ private:
 } // namespace
 
 std::optional<int> nvlinks_between(const std::string& from, const std::string& to) {
-  static const auto* library = new nvml;
+  const auto& library = never_destroyed<nvml>();
   const auto from_address = pci_address::parse(from);
   const auto to_address = pci_address::parse(to);
   if (!from_address || !to_address)
     return std::nullopt;
-  const auto from_links = library->links_of(from);
-  const auto to_links = library->links_of(to);
+  const auto from_links = library.links_of(from);
+  const auto to_links = library.links_of(to);
   if (!from_links || !to_links)
     return std::nullopt;
   return count_nvlinks(*from_links, *from_address, *to_links, *to_address);
