@@ -101,7 +101,7 @@ caf::expected<device> device::open(caf::actor_system& sys, int ordinal,
     return lease.error();
   if (auto error = detail::wait_until_ready((*worker)->state(), deadline); error)
     return error;
-  return detail::device_access::make(std::move(*lease), std::move(*owner), std::move(*worker));
+  return detail::device_access::make(*lease, std::move(*owner), std::move(*worker));
 }
 
 int device::ordinal() const noexcept { return core_->why_none() ? -1 : core_->state().ordinal(); }

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -27,18 +28,19 @@ struct device_access {
   static const device_core& core_of(const device& x) { return *x.core_; }
   static const std::shared_ptr<system_lease>& lease_of(const device& x) { return x.lease_; }
 
-  static device make(std::shared_ptr<system_lease> lease, std::shared_ptr<runtime> owner,
+  static device make(const std::shared_ptr<system_lease>& lease, std::shared_ptr<runtime> owner,
                      std::shared_ptr<lane> worker) {
     auto& settings = dynamic_cast<const troupe::config&>(lease->system.config());
+    auto what = "device " + std::to_string(worker->state().ordinal());
     auto core = std::make_shared<device_core>(std::move(owner), std::move(worker),
                                               settings.device_deadline);
-    return device{std::move(lease), std::move(core)};
+    return device{lease->held_by(std::move(what), lease_holder::handle), std::move(core)};
   }
 
   /// One whose requests are all refused with `why`.
-  static device none(std::shared_ptr<system_lease> lease, std::shared_ptr<runtime> owner,
+  static device none(const std::shared_ptr<system_lease>& lease, std::shared_ptr<runtime> owner,
                      caf::error why) {
-    return device{std::move(lease),
+    return device{lease->held_by("a device", lease_holder::handle),
                   std::make_shared<device_core>(std::move(owner), std::move(why))};
   }
 };

@@ -600,6 +600,7 @@ caf::expected<world_parts> make_world(caf::actor_system& sys, world_config confi
   auto lease = (*core)->lease(sys);
   if (!lease)
     return lease.error();
+  const auto what = "world \"" + config.name + '"';
   auto data = std::make_shared<world_core>(*owner, std::move(config.name), std::move(*lanes),
                                            countable(config.limits));
   std::shared_ptr<rank_programs> programs;
@@ -608,8 +609,10 @@ caf::expected<world_parts> make_world(caf::actor_system& sys, world_config confi
     data->set_on_live(
         [programs](communicator& x, const world_status& view) { programs->on_live(x, view); });
   }
-  auto actor = sys.spawn<nccl_world_actor>(*lease, data, std::move(programs));
-  return world_parts{std::move(*lease), std::move(data), std::move(actor)};
+  auto actor = sys.spawn<nccl_world_actor>((*lease)->held_by(what, lease_holder::actor), data,
+                                           std::move(programs));
+  return world_parts{(*lease)->held_by(what, lease_holder::handle), std::move(data),
+                     std::move(actor)};
 }
 
 } // namespace troupe::detail

@@ -142,8 +142,10 @@ caf::expected<topology_parts> make_topology(caf::actor_system& sys, topology_con
   if (!lease)
     return lease.error();
   auto data = std::make_shared<topology_core>(*owner, std::move(config), std::move(*lanes));
-  auto actor = sys.spawn<p2p_topology_actor>(*lease, data);
-  return topology_parts{std::move(*lease), std::move(data), std::move(actor)};
+  const std::string what = "a topology";
+  auto actor = sys.spawn<p2p_topology_actor>((*lease)->held_by(what, lease_holder::actor), data);
+  return topology_parts{(*lease)->held_by(what, lease_holder::handle), std::move(data),
+                        std::move(actor)};
 }
 
 } // namespace troupe::detail

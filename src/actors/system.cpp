@@ -2,6 +2,7 @@
 
 #include "actors/answer_spinner.hpp"
 #include "actors/rank_programs.hpp"
+#include "actors/shutdown_watch.hpp"
 #include "actors/spawn.hpp"
 #include "core/log.hpp"
 #include "core/option_check.hpp"
@@ -31,7 +32,43 @@ log_level level_without_cuda(const caf::error& why) {
   return log_level::warning;
 }
 
+struct system_lease::held {
+  held(std::shared_ptr<system_lease> of, std::pair<std::string, lease_holder> by)
+      : lease(std::move(of)) {
+    std::lock_guard lock{lease->mutex_};
+    place = lease->holders_.insert(std::move(by));
+  }
+  ~held() {
+    std::lock_guard lock{lease->mutex_};
+    lease->holders_.erase(place);
+  }
+  held(const held&) = delete;
+  held& operator=(const held&) = delete;
+
+  const std::shared_ptr<system_lease> lease;
+  decltype(holders_)::iterator place;
+};
+
 system_lease::~system_lease() { caf::anon_send_exit(root, caf::exit_reason::user_shutdown); }
+
+std::shared_ptr<system_lease> system_lease::held_by(std::string what, lease_holder how) {
+  auto result = std::make_shared<held>(shared_from_this(), std::pair{std::move(what), how});
+  return {std::move(result), this};
+}
+
+std::vector<std::string> system_lease::holders() const {
+  std::vector<std::string> result;
+  std::lock_guard lock{mutex_};
+  for (auto i = holders_.begin(); i != holders_.end();) {
+    // With a handle, the actor of a world or a topology ends by itself when the handle goes.
+    auto& [what, how] = *i;
+    result.push_back(what + (how == lease_holder::handle
+                                 ? ": a handle of it is still held"
+                                 : ": `shutdown` was not sent to its actor"));
+    i = std::find_if(i, holders_.end(), [&](auto& x) { return x.first != what; });
+  }
+  return result;
+}
 
 system_core::~system_core() {
   if (runtime_)
@@ -321,6 +358,7 @@ caf::expected<std::shared_ptr<system_lease>> system_core::lease(caf::actor_syste
   if (!result) {
     result = std::make_shared<system_lease>(sys, spawn_devices(sys, *owner));
     lease_ = result;
+    watch_shutdown((*owner)->keeper(), result, shutdown_patience_);
   }
   return result;
 }

@@ -13,7 +13,10 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace troupe::detail {
 
@@ -24,15 +27,29 @@ class program_board;
 /// is as it is meant to be, one whose driver is broken is not.
 log_level level_without_cuda(const caf::error& why);
 
+/// How a lease is held: by handles of the user's, or by an actor that the user has to end.
+enum class lease_holder { handle, actor };
+
 /// Keeps the device actors alive; the last one ends them.
-struct system_lease {
+struct system_lease : std::enable_shared_from_this<system_lease> {
   system_lease(caf::actor_system& s, caf::actor r) : system(s), root(std::move(r)) {}
   ~system_lease();
   system_lease(const system_lease&) = delete;
   system_lease& operator=(const system_lease&) = delete;
 
+  /// Returns this lease as `what` holds it, an object that `holders` names while there are copies.
+  std::shared_ptr<system_lease> held_by(std::string what, lease_holder how);
+  /// For the log: each object once, and what is missing to its end.
+  std::vector<std::string> holders() const;
+
   caf::actor_system& system;
   const caf::actor root;
+
+private:
+  struct held;
+
+  mutable std::mutex mutex_;
+  std::multiset<std::pair<std::string, lease_holder>> holders_; // under mutex_
 };
 
 /// Lives in the configuration, so longer than the actor system.
@@ -51,6 +68,9 @@ public:
   /// Why the host backend was taken.
   std::string reason();
   void use_backend(std::shared_ptr<backend> backend);
+
+  /// How long an actor system waits for its actors before the log says why. Before the first lease.
+  void set_shutdown_patience(std::chrono::nanoseconds x) noexcept { shutdown_patience_ = x; }
 
   /// Spawns the root of the device actors if there is none.
   caf::expected<std::shared_ptr<system_lease>> lease(caf::actor_system& sys);
@@ -85,6 +105,7 @@ private:
   std::shared_ptr<detail::runtime> runtime_;
   caf::error failure_; // of `prepare`
   std::weak_ptr<system_lease> lease_;
+  std::chrono::nanoseconds shutdown_patience_ = std::chrono::seconds{5};
   std::shared_ptr<program_board> programs_;
   std::once_flag spinner_made_;
   std::shared_ptr<answer_spinner> spinner_;
