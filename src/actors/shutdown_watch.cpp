@@ -17,7 +17,8 @@
 
 namespace troupe::detail {
 
-#if defined(__GLIBC__) && (CAF_MAJOR_VERSION == 0 || CAF_MAJOR_VERSION == 1)
+#if defined(__GLIBC__) &&                                                                          \
+    (CAF_MAJOR_VERSION == 0 || (CAF_MAJOR_VERSION == 1 && CAF_MINOR_VERSION <= 1))
 
 namespace {
 
