@@ -1,11 +1,11 @@
 #pragma once
 
-#include "support/world_fixture.hpp"
 #include <troupe/log.hpp>
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <mutex>
@@ -35,7 +35,7 @@ public:
       return std::any_of(all_.begin(), all_.end(),
                          [&](auto& x) { return x.find(what) != std::string::npos; });
     };
-    if (changed_.wait_for(lock, patience, there))
+    if (changed_.wait_for(lock, std::chrono::seconds{30}, there))
       return ::testing::AssertionSuccess();
     auto result = ::testing::AssertionFailure() << "no line says \"" << what << "\":";
     for (auto& x : all_)
