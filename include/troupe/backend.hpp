@@ -514,8 +514,8 @@ struct cuda_backend_options {
 
 /// The GPUs of this machine. The CUDA runtime and NCCL are loaded at the first call.
 /// @errors errc::not_supported: built without CUDA; errc::unavailable: no CUDA runtime, NCCL,
-/// driver
-///         or GPU, with the reason; errc::invalid_argument: an option that is out of range
+///         driver or GPU, with the reason; errc::invalid_argument: an option that is out of
+///         range
 caf::expected<std::shared_ptr<backend>> make_cuda_backend(const cuda_backend_options& options = {});
 
 } // namespace troupe
