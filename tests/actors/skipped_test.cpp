@@ -18,6 +18,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace troupe::testing {
@@ -324,7 +325,7 @@ private:
 
 template <class... Answer, class Handle>::testing::AssertionResult is_late(Handle handle) {
   caf::error got;
-  handle.receive([](const Answer&...) {}, [&](const caf::error& why) { got = why; });
+  std::move(handle).receive([](const Answer&...) {}, [&](const caf::error& why) { got = why; });
   return has_code(got, errc::deadline_exceeded);
 }
 
