@@ -2,6 +2,7 @@
 
 #include "actors/system.hpp"
 #include "core/log.hpp"
+#include "core/option_check.hpp"
 
 #include <caf/actor_registry.hpp>
 #include <caf/actor_system.hpp>
@@ -51,12 +52,6 @@ namespace {
 
 constexpr std::chrono::hours longest_pause{1};
 
-std::string text_of(std::chrono::nanoseconds time) {
-  using namespace std::chrono;
-  return time < 1s ? std::to_string(duration_cast<milliseconds>(time).count()) + " ms"
-                   : std::to_string(duration_cast<seconds>(time).count()) + " s";
-}
-
 class shutdown_watch : public std::enable_shared_from_this<shutdown_watch> {
 public:
   shutdown_watch(timekeeper& keeper, std::weak_ptr<system_lease> lease,
@@ -92,7 +87,10 @@ private:
     std::string text;
     for (auto& x : lease.holders())
       text += (text.empty() ? "" : "; ") + x;
-    log(log_level::warning, "the actor system has waited for " + text_of(time) +
+    using namespace std::chrono;
+    const nanoseconds whole =
+        time < 1s ? nanoseconds{floor<milliseconds>(time)} : floor<seconds>(time);
+    log(log_level::warning, "the actor system has waited for " + text_of(whole) +
                                 " for its actors to end, and still does: " + text);
   }
 
