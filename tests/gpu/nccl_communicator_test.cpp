@@ -14,6 +14,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <exception>
 #include <iostream>
 #include <stdexcept>
@@ -47,6 +48,27 @@ protected:
     auto ranks = must(cuda_->build(must(cuda_->make_communicator_id()), size_, all_ranks()));
     connect(ranks);
     return ranks;
+  }
+
+  /// With `left_mib` of device 0 a communicator is refused at once, or works: always with
+  /// `enough_mib`.
+  void build_where_little_is_free(std::size_t left_mib, std::size_t enough_mib) {
+    SCOPED_TRACE(std::to_string(left_mib) + " MiB are free");
+    const full_device full{0, left_mib * mib};
+    const auto begin = std::chrono::steady_clock::now();
+    auto ranks = cuda_->build(must(cuda_->make_communicator_id()), size_, all_ranks());
+    if (!ranks) {
+      EXPECT_LT(left_mib, enough_mib) << to_string(ranks.error());
+      ASSERT_TRUE(has_code(ranks, errc::out_of_memory));
+      EXPECT_EQ(failure_of(ranks.error())->device, 0);
+    } else {
+      connect(*ranks);
+      std::printf("with %zu MiB free: %zu MiB are left beside it\n", left_mib,
+                  free_bytes_of_device(0) / mib);
+      expect_right(*ranks, dtype::float32, reduce_op::sum, 1000, input_kind::exact, true);
+      EXPECT_TRUE(is_ok(cuda_->destroy(std::move(*ranks))));
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds{30});
   }
 
   void connect(communicator_ranks& ranks) {
@@ -278,41 +300,23 @@ TEST_F(NcclCommunicator, EndsBeforeItIsConnected) {
   EXPECT_TRUE(is_ok(cuda_->abort(std::move(ranks))));
 }
 
-/// NCCL says of a full device that a call of CUDA failed.
-TEST_F(NcclCommunicator, SaysThatADeviceHasNoRoomForIt) {
+/// Beside one that is there, which goes on. A rank that found no memory while it connects would
+/// leave the other one in NCCL for good.
+TEST_F(NcclCommunicator, IsRefusedOrWorksWhereLittleMemoryIsFree) {
   auto live = build();
-  for (const auto left_mib : {16, 100, 300}) {
-    full_device full{0, left_mib * mib};
-    const auto begin = std::chrono::steady_clock::now();
-    const auto id = must(cuda_->make_communicator_id());
-    auto ranks = cuda_->build(id, size_, all_ranks());
-    caf::error why = ranks ? caf::error{} : ranks.error();
-    if (ranks) { // what is taken at the first use may be too much
-      std::mutex mutex;
-      on_threads(size_, [&](int i) {
-        must(at(i).device->bind());
-        auto error =
-            (*ranks)[static_cast<std::size_t>(i)]->connect(at(i).stream, connect_scope::everything);
-        const std::lock_guard lock{mutex};
-        if (error && !why) {
-          why = std::move(error);
-          cuda_->call_off(id); // the others wait for this rank
-        }
-      });
-      EXPECT_TRUE(is_ok(cuda_->abort(std::move(*ranks))));
-    }
-    EXPECT_TRUE(left_mib > 16 || why) << "there was no room";
-    if (why) {
-      ASSERT_TRUE(has_code(why, errc::out_of_memory)) << left_mib << " MiB";
-      EXPECT_EQ(failure_of(why)->device, 0);
-    }
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds{30});
-    expect_right(live, dtype::float32, reduce_op::sum, 1000, input_kind::exact, true);
-  }
-  auto next = build(); // there is room again
+  for (const std::size_t left_mib : {16, 100, 300, 500, 600, 640, 700, 900})
+    build_where_little_is_free(left_mib, 700);
+  expect_right(live, dtype::float32, reduce_op::sum, 1000, input_kind::exact, true);
+  auto next = build();
   expect_right(next, dtype::float32, reduce_op::sum, 1000, input_kind::exact, true);
   EXPECT_TRUE(is_ok(cuda_->destroy(std::move(next))));
   EXPECT_TRUE(is_ok(cuda_->destroy(std::move(live))));
+}
+
+/// The first one takes more.
+TEST_F(NcclCommunicator, IsRefusedOrWorksWhereLittleMemoryIsFreeForTheFirst) {
+  for (const std::size_t left_mib : {16, 300, 600, 960, 1088, 1120})
+    build_where_little_is_free(left_mib, 1120);
 }
 
 TEST_F(NcclCommunicator, GivesItsMemoryBack) {

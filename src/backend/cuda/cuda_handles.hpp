@@ -20,6 +20,14 @@ struct memory_pool_traits {
   }
 };
 
+struct event_traits {
+  using value_type = cudaEvent_t;
+  static void destroy(cudaEvent_t event, int device) noexcept {
+    (void)select_device(device); // the call after it fails as well, and says more
+    teardown(cudaEventDestroy(event), "cudaEventDestroy", device);
+  }
+};
+
 /// Stream-ordered memory that is given back in the order of the stream it came from.
 struct stream_memory_traits {
   struct value_type {
@@ -50,6 +58,7 @@ struct communicator_traits {
   }
 };
 
+using unique_event = unique_handle<event_traits>;
 using unique_memory_pool = unique_handle<memory_pool_traits>;
 using unique_stream_memory = unique_handle<stream_memory_traits>;
 using unique_symmetric_memory = unique_handle<symmetric_memory_traits>;

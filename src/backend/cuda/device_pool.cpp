@@ -20,8 +20,9 @@ namespace troupe::detail {
 
 namespace {
 
-/// What CUDA unmaps in one call: other threads' calls to the driver wait for it.
-constexpr std::uint64_t trim_step = std::uint64_t{1} << 30;
+/// @units bytes that CUDA unmaps in one call: other threads' calls to the driver wait for it, some
+/// 0.4 ms
+constexpr std::uint64_t trim_step = std::uint64_t{1} << 28;
 
 /// How long `trim_all` waits for streams.
 constexpr std::chrono::milliseconds trim_patience{50};
@@ -93,7 +94,7 @@ void device_pool::note_freed(cudaStream_t stream) noexcept {
     const std::lock_guard lock{freed_mutex_};
     freed_ = true;
     if (std::ranges::find(freed_in_, stream) == freed_in_.end())
-      static_cast<void>(no_throw([&]() -> caf::error { // else the pool is trimmed without asking it
+      static_cast<void>(no_throw([&]() -> caf::error { // else it comes with a later free
         freed_in_.push_back(stream);
         return {};
       }));
@@ -106,15 +107,39 @@ void device_pool::forget(cudaStream_t stream) noexcept {
   std::erase(freed_in_, stream);
 }
 
-bool device_pool::has_unfinished_frees() noexcept {
+bool device_pool::record_behind_frees() noexcept {
   const std::lock_guard lock{freed_mutex_};
-  std::erase_if(freed_in_, [](cudaStream_t x) {
-    const auto code = cudaStreamQuery(x);
+  while (!freed_in_.empty()) {
+    const auto err = no_throw([&]() -> caf::error {
+      cudaEvent_t event = nullptr;
+      if (auto error = check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming),
+                             "cudaEventCreateWithFlags", ordinal()))
+        return error;
+      unique_event owner{event, ordinal()};
+      if (cudaEventRecord(event, freed_in_.back()) == cudaSuccess)
+        behind_frees_.push_back(std::move(owner));
+      else
+        (void)cudaGetLastError(); // the lane's, which asks its own events
+      return {};
+    });
+    if (err)
+      return false;
+    freed_in_.pop_back();
+  }
+  return true;
+}
+
+bool device_pool::has_unfinished_frees() noexcept {
+  const bool recorded = record_behind_frees();
+  std::erase_if(behind_frees_, [](const unique_event& x) {
+    auto code = cudaEventQuery(x.get());
+    if (code == cudaSuccess)
+      code = cudaEventSynchronize(x.get()); // at once
     if (code != cudaSuccess)
       (void)cudaGetLastError();
-    return code != cudaErrorNotReady; // any other error is the lane's, which asks its events
+    return code != cudaErrorNotReady; // any other error is the lane's, which asks its own events
   });
-  return !freed_in_.empty();
+  return !recorded || !behind_frees_.empty();
 }
 
 caf::expected<std::uint64_t> device_pool::attribute(cudaMemPoolAttr which) const noexcept {
@@ -170,10 +195,10 @@ bool device_pool::trim_idle(bool all) noexcept {
     const std::lock_guard lock{freed_mutex_};
     freed = std::exchange(freed_, false);
   }
-  const bool unfinished = has_unfinished_frees();
   const std::lock_guard lock{mutex_};
   if (!pool_)
     return false; // closed meanwhile
+  const bool unfinished = has_unfinished_frees();
   const auto more = trim_to_need(all);
   if (!more) {
     log(log_level::warning, "device memory is not given back", more.error());
@@ -185,10 +210,12 @@ bool device_pool::trim_idle(bool all) noexcept {
 caf::error device_pool::trim_all() noexcept {
   const device_guard guard{ordinal()};
   const auto limit = std::chrono::steady_clock::now() + trim_patience;
+  const std::lock_guard lock{mutex_};
+  if (!pool_)
+    return {};
   while (has_unfinished_frees() && std::chrono::steady_clock::now() < limit)
     std::this_thread::yield();
-  const std::lock_guard lock{mutex_};
-  return pool_ ? trim_to(0) : caf::error{};
+  return trim_to(0);
 }
 
 cudaError_t device_pool::destroy() noexcept {
@@ -198,6 +225,7 @@ cudaError_t device_pool::destroy() noexcept {
     freed_in_.clear(); // its streams may be destroyed from now on
   }
   const std::lock_guard lock{mutex_};
+  behind_frees_.clear();
   return cudaMemPoolDestroy(pool_.release());
 }
 
@@ -208,8 +236,11 @@ void device_pool::abandon() noexcept {
 }
 
 device_pool::~device_pool() {
-  if (abandoned_.load())
-    (void)pool_.release();
+  if (!abandoned_.load())
+    return;
+  (void)pool_.release();
+  for (auto& x : behind_frees_)
+    (void)x.release();
 }
 
 struct pool_trimmer::state {

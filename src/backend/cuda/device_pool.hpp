@@ -24,7 +24,9 @@ class pool_trimmer;
 /// A pool of CUDA's, which keeps what is freed until it is trimmed. Its device's thread allocates
 /// and frees; other threads trim it meanwhile.
 ///
-/// To trim neither waits for the device nor for its thread: CUDA unmaps what no allocation is in.
+/// To trim neither waits for the device nor for its thread: CUDA unmaps memory in which no
+/// allocation is. It does so for a free only when the host has waited behind it (measured: a query
+/// that says "done" is not enough), so that frees are waited for when they are done, by events.
 /// The pool is trimmed in steps, between which calls of other threads to the driver come through.
 class device_pool {
 public:
@@ -70,14 +72,16 @@ private:
   caf::expected<bool> trim_to_need(bool all) noexcept;
   caf::error trim_to(std::uint64_t bytes) noexcept;
   caf::expected<std::uint64_t> attribute(cudaMemPoolAttr which) const noexcept;
-  /// Asks the streams that have frees. CUDA counts their memory as used until it has seen that they
-  /// are done. True: some are not.
+  /// Lets CUDA see which frees are done. True: some are not. Under `mutex_`.
   bool has_unfinished_frees() noexcept;
+  /// Records events behind the frees of each stream. False: some could not be.
+  bool record_behind_frees() noexcept;
 
-  std::mutex mutex_; ///< of `pool_`, and one trim at a time
+  std::mutex mutex_; ///< of the next two, and one trim at a time
   unique_memory_pool pool_;
+  std::vector<unique_event> behind_frees_;
   const std::shared_ptr<pool_trimmer> trimmer_;
-  std::mutex freed_mutex_; ///< of the next two; held for a few instructions, or queries of streams
+  std::mutex freed_mutex_; ///< of the next two; held for a few instructions, or to record events
   std::vector<cudaStream_t> freed_in_;
   bool freed_ = false; ///< since the last `trim_idle`
   std::atomic<bool> abandoned_{false};

@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -51,8 +52,11 @@ constexpr std::size_t pair_bytes = 1024;
 /// @units bytes; of what the kernels of windows run on before anybody uses them
 constexpr std::size_t window_scratch_bytes = 65536;
 
-/// @units bytes; more than the first communicator on a device takes of its memory
-constexpr std::size_t build_bytes = std::size_t{1} << 30;
+/// @units bytes; more than a communicator takes of its device's memory until all of it is connected
+constexpr std::size_t build_bytes = std::size_t{576} << 20;
+
+/// @units bytes; the same of the first one of the process on a device, with what NCCL loads there
+constexpr std::size_t first_build_bytes = std::size_t{1} << 30;
 
 /// @units bytes of a communicator's own memory
 constexpr std::size_t own_bytes = 4096;
@@ -170,6 +174,30 @@ caf::expected<std::unique_ptr<nccl_communicator>> prepare(const local_rank& wher
     return scratch.error();
   return std::make_unique<nccl_communicator>(where, size, *float8, std::move(*own),
                                              std::move(*scratch), driver, unwanted);
+}
+
+/// One bit for each device on which NCCL has loaded what all communicators of the process use.
+std::atomic<std::uint64_t> devices_of_nccl{0};
+
+constexpr std::uint64_t bit_of(int device) noexcept { return std::uint64_t{1} << (device % 64); }
+
+std::size_t needed_bytes(int device) noexcept {
+  return (devices_of_nccl.load() & bit_of(device)) != 0 ? build_bytes : first_build_bytes;
+}
+
+/// errc::out_of_memory where NCCL would run out of memory. A rank that does so while it connects
+/// leaves its peers in NCCL for good: so much is free before any rank begins.
+caf::error check_room(const local_rank& where, int size) {
+  if (size == 1)
+    return {};
+  const auto needed = needed_bytes(where.device);
+  const auto free_bytes = free_bytes_of(where.device);
+  if (free_bytes >= needed) // also if it is unknown
+    return {};
+  return failed(errc::out_of_memory,
+                "NCCL needs " + std::to_string(needed >> 20) + " MiB on the device, and " +
+                    std::to_string(free_bytes >> 20) + " MiB are free",
+                &where);
 }
 
 /// The failure of a group of calls for `ranks`: where memory ran out, of the one whose device has
@@ -396,6 +424,7 @@ caf::error nccl_communicator::connect(stream_view stream, connect_scope what) no
     if (auto err = warm_up_collectives(memory, on))
       return err;
   collectives_connected_ = true;
+  devices_of_nccl.fetch_or(bit_of(device()));
   if (what == connect_scope::collectives)
     return wait_connected(on);
   if (auto err = warm_up_groups(memory, on))
@@ -992,11 +1021,13 @@ build_communicator(const communicator_id& id, int size, std::span<const local_ra
     for (const auto& where : ranks) {
       if (auto err = driver->check(where.device))
         return err;
-      if (free_bytes_of(where.device) < build_bytes)
+      if (size > 1 && free_bytes_of(where.device) < needed_bytes(where.device) + scratch_bytes)
         trimmer.trim_now(where.device); // NCCL cannot ask for it
       auto rank = prepare(where, size, driver, unwanted);
       if (!rank)
         return rank.error();
+      if (auto err = check_room(where, size))
+        return err;
       result.push_back(std::move(*rank));
     }
     std::vector<ncclComm_t> handles(ranks.size(), nullptr);
