@@ -3,10 +3,10 @@
 #include "actors/system.hpp"
 #include "core/log.hpp"
 #include "core/option_check.hpp"
+#include <troupe/detail/caf_compat.hpp>
 
 #include <caf/actor_registry.hpp>
 #include <caf/actor_system.hpp>
-#include <caf/config.hpp>
 
 #include <algorithm>
 #include <condition_variable>
@@ -18,14 +18,13 @@
 
 namespace troupe::detail {
 
-#if defined(__GLIBC__) &&                                                                          \
-    (CAF_MAJOR_VERSION == 0 || (CAF_MAJOR_VERSION == 1 && CAF_MINOR_VERSION <= 1))
+#if TROUPE_CAF_HAS_RUNNING_CONDITION && defined(__GLIBC__)
 
 namespace {
 
-// CAF tells nobody that an actor system is about to end: it stops its modules after it has waited
-// for all actors. So the condition variable that it waits at is asked, which is private: an
-// explicit instantiation may name it.
+// CAF has no hook for the end of an actor system: it stops its modules after it has waited for all
+// actors. So the condition variable that it waits at is asked, which is private: an explicit
+// instantiation may name it.
 std::condition_variable& running_condition(caf::actor_registry& x);
 
 template <auto Member> struct condition_of_registry {

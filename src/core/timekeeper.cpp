@@ -5,12 +5,13 @@
 #include "core/spin.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace troupe::detail {
 
 namespace {
 
-/// How often the thread looks whether it runs at all, while there is anything to watch.
+/// How often the thread looks whether it runs at all, while there are operations to watch.
 constexpr std::chrono::milliseconds tick{50};
 
 /// How often it looks whether lanes have looked.
@@ -188,11 +189,27 @@ std::vector<std::shared_ptr<completion>> timekeeper::take_stalled(clock::time_po
 
 /// Blocks until there may be something to do, or for a tick. Under mutex_.
 void timekeeper::wait(std::unique_lock<std::mutex>& lock, clock::time_point next) {
+  if (std::exchange(quiet_, false) && suspects_.empty() && rest(lock))
+    return;
   if (next == clock::time_point::max())
     return condition_.wait(lock);
   const auto until = std::min(next, clock::now() + tick);
-  condition_.wait_until(lock, until);
+  const auto ended = condition_.wait_until(lock, until);
   time_.look(until, clock::now());
+  quiet_ = ended == std::cv_status::timeout && size() == 0;
+}
+
+/// Blocks without ticks until a call is due, or an operation comes. False: one is there. Under
+/// mutex_.
+bool timekeeper::rest(std::unique_lock<std::mutex>& lock) {
+  const auto next = next_.exchange(clock::time_point::max()); // each `add` wakes this thread now
+  const bool rests = size() == 0;
+  if (rests && next == clock::time_point::max())
+    condition_.wait(lock);
+  else if (rests)
+    condition_.wait_until(lock, next);
+  next_ = std::min(next_.load(), next);
+  return rests;
 }
 
 void timekeeper::run() {

@@ -82,6 +82,7 @@ private:
   /// The stall limits of `stalled` count from now on.
   void count_anew(const std::vector<std::shared_ptr<completion>>& stalled);
   void wait(std::unique_lock<std::mutex>& lock, clock::time_point next);
+  bool rest(std::unique_lock<std::mutex>& lock);
   void run();
   void look_at(shelf& x, clock::time_point now);
   void wake_at(clock::time_point when); // under mutex_
@@ -94,6 +95,7 @@ private:
   std::vector<std::shared_ptr<completion>> suspected_;
   std::vector<suspect> suspects_; // the thread's
   running_time time_;             // that it saw pass
+  bool quiet_ = false;            // nothing was to be watched for a tick
   std::vector<call> calls_;
   std::uint64_t next_call_ = 0;
   bool stop_ = false;

@@ -114,6 +114,10 @@ caf::expected<std::shared_ptr<tls_context>> tls_context::create(const host_ident
                       which == side::parent
                           ? "set troupe.hosts.certificate, .key and .authority"
                           : "set host_agent_options::identity: certificate, key and authority");
+  // OpenSSL's cleanup at the end of the process would be in the middle of what the hosts' threads
+  // do.
+  if (OPENSSL_init_ssl(OPENSSL_INIT_NO_ATEXIT, nullptr) != 1)
+    return make_error(errc::unavailable, "OpenSSL cannot be used: " + take_errors());
   ERR_clear_error();
   auto* native = SSL_CTX_new(which == side::parent ? TLS_server_method() : TLS_client_method());
   if (native == nullptr)

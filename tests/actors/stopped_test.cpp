@@ -3,6 +3,7 @@
 #include "support/child_process.hpp"
 #include "support/world_fixture.hpp"
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstddef>
@@ -23,7 +24,9 @@ namespace {
 
 constexpr auto stall_limit = 500ms;
 
-volatile std::sig_atomic_t went_on = 0;
+/// Set by a handler of a signal, on any thread.
+std::atomic<int> went_on{0};
+static_assert(std::atomic<int>::is_always_lock_free);
 
 std::string workers_of_this_process() {
   std::string result;

@@ -7,11 +7,14 @@
 
 #include <atomic>
 #include <future>
+#include <memory>
 #include <mutex>
 #include <random>
 #include <set>
 #include <thread>
 #include <vector>
+
+#include <sys/resource.h>
 
 namespace troupe {
 
@@ -177,6 +180,42 @@ TEST(Timekeeper, CallsInTime) {
   last.get_future().wait();
   std::lock_guard lock{mutex};
   EXPECT_EQ(called, (std::vector<int>{1, 3}));
+}
+
+/// How often the keeper's thread has slept until `when`.
+std::future<long> sleeps_until(timekeeper& keeper, clock::time_point when) {
+  auto told = std::make_shared<std::promise<long>>();
+  keeper.call_at(when, [told] {
+    rusage used{};
+    EXPECT_EQ(::getrusage(RUSAGE_THREAD, &used), 0);
+    told->set_value(used.ru_nvcsw);
+  });
+  return told->get_future();
+}
+
+TEST(Timekeeper, RestsWhileNothingIsWatched) {
+  timekeeper keeper;
+  const auto begin = clock::now();
+  auto first = sleeps_until(keeper, begin + 200ms);
+  auto last = sleeps_until(keeper, begin + 1200ms);
+  EXPECT_LT(last.get() - first.get(), 10) << "a tick every 50 ms would make 20";
+}
+
+TEST(Timekeeper, WatchesAnOperationThatComesWhileItRests) {
+  core_system system;
+  const auto far = system.keeper().call_at(clock::now() + 2 * testing::patience, [] {});
+  for (int i = 0; i < 3; ++i) {
+    pass(system.keeper(), clock::now() + 150ms); // three ticks
+    gate held;
+    auto op = standing(system, held, 40ms);
+    op->deadline = clock::now() + 20ms;
+    system.runtime()->start(op);
+    EXPECT_TRUE(has_code(answer_of(op), errc::deadline_exceeded));
+    EXPECT_TRUE(testing::eventually([&] { return op->stalls() == 1; }));
+    held.open();
+    EXPECT_TRUE(settles(*op));
+  }
+  system.keeper().cancel_call(far);
 }
 
 TEST(Timekeeper, TakesOutTwiceWhatIsThereOnce) {

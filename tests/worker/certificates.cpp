@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include <openssl/bio.h>
+#include <openssl/crypto.h>
 #include <openssl/ec.h>
 #include <openssl/evp.h>
 #include <openssl/pem.h>
@@ -29,6 +30,12 @@ template <class T> T* there(T* x, const char* what) {
 void right(int x, const char* what) {
   if (x <= 0)
     throw std::runtime_error(what);
+}
+
+/// The first that a test asks of OpenSSL, which is then used until the process ends.
+EVP_PKEY* new_key() {
+  right(OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr), "OPENSSL_init_crypto");
+  return there(EVP_EC_gen("P-256"), "EVP_EC_gen");
 }
 
 using any_bio = std::unique_ptr<BIO, decltype(&BIO_free)>;
@@ -101,8 +108,7 @@ std::string temporary_folder::write(const std::string& name, const std::string& 
 void test_authority::deleter::operator()(evp_pkey_st* x) const noexcept { EVP_PKEY_free(x); }
 void test_authority::deleter::operator()(x509_st* x) const noexcept { X509_free(x); }
 
-test_authority::test_authority(const std::string& name)
-    : key_(there(EVP_EC_gen("P-256"), "EVP_EC_gen")) {
+test_authority::test_authority(const std::string& name) : key_(new_key()) {
   certificate_.reset(make(name, key_.get(), 1, -day, 30 * day));
   auto* x = certificate_.get();
   right(X509_set_issuer_name(x, X509_get_subject_name(x)), "X509_set_issuer_name");
@@ -123,7 +129,7 @@ host_identity test_authority::issue_expired(const std::string& name) {
 
 host_identity test_authority::issue(const std::string& name, const std::string& address, long from,
                                     long until) {
-  std::unique_ptr<EVP_PKEY, deleter> key{there(EVP_EC_gen("P-256"), "EVP_EC_gen")};
+  std::unique_ptr<EVP_PKEY, deleter> key{new_key()};
   const auto number = std::to_string(++issued_);
   std::unique_ptr<X509, deleter> x{make(name, key.get(), 1 + issued_, from, until)};
   right(X509_set_issuer_name(x.get(), X509_get_subject_name(certificate_.get())),

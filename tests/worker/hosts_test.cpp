@@ -146,6 +146,7 @@ TROUPE_CHILD(UsesHostsUntilTheEnd) {
     fleet->agent("alpha").kill();
     while (!ref.stale())
       std::this_thread::yield();
+    fleet->agent("alpha").wait(patience);
     tell("lost");
   });
   return 7;

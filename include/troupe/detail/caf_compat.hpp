@@ -49,6 +49,13 @@
 #error "troupe needs CAF 0.17.6 or CAF 1.0.2 and newer"
 #endif
 
+/// Is the condition variable at which an actor system waits for its actors known? It is private.
+#if CAF_MAJOR_VERSION == 0 || (CAF_MAJOR_VERSION == 1 && CAF_MINOR_VERSION <= 1)
+#define TROUPE_CAF_HAS_RUNNING_CONDITION 1
+#else
+#define TROUPE_CAF_HAS_RUNNING_CONDITION 0
+#endif
+
 namespace troupe::detail {
 
 /// Makes the library's messages known to CAF 1.x, which must happen before its first use of them;
