@@ -928,19 +928,15 @@ public:
   int device_count() const noexcept override { return inner_->device_count(); }
 
   caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
-    const caller who{ordinal};
-    if (const auto what = injector_->next(verb::open, who)) {
-      if (fails(what->kind))
-        return what->error;
-      if (auto err = hold(*injector_, *what, {}, {}))
-        return err;
-    }
-    auto device = inner_->open(ordinal);
-    if (!device)
-      return std::move(device.error());
-    return std::unique_ptr<backend_device>{
-        std::make_unique<faulty_device>(std::move(*device), injector_, devices_, ordinal)};
+    return open_by([&] { return inner_->open(ordinal); }, devices_, ordinal);
   }
+
+  caf::expected<std::unique_ptr<backend_device>> open_beside(int ordinal) noexcept override {
+    return open_by([&] { return inner_->open_beside(ordinal); }, std::make_shared<open_devices>(),
+                   ordinal);
+  }
+
+  bool allows_reset() const noexcept override { return inner_->allows_reset(); }
 
   caf::expected<peer_link> link(int from, int to) noexcept override {
     const caller who{from, -1, nullptr, to};
@@ -1011,6 +1007,22 @@ public:
   }
 
 private:
+  template <class F>
+  caf::expected<std::unique_ptr<backend_device>>
+  open_by(F open, std::shared_ptr<open_devices> devices, int ordinal) noexcept {
+    if (const auto what = injector_->next(verb::open, caller{ordinal})) {
+      if (fails(what->kind))
+        return what->error;
+      if (auto err = hold(*injector_, *what, {}, {}))
+        return err;
+    }
+    auto device = open();
+    if (!device)
+      return std::move(device.error());
+    return std::unique_ptr<backend_device>{std::make_unique<faulty_device>(
+        std::move(*device), injector_, std::move(devices), ordinal)};
+  }
+
   /// Ends the communicator whatever happens, as after a sticky fault nobody else would.
   caf::error end(verb v, communicator_ranks ranks) noexcept {
     if (ranks.empty())

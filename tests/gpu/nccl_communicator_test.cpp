@@ -1,6 +1,8 @@
 #include "gpu/nccl_fixture.hpp"
 #include "support/backend_fixture.hpp"
+#include "support/child_process.hpp"
 #include "support/expect.hpp"
+#include "support/from_environment.hpp"
 #include "support/full_device.hpp"
 #include "support/gpus.hpp"
 #include "support/reference.hpp"
@@ -16,6 +18,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <initializer_list>
 #include <iostream>
 #include <stdexcept>
 #include <string>
@@ -48,27 +51,6 @@ protected:
     auto ranks = must(cuda_->build(must(cuda_->make_communicator_id()), size_, all_ranks()));
     connect(ranks);
     return ranks;
-  }
-
-  /// With `left_mib` of device 0 a communicator is refused at once, or works: always with
-  /// `enough_mib`.
-  void build_where_little_is_free(std::size_t left_mib, std::size_t enough_mib) {
-    SCOPED_TRACE(std::to_string(left_mib) + " MiB are free");
-    const full_device full{0, left_mib * mib};
-    const auto begin = std::chrono::steady_clock::now();
-    auto ranks = cuda_->build(must(cuda_->make_communicator_id()), size_, all_ranks());
-    if (!ranks) {
-      EXPECT_LT(left_mib, enough_mib) << to_string(ranks.error());
-      ASSERT_TRUE(has_code(ranks, errc::out_of_memory));
-      EXPECT_EQ(failure_of(ranks.error())->device, 0);
-    } else {
-      connect(*ranks);
-      std::printf("with %zu MiB free: %zu MiB are left beside it\n", left_mib,
-                  free_bytes_of_device(0) / mib);
-      expect_right(*ranks, dtype::float32, reduce_op::sum, 1000, input_kind::exact, true);
-      EXPECT_TRUE(is_ok(cuda_->destroy(std::move(*ranks))));
-    }
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds{30});
   }
 
   void connect(communicator_ranks& ranks) {
@@ -300,23 +282,90 @@ TEST_F(NcclCommunicator, EndsBeforeItIsConnected) {
   EXPECT_TRUE(is_ok(cuda_->abort(std::move(ranks))));
 }
 
-/// Beside one that is there, which goes on. A rank that found no memory while it connects would
-/// leave the other one in NCCL for good.
-TEST_F(NcclCommunicator, IsRefusedOrWorksWhereLittleMemoryIsFree) {
-  auto live = build();
-  for (const std::size_t left_mib : {16, 100, 300, 500, 600, 640, 700, 900})
-    build_where_little_is_free(left_mib, 700);
-  expect_right(live, dtype::float32, reduce_op::sum, 1000, input_kind::exact, true);
-  auto next = build();
-  expect_right(next, dtype::float32, reduce_op::sum, 1000, input_kind::exact, true);
-  EXPECT_TRUE(is_ok(cuda_->destroy(std::move(next))));
-  EXPECT_TRUE(is_ok(cuda_->destroy(std::move(live))));
+namespace {
+
+/// Builds a communicator while little of device 0 is free: the first one of the process, or beside
+/// a live one, which goes on.
+class LittleRoom : public NcclCommunicator {
+public:
+  LittleRoom(bool is_first, std::size_t free_mib) : is_first_(is_first), free_mib_(free_mib) {}
+
+  void run() {
+    SetUp();
+    TestBody();
+    TearDown();
+  }
+
+private:
+  void TestBody() override {
+    communicator_ranks live;
+    if (!is_first_)
+      live = build();
+    {
+      const full_device full{0, free_mib_ * mib};
+      const auto before = free_bytes_of_device(0);
+      auto ranks = cuda_->build(must(cuda_->make_communicator_id()), size_, all_ranks());
+      if (ranks) {
+        tell("accepted");
+        connect(*ranks);
+        tell("connected", std::to_string((before - free_bytes_of_device(0)) / mib));
+        expect_right(*ranks, dtype::float32, reduce_op::sum, 1000, input_kind::exact, true);
+        EXPECT_TRUE(is_ok(cuda_->destroy(std::move(*ranks))));
+      } else {
+        EXPECT_EQ(failure_of(ranks.error())->device, 0);
+        tell("refused", std::string{to_string(failure_of(ranks.error())->code)});
+      }
+    }
+    auto next = build(); // there is room again
+    expect_right(next, dtype::float32, reduce_op::sum, 1000, input_kind::exact, true);
+    EXPECT_TRUE(is_ok(cuda_->destroy(std::move(next))));
+    if (is_first_)
+      return;
+    expect_right(live, dtype::float32, reduce_op::sum, 1000, input_kind::exact, true);
+    EXPECT_TRUE(is_ok(cuda_->destroy(std::move(live))));
+  }
+
+  const bool is_first_;
+  const std::size_t free_mib_;
+};
+
+/// A rank that finds no memory while it connects leaves its peer in NCCL for good, so that each
+/// build has a process of its own. It is refused below some amount of free memory, and works from
+/// there on.
+void expect_refused_or_working(bool is_first, std::initializer_list<int> free_mib) {
+  bool accepted = false;
+  for (const auto x : free_mib) {
+    const auto end = run_child(
+        "BuildsInLittleRoom", std::chrono::seconds{40},
+        {"TROUPE_FREE_MIB=" + std::to_string(x), "TROUPE_IS_FIRST=" + std::to_string(is_first)});
+    EXPECT_EQ(end.status, 0) << x << " MiB are free: " << to_string(end);
+    if (end.was_told("connected"))
+      std::printf("with %d MiB free it takes %s MiB\n", x, end.value("connected").c_str());
+    else
+      EXPECT_EQ(end.value("refused"), "out_of_memory") << x << " MiB are free: " << to_string(end);
+    EXPECT_TRUE(!accepted || end.was_told("accepted")) << x;
+    accepted = end.was_told("accepted");
+  }
+  EXPECT_TRUE(accepted) << "with the most of them";
 }
 
-/// The first one takes more.
-TEST_F(NcclCommunicator, IsRefusedOrWorksWhereLittleMemoryIsFreeForTheFirst) {
-  for (const std::size_t left_mib : {16, 300, 600, 960, 1088, 1120})
-    build_where_little_is_free(left_mib, 1120);
+} // namespace
+
+TROUPE_CHILD(BuildsInLittleRoom) {
+  LittleRoom room{number_from_environment("TROUPE_IS_FIRST", 0) != 0,
+                  number_from_environment("TROUPE_FREE_MIB", 0)};
+  room.run();
+  return 0;
+}
+
+TEST(NcclInLittleRoom, IsRefusedOrWorksBesideALiveOne) {
+  TROUPE_NEEDS_GPUS(2);
+  expect_refused_or_working(false, {16, 100, 300, 600, 656, 700, 900, 1200});
+}
+
+TEST(NcclInLittleRoom, IsRefusedOrWorksAsTheFirst) {
+  TROUPE_NEEDS_GPUS(2);
+  expect_refused_or_working(true, {16, 300, 900, 1104, 1200, 2000});
 }
 
 TEST_F(NcclCommunicator, GivesItsMemoryBack) {

@@ -94,6 +94,17 @@ TEST(FaultPlan, WithoutRulesNothingHappens) {
   EXPECT_FALSE(x.plan->poisoned());
 }
 
+TEST(FaultPlan, ADeviceIsOpenedBesideAnother) {
+  const auto plan = std::make_shared<fault_plan>();
+  const auto backend = with_faults(make_host_backend({.devices = 1}), plan);
+  const auto first = must(backend->open(0));
+  const auto second = must(backend->open_beside(0));
+  const auto rule = plan->add({.kind = fault::fail, .on = verb::open});
+  EXPECT_FALSE(backend->open_beside(0));
+  EXPECT_EQ(plan->injected_by(rule), 1u);
+  EXPECT_TRUE(backend->allows_reset());
+}
+
 TEST(FaultPlan, ACallFailsAndDoesNothing) {
   struck_world x;
   const auto rule = x.plan->add({.kind = fault::fail, .on = verb::fill, .device = 1, .first = 2});

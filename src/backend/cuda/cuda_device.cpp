@@ -366,14 +366,8 @@ caf::error cuda_device::wait_word(stream_view stream, const std::atomic<std::uin
     return err;
   const auto code = reinterpret_cast<decltype(&cuStreamWaitValue64)>(entry)(
       native(stream), reinterpret_cast<CUdeviceptr>(address), value, CU_STREAM_WAIT_VALUE_GEQ);
-  if (code == CUDA_SUCCESS)
-    return {};
-  failure f;
-  f.code = errc::cuda_error;
-  f.api = "cuStreamWaitValue64";
-  f.native_code = code;
-  f.device = ordinal_;
-  return make_error(std::move(f));
+  // The runtime's errors have the numbers of the driver's.
+  return check(static_cast<cudaError_t>(code), "cuStreamWaitValue64", ordinal_);
 }
 
 caf::expected<stream_view> cuda_device::create_stream() noexcept {
@@ -532,7 +526,9 @@ public:
 
 private:
   static constexpr int most = 64;
-  static bool is_noted(int from, int to) noexcept { return from < most && to < most; }
+  static bool is_noted(int from, int to) noexcept {
+    return 0 <= from && from < most && 0 <= to && to < most;
+  }
   static std::uint64_t bit(int x) noexcept { return std::uint64_t{1} << x; }
   std::uint64_t word(int from) const noexcept {
     return words_[static_cast<std::size_t>(from)].load();
