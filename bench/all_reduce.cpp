@@ -1,6 +1,6 @@
-// All-reduces through troupe beside the same ones by NCCL alone, in one run and in turns. Every
-// way's sums are checked by value before its time counts. On the host backend troupe runs alone.
-// Options of the library and of CAF are understood too: --troupe.spin=0.
+// Compares all-reduces through troupe with NCCL alone, in one run and in turns. The sums of each
+// contestant are checked by value before it is timed. On the host backend troupe runs alone. Also
+// takes options of the library and of CAF, such as --troupe.spin=0.
 
 #include "machine.hpp"
 #include "measure.hpp"
@@ -33,11 +33,11 @@ constexpr std::size_t blocking_sizes[] = {8,   512,      4 * kib,  32 * kib,  25
                                           mib, 16 * mib, 64 * mib, 256 * mib, gib};
 constexpr std::size_t pipelined_sizes[] = {8, 4 * kib, 64 * kib, mib, 64 * mib};
 
-/// With symmetric memory: beside NCCL's, and beside NCCL with plain memory.
+/// Sizes for symmetric memory, compared with NCCL's and with NCCL on plain memory.
 constexpr std::size_t symmetric_sizes[] = {8, 4 * kib, 32 * kib};
 constexpr std::size_t symmetric_bytes = 32 * kib;
 
-/// What all operations in flight may move together; more takes long and says nothing new.
+/// Limit for the bytes of all operations in flight. More takes long and shows nothing new.
 constexpr std::size_t most_in_flight = gib;
 
 struct settings {
@@ -54,7 +54,7 @@ struct settings {
   bool check = false;
 };
 
-/// Everything that takes part; `threads`, `grouped` and `raw_symmetric` only beside CUDA.
+/// All contestants. `threads`, `grouped` and `raw_symmetric` exist with CUDA only.
 struct contestants {
   bench::troupe_contestants troupe;
   std::unique_ptr<bench::contestant> threads;
@@ -141,7 +141,7 @@ caf::expected<bool> run(settings& s, caf::actor_system& sys, bench::watchdog& gu
   all.troupe = bench::make_troupe(sys, *world, s.max_bytes, symmetric_bytes);
   guard.enter("an idle world");
   all.troupe.facade->run(sizeof(float), 100, 1);
-  std::this_thread::sleep_for(50ms); // what spins for a while after its last work is parked now
+  std::this_thread::sleep_for(50ms); // spinning threads are parked by then
   result.idle_percent = bench::idle_percent(2s);
 #if TROUPE_HAS_CUDA
   if (cuda) {

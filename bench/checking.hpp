@@ -1,4 +1,4 @@
-/// What checks of contents share.
+/// Helpers for checks of contents.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace bench {
 
-/// `work(i)` for each i < `number`, on a thread for each.
+/// Runs `work(i)` for each i < `number`, each on its own thread.
 template <class F> void for_each_at_once(std::size_t number, F work) {
   std::vector<std::thread> threads;
   threads.reserve(number);
@@ -18,7 +18,7 @@ template <class F> void for_each_at_once(std::size_t number, F work) {
     x.join();
 }
 
-/// `work(first, count)` for the pieces of `total` elements, of at most `piece`.
+/// Runs `work(first, count)` for each piece of `total` elements, of at most `piece`.
 template <class F> void for_pieces(std::size_t total, std::size_t piece, F work) {
   for (std::size_t first = 0; first < total; first += piece)
     work(first, std::min(piece, total - first));

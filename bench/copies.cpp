@@ -10,11 +10,11 @@ namespace bench {
 
 namespace {
 
-/// Contents travel to and from the devices in pieces of so many words.
+/// Contents are copied to and from the devices in pieces of this many words.
 constexpr auto piece = std::size_t{1} << 20;
 
-/// The content of a route's buffer: word k is `first + k * step`. No two contents of a process have
-/// a word in common at the same place.
+/// Content of a route's buffer: word k is `first + k * step`. No two contents of a process have the
+/// same word at the same place.
 struct content {
   std::uint64_t first;
 
@@ -25,7 +25,7 @@ struct content {
 
 content new_content() {
   static std::atomic<std::uint64_t> number{0};
-  return {(number.fetch_add(1) + 1) * 0xD1B54A32D192ED03}; // odd, so that none comes again
+  return {(number.fetch_add(1) + 1) * 0xD1B54A32D192ED03}; // odd, so that no content repeats
 }
 
 } // namespace
@@ -54,7 +54,7 @@ void copying_contestant::verify(std::size_t size_bytes, std::size_t window) {
   for_each_at_once(routes(), [&](std::size_t i) {
     std::vector<std::uint64_t> numbers(std::min(words, piece));
     for_pieces(words, piece, [&](std::size_t first, std::size_t n) {
-      std::fill(numbers.begin(), numbers.end(), contents[i].at(words)); // right nowhere
+      std::fill(numbers.begin(), numbers.end(), contents[i].at(words)); // wrong at every place
       read(i, first * sizeof(std::uint64_t), std::as_writable_bytes(std::span{numbers}.first(n)));
       for (std::size_t k = 0; k < n; ++k)
         if (numbers[k] != contents[i].at(first + k))

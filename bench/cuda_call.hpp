@@ -1,4 +1,4 @@
-/// CUDA by hand.
+/// Direct calls of CUDA.
 #pragma once
 
 #include "contestant.hpp"
@@ -14,7 +14,7 @@ inline void check(cudaError_t code, const char* call) {
     fail(std::string{call} + ": " + cudaGetErrorString(code));
 }
 
-/// Of the device that is selected.
+/// An event of the current device.
 class cuda_event {
 public:
   cuda_event() {

@@ -1,6 +1,6 @@
-// How late answers come behind their deadlines: requests behind a launch that does not end, while
-// nothing else is to be done and beside sums of another world, as calls and as messages of an
-// actor. Options of the library and of CAF are understood too: --troupe.spin=0.
+// Measures how late answers come after their deadlines. The requests wait behind a launch that does
+// not end, on an idle system and beside sums of another world, as calls and as messages of an
+// actor. Also takes options of the library and of CAF, such as --troupe.spin=0.
 
 #include "machine.hpp"
 #include "must.hpp"
@@ -45,7 +45,7 @@ struct settings {
   bool check = false;
 };
 
-/// Answers that came behind their deadlines.
+/// Delays of answers after their deadlines.
 struct series {
   const char* name;
   std::vector<double> late; ///< ms
@@ -70,7 +70,7 @@ void expect_late(const caf::error& x) {
     bench::fail("not a deadline: " + troupe::describe(x));
 }
 
-/// Holds all work of a device back while it lives.
+/// Blocks all work of a device during its lifetime.
 class blocked_device {
 public:
   explicit blocked_device(troupe::device on)
@@ -100,7 +100,7 @@ private:
 
 const std::vector<std::byte> zero(sizeof(float));
 
-/// Answered on the library's own thread.
+/// Makes requests whose answers come on the library's own thread.
 void call(const blocked_device& x, const std::vector<std::chrono::nanoseconds>& deadlines,
           series& into) {
   std::latch all{static_cast<std::ptrdiff_t>(deadlines.size())};
@@ -115,7 +115,7 @@ void call(const blocked_device& x, const std::vector<std::chrono::nanoseconds>& 
   all.wait();
 }
 
-/// Answered in the mailbox of an actor of CAF's pool.
+/// Makes requests whose answers come to the mailbox of an actor in CAF's pool.
 void ask(caf::actor_system& sys, const blocked_device& x,
          const std::vector<std::chrono::nanoseconds>& deadlines, series& into) {
   std::latch all{static_cast<std::ptrdiff_t>(deadlines.size())};
@@ -143,7 +143,7 @@ void measure(const settings& s, caf::actor_system& sys, series& calls, series& m
   ask(sys, held, deadlines_of(s, 2), messages);
 }
 
-/// Sums without a pause, while it lives.
+/// Runs sums without a pause during its lifetime.
 class load {
 public:
   explicit load(caf::actor_system& sys)

@@ -1,9 +1,10 @@
-// How fast a world goes on when a worker process is killed, or a kernel in it faults, under load:
-// from the request that does it to the first answer that tells of it, to the first right sum of the
-// ranks that go on, and until the next one could come; with the standbys ready, while they are
-// built, or without any, beside what a worker's start and a communicator take by hand in the same
-// run. Every sum, and memory that nothing writes, is checked by value. Options of the library and
-// of CAF are understood too.
+// Measures how fast a world recovers when a worker process is killed, or a kernel in it faults,
+// under load.
+// The times are from the request that ends the worker to the first answer with the error, to the
+// first right sum of the remaining ranks, and until the next kill could come. The standbys are
+// ready, are being built, or do not exist. For comparison, the run also measures a worker's start
+// and a communicator alone. Every sum, and memory that nothing writes, is checked by value. Also
+// takes options of the library and of CAF.
 
 #include "machine.hpp"
 #include "must.hpp"
@@ -71,7 +72,7 @@ struct settings {
   bool shrinks() const { return standby == "survivors" || on_loss == "shrink"; }
 };
 
-/// What ends a worker: the names of the launches that do it.
+/// Registers the launches that end a worker, and returns their names.
 std::vector<std::string> register_ends() {
   std::vector<std::string> names{"kill"};
   must(troupe::register_launch(names.back(), [](troupe::launch_context&, auto, auto, auto) {
@@ -97,8 +98,8 @@ std::vector<std::string> register_ends() {
 
 double milliseconds(bench::clock::duration x) { return bench::microseconds(x) / 1e3; }
 
-/// What was measured before the world was there: a worker's start, and a communicator of all ranks
-/// with all its connections, by hand; and the memory that its first device used then.
+/// Measurements before the world exists: a worker's start, a fully connected communicator of all
+/// ranks, and the used memory of the first device.
 struct beforehand {
   double start_ms = 0;
   double build_ms = 0;
@@ -124,7 +125,7 @@ beforehand measure_by_hand(const settings& s, const std::vector<int>& devices,
       threads.emplace_back([&x] { must(x->bind()); });
     for (auto& x : threads)
       x.join();
-    if (i > 0) // the first device's worker was there before
+    if (i > 0) // the first device's worker already existed before
       starts.push_back(milliseconds(bench::clock::now() - begin));
     const auto id = must(execute->make_communicator_id());
     const auto from = bench::clock::now();
@@ -135,16 +136,16 @@ beforehand measure_by_hand(const settings& s, const std::vector<int>& devices,
   return {bench::median(starts), bench::median(builds), 0};
 }
 
-/// On the first device, by all processes. @units MiB
+/// Returns the memory that all processes use on the first device. @units MiB
 double used_memory(caf::actor_system& sys, const std::vector<int>& devices) {
   const auto now = must(must(troupe::device::open(sys, devices.front())).stats().wait());
   return static_cast<double>(now.total_bytes - now.free_bytes) / (1 << 20);
 }
 
-/// A client that sums without a pause, and goes on as soon as it can.
+/// A client that sums without a pause, and recovers as soon as it can.
 class client {
 public:
-  /// `patience`: how long it waits for memory of a device that may be gone.
+  /// `patience`: how long it waits for memory of a device that may be gone
   client(const troupe::world& over, std::size_t elements, std::chrono::nanoseconds patience)
       : world_(over), elements_(elements), patience_(patience), refs_(over.size()),
         kept_(over.size()) {
@@ -156,7 +157,7 @@ public:
     while (!stop_) {
       if (sum())
         continue;
-      // Back at full strength it has memory on one device more.
+      // With all ranks back, there is one more device that needs memory.
       const auto view = world_.status();
       if (view.members.size() > members_ && view.phase == troupe::world_phase::ready) {
         provide_memory(view);
@@ -171,10 +172,10 @@ public:
   void stop() { stop_ = true; }
 
   struct loss {
-    bench::clock::time_point told;  ///< the first answer with an error
-    bench::clock::time_point right; ///< the answer of the first sum that was right
+    bench::clock::time_point told;  ///< first answer with an error
+    bench::clock::time_point right; ///< answer of the first right sum
   };
-  /// Waits for the loss number `n`, from 1 on, to be over.
+  /// Waits for the end of loss number `n`, counted from 1.
   loss wait_loss(std::size_t n) {
     std::unique_lock lock{mutex_};
     condition_.wait(lock, [&] { return losses_.size() >= n; });
@@ -183,7 +184,7 @@ public:
   std::uint64_t sums() const { return sums_; }
 
 private:
-  /// Of the ranks that are there.
+  /// Sums over the ranks that are present.
   bool sum() {
     const auto view = world_.status();
     float want = 0;
@@ -218,7 +219,7 @@ private:
           refs_[i] = std::move(*fresh);
     }
   }
-  /// What nothing writes is what it was; on a device that was lost it is begun anew.
+  /// Checks memory that nothing writes. Allocates it again on a device that was lost.
   void check_kept() {
     for (auto& x : world_.status().members) {
       const auto i = static_cast<std::size_t>(x.rank);
@@ -279,7 +280,7 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
   caf::scoped_actor self{sys};
   troupe::tell(self, world.actor(), troupe::subscribe{});
   const bool waits_for_standbys = s.when == "ready" && s.standby != "none";
-  // What the messages say may be of before the last kill: they are news that there are some.
+  // A message may be older than the last kill. So it only triggers a look at the status.
   const auto wait_ready = [&] {
     for (auto now = world.status();; now = world.status()) {
       if (now.phase == troupe::world_phase::failed)
@@ -323,7 +324,7 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
     const auto device = world.device_of(lost.back());
     guard.enter("a kill");
     const auto begin = bench::clock::now();
-    device.launch(s.how, {}, {}, {}); // nobody waits for it
+    device.launch(s.how, {}, {}, {}); // not awaited
     const auto x = load.wait_loss(i);
     since = bench::clock::now();
     told.push_back(milliseconds(x.told - begin));
@@ -349,15 +350,15 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
   std::printf("%zu kills, %llu right sums\n\n", lost.size(),
               static_cast<unsigned long long>(load.sums()));
   if (waits_for_standbys) {
-    // CUDA tells of a fault when it wants to.
+    // CUDA reports a fault after an unknown time.
     const auto& times = s.how == "kill" ? right : after;
     bars = {{s.how == "kill" ? "from the kill to the first right sum, median, ms"
                              : "from the answer that tells to the first right sum, median, ms",
              3, true, bench::median(times)},
             {"the same, p99, ms", 10, true, bench::quantile(times, 0.99)}};
   } else {
-    // What goes on without the lost one needs no start, nor what has a spare: which is on its way
-    // while the standbys are built.
+    // A shrunk world needs no start. A world with a spare needs none either, unless the spare is
+    // still starting, as it does while the standbys are built.
     const bool starts = !shrinks && (s.when == "building" || s.on_loss != "failover");
     const auto needed = before.build_ms + (starts ? before.start_ms : 0);
     std::printf("by hand: a worker's start %.1f ms, a communicator %.1f ms\n\n", before.start_ms,
@@ -410,7 +411,7 @@ int main(int argc, char** argv) {
   app.allow_extras();
   CLI11_PARSE(app, argc, argv);
 
-  // The first launch of a kernel would wait for what is on the device.
+  // With lazy loading, the first launch of a kernel would wait for the work on the device.
   if (::setenv("CUDA_MODULE_LOADING", "EAGER", 1) != 0)
     bench::fail("no room in the environment");
   bench::watchdog guard{std::chrono::seconds{s.time_limit_s}};
@@ -430,7 +431,7 @@ int main(int argc, char** argv) {
     config.limits.standby = s.standby_wanted();
     config.limits.on_loss = s.on_loss_wanted();
     config.limits.restarts = 1 << 20;
-    config.limits.restart_window = 1ms; // so many losses would make it wait before it builds
+    config.limits.restart_window = 1ms; // otherwise so many losses would delay the builds
     beforehand before;
     if (s.when == "building" || s.standby == "none") {
       guard.enter("starts and communicators by hand");

@@ -1,5 +1,5 @@
-// What the flight recorder costs an operation on its lane: the very calls that a lane makes, for an
-// all-reduce in place, over and over. The best of many rounds counts: others may use the machine.
+// Measures the cost of the flight recorder per operation on a lane: the calls that a lane makes for
+// an all-reduce in place. Takes the best of many rounds, since other programs may use the machine.
 
 #include "core/flight_log.hpp"
 
@@ -23,7 +23,7 @@ using troupe::detail::clock;
 
 std::int64_t now() { return clock::now().time_since_epoch().count(); }
 
-/// As a collective of 8 ranks describes itself, seen from the last of them.
+/// An operation that describes itself as a collective of 8 ranks, for the last rank.
 class all_reduce final : public troupe::detail::operation {
 public:
   static constexpr std::size_t ranks = 8;
@@ -49,7 +49,7 @@ private:
   const troupe::detail::world_tag world_ = troupe::detail::make_world_tag("world");
 };
 
-/// The best of `rounds` rounds of `operations` calls of `f`. @units ns per call
+/// Returns the best time of `rounds` rounds of `operations` calls of `f`. @units ns per call
 template <class F> double best(std::size_t rounds, std::size_t operations, F f) {
   auto result = std::numeric_limits<double>::max();
   for (std::size_t r = 0; r < rounds; ++r) {
@@ -96,14 +96,14 @@ int main(int argc, char** argv) {
     p.record = 0;
     log.issuing(p, 1, now());
     log.issued(p);
-    log.started(p, 2); // the lane has that time anyway
+    log.started(p, 2); // the lane knows that time anyway
     log.over(p, true, 1, now());
   });
   const auto cost = recorded - control;
   std::printf(
       "flight recorder: %.1f ns per operation, two looks at the clock of %.1f ns included\n", cost,
       look);
-  // On a machine that is slow at the moment the clock is, too.
+  // If the machine is slow at the moment, so is reading the clock.
   if (const auto limit = std::max(100.0, 6 * look); check && cost > limit) {
     std::printf("that is more than %.1f ns\n", limit);
     return 1;

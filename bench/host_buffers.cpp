@@ -1,7 +1,7 @@
-// A sum over host memory (mesh_comm) beside its steps, each of them alone, in one run and in turns.
-// It moves as much up as down at the same time, so its steps are PCIe in both directions, the
-// collective, and, for pageable memory, the host's copies in and out. Every sum is checked by value
-// before its time counts. Options of the library and of CAF are understood too: --troupe.spin=0.
+// Compares a sum over host memory (mesh_comm) with each of its steps alone, in one run and in
+// turns. A sum moves as much up as down at the same time. So its steps are PCIe in both directions,
+// the collective and, for pageable memory, the host copies in and out. Sums are checked by value
+// before times count. Also takes options of the library and of CAF, such as --troupe.spin=0.
 
 #include "machine.hpp"
 #include "must.hpp"
@@ -44,8 +44,7 @@ struct settings {
   bool check = false;
 };
 
-/// Which sums a step is one of: those of any memory, of pageable memory only, or, since it is half
-/// a step, of none.
+/// The sums that have a step: of any memory, of pageable memory only, or none, for half a step.
 enum class needed_by : std::uint8_t { both, pageable, none };
 
 struct step {
@@ -61,7 +60,7 @@ template <class F> double milliseconds(F f) {
   return bench::microseconds(bench::clock::now() - begin) / 1e3;
 }
 
-/// The memory of all ranks, the steps and the sums over it.
+/// The memory of all ranks, with the steps and the sums over it.
 class workload {
 public:
   workload(const troupe::world& world, const troupe::mesh_config& config, std::size_t size_bytes)
@@ -117,7 +116,7 @@ public:
     });
   }
 
-  /// Rank i's element k is i + k mod 1000: sums of few ranks are exact.
+  /// Sets element k of rank i to i + k mod 1000, so that sums of few ranks are exact.
   void fill() {
     threads([this](std::size_t i) {
       for (auto* memory : {&pinned_[i], &pageable_[i]}) {
@@ -153,7 +152,7 @@ private:
     for (auto& x : all)
       x.join();
   }
-  /// As much up as down, by halves, since the two would meet in one buffer.
+  /// Moves as much up as down. Uses halves, since both directions use one buffer.
   void move_both_ways() {
     std::vector<troupe::pending<void>> answers;
     const auto half = device_memory_[0].count() / 2;
@@ -172,7 +171,7 @@ private:
     for (auto& x : answers)
       must(x.wait());
   }
-  /// With a thread for each direction; both go over all of the memory, at different places.
+  /// Copies all of the memory with one thread per direction, at different places.
   void copy_in_chunks(bool in, bool out) {
     const auto go = [this](std::size_t i, bool up) {
       const auto ring = (up ? ring_up_ : ring_down_)[i].writable();
@@ -201,7 +200,7 @@ private:
   std::vector<troupe::gpu_ref<float>> device_memory_;
   std::vector<troupe::host_buffer> pinned_;
   std::vector<troupe::host_buffer> pageable_;
-  std::vector<troupe::host_buffer> ring_up_; // as the mesh has them for pageable memory
+  std::vector<troupe::host_buffer> ring_up_; // as in the mesh, for pageable memory
   std::vector<troupe::host_buffer> ring_down_;
 };
 
@@ -232,7 +231,7 @@ void run(const settings& s, const troupe::world& world, const std::string& backe
   std::vector<double> pageable;
   for (std::size_t round = 0; round <= s.rounds; ++round) {
     const auto keep = [&](std::vector<double>& times, double time) {
-      if (round != 0) // what is new the first time is not counted
+      if (round != 0) // the first round only warms up
         times.push_back(time);
     };
     for (auto& x : steps) {

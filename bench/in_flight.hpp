@@ -1,4 +1,4 @@
-/// Requests of which many are outstanding.
+/// Many requests in flight.
 #pragma once
 
 #include "must.hpp"
@@ -9,7 +9,7 @@
 
 namespace bench {
 
-/// Waits for what `issue(k)` gives, for each k < `operations`; at most `window` are outstanding.
+/// Waits for the results of `issue(k)`, k < `operations`, with at most `window` in flight.
 template <class F> void keep_in_flight(std::size_t operations, std::size_t window, F issue) {
   std::deque<std::invoke_result_t<F&, std::size_t>> unfinished;
   for (std::size_t k = 0; k < operations; ++k) {

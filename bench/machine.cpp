@@ -34,8 +34,7 @@ std::string cpu_model() {
   return colon == std::string::npos ? "" : line.substr(colon + 2);
 }
 
-/// The driver's version is the word with digits and dots of "NVRM version: ... 580.95.05  Release
-/// ...".
+/// Returns the word of digits and dots in the line "NVRM version: ... 580.95.05 Release ...".
 std::string driver_version() {
   std::istringstream line{first_line_with("/proc/driver/nvidia/version", "NVRM version")};
   for (std::string word; line >> word;)

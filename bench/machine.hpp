@@ -1,4 +1,4 @@
-/// Where a benchmark ran.
+/// The machine that a benchmark ran on.
 #pragma once
 
 #include <troupe/device.hpp>
@@ -11,11 +11,11 @@
 
 namespace bench {
 
-/// Devices, driver, CPUs and the variables that NCCL and CUDA read.
+/// Describes devices, driver, CPUs and the variables that NCCL and CUDA read.
 nlohmann::ordered_json describe_machine(const std::vector<troupe::device>& devices);
 nlohmann::ordered_json describe_machine(const troupe::world& world);
 
-/// One line of it.
+/// Returns the description as one line.
 std::string summary(const nlohmann::ordered_json& machine);
 
 } // namespace bench

@@ -11,10 +11,10 @@ namespace bench {
 
 namespace {
 
-/// Contents are checked again in each round up to this size.
+/// Up to this size contents are checked again in each round.
 constexpr std::size_t cheap_to_check = std::size_t{1} << 20;
 
-/// Checks all contestants once, and finds out how many operations fill a segment.
+/// Checks all contestants once, and finds the number of operations that fill a segment.
 void prepare(cell& x, const effort& how_much, watchdog& guard) {
   for (auto* who : x.contestants) {
     guard.enter("first check of " + who->name() + ", " + x.label());
@@ -30,7 +30,7 @@ void prepare(cell& x, const effort& how_much, watchdog& guard) {
       std::clamp(fitting, static_cast<double>(std::max<std::size_t>(10, 4 * x.window)), 10000.0));
 }
 
-/// The median of one segment.
+/// Returns the median of one segment.
 double run_segment(const cell& x, contestant& who, series& result, watchdog& guard) {
   guard.enter(who.name() + ", " + x.label());
   if (x.size_bytes <= cheap_to_check)

@@ -1,4 +1,4 @@
-/// What every call in a benchmark gives; one that fails has nothing to say.
+/// Unwraps results; an error ends the benchmark.
 #pragma once
 
 #include "contestant.hpp"

@@ -1,7 +1,7 @@
-// Copies between devices through troupe beside the same ones by CUDA alone, in one run and in
-// turns: over the links, in memory of pools and in plain memory, and without access between the
-// devices, through the host. Contents are compared by value before a time counts. On the host
-// backend troupe runs alone. Options of the library and of CAF are understood too: --troupe.spin=0.
+// Compares copies between devices through troupe with CUDA alone, in one run and in turns: over the
+// links, in pool memory and in plain memory, and through the host without peer access. Contents are
+// checked by value before times count. On the host backend troupe runs alone. Also takes options of
+// the library and of CAF, such as --troupe.spin=0.
 
 #include "machine.hpp"
 #include "measure.hpp"
@@ -75,10 +75,10 @@ const char* to_string(pattern x) {
 
 const char* to_string(memory_kind x) { return x == memory_kind::pool ? "pool" : "plain"; }
 
-/// What the copies of a cell are.
+/// The kind of copies in a cell.
 struct scene {
   pattern who = pattern::one_direction;
-  memory_kind memory = memory_kind::pool; ///< of what troupe is compared with
+  memory_kind memory = memory_kind::pool; ///< of the contestants without troupe
   bool staged = false;
   std::size_t routes = 1;
 
@@ -96,7 +96,7 @@ struct outcome {
 
 // -- memory and contestants
 
-/// Those that `who` means of `routes`, which are of all pairs.
+/// Selects the routes of pattern `who` from `routes`, which has all pairs.
 std::vector<bench::route> routes_of(pattern who, const std::vector<bench::route>& routes) {
   if (who == pattern::all_pairs)
     return routes;
@@ -106,7 +106,7 @@ std::vector<bench::route> routes_of(pattern who, const std::vector<bench::route>
   return {there, {there.to, there.from}};
 }
 
-/// The parts of `all` for `routes`, in their order.
+/// Selects the entries of `all` for `routes`, in their order.
 template <class T>
 std::vector<T> select(const std::vector<T>& all, const std::vector<bench::route>& routes) {
   std::vector<T> result;
@@ -116,7 +116,7 @@ std::vector<T> select(const std::vector<T>& all, const std::vector<bench::route>
   return result;
 }
 
-/// Memory as a user has it who does without the library.
+/// Allocates as a program without the library does.
 std::shared_ptr<void> plain_memory(bool cuda, int device, std::size_t size_bytes) {
 #if TROUPE_HAS_CUDA
   if (cuda)
@@ -140,7 +140,7 @@ plain_memory_for(bool cuda, const std::vector<bench::route>& routes, std::size_t
 
 using contestants = std::vector<std::unique_ptr<bench::copying_contestant>>;
 
-/// CUDA alone; none without CUDA.
+/// Makes the contestants with CUDA alone; none without CUDA.
 contestants raw_contestants(const std::vector<bench::route_memory>& memory) {
 #if TROUPE_HAS_CUDA
   return bench::make_raw_copies(memory);
@@ -150,7 +150,7 @@ contestants raw_contestants(const std::vector<bench::route_memory>& memory) {
 #endif
 }
 
-/// As the library has it, by hand; none without CUDA.
+/// Allocates pool memory as the library does, by direct calls; none without CUDA.
 std::vector<bench::route_memory> raw_pool_memory(const std::vector<int>& devices,
                                                  const std::vector<bench::route>& routes,
                                                  std::size_t size_bytes) {
@@ -170,7 +170,7 @@ std::vector<bench::route_memory> raw_pool_memory(const std::vector<int>& devices
   return result;
 }
 
-/// The fastest of several ways to do without the library.
+/// Returns the fastest contestant without the library.
 bench::contestant& best_of(const contestants& raw, std::size_t size_bytes, std::size_t window,
                            bench::watchdog& guard) {
   constexpr std::size_t turns = 3;
@@ -218,7 +218,7 @@ void add_cells(const settings& s, const scene& where, const contestants& raw,
 
 // -- runs
 
-/// What all runs share.
+/// State shared by all runs.
 struct setting {
   bool cuda = false;
   std::vector<troupe::device> devices;
@@ -231,12 +231,12 @@ struct setting {
 void measure(const settings& s, bench::watchdog& guard, outcome& to, outcome&& from) {
   bench::measure(from.cells, {s.rounds, std::chrono::milliseconds{s.segment_ms}}, guard);
   for (auto& x : from.cells)
-    x.contestants.clear(); // they end, their results do not
+    x.contestants.clear(); // results outlive the contestants
   std::move(from.cells.begin(), from.cells.end(), std::back_inserter(to.cells));
   std::move(from.scenes.begin(), from.scenes.end(), std::back_inserter(to.scenes));
 }
 
-/// Without access between the devices: through the host, as the driver does it.
+/// Runs copies without peer access: through the host, as the driver does.
 void run_staged(const settings& s, const setting& all, caf::actor_system& sys,
                 bench::watchdog& guard, outcome& result) {
   guard.enter("opening the topology without links");
@@ -263,7 +263,7 @@ void run_staged(const settings& s, const setting& all, caf::actor_system& sys,
     bench::fail(std::to_string(n) + " copies without links went over them");
 }
 
-/// Over the links, as far as there is access.
+/// Runs copies over the links where access exists.
 void run_direct(const settings& s, const setting& all, caf::actor_system& sys,
                 bench::watchdog& guard, outcome& result) {
   guard.enter("opening the topology");
@@ -315,7 +315,7 @@ double gb_per_s(const scene& where, const bench::cell& x, double us) {
   return static_cast<double>(x.size_bytes * where.routes) / us / 1e3;
 }
 
-/// The median ratio of the time of `name` in a cell; none if it was not measured.
+/// Returns the median ratio of the time of `name` in a cell, if measured.
 std::optional<double> ratio_of(const outcome& o, const scene& where, std::size_t size_bytes,
                                std::size_t window, const std::string& name) {
   for (std::size_t i = 0; i < o.cells.size(); ++i)
@@ -412,7 +412,7 @@ nlohmann::ordered_json to_json(const outcome& o, const std::vector<bench::bar>& 
 
 // -- the whole
 
-/// True if every bar is met.
+/// Returns true if every limit is met.
 bool run(settings& s, caf::actor_system& sys, setting& all, bench::watchdog& guard,
          const std::vector<std::string>& library_options) {
   const auto start = std::chrono::steady_clock::now();
@@ -442,7 +442,7 @@ bool run(settings& s, caf::actor_system& sys, setting& all, bench::watchdog& gua
   all.plain = plain_memory_for(all.cuda, all.routes, s.buffer_bytes());
   all.plain_refs = bench::adopt_for(all.plain, all.devices, s.buffer_bytes());
   all.pool_refs = bench::allocate_for(all.routes, all.devices, s.buffer_bytes());
-  run_staged(s, all, sys, guard, result); // first: access that is enabled once stays so
+  run_staged(s, all, sys, guard, result); // first: access stays once it is enabled
   run_direct(s, all, sys, guard, result);
 
   guard.enter("the report");
@@ -496,7 +496,7 @@ int main(int argc, char** argv) {
   must(cfg.parse(library_options));
   if (cfg.help_printed())
     return 0;
-  std::vector<bench::route_memory> plain; // it ends after the lanes, which are not to free it
+  std::vector<bench::route_memory> plain; // outlives the lanes, which must not free it
   bool passed = false;
   {
     caf::actor_system sys{cfg};

@@ -1,6 +1,6 @@
-// What worker processes cost: the same world and the same copies with devices in this process and
-// in workers, in one run and in turns. Every sum and every byte is checked by value before its time
-// counts. Options of the library and of CAF are understood too: --troupe.spin=0.
+// Measures the cost of worker processes: the same world and the same copies, with devices in this
+// process and in workers, in one run and in turns. Every sum and byte is checked by value before
+// times count. Also takes options of the library and of CAF, such as --troupe.spin=0.
 
 #include "machine.hpp"
 #include "must.hpp"
@@ -77,7 +77,7 @@ struct row {
   double ratio() const { return bench::median(workers) / bench::median(in_process); }
 };
 
-/// Median time of one call of `f`, over a segment. @units us
+/// Returns the median time of one call of `f` over a segment. @units us
 double time_of(const std::function<void()>& f, std::size_t segment_ms) {
   std::vector<double> each;
   const auto end = bench::clock::now() + std::chrono::milliseconds{segment_ms};
@@ -89,7 +89,7 @@ double time_of(const std::function<void()>& f, std::size_t segment_ms) {
   return bench::median(each);
 }
 
-/// What one rank's loop of sums of 8 bytes is, in this process and in its worker. @units us
+/// Returns the time per sum of 8 bytes in one rank's loop, here or in its worker. @units us
 double time_of_sums(const troupe::world_rank& rank, const troupe::gpu_ref<float>& ref,
                     std::uint32_t number) {
   must(rank.barrier().wait());
@@ -99,7 +99,7 @@ double time_of_sums(const troupe::world_rank& rank, const troupe::gpu_ref<float>
   return bench::microseconds(bench::clock::now() - begin) / number;
 }
 
-/// Two elements, whose sum is checked; then they are zeros, which stay what they are.
+/// Checks a sum of two elements, and then sets them to zeros, which stay zeros.
 troupe::gpu_ref<float> checked_sum(const troupe::world_rank& rank) {
   auto device = rank.where();
   auto ref = must(device.allocate<float>(2));
@@ -115,7 +115,7 @@ troupe::gpu_ref<float> checked_sum(const troupe::world_rank& rank) {
 
 constexpr auto sums_of_ranks = "sums of ranks";
 
-/// Reports its time for as many sums as each message says.
+/// Starts an actor that reports its time for the number of sums in each message.
 caf::actor begin_sums(const troupe::program_place& place) {
   return place.system.spawn([place](caf::blocking_actor* self) {
     auto ref = checked_sum(place.rank);
@@ -135,7 +135,7 @@ caf::actor begin_sums(const troupe::program_place& place) {
   });
 }
 
-/// Sums that each rank asks for by itself: threads of this process, and actors of the workers.
+/// Sums that each rank requests itself: threads of this process, and actors in the workers.
 class rank_local_sums {
 public:
   rank_local_sums(contestant& here, contestant& there) : here_(*here.world), self_(*there.sys) {
@@ -150,7 +150,7 @@ public:
   }
   ~rank_local_sums() { caf::anon_send_exit(actor_, caf::exit_reason::user_shutdown); }
 
-  /// The slowest rank's. @units us
+  /// Returns the time of the slowest rank. @units us
   double in_process(std::uint32_t number) {
     std::vector<double> times(here_.size());
     in_threads([&](std::size_t i) { times[i] = time_of_sums(here_.rank(i), refs_[i], number); });
@@ -193,7 +193,7 @@ private:
   std::vector<troupe::gpu_ref<float>> refs_;
 };
 
-/// The memory of one contestant, and what is done with it.
+/// The memory of one contestant, and the work on it.
 class workload {
 public:
   workload(contestant& of, std::size_t max_bytes, std::size_t copy_bytes)
@@ -215,7 +215,7 @@ public:
       for (auto x : must(world_.device_of(i).download(parts[i])))
         if (x != want)
           bench::fail("a wrong sum on rank " + std::to_string(i));
-    for (std::size_t i = 0; i < n; ++i) // sums of zeros stay what they are
+    for (std::size_t i = 0; i < n; ++i) // sums of zeros stay zeros
       must(world_.device_of(i).fill(parts[i], 0.F).wait());
     return [this, parts = std::move(parts)] { must(world_.all_reduce(parts).wait()); };
   }
@@ -270,7 +270,7 @@ void run(const settings& s, contestant& here, contestant& there, bench::watchdog
       const auto first = time_of(a, s.segment_ms);
       const auto second = time_of(b, s.segment_ms);
       if (round == 0)
-        continue; // what is new the first time is not counted
+        continue; // the first round only warms up
       x.in_process.push_back(first);
       x.workers.push_back(second);
     }

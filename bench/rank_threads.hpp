@@ -1,4 +1,4 @@
-/// A thread per rank, started together, in one or in many steps.
+/// One thread per rank, started together, for one or many steps.
 #pragma once
 
 #include "contestant.hpp"
@@ -17,10 +17,10 @@ inline double microseconds(clock::duration time) {
   return std::chrono::duration<double, std::micro>(time).count();
 }
 
-/// What the threads of a run share; each word on a cache line of its own.
+/// State shared by the threads of a run; each word on its own cache line.
 struct handshake {
-  alignas(64) std::atomic<std::size_t> started{0}; ///< steps that the ranks may do
-  alignas(64) std::atomic<std::size_t> arrived{0}; ///< ranks, counted on from one step to the next
+  alignas(64) std::atomic<std::size_t> started{0}; ///< number of steps that the ranks may do
+  alignas(64) std::atomic<std::size_t> arrived{0}; ///< arrivals of ranks, over all steps
 
   void arrive() { arrived.fetch_add(1, std::memory_order_release); }
   void await(std::size_t arrivals) const {
@@ -31,7 +31,7 @@ struct handshake {
   }
 
 private:
-  /// Where there are fewer cores than threads, another one must come on.
+  /// Yields after a while, for machines with fewer cores than threads.
   template <class F> static void spin_until(F f) {
     for (int i = 0; !f(); ++i)
       if (i > 10'000)
@@ -39,8 +39,9 @@ private:
   }
 };
 
-/// `make(rank)` gives, on the rank's own thread, what that rank does in a step. All ranks begin
-/// each of the `steps` together; a step takes until the last one is through.
+/// Runs `steps` steps on one thread per rank. `make(rank)`, called on the rank's thread, returns
+/// the function for a step. All ranks begin each step together; a step lasts until the last rank is
+/// done.
 template <class Make> timing in_steps(std::size_t ranks, std::size_t steps, Make make) {
   handshake shared;
   std::vector<std::thread> threads;
@@ -70,7 +71,7 @@ template <class Make> timing in_steps(std::size_t ranks, std::size_t steps, Make
   return result;
 }
 
-/// The same in one step that does `operations`.
+/// Does the same in one step that has `operations`.
 template <class Make> timing in_one_step(std::size_t ranks, std::size_t operations, Make make) {
   auto result = in_steps(ranks, 1, make);
   result.each.clear();

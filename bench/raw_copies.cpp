@@ -157,7 +157,7 @@ public:
     stream.synchronize();
   }
 
-  /// Not ordered by the stream: that an operation is done has to be the work of `run`.
+  /// Reads without stream order: `run` has to wait for its operations.
   void read(std::size_t i, std::size_t offset, std::span<std::byte> bytes) override {
     select(memory_[i].way.to);
     check(cudaMemcpy(bytes.data(), at(memory_[i].target, offset), bytes.size(),
@@ -184,7 +184,7 @@ private:
     }
   }
 
-  /// A row of `n` for each stream.
+  /// Makes `n` events for each stream.
   std::vector<std::unique_ptr<cuda_event[]>> make_events(std::size_t n) const {
     std::vector<std::unique_ptr<cuda_event[]>> result;
     for (auto& x : streams_) {

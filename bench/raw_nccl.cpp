@@ -90,7 +90,7 @@ public:
     r.synchronize();
   }
 
-  /// Not ordered by the rank's stream: that an operation is done has to be the work of `run`.
+  /// Reads without stream order: `run` has to wait for its operations.
   void read(std::size_t i, std::size_t first, std::span<float> numbers) override {
     auto& r = all()[i];
     r.select();
@@ -151,7 +151,7 @@ private:
   const std::string name_;
 };
 
-/// A thread per rank, with windows: NCCL's symmetric kernels.
+/// The ranks for NCCL's symmetric kernels, with windows.
 class symmetric_ranks {
 public:
   symmetric_ranks(const std::vector<int>& devices, std::size_t bytes) : ranks_(devices.size()) {

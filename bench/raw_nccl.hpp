@@ -1,4 +1,4 @@
-/// The same all-reduce with NCCL alone: what troupe is compared with.
+/// The same all-reduce with NCCL alone, for comparison with troupe.
 #pragma once
 
 #include "summing.hpp"
@@ -10,16 +10,16 @@
 namespace bench {
 
 struct raw_contestants {
-  /// A thread per rank issues and spins on an event; one more thread starts them and waits for all.
+  /// A thread per rank issues and spins on an event. Another thread starts them and waits for all.
   std::unique_ptr<contestant> threads;
-  /// One thread issues for all ranks in a group, and synchronizes their streams. Window 1 only.
+  /// One thread issues for all ranks in a group and synchronizes their streams. Window 1 only.
   std::unique_ptr<contestant> grouped;
-  /// As `threads`, with memory that NCCL has as symmetric windows; null with one device.
+  /// As `threads`, with memory in symmetric windows of NCCL; null with one device.
   std::unique_ptr<contestant> symmetric;
 };
 
-/// The first two use one communicator, streams and buffers of `bytes` of their own; the third has
-/// its own, of `symmetric_bytes`.
+/// Makes the contestants. The first two share a communicator, streams and buffers of `bytes`. The
+/// third has its own, of `symmetric_bytes`.
 raw_contestants make_raw(const std::vector<int>& devices, std::size_t bytes,
                          std::size_t symmetric_bytes);
 

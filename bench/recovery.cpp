@@ -1,7 +1,7 @@
-// How fast a world goes on after a stall: with a standby communicator, without one, and what init
-// and connecting everything take by hand, in one run and in turns. A rank that is never issued
-// makes each stall; every sum is checked by value before its time counts. Options of the library
-// and of CAF are understood too: --troupe.spin=0.
+// Measures how fast a world recovers after a stall, with and without a standby communicator.
+// Compares with init and connecting alone, in one run and in turns. A rank that is never issued
+// causes each stall. Sums are checked by value before times count. Also takes options of the
+// library and of CAF, such as --troupe.spin=0.
 
 #include "machine.hpp"
 #include "must.hpp"
@@ -65,14 +65,14 @@ std::shared_ptr<troupe::backend> make_backend(const settings& s) {
 struct series {
   const char* name;
   std::vector<double>
-      late_reports;               ///< from the stall limit, counted from the request, to its error
-  std::vector<double> recoveries; ///< from there to the answer of the next epoch's first sum
+      late_reports; ///< from the stall limit, which begins at the request, to its error
+  std::vector<double> recoveries; ///< from there to the answer of the first sum in the next epoch
   std::vector<double> lost_bytes; ///< of the device that lost most, over all cycles of a round
 };
 
 // -- by hand
 
-/// A device, a stream and the thread that drives them, as a program without the library has them.
+/// Devices with a stream and a thread each, as in a program without the library.
 class hand_driven {
 public:
   hand_driven(troupe::backend& on, const std::vector<int>& devices) : backend_(on) {
@@ -88,7 +88,7 @@ public:
   hand_driven(const hand_driven&) = delete;
   hand_driven& operator=(const hand_driven&) = delete;
 
-  /// What init and connecting everything take, with the threads at hand. @units ms
+  /// Returns the time of init and connecting with running threads. @units ms
   double make_communicator() {
     troupe::communicator_ranks built;
     std::latch go{1};
@@ -192,9 +192,9 @@ void run_world(const settings& s, caf::actor_system& sys, troupe::testing::fault
   std::vector<double> before;
   for (std::size_t i = 0; i <= s.cycles; ++i) {
     ready.wait_for(world.status().epoch);
-    if (i == 1) // after the first stall, with what only that needs
+    if (i == 1) // after the first stall has allocated its resources
       before = free_bytes(world);
-    fill(world, hung, 1); // waits for the old communicator to be off its buffers
+    fill(world, hung, 1); // waits until the old communicator has released its buffers
     fill(world, next, 1);
     plan.add(
         {troupe::testing::fault::not_issued, troupe::testing::verb::collective, s.devices.back()});
@@ -208,7 +208,7 @@ void run_world(const settings& s, caf::actor_system& sys, troupe::testing::fault
     must(done ? caf::error{} : done.error());
     check(world, next);
     if (i == 0)
-      continue; // what is new the first time is not counted
+      continue; // the first cycle only warms up
     to.late_reports.push_back(milliseconds(told - begin) - static_cast<double>(s.stall_limit_ms));
     to.recoveries.push_back(milliseconds(end - told));
   }
@@ -272,7 +272,7 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
 
   bench::watchdog guard{std::chrono::seconds{s.time_limit_s}};
-  troupe::set_log_sink([](const troupe::log_line& x) { // all these ends are on purpose
+  troupe::set_log_sink([](const troupe::log_line& x) { // hide warnings: all these ends are intended
     if (x.level == troupe::log_level::error)
       std::fprintf(stderr, "%.*s%s\n", static_cast<int>(x.text.size()), x.text.data(),
                    x.why != nullptr ? (": " + to_string(*x.why)).c_str() : "");

@@ -20,7 +20,7 @@ double busbw(const cell& x, double us, std::size_t ranks) {
   return algbw(x, us) * 2 * (n - 1) / n;
 }
 
-/// The median ratio of `name` in the cell of that size and window.
+/// Returns the median ratio of `name` in the cell of that size and window.
 std::optional<double> ratio_of(const outcome& o, std::size_t size_bytes, std::size_t window,
                                const std::string& name) {
   for (auto& x : o.cells)
@@ -31,7 +31,7 @@ std::optional<double> ratio_of(const outcome& o, std::size_t size_bytes, std::si
   return std::nullopt;
 }
 
-/// The worst ratio of bus bandwidths where sizes are large.
+/// Returns the worst ratio of bus bandwidths for large sizes.
 std::optional<double> large_busbw(const outcome& o) {
   std::optional<double> result;
   for (auto& x : o.cells)

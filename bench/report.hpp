@@ -1,4 +1,4 @@
-/// What the benchmark tells: a table, the project's bars, and JSON.
+/// The report of a benchmark: a table, the project's limits, and JSON.
 #pragma once
 
 #include "measure.hpp"
@@ -13,13 +13,13 @@
 namespace bench {
 
 struct outcome {
-  nlohmann::ordered_json machine; ///< and how it was run
+  nlohmann::ordered_json machine; ///< also the settings of the run
   std::size_t ranks = 0;
   std::vector<cell> cells;
   double idle_percent = 0;
 };
 
-/// A number that the project wants to keep.
+/// A limit that the project wants to meet.
 struct bar {
   std::string text;
   double limit = 0;
@@ -35,7 +35,7 @@ void print_table(const outcome& x);
 void print_bars(const std::vector<bar>& bars);
 nlohmann::ordered_json to_json(const std::vector<bar>& bars);
 nlohmann::ordered_json to_json(const outcome& x, const std::vector<bar>& bars);
-/// Ends the process if it cannot; does nothing without a file.
+/// Writes the file, or ends the process. Does nothing if `file` is empty.
 void write_json(const std::string& file, const nlohmann::ordered_json& x);
 
 } // namespace bench

@@ -7,7 +7,7 @@
 
 namespace bench {
 
-/// The element below which a part `q` of `xs` lies; 0 of none.
+/// Returns the element of `xs` below which a part `q` of it lies; 0 if it is empty.
 inline double quantile(std::vector<double> xs, double q) {
   if (xs.empty())
     return 0;

@@ -10,13 +10,14 @@ namespace bench {
 
 namespace {
 
-/// Contents travel to and from the ranks in pieces of so many elements.
+/// Contents are copied to and from the ranks in pieces of this many elements.
 constexpr auto piece = std::size_t{61} * 65536;
 
 /// Rank r has (r + 1) * weight(i) at element i.
 float weight(std::size_t i) { return static_cast<float>(i % 61 + 1); }
 
-/// Each further operation in place multiplies what the first one gives by the number of ranks.
+/// Returns the factor of the weights after `operations` in place. Each one after the first
+/// multiplies by the number of ranks.
 double factor_after(std::size_t operations, std::size_t ranks) {
   auto result = static_cast<double>(ranks * (ranks + 1)) / 2;
   for (std::size_t k = 1; k < operations; ++k)
@@ -24,7 +25,8 @@ double factor_after(std::size_t operations, std::size_t ranks) {
   return result;
 }
 
-/// How many operations, `most` at most, give numbers that float32 holds exactly, on the way too.
+/// Returns the number of operations, at most `most`, with results and intermediate values that
+/// float32 holds exactly.
 std::size_t exact_operations(std::size_t ranks, std::size_t most) {
   const auto holds = [ranks](std::size_t operations) {
     const auto factor = factor_after(operations, ranks);
@@ -69,7 +71,7 @@ void summing_contestant::verify(std::size_t size_bytes, std::size_t window) {
                std::to_string(factor * weight(i)));
     });
   });
-  clear(count); // zeros stay zeros, however often they are summed
+  clear(count); // sums of zeros stay zeros
 }
 
 } // namespace bench

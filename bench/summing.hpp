@@ -13,15 +13,16 @@ class summing_contestant : public contestant {
 public:
   virtual std::size_t ranks() const = 0;
 
-  /// Host memory into the buffer of `rank`, from element `first` on, and back. Both block.
-  /// @thread any; one for each rank at the same time
+  /// Copies host memory to the buffer of `rank`, from element `first` on (`write`), or back
+  /// (`read`). Blocks.
+  /// @thread any; one per rank at the same time
   virtual void write(std::size_t rank, std::size_t first, std::span<const float> numbers) = 0;
   virtual void read(std::size_t rank, std::size_t first, std::span<float> numbers) = 0;
-  /// Zeros in the first `count` elements of every rank.
+  /// Sets the first `count` elements of every rank to 0.
   virtual void clear(std::size_t count) = 0;
 
-  /// All-reduces of the first `count` elements, as `run`. Returns when every rank is done with the
-  /// last one.
+  /// Runs all-reduces of the first `count` elements, as `run` does. Returns when every rank is done
+  /// with the last one.
   virtual timing sum(std::size_t count, std::size_t operations, std::size_t window) = 0;
 
   /// Compares every element of every rank.

@@ -79,7 +79,7 @@ public:
 private:
   using batch = std::vector<troupe::copy_pair>;
 
-  /// Those of each operation that can be in flight.
+  /// Returns the copies of each operation that can be in flight.
   std::vector<batch> copies_of(std::size_t size_bytes, std::size_t window) const {
     std::vector<batch> result(window);
     for (std::size_t k = 0; k < window; ++k)

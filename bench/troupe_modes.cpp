@@ -91,7 +91,7 @@ public:
   }
 
 protected:
-  /// How many of those one by one went the symmetric way, since it was asked last.
+  /// Returns how many single operations used symmetric kernels since the last call.
   std::size_t take_symmetric() { return std::exchange(symmetric_, 0); }
 
 private:
@@ -142,7 +142,7 @@ public:
   }
 };
 
-/// Sends the requests of one run, a new one for each answer, and ends.
+/// Sends the requests of one run, one more for each answer, and then ends.
 class requester : public caf::event_based_actor {
 public:
   requester(caf::actor_config& cfg, caf::actor world, buffers data, std::size_t operations,
@@ -156,7 +156,7 @@ public:
     begin_ = clock::now();
     while (sent_ < window_ && sent_ < operations_)
       send_one();
-    return {}; // it gets nothing but answers, and lives as long as one is outstanding
+    return {}; // the actor lives as long as an answer is outstanding
   }
 
 private:

@@ -1,4 +1,4 @@
-/// The all-reduce through troupe: as functions, of the world and of each rank, and in messages.
+/// The all-reduce with troupe: functions of the world and of a rank, and messages.
 #pragma once
 
 #include "summing.hpp"
@@ -12,18 +12,18 @@
 namespace bench {
 
 struct troupe_contestants {
-  /// `world::all_reduce`, awaited on the client's thread.
+  /// `world::all_reduce`; the client's thread waits.
   std::unique_ptr<contestant> facade;
-  /// The message `all_reduce`, from an actor in CAF's pool, which gets the answers as messages.
+  /// The message `all_reduce` from an actor in CAF's pool, which gets the answers as messages.
   std::unique_ptr<contestant> message;
-  /// `world_rank::all_reduce`, awaited by a thread per rank.
+  /// `world_rank::all_reduce`; a thread per rank waits.
   std::unique_ptr<contestant> rank_local;
   /// As `facade`, with symmetric memory; null with one device.
   std::unique_ptr<contestant> symmetric;
 };
 
-/// The others use one set of buffers of `bytes`, the last one its own, of `symmetric_bytes`. `sys`
-/// outlives them.
+/// Makes the contestants. `symmetric` has its own buffers of `symmetric_bytes`; the others share
+/// one set of `bytes`. `sys` must outlive them.
 troupe_contestants make_troupe(caf::actor_system& sys, const troupe::world& world,
                                std::size_t bytes, std::size_t symmetric_bytes);
 

@@ -1,4 +1,4 @@
-/// Ends a benchmark that stands still.
+/// Ends a benchmark that hangs.
 #pragma once
 
 #include <chrono>
@@ -9,7 +9,7 @@
 
 namespace bench {
 
-/// Ends the process with exit status 3 when `limit` is over, and says in which step it was.
+/// Ends the process with exit status 3 when `limit` is over, and names the current step.
 class watchdog {
 public:
   explicit watchdog(std::chrono::seconds limit);
@@ -17,7 +17,7 @@ public:
   watchdog(const watchdog&) = delete;
   watchdog& operator=(const watchdog&) = delete;
 
-  /// Names the step that begins.
+  /// Sets the name of the step that begins.
   void enter(std::string step);
 
 private:

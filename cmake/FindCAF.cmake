@@ -8,8 +8,8 @@
 #
 # Components: core, io (both, when none is named).
 # Targets:    CAF::core, CAF::io
-# Variables:  CAF_FOUND, CAF_VERSION, and CAF_LINE: what must be equal for two builds to fit
-#             together, "0.17", "1.0", "1.1", ...
+# Variables:  CAF_FOUND, CAF_VERSION, and CAF_LINE: the line that two compatible builds share,
+#             "0.17", "1.0", "1.1", ...
 # Hints:      CAF_ROOT, CAF_DIR, CMAKE_PREFIX_PATH
 
 if(NOT CAF_FIND_COMPONENTS)
@@ -19,7 +19,7 @@ endif()
 set(_caf_reason "")
 set(_caf_config FALSE)
 
-# A project has one CAF: what another part of it found before stays.
+# A project has one CAF: the one that another part of it has found is kept.
 set(_caf_try_config TRUE)
 set(_caf_try_headers TRUE)
 if(CAF_FIND_VERSION AND CAF_FIND_VERSION VERSION_LESS 1.0)

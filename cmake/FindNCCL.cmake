@@ -33,7 +33,7 @@ if(NOT NCCL_INCLUDE_DIR OR NOT NCCL_LIBRARY)
       OUTPUT_VARIABLE _nccl_wheel OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   endif()
   if(_nccl_wheel)
-    # Both from the wheel: a header of one version with a library of another is no good pair.
+    # Both from the wheel: a header and a library of different versions do not fit together.
     find_path(_nccl_wheel_include nccl.h PATHS "${_nccl_wheel}/include" NO_DEFAULT_PATH NO_CACHE)
     find_library(_nccl_wheel_library NAMES ${_nccl_names}
                  PATHS "${_nccl_wheel}/lib" NO_DEFAULT_PATH NO_CACHE)

@@ -1,13 +1,13 @@
 # Decides whether the CUDA backend is built. Sets
 #
 #   TROUPE_HAS_CUDA     TRUE or FALSE
-#   TROUPE_CUDA_STATUS  one sentence that says which, and why (also a cache entry: scripts read it)
+#   TROUPE_CUDA_STATUS  one sentence: on or off, and why (also a cache entry that scripts read)
 #
 # and, when it is TRUE, finds CUDAToolkit and NCCL and enables the CUDA language.
 
 set(TROUPE_NCCL_MINIMUM 2.28)
 
-# A macro, so that what find_package and enable_language set arrives in the caller's scope.
+# A macro, so that variables of find_package and enable_language reach the caller's scope.
 macro(troupe_find_cuda)
   set(TROUPE_HAS_CUDA FALSE)
   set(_troupe_why "")
@@ -26,13 +26,13 @@ macro(troupe_find_cuda)
       elseif(NOT NCCL_FOUND)
         set(_troupe_why "no NCCL was found (NCCL_ROOT says where one is)")
       else()
-        # nvcc need not be on the path: the toolkit knows its own.
+        # nvcc may be missing from the path: the toolkit knows its own.
         if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX} AND CUDAToolkit_NVCC_EXECUTABLE)
           set(ENV{CUDACXX} "${CUDAToolkit_NVCC_EXECUTABLE}")
         endif()
         if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
-          # Code for Hopper, and an intermediate form that all later and older ones down to Turing
-          # compile when they load it: the kernels are few and small.
+          # Code for Hopper, and PTX that all later GPUs, and older ones down to Turing, compile
+          # when they load it: the kernels are few and small.
           set(CMAKE_CUDA_ARCHITECTURES "75-virtual;90" CACHE STRING "CUDA architectures")
         endif()
         include(CheckLanguage)

@@ -17,7 +17,7 @@ install(EXPORT troupeTargets NAMESPACE troupe:: DESTINATION "${troupe_package_di
 export(EXPORT troupeTargets NAMESPACE troupe::
   FILE "${troupe_build_package_dir}/troupeTargets.cmake")
 
-# What the configuration tells about this build.
+# The facts about this build in the package's configuration.
 get_target_property(troupe_type troupe TYPE)
 set(troupe_static FALSE)
 if(troupe_type STREQUAL "STATIC_LIBRARY")
@@ -40,8 +40,9 @@ install(FILES
   "${PROJECT_SOURCE_DIR}/cmake/FindCAF.cmake"
   DESTINATION "${troupe_package_dir}")
 
-# troupe.pc: what users of the headers need is in Libs. What the library itself needs is private for
-# a shared library. A static one does not link without it, with or without `pkg-config --static`.
+# troupe.pc: Libs has the libraries that users of the headers need. Libraries that only troupe needs
+# are private for a shared library. A static one does not link without them, with or without
+# `pkg-config --static`.
 set(troupe_pc_shared "$<STREQUAL:$<TARGET_PROPERTY:troupe,TYPE>,SHARED_LIBRARY>")
 set(troupe_pc_private "")
 if(TROUPE_HAS_CUDA)
@@ -51,7 +52,7 @@ set(troupe_pc_requires "spdlog")
 if(TROUPE_HAS_HOSTS)
   string(APPEND troupe_pc_requires ", openssl")
 endif()
-# The way from the folder of troupe.pc back to the prefix.
+# The relative path from the folder of troupe.pc to the prefix.
 set(troupe_pc_prefix "/${CMAKE_INSTALL_LIBDIR}/pkgconfig")
 cmake_path(NORMAL_PATH troupe_pc_prefix)
 cmake_path(RELATIVE_PATH troupe_pc_prefix BASE_DIRECTORY "/" OUTPUT_VARIABLE troupe_pc_prefix)

@@ -3,7 +3,7 @@
 #   troupe_embed_kernels(<target> <file>.cu)
 #       Compiles the device code of <file>.cu to a fatbin for CMAKE_CUDA_ARCHITECTURES, and adds it
 #       to the target as `extern "C" const unsigned char troupe_<file>_image[]`. The file has no host
-#       code: neither the target nor what links it needs CUDA to link.
+#       code, so the target and its users link without CUDA.
 
 # nvcc's options for one entry of CMAKE_CUDA_ARCHITECTURES.
 function(_troupe_architecture_options architecture result)

@@ -1,7 +1,7 @@
-# The functions with which the folders below declare what they build.
+# Functions for the folders below to declare their targets.
 #
 #   troupe_target_defaults(<target>)
-#       C++20, warnings, and TROUPE_HAS_CUDA=1 where the CUDA backend is built.
+#       C++20, warnings, and TROUPE_HAS_CUDA=1 if the CUDA backend is built.
 #
 #   troupe_add_program(<name> SOURCES <file>... [LIBS <library>...])
 #       A program that links troupe.
@@ -9,21 +9,21 @@
 #   troupe_add_test(<name> LABEL <label> SOURCES <file>... [LIBS <library>...] [TIMEOUT <seconds>]
 #                   [ALSO_ON_GPUS] [ALSO_IN_WORKERS <filter>])
 #       A GoogleTest binary with its main function. Each of its cases is a test of its own in ctest.
-#       LABEL is one of unit, actors, chaos, gpu, multi_gpu, and there is only one for each binary.
+#       LABEL is one of unit, actors, chaos, gpu, multi_gpu, exactly one for each binary.
 #       The sources may include the library's private headers, relative to src/, and those of
 #       tests/support/ as "support/...".
 #       ALSO_ON_GPUS lists all cases once more, as gpu/..., with the label gpu and with
-#       TROUPE_TEST_BACKEND=cuda in their environment, where the CUDA backend is built.
-#       ALSO_IN_WORKERS lists those of a GoogleTest filter once more, as worker/..., with
+#       TROUPE_TEST_BACKEND=cuda in their environment, if the CUDA backend is built.
+#       ALSO_IN_WORKERS lists the cases of a GoogleTest filter once more, as worker/..., with
 #       TROUPE_TEST_PLACEMENT=worker: their devices live in worker processes.
 
 set(TROUPE_WARNINGS
   -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wextra-semi
-  # {.deadline = 2s} leaves the other fields at their defaults, on purpose; in the public
-  # aggregates, which programs are compiled with (troupe_add_program), all of them have some.
+  # {.deadline = 2s} leaves the other fields at their defaults, on purpose. Programs get this
+  # warning (troupe_add_program), so all fields of the public aggregates have defaults.
   -Wno-missing-field-initializers)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  # CAF 0.17 reads elements of a vector into a variable without a value; g++ sees our type in it.
+  # CAF 0.17 reads vector elements into an uninitialized variable; g++ reports our type there.
   list(APPEND TROUPE_WARNINGS -Wno-maybe-uninitialized)
 endif()
 
@@ -34,7 +34,7 @@ function(troupe_target_defaults target)
     CUDA_RUNTIME_LIBRARY Shared)
   target_compile_options(${target} PRIVATE
     "$<$<COMPILE_LANGUAGE:CXX>:${TROUPE_WARNINGS}>"
-    # CMake 3.25 does not know that nvcc has C++20: no CUDA_STANDARD.
+    # CMake 3.25 does not know C++20 of nvcc: CUDA_STANDARD cannot be used.
     "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20>")
   if(TROUPE_HAS_CUDA)
     target_compile_definitions(${target} PRIVATE TROUPE_HAS_CUDA=1)
@@ -46,14 +46,14 @@ function(troupe_add_program name)
   add_executable(${name} ${arg_SOURCES})
   troupe_target_defaults(${name})
   target_link_libraries(${name} PRIVATE troupe::troupe ${arg_LIBS})
-  # As a user's program has it: all members of the public aggregates have their defaults.
+  # As in a user's program: all fields of the public aggregates have defaults.
   target_compile_options(${name} PRIVATE
     "$<$<COMPILE_LANGUAGE:CXX>:-Wmissing-field-initializers>")
 endfunction()
 
 set(TROUPE_TEST_LABELS unit actors chaos gpu multi_gpu)
 
-# Seconds for a case, by label; sanitizers are slow, and their presets multiply it.
+# The timeout of a case in seconds, by label. Sanitizers are slow: their presets multiply it.
 set(TROUPE_TEST_TIMEOUT_unit 60)
 set(TROUPE_TEST_TIMEOUT_actors 120)
 set(TROUPE_TEST_TIMEOUT_chaos 600)
@@ -79,7 +79,7 @@ function(troupe_add_test name)
   troupe_target_defaults(${name})
   target_link_libraries(${name} PRIVATE troupe_test_support ${arg_LIBS})
 
-  # The cases are listed when ctest runs: a build that crosses machines needs no GPU library.
+  # The cases are listed when ctest runs, so that a cross build needs no GPU library.
   set(discover DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60)
   set(properties LABELS ${arg_LABEL} TIMEOUT ${timeout})
   if(arg_LABEL MATCHES "gpu")

@@ -1,5 +1,5 @@
-// An actor of the user's own that speaks to devices and to a world in messages. It never waits:
-// each answer is a message too, and leads to the next step.
+// A user's actor that talks to devices and to a world by messages. It never blocks: each answer is
+// a message and starts the next step.
 
 #include <troupe/troupe.hpp>
 
@@ -27,7 +27,7 @@ std::vector<std::uint8_t> bytes_of(float x) {
   return result;
 }
 
-/// Sums 1, 2, ... over the ranks, and ends. `outcome` outlives it.
+/// Sums 1, 2, ... over the ranks, and ends. `outcome` must outlive the actor.
 class client : public caf::event_based_actor {
 public:
   client(caf::actor_config& cfg, caf::actor world, std::vector<caf::actor> devices,
@@ -39,11 +39,11 @@ public:
     for (std::size_t rank = 0; rank < devices_.size(); ++rank)
       ask(devices_[rank], troupe::allocate{.count = count, .type = troupe::dtype::float32},
           [this, rank](const troupe::any_gpu_ref& memory) { fill(rank, memory); });
-    return {}; // it gets nothing but answers, and lives as long as one is outstanding
+    return {}; // the actor lives as long as an answer is outstanding
   }
 
 private:
-  /// A request that ends the actor when it fails.
+  /// Sends a request. Its failure ends the actor.
   template <class Request, class F> void ask(const caf::actor& whom, Request what, F then) {
     troupe::request(this, whom, std::move(what), 10s)
         .then(std::move(then), [this](const caf::error& why) { finish(why); });
@@ -81,7 +81,7 @@ private:
     join([this] { finish({}); });
   }
 
-  /// Goes on with `next` when all ranks have come so far.
+  /// Calls `next` when all ranks have reached this point.
   template <class F> void join(F next) {
     if (++arrived_ < devices_.size())
       return;

@@ -1,5 +1,5 @@
-// All-reduces of growing size over the devices of this machine, with every element of every rank
-// checked. Options of the library and of CAF are understood too: --troupe.devices=4.
+// All-reduces of growing size over the devices of this machine; every element of every rank is
+// checked. Also takes options of the library and of CAF, such as --troupe.devices=4.
 
 #include "exact_input.hpp"
 #include <troupe/troupe.hpp>
@@ -28,7 +28,7 @@ struct settings {
   troupe::reduce_op op = troupe::reduce_op::sum;
 };
 
-/// One line of the table; the number of wrong elements.
+/// Prints one line of the table. Returns the number of wrong elements.
 template <class T>
 caf::expected<std::size_t> measure(const troupe::world& world, const settings& s,
                                    std::size_t count) {
@@ -46,7 +46,7 @@ caf::expected<std::size_t> measure(const troupe::world& world, const settings& s
       numbers[i] =
           i < period ? element_from<T>(exact_input<T>(s.op, i, r, n)) : numbers[i - period];
     const auto device = world.device_of(r);
-    device.fill((*recv)[r], element_from<T>(100)); // no result: it must be overwritten
+    device.fill((*recv)[r], element_from<T>(100)); // a wrong value, to be overwritten
     if (auto done = device.upload((*send)[r], numbers).wait(); !done)
       return done.error();
   }
@@ -96,7 +96,7 @@ caf::expected<std::size_t> measure_all(const troupe::world& world, const setting
   return wrong;
 }
 
-/// With the one of `Ts` that `type` means.
+/// Measures with the type of `Ts` that `type` names.
 template <class... Ts>
 caf::expected<std::size_t> measure_as(troupe::dtype type, const troupe::world& world,
                                       const settings& s) {

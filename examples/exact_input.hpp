@@ -1,4 +1,4 @@
-/// Inputs of an all-reduce whose result is known to the last bit.
+/// Inputs of an all-reduce with an exactly known result.
 #pragma once
 
 #include <troupe/dtype.hpp>
@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <type_traits>
 
-/// The inputs of `n` ranks repeat after so many elements.
+/// Number of elements after which the inputs of `n` ranks repeat.
 constexpr std::size_t exact_period(std::size_t n) { return 56 * n; }
 
 template <troupe::element T> T element_from(double x) {
@@ -19,7 +19,8 @@ template <troupe::element T> T element_from(double x) {
     return T{static_cast<float>(x)};
 }
 
-/// Element `i` of rank `r` of `n`: so small a number that no type rounds on the way to the result.
+/// Returns element `i` of rank `r` of `n`, small enough that no type rounds on the way to the
+/// result.
 template <troupe::element T>
 double exact_input(troupe::reduce_op op, std::size_t i, std::size_t r, std::size_t n) {
   const auto digit = (5 * i + 3 * r * r + i / 7) % 8;
@@ -27,13 +28,13 @@ double exact_input(troupe::reduce_op op, std::size_t i, std::size_t r, std::size
     return r < 8 ? static_cast<double>(digit / 4) : 0;
   if (op == troupe::reduce_op::prod)
     return r < 6 ? static_cast<double>(1 + digit / 4) : 1;
-  // Each rank's part is divided first, which may round: let there be one part alone.
+  // Each rank's input is divided first, which may round. So only one of them is not 0.
   if (op == troupe::reduce_op::avg && !std::is_integral_v<T>)
     return r == i % n ? 1 : 0;
   return op == troupe::reduce_op::avg && r >= 8 ? 0 : static_cast<double>(digit);
 }
 
-/// What every rank must have at element `i`.
+/// Returns the value that every rank must have at element `i`.
 template <troupe::element T> T exact_result(troupe::reduce_op op, std::size_t i, std::size_t n) {
   auto result = exact_input<T>(op, i, 0, n);
   for (std::size_t r = 1; r < n; ++r) {

@@ -21,12 +21,11 @@ caf::error system_error(const std::string& what, int code) {
 }
 
 struct close_file {
-  void operator()(std::FILE* x) const { (void)std::fclose(x); } // only ever read from here on
+  void operator()(std::FILE* x) const { (void)std::fclose(x); } // nothing is left to write
 };
 using unique_file = std::unique_ptr<std::FILE, close_file>;
 
-/// A file without a name that begins with `text`, at its beginning: for a standard input, which
-/// unlike a pipe needs nobody who writes.
+/// Writes `text` to a temporary file and rewinds it. Unlike a pipe, such an input needs no writer.
 caf::error write_input(const unique_file& file, const std::string& text) {
   if (!file)
     return system_error("a temporary file", errno);
@@ -36,7 +35,7 @@ caf::error write_input(const unique_file& file, const std::string& text) {
   return {};
 }
 
-/// What a program is started with.
+/// File actions that set the standard input of a new process.
 class input_from {
 public:
   explicit input_from(int file) {

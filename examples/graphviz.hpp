@@ -5,7 +5,7 @@
 
 #include <string>
 
-/// Has graphviz's program `dot` write the picture that `text` describes to `file`, as SVG.
-/// @errors errc::unavailable: it is not installed; errc::invalid_argument: it says no, for reasons
-///         that it writes to the standard error output; errc::internal: what the system says
+/// Renders the picture that `text` describes to `file`, as SVG, with graphviz's program `dot`.
+/// @errors errc::unavailable: `dot` is not installed; errc::invalid_argument: it failed, and wrote
+///         the reason to its standard error output; errc::internal: a system call failed
 caf::error render_svg(const std::string& text, const std::string& file);

@@ -1,5 +1,5 @@
-// A kernel of the user's between two all-reduces. Nothing waits on the host: the library orders the
-// three by the memory that they use. On the host backend a function stands in for the kernel.
+// A user's kernel between two all-reduces. The host does not wait in between: the library orders
+// the three operations by their memory. On the host backend a function replaces the kernel.
 
 #include <troupe/troupe.hpp>
 
@@ -19,7 +19,7 @@ namespace {
 constexpr std::size_t count = 1 << 20;
 constexpr float factor = 2;
 
-/// Runs on the device's lane, which must not block: it enqueues, and returns.
+/// Enqueues the kernel, on the device's lane, which must not block.
 caf::error scale(troupe::launch_context& context, const troupe::gpu_ref<float>& data) {
   auto x = data.access();
   if (!x)
@@ -54,7 +54,7 @@ caf::error run(const troupe::world& world) {
   }
   const auto second = world.all_reduce(*data);
 
-  // All of it is under way; now see what came of it.
+  // All of it is in flight; now check the results.
   if (auto done = first.wait(); !done)
     return done.error();
   for (auto& kernel : kernels)

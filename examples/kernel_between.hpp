@@ -1,4 +1,4 @@
-/// A kernel of the user's: what a .cu file shows of it is a launcher.
+/// A user's kernel. The .cu file exports a launcher.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,4 +1,4 @@
-# Fails unless PROGRAM --help ends with success, and prints the options and nothing that it computes.
+# Fails unless PROGRAM --help succeeds and prints only the options, and no computed results.
 
 cmake_minimum_required(VERSION 3.25)
 

@@ -1,6 +1,5 @@
-// One actor of the user's own per GPU, as in MPI programs one process per rank: each knows its own
-// device and its own buffer alone, and calls the collectives for its rank. The k-th calls of all
-// ranks come together.
+// One user's actor per GPU, like one process per rank in MPI. Each knows only its own device and
+// buffer, and calls the collectives for its rank. The k-th calls of all ranks belong together.
 
 #include <troupe/troupe.hpp>
 
@@ -23,8 +22,8 @@ namespace {
 constexpr std::size_t count = 1000;
 constexpr int steps = 5;
 
-/// A rank that begins with its number plus one everywhere, and takes the sum over all ranks in each
-/// step. `outcome` outlives it.
+/// A rank that starts with its number plus one in each element, and sums over all ranks in each
+/// step. `outcome` must outlive the actor.
 class rank_actor : public caf::event_based_actor {
 public:
   rank_actor(caf::actor_config& cfg, caf::actor world, caf::actor device, int rank, int ranks,
@@ -35,11 +34,11 @@ public:
   caf::behavior make_behavior() override {
     ask(device_, troupe::allocate{.count = count, .type = troupe::dtype::float64},
         [this](const troupe::any_gpu_ref& memory) { fill(memory); });
-    return {}; // it gets nothing but answers, and lives as long as one is outstanding
+    return {}; // the actor lives as long as an answer is outstanding
   }
 
 private:
-  /// A request that ends the actor when it fails.
+  /// Sends a request. Its failure ends the actor.
   template <class Request, class F> void ask(const caf::actor& whom, Request what, F then) {
     troupe::request(this, whom, std::move(what), 10s)
         .then(std::move(then), [this](const caf::error& why) { finish(why); });
@@ -68,7 +67,7 @@ private:
   }
 
   void check(const troupe::host_buffer& result) {
-    auto want = static_cast<double>(ranks_ + 1) / 2; // the mean of what they began with
+    auto want = static_cast<double>(ranks_ + 1) / 2; // the mean of the initial values
     for (int i = 0; i < steps; ++i)
       want *= ranks_;
     std::size_t right = 0;

@@ -1,5 +1,5 @@
-// Which devices of this machine reach which, over what, and how fast: as text, and as a picture.
-// Options of the library and of CAF are understood too: --troupe.devices=4.
+// Shows the links between the devices of this machine and their speed, as text and as a picture.
+// Also takes options of the library and of CAF, such as --troupe.devices=4.
 
 #include "graphviz.hpp"
 #include "topology_view.hpp"
@@ -29,7 +29,7 @@ struct settings {
   std::string svg_file;
 };
 
-/// Such as "8 x NVIDIA H200, backend cuda".
+/// Returns a title such as "8 x NVIDIA H200, backend cuda".
 caf::expected<std::string> title_of(caf::actor_system& sys, const troupe::p2p_graph& graph,
                                     const std::string& backend) {
   std::vector<std::string> names;
@@ -68,7 +68,7 @@ caf::error draw(const settings& s, const troupe::p2p_graph& graph, const std::st
   return {};
 }
 
-/// True if no link was found to be wrong.
+/// Returns true if no link was found wrong.
 caf::expected<bool> run(const settings& s, caf::actor_system& sys) {
   auto list = troupe::list_devices(sys);
   if (!list)
@@ -82,7 +82,7 @@ caf::expected<bool> run(const settings& s, caf::actor_system& sys) {
     return topology.error();
   auto graph = topology->graph();
   std::size_t wrong = 0;
-  if (s.verify) { // before anything is measured: what corrupts is taken out
+  if (s.verify) { // before the measurements: wrong links are taken out
     auto verified = topology->verify_links({}, {.deadline = 5min}).wait();
     if (!verified)
       return verified.error();

@@ -29,7 +29,7 @@ bool is_usable(const p2p_link& x) { return x.access == peer_access::enabled; }
 
 // -- words
 
-/// What lies between the two, as far as it can be used.
+/// Returns the short name of the usable connection.
 std::string way_of(const p2p_link& x) {
   if (x.access == peer_access::none)
     return "HOST";
@@ -68,7 +68,7 @@ std::string meaning_of(const std::string& word) {
 
 // -- text
 
-/// Rows of cells, each column as wide as its widest cell.
+/// Rows of cells; each column is as wide as its widest cell.
 class text_table {
 public:
   explicit text_table(std::vector<std::string> head) : rows_{std::move(head)} {}
@@ -93,7 +93,7 @@ private:
   std::vector<std::vector<std::string>> rows_;
 };
 
-/// A row and a column for each device; `cell(link)` between two.
+/// Makes a matrix of devices with `cell(link)` for each pair.
 template <class F>
 std::vector<std::vector<std::string>> matrix_of(const p2p_graph& graph, const char* self, F cell) {
   std::vector<std::vector<std::string>> rows(1, {""});
@@ -122,11 +122,11 @@ std::string figures(const p2p_graph& graph, const char* what, const char* patter
 
 // -- the picture
 
-/// From here on a link is slow beside the others of its way.
+/// Links below this part of the usual bandwidth of their class are slow.
 constexpr double slow_part = 0.9;
-/// Two measurements that are no further apart are of links that are alike.
+/// Links whose bandwidths have at least this ratio are alike.
 constexpr double alike_part = 0.9;
-/// More labels on lines cannot be read.
+/// More labels would be unreadable.
 constexpr std::size_t most_labels = 8;
 
 struct point {
@@ -152,7 +152,7 @@ std::string text_of(const range& x, const char* pattern, const char* unit) {
   return (least == most ? least : least + " to " + most) + unit;
 }
 
-/// What links with the same word have in common.
+/// Common properties of links with the same word.
 struct link_class {
   std::string color;
   std::string style;
@@ -207,7 +207,7 @@ link_classes classes_of(const p2p_graph& graph) {
     auto& its = result.try_emplace(word_of(x), look_of(x)).first->second;
     ++its.links;
     if (!is_usable(x))
-      continue; // what was measured before is of no use any more
+      continue; // older measurements are of no use
     if (x.bandwidth > 0)
       its.bandwidths.push_back(x.bandwidth);
     its.bandwidth.add(x.bandwidth);
@@ -217,13 +217,13 @@ link_classes classes_of(const p2p_graph& graph) {
   return result;
 }
 
-/// One line of the picture: a link, or two that are alike.
+/// One line of the picture: a link, or two similar ones.
 struct line {
   const p2p_link* link = nullptr;
   bool both = false;
-  double bandwidth = 0; ///< the lower one
+  double bandwidth = 0; ///< the lower one of the two
   bool slow = false;
-  bool differs = false; ///< has something to say of its own
+  bool differs = false; ///< needs a label of its own
 };
 
 bool are_alike(const p2p_link& x, const p2p_link& y) {
@@ -262,7 +262,8 @@ std::vector<line> lines_of(const p2p_graph& graph, const link_classes& classes) 
   return result;
 }
 
-/// On a circle, so that no line goes through a device; island by island, with a gap between two.
+/// Places the devices on a circle, so that no line crosses a device. Islands have gaps between
+/// them.
 /// @units inches
 std::map<int, point> places_of(const p2p_graph& graph) {
   auto sorted = graph.devices;
@@ -272,7 +273,7 @@ std::map<int, point> places_of(const p2p_graph& graph) {
   const auto is_new_island = [&](std::size_t i) {
     return sorted[i].island != sorted[(i + sorted.size() - 1) % sorted.size()].island;
   };
-  constexpr double gap = 0.6; // of the way from one device to the next
+  constexpr double gap = 0.6; // relative to the distance between neighbors
   double ways = 0;
   for (std::size_t i = 0; i < sorted.size(); ++i)
     ways += is_new_island(i) ? 1 + gap : 1;
@@ -335,7 +336,7 @@ std::string line_statement(const line& x, const link_classes& classes) {
          "\", style=" + its.style + ", penwidth=" + format("%.1f", its.width) + "]\n";
 }
 
-/// A node of its own, nearer to where the link begins: in the middle, lines cross.
+/// Places a label as its own node, nearer to the start of the link: in the middle, lines cross.
 std::string label_statement(const line& x, const link_classes& classes,
                             const std::map<int, point>& places, std::size_t number) {
   auto text = word_of(*x.link);

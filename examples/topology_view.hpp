@@ -1,18 +1,19 @@
-/// A `p2p_graph` to look at: as text, and as a picture in graphviz's language.
+/// A `p2p_graph` as text, and as a picture in graphviz's language.
 #pragma once
 
 #include <troupe/p2p_graph.hpp>
 
 #include <string>
 
-/// Who reaches whom over what, in the form of `nvidia-smi topo -m`, with a legend of its words and
-/// the reasons of links that failed.
+/// Returns the link of each pair as text, in the form of `nvidia-smi topo -m`, with a legend and
+/// the reasons of failed links.
 std::string link_matrix(const troupe::p2p_graph& graph);
 
-/// What `measure_links` found: bandwidth of one direction, of both, and latency.
+/// Returns the results of `measure_links`: bandwidth in one direction and both, and latency.
 std::string measured_matrices(const troupe::p2p_graph& graph);
 
-/// A picture under `title`, which is not empty. The devices lie on a circle, island by island; two
-/// links between the same devices are one line unless they differ. What all links have in common
-/// stands below the circle, lines have labels where they are few, or differ from the others.
+/// Returns a picture under `title`, which must not be empty.
+/// The devices are on a circle, sorted by islands. Two similar links between the same devices are
+/// one line. Properties that links share are below the circle. Lines have labels if there are few
+/// of them, or if they differ from the others.
 std::string to_dot(const troupe::p2p_graph& graph, const std::string& title);

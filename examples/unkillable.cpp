@@ -1,7 +1,6 @@
-// Sums over all devices without an end, each checked, by actors that run beside their devices in
-// worker processes, with a warm spare beside each: kill workers by hand, or let --chaos do it. One
-// line a second says how it goes. Options of the library and of CAF are understood too:
-// --troupe.devices=4.
+// Endless checked sums over all devices, by actors beside their devices in worker processes, each
+// with a warm spare. Kill workers by hand, or use --chaos. One line per second shows the state.
+// Also takes options of the library and of CAF, such as --troupe.devices=4.
 
 #include <troupe/troupe.hpp>
 
@@ -41,7 +40,7 @@ int report(const caf::error& why) {
   return 1;
 }
 
-/// What a rank's actor has done since it told last.
+/// Work of a rank's actor since its last report.
 struct progress {
   std::uint64_t sums = 0;
   std::uint64_t wrong = 0;  ///< elements
@@ -63,13 +62,13 @@ progress from_bytes(const std::vector<std::uint8_t>& bytes) {
   return result;
 }
 
-/// One rank's loop, in the process that has its device.
+/// The loop of one rank, in the process that has its device.
 class summing {
 public:
   summing(const troupe::program_place& place, std::uint32_t elements)
       : place_(place), elements_(elements) {}
 
-  /// Until the world ends, or a request fails for a reason that is no loss.
+  /// Runs until the world ends or a request fails for a reason other than a loss.
   caf::error run() {
     auto ref = place_.rank.where().allocate<float>(elements_);
     if (!ref)
@@ -87,13 +86,14 @@ public:
       if (clock_type::now() >= next_report_) {
         next_report_ = clock_type::now() + 100ms;
         if (place_.report(to_bytes(std::exchange(done_, progress{}))))
-          return {}; // there is no parent any more
+          return {}; // the parent is gone
       }
     }
   }
 
 private:
-  /// All ranks' actors mean the same membership: after a loss they meet in the next one.
+  /// Sums once, and checks the result. All ranks name the same membership, so after a loss they
+  /// meet in the next one.
   caf::error once(const troupe::gpu_ref<float>& ref) {
     const auto view = place_.rank.status();
     const auto device = place_.rank.where();
@@ -149,7 +149,7 @@ int main(int argc, char** argv) {
     });
   if (registered)
     return report(registered);
-  if (auto status = troupe::worker_main(argc, argv)) // this program is its own worker, too
+  if (auto status = troupe::worker_main(argc, argv)) // this program is also its own worker
     return *status;
 
   std::string backend = "auto";
@@ -199,7 +199,7 @@ int main(int argc, char** argv) {
   caf::scoped_actor self{sys};
   troupe::tell(self, world->actor(), troupe::subscribe{});
   std::mt19937 random{std::random_device{}()};
-  progress all; // by every rank; sums by the first
+  progress all; // of all ranks; sums of the first one
   std::uint64_t sums_before = 0;
   std::uint64_t losses = 0;
   auto status = world->status();
@@ -239,7 +239,7 @@ int main(int argc, char** argv) {
                 static_cast<unsigned long long>(losses), all.last_pause_ms);
     std::fflush(stdout);
     if (chaos && status.standby_ready)
-      world->device_of(random() % world->size()).launch(die, {}, {}, {}); // nobody waits for it
+      world->device_of(random() % world->size()).launch(die, {}, {}, {}); // not awaited
   }
   std::printf("%llu sums on each rank, %llu wrong elements, %llu losses, longest pause %.2f ms\n",
               static_cast<unsigned long long>(all.sums), static_cast<unsigned long long>(all.wrong),

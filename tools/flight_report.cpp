@@ -34,7 +34,7 @@ std::string of_type(const part& x) {
   return x.dtype.empty() ? "" : " (" + std::to_string(x.count) + " x " + x.dtype + ")";
 }
 
-/// When it came to where it is.
+/// Returns when the part reached its current state.
 std::int64_t since(const part& x) {
   for (auto time : {x.over, x.started, x.issued})
     if (time != 0)
@@ -46,7 +46,7 @@ bool earlier(const part* a, const part* b) {
   return std::pair{a->admitted, a->operation} < std::pair{b->admitted, b->operation};
 }
 
-/// The ranks of one world.
+/// Report on the ranks of one world.
 class world_report {
 public:
   world_report(const record& x, std::uint64_t world, parts all)
@@ -68,7 +68,8 @@ public:
   }
 
 private:
-  /// The one that the cause names, or else the oldest that is not over or that the cause ended.
+  /// Chooses the operation in question: the one that the cause names, or else the oldest that is
+  /// not over or that the cause ended.
   void choose_operation() {
     const part* chosen = nullptr;
     for (auto* p : all_)
@@ -86,7 +87,7 @@ private:
         in_question_[p->rank] = p;
   }
 
-  /// How far a rank was: when it failed, if that is what the record is about.
+  /// Returns the progress of a rank, as of the failure if the record has one for this operation.
   state progress(const part& p) const {
     if (x_.why && x_.why->operation == p.operation) {
       auto rank = static_cast<std::size_t>(p.rank);
@@ -105,7 +106,7 @@ private:
     return p.at;
   }
 
-  /// The operation in question, as one of its ranks that knows has it.
+  /// Returns the title of the operation in question, from a rank that knows its details.
   std::string title() const {
     for (auto& [rank, p] : in_question_)
       if (!p->dtype.empty())
@@ -136,7 +137,7 @@ private:
     return result;
   }
 
-  /// What keeps `p` back, as far as the record tells.
+  /// Returns the obstacle of `p`, as far as the record shows it.
   std::string obstacle(const part& p) const {
     auto& device = *std::find_if(x_.devices.begin(), x_.devices.end(),
                                  [&](auto& one) { return one.ordinal == p.device; });
@@ -174,7 +175,7 @@ private:
     return ".";
   }
 
-  /// What each rank did last.
+  /// Returns a table of each rank's last work.
   std::string table() const {
     std::string result;
     auto line = [&](const std::array<std::string, 6>& cells) {
@@ -212,7 +213,7 @@ private:
     return result;
   }
 
-  /// The operation in question, or the first that is not over.
+  /// Returns the operation in question, or the first that is not over.
   const part* then(int rank) const {
     if (auto i = in_question_.find(rank); i != in_question_.end())
       return i->second;
@@ -226,11 +227,11 @@ private:
   const record& x_;
   const std::uint64_t world_;
   const parts all_;
-  std::map<int, int> device_of_; // of each rank
+  std::map<int, int> device_of_; // by rank
   std::map<int, const part*> in_question_;
 };
 
-/// What the devices do besides their worlds.
+/// Returns the unfinished work of devices outside of worlds.
 std::string other_work(const record& x) {
   std::string result;
   for (auto& device : x.devices)

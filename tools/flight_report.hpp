@@ -1,4 +1,4 @@
-/// Who is behind, and in what.
+/// The report on a flight record: which rank is behind, and in which operation.
 #pragma once
 
 #include "record.hpp"
@@ -7,7 +7,7 @@
 
 namespace flight {
 
-/// Sentences and tables for a reader.
+/// Returns the report as text: sentences and tables.
 std::string report(const record& x);
 
 } // namespace flight

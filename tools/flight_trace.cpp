@@ -32,8 +32,8 @@ struct slice {
   std::int64_t end = 0;
 };
 
-/// Numbers of processes and threads, and their names. A thread's number occurs once in the file,
-/// and 0 never: some viewers take either for something else.
+/// Numbers of processes and threads, and their names. A thread number is unique in the file and
+/// never 0, since some viewers misread duplicates and 0.
 class directory {
 public:
   explicit directory(const record& x) : x_(x) {}
@@ -95,8 +95,8 @@ private:
   json events_ = json::array();
 };
 
-/// Viewers cut fractions of a microsecond off, some to the nanosecond below: slices that touch
-/// would overlap there, and be dropped.
+/// Viewers cut off fractions of a microsecond, some to the nanosecond below. So slices that touch
+/// would overlap and be dropped.
 constexpr std::int64_t gap = 2;
 
 std::int64_t begin_of(const part& p) {
@@ -120,7 +120,7 @@ std::vector<slice> slices_of(const record& x, directory& names) {
       result.push_back({&p, names.of(p), begin_of(p), p.over != 0 ? p.over : x.time});
   std::stable_sort(result.begin(), result.end(),
                    [](const slice& a, const slice& b) { return a.begin < b.begin; });
-  // What waits for its stream shares its row with what runs there; rows hold no two at a time.
+  // Waiting and running parts of a stream share a row, which holds one slice at a time.
   std::map<track, std::int64_t> taken_until;
   for (auto& s : result) {
     auto& until =

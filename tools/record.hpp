@@ -1,4 +1,4 @@
-/// A flight record, as it stands in a file.
+/// A flight record, as read from a file.
 #pragma once
 
 #include <cstdint>
@@ -10,24 +10,24 @@
 
 namespace flight {
 
-/// The file cannot be used; says why in one sentence.
+/// The file cannot be used; the text says why in one sentence.
 class bad_record : public std::runtime_error {
 public:
   using runtime_error::runtime_error;
 };
 
-/// In the order of their course.
+/// States in the order of an operation's course.
 enum class state { not_called, not_issued, issuing, issued, started, done, failed };
 
 const char* to_string(state x);
 
-/// What a device did for an operation. Times are nanoseconds of one clock; 0: not yet, or nobody
-/// saw it.
+/// The work of a device for an operation. Times are nanoseconds of one clock; 0: not yet, or not
+/// seen.
 struct part {
   std::uint64_t operation = 0;
   std::string verb;
   int device = -1;
-  int rank = -1;           ///< -1: of no world
+  int rank = -1;           ///< -1: outside of worlds
   std::uint64_t world = 0; ///< 0: none
   std::uint64_t epoch = 0;
   std::uint64_t generation = 0;
@@ -61,20 +61,20 @@ struct cause {
   std::string code;
   std::int64_t time = 0;
   std::uint64_t operation = 0;    ///< 0: none
-  std::vector<std::string> parts; ///< how far each rank was, where the operation had several
+  std::vector<std::string> parts; ///< progress of each rank, if the operation had several
 };
 
 struct record {
   std::string host;
   std::int64_t process = 0;
   std::int64_t time = 0;
-  std::int64_t unix_time = 0; ///< the same moment, nanoseconds since 1970
-  std::optional<cause> why;   ///< none: somebody asked for it
+  std::int64_t unix_time = 0; ///< the moment of `time`, in nanoseconds since 1970
+  std::optional<cause> why;   ///< none: the record was requested
   std::map<std::uint64_t, std::string> worlds;
   std::vector<device> devices;
 };
 
-/// Throws `bad_record`.
+/// Reads a record from a file. Throws `bad_record`.
 record read_record(const std::string& path);
 
 } // namespace flight

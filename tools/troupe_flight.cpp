@@ -1,4 +1,4 @@
-// Reads a flight record of troupe: says which rank is behind, and writes it for a trace viewer.
+// Reads a flight record of troupe, reports which rank is behind, and converts it for trace viewers.
 
 #include "flight_report.hpp"
 #include "flight_trace.hpp"

@@ -1,5 +1,5 @@
-// The process of one device (troupe/worker.hpp), which the library starts; or, started by hand, a
-// host whose devices join a program on another one.
+// The process of one device (troupe/worker.hpp), started by the library. Started by hand: an agent
+// whose host's devices join a program on another host.
 
 #include <troupe/worker.hpp>
 

@@ -1,4 +1,4 @@
-/// The seam between the library and what executes: CUDA and NCCL, or threads and host memory.
+/// The interface between the library and a backend: CUDA and NCCL, or threads and host memory.
 /// Everything above this interface runs unchanged on every backend.
 #pragma once
 
@@ -31,7 +31,7 @@ struct event_view {
   void* native = nullptr;
 };
 
-/// What a device is.
+/// The properties of a device.
 struct device_properties {
   std::string name = {};
   std::string pci_id = {};  ///< "0000:1b:00.0"; empty on the host backend
@@ -45,24 +45,24 @@ struct memory_info {
   std::size_t total_bytes = 0;
 };
 
-/// What one device has of another one.
+/// The connection from one device to another one.
 struct peer_link {
   link_kind kind = link_kind::host;
-  int links = 0;            ///< number of NVLinks; 0: none, or nobody can tell
-  int performance_rank = 0; ///< CUDA's: the lower the faster; 0 is the fastest
+  int links = 0;            ///< number of NVLinks; 0: none, or unknown
+  int performance_rank = 0; ///< as in CUDA: lower is faster; 0 is the fastest
   bool native_atomics = false;
 };
 
-/// Which memory lies at either end of a copy.
+/// The memory at either end of a copy.
 enum class copy_direction : std::uint8_t { host_to_device, device_to_host, device_to_device };
 
-/// How far the work before an event has come, where another process writes it.
+/// The progress of the work before an event, as a word that another process writes.
 struct event_word {
   std::shared_ptr<const std::atomic<std::uint64_t>> word = {}; ///< null: there is none
-  std::uint64_t value = 0; ///< of the word, or less, when the event is done
+  std::uint64_t value = 0; ///< the event is done when the word is at least this
 };
 
-/// What `backend_device::copy_peer` copies.
+/// One copy for `backend_device::copy_peers`.
 struct peer_copy {
   void* target = nullptr;
   int target_device = -1;
@@ -80,8 +80,8 @@ struct launch_memory {
 
 /// One device, driven by one thread: its lane.
 /// @thread only the device's lane, after `bind`, unless a function says otherwise
-/// @errors every function gives `errc::device_fault` once a sticky fault is seen, else
-///         `errc::cuda_error` or what it names; nothing throws, nor do the functions that it gets
+/// @errors every function returns `errc::device_fault` once a sticky fault is seen, otherwise
+///         `errc::cuda_error` or what it names. No function throws, nor does one that is passed in
 class backend_device {
 public:
   virtual ~backend_device() = default;
@@ -95,28 +95,28 @@ public:
 
   /// Makes the memory pool of a new generation.
   [[nodiscard]] virtual caf::error open_memory() noexcept = 0;
-  /// Frees all memory that `allocate` gave since `open_memory`. No work is in flight.
+  /// Frees all memory that `allocate` returned since `open_memory`. No work may be in flight.
   [[nodiscard]] virtual caf::error close_memory() noexcept = 0;
 
-  /// Stream-ordered memory, at least 256-byte aligned; `size_bytes` > 0.
+  /// Allocates memory in stream order, at least 256-byte aligned; `size_bytes` > 0.
   /// @errors errc::out_of_memory: nothing changed
   [[nodiscard]] virtual caf::expected<void*> allocate(std::size_t size_bytes,
                                                       stream_view stream) noexcept = 0;
   [[nodiscard]] virtual caf::error deallocate(void* memory, stream_view stream) noexcept = 0;
 
-  /// Memory that can become a window (`backend_communicator::register_window`), at least 4096-byte
-  /// aligned; `size_bytes` > 0. Not in stream order: `deallocate` frees it at once, so that no work
-  /// uses it any more, and no window is left in it.
+  /// Allocates memory that can become a window (`backend_communicator::register_window`), at least
+  /// 4096-byte aligned; `size_bytes` > 0. Not in stream order: `deallocate` frees it at once, so no
+  /// work may use it any more, and no window may be left in it.
   /// @errors errc::out_of_memory: nothing changed
   [[nodiscard]] virtual caf::expected<void*>
   allocate_symmetric(std::size_t size_bytes) noexcept = 0;
 
-  /// Page-locked host memory, usable by every device.
+  /// Allocates page-locked host memory, usable by every device.
   /// @thread any
   [[nodiscard]] virtual caf::expected<void*> allocate_pinned(std::size_t size_bytes) noexcept = 0;
   [[nodiscard]] virtual caf::error deallocate_pinned(void* memory) noexcept = 0;
-  /// What frees such memory without the device, which need not be kept for it; null: there is no
-  /// such way.
+  /// Returns a function that frees such memory without the device, so that the device need not be
+  /// kept for it; null: there is none.
   virtual std::function<caf::error(void*)> pinned_deleter() noexcept { return nullptr; }
 
   [[nodiscard]] virtual caf::expected<stream_view> create_stream() noexcept = 0;
@@ -124,11 +124,11 @@ public:
   [[nodiscard]] virtual caf::expected<event_view> create_event() noexcept = 0;
   [[nodiscard]] virtual caf::error destroy_event(event_view event) noexcept = 0;
 
-  /// `stream` may be a user's own, also in `wait`.
+  /// Records `event` in `stream`. The stream may be a user's own, as in `wait`.
   [[nodiscard]] virtual caf::error record(event_view event, stream_view stream) noexcept = 0;
-  /// Makes `stream` wait for what was recorded in `event`, which may belong to another device.
+  /// Makes `stream` wait for the work recorded in `event`, which may belong to another device.
   [[nodiscard]] virtual caf::error wait(stream_view stream, event_view event) noexcept = 0;
-  /// True when the work before the recorded `event` is done.
+  /// Returns true when the work before the recorded `event` is done.
   [[nodiscard]] virtual caf::expected<bool> query(event_view event) noexcept = 0;
   /// Blocks until `event` is done.
   [[nodiscard]] virtual caf::error synchronize(event_view event) noexcept = 0;
@@ -145,10 +145,10 @@ public:
   [[nodiscard]] virtual caf::error launch_host(stream_view stream, void (*function)(void*),
                                                void* argument) noexcept = 0;
 
-  /// Clears what a call of CUDA has left as the calling thread's last error, which the next launch
-  /// of a user would take for its own. Logs it, each kind once for a device.
-  /// @shape  found: "before" or "after"; call: what ran, or is to run, on this thread; number: its
-  ///         operation, or 0
+  /// Clears the calling thread's last CUDA error, which the next launch of a user would take for
+  /// its own. Logs it, each kind once per device.
+  /// @shape  found: "before" or "after"; call: the work that ran, or will run, on this thread;
+  ///         number: its operation, or 0
   /// @errors errc::device_fault: the error cannot be cleared
   [[nodiscard]] virtual caf::error clear_last_error(std::string_view found, std::string_view call,
                                                     std::uint64_t number) noexcept {
@@ -158,24 +158,24 @@ public:
     return {};
   }
 
-  /// Whether this device can read and write the memory of device `peer` directly.
+  /// Returns whether this device can read and write the memory of device `peer` directly.
   [[nodiscard]] virtual caf::expected<bool> can_access_peer(int peer) noexcept = 0;
-  /// Enables it for plain memory. A second time changes nothing.
-  /// @errors errc::not_supported: it cannot
+  /// Enables access to memory of `peer` that is not in its pool. Calling it again changes nothing.
+  /// @errors errc::not_supported: this device cannot access it
   [[nodiscard]] virtual caf::error enable_peer(int peer) noexcept = 0;
-  /// Lets `peer` access the pool of this device, of this generation and of all later ones. A second
-  /// time changes nothing.
-  /// @errors errc::not_supported: `peer` cannot
+  /// Lets `peer` access the pool of this device, in this generation and all later ones. Calling it
+  /// again changes nothing.
+  /// @errors errc::not_supported: `peer` cannot access it
   [[nodiscard]] virtual caf::error admit_peer(int peer) noexcept = 0;
-  /// Copies in stream order from this device to another one, or back. What is not pool memory needs
-  /// `enable_peer` here, what is also `admit_peer` there.
+  /// Copies in stream order from this device to another one, or back. All memory of the other
+  /// device needs `enable_peer` here; memory in its pool also needs `admit_peer` there.
   /// @shape  target, source: in memory of the devices that are named, one of which is this one
-  /// @errors errc::not_supported: the other one cannot be accessed
+  /// @errors errc::not_supported: the other device cannot be accessed
   [[nodiscard]] virtual caf::error copy_peer(void* target, int target_device, const void* source,
                                              int source_device, std::size_t size_bytes,
                                              stream_view stream) noexcept = 0;
-  /// The same for several, in any order among each other. After an error any of them may be made;
-  /// what is wrong with which one is told by `copy_peer`.
+  /// The same for several copies, in any order among each other. After an error, any of them may
+  /// have been made; `copy_peer` reports which one is wrong, and why.
   [[nodiscard]] virtual caf::error copy_peers(std::span<const peer_copy> copies,
                                               stream_view stream) noexcept {
     for (auto& x : copies)
@@ -184,10 +184,10 @@ public:
         return error;
     return {};
   }
-  /// Do those in one `copy_peers` take less of the caller's time than each by itself?
+  /// Returns whether one `copy_peers` takes less of the caller's time than separate copies.
   virtual bool prefers_copy_peers() const noexcept { return false; }
 
-  /// Makes host memory that the process has mapped pinned, as `allocate_pinned` gives it.
+  /// Pins host memory that the process has mapped, so that it is as if from `allocate_pinned`.
   /// @shape  whole pages
   /// @thread any
   [[nodiscard]] virtual caf::error register_pinned(void* memory, std::size_t size_bytes) noexcept {
@@ -195,36 +195,36 @@ public:
     static_cast<void>(size_bytes);
     return {};
   }
-  /// The same, undone; no work uses it any more.
+  /// Undoes `register_pinned`. No work may use the memory any more.
   /// @thread any
   [[nodiscard]] virtual caf::error unregister_pinned(void* memory) noexcept {
     static_cast<void>(memory);
     return {};
   }
-  /// Makes `stream` wait until `*word`, in pinned memory, is at least `value`; another process may
-  /// write it.
+  /// Makes `stream` wait until `*word`, in pinned memory, is at least `value`. Another process may
+  /// write the word.
   /// @errors errc::not_supported
   [[nodiscard]] virtual caf::error wait_word(stream_view stream,
                                              const std::atomic<std::uint64_t>* word,
                                              std::uint64_t value) noexcept = 0;
-  /// What was last recorded in `event`, for `wait_word` of other devices: it remains right when
-  /// the event is recorded anew. Only remote devices have it.
-  /// @thread any, while the event is not recorded
+  /// Returns the word of the last record of `event`, for `wait_word` of other devices. It remains
+  /// valid when the event is recorded again. Only remote devices have it.
+  /// @thread any, while the event is not being recorded
   virtual event_word word_of(event_view event) const noexcept {
     static_cast<void>(event);
     return {};
   }
 
-  /// The device is about to be closed: `bind` does not wait any more for what may never come, and
-  /// whoever is in it comes back soon, with an error.
+  /// Prepares for closing the device. From now on `bind` does not wait for anything that may never
+  /// come, and a thread inside it returns soon, with an error.
   /// @thread any
   virtual void interrupt() noexcept {}
 
-  /// True where the device's memory and streams are those of another process: no pointer to memory
-  /// of this one, but to what `allocate_pinned` gave, means anything there, and no function.
+  /// Returns true if the device's memory and streams are in another process. No function of this
+  /// process can be called there, and only pointers to memory of `allocate_pinned` are valid there.
   /// @thread any
   [[nodiscard]] virtual bool is_remote() const noexcept { return false; }
-  /// A registered launch, made where a remote device is.
+  /// Makes a registered launch in the process of a remote device.
   /// @errors errc::launch_failed; errc::invalid_argument: nothing is registered there as `name`
   [[nodiscard]] virtual caf::error launch_registered(const std::string& name,
                                                      std::span<const launch_memory> reads,
@@ -238,40 +238,41 @@ public:
     static_cast<void>(stream);
     return make_error(errc::not_supported, "only for devices in other processes");
   }
-  /// Sets what is called, on any thread, when a remote device is lost with its memory, its streams
-  /// and its events: every function gives `errc::worker_lost` until `bind` brings it up again.
-  /// Before any work.
+  /// Sets the function that is called, on any thread, when a remote device is lost with its memory,
+  /// its streams and its events. From then on every function returns `errc::worker_lost`, until
+  /// `bind` opens the device again. Call it before any work.
   virtual void set_loss_signal(std::function<void(const caf::error&)> signal) noexcept {
     static_cast<void>(signal);
   }
-  /// Why the remote device is lost; none while it is there.
+  /// Returns why the remote device is lost; none while it is there.
   [[nodiscard]] virtual caf::error loss() const noexcept { return {}; }
 
-  /// True if streams and events are CUDA's: a `stream_view` then is a `cudaStream_t`.
+  /// Returns true if streams and events are CUDA's: then a `stream_view` is a `cudaStream_t`.
   /// @thread any
   [[nodiscard]] virtual bool runs_cuda() const noexcept = 0;
 
-  /// True for a backend that calls the signal below when an event completes; a lane then need not
-  /// poll.
+  /// Returns true if the backend calls the signal below when an event completes, so that a lane
+  /// need not poll.
   [[nodiscard]] virtual bool signals_completion() const noexcept = 0;
-  /// Sets what is called, on any thread, when an event of this device completes. Before any work.
+  /// Sets the function that is called, on any thread, when an event of this device completes. Call
+  /// it before any work.
   virtual void set_completion_signal(std::function<void()> signal) noexcept = 0;
 };
 
-/// Names a communicator that is to be built; the same bytes go to all its ranks.
+/// Identifies a communicator that is to be built. All its ranks get the same bytes.
 struct communicator_id {
   std::array<std::byte, 128> bytes{};
 };
 
-/// One rank that the calling process holds.
+/// One rank in the calling process.
 struct local_rank {
   int rank = 0;
   int device = 0; ///< ordinal
-  /// It is not the device as it is now, but its spare (`backend::provide_spare`).
+  /// The rank is on the spare of the device (`backend::provide_spare`), not on the present device.
   bool spare = false;
 };
 
-/// How many elements a rank exchanges with each rank, and where they lie in its buffers.
+/// How many elements a rank exchanges with each rank, and their offsets in its buffers.
 /// @units elements
 /// @shape one entry per rank
 struct exchange_plan {
@@ -286,10 +287,10 @@ struct exchange_plan {
 ///        all_reduce, reduce, broadcast (root), all_gather, gather, send; n * count:
 ///        reduce_scatter, all_to_all, scatter (root). `count` elements of `recv`: all_reduce,
 ///        reduce (root), broadcast, reduce_scatter, scatter, recv; n * count: all_gather,
-///        all_to_all, gather (root). Null where a rank has nothing to send or to receive. In place:
+///        all_to_all, gather (root). Null if a rank has nothing to send or to receive. In place:
 ///        `send` = `recv` (all_reduce, reduce, broadcast); `send` = `recv` + rank * count elements
 ///        (all_gather, gather on the root); `recv` = `send` + rank * count elements
-///        (reduce_scatter, scatter on the root); else they do not overlap.
+///        (reduce_scatter, scatter on the root); otherwise they do not overlap.
 struct collective_call {
   collective_kind what = collective_kind::all_reduce;
   const void* send = nullptr;
@@ -297,30 +298,30 @@ struct collective_call {
   std::size_t count = 0;
   dtype type = dtype::uint8;
   reduce_op op = reduce_op::sum;
-  int peer = 0;                        ///< root, or the other side of a send or recv
+  int peer = 0;                        ///< root, or the rank at the other end of a send or recv
   const void* factor = nullptr;        ///< this rank's, one element, for reduce_op::premul_sum
-  const exchange_plan* plan = nullptr; ///< of all_to_all_v
-  /// On all ranks or on none: an all_reduce, all_gather or reduce_scatter, alone in its `enqueue`,
-  /// whose buffers lie in windows, on each rank in the same ones at the same place (or are in
-  /// place). What takes its time is less; but once it has begun on a rank it ends only when it has
-  /// begun on all of them, and no abort can end it.
+  const exchange_plan* plan = nullptr; ///< for all_to_all_v
+  /// Set on all ranks or on none, for an all_reduce, all_gather or reduce_scatter that is alone in
+  /// its `enqueue`. Its buffers lie in windows, on each rank in the same ones at the same offset
+  /// (or are in place). Such a call takes less time. But once it has begun on a rank, it ends only
+  /// when it has begun on all of them, and no abort can end it.
   bool symmetric = false;
 };
 
-/// What a communicator's ranks are connected for.
+/// The operations for which a communicator's ranks are connected.
 enum class connect_scope : std::uint8_t {
-  collectives, ///< collectives that are alone in their call; no gather, scatter or all-to-all
+  collectives, ///< collectives alone in their call; no gather, scatter or all-to-all
   everything
 };
 
-/// What is known of a device that can be lost alone, or of the spare that stands for it.
+/// The state of a device that can be lost alone, or of the spare that takes its place.
 /// @thread any
 class device_life {
 public:
   virtual ~device_life() = default;
-  /// It is lost.
+  /// Returns whether the device is lost.
   virtual bool lost() const noexcept = 0;
-  /// Its process has ended, so that it is lost as soon as its owner hears of that.
+  /// Returns whether its process has ended. The device is lost as soon as its owner notices that.
   virtual bool has_ended() const noexcept = 0;
 };
 
@@ -330,40 +331,40 @@ class backend_communicator {
 public:
   virtual ~backend_communicator() = default;
 
-  /// Makes the connections for `what` that are not there yet, by small operations on `stream`, with
-  /// all ranks at the same time; may block until every rank has called it.
+  /// Makes the missing connections for `what`, by small operations on `stream`, with all ranks at
+  /// the same time. May block until every rank has called it.
   [[nodiscard]] virtual caf::error connect(stream_view stream, connect_scope what) noexcept = 0;
 
-  /// Enqueues `calls` as one group: they make progress together, so that sends and recvs of any
-  /// pattern among the ranks cannot deadlock. What they point to, but device memory, is not used
-  /// after the call. The ranks that take part in a collective have it in groups of the same order.
+  /// Enqueues `calls` as one group: they progress together, so sends and recvs of any pattern among
+  /// the ranks cannot deadlock. After the call, only device memory that the calls point to is still
+  /// used. Collectives have the same order in the groups of all their ranks.
   /// @errors  errc::invalid_argument, not_supported (nothing enqueued); errc::nccl_error (the
   ///          communicator must be aborted)
   /// @source  NCCL user guide, "Collective Communication Functions", "Group Calls"
   [[nodiscard]] virtual caf::error enqueue(std::span<const collective_call> calls,
                                            stream_view stream) noexcept = 0;
 
-  /// Makes the `size_bytes` of this rank's `memory` (of `allocate_symmetric`) a window. With all
-  /// ranks, which register and deregister windows of the same sizes in the same order; no other
-  /// work is on their devices. May block until every rank has called it.
-  /// @errors errc::not_supported, and others: no rank makes a `symmetric` call any more
+  /// Makes the `size_bytes` of this rank's `memory` (of `allocate_symmetric`) a window. All ranks
+  /// register and deregister windows of the same sizes in the same order, with no other work on
+  /// their devices. May block until every rank has called it.
+  /// @errors errc::not_supported, and others: no rank may make a `symmetric` call any more
   /// @source NCCL user guide, "User Buffer Registration", "Window Registration"
   [[nodiscard]] virtual caf::error register_window(void* memory, std::size_t size_bytes,
                                                    stream_view stream) noexcept = 0;
-  /// The same, undone; no rank's work uses the window any more. Blocks for no other rank.
+  /// Undoes `register_window`. No rank's work may use the window any more. Waits for no other rank.
   [[nodiscard]] virtual caf::error deregister_window(void* memory) noexcept = 0;
 
-  /// Sets what is called, on any thread, perhaps at once, when the rank's device is lost, or the
-  /// spare that it is of.
+  /// Sets the function that is called, on any thread and possibly at once, when the device or spare
+  /// of the rank is lost.
   /// @thread any
   virtual void on_loss(std::function<void()> f) noexcept { static_cast<void>(f); }
 
-  /// Of the rank's device, or of the spare that it is of; null where none is lost alone.
+  /// Returns the state of the rank's device or spare; null if no device can be lost alone.
   /// @thread any
   virtual std::shared_ptr<const device_life> life() const noexcept { return nullptr; }
 
-  /// Hands the rank to the process that it is in, which makes all calls on it from now on; `what`
-  /// says of whom, to whoever reads it there.
+  /// Hands the rank over to the process that it is in, which makes all further calls on it. `what`
+  /// tells the receiver in that process to which world and rank it belongs.
   /// @thread any
   /// @errors errc::not_supported: the rank is in this process; errc::worker_lost
   [[nodiscard]] virtual caf::error hand_over(std::span<const std::byte> what) noexcept {
@@ -371,13 +372,13 @@ public:
     return make_error(errc::not_supported, "the rank is in this process");
   }
 
-  /// An error that happened behind the calls' backs; none while all is well.
+  /// Returns an error that occurred asynchronously, outside any call; none if there is none.
   [[nodiscard]] virtual caf::error asynchronous_error() noexcept = 0;
 };
 
 using communicator_ranks = std::vector<std::unique_ptr<backend_communicator>>;
 
-/// Executes.
+/// Executes the work of devices and communicators.
 /// @thread any, unless a function says otherwise
 class backend {
 public:
@@ -385,17 +386,17 @@ public:
 
   [[nodiscard]] virtual std::string_view name() const noexcept = 0;
 
-  /// Number of devices; their ordinals are 0 to n-1.
+  /// Returns the number of devices; their ordinals are 0 to n-1.
   [[nodiscard]] virtual int device_count() const noexcept = 0;
 
-  /// One object per device at a time. Cheap: no context is made before `bind`.
-  /// @errors errc::invalid_argument: no such ordinal; errc::unavailable: somebody else in this
-  ///         process has it
+  /// Opens a device; only one object per device at a time. Cheap: no context is made before `bind`.
+  /// @errors errc::invalid_argument: no such ordinal; errc::unavailable: the device is already open
+  ///         in this process
   [[nodiscard]] virtual caf::expected<std::unique_ptr<backend_device>>
   open(int ordinal) noexcept = 0;
 
-  /// Another object for a device that is open, with memory, streams and events of its own; driven
-  /// by another thread. No two threads drive communicators of one device at the same time.
+  /// Opens another object for a device that is open, with memory, streams and events of its own and
+  /// driven by another thread. No two threads drive communicators of one device at the same time.
   /// @errors as `open`; errc::not_supported
   [[nodiscard]] virtual caf::expected<std::unique_ptr<backend_device>>
   open_beside(int ordinal) noexcept {
@@ -403,119 +404,118 @@ public:
     return make_error(errc::not_supported, "the backend opens a device once");
   }
 
-  /// May its devices begin another life, or end, when somebody asks for that? False where another
-  /// process drives them, too.
+  /// Returns whether devices can be reset or shut down on request. False if another process drives
+  /// them, too.
   [[nodiscard]] virtual bool allows_reset() const noexcept { return true; }
 
-  /// What device `from` has of `to`, another one. May block for as long as it takes to find out.
+  /// Returns the connection from device `from` to another device `to`. May block until it is known.
   /// @thread never a lane
   /// @errors errc::invalid_argument: no such ordinals
   [[nodiscard]] virtual caf::expected<peer_link> link(int from, int to) noexcept = 0;
 
   [[nodiscard]] virtual caf::expected<communicator_id> make_communicator_id() noexcept = 0;
 
-  /// Builds the ranks that this process holds of a communicator of `size` ranks; blocks until all
-  /// ranks of all processes have come. The result has the order of `ranks`.
+  /// Builds those ranks of a communicator of `size` ranks that this process holds. Blocks until all
+  /// ranks of all processes have arrived. The result is in the order of `ranks`.
   /// @thread a builder; never a lane
   [[nodiscard]] virtual caf::expected<communicator_ranks>
   build(const communicator_id& id, int size, std::span<const local_rank> ranks) noexcept = 0;
 
-  /// Nobody wants what meets by `id`: who waits for others in `build`, or `connect`s what was
-  /// built, gives up with errc::unavailable as soon as it can. To be called in all processes that
-  /// have ranks of it, and where the id was made. NCCL waits for a rank that never comes for good.
+  /// Cancels the build under `id`. Threads that wait for other ranks in `build`, or that `connect`
+  /// the result, return errc::unavailable as soon as they can. Call it in all processes that have
+  /// ranks of it, and where the id was made. NCCL waits for good for a rank that never comes.
   virtual void call_off(const communicator_id& id) noexcept { static_cast<void>(id); }
 
-  /// Ends a communicator in the middle of whatever it does, but `symmetric` calls, which are over;
-  /// all its local ranks at once, and its windows. No thread is in a call on it. Blocks.
+  /// Ends a communicator during any operation, except `symmetric` calls, which must be over. Ends
+  /// all its local ranks at once, and its windows. No thread may be in a call on it. Blocks.
   /// @thread a reaper; never a lane
   [[nodiscard]] virtual caf::error abort(communicator_ranks ranks) noexcept = 0;
 
-  /// Ends an idle communicator in good order, and its windows. Blocks.
+  /// Ends an idle communicator, and its windows, without an abort. Blocks.
   /// @thread a reaper; never a lane
   [[nodiscard]] virtual caf::error destroy(communicator_ranks ranks) noexcept = 0;
 
-  /// Makes sure that another process is ready to have the device when the one that has it is lost;
-  /// blocks until it is.
+  /// Ensures that another process is ready to take over the device when the process that has it is
+  /// lost. Blocks until it is ready.
   /// @thread a builder; never a lane
   /// @errors errc::not_supported: devices of this backend have no spares; errc::unavailable
   [[nodiscard]] virtual caf::error provide_spare(int ordinal) noexcept {
     static_cast<void>(ordinal);
     return make_error(errc::not_supported, "only devices in worker processes have spares");
   }
-  /// Is `rank` one of the device as it is now?
+  /// Returns whether `rank` is on the present device, and not on a lost one or on a spare.
   virtual bool is_current(const backend_communicator& rank, int ordinal) const noexcept {
     static_cast<void>(rank);
     static_cast<void>(ordinal);
     return true;
   }
 
-  /// Sends bytes to the process that has a device, and sets who hears, on any thread, what such
-  /// processes send: in order, for whoever reads it there.
+  /// Sends bytes to the receiver in the process that has a device.
   /// @errors errc::not_supported: it is this process; errc::worker_lost
   [[nodiscard]] virtual caf::error tell(int ordinal, std::span<const std::byte> what) noexcept {
     static_cast<void>(ordinal);
     static_cast<void>(what);
     return make_error(errc::not_supported, "the device is in this process");
   }
+  /// Sets the function that gets, on any thread and in order, the bytes that such processes send.
   virtual void
   set_listener(std::function<void(int ordinal, std::span<const std::byte> what)> f) noexcept {
     static_cast<void>(f);
   }
 
-  /// The device's lane is in a call for good: gives the device up, if it can be lost alone, so that
-  /// the call returns. False: it cannot; only the end of this process ends the call.
-  /// @param why what everybody hears who has work there
+  /// Gives up a device that can be lost alone, because its lane is stuck in a call, which then
+  /// returns. Returns false if it cannot: only the end of this process ends the call.
+  /// @param why the error for all work on the device
   virtual bool give_up(int ordinal, const caf::error& why) noexcept {
     static_cast<void>(ordinal);
     static_cast<void>(why);
     return false;
   }
 
-  /// The work of this process with its devices is lost: after a sticky fault, or because a thread
-  /// is stuck in a call for good. From now on no call goes to a driver, which might not return:
-  /// what is still there is dropped, by destructors too, and every function gives
-  /// `errc::device_fault`. Nothing where the backend has no driver.
+  /// Abandons the work of this process with its devices, after a sticky fault or because a thread
+  /// is stuck in a call for good. From now on no call goes to a driver, since it might not return.
+  /// Remaining resources are dropped, by destructors too, and every function returns
+  /// `errc::device_fault`. Does nothing if the backend has no driver.
   virtual void abandon(const caf::error& why) noexcept { static_cast<void>(why); }
 };
 
-/// What virtual device `from` has of `to`.
+/// The connection from virtual device `from` to `to`.
 struct host_link {
   int from = 0;
   int to = 0;
-  bool access = true; ///< can `from` access the memory of `to`?
+  bool access = true; ///< whether `from` can access the memory of `to`
   peer_link link = {.kind = link_kind::memory, .native_atomics = true};
 };
 
-/// Virtual devices in host memory.
+/// Options of virtual devices in host memory.
 struct host_backend_options {
   int devices = 8;
-  std::size_t bytes_per_device = std::size_t{1} << 30; ///< of address space; touched only when used
-  /// Those that are not as `host_link` has them by default: every device can access all others.
+  std::size_t bytes_per_device = std::size_t{1} << 30; ///< address space; touched only when used
+  /// Connections that differ from `host_link`'s defaults: every device can access all others.
   std::vector<host_link> links = {};
-  /// Where this process listens for ranks of its communicators that are in other processes: the
-  /// numeric address of one of the machine's interfaces ("127.0.0.1"), on a port that is free.
-  /// Empty: all ranks of a communicator of an id of this process are here.
+  /// Numeric address of one of the machine's interfaces ("127.0.0.1"). This process listens there,
+  /// on a free port, for ranks of its communicators in other processes. Empty: if the id of a
+  /// communicator is from this process, all its ranks are here.
   std::string listen_address = {};
 };
 
 std::shared_ptr<backend> make_host_backend(host_backend_options options = {});
 
-/// Knobs of the CUDA backend.
+/// Options of the CUDA backend.
 struct cuda_backend_options {
-  /// Freed memory is never given back, but when memory runs out.
+  /// Freed memory is returned only when memory runs out.
   static constexpr std::chrono::milliseconds forever = std::chrono::milliseconds::max();
 
-  /// How long a device keeps memory that was freed and that no allocation has needed since: to
-  /// allocate it again is fast meanwhile. Then it goes back to the driver, within as long again,
-  /// and other processes and libraries can have it. 0: at once. When an allocation finds no memory,
-  /// all of it goes back, and the allocation is tried once more.
+  /// How long a device keeps memory that was freed and that no allocation has needed since. During
+  /// that time, allocation from it is fast. Then it returns to the driver, within the same time
+  /// again, and other processes and libraries can use it. 0: at once. If an allocation finds no
+  /// memory, all of it is returned, and the allocation is tried once more.
   std::chrono::milliseconds keep_freed{1000};
 };
 
-/// The GPUs of this machine. The CUDA runtime and NCCL are loaded at the first call.
+/// Makes the backend of this machine's GPUs. The first call loads the CUDA runtime and NCCL.
 /// @errors errc::not_supported: built without CUDA; errc::unavailable: no CUDA runtime, NCCL,
-///         driver or GPU, with the reason; errc::invalid_argument: an option that is out of
-///         range
+///         driver or GPU, with the reason; errc::invalid_argument: an option that is out of range
 caf::expected<std::shared_ptr<backend>> make_cuda_backend(const cuda_backend_options& options = {});
 
 } // namespace troupe

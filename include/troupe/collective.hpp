@@ -1,4 +1,4 @@
-/// Collective requests and their answers.
+/// Collective requests and their replies.
 #pragma once
 
 #include <troupe/collective_kind.hpp>
@@ -13,37 +13,38 @@
 
 namespace troupe {
 
-/// What a request does where a queue is full: of a device, of a world without a communicator, or of
-/// a rank's calls that wait for the other ranks'.
+/// How a request treats a full queue: the queue of a device, of a world without a communicator, or
+/// of a rank's calls that wait for calls of other ranks.
 enum class room_policy : std::uint8_t {
-  wait,   ///< blocks the caller until there is room, at most until the deadline. An actor, a
-          ///< callback and a lane do not wait: their requests are held in order, up to a second
-          ///< bound of 16 times the first. Refused at once where only the calling thread can make
-          ///< the room, as where one thread makes the calls of all ranks
-  refuse, ///< is answered with errc::overloaded at once
+  wait,   ///< blocks the caller until there is room, at most until the deadline. Requests of
+          ///< actors, callbacks and lanes do not block: they are queued in order, up to a second
+          ///< limit of 16 times the first. If only the calling thread can make room, the request is
+          ///< refused at once, for example if one thread makes the calls of all ranks
+  refuse, ///< fails with errc::overloaded at once
 };
 
 std::string_view to_string(room_policy x) noexcept;
 TROUPE_INSPECT_ENUM(room_policy)
 
-/// What every request may say.
+/// Options of a request.
 struct request_options {
-  /// From now on; 0: the receiver's default. It answers the request and nothing more: work that has
-  /// begun runs on, its buffers busy until it is over.
+  /// Time limit, from the request on; 0: the receiver's default. It only completes the request:
+  /// work that has begun continues, and its buffers are busy until it is over.
   std::chrono::nanoseconds deadline{0};
-  /// The membership of the world that the request means; 0: any.
+  /// The membership of the world that the request requires; 0: any.
   std::uint64_t membership = 0;
-  /// While a world is without some of its ranks (`loss_policy::shrink`): goes on with those that
-  /// are there. The others' handles are not looked at; results have one part per rank that took
-  /// part, in rank order, and what lies behind these in a buffer stays as it is; `avg` divides by
-  /// their number; a root, or one end of a message, that is not there is `errc::unavailable`, and
-  /// so is a call of such a rank (`rank_local`). Without it such a world answers collectives with
-  /// `errc::membership_changed`.
+  /// Allows the request to run while the world is without some of its ranks
+  /// (`loss_policy::shrink`). Handles of absent ranks are ignored. Results have one part per
+  /// present rank, in rank order; the rest of the buffer does not change. `avg` divides by the
+  /// number of present ranks. If a root or one end of a message is absent, the request fails with
+  /// `errc::unavailable`, as does a call of an absent rank (`rank_local`). Without this option,
+  /// such a world fails collectives with `errc::membership_changed`.
   bool allow_shrunk = false;
   room_policy room = room_policy::wait;
-  /// The number of a request that did not run (`failure::operation`, `pending::number`), which this
-  /// one is, made again: it may read what that one alone left skipped (errc::skipped), and ends
-  /// that mark when it succeeds. A further attempt names the first one, too. 0: none.
+  /// The number of an earlier request that did not run (`failure::operation`, `pending::number`)
+  /// and that this request repeats; 0: none. This request may read content that only the earlier
+  /// one left skipped (errc::skipped), and its success ends that mark. Further attempts also name
+  /// the first request.
   std::uint64_t retry_of = 0;
 };
 
@@ -55,14 +56,13 @@ detail::inspect_result<Inspector> inspect(Inspector& f, request_options& x) {
                         field("room", x.room), field("retry_of", x.retry_of));
 }
 
-/// A collective is done on all ranks.
+/// The result of a collective that is done on all ranks.
 struct collective_done {
   std::uint64_t operation = 0;
   std::uint64_t epoch = 0;
   std::uint64_t membership = 0;
-  bool symmetric = false; ///< it went the way of symmetric memory (`allocation_options`)
-  /// Those that took part, if the world was without some (`request_options::allow_shrunk`); empty:
-  /// all of them.
+  bool symmetric = false; ///< it ran as a collective on symmetric memory (`allocation_options`)
+  /// The present ranks, if some were absent (`request_options::allow_shrunk`); empty: all.
   std::vector<std::int32_t> ranks = {};
 };
 
@@ -74,17 +74,17 @@ detail::inspect_result<Inspector> inspect(Inspector& f, collective_done& x) {
                         field("symmetric", x.symmetric), field("ranks", x.ranks));
 }
 
-/// One collective over all ranks of a world, or one message between two of them: what every request
-/// below comes to, and what a group holds. Each of them converts to it.
+/// One collective over all ranks of a world, or one message between two ranks. Each request below
+/// converts to it, and a group holds a list of them.
 struct collective {
   collective_kind kind = collective_kind::all_reduce;
   std::vector<any_gpu_ref> send =
-      {}; ///< one per rank; of the root or of `rank` alone; none: in place
-  std::vector<any_gpu_ref> recv = {}; ///< likewise
+      {}; ///< one per rank, or only that of the root or of `rank`; empty: in place
+  std::vector<any_gpu_ref> recv = {}; ///< as `send`
   reduce_op op = reduce_op::sum;
   std::vector<double> factors =
       {};                 ///< one per rank, for reduce_op::premul_sum; rounded to the type
-  std::int32_t rank = -1; ///< that sends
+  std::int32_t rank = -1; ///< the rank that sends
   std::int32_t peer = -1; ///< the root, or the rank that receives
   std::vector<std::vector<std::uint64_t>> counts =
       {}; ///< counts[q][r]: elements from rank q to rank r
@@ -97,14 +97,16 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
                         field("rank", x.rank), field("peer", x.peer), field("counts", x.counts));
 }
 
-// The requests to a world. All are answered by `collective_done`, and have these errors in common:
-// errc::invalid_argument, shape_mismatch, stale_ref, indeterminate, skipped, buffer_acquired,
-// membership_changed, overloaded, unavailable, not_supported (the world has a program, or NCCL
-// cannot do it there): nothing launched. errc::deadline_exceeded, cancelled: it may run on.
-// errc::stalled, nccl_error, rank_not_issued, lane_stuck: the communicator ended, what was to be
-// written is indeterminate. errc::device_reset, device_fault, worker_lost: the memory of that
-// device is gone. Formulas: n is the number of ranks; q and r are ranks. All refs of a request have
-// one dtype. Ranges overlap only where "in place" says so. Typed handles go in by `troupe::any`.
+// The requests to a world. The reply to each is `collective_done`. Their common errors:
+// - errc::invalid_argument, shape_mismatch, stale_ref, indeterminate, skipped, buffer_acquired,
+//   membership_changed, overloaded, unavailable, not_supported (the world has a program, or NCCL
+//   cannot do it there): nothing was launched
+// - errc::deadline_exceeded, cancelled: the work may continue
+// - errc::stalled, nccl_error, rank_not_issued, lane_stuck: the communicator has ended, and the
+//   targets are indeterminate
+// - errc::device_reset, device_fault, worker_lost: the memory of that device is gone
+// In formulas, n is the number of ranks; q and r are ranks. All refs of a request have one dtype.
+// Ranges may overlap only where "in place" says so. `troupe::any` converts typed handles.
 
 /// recv[r][i] = op over all q of send[q][i], for every r.
 /// @shape  one ref per rank, in rank order, all of one count; `recv` empty: in place. factors: one
@@ -150,7 +152,7 @@ struct broadcast {
 
 /// recv[r][q * count + i] = send[q][i], for every q and r.
 /// @shape  send: one ref per rank, all of `count` elements; recv: one ref per rank, all of n *
-///         count. In place: send[r] is the r-th part of recv[r]; so also if `send` is empty
+///         count. In place: send[r] is the r-th part of recv[r], or `send` is empty
 struct all_gather {
   std::vector<any_gpu_ref> send = {};
   std::vector<any_gpu_ref> recv = {};
@@ -162,8 +164,8 @@ struct all_gather {
 
 /// recv[r][i] = op over all q of send[q][r * count + i].
 /// @shape  send: one ref per rank, all of n * count elements; recv: one ref per rank, all of
-///         `count`. In place: recv[r] is the r-th part of send[r]; so also if `recv` is empty.
-///         factors: as `all_reduce`
+///         `count`. In place: recv[r] is the r-th part of send[r], or `recv` is empty. factors: as
+///         `all_reduce`
 struct reduce_scatter {
   std::vector<any_gpu_ref> send = {};
   std::vector<any_gpu_ref> recv = {};
@@ -186,8 +188,8 @@ struct all_to_all {
   operator collective() const { return form(); }
 };
 
-/// As `all_to_all`, with counts[q][r] elements from rank q to rank r. The parts lie one behind the
-/// other, in the order of the ranks that they go to or come from.
+/// As `all_to_all`, with counts[q][r] elements from rank q to rank r. The parts in a buffer are
+/// contiguous, in the order of the ranks that they go to or come from.
 /// @shape  send[q]: the sum of counts[q][...] elements; recv[r]: the sum of counts[...][r]
 struct all_to_all_v {
   std::vector<any_gpu_ref> send = {};
@@ -226,7 +228,7 @@ struct scatter {
 };
 
 /// recv[i] = send[i], from the rank `from` to the rank `to`, which may be the same.
-/// @shape  send, recv: as many elements, on the two ranks' devices
+/// @shape  send, recv: the same number of elements, on the two ranks' devices
 struct send_recv {
   std::int32_t from = 0;
   std::int32_t to = 0;
@@ -238,7 +240,7 @@ struct send_recv {
   operator collective() const { return form(); }
 };
 
-/// Done when all ranks' devices have come to it, and so are done with every collective before it.
+/// Completes when all ranks' devices have reached it and so have finished every earlier collective.
 struct barrier {
   request_options options = {};
 
@@ -246,19 +248,20 @@ struct barrier {
   operator collective() const { return form(); }
 };
 
-/// Several collectives and messages between ranks as one: they make progress together, so that no
-/// pattern of messages can deadlock, and are answered once.
-/// @shape  up to 1,024 calls, none that reads or writes what another writes; none: done at once
+/// Several collectives and messages between ranks as one operation with one result. They progress
+/// together, so no pattern of messages can deadlock.
+/// @shape  up to 1,024 calls; no call reads or writes memory that another one writes; no calls:
+///         done at once
 struct group {
   std::vector<collective> calls = {};
   request_options options = {};
 };
 
-/// One rank's call of a collective or message; the other ranks make theirs (troupe/world_rank.hpp
-/// says how they come together).
+/// One rank's call of a collective or message. The other ranks make their own calls
+/// (troupe/world_rank.hpp describes how calls match).
 /// @shape  call.send, call.recv: at most the rank's own handle; call.factors: at most its own;
-///         call.peer: the root, or the rank at the other end; call.counts: of all_to_all_v, the
-///         elements to each rank and those from each rank; call.rank does not matter
+///         call.peer: the root, or the rank at the other end; call.counts: for all_to_all_v, the
+///         element counts to each rank and those from each rank; call.rank: ignored
 struct rank_local {
   std::int32_t rank = 0;
   collective call = {};
@@ -268,17 +271,17 @@ struct rank_local {
 /// One end of a message between two ranks.
 struct message_end {
   std::int32_t peer = 0;   ///< the rank at the other end
-  any_gpu_ref buffer = {}; ///< the calling rank's
+  any_gpu_ref buffer = {}; ///< of the calling rank
 };
 
-/// Messages of one rank to others and from them as one: they make progress together, so that it
-/// does not matter who sends first, and are answered once. The others may have theirs in an
-/// `exchange`, or send and receive one by one: what counts is the order of the messages from one
-/// rank to another. A message of the rank to itself has both ends here.
-/// If one of them fails before others have begun, these are taken back: `errc::cancelled` at their
-/// other ends.
-/// @shape  up to 1,024 ends, none that reads or writes what another writes; none: done at once.
-///         sends[k].buffer: as many elements as where `sends[k].peer` receives
+/// Messages from one rank to others and from others to it, as one operation with one result. They
+/// progress together, so it does not matter which rank sends first. The other ranks can use an
+/// `exchange`, or send and receive one by one: only the order of the messages from one rank to
+/// another counts. A message of the rank to itself has both ends here.
+/// If a message fails before others have begun, those are cancelled: their other ends get
+/// `errc::cancelled`.
+/// @shape  up to 1,024 ends; no end reads or writes memory that another one writes; no ends: done
+///         at once. sends[k].buffer: as many elements as `sends[k].peer` receives
 struct exchange {
   std::int32_t rank = 0;
   std::vector<message_end> sends = {};

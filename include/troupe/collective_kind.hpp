@@ -1,4 +1,4 @@
-/// The kinds of work that the ranks of a world do together.
+/// The kinds of operations in which several ranks of a world take part.
 #pragma once
 
 #include <troupe/detail/caf_compat.hpp>
@@ -8,21 +8,22 @@
 
 namespace troupe {
 
-/// n: number of ranks; q, r: ranks; i: from 0 to `count` - 1, where no other count is named.
+/// In the formulas, n is the number of ranks, q and r are ranks, and i runs from 0 to `count` - 1
+/// unless another count is named.
 enum class collective_kind : std::uint8_t {
   all_reduce,     ///< recv[i] = op over all q of send_q[i]
-  reduce,         ///< the same on the root alone
+  reduce,         ///< all_reduce with the result on the root only
   broadcast,      ///< recv[i] = send_root[i]
   all_gather,     ///< recv[q * count + i] = send_q[i]
   reduce_scatter, ///< recv_r[i] = op over all q of send_q[r * count + i]
   all_to_all,     ///< recv_r[q * count + i] = send_q[r * count + i]
   all_to_all_v,   ///< recv_r[recv_offsets[q] + i] = send_q[send_offsets[r] + i], counts per pair
-  gather,         ///< all_gather on the root alone
+  gather,         ///< all_gather with the result on the root only
   scatter,        ///< recv_r[i] = send_root[r * count + i]
-  send,           ///< `count` elements to the rank `peer`, which receives as many
-  recv,           ///< `count` elements from the rank `peer`; a rank's call alone (`rank_local`):
-                  ///< for the whole world a message is one `send` (`send_recv`)
-  barrier,        ///< nobody passes before all have come
+  send,           ///< sends `count` elements to rank `peer`, which receives as many
+  recv,           ///< receives `count` elements from rank `peer`; only as a rank-local call
+                  ///< (`rank_local`). For the whole world, a message is one `send` (`send_recv`)
+  barrier,        ///< no rank passes before all ranks have arrived
 };
 
 inline constexpr collective_kind all_collective_kinds[] = {
@@ -31,7 +32,7 @@ inline constexpr collective_kind all_collective_kinds[] = {
     collective_kind::all_to_all_v, collective_kind::gather,         collective_kind::scatter,
     collective_kind::send,         collective_kind::recv,           collective_kind::barrier};
 
-/// Does it combine elements by a `reduce_op`?
+/// Returns whether the operation combines elements with a `reduce_op`.
 constexpr bool reduces(collective_kind x) noexcept {
   return x == collective_kind::all_reduce || x == collective_kind::reduce ||
          x == collective_kind::reduce_scatter;
@@ -42,12 +43,12 @@ constexpr bool has_root(collective_kind x) noexcept {
          x == collective_kind::gather || x == collective_kind::scatter;
 }
 
-/// From one rank to another.
+/// Returns whether the operation is a message from one rank to another.
 constexpr bool is_message(collective_kind x) noexcept {
   return x == collective_kind::send || x == collective_kind::recv;
 }
 
-/// The enumerator's name; lives forever.
+/// Returns the enumerator's name, which is never freed.
 std::string_view to_string(collective_kind x) noexcept;
 TROUPE_INSPECT_ENUM(collective_kind)
 

@@ -32,10 +32,10 @@ struct system_lease;
 struct device_access;
 } // namespace detail
 
-// -- messages; each is answered by what its comment names, or by an error
+// -- messages. Each comment names the reply; on failure the reply is an error
 
-/// Memory on the device. Answered by `any_gpu_ref`.
-/// @errors errc::out_of_memory: the device goes on as before; errc::invalid_argument: no such type
+/// Allocates memory on the device. Reply: `any_gpu_ref`.
+/// @errors errc::out_of_memory: the device remains usable; errc::invalid_argument: no such type
 struct allocate {
   std::uint64_t count = 0; ///< @units elements
   dtype type = dtype::float32;
@@ -43,8 +43,8 @@ struct allocate {
   request_options options = {};
 };
 
-/// Host memory into device memory. Answered by an empty message.
-/// @shape  as many bytes as the target has
+/// Copies host memory into device memory. Reply: an empty message.
+/// @shape  source: as many bytes as the target
 /// @errors errc::out_of_range: more bytes; errc::shape_mismatch: fewer
 struct upload {
   any_gpu_ref target = {};
@@ -52,26 +52,26 @@ struct upload {
   request_options options = {};
 };
 
-/// Device memory as host memory. Answered by `host_buffer`.
-/// @shape  the answer has as many bytes as the source
-/// @errors errc::stale_ref; errc::indeterminate: a failed operation left the source half-written;
-///         errc::skipped: a request that would have written it did not run; errc::out_of_memory: no
-///         pinned memory to stage it in
+/// Copies device memory into host memory. Reply: `host_buffer`.
+/// @shape  reply: as many bytes as the source
+/// @errors errc::stale_ref; errc::indeterminate: a failed operation may have written the source in
+///         part; errc::skipped: a request that would have written the source did not run;
+///         errc::out_of_memory: no pinned memory for staging
 struct download {
   any_gpu_ref source = {};
   request_options options = {};
 };
 
-/// Writes one element everywhere. Answered by an empty message.
+/// Writes one element to every place of the target. Reply: an empty message.
 /// @shape  element: the bytes of one element of the target's type
-/// @errors errc::shape_mismatch: other than those
+/// @errors errc::shape_mismatch: another number of bytes
 struct fill {
   any_gpu_ref target = {};
   std::vector<std::uint8_t> element = {};
   request_options options = {};
 };
 
-/// Between two buffers of the device. Answered by an empty message.
+/// Copies between two buffers of the device. Reply: an empty message.
 /// @shape  the same number of bytes, not overlapping
 /// @errors errc::shape_mismatch: different sizes; errc::invalid_argument: they overlap
 struct copy {
@@ -80,20 +80,20 @@ struct copy {
   request_options options = {};
 };
 
-/// Says that the bytes of `target` are right as they are, though a request that would have written
-/// them did not run (errc::skipped): later requests read them. What a failed operation left
-/// half-written stays so. Answered by an empty message.
-/// @errors errc::indeterminate: some of it is half-written
+/// Declares that the bytes of `target` are valid, although a request that would have written them
+/// did not run (errc::skipped). Later requests can read them. Does not change ranges that a failed
+/// operation left indeterminate. Reply: an empty message.
+/// @errors errc::indeterminate: part of the target is indeterminate
 struct accept {
   any_gpu_ref target = {};
   request_options options = {};
 };
 
-/// A registered launch (`register_launch`). Answered by an empty message when the GPU is done with
-/// it. What the work both reads and writes is named in both lists; what it writes alone it must
-/// write wholly.
-/// @errors errc::invalid_argument: none is registered by this name; errc::launch_failed: it threw
-///         or gave an error; the device goes on, `writes` are indeterminate
+/// Runs a registered launch (`register_launch`). Reply: an empty message, when the GPU has finished
+/// it. Memory that the work reads and writes must be in both lists. The work must overwrite
+/// completely what is in `writes` alone.
+/// @errors errc::invalid_argument: no launch is registered under this name; errc::launch_failed:
+///         it threw or returned an error; the device remains usable, `writes` are indeterminate
 struct launch {
   std::string name = {};
   std::vector<std::uint8_t> arguments = {};
@@ -102,9 +102,9 @@ struct launch {
   request_options options = {};
 };
 
-/// A callable in place of a name; within the process only. Answered by an empty message.
+/// Runs a callable, not a registered launch; within the process only. Reply: an empty message.
 /// @errors errc::launch_failed, as `launch`; errc::not_supported: the device is in another process
-///         (in a worker, asked by its parent; a program there has it in its own)
+///         (a worker's device, for a request of its parent; not for one of the worker's program)
 struct launch_callable {
   launch_function function = {};
   std::vector<any_gpu_ref> reads = {};
@@ -112,58 +112,61 @@ struct launch_callable {
   request_options options = {};
 };
 
-/// Keeps memory of the device until `claim` asks for it, or for the grace time: for a token that is
-/// on its way to another process. A claim takes the place of one offer, which then keeps nothing
-/// any more; while anything else keeps the memory, its token serves further ones. Answered by
+/// Keeps memory of the device alive until `claim` asks for it, or for the grace time, while a token
+/// is on its way to another process. A claim ends one offer, which then keeps nothing alive any
+/// more. While anything else keeps the memory alive, its token serves further claims. Reply:
 /// `gpu_token`.
-/// @errors errc::stale_ref; errc::invalid_argument: no time, or not memory of this actor system;
-///         errc::unavailable
+/// @errors errc::stale_ref; errc::invalid_argument: the grace time is not positive, or the memory
+///         is of another actor system; errc::unavailable
 struct offer {
   any_gpu_ref memory = {};
   std::chrono::nanoseconds grace = std::chrono::seconds{10};
 };
 
-/// The memory that `token` names, as a handle of this process. Answered by `any_gpu_ref`.
+/// Resolves `token` to a handle of this process. Reply: `any_gpu_ref`.
 ///
-/// Where the memory is of this process it is as any other handle to it. Else the process that it is
-/// of must have the same device: a worker and its parent have (`placement::worker_process`). It
-/// lends the whole buffer once all that was admitted there before is over; until the last handle
-/// here is gone, requests there that conflict with `mode` get `errc::buffer_acquired`, as do
-/// requests here that write with `access_mode::read`. What is half-written there is so here, and
-/// what fails here while it writes leaves the memory indeterminate there. A rank's call that is
-/// refused because of a lease (errc::buffer_acquired) is not made, and the other ranks' calls of
-/// the same collective wait for it: up to their deadlines, or the world's stall limit.
-/// @errors errc::stale_ref: forged, of no process that has the device, or gone;
-///         errc::buffer_acquired: somebody holds it; errc::indeterminate; errc::worker_lost: the
-///         other process ended; errc::unavailable: the device is not ready; errc::overloaded;
-///         errc::invalid_argument: memory of another device, or no such mode;
-///         errc::deadline_exceeded
+/// If the memory belongs to this process, the handle is like any other handle to it. Otherwise it
+/// must belong to a process that has the same device, as a worker and its parent do
+/// (`placement::worker_process`). That process lends the whole buffer when all requests admitted
+/// there before are over. Until the last handle here is gone, requests there that conflict with
+/// `mode` get `errc::buffer_acquired`, as do requests here that write with `access_mode::read`.
+/// Ranges that are indeterminate there are indeterminate here. A request that fails here while it
+/// writes leaves the memory indeterminate there. In a worker's program, a rank's call that a lease
+/// refuses (errc::buffer_acquired) does not count as made. The other ranks' calls of the same
+/// collective wait for it, up to their deadlines or the world's stall limit.
+/// @errors errc::stale_ref: the token is forged, is of no process that has the device, or names
+///         memory that is gone; errc::buffer_acquired: another user or process holds the memory;
+///         errc::indeterminate; errc::worker_lost: the other process ended; errc::unavailable: the
+///         device is not ready; errc::overloaded; errc::invalid_argument: memory of another device,
+///         or no such mode; errc::deadline_exceeded
 struct claim {
   gpu_token token = {};
   access_mode mode = access_mode::read;
   request_options options = {};
 };
 
-/// Answered by `device_stats`.
+/// Requests the device's state. Reply: `device_stats`.
 struct stats {
   request_options options = {};
 };
 
-/// The sender gets `device_changed`, now and at every change.
+/// Subscribes the sender to `device_changed`: it gets one now and one at every change.
 struct watch_generation {};
 
-/// Ends the device's life and begins another: all its memory goes, every handle becomes stale,
-/// worlds on it build anew. Answered by the new generation (`std::uint64_t`).
+/// Ends the device's generation and begins the next one. All its memory is freed, every handle
+/// becomes stale, and worlds on it build new communicators. Reply: the new generation
+/// (`std::uint64_t`).
 /// @errors errc::buffer_acquired: a user's stream or another process holds memory;
-///         errc::unavailable: it is not ready; errc::not_supported: by a worker's program, whose
-///         parent resets its device: nothing was done. errc::deadline_exceeded: it goes on. What
-///         the backend says: the memory is gone, and the device `device_phase::failed` for good
+///         errc::unavailable: the device is not ready; errc::not_supported: the requester is a
+///         worker's program, whose parent resets its device. After these, nothing has changed.
+///         errc::deadline_exceeded: the reset continues. After an error of the backend, the memory
+///         is gone and the device remains `device_phase::failed`
 struct reset {
   request_options options = {};
 };
 
-/// Ends the device for good. Answered by an empty message, at once. A worker's program cannot: its
-/// device is its parent's.
+/// Ends the device for good. Reply: an empty message, at once. Ignored from a worker's program,
+/// because the device belongs to its parent.
 struct shutdown {};
 
 template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, allocate& x) {
@@ -239,37 +242,38 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
 
 // -- functions
 
-/// What an actor system's devices are.
+/// The devices of an actor system.
 struct device_list {
   std::string backend = {}; ///< "cuda" or "host"
-  std::string reason = {};  ///< why the host backend, where that was not asked for
+  std::string reason = {};  ///< why the host backend is used, if it was not requested
   std::vector<int> ordinals = {};
 };
 
-/// All devices of the backend, which is made once: if that fails, all later calls fail so, too.
-/// @errors errc::invalid_argument: the configuration is no `troupe::config`, or an option is wrong;
-///         errc::unavailable, not_supported: the backend that was asked for is not there
+/// Returns all devices of the backend. The backend is made once: if that fails, all later calls
+/// fail in the same way.
+/// @errors errc::invalid_argument: the configuration is not a `troupe::config`, or an option is
+///         wrong; errc::unavailable, not_supported: the requested backend is not available
 caf::expected<device_list> list_devices(caf::actor_system& sys);
 
-/// The ordinals alone; empty on error.
+/// Returns only the ordinals; empty on error.
 std::vector<int> all_devices(caf::actor_system& sys);
 
-/// A device as functions: every call is admitted on the caller's thread and answered by a
-/// `pending`. Copies mean the same device; one that was moved from must not be used. Its actor
-/// system must outlive it.
-/// @thread any, several at once; what blocks not where that is forbidden (errc::would_block)
+/// A device as a class: every call is admitted on the caller's thread and returns a `pending`.
+/// Copies refer to the same device. A moved-from object must not be used. The actor system must
+/// outlive the object.
+/// @thread any, several at once; blocking calls only where blocking is allowed (errc::would_block)
 /// @errors of every verb: errc::unavailable: the device failed or was shut down; errc::overloaded;
-///         errc::stale_ref; errc::indeterminate: what it reads was left half-written;
-///         errc::skipped: a request that would have written what it reads did not run;
+///         errc::stale_ref; errc::indeterminate: a failed operation may have written in part what
+///         the request reads; errc::skipped: a request that would have written it did not run;
 ///         errc::buffer_acquired; errc::deadline_exceeded; errc::cancelled;
 ///         errc::invalid_argument: a ref of another device, or of another actor system;
-///         errc::device_reset, worker_lost, device_fault: what it was lost with
+///         errc::device_reset, worker_lost, device_fault: the reason why the device was lost
 class device {
 public:
-  /// Brings the device up if it is not; blocks until it is ready. One that is being reset is not
-  /// waited for: its requests wait.
+  /// Opens the device if it is not open, and blocks until it is ready. Does not wait for a device
+  /// that is being reset: its requests wait.
   /// @errors errc::invalid_argument: no such ordinal; errc::deadline_exceeded; errc::device_failed
-  ///         and what the backend says
+  ///         and errors of the backend
   static caf::expected<device> open(caf::actor_system& sys, int ordinal,
                                     std::chrono::nanoseconds deadline = std::chrono::seconds{60});
 
@@ -277,13 +281,13 @@ public:
   std::uint64_t generation() const noexcept;
   device_phase phase() const noexcept;
 
-  /// The device's actor, for messages. It lives as long as a `device`, a world or a topology of the
-  /// system does.
+  /// Returns the device's actor, for messages; blocks. The actor lives as long as a `device`, a
+  /// world or a topology of the system.
   caf::expected<caf::actor> actor() const;
 
-  /// As the message `allocate`; blocks until the memory is there.
+  /// Same as the message `allocate`; blocks until the memory is allocated.
   /// @units  count: elements
-  /// @errors errc::would_block, too, as all calls here that block: nothing was asked
+  /// @errors errc::would_block, too, as all blocking calls here: nothing was requested
   template <element T>
   caf::expected<gpu_ref<T>> allocate(std::size_t count, bool zeroed = false,
                                      request_options options = {}) const {
@@ -297,14 +301,14 @@ public:
   pending<any_gpu_ref> allocate(dtype type, std::size_t count, bool zeroed = false,
                                 request_options options = {}) const;
 
-  /// Pinned host memory: copies to and from it go directly. Blocks until it is there.
+  /// Allocates pinned host memory: copies to and from it need no staging. Blocks until it is done.
   /// @units  size_bytes: bytes
   /// @errors errc::out_of_memory; errc::would_block
   caf::expected<host_buffer> allocate_pinned(std::size_t size_bytes,
                                              request_options options = {}) const;
 
-  /// As the message `upload`. `source`, a span, vector or array, stays the caller's: it must live,
-  /// and not change, until the answer.
+  /// Same as the message `upload`. `source`, a span, vector or array, remains the caller's: it must
+  /// live, and not change, until the request completes.
   template <element T>
   pending<void> upload(const gpu_ref<T>& target, std::type_identity_t<std::span<const T>> source,
                        request_options options = {}) const {
@@ -312,7 +316,7 @@ public:
   }
   pending<void> upload(const any_gpu_ref& target, std::span<const std::byte> source,
                        request_options options = {}) const;
-  /// `source` is kept alive: a temporary would be gone before it is read.
+  /// Keeps `source` alive: a temporary would be gone before it is read.
   template <element T>
   pending<void> upload(const gpu_ref<T>& target, std::vector<T>&& source,
                        request_options options = {}) const {
@@ -332,11 +336,11 @@ public:
   pending<void> upload(const any_gpu_ref& target, host_buffer source,
                        request_options options = {}) const;
 
-  /// As the message `download`; into `target`, which stays the caller's and must live until the
-  /// answer.
+  /// Same as the message `download`, into `target`. It remains the caller's and must live until the
+  /// request completes.
   /// @shape  target: as many bytes as `source`
   /// @errors those of the message `download`, and errc::shape_mismatch or out_of_range: another
-  ///         size. Nothing else tells that `target` was not written.
+  ///         size. Only the result says that `target` was not written
   template <element T>
   [[nodiscard]] pending<void> download(const gpu_ref<T>& source, std::span<T> target,
                                        request_options options = {}) const {
@@ -356,7 +360,7 @@ public:
                                        request_options options = {}) const;
   [[nodiscard]] pending<void> download(const any_gpu_ref& source, host_buffer target,
                                        request_options options = {}) const;
-  /// Into a new vector of as many elements; blocks until it is there.
+  /// Downloads into a new vector of as many elements; blocks until it is done.
   /// @errors those of the message `download`, and errc::would_block
   template <element T>
   caf::expected<std::vector<T>> download(const gpu_ref<T>& source,
@@ -369,7 +373,7 @@ public:
     return target;
   }
 
-  /// As the message `fill`.
+  /// Same as the message `fill`.
   template <element T>
   pending<void> fill(const gpu_ref<T>& target, std::type_identity_t<T> value,
                      request_options options = {}) const {
@@ -380,28 +384,29 @@ public:
   pending<void> fill(const any_gpu_ref& target, std::vector<std::byte> one_element,
                      request_options options = {}) const;
 
-  /// As the message `copy`.
+  /// Same as the message `copy`.
   pending<void> copy(const any_gpu_ref& target, const any_gpu_ref& source,
                      request_options options = {}) const;
 
-  /// As the message `accept`.
+  /// Same as the message `accept`.
   pending<void> accept(const any_gpu_ref& target, request_options options = {}) const;
 
-  /// As the message `launch`, with a callable.
+  /// Same as the message `launch_callable`.
   pending<void> launch(launch_function function, std::vector<any_gpu_ref> reads,
                        std::vector<any_gpu_ref> writes, request_options options = {}) const;
-  /// As the message `launch`: of the name that it was registered by where the device lives.
+  /// Same as the message `launch`. `name` is the one under which the launch is registered in the
+  /// process that has the device.
   pending<void> launch(const std::string& name, std::vector<std::byte> arguments,
                        std::vector<any_gpu_ref> reads, std::vector<any_gpu_ref> writes,
                        request_options options = {}) const;
 
-  /// Takes memory of the user's, which lies on this device, into its care: `deleter` is called when
-  /// nothing uses it any more, on the lane, which must not block, or, once the device has ended, on
-  /// the thread that drops the last handle. An exception that it throws is a line of the log. On
-  /// CUDA it is not called after an error of `severity::process`: the memory goes with the process.
+  /// Takes over memory of the caller that lies on this device. `deleter` is called when nothing
+  /// uses the memory any more: on the lane, where it must not block, or, once the device has ended,
+  /// on the thread that drops the last handle. An exception that it throws is logged. On CUDA it is
+  /// not called after an error of `severity::process`: the memory is freed with the process.
   /// @units  count: elements
   /// @errors errc::invalid_argument; errc::unavailable: the device is not ready;
-  ///         errc::not_supported: it is in another process (`launch_callable`)
+  ///         errc::not_supported: the device is in another process (`launch_callable`)
   template <element T>
   caf::expected<gpu_ref<T>> adopt(T* memory, std::size_t count,
                                   std::function<void(void*)> deleter) const {
@@ -413,24 +418,23 @@ public:
   caf::expected<any_gpu_ref> adopt(void* memory, std::size_t count, dtype type,
                                    std::function<void(void*)> deleter) const;
 
-  /// Once answered, what the caller puts into `stream` comes after everything that the library did
-  /// with the buffer, and the buffer is the caller's: requests that conflict get
-  /// `errc::buffer_acquired` until `release`.
-  /// @errors errc::not_supported: the host backend has no streams for users, nor has a worker
-  /// process
+  /// Hands the buffer over to the caller's `stream`. After completion, work that the caller puts
+  /// into `stream` comes after everything that the library did with the buffer. The buffer is then
+  /// the caller's: conflicting requests get `errc::buffer_acquired` until `release`.
+  /// @errors errc::not_supported: the host backend and worker processes have no streams for users
   [[nodiscard]] pending<void> acquire(const any_gpu_ref& ref, access_mode mode, CUstream_st* stream,
                                       request_options options = {}) const;
-  /// Gives the buffer back: what comes later waits for what is in `stream` now. Answered when that
-  /// is done; taken back or late, the buffer has been given back all the same.
-  /// @errors errc::invalid_argument: it was not acquired in this mode; errc::not_supported
+  /// Gives the buffer back: later requests wait for the work that is in `stream` now. Completes
+  /// when that work is done. If cancelled or late, it gives the buffer back all the same.
+  /// @errors errc::invalid_argument: the buffer was not acquired in this mode; errc::not_supported
   pending<void> release(const any_gpu_ref& ref, access_mode mode, CUstream_st* stream,
                         request_options options = {}) const;
 
-  /// As the message `offer`.
+  /// Same as the message `offer`.
   caf::expected<gpu_token> offer(const any_gpu_ref& memory,
                                  std::chrono::nanoseconds grace = std::chrono::seconds{10}) const;
 
-  /// As the message `claim`; blocks until it is there.
+  /// Same as the message `claim`; blocks until it is done.
   template <element T>
   caf::expected<gpu_ref<T>> claim(const gpu_token& token, access_mode mode = access_mode::read,
                                   request_options options = {}) const {
@@ -441,16 +445,16 @@ public:
       return ref.error();
     return gpu_ref<T>::from(std::move(*ref));
   }
-  /// As the message `claim`.
+  /// Same as the message `claim`.
   pending<any_gpu_ref> claim(const gpu_token& token, access_mode mode = access_mode::read,
                              request_options options = {}) const;
 
   pending<device_stats> stats(request_options options = {}) const;
 
-  /// As the message `reset`.
+  /// Same as the message `reset`.
   pending<std::uint64_t> reset(request_options options = {}) const;
 
-  /// As the message `shutdown`.
+  /// Same as the message `shutdown`.
   void shutdown() const;
 
 private:

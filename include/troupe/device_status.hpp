@@ -1,4 +1,4 @@
-/// What a device tells of itself.
+/// The state and the statistics of a device.
 #pragma once
 
 #include <troupe/error.hpp>
@@ -10,25 +10,25 @@
 
 namespace troupe {
 
-/// Where a device is in its life.
+/// The phase of a device.
 enum class device_phase : std::uint8_t {
-  opening, ///< not there yet; requests wait
+  opening, ///< not ready yet; requests wait
   ready,
   resetting, ///< its memory is gone; requests wait for the next generation
-  failed,    ///< it did not come up, or CUDA is gone in this process
-  shut_down, ///< asked for
+  failed,    ///< it could not be opened, or CUDA is unusable in this process
+  shut_down, ///< on request
 };
 
 std::string_view to_string(device_phase x) noexcept;
 TROUPE_INSPECT_ENUM(device_phase)
 
-/// A change of a device's life, sent to its watchers.
-/// @invariant generations grow; each is seen once, in order
+/// A change of a device's state, sent to its watchers.
+/// @invariant generations grow; a watcher sees each change once, in order
 struct device_changed {
   std::int32_t device = -1;
   device_phase phase = device_phase::opening;
   std::uint64_t generation = 0;
-  caf::error reason = {}; ///< why, where something failed or somebody asked
+  caf::error reason = {}; ///< the cause, if the device failed or the change was requested
 };
 
 template <class Inspector>
@@ -39,7 +39,7 @@ detail::inspect_result<Inspector> inspect(Inspector& f, device_changed& x) {
                         field("reason", x.reason));
 }
 
-/// The truth about a device, at the moment it was asked.
+/// The state of a device at the time of the request.
 struct device_stats {
   std::int32_t device = -1;
   device_phase phase = device_phase::opening;

@@ -1,4 +1,4 @@
-/// Element types and reduce operations: the ones of NCCL 2.28.
+/// Element types and reduce operations: those of NCCL 2.28.
 #pragma once
 
 #include <troupe/detail/caf_compat.hpp>
@@ -32,10 +32,10 @@ inline constexpr dtype all_dtypes[] = {dtype::int8,    dtype::uint8,       dtype
                                        dtype::float16, dtype::bfloat16,    dtype::float32,
                                        dtype::float64, dtype::float8_e4m3, dtype::float8_e5m2};
 
-/// The enumerator's name.
+/// Returns the enumerator's name.
 std::string_view to_string(dtype x) noexcept;
 
-/// Understands the enumerators' names and the usual short ones ("f32", "half", "u8", "e4m3").
+/// Parses the enumerators' names and the usual short ones ("f32", "half", "u8", "e4m3").
 std::optional<dtype> dtype_from_string(std::string_view name) noexcept;
 TROUPE_INSPECT_ENUM(dtype)
 
@@ -62,38 +62,38 @@ constexpr std::size_t size_of(dtype x) noexcept {
   return 0;
 }
 
-/// Is there such a type? A number that came from elsewhere may be none.
+/// Returns whether `x` is an enumerator. A number from outside the process may be none.
 constexpr bool is_dtype(dtype x) noexcept { return size_of(x) != 0; }
 
-/// How a collective combines the ranks' elements, in an order of the ranks that is not specified.
-/// Integers wrap; their `avg` divides the wrapped sum and drops the fraction. Floating-point `sum`
-/// and `prod` round after each step (NCCL sometimes less often); `avg` multiplies each rank's
-/// element by 1/n, rounds both to the type, and adds; `premul_sum` multiplies each rank's element
-/// by that rank's own factor, of the same type, and adds. `min` and `max` leave NaNs out, unless
-/// all elements are NaN, and take -0 as less than +0.
+/// How a collective combines the ranks' elements; the order of the ranks is unspecified. Integers
+/// wrap; their `avg` divides the wrapped sum and drops the fraction. Floating-point `sum` and
+/// `prod` round after each step (NCCL sometimes less often). Floating-point `avg` multiplies each
+/// rank's element by 1/n, rounds both to the type, and adds. `premul_sum` multiplies each rank's
+/// element by that rank's own factor, of the same type, and adds. `min` and `max` ignore NaNs
+/// unless all elements are NaN, and treat -0 as less than +0.
 /// @source NCCL 2.28.9, `hostToDevRedOp` (src/enqueue.cc) and src/device/reduce_kernel.h; CUDA Math
-///         API, `__hmin`; PTX ISA, `min`. NCCL promises nothing for NaNs and zeros' signs, and its
-///         multicast (NVLS) algorithms may differ there. They, and those for symmetric memory, add
-///         narrow numbers in `float`.
+///         API, `__hmin`; PTX ISA, `min`. NCCL guarantees nothing for NaNs and the signs of zeros,
+///         and its multicast (NVLS) algorithms may differ there. Multicast algorithms and kernels
+///         for symmetric memory add narrow numbers in `float`.
 enum class reduce_op : std::uint8_t { sum, prod, min, max, avg, premul_sum };
 
-/// Those that need no factors.
+/// The operations that need no factors.
 inline constexpr reduce_op all_reduce_ops[] = {reduce_op::sum, reduce_op::prod, reduce_op::min,
                                                reduce_op::max, reduce_op::avg};
 
-/// The enumerator's name.
+/// Returns the enumerator's name.
 std::string_view to_string(reduce_op x) noexcept;
 
-/// Understands the enumerators' names and "product", "average", "mean".
+/// Parses the enumerators' names and "product", "average", "mean".
 std::optional<reduce_op> reduce_op_from_string(std::string_view name) noexcept;
 TROUPE_INSPECT_ENUM(reduce_op)
 
-/// Narrow floating-point numbers as they lie in memory; arithmetic happens in `float`. Conversion
-/// from float rounds to nearest, ties to even, and gives the bits that CUDA gives: every NaN
-/// becomes the one with all bits set but the sign. What is too large becomes an infinity in float16
-/// and bfloat16; in float8_e4m3 and float8_e5m2 it becomes the largest finite number (448; 57,344)
-/// with its sign, and so do infinities: the OCP specification's saturating conversion. So no
-/// arithmetic gives an infinity in float8_e5m2, and float8_e4m3 has none.
+/// A narrow floating-point number as stored in memory; arithmetic uses `float`. Conversion from
+/// float rounds to nearest, ties to even, and gives the same bits as CUDA. Every NaN becomes the
+/// one with all bits set except the sign. In float16 and bfloat16, a value that is too large
+/// becomes an infinity. In float8_e4m3 and float8_e5m2, it becomes the largest finite number (448;
+/// 57,344) with its sign, and so does an infinity: the OCP specification's saturating conversion.
+/// So no arithmetic gives an infinity in float8_e5m2, and float8_e4m3 has none.
 /// @source IEEE 754-2019 (binary16); OCP 8-bit Floating Point Specification 1.0; CUDA Math API,
 ///         "FP8 Intrinsics": the constructors of `__nv_fp8_e4m3` and `__nv_fp8_e5m2`, with which
 ///         NCCL 2.28.9 computes (src/device/reduce_kernel.h), are `__NV_SATFINITE`
@@ -145,7 +145,7 @@ struct float8_e5m2 {
   }
 };
 
-/// The dtype of a C++ type; undefined for other types.
+/// Maps a C++ type to its dtype; undefined for other types.
 template <class T> struct dtype_of;
 // clang-format off
 template <> struct dtype_of<std::int8_t> { static constexpr dtype value = dtype::int8; };
@@ -164,7 +164,7 @@ template <> struct dtype_of<float8_e5m2> { static constexpr dtype value = dtype:
 
 template <class T> inline constexpr dtype dtype_v = dtype_of<T>::value;
 
-/// Types that a buffer can have as elements.
+/// A type that can be the element type of a buffer.
 template <class T>
 concept element = requires { dtype_of<T>::value; };
 

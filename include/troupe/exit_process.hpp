@@ -1,4 +1,4 @@
-/// The end of a process whose devices are lost.
+/// Ends a process whose devices are lost.
 #pragma once
 
 #include <string_view>
@@ -6,17 +6,17 @@
 namespace troupe {
 
 /// Ends the process now, with status `code`, and does not return. Writes `message` as a line to
-/// stderr, and what is on its way to the log, to the flight record and to stdout, as far as that
-/// succeeds within half a second. Static objects are not destroyed and no exit handler runs: those
-/// of CUDA may wait for what never comes.
+/// stderr, waits for flight records that are being written, and flushes the log and stdout. All
+/// this takes at most half a second; the rest is lost. Destroys no static objects and runs no exit
+/// handlers, because those of CUDA may block forever.
 ///
-/// For a program that has got an error of `severity::process`, and so can only begin anew: from an
-/// actor, a continuation or a launch callable as well, and while a lane is stuck in a call. An
-/// ordinary return from main works too, for programs that have something to clean up: all
-/// destructors of the library return, and on CUDA the process ends half a second after `exit` began
-/// if the exit handlers of other libraries have not returned by then. What a program must not do
-/// then is join threads of its own that have used `cudaStreamPerThread`: CUDA may never let them
-/// end (seen with CUDA 13.0). The first of several callers decides; the others wait for the end.
+/// For a program that got an error of `severity::process`: only a new process can continue. It can
+/// be called from an actor, a continuation or a launch callable, and while a lane is stuck in a
+/// call. A return from main also works, for programs that have to clean up: all destructors of the
+/// library return. On CUDA, the process then ends half a second after `exit` began, even if exit
+/// handlers of other libraries have not returned. In this case the program must not join threads of
+/// its own that have used `cudaStreamPerThread`: CUDA may never let them end (seen with CUDA 13.0).
+/// If several threads call this function, the first call counts, and the others wait for the end.
 /// @thread any; not a signal handler
 [[noreturn]] void exit_process(int code, std::string_view message) noexcept;
 

@@ -1,5 +1,5 @@
-/// The last operations of every device, written to a file when somebody asks. For records of
-/// failures see `flight_record_options`; `troupe-flight` reads both.
+/// The last operations of every device, written to a file on request. For records of failures see
+/// `flight_record_options`; `troupe-flight` reads both.
 #pragma once
 
 #include <troupe/collective.hpp>
@@ -13,12 +13,12 @@
 
 namespace troupe {
 
-/// To a device or a world: writes the last 4,096 operations of each device of its actor system to
-/// `path`, a file of the machine that it lives on; a file that is there is replaced when the new
-/// one is whole. Answered by an empty message.
+/// Sent to a device or a world: writes the last 4,096 operations of each device of its actor system
+/// to `path`, a file on its machine. An existing file is replaced when the new one is complete.
+/// Reply: an empty message.
 /// @errors errc::invalid_argument: an empty path; errc::unavailable: the file cannot be written,
-///         with the system's reason, and what was there before remains; errc::deadline_exceeded:
-///         not written yet, and will be if it can
+///         with the system's reason, and an existing file remains; errc::deadline_exceeded: not
+///         written yet, but it will be if possible
 struct record_flight {
   std::string path = {};
   request_options options = {};
@@ -31,9 +31,9 @@ detail::inspect_result<Inspector> inspect(Inspector& f, record_flight& x) {
                         field("options", x.options));
 }
 
-/// As the message `record_flight`. It needs no lane, so it works while one is stuck, and after a
-/// fault that ended all work with CUDA.
-/// @errors errc::invalid_argument, too: the system's configuration is no `troupe::config`
+/// Same as the message `record_flight`. It needs no lane, so it works while one is stuck, and after
+/// a fault that ended all CUDA work.
+/// @errors errc::invalid_argument, too: the system's configuration is not a `troupe::config`
 pending<void> write_flight_record(caf::actor_system& sys, const std::string& path,
                                   request_options options = {});
 

@@ -17,10 +17,10 @@ namespace detail {
 class buffer;
 } // namespace detail
 
-/// The serialized form of a handle: names memory, and is resolved where that memory lives.
+/// The serialized form of a handle. It names memory, and is resolved in the process of that memory.
 struct gpu_token {
   std::uint64_t node =
-      0; ///< names the owner of the device: one actor system's devices in one process
+      0; ///< identifies the owner of the device: one actor system's devices in one process
   std::int32_t device = -1;
   std::uint64_t buffer = 0;
   std::uint64_t generation = 0;
@@ -38,15 +38,15 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
                         field("type", x.type), field("offset", x.offset), field("count", x.count));
 }
 
-/// A copyable handle to `count` elements of device memory, with the type known at run time: the
-/// form in messages. Copies share the memory, which is freed after the last handle is gone and the
-/// last operation on it is over. Handles may be dropped on any thread and outlive the actor system.
-/// @thread any; one handle, not its copies, as a value of the standard library
+/// A copyable handle to `count` elements of device memory, with the element type known at run time:
+/// the form in messages. Copies share the memory, which is freed after the last handle is gone and
+/// the last operation is over. Handles can be dropped on any thread and outlive the actor system.
+/// @thread any; one handle object (not its copies) needs a lock, as a standard library value does
 class any_gpu_ref {
 public:
   any_gpu_ref() = default;
 
-  /// For the library.
+  /// Internal.
   any_gpu_ref(std::shared_ptr<detail::buffer> memory, dtype type, std::size_t offset,
               std::size_t count)
       : memory_(std::move(memory)), offset_(offset), count_(count), type_(type) {}
@@ -56,38 +56,38 @@ public:
   dtype type() const noexcept { return type_; }
   std::size_t count() const noexcept { return count_; }
   std::size_t size_bytes() const noexcept { return count_ * size_of(type_); }
-  /// Ordinal of the device; -1 without memory.
+  /// Returns the ordinal of the device; -1 without memory.
   int device() const noexcept;
-  /// Generation of the device that the memory belongs to; 0 without memory.
+  /// Returns the generation of the device to which the memory belongs; 0 without memory.
   std::uint64_t generation() const noexcept;
 
-  /// True once the device began another life, was shut down or lost, and without memory.
+  /// Returns true without memory, and once the device was reset, shut down or lost.
   bool stale() const noexcept;
 
-  /// The address in device memory, for a kernel that the caller launches in order (`launch`,
-  /// `acquire`).
+  /// Returns the address in device memory, for a kernel that the caller launches in order
+  /// (`launch`, `acquire`).
   /// @errors errc::stale_ref, also without memory; errc::skipped: a request that would have written
-  ///         it did not run; errc::indeterminate: a failed operation was writing it (said at the
-  ///         latest when that is over)
+  ///         the memory did not run; errc::indeterminate: an operation that writes it has failed
+  ///         (reported at the latest when that operation is over)
   caf::expected<void*> access() const;
 
-  /// A part of it.
+  /// Returns a part of the memory.
   /// @shape  `count` elements from element `first` on
   /// @errors errc::out_of_range
   caf::expected<any_gpu_ref> slice(std::size_t first, std::size_t count) const;
 
-  /// The same bytes as elements of another type.
-  /// @errors errc::shape_mismatch: the size is no multiple of the element's, or the address not
-  ///         aligned to it; errc::invalid_argument: there is no such type
+  /// Returns the same bytes as elements of another type.
+  /// @errors errc::shape_mismatch: the size is not a multiple of the element size, or the address
+  ///         is not aligned to it; errc::invalid_argument: there is no such type
   caf::expected<any_gpu_ref> reinterpret(dtype type) const;
 
   gpu_token token() const noexcept;
 
-  /// The memory that `token` names.
-  /// @errors errc::stale_ref: forged, of another process, or gone
+  /// Returns a handle to the memory that `token` names.
+  /// @errors errc::stale_ref: the token is forged or of another process, or its memory is gone
   static caf::expected<any_gpu_ref> resolve(const gpu_token& token);
 
-  /// For the library.
+  /// Internal.
   const std::shared_ptr<detail::buffer>& memory() const noexcept { return memory_; }
   std::size_t offset() const noexcept { return offset_; }
 
@@ -100,8 +100,8 @@ private:
   dtype type_ = dtype::uint8;
 };
 
-/// Travels as a `gpu_token`; one that cannot be resolved where it arrives is a handle that is
-/// stale.
+/// Returns a handle to the memory that `token` names, or a stale handle if it cannot be resolved
+/// here. Handles travel as tokens.
 any_gpu_ref resolve_or_stale(const gpu_token& token);
 
 template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, any_gpu_ref& x) {
@@ -136,7 +136,7 @@ public:
   std::uint64_t generation() const noexcept { return ref_.generation(); }
   bool stale() const noexcept { return ref_.stale(); }
 
-  /// As `any_gpu_ref::access`.
+  /// Same as `any_gpu_ref::access`.
   caf::expected<T*> access() const {
     auto address = ref_.access();
     if (!address)
@@ -144,7 +144,7 @@ public:
     return static_cast<T*>(*address);
   }
 
-  /// As `any_gpu_ref::slice`.
+  /// Same as `any_gpu_ref::slice`.
   caf::expected<gpu_ref> slice(std::size_t first, std::size_t count) const {
     auto part = ref_.slice(first, count);
     if (!part)
@@ -152,7 +152,7 @@ public:
     return from(std::move(*part));
   }
 
-  /// As `any_gpu_ref::reinterpret`.
+  /// Same as `any_gpu_ref::reinterpret`.
   template <element U> caf::expected<gpu_ref<U>> reinterpret() const {
     auto ref = ref_.reinterpret(dtype_v<U>);
     if (!ref)
@@ -166,8 +166,8 @@ private:
   any_gpu_ref ref_;
 };
 
-/// The handles with their types forgotten, as the messages of troupe/collective.hpp and the lists
-/// of a launch hold them: `all_reduce{.send = any(grads)}`. One alone converts by itself.
+/// Returns the handles without their static type, for the messages of troupe/collective.hpp and the
+/// lists of a launch: `all_reduce{.send = any(grads)}`. A single handle converts implicitly.
 template <element T> std::vector<any_gpu_ref> any(std::span<const gpu_ref<T>> refs) {
   return {refs.begin(), refs.end()};
 }

@@ -13,23 +13,24 @@
 
 namespace troupe {
 
-/// Shared host memory: copies of the handle mean the same bytes. What is given to a request belongs
-/// to it until its answer; the library keeps it alive as long as a device uses it.
+/// Shared host memory: copies of the handle refer to the same bytes. Memory that is passed to a
+/// request belongs to the request until it completes. The library keeps the memory alive while a
+/// device uses it.
 class host_buffer {
 public:
   host_buffer() = default;
 
-  /// `size_bytes` of pageable memory, zeroed.
+  /// Allocates `size_bytes` of pageable memory, zeroed.
   explicit host_buffer(std::size_t size_bytes);
 
-  /// Takes over a vector's memory.
+  /// Takes ownership of a vector's memory.
   template <element T> explicit host_buffer(std::vector<T> elements) {
     auto owner = std::make_shared<std::vector<T>>(std::move(elements));
     size_ = owner->size() * sizeof(T);
     memory_ = {owner, reinterpret_cast<std::byte*>(owner->data())};
   }
 
-  /// For the library: `memory` with its owner; `pinned` if devices may read and write it directly.
+  /// Internal: shares ownership of `memory`. `pinned`: devices can read and write it directly.
   host_buffer(std::shared_ptr<std::byte> memory, std::size_t size_bytes, bool pinned)
       : memory_(std::move(memory)), size_(size_bytes), pinned_(pinned) {}
 
@@ -38,11 +39,11 @@ public:
   std::span<const std::byte> bytes() const noexcept { return {memory_.get(), size_}; }
   std::span<std::byte> writable() const noexcept { return {memory_.get(), size_}; }
 
-  /// A part of it, which keeps the whole alive.
+  /// Returns a part of the buffer, which keeps the whole buffer alive.
   /// @errors errc::out_of_range
   caf::expected<host_buffer> slice(std::size_t offset, std::size_t size_bytes) const;
 
-  /// The bytes as elements; what is over is left out.
+  /// Returns the bytes as elements, without a remainder that is smaller than one element.
   template <element T> std::span<T> as() const noexcept {
     return {reinterpret_cast<T*>(memory_.get()), size_ / sizeof(T)};
   }
@@ -53,7 +54,7 @@ private:
   bool pinned_ = false;
 };
 
-/// Travels by value.
+/// Serializes the buffer by value.
 template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, host_buffer& x) {
   return detail::inspect_as<std::vector<std::uint8_t>>(
       f, x,

@@ -1,4 +1,4 @@
-/// A user's own GPU work, in order with everything else.
+/// A user's own GPU work, ordered with all other work.
 #pragma once
 
 #include <troupe/error.hpp>
@@ -14,32 +14,33 @@ struct CUstream_st;
 
 namespace troupe {
 
-/// What a launch callable gets. Valid only during the call.
+/// The context of a launch callable. Valid only during the call.
 class launch_context {
 public:
   virtual ~launch_context() = default;
 
-  /// Ordinal of the device, which is current on the calling thread.
+  /// Returns the ordinal of the device, which is current on the calling thread.
   virtual int device() const noexcept = 0;
 
-  /// The stream that the work belongs into; null on the host backend.
+  /// Returns the stream for the work; null on the host backend.
   virtual CUstream_st* cuda_stream() const noexcept = 0;
 
-  /// Calls `f` in stream order on a thread of the backend. It must not call CUDA. The way to
-  /// compute on the host backend; on CUDA it is not called once the context is in error.
+  /// Calls `f` in stream order on a thread of the backend; `f` must not call CUDA. On the host
+  /// backend, this is the way to compute. On CUDA, `f` is not called once the context is in error.
   ///
-  /// What it throws becomes `errc::launch_failed` of the launch, and what the launch has it call
-  /// after that is not called. In a worker, where a registered launch has gone on by then, it ends
-  /// the process: `errc::worker_lost`, with its text.
+  /// If `f` throws, the launch fails with `errc::launch_failed`, and later functions of the same
+  /// launch are not called. In a worker, a registered launch has already completed by then, so the
+  /// exception ends the process: `errc::worker_lost`, with the exception's text.
   virtual caf::error run_on_host(std::function<void()> f) = 0;
 };
 
-/// Enqueues work on the context's stream and returns; runs on the device's lane, so it must not
-/// block. An exception or an error becomes `errc::launch_failed`.
+/// A function that enqueues work on the context's stream and returns. It runs on the device's lane
+/// and must not block. An exception or an error becomes `errc::launch_failed`.
 ///
-/// CUDA loads a kernel at its first launch, and that may wait for what is on the device, also for a
-/// collective that waits for other devices' lanes: load it on each device before (a launch for no
-/// elements, `cudaFuncGetAttributes`), or set CUDA_MODULE_LOADING=EAGER in the environment.
+/// CUDA loads a kernel at its first launch. That may wait for all work on the device, even for a
+/// collective that waits for other devices' lanes. So load each kernel on each device beforehand
+/// (launch it for no elements, or call `cudaFuncGetAttributes`), or set CUDA_MODULE_LOADING=EAGER
+/// in the environment.
 using launch_function = std::function<caf::error(launch_context&)>;
 
 /// A registered launch: gets the refs of the request, in their order, and its arguments.
@@ -47,15 +48,15 @@ using registered_launch = std::function<caf::error(
     launch_context&, std::span<const any_gpu_ref> reads, std::span<const any_gpu_ref> writes,
     std::span<const std::byte> arguments)>;
 
-/// Names a launch, so that requests for it can travel between processes. Once per process, at
-/// start.
-/// @errors errc::invalid_argument: the name is taken or empty, or there is no function
+/// Registers a launch by name, so that requests for it can travel between processes. Call it once
+/// per process, at start.
+/// @errors errc::invalid_argument: the name is taken or empty, or the function is empty
 caf::error register_launch(std::string name, registered_launch function);
 
-/// The launch of that name; empty if there is none.
+/// Returns the launch of that name; empty if there is none.
 registered_launch find_launch(const std::string& name);
 
-/// How a user's stream uses a buffer that it acquires, or another process one that it claims.
+/// How a user's stream uses a buffer that it acquires, or another process a buffer that it claims.
 enum class access_mode : std::uint8_t { read, write, read_write };
 TROUPE_INSPECT_ENUM(access_mode)
 std::string_view to_string(access_mode x) noexcept;

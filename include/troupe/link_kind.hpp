@@ -1,4 +1,4 @@
-/// What lies between two devices.
+/// The kind of connection between two devices.
 #pragma once
 
 #include <troupe/detail/caf_compat.hpp>
@@ -9,13 +9,13 @@
 namespace troupe {
 
 enum class link_kind : std::uint8_t {
-  host,   ///< no way of their own: what one has for the other goes through the host's memory
-  pcie,   ///< directly, over PCIe
-  nvlink, ///< NVLink, from one to the other or through a switch
-  memory, ///< virtual devices: both lie in the host's memory
+  host,   ///< no direct connection: data goes through host memory
+  pcie,   ///< direct, over PCIe
+  nvlink, ///< NVLink, direct or through a switch
+  memory, ///< virtual devices: both use host memory
 };
 
-/// The enumerator's name; lives forever.
+/// Returns the enumerator's name, which is never freed.
 std::string_view to_string(link_kind x) noexcept;
 TROUPE_INSPECT_ENUM(link_kind)
 

@@ -1,4 +1,4 @@
-/// Where the library's log goes.
+/// The destination of the library's log.
 #pragma once
 
 #include <troupe/error.hpp>
@@ -11,17 +11,17 @@ namespace troupe {
 
 enum class log_level : std::uint8_t { debug, info, warning, error };
 
-/// One line. `why` has device, rank, operation, epoch and generation as fields, where there was a
-/// failure.
+/// One log line. After a failure, `why` has device, rank, operation, epoch and generation as
+/// fields; otherwise it is null.
 struct log_line {
   log_level level;
   std::string_view text;
   const failure* why;
 };
 
-/// Called on any thread, lanes included, until the process ends: it must not block for long, and
-/// nothing that it uses may be a static object that is destroyed before. If it throws, the line
-/// goes to stderr, with the text of the exception.
+/// A function that gets the log lines, on any thread, including lanes, until the process ends. It
+/// must not block for long, nor use static objects that are destroyed earlier. If it throws, the
+/// line goes to stderr, with the text of the exception.
 using log_sink = std::function<void(const log_line&)>;
 
 /// Replaces the sink of the process; an empty one restores the default, spdlog's default logger.

@@ -1,4 +1,4 @@
-/// The supervisor of a world: its messages, its configuration, and how to spawn it.
+/// The supervisor of a world: its messages, its configuration, and the function that spawns it.
 #pragma once
 
 #include <troupe/collective.hpp>
@@ -15,46 +15,47 @@
 
 namespace troupe {
 
-/// So many bytes a program's arguments may have, with its name, its world's and 16 for each rank, a
-/// `program_message` and a `program_report`. More goes through memory (`device::offer`).
+/// Maximum size of a `program_message`, of a `program_report`, and of a program's arguments
+/// together with its name, its world's name and 16 bytes per rank. Larger data goes through memory
+/// (`device::offer`). @units bytes
 inline constexpr std::size_t most_program_bytes = std::size_t{56} << 10;
 
 /// A program whose actors drive the ranks of a world, each in the process that has its device
 /// (troupe/worker_program.hpp).
 struct world_program {
-  std::string name = {};                    ///< as it is registered there; empty: none
+  std::string name = {};                    ///< as registered in that process; empty: no program
   std::vector<std::uint8_t> arguments = {}; ///< for each rank's actor (`most_program_bytes`)
 };
 
-/// What a world is made of.
+/// The configuration of a world.
 struct world_config {
   /// Ordinals, in rank order.
   std::vector<int> devices = {};
-  std::string name = "world"; ///< in the log and in records; several worlds may have the same
+  std::string name = "world"; ///< for the log and records; several worlds may have the same
   world_limits limits = {};
-  /// With it the world answers no collectives (`errc::not_supported`): its ranks make their own
-  /// calls. The world's actor takes `program_message`s; its subscribers get `program_report` and
-  /// `program_ended`, too.
+  /// If set, the world refuses collectives (`errc::not_supported`): its ranks make their own calls.
+  /// The world's actor takes `program_message`s, and its subscribers also get `program_report` and
+  /// `program_ended`.
   world_program program = {};
 };
 
-/// What memory on all ranks is to be like.
+/// Options of memory on all ranks.
 struct allocation_options {
   bool zeroed = false;
-  /// For small collectives: with it, an all_reduce or reduce_scatter of sums of floats of up to 32
-  /// bits, or an all_gather, of at most `world_limits::symmetric_bytes` is faster, where all of
-  /// the ranks' buffers are at the same place of one such allocation, or of one for `send` and one
-  /// for `recv`, or are in place; every other request takes it as the plain memory that it also is.
+  /// Symmetric memory, for small collectives. It makes an all_reduce or reduce_scatter of sums of
+  /// floats of up to 32 bits, or an all_gather, faster, up to `world_limits::symmetric_bytes`. The
+  /// buffers of all ranks must be at the same offset of one such allocation, or of one for `send`
+  /// and one for `recv`, or be in place. Every other request uses it as plain memory.
   ///
-  /// It belongs to this world. Its communicators register it, the standby too; the first time this
-  /// takes each of them about 50 ms, in which its devices do nothing else, and about 240 MiB on
-  /// each rank, then 4 ms and nothing. Until then, and if it fails
-  /// (`world_status::windows_reason`), it is plain memory. That of all ranks is freed with the last
-  /// handle to any of it. GPUs give 2 MiB at least.
+  /// It belongs to this world. Its communicators register it, including the standby. The first
+  /// registration takes each of them about 50 ms, in which its devices do nothing else, and about
+  /// 240 MiB on each rank. Later ones take 4 ms and no memory. Until it is registered, and if that
+  /// fails (`world_status::windows_reason`), it is plain memory. The memory of all ranks is freed
+  /// with the last handle to any of it. GPUs allocate at least 2 MiB.
   ///
-  /// Such a collective cannot be aborted. It is issued when all ranks have come to it with nothing
-  /// before it that may stand still (else it goes the plain way); if it stands still all the same,
-  /// the devices are lost to the process (errc::lane_stuck).
+  /// A collective that uses it as symmetric memory cannot be aborted. It is issued when all ranks
+  /// have reached it with nothing before it that may stand still, otherwise as on plain memory. If
+  /// it stands still all the same, the devices are lost to the process (errc::lane_stuck).
   bool symmetric = false;
 };
 
@@ -65,11 +66,11 @@ detail::inspect_result<Inspector> inspect(Inspector& f, allocation_options& x) {
                         field("symmetric", x.symmetric));
 }
 
-/// Memory on every rank. Answered by `world_buffers`.
-/// @errors errc::out_of_memory: nothing is kept, all goes on as before; errc::membership_changed;
+/// Allocates memory on every rank. Reply: `world_buffers`.
+/// @errors errc::out_of_memory: nothing is kept, and the world continues; errc::membership_changed;
 ///         errc::unavailable; errc::not_supported: the world has a program. Without
-///         `allow_shrunk` plain memory waits for a device that is lost, up to the deadline;
-///         symmetric memory takes all ranks: errc::membership_changed
+///         `allow_shrunk`, plain memory waits for a lost device, up to the deadline; symmetric
+///         memory needs all ranks: errc::membership_changed
 struct allocate_all {
   std::uint64_t count = 0; ///< on each rank; @units elements
   dtype type = dtype::float32;
@@ -84,8 +85,7 @@ detail::inspect_result<Inspector> inspect(Inspector& f, allocate_all& x) {
                         field("type", x.type), field("what", x.what), field("options", x.options));
 }
 
-/// One handle per rank, in rank order; empty for those that the world is without
-/// (`request_options::allow_shrunk`).
+/// One handle per rank, in rank order; empty for absent ranks (`request_options::allow_shrunk`).
 struct world_buffers {
   std::vector<any_gpu_ref> refs = {};
 };
@@ -95,10 +95,10 @@ detail::inspect_result<Inspector> inspect(Inspector& f, world_buffers& x) {
   return detail::fields(f, x, "troupe::world_buffers", detail::field("refs", x.refs));
 }
 
-/// Answered by `world_status`.
+/// Requests the state. Reply: `world_status`.
 struct get_status {};
 
-/// The sender gets `world_status`, now and at every change.
+/// Subscribes the sender to `world_status`: it gets one now and one at every change.
 struct subscribe {};
 
 template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, get_status& x) {
@@ -109,36 +109,36 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
   return detail::fields(f, x, "troupe::subscribe");
 }
 
-/// Worlds over groups of a world's ranks, as MPI_Comm_split makes them: the ranks of one color are
-/// a world, ordered by their keys, and by their ranks here where keys are equal. Answered by
-/// `world_split` at once; all of them begin to build at the same time.
+/// Makes worlds over groups of a world's ranks, as MPI_Comm_split does. The ranks of one color form
+/// a world, ordered by their keys, and by their ranks here if keys are equal. Reply: `world_split`,
+/// at once; all new worlds begin to build at the same time.
 ///
-/// Each is a world of its own with the limits of this one; it shares its devices, their lanes and
-/// their memory with all other worlds on them, and is independent of the world that it comes from:
-/// it goes on when that one ends, and is built anew, as every world, when one of its own devices is
-/// reset; what happens to other devices does not concern it. Communicators of its own make it so,
-/// and cost device memory on each rank. Each lives until `shutdown` or an exit message, whatever
-/// becomes of the handles to it, and ~actor_system waits for it.
+/// Each new world has the limits of this one. It shares its devices, their lanes and their memory
+/// with all other worlds on them, but is independent of the world that was split. It continues when
+/// that one ends. It builds a new communicator when one of its own devices is reset; other devices
+/// do not affect it. For this it has its own communicators, which cost device memory on each rank.
+/// It lives until `shutdown` or an exit message, even without handles; ~actor_system waits for it.
 /// @shape  colors: one per rank, negative: in no group; keys: one per rank, or empty: all equal
-/// @errors errc::invalid_argument: wrong numbers, or no name; errc::membership_changed;
-///         errc::unavailable: the world, or one of its devices, has ended. Nothing is kept
+/// @errors errc::invalid_argument: wrong number of colors or keys, or no name;
+///         errc::membership_changed; errc::unavailable: the world, or a device of a group, has
+///         ended; errc::not_supported: a rank is in another process. Nothing is kept
 struct split {
-  std::string name = {}; ///< that of color c is "name/c"
+  std::string name = {}; ///< the world of color c is named "name/c"
   std::vector<std::int32_t> colors = {};
   std::vector<std::int32_t> keys = {};
-  request_options options = {}; ///< the deadline does not matter
+  request_options options = {}; ///< the deadline is ignored
 };
 
-/// One group.
+/// One group of a split.
 struct sub_world {
   std::int32_t color = 0;
   std::string name = {};
   std::vector<std::int32_t> ranks =
-      {}; ///< ranks[i]: what its rank i is in the world that was split
+      {}; ///< ranks[i]: the rank that its rank i has in the world that was split
   caf::actor actor = {};
 };
 
-/// The groups, by color.
+/// The groups, ordered by color.
 struct world_split {
   std::vector<sub_world> groups = {};
 };
@@ -159,20 +159,19 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
   return detail::fields(f, x, "troupe::world_split", detail::field("groups", x.groups));
 }
 
-/// Spawns a world that begins to build. It answers the requests of troupe/collective.hpp,
-/// `split`, `allocate_all`, `program_message`, `get_status`, `subscribe`, `record_flight` and
-/// `shutdown`, and keeps its devices up as long as it lives: until `shutdown` or an exit message,
-/// not until its last handle is gone. ~actor_system waits for it: who spawns it ends it. (A `world`
-/// ends with its last copy.)
-/// @errors errc::invalid_argument: no device, one that does not exist, or one twice; limits out of
-///         range, or that do not go together; a program's name or arguments that
-///         are too long; the system's configuration is no `troupe::config`. errc::not_supported: a
-///         program, `loss_policy::failover` or `standby_policy::survivors`, and devices that are
-///         not in worker processes. errc::unavailable, not_supported: the backend is not there
+/// Spawns a world, which begins to build. It takes the requests of troupe/collective.hpp, `split`,
+/// `allocate_all`, `program_message`, `get_status`, `subscribe`, `record_flight` and `shutdown`. It
+/// keeps its devices open while it lives: until `shutdown` or an exit message, even without
+/// handles. ~actor_system waits for it: the caller ends it. (A `world` ends with its last copy.)
+/// @errors errc::invalid_argument: no device, a device that does not exist or is listed twice;
+///         limits out of range, or that do not go together; a program's name or arguments that are
+///         too long; the system's configuration is not a `troupe::config`. errc::not_supported: a
+///         program, `loss_policy::failover` or `standby_policy::survivors`, but devices outside
+///         worker processes. errc::unavailable, not_supported: the backend is not available
 caf::expected<caf::actor> spawn_nccl_world(caf::actor_system& sys, world_config config);
 
-/// The same, over devices that the application has; rank i is the i-th. `config.devices` does not
-/// matter.
+/// The same over devices that the application has opened: rank i has `devices[i]`. Ignores
+/// `config.devices`.
 /// @errors errc::invalid_argument, too: the devices are of different actor systems
 caf::expected<caf::actor> spawn_nccl_world(const std::vector<device>& devices,
                                            world_config config = {});

@@ -1,4 +1,4 @@
-/// What a topology tells: which devices reach which, over what, and how fast.
+/// The graph of a topology: which devices reach which, over which links, and how fast.
 #pragma once
 
 #include <troupe/device_status.hpp>
@@ -12,18 +12,18 @@
 
 namespace troupe {
 
-/// May one device use the memory of another one?
+/// Whether one device may use the memory of another one.
 enum class peer_access : std::uint8_t {
-  pending, ///< not known yet, or one of them is between two lives
-  none,    ///< the hardware cannot
+  pending, ///< not known yet, or one of the devices is between two generations
+  none,    ///< the hardware cannot do it
   enabled,
-  failed, ///< it went wrong: `p2p_link::reason`
+  failed, ///< it went wrong; see `p2p_link::reason`
 };
 
 std::string_view to_string(peer_access x) noexcept;
 TROUPE_INSPECT_ENUM(peer_access)
 
-/// Does what is copied over a link arrive as it was?
+/// Whether data that is copied over a link arrives unchanged.
 enum class link_check : std::uint8_t { unchecked, right, wrong };
 
 std::string_view to_string(link_check x) noexcept;
@@ -46,24 +46,24 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
                         field("island", x.island));
 }
 
-/// What device `from` has of the memory of `to`, which it reads and writes itself.
+/// The access of device `from` to the memory of device `to`, with reads and writes of its own.
 struct p2p_link {
   std::int32_t from = -1;
   std::int32_t to = -1;
   link_kind kind = link_kind::host;
-  std::int32_t links = 0;            ///< number of NVLinks; 0: none, or nobody can tell
-  std::int32_t performance_rank = 0; ///< CUDA's: the lower the faster; 0 is the fastest
+  std::int32_t links = 0;            ///< number of NVLinks; 0: none, or unknown
+  std::int32_t performance_rank = 0; ///< as in CUDA: lower is faster; 0 is the fastest
   bool native_atomics = false;
-  bool possible = false; ///< the hardware can
+  bool possible = false; ///< the hardware can do it
   peer_access access = peer_access::pending;
-  link_check checked = link_check::unchecked; ///< by the last test, or copy that failed
+  link_check checked = link_check::unchecked; ///< by the last check, or copy that failed
   caf::error reason = {};                     ///< why access is `failed`; none otherwise
-  /// Of writing, with nothing in the other direction; 0: not measured. @units GB/s, of 1e9 bytes
+  /// Of writes, with an idle other direction; 0: not measured. @units GB/s, of 1e9 bytes
   double bandwidth = 0;
-  /// Of both directions together, while each device writes to the other. @units as above
+  /// Of both directions together, while each device writes to the other one. @units as above
   double bandwidth_both = 0;
-  /// Of a copy of 8 bytes, from its issue until its device's lane sees that it is done; 0: not
-  /// measured. @units us
+  /// Of a copy of 8 bytes, from its issue until its device's lane finds it done; 0: not measured.
+  /// @units us
   double latency_us = 0;
 };
 
@@ -78,24 +78,25 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
       field("latency_us", x.latency_us));
 }
 
-/// A topology at one moment; sent to subscribers at every change, the present one first.
+/// A topology at one moment. Subscribers get the present graph first, then each change.
 struct p2p_graph {
   std::string name = {};
   std::uint64_t version = 0; ///< grows with every change
-  /// All devices have come up, all links are known, and none is pending.
+  /// No device is still opening, all links are known, and none is pending.
   bool settled = false;
-  /// Those that live, by ordinal: one that failed or was shut down is not there any more.
+  /// The living devices, by ordinal. A device that failed or was shut down is not in the list.
   std::vector<p2p_device> devices = {};
-  /// One for each ordered pair of `devices`, by `from`, then by `to`.
+  /// One for each ordered pair of `devices`, sorted by `from`, then by `to`.
   std::vector<p2p_link> links = {};
 
-  /// Null if there is none.
+  /// Returns null if there is none, as does `device`.
   const p2p_link* link(int from, int to) const noexcept;
   const p2p_device* device(int ordinal) const noexcept;
 
-  /// Devices that reach each other, directly or over others: on every hop both have access to the
-  /// other one's memory, or will have it again once both are ready. Each by ordinal; the islands by
-  /// their first devices, which is also the order of `p2p_device::island`.
+  /// Returns the groups of devices that reach each other, directly or over others. On every hop
+  /// each device has access to the other one's memory, or will have it again when both are ready.
+  /// Devices are sorted by ordinal, islands by their first devices; `p2p_device::island` counts in
+  /// this order.
   std::vector<std::vector<std::int32_t>> islands() const;
 };
 

@@ -1,4 +1,4 @@
-/// Requests of actors: admitted when they are made, answered in the actor's mailbox.
+/// Requests of actors: admitted when they are made, with the reply in the actor's mailbox.
 #pragma once
 
 #include <troupe/detail/caf_compat.hpp>
@@ -41,31 +41,32 @@ concept one_of = std::is_constructible_v<Requests, const Request*>;
 
 class answer_spinner;
 
-/// Where the answer to a request goes.
+/// The destination of the reply to a request.
 struct reply_address {
   caf::strong_actor_ptr requester;
   caf::message_id id;                ///< of the request
-  answer_spinner* spinner = nullptr; ///< spins for the answer; null: nothing does
+  answer_spinner* spinner = nullptr; ///< spins until the reply arrives; null: none does
 };
 
-/// Returns the waiter for answers to actors of the pool; null if the caller is not one of them.
+/// Returns the spinner for replies to actors of the pool; null outside the pool's threads.
 answer_spinner* find_spinner(caf::actor_system& sys);
 
-/// Admits a request on the calling thread. False, and nothing has happened: `to` is in another
-/// process, has ended, or is something else.
+/// Admits a request on the calling thread. Returns false, without any effect, if `to` is in another
+/// process, has ended, or does not take such requests.
 bool admit(const caf::actor& to, const device_request& what, const reply_address& answer);
 bool admit(const caf::actor& to, const world_request& what, const reply_address& answer);
 bool admit(const caf::actor& to, const topology_request& what, const reply_address& answer);
 void admit(const device& to, const device_request& what, const reply_address& answer);
 void admit(const world& to, const world_request& what, const reply_address& answer);
 void admit(const topology& to, const topology_request& what, const reply_address& answer);
-/// The same of a message that both understand.
+/// The same for `copy`, which devices and topologies take.
 bool admit(const caf::actor& to, const copy& what, const reply_address& answer);
 
 /// Ends a device, world or topology of this process for every later request.
 void close(const caf::actor& to);
 
-/// The library's answer comes in time, so CAF's own time-out for a message is set far behind it.
+/// Returns CAF's own time-out for a request. It is far behind the deadline, because the library
+/// itself replies in time.
 inline std::chrono::nanoseconds patience_for(std::chrono::nanoseconds deadline) {
   return 2 * std::min<std::chrono::nanoseconds>(deadline, as_good_as_never) +
          std::chrono::seconds{10};
@@ -76,8 +77,8 @@ template <class Self> reply_address address_of(const Self& self, answer_spinner*
   return {caf::strong_actor_ptr{who.ctrl()}, new_request_id(self), spinner};
 }
 
-/// Calls `admit` with where the answer goes, on behalf of `self`. An event-based actor never waits
-/// for room.
+/// Calls `admit` with the destination of the reply, on behalf of `self`. An event-based actor never
+/// waits for room.
 template <class Self, class Admit> auto admit_for(const Self& self, Admit admit) {
   if constexpr (is_blocking_actor<Self>) {
     return admit(address_of(self, nullptr));
@@ -88,12 +89,12 @@ template <class Self, class Admit> auto admit_for(const Self& self, Admit admit)
 }
 
 template <class Request> void set_deadline(Request& what, std::chrono::nanoseconds deadline) {
-  if constexpr (requires { what.options.deadline; }) // others are answered at once
+  if constexpr (requires { what.options.deadline; }) // other requests complete at once
     what.options.deadline = deadline;
 }
 
-/// Admits a request to a facade, and gives the response handle. The request's own deadline is the
-/// limit: a timer of CAF's for each request would cost more than the rest of it.
+/// Admits a request to a facade and returns the response handle. Only the request's own deadline
+/// limits it: a CAF timer for each request would cost more than the rest of the request.
 template <class Self, class Facade, class Request>
 auto ask_facade(const Self& self, const Facade& to, Request what,
                 std::chrono::nanoseconds deadline) {
@@ -106,7 +107,7 @@ auto ask_facade(const Self& self, const Facade& to, Request what,
   return response_to(self, id);
 }
 
-/// Returns a rank's own call as a message.
+/// Returns the call of one rank as a message.
 template <class Call> rank_local as_rank_local(int rank, Call call) {
   rank_local result;
   result.rank = rank;
@@ -123,30 +124,30 @@ inline exchange as_rank_local(int rank, exchange call) {
 
 } // namespace detail
 
-/// Sends `what`, which is not answered, to a world, device or topology: `subscribe`,
-/// `watch_generation`, `program_message`, `shutdown`. CAF's own function for it differs by its
-/// version. `Self`: a pointer to the actor that sends, or a `caf::scoped_actor`.
+/// Sends `what` to a world, device or topology without asking for a reply: `subscribe`,
+/// `watch_generation`, `program_message`, `shutdown`. CAF's own function for it differs by version.
+/// `Self`: a pointer to the sending actor, or a `caf::scoped_actor`.
 template <class Self, class Message>
 void tell(const Self& self, const caf::actor& to, Message what) {
   if constexpr (std::is_same_v<Message, shutdown>)
-    detail::close(to); // what the sender asks for later comes after it
+    detail::close(to); // later requests of the sender come after it
   detail::send(self, to, std::move(what));
 }
 
-/// Asks a world, device or topology for `what`, as an actor's request with a deadline. The requests
-/// that one actor makes by this function take effect in the order in which it makes them, whichever
-/// of them they go to: each is admitted on the calling thread, and its answer comes to the actor's
-/// mailbox. (A request that is sent by CAF's own functions is admitted when its receiver comes to
-/// it: in order with what goes to the same address alone. So is one to another process.)
+/// Requests `what` from a world, device or topology, for an actor and with a deadline. Requests
+/// that one actor makes by this function take effect in the order in which it makes them, whatever
+/// their receivers are. Each is admitted on the calling thread; its reply arrives in the actor's
+/// mailbox. (A request that is sent by CAF's own functions, or to another process, is admitted when
+/// its receiver handles it. It is ordered only with other messages to the same address.)
 ///
-/// `Self`: a pointer to the actor that asks, or a `caf::scoped_actor`. `deadline` takes the place
-/// of what `what.options` says. Where a queue is full, a blocking actor waits for room
-/// (`room_policy`); requests of others are held up to a second bound. Since its answer comes later,
-/// also a request that is wrong by itself leaves what it would have written skipped.
+/// `Self`: a pointer to the requesting actor, or a `caf::scoped_actor`. `deadline` replaces the one
+/// in `what.options`. If a queue is full, a blocking actor waits for room (`room_policy`); requests
+/// of other actors are queued up to a second limit. The reply comes later, so even a request that
+/// is invalid by itself leaves the ranges that it would have written skipped.
 ///
-/// Gives CAF's own response handle: `.then(f, on_error)` or `.await(f, on_error)` in event-based
-/// actors, `.receive(f, on_error)` in blocking ones. `on_error` may get an error of CAF's, too
-/// (`caf::sec`): the actor had ended before (`code_of` gives none, `describe` its text).
+/// Returns CAF's own response handle: `.then(f, on_error)` or `.await(f, on_error)` in event-based
+/// actors, `.receive(f, on_error)` in blocking ones. If the receiver had ended before, `on_error`
+/// may get an error of CAF (`caf::sec`): `code_of` returns none, and `describe` returns its text.
 template <class Self, class Request>
 auto request(const Self& self, const caf::actor& to, Request what,
              std::chrono::nanoseconds deadline) {
@@ -169,7 +170,7 @@ auto request(const Self& self, const caf::actor& to, Request what,
   return detail::request(self, to, detail::patience_for(deadline), std::move(what));
 }
 
-/// The same to a world; also for ranks' calls (`rank_local`, `exchange`).
+/// The same for a world; also for calls of ranks (`rank_local`, `exchange`).
 template <class Self, class Request>
 auto request(const Self& self, const world& to, Request what, std::chrono::nanoseconds deadline) {
   if constexpr (detail::one_of<Request, detail::world_request>) {
@@ -179,22 +180,22 @@ auto request(const Self& self, const world& to, Request what, std::chrono::nanos
   }
 }
 
-/// The same to a device.
+/// The same for a device.
 template <class Self, detail::one_of<detail::device_request> Request>
 auto request(const Self& self, const device& to, Request what, std::chrono::nanoseconds deadline) {
   return detail::ask_facade(self, to, std::move(what), deadline);
 }
 
-/// The same to a topology.
+/// The same for a topology.
 template <class Self, detail::one_of<detail::topology_request> Request>
 auto request(const Self& self, const topology& to, Request what,
              std::chrono::nanoseconds deadline) {
   return detail::ask_facade(self, to, std::move(what), deadline);
 }
 
-/// The call of one rank, as `world_rank::run` makes it: `all_reduce`, ..., with at most the rank's
-/// own handle in each list, `collective`, or `exchange`, whose `rank` does not matter. Also in
-/// programs in workers.
+/// Makes a call of one rank, as `world_rank::run` does. `what` is `all_reduce` or another verb,
+/// with at most the rank's own handle in each list, `collective`, or `exchange`, whose `rank` is
+/// ignored. Works in programs in workers, too.
 template <class Self, class Call>
   requires std::is_convertible_v<Call, collective> || std::is_same_v<Call, exchange>
 auto request(const Self& self, const world_rank& to, Call what, std::chrono::nanoseconds deadline) {

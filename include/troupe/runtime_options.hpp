@@ -1,4 +1,4 @@
-/// Knobs of the lanes; the defaults fit the machine.
+/// Options of lanes and of flight records. The default spin times depend on the number of cores.
 #pragma once
 
 #include <chrono>
@@ -9,43 +9,43 @@
 
 namespace troupe {
 
-/// How a lane learns that work is done. A backend that signals completions needs none of them.
+/// How a lane detects that work is done. A backend that signals completions ignores it.
 enum class completion_strategy : std::uint8_t {
-  event_poll,  ///< asks the oldest event of each stream
-  host_func,   ///< a host function wakes the lane, which then asks; 20 us slower, no spinning; for
-               ///< devices in worker processes as `event_poll`
+  event_poll,  ///< polls the oldest event of each stream
+  host_func,   ///< a host function wakes the lane, which then polls; 20 us slower, but no spinning;
+               ///< devices in worker processes use `event_poll` instead
   synchronize, ///< waits for each operation as soon as it is issued; for debugging
 };
 
 struct lane_options {
   completion_strategy completion = completion_strategy::event_poll;
-  /// How long a lane spins after its last work before it parks. By default 200 us where there are
-  /// at least two cores per device, and two more, else 0.
+  /// How long a lane spins after its last work before it parks. Default: 200 us if the machine has
+  /// at least two cores per device plus two, else 0.
   std::optional<std::chrono::microseconds> spin = {};
-  /// How long a client that waits for an answer spins before it parks: to wake a parked thread
-  /// costs tens of microseconds, which is several percent of an operation of a millisecond. By
-  /// default 10 ms where lanes spin, else 0. Of the whole process: the last actor system's counts.
+  /// How long a client thread that waits for a result spins before it parks. Waking a parked thread
+  /// costs tens of microseconds, several percent of an operation of one millisecond. Default: 10 ms
+  /// if lanes spin, else 0. It applies to the whole process: the last actor system's value counts.
   std::optional<std::chrono::microseconds> client_spin = {};
-  /// Operations that a device may have in its streams. The launch queue holds about 1,024 entries.
+  /// Maximum number of operations in a device's streams. The launch queue holds about 1,024.
   std::size_t in_flight_limit = 256;
-  /// Operations that may wait for a place; callers of more wait for room (`room_policy`), or are
-  /// answered with `errc::overloaded`. For callers that must not block the bound is 16 times this.
+  /// Maximum number of operations of a device that wait to be issued. If it is reached, callers
+  /// wait for room (`room_policy`) or get `errc::overloaded`. For callers that must not block, the
+  /// limit is 16 times this.
   std::size_t queue_limit = 4096;
-  /// Pinned memory for each direction of pageable copies, per device. @units bytes
+  /// Pinned memory per device and direction for copies of pageable memory. @units bytes
   std::size_t staging_bytes = std::size_t{16} << 20;
-  /// Attempts to bring a device up, and the pause after the first failure; it doubles each time.
+  /// Attempts to open a device, and the pause after the first failed one; each next pause doubles.
   int open_attempts = 5;
   std::chrono::milliseconds open_backoff{100};
 };
 
-/// When something fails that ends a communicator, a device or all work with CUDA, the last
-/// operations of every device are written to a file (docs/flight-recorder.md), each cause once.
+/// When a failure ends a communicator, a device or all CUDA work, the last operations of every
+/// device are written to a file (docs/flight-recorder.md), once per cause.
 struct flight_record_options {
-  /// Empty: nothing is written. "%p" in it becomes the process's number. The first record goes
-  /// there; the next ones get ".2", ".3" and so on at the end of their names. Files that are there
-  /// already are replaced.
+  /// Path of the first record; empty: no records. "%p" in it becomes the process id. The next
+  /// records have ".2", ".3" and so on appended to their names. Existing files are replaced.
   std::string path = {};
-  /// At most so many files; when all are written, each new record replaces the last one.
+  /// Maximum number of files. When all are written, each new record replaces the last one.
   std::size_t files = 8;
 };
 

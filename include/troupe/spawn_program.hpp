@@ -1,4 +1,4 @@
-/// Actors of programs in workers, whose exceptions are told with their text.
+/// Actors of programs in workers, whose exceptions are reported with their text.
 #pragma once
 
 #include <troupe/detail/user_call.hpp>
@@ -26,9 +26,9 @@ inline caf::error program_threw(const std::exception_ptr& x) {
 
 } // namespace detail
 
-/// Spawns the actor of one rank (`program_factory`) as `place.system.spawn<Options>(body)` does. An
-/// exception that leaves the actor is the reason of its end, with its text, and so of
-/// `program_ended` and of the answers to later messages; CAF 0.17 alone loses the text.
+/// Spawns the actor of one rank (`program_factory`) as `place.system.spawn<Options>(body)` does. If
+/// an exception leaves the actor, `program_ended` and the replies to later messages contain its
+/// text. CAF 0.17 alone loses the text.
 /// @param body takes a caf::blocking_actor*, or a caf::event_based_actor* and returns its behavior
 template <caf::spawn_options Options = caf::no_spawn_options, class F>
 caf::actor spawn_program(const program_place& place, F body) {

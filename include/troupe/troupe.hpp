@@ -1,4 +1,4 @@
-/// Everything.
+/// Includes every public header except those in troupe/testing.
 #pragma once
 
 #include <troupe/backend.hpp>

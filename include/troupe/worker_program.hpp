@@ -1,5 +1,5 @@
 /// A program's own actors beside the ranks of a world, in the worker processes that have its
-/// devices: they make rank-local calls there, without a way through the parent, which supervises.
+/// devices. They make rank-local calls there directly; the parent only supervises.
 #pragma once
 
 #include <troupe/detail/type_ids.hpp>
@@ -18,19 +18,21 @@
 
 namespace troupe {
 
-/// Where a program's actor is.
+/// The environment of a program's actor.
 struct program_place {
-  /// The worker's own; of its devices only that of the rank can be opened (`rank.where()`).
+  /// The worker's own system. Of its devices, only that of the rank can be opened (`rank.where()`).
   caf::actor_system& system;
-  /// The rank's calls. The other ranks' actors make theirs; that they go together is not checked
-  /// before the stall limit. A message of the rank to itself is `errc::invalid_argument`. A call
-  /// that is not done, whatever the reason (refused, cancelled, too late), but not one that is
-  /// wrong by itself, ends the communicator: the others' calls would meet the rank's next one
-  /// (errc::rank_not_issued). When a communicator ends, all calls that are not over have its error,
-  /// and the world has another membership from the next one on. The ranks do not know how many
-  /// calls of each other were done, so from then on a call has to name the membership that it means
-  /// (`request_options`), as `rank.status()` says it: each rank's first calls that name one belong
-  /// together. One that names another, or none, is `errc::membership_changed`.
+  /// The rank's calls. The other ranks' actors make theirs; calls that do not match are not
+  /// detected before the stall limit. A message of the rank to itself is `errc::invalid_argument`.
+  /// If a call is not done, for whatever reason (refused, cancelled, too late), the communicator
+  /// ends: the other ranks' calls would match the rank's next one (errc::rank_not_issued). A call
+  /// that is invalid by itself does not end it.
+  ///
+  /// When a communicator ends, all calls that are not over get its error, and the world has another
+  /// membership from the next communicator on. The ranks do not know how many calls of each other
+  /// were done. So from then on a call has to name the membership that it requires
+  /// (`request_options`), as `rank.status()` reports it: each rank's first calls that name one
+  /// match each other. A call that names another one, or none, is `errc::membership_changed`.
   world_rank rank;
   /// As in `world_config::program`.
   std::vector<std::uint8_t> arguments;
@@ -41,40 +43,40 @@ struct program_place {
   std::function<caf::error(std::vector<std::uint8_t>)> report;
 };
 
-/// Spawns the actor of one rank, and may take its time: it has a thread of its own. The actor gets
-/// `program_message`s; it may block if it has one, too (`caf::detached`). It ends with the world
-/// (an exit message), and with its process; in the process that has its device then, the program is
-/// begun anew.
+/// A function that spawns the actor of one rank. It runs on a thread of its own, so it may take
+/// long. The actor gets the `program_message`s. An actor with a thread of its own (`caf::detached`)
+/// may block. It ends with the world (by an exit message), or with its process; then the program
+/// starts again in the next process of the device.
 using program_factory = std::function<caf::actor(const program_place&)>;
 
-/// Names a program of workers, before `worker_main`. Once per process, at start.
-/// @errors errc::invalid_argument: the name is taken or empty, or there is no factory
+/// Registers a program of workers by name, before `worker_main`. Once per process, at start.
+/// @errors errc::invalid_argument: the name is taken or empty, or the factory is empty
 caf::error register_program(std::string name, program_factory factory);
 
-/// To a world's actor: for the program's actors, which get the same message. Those that have not
-/// begun, for the first time or after a loss, get it when they have. Answered by an empty message
-/// when it is on its way; what is on its way to a process that ends is lost with it.
+/// Sent to a world's actor, for the program's actors, which get the same message. Actors that have
+/// not started, for the first time or after a loss, get it when they have. Reply: an empty message,
+/// when it is on its way. A message on its way to a process that ends is lost.
 /// @errors errc::invalid_argument: no such rank, or more than `most_program_bytes`;
-///         errc::overloaded: `world_limits::waiting_limit` wait for that rank's already;
-///         errc::unavailable: the world, the rank's device or its program has ended: the text names
-///         the program and the reason; errc::not_supported: the world has no program
+///         errc::overloaded: `world_limits::waiting_limit` messages already wait for that rank;
+///         errc::unavailable: the world, the rank's device or its program has ended, with the
+///         program and the reason in the text; errc::not_supported: the world has no program
 struct program_message {
-  std::int32_t rank = -1; ///< -1: all that are in the world
+  std::int32_t rank = -1; ///< -1: all present ranks
   std::vector<std::uint8_t> bytes = {};
 };
 
-/// To subscribers of a world's actor: what a program's actor reports.
+/// Sent to subscribers of a world's actor: a report of a program's actor.
 struct program_report {
   std::int32_t rank = -1;
   std::vector<std::uint8_t> bytes = {};
 };
 
-/// The same: a program's actor ended, or could not be begun. Its rank stays in the world.
+/// Sent likewise: a program's actor ended or could not be started. Its rank stays in the world.
 struct program_ended {
   std::int32_t rank = -1;
-  /// None: it was done. One of another library comes as `errc::internal`, with its text; CAF 0.17
-  /// drops that of an exception, unless `spawn_program` (troupe/spawn_program.hpp) has spawned the
-  /// actor.
+  /// None: it finished. An error of another library becomes `errc::internal`, with its text. CAF
+  /// 0.17 drops the text of an exception, unless `spawn_program` (troupe/spawn_program.hpp) has
+  /// spawned the actor.
   caf::error why = {};
 };
 

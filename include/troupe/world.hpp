@@ -1,4 +1,4 @@
-/// A world as functions: every call is admitted on the caller's thread.
+/// A world as a class: every call is admitted on the caller's thread.
 #pragma once
 
 #include <troupe/nccl_world.hpp>
@@ -24,39 +24,39 @@ struct world_access;
 
 class world_rank;
 
-/// One rank per device, and collectives over all of them. Copies are the same world; the last of
-/// them ends it and answers what is pending. One that was moved from must not be used. Its actor
-/// system must outlive it.
-/// @thread any, several at once; a copy is not assigned to while another thread uses that copy
+/// One rank per device, and collectives over all ranks. Copies refer to the same world. Destroying
+/// the last copy ends the world and completes its pending requests. A moved-from object must not be
+/// used. The actor system must outlive the object.
+/// @thread any, several at once; a copy must not be assigned to while another thread uses that copy
 class world {
 public:
-  /// Blocks until the world is ready.
-  /// @errors as `spawn_nccl_world`, and why it could not be built; errc::would_block in an actor of
-  ///         CAF's pool: spawn the actor there
+  /// Spawns a world and blocks until it is ready.
+  /// @errors those of `spawn_nccl_world`, and the reason why the world could not be built;
+  ///         errc::would_block in an actor of CAF's pool: use `spawn_nccl_world` there
   static caf::expected<world> open(caf::actor_system& sys, world_config config);
-  /// Over devices that the application has.
+  /// The same over devices that the application has opened; ignores `config.devices`.
   static caf::expected<world> open(const std::vector<device>& devices, world_config config = {});
 
-  /// As the message `split` (troupe/nccl_world.hpp): worlds over groups of the ranks, by color.
-  /// Blocks until all of them are ready. `limits`: theirs; by default those of this world.
+  /// Opens worlds over groups of the ranks, as the message `split` (troupe/nccl_world.hpp). Blocks
+  /// until all of them are ready. `limits`: of the new worlds; by default those of this world.
   /// @shape  colors: one per rank, negative: in no group; keys: one per rank, or empty: all equal
-  /// @errors as the message, and why one of them could not be built; errc::would_block in an actor
-  ///         of CAF's pool: send it the message. No world is kept
+  /// @errors those of the message, and the reason why a world could not be built; errc::would_block
+  ///         in an actor of CAF's pool: send the message there. After an error no world is kept
   caf::expected<std::vector<world>> split(std::string name, std::vector<std::int32_t> colors,
                                           std::vector<std::int32_t> keys = {},
                                           const std::optional<world_limits>& limits = {}) const;
 
-  /// Number of ranks.
+  /// Returns the number of ranks.
   std::size_t size() const noexcept;
   world_status status() const;
 
-  /// The world's actor, for messages.
+  /// Returns the world's actor, for messages.
   const caf::actor& actor() const noexcept;
-  /// The device of a rank; of one that there is not, or in another process, as `world_rank::where`.
+  /// Returns the device of a rank. A rank out of range or in another process: `world_rank::where`.
   device device_of(std::size_t rank) const;
 
-  /// `count` elements on every rank, in rank order. Blocks until they are there.
-  /// @errors as `allocate_all`; errc::would_block in an actor of CAF's pool: send it the message
+  /// Allocates `count` elements on every rank, and blocks until it is done. Returns in rank order.
+  /// @errors those of `allocate_all`; errc::would_block in an actor of CAF's pool: send the message
   template <element T>
   caf::expected<std::vector<gpu_ref<T>>> allocate(std::size_t count, bool zeroed = false,
                                                   request_options options = {}) const {
@@ -66,8 +66,8 @@ public:
   allocate(dtype type, std::size_t count, bool zeroed = false, request_options options = {}) const {
     return allocate(type, count, allocation_options{.zeroed = zeroed}, options);
   }
-  /// The same, as the message `allocate_all` (troupe/nccl_world.hpp): `{.symmetric = true}` gives
-  /// memory on which small collectives are faster.
+  /// The same with the options of the message `allocate_all` (troupe/nccl_world.hpp):
+  /// `{.symmetric = true}` gives symmetric memory, which makes small collectives faster.
   template <element T>
   caf::expected<std::vector<gpu_ref<T>>> allocate(std::size_t count, allocation_options what,
                                                   request_options options = {}) const {
@@ -84,10 +84,10 @@ public:
                                                    allocation_options what,
                                                    request_options options = {}) const;
 
-  // The verbs; what they do, their shapes and errors stand at the messages of the same names
-  // (troupe/collective.hpp). Handles are `gpu_ref`s of one type or `any_gpu_ref`s.
+  // The verbs. The messages of the same names (troupe/collective.hpp) document effects, shapes and
+  // errors. Handles are `gpu_ref`s of one type or `any_gpu_ref`s.
 
-  /// In place.
+  /// Runs in place.
   template <class Refs>
   pending<collective_done> all_reduce(const Refs& buffers, reduce_op op = reduce_op::sum,
                                       request_options options = {}) const {
@@ -122,7 +122,7 @@ public:
                                       request_options options = {}) const {
     return out_of_place(troupe::all_gather{any(send), any(recv), {}}, options);
   }
-  /// In place.
+  /// Runs in place.
   template <class Refs>
   pending<collective_done> all_gather(const Refs& recv, request_options options = {}) const {
     return run(troupe::all_gather{{}, any(recv), {}}, options);
@@ -134,7 +134,7 @@ public:
                                           request_options options = {}) const {
     return out_of_place(troupe::reduce_scatter{any(send), any(recv), op, {}, {}}, options);
   }
-  /// In place.
+  /// Runs in place.
   template <class Refs>
   pending<collective_done> reduce_scatter(const Refs& send, reduce_op op = reduce_op::sum,
                                           request_options options = {}) const {
@@ -166,7 +166,7 @@ public:
     return run(troupe::scatter{send, any(recv), root, {}}, options);
   }
 
-  /// From rank `from` to rank `to`.
+  /// Sends from rank `from` to rank `to`.
   pending<collective_done> send_recv(int from, const any_gpu_ref& send, int to,
                                      const any_gpu_ref& recv, request_options options = {}) const {
     return run(troupe::send_recv{from, to, send, recv, {}}, options);
@@ -176,11 +176,12 @@ public:
     return run(troupe::barrier{}, options);
   }
 
-  /// Any of the above; also with factors, for reduce_op::premul_sum.
+  /// Runs any of the above; also with factors, for reduce_op::premul_sum.
   pending<collective_done> run(const collective& what, request_options options = {}) const;
   pending<collective_done> run(const group& what) const;
 
-  /// For calls of one rank alone (troupe/world_rank.hpp); out of range, all are invalid_argument.
+  /// Returns the object for calls of one rank (troupe/world_rank.hpp). If `index` is out of range,
+  /// all of them fail with errc::invalid_argument.
   world_rank rank(std::size_t index) const;
 
 private:
@@ -188,7 +189,7 @@ private:
   friend struct detail::world_access;
   pending<collective_done> all_reduce_in_place(const std::vector<any_gpu_ref>& buffers,
                                                reduce_op op, request_options options) const;
-  /// Refuses what only the in-place forms leave out.
+  /// Refuses an empty `send` or `recv`, which only the in-place overloads allow.
   pending<collective_done> out_of_place(const collective& what, request_options options) const;
 
   struct owner;

@@ -1,4 +1,4 @@
-/// What a world tells of itself, and the bounds that it keeps.
+/// The state of a world, and its limits.
 #pragma once
 
 #include <troupe/error.hpp>
@@ -13,11 +13,11 @@
 
 namespace troupe {
 
-/// Where a world is in its life.
+/// The phase of a world.
 enum class world_phase : std::uint8_t {
-  building, ///< its communicator is being made; requests wait, up to their deadlines
+  building, ///< its communicator is being built; requests wait, up to their deadlines
   ready,
-  failed, ///< for the reason given; requests are refused
+  failed, ///< for the reason in the status; requests are refused
   shut_down,
 };
 
@@ -40,7 +40,7 @@ detail::inspect_result<Inspector> inspect(Inspector& f, world_member& x) {
                         field("device", x.device), field("generation", x.generation));
 }
 
-/// A world at one moment; sent to subscribers at every change, the present one first.
+/// The state of a world at one moment. Subscribers get the present one first, then each change.
 struct world_status {
   std::string name = {};
   world_phase phase = world_phase::building;
@@ -48,15 +48,16 @@ struct world_status {
   /// Grows with each change of the members; where a program drives the ranks, with each
   /// communicator.
   std::uint64_t membership = 0;
-  /// By rank; without those that a world has lost and goes on without (`loss_policy::shrink`).
+  /// By rank; without absent ranks, which the world has lost (`loss_policy::shrink`).
   std::vector<world_member> members = {};
-  /// Why it is not ready; none while it is, but in an epoch that a standby began: there, until its
-  /// own standby is ready, why the one before ended; and while it is without some of its ranks.
+  /// Why the world is not ready; none while it is ready, with two exceptions. After a switch to a
+  /// standby, and until the next standby is ready, it is why the previous communicator ended. While
+  /// ranks are absent, it is why they are.
   caf::error reason = {};
-  bool standby_ready = false; ///< a communicator waits to take over (`standby_policy`)
-  /// Symmetric allocations (`allocation_options`) that the communicator has registered.
+  bool standby_ready = false; ///< a communicator is ready to take over (`standby_policy`)
+  /// Number of symmetric allocations (`allocation_options`) that the communicator has registered.
   std::uint64_t windows = 0;
-  /// Why it uses all of them as plain memory; none if nothing is wrong.
+  /// Why the communicator uses all of them as plain memory; none if nothing is wrong.
   caf::error windows_reason = {};
 };
 
@@ -70,89 +71,89 @@ detail::inspect_result<Inspector> inspect(Inspector& f, world_status& x) {
                         field("windows", x.windows), field("windows_reason", x.windows_reason));
 }
 
-/// The view that a `membership_changed` error carries.
+/// Returns the view that a `membership_changed` error carries; none for other errors.
 std::optional<world_status> status_of(const caf::error& e);
 
-/// The communicators that a world keeps connected and idle, to go on with at once when the present
-/// one ends.
+/// The communicators that a world keeps connected and idle, so that it can continue at once when
+/// the present one ends.
 enum class standby_policy : std::uint8_t {
-  none, ///< requests wait until another one is built and connected
+  none, ///< requests wait until another communicator is built and connected
   /// One over the same members. It costs as much device memory on each rank as any communicator, on
-  /// NVIDIA GPUs about 485 MiB (less with a smaller NCCL_BUFFSIZE). Whenever one is connected,
-  /// after the start and after each switch, its devices do nothing else for that time.
+  /// NVIDIA GPUs about 485 MiB (less with a smaller NCCL_BUFFSIZE). While one is being connected,
+  /// after the start and after each switch, its devices do nothing else.
   same,
-  /// For each rank, one of all others: when a device is lost with its worker process, the world
-  /// goes on without it at once. Each costs as much device memory on each of its ranks as any
+  /// For each rank, one of all other ranks. If a device is lost with its worker process, the world
+  /// continues without it at once. Each costs as much device memory on each of its ranks as any
   /// communicator. Only with `loss_policy::shrink`.
   survivors,
-  /// For each rank, one with the spare of its device in its place: when a device is lost with its
-  /// worker process, the spare has it at once, in its next generation, and the world goes on. Each
-  /// costs as much device memory on each rank as any communicator, and a spare that of a process
-  /// beside. Only with `loss_policy::failover`, and for devices in worker processes
-  /// (troupe/worker.hpp).
+  /// For each rank, one with the spare of its device in the device's place. If a device is lost
+  /// with its worker process, the spare takes over the device at once, in its next generation, and
+  /// the world continues. Each costs as much device memory on each rank as any communicator, and
+  /// each spare costs the memory of a further process. Only with `loss_policy::failover`, and for
+  /// devices in worker processes (troupe/worker.hpp).
   full,
 };
 
 std::string_view to_string(standby_policy x) noexcept;
 
-/// What a world does when it loses a device with its worker process.
+/// How a world reacts to the loss of a device with its worker process.
 enum class loss_policy : std::uint8_t {
   /// `failover` with `standby_policy::full`, `shrink` with `survivors`, else `rebuild`.
   automatic,
-  /// The device's spare has it at once: each device has one (`backend::provide_spare`). With
-  /// `standby_policy::full` the world goes on at once, too; else requests wait for a communicator.
+  /// The device's spare takes over the device at once; each device has a spare
+  /// (`backend::provide_spare`). With `standby_policy::full` the world continues at once, too;
+  /// otherwise requests wait for a communicator.
   failover,
-  /// The others go on: at once with `standby_policy::survivors`, else as soon as they have a
-  /// communicator. Requests say that they may (`request_options::allow_shrunk`). When the device is
-  /// there again, a communicator of all ranks is built beside the other one, and takes over. Ranks
-  /// keep their numbers. At most 64 ranks. Without any it waits for those that have not failed.
+  /// The other ranks continue: at once with `standby_policy::survivors`, otherwise as soon as they
+  /// have a communicator. Requests have to allow it (`request_options::allow_shrunk`). When the
+  /// device is back, a communicator of all ranks is built beside the present one and takes over.
+  /// Ranks keep their numbers. At most 64 ranks. If no rank is left, the world waits for the
+  /// devices that have not failed.
   shrink,
-  rebuild, ///< requests wait until the device is there again, up to their deadlines
-  fail,    ///< the world is `world_phase::failed`
+  rebuild, ///< requests wait until the device is back, up to their deadlines
+  fail,    ///< the world becomes `world_phase::failed`
 };
 
 std::string_view to_string(loss_policy x) noexcept;
 
-/// The bounds that a world keeps. They are taken as they are: a time of 0, or a negative one, is
-/// over at once. With such a `deadline` every request that names none has
-/// `errc::deadline_exceeded`; with such a `quiet_limit` a lane that is inside a call when its
-/// communicator ends is taken for stuck. But a `stall_limit` or `connect_limit` of 0 or less is
-/// none: nothing that stands still ends by itself.
+/// The limits of a world. Values out of range are refused (errc::invalid_argument): `deadline`,
+/// `build_deadline` and `connect_limit` must be positive, `quiet_limit` at least 1 ms, and
+/// `stall_limit`, `restart_window` and `restart_backoff` not negative.
 struct world_limits {
-  /// Of a request that names none. It answers the request, and nothing more.
+  /// Default deadline of a request. It only completes the request: work that has begun continues.
   std::chrono::nanoseconds deadline = std::chrono::seconds{30};
-  /// For a communicator to be built and connected.
+  /// Time limit to build and connect a communicator.
   std::chrono::nanoseconds build_deadline = std::chrono::seconds{60};
-  /// A collective that is not done so long after its first rank started ends the communicator.
-  /// While it waits behind another world's, that one's limit counts instead.
+  /// A collective that is not done this long after its first rank started ends the communicator.
+  /// While it waits behind a collective of another world, only that world's limit counts. 0: no
+  /// limit, so a collective that stands still does not end by itself.
   std::chrono::nanoseconds stall_limit = std::chrono::seconds{30};
-  /// For its connections to be made, once its devices have come to it: they do nothing else
-  /// meanwhile. Past it a rank that is in NCCL does not come back (`quiet_limit`).
+  /// Time limit to make the connections, once the devices have reached them; the devices do nothing
+  /// else meanwhile. After it, a rank that is still inside NCCL does not return (`quiet_limit`).
   std::chrono::nanoseconds connect_limit = std::chrono::seconds{10};
-  /// For every lane to leave a communicator that ended; a lane that does not is stuck for good.
+  /// Time limit for every lane to leave a communicator that ended. A lane that does not is stuck.
   std::chrono::milliseconds quiet_limit{100};
-  /// Requests that may wait for a communicator, calls of a rank that may wait for other ranks', and
-  /// messages for a rank's program. Callers of more requests wait for room (`room_policy`), or are
-  /// answered with `errc::overloaded`; for those that must not block the bound is 16 times this.
-  /// More messages are `errc::overloaded`. 0: none may wait.
+  /// Maximum number of requests that wait for a communicator, of calls of one rank that wait for
+  /// other ranks' calls, and of messages for a rank's program. If it is reached, callers of
+  /// requests wait for room (`room_policy`) or get `errc::overloaded`; for callers that must not
+  /// block, the limit is 16 times this. Further messages get `errc::overloaded`. 0: none may wait.
   std::size_t waiting_limit = 4096;
-  /// Communicators that may be built in place of ones that ended, within `restart_window`; 0 or
-  /// less: the world fails with its first one.
+  /// Maximum number of communicators that are built in place of ended ones within `restart_window`.
+  /// 0 or less: the world fails when its first communicator ends.
   int restarts = 10;
   std::chrono::nanoseconds restart_window = std::chrono::seconds{60};
-  /// Before the second restart within the window; doubles with each further one.
+  /// Pause before the second restart within the window; doubles with each further one.
   std::chrono::milliseconds restart_backoff{50};
-  /// What is ready for the end of a communicator; also in the worlds that `split` makes of this
-  /// one. A switch counts as a restart. A standby that cannot be had is tried again after
-  /// `restart_backoff`, which doubles, at most ten times and to `restart_window`, and does not
-  /// count.
+  /// The standby communicators; also in the worlds that `split` makes of this one. A switch counts
+  /// as a restart. If no standby can be had, the world tries again after `restart_backoff`, which
+  /// doubles, at most ten times and up to `restart_window`. These attempts do not count.
   standby_policy standby = standby_policy::none;
-  /// When a device is lost; also in the worlds that `split` makes of this one. A communicator that
-  /// is built because of it counts as a restart.
+  /// The reaction to the loss of a device; also in the worlds that `split` makes of this one. A
+  /// communicator that is built because of a loss counts as a restart.
   loss_policy on_loss = loss_policy::automatic;
-  /// Collectives of at most so many bytes use symmetric memory as such (`allocation_options`); what
-  /// counts is the larger one of a rank's buffers. Up to here all kinds of them are faster on
-  /// NVIDIA H200s, and from twice as much on not all; 0: none does.
+  /// Maximum size of collectives that use symmetric memory as such (`allocation_options`): the size
+  /// of the larger of a rank's buffers. On NVIDIA H200s, all kinds of them are faster up to the
+  /// default, and not all from twice the default on. 0: no collective does.
   std::size_t symmetric_bytes = std::size_t{32} << 10;
 };
 

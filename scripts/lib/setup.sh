@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034
-# Sourced by scripts/demo and scripts/test, from the top of the repository: installs what is
-# missing, configures and builds. Every function that cannot go on says why, in one sentence, and
-# ends the script.
+# Sourced by scripts/demo and scripts/test, from the top of the repository: installs missing
+# packages, configures and builds. A function that cannot go on prints the reason, in one sentence,
+# and ends the script.
 
 say() { printf '== %s\n' "$*"; }
 
@@ -15,10 +15,10 @@ tools=("cmake cmake" "ninja ninja-build" "c++ g++")
 headers=("caf/all.hpp libcaf-dev" "caf/io/all.hpp libcaf-dev" "spdlog/spdlog.h libspdlog-dev"
   "CLI/CLI.hpp libcli11-dev" "nlohmann/json.hpp nlohmann-json3-dev" "openssl/ssl.h libssl-dev")
 test_headers=("gtest/gtest.h libgtest-dev" "gmock/gmock.h libgmock-dev")
-# Installed together with the others, and no reason to install anything.
+# Installed together with the others, but no reason to install anything.
 extras=(ccache pkg-config)
 
-# Prints the packages for what is not there; "$@" are pairs of a header and its package.
+# Prints the missing packages; "$@" are pairs of a header and its package.
 missing_packages() {
   local pair
   for pair in "${tools[@]}"; do
@@ -29,13 +29,13 @@ missing_packages() {
     for pair in "$@"; do echo "${pair#* }"; done
     return
   fi
-  # One run of the preprocessor: it looks where the compiler will look.
+  # One run of the preprocessor, which searches the same folders as the compiler.
   for pair in "$@"; do
     printf '#if !__has_include(<%s>)\nMISSING %s\n#endif\n' "${pair% *}" "${pair#* }"
   done | "$cxx" -std=c++20 -E -P -x c++ - | sed -n 's/^MISSING //p' | tr -d ' '
 }
 
-# need HEADER-PACKAGE...: installs the packages that are missing; does nothing where none is.
+# need HEADER-PACKAGE...: installs the packages that are missing, if any.
 need() {
   local packages
   mapfile -t packages < <(missing_packages "$@" | sort -u)
@@ -68,7 +68,8 @@ install_packages() {
     fail "apt could not install what is missing; try it by hand: $by_hand."
 }
 
-# configure PRESET: with the CAF that apt installs. The whole output is in the build folder, and shown when it fails.
+# configure PRESET: uses the CAF that apt installs. The whole output is in the build folder, and
+# shown on failure.
 configure() {
   local log="build/$1/configure.log"
   mkdir -p "build/$1"
@@ -80,7 +81,7 @@ configure() {
   grep '^-- troupe ' "$log" || true
 }
 
-# build PRESET [OPTION...]: with as many jobs as there are cores, and 1.5 GiB of memory for each.
+# build PRESET [OPTION...]: with one job for each core, if each job has 1.5 GiB of memory.
 build() {
   local preset=$1 jobs by_memory
   shift
@@ -92,7 +93,7 @@ build() {
     fail "the build failed; the first error is above."
 }
 
-# How many NVIDIA GPUs this machine shows.
+# Prints the number of NVIDIA GPUs that this machine shows.
 count_gpus() {
   if [ -n "${CUDA_VISIBLE_DEVICES+set}" ] && [ -z "$CUDA_VISIBLE_DEVICES" ]; then
     echo 0

@@ -1,4 +1,4 @@
-/// The answer of an operation, as facades give it.
+/// The `pending` that facades return for an operation.
 #pragma once
 
 #include "core/operation.hpp"

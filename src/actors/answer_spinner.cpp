@@ -19,7 +19,7 @@ void answer_spinner::take(caf::resumable* job) {
     run_in_pool(system_, job);
 }
 
-/// Null: none came.
+/// Returns null if no job came.
 caf::resumable* answer_spinner::next_job(clock::time_point until) noexcept {
   caf::resumable* waiting = this;
   slot_.store(waiting, std::memory_order_release);

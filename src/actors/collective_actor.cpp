@@ -12,8 +12,8 @@ namespace troupe::detail {
 
 namespace {
 
-/// Belongs to a device and knows the ranks that the device holds; its worlds hear from it what
-/// becomes of the device. Their operations are issued by the device's lane.
+/// Belongs to a device and knows the worlds with a rank on it, to which it reports the device's
+/// changes. The worlds' operations are issued by the device's lane.
 class collective_actor final : public actor_base<> {
 public:
   collective_actor(caf::actor_config& cfg, std::shared_ptr<device_state> device)

@@ -138,7 +138,7 @@ caf::expected<host_buffer> device::allocate_pinned(std::size_t size_bytes,
 
 pending<void> device::upload(const any_gpu_ref& target, std::span<const std::byte> source,
                              request_options options) const {
-  // An upload only reads it.
+  // An upload only reads the source.
   std::span<std::byte> memory{const_cast<std::byte*>(source.data()), source.size()};
   return answer(core_->upload(target, std::make_shared<detail::host_range>(memory), options));
 }

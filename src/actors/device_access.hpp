@@ -1,4 +1,4 @@
-/// From the library's insides to the facade of a device.
+/// Access from library code to the parts of a `device`.
 #pragma once
 
 #include "actors/system.hpp"
@@ -13,12 +13,12 @@
 
 namespace troupe::detail {
 
-/// Waits until the device is ready, or cannot be.
-/// @errors errc::deadline_exceeded: it is not ready yet; why it cannot be
+/// Waits until the device is ready, or cannot become ready.
+/// @errors errc::deadline_exceeded: it is not ready yet; else why it cannot become ready
 caf::error wait_until_ready(device_state& state, std::chrono::nanoseconds deadline);
 
-/// The actor system that all of `devices` are of, and their ordinals there.
-/// @errors errc::invalid_argument: there is no device, which `what` needs, or they are of several
+/// Returns the actor system of all `devices`, and their ordinals there.
+/// @errors errc::invalid_argument: `what` has no devices, or devices of several systems
 caf::expected<caf::actor_system*> system_of(const std::vector<device>& devices,
                                             std::vector<int>& ordinals, std::string_view what);
 
@@ -37,7 +37,7 @@ struct device_access {
     return device{lease->held_by(std::move(what), lease_holder::handle), std::move(core)};
   }
 
-  /// One whose requests are all refused with `why`.
+  /// Returns a device that refuses all requests with `why`.
   static device none(const std::shared_ptr<system_lease>& lease, std::shared_ptr<runtime> owner,
                      caf::error why) {
     return device{lease->held_by("a device", lease_holder::handle),

@@ -14,7 +14,7 @@ namespace troupe::detail {
 
 namespace {
 
-/// The address of a device. Control only: requests become operations, which answer by themselves.
+/// The address of a device, for control only: requests become operations, which send the answers.
 class device_actor final : public actor_base<>, public direct_receiver<device_request> {
 public:
   device_actor(caf::actor_config& cfg, device_core core)

@@ -13,7 +13,7 @@ namespace troupe::detail {
 namespace {
 
 /// The root of an actor system's devices: supervises device and collective actors. They hold no
-/// request and no memory, so one that died is made anew when somebody asks for it.
+/// request and no memory, so a dead one is spawned again when it is next needed.
 class devices_actor final : public actor_base<> {
 public:
   devices_actor(caf::actor_config& cfg, std::shared_ptr<runtime> owner)
@@ -33,7 +33,7 @@ public:
         caf::anon_send_exit(child, caf::exit_reason::user_shutdown);
       children->clear();
     }
-    owner_->end_replies(); // nobody may write into a mailbox after the actor system is gone
+    owner_->end_replies(); // no reply may go into a mailbox after the actor system is gone
   }
 
 private:

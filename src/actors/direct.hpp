@@ -1,4 +1,4 @@
-/// Requests that are admitted on the thread of the actor that makes them.
+/// Requests that are admitted on the thread of the requesting actor.
 #pragma once
 
 #include "actors/reply.hpp"
@@ -20,14 +20,14 @@ namespace troupe::detail {
 class direct_address {
 public:
   virtual ~direct_address() = default;
-  /// As the function of this name in troupe/request.hpp.
+  /// Does the same as the function of this name in troupe/request.hpp.
   virtual void close() = 0;
 };
 
-/// The same for requests, which can be admitted without it.
+/// An actor whose requests can be admitted without its mailbox.
 template <class Requests> class direct_receiver : public direct_address {
 public:
-  /// As the functions of this name in troupe/request.hpp.
+  /// Does the same as the functions of this name in troupe/request.hpp.
   virtual bool admit(const Requests& what, const reply_address& answer) = 0;
 };
 
@@ -50,7 +50,7 @@ private:
   std::shared_ptr<Core> core_;
 };
 
-// -- what a request starts
+// -- start of requests
 
 inline std::vector<std::byte> as_bytes(const std::vector<std::uint8_t>& from) {
   std::vector<std::byte> to(from.size());
@@ -93,7 +93,7 @@ template <class Request>
 auto perform(const std::shared_ptr<world_core>& core, const Request& x) {
   return core->run(collective_view{x.form()}, x.options);
 }
-/// Without a copy of its handles.
+/// Same, without a copy of the handles.
 inline auto perform(const std::shared_ptr<world_core>& core, const all_reduce& x) {
   return core->run({collective_kind::all_reduce, x.send, x.recv, x.op, x.factors}, x.options);
 }
@@ -129,9 +129,9 @@ inline auto perform(const std::shared_ptr<topology_core>& core, const distribute
   return core->distribute(x.source, x.targets, x.options);
 }
 
-// -- what it writes
+// -- memory that requests write
 
-/// Adds what a request would write in a world of `ranks` ranks; most write nothing.
+/// Adds the memory that a request would write in a world of `n` ranks. Most requests write none.
 template <class Request> void add_writes_of(std::vector<use>& to, const Request& x, std::size_t n) {
   if constexpr (std::is_convertible_v<const Request&, collective>)
     add_writes(to, collective_view{x.form()}, n);
@@ -155,8 +155,8 @@ template <class Core> runtime& owner_of(const std::shared_ptr<Core>& core) {
 inline std::size_t ranks_of(const std::shared_ptr<world_core>& core) { return core->size(); }
 template <class Core> std::size_t ranks_of(const Core&) { return 1; }
 
-/// Starts what `x` asks for, whose answer is a message: its requester does not see it when the call
-/// returns, so what it would have written is skipped also where it fails validation.
+/// Starts a request whose answer is a message. Its requester does not see the answer when the call
+/// returns. So the memory that it would have written is skipped also if it fails validation.
 template <class Core, class Request> auto start_for_message(const Core& core, const Request& x) {
   auto op = perform(core, x);
   if (op->answered() && op->error() && fails_validation(op->error())) {
@@ -167,7 +167,7 @@ template <class Core, class Request> auto start_for_message(const Core& core, co
   return op;
 }
 
-/// A handler of `self` for messages of a type.
+/// Returns a handler of `self` for messages of a type.
 template <class Request, class Self, class Core> auto answering(Self* self, const Core& core) {
   return [self, &core](const Request& x) {
     no_blocking_scope scope{"an actor"};
@@ -175,7 +175,8 @@ template <class Request, class Self, class Core> auto answering(Self* self, cons
   };
 }
 
-/// Does all of it. `replier` is who answers, if it is an actor; `keep` lives until the answer.
+/// Starts a request and sends its answer. `replier` is the sender of the answer, if it is an actor;
+/// `keep` lives until the answer.
 template <class Core, class Requests>
 void admit_to(const Core& core, const Requests& what, const reply_address& answer,
               const caf::strong_actor_ptr& replier, std::shared_ptr<const void> keep = nullptr) {

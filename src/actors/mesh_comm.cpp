@@ -16,16 +16,16 @@ namespace troupe {
 
 namespace {
 
-/// The largest element.
+/// @units bytes of the largest element
 constexpr std::size_t largest_element = 8;
 constexpr std::size_t most_chunks = 1024;
 
-/// A rank's place in a group; its channels are made when they are needed.
+/// A rank's place in a group. Its channels are made when they are first needed.
 struct membership_in {
   world over;
   int rank = 0;
   std::shared_ptr<detail::mesh_calls> calls;
-  /// By direction and the other rank; of collectives: barrier and -1.
+  /// By direction and peer; for collectives: barrier and -1.
   std::map<std::pair<collective_kind, int>, std::shared_ptr<detail::mesh_channel>> channels;
 };
 
@@ -44,7 +44,7 @@ bool overlap(std::span<const std::byte> a, std::span<const std::byte> b) {
 }
 
 detail::host_side side_of(const host_source& x) {
-  // What is sent is only read.
+  // Memory to send is only read.
   return {{const_cast<std::byte*>(x.bytes().data()), x.bytes().size()}, x.owner()};
 }
 
@@ -122,7 +122,7 @@ caf::error check_root(const membership_in& in, const detail::mesh_spec& spec) {
   return {};
 }
 
-/// `bytes` as elements of `n` equal blocks.
+/// Sets the count of elements for `bytes` that are `n` equal blocks.
 caf::error count_elements(detail::mesh_spec& spec, std::size_t bytes, std::size_t n) {
   if (!is_dtype(spec.type))
     return refusal(spec.what, detail::unknown_dtype(spec.type));
@@ -135,7 +135,8 @@ caf::error count_elements(detail::mesh_spec& spec, std::size_t bytes, std::size_
   return {};
 }
 
-/// The sizes and places of what a rank sends and what it receives; the larger one has `n` blocks.
+/// Checks the sizes and addresses of the memory that a rank sends and receives; the larger one has
+/// `n` blocks.
 caf::error check_blocks(const membership_in& in, const detail::mesh_spec& spec,
                         std::span<const std::byte> one, std::span<const std::byte> many,
                         std::size_t n) {

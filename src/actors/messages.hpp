@@ -9,18 +9,18 @@
 
 namespace troupe::detail {
 
-/// To the root. Answered by the actor of that device, which is spawned if there is none.
+/// To the root. The answer is the actor of that device, which is spawned if there is none.
 struct get_device_actor {
   std::int32_t device = -1;
 };
 
-/// To the root. Answered by the collective actor of that device.
+/// To the root. The answer is the collective actor of that device.
 struct get_collective_actor {
   std::int32_t device = -1;
 };
 
-/// To a collective actor: its device holds a rank of the sender, a world, from now on; the world
-/// hears of the device's life (`device_changed`).
+/// To a collective actor: the sender is a world with a rank on its device. From now on the world
+/// gets the device's changes (`device_changed`).
 struct join_communicator {};
 
 /// To a world: the build of its epoch is over; `why` is none on success.
@@ -29,7 +29,7 @@ struct communicator_built {
   caf::error why;
 };
 
-/// To a world: its standbys with spares are there, or why not.
+/// To a world: its standbys with spares are built, or `why` says why not.
 struct standbys_built {
   caf::error why;
 };
@@ -41,10 +41,10 @@ struct communicator_ended {
   communicator_role role = communicator_role::live;
 };
 
-/// To a world: one that ended is off its devices.
+/// To a world: an ended communicator has left its devices.
 struct communicator_gone {};
 
-/// To a world, from itself, later.
+/// To a world, from itself, later: it tries to build.
 struct retry_build {
   std::uint64_t number = 0; ///< only the last one counts
 };
@@ -54,7 +54,7 @@ struct build_overdue {
   std::uint64_t epoch = 0; ///< of the communicator; 0: of the devices
 };
 
-/// To a topology: its graph is another one.
+/// To a topology: its graph has changed.
 struct graph_changed {};
 
 } // namespace troupe::detail

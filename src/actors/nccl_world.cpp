@@ -28,10 +28,10 @@ namespace {
 
 constexpr const char* not_built = "the communicator was not built before the build deadline";
 
-/// Supervises a world: builds its communicators, one after the other, as long as its devices live
-/// and its budget lasts, and a standby beside the live one if the policy says so. Requests pass
-/// through to the world's data; they need nothing of it while all is well, and not for a switch to
-/// the standby.
+/// Supervises a world. Builds one communicator after the other, while its devices live and its
+/// budget of restarts lasts, and a standby beside the live one if the policy says so. Requests go
+/// straight to the world's data. They do not need this actor in normal operation, nor for a switch
+/// to the standby.
 class nccl_world_actor final : public actor_base<>, public direct_receiver<world_request> {
 public:
   nccl_world_actor(caf::actor_config& cfg, std::shared_ptr<system_lease> lease,
@@ -117,7 +117,7 @@ public:
       programs_->stop();
     core_->close(world_phase::shut_down, make_error(errc::unavailable, "the world ended"));
     subscribers_.clear();
-    programs_.reset(); // the actor may stay, as long as it has messages on their way to itself
+    programs_.reset(); // the actor may live on while messages to itself are on their way
     reachable_.reset();
     core_.reset();
     lease_.reset();
@@ -150,7 +150,7 @@ private:
     return result;
   }
 
-  /// A device's collective actor tells what becomes of it.
+  /// Joins a device's collective actor, which reports the device's changes.
   void join_device(int ordinal) {
     detail::request(this, lease_->root, caf::infinite, get_collective_actor{ordinal})
         .then(
@@ -160,7 +160,7 @@ private:
               collectives_[ordinal] = collective;
             },
             [this](const caf::error& why) {
-              // A root that ended says so in a different way in each version of CAF.
+              // A root that has ended gives a different error in each version of CAF.
               fail(code_of(why) ? why : make_error(errc::unavailable, "the devices ended"));
             });
   }
@@ -172,7 +172,7 @@ private:
     switch (x.phase) {
     case device_phase::failed:
       if (is_absent(x.device))
-        break; // nobody waits for it
+        break; // the world does not wait for it
       if (core_->go_on_without_failed(x.device)) {
         tell();
         try_build();
@@ -183,8 +183,8 @@ private:
       fail(x.reason ? x.reason : make_error(errc::unavailable, "a device ended"));
       break;
     case device_phase::resetting:
-      // What the world has not heard of before, it has built nothing with; and the same once more
-      // is an attempt to come back.
+      // If this is the first report of the device, the world has built nothing with it. The same
+      // report again is an attempt to come back.
       if (before.device >= 0 && (before.phase != x.phase || before.generation != x.generation))
         on_reset(x);
       break;
@@ -197,14 +197,14 @@ private:
     }
   }
 
-  /// Its memory is gone, and it will be there again.
+  /// Handles a device that has lost its memory and will be ready again.
   void on_reset(const device_changed& x) {
     const bool lost = code_of(x.reason) == errc::worker_lost;
     const auto policy = loss_policy_of(core_->limits());
     if (lost && policy == loss_policy::fail)
       return fail(x.reason);
     if (lost && policy == loss_policy::shrink)
-      return; // the core has seen to it
+      return; // the core has handled it
     const bool built = building_.has_value();
     if (!core_->end_epoch(x.device, x.reason))
       return;
@@ -213,11 +213,12 @@ private:
       restart(x.reason);
   }
 
-  /// Does the world go on without the device?
+  /// Returns whether the world goes on without the device.
   bool is_absent(int device) const { return core_->absent().contains(core_->rank_of(device)); }
 
-  /// What a device tells comes later: it may be gone by then, and there again, and a spare that was
-  /// built for its next life is looked at when that is told.
+  /// Returns whether all devices are ready in their reported generation. Reports come late: by then
+  /// the device may be lost, and back. A spare for its next generation is used when that is
+  /// reported.
   bool devices_ready() const {
     return std::all_of(core_->lanes().begin(), core_->lanes().end(), [this](const auto& x) {
       auto i = phases_.find(x->state().ordinal());
@@ -229,8 +230,8 @@ private:
 
   enum class wish : std::uint8_t { nothing, communicator, preparation };
 
-  /// What is to be built? What is not for now comes when nothing of a communicator that ended is
-  /// left on the devices: what it holds there would make building slow, and the three of them would
+  /// Returns what to build. A build that is not needed now waits until an ended communicator has
+  /// left the devices: its memory there would make building slow, and three communicators would
   /// need more memory than two.
   wish wanted() const {
     auto now = core_->status();
@@ -248,7 +249,7 @@ private:
                : wish::nothing;
   }
 
-  /// A device that was lost is there again: perhaps a standby was built for that.
+  /// A lost device is ready again: switches to the standby that was built for it, if there is one.
   void go_on_with_spare() {
     if (building_ || !devices_ready() || !core_->switch_to_spare())
       return;
@@ -294,13 +295,13 @@ private:
                        build_overdue{*building_});
   }
 
-  /// What `waits` is for waits so long.
+  /// Tries to build after `pause`. Until then `waits` holds back builds of its kind.
   void try_build_after(std::chrono::nanoseconds pause, std::optional<std::uint64_t>& waits) {
     waits = ++last_retry_;
     detail::send_after(this, caf::actor_cast<caf::actor>(this), pause, retry_build{last_retry_});
   }
 
-  /// Logs once for each end of a live communicator that the world goes on, if it does.
+  /// Logs that the world goes on, if it does, once for each end of a live communicator.
   void note_ready(const char* how) {
     const auto now = core_->status();
     if (now.phase != world_phase::ready)
@@ -326,7 +327,7 @@ private:
     if (building_ != x.epoch)
       return;
     if (!x.why && !core_->open())
-      return; // it ended meanwhile, which is another message
+      return; // it ended meanwhile, which another message reports
     building_.reset();
     if (finished())
       return;
@@ -364,7 +365,7 @@ private:
     case communicator_role::live:
       note_ready("with its standby");
       if (code_of(x.why) == errc::device_reset)
-        return try_build(); // somebody asked for it; the budget is for what goes wrong
+        return try_build(); // a requested reset, which the budget of restarts does not count
       if (code_of(x.why) == errc::worker_lost &&
           loss_policy_of(core_->limits()) == loss_policy::fail)
         return fail(x.why);
@@ -372,7 +373,7 @@ private:
     }
   }
 
-  /// Tries again, without end: the live one does not need it.
+  /// Tries again, without end, since the live communicator does not need a standby.
   void on_standby_lost(const caf::error& why) {
     if (severity_of(why) == severity::process)
       return fail(why);
@@ -387,7 +388,7 @@ private:
     return pause * (1u << std::min<std::size_t>(times, 10));
   }
 
-  /// Builds again, unless it went wrong too often.
+  /// Builds again, unless the budget of restarts is used up.
   void restart(const caf::error& why) {
     if (severity_of(why) == severity::process)
       return fail(why);
@@ -399,12 +400,12 @@ private:
     auto& retry = needed ? retry_ : preparation_retry_;
     const auto lost = lost_life(why);
     if (lost && counted_losses_[lost->first] == lost->second) {
-      if (!building_ && !retry && devices_ready()) // else what is built, or the device, tells more
+      if (!building_ && !retry && devices_ready()) // else the build or the device reports next
         try_build_after(limits.restart_backoff, retry);
       return;
     }
     if (static_cast<int>(restarts_.size()) >= limits.restarts) {
-      if (!needed) // the standby goes on, and gets one when there is a restart again
+      if (!needed) // the standby goes on, and gets its own when a restart is allowed again
         try_build_after(limits.restarts > 0 ? restarts_.front() + limits.restart_window - now
                                             : limits.restart_window,
                         preparation_retry_);
@@ -417,7 +418,7 @@ private:
     if (lost)
       counted_losses_[lost->first] = lost->second;
     if (building_)
-      return; // the standby to be
+      return; // the build in progress goes on
     retry_.reset();
     if (earlier == 0)
       try_build();
@@ -425,12 +426,13 @@ private:
       try_build_after(doubled(limits.restart_backoff, earlier - 1), retry);
   }
 
-  /// The device that was lost and its generation, which several may tell of; none if it is no loss.
+  /// Returns the lost device and its generation, since several reports may name one loss; none if
+  /// `why` is not a loss.
   std::optional<std::pair<int, std::uint64_t>> lost_life(const caf::error& why) const {
     const auto i = phases_.find(failure_of(why).value_or(failure{}).device);
     if (code_of(why) != errc::worker_lost || i == phases_.end())
       return {};
-    return std::pair{i->first, i->second.generation}; // what is told comes before the next life
+    return std::pair{i->first, i->second.generation}; // reported before the next generation
   }
 
   caf::error too_many_restarts(const caf::error& why) const {
@@ -454,7 +456,7 @@ private:
       return;
     }
     if (x.epoch != 0)
-      return; // the first of all has one deadline for its devices and itself
+      return; // the first build and its devices have one deadline
     std::string missing;
     for (auto& lane : core_->lanes())
       if (auto i = phases_.find(lane->state().ordinal());
@@ -488,23 +490,23 @@ private:
 
   std::shared_ptr<system_lease> lease_;
   std::shared_ptr<world_core> core_;
-  shared_core<world_core> reachable_;       // the same for other threads
-  std::shared_ptr<rank_programs> programs_; // none: requests come here
+  shared_core<world_core> reachable_;       // `core_` for other threads
+  std::shared_ptr<rank_programs> programs_; // null: the world has no program
   subscriber_list subscribers_;
   std::map<int, caf::actor> collectives_;
   std::map<int, device_changed> phases_;
-  std::map<int, std::uint64_t> counted_losses_; // the generation that was lost last, by device
+  std::map<int, std::uint64_t> counted_losses_; // the last lost generation, by device
   std::deque<clock::time_point> restarts_;
-  std::optional<std::uint64_t> building_; // the epoch that it is for
+  std::optional<std::uint64_t> building_; // the epoch that is being built
   bool preparing_ = false;
-  std::optional<std::uint64_t> retry_;             // what is needed now waits until then
-  std::optional<std::uint64_t> preparation_retry_; // and what is not
+  std::optional<std::uint64_t> retry_;             // needed builds wait until then
+  std::optional<std::uint64_t> preparation_retry_; // other builds wait until then
   std::uint64_t last_retry_ = 0;
   std::uint64_t told_epoch_ = 0;
   std::uint64_t told_membership_ = 0;
   std::size_t standby_failures_ = 0; // in a row
-  /// When the live communicator ended, until it was logged that the world goes on; else the end of
-  /// the clock.
+  /// The time when the live communicator ended, until the log says that the world goes on; else the
+  /// clock's maximum.
   std::shared_ptr<std::atomic<clock::time_point>> ended_at_ =
       std::make_shared<std::atomic<clock::time_point>>(clock::time_point::max());
   bool was_ready_ = false;
@@ -525,7 +527,7 @@ caf::error check_limits(const world_limits& x, const std::vector<std::shared_ptr
                              std::pair{"world_limits::restart_window", x.restart_window}})
     if (auto error = check_not_negative(name, limit); error)
       return error;
-  // These may be more than nanoseconds can count.
+  // In nanoseconds these could overflow.
   if (auto error = check_at_least("world_limits::quiet_limit", x.quiet_limit.count(), 1, "ms");
       error)
     return error;
@@ -561,7 +563,7 @@ caf::error check_limits(const world_limits& x, const std::vector<std::shared_ptr
   return {};
 }
 
-/// The same, but for what a clock cannot count to: that is as good as never.
+/// Returns the limits, cut to the longest time that a clock can count.
 world_limits countable(world_limits x) {
   constexpr auto most = as_good_as_never;
   x.build_deadline = std::min<std::chrono::nanoseconds>(x.build_deadline, most);
@@ -593,7 +595,7 @@ caf::expected<world_parts> make_world(caf::actor_system& sys, world_config confi
   if (!program.name.empty())
     if (auto error = check_program_bytes(
             program.arguments.size() + program.name.size() + config.name.size() +
-                lanes->size() * sizeof(world_member), // which a note lists
+                lanes->size() * sizeof(world_member), // listed in a note
             "names, members and arguments");
         error)
       return error;

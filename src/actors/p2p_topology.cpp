@@ -18,8 +18,8 @@ namespace troupe::detail {
 
 namespace {
 
-/// Supervises a topology: whenever one of its devices begins a life, access to it and from it is
-/// enabled. Requests pass through to the topology's data.
+/// Supervises a topology: when one of its devices begins a new generation, access to it and from it
+/// is enabled. Requests go straight to the topology's data.
 class p2p_topology_actor final : public actor_base<>, public direct_receiver<topology_request> {
 public:
   p2p_topology_actor(caf::actor_config& cfg, std::shared_ptr<system_lease> lease,
@@ -107,7 +107,7 @@ private:
   subscriber_list subscribers_;
   std::map<int, std::size_t> places_; // by ordinal
   std::map<int, caf::actor> devices_;
-  std::map<int, std::uint64_t> connected_; // generations
+  std::map<int, std::uint64_t> connected_; // generations, by ordinal
   p2p_graph last_told_;
 };
 

@@ -1,4 +1,4 @@
-/// What a world and its ranks' processes tell each other.
+/// Messages between a world and the processes of its ranks.
 #pragma once
 
 #include <troupe/error.hpp>
@@ -15,13 +15,13 @@ namespace troupe::detail {
 
 struct program_note {
   enum class kind : std::uint8_t {
-    enter = 1, ///< with a rank: goes on with its communicator, as `view` says
-    leave,     ///< `view.epoch` ends because of `why`; to both sides
+    enter = 1, ///< with a rank: it goes on with its communicator, as `view` says
+    leave,     ///< the communicator of `view.epoch` ends because of `why`; to both sides
     stop,      ///< the world ends
     message,   ///< `bytes`, to the program's actor
-    report,    ///< `bytes`, from it
-    ended,     ///< it ended because of `why`
-    ready,     ///< from its process, of `generation`: it has begun, or has the last message
+    report,    ///< `bytes`, from the program's actor
+    ended,     ///< the program's actor ended because of `why`
+    ready,     ///< from the process, of `generation`: the program began, or has the last message
   };
 
   kind what{};
@@ -41,10 +41,10 @@ struct program_note {
 };
 
 std::vector<std::byte> to_bytes(const program_note& x);
-/// None: they make no sense.
+/// Returns none if the bytes are not valid.
 std::optional<program_note> program_note_of(std::span<const std::byte> bytes);
 
-/// @errors errc::invalid_argument: more than `most_program_bytes`, which are `what`
+/// @errors errc::invalid_argument: more than `most_program_bytes`; `what` names the bytes
 caf::error check_program_bytes(std::size_t size, const char* what);
 
 } // namespace troupe::detail

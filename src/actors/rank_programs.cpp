@@ -93,7 +93,7 @@ void rank_programs::on_live(communicator& x, const world_status& view) {
     const auto bytes = to_bytes(note);
     if (auto error = x.call_from_outside(
             i, [&](backend_communicator& rank) { return rank.hand_over(bytes); })) {
-      if (code_of(error) != errc::worker_lost) // which ends it in any case
+      if (code_of(error) != errc::worker_lost) // a loss ends it in any case
         x.fail(error);
       return;
     }
@@ -163,7 +163,7 @@ caf::error rank_programs::send(const program_message& x) {
   return {};
 }
 
-/// None: all of these ranks have their program, or will have it.
+/// Returns none if all of these ranks have their program, or will have it.
 caf::error rank_programs::ended_in(const world_core& core, const std::vector<std::size_t>& ranks) {
   std::lock_guard lock{mutex_};
   for (auto i : ranks) {
@@ -192,7 +192,7 @@ void rank_programs::on_program_end(const world_core& core, std::size_t rank,
         why);
 }
 
-/// In order, and only to a process that has the program: the next one begins it anew.
+/// Sends in order, and only to a process that has the program: the next process begins it anew.
 void rank_programs::pass_on(const world_core& core, std::size_t rank) {
   std::unique_lock lock{mutex_};
   auto& x = outboxes_[rank];
@@ -206,7 +206,7 @@ void rank_programs::pass_on(const world_core& core, std::size_t rank) {
     lock.unlock();
     const auto error = core.owner()->tell(device.ordinal(), note);
     lock.lock();
-    if (error) // it did not get there; the next process says when it is ready
+    if (error) // not delivered; the next process reports when it is ready
       x.notes.push_front(note);
   }
   x.passes_on = false;
@@ -218,7 +218,7 @@ void rank_programs::stop() {
   note.what = program_note::kind::stop;
   note.world = number_;
   for (std::size_t i = 0; core && i < core->size(); ++i)
-    static_cast<void>(tell(i, note)); // whoever does not hear it is no more
+    static_cast<void>(tell(i, note)); // on failure the process is gone
   board_->remove(number_);
 }
 
@@ -231,7 +231,7 @@ void rank_programs::on_ready(const std::shared_ptr<world_core>& core, std::size_
     if (x.notes.empty())
       return;
   }
-  // Not on this thread, which reads what the process sends.
+  // Not on this thread, which reads from the process.
   core->owner()->workers().run(
       [self = shared_from_this(), core, rank] { self->pass_on(*core, rank); });
 }

@@ -1,4 +1,4 @@
-/// The side of a world whose ranks are driven where their devices live, by a program's actors.
+/// The parent's side of a world whose ranks are driven in their workers, by a program's actors.
 #pragma once
 
 #include "actors/program_note.hpp"
@@ -20,14 +20,14 @@ namespace troupe::detail {
 
 class rank_programs;
 
-/// The worlds of an actor system that have programs; hands on what comes from the processes.
+/// The worlds of an actor system that have programs. Passes on what their processes send.
 class program_board {
 public:
-  /// Before `told`. The result is the world's number.
+  /// Adds a world and returns its number. Called before `told`.
   std::uint64_t add(std::weak_ptr<rank_programs> who);
   void remove(std::uint64_t number) noexcept;
-  /// Reads what the process of a device says, and hands it on.
-  /// @errors errc::internal: it makes no sense
+  /// Reads a note from the process of a device, and passes it on.
+  /// @errors errc::internal: the note is not valid
   caf::error told(int device, std::span<const std::byte> bytes) const;
 
 private:
@@ -36,7 +36,7 @@ private:
   std::map<std::uint64_t, std::weak_ptr<rank_programs>> all_;
 };
 
-/// Of one world. @thread any
+/// The programs of one world. @thread any
 class rank_programs : public std::enable_shared_from_this<rank_programs> {
 public:
   static std::shared_ptr<rank_programs> make(std::shared_ptr<program_board> board,
@@ -44,19 +44,19 @@ public:
                                              world_program what);
   ~rank_programs();
 
-  /// Who hears what the programs report. Before the first communicator.
+  /// Sets the actor that gets the programs' reports. Called before the first communicator.
   void set_world(const caf::actor& world);
-  /// A communicator is the live one: its ranks' processes have it from now on.
+  /// Hands the new live communicator over to its ranks' processes.
   void on_live(communicator& x, const world_status& view);
-  /// It ended.
+  /// Tells the ranks' processes that a communicator has ended.
   void on_end(std::uint64_t epoch, const caf::error& why);
-  /// @errors errc::invalid_argument: no such rank; errc::overloaded: too many wait for its program;
-  ///         errc::unavailable
+  /// @errors errc::invalid_argument: no such rank; errc::overloaded: too many messages wait for its
+  ///         program; errc::unavailable
   caf::error send(const program_message& x);
-  /// The world has ended. While its actor system is there.
+  /// Ends the programs, since the world has ended. Called while the actor system exists.
   void stop();
-  /// By the process of `device`.
-  /// @errors errc::internal: it makes no sense
+  /// Handles a note from the process of `device`.
+  /// @errors errc::internal: the note is not valid
   caf::error told(int device, program_note note);
 
 private:
@@ -70,21 +70,21 @@ private:
   void on_ready(const std::shared_ptr<world_core>& core, std::size_t rank,
                 std::uint64_t generation);
 
-  /// Messages for a rank's program. One at a time is on its way, so that a program that takes long
-  /// to begin, or a network that is slow, holds up nothing else of the process.
+  /// Messages for a rank's program. Only one at a time is on its way. So a program that is slow to
+  /// begin, or a slow network, delays nothing else in the process.
   struct outbox {
     std::deque<std::vector<std::byte>> notes;
-    std::uint64_t ready_in = 0; ///< the generation of the device whose process takes one
-    bool passes_on = false;     ///< somebody does
+    std::uint64_t ready_in = 0; ///< generation of the device whose process can take a message
+    bool passes_on = false;     ///< a thread is in `pass_on`
   };
 
   struct program_end {
-    std::uint64_t generation = 0; ///< of the device whose process it was in
+    std::uint64_t generation = 0; ///< of the device whose process ran the program
     caf::error why;
   };
 
   const std::shared_ptr<program_board> board_;
-  const std::weak_ptr<world_core> core_; // which calls this
+  const std::weak_ptr<world_core> core_; // calls this object
   const world_program program_;
   std::uint64_t number_ = 0;
   std::mutex mutex_;
@@ -93,8 +93,8 @@ private:
   std::map<std::size_t, program_end> ended_;
 };
 
-/// Has `board` hear what the processes of the devices say of programs; one that makes no sense is
-/// given up.
+/// Makes `board` receive what the devices' processes send about programs. Gives up a process that
+/// sends an invalid note.
 void listen(runtime& from, std::shared_ptr<program_board> board);
 
 } // namespace troupe::detail

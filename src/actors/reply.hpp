@@ -1,4 +1,4 @@
-/// From operations to mailboxes.
+/// Answers of operations to mailboxes.
 #pragma once
 
 #include "actors/answer_spinner.hpp"
@@ -18,8 +18,8 @@ namespace troupe::detail {
 template <class T>
 using reply_of = caf::result<std::conditional_t<std::is_same_v<T, nothing>, void, T>>;
 
-/// Puts the answer of `op` into the requester's mailbox, on whatever thread answers it. `replier`
-/// is who answers, if it is an actor; `keep` lives until then.
+/// Puts the answer of `op` into the requester's mailbox, on the thread that answers `op`. `replier`
+/// is the sender of the answer, if it is an actor; `keep` lives until then.
 template <class T>
 void reply_when_answered(runtime& owner, const std::shared_ptr<operation_of<T>>& op,
                          const reply_address& to, const caf::strong_actor_ptr& replier,
@@ -42,7 +42,7 @@ void reply_when_answered(runtime& owner, const std::shared_ptr<operation_of<T>>&
     to.spinner->wake();
 }
 
-/// The same for the message that `self` has in hand.
+/// Same for the message that `self` is handling.
 template <class Self, class T>
 reply_of<T> reply_when_answered(Self* self, runtime& owner,
                                 const std::shared_ptr<operation_of<T>>& op) {

@@ -23,7 +23,7 @@ namespace troupe::detail {
 namespace {
 
 // CAF has no hook for the end of an actor system: it stops its modules after it has waited for all
-// actors. So the condition variable that it waits at is asked, which is private: an explicit
+// actors. So the condition variable at which it waits is checked. It is private, but an explicit
 // instantiation may name it.
 std::condition_variable& running_condition(caf::actor_registry& x);
 
@@ -58,14 +58,14 @@ public:
       : keeper_(keeper), lease_(std::move(lease)), patience_(patience) {}
 
   void look_later() {
-    constexpr int looks = 5; // in the time until the first line
+    constexpr int looks = 5; // before the first log line
     keeper_.call_at(clock::now() + patience_ / looks,
                     [self = shared_from_this()] { self->look(); });
   }
 
 private:
   void look() {
-    const auto lease = lease_.lock(); // the actor system is there as long as this is
+    const auto lease = lease_.lock(); // the actor system lives as long as the lease
     if (!lease)
       return;
     if (!waits_for_actors(lease->system))
@@ -93,7 +93,7 @@ private:
                                 " for its actors to end, and still does: " + text);
   }
 
-  timekeeper& keeper_; // calls this
+  timekeeper& keeper_; // calls this object
   const std::weak_ptr<system_lease> lease_;
   const std::chrono::nanoseconds patience_;
   std::optional<clock::time_point> waits_since_;

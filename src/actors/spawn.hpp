@@ -1,4 +1,4 @@
-/// How the library's own actors are made.
+/// Creation of the library's own actors.
 #pragma once
 
 #include "core/device_core.hpp"
@@ -12,10 +12,10 @@
 
 namespace troupe::detail {
 
-/// Makes the library's messages known to CAF.
+/// Registers the library's messages with CAF.
 void register_types(config& cfg);
 
-/// The root of the device and collective actors.
+/// Spawns the root of the device and collective actors.
 caf::actor spawn_devices(caf::actor_system& sys, std::shared_ptr<runtime> owner);
 
 caf::actor spawn_device_actor(caf::actor_system& sys, device_core core);

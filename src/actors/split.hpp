@@ -17,12 +17,12 @@ namespace troupe::detail {
 struct world_group {
   std::int32_t color = 0;
   std::string name;
-  std::vector<std::int32_t> ranks; ///< in the world that is split, in the order of the group
+  std::vector<std::int32_t> ranks; ///< ranks of the split world, in the order of the group
   world_parts parts;
 };
 
-/// The groups that `what` makes of `core`'s ranks, by color; each is a world that builds.
-/// @errors as the message `split`: none was made
+/// Makes the groups that `what` defines over `core`'s ranks, by color. Each is a world that builds.
+/// @errors as the message `split`: no group was made
 caf::expected<std::vector<world_group>> split_world(caf::actor_system& sys, const world_core& core,
                                                     const split& what, const world_limits& limits);
 

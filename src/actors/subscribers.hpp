@@ -1,4 +1,4 @@
-/// Who wants to hear of changes.
+/// Actors that subscribe to changes.
 #pragma once
 
 #include <troupe/detail/caf_compat.hpp>
@@ -10,10 +10,10 @@
 
 namespace troupe::detail {
 
-/// Subscribers of one actor; one that ends is forgotten.
+/// The subscribers of an actor. A subscriber that ends is removed.
 class subscriber_list {
 public:
-  /// Adds the sender of the current message; gives its handle.
+  /// Adds the sender of the current message, and returns its handle.
   template <class Self> caf::actor add(Self* self) {
     auto who = caf::actor_cast<caf::actor>(self->current_sender());
     if (who && std::find(all_.begin(), all_.end(), who) == all_.end()) {

@@ -23,7 +23,7 @@
 namespace troupe::detail {
 
 log_level level_without_cuda(const caf::error& why) {
-  // A worker's reason comes as its text.
+  // The reason from a worker comes as text only.
   const auto text = describe(why);
   for (auto* nothing :
        {"built without CUDA", "cudaErrorNoDevice", "there is no driver", "the machine has no GPU"})
@@ -60,7 +60,7 @@ std::vector<std::string> system_lease::holders() const {
   std::vector<std::string> result;
   std::lock_guard lock{mutex_};
   for (auto i = holders_.begin(); i != holders_.end();) {
-    // With a handle, the actor of a world or a topology ends by itself when the handle goes.
+    // If a handle exists, only it is named: the actor of a world or topology ends with the handle.
     auto& [what, how] = *i;
     result.push_back(what + (how == lease_holder::handle
                                  ? ": a handle of it is still held"
@@ -153,7 +153,7 @@ caf::error system_core::check_numbers() const {
   return {};
 }
 
-/// Options of which the backend that is asked for knows nothing.
+/// Refuses options that have no effect on the chosen backend.
 caf::error system_core::check_effects() const {
   if (config_.host_devices_ != config::not_given && config_.backend_name_ == "cuda")
     return make_error(errc::invalid_argument,
@@ -202,7 +202,7 @@ placement system_core::wanted_placement() const {
   return config_.placement_name_ == "worker" ? placement::worker_process : placement::in_process;
 }
 
-/// What the options say beside what the program has set.
+/// Returns the program's settings, with the options that override them.
 remote_hosts system_core::wanted_hosts() const {
   auto result = config_.hosts;
   if (config_.hosts_port_ != config::not_given)
@@ -282,7 +282,7 @@ caf::error system_core::choose_backend(caf::error& without_cuda) {
       backend_ = std::move(*cuda);
       return {};
     }
-    if (wanted == "cuda" || !alone) // hosts lend GPUs only
+    if (wanted == "cuda" || !alone) // with other hosts, "auto" means GPUs
       return cuda.error();
     reason_ = describe(cuda.error());
     without_cuda = cuda.error();
@@ -313,11 +313,11 @@ caf::expected<std::shared_ptr<runtime>> system_core::runtime() {
     return failure_;
   try {
     runtime_ = std::make_shared<detail::runtime>(backend_, wanted_lanes(), config_.flight_record);
-  } catch (const std::system_error& e) { // there may be a thread for the next call
+  } catch (const std::system_error& e) { // the next call may get a thread
     return system_failure("pthread_create", e.code().value(), "no thread for the devices");
   }
   auto result = runtime_;
-  lock.unlock(); // a sink may ask for the devices
+  lock.unlock(); // a log sink may ask for the devices
   if (without_cuda)
     log(level_without_cuda(without_cuda),
         "using virtual devices, since CUDA is unavailable: " + describe(without_cuda));

@@ -1,4 +1,4 @@
-/// What belongs to one actor system: the runtime and, while somebody needs them, the actors of its
+/// The state of one actor system: the runtime and, while they are needed, the actors of its
 /// devices.
 #pragma once
 
@@ -23,23 +23,23 @@ namespace troupe::detail {
 class answer_spinner;
 class program_board;
 
-/// How loud it is said that CUDA's devices are not used because of `why`: a machine without a GPU
-/// is as it is meant to be, one whose driver is broken is not.
+/// Returns the log level for the fact that CUDA is not used because of `why`: info if the machine
+/// has no GPU, warning if, for example, its driver is broken.
 log_level level_without_cuda(const caf::error& why);
 
-/// How a lease is held: by handles of the user's, or by an actor that the user has to end.
+/// The holder of a lease: handles of the user, or an actor that the user must end.
 enum class lease_holder { handle, actor };
 
-/// Keeps the device actors alive; the last one ends them.
+/// Keeps the device actors alive; the last lease ends them.
 struct system_lease : std::enable_shared_from_this<system_lease> {
   system_lease(caf::actor_system& s, caf::actor r) : system(s), root(std::move(r)) {}
   ~system_lease();
   system_lease(const system_lease&) = delete;
   system_lease& operator=(const system_lease&) = delete;
 
-  /// Returns this lease as `what` holds it, an object that `holders` names while there are copies.
+  /// Returns this lease as held by `what`, which `holders` names while copies of the result exist.
   std::shared_ptr<system_lease> held_by(std::string what, lease_holder how);
-  /// For the log: each object once, and what is missing to its end.
+  /// Returns for the log each object once, with what is missing for its end.
   std::vector<std::string> holders() const;
 
   caf::actor_system& system;
@@ -62,31 +62,32 @@ public:
   static caf::expected<system_core*> of(caf::actor_system& sys);
 
   /// Makes the backend at the first call; if that fails, each later call has the same error.
-  /// @errors errc::unavailable, not_supported: it is not there; errc::invalid_argument: an option
-  ///         is wrong
+  /// @errors errc::unavailable, not_supported: the backend is not available;
+  ///         errc::invalid_argument: an option is wrong
   caf::expected<std::shared_ptr<detail::runtime>> runtime();
-  /// Why the host backend was taken.
+  /// Returns why the host backend was chosen.
   std::string reason();
   void use_backend(std::shared_ptr<backend> backend);
 
-  /// How long an actor system waits for its actors before the log says why. Before the first lease.
+  /// Sets how long an actor system waits for its actors before the log says why. Called before the
+  /// first lease.
   void set_shutdown_patience(std::chrono::nanoseconds x) noexcept { shutdown_patience_ = x; }
 
-  /// Spawns the root of the device actors if there is none.
+  /// Returns the current lease, or spawns the root of the device actors for a new one.
   caf::expected<std::shared_ptr<system_lease>> lease(caf::actor_system& sys);
 
   /// Returns the job that spins for answers to actors of `sys`.
   answer_spinner& spinner(caf::actor_system& sys);
 
-  /// The worlds whose ranks are driven in other processes. After `runtime`.
+  /// Returns the worlds whose ranks are driven in other processes. Called after `runtime`.
   std::shared_ptr<program_board> programs();
 
   const config& settings() const noexcept { return config_; }
 
 private:
-  /// `without_cuda`: why virtual devices are taken where that was not asked for.
+  /// `without_cuda`: set to the reason if virtual devices are used without a request for them.
   caf::error choose_backend(caf::error& without_cuda);
-  /// Checks the options, and chooses the backend unless there is one. Under the mutex.
+  /// Checks the options, and chooses the backend unless there is one. Needs `mutex_`.
   caf::error prepare(caf::error& without_cuda);
   caf::error check_names() const;
   caf::error check_numbers() const;

@@ -27,7 +27,7 @@ const std::shared_ptr<detail::topology_core>& detail::topology_access::core_of(c
 
 namespace {
 
-/// What is missing for the graph to be settled.
+/// Returns an error that names what is missing for the graph to be settled.
 caf::error overdue(const p2p_graph& graph) {
   std::string missing;
   for (auto& x : graph.devices)

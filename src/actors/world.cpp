@@ -41,7 +41,7 @@ world detail::world_access::make(world_parts parts) {
 
 namespace {
 
-/// Blocks until the world is built, or is not; its build deadline bounds this.
+/// Blocks until the world is built, or has failed, at most for its build deadline.
 caf::error wait_until_ready(caf::actor_system& sys, const caf::actor& world) {
   caf::scoped_actor self{sys};
   detail::send(self, world, subscribe{});
@@ -157,7 +157,7 @@ world_rank world::rank(std::size_t index) const { return {*this, index}; }
 
 // -- one rank
 
-/// One that is out of range stays so as an `int`.
+/// A rank that is out of range stays out of range as an `int`.
 world_rank::world_rank(world w, std::size_t rank)
     : world_(std::move(w)), core_(detail::counted_apart(world_.owner_->parts.core)),
       rank_(std::min<std::size_t>(rank, INT_MAX)) {}

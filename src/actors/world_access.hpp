@@ -1,4 +1,4 @@
-/// From the library's insides to the facade of a world.
+/// Access from library code to the parts of a `world`.
 #pragma once
 
 #include "actors/world_parts.hpp"

@@ -69,8 +69,8 @@ static_assert(static_cast<std::size_t>(fault::corrupt) + 1 == fault_names.size()
 constexpr std::size_t index_of(verb x) noexcept { return static_cast<std::size_t>(x); }
 constexpr std::size_t index_of(fault x) noexcept { return static_cast<std::size_t>(x); }
 
-/// A number in [0, 1) that follows from all of `from` (each goes through the finalizer of
-/// SplitMix64).
+/// Returns a number in [0, 1) that depends only on `from`. Each value goes through the finalizer of
+/// SplitMix64.
 double uniform(std::initializer_list<std::uint64_t> from) noexcept {
   std::uint64_t x = 0;
   for (const auto y : from) {
@@ -110,7 +110,7 @@ bool fails(fault x) noexcept {
   return x == fault::fail || x == fault::out_of_memory || x == fault::poison;
 }
 
-/// Who makes a call.
+/// The origin of a call.
 struct caller {
   int device = any_device;
   int rank = -1;
@@ -120,11 +120,11 @@ struct caller {
 
 using steady_time = std::chrono::steady_clock::time_point;
 
-/// Words in memory that a remote device sees. Its streams wait for them: no function of this
-/// process can be called there.
+/// Words in pinned memory of a remote device, for gates on its streams. The streams wait for these
+/// words, because they cannot call functions of this process.
 class gate_words {
 public:
-  /// A stream that waits for `value` in `word` stands still until `give_back`.
+  /// A stream that waits for `value` in `word` is blocked until `give_back`.
   struct place {
     std::atomic<std::uint64_t>* word = nullptr;
     std::uint64_t value = 0;
@@ -141,7 +141,7 @@ public:
   gate_words(const gate_words&) = delete;
   gate_words& operator=(const gate_words&) = delete;
 
-  /// @errors what `allocate_pinned` gives
+  /// @errors as `allocate_pinned`
   caf::expected<place> take() noexcept {
     std::lock_guard lock{mutex_};
     if (free_.empty()) {
@@ -158,7 +158,7 @@ public:
     return place{word, word->load(std::memory_order_relaxed) + 1};
   }
 
-  /// Lets go who stands there. A word only grows, so that the next one may have it at once.
+  /// Releases the stream that waits for the word. A word only grows, so it can be reused at once.
   void give_back(const place& x) noexcept {
     x.word->store(x.value, std::memory_order_release);
     std::lock_guard lock{mutex_};
@@ -174,34 +174,34 @@ private:
   std::vector<std::atomic<std::uint64_t>*> free_;
 };
 
-/// A device that is open, for gates on its streams.
+/// An open device, for gates on its streams.
 struct open_device {
   backend_device* device = nullptr;
-  gate_words* words = nullptr; ///< null where the device is no remote one
+  gate_words* words = nullptr; ///< null: the device is not remote
 };
 
-/// A place where a stream or a thread stands until it is opened.
+/// Blocks a stream or a thread until it is opened.
 struct gate {
   fault_injector* injector = nullptr;
   std::uint64_t number = 0;
   fault kind = fault::hang;
   nanoseconds delay{};
   std::optional<communicator_id> communicator;
-  const backend_device* device = nullptr; ///< whose stream stands there
+  const backend_device* device = nullptr; ///< the device of the blocked stream
   bool open = false;
-  // -- of a remote device
+  // -- for a remote device only
   gate_words* words = nullptr;
   gate_words::place word;
   void* stream = nullptr;
-  std::optional<steady_time> due; ///< of a slow one
+  std::optional<steady_time> due; ///< of `slow`: the time to open, set as the stream's first gate
 };
 
-/// A fault that happens to a call: it fails, or it stands at a gate.
+/// A fault that hits one call: an error, a gate where the call waits, or a lost byte.
 struct strike {
   fault kind = fault::fail;
   caf::error error;
-  gate* place = nullptr; ///< to be passed or removed once
-  double where = 0;      ///< of `corrupt`: in [0, 1)
+  gate* place = nullptr; ///< passed or removed exactly once
+  double where = 0;      ///< of `corrupt`: position of the byte, as a fraction in [0, 1)
 };
 
 } // namespace
@@ -239,7 +239,7 @@ public:
   }
 
   bool poisoned() const noexcept { return poisoned_; }
-  /// Does anything out of the ordinary happen to calls of `v`?
+  /// Returns whether a fault can hit calls of `v`.
   bool concerns(verb v) const noexcept { return poisoned_ || has_rules_[index_of(v)]; }
 
   void poison() noexcept {
@@ -249,12 +249,12 @@ public:
     signal_all();
   }
 
-  /// What happens to a call; none: nothing out of the ordinary.
+  /// Returns the fault that hits this call, if there is one.
   std::optional<strike> next(verb v, const caller& who) noexcept {
     return next(v, who, std::array{who.device});
   }
 
-  /// The same for a call that concerns several devices.
+  /// Same for a call that concerns several devices.
   std::optional<strike> next(verb v, const caller& who, std::span<const int> devices) noexcept {
     if (poisoned_)
       return strike{fault::poison, sticky_error(testing::to_string(v), who), nullptr};
@@ -296,7 +296,7 @@ public:
     gates_.remove_if([x](const gate& y) { return &y == x; });
   }
 
-  /// Lets a stream of a remote device stand at `x`, unless it is open already.
+  /// Blocks a stream of a remote device at `x`, unless the gate is already open.
   caf::error place_remote(gate* x, const open_device& on, stream_view stream) noexcept {
     auto word = on.words->take();
     std::uint64_t number = 0;
@@ -326,7 +326,7 @@ public:
     return err;
   }
 
-  /// Blocks until `x` is open, or, if it is a slow one, its delay is over.
+  /// Blocks until `x` is open or, for `fault::slow`, until its delay is over. Removes `x`.
   void pass(gate* x) noexcept {
     {
       std::unique_lock lock{mutex_};
@@ -349,7 +349,7 @@ public:
     open_gates([&](const gate& x) { return x.communicator && x.communicator->bytes == id.bytes; });
   }
 
-  /// Keeps what tells the lane of `key` that something happened.
+  /// Stores the completion signal of the device `key`.
   void set_signal(const void* key, std::function<void()> signal) {
     std::lock_guard lock{signal_mutex_};
     signals_[key] = std::move(signal);
@@ -360,7 +360,7 @@ public:
     signals_.erase(key);
   }
 
-  /// What every call gives after a sticky fault.
+  /// Returns the error that every call gets after a sticky fault.
   static caf::error sticky_error(std::string_view call, const caller& who) {
     auto f = failure_of_call(errc::device_fault, call, who);
     f.native_name = "cudaErrorIllegalAddress";
@@ -409,14 +409,14 @@ private:
       else if (rule.kind == fault::corrupt)
         result = strike{rule.kind, {}, nullptr, uniform({~seed_, i, count.calls})};
       else
-        result = strike{rule.kind, {}, make_gate(rule, who)}; // there before anybody can know of it
+        result = strike{rule.kind, {}, make_gate(rule, who)}; // made before a waiter can see it
     }
     if (result)
       changed_.notify_all();
     return result;
   }
 
-  /// Nobody comes back from a remote gate: it goes as soon as it is open.
+  /// Opens the selected gates. A remote gate is erased here, since no thread returns from it.
   template <class Predicate> void open_those(Predicate which) noexcept {
     for (auto i = gates_.begin(); i != gates_.end();) {
       if (!which(*i)) {
@@ -433,7 +433,7 @@ private:
     }
   }
 
-  /// Has a thread that opens the slow gates of remote devices.
+  /// Starts or wakes the thread that opens slow gates of remote devices.
   caf::error keep_time() {
     changed_.notify_all();
     return timer_.joinable()
@@ -502,8 +502,8 @@ private:
   }
 
   void signal_all() noexcept {
-    // The last owner of a device may let it go inside its signal, which then comes to
-    // `remove_signal`.
+    // A signal may drop the last owner of its device, whose destructor calls `remove_signal` on
+    // this thread.
     std::lock_guard lock{signal_mutex_};
     for (auto i = signals_.begin(); i != signals_.end();) {
       const auto key = i->first;
@@ -520,7 +520,7 @@ private:
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_; ///< a fault was injected, or a gate opened
   std::vector<counted_rule> rules_;
-  std::size_t disarmed_ = 0; // so many of them, the first ones
+  std::size_t disarmed_ = 0; // the rules before this index are off
   std::array<std::uint64_t, fault_names.size()> injected_{};
   std::list<gate> gates_;
   std::uint64_t last_gate_ = 0;
@@ -532,19 +532,20 @@ private:
 
 namespace {
 
-/// The devices that are open, for communicators to enqueue gates on.
+/// The open devices, on whose streams communicators enqueue gates.
 struct open_devices {
   std::mutex mutex;
   std::map<int, open_device> by_ordinal;
 };
 
-/// The stream function of a gate.
+/// Waits at a gate; runs as a host function in a stream.
 void pass_gate(void* x) {
   auto* g = static_cast<gate*>(x);
   g->injector->pass(g);
 }
 
-/// Lets the calling thread, or a stream of `device` if there is one, stand where `what` says.
+/// Waits at the gate of `what`. Blocks `stream` on the device `on`; without both, or for
+/// `fault::block`, blocks the calling thread.
 caf::error hold(fault_injector& injector, const strike& what, const open_device& on,
                 stream_view stream) noexcept {
   if (what.kind == fault::block || !on.device || !stream.native) {
@@ -583,7 +584,7 @@ public:
 
   caf::error bind() noexcept override {
     if (inner_->is_remote() && inner_->loss())
-      open_gates(); // the streams that stood there are no more
+      open_gates(); // their streams are gone
     return call(verb::bind, [this] { return inner_->bind(); });
   }
 
@@ -623,7 +624,7 @@ public:
     return call(verb::allocate_pinned, [&] { return inner_->allocate_pinned(size_bytes); });
   }
 
-  /// Host memory can be freed whatever became of the devices.
+  /// Injects no fault: host memory can be freed whatever the state of the devices.
   caf::error deallocate_pinned(void* memory) noexcept override {
     return inner_->deallocate_pinned(memory);
   }
@@ -726,7 +727,7 @@ public:
         stream);
   }
 
-  /// A rule is for each copy by itself.
+  /// False while rules concern copies, since a rule applies to each copy alone.
   bool prefers_copy_peers() const noexcept override {
     return inner_->prefers_copy_peers() && !injector_->concerns(verb::copy_peer);
   }
@@ -788,7 +789,7 @@ private:
     injector_->open_gates([this](const gate& x) { return x.device == inner_.get(); });
   }
 
-  /// Lets `what` happen to the call that it strikes; none: the call follows.
+  /// Applies the fault `what` to a call. Without an error, the caller goes on with the call.
   caf::error suffer(const strike& what, verb v, const caller& who, stream_view stream) noexcept {
     if (fails(what.kind))
       return what.error;
@@ -799,7 +800,8 @@ private:
     return {};
   }
 
-  /// Calls `f`, unless a fault says otherwise. With a `stream`, it is the stream that stands still.
+  /// Calls `f` unless a fault makes the call fail. With a `stream`, a gate blocks the stream, not
+  /// the thread.
   template <class F> std::invoke_result_t<F> call(verb v, F f, stream_view stream = {}) noexcept {
     const caller who{ordinal_};
     if (auto what = injector_->next(v, who))
@@ -808,7 +810,7 @@ private:
     return f();
   }
 
-  /// The same for what names another device.
+  /// Same for a call that names another device.
   template <class F> caf::error call(verb v, int peer, F f) noexcept {
     const caller who{ordinal_, -1, nullptr, peer};
     if (auto what = injector_->next(v, who))
@@ -817,7 +819,7 @@ private:
     return f();
   }
 
-  /// The same for a copy, which `piece` does from a byte on.
+  /// Same for a copy. `piece(begin, size)` copies part of it; `fault::corrupt` leaves out one byte.
   template <class F>
   caf::error call_copy(verb v, const caller& who, std::size_t size_bytes, F piece,
                        stream_view stream) noexcept {
@@ -840,8 +842,8 @@ private:
   std::shared_ptr<fault_injector> injector_;
   std::shared_ptr<open_devices> devices_;
   int ordinal_;
-  std::unique_ptr<backend_device> inner_; // its streams may still come to gates
-  std::optional<gate_words> words_;       // the first to go, by means of the device
+  std::unique_ptr<backend_device> inner_; // its streams may still reach gates
+  std::optional<gate_words> words_; // destroyed first, since it frees its memory through the device
 };
 
 class faulty_communicator final : public backend_communicator {
@@ -861,7 +863,7 @@ public:
     return call(verb::collective, stream, [&] { return inner_->enqueue(calls, stream); });
   }
 
-  /// What stands still is the calling thread, which blocks here for the other ranks anyway.
+  /// A gate blocks the calling thread, which waits here for the other ranks anyway.
   caf::error register_window(void* memory, std::size_t size_bytes,
                              stream_view stream) noexcept override {
     return call(verb::register_window, {},
@@ -1023,7 +1025,7 @@ private:
         std::move(*device), injector_, std::move(devices), ordinal)};
   }
 
-  /// Ends the communicator whatever happens, as after a sticky fault nobody else would.
+  /// Ends the communicator even if a fault hits the call: after a sticky fault no other call would.
   caf::error end(verb v, communicator_ranks ranks) noexcept {
     if (ranks.empty())
       return {};
@@ -1043,7 +1045,7 @@ private:
       else
         injected = hold(*injector_, *what, {}, {});
     }
-    // What still stands after a sticky fault would never become idle.
+    // After a sticky fault, blocked work never becomes idle: abort, do not destroy.
     const auto must_abort = v == verb::abort || injector_->poisoned();
     if (must_abort)
       injector_->open_gates_of(id);

@@ -8,9 +8,9 @@ namespace troupe::detail {
 /// Owns a value of `Traits`, and remembers its device; empty when default-constructed or moved
 /// from.
 ///
-/// `Traits` has a `value_type` that is default-constructible, copyable and comparable, whose
-/// default value means "none", and `static void destroy(value_type, int device) noexcept`, which
-/// deals with its errors itself.
+/// `Traits` has a `value_type` that is default-constructible, copyable and comparable; its default
+/// value means "none". `static void destroy(value_type, int device) noexcept` handles its errors
+/// itself.
 template <class Traits> class unique_handle {
 public:
   using value_type = typename Traits::value_type;
@@ -36,7 +36,7 @@ public:
   int device() const noexcept { return device_; }
   explicit operator bool() const noexcept { return value_ != value_type{}; }
 
-  /// Gives the value away: the caller destroys it.
+  /// Releases ownership: the caller must destroy the value.
   [[nodiscard]] value_type release() noexcept { return std::exchange(value_, value_type{}); }
 
   void reset() noexcept {

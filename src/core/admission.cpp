@@ -50,7 +50,7 @@ caf::error check_lanes(const operation& op, bool bounded, queue_bound bound) {
   return {};
 }
 
-/// The first of `all` that are ranges of one memory, one behind the other.
+/// Returns the longest prefix of `all` that consists of ascending ranges of one buffer.
 std::span<const use> first_run(std::span<const use> all) {
   std::size_t end = 1;
   while (end < all.size() && all[end].memory == all[end - 1].memory &&
@@ -59,13 +59,13 @@ std::span<const use> first_run(std::span<const use> all) {
   return all.first(end);
 }
 
-/// Is what `run` reads right, as far as one look at all of it tells?
+/// Returns whether one check of the whole range accepts all reads of `run`.
 bool all_readable(std::span<const use> run) {
   return std::any_of(run.begin(), run.end(), [](const use& u) { return u.reads; }) &&
          !run.front().memory->check_readable(run.front().begin, run.back().end);
 }
 
-/// Is `u` right, as a short look tells?
+/// Returns whether a short check accepts `u`. False: `check_uses` looks more closely.
 bool plainly_right(const use& u) {
   auto& memory = *u.memory;
   return !memory.stale() && !memory.acquired_for_writing &&
@@ -73,7 +73,7 @@ bool plainly_right(const use& u) {
          (!u.reads || (memory.whole() && !operation::any_failing()));
 }
 
-/// `uses` of `request`, which is `op` or becomes a part of it.
+/// Checks `uses` of `request`, which is `op` or becomes a part of it.
 caf::error check_uses(const operation& request, const operation& op, std::span<const use> uses) {
   if (std::all_of(uses.begin(), uses.end(), plainly_right))
     return {};
@@ -85,7 +85,7 @@ caf::error check_uses(const operation& request, const operation& op, std::span<c
     why.parts.clear();
     return make_error(std::move(why));
   };
-  // First of all: what is stale stays so, whatever else may be wrong with the others.
+  // Check for stale memory first: it stays stale, whatever else is wrong with the other uses.
   for (auto& u : uses)
     if (u.memory->stale())
       return refuse(u, errc::stale_ref, "its memory is of an earlier life of the device");
@@ -108,7 +108,7 @@ caf::error check_uses(const operation& request, const operation& op, std::span<c
   return {};
 }
 
-/// As many as a process may have devices.
+/// The maximum number of devices of a process.
 constexpr std::size_t most_together = 16;
 
 void expect_parts(operation& op) noexcept {
@@ -118,17 +118,17 @@ void expect_parts(operation& op) noexcept {
     p.on->expect_part();
 }
 
-/// Parts that no lane takes.
+/// Drops parts that no lane takes.
 void let_go(const std::vector<part*>& parts) noexcept {
   for (auto* p : parts) {
     lane::set_skipped(*p);
-    p->on->wake(); // what is behind it there waits for nobody else
+    p->on->wake(); // a part behind it on that lane may wait for this one alone
     p->of->on_part_over(*p);
     p->of->part_over();
   }
 }
 
-/// Does nobody come behind `at` of `by` any more?
+/// Returns whether no operation has to follow part `at` of `by` any more.
 bool is_over(const std::shared_ptr<operation>& by, const part& at) {
   return !by || by->settled() || by->told(at);
 }
@@ -142,7 +142,7 @@ template <class F> void remove_if(access_list& from, F f) {
 }
 
 void forget_what_is_over(access_list& x) {
-  // Most are gone altogether: to see that takes no line away from a lane.
+  // Most operations are freed already: to check that takes no cache line from a lane.
   remove_if(x, [](const access& a) { return a.by.expired(); });
   if (x.crowded())
     remove_if(x, [](const access& a) { return is_over(a.by.lock(), *a.at); });
@@ -175,7 +175,7 @@ caf::error admission::admit(const std::shared_ptr<operation>& op, room_policy ro
   }
   if (held)
     op->on_answer([self = weak_from_this(), held = std::weak_ptr{op}] {
-      // Others need not wait for one that was taken back.
+      // Operations behind it need not wait for one that completes before it is on the lanes.
       if (auto x = held.lock(); x && !x->on_lanes())
         if (auto alive = self.lock())
           alive->go_on_soon();
@@ -208,7 +208,7 @@ room_maker admission::who_makes_room(const operation& op, queue_bound bound) con
   return room_maker::others;
 }
 
-/// The lane goes on with its own queue. Operations that are held wait for a rank's call.
+/// A lane drains its own queue. Only held operations wait for another thread: for a rank's call.
 room_maker admission::who_makes_room(const lane& full) const {
   std::size_t held = 0;
   for (auto& x : held_)
@@ -242,7 +242,7 @@ void admission::commit(const std::shared_ptr<operation>& op, std::int64_t now, b
   const bool waits = op->waits_for() != nullptr;
   const bool may_be_held = waits || !held_.empty();
   order_uses(op, around, op->uses(), may_be_held);
-  for (auto& u : op->uses()) // only now: they are not in each other's way
+  for (auto& u : op->uses()) // only after all are ordered: uses of one operation do not conflict
     note_use(op, around, u, may_be_held);
   expect_parts(*op);
   held = waits || !around.behind.empty();
@@ -302,7 +302,7 @@ caf::error admission::place_together(std::span<const entrant> all, queue_bound b
           self->mark_refused(how->uses(), how->refusal_);
         how->count_refused(how->refusal_);
       }
-      if (how->self_) // else it may be gone with the operation
+      if (how->self_) // else it may be freed with the operation
         after.add_placed(*how);
     }
   }
@@ -310,7 +310,7 @@ caf::error admission::place_together(std::span<const entrant> all, queue_bound b
   return refusal;
 }
 
-/// Under the lock of the order.
+/// Checks a submission by itself. Under the admission lock.
 caf::error admission::check_alone(const operation& request, joining& how, queue_bound bound) {
   auto op = how.alone(bound);
   if (!op)
@@ -324,7 +324,7 @@ caf::error admission::check_alone(const operation& request, joining& how, queue_
 void admission::bring_up_to_date(aftermath& after) {
   auto* last = handed_in_.load(std::memory_order_relaxed) != nullptr ? handed_in_.exchange(nullptr)
                                                                      : nullptr;
-  // After that: what failed before one of them was handed in is in nobody's way.
+  // After the exchange: an operation that failed before a submission came must not delay that one.
   if (auto failed = operation::failed_off_lanes(); failed != failed_) {
     failed_ = failed;
     give_up_places(after);
@@ -334,7 +334,7 @@ void admission::bring_up_to_date(aftermath& after) {
 }
 
 void admission::place_all(joining* last, aftermath& after) {
-  // The last comes first.
+  // The list begins with the newest submission.
   joining* in_order = nullptr;
   std::size_t count = 0;
   for (auto* x = last; x != nullptr; ++count) {
@@ -355,14 +355,14 @@ void admission::place_all(joining* last, aftermath& after) {
     auto* x = std::exchange(in_order, in_order->next_);
     auto& request = *x->self_;
     x->refusal_ = request.answered() ? request.error() : join(*x, after);
-    // The answer came after the request's call returned, as far as its caller knows.
-    // A cancelled operation is as if it had never been, for each of its ranks.
+    // For its caller, the error comes after the call has returned: mark the ranges even if
+    // validation failed. A cancelled operation leaves no mark, on any rank.
     if (x->refusal_ && x->self_) {
       if (code_of(x->refusal_) != errc::cancelled)
         request.mark_refused(x->uses(), x->refusal_);
       x->count_refused(x->refusal_);
     }
-    if (x->self_) // else it may be gone with the operation
+    if (x->self_) // else it may be freed with the operation
       after.add_placed(*x);
   }
 }
@@ -376,7 +376,7 @@ bool admission::place_whole(std::span<joining* const> all, aftermath& after) {
       return false;
   if (op->on_admit(queue_bound::second))
     return false;
-  // What wakes the lanes is left for the last one.
+  // `after_placing` wakes the lanes once, for the last submission.
   auto* last = all.back();
   auto keep = last->self_;
   auto now = all.front()->self_->admitted_at;
@@ -396,7 +396,8 @@ caf::error admission::join(joining& one, aftermath& after) {
     return found.error();
   auto* joint = *found;
   bool first = joint->admitted_at == 0;
-  // Its caller has waited for room, or was refused; what others added meanwhile may stay.
+  // The caller has already waited for room, or was refused. Other threads may have added operations
+  // since then: apply only the second bound.
   if (auto error = check_lanes(*joint, first && joint->bounded(), queue_bound::second); error)
     return error;
   if (auto error = check_uses(*one.self_, *joint, one.uses()); error)
@@ -437,7 +438,7 @@ void admission::finish(aftermath& after) {
     process_room.notify();
   for (auto& x : after.gone)
     lane::wake_to_work(x.op->parts());
-  for (auto& x : after.failed) // first: what is let go may wait for its answer when it settles
+  for (auto& x : after.failed) // first: settling a dropped part's operation may wait for its reply
     x.who->answer(x.cause);
   let_go(after.too_late);
   after_placing(after.placed());
@@ -474,7 +475,7 @@ void admission::note_inversion(held_operation& x) noexcept {
   ++inversions_;
 }
 
-/// Does `op` wait for `first`?
+/// Returns whether `op` waits for `first`.
 bool admission::is_behind(const operation& op, const operation& first) {
   std::vector<const operation*> open{&op};
   for (std::size_t i = 0; i < open.size(); ++i) {
@@ -537,8 +538,8 @@ void admission::order_run(const std::shared_ptr<operation>& op, surroundings& ar
   }
 }
 
-/// True if `u` takes the place of what `by` does in the `i`th access. Where it takes that of a part
-/// of it, the rest may come to be a further one.
+/// Returns true if `u` supersedes the `i`th access, which is of `by`. If `u` supersedes only a part
+/// of it, the rest may become another access.
 bool admission::order_use(const std::shared_ptr<operation>& op, surroundings& around, const use& u,
                           const std::shared_ptr<operation>& by, access_list& accesses,
                           std::size_t i, bool held) {
@@ -554,14 +555,14 @@ bool admission::order_use(const std::shared_ptr<operation>& op, surroundings& ar
     if (!by->on_lanes() && (around.behind.empty() || around.behind.back() != by))
       around.behind.push_back(by);
   }
-  // Waits for nothing on the device, and so takes nobody's place.
+  // A part without a stream waits for nothing on the device, so it supersedes no access.
   bool takes_place =
       p.stream != stream_kind::none && covered && (u.writes || (!a.writes && same_stream));
-  // The memory outlives what the lane drops when its device ends a life.
+  // Memory of another device stays valid when a reset of the lane's device drops this part.
   auto outlives = [&] { return &u.memory->home() != &p.on->state(); };
   if ((conflict && !same_stream) || ((conflict || takes_place) && outlives()))
     add_predecessor(p, {by, a.at, u.memory.get()});
-  // What comes after this use comes after what it waited for, and after what its stream has.
+  // A later use follows this one, and so all work that precedes this one or is in its stream.
   if (p.stream == stream_kind::none)
     return false;
   if (held && overlap && (takes_place || u.writes)) {
@@ -572,7 +573,7 @@ bool admission::order_use(const std::shared_ptr<operation>& op, surroundings& ar
   }
   if (takes_place)
     return true;
-  if (overlap && u.writes) { // only the rest is still a's
+  if (overlap && u.writes) { // `a` keeps only the rest
     if (a.begin < u.begin && u.end < a.end)
       accesses.add({a.by, a.at, u.end, a.end, a.writes, a.since});
     auto& rest = accesses[i];
@@ -609,15 +610,17 @@ void admission::submit(operation& op, aftermath& after) {
       after.too_late.push_back(&p);
 }
 
-/// What failed before it came to the lanes does nothing there. To wait for it has no purpose, and
-/// perhaps no end: what is before it may wait for a call that is still to come behind the waiter.
-/// Whatever is behind it is held as well, so that all of that can still be changed. Step by step:
-/// who fails with it is gone, too; the wounds are where they belong; nothing is behind what is
-/// gone; all others are behind what it had displaced; and the lanes may let it settle.
+/// Withdraws operations that failed before they were on the lanes: they do nothing there. To wait
+/// for such an operation has no purpose, and may never end: its predecessor may wait for a call
+/// that is made only after the waiting operation. All operations behind it are held as well, so
+/// their order can still be changed.
+/// The steps: operations that fail with it withdraw too; the marks of its ranges move to where they
+/// belong; no operation follows a withdrawn one; the other operations follow the accesses that it
+/// had superseded; the lanes may let it settle.
 void admission::give_up_places(aftermath& after) {
   const auto first = static_cast<std::ptrdiff_t>(after.gone.size());
-  // Who reads what they do not write fails with them, before he may come to the lanes; and one may
-  // pass a wound on to another.
+  // Fail readers of ranges that will never be written, before they are sent to the lanes. Repeat,
+  // since one operation may pass a marked range on to another.
   for (bool again = true; again;) {
     const auto before = static_cast<std::ptrdiff_t>(after.gone.size());
     again = std::erase_if(held_, [&](held_operation& x) {
@@ -652,7 +655,7 @@ void admission::give_up_places(aftermath& after) {
   }
 }
 
-/// Nothing comes behind what has left the order. (What is held and a predecessor is in `behind`.)
+/// Removes withdrawn operations as predecessors. (A held predecessor is also in `behind`.)
 void admission::close_ranks() {
   for (auto& x : held_)
     if (std::erase_if(x.behind, [](auto& y) { return y->left_order(); }) != 0)
@@ -660,9 +663,9 @@ void admission::close_ranks() {
         std::erase_if(p.predecessors, [](const predecessor& y) { return y.of->left_order(); });
 }
 
-/// What `gone` has displaced is there again, for all that came later.
+/// Restores the accesses that `gone` had superseded, and orders all later uses behind them.
 void admission::put_back(std::span<const held_operation> gone) {
-  std::map<buffer*, access_list> restored; // of what they used
+  std::map<buffer*, access_list> restored; // for each buffer that `gone` used
   for (auto& x : gone) {
     for (auto& u : x.op->uses())
       restored[u.memory.get()];
@@ -706,7 +709,7 @@ void admission::go_on() noexcept {
 }
 
 void admission::go_on_behind() noexcept {
-  // An answer that this gives comes back here; whoever is inside does it again.
+  // A completion in `release` calls this function again: then the thread inside repeats the loop.
   if (asked_.fetch_add(1) != 0)
     return;
   std::size_t asked = 0;
@@ -717,7 +720,7 @@ void admission::go_on_behind() noexcept {
 }
 
 void admission::go_on_soon() noexcept {
-  // Many may end at once; one look at those who wait is enough.
+  // Many operations may end at once: one look at the held ones is enough.
   if (soon_.exchange(true))
     return;
   keeper_.call_at(clock::now(), [self = weak_from_this()] {
@@ -741,7 +744,7 @@ void admission::release(bool all) noexcept {
     if (all)
       give_up_places(after);
     for (auto before = held_.size() + 1; held_.size() < before;) {
-      before = held_.size(); // what joined late may be behind one that stands after it
+      before = held_.size(); // a late submission may be behind an operation with a later position
       std::erase_if(held_, [&](held_operation& x) {
         if (!all && x.behind.empty())
           return false;

@@ -29,7 +29,7 @@ caf::error skipped(const caf::error& cause) {
 
 namespace {
 
-/// What of `all`, which are disjoint and in order, lies in [begin, end), wholly or in part.
+/// Returns the elements of `all`, which are disjoint and in order, that overlap [begin, end).
 template <class Wounds> auto overlapping(Wounds& all, std::size_t begin, std::size_t end) noexcept {
   const auto first = std::ranges::upper_bound(all, begin, {}, &wound::end);
   return std::ranges::subrange{first,
@@ -115,7 +115,7 @@ caf::error buffer::check_readable(std::size_t begin, std::size_t end,
       if (!accepted.includes(x.skipped_by))
         return x.error();
   }
-  // The requester may know already that a writer failed, though its work is not over.
+  // The requester may already know that a writer failed although its work is not over.
   if (!operation::any_failing())
     return {};
   for (auto i = accesses.next_in(0, begin, end); i < accesses.size();
@@ -136,7 +136,7 @@ void buffer::mark(const wound& x) {
   if (x.begin >= x.end)
     return;
   std::lock_guard lock{wounds_mutex_};
-  std::vector<wound> marked; // what [x.begin, x.end) is made of now
+  std::vector<wound> marked; // the ranges that now make up [x.begin, x.end)
   auto at = x.begin;
   for (auto& old : cut_out(wounds_, x.begin, x.end)) {
     if (at < old.begin)

@@ -1,4 +1,4 @@
-/// Device memory: who uses it, in which order, and whether its content is right.
+/// Device memory: which operations use it, in which order, and whether its content is valid.
 #pragma once
 
 #include <troupe/error.hpp>
@@ -19,28 +19,28 @@ class operation;
 class symmetric_memory;
 struct part;
 
-/// Returns the error for readers of memory that a failed operation left half-written.
+/// Returns the error for readers of memory that a failed operation left indeterminate.
 caf::error indeterminate(const caf::error& cause);
 /// Returns the error for readers of memory that a request which did not run would have written.
 caf::error skipped(const caf::error& cause);
 
 /// An admitted use of a range of a buffer.
 struct access {
-  std::weak_ptr<operation> by; // which may hold the buffer itself
+  std::weak_ptr<operation> by; // weak: the operation may own the buffer
   const part* at = nullptr;
   std::size_t begin = 0;
   std::size_t end = 0;
   bool writes : 1 = false;
-  std::uint64_t since : 63 = 0; ///< counts all accesses, in the order in which they came
+  std::uint64_t since : 63 = 0; ///< sequence number of this access among all accesses
 };
 
-/// In any order. The first one lies in the list itself: most often there is no other.
+/// Accesses in any order. The first one is stored in the list object: usually it is the only one.
 class access_list {
 public:
   std::size_t size() const noexcept { return more_.size() + (any_ ? 1 : 0); }
   access& operator[](std::size_t i) noexcept { return i == 0 ? first_ : more_[i - 1]; }
   const access& operator[](std::size_t i) const noexcept { return i == 0 ? first_ : more_[i - 1]; }
-  /// The first from the `i`th on that overlaps [begin, end); `size` if none.
+  /// Returns the index of the first access at or after `i` that overlaps [begin, end), or `size()`.
   std::size_t next_in(std::size_t i, std::size_t begin, std::size_t end) const noexcept {
     auto overlaps = [=](const access& x) { return x.begin < end && begin < x.end; };
     if (i == 0 && any_ && overlaps(first_))
@@ -56,7 +56,7 @@ public:
       first_ = std::move(x);
     any_ = true;
   }
-  /// The last one takes its place.
+  /// Removes the `i`th access. The last access moves to its index.
   void remove(std::size_t i) noexcept {
     if (more_.empty()) {
       first_.by.reset();
@@ -68,10 +68,10 @@ public:
     more_.pop_back();
   }
 
-  /// Is it time to look at all of them for those that are over? Not each time: that would cost as
-  /// much as there are.
+  /// Returns whether it is time to scan all accesses for those that are over. Not for each use: a
+  /// scan costs time in proportion to the number of accesses.
   bool crowded() const noexcept { return size() >= crowd_; }
-  /// After that look.
+  /// Called after that scan.
   void looked_through() noexcept { crowd_ = static_cast<std::uint32_t>(2 * size() + least_crowd); }
 
 private:
@@ -83,28 +83,29 @@ private:
   std::vector<access> more_;
 };
 
-/// Bytes whose content is not what the program asked for, and the first cause. Either a failed
-/// operation was writing them, or a request that did not run left them as they were (skipped).
+/// Bytes whose content is not what the program asked for, and the first cause. Either an operation
+/// failed while it wrote them (indeterminate), or a request that did not run left them unchanged
+/// (skipped).
 struct wound {
-  /// `skipped_by` where several requests were skipped, or one of another process.
+  /// The value of `skipped_by` if several requests were skipped, or one of another process.
   static constexpr std::uint64_t several = UINT64_MAX;
 
   std::size_t begin;
   std::size_t end;
   caf::error cause;
-  std::uint64_t skipped_by = 0; ///< the request's number; 0: half-written
+  std::uint64_t skipped_by = 0; ///< number of the request; 0: indeterminate
 
   bool half_written() const noexcept { return skipped_by == 0; }
   /// Returns the error for readers of the bytes.
   caf::error error() const { return half_written() ? indeterminate(cause) : skipped(cause); }
 };
 
-/// Which skipped bytes a request may read nevertheless.
+/// The skipped bytes that a request may read nevertheless.
 class skipped_reads {
 public:
-  /// None.
+  /// Includes no bytes.
   constexpr skipped_reads() = default;
-  /// The ranges that the request of this number alone left skipped; 0: none.
+  /// Includes the ranges that only the request of this number left skipped. 0: none.
   static constexpr skipped_reads of(std::uint64_t number) noexcept { return skipped_reads{number}; }
   static constexpr skipped_reads all() noexcept { return skipped_reads{wound::several}; }
 
@@ -112,7 +113,7 @@ public:
   constexpr bool includes(std::uint64_t skipped_by) const noexcept {
     return skipped_by != 0 && (number_ == wound::several || number_ == skipped_by);
   }
-  /// Returns the number of the request that is made again, or `own` for one that is made first.
+  /// Returns the number of the request that is retried, or `own` for a first attempt.
   constexpr std::uint64_t identity(std::uint64_t own) const noexcept {
     return number_ != 0 && number_ != wound::several ? number_ : own;
   }
@@ -123,8 +124,8 @@ private:
   std::uint64_t number_ = 0;
 };
 
-/// Removes what lies between `begin` and `end` from `all`, which are disjoint and in order, and
-/// returns it; of the wounds that `which` includes, or of all if it is null.
+/// Removes the bytes [begin, end) from `all`, which are disjoint and in order, and returns the
+/// removed ranges. Only ranges that `which` includes are affected; all if it is null.
 std::vector<wound> cut_out(std::vector<wound>& all, std::size_t begin, std::size_t end,
                            const skipped_reads* which = nullptr);
 
@@ -133,17 +134,17 @@ struct borrowed_memory {
   void* address = nullptr;
   std::size_t size_bytes = 0;
   bool read_only = false;
-  /// Nothing here uses it any more; what is half-written. @thread the lane, or any
+  /// Called with the marked ranges when this process no longer uses it. @thread the lane, or any
   std::function<void(std::vector<wound>)> give_back;
 };
 
-/// One allocation of one device in one generation. Freed by the device's lane, whoever drops it.
+/// One allocation of one device in one generation. Its lane frees it, whichever thread drops it.
 class alignas(64) buffer {
 public:
   using wound = detail::wound;
 
-  /// `deleter` for memory of the user's (`adopt`); without one the memory belongs to the device's
-  /// pool, or to `symmetric`, of which it is a piece.
+  /// `deleter`: for memory of the user (`adopt`). Without one, the memory belongs to the device's
+  /// pool, or is a piece of `symmetric`.
   buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64_t generation,
          void* address, std::size_t size_bytes, std::function<void(void*)> deleter = {},
          std::shared_ptr<symmetric_memory> symmetric = {});
@@ -160,45 +161,45 @@ public:
   std::size_t size_bytes() const noexcept { return size_bytes_; }
   const symmetric_memory* symmetric() const noexcept { return symmetric_.get(); }
 
-  /// True once the device began another life, or ended.
+  /// Returns true once the generation of this memory has ended.
   bool stale() const noexcept;
-  /// Another process lends it for reading alone.
+  /// Returns whether another process lends the memory for reading only.
   bool read_only() const noexcept { return read_only_; }
 
-  /// None if no failed operation left bytes of [begin, end) half-written.
+  /// Returns no error if no byte of [begin, end) is indeterminate.
   /// @errors errc::indeterminate with the first cause
   caf::error check_determinate(std::size_t begin, std::size_t end) const;
-  /// No byte of it is half-written or skipped.
+  /// Returns whether no byte is indeterminate or skipped.
   bool whole() const noexcept { return !wounded_.load(std::memory_order_acquire); }
-  /// None if no byte of [begin, end) is half-written, or skipped and not of `accepted`, and none of
-  /// its writers that have not settled failed. Under the lock of the order.
+  /// Returns no error if no byte of [begin, end) is indeterminate, or skipped and not in
+  /// `accepted`, and if no unsettled writer of the range has failed. Under the admission lock.
   /// @errors errc::indeterminate, errc::skipped with the first cause
   caf::error check_readable(std::size_t begin, std::size_t end,
                             const skipped_reads& accepted = {}) const;
-  /// The first cause of each byte stays, but half-written comes before skipped.
+  /// Marks a range. Each byte keeps its first cause, but indeterminate replaces skipped.
   void mark(const wound& x);
-  /// [begin, end) is wholly written again: removes and returns its wounds, cut to the range.
+  /// Removes and returns the marks, cut to [begin, end), which is wholly overwritten.
   std::vector<wound> heal(std::size_t begin, std::size_t end) { return heal(begin, end, nullptr); }
-  /// The same for the wounds that `which` includes.
+  /// The same for the marks that `which` includes.
   std::vector<wound> heal(std::size_t begin, std::size_t end, const skipped_reads& which) {
     return heal(begin, end, &which);
   }
 
-  /// What uses it; under admission's lock.
+  /// The uses of this buffer; under the admission lock.
   access_list accesses;
 
-  /// What user streams hold or are about to (`acquire` without `release` so far), and other
-  /// processes (`claim`); under admission's lock.
+  /// Holds of user streams (`acquire` without `release` so far, also pending ones) and of other
+  /// processes (`claim`); under the admission lock.
   int acquired_for_reading = 0;
   bool acquired_for_writing = false;
-  /// How often they really do: what can be released.
+  /// The number of holds that are granted and can be released.
   int granted_for_reading = 0;
   int granted_for_writing = 0;
-  /// What a user's stream may write, in bytes of it.
+  /// The range that a user's stream may write, in bytes of the buffer.
   std::size_t granted_begin = 0;
   std::size_t granted_end = 0;
 
-  /// What admission looks at: the first bytes.
+  /// The size of the first bytes, which admission reads.
   static constexpr std::size_t looked_at = 128;
 
 private:

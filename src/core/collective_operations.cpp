@@ -20,10 +20,10 @@ namespace troupe::detail {
 
 namespace {
 
-/// How long a lane looks for the others' votes before it looks after its other work again.
+/// How long a lane polls for the votes of the other lanes before it returns to its other work.
 constexpr std::chrono::nanoseconds voting_patience = std::chrono::microseconds{2};
 
-/// Why a communicator ends because of part `p` of `op`.
+/// Returns why a communicator ends because of part `p` of `op`.
 failure end_of(const operation& op, const part& p, std::uint64_t epoch, errc code,
                std::string detail) {
   auto x = op.describe(code, std::move(detail));
@@ -34,9 +34,9 @@ failure end_of(const operation& op, const part& p, std::uint64_t epoch, errc cod
   return x;
 }
 
-/// A call on a communicator for part `p` of `op` gave `error`. One that is of the communicator ends
-/// it: also that it found no memory, since a rank may be left in the middle of what it needed it
-/// for.
+/// Handles `error`, the result of a call on a communicator for part `p` of `op`. A communicator
+/// error ends the communicator. errc::out_of_memory ends it too: the rank may have stopped in the
+/// middle of the work that needed the memory.
 caf::error after_call(const operation& op, const part& p, communicator& on, caf::error error) {
   auto cause = failure_of(error);
   if (!cause ||
@@ -50,18 +50,19 @@ caf::error after_call(const operation& op, const part& p, communicator& on, caf:
   return on.dead();
 }
 
-/// What became of part `p` of `op`, whose call on a communicator gave `error`.
+/// Returns the outcome of part `p` of `op`, whose call on a communicator gave `error`.
 caf::expected<issue_outcome> issued(operation& op, const part& p, communicator& on,
                                     caf::error error) {
   error = after_call(op, p, on, std::move(error));
   if (error && !on.live())
-    op.fail(on.dead()); // everything pending on it gets the one cause (INV-7)
+    op.fail(on.dead()); // all pending operations on it get the same cause (INV-7)
   if (error)
     return error;
   return issue_outcome::enqueued;
 }
 
-/// Why it ends because part `p` was not issued, for `why`, or because the operation failed before.
+/// Returns why the communicator ends because part `p` was not issued: for the reason `why`, or, if
+/// there is none, because the operation failed before.
 caf::error loss(const operation& op, const part& p, std::uint64_t epoch, caf::error why) {
   if (!why)
     why = op.cause();
@@ -82,12 +83,12 @@ caf::error loss(const operation& op, const part& p, std::uint64_t epoch, caf::er
   return make_error(std::move(x));
 }
 
-/// Why a communicator ends because `op` stands still.
+/// Returns why a communicator ends because `op` stalled.
 caf::error stall(const operation& op, std::uint64_t epoch) {
   auto x = op.describe(errc::stalled, "not done " + std::to_string(op.stall_limit / 1'000'000) +
                                           " ms after its first rank started");
   x.epoch = epoch;
-  // The culprit is the one rank that is behind all others, if there is one.
+  // Name the one rank that is behind all others, if there is exactly one.
   auto least = std::min_element(x.parts.begin(), x.parts.end());
   if (std::count(x.parts.begin(), x.parts.end(), *least) == 1) {
     x.rank = static_cast<int>(least - x.parts.begin());
@@ -116,7 +117,7 @@ std::uint64_t sum_of(const std::vector<std::size_t>& counts) noexcept {
   return std::accumulate(counts.begin(), counts.end(), std::uint64_t{0});
 }
 
-/// What the communicator must be connected for when `calls`, sorted by rank, are made.
+/// Returns what the communicator must be connected for before `calls`, sorted by rank, are made.
 connect_scope need_of(std::span<const rank_call> calls) noexcept {
   for (std::size_t i = 0; i < calls.size(); ++i)
     switch (calls[i].call.what) {
@@ -128,14 +129,14 @@ connect_scope need_of(std::span<const rank_call> calls) noexcept {
     case collective_kind::barrier:
       if (i == 0 || calls[i].rank != calls[i - 1].rank)
         break;
-      [[fallthrough]]; // a group
+      [[fallthrough]]; // a group: several calls of one rank
     default:
       return connect_scope::everything;
     }
   return connect_scope::collectives;
 }
 
-/// The number of different ranks in `calls`, which are sorted by rank.
+/// Returns the number of different ranks in `calls`, which are sorted by rank.
 std::size_t count_ranks(std::span<const rank_call> calls) {
   std::size_t result = 0;
   for (std::size_t i = 0; i < calls.size(); ++i)
@@ -160,8 +161,7 @@ collective_operation::collective_operation(const char* verb, std::shared_ptr<wor
 
 namespace {
 
-/// The place of one rank's call in the operation that it is one of, and the part that it belongs
-/// to.
+/// The index of a rank's call in its operation, and the index of the part that the call belongs to.
 struct seat {
   std::size_t call;
   std::size_t part;
@@ -236,7 +236,7 @@ void collective_operation::begin(std::shared_ptr<world_core> world, const rank_c
   of_ranks(std::move(world), any_call);
 }
 
-/// Before others may look at the parts.
+/// Initializes an operation that ranks request, before other threads may read the parts.
 void collective_operation::of_ranks(std::shared_ptr<world_core> world, const rank_call& any_call) {
   world_ = std::move(world);
   made_in_ = world_->membership();
@@ -246,7 +246,7 @@ void collective_operation::of_ranks(std::shared_ptr<world_core> world, const ran
     p.uses_memory = any_call.call.what != collective_kind::barrier;
 }
 
-/// One of each rank.
+/// Prepares for `number` calls, one of each rank.
 void collective_operation::expect_calls(std::size_t number) {
   calls_.resize(number);
   requests_.resize(number);
@@ -322,7 +322,7 @@ caf::error collective_operation::check_call(const rank_call& call, std::span<con
     if (other != nullptr) {
       if (auto text = difference(*other, call); !text.empty())
         return refuse(errc::collective_mismatch, std::move(text));
-      if (!call.plan) // all others are like this one
+      if (!call.plan) // without a plan all others are equal to this one
         break;
     }
   if (membership != 0 && membership_ != 0 && membership != membership_)
@@ -342,7 +342,7 @@ void collective_operation::add_call(const rank_call& call, std::span<use> uses,
                                     std::shared_ptr<rank_request> asked_by) {
   auto [place, part] = seat_of(call, absent_);
   parts()[part].needs = &call;
-  if (admitted_at == 0) { // nobody else knows it yet
+  if (admitted_at == 0) { // no other thread knows it yet
     requests_[place] = std::move(asked_by);
   } else {
     std::lock_guard lock{requests_mutex_};
@@ -378,7 +378,7 @@ room_maker collective_operation::maker_of_calls() const {
 caf::error collective_operation::on_check() const {
   if (auto error = world_->check_view(*this, membership_, absent_); error)
     return error;
-  // Calls that were still to come are not waited for any more, even if the ranks are back.
+  // If ranks have left since the first call, missing calls no longer count, even if ranks are back.
   return missing_ != 0 ? world_->check_ranks_since(*this, made_for_) : caf::error{};
 }
 
@@ -408,7 +408,7 @@ void collective_operation::after_answer() noexcept {
     requests_told_ = true;
     asked_by = requests_done_ ? std::move(requests_) : requests_;
   }
-  for (auto& x : asked_by) // who comes after this sees the answer himself
+  for (auto& x : asked_by) // a request that joins later sees the result itself
     if (x)
       x->end();
 }
@@ -417,13 +417,13 @@ void collective_operation::on_settled() noexcept {
   std::vector<std::shared_ptr<rank_request>> gone;
   std::lock_guard lock{requests_mutex_};
   requests_done_ = true;
-  if (requests_told_) // else they are needed for that
+  if (requests_told_) // else `after_answer` still needs them
     gone.swap(requests_);
 }
 
 const void* collective_operation::waits_for() const {
   if (missing_ != 0)
-    return this; // the calls of the other ranks
+    return this; // waits for the calls of the other ranks
   return waits_for_world() ? world_.get() : nullptr;
 }
 
@@ -442,7 +442,7 @@ void collective_operation::on_submit() {
   wait_no_more();
   if (!world_->runs_on(communicator_.get())) {
     auto target = world_->join(value);
-    // What it is to follow in the other one's streams may still be there.
+    // Its predecessors may still be in the streams of the former communicator.
     former_ = std::move(communicator_);
     run_on(std::move(target));
     for (auto& p : parts())
@@ -461,7 +461,7 @@ void collective_operation::on_submit() {
     decide_at_once();
 }
 
-/// Lanes that are idle have nothing to vote about: this comes next on each of them, and they
+/// Decides without a vote if all lanes are idle: the operation comes next on each of them, and they
 /// promise to issue it.
 void collective_operation::decide_at_once() noexcept {
   auto all = parts();
@@ -491,8 +491,8 @@ void collective_operation::decide_at_once() noexcept {
   decision_.store(way::symmetric, std::memory_order_release);
 }
 
-/// The last yes or the first no decides, once; then everybody hears of it who may wait. A lane says
-/// yes at most once, and may say no after it.
+/// Counts one lane's vote. The last yes or the first no decides, once, and wakes all lanes that may
+/// wait. A lane votes yes at most once, and may vote no afterwards.
 void collective_operation::vote(bool yes) noexcept {
   if (decision_.load(std::memory_order_acquire) != way::open)
     return;
@@ -515,7 +515,7 @@ void collective_operation::vote(bool yes) noexcept {
     communicator_->end_symmetric(i);
 }
 
-/// False if it was decided before.
+/// Sets the decision. Returns false if it was set before.
 bool collective_operation::decide(way x) noexcept {
   auto none = way::open;
   if (!decision_.compare_exchange_strong(none, x, std::memory_order_acq_rel))
@@ -524,8 +524,8 @@ bool collective_operation::decide(way x) noexcept {
   return true;
 }
 
-/// What passes may stand in the way of a symmetric one. That goes the plain way then, and at once:
-/// before what comes behind it.
+/// Votes no: a kernel that passes this operation could block a symmetric one. The operation then
+/// uses the plain call at once, before the work behind it.
 bool collective_operation::lets_pass() noexcept {
   if (may_be_symmetric_)
     vote(false);
@@ -549,10 +549,10 @@ caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on) {
   if (!may_be_symmetric_)
     return issue(p, on, false);
   if (!p.promised) {
-    p.awaited_by_all = on.promise(); // it is here, and frees nothing
+    p.awaited_by_all = on.promise(); // the lane has reached it, and frees no memory from now on
     vote(on.starts_for_sure(p));
   }
-  if (on.may_spin()) // the others are about to come, if they do
+  if (on.may_spin()) // the other lanes may be about to arrive
     spin_until([this] { return decision_.load(std::memory_order_acquire) != way::open; },
                voting_patience);
   return proceed(p, on);
@@ -562,7 +562,7 @@ caf::expected<issue_outcome> collective_operation::proceed(part& p, lane& on) {
   if (decision_.load(std::memory_order_acquire) == way::open) {
     if (communicator_->live())
       return issue_outcome::continues;
-    vote(false); // or the others have decided meanwhile, and rely on this one
+    vote(false); // no effect if the others have decided meanwhile and rely on this lane
   }
   auto outcome = issue(p, on, decision_.load(std::memory_order_acquire) == way::symmetric);
   end_promise(p);
@@ -646,7 +646,7 @@ void collective_operation::fetch_answer(const part& p) const noexcept {
   }
 }
 
-/// An error that came behind the call's back ends the work too, which then is no success.
+/// Checks for an asynchronous error, which ends the work too, but without success.
 void collective_operation::on_part_done(part& p) noexcept {
   if (p.certain)
     communicator_->end_symmetric(static_cast<std::size_t>(p.rank));
@@ -656,7 +656,7 @@ void collective_operation::on_part_done(part& p) noexcept {
       communicator_->call(static_cast<std::size_t>(p.rank), *p.on,
                           [](backend_communicator& rank) { return rank.asynchronous_error(); });
   error = after_call(*this, p, *communicator_, std::move(error));
-  if (error && !communicator_->live()) // it is not known whether this has done what it was to do
+  if (error && !communicator_->live()) // it is unknown whether this work was done
     fail(communicator_->dead());
   if (!requests_.empty() && !failed())
     tell(p);
@@ -673,15 +673,15 @@ void collective_operation::end_promise(part& p) noexcept {
     p.on->end_promise();
 }
 
-/// Who made the part's calls need not wait for other ranks' parts.
+/// Completes the requests of the part: they need not wait for the parts of other ranks.
 void collective_operation::tell(part& p) noexcept {
-  p.told.store(true, std::memory_order_release); // before what the requester does next
+  p.told.store(true, std::memory_order_release); // before the requester's next action
   bool known = true;
   for (auto& x : requests_of(p))
     known &= x->succeed(value);
   if (known)
     return;
-  p.told.store(false, std::memory_order_release); // one has an error
+  p.told.store(false, std::memory_order_release); // a request has completed with an error
   untold_.store(true, std::memory_order_relaxed);
 }
 
@@ -691,7 +691,7 @@ bool collective_operation::answer_ahead() noexcept {
   if (!requests_.empty()) {
     if (untold_.load(std::memory_order_relaxed))
       return false;
-    tell_all(true); // one word to look at instead of one per part
+    tell_all(true); // one flag to check instead of one per part
     return true;
   }
   tell_all(true); // as in `tell`
@@ -713,7 +713,7 @@ void collective_operation::on_lost_part(part& p, const caf::error& why) noexcept
   communicator_->fail_unless_lost(loss(*this, p, communicator_->epoch(), why));
 }
 
-/// By others' work that is not allowed to hold it up for ever.
+/// Returns whether the operation is held up by other work that has a limit of its own.
 bool collective_operation::is_held_up() const noexcept {
   return std::any_of(parts().begin(), parts().end(), [this](const part& p) {
     switch (p.at.load(std::memory_order_acquire)) {
@@ -775,7 +775,7 @@ void rank_request::begin(const char* verb, std::shared_ptr<world_core> world, ra
     x.accepted = skipped_reads::of(options.retry_of);
     uses_[use_count_++] = std::move(x);
   });
-  call_.send = call_.recv = {}; // the handles are the caller's
+  call_.send = call_.recv = {}; // the handles belong to the caller
 }
 
 std::span<const std::byte> rank_request::placing_lines() const noexcept {
@@ -797,7 +797,7 @@ std::uint64_t rank_request::number() const noexcept {
 }
 
 caf::expected<operation*> rank_request::joint() {
-  // First of all: what means another membership has nothing to do with others' calls.
+  // Check the membership first: a call for another membership is unrelated to the others' calls.
   if (auto error = world_->check_view(*this, membership_, absent_); error)
     return error;
   auto& line = world_->matching().line_of(call_);
@@ -808,12 +808,12 @@ caf::expected<operation*> rank_request::joint() {
     if (!gone)
       break;
     const auto made_in = next->made_in();
-    line.take(caller, next->op); // that call of this rank is done with
+    line.take(caller, next->op); // consumes this rank's call of the ended operation
     if (membership_ == 0 || made_in == membership_) {
       counts_ = true;
       return gone;
     }
-    world_->matching().passed_over(call_); // this one means a later membership
+    world_->matching().passed_over(call_); // this call means a later membership
   }
   if (next != nullptr) {
     if (auto error = next->op->check_call(call_, uses(), membership_); error)
@@ -827,7 +827,7 @@ caf::expected<operation*> rank_request::joint() {
   return found_.get();
 }
 
-/// May one more call wait for others' in its line, where `ahead` do?
+/// Returns no error if one more call may wait in its call queue, where `ahead` calls wait already.
 caf::error rank_request::check_line(std::size_t ahead, queue_bound bound) const {
   auto limit = limit_of(world_->limits().waiting_limit, bound);
   if (ahead < limit)
@@ -838,13 +838,13 @@ caf::error rank_request::check_line(std::size_t ahead, queue_bound bound) const 
 
 const lane& rank_request::own_lane() const { return *world_->lanes()[call_.rank]; }
 
-/// Under the lock of the order.
+/// Checks for room in the rank's queues. Under the admission lock.
 caf::error rank_request::check_room(queue_bound bound) const {
   auto& matching = world_->matching();
   auto& line = matching.line_of(call_);
   auto caller = rank_matching::caller_of(call_);
   auto ahead = line.ahead(caller);
-  auto awaited = line.awaited(caller); // others have made theirs: these add nothing to a queue
+  auto awaited = line.awaited(caller); // others' calls wait for these: they add nothing to a queue
   auto& queue = own_lane();
   if (awaited == 0) {
     if (auto error = check_line(ahead, bound); error)
@@ -870,7 +870,7 @@ room_maker rank_request::who_makes_room(queue_bound bound) const {
   return matching.maker_of_missing(call_);
 }
 
-/// The rank's own queues; what others add meanwhile is taken as it comes.
+/// Waits for room in the rank's own queues. Calls that other threads add meanwhile are accepted.
 caf::error rank_request::wait_for_room(room_policy room) {
   auto& matching = world_->matching();
   matching.note_caller(call_.rank);
@@ -896,7 +896,7 @@ caf::expected<operation*> rank_request::alone(queue_bound bound) {
     return error;
   auto& line = world_->matching().line_of(call_);
   auto caller = rank_matching::caller_of(call_);
-  auto awaited = std::min(before_, line.awaited(caller)); // others have made theirs already
+  auto awaited = std::min(before_, line.awaited(caller)); // other ranks have already made these
   if (auto error = check_line(line.ahead(caller) + before_ - awaited, bound); error)
     return error;
   auto* there = line.next_of(caller, before_);
@@ -999,11 +999,11 @@ void rank_request::join_whole(std::span<joining* const> all,
 bool rank_request::join(std::shared_ptr<operation> self) {
   world_->matching().line_of(call_).take(rank_matching::caller_of(call_), found_);
   become_part_of(std::move(found_), std::move(self));
-  return !joint_->answered(); // else nobody else may tell it
+  return !joint_->answered(); // if it has completed, only `placed` can complete this request
 }
 
 bool rank_request::succeed(const collective_done& value_of_all) noexcept {
-  // Whoever answers it with an error meanwhile leaves this alone.
+  // A concurrent completion with an error does not touch `value`.
   value = value_of_all;
   return answer({});
 }
@@ -1021,7 +1021,7 @@ void rank_request::start(room_policy room) {
   auto self = std::static_pointer_cast<rank_request>(shared_from_this());
   gate.hand_in(self, *this);
   prefetch_to_change(&order_mutex());
-  // The last one's thread sees to all of them, at once.
+  // The thread of the last rank places the calls of all ranks, at once.
   auto& matching = world_->matching();
   if (call_.is_message()) {
     gate.place_handed_in();
@@ -1059,7 +1059,7 @@ void rank_request::placed(const caf::error& why) {
     runtime.keeper().remove(*this);
     return;
   }
-  if (answered()) // before it had its place
+  if (answered()) // before it had its position
     joint_->take_back(code_of(error()) == errc::cancelled ? early_end::cancelled
                                                           : early_end::expired,
                       [this] { return error(); });
@@ -1076,7 +1076,7 @@ void rank_request::end() noexcept {
   auto& owner = *world_->owner();
   owner.keeper().remove(*this);
   if (!joint_->on_lanes())
-    owner.gate().go_on_soon(); // others need not wait for it
+    owner.gate().go_on_soon(); // other operations need not wait for it
 }
 
 void rank_request::end_early(early_end how) noexcept {
@@ -1084,7 +1084,8 @@ void rank_request::end_early(early_end how) noexcept {
   end_early(how, why.code, why.detail);
 }
 
-/// Alone it cannot be done: while nothing of the operation is issued, all ranks' calls end with it.
+/// Ends the request early. While nothing of its operation is issued, the calls of all ranks end
+/// with it: one rank cannot end alone.
 void rank_request::end_early(early_end how, errc code, const std::string& detail) noexcept {
   world_->owner()->gate().place_handed_in();
   std::shared_ptr<collective_operation> joint;
@@ -1173,9 +1174,9 @@ void exchange_request::on_answer_of(const rank_request& x) noexcept {
   }
   if (!answer(x.error()))
     return;
-  // Whoever answers a request may have the lock of the order.
+  // The completing thread may hold the admission lock: end the others on the timekeeper's thread.
   auto self = std::static_pointer_cast<exchange_request>(shared_from_this());
-  const auto how = early_end::expired; // what these would have received is skipped
+  const auto how = early_end::expired; // the ranges that they would have written are skipped
   owner_->keeper().call_at(clock::now(), [self, how, why = x.error()] { self->end_all(how, why); });
 }
 
@@ -1195,7 +1196,7 @@ void exchange_request::end_early(early_end how) noexcept {
 namespace {
 std::size_t rank_of(const part& p) noexcept { return static_cast<std::size_t>(p.rank); }
 
-/// One part for each rank of `x` that is here.
+/// Sets lane and rank of a part; there is one part for each local rank of `x`.
 void place_at(part& p, const communicator& x) noexcept {
   p.on = x.lanes()[p.index].get();
   p.rank = static_cast<int>(x.local_ranks()[p.index]);
@@ -1247,7 +1248,7 @@ caf::expected<issue_outcome> connect_operation::proceed(part& p, lane& on) {
   auto error = communicator_->call(rank_of(p), on, [&](backend_communicator& rank) {
     auto none = turn::to_come;
     turn_.compare_exchange_strong(none, turn::there);
-    if (given_up()) // it has failed; the communicator has not
+    if (given_up()) // the operation has failed, the communicator has not
       return caf::error{};
     set_once(entered_at_);
     on.begin_connecting();
@@ -1272,7 +1273,7 @@ void connect_operation::on_lost_part(part& p, const caf::error& why) noexcept {
 }
 
 bool connect_operation::on_stall() noexcept {
-  // Until all lanes had come another limit counted.
+  // The stall limit applies until all lanes have arrived, `limit_` applies afterwards.
   auto entered_at = entered_at_.load();
   if (arrived_.load() == parts().size() &&
       (entered_at == 0 || now_in_nanoseconds() - entered_at < limit_.count()))
@@ -1303,8 +1304,8 @@ register_operation::register_operation(std::shared_ptr<communicator> target,
     : connect_operation("register", std::move(target), connect_scope::everything, patience, limit),
       memory_(std::move(memory)) {}
 
-/// An error that is not of the device or the process fails the operation here, so that nobody takes
-/// it for the end of the communicator.
+/// Registers the windows of one rank. An error that is not of the device or the process fails the
+/// operation here, so that it does not end the communicator.
 caf::error register_operation::call(part& p, backend_communicator& rank, stream_view stream) {
   for (auto& x : memory_) {
     auto error = rank.register_window(x->address(rank_of(p)), x->size_bytes(), stream);
@@ -1358,7 +1359,7 @@ allocate_all_operation::allocate_all_operation(const std::vector<std::shared_ptr
     auto& p = *next++;
     p.on = lanes[i].get();
     p.rank = static_cast<int>(i);
-    p.stream = stream_kind::memory; // behind no kernel
+    p.stream = stream_kind::memory; // not behind kernels
   }
   of_elements(count, type);
 }

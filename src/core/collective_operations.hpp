@@ -1,4 +1,4 @@
-/// What a world does on its lanes: collectives, and connecting a communicator.
+/// The operations of a world: collectives, connecting a communicator, and memory on all ranks.
 #pragma once
 
 #include "core/admission.hpp"
@@ -27,44 +27,45 @@ class rank_request;
 class world_core;
 struct place_lines;
 
-/// One collective, message or group: a part for each rank that takes part. Asked for by one
-/// request, or by one of each rank.
+/// One collective, message or group, with a part for each rank that takes part. It is requested by
+/// one request, or by one request of each rank.
 class collective_operation final : public operation_of<collective_done> {
 public:
-  /// `calls` is sorted by rank and not empty; what its ranges refer to lives until this returns.
-  /// It is for the world without the ranks of `absent`.
+  /// For the world without the ranks in `absent`. `calls` is sorted by rank and not empty; the
+  /// handles of its ranges live until the constructor returns.
   collective_operation(const char* verb, std::shared_ptr<world_core> world,
                        std::vector<rank_call> calls, std::uint64_t membership, rank_set absent);
-  /// Asked for by one request of each rank that takes part in `any_call`, none of them of `absent`.
+  /// Requested by one request of each rank that takes part in `any_call`, none of which is in
+  /// `absent`.
   collective_operation(std::shared_ptr<world_core> world, const rank_call& any_call,
                        rank_set absent);
-  /// With a call of each rank of this process, to `begin` when it is asked for. `world` outlives
+  /// Made in advance with a call of each rank of this process; `begin` starts it. `world` outlives
   /// it.
   explicit collective_operation(world_core& world);
-  /// What the calls of one request are put into before that.
+  /// Returns the storage for the calls of one request, before `begin`.
   std::vector<rank_call> room_for_calls() noexcept { return std::move(room_); }
   void make_room_for_calls() { room_.reserve(parts().size()); }
-  /// By one request, for a call of each rank.
+  /// Starts an operation that was made in advance: one request has a call for each rank.
   void begin(const char* verb, std::shared_ptr<world_core> world, std::vector<rank_call> calls,
              std::uint64_t membership);
-  /// By one request of each rank; this is the first.
+  /// The same for one request of each rank; this is the first one.
   void begin(std::shared_ptr<world_core> world, const rank_call& any_call);
 
-  /// One rank's request. Under the lock of the order.
-  /// @errors errc::collective_mismatch, membership_changed: it does not go with the others
+  /// Checks one rank's call against the others. Under the admission lock.
+  /// @errors errc::collective_mismatch, membership_changed: it does not match the others;
+  ///         errc::invalid_argument: both ends of a message are in the same memory
   caf::error check_call(const rank_call& call, std::span<const use> uses,
                         std::uint64_t membership) const;
-  /// `call` is of `asked_by`.
+  /// Adds `call`, which `asked_by` made.
   void add_call(const rank_call& call, std::span<use> uses, std::uint64_t membership,
                 std::shared_ptr<rank_request> asked_by);
-  /// Tells where `fetch_place` finds it.
+  /// Stores the addresses that `fetch_place` prefetches.
   void show(place_lines& to) const noexcept;
-  /// Brings what a place in the order changes, of `ranks` calls, into the cache of the calling
-  /// thread.
+  /// Prefetches the memory that placing `ranks` calls changes into the cache of the calling thread.
   static void fetch_place(const place_lines& x, std::size_t ranks) noexcept;
-  /// The world's membership when the first rank called.
+  /// Returns the world's membership at the time of the first rank's call.
   std::uint64_t made_in() const noexcept { return made_in_; }
-  /// The ranks that have not called yet. Under the lock of the order.
+  /// Returns the ranks that have not called yet. Under the admission lock.
   std::string missing_ranks() const;
   room_maker maker_of_calls() const override;
   caf::error on_check() const override;
@@ -73,7 +74,8 @@ public:
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
   bool has_parts_elsewhere() const noexcept override;
   void on_lost_part(part& p, const caf::error& why) noexcept override;
-  /// Why a communicator ends on which this was to be, and never will: `why`.
+  /// Returns the error that ends a communicator because this operation, which was to run on it,
+  /// never will, for the reason `why`.
   caf::error end_of_communicator(std::uint64_t epoch, const caf::error& why) const;
   caf::expected<issue_outcome> proceed(part& p, lane& on) override;
   bool lets_pass() noexcept override;
@@ -95,14 +97,14 @@ private:
   using call_view = std::span<const rank_call* const>;
   enum class way : std::uint8_t { open, plain, symmetric };
 
-  /// Those of a part, in their order. None is null once it is on the lanes.
+  /// Returns the calls of a part, in order. None is null once the operation is on the lanes.
   call_view calls_of(const part& p) const noexcept;
-  /// Where they are: the first, and how many.
+  /// Returns the index of the first call of `p`, and the number of its calls.
   std::pair<std::size_t, std::size_t> places_of(const part& p) const noexcept;
-  /// On the lanes.
+  /// Returns the first call of `p`, once the operation is on the lanes.
   static const rank_call& first_call_of(const part& p) noexcept;
   bool moves_nothing(const part& p) const noexcept;
-  /// Who made them, if ranks did.
+  /// Returns the requests that made the calls of `p`; empty if one request made all calls.
   std::span<const std::shared_ptr<rank_request>> requests_of(const part& p) const noexcept;
   void tell(part& p) noexcept;
   void wait_no_more() noexcept;
@@ -121,45 +123,45 @@ private:
   caf::expected<issue_outcome> issue(part& p, lane& on, bool symmetric);
   caf::expected<issue_outcome> issue_with_fewer_ranks(part& p, lane& on);
 
-  // What a lane needs to issue its part, together.
+  // Members that a lane reads to issue its part, kept together.
   std::shared_ptr<world_core> world_;
-  /// A symmetric call that has begun on a rank and never does on another stands still for good, so
-  /// all lanes must have come to it, with nothing in its way, before one issues it: each says yes
-  /// or no (`decision_`). With the first no it goes the plain way, on all ranks.
+  /// If a symmetric call begins on one rank and never on another, it never ends. So all lanes must
+  /// have reached the operation, with nothing in its way, before one lane issues it: each lane
+  /// votes yes or no (`decision_`). With the first no, all ranks use the plain call.
   bool may_be_symmetric_ = false;
-  bool one_each_ = false; // each part has one call, which is what it `needs`
+  bool one_each_ = false; // each part has one call, the one in `part::needs`
   connect_scope needs_ = connect_scope::collectives;
   std::shared_ptr<communicator> communicator_;
-  std::vector<const rank_call*> calls_; // sorted by rank; null: its rank is still to call
-  std::vector<std::size_t> ends_;       // of each part's calls
-  /// Who made each call, if ranks made them; what a part's lane needs of it is there before the
-  /// part.
+  std::vector<const rank_call*> calls_; // sorted by rank; null: its rank has not called yet
+  std::vector<std::size_t> ends_;       // of each part's calls in `calls_`
+  /// The request that made each call, if ranks made them. The entries that a lane needs are set
+  /// before the lane gets the part.
   std::vector<std::shared_ptr<rank_request>> requests_;
-  std::vector<rank_call> room_; // the calls, if one request made them all
+  std::vector<rank_call> room_; // storage of the calls, if one request made them all
   std::uint64_t membership_ = 0;
   std::uint64_t made_in_ = 0;
-  std::uint64_t made_for_ = 0; // `world_core::absences`
+  std::uint64_t made_for_ = 0; // `world_core::absences` at the first call
   const rank_set absent_;
-  std::size_t missing_ = 0;          // calls that are still to come; under the lock of the order
-  std::atomic<bool> waiting_{false}; // counts at its world
-  std::atomic<const void*> communicator_key_{nullptr}; // for those who look at it while it waits
-  std::shared_ptr<communicator> former_; // on which it would have run when it got its place
+  std::size_t missing_ = 0;          // calls that are still to come; under the admission lock
+  std::atomic<bool> waiting_{false}; // counted in the queue of its world
+  std::atomic<const void*> communicator_key_{nullptr}; // other threads read it while it waits
+  std::shared_ptr<communicator> former_; // on which it would have run when it got its position
 
-  // What lanes change.
-  std::atomic<std::size_t> agreed_{0}; // how many said yes; none looks here again
-  std::atomic<bool> untold_{false};    // a request was answered before its part was done
+  // Members that lanes change.
+  std::atomic<std::size_t> agreed_{0}; // number of yes votes; lanes that wait read only `decision_`
+  std::atomic<bool> untold_{false};    // a request completed before its part was done
   std::mutex requests_mutex_;
-  bool requests_told_ = false; // of the end; under requests_mutex_
+  bool requests_told_ = false; // `after_answer` has taken them; under requests_mutex_
   bool requests_done_ = false; // no lane needs them any more; under requests_mutex_
   std::atomic<way> decision_{way::open};
 };
 
-/// One rank's request for an operation that all ranks ask for: it is answered with that operation.
+/// One rank's request for an operation that all ranks request, and from which it gets its result.
 class rank_request final : public operation_of<collective_done>, public joining {
 public:
-  /// To `begin` when it is asked for.
+  /// Made in advance; `begin` starts it.
   rank_request() : operation_of("", 0) {}
-  /// It is for the world without the ranks of `absent`.
+  /// Starts a request for the world without the ranks in `absent`.
   void begin(const char* verb, std::shared_ptr<world_core> world, rank_call call, rank_set absent,
              const request_options& options);
   std::uint64_t number() const noexcept override;
@@ -176,31 +178,31 @@ public:
   bool join(std::shared_ptr<operation> self) override;
   caf::error refuse_cycle() override;
   void placed(const caf::error& why) override;
-  /// Waits until there is room for it, as `room` says, and hands it in; a refusal becomes its
-  /// answer.
+  /// Waits for room, as `room` says, and enqueues the request. A refusal becomes its reply.
   void start(room_policy room);
-  /// The same together with others of its rank, `before` of which come before it in its line: for
-  /// `admission::place_together`. Then `watch`.
+  /// The same together with other requests of its rank, for `admission::place_together`; `before`
+  /// of them precede it in its call queue. Call `watch` afterwards.
   admission::entrant begin_together(std::size_t before);
   void watch();
-  /// Its rank's part is done. False if it was answered before.
+  /// Completes the request: its rank's part is done. Returns false if it was completed before.
   bool succeed(const collective_done& value_of_all) noexcept;
-  /// The operation is answered; this is its answer too, if it has none.
+  /// Completes the request with the result of its completed operation, unless it has a reply
+  /// already.
   void end() noexcept;
-  /// Returns which threads make room for it. Under the lock of the order.
+  /// Returns which threads make room for the request. Under the admission lock.
   room_maker who_makes_room(queue_bound bound) const;
-  /// Under the lock of the order: it was refused with `why` before it was handed in. Then
-  /// `end_refused`.
+  /// Notes that the request was refused with `why` before it was enqueued. Under the admission
+  /// lock. Call `end_refused` afterwards.
   void note_refused(const caf::error& why);
   void end_refused(const caf::error& why);
-  /// Its exchange ends: because of its requester, or because another message of it failed.
+  /// Ends the request with its exchange: the requester ended that, or another message of it failed.
   void end_beside(early_end how, const caf::error& why) noexcept;
 
 protected:
   void end_early(early_end how) noexcept override;
 
 private:
-  /// What a place in the order takes, without the uses' buffers.
+  /// Returns the memory that placing needs, without the buffers of the uses.
   std::span<const std::byte> placing_lines() const noexcept;
   void become_part_of(std::shared_ptr<collective_operation> joint, std::shared_ptr<operation> self);
   failure describe_call(errc code, std::string detail) const;
@@ -211,31 +213,31 @@ private:
   caf::error wait_for_room(room_policy room);
   const lane& own_lane() const;
 
-  // What a place in the order takes, together, from `joining` on.
+  // Members that placing needs, kept together, from `joining` on.
   std::uint64_t membership_ = 0;
   rank_set absent_;
   std::shared_ptr<world_core> world_;
-  std::shared_ptr<collective_operation> joint_; // what it is a part of; under the lock of the order
+  std::shared_ptr<collective_operation> joint_; // its operation; under the admission lock
   std::atomic<std::uint64_t> joint_number_{0};
   std::uint32_t use_count_ = 0;
-  bool counts_ = false; // among its rank's calls
+  bool counts_ = false; // among the calls of its rank
   std::array<use, 2> uses_;
-  rank_call call_; // the operation's, too
+  rank_call call_; // the operation refers to it
 
-  std::shared_ptr<collective_operation> found_; // what it may become a part of
-  std::shared_ptr<collective_operation> ended_; // by its refusal, for all ranks
-  std::size_t before_ = 0;                      // of those that come with it, in its line
-  std::shared_ptr<collective_operation> made_;  // ahead, to become that
+  std::shared_ptr<collective_operation> found_; // the operation that it may join
+  std::shared_ptr<collective_operation> ended_; // the one that its refusal ended, for all ranks
+  std::size_t before_ = 0;                      // others of its exchange before it in its queue
+  std::shared_ptr<collective_operation> made_;  // made in advance, for `found_`
 };
 
-/// Several requests of one rank that have their places in one step, and are answered together: when
-/// all are done, or with the first that failed. The others are taken back then.
+/// Several requests of one rank that get their positions in one step and complete together: when
+/// all are done, or with the first that fails. A failure ends the other requests.
 class exchange_request final : public operation_of<collective_done> {
 public:
-  /// `requests`: of messages, not started yet, in their order.
+  /// `requests`: requests for messages, not started yet, in order.
   exchange_request(std::shared_ptr<runtime> owner,
                    std::vector<std::shared_ptr<rank_request>> requests);
-  /// Gives all of them their places, or refuses them as a whole.
+  /// Gives all requests their positions, or refuses all of them.
   void start(room_policy room);
 
 protected:
@@ -250,20 +252,20 @@ private:
   std::atomic<std::size_t> left_;
 };
 
-/// Makes connections of a communicator, in the order of all other work on its devices. The
-/// call blocks until every rank is in it, and other collectives on the devices, one that stands
-/// still above all, can keep it there: so the lanes wait for each other, and for those collectives
-/// to be over, before they make it. From its turn on until then a lane issues nothing else.
+/// Connects a communicator, in the order of all other work on its devices. The call blocks until
+/// every rank is in it. Other collectives on the devices, above all a stalled one, can block it
+/// there. So the lanes wait for each other, and for those collectives to be over, before they make
+/// the call. From the operation's turn until then a lane issues nothing else.
 ///
-/// Other communicators' work cannot wait for it in a circle. All lanes have all operations in one
-/// order. What comes before it is on all its lanes, or comes there first, and waits for nothing
-/// that comes later; so it is over some time, or its own limit ends it, for which no lane is
-/// needed. What comes later waits. Of several that connect on overlapping lanes the first in order
-/// finds its lanes free of the others.
+/// There is no deadlock with the work of other communicators. All lanes have all operations in one
+/// order. An operation that comes before this one is on all its lanes, or gets there first, and
+/// waits for nothing that comes later. So it ends at some time, or its own limit ends it, which
+/// needs no lane. An operation that comes later waits. If several operations connect on overlapping
+/// lanes, the first in order finds its lanes free of the others.
 class connect_operation : public operation_of<nothing> {
 public:
-  /// Ends the communicator if the lanes are not free within `patience`, or a call does not come
-  /// back within `limit`.
+  /// The communicator ends if the lanes are not free within `patience`, or if a call does not
+  /// return within `limit`.
   connect_operation(std::shared_ptr<communicator> target, connect_scope what,
                     std::chrono::nanoseconds patience, std::chrono::nanoseconds limit);
   bool bounded() const noexcept override { return false; }
@@ -274,14 +276,14 @@ public:
   bool on_stall() noexcept override;
   const void* communicator_key() const noexcept override { return communicator_.get(); }
 
-  world_tag world; ///< for the record
+  world_tag world; ///< for the flight record
 
 protected:
   connect_operation(const char* verb, std::shared_ptr<communicator> target, connect_scope what,
                     std::chrono::nanoseconds patience, std::chrono::nanoseconds limit);
-  /// What blocks until every rank is in it.
+  /// Makes the call that blocks until every rank is in it.
   virtual caf::error call(part& p, backend_communicator& rank, stream_view stream);
-  /// False: that the lanes do not come to it ends the communicator.
+  /// Returns false if the communicator ends when the lanes do not reach the operation in time.
   virtual bool may_give_up() const noexcept { return false; }
   communicator& target() noexcept { return *communicator_; }
   void describe_to(flight_entry& x, const part& p) const noexcept override;
@@ -294,15 +296,15 @@ private:
   const connect_scope what_;
   const std::chrono::nanoseconds limit_;
   std::atomic<turn> turn_{turn::to_come};
-  std::vector<char> has_arrived_; // of each part, its lane's
+  std::vector<char> has_arrived_; // of each part; only its lane uses it
   std::atomic<std::size_t> arrived_{0};
   std::atomic<std::int64_t> held_since_{0};
   std::atomic<std::int64_t> entered_at_{0};
 };
 
-/// Makes memory windows of a communicator, as `connect_operation` connects one: it blocks as well,
-/// and what it has CUDA do may wait for kernels that are at work. That a rank cannot is its answer,
-/// and not the end of the communicator.
+/// Registers memory windows of a communicator, in the same way as `connect_operation` connects one:
+/// the call blocks too, and CUDA may wait in it for running kernels. If a rank cannot register, the
+/// operation fails, but the communicator does not end.
 class register_operation final : public connect_operation {
 public:
   register_operation(std::shared_ptr<communicator> target, std::chrono::nanoseconds patience,
@@ -318,8 +320,8 @@ private:
   const std::vector<std::shared_ptr<symmetric_memory>> memory_;
 };
 
-/// Undoes it, on each rank when its lane comes by: it comes between the same registrations on all
-/// of them. Nothing uses the memory any more.
+/// Deregisters windows on each rank when the operation's turn comes on its lane: it lies between
+/// the same registrations on all ranks. Nothing uses the memory any more.
 class deregister_operation final : public operation_of<nothing> {
 public:
   deregister_operation(std::shared_ptr<communicator> target,
@@ -333,10 +335,11 @@ private:
   const std::shared_ptr<symmetric_memory> memory_;
 };
 
-/// Memory on every rank of a world.
+/// Allocates memory on every rank of a world.
 class allocate_all_operation final : public operation_of<world_buffers> {
 public:
-  /// On all ranks but those of `absent`. `symmetric`: whose pieces it is to be; none: plain memory.
+  /// For all ranks not in `absent`. `symmetric`: the allocation that gets the pieces; null: plain
+  /// memory.
   allocate_all_operation(const std::vector<std::shared_ptr<lane>>& lanes, rank_set absent,
                          dtype type, std::size_t count, bool zeroed,
                          std::shared_ptr<symmetric_memory> symmetric);

@@ -16,21 +16,21 @@ namespace troupe::detail {
 
 namespace {
 
-/// A symmetric kernel that all ranks have issued takes microseconds; lanes see its end when they
-/// have time.
+/// How long symmetric calls may take to end. A symmetric kernel that all ranks have issued takes
+/// microseconds, but a lane sees its end only when it has time to poll.
 constexpr std::chrono::seconds symmetric_patience{5};
 
-/// For the lanes of devices that were given up: their calls return at once.
+/// How long the lanes of devices that were given up may take: their calls return at once.
 constexpr std::chrono::seconds lost_patience{2};
 
-/// For the news of a process that has ended.
+/// How long to wait for the report that a process has ended.
 constexpr std::chrono::seconds news_patience{2};
 
-/// At what is waited for.
+/// The interval between two checks of a condition.
 constexpr std::chrono::microseconds between_looks{200};
 
-/// How often it is looked whether a device was lost where nobody knows that one is: a process under
-/// load that hears of it late looks late, too.
+/// How often to check for a lost device while no loss is known. A loaded process that is told of a
+/// loss late also makes its checks late.
 constexpr int looks_for_loss = 50;
 
 template <class F> void wait_until(F f) {
@@ -126,7 +126,7 @@ void communicator::fail(const caf::error& cause) noexcept {
     live_.store(false);
     symmetric_.fetch_or(no_more);
   }
-  // The loss of a worker has a line of its own, and ends several of them.
+  // The loss of a worker has its own log line, and ends several communicators.
   log(code_of(cause) == errc::worker_lost ? log_level::debug : log_level::warning,
       "a communicator ended", cause);
   runtime_->recorder().on_end(cause);
@@ -137,7 +137,7 @@ void communicator::fail(const caf::error& cause) noexcept {
       op.fail(cause);
   });
   for (auto& x : lanes_)
-    x->wake(); // who waits outside for the other ranks
+    x->wake(); // a lane may wait outside the communicator for the other ranks
   runtime_->workers().run([self = std::move(keep)] { self->reap(false); });
 }
 
@@ -164,7 +164,7 @@ bool communicator::is_pending() const noexcept {
   return result;
 }
 
-/// Until then what is pending ends it if it stands still or fails.
+/// Waits in the background. Meanwhile a pending operation that stalls or fails ends it.
 void communicator::retire_when_idle() noexcept {
   runtime_->workers().run([self = shared_from_this()] {
     wait_until([&] { return !self->live() || !self->is_pending(); });
@@ -210,7 +210,7 @@ void communicator::let_go_windows() noexcept {
 caf::error communicator::stuck(std::span<const std::size_t> ranks, std::string_view what) const {
   failure why;
   why.code = errc::lane_stuck;
-  if (ranks.size() == 1) { // else nobody knows which one it was
+  if (ranks.size() == 1) { // else it is unknown which one is stuck
     why.device = lanes_[ranks.front()]->state().ordinal();
     why.rank = static_cast<int>(local_ranks_[ranks.front()]);
   }
@@ -219,7 +219,7 @@ caf::error communicator::stuck(std::span<const std::size_t> ranks, std::string_v
   return make_error(std::move(why));
 }
 
-/// False: devices of this kind are not lost one by one.
+/// Gives up the devices of `ranks`. Returns false if devices of this kind are not lost one by one.
 bool communicator::give_up(const std::vector<std::size_t>& ranks, std::string_view what) noexcept {
   return std::all_of(ranks.begin(), ranks.end(), [&](const std::size_t& i) {
     return runtime_->backend().give_up(lanes_[i]->state().ordinal(), stuck({&i, 1}, what));
@@ -239,7 +239,7 @@ std::vector<std::size_t> communicator::ranks_inside() const {
   return result;
 }
 
-/// Those with calls that are not over.
+/// Returns the ranks with symmetric calls that are not over.
 std::vector<std::size_t> communicator::ranks_in_symmetric() const {
   const std::uint64_t left = symmetric_.load(std::memory_order_acquire) & ~no_more;
   std::vector<std::uint64_t> ended;
@@ -253,8 +253,8 @@ std::vector<std::size_t> communicator::ranks_in_symmetric() const {
   return result;
 }
 
-/// Until nobody is inside: whoever comes in from now on looks first, and goes. False: everything
-/// has ended.
+/// Blocks until no thread is inside. A thread that enters from now on sees the end, and leaves.
+/// Returns false if the runtime has ended.
 bool communicator::wait_until_quiet() noexcept {
   wait_until([this] { return visitors_.load() == 0 || runtime_->ended(); });
   auto quiet = [this] { return ranks_inside().empty() || runtime_->ended(); };
@@ -268,9 +268,10 @@ bool communicator::wait_until_quiet() noexcept {
   return !runtime_->ended();
 }
 
-/// No abort ends them: that they end by themselves was made sure of when they were issued, as far
-/// as it can be. Where devices can be lost one by one, the first to go are those whose lanes are
-/// stuck: the others may only wait for them. False: everything has ended.
+/// Blocks until all symmetric calls are over. No abort can end them: before they were issued it was
+/// made sure, as far as possible, that they end by themselves. Where devices can be lost one by
+/// one, those with stuck lanes are given up first: the other ranks may only wait for them. Returns
+/// false if the runtime has ended.
 bool communicator::wait_for_symmetric() noexcept {
   auto over = [this] {
     return (symmetric_.load(std::memory_order_acquire) & ~no_more) == 0 || runtime_->ended();
@@ -292,7 +293,7 @@ bool communicator::wait_for_symmetric() noexcept {
 void communicator::reap(bool healthy) noexcept {
   const bool quiet = wait_until_quiet() && wait_for_symmetric();
   if (!quiet) {
-    // No call may be made on it any more: its memory goes with the process.
+    // No call may be made on it any more: its memory is kept until the process ends.
     keep_forever(std::make_shared<communicator_ranks>(std::move(ranks_)));
   } else {
     auto error = healthy ? runtime_->backend().destroy(std::move(ranks_))

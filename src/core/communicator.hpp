@@ -18,15 +18,15 @@
 
 namespace troupe::detail {
 
-/// Live from its making until it ends, once, for the first cause. Then no lane enters it any more;
-/// as soon as none is inside (at most `quiet_limit`), it is aborted in the background, or destroyed
-/// if it ended well.
+/// Live from construction until it ends, once, with the first cause. From then on no lane enters
+/// it. As soon as no lane is inside (at most `quiet_limit`), it is aborted in the background, or
+/// destroyed if it retired.
 class communicator : public std::enable_shared_from_this<communicator> {
 public:
-  /// Of the world's `lanes`, by rank, those of `absent` have no part in it; where there is none,
-  /// the rank is in another process; `ranks` are the others. `on_end` hears of the end, once, on
-  /// the thread that ended it, unless it retired; `on_gone` when nothing of it is left on its
-  /// devices.
+  /// `lanes`: the world's lanes, by rank; null for a rank of another process. Ranks in `absent`
+  /// have no part in the communicator. `ranks`: the local ones of the others. `on_end` is called
+  /// once, on the thread that ended the communicator, but not after `retire` or `discard`.
+  /// `on_gone` is called when nothing of it is left on its devices.
   communicator(std::shared_ptr<runtime> runtime, std::uint64_t epoch,
                std::span<const std::shared_ptr<lane>> lanes, rank_set absent,
                communicator_ranks ranks, std::chrono::milliseconds quiet_limit,
@@ -36,46 +36,46 @@ public:
 
   std::uint64_t epoch() const noexcept { return epoch_; }
 
-  // Ranks are the world's, but where it says so.
+  // Ranks are ranks of the world, unless stated otherwise.
 
-  /// The ranks of the world that it is without.
+  /// Returns the ranks of the world that are not in the communicator.
   rank_set absent() const noexcept { return absent_; }
-  /// Those that it has, by their place in it.
+  /// Returns the ranks that are in it, by their rank in the communicator.
   const std::vector<std::size_t>& members() const noexcept { return members_; }
-  /// The place in it of rank `i`, which it has.
+  /// Returns the rank in the communicator of rank `i`, which is in it.
   std::size_t place_of(std::size_t i) const noexcept { return place_[i]; }
-  /// Those of them that are in this process, and their lanes.
+  /// Returns the members in this process; `lanes` returns their lanes.
   const std::vector<std::size_t>& local_ranks() const noexcept { return local_ranks_; }
   const std::vector<std::shared_ptr<lane>>& lanes() const noexcept { return lanes_; }
-  /// Rank `i`, which is in this process.
+  /// Returns rank `i`, which is in this process.
   backend_communicator& rank(std::size_t i) noexcept { return *rank_at_[local_[i]]; }
-  /// Whom the streams of its lane know it as.
+  /// Returns the tenant that stands for rank `i` in the streams of its lane.
   stream_tenant& tenant(std::size_t i) noexcept { return tenants_[local_[i]]; }
   bool live() const noexcept { return live_.load(); }
-  /// Is the device of a rank lost, or the spare that it is of?
+  /// Returns whether the device of a rank, or the spare that the rank is on, is lost.
   bool has_lost_rank() const noexcept;
-  /// Can devices of it be lost one by one, as those in workers?
+  /// Returns whether its devices can be lost one by one, as devices in workers can.
   bool can_lose_ranks() const noexcept { return !lives_.empty(); }
-  /// Whether every call may be made on it, or only what `connect_scope::collectives` allows.
+  /// Returns whether every call may be made on it, or only those of `connect_scope::collectives`.
   bool fully_connected() const noexcept { return fully_connected_.load(); }
   void set_fully_connected() noexcept { fully_connected_.store(true); }
 
-  /// All ranks, `parts` of them, will issue a symmetric call, by `call_for_sure`, each of which
-  /// ends with `end_symmetric`; until then nothing of the communicator is touched, even if it ends.
-  /// False: it has ended.
+  /// Announces a symmetric call: each of its `parts` ranks will issue it by `call_for_sure` and end
+  /// it with `end_symmetric`. Until then nothing of the communicator is destroyed, even if it ends.
+  /// Returns false if it has ended.
   bool begin_symmetric(std::uint32_t parts) noexcept;
   void end_symmetric(std::size_t rank) noexcept {
     symmetric_ended_[local_[rank]].fetch_add(1, std::memory_order_relaxed);
     symmetric_.fetch_sub(1, std::memory_order_release);
   }
 
-  // -- its windows, under the lock of the order
+  // -- its memory windows, under the admission lock
 
-  /// None if memory may be registered; else why it was not.
+  /// Returns no error if memory may be registered, else why it was not.
   const caf::error& windows_closed() const noexcept { return windows_closed_; }
-  /// The ranks' windows may differ from now on: none is used any more.
+  /// Stops all use of windows: those of the ranks may differ from now on.
   void close_windows(const caf::error& why) { windows_closed_ = why; }
-  /// Keeps `x` until it is let go, or nothing of the communicator is left.
+  /// Keeps `x` until it is let go, or until nothing of the communicator is left.
   void keep_window(std::shared_ptr<symmetric_memory> x);
   void let_go_window(const std::shared_ptr<symmetric_memory>& x);
 
@@ -92,7 +92,7 @@ public:
     return error;
   }
 
-  /// The same on any thread; nothing of it is taken down before `f` returns.
+  /// The same on any thread. Nothing of the communicator is destroyed before `f` returns.
   template <class F> caf::error call_from_outside(std::size_t i, F f) {
     visitors_.fetch_add(1);
     auto error = live() ? f(rank(i)) : dead();
@@ -100,7 +100,7 @@ public:
     return error;
   }
 
-  /// `call`, whether it has ended or not: others rely on this rank (`begin_symmetric`).
+  /// Makes a `call` even if the communicator has ended: other ranks rely on it (`begin_symmetric`).
   template <class F> caf::error call_for_sure(std::size_t i, lane& on, F f) {
     on.enter(this);
     auto error = f(rank(i));
@@ -108,24 +108,23 @@ public:
     return error;
   }
 
-  /// Why it ended.
+  /// Returns why the communicator ended.
   caf::error dead() const;
 
-  /// Ends it because of `cause`; everything pending on it is answered with it.
+  /// Ends the communicator because of `cause`, with which all pending operations on it complete.
   void fail(const caf::error& cause) noexcept;
-  /// The same for what one rank saw: where devices are lost one by one, others see the loss of a
-  /// device before its owner hears of it. So it waits for that, which then is the cause: as long as
-  /// it takes where a rank's process has ended, else a moment.
-  /// @thread a lane, or one that may block
+  /// The same for an error that one rank saw. Where devices are lost one by one, other ranks see
+  /// the loss of a device before its owner is told. So this waits for that loss, which then is the
+  /// cause: up to `news_patience` if a rank's process has ended, else a short time.
+  /// @thread a lane, or a thread that may block
   void fail_unless_lost(const caf::error& cause) noexcept;
   /// Ends it in good order; nothing is pending on it.
   void retire() noexcept;
-  /// The same, as soon as nothing is pending on it; nothing is added any more.
+  /// The same, as soon as nothing is pending on it. No operation is added any more.
   void retire_when_idle() noexcept;
-  /// Ends it, though one of its ranks may be lost; nothing is pending on it, and nobody hears of
-  /// it.
+  /// Ends it although a rank may be lost. Nothing is pending on it, and `on_end` is not called.
   void discard() noexcept;
-  /// `retire` if nothing is pending on it, else `fail`.
+  /// Calls `retire` if nothing is pending on it, else `fail`.
   void end(const caf::error& cause) noexcept;
 
 private:
@@ -147,12 +146,12 @@ private:
   const std::uint64_t epoch_;
   const rank_set absent_;
   std::vector<std::size_t> members_;
-  std::vector<std::size_t> place_; // by rank of the world
-  std::vector<std::size_t> local_; // the same: index of what follows
+  std::vector<std::size_t> place_; // by world rank: rank in the communicator
+  std::vector<std::size_t> local_; // by world rank: index in the vectors below
   std::vector<std::size_t> local_ranks_;
   std::vector<std::shared_ptr<lane>> lanes_;
   communicator_ranks ranks_;
-  /// The same; a lane that is stuck in a call may look while the reaper takes them.
+  /// Points to `ranks_`: a lane stuck in a call may read it while the reaper takes `ranks_`.
   const std::vector<backend_communicator*> rank_at_;
   const std::vector<std::shared_ptr<const device_life>> lives_;
   std::vector<stream_tenant> tenants_;
@@ -160,11 +159,11 @@ private:
   const std::function<void(communicator&, const caf::error&)> on_end_;
   const std::function<void()> on_gone_;
   std::atomic<bool> live_{true};
-  std::atomic<int> visitors_{0}; // that are no lanes
+  std::atomic<int> visitors_{0}; // threads inside that are not lanes
   std::atomic<bool> fully_connected_{false};
   static constexpr std::uint32_t no_more = 1u << 31;
   std::atomic<std::uint32_t> symmetric_{0}; // parts of symmetric calls that are not over
-  std::vector<std::atomic<std::uint64_t>> symmetric_ended_; // of each rank: those that are
+  std::vector<std::atomic<std::uint64_t>> symmetric_ended_; // by local rank: parts that are over
   std::vector<std::shared_ptr<symmetric_memory>> windows_;
   caf::error windows_closed_;
   mutable std::mutex mutex_;

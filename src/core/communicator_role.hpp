@@ -1,4 +1,4 @@
-/// What a communicator is for its world.
+/// The role of a communicator in its world.
 #pragma once
 
 #include <cstdint>

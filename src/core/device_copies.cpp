@@ -14,11 +14,11 @@ namespace troupe::detail {
 
 namespace {
 
-/// Copies that go to a stream at once; the launch queue has room for some such groups.
+/// Copies that are enqueued as one group. The launch queue has room for a few such groups.
 constexpr std::size_t copies_in_group = 64;
 constexpr std::size_t groups_in_stream = 2;
 
-/// Chunks on their way through the host, at most.
+/// The maximum number of chunks in flight through the host.
 constexpr std::size_t chunks_on_the_way = 8;
 /// Smaller chunks cost more than they save by overlapping.
 constexpr std::size_t least_chunk = std::size_t{256} << 10;
@@ -39,7 +39,7 @@ bool has_ended(const device_state& device) {
   return phase == device_phase::failed || phase == device_phase::shut_down;
 }
 
-/// The same memory once, in as few uses as there can be.
+/// Merges adjacent and overlapping uses of the same memory into as few as possible.
 void merge(std::vector<use>& uses) {
   auto key = [](const use& x) { return std::tuple{x.part, x.writes, x.memory.get(), x.begin}; };
   std::sort(uses.begin(), uses.end(), [&](auto& a, auto& b) { return key(a) < key(b); });
@@ -91,14 +91,14 @@ void link_copy_operation::on_link_failed(const caf::error& why) noexcept {
 
 // -- many copies
 
-/// What is to be done for a leg, and how far it is. The lane of `home` owns all that is no atomic,
-/// unless something else is said.
+/// The work of one leg, and its progress. Members that are not atomic belong to the lane of `home`,
+/// unless stated otherwise.
 struct device_copies_operation::journey {
   struct chunk {
     std::byte* staged = nullptr;
     std::byte* target = nullptr;
     std::size_t size = 0;
-    event_view there; ///< in pinned memory
+    event_view there; ///< recorded when the chunk is in pinned memory
   };
 
   link_ends ends{};
@@ -109,33 +109,33 @@ struct device_copies_operation::journey {
   std::vector<piece> pieces;
   std::size_t bytes = 0;
 
-  /// All uses are its: with two parts it waits for all that is before them, and ends last.
+  /// Has all uses. If there are two parts, it waits for all work before them, and ends last.
   part* home = nullptr;
   part* helper = nullptr;              ///< on the target's lane; null: `home` does it alone
-  device_state* other = nullptr;       ///< than that of `home`; null: there is none
-  bool lent = false;                   ///< by `lender`
-  std::atomic<bool> kept_there{false}; ///< the helper sees to it that its memory stays
+  device_state* other = nullptr;       ///< the one that is not `home`'s; null: there is none
+  bool lent = false;                   ///< `lender` has lent its memory
+  std::atomic<bool> kept_there{false}; ///< the helper keeps its device's memory
 
-  // of the lane that copies piece by piece
+  // For the lane that copies piece by piece.
   std::size_t next = 0;
   std::deque<event_view> groups;
 
-  // through the host
+  // For copies through the host.
   std::size_t chunk_bytes = 0;
-  std::size_t at = 0; ///< the piece, and how much of it is on its way
+  std::size_t at = 0; ///< the current piece; `offset` bytes of it are in flight
   std::size_t offset = 0;
   std::uint64_t given_back = 0;
   caf::error error;
   std::array<chunk, chunks_on_the_way> chunks;
   std::atomic<std::uint64_t> sent{0};     ///< chunks that the helper may wait for
-  std::atomic<bool> all_sent{false};      ///< or nothing comes any more
-  std::atomic<std::uint64_t> received{0}; ///< chunks that are through
-  // of the helper's lane
+  std::atomic<bool> all_sent{false};      ///< or no more chunks come
+  std::atomic<std::uint64_t> received{0}; ///< chunks that are uploaded
+  // For the helper's lane.
   std::uint64_t taken = 0;
   std::deque<event_view> uploads;
 
   bool local() const noexcept { return ends.from == ends.to; }
-  /// Whose memory is used without a part on its lane.
+  /// Returns the device whose memory is used without a part on its lane.
   device_state* lender() const noexcept { return helper == nullptr ? other : nullptr; }
   chunk& chunk_at(std::uint64_t number) noexcept { return chunks[number % chunks.size()]; }
 };
@@ -162,7 +162,7 @@ device_copies_operation::device_copies_operation(const char* verb,
     return std::all_of(x.sources.begin(), x.sources.end(),
                        [&](auto& y) { return y.type() == first_type; });
   });
-  const auto type = alike ? first_type : dtype::uint8; // what has nothing in common is bytes
+  const auto type = alike ? first_type : dtype::uint8; // copies of different types count bytes
   for (auto& x : legs) {
     auto first = journeys_of_parts_.size();
     auto& made = *journeys_.emplace_back(std::make_unique<journey>());
@@ -258,7 +258,7 @@ void device_copies_operation::on_submit() {
     if (x->local() || x->route != copy_route::pending)
       continue;
     x->route = topology_->route_of(x->ends, x->in);
-    if (x->route == copy_route::pending) // again, in another life
+    if (x->route == copy_route::pending) // pending again: a device is in another generation
       x->route = copy_route::staged;
   }
 }
@@ -280,7 +280,7 @@ caf::expected<issue_outcome> device_copies_operation::proceed(part& p, lane& on)
   return pushed ? write_there(x, p, on) : send(x, on);
 }
 
-/// A reset of the other device waits for the helper, once that is issued.
+/// Copies once the helper is issued: from then on a reset of the other device waits for it.
 caf::expected<issue_outcome> device_copies_operation::write_there(journey& x, part& p, lane& on) {
   if (x.kept_there.load())
     return copy_pieces(x, p, on);
@@ -348,20 +348,20 @@ caf::error device_copies_operation::copy_group(const journey& x, std::span<const
   }
   if (small.size() > 1 && !on.device().copy_peers(small, stream))
     return {};
-  for (auto& what : small) // or one of them is wrong, and says why by itself
+  for (auto& what : small) // one by one: `copy_peer` tells which one is wrong
     if (auto error = on.device().copy_peer(what.target, what.target_device, what.source,
                                            what.source_device, what.size_bytes, stream))
       return error;
   return {};
 }
 
-/// As INV-2 wants it, for what is issued piece by piece: `life` is that of the lane's device.
+/// Returns whether the next piece may be issued (INV-2). `life`: the generation of `on`'s device.
 bool device_copies_operation::may_go_on(std::uint64_t life, const lane& on) const noexcept {
   return !failed() && !lost_a_part() && on.state().live_generation() == life;
 }
 
-/// Downloads, or (`copy_route::pull`) lets the helper know when it may begin; then waits for it,
-/// which alone knows when all is there.
+/// Downloads chunks, or (`copy_route::pull`) tells the helper that it may begin. Then waits for the
+/// helper, which alone knows when all bytes are there.
 caf::expected<issue_outcome> device_copies_operation::send(journey& x, lane& on) {
   if (!x.all_sent.load(std::memory_order_relaxed)) {
     auto before = x.sent.load(std::memory_order_relaxed);
@@ -430,7 +430,7 @@ caf::error device_copies_operation::download_chunks(journey& x, lane& on) {
     if (!error)
       error = publish(c);
     if (error) {
-      ring.give_back(c.staged); // behind it in the stream is what comes here next
+      ring.give_back(c.staged); // a later use of this memory comes behind it in the stream
       return error;
     }
     x.offset += size;
@@ -442,7 +442,7 @@ caf::error device_copies_operation::download_chunks(journey& x, lane& on) {
   return {};
 }
 
-/// Uploads, or reads; behind what the home part has in its stream.
+/// Uploads chunks, or reads from the other device, behind the work in the stream of the home part.
 caf::expected<issue_outcome> device_copies_operation::receive(journey& x, part& p, lane& on) {
   bool last = x.all_sent.load() || failed() || (lost_a_part() && !on.must_await(*x.home));
   if (x.route == copy_route::pull)
@@ -455,7 +455,7 @@ caf::expected<issue_outcome> device_copies_operation::receive(journey& x, part& 
   bool ends_early = failed() || lost_a_part();
   if (!last || (x.taken != x.sent.load() && !ends_early))
     return issue_outcome::continues;
-  x.home->on->wake(); // it may wait for chunks that do not come through any more
+  x.home->on->wake(); // it may wait for chunks that will not be uploaded
   return x.taken == 0 ? issue_outcome::finished : issue_outcome::enqueued;
 }
 

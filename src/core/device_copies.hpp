@@ -17,29 +17,29 @@ namespace troupe::detail {
 
 class topology_core;
 
-/// From one device of a topology to another one, by their places in it.
+/// An ordered pair of devices of a topology, by their indices in it.
 struct link_ends {
   std::size_t from;
   std::size_t to;
   friend auto operator<=>(const link_ends&, const link_ends&) = default;
 };
 
-/// The lives of two devices.
+/// The generations of two devices.
 struct link_generations {
   std::uint64_t from = 0;
   std::uint64_t to = 0;
   friend bool operator==(const link_generations&, const link_generations&) = default;
 };
 
-/// Which way a copy goes.
+/// The route of a copy.
 enum class copy_route : std::uint8_t {
   pending, ///< not known yet
   push,    ///< the source's device writes
   pull,    ///< the target's device reads
-  staged   ///< through the host
+  staged   ///< through pinned host memory
 };
 
-/// The link that a copy goes over.
+/// Returns the link that a copy uses.
 inline link_ends link_of(const link_ends& ends, copy_route route) noexcept {
   return route == copy_route::pull ? link_ends{ends.to, ends.from} : ends;
 }
@@ -47,7 +47,7 @@ inline link_ends link_of(const link_ends& ends, copy_route route) noexcept {
 /// One copy over a link.
 class link_copy_operation final : public peer_copy_operation {
 public:
-  /// `by`: the lane of the device whose link it is.
+  /// `by`: the lane of the device that issues the copy.
   link_copy_operation(std::shared_ptr<topology_core> topology, const link_ends& ends,
                       const link_generations& in, copy_route route, const any_gpu_ref& target,
                       const any_gpu_ref& source, lane& by);
@@ -66,7 +66,7 @@ private:
   const copy_route route_;
 };
 
-/// Any copies between buffers on any devices of a topology.
+/// Any number of copies between buffers on any devices of a topology.
 class device_copies_operation final : public operation_of<nothing> {
 public:
   struct piece {
@@ -74,7 +74,7 @@ public:
     const std::byte* source;
     std::size_t size;
   };
-  /// All copies from one device to one other, or within one.
+  /// All copies from one device to another, or within one device.
   struct leg {
     link_ends ends;
     link_generations in;
@@ -83,7 +83,7 @@ public:
     std::vector<any_gpu_ref> targets; ///< one for each source
 
     bool local() const noexcept { return ends.from == ends.to; }
-    /// A part on the lane of either end.
+    /// Returns whether there is a part on the lane of each of the two devices.
     bool on_both() const noexcept {
       return !local() && (route == copy_route::pending || route == copy_route::staged);
     }
@@ -128,7 +128,7 @@ private:
   const std::shared_ptr<topology_core> topology_;
   std::vector<std::unique_ptr<journey>> journeys_;
   std::vector<std::pair<journey*, bool>> journeys_of_parts_;
-  std::vector<std::shared_ptr<device_state>> devices_; // whose memory it uses
+  std::vector<std::shared_ptr<device_state>> devices_; // the devices whose memory is used
 };
 
 } // namespace troupe::detail

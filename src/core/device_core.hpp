@@ -1,5 +1,5 @@
-/// A device's verbs: each checks its request and starts an operation. For the facade and the device
-/// actor.
+/// The requests to a device: each checks its arguments and starts an operation. For the facade and
+/// the device actor.
 #pragma once
 
 #include "core/operations.hpp"
@@ -25,14 +25,14 @@ public:
   device_core(std::shared_ptr<runtime> runtime, std::shared_ptr<lane> worker,
               std::chrono::nanoseconds deadline)
       : runtime_(std::move(runtime)), worker_(std::move(worker)), deadline_(deadline) {}
-  /// Of no device: every verb is refused with `why`.
+  /// For a device that does not exist: every request is refused with `why`.
   device_core(std::shared_ptr<runtime> runtime, caf::error why)
       : runtime_(std::move(runtime)), deadline_(0), why_none_(std::move(why)) {}
 
   runtime& owner() const noexcept { return *runtime_; }
-  /// Why there is no device; none if there is one.
+  /// Returns why there is no device; no error if there is one.
   const caf::error& why_none() const noexcept { return why_none_; }
-  /// Of a device that there is.
+  /// Returns the state of the device, which must exist.
   device_state& state() const noexcept { return worker_->state(); }
   const std::shared_ptr<device_state>& shared_state() const noexcept {
     return worker_->shared_state();
@@ -77,7 +77,7 @@ public:
   void shut_down(const caf::error& why) const;
 
 private:
-  /// Is there a device?
+  /// Returns an error if there is no device.
   caf::error check(const char* verb) const;
   caf::error check(const char* verb, const any_gpu_ref& ref) const;
   caf::error check(const char* verb, const std::vector<any_gpu_ref>& refs) const;

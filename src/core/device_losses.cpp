@@ -10,7 +10,7 @@ struct device_losses::loss {
   caf::error cause;
   bool is_over = true;
 
-  /// Later reasons are of attempts to get it back.
+  /// Keeps the first reason of a loss. Later reasons are of attempts to open the device again.
   void note(const device_changed& x) {
     std::lock_guard lock{mutex};
     if (x.reason && std::exchange(is_over, false))
@@ -39,7 +39,7 @@ caf::error device_losses::cause_of(const caf::error& why) const {
     return why;
   for (auto& x : all_)
     if (x.device->ordinal() == text->device) {
-      static_cast<void>(x.device->reason()); // its watchers have been told
+      static_cast<void>(x.device->reason()); // takes its lock: its watchers have been called
       std::lock_guard lock{x.last->mutex};
       return x.last->cause ? x.last->cause : why;
     }

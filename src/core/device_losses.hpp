@@ -1,4 +1,4 @@
-/// Why devices lost their memory, also once they are ready again.
+/// The causes for which devices lost their memory, kept after the devices are ready again.
 #pragma once
 
 #include "core/device_state.hpp"
@@ -10,8 +10,8 @@
 
 namespace troupe::detail {
 
-/// For who keeps memory that nobody else knows: that it is stale tells his callers nothing, but why
-/// does.
+/// For owners of memory that their callers do not know. To such a caller `stale_ref` tells nothing,
+/// but the cause of the loss does.
 /// @thread any
 class device_losses {
 public:
@@ -20,14 +20,14 @@ public:
   device_losses(const device_losses&) = delete;
   device_losses& operator=(const device_losses&) = delete;
 
-  /// `why`, or, if that is stale memory of one of the devices, the last loss of that device.
+  /// Returns `why`, or, if that is `stale_ref` of one of the devices, the last loss of that device.
   caf::error cause_of(const caf::error& why) const;
 
 private:
   struct loss;
   struct watched {
     std::shared_ptr<device_state> device;
-    std::shared_ptr<loss> last; // its watcher may be about to be called
+    std::shared_ptr<loss> last; // shared: its watcher may be about to be called
     std::uint64_t watcher = 0;
   };
 

@@ -85,7 +85,7 @@ bool device_state::lend_if_live() noexcept {
 void device_state::end_loan() noexcept {
   if (loans_.fetch_sub(1) != 1)
     return;
-  // Either this sees that the device is closed, or its lane sees that the loan has ended.
+  // Either this thread sees that the device is closed, or its lane sees that the loan has ended.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (live_generation() != 0)
     return;
@@ -112,7 +112,7 @@ void device_state::close(device_phase phase, const caf::error& why) {
 void device_state::publish() {
   std::lock_guard lock{mutex_};
   if (phase() == device_phase::failed || phase() == device_phase::shut_down)
-    return; // what ended stays ended
+    return; // a device that has ended stays ended
   auto next = generation_.load() + 1;
   generation_.store(next, std::memory_order_release);
   live_generation_.store(next, std::memory_order_release);
@@ -125,7 +125,7 @@ void device_state::report_failed_attempt(const caf::error& why) {
 }
 
 void device_state::change(device_phase phase, const caf::error& why) {
-  // What ended stays ended.
+  // A device that has ended stays ended.
   if (auto now = this->phase(); now == device_phase::shut_down || now == device_phase::failed)
     if (phase != device_phase::shut_down || now == phase) {
       live_generation_.store(0, std::memory_order_release);
@@ -158,7 +158,7 @@ void device_state::hand_back(released memory) const noexcept {
     return;
   if (!keeps_memory_.load())
     call_user_or_log("the deleter of memory of a device", [&] { memory.deleter(memory.address); });
-  else // what it holds may free memory too
+  else // objects that the deleter holds may free memory too
     keep_forever(std::make_shared<std::function<void(void*)>>(std::move(memory.deleter)));
 }
 

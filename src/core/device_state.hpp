@@ -1,4 +1,4 @@
-/// What everybody may know of a device: which life it is in, and who lives in its memory.
+/// The shared state of a device: its generation, its phase, and the buffers in its memory.
 #pragma once
 
 #include <troupe/backend.hpp>
@@ -21,7 +21,7 @@ class lane;
 class symmetric_memory;
 struct borrowed_memory;
 
-/// A device of one actor system. Outlives its lane, as long as a handle to its memory does.
+/// A device of one actor system. It outlives its lane while a handle to its memory exists.
 class device_state : public std::enable_shared_from_this<device_state> {
 public:
   device_state(std::uint64_t node, int ordinal) : node_(node), ordinal_(ordinal) {}
@@ -29,41 +29,41 @@ public:
   std::uint64_t node() const noexcept { return node_; }
   int ordinal() const noexcept { return ordinal_; }
 
-  /// The generation whose memory may be used now; 0 while there is none.
+  /// Returns the generation whose memory may be used now; 0 if there is none.
   std::uint64_t live_generation() const noexcept {
     return live_generation_.load(std::memory_order_acquire);
   }
-  /// The generation that is, or was last.
+  /// Returns the present generation, or the last one.
   std::uint64_t generation() const noexcept { return generation_.load(std::memory_order_acquire); }
   device_phase phase() const noexcept { return phase_.load(std::memory_order_acquire); }
-  /// Why it is in this phase; none while all is well.
+  /// Returns why the device is in its phase; no error if it is healthy.
   caf::error reason() const;
 
-  /// Watchers see every change once and in order; a new one sees the present first. `watcher` must
-  /// not block, not throw and not come back here. The result ends it.
+  /// Registers a watcher, which sees every change once and in order, and the present state first.
+  /// It must not block, throw, or call this object. The result is the `id` for `unwatch`.
   std::uint64_t watch(std::function<void(const device_changed&)> watcher);
   void unwatch(std::uint64_t id) noexcept;
 
-  /// How often user streams (`acquire`) and other processes (`claim`) hold buffers.
+  /// Returns how many holds user streams (`acquire`) and other processes (`claim`) have on buffers.
   int acquired() const noexcept { return acquired_.load(); }
   void change_acquired(int by) noexcept { acquired_.fetch_add(by); }
 
-  /// Work that comes to another device's lane uses its memory, which stays until that is over.
-  /// Under the lock of the order: if it is closed already, that lane sees so and does not issue it.
+  /// Keeps the memory for work on another device's lane, until `end_loan`. Under the admission
+  /// lock: if the device is closed already, that lane sees it and does not issue the work.
   void lend() noexcept { loans_.fetch_add(1); }
-  /// The same; false, and nothing is lent, if it is closed.
+  /// The same. Returns false, and lends nothing, if the device is closed.
   bool lend_if_live() noexcept;
   void end_loan() noexcept;
   bool is_lent() const noexcept;
 
-  /// Handles become stale; what is next is `phase`. (INV-8: first step)
+  /// Makes handles stale and enters `phase` (INV-8: first step).
   void close(device_phase phase, const caf::error& why);
-  /// A new generation is in place: memory can be had. (INV-8: last step)
+  /// Begins a new generation, whose memory is ready (INV-8: last step).
   void publish();
-  /// The device did not come up.
+  /// Reports that an attempt to open the device failed.
   void report_failed_attempt(const caf::error& why);
 
-  /// Where lanes and handles meet. The lane takes these entries when it comes by.
+  /// Memory that a handle has released, for the lane to take.
   struct released {
     void* address;
     std::uint64_t generation;
@@ -71,15 +71,15 @@ public:
   };
   void release(released memory) noexcept;
   std::vector<released> take_released() noexcept;
-  /// Gives foreign memory to its deleter.
+  /// Passes memory that is not of the pool to its deleter.
   void hand_back(released memory) const noexcept;
   bool has_released() const noexcept { return has_released_.load(std::memory_order_acquire); }
-  /// From now on nobody comes by: foreign memory is handed back by whoever drops its last handle.
+  /// Ends the lane's part. From now on the thread that drops the last handle calls the deleter.
   void end_of_lane() noexcept;
-  /// From now on no memory is given back: its deleters are kept, and not called.
-  /// For a device whose work may go on though nobody can know of it any more.
+  /// Stops giving memory back: deleters are kept, and not called. For a device whose work may go on
+  /// without any means to know when it ends.
   void keep_memory() noexcept { keeps_memory_.store(true); }
-  /// Calls `wake` when there is something for the lane.
+  /// Sets the function that is called when there is something for the lane.
   void set_wake(std::function<void()> wake);
 
   std::shared_ptr<buffer> make_buffer(void* address, std::size_t size_bytes,
@@ -117,7 +117,7 @@ private:
   std::function<void()> wake_;
 };
 
-/// Devices of this process by node and ordinal, for `gpu_token`.
+/// Finds a device of this process by node and ordinal, for `gpu_token`.
 std::shared_ptr<device_state> find_device(std::uint64_t node, int ordinal);
 void register_device(const std::shared_ptr<device_state>& device);
 

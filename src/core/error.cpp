@@ -186,7 +186,7 @@ std::string to_string(const failure& x) {
 }
 
 caf::error make_error(failure x) {
-  static_cast<void>(detail::known_types{}); // errors come before any configuration, too
+  static_cast<void>(detail::known_types{}); // errors may be made before any configuration
   auto code = x.code;
   return caf::make_error(code, std::move(x));
 }
@@ -219,7 +219,7 @@ std::optional<failure> failure_of(const caf::error& e) {
 
 namespace {
 
-/// `illegal_argument` or `invalid_argument`, as the version of CAF calls it.
+/// CAF's version decides whether it is called `illegal_argument` or `invalid_argument`.
 constexpr auto wrong_argument = static_cast<caf::pec>(15);
 
 std::string reason_of(caf::pec x) {

@@ -1,4 +1,4 @@
-/// Texts of errors that several modules give.
+/// Error texts that several modules use.
 #pragma once
 
 #include <troupe/dtype.hpp>
@@ -10,12 +10,12 @@
 
 namespace troupe::detail {
 
-/// `what` is `number`, which is no rank of a world of `size` ranks.
+/// Returns the text for a `what` of `number`, which is not a rank of a world of `size` ranks.
 std::string out_of_range(std::string_view what, std::int64_t number, std::size_t size);
-/// `ordinal` is none of the `count` devices.
+/// Returns the text for `ordinal`, which is none of the `count` devices.
 std::string device_out_of_range(int ordinal, int count);
 std::string unknown_dtype(dtype type);
-/// So many elements have more bytes than a size can count.
+/// Returns the text for `count` elements of `type`, whose size in bytes overflows.
 std::string size_overflows(std::size_t count, dtype type);
 
 } // namespace troupe::detail

@@ -20,7 +20,7 @@ namespace {
 
 std::atomic<std::int64_t> client_spin_ns{0};
 
-/// One thread, from the first use on.
+/// An executor with one thread, which starts at the first use.
 class callback_thread final : public executor {
 public:
   void post(std::function<void()> task) override {
@@ -32,7 +32,7 @@ public:
     condition_.notify_one();
   }
 
-  /// Tasks wait as long as the system gives no thread.
+  /// Starts the thread. Tasks wait while the system has no thread for them.
   void begin() {
     if (started_.load(std::memory_order_acquire))
       return;
@@ -69,7 +69,7 @@ private:
   std::atomic<bool> started_{false}; // under mutex_
 };
 
-/// A user's continuation. An executor that has taken it and throws nevertheless may run it, too.
+/// A user's continuation. It runs once, even if an executor takes it and throws nevertheless.
 class continuation {
 public:
   explicit continuation(std::function<void()> f) : f_(std::move(f)) {}
@@ -95,8 +95,8 @@ void set_client_spin(std::chrono::nanoseconds time) noexcept {
 }
 
 executor& callback_executor() {
-  auto& instance = never_destroyed<callback_thread>(); // answers come until the process ends
-  instance.begin(); // on the thread of a client, rather than on that of a lane
+  auto& instance = never_destroyed<callback_thread>(); // callbacks come until the process ends
+  instance.begin();                                    // a client starts the thread, not a lane
   return instance;
 }
 

@@ -23,8 +23,7 @@ namespace {
 
 constexpr std::chrono::milliseconds patience{500};
 
-/// Without the locks of stdio, which a thread that is stuck may hold. What cannot be written, is
-/// lost.
+/// Writes without the locks of stdio, which a stuck thread may hold. Lost if it cannot be written.
 void write_to_stderr(std::string_view text) noexcept {
   static_cast<void>(detail::write_all(STDERR_FILENO, text));
 }
@@ -35,10 +34,11 @@ void write_all(const std::string& line, detail::clock::time_point until) {
     write_to_stderr("the flight record is not complete\n");
   detail::flush_log();
   std::cout.flush();
-  (void)std::fflush(stdout); // nobody is left to be told
+  (void)std::fflush(stdout); // an error can no longer be reported
 }
 
-/// Any of it may block: in a lock that a stuck thread holds, or in a pipe that nobody reads.
+/// Writes the output, for at most `patience`. Each step may block: in a lock that a stuck thread
+/// holds, or in a pipe without a reader.
 void write_all_in_time(const std::string& line) noexcept {
   struct progress {
     std::mutex mutex;
@@ -56,7 +56,7 @@ void write_all_in_time(const std::string& line) noexcept {
     }}.detach();
     std::unique_lock lock{state->mutex};
     state->condition.wait_until(lock, until, [&] { return state->done; });
-  } catch (const std::exception&) { // no thread to be had
+  } catch (const std::exception&) { // no thread available
     write_to_stderr(line);
   }
 }
@@ -67,7 +67,7 @@ void exit_process(int code, std::string_view message) noexcept {
   static std::atomic_flag decided;
   while (decided.test_and_set())
     ::pause();
-  // Its status is the one that was asked for, also where stderr leads nowhere or to a full file.
+  // The exit status is `code`, even if stderr is a closed pipe or a full file.
   sigset_t of_writing;
   ::sigemptyset(&of_writing);
   ::sigaddset(&of_writing, SIGPIPE);

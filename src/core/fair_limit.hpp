@@ -1,4 +1,4 @@
-/// Limits that are fair to a process that did not run all the time.
+/// Time limits that do not count the time in which the process did not run.
 #pragma once
 
 #include <algorithm>
@@ -8,16 +8,16 @@
 
 namespace troupe::detail {
 
-/// The time that a thread sees pass which looks once in a tick. Where it comes later than that, the
-/// process stood still (it was stopped, or in a debugger), or had no processor: such a gap counts
-/// as one tick. Since any time only the last few do: load cannot stretch a limit for ever.
+/// Measures time for a thread that looks once per tick. If the thread looks later than that, the
+/// process was stopped (also in a debugger) or had no processor: such a gap counts as one tick.
+/// Only the last few gaps are deducted, so load cannot stretch a limit forever.
 class running_time {
 public:
   using clock = std::chrono::steady_clock;
 
   explicit running_time(std::chrono::nanoseconds tick) noexcept : tick_(tick) {}
 
-  /// The thread was to look at `expected`, and does it at `now`.
+  /// Records a look that was due at `expected` and happens at `now`.
   void look(clock::time_point expected, clock::time_point now) noexcept {
     if (now - expected <= tick_)
       return;
@@ -25,7 +25,7 @@ public:
     next_ = (next_ + 1) % gaps_.size();
   }
 
-  /// How much has passed from `begin` to `now`.
+  /// Returns how much time has passed from `begin` to `now`, without the gaps.
   std::chrono::nanoseconds passed(clock::time_point begin, clock::time_point now) const noexcept {
     auto result = now - begin;
     for (auto& x : gaps_)
@@ -44,15 +44,15 @@ private:
   std::size_t next_ = 0;
 };
 
-/// For a thread that waits for what another one, or another process, does.
+/// A limit for a thread that waits for another thread or process.
 class fair_limit {
 public:
   using clock = running_time::clock;
 
-  /// 0: none.
+  /// `limit` 0: no limit.
   explicit fair_limit(std::chrono::nanoseconds limit) noexcept : limit_(limit) {}
 
-  /// To be asked at `next`, or earlier.
+  /// Returns whether the limit is over. Call it at `next` or earlier.
   bool over() noexcept {
     const auto now = clock::now();
     time_.look(next_, now);
@@ -64,7 +64,7 @@ public:
   }
   clock::time_point next() const noexcept { return next_; }
 
-  /// Waits until `f` holds, looking as often as it must. False: the limit is over.
+  /// Waits until `f` holds, with a check as often as necessary. Returns false if the limit is over.
   template <class Condition, class Lock, class F> bool wait(Condition& condition, Lock& lock, F f) {
     while (!condition.wait_until(lock, next(), f))
       if (over())

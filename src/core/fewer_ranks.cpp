@@ -12,7 +12,7 @@ std::byte* at(const void* x, std::size_t offset) noexcept {
   return static_cast<std::byte*>(const_cast<void*>(x)) + offset;
 }
 
-/// The rank's part of `recv` goes where its place in the communicator is.
+/// Moves the rank's part of an in-place gather to the rank's place in the communicator.
 void gather_in_place(collective_call& call, std::size_t rank, std::size_t place, fewer_calls& to) {
   const auto part = call.count * size_of(call.type);
   if (call.recv == nullptr || rank == place || call.send != at(call.recv, rank * part))
@@ -22,7 +22,7 @@ void gather_in_place(collective_call& call, std::size_t rank, std::size_t place,
   call.send = target;
 }
 
-/// Part `i` of `send` is meant for rank `i`: to those that are there.
+/// Adds part `i` of `send`, which is for rank `i`, for each rank that is present.
 void scatter_to(const collective_call& call, std::size_t rank, const communicator& on,
                 exchange_plan& plan) {
   const auto part = call.count * size_of(call.type);
@@ -102,7 +102,7 @@ void add_with_fewer_ranks(const rank_call& of, const communicator& on, fewer_cal
     call.peer = static_cast<int>(on.place_of(static_cast<std::size_t>(call.peer)));
     break;
   case collective_kind::reduce_scatter: {
-    // Part i is for rank i, also where one before it is missing.
+    // Part i is for rank i, even if a rank before it is absent.
     auto* const recv = call.recv;
     const auto* const send = call.send;
     call.what = collective_kind::reduce;

@@ -11,11 +11,11 @@ namespace troupe::detail {
 
 class communicator;
 
-/// What one rank calls on such a communicator, in the place of what it would call on one of all
+/// The calls of one rank on such a communicator, in place of its calls on a communicator of all
 /// ranks.
 struct fewer_calls {
-  /// Before the calls, in the stream: where ranks are missing, this rank's part of a buffer that is
-  /// gathered in place comes to lie further in front.
+  /// A copy in the same stream before the calls. If ranks are absent, this rank's part of a buffer
+  /// that is gathered in place lies further to the front.
   struct move {
     void* target = nullptr;
     const void* source = nullptr;
@@ -23,10 +23,10 @@ struct fewer_calls {
   };
   std::vector<collective_call> calls;
   std::vector<move> moves;
-  std::deque<exchange_plan> plans; ///< of the calls
+  std::deque<exchange_plan> plans; ///< used by `calls`
 };
 
-/// Adds what `call` comes to; it lives as long as `to` does. Every rank that `call` names is there.
+/// Adds the calls that replace `call`, which outlives `to`. All ranks that it names are present.
 void add_with_fewer_ranks(const rank_call& call, const communicator& on, fewer_calls& to);
 
 } // namespace troupe::detail

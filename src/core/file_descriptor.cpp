@@ -16,14 +16,14 @@ namespace troupe::detail {
 
 int file_descriptor::off_standard_streams(int native) noexcept {
   const int result = ::fcntl(native, F_DUPFD_CLOEXEC, last_standard_stream + 1);
-  const int code = errno == EINVAL ? EMFILE : errno; // the limit is below the number asked for
+  const int code = errno == EINVAL ? EMFILE : errno; // the limit is below the requested number
   if (::close(native) != 0 && errno != EINTR)
     log(log_level::error, "a file descriptor", system_failure("close", errno, "cannot close it"));
   errno = code;
   return result;
 }
 
-/// Linux has closed it whatever it says.
+/// Closes the descriptor. Linux closes it even if `close` returns an error.
 void file_descriptor::reset() noexcept {
   if (native_ >= 0 && ::close(release()) != 0 && errno != EINTR)
     log(log_level::error, "a file descriptor", system_failure("close", errno, "cannot close it"));
@@ -35,7 +35,7 @@ caf::error fill_standard_streams() noexcept {
       const int null = ::open("/dev/null", O_RDWR | O_CLOEXEC);
       if (null < 0)
         return system_failure("open", errno, "no /dev/null for a standard stream that is closed");
-      if (null > STDERR_FILENO) // another thread was first
+      if (null > STDERR_FILENO) // another thread has filled it first
         file_descriptor{null}.reset();
     }
   return {};
@@ -77,7 +77,7 @@ caf::expected<wake_up> wake_up::create() {
   return wake_up{std::move(event)};
 }
 
-/// EAGAIN: it was signalled more often than it can count, and is.
+/// EAGAIN needs no retry: the counter is at its maximum, so the event is signalled.
 void wake_up::signal() const noexcept {
   const std::uint64_t one = 1;
   while (::write(event_.get(), &one, sizeof one) < 0 && errno == EINTR) {
@@ -86,7 +86,7 @@ void wake_up::signal() const noexcept {
 
 void wake_up::clear() const noexcept {
   std::uint64_t count = 0;
-  static_cast<void>(!::read(event_.get(), &count, sizeof count)); // perhaps there was none
+  static_cast<void>(!::read(event_.get(), &count, sizeof count)); // fails if it was not signalled
 }
 
 } // namespace troupe::detail

@@ -12,9 +12,9 @@ namespace troupe::detail {
 class file_descriptor {
 public:
   file_descriptor() noexcept = default;
-  /// Takes over what a system call has returned; errno stays as the call left it. The numbers of
-  /// the standard streams belong to the program, which may print while they are closed: a
-  /// descriptor with such a number gets another one, with close-on-exec. If the system has none
+  /// Takes ownership of the result of a system call; errno does not change. The numbers of the
+  /// standard streams belong to the program, which may print while they are closed: a descriptor
+  /// with such a number is replaced by another one, with close-on-exec. If the system has none
   /// left, the object is empty, and errno has the reason.
   explicit file_descriptor(int native) noexcept
       : native_(native < 0 || native > last_standard_stream ? native
@@ -30,10 +30,10 @@ public:
     return *this;
   }
 
-  /// -1: none.
+  /// Returns the descriptor; -1 if there is none.
   int get() const noexcept { return native_; }
   explicit operator bool() const noexcept { return native_ >= 0; }
-  /// Gives it away: the caller closes it.
+  /// Gives up ownership: the caller closes the descriptor.
   [[nodiscard]] int release() noexcept { return std::exchange(native_, -1); }
   void reset() noexcept;
 
@@ -44,8 +44,8 @@ private:
   int native_ = -1;
 };
 
-/// Opens /dev/null in place of each standard stream that is closed. To be called before another
-/// library opens files: it takes the lowest free numbers, and the program's prints would go there.
+/// Opens /dev/null in place of each closed standard stream. Call it before another library opens
+/// files: that would get the lowest free numbers, and the program's prints would go to its files.
 /// @errors errc::unavailable: /dev/null cannot be opened
 caf::error fill_standard_streams() noexcept;
 
@@ -53,15 +53,15 @@ caf::error fill_standard_streams() noexcept;
 /// @errors errc::unavailable: it cannot be opened or read
 caf::expected<std::string> read_file(const std::string& path);
 
-/// Writes all of `text`. False: errno has the reason.
+/// Writes all of `text`. Returns false on an error; errno has the reason.
 bool write_all(int native, std::string_view text) noexcept;
 
-/// What wakes a thread that waits in `poll`. Once signalled, it stays so until it is cleared.
+/// An event that wakes a thread in `poll`. Once signalled, it stays signalled until it is cleared.
 class wake_up {
 public:
   static caf::expected<wake_up> create();
 
-  /// To be polled for input.
+  /// Returns the descriptor to poll for input.
   int native() const noexcept { return event_.get(); }
   /// @thread any; a signal handler too
   void signal() const noexcept;

@@ -18,7 +18,7 @@ namespace {
 constexpr std::array<std::string_view, stream_count + 1> stream_names{
     "compute", "upload", "download", "memory", "lend", "collective", "peer", "none"};
 
-/// How many bytes the first character of `x` has; 0 if it is none of UTF-8.
+/// Returns the number of bytes of the first character of `x`; 0 if it is not valid UTF-8.
 /// @source The Unicode Standard, table 3-7
 std::size_t character_length(std::string_view x) noexcept {
   auto at = [&](std::size_t i) -> unsigned {
@@ -41,7 +41,7 @@ std::size_t character_length(std::string_view x) noexcept {
   return 0;
 }
 
-/// Writes values one after the other; sets the commas.
+/// Writes JSON values one after the other, and sets the commas.
 class json_writer {
 public:
   json_writer& open(char bracket) {
@@ -121,7 +121,7 @@ private:
   }
 
   std::string text_;
-  bool fresh_ = true; // nothing stands before the next value
+  bool fresh_ = true; // the next value needs no comma
   bool broken_ = false;
 };
 

@@ -1,4 +1,4 @@
-/// A flight record as text: what `troupe-flight` reads (docs/flight-recorder.md has the fields).
+/// A flight record as text, as `troupe-flight` reads it (docs/flight-recorder.md lists the fields).
 #pragma once
 
 #include "core/flight_ring.hpp"
@@ -11,18 +11,18 @@
 
 namespace troupe::detail {
 
-/// What all lanes of a process did last, at one moment.
+/// The last operations of all lanes of a process, at one moment.
 struct flight_snapshot {
   struct device {
     int ordinal = 0;
     std::uint64_t generation = 0;
     device_phase phase = device_phase::opening;
     caf::error reason;        ///< why it is in this phase
-    std::uint64_t holder = 0; ///< the operation that its next in order waits for
+    std::uint64_t holder = 0; ///< the operation that the device's next one waits for
     std::vector<flight_entry> operations;
   };
 
-  caf::error cause; ///< none: somebody asked
+  caf::error cause; ///< none: the record was requested
   std::int64_t caused_at = 0;
   std::int64_t taken_at = 0;  ///< nanoseconds of `clock`, as all times of the entries
   std::int64_t unix_time = 0; ///< the same moment, nanoseconds since 1970
@@ -31,7 +31,7 @@ struct flight_snapshot {
   std::vector<device> devices;
 };
 
-/// The version of the form; it grows when a reader of the old one would misunderstand the new one.
+/// The version of the format. It grows when a reader of the old format would misread the new one.
 inline constexpr int flight_format_version = 1;
 
 std::string to_json(const flight_snapshot& x);

@@ -1,4 +1,4 @@
-/// What a lane writes down of its parts.
+/// The record that a lane keeps of its parts.
 #pragma once
 
 #include "core/flight_ring.hpp"
@@ -11,17 +11,17 @@ namespace troupe::detail {
 
 struct part;
 
-/// The course of a lane's parts. Takes no lock and no memory.
+/// Records the progress of a lane's parts. Takes no lock and allocates no memory.
 /// @thread the lane; `read` and `holder`: any
 class flight_log {
 public:
-  /// The call that issues `p` began at `now`.
+  /// Notes that the call that issues `p` began at `now`.
   void issuing(part& p, std::uint64_t generation, std::int64_t now) noexcept;
   void issued(const part& p) noexcept;
   void started(const part& p, std::int64_t now) noexcept;
-  /// `was_issued`: some of it may have been.
+  /// Notes that `p` is over. `was_issued`: some of its work may have been issued.
   void over(part& p, bool was_issued, std::uint64_t generation, std::int64_t now) noexcept;
-  /// The next in order waits for operation `number`; 0: for none.
+  /// Notes that the next part in order waits for operation `number`; 0: for none.
   void held_by(std::uint64_t number) noexcept { holder_.store(number, std::memory_order_relaxed); }
 
   std::vector<flight_entry> read() const { return ring_.read(); }

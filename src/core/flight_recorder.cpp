@@ -29,7 +29,7 @@ namespace troupe::detail {
 
 namespace {
 
-/// A cause that comes again after so many others is written again.
+/// How many causes are remembered. A remembered cause is not written again.
 constexpr std::size_t causes_kept = 64;
 
 std::string host_name() {
@@ -37,7 +37,8 @@ std::string host_name() {
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
 }
 
-/// What somebody asked for is no failure, and what follows from the end of everything is no other.
+/// Returns whether `x` is a failure of its own: not an end that was requested, and not a
+/// consequence of the end of the runtime.
 bool is_cause(const caf::error& x, bool everything_ended) {
   auto code = code_of(x);
   if (!x || code == errc::unavailable || code == errc::device_reset)
@@ -55,7 +56,7 @@ caf::error not_written(const std::string& path, const char* api, int code) {
   return make_error(std::move(why));
 }
 
-/// Readers find the whole file, or the one before it.
+/// Writes the file. A reader finds the complete new file, or the one before it.
 caf::error write_file(const std::string& path, const std::string& text) {
   static std::atomic<unsigned> last{0};
   auto unfinished =
@@ -83,7 +84,7 @@ caf::error write_file(const std::string& path, const std::string& text) {
   return why;
 }
 
-/// A request that no lane sees: it is answered by the thread that writes, or by its deadline.
+/// A request without a part on a lane: the thread that writes completes it, or its deadline does.
 class record_operation final : public operation_of<nothing> {
 public:
   record_operation() : operation_of("record_flight", 0) {}
@@ -94,7 +95,8 @@ using part_key = std::pair<std::uint64_t, std::uint32_t>;
 
 part_key key_of(const flight_entry& x) { return {x.operation, x.part}; }
 
-/// A ring knows what its lane has issued, unless much came after it; the rest is among `open`.
+/// Merges records. A ring has the parts that its lane has issued, unless newer ones have
+/// overwritten them; the other parts are in `open`.
 std::vector<flight_entry> merged(const std::vector<flight_entry>& ring,
                                  const std::vector<flight_entry>& open) {
   std::set<part_key> known;
@@ -115,7 +117,7 @@ std::vector<flight_entry> merged(const std::vector<flight_entry>& ring,
   return result;
 }
 
-/// The records that are being written because something ended, of all actor systems.
+/// The records of all actor systems that are being written because something ended.
 struct records_on_their_way {
   std::mutex mutex;
   std::condition_variable none;
@@ -155,8 +157,8 @@ flight_snapshot flight_recorder::take() const {
   result.host = host_name();
   result.process = ::getpid();
   std::map<const lane*, std::vector<flight_entry>> open;
-  owner_.gate().place_handed_in(); // else they are of no operation
-  // First these: a lane that takes one up meanwhile has it in its ring when that is read.
+  owner_.gate().place_handed_in(); // else enqueued submissions belong to no operation
+  // Read the open operations first: if a lane issues one meanwhile, its ring has it when read.
   owner_.keeper().for_each([&](operation& op) {
     auto records = op.open_records();
     for (auto& x : records) {

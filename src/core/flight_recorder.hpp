@@ -1,4 +1,4 @@
-/// Writes down what the lanes remember, when something ended or somebody asks.
+/// Writes the records of the lanes to a file, after a failure or on request.
 #pragma once
 
 #include "core/flight_json.hpp"
@@ -23,28 +23,27 @@ public:
   flight_recorder(runtime& owner, flight_record_options options)
       : owner_(owner), options_(std::move(options)) {}
 
-  /// A communicator, a device or everything ended because of `cause`: if a path is configured and
-  /// this cause was not written before, a thread of its own writes it.
+  /// Called when a communicator, a device or the runtime has ended because of `cause`. If a path is
+  /// configured and this cause was not written before, a thread of its own writes a record.
   void on_end(const caf::error& cause) noexcept;
 
-  /// Writes to `path`, on a thread of its own.
+  /// Writes a record to `path`, on a thread of its own.
   std::shared_ptr<operation_of<nothing>> write(const std::string& path, clock::time_point deadline);
 
   flight_snapshot take() const;
 
-  /// Waits until no record of this process is being written because something ended; false if that
-  /// was not so until then.
+  /// Blocks until this process writes no record of an end. Returns false if `until` comes first.
   static bool wait_written(clock::time_point until);
 
 private:
-  /// Where the record of `cause` goes; empty: nowhere.
+  /// Returns the file for the record of `cause`; empty if none is to be written.
   std::string file_for(const caf::error& cause);
 
   runtime& owner_;
   const flight_record_options options_;
   std::mutex mutex_;
   std::size_t written_ = 0;
-  std::deque<std::string> causes_; // that were written, the last ones
+  std::deque<std::string> causes_; // the last ones that were written
 };
 
 } // namespace troupe::detail

@@ -48,8 +48,8 @@ std::string_view to_string(flight_state x) noexcept {
 flight_ring::flight_ring(std::size_t capacity)
     : capacity_(capacity), slots_(std::make_unique<slot[]>(capacity)) {}
 
-// Every word is stored with release and loaded with acquire, in place of fences, which
-// ThreadSanitizer does not know: who sees a word of a new entry sees the odd number before it too.
+// Every word is stored with release and loaded with acquire. ThreadSanitizer does not know fences,
+// so there are none. A reader that sees a word of a new entry also sees the odd number before it.
 
 std::uint64_t flight_ring::add(const flight_entry& x) noexcept {
   auto entry = added_.load(std::memory_order_relaxed) + 1;
@@ -84,7 +84,7 @@ bool flight_ring::read(std::uint64_t entry, flight_entry& into) const noexcept {
   auto& s = slot_of(entry);
   if (s.sequence.load(std::memory_order_acquire) != 2 * entry)
     return false;
-  // First what is written last: the times that belong to it are there.
+  // Read first the word that is written last: then the times that belong to it are there.
   into.progress =
       std::bit_cast<flight_progress>(s.word[progress_word].load(std::memory_order_acquire));
   auto* to = reinterpret_cast<char*>(&into);
@@ -94,7 +94,7 @@ bool flight_ring::read(std::uint64_t entry, flight_entry& into) const noexcept {
   }
   if (s.sequence.load(std::memory_order_relaxed) != 2 * entry)
     return false;
-  // It may have gone on meanwhile.
+  // The part may have advanced meanwhile: drop the times of later states.
   if (into.progress.state < flight_state::started)
     into.started_at = 0;
   if (into.progress.state < flight_state::done)

@@ -1,4 +1,4 @@
-/// The last operations of a lane, for whoever asks later what happened.
+/// The last operations of a lane, for a later diagnosis.
 #pragma once
 
 #include <troupe/dtype.hpp>
@@ -15,28 +15,28 @@
 
 namespace troupe::detail {
 
-/// Names a world in a record. Two worlds of one name differ in `id`; 0 is no world.
+/// Names a world in a record. Worlds with the same name differ in `id`; 0 is no world.
 struct world_tag {
   std::uint64_t id = 0;
-  std::array<char, 32> name{}; ///< cut where it is longer; ends in 0
+  std::array<char, 32> name{}; ///< truncated if longer; ends in 0
 };
 
-/// With an id that no other world of the process has.
+/// Returns a tag with an id that no other world of the process has.
 world_tag make_world_tag(std::string_view name) noexcept;
 
 enum class flight_state : std::uint8_t {
   issuing, ///< the lane is in the call
   issued,
-  started, ///< all before it on its stream is done
+  started, ///< all work before it in its stream is done
   done,
-  failed,     ///< issued, and over
+  failed,     ///< issued and over
   not_issued, ///< not yet, or never
-  not_called, ///< the same: its rank did not ask for it, as others did
+  not_called, ///< not issued: its rank did not call, although others did
 };
 
 std::string_view to_string(flight_state x) noexcept;
 
-/// How far a part has come.
+/// The progress of a part.
 struct flight_progress {
   flight_state state = flight_state::issuing;
   errc error{}; ///< why it failed or was not issued; 0: neither
@@ -44,15 +44,15 @@ struct flight_progress {
   std::int32_t native_code = 0;
 };
 
-/// Bytes of a buffer.
+/// A range of bytes of a buffer.
 struct flight_ref {
   std::uint64_t buffer = 0;
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
 };
 
-/// What one lane did for an operation. Times are nanoseconds of `clock`; 0: not yet, or nobody saw
-/// it.
+/// The work of one lane for an operation. Times: nanoseconds of `clock`; 0: not yet, or not
+/// observed.
 struct flight_entry {
   static constexpr std::size_t max_refs = 4;
   static constexpr std::uint8_t no_type = 0xff;
@@ -64,18 +64,18 @@ struct flight_entry {
   std::uint64_t generation = 0;
   std::uint64_t count = 0; ///< elements; 0 where there is no type
   std::int32_t rank = -1;
-  std::uint32_t part = 0; ///< which one of the operation
+  std::uint32_t part = 0; ///< index in the operation
   std::uint8_t stream = 0;
   std::uint8_t type = no_type;
-  std::uint8_t refs = 0;     ///< how many are in `ref`
-  std::uint8_t ref_uses = 0; ///< of each two bits: reads, writes
+  std::uint8_t refs = 0;     ///< number of entries in `ref`
+  std::uint8_t ref_uses = 0; ///< two bits for each entry: reads, writes
   std::uint32_t refs_left_out = 0;
   std::array<flight_ref, max_refs> ref;
   std::int64_t admitted_at = 0;
-  std::int64_t issued_at = 0; ///< when the call began
+  std::int64_t issued_at = 0; ///< when the issuing call began
   std::int64_t started_at = 0;
   std::int64_t over_at = 0;
-  flight_progress progress; ///< the last word
+  flight_progress progress; ///< the last word of the entry
 
   void add_ref(const flight_ref& x, bool reads, bool writes) noexcept {
     if (refs == max_refs) {
@@ -90,8 +90,8 @@ struct flight_entry {
   bool ref_writes(std::size_t i) const noexcept { return (ref_uses >> (2 * i) & 2) != 0; }
 };
 
-/// Entries of a fixed size, the newest over the oldest. One thread writes and never waits; others
-/// read without stopping it.
+/// A ring of entries of a fixed size: the newest overwrites the oldest. One thread writes and never
+/// waits; other threads read without stopping it.
 /// @thread `add` and `advance`: the writer; the rest: any
 class flight_ring {
 public:
@@ -99,14 +99,14 @@ public:
 
   explicit flight_ring(std::size_t capacity = default_capacity);
 
-  /// The result names the entry in `advance`; it is never 0.
+  /// Adds an entry. Returns its number for `advance`, which is never 0.
   std::uint64_t add(const flight_entry& x) noexcept;
-  /// What became of an entry, if it is still there; `now` is used from `started` on.
+  /// Updates an entry if it is still in the ring. `now` is used from `started` on.
   void advance(std::uint64_t entry, flight_progress x, std::int64_t now = 0) noexcept;
 
-  /// How many were ever added.
+  /// Returns how many entries were ever added.
   std::uint64_t added() const noexcept { return added_.load(std::memory_order_acquire); }
-  /// Oldest first. Those that are overwritten meanwhile are missing.
+  /// Returns the entries, oldest first, without those that are overwritten meanwhile.
   std::vector<flight_entry> read() const;
 
 private:

@@ -9,7 +9,7 @@ namespace troupe::detail {
 
 inline constexpr const char* foreign_handle = "the handle belongs to another actor system";
 
-/// Is the memory of `ref`, which has some, of another actor system than the device `here`?
+/// Returns whether the memory of `ref`, which has some, is of another actor system than `here`.
 inline bool is_foreign(const any_gpu_ref& ref, const device_state& here) noexcept {
   return ref.memory()->home().node() != here.node();
 }

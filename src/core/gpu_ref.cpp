@@ -22,7 +22,8 @@ caf::error stale_error(const any_gpu_ref& ref) {
   return make_error(std::move(why));
 }
 
-/// A launch does not see writers that fail behind it; one before it fails it, too.
+/// Checks whether a range may be read. In a launch, the failure of a later writer has no effect;
+/// that of an earlier one fails the launch itself.
 caf::error check_content(const detail::buffer& memory, std::size_t begin, std::size_t end) {
   if (detail::callable_scope::covers(memory, begin, end))
     return memory.check_determinate(begin, end);
@@ -97,7 +98,7 @@ caf::expected<any_gpu_ref> any_gpu_ref::resolve(const gpu_token& token) {
     return refuse("the token names memory that is gone");
   if (memory->generation() != token.generation || memory->stale())
     return refuse("the token names memory of an earlier life of the device");
-  // Every part of the token is the sender's word.
+  // Check every field of the token: the sender may have written anything.
   auto size = size_of(token.type);
   if (!is_dtype(token.type) || token.offset % size != 0 || token.offset > memory->size_bytes() ||
       token.count > (memory->size_bytes() - token.offset) / size)

@@ -1,11 +1,11 @@
-/// For what a thread that was given up may still use.
+/// Keeps objects that an abandoned thread may still use.
 #pragma once
 
 #include <memory>
 
 namespace troupe::detail {
 
-/// Never frees it.
+/// Keeps `x` until the process ends.
 void keep_forever(std::shared_ptr<void> x);
 
 } // namespace troupe::detail

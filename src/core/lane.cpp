@@ -19,22 +19,21 @@ namespace troupe::detail {
 
 namespace {
 
-/// With work in flight, no signal from the backend and no leave to spin.
+/// The poll interval with work in flight, if the backend sends no signal and the lane may not spin.
 constexpr std::chrono::microseconds poll_interval{50};
-/// Host functions are not called on error: how long a lane that relies on them sleeps at most.
+/// How long a lane that relies on host functions sleeps at most: they are not called on error.
 constexpr std::chrono::milliseconds host_func_check{10};
 
-/// How many operations one question about an event settles at most.
+/// How many operations one event query settles at most.
 constexpr std::size_t poll_batch = 8;
-/// The oldest is asked when one further back was not done for so long.
+/// The oldest event is queried after an event further back was not done for this long.
 constexpr std::chrono::microseconds poll_patience{100};
-/// What is left to do when its requester has the answer keeps out of the way of the next request,
-/// which may come at once: it is done while the device works on that, or after this.
+/// How long a completed operation may wait until it is settled. The next request may come at once,
+/// so this work is done while the device works on that request, or after this time.
 constexpr std::chrono::microseconds settle_patience{10};
-/// How many parts are issued before the lane looks at completions again.
+/// How many parts are issued before the lane polls for completions again.
 constexpr int issue_batch = 16;
-/// Copies to several devices from this size on come one behind the other. What is smaller would
-/// gain nothing by that.
+/// From this size on, copies to several devices go one behind the other. Smaller ones gain nothing.
 constexpr std::uint64_t long_copy_bytes = 1 << 20;
 
 std::int64_t nanoseconds(clock::time_point x) { return x.time_since_epoch().count(); }
@@ -53,7 +52,7 @@ private:
   std::atomic_flag& flag_;
 };
 
-/// Must they keep their order?
+/// Returns whether two copies must keep their order.
 bool touch(const peer_copy& a, const peer_copy& b) noexcept {
   auto overlap = [](const void* x, std::size_t x_bytes, const void* y, std::size_t y_bytes) {
     auto begin = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p); };
@@ -64,10 +63,10 @@ bool touch(const peer_copy& a, const peer_copy& b) noexcept {
          overlap(a.source, a.size_bytes, b.target, b.size_bytes);
 }
 
-/// Nothing comes any more, neither of `x` nor of what was before it.
+/// Returns whether `x` and all work before it are over.
 bool passed(const part& x) noexcept { return x.over() && !x.dropped(); }
 
-/// What comes first in place of `x`, which is dropped.
+/// Returns the predecessors that replace `x`, if `x` is dropped.
 std::vector<predecessor> behind_dropped(const predecessor& x) {
   std::vector<predecessor> result;
   event_lock lock{x.at->event_guard};
@@ -89,8 +88,8 @@ lane::lane(std::shared_ptr<device_state> state, std::unique_ptr<backend_device> 
 
 lane::~lane() {
   if (thread_.joinable())
-    thread_.detach(); // given up (`join_within`)
-  stager_.reset();    // while what it wakes is there
+    thread_.detach(); // abandoned (`join_within`)
+  stager_.reset();    // first: its jobs wake this lane
 }
 
 caf::error lane::start() {
@@ -126,7 +125,7 @@ bool lane::submit(part& p) noexcept {
   newest_.store(p.of, std::memory_order_relaxed);
   newest_needs_.store(p.needs, std::memory_order_relaxed);
   p.next = inbox_.load(std::memory_order_relaxed);
-  if (p.next == nullptr) { // the lane leaves it alone: a store that need not wait for the line
+  if (p.next == nullptr) { // the lane leaves it alone: a store does not wait for the cache line
     inbox_.store(&p, std::memory_order_release);
     return true;
   }
@@ -148,8 +147,8 @@ void lane::wake() noexcept {
 }
 
 void lane::wake_to_work(std::span<const part> parts) noexcept {
-  std::atomic_thread_fence(std::memory_order_seq_cst); // either they see their work, or this sees
-  for (auto& p : parts)                                // that they are about to sleep
+  std::atomic_thread_fence(std::memory_order_seq_cst); // either the lanes see their work, or this
+  for (auto& p : parts)                                // thread sees that they are about to sleep
     if (p.on->parked_.load(std::memory_order_relaxed))
       p.on->wake();
 }
@@ -174,7 +173,7 @@ void lane::request_revival() noexcept {
 }
 
 void lane::request_stop() noexcept {
-  if (!stop_requested_.load()) // from then on the lane may end, and let its device go
+  if (!stop_requested_.load()) // from then on the lane may end and release its device
     device_->interrupt();
   stop_requested_.store(true);
   wake();
@@ -191,8 +190,8 @@ bool lane::join_within(fair_limit& limit) noexcept {
   while (over_.wait_until(limit.next()) != std::future_status::ready)
     if (limit.over())
       return false;
-  // Once a kernel has failed, CUDA may wait for good in the end of a thread that has used its own
-  // stream (cudaStreamPerThread), as connecting a communicator does, and as users' launches may.
+  // After a kernel has failed, CUDA may wait forever at the end of a thread that has used its own
+  // stream (cudaStreamPerThread). Connecting a communicator uses it, and users' launches may.
   if (runs_cuda_ && abandoned_.load())
     thread_.detach();
   else
@@ -245,13 +244,13 @@ void lane::run() noexcept {
     if (*ring && (*ring)->has_memory())
       given_up_.emplace_back(std::move(*ring));
   if (!given_up_.empty())
-    // Nobody can know when its streams have stopped; and pinned memory keeps the device, with which
-    // they would.
+    // It is unknown when its streams stop. They would stop with the device, but pinned memory keeps
+    // the device.
     keep_forever(std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(given_up_)));
 }
 
 bool lane::ends_now() noexcept {
-  auto nothing_left = [this] { // whoever asked for the end has left the device alone before
+  auto nothing_left = [this] { // the thread that requested the end is done with the device
     return stop_requested_.load(std::memory_order_acquire) && waiting_.empty() && late_.empty() &&
            nothing_in_flight() && !has_input() && (abandoned_.load() || !state_->is_lent());
   };
@@ -272,7 +271,7 @@ bool lane::come_up() {
       return true;
     }
     if (is_remote_)
-      forget_streams(); // another worker does not know them
+      forget_streams(); // another worker does not know the old streams
     bool again = attempt < options_.open_attempts && code_of(error) != errc::device_fault;
     log(log_level::warning,
         again ? "a device did not come up; another try follows" : "a device did not come up",
@@ -343,7 +342,7 @@ caf::error lane::provide_stream_of(const part& p) {
     return {};
   const bool lends = p.stream == stream_kind::lend;
   if (lends && nothing_before(p))
-    return {}; // it needs none
+    return {}; // it needs no stream
   auto error = lends ? provide_late(lend_stream) : provide_peer_stream(p.peer);
   auto& who = *tenant_of(p);
   if (who.in_flight == 0)
@@ -354,7 +353,7 @@ caf::error lane::provide_stream_of(const part& p) {
 caf::error lane::provide_late(std::size_t index) {
   if (streams_[index].stream.native != nullptr)
     return {};
-  // CUDA hands its queues out in turn: those of kernels come before them.
+  // CUDA assigns its queues to streams in turn: make the streams of kernels first.
   if (auto error = make_collective_streams(collective_streams); error)
     return note(error);
   return note(make_stream(index));
@@ -374,13 +373,13 @@ void lane::go_down() noexcept {
 
 bool lane::serve_control() {
   if (stop_requested_.load(std::memory_order_relaxed) && !nothing_in_flight())
-    if (const auto why = device_->loss()) { // no next life
+    if (const auto why = device_->loss()) { // there is no next generation
       lose_streams(why);
       return true;
     }
   if (revival_requested_.load(std::memory_order_relaxed)) {
     revival_requested_.store(false);
-    if (device_->loss()) // else it was lost on its way up, and is there by now
+    if (device_->loss()) // else it was lost while it was opened, and is open by now
       revive();
     return true;
   }
@@ -389,9 +388,9 @@ bool lane::serve_control() {
     return false;
   reset_requested_.store(false);
   if (state_->phase() != device_phase::resetting)
-    return true; // it was lost before it could be reset, and is there again
-  // What used its memory has failed by now, perhaps since this lane looked at it last: in the next
-  // life it would stand in the streams.
+    return true; // it was lost before it could be reset, and is open again
+  // Operations that used its memory have failed by now, perhaps since this lane last looked. Drop
+  // them, or they would get into the streams of the next generation.
   take_inbox();
   drop_failed();
   reset_now();
@@ -404,7 +403,7 @@ void lane::reset_now() {
   if (!error)
     error = device_->open_memory();
   if (code_of(error) == errc::worker_lost)
-    return; // its owner wants it revived
+    return; // its owner requests a revival
   if (error) {
     error = note(error);
     log(log_level::error, "a device could not be reset", error);
@@ -418,11 +417,11 @@ void lane::reset_now() {
 
 void lane::publish() {
   state_->publish();
-  if (auto why = device_->loss()) // before anybody would have acted on it
+  if (auto why = device_->loss()) // before it was published: its owner may have ignored the loss
     owner_.on_device_lost(*this, why);
 }
 
-/// Nothing of what is in them comes any more.
+/// Fails all parts in the streams: their work does not end any more.
 void lane::lose_streams(const caf::error& why) noexcept {
   for (auto* s : made_) {
     if (s->continuing != nullptr) {
@@ -445,7 +444,7 @@ void lane::lose_streams(const caf::error& why) noexcept {
   issuing_.store(false);
 }
 
-/// They went with the process that had them.
+/// Forgets all streams: they are gone with the process that had them.
 void lane::forget_streams() noexcept {
   for (auto* s : made_) {
     s->stream = {};
@@ -456,32 +455,33 @@ void lane::forget_streams() noexcept {
   forget_late();
 }
 
-/// What stands in for a part that is lost or taken back before its stream is made goes to one that
-/// is always there; not to that of allocations, which wait for nothing.
+/// Sets the stand-in stream for parts that are lost or cancelled before their stream is made. It
+/// always exists, and is not the stream of allocations, which wait for nothing.
 void lane::forget_late() noexcept {
   lends_.stream = stand_in;
   for (auto& x : links_)
     x.stream = stand_in;
 }
 
-/// Its streams, events and memory went with the process that had them: nothing is given back.
+/// Opens a lost device again. Its streams, events and memory are gone with the process that had
+/// them: nothing is given back.
 void lane::revive() {
   set_away(true);
   reset_requested_.store(false);
   auto why = state_->reason();
   if (!why)
     why = device_->loss();
-  stager_.reset(); // nobody is at the rings any more
+  stager_.reset(); // no thread uses the rings any more
   settle_now();
   take_inbox();
   lose_streams(why);
   forget_streams();
   drop_failed();
   drain_released();
-  for (auto event : events_) // or what is left of the process would be kept
+  for (auto event : events_) // else the remains of the old process would be kept
     static_cast<void>(note(device_->destroy_event(event)));
   events_.clear();
-  // What is left of the process may still write into the old ones.
+  // The remains of the old process may still write into the old rings.
   for (auto* ring : {&upload_ring_, &download_ring_}) {
     static_cast<void>(note((*ring)->close()));
     ring->reset();
@@ -506,7 +506,7 @@ bool lane::take_inbox() noexcept {
   operation::prefetch(p, newest_.load(std::memory_order_relaxed),
                       newest_needs_.load(std::memory_order_relaxed));
   p = inbox_.exchange(nullptr, std::memory_order_acquire);
-  // The inbox is a stack: what came last comes first.
+  // The inbox is a stack: the newest part comes first.
   part* in_order = nullptr;
   while (p != nullptr) {
     auto* next = p->next;
@@ -537,9 +537,9 @@ bool lane::issue_ready() {
   return worked;
 }
 
-/// While a reset holds up what is queued: what will never run must not hold up others, for whom the
-/// reset may wait. Nothing that failed with a lost device goes on in its next life, but
-/// what was promised.
+/// Drops failed parts while a reset holds up the queue: a part that never runs must not hold up
+/// others, for which the reset may wait. After a device loss no failed part goes on in the next
+/// generation, unless it was promised.
 bool lane::drop_failed() noexcept {
   std::vector<part*> dropped;
   std::erase_if(waiting_, [&](part* p) {
@@ -575,15 +575,15 @@ bool lane::lets_pass() noexcept {
          });
 }
 
-/// Its own while something of it is there, else one where nothing is. If there is none, one where
-/// nothing stands still for good, as far as anybody knows.
+/// Returns the tenant's own stream while it has work there, else a free one. If none is free,
+/// returns one in which nothing is known to stand still.
 std::size_t lane::choose_stream(const stream_tenant& who) const noexcept {
   auto is_free = [](const lane_stream& s) {
     return s.stream.native != nullptr && s.in_flight.empty() && !s.continuing;
   };
   if (who.in_flight != 0 || is_free(streams_[who.stream]))
     return who.stream;
-  auto best = // its own may be of an earlier life
+  auto best = // its own may be of an earlier generation
       streams_[who.stream].stream.native != nullptr ? who.stream : first_collective;
   std::size_t least = SIZE_MAX;
   for (auto i = first_collective; i < first_collective + collectives_made_; ++i) {
@@ -598,8 +598,8 @@ std::size_t lane::choose_stream(const stream_tenant& who) const noexcept {
   return best;
 }
 
-/// For a link that has nothing in flight: its own, or one where another link is at work, if that
-/// takes long, unless it would wait there for more than it does itself.
+/// Returns the stream of a link that has nothing in flight: its own, or that of another link at
+/// work if the copy is long, unless it would wait there for a longer one.
 std::size_t lane::choose_peer_stream(const part& p) const noexcept {
   const auto index = first_peer + link_of(p.peer);
   const auto size = p.of->size_bytes();
@@ -640,7 +640,7 @@ void lane::end_connecting() noexcept {
   connecting_until_.store(nanoseconds(clock::now()), std::memory_order_relaxed);
 }
 
-/// The client's thread wrote them: while one part is issued, the next ones come into the cache.
+/// Prefetches the next parts, which a client's thread wrote, while one part is issued.
 void lane::fetch_ahead() const noexcept {
   if (waiting_.size() > 1)
     __builtin_prefetch(waiting_[1]);
@@ -668,7 +668,7 @@ lane::verdict lane::try_issue(part& p) {
     skip(p);
     return verdict::gone;
   }
-  // In the step that issues: a stale ref never reaches a launch (INV-2).
+  // In the step that issues: a stale handle never reaches a launch (INV-2).
   if (!error && !p.promised)
     error = check_generation(p);
   if (!error && !op.lost_a_part() && p.stream != stream_kind::none)
@@ -699,7 +699,7 @@ lane::verdict lane::try_issue(part& p) {
   return verdict::gone;
 }
 
-/// The operation that `p` must wait for; 0: the next generation. None: it may go.
+/// Returns the operation that `p` must wait for; 0: the next generation. None: `p` may be issued.
 std::optional<std::uint64_t> lane::held_by(part& p) noexcept {
   if (state_->phase() == device_phase::resetting)
     return 0;
@@ -716,9 +716,9 @@ std::optional<std::uint64_t> lane::held_by(part& p) noexcept {
     if (again)
       see_through_dropped(p);
   }
-  // CUDA may put a stream that was made late into one queue with another: what is still to come
-  // there must not stand behind what waits for others. (A claim may wait for long: it holds up no
-  // transfer, and none holds it up.)
+  // CUDA may put a stream that was made late into one queue with another stream. Work that a
+  // continuing part still has to enqueue there must not come behind a part that waits for others.
+  // (A claim may wait long: it holds up no transfer, and no transfer holds it up.)
   const bool lends = p.stream == stream_kind::lend;
   if ((p.stream == stream_kind::peer || lends) && !nothing_before(p))
     for (auto* s : made_)
@@ -727,8 +727,8 @@ std::optional<std::uint64_t> lane::held_by(part& p) noexcept {
   return std::nullopt;
 }
 
-/// Puts what was before a predecessor that is dropped in its place: there may be long chains of
-/// them, and many ways from one to another.
+/// Replaces dropped predecessors of `p` by their own predecessors. There may be long chains of
+/// them, and many paths from one to another.
 void lane::see_through_dropped(part& p) {
   std::set<std::pair<const part*, const buffer*>> seen;
   std::vector<predecessor> result;
@@ -756,7 +756,7 @@ bool lane::must_await(const part& x) noexcept {
   event_lock lock{x.event_guard};
   if (std::find(x.waiting.begin(), x.waiting.end(), this) == x.waiting.end())
     x.waiting.push_back(this);
-  x.awaited.store(true); // before it is asked again: the other lane does both the other way round
+  x.awaited.store(true); // before the second check: the other lane does both in the opposite order
   return pending();
 }
 
@@ -784,7 +784,7 @@ void lane::set_skipped(part& p) noexcept {
     see_through_dropped(p);
     std::erase_if(all, [](auto& x) { return passed(*x.at); });
     auto self = std::static_pointer_cast<operation>(p.of->shared_from_this());
-    for (auto& x : all) // until they are settled, who is admitted finds it in his way
+    for (auto& x : all) // until they are settled, later operations are ordered behind this one
       x.of->precede(self, false);
   }
   {
@@ -804,7 +804,7 @@ void lane::end_drop(part& p) noexcept {
   over.swap(p.predecessors);
 }
 
-/// What comes after it relies on it to come after what is not over yet.
+/// Returns whether later work relies on `p` to come after work that is not over yet.
 bool lane::stands_between(const part& p) const noexcept {
   if (!p.uses_memory || p.of->left_order() || p.stream == stream_kind::none ||
       state_->live_generation() == 0)
@@ -813,7 +813,8 @@ bool lane::stands_between(const part& p) const noexcept {
   return s.continuing != nullptr || !s.in_flight.empty() || !nothing_before(p);
 }
 
-/// What of `p`'s predecessors and former communicator may still run is none.
+/// Returns whether all predecessors of `p` are over or in its stream, and its former communicator
+/// has no work in flight.
 bool lane::nothing_before(const part& p) noexcept {
   return std::all_of(p.predecessors.begin(), p.predecessors.end(),
                      [&](const predecessor& x) {
@@ -846,7 +847,7 @@ caf::error lane::wait_for_predecessors(part& p, stream_view stream) {
 }
 
 caf::error lane::wait_for(const part& x, stream_view stream) {
-  if (x.on == this) // nobody else changes its event
+  if (x.on == this) // only this lane changes its event
     return x.event.native != nullptr ? device_->wait(stream, x.event) : caf::error{};
   event_word word;
   {
@@ -858,7 +859,7 @@ caf::error lane::wait_for(const part& x, stream_view stream) {
     if (!word.word)
       return device_->wait(stream, x.event);
   }
-  // Without the lock: to wait is a question to another process.
+  // Without the lock: this is a request to another process.
   return device_->wait_word(stream, word.word.get(), word.value);
 }
 
@@ -867,7 +868,7 @@ caf::error lane::check_generation(const part& p) const {
     return {};
   for (auto& u : p.of->uses_of(p))
     if (u.part == p.index && u.memory->stale()) {
-      // What was admitted in time fails for the reason that all others have (INV-7).
+      // An operation that was admitted in time fails with the same cause as all others (INV-7).
       auto& home = u.memory->home();
       if (home.live_generation() == 0)
         if (auto reason = home.reason())
@@ -890,7 +891,7 @@ void lane::after_issue(part& p, const caf::expected<issue_outcome>& outcome) {
     }
     if (!owner_tells(why))
       op.part_lost(p, why);
-    // Something of it may be in the stream, and uses the memory until it is over.
+    // Some of its work may be in the stream, and uses the memory until it is over.
     put_in_flight(p);
     return;
   }
@@ -900,7 +901,7 @@ void lane::after_issue(part& p, const caf::expected<issue_outcome>& outcome) {
     break;
   case issue_outcome::finished:
     note_left();
-    issuing_.store(!nothing_continues()); // whoever has the answer finds the lane idle
+    issuing_.store(!nothing_continues()); // before the result: its receiver finds the lane idle
     finish(p, nanoseconds(clock::now()));
     return;
   case issue_outcome::continues:
@@ -917,7 +918,7 @@ void lane::after_issue(part& p, const caf::expected<issue_outcome>& outcome) {
 void lane::put_in_flight(part& p) {
   auto& s = stream_of(p);
   in_flight_.fetch_add(1, std::memory_order_relaxed);
-  note_left(); // counted at any time (`comes_next`)
+  note_left(); // second: the part is counted at any time (`comes_next`)
   if (auto* who = tenant_of(p))
     ++who->in_flight;
   if (p.tenant != nullptr && !s.in_flight.empty() && s.in_flight.back()->tenant != p.tenant)
@@ -931,13 +932,13 @@ void lane::put_in_flight(part& p) {
     end_run();
 }
 
-/// Is what comes next one more for the run of `p`, as far as can be seen?
+/// Returns whether the next part continues the run of `p`, as far as is known now.
 bool lane::run_goes_on_after(const part& p) const noexcept {
   return p.is_small_copy && !p.passed_by && !waiting_.empty() && waiting_.front()->is_small_copy &&
          waiting_.front()->peer == p.peer && device_->prefers_copy_peers();
 }
 
-/// What it would have to wait for would come before the whole run.
+/// Returns whether `p` can join the run. If it waited for other work, the whole run would wait too.
 bool lane::joins_run(const part& p) const noexcept {
   return p.is_small_copy && &stream_of(p) == run_.in && nothing_before(p);
 }
@@ -946,7 +947,7 @@ caf::error lane::copy_over_link(part& p, const peer_copy& x) {
   if (run_.goes_apart || (run_.in == nullptr && !run_goes_on_after(p)))
     return device_->copy_peer(x.target, x.target_device, x.source, x.source_device, x.size_bytes,
                               stream(p));
-  // In one call they come in any order.
+  // Copies in one call run in any order.
   if (std::any_of(run_.copies.begin(), run_.copies.end(),
                   [&](const peer_copy& other) { return touch(x, other); }))
     issue_run(stream(p));
@@ -969,7 +970,7 @@ void lane::issue_run(stream_view stream) {
   run_.owners.clear();
 }
 
-/// So it is seen which of them is wrong, and none goes over a link that has failed.
+/// Issues the copies of a run one by one: to find the wrong one, and to stop at a failed link.
 void lane::issue_apart() {
   run_.goes_apart = true;
   for (auto* p : run_.owners) {
@@ -982,7 +983,7 @@ void lane::issue_apart() {
   run_.goes_apart = false;
 }
 
-/// Records an event behind the last `parts` in flight in `s`, which is theirs.
+/// Records one event behind the last `parts` parts in flight in `s`, which share it.
 void lane::mark_last(lane_stream& s, std::size_t parts) {
   auto last = std::prev(s.in_flight.end());
   auto first = std::prev(s.in_flight.end(), static_cast<std::ptrdiff_t>(parts));
@@ -996,7 +997,7 @@ void lane::mark_last(lane_stream& s, std::size_t parts) {
     if (!event) {
       if (owner_tells(event.error()))
         return;
-      // Without an event nobody can know when it is over: what is left is the end of the process.
+      // Without an event it is unknown when the work is over: only the end of the process is left.
       auto why = note_fault(event.error());
       for (auto i = first; i <= last; ++i)
         (*i)->of->fail(why);
@@ -1067,26 +1068,26 @@ bool lane::poll(lane_stream& s) {
   bool worked = false;
   bool one_by_one = device_->signals_completion();
   while (!s.in_flight.empty()) {
-    // To ask an event that is done costs more than one that is not: ask one further back, and all
-    // before it are done too.
+    // To query an event that is done costs more than one that is not. So query one further back: if
+    // it is done, all before it are done too.
     auto batch = one_by_one ? 1 : std::clamp<std::size_t>(s.in_flight.size() / 2, 1, poll_batch);
     auto& p = *s.in_flight[batch - 1];
     if (p.event.native == nullptr)
-      return worked; // the end of everything, which follows, lets it go
+      return worked; // the end of the device or the process, which follows, drops it
     auto of_its_run = [event = p.event.native](const part* x) { return x->event.native == event; };
     auto done = device_->query(p.event);
     if (!done) {
       static_cast<void>(note(done.error()));
       if (auto code = code_of(done.error());
           code == errc::device_fault || code == errc::worker_lost)
-        return worked; // the streams may still be at it: only the end of everything lets it go
+        return worked; // the streams may still run: only the end of device or process drops it
       if (batch != 1) {
-        one_by_one = true; // find out which one it is
+        one_by_one = true; // find the one that failed
         continue;
       }
       for (auto* x : s.in_flight | std::views::take_while(of_its_run))
         x->of->fail(x->of->on_failed_work(*x, in_full(*x, done.error())));
-      // It may still run, and uses its memory until it is over.
+      // The work may still run, and uses its memory until it is over.
       if (auto error = device_->synchronize(p.event)) {
         static_cast<void>(note_fault(error));
         return worked;
@@ -1103,7 +1104,7 @@ bool lane::poll(lane_stream& s) {
       if (batch == poll_batch && now < s.not_done_since + poll_patience)
         return worked;
       s.not_done_since = {};
-      one_by_one = true; // those before it may be done
+      one_by_one = true; // earlier events may be done
       continue;
     }
     s.not_done_since = {};
@@ -1157,7 +1158,7 @@ void lane::finish(part& p, std::int64_t now) noexcept {
     late_.push_back(std::static_pointer_cast<operation>(p.of->shared_from_this()));
     settle_at_ = clock::time_point{std::chrono::nanoseconds{now}} + settle_patience;
   } else if (p.tenant != nullptr) {
-    process_retired.add(p.of->settle()); // a collective holds nothing of the user's any more
+    process_retired.add(p.of->settle()); // a collective holds no objects of the user any more
   } else {
     p.of->settle();
   }
@@ -1201,7 +1202,7 @@ void lane::lose(part& p, const caf::error& why) noexcept {
   skip(p);
 }
 
-/// Is there nothing to be issued before the next life, of which the owner tells?
+/// Returns whether nothing is issued until the next generation: the device is lost.
 bool lane::is_lost() const noexcept {
   if (!is_remote_ || !device_->loss())
     return false;
@@ -1209,13 +1210,13 @@ bool lane::is_lost() const noexcept {
   return phase == device_phase::ready || phase == device_phase::resetting;
 }
 
-/// Is `error` the loss of this device? Who hears of that from its owner, who closes it first, can
-/// ask anew at once: it waits for the next life.
+/// Returns whether `error` is the loss of this device, which the owner reports after it has closed
+/// the device. A requester can then retry at once: the retry waits for the next generation.
 bool lane::owner_tells(const caf::error& error) const noexcept {
   return code_of(error) == errc::worker_lost && is_lost();
 }
 
-/// Back to the queue, until then.
+/// Puts the part back into the queue, until the owner reports the loss.
 lane::verdict lane::wait_for_owner(part& p) {
   p.at.store(part::state::queued, std::memory_order_release);
   p.claimed.store(false);
@@ -1223,7 +1224,7 @@ lane::verdict lane::wait_for_owner(part& p) {
   return verdict::held;
 }
 
-/// What an operation is told of `error`, which a call into the backend gave.
+/// Returns the error for operations when a call into the backend gave `error`.
 caf::error lane::note(const caf::error& error) noexcept {
   if (!error)
     return {};
@@ -1233,20 +1234,20 @@ caf::error lane::note(const caf::error& error) noexcept {
   return error;
 }
 
-/// Nobody hears of a fault as one lane saw it: all get the one cause.
+/// Reports a fault. Operations do not get the error that one lane saw: all get the one cause.
 caf::error lane::note_fault(const caf::error& error) noexcept {
   if (code_of(error) == errc::worker_lost)
-    return error; // the device alone; its owner hears of it by itself
+    return error; // of the device alone; its owner is told separately
   if (!abandoned_.load())
     return owner_.on_fault(*this, error);
   auto reason = state_->reason(); // the owner may be gone
   return reason ? reason : error;
 }
 
-/// With what the backend could not know (INV-10).
+/// Adds the fields that the backend could not know (INV-10).
 caf::error lane::in_full(const part& p, const caf::error& error) const {
   auto x = failure_of(error);
-  if (!x || severity_of(x->code) == severity::process) // whose origin nobody knows here
+  if (!x || severity_of(x->code) == severity::process) // its origin is unknown here
     return error;
   if (x->verb.empty())
     x->verb = p.of->verb();
@@ -1287,7 +1288,7 @@ void lane::retire(event_view event) noexcept {
 bool lane::drain_released() {
   if (!state_->has_released())
     return false;
-  // To free memory may wait for other devices, which may wait for what is promised here.
+  // To free memory may wait for other devices, which may wait for a part that is promised here.
   freeing_.store(true);
   if (promises_.load() != 0) {
     freeing_.store(false);
@@ -1310,7 +1311,7 @@ bool lane::nothing_in_flight() const noexcept { return in_flight() == 0 && nothi
 void lane::abandon_now() noexcept {
   settle_now();
   take_inbox();
-  // Whoever has not failed yet must not succeed now.
+  // An operation that has not failed yet must not succeed now.
   auto why = state_->reason();
   if (!why)
     why = make_error(errc::unavailable, "the device ended");
@@ -1347,11 +1348,11 @@ void lane::idle() {
   if (std::exchange(worked_, false))
     spin_end_ = clock::now() + *options_.spin;
   if (may_spin() && must_poll)
-    return; // to ask an event takes long enough
+    return; // a query takes long enough
   if (may_spin() && clock::now() < spin_end_) {
     for (int i = 0; i < 8 && !signalled_.load(std::memory_order_relaxed) && !has_input(); ++i)
       pause();
-    if (signalled_.load(std::memory_order_relaxed)) // a word that others write
+    if (signalled_.load(std::memory_order_relaxed)) // first a load: other threads write this word
       signalled_.exchange(false);
     return;
   }

@@ -31,34 +31,35 @@ namespace troupe::detail {
 class stager;
 class staging_ring;
 
-/// Hears from lanes what concerns more than one operation. @thread the lane
+/// Is told of lane events that concern more than one operation. @thread the lane
 class lane_owner {
 public:
   virtual ~lane_owner() = default;
-  /// A sticky fault: CUDA is gone in this process. Returns what everybody is answered with: the
-  /// first fault that any lane saw.
+  /// Called on a sticky fault: CUDA cannot be used in this process any more. Returns the error with
+  /// which all requests complete: the first fault that any lane saw.
   virtual caf::error on_fault(lane& where, const caf::error& why) noexcept = 0;
-  /// The device did not come up, or not again; its state is closed.
+  /// Called when the device could not be opened, the first time or again. Its state is closed.
   virtual void on_device_failed(lane& where, const caf::error& why) noexcept = 0;
-  /// The process that had the device is gone. @thread any
+  /// Called when the process that had the device is gone. @thread any
   virtual void on_device_lost(lane& where, const caf::error& why) noexcept = 0;
 };
 
-/// How many streams a lane has for communicators at most. What is in one of them runs in the order
-/// of admission, which is the same on all devices; so whatever is first of all that is not over has
-/// its turn on each of its devices, if as many kernels as there are streams have room there beside
-/// each other. NCCL's take at most 32 of the 132 multiprocessors of a Hopper, and fewer of smaller
-/// devices. CUDA has 8 queues for streams (CUDA_DEVICE_MAX_CONNECTIONS); what every lane has beside
-/// them takes 4.
+/// The maximum number of streams of a lane for communicators. Work in one of them runs in admission
+/// order, which is the same on all devices. So the first operation that is not over gets its turn
+/// on each of its devices, if the device has room for as many kernels at once as there are streams.
+/// NCCL's kernels take at most 32 of the 132 multiprocessors of a Hopper GPU, and fewer of smaller
+/// devices. CUDA has 8 queues for streams (CUDA_DEVICE_MAX_CONNECTIONS); the other streams of every
+/// lane take 4.
 inline constexpr std::size_t collective_streams = 4;
 
-/// How many streams a lane has for links at most; beyond that, links share them. A device's copies
-/// to several others share its copy engine: in several streams it does a bit of each in turn, and
-/// all that is between 4 devices then takes a third longer than in one (docs/performance.md). So
-/// what takes long, and has nothing to wait for, joins the stream of another link that is at work.
+/// The maximum number of streams of a lane for links; more links share them. Copies of a device to
+/// several others share its copy engine. In several streams the engine does a bit of each in turn,
+/// and all copies between 4 devices then take a third longer than in one stream
+/// (docs/performance.md). So a long copy that has nothing to wait for joins the stream of another
+/// link that is at work.
 inline constexpr std::size_t peer_streams = 8;
 
-/// @thread the functions for clients: any; what is for operations: the lane itself
+/// @thread client functions: any; functions for operations: the lane itself
 class lane : public std::enable_shared_from_this<lane> {
 public:
   /// `owner` outlives the lane's thread.
@@ -68,29 +69,31 @@ public:
 
   // -- for clients
 
-  /// @errors errc::unavailable: the system gives no thread for it
+  /// @errors errc::unavailable: the system has no thread for it
   caf::error start();
   device_state& state() const noexcept { return *state_; }
   const std::shared_ptr<device_state>& shared_state() const noexcept { return state_; }
 
-  /// Room for one more part? Under admission's lock.
+  /// Returns whether there is room for one more part. Under the admission lock.
   bool accepts(queue_bound bound) const noexcept {
     return queued() < limit_of(options_.queue_limit, bound);
   }
   std::size_t queue_limit() const noexcept { return options_.queue_limit; }
-  /// A part has its place in the order and will be submitted. Under admission's lock.
+  /// Counts a part that has its position and will be submitted. Under the admission lock.
   void expect_part() noexcept { set(expected_, expected_.load(std::memory_order_relaxed) + 1); }
-  /// Ahead of `expect_part` or `submit` for several lanes: their words come at once.
+  /// Prefetches before `expect_part` or `submit` for several lanes, so that the cache misses
+  /// overlap.
   void fetch_queue() const noexcept { prefetch_to_change(&expected_); }
   void fetch_inbox() const noexcept { prefetch_to_change(&inbox_); }
-  /// Takes `p`, which is on this lane, as the next in order; false if it is never issued, and the
-  /// lane does not come to it soon: it has ended, or waits for its device to come back. Under
-  /// admission's lock; `wake_to_work` follows after it.
+  /// Takes `p`, which is on this lane, as the next in order. Returns false if `p` is never issued
+  /// and the lane will not get to it soon: the lane has ended, or waits for its device to come
+  /// back. Under the admission lock; `wake_to_work` follows.
   bool submit(part& p) noexcept;
-  /// The lanes of all of `parts`, which were submitted.
+  /// Wakes the lanes of all `parts`, which were submitted, if they sleep.
   static void wake_to_work(std::span<const part> parts) noexcept;
   void wake() noexcept;
-  /// The lanes of all of `parts`; they look into each other's words at once, not one by one.
+  /// Wakes the lanes of all `parts`. Signals all of them first, so that they look into each other's
+  /// words at once, not one by one.
   static void wake(std::span<const part> parts) noexcept;
 
   /// As `backend_device::is_remote`.
@@ -99,28 +102,28 @@ public:
   bool runs_cuda() const noexcept { return runs_cuda_; }
 
   std::size_t in_flight() const noexcept { return in_flight_.load(std::memory_order_relaxed); }
-  /// May something of it run on the device?
+  /// Returns whether work of the lane may be running on the device.
   bool at_work() const noexcept { return issuing_.load() || in_flight_.load() != 0; }
-  /// A count that goes up when its thread begins, and when it ends, to look after everything once.
+  /// Returns a count that increases at the beginning and at the end of each round over all work.
   std::uint64_t looks() const noexcept { return looks_.load(std::memory_order_acquire); }
-  /// What the count is, at least, when all of that is done again that there is to do now.
+  /// Returns the least count after a complete round that begins from now on.
   std::uint64_t whole_look() const noexcept {
     const auto now = looks();
     return now + (now % 2 == 0 ? 2 : 3);
   }
-  /// How many parts are to be issued.
+  /// Returns how many parts are still to be issued.
   std::size_t queued() const noexcept {
-    auto left = left_.load(std::memory_order_acquire); // first: it never passes the other
+    auto left = left_.load(std::memory_order_acquire); // first: it never exceeds the other
     return expected_.load(std::memory_order_relaxed) - left;
   }
-  /// Under admission's lock, for `p`, which is to be submitted: is nothing else there, on the lane
-  /// or on the device, and so comes before it?
+  /// Returns whether `p`, which is to be submitted, comes next: nothing else on the lane or on the
+  /// device comes before it. Under the admission lock.
   bool comes_next(const part& p) const noexcept {
     return queued() == 1 && in_flight_.load() == 0 && !issuing_.load() && state_->acquired() == 0 &&
            nothing_before(p);
   }
-  /// Others rely on it to issue a part: until `end_promise` it frees no memory, which may wait for
-  /// them. False, and nothing is promised, if it is at that.
+  /// Defers frees until `end_promise`: other lanes rely on this one to issue a part, and to free
+  /// memory may wait for them. Returns false, and defers nothing, if the lane is freeing memory.
   bool promise() noexcept {
     promises_.fetch_add(1);
     if (!freeing_.load())
@@ -130,96 +133,95 @@ public:
   }
   void end_promise() noexcept { promises_.fetch_sub(1); }
 
-  /// Lets the memory of this generation go and makes a new one, once nothing is in flight; then
-  /// publishes it. The state was closed before, and what used it was failed.
+  /// Frees the memory of this generation once nothing is in flight, makes a new one, and publishes
+  /// it. The state was closed before, and the operations that used the memory were failed.
   void request_reset() noexcept;
-  /// Lets go of what was in a device that is lost, brings it up again, and publishes it. The state
-  /// was closed before, and what used the device was failed.
+  /// Drops the work on a lost device, opens the device again, and publishes it. The state was
+  /// closed before, and the operations that used the device were failed.
   void request_revival() noexcept;
-  /// Frees everything, once nothing is in flight, and ends the thread. The state was closed before.
+  /// Frees everything once nothing is in flight, and ends the thread. The state was closed before.
   void request_stop() noexcept;
-  /// Waits for the thread to end; false if it did not in time: it is given up, and keeps what it
-  /// has.
+  /// Waits for the thread to end. Returns false if it did not end in time: it is abandoned, and
+  /// keeps its resources.
   bool join_within(fair_limit& limit) noexcept;
-  /// CUDA is gone in this process: everything queued or in flight is let go without another call.
+  /// Drops all work without another call to CUDA, which cannot be used in this process any more.
   void abandon() noexcept;
 
-  /// The communicator whose call the lane is in, or about to enter; none otherwise.
+  /// Returns whether the lane is in a call on `communicator`, or about to enter one.
   bool is_inside(const void* communicator) const noexcept { return inside_.load() == communicator; }
-  /// When the call that issues a part began, the last one or the one it is in; in nanoseconds of
-  /// `clock`.
+  /// Returns when the call that issues the present, or last, part began; in nanoseconds of `clock`.
   std::int64_t issuing_since() const noexcept {
     return issuing_since_.load(std::memory_order_relaxed);
   }
-  /// Its last operations, without the one that it is issuing.
+  /// Returns the record of its last operations, without the one that it is issuing.
   const flight_log& record() const noexcept { return record_; }
 
-  /// Marks the lane as inside; `leave` after the call.
+  /// Marks the lane as inside a communicator. Call `leave` after the call.
   void enter(const void* communicator) noexcept { inside_.store(communicator); }
   void leave() noexcept { inside_.store(nullptr); }
 
-  /// A communicator has a rank here.
+  /// Counts a communicator that has a rank on this lane.
   void add_tenant() noexcept { tenants_.fetch_add(1, std::memory_order_relaxed); }
   void remove_tenant() noexcept { tenants_.fetch_sub(1, std::memory_order_relaxed); }
 
-  /// Does something hold the lane (`operation::holds_lane`), so that what is queued is not issued?
+  /// Returns whether an operation holds the lane (`operation::holds_lane`): queued parts wait.
   bool held() const noexcept { return held_.load(std::memory_order_relaxed); }
-  /// Was it blocked in a call that connects a communicator (`connecting`), now or after `since`?
+  /// Returns whether a call that connects a communicator blocks the lane now, or did after `since`.
   bool connected_after(std::int64_t since) const noexcept {
     return connecting_until_.load(std::memory_order_relaxed) > since;
   }
 
   // -- for operations
 
-  /// Does it wait awake where it does not wait long?
+  /// Returns whether the lane spins in short waits.
   bool may_spin() const noexcept {
     return options_.spin->count() != 0 && options_.completion == completion_strategy::event_poll;
   }
   backend_device& device() noexcept { return *device_; }
-  /// For what must be given back to the device after the lane has ended.
+  /// Returns the device for owners that give resources back to it after the lane has ended.
   std::shared_ptr<backend_device> shared_device() const noexcept { return device_; }
-  /// Of which there is one.
+  /// For kinds with one stream per lane.
   stream_view stream(stream_kind kind) const noexcept {
     return streams_[static_cast<std::size_t>(kind)].stream;
   }
-  /// Where `p`, which is being issued, goes.
+  /// Returns the stream of `p`, which is being issued.
   stream_view stream(const part& p) const noexcept { return streams_[index_of(p)].stream; }
-  /// Makes streams, if there can be more, so that each communicator may have its own.
+  /// Makes more streams, if possible, so that each communicator can have its own.
   caf::error provide_streams();
-  /// Makes the stream for the link to `peer`, if it is not there.
+  /// Makes the stream for the link to `peer` if there is none.
   caf::error provide_peer_stream(int peer);
-  /// Will `p`, once issued, start without fail: is nothing before it in its stream, and no kernel
-  /// on the device, but what is certain to end?
+  /// Returns whether `p`, once issued, is certain to start: all work before it in its stream, and
+  /// all kernels on the device, are certain to end.
   bool starts_for_sure(const part& p) const noexcept;
-  /// Is all work of communicators over, but what has failed?
+  /// Returns whether all work of communicators is over, except work that has failed.
   bool collectives_over() const noexcept;
-  /// Is what must come before `p` over, or in the stream that it shares with it?
+  /// Returns whether all work that must come before `p` is over, or before it in a shared stream.
   static bool nothing_before(const part& p) noexcept;
-  /// Before and after a call that connects a communicator.
+  /// Called before and after a call that connects a communicator.
   void begin_connecting() noexcept;
   void end_connecting() noexcept;
   const device_properties& properties() const noexcept { return properties_; }
   staging_ring& upload_ring() noexcept { return *upload_ring_; }
   staging_ring& download_ring() noexcept { return *download_ring_; }
   stager& copier() noexcept { return *stager_; }
-  /// Up to here a copy over NVLink takes less time than the calls that make it.
+  /// Up to this size a copy over NVLink takes less time than the calls that issue it.
   static constexpr std::size_t small_copy_bytes = std::size_t{256} << 10;
-  /// Issues `what`, of `p`; at once, or together with the small copies that follow it.
+  /// Issues `what`, a copy of `p`: at once, or together with the small copies that follow it.
   caf::error copy_over_link(part& p, const peer_copy& what);
-  /// A recorded event that marks this point of `kind`'s stream; `retire` gives it back.
+  /// Records an event at this point of `kind`'s stream and returns it; `retire` gives it back.
   caf::expected<event_view> mark(stream_kind kind) { return mark(stream(kind)); }
   caf::expected<event_view> mark(stream_view stream);
   void retire(event_view event) noexcept;
-  /// What is in the stream of `p` so far is recorded in its event: others may wait for that.
+  /// Notes that the event of `p` is recorded behind the work of `p`: other parts may wait for it.
   static void set_recorded(part& p) noexcept;
-  /// It is never issued. What it would have kept in order on memory of other devices, whose streams
-  /// go on, keeps that order (`part::state::dropped`).
+  /// Notes that `p` is never issued. Where `p` would have kept an order on memory of other devices,
+  /// whose streams go on, that order remains (`part::state::dropped`).
   static void set_skipped(part& p) noexcept;
-  /// What was before `p` is over, if it was dropped: its operation is settled.
+  /// Makes a dropped part a skipped one: its operation is settled, so the work before it is over.
   static void end_drop(part& p) noexcept;
-  /// Makes `stream` wait for what must come before `p`.
+  /// Makes `stream` wait for the predecessors of `p`.
   caf::error wait_for_predecessors(part& p, stream_view stream);
-  /// Is `x` neither recorded nor over? If so, and `x` is another lane's, that one wakes this one.
+  /// Returns whether `x` is neither recorded nor over. If so, the lane of `x` will wake this one.
   bool must_await(const part& x) noexcept;
   /// Makes `stream` wait for `x`, which is recorded or over.
   caf::error wait_for(const part& x, stream_view stream);
@@ -228,20 +230,20 @@ private:
   struct lane_stream {
     stream_view stream;
     std::deque<part*> in_flight;
-    part* continuing = nullptr; // issues piece by piece, and the stream is its own meanwhile
-    clock::time_point not_done_since{}; // the one that is asked for its predecessors, too
-    // Of a link's, since nothing was in flight:
+    part* continuing = nullptr;         // issued piece by piece; it has the stream for itself
+    clock::time_point not_done_since{}; // of a queried event that is not the oldest
+    // For a link's stream, since nothing was in flight there:
     std::uint64_t largest_bytes = 0;
-    bool waits = false; // something came that had to wait for others
+    bool waits = false; // a part came that had to wait for others
   };
-  /// Small copies that come behind one another in the stream of a link: together in one call, as
-  /// far as they do not build on each other, and with one event behind all.
+  /// Small copies that follow one another in the stream of a link. They are issued in one call,
+  /// unless they depend on each other, with one event behind all.
   struct copy_run {
-    lane_stream* in = nullptr; ///< null: there is none
-    std::size_t parts = 0;     ///< the last ones that are in flight there
+    lane_stream* in = nullptr; ///< null: there is no run
+    std::size_t parts = 0;     ///< the run is the last `parts` in flight there
     std::vector<peer_copy> copies;
     std::vector<part*> owners; ///< one for each copy
-    bool goes_apart = false;   ///< each in a call of its own
+    bool goes_apart = false;   ///< each copy in a call of its own
   };
   enum class verdict : std::uint8_t { held, gone };
   static constexpr auto stand_in = static_cast<std::size_t>(stream_kind::compute);
@@ -250,7 +252,7 @@ private:
   static constexpr auto first_peer = first_collective + collective_streams;
   static_assert(lend_stream + 1 == first_collective && first_collective + 2 == stream_count);
 
-  /// In the order in which they were made.
+  /// Returns the streams in the order in which they were made.
   std::span<lane_stream* const> made_streams() const noexcept { return made_; }
   std::span<const lane_stream> collective_range() const noexcept {
     return {streams_.data() + first_collective, collective_streams};
@@ -258,7 +260,7 @@ private:
   std::span<const lane_stream> peer_range() const noexcept {
     return {streams_.data() + first_peer, peer_streams};
   }
-  /// The communicator, the link or the lends whose work it is; null: what has its stream for good.
+  /// Returns the communicator, link or lends that `p` belongs to; null if its stream is fixed.
   const stream_tenant* tenant_of(const part& p) const noexcept {
     return p.stream == stream_kind::peer   ? &links_[link_of(p.peer)]
            : p.stream == stream_kind::lend ? &lends_
@@ -285,9 +287,9 @@ private:
   caf::error open_device();
   caf::error make_stream(std::size_t index);
   caf::error make_collective_streams(std::size_t number);
-  /// A stream that most lanes do not need.
+  /// Makes a stream that most lanes do not need.
   caf::error provide_late(std::size_t index);
-  /// The stream where `p` goes, if it is one of these.
+  /// Makes the stream of `p`, if it is such a stream.
   caf::error provide_stream_of(const part& p);
   void go_down() noexcept;
   void reset_now();
@@ -322,9 +324,9 @@ private:
   bool poll();
   bool poll(lane_stream& s);
   static void set(std::atomic<std::size_t>& count, std::size_t x) noexcept {
-    count.store(x, std::memory_order_release); // it has one writer at a time
+    count.store(x, std::memory_order_release); // there is one writer at a time
   }
-  /// One part less is to be issued.
+  /// Counts a part that is issued, or never will be.
   void note_left() noexcept { set(left_, left_.load(std::memory_order_relaxed) + 1); }
   void note_started(lane_stream& s) noexcept;
   static void note_copy(lane_stream& s, const part& p) noexcept;
@@ -350,42 +352,41 @@ private:
   bool ends_now() noexcept;
 
   const std::shared_ptr<device_state> state_;
-  std::vector<std::shared_ptr<void>> given_up_; // what the device's streams may still use
-  std::shared_ptr<backend_device> device_; // until the lane ends: then somebody else may open it
+  std::vector<std::shared_ptr<void>> given_up_; // objects that the device's streams may still use
+  std::shared_ptr<backend_device> device_; // until the lane ends: then another owner may open it
   const bool runs_cuda_;
   const bool is_remote_;
   const lane_options options_;
   lane_owner& owner_;
   device_properties properties_;
   std::array<lane_stream, first_peer + peer_streams> streams_;
-  std::array<stream_tenant, peer_streams> links_; // all that one has in flight is in one stream
+  std::array<stream_tenant, peer_streams> links_; // all work in flight of one link is in one stream
   stream_tenant lends_;
-  std::vector<lane_stream*> made_;   // of them; the rest can follow
-  std::size_t continuing_ = 0;       // how many of them have a part that continues
-  std::size_t collectives_made_ = 0; // the first ones
-  std::vector<event_view> events_;   // not in use
+  std::vector<lane_stream*> made_;   // of `streams_`; the others may be made later
+  std::size_t continuing_ = 0;       // how many of `made_` have a part that continues
+  std::size_t collectives_made_ = 0; // how many streams for collectives are made
+  std::vector<event_view> events_;   // free ones
   std::unique_ptr<staging_ring> upload_ring_;
   std::unique_ptr<staging_ring> download_ring_;
   std::unique_ptr<stager> stager_;
   std::deque<part*> waiting_;
-  copy_run run_;                                 // while parts are issued, one after the other
-  std::vector<std::shared_ptr<operation>> late_; // answered, and still to be settled
+  copy_run run_;                                 // used while parts are issued, one after the other
+  std::vector<std::shared_ptr<operation>> late_; // completed, and still to be settled
   clock::time_point settle_at_{};
 
-  // Words that clients change, away from the lane's own: the first line is what an idle lane looks
-  // at.
+  // Words that clients change, apart from the lane's own. An idle lane polls the first cache line.
   alignas(64) std::atomic<part*> inbox_{nullptr};
-  std::atomic<const operation*> newest_{nullptr};  // whose part came last; it may be gone
-  std::atomic<const void*> newest_needs_{nullptr}; // what that part needs; the same
+  std::atomic<const operation*> newest_{nullptr};  // whose part came last; it may be freed
+  std::atomic<const void*> newest_needs_{nullptr}; // `part::needs` of that part; it may be freed
   std::atomic<bool> signalled_{false};
   std::atomic<bool> parked_{false};
-  bool closed_ = false; // nobody looks into it any more; under the lock of the order
-  bool away_ = false;   // its lane is busy to get a lost device back; the same
-  alignas(64) std::atomic<std::size_t> expected_{0}; // parts; under admission's lock
+  bool closed_ = false; // no thread takes parts from the inbox any more; under the admission lock
+  bool away_ = false;   // the lane is getting a lost device back; the same
+  alignas(64) std::atomic<std::size_t> expected_{0}; // parts; under the admission lock
 
   alignas(64) std::atomic<std::size_t> in_flight_{0};
-  std::atomic<std::size_t> left_{0}; // how many of the parts are issued, or never will be
-  std::atomic<bool> issuing_{false}; // or continuing
+  std::atomic<std::size_t> left_{0}; // parts that are issued, or never will be
+  std::atomic<bool> issuing_{false}; // or a part continues
   std::atomic<std::int64_t> issuing_since_{0};
   std::atomic<std::uint64_t> looks_{0};
   std::atomic<const void*> inside_{nullptr};
@@ -399,13 +400,13 @@ private:
   std::atomic<bool> stop_requested_{false};
   std::atomic<bool> abandoned_{false};
   flight_log record_;
-  bool worked_ = false; // since the lane was idle last
+  bool worked_ = false; // since the lane was last idle
   clock::time_point spin_end_{};
 
   std::mutex park_mutex_;
   std::condition_variable park_condition_;
   std::thread thread_;
-  std::future<void> over_; // of the thread: all but the end of itself
+  std::future<void> over_; // ready before the thread itself has ended
 };
 
 } // namespace troupe::detail

@@ -1,4 +1,4 @@
-/// Calls of what users launch.
+/// Calls of the launches of users.
 #pragma once
 
 #include <troupe/backend.hpp>
@@ -11,9 +11,9 @@
 
 namespace troupe::detail {
 
-/// Calls `f`, which launches something, and gives an error or none.
-/// @errors errc::device_fault, launch_failed, as they came; errc::launch_failed with what else
-///         came, or was thrown, as its detail
+/// Calls `f`, which launches work and returns an error or none.
+/// @errors errc::device_fault, launch_failed, unchanged; errc::launch_failed with any other error
+///         or exception as its detail
 template <class F> caf::error call_launch(F f) noexcept {
   try {
     const caf::error error = f();
@@ -26,9 +26,9 @@ template <class F> caf::error call_launch(F f) noexcept {
   }
 }
 
-/// The same on the thread that drives `on`. A launch neither finds an error of CUDA that others
-/// have left there, nor leaves one of its own.
-/// @shape  name, number: of the launch, and its operation or 0
+/// The same on the thread that drives `on`. A launch finds no CUDA error that other code has left
+/// on the thread, and leaves none of its own.
+/// @shape  name: of the launch; number: of its operation, or 0
 template <class F>
 caf::error call_launch_on(backend_device& on, std::string_view name, std::uint64_t number,
                           F f) noexcept {

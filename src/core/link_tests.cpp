@@ -16,13 +16,13 @@ namespace {
 using namespace std::chrono_literals;
 using bytes = std::vector<std::byte>;
 
-/// How often a test that waits looks whether its requester still does.
+/// How often a waiting test checks whether its requester still waits.
 constexpr auto look = 100ms;
 
-/// What came of a test of one link.
+/// The result of the test of one link.
 struct verdict {
-  caf::error link;  ///< it is not right
-  caf::error other; ///< it could not be tested
+  caf::error link;  ///< the link is wrong
+  caf::error other; ///< the link could not be tested
 };
 
 bytes random_pattern(std::size_t size, std::uint64_t seed) {
@@ -67,7 +67,7 @@ public:
     return first;
   }
 
-  /// Patterns to the other end and from there, each over its complement.
+  /// Copies patterns to the other end and back, each over its complement, and compares them.
   verdict check(const link_ends& x) {
     auto size = topology_.config().limits.pattern_bytes;
     auto scratch = allocate(x, size, 1);
@@ -87,7 +87,7 @@ public:
     return {};
   }
 
-  /// `figures.bandwidth_both` only if the link back may be used, too.
+  /// Measures a link. Sets `figures.bandwidth_both` only if the link back may be used too.
   verdict measure(const link_ends& x, topology_core::figures& figures) {
     auto size = topology_.config().limits.measured_bytes;
     auto out = allocate(x, size, 2);
@@ -111,7 +111,7 @@ public:
     if (topology_.is_enabled({x.to, x.from})) {
       auto back_first = copy_back(1);
       if (auto why = wait(back_first))
-        return {{}, why}; // the other link is measured by itself
+        return {{}, why}; // the link back has a measurement of its own
       many = copy(times);
       auto back = copy_back(times);
       auto why = wait(many);
@@ -129,7 +129,7 @@ public:
 
 private:
   static constexpr auto measured_time = 20ms;
-  static constexpr std::size_t most_times = 128; // far less than the launch queue holds
+  static constexpr std::size_t most_times = 128; // far fewer than the launch queue holds
   static constexpr std::size_t latency_bytes = 8;
   static constexpr std::size_t latency_copies = 31;
   static constexpr std::size_t latency_warm_ups = 4;
@@ -166,7 +166,7 @@ private:
     return {};
   }
 
-  /// What an error of a copy over the link says of it.
+  /// Returns what an error of a copy over the link says about the link.
   static verdict verdict_of(const caf::error& why) {
     return code_of(why) == errc::link_failed ? verdict{why, {}} : verdict{{}, why};
   }
@@ -177,16 +177,16 @@ private:
     return {.deadline = std::max(left, 1ns)};
   }
 
-  /// Waits for the answer, or until nobody wants it any more.
+  /// Waits for the result, or until the requester does not need it any more.
   template <class Operation> caf::error wait(const std::shared_ptr<Operation>& op) const {
     while (!op->wait_until(clock::now() + look))
       if (ended())
         op->cancel();
-    // What was taken back because the request has ended has no reason of its own.
+    // An operation that was cancelled because the request has ended has no cause of its own.
     return code_of(op->error()) == errc::cancelled && ended() ? request_->error() : op->error();
   }
 
-  /// `pairs` times memory on each of the two devices: here, there, here, there ...
+  /// Allocates `pairs` buffers on each of the two devices: here, there, here, there ...
   caf::expected<std::vector<any_gpu_ref>> allocate(const link_ends& x, std::size_t size,
                                                    std::size_t pairs) const {
     std::vector<std::shared_ptr<operation_of<any_gpu_ref>>> all;
@@ -227,7 +227,7 @@ private:
     auto poisoned = to.upload(target, borrow(poison), options());
     auto copied = start_copy(target, source, by, 1);
     auto read = to.download(target, borrow(found), options());
-    // All of them, before their memory goes.
+    // Wait for all of them before their memory is freed.
     auto not_written = wait(written);
     auto not_poisoned = wait(poisoned);
     auto not_copied = wait(copied);
@@ -277,7 +277,7 @@ caf::error verify_all(topology_core& topology, const topology_core::answer& requ
       continue;
     }
     auto life = topology.connected_in(x);
-    if (!life) // it says so itself
+    if (!life) // the graph shows that the link is not connected
       continue;
     auto found = tester.check(x);
     if (found.link)
@@ -299,7 +299,7 @@ caf::error check_new(topology_core& topology, const topology_core::answer& reque
       return {};
     auto life = topology.connected_in(x);
     if (!life || !topology.waits_for_check(x))
-      continue; // its turn comes again
+      continue; // it is checked again later
     auto found = tester.ended() ? verdict{{}, request->error()} : tester.check(x);
     if (found.link)
       topology.take_out(x, link_check::wrong, found.link);

@@ -1,5 +1,4 @@
-/// Tests of links, by copies that devices make over them. On a thread of their own, which waits for
-/// the lanes.
+/// Tests of links by copies of devices, each on a thread of its own that waits for the lanes.
 #pragma once
 
 #include "core/topology_core.hpp"
@@ -8,16 +7,16 @@
 
 namespace troupe::detail {
 
-/// As `verify_links`; links are taken out, and come back. Ends early when `request` is answered.
-/// @errors why not all could be tested; the others were
+/// Tests links for `verify_links`: takes them out or back in. Ends early when `request` completes.
+/// @errors why not all links could be tested; the others were
 caf::error verify_all(topology_core& topology, const topology_core::answer& request,
                       const std::vector<link_ends>& links);
 
-/// The same for links that are trusted only then; one that cannot be tested is taken out.
+/// The same for links that are trusted only then. A link that cannot be tested is taken out.
 caf::error check_new(topology_core& topology, const topology_core::answer& request,
                      const std::vector<link_ends>& links);
 
-/// As `measure_links`.
+/// Measures links for `measure_links`.
 caf::error measure_all(topology_core& topology, const topology_core::answer& request,
                        const std::vector<link_ends>& links);
 

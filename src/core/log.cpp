@@ -27,11 +27,11 @@ struct sink_holder {
   std::shared_ptr<const log_sink> sink;
 };
 
-/// spdlog's default logger. spdlog destroys its registry among the static objects, while threads
-/// may log: the logger that is the default one then is kept.
+/// spdlog's default logger. spdlog destroys its registry with the static objects, while threads may
+/// still log: the logger that is the default at that time is kept.
 class default_logger {
 public:
-  /// Null after `spdlog::shutdown`, and where the program has set none.
+  /// Returns null after `spdlog::shutdown`, or if the program has set no default logger.
   std::shared_ptr<spdlog::logger> get() {
     std::lock_guard lock{mutex_};
     return registry_ends_ ? last_ : spdlog::default_logger();
@@ -49,7 +49,7 @@ private:
   std::shared_ptr<spdlog::logger> last_;
 };
 
-/// Is destroyed before spdlog's registry, which it has made.
+/// Is destroyed before spdlog's registry, since its constructor creates that registry.
 struct registry_watch {
   registry_watch() { static_cast<void>(never_destroyed<default_logger>().get()); }
   ~registry_watch() { never_destroyed<default_logger>().end_of_registry(); }
@@ -85,7 +85,7 @@ void write_to_spdlog(const log_line& line) {
     level = spdlog::level::err;
     break;
   }
-  // Not put together by fmt: the templates of fmt 9 make g++ 13 warn of array bounds.
+  // Not formatted by fmt: the templates of fmt 9 make g++ 13 warn of array bounds.
   const auto text = text_of(line);
   logger->log(level, spdlog::string_view_t{text});
 }
@@ -122,7 +122,7 @@ void write(const log_line& line) noexcept {
     const auto text = text_of(line) +
                       " (the log's sink threw: " + exception_text(std::current_exception()) + ")\n";
     const no_file_size_signal guard;
-    static_cast<void>(write_all(STDERR_FILENO, text)); // there is no other place to tell of it
+    static_cast<void>(write_all(STDERR_FILENO, text)); // there is no other place to report it
   }
 }
 
@@ -132,7 +132,7 @@ void flush_log() noexcept {
   try {
     if (auto logger = never_destroyed<default_logger>().get())
       logger->flush();
-  } catch (...) { // what it holds is lost
+  } catch (...) { // its buffered lines are lost
   }
 }
 

@@ -1,4 +1,4 @@
-/// The library's own way to its log.
+/// Logging for the library's own code.
 #pragma once
 
 #include <troupe/error.hpp>
@@ -8,13 +8,13 @@
 
 namespace troupe::detail {
 
-/// Never throws. A line whose sink throws goes to stderr.
+/// Writes a line to the log. Never throws. If the sink throws, the line goes to stderr.
 void log(log_level level, std::string_view text) noexcept;
 
-/// A failure with all its fields.
+/// Logs a failure with all its fields.
 void log(log_level level, std::string_view what, const caf::error& why) noexcept;
 
-/// Has spdlog's default logger write what it still holds; a sink of the user's holds what it wants.
+/// Flushes spdlog's default logger. A sink of the user is not flushed.
 void flush_log() noexcept;
 
 } // namespace troupe::detail

@@ -14,8 +14,8 @@ namespace troupe::detail {
 
 namespace {
 
-/// What a process may have borrowed of another one, or be about to be told: nobody needs more, and
-/// what nobody gives back is not without bounds.
+/// Limit of the claims that a process has open, and of the jobs that wait for it. No program needs
+/// more, and it bounds what is never given back.
 constexpr std::size_t most_loans = 1u << 16;
 
 caf::error claim_error(errc code, int device, std::string detail) {
@@ -33,10 +33,10 @@ bool is_plausible(const gpu_token& x) noexcept {
 
 } // namespace
 
-/// Numbers of a process that is gone are none of the next one's: nodes are random.
+/// Numbers start at the random node, so they never match those of a process that is gone.
 memory_exchange::memory_exchange(runtime& owner) : owner_(owner), last_number_(owner.node()) {}
 
-/// `f`, if the runtime is still there.
+/// Returns a function that calls `f` if the runtime still exists.
 template <class F> auto memory_exchange::later(F f) {
   return [owner = owner_.weak_from_this(), f = std::move(f)](auto&&... xs) {
     if (auto self = owner.lock())
@@ -44,7 +44,7 @@ template <class F> auto memory_exchange::later(F f) {
   };
 }
 
-// -- at home
+// -- memory of this process
 
 caf::expected<gpu_token> memory_exchange::offer(const any_gpu_ref& ref,
                                                 std::chrono::nanoseconds grace) {
@@ -69,7 +69,7 @@ caf::expected<gpu_token> memory_exchange::offer(const any_gpu_ref& ref,
 }
 
 void memory_exchange::end_offer(const buffer* memory, std::uint64_t number) {
-  any_gpu_ref last; // perhaps; goes without the lock
+  any_gpu_ref last; // perhaps the last handle; destroyed without the lock
   std::lock_guard lock{mutex_};
   auto [first, end] = offers_.equal_range(memory);
   auto i = std::find_if(first, end, [number](auto& x) { return x.second.number == number; });
@@ -79,7 +79,7 @@ void memory_exchange::end_offer(const buffer* memory, std::uint64_t number) {
   offers_.erase(i);
 }
 
-/// Somebody has claimed it: one offer less keeps it.
+/// Removes one offer of memory that was claimed.
 void memory_exchange::take_offer(const any_gpu_ref& what) {
   offered taken;
   {
@@ -87,7 +87,7 @@ void memory_exchange::take_offer(const any_gpu_ref& what) {
     auto [first, end] = offers_.equal_range(what.memory().get());
     auto i = std::find_if(first, end, [&](auto& x) { return x.second.what == what; });
     if (i == end)
-      i = first; // of another part of it
+      i = first; // an offer of another part of the memory
     if (i == end)
       return;
     taken = std::move(i->second);
@@ -124,7 +124,7 @@ void memory_exchange::lend(int to, const memory_note& note) {
                   claim_error(errc::overloaded, to,
                               "its memory has " + std::to_string(most_loans) +
                                   " open claims, which is the limit"));
-  // Whoever answers must not block.
+  // The thread that answers must not block.
   how->on_answer(
       later([which = loan{to, note.number}, weak = std::weak_ptr{how}](memory_exchange& self) {
         self.do_soon(which.first, [which, op = weak.lock()](memory_exchange& again) {
@@ -148,7 +148,7 @@ void memory_exchange::lend_over(loan which, const lend_operation& how) {
     auto& all = lent_[which.first];
     auto i = all.find(which.second);
     if (i == all.end())
-      return; // nobody wants it any more
+      return; // the claim was taken back
     i->second.lease = std::move(lease);
   }
   take_offer(what);
@@ -180,10 +180,10 @@ void memory_exchange::take_back(loan which, const std::vector<wound>& wounds) {
   if (!x)
     return;
   if (!x->lease)
-    return x->how->cancel(); // or it is over, and `lend_over` will find that nobody wants it
+    return x->how->cancel(); // if it is over already, `lend_over` finds no entry
   if (x->how->mode() == access_mode::read)
     return;
-  // Who had it knows best.
+  // The borrower's marks replace the ones here.
   auto& what = x->how->ref();
   auto& memory = *what.memory();
   const auto begin = what.offset();
@@ -196,7 +196,7 @@ void memory_exchange::take_back(loan which, const std::vector<wound>& wounds) {
   }
 }
 
-// -- elsewhere
+// -- memory of the other process
 
 memory_exchange::answer memory_exchange::claim(const std::shared_ptr<device_state>& on,
                                                const gpu_token& token, access_mode mode,
@@ -232,13 +232,13 @@ memory_exchange::answer memory_exchange::claim(const std::shared_ptr<device_stat
   if (!is_there)
     return refused(errc::unavailable, "the device is " + std::string{to_string(on->phase())});
   owner_.keeper().add(*result);
-  // If it is not the other process that answers, that may forget it.
+  // If the answer does not come from the other process, that process may drop the claim.
   result->on_answer(later([device, number = note.number](memory_exchange& self) {
     if (self.take_claim(number))
       self.give_back(device, number, {});
   }));
   do_soon(device, [device, note](memory_exchange& self) {
-    // What ended before is given back already, and would be lent for ever.
+    // A claim that ended is given back already. If sent now, it would be lent for ever.
     if (!self.is_claimed(note.number))
       return;
     auto error = self.owner_.tell(device, to_note(note));
@@ -252,7 +252,7 @@ memory_exchange::answer memory_exchange::claim(const std::shared_ptr<device_stat
   return result;
 }
 
-/// The memory is of this process: its operations are in one order with all others.
+/// The memory belongs to this process, so its operations are in one order with all others.
 memory_exchange::answer memory_exchange::resolve(answer to, const device_state& on,
                                                  const gpu_token& token) {
   auto ref = any_gpu_ref::resolve(token);
@@ -288,16 +288,16 @@ std::optional<memory_exchange::claimed> memory_exchange::take_claim(std::uint64_
   return result;
 }
 
-/// The other process has answered a claim.
+/// Handles the other process's reply to a claim.
 void memory_exchange::borrow(const memory_note& note) {
   auto found = take_claim(note.number);
   if (!found)
-    return; // it was given up
+    return; // the claim has ended
   auto& x = *found;
   const auto device = x.on->ordinal();
   if (note.what == memory_note::kind::refused) {
     auto why = failure_of(note.why).value_or(failure{});
-    why.device = device; // as it is called here
+    why.device = device; // its ordinal in this process
     x.to->answer(make_error(std::move(why)));
     return;
   }
@@ -315,7 +315,7 @@ void memory_exchange::borrow(const memory_note& note) {
     if (x.on->live_generation() == x.generation)
       ref = any_gpu_ref{x.on->make_buffer(what), x.token.type, 0, x.token.count};
   }
-  if (!ref) { // the process that lent it is gone, or about to be told so
+  if (!ref) { // the lender is gone, or gets the memory back
     give_back(device, note.number, note.wounds);
     x.to->answer(claim_error(errc::stale_ref, device, "the device began another life"));
     return;
@@ -325,7 +325,7 @@ void memory_exchange::borrow(const memory_note& note) {
       ref.memory()->mark(w);
   x.to->value = std::move(ref);
   if (!x.to->answer({}))
-    x.to->value = {}; // nobody waits for it any more
+    x.to->value = {}; // the claim has ended meanwhile
 }
 
 void memory_exchange::give_back(int device, std::uint64_t number, std::vector<wound> wounds) {
@@ -336,7 +336,7 @@ void memory_exchange::give_back(int device, std::uint64_t number, std::vector<wo
   tell_soon(device, std::move(note));
 }
 
-// -- both
+// -- common to both
 
 void memory_exchange::refuse(int to, std::uint64_t number, caf::error why) {
   memory_note note;
@@ -348,14 +348,14 @@ void memory_exchange::refuse(int to, std::uint64_t number, caf::error why) {
 
 void memory_exchange::tell_soon(int ordinal, memory_note note) {
   do_soon(ordinal, [ordinal, note = std::move(note)](memory_exchange& self) {
-    // Who is gone has given back what it had.
+    // A process that is gone holds no memory any more.
     if (auto error = self.owner_.tell(ordinal, to_note(note));
         error && code_of(error) != errc::worker_lost)
       log(log_level::warning, "another process was not told about its memory", error);
   });
 }
 
-/// Not on this thread, which may be a lane, and must not block.
+/// Runs `what` on a background thread: this thread may be a lane, which must not block.
 void memory_exchange::do_soon(int ordinal, job what) {
   {
     std::lock_guard lock{mutex_};
@@ -393,7 +393,7 @@ void memory_exchange::received(int ordinal, std::span<const std::byte> note) {
                                        " said of memory makes no sense");
   switch (x->what) {
   case memory_note::kind::claim:
-    if (!is_crowded(ordinal)) // else it asks faster than it hears answers
+    if (!is_crowded(ordinal)) // else it claims faster than it reads replies
       lend(ordinal, *x);
     break;
   case memory_note::kind::lent:
@@ -413,7 +413,7 @@ bool memory_exchange::is_crowded(int ordinal) {
 
 void memory_exchange::drop_stale(const caf::error& why) {
   std::vector<answer> claims;
-  std::vector<lent> loans; // go without the lock
+  std::vector<lent> loans; // destroyed without the lock
   std::vector<offered> offers;
   {
     std::lock_guard lock{mutex_};
@@ -433,13 +433,13 @@ void memory_exchange::drop_stale(const caf::error& why) {
       }
   }
   for (auto& x : claims)
-    x->answer(why); // which takes it out
+    x->answer(why); // its listener removes the claim
   for (auto& x : offers)
     owner_.keeper().cancel_call(x.timer);
 }
 
 void memory_exchange::close() noexcept {
-  std::map<int, std::deque<job>> dropped; // go without the lock
+  std::map<int, std::deque<job>> dropped; // destroyed without the lock
   std::lock_guard lock{mutex_};
   closed_ = true;
   for (auto& [ordinal, x] : posts_)

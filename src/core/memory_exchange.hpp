@@ -1,5 +1,5 @@
-/// Device memory between the processes that have the same device: a worker's own program, and the
-/// parent whose device it is. Each lends what its own handles name, and borrows from the other.
+/// Exchange of device memory between two processes with the same device: a worker's program, and
+/// the parent that owns the device. Each lends memory of its handles and borrows from the other.
 #pragma once
 
 #include "core/memory_note.hpp"
@@ -25,30 +25,31 @@ namespace troupe::detail {
 class device_state;
 class runtime;
 
-/// Of one runtime. @thread any
+/// The exchange of one runtime. @thread any
 class memory_exchange {
 public:
   explicit memory_exchange(runtime& owner);
 
-  /// Keeps the memory for `grace`, or until somebody claims it.
+  /// Keeps the memory for `grace`, or until it is claimed. Returns a token for it.
   /// @errors errc::stale_ref; errc::invalid_argument: the memory of another actor system;
   ///         errc::unavailable
   caf::expected<gpu_token> offer(const any_gpu_ref& ref, std::chrono::nanoseconds grace);
 
   using answer = std::shared_ptr<operation_of<any_gpu_ref>>;
-  /// What `token` names, as a handle of `on`.
+  /// Returns the memory that `token` names, as a handle on the device `on`.
   answer claim(const std::shared_ptr<device_state>& on, const gpu_token& token, access_mode mode,
                clock::time_point deadline);
 
-  /// The process that has device `ordinal` sent `note`.
+  /// Handles `note`, sent by the process that has device `ordinal`.
   void received(int ordinal, std::span<const std::byte> note);
-  /// A device closed because of `why`: its memory is gone, and perhaps the process that had it.
+  /// Drops claims, loans and offers on a device that closed because of `why`. Its memory is gone,
+  /// and perhaps the process that had it.
   void drop_stale(const caf::error& why);
-  /// Nobody is told anything any more. First of all when everything ends.
+  /// Stops all notes to other processes. Called first when the runtime closes.
   void close() noexcept;
 
 private:
-  /// Waits for the other process.
+  /// A claim that waits for the other process's reply.
   struct claimed {
     answer to;
     std::shared_ptr<device_state> on;
@@ -56,20 +57,20 @@ private:
     gpu_token token;
     access_mode mode = access_mode::read;
   };
-  /// Is the other process's, or about to be.
+  /// Memory that the other process has, or is about to get.
   struct lent {
     std::shared_ptr<lend_operation> how;
-    std::unique_ptr<memory_lease> lease; ///< once it is
+    std::unique_ptr<memory_lease> lease; ///< set once the memory is lent
   };
   struct offered {
     any_gpu_ref what;
     std::uint64_t number = 0;
     std::uint64_t timer = 0;
   };
-  /// By whom, and its number there.
+  /// The borrower's device ordinal, and the claim's number in its process.
   using loan = std::pair<int, std::uint64_t>;
   using job = std::function<void(memory_exchange&)>;
-  /// What is left to do for one process, in order, by one thread at a time: it may block.
+  /// Jobs for one process. They run in order and one at a time, because they may block.
   struct post {
     std::deque<job> jobs;
     bool busy = false;
@@ -77,7 +78,7 @@ private:
 
   answer resolve(answer to, const device_state& on, const gpu_token& token);
   bool is_claimed(std::uint64_t number);
-  /// None: it is answered, or about to be.
+  /// Removes and returns the claim. None: it is answered, or about to be.
   std::optional<claimed> take_claim(std::uint64_t number);
   void borrow(const memory_note& note);
   void give_back(int device, std::uint64_t number, std::vector<wound> wounds);
@@ -99,7 +100,7 @@ private:
   bool closed_ = false;
   std::uint64_t last_number_;
   std::map<std::uint64_t, claimed> claims_;
-  std::map<int, std::map<std::uint64_t, lent>> lent_; ///< by whom it has, and its number there
+  std::map<int, std::map<std::uint64_t, lent>> lent_; ///< by borrower and number of the claim
   std::multimap<const buffer*, offered> offers_;
   std::map<int, post> posts_;
 };

@@ -10,7 +10,7 @@ namespace troupe::detail {
 
 namespace {
 
-/// So many are told one by one.
+/// If there are more ranges than this, they are merged into one.
 constexpr std::size_t most_wounds = 8;
 
 bool is_mode(access_mode x) noexcept { return x <= access_mode::read_write; }
@@ -45,7 +45,7 @@ std::vector<wound> get_wounds(wire_reader& from) {
     wound x{};
     x.begin = from.get<std::uint64_t>();
     x.end = from.get<std::uint64_t>();
-    x.skipped_by = from.get<bool>() ? 0 : wound::several; // numbers are each process's own
+    x.skipped_by = from.get<bool>() ? 0 : wound::several; // request numbers are local to a process
     x.cause = get_error(from);
     result.push_back(std::move(x));
   }

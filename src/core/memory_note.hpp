@@ -1,4 +1,4 @@
-/// What two processes that have the same device tell each other of memory that one lends the other.
+/// Notes between two processes that use the same device, about memory that one lends to the other.
 #pragma once
 
 #include "core/buffer.hpp"
@@ -15,27 +15,26 @@ namespace troupe::detail {
 
 struct memory_note {
   enum class kind : std::uint8_t {
-    claim = 1,  ///< may the sender use what `token` names as `mode` says?
-    lent,       ///< yes: it is at `address`, and half-written or skipped where `wounds` says
-    refused,    ///< no, because of `why`
-    given_back, ///< the sender is done with it, and has left it half-written or skipped where
-                ///< `wounds` says;
-                ///< or does not want it any more
+    claim = 1,  ///< asks to use the memory of `token` in `mode`
+    lent,       ///< granted: it is at `address`, indeterminate or skipped in `wounds`
+    refused,    ///< not granted, because of `why`
+    given_back, ///< the sender no longer uses or wants the memory, which it leaves indeterminate or
+                ///< skipped in `wounds`
   };
 
   kind what = kind::claim;
-  /// Of the claim, by whoever made it.
+  /// Number of the claim, given by the process that claims.
   std::uint64_t number = 0;
   gpu_token token;
   access_mode mode = access_mode::read;
   std::uint64_t address = 0;
   caf::error why;
-  std::vector<wound> wounds; ///< from the first byte that was lent
+  std::vector<wound> wounds; ///< offsets from the first lent byte
 };
 
-/// It fits into a message: texts are cut, and wounds that are too many become one.
+/// Returns the bytes of a message: long texts are cut, and too many `wounds` are merged into one.
 std::vector<std::byte> to_note(const memory_note& x);
-/// None: it makes no sense.
+/// Returns the note; none if the bytes are malformed.
 std::optional<memory_note> memory_note_of(std::span<const std::byte> note);
 
 } // namespace troupe::detail

@@ -149,7 +149,7 @@ mesh_calls::line& mesh_calls::line_of(const mesh_spec& what, int rank) {
   return i->second;
 }
 
-/// A rank that is gone and has not made this call.
+/// Returns a rank that is gone and has not made this call.
 std::optional<int> mesh_calls::missing(const line& in, std::uint64_t number) const {
   for (std::size_t i = 0; i < in.callers.size(); ++i)
     if (closed_[static_cast<std::size_t>(in.callers[i])] && in.next[i] <= number)

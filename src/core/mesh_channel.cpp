@@ -11,7 +11,7 @@
 namespace troupe::detail {
 
 namespace {
-/// At least the shortest time: 0 means another one.
+/// Returns at least 1 ns, because 0 means the default deadline.
 std::chrono::nanoseconds time_left(clock::time_point deadline) {
   using std::chrono::nanoseconds;
   return deadline == clock::time_point::max()
@@ -64,11 +64,11 @@ void mesh_channel::post(const std::shared_ptr<mesh_request>& x) {
       error = start_thread(out_, [this] { run_out(); }, "for a mesh_comm");
     condition_.notify_all();
   }
-  if (error) // its place stays: when there are threads, the other ranks have the error too
+  if (error) // it stays queued: once threads can start, the other ranks get the error, too
     stop(*x, error);
 }
 
-/// Before its turn its place is kept: then it is known to all that it fails.
+/// Before its turn the call stays in the queue, so that all ranks hear of the failure at its turn.
 void mesh_channel::stop(mesh_request& x, const caf::error& why) {
   std::shared_ptr<joint_call> joint;
   {
@@ -83,7 +83,7 @@ void mesh_channel::stop(mesh_request& x, const caf::error& why) {
     x.answer(why);
 }
 
-/// What it waits for on the devices has the same limit, and says more.
+/// Lets the device work that the call waits for expire first: its error says more.
 void mesh_channel::expire(mesh_request& x) {
   work_of_all late;
   std::shared_ptr<joint_call> joint;
@@ -97,7 +97,7 @@ void mesh_channel::expire(mesh_request& x) {
   }
   if (late) {
     late->expire();
-    if (late->answered() && late->error()) // not written to any more
+    if (late->answered() && late->error()) // answered: the error does not change any more
       return stop(x, late->error());
   }
   auto detail = std::string{joint ? "not done before its deadline"
@@ -174,7 +174,7 @@ void mesh_channel::take_turn(const std::shared_ptr<mesh_request>& x) {
     joint->fail(stopped);
 }
 
-/// Its answer comes when all ranks have done theirs, or at the first failure.
+/// Runs the call. Its answer comes when all ranks have done their parts, or at the first failure.
 void mesh_channel::carry_out(const std::shared_ptr<mesh_request>& x) {
   auto& joint = *x->joint_;
   auto how = layout_of(joint.spec());
@@ -264,7 +264,7 @@ caf::error mesh_channel::prepare(mesh_request& x) {
   return {};
 }
 
-/// Copies in, and comes to the chunk with what this rank has for it.
+/// Copies in, and adds this rank's side to the chunk.
 caf::error mesh_channel::begin(const std::shared_ptr<mesh_request>& call, const layout& how,
                                chunk& c) {
   auto& x = *call;
@@ -281,10 +281,10 @@ caf::error mesh_channel::begin(const std::shared_ptr<mesh_request>& call, const 
   auto up = [&](const any_gpu_ref& target, host_buffer from) {
     moves.push_back(device_.upload(target, std::make_shared<host_range>(std::move(from)), options));
   };
-  // One block of many lies where the collective wants it, so that it works in place.
+  // For gather and scatter, this rank's block is placed so that the collective works in place.
   bool gathers = spec.what == collective_kind::all_gather;
   bool scatters = spec.what == collective_kind::reduce_scatter;
-  // A barrier has nothing: the slot's memory may be another collective's.
+  // A barrier has no buffers; the slot's memory may belong to another collective.
   auto whole = spec.what == collective_kind::barrier ? any_gpu_ref{} : here(0, how.blocks());
   if (!x.send.memory.empty() && c.size != 0) {
     auto target = gathers ? here(mine, 1) : whole;
@@ -330,7 +330,7 @@ caf::error mesh_channel::begin(const std::shared_ptr<mesh_request>& call, const 
   return sides.empty() ? caf::error{} : begin_for_all(spec, sides);
 }
 
-/// This rank came last.
+/// Requests the work for all ranks, because this rank came last.
 caf::error mesh_channel::begin_for_all(const mesh_spec& spec,
                                        const std::vector<chunk_side>& sides) {
   std::vector<any_gpu_ref> send;
@@ -361,7 +361,7 @@ caf::error mesh_channel::begin_for_all(const mesh_spec& spec,
   return {};
 }
 
-/// On the thread of the rank that came last.
+/// Adds the work to the chunk. @thread the last rank's
 void mesh_channel::on_begin(mesh_request& x, std::size_t number, const work_of_all& work,
                             const std::vector<download>& downloads) {
   {
@@ -377,7 +377,7 @@ void mesh_channel::on_begin(mesh_request& x, std::size_t number, const work_of_a
       return;
     }
   }
-  work->cancel(); // what failed meanwhile did not know of it
+  work->cancel(); // the call failed before it had this work
 }
 
 /// Waits for the chunk, and copies out.
@@ -446,10 +446,9 @@ void mesh_channel::run_out() {
   }
 }
 
-// -- the call that runs
+// -- the running call
 
-/// It has failed, for all ranks: nothing more of it is begun. Its answer waits for nobody but who
-/// is copying.
+/// Handles the failure of the call: nothing more begins. The answer waits only for copying threads.
 void mesh_channel::abandon(mesh_request& x, const caf::error& why) {
   std::vector<work_of_all> work;
   bool is_quiet = false;
@@ -470,7 +469,7 @@ void mesh_channel::abandon(mesh_request& x, const caf::error& why) {
     op->cancel();
 }
 
-/// The caller's memory may be touched: until `end_copy` nobody answers. False: it has failed.
+/// Allows access to the caller's memory until `end_copy`. Returns false if the call has failed.
 bool mesh_channel::begin_copy() {
   std::lock_guard lock{mutex_};
   if (run_error_)
@@ -516,7 +515,7 @@ mesh_channel::layout mesh_channel::layout_of(const mesh_spec& x) const {
   return result;
 }
 
-/// `blocks` blocks of the chunk's slot, from `block` on.
+/// Returns `blocks` blocks of the chunk's slot, from `block` on.
 any_gpu_ref mesh_channel::part_of(const chunk& c, const layout& how, dtype type, std::size_t block,
                                   std::size_t blocks) const {
   auto& memory = slots_[c.slot].memory;

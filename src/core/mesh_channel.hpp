@@ -21,7 +21,7 @@
 
 namespace troupe::detail {
 
-/// The caller's host memory: a span, or an owner whose copies go directly if it is pinned.
+/// The caller's host memory: a span, or an owner. Copies access an owner directly if it is pinned.
 struct host_side {
   std::span<std::byte> memory;
   host_buffer owner;
@@ -35,8 +35,8 @@ class mesh_channel;
 class mesh_request final : public completion {
 public:
   mesh_spec spec;
-  host_side send; ///< empty: nothing leaves this rank
-  host_side recv; ///< empty: nothing comes here
+  host_side send; ///< empty: this rank sends nothing
+  host_side recv; ///< empty: this rank receives nothing
   clock::time_point deadline = clock::time_point::max();
   std::uint64_t membership = 0;
 
@@ -47,8 +47,8 @@ private:
   friend class mesh_channel;
   std::weak_ptr<mesh_channel> on_;
   std::uint64_t timer_ = 0;
-  // the channel's, under its lock
-  caf::error stopped_;                // before its turn
+  // under the channel's lock
+  caf::error stopped_;                // why it was stopped before its turn
   std::shared_ptr<joint_call> joint_; // from its turn on
 };
 
@@ -57,12 +57,12 @@ struct mesh_buffering {
   std::size_t chunks = 0;
 };
 
-/// Carries out the calls of one rank in one line, one after the other. Two threads of its own: one
-/// copies pageable memory in and asks for the work, the other waits for it and copies out. So a
-/// chunk is copied in, moved up, worked on, moved down and copied out while others are in the other
-/// steps. A chunk is one operation of the world, which the last rank asks for when all have come to
-/// it: it is done for all of them, or for none. Buffers stay from call to call, but those of a call
-/// that failed here are given up: a device may still use them.
+/// Runs the calls of one rank, one after the other. Has two threads: one copies pageable memory in
+/// and requests the work, the other waits for it and copies out. So a chunk is copied in, uploaded,
+/// worked on, downloaded and copied out while other chunks are in other steps. A chunk is one
+/// operation of the world, which the last rank requests when all have reached the chunk. So it runs
+/// for all ranks or for none. Buffers are kept between calls, except after a call that failed here:
+/// a device may still use them.
 class mesh_channel : public std::enable_shared_from_this<mesh_channel> {
 public:
   mesh_channel(const std::shared_ptr<world_core>& world, int rank,
@@ -71,18 +71,18 @@ public:
 
   /// @thread any
   void post(const std::shared_ptr<mesh_request>& x);
-  /// Ends `x` early, wherever it is, and with it the other ranks' calls.
+  /// Ends `x` early, in any state, and with it the other ranks' calls.
   void stop(mesh_request& x, const caf::error& why);
-  /// Answers all and ends the threads.
+  /// Answers all calls and ends the threads.
   void close();
 
 private:
-  /// How a call lies in chunks: of each block of `count` elements, `first` to `first + size`.
+  /// Chunks of a call: each has elements `first` to `first + size` of each block of `count`.
   struct layout {
-    std::size_t blocks_in = 1;  ///< in `send`
-    std::size_t blocks_out = 1; ///< in `recv`
-    std::size_t element = 1;    ///< bytes
-    std::size_t count = 0;      ///< of a block
+    std::size_t blocks_in = 1;  ///< number of blocks in `send`
+    std::size_t blocks_out = 1; ///< number of blocks in `recv`
+    std::size_t element = 1;    ///< bytes of an element
+    std::size_t count = 0;      ///< elements of a block
     std::size_t step = 1;       ///< elements of a block in a chunk
     std::size_t chunks = 1;
     std::size_t blocks() const noexcept { return blocks_in > blocks_out ? blocks_in : blocks_out; }
@@ -95,7 +95,7 @@ private:
     std::size_t first = 0; // elements
     std::size_t size = 0;
     std::size_t slot = 0;
-    work_of_all work; // none before all ranks have come to it
+    work_of_all work; // none until all ranks have reached the chunk
     std::vector<std::shared_ptr<operation_of<nothing>>> moves;
   };
 
@@ -105,7 +105,7 @@ private:
     host_buffer out;
   };
 
-  /// What comes down from the device after a chunk.
+  /// A copy from the device to host memory after a chunk.
   struct download {
     any_gpu_ref source;
     host_buffer target;
@@ -146,19 +146,19 @@ private:
   std::condition_variable condition_;
   std::deque<std::shared_ptr<mesh_request>> queue_;
   std::shared_ptr<mesh_request> running_;
-  std::vector<std::shared_ptr<mesh_request>> finished_; // here; some wait for the other ranks
+  std::vector<std::shared_ptr<mesh_request>> finished_; // on this rank; some wait for other ranks
   bool closed_ = false;
-  // of the call that runs
+  // of the running call
   caf::error run_error_;
   const layout* run_layout_ = nullptr;
   std::deque<chunk*> handed_; // to the thread that copies out
   std::size_t chunks_over_ = 0;
   bool out_busy_ = false;
-  int copying_ = 0; // threads that touch the caller's memory
+  int copying_ = 0; // threads that access the caller's memory
 
-  // the first thread's
+  // used by the first thread
   std::vector<slot> slots_;
-  std::vector<chunk> ring_; // under mutex_ where others look at it
+  std::vector<chunk> ring_; // under mutex_ where other threads read it
 
   std::thread in_;
   std::thread out_;

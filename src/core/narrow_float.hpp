@@ -1,5 +1,5 @@
 /// Conversions between `float` and narrower binary floating-point formats: integer arithmetic,
-/// additions and selects, no tables and hardly a branch, so that loops over them are fast and may
+/// additions and selects, no tables and almost no branches, so that loops are fast and can
 /// vectorize.
 #pragma once
 
@@ -31,10 +31,10 @@ struct narrow_format {
     const std::uint32_t bits = std::bit_cast<std::uint32_t>(x);
     const std::uint32_t magnitude = bits & 0x7fffffff;
     const std::uint32_t sign = (bits >> (32 - width)) & sign_bit;
-    // To nearest: half of the last bit that stays, less one; to even: one more if that bit is set.
+    // To nearest: half of the last kept bit, less one. Ties to even: one more if that bit is set.
     const std::uint32_t half = (1u << (shift - 1)) - 1 + ((magnitude >> shift) & 1);
     const std::uint32_t normal = (magnitude - rebias + half) >> shift;
-    // The sum's last bit weighs what the smallest subnormal weighs, so that the addition rounds.
+    // The last bit of the sum has the weight of the smallest subnormal, so the addition rounds.
     const std::uint32_t subnormal = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) +
                                                                  std::bit_cast<float>(subnormals)) -
                                     subnormals;
@@ -51,7 +51,7 @@ private:
   static constexpr std::uint32_t bias = (1u << (Exponent - 1)) - 1;
   static constexpr std::uint32_t sign_bit = 1u << (width - 1);
   static constexpr std::uint32_t last_subnormal = (1u << Mantissa) - 1;
-  /// The pattern of an infinity, or, in a format without, of no number at all.
+  /// The pattern of infinity; in a format without infinity, a pattern that is no number.
   static constexpr std::uint32_t infinity =
       (LastNumber & last_subnormal) == 0 ? LastNumber : sign_bit;
   // In the representation of `float`:

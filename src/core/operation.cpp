@@ -60,7 +60,7 @@ alignas(64) std::atomic<std::size_t> operation::failing_{0};
 std::atomic<std::uint64_t> operation::failed_off_lanes_{0};
 
 operation::~operation() {
-  if (failed() && !settled()) // it never had a place
+  if (failed() && !settled()) // it was never admitted
     failing_.fetch_sub(1, std::memory_order_release);
 }
 
@@ -93,7 +93,7 @@ failure operation::describe(errc code, std::string detail) const {
     result.rank = only.rank;
     result.device = only.on->state().ordinal();
     result.generation = only.on->state().generation();
-    if (only.rank < 0) // of a device, and of no world
+    if (only.rank < 0) // of a device, not of a world
       return result;
   }
   for (auto& p : parts()) {
@@ -132,7 +132,7 @@ flight_entry operation::record_of(const part& p) const noexcept {
 std::vector<flight_entry> operation::open_records() const {
   std::vector<flight_entry> result;
   std::lock_guard order{order_mutex()};
-  std::lock_guard lock{guard_}; // it settles under this, and lets its buffers go only then
+  std::lock_guard lock{guard_}; // `settle` takes this lock before it releases the buffers
   if (settled())
     return result;
   for (auto& p : parts()) {
@@ -168,7 +168,7 @@ void operation::precede(const std::shared_ptr<operation>& successor, bool reads)
 }
 
 void operation::heals(const std::shared_ptr<buffer>& memory, const buffer::wound& x) {
-  // The first cause of each byte counts; in a chain that fails there are as many as links.
+  // Only the first cause of each byte counts. Otherwise a chain of failures would add one per link.
   for (auto& old : healed_)
     if (old.memory == memory && old.wound.begin <= x.begin && x.end <= old.wound.end &&
         (old.wound.half_written() || !x.half_written())) {
@@ -232,7 +232,7 @@ void operation::let_successors_go() noexcept {
   std::erase_if(successors_, [](const follower& x) {
     if (x.who->left_order())
       return false;
-    x.who->open_.fetch_sub(1, std::memory_order_relaxed); // its parts are open as well
+    x.who->open_.fetch_sub(1, std::memory_order_relaxed); // its parts are still open
     return true;
   });
 }
@@ -246,7 +246,7 @@ std::vector<buffer::wound> operation::half_written_before(const buffer& memory) 
 }
 
 bool operation::claim_issue(part& p) noexcept {
-  // Either this sees that somebody tries to withdraw it, or he sees this.
+  // Either this thread sees an attempt to withdraw, or the withdrawing thread sees `claimed`.
   p.claimed.store(true);
   auto seen = withdrawal_.load();
   for (; seen == withdrawal::tried; seen = withdrawal_.load())
@@ -287,7 +287,7 @@ bool operation::take_back(early_end how, const std::function<caf::error()>& why)
   std::vector<std::shared_ptr<operation>> readers;
   caf::error cause;
   {
-    // One step: a lane that sees it withdrawn must find the cause when it settles it.
+    // One step: a lane that sees the withdrawal must find the cause when it settles the operation.
     std::lock_guard lock{guard_};
     if (failed() || settled() ||
         !withdraw(how == early_end::cancelled ? withdrawal::cancelled : withdrawal::done))
@@ -310,7 +310,7 @@ failure operation::early_failure(early_end how) const {
 caf::error operation::early_answer(early_end how, bool runs_on) const {
   auto why = early_failure(how);
   why.detail += runs_on ? "; it was issued, and runs on" : "; it was not issued, and does not run";
-  // A lane that has come to its part is about to issue it.
+  // If a lane has reached its part, it is about to issue it.
   for (auto& p : parts())
     if (auto place = p.rank >= 0 ? static_cast<std::size_t>(p.rank) : p.index;
         place < why.parts.size() && why.parts[place] == part_state::not_issued && p.claimed.load())
@@ -355,7 +355,7 @@ void operation::fail(const caf::error& cause) noexcept {
 }
 
 void operation::fail_unanswered(const caf::error& cause, std::vector<casualty>& failed) noexcept {
-  // A chain of operations may be long: no recursion.
+  // A chain of operations may be long: do not recurse.
   std::vector<std::shared_ptr<operation>> open{
       std::static_pointer_cast<operation>(shared_from_this())};
   while (!open.empty()) {
@@ -415,12 +415,12 @@ std::shared_ptr<operation>
 operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexcept {
   auto keep = std::move(self_);
   if (!failed())
-    on_success(); // may fail it
+    on_success(); // may fail the operation
   auto cause = this->cause();
   std::vector<follower> successors;
   std::vector<casualty> casualties;
   {
-    // Who is admitted later must see the wounds as soon as this is settled.
+    // An operation that is admitted later must see the marks as soon as this one is settled.
     std::unique_lock order{order_mutex(), std::defer_lock};
     if (cause)
       order.lock();
@@ -439,7 +439,7 @@ operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexcept {
       lane::end_drop(p);
   healed_.clear();
   uses_.clear();
-  std::atomic_thread_fence(std::memory_order_seq_cst); // it is kept before that, or never
+  std::atomic_thread_fence(std::memory_order_seq_cst); // as in `timekeeper::add_late`
   if (auto* keeper = kept_by_.load(std::memory_order_acquire))
     keeper->remove(*this);
   if (!cause)
@@ -466,7 +466,7 @@ std::vector<operation::casualty> operation::wound_buffers(const caf::error& caus
                  x.wound.end <= u.end;
         }))
       wound(x.memory, x.wound, successors, result);
-  const bool skips = marks_skipped() && !cancelled() && !left_order_; // else it has done so
+  const bool skips = marks_skipped() && !cancelled() && !left_order_; // else they are marked
   for (auto& u : uses_) {
     if (!u.writes || told(u))
       continue;
@@ -480,14 +480,14 @@ std::vector<operation::casualty> operation::wound_buffers(const caf::error& caus
 
 void operation::wound(const std::shared_ptr<buffer>& memory, const buffer::wound& x,
                       const std::vector<follower>& successors, std::vector<casualty>& casualties) {
-  // Who comes next and reads there fails, also behind one that was taken back; who writes there
-  // takes the wound over: it heals it, or fails and passes it on.
+  // A successor that reads the range fails, also behind one that was withdrawn. A successor that
+  // writes it takes the mark over: it overwrites the range, or fails and passes the mark on.
   std::vector<buffer::wound> open;
   if (x.begin < x.end)
     open.push_back(x);
   for (auto& next : successors) {
     if (next.who->left_order() && next.who->on_lanes())
-      continue; // nobody is behind it; while it leaves, somebody may be
+      continue; // no operation follows it any more; while it is leaving, one may
     for (auto& u : next.who->uses_) {
       if (u.memory != memory)
         continue;

@@ -88,7 +88,7 @@ bool overlap(const any_gpu_ref& a, const any_gpu_ref& b) noexcept {
 
 allocate_operation::allocate_operation(std::size_t count, dtype type, bool zeroed)
     : operation_of("allocate", 1), count_(count), type_(type), zeroed_(zeroed) {
-  parts()[0].stream = stream_kind::memory; // behind no kernel
+  parts()[0].stream = stream_kind::memory; // waits for no kernel
   of_elements(count, type);
 }
 
@@ -129,7 +129,7 @@ caf::expected<issue_outcome> transfer_operation::proceed(part& p, lane& on) {
   auto outcome = transfer_.proceed(on);
   if (outcome && *outcome == issue_outcome::continues && way_ == transfer::direction::download &&
       transfer_.all_enqueued() && !p.recorded.load(std::memory_order_relaxed)) {
-    // The device memory is read once the stream passes here; the rest concerns host memory alone.
+    // When the stream passes this event, the device memory is read. The rest is in host memory.
     if (auto event = on.mark(p.stream)) {
       p.event = *event;
       lane::set_recorded(p);
@@ -171,7 +171,7 @@ accept_operation::accept_operation(const any_gpu_ref& ref) : operation_of("accep
   add_use(std::move(all));
 }
 
-/// Nothing but its event: what comes after it comes after what was before it.
+/// Enqueues only its event, so that later work still comes after earlier work.
 caf::expected<issue_outcome> accept_operation::issue(part&, lane&) {
   return issue_outcome::enqueued;
 }
@@ -268,12 +268,12 @@ caf::expected<issue_outcome> launch_operation::issue(part& p, lane& on) {
 void launch_operation::call(host_call& x) noexcept {
   auto& all = *x.among;
   if (all.failed.load(std::memory_order_relaxed))
-    return; // it would build on what the one before has left
+    return; // it would use what the failed call left
   auto error = call_launch([&] { return x.function(), caf::error{}; });
   if (!error)
     return;
   all.failed.store(true, std::memory_order_relaxed);
-  // At once: when the work behind it in the streams is done, that has failed, too.
+  // Fail at once, so that work behind the call in the streams has failed before it is done.
   if (auto of = std::static_pointer_cast<launch_operation>(all.of.lock()))
     of->fail(of->in_full(error, all));
 }
@@ -290,7 +290,7 @@ caf::error launch_operation::in_full(const caf::error& error, const host_functio
 }
 
 void launch_operation::on_settled() noexcept {
-  // They may hold the very buffers that remember this operation.
+  // They may hold the buffers that refer to this operation.
   function_ = nullptr;
   host_functions_.reset();
 }
@@ -351,8 +351,7 @@ caf::expected<issue_outcome> pinned_operation::issue(part&, lane& on) {
   auto memory = on.device().allocate_pinned(std::max<std::size_t>(size_, 1));
   if (!memory)
     return memory.error();
-  // Given back by the lane, on whatever thread the last handle goes, and by that one when the lane
-  // has ended.
+  // The lane frees it. After the lane has ended, the thread that drops the last handle does.
   auto free = on.device().pinned_deleter();
   if (!free)
     free = [device = on.shared_device()](void* x) { return device->deallocate_pinned(x); };
@@ -374,12 +373,12 @@ namespace {
 bool reads(access_mode mode) { return mode != access_mode::write; }
 bool writes(access_mode mode) { return mode != access_mode::read; }
 
-/// Under admission's lock.
+/// Under the admission lock.
 int& granted(buffer& memory, access_mode mode) {
   return writes(mode) ? memory.granted_for_writing : memory.granted_for_reading;
 }
 
-/// Under admission's lock.
+/// Under the admission lock.
 void take(buffer& memory, access_mode mode) {
   if (writes(mode))
     memory.acquired_for_writing = true;
@@ -388,7 +387,7 @@ void take(buffer& memory, access_mode mode) {
   memory.home().change_acquired(1);
 }
 
-/// Under admission's lock.
+/// Under the admission lock.
 void give_back(buffer& memory, access_mode mode) {
   if (writes(mode))
     memory.acquired_for_writing = false;
@@ -428,15 +427,15 @@ void acquire_operation::on_success() noexcept {
 }
 
 void acquire_operation::on_settled() noexcept {
-  if (left_order()) // it has given it back
+  if (left_order()) // `on_leave` has given it back
     return;
-  while (!answered()) // somebody else is about to
+  while (!answered()) // another thread is about to answer
     pause();
   if (!error())
     return;
   std::lock_guard lock{order_mutex()};
   if (!failed())
-    --granted(*memory_, mode_); // nobody knows of it
+    --granted(*memory_, mode_); // the requester does not know of it
   give_back(*memory_, mode_);
 }
 
@@ -449,7 +448,7 @@ memory_lease::~memory_lease() {
 
 lend_operation::lend_operation(any_gpu_ref ref, access_mode mode)
     : operation_of("claim", 1), ref_(std::move(ref)), mode_(mode) {
-  parts()[0].stream = stream_kind::lend; // it may wait for long
+  parts()[0].stream = stream_kind::lend; // it may wait for a long time
   add_use(use_of(ref_, reads(mode), writes(mode)));
 }
 
@@ -458,15 +457,15 @@ caf::error lend_operation::on_admit(queue_bound) {
   return {};
 }
 
-/// What comes before stands in its stream; a claim of what nobody uses waits for no other.
+/// The stream waits for earlier work. Without any, the claim finishes now, and waits for no other.
 caf::expected<issue_outcome> lend_operation::issue(part& p, lane&) {
   return lane::nothing_before(p) ? issue_outcome::finished : issue_outcome::enqueued;
 }
 
 void lend_operation::on_leave() noexcept { give_back(*ref_.memory(), mode_); }
 
-/// It counts as something that writes, and would heal what others left half-written before it; but
-/// to lend writes nothing.
+/// It counts as a write, which clears the indeterminate or skipped ranges that were there before.
+/// But lending writes nothing, so they are marked again.
 void lend_operation::on_success() noexcept {
   wounds_ = half_written_before(*ref_.memory());
   for (auto& x : wounds_)
@@ -474,9 +473,9 @@ void lend_operation::on_success() noexcept {
 }
 
 void lend_operation::on_settled() noexcept {
-  if (left_order()) // it has given it back
+  if (left_order()) // `on_leave` has given it back
     return;
-  while (!answered()) // somebody else is about to
+  while (!answered()) // another thread is about to answer
     pause();
   if (!error())
     return;
@@ -499,8 +498,8 @@ caf::error release_operation::on_admit(queue_bound) {
   }
   --granted(memory, mode_);
   give_back(memory, mode_);
-  // Whatever part of it the handle names: what may have been written, and no more, for that is
-  // right from now on; or all that may have been read.
+  // Independent of the range of the handle. For writing: the granted range and no more, because it
+  // is valid from now on. For reading: all of the buffer, because all of it may have been read.
   if (writes(mode_))
     add_use({ref_.memory(), memory.granted_begin, memory.granted_end, false, true, 0});
   else
@@ -508,7 +507,7 @@ caf::error release_operation::on_admit(queue_bound) {
   return {};
 }
 
-/// What was given back is: all that comes behind it is to find the user's work before it.
+/// Only answers: the buffer is given back, and later work must still wait for the user's stream.
 void release_operation::end_early(early_end how) noexcept {
   answer(make_error(early_failure(how)));
 }

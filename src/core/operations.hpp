@@ -1,4 +1,4 @@
-/// The verbs: what each does on its lane.
+/// The verbs: what each operation does on its lane.
 #pragma once
 
 #include "core/operation.hpp"
@@ -19,10 +19,10 @@
 
 namespace troupe::detail {
 
-/// A `use` of a whole handle by part `part`.
+/// Returns a `use` of all of `ref` by part `part`.
 use use_of(const any_gpu_ref& ref, bool reads, bool writes, std::size_t part = 0);
 
-/// Do they share bytes?
+/// Returns whether `a` and `b` share bytes.
 bool overlap(const any_gpu_ref& a, const any_gpu_ref& b) noexcept;
 
 class allocate_operation final : public operation_of<any_gpu_ref> {
@@ -36,10 +36,10 @@ private:
   bool zeroed_;
 };
 
-/// `value` is unused: it says that something without a result is done.
+/// Result type of operations without a result.
 struct nothing {};
 
-/// Host memory to device memory, or back.
+/// A copy from host memory to device memory, or back.
 class transfer_operation : public operation_of<nothing> {
 public:
   transfer_operation(transfer::direction way, any_gpu_ref device, std::shared_ptr<host_range> host);
@@ -69,7 +69,7 @@ private:
   std::vector<std::byte> pattern_;
 };
 
-/// Lets later requests read the bytes of `ref` that were skipped.
+/// Lets later requests read the skipped bytes of `ref`.
 class accept_operation final : public operation_of<nothing> {
 public:
   explicit accept_operation(const any_gpu_ref& ref);
@@ -77,7 +77,7 @@ public:
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
 };
 
-/// On one device.
+/// A copy within one device.
 class copy_operation final : public operation_of<nothing> {
 public:
   copy_operation(const any_gpu_ref& target, const any_gpu_ref& source);
@@ -89,8 +89,8 @@ private:
   std::size_t size_;
 };
 
-/// While a user's callable runs on this thread for an operation: what the operation uses is in
-/// order, whatever was admitted after it.
+/// Marks that a user's callable runs on this thread for the operation `of`. The callable may access
+/// what `of` uses, whatever was admitted after `of`.
 class callable_scope {
 public:
   explicit callable_scope(const operation& of) noexcept;
@@ -98,7 +98,7 @@ public:
   callable_scope(const callable_scope&) = delete;
   callable_scope& operator=(const callable_scope&) = delete;
 
-  /// Does the operation of this thread's callable use all of [begin, end)?
+  /// Returns whether the operation of this thread's callable uses all of [begin, end).
   static bool covers(const buffer& memory, std::size_t begin, std::size_t end) noexcept;
 };
 
@@ -117,12 +117,12 @@ public:
   };
   struct host_functions {
     std::deque<host_call> calls;
-    std::weak_ptr<completion> of; ///< it may be given up before they are called
+    std::weak_ptr<completion> of; ///< weak: it may be abandoned before they are called
     int device = -1;
     std::uint64_t generation = 0;
-    std::atomic<bool> failed{false}; ///< one of them
+    std::atomic<bool> failed{false}; ///< one of the calls failed
   };
-  /// In the stream.
+  /// Runs a host function; called by the stream.
   static void call(host_call& x) noexcept;
 
 protected:
@@ -165,7 +165,7 @@ private:
   std::size_t size_;
 };
 
-/// Makes a user's stream wait for what uses the buffer, which then is the user's until `release`.
+/// Makes a user's stream wait for earlier work on the buffer, which it then holds until `release`.
 class acquire_operation final : public operation_of<nothing> {
 public:
   acquire_operation(const any_gpu_ref& ref, access_mode mode, stream_view user);
@@ -184,10 +184,10 @@ private:
   stream_view user_;
 };
 
-/// What another process may do with a buffer, until this goes.
+/// Lets another process use a buffer, until this object is destroyed.
 class memory_lease {
 public:
-  /// Of what a `lend_operation` that went well took into account.
+  /// Takes over the buffer from a `lend_operation` that succeeded.
   memory_lease(std::shared_ptr<buffer> memory, access_mode mode) noexcept
       : memory_(std::move(memory)), mode_(mode) {}
   ~memory_lease();
@@ -199,9 +199,9 @@ private:
   const access_mode mode_;
 };
 
-/// Over when nothing that came before uses the memory. If it goes well, the buffer is another
-/// process's as long as the `memory_lease` is there that whoever asked for it makes. What is
-/// half-written stays so.
+/// Finishes when no earlier work uses the memory. If it succeeds, the requester makes a
+/// `memory_lease`, and another process has the buffer until that is destroyed. Indeterminate or
+/// skipped ranges stay so.
 class lend_operation final : public operation_of<nothing> {
 public:
   lend_operation(any_gpu_ref ref, access_mode mode);
@@ -210,7 +210,7 @@ public:
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
   const any_gpu_ref& ref() const noexcept { return ref_; }
   access_mode mode() const noexcept { return mode_; }
-  /// What is half-written of the memory, where it is to be written.
+  /// Returns the indeterminate or skipped ranges of the memory, if it is lent for writing.
   const std::vector<buffer::wound>& wounds() const noexcept { return wounds_; }
 
 protected:
@@ -224,7 +224,7 @@ private:
   std::vector<buffer::wound> wounds_;
 };
 
-/// Lets what comes after wait for the user's stream.
+/// Makes later work on the buffer wait for the user's stream.
 class release_operation final : public operation_of<nothing> {
 public:
   release_operation(const any_gpu_ref& ref, access_mode mode, stream_view user);

@@ -1,4 +1,4 @@
-/// Options that are out of range are refused by name, with their value and what they may be.
+/// Range checks for options. Each error names the option, its value and the allowed range.
 #pragma once
 
 #include <troupe/backend.hpp>
@@ -14,19 +14,19 @@
 
 namespace troupe::detail {
 
-/// Virtual devices of one process or host.
+/// Limit of virtual devices in one process or on one host.
 inline constexpr int most_virtual_devices = 1024;
-/// A device's launch queue has no more entries: behind a full one the device can stand still.
+/// Entries in a device's launch queue. Behind a full queue the device can hang.
 inline constexpr std::int64_t most_in_flight = 1024;
-// Far more than anything spins or pauses, and far less than a clock can count.
+// Far longer than any useful spin or pause, and far shorter than the range of a clock.
 inline constexpr std::chrono::microseconds longest_spin = std::chrono::hours{1};
 inline constexpr std::chrono::milliseconds longest_backoff = std::chrono::hours{24};
 inline constexpr std::chrono::milliseconds longest_keep = std::chrono::hours{24};
 
-/// Large sizes are all alike.
+/// Converts `x`; sizes above INT64_MAX become INT64_MAX.
 std::int64_t as_signed(std::size_t x) noexcept;
 
-/// In the largest unit that has a whole number: "3 s", "250 ms".
+/// Returns `x` in the largest unit that gives a whole number: "3 s", "250 ms".
 std::string text_of(std::chrono::nanoseconds x);
 
 /// @errors errc::invalid_argument: `value` is less than `least` or more than `most`
@@ -40,7 +40,7 @@ caf::error check_positive(std::string_view name, std::chrono::nanoseconds value)
 /// @errors errc::invalid_argument: `value` is negative
 caf::error check_not_negative(std::string_view name, std::chrono::nanoseconds value);
 
-/// @errors errc::invalid_argument, which names the one that is there twice
+/// @errors errc::invalid_argument, which names the duplicate
 caf::error check_distinct(std::span<const int> devices);
 
 /// @errors errc::invalid_argument, which names the member

@@ -1,11 +1,11 @@
-/// The lock of the order of all operations of the process (INV-6).
+/// The admission lock, which orders all operations of the process (INV-6).
 #pragma once
 
 #include <mutex>
 
 namespace troupe::detail {
 
-/// What is decided under it is seen by every later admission.
+/// Returns the admission lock. Every later admission sees what was decided under it.
 std::mutex& order_mutex() noexcept;
 
 } // namespace troupe::detail

@@ -5,8 +5,8 @@
 
 namespace troupe::detail {
 
-// A thread that tells another process something comes before a thread that hears from there what
-// followed from it. The thread sanitizer sees this process alone: these two show it that order.
+// A thread that sends something to another process happens before a thread that receives a result
+// of it. The thread sanitizer sees only this process; these two functions show it that order.
 
 inline std::atomic<std::uint64_t> told_other_processes{0};
 

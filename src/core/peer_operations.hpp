@@ -1,4 +1,4 @@
-/// What lanes do for the links between devices.
+/// Operations on the links between devices.
 #pragma once
 
 #include "core/device_state.hpp"
@@ -12,23 +12,22 @@
 
 namespace troupe::detail {
 
-/// What a device found out about others, and did for them.
+/// Findings of a device about its peers, and what it enabled for them.
 struct peer_findings {
   struct peer {
     bool can_access = false;
     caf::error enabled;  ///< why it could not enable access to the peer
-    caf::error admitted; ///< why it could not let the peer into its pool
+    caf::error admitted; ///< why it could not give the peer access to its pool
   };
 
   std::uint64_t generation = 0;
-  std::vector<peer> peers; ///< in the order in which they were asked for
+  std::vector<peer> peers; ///< in the order of the request
 };
 
-/// Enables access from a device to others, where it can, and lets them into its pool, where they
-/// can. To do it again changes nothing.
+/// Enables access from a device to others, and theirs to its pool, where possible. Idempotent.
 class connect_peers_operation final : public operation_of<peer_findings> {
 public:
-  /// `on_found` hears of the findings before the answer can be seen, on the lane.
+  /// `on_found` is called on the lane with the findings, before the answer is visible.
   connect_peers_operation(std::vector<int> peers,
                           std::function<void(const peer_findings&)> on_found);
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
@@ -43,12 +42,11 @@ private:
   std::function<void(const peer_findings&)> on_found_;
 };
 
-/// Over the link of the device whose lane has it, to or from the memory of another device. That one
-/// is in no part of it: its memory stays until this is over.
+/// A copy over the link of the device whose lane has it, to or from memory of another device. The
+/// other device has no part in it, but keeps its memory until this is over.
 class peer_copy_operation : public operation_of<nothing> {
 public:
-  /// `by` is the ordinal of `target` or of `source`; `times`: one after the other, for those who
-  /// measure.
+  /// `by`: ordinal of the device of `target` or `source`. `times`: how often to copy, to measure.
   peer_copy_operation(const any_gpu_ref& target, const any_gpu_ref& source, int by,
                       std::size_t times = 1);
 
@@ -58,13 +56,13 @@ public:
   caf::error on_failed_work(part& p, caf::error why) noexcept override;
   bool borrows_from(int device) const noexcept override { return device == lender_->ordinal(); }
 
-  /// When the lane began to issue it, and when it saw that it was done. Once it has succeeded.
+  /// When the lane began to issue it, and when the lane saw it done. Valid after success.
   clock::time_point issued_at() const noexcept { return issued_at_; }
   clock::time_point done_at() const noexcept { return done_at_; }
 
 protected:
   void on_submit() override;
-  /// A copy failed in a way that says something of the link.
+  /// Called when a copy failed because of the link.
   virtual void on_link_failed(const caf::error& why) noexcept { static_cast<void>(why); }
   std::size_t size() const noexcept { return size_; }
   device_state& lender() const noexcept { return *lender_; }
@@ -82,7 +80,7 @@ private:
   clock::time_point done_at_{};
 };
 
-/// `why` of a copy over a link as an error of the link, if it is one.
+/// Returns `why`, the error of a copy, as errc::link_failed if the link may be the cause.
 caf::error as_link_failure(const caf::error& why, int source_device, int target_device);
 
 } // namespace troupe::detail

@@ -11,7 +11,7 @@ caf::error brief(const caf::error& why) {
   if (!why)
     return why;
   auto x = failure_of(why);
-  if (!x) // then goes as one of the library's
+  if (!x) // sent as an error of this library
     x.emplace().detail = describe(why);
   if (x->detail.size() <= most_text)
     return why;

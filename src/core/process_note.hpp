@@ -1,4 +1,4 @@
-/// What processes tell each other of their own accord, by `backend::tell`: for whom it is.
+/// Notes that processes send each other unasked (`backend::tell`), and their kinds.
 #pragma once
 
 #include <caf/error.hpp>
@@ -11,7 +11,7 @@
 
 namespace troupe::detail {
 
-/// The first byte says it.
+/// The first byte of a note.
 enum class note_kind : std::uint8_t {
   program = 1, ///< `program_note`
   memory,      ///< `memory_note`
@@ -32,7 +32,7 @@ inline std::span<const std::byte> content_of(std::span<const std::byte> note) no
   return note.empty() ? note : note.subspan(1);
 }
 
-/// `why` with a text that fits into a note: it may be of another library.
+/// Returns `why` with a text short enough for a note; it may be an error of another library.
 caf::error brief(const caf::error& why);
 
 } // namespace troupe::detail

@@ -27,13 +27,13 @@ memory_range range_of(const any_gpu_ref& x) {
   return {&x, x.offset(), x.offset() + x.size_bytes(), x.count()};
 }
 
-/// The `i`-th of `n` equal parts.
+/// Returns the `i`-th of `n` equal parts.
 memory_range part_of(const memory_range& x, std::size_t i, std::size_t n) {
   auto size = (x.end - x.begin) / n;
   return {x.of, x.begin + i * size, x.begin + (i + 1) * size, x.count / n};
 }
 
-/// The sum of `counts`, or more than any buffer has.
+/// Returns the sum of `counts`, or SIZE_MAX, which no buffer has, on overflow.
 std::size_t sum_of(const std::vector<std::size_t>& counts) {
   std::size_t result = 0;
   for (auto x : counts)
@@ -44,7 +44,7 @@ std::size_t sum_of(const std::vector<std::size_t>& counts) {
 
 std::string elements(std::size_t count) { return std::to_string(count) + " elements"; }
 
-/// The factor in the type that it multiplies.
+/// Stores the factor in the type that it multiplies.
 template <class T> void store(std::array<std::byte, 8>& to, double x) {
   T value{};
   if constexpr (std::is_arithmetic_v<T>)
@@ -83,7 +83,7 @@ void store_factor(std::array<std::byte, 8>& to, dtype type, double x) {
   }
 }
 
-/// Whether an integer type holds `x` as it is.
+/// Returns whether an integer type represents `x` exactly; true for other types.
 bool representable(dtype type, double x) {
   auto whole = [x](double least, double beyond) {
     return x >= least && x < beyond && x == std::trunc(x);
@@ -108,17 +108,17 @@ bool representable(dtype type, double x) {
   }
 }
 
-/// Makes and checks the part of one rank.
+/// Makes and checks the calls of single ranks.
 class checker {
 public:
   checker(const char* verb, const collective_view& x, lanes_view lanes)
       : checker(verb, x, lanes, lanes.size()) {}
-  /// Of a request of rank `alone`.
+  /// For a request of rank `alone`.
   checker(const char* verb, const collective_view& x, lanes_view lanes, std::size_t alone)
       : verb_(verb), x_(x), lanes_(lanes), nobody_(alone) {}
 
   std::size_t size() const noexcept { return lanes_.size(); }
-  /// Whom to name where the request as a whole is wrong.
+  /// The rank to name in an error if the request as a whole is wrong.
   std::size_t nobody() const noexcept { return nobody_; }
 
   caf::error refuse(errc code, std::size_t rank, std::string detail) const {
@@ -128,7 +128,7 @@ public:
     why.detail = std::move(detail);
     if (rank < size()) {
       why.rank = static_cast<int>(rank);
-      if (lanes_[rank]) // else the rank is another process's
+      if (lanes_[rank]) // null: the rank is in another process
         why.device = lanes_[rank]->state().ordinal();
     }
     return make_error(std::move(why));
@@ -218,7 +218,7 @@ public:
       return refuse(errc::shape_mismatch, rank,
                     "a buffer of " + std::string{to_string(result.recv.of->type())} +
                         " beside one of " + std::string{to_string(call.type)});
-    const memory_range* wrong = nullptr; // the first that is not of the size that is meant
+    const memory_range* wrong = nullptr; // the first buffer of a wrong size
     std::size_t meant = 0;
     auto want = [&](const memory_range& r, std::size_t count) {
       if (wrong == nullptr && r && r.count != count) {
@@ -304,7 +304,7 @@ public:
     return {};
   }
 
-  /// The same in every rank's view of one collective.
+  /// Checks what must be the same in all ranks' calls of one collective.
   caf::error compare(const rank_call& a, const rank_call& b) const {
     if (a.call.type != b.call.type)
       return refuse(errc::shape_mismatch, b.rank,
@@ -419,7 +419,7 @@ caf::expected<std::vector<rank_call>> message_calls(const checker& check, const 
   return result;
 }
 
-/// Who has a handle for its `send` or `recv` in a collective over n ranks.
+/// The ranks that have a handle for `send` or `recv` in a collective over n ranks.
 enum class holders : std::uint8_t { none, all, all_or_none, root };
 
 struct handle_rule {
@@ -573,7 +573,7 @@ caf::expected<rank_call> rank_call_of(const char* verb, const collective_view& x
 }
 
 namespace {
-/// All but the kind.
+/// Compares all but the kind.
 bool same_shape(const collective_call& a, const collective_call& b) noexcept {
   return a.what == collective_kind::barrier ||
          (a.type == b.type && a.count == b.count && a.op == b.op &&
@@ -679,7 +679,7 @@ bool has_symmetric_form(const collective_call& x) noexcept {
   }
 }
 
-/// Is one buffer of an all_gather or reduce_scatter the rank's part of the other?
+/// Returns whether one buffer of an all_gather or reduce_scatter is the rank's part of the other.
 bool is_in_place(const rank_call& x) noexcept {
   auto part = x.rank * x.call.count * size_of(x.call.type);
   auto* send = static_cast<const std::byte*>(x.call.send);

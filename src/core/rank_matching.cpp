@@ -19,7 +19,7 @@ std::uint64_t joint_entry::made_in() const noexcept {
 }
 
 std::size_t call_line::place_of(std::uint64_t number) const noexcept {
-  if (open_.size() == end_ - first_) // one each
+  if (open_.size() == end_ - first_) // one number for each entry
     return number - first_;
   auto after = std::ranges::upper_bound(open_, number, {}, &joint_entry::number);
   return static_cast<std::size_t>(after - open_.begin()) - 1;
@@ -30,7 +30,7 @@ const joint_entry* call_line::next_of(std::size_t caller, std::size_t before) co
   return number < end_ ? &open_[place_of(number)] : nullptr;
 }
 
-/// There is one more operation, in which the ranks that are left out have no part.
+/// Begins one more operation, in which the ranks that are left out have no part.
 void call_line::begin_next() {
   ++end_;
   open_.back().calls += left_out_.size();
@@ -52,7 +52,7 @@ void call_line::take(std::size_t caller, const std::shared_ptr<collective_operat
   count_next_of(caller);
 }
 
-/// However many there are one after the other: they take the memory of one.
+/// Refused calls in a row share one entry, so any number of them takes the memory of one.
 void call_line::refuse(std::size_t caller, refused_call x) {
   auto* last = open_.empty() ? nullptr : &open_.back();
   if (last == nullptr || !last->refusal || last->refused_by != caller ||
@@ -114,7 +114,7 @@ bool rank_matching::handed_in(std::size_t rank, rank_set absent,
                               std::span<const std::byte> lines) noexcept {
   auto& own = desks_[rank];
   own.lines.store(lines.data(), std::memory_order_relaxed);
-  // Of two that come at once, one at least sees the other.
+  // If two ranks come at once, at least one of them sees the other.
   auto calls = own.calls.fetch_add(1) + 1;
   for (std::size_t i = 0; i < desks_.size(); ++i)
     if (desks_[i].calls.load() < calls && !absent.contains(i))
@@ -175,7 +175,7 @@ void rank_matching::leave_out(rank_set absent) {
       ends = ends.with(1);
     line.leave_out(ends);
   }
-  for (std::size_t i = 0; i < desks_.size(); ++i) // who is back has handed in as many as are made
+  for (std::size_t i = 0; i < desks_.size(); ++i) // a returning rank counts as up to date
     if (before.contains(i) && !absent.contains(i))
       desks_[i].calls.store(collectives_.made(i));
 }

@@ -1,4 +1,4 @@
-/// Which rank-local calls of a world make one operation together.
+/// Matches rank-local calls of a world: which of them make one operation together.
 #pragma once
 
 #include "core/rank_call.hpp"
@@ -27,64 +27,64 @@ class rank_request;
 struct part;
 struct use;
 
-/// A rank's call that was refused before any other rank had made its own: for these it ended as it
-/// did for this one.
+/// A rank's call that was refused before any other rank had made its matching call. The matching
+/// calls end in the same way.
 struct refused_call {
   caf::error why;
   std::uint64_t made_in = 0; ///< the world's membership then
 };
 
-/// Calls that belong together.
+/// Calls that belong together, or several refused ones in a row.
 struct joint_entry {
   std::shared_ptr<collective_operation> op;    ///< null: the first of them was refused
-  std::shared_ptr<const refused_call> refusal; ///< then
-  std::size_t refused_by = 0;                  ///< the caller of that one
-  std::uint64_t number = 0;                    ///< of the operation; of the first, if it is several
-  std::size_t calls = 0;                       ///< made, or not waited for
+  std::shared_ptr<const refused_call> refusal; ///< set if `op` is null
+  std::size_t refused_by = 0;                  ///< the caller of the refused call
+  std::uint64_t number = 0; ///< of the operation; of the first, if there are several
+  std::size_t calls = 0;    ///< made, or not waited for
 
-  /// Why its calls are not done, and will not be; none if they may.
+  /// Returns why its calls will not be done; none if they may.
   caf::error why_ended() const;
-  /// The world's membership when the first of its calls was made.
+  /// Returns the world's membership when the first of its calls was made.
   std::uint64_t made_in() const noexcept;
 };
 
-/// A sequence of calls of some callers: their k-th ones belong together, but for those that are
-/// left out meanwhile.
-/// @thread under the lock of the order
+/// A queue of calls. The k-th calls of its callers belong together, except those of callers that
+/// are left out at that time.
+/// @thread under the admission lock
 class call_line {
 public:
   explicit call_line(std::size_t callers) : next_(callers, 0) {}
 
-  /// What the next call of `caller`, or the one after `before` others, belongs to; null if no
-  /// caller has made its part of it yet. Until this changes.
+  /// Returns what the next call of `caller`, or the one after `before` more, belongs to. Null if no
+  /// other caller has made its call of it yet. Valid until this changes.
   const joint_entry* next_of(std::size_t caller, std::size_t before = 0) const;
   bool empty() const noexcept { return open_.empty(); }
-  /// How many calls `caller` has made that wait for somebody's.
+  /// Returns how many calls of `caller` wait for calls of others.
   std::size_t ahead(std::size_t caller) const noexcept { return next_[caller] - first_; }
-  /// How many calls of others wait for one of `caller`.
+  /// Returns how many calls of others wait for one of `caller`.
   std::size_t awaited(std::size_t caller) const noexcept { return end_ - next_[caller]; }
-  /// Does the first operation that lacks calls lack one of `caller`?
+  /// Returns whether the first operation that lacks calls lacks one of `caller`.
   bool lacks(std::size_t caller) const noexcept {
     return !open_.empty() && next_[caller] < end_of(0);
   }
   std::size_t callers() const noexcept { return next_.size(); }
   rank_set left_out() const noexcept { return left_out_; }
-  /// How many calls `caller` has made, or was not waited for.
+  /// Returns how many calls `caller` has made, or was not waited for.
   std::uint64_t made(std::size_t caller) const noexcept { return next_[caller]; }
-  /// The next call of `caller` is made, a part of `op` if no other's is there yet.
+  /// Counts the next call of `caller`, which belongs to `op` if no other caller's is there yet.
   void take(std::size_t caller, const std::shared_ptr<collective_operation>& op);
-  /// The next call of `caller` was refused, where no other's is there yet.
+  /// Counts the next call of `caller` as refused. No other caller has made its call yet.
   void refuse(std::size_t caller, refused_call x);
-  /// The next call of everybody is made; before it nobody's was missing.
+  /// Counts the next call of every caller. Before it, no calls may be missing.
   void take_of_all() noexcept;
-  /// From now on `callers` are not waited for; the others of whom that was said before are again,
-  /// from the next operation on.
+  /// From now on, `callers` are not waited for. Callers that were left out before and are not in
+  /// `callers` are waited for again, from the next operation on.
   void leave_out(rank_set callers);
-  /// No call comes any more: gives away the operations that still lack some.
+  /// Moves the operations that still lack calls to `to`, because no call comes any more.
   void give_away(std::vector<std::shared_ptr<collective_operation>>& to);
 
 private:
-  /// The number after those of `open_[i]`.
+  /// Returns the number after those of `open_[i]`.
   std::uint64_t end_of(std::size_t i) const noexcept {
     return i + 1 < open_.size() ? open_[i + 1].number : end_;
   }
@@ -93,15 +93,15 @@ private:
   void begin_next();
   void forget_complete();
 
-  std::deque<joint_entry> open_; // a rank's call is missing; in the order of their numbers
+  std::deque<joint_entry> open_; // a rank's call is missing; by number
   std::uint64_t first_ = 0;      // the number of open_[0]
-  std::uint64_t end_ = 0;        // the number after the last one's
+  std::uint64_t end_ = 0;        // the number after the last one
   std::vector<std::uint64_t> next_;
   rank_set left_out_;
 };
 
-/// Where the lines lie that an operation of all ranks changes when it gets its place. It may be
-/// gone: nobody looks into it. @thread any
+/// Addresses of the cache lines that an operation of all ranks changes when it is admitted. It may
+/// be destroyed already: they are only prefetched. @thread any
 struct alignas(64) place_lines {
   std::atomic<const collective_operation*> of{nullptr};
   std::atomic<const part*> parts{nullptr};
@@ -110,7 +110,7 @@ struct alignas(64) place_lines {
   std::atomic<const void*> requests{nullptr};
 };
 
-/// What a rank's call is of those that belong together.
+/// One rank's end of a call, by which calls are matched.
 struct rank_end {
   std::size_t rank = 0;
   collective_kind what = collective_kind::barrier;
@@ -118,77 +118,75 @@ struct rank_end {
 
   rank_end(std::size_t of, collective_kind kind, std::size_t other) noexcept
       : rank(of), what(kind), peer(other) {}
-  // NOLINTNEXTLINE(google-explicit-constructor): a call is one
+  // NOLINTNEXTLINE(google-explicit-constructor): a call is such an end
   rank_end(const rank_call& x) noexcept
       : rank(x.rank), what(x.call.what), peer(static_cast<std::size_t>(x.call.peer)) {}
 
   bool is_message() const noexcept { return troupe::is_message(what); }
-  /// From which rank to which.
+  /// Returns the sending and the receiving rank.
   std::pair<std::size_t, std::size_t> ends() const noexcept {
     return what == collective_kind::send ? std::pair{rank, peer} : std::pair{peer, rank};
   }
 };
 
-/// The k-th collective call of each rank; for two ranks the k-th send from one to the other, and
-/// the k-th call there that receives from it.
+/// Matches the k-th collective calls of all ranks. For two ranks, matches the k-th send of one to
+/// the other with the k-th recv there from it.
 class rank_matching {
 public:
   explicit rank_matching(std::size_t ranks)
       : spare_requests(ranks), collectives_(ranks), desks_(ranks), call_sides_(ranks) {}
 
-  /// For the next collective call of each rank, and the operation that they make: that is taken
-  /// under the lock of the order.
+  /// Made in advance: each rank's next collective request, and the operation that these make.
+  /// `spare_joint` is taken under the admission lock.
   std::vector<spare<rank_request>> spare_requests;
   spare<collective_operation> spare_joint;
-  place_lines joint_lines; ///< of that
+  place_lines joint_lines; ///< of `spare_joint`
 
-  // Without the lock.
+  // Without the admission lock.
 
-  /// A thread makes a call of `rank`: the rank's calls are its, as far as is known.
+  /// Notes that this thread makes the calls of `rank`, as far as is known.
   void note_caller(std::size_t rank) noexcept {
     auto& caller = call_sides_[rank].caller;
     if (auto self = std::this_thread::get_id(); caller.load(std::memory_order_relaxed) != self)
       caller.store(self, std::memory_order_relaxed);
   }
-  /// Who makes the calls of `rank`, seen from this thread?
+  /// Returns which threads make the calls of `rank`, seen from this thread.
   room_maker maker_of(std::size_t rank) const noexcept;
-  /// Takes one of the collective calls that `rank` may make without a look at its queues. False:
-  /// there is none left.
+  /// Takes one of the collective calls that `rank` may make unchecked. False: none is left.
   bool take_credit(std::size_t rank) noexcept {
     return call_sides_[rank].credit.fetch_sub(1, std::memory_order_relaxed) > 0;
   }
-  /// There is room for so many more calls.
+  /// Sets for how many more calls there is room.
   void set_credit(std::size_t rank, std::size_t calls) noexcept {
     call_sides_[rank].credit.store(static_cast<int>(std::min(calls, most_credit)),
                                    std::memory_order_relaxed);
   }
-  /// A collective call of `rank` was handed in, for the world without `absent`: have all others
-  /// handed in as many? Then brings into the cache what placing their last ones takes; of this one
-  /// that is `lines`.
+  /// Notes that a collective call of `rank` was enqueued, for the world without `absent`. If all
+  /// other ranks have enqueued as many, prefetches what admitting their last calls needs, and
+  /// returns true. `lines`: that memory of this call.
   bool handed_in(std::size_t rank, rank_set absent, std::span<const std::byte> lines) noexcept;
-  /// It was refused, and does not count.
+  /// Undoes `handed_in`: the call was refused and does not count.
   void refused(std::size_t rank) noexcept;
 
-  // Under the lock of the order.
+  // Under the admission lock.
 
-  /// An earlier call of `rank` was not handed in and counts, or will never be made.
+  /// Adds to the rank's counter a call that counts but was not enqueued, or never will be made.
   void passed_over(const rank_end& of) noexcept;
-  /// A call was refused that counts, in a world of this membership. Returns the operation that it
-  /// would have been a part of: it is to fail; null if no other call of it is there.
+  /// Counts a refused call, in a world of this membership. Returns the operation that it would
+  /// belong to, which the caller must fail. Null if no other call of it is there.
   std::shared_ptr<collective_operation> count_refused(const rank_end& of, const caf::error& why,
                                                       std::uint64_t membership);
-  /// Who makes the calls that the first open operation of the line of `of` lacks, seen from this
-  /// thread?
+  /// As `maker_of`, for the calls that the first open operation in the queue of `of` lacks.
   room_maker maker_of_missing(const rank_end& of);
-  /// The world is without `absent`, from the next operation on.
+  /// Leaves out `absent`, from the next operation on.
   void leave_out(rank_set absent);
   call_line& line_of(const rank_end& of);
   call_line& collectives() noexcept { return collectives_; }
-  /// Does a collective lack somebody's call?
+  /// Returns whether a collective lacks a call.
   bool waits_for_calls() const noexcept { return !collectives_.empty(); }
   /// As `call_line::give_away`.
   std::vector<std::shared_ptr<collective_operation>> give_away();
-  /// The caller in that line.
+  /// Returns the caller's index in the queue of `of`.
   static std::size_t caller_of(const rank_end& of) noexcept;
 
 private:
@@ -197,16 +195,16 @@ private:
 
   struct desk {
     std::atomic<std::uint64_t> calls{0};
-    std::atomic<const std::byte*> lines{nullptr}; // of the last one, which may be gone
+    std::atomic<const std::byte*> lines{nullptr}; // of the last call, which may be destroyed
   };
-  struct alignas(64) call_side {           // its caller's alone, most of the time
+  struct alignas(64) call_side {           // used by one thread, most of the time
     std::atomic<std::thread::id> caller{}; // of the last call
     std::atomic<int> credit{0};
   };
 
-  std::vector<desk> desks_; // for collective calls of each rank
+  std::vector<desk> desks_; // counts collective calls, by rank
   std::vector<call_side> call_sides_;
-  std::map<std::pair<std::size_t, std::size_t>, call_line> messages_; // from, to
+  std::map<std::pair<std::size_t, std::size_t>, call_line> messages_; // by (from, to)
 };
 
 } // namespace troupe::detail

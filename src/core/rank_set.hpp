@@ -1,4 +1,4 @@
-/// Some of a world's ranks.
+/// A set of ranks of a world.
 #pragma once
 
 #include <bit>
@@ -7,7 +7,7 @@
 
 namespace troupe::detail {
 
-/// At most `most` ranks; a world of more has only empty ones.
+/// Holds ranks below `most`. A larger world uses only empty sets.
 class rank_set {
 public:
   static constexpr std::size_t most = 64;
@@ -18,7 +18,7 @@ public:
     return rank_set{std::uint64_t{1} << rank};
   }
 
-  /// The first `number` ranks, or none if these are too many.
+  /// Returns the first `number` ranks, or an empty set if these are more than `most`.
   static constexpr rank_set all(std::size_t number) noexcept {
     if (number > most)
       return {};
@@ -37,11 +37,11 @@ public:
   constexpr std::size_t size() const noexcept {
     return static_cast<std::size_t>(std::popcount(bits_));
   }
-  /// How many of them are lower than `rank`.
+  /// Returns how many ranks of the set are lower than `rank`.
   constexpr std::size_t below(std::size_t rank) const noexcept {
     return rank < most ? rank_set{bits_ & (of(rank).bits_ - 1)}.size() : size();
   }
-  /// The lowest one; it is not empty.
+  /// Returns the lowest rank. The set is not empty.
   constexpr std::size_t first() const noexcept {
     return static_cast<std::size_t>(std::countr_zero(bits_));
   }

@@ -22,7 +22,7 @@ namespace {
 template <class T> struct arithmetic;
 
 template <std::integral T> struct arithmetic<T> {
-  // At least `unsigned`: what is shorter would become an `int`, which must not overflow.
+  // At least `unsigned`: a shorter type would be promoted to `int`, which must not overflow.
   using value = std::common_type_t<std::make_unsigned_t<T>, unsigned>;
   static value load(T x) noexcept { return static_cast<value>(x); }
   static T store(value x) noexcept { return static_cast<T>(x); }
@@ -47,7 +47,7 @@ template <> struct arithmetic<float8_e5m2> : narrow_arithmetic<float8_e5m2, floa
 
 template <class T> using value_of = typename arithmetic<T>::value;
 
-/// The lesser of two elements; -0 is less than +0, and a NaN is taken only if both are. No
+/// Returns the lesser of two elements. -0 is less than +0, and a NaN is taken only if both are. No
 /// short-circuit, so that it vectorizes.
 template <class T> T lesser(T a, T b) noexcept {
   if constexpr (std::integral<T>)
@@ -71,8 +71,8 @@ template <class T> T greater(T a, T b) noexcept {
   }
 }
 
-/// Calls `f(i)` for all i < count, most of them in loops of a fixed length: compilers vectorize
-/// those also where they weigh size against speed.
+/// Calls `f(i)` for all i < count, most of them in loops of a fixed length, which compilers
+/// vectorize even if they weigh size against speed.
 template <class F> void for_each_index(std::size_t count, F f) noexcept {
   constexpr std::size_t length = 256;
   std::size_t i = 0;
@@ -179,8 +179,7 @@ void finish_average(dtype type, void* data, std::size_t count, int ranks) noexce
 void reduce(dtype type, reduce_op op, std::span<const void* const> inputs,
             std::span<void* const> outputs, std::size_t count,
             std::span<const void* const> factors) noexcept {
-  // Blocks that stay in the first-level cache; results go to memory of their own first, since an
-  // output may be an input.
+  // Blocks that fit into the L1 cache. Results go to other memory first: an output may be an input.
   constexpr std::size_t block_bytes = 8192;
   alignas(64) std::array<std::byte, block_bytes> result;
   alignas(64) std::array<std::byte, block_bytes> prepared;

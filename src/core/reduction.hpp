@@ -1,7 +1,7 @@
 /// The arithmetic of collectives on the CPU, as `reduce_op` defines it and as NCCL's ring and tree
-/// kernels do it: every step in the element's type. So it gives what two GPUs give, and, where each
-/// partial result is representable, what any number of GPUs gives; else it differs by the roundings
-/// of the steps.
+/// kernels do it: every step is in the element's type. So the result is that of two GPUs. It is
+/// also that of any number of GPUs if each partial result is representable; otherwise it differs by
+/// the roundings of the steps.
 #pragma once
 
 #include <troupe/dtype.hpp>
@@ -19,7 +19,7 @@ void reduce_into(dtype type, reduce_op op, void* accumulator, const void* operan
 
 /// The part of `premul_sum` before the sum: data[i] = data[i] * factor, rounded to the type;
 /// integers wrap.
-/// @shape  data: `count` elements, aligned to their type; factor: one element, wherever it lies
+/// @shape  data: `count` elements, aligned to their type; factor: one element, of any alignment
 /// @source NCCL 2.28.9, `FuncPreMulSum` in src/device/reduce_kernel.h
 void scale(dtype type, void* data, std::size_t count, const void* factor) noexcept;
 
@@ -38,7 +38,7 @@ void finish_average(dtype type, void* data, std::size_t count, int ranks) noexce
 /// out[i] = op over all inputs, in their order, of input[i], for every output.
 /// @shape  inputs: at least one; inputs and outputs: `count` elements each, aligned to their type;
 ///         an output may be one of the inputs, and overlaps nothing else. factors: of `premul_sum`,
-///         one element for each input, wherever it lies
+///         one element for each input, of any alignment
 void reduce(dtype type, reduce_op op, std::span<const void* const> inputs,
             std::span<void* const> outputs, std::size_t count,
             std::span<const void* const> factors = {}) noexcept;

@@ -31,7 +31,7 @@ private:
   std::atomic<std::size_t> count_{0};
 };
 
-/// Of all lanes of the process.
+/// The settled operations of all lanes of the process.
 extern retired_operations& process_retired;
 
 } // namespace troupe::detail

@@ -9,7 +9,7 @@ room_choice choose_room(room_policy wanted) noexcept {
                      : room_choice{false, queue_bound::second};
 }
 
-room_signal& process_room = *new room_signal; // for threads that outlive everything else, too
+room_signal& process_room = *new room_signal; // never destroyed: threads may outlive static objects
 
 void room_signal::wake() noexcept {
   std::lock_guard lock{mutex_};
@@ -19,14 +19,14 @@ void room_signal::wake() noexcept {
 
 room_signal::watch::watch(room_signal& on) noexcept : on_(on) {
   std::lock_guard lock{on_.mutex_};
-  on_.waiting_.fetch_add(1); // before what it looks at
+  on_.waiting_.fetch_add(1); // before the caller looks for room
   seen_ = on_.count_;
 }
 
 room_signal::watch::~watch() { on_.waiting_.fetch_sub(1); }
 
 void room_signal::watch::wait(clock::time_point until) noexcept {
-  constexpr std::chrono::milliseconds missed{1}; // at most so late for one that was missed
+  constexpr std::chrono::milliseconds missed{1}; // longest delay after a missed notify
   std::unique_lock lock{on_.mutex_};
   on_.changed_.wait_until(lock, std::min(until, clock::now() + missed),
                           [this] { return on_.count_ != seen_; });

@@ -16,10 +16,10 @@
 
 namespace troupe::detail {
 
-/// Up to which of its two bounds a request may fill a queue.
+/// The bound up to which a request may fill a queue.
 enum class queue_bound : std::uint8_t { first, second };
 
-/// A caller that must not block may fill a queue up to so many times its first bound.
+/// A caller that must not block may fill a queue up to this many times its first bound.
 inline constexpr std::size_t second_bound_factor = 16;
 
 inline std::size_t limit_of(std::size_t first, queue_bound x) noexcept {
@@ -34,11 +34,11 @@ struct room_choice {
   queue_bound bound = queue_bound::first;
 };
 
-/// Of a request that is made on this thread: one that may block waits; an actor, a callback and a
-/// lane may go on to the second bound.
+/// Returns the choice for a request of this thread. A thread that may block waits; an actor, a
+/// callback and a lane may go up to the second bound.
 room_choice choose_room(room_policy wanted) noexcept;
 
-/// Which threads have to do something before there is room.
+/// The threads that must act before there is room.
 enum class room_maker : std::uint8_t {
   others,  ///< lanes, or other threads
   unknown, ///< a thread that has not been seen yet
@@ -52,8 +52,8 @@ inline constexpr std::chrono::nanoseconds first_call_patience = std::chrono::sec
 /// @thread any
 class room_signal {
 public:
-  /// There may be room. Cheap while no caller waits, and so without a fence: a caller that begins
-  /// to wait at this moment may miss it, and looks again by itself.
+  /// Wakes callers, because there may be room. Cheap while no caller waits, and so without a fence:
+  /// a caller that begins to wait at this moment may miss it, and looks again by itself.
   void notify() noexcept {
     if (waiting_.load(std::memory_order_relaxed) != 0)
       wake();
@@ -85,11 +85,11 @@ private:
 
 extern room_signal& process_room;
 
-/// The answer to a request that found no room before its deadline, where `full` said why.
+/// Returns the error of a request that found no room before its deadline, because of `full`.
 caf::error too_late_for_room(const caf::error& full);
 
-/// Calls `attempt` until it returns another error than errc::overloaded, or none; where `how` says
-/// so, again whenever there may be room. `maker` returns which threads have to make it.
+/// Calls `attempt`. If the result is errc::overloaded and `how` waits, calls it again whenever
+/// there may be room. `maker` returns which threads have to make room.
 template <class Attempt, class Maker>
 caf::error find_room(room_choice how, clock::time_point deadline, Attempt attempt, Maker maker) {
   auto error = attempt();

@@ -20,12 +20,12 @@ namespace troupe::detail {
 
 namespace {
 
-/// What a lane or a background job may still need when everything ends.
+/// How long lanes and background jobs may take to end when the runtime closes.
 constexpr std::chrono::seconds end_patience{5};
-/// The same when the devices are lost: what is left of the work is to find that out.
+/// The same after the devices were lost: what still runs only has to find that out.
 constexpr std::chrono::milliseconds lost_patience{500};
 
-/// Staging goes in quarters of it.
+/// Staging uses the memory in quarters.
 constexpr std::size_t least_staging_bytes = 4096;
 
 std::uint64_t random_node() {
@@ -54,7 +54,7 @@ struct background::shared {
   std::condition_variable idle;
   std::condition_variable for_spare;
   std::deque<std::function<void()>> waiting;
-  std::size_t running = 0; ///< with those that wait
+  std::size_t running = 0; ///< and waiting
   bool over = false;
 
   void work(std::unique_lock<std::mutex>& lock) {
@@ -82,8 +82,8 @@ struct background::shared {
   }
 };
 
-/// A thread is there from the start, for when no other can be had. Without it a job could wait for
-/// good.
+/// Starts a thread in advance, for when no other can be started. Without it a job could wait for
+/// ever.
 /// @throws std::system_error
 background::background() {
   auto state = std::make_shared<shared>();
@@ -107,15 +107,15 @@ void background::run(std::function<void()> job) {
     state->work(lock);
   };
   if (start_detached_thread(work, "in the background"))
-    shared_->for_spare.notify_one(); // it waits for the first one that is free
+    shared_->for_spare.notify_one(); // the job waits for the first free thread
 }
 
 // -- runtime
 
-/// Those who bring notes pass it; none of them may be the last one to let go of the runtime.
+/// Guards the runtime for threads that deliver notes: none of them may drop the last reference.
 struct runtime::note_gate {
   std::shared_mutex mutex;
-  runtime* owner = nullptr; ///< null: it has closed
+  runtime* owner = nullptr; ///< null: the runtime has closed
 };
 
 runtime::runtime(std::shared_ptr<troupe::backend> backend, const lane_options& options,
@@ -151,10 +151,10 @@ void runtime::close() noexcept {
   if (stuck) {
     log(log_level::error, "a thread is stuck in a call and was given up");
     if (auto self = weak_from_this().lock())
-      keep_forever(std::move(self)); // the thread may come back
+      keep_forever(std::move(self)); // the stuck thread may come back
     return;
   }
-  // Whoever drops the last handle to this may be on its thread.
+  // Not in the destructor: the last handle to this may be dropped on the timekeeper's thread.
   keeper_.stop();
 }
 
@@ -200,7 +200,7 @@ caf::expected<std::shared_ptr<lane>> runtime::lane_of(int ordinal) {
     auto options = options_;
     if ((*device)->is_remote() && options.completion == completion_strategy::host_func)
       options.completion =
-          completion_strategy::event_poll; // no function of this process runs there
+          completion_strategy::event_poll; // host functions of this process do not run there
     s.worker = std::make_shared<lane>(std::move(state), std::move(*device), options, *this);
     if (auto error = s.worker->start()) {
       s.worker.reset();
@@ -288,7 +288,7 @@ void runtime::fail_users_of(int ordinal, const caf::error& why, bool only_with_m
 
 std::shared_ptr<operation_of<std::uint64_t>> runtime::reset(int ordinal,
                                                             clock::time_point deadline) {
-  // A request that no lane sees: it is answered by the next generation, or by its deadline.
+  // No lane sees this request: the next generation answers it, or its deadline.
   auto answer = std::make_shared<operation_of<std::uint64_t>>("reset", 0);
   answer->deadline = deadline;
   auto worker = lane_of(ordinal);
@@ -303,8 +303,8 @@ std::shared_ptr<operation_of<std::uint64_t>> runtime::reset(int ordinal,
   reason.generation = state.generation();
   reason.detail = "reset requested";
   auto why = make_error(std::move(reason));
-  admission_->place_handed_in(); // what was there before, fails with the others
-  std::uint64_t generation = 0;  // that ends
+  admission_->place_handed_in(); // earlier calls fail with the others
+  std::uint64_t generation = 0;  // the one that ends
   {
     std::lock_guard lock{order_mutex()};
     auto refuse = [&](errc code, std::string detail) {
@@ -364,7 +364,7 @@ void runtime::watch_reset(const std::shared_ptr<lane>& worker, std::uint64_t gen
           return;
         if (auto x = of.lock())
           owner->keeper_.remove(*x);
-        // Not on the thread that answers: a watcher must not come back to its device.
+        // Not on the thread that answers: a watcher must not call its device.
         owner->keeper_.call_at(clock::now(), [state, watch] {
           if (auto device = state.lock())
             device->unwatch(watch);
@@ -380,7 +380,7 @@ void runtime::shut_down(int ordinal, const caf::error& why) {
   }
   if (!worker)
     return;
-  admission_->place_handed_in(); // what was there before, fails with the others
+  admission_->place_handed_in(); // earlier calls fail with the others
   {
     std::lock_guard lock{order_mutex()};
     worker->state().close(device_phase::shut_down, why);
@@ -419,13 +419,13 @@ caf::error runtime::on_fault(lane& where, const caf::error& why) noexcept {
 }
 
 caf::error runtime::end_with_fault(const std::string& seen, const caf::error& why) noexcept {
-  // Only what was in flight can have caused it; with more than one device, nobody knows.
+  // Only work in flight can have caused it. With several devices at work, the origin is unknown.
   auto origin = failure_of(why).value_or(failure{});
   std::vector<int> busy;
   for (auto& x : lanes())
     if (x->at_work() || x->state().acquired() != 0) // a user's stream may be at work
       busy.push_back(x->state().ordinal());
-  origin.code = errc::device_fault; // also where only an event could not be had
+  origin.code = errc::device_fault; // also if only an event could not be recorded
   origin.device = busy.size() == 1 ? busy.front() : -1;
   if (busy.size() != 1) {
     origin.detail += origin.detail.empty() ? "" : "; ";
@@ -438,7 +438,7 @@ caf::error runtime::end_with_fault(const std::string& seen, const caf::error& wh
 caf::error runtime::end_everything(const caf::error& why) noexcept {
   auto all = lanes();
   {
-    // Whoever comes later answers with the cause at once: by then no handle is good any more.
+    // A later caller returns the cause at once: by then all handles must be stale.
     std::lock_guard lock{end_mutex_};
     if (ended_)
       return end_cause_;
@@ -472,7 +472,7 @@ void runtime::on_device_failed(lane& where, const caf::error& why) noexcept {
 
 void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
   auto& state = where.state();
-  admission_->place_handed_in(); // what was there before, fails with the others
+  admission_->place_handed_in(); // earlier calls fail with the others
   bool is_news = false;
   {
     std::lock_guard lock{order_mutex()};
@@ -481,11 +481,11 @@ void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
     if (is_news)
       state.close(device_phase::resetting, why);
     else if (phase != device_phase::resetting)
-      return; // it is not up, or ends
+      return; // not ready yet, or ended
   }
   if (is_news)
     log(log_level::warning, "device " + std::to_string(state.ordinal()) + " is lost", why);
-  const auto users = users_of(state.ordinal(), false); // who comes from now on waits for its return
+  const auto users = users_of(state.ordinal(), false); // later requests wait for the device
   recorder_.on_end(why);
   std::vector<std::pair<std::shared_ptr<void>, std::function<void(int, const caf::error&)>>>
       watchers;
@@ -496,7 +496,7 @@ void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
       if (auto alive = who.lock())
         watchers.emplace_back(std::move(alive), f);
   }
-  for (auto& [who, f] : watchers) // first: the lane drops what has failed
+  for (auto& [who, f] : watchers) // before the operations fail: the lane drops failed ones
     f(state.ordinal(), why);
   memory_.drop_stale(why);
   for (auto& x : users)
@@ -506,7 +506,7 @@ void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
     slots_[static_cast<std::size_t>(state.ordinal())].reset_wanted = false;
   }
   where.request_revival();
-  admission_->go_on_soon(); // what waits may be for ranks that are gone
+  admission_->go_on_soon(); // held requests may need ranks that are gone
 }
 
 void runtime::watch_losses(std::weak_ptr<void> who, std::function<void(int, const caf::error&)> f) {

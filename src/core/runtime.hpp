@@ -1,5 +1,5 @@
 /// The data side of one actor system: its devices' lanes, the one order of all operations, the
-/// timekeeper, and threads for what blocks. Knows no actor.
+/// timekeeper, and threads for blocking work. It knows no actors.
 #pragma once
 
 #include "core/admission.hpp"
@@ -23,14 +23,14 @@
 
 namespace troupe::detail {
 
-/// Threads for work that blocks for long (building and ending communicators); one per job, since
-/// such jobs are rare and one that is stuck must not hold up another.
+/// Threads for work that blocks for a long time (building and ending communicators). Each job has
+/// its own thread: such jobs are rare, and a stuck one must not hold up another.
 class background {
 public:
   background();
 
   void run(std::function<void()> job);
-  /// Waits until no job runs; false if that was not so in time.
+  /// Waits until no job runs. Returns false if the limit came first.
   bool wait_idle(fair_limit& limit) noexcept;
 
 private:
@@ -44,7 +44,7 @@ public:
           flight_record_options record = {});
   ~runtime() override;
 
-  /// Answers everything and ends all lanes; what is stuck is given up, and keeps what it needs.
+  /// Answers all requests and ends all lanes. Stuck threads are abandoned, and keep what they need.
   void close() noexcept;
 
   troupe::backend& backend() const noexcept { return *backend_; }
@@ -53,56 +53,56 @@ public:
   background& workers() noexcept { return workers_; }
   flight_recorder& recorder() noexcept { return recorder_; }
   memory_exchange& memory() noexcept { return memory_; }
-  /// Names this actor system's devices in tokens.
+  /// Identifies the devices of this actor system in tokens.
   std::uint64_t node() const noexcept { return node_; }
 
-  /// The lane of a device; starts it at the first call.
+  /// Returns the lane of a device, and starts it at the first call.
   /// @errors errc::invalid_argument: no such ordinal; errc::unavailable
   caf::expected<std::shared_ptr<lane>> lane_of(int ordinal);
-  /// The same for several; none is started if one of them does not exist.
+  /// The same for several devices; if one of them does not exist, none is started.
   caf::expected<std::vector<std::shared_ptr<lane>>> lanes_of(std::span<const int> ordinals);
-  /// Those that were started, in the order of their devices.
+  /// Returns the lanes that were started, in the order of their devices.
   std::vector<std::shared_ptr<lane>> lanes();
 
   /// Admits `op`; a refusal becomes its answer. May block, as `room` says.
   void start(const std::shared_ptr<operation>& op, room_policy room = room_policy::wait);
-  /// The same for what a user asked for.
+  /// The same for a user's request.
   void start(const std::shared_ptr<operation>& op, const request_options& options);
   admission& gate() noexcept { return *admission_; }
 
-  /// Ends the device's life and begins another (INV-8). Answers when the next generation is there.
+  /// Begins the next generation of the device (INV-8). Answers when that is ready.
   std::shared_ptr<operation_of<std::uint64_t>> reset(int ordinal, clock::time_point deadline);
-  /// Ends the device for good.
+  /// Shuts the device down; it has no next generation.
   void shut_down(int ordinal, const caf::error& why);
 
-  /// The answer of `op` goes to a mailbox, and so comes before the actors end.
+  /// Notes that the answer of `op` goes to a mailbox, so that it comes before the actors end.
   void reply_to_actor(operation& op) noexcept;
-  /// The root of the actors begins and ends: with the last handle that somebody has, and anew with
-  /// the next one. With the last root that is there, all that goes to mailboxes is answered.
+  /// Called when a root of the actors begins and ends. It ends with the last handle; the next one
+  /// begins another. When the last root ends, all requests that reply to mailboxes are answered.
   void begin_replies() noexcept { roots_.fetch_add(1); }
   void end_replies() noexcept;
 
-  /// `f` hears, on any thread, that a device, by its ordinal, is lost, before it is there again; as
-  /// long as `who`.
+  /// Calls `f`, on any thread, with the ordinal of each lost device, before the device is ready
+  /// again, as long as `who` exists.
   void watch_losses(std::weak_ptr<void> who, std::function<void(int, const caf::error&)> f);
 
   /// Sends a note (`process_note`) to the process that has a device.
-  /// @errors errc::not_supported: it is this process; errc::worker_lost
+  /// @errors errc::not_supported: the device is in this process; errc::worker_lost
   caf::error tell(int ordinal, std::span<const std::byte> note) noexcept {
     return backend_->tell(ordinal, note);
   }
-  /// `f` hears, on any thread, what such processes say of programs.
+  /// Sets `f`, which is called on any thread with the notes of such processes about programs.
   void hear_programs(std::function<void(int ordinal, std::span<const std::byte> what)> f);
 
   /// Communicators hold the devices that they run on: a reset waits for them to end.
   void hold(int ordinal) noexcept;
   void unhold(int ordinal) noexcept;
 
-  /// CUDA is gone in this process, or a lane is stuck for good: everything is answered with `why`,
-  /// or with the first cause if there was one before; which is returned.
+  /// Ends all use of devices: CUDA is unusable in this process, or a lane is stuck for ever.
+  /// Answers all requests with `why`, or the first cause if there was one, and returns that cause.
   caf::error end_everything(const caf::error& why) noexcept;
-  /// The same for a sticky fault, seen where `seen` says; what its origin is follows from what was
-  /// at work.
+  /// The same for a sticky fault, detected at `seen`. Its origin is the device that was at work, if
+  /// there was only one; else it is unknown.
   caf::error end_with_fault(const std::string& seen, const caf::error& why) noexcept;
   bool ended() const noexcept { return ended_.load(std::memory_order_acquire); }
 

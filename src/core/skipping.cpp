@@ -22,7 +22,7 @@ bool fails_validation(const caf::error& why) noexcept {
 
 bool counts_among_calls(const caf::error& why, std::uint64_t membership) noexcept {
   const auto code = code_of(why);
-  if (code == errc::buffer_acquired) // by another process or stream, perhaps just now
+  if (code == errc::buffer_acquired) // another process or stream holds it: a matter of timing
     return true;
   return !fails_validation(why) && (code != errc::membership_changed || membership == 0);
 }

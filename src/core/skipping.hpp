@@ -14,29 +14,29 @@
 
 namespace troupe::detail {
 
-/// Returns whether `why` says that a request is wrong by itself. Where its requester sees that as
-/// soon as the call returns, nothing is skipped.
+/// Returns whether `why` says that a request is wrong by itself. If its requester sees that as soon
+/// as the call returns, nothing is skipped.
 bool fails_validation(const caf::error& why) noexcept;
 
-/// Does a rank's call that is refused with `why` count among its calls? One that fails validation
-/// does not, nor one that means another `membership` than the world's (0: it means none).
+/// Returns whether a rank's call that is refused with `why` counts. It does not if it fails
+/// validation, or names another `membership` than the world's (0: it names none).
 bool counts_among_calls(const caf::error& why, std::uint64_t membership) noexcept;
 
-/// Adds a use of all of `ref`, which would be written, unless it has no memory.
+/// Adds a use that writes all of `ref`, unless it has no memory.
 void add_write(std::vector<use>& to, const any_gpu_ref& ref);
 /// The same for each of `refs`.
 void add_writes(std::vector<use>& to, std::span<const any_gpu_ref> refs);
-/// Adds what `x` would write. `first_rank`: whose handle comes first; a world has `ranks` ranks.
+/// Adds what `x` would write. `ranks`: the world's size. `first_rank`: of the first handle.
 void add_writes(std::vector<use>& to, const collective_view& x, std::size_t ranks,
                 std::size_t first_rank = 0);
 void add_writes(std::vector<use>& to, const group& x, std::size_t ranks);
 void add_writes(std::vector<use>& to, const exchange& x);
 
-/// Marks the ranges that a request of this number would have written: it was refused with `why`.
+/// Marks as skipped what the request of this number would have written: it was refused with `why`.
 void mark_skipped(std::span<const use> writes, const caf::error& why, std::uint64_t number);
 
-/// Returns the answer to a request that is refused with `why` before it became an operation. Unless
-/// it fails validation, what `writes` adds to a list is skipped.
+/// Returns the result of a request that is refused with `why` before it became an operation. Unless
+/// it fails validation, the ranges that `writes` adds to a list are skipped.
 template <class T, class Writes>
 std::shared_ptr<operation_of<T>> refused_and_skipped(const char* verb, caf::error why,
                                                      std::uint64_t retry_of, Writes writes) {

@@ -1,4 +1,4 @@
-/// What takes long to make is made while there is time, for the next who needs one.
+/// Objects that take long to make are made in advance.
 #pragma once
 
 #include <atomic>
@@ -7,10 +7,10 @@
 
 namespace troupe::detail {
 
-/// At most one object, ready for use. @thread any
+/// A pool of at most one object, ready for use. @thread any
 template <class T> class alignas(64) spare {
 public:
-  /// Null if there is none.
+  /// Returns the object; null if there is none.
   std::shared_ptr<T> take() noexcept {
     if (!there_.load(std::memory_order_relaxed) || busy_.test_and_set(std::memory_order_acquire))
       return nullptr;
@@ -20,7 +20,7 @@ public:
     return result;
   }
 
-  /// Has `make` make one if there is none.
+  /// Stores an object from `make` if there is none.
   template <class F> void refill(F make) {
     if (there_.load(std::memory_order_relaxed))
       return;

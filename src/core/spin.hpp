@@ -1,4 +1,4 @@
-/// Waiting a little before sleeping: a parked thread costs 10 to 40 microseconds to wake.
+/// Spins for a short time before a thread sleeps: waking a parked thread takes 10 to 40 us.
 #pragma once
 
 #include <troupe/detail/completion.hpp>
@@ -17,7 +17,7 @@ inline void pause() noexcept {
 #endif
 }
 
-/// True as soon as `done()` is; false after `time`. Without `time` asks just once.
+/// Spins until `done()` is true, or for `time`; returns whether it is. Without `time` asks once.
 template <class F> bool spin_until(F done, std::chrono::nanoseconds time) noexcept {
   if (done())
     return true;
@@ -37,7 +37,7 @@ template <class F> bool spin_until(F done, std::chrono::nanoseconds time) noexce
 /// How long clients spin for an answer before they park; 0 on few cores.
 std::chrono::nanoseconds client_spin() noexcept;
 
-/// Holds a mutex that others hold for a microsecond: waits for it awake before it sleeps.
+/// Locks a mutex that other threads hold for about 1 us: spins before it blocks.
 class hot_lock {
 public:
   explicit hot_lock(std::mutex& mutex) noexcept : mutex_(mutex) {
@@ -52,7 +52,7 @@ public:
 private:
   std::mutex& mutex_;
 };
-/// Takes effect for the whole process.
+/// Sets `client_spin` for the whole process.
 void set_client_spin(std::chrono::nanoseconds time) noexcept;
 
 } // namespace troupe::detail

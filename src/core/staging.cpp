@@ -12,7 +12,7 @@ namespace troupe::detail {
 
 namespace {
 
-/// A copy this small is cheaper on the lane than a trip to the stager's thread.
+/// Up to this size a copy on the lane takes less time than a handover to the stager's thread.
 constexpr std::size_t inline_bytes = std::size_t{32} << 10;
 
 caf::error revoked() {
@@ -71,7 +71,7 @@ void stager::post(std::function<void()> job) {
   if (!thread_.joinable())
     if (auto error = start_thread(thread_, [this] { run(); }, "to copy host memory")) {
       lock.unlock();
-      static std::atomic<bool> is_told{false}; // each copy tries again
+      static std::atomic<bool> is_told{false}; // log once: each copy tries again
       if (!is_told.exchange(true))
         log(log_level::warning, "a lane copies host memory itself", error);
       job();

@@ -1,5 +1,5 @@
-/// Pageable host memory to and from a device: in pieces through pinned memory, blocking neither
-/// lane nor actor.
+/// Copies pageable host memory to and from a device, in pieces through pinned memory, without
+/// blocking a lane or an actor.
 #pragma once
 
 #include "core/operation.hpp"
@@ -18,8 +18,8 @@ namespace troupe::detail {
 
 class lane;
 
-/// The requester's host memory; once revoked it is not touched any more (the requester may free it
-/// when it has its answer).
+/// The requester's host memory. After `revoke` it is not accessed any more, because the requester
+/// may free it when it has its answer.
 class host_range {
 public:
   explicit host_range(std::span<std::byte> borrowed) : memory_(borrowed) {}
@@ -27,14 +27,14 @@ public:
       : borrowed_(owned.size_bytes() == 0), memory_(owned.writable()), owner_(std::move(owned)) {}
 
   std::size_t size() const noexcept { return memory_.size(); }
-  /// Pinned and owned: a device may read and write it directly.
+  /// Returns the memory if a device can access it directly: if it is pinned and owned. Else null.
   std::byte* pinned() const noexcept { return owner_.pinned() ? memory_.data() : nullptr; }
-  /// False if revoked: nothing was copied.
+  /// Copies; returns false, and copies nothing, if revoked.
   bool copy_to(std::byte* target, std::size_t offset, std::size_t size) noexcept;
   bool copy_from(const std::byte* source, std::size_t offset, std::size_t size) noexcept;
-  /// Returns when nobody touches borrowed memory any more. Owned memory stays usable.
+  /// Blocks until borrowed memory is not accessed any more, for good. Owned memory stays usable.
   void revoke() noexcept;
-  /// The transfer is over: nothing is kept.
+  /// Releases the memory after the transfer.
   void let_go() noexcept;
 
 private:
@@ -67,21 +67,21 @@ private:
   std::thread thread_; // from the first job on
 };
 
-/// Pinned memory in pieces; their room is handed out again in the same order.
+/// A ring of pinned memory, taken in pieces. Space is reused in the order in which it was taken.
 /// @thread the lane
 class staging_ring {
 public:
   staging_ring(backend_device& device, std::size_t size_bytes)
       : device_(device), size_(size_bytes) {}
 
-  /// The most that one piece can have: a quarter, so that copies overlap.
+  /// Returns the largest size of a piece: a quarter of the ring, so that copies overlap.
   std::size_t piece_limit() const noexcept { return size_ / 4; }
-  /// `size` bytes, or null while there is no room. Makes the memory at the first call.
+  /// Returns `size` bytes, or null while there is no room. Allocates the memory at the first call.
   caf::expected<std::byte*> take(std::size_t size);
   /// Gives a piece back.
   void give_back(const std::byte* memory) noexcept;
   bool has_memory() const noexcept { return memory_ != nullptr; }
-  /// Frees the memory; no piece is out.
+  /// Frees the memory. No piece is in use.
   caf::error close() noexcept;
 
 private:
@@ -103,12 +103,12 @@ public:
   transfer(direction way, std::shared_ptr<host_range> host, std::byte* device_memory);
   ~transfer();
 
-  /// Does what can be done now; `enqueued` once the last piece is in the stream (upload),
+  /// Does what can be done now. Returns `enqueued` once the last piece is in the stream (upload),
   /// `finished` once it is in host memory (download).
   caf::expected<issue_outcome> proceed(lane& on);
-  /// The stream has the last piece.
+  /// Returns whether the last piece is in the stream.
   bool all_enqueued() const noexcept { return enqueued_ == size_; }
-  /// Gives back what is left, after the stream has passed the last piece.
+  /// Gives back the remaining pieces, after the stream has passed the last one.
   void finish(lane& on) noexcept;
 
 private:
@@ -116,18 +116,18 @@ private:
 
   caf::expected<issue_outcome> proceed_upload(lane& on);
   caf::expected<issue_outcome> proceed_download(lane& on);
-  /// The next one, with its room in the ring; null: there is no room yet, or nothing left to do.
+  /// Returns the next piece, with room in the ring. Null: there is no room yet, or nothing is left.
   std::shared_ptr<piece> take_piece(staging_ring& ring);
   caf::error mark(lane& on, piece& p, stream_kind stream);
-  /// Takes back pieces that are through.
+  /// Hands downloaded pieces on to the stager, and gives back finished ones.
   caf::error reap(lane& on);
 
   direction way_;
   std::shared_ptr<host_range> host_;
   std::byte* device_;
   std::size_t size_;
-  std::size_t taken_ = 0;    // bytes that have a place in the ring
-  std::size_t enqueued_ = 0; // bytes that the stream has
+  std::size_t taken_ = 0;    // bytes of all pieces so far
+  std::size_t enqueued_ = 0; // bytes that are or were in the stream
   std::deque<std::shared_ptr<piece>> pieces_;
   caf::error error_;
 };

@@ -1,4 +1,4 @@
-/// Threads of the library are started here, where the lack of one is an error value.
+/// Starts the library's threads. A failure to start one is an error value.
 #pragma once
 
 #include "core/system_call.hpp"
@@ -12,7 +12,7 @@
 
 namespace troupe::detail {
 
-/// Starts a thread. After an error, `work` is gone, and `into` is as it was.
+/// Starts a thread. After an error, `work` may be moved from, and `into` is unchanged.
 /// @param purpose completes "no thread "
 /// @errors errc::unavailable: the system gives none
 template <class Thread, class Work>

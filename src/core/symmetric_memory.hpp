@@ -20,7 +20,7 @@ class communicator;
 /// handle to any of them is left and no communicator has them as windows any more.
 class symmetric_memory : public std::enable_shared_from_this<symmetric_memory> {
 public:
-  /// `on_unused` hears, once, on any thread, that no handle is left; it must not block.
+  /// `on_unused` is called once, on any thread, when no handle is left. It must not block.
   symmetric_memory(std::size_t ranks, std::size_t size_bytes,
                    std::function<void(std::shared_ptr<symmetric_memory>)> on_unused);
   ~symmetric_memory();
@@ -30,14 +30,14 @@ public:
   std::size_t size_bytes() const noexcept { return size_bytes_; }
   std::byte* address(std::size_t rank) const noexcept { return pieces_[rank].address; }
 
-  /// Rank `rank` has its piece, of the present generation of `home`. @thread the rank's lane
+  /// Adds the piece of rank `rank`, in the present generation of `home`. @thread the rank's lane
   void add(std::size_t rank, std::shared_ptr<device_state> home, void* address);
-  /// The handles of one piece are gone.
+  /// Notes that the handles of one piece are gone.
   void drop() noexcept;
-  /// Some handle is left, and no piece is of an earlier life of its device.
+  /// Returns whether a handle is left and all pieces are of their devices' present generations.
   bool usable() const noexcept;
 
-  // -- under the lock of the order
+  // -- under the admission lock
 
   enum class state : std::uint8_t { none, asked_for, registered, failed };
   state with(const communicator* x) const noexcept;
@@ -54,10 +54,10 @@ private:
   const std::function<void(std::shared_ptr<symmetric_memory>)> on_unused_;
   std::vector<piece> pieces_; // by rank
   std::atomic<std::size_t> in_use_{0};
-  std::vector<std::pair<const communicator*, state>> states_; // of communicators that are there
+  std::vector<std::pair<const communicator*, state>> states_; // of existing communicators
 };
 
-/// Where a handle's memory lies in an allocation; `of` is null if it is plain memory.
+/// The place of a handle's memory in an allocation; `of` is null for plain memory.
 struct symmetric_place {
   const symmetric_memory* of = nullptr;
   std::size_t offset = 0;

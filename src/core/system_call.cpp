@@ -53,7 +53,7 @@ sigset_t file_size_signal() noexcept {
 
 } // namespace
 
-// None of these calls can fail with what they are given here.
+// These calls cannot fail with the arguments that they get here.
 
 no_file_size_signal::no_file_size_signal() noexcept {
   const auto wanted = file_size_signal();

@@ -1,4 +1,4 @@
-/// What calls of the operating system say when they fail.
+/// Errors of operating system calls.
 #pragma once
 
 #include <troupe/error.hpp>
@@ -9,22 +9,22 @@
 
 namespace troupe::detail {
 
-/// `code` is an errno. If the table of open files is full, the text names the limit.
+/// Returns the error of `api`; `code` is an errno. Names the limit if no more files can be opened.
 caf::error system_failure(const char* api, int code, std::string detail);
 
-/// The limit that an errno is about, as text; empty for one that is about none.
+/// Returns the limit that an errno is about, as text; empty if it is about none.
 std::string limit_text(int code);
 
-/// `why`, a failure to get memory of the system, as errc::out_of_memory; as it is if no more files
-/// can be opened, which more free memory would not mend.
+/// Returns `why`, a failure to get memory from the system, as errc::out_of_memory. Returns it
+/// unchanged if no more files can be opened, because more free memory would not help.
 caf::error as_out_of_memory(const caf::error& why);
 
-/// The text of an errno.
+/// Returns the text of an errno.
 std::string system_text(int code);
 
-/// Lets calls of this thread that go beyond the limit of file sizes (RLIMIT_FSIZE, which counts for
-/// shared memory too) fail with EFBIG, where SIGXFSZ would end the process. The signal's action,
-/// which is the program's, stays as it is. errno stays as the last call left it.
+/// While it exists, calls of this thread beyond the limit of file sizes (RLIMIT_FSIZE, also for
+/// shared memory) fail with EFBIG. Otherwise SIGXFSZ would end the process. The signal's action
+/// belongs to the program and is not changed. errno keeps the value of the last call.
 class no_file_size_signal {
 public:
   no_file_size_signal() noexcept;

@@ -11,10 +11,10 @@ namespace troupe::detail {
 
 namespace {
 
-/// How often the thread looks whether it runs at all, while there are operations to watch.
+/// Interval at which the thread checks that the process runs, while there are operations to watch.
 constexpr std::chrono::milliseconds tick{50};
 
-/// How often it looks whether lanes have looked.
+/// How often the thread checks whether lanes have looked.
 constexpr std::chrono::microseconds between_looks{100};
 
 clock::time_point at(std::int64_t nanoseconds) {
@@ -23,7 +23,7 @@ clock::time_point at(std::int64_t nanoseconds) {
 
 } // namespace
 
-/// Under mutex_. Work that has not started cannot stall before the limit.
+/// Under mutex_. Work that has not started cannot stall before a whole limit has passed.
 clock::time_point timekeeper::due(const operation& x, clock::time_point now) const {
   auto result = x.answered() || x.deadline <= now ? clock::time_point::max() : x.deadline;
   if (x.stall_limit > 0 && !x.stall_told_ && !x.over()) {
@@ -70,7 +70,7 @@ void timekeeper::add(operation& x) {
     place.last = &x;
     ++place.size;
   }
-  if (when >= next_.load()) // whoever changes it looks at the shelf after that
+  if (when >= next_.load()) // a thread that changes next_ looks at the shelf after that
     return;
   std::lock_guard lock{mutex_};
   wake_at(when);
@@ -148,7 +148,7 @@ void timekeeper::count_anew(const std::vector<std::shared_ptr<completion>>& stal
   }
 }
 
-/// Finds what is late; under mutex_.
+/// Finds the operations that are late. Under mutex_.
 void timekeeper::look_at(shelf& place, clock::time_point now) {
   std::lock_guard lock{place.mutex};
   for (auto* x = place.first; x != nullptr; x = x->next_) {
@@ -199,10 +199,10 @@ void timekeeper::wait(std::unique_lock<std::mutex>& lock, clock::time_point next
   quiet_ = ended == std::cv_status::timeout && size() == 0;
 }
 
-/// Blocks without ticks until a call is due, or an operation comes. False: one is there. Under
-/// mutex_.
+/// Blocks without ticks until a call is due or an operation is added. Returns false, without
+/// blocking, if an operation is watched. Under mutex_.
 bool timekeeper::rest(std::unique_lock<std::mutex>& lock) {
-  const auto next = next_.exchange(clock::time_point::max()); // each `add` wakes this thread now
+  const auto next = next_.exchange(clock::time_point::max()); // so that `add` wakes this thread
   const bool rests = size() == 0;
   if (rests && next == clock::time_point::max())
     condition_.wait(lock);
@@ -240,7 +240,7 @@ void timekeeper::run() {
     lock.unlock();
     for (auto& x : suspected)
       ask(x, now);
-    std::erase_if(stalled, [](const auto& x) { // first: its error says more
+    std::erase_if(stalled, [](const auto& x) { // before `expire`: its error says more
       return static_cast<operation&>(*x).on_stall();
     });
     for (auto& x : expired)
@@ -250,7 +250,7 @@ void timekeeper::run() {
     expired.clear();
     called.clear();
     count_anew(stalled);
-    stalled.clear(); // without the lock: what goes with it may come back here
+    stalled.clear(); // without the lock: destructors may call this object
     suspected.clear();
     lock.lock();
   }

@@ -29,21 +29,21 @@ public:
   timekeeper(const timekeeper&) = delete;
   timekeeper& operator=(const timekeeper&) = delete;
 
-  /// Ends its thread: from then on nothing is watched. Not on that thread.
+  /// Ends its thread: from then on nothing is watched. Not to be called on that thread.
   void stop() noexcept;
 
-  /// Keeps an eye on `x` until it settles.
+  /// Watches `x` until it settles.
   void add(operation& x);
-  /// The same for one that may settle meanwhile.
+  /// The same for an operation that may settle meanwhile.
   void add_late(operation& x);
-  /// Nothing happens if it is not there.
+  /// Stops watching `x`. Does nothing if `x` is not watched.
   void remove(operation& x) noexcept;
 
-  /// Calls `act` for every operation that is not settled, outside the lock.
+  /// Calls `act` for every operation that is not settled, without the lock.
   void for_each(const std::function<void(operation&)>& act);
 
-  /// Calls `act` on the timekeeper's thread at `when`. The result can be given to `cancel_call`; 0:
-  /// it has stopped, and never will.
+  /// Calls `act` on the timekeeper's thread at `when`. Returns an id for `cancel_call`; 0: the
+  /// timekeeper has stopped, and `act` is never called.
   std::uint64_t call_at(clock::time_point when, std::function<void()> act);
   void cancel_call(std::uint64_t id) noexcept;
 
@@ -56,7 +56,7 @@ private:
     std::function<void()> act;
   };
 
-  /// Operations that are watched; several, so that clients keep out of each other's way.
+  /// A shard of the watched operations. There are several, to reduce contention between clients.
   struct alignas(64) shelf {
     mutable std::mutex mutex;
     operation* first = nullptr;
@@ -64,22 +64,22 @@ private:
     std::size_t size = 0;
   };
 
-  /// One whose stall limit is over. What it waits for may be done, and its lanes have not seen it
-  /// yet, as the process stood still: they are asked to look once more.
+  /// An operation whose stall limit is over. If the process was stopped, its work may be done
+  /// although its lanes have not seen that. So they are asked to look once more.
   struct suspect {
     std::shared_ptr<completion> who;
-    std::vector<std::pair<const lane*, std::uint64_t>> looks; ///< what their counts will be then
-    clock::time_point until; ///< one may be in a call that does not return
+    std::vector<std::pair<const lane*, std::uint64_t>> looks; ///< lanes, and counts to wait for
+    clock::time_point until; ///< end of the wait: a lane may be in a call that does not return
   };
 
   shelf& shelf_of(const operation& x) noexcept;
-  /// When to look at `x` again.
+  /// Returns when to look at `x` again.
   clock::time_point due(const operation& x, clock::time_point now) const;
-  /// Its lanes look once more.
+  /// Asks the lanes of `who` to look once more.
   void ask(const std::shared_ptr<completion>& who, clock::time_point now);
-  /// Those whose lanes have looked, to no avail.
+  /// Takes out the suspects whose lanes have looked in vain, or have not looked in time.
   std::vector<std::shared_ptr<completion>> take_stalled(clock::time_point now);
-  /// The stall limits of `stalled` count from now on.
+  /// Lets the stall limits of `stalled` begin again.
   void count_anew(const std::vector<std::shared_ptr<completion>>& stalled);
   void wait(std::unique_lock<std::mutex>& lock, clock::time_point next);
   bool rest(std::unique_lock<std::mutex>& lock);
@@ -88,14 +88,14 @@ private:
   void wake_at(clock::time_point when); // under mutex_
 
   std::array<shelf, 8> shelves_;
-  std::mutex mutex_; // before a shelf's
+  std::mutex mutex_; // locked before a shelf's
   std::condition_variable condition_;
   std::atomic<clock::time_point> next_{clock::time_point::max()}; // changed under mutex_
-  std::vector<std::shared_ptr<completion>> expired_;              // what a look has found
+  std::vector<std::shared_ptr<completion>> expired_;              // found by `look_at`
   std::vector<std::shared_ptr<completion>> suspected_;
-  std::vector<suspect> suspects_; // the thread's
-  running_time time_;             // that it saw pass
-  bool quiet_ = false;            // nothing was to be watched for a tick
+  std::vector<suspect> suspects_; // only the thread's
+  running_time time_;             // seen by the thread
+  bool quiet_ = false;            // nothing was watched for a tick
   std::vector<call> calls_;
   std::uint64_t next_call_ = 0;
   bool stop_ = false;

@@ -1,4 +1,4 @@
-// How a topology's copies are checked, and which way they go.
+// Checks and routes of a topology's copies.
 
 #include "core/foreign_handle.hpp"
 #include "core/topology_core.hpp"
@@ -42,7 +42,7 @@ caf::error check_shape(const char* verb, const any_gpu_ref& target, const any_gp
                  shape_of(source) + " into " + shape_of(target));
 }
 
-/// A target that shares bytes with another one, or with a source.
+/// Refuses a target that shares bytes with another target or a source.
 caf::error check_overlap(const char* verb, std::span<const copy_pair> copies) {
   struct range {
     const any_gpu_ref* of;
@@ -59,7 +59,7 @@ caf::error check_overlap(const char* verb, std::span<const copy_pair> copies) {
       return std::less<>{}(a.of->memory().get(), b.of->memory().get());
     return a.of->offset() < b.of->offset();
   });
-  // What ends last of all before, and of the targets among them.
+  // The earlier range that ends last, and the same among the targets.
   const range* last = nullptr;
   const range* last_target = nullptr;
   for (auto& x : all) {
@@ -78,7 +78,7 @@ caf::error check_overlap(const char* verb, std::span<const copy_pair> copies) {
   return {};
 }
 
-// A route and the lives of its devices in one word.
+// A route and the generations of its devices in one word.
 
 constexpr int route_bits = 2;
 constexpr int life_bits = 31;
@@ -98,9 +98,9 @@ static_assert(packed(copy_route::pending, {}) == 0);
 
 } // namespace
 
-// -- which way
+// -- routes
 
-/// Under mutex_.
+/// Under mutex_. Computes all routes anew.
 void topology_core::note_routes() noexcept {
   for (std::size_t from = 0; from < size(); ++from)
     for (std::size_t to = 0; to < size(); ++to) {
@@ -163,7 +163,7 @@ void topology_core::fail_link(const link_ends& x, const caf::error& why) noexcep
   take_out(x, link_check::wrong, why);
 }
 
-// -- what was done
+// -- counts
 
 void topology_core::count(std::optional<copy_route> route, std::size_t copies,
                           std::size_t bytes) noexcept {
@@ -239,7 +239,7 @@ topology_core::copies_answer topology_core::start(copies_answer op,
   return op;
 }
 
-/// A request of no copies has no lane and no place in the order: it is done at once.
+/// Answers a request without copies at once: it has no lane and no place in the order.
 topology_core::copies_answer topology_core::copy_nothing(const char* verb,
                                                          const request_options& options) {
   auto result = std::make_shared<operation_of<nothing>>(verb, 0);
@@ -273,7 +273,7 @@ topology_core::copies_answer topology_core::copy(const any_gpu_ref& target,
     const copy_pair one{target, source};
     return start_copies("copy", {&one, 1}, options);
   }
-  // Two devices have no memory in common.
+  // Buffers on two devices cannot overlap.
   auto& by = lane_at(link_of(ends, route).from);
   return start(std::make_shared<link_copy_operation>(shared_from_this(), ends, in, route, target,
                                                      source, by),

@@ -45,7 +45,7 @@ bool topology_core::is_connected(std::size_t place) const {
   return live != 0 && x.findings.generation == live;
 }
 
-/// Those in which they were connected last: of the devices' own, one may have changed meanwhile.
+/// Returns the generations that were connected last. The devices' own ones may have changed since.
 link_generations topology_core::generations_of(const link_ends& x) const {
   return {nodes_[x.from].findings.generation, nodes_[x.to].findings.generation};
 }
@@ -208,7 +208,7 @@ std::vector<link_ends> topology_core::links_between(const std::vector<std::size_
 // -- changes
 
 void topology_core::changed() {
-  runtime_->gate().go_on_soon(); // copies may wait for it
+  runtime_->gate().go_on_soon(); // held copies may wait for this
   if (on_change_)
     on_change_();
 }
@@ -365,7 +365,7 @@ topology_core::places_of(const char* verb, const std::vector<std::int32_t>& devi
   return result;
 }
 
-/// A request that no lane sees: its deadline is watched all the same.
+/// Makes a request that no lane sees, but whose deadline is watched.
 topology_core::answer topology_core::new_request(const char* verb, const request_options& options) {
   auto result = std::make_shared<operation_of<p2p_graph>>(verb, 0);
   result->deadline =
@@ -426,7 +426,7 @@ void topology_core::run(test what, const answer& request, std::vector<link_ends>
       });
 }
 
-/// Everything ended, and all hear of the one cause.
+/// Returns the one cause, after all devices have ended.
 caf::error topology_core::end_cause() const {
   for (auto& x : nodes_)
     if (auto why = x.on->state().reason())
@@ -482,7 +482,7 @@ void topology_core::close(const caf::error& why) {
   for (auto& x : open)
     if (auto request = x.lock())
       request->answer(why);
-  runtime_->gate().go_on(); // copies that wait for a link
+  runtime_->gate().go_on(); // held copies may wait for a link
 }
 
 } // namespace troupe::detail

@@ -1,5 +1,5 @@
-/// The data side of a topology: what is known of the links between its devices. The `p2p_topology`
-/// actor decides when something is done; this does it.
+/// The data side of a topology: what is known about the links between its devices. The
+/// `p2p_topology` actor decides when to act, and this class acts.
 #pragma once
 
 #include "core/device_copies.hpp"
@@ -38,18 +38,18 @@ public:
 
   // -- for the actor
 
-  /// `on_change` hears on any thread that the graph is another one. Before all that follows.
+  /// Sets `on_change`, called on any thread when the graph has changed. Before all that follows.
   void set_on_change(std::function<void()> on_change) { on_change_ = std::move(on_change); }
-  /// Finds out in the background what the links are.
+  /// Queries in the background what the links are.
   void find_links();
-  /// A device is ready: enables what it can for its links, on its lane.
+  /// Enables access over the links of a device that is ready, where possible, on its lane.
   void connect(std::size_t place);
-  /// A device has come to another phase of its life.
+  /// Notes that a device has changed its phase.
   void note_change();
-  /// Checks in the background the links that wait for that (`topology_config::verify`), if there
-  /// are any; what comes meanwhile is for the next call, after the change that follows.
+  /// Checks in the background the links that wait for a check (`topology_config::verify`), if any.
+  /// Links that come meanwhile are for the next call, after the change that this one ends with.
   void check_new_links();
-  /// Requests are refused, those that run are answered with `why`.
+  /// Refuses new requests and answers running ones with `why`.
   void close(const caf::error& why);
 
   // -- for requests
@@ -70,39 +70,39 @@ public:
                            const request_options& options);
   topology_stats stats() const noexcept;
 
-  // -- for copies; without a lock, unless something is wrong
+  // -- for copies; without a lock, unless something fails
 
-  /// Which way memory of these lives goes.
+  /// Returns the route between memory of these generations.
   copy_route route_of(const link_ends& x, const link_generations& in) const noexcept;
-  /// None while there are requests.
+  /// Returns why requests are refused; none: they are not.
   caf::error why_closed() const;
-  /// Why a link is not what it was.
+  /// Returns why a link cannot be used as before.
   caf::error why_not(const link_ends& x) const;
-  /// A copy over it failed.
+  /// Takes out a link over which a copy failed.
   void fail_link(const link_ends& x, const caf::error& why) noexcept;
-  /// Some were done; none: within a device.
+  /// Counts copies that are done. No route: within a device.
   void count(std::optional<copy_route> route, std::size_t copies, std::size_t bytes) noexcept;
 
   // -- for tests of links
 
-  /// As `connect`, for one that is waited for.
+  /// As `connect`, for a caller that waits for it.
   std::shared_ptr<connect_peers_operation> start_connect(std::size_t place,
                                                          clock::time_point deadline);
-  /// None: both devices have done in their present lives what they could.
+  /// Returns why a link is not ready. None: both devices have connected in this generation.
   caf::error why_not_ready(const link_ends& x) const;
   struct link_life {
     link_generations generations; ///< of its devices
     std::uint64_t failures = 0;   ///< how often it was taken out so far
     friend bool operator==(const link_life&, const link_life&) = default;
   };
-  /// The present one, if access was enabled in both devices.
+  /// Returns the present one, if access was enabled in both devices.
   std::optional<link_life> connected_in(const link_ends& x) const;
   bool is_possible(const link_ends& x) const;
   bool is_enabled(const link_ends& x) const;
   bool waits_for_check(const link_ends& x) const;
-  /// A check that began in this life found it right; it stays out if it failed meanwhile.
+  /// Notes that a check that began in this life found the link right, unless it failed meanwhile.
   void mark_right(const link_ends& x, const link_life& in);
-  /// It is not used from now on.
+  /// Stops the use of a link because of `why`.
   void take_out(const link_ends& x, link_check found, const caf::error& why);
   struct figures {
     double bandwidth = 0;
@@ -114,7 +114,7 @@ public:
 private:
   struct node {
     std::shared_ptr<lane> on;
-    peer_findings findings; // peers: by place; of the generation in which it was connected last
+    peer_findings findings; // peers by place; of the generation that was connected last
   };
   struct edge {
     peer_link link;
@@ -125,7 +125,7 @@ private:
     figures measured;
   };
 
-  /// Where copies are that were done.
+  /// Counts of copies that are done.
   struct alignas(64) tally {
     std::atomic<std::uint64_t> copies{0};
     std::atomic<std::uint64_t> bytes{0};
@@ -141,7 +141,7 @@ private:
                              const request_options& options);
   std::vector<device_copies_operation::leg> legs_of(std::span<const copy_pair> copies) const;
 
-  // Under mutex_, and so without the lock of the order, which comes first.
+  // Called under mutex_. They do not take the admission lock, which is always locked before mutex_.
   edge& edge_at(const link_ends& x) { return edges_[x.from * size() + x.to]; }
   const edge& edge_at(const link_ends& x) const { return edges_[x.from * size() + x.to]; }
   bool has_ended(std::size_t place) const;
@@ -177,16 +177,16 @@ private:
   bool links_known_ = false;
   bool checking_ = false;
   std::uint64_t version_ = 1;
-  caf::error closed_; // why
+  caf::error closed_; // why; none: it is open
   std::atomic<bool> is_closed_{false};
-  std::vector<std::atomic<std::uint64_t>> routes_; // of each edge, with the lives in which it is so
+  std::vector<std::atomic<std::uint64_t>> routes_; // of each edge, with its generations
   std::map<int, std::size_t> places_;              // by ordinal
   tally local_;
   tally direct_;
   tally staged_;
   std::atomic<std::uint64_t> links_failed_{0};
   std::vector<std::weak_ptr<operation_of<p2p_graph>>> requests_;
-  std::mutex one_test_; // at a time; only the threads that test wait for it
+  std::mutex one_test_; // one at a time; only test threads wait for it
 };
 
 } // namespace troupe::detail

@@ -1,4 +1,4 @@
-/// The binary form of what travels between processes. Both are of one build.
+/// The binary form of data that is sent between processes of one build.
 #pragma once
 
 #include <troupe/error.hpp>
@@ -15,12 +15,12 @@
 
 namespace troupe::detail {
 
-/// No view: what it points to would not travel.
+/// Excludes views and pointers, because the memory that they refer to would not be sent.
 template <class T>
 concept wire_value =
     std::is_trivially_copyable_v<T> && !std::is_pointer_v<T> && !std::ranges::view<T>;
 
-/// A value as it lies in memory.
+/// Returns a value as it lies in memory.
 template <wire_value T> std::span<const std::byte> bytes_of(const T& x) noexcept {
   return std::as_bytes(std::span{&x, 1});
 }
@@ -29,7 +29,7 @@ class wire_writer {
 public:
   template <wire_value T> void put(const T& x) { append(&x, sizeof x); }
   void put(std::string_view x) { put_bytes(std::as_bytes(std::span{x.data(), x.size()})); }
-  /// With their number, so that the reader finds their end.
+  /// Writes the number of bytes before them, so that the reader finds their end.
   void put_bytes(std::span<const std::byte> x) {
     put(static_cast<std::uint32_t>(x.size()));
     append(x.data(), x.size());
@@ -50,14 +50,14 @@ private:
   std::vector<std::byte> data_;
 };
 
-/// Reads what a `wire_writer` wrote. What is not there is zero or empty, and `ok` is false from
+/// Reads the output of a `wire_writer`. Missing data reads as zero or empty, and `ok` is false from
 /// then on.
 class wire_reader {
 public:
   explicit wire_reader(std::span<const std::byte> data) noexcept : data_(data) {}
 
   template <wire_value T> T get() noexcept {
-    if constexpr (std::is_same_v<T, bool>) { // no other byte is one
+    if constexpr (std::is_same_v<T, bool>) { // no byte but 0 and 1 is valid
       const auto x = get<std::uint8_t>();
       ok_ = ok_ && x <= 1;
       return x == 1;
@@ -72,7 +72,7 @@ public:
     const auto from = get_bytes();
     return {reinterpret_cast<const char*>(from.data()), from.size()};
   }
-  /// Values that `put_all` wrote.
+  /// Returns values that `put_all` wrote.
   template <wire_value T> std::vector<T> get_all() {
     const auto from = get_bytes();
     ok_ = ok_ && from.size() % sizeof(T) == 0;
@@ -82,10 +82,10 @@ public:
     return result;
   }
 
-  /// What is not read yet.
+  /// Returns the bytes that are not read yet.
   std::span<const std::byte> rest() const noexcept { return data_; }
   bool ok() const noexcept { return ok_; }
-  /// What was read makes no sense.
+  /// Notes that the data is malformed.
   void fail() noexcept { ok_ = false; }
   bool at_end() const noexcept { return data_.empty(); }
 

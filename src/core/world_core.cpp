@@ -122,7 +122,7 @@ world_status world_core::status_locked() const {
 
 // -- life
 
-/// The generations change under the lock of the order.
+/// The generations change under the admission lock.
 std::vector<world_member> world_core::members_without(rank_set absent) const {
   std::vector<world_member> result;
   for (std::size_t i = 0; i < lanes_.size(); ++i)
@@ -178,7 +178,7 @@ void world_core::set_on_end(end_listener on_end, std::function<void()> on_gone) 
 
 std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::error&)> done) {
   std::uint64_t epoch = 0;
-  rank_set absent; // of those that the world is without, all that are not there again
+  rank_set absent; // the absent ranks whose devices are not ready again
   std::vector<world_member> members;
   auto what = connect_scope::everything;
   {
@@ -191,7 +191,7 @@ std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::err
     build_absent_ = absent;
     members = members_without(absent);
     if (phase_ == world_phase::building) {
-      if (epoch_ != 0 && absent.empty()) // requests may wait since the last one ended
+      if (epoch_ != 0 && absent.empty()) // requests may wait since the last communicator ended
         what = connect_scope::collectives;
       epoch_ = epoch;
       set_absent(absent);
@@ -251,7 +251,7 @@ void world_core::connect(const std::shared_ptr<communicator>& target, connect_sc
   runtime_->start(op);
 }
 
-/// Those requests that need the rest wait for it; the others go on until its turn comes.
+/// Makes the other connections. Requests that need them wait; others go on until its turn comes.
 void world_core::connect_the_rest(const std::shared_ptr<communicator>& target) {
   connect(target, connect_scope::everything,
           [target, self = weak_from_this()](const caf::error& why) {
@@ -303,17 +303,18 @@ std::shared_ptr<communicator> world_core::adopt(std::uint64_t epoch, rank_set ab
   return nullptr;
 }
 
-/// Under the lock of the order.
+/// Under the admission lock.
 void world_core::set_absent(rank_set absent) {
   if (absent == this->absent())
     return;
-  matching_.leave_out(absent); // before a client sees it
+  matching_.leave_out(absent); // before clients see the change
   absent_.store(absent.bits(), std::memory_order_release);
   ++absences_;
 }
 
-/// Under the lock of the order: another communicator is there. In different processes the ranks do
-/// not know how many calls of each were done on the last one: they have to agree anew.
+/// Begins a new membership for another communicator, if programs drive the ranks. Ranks in
+/// different processes do not know how many calls of each were done on the last one, so they have
+/// to agree again. Under the admission lock.
 void world_core::begin_anew() noexcept {
   if (on_live_)
     ++membership_;
@@ -328,10 +329,10 @@ bool world_core::open() {
       return false;
     if (phase_ == world_phase::ready && next_->absent() == absent()) {
       reason_ = {};
-      standby_ = std::move(next_); // the actor builds none while there is one
+      standby_ = std::move(next_); // it was empty: the actor builds none while there is one
       return true;
     }
-    left = std::move(current_); // that has fewer ranks
+    left = std::move(current_); // it has fewer ranks
     std::erase_if(leaving_, [](auto& x) { return x.expired(); });
     if (left)
       leaving_.push_back(left);
@@ -381,7 +382,7 @@ bool world_core::enter(const world_status& view, communicator_ranks ranks) {
       phase_ = world_phase::ready;
     }
   }
-  if (before) // nobody said that it ended
+  if (before) // its end was not reported
     before->fail(make_error(errc::membership_changed, "the world has gone on without it"));
   if (wanted)
     runtime_->gate().go_on();
@@ -397,7 +398,7 @@ void world_core::leave(std::uint64_t epoch, const caf::error& cause) {
     if (current_ && current_->epoch() == epoch)
       current = current_;
   }
-  if (current && current->can_lose_ranks()) // not on the thread that hears what the ranks say
+  if (current && current->can_lose_ranks()) // not on this thread, which receives the ranks' notes
     runtime_->workers().run([current, cause] { current->fail_unless_lost(cause); });
   else if (current)
     current->fail(cause);
@@ -405,7 +406,7 @@ void world_core::leave(std::uint64_t epoch, const caf::error& cause) {
 
 // -- symmetric memory
 
-/// Under the lock of the order.
+/// Under the admission lock.
 std::vector<std::shared_ptr<communicator>> world_core::communicators_there() const {
   std::vector<std::shared_ptr<communicator>> result;
   for (auto& x : {current_, next_, standby_})
@@ -414,7 +415,7 @@ std::vector<std::shared_ptr<communicator>> world_core::communicators_there() con
   return result;
 }
 
-/// All memory that is not registered with `target` yet, nor about to be; `then` when that is over.
+/// Registers all memory that is not registered with `target`, nor about to be. Then calls `then`.
 void world_core::register_windows(const std::shared_ptr<communicator>& target,
                                   std::function<void()> then) {
   std::vector<std::shared_ptr<symmetric_memory>> all; // freed without the lock
@@ -461,12 +462,12 @@ void world_core::on_registered(const std::shared_ptr<communicator>& target,
   {
     std::lock_guard lock{order_mutex()};
     for (auto& x : memory) {
-      if (x->with(target.get()) == state::asked_for) // it is not gone meanwhile
+      if (x->with(target.get()) == state::asked_for) // it was not let go meanwhile
         x->set(target.get(), why ? state::failed : state::registered);
       if (x->with(target.get()) == state::registered &&
           std::none_of(symmetric_.begin(), symmetric_.end(),
                        [&](auto& y) { return y.lock() == x; }))
-        unused.push_back(x); // its last handle has gone
+        unused.push_back(x); // its last handle is gone
     }
     if (why)
       target->close_windows(why);
@@ -509,7 +510,7 @@ std::shared_ptr<operation_of<world_buffers>> world_core::allocate(dtype type, st
   if (auto error = check_whole(verb); error)
     return refused_operation<world_buffers>(verb, std::move(error));
   const auto without = absent();
-  if (what.symmetric || options.membership != 0) { // else it is a matter of the devices alone
+  if (what.symmetric || options.membership != 0) { // else only the devices matter
     const operation request{verb, 0};
     std::lock_guard lock{order_mutex()};
     if (auto error =
@@ -536,7 +537,7 @@ std::shared_ptr<operation_of<world_buffers>> world_core::allocate(dtype type, st
                   auto self = world.lock();
                   if (!self)
                     return;
-                  // Whoever drops a handle may have the lock of the order.
+                  // The thread that drops a handle may hold the admission lock.
                   self->runtime_->keeper().call_at(clock::now(), [world, x = std::move(x)] {
                     if (auto alive = world.lock())
                       alive->forget(x);
@@ -550,7 +551,7 @@ std::shared_ptr<operation_of<world_buffers>> world_core::allocate(dtype type, st
     runtime_->start(parts);
     return parts;
   }
-  // A request that no lane sees: it is answered when the memory is registered, too.
+  // No lane sees this request: it is answered when the memory is registered, too.
   auto result = std::make_shared<operation_of<world_buffers>>(verb, 0);
   result->deadline = parts->deadline;
   runtime_->keeper().add(*result);
@@ -612,7 +613,7 @@ void world_core::close(world_phase phase, const caf::error& why) {
   discard_prepared();
   for (auto& x : all)
     x->end(why);
-  std::vector<std::shared_ptr<collective_operation>> incomplete; // they keep the world
+  std::vector<std::shared_ptr<collective_operation>> incomplete; // freed without the lock
   std::lock_guard lock{order_mutex()};
   incomplete = matching_.give_away();
 }
@@ -641,7 +642,7 @@ bool world_core::end_epoch(int device, const caf::error& cause) {
   }
   if (standby)
     standby->retire();
-  if (code_of(cause) != errc::worker_lost) // else one of them may go on
+  if (code_of(cause) != errc::worker_lost) // after the loss of a worker, one of them may go on
     discard_prepared();
   for (auto& x : ends)
     x->fail(cause);
@@ -654,7 +655,7 @@ std::size_t world_core::rank_of(int device) const noexcept {
   return static_cast<std::size_t>(at - lanes_.begin());
 }
 
-/// Under the lock of the order.
+/// Under the admission lock.
 std::vector<std::shared_ptr<communicator>> world_core::take_leaving() {
   std::vector<std::shared_ptr<communicator>> result;
   for (auto& x : leaving_)
@@ -664,14 +665,14 @@ std::vector<std::shared_ptr<communicator>> world_core::take_leaving() {
   return result;
 }
 
-/// Of an operation on a communicator that the world gives up at its build deadline
-/// (`give_up_build`): this one must not come first.
+/// Returns a deadline for an operation on a communicator that is being built. It is later than the
+/// build deadline, at which the world gives that communicator up (`give_up_build`).
 clock::time_point world_core::behind_the_build() const {
   return from_now(limits_.build_deadline + 1s);
 }
 
-/// How long lanes that are ready to connect wait for the others: requests of a live communicator
-/// wait with them.
+/// Returns how long lanes that are ready to connect wait for the others. The time is short beside a
+/// live communicator, because its requests wait too.
 std::chrono::nanoseconds world_core::patience() const {
   constexpr std::chrono::nanoseconds beside_a_live_one = std::chrono::seconds{2};
   std::lock_guard lock{order_mutex()};
@@ -679,11 +680,11 @@ std::chrono::nanoseconds world_core::patience() const {
                             : limits_.connect_limit;
 }
 
-/// Under the lock of the order: no request comes between two communicators, and none is held up.
+/// Under the admission lock: no request comes between two communicators, and none is held up.
 bool world_core::switch_to_standby(const caf::error& cause) {
   if (!standby_ || severity_of(cause) >= severity::device)
     return false;
-  for (auto& x : lanes_) // one that is to be reset, or ends, takes the standby with it
+  for (auto& x : lanes_) // a device that is reset or ends would end the standby, too
     if (x->state().phase() != device_phase::ready)
       return false;
   current_ = std::move(standby_);
@@ -691,8 +692,8 @@ bool world_core::switch_to_standby(const caf::error& cause) {
   return true;
 }
 
-/// The live one ends. True: the next one is there; else what is not needed any more is `unused`.
-/// Under the lock of the order.
+/// Removes the live communicator, which ends. Returns true if the next one is in its place.
+/// Otherwise adds standbys that are not needed any more to `unused`. Under the admission lock.
 bool world_core::leave_current(const caf::error& cause,
                                std::vector<std::shared_ptr<communicator>>& unused) {
   current_.reset();
@@ -731,7 +732,8 @@ void world_core::on_communicator_end(communicator& which, const caf::error& caus
     runtime_->gate().go_on();
   for (auto& x : unused)
     x->retire();
-  // Those are older than the next one; and only a lost device makes one of them the next.
+  // The prepared standbys are older than the next communicator. Only after the loss of a device
+  // does one of them become the next.
   if (role == communicator_role::live && !switched && code_of(cause) != errc::worker_lost)
     discard_prepared();
   on_end_(which.epoch(), cause, role);
@@ -741,7 +743,7 @@ void world_core::on_communicator_end(communicator& which, const caf::error& caus
 
 // -- requests
 
-/// Under the lock of the order.
+/// Under the admission lock.
 failure world_core::refusal_of(const operation& op, errc code, std::string detail) const {
   auto why = op.describe(code, std::move(detail));
   why.epoch = epoch_;
@@ -844,7 +846,7 @@ world_core::answer world_core::start(std::shared_ptr<collective_operation> op,
   return op;
 }
 
-/// A request of no calls has no lane and no place in the order: it is done at once.
+/// Answers a request without calls at once: it has no lane and no place in the order.
 world_core::answer world_core::do_nothing(const char* verb, const request_options& options,
                                           rank_set without) {
   auto result = std::make_shared<operation_of<collective_done>>(verb, 0);
@@ -868,8 +870,8 @@ world_core::answer world_core::do_nothing(const char* verb, const request_option
   return result;
 }
 
-/// A call of this process's rank was refused. The other ranks still make theirs, which must not
-/// meet the next one of this rank.
+/// Ends the communicator, because a call of this process's rank was refused. The other ranks still
+/// make theirs, which must not match the next call of this rank.
 void world_core::lose_call(const collective_operation& refused) {
   const auto why = refused.error();
   if (fails_validation(why) || code_of(why) == errc::membership_changed)
@@ -893,8 +895,8 @@ caf::error refusal(const char* verb, std::string detail) {
   return make_error(std::move(why));
 }
 
-/// Sorted by rank, each rank's calls in their order.
-/// @errors errc::invalid_argument: two calls of a rank touch what one of them writes
+/// Returns `calls` sorted by rank, each rank's calls in their order.
+/// @errors errc::invalid_argument: two calls of a rank use memory that one of them writes
 caf::expected<std::vector<rank_call>> by_rank(const char* verb, std::vector<rank_call> calls,
                                               std::span<const std::shared_ptr<lane>> lanes) {
   std::stable_sort(calls.begin(), calls.end(),
@@ -929,8 +931,8 @@ caf::error world_core::check_whole(const char* verb) const {
   return make_error(std::move(why));
 }
 
-/// The ranks that a request of `options` does without.
-/// @errors errc::membership_changed: it may not; before its handles are looked at
+/// Returns the ranks that a request with `options` leaves out.
+/// @errors errc::membership_changed: it may not leave out any; found before its handles are checked
 caf::expected<rank_set> world_core::to_leave_out(const char* verb,
                                                  const request_options& options) const {
   const auto now = absent();
@@ -958,7 +960,7 @@ world_core::answer world_core::run(const collective_view& what, const request_op
   if (what.kind == collective_kind::send || !without->empty()) {
     auto calls = rank_calls(verb, what, lanes_, *without);
     if (calls && what.kind == collective_kind::send)
-      calls = by_rank(verb, std::move(*calls), lanes_); // from a rank to itself, too
+      calls = by_rank(verb, std::move(*calls), lanes_); // also for a message from a rank to itself
     return calls ? start(verb, std::move(*calls), options, *without)
                  : refuse(std::move(calls.error()));
   }
@@ -1001,7 +1003,7 @@ world_core::answer world_core::run(const group& what) {
                 : refuse(std::move(sorted.error()));
 }
 
-/// May rank `rank` make its own calls here?
+/// Checks whether rank `rank` may make its own calls here.
 caf::error world_core::check_rank(const char* verb, int rank) const {
   if (auto error = is_whole() ? check_whole(verb) : caf::error{}; error)
     return error;
@@ -1026,12 +1028,12 @@ bool world_core::counts_calls_of(const rank_end& x) const noexcept {
          (!x.is_message() || (x.peer < size() && !without.contains(x.peer)));
 }
 
-/// A call that did not become a request.
+/// Counts a refused call that did not become a request.
 void world_core::count_refused(const rank_end& of, const caf::error& why,
                                std::uint64_t membership) {
   if (!is_whole() || !counts_among_calls(why, membership))
     return;
-  runtime_->gate().place_handed_in(); // its rank's earlier calls
+  runtime_->gate().place_handed_in(); // its rank's earlier calls come first
   std::shared_ptr<collective_operation> ended;
   {
     std::lock_guard lock{order_mutex()};
@@ -1095,8 +1097,8 @@ world_core::answer world_core::run(int rank, const collective_view& what,
   return request;
 }
 
-/// The other ranks' processes make the other calls of the operation; only theirs come to be
-/// compared where they meet.
+/// Starts the operation with this rank's call alone. The other ranks' processes make the other
+/// calls, and this process does not compare them.
 world_core::answer world_core::start_alone(const char* verb, rank_call call,
                                            const request_options& options,
                                            std::shared_ptr<world_core> self) {
@@ -1122,7 +1124,7 @@ std::shared_ptr<rank_request> world_core::new_request(const char* verb, rank_cal
   return result;
 }
 
-/// For the next call of the rank, and the operation that it makes with others'.
+/// Makes the objects for the rank's next call and the operation that it forms with others' calls.
 void world_core::make_spares_of(std::size_t rank) {
   matching_.spare_requests[rank].refill([] { return std::make_shared<rank_request>(); });
   matching_.spare_joint.refill([this] {

@@ -1,5 +1,5 @@
-/// The data side of a world: what its requests need to know at once. The `nccl_world` actor decides
-/// over its life; this carries out.
+/// The data side of a world: the state that requests need at once. The `nccl_world` actor decides
+/// about the world's life, and this class carries that out.
 #pragma once
 
 #include "core/communicator.hpp"
@@ -39,21 +39,21 @@ public:
   const world_tag& tag() const noexcept { return tag_; }
   const world_limits& limits() const noexcept { return limits_; }
   std::size_t size() const noexcept { return lanes_.size(); }
-  /// By rank; none where the rank is in another process.
+  /// By rank; null if the rank is in another process.
   const std::vector<std::shared_ptr<lane>>& lanes() const noexcept { return lanes_; }
-  /// The ranks that are in this process: all, or one.
+  /// Returns the ranks that are in this process: all, or one.
   const std::vector<std::size_t>& local_ranks() const noexcept { return local_ranks_; }
-  /// `size` if none that is in this process is on the device.
+  /// Returns the rank on the device; `size` if no rank of this process is on it.
   std::size_t rank_of(int device) const noexcept;
 
   world_status status() const;
-  /// Which ranks it goes on without (`loss_policy::shrink`).
+  /// Returns the ranks that the world goes on without (`loss_policy::shrink`).
   rank_set absent() const noexcept { return rank_set{absent_.load(std::memory_order_acquire)}; }
-  /// Under the lock of the order.
+  /// Under the admission lock.
   std::uint64_t membership() const noexcept { return membership_; }
-  /// How often `absent` has changed; the same.
+  /// Returns how often `absent` has changed. Under the admission lock.
   std::uint64_t absences() const noexcept { return absences_; }
-  /// May a request that needs no communicator, and means `membership`, go on?
+  /// Checks whether a request that needs no communicator, and names `membership`, may go on.
   /// @errors errc::unavailable: the world has ended; errc::membership_changed
   caf::error check_view(const char* verb, std::uint64_t membership) const;
 
@@ -61,47 +61,46 @@ public:
 
   using end_listener = std::function<void(std::uint64_t, const caf::error&, communicator_role)>;
 
-  /// Its ranks are driven by others: `on_live` hears, on any thread, of each communicator that
-  /// requests would run on, and of what the world is then. Before the first `build`.
+  /// For a world whose ranks are driven by others. `on_live` is called, on any thread, with each
+  /// communicator that requests would run on and the world's status. Before the first `build`.
   void set_on_live(std::function<void(communicator&, const world_status&)> on_live);
-  /// `on_end` hears, on any thread, that the communicator of an epoch ended, and what it was.
-  /// `on_gone` hears when one that ended is off its devices. Before the first `build`.
+  /// `on_end` is called, on any thread, when the communicator of an epoch has ended, with its role.
+  /// `on_gone` is called when an ended communicator has left its devices. Before the first `build`.
   void set_on_end(end_listener on_end, std::function<void()> on_gone = {});
-  /// Builds a communicator in the background and connects it on the lanes; `done` hears of it on
-  /// any thread, once. Returns the epoch that it is for.
+  /// Builds a communicator in the background and connects it on the lanes. `done` is called once,
+  /// on any thread. Returns the epoch of the communicator.
   std::uint64_t build(std::function<void(std::uint64_t, const caf::error&)> done);
-  /// It is connected: requests that wait go on, or, if there is a live one, it is the standby.
-  /// False if it has ended.
+  /// Opens the communicator that is connected: waiting requests go on or, if there is a live
+  /// communicator, it becomes the standby. Returns false if it has ended.
   bool open();
-  /// Makes ready in the background what the next loss of a device takes: its spare, or a standby
-  /// for each rank that may be lost (`standby_policy::survivors`, `full`), or both; `done` hears of
-  /// it on any thread, once. While the world is ready and has none.
+  /// Prepares in the background for the next loss of a device: makes spares, or a standby for each
+  /// rank that may be lost (`standby_policy::survivors`, `full`), or both. `done` is called once,
+  /// on any thread. To be called while the world is ready and has none.
   void prepare_for_loss(std::function<void(const caf::error&)> done);
-  /// Does `prepare_for_loss` something that is not done?
+  /// Returns whether `prepare_for_loss` has something left to do.
   bool wants_preparation() const;
-  /// The devices are all there again, one of them as its spare was: goes on with the standby that
-  /// was built for that. False: there is none, and one is to be built; no standby is left.
+  /// All devices are ready again, one of them as its former spare: goes on with the standby built
+  /// for that. Returns false if there is none: a communicator must be built; no standby is left.
   bool switch_to_spare();
-  /// Is a device that the world goes on without there again, so that a communicator can have it?
+  /// Returns whether an absent device is ready again, so that a communicator can include it.
   bool may_grow() const;
-  /// What is being built is not wanted any more.
+  /// Gives up the communicator that is being built.
   void give_up_build(const caf::error& cause);
-  /// Requests are refused, those that wait or run are answered with `why`.
+  /// Refuses new requests and answers waiting and running ones with `why`.
   void close(world_phase phase, const caf::error& why);
-  /// For the process of one rank: goes on with a communicator that was built for all of them, as
-  /// `view` says. False: it has gone on with a later one.
+  /// For the process of one rank: adopts a communicator that was built for all ranks, as `view`
+  /// says. Returns false if the world has gone on with a later one, or has ended.
   bool enter(const world_status& view, communicator_ranks ranks);
-  /// The communicator of an epoch ends because of `cause`, everywhere.
+  /// Ends the communicator of an epoch because of `cause`, for all ranks.
   void leave(std::uint64_t epoch, const caf::error& cause);
-  /// All communicators with this device, if any, end because of `cause`; requests wait for the
-  /// next.
-  /// @return what is being built has the device: `build` has to be called again
+  /// Ends all communicators with this device, if any, because of `cause`. Requests wait for the
+  /// next one.
+  /// @return whether the communicator being built has the device: `build` has to be called again
   bool end_epoch(int device, const caf::error& cause);
-  /// A device that the world waits for will not be there again: goes on without it, if that is the
-  /// policy.
-  /// @return it does so
+  /// Goes on without a device that will not come back, if that is the policy.
+  /// @return whether it does
   bool go_on_without_failed(int device);
-  /// Communicators that are on the devices, also those that have ended.
+  /// Returns the number of communicators on the devices, with those that have ended.
   int communicators() const noexcept { return communicators_.load(); }
 
   // -- for requests
@@ -110,50 +109,52 @@ public:
 
   answer run(const collective_view& what, const request_options& options);
   answer run(const group& what);
-  /// The call of one rank, as `rank_call_of` says; the others' make the operation with it.
-  /// `self`, this world, is kept by the request (`counted_apart`).
+  /// Runs the call of one rank (`rank_call_of`). The other ranks' calls form the operation with it.
+  /// The request keeps `self`, this world (`counted_apart`).
   answer run(int rank, const collective_view& what, const request_options& options,
              std::shared_ptr<world_core> self);
-  /// Messages of one rank, likewise.
+  /// The same for messages of one rank.
   answer run(const exchange& what, std::shared_ptr<world_core> self);
 
-  /// Why this process has no device of `rank`, which is out of range or in another process.
+  /// Returns why this process has no device of `rank`, which is out of range or in another process.
   caf::error why_no_device_of(std::size_t rank) const;
-  /// `count` elements on every rank, in rank order; `symmetric`: registered with the communicators
-  /// that are there, unless that fails, when it is answered, and with later ones.
+  /// Allocates `count` elements on every rank, in rank order. `symmetric` memory is registered with
+  /// existing communicators before the answer, unless that fails, and with later ones.
   std::shared_ptr<operation_of<world_buffers>>
   allocate(dtype type, std::size_t count, allocation_options what, const request_options& options);
 
-  // -- for requests, under the lock of the order
+  // -- for requests, under the admission lock
 
-  /// May a request that means `membership`, and was made for a world without `absent`, go on?
+  /// Checks whether a request that names `membership`, and was made for a world without `absent`,
+  /// may go on.
   /// @errors errc::unavailable: the world has ended; for a request that was admitted before, why it
-  ///         did. errc::membership_changed
+  ///         ended. errc::membership_changed
   caf::error check_view(const operation& op, std::uint64_t membership, rank_set absent) const;
-  /// May one that waits for ranks' calls since `absences` was that?
+  /// Checks whether a request may go on that waits for ranks' calls since `absences` had this
+  /// value.
   /// @errors errc::membership_changed
   caf::error check_ranks_since(const operation& op, std::uint64_t absences) const;
-  /// Counts one more that waits; `leave_queue`, on any thread, when it does so no more.
+  /// Counts one more waiting request. `leave_queue`, on any thread, ends that.
   /// @errors errc::overloaded: there is no room
   caf::error enter_queue(const operation& op, queue_bound bound);
   rank_matching& matching() noexcept { return matching_; }
-  /// May a refused call of that rank count? Not when no others come, nor when they do not wait for
-  /// it. Under the lock of the order.
+  /// Returns whether a refused call of that rank counts. It does not if no other rank's calls come,
+  /// or if they do not wait for it. Under the admission lock.
   bool counts_calls_of(const rank_end& x) const noexcept;
-  /// Are all ranks in this process?
+  /// Returns whether all ranks are in this process.
   bool is_whole() const noexcept { return local_ranks_.size() == lanes_.size(); }
   void leave_queue() noexcept {
     waiting_.fetch_sub(1);
     process_room.notify();
   }
-  /// No communicator now, but there will be one, or none any more.
+  /// Returns whether there is no communicator now, but the world has not ended.
   bool waits() const noexcept { return phase_ <= world_phase::ready && !has_communicator(); }
-  /// The communicator that there is has not all its connections yet.
+  /// Returns whether the current communicator still lacks connections.
   bool waits_for_connections() const noexcept {
     return has_communicator() && !current_->fully_connected();
   }
   bool runs_on(const communicator* x) const noexcept { return current_.get() == x; }
-  /// The communicator of a request that need not wait; it is said in `view`.
+  /// Returns the communicator of a request that need not wait, and describes it in `view`.
   std::shared_ptr<communicator> join(collective_done& view) const;
 
 private:
@@ -181,7 +182,7 @@ private:
   void begin_anew() noexcept;
   failure refusal_of(const operation& op, errc code, std::string detail) const;
   std::vector<local_rank> ranks_without(rank_set absent) const;
-  /// A communicator of these ranks alone.
+  /// Builds a communicator of these ranks alone.
   caf::expected<communicator_ranks> build_of(std::span<const local_rank> ranks) const;
   caf::error prepare_for_loss(std::uint64_t first_epoch, std::uint64_t membership,
                               std::uint64_t losses);
@@ -196,7 +197,7 @@ private:
   bool is_ready(rank_set absent) const;
   bool has_standby() const noexcept;
   bool has_standby_for_each() const noexcept;
-  /// Calls `done` when all lanes have made the connections, or with why not.
+  /// Calls `done` when all lanes have made the connections, or with the error.
   void connect(const std::shared_ptr<communicator>& target, connect_scope what,
                std::function<void(const caf::error&)> done);
   void connect_the_rest(const std::shared_ptr<communicator>& target);
@@ -227,19 +228,19 @@ private:
   const loss_policy on_loss_;
   end_listener on_end_;
   std::function<void()> on_gone_;
-  std::function<void(communicator&, const world_status&)> on_live_; // none: requests come here
+  std::function<void(communicator&, const world_status&)> on_live_; // none: requests are made here
   std::atomic<std::size_t> waiting_{0};
   std::atomic<int> communicators_{0};
-  // under the lock of the order
+  // under the admission lock
   world_phase phase_ = world_phase::building;
   caf::error reason_;
-  std::uint64_t epoch_ = 0;       // of the live communicator, or of the one to be
-  std::uint64_t last_epoch_ = 0;  // that was given to a communicator
-  std::uint64_t given_up_ = 0;    // a communicator of this epoch is not wanted any more
-  std::uint64_t announced_ = 0;   // to `on_live_`
-  std::uint64_t first_epoch_ = 0; // that this process's ranks entered, where others have ranks, too
-  std::uint64_t losses_ = 0;      // of devices
-  rank_set build_absent_;         // of the latest `build`
+  std::uint64_t epoch_ = 0;       // of the live communicator, or of the next one
+  std::uint64_t last_epoch_ = 0;  // the last one that was given to a communicator
+  std::uint64_t given_up_ = 0;    // the communicator of this epoch is not wanted any more
+  std::uint64_t announced_ = 0;   // the last one passed to `on_live_`
+  std::uint64_t first_epoch_ = 0; // the first one adopted, if other processes have ranks, too
+  std::uint64_t losses_ = 0;      // number of lost devices
+  rank_set build_absent_;         // absent ranks of the latest `build`
   std::uint64_t membership_ = 0;
   std::atomic<std::uint64_t> absent_{0}; // changes under the lock
   std::uint64_t absences_ = 0;
@@ -248,19 +249,18 @@ private:
   std::shared_ptr<communicator> current_;               // for requests
   std::shared_ptr<communicator> standby_;               // connected, and idle
   std::vector<std::shared_ptr<communicator>> prepared_; // the same, by the rank that may be lost
-  std::vector<std::weak_ptr<communicator>> leaving_;    // something may be pending on them
-  bool opened_ = false;                                 // once
+  std::vector<std::weak_ptr<communicator>> leaving_; // replaced; something may be pending on them
+  bool opened_ = false;                              // `open` has succeeded before
   bool spares_ready_ = false;
   rank_matching matching_;
   spare<collective_operation> spare_operation_;            // for the next request of all ranks
   std::vector<std::weak_ptr<symmetric_memory>> symmetric_; // in the order of allocation
 };
 
-/// What `world_limits::on_loss` comes to.
+/// Returns the policy that `world_limits::on_loss` leads to.
 loss_policy loss_policy_of(const world_limits& x) noexcept;
 
-/// The same world with a reference count of its own: all ranks' threads at once would wait for
-/// each other to change one.
+/// Returns the same world with a reference count of its own, to avoid contention of all ranks.
 inline std::shared_ptr<world_core> counted_apart(const std::shared_ptr<world_core>& x) {
   return {std::make_shared<std::shared_ptr<world_core>>(x), x.get()};
 }

@@ -1,4 +1,4 @@
-// What a world does when it loses a device, and what it has ready for that.
+// How a world handles the loss of a device, and how it prepares for one.
 
 #include "core/order.hpp"
 #include "core/start_thread.hpp"
@@ -16,12 +16,12 @@ namespace troupe::detail {
 namespace {
 bool is_there(const std::shared_ptr<communicator>& x) noexcept { return x && x->live(); }
 
-/// A standby for each rank that may be lost?
+/// Returns whether there is to be a standby for each rank that may be lost.
 bool prepares_standbys(const world_limits& x, std::size_t ranks) noexcept {
   return x.standby == standby_policy::full || (x.standby == standby_policy::survivors && ranks > 1);
 }
 
-/// The ranks whose spares are there, as they come, or why one is not.
+/// A queue of the ranks whose spares are ready, in order of arrival, or the errors.
 class arrivals {
 public:
   void add(std::size_t rank, caf::error why) {
@@ -31,7 +31,7 @@ public:
     }
     condition_.notify_one();
   }
-  /// Waits for it.
+  /// Waits for the next one.
   std::pair<std::size_t, caf::error> next() {
     std::unique_lock lock{mutex_};
     condition_.wait(lock, [this] { return !come_.empty(); });
@@ -64,7 +64,7 @@ bool world_core::wants_preparation() const {
                                             : on_loss_ == loss_policy::failover && !spares_ready_;
 }
 
-/// As long as the members are those of now.
+/// The result is valid as long as the members are the same.
 void world_core::prepare_for_loss(std::function<void(const caf::error&)> done) {
   std::uint64_t first = 0;
   std::uint64_t membership = 0;
@@ -88,13 +88,13 @@ void world_core::prepare_for_loss(std::function<void(const caf::error&)> done) {
 caf::error world_core::prepare_for_loss(std::uint64_t first_epoch, std::uint64_t membership,
                                         std::uint64_t losses) {
   const auto with_standbys = prepares_standbys(limits_, size());
-  // What needs only spares that are there is built while the others start.
+  // A standby is built as soon as the spares that it needs are ready, while the others start.
   arrivals spares;
   std::vector<std::jthread> starts;
   const auto start = [&](const auto& one) {
     std::jthread own;
     if (start_thread(own, one, "to start a spare"))
-      one(); // one after the other then
+      one(); // without a thread, one after the other
     else
       starts.push_back(std::move(own));
   };
@@ -122,7 +122,7 @@ caf::error world_core::prepare_for_loss(std::uint64_t first_epoch, std::uint64_t
   return {};
 }
 
-/// For the loss of rank `k`.
+/// Builds the standby for the loss of rank `k`.
 caf::error world_core::build_standby(std::uint64_t epoch, std::uint64_t membership, std::size_t k) {
   const auto with_spare = limits_.standby == standby_policy::full;
   const auto absent = with_spare ? rank_set{} : rank_set::of(k);
@@ -157,13 +157,13 @@ caf::error world_core::build_standby(std::uint64_t epoch, std::uint64_t membersh
   return {};
 }
 
-/// No request of the device's next life comes to a communicator that has a rank of this one.
+/// Ends all communicators with the device, so that no request of its next generation gets to one.
 void world_core::on_device_loss(int device, const caf::error& why) {
   std::vector<std::shared_ptr<communicator>> ends;
   std::vector<std::shared_ptr<communicator>> idle;
-  std::shared_ptr<communicator> live; // that ends
+  std::shared_ptr<communicator> live; // the live one, which ends
   bool switched = false;
-  bool others = false; // it has other members
+  bool others = false; // the world has other members
   {
     std::lock_guard lock{order_mutex()};
     if (rank_of(device) != size()) {
@@ -187,7 +187,7 @@ void world_core::on_device_loss(int device, const caf::error& why) {
     if (current_ && current_->has_lost_rank()) {
       live = current_;
       switched = leave_current(why, idle);
-    } else if (phase_ == world_phase::building && opened_) { // it ended before
+    } else if (phase_ == world_phase::building && opened_) { // the live one ended before
       switched = switch_to_survivors();
     }
   }
@@ -201,13 +201,13 @@ void world_core::on_device_loss(int device, const caf::error& why) {
     on_end_(live->epoch(), why, communicator_role::live);
     live->fail(why);
   } else if ((switched || others) && on_gone_) {
-    on_gone_(); // what the actor heard of its end is not true any more
+    on_gone_(); // the actor has an outdated view of the end
   }
   if (switched)
     announce();
 }
 
-/// If that is the policy. When nobody is left, all are waited for that may come back.
+/// Goes on without the lost ranks, if that is the policy. If none is left, waits for any to return.
 void world_core::go_on_without(int device) {
   if (on_loss_ != loss_policy::shrink || !opened_ || phase_ > world_phase::ready)
     return;
@@ -215,7 +215,7 @@ void world_core::go_on_without(int device) {
     return;
   rank_set away = absent();
   rank_set ended;
-  for (std::size_t i = 0; i < lanes_.size(); ++i) { // it may be told of a loss twice
+  for (std::size_t i = 0; i < lanes_.size(); ++i) { // a loss may be reported twice
     const auto phase = lanes_[i]->state().phase();
     if (phase != device_phase::ready)
       away = away.with(i);
@@ -235,11 +235,11 @@ bool world_core::go_on_without_failed(int device) {
     std::lock_guard lock{order_mutex()};
     go_on_without(device);
   }
-  runtime_->gate().go_on_soon(); // what waits may be for a rank that is gone
+  runtime_->gate().go_on_soon(); // held requests may need a rank that is gone
   return absent().contains(rank_of(device));
 }
 
-/// Under the lock of the order, where it has lost one rank.
+/// If exactly one rank is lost, switches to the standby for that. Under the admission lock.
 bool world_core::switch_to_survivors() {
   const auto now = absent();
   if (now.size() != 1)
@@ -264,7 +264,7 @@ bool world_core::may_grow() const {
   return false;
 }
 
-/// If it is a standby still, and not the one that requests run on.
+/// Drops the standbys, if `which` is still one of them and is not live.
 void world_core::on_spare_lost(const std::shared_ptr<communicator>& which, std::size_t k) {
   {
     std::lock_guard lock{order_mutex()};
@@ -300,7 +300,7 @@ bool world_core::switch_to_spare() {
     std::lock_guard lock{order_mutex()};
     if (phase_ != world_phase::building || !is_ready({}))
       return false;
-    // Those with another rank's spare have a rank that is lost.
+    // Standbys with another rank's spare have a lost rank.
     for (auto& x : prepared_)
       if (!switched && is_there(x) && is_current(*x)) {
         current_ = std::move(x);

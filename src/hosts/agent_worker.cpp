@@ -11,9 +11,10 @@ namespace troupe::detail {
 
 namespace {
 
-/// The worker says nothing when something is done: it is looked at so often.
+/// The polling interval: the worker sends no signal when an event is done.
 constexpr std::chrono::microseconds look_interval{20};
-/// A lane waits for replies, and so do most who ask: no more than this is ever on its way.
+/// The limit of queued bytes. A lane and most other callers wait for replies, so no correct parent
+/// reaches it.
 constexpr std::size_t most_queued_bytes = std::size_t{8} << 20;
 
 caf::error malformed(const char* what) {
@@ -21,7 +22,7 @@ caf::error malformed(const char* what) {
                     std::string{"the parent sent "} + what + " that cannot be read");
 }
 
-/// What a worker would say itself.
+/// Returns the answer that a worker itself would send.
 std::vector<std::byte> answer_of(const control_head& head,
                                  const caf::expected<std::vector<std::byte>>& x) {
   wire_writer result;
@@ -56,7 +57,7 @@ void agent_worker::begin() {
   link_->on_loss([to = to_, channel = channel_](const caf::error& why) {
     wire_writer message;
     put(message, why);
-    // Else the parent has lost it by itself.
+    // If the send fails, the parent has lost the worker by itself.
     static_cast<void>(to->send(number(host_frame::lost), channel, {message.bytes()}));
   });
 }
@@ -71,8 +72,8 @@ caf::error agent_worker::received(host_frame kind, std::span<const std::byte> bo
     if (body.size() < sizeof(control_head))
       return malformed("a request");
     return post(requests_, &agent_worker::serve, body);
-  // Nothing that is in a stream now uses these bytes: who gives host memory to a copy leaves it
-  // alone until that is done, or lets its stream wait for a word, which comes after the content.
+  // No work in a stream uses these bytes now. The host memory of a copy stays unchanged until the
+  // copy is done, or its stream waits for a word, which comes after the content.
   case host_frame::content:
     return segments_.take_content(body) ? caf::error{} : malformed("content");
   case host_frame::word: {
@@ -98,7 +99,7 @@ caf::error agent_worker::post(serial_thread& to, job what, std::span<const std::
 caf::error agent_worker::take_word(const word_args& x) {
   const auto segment = segments_.find(x.word.segment);
   if (!segment)
-    return {}; // it could not be made; who uses it will say so
+    return {}; // it could not be made, which its users report
   const auto bytes = part_of(*segment, x.word, sizeof(std::uint64_t));
   if (bytes.empty() || x.word.offset % sizeof(std::uint64_t) != 0)
     return malformed("a word");
@@ -119,7 +120,7 @@ void agent_worker::execute(const std::vector<std::byte>& frame) {
     break;
   }
   case command::skip:
-  case command::stop: // it is released instead
+  case command::stop: // the worker is released instead
     break;
   default:
     return ask(head, reader.rest());
@@ -128,7 +129,7 @@ void agent_worker::execute(const std::vector<std::byte>& frame) {
 
 void agent_worker::record(const record_args& x) {
   if (link_->tell(command::record, x))
-    return; // it is lost, which the parent hears elsewhere
+    return; // it is lost, which `on_loss` reports
   outstanding more{{x.event, x.number}, {}};
   if (auto i = downloads_.find(x.stream); i != downloads_.end()) {
     more.downloads = std::move(i->second);
@@ -154,7 +155,7 @@ void agent_worker::ask(const command_head& head, std::span<const std::byte> body
     return;
   wire_writer result;
   put(result, reply ? caf::error{} : reply.error());
-  // Where the connection is over, everything here ends.
+  // If the connection is over, everything here ends.
   static_cast<void>(to_->send(number(host_frame::reply), channel_,
                               {bytes_of(head.number), result.bytes(),
                                reply ? reply->rest() : std::span<const std::byte>{}}));
@@ -193,8 +194,8 @@ void agent_worker::serve(const std::vector<std::byte>& message) {
     answer(link_->request(head.kind, body));
 }
 
-/// The segment's own memory on this host: what lies in the parent's comes and goes with what uses
-/// it.
+/// Makes the segment's own memory on this host. Content is exchanged with the parent's memory when
+/// it is used.
 void agent_worker::map(const control_head& head, const map_args& what) {
   auto answer = [&](const caf::expected<std::vector<std::byte>>& x) {
     static_cast<void>(to_->send(number(host_frame::answer), channel_, {answer_of(head, x)}));
@@ -209,7 +210,7 @@ void agent_worker::map(const control_head& head, const map_args& what) {
   answer(mapped);
 }
 
-// -- what is done
+// -- done events
 
 void agent_worker::watch() {
   for (std::unique_lock lock{mutex_};;) {
@@ -220,7 +221,7 @@ void agent_worker::watch() {
       return link_->done_word(x.what.event).load(std::memory_order_acquire) >= x.what.record;
     });
     lock.unlock();
-    if (link_->lost()) // all count as done then
+    if (link_->lost()) // all events count as done then
       return;
     if (done.empty())
       std::this_thread::sleep_for(look_interval);
@@ -231,7 +232,7 @@ void agent_worker::watch() {
 }
 
 bool agent_worker::tell_done(std::vector<outstanding>& done) {
-  // Before: the worker notes an error before it says what is done.
+  // Read first: the worker notes an error before it reports events as done.
   const auto errors = link_->communicator_errors();
   std::vector<done_event> events;
   for (auto& x : done) {

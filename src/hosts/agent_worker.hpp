@@ -1,4 +1,4 @@
-/// The agent's end of one life of a worker: drives it as the parent's lane would.
+/// The agent's side of one life of a worker: drives the worker as the parent's lane would.
 #pragma once
 
 #include "hosts/frame_link.hpp"
@@ -22,11 +22,11 @@ namespace troupe::detail {
 
 class agent_worker {
 public:
-  /// Nobody else writes commands to `link` meanwhile.
+  /// No other object may write commands to `link`.
   agent_worker(std::uint64_t channel, int device, std::shared_ptr<worker_link> link,
                std::shared_ptr<frame_link> to);
-  /// A worker that is in the middle of a command is lost: nothing waits for it. Not on the
-  /// connection's thread.
+  /// Gives up a worker that is in the middle of a command, without waiting for it. Not called on
+  /// the connection's thread.
   ~agent_worker();
   agent_worker(const agent_worker&) = delete;
   agent_worker& operator=(const agent_worker&) = delete;
@@ -34,13 +34,14 @@ public:
   int device() const noexcept { return device_; }
   const std::shared_ptr<worker_link>& link() const noexcept { return link_; }
 
-  /// From now on the parent hears of the loss.
+  /// Starts to report the worker's loss to the parent.
   void begin();
-  /// What the parent sends. An error: it is out of order. @thread the connection's
+  /// Handles a frame of the parent. Returns an error if it breaks the protocol. @thread the
+  /// connection's
   caf::error received(host_frame kind, std::span<const std::byte> body);
 
 private:
-  /// What a copy to the host has left in a segment, once it is done.
+  /// Bytes in a segment that a copy to the host has written, once the copy is done.
   struct download {
     std::shared_ptr<const shared_memory> keep;
     shared_place from;
@@ -53,7 +54,7 @@ private:
 
   using job = void (agent_worker::*)(const std::vector<std::byte>& message);
 
-  /// `to` does `what` with it.
+  /// Queues a job: `to` calls `what` with the message.
   caf::error post(serial_thread& to, job what, std::span<const std::byte> body);
   void execute(const std::vector<std::byte>& frame);
   void record(const record_args& x);
@@ -63,7 +64,7 @@ private:
   void map(const control_head& head, const map_args& what);
   caf::error take_word(const word_args& x);
   void watch();
-  /// Tells the parent of what is done. False: there is nobody to be told.
+  /// Reports done events to the parent. Returns false if the connection is over.
   bool tell_done(std::vector<outstanding>& done);
 
   const std::uint64_t channel_;
@@ -73,8 +74,8 @@ private:
 
   segment_table segments_;
 
-  // of the thread that writes commands
-  std::unordered_map<stream_id, std::vector<download>> downloads_; ///< not behind a record yet
+  // used by the thread that writes commands
+  std::unordered_map<stream_id, std::vector<download>> downloads_; ///< not followed by a record yet
 
   std::mutex mutex_;
   std::condition_variable changed_;

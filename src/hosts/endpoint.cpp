@@ -114,7 +114,7 @@ caf::expected<file_descriptor> connect_to_name(const std::string& where,
   std::ptrdiff_t left = 0;
   for (const auto* x = found; x != nullptr; x = x->ai_next)
     ++left;
-  // Each has its share of the time: one that does not answer leaves enough for the others.
+  // Each address gets a share of the time, so that one without an answer leaves enough for others.
   for (const auto* x = found; x != nullptr; x = x->ai_next, --left) {
     const auto now = std::chrono::steady_clock::now();
     const auto share = now + (until - now) / left;

@@ -18,16 +18,16 @@ namespace troupe::detail {
 
 namespace {
 
-/// Who waits for room, waits while so much is queued.
+/// @units queued bytes from which senders with `patience::room` wait
 constexpr std::size_t much = std::size_t{4} << 20;
-/// More is queued for nobody who is in order: a peer that reads nothing, but lives.
+/// @units queued bytes that end the link: the peer lives, but reads nothing
 constexpr std::size_t too_much = std::size_t{64} << 20;
-/// Frames go together up to this size.
+/// @units bytes up to which frames are sent together
 constexpr std::size_t at_once = std::size_t{64} << 10;
-/// Reads in a row before it looks at what is to be sent.
+/// Reads in a row before the thread looks for frames to send.
 constexpr int reads_in_a_row = 64;
-constexpr int writes_in_a_row = 16; ///< the same, the other way round
-/// A beat at least so often.
+constexpr int writes_in_a_row = 16; ///< the same for writes
+/// The longest interval between two beats.
 constexpr std::chrono::milliseconds slowest_beat{250};
 
 std::string in_ms(std::chrono::nanoseconds x) {
@@ -164,8 +164,8 @@ caf::error frame_link::serve() {
       until = std::min(until, told_ + beat);
     if (silence.count() == 0)
       until = std::min(until, end_of(options_.admission_limit, begun_));
-    // What is in TLS's own buffers is not seen by the system: `read` has taken all of it, or comes
-    // again at once.
+    // The system does not see bytes in TLS's own buffers: `read` has taken all of them, or is
+    // called again at once.
     if (auto error = wait(wanted_, wanted_ == 0 ? now : until))
       return error;
   }

@@ -1,5 +1,5 @@
-/// Frames of a bounded size over one connection between hosts, and signs of life when there are
-/// none.
+/// Frames of limited size over one connection between hosts, and signs of life when there are no
+/// frames.
 #pragma once
 
 #include "core/fair_limit.hpp"
@@ -21,63 +21,63 @@
 
 namespace troupe::detail {
 
-/// Stands before each frame.
+/// The header of a frame.
 struct frame_head {
   std::uint32_t size = 0; ///< of the body, in bytes
   std::uint32_t kind = 0; ///< 0: a sign of life, without a body
   std::uint64_t channel = 0;
 };
 
-/// One thread does all that concerns the socket. A peer that this side does not know gets no
-/// further than the handshake, and none makes this side allocate more than the largest frame.
+/// One thread does all work on the socket. An unknown peer gets no further than the handshake. No
+/// peer makes this side allocate more than the largest frame.
 /// @thread any
 class frame_link {
 public:
   struct options {
     std::size_t most_bytes = 0; ///< of a frame's body
-    /// From the start until somebody calls `admit`.
+    /// From the start until the call of `admit`.
     std::chrono::nanoseconds admission_limit = std::chrono::seconds{5};
-    /// A peer from which nothing comes for so long is taken for lost.
+    /// A peer that sends nothing for this time counts as lost.
     std::chrono::nanoseconds silence_limit = std::chrono::seconds{3};
   };
 
   /// Both are called on the link's thread, and must not block.
   struct listener {
-    /// An error ends the link.
+    /// Handles a frame. An error ends the link.
     std::function<caf::error(const frame_head&, std::span<const std::byte>)> received;
-    /// The last call, and why.
+    /// The last call, with the reason.
     std::function<void(const caf::error&)> ended;
   };
 
-  /// @errors errc::unavailable: the system refuses a thread or an event
+  /// @errors errc::unavailable: no thread can be started, or no event created
   static caf::expected<std::shared_ptr<frame_link>> start(tls_stream stream, options how,
                                                           listener to);
-  /// After `stop`, or on another thread than the link's.
+  /// Called after `stop`, or on a thread other than the link's.
   ~frame_link();
   frame_link(const frame_link&) = delete;
   frame_link& operator=(const frame_link&) = delete;
 
-  /// The peer is welcome: from now on its silence counts, and no longer the time since the start.
+  /// Accepts the peer: from now on its silence is limited, not the time since the start.
   void admit(std::chrono::nanoseconds silence_limit) noexcept;
 
   enum class patience : std::uint8_t {
-    none, ///< for what is small, and rare or an answer
+    none, ///< for small frames that are rare, or answers
     room  ///< waits while much is queued; never on a link's thread
   };
 
-  /// Queues a frame; it is sent before those that are queued later.
-  /// @errors why the link is over
+  /// Queues a frame. Frames are sent in the order in which they are queued.
+  /// @errors the reason why the link is over; errc::out_of_range: the frame is too large
   [[nodiscard]] caf::error send(std::uint32_t kind, std::uint64_t channel,
                                 std::initializer_list<std::span<const std::byte>> body,
                                 patience wait = patience::none) noexcept;
-  /// Ends it with this reason; `listener::ended` hears of it soon.
+  /// Ends the link with this reason, which `listener::ended` soon gets.
   void end(const caf::error& why) noexcept;
-  /// The same when all is sent that is queued.
+  /// Same, when all queued frames are sent.
   void end_when_sent(const caf::error& why) noexcept;
-  /// Ends it, and returns when nobody is called any more. Not on the link's thread.
+  /// Ends the link. Blocks until all callbacks have returned. Not called on the link's thread.
   void stop() noexcept;
 
-  /// Address and certificate of the peer. On the link's thread, when something was received.
+  /// Returns the peer's address and certificate subject. On the link's thread, after a frame came.
   std::string peer() const;
 
 private:
@@ -88,19 +88,19 @@ private:
 
   void run() noexcept;
   caf::error serve();
-  /// Waits for the socket or a wake-up, not past `until`, nor for long.
+  /// Waits for the socket or a wake-up, until `until`, but not for long.
   caf::error wait(short events, clock::time_point until);
   caf::error shake_hands();
   caf::error read();
   caf::error take(std::size_t got);
   caf::error write();
-  /// More to write, if there is; or why it is over.
+  /// Takes queued frames for writing. Returns why the link must end, or none.
   caf::error refill();
   caf::error judge_time(clock::time_point now);
-  /// When a limit will be over that counts from `since` on.
+  /// Returns the time when a limit that counts from `since` is over.
   clock::time_point end_of(std::chrono::nanoseconds limit, clock::time_point since) const noexcept;
 
-  tls_stream stream_; // of the thread
+  tls_stream stream_; // used by the thread
   const options options_;
   const listener to_;
   const wake_up wake_;
@@ -109,11 +109,11 @@ private:
   clock::time_point heard_{};
   running_time time_{std::chrono::milliseconds{50}};
   clock::time_point told_{};
-  short wanted_ = 0; ///< what the last attempts to read or to write wait for
+  short wanted_ = 0; ///< events that the last read and write wait for
   frame_head head_;
   bool in_body_ = false;
   std::vector<std::byte> body_;
-  std::size_t filled_ = 0; ///< of the head, or of the body
+  std::size_t filled_ = 0; ///< bytes of the head, or of the body
   std::vector<std::byte> writing_;
   std::size_t written_ = 0;
 
@@ -121,8 +121,8 @@ private:
   std::condition_variable room_;
   std::deque<std::vector<std::byte>> queue_;
   std::size_t queued_bytes_ = 0;
-  std::optional<caf::error> end_;      ///< somebody wants it
-  std::optional<caf::error> last_end_; ///< the same, when all is sent
+  std::optional<caf::error> end_;      ///< requested end
+  std::optional<caf::error> last_end_; ///< requested end when all is sent
   caf::error why_;
   bool over_ = false;
 

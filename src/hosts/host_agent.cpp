@@ -1,4 +1,4 @@
-// What a host does for a parent on another one.
+// The agent of a host: runs workers for a parent on another host.
 
 #include "core/log.hpp"
 #include "core/option_check.hpp"
@@ -32,19 +32,19 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
-/// The pause between attempts that fail grows to so many times what it was.
+/// The limit of the pause between failed attempts, as a multiple of the first pause.
 constexpr int longest_pause = 4;
 
-/// One connection with the parent, and the workers that are there as long as it is.
+/// One connection with the parent, and the workers that live as long as it does.
 class host_agent {
 public:
   host_agent(const host_agent_options& options, host_hello hello)
       : options_(options), hello_(hello) {}
   ~host_agent() { end(); }
 
-  /// Returns why it is over.
+  /// Runs until the connection is over, and returns the reason.
   caf::error serve(const std::shared_ptr<tls_context>& context);
-  /// It had workers.
+  /// Returns whether the pool was opened.
   bool has_joined() const noexcept { return serves_; }
   /// Ends its workers.
   void end() noexcept;
@@ -58,7 +58,7 @@ private:
   caf::error connect(const std::shared_ptr<tls_context>& context);
   caf::error open_pool(const host_welcome& what);
 
-  // of the connection's thread
+  // used by the connection's thread
   caf::error received(const frame_head& head, std::span<const std::byte> body);
   caf::error take_welcome(std::span<const std::byte> body);
   caf::error take_refusal(std::span<const std::byte> body);
@@ -66,7 +66,7 @@ private:
   caf::error take_release(std::uint64_t request, std::span<const std::byte> body);
   void take_give_up(std::uint64_t channel);
 
-  // of a device's thread
+  // used by a device's thread
   void start(std::uint64_t channel, const start_args& what, const std::stop_token& stop);
   caf::expected<std::shared_ptr<worker_link>> provide(const start_args& what,
                                                       const std::stop_token& stop);
@@ -85,15 +85,15 @@ private:
   std::condition_variable changed_;
   std::optional<host_welcome> welcome_;
   std::optional<caf::error> over_;
-  bool serves_ = false;                                ///< its pool is there
-  std::map<std::uint64_t, std::stop_source> starting_; ///< by their channels
+  bool serves_ = false;                                ///< the pool is open
+  std::map<std::uint64_t, std::stop_source> starting_; ///< by channel
   std::map<std::uint64_t, running> workers_;
 
   std::shared_ptr<process_pool> pool_;
   std::vector<std::unique_ptr<serial_thread>> devices_; ///< start and release their workers
 };
 
-// -- from its begin to its end
+// -- life of the connection
 
 caf::error host_agent::connect(const std::shared_ptr<tls_context>& context) {
   auto socket = connect_to_name(options_.parent, from_now(options_.connect_limit));
@@ -120,7 +120,7 @@ caf::error host_agent::connect(const std::shared_ptr<tls_context>& context) {
     over_ = why;
     changed_.notify_all();
   };
-  std::lock_guard lock{mutex_}; // what comes at once waits for the link to be known
+  std::lock_guard lock{mutex_}; // frames that come at once wait until `link_` is set
   auto link = frame_link::start(std::move(*stream), how, std::move(listener));
   if (!link)
     return link.error();
@@ -146,7 +146,7 @@ caf::error host_agent::open_pool(const host_welcome& what) {
   pool_ = std::move(*pool);
   pool_->set_listener([to = link_](int device, std::span<const std::byte> told) {
     const std::int32_t of = device;
-    // Where the connection is over, everything here ends.
+    // If the connection is over, everything here ends.
     static_cast<void>(
         to->send(number(host_frame::told), 0, {bytes_of(of), told}, frame_link::patience::room));
   });
@@ -191,7 +191,7 @@ caf::error host_agent::serve(const std::shared_ptr<tls_context>& context) {
   return *over_;
 }
 
-/// The workers first: their threads may be inside a call.
+/// Ends the workers first, since the devices' threads may be inside calls to them.
 void host_agent::end() noexcept {
   if (link_)
     link_->stop();
@@ -211,7 +211,7 @@ void host_agent::end() noexcept {
   devices_.clear();
   {
     std::lock_guard lock{mutex_};
-    workers.merge(workers_); // that were being started
+    workers.merge(workers_); // workers that were being started
   }
   if (pool_)
     for (int i = 0; i < pool_->device_count(); ++i)
@@ -222,7 +222,7 @@ void host_agent::end() noexcept {
   pool_.reset();
 }
 
-// -- what comes
+// -- received frames
 
 caf::error host_agent::received(const frame_head& head, std::span<const std::byte> body) {
   const auto kind = static_cast<host_frame>(head.kind);
@@ -244,7 +244,7 @@ caf::error host_agent::received(const frame_head& head, std::span<const std::byt
     take_give_up(head.channel);
     return {};
   default: {
-    std::lock_guard lock{mutex_}; // nobody ends it meanwhile, and not on this thread
+    std::lock_guard lock{mutex_}; // so that it is not destroyed meanwhile, nor on this thread
     auto i = workers_.find(head.channel);
     return i != workers_.end() ? i->second.worker->received(kind, body) : caf::error{};
   }
@@ -304,7 +304,7 @@ void host_agent::take_give_up(std::uint64_t channel) {
     if (auto i = starting_.find(channel); i != starting_.end())
       starting = i->second;
   }
-  starting.request_stop(); // or else it is there by now
+  starting.request_stop(); // without effect if it has started by now
   running gone;
   {
     std::lock_guard lock{mutex_};
@@ -317,7 +317,7 @@ void host_agent::take_give_up(std::uint64_t channel) {
   gone.worker->link()->give_up(
       make_error(errc::unavailable, "the parent needs the worker no more"));
   auto& thread = *devices_[static_cast<std::size_t>(gone.device)];
-  thread.post([gone = std::move(gone)]() mutable { gone.worker.reset(); }); // it waits
+  thread.post([gone = std::move(gone)]() mutable { gone.worker.reset(); }); // it blocks
 }
 
 // -- workers
@@ -325,13 +325,13 @@ void host_agent::take_give_up(std::uint64_t channel) {
 void host_agent::answer(host_frame kind, std::uint64_t to, const caf::error& error) noexcept {
   wire_writer message;
   put(message, error);
-  // Where the connection is over, everything here ends.
+  // If the connection is over, everything here ends.
   static_cast<void>(link_->send(number(kind), to, {message.bytes()}));
 }
 
 caf::expected<std::shared_ptr<worker_link>> host_agent::provide(const start_args& what,
                                                                 const std::stop_token& stop) {
-  auto now = pool_->provide(what.device, stop); // what was the spare may be the device's by now
+  auto now = pool_->provide(what.device, stop); // the former spare may be the device's worker now
   if (what.spare == 0 || !now)
     return now;
   if (auto error = pool_->provide_spare(what.device, stop))
@@ -372,7 +372,7 @@ void host_agent::start(std::uint64_t channel, const start_args& what, const std:
     (*link)->give_up(error);
   answer(host_frame::started, channel, error);
   if (!error)
-    worker->begin(); // it may be lost: the parent hears that it was there before
+    worker->begin(); // now, since the parent must hear of the start before a loss
 }
 
 std::vector<std::shared_ptr<agent_worker>> host_agent::take_workers_of(int device) {
@@ -390,7 +390,7 @@ std::vector<std::shared_ptr<agent_worker>> host_agent::take_workers_of(int devic
 }
 
 void host_agent::release(std::uint64_t request, int device) {
-  take_workers_of(device).clear(); // nobody writes to them any more
+  take_workers_of(device).clear(); // no thread writes to them any more
   pool_->release(device);
   answer(host_frame::released, request, {});
 }
@@ -434,7 +434,7 @@ caf::error run_host_agent(host_agent_options options) {
   for (std::string told;;) {
     detail::host_agent agent{options, *hello};
     const auto why = agent.serve(*context);
-    if (auto text = describe(why); text != told) { // the same again and again is told once
+    if (auto text = describe(why); text != told) { // the same reason is logged once
       detail::log(log_level::warning, "not joined with " + options.parent + "; it is tried again",
                   why);
       told = std::move(text);

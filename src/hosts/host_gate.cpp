@@ -17,7 +17,7 @@ namespace troupe::detail {
 namespace {
 
 constexpr std::ptrdiff_t most_strangers = 64;
-/// After the system had no room for a connection.
+/// The pause after an error of poll or accept.
 constexpr std::chrono::milliseconds pause{100};
 
 } // namespace
@@ -66,7 +66,7 @@ void host_gate::clean_up() noexcept {
 void host_gate::make_room() noexcept {
   if (std::ranges::count_if(sessions_, [](auto& x) { return x->is_stranger(); }) < most_strangers)
     return;
-  // From the oldest on; one may just have made itself known.
+  // From the oldest on; a stranger may just have become known.
   static_cast<void>(std::ranges::find_if(
       sessions_, [](auto& x) { return x->turn_away("there are too many strangers"); }));
 }

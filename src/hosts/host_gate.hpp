@@ -1,4 +1,4 @@
-/// Where a parent listens for agents of other hosts.
+/// The socket where a parent listens for agents of other hosts.
 #pragma once
 
 #include "backend/host/socket.hpp"
@@ -13,13 +13,13 @@
 
 namespace troupe::detail {
 
-/// One thread takes in connections, and takes away those that are over. Strangers are few at a time
-/// and stay for a short time: where there are more, the next one takes the place of the oldest.
+/// One thread accepts connections and removes ended ones. The number and the time of strangers are
+/// limited: if there are too many, the next one replaces the oldest.
 /// @thread any
 class host_gate {
 public:
   /// @param to see `host_session::owner`
-  /// @errors errc::invalid_argument: no numeric address of one host; errc::unavailable
+  /// @errors errc::invalid_argument: not the numeric address of one host; errc::unavailable
   static caf::expected<std::unique_ptr<host_gate>> start(const remote_hosts& where,
                                                          host_session::owner to);
   /// Ends all connections.
@@ -39,9 +39,9 @@ private:
 
   void run() noexcept;
   void accept() noexcept;
-  /// Takes away those that are over.
+  /// Removes connections that are over.
   void clean_up() noexcept;
-  /// For one more stranger.
+  /// Turns away a stranger if there are too many.
   void make_room() noexcept;
 
   const std::shared_ptr<tls_context> context_;
@@ -50,8 +50,8 @@ private:
   const socket_address address_;
   const host_session::owner to_;
   std::atomic<bool> stop_{false};
-  clock::time_point accept_from_{};                   ///< of the thread: there was no room for one
-  std::list<std::shared_ptr<host_session>> sessions_; ///< of the thread; the oldest first
+  clock::time_point accept_from_{};                   ///< of the thread: set after a failed accept
+  std::list<std::shared_ptr<host_session>> sessions_; ///< of the thread; oldest first
   std::thread thread_;
 };
 

@@ -26,12 +26,12 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
-/// A host, whether it is there or not.
+/// A host, connected or not.
 struct member {
   std::string name;
-  int devices = 0;                   ///< from its first joining on
-  int first = 0;                     ///< ordinal of the first of them
-  std::shared_ptr<host_session> now; ///< null: it is not there
+  int devices = 0;                   ///< set when it joins first
+  int first = 0;                     ///< ordinal of its first device
+  std::shared_ptr<host_session> now; ///< null: not connected
 };
 
 class host_pool final : public worker_pool, public std::enable_shared_from_this<host_pool> {
@@ -72,9 +72,9 @@ private:
   void hear(host_session& who, int device, std::span<const std::byte> what);
   caf::error wait_for_all();
   std::string missing_hosts() const;
-  /// Null: it is not there now.
+  /// Returns null if the host is not connected.
   std::shared_ptr<host_session> session_of(const member& host);
-  /// Null: it did not come (back) in time.
+  /// Returns null if the host does not connect in time, or `stop` is requested.
   std::shared_ptr<host_session> wait_for(const member& host, const std::stop_token& stop);
 
   bool is_local(int ordinal) const noexcept { return ordinal < local_devices_; }
@@ -88,12 +88,12 @@ private:
   const worker_backend_options options_;
   const std::shared_ptr<process_pool> local_;
   const int local_devices_;
-  std::vector<std::unique_ptr<slot>> slots_; ///< from when all hosts are there
+  std::vector<std::unique_ptr<slot>> slots_; ///< filled once all hosts have joined
 
   std::mutex mutex_;
   std::condition_variable_any changed_;
   std::map<std::string, member> members_;
-  bool complete_ = false; ///< nobody comes beside those that there are
+  bool complete_ = false; ///< no other host may join
   bool closing_ = false;
 
   std::unique_ptr<host_gate> gate_; ///< calls the functions above
@@ -136,7 +136,7 @@ caf::error host_missing(const std::string& name, std::string why) {
 caf::expected<std::shared_ptr<worker_pool>> host_pool::create(worker_backend_options options) {
   if (auto error = check(options.hosts))
     return error;
-  // Ranks of this host have to be reached from others.
+  // Ranks of this host must be reachable from other hosts.
   if (options.host.listen_address.empty())
     options.host.listen_address = options.hosts.listen_address;
   std::shared_ptr<process_pool> local;
@@ -192,7 +192,7 @@ host_pool::~host_pool() {
   gate_.reset();
 }
 
-// -- who is there
+// -- members
 
 caf::expected<host_welcome> host_pool::greet(const std::string& name) {
   auto& hosts = options_.hosts;
@@ -222,7 +222,7 @@ caf::error host_pool::join(host_session& who, int devices) {
   {
     std::lock_guard lock{mutex_};
     auto known = members_.find(who.name());
-    if (known == members_.end()) { // or another one was faster
+    if (known == members_.end()) { // else it joins again, or its name is in use
       if (complete_ || members_.size() >= static_cast<std::size_t>(options_.hosts.count))
         return make_error(errc::unavailable, "all hosts are there that are waited for");
       known = members_.emplace(who.name(), member{who.name(), devices}).first;
@@ -249,7 +249,7 @@ void host_pool::leave(host_session& who, const caf::error& why) {
     std::lock_guard lock{mutex_};
     for (auto& [name, x] : members_)
       if (x.now.get() == &who)
-        x.now = nullptr; // not the last: the gate keeps it until its thread has ended
+        x.now = nullptr; // not the last owner: the gate keeps it until its thread has ended
     if (closing_)
       return;
   }
@@ -269,7 +269,7 @@ void host_pool::hear(host_session& who, int device, std::span<const std::byte> w
   told(first + device, what);
 }
 
-/// The text for hosts that did not join: their names, or how many joined. Under the mutex.
+/// Returns the text for hosts that did not join: their names, or how many joined. Needs `mutex_`.
 std::string host_pool::missing_hosts() const {
   const auto& hosts = options_.hosts;
   const auto limit = " within " + text_of(hosts.join_limit);
@@ -328,7 +328,7 @@ std::shared_ptr<host_session> host_pool::wait_for(const member& host, const std:
   while (!changed_.wait_until(lock, stop, limit.next(), [&] { return host.now != nullptr; }))
     if (stop.stop_requested() || limit.over())
       return nullptr;
-  return host.now; // if it is over meanwhile, it says so
+  return host.now; // if it ends meanwhile, its calls fail
 }
 
 device_place host_pool::place_of(int ordinal) const {
@@ -343,8 +343,8 @@ device_place host_pool::place_of(int ordinal) const {
 void host_pool::end(const running& x, const caf::error& why) noexcept {
   if (!x.relay)
     return;
-  x.relay->end(why); // before: who waits for its words sees that they are over
-  static_cast<void>(segments().remove(x.relay->memory().bytes().data())); // it may not be in
+  x.relay->end(why); // first: streams that wait for its words see that they are over
+  static_cast<void>(segments().remove(x.relay->memory().bytes().data())); // may not be registered
 }
 
 void host_pool::end_all(const std::vector<running>& lost) noexcept {
@@ -400,7 +400,7 @@ void host_pool::release(int ordinal) noexcept {
       [&](const running& now, const running& spare, const std::vector<running>& lost) {
         end_all(lost);
         if (now.relay || spare.relay)
-          if (auto session = session_of(*here.host)) // else it has no workers any more
+          if (auto session = session_of(*here.host)) // else it has no workers left
             session->release(here.device);
         end(spare, make_error(errc::unavailable, "the device's spare is not needed any more"));
         end(now, make_error(errc::unavailable, "the device's worker was stopped"));

@@ -8,7 +8,7 @@
 
 namespace troupe::detail {
 
-/// Listens, and waits until all hosts have joined.
+/// Listens, and blocks until all hosts have joined.
 /// @errors see `make_worker_backend`
 caf::expected<std::shared_ptr<worker_pool>> make_host_pool(worker_backend_options options);
 

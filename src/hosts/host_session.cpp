@@ -10,7 +10,7 @@ namespace troupe::detail {
 
 namespace {
 
-/// All devices of a host are lost with it.
+/// Returns the error for all devices of a lost host.
 caf::error lost_host(const std::string& name, const caf::error& why) {
   auto f = failure_of(why).value_or(failure{});
   f.detail = "the host " + name + " is lost: " + (f.detail.empty() ? describe(why) : f.detail);
@@ -44,7 +44,7 @@ host_session::start(std::shared_ptr<tls_context> context, file_descriptor socket
     return self->received(head, body);
   };
   listener.ended = [self = result.get()](const caf::error& why) { self->ended(why); };
-  std::unique_lock lock{result->mutex_}; // what comes at once waits for the link to be known
+  std::unique_lock lock{result->mutex_}; // frames that come at once wait until `link_` is set
   auto link = frame_link::start(std::move(*stream), how, std::move(listener));
   if (!link)
     return link.error();
@@ -67,11 +67,11 @@ bool host_session::turn_away(const char* why) noexcept {
   return true;
 }
 
-// -- what comes
+// -- received frames
 
 caf::error host_session::received(const frame_head& head, std::span<const std::byte> body) {
   if (refused_)
-    return {}; // it will soon have heard
+    return {}; // the refusal is on its way
   const auto kind = static_cast<host_frame>(head.kind);
   switch (phase_.load()) {
   case phase::stranger:
@@ -94,7 +94,7 @@ caf::error host_session::received(const frame_head& head, std::span<const std::b
       to_.told(*this, device, reader.rest());
       return {};
     }
-    // A channel that has ended here may go on there for a while.
+    // A channel that has ended here may still be in use there.
     if (auto relay = find(head.channel))
       return relay->received(kind, body);
     return {};
@@ -113,13 +113,13 @@ void host_session::refuse(const caf::error& why) {
   sentence.put(std::string_view{text});
   const auto end = make_error(errc::unavailable, link_->peer() + " is refused: " + text);
   if (auto error = link_->send(number(host_frame::refused), 0, {sentence.bytes()}))
-    return; // it is gone by itself
+    return; // it is gone already
   link_->end_when_sent(end);
 }
 
 caf::error host_session::take_hello(std::span<const std::byte> body) {
   {
-    std::lock_guard lock{mutex_}; // the link is known from here on
+    std::lock_guard lock{mutex_}; // wait until `link_` is set
   }
   auto name = read_host_hello(body);
   if (!name) {
@@ -137,7 +137,7 @@ caf::error host_session::take_hello(std::span<const std::byte> body) {
   if (auto error = link_->send(number(host_frame::welcome), 0, {welcome.bytes()}))
     return error;
   auto was = phase::stranger;
-  if (phase_.compare_exchange_strong(was, phase::greeted)) // else it is being turned away
+  if (phase_.compare_exchange_strong(was, phase::greeted)) // else it is turned away
     link_->admit(std::chrono::nanoseconds{what->silence_limit_ns});
   return {};
 }
@@ -159,7 +159,7 @@ caf::error host_session::take_answer(std::uint64_t to, std::span<const std::byte
   {
     std::lock_guard lock{mutex_};
     auto i = questions_.find(to);
-    if (i == questions_.end()) // it was given up meanwhile, or
+    if (i == questions_.end()) // given up meanwhile, or never asked
       return to <= last_channel_
                  ? caf::error{}
                  : make_error(errc::unavailable, name_ + " answers what was not asked");
@@ -184,7 +184,7 @@ void host_session::ended(const caf::error& why) {
     relays.swap(relays_);
     questions.swap(questions_);
   }
-  to_.ended(*this, lost); // before anybody looks for another worker
+  to_.ended(*this, lost); // before a lane asks for another worker
   for (auto& [channel, weak] : relays)
     if (auto relay = weak.lock())
       relay->link()->lose(of_device(relay->link()->device(), lost));
@@ -198,7 +198,7 @@ std::shared_ptr<worker_relay> host_session::find(std::uint64_t channel) {
   return i != relays_.end() ? i->second.lock() : nullptr;
 }
 
-// -- what is wanted
+// -- requests
 
 caf::error host_session::ask(std::uint64_t channel, host_frame kind,
                              std::span<const std::byte> body,
@@ -224,12 +224,12 @@ void host_session::give_up(std::uint64_t channel) noexcept {
   {
     std::lock_guard lock{mutex_};
     auto i = questions_.find(channel);
-    if (i == questions_.end()) // it was answered just now
+    if (i == questions_.end()) // answered meanwhile
       return;
     question = std::move(i->second);
     questions_.erase(i);
   }
-  // Where the connection is over, nothing goes on at its other end.
+  // If the connection is over, no work goes on at its other end.
   static_cast<void>(link_->send(number(host_frame::give_up), channel, {}));
   question.set_value(make_error(errc::unavailable, "it is wanted no more"));
 }

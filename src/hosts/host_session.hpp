@@ -1,4 +1,4 @@
-/// One connection of an agent with its parent, as the parent sees it.
+/// The parent's side of a connection with an agent.
 #pragma once
 
 #include "hosts/frame_link.hpp"
@@ -20,18 +20,18 @@ namespace troupe::detail {
 /// @thread any, unless a function says otherwise
 class host_session : public std::enable_shared_from_this<host_session> {
 public:
-  /// All are called on the connection's thread, and must not block.
+  /// All functions are called on the connection's thread, and must not block.
   struct owner {
-    /// An agent of this version has said its name.
-    /// @return what it is told; an error: it is not wanted
+    /// An agent of this version has sent its name.
+    /// @return the welcome to send, or an error to refuse the agent
     std::function<caf::expected<host_welcome>(const std::string& name)> greet;
-    /// It brings so many devices, and can start their workers.
-    /// @return an error: it is not wanted
+    /// The agent has `devices` devices, and can start their workers.
+    /// @return an error to refuse the agent
     std::function<caf::error(host_session&, int devices)> joined;
-    /// A program in the worker of a device says something.
+    /// A program in a device's worker has sent bytes.
     std::function<void(host_session&, int device, std::span<const std::byte>)> told;
-    /// It is no more, or never was more than a stranger. The last call, before its workers' loss
-    /// is told.
+    /// The connection is over, also that of a stranger. The last call; it comes before the loss of
+    /// its workers is reported.
     std::function<void(host_session&, const caf::error&)> ended;
   };
 
@@ -40,21 +40,22 @@ public:
                                                             file_descriptor socket, owner to);
   ~host_session();
 
-  /// The agent's; empty while it is a stranger. @thread the connection's, or after `joined`
+  /// Returns the agent's name; empty for a stranger. @thread the connection's, or after `joined`
   const std::string& name() const noexcept { return name_; }
   bool is_stranger() const noexcept { return phase_.load() == phase::stranger; }
-  /// Ends the connection, if it is a stranger's, and does not wait for that. False: it is none.
+  /// Ends the connection of a stranger without waiting. Returns false if it is not a stranger's.
   bool turn_away(const char* why) noexcept;
   bool is_over() const noexcept { return phase_.load() == phase::over; }
 
-  /// Starts a worker, or a spare. Blocks until it is there, or `stop` wants it no more.
-  /// @param device its ordinal on its host; `ordinal`: here
-  /// @errors errc::unavailable: why it cannot be started; errc::worker_lost: the host is gone
+  /// Starts a worker, or a spare. Blocks until it has started, or `stop` is requested.
+  /// @param device its ordinal on its host; `ordinal`: in this process
+  /// @errors errc::unavailable: it cannot be started, with the reason; errc::worker_lost: the host
+  ///         is gone
   caf::expected<std::shared_ptr<worker_relay>> start_worker(int device, int ordinal, bool spare,
                                                             const std::stop_token& stop) noexcept;
-  /// The device needs no worker any more: its process ends in good order. Blocks.
+  /// Ends the device's worker process in good order. Blocks.
   void release(int device) noexcept;
-  /// Ends the connection, and returns when nobody is called any more. Not on its thread.
+  /// Ends the connection. Blocks until all callbacks have returned. Not called on its thread.
   void stop() noexcept;
 
 private:
@@ -67,10 +68,10 @@ private:
   caf::error take_hello(std::span<const std::byte> body);
   caf::error take_ready(std::span<const std::byte> body);
   caf::error take_answer(std::uint64_t to, std::span<const std::byte> body);
-  /// Tells the agent why, and lets it go.
+  /// Sends the agent the reason, then ends the connection.
   void refuse(const caf::error& why);
   void ended(const caf::error& why);
-  /// Waits for what answers `kind` on a channel, which is given up where `stop` wants it no more.
+  /// Sends a request and waits for the answer. Gives up the channel if `stop` is requested.
   caf::error ask(std::uint64_t channel, host_frame kind, std::span<const std::byte> body,
                  const std::stop_token& stop = {}) noexcept;
   void give_up(std::uint64_t channel) noexcept;
@@ -84,7 +85,7 @@ private:
   std::atomic<phase> phase_{phase::stranger};
 
   std::mutex mutex_;
-  caf::error why_; ///< it is over
+  caf::error why_; ///< set when it is over
   std::uint64_t last_channel_ = 0;
   std::map<std::uint64_t, std::weak_ptr<worker_relay>> relays_;
   std::map<std::uint64_t, std::promise<caf::error>> questions_;

@@ -15,7 +15,7 @@ template <std::size_t N> void put_text(std::array<char, N>& to, std::string_view
   std::copy_n(text.data(), std::min(text.size(), N - 1), to.data());
 }
 
-/// For sentences: nothing of it can look like another line.
+/// Returns printable text for messages, which cannot look like another line.
 template <std::size_t N> std::string text_of(const std::array<char, N>& from) {
   std::string result{from.data(), ::strnlen(from.data(), N)};
   std::replace_if(result.begin(), result.end(), [](char x) { return x < ' ' || x > '~'; }, '?');
@@ -45,7 +45,7 @@ caf::expected<host_hello> make_host_hello(const std::string& name) {
 caf::expected<std::string> read_host_hello(std::span<const std::byte> from) {
   host_hello got;
   const auto told = std::min(from.size(), sizeof got);
-  std::copy_n(from.data(), told, reinterpret_cast<std::byte*>(&got)); // of nothing, too
+  std::copy_n(from.data(), told, reinterpret_cast<std::byte*>(&got)); // also if `from` is empty
   constexpr auto same_in_all = offsetof(host_hello, name);
   if (told < same_in_all || got.magic != host_hello::right_magic)
     return make_error(errc::unavailable, "it does not speak troupe: its first frame, of " +

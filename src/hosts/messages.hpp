@@ -1,6 +1,6 @@
-/// What a parent and the agents on other hosts say to each other, in frames (frame_link.hpp). Both
-/// are of one version of the library. A channel is one life of a worker, by a number that the
-/// parent gives; a worker's device is meant by its ordinal on its host.
+/// Messages between a parent and the agents on other hosts, in frames (frame_link.hpp). Both sides
+/// have the same version of the library. A channel is one life of a worker, with a number from the
+/// parent. A device is named by its ordinal on its own host.
 #pragma once
 
 #include "worker/link_area.hpp"
@@ -18,40 +18,40 @@ namespace troupe::detail {
 enum class host_frame : std::uint32_t {
   beat = 0,
 
-  // of an agent
-  hello,    ///< host_hello, the first of all
-  ready,    ///< std::int32_t: how many devices it brings, once it was welcomed
+  // from an agent
+  hello,    ///< host_hello, the first frame
+  ready,    ///< std::int32_t: its number of devices; after the welcome
   started,  ///< of a channel: an error, or none; answers `start`
   released, ///< of a request: nothing; answers `release`
-  reply,    ///< of a channel: number of the command, then what a worker replies
-  answer,   ///< of a channel: what a worker answers to a request by its socket
-  done,     ///< of a channel: how often a communicator had an error; then done_event...
-  lost,     ///< of a channel: the error that says why
-  told,     ///< std::int32_t: a device; then bytes that a program in its worker sends
+  reply,    ///< of a channel: number of the command, then the worker's reply
+  answer,   ///< of a channel: the worker's answer to a request by its socket
+  done,     ///< of a channel: number of communicator errors; then done_event...
+  lost,     ///< of a channel: the error with the reason
+  told,     ///< std::int32_t: a device; then bytes from a program in its worker
 
-  // of the parent
+  // from the parent
   welcome, ///< host_welcome: answers `hello`
   start,   ///< of a channel: start_args
-  release, ///< of a request: std::int32_t: its device needs no worker any more
-  command, ///< of a channel: command_head, then what belongs to it
-  request, ///< of a channel: what a worker is asked by its socket, without a descriptor
+  release, ///< of a request: std::int32_t: a device that needs no worker any more
+  command, ///< of a channel: command_head, then its body
+  request, ///< of a channel: a request for the worker's socket, without a descriptor
   word,    ///< of a channel: word_args
-  give_up, ///< of a channel: nothing; it is needed no more
+  give_up, ///< of a channel: nothing; it is not needed any more
 
-  // of both
-  refused, ///< a sentence: why the peer cannot join; nothing follows
+  // from both
+  refused, ///< text: why the peer cannot join; the last frame
   content, ///< of a channel: shared_place, then bytes of a segment
 };
 
-/// As a frame's head has it.
+/// Returns the value for a frame's head.
 constexpr std::uint32_t number(host_frame x) noexcept { return static_cast<std::uint32_t>(x); }
 
 struct start_args {
   std::int32_t device = 0;
-  std::int32_t spare = 0; ///< what is wanted is the device's spare
+  std::int32_t spare = 0; ///< nonzero: the device's spare
 };
 
-/// The word of a segment has this value, or more.
+/// A value that a word of a segment has reached, or passed.
 struct word_args {
   shared_place word;
   std::uint64_t value = 0;
@@ -62,14 +62,14 @@ struct done_event {
   std::uint64_t record = 0;
 };
 
-/// Larger segments travel in pieces.
+/// The size of the pieces in which segments are sent.
 inline constexpr std::size_t content_bytes = std::size_t{128} << 10;
 /// The largest body of a frame: a command of the ring, or a control message.
 inline constexpr std::size_t most_frame_bytes = link_area::command_bytes / 2 + 4096;
 static_assert(content_bytes + sizeof(shared_place) <= most_frame_bytes);
 static_assert(control_bytes <= most_frame_bytes);
 
-/// The first that an agent says. Its first three fields are the same in all versions.
+/// The first frame of an agent. Its first three fields are the same in all versions.
 struct host_hello {
   static constexpr std::uint64_t right_magic = 0x7472'6f75'7065'1a57;
   static constexpr std::uint32_t right_protocol = 1;
@@ -81,19 +81,19 @@ struct host_hello {
   std::array<char, 64> name{};    ///< of the host
 };
 
-/// With this library's version.
-/// @errors errc::invalid_argument: no name that a host can have: letters, digits, '.', '_', '-'
+/// Returns a hello with this library's version.
+/// @errors errc::invalid_argument: not a name; a name has letters, digits, '.', '_', '-'
 caf::expected<host_hello> make_host_hello(const std::string& name);
-/// The name in what a peer has sent, if that is a hello of this version.
-/// @errors errc::unavailable: another version, no hello or no name; the sentence names both
+/// Returns the name in a peer's hello, if the hello is of this version.
+/// @errors errc::unavailable: another version, no hello or no name; the text names both versions
 caf::expected<std::string> read_host_hello(std::span<const std::byte> from);
 
-/// What the parent wants of an agent.
+/// The settings that a parent gives to an agent.
 struct host_welcome {
   std::string backend;
   std::int32_t devices = 0; ///< of the host backend
   std::uint64_t bytes_per_device = 0;
-  std::int64_t spin_ns = -1; ///< negative: by the number of cores
+  std::int64_t spin_ns = -1; ///< negative: depends on the number of cores
   std::int64_t silence_limit_ns = 0;
   std::int64_t keep_freed_ms = 0; ///< of the CUDA backend
 };

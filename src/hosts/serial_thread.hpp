@@ -1,4 +1,4 @@
-/// A thread that does one job after the other.
+/// A thread that runs one job after the other.
 #pragma once
 
 #include <condition_variable>
@@ -14,7 +14,7 @@ namespace troupe::detail {
 class serial_thread {
 public:
   serial_thread() : thread_([this] { run(); }) {}
-  /// Waits for the job that is being done; those behind it are dropped. Not in a job.
+  /// Waits for the running job, and drops the jobs behind it. Not called in a job.
   ~serial_thread() { stop(); }
   serial_thread(const serial_thread&) = delete;
   serial_thread& operator=(const serial_thread&) = delete;
@@ -26,12 +26,12 @@ public:
     }
     condition_.notify_one();
   }
-  /// Nothing is being done, and nothing waits.
+  /// Returns whether no job runs or waits.
   bool is_idle() const {
     std::lock_guard lock{mutex_};
     return jobs_.empty() && !busy_;
   }
-  /// As the destructor does. Once.
+  /// Does the same as the destructor. At most one call.
   void stop() {
     {
       std::lock_guard lock{mutex_};
@@ -53,7 +53,7 @@ private:
       busy_ = true;
       lock.unlock();
       job();
-      job = nullptr; // what it holds goes without the lock
+      job = nullptr; // its captures are destroyed without the lock
       lock.lock();
       busy_ = false;
     }
@@ -64,7 +64,7 @@ private:
   std::deque<std::function<void()>> jobs_;
   bool busy_ = false;
   bool stop_ = false;
-  std::thread thread_; // last: it uses the others
+  std::thread thread_; // last: it uses the other members
 };
 
 } // namespace troupe::detail

@@ -1,4 +1,4 @@
-/// Taking out what is done of what was begun.
+/// Takes finished items out of a list of started ones.
 #pragma once
 
 #include <algorithm>
@@ -8,9 +8,9 @@
 
 namespace troupe::detail {
 
-/// Takes out of `all`, in the order in which it was begun, what `is_done` says, while more is being
-/// done. What ends in its order leaves in its order: nothing stays that was done before something
-/// that is taken, so it is asked from the last to the first.
+/// Takes the items for which `is_done` is true out of `all`, in the order of their start, while
+/// more are finished. Asks from the last to the first: if items finish in order, no item stays that
+/// was done before a taken one.
 template <class T, class F> std::vector<T> take_done(std::vector<T>& all, F is_done) {
   std::vector<bool> done(all.size());
   for (auto i = all.size(); i-- > 0;)

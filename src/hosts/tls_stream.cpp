@@ -23,11 +23,11 @@ namespace troupe::detail {
 
 namespace {
 
-/// A stranger cannot make this process keep more of its certificates.
+/// @units bytes of a peer's certificates that this process keeps at most
 constexpr long most_certificate_bytes = 32 << 10;
-constexpr int most_certificates = 8; ///< between that of a peer and the authority's
+constexpr int most_certificates = 8; ///< between a peer's certificate and the authority's
 
-/// What OpenSSL says on this thread, and forgets then.
+/// Returns OpenSSL's errors of this thread, and clears them.
 std::string take_errors() {
   std::string result;
   while (const auto code = ERR_get_error()) {
@@ -46,10 +46,10 @@ caf::error unusable(const char* what, const std::string& file) {
                     std::string{what} + " '" + file + "' cannot be used: " + take_errors());
 }
 
-/// A key without a passphrase: nobody is asked for one.
+/// Refuses a key with a passphrase, since there is no user to ask.
 int no_passphrase(char*, int, int, void*) { return -1; }
 
-// The socket, without SIGPIPE where the peer is gone.
+// A BIO for a socket, without SIGPIPE if the peer is gone.
 
 int native_of(BIO* x) noexcept {
   return static_cast<int>(reinterpret_cast<std::intptr_t>(BIO_get_data(x)));
@@ -103,7 +103,7 @@ bool is_number(const std::string& name) noexcept {
 
 } // namespace
 
-// -- who this is
+// -- context
 
 void tls_context::deleter::operator()(ssl_ctx_st* x) const noexcept { SSL_CTX_free(x); }
 
@@ -114,8 +114,7 @@ caf::expected<std::shared_ptr<tls_context>> tls_context::create(const host_ident
                       which == side::parent
                           ? "set troupe.hosts.certificate, .key and .authority"
                           : "set host_agent_options::identity: certificate, key and authority");
-  // OpenSSL's cleanup at the end of the process would be in the middle of what the hosts' threads
-  // do.
+  // OpenSSL's cleanup at the end of the process would interfere with the hosts' threads.
   if (OPENSSL_init_ssl(OPENSSL_INIT_NO_ATEXIT, nullptr) != 1)
     return make_error(errc::unavailable, "OpenSSL cannot be used: " + take_errors());
   ERR_clear_error();
@@ -133,7 +132,7 @@ caf::expected<std::shared_ptr<tls_context>> tls_context::create(const host_ident
     return unusable("the key", who.key);
   if (SSL_CTX_check_private_key(native) != 1)
     return unusable("the key", who.key);
-  // This authority alone, and none of the system's.
+  // Only this authority counts, none of the system's.
   if (SSL_CTX_load_verify_file(native, who.authority.c_str()) != 1)
     return unusable("the authority", who.authority);
   SSL_CTX_set_verify(native, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
@@ -239,7 +238,7 @@ void tls_stream::end() noexcept {
     return;
   ERR_clear_error();
   static_cast<void>(
-      SSL_shutdown(native_.get())); // whoever does not hear of it, sees the socket end
+      SSL_shutdown(native_.get())); // without room the peer sees only the end of the socket
   ERR_clear_error();
 }
 

@@ -1,4 +1,4 @@
-/// Bytes between two hosts that know each other by certificates.
+/// Encrypted connections between two hosts that know each other by certificates.
 #pragma once
 
 #include "core/file_descriptor.hpp"
@@ -15,14 +15,14 @@ struct ssl_ctx_st;
 
 namespace troupe::detail {
 
-/// Who this process is, and whom it believes: TLS 1.3, a certificate of the authority on both
-/// sides, no session that is resumed.
+/// The identity of this process and the authority that it trusts: TLS 1.3, a certificate of the
+/// authority on both sides, no session resumption.
 /// @thread any
 class tls_context {
 public:
   enum class side : std::uint8_t { parent, agent };
 
-  /// @errors errc::invalid_argument: a file that cannot be used, with the reason
+  /// @errors errc::invalid_argument: a file cannot be used, with the reason
   static caf::expected<std::shared_ptr<tls_context>> create(const host_identity& who, side which);
 
   ssl_ctx_st* native() const noexcept { return native_.get(); }
@@ -39,43 +39,43 @@ private:
   const side side_;
 };
 
-/// One connection. Nothing of it blocks.
+/// A connection. No function blocks.
 /// @thread one at a time
 class tls_stream {
 public:
-  /// How an attempt went.
+  /// The result of an attempt.
   enum class outcome : std::uint8_t {
     done,
-    wants_read,  ///< again, when the socket has something
-    wants_write, ///< again, when it has room
+    wants_read,  ///< try again when the socket has data
+    wants_write, ///< try again when the socket has room
     over,        ///< the peer has ended the connection, in good order
     failed       ///< `error` says why; nothing works any more
   };
 
   /// @shape  socket: connected
-  /// @param  peer for sentences: the address
-  /// @param  peer_name that the peer's certificate must be for; empty: any
+  /// @param  peer the address, for messages
+  /// @param  peer_name the name that the peer's certificate must have; empty: any
   /// @errors errc::unavailable
   static caf::expected<tls_stream> create(std::shared_ptr<tls_context> context,
                                           file_descriptor socket, std::string peer,
                                           const std::string& peer_name = {});
 
-  /// Makes each side know the other. Before anything else. For the agent it can be done before the
-  /// parent has judged its certificate: its first read fails then.
+  /// Authenticates both sides; must come first. On an agent it may succeed before the parent has
+  /// checked the agent's certificate: then the first read fails.
   outcome shake_hands() noexcept;
   /// @param into not empty
-  /// @param got how much is done
+  /// @param got the number of bytes read
   outcome read(std::span<std::byte> into, std::size_t& got) noexcept;
-  /// @param from not empty; the rest of it comes again where it wants something
-  /// @param sent how much is done
+  /// @param from not empty; after `wants_read` or `wants_write`, pass the rest again
+  /// @param sent the number of bytes written
   outcome write(std::span<const std::byte> from, std::size_t& sent) noexcept;
-  /// Tells the peer, as far as there is room.
+  /// Tells the peer of the end, if there is room to send that.
   void end() noexcept;
 
-  /// Why something failed, or is over.
+  /// Returns why something failed, or is over.
   const caf::error& error() const noexcept { return error_; }
   const std::string& peer() const noexcept { return peer_; }
-  /// The subject of the peer's certificate, after the handshake.
+  /// Returns the subject of the peer's certificate, after the handshake.
   std::string peer_subject() const;
   int native() const noexcept { return socket_.get(); }
 
@@ -91,7 +91,7 @@ private:
   std::shared_ptr<tls_context> context_;
   file_descriptor socket_;
   std::string peer_;
-  std::unique_ptr<ssl_st, deleter> native_; // before the socket goes
+  std::unique_ptr<ssl_st, deleter> native_; // destroyed before the socket
   caf::error error_;
 };
 

@@ -18,7 +18,7 @@ namespace troupe::detail {
 namespace {
 
 constexpr std::chrono::milliseconds doze{100};
-/// How often a word is looked at that another worker writes, which wakes nobody.
+/// The polling interval for words of other workers, which send no signal.
 constexpr std::chrono::microseconds look_interval{50};
 
 caf::error malformed(const char* what) {
@@ -27,8 +27,8 @@ caf::error malformed(const char* what) {
 
 } // namespace
 
-/// What the relay and its link's sender share: the way to the worker, and the host memory that it
-/// has been told of.
+/// State shared by the relay and its link's sender: the connection to the worker, and the host
+/// memory that the worker knows.
 struct worker_relay::remote_end {
   remote_end(std::uint64_t number, std::shared_ptr<frame_link> way)
       : channel(number), to(std::move(way)) {}
@@ -49,12 +49,12 @@ struct worker_relay::remote_end {
 
 class worker_relay::sender final : public control_sender {
 public:
-  /// `wakes` the relay's thread; the link keeps it.
+  /// Rings `wakes` for the relay's thread; the link keeps the bell alive.
   sender(std::shared_ptr<remote_end> other, bell& wakes)
       : other_(std::move(other)), wakes_(wakes) {}
 
-  /// Memory that is mapped becomes a segment on the other host, too: this side keeps its own. The
-  /// worker's streams may still wait for words in what is to be unmapped: the relay's thread knows.
+  /// A mapping makes a segment on the other host, too; this side keeps its own. An unmapping goes
+  /// to the relay's thread, which knows whether streams still wait for words in the segment.
   caf::error send(std::span<const std::byte> message,
                   std::optional<int> descriptor) noexcept override {
     wire_reader reader{message};
@@ -80,7 +80,7 @@ public:
   }
 
   void kill() noexcept override {
-    // Where the connection is over, nothing is left of the worker.
+    // If the connection is over, nothing is left of the worker.
     static_cast<void>(other_->send(host_frame::give_up, {}));
   }
 
@@ -106,7 +106,7 @@ caf::expected<std::shared_ptr<worker_relay>> worker_relay::create(int ordinal,
                                                                   std::uint64_t channel,
                                                                   std::string host,
                                                                   std::shared_ptr<frame_link> to) {
-  // Workers of this host may have to look at its words.
+  // Shared, since workers of this host may have to read its words.
   auto memory = shared_memory::create((sizeof(link_area) + 4095) / 4096 * 4096);
   if (!memory)
     return as_out_of_memory(memory.error());
@@ -135,7 +135,7 @@ caf::error worker_relay::begin() noexcept {
       return;
     self->stop_.store(true);
     self->area_.words.to_reader.ring();
-    // The other side may not know; or the connection is over, and there is nothing to tell.
+    // The other side may not know of the loss. If the connection is over, there is nothing to tell.
     static_cast<void>(self->other_->send(host_frame::give_up, {}));
   });
   return {};
@@ -179,7 +179,7 @@ void worker_relay::run() noexcept {
                             [this] { return stop_.load() || other_->any_unmaps.load(); });
     }
     if (error)
-      return; // the connection is over: whoever looks after it has lost the link
+      return; // the connection is over: its owner has lost the link
   }
 }
 
@@ -222,8 +222,8 @@ caf::error worker_relay::forward(const command_head& head, std::span<const std::
   return other_->send(host_frame::command, {bytes_of(head), body}, frame_link::patience::room);
 }
 
-/// What an upload reads has to be there when its stream comes to it. Before a word that the stream
-/// waits for it may not even be here.
+/// The content that an upload reads must arrive before its stream gets there. Before a word that
+/// the stream waits for, the content may not even be here.
 caf::error worker_relay::note_copy(const copy_args& x) {
   if (x.direction != copy_direction::host_to_device || x.size_bytes == 0)
     return {};
@@ -239,7 +239,7 @@ caf::error worker_relay::note_copy(const copy_args& x) {
 void worker_relay::note_wait(const wait_word_args& x) {
   auto segment = other_->segments.find(x.word.segment);
   if (!segment)
-    return; // the worker will say that it has none
+    return; // the worker will report the missing segment
   const auto bytes = part_of(*segment, x.word, sizeof(std::uint64_t));
   if (bytes.empty())
     return;
@@ -257,7 +257,7 @@ worker_relay::watch_numbers& worker_relay::behind(stream_id stream) {
   return result;
 }
 
-/// Each for itself: what one stream waits for may never be, or only after what another waits for.
+/// Checks each watch alone: a word may never come, or only after the word of another watch.
 caf::error worker_relay::fire_watches() {
   for (auto i = watches_.begin(); i != watches_.end();) {
     if (i->second.word->load(std::memory_order_acquire) < i->second.what.value) {
@@ -279,7 +279,8 @@ caf::error worker_relay::fire(const watch& x) {
   return other_->send(host_frame::word, {bytes_of(x.what)});
 }
 
-/// The other host drops a word whose segment is gone there, and its stream would wait for ever.
+/// Keeps watched segments: the other host drops a word whose segment is gone, and its stream would
+/// wait forever.
 caf::error worker_relay::send_unmaps() {
   if (other_->any_unmaps.exchange(false)) {
     std::lock_guard lock{other_->mutex};
@@ -311,7 +312,7 @@ bool worker_relay::is_watched(std::uint64_t segment) const noexcept {
 caf::error worker_relay::send_content(const shared_place& from, std::uint64_t size_bytes) {
   const auto segment = other_->segments.find(from.segment);
   if (!segment)
-    return {}; // the worker will say that it has none
+    return {}; // the worker will report the missing segment
   return detail::send_content(*other_->to, other_->channel, *segment, from, size_bytes);
 }
 

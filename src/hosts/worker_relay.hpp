@@ -1,4 +1,4 @@
-/// The parent's end of one life of a worker on another host.
+/// The parent's side of one life of a worker on another host.
 #pragma once
 
 #include "hosts/frame_link.hpp"
@@ -20,34 +20,35 @@
 
 namespace troupe::detail {
 
-/// Stands in for the worker at an ordinary link: takes the commands out of its ring, as a worker
+/// Takes the place of the worker at an ordinary link. Takes commands out of its ring, as a worker
 /// would, and writes into its area what the worker on the other host has done.
 ///
-/// The content of host memory goes with what uses it: that of an upload before its command, or, if
-/// its stream waits for the word of another worker before, when this process has seen that word;
-/// that of a download comes back before the word that says that it is done. Host memory is unmapped
-/// there when nothing waits for it any more.
+/// The content of host memory is sent when it is used. The content of an upload is sent before its
+/// command. If the upload's stream first waits for the word of another worker, the content is sent
+/// when this process has seen that word. The content of a download comes back before the word that
+/// reports it done. Host memory is unmapped on the other host when nothing waits for it any more.
 class worker_relay : public std::enable_shared_from_this<worker_relay> {
 public:
-  /// @param ordinal of the device in this process
+  /// @param ordinal the device's ordinal in this process
   /// @errors errc::out_of_memory; errc::unavailable: no more files can be opened
   static caf::expected<std::shared_ptr<worker_relay>>
   create(int ordinal, std::uint64_t channel, std::string host, std::shared_ptr<frame_link> to);
-  /// After `end`.
+  /// Calls `end`.
   ~worker_relay();
 
   const std::shared_ptr<worker_link>& link() const noexcept { return link_; }
-  /// The area, which workers may map.
+  /// Returns the memory of the area, which workers may map.
   const shared_memory& memory() const noexcept { return *memory_; }
 
-  /// The worker is there: passes on what comes from now on.
-  /// @errors errc::unavailable: there is no thread
+  /// Starts to pass on commands; called once the worker has started.
+  /// @errors errc::unavailable: no thread can be started
   caf::error begin() noexcept;
-  /// The link is lost, if it is not yet; returns when nobody is told of it any more. Not on the
-  /// connection's thread.
+  /// Loses the link, if it is not lost yet. Blocks until all callbacks of the loss have returned.
+  /// Not called on the connection's thread.
   void end(const caf::error& why) noexcept;
 
-  /// What the worker sends. An error: the peer is out of order. @thread the connection's
+  /// Handles a frame of the worker. Returns an error if it breaks the protocol. @thread the
+  /// connection's
   caf::error received(host_frame kind, std::span<const std::byte> body) noexcept;
 
 private:
@@ -58,13 +59,13 @@ private:
   };
   class sender;
 
-  /// What an upload reads behind words that its stream waits for.
+  /// Memory that an upload reads after its stream has waited for words.
   struct content {
     shared_place from;
     std::uint64_t size_bytes = 0;
-    std::size_t watches = 0; ///< that have to fire before
+    std::size_t watches = 0; ///< that must fire first
   };
-  /// A word that a stream of the worker waits for, and what is used behind it.
+  /// A word that a stream of the worker waits for, and the content that is sent then.
   struct watch {
     std::shared_ptr<const shared_memory> keep;
     const std::atomic<std::uint64_t>* word = nullptr;
@@ -84,13 +85,13 @@ private:
   caf::error fire(const watch& x);
   caf::error send_unmaps();
   bool is_watched(std::uint64_t segment) const noexcept;
-  /// The watches before what comes next in the stream; those that have fired are none.
+  /// Returns the watches before the next command of the stream, without those that have fired.
   watch_numbers& behind(stream_id stream);
 
   caf::error take_reply(wire_reader& from);
   caf::error take_answer(std::span<const std::byte> message);
   caf::error take_done(wire_reader& from);
-  /// What the worker says of its device, is said of it as this process knows it.
+  /// Returns an error of the worker with the device's ordinal in this process.
   caf::error as_here(const caf::error& x, const char* before = nullptr) const;
 
   const int ordinal_;
@@ -101,12 +102,12 @@ private:
   std::shared_ptr<worker_link> link_;
   std::atomic<bool> stop_{false};
 
-  // of the thread
+  // used by the thread
   std::map<std::uint64_t, watch> watches_; ///< by number
   std::uint64_t last_watch_ = 0;
   std::unordered_map<stream_id, watch_numbers> behind_;
   std::unordered_map<std::uint64_t, watch_numbers> recorded_behind_; ///< by event
-  std::vector<unmap_message> unmaps_;                                ///< which wait for watches
+  std::vector<unmap_message> unmaps_;                                ///< that wait for watches
 
   std::thread thread_;
 };

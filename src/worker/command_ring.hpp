@@ -11,7 +11,7 @@
 
 namespace troupe::detail {
 
-/// What stands before each command in the ring.
+/// Header of each command in the ring.
 struct command_head {
   std::uint32_t size = 0; ///< of the body, in bytes
   std::uint16_t kind = 0;
@@ -19,38 +19,39 @@ struct command_head {
   std::uint64_t number = 0;
 };
 
-/// The words that both sides look at; each side's own stand on lines of their own.
+/// The counters that both sides access. Each side's own are on their own cache lines.
 struct command_ring_words {
-  alignas(64) std::atomic<std::uint64_t> written{0}; ///< bytes, without end
+  alignas(64) std::atomic<std::uint64_t> written{0}; ///< total bytes, not modulo the ring's size
   alignas(64) std::atomic<std::uint64_t> read{0};    ///< the same
   alignas(64) bell to_reader;
   alignas(64) bell to_writer;
 };
 
-/// One side of a ring, from its begin on: its words and its bytes lie in memory that both processes
-/// share, the bytes 16-byte aligned, their number a power of two. Each side goes by its own count,
-/// and believes of the other one's only what can be.
+/// One side of a ring, from the start of the ring on.
+/// Its counters and its bytes are in memory that both processes share. The bytes are 16-byte
+/// aligned and their number is a power of two. Each side uses its own counter, and checks the other
+/// side's for plausibility.
 class command_ring {
 public:
   command_ring(command_ring_words& words, std::span<std::byte> bytes) noexcept
       : words_(words), bytes_(bytes) {}
 
-  /// The largest body that ever has room.
+  /// Returns the largest body size that can ever fit.
   std::size_t limit() const noexcept { return bytes_.size() / 2 - 2 * sizeof(command_head); }
-  /// The other side has written what makes no sense: nothing is written or read any more.
+  /// Returns true if the other side has written an impossible value: the ring is unusable.
   bool broken() const noexcept { return broken_; }
 
   // -- the writer
 
-  /// Writes a command of two pieces; false if there is no room now, or it is broken. `ring`
-  /// follows.
+  /// Writes a command of two pieces. Returns false if there is no room now or the ring is broken.
+  /// To be followed by `ring`.
   /// @shape head.size = first.size() + second.size() <= limit()
   bool try_write(const command_head& head, std::span<const std::byte> first,
                  std::span<const std::byte> second) noexcept {
     const auto need = room_for(head.size);
     const auto at = own_ & (bytes_.size() - 1);
     const auto skipped = at + need > bytes_.size() ? bytes_.size() - at : 0;
-    if (own_ + skipped + need - others_ > bytes_.size()) { // as far as was known
+    if (own_ + skipped + need - others_ > bytes_.size()) { // as far as this side knows
       look_at(words_.read, others_, own_);
       if (broken_ || own_ + skipped + need - others_ > bytes_.size())
         return false;
@@ -72,7 +73,7 @@ public:
     return true;
   }
   void ring() noexcept { words_.to_reader.ring_sleepers(); }
-  /// Sleeps until there may be more room than when there was none, or `limit` is over.
+  /// Sleeps until there may be more room than at the failed write, or `limit` is over.
   void wait_for_room(std::chrono::nanoseconds limit) noexcept {
     words_.to_writer.sleep(limit,
                            [&] { return words_.read.load(std::memory_order_acquire) != others_; });
@@ -81,8 +82,8 @@ public:
   // -- the reader
 
   bool empty() const noexcept { return words_.written.load(std::memory_order_acquire) == own_; }
-  /// The oldest command, which stays until `pop`; false if there is none, or it is broken. The
-  /// other side may still change the body.
+  /// Reads the oldest command, which stays until `pop`. Returns false if there is none or the ring
+  /// is broken. The other side can still change the body.
   bool peek(command_head& head, std::span<const std::byte>& body) noexcept {
     while (!broken_) {
       look_at(words_.written, others_, own_ + bytes_.size());
@@ -106,13 +107,13 @@ public:
     broken_ = true;
     return false;
   }
-  /// `head`: what `peek` gave.
+  /// Removes the command `head` that `peek` gave.
   void pop(const command_head& head) noexcept {
     advance(room_for(head.size));
     words_.to_writer.ring_sleepers();
   }
-  /// Sleeps until something was written or somebody rang (`wake_reader`), or `limit` is over;
-  /// unless `ready()`.
+  /// Sleeps until there is a command, `wake_reader` is called or `limit` is over. Returns at once
+  /// if `ready()` holds.
   template <class F> void wait_for_command(std::chrono::nanoseconds limit, F ready) noexcept {
     words_.to_reader.sleep(limit, [&] { return !empty() || ready(); });
   }
@@ -129,7 +130,7 @@ private:
     own_ += size;
     words_.read.store(own_, std::memory_order_release);
   }
-  /// The other side's count only grows, to at most `most`.
+  /// Reads the other side's counter, which may only grow, to at most `most`.
   void look_at(const std::atomic<std::uint64_t>& word, std::uint64_t& known,
                std::uint64_t most) noexcept {
     const auto now = word.load(std::memory_order_acquire);
@@ -142,7 +143,7 @@ private:
   command_ring_words& words_;
   std::span<std::byte> bytes_;
   std::uint64_t own_ = 0;    ///< written or read by this side
-  std::uint64_t others_ = 0; ///< the other side's count, when this one looked last
+  std::uint64_t others_ = 0; ///< last known counter of the other side
   bool broken_ = false;
 };
 

@@ -1,5 +1,4 @@
-/// The device of a worker as the worker's own program has it: beside the one that the parent
-/// drives.
+/// The device of a worker as its own program sees it. The parent drives the same device.
 #pragma once
 
 #include "worker/protocol.hpp"
@@ -12,18 +11,18 @@
 
 namespace troupe::detail {
 
-/// No two threads make calls on communicators of one device at the same time.
+/// Serializes calls of two threads on communicators of one device.
 struct shared_device {
   std::mutex driving;
 };
 
 struct guest_options {
-  int device = 0; ///< the one that there is; its ordinal
+  int device = 0; ///< ordinal of the worker's only device
   std::shared_ptr<backend> executes;
   std::shared_ptr<shared_device> with;
-  /// Nothing is left of the rank that the parent knows by this.
+  /// Called when nothing is left of the rank that the parent knows by this key.
   std::function<void(communicator_key)> on_gone;
-  /// The process's work with its device is lost.
+  /// Called when this process's work on the device is lost.
   std::function<void(const caf::error&)> on_fault;
   /// Sends bytes to the parent. @thread any
   std::function<caf::error(std::span<const std::byte>)> tell;
@@ -33,25 +32,25 @@ class guest_backend final : public backend {
 public:
   explicit guest_backend(guest_options options) : options_(std::move(options)) {}
 
-  /// A rank as this backend's communicators have it.
+  /// Wraps a rank as a communicator of this backend.
   communicator_ranks adopt(communicator_key key, communicator_ranks rank) const;
 
   std::string_view name() const noexcept override { return options_.executes->name(); }
   int device_count() const noexcept override { return options_.executes->device_count(); }
   caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override;
-  /// The parent supervises it.
+  /// Returns false: the parent supervises the device.
   bool allows_reset() const noexcept override { return false; }
   caf::expected<peer_link> link(int from, int to) noexcept override;
-  /// Communicators are the parent's to build.
+  /// Fails, as `build` does: the parent builds the communicators.
   caf::expected<communicator_id> make_communicator_id() noexcept override;
   caf::expected<communicator_ranks> build(const communicator_id& id, int size,
                                           std::span<const local_rank> ranks) noexcept override;
   caf::error abort(communicator_ranks ranks) noexcept override;
   caf::error destroy(communicator_ranks ranks) noexcept override;
-  /// The other process that has the device is the parent.
+  /// Sends bytes to the parent.
   caf::error tell(int ordinal, std::span<const std::byte> what) noexcept override;
   void set_listener(std::function<void(int, std::span<const std::byte>)> f) noexcept override;
-  /// The parent has sent something.
+  /// Passes bytes from the parent to the listener.
   void received(std::span<const std::byte> what) const;
   void abandon(const caf::error& why) noexcept override;
 

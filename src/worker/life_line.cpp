@@ -14,11 +14,10 @@ namespace troupe::detail {
 
 namespace {
 
-/// How late a waiter may see that it was told to stop, if the waking came while it was about to
-/// wait.
+/// Maximum delay until a waiter sees `stop` if `wake` came just before it began to wait.
 constexpr timespec look_again_after{0, 100'000'000};
 
-/// Set from the start, so that the kernel wakes the waiter without its having to write.
+/// Always set, so that the kernel wakes the waiter although the waiter never writes the word.
 constexpr std::uint32_t wakes_waiter = FUTEX_WAITERS;
 
 } // namespace
@@ -37,7 +36,7 @@ life_line::holder::holder(life_line& line) noexcept : line_(line) {
     errno_ = errno;
     return;
   }
-  // In the list already: there is no moment in which a death would go unnoticed.
+  // The entry is in the robust list already, so no death can go unnoticed.
   line_.word_.store(static_cast<word>(::gettid()) | wakes_waiter, std::memory_order_release);
 }
 

@@ -1,4 +1,4 @@
-/// What tells a process of another's death within a tenth of a millisecond.
+/// Notification of the death of another process, within a tenth of a millisecond.
 #pragma once
 
 #include <troupe/error.hpp>
@@ -13,35 +13,35 @@
 
 namespace troupe::detail {
 
-/// How a life line came to its end.
+/// How a life line ended.
 enum class life_end : std::uint8_t {
-  died,   ///< the thread that held it is no more, and most likely its process
-  let_go, ///< on purpose
-  stopped ///< not at its end: the waiter was told to stop, or cannot wait
+  died,   ///< the thread that held it has ended, and most likely its process
+  let_go, ///< the holder released it on purpose
+  stopped ///< the line has not ended: the waiter was told to stop, or cannot wait
 };
 
-/// A robust mutex in shared memory: one thread of a process holds it, and when the kernel ends that
-/// thread, it marks the word and wakes who waits, before it tears down the memory and the files of
-/// the process. That is why this is so much quicker than the end of a socket or of a process.
+/// A robust mutex in shared memory, held by one thread of a process.
+/// When the kernel ends that thread, it marks the word and wakes the waiter before it frees the
+/// memory and the files of the process. So this is much faster than the end of a socket or of a
+/// process.
 ///
-/// The kernel's interface is used directly, not through pthread_mutex_t. That would keep pointers
-/// of the holder in memory that the other process can overwrite, and a wait for it cannot be ended
-/// by somebody else. Here there is one word, and what the other process may write into it harms
-/// nobody. For the holding thread this replaces the C library's list of robust mutexes: it must
-/// lock none by pthread.
+/// Uses the kernel's interface instead of pthread_mutex_t. That would keep pointers of the holder
+/// in memory that the other process can overwrite, and no other thread could end a wait. Here there
+/// is one word, and nothing that the other process writes into it does harm. On the holding thread
+/// this replaces the C library's list of robust mutexes: the thread must not lock any by pthread.
 /// @source Linux, Documentation/locking/robust-futex-ABI.rst
 class life_line {
 public:
-  /// Holds a life line, from its construction to its destruction, both on the same thread. Meant
-  /// for a thread that does little else, and is never inside a call that no signal can interrupt.
+  /// Holds a life line from construction to destruction, on one thread, which does little else and
+  /// is never in a call that no signal can interrupt.
   class holder {
   public:
     explicit holder(life_line& line) noexcept;
-    ~holder(); ///< lets go
+    ~holder(); ///< releases the line
     holder(const holder&) = delete;
     holder& operator=(const holder&) = delete;
 
-    /// @errors errc::unavailable: the system refused it; nothing is held
+    /// @errors errc::unavailable: the system refused; nothing is held
     [[nodiscard]] caf::error error() const;
 
   private:
@@ -52,19 +52,19 @@ public:
     robust_list_head head_{};
   };
 
-  /// Somebody holds it, or did.
+  /// Returns true if a thread holds the line or has held it.
   bool was_held() const noexcept { return word_.load(std::memory_order_acquire) != 0; }
 
-  /// None while it is held. It must have been.
+  /// Returns how the line ended, or nothing while it is held. It must have been held.
   std::optional<life_end> end() const noexcept {
     return end_of(word_.load(std::memory_order_acquire));
   }
 
-  /// Returns at its end. It must have been held, and nobody else may wait.
-  /// `stop`: see `wake`
+  /// Blocks until the line ends or `stop` is set (see `wake`). It must have been held, and only one
+  /// thread may wait.
   life_end wait_for_end(const std::atomic<bool>& stop) const noexcept;
 
-  /// For who has set `stop`: makes the waiter look at it.
+  /// Makes the waiter check `stop`, which is set before.
   void wake() const noexcept;
 
 private:
@@ -74,8 +74,8 @@ private:
 
   static std::optional<life_end> end_of(word x) noexcept;
 
-  /// 0: never held. As the kernel wants it: the thread's number while it is held, and
-  /// FUTEX_OWNER_DIED afterwards. FUTEX_WAITERS alone: let go.
+  /// 0: never held. While held: the thread id, as the kernel requires. After the holder's death:
+  /// FUTEX_OWNER_DIED is set. Only FUTEX_WAITERS: released.
   std::atomic<word> word_{0};
 };
 

@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::size_t control_bytes = CMSG_SPACE(message_socket::most_descriptors * sizeof(int));
 
-/// Room for a control message.
+/// Buffer for a control message.
 struct alignas(cmsghdr) control_buffer {
   std::array<std::byte, control_bytes> bytes{};
 };
@@ -33,7 +33,7 @@ caf::expected<int> option(int socket, int name, const char* what) {
   return value;
 }
 
-/// The descriptors of a message that was received.
+/// Returns the descriptors of a received message.
 std::vector<file_descriptor> take_descriptors(msghdr& header) {
   std::vector<file_descriptor> result;
   for (auto* x = CMSG_FIRSTHDR(&header); x != nullptr; x = CMSG_NXTHDR(&header, x)) {
@@ -99,7 +99,7 @@ caf::expected<message_socket> message_socket::adopt(int end) {
   return message_socket{std::move(own), std::move(*wake)};
 }
 
-/// An interruption comes before what else is ready.
+/// Waits for `events`. An interruption takes precedence over readiness.
 caf::expected<message_socket::wait_result> message_socket::wait(short events,
                                                                 time_limit until) const {
   std::array<pollfd, 2> wanted{{{end_.get(), events, 0}, {interrupt_.native(), POLLIN, 0}}};
@@ -122,7 +122,7 @@ bool message_socket::is_at_end() const noexcept {
 
 caf::error message_socket::send(std::span<const std::byte> bytes, std::span<const int> descriptors,
                                 time_limit until) {
-  if (bytes.empty()) // the peer could take it for the end
+  if (bytes.empty()) // the peer could read it as the end of the connection
     return make_error(errc::invalid_argument, "a message has at least one byte");
   if (descriptors.size() > most_descriptors)
     return make_error(errc::invalid_argument, std::to_string(descriptors.size()) +
@@ -181,7 +181,7 @@ caf::expected<received> message_socket::receive(std::span<std::byte> into, std::
     header.msg_control = control.bytes.data();
     header.msg_controllen = control.bytes.size();
     const auto size = ::recvmsg(end_.get(), &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT | MSG_TRUNC);
-    // ECONNRESET: the peer is no more and had not read all; what it has sent is still there.
+    // ECONNRESET: the peer ended before it read everything. Its own messages can still be read.
     if (size < 0 && (errno == EAGAIN || errno == EINTR || errno == ECONNRESET))
       continue;
     if (size < 0)
@@ -192,7 +192,7 @@ caf::expected<received> message_socket::receive(std::span<std::byte> into, std::
     }
     result.descriptors = take_descriptors(header);
     if ((header.msg_flags & MSG_CTRUNC) != 0)
-      result.descriptors.clear(); // this process has no room for them
+      result.descriptors.clear(); // too few free descriptors in this process
     result.size_bytes = static_cast<std::size_t>(size);
     if (result.size_bytes > into.size())
       return make_error(errc::out_of_range, "a message had " + std::to_string(size) +

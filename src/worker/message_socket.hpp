@@ -1,4 +1,4 @@
-/// Messages between two processes of a host, with descriptors.
+/// Messages, with file descriptors, between two processes of one host.
 #pragma once
 
 #include "core/file_descriptor.hpp"
@@ -16,60 +16,60 @@ namespace troupe::detail {
 using time_limit = std::chrono::steady_clock::time_point;
 inline constexpr time_limit no_limit = time_limit::max();
 
-/// What a receiver got.
+/// Result of `message_socket::receive`.
 struct received {
   enum class kind : std::uint8_t {
     message,
-    end,        ///< the peer has closed its end, or is no more
-    interrupted ///< somebody on this side wants no more
+    end,        ///< the peer has closed its end, or has ended
+    interrupted ///< `interrupt` was called on this side
   };
 
   kind what = kind::message;
   std::size_t size_bytes = 0;
-  /// None is inherited by a program that is started. None at all where this process has no room for
-  /// all that came: whoever needs them says so.
+  /// All are close-on-exec. Empty if this process has no room for all of them: a caller that needs
+  /// them reports that.
   std::vector<file_descriptor> descriptors;
-  std::size_t refused = 0; ///< descriptors that came beyond those asked for; they are closed
+  std::size_t refused = 0; ///< extra descriptors beyond the number asked for; they were closed
 };
 
-/// One end of a connection that keeps the bounds of messages.
-/// @thread one receives, one sends, any interrupts, at the same time
+/// One end of a connection that preserves message boundaries.
+/// @thread one receives, one sends and any interrupts, at the same time
 class message_socket {
 public:
-  /// Linux takes no more in a message.
+  /// Linux accepts no more per message.
   static constexpr std::size_t most_descriptors = 253;
 
-  /// Both ends.
+  /// Creates both ends of a connection.
   static caf::expected<std::pair<message_socket, message_socket>> pair();
 
   /// Takes over an end that this process was started with.
-  /// @errors errc::invalid_argument: it is none; it is left as it was
+  /// @errors errc::invalid_argument: it is no such end; it stays as it was
   static caf::expected<message_socket> adopt(int end);
 
-  /// Waits while the peer has not read enough of what was sent before. The descriptors remain the
-  /// sender's, too.
-  /// @errors errc::unavailable: the peer is no more, or the socket was interrupted;
-  ///         errc::invalid_argument: no byte, or too many descriptors; errc::out_of_range: more
-  ///         bytes than a message can have; errc::deadline_exceeded. Nothing of it is sent.
+  /// Sends a message. Blocks while the peer has too many unread ones. The sender keeps its
+  /// descriptors.
+  /// @errors errc::unavailable: the peer has ended, or the socket was interrupted;
+  ///         errc::invalid_argument: no byte, or too many descriptors; errc::out_of_range: too many
+  ///         bytes; errc::deadline_exceeded. Nothing was sent.
   [[nodiscard]] caf::error send(std::span<const std::byte> bytes,
                                 std::span<const int> descriptors = {}, time_limit until = no_limit);
 
-  /// Waits for a message, and puts it at the begin of `into`.
-  /// @errors errc::out_of_range: the message had more bytes; it is lost, the next can be received.
+  /// Waits for a message and writes it to the start of `into`.
+  /// @errors errc::out_of_range: the message did not fit and is lost; the next can be received.
   ///         errc::deadline_exceeded.
   caf::expected<received> receive(std::span<std::byte> into, std::size_t descriptors = 0,
                                   time_limit until = no_limit);
 
-  /// Whoever waits in `receive` or `send` comes back, and whoever comes later does not wait. The
-  /// peer sees nothing of it.
+  /// Makes running calls of `receive` and `send` return, and later calls return without waiting.
+  /// The peer does not notice.
   /// @thread any; a signal handler too
   void interrupt() const noexcept { interrupt_.signal(); }
 
-  /// Is the peer no more, or has it closed its end? What it has sent may still be there.
+  /// Returns true if the peer has ended or closed its end. Unread messages may still be there.
   /// @thread any
   bool is_at_end() const noexcept;
 
-  /// To be polled for its end alone (POLLRDHUP), by threads that do not receive.
+  /// Returns the descriptor, to be polled for the end (POLLRDHUP) by threads that do not receive.
   int native() const noexcept { return end_.get(); }
 
 private:
@@ -83,7 +83,7 @@ private:
   wake_up interrupt_;
 };
 
-/// What `poll` takes: milliseconds, rounded up; -1 for `no_limit`.
+/// Returns the time-out for `poll`: milliseconds, rounded up; -1 for `no_limit`.
 int poll_limit(time_limit until) noexcept;
 
 } // namespace troupe::detail

@@ -20,11 +20,11 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
-/// How long a worker that was told to stop may take, before it is killed.
+/// How long a worker may take to end after the stop command before it is killed.
 constexpr std::chrono::seconds stop_limit{2};
-/// How long one that was killed may take until nobody waits for it any more.
+/// How long to wait for the end of a killed worker.
 constexpr std::chrono::seconds kill_limit{2};
-/// How long a worker without a limit for calls may leave a message where it is.
+/// How long a message may take to be sent to a worker without a call limit.
 constexpr std::chrono::seconds send_limit{10};
 
 caf::error lost_by(int device, const worker_process& process, const worker_end& end,
@@ -70,19 +70,19 @@ caf::error unwanted(int device) {
 } // namespace
 
 struct process_pool::life {
-  std::optional<worker_process> process; ///< before there is a link
-  std::mutex mutex;                      ///< guards what follows
+  std::optional<worker_process> process; ///< set before `link`
+  std::mutex mutex;                      ///< guards the members below
   std::weak_ptr<worker_link> link;
-  std::optional<caf::error> end; ///< that was noticed before there was a link
+  std::optional<caf::error> end; ///< set if the worker ended before it had a link
 };
 
 namespace {
 
-/// Who waits for his turn, and for room in the socket, does it within a limit; nobody who wants the
-/// worker's end waits for him.
+/// Sends messages one at a time. The limit covers the wait for other senders and for room in the
+/// socket. A thread that kills the worker does not wait for senders.
 class socket_sender final : public control_sender {
 public:
-  /// `limit`: for a message to leave this process; 0: the usual one
+  /// `limit`: maximum time to send a message; 0: `send_limit`
   socket_sender(worker_process& to, std::chrono::nanoseconds limit)
       : to_(to), limit_(limit.count() != 0 ? limit : send_limit) {}
 
@@ -205,7 +205,7 @@ caf::expected<process_pool::running> process_pool::start(int ordinal, int& devic
       link->lose(why);
   };
   listener.reaped = [ordinal, weak = std::weak_ptr{of}](const worker_exit& exit) {
-    if (exit.signal != 0 && exit.signal != SIGKILL) // an error of its own; its end was told before
+    if (exit.signal != 0 && exit.signal != SIGKILL) // an own error; the end was told before
       log(log_level::warning,
           "the worker of device " + std::to_string(ordinal) + " was ended by " + to_string(exit));
     auto self = weak.lock();
@@ -285,16 +285,16 @@ caf::expected<process_pool::running> process_pool::start(int ordinal, int& devic
   return result;
 }
 
-/// Whoever knows the link finds it lost.
+/// Ends the worker. Every holder of the link finds it lost.
 void process_pool::end(running& x, const caf::error& why) noexcept {
   if (!x.link)
     return;
   x.link->give_up(why);
   x.link->wait_until_told();
-  // Until it is gone it may write into the words that others wait for.
+  // Until the process is gone, it may write the words that other devices wait for.
   if (x.of->process->wait_exit(clock::now() + kill_limit))
     x.link->gone();
-  static_cast<void>(segments().remove(x.of->process->memory().bytes().data())); // it may not be in
+  static_cast<void>(segments().remove(x.of->process->memory().bytes().data())); // may be missing
   x.of->process->socket().interrupt();
   if (x.receiver.joinable())
     x.receiver.join();
@@ -312,7 +312,7 @@ void process_pool::end_soon(std::vector<running> lost) noexcept {
   const auto all = std::make_shared<std::vector<running>>(std::move(lost));
   const auto end = [self = shared_from_this(), all] { self->end_all(std::move(*all)); };
   if (start_detached_thread(end, "to end workers"))
-    end(); // then it takes its time here
+    end(); // no thread is available: end them on this one
 }
 
 caf::expected<std::shared_ptr<worker_link>>
@@ -360,7 +360,7 @@ void process_pool::release(int ordinal) noexcept {
     if (!now.link)
       return;
     if (!now.link->lost() && !now.link->tell(command::stop, no_arguments{}))
-      static_cast<void>(now.of->process->wait_exit(clock::now() + stop_limit)); // else killed
+      static_cast<void>(now.of->process->wait_exit(clock::now() + stop_limit)); // else killed below
     end(now, make_error(errc::unavailable, "the device's worker was stopped"));
   });
 }

@@ -1,4 +1,4 @@
-/// Workers that are child processes of this one.
+/// A pool of workers that are child processes of this process.
 #pragma once
 
 #include "worker/worker_command.hpp"
@@ -18,7 +18,7 @@ namespace troupe::detail {
 
 class process_pool final : public worker_pool, public std::enable_shared_from_this<process_pool> {
 public:
-  /// Starts the worker of the first device, which tells how many there are.
+  /// Starts the first device's worker, which reports the number of devices.
   /// @errors errc::unavailable: it cannot be started, or there is no device
   static caf::expected<std::shared_ptr<process_pool>> create(worker_backend_options options);
   ~process_pool() override;
@@ -32,7 +32,7 @@ public:
   void release(int ordinal) noexcept override;
 
 private:
-  /// A worker's process, as long as anybody knows its link.
+  /// A worker's process. It exists as long as a reference to its link.
   struct life;
   struct running {
     std::shared_ptr<worker_link> link;
@@ -42,13 +42,13 @@ private:
 
   process_pool(worker_backend_options options, worker_command command)
       : options_(std::move(options)), command_(std::move(command)) {}
-  /// @param devices how many the worker says there are
+  /// @param devices receives the number of devices
   caf::expected<running> start(int ordinal, int& devices, const std::stop_token& stop = {});
-  /// One that is a spare.
+  /// Starts a worker as a spare.
   caf::expected<running> start_warm(int ordinal, const std::stop_token& stop) noexcept;
   void end(running& x, const caf::error& why) noexcept;
   void end_all(std::vector<running> lost) noexcept;
-  /// The same on a thread of its own: it waits for processes to be gone.
+  /// Does the same on a thread of its own, because it waits for processes to be gone.
   void end_soon(std::vector<running> lost) noexcept;
   worker_slot<running>& slot_of(int ordinal) const noexcept {
     return *slots_[static_cast<std::size_t>(ordinal)];

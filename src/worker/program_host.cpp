@@ -23,7 +23,7 @@ namespace detail {
 
 namespace {
 
-// With what else is in a note: a world's name and status, and a program's.
+// A note also has the name and the status of a world, and the name of a program.
 static_assert(most_program_bytes + 4096 <= control_bytes);
 
 struct program_registry {
@@ -214,7 +214,7 @@ caf::error program_host::take(communicator_key key, communicator_ranks rank,
   if (!note)
     return refuse(make_error(errc::internal, "what the parent handed over makes no sense"));
   std::unique_lock lock{mutex_};
-  const bool stopped = stopped_.contains(note->world); // that overtook this
+  const bool stopped = stopped_.contains(note->world); // the stop overtook this
   lock.unlock();
   if (stopped)
     return refuse({}); // an error would end the process
@@ -235,20 +235,21 @@ caf::error program_host::take(communicator_key key, communicator_ranks rank,
   const bool is_new = !std::exchange(x.begins, true);
   const bool is_there = x.begun;
   lock.unlock();
-  if (core->enter(note->view, std::move(ranks))) { // else the parent has gone on already
+  if (core->enter(note->view, std::move(ranks))) { // false: the parent has gone on already
     lock.lock();
-    if (auto i = worlds_.find(note->world); i != worlds_.end()) // what came before has ended
+    if (auto i = worlds_.find(note->world); i != worlds_.end()) // earlier epochs have ended
       std::erase_if(i->second.epochs, [&](auto& e) { return e.second < note->view.epoch; });
     lock.unlock();
   }
   if (is_new)
     begin_soon(std::move(*note), std::move(core));
   else if (is_there)
-    tell_ready(note->world); // perhaps in another generation
+    tell_ready(note->world); // the generation may be another one
   return {};
 }
 
-/// Not on this thread, which other requests of the parent wait for: a program may take its time.
+/// Starts the program on a thread of its own: it may take long, and other requests of the parent
+/// wait for this thread.
 void program_host::begin_soon(program_note note, std::shared_ptr<world_core> core) {
   std::vector<std::thread> over;
   const auto number = note.world;
@@ -262,7 +263,7 @@ void program_host::begin_soon(program_note note, std::shared_ptr<world_core> cor
         has_begun(note.world,
                   begin(note, world_access::make({system_->lease, core, {}}), note.world));
         std::lock_guard end{mutex_};
-        if (auto self = beginning_.extract(note.world)) // else the host is about to wait for it
+        if (auto self = beginning_.extract(note.world)) // else the destructor is about to join it
           over_.push_back(std::move(self.mapped()));
       },
       "for the program");
@@ -282,7 +283,7 @@ void program_host::has_begun(std::uint64_t number, const caf::actor& actor) {
   {
     std::lock_guard lock{mutex_};
     auto i = worlds_.find(number);
-    if (i == worlds_.end()) { // it has ended meanwhile
+    if (i == worlds_.end()) { // the world has ended meanwhile
       if (actor)
         caf::anon_send_exit(actor, caf::exit_reason::user_shutdown);
       return;
@@ -369,9 +370,9 @@ void program_host::received_program_note(std::span<const std::byte> what) {
   auto core = i->second.core;
   if (kind == program_note::kind::stop)
     worlds_.erase(i);
-  else if (kind == program_note::kind::leave) // whoever has its key need not be told that again
+  else if (kind == program_note::kind::leave) // `give_back` then need not end the epoch again
     std::erase_if(i->second.epochs, [&](auto& x) { return x.second == note->view.epoch; });
-  else if (kind == program_note::kind::message && !i->second.begun) // it was for another process
+  else if (kind == program_note::kind::message && !i->second.begun) // for an earlier process
     return i->second.early.push_back({note->rank, std::move(note->bytes)});
   lock.unlock();
   switch (kind) {

@@ -1,4 +1,4 @@
-/// The programs of a worker: their actor system, and their worlds.
+/// The programs of a worker, with their actor system and their worlds.
 #pragma once
 
 #include "actors/program_note.hpp"
@@ -42,18 +42,18 @@ public:
   void received(std::span<const std::byte> what) override;
 
 private:
-  /// A world of which one rank is here.
+  /// A world with one rank here.
   struct hosted {
     std::size_t rank = 0;
-    std::uint64_t generation = 0; ///< of its device, as the parent counts
+    std::uint64_t generation = 0; ///< of the rank's device, as the parent counts
     std::shared_ptr<world_core> core;
     bool begins = false; ///< its program is beginning, or has begun
     bool begun = false;
-    caf::actor actor;                                 ///< none yet, or it could not begin
-    std::vector<program_message> early;               ///< for it, before it has begun
-    std::map<communicator_key, std::uint64_t> epochs; ///< of the ranks that were taken
+    caf::actor actor; ///< null before the program has begun, or if it could not begin
+    std::vector<program_message> early;               ///< messages from before the begin
+    std::map<communicator_key, std::uint64_t> epochs; ///< epochs of the adopted ranks
   };
-  struct system; ///< made when it is needed first
+  struct system; ///< created on first use
 
   caf::expected<system*> provide_system();
   bool has_system();
@@ -61,7 +61,7 @@ private:
   void begin_soon(program_note note, std::shared_ptr<world_core> core);
   caf::actor begin(const program_note& note, const world& over, std::uint64_t number);
   void has_begun(std::uint64_t number, const caf::actor& actor);
-  /// A message may come for the program of that world.
+  /// Tells the parent that the program of that world can take a message.
   void tell_ready(std::uint64_t number);
   caf::error send(const program_note& note) noexcept;
   void tell(const program_note& note) noexcept;
@@ -75,12 +75,13 @@ private:
   std::unique_ptr<system> system_;
   std::mutex mutex_;
   std::map<std::uint64_t, hosted> worlds_;
-  std::set<std::uint64_t> stopped_;                ///< worlds that do not begin again
-  std::map<std::uint64_t, std::thread> beginning_; ///< by the world
-  std::vector<std::thread> over_;                  ///< of those, to be joined
+  std::set<std::uint64_t> stopped_;                ///< worlds that must not begin again
+  std::map<std::uint64_t, std::thread> beginning_; ///< by number of the world
+  std::vector<std::thread> over_; ///< finished threads of `beginning_`, to be joined
 };
 
-/// @errors errc::invalid_argument: nothing is registered by that name
+/// Returns the program that is registered by that name.
+/// @errors errc::invalid_argument: no program is registered by that name
 caf::expected<program_factory> find_program(const std::string& name);
 bool has_programs();
 

@@ -1,4 +1,4 @@
-/// What a worker does with ranks that its own program drives.
+/// Interface to the part of a worker that drives ranks for its program.
 #pragma once
 
 #include "worker/protocol.hpp"
@@ -14,16 +14,16 @@ class program_site {
 public:
   virtual ~program_site() = default;
 
-  /// Has ready what takes time: this is a spare.
-  /// @thread a job's
+  /// Prepares slow resources in advance, for a spare.
+  /// @thread the one that drives the device
   virtual caf::error warm() = 0;
-  /// `rank`, that the parent knows by `key`, is the program's from now on; `what` says of whom. It
-  /// tells the worker when nothing of it is left.
+  /// Takes over `rank`, which the parent knows by `key`; `what` describes it. Tells the worker when
+  /// nothing of the rank is left.
   virtual caf::error take(communicator_key key, communicator_ranks rank,
                           std::span<const std::byte> what) = 0;
-  /// The parent wants that rank to end; its end is told as above.
+  /// Ends that rank for the parent. The end is told as for `take`.
   virtual void give_back(communicator_key key) = 0;
-  /// The parent has sent something. @thread one at a time, and with `take`
+  /// Receives a message of the parent. @thread one call at a time, `take` included
   virtual void received(std::span<const std::byte> what) = 0;
 };
 

@@ -1,5 +1,6 @@
-/// What a parent asks of a worker: by the ring, in order, for the thread that drives the device; by
-/// the socket, for what blocks or concerns no stream. Addresses are the worker's.
+/// Protocol between a parent and a worker: commands in the ring, in order, for the thread that
+/// drives the device; requests through the socket if they block or concern no stream. Addresses are
+/// the worker's.
 #pragma once
 
 #include "core/wire.hpp"
@@ -16,18 +17,19 @@
 
 namespace troupe::detail {
 
-/// By the ring. Each is answered by what its comment names, or by an error; `record` by nothing.
+/// Commands in the ring, with their arguments and replies. Each may be answered by an error
+/// instead. `record` and `stop` are sent without a reply.
 enum class command : std::uint16_t {
   skip = 0,
-  bind,               ///< device_properties
-  warm,               ///< binds, and has ready what takes the driver's time: for a spare
-  memory,             ///< memory_info
-  open_memory,        ///<
-  close_memory,       ///<
-  allocate,           ///< allocate_args: address
+  bind,   ///< reply: device_properties
+  warm,   ///< binds, and prepares resources that take the driver long; for a spare
+  memory, ///< reply: memory_info
+  open_memory,
+  close_memory,
+  allocate,           ///< allocate_args; reply: address
   deallocate,         ///< deallocate_args
-  allocate_symmetric, ///< size: address
-  create_stream,      ///< stream_id
+  allocate_symmetric, ///< size; reply: address
+  create_stream,      ///< reply: stream_id
   destroy_stream,     ///< stream_id
   record,             ///< record_args
   wait_event,         ///< wait_event_args
@@ -39,20 +41,20 @@ enum class command : std::uint16_t {
   register_window,    ///< window_args
   deregister_window,  ///< window_args
   asynchronous_error, ///< communicator_key
-  stop,               ///< nothing comes after it
+  stop,               ///< the last command
 };
 
 std::string_view to_string(command x) noexcept;
 
-/// Of commands that need none.
+/// For commands without arguments.
 struct no_arguments {};
 
 /// Number of a stream of the worker's device; 0: none.
 using stream_id = std::uint64_t;
-/// Number of a rank of a communicator in the worker.
+/// Number of a communicator's rank in the worker.
 using communicator_key = std::uint64_t;
 
-/// Host memory that both processes have mapped.
+/// A place in host memory that both processes have mapped.
 struct shared_place {
   std::uint64_t segment = 0;
   std::uint64_t offset = 0;
@@ -70,7 +72,7 @@ struct deallocate_args {
 
 struct record_args {
   std::uint64_t event = 0;
-  std::uint64_t number = 0; ///< what `link_area::done` says when it is done
+  std::uint64_t number = 0; ///< value of `link_area::done` once it is done
   stream_id stream = 0;
 };
 
@@ -89,7 +91,7 @@ struct copy_args {
   copy_direction direction = copy_direction::device_to_device;
   std::uint64_t target = 0; ///< addresses in device memory
   std::uint64_t source = 0;
-  shared_place host; ///< the other side of a copy from or to host memory
+  shared_place host; ///< the host side of a copy from or to host memory
   std::uint64_t size_bytes = 0;
   stream_id stream = 0;
 };
@@ -116,19 +118,19 @@ struct window_args {
 };
 
 void put(wire_writer& to, const collective_call& x);
-/// A call with what it points to.
+/// A call with the data that it points to.
 struct received_call {
   collective_call call;
   std::byte factor[8] = {};
   exchange_plan plan;
 };
-/// `to` stays where it is as long as the call is used.
+/// Reads a call, which points into `to`: that must not move meanwhile.
 bool get(wire_reader& from, received_call& to);
 
 void put(wire_writer& to, const device_properties& x);
 device_properties get_properties(wire_reader& from);
 
-/// A registered launch.
+/// Arguments of a registered launch.
 struct launch_request {
   std::string name;
   std::vector<launch_memory> reads;
@@ -139,45 +141,46 @@ struct launch_request {
 void put(wire_writer& to, const launch_request& x);
 launch_request get_launch(wire_reader& from);
 
-/// By the socket. Each is answered by what its comment names, or by an error.
+/// Requests through the socket, with their arguments and replies. Each may be answered by an error
+/// instead.
 enum class control : std::uint16_t {
-  set_up = 1,           ///< worker_setup, the first of all: worker_description
-  peer_link,            ///< two ordinals: peer_link
-  make_communicator_id, ///< communicator_id
-  build,                ///< build_args: communicator_key
+  set_up = 1,           ///< worker_setup, the first message; reply: worker_description
+  peer_link,            ///< two ordinals; reply: peer_link
+  make_communicator_id, ///< reply: communicator_id
+  build,                ///< build_args; reply: communicator_key
   abort,                ///< communicator_key
   destroy,              ///< communicator_key
-  map,                  ///< map_args, with a descriptor: the memory is there, and pinned
-  unmap,                ///< number of the segment
-  hand_over,            ///< communicator_key, then bytes for the program that has it from now on
+  map,                  ///< map_args, with a descriptor: the memory is mapped and pinned
+  unmap,                ///< segment number
+  hand_over,            ///< communicator_key, then bytes for the program that drives it from now on
   tell,                 ///< bytes for the programs
-  told,                 ///< from the worker, without a number or an answer: bytes of its programs
-  call_off,             ///< communicator_id: nobody wants what is built by it
+  told,                 ///< from the worker, number 0, no reply: bytes from its programs
+  call_off,             ///< communicator_id: cancels its build
 };
 
 std::string_view to_string(control x) noexcept;
 
-/// What the thread that drives a device marks in `work_progress`: a command, or one of these.
+/// Values that the thread that drives a device marks in `work_progress`, beside commands.
 enum class own_call : std::uint32_t {
   query = 1u << 16, ///< of events
-  asked,            ///< for a request by the socket
+  asked,            ///< for a request through the socket
 };
-/// What is marked there, in words; any number may be.
+/// Returns the name of a marked call; any number may be marked.
 std::string call_name(std::uint32_t marked);
 
-/// No machine has more.
+/// Upper limit for a plausible number of devices.
 inline constexpr int most_worker_devices = 1024;
 
-/// What a worker is.
+/// Configuration of a worker.
 struct worker_setup {
   std::string backend;
   std::int32_t device = 0;
-  std::int64_t spin_ns = -1; ///< negative: by the number of cores
+  std::int64_t spin_ns = -1; ///< negative: depends on the number of cores
   host_backend_options host;
   cuda_backend_options cuda;
 };
 
-/// What it says of itself.
+/// The worker's reply to `worker_setup`.
 struct worker_description {
   std::int32_t devices = 0;
   std::int64_t spin_ns = 0;
@@ -200,18 +203,18 @@ struct map_args {
   std::uint64_t size_bytes = 0;
 };
 
-/// Stands before each message on the socket.
+/// Header of each message on the socket.
 struct control_head {
-  std::uint64_t number = 0; ///< of the request, in its reply too
+  std::uint64_t number = 0; ///< of the request, also in its reply
   control kind{};
 };
 
-/// The longest message on the socket.
+/// Largest size of a message on the socket.
 inline constexpr std::size_t control_bytes = std::size_t{64} << 10;
 
-/// Hands all messages on, each with its descriptor if it has one, until the peer is no more or the
+/// Passes on each message, with its descriptor if any. Returns when the peer has ended or the
 /// socket is interrupted.
-/// @errors what receiving gives: nothing more can be received that makes sense
+/// @errors errors of `receive`: nothing useful can be received any more
 caf::error receive_all(
     message_socket& from,
     const std::function<void(std::span<const std::byte>, std::optional<file_descriptor>)>& to);

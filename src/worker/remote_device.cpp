@@ -179,14 +179,14 @@ caf::error remote_device::wait_word(stream_view stream, const std::atomic<std::u
     return {};
   auto place = pool_->segments().place_of(word, sizeof *word, *link_);
   if (!place)
-    return there() ? caf::error{} : place.error(); // the worker that had it may be gone meanwhile
+    return there() ? caf::error{} : place.error(); // its worker may be gone meanwhile
   return link_->run(command::wait_word, wait_word_args{*place, value, id_of(stream)});
 }
 
 caf::expected<bool> remote_device::query(event_view event) noexcept {
   const auto& x = event_of(event);
   const auto done = x.record == 0 || x.link->is_done(x.number, x.record);
-  if (x.link->lost()) // all count as done then
+  if (x.link->lost()) // a loss marks all words as done
     return x.link->loss();
   return done;
 }
@@ -199,7 +199,7 @@ caf::error remote_device::synchronize(event_view event) noexcept {
     if (*done)
       return {};
     std::this_thread::sleep_for(
-        std::chrono::microseconds{20}); // the worker polls, and tells nobody
+        std::chrono::microseconds{20}); // the worker polls, and signals nothing
   }
 }
 
@@ -274,7 +274,7 @@ caf::error remote_device::loss() const noexcept {
 
 // -- communicators
 
-/// The worker has made all connections when it built it.
+/// Does nothing: the worker connects a communicator when it builds it.
 caf::error remote_communicator::connect(stream_view, connect_scope) noexcept {
   return link_->lost() ? link_->loss() : caf::error{};
 }
@@ -312,7 +312,7 @@ caf::error remote_communicator::hand_over(std::span<const std::byte> what) noexc
 }
 
 caf::error remote_communicator::asynchronous_error() noexcept {
-  const auto errors = link_->communicator_errors(); // before it asks
+  const auto errors = link_->communicator_errors(); // read before the worker is asked
   if (errors == errors_of_others_)
     return link_->lost() ? link_->loss() : caf::error{};
   if (auto error = link_->run(command::asynchronous_error, key_))

@@ -1,4 +1,4 @@
-/// A device that lives in a worker process, as its parent's lane sees it.
+/// A device in a worker process, as its parent's lane sees it.
 #pragma once
 
 #include "worker/worker_pool.hpp"
@@ -13,7 +13,7 @@
 
 namespace troupe::detail {
 
-/// What an `event_view` of a remote device is. It stays where it is as long as its device.
+/// Target of a remote device's `event_view`. It stays in place as long as the device.
 struct remote_event {
   std::shared_ptr<worker_link> link;
   std::uint64_t number = 0;
@@ -25,7 +25,7 @@ public:
   remote_device(std::shared_ptr<worker_pool> pool, int ordinal);
   ~remote_device() override;
 
-  /// Starts a worker if there is none.
+  /// Starts a worker if the device has none.
   caf::error bind() noexcept override;
   caf::expected<device_properties> properties() noexcept override;
   caf::expected<memory_info> memory() noexcept override;
@@ -51,11 +51,11 @@ public:
                   copy_direction direction, stream_view stream) noexcept override;
   caf::error fill(void* target, std::span<const std::byte> pattern, std::size_t count,
                   stream_view stream) noexcept override;
-  /// @errors errc::not_supported: no function of this process runs there
+  /// @errors errc::not_supported: no function of this process can run there
   caf::error launch_host(stream_view stream, void (*function)(void*),
                          void* argument) noexcept override;
 
-  /// False: no device reaches the memory of another process.
+  /// Returns false: no device can access the memory of another process.
   caf::expected<bool> can_access_peer(int peer) noexcept override;
   caf::error enable_peer(int peer) noexcept override;
   caf::error admit_peer(int peer) noexcept override;
@@ -85,20 +85,20 @@ private:
   const std::shared_ptr<worker_pool> pool_;
   const int ordinal_;
   std::stop_source stop_;
-  std::shared_ptr<worker_link> link_; ///< there from the first `bind` on; perhaps lost
+  std::shared_ptr<worker_link> link_; ///< set by the first `bind`; may be lost
   device_properties properties_;
   std::deque<remote_event> events_;
   std::vector<remote_event*> free_events_;
-  /// What the listeners of links share with this.
+  /// Shared with the listeners of links.
   struct loss_signal {
     std::function<void(const caf::error&)> tell;
-    std::atomic<const worker_link*> of{nullptr}; ///< one that was replaced tells nothing any more
+    std::atomic<const worker_link*> of{nullptr}; ///< current link; replaced ones are ignored
   };
   const std::shared_ptr<loss_signal> on_loss_ = std::make_shared<loss_signal>();
-  bool tells_loss_ = false; ///< does the link?
+  bool tells_loss_ = false; ///< true if the link has the listener
 };
 
-/// One rank of a communicator in a worker.
+/// One rank of a communicator, in a worker.
 class remote_communicator final : public backend_communicator {
 public:
   remote_communicator(std::shared_ptr<worker_link> link, communicator_key key)
@@ -123,9 +123,9 @@ public:
 private:
   const std::shared_ptr<worker_link> link_;
   const communicator_key key_;
-  std::uint64_t loss_listener_ = 0; ///< in the link
-  wire_writer calls_;               ///< of the call that is being made
-  /// So many errors of its worker's communicators were none of this one.
+  std::uint64_t loss_listener_ = 0; ///< id of the listener in the link
+  wire_writer calls_;               ///< buffer for the calls of the current `enqueue`
+  /// `communicator_errors()` when this rank last had no error.
   std::uint64_t errors_of_others_ = 0;
 };
 

@@ -1,4 +1,4 @@
-/// Memory that two processes see.
+/// Memory that two processes share.
 #pragma once
 
 #include "core/file_descriptor.hpp"
@@ -8,17 +8,17 @@
 
 namespace troupe::detail {
 
-/// Mapped memory behind a descriptor, which can be passed to another process. It has no name in the
-/// file system, only its owner may open it, and its size never changes: a peer that could shrink
-/// it, could end this process with SIGBUS.
+/// Mapped memory with a descriptor that can be passed to another process.
+/// It has no name in the file system, and only its owner may open it. Its size is sealed: a peer
+/// that could shrink it could end this process with SIGBUS.
 class shared_memory {
 public:
-  /// Zeroed.
+  /// Creates zeroed memory.
   /// @errors errc::invalid_argument: no bytes; errc::unavailable: the system refuses it
   static caf::expected<shared_memory> create(std::size_t size_bytes);
 
-  /// What another process has created.
-  /// @errors errc::invalid_argument: another size, or one that could change; errc::unavailable: the
+  /// Maps memory that another process has created.
+  /// @errors errc::invalid_argument: the size differs, or could change; errc::unavailable: the
   ///         system refuses to map it
   static caf::expected<shared_memory> attach(file_descriptor from, std::size_t size_bytes);
 
@@ -34,7 +34,7 @@ public:
 
   std::span<std::byte> bytes() const noexcept { return bytes_; }
   int descriptor() const noexcept { return descriptor_.get(); }
-  /// The memory stays.
+  /// Closes the descriptor. The memory stays mapped.
   void close_descriptor() noexcept { descriptor_.reset(); }
 
 private:

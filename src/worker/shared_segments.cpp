@@ -18,7 +18,7 @@ std::size_t whole_pages(std::size_t size_bytes) {
   return (size_bytes + page - 1) / page * page;
 }
 
-/// Waits for nothing: it may be lost.
+/// Requests the unmapping without waiting: the worker may be lost.
 void unmap(std::uint64_t segment, worker_link& in) {
   in.request(control::unmap, bytes_of(segment), std::nullopt,
              [](const caf::expected<std::vector<std::byte>>&) {});
@@ -81,7 +81,7 @@ caf::expected<shared_place> shared_segments::place_of(const void* memory, std::s
     from = x;
   }
   if (auto done = in.request(control::map, what, from.descriptor); !done) {
-    unmap(what.segment, in); // whoever passed it on may have kept it
+    unmap(what.segment, in); // a relay may have kept it
     return done.error();
   }
   {
@@ -93,7 +93,7 @@ caf::expected<shared_place> shared_segments::place_of(const void* memory, std::s
       return result;
     }
   }
-  unmap(what.segment, in); // `remove` did not know of it
+  unmap(what.segment, in); // unknown to `remove`
   return make_error(errc::invalid_argument, "host memory that was freed while a worker mapped it");
 }
 

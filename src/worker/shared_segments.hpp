@@ -1,4 +1,4 @@
-/// Host memory that a parent shares with its workers: pinned memory, and the words that say which
+/// Host memory that a parent shares with its workers: pinned memory, and the words that tell which
 /// events are done.
 #pragma once
 
@@ -20,17 +20,17 @@ class worker_link;
 /// @thread any
 class shared_segments {
 public:
-  /// Zeroed memory, whole pages.
+  /// Creates zeroed memory of whole pages.
   /// @errors errc::out_of_memory; errc::unavailable: no more files can be opened
   caf::expected<std::byte*> create(std::size_t size_bytes);
-  /// Memory that is shared already, which stays mapped here as long as `keep`.
+  /// Adds memory that is shared already. It stays mapped here as long as `keep` exists.
   void add(std::span<std::byte> bytes, int descriptor, std::shared_ptr<const void> keep);
-  /// Workers that have mapped it unmap it.
-  /// @errors errc::invalid_argument: there is none that begins at `memory`
+  /// Removes a segment. Workers that have mapped it unmap it.
+  /// @errors errc::invalid_argument: no segment begins at `memory`
   caf::error remove(const void* memory);
 
-  /// The place of `size_bytes` bytes, which `in` has mapped then.
-  /// @errors errc::invalid_argument: they are not shared, or not any more; what mapping gives
+  /// Returns the place of `size_bytes` bytes; `in` maps the segment first if needed.
+  /// @errors errc::invalid_argument: the bytes are not, or no longer shared; errors of mapping
   caf::expected<shared_place> place_of(const void* memory, std::size_t size_bytes, worker_link& in);
 
 private:
@@ -44,7 +44,7 @@ private:
 
   std::mutex mutex_;
   std::uint64_t last_ = 0;
-  std::map<const std::byte*, segment> all_; ///< by their begin
+  std::map<const std::byte*, segment> all_; ///< by start address
 };
 
 } // namespace troupe::detail

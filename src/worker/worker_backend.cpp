@@ -19,7 +19,7 @@ namespace {
 
 using reply = caf::expected<std::vector<std::byte>>;
 
-/// A value that a worker gave.
+/// Returns a value from a worker's reply.
 template <wire_value T> caf::expected<T> value_of(std::span<const std::byte> from) {
   wire_reader reader{from};
   const auto result = reader.get<T>();
@@ -28,7 +28,7 @@ template <wire_value T> caf::expected<T> value_of(std::span<const std::byte> fro
   return result;
 }
 
-/// What several workers answer to one question.
+/// Replies of several workers to one request.
 class replies {
 public:
   explicit replies(std::size_t number) : all_(number) {}
@@ -41,15 +41,16 @@ public:
     all_[i] = std::move(x);
     condition_.notify_all();
   }
-  /// Waits for all of them, or for the first error, or until `limit` is over.
+  /// Waits for all replies, for the first error, or until `limit` is over.
   void wait_for_success(fair_limit& limit) {
     wait(limit, [this] { return first_error_ || there_ == all_.size(); });
   }
-  /// Waits for all of them, or until `limit` is over.
+  /// Waits for all replies, or until `limit` is over.
   void wait_for_all(fair_limit& limit) {
     wait(limit, [this] { return there_ == all_.size(); });
   }
-  /// Waits for the cause of the first error, if that may be of a peer that the cause has ended.
+  /// Waits for an error with a cause, if the first one may follow from another rank's
+  /// (`nccl_error`).
   void wait_for_cause(std::chrono::nanoseconds limit) {
     std::unique_lock lock{mutex_};
     condition_.wait_for(lock, limit, [this] {
@@ -64,12 +65,12 @@ public:
         result.push_back(i);
     return result;
   }
-  /// The first one that tells a cause, if any does.
+  /// Returns the first error with a cause, or else the first error.
   caf::error first_error() {
     std::lock_guard lock{mutex_};
     return first_error_;
   }
-  /// When all are there.
+  /// Valid when all are there.
   const reply& operator[](std::size_t i) const { return *all_[i]; }
 
 private:
@@ -87,7 +88,7 @@ private:
   std::vector<std::optional<reply>> all_;
 };
 
-/// How long after a rank's error another rank may still tell the cause of it.
+/// How long after a rank's error another rank may still report its cause.
 constexpr std::chrono::milliseconds cause_patience{100};
 
 void abort_one(worker_link& link, communicator_key key) {
@@ -106,7 +107,7 @@ struct assembly {
   bool given_up = false;
   std::vector<std::pair<std::shared_ptr<worker_link>, communicator_key>> built;
 
-  /// Nobody wants it any more: what is built, ends, and what comes.
+  /// Cancels the build: aborts ranks that are built, now or later.
   void end() {
     std::lock_guard lock{mutex};
     given_up = true;
@@ -116,15 +117,15 @@ struct assembly {
   }
 };
 
-/// Tells all workers, of which one is where they meet.
+/// Cancels the build in all workers. The ranks meet in one of them.
 void call_off_in_workers(const communicator_id& id,
                          std::span<const std::shared_ptr<worker_link>> links) {
   for (auto& x : links)
     x->request(control::call_off, bytes_of(id), std::nullopt, [](const reply&) {});
 }
 
-/// A rank whose build waits for one that has failed may not hear that it is called off. It keeps
-/// nothing of a worker that ends meanwhile.
+/// Kills workers that still build after the limit: a build that waits for a failed rank may not
+/// notice the cancellation. Holds workers weakly, so that they can end meanwhile.
 void end_those_that_hang(const std::shared_ptr<assembly>& all,
                          const std::vector<std::weak_ptr<worker_link>>& links, fair_limit left,
                          std::chrono::nanoseconds limit) {
@@ -164,7 +165,7 @@ caf::expected<peer_link> worker_backend::link(int from, int to) noexcept {
   const auto first = pool_->place_of(from);
   const auto second = pool_->place_of(to);
   if (first.host != second.host)
-    return peer_link{}; // nothing but the network
+    return peer_link{}; // only the network connects them
   auto worker = pool_->provide(from);
   if (!worker)
     return worker.error();
@@ -179,7 +180,7 @@ caf::expected<peer_link> worker_backend::link(int from, int to) noexcept {
   return result;
 }
 
-/// For this process alone: what the workers meet by, one of them makes when they are to.
+/// Returns a number for this process. `build` has a worker create the id by which the ranks meet.
 caf::expected<communicator_id> worker_backend::make_communicator_id() noexcept {
   static std::atomic<std::uint64_t> last{0};
   const auto number = ++last;
@@ -244,14 +245,14 @@ worker_backend::build(const communicator_id&, int size,
   all->answers.wait_for_cause(cause_patience);
   if (auto why = all->answers.first_error()) {
     all->end();
-    call_off_in_workers(*id, links); // they may wait for the one that failed
+    call_off_in_workers(*id, links); // they may wait for the failed rank
     if (build_limit_.count() != 0 && !all->answers.missing().empty()) {
       const std::vector<std::weak_ptr<worker_link>> weak{links.begin(), links.end()};
       const auto end = [all, weak, left, limit = build_limit_] {
         end_those_that_hang(all, weak, left, limit);
       };
       if (start_detached_thread(end, "to end workers"))
-        end(); // then this one has to wait
+        end(); // then this thread has to wait
     }
     return why;
   }
@@ -320,11 +321,11 @@ caf::error worker_backend::end(control how, const communicator_ranks& ranks) noe
   for (auto i : answers->missing())
     link_of(i).give_up_late("to end its rank", call_limit_);
   fair_limit none{{}};
-  answers->wait_for_all(none); // who loses them tells
+  answers->wait_for_all(none); // `give_up_late` completes them
   caf::error result;
   for (std::size_t i = 0; i < ranks.size(); ++i)
     if (auto& x = (*answers)[i]; !x && !result && code_of(x.error()) != errc::worker_lost)
-      result = x.error(); // what was in a worker that is lost, went with it
+      result = x.error(); // a rank in a lost worker has ended with it
   return result;
 }
 

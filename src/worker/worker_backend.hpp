@@ -1,4 +1,4 @@
-/// The devices of a parent whose GPUs live in worker processes, as a backend.
+/// Backend of a parent whose GPUs are in worker processes.
 #pragma once
 
 #include "worker/worker_pool.hpp"
@@ -15,8 +15,8 @@ namespace troupe::detail {
 
 class worker_backend final : public backend {
 public:
-  /// `name`: of what executes in the workers.
-  /// `limits`: what `call_limit` and `build_limit` say
+  /// `name`: of the backend in the workers.
+  /// `limits`: `call_limit` and `build_limit` are used
   worker_backend(std::shared_ptr<worker_pool> pool, std::string name,
                  const worker_settings& limits = {});
 
@@ -25,10 +25,10 @@ public:
   device_place place_of(int ordinal) const { return pool_->place_of(ordinal); }
   caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override;
   caf::expected<peer_link> link(int from, int to) noexcept override;
-  /// Means nothing: `build` lets the first rank's worker make the one that counts, since it must
-  /// live as long as the communicator.
+  /// Returns an id that `build` ignores. `build` lets the worker of the first rank create the real
+  /// one, because that must live as long as the communicator.
   caf::expected<communicator_id> make_communicator_id() noexcept override;
-  /// @errors errc::worker_lost, too: one of the workers is gone; what the others have built, ends
+  /// @errors also errc::worker_lost: a worker is gone, and the other ranks are aborted
   caf::expected<communicator_ranks> build(const communicator_id& id, int size,
                                           std::span<const local_rank> ranks) noexcept override;
   caf::error provide_spare(int ordinal) noexcept override;
@@ -40,7 +40,7 @@ public:
   bool is_current(const backend_communicator& rank, int ordinal) const noexcept override;
   caf::error abort(communicator_ranks ranks) noexcept override;
   caf::error destroy(communicator_ranks ranks) noexcept override;
-  /// Kills its worker.
+  /// Kills the worker of the device.
   bool give_up(int ordinal, const caf::error& why) noexcept override;
 
 private:
@@ -51,8 +51,8 @@ private:
   const std::string name_;
   const std::chrono::nanoseconds call_limit_;
   const std::chrono::nanoseconds build_limit_;
-  /// Workers build one communicator after the other, all in the same order: each connects it beside
-  /// the work of others, and two at a time could wait for each other.
+  /// Workers build one communicator at a time, all in the same order. Each connects it beside other
+  /// work, and two builds at a time could wait for each other.
   std::mutex building_;
 };
 

@@ -22,10 +22,10 @@ namespace {
 
 std::atomic<bool> own_worker{false};
 
-/// The kernel's way to the program that this process executes, whatever became of its file.
+/// The kernel's path of the running program, valid even without its file.
 constexpr const char* running_program = "/proc/self/exe";
 
-/// An address in the main program's file.
+/// Returns an address that is mapped from the main program's file.
 std::uintptr_t address_of_program() noexcept {
   std::uintptr_t result = 0;
   ::dl_iterate_phdr(
@@ -48,7 +48,7 @@ std::optional<std::uintptr_t> hexadecimal(std::string_view text) noexcept {
   return error == std::errc{} && last == end ? std::optional{result} : std::nullopt;
 }
 
-/// The path of the main program's file; empty: it is not known.
+/// Returns the path of the main program's file, or an empty string if it is unknown.
 /// @source Linux, proc_pid_maps(5)
 std::string path_of_program() {
   const auto maps = read_file("/proc/self/maps");
@@ -72,7 +72,7 @@ std::string path_of_program() {
   return {};
 }
 
-/// Separated by zeros.
+/// Reads the arguments, which are separated by zero bytes.
 std::vector<std::string> arguments_of_process() {
   std::vector<std::string> result;
   if (const auto text = read_file("/proc/self/cmdline")) {
@@ -88,7 +88,8 @@ bool is_same_file(const std::string& a, const std::string& b) noexcept {
   return std::filesystem::equivalent(a, b, code);
 }
 
-/// Where the dynamic loader was started with the program's path, it is what this process executes.
+/// Returns the command for a program that was started through the dynamic loader: then this process
+/// executes the loader.
 worker_command by_loader(const std::string& loader, const std::string& program) {
   const auto all = arguments_of_process();
   for (std::size_t i = 1; i < all.size(); ++i)
@@ -97,7 +98,7 @@ worker_command by_loader(const std::string& loader, const std::string& program) 
       result.arguments.push_back(program);
       return result;
     }
-  return {program, program, {}}; // a loader of another kind, which needs no arguments
+  return {program, program, {}}; // another kind of loader, which takes no arguments
 }
 
 } // namespace

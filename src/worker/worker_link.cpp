@@ -13,10 +13,10 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
-/// A sleeper looks again after this, should a wake-up be lost with the process that owed it.
+/// A sleeper looks again after this time: the process that should wake it may have ended.
 constexpr std::chrono::milliseconds doze{20};
 
-/// More than any record; CUDA compares the difference's sign (CU_STREAM_WAIT_VALUE_GEQ).
+/// More than any record. CUDA compares the sign of the difference (CU_STREAM_WAIT_VALUE_GEQ).
 constexpr std::uint64_t all_done = INT64_MAX;
 
 caf::error too_large(std::size_t size) {
@@ -76,7 +76,7 @@ caf::error worker_link::write(command what, bool wants_reply, std::span<const st
 }
 
 bool worker_link::wait_for_reply(command what, std::chrono::nanoseconds limit) noexcept {
-  auto there = [this] { // numbers count up, so that one from the future ends the wait as well
+  auto there = [this] { // numbers count up: one that is too large ends the wait, too
     return area_.replied.load(std::memory_order_acquire) >= last_command_ || lost();
   };
   if (spin_.count() != 0)
@@ -150,7 +150,7 @@ worker_link::request(control what, std::span<const std::byte> body, std::optiona
     give_up_late("to answer \"" + std::string{to_string(what)} + "\"", limit);
     lock.lock();
   }
-  shared->condition.wait(lock, there); // who loses it tells
+  shared->condition.wait(lock, there); // a loss sets the result, too
   return std::move(*shared->result);
 }
 
@@ -179,7 +179,7 @@ void worker_link::request(
   if (code_of(error) == errc::deadline_exceeded)
     return give_up(lost_worker(device_, error));
   if (code_of(error) == errc::worker_lost)
-    return; // whoever looks after the process notices it as well, and knows why
+    return; // the supervisor of the process notices it as well, and knows why
   reply_handler handler;
   {
     std::lock_guard lock{mutex_};
@@ -265,7 +265,7 @@ std::uint64_t worker_link::on_loss(std::function<void(const caf::error&)> f) {
 }
 
 void worker_link::forget(std::uint64_t listener) noexcept {
-  std::function<void(const caf::error&)> gone; // what it holds goes without the lock
+  std::function<void(const caf::error&)> gone; // destroyed without the lock
   std::lock_guard lock{mutex_};
   if (auto i = on_loss_.find(listener); i != on_loss_.end()) {
     gone = std::move(i->second);
@@ -315,7 +315,7 @@ void worker_link::lose(const caf::error& why, bool kills) noexcept {
   area_.to_asker.ring();
   area_.words.to_writer.ring();
   for (auto& [number, f] :
-       listeners) // first: what is lost fails with this, not with what follows from it
+       listeners) // first, so that lost work fails with this cause and not with a consequence
     f(why);
   end_waiting();
   for (auto& [number, x] : open)
@@ -325,13 +325,13 @@ void worker_link::lose(const caf::error& why, bool kills) noexcept {
   told_.notify_all();
 }
 
-/// Streams of other devices wait for these; nothing comes any more.
+/// Marks all events as done: streams of other devices wait for them.
 void worker_link::end_waiting() noexcept {
   for (auto& x : area_.done)
     x.store(all_done, std::memory_order_release);
 }
 
-/// In its last moments it may have written them once more.
+/// Does it again: the ending process may have overwritten the words.
 void worker_link::gone() noexcept { end_waiting(); }
 
 void worker_link::wait_until_told() noexcept {

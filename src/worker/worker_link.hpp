@@ -1,4 +1,4 @@
-/// The parent's end of what it shares with one worker process.
+/// The parent's side of the connection to one worker process.
 #pragma once
 
 #include "worker/link_area.hpp"
@@ -24,27 +24,28 @@
 
 namespace troupe::detail {
 
-/// How messages of `control` get to a worker. @thread any
+/// Sends messages of `control` to a worker. @thread any
 class control_sender {
 public:
   virtual ~control_sender() = default;
-  /// @errors errc::deadline_exceeded: it reads none; errc::worker_lost: it has ended, and whoever
-  ///         looks after it tells the link; others: this message cannot be sent
+  /// @errors errc::deadline_exceeded: the worker does not read; errc::worker_lost: it has ended,
+  ///         and its supervisor tells the link; others: this message cannot be sent
   [[nodiscard]] virtual caf::error send(std::span<const std::byte> message,
                                         std::optional<int> descriptor) noexcept = 0;
-  /// Ends the worker at once, which nobody hears any more; it does not wait for who sends. Where
-  /// that cannot be done, whoever looks after it does it when he finds the link lost.
+  /// Ends the worker at once, without waiting for senders; its messages are ignored. If this fails,
+  /// the supervisor ends it when it finds the link lost.
   virtual void kill() noexcept {}
-  /// It is known to have ended, though the link may not have been told yet.
+  /// Returns true if the worker has ended. The link may not have been told yet.
   virtual bool has_ended() const noexcept { return false; }
 };
 
-/// What everybody is told whose device was in a worker that ended because of `cause`.
+/// Returns the error for users of a device whose worker ended because of `cause`.
 caf::error lost_worker(int device, const caf::error& cause);
 
-/// One life of a worker: commands of the device's lane by the ring, requests of any thread by the
-/// socket. Once it is lost, everything gives the error that says why, at once. Nothing that the
-/// worker writes can harm: if it makes no sense, the worker is lost.
+/// One life of a worker. The device's lane sends commands through the ring, any thread requests
+/// through the socket.
+/// Once the worker is lost, every call returns the cause at once. Nothing that the worker writes
+/// does harm: an impossible value makes it lost.
 class worker_link final : public device_life, public std::enable_shared_from_this<worker_link> {
 public:
   /// @param area zeroed memory that both share; `keep` keeps it
@@ -52,35 +53,35 @@ public:
               std::unique_ptr<control_sender> control);
 
   int device() const noexcept { return device_; }
-  /// How long who asks by the ring stays awake for the reply. Before the first command.
+  /// Sets how long `ask` spins for the reply. To be called before the first command.
   void set_spin(std::chrono::nanoseconds x) noexcept { spin_ = x; }
-  /// How long a request waits for its reply if nobody says otherwise; 0: for ever. A command waits
-  /// twice as long: whoever looks after the process knows by then what it hangs in. Before the
-  /// first.
+  /// Sets the default limit for a request's reply; 0: none. A command waits twice as long: by then
+  /// the supervisor knows the call that the worker hangs in. To be called before the first request.
   void set_request_limit(std::chrono::nanoseconds x) noexcept { request_limit_ = x; }
 
-  /// `f` hears what the worker's programs send, on the thread that receives. Before the first.
+  /// Sets the receiver of messages from the worker's programs, on the receiving thread. To be
+  /// called before the first message.
   void set_listener(std::function<void(std::span<const std::byte>)> f) { listener_ = std::move(f); }
 
   // -- the lane
 
-  /// Without a reply.
+  /// Enqueues a command without a reply.
   template <wire_value T> caf::error tell(command what, const T& arguments) noexcept {
     return write(what, false, bytes_of(arguments), {}, command_limit());
   }
-  /// Waits for the reply, which stays readable until the next command.
-  /// @errors what the worker says; errc::worker_lost
+  /// Enqueues a command and waits for its reply, which is readable until the next one.
+  /// @errors errors of the worker; errc::worker_lost
   template <wire_value T>
   caf::expected<wire_reader> ask(command what, const T& arguments,
                                  std::span<const std::byte> more = {},
                                  std::chrono::nanoseconds limit = {}) noexcept {
     return ask_bytes(what, bytes_of(arguments), more, limit);
   }
-  /// `limit`: after it the worker is given up; 0: the usual one
+  /// Does the same. After `limit` the worker is given up; 0: the default.
   caf::expected<wire_reader> ask_bytes(command what, std::span<const std::byte> first,
                                        std::span<const std::byte> more = {},
                                        std::chrono::nanoseconds limit = {}) noexcept;
-  /// The same, where the reply is nothing but an error or none.
+  /// Does the same, for a reply that is only an error or none.
   template <wire_value T>
   caf::error run(command what, const T& arguments, std::span<const std::byte> more = {},
                  std::chrono::nanoseconds limit = {}) noexcept {
@@ -88,7 +89,7 @@ public:
     return reply ? caf::error{} : reply.error();
   }
 
-  /// Numbers of events, and of their records.
+  /// Allocates a number for an event.
   std::optional<std::uint64_t> take_event() noexcept;
   void give_back_event(std::uint64_t event) noexcept;
   std::uint64_t next_record(std::uint64_t event) noexcept { return ++records_[event]; }
@@ -101,7 +102,7 @@ public:
 
   // -- any thread
 
-  /// How often a rank of a communicator had an error that no call gave.
+  /// Returns the number of asynchronous errors of communicator ranks in the worker.
   std::uint64_t communicator_errors() const noexcept {
     return area_.communicator_errors.load(std::memory_order_acquire);
   }
@@ -109,8 +110,8 @@ public:
     return area_.done[event];
   }
 
-  /// Waits for the reply. A worker that does not give it within `limit` is given up; 0: none.
-  /// @errors what the worker says; errc::worker_lost
+  /// Waits for the reply. After `limit` the worker is given up; 0: none.
+  /// @errors errors of the worker; errc::worker_lost
   caf::expected<std::vector<std::byte>> request(control what, std::span<const std::byte> body,
                                                 std::optional<int> descriptor,
                                                 std::chrono::nanoseconds limit) noexcept;
@@ -123,37 +124,36 @@ public:
                                                 std::optional<int> descriptor = {}) noexcept {
     return request(what, bytes_of(body), descriptor);
   }
-  /// The same without waiting: `then` hears of the reply, on the thread that receives, or of the
-  /// loss.
+  /// Does not wait: `then` gets the reply on the receiving thread, or the loss.
   void request(control what, std::span<const std::byte> body, std::optional<int> descriptor,
                std::function<void(caf::expected<std::vector<std::byte>>)> then) noexcept;
 
-  /// The same where nobody needs the reply: a worker that answers with an error is given up.
+  /// Sends a request whose reply is not needed. A worker that replies with an error is given up.
   /// @errors errc::invalid_argument: too long; errc::worker_lost
   caf::error send(control what, std::span<const std::byte> body) noexcept;
 
   /// Ends the worker, which is lost because of `why`.
   void give_up(const caf::error& why) noexcept;
-  /// The same, for what it did not do within `limit`: "to ...".
+  /// Does the same because the worker missed `limit`. `what`: "to ..."
   void give_up_late(std::string_view what, std::chrono::nanoseconds limit) noexcept;
-  /// The same, for what it wrote.
+  /// Does the same for an impossible value from the worker.
   void give_up_nonsense(std::string_view what) noexcept;
 
   bool lost() const noexcept override { return lost_.load(std::memory_order_acquire); }
   bool has_ended() const noexcept override { return control_->has_ended(); }
   caf::error loss() const;
-  /// `f` hears of the loss, once, perhaps at once. Returns its number.
+  /// Calls `f` once, on loss; at once if it is lost already. Returns the listener's number.
   std::uint64_t on_loss(std::function<void(const caf::error&)> f);
-  /// Who has this number need not hear of it any more; it may just be hearing.
+  /// Removes the listener. A call of it may be running.
   void forget(std::uint64_t listener) noexcept;
 
-  // -- whoever looks after the process
+  // -- the supervisor of the process
 
   void received(std::span<const std::byte> message) noexcept;
   void lose(const caf::error& why) noexcept { lose(why, false); }
-  /// The process is no more, and so has written its last; it is lost.
+  /// Marks all events as done: the process has ended after the loss, and writes no more.
   void gone() noexcept;
-  /// Returns when nobody is told of the loss any more; not on a thread that is.
+  /// Blocks until all listeners were told of the loss. Does not block on their thread.
   void wait_until_told() noexcept;
 
 private:
@@ -168,7 +168,7 @@ private:
   }
   void lose(const caf::error& why, bool kills) noexcept;
   void end_waiting() noexcept;
-  /// What this process is told of an error of the worker's, which ends after some.
+  /// Returns the error for this process. If the error ends the worker, the link is lost.
   caf::error heard(const caf::error& error) noexcept;
 
   const int device_;
@@ -193,10 +193,10 @@ private:
     reply_handler then;
   };
   std::map<std::uint64_t, open_request> open_;
-  std::map<std::uint64_t, std::function<void(const caf::error&)>> on_loss_; ///< by their numbers
+  std::map<std::uint64_t, std::function<void(const caf::error&)>> on_loss_; ///< by number
   std::uint64_t last_listener_ = 0;
   std::condition_variable told_;
-  std::thread::id telling_; ///< who tells, if anybody does
+  std::thread::id telling_; ///< the thread that calls listeners, if any
 };
 
 } // namespace troupe::detail

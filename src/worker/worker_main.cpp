@@ -29,24 +29,24 @@ namespace {
 
 constexpr int failed_status = 84;
 
-/// A worker and its parent's lane stay awake at the same time.
+/// Returns the time to spin. The worker and its parent's lane spin at the same time.
 std::chrono::nanoseconds spin_by_cores(int devices) noexcept {
   const auto cores = static_cast<int>(std::thread::hardware_concurrency());
   return std::chrono::microseconds{cores >= 4 * devices + 2 ? 200 : 0};
 }
 
-/// NCCL would map what each connection to another process's GPU writes to piece by piece, by CUDA's
-/// virtual memory management: with 4 GPUs that takes 1.7 s of 1.8 s for a communicator. CUDA's
-/// older handles take 0.15 s; a mapping of theirs too keeps the memory when the process that owns
-/// it ends. NCCL's symmetric windows need the former: who wants them in workers sets the variable
-/// to 1.
+/// Selects CUDA's older memory handles for NCCL, unless the environment says otherwise.
+/// NCCL's default maps piece by piece, by CUDA's virtual memory management, the memory that each
+/// connection to another process's GPU writes to. With 4 GPUs that takes 1.7 s of 1.8 s for a
+/// communicator. The older handles take 0.15 s, and a mapping also keeps the memory when its owner
+/// ends. NCCL's symmetric windows need the default: set the variable to 1 for them.
 /// @source NCCL user guide, "NCCL_CUMEM_ENABLE"
 void choose_mappings_of_nccl() {
   if (::setenv("NCCL_CUMEM_ENABLE", "0", 0) != 0)
     log(log_level::warning, "a worker's NCCL connects slowly", system_failure("setenv", errno, {}));
 }
 
-/// One process's work for its parent.
+/// A worker process, as it serves its parent.
 class worker {
 public:
   explicit worker(worker_parent parent) : parent_(std::move(parent)) {}
@@ -54,7 +54,7 @@ public:
   int run() {
     if (auto error = set_up())
       return refuse(error);
-    if (!service_) // there is nothing to serve
+    if (!service_) // no device
       return 0;
     std::thread receiver;
     const auto receive = [this] {
@@ -74,7 +74,7 @@ public:
   }
 
 private:
-  /// The parent's first message says what to be.
+  /// Reads the configuration from the parent's first message.
   caf::error set_up() {
     std::vector<std::byte> buffer(control_bytes);
     auto got = parent_.socket().receive(buffer);
@@ -159,7 +159,7 @@ private:
       log(log_level::warning, "a reply did not reach the parent", error);
   }
 
-  /// What CUDA has left in this process is of no use, and its destructors may not return.
+  /// Ends the process without destructors: CUDA's may not return, and its state is useless.
   [[noreturn]] void end_with(const caf::error& why) {
     parent_.report_failure(static_cast<std::int32_t>(code_of(why).value_or(errc::internal)),
                            describe(why));
@@ -175,7 +175,7 @@ private:
   worker_parent parent_;
   std::mutex sending_;
   std::atomic<bool> ending_{false};       ///< the parent waits for nothing any more
-  std::optional<worker_service> service_; ///< outlives what is below
+  std::optional<worker_service> service_; ///< outlives the members below
   std::optional<program_host> programs_;
 };
 
@@ -188,7 +188,7 @@ std::optional<int> worker_main(int argc, char** argv) {
   const detail::worker_parent::arguments arguments{argv, static_cast<std::size_t>(argc)};
   if (!detail::worker_parent::is_worker(arguments))
     return std::nullopt;
-  detail::choose_mappings_of_nccl(); // while there is one thread
+  detail::choose_mappings_of_nccl(); // while there is only one thread
   auto parent = detail::worker_parent::attach(arguments);
   if (!parent) {
     detail::log(log_level::error, "a worker could not meet its parent", parent.error());

@@ -62,7 +62,7 @@ caf::expected<worker_hello> read_hello(std::span<const std::byte> from, std::str
   const std::string who{peer};
   worker_hello result;
   const auto told = std::min(from.size(), sizeof result);
-  std::copy_n(from.data(), told, reinterpret_cast<std::byte*>(&result)); // of nothing, too
+  std::copy_n(from.data(), told, reinterpret_cast<std::byte*>(&result)); // may be 0
   constexpr auto same_in_all = offsetof(worker_hello, page_bytes);
   if (told < same_in_all || result.magic != worker_hello::right_magic)
     return make_error(errc::unavailable, who + " does not speak troupe: its first message, of " +

@@ -1,4 +1,4 @@
-/// What a parent and its worker share, and what they say before they do.
+/// The memory and the first messages of a parent and its worker.
 #pragma once
 
 #include "worker/life_line.hpp"
@@ -16,20 +16,20 @@
 
 namespace troupe::detail {
 
-/// What a worker said of its own failure before it ended.
+/// A worker's report of its own failure, written before it ended.
 struct worker_report {
   std::int32_t code = 0; ///< the worker's choice
   std::string text;
 };
 
-/// A report's place in shared memory.
+/// Place of a report in shared memory.
 class report_area {
 public:
-  /// Takes no memory and no lock. Only the first report counts; what is too long is cut.
+  /// Writes without allocating or locking. Only the first report counts; a long text is cut.
   /// @thread any; a signal handler too
   void write(std::int32_t code, std::string_view text) noexcept;
 
-  /// None, unless it was written to its end.
+  /// Returns the report if it was written completely.
   std::optional<worker_report> read() const;
 
 private:
@@ -41,12 +41,12 @@ private:
   std::array<char, 1012> text_{};
 };
 
-/// Whether the worker is inside a call that may be stuck: one thread of it marks its calls.
+/// Shows if the worker is inside a call that may hang. One of its threads marks its calls.
 struct work_progress {
-  std::atomic<std::uint64_t> count{0}; ///< of begins and ends: odd inside a call
-  std::atomic<std::uint32_t> call{0};  ///< the last one; what it means is the page's owners'
+  std::atomic<std::uint64_t> count{0}; ///< begins and ends; odd inside a call
+  std::atomic<std::uint32_t> call{0};  ///< latest call; the page's owners define the numbers
 
-  /// Marks a call for as long as it lives.
+  /// Marks a call during its own lifetime.
   class mark {
   public:
     mark(work_progress& on, std::uint32_t call) noexcept
@@ -64,14 +64,14 @@ struct work_progress {
   };
 };
 
-/// The begin of the shared memory; an area for the page's owners follows. Either process may
-/// overwrite it at any time: whoever reads it believes nothing that could harm.
+/// Start of the shared memory; the area for the page's owners follows.
+/// Each process may overwrite it at any time, so a reader trusts no value that could do harm.
 struct worker_page {
   static constexpr std::size_t size_bytes = 4096;
 
   alignas(64) life_line parent_line;               ///< held by the parent
   alignas(64) life_line worker_line;               ///< held by the worker
-  alignas(64) std::atomic<std::uint64_t> beats{0}; ///< the worker's sign of life
+  alignas(64) std::atomic<std::uint64_t> beats{0}; ///< grows while the worker is alive
   alignas(64) work_progress progress;
   alignas(64) report_area report;
 };
@@ -80,14 +80,14 @@ static_assert(sizeof(worker_page) <= worker_page::size_bytes);
 static_assert(std::is_standard_layout_v<worker_page>);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
-/// The page of a shared memory, begun anew: only for who has created it.
+/// Initializes the page of a shared memory. Only for the creator of the memory.
 worker_page& begin_page(const shared_memory& memory) noexcept;
 worker_page& page_of(const shared_memory& memory) noexcept;
-/// What follows the page.
+/// Returns the memory after the page.
 std::span<std::byte> area_of(const shared_memory& memory) noexcept;
 
-/// The first message of each side. The parent's carries the descriptor of the shared memory, the
-/// worker's answers it. Its first three fields are the same in all versions of the library.
+/// The first message of each side. The parent's has the descriptor of the shared memory; the
+/// worker's answers it. The first three fields are the same in all versions of the library.
 struct worker_hello {
   static constexpr std::uint64_t right_magic = 0x7472'6f75'7065'0a57;
   static constexpr std::uint32_t right_protocol = 1;
@@ -99,7 +99,7 @@ struct worker_hello {
   std::uint64_t page_bytes = sizeof(worker_page);
   std::uint64_t area_bytes = 0;
   std::int64_t beat_period_ns = 0;
-  std::array<char, 448> refusal{}; ///< the worker's: why it does not want to; empty: it does
+  std::array<char, 448> refusal{}; ///< from the worker: why it refuses; empty: it accepts
 
   std::span<const std::byte> bytes() const noexcept { return std::as_bytes(std::span{this, 1}); }
   void refuse(std::string_view why) noexcept;
@@ -107,18 +107,18 @@ struct worker_hello {
 
 static_assert(std::is_trivially_copyable_v<worker_hello>);
 
-/// With this library's version.
+/// Makes a hello with this library's version.
 worker_hello make_hello() noexcept;
 
-/// What a peer has sent, if it is a hello of this version.
-/// @param peer for the error's sentence: "the worker", ...
-/// @errors errc::unavailable: another version, or no hello at all; the sentence names both versions
+/// Reads the hello of a peer and checks its version.
+/// @param peer subject of the error text, such as "the worker"
+/// @errors errc::unavailable: another version, or no hello; the text names both versions
 caf::expected<worker_hello> read_hello(std::span<const std::byte> from, std::string_view peer);
 
-/// Followed by the number of the worker's descriptor in its arguments.
+/// Argument of a worker, followed by the number of its descriptor.
 inline constexpr std::string_view worker_flag = "--troupe-worker=";
 
-/// The same in its environment, until it has met its parent.
+/// Environment variable with the same number, until the worker has met its parent.
 inline constexpr const char* worker_variable = "TROUPE_WORKER";
 
 } // namespace troupe::detail

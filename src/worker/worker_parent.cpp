@@ -50,7 +50,7 @@ caf::expected<int> descriptor_in(worker_parent::arguments from) {
   return result;
 }
 
-/// The parent's hello, and the shared memory that came with it.
+/// The parent's hello, with its shared memory.
 struct introduction {
   worker_hello hello;
   shared_memory memory;
@@ -86,7 +86,7 @@ public:
   state(const state&) = delete;
   state& operator=(const state&) = delete;
 
-  /// Returns when the life line is held.
+  /// Starts the threads, and returns when the life line is held.
   caf::error begin();
 
   message_socket& socket() noexcept { return socket_; }
@@ -98,7 +98,7 @@ private:
   void beat_until_stopped();
   void watch_parent();
   void stop_watching() noexcept;
-  /// Does not return for the first who calls it.
+  /// Ends the process. Returns only if another call is doing that already.
   void leave();
   bool is_leaving() const noexcept { return leave_at_.load() != clock::time_point::max(); }
   [[noreturn]] static void exit_now() noexcept { ::_exit(parent_gone_status); }
@@ -184,7 +184,7 @@ void worker_parent::state::watch_parent() {
     leave();
   if (!is_leaving())
     return;
-  std::this_thread::sleep_until(leave_at_.load()); // the other thread may be stuck in `on_gone`
+  std::this_thread::sleep_until(leave_at_.load()); // the other thread may hang in `on_gone`
   exit_now();
 }
 
@@ -192,7 +192,7 @@ void worker_parent::state::leave() {
   auto none = clock::time_point::max();
   if (!leave_at_.compare_exchange_strong(none, clock::now() + options_.gone_limit))
     return;
-  stop_watching(); // by then the other thread sees to it that the process ends
+  stop_watching(); // the other thread then ends the process if `on_gone` hangs
   if (options_.on_gone)
     options_.on_gone();
   exit_now();
@@ -200,11 +200,11 @@ void worker_parent::state::leave() {
 
 namespace {
 
-/// Has the system kill this process when its parent ends.
+/// Makes the kernel kill this process when its parent ends.
 void end_with_parent(const message_socket& socket) noexcept {
   ucred parent{};
   socklen_t size = sizeof parent;
-  // Not for what another process stands between: when that ends, the parent may still be there.
+  // Skipped if another process stands between: the parent may still be there when that one ends.
   if (::getsockopt(socket.native(), SOL_SOCKET, SO_PEERCRED, &parent, &size) != 0 ||
       parent.pid != ::getppid())
     return;
@@ -236,7 +236,7 @@ caf::error refuse_in_unmet_worker() {
   const auto descriptor = descriptor_in(arguments);
   auto socket = descriptor ? message_socket::adopt(*descriptor)
                            : caf::expected<message_socket>{descriptor.error()};
-  if (!socket) // this was told before, or another process stands between
+  if (!socket) // told before, or another process stands between
     return why;
   auto answer = make_hello();
   answer.refuse(describe(why));
@@ -257,7 +257,7 @@ caf::expected<worker_parent> worker_parent::attach(arguments from, worker_parent
   auto socket = message_socket::adopt(*descriptor);
   if (!socket)
     return socket.error();
-  // This process is a worker from here on, and what it starts is none.
+  // From here on this process is a worker. Programs that it starts are not.
   ignore_program_signals();
   if (::unsetenv(worker_variable) != 0)
     return system_failure("unsetenv", errno, "programs of a worker would be taken for workers");
@@ -268,7 +268,7 @@ caf::expected<worker_parent> worker_parent::attach(arguments from, worker_parent
   if (got && got->what != received::kind::message)
     return make_error(errc::unavailable, "the parent is gone before it said hello");
   auto answer = make_hello();
-  // The parent shall know why, too.
+  // The parent needs the reason, too.
   const auto refuse = [&](const caf::error& why) {
     answer.refuse(describe(why));
     if (auto e = socket->send(answer.bytes(), {}, until))

@@ -1,4 +1,4 @@
-/// Where the devices of a parent get their workers from.
+/// Source of the workers for the devices of a parent.
 #pragma once
 
 #include "worker/shared_segments.hpp"
@@ -24,34 +24,34 @@ public:
   virtual ~worker_pool() = default;
 
   virtual int device_count() const noexcept = 0;
-  /// The worker of a device; if there is none, or it is lost, another one is started. Blocks, but
-  /// not for long any more once `stop` wants it back.
-  /// @errors errc::unavailable: none could be started, and why
+  /// Returns the worker of a device; starts one if there is none or it is lost. Blocks, but returns
+  /// soon after a stop request.
+  /// @errors errc::unavailable: no worker could be started, and why
   virtual caf::expected<std::shared_ptr<worker_link>>
   provide(int ordinal, const std::stop_token& stop = {}) noexcept = 0;
-  /// The worker of a device, if there is one.
+  /// Returns the worker of a device, if there is one.
   virtual std::shared_ptr<worker_link> current(int ordinal) const noexcept = 0;
-  /// Has another worker ready for when that of the device is lost: `provide` then gives it at once.
-  /// Blocks as `provide` does.
-  /// @errors errc::unavailable: none could be started, and why
+  /// Prepares a spare for the loss of the worker: `provide` then returns it at once. Blocks as
+  /// `provide` does.
+  /// @errors errc::unavailable: no worker could be started, and why
   virtual caf::error provide_spare(int ordinal, const std::stop_token& stop = {}) noexcept = 0;
-  /// The spare of a device, if there is one.
+  /// Returns the spare of a device, if there is one.
   virtual std::shared_ptr<worker_link> spare(int ordinal) const noexcept = 0;
-  /// The device needs its worker no more: it ends in good order. Blocks.
+  /// Stops the worker of a device that needs it no more. Blocks.
   virtual void release(int ordinal) noexcept = 0;
 
   using program_listener = std::function<void(int ordinal, std::span<const std::byte>)>;
-  /// Hears what the programs of all workers send, on any thread.
+  /// Sets the receiver of messages from the programs of all workers, on any thread.
   void set_listener(program_listener f) {
     std::lock_guard lock{listener_mutex_};
     listener_ = std::make_shared<const program_listener>(std::move(f));
   }
 
-  /// Where the device is: workers know those of their host, by their ordinals there.
+  /// Returns where the device is. Workers know the devices of their host by their ordinals there.
   virtual device_place place_of(int ordinal) const { return {{}, ordinal}; }
 
   shared_segments& segments() noexcept { return *segments_; }
-  /// The same; it may outlive the workers.
+  /// Returns a shared owner: it may outlive the workers.
   const std::shared_ptr<shared_segments>& shared() const noexcept { return segments_; }
 
 protected:

@@ -31,11 +31,11 @@ using clock = std::chrono::steady_clock;
 constexpr int worker_descriptor = STDERR_FILENO + 1;
 constexpr std::chrono::nanoseconds longest_tick = std::chrono::milliseconds{100};
 constexpr std::chrono::nanoseconds shortest_tick = std::chrono::milliseconds{1};
-/// For a stuck worker that was killed, until it is reported though it is not gone.
+/// How long to wait for the end of a stuck worker that was killed before it is reported anyway.
 constexpr std::chrono::milliseconds kill_patience{100};
 constexpr auto by_pidfd = static_cast<idtype_t>(3); // P_PIDFD, which older C libraries lack
 
-// Of the system, where the C library is too old to know them.
+// System calls that older C libraries do not wrap.
 
 int open_pidfd(pid_t id) noexcept { return static_cast<int>(::syscall(SYS_pidfd_open, id, 0)); }
 
@@ -62,13 +62,13 @@ caf::error check(const worker_options& x) {
   return {};
 }
 
-/// No limit that is far away overflows.
+/// Returns the time point after `limit`, without overflow.
 time_limit after(std::chrono::nanoseconds limit) {
   const auto now = clock::now();
   return limit < no_limit - now ? now + limit : no_limit;
 }
 
-/// What `posix_spawn` is told; it destroys what was initialized.
+/// Settings for `posix_spawn`. The destructor destroys initialized objects.
 class spawn_settings {
 public:
   spawn_settings() noexcept {
@@ -88,7 +88,8 @@ public:
   spawn_settings(const spawn_settings&) = delete;
   spawn_settings& operator=(const spawn_settings&) = delete;
 
-  /// Whatever has a standard stream's number later on, is none of the library's.
+  /// Passes the standard streams; /dev/null replaces closed and close-on-exec ones. A descriptor
+  /// that has such a number later is never the library's.
   caf::error pass_standard_streams() {
     for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
       const int flags = ::fcntl(stream, F_GETFD);
@@ -105,7 +106,7 @@ public:
     return {};
   }
 
-  /// The worker's socket is the last of its descriptors.
+  /// Passes the worker's socket, as the last of its descriptors.
   void pass(int socket) noexcept {
     if (error_ == 0)
       note("posix_spawn_file_actions_adddup2",
@@ -172,7 +173,7 @@ private:
   int error_ = 0;
 };
 
-/// Since when a count stands still.
+/// Tracks since when a count has not changed.
 class stillness {
 public:
   clock::time_point look(std::uint64_t count, clock::time_point now) noexcept {
@@ -230,7 +231,7 @@ std::string to_string(const worker_exit& x) {
 
 // -- state
 
-/// Shared with the two threads that watch, so that they may outlive the owner.
+/// Shared with the two watching threads, so that they may outlive the owner.
 class worker_process::state : public std::enable_shared_from_this<state> {
 public:
   state(worker_options options, worker_listener listener, shared_memory memory,
@@ -238,10 +239,10 @@ public:
       : options_(std::move(options)), memory_(std::move(memory)), socket_(std::move(socket)),
         page_(begin_page(memory_)), listener_(std::move(listener)) {}
 
-  /// After an error there is nothing left of the worker.
+  /// Starts the worker. After an error nothing of it is left.
   caf::error start(message_socket worker_end);
 
-  /// Kills and waits.
+  /// Kills the worker, and waits for its end.
   void finish() noexcept;
 
   caf::error kill(end_cause why, std::uint32_t call = 0) noexcept;
@@ -265,7 +266,7 @@ public:
 private:
   enum class phase : std::uint8_t { begun, started, failed };
 
-  /// `wait_until` with a clock's maximum overflows in some C++ libraries.
+  /// Avoids `wait_until` with the clock's maximum, which overflows in some libraries.
   template <class Condition>
   bool wait(std::unique_lock<std::mutex>& lock, time_limit until, Condition condition) const {
     if (until != no_limit)
@@ -291,14 +292,14 @@ private:
     changed_.notify_all();
   }
 
-  // The threads.
+  // On the watching threads.
   void watch(message_socket worker_end);
   void watch_process();
   void watch_line();
   bool reap() noexcept;
   void note_end(noticed_by by, end_cause cause);
   void note_reaped();
-  /// Without the lock meanwhile; whoever destroys the worker waits until it is over.
+  /// Calls a listener without the lock. A destroying thread waits for the end of the call.
   template <class T>
   void call(std::unique_lock<std::mutex>& lock, std::function<void(const T&)>& listener, T what) {
     auto tell = std::exchange(listener, nullptr);
@@ -321,17 +322,17 @@ private:
   shared_memory memory_;
   message_socket socket_;
   worker_page& page_;
-  pid_t id_ = -1;         // before `begun_`
-  file_descriptor pidfd_; // before `begun_`
+  pid_t id_ = -1;         // set before `begun_`
+  file_descriptor pidfd_; // set before `begun_`
 
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   phase phase_ = phase::begun;
   worker_listener listener_;
-  std::optional<caf::error> begun_; // there is a process to watch, or why not
-  bool is_killed_ = false;          // on purpose: a stuck one, or by its owner
+  std::optional<caf::error> begun_; // why there is no process to watch, or no error
+  bool is_killed_ = false;          // by this process: stuck, busy or by its owner
   end_cause why_killed_ = end_cause::killed;
-  std::uint32_t call_ = 0; // of a busy one
+  std::uint32_t call_ = 0; // of a busy worker
   std::optional<worker_end> end_;
   bool end_told_ = false;
   bool is_telling_ = false;
@@ -344,8 +345,8 @@ private:
   std::thread line_watcher_;
 };
 
-/// The thread that watches the process starts it as well, since the system counts a process as the
-/// child of a thread, and lives as long as it: see `worker_parent`.
+/// Starts the process on the thread that watches it. For the kernel it is the child of a thread
+/// (see `worker_parent`); this thread lives as long as the process.
 caf::error worker_process::state::begin(message_socket worker_end) {
   if (auto error = start_thread(
           watcher_,
@@ -368,7 +369,7 @@ caf::error worker_process::state::spawn(const message_socket& worker_end) {
   const auto id = settings.spawn(options_);
   if (!id)
     return id.error();
-  // Not reaped before this: the number is still its own.
+  // It is not reaped yet, so the number is still its own.
   file_descriptor pidfd{open_pidfd(*id)};
   if (!pidfd) {
     auto why = system_failure("pidfd_open", errno, "cannot watch the worker " + options_.name);
@@ -383,7 +384,8 @@ caf::error worker_process::state::spawn(const message_socket& worker_end) {
   return {};
 }
 
-/// The worker has closed its socket, or ended: says how, if that is known soon.
+/// Returns the error for a worker that closed its socket, ended or sent no hello, with its exit if
+/// that is known by `until`.
 caf::error worker_process::state::began_badly(std::string why, time_limit until) {
   auto text = "the worker " + options_.name + " " + std::move(why);
   const auto how = wait_exit(until);
@@ -406,7 +408,7 @@ caf::error worker_process::state::exchange_hello() {
   do
     not_sent = socket_.send(hello.bytes(), {&passed, 1}, limit.next());
   while (code_of(not_sent) == errc::deadline_exceeded && !limit.over());
-  // A failure that is not its end shows itself when nothing is received.
+  // If the worker has ended, `receive` tells how. Other failures lead to a missing reply.
   if (not_sent && code_of(not_sent) != errc::unavailable)
     return not_sent;
   std::array<std::byte, 4096> answer;
@@ -435,7 +437,7 @@ caf::error worker_process::state::exchange_hello() {
 }
 
 caf::error worker_process::state::begin_watching_line() {
-  std::lock_guard lock{mutex_}; // the thread may have to tell at once that the worker has ended
+  std::lock_guard lock{mutex_}; // the thread may report the end of the worker at once
   if (auto error = start_thread(
           line_watcher_, [self = shared_from_this()] { self->watch_line(); }, "to watch a worker"))
     return error;
@@ -506,7 +508,7 @@ void worker_process::state::finish() noexcept {
 
 // -- the threads that watch
 
-/// Holds this side's life line meanwhile.
+/// Starts and watches the process. Holds the parent's life line meanwhile.
 void worker_process::state::watch(message_socket worker_end) {
   {
     life_line::holder line{page_.parent_line};
@@ -556,7 +558,7 @@ void worker_process::state::watch_process() {
     if (wanted[0].revents != 0 || std::exchange(waits_for_tracer, false)) {
       if (reap())
         return;
-      waits_for_tracer = true; // a debugger wants it first
+      waits_for_tracer = true; // a tracer, such as a debugger, gets the status first
     }
     if ((wanted[1].revents & (POLLRDHUP | POLLHUP)) != 0) {
       hung_up = true;
@@ -598,7 +600,7 @@ bool worker_process::state::reap() noexcept {
     code = ::waitid(by_pidfd, static_cast<id_t>(pidfd_.get()), &info, WEXITED | WNOHANG);
   while (code != 0 && errno == EINTR);
   worker_exit result;
-  if (code != 0) // it is gone, but somebody else has taken its status
+  if (code != 0) // the process is gone, but other code has taken its status
     log(log_level::warning, "a worker",
         system_failure("waitid", errno, "the status of " + options_.name + " is not known"));
   else if (info.si_pid == 0)
@@ -619,7 +621,8 @@ void worker_process::state::watch_line() {
   over(line_is_over_);
 }
 
-/// Only the first counts. Whatever was seen: where the life line tells of the end, it tells best.
+/// Notes the end and calls the listener, the first time only. If the life line shows an end, that
+/// is the cause.
 void worker_process::state::note_end(noticed_by by, end_cause cause) {
   const auto now = clock::now();
   std::unique_lock lock{mutex_};

@@ -20,12 +20,12 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
-/// How many commands are executed before it looks at events again.
+/// Number of commands between two looks at events.
 constexpr int batch = 32;
-/// With work in flight, no signal from the backend and no leave to spin.
+/// With work in flight, no completion signals and no spinning.
 constexpr std::chrono::microseconds poll_interval{50};
 constexpr std::chrono::milliseconds doze{100};
-/// What a spare has ready: a lane's streams, and memory.
+/// Resources that a spare prepares: a lane's streams, and memory.
 constexpr std::size_t warm_streams = 8;
 constexpr std::size_t warm_bytes = std::size_t{32} << 20;
 
@@ -37,7 +37,7 @@ caf::error no_such(const char* what) {
   return make_error(errc::internal, std::string{"the worker has no such "} + what);
 }
 
-/// What a registered launch gets in a worker.
+/// The context of a registered launch in a worker.
 class service_context final : public launch_context {
 public:
   service_context(backend_device& on, int ordinal, stream_view stream,
@@ -54,14 +54,14 @@ public:
         stream_,
         [](void* x) {
           const std::unique_ptr<host_call> mine{static_cast<host_call*>(x)};
-          // The launch has its answer already: as a fault, so that what this left half-written is
-          // not taken for whole.
+          // The launch was already answered. A fault keeps readers from the incomplete result.
           if (auto thrown = call_launch([&] { return mine->function(), caf::error{}; }))
             mine->on_fault(thrown);
         },
         kept.get());
     if (!error)
-      static_cast<void>(kept.release()); // the stream's; after a fault it goes with the process
+      // The stream owns it. After a fault it ends with the process.
+      static_cast<void>(kept.release());
     return error;
   }
 
@@ -88,7 +88,7 @@ worker_service::worker_service(std::shared_ptr<backend> executes, link_area& are
       ring_(area.words, area.commands), state_(std::make_shared<device_state>(0, options_.device)),
       events_(link_area::event_count) {
   state_->publish();
-  state_->end_of_lane(); // nobody comes by for what its handles release
+  state_->end_of_lane(); // no lane collects released memory
 }
 
 worker_service::~worker_service() {
@@ -121,7 +121,7 @@ void worker_service::run() noexcept {
     worked |= run_asked();
     idle(worked);
   }
-  // They may be at the device, or ask for it.
+  // Jobs may use the device, or wait for this thread.
   for (std::unique_lock lock{mutex_}; jobs_ != 0;) {
     lock.unlock();
     run_asked();
@@ -165,7 +165,7 @@ void worker_service::execute(const command_head& head, std::span<const std::byte
     error = malformed();
   if (head.wants_reply != 0)
     reply(head.number, error, result);
-  // Nobody waits for a record's answer: what it would have told is told by the end of the process.
+  // A record has no reply. The end of the process reports its error.
   if (error && (what == command::record || severity_of(error) == severity::process))
     fault(error);
 }
@@ -359,8 +359,7 @@ caf::expected<stream_view> worker_service::create_stream() {
   return result;
 }
 
-/// While the process that it follows is torn down, the driver keeps who asks for something new
-/// waiting.
+/// Creates resources in advance: calls for them block while the driver ends the last process.
 caf::error worker_service::warm() {
   if (programs_ != nullptr)
     if (auto error = programs_->warm())
@@ -376,7 +375,8 @@ caf::error worker_service::warm() {
       return stream.error();
     ready_streams_.push_back(*stream);
   }
-  auto stream = device_->create_stream(); // it ends here: events of one that allocated cost more
+  // Temporary: events of a stream that has allocated cost more.
+  auto stream = device_->create_stream();
   if (!stream)
     return stream.error();
   const auto on = *stream;
@@ -392,7 +392,7 @@ caf::error worker_service::warm() {
   if (!error)
     error = device_->copy(half, *memory, warm_bytes / 2, copy_direction::device_to_device, on);
   if (auto end = device_->deallocate(*memory, on); end && !error)
-    error = std::move(end); // the pool keeps it
+    error = std::move(end); // the pool keeps the memory
   if (!error)
     error = device_->record(*event, on);
   if (!error)
@@ -416,7 +416,7 @@ caf::error worker_service::record(const record_args& x) {
         return made.error();
       spare_events_.push_back(*made);
     }
-    event.native = spare_events_.back(); // `in_flight` has the one before
+    event.native = spare_events_.back(); // the previous one is listed in `in_flight`
     spare_events_.pop_back();
   }
   if (auto error = device_->record(event.native, stream->native))
@@ -450,14 +450,14 @@ caf::error worker_service::launch(wire_reader& body) {
   });
 }
 
-/// It stays until the parent ends it, which it does when no call is made on it any more.
+/// Returns the rank, which is valid until the parent ends it: after the last call on it.
 backend_communicator* worker_service::find(communicator_key key) {
   std::lock_guard lock{mutex_};
   auto i = communicators_.find(key);
   return i != communicators_.end() ? i->second.front().get() : nullptr;
 }
 
-/// Of one whose work may still be in a stream when it ends.
+/// Returns true on an asynchronous error. The rank may end with work in a stream.
 bool worker_service::has_error(communicator_key key) {
   std::lock_guard lock{mutex_};
   auto i = communicators_.find(key);
@@ -497,7 +497,7 @@ caf::error worker_service::enqueue(wire_reader& body) {
     return make_error(errc::communicator_dead, "its communicator has ended");
   if (stream == nullptr || x.calls == 0)
     return malformed();
-  // What a call points to stays where it is.
+  // The calls point into `received`, so its elements must not move.
   std::deque<received_call> received;
   std::vector<collective_call> calls;
   for (std::uint32_t i = 0; i < x.calls; ++i) {
@@ -523,7 +523,7 @@ bool worker_service::poll() noexcept {
       auto& x = stream.in_flight.front();
       auto done = device_->query(x.native);
       if (!done) {
-        fault(done.error()); // nobody can know any more what is done
+        fault(done.error()); // the state of events is unknown from now on
         return true;
       }
       if (!*done)
@@ -650,7 +650,7 @@ void worker_service::serve_control(const control_head& head, std::span<const std
   wire_reader reader{body};
   switch (head.kind) {
   case control::set_up:
-    break; // only once
+    break; // only valid as the first message
   case control::peer_link: {
     const auto from = reader.get<std::int32_t>();
     const auto to = reader.get<std::int32_t>();
@@ -677,7 +677,7 @@ void worker_service::serve_control(const control_head& head, std::span<const std
       programs_->received(body);
     return answer(head, {});
   case control::told:
-    break; // the worker's to say
+    break; // only sent by workers
   case control::make_communicator_id: {
     auto id = executes_->make_communicator_id();
     if (!id)
@@ -731,7 +731,7 @@ caf::error worker_service::build(const build_args& what, communicator_key& key) 
     return ranks.error();
   if (ranks->size() != 1)
     return make_error(errc::internal, "not the one rank that was asked for");
-  // Here, and not where the device is driven: that thread has work of other communicators.
+  // On this thread: the one that drives the device has work of other communicators.
   stream_view stream;
   auto error = on_device([&] {
     auto made = device_->create_stream();
@@ -814,11 +814,11 @@ caf::error worker_service::map(const map_args& what, std::optional<file_descript
   auto memory = shared_memory::attach(std::move(*descriptor), what.size_bytes);
   if (!memory)
     return memory.error();
-  memory->close_descriptor(); // a process has few of them
+  memory->close_descriptor(); // descriptors are scarce
   if (auto error = device_->register_pinned(memory->bytes().data(), memory->bytes().size()))
     return error;
   std::lock_guard lock{mutex_};
-  segments_.emplace(what.segment, std::move(*memory)); // messages come one by one
+  segments_.emplace(what.segment, std::move(*memory)); // no conflict: messages come one at a time
   return {};
 }
 
@@ -832,7 +832,8 @@ caf::error worker_service::unmap(std::uint64_t segment) {
     gone = std::make_shared<shared_memory>(std::move(i->second));
     segments_.erase(i);
   }
-  std::lock_guard lock{asked_mutex_}; // nobody waits for it: it may take as long as the streams do
+  // Does not wait: it may take as long as the work in the streams.
+  std::lock_guard lock{asked_mutex_};
   asked_.push_back([this, gone] {
     if (auto error = retire(gone))
       fault(error);
@@ -873,7 +874,7 @@ void worker_service::free_retired() noexcept {
       if (auto error = device_->unregister_pinned(memory->bytes().data()))
         log(log_level::warning, "host memory could not be unregistered", error);
     };
-    if (run_job(unregister)) // it may wait for the device
+    if (run_job(unregister)) // on a job's thread: it may wait for the device
       unregister();
     retired_.pop_front();
   }

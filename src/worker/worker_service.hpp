@@ -1,4 +1,4 @@
-/// What a worker does for its parent: drives the one device that it has.
+/// The service of a worker: drives its device for the parent.
 #pragma once
 
 #include "worker/guest_backend.hpp"
@@ -30,13 +30,13 @@ namespace troupe::detail {
 class device_state;
 
 struct service_options {
-  int device = 0; ///< ordinal
-  work_progress* progress =
-      nullptr;                      ///< where the thread that drives it marks its calls; or nowhere
-  std::chrono::nanoseconds spin{0}; ///< how long it stays awake after its last work
+  int device = 0;                    ///< ordinal
+  work_progress* progress = nullptr; ///< calls of the driving thread; may be null
+  std::chrono::nanoseconds spin{0};  ///< after the last work, before it sleeps
   /// Sends a reply to the parent. @thread any
   std::function<void(std::span<const std::byte>)> send;
-  /// Its device's work is lost for good: the process is to end. Does not return, or ends `run`.
+  /// Called when the device's work is lost for good and the process must end. Does not return, or
+  /// ends `run`.
   std::function<void(const caf::error&)> on_fault;
 };
 
@@ -45,22 +45,23 @@ public:
   worker_service(std::shared_ptr<backend> executes, link_area& area, service_options options);
   ~worker_service();
 
-  /// Who has ranks that are handed over. Before `open`; it outlives this.
+  /// Sets the site that gets ranks which are handed over. To be called before `open`; `x` outlives
+  /// this.
   void set_programs(program_site& x) noexcept { programs_ = &x; }
-  /// Held while a call is made on a communicator of the device.
+  /// Returns the lock that is held during each call on a communicator of the device.
   const std::shared_ptr<shared_device>& device_lock() const noexcept { return device_lock_; }
-  /// Nothing is left of a rank that was handed over. @thread any
+  /// Notes that nothing is left of a rank that was handed over. @thread any
   void gone(communicator_key key) noexcept;
 
-  /// Before `run`, and before anything is `received`.
+  /// Opens the device. To be called before `run` and `received`.
   /// @errors errc::invalid_argument: there is no such device; errc::unavailable
   caf::error open() noexcept;
-  /// Executes commands until the parent says that there are no more, or somebody `stop`s it.
+  /// Executes commands until the parent sends `command::stop` or `stop` is called.
   void run() noexcept;
   /// @thread any
   void stop() noexcept;
 
-  /// A message of the parent's, with its descriptor; one that makes no sense is a fault.
+  /// Handles a message of the parent, with its descriptor. A malformed message is a fault.
   /// @thread one at a time
   void received(std::span<const std::byte> message,
                 std::optional<file_descriptor> descriptor) noexcept;
@@ -69,10 +70,10 @@ private:
   struct outstanding {
     std::uint64_t event;
     std::uint64_t record;
-    communicator_key of; ///< 0: of none
+    communicator_key of; ///< 0: none
     event_view native;
   };
-  /// Recorded again while the last time is not over, it gets another event of the device's.
+  /// If recorded again while the last record is in flight, it gets another native event.
   struct service_event {
     event_view native;
     bool in_flight = false;
@@ -80,7 +81,7 @@ private:
   struct service_stream {
     stream_view native;
     std::deque<outstanding> in_flight;
-    communicator_key last = 0; ///< whose work came last
+    communicator_key last = 0; ///< communicator with the latest work
   };
 
   bool execute_some() noexcept;
@@ -94,7 +95,7 @@ private:
   caf::error launch(wire_reader& body);
   caf::error enqueue(wire_reader& body);
   bool poll() noexcept;
-  /// Unmaps memory when all that is in the streams now is over.
+  /// Unmaps memory when all work that is in the streams now is done.
   caf::error retire(std::shared_ptr<shared_memory> memory);
   void free_retired() noexcept;
   void not_in_flight(const outstanding& x) noexcept;
@@ -117,10 +118,10 @@ private:
   caf::error hand_over(communicator_key key, std::span<const std::byte> what);
   caf::error map(const map_args& what, std::optional<file_descriptor> descriptor);
   caf::error unmap(std::uint64_t segment);
-  /// On a thread of its own.
-  /// @errors errc::unavailable: there is none
+  /// Runs `job` on a thread of its own.
+  /// @errors errc::unavailable: no thread could be started
   caf::error run_job(std::function<void()> job);
-  /// The same; the error is the answer.
+  /// Does the same, and sends an error as the reply.
   void run_job(const control_head& head, std::function<void()> job);
   /// Runs `f` on the thread that drives the device, and waits for it. @thread a job's
   caf::error on_device(std::function<caf::error()> f);
@@ -135,25 +136,25 @@ private:
   std::unique_ptr<backend_device> device_;
   program_site* programs_ = nullptr;
   const std::shared_ptr<shared_device> device_lock_ = std::make_shared<shared_device>();
-  std::shared_ptr<device_state> state_; ///< for the handles that registered launches get
+  std::shared_ptr<device_state> state_; ///< for the handles of registered launches
   std::atomic<bool> stopped_{false};
-  std::atomic<bool> completed_{false}; ///< the backend said that something is done
+  std::atomic<bool> completed_{false}; ///< set by the backend's completion signal
   bool signals_ = false;
   std::chrono::steady_clock::time_point awake_until_{};
-  bool memory_ready_ = false;              ///< open before it was asked for
-  std::vector<stream_view> ready_streams_; ///< made before they were asked for
+  bool memory_ready_ = false;              ///< opened in advance
+  std::vector<stream_view> ready_streams_; ///< created in advance
   std::unordered_map<stream_id, service_stream> streams_;
   stream_id last_stream_ = 0;
   std::vector<service_event> events_;    ///< by number
-  std::vector<event_view> spare_events_; ///< of the device's, not in use
+  std::vector<event_view> spare_events_; ///< native events that are not in use
   struct retired_segment {
     std::shared_ptr<shared_memory> memory;
-    std::vector<event_view> passed; ///< by each stream
+    std::vector<event_view> passed; ///< one for each stream
   };
   std::deque<retired_segment> retired_;
 
   std::mutex asked_mutex_;
-  std::vector<std::function<void()>> asked_; ///< of the thread that drives the device
+  std::vector<std::function<void()>> asked_; ///< for the thread that drives the device
   std::atomic<bool> any_asked_{false};
 
   std::mutex mutex_;
@@ -161,8 +162,8 @@ private:
   std::size_t jobs_ = 0;
   communicator_key last_communicator_ = 0;
   std::unordered_map<communicator_key, communicator_ranks> communicators_; ///< of one rank each
-  std::set<communicator_key> handed_over_;                                 ///< and still there
-  std::set<communicator_key> gone_; ///< handed over, and ended before the parent said so
+  std::set<communicator_key> handed_over_;                                 ///< and not gone yet
+  std::set<communicator_key> gone_; ///< handed over, and gone before the parent's request
   std::condition_variable one_gone_;
   std::map<std::uint64_t, shared_memory> segments_;
 };

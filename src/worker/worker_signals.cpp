@@ -16,7 +16,8 @@ sigset_t program_signals() noexcept {
   return result;
 }
 
-/// Numbers that the C library keeps for itself are no signals to it: the calls fail for these.
+/// The calls fail for signal numbers that the C library reserves for itself. Such numbers are
+/// skipped.
 void ignore_program_signals() noexcept {
   const auto all = program_signals();
   for (int x = 1; x < NSIG; ++x) {

@@ -1,4 +1,4 @@
-/// What a pool has of one device's workers.
+/// The workers of one device in a pool.
 #pragma once
 
 #include "worker/worker_link.hpp"
@@ -11,14 +11,14 @@
 
 namespace troupe::detail {
 
-/// The worker of a device and its spare. `Running` is a worker as its pool has it: its `link`, null
-/// where there is none, and what has to be ended with it. @thread any
+/// The worker of a device and its spare.
+/// `Running` is a worker of the pool: its `link`, null if there is no worker, and all that ends
+/// with it. @thread any
 template <class Running> class worker_slot {
 public:
-  /// The worker, or its spare, which is that from then on; if both are lost, what `start` makes
-  /// until its token wants it back, as `stop` does: also where a spare is what is being started.
-  /// `end` gets those that are lost.
-  /// @errors what `start` gives
+  /// Returns the worker. If it is lost, the spare becomes the worker; if both are lost, `start`
+  /// makes one. `stop` cancels the current start, also of a spare. `end` gets the lost workers.
+  /// @errors errors of `start`
   template <class Start, class End>
   caf::expected<std::shared_ptr<worker_link>> provide(Start start, End end,
                                                       const std::stop_token& stop) {
@@ -26,13 +26,14 @@ public:
       return link;
     return until_stopped(stop, [&] { return provide_anew(start, end); });
   }
-  /// The same for the spare. Meanwhile the device may need another worker: `end` takes its time.
-  /// @errors errc::unavailable, too: the device is closed
+  /// Does the same for the spare. `end` may block, and the device may need another worker
+  /// meanwhile.
+  /// @errors also errc::unavailable: the device is closed
   template <class Start, class End>
   caf::error provide_spare(Start start, End end, const std::stop_token& stop) {
     return until_stopped(stop, [&] { return provide_spare_anew(start, end); });
   }
-  /// Nothing is started any more; `end` gets the worker, the spare, and those that are lost.
+  /// Cancels starts and gives the worker, the spare and the lost workers to `end`.
   template <class End> void release(End end) {
     {
       std::lock_guard lock{mutex_};
@@ -53,7 +54,7 @@ public:
     end(std::move(now), std::move(spare), std::move(lost));
   }
 
-  /// It was started elsewhere. Before anything else.
+  /// Sets a worker that was started elsewhere. To be called before all other functions.
   void begin_with(Running first) { now_ = std::move(first); }
   std::shared_ptr<worker_link> current() const {
     std::lock_guard lock{mutex_};
@@ -65,7 +66,7 @@ public:
   }
 
 private:
-  /// `f` starts something.
+  /// Runs `f`, which starts a worker, and cancels it on `stop`.
   template <class F> auto until_stopped(const std::stop_token& stop, F f) {
     auto result = [&] {
       const std::stop_callback on_stop{stop, [this] { stop_starting(); }};
@@ -77,7 +78,7 @@ private:
   }
   template <class Start, class End>
   caf::expected<std::shared_ptr<worker_link>> provide_anew(Start& start, End& end) {
-    std::lock_guard one_at_a_time{starting_}; // perhaps a spare is on its way
+    std::lock_guard one_at_a_time{starting_}; // a spare may be starting
     if (auto link = take(end))
       return link;
     auto started = start(stop_token());
@@ -121,7 +122,7 @@ private:
         return now_.link;
       put_aside(now_);
       if (is_there(spare_)) {
-        now_ = std::exchange(spare_, {}); // at once: what is lost can wait
+        now_ = std::exchange(spare_, {}); // at once: the lost workers can wait
         return now_.link;
       }
       put_aside(spare_);
@@ -130,7 +131,7 @@ private:
     end(std::move(lost));
     return nullptr;
   }
-  /// What is being started ends at once, and what would be until it `may_start_again`.
+  /// Cancels the current start, and later ones until `may_start_again`.
   void stop_starting() {
     std::stop_source stop;
     {
@@ -148,13 +149,13 @@ private:
     return stop_.get_token();
   }
 
-  mutable std::mutex mutex_; ///< nothing is done under it that takes time
+  mutable std::mutex mutex_; ///< held for short times only
   Running now_;
   Running spare_;
-  std::vector<Running> lost_; ///< to be ended when there is time
-  std::stop_source stop_;     ///< of what is being started
-  bool closed_ = false;       ///< the device has been, and is not in use again
-  std::mutex starting_;       ///< one worker at a time; before `mutex_`
+  std::vector<Running> lost_; ///< to be ended later
+  std::stop_source stop_;     ///< cancels the current start
+  bool closed_ = false;       ///< the device was released, and is not in use again
+  std::mutex starting_;       ///< held while a worker starts; locked before `mutex_`
 };
 
 } // namespace troupe::detail

@@ -1,7 +1,7 @@
-// What can be wrong with a collective or message, for every verb and in every form of asking: it is
-// refused at once with the error that names it, nothing is launched, and the next right request of
-// that verb is done. A rank's call that is refused does not count: the other ranks' calls find its
-// next one.
+// Wrong collectives and messages, for every verb and every form of request. A wrong request is
+// refused at once with an error that names the defect. Nothing is launched, and the next correct
+// request of that verb succeeds. A refused call of a rank does not count: the other ranks' calls
+// match its next call.
 
 #include "actors/system.hpp"
 #include "core/lane.hpp"
@@ -39,7 +39,7 @@ using testing::must;
 using testing::round_of;
 
 constexpr std::size_t length = 16;
-constexpr std::size_t spare_length = 512; ///< of buffers that parts are taken of
+constexpr std::size_t spare_length = 512; ///< elements of buffers from which slices are taken
 
 constexpr collective_kind verbs[] = {
     collective_kind::all_reduce,   collective_kind::reduce,         collective_kind::broadcast,
@@ -47,8 +47,8 @@ constexpr collective_kind verbs[] = {
     collective_kind::all_to_all_v, collective_kind::gather,         collective_kind::scatter,
     collective_kind::send,         collective_kind::barrier};
 
-/// A right request of a verb, with its memory, that can be made again and again. The last rank is
-/// the root, and receives the message.
+/// A correct request of a verb, with its memory. It can be made repeatedly. The last rank is the
+/// root and receives the message.
 class subject {
 public:
   subject(const world& over, collective_kind kind) : over_(over), kind_(kind) {
@@ -82,7 +82,7 @@ public:
   collective request_of(std::size_t rank) const {
     return testing::call_of_rank(request(), rank, over_.size());
   }
-  /// The ranks that take part.
+  /// Returns the ranks that take part.
   std::vector<std::size_t> callers() const {
     if (kind_ == collective_kind::send)
       return {0, last()};
@@ -91,7 +91,7 @@ public:
     return all;
   }
 
-  /// The bytes of what was skipped are as they were.
+  /// Accepts the bytes of all buffers, so that skipped requests leave no marks.
   void accept() const {
     if (round_)
       round_->accept();
@@ -131,14 +131,14 @@ private:
   any_gpu_ref to_;
 };
 
-/// A buffer that a request names, and the rank it is of.
+/// A buffer that a request names, and its rank.
 struct slot {
   any_gpu_ref* ref;
   std::size_t rank;
   bool is_read;
 };
 
-/// `alone`: the rank that asks.
+/// `alone`: the rank of a rank's own request.
 std::vector<slot> slots_of(collective& x, std::size_t ranks, std::optional<std::size_t> alone) {
   std::vector<slot> result;
   for (auto* refs : {&x.send, &x.recv})
@@ -150,7 +150,7 @@ std::vector<slot> slots_of(collective& x, std::size_t ranks, std::optional<std::
   return result;
 }
 
-/// What a refusal may name.
+/// Expected rank in an error: no rank, or any rank.
 constexpr int nobody = -1;
 constexpr int somebody = -2;
 
@@ -168,7 +168,7 @@ protected:
     TROUPE_NEEDS_DEVICES(2);
     system.emplace(testing::system_options{.devices = 3, .faults = plan});
     auto order = system->ordinals();
-    std::reverse(order.begin(), order.end()); // a rank is not its device
+    std::reverse(order.begin(), order.end()); // so that no rank equals its device
     std::vector<device> devices;
     for (auto d : order)
       devices.push_back(system->open(d));
@@ -192,11 +192,11 @@ protected:
       return x;
     });
     world_config config{.devices = order};
-    config.limits.deadline = testing::at_once; // of what waits for a call that was lost
+    config.limits.deadline = testing::at_once; // limit for calls that wait for a lost one
     w.emplace(system->open_world(config));
   }
 
-  /// As a program with a stream of its own.
+  /// Acquires `ref`, as a program with its own stream does.
   void acquire(int ordinal, const any_gpu_ref& ref) {
     auto owner = must(must(detail::system_core::of(system->get()))->runtime());
     auto lane = must(owner->lane_of(ordinal));
@@ -211,7 +211,7 @@ protected:
 
   std::size_t size() const { return w->size(); }
 
-  /// Every way in which a request for `of` can be wrong; `alone`: a rank's own.
+  /// Returns every kind of wrong request for `of`. `alone`: the rank of a rank's own request.
   std::vector<bad_request> bad_requests(const subject& of, std::optional<std::size_t> alone) const;
   void add_bad_buffers(std::vector<bad_request>& to, const collective& right,
                        std::optional<std::size_t> alone) const;
@@ -247,14 +247,14 @@ protected:
   testing::launch_spy spy{plan};
   std::optional<testing::test_system> system;
   std::optional<world> w;
-  // one for each rank
+  // One for each rank.
   std::vector<any_gpu_ref> spare;
   std::vector<any_gpu_ref> stale;
   std::vector<any_gpu_ref> broken; ///< indeterminate
   std::vector<any_gpu_ref> acquired;
 };
 
-// -- what can be wrong
+// -- wrong requests
 
 template <class F>
 void add(std::vector<bad_request>& to, const collective& right, std::string what, errc code,
@@ -294,7 +294,7 @@ std::vector<bad_request> BadCollectives::bad_requests(const subject& of,
   return all;
 }
 
-/// One buffer at a time.
+/// Spoils one buffer at a time.
 void BadCollectives::add_bad_buffers(std::vector<bad_request>& to, const collective& right,
                                      std::optional<std::size_t> alone) const {
   auto copy = right;
@@ -320,11 +320,11 @@ void BadCollectives::add_bad_buffers(std::vector<bad_request>& to, const collect
     with("memory of another device", errc::invalid_argument, rank,
          part_of(spare[(on + 1) % size()]));
     with("a user's buffer", errc::buffer_acquired, rank, part_of(acquired[on]));
-    if (slots[i].is_read) // of which the first cause knows the device alone
+    if (slots[i].is_read) // its error names only the device
       with("a half-written buffer", errc::indeterminate, nobody, part_of(broken[on]));
     if (slots.size() < 2)
-      continue; // nothing to differ from
-    // Of two ranks that differ, the later one is named.
+      continue; // no other buffer to differ from
+    // If two ranks differ, the error names the later one.
     auto same_rank = [on](const slot& x) { return x.rank == on; };
     const bool in_itself = std::count_if(slots.begin(), slots.end(), same_rank) == 2;
     const auto differs = in_itself ? rank : somebody;
@@ -348,7 +348,7 @@ void BadCollectives::add_bad_numbers(std::vector<bad_request>& to, const collect
                    right.kind == collective_kind::reduce_scatter)
                       ? refs == &collective::recv
                       : right.kind == collective_kind::all_gather && refs == &collective::send);
-    if (!(right.*refs).empty() && !optional) // without it, in place
+    if (!(right.*refs).empty() && !optional) // a missing buffer means in place
       add(to, right, "a buffer too few" + side, errc::invalid_argument, named,
           [&](collective& x) { (x.*refs).pop_back(); });
   }
@@ -373,7 +373,7 @@ void BadCollectives::add_bad_numbers(std::vector<bad_request>& to, const collect
       [](collective& x) { x.counts[0].back() = std::numeric_limits<std::uint64_t>::max(); });
 }
 
-/// Buffers that may each be right, and are not together.
+/// Buffers that are valid alone but not together.
 void BadCollectives::add_bad_shapes(std::vector<bad_request>& to, const collective& right,
                                     std::optional<std::size_t> alone) const {
   auto copy = right;
@@ -385,7 +385,7 @@ void BadCollectives::add_bad_shapes(std::vector<bad_request>& to, const collecti
             errc::invalid_argument, static_cast<int>(slots[i].rank), [&](collective& x) {
               auto all = slots_of(x, size(), alone);
               auto& whole = spare[all[i].rank];
-              const std::size_t begin = all[k].ref->count() > 1 ? 1 : 0; // so that they do
+              const std::size_t begin = all[k].ref->count() > 1 ? 1 : 0; // so that they overlap
               *all[i].ref = must(whole.slice(begin, all[i].ref->count()));
               *all[k].ref = must(whole.slice(0, all[k].ref->count()));
             });
@@ -457,7 +457,7 @@ void BadCollectives::expect_refused(const bad_request& x) {
   testing::stopwatch watch;
   const auto before = spy.launched();
   expect_refused_at_once(w->run(x.call, x.options), x);
-  // Where the in-place form of a verb leaves buffers out, the other one must have them.
+  // If the in-place form of a verb omits buffers, the other form requires them.
   expect_refused_at_once(call_verb(*w, x.call, x.options), x);
   group beside{{barrier{}, x.call}, x.options};
   expect_refused_at_once(w->run(beside), x);
@@ -529,8 +529,8 @@ protected:
     return all;
   }
 
-  /// In all forms, before and after the other ranks' calls; then the rank's right call makes one
-  /// operation with them.
+  /// Makes the wrong call in all forms, before and after the other ranks' calls. Then the rank's
+  /// correct call forms one operation with them.
   void expect_not_counted(const subject& of, std::size_t rank, const bad_request& x) {
     SCOPED_TRACE(x.what + ", asked by rank " + std::to_string(rank));
     of.poison();
@@ -552,12 +552,12 @@ protected:
     EXPECT_LT(watch.elapsed(), testing::at_once);
     for (auto& done : accepted)
       EXPECT_TRUE(is_ok(answer_of(done)));
-    of.accept(); // also what the request named of other ranks'
+    of.accept(); // also the other ranks' buffers that it named
     of.expect_right();
   }
 
-  /// In both forms: all ranks' calls end with it, those that were there as well as those that come
-  /// later; then all ranks' right calls make one operation.
+  /// Makes the call in both forms. It ends the calls of all ranks, those made before it and those
+  /// made later. Then the correct calls of all ranks form one operation.
   void expect_end_for_all(const subject& of, std::size_t rank, const bad_request& x) {
     SCOPED_TRACE(x.what + ", asked by rank " + std::to_string(rank));
     of.poison();
@@ -591,13 +591,13 @@ protected:
   }
 };
 
-/// Is it the call that is wrong, and not what the world is like when it comes?
+/// Returns true if the call itself is wrong, independent of the state of the world.
 bool is_wrong_by_itself(const bad_request& x) {
   switch (x.code) {
   case errc::invalid_argument:
   case errc::shape_mismatch:
   case errc::not_supported:
-  case errc::membership_changed: // it means another one
+  case errc::membership_changed: // the call names another membership
     return true;
   case errc::stale_ref:
     return x.what.starts_with("no memory");
@@ -670,7 +670,7 @@ TEST_F(BadRankCalls, ExchangesAreRefusedAsAWhole) {
     expect_refusal(ask<collective_done>(*system, w->actor(), x), bad);
     EXPECT_EQ(spy.launched(), before);
   }
-  // None of them counts.
+  // None of them counts as a call.
   testing::accept_bytes(w->device_of(0), spare[0]);
   testing::accept_bytes(w->device_of(size() - 1), spare[size() - 1]);
   const auto& there = spare[static_cast<std::size_t>(last)];
@@ -682,7 +682,7 @@ TEST_F(BadRankCalls, ExchangesAreRefusedAsAWhole) {
   EXPECT_TRUE(testing::works(*w));
 }
 
-/// A call that is right alone and does not go with the others'.
+/// A call that is valid alone but does not match the other ranks' calls.
 struct odd_call {
   std::string what;
   collective call;
@@ -715,7 +715,7 @@ std::vector<odd_call> odd_calls(const collective& right, std::size_t ranks,
   if (right.kind == collective_kind::all_to_all_v)
     odd("other counts", [&](collective& x) {
       x.send = {must(spare.slice(0, x.send[0].count() + 1))};
-      ++x.counts[0][1]; // whose call is there first
+      ++x.counts[0][1]; // in the call that is made first
     });
   else if (right.kind != collective_kind::barrier)
     odd("another count", [&](collective& x) {
@@ -724,7 +724,7 @@ std::vector<odd_call> odd_calls(const collective& right, std::size_t ranks,
   if (reduces(right.kind))
     odd("another operation", [](collective& x) { x.op = reduce_op::max; });
   if (has_root(right.kind))
-    odd("another root", [&](collective& x) { // which is the caller itself
+    odd("another root", [&](collective& x) { // the caller itself
       x.peer = 0;
       const bool many = x.kind == collective_kind::gather || x.kind == collective_kind::scatter;
       auto& missing = x.send.empty() ? x.send : x.recv;
@@ -744,7 +744,7 @@ TEST_F(BadRankCalls, ThatDoNotGoTogetherEndForAllAndAreDoneWith) {
       all.reserve(callers.size());
       all.push_back(call_verb(w->rank(callers[1]), of.request_of(callers[1])));
       all.push_back(call_verb(w->rank(0), x.call));
-      for (std::size_t i = 2; i < callers.size(); ++i) // too late
+      for (std::size_t i = 2; i < callers.size(); ++i) // after the mismatch
         all.push_back(call_verb(w->rank(callers[i]), of.request_of(callers[i])));
       for (auto& a : all) {
         auto got = answer_of(a);

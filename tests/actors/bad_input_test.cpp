@@ -1,5 +1,5 @@
-// What bad input gets: the error named, at once, with nothing launched and nothing lost, and a
-// world that is usable after it.
+// Wrong input: the error names it at once, nothing is launched, no content is lost, and the world
+// stays usable.
 
 #include "core/skipping.hpp"
 #include "support/eventually.hpp"
@@ -15,8 +15,7 @@ namespace {
 
 constexpr std::size_t count = 64;
 
-/// A world whose every backend call can be counted, buffers with known content, and a request in
-/// its two forms.
+/// A world whose backend calls are counted, buffers with known content, and requests in two forms.
 class BadInput : public ::testing::Test {
 protected:
   void SetUp() override { TROUPE_NEEDS_DEVICES(2); }
@@ -40,8 +39,8 @@ protected:
     return result;
   }
 
-  /// Both forms of an all-reduce get `code`, at once and with nothing launched; then all is as
-  /// before.
+  /// Expects that both forms of an all-reduce fail with `code` at once, with nothing launched and
+  /// no state changed.
   void expect_refused(const all_reduce& what, errc code) {
     nothing_launched([&] {
       stopwatch watch;
@@ -58,7 +57,7 @@ protected:
     expect_unharmed();
   }
 
-  /// The same for a request to a device; `Answer` is what it would be answered by.
+  /// The same for a request to a device. `Answer` is the type of its result.
   template <class Answer, class Message>
   void expect_refused(const pending<Answer>& called, const Message& message, errc code) {
     stopwatch watch;
@@ -71,7 +70,7 @@ protected:
     expect_unharmed();
   }
 
-  /// What is refused at once because it is wrong by itself leaves nothing skipped.
+  /// A request that is refused at once because it is wrong by itself leaves no mark.
   void expect_kept(errc code) {
     if (code == errc::stale_ref || !detail::fails_validation(make_error(code, "")))
       accept_kept();
@@ -79,7 +78,7 @@ protected:
       EXPECT_TRUE(is_ok(ref.access()));
   }
 
-  /// The bytes of what was skipped are as they were.
+  /// Accepts the bytes of the kept buffers, so that skipped requests leave no marks.
   void accept_kept() {
     for (auto& [ref, content] : kept)
       accept_bytes(devices[static_cast<std::size_t>(ref.device())], ref);
@@ -128,7 +127,7 @@ TEST_F(BadInput, TooFewRefsToReceive) {
   open();
   recv.pop_back();
   expect_refused(all_reduce{send, recv}, errc::invalid_argument);
-  // Only the in-place forms of the facade leave it out.
+  // The receive buffers may be omitted only in the in-place forms of the facade.
   for (const auto& answer :
        {answer_of(under_test->all_reduce(send, std::vector<any_gpu_ref>{})),
         answer_of(under_test->reduce_scatter(send, std::vector<any_gpu_ref>{})),
@@ -168,7 +167,7 @@ TEST_F(BadInput, RefOfAnotherActorSystem) {
                  errc::invalid_argument);
 }
 
-// Both have a device 0: its number says nothing.
+// Both systems have a device 0, so the ordinal does not identify the device.
 TEST_F(BadInput, RefOfAnotherActorSystemIsNamedInEveryVerb) {
   TROUPE_HOST_ONLY("two backends with the same devices");
   open();
@@ -215,7 +214,7 @@ TEST_F(BadInput, RankOutOfRange) {
   open();
   const auto size = under_test->size();
   const auto last = std::numeric_limits<std::size_t>::max();
-  const std::size_t as_rank_zero = std::size_t{1} << 32; // where it is cut to 32 bits
+  const std::size_t as_rank_zero = std::size_t{1} << 32; // becomes rank 0 if cut to 32 bits
   const auto text = " is out of range: the world has " + std::to_string(size) + " ranks";
   const auto told = [&](const caf::error& why) {
     return has_code(why, errc::invalid_argument) && describe(why).find(text) != std::string::npos;
@@ -272,7 +271,7 @@ TEST_F(BadInput, RankOutOfRange) {
     EXPECT_TRUE(told(error_of(answer_of(under_test->send_recv(rank, send[0], 1, recv[1])))));
   }
   EXPECT_TRUE(told(error_of(answer_of(under_test->reduce(send, recv[0], 7)))));
-  accept_kept(); // for messages
+  accept_kept(); // messages leave marks
   expect_unharmed();
 }
 
@@ -369,7 +368,7 @@ TEST_F(BadInput, OldMembership) {
   world_feed statuses{*system, under_test->actor()};
   must(answer_of(devices[1].reset()));
   const auto now = statuses.until(world_phase::ready, epoch + 1);
-  // What lay on the device is gone.
+  // The memory of the device no longer exists.
   std::erase_if(kept, [](const auto& x) { return x.first.stale(); });
   send = must(under_test->allocate(dtype::float32, count));
   all_reduce old{send, {}, reduce_op::sum, {.membership = before}};
@@ -391,7 +390,7 @@ TEST_F(BadInput, AMembershipThatNeverWas) {
                  errc::membership_changed);
 }
 
-// A request that means an old membership hears of that, not of its refs, which had to become stale.
+// A request for an old membership fails for that reason, although its handles are stale too.
 TEST_F(BadInput, OldMembershipWithStaleRefs) {
   open();
   const auto before = under_test->status();
@@ -483,7 +482,7 @@ TEST_F(BadInput, RefWithoutMemory) {
 
 TEST_F(BadInput, IndeterminateRefRead) {
   open();
-  // A launch that writes the buffer and fails.
+  // This launch writes the buffer and fails.
   auto broken = answer_of(launch_failure(devices[0], "on purpose", {send[0]}));
   ASSERT_TRUE(has_code(broken, errc::launch_failed));
   std::erase_if(kept, [&](const auto& x) { return x.first == send[0]; });
@@ -492,7 +491,7 @@ TEST_F(BadInput, IndeterminateRefRead) {
   expect_refused(devices[0].download(send[0], host_buffer{send[0].size_bytes()}), download{send[0]},
                  errc::indeterminate);
   EXPECT_TRUE(has_code(send[0].access(), errc::indeterminate));
-  // To write it is what makes it good again.
+  // Overwriting the buffer makes it determinate again.
   kept.emplace_back(send[0], random_bytes(send[0].size_bytes(), 5));
   put(devices[0], send[0], kept.back().second);
   expect_unharmed();
@@ -512,7 +511,7 @@ TEST_F(BadInput, OverlappingBuffers) {
   expect_refused(devices[0].copy(send[0], send[0]), copy{send[0], send[0]}, errc::invalid_argument);
 }
 
-// Success, and nothing launched.
+// The request succeeds, and nothing is launched.
 TEST_F(BadInput, CountZero) {
   open();
   std::vector<any_gpu_ref> none;
@@ -614,7 +613,7 @@ TEST_F(BadInput, WorldOfNoDevice) {
 }
 
 TEST(BadConfiguration, AnActorSystemOfSomebodyElse) {
-  detail::known_types known; // CAF 1.x wants its own types known, too
+  detail::known_types known; // CAF 1.x requires that its own types are known too
   static_cast<void>(known);
   caf::actor_system_config config;
   caf::actor_system system{config};
@@ -640,7 +639,7 @@ TEST_F(BadInput, DeadlineInThePast) {
   EXPECT_EQ(devices[0].generation(), 1u);
 }
 
-// The largest time there is means: no deadline.
+// The largest duration means: no deadline.
 TEST_F(BadInput, DeadlineBeyondTheClock) {
   open();
   const request_options endless{.deadline = std::chrono::nanoseconds::max()};
@@ -658,7 +657,7 @@ TEST_F(BadInput, DeadlineBeyondTheClock) {
   limits.deadline = limits.build_deadline = limits.stall_limit = limits.connect_limit =
       limits.restart_window = endless.deadline;
   limits.quiet_limit = std::chrono::milliseconds::max();
-  plan->add({fault::fail, verb::build, any_device, 1, 2}); // two restarts in the window
+  plan->add({fault::fail, verb::build, any_device, 1, 2}); // causes two restarts within the window
   auto other = system->open_world({.name = "endless", .limits = limits});
   EXPECT_TRUE(is_ok(answer_of(other.barrier())));
   EXPECT_EQ(other.status().epoch, 3U);
@@ -666,7 +665,7 @@ TEST_F(BadInput, DeadlineBeyondTheClock) {
   expect_unharmed();
 }
 
-// As it may come from elsewhere.
+// Such a value may come from another process.
 TEST_F(BadInput, TypeThatDoesNotExist) {
   open();
   const auto none = static_cast<dtype>(200);
@@ -689,16 +688,16 @@ TEST_F(BadInput, ShutDownWorld) {
   EXPECT_TRUE(has_code(end.reason, errc::unavailable));
   stopwatch watch;
   EXPECT_TRUE(has_code(answer_of(under_test->all_reduce(send)), errc::unavailable));
-  // A world that was shut down has no actor any more.
+  // A world that was shut down no longer has an actor.
   EXPECT_EQ(error_of(ask<collective_done>(*system, under_test->actor(), all_reduce{send})),
             caf::sec::request_receiver_down);
   EXPECT_LT(watch.elapsed(), at_once);
-  for (auto& ref : send) // the sum in place did not run
+  for (auto& ref : send) // the in-place sum did not run
     EXPECT_TRUE(has_code(ref.access(), errc::skipped));
   accept_kept();
   for (auto& [ref, content] : kept)
     EXPECT_TRUE(holds(devices[static_cast<std::size_t>(ref.device())], ref, content));
-  // Its devices live on, for another world.
+  // The world's devices stay available for another world.
   auto another = system->open_world();
   EXPECT_TRUE(works(another));
 }
@@ -717,7 +716,7 @@ TEST_F(BadInput, FailedWorld) {
   EXPECT_TRUE(
       has_code(ask<device_stats>(*system, system->device_actor(1), stats{}), errc::unavailable));
   EXPECT_LT(watch.elapsed(), at_once);
-  // The other device and what lies on it are not concerned.
+  // The other device and its memory are not affected.
   for (auto& [ref, content] : kept)
     if (ref.device() == 0) {
       accept_bytes(devices[0], ref);
@@ -738,12 +737,12 @@ TEST_F(BadInput, MoreQueuedThanTheBound) {
   gate held;
   auto first = held.hold_stream(devices[0]);
   ASSERT_TRUE(held.wait_reached());
-  ASSERT_TRUE(is_ok(answer_of(devices[0].stats()))); // the lane is back from the launch
+  ASSERT_TRUE(is_ok(answer_of(devices[0].stats()))); // the lane has issued the launch
   std::vector<pending<void>> accepted;
   std::optional<pending<void>> refused;
   const std::vector<std::byte> one(4, std::byte{1});
   const request_options refuse{.room = room_policy::refuse};
-  // One place in the streams and eight in the queue; the lane takes its time to go on to the one.
+  // The streams have room for one, the queue for eight. The lane needs time to take the first one.
   ASSERT_TRUE(eventually([&] {
     auto x = devices[0].fill(recv[0], one, refuse);
     if (x.ready())
@@ -819,7 +818,7 @@ TEST_F(BadInput, ExceptionFromAFunctionOnTheHost) {
   const auto behind = must(devices[0].allocate<float>(count, true));
   std::atomic<int> later{0};
   gate stream;
-  const auto held = stream.hold_stream(devices[0]); // so that the reader is there before it throws
+  const auto held = stream.hold_stream(devices[0]); // the reader is admitted meanwhile
   const auto launched = devices[0].launch(
       [&](launch_context& context) {
         must(context.run_on_host([] { throw std::runtime_error("in the middle of it"); }));
@@ -841,7 +840,7 @@ TEST_F(BadInput, ExceptionFromAFunctionOnTheHost) {
   EXPECT_EQ(later, 0);
   EXPECT_TRUE(has_code(answer_of(reads), errc::launch_failed));
   EXPECT_TRUE(has_code(answer_of(sums), errc::launch_failed));
-  for (auto& [ref, content] : kept) // what the sum left half-written
+  for (auto& [ref, content] : kept) // the sum left them indeterminate
     put(devices[static_cast<std::size_t>(ref.device())], ref, content);
   EXPECT_TRUE(has_code(answer_of(devices[0].copy(behind, memory)), errc::indeterminate));
   thrown = answer_of(devices[0].launch(
@@ -851,8 +850,8 @@ TEST_F(BadInput, ExceptionFromAFunctionOnTheHost) {
   expect_unharmed();
 }
 
-// INV-11: a registered launch has its answer when it is enqueued in its worker, which ends so that
-// nobody takes what the function left for whole.
+// INV-11: a registered launch is completed when its worker has enqueued it. The worker ends, so
+// that no request uses an incomplete result of the function.
 TEST_F(BadInput, ExceptionFromAFunctionOnTheHostOfARegisteredLaunch) {
   open();
   auto thrown = answer_of(launch_host_exception(devices[0], "half-way"));
@@ -927,7 +926,7 @@ TEST_F(BadInput, BlockingWaitWhereBlockingIsForbidden) {
   });
   ASSERT_TRUE(called.wait());
   EXPECT_TRUE(has_code(in_callback, errc::would_block));
-  if (!in_workers()) { // no function of this process runs in a worker
+  if (!in_workers()) { // workers run no function of this process
     EXPECT_TRUE(is_ok(answer_of(devices[0].launch(
         [&](launch_context&) {
           in_lane = error_of(devices[0].stats().wait());
@@ -936,7 +935,7 @@ TEST_F(BadInput, BlockingWaitWhereBlockingIsForbidden) {
         {}, {}))));
     EXPECT_TRUE(has_code(in_lane, errc::would_block));
   }
-  // The all-reduce of the callback ran: what waits is refused, not what is done.
+  // The all-reduce in the callback ran: only blocking waits are refused.
   std::erase_if(kept, [&](const auto& x) {
     return std::find(send.begin(), send.end(), x.first) != send.end();
   });

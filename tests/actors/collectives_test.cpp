@@ -1,4 +1,4 @@
-/// Every verb of a world, through the facade and as a message, against the reference.
+/// Every verb of a world, through the facade and as a message, compared with the reference.
 #include "support/collective_round.hpp"
 
 #include <caf/all.hpp>
@@ -115,7 +115,7 @@ TEST_F(Verbs, AsMessages) {
   EXPECT_TRUE(is_ok(ask<collective_done>(system, under_test.actor(), barrier{})));
 }
 
-// Each rank sends to the next one, and the first collective stands between: as one.
+// Sends from each rank to the next and an all-reduce, as one group.
 TEST_F(Verbs, InAGroup) {
   auto n = under_test.size();
   auto sum = round(collective_kind::all_reduce);
@@ -144,7 +144,7 @@ TEST_F(Verbs, InAGroup) {
     std::memcpy(&first, bytes.data(), sizeof first);
     EXPECT_EQ(first, static_cast<std::int32_t>(10 + (rank + n - 1) % n));
   }
-  all.calls.push_back(sum.request()); // writes what another of the group writes
+  all.calls.push_back(sum.request()); // two calls of the group write the same memory
   EXPECT_TRUE(has_code(answer_of(under_test.run(all)), errc::invalid_argument));
   EXPECT_TRUE(is_ok(answer_of(under_test.run(group{}))));
 }

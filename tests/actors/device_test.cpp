@@ -48,7 +48,7 @@ TEST(Device, AllocatesEveryType) {
       EXPECT_TRUE(holds(d, ref, std::vector<std::byte>(ref.size_bytes())));
       all.push_back(ref);
     }
-  // No two share bytes.
+  // The allocations do not overlap.
   for (std::size_t i = 0; i < all.size(); ++i)
     put(d, all[i], random_bytes(all[i].size_bytes(), i));
   for (std::size_t i = 0; i < all.size(); ++i)
@@ -89,12 +89,12 @@ TEST_P(DeviceTransfer, BringsEveryByte) {
   auto ref = allocate_on(d, dtype::uint8, size);
   const auto actor = must(d.actor());
 
-  // from and to a span
+  // From and to a span.
   auto content = random_bytes(size, 1);
   put(d, ref, content);
   EXPECT_TRUE(holds(d, ref, content));
 
-  // by messages
+  // By messages.
   content = random_bytes(size, 2);
   host_buffer source{size};
   std::memcpy(source.writable().data(), content.data(), size);
@@ -102,7 +102,7 @@ TEST_P(DeviceTransfer, BringsEveryByte) {
   auto received = must(ask<host_buffer>(system, actor, download{ref}));
   EXPECT_TRUE(check_equal(dtype::uint8, content, received.bytes()));
 
-  // from and to pinned memory
+  // From and to pinned memory.
   content = random_bytes(size, 3);
   auto pinned = must(d.allocate_pinned(size));
   ASSERT_EQ(pinned.size_bytes(), size);
@@ -113,7 +113,7 @@ TEST_P(DeviceTransfer, BringsEveryByte) {
   EXPECT_TRUE(is_ok(answer_of(d.download(ref, pinned))));
   EXPECT_TRUE(check_equal(dtype::uint8, content, pinned.bytes()));
 
-  // from and to a buffer that only the library keeps
+  // From and to a buffer that only the library keeps.
   content = random_bytes(size, 4);
   {
     host_buffer ours{size};
@@ -160,7 +160,7 @@ TEST(Device, TransfersParts) {
   EXPECT_TRUE(holds(d, ref, want));
 }
 
-// Many threads, through a ring that has room for little of it.
+// Many threads share a staging ring that is smaller than their transfers.
 TEST(Device, InterleavesTransfers) {
   system_options options;
   options.lanes.staging_bytes = 256 * kib;
@@ -175,7 +175,7 @@ TEST(Device, InterleavesTransfers) {
         auto ref = allocate_on(d, dtype::uint8, size);
         const auto a = random_bytes(size, random());
         const auto b = random_bytes(size, random());
-        // The second must overtake neither the first nor the download between them.
+        // The second upload must not overtake the first one or the download between them.
         std::vector<std::byte> got(size);
         auto first = d.upload(ref, std::span<const std::byte>{a});
         auto read = d.download(ref, std::span{got});
@@ -223,7 +223,7 @@ TEST(Device, Copies) {
   put(d, a, content);
   EXPECT_TRUE(is_ok(answer_of(d.copy(b, a))));
   EXPECT_TRUE(holds(d, b, content));
-  // Parts of one buffer that do not overlap; the types may differ, the sizes not.
+  // Slices of one buffer that do not overlap. Their types may differ, their sizes must be equal.
   auto left = must(a.slice(0, 1000));
   auto right = must(must(a.slice(1000, 1000)).reinterpret(dtype::float64));
   EXPECT_TRUE(is_ok(ask<void>(system, must(d.actor()), copy{left, right})));
@@ -240,13 +240,13 @@ TEST(Device, KeepsATemporaryThatIsUploaded) {
   const auto a = must(d.allocate<float>(content.size()));
   const auto b = must(d.allocate<float>(content.size()));
   const auto c = must(d.allocate<float>(3));
-  gate lane; // it reads them after their time
+  gate lane; // the lane reads the temporaries after their lifetime
   const auto held = lane.hold_lane(d);
   ASSERT_TRUE(lane.wait_reached());
   const auto first = d.upload(a, std::vector<float>(content));
   const auto second = d.upload(b, std::vector<std::byte>(as_bytes.begin(), as_bytes.end()));
   const auto third = d.upload(c, std::array{1.0F, 2.0F, 3.0F});
-  // What was freed is given out again.
+  // These allocations may reuse freed memory.
   const std::vector<std::vector<float>> others(8, std::vector<float>(content.size(), -1));
   lane.open();
   for (auto* x : {&first, &second, &third})
@@ -369,7 +369,7 @@ TEST(Device, LaunchesACallableByMessage) {
   EXPECT_EQ(calls, 1);
 }
 
-// -- memory and streams of the user's
+// -- memory and streams of the user
 
 TEST(Device, AdoptsMemory) {
   TROUPE_IN_PROCESS_ONLY("memory of the user");
@@ -391,12 +391,12 @@ TEST(Device, AdoptsMemory) {
     EXPECT_EQ(mine, std::vector<float>(1000, 3));
     EXPECT_EQ(deleted, 0);
   }
-  EXPECT_TRUE(is_ok(answer_of(d.stats()))); // the lane came by
+  EXPECT_TRUE(is_ok(answer_of(d.stats()))); // the lane has processed the release
   EXPECT_TRUE(is_ok(answer_of(d.stats())));
   EXPECT_EQ(deleted, 1);
 }
 
-// INV-4: an operation's memory lives until it is over, though nobody has a handle any more.
+// INV-4: memory lives until the operations that use it are over, even without any handle.
 TEST(Device, DeletesAdoptedMemoryAfterTheLastUse) {
   TROUPE_IN_PROCESS_ONLY("memory of the user");
   TROUPE_HOST_ONLY("adopts host memory");
@@ -452,7 +452,7 @@ TEST(Device, HasNoUserStreamsOnTheHost) {
   EXPECT_TRUE(works(d));
 }
 
-// -- what it tells
+// -- status and notifications
 
 TEST(Device, TellsTrueStats) {
   test_system system{{.bytes_per_device = 64 * mib}};
@@ -507,7 +507,7 @@ TEST(Device, CountsWhatIsInFlightAndQueued) {
   EXPECT_EQ(after.queued, 0u);
 }
 
-/// What a watcher may see: generations grow, each begins once, and the phases follow one another.
+/// Checks the order of notifications: generations grow, each begins once, and phases are in order.
 void expect_orderly(const std::vector<device_changed>& seen, int device) {
   std::uint64_t last = 0;
   for (std::size_t i = 0; i < seen.size(); ++i) {
@@ -545,7 +545,7 @@ TEST(Device, WatchersSeeEachGenerationOnceInOrder) {
   expect_orderly(late.seen(), 0);
 }
 
-// The first message to an actor that was just spawned.
+// The watch request is the first message to a new actor.
 TEST(Device, TellsANewWatcherThePresent) {
   for (int i = 0; i < 20; ++i) {
     test_system system{{.devices = 1}};
@@ -557,7 +557,7 @@ TEST(Device, TellsANewWatcherThePresent) {
   }
 }
 
-// -- its life
+// -- generations
 
 TEST(DeviceLife, ResetBeginsANewGeneration) {
   test_system system{{.bytes_per_device = 64 * mib}};
@@ -570,14 +570,14 @@ TEST(DeviceLife, ResetBeginsANewGeneration) {
   EXPECT_EQ(must(answer_of(d.reset())), 2u);
   EXPECT_EQ(d.generation(), 2u);
   EXPECT_EQ(d.phase(), device_phase::ready);
-  // old refs are stale, whatever is done with them
+  // Old handles are stale for every use.
   EXPECT_TRUE(old.stale());
   EXPECT_EQ(old.generation(), 1u);
   EXPECT_TRUE(has_code(old.access(), errc::stale_ref));
   EXPECT_TRUE(must(old.slice(0, 1)).stale());
   EXPECT_TRUE(has_code(any_gpu_ref::resolve(token), errc::stale_ref));
   EXPECT_TRUE(has_code(answer_of(d.fill(old, 1)), errc::stale_ref));
-  // their memory is free, though the handle lives
+  // Their memory is free, although the handle lives.
   const auto after = must(answer_of(d.stats()));
   EXPECT_EQ(after.generation, 2u);
   EXPECT_GE(after.free_bytes, before.free_bytes + (32 * mib) * (on_cuda() ? 0 : 1));
@@ -590,7 +590,7 @@ TEST(DeviceLife, ResetBeginsANewGeneration) {
   }
 }
 
-// INV-1, INV-8: what was issued and what was queued is answered; what needs no memory goes on.
+// INV-1, INV-8: issued and queued requests fail. Requests that need no memory go on.
 TEST(DeviceLife, ResetAnswersWhatWasThere) {
   test_system system;
   auto d = system.open();
@@ -609,7 +609,7 @@ TEST(DeviceLife, ResetAnswersWhatWasThere) {
   auto reading = d.download(ref, std::span{bytes});
   caf::scoped_actor self{system.get()};
   auto message = detail::request(self, actor, patience, fill{ref, {0, 0, 0, 0}});
-  ASSERT_TRUE(is_ok(ask<void>(system, actor, watch_generation{}))); // so the fill was admitted
+  ASSERT_TRUE(is_ok(ask<void>(system, actor, watch_generation{}))); // so the fill has been admitted
   auto reset = d.reset();
   for (auto& x : {issued, behind, queued, reading})
     EXPECT_TRUE(has_code(answer_of(x), errc::device_reset));
@@ -648,7 +648,7 @@ TEST(DeviceLife, ResetInTheMiddleOfTransfers) {
   }
 }
 
-// A reset that cannot come to its end is answered by its deadline, and ends later.
+// A reset that cannot complete fails at its deadline, and completes later.
 TEST(DeviceLife, ResetKeepsItsDeadline) {
   test_system system;
   auto d = system.open();
@@ -725,7 +725,7 @@ TEST(DeviceLife, ShutdownAnswersEverything) {
   EXPECT_TRUE(has_code(answer_of(d.reset()), errc::unavailable));
   EXPECT_TRUE(has_code(ask<device_stats>(system, actor, stats{}), errc::unavailable));
   EXPECT_TRUE(has_code(device::open(system, 0), errc::unavailable));
-  d.shutdown(); // again: nothing more
+  d.shutdown(); // a second call does nothing
   lane.open();
   stream.open();
 }
@@ -751,7 +751,7 @@ TEST(DeviceLife, ComesUpAfterFailedAttempts) {
   std::move(counted).receive([&](const device_stats& x) { EXPECT_EQ(x.generation, 1u); },
                              [](const caf::error& why) { ADD_FAILURE() << describe(why); });
   feed.until(device_phase::ready);
-  // What was told of the attempts says why.
+  // The notifications of failed attempts contain the reason.
   int reported = 0;
   for (auto& x : feed.seen())
     if (x.phase == device_phase::opening && x.reason) {
@@ -776,7 +776,7 @@ TEST(DeviceLife, RequestsWaitForADeviceUpToTheirDeadlines) {
       errc::deadline_exceeded));
   EXPECT_TRUE(has_code(device::open(system, 0, 20ms), errc::deadline_exceeded));
   EXPECT_TRUE(has_code(ask<std::uint64_t>(system, actor, reset{}), errc::unavailable));
-  // The bound holds here too, and counts what has its answer already.
+  // The queue bound applies here too, and counts requests that are already completed.
   caf::scoped_actor self{system.get()};
   auto ask_again = [&] { return detail::request(self, actor, patience, stats{}); };
   auto first = ask_again();
@@ -923,7 +923,7 @@ TEST(DeviceHandles, AreTokensInMessages) {
   EXPECT_TRUE(part.token() == must(any_gpu_ref::resolve(part.token())).token());
 }
 
-// Within a process a claimed handle is as any other.
+// Within one process, a claimed handle behaves as any other.
 TEST(DeviceHandles, AreOfferedAndClaimed) {
   test_system system;
   auto d = system.open();
@@ -961,7 +961,7 @@ TEST(DeviceHandles, AreNotOfferedOrClaimedWrongly) {
 
 // -- deadlines and cancellation
 
-/// A device whose lane or stream is held.
+/// A device whose lane or stream is blocked.
 class DeviceOrder : public ::testing::Test {
 protected:
   void TearDown() override {
@@ -969,13 +969,13 @@ protected:
     lane.open();
   }
 
-  /// From now on nothing is issued.
+  /// Blocks the lane: from now on it issues nothing.
   void hold_lane() {
     holding.push_back(lane.hold_lane(d));
     ASSERT_TRUE(lane.wait_reached());
   }
 
-  /// From now on what is issued for `ref` waits.
+  /// Blocks a stream: from now on work on `ref` waits.
   pending<void> hold_stream(const request_options& options = {}) {
     auto result = stream.hold_stream(d, {ref}, {ref}, options);
     EXPECT_TRUE(stream.wait_reached());
@@ -1011,7 +1011,7 @@ TEST_F(DeviceOrder, DeadlineOfWhatIsQueued) {
   EXPECT_TRUE(
       has_code(answer_of(d.copy(must(ref.slice(0, 1)), must(ref.slice(1, 1)))), errc::skipped));
   accept_bytes(d, ref);
-  EXPECT_TRUE(is(ref, 1)); // it never ran
+  EXPECT_TRUE(is(ref, 1)); // the fill never ran
 }
 
 TEST_F(DeviceOrder, CancelOfWhatIsQueued) {
@@ -1028,11 +1028,11 @@ TEST_F(DeviceOrder, CancelOfWhatIsQueued) {
   lane.open();
   EXPECT_TRUE(is_ok(answer_of(first)));
   EXPECT_TRUE(is(ref, 2));
-  first.cancel(); // too late: nothing happens
+  first.cancel(); // too late: no effect
   EXPECT_TRUE(is_ok(answer_of(first)));
 }
 
-// A write that was taken back in time is as if it had never been, also for what was behind it.
+// A write that is cancelled in time has no effect, also not on requests behind it.
 TEST_F(DeviceOrder, CancelFailsNothingBehindIt) {
   EXPECT_TRUE(is_ok(answer_of(set(ref, 1))));
   auto other = allocate_on(d, dtype::int32, 1000, true);
@@ -1048,7 +1048,7 @@ TEST_F(DeviceOrder, CancelFailsNothingBehindIt) {
   EXPECT_TRUE(is(other, 1));
 }
 
-// What is asked for after the cancellation finds the buffer as it was.
+// Requests made after the cancellation see the previous content.
 TEST_F(DeviceOrder, CancelLeavesTheBufferAsItWas) {
   EXPECT_TRUE(is_ok(answer_of(set(ref, 1))));
   auto other = allocate_on(d, dtype::int32, 1000, true);
@@ -1072,7 +1072,7 @@ TEST_F(DeviceOrder, CancelLeavesTheBufferAsItWas) {
   EXPECT_TRUE(is(other, 1));
 }
 
-// INV-9: the one that was taken back stood between the two that remain.
+// INV-9: the cancelled request was between two others, which keep their order.
 TEST_F(DeviceOrder, CancelKeepsTheOrderOfTheOthers) {
   TROUPE_HOST_ONLY("the launch writes host memory");
   EXPECT_TRUE(is_ok(answer_of(set(ref, 1))));
@@ -1095,7 +1095,7 @@ TEST_F(DeviceOrder, CancelKeepsTheOrderOfTheOthers) {
   EXPECT_TRUE(is_ok(answer_of(running)));
 }
 
-// The same, where a read was taken back between a read and a write.
+// The same for a read that is cancelled between a read and a write.
 TEST_F(DeviceOrder, CancelOfAReadKeepsTheOrderOfTheOthers) {
   TROUPE_HOST_ONLY("the launch reads host memory");
   EXPECT_TRUE(is_ok(answer_of(set(ref, 1))));
@@ -1118,9 +1118,9 @@ TEST_F(DeviceOrder, CancelOfAReadKeepsTheOrderOfTheOthers) {
 
 // INV-1, INV-4
 TEST_F(DeviceOrder, DeadlineOfWhatRuns) {
-  auto running = hold_stream({.deadline = 500ms}); // it runs by then
+  auto running = hold_stream({.deadline = 500ms}); // it is running by then
   EXPECT_TRUE(has_code(answer_of(running), errc::deadline_exceeded));
-  // Its buffers are busy: later ones queue, and are answered when it is over.
+  // Its buffers stay busy: later requests wait until it is over.
   auto next = set(ref, 5);
   EXPECT_FALSE(must(next.wait_for(20ms)));
   stream.open();
@@ -1137,11 +1137,11 @@ TEST_F(DeviceOrder, CancelOfWhatRuns) {
   auto read = d.download(ref, std::span{got});
   EXPECT_FALSE(must(read.wait_for(20ms)));
   stream.open();
-  EXPECT_TRUE(is_ok(answer_of(read))); // it did not fail: the content is right
+  EXPECT_TRUE(is_ok(answer_of(read))); // it did not fail: the content is valid
   EXPECT_TRUE(is(ref, 4));
 }
 
-// The requester's memory is its own again as soon as it has its answer.
+// After the result, the library does not access the requester's memory.
 TEST_F(DeviceOrder, CancelledTransfersLeaveTheRequestersMemory) {
   const std::size_t size = 9 * mib;
   auto large = allocate_on(d, dtype::uint8, size);
@@ -1157,9 +1157,9 @@ TEST_F(DeviceOrder, CancelledTransfersLeaveTheRequestersMemory) {
     down.cancel();
     static_cast<void>(answer_of(up));
     static_cast<void>(answer_of(down));
-    content.reset(); // a sanitizer tells if somebody still reads or writes it
+    content.reset(); // a sanitizer reports later accesses
     target.reset();
-    put(d, large, random_bytes(size, 2)); // whatever became of it
+    put(d, large, random_bytes(size, 2)); // in any state of the cancelled upload
     EXPECT_TRUE(holds(d, large, random_bytes(size, 2)));
   }
 }
@@ -1174,12 +1174,12 @@ TEST(DeviceContent, IsIndeterminateAfterAFailedWrite) {
   auto fails = [&](std::vector<any_gpu_ref> writes) {
     EXPECT_TRUE(has_code(answer_of(launch_failure(d, "on purpose", writes)), errc::launch_failed));
   };
-  auto over = [&] { // what was launched so far
+  auto over = [&] { // waits for all earlier launches
     answer_of(launch_nothing(d));
     answer_of(d.stats());
   };
   fails({must(ref.slice(200, 300))});
-  for (int i = 0; i < 2; ++i) { // at once, and after the failed work is over
+  for (int i = 0; i < 2; ++i) { // before and after the failed work is over
     auto refused = answer_of(d.copy(other, ref));
     ASSERT_TRUE(has_code(refused, errc::indeterminate));
     EXPECT_NE(describe(error_of(refused)).find("on purpose"), std::string::npos);
@@ -1189,7 +1189,7 @@ TEST(DeviceContent, IsIndeterminateAfterAFailedWrite) {
     over();
   }
   EXPECT_TRUE(has_code(ref.access(), errc::indeterminate));
-  // Written in part it stays so; the rest is good again.
+  // After a partial overwrite the rest stays indeterminate.
   const auto content = random_bytes(1000, 1);
   put(d, must(ref.slice(100, 300)), std::span{content}.subspan(100, 300));
   EXPECT_TRUE(holds(d, must(ref.slice(0, 400)).slice(100, 300).value(),
@@ -1199,7 +1199,7 @@ TEST(DeviceContent, IsIndeterminateAfterAFailedWrite) {
   put(d, ref, content);
   EXPECT_TRUE(holds(d, ref, content));
   EXPECT_TRUE(is_ok(ref.access()));
-  // The first cause stays.
+  // The first cause is kept.
   fails({ref});
   over();
   answer_of(launch_failure(d, "the second", {ref}));
@@ -1239,14 +1239,14 @@ INSTANTIATE_TEST_SUITE_P(Calls, DeviceFaults,
                                            verb::launch_host, verb::allocate_pinned, verb::wait),
                          [](const auto& x) { return std::string{to_string(x.param)}; });
 
-// A call that fails is the answer of the request that made it, and of no other.
+// A failed call is the error of the request that made it, and of no other.
 TEST_P(DeviceFaults, AreTheAnswerOfOneRequest) {
   TROUPE_HOST_ONLY("a fault plan");
   auto plan = std::make_shared<fault_plan>();
   test_system system{{.faults = plan}};
   auto d = system.open();
   plan->add({fault::fail, GetParam(), 0});
-  // Each of these calls is made by some of them; whoever has bad luck says so.
+  // Some of the requests make this call. The one that fails reports it.
   int failures = 0;
   auto note = [&](const caf::error& why) {
     if (why) {
@@ -1275,7 +1275,7 @@ TEST_P(DeviceFaults, AreTheAnswerOfOneRequest) {
   EXPECT_TRUE(works(d));
 }
 
-/// Asks a device for a reset and waits for the answer.
+/// Requests a reset of a device and waits for the result.
 class resetting_actor : public caf::event_based_actor {
 public:
   resetting_actor(caf::actor_config& cfg, caf::actor device)

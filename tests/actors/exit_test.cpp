@@ -1,5 +1,5 @@
-// The end of the process when its devices are lost: by `exit_process`, and by a return from main.
-// What ends its process is a child of this one.
+// The end of the process after its devices are lost: by `exit_process`, and by a return from main.
+// Each scenario runs in a child process.
 
 #include "support/child_process.hpp"
 #include "support/very_end.hpp"
@@ -29,9 +29,9 @@ constexpr std::chrono::nanoseconds bound = 2s;
 constexpr int exit_status = 43;
 constexpr int return_status = 7;
 
-// -- what a child does
+// -- in the child
 
-/// Tells when static objects end.
+/// Reports when static objects are destroyed.
 struct static_object {
   ~static_object() {
     if (told)
@@ -52,7 +52,7 @@ void tell_of_exit_handlers() {
   exit_process(exit_status, "the devices are lost");
 }
 
-/// Whoever ends the process is another thread.
+/// Waits while another thread ends the process.
 [[noreturn]] void wait_for_the_end() {
   flag never;
   never.wait();
@@ -60,7 +60,7 @@ void tell_of_exit_handlers() {
   std::_Exit(1);
 }
 
-/// Does one thing in CAF's pool.
+/// Runs one function in CAF's pool.
 class once_actor final : public caf::event_based_actor {
 public:
   once_actor(caf::actor_config& cfg, std::function<void()> what)
@@ -117,7 +117,7 @@ TROUPE_CHILD(EndsFromManyThreads) {
       exit_process(100 + i, "thread " + std::to_string(i));
     });
   for (auto& x : threads)
-    x.join(); // never: they do not return
+    x.join(); // never returns
   return 1;
 }
 
@@ -133,10 +133,10 @@ TROUPE_CHILD(EndsWhileStdoutIsHeld) {
   leave();
 }
 
-/// The objects of a program that has lost its devices, with requests on their way.
+/// A program that loses its devices while requests are pending.
 struct lost_program {
   std::shared_ptr<fault_plan> plan = std::make_shared<fault_plan>();
-  /// Strikes below `plan`, whose faults do not let go what stands there.
+  /// Injects faults below `plan`. A fault of `plan` does not release calls that block here.
   std::shared_ptr<fault_plan> below = std::make_shared<fault_plan>();
   test_system system;
   world w;
@@ -156,7 +156,7 @@ struct lost_program {
     set_log_sink([](const log_line&) {});
   }
 
-  /// For `stick`.
+  /// Limits for `stick`.
   static world_limits hasty() {
     world_limits result;
     result.stall_limit = 50ms;
@@ -169,7 +169,7 @@ struct lost_program {
       sums.push_back(w.all_reduce(refs));
   }
 
-  /// A fault in the middle of work that stands still.
+  /// Injects a fault while a stream is blocked.
   void fault() {
     gate held;
     auto launched = held.hold_stream(w.device_of(1), {}, {refs[1]});
@@ -182,7 +182,7 @@ struct lost_program {
     expect_failed(errc::device_fault);
   }
 
-  /// A lane does not come back from a call on a communicator that ended.
+  /// Blocks a lane in a call on a communicator that has ended.
   void stick() {
     plan->add({fault::block, verb::collective, 1});
     sum(1);
@@ -230,7 +230,7 @@ TROUPE_CHILD(EndsWhileALaneIsStuck) {
   leave();
 }
 
-/// Nobody has found that out yet.
+/// The library has not noticed the stuck lane yet.
 TROUPE_CHILD(EndsWhileALaneIsInTheUsersCall) {
   lost_program program;
   gate held;
@@ -267,7 +267,7 @@ TROUPE_CHILD(ReturnsAfterAFault) {
   return leave_by_return();
 }
 
-/// What a program had of the library lives as long as static objects do.
+/// Handles and results may live as long as static objects.
 TROUPE_CHILD(ReturnsAfterAFaultWithStaticHandles) {
   static std::optional<any_gpu_ref> ref;
   static std::optional<host_buffer> pinned;
@@ -287,7 +287,7 @@ TROUPE_CHILD(ReturnsWhileALaneIsStuck) {
   return leave_by_return();
 }
 
-/// The fault comes while a lane is in a call and does not hear of it.
+/// The fault comes while a lane is blocked in a call and cannot notice it.
 TROUPE_CHILD(ReturnsAfterAFaultWhileALaneIsStuck) {
   tell_of_exit_handlers();
   lost_program program;
@@ -303,7 +303,7 @@ TROUPE_CHILD(ReturnsAfterAFaultWhileALaneIsStuck) {
   return leave_by_return();
 }
 
-/// A communicator is being built when the fault comes, and its builder does not come back.
+/// The fault comes while a communicator is being built, and its builder does not return.
 TROUPE_CHILD(ReturnsAfterAFaultWhileABuilderIsStuck) {
   lost_program program;
   program.below->add({fault::block, verb::build});
@@ -316,7 +316,7 @@ TROUPE_CHILD(ReturnsAfterAFaultWhileABuilderIsStuck) {
   return has_code(why, errc::device_fault) ? leave_by_return() : 1;
 }
 
-/// Nobody waits for what was asked.
+/// The program does not wait for its requests.
 TROUPE_CHILD(ReturnsInTheMiddleOfAFault) {
   lost_program program;
   gate held;
@@ -327,9 +327,9 @@ TROUPE_CHILD(ReturnsInTheMiddleOfAFault) {
   return leave_by_return();
 }
 
-// -- after static objects are gone
+// -- after the destruction of static objects
 
-/// Has the library write a line of the log.
+/// Makes the library write a log line.
 void log_a_line(const device& gpu, const char* text) {
   auto filled = gpu.fill(must(gpu.allocate<std::uint32_t>(100)), 1u);
   filled.then([text](const caf::expected<void>&) { throw std::runtime_error(text); });
@@ -339,7 +339,7 @@ void log_a_line(const device& gpu, const char* text) {
     throw std::runtime_error("a callback was not called");
 }
 
-/// The actor system ends with the process, and is used until then.
+/// The actor system is never destroyed, and is used until the process ends.
 TROUPE_CHILD(GoesOnAfterStaticObjectsAreGone) {
   auto* system = new test_system{{.devices = 1}};
   auto* gpu = new device{system->open()};
@@ -349,16 +349,16 @@ TROUPE_CHILD(GoesOnAfterStaticObjectsAreGone) {
     must(answer_of(launch_nothing(*gpu)));
     if (in_workers()) {
       tell("lost", describe(error_of(answer_of(launch_death(*gpu)))));
-      must(answer_of(gpu->stats())); // it is there again
+      must(answer_of(gpu->stats())); // the device is ready again
     }
     tell("over");
   });
   return leave_by_return();
 }
 
-// -- what is expected of it
+// -- in the parent
 
-/// How long a child takes that does nothing but come up and return: what a slow machine adds.
+/// Returns how long a child takes that only starts and returns: the overhead of a slow machine.
 std::chrono::nanoseconds control() {
   const auto end = run_child("ReturnsUnharmed", patience);
   EXPECT_EQ(end.status, return_status) << to_string(end);
@@ -443,7 +443,7 @@ TEST_P(ProcessReturn, ReturnsInTime) {
 
 TEST(ProcessReturnWithDevices, LogsAndCallsUntilTheEnd) {
   TROUPE_HOST_ONLY("CUDA ends before");
-  // Memory that is used after it was freed has other content.
+  // MALLOC_PERTURB_ overwrites freed memory, so that its later use is detected.
   const auto end = run_child("GoesOnAfterStaticObjectsAreGone", patience, {"MALLOC_PERTURB_=165"});
   EXPECT_EQ(end.status, return_status) << to_string(end);
   EXPECT_TRUE(end.was_told("over")) << to_string(end);
@@ -455,7 +455,7 @@ TEST(ProcessReturnWithDevices, LogsAndCallsUntilTheEnd) {
     EXPECT_NE(end.out.find(x), std::string::npos) << to_string(end);
 }
 
-// Where the library alone has objects, all destructors and exit handlers come to their turn.
+// In a process with only the library's objects, all destructors and exit handlers run.
 TEST(ProcessReturnInOrder, DestroysStaticObjects) {
   TROUPE_HOST_ONLY("CUDA's exit handlers may not return");
   for (const auto* scenario : {"ReturnsAfterAFault", "ReturnsWhileALaneIsStuck"}) {

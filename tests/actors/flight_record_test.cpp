@@ -1,4 +1,4 @@
-/// Flight records in files, and what `troupe-flight` makes of them.
+/// Flight records in files, and the output of `troupe-flight`.
 #include "support/world_fixture.hpp"
 
 #include <gmock/gmock.h>
@@ -32,7 +32,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 namespace fs = std::filesystem;
 
-/// A folder of the test's own.
+/// A temporary folder of the test.
 class folder {
 public:
   folder() {
@@ -42,7 +42,7 @@ public:
     path_ = name;
   }
   ~folder() {
-    std::error_code ignored; // the machine's own cleaning takes what is left
+    std::error_code ignored; // the system cleans temporary files anyway
     fs::remove_all(path_, ignored);
   }
   folder(const folder&) = delete;
@@ -72,7 +72,7 @@ std::string content(const std::string& path) {
 
 json read(const std::string& path) { return json::parse(content(path)); }
 
-/// A record of a failure is written by a thread that nobody waits for.
+/// Waits for the file. A background thread writes the record of a failure.
 bool appears(const std::string& path) {
   for (stopwatch watch; !fs::exists(path); std::this_thread::yield())
     if (watch.elapsed() > patience)
@@ -110,7 +110,7 @@ std::vector<any_gpu_ref> zeros(const world& w) {
   return must(w.allocate(dtype::float32, 1000, true));
 }
 
-/// The parts of an operation, by rank.
+/// Returns the parts of an operation, by rank.
 std::map<int, json> ranks_of(const json& record, std::uint64_t operation) {
   std::map<int, json> result;
   for (auto& device : record.at("devices"))
@@ -127,8 +127,8 @@ std::size_t parts_in(const json& record) {
   return result;
 }
 
-/// The record of a world of which rank 2 does not get to issue an all-reduce: its lane is inside
-/// the call before it.
+/// The record of a world in which rank 2 does not issue an all-reduce, because its lane is blocked
+/// in the launch before it.
 class RankNotIssued : public ::testing::Test {
 protected:
   void SetUp() override {
@@ -146,7 +146,7 @@ protected:
     auto sum = w.all_reduce(refs);
     culprit = sum.number();
     ASSERT_TRUE(has_code(answer_of(sum), errc::stalled));
-    ASSERT_TRUE(appears(path)); // while it stands so
+    ASSERT_TRUE(appears(path)); // while the lane is blocked
     plan->release();
     ASSERT_TRUE(is_ok(answer_of(launched)));
   }
@@ -202,7 +202,7 @@ TEST_F(RankNotIssued, IsNamedByTheTool) {
   EXPECT_THAT(told.output, HasSubstr("cause: " + title + ": stalled"));
   EXPECT_THAT(told.output, HasSubstr("device 2 is at launch #" + std::to_string(launch) +
                                      ", which comes before it: issuing for "));
-  // A row for each rank: what it did last, and what it stands at.
+  // One row for each rank: its last completed operation and its current one.
   std::istringstream lines{told.output};
   std::size_t rows = 0;
   for (std::string line; std::getline(lines, line);) {
@@ -219,7 +219,7 @@ TEST_F(RankNotIssued, IsNamedByTheTool) {
   EXPECT_EQ(rows, 3u) << told.output;
 }
 
-// What the Trace Event Format demands, and what viewers need to show every event.
+// Requirements of the Trace Event Format, and of viewers to show every event.
 TEST_F(RankNotIssued, IsInTheTrace) {
   auto trace_file = where.file("trace.json");
   auto told = run_tool(path + " --trace " + trace_file);
@@ -276,7 +276,7 @@ TEST(FlightRecord, IsWrittenOnRequestWhileARankHangs) {
   folder where;
   test_system system{{.devices = 2}};
   world_config config;
-  config.name = "a \"world\" of \xff\xc3\xa9"; // no UTF-8, but for its last character
+  config.name = "a \"world\" of \xff\xc3\xa9"; // invalid UTF-8 except the last character
   auto w = system.open_world(config);
   auto refs = zeros(w);
   gate held;
@@ -286,7 +286,7 @@ TEST(FlightRecord, IsWrittenOnRequestWhileARankHangs) {
   auto state_of = [&](const json& record, int rank) {
     return ranks_of(record, sum.number()).at(rank).at("state").get<std::string>();
   };
-  // The lanes need a moment to take it up.
+  // The lanes need time to issue it.
   auto path = where.file("record.json");
   json record;
   for (stopwatch watch; watch.elapsed() < patience;) {
@@ -308,7 +308,7 @@ TEST(FlightRecord, IsWrittenOnRequestWhileARankHangs) {
   EXPECT_TRUE(is_ok(answer_of(sum)));
 }
 
-// A rank whose own call is missing holds the others up.
+// A rank that has not called blocks the others.
 TEST(FlightRecord, NamesTheRankThatDidNotCall) {
   TROUPE_NEEDS_DEVICES(2);
   folder where;
@@ -336,7 +336,7 @@ TEST(FlightRecord, NamesTheRankThatDidNotCall) {
   calls[0].cancel();
   for (auto& x : calls)
     EXPECT_TRUE(has_code(answer_of(x), errc::cancelled));
-  // It goes through the lanes, which do not issue it.
+  // The lanes process the cancelled operation without issuing it.
   const auto until = std::chrono::steady_clock::now() + patience;
   do {
     must(answer_of(write_flight_record(system, path)));
@@ -403,7 +403,7 @@ TEST(FlightRecord, SaysWhyItCannotBeWritten) {
   fs::create_directory(where.file("folder"));
   why = error_of(answer_of(write_flight_record(system, where.file("folder"))));
   EXPECT_EQ(failure_of(why)->native_code, EISDIR);
-  EXPECT_EQ(where.names(), std::set<std::string>{"folder"}); // nothing half-done is left
+  EXPECT_EQ(where.names(), std::set<std::string>{"folder"}); // no partial file is left
   EXPECT_TRUE(
       has_code(answer_of(write_flight_record(system, where.file("late"), {.deadline = -1ns})),
                errc::deadline_exceeded));
@@ -412,7 +412,7 @@ TEST(FlightRecord, SaysWhyItCannotBeWritten) {
   EXPECT_TRUE(has_code(answer_of(write_flight_record(other, path)), errc::invalid_argument));
 }
 
-// Each cause once, whatever ends of it; a bounded number of files.
+// One record for each cause, independent of how much it ends. The number of files is bounded.
 TEST(FlightRecord, IsWrittenOncePerCause) {
   TROUPE_HOST_ONLY("a fault plan");
   folder where;
@@ -427,7 +427,7 @@ TEST(FlightRecord, IsWrittenOncePerCause) {
     EXPECT_FALSE(is_ok(answer_of(b.barrier())));
     device_feed feed{system, system.device_actor()};
     feed.until(device_phase::failed);
-    // It can be asked for when nothing else can.
+    // A record can be requested when all other requests fail.
     EXPECT_TRUE(is_ok(answer_of(write_flight_record(system, where.file("asked.json")))));
   }
   auto name = "record-" + std::to_string(getpid()) + ".json";
@@ -478,7 +478,7 @@ TEST(FlightRecord, NamesALaneThatIsStuckInItsCall) {
     plan->add({fault::block, verb::collective, 1});
     EXPECT_TRUE(has_code(answer_of(w.all_reduce(zeros(w))), errc::stalled));
     EXPECT_TRUE(has_code(feed.until(world_phase::failed).reason, errc::lane_stuck));
-    // Before the lane comes back.
+    // Before the lane returns from the call.
     ASSERT_TRUE(is_ok(answer_of(write_flight_record(system, where.file("asked.json")))));
     plan->release();
   }
@@ -513,7 +513,7 @@ TEST(FlightRecord, WhatSomebodyAskedForIsNoFailure) {
   EXPECT_TRUE(where.names().empty());
 }
 
-// -- what is no flight record
+// -- files that are not flight records
 
 TEST(FlightTool, SaysWhatIsWrong) {
   folder where;

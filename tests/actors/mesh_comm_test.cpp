@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t chunk_bytes = 4096;
 
-/// `f(rank)` in a thread for each rank.
+/// Runs `f(rank)` in one thread for each rank.
 void on_ranks(std::size_t ranks, const std::function<void(std::size_t)>& f) {
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < ranks; ++i)
@@ -27,7 +27,7 @@ void on_ranks(std::size_t ranks, const std::function<void(std::size_t)>& f) {
 
 enum class memory_kind : std::uint8_t { pageable, pinned };
 
-/// Host memory of one kind, as calls take it.
+/// Host memory of one kind, in the form that calls take.
 class host_memory {
 public:
   host_memory(memory_kind kind, const device& on, std::span<const std::byte> content) {
@@ -57,7 +57,7 @@ std::vector<std::byte> poisoned(std::size_t size) {
   return result;
 }
 
-/// The call of one rank, by kind.
+/// Makes the call of one rank, by kind.
 pending<void> call(const mesh_comm& mine, const collective_spec& spec, const host_memory& send,
                    const host_memory& recv, const mesh_options& options) {
   switch (spec.what) {
@@ -75,7 +75,7 @@ pending<void> call(const mesh_comm& mine, const collective_spec& spec, const hos
 constexpr collective_kind mesh_kinds[] = {collective_kind::all_reduce, collective_kind::all_gather,
                                           collective_kind::reduce_scatter};
 
-/// One collective by all ranks of `ranks`, checked on each.
+/// Runs one collective on all of `ranks` and checks the result on each.
 void expect_right(const std::vector<mesh_comm>& ranks, collective_spec spec, memory_kind kind,
                   const mesh_options& options = {}) {
   spec.ranks = static_cast<int>(ranks.size());
@@ -104,7 +104,7 @@ protected:
     mesh = must(mesh_comm::open(*all, std::move(config)));
   }
 
-  /// The sum over all ranks works, so all are in step.
+  /// Expects that a sum over all ranks is correct, so the ranks' calls still match.
   void expect_works(std::uint64_t seed = 77) {
     expect_right(
         mesh,
@@ -145,7 +145,7 @@ TEST_P(MeshCollectives, EveryVerbAndType) {
   std::uint64_t seed = 0;
   for (auto what : mesh_kinds)
     for (auto type : all_dtypes) {
-      // Below a chunk, and above it.
+      // Less than one chunk, and several chunks.
       for (std::size_t count : {std::size_t{37}, 3 * chunk_bytes / size_of(type) + 5})
         expect_right(
             mesh,
@@ -243,7 +243,7 @@ TEST_P(MeshCollectives, MessagesOfAllRanksToAll) {
     return random_bytes(8 * (1 + 900 * k + from), 1000 * from + 10 * to + k);
   };
   on_ranks(n, [&, kind = kind](std::size_t i) {
-    // All of them at once: none waits for another.
+    // Makes all calls before it waits for any of them.
     std::vector<host_memory> memory;
     std::vector<std::vector<std::byte>> want;
     std::vector<pending<void>> all_done;
@@ -279,7 +279,7 @@ TEST_P(MeshCollectives, BarrierWaitsForAll) {
   });
 }
 
-// Its channel has memory of the others then.
+// By then the barrier's channel has memory of the other collectives.
 TEST_P(MeshCollectives, BarriersAmongOthers) {
   const auto [ranks, kind] = GetParam();
   TROUPE_NEEDS_DEVICES(ranks);
@@ -339,7 +339,7 @@ TEST_F(MeshComm, GroupsByName) {
   EXPECT_EQ(mesh[2].size(), 4u);
   EXPECT_TRUE(has_code(mesh[2].rank("row/0"), errc::invalid_argument));
   EXPECT_TRUE(has_code(mesh[2].size("nothing"), errc::invalid_argument));
-  // All groups at once, with several threads per rank.
+  // All groups at the same time, with several threads per rank.
   std::vector<std::thread> threads;
   for (std::uint64_t k = 0; k < 4; ++k) {
     threads.emplace_back([&, k] {
@@ -401,7 +401,7 @@ TEST_F(MeshComm, ChecksSizesAtOnce) {
   EXPECT_TRUE(refused(mine.send(bytes, dtype::int8, 2)));
   EXPECT_TRUE(refused(mine.recv(bytes.first(3), dtype::float16, 1)));
   EXPECT_TRUE(refused(mine.barrier({.group = "nothing"})));
-  expect_works(); // none of them counts
+  expect_works(); // no refused call counts
 }
 
 // -- failures
@@ -410,7 +410,7 @@ TEST_F(MeshComm, AMismatchIsNamedToAllAndTheyStayInStep) {
   TROUPE_NEEDS_DEVICES(2);
   open(2);
   for (int round = 0; round < 3; ++round) {
-    // One has many chunks, the other few.
+    // Rank 0 has more chunks than the others.
     on_ranks(mesh.size(), [&](std::size_t i) {
       std::vector<std::byte> memory((i == 0 ? 7 : 2) * chunk_bytes);
       auto answer = answer_of(mesh[i].all_reduce(std::span{memory}, dtype::int32));
@@ -443,7 +443,7 @@ TEST_F(MeshComm, AMismatchIsNamedToAllAndTheyStayInStep) {
   }
 }
 
-// INV-1: a rank that does not come; the calls that wait behind it have deadlines of their own.
+// INV-1: one rank does not call. Calls that wait behind it have their own deadlines.
 TEST_F(MeshComm, DeadlineOfWhatWaitsForARank) {
   TROUPE_NEEDS_DEVICES(2);
   open(2);
@@ -457,7 +457,7 @@ TEST_F(MeshComm, DeadlineOfWhatWaitsForARank) {
   EXPECT_TRUE(has_code(answer_of(first), errc::deadline_exceeded));
   EXPECT_LT(watch.elapsed(), at_once);
   EXPECT_EQ(memory, std::vector<std::byte>(memory.size(), std::byte{7}));
-  // The other rank comes late, to what has failed for all.
+  // The late rank's calls get the error with which the calls failed for all ranks.
   std::vector<std::byte> late(memory.size());
   for (int i = 0; i < 2; ++i)
     EXPECT_TRUE(has_code(answer_of(mesh[1].all_reduce(std::span{late}, dtype::int32)),
@@ -483,7 +483,7 @@ TEST_F(MeshComm, Cancel) {
   expect_works();
 }
 
-// INV-4: what was answered is not touched any more.
+// INV-4: the library does not access memory of a completed call.
 TEST_F(MeshComm, LeavesSpansAloneOnceAnswered) {
   TROUPE_HOST_ONLY("a fault plan");
   open(2);
@@ -494,7 +494,7 @@ TEST_F(MeshComm, LeavesSpansAloneOnceAnswered) {
     auto answer = answer_of(
         mesh[i].all_reduce(std::span{*memory}, dtype::int32, reduce_op::sum, {.deadline = 500ms}));
     EXPECT_TRUE(has_code(answer, errc::deadline_exceeded));
-    memory.reset(); // a sanitizer tells who comes back to it
+    memory.reset(); // a sanitizer reports later accesses
   });
   plan->release();
   expect_works();
@@ -526,10 +526,10 @@ TEST_F(MeshComm, ACommunicatorThatEndsIsOneCauseForAll) {
   }
 }
 
-// INV-7: a root has nothing to wait for but the others, one of which fails behind its part.
+// INV-7: a root waits only for the other ranks, one of which fails after the root's part is done.
 TEST_F(MeshComm, AFailureBehindTheRootsPartEndsTheCallForTheRootToo) {
   TROUPE_HOST_ONLY("a fault plan");
-  for (auto what : {verb::asynchronous_error, verb::copy}) { // the communicator; the way down
+  for (auto what : {verb::asynchronous_error, verb::copy}) { // the communicator; the download
     plan = std::make_shared<fault_plan>();
     open(2);
     expect_works();
@@ -542,14 +542,14 @@ TEST_F(MeshComm, AFailureBehindTheRootsPartEndsTheCallForTheRootToo) {
       first.push_back(mesh[i].broadcast(std::span{memory[i]}, dtype::int8, 0));
       next.push_back(mesh[i].all_reduce(std::span{memory[i + 2]}, dtype::int32));
     }
-    ASSERT_TRUE(plan->wait_injected(fault::block, 1, patience)); // behind the collective
+    ASSERT_TRUE(plan->wait_injected(fault::block, 1, patience)); // after the collective
     EXPECT_FALSE(must(first[0].wait_for(50ms)));
     plan->release();
     auto why = error_of(answer_of(first[0]));
     EXPECT_EQ(plan->injected(fault::fail), 1u);
     EXPECT_NE(describe(why).find("injected"), std::string::npos) << describe(why);
     EXPECT_EQ(describe(error_of(answer_of(first[1]))), describe(why));
-    for (auto& x : next) // with the next communicator
+    for (auto& x : next) // on the next communicator
       EXPECT_TRUE(is_ok(answer_of(x)));
     expect_works();
     mesh.clear();
@@ -616,7 +616,7 @@ TEST_F(MeshComm, AResetUnderLoad) {
     stop = true;
   }};
   on_ranks(mesh.size(), [&](std::size_t i) {
-    // Ranks agree on when to stop.
+    // The ranks agree on when to stop.
     for (bool last = false; !last;) {
       std::vector<std::int32_t> memory(9000, static_cast<std::int32_t>(i + 1));
       auto done =
@@ -675,7 +675,7 @@ TEST_F(MeshComm, AWorldThatEnded) {
   });
 }
 
-/// Waits where nothing may.
+/// Waits on a thread that must not block.
 class waiting_actor : public detail::actor_base<> {
 public:
   waiting_actor(caf::actor_config& cfg, pending<void> x, std::function<void(caf::error)> tell)

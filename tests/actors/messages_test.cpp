@@ -1,4 +1,4 @@
-/// Every message has a serialized form, and comes back from it as it was (INV-13).
+/// Every message has a serialized form and is unchanged after deserialization (INV-13).
 
 #include "support/world_fixture.hpp"
 #include <troupe/detail/caf_compat.hpp>
@@ -26,13 +26,13 @@ template <class T> T there_and_back(caf::actor_system& sys, const T& x) {
   return y;
 }
 
-// -- a type's fields, whether it tells of them or not
+// -- the fields of a type, with or without an inspect function
 
 struct anything {
   template <class T> operator T() const;
 };
 
-/// How many fields an aggregate has.
+/// Returns the number of fields of an aggregate.
 template <class T, class... Fields> constexpr std::size_t field_count() {
   if constexpr (requires { T{std::declval<Fields>()..., anything{}}; })
     return field_count<T, Fields..., anything>();
@@ -90,7 +90,7 @@ template <class T> auto fields_of(const T& x) {
 template <class T> constexpr bool is_vector = false;
 template <class T> constexpr bool is_vector<std::vector<T>> = true;
 
-/// `f` of each two fields.
+/// Applies `f` to each pair of fields.
 template <class T, class F> bool all_fields(const T& x, const T& y, F f) {
   [[maybe_unused]] auto a = fields_of(x);
   [[maybe_unused]] auto b = fields_of(y);
@@ -113,7 +113,7 @@ template <class T> bool same(const T& x, const T& y) {
     return all_fields(x, y, [](const auto& a, const auto& b) { return same(a, b); });
 }
 
-/// Nothing in it is as in one that nobody filled in.
+/// Returns true if every field differs from its default value.
 template <class T> bool is_filled_in(const T& x) {
   if constexpr (std::is_aggregate_v<T>)
     return all_fields(x, T{}, [](const auto& field, const auto& none) {
@@ -144,7 +144,7 @@ failure some_failure() {
 
 class Messages : public ::testing::Test {
 protected:
-  // One of each type, with all its fields filled in.
+  // One sample of each type, with all fields filled in.
   errc sample(type<errc>) const { return errc::lane_stuck; }
   part_state sample(type<part_state>) const { return part_state::started; }
   dtype sample(type<dtype>) const { return dtype::float8_e5m2; }
@@ -265,7 +265,7 @@ protected:
   get_stats sample(type<get_stats>) const { return {}; }
   topology_stats sample(type<topology_stats>) const { return {1, 2, 3, 4, 5, 6, 7}; }
 
-  /// Alone, and as CAF's network sends it.
+  /// Serializes the sample alone, and in a message as CAF's network does.
   template <class T> void expect_comes_back() {
     SCOPED_TRACE(caf::type_name<T>::value);
     const auto x = sample(type<T>{});
@@ -318,7 +318,7 @@ TEST_F(Messages, AnErrorComesBackWithItsFields) {
   EXPECT_EQ(to_string(*failure_of(error)), to_string(x));
 }
 
-// A type that is added to the block and has no sample does not compile.
+// If a type is added to the block without a sample, this does not compile.
 TEST_F(Messages, AllTypesComeBackInAllTheirFields) {
   expect_all_come_back(std::make_integer_sequence<caf::type_id_t, type_count>{});
 }
@@ -355,7 +355,7 @@ TEST_F(Messages, ATokenThatIsNotOursIsStale) {
   one_.clear();
   two_.clear();
   ref_ = part_ = {};
-  must(gpu_.stats().wait()); // the lane has let go of the allocation, too
+  must(gpu_.stats().wait()); // the lane has released the allocation too
   expect_stale(right, "gone");
   ref_ = must(gpu_.allocate(dtype::float16, 100).wait());
   auto old = ref_.token();

@@ -1,5 +1,6 @@
-// A system that gives the process no more threads: every request has an error value or its result,
-// nothing is thrown, nothing ends the process, and all goes on when there are threads again.
+// A system that refuses new threads to the process. Every request returns its result or an error
+// value. Nothing throws, the process does not end, and work continues when threads are available
+// again.
 
 #include "support/child_process.hpp"
 #include "support/no_threads.hpp"
@@ -17,7 +18,7 @@
 namespace troupe::testing {
 namespace {
 
-/// An actor system whose devices were not asked for.
+/// An actor system whose devices have not been used.
 struct untouched_system {
   untouched_system() : actors((must(settings.parse(arguments)), settings)) {}
 
@@ -61,7 +62,7 @@ TEST(NoThreads, LanesAreRefused) {
 TEST(NoThreads, LanesCopyHostMemoryThemselves) {
   test_system system;
   auto d = system.open();
-  ASSERT_TRUE(moves(d, 1000)); // the host backend's streams have their threads from now on
+  ASSERT_TRUE(moves(d, 1000)); // from now on the host backend's streams have threads
   const no_threads held;
   EXPECT_TRUE(moves(d, std::size_t{40} << 20)); // in pieces
 }

@@ -1,4 +1,4 @@
-/// What a program's command line changes.
+/// Effects of a program's command line.
 
 #include "actors/system.hpp"
 #include "support/eventually.hpp"
@@ -32,7 +32,7 @@ TEST(Options, BoundWhatADeviceTakes) {
   auto ref = must(d.allocate<std::int32_t>(1));
   gate stream;
   std::vector<pending<void>> all{stream.hold_stream(d)};
-  const auto accepted = [&] { // what is behind the bound is refused at once
+  const auto accepted = [&] { // a request beyond the bound is refused at once
     auto x = d.fill(ref, 1, {.room = room_policy::refuse});
     if (!x.ready())
       all.push_back(x);
@@ -56,7 +56,7 @@ TEST(Options, ThatSayNothingAreRefusedWithWhatThereIs) {
   }
 }
 
-/// What a program with these options hears when it asks for devices.
+/// Returns the error that a program with these options gets when it lists devices.
 caf::error refusal_of(std::vector<std::string> arguments) {
   parsed_config cfg{std::move(arguments)};
   caf::actor_system system{cfg};
@@ -92,7 +92,7 @@ TEST(Options, OutOfRangeAreRefusedByName) {
        })
     EXPECT_EQ(describe(refusal_of({"--" + std::string{option}})),
               "invalid_argument: " + std::string{option} + " is out of range: it is " + range);
-  // The last ones that are in range.
+  // The limits of each range are accepted.
   for (auto* option :
        {"troupe.devices=1", "troupe.devices=1024", "troupe.in-flight=1", "troupe.in-flight=1024",
         "troupe.queue=9223372036854775807", "troupe.spin=0", "troupe.client-spin=0"})
@@ -188,7 +188,7 @@ TEST(Options, ThatCannotBeParsedAreTold) {
             "command line: --troupe.devices=two: the value is malformed or of another type");
 }
 
-/// A program that has said nothing of a backend.
+/// Runs a program that does not name a backend.
 std::vector<std::string> lines_of_a_plain_program(log_level level, device_list& list) {
   std::vector<std::string> lines;
   std::mutex mutex;
@@ -201,7 +201,7 @@ std::vector<std::string> lines_of_a_plain_program(log_level level, device_list& 
     config cfg;
     caf::actor_system system{cfg};
     list = must(list_devices(system));
-    list = must(list_devices(system)); // which says nothing more
+    list = must(list_devices(system)); // logs nothing more
   }
   set_log_sink({});
   return lines;

@@ -1,4 +1,4 @@
-/// What a client can do with an answer that is not there yet.
+/// Operations of a client on a result that is still pending.
 
 #include "support/world_fixture.hpp"
 #include <troupe/detail/caf_compat.hpp>
@@ -23,7 +23,7 @@ namespace troupe::testing {
 
 namespace {
 
-/// Work on the compute stream that stands still until it is let go.
+/// Work on the compute stream that blocks until let_go() is called.
 struct held_launch {
   held_launch(const device& gpu, const any_gpu_ref& writes)
       : answer(hold.hold_stream(gpu, {}, {writes})) {}
@@ -33,7 +33,7 @@ struct held_launch {
   pending<void> answer;
 };
 
-/// Runs tasks when it is told to, on the thread that tells it.
+/// Runs tasks on the thread that calls run_one().
 class manual_executor final : public executor {
 public:
   void post(std::function<void()> task) override {
@@ -58,7 +58,7 @@ private:
   std::deque<std::function<void()>> tasks_;
 };
 
-/// Does one thing in CAF's pool.
+/// Runs one function in CAF's pool.
 class once_actor final : public caf::event_based_actor {
 public:
   once_actor(caf::actor_config& cfg, std::function<void()> what)
@@ -137,7 +137,7 @@ TEST_F(Pending, ContinuationsRunOnceOnTheirExecutor) {
 TEST_F(Pending, CancelTakesBackWhatIsNotIssued) {
   held_launch held{gpu_, ref_};
   auto other = must(gpu_.allocate<std::uint32_t>(100));
-  auto behind = gpu_.copy(other, ref_); // the same stream; issued, it waits there
+  auto behind = gpu_.copy(other, ref_); // on the same stream: it is issued and waits there
   auto waits = gpu_.upload(ref_, std::vector<std::uint32_t>(100, 7u));
   waits.cancel();
   waits.cancel();

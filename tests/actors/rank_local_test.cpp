@@ -1,4 +1,4 @@
-/// Calls of one rank alone, from whatever thread, and how they come together.
+/// Calls of single ranks from any thread, and how they form operations.
 #include "support/collective_round.hpp"
 #include "support/eventually.hpp"
 #include <troupe/detail/caf_compat.hpp>
@@ -42,7 +42,7 @@ void expect_ok(const answers& all) {
     EXPECT_TRUE(is_ok(answer_of(x)));
 }
 
-/// The bytes of what was skipped are as they were.
+/// Accepts the bytes of all buffers, so that skipped requests leave no marks.
 template <class Refs> void accept_all(const world& w, const Refs& refs) {
   for (std::size_t rank = 0; rank < w.size(); ++rank)
     testing::accept_bytes(w.device_of(rank), refs[rank]);
@@ -94,7 +94,7 @@ TEST_P(RankLocal, IsRightForEveryKindAndType) {
     round.expect_right();
 }
 
-// A rank need not wait for what others' lanes have not seen yet.
+// A rank's result does not wait for lanes of other ranks that have not polled their part yet.
 TEST_P(RankLocal, IsAnsweredWhenItsOwnPartIsDone) {
   test_system system{{.devices = GetParam()}};
   if (system.devices() < GetParam() || GetParam() < 2)
@@ -105,7 +105,7 @@ TEST_P(RankLocal, IsAnsweredWhenItsOwnPartIsDone) {
     must(answer_of(w.device_of(rank).fill(refs[rank], static_cast<std::int32_t>(rank + 1))));
   const auto sum = static_cast<std::int32_t>(w.size() * (w.size() + 1) / 2);
   testing::gate before;
-  testing::gate behind; // the lane issues the sum, and has not looked at it when it comes here
+  testing::gate behind; // the lane has issued the sum, but not polled it, when it blocks here
   auto late = w.device_of(1);
   auto first = before.hold_lane(late);
   ASSERT_TRUE(before.wait_reached());
@@ -172,7 +172,7 @@ protected:
       all.push_back(f(w.rank(rank), rank));
     return all;
   }
-  /// The calls of all ranks but the first.
+  /// Makes the calls of all ranks but the first.
   answers all_reduce_of_the_rest(const std::vector<gpu_ref<std::int32_t>>& refs) const {
     answers all;
     for (std::size_t rank = 1; rank < w.size(); ++rank)
@@ -268,7 +268,7 @@ TEST_F(RankCalls, InPlace) {
                       std::vector<std::int32_t>(2, static_cast<std::int32_t>(n * (rank + 1)))));
 }
 
-// A call has its place among all work on its buffers when it is made, not when the last rank comes.
+// A call has its position among all work on its buffers from its own time, not the last rank's.
 TEST_F(RankCalls, KeepTheirPlace) {
   TROUPE_NEEDS_DEVICES(2);
   auto x = numbers();
@@ -279,7 +279,7 @@ TEST_F(RankCalls, KeepTheirPlace) {
   auto overwritten = device.fill(x[0], -1);
   EXPECT_FALSE(copied.ready());
   EXPECT_FALSE(overwritten.ready());
-  // What has nothing to do with it passes.
+  // An independent operation passes the waiting one.
   auto other = numbers();
   EXPECT_TRUE(is_ok(answer_of(w.all_reduce(other))));
   EXPECT_FALSE(first.ready());
@@ -292,7 +292,7 @@ TEST_F(RankCalls, KeepTheirPlace) {
   EXPECT_TRUE(holds(device, x[0], std::vector<std::int32_t>(x[0].count(), -1)));
 }
 
-// Ranks that are far ahead, whole operations in between, messages: all in the order of each rank.
+// Ranks far ahead, whole operations in between, and messages: all in the order of each rank.
 TEST_F(RankCalls, OfManyThreads) {
   constexpr int rounds = 150;
   auto x = numbers();
@@ -310,7 +310,7 @@ TEST_F(RankCalls, OfManyThreads) {
     std::mt19937 random{static_cast<std::uint32_t>(rank)};
     answers all;
     for (int i = 0; i < rounds; ++i) {
-      // The largest number goes around.
+      // The largest number travels around the ring.
       all.push_back(r.send(x[rank], next));
       all.push_back(r.recv(in, before));
       all.push_back(r.all_reduce(in, x[rank], reduce_op::max));
@@ -333,7 +333,7 @@ TEST_F(RankCalls, ThatDifferAreNamed) {
     answers all{w.rank(0).all_reduce(x[0])};
     all.push_back(odd(w.rank(1)));
     for (std::size_t rank = 2; rank < w.size(); ++rank)
-      all.push_back(w.rank(rank).all_reduce(x[rank])); // too late: it is answered already
+      all.push_back(w.rank(rank).all_reduce(x[rank])); // too late: the operation has failed
     for (auto& a : all) {
       auto got = answer_of(a);
       ASSERT_TRUE(has_code(got, errc::collective_mismatch)) << what;
@@ -354,7 +354,7 @@ TEST_F(RankCalls, ThatDifferAreNamed) {
       on_each([&](world_rank r, std::size_t i) { return r.broadcast(x[i], i == 0 ? 0 : 1); });
   expect_code(roots, errc::collective_mismatch);
   accept_all(w, x);
-  // Nothing ran, and nobody is behind.
+  // Nothing ran, and no rank is behind the others.
   expect_ok(on_each([&](world_rank r, std::size_t i) { return r.all_reduce(x[i]); }));
   EXPECT_TRUE(all_hold(x, sum()));
 }
@@ -390,7 +390,7 @@ TEST_F(RankCalls, TakenBackEndForAll) {
       << describe(got.error());
   late = all_reduce_of_the_rest(x);
   expect_code(late, errc::deadline_exceeded);
-  for (auto& ref : x) // not by the call that was taken back
+  for (auto& ref : x) // the cancelled call leaves no mark
     EXPECT_TRUE(has_code(ref.access(), errc::skipped));
   accept_all(w, x);
 
@@ -398,8 +398,8 @@ TEST_F(RankCalls, TakenBackEndForAll) {
   EXPECT_TRUE(all_hold(x, sum()));
 }
 
-// What was taken back while it stood behind some calls is not in the way of the rest of them, nor
-// is what came behind it.
+// An operation that was cancelled behind some ranks' calls does not block the other ranks' calls.
+// Operations behind it are not blocked either.
 TEST_F(RankCalls, DoNotWaitForWhatWasTakenBackBehindThem) {
   TROUPE_NEEDS_DEVICES(2);
   auto x = numbers();
@@ -410,7 +410,7 @@ TEST_F(RankCalls, DoNotWaitForWhatWasTakenBackBehindThem) {
   EXPECT_TRUE(has_code(answer_of(whole), errc::cancelled));
   auto late = w.all_reduce(x, reduce_op::sum, {.deadline = 1ms});
   EXPECT_TRUE(has_code(answer_of(late), errc::deadline_exceeded));
-  std::vector<pending<void>> accepted; // behind the first
+  std::vector<pending<void>> accepted; // behind the first call
   for (std::size_t rank = 0; rank < w.size(); ++rank)
     accepted.push_back(w.device_of(rank).accept(x[rank]));
   auto between = w.all_reduce(x, y);
@@ -426,7 +426,7 @@ TEST_F(RankCalls, DoNotWaitForWhatWasTakenBackBehindThem) {
   EXPECT_TRUE(all_hold(x, sum()));
 }
 
-// They are behind each other in a circle once the middle one is gone: each is done with in time.
+// Without the cancelled one, they would wait for each other in a cycle. Each completes in time.
 TEST_F(RankCalls, FollowWhatCameBehindWhatWasTakenBack) {
   TROUPE_NEEDS_DEVICES(2);
   auto x = numbers();
@@ -448,10 +448,10 @@ TEST_F(RankCalls, FollowWhatCameBehindWhatWasTakenBack) {
   EXPECT_TRUE(all_hold(y, sum()));
 }
 
-// The same at random, with what each rank holds looked at in between.
+// The same at random. Downloads check the ranks' content in between.
 TEST_F(RankCalls, AreRightAmongWhatIsTakenBack) {
   TROUPE_NEEDS_DEVICES(2);
-  constexpr int calls = 8; // of each rank
+  constexpr int calls = 8; // per rank
   std::vector<std::vector<gpu_ref<std::int32_t>>> rows;
   for (int i = 0; i < 3; ++i)
     rows.push_back(numbers());
@@ -475,7 +475,7 @@ TEST_F(RankCalls, AreRightAmongWhatIsTakenBack) {
     std::vector<std::size_t> of_call;
     for (int i = 0; i < calls; ++i)
       of_call.push_back(any(rows.size()));
-    std::vector<std::int32_t> after; // each call's sum
+    std::vector<std::int32_t> after; // the sum of each call
     {
       auto now = held;
       for (auto row : of_call) {
@@ -493,7 +493,7 @@ TEST_F(RankCalls, AreRightAmongWhatIsTakenBack) {
       auto [least, most] = std::minmax_element(made.begin(), made.end());
       for (auto n = any(4); n > 0; --n) {
         doomed.push_back(w.all_reduce(rows[any(rows.size())], scratch));
-        if (*least != *most && any(2) == 0) // behind the calls of some
+        if (*least != *most && any(2) == 0) // behind the calls of some ranks
           doomed.push_back(w.all_reduce(rows[of_call[*least]]));
         if (any(3) == 0)
           others.push_back(w.device_of(0).fill(scratch[0], 0));
@@ -532,7 +532,7 @@ TEST_F(RankCalls, ThatAreWrongDoNotCount) {
   auto r = w.rank(1);
   EXPECT_TRUE(has_code(answer_of(r.all_reduce(x[0])), errc::invalid_argument));
   EXPECT_TRUE(has_code(answer_of(r.all_reduce(any_gpu_ref{})), errc::invalid_argument));
-  // A handle without memory is none.
+  // A handle without memory counts as no handle.
   const std::vector<std::uint64_t> nothing(w.size());
   EXPECT_TRUE(
       has_code(answer_of(r.all_to_all_v({}, nothing, x[1], nothing)), errc::invalid_argument));
@@ -556,7 +556,7 @@ TEST_F(RankCalls, SendToEachOther) {
   TROUPE_NEEDS_DEVICES(2);
   auto x = numbers(4);
   auto in = numbers(4);
-  // Both send first, in messages of other sizes: the k-th goes to the k-th.
+  // Both ranks send first, in messages of different sizes: the k-th send matches the k-th recv.
   answers all;
   for (std::size_t rank : {0, 1}) {
     auto r = w.rank(rank);
@@ -569,31 +569,31 @@ TEST_F(RankCalls, SendToEachOther) {
   expect_ok(all);
   EXPECT_TRUE(holds(w.device_of(0), in[0], std::vector<std::int32_t>(4, 2)));
   EXPECT_TRUE(holds(w.device_of(1), in[1], std::vector<std::int32_t>(4, 1)));
-  // To itself.
+  // A rank sends to itself.
   auto r = w.rank(0);
   auto own = r.send(x[0], 0);
   EXPECT_FALSE(own.ready());
   EXPECT_TRUE(has_code(answer_of(r.recv(x[0], 0)), errc::invalid_argument));
-  auto accepted = w.device_of(0).accept(x[0]); // behind the one that sends it
+  auto accepted = w.device_of(0).accept(x[0]); // behind the send
   EXPECT_TRUE(is_ok(answer_of(r.recv(in[0], 0))));
   EXPECT_TRUE(is_ok(answer_of(own)));
   EXPECT_TRUE(is_ok(answer_of(accepted)));
   EXPECT_TRUE(holds(w.device_of(0), in[0], std::vector<std::int32_t>(4, 1)));
-  // Of other sizes.
+  // The two sizes differ.
   auto sent = w.rank(0).send(x[0], 1);
   EXPECT_TRUE(
       has_code(answer_of(w.rank(1).recv(must(in[1].slice(0, 2)), 0)), errc::collective_mismatch));
   EXPECT_TRUE(has_code(answer_of(sent), errc::collective_mismatch));
 }
 
-// An operation that began first may come to stand behind later ones that wait for each other.
+// An operation that began first may depend on later ones that wait for each other.
 TEST_F(RankCalls, ThatJoinLateFollowWhatIsBeforeThem) {
   TROUPE_NEEDS_DEVICES(3);
   auto x = numbers();
   auto y = numbers();
   answers all{w.rank(0).all_reduce(x[0])};
   all.push_back(w.rank(1).recv(x[1], 2));
-  all.push_back(w.rank(1).send(x[1], 0)); // what it receives
+  all.push_back(w.rank(1).send(x[1], 0)); // sends the data that it receives
   all.push_back(w.rank(0).recv(y[0], 1));
   all.push_back(w.rank(1).all_reduce(x[1]));
   all.push_back(w.rank(2).all_reduce(x[2]));
@@ -604,7 +604,7 @@ TEST_F(RankCalls, ThatJoinLateFollowWhatIsBeforeThem) {
   EXPECT_TRUE(all_hold(x, 1 + 3 + 3));
 }
 
-// Each receives what it passes on: nobody could begin.
+// Each rank sends the data that it receives: no operation could begin.
 TEST_F(RankCalls, ThatWaitForEachOtherAreFound) {
   TROUPE_NEEDS_DEVICES(2);
   auto x = numbers();
@@ -616,9 +616,9 @@ TEST_F(RankCalls, ThatWaitForEachOtherAreFound) {
   EXPECT_TRUE(all_hold(x, sum()));
 }
 
-// All ranks pass what they have in both directions of a ring, and one to themselves, at once.
+// All ranks send their data in both directions of a ring, and one to itself, at the same time.
 TEST_F(RankCalls, ExchangeMessages) {
-  constexpr std::size_t count = 1 << 18; // more than goes on its way before somebody receives
+  constexpr std::size_t count = 1 << 18; // more than is buffered on the way
   const auto n = static_cast<int>(w.size());
   auto x = numbers(count);
   auto from_before = must(w.allocate<std::int32_t>(count));
@@ -628,7 +628,7 @@ TEST_F(RankCalls, ExchangeMessages) {
     auto r = w.rank(rank);
     const auto next = (r.index() + 1) % n;
     const auto before = (r.index() + n - 1) % n;
-    // With two ranks the next one is the one before, too: the k-th goes to the k-th.
+    // With two ranks, next and previous rank are the same: the k-th send matches the k-th recv.
     auto done = answer_of(
         r.exchange({{next, x[rank]}, {before, x[rank]}, {r.index(), x[rank]}},
                    {{before, from_before[rank]}, {next, from_next[rank]}, {r.index(), own[rank]}}));
@@ -659,7 +659,7 @@ TEST_F(RankCalls, ExchangeWithWhoSendsAndReceivesOneByOne) {
   expect_ok({w.rank(1).recv(in[1], 0), both});
   EXPECT_TRUE(holds(w.device_of(0), in[0], std::vector<std::int32_t>(8, 2)));
   EXPECT_TRUE(holds(w.device_of(1), in[1], std::vector<std::int32_t>(8, 1)));
-  // By a message to the world.
+  // The same by a message to the world.
   auto late = w.rank(1).exchange({{0, in[1]}}, {{0, x[1]}});
   EXPECT_TRUE(is_ok(
       ask<collective_done>(system, w.actor(), troupe::exchange{0, {{1, in[0]}}, {{1, x[0]}}, {}})));
@@ -668,7 +668,7 @@ TEST_F(RankCalls, ExchangeWithWhoSendsAndReceivesOneByOne) {
   EXPECT_TRUE(holds(w.device_of(1), x[1], std::vector<std::int32_t>(8, 2)));
 }
 
-// A rank without neighbours has none in a step: it counts no call, and waits for none.
+// A rank without neighbours has no messages in a step: its call does not count and does not wait.
 TEST_F(RankCalls, ExchangeOfNothingIsDoneAtOnce) {
   TROUPE_NEEDS_DEVICES(2);
   auto x = numbers();
@@ -690,7 +690,7 @@ TEST_F(RankCalls, ExchangeOfNothingIsDoneAtOnce) {
   x = numbers();
   expect_ok(on_each([&](world_rank r, std::size_t i) { return r.all_reduce(x[i]); }));
   EXPECT_TRUE(all_hold(x, sum()));
-  // What other requests of nothing are refused for.
+  // Errors for which other empty requests are refused too.
   const request_options another{.deadline = {}, .membership = 77};
   EXPECT_TRUE(has_code(answer_of(w.rank(0).exchange({}, {}, another)), errc::membership_changed));
   EXPECT_TRUE(
@@ -709,7 +709,7 @@ TEST_F(RankCalls, ExchangeAllOrEndTogether) {
   auto y = numbers();
   auto begin = [&] { return w.rank(0).exchange({{1, x[0]}, {2, y[0]}}, {}); };
   auto both = begin();
-  auto behind = w.device_of(0).fill(y[0], 9); // when nothing reads it any more
+  auto behind = w.device_of(0).fill(y[0], 9); // when no message reads it any more
   EXPECT_TRUE(
       has_code(answer_of(w.rank(1).recv(must(x[1].slice(0, 2)), 0)), errc::collective_mismatch));
   EXPECT_TRUE(has_code(answer_of(both), errc::collective_mismatch));
@@ -732,20 +732,20 @@ TEST_F(RankCalls, ExchangeAllOrEndTogether) {
       << describe(got.error());
   expect_code({w.rank(2).recv(y[2], 0)}, errc::deadline_exceeded);
 
-  // Nobody is behind.
+  // No rank is behind the others.
   both = begin();
   expect_ok({w.rank(2).recv(y[2], 0), w.rank(1).recv(x[1], 0), both});
   EXPECT_TRUE(holds(w.device_of(1), x[1], std::vector<std::int32_t>(8, 1)));
   EXPECT_TRUE(holds(w.device_of(2), y[2], std::vector<std::int32_t>(8, 9)));
 }
 
-// A program that does not look at its answers never adds up what is of different steps.
+// A program that ignores its results never combines data of different steps.
 TEST_F(RankCalls, ThatAreRefusedLeaveAllInStep) {
   TROUPE_NEEDS_DEVICES(2);
   constexpr std::int32_t steps = 8;
   constexpr std::int32_t refused = 3;
   for (bool last_first : {false, true}) {
-    std::vector<std::vector<gpu_ref<std::int32_t>>> x; // of each step and rank
+    std::vector<std::vector<gpu_ref<std::int32_t>>> x; // by step and rank
     std::vector<answers> all(steps);
     for (std::int32_t step = 0; step < steps; ++step) {
       x.push_back(numbers());
@@ -778,7 +778,7 @@ TEST_F(RankCalls, ThatAreRefusedLeaveAllInStep) {
   }
 }
 
-// All of its messages count, and end at their other ends.
+// All of its messages count as calls, and fail at their peers too.
 TEST_F(RankCalls, ExchangeThatIsRefusedLeavesAllInStep) {
   TROUPE_NEEDS_DEVICES(2);
   auto stale = must(w.device_of(0).allocate<std::int32_t>(8));
@@ -806,7 +806,7 @@ TEST_F(RankCalls, ExchangeThatIsRefusedLeavesAllInStep) {
   }
 }
 
-// All of them count, however far it has come with them.
+// All messages of the exchange count as calls, no matter how many had been started.
 TEST_F(RankCalls, ExchangeWhoseTimeIsOverEndsAtAllItsOtherEnds) {
   TROUPE_NEEDS_DEVICES(2);
   constexpr std::size_t many = 300;
@@ -815,7 +815,7 @@ TEST_F(RankCalls, ExchangeWhoseTimeIsOverEndsAtAllItsOtherEnds) {
     auto all =
         w.rank(0).exchange(std::vector<message_end>(many, {1, x[0]}), {}, {.deadline = limit});
     EXPECT_TRUE(has_code(answer_of(all), errc::deadline_exceeded));
-    // With the sender's error; but for those that were on their way before the sender was told.
+    // The error is the sender's, unless the message was under way before the sender's end.
     for (std::size_t i = 0; i < many; ++i) {
       auto got = answer_of(w.rank(1).recv(x[1], 0));
       if (!got) {
@@ -823,7 +823,7 @@ TEST_F(RankCalls, ExchangeWhoseTimeIsOverEndsAtAllItsOtherEnds) {
       }
     }
   }
-  expect_ok({w.rank(0).exchange({{1, x[0]}}, {}), w.rank(1).recv(x[1], 0)}); // nobody is behind
+  expect_ok({w.rank(0).exchange({{1, x[0]}}, {}), w.rank(1).recv(x[1], 0)}); // no rank is behind
   auto late = w.rank(0).all_reduce(x[0], reduce_op::sum, {.deadline = 1ns});
   EXPECT_TRUE(has_code(answer_of(late), errc::deadline_exceeded));
   EXPECT_TRUE(has_code(answer_of(w.rank(1).all_reduce(x[1])), errc::deadline_exceeded));
@@ -873,11 +873,12 @@ TEST_F(RankCalls, ThatMeanAMembershipHaveNoPartInOthers) {
   const auto sum_up = [&](std::size_t i, const request_options& options) {
     return w.rank(i).all_reduce(x[i], reduce_op::sum, options);
   };
-  // What ended before is nobody's who means what has begun since.
+  // An earlier failed call does not affect calls that name the new membership.
   x = numbers();
   expect_ok(on_each([&](world_rank, std::size_t i) { return sum_up(i, now); }));
   EXPECT_TRUE(all_hold(x, sum()));
-  // Who is behind has no part in what others do now, nor does it end with him.
+  // A rank that names an old membership has no part in the others' current call and does not end
+  // it.
   x = numbers();
   auto soon = now;
   soon.deadline = 100ms;
@@ -932,7 +933,7 @@ TEST_F(FewRankCalls, MayBeAhead) {
       ahead.push_back(w.rank(rank).all_reduce(x[rank], reduce_op::max));
   expect_ok(ahead);
   EXPECT_TRUE(all_hold(x, static_cast<std::int32_t>(w.size())));
-  // The others' calls of what was refused end with it, and what comes then goes together.
+  // The other ranks' calls of the refused operations fail with them. Later calls match again.
   for (std::size_t rank = 1; rank < w.size(); ++rank)
     for (int i = 0; i < too_many; ++i)
       EXPECT_TRUE(has_code(answer_of(w.rank(rank).all_reduce(y[rank])), errc::overloaded));
@@ -983,7 +984,7 @@ TEST_F(LastRankCalls, OfAWorldThatHasFailedSaySo) {
   expect_code(on_each([&](world_rank r, std::size_t i) { return r.all_reduce(x[i]); }),
               errc::stalled);
   ASSERT_TRUE(testing::eventually([&] { return w.status().phase == world_phase::failed; }));
-  // Not as one that was pending then.
+  // The error is not that of a request that was pending then.
   expect_code(on_each([&](world_rank r, std::size_t i) { return r.all_reduce(y[i]); }),
               errc::unavailable);
   held.open();

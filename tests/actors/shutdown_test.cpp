@@ -1,5 +1,5 @@
-// An actor system that waits for its actors says what keeps them, and ends when that is gone. What
-// may wait for ever is a child of this process.
+// An actor system that waits for its actors logs the reason, and ends when the reason is gone. Each
+// scenario that may wait for ever runs in a child process.
 
 #include "actors/shutdown_watch.hpp"
 #include "actors/system.hpp"
@@ -26,9 +26,9 @@ namespace {
 constexpr int return_status = 7;
 constexpr auto real_patience = 5s;
 
-// -- what a child does
+// -- in the child
 
-/// Counts the lines of the log that say why an actor system waits.
+/// Counts the log lines that say why an actor system waits.
 class waiting_lines {
 public:
   waiting_lines() {
@@ -56,7 +56,7 @@ private:
   int number_ = 0;
 };
 
-/// Lets the actor system end, by `let_go`, on another thread, when the log has two lines.
+/// Lets the actor system end: calls `let_go` on another thread when the log has two lines.
 class late_end {
 public:
   explicit late_end(std::function<void()> let_go)
@@ -132,7 +132,7 @@ TROUPE_CHILD(WaitsForATopologysActor) {
   return return_status;
 }
 
-/// Holds another actor, and perhaps a world.
+/// Holds another actor, and optionally a world.
 class holder_actor final : public caf::event_based_actor {
 public:
   holder_actor(caf::actor_config& cfg, std::optional<world> w)
@@ -185,7 +185,7 @@ TROUPE_CHILD(WaitsAsLongAsByDefault) {
   return return_status;
 }
 
-// -- what is expected of it
+// -- in the parent
 
 struct waiting {
   const char* scenario;
@@ -230,7 +230,7 @@ TEST(ShutdownWatch, KnowsASystemThatWaits) {
   std::optional<device> d = system.open();
   EXPECT_FALSE(detail::waits_for_actors(system));
   std::thread waits{[&] { system.get().await_all_actors_done(); }};
-  while (!detail::waits_for_actors(system)) // the test's limit of time ends it
+  while (!detail::waits_for_actors(system)) // bounded by the test's time limit
     std::this_thread::yield();
   d.reset();
   waits.join();

@@ -1,5 +1,5 @@
-/// What requests that do not run leave behind, how the marks end, who waits for room, and in which
-/// order an actor's requests take effect.
+/// Marks of requests that did not run, how the marks end, waiting for room, and the order in which
+/// an actor's requests take effect.
 
 #include "support/eventually.hpp"
 #include "support/topology_fixture.hpp"
@@ -71,12 +71,12 @@ TEST_F(Skipped, IsWhatARequestThatDidNotRunWouldHaveWritten) {
   ASSERT_TRUE(has_code(read, errc::skipped));
   EXPECT_NE(describe(read.error()).find("its deadline was over"), std::string::npos);
   EXPECT_TRUE(
-      has_code(y_.access(), errc::skipped)); // it is as old as what it was to be copied from
+      has_code(y_.access(), errc::skipped)); // the source has a mark, so the target gets one too
   EXPECT_TRUE(is_ok(answer_of(d_.fill(y_, one_of(3)))));
   EXPECT_TRUE(is(y_, 3));
   EXPECT_TRUE(is_ok(must(x_.slice(4, 4)).access())); // no other bytes
   EXPECT_TRUE(is_ok(answer_of(d_.fill(must(x_.slice(0, 2)), one_of(1)))));
-  EXPECT_TRUE(has_code(x_.access(), errc::skipped)); // a part is not enough
+  EXPECT_TRUE(has_code(x_.access(), errc::skipped)); // overwriting a part is not enough
   EXPECT_TRUE(is_ok(answer_of(d_.fill(must(x_.slice(2, 2)), one_of(1)))));
   EXPECT_TRUE(is(x_, 1));
 }
@@ -84,7 +84,7 @@ TEST_F(Skipped, IsWhatARequestThatDidNotRunWouldHaveWritten) {
 TEST_F(Skipped, IsNothingByARequestThatIsWrongWhereItsCallSaysSo) {
   EXPECT_TRUE(has_code(answer_of(d_.fill(x_, std::vector<std::byte>(3))), errc::shape_mismatch));
   EXPECT_TRUE(is(x_, 1));
-  // The answer to a message comes later.
+  // The result of a message comes later.
   caf::scoped_actor self{system_.get()};
   std::optional<errc> got;
   request(self, d_, fill{x_, {1, 2, 3}, {}}, patience)
@@ -99,7 +99,7 @@ TEST_F(Skipped, EndsWhenItIsAccepted) {
   EXPECT_TRUE(is_ok(x_.access())); // from the call on
   EXPECT_TRUE(is_ok(answer_of(accepted)));
   EXPECT_TRUE(is(x_, 1));
-  // What is half-written is not.
+  // An indeterminate range cannot be accepted.
   EXPECT_TRUE(has_code(answer_of(launch_failure(d_, "on purpose", {x_})), errc::launch_failed));
   EXPECT_TRUE(has_code(answer_of(d_.accept(x_)), errc::indeterminate));
   EXPECT_TRUE(has_code(x_.access(), errc::indeterminate));
@@ -121,14 +121,14 @@ TEST_F(Skipped, EndsWhenTheSameRequestIsMadeAgain) {
   };
   auto first = add(late);
   EXPECT_TRUE(has_code(answer_of(first), errc::deadline_exceeded));
-  EXPECT_TRUE(has_code(answer_of(add({})), errc::skipped)); // it is another one
+  EXPECT_TRUE(has_code(answer_of(add({})), errc::skipped)); // it is another request
   EXPECT_TRUE(has_code(answer_of(add({.retry_of = first.number()})), errc::skipped)); // of two
   EXPECT_TRUE(is_ok(answer_of(d_.accept(x_))));
 
   auto again = add(late);
   EXPECT_TRUE(has_code(answer_of(again), errc::deadline_exceeded));
   const request_options late_again{.deadline = -1ns, .retry_of = again.number()};
-  EXPECT_TRUE(has_code(answer_of(add(late_again)), errc::deadline_exceeded)); // and once more
+  EXPECT_TRUE(has_code(answer_of(add(late_again)), errc::deadline_exceeded)); // once more
   EXPECT_TRUE(is_ok(answer_of(add({.retry_of = again.number()}))));
   EXPECT_TRUE(is(x_, 2));
 }
@@ -170,7 +170,7 @@ TEST(Room, IsWaitedFor) {
     all.push_back(d.fill(x, 4)); // blocks
     made.set();
   }};
-  // An actor does not wait: its requests are held in order, up to the second bound.
+  // An actor does not block: its requests are kept in order, up to the second bound.
   auto over = std::make_shared<std::promise<std::pair<int, int>>>();
   auto result = over->get_future();
   auto address = must(d.actor());
@@ -196,7 +196,7 @@ TEST(Room, IsWaitedFor) {
               });
     all_asked.set();
   });
-  EXPECT_TRUE(all_asked.wait()); // while nothing makes room
+  EXPECT_TRUE(all_asked.wait()); // before there is any room
   EXPECT_FALSE(made.is_set());
   held.open();
   caller.join();
@@ -220,13 +220,13 @@ TEST(Room, IsNotWaitedForByTheThreadThatWouldHaveToMakeIt) {
     return done;
   };
   for (std::size_t rank = 0; rank < w.size(); ++rank)
-    call(rank); // so it is known who makes them
+    call(rank); // so that the callers' threads are known
   for (int i = 0; i < 4; ++i)
     call(0);
   stopwatch watch;
   EXPECT_TRUE(has_code(answer_of(w.rank(0).all_reduce(x[0])), errc::overloaded));
   EXPECT_LT(watch.elapsed(), 1s);
-  // Where another thread makes the other ranks' calls, it is.
+  // If another thread makes the other ranks' calls, they complete.
   std::vector<std::thread> threads;
   for (std::size_t rank = 1; rank < w.size(); ++rank)
     threads.emplace_back([&, rank] {
@@ -239,7 +239,7 @@ TEST(Room, IsNotWaitedForByTheThreadThatWouldHaveToMakeIt) {
     EXPECT_TRUE(is_ok(answer_of(done)));
 }
 
-/// Asks for fills, a sum and downloads without waiting, and counts what is right.
+/// Requests fills, a sum and downloads without waiting, and counts the ranks with a correct sum.
 template <class Device, class World>
 void fill_sum_and_look(caf::event_based_actor* self, std::vector<Device> devices, World w,
                        std::vector<any_gpu_ref> refs, std::shared_ptr<std::promise<int>> right) {
@@ -299,7 +299,7 @@ TEST(RequestsOfAnActor, AfterAShutdownAreRefused) {
   EXPECT_TRUE(has_code(got, errc::unavailable));
 }
 
-/// Holds all threads of CAF's pool while it lives.
+/// Blocks all threads of CAF's pool during its lifetime.
 class blocked_pool {
 public:
   explicit blocked_pool(caf::actor_system& sys) {
@@ -329,7 +329,7 @@ template <class... Answer, class Handle>::testing::AssertionResult is_late(Handl
   return has_code(got, errc::deadline_exceeded);
 }
 
-// They are admitted on the sender's thread, and timed on the library's own.
+// Requests are admitted on the sender's thread. The library's own thread watches their deadlines.
 TEST(RequestsOfAnActor, KeepTheirDeadlinesWhileCafsPoolIsBlocked) {
   auto plan = std::make_shared<fault_plan>();
   test_system system{{.faults = plan}};

@@ -1,4 +1,4 @@
-// Sub-worlds: groups of a world's ranks as worlds of their own.
+// Sub-worlds: groups of a world's ranks as separate worlds.
 
 #include "support/collective_round.hpp"
 #include "support/world_fixture.hpp"
@@ -22,8 +22,8 @@ std::vector<int> ordinals_of(const world& x) {
   return result;
 }
 
-/// As training programs lay their ranks out: neighbours share tensors, ranks of the same place in
-/// their rows share gradients.
+/// The layout of training programs: ranks of a row share tensors, and ranks of a column share
+/// gradients.
 struct grid {
   grid(const world& all, std::size_t width) {
     std::vector<std::int32_t> row;
@@ -40,7 +40,7 @@ struct grid {
   std::vector<world> columns;
 };
 
-/// One of every verb, with all that it writes checked.
+/// Runs one collective of every verb and checks all its outputs.
 void expect_every_verb(const world& over, std::uint64_t seed) {
   for (auto kind : round_kinds) {
     collective_spec spec{.what = kind, .type = dtype::float32, .count = 33, .seed = ++seed};
@@ -155,7 +155,7 @@ TEST_P(SplitGrid, EveryVerbInEveryGroup) {
       expect_every_verb(x, seed += 100);
 }
 
-// The sum over all, in two steps, of the same memory.
+// The sum over all ranks in two steps, in the same memory.
 TEST_P(SplitGrid, RowsAndThenColumnsAreAll) {
   const auto [rows, columns] = GetParam();
   const auto ranks = static_cast<int>(rows * columns);
@@ -239,7 +239,7 @@ TEST(Split, GivesTheReasonOfTheGroupThatCannotBeBuilt) {
   EXPECT_TRUE(is_ok(all.split("half", {0, 0, 1, 1})));
 }
 
-/// Tries what blocks where nothing may block.
+/// Makes a blocking call on a thread that must not block.
 class splitting_actor : public detail::actor_base<> {
 public:
   splitting_actor(caf::actor_config& cfg, world x, std::function<void(const caf::error&)> tell)
@@ -317,7 +317,7 @@ TEST(Split, BuildsAllGroupsAtTheSameTime) {
   }
 }
 
-// -- one world's life and the others'
+// -- independence of worlds
 
 TEST(SplitLife, GroupsOutliveTheirWorld) {
   TROUPE_NEEDS_DEVICES(4);
@@ -361,7 +361,7 @@ TEST(SplitLife, AResetConcernsTheGroupsOfTheDevice) {
   const auto again = of_group.until(world_phase::ready, 2);
   EXPECT_EQ(again.membership, 2u);
   EXPECT_EQ(again.members[0].generation, 2u);
-  EXPECT_EQ(groups[0].status().epoch, 1u); // nothing happened to its devices
+  EXPECT_EQ(groups[0].status().epoch, 1u); // its devices were not affected
   EXPECT_EQ(groups[0].status().membership, 1u);
   EXPECT_TRUE(is_ok(answer_of(groups[0].all_reduce(kept.send))));
   EXPECT_TRUE(reduced(groups[0], kept, kept.send));
@@ -385,8 +385,8 @@ TEST(SplitLife, ADeviceThatEndsEndsItsGroupsOnly) {
 
 // -- load
 
-/// Drives one world: as many operations as wanted, several of them in flight, of random verbs. What
-/// each is to write is poisoned before it and brought back behind it, without waiting between.
+/// Drives one world with random verbs, several operations in flight. Poisons the output of each
+/// operation before it and downloads it afterwards, without waiting in between.
 class driver {
 public:
   driver(const world& over, std::uint64_t seed) : over_(over), random_(seed) {
@@ -394,7 +394,7 @@ public:
       rounds_.push_back(make_round());
   }
 
-  /// One more; waits for the oldest if enough are in flight.
+  /// Starts one more operation. Waits for the oldest one if enough are in flight.
   void step() {
     auto& x = *rounds_[next_++ % slots];
     settle(x);
@@ -489,7 +489,7 @@ private:
   std::vector<caf::error> errors_;
 };
 
-// INV-6, INV-9, INV-12: one order for all worlds, so none waits for another in a circle.
+// INV-6, INV-9, INV-12: one order for all worlds, so they cannot wait for each other in a cycle.
 TEST(SplitLoad, TenThousandOperationsOfOverlappingWorlds) {
   TROUPE_NEEDS_DEVICES(4);
   constexpr std::size_t wanted = 10'000;

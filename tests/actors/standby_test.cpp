@@ -1,4 +1,4 @@
-// Standby communicators: a world that goes on at once when its communicator ends.
+// Standby communicators: a world continues at once when its communicator ends.
 
 #include "support/forwarding_backend.hpp"
 #include "support/load.hpp"
@@ -46,7 +46,7 @@ public:
     std::lock_guard lock{mutex_};
     return most_;
   }
-  /// False if there are not so many in time.
+  /// Blocks until the backend has `number` communicators. Returns false after `patience`.
   bool wait_for(int number) const {
     std::unique_lock lock{mutex_};
     return changed_.wait_for(lock, patience, [&] { return number_ == number; });
@@ -72,7 +72,7 @@ world_config with_standby() {
   config.limits.stall_limit = on_cuda() ? 300ms : 100ms;
   config.limits.restart_backoff = 1ms;
   config.limits.restarts = 1 << 20;
-  // A lane on a machine with little time may need some to come back.
+  // On a busy machine a lane needs time to return.
   config.limits.quiet_limit = std::chrono::seconds{10};
   return config;
 }
@@ -155,13 +155,13 @@ TEST_P(StandbySwitch, AnswersTheOldEpochWithOneCauseAndGoesOnAtOnce) {
   until_standby(feed);
   auto refs = zeros(w);
   const auto untouched = prepare(w, {.type = dtype::float32, .op = reduce_op::sum}, count);
-  // The build of the next one stands still: nothing of what follows can be due to it.
+  // The build of the next communicator is blocked, so later results cannot come from it.
   if (!on_cuda())
     plan->add({fault::block, verb::build});
   plan->add({GetParam().kind, verb::collective, 1});
   std::vector<pending<collective_done>> all;
   {
-    gate together; // all of them are there when the first one fails
+    gate together; // all of them are admitted before the first one fails
     auto launched = together.hold_lane(w.device_of(1));
     ASSERT_TRUE(together.wait_reached());
     for (int i = 0; i < 5; ++i)
@@ -217,7 +217,7 @@ TEST_F(Standby, GoesOnWhenARankCannotBeIssued) {
   ASSERT_TRUE(held.wait_reached());
   auto lost = w.all_reduce(refs);
   auto behind = w.all_reduce(refs);
-  for (std::size_t i = 0; i < 2; ++i) // the others have issued theirs
+  for (std::size_t i = 0; i < 2; ++i) // the other ranks have issued theirs
     while (must(answer_of(w.device_of(i).stats())).in_flight == 0)
       std::this_thread::yield();
   held.open();
@@ -233,8 +233,8 @@ TEST_F(Standby, GoesOnWhenARankCannotBeIssued) {
   EXPECT_TRUE(never_left_ready(feed.seen()));
 }
 
-// One rank's calls wait for the other's when the communicator ends: they go on in the next one,
-// behind what stands still on their buffers.
+// One rank's calls wait for the other rank's when the communicator ends. They continue on the next
+// communicator, behind work that hangs on their buffers.
 TEST_F(Standby, RankLocalCallsOfTwoEpochsMeet) {
   TROUPE_HOST_ONLY("a fault plan");
   auto system = make_system(2);
@@ -252,8 +252,8 @@ TEST_F(Standby, RankLocalCallsOfTwoEpochsMeet) {
   EXPECT_TRUE(reduced(w, data, data.send));
 }
 
-// What it follows on its buffers stands still on the old communicator, in whose stream it would
-// have come after it: it comes after the abort, not beside it.
+// The call follows work on its buffers that hangs on the old communicator. On the old communicator,
+// stream order would have kept them in order. Now the call must wait for the abort.
 TEST_F(Standby, WorkOnTheSameBuffersWaitsForTheOldCommunicator) {
   TROUPE_HOST_ONLY("a fault plan");
   auto system = make_system(2);
@@ -269,7 +269,7 @@ TEST_F(Standby, WorkOnTheSameBuffersWaitsForTheOldCommunicator) {
   auto first = w.rank(0).all_reduce(data.send[0], refs[0]);
   EXPECT_TRUE(has_code(answer_of(stands), errc::stalled));
   ASSERT_TRUE(plan->wait_injected(fault::block, 1, patience));
-  EXPECT_TRUE(works(w)); // on others
+  EXPECT_TRUE(works(w)); // on other buffers
   auto second = w.rank(1).all_reduce(data.send[1], refs[1]);
   EXPECT_FALSE(must(second.wait_for(100ms)));
   plan->release();
@@ -278,7 +278,7 @@ TEST_F(Standby, WorkOnTheSameBuffersWaitsForTheOldCommunicator) {
   EXPECT_TRUE(reduced(w, data, refs));
 }
 
-// -- when there is none
+// -- without a standby
 
 TEST_F(Standby, OneThatIsBeingBuiltBecomesTheLiveOne) {
   TROUPE_HOST_ONLY("a fault plan");
@@ -309,7 +309,7 @@ TEST_P(StandbyThatFails, DoesNotHurtTheLiveOne) {
   const auto rule = plan->add({fault::fail, GetParam(), any_device, 2, 6});
   auto system = make_system();
   auto config = with_standby();
-  config.limits.restarts = 2; // which these do not count for
+  config.limits.restarts = 2; // the failed standbys do not count as restarts
   auto w = system.open_world(config);
   world_feed feed{system, w.actor()};
   while (plan->injected_by(rule) < 6)
@@ -324,7 +324,7 @@ TEST_P(StandbyThatFails, DoesNotHurtTheLiveOne) {
   EXPECT_TRUE(never_left_ready(feed.seen()));
 }
 
-// A rank that does not come to connect holds up the others' lanes for a while, not for good.
+// A rank that does not connect blocks the other ranks' lanes only for the connect limit.
 TEST_F(Standby, OneThatCannotBeConnectedInTimeIsGivenUp) {
   TROUPE_IN_PROCESS_ONLY("workers connect when they build, not on the lane");
   TROUPE_HOST_ONLY("its lane is held");
@@ -350,7 +350,7 @@ TEST_F(Standby, OneThatCannotBeConnectedInTimeIsGivenUp) {
   EXPECT_TRUE(never_left_ready(feed.seen()));
 }
 
-// The budget counts the ends, not the standbys; the last standby is used all the same.
+// The budget counts ends of communicators, not standbys. The last standby is still used.
 TEST_F(Standby, UsesUpTheRestarts) {
   TROUPE_HOST_ONLY("a fault plan");
   auto system = make_system(2);
@@ -373,7 +373,7 @@ TEST_F(Standby, UsesUpTheRestarts) {
   EXPECT_TRUE(counted->wait_for(0));
 }
 
-// -- the end of both
+// -- the end of both communicators
 
 TEST_F(Standby, EndsWithAResetOfADevice) {
   TROUPE_NEEDS_DEVICES(2);
@@ -384,7 +384,7 @@ TEST_F(Standby, EndsWithAResetOfADevice) {
     const auto before = until_standby(feed, w.status().epoch);
     const auto rank = i % w.size();
     EXPECT_EQ(must(answer_of(w.device_of(rank).reset())), before.members[rank].generation + 1);
-    // One of before would be of an earlier generation.
+    // A status from before would show an earlier generation.
     const auto now = feed.until(world_phase::ready, before.epoch + 2);
     EXPECT_EQ(now.membership, before.membership + 1);
     EXPECT_EQ(now.members[rank].generation, before.members[rank].generation + 1);
@@ -481,8 +481,8 @@ TEST_F(Standby, OfTwoWorldsOverTheSameDevices) {
   EXPECT_TRUE(never_left_ready(feed_b.seen()));
 }
 
-// Communicators are connected while other worlds are at it on the same devices: no cycle, and
-// nobody is told that it stands still.
+// Communicators connect while other worlds use the same devices: no cycle forms and no stall is
+// reported.
 TEST_F(Standby, IsConnectedBesideLoad) {
   TROUPE_NEEDS_DEVICES(2);
   auto system = make_system();
@@ -519,7 +519,7 @@ TEST_F(Standby, IsConnectedBesideLoad) {
   EXPECT_EQ(b.status().epoch, 1u);
 }
 
-// -- again and again
+// -- many times
 
 TEST_F(Standby, GoesOnAHundredTimesUnderLoadWithoutGrowth) {
   TROUPE_HOST_ONLY("a fault plan, and its threads");
@@ -536,7 +536,7 @@ TEST_F(Standby, GoesOnAHundredTimesUnderLoadWithoutGrowth) {
     clients.emplace_back([&] { add_up(w, stop, right); });
   std::size_t threads = 0;
   std::size_t memory = 0;
-  set_log_sink([](const log_line&) {}); // a hundred communicators end
+  set_log_sink([](const log_line&) {}); // the ends of a hundred communicators are logged
   for (int i = 1; i <= 100; ++i) {
     const auto epoch = until_standby(feed, w.status().epoch).epoch;
     const auto before = right.load();
@@ -562,9 +562,9 @@ TEST_F(Standby, GoesOnAHundredTimesUnderLoadWithoutGrowth) {
   EXPECT_TRUE(works(w));
 }
 
-// -- how fast
+// -- latency
 
-// From the report of a stall to the first right sum, on other buffers.
+// Measured from the report of a stall to the first correct sum, on other buffers.
 TEST_F(Standby, TimeToTheNextRightSum) {
   TROUPE_NEEDS_DEVICES(2);
   auto system = make_system(on_cuda() ? 8 : 3);

@@ -1,4 +1,4 @@
-// The program, its workers or all of them are stopped, and go on.
+// SIGSTOP and SIGCONT for the program, its workers, or all of them.
 
 #include "support/child_process.hpp"
 #include "support/world_fixture.hpp"
@@ -24,7 +24,7 @@ namespace {
 
 constexpr auto stall_limit = 500ms;
 
-/// Set by a handler of a signal, on any thread.
+/// Set by a signal handler on any thread.
 std::atomic<int> went_on{0};
 static_assert(std::atomic<int>::is_always_lock_free);
 
@@ -38,8 +38,8 @@ std::string workers_of_this_process() {
   return result;
 }
 
-/// Sums, one of which is always on its way, until the test says that all goes on again, and some
-/// more.
+/// Computes sums, one at a time, until the test signals that the processes run again, and then a
+/// few more.
 int compute_until_it_went_on(std::chrono::nanoseconds limit) {
   if (std::signal(SIGUSR1, [](int) { went_on = 1; }) == SIG_ERR)
     return 1;

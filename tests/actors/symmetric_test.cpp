@@ -1,4 +1,4 @@
-// Memory that communicators register: when collectives use it as such, and how it comes and goes.
+// Memory that communicators register: its lifetime, and its use by symmetric collectives.
 
 #include "support/eventually.hpp"
 #include "support/forwarding_backend.hpp"
@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t count = 1000;
 
-/// Where a lane stops that frees memory next.
+/// Blocks the next lane that frees memory.
 struct stop {
   std::atomic<bool> closed{false};
   flag reached;
@@ -27,7 +27,7 @@ struct stop {
   }
 };
 
-/// Counts what a backend says no to when memory is freed: it is in use as a window.
+/// Counts failed frees. A free fails if the memory is still in use as a window.
 class watched_device final : public forwarding_device {
 public:
   watched_device(std::unique_ptr<backend_device> inner, std::atomic<int>& wrong, stop& at_freeing)
@@ -75,7 +75,7 @@ private:
   }
 };
 
-/// What all tests here end with: nothing was freed too early, or ended in the middle.
+/// After each test: no memory was freed too early, and no symmetric call was aborted.
 class Symmetric : public ::testing::Test {
 public:
   test_system make_system(int devices = 3) {
@@ -117,7 +117,7 @@ collective_data filled(const world& on, const input_spec& spec, std::vector<any_
   return result;
 }
 
-/// For EXPECT_TRUE: an all-reduce in place is right, and goes the way that is meant.
+/// For EXPECT_TRUE: an all-reduce in place is correct, and is symmetric or plain as expected.
 ::testing::AssertionResult goes(const world& on, const std::vector<any_gpu_ref>& refs,
                                 bool symmetric, reduce_op op = reduce_op::sum) {
   const auto data = filled(on, {.type = refs[0].type(), .op = op}, refs);
@@ -131,8 +131,8 @@ collective_data filled(const world& on, const input_spec& spec, std::vector<any_
   return ::testing::AssertionSuccess();
 }
 
-/// For EXPECT_TRUE: the same, as soon as what a communicator that ended left on the devices, and
-/// the next standby's connections, are out of the way.
+/// For EXPECT_TRUE: the same, but waits first until the work of an ended communicator and the
+/// connections of the next standby are done.
 ::testing::AssertionResult goes_symmetric_soon(const world& on,
                                                const std::vector<any_gpu_ref>& refs) {
   for (stopwatch time; time.elapsed() < patience;) {
@@ -148,7 +148,7 @@ collective_data filled(const world& on, const input_spec& spec, std::vector<any_
   return ::testing::AssertionFailure() << "goes the plain way";
 }
 
-/// Copies of bytes, as all_gather makes them.
+/// Concatenates the bytes, as all_gather does.
 std::vector<std::byte> joined(const std::vector<std::vector<std::byte>>& all) {
   std::vector<std::byte> result;
   for (auto& x : all)
@@ -156,7 +156,7 @@ std::vector<std::byte> joined(const std::vector<std::vector<std::byte>>& all) {
   return result;
 }
 
-// -- the way
+// -- symmetric or plain
 
 TEST_F(Symmetric, IsUsedForWhatIsSmallAndAtOnePlace) {
   TROUPE_NEEDS_DEVICES(2);
@@ -170,7 +170,7 @@ TEST_F(Symmetric, IsUsedForWhatIsSmallAndAtOnePlace) {
   EXPECT_TRUE(goes(w, parts(refs, 100, count), true));
   EXPECT_TRUE(goes(w, parts(refs, 7, 1001), true));
   EXPECT_TRUE(goes(w, parts(refs, 0, 8192), true));
-  EXPECT_TRUE(goes(w, parts(refs, 0, 8193), false)); // more than symmetric_bytes
+  EXPECT_TRUE(goes(w, parts(refs, 0, 8193), false)); // exceeds symmetric_bytes
   EXPECT_TRUE(goes(w, refs, false));
   EXPECT_TRUE(goes(w, must(w.allocate(dtype::float32, count)), false));
   EXPECT_TRUE(goes(w, parts(refs, 0, count), true));
@@ -237,7 +237,7 @@ TEST_F(Symmetric, ScattersSums) {
   }
 }
 
-// Ranks whose kernels differ would stand still.
+// Ranks with different kernels would hang.
 TEST_F(Symmetric, GoesThePlainWayUnlessAllRanksAreAlike) {
   TROUPE_NEEDS_DEVICES(2);
   auto system = make_system();
@@ -253,7 +253,7 @@ TEST_F(Symmetric, GoesThePlainWayUnlessAllRanksAreAlike) {
   EXPECT_TRUE(goes(w, with(plain, a.back()), false));
   EXPECT_TRUE(goes(w, with(a, b.back()), false));
   EXPECT_TRUE(
-      goes(w, with(parts(a, 0, 100), must(a.back().slice(100, 100))), false)); // another place
+      goes(w, with(parts(a, 0, 100), must(a.back().slice(100, 100))), false)); // another offset
   const auto data = filled(w, {.type = dtype::float32}, a);
   EXPECT_FALSE(must(answer_of(w.all_reduce(a, plain))).symmetric);
   EXPECT_TRUE(reduced(w, data, plain));
@@ -334,9 +334,9 @@ TEST_F(Symmetric, ManyInFlightStayInOrder) {
   EXPECT_TRUE(holds(w.device_of(0), refs[0], std::vector<float>(2, want)));
 }
 
-// -- what stands in its way
+// -- work that may block it
 
-// No abort ends it, so nothing may make a rank late: then it goes the plain way.
+// A symmetric kernel cannot be aborted. If earlier work may delay a rank, the plain path is used.
 TEST_F(Symmetric, GoesThePlainWayBehindWhatMayStandStill) {
   TROUPE_NEEDS_DEVICES(2);
   TROUPE_HOST_ONLY("a launch holds its stream");
@@ -355,7 +355,7 @@ TEST_F(Symmetric, GoesThePlainWayBehindWhatMayStandStill) {
   EXPECT_TRUE(goes(w, refs, true));
 }
 
-// A lane that does not come to it: nothing is on the devices, and the world goes on.
+// If a lane does not reach the call, no kernel is issued, and the world continues.
 TEST_F(Symmetric, ARankThatIsNotThereEndsTheCommunicatorAlone) {
   TROUPE_HOST_ONLY("a lane is held");
   auto system = make_system();
@@ -379,7 +379,8 @@ TEST_F(Symmetric, ARankThatIsNotThereEndsTheCommunicatorAlone) {
   EXPECT_EQ(w.status().epoch, 2u);
 }
 
-// Idle lanes promise to issue them: once one has, nothing may come between on the others.
+// Idle lanes commit to issue a symmetric sum. After one lane has issued it, the other lanes must
+// issue it before any other work.
 TEST_F(Symmetric, ResetsAmongSmallSumsLeaveNoneStanding) {
   TROUPE_NEEDS_DEVICES(2);
   auto system = make_system(2);
@@ -432,7 +433,7 @@ TEST_F(Symmetric, AResetBesideALaneThatFreesMemoryWaitsForIt) {
   EXPECT_TRUE(goes_symmetric_soon(w, allocate_symmetric(w, dtype::float32, 2)));
 }
 
-// What cannot be ended answers everybody all the same.
+// The requests fail although the kernel cannot be ended.
 TEST_F(Symmetric, ARankThatNeverStartsIsTheEndOfTheDevices) {
   TROUPE_HOST_ONLY("a fault plan");
   TROUPE_IN_PROCESS_ONLY("there it is the end of that one worker");
@@ -464,7 +465,7 @@ TEST_F(Symmetric, OneThatCannotBeRegisteredIsPlain) {
   EXPECT_EQ(now.windows, 0u);
   EXPECT_TRUE(has_code(now.windows_reason, errc::nccl_error));
   EXPECT_TRUE(goes(w, refs, false));
-  // The ranks may disagree about their windows: this communicator has none any more.
+  // The ranks may disagree about their windows, so this communicator uses no windows any more.
   const auto more = allocate_symmetric(w, dtype::float32, count);
   EXPECT_TRUE(goes(w, more, false));
   EXPECT_TRUE(works(w));
@@ -482,7 +483,7 @@ TEST_F(Symmetric, NoMemoryIsNoEnd) {
   EXPECT_TRUE(goes(w, allocate_symmetric(w, dtype::float32, count), true));
 }
 
-// The communicator keeps its windows until the lanes have come by.
+// The communicator keeps its windows until all lanes have processed the release.
 TEST_F(Symmetric, MemoryComesBackWhenItsHandlesAreGone) {
   TROUPE_HOST_ONLY("exact numbers of bytes");
   auto system = make_system();
@@ -495,7 +496,7 @@ TEST_F(Symmetric, MemoryComesBackWhenItsHandlesAreGone) {
   auto running = w.all_reduce(refs);
   refs.clear();
   EXPECT_TRUE(is_ok(answer_of(running)));
-  EXPECT_LT(free_bytes(), before); // a rank's handle keeps all
+  EXPECT_LT(free_bytes(), before); // the handle of one rank keeps all of it
   EXPECT_EQ(w.status().windows, 1u);
   last = {};
   while (free_bytes() != before)
@@ -529,10 +530,10 @@ TEST_F(Symmetric, HandlesMayGoWhileTheNextCommunicatorRegistersTheirs) {
   plan->add({fault::block, verb::register_window});
   plan->add({fault::fail, verb::collective, 1});
   EXPECT_FALSE(answer_of(w.all_reduce(plain)));
-  // On all lanes: one that comes to it after the release would stand there for good.
+  // On all lanes: a lane that reached the block after the release would hang for ever.
   ASSERT_TRUE(plan->wait_injected(fault::block, static_cast<std::uint64_t>(w.size()), patience));
   refs.clear();
-  // The time comes for this only when it has come for what was dropped before.
+  // This request runs only after earlier releases have been processed.
   const std::vector<std::byte> one(4, std::byte{1});
   auto on_the_lane_that_stands = w.device_of(0).fill(plain[0], one, {.deadline = 1ms});
   EXPECT_TRUE(has_code(answer_of(on_the_lane_that_stands), errc::deadline_exceeded));
@@ -561,7 +562,7 @@ TEST_F(Symmetric, TheStandbyHasItsOwnWindows) {
   config.limits.standby = standby_policy::same;
   config.limits.restart_backoff = 1ms;
   auto w = system.open_world(config);
-  const auto early = allocate_symmetric(w, dtype::float32, count); // before there is one, perhaps
+  const auto early = allocate_symmetric(w, dtype::float32, count); // possibly before the standby
   world_feed feed{system, w.actor()};
   feed.until([](auto& x) { return x.standby_ready; });
   const auto late = allocate_symmetric(w, dtype::float32, count);
@@ -609,7 +610,7 @@ TEST_F(Symmetric, OneAskedForWhileTheWorldBuildsIsPlainUntilThen) {
   caf::anon_send_exit(actor, caf::exit_reason::user_shutdown);
 }
 
-// -- the end
+// -- lifetime after the world
 
 TEST_F(Symmetric, HandlesOutliveTheWorldAndItsSystem) {
   TROUPE_NEEDS_DEVICES(2);

@@ -1,4 +1,4 @@
-// Copies of a topology: which way they go, what they bring, and how they fail.
+// Copies of a topology: their paths, their results, and their failures.
 
 #include "support/eventually.hpp"
 #include "support/forwarding_backend.hpp"
@@ -26,7 +26,7 @@ any_gpu_ref allocate(test_system& system, int device, std::size_t number, dtype 
   return must(answer_of(system.open(device).allocate(type, number)));
 }
 
-/// Memory of bytes, and what is in it.
+/// Memory of bytes and its content.
 struct content {
   any_gpu_ref ref;
   bytes data;
@@ -42,7 +42,7 @@ content filled(test_system& system, int device, std::uint64_t seed, std::size_t 
   return holds(system.open(x.device()), x, want);
 }
 
-/// For EXPECT_TRUE: memory of the device comes to the other one, and back.
+/// For EXPECT_TRUE: a copy between the devices is correct in both directions.
 ::testing::AssertionResult copies(test_system& system, const topology& t, int from, int to,
                                   std::size_t size = count) {
   for (auto [a, b] : {std::pair{from, to}, std::pair{to, from}}) {
@@ -61,10 +61,10 @@ bytes slice(const bytes& x, std::size_t first, std::size_t number) {
   return {begin, begin + static_cast<std::ptrdiff_t>(number)};
 }
 
-/// Small pinned memory: whatever goes through the host goes in many chunks.
+/// A small staging buffer, so that copies through the host use many chunks.
 lane_options small_chunks() { return {.staging_bytes = 16'384}; }
 
-// -- what they bring
+// -- results
 
 class CopyOfType : public ::testing::TestWithParam<std::tuple<dtype, bool>> {};
 
@@ -155,7 +155,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, CopyWay,
                                            way{"none", {{0, 1}, {1, 0}}, 2}),
                          [](const auto& x) { return std::string{x.param.name}; });
 
-// Whichever device has access; through the host if none has.
+// The device that has access copies. If none has access, the copy goes through the host.
 TEST_P(CopyWay, IsTakenAndCounted) {
   TROUPE_HOST_ONLY("a peer matrix of the test's own");
   auto& want = GetParam();
@@ -193,7 +193,7 @@ TEST(TopologyCopy, NotOverALinkThatCorrupts) {
   EXPECT_TRUE(copies(system, t, 0, 1));
   auto stats = t.stats();
   EXPECT_EQ(stats.staged_copies, 1u);
-  EXPECT_EQ(stats.direct_copies, 1u); // of the link back nobody knows anything bad
+  EXPECT_EQ(stats.direct_copies, 1u); // the opposite link has no known failure
   EXPECT_EQ(stats.links_failed, 1u);
 }
 
@@ -223,9 +223,9 @@ TEST(TopologyCopy, BothDirectionsThroughTheHostAtOnce) {
   }
 }
 
-// -- many at once
+// -- batches
 
-/// Slices of `size` bytes, one behind the other.
+/// Returns consecutive slices of `size` bytes.
 std::vector<any_gpu_ref> slices(const any_gpu_ref& x, std::size_t size) {
   std::vector<any_gpu_ref> result;
   for (std::size_t i = 0; i + size <= x.count(); i += size)
@@ -245,7 +245,7 @@ protected:
 INSTANTIATE_TEST_SUITE_P(Ways, CopiesAtOnce, ::testing::Bool(),
                          [](const auto& x) { return std::string{x.param ? "links" : "host"}; });
 
-// In every direction, more than a launch queue should hold, in another order.
+// Copies in every direction, more than a launch queue should hold, in reverse order.
 TEST_P(CopiesAtOnce, ABatchIsOneRequest) {
   TROUPE_NEEDS_DEVICES(2);
   test_system system{{.devices = 3, .lanes = small_chunks()}};
@@ -275,15 +275,14 @@ TEST_P(CopiesAtOnce, ABatchIsOneRequest) {
   EXPECT_EQ(stats.local_copies, local);
   EXPECT_EQ(stats.local_bytes, local * size);
   auto between = batch.size() - local;
-  if (!GetParam() || !on_cuda()) { // nobody knows what access GPUs have
+  if (!GetParam() || !on_cuda()) { // the access between GPUs is not known
     EXPECT_EQ(GetParam() ? stats.direct_copies : stats.staged_copies, between);
     EXPECT_EQ(GetParam() ? stats.direct_bytes : stats.staged_bytes, between * size);
   }
   EXPECT_EQ(stats.direct_copies + stats.staged_copies, between);
 }
 
-// While a request gets its place in the order, all others wait: its pieces must not be in each
-// other's way.
+// Admission of a request blocks all others. Its pieces must not slow each other down.
 TEST(TopologyCopy, ManyPiecesGetTheirPlaceAtOnce) {
   TROUPE_NEEDS_DEVICES(2);
   constexpr std::size_t pieces = 40'000;
@@ -304,7 +303,7 @@ TEST(TopologyCopy, ManyPiecesGetTheirPlaceAtOnce) {
   EXPECT_TRUE(has(system, target.ref, want));
 }
 
-// The lock of the order is held for a time that grows with the pieces, not with their square.
+// The time under the order lock grows linearly with the pieces, not quadratically.
 TEST(TopologyCopy, ManyPiecesGetTheirPlaceBehindAsManyOthers) {
   TROUPE_NEEDS_DEVICES(2);
   constexpr std::size_t pieces = 20'000;
@@ -320,7 +319,7 @@ TEST(TopologyCopy, ManyPiecesGetTheirPlaceBehindAsManyOthers) {
   ASSERT_TRUE(lane.wait_reached());
   std::vector<pending<void>> all;
   std::vector<std::chrono::nanoseconds> took;
-  for (std::size_t i = 0; i < 3; ++i) { // each shares a byte of every piece with the one before
+  for (std::size_t i = 0; i < 3; ++i) { // each shares one byte of every piece with the one before
     auto& source = sources[i];
     std::vector<copy_pair> batch;
     for (std::size_t j = 0; j + 4 < 3 * pieces; j += 3) { // with gaps
@@ -409,9 +408,9 @@ TEST(TopologyCopy, AsMessages) {
   EXPECT_TRUE(is_ok(ask_for(copy_batch{})));
 }
 
-// -- what does not wait for what
+// -- independent work
 
-// A copy that stands still holds up neither kernels nor the copies to another device.
+// A copy that hangs blocks neither kernels nor copies to another device.
 TEST(TopologyCopy, LinksWorkBesideEachOther) {
   TROUPE_HOST_ONLY("faults");
   auto plan = std::make_shared<fault_plan>();
@@ -434,7 +433,7 @@ TEST(TopologyCopy, LinksWorkBesideEachOther) {
   EXPECT_TRUE(has(system, one.ref, source.data));
 }
 
-// INV-9: in the order in which they were asked for, without anybody who waits in between.
+// INV-9: copies run in the order of the requests, without waits in between.
 TEST(TopologyCopy, KeepTheirOrder) {
   TROUPE_NEEDS_DEVICES(2);
   for (bool use_links : {true, false}) {
@@ -489,7 +488,7 @@ TEST(TopologyCopy, HandlesMayBeDroppedMeanwhile) {
   }
 }
 
-// -- what bad input gets
+// -- wrong input
 
 class BadCopies : public ::testing::Test {
 protected:
@@ -503,7 +502,7 @@ protected:
     return must(x.slice(first, number));
   }
 
-  /// Each is refused, changes nothing, and leaves the topology usable.
+  /// Expects that each request is refused, changes nothing, and leaves the topology usable.
   void expect_refused(const requests& all, errc code) {
     for (auto& [what, request] : all) {
       SCOPED_TRACE(what);
@@ -594,7 +593,7 @@ TEST_F(BadCopies, WhatOverlaps) {
            }},
       },
       errc::invalid_argument);
-  // What is only read may be read often.
+  // A source may be read several times.
   EXPECT_TRUE(is_ok(asked(t_->copy({{part(there, 0, 10), part(here, 0, 10)},
                                     {part(there, 10, 10), part(here, 5, 10)},
                                     {part(there, 20, 10), part(here, 0, 10)}}))));
@@ -680,10 +679,10 @@ TEST_F(BadCopies, AnIndeterminateSource) {
                     asked(t_->distribute(here, {there})),
                     asked(t_->copy({{part(there, 0, 1), part(here, 19, 1)}}))})
     EXPECT_TRUE(has_code(why, errc::indeterminate));
-  EXPECT_TRUE(has_code(there.access(), errc::skipped)); // it would have been written from that
+  EXPECT_TRUE(has_code(there.access(), errc::skipped)); // its source was indeterminate
   accept_bytes(*system_, there);
   EXPECT_TRUE(has(*system_, there, there_.data));
-  // What is not concerned can be copied; what is written wholly is whole again.
+  // Determinate ranges can be copied. A range that is wholly overwritten becomes determinate.
   EXPECT_TRUE(is_ok(copied(part(there, 0, 10), part(here, 0, 10))));
   EXPECT_TRUE(is_ok(copied(part(here, 10, 10), part(there, 10, 10))));
   EXPECT_TRUE(is_ok(copied(there, here)));
@@ -703,7 +702,7 @@ TEST_F(BadCopies, ADeviceThatHasEnded) {
   EXPECT_TRUE(has(*system_, spare.ref, here_.data));
 }
 
-// -- deadlines, and requests that are taken back
+// -- deadlines and cancellation
 
 TEST(TopologyCopy, ADeadlineThatIsOver) {
   TROUPE_NEEDS_DEVICES(2);
@@ -735,7 +734,7 @@ protected:
   bool links() const { return std::get<0>(GetParam()); }
   int end() const { return std::get<1>(GetParam()); }
 
-  /// A copy from 0 to 1, whose work stands still on device `end`, or on the only one that has some.
+  /// Starts a copy from 0 to 1 that hangs on device `end`, or on the only device that has work.
   pending<void> standing_copy(request_options options = {}) {
     plan_->add(rule(fault::hang));
     auto x = t_->copy(there_.ref, here_.ref, options);
@@ -771,7 +770,7 @@ TEST_P(CopyInTheMiddle, KeepsItsDeadline) {
   EXPECT_TRUE(has_code(answer_of(standing), errc::deadline_exceeded));
   EXPECT_TRUE(has_code(answer_of(behind), errc::deadline_exceeded));
   plan_->release();
-  // It was answered early, and ran on: its target is as good as if nobody had had a deadline.
+  // The copy was completed early but ran on: its target is valid, as if it had no deadline.
   EXPECT_TRUE(has(*system_, there_.ref, here_.data));
   EXPECT_TRUE(copies(*system_, *t_, 0, 1));
 }
@@ -790,7 +789,7 @@ TEST_P(CopyInTheMiddle, CanBeTakenBack) {
   other.open();
   must(answer_of(held));
   must(answer_of(held_too));
-  EXPECT_TRUE(has(*system_, there_.ref, there_.data)); // nothing of it was done
+  EXPECT_TRUE(has(*system_, there_.ref, there_.data)); // nothing was copied
   auto standing = standing_copy();
   standing.cancel();
   EXPECT_TRUE(has_code(answer_of(standing), errc::cancelled));
@@ -813,7 +812,7 @@ TEST_P(CopyInTheMiddle, AResetOfEitherEndAnswersIt) {
       EXPECT_EQ(failure_of(why)->device, reset_end);
     }
     EXPECT_LT(watch.elapsed(), at_once);
-    // Its memory is still in use, but if nothing has come from the other one's yet.
+    // Its memory is in use, unless the other end has not yet produced data.
     if (links() || end() == 1 || reset_end == 0) {
       EXPECT_FALSE(reset.ready());
     }
@@ -848,7 +847,7 @@ TEST_P(CopyInTheMiddle, AFaultAnswersIt) {
 
 // -- failures
 
-// Whichever call fails, at issue or when its event is asked for.
+// Any call may fail, at issue or when its event is queried.
 TEST_P(CopyInTheMiddle, AFailureIsNoSuccess) {
   constexpr std::size_t size = 40'000; // ten chunks
   for (std::uint64_t call : {1, 2, 5, 10}) {
@@ -870,7 +869,7 @@ TEST_P(CopyInTheMiddle, AFailureIsNoSuccess) {
     ASSERT_TRUE(is_ok(answer_of(t_->copy(target.ref, source.ref))));
     EXPECT_TRUE(has(*system_, target.ref, source.data));
     if (links())
-      must(answer_of(t_->verify_links())); // it comes back
+      must(answer_of(t_->verify_links())); // restores the link
   }
 }
 
@@ -923,14 +922,14 @@ TEST_P(FailingLink, IsTakenOut) {
   EXPECT_EQ(with_access(graph, peer_access::failed), (pairs{{0, 1}}));
   EXPECT_TRUE(has_code(graph.link(0, 1)->reason, errc::link_failed));
   EXPECT_EQ(t.stats().links_failed, 1u);
-  // The others go on as before, and so does this way, through the host.
+  // The other links continue as before. Copies of this link go through the host.
   EXPECT_TRUE(is_ok(answer_of(t.replicate(source.ref, {target.ref, other.ref}))));
   EXPECT_TRUE(has(system, target.ref, source.data));
   EXPECT_TRUE(has(system, other.ref, source.data));
   auto stats = t.stats();
   EXPECT_EQ(stats.staged_copies, 1u);
   EXPECT_EQ(stats.direct_copies, 1u);
-  // Found right again, it is used again.
+  // After a successful check the link is used again.
   must(answer_of(t.verify_links()));
   EXPECT_TRUE(is_ok(answer_of(t.copy(target.ref, source.ref))));
   EXPECT_EQ(t.stats().direct_copies, 2u);
@@ -952,11 +951,11 @@ TEST(TopologyCopy, ALinkThatFailsDuringItsCheckStaysOut) {
   EXPECT_TRUE(has_code(answer_of(x), errc::link_failed));
   plan->release();
   EXPECT_EQ(with_access(must(answer_of(checked)), peer_access::failed), (pairs{{0, 1}}));
-  // The next check is a new one.
+  // This is a new check.
   EXPECT_EQ(with_access(must(answer_of(t.verify_links())), peer_access::failed), pairs{});
 }
 
-// It says nothing of the link.
+// Out of memory does not count as a failure of the link.
 TEST(TopologyCopy, ALinkStaysWhereMemoryRunsOut) {
   TROUPE_HOST_ONLY("faults");
   for (bool many : {false, true}) {
@@ -975,7 +974,7 @@ TEST(TopologyCopy, ALinkStaysWhereMemoryRunsOut) {
   }
 }
 
-/// From device 0, whose lane stands still, to device 1.
+/// Copies from device 0, whose lane is blocked, to device 1.
 struct copies_at_a_gate {
   explicit copies_at_a_gate(test_system& system)
       : source(filled(system, 0, 1)), held(closed.hold_lane(system.open(0))) {
@@ -996,7 +995,7 @@ struct copies_at_a_gate {
   pending<void> held;
 };
 
-// What stands behind a copy whose link fails must not go over it.
+// Copies behind one whose link fails must not use that link.
 TEST(TopologyCopy, NoCopyGoesOverALinkThatIsOut) {
   TROUPE_HOST_ONLY("faults");
   auto plan = std::make_shared<fault_plan>();
@@ -1015,12 +1014,12 @@ TEST(TopologyCopy, NoCopyGoesOverALinkThatIsOut) {
   EXPECT_EQ(t.stats().direct_copies, 0u);
 }
 
-/// Whose links can be cut.
+/// A device whose links can be cut.
 class cut_device final : public forwarding_device {
 public:
   struct state {
     std::atomic<bool> cut{false};
-    std::atomic<int> alone{0}; ///< copies by themselves since then
+    std::atomic<int> alone{0}; ///< single copies since the cut
     std::atomic<int> together{0};
   };
 
@@ -1057,7 +1056,7 @@ private:
   const std::shared_ptr<cut_device::state> state_;
 };
 
-// Nor one that was to go there in the same call.
+// The same for a copy that was queued for the same call.
 TEST(TopologyCopy, OneCopyAloneFindsThatTheLinkOfAllIsOut) {
   TROUPE_HOST_ONLY("faults");
   auto state = std::make_shared<cut_device::state>();
@@ -1080,7 +1079,7 @@ TEST(TopologyCopy, OneCopyAloneFindsThatTheLinkOfAllIsOut) {
     EXPECT_TRUE(has_code(get(system.open(1), target.ref), errc::indeterminate));
 }
 
-// -- lives of devices
+// -- generations of devices
 
 class CopyAfterReset : public ::testing::TestWithParam<int> {};
 
@@ -1096,7 +1095,7 @@ TEST_P(CopyAfterReset, WaitsUntilAccessIsThereAgain) {
   plan->add({.kind = fault::block, .on = verb::enable_peer, .device = end, .peer = other});
   must(answer_of(system.open(end).reset()));
   ASSERT_TRUE(plan->wait_injected(fault::block, 1, patience));
-  // That lane stands still: what has memory in the new life comes from the user.
+  // That lane is blocked, so memory of the new generation must be adopted from the user.
   std::vector<std::byte> memory(count, std::byte{1});
   auto adopted = must(system.open(end).adopt(memory.data(), count, dtype::uint8, [](void*) {}));
   auto there = filled(system, other, 2);
@@ -1106,7 +1105,7 @@ TEST_P(CopyAfterReset, WaitsUntilAccessIsThereAgain) {
   EXPECT_TRUE(has_code(answer_of(late), errc::deadline_exceeded));
   auto waits = t.copy(target, source);
   auto waits_too = t.copy({{target, source}});
-  // What comes behind it waits, too; the other lane is free.
+  // A request behind the copies waits too. The lane of the third device is free.
   auto behind = system.open(other).fill(there.ref, {std::byte{3}});
   EXPECT_TRUE(copies(system, t, other, 2));
   EXPECT_FALSE(waits.ready());
@@ -1120,7 +1119,7 @@ TEST_P(CopyAfterReset, WaitsUntilAccessIsThereAgain) {
   EXPECT_EQ(t.stats().direct_copies, 4u);
 }
 
-// The check of a link takes its time; who copies meanwhile waits, others do not.
+// Copies over a link wait while the link is being checked. Other copies do not.
 TEST(TopologyCopy, WaitsForTheCheckOfALink) {
   TROUPE_HOST_ONLY("faults");
   auto plan = std::make_shared<fault_plan>();
@@ -1155,14 +1154,14 @@ TEST(TopologyCopy, WaitsForTheCheckOfALink) {
   EXPECT_EQ(t.stats().staged_copies, 0u);
 }
 
-// The check finds it wrong: what waited goes through the host.
+// If the check finds an error, the copies that waited go through the host.
 TEST(TopologyCopy, WhatWaitedGoesTheWayThatIsLeft) {
   TROUPE_HOST_ONLY("faults");
   auto plan = std::make_shared<fault_plan>();
   for (auto way : {pairs{{0, 1}}, pairs{}}) {
     test_system system{{.faults = plan, .lanes = small_chunks(), .links = links_without(way)}};
     auto t = open_topology(system, quick_config(true));
-    auto checker = way.empty() ? 0 : 1; // whose link goes first
+    auto checker = way.empty() ? 0 : 1; // the first device to check its link
     plan->add({.kind = fault::hang, .on = verb::copy_peer, .device = checker});
     must(answer_of(system.open(0).reset()));
     ASSERT_TRUE(plan->wait_injected(fault::hang, way.empty() ? 2 : 1, patience));
@@ -1179,7 +1178,7 @@ TEST(TopologyCopy, WhatWaitedGoesTheWayThatIsLeft) {
   }
 }
 
-// Reset after reset of what waits for access.
+// Resets while a copy waits for access.
 TEST(TopologyCopy, AResetWhileItWaits) {
   TROUPE_HOST_ONLY("faults");
   for (int end : {0, 1}) {
@@ -1196,7 +1195,7 @@ TEST(TopologyCopy, AResetWhileItWaits) {
     EXPECT_TRUE(has_code(answer_of(waits), errc::device_reset));
     plan->release();
     must(answer_of(reset));
-    if (end == 0) { // nothing of it was done
+    if (end == 0) { // nothing was copied
       EXPECT_TRUE(has_code(there.ref.access(), errc::skipped));
       accept_bytes(system, there.ref);
       EXPECT_TRUE(has(system, there.ref, there.data));
@@ -1227,8 +1226,8 @@ TEST(TopologyCopy, TheEndOfTheTopologyAnswersWhatWaits) {
   EXPECT_TRUE(copies(system, open_topology(system), 0, 1));
 }
 
-// INV-8: what cannot begin any more on the device that is reset must not hold up a copy, for which
-// the reset waits.
+// INV-8: an operation that cannot start on the device being reset must not block a copy that the
+// reset waits for.
 TEST(TopologyCopy, AResetWaitsForNoSumThatWaitsForIt) {
   TROUPE_HOST_ONLY("faults");
   for (bool many : {false, true})
@@ -1261,7 +1260,7 @@ TEST(TopologyCopy, AResetWaitsForNoSumThatWaitsForIt) {
     }
 }
 
-// INV-8: a copy that has not come to its lane yet is in nobody's way.
+// INV-8: a copy that has not reached its lane blocks no reset.
 TEST(TopologyCopy, AResetWaitsForNoCopyThatIsHeldBack) {
   TROUPE_NEEDS_DEVICES(3);
   test_system system{{.devices = 3}};
@@ -1283,10 +1282,10 @@ TEST(TopologyCopy, AResetWaitsForNoCopyThatIsHeldBack) {
   EXPECT_TRUE(copies(system, t, 0, 1));
 }
 
-// INV-4: what the stream of one device still writes is not freed with the other one.
+// INV-4: memory that one device's stream still writes is not freed with the other device.
 TEST(TopologyCopy, TheSystemEndsAfterAFaultInTheMiddle) {
   TROUPE_HOST_ONLY("faults");
-  constexpr std::size_t size = std::size_t{64} << 20; // takes longer than the end
+  constexpr std::size_t size = std::size_t{64} << 20; // takes longer than the end of the system
   for (bool use_links : {true, false})
     for (int from : {0, 1}) {
       auto plan = std::make_shared<fault_plan>();
@@ -1308,11 +1307,11 @@ TEST(TopologyCopy, TheSystemEndsAfterAFaultInTheMiddle) {
     }
 }
 
-// -- what is dropped by the end of one device, and the order on the other one
+// -- copies that are dropped when one device ends, and the order on the other device
 
 enum class life_end : std::uint8_t { reset, shutdown };
 
-/// The answer, if there is one.
+/// Ends device 0. Returns the pending reset, if there is one.
 std::optional<pending<std::uint64_t>> end_device_0(test_system& system, life_end how) {
   if (how == life_end::reset)
     return system.open(0).reset();
@@ -1320,8 +1319,8 @@ std::optional<pending<std::uint64_t>> end_device_0(test_system& system, life_end
   return std::nullopt;
 }
 
-/// Once the lane of the device of `other` had every occasion to issue `x`, which must wait.
-/// `by_upload`: the stream of downloads is not free.
+/// For EXPECT_TRUE: `x` must wait. Gives the lane of `other`'s device many chances to issue it.
+/// `by_upload`: for use while the download stream is blocked.
 ::testing::AssertionResult stays_behind(test_system& system, const pending<void>& x,
                                         const content& other, bool by_upload = false) {
   for (int i = 0; i < 100; ++i)
@@ -1348,15 +1347,15 @@ INSTANTIATE_TEST_SUITE_P(All, DroppedCopy,
                                   (std::get<2>(x.param) ? "_batch" : "");
                          });
 
-// INV-9: what is behind a copy that is never issued comes behind what was before that one, too.
+// INV-9: a request behind a copy that is never issued also stays behind the work before that copy.
 TEST_P(DroppedCopy, LeavesTheOrderOfTheOtherEnd) {
   TROUPE_HOST_ONLY("holds a stream");
   auto [end, writes, many] = GetParam();
   enum class moment : std::uint8_t { before_the_end, answered, gone };
   for (auto asked : {moment::before_the_end, moment::answered, moment::gone})
-    for (bool reads : {false, true}) { // what comes behind
+    for (bool reads : {false, true}) { // the request behind the copy
       if (reads && (!writes || asked == moment::before_the_end))
-        continue; // in nobody's way, or fails with what it was to read
+        continue; // not affected, or fails with the copy
       SCOPED_TRACE((reads ? "a reader " : "a writer ") + std::to_string(static_cast<int>(asked)));
       test_system system;
       auto t = open_topology(system);
@@ -1372,7 +1371,7 @@ TEST_P(DroppedCopy, LeavesTheOrderOfTheOtherEnd) {
       auto stands = stream.hold_stream(system.open(1));
       ASSERT_TRUE(stream.wait_reached());
       auto before = writes ? system.open(1).fill(target.ref, {pattern.front()})
-                           : t.copy(spare.ref, target.ref); // on the stream that stands
+                           : t.copy(spare.ref, target.ref); // on the blocked stream
       auto dropped = many ? t.copy({{target.ref, source.ref}}) : t.copy(target.ref, source.ref);
       auto late = random_bytes(count, 4);
       bytes seen(count);
@@ -1381,7 +1380,7 @@ TEST_P(DroppedCopy, LeavesTheOrderOfTheOtherEnd) {
       auto ask = [&](moment now) {
         if (now != asked)
           return;
-        if (reads) // the copy is skipped
+        if (reads) // the copy left a mark
           accepted = system.open(1).accept(target.ref);
         behind = reads ? system.open(1).download(target.ref, std::span{seen})
                        : system.open(1).upload(target.ref, std::span<const std::byte>{late});
@@ -1416,14 +1415,14 @@ INSTANTIATE_TEST_SUITE_P(All, DroppedBehind,
                                   (std::get<1>(x.param) ? "_behind_a_reader" : "_behind_a_writer");
                          });
 
-// The same where what is before stands in the very stream that the dropped ones were to go to.
+// The same when the earlier work is in the stream that the dropped copies would have used.
 TEST_P(DroppedBehind, WorkOfItsOwnStream) {
   TROUPE_HOST_ONLY("a peer matrix of the test's own");
   auto [end, reads] = GetParam();
   for (int number : {1, 2}) {
     SCOPED_TRACE(number);
     auto plan = std::make_shared<fault_plan>();
-    // Device 0 copies both ways.
+    // Device 0 copies in both directions.
     test_system system{{.faults = plan, .links = links_without({{1, 0}})}};
     auto t = open_topology(system);
     auto here = filled(system, 0, 1);
@@ -1453,14 +1452,14 @@ TEST_P(DroppedBehind, WorkOfItsOwnStream) {
   }
 }
 
-// Dropped ones stand behind each other, on one lane and on several, over one way and over many.
+// Dropped copies behind each other, on one lane and on several, over one path and over many.
 TEST(TopologyCopy, ManyThatAreDroppedLeaveTheOrder) {
   TROUPE_HOST_ONLY("a peer matrix of the test's own");
   constexpr std::size_t number = 2000;
   enum class shape : std::uint8_t { back_and_forth, two_lanes, two_buffers };
   for (auto kind : {shape::back_and_forth, shape::two_lanes, shape::two_buffers}) {
     SCOPED_TRACE(static_cast<int>(kind));
-    auto matrix = links_without({{1, 0}, {1, 2}}); // the others copy both ways
+    auto matrix = links_without({{1, 0}, {1, 2}}); // devices 0 and 2 copy in both directions
     test_system system{{.devices = 3, .links = matrix}};
     auto t = open_topology(system);
     auto first = filled(system, 0, 1);
@@ -1505,7 +1504,7 @@ TEST(TopologyCopy, ManyThatAreDroppedLeaveTheOrder) {
       ASSERT_TRUE(has_code(answer_of(x), errc::device_reset));
     lanes.open();
     for (auto& x : resets)
-      EXPECT_TRUE(is_ok(answer_of(x))); // they wait for nothing on device 1
+      EXPECT_TRUE(is_ok(answer_of(x))); // they wait for no work on device 1
     EXPECT_TRUE(stays_behind(system, behind, other));
     stream.open();
     EXPECT_TRUE(is_ok(answer_of(before)));
@@ -1516,8 +1515,8 @@ TEST(TopologyCopy, ManyThatAreDroppedLeaveTheOrder) {
   }
 }
 
-// INV-8: a reset waits for what uses its memory, not for what a dropped copy would have kept in
-// order elsewhere.
+// INV-8: a reset waits for users of its memory. It does not wait for work elsewhere that a dropped
+// copy would have stayed behind.
 TEST(TopologyCopy, AResetWaitsForNothingBehindACopyThatIsDropped) {
   TROUPE_HOST_ONLY("holds a stream");
   test_system system{{.devices = 3}};
@@ -1563,7 +1562,7 @@ TEST(TopologyCopy, ResetsAllTheTime) {
         EXPECT_TRUE(!why || code_of(why) == errc::device_reset || code_of(why) == errc::stale_ref)
             << describe(why);
       }
-      // INV-12: what is left is what it was, or what a copy brought, or unreadable.
+      // INV-12: the memory has its previous content, or a copy's data, or is unreadable.
       auto& left = i % 2 == 0 ? target : source;
       bool written = is_ok(answer_of(i % 2 == 0 ? x : back));
       auto content = get(system.open(left.ref.device()), left.ref);

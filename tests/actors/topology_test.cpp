@@ -12,7 +12,7 @@ namespace troupe::testing {
 namespace {
 
 using island_list = std::vector<std::vector<std::int32_t>>;
-/// For EXPECT_TRUE: the graph is settled, all of its links are there and are enabled.
+/// For EXPECT_TRUE: the graph is settled, and all of its links exist and are enabled.
 ::testing::AssertionResult all_enabled(const p2p_graph& graph, const std::vector<int>& devices) {
   if (!graph.settled)
     return ::testing::AssertionFailure() << "not settled";
@@ -22,7 +22,7 @@ using island_list = std::vector<std::vector<std::int32_t>>;
   return ::testing::AssertionSuccess();
 }
 
-/// A topology without a facade, which ends with this.
+/// A topology without a facade. The destructor ends it.
 class spawned_topology {
 public:
   spawned_topology(test_system& system, topology_config config)
@@ -190,7 +190,7 @@ TEST(Topology, OverDevicesOfTheApplication) {
   EXPECT_EQ(t.graph().devices.size(), 2u);
   EXPECT_TRUE(has_code(topology::open(std::vector<device>{}), errc::invalid_argument));
   test_system other{{.devices = 1}};
-  if (!on_cuda()) { // a GPU is in one system at a time
+  if (!on_cuda()) { // a GPU belongs to one system at a time
     EXPECT_TRUE(has_code(topology::open(std::vector{system.open(0), other.open(0)}),
                          errc::invalid_argument));
   }
@@ -238,7 +238,7 @@ TEST(Topology, UnderstandsMessages) {
     graph_feed feed{system, actor};
     auto settled = feed.until([](const p2p_graph& x) { return x.settled; });
     EXPECT_EQ(settled.devices.size(), 2u);
-    // The present one first, then each change once.
+    // The current graph first, then each change once.
     for (std::size_t i = 1; i < feed.seen().size(); ++i)
       EXPECT_LT(feed.seen()[i - 1].version, feed.seen()[i].version);
     EXPECT_EQ(must(ask<p2p_graph>(system, actor, get_graph{})).devices, settled.devices);
@@ -282,13 +282,13 @@ TEST(Topology, IsNotOpenedInAnActorOfThePool) {
   EXPECT_TRUE(refused->wait());
 }
 
-// -- what goes wrong with links
+// -- failures of links
 
 TEST(Topology, ALinkThatCannotBeEnabledSaysSo) {
   TROUPE_HOST_ONLY("faults");
   for (auto on : {verb::enable_peer, verb::admit_peer}) {
     auto plan = std::make_shared<fault_plan>();
-    // The link from 0 to 1 is enabled by 0, and admitted by 1.
+    // Device 0 enables the link from 0 to 1, and device 1 admits it.
     bool enables = on == verb::enable_peer;
     plan->add({.kind = fault::fail,
                .on = on,
@@ -303,8 +303,8 @@ TEST(Topology, ALinkThatCannotBeEnabledSaysSo) {
     EXPECT_EQ(with_access(graph, peer_access::enabled), without(all_pairs({0, 1, 2}), {{0, 1}}));
     EXPECT_TRUE(has_code(graph.link(0, 1)->reason, errc::cuda_error));
     EXPECT_TRUE(graph.link(0, 1)->possible);
-    EXPECT_EQ(graph.islands(), (island_list{{0, 1, 2}})); // over 2
-    // It is tried again when somebody asks, fails once more, and then not.
+    EXPECT_EQ(graph.islands(), (island_list{{0, 1, 2}})); // connected through device 2
+    // A later request tries the link again. The first one fails, the second one succeeds.
     EXPECT_EQ(with_access(must(answer_of(t.verify_links())), peer_access::failed), (pairs{{0, 1}}));
     EXPECT_EQ(t.graph().link(0, 1)->checked, link_check::unchecked);
     EXPECT_EQ(t.graph().link(1, 0)->checked, link_check::right);
@@ -313,7 +313,7 @@ TEST(Topology, ALinkThatCannotBeEnabledSaysSo) {
   }
 }
 
-/// How a link goes wrong that had been enabled.
+/// How a link fails after it was enabled.
 class TopologyFaults : public ::testing::TestWithParam<fault> {};
 
 INSTANTIATE_TEST_SUITE_P(Kinds, TopologyFaults, ::testing::Values(fault::corrupt, fault::fail),
@@ -322,7 +322,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, TopologyFaults, ::testing::Values(fault::corrupt
 TEST_P(TopologyFaults, ALinkThatIsNotRightIsTakenOutAndReported) {
   TROUPE_HOST_ONLY("the matrix of three devices");
   for (std::uint64_t seed = 0; seed < 5; ++seed) {
-    for (std::uint64_t first = 1; first <= 4; ++first) { // of the four copies of a check
+    for (std::uint64_t first = 1; first <= 4; ++first) { // one of the four copies of a check
       auto plan = std::make_shared<fault_plan>(seed);
       test_system system{{.devices = 3, .faults = plan}};
       auto t = open_topology(system);
@@ -341,7 +341,7 @@ TEST_P(TopologyFaults, ALinkThatIsNotRightIsTakenOutAndReported) {
         EXPECT_EQ(x.checked, &x == bad ? link_check::wrong : link_check::right)
             << x.from << " to " << x.to;
       feed.until([](const p2p_graph& x) { return x.link(2, 0)->access == peer_access::failed; });
-      // It stays out, also in another life of its device, until it is found right.
+      // A failed link stays out until a check succeeds, even after a reset of its device.
       must(answer_of(system.open(2).reset()));
       feed.until([](const p2p_graph& x) {
         return x.settled && x.device(2) != nullptr && x.device(2)->generation == 2;
@@ -371,7 +371,7 @@ TEST_P(TopologyFaults, ANewLinkIsTrustedOnlyWhenItIsRight) {
       EXPECT_TRUE(x.access != peer_access::enabled || x.checked == link_check::right);
       EXPECT_FALSE(x.from == 1 && x.to == 2 && x.access == peer_access::enabled);
     }
-  // Checked again after a reset, and pending until then.
+  // After a reset the link is pending until it has been checked again.
   plan->add({.kind = fault::hang, .on = verb::copy_peer, .device = 0});
   must(answer_of(system.open(0).reset()));
   ASSERT_TRUE(plan->wait_injected(fault::hang, 1, patience));
@@ -418,7 +418,7 @@ TEST(Topology, AMeasurementTakesALinkOutThatFails) {
     }
 }
 
-// -- lives of devices
+// -- generations of devices
 
 TEST(Topology, EnablesAccessAgainAfterAReset) {
   TROUPE_HOST_ONLY("faults");
@@ -429,7 +429,7 @@ TEST(Topology, EnablesAccessAgainAfterAReset) {
   plan->add({.kind = fault::block, .on = verb::enable_peer, .device = 1, .peer = 2});
   must(answer_of(system.open(1).reset()));
   ASSERT_TRUE(plan->wait_injected(fault::block, 1, patience));
-  // Nobody asked for it, and it is not there yet.
+  // Access is enabled without a request, but not yet.
   auto graph = feed.until([](const p2p_graph& x) { return x.device(1)->generation == 2; });
   EXPECT_FALSE(graph.settled);
   for (auto& x : graph.links)
@@ -482,7 +482,7 @@ TEST(Topology, AResetInTheMiddleOfATestAnswersIt) {
     stopwatch watch;
     EXPECT_TRUE(has_code(answer_of(verified), errc::device_reset));
     EXPECT_LT(watch.elapsed(), at_once);
-    EXPECT_FALSE(reset.ready()); // what the copy uses is still there
+    EXPECT_FALSE(reset.ready()); // the copy's memory still exists
     plan->release();
     EXPECT_TRUE(is_ok(answer_of(reset)));
     auto graph =
@@ -539,7 +539,7 @@ TEST(Topology, ADeviceThatLeavesInTheMiddleOfATestAnswersIt) {
   system.open(1).shutdown();
   plan->release();
   EXPECT_TRUE(has_code(answer_of(measured), errc::unavailable));
-  EXPECT_GT(t.graph().link(0, 2)->bandwidth, 0); // the others were measured
+  EXPECT_GT(t.graph().link(0, 2)->bandwidth, 0); // the other links were measured
   EXPECT_GT(t.graph().link(2, 0)->bandwidth, 0);
   EXPECT_TRUE(all_enabled(t.graph(), {0, 2}));
 }
@@ -567,7 +567,7 @@ TEST(Topology, OpensInTimeOrNotAtAll) {
   config.limits.open_deadline = 50ms;
   auto late = topology::open(system, config);
   ASSERT_TRUE(has_code(late, errc::deadline_exceeded));
-  const auto text = describe(late.error()); // perhaps with device 0
+  const auto text = describe(late.error()); // may name device 0 too
   EXPECT_TRUE(text.find("device 1") != text.npos || text.find(", 1") != text.npos) << text;
   plan->release();
   EXPECT_TRUE(all_enabled(open_topology(system).graph(), {0, 1}));

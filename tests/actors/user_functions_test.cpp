@@ -1,5 +1,5 @@
-// Functions that users hand in and that throw: the exception is an error value, or a line of the
-// log, and everything else goes on.
+// User functions that throw: the exception becomes an error value or a log line, and the library
+// continues.
 
 #include "support/child_process.hpp"
 #include "support/log_lines.hpp"
@@ -17,7 +17,7 @@
 namespace troupe::testing {
 namespace {
 
-/// What a function throws, and how its text is told.
+/// An exception that a function throws, and its text in messages.
 struct thrown {
   const char* name;
   std::function<void()> from;
@@ -51,7 +51,7 @@ TEST_P(UserFunctions, CallbacksAreNamedInTheLog) {
   EXPECT_TRUE(lines_.say("a callback threw: " + text_));
 }
 
-/// Runs tasks at once, and throws where a test wants that.
+/// Runs tasks at once, and throws before or after a task if a test wants it.
 struct test_executor final : executor {
   void post(std::function<void()> task) override {
     if (before)
@@ -69,13 +69,13 @@ TEST_P(UserFunctions, CallbacksThrowNothingIntoTheirExecutor) {
   bool reached = false;
   mine.after = [&] { reached = true; };
   const auto filled = gpu_.fill(ref_, 1u);
-  EXPECT_TRUE(is_ok(answer_of(filled))); // so that the executor is called on this thread
+  EXPECT_TRUE(is_ok(answer_of(filled))); // so that the executor runs on this thread
   filled.then(mine, [this](const caf::expected<void>&) { throws_(); });
   EXPECT_TRUE(reached);
   EXPECT_TRUE(lines_.say("a callback threw: " + text_));
 }
 
-// On the thread that answers, and on that of a client who comes after the answer.
+// On the completing thread, and on the thread of a client that calls then() after the completion.
 TEST_P(UserFunctions, AnExecutorThatThrowsLosesNoCallback) {
   test_executor refuses;
   refuses.before = throws_;
@@ -105,7 +105,7 @@ TEST_P(UserFunctions, AnExecutorThatRunsAndThrowsRunsACallbackOnce) {
   std::atomic<int> calls = 0;
   filled.then(mine, [&](const caf::expected<void>&) { ++calls; });
   EXPECT_TRUE(lines_.say("threw: " + text_));
-  flag next; // behind what the callback thread got
+  flag next; // behind earlier tasks of the callback thread
   filled.then([&](const caf::expected<void>&) { next.set(); });
   EXPECT_TRUE(next.wait());
   EXPECT_EQ(calls, 1);
@@ -134,7 +134,7 @@ TEST_P(UserFunctions, DeletersAreNamedInTheLog) {
   std::vector<float> mine(10);
   static_cast<void>(must(gpu_.adopt(mine.data(), mine.size(), [this](void*) { throws_(); })));
   EXPECT_TRUE(lines_.say("the deleter of memory of a device threw: " + text_));
-  EXPECT_TRUE(is_ok(answer_of(gpu_.fill(ref_, 2u)))); // the lane goes on
+  EXPECT_TRUE(is_ok(answer_of(gpu_.fill(ref_, 2u)))); // the lane continues
 }
 
 // On the thread that drops the last handle.

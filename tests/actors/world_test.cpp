@@ -1,4 +1,4 @@
-// A world: its life, its all-reduce, and what becomes of both when something goes wrong.
+// A world: its generations, its all-reduce, and the effects of failures on both.
 
 #include "support/eventually.hpp"
 #include "support/world_fixture.hpp"
@@ -26,7 +26,7 @@ all_reduce sum_of(const std::vector<any_gpu_ref>& refs, request_options options 
   return {refs, {}, reduce_op::sum, options};
 }
 
-/// The world phases of what was told, without repetitions.
+/// Returns the phases of the notifications, without repetitions.
 std::vector<world_phase> phases(const std::vector<world_status>& seen) {
   std::vector<world_phase> result;
   for (auto& x : seen)
@@ -35,7 +35,7 @@ std::vector<world_phase> phases(const std::vector<world_status>& seen) {
   return result;
 }
 
-/// Several answers that must have one root cause.
+/// Returns the error of the requests, which must all have the same cause.
 template <class T> caf::error common_error(const std::vector<pending<T>>& all) {
   caf::error first;
   for (auto& x : all) {
@@ -162,7 +162,7 @@ TEST(World, BuildDeadlineNamesWhatIsMissing) {
   auto w = system.try_open_world(config);
   EXPECT_LT(watch.elapsed(), at_once);
   ASSERT_TRUE(has_code(w, errc::deadline_exceeded));
-  const auto text = describe(error_of(w)); // perhaps with device 0
+  const auto text = describe(error_of(w)); // may name device 0 too
   EXPECT_TRUE(text.find("device 1") != text.npos || text.find(", 1") != text.npos) << text;
   plan->release();
   auto next = system.open_world();
@@ -175,7 +175,7 @@ TEST(World, BuildDeadlineOfACommunicator) {
     auto plan = std::make_shared<fault_plan>(
         0, std::vector<fault_rule>{{what == verb::build ? fault::block : fault::hang, what}});
     test_system system{{.faults = plan}};
-    for (auto ordinal : system.ordinals()) // a worker may take longer to begin
+    for (auto ordinal : system.ordinals()) // a worker may need longer to start
       EXPECT_TRUE(works(system.open(ordinal)));
     world_config config;
     config.limits.build_deadline = 50ms;
@@ -214,7 +214,7 @@ TEST(World, FailsWhenItCannotBeBuilt) {
     ASSERT_TRUE(has_code(w, errc::nccl_error));
     EXPECT_NE(describe(error_of(w)).find("injected"), std::string::npos) << describe(error_of(w));
     if (what == verb::build) {
-      EXPECT_EQ(plan->injected(), 4u); // the first, and three restarts
+      EXPECT_EQ(plan->injected(), 4u); // the first build and three restarts
     }
     EXPECT_TRUE(works(system.open()));
   }
@@ -236,7 +236,7 @@ TEST(World, SaysThatItCouldNotBeBuiltForLackOfMemory) {
   }
 }
 
-/// A rank that found no memory in a call may have left it half done: its communicator ends.
+/// A rank that found no memory during a call may have left it incomplete, so its communicator ends.
 TEST(World, GoesOnAfterACollectiveFoundNoMemory) {
   TROUPE_HOST_ONLY("a fault plan");
   auto plan = std::make_shared<fault_plan>();
@@ -284,7 +284,7 @@ TEST(World, OverDevicesThatTheApplicationHas) {
   EXPECT_EQ(mine[0].generation(), 1u);
 }
 
-// A world's devices live as long as somebody needs them.
+// A world's devices live as long as any handle to them.
 TEST(World, GivesDevicesThatOutliveIt) {
   test_system system;
   std::optional<device> d;
@@ -403,7 +403,7 @@ TEST(World, AllReducesTypedAndPipelined) {
     EXPECT_EQ(must(w.device_of(i).download(numbers[i])), std::vector<std::uint64_t>(count, want));
 }
 
-/// A client as an application writes it: asks its world and tells what it got.
+/// A client as in an application: sends a request to its world and reports the result.
 class summing_actor : public detail::actor_base<> {
 public:
   summing_actor(caf::actor_config& cfg, caf::actor to, all_reduce what,
@@ -449,7 +449,7 @@ TEST(World, AnswersActors) {
   }
 }
 
-/// Two worlds or more, whose devices are held so that nothing of theirs is done.
+/// A world whose streams are blocked, so that none of its requests completes.
 class HeldWorld : public ::testing::Test {
 protected:
   void SetUp() override { TROUPE_NEEDS_DEVICES(2); }
@@ -461,7 +461,7 @@ protected:
     other = zeros(*under_test);
   }
 
-  /// The stream of rank 1 stands before what it does with `refs`.
+  /// Blocks the stream of rank 1 before work on `refs`.
   pending<void> hold() {
     auto result = held.hold_stream(under_test->device_of(1), {refs[1]}, {refs[1]});
     EXPECT_TRUE(held.wait_reached());
@@ -489,7 +489,7 @@ TEST_F(HeldWorld, DeadlineOfWhatRuns) {
   EXPECT_TRUE(
       has_code(ask<collective_done>(system, under_test->actor(), sum_of(refs, {.deadline = 50ms})),
                errc::deadline_exceeded));
-  // It answers these requests and nothing more: no stall, the same communicator.
+  // Only these requests fail: there is no stall, and the communicator is the same.
   held.open();
   EXPECT_TRUE(is_ok(answer_of(holding)));
   EXPECT_TRUE(works(*under_test));
@@ -509,7 +509,7 @@ TEST_F(HeldWorld, CancelOfWhatRuns) {
   EXPECT_EQ(under_test->status().epoch, 1u);
 }
 
-// INV-2: what a device's next life allocates may lie where a handle of the life before points to.
+// INV-2: memory of a device's next generation may have the address of a stale handle.
 TEST(World, AStaleHandleIsNotTakenForTheBufferAtItsAddress) {
   TROUPE_IN_PROCESS_ONLY("memory of the user");
   TROUPE_HOST_ONLY("memory of the host's");
@@ -534,8 +534,8 @@ TEST(World, AStaleHandleIsNotTakenForTheBufferAtItsAddress) {
   EXPECT_TRUE(is_ok(answer_of(w.broadcast(now, fresh, 0))));
 }
 
-// The rank that cannot be issued does not go on with what comes behind, where the others' calls
-// would meet it.
+// The rank that fails to be issued does not continue with later calls, where it would meet calls of
+// the other ranks.
 TEST(World, ARankIsNotIssuedWhileAnotherIs) {
   TROUPE_HOST_ONLY("a fault plan");
   auto plan = std::make_shared<fault_plan>(
@@ -549,7 +549,7 @@ TEST(World, ARankIsNotIssuedWhileAnotherIs) {
   auto w = system.open_world(config);
   world_feed feed{system, w.actor()};
   const auto refs = zeros(w);
-  gate held; // until the other is inside its call
+  gate held; // until the other rank is inside its call
   auto holding = held.hold_lane(w.device_of(1));
   ASSERT_TRUE(held.wait_reached());
   auto lost = w.all_reduce(refs);
@@ -565,7 +565,7 @@ TEST(World, ARankIsNotIssuedWhileAnotherIs) {
   EXPECT_TRUE(works(w));
 }
 
-// INV-9: it comes first, whatever becomes of what overwrites its buffers later.
+// INV-9: the launch comes first and succeeds, whatever fails behind it on its buffers.
 TEST(World, ALaunchDoesNotSeeAFailureBehindIt) {
   TROUPE_IN_PROCESS_ONLY("callables");
   TROUPE_HOST_ONLY("a fault plan");
@@ -596,13 +596,13 @@ TEST_F(HeldWorld, ARequesterThatIsGone) {
   auto gone =
       system.get().spawn<summing_actor>(under_test->actor(), sum_of(refs), patience,
                                         [](const caf::error&) { ADD_FAILURE() << "it was gone"; });
-  // The request was admitted before the status was answered.
+  // The request was admitted before the reply to get_status.
   ASSERT_TRUE(is_ok(ask<world_status>(system, under_test->actor(), get_status{})));
   caf::anon_send_exit(gone, caf::exit_reason::kill);
   {
     caf::scoped_actor self{system.get()};
     self->wait_for(gone);
-    detail::send(self, under_test->actor(), sum_of(refs)); // and one who does not want an answer
+    detail::send(self, under_test->actor(), sum_of(refs)); // a request without a receiver
   }
   gone = nullptr;
   held.open();
@@ -659,8 +659,7 @@ TEST_F(HeldWorld, AKilledWorldAnswersEverything) {
   EXPECT_TRUE(works(system.open_world()));
 }
 
-// A device actor holds nothing: what it was asked is answered by itself, and another takes its
-// place.
+// A device actor holds no requests: they complete without it, and a new actor replaces it.
 TEST_F(HeldWorld, AKilledDeviceActorIsReplaced) {
   open();
   auto holding = hold();
@@ -677,7 +676,7 @@ TEST_F(HeldWorld, AKilledDeviceActorIsReplaced) {
   std::move(told).receive([] {}, [](const caf::error& why) { ADD_FAILURE() << describe(why); });
   EXPECT_TRUE(is_ok(answer_of(sum)));
   EXPECT_TRUE(is_ok(answer_of(holding)));
-  // The root hears of the death a little later than we do.
+  // The root is notified of the actor's death slightly later than this thread.
   caf::expected<device_stats> answer{caf::sec::request_receiver_down};
   for (stopwatch watch; !answer && watch.elapsed() < patience;)
     answer = ask<device_stats>(system, must(d.actor()), stats{});
@@ -710,7 +709,7 @@ TEST_F(HeldWorld, AKilledRootAnswersEverything) {
   EXPECT_TRUE(is_ok(answer_of(holding)));
 }
 
-// INV-9: one order for everything, so no cycle over devices can form.
+// INV-9: one order for all operations, so no cycle over devices can form.
 TEST(World, TwoOverTheSameDevicesFromManyThreads) {
   TROUPE_NEEDS_DEVICES(2);
   test_system system{{.devices = 3}};
@@ -744,7 +743,7 @@ world_config hasty() {
   world_config config;
   config.limits.stall_limit = 100ms;
   config.limits.restart_backoff = 1ms;
-  // A lane on a machine with little time may need some to come back.
+  // On a busy machine a lane needs time to return.
   config.limits.quiet_limit = std::chrono::seconds{10};
   return config;
 }
@@ -760,7 +759,7 @@ TEST_P(WorldStall, AnswersEverythingWithOneCauseAndGoesOn) {
   auto plan = std::make_shared<fault_plan>();
   test_system system{{.devices = 3, .faults = plan}};
   auto config = hasty();
-  config.limits.stall_limit = 500ms; // all are asked for by then
+  config.limits.stall_limit = 500ms; // all requests are made within it
   auto w = system.open_world(config);
   world_feed feed{system, w.actor()};
   auto refs = zeros(w);
@@ -781,26 +780,26 @@ TEST_P(WorldStall, AnswersEverythingWithOneCauseAndGoesOn) {
   EXPECT_EQ(f.epoch, 1u);
   ASSERT_EQ(f.parts.size(), w.size());
   if (GetParam() == fault::hang || !on_cuda()) {
-    // Its stream stands, and the others wait for it: seen from outside they all have started.
+    // Its stream hangs and the other ranks wait for it: all of them have started.
     for (auto& x : f.parts)
       EXPECT_EQ(x, part_state::started);
   }
   std::move(told).receive([](const collective_done&) { ADD_FAILURE() << "it cannot be done"; },
                           [&](const caf::error& x) { EXPECT_TRUE(has_code(x, errc::stalled)); });
-  // Nobody does a thing, and it is ready again.
+  // The world becomes ready again without any request.
   const auto again = feed.until(world_phase::ready, 2);
   EXPECT_EQ(again.epoch, 2u);
   EXPECT_EQ(again.membership, 1u);
   EXPECT_TRUE(is_ok(again.reason));
   EXPECT_TRUE(has_code(get(w.device_of(0), refs[0]), errc::indeterminate));
   ASSERT_TRUE(is_ok(answer_of(w.all_reduce(untouched.send))));
-  EXPECT_TRUE(reduced(w, untouched, untouched.send)); // what nothing was writing kept its content
+  EXPECT_TRUE(reduced(w, untouched, untouched.send)); // other buffers keep their content
   EXPECT_TRUE(works(w));
   for (std::size_t i = 0; i < w.size(); ++i)
     EXPECT_EQ(w.device_of(i).generation(), 1u);
 }
 
-// A request during the rebuilding waits for it.
+// A request during the rebuild waits for it.
 TEST(WorldStall, RequestsWaitForTheNextCommunicator) {
   TROUPE_HOST_ONLY("a fault plan");
   auto plan = std::make_shared<fault_plan>();
@@ -824,14 +823,14 @@ TEST(WorldStall, RequestsWaitForTheNextCommunicator) {
   plan->release();
   const auto done = must(answer_of(next));
   EXPECT_EQ(done.epoch, 2u);
-  for (std::size_t r = 0; r < w.size(); ++r) // by the one that was late
+  for (std::size_t r = 0; r < w.size(); ++r) // the late request left marks
     accept_bytes(w.device_of(r), data.send[r]);
   EXPECT_TRUE(reduced(w, data, data.send));
   feed.until(world_phase::ready, 2);
 }
 
-// What a sum needs is connected first. Requests that need more wait for the rest; here until the
-// communicator after the next, since making the rest fails once.
+// The connections that a sum needs are made first. Requests that need more connections wait for the
+// rest: here until the communicator after the next, since the rest fails once.
 TEST(WorldStall, SumsGoOnBeforeTheRestIsConnected) {
   TROUPE_HOST_ONLY("a fault plan");
   auto plan = std::make_shared<fault_plan>();
@@ -864,7 +863,7 @@ TEST(WorldStall, SumsGoOnBeforeTheRestIsConnected) {
   EXPECT_TRUE(works(w));
 }
 
-// A rank that waits behind a user's launch is named, with the states of all parts.
+// The error names the rank that waits behind a user's launch, with the states of all parts.
 TEST(WorldStall, NamesTheRankThatIsBehind) {
   TROUPE_HOST_ONLY("its streams are held");
   test_system system{{.devices = 3}};
@@ -907,7 +906,7 @@ TEST(WorldStall, NamesTheRankThatWasNotIssued) {
   EXPECT_TRUE(works(w));
 }
 
-// The stall limit counts from when the first rank started: what waits in a queue does not stall.
+// The stall limit starts when the first rank has started. Time in a queue does not count.
 TEST(WorldStall, DoesNotCountTheTimeInTheQueue) {
   TROUPE_HOST_ONLY("its streams are held");
   test_system system;
@@ -942,7 +941,7 @@ TEST(WorldStall, SparesTheOtherWorld) {
   EXPECT_TRUE(works(broken));
 }
 
-// What one world's operation holds up for its whole stall limit holds up nobody else.
+// An operation that hangs for its whole stall limit blocks no other world.
 TEST(WorldStall, KeepsNoOtherWorldFromStarting) {
   TROUPE_HOST_ONLY("a fault plan");
   auto plan = std::make_shared<fault_plan>();
@@ -966,8 +965,8 @@ TEST(WorldStall, KeepsNoOtherWorldFromStarting) {
   EXPECT_EQ(other.status().epoch, 1u);
 }
 
-// The world whose operation stands still is the one that is told and ended, also when those of
-// others come behind it in its streams: there are fewer streams than worlds.
+// The error names and ends the world whose operation hangs, even if operations of other worlds are
+// behind it in its streams. There are fewer streams than worlds.
 TEST(WorldStall, NamesTheRightOneOfManyWorlds) {
   TROUPE_HOST_ONLY("a fault plan");
   auto plan = std::make_shared<fault_plan>();
@@ -1088,7 +1087,7 @@ TEST_P(WorldErrors, EndTheCommunicatorAndItGoesOn) {
   EXPECT_TRUE(works(w));
 }
 
-// An error behind the calls' backs is no success.
+// An asynchronous error, which no call returns, is no success.
 TEST(WorldErrors, AreSeenBehindTheCalls) {
   TROUPE_HOST_ONLY("a fault plan");
   auto plan = std::make_shared<fault_plan>();
@@ -1118,7 +1117,7 @@ TEST(WorldMembership, ChangesWithAReset) {
     EXPECT_EQ(now.membership, before.membership + 1);
     for (std::size_t r = 0; r < w.size(); ++r)
       EXPECT_EQ(now.members[r].generation, before.members[r].generation + (r == rank ? 1 : 0));
-    // The client's view is old; the answer brings the new one.
+    // The client's view is old. The error contains the new view.
     auto old = answer_of(w.all_reduce(refs, reduce_op::sum, {.membership = before.membership}));
     ASSERT_TRUE(has_code(old, errc::membership_changed));
     ASSERT_TRUE(status_of(error_of(old)));
@@ -1129,7 +1128,7 @@ TEST(WorldMembership, ChangesWithAReset) {
         EXPECT_TRUE(has_code(refs[r].access(), errc::skipped));
         accept_bytes(w.device_of(r), refs[r]);
       }
-    // It brings the replaced rank's buffer and goes on.
+    // The client replaces the buffer of the rank that was reset, and continues.
     refs[rank] = must(answer_of(w.device_of(rank).allocate(dtype::float32, count, true)));
     const auto done =
         must(answer_of(w.all_reduce(refs, reduce_op::sum, {.membership = now.membership})));
@@ -1163,8 +1162,8 @@ TEST(WorldMembership, AResetAnswersWhatRunsAndWhatWaits) {
   EXPECT_TRUE(works(other));
 }
 
-// The world is being built when the device goes: the reset must not wait for a communicator that
-// waits for it.
+// The device is reset while the world is being built. The reset must not wait for a communicator
+// that waits for the reset.
 TEST(WorldMembership, AResetWhileTheWorldIsBuilt) {
   TROUPE_HOST_ONLY("a fault plan");
   auto plan = std::make_shared<fault_plan>(0, std::vector<fault_rule>{{fault::block, verb::build}});
@@ -1269,7 +1268,7 @@ TEST(WorldFault, AnswersEverythingAndEndsTheWorlds) {
   const auto why = common_error(all);
   ASSERT_TRUE(has_code(why, errc::device_fault));
   EXPECT_EQ(failure_of(why)->native_name, "cudaErrorIllegalAddress");
-  // Several devices were at work: nobody knows which one it was.
+  // Several devices were at work, so the origin of the fault is unknown.
   EXPECT_EQ(failure_of(why)->device, -1);
   EXPECT_NE(describe(why).find("unknown"), std::string::npos) << describe(why);
   EXPECT_TRUE(has_code(answer_of(launched), errc::device_fault));
@@ -1315,7 +1314,7 @@ TEST(WorldFault, PoisonedByItsOwnCall) {
   EXPECT_TRUE(has_code(feed.until(world_phase::failed).reason, errc::device_fault));
 }
 
-// A lane that does not come back from a call on a communicator that ended.
+// A lane that does not return from a call on a communicator that has ended.
 TEST(WorldFault, ALaneThatIsStuckEndsEverything) {
   TROUPE_HOST_ONLY("a fault plan");
   auto plan = std::make_shared<fault_plan>();
@@ -1336,7 +1335,7 @@ TEST(WorldFault, ALaneThatIsStuckEndsEverything) {
   plan->release();
 }
 
-// -- the end
+// -- shutdown
 
 TEST(WorldEnd, SystemEndsWithRequestsOnTheirWay) {
   std::vector<pending<collective_done>> all;
@@ -1361,7 +1360,7 @@ TEST(WorldEnd, SystemEndsWhileAWorldIsBuilt) {
   }
 }
 
-// The actors of the devices end with the last handle, and begin anew with the next one.
+// The device actors end with the last handle, and start again with the next one.
 TEST(WorldEnd, MessagesAreAnsweredAfterTheLastHandleWentOnce) {
   test_system system;
   auto running = [&] { return system.get().registry().running(); };
@@ -1399,7 +1398,7 @@ TEST(WorldLife, BuildsAgainAfterABuildThatHangs) {
   const auto plan = std::make_shared<fault_plan>();
   plan->add({.kind = fault::block, .on = verb::build, .first = 2});
   test_system system{{.devices = 2, .faults = plan}};
-  for (auto ordinal : system.ordinals()) // a worker may take longer to begin
+  for (auto ordinal : system.ordinals()) // a worker may need longer to start
     EXPECT_TRUE(works(system.open(ordinal)));
   auto under_test = system.open_world({.limits = {.build_deadline = 500ms}});
   auto refs = must(under_test.allocate<float>(16, true));
@@ -1407,7 +1406,7 @@ TEST(WorldLife, BuildsAgainAfterABuildThatHangs) {
   EXPECT_TRUE(has_code(answer_of(under_test.all_reduce(refs)), errc::nccl_error));
   for (std::size_t i = 0; i < 2; ++i)
     must(answer_of(under_test.device_of(i).fill(refs[i], 0.f)));
-  EXPECT_TRUE(is_ok(answer_of(under_test.all_reduce(refs)))); // on the third
+  EXPECT_TRUE(is_ok(answer_of(under_test.all_reduce(refs)))); // on the third communicator
   plan->release();
 }
 

@@ -1,7 +1,7 @@
-/// Random chains of uploads, downloads, fills, copies within devices and between them, user kernels
-/// and all collectives, of worlds and of ranks, over several devices and clients, never waited for
-/// in between: every element must be what a sequential model says (INV-6, INV-9).
-/// TROUPE_CHAIN_SEEDS: how many; TROUPE_CHAIN_FIRST_SEED: from which on.
+/// Random chains of uploads, downloads, fills, copies within and between devices, user kernels, and
+/// all collectives of worlds and single ranks. Several clients run them on several devices, without
+/// waiting in between. Every element must have the value of a sequential model (INV-6, INV-9).
+/// TROUPE_CHAIN_SEEDS: number of seeds; TROUPE_CHAIN_FIRST_SEED: the first seed.
 
 #include "chaos/content_model.hpp"
 #include "chaos/random_collective.hpp"
@@ -43,7 +43,7 @@ struct world_entry {
   std::vector<int> devices; ///< by rank
 };
 
-/// One chain: buffers on every device, a model of their contents, and what waits for its answer.
+/// One chain: buffers on every device, a model of their contents, and pending requests.
 class chain {
 public:
   chain(const std::vector<world_entry>& worlds, const std::vector<topology>& topologies,
@@ -56,14 +56,14 @@ public:
             ref, model_.add(content(count_, std::uint64_t{0}))};
   }
 
-  /// Starts one random operation, or makes one rank's call of one. Clients come one at a time: the
-  /// order of admission is the model's order.
+  /// Starts one random operation, or makes one rank's call of one. Only one client runs it at a
+  /// time, so the order of admission is the order of the model.
   void step() {
     std::lock_guard lock{mutex_};
     auto choice = pick(random_, 0, 12);
     if (choice < 5)
       return open_ ? call_one_rank() : collective_of_all();
-    // What a copy brings from a rank that has called to one that is to call would wait for itself.
+    // A copy from a rank that has called to a rank that has not would wait for itself.
     if (choice < 8)
       return open_ ? call_one_rank() : copy_between();
     switch (choice) {
@@ -107,7 +107,7 @@ private:
     std::unique_ptr<elements> got;
     content_model::place place;
   };
-  /// Asked for by the calls of its ranks, of which some are to come.
+  /// An operation of rank-local calls, of which some are still missing.
   struct open_operation {
     const world_entry* in = nullptr;
     rank_pieces pieces;
@@ -134,7 +134,7 @@ private:
   content_model::version write(content_model::effect by, std::size_t output, const piece& x) {
     return model_.write(by, output, slot_of(x).buffer, x.first, x.count);
   }
-  /// An operation of one device: `target` becomes `run` of the pieces that are read.
+  /// Records an operation of one device: `target` becomes `run` of the pieces in `reads`.
   void writes(const piece& target, const std::vector<piece>& reads, content_model::function run) {
     std::vector<content_model::place> places;
     for (auto& x : reads)
@@ -196,7 +196,7 @@ private:
   }
   int any_device() { return all().devices[pick(random_, 0, device_count() - 1)]; }
 
-  /// From one row to another one: one copy, or several as one request.
+  /// Copies from one row to another: one copy, or several as one request.
   void copy_between() {
     auto& links = topologies_[pick(random_, 0, topologies_.size() - 1)];
     auto from = any_piece();
@@ -240,7 +240,7 @@ private:
       write(effect, i, targets[i]);
   }
 
-  /// x[i] = a * x[i] + y[i]
+  /// Launches x[i] = a * x[i] + y[i].
   void kernel() {
     auto to = any_piece();
     auto from = to;
@@ -286,12 +286,12 @@ private:
     return testing::request_of(x, [this](const piece& p) { return part(p).any(); });
   }
 
-  /// Of any world: asked for as a whole, or by its ranks, with other operations in between.
+  /// Starts a collective of any world: as a whole, or by rank-local calls with others between.
   void collective_of_all() {
     auto& w = worlds_[pick(random_, 0, worlds_.size() - 1)];
     auto from = pick(random_, 0, rows - 1);
     auto x = choose_collective(random_, w.devices, dtype::uint32, count_, from, another_row(from));
-    if (chance(random_, 0.4) && x.sender != x.shape.root) { // a message to itself is two calls
+    if (chance(random_, 0.4) && x.sender != x.shape.root) { // a message to itself takes two calls
       begin_calls(w, x);
       return;
     }
@@ -318,7 +318,7 @@ private:
     call_one_rank();
   }
 
-  /// It has its place now, whenever the last rank comes.
+  /// Makes the call of one rank. It has its position from now on, not from the last rank's call.
   void call_one_rank() {
     auto& x = open_->pieces;
     auto rank = open_->to_call.back();
@@ -347,7 +347,7 @@ private:
   std::size_t count_ = 0;
   std::array<std::array<slot, most_devices>, rows> slots_;
   content_model model_;
-  /// One at a time, and no other collective beside it: its ranks might wait for each other's.
+  /// Only one, and no other collective beside it: their ranks might wait for each other.
   std::optional<open_operation> open_;
   std::deque<elements> uploads_; // alive until the end
   std::deque<read> reads_;
@@ -361,7 +361,7 @@ world_entry entry_of(const world& w) {
   return result;
 }
 
-/// A kernel that CUDA loads at its first launch may wait for all that is on the device.
+/// Loads the kernel. CUDA may wait for all work of the device at a kernel's first launch.
 void load_kernel(const world& w) {
 #ifdef TROUPE_HAS_CUDA
   for (std::size_t i = 0; i < w.size(); ++i)
@@ -386,20 +386,20 @@ TEST(Chains, AreRightWithoutWaitingForTheHost) {
   auto seeds = number_from_environment("TROUPE_CHAIN_SEEDS", cuda ? 200 : 1000);
   auto first = number_from_environment("TROUPE_CHAIN_FIRST_SEED", 1);
   config cfg;
-  // Links in both directions, in one, and in none.
+  // Pairs with access in both directions, in one, and in none.
   std::vector<host_link> links{{.from = 0, .to = 3, .access = false},
                                {.from = 3, .to = 0, .access = false},
                                {.from = 1, .to = 2, .access = false}};
   cfg.use_backend(cuda ? must(make_cuda_backend())
                        : make_host_backend({.devices = 4, .links = links}));
-  cfg.lanes.staging_bytes = 4096; // what goes through the host goes in many pieces
+  cfg.lanes.staging_bytes = 4096; // copies through the host use many pieces
   caf::actor_system sys{cfg};
   auto devices = all_devices(sys);
   std::vector<world_entry> worlds{entry_of(must(world::open(sys, {.devices = devices})))};
   load_kernel(worlds[0].over);
   std::vector<int> reversed{devices.rbegin(), devices.rend()};
   worlds.push_back(entry_of(must(world::open(sys, {.devices = reversed, .name = "reversed"}))));
-  // Halves, and all but the first in another order.
+  // Halves, and all ranks but the first in another order.
   std::vector<std::int32_t> halves;
   std::vector<std::int32_t> tail;
   for (std::size_t i = 0; i < devices.size(); ++i) {

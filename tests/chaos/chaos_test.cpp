@@ -1,10 +1,10 @@
-/// Random operations of several clients on overlapping worlds under seeded plans of faults. Of
-/// every request of every seed: one answer, in time (INV-1); no work on memory that is gone (INV-2,
-/// INV-4); one cause for all that ends with a communicator (INV-7); no success with a wrong content
-/// (INV-9, INV-12). At the end of each seed no thread and no memory is left over.
+/// Random operations of several clients on overlapping worlds, under seeded fault plans. Checked
+/// for every request of every seed: one result, in time (INV-1); no work on freed memory (INV-2,
+/// INV-4); one cause for all requests that end with a communicator (INV-7); no success with wrong
+/// content (INV-9, INV-12). At the end of each seed no thread and no memory is left.
 ///
-/// A seed that fails is named; TROUPE_CHAOS_SEED=n runs that one alone and says what it did,
-/// TROUPE_CHAOS_SEEDS=n runs so many in place of each case's own.
+/// A failure names its seed. TROUPE_CHAOS_SEED=n runs only that seed and prints its log.
+/// TROUPE_CHAOS_SEEDS=n overrides the number of seeds in each case.
 
 #include "actors/messages.hpp"
 #include "actors/system.hpp"
@@ -53,8 +53,8 @@ using clock = std::chrono::steady_clock;
 using request_function = std::function<void()>;
 
 constexpr int devices = 4;
-constexpr std::size_t shared_rows = 3; ///< of buffers, for whole operations
-constexpr std::size_t rows = 5;        ///< the others for rank-local calls
+constexpr std::size_t shared_rows = 3; ///< rows of buffers for whole operations
+constexpr std::size_t rows = 5;        ///< the others are for rank-local calls
 
 enum class trouble : std::uint8_t {
   none,
@@ -95,7 +95,7 @@ std::size_t thread_count() {
   return static_cast<std::size_t>(std::distance(begin(tasks), end(tasks)));
 }
 
-/// a[i] = a[i] op b[i]
+/// Computes a[i] = a[i] op b[i].
 void combine_all(dtype type, reduce_op op, std::size_t count, std::byte* a, const std::byte* b) {
   const auto size = size_of(type);
   for (std::size_t i = 0; i < count; ++i) {
@@ -108,7 +108,7 @@ void combine_all(dtype type, reduce_op op, std::size_t count, std::byte* a, cons
   }
 }
 
-/// That as a registered launch.
+/// The arguments of `combine_all` as a registered launch.
 struct combining {
   static constexpr const char* name = "Chaos.combine";
 
@@ -117,7 +117,7 @@ struct combining {
   std::chrono::milliseconds busy;
 };
 
-/// Known in the workers too: they are the same program.
+/// Workers run the same program, so the launch is registered there too.
 [[maybe_unused]] const bool registered = [] {
   must(register_launch(
       combining::name, [](launch_context& context, auto reads, auto writes, auto arguments) {
@@ -133,7 +133,7 @@ struct combining {
   return true;
 }();
 
-/// What is known of a request.
+/// The record of one request.
 struct request_record {
   std::size_t index = 0;
   std::string text;
@@ -143,29 +143,29 @@ struct request_record {
   request_function cancel;
   std::vector<content_model::effect> effects;
 
-  // a rank-local call
+  // For a rank-local call.
   int rank = -1;
-  std::optional<rank_pieces> of; ///< all ranks' calls
+  std::optional<rank_pieces> of; ///< the calls of all ranks
   std::optional<content_model::place> sends;
   std::optional<content_model::version> receives;
   std::size_t received = 0; ///< elements
 
-  // a download
+  // For a download.
   std::optional<content_model::place> read;
-  std::shared_ptr<std::vector<std::byte>> memory; ///< the request's; nobody's after the answer
+  std::shared_ptr<std::vector<std::byte>> memory; ///< not accessed after the result
   std::vector<std::byte> got;
 
-  // a rank's call over host memory
+  // For a rank's call over host memory.
   std::vector<std::byte> sent;
   std::optional<content> want;
 
-  // under the lock of the answers
+  // Protected by answers_mutex_.
   int answers = 0;
   clock::duration late{};
   caf::error error;
   collective_done done;
 
-  /// The operation that a rank's call was of; 0: not known.
+  /// Returns the operation that a rank's call belonged to; 0: unknown.
   std::uint64_t operation() const {
     if (number)
       return number();
@@ -185,7 +185,7 @@ using record_ptr = std::shared_ptr<request_record>;
 
 constexpr std::byte used_up{0x5c};
 
-/// A client that is an actor, for one request; knows when its receiver has admitted it.
+/// An actor that makes one request as a client, and detects when its receiver has admitted it.
 template <class Reply, class Request, class Probe> class requester : public detail::actor_base<> {
 public:
   using reply_function = std::function<void(caf::expected<Reply>)>;
@@ -232,14 +232,14 @@ private:
   int over_ = 0;
 };
 
-/// What the seeds of a case came to: how late answers were, and what they said.
+/// Results over all seeds of a case: lateness and error codes.
 struct tally {
   std::map<std::string, int> answers;
-  std::map<trouble, std::uint64_t> faults; ///< injected by the plans
+  std::map<trouble, std::uint64_t> faults; ///< injected by the fault plans
   int symmetric = 0;                       ///< collectives
   clock::duration latest{};
   clock::duration latest_message{};
-  clock::duration latest_mesh{}; ///< of calls over host memory, which threads of their own answer
+  clock::duration latest_mesh{}; ///< of calls over host memory, completed on other threads
 };
 
 /// One seed.
@@ -248,14 +248,14 @@ public:
   chaos_run(std::uint64_t seed, trouble what, tally& all)
       : seed_(seed), trouble_(what), tally_(all), random_(seed * 0x9e3779b97f4a7c15U) {}
 
-  /// What was wrong; empty: nothing.
+  /// Runs the seed. Returns the errors found.
   std::vector<std::string> run() {
     auto threads_before = thread_count();
     set_log_sink([this](const log_line& x) { hear(x); });
     plan_ = std::make_shared<fault_plan>(seed_);
     {
       const host_backend_options host{devices, std::size_t{1} << 24};
-      config cfg; // it keeps the devices
+      config cfg; // keeps the devices alive
       cfg.use_backend(with_faults(
           books_.guard(in_workers() ? must(make_worker_backend({.backend = "host", .host = host}))
                                     : make_host_backend(host)),
@@ -296,14 +296,14 @@ private:
     std::vector<int> devices; ///< by rank
   };
 
-  // -- small things
+  // -- helpers
 
   void note(std::string text) {
     auto ms = std::chrono::duration<double, std::milli>(clock::now() - begin_).count();
     std::lock_guard lock{log_mutex_};
     log_.push_back(std::to_string(ms) + " ms: " + std::move(text));
   }
-  /// The log tells of the end of each communicator, once.
+  /// Records a log line. The log reports the end of each communicator once.
   void hear(const log_line& x) {
     if (x.level < log_level::info)
       return;
@@ -332,7 +332,7 @@ private:
     return std::chrono::microseconds{pick(random, 50, 20'000)};
   }
 
-  /// Row, device, and which of the buffers that were there; under the lock of the order.
+  /// Returns row, device and the number of the buffer there. Call with order_ held.
   std::string text_of(const piece& x) const {
     auto& s = slots_[x.row][static_cast<std::size_t>(x.device)];
     return std::to_string(x.row) + "." + std::to_string(x.device) + "#" + std::to_string(s.buffer) +
@@ -364,17 +364,17 @@ private:
       result.emplace_back(random_element(random));
     return result;
   }
-  /// Any integer; one of some thousand floating-point numbers.
+  /// Returns any integer, or one of some thousand floating-point numbers.
   std::uint64_t random_element(std::mt19937_64& random) const {
     if (!is_floating_point(type_))
       return combine(type_, reduce_op::sum, random(), 0);
     auto sixteenths = static_cast<long double>(pick(random, 0, 4000)) - 2000;
     return encode_nearest(type_, sixteenths / 16);
   }
-  /// Exact in every type.
+  /// Returns an operation that is exact in every type.
   reduce_op addition() const { return is_floating_point(type_) ? reduce_op::max : reduce_op::sum; }
 
-  // -- the beginning
+  // -- setup
 
   world_limits limits() {
     world_limits x;
@@ -436,7 +436,7 @@ private:
     return all.over.device_of(static_cast<std::size_t>(rank));
   }
 
-  /// A symmetric collective that stands still is the end of the process: only where nothing does.
+  /// Only if nothing can hang: a symmetric collective that hangs ends the process.
   bool may_be_symmetric() const { return calm() || trouble_ == trouble::haste; }
 
   void open_rows() {
@@ -520,7 +520,7 @@ private:
 
   void answered(request_record& r, clock::duration late, const caf::error& why,
                 const collective_done& done = {}) {
-    if (r.memory) { // from now on it is nobody's
+    if (r.memory) { // the request does not use it any more
       r.got = *r.memory;
       std::fill(r.memory->begin(), r.memory->end(), used_up);
     }
@@ -545,7 +545,7 @@ private:
     });
   }
 
-  /// Returns when it is admitted, or never will be.
+  /// Sends a request as a message. Returns when it is admitted or will never be.
   template <class Reply, class Probe, class Request>
   void send(const record_ptr& r, const caf::actor& to, Request what,
             std::chrono::nanoseconds limit) {
@@ -644,7 +644,7 @@ private:
       return;
     request_function cancel;
     {
-      std::lock_guard order{order_}; // it is set under this
+      std::lock_guard order{order_}; // `cancel` is set while order_ is held
       auto r = any_record(random);
       if (!r || !r->cancel)
         return;
@@ -662,7 +662,7 @@ private:
     all_answered_.wait_for(lock, 5ms, [&] { return r->answers != 0; });
   }
 
-  /// Buffers that are gone come again, sometimes at once.
+  /// Replaces lost buffers, sometimes at once.
   void renew_some(std::mt19937_64& random) {
     auto row = pick(random, 0, shared_rows - 1);
     for (int d = 0; d < devices; ++d)
@@ -691,7 +691,7 @@ private:
     at(x) = {std::move(*ref), model_.add(content(count_, std::uint64_t{0}))};
   }
 
-  /// A collective of a world over parts of two rows, its effect in the model, and its name.
+  /// A collective of a world over parts of two rows, its effect in the model, and its text.
   struct planned {
     collective what;
     content_model::effect effect = 0;
@@ -708,7 +708,7 @@ private:
     return text;
   }
 
-  /// Under the lock of the order.
+  /// Call with order_ held.
   planned plan_collective(const rank_pieces& x) {
     planned result;
     result.what = request_of(x, [this](const piece& p) { return ref(p); });
@@ -748,7 +748,7 @@ private:
     }
   }
 
-  /// A ring of messages, or messages beside a barrier.
+  /// Sends a ring of messages, or messages together with a barrier.
   void message_group(std::mt19937_64& random) {
     auto index = pick(random, 0, worlds_.size() - 1);
     auto& w = worlds_[index];
@@ -859,7 +859,7 @@ private:
       track(r, limit, device_of(source.device).copy(to, from, {.deadline = limit}));
   }
 
-  /// y = y + x, element by element; of floating-point numbers, the larger one.
+  /// Launches y = y + x for each element; for floating-point numbers y = max(y, x).
   void launch(std::mt19937_64& random) {
     auto x = any_piece(random);
     auto y = x;
@@ -880,7 +880,7 @@ private:
     auto from = ref(x);
     write(effect, 0, y);
     note("#" + std::to_string(r->index) + " " + r->text);
-    // Some hold up their lane for a while, so that the ranks of what comes behind are apart.
+    // Some launches block their lane for a while, so that later operations start apart.
     auto busy = std::chrono::milliseconds{chance(random, 0.4) ? 2 : 0};
     auto work = [this, to, from, busy](launch_context& context) -> caf::error {
       std::this_thread::sleep_for(busy);
@@ -977,7 +977,7 @@ private:
 
   // -- rank-local calls
 
-  /// Every rank makes the same calls, each with its own buffers; `calls` seeds what they are.
+  /// Makes one rank's calls: the same for every rank, from the seed `calls`, on its own buffers.
   void rank_client(std::size_t world_index, std::size_t rank, std::uint64_t calls) {
     std::mt19937_64 same{calls};
     std::mt19937_64 own{calls + rank + 1};
@@ -1000,7 +1000,7 @@ private:
                  const rank_pieces& x, bool by_message, std::chrono::nanoseconds limit) {
     auto self = static_cast<int>(rank);
     bool message = x.shape.kind == collective_kind::send;
-    if (message && x.sender == x.shape.root) // to itself: two calls that one thread makes
+    if (message && x.sender == x.shape.root) // to itself: one thread makes both calls
       return;
     if (message && self != x.sender && self != x.shape.root)
       return;
@@ -1028,7 +1028,7 @@ private:
 
   // -- calls over host memory
 
-  /// In world 0, in which nobody else makes calls of ranks.
+  /// Runs in world 0, in which no other client makes rank-local calls.
   void mesh_client() {
     std::mt19937_64 random{seed_ * 1000 + 999};
     for (int i = 0; i < 6; ++i) {
@@ -1094,7 +1094,7 @@ private:
     return r;
   }
 
-  // -- the end
+  // -- shutdown and checks
 
   void settle() {
     plan_->disarm();
@@ -1151,7 +1151,7 @@ private:
     return calls.size() == (all.shape.kind == collective_kind::send ? 2 : all.send.size());
   }
 
-  /// It is not known which operation a failed message belonged to, nor what that wrote.
+  /// The operation of a failed message is unknown. Its output may have any content.
   void blur(const request_record& r, fate how) {
     if (!r.receives)
       return;
@@ -1162,7 +1162,7 @@ private:
     model_.decide(effect, how);
   }
 
-  /// The ranks' calls that made one operation: each says what became of its own part.
+  /// Decides a complete operation of rank-local calls. Each call has the result of its own part.
   void decide_joint(std::vector<record_ptr> calls) {
     std::sort(calls.begin(), calls.end(), [](auto& a, auto& b) { return a->rank < b->rank; });
     auto& all = *calls[0]->of;
@@ -1229,7 +1229,7 @@ private:
     }
   }
 
-  /// A call over host memory is done on all ranks, or on none.
+  /// Checks that each call over host memory succeeded on all ranks or on none.
   void check_mesh_rounds() {
     for (auto& all : mesh_rounds_) {
       auto done = std::count_if(all.begin(), all.end(),
@@ -1240,7 +1240,7 @@ private:
     }
   }
 
-  // INV-7: what ends with a communicator, a device or the process ends for its one cause.
+  // INV-7: all requests that end with a communicator, a device or the process have the same cause.
   void check_causes() {
     std::map<std::string, std::set<std::string>> causes;
     const auto ends = communicator_ends();
@@ -1277,7 +1277,7 @@ private:
                                  [](const auto& a, const auto& b) { return a + " | " + b; }));
   }
 
-  /// A worker whose lane seems to be stuck is ended alone; on a busy machine that may be any.
+  /// A worker whose lane seems stuck is killed alone. On a busy machine this may be any worker.
   bool may_lose_worker() const { return in_workers() && trouble_ == trouble::stuck_lane; }
 
   bool process_ended() {
@@ -1285,7 +1285,7 @@ private:
                        [](auto& w) { return w.over.status().phase == world_phase::failed; });
   }
 
-  /// Everything is refused, every handle is stale.
+  /// Checks that every request is refused and every handle is stale.
   void check_process_end() {
     for (auto& row : slots_)
       for (auto& x : row)
@@ -1300,7 +1300,7 @@ private:
     }
   }
 
-  /// All worlds that nobody ended work again, as soon as what stands in their way has ended.
+  /// Checks that all worlds still running work again after pending work has ended.
   void check_worlds() {
     for (std::size_t i = 0; i < worlds_.size(); ++i) {
       auto& w = worlds_[i];
@@ -1326,7 +1326,7 @@ private:
   ::testing::AssertionResult try_world(const world& over) {
     try {
       return works(over);
-    } catch (const std::exception& why) { // a device that is being reset
+    } catch (const std::exception& why) { // a device is being reset
       return ::testing::AssertionFailure() << why.what();
     }
   }
@@ -1375,14 +1375,14 @@ private:
     for (auto& x : books_.complaints())
       complain(x);
     if (ends_process(trouble_))
-      return; // what the process cannot give back, it keeps to its end
+      return; // the process keeps objects that it cannot free
     constexpr std::array names{"allocations", "pinned blocks", "streams",
                                "events",      "communicators", "devices"};
     for (std::size_t i = 0; i < backend_books::item_count; ++i)
       if (auto n = books_.number(static_cast<backend_books::item>(i)); n != 0)
         complain(std::to_string(n) + " " + names[i] + " are left over");
     stopwatch watch;
-    const auto allowed = threads_before + (in_workers() ? 1 : 0); // the plan's, for slow calls
+    const auto allowed = threads_before + (in_workers() ? 1 : 0); // the fault plan's thread
     while (thread_count() > allowed && watch.elapsed() < at_once)
       std::this_thread::yield();
     if (auto now = thread_count(); now > allowed)
@@ -1422,12 +1422,12 @@ private:
   std::size_t count_ = 0;
   std::vector<world_entry> worlds_;
   std::array<std::atomic<bool>, 16> ended_worlds_{};
-  std::vector<mesh_comm> mesh_; ///< by rank; empty: none
+  std::vector<mesh_comm> mesh_; ///< by rank; empty if not used
   std::vector<std::vector<record_ptr>> mesh_rounds_;
   std::size_t last_of_several_ = 0;
   std::atomic<int> ended_device_{-1};
 
-  /// The order of admission, and so the model's: one request at a time.
+  /// Serializes admission: the model has the same order.
   std::mutex order_;
   content_model model_;
   std::array<std::array<slot, devices>, rows> slots_;
@@ -1441,7 +1441,7 @@ private:
   std::vector<std::string> complaints_;
   mutable std::mutex log_mutex_;
   std::vector<std::string> log_;
-  std::set<std::string> ends_; ///< of communicators
+  std::set<std::string> ends_; ///< reasons for the end of communicators
 };
 
 // -- the cases
@@ -1460,7 +1460,7 @@ void run_seed(std::uint64_t seed, tally& all) {
     ADD_FAILURE() << "seed " << seed << ": " << x;
 }
 
-/// In workers it takes the start of four processes for each: all troubles once.
+/// In workers each seed starts four processes, so each kind of trouble runs once.
 std::uint64_t seeds_per_case() { return in_workers() ? trouble_names.size() : 100; }
 
 class Chaos : public ::testing::TestWithParam<std::uint64_t> {};
@@ -1468,7 +1468,7 @@ class Chaos : public ::testing::TestWithParam<std::uint64_t> {};
 INSTANTIATE_TEST_SUITE_P(Seeds, Chaos, ::testing::Range<std::uint64_t>(0, 10));
 
 TEST_P(Chaos, AnswersEverythingOnceInTimeAndRight) {
-  flag warm; // the one thread that stays
+  flag warm; // starts the one thread that stays
   detail::callback_executor().post([&] { warm.set(); });
   ASSERT_TRUE(warm.wait());
   tally all;

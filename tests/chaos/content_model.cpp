@@ -8,7 +8,7 @@ namespace troupe::testing {
 
 namespace {
 
-/// More possible contents than that are not told apart.
+/// With more possible contents than this, all elements count as unknown.
 constexpr std::size_t most_possible = 24;
 
 std::uint64_t bits_of(dtype type, std::uint64_t x) {
@@ -30,7 +30,7 @@ bool less(dtype type, std::uint64_t a, std::uint64_t b) {
   return in_order(a) < in_order(b);
 }
 
-/// The fraction is dropped.
+/// Divides and truncates toward zero.
 std::uint64_t divided(dtype type, std::uint64_t x, std::size_t by) {
   if (!is_signed(type))
     return x / by;
@@ -72,7 +72,7 @@ content gathered(const std::vector<content>& sends) {
   return result;
 }
 
-/// The `r`-th of `n` parts of each.
+/// Returns the `r`-th part of each rank's content, concatenated.
 content exchanged(const std::vector<content>& sends, std::size_t r) {
   content result;
   for (auto& s : sends)
@@ -248,7 +248,7 @@ const std::vector<content>& content_model::possible(version at) {
 const std::vector<std::vector<content>>& content_model::outputs(effect at) {
   if (effects_[at].outputs)
     return *effects_[at].outputs;
-  // All ways to choose one content of each that is read.
+  // All combinations of one possible content for each read.
   std::vector<std::vector<content>> inputs{{}};
   for (auto& r : effects_[at].reads) {
     std::vector<content> parts;

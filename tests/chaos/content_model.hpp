@@ -1,5 +1,5 @@
-/// What device memory must hold after operations of which some failed, and some may have run or
-/// not.
+/// Model of the content of device memory after operations of which some failed and some may have
+/// run.
 #pragma once
 
 #include <troupe/collective_kind.hpp>
@@ -16,38 +16,38 @@
 
 namespace troupe::testing {
 
-/// The elements of a buffer as the bits of their type; none: nobody knows.
+/// The elements of a buffer, as bits of their type. An element without a value is unknown.
 using content = std::vector<std::optional<std::uint64_t>>;
 
-/// What became of an operation as far as its requester knows.
+/// The result of an operation as its requester knows it.
 enum class fate : std::uint8_t {
-  failed,  ///< what it was writing is as before, or cannot be read
-  perhaps, ///< it was answered before its end: as `failed`, or as `ran`
+  failed,  ///< its output is unchanged or unreadable
+  perhaps, ///< the result came before its end: as `failed` or `ran`
   ran,
 };
 
 bool is_floating_point(dtype type);
 
-/// `sum` and `prod` of integers; `min` and `max` of all numbers.
+/// Combines two elements: `sum` and `prod` of integers, `min` and `max` of all numbers.
 std::uint64_t combine(dtype type, reduce_op op, std::uint64_t a, std::uint64_t b);
 
-/// A collective of all its ranks; of a message, the two ranks' that take part.
+/// A collective of all its ranks, or a message between two of its ranks.
 struct collective_shape {
-  collective_kind kind = collective_kind::all_reduce; ///< a message: send
+  collective_kind kind = collective_kind::all_reduce; ///< send for a message
   dtype type = dtype::uint32;
   reduce_op op = reduce_op::sum;
   int root = 0;
-  std::vector<std::uint64_t> factors;             ///< of premul_sum, by rank
-  std::vector<std::vector<std::uint64_t>> counts; ///< of all_to_all_v
+  std::vector<std::uint64_t> factors;             ///< for premul_sum, by rank
+  std::vector<std::vector<std::uint64_t>> counts; ///< for all_to_all_v
 };
 
-/// What each rank receives; nothing where it receives nothing.
-/// @shape sends: of each rank, of a message the sender's alone; the result of a message: one
+/// Returns the content that each rank receives; empty for ranks that receive none.
+/// @shape sends: of each rank, for a message only the sender's; a message has one result
 std::vector<content> received(const collective_shape& x, const std::vector<content>& sends);
 
-/// Buffers and the versions of their contents, one for each operation that writes them, in the
-/// order of admission. An operation's fate is said later, and then all is worked out: a version has
-/// several possible contents where it is not known whether an operation ran.
+/// Buffers and the versions of their contents: one version for each operation that writes them, in
+/// order of admission. The fates of operations are decided later, and contents are computed then.
+/// If it is unknown whether an operation ran, a version has several possible contents.
 class content_model {
 public:
   using version = std::size_t;
@@ -59,25 +59,25 @@ public:
     std::size_t count = 0;
   };
 
-  /// A new buffer.
+  /// Adds a buffer. Returns its number.
   std::size_t add(content initial);
   version latest(std::size_t buffer) const { return latest_[buffer]; }
 
-  /// An operation that reads `reads`, and gives `run` of them.
+  /// An operation that reads `reads` and writes the results of `run`.
   using function = std::function<std::vector<content>(const std::vector<content>&)>;
   effect begin(std::vector<place> reads, function run);
-  /// Its output number `output` goes into a part of a buffer, which has another version then.
+  /// Writes output number `output` to a range of a buffer. Returns the new version.
   version write(effect by, std::size_t output, std::size_t buffer, std::size_t first,
                 std::size_t count);
-  /// The version is written by another operation, that was known too late.
+  /// Replaces the operation that writes the version, if that operation is known only later.
   void written_by(version what, effect by, std::size_t output);
-  /// Until it is said, it failed.
+  /// Decides the fate of an operation. Without a decision it failed.
   void decide(effect what, fate how) { effects_[what].how = how; }
 
-  /// May it be unreadable: did something that failed, or may have, write it?
+  /// Returns true if an operation that writes the version failed or may have failed.
   bool doubtful(version x) const;
 
-  /// For an error message: none if one of the possible contents is `got`.
+  /// Returns an error text, or an empty text if `got` is one of the possible contents.
   std::string difference(const place& where, const content& got);
 
 private:
@@ -85,17 +85,17 @@ private:
     std::vector<place> reads;
     function run;
     fate how = fate::failed;
-    std::optional<std::vector<std::vector<content>>> outputs; ///< worked out
+    std::optional<std::vector<std::vector<content>>> outputs; ///< cached
   };
   struct version_entry {
-    content initial; ///< of one that nobody wrote
+    content initial; ///< of a version that no operation wrote
     bool written = false;
     version before = 0;
     std::size_t first = 0;
     std::size_t count = 0;
     effect by = 0;
     std::size_t output = 0;
-    std::optional<std::vector<content>> possible; ///< worked out
+    std::optional<std::vector<content>> possible; ///< cached
   };
 
   const std::vector<content>& possible(version x);

@@ -1,5 +1,5 @@
-/// All-reduces of random sizes, types and operations under a plan of faults: every request is
-/// answered once and in time (INV-1), and no success has a wrong element (INV-12).
+/// All-reduces of random sizes, types and operations under a fault plan. Every request gets one
+/// result in time (INV-1), and no success has a wrong element (INV-12).
 
 #include "support/answer_time.hpp"
 #include "support/expect.hpp"
@@ -43,7 +43,7 @@ struct tally {
   std::string first_wrong;
 };
 
-/// The plan strikes copies too: a download that it struck is asked for again.
+/// Downloads, and repeats if the fault plan made the copy fail.
 caf::error download(const device& from, const any_gpu_ref& ref, std::vector<std::byte>& output) {
   while (true) {
     auto done = from.download(ref, std::span{output}, {.deadline = 10s}).wait();
@@ -52,7 +52,7 @@ caf::error download(const device& from, const any_gpu_ref& ref, std::vector<std:
   }
 }
 
-/// One client: fills its buffers, reduces them, checks what it gets.
+/// Runs one client: fills its buffers, reduces them, and checks the results.
 void run_client(const world& w, std::uint64_t seed, tally& all) {
   std::mt19937_64 random{seed};
   auto pick = [&](std::size_t low, std::size_t high) {
@@ -68,7 +68,7 @@ void run_client(const world& w, std::uint64_t seed, tally& all) {
     std::vector<any_gpu_ref> send;
     for (std::size_t r = 0; r < ranks; ++r) {
       send.push_back(must(must(refs[r].reinterpret(type)).slice(0, count)));
-      // Not waited for: the all-reduce comes after it, and fails if it fails.
+      // Not waited for: the all-reduce runs after the upload, and fails if the upload fails.
       static_cast<void>(w.device_of(r).upload(
           send.back(),
           host_buffer{std::vector<std::uint8_t>(
@@ -104,7 +104,7 @@ void run_client(const world& w, std::uint64_t seed, tally& all) {
 }
 
 TEST(Faults, EveryRequestIsAnsweredOnceInTimeAndNeverWrong) {
-  // For each rank's call: 4 ranks make 5 % of the operations.
+  // Probability for each rank's call: 4 ranks affect 5 % of the operations.
   auto each = 0.05 / ranks / 4;
   auto plan = std::make_shared<fault_plan>(
       20261120,
@@ -142,7 +142,7 @@ TEST(Faults, EveryRequestIsAnsweredOnceInTimeAndNeverWrong) {
       threads.emplace_back([&, c] { run_client(w, static_cast<std::uint64_t>(c) + 1, all); });
     for (auto& t : threads)
       t.join();
-    EXPECT_GT(all.latest, 0ns); // some came at their deadlines
+    EXPECT_GT(all.latest, 0ns); // some results came at their deadlines
     EXPECT_LT(all.latest, at_once);
     auto ms = [](clock::duration x) {
       return std::chrono::duration<double, std::milli>(x).count();
@@ -157,7 +157,7 @@ TEST(Faults, EveryRequestIsAnsweredOnceInTimeAndNeverWrong) {
   EXPECT_EQ(all.wrong, 0) << all.first_wrong;
   for (auto kind : {fault::fail, fault::not_issued, fault::hang, fault::slow})
     EXPECT_GT(plan->injected(kind), 20u) << to_string(kind);
-  // The plan strikes a part of the requests, and the world goes on each time.
+  // The faults affect some requests, and the world continues after each.
   EXPECT_GT(all.successes, clients * operations_per_client / 2);
   for (auto code : {errc::internal, errc::invalid_argument, errc::shape_mismatch, errc::stale_ref,
                     errc::out_of_range})

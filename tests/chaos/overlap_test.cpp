@@ -1,5 +1,5 @@
-/// Worlds that share devices, one of which stands still: it alone ends, and the rank that is to
-/// blame is named; the others' requests are done, at worst later.
+/// Worlds share devices, and one world hangs. Only that world's communicator ends, and the error
+/// names the rank at fault. The requests of the other worlds succeed, possibly later.
 
 #include "support/world_fixture.hpp"
 
@@ -20,7 +20,7 @@ namespace {
 constexpr std::size_t count = 1000;
 constexpr int requests = 12;
 
-/// A world and a client that drives it as fast as it can, each request on memory of its own.
+/// A world and a client that drives it as fast as possible. Each request has its own memory.
 struct driven_world {
   world over;
   std::vector<int> devices;
@@ -83,7 +83,7 @@ struct driven_world {
   void expect_stalled(std::uint64_t epoch, std::optional<int> device) const {
     int stalled = 0;
     for (std::size_t i = 0; i < answers.size(); ++i) {
-      if (answers[i]) { // before, or in the next epoch
+      if (answers[i]) { // before the stall, or in the next epoch
         expect_right(i);
         continue;
       }
@@ -117,7 +117,7 @@ TEST_P(Overlap, AStallEndsTheWorldWhoseRankStandsStill) {
   auto plan = std::make_shared<fault_plan>();
   test_system system{{.devices = 4, .faults = plan}};
   world_limits limits;
-  limits.stall_limit = 400ms; // far above what a busy machine needs for a collective
+  limits.stall_limit = 400ms; // far above the time of a collective on a busy machine
   limits.quiet_limit = 10s;
   limits.restarts = 1 << 20;
   limits.restart_backoff = 0ms;
@@ -132,8 +132,9 @@ TEST_P(Overlap, AStallEndsTheWorldWhoseRankStandsStill) {
   worlds.push_back(open("right", {1, 2, 3}));
   auto groups = must(worlds[0].over.split("middle", {-1, 0, 0}));
   worlds.emplace_back(groups[0], std::vector{1, 2});
-  // Only one world has device 0, and only one device 3. A rank that is told of as issued, but never
-  // takes part, looks as all others do; one that waits behind a launch can be named.
+  // Only one world has device 0, and only one has device 3. A rank that is reported as issued but
+  // never takes part cannot be distinguished from the others. A rank that waits behind a launch can
+  // be named.
   struct round {
     std::vector<int> culprits;
     bool behind_a_launch;

@@ -1,9 +1,10 @@
-/// Random programs of several senders on the same devices: threads, actors and blocking actors,
-/// which make requests of all kinds without waiting, and look at their last answers alone. With
-/// small queues, short deadlines, cancellations, faults and resets: a sender whose last answers are
-/// good has what a serial model of its whole program says (INV-12, INV-14, INV-15).
+/// Random programs of several senders on the same devices: threads, actors and blocking actors.
+/// They make requests of all kinds without waiting, and check only their last results. Queues are
+/// small and deadlines short, with cancellations, faults and resets. If the last results of a
+/// sender are successful, they have the values of a serial model of its whole program (INV-12,
+/// INV-14, INV-15).
 ///
-/// TROUPE_PROGRAM_SEEDS: how many in each case; TROUPE_PROGRAM_FIRST_SEED: from which on.
+/// TROUPE_PROGRAM_SEEDS: number of seeds in each case; TROUPE_PROGRAM_FIRST_SEED: the first seed.
 
 #include "support/affine_kernel.hpp"
 #include "support/eventually.hpp"
@@ -36,7 +37,7 @@ namespace troupe::testing {
 namespace {
 
 constexpr std::size_t count = 64; ///< elements of a buffer
-constexpr std::size_t rows = 4;   ///< of buffers, one on each device
+constexpr std::size_t rows = 4;   ///< each row has one buffer on each device
 constexpr std::size_t most_steps = 40;
 
 using elements = std::vector<std::uint32_t>;
@@ -56,7 +57,7 @@ std::vector<std::byte> as_std_bytes(const bytes& x) {
 
 constexpr const char* affine_launch = "ProgramOrder.affine";
 
-/// x = a * x + y, where the device lives.
+/// Launch of x = a * x + y in the process of the device.
 [[maybe_unused]] const bool registered = [] {
   must(register_launch(
       affine_launch,
@@ -84,17 +85,17 @@ constexpr const char* affine_launch = "ProgramOrder.affine";
   return true;
 }();
 
-/// Whether a sender's requests may fail, and of what.
+/// Conditions under which a sender's requests may fail.
 struct weather {
   const char* name;
   bool hasty = false;    ///< short deadlines
   bool refuses = false;  ///< `room_policy::refuse`
-  bool faults = false;   ///< calls of the backend fail
-  bool resets = false;   ///< devices begin other lives
-  bool cancels = true;   ///< requests are taken back
+  bool faults = false;   ///< backend calls fail
+  bool resets = false;   ///< devices are reset
+  bool cancels = true;   ///< requests are cancelled
   std::size_t queue = 8; ///< `lane_options::queue_limit`
 
-  /// Nothing but cancellations: all the rest must succeed.
+  /// Returns true if only cancellations are allowed: all other requests must succeed.
   bool calm() const { return !hasty && !refuses && !faults && !resets; }
 };
 
@@ -127,7 +128,7 @@ struct step {
   bool is_cancelled = false;
 };
 
-/// What every row holds on every device, if all of a program runs, one step after the other.
+/// The content of every row on every device if all steps of a program run in order.
 class serial_model {
 public:
   explicit serial_model(std::size_t devices)
@@ -194,14 +195,14 @@ private:
   std::vector<elements> content_;
 };
 
-/// A request that was made by a call.
+/// A request made by a function call.
 struct asked {
-  std::size_t of = 0; ///< the step
+  std::size_t of = 0; ///< index of the step
   std::function<void()> cancel;
   std::function<caf::error()> answer;
 };
 
-/// The last answer for a buffer.
+/// The last result for a buffer.
 struct last_look {
   std::size_t row = 0;
   std::size_t device = 0;
@@ -214,7 +215,7 @@ elements elements_in(const host_buffer& x) {
   return {all.begin(), all.end()};
 }
 
-/// One sender: its world, its buffers, and its program.
+/// One sender: its world, its buffers and its program.
 class sender {
 public:
   sender(world w, topology links, std::uint64_t seed, const weather& sky)
@@ -228,10 +229,10 @@ public:
 
   virtual ~sender() = default;
 
-  /// Makes all requests, and waits for the last ones.
+  /// Makes all requests and waits for the last ones.
   virtual void run() = 0;
 
-  /// Compares what the last answers brought with the model. Returns how many were good.
+  /// Compares the last results with the model. Returns how many were successful.
   std::size_t check() {
     std::vector<bool> never(steps_.size(), false);
     for (auto& x : asked_) {
@@ -261,7 +262,7 @@ public:
     return good;
   }
 
-  /// Every mark ends when its range is wholly overwritten, or accepted.
+  /// Expects that every mark ends when its range is overwritten wholly or accepted.
   void recover() {
     for (auto& look : looks_) {
       auto& ref = refs_[look.row][look.device];
@@ -274,7 +275,7 @@ public:
           continue;
         if (accepted) {
           EXPECT_TRUE(is_ok(ref.access()));
-        } else { // a write before it failed, perhaps only now
+        } else { // an earlier write failed, possibly only now
           EXPECT_FALSE(ref.access()) << describe(accepted.error());
         }
       }
@@ -342,8 +343,8 @@ private:
   step random_step() {
     step x;
     x.what = static_cast<verb_kind>(pick(random_, 0, 10));
-    // Each rank's messages take places of their own, which several senders may wait for in a
-    // circle.
+    // The messages of an exchange have a position for each rank. With small queues several senders
+    // could wait for each other in a cycle.
     if (x.what == verb_kind::exchange && sky_.queue < 256)
       x.what = verb_kind::rank_sum;
     x.to = pick(random_, 0, rows - 1);
@@ -442,8 +443,8 @@ private:
   }
 };
 
-/// An actor, of CAF's pool or one that blocks, which sends messages: to facades, or to the bare
-/// addresses of devices, world and topology.
+/// An actor that sends messages, in CAF's pool or blocking: to facades, or to the plain addresses
+/// of devices, world and topology.
 class messages : public sender {
 public:
   messages(world w, topology links, std::uint64_t seed, const weather& sky, caf::actor_system& sys,
@@ -469,7 +470,7 @@ public:
   }
 
 private:
-  /// `ask(receiver, message)` for each request.
+  /// Calls `ask(receiver, message)` for each request.
   template <class Ask> void send_all(Ask ask) {
     auto to_device = [&](std::size_t d, auto what) {
       if (bare_)
@@ -548,7 +549,7 @@ private:
     return request(self, to, std::move(what), deadline);
   }
 
-  /// Fails the test if nothing may go wrong.
+  /// Fails the test if no request may fail.
   void note(const caf::error& why) const { EXPECT_FALSE(sky_.calm()) << describe(why); }
 
   void run_in(caf::event_based_actor* self, std::promise<void>& done) {

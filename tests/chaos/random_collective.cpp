@@ -23,7 +23,7 @@ void choose_operation(std::mt19937_64& random, std::size_t ranks, collective_sha
       x.factors.push_back(pick(random, 0, 100));
 }
 
-/// Some elements from each rank to each.
+/// Chooses counts: each rank sends some elements to each rank.
 void choose_counts(std::mt19937_64& random, const std::vector<int>& on, std::size_t count,
                    std::size_t from, std::size_t to, rank_pieces& x) {
   auto n = on.size();
@@ -64,7 +64,7 @@ rank_pieces choose_collective(std::mt19937_64& random, const std::vector<int>& o
   x.send.resize(n);
   x.recv.resize(n);
   auto root = static_cast<std::size_t>(x.shape.root);
-  // All parts together lie from `begin` on; what stands alone, from `aside` on.
+  // A buffer for all ranks' parts starts at `begin`, a buffer for one part at `aside`.
   auto each = chance(random, 0.5) ? count / n : pick(random, 1, count / n);
   auto begin = pick(random, 0, count - n * each);
   auto aside = pick(random, 0, count - each);

@@ -1,9 +1,10 @@
-/// Worker processes that are killed, stopped, reset and struck by faults at random, under the load
-/// of several clients on a world and its sub-worlds. Of every request: one answer, in time (INV-1),
-/// with a cause that there was; no success with a wrong content (INV-12). At the end no process, no
-/// shared memory, no descriptor and no thread is left over, and nothing has grown meanwhile.
+/// Worker processes are killed, stopped, reset and given faults at random, while several clients
+/// load a world and its sub-worlds. Checked for every request: one result, in time (INV-1), with a
+/// cause that occurred; no success with wrong content (INV-12). At the end no process, shared
+/// memory, descriptor or thread is left, and no resource has grown.
 ///
-/// TROUPE_CHAOS_SEED=n takes that seed, TROUPE_CHAOS_EVENTS=n makes so many events for each policy.
+/// TROUPE_CHAOS_SEED=n selects the seed, TROUPE_CHAOS_EVENTS=n the number of events for each
+/// policy.
 
 #include "support/answer_time.hpp"
 #include "support/eventually.hpp"
@@ -59,20 +60,20 @@ constexpr std::size_t buffer_bytes = most * devices * 8;
 constexpr std::chrono::nanoseconds usual_deadline = 5s;
 constexpr std::chrono::milliseconds stuck_limit{500};
 
-// -- policies: a line for each
+// -- policies, one line each
 
 struct policy {
   const char* name;
   world_limits limits;
-  int spares = 0;         ///< that stand by when nothing is wrong
-  bool stands_by = false; ///< a communicator does
+  int spares = 0;         ///< number of spares while all devices work
+  bool stands_by = false; ///< true: there is a standby communicator
 };
 
 world_limits limits_with(standby_policy standby, loss_policy on_loss) {
   world_limits x;
   x.deadline = usual_deadline;
   x.stall_limit = 300ms;
-  x.quiet_limit = 5s; // nothing blocks a lane for good
+  x.quiet_limit = 5s; // no lane blocks for ever
   x.restarts = 1 << 30;
   x.restart_backoff = 0ms;
   x.standby = standby;
@@ -87,7 +88,7 @@ const std::array policies{
     policy{"shrink", limits_with(standby_policy::survivors, loss_policy::shrink), 0, true},
 };
 
-// -- what there is of this process
+// -- resources of this process
 
 bool is_child(pid_t id) {
   std::ifstream file{"/proc/" + std::to_string(id) + "/stat"};
@@ -103,7 +104,7 @@ bool is_child(pid_t id) {
   return parent == ::getpid();
 }
 
-/// Zombies too.
+/// Returns the child processes, including zombies.
 std::set<pid_t> children() {
   std::set<pid_t> result;
   for (const auto& x : std::filesystem::directory_iterator{"/proc"}) {
@@ -121,7 +122,7 @@ std::vector<std::string> descriptors() {
   for (const auto& x : std::filesystem::directory_iterator{"/proc/self/fd"}) {
     std::error_code code;
     const auto target = std::filesystem::read_symlink(x.path(), code);
-    if (!code) // that of the iterator itself is closed again
+    if (!code) // the iterator's own descriptor is closed again
       result.push_back(target.string());
   }
   return result;
@@ -140,7 +141,7 @@ std::set<std::string> named_memory() {
   return result;
 }
 
-/// What must not grow.
+/// Resources that must not grow.
 struct footprint {
   std::size_t resident = 0;
   std::size_t threads = 0;
@@ -169,7 +170,7 @@ bool more_of_a_kind(const std::map<std::string, std::size_t>& now,
   });
 }
 
-// -- which worker has a device
+// -- the worker of each device
 
 [[maybe_unused]] const bool registered = [] {
   must(register_launch("troupe.testing.process",
@@ -239,10 +240,10 @@ public:
 private:
   struct member {
     world over;
-    std::atomic<std::uint64_t> right = 0; ///< collectives whose content was checked
+    std::atomic<std::uint64_t> right = 0; ///< collectives with correct content
   };
 
-  // -- small things
+  // -- helpers
 
   void note(std::string text) {
     std::lock_guard lock{mutex_};
@@ -259,7 +260,7 @@ private:
     complaints_.insert(std::move(text));
   }
 
-  // -- the beginning
+  // -- setup
 
   void open() {
     world_config all{.devices = all_devices(*sys_), .name = "all", .limits = policy_.limits};
@@ -278,7 +279,7 @@ private:
 
   // -- requests
 
-  /// Whoever asks may wait for the answer itself.
+  /// Counts the request and its result. The caller may wait for the result too.
   template <class T> pending<T> track(std::chrono::nanoseconds limit, pending<T> x) {
     auto answers = std::make_shared<std::atomic<int>>(0);
     {
@@ -298,7 +299,7 @@ private:
     return x;
   }
 
-  /// Is that a cause that there was?
+  /// Checks that the error has a cause that occurred.
   void judge(const caf::error& why) {
     const auto code = code_of(why);
     {
@@ -333,7 +334,7 @@ private:
       if (!happened(event::reset))
         complain("nobody asked for a reset: " + text);
       break;
-    case errc::membership_changed: // while it is without some of its ranks
+    case errc::membership_changed: // possible while some ranks are missing
       if (policy_.limits.on_loss != loss_policy::shrink)
         complain("the members are all there: " + text);
       break;
@@ -346,12 +347,12 @@ private:
     }
   }
 
-  /// A worker that is lost was struck, and in that way.
+  /// Checks that a lost worker received the signal that explains its loss.
   void judge_loss(const failure& f, const std::string& text) {
     static const std::string mark = "process ";
     const auto at = text.find(mark);
     if (at == std::string::npos)
-      return; // it ended before it had a number here
+      return; // it ended before its process id was known
     const auto id = static_cast<pid_t>(std::stol(text.substr(at + mark.size())));
     const bool silent = text.find("no sign of life") != std::string::npos;
     std::lock_guard lock{mutex_};
@@ -408,7 +409,7 @@ private:
     return complaints_.size();
   }
 
-  /// False when there is no more to do.
+  /// Blocks while the clients are paused. Returns false when the test stops.
   bool may_go_on() {
     std::unique_lock lock{mutex_};
     ++idle_;
@@ -444,7 +445,7 @@ private:
                : usual_deadline;
   }
 
-  /// In place of what is gone; sometimes of what is not.
+  /// Replaces lost buffers, and sometimes others.
   bool renew(const world& over, buffers& mine, std::mt19937_64& random) {
     std::vector<std::pair<any_gpu_ref*, pending<any_gpu_ref>>> asked;
     for (auto* side : {&mine.send, &mine.recv})
@@ -494,7 +495,7 @@ private:
                            {.deadline = usual_deadline}));
   }
 
-  /// One collective with all around it; true if its content is right, and known.
+  /// Runs one collective, with its transfers. Returns true if the content is known and correct.
   bool compute(const world& over, const buffers& mine, std::mt19937_64& random) {
     const auto spec = some_collective(over, random);
     const auto sends = random_sends(spec);
@@ -546,7 +547,7 @@ private:
     return all;
   }
 
-  /// Of an all-reduce: the ranks that took part have what those gave.
+  /// For an all-reduce: checks that the ranks that took part have the result of their inputs.
   bool check_shrunk(const world& over, const collective_spec& spec,
                     const std::vector<std::vector<std::byte>>& sends,
                     const std::vector<any_gpu_ref>& recv, const std::vector<std::int32_t>& ranks) {
@@ -574,7 +575,7 @@ private:
 
   // -- events
 
-  /// The workers of the devices, as far as they tell in time.
+  /// Returns the workers of the devices that report their process id in time.
   std::map<int, pid_t> workers() {
     constexpr std::chrono::milliseconds limit{300};
     std::map<int, pid_t> result;
@@ -626,7 +627,7 @@ private:
       if (const auto i = busy.find(d); !target && i != busy.end())
         target = i->second;
       if (!target)
-        return; // it is lost already
+        return; // it is already lost
     }
     ++counts_[static_cast<std::size_t>(what)];
     note("event: " + std::string{event_names[static_cast<std::size_t>(what)]} +
@@ -674,7 +675,7 @@ private:
     {
       std::lock_guard lock{mutex_};
       auto& x = struck_[to];
-      if (x.device != -1) // that one has ended: another process has its number
+      if (x.device != -1) // the old process has ended: its id was reused
         x = {};
       x.killed = x.killed || number == SIGKILL;
       x.stopped = x.stopped || number == SIGSTOP;
@@ -683,7 +684,7 @@ private:
       complain("a signal cannot be sent: " + std::string{std::strerror(errno)});
   }
 
-  /// Every world computes something more.
+  /// Waits until every world completes another collective.
   void go_on() {
     for (auto& x : worlds_) {
       const auto from = x->right.load();
@@ -692,9 +693,9 @@ private:
     }
   }
 
-  // -- the end
+  // -- shutdown and checks
 
-  /// With all clients waiting, and all worlds as they are when nothing is wrong.
+  /// Returns the footprint while all clients are paused and all worlds are complete.
   footprint at_rest() {
     {
       std::unique_lock lock{mutex_};
@@ -713,7 +714,7 @@ private:
       throw std::runtime_error(std::to_string(children().size()) + " workers, not " +
                                std::to_string(want));
     auto result = footprint_now();
-    // What ended workers leave to do is done by threads that come and go.
+    // Short-lived threads clean up after ended workers.
     eventually(
         [&] {
           const auto now = footprint_now();
@@ -735,14 +736,14 @@ private:
          ", then " + std::to_string(late.threads) + "; descriptors " + text_of(early.descriptors) +
          ", then " + text_of(late.descriptors));
     std::printf("%s\n", log_.back().c_str());
-    if (late.threads > early.threads + devices) // each may have got the one that stages
+    if (late.threads > early.threads + devices) // each may have got a staging thread
       complain("more threads than before");
     auto allowed_descriptors = early.descriptors;
-    // Where a stream stands, a plan has memory that its device sees; staging grows to its bound.
+    // A hanging stream has memory of the plan that a device sees. Staging grows up to its limit.
     allowed_descriptors["/memfd:troupe (deleted)"] += 2 * devices;
     if (more_of_a_kind(late.descriptors, allowed_descriptors))
       complain("more descriptors than before");
-    // Of 100 communicators and more, nothing.
+    // A hundred or more communicators must leave no memory.
     constexpr std::size_t allowed = (std::size_t{16} << 20) + kept_by_sanitizer;
     if (late.resident > early.resident + allowed)
       complain("more memory than before");
@@ -793,7 +794,7 @@ private:
         << "descriptors are left";
     EXPECT_TRUE(eventually([&] { return footprint_now().threads <= before.threads; }, at_once))
         << "threads are left";
-    for (auto& x : named_memory()) // others have some of theirs there
+    for (auto& x : named_memory()) // other processes may have objects there
       if (x.find("troupe") != std::string::npos) {
         EXPECT_TRUE(named_before.contains(x)) << x << " is left in /dev/shm";
       }
@@ -812,11 +813,11 @@ private:
     std::printf("latest answer %.2f ms after its deadline\n", ms(latest_));
   }
 
-  /// How a process was struck.
+  /// Signals sent to a process.
   struct blow {
     bool killed = false;
     bool stopped = false;
-    int device = -1; ///< that was lost with it, once it is known
+    int device = -1; ///< device lost with it, if known
   };
 
   const policy policy_;
@@ -831,7 +832,7 @@ private:
   std::array<std::atomic<std::uint64_t>, event_names.size()> counts_{};
 
   std::mutex mutex_;
-  std::condition_variable changed_; ///< whether clients may go on, and how many wait
+  std::condition_variable changed_; ///< signals `paused_`, `stop_` and `idle_`
   bool paused_ = false;
   bool stop_ = false;
   std::size_t clients_ = 0;
@@ -839,7 +840,7 @@ private:
   std::condition_variable all_answered_;
   std::uint64_t asked_ = 0;
   std::uint64_t open_ = 0;
-  std::atomic<std::uint64_t> shrunk_ = 0; ///< collectives
+  std::atomic<std::uint64_t> shrunk_ = 0; ///< number of collectives
   clock::duration latest_{};
   std::map<std::string, std::uint64_t> answers_;
   std::map<pid_t, blow> struck_;
@@ -853,7 +854,7 @@ INSTANTIATE_TEST_SUITE_P(Policies, WorkerChaos, ::testing::ValuesIn(policies),
                          [](const auto& x) { return std::string{x.param.name}; });
 
 TEST_P(WorkerChaos, AnswersEverythingOnceInTimeAndRight) {
-  flag warm; // the one thread that stays
+  flag warm; // starts the one thread that stays
   detail::callback_executor().post([&] { warm.set(); });
   ASSERT_TRUE(warm.wait());
   chaos{GetParam(), number_from_environment("TROUPE_CHAOS_SEED", 1),

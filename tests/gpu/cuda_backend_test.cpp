@@ -52,7 +52,7 @@ bytes random_bytes(std::size_t size, std::uint64_t seed) {
   return result;
 }
 
-/// A device with open memory and a stream, driven by the thread that made it.
+/// A device with open memory and a stream, used by the thread that made it.
 class driven_device {
 public:
   driven_device(backend& cuda, int ordinal) : device_(must(cuda.open(ordinal))) {
@@ -79,7 +79,7 @@ public:
     must(device_->destroy_event(event));
   }
 
-  /// Blocking, through pinned memory of its own.
+  /// Writes through pinned memory of its own. Blocks until done.
   void write(void* target, std::span<const std::byte> source) {
     if (source.empty())
       return;
@@ -125,7 +125,7 @@ protected:
   std::uint64_t before_ = 0;
 };
 
-/// Holds a stream up until it is opened, or goes out of scope.
+/// Blocks a stream until it is opened or goes out of scope.
 class gate {
 public:
   ~gate() { open(); }
@@ -215,7 +215,7 @@ TEST_F(CudaBackend, StaysUsableWhenMemoryRunsOut) {
   EXPECT_EQ(device.read(kept, mib), content);
 }
 
-/// What the pool holds in pieces must not be in the way of a large piece.
+/// Memory that the pool holds in pieces must not prevent a large allocation.
 TEST_F(CudaBackend, GivesBackWhatThePoolHoldsBeforeMemoryRunsOut) {
   driven_device device{*cuda_, 0};
   const auto other = must(device->create_stream());
@@ -235,7 +235,8 @@ TEST_F(CudaBackend, GivesBackWhatThePoolHoldsBeforeMemoryRunsOut) {
 
 namespace {
 
-/// Half of what device 0 has free is allocated and freed; what was free before, as all see it.
+/// Allocates and frees half of the free memory of device 0. Returns the memory that was free
+/// before, as all processes see it.
 std::size_t use_half(driven_device& device) {
   const auto before = free_bytes_of_device(0);
   void* const memory = must(device->allocate(before / 2, device.stream()));
@@ -253,7 +254,7 @@ TEST_F(CudaBackend, GivesFreedMemoryBackAfterItsTime) {
   constexpr std::chrono::milliseconds keep{1500};
   auto cuda = must(make_cuda_backend({.keep_freed = keep}));
   driven_device device{*cuda, 0};
-  for (int i = 0; i < 2; ++i) { // also after a time in which nothing happened
+  for (int i = 0; i < 2; ++i) { // the second time after a period without work
     const auto begin = clock::now();
     const auto before = use_half(device);
     if (clock::now() - begin < keep) {
@@ -269,7 +270,7 @@ TEST_F(CudaBackend, GivesFreedMemoryBackAtOnce) {
   driven_device device{*cuda, 0};
   const auto before = use_half(device);
   EXPECT_TRUE(eventually([&] { return is_back(before); }, std::chrono::seconds{2}));
-  // A stream that is not through with the free has the memory still.
+  // The stream still owns the memory until it has executed the free.
   const auto other = must(device->create_stream());
   {
     gate held;
@@ -304,7 +305,7 @@ TEST_F(CudaBackend, KeepsFreedMemoryUntilItRunsOut) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{1};
   while (std::chrono::steady_clock::now() < until)
     ASSERT_FALSE(is_back(before));
-  // Another one of the process needs it: as programs beside a worker's device do.
+  // Another device object of the process needs the memory, as programs beside a worker's device do.
   auto beside = must(cuda->open_beside(0));
   must(beside->bind());
   must(beside->open_memory());
@@ -316,7 +317,7 @@ TEST_F(CudaBackend, KeepsFreedMemoryUntilItRunsOut) {
   EXPECT_TRUE(is_back(before));
 }
 
-/// The thread that gives memory back neither waits for a lane nor holds one up.
+/// The thread that returns memory neither waits for a lane nor blocks one.
 TEST_F(CudaBackend, HoldsNoOtherCallUpWhileItGivesMemoryBack) {
   using clock = std::chrono::steady_clock;
   auto cuda = must(make_cuda_backend({.keep_freed = std::chrono::milliseconds{50}}));
@@ -370,7 +371,7 @@ TEST_F(CudaBackend, CountsWhatThePoolHoldsAsFree) {
 
 TEST_F(CudaBackend, FillsAnyPatternAtAnyAlignment) {
   driven_device device{*cuda_, 0};
-  constexpr std::size_t guard = 32; // bytes before and after that must stay
+  constexpr std::size_t guard = 32; // guard bytes before and after
   std::mt19937_64 engine{11};
   for (const std::size_t size : {1u, 2u, 4u, 8u}) {
     for (const std::size_t count : {0u, 1u, 2u, 3u, 5u, 7u, 8u, 9u, 15u, 16u, 17u, 31u, 33u, 255u,
@@ -378,7 +379,7 @@ TEST_F(CudaBackend, FillsAnyPatternAtAnyAlignment) {
       for (std::size_t shift = 0; shift < 32; shift += size) {
         bytes pattern = random_bytes(size, engine());
         if (shift == 0)
-          std::fill(pattern.begin(), pattern.end(), std::byte{0}); // all bytes the same
+          std::fill(pattern.begin(), pattern.end(), std::byte{0}); // all bytes are equal
         const std::size_t total = guard + shift + count * size + guard;
         bytes want(total, poison_byte);
         for (std::size_t i = 0; i < count * size; ++i)
@@ -396,7 +397,7 @@ TEST_F(CudaBackend, FillsAnyPatternAtAnyAlignment) {
   }
 }
 
-/// A kernel that is loaded at its first launch may wait for all work on the device.
+/// Loading a kernel at its first launch may wait for all work on the device.
 TEST_F(CudaBackend, HasLoadedItsKernelsWhenItIsBound) {
   driven_device device{*cuda_, 0};
   auto* const memory = static_cast<std::byte*>(must(device->allocate(mib, device.stream())));
@@ -506,7 +507,7 @@ TEST_F(CudaBackend, TellsWhenAnEventIsDone) {
   EXPECT_TRUE(is_ok(device->destroy_event(event)));
 }
 
-/// INV-9: a stream waits for an event of another, also of a user's own.
+/// INV-9: a stream waits for an event of another stream, which may be a user's.
 TEST_F(CudaBackend, OrdersStreamsByEvents) {
   driven_device device{*cuda_, 0};
   cudaStream_t users = nullptr;
@@ -631,7 +632,7 @@ TEST_F(CudaBackend, FindsItsDeviceAgainAfterAUserChangedIt) {
   EXPECT_EQ(attributes.device, 0);
   device.wait_for_all();
 
-  // A thread of somebody else keeps its own.
+  // Another thread keeps its own current device.
   std::thread([&] {
     ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
     void* const pinned = must(device->allocate_pinned(64));
@@ -642,7 +643,7 @@ TEST_F(CudaBackend, FindsItsDeviceAgainAfterAUserChangedIt) {
   }).join();
 }
 
-/// Device 1's kernel writes to device 0's pool, in two generations of it.
+/// A kernel of device 1 writes to device 0's pool, in two generations of the pool.
 TEST_F(CudaBackend, LetsAPeerAccessThePoolOfEveryGeneration) {
   TROUPE_NEEDS_GPUS(2);
   driven_device owner{*cuda_, 0};
@@ -656,7 +657,7 @@ TEST_F(CudaBackend, LetsAPeerAccessThePoolOfEveryGeneration) {
     EXPECT_TRUE(has_code(owner->admit_peer(1), errc::not_supported));
     GTEST_SKIP() << "these two devices cannot access each other";
   }
-  for (int i = 0; i < 2; ++i) { // a second time changes nothing
+  for (int i = 0; i < 2; ++i) { // the second call changes nothing
     EXPECT_TRUE(is_ok(owner->admit_peer(1)));
     EXPECT_TRUE(is_ok(peer->enable_peer(0)));
   }
@@ -684,7 +685,7 @@ TEST_F(CudaBackend, LetsAPeerAccessThePoolOfEveryGeneration) {
   }
 }
 
-/// Both ways, by either device's stream.
+/// In both directions, by either device's stream.
 TEST_F(CudaBackend, CopiesBetweenDevices) {
   TROUPE_NEEDS_GPUS(2);
   driven_device one{*cuda_, 0};
@@ -715,7 +716,7 @@ TEST_F(CudaBackend, CopiesBetweenDevices) {
   }
 }
 
-/// More than the driver gets at once, of any size and in both directions, in memory of a pool and
+/// More copies than one driver call takes, of any size and in both directions, in pool memory and
 /// in plain memory.
 TEST_F(CudaBackend, CopiesManyBetweenDevicesInOneCall) {
   TROUPE_NEEDS_GPUS(2);
@@ -814,7 +815,7 @@ TEST_F(CudaBackend, OrdersDevicesByEvents) {
 
 namespace {
 
-/// Faults the device, and ends the process: 0 if every call after it says so.
+/// Faults the device and ends the process, with status 0 if every later call reports the fault.
 [[noreturn]] void fault_and_exit() {
   auto fail = [](const char* what, const caf::error& e) {
     std::fprintf(stderr, "%s: %s\n", what, e ? describe(e).c_str() : "no error");
@@ -833,7 +834,7 @@ namespace {
   const auto x = failure_of(why);
   if (!x || x->code != errc::device_fault || x->native_name != "cudaErrorIllegalAddress")
     fail("synchronize", why);
-  for (int i = 0; i < 2; ++i) { // the fault stays
+  for (int i = 0; i < 2; ++i) { // the fault persists
     if (auto memory = device->allocate(64, stream);
         memory || code_of(memory.error()) != errc::device_fault)
       fail("allocate", memory ? caf::error{} : memory.error());
@@ -848,7 +849,7 @@ namespace {
 } // namespace
 
 TEST_F(CudaBackend, SaysOfEveryCallThatTheDeviceHasFaulted) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe"); // a process of its own: the fault ends CUDA there
+  GTEST_FLAG_SET(death_test_style, "threadsafe"); // own process: the fault ends CUDA in it
   EXPECT_EXIT(fault_and_exit(), ::testing::ExitedWithCode(0), "");
 }
 

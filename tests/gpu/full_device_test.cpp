@@ -1,4 +1,4 @@
-/// Devices that are full, or were, in one process and in workers.
+/// Devices without free memory, in one process and in workers.
 
 #include "support/affine_kernel.hpp"
 #include "support/eventually.hpp"
@@ -40,7 +40,7 @@ protected:
   }
 };
 
-/// The option comes to where the device is.
+/// The option reaches the process of the device.
 TEST_P(FullDevice, IsEmptySomeTimeAfterTheLastHandle) {
   auto all = options();
   all.push_back("--troupe.keep-freed=300");
@@ -63,7 +63,7 @@ TEST_P(FullDevice, IsEmptySomeTimeAfterTheLastHandle) {
   must(gpu.fill(must(gpu.allocate<std::uint8_t>(size)), std::uint8_t{2}).wait());
 }
 
-/// A world on a full device says why it cannot be; one that is there goes on.
+/// A new world on a full device fails with the reason. An existing world continues.
 TEST_P(FullDevice, HasNoRoomForAnotherWorld) {
   TROUPE_NEEDS_GPUS(2);
   parsed_config cfg{options()};
@@ -94,7 +94,7 @@ INSTANTIATE_TEST_SUITE_P(In, FullDevice, ::testing::Values("in_process", "worker
                            return std::string{x.param} == "worker" ? "Workers" : "OneProcess";
                          });
 
-/// What a callable ignores is no error of the launches behind it.
+/// A CUDA error that a callable ignores does not fail later launches.
 TEST(LeftError, FailsNoLaunch) {
   TROUPE_NEEDS_GPUS(1);
   log_lines log;

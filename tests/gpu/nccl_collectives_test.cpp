@@ -73,7 +73,7 @@ std::string describe(const collective_spec& x, bool shared) {
          (shared ? ", in place" : "");
 }
 
-/// A communicator; its ranks lie on any of the devices.
+/// A communicator whose ranks are on any devices.
 struct world {
   std::vector<int> devices; // by rank
   communicator_ranks ranks;
@@ -84,7 +84,7 @@ struct world {
 
 class NcclCollectives : public NcclFixture {
 protected:
-  /// Of the last `size` devices, the last one first.
+  /// Builds a communicator of the last `size` devices, the last one first.
   world build(int size) {
     world result;
     std::vector<local_rank> where;
@@ -115,7 +115,7 @@ protected:
     return at(x.devices[static_cast<std::size_t>(rank)]);
   }
 
-  /// 1, 2, ... all.
+  /// Returns 1, 2, ... up to the number of devices.
   std::vector<int> sizes() const {
     std::vector<int> result;
     for (int i = 1; i <= size_; ++i)
@@ -127,8 +127,9 @@ protected:
     return float8_ || !is_float8(x.type) || !contains(reducing, x.what);
   }
 
-  /// One collective on all ranks, with every element of every rank checked, and a few behind them.
-  /// @shape shared: in place where that can be
+  /// Runs one collective on all ranks. Checks every element of every rank, and some elements behind
+  /// them.
+  /// @shape shared: in place where possible
   void expect_right(world& w, const collective_spec& spec, bool shared) {
     const auto x = completed(spec);
     const auto sends = random_sends(x);
@@ -165,7 +166,7 @@ protected:
     auto mine = x;
     const auto call = call_of(mine, rank, send, received == 0 ? nullptr : recv);
     must(communicator.enqueue({&call, 1}, self.stream));
-    poison(mine.factors); // nobody looks there any more
+    poison(mine.factors); // not read after the call
     mine.plans.assign(mine.plans.size(), {});
     const auto after = self.read(recv, before.size());
     if (!placed && !input.empty() && self.read(send, input.size()) != input)
@@ -255,7 +256,7 @@ TEST_F(NcclCollectives, DoLargeBuffers) {
   auto w = connected(size_);
   for (const auto what : collectives)
     for (const auto type : all_dtypes) {
-      // What each rank has for each other is the inputs of n * n * count elements.
+      // The inputs of these kinds have n * n * count elements.
       const bool many =
           what == kind::reduce_scatter || what == kind::all_to_all || what == kind::all_to_all_v;
       const collective_spec x{.what = what,
@@ -272,7 +273,7 @@ TEST_F(NcclCollectives, DoLargeBuffers) {
   destroy(std::move(w));
 }
 
-/// Bytes are moved by every device; only a reduction needs a new one.
+/// Every device can move bytes. Only a reduction needs a newer device.
 TEST_F(NcclCollectives, MoveFloat8OnEveryDevice) {
   random dice{5};
   auto w = connected(size_);
@@ -294,7 +295,7 @@ TEST_F(NcclCollectives, MoveFloat8OnEveryDevice) {
 
 namespace {
 
-/// What all ranks do in one group: messages, and collectives.
+/// The messages and collectives of all ranks in one group.
 struct traffic {
   struct message {
     int from = 0;
@@ -317,7 +318,7 @@ struct traffic {
 constexpr dtype traffic_types[] = {dtype::uint8, dtype::float16, dtype::int32, dtype::float64,
                                    dtype::float8_e4m3};
 
-/// The place of the next `bytes`, with a gap behind them.
+/// Returns the offset for the next `bytes`, with a gap behind them.
 std::size_t placed(traffic& x, std::size_t bytes) {
   constexpr std::size_t step = 256;
   return std::exchange(x.bytes, x.bytes + (bytes / step + 2) * step);
@@ -359,7 +360,7 @@ traffic random_traffic(std::uint64_t seed, int ranks, std::size_t collective_cou
   return result;
 }
 
-/// One rank's calls: sends in their order, recvs in theirs, collectives in theirs, mixed at random.
+/// Returns one rank's calls in random order. Sends, recvs and collectives keep their own order.
 std::vector<collective_call> calls_of(const traffic& x, int rank, const nccl_member& self,
                                       random& dice) {
   std::array<std::vector<collective_call>, 3> queues;
@@ -405,7 +406,7 @@ std::vector<std::byte> outbox_of(const traffic& x, int rank) {
   return result;
 }
 
-/// What is wrong with what a rank has got; empty if nothing is.
+/// Returns the errors in a rank's output, or an empty text.
 std::string complaint(const traffic& x, int rank, const std::vector<std::byte>& got) {
   std::vector<std::byte> want(x.bytes);
   poison(want);
@@ -477,7 +478,7 @@ TEST_F(NcclGroups, MixMessagesAndCollectives) {
   }
 }
 
-/// More than one kernel has room for.
+/// More collectives than fit into one kernel.
 TEST_F(NcclGroups, HoldHundredsOfCollectives) {
   auto w = connected(size_);
   expect_right(w, 201, 300);
@@ -530,10 +531,10 @@ TEST_F(NcclGroups, AreOpenedWhereTheyAreNeeded) {
   destroy(std::move(w));
 }
 
-/// A call that fails in a group ends the group, once, and the error is that call's.
+/// A failed call in a group ends the group once, and the group's error is that of the call.
 TEST_F(NcclGroups, EndWhenACallFails) {
   must(at(0).device->bind());
-  // Without NCCL's handle.
+  // Without an NCCL handle.
   detail::nccl_communicator nowhere{{0, 0},
                                     2,
                                     true,
@@ -562,13 +563,13 @@ TEST_F(NcclGroups, EndWhenACallFails) {
   err = nowhere.enqueue({&scaled, 1}, at(0).stream);
   ASSERT_TRUE(failure_of(err));
   EXPECT_EQ(failure_of(err).value().api, "ncclRedOpCreatePreMulSum");
-  auto w = connected(size_); // no group is left open on this thread or any other
+  auto w = connected(size_); // no group is left open on any thread
   NcclCollectives::expect_right(
       w, {.what = kind::all_reduce, .type = dtype::int32, .count = 100, .ranks = size_}, false);
   destroy(std::move(w));
 }
 
-/// The whole list is in the unit tests: here, that the ranks go on.
+/// The unit tests have the whole list. Here the ranks must continue to work.
 TEST_F(NcclCollectives, RefuseBadArgumentsAndGoOn) {
   auto w = connected(size_);
   auto& self = of(w, 0);
@@ -601,7 +602,7 @@ TEST_F(NcclCollectives, RefuseBadArgumentsAndGoOn) {
   for (const auto what : {kind::send, kind::recv}) {
     auto bad = good;
     bad.what = what;
-    bad.peer = 0; // itself, alone
+    bad.peer = 0; // to itself, without a matching call
     EXPECT_TRUE(refused({good, bad})) << to_string(what);
   }
   expect_right(w, {.what = kind::all_reduce, .type = dtype::int32, .count = 100, .ranks = size_},
@@ -635,7 +636,7 @@ TEST_F(NcclCollectives, OfABarrierNobodyPassesBeforeAllHaveCome) {
 
 namespace {
 
-/// What rank `rank` of `n` calls first, in three sizes where it has sizes; and its plans.
+/// The first calls of rank `rank` of `n`, in three sizes if the kind has sizes, and its plans.
 struct first_calls {
   std::string name;
   std::function<std::vector<std::vector<collective_call>>(int rank, const nccl_member&)> groups;
@@ -716,7 +717,7 @@ std::vector<first_calls> all_first_calls(int n, std::vector<exchange_plan>& plan
 
 } // namespace
 
-/// Once connected, the first call of any kind returns while no peer has called.
+/// Once connected, the first call of any kind returns before any peer has called.
 TEST_F(NcclCollectives, DoNotWaitForPeersInTheFirstCallOfAKind) {
   TROUPE_NEEDS_GPUS(2);
   for (const int size : {2, size_}) {

@@ -60,7 +60,7 @@ protected:
     });
   }
 
-  /// One all-reduce on all ranks with every element of every rank checked.
+  /// Runs one all-reduce on all ranks and checks every element of every rank.
   void expect_right(communicator_ranks& ranks, dtype type, reduce_op op, std::size_t count,
                     input_kind kind, bool in_place, std::uint64_t seed = 1) {
     const auto inputs =
@@ -85,7 +85,7 @@ protected:
                        std::to_string(count) + " elements: ";
     const auto first = check(type, op, inputs, outputs[0], kind);
     EXPECT_TRUE(first) << "rank 0, " << where << to_string(first);
-    for (std::size_t i = 1; i < outputs.size(); ++i) { // all ranks get the same
+    for (std::size_t i = 1; i < outputs.size(); ++i) { // all ranks get the same result
       const auto other = check_equal(type, outputs[0], outputs[i]);
       EXPECT_TRUE(other) << "rank " << i << ", " << where << to_string(other);
     }
@@ -94,7 +94,8 @@ protected:
 
 bool is_float8(dtype x) { return x == dtype::float8_e4m3 || x == dtype::float8_e5m2; }
 
-/// What NCCL does in each call, from a stream to another and back; in microseconds of the host.
+/// Returns the time of the event calls that NCCL makes in each call, from one stream to another and
+/// back. @units microseconds of host time
 double cost_of_events(backend_device& device, stream_view one, stream_view other) {
   using clock = std::chrono::steady_clock;
   constexpr std::size_t calls = 200;
@@ -152,8 +153,8 @@ TEST_F(NcclCommunicator, ReducesLargeBuffers) {
   EXPECT_TRUE(is_ok(cuda_->destroy(std::move(ranks))));
 }
 
-/// Once connected, no call waits for a peer: one thread issues all ranks, one after the other,
-/// without a group, and for any size.
+/// Once connected, no call waits for a peer. One thread issues all ranks in sequence, without a
+/// group and for any size.
 TEST_F(NcclCommunicator, NeverWaitsInACallOnceConnected) {
   auto ranks = build();
   for (const std::size_t bytes :
@@ -182,7 +183,7 @@ TEST_F(NcclCommunicator, WorksBesideAnother) {
   EXPECT_TRUE(is_ok(cuda_->destroy(std::move(second))));
 }
 
-/// As when the ranks live in several processes.
+/// As with ranks in several processes.
 TEST_F(NcclCommunicator, IsBuiltBySeveralBuilders) {
   const auto id = must(cuda_->make_communicator_id());
   communicator_ranks ranks(static_cast<std::size_t>(size_));
@@ -220,7 +221,7 @@ TEST_F(NcclCommunicator, AbortsACollectiveThatHangs) {
   for (int cycle = 0; cycle < 3; ++cycle) {
     auto ranks = build();
     expect_right(ranks, dtype::float32, reduce_op::sum, 1000, input_kind::exact, true);
-    const int missing = cycle % size_; // the rank that does not come
+    const int missing = cycle % size_; // the rank that does not call
     for (int i = 0; i < size_; ++i)
       if (i != missing) {
         must(testing::all_reduce(*ranks[static_cast<std::size_t>(i)], at(i).send, at(i).recv,
@@ -244,7 +245,7 @@ TEST_F(NcclCommunicator, AbortsACollectiveThatHangs) {
   EXPECT_TRUE(is_ok(cuda_->destroy(std::move(next))));
 }
 
-/// What makes recovery fast: the next communicator works while the hung one is aborted.
+/// Required for fast recovery: the next communicator works while the hung one is being aborted.
 TEST_F(NcclCommunicator, WorksWhileAHungOneIsAborted) {
   auto hung = build();
   auto standby = build();
@@ -371,15 +372,15 @@ TEST(NcclInLittleRoom, IsRefusedOrWorksAsTheFirst) {
 TEST_F(NcclCommunicator, GivesItsMemoryBack) {
   auto free_bytes = [this] { return must(at(0).device->memory()).free_bytes; };
   auto cycle = [this] { must(cuda_->destroy(build())); };
-  cycle(); // NCCL keeps something of the first
+  cycle(); // NCCL keeps some memory of the first one
   const auto before = free_bytes();
   for (int i = 0; i < 3; ++i)
     cycle();
   EXPECT_GE(free_bytes(), before - 64 * mib);
 }
 
-/// A stream that has to do with a memory pool pays for all streams that have; so does what waits
-/// for it.
+/// A stream that uses a memory pool pays for all streams that use pools. A stream that waits for it
+/// pays too.
 TEST_F(NcclCommunicator, LeavesTheEventsOfItsStreamAsCheapAsTheyWere) {
   auto& device = *at(0).device;
   must(device.bind());
@@ -402,7 +403,7 @@ TEST_F(NcclCommunicator, LeavesTheEventsOfItsStreamAsCheapAsTheyWere) {
   const auto its_other = make_stream();
   double cost = 1e9;
   double floor = 1e9;
-  for (int round = 0; round < 20; ++round) { // whatever else the cores do
+  for (int round = 0; round < 20; ++round) { // repeated because of other load
     cost = std::min(cost, cost_of_events(device, own, other));
     floor = std::min(floor, cost_of_events(device, fresh, its_other));
   }
@@ -413,7 +414,7 @@ TEST_F(NcclCommunicator, LeavesTheEventsOfItsStreamAsCheapAsTheyWere) {
     must(device.destroy_stream(x));
 }
 
-/// A window for what is sent and one for what is received, on each rank.
+/// On each rank one window for send buffers and one for receive buffers.
 class NcclWindows : public NcclCommunicator {
 protected:
   static constexpr std::size_t window_bytes = mib;
@@ -451,7 +452,7 @@ protected:
     });
   }
 
-  /// An all-reduce with every element of every rank checked.
+  /// Runs an all-reduce and checks every element of every rank.
   void expect_sum(const std::vector<std::byte*>& from, const std::vector<std::byte*>& to,
                   dtype type, std::size_t count, bool symmetric) {
     const auto inputs =
@@ -574,7 +575,7 @@ TEST_F(NcclWindows, CarryAllGathersAndReduceScatters) {
   EXPECT_TRUE(is_ok(cuda_->destroy(std::move(ranks_))));
 }
 
-/// Calls that are not symmetric take them as any memory, whatever the other ranks have.
+/// Calls that are not symmetric use windows as plain memory, whatever memory the other ranks use.
 TEST_F(NcclWindows, MixWithPlainMemory) {
   auto mixed = sends_;
   for (std::size_t r = 1; r < mixed.size(); ++r)
@@ -602,7 +603,7 @@ TEST_F(NcclWindows, ComeAndGo) {
   EXPECT_TRUE(is_ok(cuda_->destroy(std::move(ranks_))));
 }
 
-/// A collective hangs, whose memory is no window: the abort ends it, and the windows after it.
+/// A collective on plain memory hangs. The abort ends it, then the windows are released.
 TEST_F(NcclWindows, GoWithACommunicatorThatHangs) {
   auto free_bytes = [this] { return must(at(0).device->memory()).free_bytes; };
   std::size_t before = 0;
@@ -612,7 +613,7 @@ TEST_F(NcclWindows, GoWithACommunicatorThatHangs) {
                              at(0).stream));
     EXPECT_TRUE(is_ok(cuda_->abort(std::move(ranks_))));
     at(0).finish();
-    if (k == 1) // NCCL keeps something of the first
+    if (k == 1) // NCCL keeps some memory of the first one
       before = free_bytes();
     if (k > 1) {
       EXPECT_GE(free_bytes(), before - 64 * mib);

@@ -1,4 +1,4 @@
-/// What the tests of NCCL's communicators share: devices with memory, and a thread for each rank.
+/// Helpers for tests of NCCL's communicators: devices with memory, and one thread for each rank.
 #pragma once
 
 #include "backend/cuda/cuda_error.hpp"
@@ -27,7 +27,7 @@ namespace troupe::testing {
 
 inline constexpr std::size_t mib = std::size_t{1} << 20;
 
-/// Calls `f(i)` on a thread of its own for each i below n; passes on the first exception.
+/// Calls `f(i)` on a separate thread for each i below n. Rethrows the first exception.
 inline void on_threads(int n, const std::function<void(int)>& f) {
   std::mutex mutex;
   std::exception_ptr first;
@@ -48,7 +48,7 @@ inline void on_threads(int n, const std::function<void(int)>& f) {
     std::rethrow_exception(first);
 }
 
-/// A device with two buffers, and pinned memory as large.
+/// A device with two buffers, and pinned memory of the same size.
 struct nccl_member {
   static constexpr std::size_t buffer_bytes = 66 * mib;
 
@@ -71,7 +71,7 @@ struct nccl_member {
     finish();
   }
 
-  /// Waits for the stream; not for good, where a rank that failed has left the others alone.
+  /// Waits for the stream, with a limit: a failed rank may leave the others blocked.
   void finish() {
     must(device->record(event, stream));
     const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds{20};
@@ -100,7 +100,7 @@ struct nccl_member {
   }
 };
 
-/// All GPUs, up to 8, with a member on each.
+/// All GPUs, at most 8, with one member on each.
 class NcclFixture : public ::testing::Test {
 protected:
   void SetUp() override {
@@ -128,7 +128,7 @@ protected:
     EXPECT_EQ(detail::group_count::open(), 0u);
   }
 
-  /// By device.
+  /// Returns the member of a device.
   nccl_member& at(int device) { return members_[static_cast<std::size_t>(device)]; }
 
   std::shared_ptr<backend> cuda_;

@@ -1,6 +1,6 @@
-/// What ends a process's CUDA, and what does not though it might, with collectives of all ranks in
-/// flight. Each case is a child process. In the environment: TROUPE_FAULT_REPEATS (how many
-/// processes fault), TROUPE_RETIRE_CYCLES (how often a world goes on).
+/// Faults that end CUDA in a process, and conditions that must not end it, with collectives of all
+/// ranks in flight. Each case runs in a child process. Environment: TROUPE_FAULT_REPEATS (number of
+/// processes that fault), TROUPE_RETIRE_CYCLES (number of times that a world continues).
 
 #include "support/child_process.hpp"
 #include "support/collective_round.hpp"
@@ -62,7 +62,7 @@ caf::error check_cuda(int code) {
 
 // -- a fault under load
 
-/// When, and with what, each of many requests was answered.
+/// Records the time and the error of each of many requests.
 class answer_log final : public executor {
 public:
   struct answer {
@@ -70,7 +70,7 @@ public:
     caf::error why;
   };
 
-  /// On the thread that answers, so that the time is the answer's.
+  /// Runs on the completing thread, so that the recorded time is the time of completion.
   void post(std::function<void()> task) override { task(); }
 
   template <class T> void watch(const pending<T>& x) {
@@ -83,7 +83,7 @@ public:
     });
   }
 
-  /// False if some have no answer in time.
+  /// Blocks until all requests are completed. Returns false after `limit`.
   bool wait(nanoseconds limit) {
     std::unique_lock lock{mutex_};
     return changed_.wait_for(lock, limit, [this] { return all_.size() == asked_; });
@@ -106,7 +106,7 @@ constexpr std::size_t sizes[] = {2, 4096, 1 << 18, 1 << 22};
 constexpr std::size_t before_the_fault = 100;
 constexpr std::size_t behind_the_fault = 300;
 
-/// Two worlds that overlap, with buffers of several sizes.
+/// Two overlapping worlds with buffers of several sizes.
 struct loaded_program {
   test_system system{{.devices = 8}};
   world w = system.open_world();
@@ -124,7 +124,7 @@ struct loaded_program {
       refs.push_back(must(w.allocate(dtype::float32, size, true)));
   }
 
-  /// Sums of all ranks, and now and then something of each device alone.
+  /// Requests sums of all ranks, and regularly fills of single devices.
   void ask(std::size_t times) {
     for (std::size_t i = 0; i < times; ++i) {
       log.watch(w.all_reduce(refs[i % refs.size()]));
@@ -140,7 +140,7 @@ struct loaded_program {
     }
   }
 
-  /// As calls do that name no stream, where users compile for a default stream of each thread.
+  /// Makes calls without a stream, as in user code compiled for per-thread default streams.
   void use_own_streams_of_lanes() {
     for (std::size_t rank = 0; rank < w.size(); ++rank)
       log.watch(w.device_of(rank).launch(
@@ -177,7 +177,7 @@ struct loaded_program {
   }
 };
 
-/// All that the parent is to judge.
+/// Reports the data that the parent checks.
 void tell_answers(const answer_log& log) {
   const auto all = log.all();
   std::vector<clock::time_point> failed;
@@ -222,7 +222,7 @@ TROUPE_CHILD(FaultsUnderLoad) {
   program.use_own_streams_of_lanes();
   const auto rank = static_cast<std::size_t>(number_of("TROUPE_TEST_RANK", 0));
   {
-    std::vector<gate> held(program.w.size()); // nothing is done before all of it is asked
+    std::vector<gate> held(program.w.size()); // all requests are made before any of them runs
     for (std::size_t i = 0; i < held.size(); ++i)
       program.log.watch(held[i].hold_lane(program.w.device_of(i)));
     for (auto& x : held)
@@ -250,7 +250,7 @@ TROUPE_CHILD(FaultsWhereNothingElseRuns) {
   return leave();
 }
 
-/// What is the same of every fault.
+/// Checks that are the same for every fault.
 void expect_told(const child_end& end, kernel_fault what, int device, bool only_one) {
   ASSERT_TRUE(end.in_time) << to_string(end);
   EXPECT_EQ(end.value("unanswered"), "0");
@@ -335,7 +335,7 @@ TEST(ProcessFault, HasTheOnlyDeviceAtWorkAsItsOrigin) {
 
 constexpr auto short_stall = 150ms;
 
-/// The first operations that a world of `n` ranks may have.
+/// An operation that may be the first one of a world.
 struct first_operation {
   std::string name;
   std::function<pending<collective_done>(const world&)> ask;
@@ -368,7 +368,7 @@ std::vector<first_operation> first_operations() {
   return result;
 }
 
-/// The lane of rank 1 is in the call, and its rank does not take part, when the others stand still.
+/// Rank 1's lane is blocked in the call, and the rank takes no part, when the others stall.
 TROUPE_CHILD(ARankIsNotIssuedInTheFirstOperation) {
   const auto plan = std::make_shared<fault_plan>();
   test_system system{{.devices = 4, .faults = plan}};
@@ -385,7 +385,7 @@ TROUPE_CHILD(ARankIsNotIssuedInTheFirstOperation) {
     const auto before = plan->injected(fault::block);
     const auto request = first.ask(w);
     EXPECT_TRUE(plan->wait_injected(fault::block, before + 1, patience));
-    const auto reached = clock::now(); // the others may have started a moment earlier
+    const auto reached = clock::now(); // the other ranks may have started slightly earlier
     const auto answer = answer_of(request);
     const nanoseconds after = clock::now() - reached;
     plan->release();
@@ -399,7 +399,7 @@ TROUPE_CHILD(ARankIsNotIssuedInTheFirstOperation) {
     EXPECT_EQ(feed.until(world_phase::ready, 2).epoch, 2u);
     EXPECT_TRUE(works(w));
   }
-  // The same where the call says that all is well.
+  // The same if the call returns success.
   const auto w = system.open_world(config);
   plan->add({fault::not_issued, verb::collective, 1});
   control_timer control;
@@ -420,7 +420,7 @@ TEST(RankNotIssued, IsNamedInTheFirstOperationOfEachKind) {
     std::printf("%s ms after the stall limit\n", x.c_str());
 }
 
-// -- kernels that are loaded when they are first launched
+// -- kernels that are loaded at their first launch
 
 launch_function launch_fresh_on(gpu_ref<std::uint32_t> x, std::size_t which,
                                 std::shared_ptr<flag> reached) {
@@ -433,8 +433,8 @@ launch_function launch_fresh_on(gpu_ref<std::uint32_t> x, std::size_t which,
   };
 }
 
-/// Rank 0 has its part of a sum on the GPU, and its lane loads a kernel; then rank 1's lane loads
-/// another one, before its part of the sum.
+/// Rank 0's part of a sum is on the GPU, and its lane loads a kernel. Then rank 1's lane loads
+/// another kernel before its part of the sum.
 TROUPE_CHILD(LoadsKernelsBetweenTheRanks) {
   test_system system{{.devices = 4}};
   const auto w = system.open_world();
@@ -498,7 +498,7 @@ TEST_P(FreshKernel, BetweenTwoRanksHoldsUpNobody) {
         std::chrono::duration<double, std::milli>{std::stod(x)}));
 }
 
-// -- again and again
+// -- many cycles
 
 std::size_t used_on(int device) {
   std::size_t free = 0;
@@ -508,7 +508,7 @@ std::size_t used_on(int device) {
   return total - free;
 }
 
-/// Bytes that the system's devices have in use, whoever uses them.
+/// Returns the bytes in use on the system's devices, by all processes.
 std::vector<std::size_t> device_memory(const test_system& system) {
   std::vector<std::size_t> result;
   for (const int x : system.ordinals())
@@ -520,7 +520,7 @@ constexpr std::size_t mib = std::size_t{1} << 20;
 
 TROUPE_CHILD(GoesOnUnderLoad) {
   const int cycles = number_of("TROUPE_RETIRE_CYCLES", 5);
-  constexpr int warm = 10; // cycles after which all has been there once
+  constexpr int warm = 10; // after these cycles all one-time allocations are done
   const auto plan = std::make_shared<fault_plan>();
   test_system system{{.devices = 2, .faults = plan}};
   set_log_sink([](const log_line&) {});
@@ -587,8 +587,8 @@ TROUPE_CHILD(GoesOnUnderLoad) {
 
 TEST(Retire, GoesOnUnderLoadWithoutGrowth) {
   TROUPE_NEEDS_GPUS(2);
-  // The many short threads with which NCCL builds a communicator share one arena: of several, each
-  // keeps pages for what it holds free, and resident memory grows though none of it is in use.
+  // The many short-lived threads that NCCL uses to build a communicator share one arena. With
+  // several arenas, each keeps free pages, and resident memory grows although none of it is in use.
   const auto end = run_child("GoesOnUnderLoad", 850s, {"MALLOC_ARENA_MAX=1"});
   EXPECT_EQ(end.status, 0) << to_string(end);
   for (auto& [what, values] : end.told)

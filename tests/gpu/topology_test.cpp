@@ -25,7 +25,7 @@ class CudaTopology : public ::testing::Test {
 protected:
   void SetUp() override { TROUPE_NEEDS_GPUS(2); }
 
-  /// All GPUs, through CUDA, whatever backend the other tests take.
+  /// All GPUs through CUDA, independent of the backend of the other tests.
   struct gpus {
     gpus() : system((cfg.use_backend(must(make_cuda_backend())), cfg)) {}
 
@@ -34,7 +34,7 @@ protected:
   };
 };
 
-/// What CUDA itself says of a pair.
+/// Returns CUDA's own attribute for a pair.
 int attribute_of(cudaDeviceP2PAttr what, const p2p_link& x) {
   int value = -1;
   EXPECT_EQ(cudaDeviceGetP2PAttribute(&value, what, x.from, x.to), cudaSuccess);
@@ -68,7 +68,7 @@ TEST_F(CudaTopology, MeasuresPlausibly) {
     if (x.access != peer_access::enabled)
       continue;
     SCOPED_TRACE(caf::deep_to_string(x));
-    // PCIe of the third generation carries more than 5 GB/s, 18 links of NVLink less than 1000.
+    // PCIe of the third generation exceeds 5 GB/s. 18 NVLinks stay below 1000 GB/s.
     EXPECT_GT(x.bandwidth, x.kind == link_kind::nvlink ? 15 : 3);
     EXPECT_LT(x.bandwidth, 1500);
     EXPECT_GT(x.bandwidth_both, 0.8 * x.bandwidth);
@@ -81,7 +81,7 @@ TEST_F(CudaTopology, MeasuresPlausibly) {
   }
 }
 
-/// Against a copy by CUDA alone, of the same size, from and to memory of the same kind.
+/// Compares with a copy by CUDA alone, of the same size and kind of memory.
 TEST_F(CudaTopology, MeasuresWhatCudaReaches) {
   gpus on;
   auto t = must(topology::open(on.system));
@@ -134,7 +134,7 @@ TEST_F(CudaTopology, EnablesAccessAgainAfterAReset) {
   }
 }
 
-/// On real links, too, a byte that does not arrive is found.
+/// A byte that does not arrive is detected on real links too.
 TEST_F(CudaTopology, FindsALinkThatCorrupts) {
   auto plan = std::make_shared<fault_plan>(11);
   config cfg;
@@ -154,7 +154,7 @@ TEST_F(CudaTopology, FindsALinkThatCorrupts) {
   EXPECT_EQ(graph.link(0, 1)->access, peer_access::enabled);
 }
 
-/// Between the pools of all pairs, and between memory that CUDA gave to the user.
+/// Copies between the pools of all pairs, and between memory that CUDA gave to the user.
 class CudaCopies : public CudaTopology, public ::testing::WithParamInterface<bool> {
 protected:
   topology open(caf::actor_system& system) const {
@@ -193,7 +193,7 @@ TEST_P(CudaCopies, BringEveryByte) {
         must(answer_of(other.fill(target, {std::byte{0x5a}})));
         ASSERT_TRUE(is_ok(answer_of(t.copy(target, source))));
         EXPECT_TRUE(holds(other, target, data));
-        // A slice that begins anywhere, back.
+        // Copies back a slice with an arbitrary offset.
         if (size < 4096)
           continue;
         auto part = must(target.slice(1001, size - 2000));

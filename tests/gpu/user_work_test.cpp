@@ -1,4 +1,4 @@
-/// The user's own streams, memory and kernels beside the library's, on a GPU; and a kernel that
+/// A user's own streams, memory and kernels beside the library's, on a GPU, and a kernel that
 /// faults.
 
 #include "support/affine_kernel.hpp"
@@ -31,7 +31,7 @@ caf::error check_cuda(cudaError_t code) {
   return code == cudaSuccess ? caf::error{} : make_error(errc::cuda_error, cudaGetErrorName(code));
 }
 
-/// x[i] = a * x[i] + y[i], as a launch of the library.
+/// Returns a launch of x[i] = a * x[i] + y[i].
 launch_function affine(gpu_ref<std::uint32_t> x, gpu_ref<std::uint32_t> y, std::uint32_t a) {
   return [=](launch_context& context) -> caf::error {
     auto to = x.access();
@@ -83,7 +83,7 @@ TEST_F(UserWork, AUsersStreamIsOrderedWithOurs) {
     want = a * want + 3;
     must(gpu_->acquire(x, access_mode::read_write, stream_).wait());
     EXPECT_TRUE(has_code(gpu_->fill(x, 0u).wait(), errc::buffer_acquired));
-    // Nobody waits for the stream: the release does, on the GPU.
+    // The host does not wait for the stream. The release waits for it on the GPU.
     for (int k = 0; k < 8; ++k) {
       must(check_cuda(static_cast<cudaError_t>(
           launch_affine(must(x.access()), must(y.access()), a, count, stream_))));
@@ -127,10 +127,10 @@ TEST_F(UserWork, AUsersMemoryIsTakenIntoCare) {
     auto sum = must(gpu_->allocate<std::uint32_t>(count, true));
     gpu_->upload(ref, data);
     gpu_->launch(affine(sum, ref, 1), {sum, ref}, {sum});
-    ref = {}; // the operations keep it
+    ref = {}; // the operations keep the memory
     EXPECT_EQ(must(gpu_->download(sum)), data);
   }
-  must(gpu_->stats().wait()); // the lane has been there since
+  must(gpu_->stats().wait()); // the lane has processed the release since
   must(gpu_->stats().wait());
   EXPECT_EQ(deleted->load(), 1);
 }
@@ -148,7 +148,7 @@ TEST_F(UserWork, PinnedMemoryIsCopiedDirectly) {
   EXPECT_TRUE(std::equal(from.begin(), from.end(), back.as<std::uint32_t>().begin()));
 }
 
-/// Every way to learn of completions gives the same.
+/// All completion strategies give the same results.
 class Completion : public ::testing::TestWithParam<completion_strategy> {};
 
 TEST_P(Completion, EveryStrategyAnswersRight) {
@@ -176,7 +176,7 @@ INSTANTIATE_TEST_SUITE_P(All, Completion,
                                            completion_strategy::host_func,
                                            completion_strategy::synchronize));
 
-/// A kernel writes where nothing is, while others wait for theirs.
+/// A kernel writes to an invalid address while other requests are pending.
 [[noreturn]] void fault_in_a_kernel() {
   auto fail = [](const std::string& text) {
     std::fprintf(stderr, "%s\n", text.c_str());

@@ -1,6 +1,6 @@
-# Runs PROGRAM with ARGUMENTS in a file system that has nothing but it and the libraries that it
-# needs, and checks that it ends with RESULT and that its output matches EXPECTED. Prints "skipped"
-# where the system lets no user have a root of their own.
+# Runs PROGRAM with ARGUMENTS in a file system that contains only PROGRAM and its libraries. Checks
+# that it exits with RESULT and that its output matches EXPECTED. Prints "skipped" if the system
+# does not allow a user namespace with a root directory of its own.
 
 cmake_minimum_required(VERSION 3.25)
 
@@ -16,7 +16,7 @@ execute_process(COMMAND ldd "${PROGRAM}" OUTPUT_VARIABLE libraries COMMAND_ERROR
 string(REGEX MATCHALL "/[^ \n]+" libraries "${libraries}")
 foreach(library IN LISTS libraries)
   cmake_path(GET library PARENT_PATH folder)
-  if(library MATCHES "/ld-linux[^/]*$") # programs name its path
+  if(library MATCHES "/ld-linux[^/]*$") # programs contain the path of the loader
     file(COPY "${library}" DESTINATION "${ROOT}${folder}" FOLLOW_SYMLINK_CHAIN)
   endif()
   file(COPY "${library}" DESTINATION "${ROOT}/libraries" FOLLOW_SYMLINK_CHAIN)

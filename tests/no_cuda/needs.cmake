@@ -1,4 +1,4 @@
-# Fails if one of FILES needs a library of CUDA or NCCL to be loaded.
+# Fails if one of FILES requires a CUDA or NCCL library at load time.
 
 cmake_minimum_required(VERSION 3.25)
 
@@ -7,7 +7,7 @@ if(NOT FILES)
 endif()
 foreach(file IN LISTS FILES)
   if(file MATCHES "\\.a$")
-    continue() # the programs show what it needs
+    continue() # a static library has no NEEDED entries; the programs cover it
   endif()
   execute_process(COMMAND "${READELF}" -d "${file}"
     OUTPUT_VARIABLE dynamic COMMAND_ERROR_IS_FATAL ANY)

@@ -1,5 +1,5 @@
-# Compiles SOURCE to PROGRAM with what pkg-config says about troupe, and runs it. A static library
-# has to link with `--static` and without it.
+# Compiles SOURCE to PROGRAM with the flags that pkg-config returns for troupe, and runs it. A
+# static library must link with `--static` and without it.
 
 cmake_minimum_required(VERSION 3.25)
 

@@ -1,4 +1,4 @@
-/// A kernel of a user's, for tests.
+/// A user kernel for tests.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@ struct CUstream_st;
 
 namespace troupe::testing {
 
-/// x[i] = a * x[i] + y[i], wrapping; gives a cudaError_t.
+/// Launches x[i] = a * x[i] + y[i], with wrap-around. Returns a cudaError_t.
 /// @shape x, y: `count` elements in device memory
 int launch_affine(std::uint32_t* x, const std::uint32_t* y, std::uint32_t a, std::size_t count,
                   CUstream_st* stream) noexcept;

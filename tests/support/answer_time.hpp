@@ -1,4 +1,4 @@
-/// How late answers come.
+/// Measures how late results arrive.
 #pragma once
 
 #include <troupe/pending.hpp>
@@ -10,15 +10,16 @@
 
 namespace troupe::testing {
 
-/// Runs continuations on the answering thread, so that the time of an answer is seen.
+/// Runs continuations on the completing thread, so that a test sees the time of completion.
 class inline_executor final : public executor {
 public:
   void post(std::function<void()> task) override { task(); }
 };
 
-/// Calls `f(answer, late)` on the answering thread. `late` is the time after `limit` from now on:
-/// `x` has just been asked for. What this thread itself finds answered was answered before, nobody
-/// knows when: it is not late, however long this thread had to wait for the processor.
+/// Calls `f(result, late)` on the completing thread. Call this directly after the request for `x`.
+/// `late` is the time past the deadline, which is `limit` from now. If the result is there before
+/// this call, `f` runs on the calling thread, and the time of completion is unknown. Then the
+/// result counts as not late, even if the calling thread waited long for a processor.
 template <class T, class F>
 void when_answered(const pending<T>& x, std::chrono::nanoseconds limit, F f) {
   using clock = std::chrono::steady_clock;

@@ -1,4 +1,4 @@
-/// What the tests of a backend share: devices that are ready, and gates in streams.
+/// Helpers for tests of a backend: devices that are ready, and gates in streams.
 #pragma once
 
 #include "support/expect.hpp"
@@ -22,7 +22,7 @@ struct opened_device {
     end = must(device->create_event());
   }
 
-  /// Blocks until the stream has done all of it.
+  /// Blocks until all work in the stream is done.
   void drain() {
     EXPECT_TRUE(is_ok(device->record(end, stream)));
     EXPECT_TRUE(is_ok(device->synchronize(end)));
@@ -42,7 +42,7 @@ inline std::vector<opened_device> open_all(backend& from) {
   return result;
 }
 
-/// Holds a stream until it is opened.
+/// Blocks a stream until open() is called.
 class stream_gate {
 public:
   void enqueue(opened_device& x) { enqueue(*x.device, x.stream); }
@@ -64,7 +64,7 @@ private:
   std::latch open_{1};
 };
 
-/// Ranks 0 to `size` - 1 on the devices of the same numbers.
+/// Builds a communicator with ranks 0 to `size` - 1, where rank i is on device i.
 inline communicator_ranks build_all(backend& from, int size) {
   std::vector<local_rank> ranks;
   for (int i = 0; i < size; ++i)
@@ -73,7 +73,7 @@ inline communicator_ranks build_all(backend& from, int size) {
   return must(from.build(id, size, ranks));
 }
 
-/// One rank's part in an all-reduce.
+/// Enqueues one rank's part of an all-reduce.
 inline caf::error all_reduce(backend_communicator& rank, const void* send, void* recv,
                              std::size_t count, dtype type, reduce_op op, stream_view stream) {
   const collective_call call{.send = send, .recv = recv, .count = count, .type = type, .op = op};

@@ -84,7 +84,7 @@ public:
       : spawn_actions() {
     put(out, STDOUT_FILENO);
     put(err, STDERR_FILENO);
-    put(report, report_fd); // last: it may overwrite one of the others
+    put(report, report_fd); // last: report_fd may be the number of one of the others
   }
   ~spawn_actions() { ::posix_spawn_file_actions_destroy(&native_); }
   spawn_actions(const spawn_actions&) = delete;
@@ -121,7 +121,7 @@ std::vector<std::string> environment_with(const std::vector<std::string>& more) 
   return result;
 }
 
-/// A child until it is waited for. Its number stays its own until then.
+/// A child process until wait() returns. Its process id is not reused before.
 class process {
 public:
   process(const std::string& scenario, const std::vector<std::string>& environment,
@@ -149,7 +149,6 @@ public:
       std::perror("kill");
   }
 
-  /// Blocks until it is stopped.
   void stop() {
     siginfo_t info{};
     if (::kill(id_, SIGSTOP) != 0)
@@ -164,7 +163,6 @@ public:
       fail("kill", errno);
   }
 
-  /// Blocks until it is over.
   void wait() noexcept {
     watch_.join();
     if (::waitpid(id_, &status_, 0) != id_)
@@ -196,7 +194,7 @@ struct stream_of_text {
   pipe_end from;
   std::string text;
 
-  /// What is there now; closed at its end.
+  /// Reads what is available; closes the descriptor at the end of the stream.
   void take() {
     std::array<char, 65536> buffer{};
     const auto size = ::read(from.get(), buffer.data(), buffer.size());
@@ -209,7 +207,7 @@ struct stream_of_text {
   }
 };
 
-/// Reads all of them until all have ended, or `enough`; false if that is not before `until`.
+/// Reads all streams until all have ended or `enough` is true. Returns false at `until`.
 bool read_all(std::vector<stream_of_text*> streams, clock::time_point until,
               const std::function<bool()>& enough) {
   while (!enough()) {

@@ -1,4 +1,4 @@
-/// The forms in which a collective can be asked for, from its one general form.
+/// The forms in which a collective can be requested, made from its general form.
 #pragma once
 
 #include <troupe/troupe.hpp>
@@ -10,8 +10,8 @@
 
 namespace troupe::testing {
 
-/// What one rank asks for alone.
-/// @shape  `x` is right: of a world of `ranks` ranks; a message: `rank` is one of its two
+/// Returns the request of one rank alone.
+/// @shape `x` is valid for a world of `ranks` ranks; in a message `rank` is one of the two ranks
 inline collective call_of_rank(collective x, std::size_t rank, std::size_t ranks) {
   const auto self = static_cast<int>(rank);
   if (x.kind == collective_kind::send) {
@@ -37,7 +37,7 @@ inline collective call_of_rank(collective x, std::size_t rank, std::size_t ranks
   return x;
 }
 
-/// Has a message of its own, and a verb unless it has factors: nothing that these cannot say.
+/// Returns true if `x` has a message type that can express all of it. Verbs have no factors.
 inline bool has_message(const collective& x) {
   if ((!reduces(x.kind) && !x.factors.empty()) ||
       (x.kind != collective_kind::all_to_all_v && !x.counts.empty()))
@@ -64,7 +64,6 @@ inline bool has_message(const collective& x) {
   }
 }
 
-/// Calls `f` with the message that `x` is.
 template <class F> void with_message(const collective& x, const request_options& options, F f) {
   switch (x.kind) {
   case collective_kind::all_reduce:
@@ -93,7 +92,7 @@ template <class F> void with_message(const collective& x, const request_options&
   }
 }
 
-/// The verb of the facade; `run` where there is none.
+/// Calls the verb of the facade, or `run` if there is no verb.
 inline pending<collective_done> call_verb(const world& w, const collective& x,
                                           const request_options& options = {}) {
   if (!has_message(x) || !x.factors.empty())
@@ -129,7 +128,7 @@ inline pending<collective_done> call_verb(const world& w, const collective& x,
   return w.run(x, options);
 }
 
-/// The same of one rank, where a handle without memory is none.
+/// Does the same for one rank. A handle without memory has no verb.
 inline pending<collective_done> call_verb(const world_rank& r, const collective& x,
                                           const request_options& options = {}) {
   const bool exchange = x.kind == collective_kind::all_to_all_v;

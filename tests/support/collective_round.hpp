@@ -13,13 +13,13 @@
 
 namespace troupe::testing {
 
-/// All that `round_of` can do.
+/// All kinds that `round_of` supports.
 inline constexpr collective_kind round_kinds[] = {
     collective_kind::all_reduce,   collective_kind::reduce,         collective_kind::broadcast,
     collective_kind::all_gather,   collective_kind::reduce_scatter, collective_kind::all_to_all,
     collective_kind::all_to_all_v, collective_kind::gather,         collective_kind::scatter};
 
-/// How many elements go from rank `q` to rank `r`.
+/// Returns how many elements rank `q` sends to rank `r`.
 inline std::uint64_t exchanged(std::size_t q, std::size_t r) { return (q + 2 * r) % 4; }
 
 inline std::vector<std::vector<std::uint64_t>> all_counts(std::size_t n) {
@@ -30,7 +30,7 @@ inline std::vector<std::vector<std::uint64_t>> all_counts(std::size_t n) {
   return counts;
 }
 
-/// The blocks one behind the other, as a world lays them out.
+/// Returns plans with contiguous blocks, in the layout that a world uses.
 inline std::vector<exchange_plan> packed_plans(std::size_t n) {
   std::vector<exchange_plan> plans(n);
   for (std::size_t q = 0; q < n; ++q) {
@@ -68,7 +68,6 @@ public:
     }
   }
 
-  /// What a world is asked.
   collective request() const {
     collective x;
     x.kind = spec_.what;
@@ -84,24 +83,23 @@ public:
     return x;
   }
 
-  /// What one rank asks for alone.
   collective request_of(std::size_t rank) const {
     return call_of_rank(request(), rank, over_.size());
   }
 
-  /// What is there to receive into is as it was in the beginning.
+  /// Restores the initial content of the receive buffers.
   void poison() const {
     for (std::size_t rank = 0; rank < over_.size(); ++rank)
       put(over_.device_of(rank), recv_[rank], before_[rank]);
   }
 
-  /// The bytes of what was skipped are as they were.
+  /// Accepts the bytes of all buffers, so that skipped requests leave no marks.
   void accept() const {
     for (std::size_t rank = 0; rank < over_.size(); ++rank)
       for (auto& x : accept(rank))
         EXPECT_TRUE(is_ok(answer_of(x)));
   }
-  /// The same on one rank; not waited for.
+  /// Does the same on one rank, without waiting for the results.
   std::vector<pending<void>> accept(std::size_t rank) const {
     std::vector<pending<void>> result;
     for (auto* x : {&send_, &recv_})

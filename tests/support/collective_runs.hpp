@@ -1,5 +1,5 @@
-/// Collectives and messages on a backend's communicators: each rank's memory, and what must come
-/// out.
+/// Collectives and messages on a backend's communicators: each rank's memory and the expected
+/// results.
 #pragma once
 
 #include "support/reference.hpp"
@@ -24,7 +24,7 @@
 
 namespace troupe::testing {
 
-/// Those that all ranks take part in.
+/// Collectives in which all ranks take part.
 inline constexpr std::array collectives{
     collective_kind::all_reduce,   collective_kind::reduce,         collective_kind::broadcast,
     collective_kind::all_gather,   collective_kind::reduce_scatter, collective_kind::all_to_all,
@@ -34,7 +34,7 @@ inline constexpr std::array collectives{
 inline constexpr std::array reduce_ops{reduce_op::sum, reduce_op::prod, reduce_op::min,
                                        reduce_op::max, reduce_op::avg,  reduce_op::premul_sum};
 
-/// Room before and after memory that nobody may touch.
+/// Bytes before and after a buffer that no call may write.
 inline constexpr std::size_t margin = 64;
 
 /// Memory of one rank: elements between two margins.
@@ -45,7 +45,7 @@ struct guarded_memory {
   std::vector<std::byte> all;
 };
 
-/// One collective: each rank's memory, and what must come out.
+/// One collective: each rank's memory and the expected results.
 class collective_run {
 public:
   enum class memory { apart, in_place };
@@ -85,7 +85,7 @@ public:
     }
   }
 
-  /// Writes to all the memory: a race with whoever still uses it.
+  /// Writes all of the memory. A race is reported if the backend still uses it.
   void overwrite() {
     for (auto& x : ranks_) {
       poison(x.send.all);
@@ -95,8 +95,8 @@ public:
 
 private:
   struct rank_memory {
-    guarded_memory send; ///< unless in place
-    guarded_memory recv; ///< and send, in place
+    guarded_memory send; ///< not used in place
+    guarded_memory recv; ///< in place, it contains send too
     std::vector<std::byte> send_before;
     std::vector<std::byte> before;
     std::size_t recv_at = 0; ///< in recv.all
@@ -124,7 +124,7 @@ private:
     x.recv_at = margin + recv_at;
     x.before = x.recv.all;
     x.send_before = x.send.all;
-    // Who has nothing to send or receive may give memory or none.
+    // A rank that sends or receives nothing may pass memory or a null pointer.
     const auto gives_all = shared || spec_.seed % 2 == 0;
     x.send_to_give = send_bytes > 0 || gives_all ? from : nullptr;
     x.recv_to_give = recv_bytes > 0 || gives_all ? x.recv.data() + recv_at : nullptr;
@@ -146,7 +146,7 @@ private:
   std::vector<rank_memory> ranks_;
 };
 
-/// One message from a rank to a rank.
+/// One message from one rank to another.
 class message_run {
 public:
   message_run(int from, int to, dtype type, std::size_t count, std::mt19937& random)
@@ -187,12 +187,13 @@ private:
   std::vector<std::byte> sent_;
 };
 
-/// Calls of all ranks that make one group on each.
+/// Calls of all ranks that form one group on each rank.
 struct group_run {
   std::vector<std::unique_ptr<collective_run>> collectives;
   std::vector<std::unique_ptr<message_run>> messages;
 
-  /// Mixes the rank's calls at random; collectives, and messages of two ranks, keep their order.
+  /// Returns the rank's calls in random order. Collectives and messages of two ranks keep their
+  /// order.
   std::vector<collective_call> calls(int rank, std::mt19937& random) {
     std::map<std::tuple<collective_kind, int>, std::vector<collective_call>> lines;
     std::vector<std::tuple<collective_kind, int>> order;
@@ -225,7 +226,7 @@ struct group_run {
   }
 };
 
-/// Random calls for one group on each of `ranks` ranks.
+/// Returns random calls for one group on each of `ranks` ranks.
 inline group_run random_group(int ranks, std::mt19937& random) {
   const auto below = [&](auto n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
   const auto count = [&]() -> std::size_t {

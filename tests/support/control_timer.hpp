@@ -1,4 +1,4 @@
-/// What a late answer is judged against.
+/// Reference for the lateness of results.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 
 namespace troupe::testing {
 
-/// How late threads of this machine wake that wait until a point in time, as the library's
-/// timekeeper does. There are several, for what happens to one need not be seen in another.
+/// Measures how late threads of this machine wake from a timed wait, as the library's timekeeper
+/// does. There are several threads, because a delay of one thread need not affect the others.
 class control_timer {
 public:
   using clock = std::chrono::steady_clock;

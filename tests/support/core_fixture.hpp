@@ -1,5 +1,5 @@
-/// What the tests of the core share: a runtime over virtual devices, gates, and operations of their
-/// own.
+/// Helpers for tests of the core: a runtime over virtual devices, gates, and operations of the
+/// tests.
 #pragma once
 
 #include "core/device_core.hpp"
@@ -28,10 +28,10 @@ namespace troupe::testing {
 
 using namespace std::chrono_literals;
 
-/// A test that waits longer has failed.
+/// A test that waits longer than this has failed.
 inline constexpr std::chrono::seconds patience{60};
 
-/// Holds whoever passes until it is opened; the end of the gate opens it.
+/// Blocks the threads that pass it until it is opened. The destructor opens it.
 class gate {
 public:
   gate() = default;
@@ -44,12 +44,12 @@ public:
     state_->is_open = true;
     state_->changed.notify_all();
   }
-  /// Blocks until somebody stands there, or has passed.
+  /// Blocks until a thread has reached the gate.
   void wait_reached() {
     std::unique_lock lock{state_->mutex};
     EXPECT_TRUE(state_->changed.wait_for(lock, patience, [&] { return state_->reached; }));
   }
-  /// What passes the gate; outlives it.
+  /// Returns a function that passes the gate. The function may outlive the gate.
   std::function<void()> passer() const {
     return [state = state_] {
       std::unique_lock lock{state->mutex};
@@ -58,11 +58,11 @@ public:
       state->changed.wait(lock, [&] { return state->is_open; });
     };
   }
-  /// A launch whose work stands in its stream.
+  /// Returns a launch whose work blocks its stream.
   launch_function in_stream() const {
     return [pass = passer()](launch_context& context) { return context.run_on_host(pass); };
   }
-  /// A launch that stands on the lane.
+  /// Returns a launch that blocks the lane.
   launch_function on_lane() const {
     return [pass = passer()](launch_context&) {
       pass();
@@ -80,22 +80,19 @@ private:
   std::shared_ptr<state> state_ = std::make_shared<state>();
 };
 
-/// A launch that does nothing.
 inline launch_function no_work() {
   return [](launch_context&) { return caf::error{}; };
 }
 
-/// A launch that gives an error.
 inline launch_function failing_work() {
   return [](launch_context&) { return make_error(errc::invalid_argument, "on purpose"); };
 }
 
-/// A launch whose work on the host is `f`.
 inline launch_function host_work(std::function<void()> f) {
   return [f = std::move(f)](launch_context& context) { return context.run_on_host(f); };
 }
 
-/// The answer; the test fails if there is none in time.
+/// Returns the operation's error. The test fails if the operation is not completed in time.
 inline caf::error answer_of(const std::shared_ptr<detail::completion>& x) {
   if (!x->wait_until(detail::clock::now() + patience)) {
     ADD_FAILURE() << "no answer";
@@ -104,7 +101,6 @@ inline caf::error answer_of(const std::shared_ptr<detail::completion>& x) {
   return x->error();
 }
 
-/// Blocks until the operation is settled.
 inline ::testing::AssertionResult settles(const detail::operation& op) {
   return eventually([&] { return op.settled(); });
 }
@@ -116,7 +112,7 @@ public:
     int devices = 1;
     lane_options lanes = {};
     std::shared_ptr<fault_plan> plan = nullptr;
-    std::shared_ptr<troupe::backend> backend = nullptr; ///< in place of the host's
+    std::shared_ptr<troupe::backend> backend = nullptr; ///< used in place of the host backend
   };
 
   core_system() : core_system(options{}) {}
@@ -158,7 +154,7 @@ template <class T> std::shared_ptr<detail::host_range> borrow(std::vector<T>& el
   return borrow(std::as_writable_bytes(std::span{elements}));
 }
 
-/// An operation of a test's own, one part per lane.
+/// An operation that a test defines, with one part per lane.
 class probe : public detail::operation_of<detail::nothing> {
 public:
   using issue_function =

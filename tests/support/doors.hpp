@@ -1,4 +1,4 @@
-/// Backends whose devices, communicators and spares come only when a test lets them.
+/// Backends in which a test controls when devices, communicators and spares become available.
 #pragma once
 
 #include "support/forwarding_backend.hpp"
@@ -13,7 +13,7 @@
 
 namespace troupe::testing {
 
-/// Who comes to it goes on only when a test lets them.
+/// Blocks callers of pass() while it is closed.
 class door {
 public:
   void close() {
@@ -30,7 +30,6 @@ public:
     ++reached_;
     condition_.wait(lock, [this] { return open_; });
   }
-  /// How many have come to it.
   int reached() const {
     std::lock_guard lock{mutex_};
     return reached_;
@@ -43,7 +42,7 @@ private:
   int reached_ = 0;
 };
 
-/// Closed for its life.
+/// Keeps a door closed during its lifetime.
 class closed_door {
 public:
   explicit closed_door(door& x) : door_(x) { door_.close(); }
@@ -56,10 +55,10 @@ private:
 };
 
 struct doors {
-  door devices; ///< that come up, or come back
-  door builds;  ///< of communicators
+  door devices; ///< passed by each device that opens or reopens
+  door builds;  ///< passed by each build of a communicator
   door spares;
-  std::map<int, std::atomic<int>> refused{}; ///< attempts of a device to come back that fail
+  std::map<int, std::atomic<int>> refused{}; ///< by device: number of attempts to open that fail
 };
 
 class behind_doors final : public forwarding_backend {

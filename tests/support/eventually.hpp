@@ -1,4 +1,4 @@
-/// Waiting for what comes true, and of which nobody tells.
+/// Waits for conditions that have no notification.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -8,13 +8,13 @@
 
 namespace troupe::testing {
 
-/// For EXPECT_TRUE: blocks until `condition` holds, which others are about to bring about.
+/// For EXPECT_TRUE: blocks until `condition` holds. Other threads must make it true.
 /// @param limit a test that waits longer has failed
 template <class F>
 ::testing::AssertionResult eventually(F condition,
                                       std::chrono::nanoseconds limit = std::chrono::seconds{60}) {
   using clock = std::chrono::steady_clock;
-  constexpr int short_looks = 100; // most often it is about to come
+  constexpr int short_looks = 100; // most conditions become true soon
   const auto until = clock::now() + limit;
   for (int looks = 0; !condition(); ++looks) {
     if (clock::now() > until)

@@ -10,14 +10,13 @@
 
 namespace troupe::testing {
 
-/// For EXPECT_TRUE: there is no error.
 inline ::testing::AssertionResult is_ok(const caf::error& e) {
   if (!e)
     return ::testing::AssertionSuccess();
   return ::testing::AssertionFailure() << describe(e);
 }
 
-/// For EXPECT_TRUE: the error is of the library and has that code.
+/// For EXPECT_TRUE: `e` is an error of the library with this code.
 inline ::testing::AssertionResult has_code(const caf::error& e, errc code) {
   if (code_of(e) == code)
     return ::testing::AssertionSuccess();
@@ -29,7 +28,7 @@ template <class T>::testing::AssertionResult has_code(const caf::expected<T>& x,
   return has_code(x ? caf::error{} : x.error(), code);
 }
 
-/// The value; without one the test fails here.
+/// Returns the value. Without a value the test fails here.
 template <class T> T must(caf::expected<T> x) {
   if (!x)
     throw std::runtime_error(describe(x.error()));

@@ -1,4 +1,4 @@
-#undef NDEBUG // an assertion is what one of them is for
+#undef NDEBUG // one of the kernels fails an assertion
 
 #include "support/faulty_kernels.hpp"
 
@@ -15,7 +15,7 @@ __global__ void write_nowhere(std::uint32_t* nowhere) { *nowhere = threadIdx.x; 
 
 __global__ void trap() { asm("trap;"); }
 
-/// The condition is not known when it is compiled.
+/// The compiler does not know whether the condition holds.
 __global__ void assert_positive(int x) { assert(x > 0); }
 
 template <std::size_t Which> __global__ void fresh(std::uint32_t* x, std::size_t count) {
@@ -38,7 +38,7 @@ bool may_give(kernel_fault what, int native_code) noexcept {
   switch (what) {
   case kernel_fault::illegal_address:
     return native_code == cudaErrorIllegalAddress;
-  case kernel_fault::trap: // the documentation does not say which
+  case kernel_fault::trap: // the documentation does not name the code
     return native_code == cudaErrorLaunchFailure || native_code == cudaErrorIllegalInstruction;
   case kernel_fault::assertion:
     return native_code == cudaErrorAssert;

@@ -1,4 +1,4 @@
-/// Backends of tests that do as another one does, but for what a test changes.
+/// Backends that forward every call to another one. Tests override single functions.
 #pragma once
 
 #include <troupe/backend.hpp>
@@ -150,7 +150,7 @@ public:
   }
 
 protected:
-  /// `Device` around a device of the other backend.
+  /// Opens a device of the other backend and wraps it in a `Device`.
   template <class Device, class... Args>
   caf::expected<std::unique_ptr<backend_device>> open_as(int ordinal, Args&&... args) {
     auto device = inner_->open(ordinal);

@@ -1,4 +1,4 @@
-/// What whoever runs a test says in the environment.
+/// Parameters of a test run, from environment variables.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-/// Another user of a device's memory.
+/// Occupies the memory of a device, as another user would.
 #pragma once
 
 #include "support/expect.hpp"
@@ -12,7 +12,7 @@
 
 namespace troupe::testing {
 
-/// What the whole device has free, as other processes see it.
+/// Returns the free memory of the whole device, as other processes see it.
 inline std::size_t free_bytes_of_device(int device) {
   std::size_t free_bytes = 0;
   std::size_t total_bytes = 0;
@@ -21,11 +21,11 @@ inline std::size_t free_bytes_of_device(int device) {
   return free_bytes;
 }
 
-/// Takes the memory of a device, while it lives, until no more than `left_bytes` are free.
+/// Occupies the memory of a device during its lifetime, until at most `left_bytes` are free.
 class full_device {
 public:
   full_device(int device, std::size_t left_bytes) : device_(device) {
-    constexpr std::size_t least = std::size_t{2} << 20; // what the driver gives at once
+    constexpr std::size_t least = std::size_t{2} << 20; // granularity of the driver's allocations
     for (std::size_t piece = std::size_t{4} << 30; piece >= least;) {
       const auto free_bytes = free_bytes_of_device(device);
       if (free_bytes <= left_bytes)

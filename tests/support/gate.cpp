@@ -20,21 +20,21 @@
 
 namespace troupe::testing {
 
-/// Lies in memory that workers see, too.
+/// Lies in shared memory, so that workers see it too.
 class gate::state {
 public:
   state() : memory_(must(detail::shared_memory::create(sizeof(words)))) {
     new (memory_.bytes().data()) words;
   }
-  /// That of another process.
+  /// Attaches to the gate of another process.
   explicit state(const std::string& path) : memory_(attach(path)) {}
 
-  /// Where other processes find it.
+  /// Returns the path at which other processes find the memory.
   std::string path() const {
     return "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(memory_.descriptor());
   }
 
-  /// Comes to the gate, and stands there until it is open.
+  /// Marks the gate as reached and blocks until it is open.
   void pass() const {
     set(at().reached);
     while (!wait(at().opened)) {
@@ -92,7 +92,7 @@ std::vector<std::byte> bytes_of_text(const std::string& x) {
   return {bytes.begin(), bytes.end()};
 }
 
-/// Known in the workers too: they are the same program.
+/// Workers run the same program, so the launches are registered there too.
 [[maybe_unused]] const bool registered = [] {
   must(register_launch(stream_launch, [](launch_context& context, auto, auto, auto path) {
     return hold_stream_of(context, state_at(path));

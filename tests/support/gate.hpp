@@ -1,4 +1,4 @@
-/// Work on a device that stands still for as long as a test wants.
+/// Work on a device that blocks until a test releases it.
 #pragma once
 
 #include <troupe/device.hpp>
@@ -8,8 +8,9 @@
 
 namespace troupe::testing {
 
-/// Work that stands still until it is let go, at the latest by the destructor. It is a launch, made
-/// where the device lives: a callable, or in a worker process a registered launch.
+/// Work that blocks until open() is called, at the latest by the destructor. It is a launch in the
+/// process of the device: a callable, or a registered launch if the device lives in a worker
+/// process.
 class gate {
 public:
   gate();
@@ -17,14 +18,14 @@ public:
   gate(const gate&) = delete;
   gate& operator=(const gate&) = delete;
 
-  /// Holds the stream, and with it what comes behind in order.
+  /// Blocks a stream, and the work behind it in stream order.
   pending<void> hold_stream(const device& on, std::vector<any_gpu_ref> reads = {},
                             std::vector<any_gpu_ref> writes = {},
                             request_options options = {}) const;
-  /// Holds the lane itself.
+  /// Blocks the lane itself.
   pending<void> hold_lane(const device& on, std::vector<any_gpu_ref> reads = {},
                           std::vector<any_gpu_ref> writes = {}, request_options options = {}) const;
-  /// False if nobody comes to the gate in time.
+  /// Blocks until the work has reached the gate. Returns false if it does not do so in time.
   bool wait_reached() const;
   void open() const;
 

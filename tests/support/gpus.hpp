@@ -1,4 +1,4 @@
-/// What a test on GPUs asks for before it starts.
+/// Checks how many GPUs a test needs before it starts.
 #pragma once
 
 #include <troupe/backend.hpp>
@@ -9,7 +9,6 @@
 
 namespace troupe::testing {
 
-/// How many GPUs the CUDA backend sees.
 inline int gpus_present() {
   static const int present = [] {
     auto cuda = make_cuda_backend();
@@ -18,7 +17,7 @@ inline int gpus_present() {
   return present;
 }
 
-/// How many there must be: TROUPE_REQUIRE_GPUS, or 0.
+/// Returns how many GPUs are required: TROUPE_REQUIRE_GPUS, or 0.
 inline int gpus_required() {
   const char* text = std::getenv("TROUPE_REQUIRE_GPUS");
   return text == nullptr ? 0 : std::atoi(text);
@@ -26,8 +25,8 @@ inline int gpus_required() {
 
 } // namespace troupe::testing
 
-/// At the start of a test, or of SetUp: skips it on a machine with fewer than `n` GPUs, and fails
-/// it there if TROUPE_REQUIRE_GPUS promises that many.
+/// At the start of a test or of SetUp: skips the test on a machine with fewer than `n` GPUs. If
+/// TROUPE_REQUIRE_GPUS requires that many, the test fails instead.
 #define TROUPE_NEEDS_GPUS(n)                                                                       \
   do {                                                                                             \
     if (::troupe::testing::gpus_present() < (n)) {                                                 \

@@ -1,5 +1,5 @@
-/// A backend that keeps books of another one: what was made and not ended, and whether work touches
-/// device memory that is not there.
+/// A backend that wraps another one and records its use: objects that were made and not yet
+/// destroyed, and work on device memory that does not exist.
 #pragma once
 
 #include "support/forwarding_backend.hpp"
@@ -28,7 +28,7 @@ public:
   backend_books() = default;
   backend_books(const backend_books&) = delete;
   backend_books& operator=(const backend_books&) = delete;
-  /// What a process that lost its devices cannot give back, it keeps to its end.
+  /// Keeps pinned memory that a process without its devices cannot free, until the process ends.
   ~backend_books() {
     static auto* kept = new std::set<void*>;
     kept->insert(pinned_.begin(), pinned_.end());
@@ -42,12 +42,12 @@ public:
     std::lock_guard lock{mutex_};
     return numbers_[what];
   }
-  /// False if it does not come down to none in time.
+  /// Blocks until no `what` is left. Returns false if `limit` is over before.
   bool wait_none(item what, std::chrono::nanoseconds limit) const {
     std::unique_lock lock{mutex_};
     return changed_.wait_for(lock, limit, [&] { return numbers_[what] == 0; });
   }
-  /// What was wrong, one sentence each.
+  /// Returns the errors found, one sentence each.
   std::vector<std::string> complaints() const {
     std::lock_guard lock{mutex_};
     return complaints_;
@@ -86,7 +86,7 @@ public:
     memory_[ordinal].clear();
     changed_.notify_all();
   }
-  /// Memory of the device that work is about to use.
+  /// Records an error unless `memory` lies in one block that exists on the device.
   void touched(int ordinal, const void* memory, std::size_t size_bytes, const char* by) {
     auto begin = reinterpret_cast<std::uintptr_t>(memory);
     std::lock_guard lock{mutex_};
@@ -301,7 +301,7 @@ private:
   backend_books& books_;
 };
 
-/// The books must outlive it.
+/// The books must outlive the returned backend.
 inline std::shared_ptr<backend> backend_books::guard(std::shared_ptr<backend> inner) {
   return std::make_shared<guarded_backend>(std::move(inner), *this);
 }

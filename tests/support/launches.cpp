@@ -27,7 +27,7 @@ std::vector<std::byte> bytes_of_text(const std::string& x) {
   return {bytes.begin(), bytes.end()};
 }
 
-/// Known in the workers too: they are the same program.
+/// Workers run the same program, so the launches are registered there too.
 [[maybe_unused]] const bool registered = [] {
   must(register_launch(nothing, [](launch_context& context, auto, auto, auto) {
     return context.run_on_host([] {});

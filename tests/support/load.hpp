@@ -1,4 +1,4 @@
-/// A client that keeps a world busy, and what a process has that must not grow meanwhile.
+/// A client that keeps a world busy, and measures of resources that must not grow meanwhile.
 #pragma once
 
 #include "support/world_fixture.hpp"
@@ -21,8 +21,8 @@ inline std::size_t threads_of_this_process() {
   return static_cast<std::size_t>(std::distance(begin(tasks), end(tasks)));
 }
 
-/// In bytes, without what is free in the allocator's arenas: threads that come and go, as those
-/// that build communicators do, have many of them.
+/// Returns bytes, without free memory in the allocator's arenas. Short-lived threads, such as
+/// threads that build communicators, leave much free memory in arenas.
 inline std::size_t resident_memory() {
   ::malloc_trim(0);
   std::ifstream statm{"/proc/self/statm"};
@@ -32,30 +32,30 @@ inline std::size_t resident_memory() {
   return resident * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 }
 
-/// In bytes, what a sanitizer keeps for a while after it was freed.
+/// Bytes that a sanitizer retains for a while after they were freed.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 inline constexpr std::size_t kept_by_sanitizer = std::size_t{512} << 20;
 #else
 inline constexpr std::size_t kept_by_sanitizer = 0;
 #endif
 
-/// In bytes, by how much the memory of a process may differ of which nothing grows.
+/// Bytes by which the memory of a process may vary although nothing in it grows.
 inline constexpr std::size_t memory_slack = (std::size_t{32} << 20) + kept_by_sanitizer;
 
-/// In bytes, what malloc has given out and not got back, in all arenas.
+/// Returns the bytes that malloc has allocated and not yet freed, in all arenas.
 inline std::size_t allocated_memory() {
   const auto info = ::mallinfo2();
   return info.uordblks + info.hblkhd;
 }
 
-/// Is it the end of a communicator, or of a device's memory?
+/// Returns true if the error reports the loss of a communicator or of device memory.
 inline bool is_loss(const caf::error& why) {
   const auto code = code_of(why);
   return code == errc::stalled || code == errc::nccl_error || code == errc::worker_lost ||
          code == errc::stale_ref;
 }
 
-/// A client that checks every sum, and takes new buffers when its old ones are lost.
+/// Runs a client that checks every sum. It allocates new buffers when its buffers are lost.
 inline void add_up(const world& w, const std::atomic<bool>& stop, std::atomic<int>& right) {
   const auto n = static_cast<float>(w.size());
   std::vector<gpu_ref<float>> refs;
@@ -93,7 +93,7 @@ inline void add_up(const world& w, const std::atomic<bool>& stop, std::atomic<in
   }
 }
 
-/// For EXPECT_TRUE: such a client comes to `more` right sums.
+/// For EXPECT_TRUE: such a client completes `more` correct sums.
 inline ::testing::AssertionResult goes_on(const std::atomic<int>& right, int more) {
   const auto from = right.load();
   for (stopwatch watch; right < from + more; std::this_thread::yield())

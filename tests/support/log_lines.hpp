@@ -14,7 +14,7 @@
 
 namespace troupe::testing {
 
-/// Lines of the log, while it lives.
+/// Collects the lines of the log during its lifetime.
 class log_lines {
 public:
   log_lines() {
@@ -28,7 +28,7 @@ public:
   log_lines(const log_lines&) = delete;
   log_lines& operator=(const log_lines&) = delete;
 
-  /// For EXPECT_TRUE: a line has this in it.
+  /// For EXPECT_TRUE: a line contains `what`, now or within 30 s.
   ::testing::AssertionResult say(const std::string& what) {
     std::unique_lock lock{mutex_};
     auto there = [&] {

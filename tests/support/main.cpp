@@ -1,5 +1,5 @@
-// The main function of every test binary: it is also that of its child processes, and of the
-// workers that its devices live in.
+// The main function of every test binary. Child processes and workers of a test use the same binary
+// and this main function.
 
 #include "support/child_process.hpp"
 #include <troupe/worker.hpp>
@@ -11,10 +11,11 @@
 
 int main(int argc, char** argv) {
 #ifdef __SANITIZE_THREAD__
-  // The sanitizer has a thread of its own from the first one on; tests count threads.
+  // ThreadSanitizer adds a thread with the first one. Tests count threads, so add it here.
   std::thread{[] {}}.join();
 #endif
-  // A child may have workers, and a worker may be a child: what its scenario says comes first.
+  // A child may start workers: worker_main() without arguments only registers this program as its
+  // own worker. A worker may run a child's scenario, so run_as_child() comes before the next call.
   if (auto status = troupe::worker_main(0, nullptr))
     return *status;
   if (auto status = troupe::testing::run_as_child(argc, argv))

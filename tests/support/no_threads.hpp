@@ -1,4 +1,4 @@
-/// What a process does without another thread.
+/// Simulates a process that cannot create threads.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 
 namespace troupe::testing {
 
-/// As long as it lives, no thread can be had: nobody has memory for a stack of that size.
+/// No thread can be created during its lifetime, because the default stack size is too large.
 class no_threads {
 public:
   no_threads() {

@@ -1,4 +1,4 @@
-/// A configuration as a program's command line makes it.
+/// A configuration parsed from a command line.
 #pragma once
 
 #include "support/expect.hpp"
@@ -9,7 +9,7 @@
 
 namespace troupe::testing {
 
-/// Of the host backend, and with `arguments` beside.
+/// Selects the host backend and applies `arguments`.
 class parsed_config : public config {
 public:
   explicit parsed_config(std::vector<std::string> arguments) {

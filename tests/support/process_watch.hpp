@@ -21,7 +21,7 @@ inline detail::file_descriptor watch_of(pid_t id) {
   return result;
 }
 
-/// The descriptor has something to read: for that of a process, that it is no more.
+/// Returns true if `x` is readable in time. A process descriptor is, once its process has ended.
 inline bool is_ready(const detail::file_descriptor& x, std::chrono::milliseconds limit) {
   pollfd wanted{x.get(), POLLIN, 0};
   int ready = 0;

@@ -1,4 +1,4 @@
-/// What random tests ask of a generator.
+/// Random choices for tests.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace troupe::testing {
 
-/// From `low` to `high`, both included.
+/// Returns a number from `low` to `high`, both included.
 inline std::size_t pick(std::mt19937_64& random, std::size_t low, std::size_t high) {
   return std::uniform_int_distribution<std::size_t>{low, high}(random);
 }

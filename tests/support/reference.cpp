@@ -38,12 +38,12 @@ struct format {
   bool infinity;            // the next pattern is an infinity
 
   int bias() const { return (1 << (exponent_bits - 1)) - 1; }
-  int min_exponent() const { return 1 - bias(); } // of a normal number
+  int min_exponent() const { return 1 - bias(); } // of normal numbers
   std::uint64_t sign_bit() const { return std::uint64_t{1} << (width - 1); }
   std::uint64_t mantissa_mask() const { return (std::uint64_t{1} << mantissa_bits) - 1; }
   std::uint64_t pattern_mask() const { return sign_bit() | (sign_bit() - 1); }
 
-  /// The number that a pattern without sign stands for, as if there were no infinities and NaNs.
+  /// Returns the number of a pattern without sign, as if there were no infinities and NaNs.
   long double magnitude(std::uint64_t pattern) const {
     const auto field = static_cast<int>(pattern >> mantissa_bits);
     const std::uint64_t fraction = pattern & mantissa_mask();
@@ -55,7 +55,7 @@ struct format {
   long double largest() const { return magnitude(max_finite); }
   long double smallest() const { return magnitude(1); }
   long double smallest_normal() const { return std::ldexp(1.0L, min_exponent()); }
-  /// The largest relative error of rounding to the nearest.
+  /// Returns the largest relative error of rounding to nearest.
   long double unit_roundoff() const { return std::ldexp(1.0L, -mantissa_bits - 1); }
 };
 
@@ -102,7 +102,7 @@ void store_pattern(std::byte* memory, std::size_t size, std::uint64_t pattern) {
     memory[i] = static_cast<std::byte>(pattern >> (8 * i));
 }
 
-/// Decodes all elements of one type, fast: by a table or by the processor.
+/// Decodes elements of one type fast: with a table or with processor instructions.
 class decoder {
 public:
   explicit decoder(dtype type) : type_{type} {
@@ -154,7 +154,7 @@ const decoder& decoder_of(dtype type) {
 
 // Integers.
 
-/// The integers of a type: the residues of 2^bits that it stands for.
+/// The integers of a type, as residues modulo 2^bits.
 struct integer_range {
   int bits;
   bool negative;
@@ -206,15 +206,15 @@ std::uint64_t expected_integer(const integer_range& range, reduce_op op,
 
 // Floating-point numbers.
 
-/// What an element may be.
+/// The accepted values of one element.
 struct expectation {
   enum class rule : std::uint8_t {
     anything,      // some order of the ranks overflows
     nan,           //
-    number,        // `value`, whatever the sign of a zero
-    same_bits,     // `value` and its sign
-    within,        // `value` give or take `tolerance`
-    nearest_number // the one that is nearest to `value`
+    number,        // `value`; the sign of a zero is ignored
+    same_bits,     // `value` with its sign
+    within,        // at most `tolerance` away from `value`
+    nearest_number // the number of the type nearest to `value`
   };
   rule kind = rule::anything;
   long double value = 0;
@@ -223,9 +223,9 @@ struct expectation {
 
 using rule = expectation::rule;
 
-/// What the elements of a collective of floating-point numbers may be. Computes in `long double`:
-/// 64 bits hold the sum or product of two elements of up to 31 bits so well that rounding it to
-/// their type gives the nearest number.
+/// The accepted values for collectives of floating-point numbers. Computes in `long double`: its 64
+/// bits hold the sum or product of two elements of up to 31 bits precisely enough that rounding it
+/// to their type gives the nearest number.
 /// @source S. A. Figueroa, When is double rounding innocuous?, SIGNUM Newsletter 30 (1995)
 class float_rules {
 public:
@@ -285,7 +285,7 @@ private:
 
   expectation product(const std::vector<long double>& xs) const {
     long double r = 1;
-    // Between these lie the magnitudes of all partial products.
+    // The magnitudes of all partial products lie between `low` and `high`.
     long double low = 1;
     long double high = 1;
     for (const long double x : xs) {
@@ -330,7 +330,7 @@ private:
     return {rule::within, mean, magnitudes * relative + underflow(xs, factor_) * growth_};
   }
 
-  /// What rounding the subnormal products of `xs` and `factor` may lose.
+  /// Returns the largest error from rounding subnormal products of `xs` and `factor`.
   long double underflow(const std::vector<long double>& xs, long double factor) const {
     const auto subnormal = [&](long double x) {
       return std::fabs(x) * factor < f_.smallest_normal();
@@ -338,7 +338,6 @@ private:
     return static_cast<long double>(std::ranges::count_if(xs, subnormal)) * f_.smallest() / 2;
   }
 
-  /// The sum of the numbers and the sum of their magnitudes.
   static std::pair<long double, long double> totals(const std::vector<long double>& xs) {
     std::pair r{xs[0], std::fabs(xs[0])}; // not 0 + xs[0], which would lose the sign of -0
     for (std::size_t i = 1; i < xs.size(); ++i) {
@@ -355,7 +354,7 @@ private:
   bool exact_;
   bool nearest_;
   bool saturates_;
-  long double own_error_; // of sums in long double, relative
+  long double own_error_; // relative error of sums in long double
   long double growth_;    // n-1 roundings up
   long double shrinkage_; // n-1 roundings down
   long double factor_;    // 1/n, rounded
@@ -427,7 +426,7 @@ std::uint64_t mix(std::uint64_t x) { // splitmix64
   return x ^ (x >> 31);
 }
 
-/// The random numbers of one element; each call of `below` uses some of the bits.
+/// Random numbers for one element. Each call returns the next one.
 class dice {
 public:
   dice(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) noexcept
@@ -455,7 +454,7 @@ std::uint64_t random_integer(dtype type, reduce_op op, dice& d) {
   return op == reduce_op::prod && !d.one_in(8) ? x | 1 : x;
 }
 
-/// A pattern without sign of a number of this exponent, or a subnormal if it is too small.
+/// Returns a pattern without sign of this exponent, or of a subnormal if the exponent is too small.
 std::uint64_t random_magnitude(const format& f, int exponent, dice& d) {
   const int field = std::max(exponent - f.min_exponent() + 1, 0);
   const std::uint64_t x =
@@ -463,7 +462,7 @@ std::uint64_t random_magnitude(const format& f, int exponent, dice& d) {
   return std::min(x, f.max_finite);
 }
 
-/// integer * 2^exponent, which must be representable, as a pattern without sign.
+/// Returns integer * 2^exponent, which must be representable, as a pattern without sign.
 std::uint64_t compose(const format& f, std::uint64_t integer, int exponent) {
   if (integer == 0)
     return 0;
@@ -483,18 +482,18 @@ std::uint64_t compose(const format& f, std::uint64_t integer, int exponent) {
          (integer & f.mantissa_mask());
 }
 
-/// What of an input is the same for all elements.
+/// Properties of an input that are the same for all its elements.
 struct float_plan {
   const format& f;
   reduce_op op;
   input_kind kind;
   int rank;
   int ranks;
-  int highest;                 // `any` sums: the largest exponent
-  int contributors;            // products: so many ranks have factors that are not +-1
-  std::uint64_t terms = 0;     // exact sums: so many ranks have terms that are not 0
+  int highest;                 // sums of kind `any`: the largest exponent
+  int contributors;            // products: number of ranks whose factors are not +-1
+  std::uint64_t terms = 0;     // exact sums: number of ranks whose terms are not 0
   std::uint64_t multiples = 0; // exact sums: a term is at most this multiple of a power of two
-  int scale = 0;               // exact: what is multiplied later has so many powers of two in it
+  int scale = 0;               // exact: a later factor may be 1/2^scale
 };
 
 float_plan plan(const input_spec& spec) {
@@ -512,7 +511,7 @@ float_plan plan(const input_spec& spec) {
   p.terms = 2 * (f.mantissa_mask() + 1);
   if (spec.op == reduce_op::avg && (ranks & (ranks - 1)) == 0)
     p.scale = std::ilogb(static_cast<double>(ranks));
-  if (spec.op == reduce_op::premul_sum) { // by 1/2 to 2; exactly: by 1/2 or 1
+  if (spec.op == reduce_op::premul_sum) { // factors from 1/2 to 2; for exact input 1/2 or 1
     --p.highest;
     p.scale = 1;
     p.terms /= 2;
@@ -526,7 +525,7 @@ std::uint64_t random_float(const float_plan& p, std::uint64_t index, dice& d, di
   const format& f = p.f;
   const auto place =
       (static_cast<std::uint64_t>(p.rank) + index) % static_cast<std::uint64_t>(p.ranks);
-  const int lowest = f.min_exponent() - f.mantissa_bits; // of the smallest subnormal
+  const int lowest = f.min_exponent() - f.mantissa_bits; // exponent of the smallest subnormal
   const std::uint64_t sign = d.one_in(2) ? f.sign_bit() : 0;
   switch (p.op) {
   case reduce_op::min:
@@ -561,7 +560,7 @@ std::uint64_t random_float(const float_plan& p, std::uint64_t index, dice& d, di
 
 // Outputs.
 
-/// `factors` are for `premul_sum`.
+/// `factors` is for `premul_sum`.
 check_result check_elements(dtype type, reduce_op op,
                             std::span<const std::span<const std::byte>> inputs,
                             std::span<const std::byte> factors, std::span<const std::byte> output,
@@ -613,7 +612,7 @@ check_result check_elements(dtype type, reduce_op op,
 
 // Collectives.
 
-/// A block that comes from one rank to another.
+/// A block that one rank sends to another.
 /// @units elements
 struct block {
   std::size_t from;
@@ -621,7 +620,7 @@ struct block {
   std::size_t count;
 };
 
-/// What `rank` receives from `source` where nothing is reduced.
+/// Returns the block that `rank` receives from `source` in a collective that does not reduce.
 block moved(const collective_spec& x, std::size_t source, std::size_t rank) {
   const auto root = static_cast<std::size_t>(x.root);
   switch (x.what) {
@@ -643,7 +642,7 @@ block moved(const collective_spec& x, std::size_t source, std::size_t rank) {
   }
 }
 
-/// Gives the blocks of `counts` their places, in random order and with gaps.
+/// Returns offsets for blocks of `counts` elements, in random order and with gaps.
 std::vector<std::size_t> random_offsets(const std::vector<std::size_t>& counts, dice& d) {
   std::vector<std::size_t> order(counts.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -687,7 +686,7 @@ std::size_t end_of(const std::vector<std::size_t>& counts,
 
 } // namespace
 
-// The interface.
+// Public functions.
 
 long double decode(dtype type, std::uint64_t pattern) {
   const format& f = *format_of(type);
@@ -704,7 +703,7 @@ std::uint64_t encode_nearest(dtype type, long double x) {
   const long double magnitude = std::fabs(x);
   const std::uint64_t sign = std::signbit(x) ? f.sign_bit() : 0;
   const decoder& value = decoder_of(type);
-  // The last number that is not above x.
+  // Finds the largest number that is not above `magnitude`.
   std::uint64_t below = 0;
   std::uint64_t above = f.max_finite + 1;
   while (above - below > 1) {

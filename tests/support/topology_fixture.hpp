@@ -12,7 +12,7 @@ namespace troupe::testing {
 /// Ordered pairs of devices.
 using pairs = std::set<std::pair<int, int>>;
 
-/// Small tests of links: what is tested here is who is told what.
+/// Returns limits for short tests of links, for tests of the notifications and not of the links.
 inline topology_limits quick() {
   topology_limits result;
   result.deadline = patience;
@@ -55,7 +55,7 @@ inline pairs without(pairs all, const pairs& some) {
   return all;
 }
 
-/// For a host backend on which these devices have no access to those.
+/// Returns links of a host backend in which the first device of a pair cannot access the second.
 inline std::vector<host_link> links_without(const pairs& no_access) {
   std::vector<host_link> result;
   for (auto [from, to] : no_access)

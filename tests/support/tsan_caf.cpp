@@ -1,18 +1,18 @@
-// Tells ThreadSanitizer how CAF 0.17 hands a message from one thread to another.
+// Tells ThreadSanitizer how CAF 0.17 passes a message from one thread to another.
 //
-// Distributions compile libcaf without instrumentation: its mailboxes and its reference counts are
-// atomics that the sanitizer cannot see, and every message would be reported as a race between the
-// sender, who writes it, and the receiver, who reads it. Suppressing those reports would suppress
-// all reports about actors, since libcaf is in the stack of each of their handlers. So this file
-// stands between libcaf and its callers, at the functions where a message or an actor changes
-// hands, and adds what libcaf's atomics guarantee:
+// Distributions compile libcaf without instrumentation. The sanitizer cannot see the atomics of its
+// mailboxes and reference counts. It would report every message as a race between the sender, which
+// writes it, and the receiver, which reads it. Suppressions would hide all reports about actors,
+// since libcaf is in the stack of every handler. So this file interposes the functions of libcaf
+// that pass a message or an actor to another thread. It adds the ordering that libcaf's atomics
+// guarantee:
 //
-// enqueue                      happens before the handler that gets the message a handler of an
-// actor        happens before the next handler of that actor giving up a reference        happens
-// before the destructor of the actor, or of the message's content
+// - enqueue happens before the handler that receives the message
+// - a handler of an actor happens before the next handler of that actor
+// - releasing a reference happens before the destructor of the actor or of the message's content
 //
-// Linked into tests only, and only with -fsanitize=thread and CAF 0.17. It relies on libcaf's calls
-// to its own functions going through the dynamic linker, as they do in Debian's package.
+// Linked into tests only, and only with -fsanitize=thread and CAF 0.17. It requires that libcaf's
+// calls of its own functions go through the dynamic linker, as they do in Debian's package.
 
 #include <caf/actor_control_block.hpp>
 #include <caf/mailbox_element.hpp>
@@ -24,12 +24,12 @@
 
 namespace {
 
-// CAF's own function behind one of ours.
+// Returns CAF's function that one of the functions below replaces.
 template <class Function> Function* next(const char* symbol) {
   return reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, symbol));
 }
 
-// A message is passed on as its mailbox element, and deleted as its base.
+// A message is passed as its mailbox element, and deleted as its base class.
 void hand_over(caf::mailbox_element* element) {
   if (element != nullptr) {
     __tsan_release(element);
@@ -39,8 +39,8 @@ void hand_over(caf::mailbox_element* element) {
 
 } // namespace
 
-// The functions below carry the mangled names of CAF's member functions: `self` is `this`, and a
-// std::unique_ptr parameter arrives as the address of the caller's.
+// The functions below have the mangled names of CAF's member functions. `self` is `this`, and a
+// std::unique_ptr parameter is passed as the address of the caller's object.
 
 #define INTERPOSE(result, name, symbol, ...)                                                       \
   extern "C" result name(__VA_ARGS__) __asm__(symbol);                                             \
@@ -80,7 +80,7 @@ INTERPOSE(void, troupe_launch, LAUNCH, void* self, void* context, bool lazy, boo
   real(self, context, lazy, hide);
 }
 
-// The scheduler calls it through a base that lies 160 bytes into the actor.
+// The scheduler calls it through a base class at offset 160 of the actor.
 #define RESUME "_ZThn160_N3caf15scheduled_actor6resumeEPNS_14execution_unitEm"
 INTERPOSE(int, troupe_resume, RESUME, char* base, void* context, std::size_t throughput) {
   static const auto real = next<int(char*, void*, std::size_t)>(RESUME);
@@ -112,7 +112,7 @@ INTERPOSE(void, troupe_request_deletion, REQUEST_DELETION, void* self, bool decr
   real(self, decremented);
 }
 
-// An error is read on many threads; its content goes with the last of its copies.
+// Several threads read an error. Its content is destroyed with the last copy.
 void give_up(const caf::message* x) {
   if (const auto* content = x->cvals().get())
     __tsan_release(
@@ -135,7 +135,7 @@ INTERPOSE(void, troupe_message_base_end, MESSAGE_BASE_END, caf::message* self) {
 
 namespace caf {
 
-// The same as CAF's, but compiled here, with atomics that the sanitizer sees.
+// The same as CAF's functions, but compiled here, with atomics that the sanitizer sees.
 void intrusive_ptr_release_weak(actor_control_block* x) {
   if (x->weak_refs.fetch_sub(1, std::memory_order_acq_rel) == 1)
     x->block_dtor(x);

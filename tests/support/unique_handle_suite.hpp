@@ -1,4 +1,4 @@
-/// What every traits class of `unique_handle` must do: one suite for all of them.
+/// One test suite for all traits classes of `unique_handle`.
 #pragma once
 
 #include "backend/unique_handle.hpp"
@@ -11,7 +11,7 @@
 
 namespace troupe::testing {
 
-/// `Traits`, and a record of what was destroyed.
+/// Wraps `Traits` and records which values were destroyed.
 template <class Traits> struct recorded {
   using value_type = typename Traits::value_type;
   struct entry {
@@ -26,7 +26,7 @@ template <class Traits> struct recorded {
   }
 };
 
-/// `Case` has `traits`; `available()`, and `make()`, which gives a new value each time, on device
+/// `Case` has `traits`, `available()`, and `make()`, which returns a new value each time, on device
 /// 0.
 template <class Case> class UniqueHandle : public ::testing::Test {
 public:

@@ -9,8 +9,8 @@ namespace {
 
 std::function<void()>* last_function = nullptr; // never destroyed
 
-/// Exit handlers and destructors of static objects run in reverse order, and this registers the
-/// first of them.
+/// Exit handlers and destructors of static objects run in reverse order of registration. This
+/// constructor registers its handler before all others, so it runs last.
 [[gnu::constructor(101)]] void register_first() {
   if (std::atexit([] {
         if (last_function != nullptr)

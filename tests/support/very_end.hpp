@@ -1,12 +1,12 @@
-/// The last that a program runs.
+/// A function that runs last in a process.
 #pragma once
 
 #include <functional>
 
 namespace troupe::testing {
 
-/// Has `f` run when the process ends, after the destructors of all static objects and all other
-/// exit handlers. Once per process.
+/// Runs `f` when the process ends, after the destructors of all static objects and all other exit
+/// handlers. May be called once per process.
 void at_the_very_end(std::function<void()> f);
 
 } // namespace troupe::testing

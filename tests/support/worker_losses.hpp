@@ -1,4 +1,4 @@
-/// Devices in worker processes, and what a test expects when one is lost.
+/// Devices in worker processes, and helpers for tests that kill a worker.
 #pragma once
 
 #include "support/doors.hpp"
@@ -12,7 +12,7 @@
 
 namespace troupe::testing {
 
-/// The devices of the test's backend, each in a worker.
+/// Makes the devices of the test's backend, each in its own worker.
 inline std::shared_ptr<backend> make_workers(int devices) {
   return must(
       make_worker_backend({.backend = on_cuda() ? "cuda" : "host", .host = {.devices = devices}}));
@@ -29,10 +29,10 @@ inline system_options in_worker_processes(int devices, const std::shared_ptr<doo
           }};
 }
 
-/// The answer that tells of the loss.
+/// Kills the device's worker. Returns the error that reports the loss.
 inline caf::error kill_worker(const device& of) { return error_of(answer_of(launch_death(of))); }
 
-/// Memory that has to stay what it is, whatever is lost beside it.
+/// Memory whose content must not change, whichever other device is lost.
 class kept_memory {
 public:
   explicit kept_memory(device on) : on_(std::move(on)), ref_(must(on_.allocate<float>(size))) {
@@ -53,8 +53,8 @@ private:
   gpu_ref<float> ref_;
 };
 
-/// The worker of rank `lost` is killed; the device comes back, and nothing happens to rank `other`.
-/// @return what told of it
+/// Kills the worker of rank `lost`. The device must come back, and rank `other` is not affected.
+/// @return the error that reported the loss
 inline caf::error is_lost_alone(test_system& system, const world& w, std::size_t lost,
                                 std::size_t other) {
   const auto d = w.device_of(lost);
@@ -71,8 +71,8 @@ inline caf::error is_lost_alone(test_system& system, const world& w, std::size_t
   return why;
 }
 
-/// The worker of a rank is killed, and its spare is the device, in its next life.
-/// @param before the world, with its standbys ready
+/// Kills a rank's worker. Expects that its spare becomes the device, in the next generation.
+/// @param before the world's status, with its standbys ready
 inline void spare_takes_over(const world& w, world_feed& feed, std::size_t rank,
                              const world_status& before) {
   EXPECT_EQ(code_of(kill_worker(w.device_of(rank))), errc::worker_lost);

@@ -1,6 +1,6 @@
-/// An actor system with devices, and what its tests do over and over: on the host backend, or on
-/// CUDA where there are GPUs. TROUPE_TEST_BACKEND=host|cuda decides; without it, CUDA is taken
-/// where the machine has GPUs or TROUPE_REQUIRE_GPUS promises them.
+/// An actor system with devices, and helpers for its tests. The devices are of the host backend, or
+/// of CUDA where there are GPUs. TROUPE_TEST_BACKEND=host|cuda selects the backend. Without it, the
+/// tests use CUDA if the machine has GPUs or if TROUPE_REQUIRE_GPUS is set.
 #pragma once
 
 #include "support/expect.hpp"
@@ -28,21 +28,21 @@ namespace troupe::testing {
 
 using namespace std::chrono_literals;
 
-/// Within this time everything that is not broken has an answer, also under sanitizers.
+/// Every request without a defect is answered within this time, also under sanitizers.
 inline constexpr std::chrono::seconds patience{30};
-/// "At once", under the same conditions: far below any default deadline.
+/// Limit for "at once", also under sanitizers. It is far below every default deadline.
 inline constexpr std::chrono::seconds at_once{10};
 
-/// True if this run is about CUDA.
+/// Returns true if this run tests the CUDA backend.
 bool on_cuda();
-/// True if the devices of this run live in worker processes.
+/// Returns true if the devices of this run live in worker processes.
 bool in_workers();
 
-/// What a test wants of its system.
+/// Options of a test's actor system.
 struct system_options {
-  int devices = 2;                              ///< at most so many; GPUs there may be fewer
-  std::shared_ptr<fault_plan> faults = nullptr; ///< strikes the backend
-  /// What the backend is put into, below the faults.
+  int devices = 2;                              ///< upper bound: there may be fewer GPUs
+  std::shared_ptr<fault_plan> faults = nullptr; ///< injects faults into the backend
+  /// Wraps the backend. The faults are injected outside of this wrapper.
   std::function<std::shared_ptr<backend>(std::shared_ptr<backend>)> wrap = {};
   lane_options lanes = {};
   std::size_t bytes_per_device = std::size_t{1} << 30; ///< host backend
@@ -59,22 +59,20 @@ public:
   caf::actor_system& get() noexcept { return system_; }
   operator caf::actor_system&() noexcept { return system_; }
 
-  /// Ordinals that the test may use.
   const std::vector<int>& ordinals() const noexcept { return ordinals_; }
   int devices() const noexcept { return static_cast<int>(ordinals_.size()); }
-  /// An ordinal that does not exist.
+  /// Returns an ordinal that does not exist.
   int no_device() const noexcept { return all_; }
 
   device open(int ordinal = 0) { return must(device::open(system_, ordinal, patience)); }
 
-  /// Over all of the test's devices, unless `config` names some.
+  /// Opens a world over all of the test's devices, unless `config` names devices.
   caf::expected<world> try_open_world(world_config config = {});
   world open_world(world_config config = {}) { return must(try_open_world(std::move(config))); }
   caf::actor spawn_world(world_config config = {});
 
-  /// The actor of a device that may not be up yet.
+  /// Returns the actor of a device, which may not be ready yet.
   caf::actor device_actor(int ordinal = 0);
-  /// The root of the devices.
   caf::actor root();
 
 private:
@@ -82,20 +80,18 @@ private:
   caf::actor_system system_;
   std::vector<int> ordinals_;
   int all_ = 0;
-  std::shared_ptr<void> lease_; // keeps the root alive, once it was asked for
+  std::shared_ptr<void> lease_; // keeps the root actor alive after the first call of root()
 };
 
-/// For EXPECT_TRUE: there is a value.
 template <class T>::testing::AssertionResult is_ok(const caf::expected<T>& x) {
   return x ? ::testing::AssertionSuccess() : ::testing::AssertionFailure() << describe(x.error());
 }
 
-/// None if there is a value.
 template <class T> caf::error error_of(const caf::expected<T>& x) {
   return x ? caf::error{} : x.error();
 }
 
-/// The answer; the test fails here if it does not come.
+/// Returns the result of the request. The test fails here if no result arrives within `limit`.
 template <class T>
 caf::expected<T> answer_of(const pending<T>& x, std::chrono::nanoseconds limit = patience) {
   auto answered =
@@ -105,7 +101,7 @@ caf::expected<T> answer_of(const pending<T>& x, std::chrono::nanoseconds limit =
   return x.result();
 }
 
-/// Says that the bytes of `ref` are right as they are, though a request for them was skipped.
+/// Accepts the bytes of `ref` as they are: a skipped request on them leaves no mark.
 inline void accept_bytes(const device& on, const any_gpu_ref& ref) {
   EXPECT_TRUE(is_ok(answer_of(on.accept(ref))));
 }
@@ -113,14 +109,14 @@ inline void accept_bytes(test_system& system, const any_gpu_ref& ref) {
   accept_bytes(system.open(ref.device()), ref);
 }
 
-/// The answer to a message.
+/// Sends a message and returns the result.
 template <class T, class Message>
 caf::expected<T> ask(caf::actor_system& sys, const caf::actor& to, Message what) {
   caf::scoped_actor self{sys};
   return detail::ask<T>(self, to, patience, std::move(what));
 }
 
-/// Measures a request that must be answered at once.
+/// Measures how long a request takes that must be completed at once.
 class stopwatch {
 public:
   std::chrono::nanoseconds elapsed() const { return std::chrono::steady_clock::now() - begin_; }
@@ -129,12 +125,12 @@ private:
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
-/// Something that happens once, on whatever thread.
+/// An event that happens once, on any thread.
 class flag {
 public:
   void set();
   bool is_set() const;
-  /// False if it does not happen in time.
+  /// Blocks until the flag is set. Returns false if it is not set within `limit`.
   bool wait(std::chrono::nanoseconds limit = patience) const;
 
 private:
@@ -143,8 +139,8 @@ private:
   bool set_ = false;
 };
 
-/// Counts the calls that start work, by rules of a plan that change nothing. Rules that the plan
-/// gets later do not strike these calls.
+/// Counts the calls that start work. It does so with rules in the fault plan that change nothing.
+/// Rules that are added to the plan later do not apply to these calls.
 class launch_spy {
 public:
   explicit launch_spy(std::shared_ptr<fault_plan> plan);
@@ -157,12 +153,11 @@ private:
 
 // -- memory
 
-/// As bytes, with a fixed seed.
 std::vector<std::byte> random_bytes(std::size_t size, std::uint64_t seed);
 
-/// Uploads, and fails the test if that fails.
+/// Uploads, and fails the test if the upload fails.
 void put(const device& to, const any_gpu_ref& target, std::span<const std::byte> bytes);
-/// Downloads into poisoned memory; without a value if the download failed.
+/// Downloads into poisoned memory. The result has no value if the download failed.
 caf::expected<std::vector<std::byte>> get(const device& from, const any_gpu_ref& source);
 
 template <class T> std::span<const std::byte> bytes_of(const std::vector<T>& x) {
@@ -178,10 +173,9 @@ template <class T>
   return holds(from, source, bytes_of(want));
 }
 
-/// The ordinals' devices as the world has them.
 std::vector<device> devices_of(const world& over);
 
-/// The ranks' buffers with inputs in them.
+/// The ranks' send buffers, and the inputs that they hold.
 struct collective_data {
   input_spec spec;
   std::vector<std::vector<std::byte>> inputs;
@@ -192,16 +186,16 @@ collective_data prepare(const world& over, const input_spec& spec, std::size_t c
 /// For EXPECT_TRUE: every rank's `recv` holds the result.
 ::testing::AssertionResult reduced(const world& over, const collective_data& data,
                                    const std::vector<any_gpu_ref>& recv);
-/// For EXPECT_TRUE: an all-reduce with everything around it works, so the world is usable.
+/// For EXPECT_TRUE: an all-reduce succeeds, with its allocations, uploads and downloads.
 ::testing::AssertionResult works(const world& over, std::uint64_t seed = 1);
-/// The same for a device: memory goes in and comes out.
+/// For EXPECT_TRUE: an upload to the device and a download from it succeed.
 ::testing::AssertionResult works(const device& with, std::uint64_t seed = 1);
-/// The same, of this size, also to other memory of the device.
+/// For EXPECT_TRUE: upload, copy within the device and download of this size succeed.
 ::testing::AssertionResult moves(const device& with, std::size_t size_bytes);
 
-// -- what is told to subscribers
+// -- notifications to subscribers
 
-/// All messages of one type that an actor tells its subscriber, in order.
+/// All messages of one type that an actor sends to its subscriber, in order.
 template <class Message> class feed {
 public:
   template <class Subscription>
@@ -209,7 +203,7 @@ public:
     detail::send(self_, to, std::move(what));
   }
 
-  /// Receives until `f` is true of the latest message; that one.
+  /// Receives until `f` is true of the latest message, and returns that message.
   template <class F> Message until(F f) {
     while (seen_.empty() || !f(seen_.back())) {
       bool late = false;
@@ -258,21 +252,21 @@ public:
 
 } // namespace troupe::testing
 
-/// At the start of a test that needs faults or knobs that only the host backend has.
+/// At the start of a test that needs faults or settings that only the host backend has.
 #define TROUPE_HOST_ONLY(reason)                                                                   \
   do {                                                                                             \
     if (::troupe::testing::on_cuda())                                                              \
       GTEST_SKIP() << "on the host backend only: " << (reason);                                    \
   } while (false)
 
-/// At the start of a test of what lives in the process of the device alone.
+/// At the start of a test of behaviour that exists only if the device lives in this process.
 #define TROUPE_IN_PROCESS_ONLY(reason)                                                             \
   do {                                                                                             \
     if (::troupe::testing::in_workers())                                                           \
       GTEST_SKIP() << "not with devices in worker processes: " << (reason);                        \
   } while (false)
 
-/// At the start of a test of several devices.
+/// At the start of a test that needs several devices.
 #define TROUPE_NEEDS_DEVICES(n)                                                                    \
   do {                                                                                             \
     if (::troupe::testing::on_cuda())                                                              \

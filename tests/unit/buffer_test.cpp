@@ -1,4 +1,4 @@
-/// Which bytes a failed operation left half-written, and for which cause.
+/// Tracks which bytes a failed operation left indeterminate, and the cause.
 #include "core/buffer.hpp"
 #include "core/device_state.hpp"
 #include "support/expect.hpp"
@@ -32,7 +32,7 @@ struct a_buffer {
   }
 };
 
-/// A cause that can be told from others.
+/// Returns an error that differs from the errors of other numbers.
 caf::error cause(std::uint64_t number) {
   failure x;
   x.code = errc::cuda_error;
@@ -63,7 +63,7 @@ TEST(Buffer, AgreesWithABitmap) {
   for (unsigned seed = 0; seed < 200; ++seed) {
     std::mt19937 random{seed};
     a_buffer x;
-    std::array<std::uint64_t, size> model{}; // number of the cause; 0: right
+    std::array<std::uint64_t, size> model{}; // number of the cause; 0: determinate
     for (std::uint64_t step = 1; step < 60; ++step) {
       std::size_t begin = random() % (size + 1);
       std::size_t end = random() % (size + 1);

@@ -1,4 +1,4 @@
-/// The client's side of an operation: waiting, listening, continuations.
+/// The client's side of an operation: wait, listeners, continuations.
 #include "support/core_fixture.hpp"
 #include <troupe/pending.hpp>
 
@@ -29,7 +29,7 @@ using namespace std::chrono_literals;
 
 caf::error error_number(int i) { return make_error(errc::internal, std::to_string(i)); }
 
-/// Runs tasks when told to.
+/// Collects tasks, which the test runs.
 class queue final : public executor {
 public:
   void post(std::function<void()> task) override { tasks.push_back(std::move(task)); }
@@ -237,7 +237,7 @@ TEST(Pending, RefusesToBlockWhereThatWouldStopOthers) {
     kept.set_value();
   });
   kept.get_future().wait();
-  EXPECT_TRUE(is_ok(detail::check_may_block())); // here it may
+  EXPECT_TRUE(is_ok(detail::check_may_block())); // this thread may block
 }
 
 } // namespace

@@ -1,4 +1,4 @@
-// Small copies that come behind one another over a link: one call and one event for all.
+// Consecutive small copies over one link: one call and one event for all of them.
 
 #include "core/lane.hpp"
 #include "core/operations.hpp"
@@ -25,14 +25,14 @@ using detail::connect_peers_operation;
 using detail::peer_copy_operation;
 using detail::peer_findings;
 
-/// What a device was called for, and what it is to fail.
+/// Calls that a device received, and the faults to inject.
 struct copy_calls {
   std::mutex mutex;
-  std::vector<std::size_t> sizes; ///< how many copies each call made
+  std::vector<std::size_t> sizes; ///< number of copies in each call
   const void* wrong_target = nullptr;
   std::atomic<int> events{0};
   std::atomic<void*> stream{nullptr}; ///< of the last call
-  std::atomic<void*> event{nullptr};  ///< the last one there
+  std::atomic<void*> event{nullptr};  ///< the last event recorded in `stream`
   std::atomic<bool> work_fails{false};
 
   void note(std::size_t copies) {
@@ -58,7 +58,7 @@ public:
     return inner_->copy_peer(to, to_device, from, from_device, size_bytes, on);
   }
   caf::error copy_peers(std::span<const peer_copy> copies, stream_view on) noexcept override {
-    // In any order; and the first ones are made, whatever becomes of the others.
+    // The order is free. If one copy fails, the copies before it are done.
     for (std::size_t i = copies.size(); i-- > 0;) {
       auto& x = copies[i];
       if (x.target == calls_.wrong_target)
@@ -97,7 +97,7 @@ public:
   std::array<copy_calls, 2> calls;
 };
 
-/// The lane of device 0 stands still while copies are asked for.
+/// Blocks the lane of device 0 while a test enqueues copies.
 class CopyRun : public ::testing::Test {
 protected:
   using copies = std::vector<std::shared_ptr<peer_copy_operation>>;
@@ -134,7 +134,7 @@ protected:
     must(answer_of(system_.device(device).fill(ref, {static_cast<std::byte>(value)}, {})));
     return ref;
   }
-  /// On the lane of device 0.
+  /// Enqueues the copy on the lane of device 0.
   std::shared_ptr<peer_copy_operation> copy(const any_gpu_ref& target, const any_gpu_ref& source) {
     auto op = std::make_shared<peer_copy_operation>(target, source, 0);
     start(op, 0);
@@ -146,7 +146,7 @@ protected:
       result.push_back(copy(there_[i], here_[i]));
     return result;
   }
-  /// The bytes of `x`, once those of `copies` are there.
+  /// Downloads the bytes of `x`, ordered behind the copies.
   std::vector<std::byte> content(const any_gpu_ref& x) {
     std::vector<std::byte> result(x.size_bytes());
     must(answer_of(system_.device(x.device()).download(x, borrow(result), {})));
@@ -156,7 +156,7 @@ protected:
     return std::vector<std::byte>(number, static_cast<std::byte>(value));
   }
   copy_calls& calls() { return backend_->calls[0]; }
-  /// What holds the lane has an event, too.
+  /// The operation that blocks the lane records an event too.
   int events_of_copies() { return calls().events - 1; }
 
   std::shared_ptr<counting_backend> backend_ = std::make_shared<counting_backend>();
@@ -202,8 +202,8 @@ TEST_F(CopyRun, ALongCopyIsNoneOfIt) {
 TEST_F(CopyRun, WhatBuildsOnOneOfItComesAfterIt) {
   auto first = copy(there_[0], here_[0]);
   auto second = copy(there_[1], here_[1]);
-  auto over = copy(there_[0], here_[2]); // the last one stays
-  auto back = copy(here_[3], there_[1]); // what the second one brought
+  auto over = copy(there_[0], here_[2]); // this copy determines the result
+  auto back = copy(here_[3], there_[1]); // reads the result of `second`
   auto again = copy(there_[4], here_[3]);
   lane_.open();
   for (auto& op : {first, second, over, back, again})
@@ -214,12 +214,12 @@ TEST_F(CopyRun, WhatBuildsOnOneOfItComesAfterIt) {
   EXPECT_EQ(content(there_[4]), bytes(size, 2));
 }
 
-// In memory of the lane's own device nothing but the stream keeps them in order.
+// For memory of the lane's own device, only the stream keeps the copies in order.
 TEST_F(CopyRun, KeepsTheOrderOfWhatIsWrittenHere) {
   auto first = copy(here_[0], there_[0]);
-  auto second = copy(here_[0], there_[1]); // this one stays
+  auto second = copy(here_[0], there_[1]); // this copy determines the result
   auto reader = copy(there_[2], here_[1]);
-  auto writer = copy(here_[1], there_[3]); // what was there before is read
+  auto writer = copy(here_[1], there_[3]); // `reader` reads the content from before
   lane_.open();
   for (auto& op : {first, second, reader, writer})
     EXPECT_TRUE(is_ok(answer_of(op)));

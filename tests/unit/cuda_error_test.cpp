@@ -41,7 +41,7 @@ errc expected_class(int code) {
   return errc::cuda_error;
 }
 
-/// CUDA's runtime knows this code.
+/// Returns true if the CUDA runtime knows this code.
 bool is_known(int code) {
   return std::string_view{cudaGetErrorName(static_cast<cudaError_t>(code))} !=
          "unrecognized error code";
@@ -112,7 +112,7 @@ TEST(CudaError, TellsThatSuccessIsNoError) {
   EXPECT_FALSE(detail::check(cudaSuccess, "cudaMalloc", 0));
 }
 
-/// The header says which errors end CUDA in the process: "must be terminated and relaunched".
+/// The header documents errors after which the process "must be terminated and relaunched".
 TEST(CudaError, CallsAFaultWhatTheHeaderCallsOne) {
 #ifndef TROUPE_CUDA_INCLUDE_DIR
   GTEST_SKIP() << "built without the path of CUDA's headers";
@@ -152,12 +152,12 @@ TEST(CudaError, ClassifiesEveryResultOfNccl) {
     EXPECT_STREQ(detail::name_of(x), want.first);
     EXPECT_EQ(to_string(classify(x)), to_string(want.second)) << want.first;
   }
-  EXPECT_EQ(classify(ncclNumResults), errc::nccl_error); // of a later NCCL
+  EXPECT_EQ(classify(ncclNumResults), errc::nccl_error); // a code of a later NCCL
   EXPECT_FALSE(detail::check(ncclSuccess, "ncclAllReduce", 0));
 }
 
-/// NCCL has one code for all failures of CUDA: what it wrote last, and how full the device is,
-/// tell.
+/// NCCL has one code for all failures of CUDA. Its last message and the free memory of the device
+/// tell the cause.
 TEST(CudaError, KnowsThatNcclFoundNoMemory) {
   constexpr auto unknown = detail::unknown_bytes;
   constexpr std::size_t gib = std::size_t{1} << 30;
@@ -171,7 +171,7 @@ TEST(CudaError, KnowsThatNcclFoundNoMemory) {
       EXPECT_EQ(classify(ncclRemoteError, message, free_bytes), errc::nccl_error) << message;
       EXPECT_EQ(classify(ncclInternalError, message, free_bytes), errc::nccl_error) << message;
     }
-  // The message may be another thread's.
+  // The last message may come from another thread.
   EXPECT_EQ(
       classify(ncclUnhandledCudaError, "Connection closed by remote peer", std::size_t{24} << 20),
       errc::out_of_memory);
@@ -220,7 +220,7 @@ TEST(CudaError, CountsWhatFailsInDestructors) {
   const auto before = detail::teardown_errors();
   detail::teardown(cudaSuccess, "cudaEventDestroy", 0);
   detail::teardown(ncclSuccess, "ncclCommAbort", 0);
-  detail::teardown(cudaErrorCudartUnloading, "cudaEventDestroy", 0); // the process ends
+  detail::teardown(cudaErrorCudartUnloading, "cudaEventDestroy", 0); // the process is ending
   EXPECT_EQ(detail::teardown_errors(), before);
   detail::teardown(cudaErrorInvalidResourceHandle, "cudaEventDestroy", 0);
   detail::teardown(ncclInternalError, "ncclCommAbort", 0);

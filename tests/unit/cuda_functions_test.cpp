@@ -15,7 +15,7 @@ namespace troupe::testing {
 
 namespace {
 
-/// All tests of this program call the backend's parts without a backend.
+/// Loads the libraries, since tests of this program call parts of the backend without a backend.
 class loaded_libraries : public ::testing::Environment {
 public:
   void SetUp() override {
@@ -28,10 +28,10 @@ const auto* const environment = ::testing::AddGlobalTestEnvironment(new loaded_l
 
 } // namespace
 
-/// Two runtimes in a process would have two last errors for each thread.
+/// With two runtimes in one process, each thread would have two last errors.
 TEST(CudaFunctions, AreThoseThatTheProgramIsLinkedWith) {
   int version = 0;
-  ASSERT_EQ(ncclGetVersion(&version), ncclSuccess); // this program is linked with both
+  ASSERT_EQ(ncclGetVersion(&version), ncclSuccess); // this program links both libraries
   ASSERT_STRNE(cudaGetErrorName(cudaSuccess), "");
   for (const char* library : {"/libcudart.so", "/libnccl.so"}) {
     std::set<std::string> files;

@@ -13,7 +13,7 @@
 
 namespace troupe::testing {
 
-// Where there is no GPU, a call that reached CUDA would say so.
+// On a machine without a GPU, a call that reaches CUDA returns another error.
 TEST(CudaDevice, CallsNothingOnceTheDriverIsNotToBeCalled) {
   const auto before = detail::teardown_errors();
   const auto driver = std::make_shared<detail::driver_access>();

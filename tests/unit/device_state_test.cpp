@@ -1,4 +1,4 @@
-/// Generations, phases, watchers, and what becomes of memory that is dropped.
+/// Generations, phases, watchers, and the release of memory.
 #include "core/buffer.hpp"
 #include "core/device_state.hpp"
 #include "support/expect.hpp"
@@ -83,7 +83,7 @@ TEST(DeviceState, StaysEnded) {
     EXPECT_EQ(state.live_generation(), 0u);
     EXPECT_EQ(state.generation(), 1u);
     EXPECT_EQ(seen.size(), 1u);
-    state.close(device_phase::shut_down, why); // of one that failed too
+    state.close(device_phase::shut_down, why); // allowed after a failure too
     EXPECT_EQ(state.phase(), device_phase::shut_down);
   }
 }
@@ -171,7 +171,7 @@ TEST(DeviceState, KeepsMemoryOfALostDevice) {
   state->end_of_lane();
   state->release(memory());
   EXPECT_EQ(freed, 0);
-  EXPECT_EQ(holds.use_count(), 4); // nor does what the deleters hold go
+  EXPECT_EQ(holds.use_count(), 4); // objects captured by the deleters stay alive too
 }
 
 TEST(DeviceState, HandsMemoryBackItselfAfterTheLane) {
@@ -185,7 +185,7 @@ TEST(DeviceState, HandsMemoryBackItselfAfterTheLane) {
   state->end_of_lane();
   EXPECT_EQ(freed, 1);
   state->release({nullptr, 1, [&](void*) { freed += 10; }});
-  state->release({nullptr, 1, {}}); // the pool's, which is gone
+  state->release({nullptr, 1, {}}); // memory of the pool, which no longer exists
   EXPECT_EQ(freed, 11);
   EXPECT_FALSE(woken);
 }

@@ -175,7 +175,7 @@ TYPED_TEST(NarrowFloatOf, GetsEveryPatternBack) {
 }
 
 TYPED_TEST(NarrowFloatOf, RoundsToNearestEvenAtEveryBoundary) {
-  // Also at the boundary behind the largest number, where the next one would be.
+  // Includes the boundary between the largest number and the next one that the format would have.
   const unsigned largest = this->largest();
   for (unsigned i = 0; i <= largest; ++i) {
     const long double low = reference::decode(this->type, i);
@@ -200,7 +200,7 @@ TYPED_TEST(NarrowFloatOf, RoundsToNearestEvenAtEveryBoundary) {
 
 TYPED_TEST(NarrowFloatOf, RoundsRandomFloats) {
   std::mt19937 random{20};
-  // All floats, and those in the type's range.
+  // First all floats, then floats in the range of the type.
   for (int i = 0; i < 500'000; ++i)
     ASSERT_NO_FATAL_FAILURE(
         this->check(std::bit_cast<float>(static_cast<std::uint32_t>(random()))));

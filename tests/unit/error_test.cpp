@@ -1,4 +1,4 @@
-/// Codes, severities, and how a failure is told.
+/// Codes, severities, and the text of a failure.
 #include "support/expect.hpp"
 #include <troupe/error.hpp>
 
@@ -16,7 +16,7 @@ namespace troupe {
 
 namespace {
 
-/// What a supervisor does about each code, written down a second time.
+/// Expected severities, independent of the library's own table.
 const std::map<errc, std::pair<std::string, severity>> table{
     {errc::invalid_argument, {"invalid_argument", severity::operation}},
     {errc::shape_mismatch, {"shape_mismatch", severity::operation}},
@@ -90,7 +90,7 @@ TEST(Error, HasATextAndASeverityForEachCode) {
     texts.insert(std::string{to_string(code)});
   }
   EXPECT_EQ(texts.size(), table.size());
-  for (int i = 0; i < 256; ++i) { // and for no other
+  for (int i = 0; i < 256; ++i) { // no other code has a name
     const auto code = static_cast<errc>(i);
     EXPECT_EQ(to_string(code) != "unknown", table.contains(code)) << i;
   }
@@ -176,7 +176,7 @@ TEST(Error, SaysWhatErrorsOfCafMean) {
             "the actor does not understand this message (unexpected_message)");
   EXPECT_EQ(text(caf::sec::request_receiver_down), "the actor has ended (request_receiver_down)");
   EXPECT_EQ(text(caf::sec::request_timeout), "the actor did not respond in time (request_timeout)");
-  // One that it knows nothing of is as CAF tells it.
+  // A code without a text of the library has CAF's text.
   EXPECT_NE(text(caf::sec::no_context).find("no_context"), std::string::npos);
 }
 

@@ -15,17 +15,17 @@ using detail::running_time;
 
 constexpr auto tick = 50ms;
 
-/// A thread that looks at what a test says.
+/// Simulates a thread that looks at times set by the test.
 class looker {
 public:
-  /// In time.
+  /// Looks on time, once per tick.
   void look_after(std::chrono::milliseconds time) {
     for (; time > tick; time -= tick)
       look_late(0ms);
     now_ += time;
     time_.look(now_, now_);
   }
-  /// A tick later than that.
+  /// Looks `time` later than the next tick.
   void look_late(std::chrono::milliseconds time) {
     const auto expected = now_ + tick;
     now_ = expected + time;
@@ -46,7 +46,7 @@ TEST(RunningTime, IsTheTimeWhereNobodyStoodStill) {
   const auto begin = x.now();
   x.look_after(1s);
   EXPECT_EQ(x.passed(begin), 1s);
-  x.look_late(tick); // a tick is not much
+  x.look_late(tick); // one tick late is not a gap
   EXPECT_EQ(x.passed(begin), 1s + 2 * tick);
   EXPECT_EQ(x.passed(x.now()), 0s);
 }

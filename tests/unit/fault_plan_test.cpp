@@ -34,10 +34,10 @@ using testing::opened_device;
 using testing::verb;
 using testing::with_faults;
 
-/// Long enough for any machine; only a failing test waits so long.
+/// Sufficient for any machine. Only a failing test waits this long.
 constexpr auto limit = 60s;
 
-/// Devices and a communicator of a host backend that a plan strikes, and one number on each device.
+/// Devices and a communicator of a host backend with a fault plan, and one number on each device.
 struct struck_world {
   explicit struck_world(int ranks = 3, std::uint64_t seed = 0, std::vector<fault_rule> rules = {})
       : plan(std::make_shared<fault_plan>(seed, std::move(rules))),
@@ -70,7 +70,7 @@ struct struck_world {
   communicator_ranks communicator;
 };
 
-/// Which of `calls` copies on a device fail.
+/// Returns which of `calls` copies on a device fail.
 std::vector<bool> failures_of(opened_device& x, int calls) {
   std::vector<bool> result;
   for (int i = 0; i < calls; ++i)
@@ -192,7 +192,7 @@ TEST(FaultPlan, ProbabilityFollowsFromTheSeedAlone) {
   EXPECT_EQ(run(1, true), first);
   EXPECT_NE(run(2, false), first);
   EXPECT_NE(first[0], first[1]);
-  for (const auto& device : first) { // 200 expected; 14 is the standard deviation
+  for (const auto& device : first) { // expected 200; the standard deviation is 14
     const auto count = std::count(device.begin(), device.end(), true);
     EXPECT_GT(count, 120);
     EXPECT_LT(count, 280);
@@ -375,7 +375,7 @@ TEST(FaultPlan, APoisonedProcessHasNoDeviceLeft) {
   EXPECT_EQ(failure_of(err)->native_code, 700);
   EXPECT_TRUE(x.plan->poisoned());
   EXPECT_EQ(x.plan->injected(fault::poison), 1u);
-  signals.acquire(); // so that whoever waits for a completion asks again
+  signals.acquire(); // so that a thread that waits for a completion queries again
   const auto fault_of = [](const auto& result) { return has_code(result, errc::device_fault); };
   EXPECT_TRUE(fault_of(other->query(other.end)));
   EXPECT_TRUE(fault_of(other->bind()));
@@ -391,7 +391,7 @@ TEST(FaultPlan, APoisonedProcessHasNoDeviceLeft) {
   EXPECT_TRUE(fault_of(x.communicator[0]->asynchronous_error()));
   const std::vector<local_rank> ranks{{0, 0}};
   EXPECT_TRUE(fault_of(x.backend->build(must(x.backend->make_communicator_id()), 1, ranks)));
-  // Rank 2 waits inside for ranks that will never come.
+  // Rank 2 waits inside for ranks that never call.
   EXPECT_TRUE(fault_of(x.backend->destroy(std::move(x.communicator))));
 }
 
@@ -423,7 +423,7 @@ TEST(FaultPlan, WaitsForAnInjection) {
   EXPECT_TRUE(waiting.get());
 }
 
-/// Which devices a device cannot reach.
+/// Returns the devices to which a device cannot enable access.
 std::vector<int> failures_to_enable(opened_device& x, int devices) {
   std::vector<int> result;
   for (int peer = 0; peer < devices; ++peer)
@@ -476,7 +476,7 @@ TEST(FaultPlan, ACorruptCopyLosesOneByte) {
     must(x.devices[1]->admit_peer(0));
     x.plan->add({.kind = fault::corrupt, .on = verb::copy_peer});
     x.plan->add({.kind = fault::corrupt, .on = verb::copy});
-    x.plan->add({.kind = fault::corrupt, .on = verb::fill}); // strikes no fill
+    x.plan->add({.kind = fault::corrupt, .on = verb::fill}); // not applied to fills
     const std::vector<std::byte> source(100, std::byte{1});
     const auto lost = [&](auto copy) {
       std::vector<std::byte> target(100, std::byte{2});

@@ -1,4 +1,4 @@
-/// What lanes write down, and what of it a snapshot has.
+/// Records of lanes, and their content in a snapshot.
 #include "core/flight_recorder.hpp"
 #include "core/lane.hpp"
 #include "support/core_fixture.hpp"
@@ -17,7 +17,7 @@ using namespace troupe::testing;
 
 std::int64_t now() { return clock::now().time_since_epoch().count(); }
 
-/// Of one device, at this moment.
+/// Returns the snapshot of one device at this moment.
 flight_snapshot::device taken(core_system& system, std::size_t device = 0) {
   return system.runtime()->recorder().take().devices.at(device);
 }
@@ -95,7 +95,7 @@ TEST(FlightRecorder, KnowsWhatWaitsAndWhatNeverRan) {
   EXPECT_NE(all[1].over_at, 0);
 }
 
-/// Issues piece by piece until somebody says that it is enough.
+/// Issues in pieces until `enough` is set.
 class piecewise final : public probe {
 public:
   explicit piecewise(const std::shared_ptr<lane>& on)
@@ -122,7 +122,7 @@ TEST(FlightRecorder, NamesWhatTheNextInOrderWaitsFor) {
   EXPECT_EQ(taken(system).holder, 0u);
 }
 
-// A stream stands still while another goes on, far beyond what a ring holds.
+// One stream is blocked while another runs far more operations than the ring holds.
 TEST(FlightRecorder, KeepsWhatIsNotOver) {
   core_system system;
   auto device = system.device();

@@ -1,4 +1,4 @@
-/// Handles: parts, views as other types, tokens.
+/// Handles: slices, views as other types, tokens.
 #include "support/core_fixture.hpp"
 #include <troupe/gpu_ref.hpp>
 
@@ -93,7 +93,7 @@ TEST(GpuRef, ReinterpretsWholeAndAlignedElements) {
 TEST(GpuRef, ReinterpretsAdoptedMemoryByItsAddress) {
   core_system system;
   const auto device = system.device();
-  must(answer_of(device.stats({}))); // it is up
+  must(answer_of(device.stats({}))); // the device is ready
   alignas(8) std::byte memory[32] = {};
   const auto odd = must(device.adopt(memory + 4, 24, dtype::uint8, [](void*) {}));
   EXPECT_TRUE(odd.reinterpret(dtype::int32));
@@ -172,7 +172,7 @@ TEST(GpuToken, DoesNotKeepMemoryAlive) {
   auto x = allocate(system, 100, dtype::int8);
   const auto token = x.token();
   x = {};
-  must(answer_of(system.device().stats({}))); // the lane has let go of the allocation, too
+  must(answer_of(system.device().stats({}))); // the lane has released the allocation too
   EXPECT_TRUE(has_code(any_gpu_ref::resolve(token), errc::stale_ref));
 }
 
@@ -185,7 +185,7 @@ TEST(GpuToken, OfAnotherSystemIsStale) {
   EXPECT_TRUE(has_code(any_gpu_ref::resolve(token), errc::stale_ref));
 }
 
-// Every part of a token is its sender's word.
+// A sender can forge every field of a token.
 TEST(GpuToken, ForgedGivesNothingOutsideItsMemory) {
   core_system system;
   const auto x = allocate(system, 100, dtype::int32);

@@ -68,7 +68,7 @@ TEST(HostBackend, StartsNoThreadBeforeThereIsWork) {
   const auto backend = make_host_backend({.devices = 64});
   auto devices = open_all(*backend);
   const auto ranks = build_all(*backend, 64);
-  devices[0].drain(); // the first thread of a process can bring another one: a sanitizer's
+  devices[0].drain(); // a sanitizer may start a thread with the first one
   const auto before = thread_count();
   EXPECT_TRUE(*devices[5]->query(devices[5].end));
   EXPECT_EQ(thread_count(), before);
@@ -142,7 +142,7 @@ TEST(HostLinks, CopyBothWaysOnceAccessIsEnabledAtBothEnds) {
   EXPECT_TRUE(is_ok(devices[0]->enable_peer(1)));
   EXPECT_TRUE(has_code(read(), errc::not_supported));
   EXPECT_TRUE(is_ok(devices[1]->admit_peer(0)));
-  for (int i = 0; i < 2; ++i) { // of all generations; a second time changes nothing
+  for (int i = 0; i < 2; ++i) { // access holds for all generations; a second call changes nothing
     EXPECT_TRUE(is_ok(write()));
     devices[0].drain();
     EXPECT_EQ(*memory[1], *memory[0]);
@@ -157,7 +157,7 @@ TEST(HostLinks, CopyBothWaysOnceAccessIsEnabledAtBothEnds) {
     EXPECT_TRUE(is_ok(devices[0]->enable_peer(1)));
     EXPECT_TRUE(is_ok(devices[1]->admit_peer(0)));
   }
-  // The other way round is another link.
+  // The opposite direction is another link.
   EXPECT_TRUE(has_code(devices[1]->copy_peer(memory[0], 0, memory[1], 1, 4, devices[1].stream),
                        errc::not_supported));
   EXPECT_TRUE(has_code(devices[2]->copy_peer(memory[0], 0, memory[1], 1, 4, devices[2].stream),
@@ -276,7 +276,7 @@ TEST(HostStream, WaitMeansWhatWasRecordedWhenItWasCalled) {
           r.second_saw_it = r.first_done.load();
         },
         &run)));
-    // Recorded again on an idle stream: done at once, while the first recording is not.
+    // A second recording on an idle stream is done at once, while the first one is not.
     ASSERT_TRUE(is_ok(devices[0]->record(event, other_stream)));
     ASSERT_TRUE(is_ok(devices[0]->synchronize(event)));
     gate.open();
@@ -292,7 +292,7 @@ TEST(HostStream, WaitsOrderWorkAcrossDevices) {
   std::vector<event_view> events;
   for (const auto& x : devices)
     events.push_back(must(x->create_event()));
-  // One value wanders over the devices: not atomic, so that a missing wait is a data race too.
+  // One value moves between the devices. It is not atomic, so a missing wait is a data race too.
   struct {
     std::uint64_t value = 1;
   } token;
@@ -358,7 +358,7 @@ TEST(HostStream, AClosedDeviceWaitsForNobody) {
     return testing::all_reduce(*communicator[r], &values[r], &values[r], 1, dtype::float32,
                                reduce_op::sum, devices[r].stream);
   };
-  // Device 0 waits for device 1, which waits for rank 2, which never comes.
+  // Device 0 waits for device 1, which waits for rank 2, which never calls.
   ASSERT_TRUE(is_ok(all_reduce(1)));
   ASSERT_TRUE(is_ok(devices[1]->record(devices[1].end, devices[1].stream)));
   ASSERT_TRUE(is_ok(devices[0]->wait(devices[0].stream, devices[1].end)));
@@ -366,7 +366,7 @@ TEST(HostStream, AClosedDeviceWaitsForNobody) {
                                      copy_direction::device_to_device, devices[0].stream)));
   ASSERT_TRUE(is_ok(all_reduce(3)));
   devices.erase(devices.begin(), devices.begin() + 2);
-  EXPECT_EQ(values, (std::array<float, 4>{1, 2, 3, 4})); // what was queued was dropped
+  EXPECT_EQ(values, (std::array<float, 4>{1, 2, 3, 4})); // queued work was dropped
   devices.back().drain();
   EXPECT_TRUE(has_code(communicator[3]->asynchronous_error(), errc::nccl_error));
 }
@@ -547,7 +547,7 @@ TEST(HostMemory, CopiesBetweenHostAndDevices) {
 
 // -- communicators
 
-/// What to reduce, and the ranks' buffers with room before and after them that nobody may touch.
+/// A reduction, possibly in place. Its buffers have guard bytes before and after them.
 struct reduction_case {
   dtype type;
   reduce_op op;
@@ -607,7 +607,7 @@ TEST_P(HostAllReduce, GivesTheResultOnEveryRank) {
   std::uint64_t seed = 1;
   for (int ranks = 1; ranks <= 8; ++ranks) {
     auto communicator = build_all(*backend, ranks);
-    // Both sides of the size from which the ranks share the work, and slices that end early.
+    // Counts below and above the size at which ranks share the work, and slices that end early.
     for (const std::size_t count : {std::size_t{1}, std::size_t{513}, 20'000 / size_of(type) + 7}) {
       check_all_reduce(devices, communicator, {type, op, ranks, count, seed % 2 == 0}, seed);
       ++seed;
@@ -639,7 +639,7 @@ TEST(HostCommunicator, ReducesSlicesOfFewerElementsThanRanks) {
   auto communicator = build_all(*backend, 8);
   std::mt19937 random{23};
   for (std::uint64_t i = 0; i < 40; ++i) {
-    const std::size_t count = 2'049 + random() % 3'000; // of 8 bytes: shared work
+    const std::size_t count = 2'049 + random() % 3'000; // of 8 bytes: large enough for shared work
     check_all_reduce(devices, communicator, {dtype::int64, reduce_op::sum, 8, count, i % 2 == 0},
                      i);
   }
@@ -694,7 +694,7 @@ TEST(HostCommunicator, AbortLetsWaitingRanksGo) {
   for (const std::size_t count : {1, 100'000}) {
     auto communicator = build_all(*backend, 4);
     std::vector<std::vector<float>> memory(4, std::vector<float>(count, 1));
-    for (const std::size_t r : {0, 1, 3}) // rank 2 never comes
+    for (const std::size_t r : {0, 1, 3}) // rank 2 never calls
       for (int i = 0; i < 3; ++i)
         ASSERT_TRUE(
             is_ok(testing::all_reduce(*communicator[r], memory[r].data(), memory[r].data(), count,
@@ -711,7 +711,7 @@ TEST(HostCommunicator, AbortLetsWaitingRanksGo) {
   }
 }
 
-/// Two ranks, each with a window of 64 floats, and plain memory beside it.
+/// Two ranks, each with a window of 64 floats and plain memory of the same size.
 class HostWindows : public ::testing::Test {
 protected:
   static constexpr std::size_t size_bytes = 64 * sizeof(float);
@@ -807,7 +807,7 @@ TEST_F(HostWindows, MemoryIsFreedAfterThem) {
 
 TEST_F(HostWindows, AnAbortInTheMiddleOfASymmetricCallIsWrong) {
   EXPECT_TRUE(is_ok(enqueue(0, sum_of(window[0], 10))));
-  // Until the call has begun when the abort comes.
+  // Repeats until the call has begun before the abort.
   while (!has_code(host->abort(std::move(communicator)), errc::invalid_argument)) {
     communicator = build_all(*host, 2);
     for_both([this](std::size_t r) {
@@ -829,7 +829,7 @@ TEST(HostCommunicator, CanBeAbortedAtAnyMoment) {
   for (int run = 0; run < 50; ++run) {
     auto communicator = build_all(*backend, 4);
     const auto calls = 1 + random() % 6;
-    const auto held = random() % 8; // with a rank held, the abort comes at another moment
+    const auto held = random() % 8; // a blocked rank changes the moment of the abort
     stream_gate gate;
     for (std::size_t r = 0; r < 4; ++r) {
       if (r == held)
@@ -843,7 +843,7 @@ TEST(HostCommunicator, CanBeAbortedAtAnyMoment) {
     gate.open();
     for (auto& x : devices)
       x.drain();
-    // Nobody of the old communicator may touch the memory now.
+    // No rank of the old communicator may access the memory now.
     for (auto& x : memory)
       std::fill(x.begin(), x.end(), 0.0F);
   }
@@ -951,7 +951,7 @@ TEST(HostCommunicator, IsBuiltAndUsedByAThreadForEachRank) {
       auto communicator = must(backend->build(id, ranks, {&mine, 1}));
       ASSERT_EQ(communicator.size(), 1u);
       EXPECT_TRUE(is_ok(communicator[0]->connect(x.stream, connect_scope::everything)));
-      std::mt19937 sizes{99}; // the same on each rank
+      std::mt19937 sizes{99}; // same seed on each rank
       std::vector<std::vector<std::uint64_t>> buffers;
       for (std::size_t i = 0; i < calls; ++i) {
         buffers.emplace_back(i % 20 == 0 ? 2'100 + sizes() % 3'000 : 1 + sizes() % 100);
@@ -983,7 +983,7 @@ TEST(HostCommunicator, IsCalledOffWhileItWaitsForARank) {
     why = built ? caf::error{} : built.error();
     over = true;
   }};
-  while (!over) { // it may not wait yet
+  while (!over) { // the builder may not be waiting yet
     backend->call_off(id);
     std::this_thread::yield();
   }

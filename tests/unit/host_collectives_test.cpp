@@ -86,7 +86,7 @@ TEST_P(HostCollective, GivesEachRankWhatItMustHave) {
   std::uint64_t seed = 1;
   for (int ranks = 1; ranks <= 8; ++ranks) {
     auto communicator = build_all(*backend, ranks);
-    // The last is so large that the ranks share the work, with slices that end early.
+    // The last count is so large that the ranks share the work, with slices that end early.
     for (const std::size_t count : {0, 1, 7, 1'000, 20'000 / static_cast<int>(size_of(type)) + 7})
       for (int root = 0; root < (has_root(what) ? ranks : 1); ++root)
         for (const auto where : {memory::apart, memory::in_place}) {
@@ -141,7 +141,7 @@ TEST(HostCollectives, FactorsAndPlansAreCopied) {
     gates[r].enqueue(devices[r]);
     std::array<std::byte, 5> odd{};
     const std::int32_t factor = r == 0 ? 10 : -1;
-    std::memcpy(odd.data() + 1, &factor, sizeof factor); // not aligned
+    std::memcpy(odd.data() + 1, &factor, sizeof factor); // misaligned on purpose
     exchange_plan plan{{1, 2}, {0, 1}, {1, 2}, {0, 1}};
     if (r == 1)
       plan = {{2, 1}, {1, 0}, {2, 1}, {0, 2}};
@@ -241,7 +241,7 @@ TEST(HostGroups, MessagesOfTwoRanksMatchInOrder) {
   auto devices = open_all(*backend);
   auto communicator = build_all(*backend, 3);
   std::mt19937 random{13};
-  // Rank 1 sends one by one; rank 2 receives in groups. Rank 0 has no part in it.
+  // Rank 1 sends one by one. Rank 2 receives in groups. Rank 0 takes no part.
   std::vector<std::unique_ptr<message_run>> all;
   for (int i = 0; i < messages; ++i) {
     all.push_back(std::make_unique<message_run>(1, 2, dtype::uint8, 1, random));
@@ -265,7 +265,7 @@ TEST(HostGroups, AMessageGoesThroughWhileItsRankIsInACollective) {
   auto communicator = build_all(*backend, 2);
   std::mt19937 random{1};
   for (const bool sends : {false, true}) {
-    // Rank 1 comes to the barrier only after its message to or from rank 0, which is in it.
+    // Rank 1 enters the barrier only after its message to or from rank 0, which is already in it.
     message_run message{sends ? 0 : 1, sends ? 1 : 0, dtype::int32, 100, random};
     const std::vector<collective_call> group{{.what = barrier},
                                              sends ? message.send() : message.recv()};
@@ -304,7 +304,7 @@ struct bad_call {
   collective_call call;
 };
 
-/// Memory, plans and factors that calls point to.
+/// Memory, plans and factors that the calls point to.
 constexpr std::size_t room = 64;
 std::array<float, room> some_memory{};
 const exchange_plan good_plan{{1, 1}, {0, 1}, {1, 1}, {0, 1}};
@@ -315,7 +315,7 @@ const exchange_plan plan_without_send_offsets{{1, 1}, {}, {1, 1}, {0, 1}};
 const exchange_plan plan_without_recv_counts{{1, 1}, {0, 1}, {1, 1, 1}, {0, 1}};
 const exchange_plan plan_without_recv_offsets{{1, 1}, {0, 1}, {1, 1}, {0}};
 
-/// A call of rank 0 of 2 that can be right; rank 0 is its root.
+/// Returns a valid call of rank 0 of 2 ranks, where rank 0 is the root.
 collective_call good_call(collective_kind what) {
   collective_call x{.what = what,
                     .send = some_memory.data(),
@@ -354,7 +354,7 @@ std::vector<bad_call> bad_calls() {
     add(what, "no factor", [](call& x) { x.op = reduce_op::premul_sum; });
     add(what, "an unknown op", [](call& x) { x.op = static_cast<reduce_op>(6); });
   }
-  // As another rank than the root.
+  // This rank is not the root.
   add(reduce, "null send of another", [](call& x) { x.send = nullptr, x.peer = 1; });
   add(gather, "null send of another", [](call& x) { x.send = nullptr, x.peer = 1; });
   add(broadcast, "null recv of another", [](call& x) { x.recv = nullptr, x.peer = 1; });
@@ -382,13 +382,13 @@ TEST(HostCollectives, RejectsBadCallsAndEnqueuesNothing) {
     const auto err = enqueue(rank, call, devices[0].stream);
     ASSERT_TRUE(has_code(err, errc::invalid_argument)) << name;
     EXPECT_EQ(failure_of(err)->rank, 0) << name;
-    // Behind others in a group.
+    // At the end of a group.
     const std::vector<collective_call> group{{.what = barrier}, good_call(send), call};
     ASSERT_TRUE(has_code(rank.enqueue(group, devices[0].stream), errc::invalid_argument)) << name;
   }
   for (const auto what : collectives)
     EXPECT_TRUE(has_code(enqueue(rank, good_call(what), {}), errc::invalid_argument));
-  // Had any been enqueued, these would not fit.
+  // If one of the calls above had been enqueued, these calls would not match it.
   std::array<std::int32_t, 2> values{1, 2};
   for (std::size_t r = 0; r < 2; ++r)
     ASSERT_TRUE(is_ok(testing::all_reduce(*communicator[r], &values[r], &values[r], 1, dtype::int32,
@@ -398,7 +398,7 @@ TEST(HostCollectives, RejectsBadCallsAndEnqueuesNothing) {
   EXPECT_EQ(values, (std::array<std::int32_t, 2>{3, 3}));
 }
 
-TEST(HostCollectives, TheirGoodCallsAreGood) { // or the test above would show little
+TEST(HostCollectives, TheirGoodCallsAreGood) { // without this, the test above would prove little
   const auto backend = make_host_backend({.devices = 2});
   auto devices = open_all(*backend);
   for (const auto what : {all_reduce, reduce, broadcast, all_gather, reduce_scatter, all_to_all,
@@ -452,7 +452,7 @@ std::vector<mismatch_case> mismatch_cases() {
   return result;
 }
 
-/// Lets three ranks, each with memory of its own, make their calls; rank 1 is told to be at fault.
+/// Lets three ranks call, each with its own memory. The error must name rank 1 as the cause.
 void expect_mismatch(const std::function<std::vector<collective_call>(int)>& calls_of) {
   const auto backend = make_host_backend({.devices = 3});
   auto devices = open_all(*backend);
@@ -470,7 +470,7 @@ void expect_mismatch(const std::function<std::vector<collective_call>(int)>& cal
       ASSERT_TRUE(is_ok(communicator[r]->enqueue(calls, devices[r].stream)));
     }
   }
-  // Nobody would ever come here.
+  // No rank would ever complete these calls.
   for (std::size_t r = 0; r < 3; ++r) {
     if (r != 1) {
       const auto err = enqueue(*communicator[r], {.what = barrier}, devices[r].stream);
@@ -537,9 +537,9 @@ TEST(HostGroups, AMessageMayChangeItsType) {
   EXPECT_EQ(values[1], values[0]);
 }
 
-// -- the end of a communicator in the middle of something
+// -- the end of a communicator while calls run
 
-/// For collectives of some kind among four ranks, or messages from each rank to the next.
+/// Collectives of one kind among four ranks, or messages from each rank to the next.
 class HostCollectiveEnd
     : public ::testing::TestWithParam<std::tuple<collective_kind, std::size_t>> {
 protected:
@@ -557,7 +557,7 @@ protected:
             memory::apart};
   }
 
-  /// The rank's calls; for messages, in the memory that `run` has for an all-reduce.
+  /// Returns the rank's calls. Messages use the memory that `run` has for an all-reduce.
   std::vector<collective_call> calls(collective_run& run, int rank) const {
     auto x = run.call(rank);
     if (std::get<0>(GetParam()) != send)
@@ -604,7 +604,7 @@ TEST_P(HostCollectiveEnd, AbortLetsWaitingRanksGo) {
   EXPECT_TRUE(is_ok(host->abort(std::move(communicator))));
   for (const std::size_t r : {0, 1, 3})
     EXPECT_TRUE(is_ok(devices[r]->synchronize(devices[r].end)));
-  if (std::get<0>(GetParam()) != send) // some messages need not the missing rank
+  if (std::get<0>(GetParam()) != send) // some messages do not need the missing rank
     run.expect_untouched();
   run.overwrite();
 }
@@ -612,7 +612,7 @@ TEST_P(HostCollectiveEnd, AbortLetsWaitingRanksGo) {
 TEST_P(HostCollectiveEnd, AClosedDeviceEndsTheOthers) {
   auto run = collective(2);
   enqueue_without_the_missing(run);
-  devices.erase(devices.begin() + 1); // in the middle of it
+  devices.erase(devices.begin() + 1); // while the call runs
   EXPECT_TRUE(has_code(communicator[3]->asynchronous_error(), errc::nccl_error));
   for (const std::size_t d : {0, 2}) // ranks 0 and 3
     EXPECT_TRUE(is_ok(devices[d]->synchronize(devices[d].end)));
@@ -639,7 +639,7 @@ TEST_P(HostCollectiveEnd, MayComeAtAnyMoment) {
     std::vector<collective_run> runs;
     for (auto n = 1 + random() % 4; n > 0; --n)
       runs.push_back(collective(i));
-    const auto held = random() % 8; // with a rank held, the end comes at another moment
+    const auto held = random() % 8; // a blocked rank changes the moment of the end
     const auto closes_a_device = random() % 2 == 0;
     stream_gate gate;
     for (std::size_t r = 0; r < ranks; ++r) {
@@ -650,7 +650,7 @@ TEST_P(HostCollectiveEnd, MayComeAtAnyMoment) {
             is_ok(communicator[r]->enqueue(calls(run, static_cast<int>(r)), devices[r].stream)));
     }
     if (closes_a_device && held != 3)
-      devices.pop_back(); // with a rank's stream, which is cancelled
+      devices.pop_back(); // its rank's stream is cancelled with it
     EXPECT_TRUE(is_ok(host->abort(std::move(communicator))));
     gate.open();
     drain_all(devices);
@@ -678,7 +678,7 @@ TEST(HostGroups, AGroupThatIsNotIssuedKeepsTheOthersWaiting) {
     ASSERT_TRUE(is_ok(communicator[r]->enqueue(group, devices[r].stream)));
     ASSERT_TRUE(is_ok(devices[r]->record(devices[r].end, devices[r].stream)));
   }
-  EXPECT_EQ(plan->injected(), 1u); // one for the whole group
+  EXPECT_EQ(plan->injected(), 1u); // one fault for the whole group
   EXPECT_FALSE(must(devices[0]->query(devices[0].end)));
   EXPECT_TRUE(is_ok(backend->abort(std::move(communicator))));
   drain_all(devices);

@@ -1,5 +1,5 @@
-// Communicators of the host backend whose ranks are in several processes. Most tests have several
-// backends in one process instead, which know of each other as little as processes do.
+// Communicators of the host backend with ranks in several processes. Most tests use several
+// backends in one process instead: they are as separate as processes are.
 
 #include "backend/host/host_wire.hpp"
 #include "support/backend_fixture.hpp"
@@ -64,7 +64,7 @@ using memory = collective_run::memory;
 
 constexpr auto here = "127.0.0.1";
 
-/// What should not take long at all, on a machine that is busy with something else.
+/// Upper bound for fast steps on a machine that is busy with other work.
 constexpr std::chrono::nanoseconds patience = 20s;
 
 /// The ranks of each backend.
@@ -87,7 +87,7 @@ std::string name_of(const layout& x) {
   return result;
 }
 
-/// The ranks that one backend has, on devices 0, 1 ...
+/// The ranks of one backend, on devices 0, 1 ...
 struct party {
   party(const std::vector<int>& its_ranks, std::string listen_address)
       : host(make_host_backend({.devices = std::max(1, static_cast<int>(its_ranks.size())),
@@ -104,7 +104,7 @@ struct party {
   communicator_ranks communicator; ///< in the order of `ranks`
 };
 
-/// A communicator whose ranks are spread over several backends; the first one has the hub.
+/// A communicator whose ranks are spread over several backends. The first backend has the hub.
 class spread {
 public:
   enum state { built, unbuilt };
@@ -163,7 +163,7 @@ public:
       EXPECT_TRUE(is_ok(rank(r).asynchronous_error())) << "rank " << r;
   }
 
-  /// Runs a small collective, all of whose results are right.
+  /// Runs a small collective and expects correct results.
   void expect_working() {
     collective_run run{{.what = all_reduce, .type = dtype::int32, .count = 100, .ranks = size_},
                        memory::apart};
@@ -197,7 +197,7 @@ private:
   std::vector<std::unique_ptr<party>> parties_;
 };
 
-/// Blocks until it is so; false if that is not in time. There is nobody to be told by.
+/// Blocks until `so` is true. Returns false after `limit`. Polls, because there is no notification.
 bool becomes(const std::function<bool()>& so, std::chrono::nanoseconds limit = patience) {
   const auto until = clock::now() + limit;
   while (!so()) {
@@ -208,7 +208,7 @@ bool becomes(const std::function<bool()>& so, std::chrono::nanoseconds limit = p
   return true;
 }
 
-/// The error that ends the rank's communicator.
+/// Returns the error that ends the rank's communicator.
 caf::error end_of(backend_communicator& x) {
   becomes([&] { return static_cast<bool>(x.asynchronous_error()); });
   return x.asynchronous_error();
@@ -227,7 +227,7 @@ std::size_t entries_of(const char* folder) {
   return static_cast<std::size_t>(std::distance(begin(all), end(all)));
 }
 
-/// What this process holds of the system.
+/// Resources of the operating system that this process holds.
 struct holdings {
   std::size_t files = entries_of("/proc/self/fd");
   std::size_t threads = entries_of("/proc/self/task");
@@ -238,8 +238,8 @@ std::ostream& operator<<(std::ostream& to, const holdings& x) {
   return to << x.files << " files, " << x.threads << " threads";
 }
 
-/// A hub lets go of a rank as soon as it sees its end, and a thread that has been joined may be
-/// listed for a moment.
+/// A hub releases a rank as soon as it sees its end. A joined thread may still be listed for a
+/// moment, so this waits.
 void expect_to_hold(const holdings& want) {
   becomes([&] { return holdings{} == want; });
   EXPECT_EQ(holdings{}, want);
@@ -380,7 +380,7 @@ protected:
       windows.push_back(static_cast<float*>(must(ranks.device(r)->allocate_symmetric(size_bytes))));
   }
 
-  /// On all ranks at the same time.
+  /// Runs `f` for all ranks at the same time.
   std::vector<caf::error> on_all(const std::function<caf::error(int)>& f) {
     std::vector<caf::error> result(3);
     std::vector<std::thread> lanes;
@@ -484,7 +484,7 @@ TEST_F(HostTransportWindows, AnAbortLetsGoWhoRegisters) {
   EXPECT_TRUE(has_code(err, errc::nccl_error));
 }
 
-// -- what ranks get wrong
+// -- mismatched calls
 
 TEST(HostTransportMismatch, IsNamedOnEveryRankAsInOneProcess) {
   const std::vector<std::pair<collective_call, collective_call>> cases{
@@ -516,7 +516,7 @@ TEST(HostTransportMismatch, IsNamedOnEveryRankAsInOneProcess) {
         texts.push_back(describe(err));
         EXPECT_TRUE(has_code(ranks.enqueue(r, {.what = barrier}), errc::collective_mismatch));
       }
-      EXPECT_EQ(recvs, sends); // nothing is written
+      EXPECT_EQ(recvs, sends); // no output is written
     }
     EXPECT_EQ(texts, std::vector<std::string>(texts.size(), texts.front()));
   }
@@ -533,9 +533,9 @@ TEST(HostTransportMismatch, OfAMessageIsNamed) {
     EXPECT_TRUE(names_rank(end_of(ranks.rank(r)), errc::collective_mismatch, 1));
 }
 
-// -- how ranks come together
+// -- how ranks connect
 
-/// Says hello to the hub, as a rank that has the id.
+/// Connects to the hub and sends the hello of a rank that knows the id.
 detail::file_descriptor knock(const communicator_id& id, int size, int rank) {
   const auto where = *detail::invitation_of(id);
   auto result = must(detail::connect_to(where.hub, clock::now() + patience));
@@ -547,7 +547,7 @@ detail::file_descriptor knock(const communicator_id& id, int size, int rank) {
   return result;
 }
 
-/// Blocks until a rank of a communicator of another size than `size` has come; changes nothing.
+/// Blocks until the hub knows a rank of a communicator that has not `size` ranks. Changes nothing.
 bool wait_for_a_rank(const communicator_id& id, int size) {
   return becomes([&] {
     const auto x = knock(id, size, size); // out of range
@@ -620,11 +620,11 @@ TEST(HostTransportBuild, IsCalledOffWhereItsRanksMeet) {
   EXPECT_TRUE(has_code(waiting.get(), errc::unavailable));
   const local_rank second{1, 0};
   EXPECT_TRUE(has_code(other->build(id, 2, {&second, 1}), errc::unavailable));
-  hub->call_off(later); // before anybody has come
+  hub->call_off(later); // before any rank has connected
   EXPECT_TRUE(has_code(other->build(later, 2, {&mine, 1}), errc::unavailable));
 }
 
-/// A build that is to be called off.
+/// A build that a test calls off.
 struct unwanted_build {
   unwanted_build(backend& x, const communicator_id& id, int size, local_rank mine)
       : result(std::async(std::launch::async, [&x, id, size, mine, this] {
@@ -632,10 +632,10 @@ struct unwanted_build {
           over = true;
           return built;
         })) {}
-  /// False: it goes on nevertheless.
+  /// Returns false if the build does not end within the limit.
   bool is_called_off(backend& x, const communicator_id& id) {
     return becomes([&] {
-      x.call_off(id); // it may not wait yet
+      x.call_off(id); // the build may not be waiting yet
       return over.load();
     });
   }
@@ -644,7 +644,7 @@ struct unwanted_build {
   std::future<caf::expected<communicator_ranks>> result;
 };
 
-/// The hub's host may have lost its power: then not even an end comes of it.
+/// If the hub's host loses power, not even an end of the connection arrives.
 TEST(HostTransportBuild, IsCalledOffWhereNothingComesOfTheHub) {
   auto at = must(detail::address_from_string(here));
   auto silent = must(detail::listen_at(at));
@@ -655,7 +655,7 @@ TEST(HostTransportBuild, IsCalledOffWhereNothingComesOfTheHub) {
   const auto host = make_host_backend({.devices = 1});
   unwanted_build x{*host, id, 2, {1, 0}};
   EXPECT_TRUE(x.is_called_off(*host, id));
-  silent.reset(); // else one that goes on would do so for ever
+  silent.reset(); // otherwise a build that does not end would block for ever
   EXPECT_TRUE(has_code(x.result.get(), errc::unavailable));
 }
 
@@ -682,7 +682,7 @@ TEST(HostTransportBuild, WhatIsWholeIsNotCalledOff) {
   auto built = must(host->build(id, 2, ranks));
   host->call_off(id);
   const auto another = must(host->make_communicator_id());
-  auto next = must(host->build(another, 2, ranks)); // the hub has heard it by now
+  auto next = must(host->build(another, 2, ranks)); // the hub has processed the call by now
   for (auto& x : built)
     EXPECT_TRUE(is_ok(x->asynchronous_error()));
   EXPECT_TRUE(is_ok(host->destroy(std::move(built))));
@@ -696,7 +696,7 @@ TEST(HostTransportBuild, SaysWhichAddressIsNone) {
     ASSERT_TRUE(has_code(id, errc::invalid_argument)) << address;
     EXPECT_NE(failure_of(id.error())->detail.find(address), std::string::npos);
   }
-  const auto host = make_host_backend({.devices = 1, .listen_address = "192.0.2.1"}); // nobody's
+  const auto host = make_host_backend({.devices = 1, .listen_address = "192.0.2.1"}); // unassigned
   const auto id = host->make_communicator_id();
   ASSERT_TRUE(has_code(id, errc::unavailable));
   EXPECT_EQ(failure_of(id.error())->native_code, EADDRNOTAVAIL);
@@ -730,7 +730,7 @@ TEST_P(HostTransportEnd, AnAbortEndsItForAll) {
     collective_run run{{.what = all_reduce, .type = dtype::float32, .count = 20'000, .ranks = 3},
                        memory::apart};
     for (int r = 0; r < 3; ++r)
-      if (r != mine.front().rank) { // so that the others wait in it
+      if (r != mine.front().rank) { // so that the other ranks wait in the call
         ASSERT_TRUE(is_ok(ranks.enqueue(r, run.call(r))));
       }
     EXPECT_TRUE(is_ok(ranks.abort(aborting)));
@@ -758,7 +758,7 @@ TEST_P(HostTransportEnd, AClosedDeviceEndsItForAll) {
     }
   for (auto& x : ranks.parties())
     if (!x->ranks.empty() && x->ranks.front().rank != 1) {
-      x->devices.erase(x->devices.begin()); // in the middle of it
+      x->devices.erase(x->devices.begin()); // while the call runs
       break;
     }
   for (auto& x : ranks.parties())
@@ -790,7 +790,7 @@ TEST_P(HostTransportEnd, MayComeAtAnyMoment) {
       x.join();
     for (std::size_t p = 0; p < GetParam().size(); ++p)
       EXPECT_TRUE(is_ok(ranks.abort(p)));
-    for (auto& run : runs) // a race with whoever still uses it
+    for (auto& run : runs) // a data race if a rank still uses it
       run->overwrite();
     ranks.drain_all();
     ranks.build();
@@ -800,7 +800,7 @@ TEST_P(HostTransportEnd, MayComeAtAnyMoment) {
 TEST(HostTransportLeave, InGoodOrderIsNoErrorOfTheOthers) {
   spread ranks{{{0}, {1}, {2}}};
   ASSERT_NO_FATAL_FAILURE(ranks.expect_working());
-  // Rank 0 goes when its message is through; the others have messages of their own later.
+  // Rank 0 leaves after its message was delivered. The other ranks exchange messages later.
   std::mt19937 random{3};
   message_run before{0, 1, dtype::int32, 100, random};
   ASSERT_TRUE(is_ok(ranks.enqueue(0, before.send())));
@@ -817,7 +817,7 @@ TEST(HostTransportLeave, InGoodOrderIsNoErrorOfTheOthers) {
     after.expect_right();
   }
   before.expect_right();
-  // What needs rank 0 can never be.
+  // A call that needs rank 0 can never complete.
   ASSERT_TRUE(is_ok(ranks.enqueue(1, {.what = barrier})));
   for (const int r : {1, 2})
     EXPECT_TRUE(names_rank(end_of(ranks.rank(r)), errc::nccl_error, 0));
@@ -901,7 +901,7 @@ TEST(HostTransportLeave, NothingIsLeft) {
   expect_to_hold(at_first);
 }
 
-// -- strangers
+// -- connections that do not belong to a rank
 
 class HostTransportStrangers : public ::testing::Test {
 protected:
@@ -915,10 +915,10 @@ protected:
 
   static void say(const detail::file_descriptor& to, std::span<const std::byte> bytes) {
     const std::array blocks{bytes};
-    static_cast<void>(detail::send_all(to.get(), blocks)); // the hub may end it at any byte
+    static_cast<void>(detail::send_all(to.get(), blocks)); // the hub may close it at any byte
   }
 
-  /// The hub ends the connection, and how long that takes; what it sends before is not looked at.
+  /// Returns how long the hub takes to close the connection. Ignores data that arrives before.
   static std::optional<std::chrono::nanoseconds> time_to_end(const detail::file_descriptor& x) {
     const auto begin = clock::now();
     std::array<std::byte, 4096> dropped{};
@@ -942,7 +942,7 @@ TEST_F(HostTransportStrangers, WhoSaysNothingOrHalfIsDroppedInTime) {
   const auto begin = clock::now();
   for (const auto& x : silent)
     ASSERT_TRUE(time_to_end(x));
-  EXPECT_GT(clock::now() - begin, 1s); // it had a chance
+  EXPECT_GT(clock::now() - begin, 1s); // it had time to send its hello
   EXPECT_LT(clock::now() - begin, 6s);
   ASSERT_NO_FATAL_FAILURE(ranks.expect_working());
 }
@@ -954,7 +954,7 @@ TEST_F(HostTransportStrangers, WhoSaysNonsenseIsDroppedAtOnce) {
     std::vector<std::byte> bytes(56 + random() % 10'000);
     std::ranges::generate(bytes, [&] { return static_cast<std::byte>(random()); });
     if (i % 2 == 0) {
-      // As far as the secret, of which one bit is wrong.
+      // A hello with a secret in which one bit is wrong.
       detail::wire_hello hello{.secret = invitation.secret, .group = invitation.group, .size = 2};
       hello.secret[random() % 32] ^= static_cast<std::byte>(1 << random() % 8);
       std::ranges::copy(detail::bytes_of(hello), bytes.begin());
@@ -968,7 +968,7 @@ TEST_F(HostTransportStrangers, WhoSaysNonsenseIsDroppedAtOnce) {
 }
 
 TEST_F(HostTransportStrangers, ManyCostLittle) {
-  ASSERT_NO_FATAL_FAILURE(ranks.expect_working()); // so that its streams have their threads
+  ASSERT_NO_FATAL_FAILURE(ranks.expect_working()); // so that the threads of its streams exist
   const holdings before;
   std::vector<detail::file_descriptor> all;
   for (int i = 0; i < 300; ++i)
@@ -977,7 +977,7 @@ TEST_F(HostTransportStrangers, ManyCostLittle) {
   EXPECT_LE(holdings{}.files, before.files + 300 + 64);
   EXPECT_EQ(holdings{}.threads, before.threads);
   ranks.destroy_all();
-  ranks.build(); // in the midst of them
+  ranks.build(); // while the other connections are open
   ASSERT_NO_FATAL_FAILURE(ranks.expect_working());
 }
 
@@ -997,7 +997,7 @@ TEST_F(HostTransportStrangers, ARankThatMisbehavesEndsItsOwnCommunicatorOnly) {
   using detail::frame_header;
   using detail::frame_kind;
   std::vector<std::byte> nonsense(56, std::byte{0xff});
-  std::vector<std::byte> fits(56); // an all_reduce of no int8
+  std::vector<std::byte> fits(56); // an all_reduce of 0 int8
   const auto head = [&](frame_header x, const std::vector<std::byte>& more) {
     const auto bytes = detail::bytes_of(x);
     std::vector<std::byte> result{bytes.begin(), bytes.end()};
@@ -1024,7 +1024,7 @@ TEST_F(HostTransportStrangers, ARankThatMisbehavesEndsItsOwnCommunicatorOnly) {
       head({.kind = frame_kind::end, .head_bytes = 512}, bad_end),
       head({.kind = frame_kind::end, .head_bytes = 511}, bad_end),
       head({.kind = frame_kind::done}, {}),
-      head({.kind = frame_kind::calls, .calls = 1, .head_bytes = 56}, fits), // twice at once
+      head({.kind = frame_kind::calls, .calls = 1, .head_bytes = 56}, fits), // sent twice
   };
   for (std::size_t i = 0; i < all.size(); ++i) {
     const auto id = must(ranks.of(0).host->make_communicator_id());
@@ -1039,7 +1039,7 @@ TEST_F(HostTransportStrangers, ARankThatMisbehavesEndsItsOwnCommunicatorOnly) {
     ASSERT_TRUE(names_rank(end_of(*good.front()), errc::nccl_error, 1)) << "case " << i;
     ASSERT_TRUE(time_to_end(bad)) << "case " << i;
   }
-  // The same before all are there.
+  // The same before all ranks have connected.
   const auto id = must(ranks.of(0).host->make_communicator_id());
   const auto bad = knock(id, 2, 1);
   say(bad, nonsense);
@@ -1051,7 +1051,7 @@ TEST_F(HostTransportStrangers, ARankThatMisbehavesEndsItsOwnCommunicatorOnly) {
 
 // -- processes
 
-/// What a child has to know, by its environment.
+/// Environment variables that a child reads.
 constexpr auto id_variable = "TROUPE_TEST_ID";
 constexpr auto rank_variable = "TROUPE_TEST_RANK";
 constexpr auto size_variable = "TROUPE_TEST_SIZE";
@@ -1080,7 +1080,7 @@ std::string variable(const char* name) {
   return value;
 }
 
-/// The rank of a child, on a device of its own.
+/// The rank of a child, on its own device.
 struct child_rank {
   child_rank() {
     const local_rank mine{rank, 0};
@@ -1104,7 +1104,7 @@ std::unique_ptr<running_child> start_rank(const char* scenario, const communicat
 
 constexpr std::size_t large = std::size_t{1} << 22;
 
-/// Sums 1 on each rank, over and over; tells the end.
+/// Sums 1 on each rank repeatedly, and reports the error that ends it.
 TROUPE_CHILD(HostTransportSums) {
   child_rank self;
   std::vector<std::int32_t> values(large);
@@ -1127,7 +1127,7 @@ TROUPE_CHILD(HostTransportSums) {
   return has_code(self.host->abort(std::move(self.communicator)), errc{}) ? 1 : 0;
 }
 
-/// Takes part in one sum, and leaves.
+/// Takes part in one sum, then leaves.
 TROUPE_CHILD(HostTransportOneSum) {
   child_rank self;
   std::vector<std::int32_t> values(1'000, self.rank);
@@ -1140,7 +1140,7 @@ TROUPE_CHILD(HostTransportOneSum) {
   return 0;
 }
 
-/// Has the hub, and no rank.
+/// Has the hub and no rank.
 TROUPE_CHILD(HostTransportHub) {
   const auto host = make_host_backend({.devices = 1, .listen_address = here});
   tell("id", hex_of(must(host->make_communicator_id())));
@@ -1148,7 +1148,7 @@ TROUPE_CHILD(HostTransportHub) {
   return 0;
 }
 
-/// Is there, and calls nothing.
+/// Connects and makes no call.
 TROUPE_CHILD(HostTransportIdle) {
   child_rank self;
   tell("there");
@@ -1156,7 +1156,7 @@ TROUPE_CHILD(HostTransportIdle) {
   return 0;
 }
 
-/// Receives more than finds room on the way.
+/// Receives a message that is larger than all buffers on its path.
 TROUPE_CHILD(HostTransportReceives) {
   child_rank self;
   std::vector<std::int32_t> values(8 * large);
@@ -1168,7 +1168,7 @@ TROUPE_CHILD(HostTransportReceives) {
   return 0;
 }
 
-/// Rank 0 of a communicator whose hub is in this process, and children as the others.
+/// Rank 0 of a communicator whose hub is in this process. The other ranks are children.
 class HostTransportProcesses : public ::testing::Test {
 protected:
   void start(const std::vector<const char*>& scenarios) {
@@ -1202,7 +1202,7 @@ TEST_F(HostTransportProcesses, SumAndLeave) {
     ASSERT_EQ(end.status, 0) << to_string(end);
     EXPECT_EQ(end.value("sum"), "106");
   }
-  // They have left in good order.
+  // The children have left without an error.
   EXPECT_TRUE(is_ok(communicator.front()->asynchronous_error()));
   EXPECT_TRUE(is_ok(host->destroy(std::move(communicator))));
 }
@@ -1222,7 +1222,7 @@ TEST_F(HostTransportProcesses, AKilledOneIsNamedToAllOthers) {
       err = sum({values.data(), count});
       if (err)
         break;
-      if (i == 0 && sums == 2) { // while this rank waits in it: the others wait as well
+      if (i == 0 && sums == 2) { // while this rank waits in the call, the others wait too
         ASSERT_TRUE(children[1]->wait_told("sum", patience));
       }
       device.drain();
@@ -1265,7 +1265,7 @@ TEST_F(HostTransportProcesses, AKilledOneEndsABuild) {
   EXPECT_TRUE(names_rank(other->build(id, 3, {&late, 1}).error(), errc::nccl_error, 1));
 }
 
-/// Two ranks, each of a backend of its own, that meet in a child.
+/// Two ranks on two backends, with the hub in a child.
 class HostTransportFarHub : public ::testing::Test {
 protected:
   HostTransportFarHub() {
@@ -1278,7 +1278,7 @@ protected:
   spread ranks{{{0}, {1}}, spread::unbuilt};
 };
 
-// None of them has been heard yet: a rank may be among them.
+// The hub has not read any of these connections yet: one of them may be a rank.
 TEST(HostTransportBuild, MoreAtOnceThanMayBeStrangersAreHeard) {
   running_child hub{"HostTransportHub"};
   ASSERT_TRUE(hub.wait_told("id", patience)) << to_string(hub.wait(0s));
@@ -1316,7 +1316,7 @@ TEST_F(HostTransportFarHub, EndsItForAllWhenItIsKilled) {
 TEST_F(HostTransportFarHub, AnAbortDoesNotWaitForItWhenItIsStopped) {
   ASSERT_NO_FATAL_FAILURE(ranks.expect_working());
   hub.stop();
-  // More than finds room on the way.
+  // Larger than all buffers on the path.
   std::vector<std::vector<std::int32_t>> values(2, std::vector<std::int32_t>(8 * large));
   for (int r = 0; r < 2; ++r) {
     auto* const own = values[static_cast<std::size_t>(r)].data();
@@ -1342,12 +1342,12 @@ TEST_F(HostTransportProcesses, AnAbortWaitsForNoStoppedOne) {
   device.drain();
   EXPECT_LT(clock::now() - begin, 1s);
   const auto end = children[1]->wait(patience);
-  // What the hub does not take in time is not said: it sees then that the rank has left.
+  // If the hub does not accept the reason in time, it only sees that the rank has left.
   EXPECT_THAT(end.value("end"),
               ::testing::AnyOf("the communicator was aborted", "the process of rank 0 is gone"))
       << to_string(end);
   EXPECT_EQ(end.value("code"), "nccl_error");
-  // The hub lets go of the stopped one, too: what is left is its own thread, that of the stream,
+  // The hub releases the stopped rank too. The remaining threads are the hub's own, the stream's,
   // and the one that waits for the child.
   EXPECT_TRUE(becomes([&] { return holdings{}.threads <= before.threads + 3; }));
 }
@@ -1359,7 +1359,7 @@ TEST_F(HostTransportProcesses, AHubEndsInTheMiddleOfWhatAStoppedOneReceives) {
   const collective_call call{
       .what = send, .send = values.data(), .count = values.size(), .type = dtype::int32, .peer = 1};
   ASSERT_TRUE(is_ok(communicator.front()->enqueue({&call, 1}, device.stream)));
-  device.drain(); // the hub has it, and has begun to send it
+  device.drain(); // the hub has received the message and started to forward it
   children[0]->stop();
   ASSERT_FALSE(children[0]->wait_told("received", 0s));
   EXPECT_TRUE(is_ok(host->destroy(std::move(communicator))));

@@ -1,4 +1,4 @@
-/// Lanes: order, bounds, completions, and the lives of a device.
+/// Lanes: order, bounds, completions, and the generations of a device.
 #include "core/lane.hpp"
 #include "support/core_fixture.hpp"
 #include "support/eventually.hpp"
@@ -48,7 +48,7 @@ using testing::settles;
 using testing::verb;
 using namespace std::chrono_literals;
 
-/// A device whose completions must be asked for, as CUDA's.
+/// A device whose completions must be polled, as CUDA's.
 class silent_device final : public testing::forwarding_device {
 public:
   using forwarding_device::forwarding_device;
@@ -66,11 +66,11 @@ public:
   }
 };
 
-/// What CUDA keeps of a failed call for each thread; `fault` cannot be cleared.
+/// The last error that CUDA keeps for each thread. `fault` cannot be cleared.
 thread_local int last_error = 0;
 constexpr int fault = 700;
 
-/// A device that has such errors.
+/// A device with such errors.
 class erring_device final : public testing::forwarding_device {
 public:
   using forwarding_device::forwarding_device;
@@ -95,7 +95,7 @@ public:
   }
 };
 
-/// Waits until the device is in a phase, through a watcher.
+/// Waits for phases of the device, through a watcher.
 class phase_watch {
 public:
   explicit phase_watch(detail::device_state& state) : state_(state) {
@@ -144,7 +144,7 @@ std::shared_ptr<probe> start_probe(const core_system& system, probe::issue_funct
 TEST(Lane, IssuesInTheOrderOfAdmission) {
   core_system system{{.devices = 3}};
   std::vector<std::shared_ptr<lane>> lanes{system.lane(0), system.lane(1), system.lane(2)};
-  std::array<std::vector<std::uint64_t>, 3> issued; // each by its lane alone
+  std::array<std::vector<std::uint64_t>, 3> issued; // each written only by its lane
   std::vector<std::vector<std::shared_ptr<probe>>> by_client(4);
   std::vector<std::thread> clients;
   for (std::size_t c = 0; c < by_client.size(); ++c)
@@ -174,7 +174,7 @@ TEST(Lane, IssuesInTheOrderOfAdmission) {
   std::array<std::uint64_t, 4> last{};
   for (auto number : issued[0]) {
     auto& before = last[client_of.at(number)];
-    ASSERT_LT(before, number); // which is each client's own
+    ASSERT_LT(before, number); // and it keeps each client's order
     before = number;
   }
 }
@@ -273,7 +273,7 @@ TEST(Lane, CostsNothingWhenItIsIdle) {
     const auto of = [](const timeval& x) { return x.tv_sec * 1s + x.tv_usec * 1us; };
     return of(used.ru_utime) + of(used.ru_stime);
   };
-  std::this_thread::sleep_for(100ms); // what came before ends
+  std::this_thread::sleep_for(100ms); // earlier work ends
   const auto before = cpu();
   std::this_thread::sleep_for(500ms);
   EXPECT_LT(cpu() - before, 20ms);
@@ -293,7 +293,7 @@ TEST(Lane, LaunchesFindNoErrorThatOthersHaveLeft) {
   EXPECT_EQ(found, 0);
   const launch_function fail = [](launch_context&) {
     last_error = fault;
-    return caf::error{}; // it has not seen it
+    return caf::error{}; // the launch ignores the error
   };
   EXPECT_TRUE(has_code(answer_of(device.launch(fail, {}, {}, {})), errc::device_fault));
 }
@@ -338,7 +338,7 @@ INSTANTIATE_TEST_SUITE_P(Lane, CompletionStrategies,
                                             ::testing::Values(0, 200)),
                          strategy_name);
 
-// With many in flight, a slow one does not hold back the answers of those before it.
+// With many operations in flight, a slow one does not delay the results of those before it.
 TEST(Lane, AnswersWhatIsDoneBeforeASlowOne) {
   for (const bool silent : {false, true}) {
     core_system system{{.backend = silent ? std::make_shared<silent_backend>() : nullptr}};
@@ -401,7 +401,7 @@ TEST(Lane, TellsWhatTheBackendCannotKnow) {
   EXPECT_EQ(told.api, "fill");
 }
 
-// -- coming up
+// -- opening a device
 
 TEST(Lane, TriesAgainToComeUp) {
   const auto plan = std::make_shared<fault_plan>(
@@ -410,7 +410,7 @@ TEST(Lane, TriesAgainToComeUp) {
              {.on = verb::create_stream, .first = 2, .error = errc::cuda_error},
              {.on = verb::open_memory, .error = errc::cuda_error}});
   core_system system{{.lanes = {.open_attempts = 4, .open_backoff = 1ms}, .plan = plan}};
-  auto early = system.device().launch(no_work(), {}, {}, {}); // waits for it
+  auto early = system.device().launch(no_work(), {}, {}, {}); // waits for the device
   EXPECT_TRUE(is_ok(answer_of(early)));
   EXPECT_EQ(plan->injected(), 3u);
   EXPECT_EQ(system.lane()->state().generation(), 1u);
@@ -431,7 +431,7 @@ TEST(Lane, GivesUpToComeUp) {
   EXPECT_TRUE(has_code(answer_of(late), errc::unavailable));
 }
 
-// INV-12: requests that come while the device fails.
+// INV-12: requests that arrive while the device fails.
 TEST(Lane, NeverSucceedsWhileItFailsToComeUp) {
   for (int round = 0; round < 300; ++round) {
     const auto plan = std::make_shared<fault_plan>(
@@ -478,7 +478,7 @@ TEST(Lane, BeginsAnotherLife) {
   EXPECT_TRUE(has_code(answer_of(user), errc::device_reset));
   EXPECT_TRUE(has_code(answer_of(queued_user), errc::device_reset));
   EXPECT_TRUE(has_code(answer_of(device.fill(memory, {std::byte{}}, {})), errc::stale_ref));
-  auto for_the_next = device.allocate(64, dtype::uint8, true, {}); // waits
+  auto for_the_next = device.allocate(64, dtype::uint8, true, {}); // waits for the reset
   EXPECT_FALSE(reset->wait_until(detail::clock::now() + 50ms)) << "its memory is in use";
   EXPECT_FALSE(for_the_next->answered());
   running.open();
@@ -506,16 +506,16 @@ TEST(Lane, AnswersAResetByItsDeadline) {
   running.wait_reached();
   auto reset = device.reset({.deadline = 20ms});
   EXPECT_TRUE(has_code(answer_of(reset), errc::deadline_exceeded));
-  EXPECT_TRUE(has_code(answer_of(device.reset({})), errc::unavailable)); // one is on its way
+  EXPECT_TRUE(has_code(answer_of(device.reset({})), errc::unavailable)); // one is running
   phase_watch watch{device.state()};
   running.open();
-  EXPECT_TRUE(watch.reaches(device_phase::ready)); // and comes all the same
+  EXPECT_TRUE(watch.reaches(device_phase::ready)); // the reset still completes
   EXPECT_EQ(device.state().generation(), 2u);
   EXPECT_TRUE(has_code(answer_of(device.reset({.deadline = -1ms})), errc::deadline_exceeded));
   EXPECT_EQ(device.state().phase(), device_phase::ready);
 }
 
-// INV-8: only what is closed for it is reset; a device that was lost meanwhile is in its next life.
+// INV-8: a lane resets only a device closed for the reset, not one that was lost and reopened.
 TEST(Lane, ResetsNoDeviceThatIsReady) {
   core_system system;
   const auto device = system.device();
@@ -558,7 +558,7 @@ TEST(Lane, FailsWhenItCannotBeginAnotherLife) {
 TEST(Lane, ResetsAgainAndAgainUnderLoad) {
   core_system system;
   const auto device = system.device();
-  must(answer_of(device.stats({}))); // it is up
+  must(answer_of(device.stats({}))); // the device is ready
   std::atomic<bool> stop{false};
   std::vector<std::thread> clients;
   for (unsigned seed = 0; seed < 2; ++seed)
@@ -594,7 +594,7 @@ TEST(Lane, ResetsAgainAndAgainUnderLoad) {
     x.join();
 }
 
-// -- the end
+// -- stopping
 
 TEST(Lane, AnswersEverythingWhenItStops) {
   core_system system{{.lanes = {.in_flight_limit = 2}}};
@@ -648,7 +648,7 @@ TEST(Lane, TakesBackHandlesOnAnyThread) {
   EXPECT_EQ(freed, 1);
 }
 
-// INV-12, INV-7: nothing that a fault lets go is a success.
+// INV-12, INV-7: no operation that a fault ends is reported as a success.
 TEST(Lane, FailsAllThatAFaultLetsGo) {
   for (int round = 0; round < 200; ++round) {
     auto plan = std::make_shared<fault_plan>();

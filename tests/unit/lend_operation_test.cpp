@@ -1,4 +1,4 @@
-/// Memory on its way to another process: what is half-written of it stays so.
+/// Memory on its way to another process: indeterminate ranges stay indeterminate.
 #include "core/buffer.hpp"
 #include "core/operations.hpp"
 #include "core/order.hpp"
@@ -45,13 +45,13 @@ std::shared_ptr<lend_operation> lend(const core_system& system, const any_gpu_re
   return result;
 }
 
-/// As who is admitted next finds it: an operation settles under the lock of the order.
+/// Checks as the next admitted operation would: an operation settles under order_mutex().
 caf::error check_determinate(const any_gpu_ref& memory, std::size_t begin, std::size_t end) {
   std::lock_guard lock{detail::order_mutex()};
   return memory.memory()->check_determinate(begin, end);
 }
 
-/// A lane that does nothing until it is let go.
+/// Blocks the lane until let_go() is called.
 class held_up {
 public:
   explicit held_up(const core_system& system)
@@ -87,7 +87,7 @@ TEST(LendOperation, TellsWhatAWriterBeforeItLeavesHalfWritten) {
   const auto memory = allocate_bytes(system.device(), size);
   held_up lane{system};
   auto writer = system.device().launch(failing_work(), {}, {must(memory.slice(4, 8))}, {});
-  const auto lent = lend(system, memory, access_mode::write); // nobody knows yet that it fails
+  const auto lent = lend(system, memory, access_mode::write); // the writer has not failed yet
   lane.let_go();
   EXPECT_TRUE(has_code(answer_of(writer), errc::launch_failed));
   ASSERT_TRUE(is_ok(answer_of(lent)));
@@ -162,7 +162,7 @@ TEST(LendOperation, WithoutAStreamFailsAndLeavesNothing) {
   kernel.open();
   EXPECT_TRUE(is_ok(answer_of(writer)));
   ASSERT_TRUE(settles(*lent));
-  EXPECT_TRUE(eventually([&] { // it is given back
+  EXPECT_TRUE(eventually([&] { // until the memory is returned
     return is_ok(answer_of(lend(system, memory, access_mode::write)));
   }));
   EXPECT_EQ(system.lane()->in_flight(), 0u);
@@ -180,7 +180,7 @@ TEST(LendOperation, ThatIsTakenBackLeavesWhatItWas) {
   ASSERT_TRUE(settles(*lent));
   EXPECT_TRUE(has_code(check_determinate(memory, 8, 24), errc::indeterminate));
   EXPECT_TRUE(is_ok(check_determinate(memory, 24, size)));
-  EXPECT_TRUE(eventually([&] { // it is given back
+  EXPECT_TRUE(eventually([&] { // until the memory is returned
     return is_ok(answer_of(lend(system, memory, access_mode::write)));
   }));
 }

@@ -1,4 +1,4 @@
-/// What processes tell each other of memory: it comes over as it was, and nonsense is seen as such.
+/// Notes between processes about memory: they arrive unchanged, and invalid notes are rejected.
 #include "core/memory_note.hpp"
 #include "core/process_note.hpp"
 #include "core/wire.hpp"
@@ -37,13 +37,13 @@ using kind = memory_note::kind;
 using bytes = std::vector<std::byte>;
 
 constexpr auto most = std::numeric_limits<std::uint64_t>::max();
-/// So many wounds are told one by one.
+/// A note lists at most this many wounds one by one.
 constexpr std::size_t told_singly = 8;
 constexpr std::size_t longest_text = 1024;
 
 constexpr kind all_kinds[] = {kind::claim, kind::lent, kind::refused, kind::given_back};
 
-/// Every field is another one's value.
+/// Each field has a different value.
 failure some_failure() {
   failure x;
   x.code = errc::launch_failed;
@@ -105,7 +105,7 @@ std::vector<wound> some_wounds() {
           {most - 1, most, make_error(errc::internal, "")}};
 }
 
-/// With something in each field that such a note has.
+/// Returns a note with a value in each field that this kind has.
 memory_note some_note(kind what) {
   memory_note x;
   x.what = what;
@@ -133,7 +133,7 @@ bytes note_of(const wire_writer& content) {
   return detail::make_note(note_kind::memory, content.bytes());
 }
 
-/// What a note of this kind begins with.
+/// Returns the first fields of a note of this kind.
 wire_writer begun(kind what) {
   wire_writer result;
   result.put(what);
@@ -141,7 +141,7 @@ wire_writer begun(kind what) {
   return result;
 }
 
-/// The places of the two bytes that say what it is.
+/// Offsets of the two bytes that hold the kind.
 constexpr std::size_t note_kind_at = 0;
 constexpr std::size_t kind_at = 1;
 
@@ -253,7 +253,7 @@ TEST(MemoryNote, WhoseTextIsLongerThanTheNoteIsNone) {
     x.put(true);
     x.put(errc::stale_ref);
     x.put(size);
-    x.put(std::uint64_t{0}); // all that there is
+    x.put(std::uint64_t{0}); // no other bytes follow
     EXPECT_FALSE(memory_note_of(note_of(x))) << size;
   }
 }
@@ -266,7 +266,7 @@ TEST(MemoryNote, WhoseReasonIsNeitherThereNorNotIsNone) {
   }
 }
 
-/// The claim is refused all the same.
+/// The claim is refused nevertheless.
 TEST(MemoryNote, WhoseReasonCannotBeIsRefusedWithAnother) {
   auto with = [](errc code, std::vector<part_state> parts) {
     auto x = begun(kind::refused);
@@ -318,7 +318,7 @@ TEST(MemoryNote, CutsWhatIsTooLong) {
   }
 }
 
-/// It comes over as one of the library's.
+/// The error arrives as one of the library's.
 TEST(MemoryNote, CutsErrorsOfOthers) {
   const std::string text(1u << 20, 'x');
   memory_note x;
@@ -358,7 +358,7 @@ TEST(MemoryNote, MakesOneWoundOfTooMany) {
   }
 }
 
-/// Whatever comes: what is understood means the same when it is told again.
+/// For arbitrary bytes: a note that is accepted has the same meaning when it is encoded again.
 TEST(MemoryNote, OfAnyBytesIsNoneOrMeansSomething) {
   std::mt19937_64 random{2};
   int understood = 0;

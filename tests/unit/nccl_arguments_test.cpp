@@ -31,11 +31,11 @@ constexpr kind reducing[] = {kind::all_reduce, kind::reduce, kind::reduce_scatte
 constexpr int ranks = 4;
 constexpr int rank = 1;
 
-/// A rank without NCCL's handle: what is refused, or does nothing, is so before any call of CUDA or
-/// NCCL, without which this machine may be.
+/// A rank without an NCCL handle. A call is refused, or does nothing, before any call of CUDA or
+/// NCCL. So the test runs on machines without them.
 class NcclArguments : public ::testing::Test {
 protected:
-  /// A call that is right.
+  /// Returns a valid call.
   collective_call right(kind what) {
     return {.what = what,
             .send = memory_.data(),
@@ -79,7 +79,7 @@ TEST_F(NcclArguments, NeedCallsAndAStream) {
 TEST_F(NcclArguments, NeedAKindATypeAndAnOperationThatThereAre) {
   EXPECT_TRUE(refused(right(static_cast<kind>(12))));
   EXPECT_TRUE(refused(right(static_cast<kind>(255))));
-  for (int i = 0; i < 11; ++i) { // all but the barrier
+  for (int i = 0; i < 11; ++i) { // all kinds except the barrier
     auto call = right(static_cast<kind>(i));
     call.type = static_cast<dtype>(12);
     EXPECT_TRUE(refused(call)) << i;
@@ -111,7 +111,7 @@ TEST_F(NcclArguments, NeedAPeerThatIsARank) {
 TEST_F(NcclArguments, NeedMemoryWhereThereIsSomethingToDo) {
   struct row {
     kind what;
-    bool root; // this rank is it
+    bool root; // true: this rank is the root
     bool send;
     bool recv;
   };
@@ -185,7 +185,7 @@ TEST_F(NcclArguments, NeedAPlanThatFits) {
     EXPECT_TRUE(refused(call));
   }
   plan_ = good;
-  plan_.recv_counts[rank] = 1; // it sends 2 to itself
+  plan_.recv_counts[rank] = 1; // the rank sends 2 elements to itself
   EXPECT_TRUE(refused(call));
 }
 
@@ -245,7 +245,7 @@ TEST_F(NcclArguments, OfFloat8AreReducedOnNewDevicesOnly) {
     }
 }
 
-// With handles that neither CUDA nor NCCL would survive.
+// The handles are invalid: a call of CUDA or NCCL with them would crash.
 TEST_F(NcclArguments, ReachNobodyOnceTheDriverIsNotToBeCalled) {
   const auto before = detail::teardown_errors();
   communicator_ranks all;

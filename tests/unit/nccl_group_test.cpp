@@ -15,10 +15,10 @@ namespace troupe::testing {
 using detail::group_count;
 using detail::group_scope;
 
-/// A call that fails: there is no such communicator.
+/// Calls NCCL with an invalid communicator, which fails.
 ncclResult_t fail_in_group() { return ncclSend(nullptr, 0, ncclUint8, 0, nullptr, nullptr); }
 
-/// Whether this thread has no group open.
+/// Returns true if this thread has no open group.
 bool none_is_open() { return ncclGroupEnd() == ncclInvalidUsage; }
 
 TEST(NcclGroup, EndsExactlyOnce) {

@@ -16,7 +16,7 @@ constexpr pci_address gpu_a{0, 0x1b, 0};
 constexpr pci_address gpu_b{0, 0x3d, 0};
 constexpr pci_address gpu_c{1, 0x3d, 0};
 
-/// `number` links to `x`.
+/// Returns `number` links to `x`.
 std::vector<nvlink_end> links_to(const pci_address& x, int number) {
   return std::vector<nvlink_end>(static_cast<std::size_t>(number), {false, x});
 }
@@ -50,7 +50,7 @@ TEST(Nvlink, ASwitchConnectsAllThatAreOnIt) {
 }
 
 TEST(Nvlink, WithoutNvmlNobodyKnows) {
-  // Where NVML is, it has no GPU at an address that PCI cannot have.
+  // PCI cannot have this address, so NVML, if it is installed, knows no GPU there.
   EXPECT_FALSE(detail::nvlinks_between("ffff:ff:1f.0", "ffff:ff:1e.0"));
   EXPECT_FALSE(detail::nvlinks_between("no address", "0000:1b:00.0"));
 }

@@ -1,4 +1,4 @@
-/// How operations come to their end: answered once, settled once, failing with what they build on.
+/// The end of operations: each is completed once and settled once, and fails if an input fails.
 #include "core/buffer.hpp"
 #include "core/order.hpp"
 #include "core/spin.hpp"
@@ -37,7 +37,7 @@ using testing::probe;
 using testing::settles;
 using namespace std::chrono_literals;
 
-/// Counts those that are alive.
+/// Counts the instances that are alive.
 class counted_probe final : public probe {
 public:
   using probe::probe;
@@ -104,11 +104,11 @@ TEST(Operation, AnswersOnceHoweverItsEndsRace) {
   EXPECT_EQ(system.keeper().size(), 0u);
 }
 
-// INV-12: the lane may come by while an operation is being taken back.
+// INV-12: the lane may reach an operation while it is being cancelled.
 TEST(Operation, NeverSucceedsWithoutADeed) {
   core_system system{{.lanes = {.spin = 100ms}}};
   std::mt19937 random{17};
-  const auto enough = detail::clock::now() + 10s; // where many share a core, a round takes long
+  const auto enough = detail::clock::now() + 10s; // a round takes long on shared cores
   for (int i = 0; i < 10'000 && detail::clock::now() < enough; ++i) {
     auto op = std::make_shared<probe>(std::vector{system.lane()});
     system.runtime()->start(op);
@@ -137,7 +137,7 @@ TEST(Operation, NeverIssuesWhatIsWithdrawn) {
     withdrawn.push_back(random() % 2 == 0);
     if (withdrawn.back()) {
       op->cancel();
-      EXPECT_TRUE(has_code(op->error(), errc::cancelled)); // at once, though nothing can move
+      EXPECT_TRUE(has_code(op->error(), errc::cancelled)); // at once, although the lane is blocked
     }
   }
   held.open();
@@ -243,7 +243,7 @@ TEST(Operation, IsAnsweredAfterThoseItBuildsOn) {
     held.open();
     for (auto& x : chain)
       EXPECT_TRUE(is_ok(answer_of(x)));
-    while (true) { // listeners come after the answer
+    while (true) { // listeners run after the completion
       std::lock_guard lock{mutex};
       if (order.size() == 4)
         break;
@@ -252,7 +252,7 @@ TEST(Operation, IsAnsweredAfterThoseItBuildsOn) {
   }
 }
 
-/// Chains of operations in place, each built on the one before: deep, but never a deep stack.
+/// Chains of operations in place, each on the result before it. They need no deep stack.
 class OperationChain : public ::testing::TestWithParam<bool> {};
 
 TEST_P(OperationChain, EndsWithoutRecursion) {
@@ -328,7 +328,7 @@ TEST(Operation, RefusesADeadlineInThePast) {
   EXPECT_EQ(op->issued(), 0);
 }
 
-// A part that cannot be issued after another was.
+// A part that fails to be issued after another part was issued.
 TEST(Operation, TellsThatAPartWasLost) {
   core_system system{{.devices = 2}};
   const std::vector lanes{system.lane(0), system.lane(1)};
@@ -337,7 +337,7 @@ TEST(Operation, TellsThatAPartWasLost) {
     auto op = std::make_shared<probe>(
         lanes, [&, broken](detail::part& p, detail::lane&) -> caf::expected<issue_outcome> {
           calls.fetch_add(1);
-          while (calls < 2) // both are at it
+          while (calls < 2) // both parts are being issued
             std::this_thread::yield();
           if (p.index == broken)
             return make_error(errc::cuda_error, "on purpose");

@@ -1,4 +1,4 @@
-/// Hazards between streams, and how failures follow them.
+/// Hazards between streams, and how failures propagate along them.
 #include "core/operations.hpp"
 #include "core/order.hpp"
 #include "core/spin.hpp"
@@ -40,7 +40,7 @@ using namespace std::chrono_literals;
 
 std::byte* address(const any_gpu_ref& ref) { return static_cast<std::byte*>(must(ref.access())); }
 
-/// What is in device memory, read behind the library's back.
+/// Reads device memory directly, not through the library.
 std::vector<std::byte> content(const any_gpu_ref& ref) {
   return {address(ref), address(ref) + ref.size_bytes()};
 }
@@ -49,7 +49,7 @@ void poke(const any_gpu_ref& ref, std::byte value) {
   std::fill_n(address(ref), ref.size_bytes(), value);
 }
 
-// INV-9, and INV-12: the one that was taken back stood between a reader and a writer.
+// INV-9 and INV-12: the cancelled operation was between a reader and a writer.
 TEST(Ordering, KeepsTheOrderAroundAWithdrawnOperation) {
   core_system system;
   auto device = system.device();
@@ -76,7 +76,7 @@ TEST(Ordering, KeepsTheOrderAroundAWithdrawnOperation) {
   withdrawn->cancel();
   EXPECT_TRUE(has_code(answer_of(withdrawn), errc::cancelled));
   lane.open();
-  EXPECT_TRUE(is_ok(answer_of(other))); // admitted last: the lane came by the writer
+  EXPECT_TRUE(is_ok(answer_of(other))); // admitted last: the lane has passed the writer
   EXPECT_FALSE(writer->wait_until(detail::clock::now() + 50ms)) << "it overtook the reader";
   reading.open();
   EXPECT_TRUE(is_ok(answer_of(reader)));
@@ -85,7 +85,7 @@ TEST(Ordering, KeepsTheOrderAroundAWithdrawnOperation) {
   EXPECT_EQ(content(memory), threes);
 }
 
-// INV-12: however admission and the writer's end race.
+// INV-12: for every order of admission and the end of the writer.
 TEST(Ordering, FailsWhatReadsAFailedWrite) {
   core_system system;
   auto device = system.device();
@@ -103,7 +103,7 @@ TEST(Ordering, FailsWhatReadsAFailedWrite) {
   }
 }
 
-/// A launch that stands in its stream, then adds `by` to every byte.
+/// Returns a launch that blocks its stream, then adds `by` to every byte.
 launch_function add_later(gate& held, const any_gpu_ref& memory, int by) {
   return host_work([pass = held.passer(), at = address(memory), size = memory.size_bytes(), by] {
     pass();
@@ -128,8 +128,8 @@ TEST(Ordering, ReadsWhatAnotherStreamWrites) {
   EXPECT_EQ(bytes, std::vector<std::byte>(64, std::byte{2}));
 }
 
-// A user's work on its own stream is over before what comes behind the release of its buffer,
-// whatever became of the release as a request, and whatever part of the buffer it named.
+// A user's work on its own stream is done before operations behind the release of its buffer run.
+// This holds whatever the result of the release is, and whatever part of the buffer it names.
 class Releasing : public ::testing::Test {
 protected:
   void SetUp() override {
@@ -183,7 +183,7 @@ TEST_F(Releasing, ByAPartOrdersTheWholeBuffer) {
   EXPECT_TRUE(is_ok(answer_of(last)));
 }
 
-// What was half-written beside what the user had stays so.
+// Ranges outside the acquired range stay indeterminate.
 TEST_F(Releasing, HealsWhatWasAcquiredAndNoMore) {
   users.open();
   on_lane.open();
@@ -257,7 +257,7 @@ TEST(Ordering, DoesNotOrderWhatHasNothingInCommon) {
   EXPECT_TRUE(is_ok(answer_of(reader)));
 }
 
-// INV-9: every byte as if one operation ran after the other.
+// INV-9: every byte has the value of a serial execution.
 TEST(Ordering, AgreesWithOneAfterTheOther) {
   constexpr std::size_t size = 96;
   constexpr std::size_t buffers = 3;
@@ -326,7 +326,7 @@ TEST(Ordering, AgreesWithOneAfterTheOther) {
           at[static_cast<std::ptrdiff_t>(i)] ^= value;
         break;
       }
-      default: { // on the collective stream, reading one buffer and writing another
+      default: { // on the collective stream, from one buffer to another
         const auto from = (which + 1) % buffers;
         const auto source = must(memory[from].slice(first, count));
         auto op = std::make_shared<probe>(
@@ -357,7 +357,7 @@ TEST(Ordering, AgreesWithOneAfterTheOther) {
   }
 }
 
-/// The issue of work on the host, in its part's stream.
+/// Returns an issue function for work on the host, in the stream of its part.
 template <class F> probe::issue_function in_stream(std::shared_ptr<F> todo) {
   return [todo](detail::part& p, detail::lane& on) -> caf::expected<detail::issue_outcome> {
     auto error =
@@ -368,7 +368,7 @@ template <class F> probe::issue_function in_stream(std::shared_ptr<F> todo) {
   };
 }
 
-// The same with operations that are taken back at random: each ran wholly, or not at all.
+// The same with operations that are cancelled at random: each runs completely or not at all.
 TEST(Ordering, AgreesWithOneAfterTheOtherWhenSomeAreTakenBack) {
   constexpr std::size_t size = 64;
   core_system system{{.lanes = {.in_flight_limit = 4}}};
@@ -379,7 +379,7 @@ TEST(Ordering, AgreesWithOneAfterTheOtherWhenSomeAreTakenBack) {
     poke(memory, std::byte{0});
     std::vector<std::shared_ptr<probe>> ops;
     std::vector<std::byte> values;
-    // Each writes its value everywhere, on a random stream, and keeps what it finds before.
+    // Each operation writes its value to all bytes on a random stream and keeps the old content.
     std::vector<std::vector<std::byte>> found(30);
     for (std::size_t i = 0; i < found.size(); ++i) {
       values.push_back(static_cast<std::byte>(i + 1));
@@ -418,7 +418,7 @@ TEST(Ordering, AgreesWithOneAfterTheOtherWhenSomeAreTakenBack) {
   }
 }
 
-/// A started operation of one part that does nothing, and writes `memory`.
+/// Starts an operation of one part that does nothing and writes `memory`.
 template <class P>
 std::shared_ptr<P> start_writing(const core_system& system, const std::vector<any_gpu_ref>& memory,
                                  int ordinal = 0) {
@@ -429,7 +429,7 @@ std::shared_ptr<P> start_writing(const core_system& system, const std::vector<an
   return op;
 }
 
-/// Waits until it may go.
+/// An operation that waits until `may_go` is set.
 class waiting_probe : public probe {
 public:
   using probe::probe;
@@ -437,8 +437,8 @@ public:
   std::atomic<bool> may_go{false};
 };
 
-// The same over several buffers, where some wait for what no lane does, and others behind them: who
-// is taken back there is in nobody's way, and in nobody's place.
+// The same over several buffers. Some operations wait for a condition that no lane sets, and others
+// wait behind them. A cancelled operation there blocks no other and keeps no position in the order.
 TEST(Ordering, AgreesWithOneAfterTheOtherWhenSomeAreTakenBackThatWait) {
   constexpr std::size_t size = 32;
   constexpr std::size_t count = 40;
@@ -465,7 +465,7 @@ TEST(Ordering, AgreesWithOneAfterTheOtherWhenSomeAreTakenBackThatWait) {
       }
     }
   };
-  std::size_t overtaken = 0; // ran while something older waited
+  std::size_t overtaken = 0; // operations that ran while an older one waited
   for (unsigned seed = 0; seed < 1000; ++seed) {
     std::mt19937 random{seed};
     auto any = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
@@ -485,7 +485,7 @@ TEST(Ordering, AgreesWithOneAfterTheOtherWhenSomeAreTakenBackThatWait) {
       op->parts()[0].stream = static_cast<detail::stream_kind>(any(detail::stream_count - 1));
       op->parts()[0].peer = static_cast<int>(any(3));
       op->may_go = any(4) != 0;
-      bool writes = any(3) != 0; // who reads what is taken back fails, in the middle of it at times
+      bool writes = any(3) != 0; // a reader of a cancelled write fails with it
       for (std::size_t m = 0; m < memory.size(); ++m) {
         if (any(3) == 0)
           continue;
@@ -537,8 +537,8 @@ TEST(Ordering, AgreesWithOneAfterTheOtherWhenSomeAreTakenBackThatWait) {
   EXPECT_GT(overtaken, 0U);
 }
 
-// Who fails before he came to the lanes is in nobody's way, and what he was to make good is as it
-// was.
+// An operation that fails before it reaches the lanes blocks no other. A range that it would have
+// overwritten stays indeterminate.
 TEST(Ordering, IsAsIfWhatIsTakenBackWhileItWaitsHadNeverBeen) {
   core_system system;
   auto device = system.device();
@@ -565,7 +565,7 @@ TEST(Ordering, IsAsIfWhatIsTakenBackWhileItWaitsHadNeverBeen) {
   EXPECT_EQ(behind->issued(), 0);
 }
 
-/// Does something when it is about to be answered.
+/// Calls `at_answer` before it is completed.
 class telling_probe : public waiting_probe {
 public:
   using waiting_probe::waiting_probe;
@@ -578,7 +578,7 @@ protected:
   }
 };
 
-// INV-12: it fails with it, however soon what it waited for is out of its way.
+// INV-12: the reader fails with the writer, however soon the writer stops blocking the reader.
 TEST(Ordering, FailsWhatReadsWhatExpiresWhileItWaits) {
   core_system system;
   auto memory = allocate_bytes(system.device(), 64);
@@ -595,7 +595,7 @@ TEST(Ordering, FailsWhatReadsWhatExpiresWhileItWaits) {
       << "it read what was not written";
 }
 
-// INV-12: the same for who reads what it was to make good.
+// INV-12: the same for readers of a range that the cancelled writer would have made determinate.
 TEST(Ordering, FailsWhatReadsWhatIsHalfWrittenAgain) {
   core_system system;
   auto device = system.device();
@@ -617,7 +617,7 @@ TEST(Ordering, FailsWhatReadsWhatIsHalfWrittenAgain) {
     EXPECT_TRUE(answer_of(x)) << "it read what is half-written";
 }
 
-// What goes with the last that knows of it may come back to the order.
+// The destructor of an operation's last reference may lock order_mutex() itself.
 TEST(Ordering, EndsNothingUnderItsLock) {
   core_system system({.devices = 2});
   auto memory = allocate_bytes(system.device(), 64);
@@ -655,7 +655,7 @@ TEST(Ordering, EndsNothingUnderItsLock) {
   EXPECT_TRUE(settles(*behind));
 }
 
-// A buffer that was to become a user's is not his when that is taken back.
+// A buffer whose acquire is cancelled does not belong to the user.
 TEST(Ordering, GivesBackWhatIsNotAcquired) {
   core_system system;
   auto memory = allocate_bytes(system.device(), 64);
@@ -676,7 +676,7 @@ TEST(Ordering, GivesBackWhatIsNotAcquired) {
   EXPECT_EQ(system.lane()->state().acquired(), 0);
 }
 
-// INV-12: who stood between them was taken back.
+// INV-12: the operation between the writer and the reader was cancelled.
 TEST(Ordering, FailsWhatReadsAFailedWriteBehindAWithdrawnOne) {
   core_system system;
   auto device = system.device();
@@ -721,7 +721,7 @@ TEST(Ordering, RemembersNoMoreThanItNeeds) {
   auto memory = allocate_bytes(device, 64);
   gate held;
   auto lane = device.launch(held.on_lane(), {}, {}, {});
-  held.wait_reached(); // nothing settles
+  held.wait_reached(); // no operation settles
   std::vector<std::byte> bytes(64);
   const auto remembered = [&] {
     std::lock_guard lock{detail::order_mutex()};
@@ -732,7 +732,7 @@ TEST(Ordering, RemembersNoMoreThanItNeeds) {
     all.push_back(device.fill(memory, {std::byte{1}}, {}));
   EXPECT_EQ(remembered(), 1u);
   for (int i = 0; i < 100; ++i)
-    all.push_back(device.download(memory, borrow(bytes), {})); // the last covers those before
+    all.push_back(device.download(memory, borrow(bytes), {})); // the last one covers all
   EXPECT_EQ(remembered(), 2u);
   for (int i = 0; i < 100; ++i)
     all.push_back(device.launch(no_work(), {memory}, {memory}, {}));
@@ -765,7 +765,7 @@ TEST(Ordering, ForgetsUsesOfOtherRangesThatAreOver) {
   std::vector<std::shared_ptr<detail::completion>> all;
   for (std::size_t i = 0; i < ranges; ++i)
     all.push_back(device.fill(must(memory.slice(2 * i, 1)), {std::byte{1}}, {}));
-  EXPECT_GE(remembered(), ranges); // all of them are still to come
+  EXPECT_GE(remembered(), ranges); // none of them has run yet
   held.open();
   for (auto& x : all)
     EXPECT_TRUE(is_ok(answer_of(x)));
@@ -786,7 +786,7 @@ TEST(Ordering, AccessTellsOfAWriterThatFailed) {
       {}, {ref}, {});
   lane.open();
   EXPECT_TRUE(has_code(answer_of(writer), errc::launch_failed));
-  EXPECT_TRUE(has_code(ref.access(), errc::indeterminate)); // though its work is not over
+  EXPECT_TRUE(has_code(ref.access(), errc::indeterminate)); // although its work is not done
   work.open();
   EXPECT_TRUE(settles(*writer));
   EXPECT_TRUE(has_code(ref.access(), errc::indeterminate));

@@ -50,7 +50,7 @@ public:
   std::array<std::atomic<int>, 3> closed{};
 };
 
-/// Three devices, of which 0 and 1 have access to each other.
+/// Three devices. Devices 0 and 1 have access to each other.
 class PeerCopy : public ::testing::Test {
 protected:
   PeerCopy() {
@@ -81,7 +81,7 @@ protected:
     return ref;
   }
 
-  /// Is every byte of it `value`?
+  /// For EXPECT_TRUE: every byte of `ref` is `value`.
   ::testing::AssertionResult holds(const any_gpu_ref& ref, int value) {
     std::vector<std::byte> content(ref.size_bytes());
     if (auto error = answer_of(system_.device(ref.device()).download(ref, borrow(content), {})))
@@ -93,7 +93,7 @@ protected:
     return ::testing::AssertionFailure() << content.size() - right << " bytes differ";
   }
 
-  /// A copy from 0 to 1 that stands still on the lane `by`.
+  /// Starts a copy from device 0 to 1 that hangs in a stream of device `by`.
   std::shared_ptr<peer_copy_operation> hanging_copy(const any_gpu_ref& target,
                                                     const any_gpu_ref& source, int by) {
     plan_->add({.kind = fault::hang, .on = verb::copy_peer, .device = by});
@@ -136,7 +136,7 @@ TEST_F(PeerCopy, TellsItsTimes) {
   EXPECT_LE(op->done_at(), detail::clock::now());
 }
 
-// INV-9: what comes before it on either device is waited for by events, as what comes after it.
+// INV-9: operations before and after the copy on either device are ordered by events.
 TEST_F(PeerCopy, KeepsItsPlaceInTheOrderOfBothDevices) {
   auto here = filled(0, 1);
   auto there = filled(1, 2);
@@ -157,7 +157,7 @@ TEST_F(PeerCopy, KeepsItsPlaceInTheOrderOfBothDevices) {
   EXPECT_TRUE(holds(there, 4));
 }
 
-// A lane that waits for another one sleeps until that one has come so far.
+// A lane that waits for another lane sleeps until that lane has issued the awaited operation.
 TEST_F(PeerCopy, ALaneWakesTheOneThatWaitsForIt) {
   auto here = filled(0, 1);
   auto there = filled(1, 2);
@@ -174,7 +174,7 @@ TEST_F(PeerCopy, ALaneWakesTheOneThatWaitsForIt) {
   }
 }
 
-// Lane 1 waits for what lane 0 never issues.
+// Lane 1 waits for an operation that lane 0 never issues.
 TEST_F(PeerCopy, ALaneThatSkipsWakesTheOneThatWaitsForIt) {
   for (int i = 0; i < 50; ++i) {
     auto here = filled(0, 1);
@@ -188,7 +188,7 @@ TEST_F(PeerCopy, ALaneThatSkipsWakesTheOneThatWaitsForIt) {
     blocked.open();
     EXPECT_TRUE(is_ok(answer_of(first)));
     EXPECT_TRUE(has_code(answer_of(taken_back), errc::cancelled));
-    EXPECT_TRUE(is_ok(answer_of(copied))); // as if that had never been
+    EXPECT_TRUE(is_ok(answer_of(copied))); // as if the fill had never been requested
     EXPECT_TRUE(settles(*copied));
     EXPECT_TRUE(holds(here, 1));
     EXPECT_TRUE(holds(there, 1));
@@ -223,14 +223,14 @@ TEST_F(PeerCopy, AStaleHandleOfEitherEndIsRefused) {
   }
 }
 
-/// Which end is reset or shut down in the middle, and whose lane has the copy.
+/// The end that is reset or shut down, and the lane that has the copy.
 class PeerCopyLife : public PeerCopy, public ::testing::WithParamInterface<std::pair<int, int>> {};
 
 INSTANTIATE_TEST_SUITE_P(Ends, PeerCopyLife,
                          ::testing::Values(std::pair{0, 0}, std::pair{0, 1}, std::pair{1, 0},
                                            std::pair{1, 1}));
 
-// INV-4, INV-8: the memory goes when nobody uses it any more; everybody hears of it at once.
+// INV-4, INV-8: the memory is freed after its last use, and every request fails at once.
 TEST_P(PeerCopyLife, ResetWaitsForIt) {
   auto [end, by] = GetParam();
   auto here = filled(0, 1);
@@ -248,7 +248,7 @@ TEST_P(PeerCopyLife, ResetWaitsForIt) {
   must(answer_of(reset));
   EXPECT_EQ(reset->value, 2u);
   EXPECT_EQ(backend_->closed[static_cast<std::size_t>(end)], 1);
-  // The other end's buffer, if it was written, is half-written; both devices go on.
+  // If the other end's buffer was written, it is indeterminate. Both devices continue.
   here = filled(0, 5);
   there = filled(1, 6);
   EXPECT_TRUE(is_ok(answer_of(copy(there, here, by))));
@@ -269,8 +269,8 @@ TEST_P(PeerCopyLife, ShutdownWaitsForIt) {
   EXPECT_TRUE(eventually(closed));
 }
 
-// On lane 0 something waits for the next life, behind it what the copy waits for, for which the
-// reset waits.
+// On lane 0 an allocation waits for the next generation. Behind it is the fill that the copy waits
+// for, and the reset waits for the copy.
 TEST_F(PeerCopy, AResetWaitsForNothingThatWaitsForIt) {
   auto here = filled(0, 1);
   auto there = filled(1, 2);
@@ -311,8 +311,8 @@ TEST_F(PeerCopy, AFaultEndsTheProcessDevices) {
   EXPECT_TRUE(system_.runtime()->ended());
 }
 
-/// As a device in another process: to wait for what another one does is a question to that, which
-/// stands at a gate once it is armed.
+/// Imitates a device in another process: a wait for another device's event asks that process. Once
+/// armed, the wait blocks at a gate.
 class asking_device final : public forwarding_device {
 public:
   struct state {
@@ -358,14 +358,14 @@ private:
   asking_device::state& state_;
 };
 
-/// Where copies to other devices went.
+/// The streams of copies to other devices.
 class link_streams {
 public:
   void note(int peer, stream_view on) {
     std::lock_guard lock{mutex_};
     all_.emplace_back(peer, on.native);
   }
-  /// That of the last copy to `peer`; null: there was none.
+  /// Returns the stream of the last copy to `peer`, or null if there was none.
   void* last_to(int peer) const {
     std::lock_guard lock{mutex_};
     auto i = std::find_if(all_.rbegin(), all_.rend(), [=](auto& x) { return x.first == peer; });
@@ -405,7 +405,7 @@ public:
   link_streams streams;
 };
 
-/// Device 0 copies to the others, and the first copy to device 1 stands still.
+/// Device 0 copies to the others. The first copy to device 1 hangs.
 class LinkStreams : public ::testing::Test {
 protected:
   static constexpr std::size_t size = std::size_t{1} << 21;
@@ -439,7 +439,7 @@ protected:
     start(op);
     return op;
   }
-  /// The stream of a copy to `device`, which is the `n`th of all.
+  /// Returns the stream of the last copy to `device`, after `n` copies in total.
   void* stream_of(int device, std::size_t n) {
     EXPECT_TRUE(eventually([&] { return streams().count() >= n; }));
     return streams().last_to(device);
@@ -453,21 +453,21 @@ protected:
   std::shared_ptr<peer_copy_operation> first_;
 };
 
-// A device has one engine for its copies to others.
+// A device has one engine for its copies to other devices.
 TEST_F(LinkStreams, CopiesOfOneSizeComeOneAfterTheOther) {
   auto second = copy_to(2, source_);
   auto third = copy_to(3, source_);
   auto stream = stream_of(3, 3);
   EXPECT_EQ(stream, streams().last_to(1));
   EXPECT_EQ(stream, streams().last_to(2));
-  // What a link has in flight stays in one stream: order relies on it.
+  // All copies in flight on a link stay in one stream, because their order relies on it.
   auto small = copy_to(2, must(source_.slice(0, 1)));
   EXPECT_EQ(stream_of(2, 4), stream);
   EXPECT_FALSE(second->answered());
   plan_->release();
   for (auto& op : {first_, second, third, small})
     EXPECT_TRUE(is_ok(answer_of(op)));
-  // The next one finds nothing to join.
+  // No copy is in flight that the next one could join.
   EXPECT_TRUE(is_ok(answer_of(copy_to(2, source_))));
   EXPECT_NE(stream_of(2, 5), stream);
 }
@@ -488,7 +488,7 @@ TEST_F(LinkStreams, SmallCopiesGoBesideEachOther) {
   EXPECT_TRUE(plan_->wait_injected(fault::hang, 2, patience));
   EXPECT_TRUE(is_ok(answer_of(copy_to(2, must(source_.slice(0, 100))))));
   EXPECT_NE(stream_of(2, 3), streams().last_to(1));
-  EXPECT_TRUE(is_ok(answer_of(copy_to(3, source_)))); // nor does a large one wait behind it
+  EXPECT_TRUE(is_ok(answer_of(copy_to(3, source_)))); // a large copy does not wait behind it either
   EXPECT_FALSE(standing->answered());
   plan_->release();
   EXPECT_TRUE(is_ok(answer_of(standing)));
@@ -503,7 +503,7 @@ TEST_F(LinkStreams, WhatWaitsStandsInNobodysWay) {
   work.wait_reached();
   auto waiting = copy_to(2, other);
   EXPECT_NE(stream_of(2, 2), streams().last_to(1));
-  // Nor does anybody join it.
+  // No other copy joins it either.
   plan_->release();
   EXPECT_TRUE(is_ok(answer_of(first_)));
   EXPECT_TRUE(is_ok(answer_of(copy_to(3, source_))));
@@ -539,7 +539,7 @@ TEST(RemoteOrdering, ALaneThatAsksAnotherProcessHoldsUpNoOtherLane) {
   asks.at.wait_reached();
   work.open();
   EXPECT_TRUE(is_ok(answer_of(writer)));
-  EXPECT_TRUE(settles(*writer)); // its event went back to its pool
+  EXPECT_TRUE(settles(*writer)); // its event was returned to the pool
   asks.at.open();
   EXPECT_TRUE(is_ok(answer_of(copy)));
 }

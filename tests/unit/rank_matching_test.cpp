@@ -1,4 +1,4 @@
-// Whose calls make one operation, while the world is without some of its ranks.
+// Which calls form one operation while some ranks are missing from the world.
 
 #include "core/rank_matching.hpp"
 
@@ -44,12 +44,12 @@ TEST(RankMatching, WhoIsAbsentIsNotWaitedFor) {
     EXPECT_FALSE(hands_in(x, 2));
     EXPECT_TRUE(hands_in(x, 0));
   }
-  for (int round = 0; round < 4; ++round) { // all have their place
+  for (int round = 0; round < 4; ++round) { // all operations have a position
     x.collectives().take(2, nullptr);
     x.collectives().take(0, nullptr);
   }
   x.leave_out({});
-  for (int round = 0; round < 3; ++round) { // and has made as many as the others
+  for (int round = 0; round < 3; ++round) { // rank 1 is level with the others
     EXPECT_FALSE(hands_in(x, 0));
     EXPECT_FALSE(hands_in(x, 2));
     EXPECT_TRUE(hands_in(x, 1));
@@ -67,7 +67,7 @@ TEST(RankMatching, WhoIsBackHasMadeAsManyAsWerePlaced) {
   }
   EXPECT_FALSE(hands_in(x, 0));
   x.leave_out({});
-  x.refused(0); // its call was for fewer
+  x.refused(0); // its call allows fewer ranks
   for (int round = 0; round < 2; ++round) {
     EXPECT_FALSE(hands_in(x, 0));
     EXPECT_FALSE(hands_in(x, 2));
@@ -75,7 +75,7 @@ TEST(RankMatching, WhoIsBackHasMadeAsManyAsWerePlaced) {
   }
 }
 
-/// The next call of each of `callers` is made.
+/// Takes the next call of each of `callers`.
 void take(call_line& x, std::initializer_list<std::size_t> callers) {
   for (auto i : callers)
     x.take(i, nullptr);
@@ -87,7 +87,7 @@ TEST(CallLine, WaitsForTheCallsOfAll) {
   EXPECT_EQ(x.ahead(0), 2u);
   EXPECT_EQ(x.ahead(1), 0u);
   EXPECT_EQ(x.ahead(2), 1u);
-  take(x, {1}); // the first is complete
+  take(x, {1}); // the first one is complete
   EXPECT_EQ(x.ahead(0), 1u);
   EXPECT_EQ(x.ahead(2), 0u);
   EXPECT_FALSE(x.empty());
@@ -99,7 +99,7 @@ TEST(CallLine, WhoIsLeftOutHasNoPartInWhatIsOpen) {
   call_line x{ranks};
   take(x, {0, 0, 2});
   x.leave_out(rank_set::of(1));
-  EXPECT_EQ(x.ahead(0), 1u); // the first was complete but for it
+  EXPECT_EQ(x.ahead(0), 1u); // the first one lacked only this rank
   take(x, {2});
   EXPECT_TRUE(x.empty());
 }
@@ -107,10 +107,10 @@ TEST(CallLine, WhoIsLeftOutHasNoPartInWhatIsOpen) {
 TEST(CallLine, WhoIsBackIsWaitedForInWhatComesThen) {
   call_line x{ranks};
   x.leave_out(rank_set::of(1));
-  take(x, {0, 2, 0, 0, 2}); // the last one of these still lacks a call
+  take(x, {0, 2, 0, 0, 2}); // the last one lacks a call
   x.leave_out({});
-  EXPECT_EQ(x.ahead(1), 1u); // not waited for there
-  take(x, {1});              // which belongs to the next
+  EXPECT_EQ(x.ahead(1), 1u); // it does not wait for rank 1
+  take(x, {1});              // this call belongs to the next one
   EXPECT_EQ(x.ahead(1), 2u);
   take(x, {2});
   EXPECT_EQ(x.ahead(1), 1u);
@@ -121,7 +121,7 @@ TEST(CallLine, WhoIsBackIsWaitedForInWhatComesThen) {
   EXPECT_TRUE(x.empty());
 }
 
-/// What the next call of `caller` ends with.
+/// Returns the error that the next call of `caller` ends with.
 caf::error end_of_next(const call_line& x, std::size_t caller) {
   auto* next = x.next_of(caller);
   return next != nullptr && next->refusal ? next->why_ended() : caf::error{};
@@ -132,7 +132,7 @@ TEST(CallLine, WhatOneWasRefusedEndsForAll) {
   const auto refusal = [](errc code) { return refused_call{make_error(code, "on purpose"), 1}; };
   take(x, {1, 1});
   for (int i = 0; i < 100; ++i)
-    x.refuse(1, refusal(i == 0 ? errc::overloaded : errc::deadline_exceeded)); // the first counts
+    x.refuse(1, refusal(i == 0 ? errc::overloaded : errc::deadline_exceeded)); // first error counts
   take(x, {1});
   x.refuse(1, refusal(errc::unavailable));
   EXPECT_EQ(x.ahead(1), 104u);
@@ -159,7 +159,7 @@ TEST(CallLine, WhatWasRefusedToOneIsNotAwaitedOfThoseWhoLeave) {
   call_line x{ranks};
   for (int i = 0; i < 3; ++i)
     x.refuse(0, {make_error(errc::overloaded, "on purpose"), 1});
-  take(x, {1}); // the first of them
+  take(x, {1}); // of the first refused call
   x.leave_out(rank_set::of(2));
   EXPECT_EQ(x.ahead(0), 3u);
   EXPECT_TRUE(x.lacks(1));

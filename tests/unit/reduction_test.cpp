@@ -43,7 +43,7 @@ std::vector<void*> write_pointers(std::vector<bytes>& xs) {
   return r;
 }
 
-/// Where each rank's element lies in `factors`.
+/// Returns pointers to each rank's element in `factors`.
 std::vector<const void*> pointers_to_factors(dtype type, const bytes& factors) {
   std::vector<const void*> r;
   for (std::size_t at = 0; at < factors.size(); at += size_of(type))
@@ -237,7 +237,7 @@ TEST_P(PremulSum, ItsReferenceFindsAWrongElementAndALostFactor) {
         reference::check_premul_sum(type, views_of(x.in), x.factors, damaged, input_kind::exact);
     EXPECT_EQ(result.wrong, 1u);
     EXPECT_EQ(result.first, 57u);
-    auto other = x.factors; // half or double of the right one, or its opposite
+    auto other = x.factors; // half or double the correct factor, or its negative
     other[other.size() - 1] ^= std::byte{0x80};
     reduce(x.in, other, out);
     EXPECT_GT(
@@ -267,7 +267,7 @@ TEST(ScaleOfFloats, RoundsToTheTypeAndTakesAFactorWhereverItLies) {
   std::memcpy(memory.data() + 1, &factor, sizeof factor);
   std::array<float16, 3> data{float16{2049}, float16{-60000}, float16::from_bits(1)};
   detail::scale(dtype::float16, data.data(), data.size(), memory.data() + 1);
-  EXPECT_EQ(static_cast<float>(data[0]), 3072); // of 2048: 2049 is not representable
+  EXPECT_EQ(static_cast<float>(data[0]), 3072); // 2048 * 1.5: 2049 is not representable
   EXPECT_EQ(static_cast<float>(data[1]), -std::numeric_limits<float>::infinity());
   EXPECT_EQ(data[2].bits, 2); // 1.5 times the smallest number: ties to even
 }
@@ -444,7 +444,7 @@ TEST_P(Reference, AcceptsEveryOrder) {
     for (const int ranks : {2, 3, 4, 7, 8}) {
       const auto in = inputs(ranks, kind, count);
       for (int order = 0; order < 5; ++order) {
-        // Joins any two partial results until one is left.
+        // Combines any two partial results until one is left.
         auto parts = in;
         if (op == reduce_op::avg)
           for (bytes& x : parts)
@@ -489,14 +489,14 @@ TEST(ReferenceOfSums, SaysWhereTheOrderDecides) {
     std::memcpy(r.data(), &y, sizeof y);
     return r;
   };
-  // (60000 + 60000) - 60000 is infinite, 60000 + (60000 - 60000) is not.
+  // (60000 + 60000) - 60000 overflows to infinity; 60000 + (60000 - 60000) does not.
   const std::vector<bytes> in{one(60000), one(60000), one(-60000)};
   const auto result = reference::check(dtype::float16, reduce_op::sum, in, one(0));
   EXPECT_EQ(result.undetermined, 1u);
   EXPECT_EQ(result.wrong, 0u);
 }
 
-// -- the reference for collectives, against examples by hand
+// -- the reference for collectives, checked with examples by hand
 
 using ints = std::vector<std::int32_t>;
 
@@ -510,7 +510,7 @@ bytes bytes_of(const ints& xs) {
 struct collective_example {
   reference::collective_spec spec;
   std::vector<ints> send;
-  std::vector<ints> recv; ///< what must be there, where -1 was before
+  std::vector<ints> recv; ///< expected content; -1 before
 };
 
 std::vector<collective_example> collective_examples() {

@@ -1,4 +1,4 @@
-/// The runtime: its lanes, its end, faults that end everything.
+/// The runtime: its lanes, its end, and faults that end all operations.
 #include "core/runtime.hpp"
 #include "support/core_fixture.hpp"
 #include "support/no_threads.hpp"
@@ -135,7 +135,7 @@ TEST(Runtime, RefusesEverythingOnceClosed) {
   EXPECT_TRUE(has_code(system.runtime()->lane_of(1), errc::unavailable)); // none starts now
 }
 
-// Also where the last handle goes with an answer.
+// Includes a runtime whose last reference is dropped by a completion.
 TEST(Runtime, MayEndOnAnyThread) {
   for (int i = 0; i < 200; ++i) {
     auto op = [] {
@@ -208,7 +208,7 @@ TEST(Runtime, EndsAsAFaultWhenAnEndCannotBeSeen) {
   const auto plan = std::make_shared<fault_plan>();
   core_system system{{.plan = plan}};
   const auto device = system.device();
-  gate held; // the only event there is
+  gate held; // it uses the only event
   auto first = device.launch(held.in_stream(), {}, {}, {});
   held.wait_reached();
   plan->add({.on = verb::create_event, .times = testing::forever, .error = errc::cuda_error});
@@ -216,11 +216,11 @@ TEST(Runtime, EndsAsAFaultWhenAnEndCannotBeSeen) {
   EXPECT_TRUE(answer_of(second));
   EXPECT_TRUE(answer_of(first));
   EXPECT_TRUE(eventually([&] { return device.state().phase() == device_phase::failed; }));
-  EXPECT_TRUE(has_code(device.state().reason(), errc::device_fault)); // process: nothing less helps
+  EXPECT_TRUE(has_code(device.state().reason(), errc::device_fault)); // scope: the process
   held.open();
 }
 
-/// What is given up stays for ever, which is no leak in a process of its own.
+/// A lane that was given up stays for ever. In a process of its own this is no leak.
 [[noreturn]] void give_up_a_lane() {
   const auto plan = std::make_shared<fault_plan>(
       0, std::vector<testing::fault_rule>{{.kind = fault::block, .on = verb::fill}});
@@ -233,7 +233,7 @@ TEST(Runtime, EndsAsAFaultWhenAnEndCannotBeSeen) {
     const auto begin = detail::clock::now();
     system.runtime()->close();
     EXPECT_LT(detail::clock::now() - begin, 10s);
-    plan->release(); // it comes back, and finds all that it needs
+    plan->release(); // the lane returns, and all its state still exists
     EXPECT_TRUE(testing::settles(*stuck));
   }
   std::_Exit(::testing::Test::HasFailure() ? 1 : 0);

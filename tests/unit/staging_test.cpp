@@ -1,4 +1,4 @@
-/// Pageable host memory to and from a device.
+/// Transfers between pageable host memory and a device.
 #include "core/staging.hpp"
 #include "support/core_fixture.hpp"
 
@@ -72,7 +72,7 @@ TEST(StagingRing, HandsOutEveryByteOnce) {
       ring.give_back(out.begin()->first);
       out.erase(out.begin());
     }
-    // All room is there again.
+    // The whole ring is free again.
     for (int i = 0; i < 3; ++i) {
       auto* p = must(ring.take(ring.piece_limit()));
       ASSERT_NE(p, nullptr);
@@ -90,7 +90,7 @@ TEST(StagingRing, KeepsTheRoomOfAnOlderPiece) {
   detail::staging_ring ring{*device, 4096};
   auto* old = must(ring.take(1024));
   auto* young = must(ring.take(1024));
-  ring.give_back(young); // as a transfer that was taken back does
+  ring.give_back(young); // as a cancelled transfer does
   for (int i = 0; i < 16; ++i)
     if (auto* p = must(ring.take(700))) {
       EXPECT_TRUE(p + 700 <= old || old + 1024 <= p);
@@ -106,13 +106,13 @@ TEST(StagingRing, TellsThatThereIsNoMemory) {
   const auto device = must(with_faults(make_host_backend({.devices = 1}), plan)->open(0));
   detail::staging_ring ring{*device, 4096};
   EXPECT_TRUE(has_code(ring.take(1), errc::out_of_memory));
-  EXPECT_TRUE(ring.take(1)); // later there is
+  EXPECT_TRUE(ring.take(1)); // later allocations succeed
   EXPECT_TRUE(is_ok(ring.close()));
 }
 
 // -- transfers
 
-/// By the room for staging: pieces that the lane copies itself, and pieces for the copying thread.
+/// By staging size: pieces that the lane copies itself, and pieces for the copy thread.
 class Transfers : public ::testing::TestWithParam<std::size_t> {};
 
 TEST_P(Transfers, MoveEveryByteInBothDirections) {
@@ -165,7 +165,7 @@ TEST_P(Transfers, MoveWhatIsNotTakenBack) {
     taken_back->cancel();
     const auto told = answer_of(taken_back);
     EXPECT_TRUE(!told || has_code(told, errc::cancelled));
-    dropped = nullptr; // it is the requester's again
+    dropped = nullptr; // it belongs to the requester again
     EXPECT_TRUE(is_ok(answer_of(up)));
     EXPECT_TRUE(is_ok(answer_of(down)));
     ASSERT_EQ(received, kept);
@@ -205,7 +205,7 @@ TEST_P(Transfers, KeepWhatTheyOwnAfterAnAnswer) {
   auto before = device.launch(held.in_stream(), {memory}, {}, {});
   held.wait_reached();
   auto up = device.upload(memory, std::make_shared<detail::host_range>(host_buffer{size}), {});
-  up->cancel(); // too late, or not: nobody else holds its memory
+  up->cancel(); // possibly too late: only the operation holds its memory
   held.open();
   EXPECT_TRUE(settles(*up));
 }
@@ -255,7 +255,7 @@ TEST(Transfer, GoesDirectlyToPinnedMemory) {
   auto pinned = device.allocate_pinned(5'000, {});
   must(answer_of(pinned));
   ASSERT_TRUE(pinned->value.pinned());
-  // No room for staging: it must not be asked for.
+  // Staging memory is not available: the library must not request it.
   plan->add({.kind = fault::fail, .on = verb::allocate_pinned, .times = testing::forever});
   auto memory = allocate_bytes(device, 5'000);
   std::fill_n(pinned->value.writable().begin(), 5'000, std::byte{3});

@@ -33,14 +33,14 @@ using testing::probe;
 using testing::settles;
 using namespace std::chrono_literals;
 
-/// Waits until the keeper itself has come to `when`, and a little later.
+/// Blocks until the timekeeper has reached `when`, or slightly later.
 void pass(timekeeper& keeper, clock::time_point when) {
   std::promise<void> passed;
   keeper.call_at(when, [&] { passed.set_value(); });
   passed.get_future().wait();
 }
 
-/// Something that stands in a stream of the first device, with a stall limit.
+/// Returns an operation that blocks a stream of the first device, with a stall limit.
 std::shared_ptr<probe> standing(const core_system& system, gate& held,
                                 std::chrono::nanoseconds stall_limit) {
   auto op = std::make_shared<probe>(
@@ -56,7 +56,7 @@ std::shared_ptr<probe> standing(const core_system& system, gate& held,
   return op;
 }
 
-// INV-1; how late an answer is depends on the machine, too, and is a benchmark's.
+// INV-1. The lateness of a result also depends on the machine. A benchmark measures it.
 TEST(Timekeeper, KeepsDeadlines) {
   core_system system;
   gate held;
@@ -96,7 +96,7 @@ TEST(Timekeeper, CountsAStallFromTheFirstStart) {
   front.wait_reached();
   auto op = standing(system, own, 40ms);
   system.runtime()->start(op);
-  pass(system.keeper(), clock::now() + 150ms); // it waits, and has not started
+  pass(system.keeper(), clock::now() + 150ms); // it waits and has not started
   EXPECT_EQ(op->stalls(), 0);
   EXPECT_EQ(op->first_started_at(), 0);
   const auto opened = clock::now();
@@ -107,7 +107,7 @@ TEST(Timekeeper, CountsAStallFromTheFirstStart) {
   EXPECT_GE(clock::now() - opened, 40ms);
   pass(system.keeper(), clock::now() + 100ms);
   EXPECT_EQ(op->stalls(), 1);
-  EXPECT_FALSE(op->answered()); // what a stall means is not the keeper's business
+  EXPECT_FALSE(op->answered()); // the timekeeper only reports a stall
   own.open();
   EXPECT_TRUE(is_ok(answer_of(op)));
 }
@@ -134,7 +134,7 @@ TEST(Timekeeper, SeesAStallAfterADeadline) {
   core_system system;
   gate held;
   auto op = standing(system, held, 1s);
-  op->deadline = clock::now() + 500ms; // it is to have started by then
+  op->deadline = clock::now() + 500ms; // it must have started before
   system.runtime()->start(op);
   EXPECT_TRUE(has_code(answer_of(op), errc::deadline_exceeded));
   const auto until = clock::now() + 5s;
@@ -182,7 +182,7 @@ TEST(Timekeeper, CallsInTime) {
   EXPECT_EQ(called, (std::vector<int>{1, 3}));
 }
 
-/// How often the keeper's thread has slept until `when`.
+/// Returns how often the timekeeper's thread has slept until `when`.
 std::future<long> sleeps_until(timekeeper& keeper, clock::time_point when) {
   auto told = std::make_shared<std::promise<long>>();
   keeper.call_at(when, [told] {

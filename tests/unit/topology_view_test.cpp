@@ -29,7 +29,7 @@ using troupe::p2p_graph;
 using troupe::p2p_link;
 using troupe::peer_access;
 
-/// All devices reach all others over 18 NVLinks.
+/// Returns a graph in which all pairs of devices have 18 NVLinks.
 p2p_graph nvlink_graph(int devices) {
   p2p_graph result;
   for (int i = 0; i < devices; ++i) {
@@ -185,7 +185,7 @@ protected:
 
 private:
   const std::filesystem::path folder_ = std::filesystem::temp_directory_path() /
-                                        ("troupe svg " + std::to_string(getpid())); // has a space
+                                        ("troupe svg " + std::to_string(getpid())); // with a space
 };
 
 TEST_F(Svg, HasEveryDeviceAndEveryLine) {

@@ -9,7 +9,7 @@ namespace troupe::testing {
 
 namespace {
 
-/// A number, as of a file.
+/// A number, such as a file descriptor.
 struct number_case {
   struct traits {
     using value_type = int;
@@ -22,7 +22,7 @@ struct number_case {
   }
 };
 
-/// An opaque pointer, as CUDA's streams and NCCL's communicators are.
+/// An opaque pointer, such as CUDA's streams and NCCL's communicators.
 struct pointer_case {
   struct traits {
     using value_type = struct opaque*;
@@ -36,7 +36,7 @@ struct pointer_case {
   }
 };
 
-/// A value of several parts, as memory that belongs to a stream.
+/// A value of several parts, such as memory that belongs to a stream.
 struct pair_case {
   struct traits {
     struct value_type {

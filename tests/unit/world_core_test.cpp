@@ -1,4 +1,4 @@
-/// The data side of a world: who waits for a communicator, and how one ends.
+/// The core of a world: requests that wait for a communicator, and how a communicator ends.
 #include "core/operations.hpp"
 #include "core/world_core.hpp"
 #include "support/core_fixture.hpp"
@@ -82,7 +82,7 @@ public:
     return core->run({collective_kind::all_reduce, refs, {}, reduce_op::sum, {}},
                      {.deadline = deadline});
   }
-  /// Of the `i`-th element alone.
+  /// Starts an all-reduce of the `i`-th element alone.
   std::shared_ptr<detail::operation_of<collective_done>>
   all_reduce_element(std::size_t i, std::chrono::nanoseconds deadline = 30s) {
     std::vector<any_gpu_ref> elements;
@@ -126,7 +126,7 @@ TEST(WorldCore, KeepsWhatComesBeforeItsCommunicator) {
   early[3]->cancel();
   EXPECT_TRUE(has_code(answer_of(early[3]), errc::cancelled));
   auto late = world.all_reduce_element(20, 20ms);
-  EXPECT_TRUE(has_code(answer_of(late), errc::deadline_exceeded)); // nobody is there to issue it
+  EXPECT_TRUE(has_code(answer_of(late), errc::deadline_exceeded)); // no communicator issues it
   world.open();
   std::uint64_t last = 0;
   for (std::size_t i = 0; i < early.size(); ++i) {
@@ -149,7 +149,7 @@ TEST(WorldCore, BoundsThoseWhoWait) {
   EXPECT_TRUE(has_code(answer_of(world.all_reduce_element(10)), errc::overloaded));
   waiting[4]->cancel();
   waiting[5]->cancel();
-  auto a = world.all_reduce_element(11); // these have room again
+  auto a = world.all_reduce_element(11); // these find room again
   auto b = world.all_reduce_element(12);
   EXPECT_FALSE(a->answered());
   EXPECT_FALSE(b->answered());
@@ -160,7 +160,7 @@ TEST(WorldCore, BoundsThoseWhoWait) {
   EXPECT_TRUE(is_ok(answer_of(waiting[9])));
 }
 
-/// What a request that waits for its world's communicator means for the buffers that it uses.
+/// How a request that waits for its world's communicator affects the buffers that it uses.
 class WaitingRequest : public ::testing::Test {
 protected:
   std::shared_ptr<detail::operation_of<detail::nothing>> fill(const any_gpu_ref& ref,
@@ -169,7 +169,7 @@ protected:
     std::memcpy(element.data(), &value, sizeof value);
     return system.device(ref.device()).fill(ref, element, {});
   }
-  /// A download that is on its way.
+  /// A download that has been started.
   struct reading {
     std::shared_ptr<std::vector<std::int32_t>> values;
     std::shared_ptr<detail::operation_of<detail::nothing>> op;
@@ -191,7 +191,7 @@ protected:
   any_gpu_ref x = world.refs[0];
 };
 
-// INV-12: what comes behind it sees what it wrote.
+// INV-12: operations behind it see its result.
 TEST_F(WaitingRequest, KeepsItsPlaceOnItsBuffers) {
   for (auto& ref : world.refs)
     must(answer_of(fill(ref, 3)));
@@ -199,7 +199,7 @@ TEST_F(WaitingRequest, KeepsItsPlaceOnItsBuffers) {
   auto after = read(x);
   auto overwritten = fill(x, 100);
   auto last = read(x);
-  must(answer_of(system.device(0).stats({}))); // the lane goes on with what is not behind it
+  must(answer_of(system.device(0).stats({}))); // the lane still runs other operations
   EXPECT_FALSE(sum->answered());
   EXPECT_FALSE(after.op->answered());
   EXPECT_FALSE(overwritten->answered());
@@ -219,7 +219,7 @@ TEST_F(WaitingRequest, LetsPassWhatDoesNotConflict) {
     must(answer_of(fill(world.refs[static_cast<std::size_t>(i)], 4)));
   }
   auto sum = all_reduce_in(*world.core, world.refs, results, reduce_op::sum);
-  EXPECT_EQ(read(x).value(), 4); // it only reads this
+  EXPECT_EQ(read(x).value(), 4); // the all-reduce only reads this buffer
   auto result = read(results[0]);
   auto change = fill(x, 50);
   EXPECT_FALSE(result.op->answered());
@@ -238,7 +238,7 @@ TEST_F(WaitingRequest, TakenBackIsAsIfItHadNeverBeen) {
   EXPECT_TRUE(has_code(answer_of(sum), errc::cancelled));
   EXPECT_EQ(reader.value(), 7);
   EXPECT_TRUE(is_ok(answer_of(writer)));
-  EXPECT_EQ(read(x).value(), 8); // though the world was never ready
+  EXPECT_EQ(read(x).value(), 8); // although the world was never ready
   EXPECT_TRUE(settles(*sum));
 }
 
@@ -275,7 +275,7 @@ TEST_F(WaitingRequest, IsStaleWhenItsDeviceIsReset) {
   EXPECT_TRUE(settles(*sum));
 }
 
-// A hold that may still come to nothing cannot be given back.
+// A buffer whose acquire may still fail cannot be released.
 TEST_F(WaitingRequest, ReleaseComesAfterAcquire) {
   auto sum = world.all_reduce();
   auto lane = system.lane(0);
@@ -289,7 +289,7 @@ TEST_F(WaitingRequest, ReleaseComesAfterAcquire) {
   auto acquire = start(std::make_shared<detail::acquire_operation>(x, access_mode::read, user));
   auto early = start(std::make_shared<detail::release_operation>(x, access_mode::read, user));
   EXPECT_TRUE(has_code(answer_of(early), errc::invalid_argument));
-  sum->expire(); // and with it, what reads after it
+  sum->expire(); // fails the acquire, which reads after it
   EXPECT_TRUE(has_code(answer_of(acquire), errc::deadline_exceeded));
   EXPECT_TRUE(settles(*acquire));
   EXPECT_TRUE(eventually([&] { return lane->state().acquired() == 0; }));
@@ -314,7 +314,7 @@ TEST_F(WaitingRequest, EndsWithTheSystem) {
   EXPECT_TRUE(settles(*reader.op));
 }
 
-// INV-7, though it is behind a request of a world that has not ended.
+// INV-7, although it waits behind a request of a world that has not ended.
 TEST_F(WaitingRequest, BehindAnotherEndsWithItsWorld) {
   a_world second{system};
   second.open();
@@ -326,7 +326,7 @@ TEST_F(WaitingRequest, BehindAnotherEndsWithItsWorld) {
   EXPECT_FALSE(sum->answered());
 }
 
-// INV-1: what many need when they end at once grows with their number, not with its square.
+// INV-1: when many requests end at once, the time grows linearly, not quadratically.
 TEST_F(WaitingRequest, EndsInTimeAlsoAmongThousands) {
   constexpr std::size_t few = 500;
   constexpr std::size_t many = 8 * few;
@@ -352,7 +352,7 @@ TEST_F(WaitingRequest, EndsInTimeAlsoAmongThousands) {
   EXPECT_LT(processor_time_of(many, few), 3 * 8 * alone);
 }
 
-// A lane that waited for the one would hold up the connections of the other.
+// If a lane waited for the first world, it would delay the connections of the second.
 TEST_F(WaitingRequest, HoldsUpNoOtherWorld) {
   a_world second{system};
   auto sum = world.all_reduce();
@@ -365,14 +365,14 @@ TEST_F(WaitingRequest, HoldsUpNoOtherWorld) {
   EXPECT_TRUE(is_ok(answer_of(behind)));
 }
 
-// Whatever comes and goes, a reader sees the writes before it and none after.
+// In any sequence, a reader sees the writes before it and none after it.
 TEST_F(WaitingRequest, KeepsEveryPlaceInLongRows) {
   for (unsigned seed = 1; seed <= 40; ++seed) {
     a_world first{system};
     a_world second{system};
     std::array<a_world*, 2> worlds{&first, &second};
     std::array<std::vector<any_gpu_ref>, 2> sets{first.refs, second.refs};
-    std::array<std::array<std::int32_t, 2>, 2> model{}; // of each set, on each rank
+    std::array<std::array<std::int32_t, 2>, 2> model{}; // by set and rank
     std::vector<std::pair<reading, std::int32_t>> readings;
     std::vector<std::shared_ptr<detail::completion>> sums;
     std::mt19937 random{seed};
@@ -411,7 +411,7 @@ TEST_F(WaitingRequest, KeepsEveryPlaceInLongRows) {
   }
 }
 
-// INV-1: the end of the world, its opening, deadlines and cancels, all at once.
+// INV-1: races between the end of the world, its opening, deadlines and cancellations.
 TEST(WorldCore, AnswersOnceHoweverItsEndRaces) {
   core_system system{{.devices = 2}};
   for (int round = 0; round < 60; ++round) {
@@ -463,7 +463,7 @@ TEST(WorldCore, EndsForOneCauseWhenARankStands) {
   EXPECT_EQ(world.ends()[0].first, 1u);
   EXPECT_EQ(world.core->status().phase, world_phase::building);
   for (auto& x : all)
-    EXPECT_TRUE(settles(*x)); // once it is aborted
+    EXPECT_TRUE(settles(*x)); // after the communicator is aborted
   EXPECT_TRUE(eventually([&] { return !world.refs[0].access(); }));
   EXPECT_TRUE(has_code(world.refs[0].access(), errc::indeterminate));
   for (std::size_t i = 0; i < 2; ++i)
@@ -512,7 +512,7 @@ TEST(WorldCore, EndsWhenItsOnlyRankGivesAnError) {
   EXPECT_EQ(world.ends().size(), 1u);
 }
 
-// A communicator that is late must not stay on the devices.
+// A communicator that is not ready in time must release the devices.
 TEST(WorldCore, LetsGoOfACommunicatorThatWasNotConnectedInTime) {
   core_system system{{.devices = 2}};
   a_world world{system, {.build_deadline = 50ms}};
@@ -521,12 +521,12 @@ TEST(WorldCore, LetsGoOfACommunicatorThatWasNotConnectedInTime) {
   held.wait_reached();
   EXPECT_TRUE(has_code(world.build(), errc::deadline_exceeded));
   held.open();
-  auto reset = system.device(0).reset({}); // waits for whoever holds the device
+  auto reset = system.device(0).reset({}); // waits for all users of the device
   EXPECT_TRUE(is_ok(answer_of(reset)));
 }
 
-// The call that connects blocks until all ranks are in it: a lane that waited inside for a busy one
-// would be taken for stuck when the world ends.
+// The call that connects blocks until all ranks have entered it. If a lane entered it and waited
+// there for a busy rank, the end of the world would treat that lane as stuck.
 TEST(WorldCore, WaitsForABusyRankOutsideOfItsCommunicator) {
   const auto plan = std::make_shared<fault_plan>();
   plan->add({.kind = fault::block, .on = verb::connect, .device = 0});
@@ -542,11 +542,11 @@ TEST(WorldCore, WaitsForABusyRankOutsideOfItsCommunicator) {
   const auto why = make_error(errc::unavailable, "on purpose");
   world.core->close(world_phase::failed, why);
   EXPECT_EQ(built.get_future().get(), why);
-  EXPECT_TRUE(is_ok(answer_of(system.device(0).reset({})))); // the communicator is gone
+  EXPECT_TRUE(is_ok(answer_of(system.device(0).reset({})))); // the communicator no longer exists
   EXPECT_FALSE(system.runtime()->ended());
 }
 
-// Else the last one to come would be inside alone.
+// Otherwise the last rank would be alone in the connect call.
 TEST(WorldCore, DoesNothingElseOnALaneThatIsAboutToConnect) {
   core_system system{{.devices = 2}};
   a_world world{system};
@@ -575,7 +575,7 @@ TEST(WorldCore, NamesTheRankThatDoesNotConnect) {
   EXPECT_EQ(why.device, 1);
 }
 
-// What waits for the communicator must not keep it from being connected.
+// Requests that wait for the communicator must not prevent its connection.
 TEST(WorldCore, ConnectsWhenNothingElseHasRoom) {
   core_system system{{.devices = 2, .lanes = {.queue_limit = 64}}};
   a_world world{system, {.waiting_limit = 64}};
@@ -633,7 +633,7 @@ TEST(WorldCore, IsNotKeptByACallThatLacksTheOthers) {
   EXPECT_TRUE(eventually([&] { return core.expired(); }));
 }
 
-// Two worlds on the same devices, and much else: one order, no cycle.
+// Two worlds on the same devices with mixed load: one order, no cycle.
 TEST(WorldCore, SharesDevicesWithAnother) {
   core_system system{{.devices = 2}};
   a_world a{system};

@@ -20,7 +20,7 @@ namespace {
 
 constexpr long day = 24 * 3600;
 
-/// What OpenSSL refuses to a test is a failure.
+/// Throws if OpenSSL returned an error.
 template <class T> T* there(T* x, const char* what) {
   if (x == nullptr)
     throw std::runtime_error(what);
@@ -32,7 +32,7 @@ void right(int x, const char* what) {
     throw std::runtime_error(what);
 }
 
-/// The first that a test asks of OpenSSL, which is then used until the process ends.
+/// Makes a key. Initializes OpenSSL first, so that it stays usable until the process ends.
 EVP_PKEY* new_key() {
   right(OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr), "OPENSSL_init_crypto");
   return there(EVP_EC_gen("P-256"), "EVP_EC_gen");
@@ -91,7 +91,7 @@ temporary_folder::temporary_folder() {
 }
 
 temporary_folder::~temporary_folder() {
-  std::error_code ignored; // what is left is left
+  std::error_code ignored; // remaining files are ignored
   std::filesystem::remove_all(path_, ignored);
 }
 

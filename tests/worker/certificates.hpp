@@ -1,4 +1,4 @@
-/// Certificates of tests, made when they run.
+/// Certificates for tests, made at run time.
 #pragma once
 
 #include <troupe/worker.hpp>
@@ -12,7 +12,7 @@ struct x509_st;
 
 namespace troupe::testing {
 
-/// A folder that goes with its owner.
+/// A folder that its owner deletes.
 class temporary_folder {
 public:
   temporary_folder();
@@ -33,10 +33,10 @@ class test_authority {
 public:
   explicit test_authority(const std::string& name);
 
-  /// The files of one more certificate, with this authority as the one that is believed.
-  /// `address`: what it is for, beside its name
+  /// Issues one more certificate. Returns its files, with this authority as the trusted one.
+  /// `address`: address of the certificate, in addition to its name.
   host_identity issue(const std::string& name, const std::string& address = "127.0.0.1");
-  /// The same, with a certificate that was right until yesterday.
+  /// Issues a certificate that expired yesterday.
   host_identity issue_expired(const std::string& name);
   const std::string& file() const noexcept { return file_; }
 

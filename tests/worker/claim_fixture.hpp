@@ -17,12 +17,12 @@
 
 namespace troupe::testing {
 
-/// A world whose ranks keep memory, and the device of one of them.
+/// A world whose ranks keep memory, and the device of one rank.
 class ClaimTest : public ProgramsTest {
 protected:
   using verb = keeper_order::verb;
 
-  /// `rank`: the one that is told and asked, if no other is named
+  /// `rank`: the rank that gets orders if no other is named.
   void begin(system_options where, int rank) {
     rank_ = rank;
     start(std::move(where), memory_keeper());
@@ -46,14 +46,14 @@ protected:
   keeper_outcome tell(verb what, bool mine = true, float value = 0) {
     return tell({.what = what, .mine = mine, .value = value});
   }
-  /// The token of the program's memory, filled.
+  /// Returns the token of the program's memory, filled with `value`.
   gpu_token theirs(float value, std::chrono::nanoseconds grace = 10s) {
     auto offered = tell({.what = verb::offer, .grace_ns = grace.count()});
     EXPECT_EQ(offered.code, errc{});
     EXPECT_EQ(tell(verb::fill, true, value).code, errc{});
     return offered.token;
   }
-  /// The parent has it.
+  /// Claims the memory for the parent.
   caf::error claim(const gpu_token& token, access_mode mode = access_mode::read) {
     auto got = device_->claim<float>(token, mode);
     if (!got)
@@ -63,7 +63,7 @@ protected:
   }
   float value() { return must(value_of(*device_, ref_)); }
   caf::error fill(float value) { return error_of(device_->fill(ref_, value).wait()); }
-  /// That something was given back is told in a moment.
+  /// For EXPECT_TRUE: the order returns `code`, possibly only after a lease has been given back.
   ::testing::AssertionResult comes_to(verb what, errc code, bool mine = true) {
     errc got{};
     auto came = eventually([&] { return (got = tell(what, mine).code) == code; });
@@ -75,13 +75,13 @@ protected:
   gpu_ref<float> ref_;
 };
 
-/// Devices whose programs are in processes of one kind.
+/// Devices whose programs run in one kind of process.
 class claim_place {
 public:
   virtual ~claim_place() = default;
-  /// Outlives it.
+  /// Returns options for a system. This object must outlive the system.
   virtual system_options system(int devices) = 0;
-  /// The ordinal of the first of the devices.
+  /// Returns the ordinal of the first device.
   virtual int first() const noexcept = 0;
 };
 
@@ -94,7 +94,7 @@ struct claim_place_kind {
   }
 };
 
-/// What holds wherever the program is: each binary says where its programs are.
+/// Tests independent of the program's process. Each binary defines which processes it uses.
 class Claim : public ClaimTest, public ::testing::WithParamInterface<claim_place_kind> {
 protected:
   void begin(int devices = 1) {

@@ -1,4 +1,4 @@
-// Memory goes between a parent and its workers of the same host.
+// Memory leases between a parent and its workers on the same host.
 
 #include "worker/claim_fixture.hpp"
 

@@ -1,5 +1,5 @@
-// Device memory that a worker's program and its parent lend each other, by tokens: wherever the
-// worker is.
+// Device memory that a worker's program and its parent lend each other, by tokens, wherever the
+// worker runs.
 
 #include "worker/claim_fixture.hpp"
 #include <troupe/launch.hpp>
@@ -24,7 +24,7 @@ TEST_P(Claim, GivesTheParentAProgramsMemory) {
   EXPECT_EQ(ref_.count(), elements);
   EXPECT_EQ(ref_.device(), rank_);
   EXPECT_EQ(value(), 3);
-  // All that the parent can do with its own memory.
+  // The parent can use it as its own memory.
   auto own = must(device_->allocate<float>(elements));
   ASSERT_TRUE(is_ok(answer_of(device_->copy(own, ref_))));
   EXPECT_EQ(must(value_of(*device_, own)), 3);
@@ -35,7 +35,7 @@ TEST_P(Claim, GivesAProgramItsParentsMemory) {
   ref_ = must(device_->allocate<float>(elements));
   ASSERT_TRUE(is_ok(fill(4)));
   const auto token = must(device_->offer(ref_));
-  ref_ = {}; // the offer keeps it
+  ref_ = {}; // the offer keeps the memory
   ASSERT_EQ(tell({.what = verb::claim, .token = token}).code, errc{});
   EXPECT_EQ(tell(verb::sum, false).value, 4);
 }
@@ -73,7 +73,7 @@ TEST_P(Claim, ForReadingIsReadByBoth) {
   EXPECT_TRUE(has_code(fill(8), errc::buffer_acquired));
   EXPECT_EQ(tell(verb::sum).value, 7);
   EXPECT_EQ(tell(verb::fill).code, errc::buffer_acquired);
-  // Each copy of the handle elsewhere has its lease.
+  // Each handle claimed by another process has a lease of its own.
   auto again = must(device_->claim<float>(tell(verb::offer).token));
   ref_ = {};
   EXPECT_EQ(must(value_of(*device_, again)), 7);
@@ -102,7 +102,7 @@ TEST_P(Claim, KeepsAResetAway) {
     return code_of(refused) != errc::buffer_acquired;
   }));
   EXPECT_TRUE(is_ok(refused));
-  // A program's device is its parent's to reset.
+  // Only the parent may reset a program's device.
   EXPECT_EQ(tell(verb::reset).code, errc::not_supported);
 }
 
@@ -130,7 +130,7 @@ TEST_P(Claim, OfForgedTokensIsRefused) {
     change(forged);
     EXPECT_EQ(tell({.what = verb::claim, .token = forged}).code, errc::stale_ref) << what;
   }
-  // A part, as another type, is none of these.
+  // A slice with another type is valid.
   auto part = must(own.slice(10, 20)).any();
   ASSERT_TRUE(is_ok(answer_of(device_->fill(own, 2.0f))));
   EXPECT_EQ(tell({.what = verb::claim, .token = part.token()}).code, errc{});
@@ -141,7 +141,7 @@ TEST_P(Claim, OfAnotherDevicesMemoryIsRefused) {
   TROUPE_NEEDS_DEVICES(2);
   begin(2);
   const auto token = theirs(1);
-  // The process of device 1 has no such memory, and the parent has none of another device for it.
+  // Device 1's process does not have this memory, and the parent has none of another device for it.
   auto other = system_->open(rank_ + 1);
   EXPECT_TRUE(has_code(other.claim<float>(token), errc::stale_ref));
   auto own = must(other.allocate<float>(elements));
@@ -156,7 +156,7 @@ TEST_P(Claim, OffersEndWithTheirTime) {
   ref_ = must(device_->allocate<float>(1u << 20));
   auto token = must(device_->offer(ref_, std::chrono::hours{1}));
   ref_ = {};
-  EXPECT_TRUE(is_ok(answer_of(device_->claim(token)))); // of this process: as `resolve`
+  EXPECT_TRUE(is_ok(answer_of(device_->claim(token)))); // in the same process, as `resolve`
   ref_ = must(device_->allocate<float>(1u << 20));
   const stopwatch watch;
   token = must(device_->offer(ref_, 100ms));
@@ -170,7 +170,7 @@ TEST_P(Claim, OffersEndWithTheirTime) {
 TEST_P(Claim, TakesOneOffer) {
   begin();
   const auto token = theirs(9, std::chrono::hours{1});
-  tell(verb::offer); // a second one
+  tell(verb::offer); // a second offer
   tell(verb::drop);
   for (int i = 0; i < 2; ++i) {
     ASSERT_TRUE(is_ok(claim(token)));
@@ -178,7 +178,7 @@ TEST_P(Claim, TakesOneOffer) {
     ref_ = {};
   }
   caf::error last;
-  EXPECT_TRUE(eventually([&] { // the lease before may not have ended yet
+  EXPECT_TRUE(eventually([&] { // the previous lease may not have ended yet
     last = claim(token);
     ref_ = {};
     return static_cast<bool>(last);
@@ -199,7 +199,7 @@ TEST_P(Claim, LeavesHalfWrittenWhatFailed) {
   EXPECT_EQ(tell(verb::fill, true, 2).code, errc{});
   ASSERT_TRUE(is_ok(claim(token)));
   EXPECT_EQ(value(), 2);
-  // The other way round.
+  // The same in the opposite direction.
   auto own = must(device_->allocate<float>(elements));
   ASSERT_TRUE(is_ok(answer_of(device_->fill(own, 1.0f))));
   ASSERT_EQ(tell({.what = verb::claim,
@@ -223,12 +223,12 @@ TEST_P(Claim, EndsWithItsDeadline) {
   begin();
   const auto token = theirs(1);
   ASSERT_TRUE(is_ok(claim(token, access_mode::read_write)));
-  // What is lent to write cannot be had twice, and what fails leaves nothing behind.
+  // Memory lent for writing cannot be claimed again. A failed claim leaves no lease.
   for (int i = 0; i < 100; ++i)
     EXPECT_FALSE(is_ok(answer_of(device_->claim(token, access_mode::read, {.deadline = 1us}))));
   ref_ = {};
   EXPECT_TRUE(comes_to(verb::fill, errc{}));
-  // At any moment of what a claim goes through.
+  // The deadline may be over at any step of a claim.
   for (int i = 0; i < 1000; ++i)
     static_cast<void>(answer_of(device_->claim(token, access_mode::write,
                                                {.deadline = std::chrono::microseconds{i % 250}})));
@@ -239,7 +239,7 @@ TEST_P(Claim, KeepsWhatIsHalfWrittenSo) {
   begin();
   const auto token = theirs(1, std::chrono::hours{1});
   EXPECT_EQ(tell(verb::fail).code, errc::launch_failed);
-  // To write it is allowed, but to claim it alone writes nothing.
+  // A claim for writing is allowed, but does not make the range determinate by itself.
   ASSERT_TRUE(is_ok(claim(token, access_mode::write)));
   EXPECT_TRUE(has_code(value_of(*device_, ref_), errc::indeterminate));
   ASSERT_TRUE(is_ok(answer_of(device_->fill(must(ref_.slice(0, 500)), 2.0f))));
@@ -267,7 +267,7 @@ TEST_P(Claim, ManyAreGivenBackAtOnce) {
 TEST_P(Claim, LeavesTheDeviceToTheParent) {
   begin();
   ASSERT_TRUE(is_ok(claim(theirs(1))));
-  tell(verb::shut_down); // is not heard
+  tell(verb::shut_down); // has no effect
   EXPECT_EQ(value(), 1);
   EXPECT_EQ(tell(verb::sum).value, 1);
 }
@@ -288,7 +288,7 @@ TEST_P(Claim, EndsWithTheProcess) {
   ref_ = {};
   EXPECT_TRUE(has_code(claim(token), errc::stale_ref));
   EXPECT_EQ(tell({.what = verb::claim, .token = own.any().token()}).code, errc::stale_ref);
-  // Nothing of it holds the device.
+  // No lease of the lost process blocks the device.
   ASSERT_TRUE(is_ok(claim(theirs(2))));
   EXPECT_EQ(value(), 2);
   ref_ = {};

@@ -1,5 +1,5 @@
-// Descriptors of the library, whatever the program does with the standard streams, and limits of
-// the system.
+// Descriptors of the library, independent of the program's standard streams, and limits of the
+// system.
 
 #include "backend/host/socket.hpp"
 #include "core/file_descriptor.hpp"
@@ -32,7 +32,7 @@ using namespace std::chrono_literals;
 
 constexpr std::chrono::seconds patience{30};
 
-/// With what the library makes while the standard streams are closed.
+/// Makes the library's descriptors while the standard streams are closed.
 TROUPE_CHILD(MakesDescriptorsWithoutStreams) {
   for (const int x : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
     if (::close(x) != 0)
@@ -88,7 +88,7 @@ TROUPE_CHILD(FillsItsStreams) {
 TEST(Descriptors, ClosedStreamsAreFilledForOtherLibraries) {
   const auto child = run_child("FillsItsStreams", patience);
   ASSERT_EQ(child.status, 0) << to_string(child);
-  EXPECT_EQ(child.value("open"), std::to_string(STDOUT_FILENO) + " "); // it was not closed
+  EXPECT_EQ(child.value("open"), std::to_string(STDOUT_FILENO) + " "); // stdout was not closed
 }
 
 int checks_that_none_is_made() {
@@ -105,9 +105,9 @@ int checks_that_none_is_made() {
   return open_streams().starts_with("1 2") ? 0 : 5;
 }
 
-/// The numbers of the standard streams are the only ones that are left.
+/// Only the numbers of the standard streams are free.
 TROUPE_CHILD(HasNoOtherDescriptors) {
-  tell("begun"); // later there is no way
+  tell("begun"); // not possible later
   rlimit before{};
   if (::getrlimit(RLIMIT_NOFILE, &before) != 0)
     return 1;
@@ -115,7 +115,7 @@ TROUPE_CHILD(HasNoOtherDescriptors) {
   if (::setrlimit(RLIMIT_NOFILE, &few) != 0 || ::close(STDIN_FILENO) != 0)
     return 1;
   const int result = checks_that_none_is_made();
-  // The leak sanitizer opens files at the end of the process, and waits for ever without.
+  // The leak sanitizer opens files at the end. Without descriptors it would block for ever.
   return ::setrlimit(RLIMIT_NOFILE, &before) == 0 ? result : 6;
 }
 
@@ -143,7 +143,7 @@ TROUPE_CHILD(MayWriteLittle) {
   if (::pthread_sigmask(SIG_BLOCK, nullptr, &blocked) != 0 ||
       ::sigismember(&blocked, SIGXFSZ) != 0 || is_pending(SIGXFSZ))
     return 3;
-  // The program's own.
+  // A signal of the program itself.
   if (::sigaddset(&blocked, SIGXFSZ) != 0 ||
       ::pthread_sigmask(SIG_SETMASK, &blocked, nullptr) != 0 || ::raise(SIGXFSZ) != 0)
     return 4;

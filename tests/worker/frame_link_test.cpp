@@ -1,4 +1,4 @@
-// Frames between hosts that know each other, and what others get.
+// Frames between hosts with valid certificates, and the rejection of other connections.
 
 #include "backend/host/socket.hpp"
 #include "hosts/frame_link.hpp"
@@ -37,7 +37,7 @@ struct frame {
   friend bool operator==(const frame&, const frame&) = default;
 };
 
-/// One side of a connection, and what came to it.
+/// One side of a connection, and the frames that it received.
 class party {
 public:
   party(const host_identity& who, tls_context::side side, file_descriptor socket,
@@ -70,7 +70,7 @@ public:
     changed_.wait_for(lock, patience, [&] { return came_.size() >= count || why_; });
     return came_;
   }
-  /// Empty: it goes on.
+  /// Returns the reason of the end, or an empty text if the link is still open.
   std::string wait_end(std::chrono::nanoseconds limit = patience) {
     std::unique_lock lock{mutex_};
     changed_.wait_for(lock, limit, [&] { return why_.has_value(); });
@@ -126,13 +126,13 @@ TEST(FrameLink, LetsNoStrangerIn) {
   test_authority fleet{"fleet"};
   test_authority others{"others"};
   auto strange = others.issue("stranger");
-  strange.authority = fleet.file(); // it would believe the parent
+  strange.authority = fleet.file(); // it would trust the parent
   for (auto& [who, why] : {std::pair{strange, "unable to get local issuer certificate"},
                            std::pair{fleet.issue_expired("old"), "certificate has expired"}}) {
     auto [first, second] = connected();
     party here{fleet.issue("here"), parent, std::move(second)};
     party there{who, agent, std::move(first)};
-    static_cast<void>(there.send({1, 0, {}})); // perhaps it is over by now
+    static_cast<void>(there.send({1, 0, {}})); // the link may have ended already
     EXPECT_NE(here.wait_end().find(why), std::string::npos) << here.wait_end();
     EXPECT_NE(there.wait_end().find("alert"), std::string::npos) << there.wait_end();
     EXPECT_TRUE(here.wait_for(0).empty());
@@ -162,7 +162,7 @@ TEST(FrameLink, AnAgentMayAskForAName) {
     const auto unsent = there.send({1, 0, {}});
     if (right)
       EXPECT_EQ(here.wait_for(1).size(), 1U) << wanted << describe(unsent);
-    else // perhaps it was over before
+    else // the link may have ended before
       EXPECT_NE(there.wait_end().find("mismatch"), std::string::npos) << there.wait_end();
   }
 }
@@ -190,7 +190,7 @@ TEST(FrameLink, SilenceIsALossOnBothSides) {
   address.port = wire.port();
   auto first = must(detail::connect_to(address, clock::now() + patience));
   file_descriptor second;
-  while (!second) // the wire connects when it comes to it
+  while (!second) // the wire connects on its own thread
     second = detail::accept_from(listener);
   party here{fleet.issue("here"), parent, std::move(second)};
   party there{fleet.issue("there"), agent, std::move(first)};
@@ -198,13 +198,13 @@ TEST(FrameLink, SilenceIsALossOnBothSides) {
     x->link().admit(500ms);
   ASSERT_FALSE(there.send({1, 0, {}}));
   EXPECT_EQ(here.wait_for(1).size(), 1U);
-  EXPECT_EQ(here.wait_end(1200ms), ""); // signs of life keep it
+  EXPECT_EQ(here.wait_end(1200ms), ""); // signs of life keep the link open
   wire.cut();
   const auto begin = clock::now();
   for (auto* x : {&here, &there})
     EXPECT_NE(x->wait_end().find("nothing came from the peer for"), std::string::npos)
         << x->wait_end();
-  EXPECT_GE(clock::now() - begin, 250ms); // a beat had come not long before
+  EXPECT_GE(clock::now() - begin, 250ms); // a sign of life came shortly before the cut
   EXPECT_LT(clock::now() - begin, at_once);
 }
 

@@ -1,4 +1,4 @@
-// Memory goes between a parent and the workers of other hosts, and comes back when one is lost.
+// Memory leases between a parent and workers of other hosts, and their end when a host is lost.
 
 #include "worker/claim_fixture.hpp"
 #include "worker/hosts_support.hpp"
@@ -17,7 +17,7 @@ namespace troupe::testing {
 
 namespace {
 
-/// Its devices have other numbers there than here.
+/// A host on which the devices have other ordinals than in the parent.
 class another_host final : public claim_place {
 public:
   system_options system(int devices) override {
@@ -34,7 +34,7 @@ INSTANTIATE_TEST_SUITE_P(Hosts, Claim,
                              "elsewhere", [] { return std::make_unique<another_host>(); }}),
                          [](const auto& x) { return x.param.name; });
 
-/// With a way to the host that can be cut.
+/// A connection to the host that a test can cut.
 class HostClaim : public ClaimTest {
 protected:
   static constexpr auto link_limit = 1s;
@@ -52,14 +52,14 @@ protected:
 
   std::size_t free_bytes() { return must(answer_of(device_->stats())).free_bytes; }
 
-  /// The world goes on with the device in that life.
+  /// For EXPECT_TRUE: the world is ready with the device in this generation.
   ::testing::AssertionResult until_member_has(std::uint64_t generation) {
     return until([&] {
       return view_.phase == world_phase::ready &&
              view_.members.at(static_cast<std::size_t>(rank_)).generation == generation;
     });
   }
-  /// For EXPECT_TRUE: the worker is, or was when it began.
+  /// For EXPECT_TRUE: the worker is lost, or was lost when the request started.
   static ::testing::AssertionResult is_gone_for(const caf::error& why) {
     for (auto code : {errc::unavailable, errc::stale_ref})
       if (code_of(why) == code)
@@ -67,7 +67,7 @@ protected:
     return has_code(why, errc::worker_lost);
   }
 
-  /// What is lent in either direction ends with `lose`, and holds nothing after `find`.
+  /// Expects that leases in both directions end with `lose`, and that none is left after `find`.
   template <class Lose, class Find> void ends_with(Lose lose, Find find) {
     device_feed feed{*system_, system_->device_actor(rank_)};
     const auto before = feed.until(device_phase::ready).generation;
@@ -80,7 +80,7 @@ protected:
               errc{});
     const stopwatch watch;
     lose();
-    // What is on its way there ends with it, long before its own time.
+    // Requests on the way to the host fail with it, long before their own deadline.
     auto claimed = device_->claim(token, access_mode::read, {.deadline = patience});
     EXPECT_TRUE(is_gone_for(error_of(device_->download(ref_))));
     EXPECT_TRUE(is_gone_for(error_of(answer_of(claimed))));
@@ -92,7 +92,7 @@ protected:
     find();
     feed.until(device_phase::ready, before + 1);
     ASSERT_TRUE(until_member_has(before + 1));
-    // Of its next life nothing is lent, and it has all its memory.
+    // No memory of the next generation is lent, and all of it is free.
     EXPECT_EQ(free_bytes(), free_at_first);
     ref_ = {};
     EXPECT_TRUE(has_code(claim(token), errc::stale_ref));
@@ -141,7 +141,7 @@ TEST_F(HostClaim, OutlivesTheSystem) {
   ClaimTest::TearDown();
   const stopwatch watch;
   system_.reset();
-  EXPECT_LT(watch.elapsed(), 3s); // the runtime gives up what is stuck after five
+  EXPECT_LT(watch.elapsed(), 3s); // the runtime gives up stuck work after 5 s
   EXPECT_TRUE(kept.stale());
   EXPECT_TRUE(own.stale());
 }
@@ -149,7 +149,7 @@ TEST_F(HostClaim, OutlivesTheSystem) {
 TEST_F(HostClaim, OfAnotherHostsMemoryIsRefused) {
   begin({.local = 1, .names = {"alpha", "beta"}, .devices = 1});
   const auto token = theirs(1);
-  for (const int other : {0, 2}) { // one of this host, and one of the other
+  for (const int other : {0, 2}) { // a device of this host and one of the other host
     auto elsewhere = system_->open(other);
     EXPECT_TRUE(has_code(elsewhere.claim<float>(token), errc::stale_ref)) << other;
     EXPECT_EQ(tell({.what = verb::claim, .token = token}, other).code, errc::stale_ref) << other;

@@ -1,4 +1,4 @@
-// What strangers, and members that are out of order, can do to a parent and its agents: nothing.
+// Strangers, and members that send invalid data, cannot harm a parent or its agents.
 
 #include "hosts/endpoint.hpp"
 #include "hosts/frame_link.hpp"
@@ -31,7 +31,7 @@ using detail::tls_context;
 using detail::tls_stream;
 using clock = std::chrono::steady_clock;
 
-/// Waits; false: not in time.
+/// Blocks until the socket has one of `events`. Returns false after `limit`.
 bool wait_for(int socket, short events, std::chrono::milliseconds limit = 5s) {
   pollfd wanted{socket, events, 0};
   return ::poll(&wanted, 1, static_cast<int>(limit.count())) > 0;
@@ -58,7 +58,7 @@ std::vector<std::byte> frame_of(host_frame kind, std::uint64_t channel,
   return frame_of(detail::number(kind), channel, body);
 }
 
-/// A member of the fleet that says what it likes. It blocks.
+/// A member of the fleet that sends arbitrary data. Its calls block.
 class rogue {
 public:
   rogue(const host_identity& who, tls_context::side side, file_descriptor socket)
@@ -67,7 +67,7 @@ public:
     proceed([this] { return stream_.shake_hands(); });
   }
 
-  /// False: the connection is over.
+  /// Sends the bytes. Returns false if the connection has ended.
   bool say(std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
       std::size_t sent = 0;
@@ -77,7 +77,7 @@ public:
     }
     return true;
   }
-  /// The next frame that is no sign of life.
+  /// Returns the next frame that is not a sign of life.
   std::optional<std::pair<detail::frame_head, std::vector<std::byte>>> hear() {
     while (true) {
       detail::frame_head head;
@@ -90,7 +90,7 @@ public:
         return std::pair{head, std::move(body)};
     }
   }
-  /// Until the other side has ended it.
+  /// Blocks until the other side has closed the connection.
   bool is_let_go() {
     while (hear())
       ;
@@ -130,18 +130,17 @@ private:
   tls_stream stream_;
 };
 
-/// A name that nobody has.
 std::vector<std::byte> hello_of(const std::string& name) {
   const auto hello = must(detail::make_host_hello(name));
   return frame_of(host_frame::hello, 0, detail::bytes_of(hello));
 }
 
-/// A parent with its hosts, and a port for others.
+/// A parent with its hosts, and a port for other connections.
 class HostGate : public ::testing::Test {
 protected:
   HostGate() : system_(fleet_.system()), world_(system_.open_world()) {}
 
-  /// Nobody has been harmed.
+  /// The world still works.
   void TearDown() override { EXPECT_TRUE(works(world_)); }
 
   test_fleet fleet_;
@@ -182,7 +181,7 @@ TEST_F(HostGate, KnowsAWrongCertificate) {
   auto who = others.issue("alpha");
   who.authority = fleet_.authority().file();
   rogue x{who, tls_context::side::agent, connect(fleet_.port())};
-  static_cast<void>(x.say(hello_of("alpha"))); // it may have been let go already
+  static_cast<void>(x.say(hello_of("alpha"))); // the connection may be closed already
   EXPECT_FALSE(x.hear());
   EXPECT_NE(describe(x.error()).find("alert"), std::string::npos) << describe(x.error());
   EXPECT_TRUE(lines_.say("unable to get local issuer certificate"));
@@ -204,7 +203,7 @@ TEST_F(HostGate, WantsACertificate) {
 }
 
 TEST_F(HostGate, StrangersThatSayNothingKeepNobodyOut) {
-  constexpr int many = 100; // more than are there at a time
+  constexpr int many = 100; // more than the parent keeps at a time
   std::vector<file_descriptor> silent;
   for (int i = 0; i < many; ++i)
     silent.push_back(connect(fleet_.port()));
@@ -213,7 +212,7 @@ TEST_F(HostGate, StrangersThatSayNothingKeepNobodyOut) {
   const auto answer = x.hear();
   ASSERT_TRUE(answer);
   EXPECT_EQ(answer->first.kind, static_cast<std::uint32_t>(host_frame::refused));
-  EXPECT_TRUE(wait_for(silent.front().get(), POLLIN)); // it has made room
+  EXPECT_TRUE(wait_for(silent.front().get(), POLLIN)); // it was closed to make room
   EXPECT_TRUE(lines_.say("there are too many strangers"));
 }
 
@@ -225,21 +224,21 @@ TEST_F(HostGate, RandomBytesOfStrangersCostLittle) {
   std::vector<file_descriptor> open;
   for (int i = 0; i < cases; ++i) {
     auto bytes = random_bytes(random() % 3 == 0 ? random() % 200'000 : random() % 600, random());
-    if (i % 2 == 0 && bytes.size() > 5) { // as if it were TLS: a record of up to 64 KiB
+    if (i % 2 == 0 && bytes.size() > 5) { // like TLS: a record of up to 64 KiB
       bytes[0] = std::byte{0x16};
       bytes[1] = std::byte{0x03};
       bytes[2] = std::byte{0x01};
-      if (i % 4 == 0 && bytes.size() > 9) { // with a first message of up to 16 MiB in it
+      if (i % 4 == 0 && bytes.size() > 9) { // containing a first message of up to 16 MiB
         bytes[5] = std::byte{0x01};
         bytes[6] = std::byte{0xff};
       }
     }
     auto socket = connect(fleet_.port());
-    // What is not taken in is the point.
+    // The parent need not accept the data.
     static_cast<void>(
         ::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT));
     if (i % 10 == 0) {
-      open.push_back(std::move(socket)); // and says nothing more
+      open.push_back(std::move(socket)); // sends nothing more
       if (open.size() > 5)
         open.erase(open.begin());
     } else if (i % 3 != 0) {
@@ -247,7 +246,7 @@ TEST_F(HostGate, RandomBytesOfStrangersCostLittle) {
     }
   }
   open.clear();
-  // A member gets in behind them.
+  // A member can still connect after them.
   rogue x{fleet_.authority().issue("gamma"), tls_context::side::agent, connect(fleet_.port())};
   ASSERT_TRUE(x.say(hello_of("gamma")));
   EXPECT_TRUE(x.hear());
@@ -268,18 +267,18 @@ TEST_F(HostGate, WrongFramesOfMembersCostLittle) {
       bytes = frame_of(1 + static_cast<std::uint32_t>(random() % 20), random(),
                        random_bytes(random() % 5000, random()));
       break;
-    case 1: // larger than any
+    case 1: // larger than any frame
       bytes = frame_of(host_frame::hello, 0, {});
       bytes[3] = static_cast<std::byte>(1 + random() % 255);
       break;
-    case 2: // not all of it
+    case 2: // truncated
       bytes = hello_of("gamma");
       bytes.resize(random() % bytes.size());
       break;
-    default: // nothing that makes sense
+    default: // random bytes
       bytes = random_bytes(random() % 100'000, random());
     }
-    static_cast<void>(x.say(bytes)); // it may have been let go before all of it was taken
+    static_cast<void>(x.say(bytes)); // the connection may be closed before all is accepted
     if (i % 4 == 1) {
       EXPECT_FALSE(x.hear());
     }
@@ -288,7 +287,7 @@ TEST_F(HostGate, WrongFramesOfMembersCostLittle) {
   EXPECT_LT(resident_memory(), before + memory_slack);
 }
 
-/// It joins in good order, and what it says then of its workers makes no sense.
+/// The agent joins correctly and then sends invalid data about its workers.
 TEST(HostFuzz, AnAgentThatIsOutOfOrderHarmsNobody) {
   constexpr int cases = 150;
   test_authority authority{"fleet"};
@@ -304,7 +303,7 @@ TEST(HostFuzz, AnAgentThatIsOutOfOrderHarmsNobody) {
       auto address = must(detail::address_from_string("127.0.0.1"));
       address.port = port;
       auto socket = detail::connect_to(address, clock::now() + patience);
-      if (!socket) // the parent is gone
+      if (!socket) // the parent has ended
         continue;
       rogue x{who, tls_context::side::agent, std::move(*socket)};
       if (!x.say(hello_of("rogue")) || !x.hear())
@@ -312,7 +311,7 @@ TEST(HostFuzz, AnAgentThatIsOutOfOrderHarmsNobody) {
       const std::int32_t devices = 1;
       if (!x.say(frame_of(host_frame::ready, 0, detail::bytes_of(devices))))
         continue;
-      auto order = x.hear(); // a worker is to be started
+      auto order = x.hear(); // the order to start a worker
       if (!order)
         continue;
       detail::wire_writer fine;
@@ -372,7 +371,7 @@ std::size_t memory_of(const std::string& process) {
   return resident * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 }
 
-/// An agent whose parent makes no sense goes on trying, until there is one that does.
+/// An agent whose parent sends invalid data keeps trying until the parent is valid.
 TEST(HostFuzz, AParentThatIsOutOfOrderHarmsNoAgent) {
   constexpr int cases = 60;
   test_fleet fleet;
@@ -408,7 +407,7 @@ TEST(HostFuzz, AParentThatIsOutOfOrderHarmsNoAgent) {
       continue;
     ++served;
     for (int j = 0; j < 40; ++j) {
-      // A worker of a device, perhaps, and then what is no command, no request and no content.
+      // Possibly the start of a worker, then frames that are not commands, requests or content.
       const auto kind = j % 8 == 0 ? static_cast<std::uint32_t>(host_frame::start)
                                    : static_cast<std::uint32_t>(random() % 20);
       auto body = random_bytes(random() % 4 == 0 ? random() % 100'000 : random() % 64, random());

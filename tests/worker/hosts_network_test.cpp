@@ -1,4 +1,4 @@
-// Hosts with a network of their own: namespaces of this machine, a bridge between them, and ways
+// Hosts with their own networks: namespaces of this machine, a bridge between them, and connections
 // that are cut.
 
 #include "support/load.hpp"
@@ -31,8 +31,8 @@ void run(const std::string& command) {
     throw std::runtime_error("failed: " + command);
 }
 
-/// A network of its own for what this process starts from now on, its threads too.
-/// @return why there is none
+/// Gives this process and its later threads and children a network of their own.
+/// @return the reason if this is not possible
 std::string leave_network() {
   if (::unshare(CLONE_NEWNET) != 0)
     return "unshare: " + std::generic_category().message(errno);
@@ -44,19 +44,19 @@ std::string variable(const char* name) {
   return value != nullptr ? value : "";
 }
 
-/// An agent that is alone until somebody gives it a wire.
+/// An agent without a network until the parent moves a device named wire into its namespace.
 TROUPE_CHILD(host_agent_in_namespace) {
   if (auto why = leave_network(); !why.empty())
     throw std::runtime_error(why);
   tell("alone", std::to_string(::getpid()));
   while (::if_nametoindex("wire") == 0)
-    std::this_thread::sleep_for(5ms); // nobody tells of it
+    std::this_thread::sleep_for(5ms); // there is no notification
   run("ip addr add " + variable("TROUPE_AGENT_ADDRESS") + "/24 dev wire");
   run("ip link set wire up");
   return run_agent_of_environment();
 }
 
-/// The parent's end of a bridge, and hosts at others.
+/// The parent's end of a bridge, with hosts at the other ends.
 class network {
 public:
   network() {
@@ -79,14 +79,14 @@ public:
     run("ip link set to-" + name + " master bridge up");
   }
 
-  /// Nothing comes through in either direction.
+  /// Blocks all traffic in both directions.
   void unplug(const std::string& name) { run("ip link set to-" + name + " down"); }
   void plug_in(const std::string& name) { run("ip link set to-" + name + " up"); }
-  /// Nothing that the parent sends comes there.
+  /// Blocks traffic from the parent to the host.
   void deafen(const std::string& name, bool on) {
     run(blackhole(on) + address(hosts_.at(name).number) + "/32");
   }
-  /// Nothing that it sends comes to the parent.
+  /// Blocks traffic from the host to the parent.
   void silence(const std::string& name, bool on) {
     run("nsenter -t " + hosts_.at(name).process + " -n " + blackhole(on) + "10.77.0.1/32");
   }
@@ -127,7 +127,7 @@ system_options over(network& all) {
           }};
 }
 
-/// False: there is none, which was told.
+/// Returns false, and reports the reason, if there is no network namespace.
 bool has_own_network() {
   const auto why = leave_network();
   if (!why.empty())
@@ -135,7 +135,7 @@ bool has_own_network() {
   return why.empty();
 }
 
-/// From here on in a child, which has a network of its own.
+/// The scenarios below run in a child, which has a network of its own.
 TROUPE_CHILD(hosts_over_a_network) {
   if (!has_own_network())
     return 0;
@@ -149,7 +149,7 @@ TROUPE_CHILD(hosts_over_a_network) {
   return 0;
 }
 
-/// `cut` and `mend` one host's way to the parent; 0: while nothing is on its way.
+/// Cuts and mends one host's connection to the parent, while no requests are pending. Returns 0.
 template <class Cut, class Mend> int lose_one_twice(Cut cut, Mend mend) {
   if (!has_own_network())
     return 0;
@@ -168,7 +168,7 @@ template <class Cut, class Mend> int lose_one_twice(Cut cut, Mend mend) {
     tell("rejoined", std::to_string(x.back_after / 1ms));
     EXPECT_TRUE(works(w));
   }
-  others.until(device_phase::ready); // of the other host, which has seen nothing of it
+  others.until(device_phase::ready); // the other host was not affected
   EXPECT_EQ(others.seen().size(), 1U);
   return 0;
 }
@@ -193,7 +193,7 @@ INSTANTIATE_TEST_SUITE_P(All, HostNetwork,
                          ::testing::Values("hosts_over_a_network", "hosts_whose_wire_is_cut",
                                            "hosts_that_do_not_hear", "hosts_that_are_not_heard"),
                          [](const auto& x) {
-                           std::string result; // no underscores
+                           std::string result; // without underscores
                            for (bool first = true; char c : std::string{x.param}) {
                              if (c != '_')
                                result += first ? static_cast<char>(std::toupper(c)) : c;

@@ -18,7 +18,7 @@ namespace {
 
 using word = std::atomic<std::uint64_t>;
 
-/// A device of the host alpha. Whatever its streams still wait for ends with the test.
+/// A device of the host alpha. The end of the test ends all waits of its streams.
 class HostStreams : public ::testing::Test {
 protected:
   HostStreams() : all_(fleet_.open()), device_(*all_, 1) {}
@@ -36,7 +36,7 @@ protected:
   opened_device device_;
 };
 
-/// As when a worker is lost: its words say that all is over, and its memory goes.
+/// As when a worker is lost: its words get their final values, and then its memory is freed.
 TEST_F(HostStreams, SeeAWordThatIsWrittenBeforeItsMemoryGoes) {
   constexpr int rounds = 20;
   for (int i = 0; i < rounds; ++i) {
@@ -65,7 +65,8 @@ TEST_F(HostStreams, WaitForTheirOwnWordsAlone) {
   EXPECT_TRUE(is_over(first));
 }
 
-/// Also one that its stream waits for by an event of another stream.
+/// An upload sees memory as it is after the last word that its stream waits for. This includes a
+/// word that it waits for through an event of another stream.
 TEST_F(HostStreams, UploadWhatIsThereBehindTheLastOfTheirWords) {
   constexpr std::size_t size = 4096;
   const auto other = must(device_->create_stream());
@@ -75,7 +76,7 @@ TEST_F(HostStreams, UploadWhatIsThereBehindTheLastOfTheirWords) {
   auto* from = static_cast<std::byte*>(must(device_->allocate_pinned(size)));
   auto* to = static_cast<std::byte*>(must(device_->allocate_pinned(size)));
   auto* memory = must(device_->allocate(size, device_.stream));
-  for (std::uint64_t round = 1; round <= 2; ++round) { // each of them is the last once
+  for (std::uint64_t round = 1; round <= 2; ++round) { // each word is the last one once
     must(device_->wait_word(other, &first, round));
     must(device_->record(event, other));
     must(device_->wait_word(device_.stream, &second, round));

@@ -1,5 +1,5 @@
-/// A program whose devices live on several hosts: this process is the parent, and the agents are
-/// child processes, which run this binary.
+/// A program whose devices live on several hosts. This process is the parent. The agents are child
+/// processes that run this binary.
 #pragma once
 
 #include "support/child_process.hpp"
@@ -23,7 +23,6 @@
 
 namespace troupe::testing {
 
-/// The environment of a child that is an agent.
 inline std::vector<std::string> agent_environment(const std::string& name, const host_identity& who,
                                                   const std::string& parent, int devices) {
   return {"TROUPE_AGENT_NAME=" + name,
@@ -34,8 +33,8 @@ inline std::vector<std::string> agent_environment(const std::string& name, const
           "TROUPE_AGENT_DEVICES=" + std::to_string(devices)};
 }
 
-/// In such a child: never returns, but with an error. Its workers are noted down where there is a
-/// ledger for them.
+/// Runs the agent in such a child. Returns only after an error. Records its workers if the
+/// environment names a ledger.
 inline int run_agent_of_environment() {
   auto variable = [](const char* name) {
     const char* value = std::getenv(name);
@@ -56,14 +55,14 @@ inline int run_agent_of_environment() {
 }
 
 struct fleet_options {
-  int local = 2; ///< devices of the parent; 0: it has none
+  int local = 2; ///< devices of the parent; 0: none
   std::vector<std::string> names = {"alpha"};
   int devices = 2;              ///< of each host
-  std::string backend = "host"; ///< or "cuda": each host has the GPU of its number in `names`
+  std::string backend = "host"; ///< or "cuda": host i of `names` has GPU i
   std::chrono::nanoseconds link_limit = std::chrono::seconds{5};
   std::chrono::nanoseconds rejoin_limit = std::chrono::seconds{10};
-  const ledger* book = nullptr; ///< notes the hosts' workers down
-  /// Where agents connect, if it is not the port itself.
+  const ledger* book = nullptr; ///< records the hosts' workers
+  /// Returns the port to which agents connect, for the port on which the parent listens.
   std::function<std::uint16_t(std::uint16_t)> way = [](std::uint16_t port) { return port; };
 };
 
@@ -72,7 +71,7 @@ class test_fleet {
 public:
   explicit test_fleet(fleet_options options = {}) : options_(std::move(options)) {}
 
-  /// For `system_options::wrap`: the hosts have joined.
+  /// For `system_options::wrap`: returns after the hosts have joined.
   std::shared_ptr<backend> open() {
     worker_backend_options how;
     how.backend = options_.backend;
@@ -80,7 +79,7 @@ public:
     how.hosts = hosts();
     how.hosts.on_listening = [this](std::uint16_t port) {
       if (std::exchange(port_, options_.way(port)) != 0)
-        return; // the agents know it
+        return; // the agents know the port
       for (auto& name : options_.names)
         start_agent(name);
     };
@@ -98,7 +97,7 @@ public:
     result.with_local = options_.local > 0;
     result.link_limit = options_.link_limit;
     result.rejoin_limit = options_.rejoin_limit;
-    result.port = port_; // 0, but for a parent that follows another one
+    result.port = port_; // 0, unless this parent follows another one
     return result;
   }
 
@@ -115,7 +114,7 @@ public:
   }
   running_child& agent(const std::string& name) { return *agents_.at(name); }
   std::uint16_t port() const noexcept { return port_; }
-  /// Before `open`: the agents know it.
+  /// Called before `open`: the agents know this port.
   void use_port(std::uint16_t x) { port_ = x; }
   test_authority& authority() noexcept { return authority_; }
 
@@ -126,7 +125,7 @@ private:
   std::map<std::string, std::unique_ptr<running_child>> agents_;
 };
 
-/// The process of a device's worker.
+/// Returns the process id of a device's worker.
 inline pid_t worker_of(test_system& system, int ordinal) {
   auto d = must(device::open(system, ordinal));
   auto ref = must(d.allocate<std::int32_t>(1));
@@ -134,7 +133,7 @@ inline pid_t worker_of(test_system& system, int ordinal) {
   return must(d.download(ref)).at(0);
 }
 
-/// It is no more; a zombie is none.
+/// Returns true if the process has ended. A zombie has ended.
 inline bool is_gone(pid_t process) {
   std::ifstream from{"/proc/" + std::to_string(process) + "/stat"};
   std::string text;
@@ -144,20 +143,20 @@ inline bool is_gone(pid_t process) {
   return end == std::string::npos || text.substr(end).starts_with(") Z");
 }
 
-/// For EXPECT_TRUE: it is no more before `limit` is over.
+/// For EXPECT_TRUE: the process ends within `limit`.
 inline ::testing::AssertionResult goes(pid_t process, std::chrono::nanoseconds limit) {
   auto went = eventually([&] { return is_gone(process); }, limit);
   return went ? went : went << ": process " << process << " is still there";
 }
 
-/// A host's connection with the parent that is cut, and mended.
+/// A host's connection to the parent that was cut and mended.
 struct rejoined {
   std::uint64_t generation = 0; ///< of its device
   std::chrono::nanoseconds lost_after{};
   std::chrono::nanoseconds back_after{};
 };
 
-/// Both sides see the cut, within the fleet's `limit`; the host comes back.
+/// Expects that both sides notice the cut within the fleet's `limit`, and that the host comes back.
 /// @param feed of its device `ordinal`, which has `generation`
 template <class Cut, class Mend>
 rejoined lose_and_rejoin(test_system& system, int ordinal, device_feed& feed,
@@ -172,8 +171,8 @@ rejoined lose_and_rejoin(test_system& system, int ordinal, device_feed& feed,
   });
   EXPECT_NE(gone.phase, device_phase::ready);
   EXPECT_LT(watch.elapsed(), limit + at_once);
-  EXPECT_TRUE(goes(worker, limit + at_once)); // the agent has nobody to ask
-  EXPECT_GE(watch.elapsed(), limit / 2);      // and it did not give up too soon
+  EXPECT_TRUE(goes(worker, limit + at_once)); // the agent decides alone
+  EXPECT_GE(watch.elapsed(), limit / 2);      // and did not give up too early
   result.lost_after = watch.elapsed();
   mend();
   result.generation = feed.until(device_phase::ready, generation + 1).generation;

@@ -1,4 +1,4 @@
-// Devices on other hosts, through everything above the backend.
+// Devices on other hosts, used through all layers above the backend.
 
 #include "backend/host/socket.hpp"
 #include "support/load.hpp"
@@ -30,7 +30,7 @@ namespace troupe::testing {
 
 namespace {
 
-/// Known in the workers too: this binary is their program.
+/// Workers run the same binary, so the launches are registered there too.
 const bool launches_registered = [] {
   auto error = register_launch("tell the process", [](launch_context& context, auto,
                                                       std::span<const any_gpu_ref> writes, auto) {
@@ -40,7 +40,7 @@ const bool launches_registered = [] {
     return context.run_on_host(
         [to = static_cast<std::int32_t*>(*to)] { *to = static_cast<std::int32_t>(::getpid()); });
   });
-  if (!error) // then waits for a message
+  if (!error) // and then waits for a message
     error = register_program("sum and tell", [](const program_place& place) {
       return place.system.spawn([place](caf::blocking_actor* self) {
         auto ref = place.rank.where().allocate<float>(64);
@@ -66,7 +66,7 @@ const bool launches_registered = [] {
 
 TROUPE_CHILD(host_agent_child) { return run_agent_of_environment(); }
 
-/// The program that is installed for it.
+/// Runs the installed agent program.
 TROUPE_CHILD(host_tool_child) {
   auto text = [](const char* name) { return std::getenv(name); };
   ::execl(TROUPE_WORKER, TROUPE_WORKER, "--connect", text("TROUPE_AGENT_PARENT"), "--certificate",
@@ -76,7 +76,7 @@ TROUPE_CHILD(host_tool_child) {
   throw std::runtime_error("cannot start " TROUPE_WORKER);
 }
 
-/// As a user has it: options of the program, and the agent's own program.
+/// As a user runs it: options of the program, and the installed agent program.
 TEST(Hosts, JoinByOptions) {
   test_authority authority{"fleet"};
   const auto who = authority.issue("parent");
@@ -116,7 +116,7 @@ TEST(Hosts, AreNotWaitedForWithoutEnd) {
             "unavailable: hosts alpha, beta did not join within 200 ms");
 }
 
-// What asks for all devices, and then for a world of them, waits once.
+// List of all devices, then a world over them: the wait for missing hosts happens once.
 TEST(Hosts, ThatDoNotJoinAreWaitedForOnce) {
   test_authority authority{"fleet"};
   parsed_config cfg{{"--troupe.placement=worker", "--troupe.devices=1",
@@ -133,7 +133,7 @@ TEST(Hosts, ThatDoNotJoinAreWaitedForOnce) {
   EXPECT_EQ(listened, 1);
 }
 
-/// The hosts belong to the program as long as it runs, and one is lost at the end.
+/// The program uses the hosts until it ends, and one host is lost at the end.
 TROUPE_CHILD(UsesHostsUntilTheEnd) {
   auto* fleet = new test_fleet{{.local = 0, .names = {"alpha"}, .devices = 1}};
   auto* system = new test_system{fleet->system()};
@@ -153,7 +153,7 @@ TROUPE_CHILD(UsesHostsUntilTheEnd) {
 }
 
 TEST(Hosts, AreUsedUntilTheProcessEnds) {
-  // Memory that is used after it was freed has other content.
+  // MALLOC_PERTURB_ overwrites freed memory, so that its later use is detected.
   const auto end = run_child("UsesHostsUntilTheEnd", patience, {"MALLOC_PERTURB_=165"});
   EXPECT_EQ(end.status, 7) << to_string(end);
   EXPECT_EQ(end.value("right"), "yes");
@@ -268,7 +268,7 @@ TEST(Hosts, PinnedMemoryGoesBothWays) {
   }
 }
 
-/// What goes from one device to another, passes through host memory of which each host has its own.
+/// A copy between two devices goes through host memory. Each host has its own copy of that memory.
 TEST(Hosts, CopyBetweenAnyTwoDevices) {
   test_fleet fleet{{.local = 1, .names = {"alpha", "beta"}}};
   test_system system{fleet.system()};
@@ -287,7 +287,7 @@ TEST(Hosts, CopyBetweenAnyTwoDevices) {
   }
 }
 
-/// A program's actors beside the devices of other hosts.
+/// Programs on the devices of other hosts.
 TEST(Hosts, HaveProgramsOfTheirOwn) {
   test_fleet fleet{{.local = 1}};
   test_system system{fleet.system()};
@@ -316,7 +316,7 @@ TEST(Hosts, HaveProgramsOfTheirOwn) {
   caf::anon_send_exit(w, caf::exit_reason::user_shutdown);
 }
 
-/// As many hosts as there are GPUs, up to four, each with one.
+/// As many hosts as there are GPUs, at most four, with one GPU each.
 TEST(Hosts, HaveGpus) {
   TROUPE_NEEDS_GPUS(1);
   std::vector<std::string> names{"alpha", "beta", "gamma", "delta"};
@@ -338,7 +338,7 @@ TEST(Hosts, HaveGpus) {
     ASSERT_TRUE(is_ok(answer_of(t.copy(to, from))));
     EXPECT_TRUE(holds(w.device_of(1), to, content));
   }
-  // The last host is lost, and comes back.
+  // The last host is lost and comes back.
   const auto last = static_cast<int>(names.size()) - 1;
   device_feed feed{system, system.device_actor(last)};
   const auto before = feed.until(device_phase::ready).generation;
@@ -429,7 +429,7 @@ TEST(HostLoss, NobodyWaitsForAHostWhenTheSystemEnds) {
   }
   const stopwatch watch;
   system.reset();
-  EXPECT_LT(watch.elapsed(), 3s); // the runtime gives up what is stuck after five
+  EXPECT_LT(watch.elapsed(), 3s); // the runtime gives up stuck work after 5 s
 }
 
 TEST(HostLoss, NobodyWaitsForAWorkerThatStartsOnAHost) {
@@ -444,14 +444,14 @@ TEST(HostLoss, NobodyWaitsForAWorkerThatStartsOnAHost) {
     feed.until(device_phase::ready);
     book.hush();
     ASSERT_EQ(::kill(workers.back(), SIGKILL), 0);
-    book.wait(3); // and there it hangs
+    book.wait(3); // it hangs during its start
   }
   stopwatch watch;
   system.reset();
-  EXPECT_LT(watch.elapsed(), 3s); // the runtime gives up what is stuck after five
+  EXPECT_LT(watch.elapsed(), 3s); // the runtime gives up stuck work after 5 s
   book.speak();
   watch = {};
-  system.emplace(fleet.system()); // the agent does not wait for it, either
+  system.emplace(fleet.system()); // the agent does not wait for it either
   EXPECT_LT(watch.elapsed(), 5s);
   auto next = system->open_world();
   EXPECT_TRUE(works(next));

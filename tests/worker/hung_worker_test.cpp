@@ -1,4 +1,4 @@
-// Workers that hang: they are lost alone, and nobody waits for them for ever.
+// Workers that hang: they are lost alone, and no request waits for them for ever.
 
 #include "support/child_process.hpp"
 #include "support/eventually.hpp"
@@ -32,7 +32,7 @@ namespace troupe::testing {
 
 namespace {
 
-/// Known in the workers too: this binary is their program.
+/// Workers run the same binary, so the launches are registered there too.
 const bool launches_registered = [] {
   const auto error = register_launch("hang", [](launch_context&, auto, auto, auto) -> caf::error {
     while (true)
@@ -41,7 +41,7 @@ const bool launches_registered = [] {
   return !error;
 }();
 
-/// Says what it is, and takes no command.
+/// Describes itself and then accepts no command.
 TROUPE_CHILD(DeafWorker) {
   auto parent = must(detail::worker_parent::attach(main_arguments()));
   std::vector<std::byte> message(detail::control_bytes);
@@ -67,7 +67,7 @@ bool says(const caf::error& error, const std::string& text) {
   return describe(error).find(text) != std::string::npos;
 }
 
-/// Two workers, of which one is about to hang, and a communicator of theirs.
+/// Two workers, of which a test hangs one, and their communicator.
 struct building_pair {
   explicit building_pair(std::chrono::milliseconds build_limit) {
     auto options = book.options(2);
@@ -85,7 +85,7 @@ struct building_pair {
       must(x->bind());
   }
   caf::expected<communicator_ranks> build() { return all->build({}, 2, ranks); }
-  /// What was lost has come back.
+  /// Rebuilds after the lost worker has been replaced.
   void build_again() {
     bind();
     must(all->destroy(must(build())));
@@ -98,7 +98,7 @@ struct building_pair {
   const std::vector<local_rank> ranks{{0, 0}, {1, 1}};
 };
 
-/// Blocks until it stands still: until then it may still read.
+/// Blocks until the process is stopped. Until then it might still read.
 void stop_process(pid_t id) {
   send_signal(id, SIGSTOP);
   siginfo_t info{};
@@ -109,7 +109,7 @@ void stop_process(pid_t id) {
   EXPECT_EQ(code, 0) << std::generic_category().message(errno);
 }
 
-/// A worker that stands still.
+/// A worker that is stopped.
 struct deaf_worker {
   explicit deaf_worker(std::chrono::milliseconds call_limit) {
     auto options = book.options(1);
@@ -121,7 +121,7 @@ struct deaf_worker {
     stop_process(book.wait(1).front());
   }
 
-  /// Of a size of which the socket soon is full.
+  /// Sends a message large enough to fill the socket soon.
   template <class F> void send_message(F then) {
     static const std::vector<std::byte> body(32 << 10);
     link->request(detail::control::unmap, body, std::nullopt, std::move(then));
@@ -137,7 +137,7 @@ TEST(HungWorker, InACollectiveIsLostAlone) {
   TROUPE_NEEDS_DEVICES(2);
   ledger book;
   auto options = book.options(3);
-  options.workers.stuck_limit = 0s; // its beats stop, too
+  options.workers.stuck_limit = 0s; // its signs of life stop too
   test_system system{in_workers_of(options)};
   world_config config;
   config.limits.stall_limit = 200ms;
@@ -146,7 +146,7 @@ TEST(HungWorker, InACollectiveIsLostAlone) {
   const kept_memory kept{w.device_of(1)};
   const auto before = feed.until(device_phase::ready).generation;
   auto data = must(w.allocate<float>(1000));
-  send_signal(book.wait(3).front(), SIGSTOP); // the pool's first is that of device 0
+  send_signal(book.wait(3).front(), SIGSTOP); // the first worker of the pool is that of device 0
   EXPECT_FALSE(answer_of(w.all_reduce(data, reduce_op::sum)));
   EXPECT_EQ(feed.until(device_phase::ready, before + 1).generation, before + 1);
   const auto& seen = feed.seen();
@@ -182,7 +182,7 @@ TEST(HungWorker, OneThatHasNothingToDoIsNotTakenForIt) {
   options.workers.call_limit = 300ms;
   test_system system{in_workers_of(options)};
   auto d = system.open();
-  std::this_thread::sleep_for(900ms); // the span is what is tested
+  std::this_thread::sleep_for(900ms); // the test is about this time
   EXPECT_TRUE(works(d));
   EXPECT_EQ(book.wait(1).size(), 1u);
 }
@@ -228,7 +228,7 @@ TEST(HungWorker, InABuildEndsIt) {
   pair.build_again();
 }
 
-/// The worker of the other rank fails at once, and this one, where they meet, waits for it.
+/// One rank's worker fails, while the other rank's worker waits for it in the build.
 TEST(HungWorker, ThatWaitsForARankThatHasFailedIsCalledOff) {
   building_pair pair{1s};
   const auto other = watch_of(pair.ids.at(0));
@@ -241,7 +241,7 @@ TEST(HungWorker, ThatWaitsForARankThatHasFailedIsCalledOff) {
   EXPECT_FALSE(is_ready(other, 2s)) << "it was well, and had nothing to wait for any more";
 }
 
-/// As if it waited for one that has failed, and did not hear that it is called off.
+/// Imitates a worker that waits for a failed rank and is not told to stop.
 TEST(HungWorker, ThatGoesOnWithABuildThatHasFailedIsKilledToo) {
   building_pair pair{1s};
   const auto hung = watch_of(pair.ids.at(0));
@@ -285,7 +285,7 @@ TEST(HungWorker, ThatStartsKeepsNobodyFromTheEnd) {
   EXPECT_LT(watch.elapsed(), 2s);
 }
 
-// The device has lost its worker meanwhile, and waits for the spare.
+// Meanwhile the device has lost its worker and waits for the spare.
 TEST(HungWorker, ThatStartsAsASpareKeepsNoLostDeviceFromTheEnd) {
   ledger book;
   auto options = book.options(2);
@@ -334,13 +334,13 @@ TEST(HungWorker, ThatReadsNoMessagesIsGivenUp) {
   EXPECT_TRUE(has_code(link->loss(), errc::worker_lost));
 }
 
-/// Those who send stand still in the end: the socket is full.
+/// Blocks until the senders are blocked because the socket is full.
 void wait_until_full(const std::atomic<int>& sent) {
   for (int last = -1; last != sent || last == 0; std::this_thread::sleep_for(50ms))
     last = sent;
 }
 
-/// Nobody who wants its end waits for who sends to it.
+/// A thread that ends the worker does not wait for threads that send to it.
 TEST(HungWorker, ThatReadsNoMessagesEndsWhenItIsKilled) {
   deaf_worker worker{20s};
   const auto& link = worker.link;
@@ -360,7 +360,7 @@ TEST(HungWorker, ThatReadsNoMessagesEndsWhenItIsKilled) {
   EXPECT_TRUE(says(link->loss(), "the test wants it"));
 }
 
-/// Who sends sees the end of the socket perhaps before anybody has noticed that the process ended.
+/// A sender may see the end of the socket before the end of the process has been noticed.
 TEST(HungWorker, ThatDiesGivesOneReasonToAllWhoSend) {
   for (int round = 0; round < 10; ++round) {
     deaf_worker worker{20s};
@@ -395,7 +395,7 @@ TEST(PinnedMemory, OutlivesItsWorker) {
     buffer = must(d.allocate_pinned(1 << 20));
     std::fill(buffer.writable().begin(), buffer.writable().end(), std::byte{7});
     auto ref = must(d.allocate<std::uint8_t>(1 << 20));
-    ASSERT_TRUE(answer_of(d.upload(ref.any(), buffer))); // the worker maps it
+    ASSERT_TRUE(answer_of(d.upload(ref.any(), buffer))); // the worker maps the buffer
     gone = watch_of(book.wait(1).front());
   }
   EXPECT_TRUE(is_ready(gone, 5s)) << "the buffer keeps its worker";

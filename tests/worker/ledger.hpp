@@ -1,4 +1,4 @@
-/// Workers that write down where they are started, and may be told to say nothing more.
+/// Workers that record their process ids. A test may make them hang after their hello.
 #pragma once
 
 #include <troupe/worker.hpp>
@@ -12,7 +12,7 @@
 
 namespace troupe::testing {
 
-/// A folder in which workers write down their processes.
+/// A folder in which workers record their process ids.
 class ledger {
 public:
   ledger();
@@ -21,12 +21,12 @@ public:
   ledger& operator=(const ledger&) = delete;
 
   std::string folder() const { return folder_.string(); }
-  /// Workers that note down where they are started: this binary, in `scenario`.
+  /// Returns options for workers that record their start: this binary, running `scenario`.
   worker_backend_options options(int devices, const std::string& scenario = "NotedWorker") const;
 
-  /// The processes in the order of their start, at least `n`.
+  /// Returns the process ids in the order of their start. Blocks until there are at least `n`.
   std::vector<pid_t> wait(std::size_t n) const;
-  /// From now on workers say hello, and nothing more; until `speak`.
+  /// From now on workers hang after their hello, until `speak`.
   void hush() const;
   void speak() const;
 
@@ -34,10 +34,10 @@ private:
   std::filesystem::path folder_;
 };
 
-/// The same workers, where only the folder is known.
+/// Returns settings for the same workers, for code that knows only the folder.
 worker_settings noted_workers(const std::string& folder, const std::string& scenario);
 
-/// Does nothing more.
+/// Blocks for ever.
 [[noreturn]] void stay();
 
 } // namespace troupe::testing

@@ -1,4 +1,4 @@
-// A life line between two threads; between processes it is part of the tests of workers.
+// A life line between two threads. The tests of workers cover life lines between processes.
 
 #include "support/expect.hpp"
 #include "worker/life_line.hpp"
@@ -18,7 +18,7 @@ namespace {
 using detail::life_end;
 using detail::life_line;
 
-/// Waits on a thread of its own.
+/// Waits for the end of a life line on a thread of its own.
 class waiter {
 public:
   explicit waiter(const life_line& line)
@@ -40,14 +40,15 @@ private:
   std::future<life_end> result_;
 };
 
-/// Holds a line until it is told how to end.
+/// Holds a line until end() is called.
 class holding_thread {
 public:
   enum class way { lets_go, dies };
 
   explicit holding_thread(life_line& line)
       : thread_([this, &line, end = end_.get_future()]() mutable {
-          // By hand: whoever dies destroys nothing, and what it held is there until it is gone.
+          // Constructed in place: a dying thread runs no destructor, and its holder exists until
+          // the end.
           auto* holder = new (place_) life_line::holder{line};
           held_.set_value(!holder->error());
           if (end.get() == way::lets_go)

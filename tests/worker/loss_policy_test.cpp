@@ -1,4 +1,4 @@
-// What a world does when it loses a device, by its policy.
+// Reactions of a world to the loss of a device, by its policy.
 
 #include "actors/system.hpp"
 #include "support/eventually.hpp"
@@ -55,7 +55,7 @@ protected:
     return *world_;
   }
 
-  /// The answer that tells of it.
+  /// Kills the worker of `rank`. Returns the error that reports the loss.
   caf::error lose(std::size_t rank) { return kill_worker(world_->device_of(rank)); }
 
   world_status until_prepared() {
@@ -68,7 +68,7 @@ protected:
     });
   }
 
-  std::shared_ptr<fault_plan> faults_; ///< before `start`
+  std::shared_ptr<fault_plan> faults_; ///< set before `start`
   std::shared_ptr<doors> doors_ = std::make_shared<doors>();
   std::optional<test_system> system_;
   std::optional<world> world_;
@@ -83,7 +83,7 @@ using all_numbers = std::vector<numbers>;
 
 const std::vector<std::size_t> survivors{0, 2, 3};
 
-/// A world that goes on without one rank, until the test opens the door.
+/// A world that continues without one rank until the test opens the door.
 class LossPolicyOfSurvivors : public LossPolicy {
 protected:
   world& start_and_lose_one() {
@@ -102,7 +102,7 @@ numbers numbers_of(std::size_t rank, std::size_t count) {
   return result;
 }
 
-/// A collective over the survivors, from what ranks send to what they must have received.
+/// A collective over the survivors: what ranks send and what they must receive.
 struct shrunk_case {
   const char* name;
   collective_kind kind;
@@ -126,7 +126,7 @@ std::size_t received(collective_kind x, std::size_t count) {
 constexpr std::size_t count = 5;
 constexpr std::size_t root = 2;
 
-/// What rank `r` holds in the end, out of place.
+/// Returns the expected content of rank `r`, out of place.
 numbers expected(collective_kind kind, std::size_t r, const all_numbers& send) {
   auto result = numbers(received(kind, count), untouched);
   auto copy = [&](std::size_t to, std::size_t from_rank, std::size_t from) {
@@ -193,7 +193,7 @@ constexpr shrunk_case shrunk_cases[] = {
 
 using answers = std::vector<caf::expected<collective_done>>;
 
-/// A call of each rank that is left, with its own handles.
+/// Makes the call of each surviving rank, with its own handles.
 answers run_by_ranks(const world& w, collective_kind kind, const std::vector<any_gpu_ref>& from,
                      const std::vector<any_gpu_ref>& to, bool one_sends, bool one_receives) {
   std::vector<pending<collective_done>> calls;
@@ -253,7 +253,7 @@ TEST_F(LossPolicyOfSurvivors, DoEveryCollective) {
     x.send = one_sends ? std::vector{from[root]} : from;
     x.recv = one_receives ? std::vector{to[root]} : to;
     if (what.in_place && what.kind == collective_kind::scatter)
-      for (auto r : survivors) // on the root alone
+      for (auto r : survivors) // in place on the root only
         if (r != root) {
           to[r] = must(w.device_of(r).allocate<std::int32_t>(count));
           x.recv[r] = to[r];
@@ -310,7 +310,7 @@ TEST_F(LossPolicyOfSurvivors, ExchangeAndSendInGroups) {
     exchange.recv[r] = must(d.allocate<std::int32_t>(room));
     put(d, exchange.recv[r], bytes_of(numbers(room, untouched)));
   }
-  // A ring of messages beside it, and a sum with factors.
+  // A ring of messages in the same group, and a sum with factors.
   std::vector<any_gpu_ref> from(ranks);
   std::vector<any_gpu_ref> to(ranks);
   std::vector<any_gpu_ref> sums(ranks);
@@ -359,7 +359,7 @@ TEST_F(LossPolicy, SurvivorsGoOnAndAreJoinedAgain) {
   EXPECT_EQ(code_of(shrunk.reason), errc::worker_lost);
   EXPECT_EQ(shrunk.members, (std::vector<world_member>{before.members[0], before.members[1]}));
 
-  // Who does not say that it may shrink, or means the membership before, is told the new one.
+  // Without allow_shrunk, or with the old membership, a request fails and gets the new membership.
   std::vector<any_gpu_ref> all{refs[0], refs[1], refs[2]};
   for (auto options : {request_options{},
                        request_options{.membership = before.membership, .allow_shrunk = true}}) {
@@ -369,7 +369,7 @@ TEST_F(LossPolicy, SurvivorsGoOnAndAreJoinedAgain) {
     ASSERT_TRUE(view);
     EXPECT_EQ(view->members, shrunk.members);
   }
-  for (std::size_t i = 0; i < 2; ++i) { // what these would have written
+  for (std::size_t i = 0; i < 2; ++i) { // marks of the refused requests
     EXPECT_TRUE(has_code(refs[i].access(), errc::skipped));
     accept_bytes(w.device_of(i), refs[i]);
   }
@@ -380,14 +380,14 @@ TEST_F(LossPolicy, SurvivorsGoOnAndAreJoinedAgain) {
   EXPECT_EQ(mean->membership, shrunk.membership);
   for (std::size_t i = 0; i < 2; ++i)
     EXPECT_TRUE(holds(w.device_of(i), refs[i], std::vector<float>(64, 3.F)));
-  // Memory of those that are there.
+  // Allocates on the remaining ranks only.
   auto fewer = w.allocate<float>(8, true, {.allow_shrunk = true});
   ASSERT_TRUE(fewer) << describe(fewer.error());
   ASSERT_EQ(fewer->size(), 3u);
   EXPECT_FALSE((*fewer)[2]);
   for (std::size_t i = 0; i < 2; ++i)
     EXPECT_TRUE(holds(w.device_of(i), (*fewer)[i], std::vector<float>(8, 0.F)));
-  // What needs the rank that is not there.
+  // Requests that need the missing rank.
   EXPECT_EQ(code_of(error_of(answer_of(w.broadcast(all[2], all, 2, {.allow_shrunk = true})))),
             errc::unavailable);
   EXPECT_EQ(code_of(error_of(answer_of(w.send_recv(0, all[0], 2, all[2], {.allow_shrunk = true})))),
@@ -409,7 +409,7 @@ TEST_F(LossPolicy, SurvivorsGoOnAndAreJoinedAgain) {
   until_prepared();
 }
 
-/// A sum of ones, by a call of each of `callers`: how many took part, or the first error.
+/// Sums ones, by a call of each of `callers`. Returns the number of ranks, or the first error.
 caf::expected<float> add_up_by_ranks(const world& w, const std::vector<any_gpu_ref>& refs,
                                      const std::vector<std::size_t>& callers,
                                      const request_options& options) {
@@ -436,7 +436,7 @@ TEST_F(LossPolicyOfSurvivors, MatchTheCallsOfTheirRanks) {
   for (int cycle = 0; cycle < 2; ++cycle) {
     until_prepared();
     auto refs = must(w.allocate(dtype::float32, 16));
-    // The others do not come to it before the loss, nor to the message.
+    // Before the loss the other ranks call neither the sum nor the recv.
     auto alone = w.rank(0).all_reduce(refs[0]);
     auto unheard = w.rank(0).send(refs[0], lost);
     doors_->devices.close();
@@ -447,12 +447,12 @@ TEST_F(LossPolicyOfSurvivors, MatchTheCallsOfTheirRanks) {
         << describe(why);
     EXPECT_TRUE(error_of(answer_of(unheard)));
     auto fewer = may_shrink;
-    if (cycle == 0) { // it ended for all, also for those that come later
+    if (cycle == 0) { // the call failed for all ranks, also for later calls
       for (std::size_t r : {2, 3})
         EXPECT_EQ(
             code_of(error_of(answer_of(w.rank(r).all_reduce(refs[r], reduce_op::sum, fewer)))),
             code_of(why));
-    } else { // but not for who means what has begun since
+    } else { // but not for calls that name the new membership
       fewer.membership = shrunk.membership;
     }
 
@@ -460,7 +460,7 @@ TEST_F(LossPolicyOfSurvivors, MatchTheCallsOfTheirRanks) {
       auto sum = add_up_by_ranks(w, refs, survivors, fewer);
       ASSERT_TRUE(sum) << describe(sum.error());
       EXPECT_EQ(*sum, 3.F);
-      // The calls of those that are there count, and go together.
+      // The calls of the remaining ranks count and form one operation.
       for (auto r : survivors)
         EXPECT_EQ(code_of(error_of(answer_of(w.rank(r).all_reduce(refs[r])))),
                   errc::membership_changed);
@@ -494,12 +494,12 @@ TEST_F(LossPolicyOfSurvivors, MatchTheCallsOfTheirRanks) {
   }
 }
 
-/// A thread that makes the calls of one rank, while its device is in the world: a sum that tells
-/// who took part, which has to be whom the membership says that it means.
+/// Makes the calls of one rank while its device is in the world. The sum identifies the ranks that
+/// took part, which must be those of the membership.
 void add_up_as_rank(const world& w, std::size_t rank, const std::atomic<bool>& stop,
                     std::atomic<int>& right) {
   constexpr auto bit = [](std::size_t r) { return static_cast<std::int32_t>(1U << r); };
-  const request_options soon{.deadline = 2s}; // its device may go meanwhile
+  const request_options soon{.deadline = 2s}; // its device may be lost meanwhile
   auto d = w.device_of(rank);
   any_gpu_ref ref;
   while (!stop) {
@@ -539,7 +539,7 @@ TEST_F(LossPolicy, RanksFindEachOtherAgain) {
   std::array<std::atomic<int>, n> right{};
   struct {
     std::atomic<bool> stop{false};
-    std::vector<std::future<void>> ends; // which wait
+    std::vector<std::future<void>> ends; // their destructors wait
   } running;
   for (std::size_t r = 0; r < n; ++r)
     running.ends.push_back(
@@ -558,17 +558,17 @@ TEST_F(LossPolicy, RanksFindEachOtherAgain) {
   for (int i = 0; i < 6; ++i) {
     const auto before = until_prepared();
     ASSERT_TRUE(all_go_on()) << "before kill " << i;
-    static_cast<void>(lose(static_cast<std::size_t>(i) % n)); // its answer may come too late
+    static_cast<void>(lose(static_cast<std::size_t>(i) % n)); // the result may come too late
     until_members(n, before.epoch + 1);
   }
   EXPECT_TRUE(all_go_on());
 }
 
-/// A client of a world that shrinks: sums of ones over those that are there.
+/// A client of a shrinking world: sums ones over the remaining ranks.
 void add_up_survivors(const world& w, const std::atomic<bool>& stop, std::atomic<int>& right,
                       std::atomic<int>& shrunk) {
   std::vector<any_gpu_ref> refs(w.size());
-  const request_options soon{.deadline = 50ms}; // the view may be of before a loss
+  const request_options soon{.deadline = 50ms}; // the view may be from before a loss
   while (!stop) {
     auto view = w.status();
     bool ready = true;
@@ -670,7 +670,7 @@ TEST_F(LossPolicy, ShrinksTwiceAndWaitsWhenNobodyIsLeft) {
   EXPECT_TRUE(works(w));
 }
 
-/// It is no part of the loss, though others are still told of that.
+/// A request after the loss is not part of it, even while others are still being notified.
 TEST_F(LossPolicy, WhoComesAfterTheLossWaits) {
   TROUPE_NEEDS_DEVICES(2);
   auto& w = start(2, standby_policy::none);
@@ -679,7 +679,7 @@ TEST_F(LossPolicy, WhoComesAfterTheLossWaits) {
   std::atomic<bool> told{false};
   std::promise<pending<collective_done>> late;
   const auto runtime = must(must(detail::system_core::of(system_->get()))->runtime());
-  const auto listens = std::make_shared<int>(); // after the world itself
+  const auto listens = std::make_shared<int>(); // notified after the world itself
   runtime->watch_losses(listens, [&](int, const caf::error&) {
     if (!told.exchange(true))
       late.set_value(w.barrier({.deadline = 50ms}));
@@ -704,7 +704,7 @@ TEST_F(LossPolicy, FailoverHasSparesWithoutStandbys) {
   }
 }
 
-// What is prepared for one loss is no answer to another that comes meanwhile.
+// A preparation for one loss is not used for another loss that happens meanwhile.
 TEST_F(LossPolicy, ALossWhileSparesStartLeavesItsReasonAndIsPreparedForAgain) {
   TROUPE_NEEDS_DEVICES(2);
   doors_->spares.close();
@@ -741,7 +741,7 @@ TEST_F(LossPolicy, AttemptsToComeBackDoNotEndWhatGoesOn) {
   EXPECT_TRUE(works(w));
 }
 
-/// It is what the world goes on with if the survivors' own communicator ends meanwhile.
+/// The world continues on this communicator if the survivors' communicator fails meanwhile.
 TEST_F(LossPolicy, WhatIsBuiltToGrowIsNotBuiltTwice) {
   TROUPE_HOST_ONLY("a call that fails");
   faults_ = std::make_shared<fault_plan>();
@@ -762,7 +762,7 @@ TEST_F(LossPolicy, WhatIsBuiltToGrowIsNotBuiltTwice) {
   EXPECT_TRUE(works(w));
 }
 
-/// In either order: nobody waits for it.
+/// A device fails for good, before or after the loss of the other. The world does not wait for it.
 class NeverComesBack : public LossPolicy, public ::testing::WithParamInterface<bool> {};
 
 INSTANTIATE_TEST_SUITE_P(Before, NeverComesBack, ::testing::Bool(),
@@ -788,7 +788,7 @@ TEST_P(NeverComesBack, TheOthersGoOn) {
   auto ref = must(answer_of(w.device_of(1).allocate(dtype::float32, 8)));
   std::vector<any_gpu_ref> refs{{}, ref};
   EXPECT_TRUE(is_ok(answer_of(w.all_reduce(refs, refs, reduce_op::sum, {.allow_shrunk = true}))));
-  // A group of both cannot be; one of who is there can.
+  // A group of both devices is impossible. A group of the remaining one works.
   lives.until(device_phase::failed);
   EXPECT_TRUE(has_code(w.split("both", {0, 0}), errc::unavailable));
   EXPECT_TRUE(works(must(w.split("alone", {-1, 0})).front()));
@@ -797,7 +797,7 @@ TEST_P(NeverComesBack, TheOthersGoOn) {
   EXPECT_EQ(code_of(feed_->until(world_phase::failed).reason), errc::unavailable);
 }
 
-// Each is counted, and once, whoever tells of it.
+// Each loss counts once, no matter how many notifications there are.
 TEST_F(LossPolicy, LossesInEachBuildEndTheWorld) {
   TROUPE_NEEDS_DEVICES(2);
   constexpr int restarts = 3;
@@ -813,7 +813,7 @@ TEST_F(LossPolicy, LossesInEachBuildEndTheWorld) {
   EXPECT_EQ(code_of(feed_->until(world_phase::failed).reason), errc::worker_lost);
 }
 
-/// All that a host's end takes is one restart.
+/// All losses at the end of a host count as one restart.
 TEST_F(LossPolicy, LossesAtOnceAreOneRestart) {
   TROUPE_NEEDS_DEVICES(4);
   auto& w = start(4, standby_policy::none, loss_policy::rebuild, 2);
@@ -829,7 +829,7 @@ TEST_F(LossPolicy, LossesAtOnceAreOneRestart) {
   EXPECT_TRUE(works(w));
 }
 
-/// What was lost before it was there is no loss of its.
+/// A loss before the world was opened is not a loss of this world.
 TEST_F(LossPolicy, AWorldOpenedWhileADeviceComesBackWaitsForIt) {
   TROUPE_NEEDS_DEVICES(2);
   start(2, standby_policy::none, loss_policy::rebuild);
@@ -889,7 +889,7 @@ INSTANTIATE_TEST_SUITE_P(With, MeshInWorkers,
                                   std::string{to_string(x.param.standby)};
                          });
 
-// INV-7, INV-12: calls over host memory end alike on all ranks, with the worlds' changes between.
+// INV-7, INV-12: calls over host memory have the same end on all ranks, even if the world changes.
 TEST_P(MeshInWorkers, CallsEndAlikeThroughLosses) {
   TROUPE_NEEDS_DEVICES(3);
   const auto [standby, on_loss] = GetParam();
@@ -898,10 +898,10 @@ TEST_P(MeshInWorkers, CallsEndAlikeThroughLosses) {
   auto mesh = must(mesh_comm::open(w, {.groups = {}, .chunk_bytes = 4096}));
   std::atomic<bool> stop = false;
   std::atomic<int> right = 0;
-  std::vector<std::vector<caf::error>> ends(n); // of each rank's calls
-  std::vector<std::atomic<bool>> failed(n);     // one of them
+  std::vector<std::vector<caf::error>> ends(n); // by rank, of its calls
+  std::vector<std::atomic<bool>> failed(n);     // a call of the rank failed
   std::vector<std::thread> clients;
-  for (std::size_t i = 0; i < n; ++i) // with the handle: who is gone keeps nobody waiting
+  for (std::size_t i = 0; i < n; ++i) // a thread that ends drops its handle
     clients.emplace_back([&, i, mine = std::move(mesh[i])] {
       for (std::int32_t k = 0; !stop; ++k) {
         numbers memory(k % 3 == 0 ? 5000 : 700, static_cast<std::int32_t>(i) + k);
@@ -955,7 +955,7 @@ TEST_P(MeshInWorkers, CallsEndAlikeThroughLosses) {
                 (code == errc::membership_changed && on_loss == loss_policy::shrink))
         << describe(why);
   }
-  EXPECT_GT(codes.size(), 1u); // some of the losses were in the middle of calls
+  EXPECT_GT(codes.size(), 1u); // some losses happened during calls
 }
 
 TEST_F(LossPolicy, RefusesWhatDoesNotFit) {

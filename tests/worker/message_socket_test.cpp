@@ -30,7 +30,7 @@ struct both_ends {
   message_socket b;
 };
 
-/// As long as it lives, the process can open nothing more.
+/// During its lifetime the process cannot open any descriptor.
 class few_descriptors {
 public:
   few_descriptors() {

@@ -1,4 +1,4 @@
-// What the other process may write, or send: nobody is harmed by it, whatever it is. All is seeded.
+// Arbitrary data that the other process writes or sends does no harm. All data is seeded.
 
 #include "actors/program_note.hpp"
 #include "support/forwarding_backend.hpp"
@@ -52,7 +52,7 @@ public:
       x = static_cast<std::byte>(engine_());
     return result;
   }
-  /// Small, near a bound, or anything.
+  /// Returns a small number, a number near a bound, or any number.
   std::uint64_t number() {
     switch (below(4)) {
     case 0:
@@ -70,13 +70,13 @@ private:
   std::mt19937_64 engine_;
 };
 
-/// Of this process. @units KiB
+/// Returns the peak memory of this process. @units KiB
 long most_memory() {
   rusage use{};
   return ::getrusage(RUSAGE_SELF, &use) == 0 ? use.ru_maxrss : -1;
 }
 
-/// Zeroed memory of a link, as both processes have it.
+/// Zeroed memory of a link, which both processes share.
 struct shared_area {
   std::unique_ptr<link_area> area = std::make_unique<link_area>();
 };
@@ -118,7 +118,7 @@ TEST(Nonsense, AWriterOfARingOverwritesNothingThatWasNotRead) {
   for (int i = 0; i < 5000; ++i) {
     small_ring both;
     command_ring writer{both.words, both.bytes};
-    std::uint64_t read = 0; // what may be true of what was claimed
+    std::uint64_t read = 0; // the largest valid claim so far
     std::uint64_t written = 0;
     for (int k = 0; k < 100 && !writer.broken(); ++k) {
       const auto claimed =
@@ -126,7 +126,7 @@ TEST(Nonsense, AWriterOfARingOverwritesNothingThatWasNotRead) {
       both.words.read.store(claimed);
       if (claimed - read <= written - read)
         read = claimed;
-      both.words.written.store(any.number()); // its own word: it goes by its own count
+      both.words.written.store(any.number()); // the writer uses its own count
       const auto body = any.bytes(any.below(writer.limit() + 1));
       const command_head head{static_cast<std::uint32_t>(body.size()), 1, 0, 0};
       if (!writer.try_write(head, body, {}))
@@ -169,7 +169,7 @@ TEST(Nonsense, AReaderReadsWhatAWriterWrote) {
   EXPECT_FALSE(writer.broken() || reader.broken());
 }
 
-/// A reader that makes room before the writer falls asleep: it does not sleep.
+/// If a reader makes room before the writer sleeps, the writer does not sleep.
 TEST(Nonsense, AWriterSeesRoomThatCameBeforeItSlept) {
   small_ring both;
   command_ring writer{both.words, both.bytes};
@@ -187,7 +187,7 @@ TEST(Nonsense, AWriterSeesRoomThatCameBeforeItSlept) {
   EXPECT_LT(clock::now() - begin, 10s);
 }
 
-// -- what a parent reads
+// -- data that a parent reads
 
 class silent_control final : public detail::control_sender {
 public:
@@ -292,7 +292,7 @@ TEST(Nonsense, RepliesInTheAreaLoseTheWorkerAlone) {
     const auto size = any.number();
     area.reply_size.store(static_cast<std::uint32_t>(size));
     const auto replied = any.one_in(2) ? 1 : 1 + any.number() / 2;
-    area.replied.store(replied); // of the command that follows, or of one from the future
+    area.replied.store(replied); // of the next command, or of a future one
     const auto got = x.link->ask(command::memory, detail::no_arguments{});
     if (replied != 1 || static_cast<std::uint32_t>(size) > area.reply.size()) {
       EXPECT_TRUE(is_lost_for_nonsense(x)) << replied << " " << size;
@@ -324,7 +324,7 @@ TEST(Nonsense, ARingThatWasReadTooFarLosesTheWorker) {
   EXPECT_TRUE(is_lost_for_nonsense(x));
 }
 
-/// Streams of other devices wait for these words, whatever the worker writes in its last moments.
+/// Streams of other devices wait for these words. They must be done whatever the worker wrote last.
 TEST(Nonsense, WordsOfAWorkerThatIsGoneAreDone) {
   parents_side x;
   x.link->lose(make_error(errc::worker_lost, "the test wants it"));
@@ -335,7 +335,7 @@ TEST(Nonsense, WordsOfAWorkerThatIsGoneAreDone) {
     ASSERT_GE(word.load(), std::uint64_t{1} << 62);
 }
 
-/// Answers each command as if its worker had said `error`.
+/// Replies to each command. With `fails` the reply is an error.
 class answering {
 public:
   answering(link_area& area, std::atomic<bool>& fails)
@@ -383,20 +383,20 @@ TEST(RemoteCommunicator, AsksAboutErrorsOnlyWhenThereAreNewOnes) {
   detail::remote_communicator rank{x.link, 1};
   EXPECT_TRUE(is_ok(rank.asynchronous_error()));
   EXPECT_EQ(worker.asked(), 0);
-  errors = 1; // of another one
+  errors = 1; // an error of another communicator
   for (int i = 0; i < 3; ++i)
     EXPECT_TRUE(is_ok(rank.asynchronous_error()));
   EXPECT_EQ(worker.asked(), 1);
   errors = 2;
   fails = true;
-  for (int i = 0; i < 3; ++i) // all of its calls hear of it
+  for (int i = 0; i < 3; ++i) // each of its calls gets the error
     EXPECT_TRUE(has_code(rank.asynchronous_error(), errc::nccl_error));
   EXPECT_EQ(worker.asked(), 4);
 }
 
-// -- what a worker reads
+// -- data that a worker reads
 
-/// Does nothing with the addresses that it is given: a worker believes its parent's.
+/// Ignores the addresses that it is given. A worker trusts its parent's addresses.
 class blind_device final : public forwarding_device {
 public:
   using forwarding_device::forwarding_device;
@@ -420,7 +420,7 @@ public:
   }
 };
 
-/// A worker's service, which this thread drives.
+/// A worker's service, which runs on this thread.
 struct workers_side {
   explicit workers_side(std::size_t bytes_per_device = 1 << 20)
       : service(std::make_shared<blind_backend>(
@@ -453,7 +453,7 @@ struct workers_side {
 
 constexpr auto last_command = static_cast<std::uint64_t>(command::stop);
 
-/// The body of a command that may be one.
+/// Returns a body that may be valid for the command.
 std::vector<std::byte> body_of(command what, dice& any) {
   detail::wire_writer to;
   switch (what) {
@@ -508,7 +508,7 @@ TEST(Nonsense, CommandsGetAnErrorAndNothingElse) {
     must(link->ask(command::create_stream, detail::no_arguments{}));
     for (int i = 0; i < 100 && x.faults == 0; ++i) {
       auto what = static_cast<command>(1 + any.below(last_command + 3));
-      if (what == command::stop || what == command::record) // they have no answer but the end
+      if (what == command::stop || what == command::record) // no reply unless they fail
         what = command::fill;
       const auto body = body_of(what, any);
       auto got = link->ask_bytes(what, body, {}, 10s);
@@ -562,7 +562,7 @@ TEST(Nonsense, MessagesOfAParentGetAnErrorOrEndTheWorker) {
     for (int k = 0; k < 50 && x.faults == 0; ++k, ++cases) {
       control_head head;
       head.number = any.number();
-      do // nobody comes to be the other ranks
+      do // the other ranks of a build do not exist
         head.kind = static_cast<control>(any.one_in(4) ? any.number() : any.below(10));
       while (head.kind == control::build);
       auto body = any.bytes(any.below(any.one_in(10) ? detail::control_bytes : 40));
@@ -600,7 +600,7 @@ TEST(Nonsense, MessagesOfAParentGetAnErrorOrEndTheWorker) {
   EXPECT_LT(most_memory() - before, 200 << 10);
 }
 
-/// What comes back for one of them. @units answers
+/// Returns the number of replies to one message. @units replies
 int answers_to(workers_side& x, control kind, std::span<const std::byte> body,
                std::optional<detail::file_descriptor> passed = std::nullopt) {
   const auto before = x.answers.load();
@@ -630,7 +630,7 @@ TEST(Service, KeepsNoDescriptorOfMemoryThatItHasMapped) {
   EXPECT_EQ(::fcntl(native, F_GETFD), -1);
 }
 
-/// In the place of a parent, somebody who says anything.
+/// A process other than the parent sends arbitrary data.
 TEST(Nonsense, HellosAreRefused) {
   dice any{8};
   for (int i = 0; i < 1000; ++i) {
@@ -641,15 +641,15 @@ TEST(Nonsense, HellosAreRefused) {
     case 0: // garbage
       bytes = any.bytes(1 + any.below(6000));
       break;
-    case 1: // cut
+    case 1: // truncated
       bytes.resize(1 + any.below(bytes.size() - 1));
       break;
-    case 2: // another version, or other sizes
+    case 2: // another version or other sizes
       for (auto n = 1 + any.below(4); n > 0; --n)
         bytes[any.below(offsetof(worker_hello, refusal))] ^=
             static_cast<std::byte>(1 + any.below(255));
       break;
-    default: // right, but for the memory
+    default: // valid except for the memory
       break;
     }
     detail::file_descriptor memory{
@@ -666,7 +666,7 @@ TEST(Nonsense, HellosAreRefused) {
     EXPECT_TRUE(has_code(met, errc::unavailable) || has_code(met, errc::invalid_argument) ||
                 has_code(met, errc::out_of_range))
         << describe(met.error());
-    // The other side is told why.
+    // The other side gets the reason.
     std::array<std::byte, 4096> answer;
     EXPECT_GT(must(ends.first.receive(answer, 0, clock::now() + patience)).size_bytes, 0u);
   }
@@ -674,7 +674,7 @@ TEST(Nonsense, HellosAreRefused) {
 
 // -- whole processes
 
-/// A worker that writes and sends anything, as its seed says, until it is killed.
+/// A worker that writes and sends random data, from its seed, until it is killed.
 TROUPE_CHILD(HostileWorker) {
   const auto arguments = main_arguments();
   dice any{std::stoull(arguments[2])};
@@ -725,7 +725,7 @@ TEST(Nonsense, OfAWholeWorkerHarmsNobody) {
   }
 }
 
-/// A worker of this binary's, which has said hello and waits for its first message.
+/// A worker running this binary, which has sent its hello and waits for its first message.
 struct waiting_worker {
   waiting_worker()
       : process(must(worker_process::start(options(), seen.listener()))),
@@ -786,7 +786,7 @@ TEST(Nonsense, AFirstMessageIsServedOrEndsTheWorkerWithItsReason) {
       detail::wire_reader reader{std::span{answer}.first(got.size_bytes)};
       EXPECT_EQ(reader.get<control_head>().kind, control::set_up);
       if (!detail::get_error(reader))
-        continue; // it can be
+        continue; // it is valid
     }
     ++ended;
     const auto end = worker.seen.wait_end();

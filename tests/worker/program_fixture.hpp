@@ -30,7 +30,7 @@ template <class T> T from_bytes(const std::vector<std::uint8_t>& bytes) {
   return result;
 }
 
-/// A world with a program, and what its subscriber hears.
+/// A world with a program, and the notifications of its subscriber.
 class ProgramsTest : public ::testing::Test {
 protected:
   void start(int devices, world_program what, world_limits limits = {}) {
@@ -55,7 +55,7 @@ protected:
     self_.reset();
   }
 
-  /// Receives until `f` says that it has what it needs.
+  /// For EXPECT_TRUE: receives until `f` is true.
   template <class F>::testing::AssertionResult until(F f) {
     while (!f()) {
       bool late = false;

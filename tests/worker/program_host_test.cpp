@@ -1,4 +1,4 @@
-// What a worker does with ranks that are handed over to its programs; none is registered here.
+// A worker that gets ranks for its programs. No program is registered in this binary.
 
 #include "core/process_note.hpp"
 #include "support/expect.hpp"
@@ -99,7 +99,7 @@ protected:
   detail::program_host host_{options()};
 };
 
-// An error would be the end of the worker, and of the memory of all worlds.
+// An error here would end the worker, and the memory of all worlds with it.
 TEST_F(ProgramHost, WithoutProgramsSaysSo) {
   EXPECT_TRUE(is_ok(hand_over()));
   EXPECT_TRUE(has_code(wait_ended(), errc::invalid_argument));
@@ -107,7 +107,7 @@ TEST_F(ProgramHost, WithoutProgramsSaysSo) {
 }
 
 TEST_F(ProgramHost, WithoutAThreadForAProgramSaysSo) {
-  EXPECT_TRUE(is_ok(hand_over())); // what all worlds have is there
+  EXPECT_TRUE(is_ok(hand_over())); // the state that all worlds share exists
   EXPECT_TRUE(has_code(wait_ended(), errc::invalid_argument));
   auto rank = build();
   {
@@ -117,7 +117,7 @@ TEST_F(ProgramHost, WithoutAThreadForAProgramSaysSo) {
   EXPECT_TRUE(has_code(wait_ended(number + 1), errc::unavailable));
 }
 
-// The threads of a parent's that say both are not the same.
+// The parent sends both from different threads, so they may arrive in either order.
 TEST_F(ProgramHost, EndsTheRankOfAWorldThatWasStopped) {
   stop();
   EXPECT_TRUE(is_ok(hand_over()));

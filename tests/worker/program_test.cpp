@@ -1,4 +1,4 @@
-// Programs whose actors drive the ranks of a world in the worker processes that have its devices.
+// Programs whose actors drive a world's ranks in the worker processes of its devices.
 
 #include "actors/program_note.hpp"
 #include "core/file_descriptor.hpp"
@@ -36,7 +36,7 @@ namespace {
 
 constexpr std::size_t elements = 64;
 
-/// Rank r adds r + 1; so many ranks, as `members` says, make this sum.
+/// Returns the sum in which each member of rank r adds r + 1.
 float sum_of(const std::vector<world_member>& members) {
   float result = 0;
   for (auto& x : members)
@@ -44,7 +44,7 @@ float sum_of(const std::vector<world_member>& members) {
   return result;
 }
 
-/// The sum that a rank gets, or why not.
+/// Returns the sum that a rank gets, or its error.
 caf::expected<float> add_up_once(const program_place& place, const gpu_ref<float>& ref,
                                  const request_options& options, world_status& view) {
   auto d = place.rank.where();
@@ -62,7 +62,7 @@ caf::expected<float> add_up_once(const program_place& place, const gpu_ref<float
   return got->front();
 }
 
-/// Has the actor been told to end?
+/// Returns true if the actor got the message to end.
 bool is_over(caf::blocking_actor* self) {
   bool over = false;
   self->receive([&](const program_message&) { over = true; },
@@ -70,7 +70,7 @@ bool is_over(caf::blocking_actor* self) {
   return over;
 }
 
-/// Reports each message, until an empty one.
+/// Reports each message, until it gets an empty one.
 caf::actor spawn_echo(const program_place& place) {
   return place.system.spawn([place](caf::blocking_actor* self) {
     for (bool more = true; more;)
@@ -83,7 +83,7 @@ caf::actor spawn_echo(const program_place& place) {
 }
 
 const bool programs_registered = [] {
-  // As many sums as its arguments say, each checked.
+  // Makes as many sums as its arguments say, and checks each.
   auto error = register_program("so many sums", [](const program_place& place) {
     return place.system.spawn([place](caf::blocking_actor* self) {
       auto ref = place.rank.where().allocate<float>(elements);
@@ -101,7 +101,7 @@ const bool programs_registered = [] {
         self->fail_state(lost);
     });
   });
-  // Until it gets a message; what fails because a rank is lost is done again with the next view.
+  // Sums until it gets a message. Repeats a sum with the next view if a rank was lost.
   if (!error)
     error = register_program("sums for ever", [](const program_place& place) {
       return place.system.spawn([place](caf::blocking_actor* self) {
@@ -116,7 +116,7 @@ const bool programs_registered = [] {
           if (!sum) {
             auto code = code_of(sum.error());
             if (code == errc::unavailable)
-              return; // the world ended
+              return; // the world has ended
             if (code != errc::membership_changed && !is_loss(sum.error()))
               return self->fail_state(sum.error());
             continue;
@@ -130,7 +130,7 @@ const bool programs_registered = [] {
         }
       });
     });
-  // Sends its requests as messages, without waiting, and looks at what it downloads alone.
+  // Sends its requests as messages without waiting, and checks only the downloads.
   if (!error)
     error = register_program("messages in order", [](const program_place& place) {
       return place.system.spawn([place](caf::blocking_actor* self) {
@@ -167,8 +167,8 @@ const bool programs_registered = [] {
           self->fail_state(why);
       });
     });
-  // Rank 0 is often in such a haste that a call of it is not done. What the ranks add up says which
-  // of their calls it is of, and all must be of the same one. Until it gets a message.
+  // Rank 0 often sets a deadline so short that its call is not done. The sum identifies the ranks'
+  // calls, and all must be of the same call. Runs until it gets a message.
   if (!error)
     error = register_program("in haste", [](const program_place& place) {
       return place.system.spawn([place](caf::blocking_actor* self) {
@@ -178,7 +178,7 @@ const bool programs_registered = [] {
           return self->fail_state(ref.error());
         std::mt19937_64 random{7};
         std::uint64_t membership = 0;
-        std::int32_t call = 0; // with that membership
+        std::int32_t call = 0; // of this membership
         std::uint64_t right = 0;
         const auto ranks = static_cast<std::int32_t>(place.rank.size());
         while (!is_over(self)) {
@@ -193,7 +193,7 @@ const bool programs_registered = [] {
           auto done = place.rank.all_reduce(*ref, reduce_op::sum, options).wait();
           ++call;
           if (code_of(error_of(done)) == errc::unavailable)
-            return; // the world ended
+            return; // the world has ended
           auto got = done ? d.download(*ref) : done.error();
           if (!got)
             continue;
@@ -206,8 +206,8 @@ const bool programs_registered = [] {
         }
       });
     });
-  // Makes calls that name no membership, one of which is refused at once, and does not look at
-  // their answers; reports which sums it has got at the end.
+  // Makes calls that name no membership and ignores their results. One call is refused at once. At
+  // the end each readable sum must be correct, and the last one must not be readable.
   if (!error)
     error = register_program("looks at the end", [](const program_place& place) {
       return place.system.spawn([place](caf::blocking_actor* self) {
@@ -235,7 +235,7 @@ const bool programs_registered = [] {
           self->fail_state(make_error(errc::internal, "its last answer does not say it"));
       });
     });
-  // Gets what rank 0 sends, until it gets a message; reports when it hears that there is none.
+  // Receives broadcasts of rank 0 until it gets a message. Reports once that rank 0 is missing.
   if (!error)
     error = register_program("hears rank 0", [](const program_place& place) {
       return place.system.spawn([place](caf::blocking_actor* self) {
@@ -257,7 +257,7 @@ const bool programs_registered = [] {
         }
       });
     });
-  // Reports as much as it may, after a try with more; ends with a long text when it gets a message.
+  // Reports as much as allowed, after an attempt with more. Ends with a long text after a message.
   if (!error)
     error = register_program("says much", [](const program_place& place) {
       return place.system.spawn([place](caf::blocking_actor* self) {
@@ -272,7 +272,7 @@ const bool programs_registered = [] {
             make_error(errc::unavailable, std::to_string(got) + std::string(200'000, '!')));
       });
     });
-  // Sends more to each rank, and to itself, than goes on its way before somebody receives it.
+  // Sends more to each rank and to itself than is buffered before the recv.
   if (!error)
     error = register_program("all to all", [](const program_place& place) {
       return place.system.spawn([place](caf::blocking_actor* self) {
@@ -330,7 +330,7 @@ const bool programs_registered = [] {
     });
   if (!error)
     error = register_program("echo", spawn_echo);
-  // The same as "echo", once somebody writes to the pipe that its arguments name.
+  // As "echo", but starts when the pipe that its arguments name is opened for writing.
   if (!error)
     error = register_program("begins late", [](const program_place& place) {
       const std::string path{place.arguments.begin(), place.arguments.end()};
@@ -378,7 +378,7 @@ TEST_F(Programs, KeepTheOrderOfTheirMessages) {
   EXPECT_TRUE(nobody_failed());
 }
 
-// What a rank does not do, the others' calls do not meet its next one instead.
+// If a rank's call is not done, the other ranks' calls do not match its next call instead.
 TEST_F(Programs, StayInStepWhenACallIsNotDone) {
   TROUPE_NEEDS_DEVICES(2);
   start(3, {"in haste", {}});
@@ -403,7 +403,7 @@ TEST_F(Programs, ThatLookAtTheEndAloneAreToldThatACallWasNotDone) {
   }
 }
 
-// Each of them sends first.
+// All of them send first.
 TEST_F(Programs, ExchangeMessages) {
   TROUPE_NEEDS_DEVICES(2);
   start(3, {"all to all", {}});
@@ -420,13 +420,13 @@ TEST_F(Programs, LeaveTheParentNoCollectives) {
         error_of(ask<collective_done>(*system_, actor_, rank_local{0, barrier{}, {}})),
         error_of(ask<collective_done>(*system_, actor_, exchange{0, {{1, {}}}, {}, {}}))})
     EXPECT_EQ(code_of(error), errc::not_supported) << describe(error);
-  // Its devices are there for the parent, too.
+  // The parent can use its devices too.
   EXPECT_TRUE(works(must(device::open(*system_, 0))));
 }
 
 TEST_F(Programs, GetMessages) {
   TROUPE_NEEDS_DEVICES(2);
-  world_limits limits; // of the ranks one may have begun a sum that the others do not come to
+  world_limits limits; // one rank may have started a sum that the others do not call
   limits.stall_limit = 500ms;
   start(2, {"sums for ever", {}}, limits);
   ASSERT_TRUE(until_more_reports(2));
@@ -438,7 +438,7 @@ TEST_F(Programs, GetMessages) {
   EXPECT_EQ(code_of(error_of(refused)), errc::invalid_argument);
 }
 
-/// What a rank reports.
+/// Returns the reports of a rank.
 std::vector<std::vector<std::uint8_t>> bytes_of(const std::vector<program_report>& all, int rank) {
   std::vector<std::vector<std::uint8_t>> result;
   for (auto& x : all)
@@ -464,7 +464,7 @@ TEST_F(Programs, GetWhatWasSentBeforeTheyBegan) {
     EXPECT_FALSE(send({-1, {1}}));
     EXPECT_FALSE(send({1, {2}}));
     EXPECT_FALSE(send({-1, {3}}));
-    EXPECT_EQ(code_of(send({-1, {4}})), errc::overloaded); // nobody gets it
+    EXPECT_EQ(code_of(send({-1, {4}})), errc::overloaded); // no rank gets it
     EXPECT_FALSE(send({0, {5}}));
   }
   ASSERT_TRUE(until_more_reports(6));
@@ -485,7 +485,7 @@ TEST_F(Programs, GetWhatWasSentBeforeTheyBegan) {
   EXPECT_TRUE(nobody_failed());
 }
 
-// Nothing else waits for them: neither the parent nor their processes.
+// Neither the parent nor the programs' processes wait for them.
 TEST_F(Programs, MayTakeTheirTimeToBegin) {
   TROUPE_NEEDS_DEVICES(2);
   const auto path = ::testing::TempDir() + "troupe-begins-late-" + std::to_string(::getpid());
@@ -496,7 +496,7 @@ TEST_F(Programs, MayTakeTheirTimeToBegin) {
   EXPECT_TRUE(d.allocate_pinned(1 << 20, {.deadline = patience})); // its process maps it
   EXPECT_TRUE(works(d));
   constexpr std::uint8_t many = 100;
-  constexpr std::size_t size = 50'000; // some of them would fill the way there
+  constexpr std::size_t size = 50'000; // a few of them would fill the connection
   caf::scoped_actor asker{system_->get()};
   for (std::uint8_t i = 0; i < many; ++i) {
     const program_message x{0, std::vector<std::uint8_t>(size, i)};
@@ -581,7 +581,7 @@ TEST_P(ProgramsGoOn, AfterKills) {
   start(3, {"sums for ever", {}}, limits);
   const auto n = system_->ordinals().size();
   auto is_full = [&] { return view_.phase == world_phase::ready && view_.members.size() == n; };
-  std::vector<std::uint64_t> generations(n, 1); // of the ranks' devices: each kill is one more
+  std::vector<std::uint64_t> generations(n, 1); // of the ranks' devices: each kill adds one
   for (int i = 0; i < kills; ++i) {
     ASSERT_TRUE(until([&] {
       return is_full() && (GetParam().standby == standby_policy::none || view_.standby_ready);
@@ -609,7 +609,7 @@ TEST_F(Programs, ThatAreNotThereAreTold) {
   EXPECT_EQ(code_of(ended_.front().why), errc::invalid_argument) << describe(ended_.front().why);
 }
 
-/// The answer to a message for a program.
+/// Sends a message to a program and returns its error.
 caf::error answer_to(test_system& system, const caf::actor& world, std::int32_t rank) {
   return error_of(ask<void>(system, world, program_message{rank, {1}}));
 }
@@ -654,7 +654,7 @@ TEST_F(Programs, TellWhatTheirActorsHaveThrown) {
 TEST_F(Programs, AreAskedAgainWhenTheyAreBegunAnew) {
   start(1, {"echo", {}});
   ASSERT_TRUE(until([this] { return view_.phase == world_phase::ready; }));
-  must(ask<void>(*system_, actor_, program_message{0, {}})); // it ends
+  must(ask<void>(*system_, actor_, program_message{0, {}})); // ends the program
   ASSERT_TRUE(until([&] { return ended_.size() == 1; }));
   expect_text(answer_to(*system_, actor_, 0), {"\"echo\" of rank 0 has ended", "it was done"});
   EXPECT_EQ(code_of(kill(0)), errc::worker_lost);
@@ -670,7 +670,7 @@ TEST_F(Programs, WhoseFactoriesThrowAreTold) {
   EXPECT_EQ(code_of(ended_.front().why), errc::unavailable) << describe(ended_.front().why);
 }
 
-/// Says what the process of a device would.
+/// Sends notes as if they came from the process of a device.
 class ventriloquist final : public forwarding_backend {
 public:
   using forwarding_backend::forwarding_backend;
@@ -703,7 +703,7 @@ TEST_F(Programs, WhoseProcessSaysNonsenseLoseItAlone) {
   detail::program_note of_another;
   of_another.what = detail::program_note::kind::ready;
   of_another.world = 1;
-  of_another.rank = 1; // has the other device
+  of_another.rank = 1; // a rank of the other device
   const auto about_another = to_bytes(of_another);
   std::uint64_t generation = view_.members[0].generation;
   for (const auto& nonsense : {std::span<const std::byte>{long_text}, {about_another}}) {

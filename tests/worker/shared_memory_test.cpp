@@ -1,4 +1,4 @@
-// Memory that two processes see.
+// Memory shared by two processes.
 
 #include "support/expect.hpp"
 #include "worker/shared_memory.hpp"
@@ -76,7 +76,7 @@ TEST(SharedMemory, RefusesWhatCannotBeRight) {
   EXPECT_TRUE(has_code(shared_memory::attach(file_descriptor{}, 8192), errc::invalid_argument));
 }
 
-/// Lets the process open no more files.
+/// Prevents the process from opening more files.
 class no_more_files {
 public:
   no_more_files() {
@@ -99,7 +99,7 @@ private:
   rlimit before_{};
 };
 
-// More free memory would not mend it.
+// This is not an out-of-memory error: more free memory would not help.
 TEST(SharedMemory, TooManyOpenFilesAreNoLackOfMemory) {
   detail::shared_segments segments;
   caf::error why;

@@ -1,4 +1,4 @@
-// What a worker's agent takes for done, while more is being done.
+// Events that a worker's agent reports as done while more are becoming done.
 
 #include "hosts/take_done.hpp"
 
@@ -20,11 +20,11 @@ TEST(TakeDone, TakesWhatIsDoneInItsOrder) {
   EXPECT_EQ(all, (std::vector{1, 3, 5}));
 }
 
-/// What is told first may be all that is looked at: whoever asks for it takes what was begun before
-/// it for done, too.
+/// The receiver may look only at the first event that is reported. It then assumes that events
+/// recorded before it are done too.
 TEST(TakeDone, LeavesNothingThatWasDoneBefore) {
   constexpr int count = 6;
-  for (int turn = 0; turn < count; ++turn) { // when so many were looked at, all end in their order
+  for (int turn = 0; turn < count; ++turn) { // after this many checks all become done, in order
     std::vector<int> all{0, 1, 2, 3, 4, 5};
     int asked = 0;
     int done = 1;

@@ -14,7 +14,7 @@ namespace troupe::testing {
 
 namespace {
 
-/// How often the thread looks at its orders.
+/// Interval at which the thread checks its flags.
 constexpr int tick_ms = 5;
 
 } // namespace

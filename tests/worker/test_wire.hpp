@@ -1,4 +1,4 @@
-/// A way between two hosts that can be cut.
+/// A connection between two hosts that can be cut.
 #pragma once
 
 #include "backend/host/socket.hpp"
@@ -12,20 +12,20 @@
 
 namespace troupe::testing {
 
-/// Passes on what comes to a port of its own, until it is cut: then nothing comes through in either
-/// direction, and neither side hears why.
+/// Forwards connections from a port of its own until it is cut. Then no data passes in either
+/// direction, and neither side is notified.
 class test_wire {
 public:
-  /// `port`: of this machine's 127.0.0.1
+  /// `port`: a port of this machine's 127.0.0.1.
   explicit test_wire(std::uint16_t port);
   ~test_wire();
   test_wire(const test_wire&) = delete;
   test_wire& operator=(const test_wire&) = delete;
 
   std::uint16_t port() const noexcept { return address_.port; }
-  /// Returns when nothing comes through any more.
+  /// Cuts all connections. Returns when no data passes any more.
   void cut();
-  /// New connections come through again; the old ones remain cut.
+  /// Forwards new connections again. The old ones stay cut.
   void mend() { is_cut_.store(false); }
 
 private:
@@ -44,7 +44,7 @@ private:
   std::atomic<bool> is_cut_{false};
   std::atomic<bool> stop_{false};
   std::atomic<std::uint64_t> rounds_{0};
-  std::list<connection> connections_; // of the thread
+  std::list<connection> connections_; // used by the thread only
   std::thread thread_;
 };
 

@@ -1,4 +1,4 @@
-// Devices in worker processes, through everything above the backend.
+// Devices in worker processes, used through all layers above the backend.
 
 #include "support/eventually.hpp"
 #include "support/load.hpp"
@@ -27,7 +27,7 @@ namespace troupe::testing {
 
 namespace {
 
-/// Known in the workers too: this binary is their program.
+/// Workers run the same binary, so the launches are registered there too.
 const bool launches_registered = [] {
   auto error = register_launch("add", [](launch_context& context,
                                          std::span<const any_gpu_ref> reads,
@@ -77,7 +77,7 @@ TEST(WorkerBackend, SumsOverProcesses) {
     EXPECT_TRUE(works(w, seed));
 }
 
-// What was recorded first is over last.
+// The first recording is done last.
 TEST(WorkerBackend, AnEventIsRecordedAgainBeforeItIsOver) {
   auto all = make_workers(1);
   auto d = must(all->open(0));
@@ -129,7 +129,7 @@ TEST(WorkerBackend, LaunchesWhatTheWorkerKnows) {
       errc::not_supported);
 }
 
-/// What can only live in the process of the device.
+/// Requests that are possible only in the process of the device.
 struct local_request {
   const char* name;
   std::function<caf::error(test_system&, const device&, const any_gpu_ref&)> ask;
@@ -179,10 +179,10 @@ TEST_P(LocalRequests, AreRefusedAtOnceElsewhere) {
   EXPECT_TRUE(works(d));
 }
 
-/// Devices whose owner hears of their loss only when a test lets him.
+/// Devices whose loss signal is delayed until the test allows it.
 struct slow_news {
   door losses;
-  std::atomic<int> asked = 0; ///< lanes, of a loss
+  std::atomic<int> asked = 0; ///< number of times that lanes saw a loss
 };
 
 class with_slow_news final : public forwarding_backend {
@@ -227,15 +227,15 @@ TEST(WorkerBackend, WhoIsToldOfALossFindsTheDeviceClosed) {
   std::optional<closed_door> unheard{std::in_place, news->losses};
   auto death = launch_death(d);
   auto behind = d.fill(ref, 1.F);
-  ASSERT_TRUE(eventually([&] { return news->asked > 5; })); // the lane goes on
+  ASSERT_TRUE(eventually([&] { return news->asked > 5; })); // the lane still runs
   EXPECT_FALSE(death.ready());
   unheard.reset();
   EXPECT_EQ(code_of(error_of(answer_of(death))), errc::worker_lost);
-  EXPECT_TRUE(works(d)); // its next life
+  EXPECT_TRUE(works(d)); // in its next generation
   EXPECT_EQ(code_of(error_of(answer_of(behind))), errc::worker_lost);
 }
 
-// However late the news of it comes: what the other ranks see of it first is not the cause.
+// Errors that other ranks report first are not the cause, even if the loss signal comes late.
 TEST(WorkerBackend, WhatOtherRanksSeeOfALossIsNotItsCause) {
   TROUPE_NEEDS_DEVICES(2);
   auto news = std::make_shared<slow_news>();
@@ -248,13 +248,13 @@ TEST(WorkerBackend, WhatOtherRanksSeeOfALossIsNotItsCause) {
   std::optional<closed_door> unheard{std::in_place, news->losses};
   auto death = launch_death(w.device_of(1));
   auto sum = w.all_reduce(refs);
-  EXPECT_FALSE(must(sum.wait_for(200ms))); // rank 0 knows long before
+  EXPECT_FALSE(must(sum.wait_for(200ms))); // rank 0 notices it long before
   unheard.reset();
   EXPECT_EQ(code_of(error_of(answer_of(sum))), errc::worker_lost);
   EXPECT_EQ(code_of(error_of(answer_of(death))), errc::worker_lost);
 }
 
-// What the worker had when it was lost keeps nobody from the end.
+// Objects of the lost worker do not block the end of the system.
 TEST(WorkerBackend, EndsBesideALossThatNobodyHasHeardOf) {
   auto news = std::make_shared<slow_news>();
   std::optional<closed_door> unheard;
@@ -284,7 +284,7 @@ TEST(WorkerBackend, ComesBackWhenItsProcessIsKilled) {
   EXPECT_EQ(failure_of(is_lost_alone(system, w, 1, 0))->device, 1);
 }
 
-/// How a world goes on after a loss.
+/// How a world continues after a loss.
 struct way_on {
   const char* name;
   loss_policy on_loss;
@@ -305,7 +305,7 @@ TEST_P(LossLines, OneForTheLossAndOneForTheWorldThatGoesOn) {
   TROUPE_NEEDS_DEVICES(3);
   struct {
     std::mutex mutex;
-    std::vector<std::string> all; // but for what is for the library's own authors
+    std::vector<std::string> all; // without debug lines
   } lines;
   const auto count = [&](const std::string& what) {
     std::lock_guard lock{lines.mutex};
@@ -338,7 +338,7 @@ TEST_P(LossLines, OneForTheLossAndOneForTheWorldThatGoesOn) {
       EXPECT_EQ(count("device 1 is lost"), i);
       EXPECT_EQ(count("its worker, process"), i) << "it is told more than once";
       EXPECT_GE(count("world trainer is ready again after"), i);
-      EXPECT_LE(count("world trainer is ready again after"), 2 * i); // with fewer, and with all
+      EXPECT_LE(count("world trainer is ready again after"), 2 * i); // with fewer, then all ranks
     }
   }
   set_log_sink({});
@@ -390,7 +390,7 @@ TEST(WorkerBackend, GoesOnWithASpare) {
   EXPECT_TRUE(kept.is_there());
 }
 
-/// It hears of the loss when the device is there again already.
+/// The world is notified of the loss when the device is already back.
 TEST(WorkerBackend, AWorldWithMuchToReadGoesOnWithItsSpareAlone) {
   TROUPE_NEEDS_DEVICES(2);
   test_system system{in_worker_processes(2)};

@@ -1,5 +1,5 @@
-// Workers, their parent, and the end of either. Workers are child processes of this one, which
-// execute the test binary anew.
+// Workers, their parent, and the end of either. Workers are child processes that execute the test
+// binary anew.
 
 #include "support/control_timer.hpp"
 #include "worker/worker_support.hpp"
@@ -41,9 +41,9 @@ using detail::worker_hello;
 using detail::worker_parent;
 using detail::worker_process;
 
-// -- what workers do
+// -- in the workers
 
-/// For ever, or until somebody ends the process.
+/// Blocks until the process is killed.
 [[noreturn]] void stay() {
   while (true)
     ::pause();
@@ -54,7 +54,7 @@ std::vector<std::string> words_of(const std::string& text) {
   return {std::istream_iterator<std::string>{in}, {}};
 }
 
-/// The socket of a worker that does not attach as it should.
+/// Returns the socket of a worker that does not attach as it should.
 message_socket raw_socket() {
   const auto last = std::string_view{main_arguments().back()};
   return must(
@@ -67,20 +67,20 @@ std::string open_descriptors() {
     all.push_back(std::stoi(x.path().filename()));
   std::sort(all.begin(), all.end());
   std::string result;
-  for (const int x : all) // the last is the iterator's
+  for (const int x : all) // the last one belongs to the iterator
     result += std::to_string(x) + " ";
   return result;
 }
 
-/// Signals that end or stop a process by default, but say nothing of a fault of its own.
+/// Returns signals that end or stop a process by default and do not report a fault of the process.
 std::vector<int> signals_of_programs() {
   return {SIGHUP,    SIGINT,    SIGQUIT, SIGUSR1, SIGUSR2,  SIGPIPE, SIGALRM,
           SIGTERM,   SIGSTKFLT, SIGTSTP, SIGTTIN, SIGTTOU,  SIGXCPU, SIGXFSZ,
           SIGVTALRM, SIGPROF,   SIGIO,   SIGPWR,  SIGRTMIN, SIGRTMAX};
 }
 
-/// The signals that are blocked, and those that would do what they do by default. But for those
-/// that a sanitizer takes.
+/// Returns the blocked signals and the signals with their default action, except those that a
+/// sanitizer handles.
 std::string states_of_signals() {
   std::string result;
   sigset_t blocked;
@@ -98,7 +98,7 @@ std::string states_of_signals() {
   return result;
 }
 
-/// The same, as it has to be in a worker.
+/// Returns the expected states in a worker.
 std::string states_in_a_worker() {
   std::string result;
   for (const int x : {SIGILL, SIGTRAP, SIGABRT, SIGCHLD, SIGCONT, SIGURG, SIGWINCH, SIGSYS})
@@ -106,7 +106,7 @@ std::string states_in_a_worker() {
   return result;
 }
 
-/// What the standard streams are.
+/// Returns the targets of the standard streams.
 std::string standard_streams() {
   std::string result;
   for (const auto* x : {"/proc/self/fd/0", "/proc/self/fd/1", "/proc/self/fd/2"}) {
@@ -117,7 +117,7 @@ std::string standard_streams() {
   return result;
 }
 
-/// Obeys the texts that its parent sends.
+/// Executes the text orders that its parent sends.
 int obey() {
   const auto descriptors = open_descriptors();
   auto parent = std::make_unique<worker_parent>(must(worker_parent::attach(main_arguments())));
@@ -149,7 +149,7 @@ int obey() {
         return 2;
       stay();
     }
-    if (verb == "scribble") { // over the whole page
+    if (verb == "scribble") { // overwrites the whole page
       auto* page = parent->area().data() - detail::worker_page::size_bytes;
       std::memset(page, std::stoi(words.at(1)), detail::worker_page::size_bytes);
       stay();
@@ -164,17 +164,17 @@ int obey() {
       send_note(socket, standard_streams());
     else if (verb == "environment")
       send_note(socket, std::getenv("TROUPE_WORKER") != nullptr ? "a worker's" : "an ordinary one");
-    else if (verb == "add") { // one to all bytes of the area, and to the progress
+    else if (verb == "add") { // adds 1 to all bytes of the area and to the progress
       for (auto& x : parent->area())
         x = static_cast<std::byte>(std::to_integer<int>(x) + 1);
       parent->progress().count += 1;
       parent->progress().call = 77;
       send_note(socket, "added");
-    } else if (verb == "write") { // in what it was passed
+    } else if (verb == "write") { // to the descriptor that was passed
       if (::write(order->descriptors.at(0).get(), "w", 1) != 1)
         return 3;
       send_note(socket, "written");
-    } else if (verb == "pass") { // something new
+    } else if (verb == "pass") { // a new descriptor
       file_descriptor file{::memfd_create("passed", MFD_CLOEXEC)};
       if (::write(file.get(), "from the worker", 15) != 15)
         return 4;
@@ -183,12 +183,12 @@ int obey() {
     } else
       return 5;
   }
-  stay(); // the end of the socket: the library ends the process
+  stay(); // at the end of the socket the library ends the process
 }
 
 TROUPE_CHILD(Obedient) { return obey(); }
 
-/// What comes while a program is loaded.
+/// Signals arrive while a program is being loaded.
 TROUPE_CHILD(GetsSignalsBeforeItAttaches) {
   for (const int x : signals_of_programs())
     if (::kill(::getpid(), x) != 0)
@@ -246,7 +246,7 @@ TROUPE_CHILD(HasAnotherVersion) {
   stay();
 }
 
-/// Attaches when somebody continues it.
+/// Attaches after SIGCONT.
 TROUPE_CHILD(StopsBeforeItAttaches) {
   if (std::raise(SIGSTOP) != 0)
     return 1;
@@ -256,7 +256,7 @@ TROUPE_CHILD(StopsBeforeItAttaches) {
   stay();
 }
 
-/// Tells in a pipe that its parent is gone. `returns`: the listener does.
+/// Reports through a pipe that its parent has ended. `returns`: true if the listener returns.
 int tells_of_its_parent(bool returns) {
   auto pipe = std::make_shared<std::promise<int>>();
   auto known = pipe->get_future().share();
@@ -277,15 +277,15 @@ int tells_of_its_parent(bool returns) {
 TROUPE_CHILD(TellsOfItsParent) { return tells_of_its_parent(true); }
 TROUPE_CHILD(HangsWithoutItsParent) { return tells_of_its_parent(false); }
 
-/// A worker that has workers itself. It obeys, too.
+/// A worker that has workers of its own. It executes orders too.
 TROUPE_CHILD(Middle) {
-  static witness seen; // static: some orders end the process with all that is there
+  static witness seen; // static: some orders end the process without destroying it
   static std::vector<worker_process> workers;
   static auto parent = must(worker_parent::attach(main_arguments()));
   auto& socket = parent.socket();
   while (auto order = receive_note(socket)) {
     const auto words = words_of(order->text);
-    if (words.at(0) == "start") { // scenario, number, stuck limit in ms
+    if (words.at(0) == "start") { // arguments: scenario, number, stuck limit in ms
       std::vector<file_descriptor> watches;
       std::vector<int> passed;
       for (int i = 0; i < std::stoi(words.at(2)); ++i) {
@@ -300,7 +300,7 @@ TROUPE_CHILD(Middle) {
         passed.push_back(watches.back().get());
       }
       send_note(socket, "started " + std::to_string(workers.back().id()), passed);
-    } else if (words.at(0) == "fork") { // a process that has copies of all descriptors
+    } else if (words.at(0) == "fork") { // a process with copies of all descriptors
       const auto id = ::fork();
       if (id == 0)
         stay();
@@ -310,7 +310,7 @@ TROUPE_CHILD(Middle) {
     } else if (words.at(0) == "ends") {
       send_note(socket, std::to_string(seen.counts().first));
     } else if (words.at(0) == "exit") {
-      new std::vector<worker_process>(std::move(workers)); // nobody destroys them
+      new std::vector<worker_process>(std::move(workers)); // they are never destroyed
       std::exit(0);
     } else if (words.at(0) == "_exit") {
       ::_exit(0);
@@ -319,7 +319,7 @@ TROUPE_CHILD(Middle) {
   return 1;
 }
 
-// -- what this process has
+// -- resources of this process
 
 std::size_t entries_of(const char* folder) {
   return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator{folder}, {}));
@@ -349,7 +349,7 @@ std::ostream& operator<<(std::ostream& out, const belongings& x) {
              << " shared mappings" << (x.has_children ? ", children" : "");
 }
 
-/// A thread that was joined is listed for a moment longer, in what was there before, too.
+/// For EXPECT_TRUE. Waits, since a joined thread may still be listed for a moment.
 ::testing::AssertionResult has_only(const belongings& wanted) {
   const auto until = clock::now() + patience;
   belongings now;
@@ -535,7 +535,7 @@ TEST(WorkerProcess, WhoOverwritesThePageHarmsNobody) {
     auto worker = must(worker_process::start(std::move(options), seen.listener()));
     send_note(worker.socket(), "scribble " + std::to_string(byte));
     if (byte == 0x01 || byte == 0x02 ||
-        byte == 0x80) { // its life line is broken, and does not say so
+        byte == 0x80) { // its life line is broken, and nothing reports that
       std::array<std::byte, 8> bytes;
       EXPECT_TRUE(has_code(worker.socket().receive(bytes, 0, clock::now() + 200ms),
                            errc::deadline_exceeded));
@@ -552,7 +552,7 @@ TEST(WorkerProcess, WhoOverwritesThePageHarmsNobody) {
   }
 }
 
-// -- what it has
+// -- resources of a worker
 
 TEST(WorkerProcess, HasTheAreaAndTheProgress) {
   auto options = worker_of("Obedient");
@@ -597,12 +597,12 @@ TEST(WorkerProcess, InheritsNothingElse) {
   EXPECT_NE(std::signal(SIGPIPE, handler), SIG_ERR);
   ASSERT_EQ(::pthread_sigmask(SIG_SETMASK, &before, nullptr), 0);
   ASSERT_TRUE(worker) << describe(worker.error());
-  EXPECT_EQ(answer(worker->socket(), "descriptors").text, "0 1 2 3 4 "); // the iterator's is 4
+  EXPECT_EQ(answer(worker->socket(), "descriptors").text, "0 1 2 3 4 "); // 4: the iterator
   EXPECT_EQ(answer(worker->socket(), "signals").text, states_in_a_worker());
   EXPECT_EQ(answer(worker->socket(), "environment").text, "an ordinary one");
 }
 
-// -- signals that are for the program
+// -- signals for the program
 
 TEST(WorkerProcess, IsInAProcessGroupOfItsOwn) {
   auto worker = must(worker_process::start(worker_of("Obedient")));
@@ -734,9 +734,9 @@ TEST(WorkerProcess, NobodyIsStuckWhenBothStoodStill) {
   EXPECT_EQ(answer(middle.socket(), "ends").text, "0");
 }
 
-// -- the parent's end
+// -- the end of the parent
 
-/// ThreadSanitizer has a process wait for a second before it ends.
+/// ThreadSanitizer delays the end of a process by a second.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr std::chrono::seconds gone_bound{10};
 #else
@@ -776,13 +776,13 @@ TEST(WorkerParent, AStoppedWorkerEndsWithItsParent) {
   ASSERT_EQ(::kill(middle.id(), SIGKILL), 0);
   EXPECT_TRUE(is_ready(started.descriptors.at(0), patience));
   static_cast<void>(::syscall(SYS_pidfd_send_signal, started.descriptors.at(0).get(), SIGKILL,
-                              nullptr, 0)); // it is gone, unless the test has failed
+                              nullptr, 0)); // has no effect unless the test has failed
 }
 
 TEST(WorkerParent, ParentDiesBeforeItsWorkerAttaches) {
   auto middle = must(worker_process::start(worker_of("Middle")));
   send_note(middle.socket(), "start StopsBeforeItAttaches 1 1000");
-  // The child of that process, once it has stopped itself.
+  // Finds the child of that process after it has stopped itself.
   pid_t worker = -1;
   for (const auto until = clock::now() + patience; worker < 0 && clock::now() < until;
        std::this_thread::yield())
@@ -799,7 +799,7 @@ TEST(WorkerParent, ParentDiesBeforeItsWorkerAttaches) {
   const auto watch = watch_of(worker);
   EXPECT_TRUE(is_ok(middle.kill()));
   ASSERT_TRUE(middle.wait_exit(clock::now() + patience));
-  // The system may have continued it: its process group has no parent in the session any more.
+  // The kernel may have continued it, since its process group is orphaned.
   if (::syscall(SYS_pidfd_send_signal, watch.get(), SIGCONT, nullptr, 0) != 0) {
     ASSERT_EQ(errno, ESRCH);
   }
@@ -810,7 +810,7 @@ TEST(WorkerParent, TheLifeLineTellsWhatTheSocketDoesNot) {
   witness seen;
   auto middle = must(worker_process::start(worker_of("Middle"), seen.listener()));
   const auto started = answer(middle.socket(), "start Obedient 4 1000");
-  const auto forked = answer(middle.socket(), "fork"); // it keeps all sockets open
+  const auto forked = answer(middle.socket(), "fork"); // keeps all sockets open
   ASSERT_EQ(::kill(middle.id(), SIGKILL), 0);
   EXPECT_EQ(seen.wait_end().noticed, noticed_by::life_line);
   for (auto& x : started.descriptors)
@@ -895,7 +895,7 @@ TEST(WorkerParent, DestroyedWithoutPatience) {
       auto worker = must(worker_process::start(std::move(options), seen->listener()));
     }
     EXPECT_LE(seen->counts().first, 1u);
-    seen.reset(); // nobody comes back to it
+    seen.reset(); // no listener is called later
   }
   EXPECT_TRUE(has_only(before)) << "what is left, ends by itself";
 }
@@ -919,7 +919,7 @@ TROUPE_CHILD(IgnoresChildren) {
   return 0;
 }
 
-// -- nothing is left
+// -- no leaks
 
 TEST(WorkerProcess, AHundredCyclesLeaveNothing) {
   const auto cycle = [](int i) {
@@ -940,7 +940,7 @@ TEST(WorkerProcess, AHundredCyclesLeaveNothing) {
   EXPECT_TRUE(has_only(before));
 }
 
-// -- starts that fail
+// -- failed starts
 
 TEST(WorkerStart, NoProgram) {
   auto options = worker_of("Obedient");
@@ -1011,9 +1011,9 @@ TEST(WorkerStart, OptionsThatCannotBeRight) {
   EXPECT_TRUE(refused([](auto& x) { x.area_bytes = ~std::size_t{0}; }));
 }
 
-// -- attaching to a parent that is none; the worker's side in this process
+// -- attaching without a real parent; the worker's side runs in this process
 
-/// A worker's descriptor, and its parent's end.
+/// A worker's descriptor and the parent's end of its socket.
 struct meeting {
   meeting() {
     auto ends = must(message_socket::pair());
@@ -1027,7 +1027,7 @@ struct meeting {
     return worker_parent::attach(arguments, {.hello_limit = patience});
   }
 
-  /// What the parent learns.
+  /// Returns the error that the parent receives.
   std::string refusal() {
     std::array<std::byte, 4096> bytes;
     const auto got = must(parent->receive(bytes));

@@ -1,4 +1,4 @@
-// Workers of programs that are not as usual: that forget `worker_main`, lose their file, or have no
+// Workers of unusual programs: without a call of `worker_main`, without their file, or without
 // standard streams.
 
 #include "support/child_process.hpp"
@@ -29,7 +29,7 @@
 namespace troupe::testing {
 namespace {
 
-/// Removed at its end.
+/// A folder that its owner deletes.
 class folder {
 public:
   folder() : path_(std::filesystem::temp_directory_path() / "troupe-start-XXXXXX") {
@@ -82,7 +82,7 @@ void note(const std::string& text) {
     ::pause();
 }
 
-// If it is not refused, each process starts the next one.
+// If the start is not refused, each process starts the next one.
 
 TROUPE_CHILD(ForgetsWorkerMain) {
   note("a process");
@@ -134,7 +134,7 @@ TEST(WorkerMain, AProgramThatIgnoresItsResultIsRefused) {
   const auto log = place.in("log");
   {
     auto workers = must(make_worker_backend(with_workers("IgnoresWhatWorkerMainReturns", log)));
-    must(workers->open(0)); // and is closed again, which ends its worker in good order
+    must(workers->open(0)); // the device closes again, and its worker ends normally
   }
   std::vector<std::string> lines;
   ASSERT_TRUE(eventually([&] { return (lines = lines_of(log)).size() >= 2; }));
@@ -145,7 +145,7 @@ TEST(WorkerMain, AProgramThatIgnoresItsResultIsRefused) {
 
 // -- the program's file
 
-/// Its arguments: what becomes of the file, and the log.
+/// Arguments: the fate of the file, and the log.
 TROUPE_CHILD(LosesItsFile) {
   const std::string how = main_arguments()[2];
   std::ofstream log{main_arguments()[3]};
@@ -168,10 +168,10 @@ TROUPE_CHILD(LosesItsFile) {
   return ::testing::UnitTest::GetInstance()->ad_hoc_test_result().Failed() ? 2 : 0;
 }
 
-/// For a shell.
+/// Quotes a text for a shell.
 std::string quoted(const std::string& text) { return "'" + text + "'"; }
 
-/// Runs a copy of this program.
+/// Runs a copy of this program and expects that it survives.
 void expect_to_live_on(const std::string& loader, const std::string& how) {
   const folder place;
   const auto program = place.in("program");
@@ -196,7 +196,7 @@ TEST(WorkerProgram, IsWhatRunsWhateverBecomesOfItsFile) {
     expect_to_live_on("", how);
 }
 
-/// Of dynamically linked programs of this kind.
+/// Returns the dynamic loader of this program.
 std::string dynamic_loader() {
   std::string result;
   ::dl_iterate_phdr(
@@ -218,7 +218,7 @@ TEST(WorkerProgram, IsStartedByTheLoaderThatHasStartedItsParent) {
   expect_to_live_on(loader, "kept");
 }
 
-/// A relative path means the folder of the start.
+/// A relative path refers to the folder at the start.
 TROUPE_CHILD(ChangesItsFolder) {
   if (::chdir("/proc/self") != 0)
     return 1;
@@ -244,7 +244,7 @@ TEST(WorkerProgram, MayBeNamedByARelativePath) {
   EXPECT_EQ(child.status, 0) << to_string(child);
 }
 
-// -- the standard streams
+// -- standard streams
 
 void compute_and_print() {
   test_system system{in_worker_processes(2)};
@@ -265,7 +265,7 @@ TROUPE_CHILD(PrintsIntoClosedStreams) {
   return 0;
 }
 
-/// As a program that becomes a daemon.
+/// As a program does that becomes a daemon.
 TROUPE_CHILD(ClosesItsStreamsLater) {
   test_system system{in_worker_processes(2)};
   auto w = system.open_world();

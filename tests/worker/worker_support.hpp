@@ -1,4 +1,4 @@
-/// Workers of tests: the test binary itself, in a scenario that obeys to texts.
+/// Workers for tests: the test binary itself, in a scenario that executes text orders.
 #pragma once
 
 #include "support/child_process.hpp"
@@ -26,7 +26,7 @@ namespace troupe::testing {
 using namespace std::chrono_literals;
 using clock = std::chrono::steady_clock;
 
-/// What takes longer, is taken for a failure.
+/// A test that waits longer than this has failed.
 inline constexpr std::chrono::seconds patience{30};
 
 inline double ms(clock::duration x) { return std::chrono::duration<double, std::milli>(x).count(); }
@@ -39,7 +39,6 @@ inline detail::worker_options worker_of(const std::string& scenario) {
   return result;
 }
 
-/// A text with descriptors, as a message.
 struct note {
   std::string text;
   std::vector<detail::file_descriptor> descriptors;
@@ -50,7 +49,7 @@ inline void send_note(detail::message_socket& socket, std::string_view text,
   must(socket.send(std::as_bytes(std::span{text}), descriptors, clock::now() + patience));
 }
 
-/// None at the end. A worker waits without a limit: it shall not end by itself.
+/// Returns none at the end of the stream. No limit: a worker must not end by itself.
 inline std::optional<note> receive_note(detail::message_socket& socket,
                                         detail::time_limit until = detail::no_limit) {
   std::array<char, 4096> text;
@@ -70,7 +69,7 @@ inline note answer(detail::message_socket& socket, std::string_view text,
   return std::move(*result);
 }
 
-/// What the listener of a worker was told.
+/// Records the notifications of a worker's listener.
 class witness {
 public:
   detail::worker_listener listener() {
@@ -80,7 +79,7 @@ public:
 
   detail::worker_end wait_end() { return wait(ends_); }
   detail::worker_exit wait_exit() { return wait(exits_); }
-  /// How often it was told of an end, and of an exit.
+  /// Returns how many ends and exits were reported.
   std::pair<std::size_t, std::size_t> counts() {
     std::lock_guard lock{mutex_};
     return {ends_.size(), exits_.size()};

@@ -1,5 +1,5 @@
-/// The only place that knows which CAF it is built with: 0.17.6 (Debian, Ubuntu) or 1.x (vcpkg,
-/// Conan). It includes little of CAF; a file that sends or spawns includes `caf/all.hpp` itself.
+/// The only file that depends on the version of CAF: 0.17.6 (Debian, Ubuntu) or 1.x (vcpkg, Conan).
+/// It includes little of CAF; a file that sends or spawns includes `caf/all.hpp` itself.
 #pragma once
 
 #include <caf/actor_system_config.hpp>
@@ -49,7 +49,7 @@
 #error "troupe needs CAF 0.17.6 or CAF 1.0.2 and newer"
 #endif
 
-/// Is the condition variable at which an actor system waits for its actors known? It is private.
+/// Whether the condition variable on which an actor system waits is known. It is private in CAF.
 #if CAF_MAJOR_VERSION == 0 || (CAF_MAJOR_VERSION == 1 && CAF_MINOR_VERSION <= 1)
 #define TROUPE_CAF_HAS_RUNNING_CONDITION 1
 #else
@@ -58,8 +58,8 @@
 
 namespace troupe::detail {
 
-/// Makes the library's messages known to CAF 1.x, which must happen before its first use of them;
-/// 0.17 learns them from the configuration. Cheap after the first time.
+/// Registers the library's messages with CAF 1.x, which must happen before their first use. CAF
+/// 0.17 gets them from the configuration. Cheap after the first time.
 struct known_types {
   known_types();
 };
@@ -72,8 +72,8 @@ template <class T> struct field_ref {
 
 template <class T> field_ref<T> field(const char* name, T& value) { return {name, value}; }
 
-/// Gives an invalid handle where a payload that cannot be serialized would leave the process: CAF
-/// then drops a send and fails a request, instead of corrupting the connection (CAF 1.x).
+/// Returns `dest`, or an invalid handle if a payload that cannot be serialized would leave the
+/// process. CAF then drops a send and fails a request, and does not corrupt the connection (1.x).
 template <class... Ts, class Self, class Dest> Dest checked(const Self& self, const Dest& dest) {
   if constexpr ((caf::allowed_unsafe_message_type<std::decay_t<Ts>>::value || ...))
     if (dest && dest.node() != self->node())
@@ -81,12 +81,12 @@ template <class... Ts, class Self, class Dest> Dest checked(const Self& self, co
   return dest;
 }
 
-/// Is `Self`, a pointer to an actor or a `caf::scoped_actor`, one that blocks?
+/// Whether `Self`, a pointer to an actor or a `caf::scoped_actor`, is a blocking actor.
 template <class Self>
 inline constexpr bool is_blocking_actor =
     std::is_base_of_v<caf::blocking_actor, std::remove_cvref_t<decltype(*std::declval<Self>())>>;
 
-/// The number of a request that `self` makes without sending a message.
+/// Returns the id for a request of `self` that is made without a message.
 template <class Self> caf::message_id new_request_id(const Self& self) {
   return self->new_request_id(caf::message_priority::normal);
 }
@@ -118,7 +118,7 @@ template <class Inspector, class E> bool inspect_enum(Inspector& f, E& x) {
                  });
 }
 
-/// Lets `x` travel as a `Repr`.
+/// Serializes `x` as a `Repr`.
 template <class Repr, class Inspector, class T, class Get, class Set>
 bool inspect_as(Inspector& f, T& x, Get get, Set set) {
   return f.object(x).fields(f.field(
@@ -129,7 +129,7 @@ bool inspect_as(Inspector& f, T& x, Get get, Set set) {
       }));
 }
 
-/// Makes the blocks' types known to CAF; before the first configuration. Safe to call again.
+/// Registers the blocks' types with CAF, before the first configuration. Can be called again.
 template <class... Blocks> void init_types() {
   static const bool once = [] {
     (caf::init_global_meta_objects<Blocks>(), ...);
@@ -149,17 +149,17 @@ struct config_base : caf::actor_system_config {
   template <class E> void add_errors(const char*) {}
 };
 
-/// An error of another library's category, as text.
+/// Returns the text of an error of another library's category.
 inline std::string describe_foreign(const caf::error& e) { return to_string(e); }
 
-/// The argument of the command line in the context of an error of CAF's parser.
+/// Returns the command-line argument in the context of an error of CAF's parser, if there is one.
 inline std::optional<std::string> argument_of(const caf::message& context) {
   if (context.size() != 1 || !context.match_element<std::string>(0))
     return std::nullopt;
   return context.get_as<std::string>(0);
 }
 
-/// Has the parser of the command line printed what it was asked for?
+/// Returns whether the command-line parser has printed what --help and similar options request.
 inline bool has_printed_help(const caf::actor_system_config& cfg) noexcept {
   return cfg.helptext_printed();
 }
@@ -168,7 +168,7 @@ template <class E> bool in_category(const caf::error& e) {
   return e.category() == caf::type_id_v<E>;
 }
 
-/// A receiver that ends answers with its exit reason, which may be none at that moment.
+/// Returns whether the receiver has ended: it then replies with its exit reason, perhaps none.
 inline bool means_receiver_down(const caf::error& e) {
   return e == caf::none || in_category<caf::exit_reason>(e);
 }
@@ -178,7 +178,7 @@ void send(const Self& self, const Dest& dest, Ts&&... xs) {
   self->mail(std::forward<Ts>(xs)...).send(checked<Ts...>(self, dest));
 }
 
-/// From any thread.
+/// Sends without a sender; callable from any thread.
 template <class Dest, class... Ts> void anon_send(const Dest& dest, Ts&&... xs) {
   caf::anon_mail(std::forward<Ts>(xs)...).send(dest);
 }
@@ -193,7 +193,7 @@ auto request(const Self& self, const Dest& dest, Dur timeout, Ts&&... xs) {
   return self->mail(std::forward<Ts>(xs)...).request(checked<Ts...>(self, dest), timeout);
 }
 
-/// How `self` receives the response to it.
+/// Returns the handle by which `self` receives the response to the request `id`.
 template <class Self> auto response_to(const Self& self, caf::message_id id) {
   auto& who = *self;
   if constexpr (is_blocking_actor<Self>)
@@ -202,7 +202,7 @@ template <class Self> auto response_to(const Self& self, caf::message_id id) {
     return caf::event_based_response_handle<caf::message>{&who, id.response_id(), {}};
 }
 
-/// The serialized form of `x`, as it crosses processes.
+/// Returns the serialized form of `x`, as sent between processes.
 template <class T>
 caf::expected<std::vector<std::byte>> to_bytes(caf::actor_system& sys, const T& x) {
   caf::byte_buffer buffer;
@@ -220,10 +220,10 @@ caf::error from_bytes(caf::actor_system& sys, const std::vector<std::byte>& byte
   return {};
 }
 
-/// The context that a worker of the pool hands to its jobs.
+/// The context that a pool worker passes to its jobs.
 using pool_context = caf::scheduler;
 
-/// A job of the pool that its owner keeps alive.
+/// A job of the pool. Its owner keeps it alive.
 class pool_job : public caf::resumable {
 public:
   virtual resume_result run(pool_context* on, std::size_t throughput) = 0;
@@ -235,7 +235,7 @@ public:
   void deref_resumable() const noexcept final {}
 };
 
-/// Takes actors that a message has made runnable, in place of the pool.
+/// Receives, in place of the pool, the actors that a message has made runnable.
 class job_sink : public caf::scheduler {
 public:
   explicit job_sink(caf::actor_system&) {}
@@ -252,11 +252,11 @@ inline void run_in_pool(caf::actor_system& sys, caf::resumable* job) {
   sys.scheduler().schedule(job);
 }
 
-/// Puts `job`, which has had its turn, behind the other jobs of a worker.
+/// Puts `job`, which has just run, behind the other jobs of a worker.
 inline void run_later(caf::resumable* job, pool_context* on) { on->delay(job); }
 
-/// Puts a response into the mailbox of `receiver`; from any thread. An actor of the pool then runs
-/// where `runs_on` says, or in the pool.
+/// Puts a response into the mailbox of `receiver`; callable from any thread. If that makes an actor
+/// of the pool runnable, it goes to `runs_on`, or to the pool if `runs_on` is null.
 inline void enqueue_response(const caf::strong_actor_ptr& receiver,
                              const caf::strong_actor_ptr& sender, caf::message_id request,
                              caf::message content, job_sink* runs_on) {
@@ -468,7 +468,7 @@ private:
 template <class F> struct thread_start_hook : caf::thread_hook {
   explicit thread_start_hook(F g) : f(g) {}
   void init(caf::actor_system&) override {}
-  void thread_started() override { // 0.17 says no more of a thread than its name
+  void thread_started() override { // CAF 0.17 gives only the name of a thread
     char name[16] = {};
     pthread_getname_np(pthread_self(), name, sizeof name);
     f(std::string_view{name} == "caf.multiplexer");
@@ -479,7 +479,7 @@ template <class F> struct thread_start_hook : caf::thread_hook {
 
 #endif
 
-/// Runs `job` as a worker of the pool does.
+/// Runs `job` as a pool worker does.
 inline void run_job(caf::resumable* job, pool_context* on, std::size_t throughput) {
   if (job->resume(on, throughput) == caf::resumable::resume_later)
     run_later(job, on);
@@ -487,14 +487,14 @@ inline void run_job(caf::resumable* job, pool_context* on, std::size_t throughpu
     intrusive_ptr_release(job);
 }
 
-/// The code of `e` if it belongs to the enumeration `E`.
+/// Returns the code of `e` if `e` belongs to the enumeration `E`.
 template <class E> std::optional<E> error_as(const caf::error& e) {
   if (e != caf::none && in_category<E>(e))
     return static_cast<E>(e.code());
   return std::nullopt;
 }
 
-/// A blocking request. A receiver that is dead gives `sec::request_receiver_down` in every version.
+/// Sends a request and blocks. A dead receiver gives `sec::request_receiver_down` on every CAF.
 template <class T, class Dest, class Dur, class... Ts>
 caf::expected<T> ask(caf::scoped_actor& self, const Dest& dest, Dur timeout, Ts&&... xs) {
   caf::expected<T> result{caf::error{}};

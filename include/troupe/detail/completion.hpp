@@ -1,4 +1,4 @@
-/// The client's side of an operation: answered once, waited for by anybody.
+/// The client's side of an operation: completed once; any number of threads can wait for it.
 #pragma once
 
 #include <troupe/error.hpp>
@@ -15,23 +15,23 @@ namespace troupe::detail {
 
 using clock = std::chrono::steady_clock;
 
-/// `time` from now on; what the clock cannot count to is its end.
+/// Returns now plus `time`, or the end of the clock if the clock cannot represent the sum.
 inline clock::time_point from_now(std::chrono::nanoseconds time) noexcept {
   auto now = clock::now();
   return time < clock::time_point::max() - now ? now + time : clock::time_point::max();
 }
 
-/// A limit of so long never comes, and can be counted with.
+/// A limit that never expires in practice. Sums with it do not overflow.
 inline constexpr std::chrono::hours as_good_as_never{24 * 365};
 
 /// Marks the calling thread as one that must not block: a lane, a callback thread, a worker of
 /// CAF's pool.
 void forbid_blocking(const char* thread_kind) noexcept;
 
-/// May the calling thread block?
+/// Returns whether the calling thread may block.
 bool may_block() noexcept;
 
-/// Makes the calling thread one that must not block while this lives.
+/// Marks the calling thread as one that must not block while this object lives.
 class no_blocking_scope {
 public:
   explicit no_blocking_scope(const char* thread_kind) noexcept;
@@ -43,11 +43,11 @@ private:
   const char* before_;
 };
 
-/// None if the calling thread may block.
-/// @errors errc::would_block
+/// Returns none if the calling thread may block.
+/// @errors errc::would_block: it must not
 caf::error check_may_block() noexcept;
 
-/// Answered exactly once, by whoever claims it first (INV-1).
+/// Completed exactly once, by the first caller of `answer` (INV-1).
 class completion : public std::enable_shared_from_this<completion> {
 public:
   completion() = default;
@@ -57,46 +57,46 @@ public:
 
   bool answered() const noexcept { return answered_.load(std::memory_order_acquire); }
 
-  /// None on success. Only after `answered`.
+  /// None on success. Valid only after `answered` has returned true.
   const caf::error& error() const noexcept { return error_; }
 
-  /// Number of the operation; 0 if it was refused before it got one.
+  /// Returns the number of the operation; 0 if it was refused before it got one.
   virtual std::uint64_t number() const noexcept { return 0; }
 
-  /// Asks for an early end; the answer tells what came of it.
+  /// Requests an early end. The result says what happened.
   virtual void cancel() noexcept {}
 
-  /// Waits until answered. The thread may block.
+  /// Blocks until completed. Only for threads that may block.
   void wait() noexcept;
-  /// False when `until` came first.
+  /// Blocks until completed or `until`. Returns false if `until` came first.
   bool wait_until(clock::time_point until) noexcept;
 
-  /// Calls `listener` once answered, on the answering thread, or at once on this one. It must not
-  /// block and not throw.
+  /// Calls `listener` on completion: on the completing thread, or at once on this thread if already
+  /// completed. The listener must not block or throw.
   void on_answer(std::function<void()> listener);
 
-  /// Answers; false if somebody else did. `error` none is success.
+  /// Completes with `error`; none is success. Returns false if another caller was first.
   bool answer(caf::error error) noexcept;
 
 protected:
-  /// Called by the one that answers, before the answer can be seen.
+  /// Called on the completing thread before the result is visible.
   virtual void before_answer(const caf::error&) noexcept {}
-  /// The same when it can be seen.
+  /// Called on the completing thread after the result is visible.
   virtual void after_answer() noexcept {}
 
 private:
   bool spin() const noexcept;
 
-  std::atomic<bool> answered_{false}; // who waits looks at it all the time
+  std::atomic<bool> answered_{false}; // waiting threads poll it
   std::atomic<bool> waited_for_{false};
   caf::error error_;
   std::mutex mutex_;
   std::condition_variable condition_;
   std::vector<std::function<void()>> listeners_;
-  std::atomic<bool> claimed_{false}; // somebody answers, or did; far from the word above
+  std::atomic<bool> claimed_{false}; // `answer` was called; kept far from `answered_`
 };
 
-/// A completion that is answered from the start: a request that was refused.
+/// Returns a completion that has already failed with `why`, for a refused request.
 std::shared_ptr<completion> refused(caf::error why);
 
 } // namespace troupe::detail

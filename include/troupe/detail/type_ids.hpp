@@ -176,8 +176,8 @@ CAF_ADD_TYPE_ID(troupe, (troupe::room_policy))
 CAF_ADD_TYPE_ID(troupe, (troupe::accept))
 CAF_END_TYPE_ID_BLOCK(troupe)
 
-// Messages that mean something only within the process. They have no serialized form, and the
-// configuration does not tell CAF's network about them.
+// Messages for use within one process only. They have no serialized form, and the configuration
+// does not register them for CAF's network.
 CAF_BEGIN_TYPE_ID_BLOCK(troupe_local, caf::id_block::troupe::end)
 CAF_ADD_TYPE_ID(troupe_local, (troupe::launch_callable))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::get_device_actor))

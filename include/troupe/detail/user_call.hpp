@@ -1,5 +1,5 @@
-/// Calls of functions that users hand in. An exception becomes an error value, or a line of the
-/// log where there is nobody to get one.
+/// Calls of functions that users pass in. An exception becomes an error value, or a log line if
+/// there is no caller that could receive an error.
 #pragma once
 
 #include <troupe/error.hpp>
@@ -14,8 +14,8 @@ namespace troupe::detail {
 /// Returns the text of an exception.
 std::string exception_text(const std::exception_ptr& x);
 
-/// Calls `f`, which returns an error or nothing. `name` says what `f` is.
-/// @errors `code`: it threw; the text names it and the exception
+/// Calls `f`, which returns an error or nothing. `name` describes `f` in the error text.
+/// @errors `code`: `f` threw; the text contains `name` and the text of the exception
 template <class F> caf::error call_user(errc code, std::string_view name, F&& f) noexcept {
   try {
     if constexpr (std::is_void_v<std::invoke_result_t<F&>>) {
@@ -30,10 +30,10 @@ template <class F> caf::error call_user(errc code, std::string_view name, F&& f)
   }
 }
 
-/// Logs that the function of that name threw `x`.
+/// Logs that the function called `name` threw `x`.
 void log_exception(std::string_view name, const std::exception_ptr& x) noexcept;
 
-/// Calls `f`, whose exception is a line of the log.
+/// Calls `f` and logs an exception that it throws.
 template <class F> void call_user_or_log(std::string_view name, F&& f) noexcept {
   try {
     f();

@@ -29,7 +29,7 @@ namespace troupe {
 
 namespace {
 
-/// Which communicators are wanted, of the last that were built here or called off.
+/// Flags of the last communicators that were built here or called off: true means called off.
 class wanted_list {
 public:
   std::shared_ptr<const std::atomic<bool>> unwanted(const communicator_id& id) {
@@ -152,7 +152,8 @@ private:
       return to_id.error();
     const auto links = detail::nvlinks_between(*from_id, *to_id);
     result.links = links.value_or(0);
-    // Atomics of one GPU in another one's memory need NVLink, also where nobody can count it.
+    // Native atomics in another GPU's memory need NVLink. They prove it where links cannot be
+    // counted.
     const bool nvlink = links ? *links > 0 : result.native_atomics;
     result.kind = nvlink ? link_kind::nvlink : link_kind::pcie;
     return result;
@@ -172,7 +173,7 @@ private:
   const std::shared_ptr<detail::pool_trimmer> trimmer_;
 };
 
-/// The reason for which there is no GPU to be had.
+/// Returns the reason why no GPU is available.
 caf::error no_gpu(cudaError_t code) {
   int driver = 0;
   int runtime = 0;

@@ -32,7 +32,7 @@ namespace troupe::detail {
 
 namespace {
 
-/// Which devices of this process somebody has. Never destroyed: devices may outlive static objects.
+/// The devices that are open in this process. Never destroyed: devices may outlive static objects.
 constinit std::array<std::atomic<bool>, 1024> claimed{};
 
 cudaStream_t native(stream_view stream) noexcept {
@@ -92,7 +92,7 @@ cuda_device::open(int ordinal, int device_count, shared_driver_access driver,
 cuda_device::~cuda_device() {
   if (driver_->ended()) {
     if (pool_)
-      pool_->abandon(); // it goes with the process
+      pool_->abandon(); // freed when the process ends
     return;
   }
   const device_guard guard{ordinal_};
@@ -203,7 +203,7 @@ caf::error cuda_device::close_memory() noexcept {
     return err;
   auto first = select();
   for (void* memory : allocated_) {
-    // For memory of a pool it does not synchronize.
+    // `cudaFree` does not synchronize for memory of a pool.
     auto err = check(cudaFree(memory), "cudaFree", ordinal_);
     if (err && !first)
       first = std::move(err);
@@ -252,7 +252,7 @@ caf::expected<void*> cuda_device::allocate_symmetric(std::size_t size_bytes) noe
       return err;
     void* memory = nullptr;
     auto code = ncclMemAlloc(&memory, size_bytes);
-    if (code != ncclSuccess) { // what the pools keep may be what is missing
+    if (code != ncclSuccess) { // the pools may hold the missing memory
       trimmer_->trim_now(ordinal_);
       code = ncclMemAlloc(&memory, size_bytes);
     }
@@ -306,7 +306,7 @@ caf::expected<void*> cuda_device::allocate_pinned(std::size_t size_bytes) noexce
   if (auto err = check(guard.error(), "cudaSetDevice", ordinal_))
     return err;
   void* memory = nullptr;
-  // Where host and device share their memory, pools of any device may hold what is missing.
+  // If host and device share memory, the pool of any device may hold the missing memory.
   const auto code =
       with_room(-1, [&] { return cudaHostAlloc(&memory, size_bytes, cudaHostAllocPortable); });
   if (auto err = check(code, "cudaHostAlloc", ordinal_))
@@ -316,7 +316,7 @@ caf::expected<void*> cuda_device::allocate_pinned(std::size_t size_bytes) noexce
 
 caf::error cuda_device::deallocate_pinned(void* memory) noexcept {
   if (driver_->ended())
-    return {}; // it goes with the process
+    return {}; // freed when the process ends
   const device_guard guard{ordinal_};
   if (auto err = check(guard.error(), "cudaSetDevice", ordinal_))
     return err;
@@ -337,7 +337,7 @@ caf::error cuda_device::register_pinned(void* memory, std::size_t size_bytes) no
 
 caf::error cuda_device::unregister_pinned(void* memory) noexcept {
   if (driver_->ended())
-    return {}; // it goes with the process
+    return {}; // unregistered when the process ends
   const device_guard guard{ordinal_};
   if (auto err = check(guard.error(), "cudaSetDevice", ordinal_))
     return err;
@@ -348,7 +348,7 @@ caf::error cuda_device::wait_word(stream_view stream, const std::atomic<std::uin
                                   std::uint64_t value) noexcept {
   if (auto err = select())
     return err;
-  // The runtime has no such call; the driver's comes without linking it.
+  // The runtime has no such call. The driver's is found without linking to the driver.
   constexpr unsigned since = 11070;
   void* entry = nullptr;
   auto found = cudaDriverEntryPointSymbolNotFound;
@@ -425,7 +425,7 @@ caf::expected<bool> cuda_device::query(event_view event) noexcept {
     return true;
   if (code != cudaErrorNotReady)
     return cuda_failure(code, "cudaEventQuery", ordinal_);
-  (void)cudaGetLastError(); // CUDA keeps it as a last error that a user's launch would find
+  (void)cudaGetLastError(); // else a user's launch would find it as the last error
   return false;
 }
 
@@ -480,7 +480,7 @@ caf::error cuda_device::clear_last_error(std::string_view found, std::string_vie
   if (auto err = driver_->check(ordinal_))
     return err;
   const auto code = cudaGetLastError();
-  if (code == cudaSuccess || code == cudaErrorNotReady) // a query's answer
+  if (code == cudaSuccess || code == cudaErrorNotReady) // left by a query
     return {};
   if (classify(code) == errc::device_fault)
     return cuda_failure(code, "cudaGetLastError", ordinal_);
@@ -488,7 +488,7 @@ caf::error cuda_device::clear_last_error(std::string_view found, std::string_vie
   if (logged_errors_.test(index))
     return {};
   logged_errors_.set(index);
-  // Without memory for the line there is none: the launch is not to fail for it.
+  // Without memory for the log line it is dropped: the launch must not fail for it.
   static_cast<void>(no_throw([&]() -> caf::error {
     std::string text = "a CUDA error that a call has left on the thread of the device was found ";
     text.append(found).append(" ").append(call);
@@ -515,7 +515,8 @@ caf::expected<bool> cuda_device::can_access_peer(int peer) noexcept {
 
 namespace {
 
-/// What this process has enabled, and stays enabled: to ask again is an error to CUDA.
+/// The peer access that this process has enabled. It stays enabled; CUDA refuses to enable it
+/// again.
 class enabled_links {
 public:
   bool has(int from, int to) const noexcept { return is_noted(from, to) && (word(from) & bit(to)); }
@@ -547,7 +548,7 @@ caf::error cuda_device::enable_peer(int peer) noexcept {
   if (auto err = select())
     return err;
   const auto code = cudaDeviceEnablePeerAccess(peer, 0);
-  if (code == cudaErrorPeerAccessAlreadyEnabled) // by somebody else
+  if (code == cudaErrorPeerAccessAlreadyEnabled) // by other code in the process
     (void)cudaGetLastError();
   else if (auto err = check(code, "cudaDeviceEnablePeerAccess", ordinal_))
     return err;
@@ -597,7 +598,7 @@ caf::error cuda_device::copy_peers(std::span<const peer_copy> copies, stream_vie
   std::array<std::size_t, most> sizes;
   cudaMemcpyAttributes attributes{};
   attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
-  std::size_t from = 0; // the attributes are those of all
+  std::size_t from = 0; // the attributes apply to all copies from here on
   while (!copies.empty()) {
     const auto some = copies.first(std::min(copies.size(), most));
     for (std::size_t i = 0; i < some.size(); ++i) {

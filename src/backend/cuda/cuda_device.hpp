@@ -22,7 +22,7 @@
 
 namespace troupe::detail {
 
-/// That nobody else in this process has the device.
+/// The claim on a device: at most one owner per process.
 struct claim_traits {
   using value_type = std::atomic<bool>*;
   static void destroy(std::atomic<bool>* taken, int) noexcept { taken->store(false); }
@@ -31,29 +31,29 @@ struct claim_traits {
 class cuda_device final : public backend_device {
 public:
   /// @shape ordinal: 0 to `device_count` - 1
-  /// @errors errc::invalid_argument; errc::unavailable: somebody in this process has this device
+  /// @errors errc::invalid_argument; errc::unavailable: the device is already open in this process
   static caf::expected<std::unique_ptr<backend_device>>
   open(int ordinal, int device_count, shared_driver_access driver,
        std::shared_ptr<pool_trimmer> trimmer) noexcept;
-  /// The same of a device that is open.
+  /// Same for a device that is already open.
   static caf::expected<std::unique_ptr<backend_device>>
   open_beside(int ordinal, int device_count, shared_driver_access driver,
               std::shared_ptr<pool_trimmer> trimmer) noexcept;
 
-  /// Frees the memory that is still allocated, while the driver may be called. No work is in
+  /// Frees the memory that is still allocated, if the driver may still be called. No work may be in
   /// flight.
   ~cuda_device() override;
 
   caf::error bind() noexcept override;
   caf::expected<device_properties> properties() noexcept override;
-  /// `free_bytes` counts what this device's pool holds and nobody uses.
+  /// `free_bytes` includes unused memory in this device's pool.
   caf::expected<memory_info> memory() noexcept override;
 
   caf::error open_memory() noexcept override;
   caf::error close_memory() noexcept override;
   caf::expected<void*> allocate(std::size_t size_bytes, stream_view stream) noexcept override;
   caf::error deallocate(void* memory, stream_view stream) noexcept override;
-  /// By NCCL; not of the pool.
+  /// Allocates by NCCL, not from the pool.
   caf::expected<void*> allocate_symmetric(std::size_t size_bytes) noexcept override;
   caf::expected<void*> allocate_pinned(std::size_t size_bytes) noexcept override;
   caf::error deallocate_pinned(void* memory) noexcept override;
@@ -80,7 +80,7 @@ public:
   caf::expected<bool> can_access_peer(int peer) noexcept override;
   caf::error enable_peer(int peer) noexcept override;
   caf::error admit_peer(int peer) noexcept override;
-  /// Where access is not enabled, the driver may bring the bytes through the host's memory.
+  /// Without enabled access, the driver may copy through host memory.
   caf::error copy_peer(void* target, int target_device, const void* source, int source_device,
                        std::size_t size_bytes, stream_view stream) noexcept override;
   caf::error copy_peers(std::span<const peer_copy> copies, stream_view stream) noexcept override;
@@ -97,16 +97,16 @@ public:
 private:
   using unique_claim = unique_handle<claim_traits>;
 
-  /// `claim` is empty beside a device that is open.
+  /// `claim` is empty for `open_beside`.
   cuda_device(unique_claim claim, int ordinal, shared_driver_access driver,
               std::shared_ptr<pool_trimmer> trimmer) noexcept
       : claim_(std::move(claim)), ordinal_(ordinal), driver_(std::move(driver)),
         trimmer_(std::move(trimmer)) {}
 
-  /// Makes the device the current one; before every call of CUDA.
+  /// Makes the device current; called before every CUDA call.
   caf::error select() const noexcept;
-  /// Calls `allocate`, which gives a code of CUDA. If there was no memory, once more, after the
-  /// pools of device `of` (-1: of all devices) have given back what nobody uses.
+  /// Calls `allocate`, which returns a CUDA code. If there was no memory, trims the pools of device
+  /// `of` (-1: of all devices) and calls it once more.
   template <class F> cudaError_t with_room(int of, F allocate) noexcept;
   caf::error free_symmetric() noexcept;
 
@@ -115,10 +115,10 @@ private:
   const shared_driver_access driver_;
   const std::shared_ptr<pool_trimmer> trimmer_;
   std::shared_ptr<device_pool> pool_;   ///< of this generation; null while memory is closed
-  std::unordered_set<void*> allocated_; ///< what `pool_` gave and did not get back
-  std::unordered_set<void*> symmetric_; ///< what NCCL gave and did not get back
-  std::bitset<1024> logged_errors_;     ///< of `clear_last_error`, by their codes
-  std::vector<int> peers_;              ///< may access the pool of every generation
+  std::unordered_set<void*> allocated_; ///< memory of `pool_` that is not freed yet
+  std::unordered_set<void*> symmetric_; ///< memory of NCCL that is not freed yet
+  std::bitset<1024> logged_errors_;     ///< codes that `clear_last_error` has logged
+  std::vector<int> peers_;              ///< have access to the pool of every generation
 };
 
 } // namespace troupe::detail

@@ -46,7 +46,7 @@ constexpr meaning<cudaError_t> cuda_meanings[] = {
     {cudaErrorTensorMemoryLeak, errc::device_fault},
     {cudaErrorMpsClientTerminated, errc::device_fault},
     {cudaErrorExternalDevice, errc::device_fault},
-    // The header does not say it of these, but what lies in memory cannot be trusted after them.
+    // The header does not say so for these codes, but memory contents cannot be trusted after them.
     {cudaErrorECCUncorrectable, errc::device_fault},
     {cudaErrorNvlinkUncorrectable, errc::device_fault},
     {cudaErrorContextIsDestroyed, errc::device_fault},
@@ -79,7 +79,7 @@ constexpr meaning<cudaError_t> cuda_meanings[] = {
     {cudaErrorNotSupported, errc::not_supported},
     {cudaErrorCdpNotSupported, errc::not_supported},
 
-    {cudaSuccess, errc::internal}, // nothing failed: asking was the mistake
+    {cudaSuccess, errc::internal}, // not a failure: must not be asked
 };
 
 /// Every other code, also one of a later NCCL, is errc::nccl_error: the communicator is lost.
@@ -106,14 +106,14 @@ caf::error to_error(failure x) noexcept {
   }
 }
 
-/// NCCL keeps one message for all threads: the text may be of another one's failure.
+/// Returns NCCL's last message. NCCL keeps one for all threads, so it may be another thread's.
 std::string last_nccl_message() {
   const char* text = ncclGetLastError(nullptr);
   return text == nullptr ? std::string{} : std::string{text};
 }
 
-/// The CUDA fault that `last`, the thread's last error, is, or that a call that does nothing on
-/// `device` gives; else cudaSuccess.
+/// Returns the CUDA fault in `last`, the thread's last error, or the fault that a call without
+/// effect on `device` gives; else cudaSuccess.
 cudaError_t sticky_fault(cudaError_t last, int device) noexcept {
   auto is_fault = [](cudaError_t code) {
     return code != cudaSuccess && classify(code) == errc::device_fault;
@@ -127,8 +127,9 @@ cudaError_t sticky_fault(cudaError_t last, int device) noexcept {
   return is_fault(code) ? code : cudaSuccess;
 }
 
-/// Another thread's message may have taken the place of the one that told of memory. With less than
-/// this NCCL can build nothing: its buffers for one connection take some MiB each.
+/// With less free memory, ncclUnhandledCudaError counts as out of memory, since another thread's
+/// message may have replaced the one about memory. NCCL can build nothing with less: its buffers
+/// for one connection take some MiB each.
 constexpr std::size_t too_few_bytes = std::size_t{64} << 20;
 
 bool contains_any(std::string_view text, std::initializer_list<std::string_view> parts) noexcept {
@@ -214,7 +215,7 @@ caf::error cuda_failure(cudaError_t code, const char* api, int device,
 }
 
 caf::error nccl_failure(ncclResult_t code, const char* api, int device, int rank) noexcept {
-  const auto last = cudaGetLastError(); // of an NCCL that shares the program's CUDA runtime
+  const auto last = cudaGetLastError(); // set if NCCL shares the program's CUDA runtime
   try {
     failure x;
     x.native_name = name_of(code);

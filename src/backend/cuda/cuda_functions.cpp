@@ -17,19 +17,19 @@ namespace troupe::detail {
 
 namespace {
 
-/// A library in its soname's place on the machine, or where the build found it.
+/// Loads a library by its soname or, failing that, from the folder where the build found it.
 caf::expected<void*> load_by_soname(const std::string& soname, const std::string& build_folder) {
   const std::string names[] = {soname, build_folder + '/' + soname};
   return load_library(names);
 }
 
-/// "unavailable" for the first function that the library does not have.
+/// Returns errc::unavailable for a function that the library does not have.
 caf::error missing_function(const std::string& library, const char* name) {
   return make_error(errc::unavailable, library + " has no function " + name);
 }
 
 bool has_driver() noexcept {
-  return dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) != nullptr; // stays loaded, as all of them
+  return dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) != nullptr; // stays loaded, like the others
 }
 
 /// @thread one at a time
@@ -43,7 +43,7 @@ caf::error load_all_of_cudart() {
     x->detail += "; and there is no driver";
     return make_error(std::move(*x));
   }
-// A header may have renamed the function: the text is taken after macros.
+// A header may rename the function by a macro: the text is taken after macro expansion.
 #define TROUPE_TEXT_OF(name) #name
 #define TROUPE_TEXT(name) TROUPE_TEXT_OF(name)
 #define TROUPE_LOAD(name, ...)                                                                     \
@@ -60,7 +60,7 @@ caf::error load_all_of_nccl() {
   const auto library = load_by_soname(soname, TROUPE_NCCL_DIR);
   if (!library)
     return library.error();
-  // An older NCCL may lack functions: that it is old says more than which ones these are.
+  // An older NCCL may lack functions. An error about its version says more than a missing function.
   TROUPE_LOAD(ncclGetVersion)
   int version = 0;
   if (const auto code = ncclGetVersion(&version); code != ncclSuccess)
@@ -106,8 +106,8 @@ constinit loaded_once nccl_loaded;
 caf::expected<void*> load_library(std::span<const std::string> names) {
   std::string reasons;
   for (const auto& name : names) {
-    // Local: what needs the library by its soname gets this one all the same, and its names hide
-    // none of others'.
+    // With RTLD_LOCAL its symbols hide no symbols of others. A library that needs this soname still
+    // gets this library.
     if (void* const library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE))
       return library;
     const char* const why = dlerror();
@@ -118,7 +118,7 @@ caf::expected<void*> load_library(std::span<const std::string> names) {
 }
 
 std::string nccl_version_text(int version) {
-  const int unit = version < 10000 ? 1000 : 10000; // as the macro NCCL_VERSION has it
+  const int unit = version < 10000 ? 1000 : 10000; // as in the macro NCCL_VERSION
   return std::to_string(version / unit) + '.' + std::to_string(version % unit / 100) + '.' +
          std::to_string(version % 100);
 }

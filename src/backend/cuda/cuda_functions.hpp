@@ -61,7 +61,7 @@
   X(cudaStreamSynchronize)                                                                         \
   X(cudaStreamWaitEvent)
 
-/// Those for which CUDA's C++ header has overloads, with the type of the function in the library.
+/// Functions with overloads in CUDA's C++ header, and their type in the library.
 #define TROUPE_OVERLOADED_CUDART_FUNCTIONS(X)                                                      \
   X(cudaHostAlloc, cudaError_t(void**, std::size_t, unsigned))                                     \
   X(cudaHostGetDevicePointer, cudaError_t(void**, void*, unsigned))                                \
@@ -102,7 +102,7 @@
 
 namespace troupe::detail {
 
-/// What a call gives while its function is not loaded.
+/// Returns the result of a call whose function is not loaded.
 template <class R> R not_loaded() noexcept;
 template <> inline cudaError_t not_loaded() noexcept { return cudaErrorSharedObjectSymbolNotFound; }
 template <> inline ncclResult_t not_loaded() noexcept { return ncclSystemError; }
@@ -115,7 +115,7 @@ template <class R, class... A> class loaded_function<R(A...)> {
 public:
   R operator()(A... arguments) const { return function_(arguments...); }
 
-  /// False if `library` has no function of this name: calls give an error from then on.
+  /// Loads the function. Returns false if `library` does not have it; its calls then give an error.
   /// @thread before any call
   bool load(void* library, const char* name) noexcept {
     auto* const found = reinterpret_cast<R (*)(A...)>(dlsym(library, name));
@@ -129,34 +129,34 @@ private:
   R (*function_)(A...) = missing;
 };
 
-/// Loads the CUDA runtime and its functions, once in a process; after an error the next call tries
-/// again. A runtime that the program itself has loaded, or is linked with, is the same one: it
-/// shares the last errors of threads.
+/// Loads the CUDA runtime and its functions, once in a process. After an error the next call tries
+/// again. If the program has loaded the runtime, or is linked with it, that same runtime is used:
+/// it shares the last errors of threads.
 /// @thread  any, before any other call of these functions
-/// @errors  errc::unavailable, with what was tried
+/// @errors  errc::unavailable, with the names that were tried
 caf::error load_cudart() noexcept;
 
-/// The same for NCCL.
+/// Same for NCCL.
 /// @errors errc::unavailable: also if it is older than `oldest_nccl`
 caf::error load_nccl() noexcept;
 
 /// The oldest NCCL that has every function in use.
 inline constexpr int oldest_nccl = NCCL_VERSION(2, 28, 0);
 
-/// "2.28.9" for 22809.
+/// Returns "2.28.9" for 22809.
 std::string nccl_version_text(int version);
 
-/// The library of the first of `names` that can be loaded. It is never unloaded: other parts of the
-/// program may use it.
+/// Loads the first of `names` that can be loaded. The library is never unloaded, since other parts
+/// of the program may use it.
 /// @shape  names: as dlopen takes them, at least one; the first one names the library in the error
 /// @errors errc::unavailable, with the reason for each name
 caf::expected<void*> load_library(std::span<const std::string> names);
 
-/// The function of type `F` among overloads.
+/// Selects the function of type `F` among overloads.
 template <class F> F& only(F* function) noexcept;
 
-// They have the names of the functions, and so hide these in the library's own namespace: code
-// there cannot link to them by mistake.
+// The objects hide the functions of the same names in the library's own namespace, so that code
+// there cannot link to the functions by mistake.
 #define TROUPE_LOADED_FUNCTION(name) inline constinit loaded_function<decltype(::name)> name;
 TROUPE_CUDART_FUNCTIONS(TROUPE_LOADED_FUNCTION)
 TROUPE_NCCL_FUNCTIONS(TROUPE_LOADED_FUNCTION)

@@ -1,5 +1,4 @@
-/// The owners of what CUDA and NCCL hand out. They end on the library's threads; pinned memory on
-/// any.
+/// Owners of CUDA and NCCL resources. They are destroyed on the library's threads.
 #pragma once
 
 #include "backend/cuda/cuda_error.hpp"
@@ -15,7 +14,7 @@ namespace troupe::detail {
 struct memory_pool_traits {
   using value_type = cudaMemPool_t;
   static void destroy(cudaMemPool_t pool, int device) noexcept {
-    (void)select_device(device); // the call after it fails as well, and says more
+    (void)select_device(device); // if this fails, the next call fails, too, and says more
     teardown(cudaMemPoolDestroy(pool), "cudaMemPoolDestroy", device);
   }
 };
@@ -23,12 +22,12 @@ struct memory_pool_traits {
 struct event_traits {
   using value_type = cudaEvent_t;
   static void destroy(cudaEvent_t event, int device) noexcept {
-    (void)select_device(device); // the call after it fails as well, and says more
+    (void)select_device(device); // if this fails, the next call fails, too, and says more
     teardown(cudaEventDestroy(event), "cudaEventDestroy", device);
   }
 };
 
-/// Stream-ordered memory that is given back in the order of the stream it came from.
+/// Stream-ordered memory, freed in the order of the stream that it was allocated in.
 struct stream_memory_traits {
   struct value_type {
     void* pointer = nullptr;
@@ -36,7 +35,7 @@ struct stream_memory_traits {
     friend bool operator==(const value_type&, const value_type&) = default;
   };
   static void destroy(value_type memory, int device) noexcept {
-    (void)select_device(device); // the call after it fails as well, and says more
+    (void)select_device(device); // if this fails, the next call fails, too, and says more
     teardown(cudaFreeAsync(memory.pointer, memory.stream), "cudaFreeAsync", device);
   }
 };
@@ -49,7 +48,7 @@ struct symmetric_memory_traits {
   }
 };
 
-/// A communicator that nobody ended in good order is aborted.
+/// Aborts a communicator that was not ended in good order.
 struct communicator_traits {
   using value_type = ncclComm_t;
   static void destroy(ncclComm_t communicator, int device) noexcept {

@@ -7,8 +7,9 @@
 
 namespace troupe::detail {
 
-/// Makes `device` the current one of the calling thread, which is the library's: a lane, a builder,
-/// a reaper. It is asked each time, since a user's launch callable may have changed it.
+/// Makes `device` the current device of the calling thread, which is a library thread: a lane, a
+/// builder, a reaper. Asks CUDA each time, since a user's launch callable may have changed the
+/// device.
 inline cudaError_t select_device(int device) noexcept {
   int current = -1;
   if (cudaGetDevice(&current) == cudaSuccess && current == device)
@@ -16,7 +17,7 @@ inline cudaError_t select_device(int device) noexcept {
   return cudaSetDevice(device);
 }
 
-/// Makes `device` the current one for a scope on any thread, and then the one before it again.
+/// Makes `device` current for a scope on any thread, then restores the previous device.
 class device_guard {
 public:
   explicit device_guard(int device) noexcept {
@@ -30,7 +31,7 @@ public:
   ~device_guard() {
     if (changed_)
       (void)cudaSetDevice(
-          before_); // it was the current one a moment ago: only a fault told elsewhere fails it
+          before_); // it was current before: only a fault reported elsewhere makes this fail
   }
 
   device_guard(const device_guard&) = delete;

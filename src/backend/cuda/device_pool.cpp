@@ -20,18 +20,17 @@ namespace troupe::detail {
 
 namespace {
 
-/// @units bytes that CUDA unmaps in one call: other threads' calls to the driver wait for it, some
-/// 0.4 ms
+/// @units bytes that CUDA unmaps in one call, about 0.4 ms, while other threads' driver calls wait
 constexpr std::uint64_t trim_step = std::uint64_t{1} << 28;
 
-/// How long `trim_all` waits for streams.
+/// The longest wait of `trim_all` for streams.
 constexpr std::chrono::milliseconds trim_patience{50};
 
-/// Between looks at streams whose frees are to be given back at once.
+/// The shortest pause before a trim, also if freed memory is not kept.
 constexpr std::chrono::milliseconds shortest_period{5};
 
-/// The pool that NCCL's and the library's own small buffers come from, whose memory CUDA gives back
-/// at the next synchronization.
+/// Trims CUDA's default pool, where NCCL and the library allocate small buffers. CUDA itself
+/// returns that memory at the next synchronization.
 void trim_default_pool(int ordinal) noexcept {
   const device_guard guard{ordinal};
   cudaMemPool_t pool = nullptr;
@@ -63,7 +62,8 @@ device_pool::create(int ordinal, std::shared_ptr<pool_trimmer> trimmer) noexcept
   if (auto err = check(cudaMemPoolCreate(&native, &properties), "cudaMemPoolCreate", ordinal))
     return err;
   unique_memory_pool owner{native, ordinal};
-  // CUDA would give memory back when anybody synchronizes; the trimmer does when it is not needed.
+  // Without it, CUDA returns memory at each synchronization. The trimmer returns it when it is
+  // unused.
   std::uint64_t threshold = std::numeric_limits<std::uint64_t>::max();
   if (auto err = check(cudaMemPoolSetAttribute(native, cudaMemPoolAttrReleaseThreshold, &threshold),
                        "cudaMemPoolSetAttribute", ordinal))
@@ -94,7 +94,7 @@ void device_pool::note_freed(cudaStream_t stream) noexcept {
     const std::lock_guard lock{freed_mutex_};
     freed_ = true;
     if (std::ranges::find(freed_in_, stream) == freed_in_.end())
-      static_cast<void>(no_throw([&]() -> caf::error { // else it comes with a later free
+      static_cast<void>(no_throw([&]() -> caf::error { // on failure, a later free adds it
         freed_in_.push_back(stream);
         return {};
       }));
@@ -119,7 +119,7 @@ bool device_pool::record_behind_frees() noexcept {
       if (cudaEventRecord(event, freed_in_.back()) == cudaSuccess)
         behind_frees_.push_back(std::move(owner));
       else
-        (void)cudaGetLastError(); // the lane's, which asks its own events
+        (void)cudaGetLastError(); // the lane finds the error with its own events
       return {};
     });
     if (err)
@@ -134,10 +134,10 @@ bool device_pool::has_unfinished_frees() noexcept {
   std::erase_if(behind_frees_, [](const unique_event& x) {
     auto code = cudaEventQuery(x.get());
     if (code == cudaSuccess)
-      code = cudaEventSynchronize(x.get()); // at once
+      code = cudaEventSynchronize(x.get()); // returns at once
     if (code != cudaSuccess)
       (void)cudaGetLastError();
-    return code != cudaErrorNotReady; // any other error is the lane's, which asks its own events
+    return code != cudaErrorNotReady; // the lane finds other errors with its own events
   });
   return !recorded || !behind_frees_.empty();
 }
@@ -164,7 +164,7 @@ caf::error device_pool::trim_to(std::uint64_t bytes) noexcept {
   return {};
 }
 
-/// Under the lock.
+/// Needs `mutex_`.
 caf::expected<bool> device_pool::trim_to_need(bool all) noexcept {
   const auto used = attribute(cudaMemPoolAttrUsedMemCurrent);
   if (!used)
@@ -175,7 +175,7 @@ caf::expected<bool> device_pool::trim_to_need(bool all) noexcept {
     if (!high)
       return high.error();
     need = std::max(need, *high);
-    std::uint64_t none = 0; // counts from now on
+    std::uint64_t none = 0; // restarts the high-water mark
     if (auto err = check(cudaMemPoolSetAttribute(native(), cudaMemPoolAttrUsedMemHigh, &none),
                          "cudaMemPoolSetAttribute", ordinal()))
       return err;
@@ -232,7 +232,7 @@ cudaError_t device_pool::destroy() noexcept {
 void device_pool::abandon() noexcept {
   abandoned_.store(true);
   trimmer_->remove(
-      *this); // a trim of it may never come back from the driver: nothing waits for one
+      *this); // does not wait for a trim of the pool, since a trim may never return from the driver
 }
 
 device_pool::~device_pool() {
@@ -247,7 +247,7 @@ struct pool_trimmer::state {
   std::mutex mutex;
   std::condition_variable condition;
   std::vector<std::shared_ptr<device_pool>> pools;
-  std::atomic<bool> awake{false}; ///< its thread is about to trim, or waits for the time to
+  std::atomic<bool> awake{false}; ///< the thread is about to trim, or waits for its time
   bool running = false;
   bool stopped = false;
   const std::chrono::milliseconds keep;
@@ -267,7 +267,8 @@ struct pool_trimmer::state {
     return result;
   }
 
-  /// Waits until memory was freed, and then as long as it is kept. False: it is to end.
+  /// Waits until memory was freed, then for the time that it is kept. Returns false if the thread
+  /// must end.
   bool wait_for_time() {
     std::unique_lock lock{mutex};
     condition.wait(lock, [this] { return stopped || awake.load(); });
@@ -284,7 +285,7 @@ struct pool_trimmer::state {
           more = (!driver->ended() && x->trim_idle(keep.count() == 0)) || more;
         return {};
       });
-      if (more || err) // without host memory it looks again
+      if (more || err) // out of host memory: tries again
         awake.store(true);
     }
   }
@@ -293,7 +294,7 @@ struct pool_trimmer::state {
 pool_trimmer::pool_trimmer(std::chrono::milliseconds keep, shared_driver_access driver)
     : state_(std::make_shared<state>(keep, std::move(driver))) {}
 
-/// Without pools, which have gone, its thread calls nothing of CUDA.
+/// No pool is left, so the thread makes no CUDA call any more.
 pool_trimmer::~pool_trimmer() {
   const std::lock_guard lock{state_->mutex};
   state_->stopped = true;
@@ -321,7 +322,7 @@ void pool_trimmer::wake() noexcept {
   if (!state_->gives_back() || state_->awake.load(std::memory_order_relaxed) ||
       state_->awake.exchange(true))
     return;
-  const std::lock_guard lock{state_->mutex}; // else its thread could miss it
+  const std::lock_guard lock{state_->mutex}; // else the thread could miss the notification
   state_->condition.notify_all();
 }
 

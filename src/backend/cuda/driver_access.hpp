@@ -1,4 +1,4 @@
-/// Whether the driver may still be called.
+/// Says whether the driver may still be called.
 #pragma once
 
 #include <troupe/error.hpp>
@@ -8,15 +8,15 @@
 
 namespace troupe::detail {
 
-/// Shared by all that one backend made; ends once, and for good (`backend::abandon`).
+/// Shared by all objects that one backend made. Ends once and for good (`backend::abandon`).
 /// @thread any
 class driver_access {
 public:
   bool ended() const noexcept { return ended_.load(std::memory_order_relaxed); }
-  /// False if it had ended before.
+  /// Ends access. Returns false if it had already ended.
   bool end() noexcept { return !ended_.exchange(true); }
 
-  /// errc::device_fault once it has ended.
+  /// Returns errc::device_fault once access has ended.
   [[nodiscard]] caf::error check(int device) const noexcept {
     if (!ended()) [[likely]]
       return {};

@@ -17,8 +17,8 @@ namespace {
 
 constexpr std::chrono::milliseconds patience{500};
 
-/// Handlers run in the reverse order of their registration: this one before those of libraries that
-/// were there when the fault came.
+/// Handlers run in reverse order of registration. This one runs before the handlers of libraries
+/// that were loaded before the fault.
 void on_exit_begun(int status, void*) noexcept {
   try {
     std::thread{[status] {
@@ -26,7 +26,7 @@ void on_exit_begun(int status, void*) noexcept {
       ::_exit(status);
     }}.detach();
   } catch (const std::exception&) {
-    ::_exit(status); // nobody can watch
+    ::_exit(status); // no thread to watch the exit
   }
 }
 

@@ -1,11 +1,11 @@
-/// The end of a process whose CUDA is gone.
+/// Limits the time for the end of a process whose CUDA is lost.
 #pragma once
 
 namespace troupe::detail {
 
-/// Bounds what an ordinary end of the process takes from now on: exit handlers of CUDA, of NCCL and
-/// of others that call them may wait for what never comes. If they are not through within half a
-/// second, the process ends without them, with the status that it wanted.
+/// Limits the time that an ordinary exit of the process takes from now on. Exit handlers of CUDA,
+/// of NCCL and of code that calls them may wait for good. After half a second, the process ends
+/// without them, with its intended status.
 /// @thread any
 void watch_exit() noexcept;
 

@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstring>
 
-/// fill.cu, as nvcc has compiled it.
+/// The code of fill.cu, compiled by nvcc.
 extern "C" const unsigned char troupe_fill_image[];
 
 namespace troupe::detail {
@@ -31,18 +31,18 @@ constexpr ncclDataType_t multiply_types[] = {TROUPE_MULTIPLY_KERNELS(TROUPE_MULT
 constinit kernel_image image{troupe_fill_image, kernels};
 
 constexpr unsigned block_threads = 256;
-/// Enough to fill any device of today; the kernels' loops do the rest.
+/// Enough to fill any current device; the kernels loop over the rest.
 constexpr std::size_t most_blocks = 2048;
-constexpr std::size_t vector_bytes = 16; ///< that a thread of `fill` writes at once
+constexpr std::size_t vector_bytes = 16; ///< written at once by a thread of `fill`
 constexpr std::size_t widest_element = 8;
 
-/// For a loop of `steps` steps.
+/// Returns the number of blocks for a loop of `steps` steps.
 unsigned blocks_for(std::size_t steps) noexcept {
   return static_cast<unsigned>(
       std::min(most_blocks, std::max<std::size_t>(1, (steps + block_threads - 1) / block_threads)));
 }
 
-/// An argument of a kernel that has the type of an element.
+/// A kernel argument with the type of an element.
 struct element {
   element(const void* from, std::size_t size) noexcept { std::memcpy(bytes, from, size); }
   alignas(widest_element) unsigned char bytes[widest_element] = {};

@@ -1,4 +1,4 @@
-// Device code alone: fill.cpp launches it.
+// Device code only: fill.cpp launches it.
 
 #include "backend/cuda/fill_kernels.hpp"
 
@@ -12,9 +12,9 @@
 
 namespace {
 
-/// The elements before the first 16-byte boundary and after the last one, fewer than a block has
-/// threads, are written one by one, all others as vectors. A vector starts at a multiple of the
-/// pattern's size, so it always begins with a whole pattern.
+/// Writes the elements before the first 16-byte boundary and after the last one singly (fewer than
+/// a block has threads), all others as vectors. A vector starts at a multiple of the pattern's
+/// size, so it begins with a whole pattern.
 template <class T> __device__ void fill(T* target, T value, std::size_t count) {
   constexpr std::size_t per_vector = sizeof(uint4) / sizeof(T);
   union {

@@ -13,9 +13,9 @@ namespace troupe::detail {
 cudaError_t launch_fill(void* target, const void* pattern, std::size_t pattern_bytes,
                         std::size_t count, cudaStream_t stream) noexcept;
 
-/// target[i] = factor * source[i], as NCCL multiplies for a reduction: integers wrap, narrow
+/// Computes target[i] = factor * source[i] as NCCL multiplies in a reduction: integers wrap, narrow
 /// floating-point numbers are rounded once, float8 saturates.
-/// @shape factor: one element in host memory, not used after the call; source = target is right;
+/// @shape factor: one element in host memory, not used after the call; source may equal target;
 ///        cudaErrorInvalidValue for an unknown type
 cudaError_t launch_multiply(void* target, const void* source, const void* factor, std::size_t count,
                             ncclDataType_t type, cudaStream_t stream) noexcept;

@@ -11,7 +11,7 @@ namespace troupe::detail {
 
 namespace {
 
-/// The two are one type to CUDA.
+/// CUDA treats both types as the same.
 /// @source CUDA runtime API, "Interactions between CUkernel and cudaKernel_t"
 CUkernel native(const kernel& x) noexcept { return reinterpret_cast<CUkernel>(x.handle); }
 
@@ -19,8 +19,8 @@ CUkernel native(const kernel& x) noexcept { return reinterpret_cast<CUkernel>(x.
 /// @source driver_types.h, cuda.h
 cudaError_t as_runtime_error(CUresult code) noexcept { return static_cast<cudaError_t>(code); }
 
-/// A function of the driver, which the runtime knows.
-/// @shape since: the version that had it first, in this form
+/// Finds a function of the driver through the runtime.
+/// @shape since: the first CUDA version with the function in this form
 template <class F> cudaError_t driver_function(F& function, const char* name, unsigned since) {
   void* entry = nullptr;
   auto found = cudaDriverEntryPointSymbolNotFound;

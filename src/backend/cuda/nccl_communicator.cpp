@@ -32,8 +32,8 @@ namespace troupe::detail {
 
 namespace {
 
-/// NCCL connects an algorithm (tree, ring, NVLink SHARP, ...) when it first chooses it, and chooses
-/// by kind, operation and size: these lie between all its choices. Sum can run in the switch,
+/// NCCL connects an algorithm (tree, ring, NVLink SHARP, ...) at its first use, and chooses it by
+/// kind, operation and size. These sizes cover all its choices. A sum can run in the switch, a
 /// product never does.
 /// @units bytes of the larger one of a rank's buffers
 constexpr std::size_t warm_up_sizes[] = {8,        64,       512,      4096,    32768,
@@ -41,21 +41,21 @@ constexpr std::size_t warm_up_sizes[] = {8,        64,       512,      4096,    
 constexpr std::size_t scratch_bytes = warm_up_sizes[std::size(warm_up_sizes) - 1];
 constexpr ncclRedOp_t warm_up_ops[] = {ncclSum, ncclProd};
 
-/// The more collectives a group has per channel, of which there are up to 64, the less NCCL likes
-/// the ring: in such groups it takes algorithms that it never takes for one collective.
+/// The more collectives a group has per channel (up to 64 channels), the less NCCL prefers the
+/// ring. Such groups use algorithms that a single collective never uses.
 /// @source NCCL 2.28.9, `ncclTopoGetAlgoTime` (src/graph/tuning.cc)
 constexpr int warm_up_group = 256;
 
 /// @units bytes that each pair of ranks exchanges
 constexpr std::size_t pair_bytes = 1024;
 
-/// @units bytes; of what the kernels of windows run on before anybody uses them
+/// @units bytes of scratch memory on which symmetric kernels run once, before the first user call
 constexpr std::size_t window_scratch_bytes = 65536;
 
-/// @units bytes; more than a communicator takes of its device's memory until all of it is connected
+/// @units bytes of device memory; an upper bound for one communicator with all its connections
 constexpr std::size_t build_bytes = std::size_t{576} << 20;
 
-/// @units bytes; the same of the first one of the process on a device, with what NCCL loads there
+/// @units bytes; the same for the first one of the process on a device, with what NCCL loads there
 constexpr std::size_t first_build_bytes = std::size_t{1} << 30;
 
 /// @units bytes of a communicator's own memory
@@ -80,8 +80,8 @@ caf::error not_wanted() {
   return failed(errc::unavailable, "the communicator is not wanted any more");
 }
 
-/// Waits for a call that NCCL goes on with in the background, as NCCL_COMM_BLOCKING=0 in the
-/// environment makes all of them.
+/// Waits for a call that NCCL continues in the background. With NCCL_COMM_BLOCKING=0 in the
+/// environment, all calls do so.
 ncclResult_t settle(ncclComm_t communicator, ncclResult_t code) noexcept {
   while (code == ncclInProgress) {
     ncclResult_t state = ncclInProgress;
@@ -110,7 +110,7 @@ caf::error check_ranks(int size, std::span<const local_rank> ranks, int device_c
   return {};
 }
 
-/// Whether NCCL reduces float8 on `device`.
+/// Returns whether NCCL reduces float8 on `device`.
 /// @source NCCL user guide, "ncclDataType_t": needs sm_90
 caf::expected<bool> has_float8(int device) noexcept {
   int major = 0;
@@ -120,13 +120,13 @@ caf::expected<bool> has_float8(int device) noexcept {
   return major >= 9;
 }
 
-/// The ranks as what they are; they are never another backend's.
+/// Casts a rank to its own type. A rank of another backend never gets here.
 nccl_communicator& as_nccl(const std::unique_ptr<backend_communicator>& rank) noexcept {
   return static_cast<nccl_communicator&>(*rank);
 }
 
-/// A group's end sets the device that was current before it: that one be of the communicator, since
-/// on a new thread it is device 0, which would get a context.
+/// The end of a group restores the device that was current before it. On a new thread that is
+/// device 0, which would get a context. So a device of the communicator is selected first.
 void select_one(std::span<const std::unique_ptr<backend_communicator>> ranks) noexcept {
   if (!ranks.empty())
     (void)select_device(as_nccl(ranks.front()).device());
@@ -136,7 +136,7 @@ bool may_not_call(std::span<const std::unique_ptr<backend_communicator>> ranks) 
   return !ranks.empty() && as_nccl(ranks.front()).driver().ended();
 }
 
-/// Zeros; no memory for 0 bytes.
+/// Allocates memory filled with zeros; none for 0 bytes.
 caf::expected<unique_stream_memory> make_memory(int device, std::size_t bytes) noexcept {
   if (bytes == 0)
     return unique_stream_memory{};
@@ -153,7 +153,7 @@ caf::expected<unique_stream_memory> make_memory(int device, std::size_t bytes) n
   return owner;
 }
 
-/// A rank with all that it needs but NCCL's handle.
+/// Makes a rank with everything except NCCL's handle.
 caf::expected<std::unique_ptr<nccl_communicator>> prepare(const local_rank& where, int size,
                                                           const shared_driver_access& driver,
                                                           const shared_flag& unwanted) {
@@ -164,8 +164,8 @@ caf::expected<std::unique_ptr<nccl_communicator>> prepare(const local_rank& wher
   auto float8 = has_float8(where.device);
   if (!float8)
     return float8.error();
-  // Also what `connect` needs is taken here: a rank that found no memory when its peers are on
-  // their way into NCCL would leave them there.
+  // The memory for `connect` is allocated here, too. A rank that ran out of memory later would
+  // leave its peers waiting in NCCL.
   auto own = make_memory(where.device, size == 1 ? 0 : own_bytes);
   if (!own)
     return own.error();
@@ -176,7 +176,7 @@ caf::expected<std::unique_ptr<nccl_communicator>> prepare(const local_rank& wher
                                              std::move(*scratch), driver, unwanted);
 }
 
-/// One bit for each device on which NCCL has loaded what all communicators of the process use.
+/// One bit for each device on which NCCL has loaded what all communicators of the process share.
 std::atomic<std::uint64_t> devices_of_nccl{0};
 
 constexpr std::uint64_t bit_of(int device) noexcept { return std::uint64_t{1} << (device % 64); }
@@ -185,14 +185,14 @@ std::size_t needed_bytes(int device) noexcept {
   return (devices_of_nccl.load() & bit_of(device)) != 0 ? build_bytes : first_build_bytes;
 }
 
-/// errc::out_of_memory where NCCL would run out of memory. A rank that does so while it connects
-/// leaves its peers in NCCL for good: so much is free before any rank begins.
+/// Returns errc::out_of_memory if NCCL would run out of memory. A rank that does so while it
+/// connects leaves its peers waiting in NCCL for good. So all ranks are checked before any begins.
 caf::error check_room(const local_rank& where, int size) {
   if (size == 1)
     return {};
   const auto needed = needed_bytes(where.device);
   const auto free_bytes = free_bytes_of(where.device);
-  if (free_bytes >= needed) // also if it is unknown
+  if (free_bytes >= needed) // also true if it is unknown
     return {};
   return failed(errc::out_of_memory,
                 "NCCL needs " + std::to_string(needed >> 20) + " MiB on the device, and " +
@@ -200,8 +200,8 @@ caf::error check_room(const local_rank& where, int size) {
                 &where);
 }
 
-/// The failure of a group of calls for `ranks`: where memory ran out, of the one whose device has
-/// the least.
+/// Returns the failure of a group of calls for `ranks`. If memory ran out, it names the rank whose
+/// device has the least free memory.
 caf::error group_failure(ncclResult_t code, const char* api,
                          std::span<const local_rank> ranks) noexcept {
   std::size_t least = unknown_bytes;
@@ -218,7 +218,8 @@ caf::error group_failure(ncclResult_t code, const char* api,
   return nccl_failure(code, api, -1);
 }
 
-/// Makes the handles in one group; after an error those that are not null are to be aborted.
+/// Makes the handles in one group. After an error the caller must abort the handles that are not
+/// null.
 caf::error init_all(const communicator_id& id, int size, std::span<const local_rank> ranks,
                     std::span<ncclComm_t> handles) noexcept {
   ncclUniqueId native_id{};
@@ -233,14 +234,14 @@ caf::error init_all(const communicator_id& id, int size, std::span<const local_r
     const auto rank = ranks[i].rank;
     const auto device = ranks[i].device;
     first = check(select_device(device), "cudaSetDevice", device);
-    // A rank that cannot be makes the group fail at once; short of a rank, its end would wait for
-    // it.
+    // After an error, an invalid rank makes the group fail at once. If the rank were left out, the
+    // end of the group would wait for it.
     const int valid = first ? -1 : rank;
     const auto code = ncclCommInitRankConfig(&handles[i], size, native_id, valid, &config);
     if (!first && code != ncclInProgress)
       first = check(code, "ncclCommInitRankConfig", device, rank);
   }
-  // After a failed call it builds nothing and gives that failure again.
+  // After a failed call, the end of the group builds nothing and returns that failure again.
   const auto ended = group.end();
   if (!first && ended != ncclSuccess && ended != ncclInProgress)
     first = group_failure(ended, "ncclGroupEnd", ranks);
@@ -250,8 +251,8 @@ caf::error init_all(const communicator_id& id, int size, std::span<const local_r
   return first;
 }
 
-/// Ends the communicators of the windows. Nothing runs on them, so that to abort is to destroy, but
-/// for waiting.
+/// Ends the communicators of the windows. No work runs on them, so an abort does the same as a
+/// destroy, without waiting.
 caf::error close_windows(std::span<const std::unique_ptr<backend_communicator>> ranks) noexcept {
   if (may_not_call(ranks))
     return {};
@@ -302,7 +303,7 @@ caf::error abort_all(std::span<const std::unique_ptr<backend_communicator>> rank
   const auto ended = group.end();
   if (ended != ncclInProgress)
     keep(check(ended, "ncclGroupEnd", -1));
-  keep(close_windows(ranks)); // when nothing of the other one stands still on the devices any more
+  keep(close_windows(ranks)); // now no kernel of the other communicator blocks the devices
   return first;
 }
 
@@ -320,7 +321,7 @@ bool any(const std::vector<std::size_t>& counts) noexcept {
   return std::ranges::any_of(counts, [](std::size_t x) { return x > 0; });
 }
 
-/// A call for which nothing is to be done.
+/// Returns whether a call has nothing to do.
 bool is_empty(const collective_call& call) noexcept {
   switch (call.what) {
   case collective_kind::barrier:
@@ -392,13 +393,13 @@ ncclRedOp_t to_nccl(reduce_op op) noexcept {
   case reduce_op::avg:
     return ncclAvg;
   case reduce_op::premul_sum:
-    break; // one of its own for each call
+    break; // created for each call
   }
   return ncclNumOps; // NCCL refuses it
 }
 
 nccl_communicator::~nccl_communicator() {
-  if (driver_->ended()) { // all of it goes with the process
+  if (driver_->ended()) { // all of it is freed when the process ends
     (void)handle_.release();
     (void)scratch_.release();
     (void)own_.release();
@@ -412,7 +413,7 @@ caf::error nccl_communicator::outcome(ncclResult_t code, const char* api) noexce
 }
 
 caf::error nccl_communicator::connect(stream_view stream, connect_scope what) noexcept {
-  if (size_ == 1 || !scratch_) // nothing to connect, or all is
+  if (size_ == 1 || !scratch_) // nothing to connect, or all is connected
     return {};
   if (auto err = driver_->check(device()))
     return err;
@@ -433,11 +434,10 @@ caf::error nccl_communicator::connect(stream_view stream, connect_scope what) no
     return err;
   if (auto err = wait_connected(on))
     return err;
-  // Not in that stream: each event of a stream that has to do with a pool costs the host twice as
-  // much from then on, and so does each of all streams that wait for it; every call of NCCL has
-  // four.
+  // Not freed in `stream`: once a stream has used a pool, each of its events costs the host twice
+  // the time. So do the events of all streams that wait for it, and each NCCL call has four.
   scratch_.reset();
-  return wait_connected(cudaStreamPerThread); // CUDA has it back
+  return wait_connected(cudaStreamPerThread); // until the free is done
 }
 
 caf::error nccl_communicator::wait_connected(cudaStream_t stream) const noexcept {
@@ -527,7 +527,7 @@ caf::error nccl_communicator::warm_up_pairs(std::byte* scratch, cudaStream_t str
 }
 
 caf::error nccl_communicator::open_windows(stream_view stream) noexcept {
-  // First what can fail here alone: a rank that stays away leaves its peers in NCCL.
+  // Allocate first, since this can fail on one rank alone: its peers would wait for it in NCCL.
   void* memory = nullptr;
   if (auto err =
           check(ncclMemAlloc(&memory, window_scratch_bytes), "ncclMemAlloc", device(), rank_))
@@ -649,7 +649,7 @@ caf::error nccl_communicator::enqueue(std::span<const collective_call> calls,
   auto err = size_ == 1 ? issue_alone(calls, on)
              : single   ? issue(calls.front(), on)
                         : issue_group(calls, on);
-  (void)cudaGetLastError(); // NCCL leaves cudaErrorNotReady there, which a user's launch would find
+  (void)cudaGetLastError(); // else a user's launch would find NCCL's cudaErrorNotReady
   return err;
 }
 
@@ -787,20 +787,20 @@ caf::error nccl_communicator::issue_group(std::span<const collective_call> calls
   group_scope group;
   if (auto err = outcome(group.begun(), "ncclGroupStart"))
     return err;
-  // NCCL matches what two ranks exchange by its order alone: so that a message never meets a
-  // collective's part, all messages go first.
+  // NCCL matches data between two ranks by order alone. All messages go first, so that a message
+  // never meets a part of a collective.
   for (const bool messages : {true, false})
     for (const auto& call : calls)
       if (!first && is_message(call.what) == messages)
         first = issue(call, stream);
-  const auto ended = group.end(); // after a failed call it issues nothing and gives that failure
+  const auto ended = group.end(); // after a failed call it issues nothing and returns that failure
   return first ? first : outcome(ended, "ncclGroupEnd");
 }
 
 caf::error nccl_communicator::issue(const collective_call& call, cudaStream_t stream) noexcept {
   if (is_empty(call))
     return {};
-  // Bytes, where nothing is computed: so every type moves on every device, by every NCCL.
+  // Data moves as bytes if nothing is computed, so every type works with every device and NCCL.
   const auto bytes = bytes_of(call);
   switch (call.what) {
   case collective_kind::all_reduce:
@@ -919,7 +919,7 @@ template <class F>
 caf::error nccl_communicator::with_operation(const collective_call& call, F f) noexcept {
   if (call.op != reduce_op::premul_sum)
     return f(to_nccl(call.op));
-  std::array<std::byte, 8> factor{}; // the argument is not const
+  std::array<std::byte, 8> factor{}; // since the argument is not const
   std::memcpy(factor.data(), call.factor, size_of(call.type));
   ncclRedOp_t op{};
   if (auto err = outcome(ncclRedOpCreatePreMulSum(&op, factor.data(), to_nccl(call.type),
@@ -942,7 +942,7 @@ caf::error nccl_communicator::issue_alone(std::span<const collective_call> calls
     caf::error err;
     switch (call.what) {
     case collective_kind::barrier:
-    case collective_kind::recv: // its send does it
+    case collective_kind::recv: // done by its send
       break;
     case collective_kind::send:
       next_recv = std::find_if(next_recv, calls.end(), [](const collective_call& x) {
@@ -1022,7 +1022,7 @@ build_communicator(const communicator_id& id, int size, std::span<const local_ra
       if (auto err = driver->check(where.device))
         return err;
       if (size > 1 && free_bytes_of(where.device) < needed_bytes(where.device) + scratch_bytes)
-        trimmer.trim_now(where.device); // NCCL cannot ask for it
+        trimmer.trim_now(where.device); // NCCL cannot request it
       auto rank = prepare(where, size, driver, unwanted);
       if (!rank)
         return rank.error();
@@ -1036,7 +1036,7 @@ build_communicator(const communicator_id& id, int size, std::span<const local_ra
       as_nccl(result[i]).adopt(handles[i]);
     if (!first)
       return result;
-    (void)abort_all(result); // it was never whole: the first cause counts
+    (void)abort_all(result); // not complete yet: the first error counts
     return first;
   });
 }
@@ -1046,7 +1046,7 @@ caf::error abort_communicator(communicator_ranks ranks) noexcept { return abort_
 caf::error destroy_communicator(communicator_ranks ranks) noexcept {
   if (may_not_call(ranks))
     return {};
-  // Each rank's end waits for its peers': in a group all of this process end together.
+  // The end of a rank waits for its peers. In a group, all ranks of this process end together.
   caf::error first;
   auto keep = [&first](caf::error err) {
     if (err && !first)

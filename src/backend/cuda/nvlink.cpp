@@ -40,7 +40,7 @@ int count_nvlinks(std::span<const nvlink_end> from, const pci_address& from_addr
 
 namespace {
 
-/// What is used of NVML, whose header need not be there. Names and layouts are those of its ABI.
+/// The used part of NVML, whose header may be missing. Names and layouts follow its ABI.
 /// @source NVML API reference, "NvLink Methods", "Device Queries"
 struct nvml_pci_info {
   char bus_id_legacy[16];
@@ -58,7 +58,7 @@ constexpr unsigned nvml_most_links = 18;
 constexpr int nvml_remote_gpu = 0;
 constexpr int nvml_remote_switch = 2;
 
-/// Loaded once, and never unloaded: nobody knows who else in the process uses it.
+/// Loaded once and never unloaded, since other code in the process may use it.
 class nvml {
 public:
   nvml() noexcept {
@@ -75,7 +75,7 @@ public:
               remote_pci_ != nullptr && init() == nvml_success;
   }
 
-  /// The ends of those links of a GPU that are up.
+  /// Returns the ends of a GPU's active links.
   std::optional<std::vector<nvlink_end>> links_of(const std::string& pci_id) const {
     nvml_device device = nullptr;
     if (!usable_ || handle_(pci_id.c_str(), &device) != nvml_success)
@@ -94,7 +94,8 @@ private:
     function = reinterpret_cast<F>(dlsym(library_, name));
   }
 
-  /// In virtual machines switches may have no address, or one that nothing has.
+  /// Returns the end of a link. In virtual machines a switch may have no address, or one without a
+  /// device.
   nvlink_end end_of(nvml_device device, unsigned link) const {
     nvml_pci_info pci{};
     const bool has_address = remote_pci_(device, link, &pci) == nvml_success;

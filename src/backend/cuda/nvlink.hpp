@@ -8,7 +8,7 @@
 
 namespace troupe::detail {
 
-/// Where a device is on PCI.
+/// The PCI address of a device.
 struct pci_address {
   unsigned domain = 0;
   unsigned bus = 0;
@@ -19,19 +19,19 @@ struct pci_address {
   friend bool operator==(const pci_address&, const pci_address&) = default;
 };
 
-/// What an NVLink that is up leads to.
+/// The other end of an active NVLink.
 struct nvlink_end {
   bool is_switch = false;
   pci_address gpu; ///< unless it is a switch
 };
 
-/// How many NVLinks lead from one GPU to another one, directly or, as many as both have, over
-/// switches, which connect all GPUs.
+/// Returns the number of NVLinks from one GPU to another: direct links, or, without these, links to
+/// switches, which connect all GPUs. Of the two GPUs' numbers the smaller one counts.
 int count_nvlinks(std::span<const nvlink_end> from, const pci_address& from_address,
                   std::span<const nvlink_end> to, const pci_address& to_address) noexcept;
 
-/// The same of the GPUs that PCI has there, by NVML, which is loaded at the first call; that may
-/// take long. None if there is no NVML, or it cannot tell.
+/// Same for the GPUs at two PCI addresses, by NVML. The first call loads NVML and may take long.
+/// Returns none if NVML is missing or cannot tell.
 /// @thread any
 std::optional<int> nvlinks_between(const std::string& from, const std::string& to);
 

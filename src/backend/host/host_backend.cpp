@@ -26,19 +26,19 @@ namespace detail {
 
 namespace {
 
-/// A communicator whose ranks are coming together.
+/// A communicator whose ranks are arriving.
 struct assembly {
   explicit assembly(int size)
       : group(std::make_shared<host_group>(size)), taken(static_cast<std::size_t>(size)) {}
 
   std::shared_ptr<host_group> group;
   std::vector<bool> taken;  ///< by rank
-  std::vector<int> devices; ///< of the ranks that have come
+  std::vector<int> devices; ///< of the ranks that have arrived
   bool unwanted = false;
   bool complete() const noexcept { return devices.size() == taken.size(); }
 };
 
-/// Ranks of this process that are on their way into a communicator with others.
+/// Ranks of this process that are joining a communicator with ranks of other processes.
 struct arrival {
   std::vector<int> devices;
   waiting_room room;
@@ -194,7 +194,7 @@ private:
     return id_of(hub_->invite());
   }
 
-  /// Builds ranks that meet others at a hub.
+  /// Builds ranks that meet other ranks at a hub.
   caf::expected<communicator_ranks> connect(const communicator_id& id, const hub_invitation& where,
                                             int size, std::span<const local_rank> ranks) {
     if (size > most_ranks)
@@ -245,7 +245,7 @@ private:
     return fail(errc::invalid_argument, ordinal, device_out_of_range(ordinal, machine_->devices));
   }
 
-  /// Adds all of `ranks`, or, with an error, none.
+  /// Adds all of `ranks`; after an error, none.
   caf::error join(assembly& to, int size, std::span<const local_rank> ranks) const {
     if (static_cast<std::size_t>(size) != to.taken.size())
       return fail(errc::invalid_argument, -1,
@@ -273,9 +273,9 @@ private:
   std::mutex mutex_;
   std::condition_variable complete_;
   std::map<id_bytes, std::shared_ptr<assembly>> assemblies_;
-  std::map<id_bytes, arrival> connecting_; ///< those that are on their way to a hub
+  std::map<id_bytes, arrival> connecting_; ///< communicators that are connecting to a hub
   const std::string listen_address_;
-  std::unique_ptr<host_hub> hub_; ///< from the first id on
+  std::unique_ptr<host_hub> hub_; ///< created with the first id
 };
 
 } // namespace

@@ -77,7 +77,7 @@ std::optional<host_call> host_communicator::placed(const collective_call& x) con
 caf::error host_communicator::register_window(void* memory, std::size_t size_bytes,
                                               stream_view) noexcept {
   {
-    // Before the others know of it: whoever frees the memory from now on is wrong.
+    // Before the other ranks know of it: from now on it is an error to free the memory.
     std::lock_guard lock{machine_->mutex};
     ++machine_->windows[memory];
   }

@@ -27,16 +27,16 @@ public:
   caf::error deregister_window(void* memory) noexcept override;
   caf::error asynchronous_error() noexcept override;
 
-  /// Deregisters what is left.
+  /// Deregisters the remaining windows.
   void close_windows() noexcept;
 
   int rank() const noexcept { return rank_; }
   host_transport& transport() const noexcept { return *transport_; }
 
 private:
-  /// Why the call cannot be right; null if it can.
+  /// Returns why a call is invalid; null if it is valid.
   const char* fault_of(const collective_call& x) const noexcept;
-  /// The call, with the places of a symmetric one; none if it is not in windows.
+  /// Returns the call, with the places of a symmetric one; none if its memory is not in windows.
   std::optional<host_call> placed(const collective_call& x) const;
 
   std::shared_ptr<host_transport> transport_;

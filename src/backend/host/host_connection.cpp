@@ -15,10 +15,10 @@ namespace troupe::detail {
 
 namespace {
 
-/// How long it may take to reach the hub's process.
+/// The time limit for a connection to the hub's process.
 constexpr std::chrono::seconds connect_limit{10};
 
-/// How long whoever ends a communicator waits for what is being sent to get through.
+/// The time that `end` waits for a send in progress.
 constexpr std::chrono::milliseconds send_patience{100};
 
 caf::error hub_gone() {
@@ -29,7 +29,8 @@ caf::error hub_wrong(const char* what) {
   return make_error(errc::nccl_error, std::string{"the process where the ranks meet sent "} + what);
 }
 
-/// Reads a frame's header, and why if it is an end. Nothing: it is `wanted`.
+/// Reads a frame's header, and the reason if it is an end. Returns no error if the frame is
+/// `wanted`.
 caf::error await(int socket, frame_kind wanted) {
   frame_header header;
   if (const std::array target{writable_bytes_of(header)}; !receive_all(socket, target))
@@ -44,10 +45,10 @@ caf::error await(int socket, frame_kind wanted) {
   return error_of(why).value_or(hub_wrong("no error that could be"));
 }
 
-/// A rank that is on its way into a communicator. It withdraws if it does not get there.
+/// A rank that is about to join a communicator. The destructor withdraws it if it did not join.
 class candidate {
 public:
-  /// It has entered `room`.
+  /// The socket has entered `room`.
   candidate(file_descriptor socket, local_rank x, waiting_room& room) noexcept
       : socket_(std::move(socket)), rank_(x), room_(&room) {}
   candidate(candidate&&) = default;
@@ -66,7 +67,7 @@ public:
     auto f = failure_of(err);
     if (!f || f->code != errc::invalid_argument)
       return err;
-    f->device = rank_.device; // as the hub does not know
+    f->device = rank_.device; // not known to the hub
     return make_error(std::move(*f));
   }
 
@@ -147,7 +148,7 @@ host_connection::build(const hub_invitation& where, int size, std::span<const lo
       return err;
     sockets.push_back(x.native());
   }
-  if (!room.leave(sockets)) // all at once: what is whole is not called off in part
+  if (!room.leave(sockets)) // all at once: a complete group is not called off in part
     return hub_gone();
   std::vector<std::shared_ptr<host_transport>> result;
   for (auto& x : candidates) {
@@ -197,7 +198,7 @@ caf::error host_connection::deregister_window(int rank, const void* memory) noex
   }
   const frame_header header{.kind = frame_kind::window_gone, .number = found->number};
   windows_.erase(found);
-  static_cast<void>(send(guard, {bytes_of(header)})); // one that has ended has no windows
+  static_cast<void>(send(guard, {bytes_of(header)})); // an ended communicator has no windows
   return {};
 }
 
@@ -261,7 +262,7 @@ void host_connection::make_calls(lock& guard, std::span<const host_call> calls) 
   blocks[0] = bytes_of(header);
   blocks[1] = head;
   wanted_ = true;
-  static_cast<void>(send(guard, blocks)); // an answer may come all the same
+  static_cast<void>(send(guard, blocks)); // a reply may come even if this fails
   changed_.wait(guard, [this] { return !wanted_ || (ended_ && !receiving_); });
   if (!wanted_)
     ++turn_;
@@ -279,10 +280,10 @@ bool host_connection::send(lock& guard, const const_blocks& blocks) noexcept {
   changed_.notify_all();
   if (code == 0)
     return true;
-  // If the hub has ended the connection, it may have told why.
+  // If the hub has ended the connection, it may have sent the reason.
   if (code != EPIPE && code != ECONNRESET) {
     end_locked(system_failure(errc::nccl_error, "sendmsg", code));
-    shut_down(socket_.get()); // what was half sent makes no sense to the hub
+    shut_down(socket_.get()); // a partly sent frame is useless to the hub
   }
   changed_.wait(guard, [this] { return ended_.load(); });
   return false;
@@ -302,7 +303,7 @@ void host_connection::end(caf::error why) noexcept {
   const end_frame frame{.why = wire_of(why)};
   end_locked(std::move(why));
   ending_ = true;
-  // The others shall learn why; but nobody waits for a hub that does not read.
+  // Tell the other ranks why, but do not wait for a hub that does not read.
   if (changed_.wait_for(guard, send_patience, [this] { return !sending_; }))
     static_cast<void>(send_at_once(socket_.get(), bytes_of(frame)));
   shut_down(socket_.get());
@@ -393,8 +394,8 @@ bool host_connection::take(const frame_header& header) noexcept {
 
 bool host_connection::take_done(const frame_header& header) noexcept {
   lock guard{mutex_};
-  // Whoever sent the calls may not know yet that they went, and what comes may go to the same
-  // place.
+  // The sending thread may not know yet that the calls were sent, and the results may go to the
+  // same memory.
   changed_.wait(guard, [this] { return ended_ || !sending_; });
   if (ended_)
     return false;

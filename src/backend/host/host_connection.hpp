@@ -1,4 +1,4 @@
-/// One rank's way to a hub in some process, where the ranks of its communicator meet.
+/// The connection of one rank to a hub, where the ranks of its communicator meet.
 #pragma once
 
 #include "host_transport.hpp"
@@ -20,14 +20,15 @@
 
 namespace troupe::detail {
 
-/// Ranks of this process that wait for those of others, by their sockets. @thread any
+/// Sockets of local ranks that wait for ranks of other processes. @thread any
 class waiting_room {
 public:
-  /// False: it is closed.
+  /// Returns false if the room is closed.
   bool enter(int socket);
-  /// Before the sockets are closed. False: who was in it has been sent away.
+  /// Removes sockets before they are closed. Returns false if the room was closed.
   bool leave(std::span<const int> sockets) noexcept;
-  /// Whoever is in it hears no more of the hub, which may be gone without a word.
+  /// Ends the wait of all ranks inside: they receive no more from the hub, which may be gone
+  /// without a message.
   void close() noexcept;
   bool is_closed() const noexcept;
 
@@ -39,15 +40,15 @@ private:
 
 /// The ranks of a communicator, as one of them sees them over a connection to the hub.
 ///
-/// Nothing here waits for a process that does not answer once the communicator has ended, but for
-/// `send_patience`.
+/// Once the communicator has ended, no function waits longer than `send_patience` for a process
+/// that does not respond.
 class host_connection final : public host_transport {
 public:
-  /// Connects ranks of this process to a hub; blocks until all ranks of all processes have come, or
-  /// `room` is closed.
+  /// Connects ranks of this process to a hub. Blocks until all ranks of all processes are
+  /// connected, or `room` is closed.
   /// @shape  size: at most `most_ranks`
-  /// @errors errc::invalid_argument: another rank said another size, or a rank is taken;
-  ///         errc::nccl_error: there is no hub, or it has gone, or so has the process of a rank;
+  /// @errors errc::invalid_argument: ranks disagree about the size, or a rank is taken;
+  ///         errc::nccl_error: the hub or the process of a rank is gone or cannot be reached;
   ///         errc::unavailable: no thread can be started; any: the room was closed
   static caf::expected<std::vector<std::shared_ptr<host_transport>>>
   build(const hub_invitation& where, int size, std::span<const local_rank> ranks,
@@ -82,19 +83,20 @@ private:
     std::size_t size_bytes;
   };
 
-  /// Starts to read what comes.
+  /// Starts the thread that reads from the hub.
   caf::error start() noexcept;
   void read() noexcept;
-  /// False: the connection is over.
+  /// Returns false if the connection is over.
   bool take(const frame_header& header) noexcept;
   bool take_done(const frame_header& header) noexcept;
   void take_end() noexcept;
 
-  /// Sends as nobody else does at the same time. False: the communicator has ended.
+  /// Sends while no other thread does. Returns false if the communicator has ended.
   bool send(lock& guard, const const_blocks& blocks) noexcept;
   void make_calls(lock& guard, std::span<const host_call> calls) noexcept;
   void end_locked(caf::error why) noexcept;
-  /// Joins the thread, and closes the socket; after `end`, or when the hub has ended it.
+  /// Joins the thread, and closes the socket; after `end`, or when the hub has ended the
+  /// connection.
   void close() noexcept;
 
   const int size_;
@@ -105,9 +107,9 @@ private:
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::uint64_t turn_ = 0; ///< sequence number of the calls that are next
-  mutable_blocks targets_; ///< of the calls that are being made
-  bool wanted_ = false;    ///< the calls are made, and the hub has not told that they are done
+  std::uint64_t turn_ = 0; ///< sequence number of the next calls
+  mutable_blocks targets_; ///< of the calls in progress
+  bool wanted_ = false;    ///< the calls are made, and the hub has not reported them done
   bool sending_ = false;
   bool receiving_ = false; ///< into `targets_`
   std::vector<window> windows_;
@@ -115,8 +117,8 @@ private:
   bool window_wanted_ = false;
   int symmetric_ = 0; ///< symmetric calls inside `run`
   int inside_ = 0;
-  std::uint64_t announced_ = 0; ///< and not yet done
-  bool ending_ = false;         ///< somebody is in `end`
+  std::uint64_t announced_ = 0; ///< not yet done
+  bool ending_ = false;         ///< a thread is in `end`
   std::atomic<bool> ended_{false};
   caf::error why_;
 };

@@ -13,11 +13,10 @@ namespace {
 constexpr std::size_t usual_alignment = 256;
 constexpr std::size_t window_alignment = 4096;
 
-/// Memory whose content nobody should mistake for zeros; null if there is none.
+/// Allocates memory with content that cannot be mistaken for zeros; null if there is none.
 void* poisoned_memory(std::size_t size_bytes, std::size_t alignment = usual_alignment) noexcept {
   constexpr int poison = 0xA5;
-  constexpr auto edge = std::size_t{64}
-                        << 10; // a large block's middle is not touched: it costs nothing
+  constexpr auto edge = std::size_t{64} << 10; // only the ends of a large block are written
   if (size_bytes > SIZE_MAX - alignment)
     return nullptr;
   auto* memory = static_cast<std::byte*>(
@@ -139,7 +138,7 @@ caf::error host_device::deallocate(void* memory, stream_view stream) noexcept {
     return fail(errc::invalid_argument, "a communicator has the memory as a window");
   if (auto err = enqueue(stream, free_command{memory}))
     return err;
-  // Later allocations may have the room at once, as from a pool that is ordered by streams.
+  // Later allocations may use the space at once, as in a stream-ordered pool.
   used_bytes_ -= i->second;
   allocations_.erase(i);
   return {};

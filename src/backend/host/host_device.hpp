@@ -17,7 +17,7 @@
 
 namespace troupe::detail {
 
-/// What the devices of a host backend share.
+/// The shared state of the devices of a host backend.
 struct host_machine {
   explicit host_machine(const host_backend_options& x);
   ~host_machine();
@@ -26,26 +26,26 @@ struct host_machine {
 
   const int devices;
   const std::size_t bytes_per_device;
-  std::map<std::pair<int, int>, host_link> links; ///< by both ends; the others are as by default
+  std::map<std::pair<int, int>, host_link> links; ///< by (from, to); a missing pair has the default
 
   host_link link(int from, int to) const;
 
   std::mutex mutex;
   std::vector<bool> opened;                   ///< by ordinal
-  std::map<const void*, std::size_t> windows; ///< how many communicators have each memory as one
-  std::set<std::pair<int, int>> enabled;      ///< who may access whose plain memory
-  std::set<std::pair<int, int>> admitted;     ///< who may access whose pool
-  /// Memory of devices that ended without closing theirs: streams of others may still be at it.
+  std::map<const void*, std::size_t> windows; ///< by memory: communicators that use it as a window
+  std::set<std::pair<int, int>> enabled;      ///< (from, to): access to plain memory
+  std::set<std::pair<int, int>> admitted;     ///< (from, to): access to pool memory
+  /// Memory that destroyed devices had not freed: streams of other devices may still use it.
   std::vector<void*> left;
 };
 
 class host_device final : public backend_device {
 public:
-  /// `machine->opened[ordinal]` is set, and cleared by the destructor.
-  /// `beside`: another object for a device that is open.
+  /// Expects that `machine->opened[ordinal]` is set; the destructor clears it. `beside`: another
+  /// object for a device that is already open.
   host_device(std::shared_ptr<host_machine> machine, int ordinal, bool beside = false) noexcept;
 
-  /// Cancels its streams, and frees all memory.
+  /// Cancels its streams. Memory that is still allocated is freed with the machine.
   ~host_device() override;
 
   caf::error bind() noexcept override;
@@ -55,7 +55,7 @@ public:
   caf::error open_memory() noexcept override;
   caf::error close_memory() noexcept override;
   caf::expected<void*> allocate(std::size_t size_bytes, stream_view stream) noexcept override;
-  /// @errors errc::invalid_argument, too: a communicator has it as a window
+  /// @errors also errc::invalid_argument: a communicator uses the memory as a window
   caf::error deallocate(void* memory, stream_view stream) noexcept override;
   caf::expected<void*> allocate_symmetric(std::size_t size_bytes) noexcept override;
   caf::expected<void*> allocate_pinned(std::size_t size_bytes) noexcept override;
@@ -81,10 +81,10 @@ public:
   caf::expected<bool> can_access_peer(int peer) noexcept override;
   caf::error enable_peer(int peer) noexcept override;
   caf::error admit_peer(int peer) noexcept override;
-  /// All memory here is of a pool.
+  /// All memory here counts as memory of a pool.
   caf::error copy_peer(void* target, int target_device, const void* source, int source_device,
                        std::size_t size_bytes, stream_view stream) noexcept override;
-  /// It takes no less time here; but lanes go the same way as with GPUs.
+  /// True so that lanes work as with GPUs, although it saves no time here.
   bool prefers_copy_peers() const noexcept override { return true; }
 
   caf::error wait_word(stream_view stream, const std::atomic<std::uint64_t>* word,
@@ -112,7 +112,7 @@ private:
   std::unordered_map<void*, std::size_t> allocations_; ///< with their sizes
   std::unordered_map<void*, std::unique_ptr<host_event>> events_;
   std::unordered_map<void*, std::shared_ptr<host_stream>> streams_;
-  std::vector<std::shared_ptr<host_stream>> closed_streams_; ///< whose threads may still be at work
+  std::vector<std::shared_ptr<host_stream>> closed_streams_; ///< their threads may still run
 };
 
 } // namespace troupe::detail

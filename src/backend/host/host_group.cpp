@@ -12,7 +12,7 @@ namespace troupe::detail {
 
 namespace {
 
-/// Up to here one rank does the work of all: that costs less than another meeting.
+/// @units bytes up to which one rank does the work of all, which costs less than another meeting
 constexpr auto one_worker_bytes = std::size_t{16} << 10;
 
 const std::byte* at(const void* memory, std::size_t offset) noexcept {
@@ -28,7 +28,7 @@ void copy_bytes(void* target, const void* source, std::size_t size_bytes) noexce
     std::memcpy(target, source, size_bytes);
 }
 
-/// Whether two ranks make the same call.
+/// Returns whether two ranks make the same call.
 bool match(const host_call& x, const host_call& y) noexcept {
   if (x.what != y.what)
     return false;
@@ -210,7 +210,7 @@ void host_group::leave(int rank) noexcept {
     end_locked(rank_left(rank));
 }
 
-// Calls of a rank may come by several streams.
+// Calls of a rank may come from several streams.
 bool host_group::wait_for_turn(lock& guard, int rank, std::uint64_t sequence) noexcept {
   const auto& turn = turns_[static_cast<std::size_t>(rank)];
   ++out_of_turn_;
@@ -251,7 +251,7 @@ bool host_group::offer(lock& guard, const message& mine) noexcept {
     waiting.push_back(mine);
     return true;
   }
-  // Whoever comes second does the work: a rank that came first may be in a collective.
+  // The second rank does the copy: the first one may already be in a collective.
   const auto other = waiting.front();
   waiting.pop_front();
   const auto& from = sends ? mine : other;
@@ -301,7 +301,7 @@ template <class F> bool host_group::meet(lock& guard, F last) noexcept {
       return false;
     arrived_ = 0;
     ++phase_;
-    guard.unlock(); // so that those who wake find it free
+    guard.unlock(); // so that woken threads find it free
     changed_.notify_all();
     guard.lock();
     return !ended_;

@@ -1,4 +1,4 @@
-/// Where the ranks of a communicator of the host backend meet.
+/// The meeting point of a communicator's ranks in the host backend.
 #pragma once
 
 #include "host_transport.hpp"
@@ -17,7 +17,7 @@
 
 namespace troupe::detail {
 
-/// The ranks of one communicator, all in this process; a hub has one for ranks of any processes.
+/// The ranks of one communicator, all in this process. A hub has one for ranks of any process.
 /// @thread any
 class host_group final : public host_transport {
 public:
@@ -48,20 +48,20 @@ private:
     std::size_t end;
   };
 
-  /// A send or recv that waits for the other side.
+  /// A send or recv that waits for its peer.
   struct message {
     const host_call* call;
     int rank;
-    std::size_t* open; ///< counts the messages of its rank that are not through
+    std::size_t* open; ///< counts the messages of its rank that are not done
   };
 
-  // False: the group has ended.
+  // Return false if the group has ended.
   bool wait_for_turn(lock& guard, int rank, std::uint64_t sequence) noexcept;
   bool take_turn(lock& guard, int rank, std::span<const host_call> calls) noexcept;
   void end_turn(int rank) noexcept;
   bool offer(lock& guard, const message& mine) noexcept;
   bool take_part(lock& guard, int rank, const host_call& call) noexcept;
-  /// Waits for all ranks; the last one calls `last` before any goes on.
+  /// Waits for all ranks. The last one calls `last` before any rank continues.
   template <class F> bool meet(lock& guard, F last) noexcept;
   /// Calls `f` without the lock.
   template <class F> bool work(lock& guard, F f) noexcept;
@@ -86,11 +86,11 @@ private:
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::uint64_t> turns_;    ///< by rank: sequence number of the calls that are next
+  std::vector<std::uint64_t> turns_;    ///< by rank: sequence number of the next calls
   std::vector<const host_call*> parts_; ///< of the current collective, by rank
   std::map<std::pair<int, int>, std::deque<message>> messages_; ///< by sender and receiver
   std::vector<std::vector<window>> windows_;                    ///< by rank
-  std::vector<window> new_windows_; ///< by rank: what is being registered
+  std::vector<window> new_windows_; ///< by rank: the window being registered
   int new_windows_there_ = 0;
   std::uint64_t last_window_ = 0;
   int symmetric_ = 0;       ///< symmetric calls inside `run`
@@ -98,9 +98,9 @@ private:
   int arrived_ = 0;         ///< ranks that wait in the current meeting
   bool done_by_one_ = false;
   int out_of_turn_ = 0; ///< streams that wait for their rank's turn
-  int working_ = 0;     ///< ranks that touch memory of others
+  int working_ = 0;     ///< ranks that access memory of others
   int inside_ = 0;
-  std::uint64_t announced_ = 0; ///< and not yet done
+  std::uint64_t announced_ = 0; ///< not yet done
   std::vector<bool> left_;      ///< by rank
   int first_left_ = -1;         ///< a rank that has left
   std::atomic<bool> ended_{false};

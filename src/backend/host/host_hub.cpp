@@ -17,22 +17,22 @@ namespace troupe::detail {
 
 namespace {
 
-/// How long a stranger may take to say the secret.
+/// The time limit for a stranger to send the secret.
 constexpr std::chrono::seconds hello_limit{2};
 
-/// How long a rank may take to hear why its communicator has ended, and to go.
+/// The time limit for a rank to read why its communicator has ended, and to disconnect.
 constexpr std::chrono::milliseconds farewell_limit{500};
 
-/// How long the hub takes in nobody when it has no file for one.
+/// The pause after an accept failed because too many files were open.
 constexpr std::chrono::milliseconds accept_pause{100};
 
-/// Connections that belong to no communicator.
+/// The most connections that belong to no communicator.
 constexpr std::ptrdiff_t most_strangers = 64;
 
-/// What is read of a connection before others have their turn.
+/// @units bytes that are read from one connection before others have their turn
 constexpr std::size_t read_at_once = std::size_t{1} << 20;
 
-/// Communicators that are remembered because they were called off.
+/// The most called-off communicators that are remembered.
 constexpr std::size_t most_called_off = 256;
 
 caf::error fail(errc code, int rank, std::string detail) {
@@ -51,7 +51,7 @@ caf::error hub_closed() {
   return make_error(errc::nccl_error, "the backend where the ranks meet was closed");
 }
 
-/// Takes the same time whatever differs.
+/// Compares in a time that does not depend on the content.
 bool is_same(std::span<const std::byte> x, std::span<const std::byte> y) noexcept {
   std::byte difference{0};
   for (std::size_t i = 0; i < x.size(); ++i)
@@ -73,7 +73,7 @@ int fill_random(std::span<std::byte> target) noexcept {
 
 } // namespace
 
-/// The ranks of one communicator: those that have come, then all.
+/// The ranks of one communicator that have connected, in the end all of them.
 struct host_hub::meeting {
   meeting(std::uint64_t its_number, int size)
       : number(its_number), guests(static_cast<std::size_t>(size)) {}
@@ -81,9 +81,9 @@ struct host_hub::meeting {
   bool is_complete() const noexcept { return there == guests.size(); }
 
   const std::uint64_t number;
-  std::vector<guest*> guests; ///< by rank; null: not yet there, or no more
+  std::vector<guest*> guests; ///< by rank; null: not connected yet, or gone
   std::size_t there = 0;
-  std::shared_ptr<host_group> group; ///< from when all are there
+  std::shared_ptr<host_group> group; ///< set once all ranks are connected
 };
 
 host_hub::guest::guest(file_descriptor x) noexcept
@@ -166,7 +166,7 @@ void host_hub::serve() noexcept {
       wanted.push_back({x.socket.get(), POLLIN, 0});
       askers.push_back(&x);
     }
-  // An error, which would be one of memory, is as if nothing had come: all is looked at again.
+  // An error, which can only be out of memory, counts as no input: all is checked again.
   if (::poll(wanted.data(), wanted.size(), patience(now)) <= 0)
     return;
   if (wanted[0].revents != 0)
@@ -195,7 +195,7 @@ int host_hub::patience(clock::time_point now) const noexcept {
 void host_hub::accept() noexcept {
   const auto is_stranger = [](const guest& x) { return !x.met; };
   while (true) {
-    auto oldest = guests_.end(); // it makes room, unless it may be a rank that is not heard yet
+    auto oldest = guests_.end(); // makes room; never a guest whose first input is unread
     if (std::ranges::count_if(guests_, is_stranger) >= most_strangers) {
       oldest =
           std::ranges::find_if(guests_, [&](const guest& x) { return is_stranger(x) && x.heard; });
@@ -225,13 +225,13 @@ bool host_hub::look_after(guest& x) noexcept {
     if (x.rank->finished()) {
       x.rank.reset();
       if (!x.left && !x.told)
-        lost(x); // it could not be sent something
+        lost(x); // a send to it has failed
       see_out(x);
     }
   }
   const auto cut = x.until <= clock::now();
   if (cut && x.rank) {
-    shut_down(x.socket.get()); // what its rank sends does not get through
+    shut_down(x.socket.get()); // ends a send of its rank that does not finish
     x.until = clock::time_point::max();
     if (!x.told && !x.left)
       lost(x);
@@ -355,7 +355,7 @@ void host_hub::open(meeting& x) noexcept {
   x.group = std::make_shared<host_group>(static_cast<int>(x.guests.size()));
   const frame_header ready{.kind = frame_kind::ready};
   for (auto* each : x.guests)
-    // One that does not get it has ended its side, as will be read.
+    // If a send fails, the guest has closed its side, which a later read notices.
     static_cast<void>(send_at_once(each->socket.get(), bytes_of(ready)));
   for (auto* each : x.guests) {
     each->rank = std::make_unique<hub_rank>(x.group, each->hello.rank, each->socket.get(),
@@ -448,7 +448,7 @@ void host_hub::lost(guest& x) noexcept {
   const auto why = process_gone(x.hello.rank);
   if (x.met->group) {
     x.met->group->end(why);
-    return wake_.signal(); // for those that have been looked after
+    return wake_.signal(); // for guests that were already looked after
   }
   const auto met = x.met;
   part(x);
@@ -490,7 +490,7 @@ void host_hub::call_off(meeting& x, const caf::error& why) noexcept {
   const auto guests = x.guests;
   for (auto* each : guests)
     if (each)
-      dismiss(*each, why); // the last one ends the meeting
+      dismiss(*each, why); // the last one removes the meeting
   meetings_.erase(x.number);
 }
 
@@ -498,7 +498,7 @@ void host_hub::dismiss(guest& x, const caf::error& why) noexcept {
   const end_frame frame{.why = wire_of(why)};
   part(x);
   if (!send_at_once(x.socket.get(), bytes_of(frame)))
-    x.next = stage::over; // it does not read, or is no more
+    x.next = stage::over; // it does not read, or is gone
   see_out(x);
 }
 

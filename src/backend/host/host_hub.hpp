@@ -1,4 +1,5 @@
-/// Where ranks of several processes meet: a socket that listens, and a group for each communicator.
+/// The meeting point of ranks of several processes: a listening socket, and a group for each
+/// communicator.
 #pragma once
 
 #include "host_wire.hpp"
@@ -25,13 +26,13 @@ namespace troupe::detail {
 
 class hub_rank;
 
-/// Takes in ranks that know the secret, and runs their calls in an ordinary `host_group`: one
-/// thread listens and reads for all, and each rank has one that makes its calls.
+/// Accepts ranks that know the secret, and runs their calls in an ordinary `host_group`. One thread
+/// listens and reads for all ranks; each rank has a thread that makes its calls.
 /// @thread any
 class host_hub {
 public:
-  /// @errors errc::invalid_argument: not the numeric address of one host; errc::unavailable: nobody
-  ///         can listen there, or there is no thread
+  /// @errors errc::invalid_argument: not the numeric address of one host; errc::unavailable: the
+  ///         hub cannot listen there, or no thread can be started
   static caf::expected<std::unique_ptr<host_hub>> start(const std::string& address) noexcept;
 
   /// Ends all its communicators.
@@ -39,11 +40,11 @@ public:
   host_hub(const host_hub&) = delete;
   host_hub& operator=(const host_hub&) = delete;
 
-  /// Invites the ranks of one more communicator.
+  /// Returns an invitation for the ranks of a new communicator.
   hub_invitation invite() noexcept;
-  /// Is it one of its own?
+  /// Returns whether this hub made the invitation.
   bool has_invited(const hub_invitation& x) const noexcept;
-  /// A communicator that it has invited to, and which is not whole yet, never will be.
+  /// Cancels a communicator of this hub, unless all its ranks are connected.
   void call_off(std::uint64_t group) noexcept;
 
 private:
@@ -51,17 +52,17 @@ private:
 
   struct meeting;
 
-  /// What a guest is to send next.
+  /// The next part that a guest must send.
   enum class stage : std::uint8_t {
     hello,
     header,
     head,
     data,
-    nothing, ///< what comes is dropped, up to the end
-    over     ///< it has ended its side
+    nothing, ///< input is dropped up to its end
+    over     ///< the guest has closed its side
   };
 
-  /// A connection, of a stranger until it has said the secret.
+  /// A connection: a stranger until it has sent the secret.
   struct guest {
     explicit guest(file_descriptor x) noexcept;
     guest(const guest&) = delete;
@@ -70,28 +71,28 @@ private:
 
     file_descriptor socket;
     stage next = stage::hello;
-    mutable_blocks targets; ///< what is to be filled; `filled` is the first that is not
+    mutable_blocks targets; ///< blocks to fill; the first `filled` are full
     std::size_t filled = 0;
     wire_hello hello;
     frame_header header;
     std::vector<std::byte> head;
     std::unique_ptr<remote_calls> calls;
-    clock::time_point until = clock::time_point::max(); ///< then it is cut off
-    std::shared_ptr<meeting> met;                       ///< none: a stranger, or one that is to go
-    std::unique_ptr<hub_rank> rank;                     ///< from when all ranks are there
-    bool heard = false;                                 ///< what it sent first, if anything
-    bool left = false;                                  ///< in good order
+    clock::time_point until = clock::time_point::max(); ///< then the hub closes the connection
+    std::shared_ptr<meeting> met;                       ///< null: a stranger, or a leaving guest
+    std::unique_ptr<hub_rank> rank;                     ///< set once all ranks are connected
+    bool heard = false;                                 ///< its first input, if any, was read
+    bool left = false;                                  ///< the rank has left in good order
     bool told = false;                                  ///< its rank knows that the group has ended
   };
 
   host_hub(file_descriptor listener, wake_up wake, socket_address address);
 
   void run() noexcept;
-  /// Blocks until there is something to do, and takes in what comes.
+  /// Blocks until there is work, and reads the input.
   void serve() noexcept;
   int patience(clock::time_point now) const noexcept;
   void accept() noexcept;
-  /// Does what its time or its rank asks for. False: it is to go.
+  /// Handles the guest's time limit and its rank. Returns false if the guest must be removed.
   bool look_after(guest& x) noexcept;
   void stop_all() noexcept;
 
@@ -103,24 +104,24 @@ private:
   void take_data(guest& x) noexcept;
   void expect(guest& x, stage next, mutable_blocks targets) noexcept;
   void expect_header(guest& x) noexcept;
-  /// The guest has ended its side, or the connection is lost.
+  /// Handles a guest that has closed its side, or whose connection is lost.
   void lost(guest& x) noexcept;
   void leave(guest& x) noexcept;
-  /// The group ends, for what the rank said.
+  /// Ends the group with the error that the rank has sent.
   void end(guest& x) noexcept;
   void misbehaved(guest& x, const char* how) noexcept;
 
   caf::error join(guest& x);
   void open(meeting& x) noexcept;
   void call_off_unwanted() noexcept;
-  /// Ends it before all ranks have come.
+  /// Ends a communicator before all ranks have connected.
   void call_off(meeting& x, const caf::error& why) noexcept;
   void remember(std::uint64_t group, const caf::error& why);
-  /// Sends it away with the reason.
+  /// Refuses a guest and sends it the reason.
   void dismiss(guest& x, const caf::error& why) noexcept;
-  /// Waits for the end of its side, for a while.
+  /// Waits for a limited time until the guest closes its side.
   void see_out(guest& x) noexcept;
-  /// It belongs to no communicator any more.
+  /// Removes the guest from its communicator.
   void part(guest& x) noexcept;
 
   file_descriptor listener_;
@@ -130,15 +131,14 @@ private:
   std::atomic<std::uint64_t> next_{1};
   std::atomic<bool> stopping_{false};
   std::mutex unwanted_mutex_;
-  std::vector<std::uint64_t> unwanted_; ///< groups that are to be called off
+  std::vector<std::uint64_t> unwanted_; ///< groups that must be called off
 
-  // Only of the thread.
+  // Used by the thread only.
   bool stopped_ = false;
-  clock::time_point accept_from_{}; ///< there were too many files
+  clock::time_point accept_from_{}; ///< later than now after too many open files
   std::list<guest> guests_;
-  std::map<std::uint64_t, std::shared_ptr<meeting>>
-      meetings_;                                   ///< by number; not those that are over
-  std::map<std::uint64_t, caf::error> called_off_; ///< by number; the last ones
+  std::map<std::uint64_t, std::shared_ptr<meeting>> meetings_; ///< by number; without ended ones
+  std::map<std::uint64_t, caf::error> called_off_;             ///< by number; the last ones only
 
   std::thread thread_;
 };

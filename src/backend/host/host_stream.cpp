@@ -131,7 +131,7 @@ void host_stream::join() noexcept {
   if (!thread_.joinable())
     return;
   if (thread_.get_id() == std::this_thread::get_id())
-    thread_.detach(); // it holds what it needs
+    thread_.detach(); // the thread owns what it needs
   else
     thread_.join();
 }
@@ -195,7 +195,7 @@ void host_stream::execute(stream_command& command) noexcept {
     }
     void operator()(const wait_command& x) const noexcept { self.wait(x.until); }
     void operator()(const wait_word_command& x) const noexcept {
-      // Another process writes it, and rings no bell that every backend could hear.
+      // Another process writes the word, and has no signal that works with every backend.
       while (!self.cancelled_ && x.word->load(std::memory_order_acquire) < x.at_least)
         std::this_thread::sleep_for(std::chrono::microseconds{20});
       after_hearing_from_another_process();

@@ -20,7 +20,7 @@
 
 namespace troupe::detail {
 
-/// How many of its recorded events a stream has reached. It may outlive the stream.
+/// The number of recorded events that a stream has reached. It may outlive the stream.
 /// @thread any
 class stream_progress {
 public:
@@ -30,7 +30,7 @@ public:
 
   /// Blocks until `position` is reached.
   void wait(std::uint64_t position) noexcept;
-  /// The same, but gives up when `cancelled` is set and `interrupt` called.
+  /// Same, but also returns when `cancelled` is set and `interrupt` is called.
   void wait(std::uint64_t position, const std::atomic<bool>& cancelled) noexcept;
 
   void interrupt() noexcept;
@@ -41,7 +41,7 @@ private:
   std::condition_variable advanced_;
 };
 
-/// A place in a stream: what an event has recorded. Without a stream it counts as reached.
+/// A position in a stream, as recorded by an event. Without a stream it counts as reached.
 struct stream_position {
   std::shared_ptr<stream_progress> progress;
   std::uint64_t position = 0;
@@ -112,17 +112,18 @@ public:
   /// @errors as `enqueue`
   [[nodiscard]] caf::expected<stream_position> record() noexcept;
 
-  /// Takes in no more. The thread ends after what is queued.
+  /// Accepts no more commands. The thread ends after the queued ones.
   void close() noexcept;
 
-  /// As `close`, but lets go what the stream waits for, and only its events and what it frees
-  /// happen still. A communicator that the stream should have served ends.
+  /// As `close`, but interrupts what the stream waits for. From now on only its records and frees
+  /// run. A communicator with a collective in the stream ends.
   void cancel() noexcept;
 
-  /// True when the stream is closed and its thread has nothing left to do.
+  /// Returns true when the stream is closed and its thread has nothing left to do.
   bool finished() const noexcept;
 
-  /// Waits for the thread to end, if it is not the caller; after `close` or `cancel`.
+  /// Waits for the thread to end, unless the caller is that thread. Called after `close` or
+  /// `cancel`.
   void join() noexcept;
 
 private:
@@ -138,19 +139,19 @@ private:
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<stream_command> queued_;
-  /// The thread's alone. On the stack of a thread that never ends, LeakSanitizer may miss it.
+  /// Used by the thread only. LeakSanitizer may miss it on the stack of a thread that never ends.
   std::vector<stream_command> running_;
   std::uint64_t recorded_ = 0;
   bool idle_ = false;
   bool closed_ = false;
   bool finished_ = false;
   std::atomic<bool> cancelled_{false};
-  std::shared_ptr<host_transport> serving_;      ///< whose ranks it may wait for
-  std::shared_ptr<stream_progress> waiting_for_; ///< another stream
+  std::shared_ptr<host_transport> serving_;      ///< set while it may wait for other ranks
+  std::shared_ptr<stream_progress> waiting_for_; ///< another stream, if it waits for one
   std::thread thread_;
 };
 
-/// An event of the host backend: the place in a stream that it recorded last.
+/// An event of the host backend: the stream position that it recorded last.
 /// @thread any
 class host_event {
 public:

@@ -1,4 +1,4 @@
-/// How a rank of the host backend meets the other ranks of its communicator.
+/// The connection of a rank of the host backend to the other ranks of its communicator.
 #pragma once
 
 #include <troupe/backend.hpp>
@@ -12,15 +12,15 @@
 
 namespace troupe::detail {
 
-/// Where memory lies in a rank's windows; equal on two ranks if it is the same window and place.
+/// A place in a rank's windows; equal on two ranks if the window and the offset are the same.
 struct host_place {
-  std::uint64_t window = 0; ///< windows are numbered as they come; 0: in none
+  std::uint64_t window = 0; ///< numbered in the order of registration; 0: in none
   std::size_t offset = 0;
 
   friend bool operator==(const host_place&, const host_place&) = default;
 };
 
-/// A rank's call, with copies of what it points to, but device memory.
+/// A rank's call, with copies of all that it points to, except device memory.
 struct host_call {
   /// @shape `x` is valid
   explicit host_call(const collective_call& x);
@@ -42,9 +42,9 @@ struct host_call {
   std::size_t size_bytes() const noexcept { return count * size_of(type); }
 };
 
-/// The ranks of a communicator as one of them, or all in this process, see them: `host_group` where
-/// all are in this process, `host_connection` where they may be in others. Every rank that is named
-/// is in this process.
+/// The ranks of a communicator, as seen by one of them, or by all ranks of this process.
+/// `host_group` has all ranks in this process; with `host_connection` they may be in other
+/// processes. A rank that is passed to a function is in this process.
 /// @thread any
 class host_transport {
 public:
@@ -52,52 +52,52 @@ public:
 
   virtual int size() const noexcept = 0;
 
-  /// Makes memory of a rank a window; blocks until all ranks have made theirs.
-  /// @errors the communicator has ended, or ends because the ranks' windows are not of one size
+  /// Makes memory of a rank a window. Blocks until all ranks have made theirs.
+  /// @errors the communicator has ended, or ends because the ranks' windows differ in size
   [[nodiscard]] virtual caf::error register_window(int rank, const void* memory,
                                                    std::size_t size_bytes) noexcept = 0;
-  /// @errors errc::invalid_argument: it is none
+  /// @errors errc::invalid_argument: it is not a window
   [[nodiscard]] virtual caf::error deregister_window(int rank, const void* memory) noexcept = 0;
-  /// The place of `size_bytes` bytes; none if they are not in one window.
+  /// Returns the place of `size_bytes` bytes; none if they are not in one window.
   virtual host_place place_of(int rank, const void* memory,
                               std::size_t size_bytes) const noexcept = 0;
-  /// Has a rank begun a symmetric call that is not over? Nothing but its peers could end it.
+  /// Returns whether a rank is in a symmetric call, which only its peers can end.
   virtual bool has_symmetric() const noexcept = 0;
 
-  /// Announces calls that a stream will come to.
+  /// Announces calls that a stream will run.
   /// @errors errc::nccl_error or errc::collective_mismatch: the communicator has ended;
-  ///         errc::not_supported: more than can be made together. Nothing is announced
+  ///         errc::not_supported: more than one group can hold. Nothing is announced
   [[nodiscard]] virtual caf::error announce(int rank,
                                             std::span<const host_call> calls) noexcept = 0;
 
-  /// Takes back what was announced.
+  /// Takes back one announcement.
   virtual void retract() noexcept = 0;
 
-  /// Makes the rank's calls that were announced together, after those of all lower `sequence`:
-  /// offers its messages, takes part in the collectives in their order, and waits until the
-  /// messages are through. When the communicator ends, it returns with the content of what the
-  /// calls write undefined, as soon as nobody reads or writes the rank's memory.
+  /// Makes the rank's calls that were announced together, after the calls of all lower `sequence`.
+  /// Offers its messages, takes part in the collectives in order, and waits until the messages are
+  /// done. If the communicator ends, the memory that the calls write is undefined. `run` then
+  /// returns as soon as no thread accesses the rank's memory.
   /// @thread the stream of the rank
   virtual void run(int rank, std::uint64_t sequence, std::span<const host_call> calls) noexcept = 0;
 
-  /// Why the communicator has ended; none while it lives.
+  /// Returns why the communicator has ended; none while it lives.
   [[nodiscard]] virtual caf::error error() const noexcept = 0;
 
-  /// Ends the communicator: whoever waits for a rank gives up. The first reason stays.
+  /// Ends the communicator: waiting ranks return. The first reason stays.
   virtual void end(caf::error why) noexcept = 0;
 
-  /// Blocks until no rank is inside `run`, and lets go of what the transport holds; after `end`.
+  /// Blocks until no rank is inside `run`, then releases the transport's resources; after `end`.
   virtual void wait_quiet() noexcept = 0;
 
-  /// Blocks until everything announced is done.
+  /// Blocks until all announced calls are done.
   virtual void wait_idle() noexcept = 0;
 
-  /// The rank makes no call any more; after `wait_idle`. The communicator ends when another rank
-  /// needs it.
+  /// Notes that the rank makes no more calls; after `wait_idle`. The communicator ends when another
+  /// rank needs it.
   virtual void leave(int rank) noexcept = 0;
 };
 
-/// A rank is no more there that another one needs, or might.
+/// Returns the error for a rank that has left and that another rank needs, or might need.
 caf::error rank_left(int rank);
 
 } // namespace troupe::detail

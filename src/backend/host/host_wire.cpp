@@ -14,8 +14,8 @@ namespace {
 constexpr std::uint8_t symmetric_flag = 1;
 constexpr std::uint8_t in_place_flag = 2; ///< `send` lies in `recv`, or `recv` in `send`
 
-/// A call without its memory; that of all_to_all_v has the counts of its plan behind it: to each
-/// rank, then from each rank.
+/// A call without its memory. After an all_to_all_v come the counts of its plan: to each rank, then
+/// from each rank.
 struct wire_call {
   std::uint8_t what = 0;
   std::uint8_t type = 0;
@@ -35,7 +35,7 @@ template <class T> void append(std::vector<std::byte>& to, const T& x) {
   to.insert(to.end(), bytes.begin(), bytes.end());
 }
 
-/// Reads values one behind the other.
+/// Reads consecutive values.
 class head_reader {
 public:
   explicit head_reader(std::span<const std::byte> rest) noexcept : rest_(rest) {}
@@ -54,7 +54,7 @@ private:
   std::span<const std::byte> rest_;
 };
 
-/// How many blocks of `count` elements the rank sends and receives.
+/// The number of blocks of `count` elements that the rank sends and receives.
 struct block_counts {
   std::size_t sent = 0;
   std::size_t received = 0;
@@ -122,13 +122,13 @@ caf::error wrong_calls(int rank, const char* why) {
   return make_error(std::move(f));
 }
 
-/// A call that was read.
+/// A decoded call.
 struct read_call {
   host_call call;
   bool in_place;
 };
 
-/// Reads one call, and nothing that could not be.
+/// Reads one call; none if it is not valid.
 std::optional<read_call> decode_call(head_reader& from, int ranks) {
   wire_call wire;
   if (!from.take(wire))
@@ -190,7 +190,7 @@ call_bytes bytes_of_call(const host_call& x, int rank, int ranks) noexcept {
   return {sent * x.size_bytes(), received * x.size_bytes()};
 }
 
-/// Memory of a call begins at a line of the cache.
+/// Rounds up to a cache line: the memory of each call begins at one.
 constexpr std::size_t aligned(std::size_t x) noexcept { return (x + 63) / 64 * 64; }
 
 } // namespace
@@ -373,7 +373,7 @@ mutable_blocks remote_calls::sent() const {
   const_blocks blocks;
   for (const auto& x : calls_)
     add_sent(x, rank_, ranks_, blocks);
-  mutable_blocks result; // all of it is in `memory_`
+  mutable_blocks result; // writable: all of it is in `memory_`
   for (const auto& x : blocks)
     result.emplace_back(const_cast<std::byte*>(x.data()), x.size());
   return result;

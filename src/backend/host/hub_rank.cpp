@@ -13,7 +13,7 @@ namespace troupe::detail {
 
 namespace {
 
-/// What names a window of a rank elsewhere in the group, which looks at no window's memory.
+/// Returns a name for a remote rank's window. The group never accesses a window's memory.
 const void* name_of(std::uint64_t window) noexcept {
   return reinterpret_cast<const void*>(static_cast<std::uintptr_t>(window));
 }
@@ -76,7 +76,7 @@ void hub_rank::leave() noexcept {
 }
 
 void hub_rank::tell_end() noexcept {
-  std::lock_guard guard{mutex_}; // it has seen that the group lives, and does not wait yet
+  std::lock_guard guard{mutex_}; // the thread may have checked the group and not wait yet
   changed_.notify_one();
 }
 
@@ -109,7 +109,7 @@ void hub_rank::run() noexcept {
   if (const auto why = group_->error(); why && tells) {
     const end_frame frame{.why = wire_of(why)};
     const std::array blocks{bytes_of(frame)};
-    static_cast<void>(send_all(socket_, blocks)); // else there is nobody to tell
+    static_cast<void>(send_all(socket_, blocks)); // on failure the rank is gone
   }
   guard.lock();
   finished_ = true;
@@ -122,11 +122,11 @@ bool hub_rank::make(const remote_calls& calls) noexcept {
     return false;
   group_->run(rank_, sequence_++, calls.calls());
   if (group_->error()) {
-    stopped_(); // the others are told
+    stopped_(); // so that the hub tells the other ranks
     return false;
   }
   {
-    // The next calls come as soon as the rank knows that these are done.
+    // The next calls may come as soon as the rank knows that these are done.
     std::lock_guard guard{mutex_};
     making_calls_ = false;
   }

@@ -1,4 +1,4 @@
-/// A rank of another process, as the hub has it.
+/// A rank of another process, on the hub's side.
 #pragma once
 
 #include "host_group.hpp"
@@ -17,14 +17,14 @@
 
 namespace troupe::detail {
 
-/// Makes a rank's calls in the group, and sends it what comes of them.
+/// Makes a rank's calls in the group, and sends the results to the rank.
 /// @thread the hub's, which also reads from the socket
 class hub_rank {
 public:
   /// `stopped` is called on another thread when `finished` becomes true, or the group ends.
   hub_rank(std::shared_ptr<host_group> group, int rank, int socket, std::function<void()> stopped);
-  /// Blocks until the thread has ended; after `finished`, or when the socket is shut down and the
-  /// group has ended.
+  /// Blocks until the thread has ended. Called after `finished`, or after the socket is shut down
+  /// and the group has ended.
   ~hub_rank();
   hub_rank(const hub_rank&) = delete;
   hub_rank& operator=(const hub_rank&) = delete;
@@ -32,23 +32,23 @@ public:
   /// @errors errc::nccl_error: no thread can be started
   [[nodiscard]] caf::error start() noexcept;
 
-  /// False: those before them are not done.
+  /// Returns false if earlier calls are not done.
   [[nodiscard]] bool make_calls(std::unique_ptr<remote_calls> calls) noexcept;
   [[nodiscard]] bool register_window(std::size_t size_bytes) noexcept;
-  /// False: there is no such window.
+  /// Returns false if there is no such window.
   [[nodiscard]] bool deregister_window(std::uint64_t number) noexcept;
 
-  /// The rank needs no answers any more.
+  /// Notes that the rank needs no more replies.
   void leave() noexcept;
-  /// The group has ended: the rank is told why.
+  /// Wakes the thread, which tells the rank why the group has ended.
   void tell_end() noexcept;
 
-  /// Nothing more is sent.
+  /// Returns true when nothing more is sent.
   bool finished() const noexcept;
 
 private:
   void run() noexcept;
-  /// False: the connection is lost, or the group has ended.
+  /// Returns false if the connection is lost, or the group has ended.
   bool make(const remote_calls& calls) noexcept;
   bool make_window(std::size_t size_bytes) noexcept;
 

@@ -23,7 +23,7 @@ namespace troupe::detail {
 
 namespace {
 
-/// An address as the system wants it.
+/// An address in the system's form.
 struct native_address {
   sockaddr_storage storage{};
   socklen_t size = 0;
@@ -61,7 +61,7 @@ int set_blocking(int socket) noexcept {
   return flags < 0 ? flags : ::fcntl(socket, F_SETFL, flags & ~O_NONBLOCK);
 }
 
-/// Blocks until `socket` is connected, or `until`. @return 0, or `errno`
+/// Blocks until `socket` is connected, or until the time `until`. @return 0, or `errno`
 int wait_connected(int socket, std::chrono::steady_clock::time_point until) noexcept {
   for (;;) {
     const auto left = until - std::chrono::steady_clock::now();
@@ -104,7 +104,7 @@ caf::expected<socket_address> address_from_string(const std::string& text) {
 
 namespace {
 
-/// The text of an errno, as the end of a sentence.
+/// Returns the text of an errno in lower case, for the end of a sentence.
 std::string ending_of(int code) {
   auto text = limit_text(code);
   if (text.empty())
@@ -132,7 +132,7 @@ caf::expected<file_descriptor> listen_at(socket_address& at) {
       ::socket(family_of(at), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP)};
   if (!result)
     return fail("socket");
-  // Connections of an earlier life, which are about to end, do not keep the port.
+  // Connections of an earlier process that are about to end do not keep the port.
   const int on = 1;
   if (::setsockopt(result.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0)
     return fail("setsockopt");
@@ -145,7 +145,7 @@ caf::expected<file_descriptor> listen_at(socket_address& at) {
   socklen_t size = sizeof bound;
   if (::getsockname(result.get(), reinterpret_cast<sockaddr*>(&bound), &size) != 0)
     return fail("getsockname");
-  // The port lies at the same place in both.
+  // The port has the same offset in both types.
   static_assert(offsetof(sockaddr_in, sin_port) == offsetof(sockaddr_in6, sin6_port));
   in_port_t port = 0;
   std::memcpy(&port, reinterpret_cast<const std::byte*>(&bound) + offsetof(sockaddr_in, sin_port),
@@ -180,8 +180,8 @@ file_descriptor accept_from(const file_descriptor& listener) {
   for (;;) {
     file_descriptor result{::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC)};
     if (result && set_no_delay(result.get()) != 0)
-      continue; // it is over already
-    // Those that ended before they were accepted are none.
+      continue; // closed already
+    // Skip connections that ended before they were accepted.
     if (result || (errno != EINTR && errno != ECONNABORTED))
       return result;
   }
@@ -190,13 +190,13 @@ file_descriptor accept_from(const file_descriptor& listener) {
 int send_all(int socket, std::span<const std::span<const std::byte>> blocks) noexcept {
   constexpr std::size_t at_once = 64;
   std::array<iovec, at_once> vectors{};
-  std::size_t first = 0;  // block that is not sent in full
-  std::size_t offset = 0; // what is sent of it
+  std::size_t first = 0;  // first block that is not fully sent
+  std::size_t offset = 0; // bytes of it that are sent
   while (first < blocks.size()) {
     const auto count = std::min(at_once, blocks.size() - first);
     for (std::size_t i = 0; i < count; ++i) {
       const auto rest = blocks[first + i].subspan(i == 0 ? offset : 0);
-      // The system does not write there.
+      // The system does not write to this memory.
       vectors[i] = {const_cast<std::byte*>(rest.data()), rest.size()};
     }
     msghdr message{};

@@ -21,7 +21,7 @@ int report(const caf::error& error) {
   return 1;
 }
 
-/// What names some members and leaves the others is without warnings.
+/// Designated initializers that name only some members must compile without warnings.
 [[maybe_unused]] const troupe::failure some_failure{.code = troupe::errc::cancelled};
 [[maybe_unused]] const troupe::topology_config some_topology{.verify = true};
 [[maybe_unused]] const troupe::mesh_config some_mesh{.chunks = 2};
@@ -32,7 +32,7 @@ int report(const caf::error& error) {
 [[maybe_unused]] const troupe::worker_backend_options some_workers{.backend = "host"};
 [[maybe_unused]] const troupe::host_agent_options some_agent{.parent = "alpha:1"};
 
-/// An all-reduce over four virtual devices, each with numbers of its own.
+/// Runs an all-reduce over four virtual devices, each with different numbers.
 int run(troupe::config& cfg) {
   using namespace std::chrono_literals;
   caf::actor_system sys{cfg};
@@ -74,7 +74,7 @@ int main() {
   troupe::config cfg;
   auto backend = troupe::make_host_backend({.devices = 4});
 #ifdef OUTSIDE_WITH_TESTING
-  // It does not strike: what counts is that the library is there.
+  // The plan has no rules: the test is that the library links.
   auto plan = std::make_shared<troupe::testing::fault_plan>();
   backend = troupe::testing::with_faults(backend, plan);
 #endif
