@@ -61,7 +61,7 @@ public:
     auto result = "world " + std::to_string(world_) +
                   (name != x_.worlds.end() ? " \"" + name->second + "\"" : std::string{});
     if (in_question_.empty())
-      return result + ": every recorded operation is over; nobody is behind.\n" + table();
+      return result + ": every recorded operation is over; no rank is behind.\n" + table();
     auto& any = *in_question_.begin()->second;
     result += ", epoch " + std::to_string(any.epoch) + ": ";
     return result + verdict() + "\n" + table();
@@ -254,7 +254,7 @@ std::string header(const record& x) {
   auto result = "flight record of process " + std::to_string(x.process) + " on " + x.host + ", " +
                 when.data() + " UTC: " + std::to_string(count) + " parts of operations on " +
                 std::to_string(x.devices.size()) + " devices\n";
-  return result + "cause: " + (x.why ? x.why->text : "none; somebody asked for it") + "\n";
+  return result + "cause: " + (x.why ? x.why->text : "none; it was requested") + "\n";
 }
 
 } // namespace

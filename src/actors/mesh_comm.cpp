@@ -145,7 +145,7 @@ caf::error check_blocks(const membership_in& in, const detail::mesh_spec& spec,
                                   " bytes for " + std::to_string(n) + " blocks");
   auto place = n == 1 ? 0 : static_cast<std::size_t>(in.rank) * one.size();
   if (one.data() != many.data() + place && overlap(one, many))
-    return refusal(spec.what, "the memory to send and the memory to receive into overlap");
+    return refusal(spec.what, "the send and receive memory overlap");
   return {};
 }
 

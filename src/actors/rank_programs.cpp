@@ -18,7 +18,7 @@ namespace troupe::detail {
 namespace {
 
 caf::error nonsense(std::string_view what) {
-  return make_error(errc::internal, "it told what makes no sense (" + std::string{what} + ")");
+  return make_error(errc::internal, "it sent a malformed note (" + std::string{what} + ")");
 }
 
 } // namespace
@@ -37,7 +37,7 @@ void program_board::remove(std::uint64_t number) noexcept {
 caf::error program_board::told(int device, std::span<const std::byte> bytes) const {
   auto note = program_note_of(bytes);
   if (!note)
-    return nonsense("a note of a program that could not be read");
+    return nonsense("a note of a program cannot be parsed");
   std::shared_ptr<rank_programs> to;
   {
     std::lock_guard lock{mutex_};
@@ -117,7 +117,7 @@ void rank_programs::on_end(std::uint64_t epoch, const caf::error& why) {
   note.why = brief(why);
   for (std::size_t i = 0; core && i < core->size(); ++i)
     if (auto error = tell(i, note); error && code_of(error) != errc::worker_lost)
-      log(log_level::warning, "a rank's process was not told of an end", error);
+      log(log_level::warning, "cannot send the end of a program to a rank's process", error);
 }
 
 caf::error rank_programs::send(const program_message& x) {
@@ -135,7 +135,8 @@ caf::error rank_programs::send(const program_message& x) {
       to.push_back(i);
   for (auto i : to)
     if (core->lanes()[i]->state().phase() > device_phase::resetting)
-      return make_error(errc::unavailable, "the device of rank " + std::to_string(i) + " is gone");
+      return make_error(errc::unavailable,
+                        "the device of rank " + std::to_string(i) + " has ended");
   program_note note;
   note.what = program_note::kind::message;
   note.world = number_;
@@ -246,10 +247,10 @@ caf::error rank_programs::told(int device, program_note note) {
   if (!core)
     return {};
   if (note.rank < 0 || static_cast<std::size_t>(note.rank) >= core->size())
-    return nonsense("a note of a rank that cannot be");
+    return nonsense("a note names a rank that does not exist");
   const auto& of = core->lanes()[static_cast<std::size_t>(note.rank)]->state();
   if (of.ordinal() != device || note.generation > of.generation())
-    return nonsense("it spoke for what it is not");
+    return nonsense("it sent a note for another rank");
   switch (note.what) {
   case program_note::kind::leave:
     core->leave(note.view.epoch, note.why);
@@ -267,7 +268,7 @@ caf::error rank_programs::told(int device, program_note note) {
     on_ready(core, static_cast<std::size_t>(note.rank), note.generation);
     break;
   default:
-    return nonsense("a note that is the parent's to send");
+    return nonsense("it sent a note that only the parent sends");
   }
   return {};
 }

@@ -391,7 +391,7 @@ config::config() : core_(std::make_unique<detail::system_core>(*this)) {
   add_thread_hook<pool_thread_hook>();
   opt_group{custom_options_, "troupe"}
       .add(backend_name_, "backend", "auto, cuda or host")
-      .add(placement_name_, "placement", "where devices live: in_process or worker")
+      .add(placement_name_, "placement", "where devices are driven: in_process or worker")
       .add(workers.program, "worker", "the workers' program")
       .add(host_devices_, "devices", "number of virtual devices of the host backend")
       .add(keep_freed_ms_, "keep-freed",
@@ -405,13 +405,14 @@ config::config() : core_(std::make_unique<detail::system_core>(*this)) {
            "file for the last operations when something fails");
   opt_group{custom_options_, "troupe.hosts"}
       .add(hosts.listen_address, "listen", "address at which other hosts join")
-      .add(hosts_port_, "port", "the port there")
+      .add(hosts_port_, "port", "port at which other hosts join")
       .add(hosts.identity.certificate, "certificate", "file of this program's certificate")
-      .add(hosts.identity.key, "key", "file of its key")
-      .add(hosts.identity.authority, "authority", "file of the fleet's authority")
+      .add(hosts.identity.key, "key", "file of this program's private key")
+      .add(hosts.identity.authority, "authority",
+           "file of the authority that signs all hosts' certificates")
       .add(hosts_count_, "count", "hosts to wait for")
-      .add(hosts_names_, "names", "their names, in the order of their devices")
-      .add(hosts_join_s_, "join-limit", "how long they are waited for, in seconds")
+      .add(hosts_names_, "names", "names of the hosts, in the order of their devices")
+      .add(hosts_join_s_, "join-limit", "how long to wait for hosts, in seconds")
       .add(hosts_link_ms_, "link-limit", "how long a connection may be silent, in milliseconds");
 }
 

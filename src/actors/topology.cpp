@@ -34,7 +34,7 @@ caf::error overdue(const p2p_graph& graph) {
     if (x.phase != device_phase::ready)
       missing += (missing.empty() ? "device " : ", ") + std::to_string(x.device);
   return make_error(errc::deadline_exceeded,
-                    missing.empty() ? "the links are not known before the deadline for opening"
+                    missing.empty() ? "the links were not measured before the deadline for opening"
                                     : "not ready before the deadline for opening: " + missing);
 }
 

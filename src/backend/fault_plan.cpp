@@ -135,7 +135,7 @@ public:
   ~gate_words() {
     for (auto* page : pages_)
       if (auto err = of_.deallocate_pinned(page))
-        log(log_level::warning, "the words of a fault plan could not be freed", err);
+        log(log_level::warning, "cannot free the host memory of a fault plan", err);
   }
 
   gate_words(const gate_words&) = delete;
@@ -438,7 +438,7 @@ private:
     changed_.notify_all();
     return timer_.joinable()
                ? caf::error{}
-               : start_thread(timer_, [this] { open_in_time(); }, "for a fault that ends");
+               : start_thread(timer_, [this] { open_in_time(); }, "to end an injected fault");
   }
 
   void open_in_time() noexcept {
@@ -734,7 +734,7 @@ public:
 
   caf::error copy_peers(std::span<const peer_copy> copies, stream_view stream) noexcept override {
     if (injector_->concerns(verb::copy_peer))
-      return make_error(errc::not_supported, "copies one by one, as the fault plan wants it");
+      return make_error(errc::not_supported, "the fault plan injects into single copies");
     return inner_->copy_peers(copies, stream);
   }
 

@@ -41,7 +41,7 @@ caf::error check_lanes(const operation& op, bool bounded, queue_bound bound) {
     if (bounded && !p.on->accepts(bound)) {
       auto why =
           op.describe(errc::overloaded, std::to_string(limit_of(p.on->queue_limit(), bound)) +
-                                            " operations wait for the device already");
+                                            " operations already wait for the device");
       why.device = p.on->state().ordinal();
       why.parts.clear();
       return make_error(std::move(why));
@@ -88,7 +88,7 @@ caf::error check_uses(const operation& request, const operation& op, std::span<c
   // Check for stale memory first: it stays stale, whatever else is wrong with the other uses.
   for (auto& u : uses)
     if (u.memory->stale())
-      return refuse(u, errc::stale_ref, "its memory is of an earlier life of the device");
+      return refuse(u, errc::stale_ref, "the device was reset after the allocation");
   while (!uses.empty()) {
     auto run = first_run(uses);
     uses = uses.subspan(run.size());
@@ -96,10 +96,10 @@ caf::error check_uses(const operation& request, const operation& op, std::span<c
     for (auto& u : run) {
       if (u.memory->acquired_for_writing || (u.writes && u.memory->acquired_for_reading != 0))
         return refuse(u, errc::buffer_acquired,
-                      "a user's stream or another process holds the buffer");
+                      "a user stream or another process has acquired the buffer");
       if (u.writes && u.memory->read_only())
         return refuse(u, errc::buffer_acquired,
-                      "another process lends the buffer for reading alone");
+                      "another process lends the buffer for reading only");
       if (u.reads && !readable)
         if (auto error = u.memory->check_readable(u.begin, u.end, u.accepted); error)
           return error;

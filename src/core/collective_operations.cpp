@@ -70,7 +70,7 @@ caf::error loss(const operation& op, const part& p, std::uint64_t epoch, caf::er
   if (cause && severity_of(cause->code) >= severity::communicator)
     return why;
   std::string detail = op.has_parts_elsewhere() && !op.any_issued()
-                           ? "a rank's call was not issued, where others' may be"
+                           ? "a rank's call was not issued, and others may be"
                            : "a rank could not be issued after others had been";
   if (why)
     detail += ": " + troupe::describe(why);
@@ -326,14 +326,15 @@ caf::error collective_operation::check_call(const rank_call& call, std::span<con
         break;
     }
   if (membership != 0 && membership_ != 0 && membership != membership_)
-    return refuse(errc::membership_changed, "other ranks' calls of it mean membership " +
+    return refuse(errc::membership_changed, "other ranks' calls of it name membership " +
                                                 std::to_string(membership_) + ", not " +
                                                 std::to_string(membership));
   for (auto& u : call.is_message() ? uses : std::span<const use>{})
     for (auto& other : this->uses())
       if (other.memory == u.memory && other.begin < u.end && u.begin < other.end &&
           (other.writes || u.writes))
-        return refuse(errc::invalid_argument, "a message of a rank to itself, in the same memory");
+        return refuse(errc::invalid_argument,
+                      "a message of a rank to itself needs two buffers that do not overlap");
   return {};
 }
 
@@ -832,8 +833,9 @@ caf::error rank_request::check_line(std::size_t ahead, queue_bound bound) const 
   auto limit = limit_of(world_->limits().waiting_limit, bound);
   if (ahead < limit)
     return {};
-  return make_error(describe_call(errc::overloaded,
-                                  std::to_string(limit) + " calls of this rank wait for others'"));
+  return make_error(
+      describe_call(errc::overloaded,
+                    std::to_string(limit) + " calls of this rank wait for calls of other ranks"));
 }
 
 const lane& rank_request::own_lane() const { return *world_->lanes()[call_.rank]; }
@@ -852,7 +854,7 @@ caf::error rank_request::check_room(queue_bound bound) const {
     if (!queue.accepts(bound))
       return make_error(
           describe_call(errc::overloaded, std::to_string(limit_of(queue.queue_limit(), bound)) +
-                                              " operations wait for the device already"));
+                                              " operations already wait for the device"));
   }
   if (call_.is_message())
     return {};
@@ -948,7 +950,7 @@ failure rank_request::describe_call(errc code, std::string detail) const {
 caf::error rank_request::refuse_cycle() {
   return make_error(describe_call(errc::collective_mismatch,
                                   "a buffer of the call waits for calls of other ranks, "
-                                  "which wait for this call: none could go on"));
+                                  "which wait for this call: a deadlock"));
 }
 
 const void* rank_request::kin() const noexcept {

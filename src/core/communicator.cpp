@@ -259,7 +259,7 @@ bool communicator::wait_until_quiet() noexcept {
   wait_until([this] { return visitors_.load() == 0 || runtime_->ended(); });
   auto quiet = [this] { return ranks_inside().empty() || runtime_->ended(); };
   if (!wait_until(quiet, quiet_limit_)) {
-    const auto what = "the lane did not come back from a call on a communicator that ended (" +
+    const auto what = "the lane did not return from a call on a communicator that ended (" +
                       describe(dead()) + ")";
     auto ranks = ranks_inside();
     if (!ranks.empty() && (!give_up(ranks, what) || !wait_until(quiet, lost_patience)))
@@ -278,9 +278,10 @@ bool communicator::wait_for_symmetric() noexcept {
   };
   if (wait_until(over, symmetric_patience))
     return !runtime_->ended();
-  const auto what = "a symmetric collective of a communicator that ended stands still, and nothing "
-                    "can abort it (" +
-                    describe(dead()) + ")";
+  const auto what =
+      "a symmetric collective of a communicator that ended makes no progress, and nothing "
+      "can abort it (" +
+      describe(dead()) + ")";
   auto ranks = ranks_inside();
   if (!ranks.empty() && give_up(ranks, what) && wait_until(over, lost_patience))
     return !runtime_->ended();

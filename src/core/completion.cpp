@@ -23,7 +23,7 @@ caf::error check_may_block() noexcept {
   if (may_block())
     return {};
   return make_error(errc::would_block, std::string{"a blocking wait on "} + non_blocking_thread +
-                                           " would stop others; use then() or a message");
+                                           " would block other work; use then() or a message");
 }
 
 completion::~completion() = default;

@@ -285,7 +285,8 @@ void device_core::shut_down(const caf::error& why) const {
     return log(log_level::warning, "no device was shut down", error);
   if (runtime_->backend().allows_reset())
     return runtime_->shut_down(state().ordinal(), why);
-  log(log_level::warning, "a worker's program cannot shut its device down, which is its parent's");
+  log(log_level::warning,
+      "a worker's program cannot shut its device down: only the parent process can");
 }
 
 device_core::answer<nothing> device_core::record_flight(const std::string& path,

@@ -106,7 +106,7 @@ void continue_on(executor& where, completion& after, std::function<void()> f) {
     try {
       where.post(task);
     } catch (...) {
-      log_exception("an executor, so that the callback thread runs its task,",
+      log_exception("an executor, whose task the callback thread runs instead,",
                     std::current_exception());
       callback_executor().post(task);
     }

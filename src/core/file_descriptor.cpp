@@ -34,7 +34,7 @@ caf::error fill_standard_streams() noexcept {
     while (::fcntl(stream, F_GETFD) < 0 && errno == EBADF) {
       const int null = ::open("/dev/null", O_RDWR | O_CLOEXEC);
       if (null < 0)
-        return system_failure("open", errno, "no /dev/null for a standard stream that is closed");
+        return system_failure("open", errno, "cannot open /dev/null for a closed standard stream");
       if (null > STDERR_FILENO) // another thread has filled it first
         file_descriptor{null}.reset();
     }
@@ -73,7 +73,7 @@ bool write_all(int native, std::string_view text) noexcept {
 caf::expected<wake_up> wake_up::create() {
   file_descriptor event{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   if (!event)
-    return system_failure("eventfd", errno, "no means to wake a thread");
+    return system_failure("eventfd", errno, "cannot create an eventfd");
   return wake_up{std::move(event)};
 }
 

@@ -18,7 +18,7 @@ caf::error stale_error(const any_gpu_ref& ref) {
   why.code = errc::stale_ref;
   why.device = ref.device();
   why.generation = ref.generation();
-  why.detail = ref ? "its memory is of an earlier life of the device" : "the handle has no memory";
+  why.detail = ref ? "the device was reset after the allocation" : "the handle has no memory";
   return make_error(std::move(why));
 }
 
@@ -92,12 +92,12 @@ caf::expected<any_gpu_ref> any_gpu_ref::resolve(const gpu_token& token) {
   };
   auto device = detail::find_device(token.node, token.device);
   if (!device)
-    return refuse("the token names a device that is not here");
+    return refuse("the token names a device that does not exist here");
   auto memory = device->find_buffer(token.buffer);
   if (!memory)
-    return refuse("the token names memory that is gone");
+    return refuse("the token names memory that was freed");
   if (memory->generation() != token.generation || memory->stale())
-    return refuse("the token names memory of an earlier life of the device");
+    return refuse("the token names memory from before a reset of the device");
   // Check every field of the token: the sender may have written anything.
   auto size = size_of(token.type);
   if (!is_dtype(token.type) || token.offset % size != 0 || token.offset > memory->size_bytes() ||

@@ -273,8 +273,7 @@ bool lane::come_up() {
     if (is_remote_)
       forget_streams(); // another worker does not know the old streams
     bool again = attempt < options_.open_attempts && code_of(error) != errc::device_fault;
-    log(log_level::warning,
-        again ? "a device did not come up; another try follows" : "a device did not come up",
+    log(log_level::warning, again ? "cannot open a device; trying again" : "cannot open a device",
         error);
     state_->report_failed_attempt(error);
     if (!again) {
@@ -873,7 +872,7 @@ caf::error lane::check_generation(const part& p) const {
       if (home.live_generation() == 0)
         if (auto reason = home.reason())
           return reason;
-      auto why = p.of->describe(errc::stale_ref, "its memory is of an earlier life of the device");
+      auto why = p.of->describe(errc::stale_ref, "the device was reset after the allocation");
       why.device = home.ordinal();
       why.generation = u.memory->generation();
       return make_error(std::move(why));

@@ -49,7 +49,7 @@ template <class F> auto memory_exchange::later(F f) {
 caf::expected<gpu_token> memory_exchange::offer(const any_gpu_ref& ref,
                                                 std::chrono::nanoseconds grace) {
   if (ref.stale())
-    return make_error(errc::stale_ref, "the memory to offer is gone");
+    return make_error(errc::stale_ref, "the memory to offer was freed");
   if (ref.memory()->home().node() != owner_.node())
     return make_error(errc::invalid_argument, foreign_handle);
   if (grace <= std::chrono::nanoseconds{0})
@@ -103,7 +103,7 @@ void memory_exchange::lend(int to, const memory_note& note) {
   auto& home = what->memory()->home();
   if (home.node() != owner_.node())
     return refuse(to, note.number,
-                  claim_error(errc::stale_ref, to, "the token is of another actor system"));
+                  claim_error(errc::stale_ref, to, "the token belongs to another actor system"));
   if (home.ordinal() != to)
     return refuse(to, note.number,
                   claim_error(errc::invalid_argument, to,
@@ -159,7 +159,7 @@ void memory_exchange::lend_over(loan which, const lend_operation& how) {
   for (auto& x : how.wounds())
     reply.wounds.push_back({x.begin - what.offset(), x.end - what.offset(), x.cause, x.skipped_by});
   if (auto error = owner_.tell(which.first, to_note(reply))) {
-    log(log_level::warning, "memory that another process claimed did not reach it", error);
+    log(log_level::warning, "cannot send claimed memory to another process", error);
     take_back(which, reply.wounds);
   }
 }
@@ -245,7 +245,7 @@ memory_exchange::answer memory_exchange::claim(const std::shared_ptr<device_stat
     if (!error)
       return;
     if (code_of(error) == errc::not_supported)
-      error = claim_error(errc::stale_ref, device, "the token is of another process");
+      error = claim_error(errc::stale_ref, device, "the token belongs to another process");
     if (auto x = self.take_claim(note.number))
       x->to->answer(std::move(error));
   });
@@ -317,7 +317,7 @@ void memory_exchange::borrow(const memory_note& note) {
   }
   if (!ref) { // the lender is gone, or gets the memory back
     give_back(device, note.number, note.wounds);
-    x.to->answer(claim_error(errc::stale_ref, device, "the device began another life"));
+    x.to->answer(claim_error(errc::stale_ref, device, "the device was reset"));
     return;
   }
   for (auto& w : note.wounds)
@@ -351,7 +351,7 @@ void memory_exchange::tell_soon(int ordinal, memory_note note) {
     // A process that is gone holds no memory any more.
     if (auto error = self.owner_.tell(ordinal, to_note(note));
         error && code_of(error) != errc::worker_lost)
-      log(log_level::warning, "another process was not told about its memory", error);
+      log(log_level::warning, "cannot send another process a notice about its memory", error);
   });
 }
 
@@ -389,8 +389,8 @@ void memory_exchange::work_off(int ordinal) {
 void memory_exchange::received(int ordinal, std::span<const std::byte> note) {
   auto x = memory_note_of(note);
   if (!x)
-    return log(log_level::warning, "what the process of device " + std::to_string(ordinal) +
-                                       " said of memory makes no sense");
+    return log(log_level::warning, "the process of device " + std::to_string(ordinal) +
+                                       " sent a malformed notice about memory");
   switch (x->what) {
   case memory_note::kind::claim:
     if (!is_crowded(ordinal)) // else it claims faster than it reads replies

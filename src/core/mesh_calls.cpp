@@ -23,7 +23,7 @@ caf::error rank_ended(int rank) {
   failure why;
   why.code = errc::unavailable;
   why.rank = rank;
-  why.detail = "the mesh_comm of rank " + std::to_string(rank) + " is gone";
+  why.detail = "the mesh_comm of rank " + std::to_string(rank) + " has ended";
   return make_error(std::move(why));
 }
 

@@ -32,7 +32,7 @@ failure mesh_request::describe(errc code, std::string detail) const {
 
 void mesh_request::cancel() noexcept {
   if (auto channel = on_.lock(); channel && !answered())
-    channel->stop(*this, make_error(describe(errc::cancelled, "taken back by its requester")));
+    channel->stop(*this, make_error(describe(errc::cancelled, "cancelled by its requester")));
 }
 
 // -- mesh_channel
@@ -100,15 +100,15 @@ void mesh_channel::expire(mesh_request& x) {
     if (late->answered() && late->error()) // answered: the error does not change any more
       return stop(x, late->error());
   }
-  auto detail = std::string{joint ? "not done before its deadline"
-                                  : "its turn did not come before its deadline"};
+  auto detail =
+      std::string{joint ? "not done before its deadline" : "it did not begin before its deadline"};
   if (auto missing = joint ? joint->missing_ranks() : std::string{}; !missing.empty())
     detail += "; not called by " + missing;
   stop(x, make_error(x.describe(errc::deadline_exceeded, std::move(detail))));
 }
 
 void mesh_channel::close() {
-  auto why = make_error(errc::unavailable, "its mesh_comm is gone");
+  auto why = make_error(errc::unavailable, "its mesh_comm was destroyed");
   std::thread in;
   std::thread out;
   std::vector<std::shared_ptr<mesh_request>> all;
@@ -344,7 +344,7 @@ caf::error mesh_channel::begin_for_all(const mesh_spec& spec,
       recv.push_back(x.recv);
     deadline = std::min(deadline, x.deadline);
     if (membership != 0 && x.membership != 0 && membership != x.membership)
-      return make_error(errc::membership_changed, "the ranks' calls mean membership " +
+      return make_error(errc::membership_changed, "the ranks' calls name membership " +
                                                       std::to_string(membership) + " and " +
                                                       std::to_string(x.membership));
     membership = std::max(membership, x.membership);

@@ -303,7 +303,7 @@ bool operation::take_back(early_end how, const std::function<caf::error()>& why)
 
 failure operation::early_failure(early_end how) const {
   return how == early_end::cancelled
-             ? describe(errc::cancelled, "taken back by its requester")
+             ? describe(errc::cancelled, "cancelled by its requester")
              : describe(errc::deadline_exceeded, "not done before its deadline");
 }
 

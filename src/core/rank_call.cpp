@@ -115,11 +115,11 @@ public:
       : checker(verb, x, lanes, lanes.size()) {}
   /// For a request of rank `alone`.
   checker(const char* verb, const collective_view& x, lanes_view lanes, std::size_t alone)
-      : verb_(verb), x_(x), lanes_(lanes), nobody_(alone) {}
+      : verb_(verb), x_(x), lanes_(lanes), no_rank_(alone) {}
 
   std::size_t size() const noexcept { return lanes_.size(); }
   /// The rank to name in an error if the request as a whole is wrong.
-  std::size_t nobody() const noexcept { return nobody_; }
+  std::size_t no_rank() const noexcept { return no_rank_; }
 
   caf::error refuse(errc code, std::size_t rank, std::string detail) const {
     failure why;
@@ -206,10 +206,10 @@ public:
     if (sends != static_cast<bool>(result.send) || receives != static_cast<bool>(result.recv))
       return refuse(errc::invalid_argument, rank,
                     sends != static_cast<bool>(result.send)
-                        ? (sends ? "the buffer to send is missing"
-                                 : "a buffer to send on a rank that sends nothing")
-                        : (receives ? "the buffer to receive into is missing"
-                                    : "a buffer to receive into on a rank that receives nothing"));
+                        ? (sends ? "the send buffer is missing"
+                                 : "a send buffer on a rank that does not send")
+                        : (receives ? "the receive buffer is missing"
+                                    : "a receive buffer on a rank that does not receive"));
     if (!sends && !receives)
       return {};
     auto& any = sends ? result.send : result.recv;
@@ -279,7 +279,7 @@ public:
                         " are expected");
     if (!in_place && sends && receives && overlap(result.send, result.recv))
       return refuse(errc::invalid_argument, rank,
-                    "the buffers to send and to receive overlap and are not the same");
+                    "the send and receive buffers overlap and are not the same");
     if (call.op == reduce_op::premul_sum) {
       if (factor == nullptr)
         return refuse(errc::invalid_argument, rank, "premul_sum needs a factor");
@@ -319,23 +319,23 @@ public:
 
   caf::error check_request() const {
     if (x_.kind > collective_kind::barrier)
-      return refuse(errc::invalid_argument, nobody(),
+      return refuse(errc::invalid_argument, no_rank(),
                     "unknown collective " + std::to_string(static_cast<int>(x_.kind)));
     if (reduces(x_.kind) && x_.op > reduce_op::premul_sum)
-      return refuse(errc::invalid_argument, nobody(),
+      return refuse(errc::invalid_argument, no_rank(),
                     "unknown reduce operation " + std::to_string(static_cast<int>(x_.op)));
     if (has_root(x_.kind) && (x_.peer < 0 || static_cast<std::size_t>(x_.peer) >= size()))
-      return refuse(errc::invalid_argument, nobody(), out_of_range("root", x_.peer, size()));
+      return refuse(errc::invalid_argument, no_rank(), out_of_range("root", x_.peer, size()));
     if (!x_.factors.empty() && (x_.op != reduce_op::premul_sum || !reduces(x_.kind)))
-      return refuse(errc::invalid_argument, nobody(), "only premul_sum has factors");
+      return refuse(errc::invalid_argument, no_rank(), "factors are for premul_sum only");
     if (!x_.counts.empty() && x_.kind != collective_kind::all_to_all_v)
-      return refuse(errc::invalid_argument, nobody(), "only all_to_all_v has counts");
+      return refuse(errc::invalid_argument, no_rank(), "counts are for all_to_all_v only");
     return {};
   }
 
   caf::error check_rank(int rank, const char* what) const {
     if (rank < 0 || static_cast<std::size_t>(rank) >= size())
-      return refuse(errc::invalid_argument, nobody(), out_of_range(what, rank, size()));
+      return refuse(errc::invalid_argument, no_rank(), out_of_range(what, rank, size()));
     return {};
   }
 
@@ -348,7 +348,7 @@ public:
 
   caf::error check_number(std::size_t there, std::size_t wanted) const {
     if (there != wanted)
-      return refuse(errc::invalid_argument, nobody(),
+      return refuse(errc::invalid_argument, no_rank(),
                     std::to_string(there) + " buffers for " + std::to_string(wanted) + " ranks");
     return {};
   }
@@ -370,7 +370,7 @@ private:
   const char* verb_;
   const collective_view& x_;
   lanes_view lanes_;
-  std::size_t nobody_;
+  std::size_t no_rank_;
 };
 
 std::unique_ptr<exchange_plan> packed(std::vector<std::size_t> send_counts,
@@ -503,7 +503,8 @@ caf::expected<std::vector<rank_call>> rank_calls(const char* verb, const collect
                             " ranks");
   bool exchange = x.kind == collective_kind::all_to_all_v;
   if (exchange && !are_rows(x.counts, n, n))
-    return check.refuse(errc::invalid_argument, n, "the counts are not one for each pair of ranks");
+    return check.refuse(errc::invalid_argument, n,
+                        "there must be one count for each pair of ranks");
   for (auto refs : {x.send, x.recv})
     for (auto& ref : refs)
       prefetch_lines(ref.memory().get(), sizeof(buffer));
@@ -559,7 +560,7 @@ caf::expected<rank_call> rank_call_of(const char* verb, const collective_view& x
   bool exchange = x.kind == collective_kind::all_to_all_v;
   if (exchange && !are_rows(x.counts, 2, n))
     return check.refuse(errc::invalid_argument, rank,
-                        "the counts are not one to and one from each rank");
+                        "there must be one send count and one receive count for each rank");
   auto plan = exchange ? packed({x.counts[0].begin(), x.counts[0].end()},
                                 {x.counts[1].begin(), x.counts[1].end()})
                        : nullptr;

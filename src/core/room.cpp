@@ -36,7 +36,7 @@ void room_signal::watch::wait(clock::time_point until) noexcept {
 caf::error too_late_for_room(const caf::error& full) {
   auto why = failure_of(full).value_or(failure{});
   why.code = errc::deadline_exceeded;
-  why.detail = "there was no room for it before its deadline: " + why.detail;
+  why.detail = "the queue was full until its deadline: " + why.detail;
   return make_error(std::move(why));
 }
 

@@ -316,7 +316,7 @@ std::shared_ptr<operation_of<std::uint64_t>> runtime::reset(int ordinal,
       answer->answer(make_error(std::move(x)));
     };
     if (!backend_->allows_reset()) {
-      refuse(errc::not_supported, "the device is the parent process's to reset");
+      refuse(errc::not_supported, "only the parent process can reset the device");
       return answer;
     }
     if (deadline <= clock::now()) {

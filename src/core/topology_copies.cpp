@@ -149,8 +149,8 @@ caf::error topology_core::why_not(const link_ends& x) const {
   failure why;
   why.code = errc::link_failed;
   why.device = lane_at(x.from).state().ordinal();
-  why.detail = "there is no access to device " + std::to_string(lane_at(x.to).state().ordinal()) +
-               " any more";
+  why.detail =
+      "no peer access to device " + std::to_string(lane_at(x.to).state().ordinal()) + " any more";
   return make_error(std::move(why));
 }
 

@@ -108,7 +108,7 @@ caf::error topology_core::why_not_ready(const link_ends& x) const {
     why.code = errc::device_reset;
     why.device = state.ordinal();
     why.generation = state.generation();
-    why.detail = "the device has begun another life";
+    why.detail = "the device was reset";
     return make_error(std::move(why));
   }
   return {};

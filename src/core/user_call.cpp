@@ -9,7 +9,7 @@ std::string exception_text(const std::exception_ptr& x) {
   } catch (const std::exception& e) {
     return e.what();
   } catch (...) {
-    return "something that is no std::exception";
+    return "an exception that is not a std::exception";
   }
 }
 

@@ -214,7 +214,7 @@ std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::err
     auto target = self->adopt(epoch, absent, members, std::move(*built));
     if (!target)
       return done(epoch, make_error(errc::unavailable,
-                                    "the world went on before this communicator was built"));
+                                    "the world changed before this communicator was built"));
     self->connect(target, what, [self, target, what, epoch, done](const caf::error& why) {
       if (!why && what == connect_scope::everything)
         return self->register_windows(target, [done, epoch] { done(epoch, {}); });
@@ -383,7 +383,7 @@ bool world_core::enter(const world_status& view, communicator_ranks ranks) {
     }
   }
   if (before) // its end was not reported
-    before->fail(make_error(errc::membership_changed, "the world has gone on without it"));
+    before->fail(make_error(errc::membership_changed, "the world uses another communicator now"));
   if (wanted)
     runtime_->gate().go_on();
   else
@@ -768,8 +768,8 @@ caf::error world_core::check_view(const operation& op, std::uint64_t membership,
     return caf::make_error(
         errc::membership_changed,
         refusal(errc::membership_changed,
-                "a communicator of the world has ended, after calls of which the ranks know only "
-                "their own: a call has to name the membership that it means"),
+                "a communicator of the world has ended, and each rank knows only the number of "
+                "its own calls: set request_options::membership"),
         status_locked());
   if (membership != 0 && membership != membership_)
     return caf::make_error(errc::membership_changed,
@@ -793,7 +793,7 @@ caf::error world_core::check_ranks_since(const operation& op, std::uint64_t abse
     return {};
   return caf::make_error(
       errc::membership_changed,
-      refusal_of(op, errc::membership_changed, "ranks have left the world or come back meanwhile"),
+      refusal_of(op, errc::membership_changed, "ranks have left the world or returned since then"),
       status_locked());
 }
 
@@ -809,7 +809,7 @@ caf::error world_core::enter_queue(const operation& op, queue_bound bound) {
     return {};
   waiting_.fetch_sub(1);
   auto why =
-      op.describe(errc::overloaded, std::to_string(limit) + " requests wait for the world already");
+      op.describe(errc::overloaded, std::to_string(limit) + " requests already wait for the world");
   why.epoch = epoch_;
   why.parts.clear();
   return make_error(std::move(why));
@@ -926,7 +926,7 @@ caf::error world_core::check_whole(const char* verb) const {
   why.code = errc::not_supported;
   why.verb = verb;
   why.detail = is_whole() ? "the world's ranks are driven by a program, in their own processes"
-                          : "the world's other ranks are in other processes: each rank makes its "
+                          : "the other ranks are in other processes: each rank makes its "
                             "own calls";
   return make_error(std::move(why));
 }

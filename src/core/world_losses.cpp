@@ -116,7 +116,7 @@ caf::error world_core::prepare_for_loss(std::uint64_t first_epoch, std::uint64_t
   std::lock_guard lock{order_mutex()};
   if (membership != membership_ || losses != losses_ || phase_ != world_phase::ready ||
       (with_standbys && !has_standby_for_each()))
-    return make_error(errc::unavailable, "a device or a spare was lost meanwhile");
+    return make_error(errc::unavailable, "a device or a spare was lost in the meantime");
   spares_ready_ = true;
   reason_ = {};
   return {};
@@ -150,7 +150,7 @@ caf::error world_core::build_standby(std::uint64_t epoch, std::uint64_t membersh
   }
   if (!wanted) {
     target->discard();
-    return make_error(errc::membership_changed, "the world went on before its standbys were built");
+    return make_error(errc::membership_changed, "the world changed before its standbys were built");
   }
   if (with_spare && target->has_lost_rank()) // perhaps before it was a standby
     on_spare_lost(target, k);

@@ -42,7 +42,7 @@ agent_worker::agent_worker(std::uint64_t channel, int device, std::shared_ptr<wo
 
 agent_worker::~agent_worker() {
   if (!commands_.is_idle() || !requests_.is_idle())
-    link_->give_up(make_error(errc::unavailable, "the worker's parent needs it no more"));
+    link_->give_up(make_error(errc::unavailable, "the parent released the worker"));
   commands_.stop();
   requests_.stop();
   {
@@ -88,7 +88,7 @@ caf::error agent_worker::received(host_frame kind, std::span<const std::byte> bo
 
 caf::error agent_worker::post(serial_thread& to, job what, std::span<const std::byte> body) {
   if (queued_bytes_.fetch_add(body.size()) > most_queued_bytes)
-    return make_error(errc::unavailable, "the parent wants more and more, and waits for nothing");
+    return make_error(errc::unavailable, "the parent sends more commands than it waits for");
   to.post([this, what, message = std::vector<std::byte>{body.begin(), body.end()}] {
     (this->*what)(message);
     queued_bytes_.fetch_sub(message.size());

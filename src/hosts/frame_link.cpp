@@ -89,7 +89,7 @@ caf::error frame_link::send(std::uint32_t kind, std::uint64_t channel,
   queued_bytes_ += frame.size();
   queue_.push_back(std::move(frame));
   if (queued_bytes_ > too_much && !end_)
-    end_ = make_error(errc::unavailable, "the peer does not read what it is sent");
+    end_ = make_error(errc::unavailable, "the peer does not read");
   lock.unlock();
   if (was_empty)
     wake_.signal();
@@ -182,9 +182,9 @@ caf::error frame_link::judge_time(clock::time_point now) {
   const auto silence = std::chrono::nanoseconds{silence_limit_ns_.load()};
   if (silence.count() != 0 && time_.passed(heard_, now) >= silence)
     return make_error(errc::unavailable,
-                      "nothing came from " + stream_.peer() + " for " + in_ms(now - heard_));
+                      "nothing arrived from " + stream_.peer() + " for " + in_ms(now - heard_));
   if (silence.count() == 0 && time_.passed(begun_, now) >= options_.admission_limit)
-    return make_error(errc::unavailable, stream_.peer() + " did not make itself known within " +
+    return make_error(errc::unavailable, stream_.peer() + " did not authenticate within " +
                                              in_ms(options_.admission_limit));
   return {};
 }
@@ -260,7 +260,7 @@ caf::error frame_link::take(std::size_t got) {
     if (head_.size > options_.most_bytes)
       return make_error(errc::unavailable, peer() + " sent a frame of " +
                                                std::to_string(head_.size) +
-                                               " bytes, where at most " +
+                                               " bytes: the limit is " +
                                                std::to_string(options_.most_bytes) + " are right");
     filled_ = 0;
     body_.resize(head_.size);

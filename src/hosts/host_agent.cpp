@@ -233,7 +233,7 @@ caf::error host_agent::received(const frame_head& head, std::span<const std::byt
   {
     std::lock_guard lock{mutex_};
     if (!serves_)
-      return make_error(errc::unavailable, "the parent sent something else than was its turn");
+      return make_error(errc::unavailable, "the parent sent an unexpected message");
   }
   switch (kind) {
   case host_frame::start:
@@ -256,10 +256,10 @@ caf::error host_agent::take_welcome(std::span<const std::byte> body) {
   auto what = get_welcome(reader);
   if (!reader.ok() || (what.backend != "cuda" && what.backend != "host") || what.devices < 0 ||
       what.silence_limit_ns <= 0)
-    return make_error(errc::unavailable, "the parent's welcome makes no sense");
+    return make_error(errc::unavailable, "the parent's welcome is malformed");
   std::lock_guard lock{mutex_};
   if (welcome_)
-    return make_error(errc::unavailable, "the parent sent something else than was its turn");
+    return make_error(errc::unavailable, "the parent sent an unexpected message");
   link_->admit(std::chrono::nanoseconds{what.silence_limit_ns});
   welcome_ = std::move(what);
   changed_.notify_all();
@@ -275,12 +275,13 @@ caf::error host_agent::take_start(std::uint64_t channel, std::span<const std::by
   wire_reader reader{body};
   const auto what = reader.get<start_args>();
   if (!reader.ok() || !is_device(what.device))
-    return make_error(errc::unavailable, "the parent wants a worker of no device");
+    return make_error(errc::unavailable,
+                      "the parent requests a worker for a device that does not exist");
   std::stop_source stop;
   {
     std::lock_guard lock{mutex_};
     if (workers_.contains(channel) || !starting_.emplace(channel, stop).second)
-      return make_error(errc::unavailable, "the parent wants two workers on one channel");
+      return make_error(errc::unavailable, "the parent requests two workers on one channel");
   }
   devices_[static_cast<std::size_t>(what.device)]->post(
       [this, channel, what, stop] { start(channel, what, stop.get_token()); });
@@ -291,7 +292,8 @@ caf::error host_agent::take_release(std::uint64_t request, std::span<const std::
   wire_reader reader{body};
   const auto device = reader.get<std::int32_t>();
   if (!reader.ok() || !is_device(device))
-    return make_error(errc::unavailable, "the parent needs no worker of no device");
+    return make_error(errc::unavailable,
+                      "the parent releases a worker of a device that does not exist");
   devices_[static_cast<std::size_t>(device)]->post(
       [this, request, device] { release(request, device); });
   return {};
@@ -314,8 +316,7 @@ void host_agent::take_give_up(std::uint64_t channel) {
     gone = std::move(i->second);
     workers_.erase(i);
   }
-  gone.worker->link()->give_up(
-      make_error(errc::unavailable, "the parent needs the worker no more"));
+  gone.worker->link()->give_up(make_error(errc::unavailable, "the parent released the worker"));
   auto& thread = *devices_[static_cast<std::size_t>(gone.device)];
   thread.post([gone = std::move(gone)]() mutable { gone.worker.reset(); }); // it blocks
 }
@@ -338,7 +339,7 @@ caf::expected<std::shared_ptr<worker_link>> host_agent::provide(const start_args
     return error;
   auto spare = pool_->spare(what.device);
   if (!spare)
-    return make_error(errc::unavailable, "the spare is gone as soon as it was there");
+    return make_error(errc::unavailable, "the spare ended right after its start");
   return spare;
 }
 
@@ -364,7 +365,7 @@ void host_agent::start(std::uint64_t channel, const start_args& what, const std:
                          [&](const auto& x) { return x.second.worker->link() == *link; }))
       error = make_error(errc::unavailable, "the device has a worker already");
     else if ((unwanted = stop.stop_requested()))
-      error = make_error(errc::unavailable, "the parent needs the worker no more");
+      error = make_error(errc::unavailable, "the parent released the worker");
     else
       workers_.emplace(channel, running{what.device, worker});
   }
@@ -435,8 +436,7 @@ caf::error run_host_agent(host_agent_options options) {
     detail::host_agent agent{options, *hello};
     const auto why = agent.serve(*context);
     if (auto text = describe(why); text != told) { // the same reason is logged once
-      detail::log(log_level::warning, "not joined with " + options.parent + "; it is tried again",
-                  why);
+      detail::log(log_level::warning, "could not join " + options.parent + "; trying again", why);
       told = std::move(text);
     }
     if (agent.has_joined())

@@ -68,7 +68,7 @@ void host_gate::make_room() noexcept {
     return;
   // From the oldest on; a stranger may just have become known.
   static_cast<void>(std::ranges::find_if(
-      sessions_, [](auto& x) { return x->turn_away("there are too many strangers"); }));
+      sessions_, [](auto& x) { return x->turn_away("too many connections have not joined yet"); }));
 }
 
 void host_gate::run() noexcept {
@@ -109,7 +109,7 @@ void host_gate::accept() noexcept {
   };
   auto session = host_session::start(context_, std::move(socket), std::move(owner));
   if (!session)
-    return log(log_level::warning, "a connection was not taken in", session.error());
+    return log(log_level::warning, "a connection was refused", session.error());
   sessions_.push_back(std::move(*session));
 }
 

@@ -104,7 +104,7 @@ caf::error check(remote_hosts& x) {
     auto sorted = x.names;
     std::ranges::sort(sorted);
     if (const auto twice = std::ranges::adjacent_find(sorted); twice != sorted.end())
-      return make_error(errc::invalid_argument, "a host is named twice: " + *twice);
+      return make_error(errc::invalid_argument, "a host is listed twice: " + *twice);
     for (auto& name : x.names)
       if (auto hello = make_host_hello(name); !hello)
         return hello.error();
@@ -112,7 +112,7 @@ caf::error check(remote_hosts& x) {
       return make_error(errc::invalid_argument,
                         "remote_hosts::count=" + std::to_string(x.count) + " and " +
                             std::to_string(x.names.size()) +
-                            " names: leave the count out, or give as many names");
+                            " names: omit the count, or give as many names");
     x.count = static_cast<int>(x.names.size());
   }
   if (x.count <= 0)
@@ -199,14 +199,14 @@ caf::expected<host_welcome> host_pool::greet(const std::string& name) {
   std::lock_guard lock{mutex_};
   auto known = members_.find(name);
   if (known != members_.end() && known->second.now != nullptr)
-    return make_error(errc::unavailable, "a host of the name " + name + " is there already");
+    return make_error(errc::unavailable, "a host named " + name + " has already joined");
   if (!hosts.names.empty() &&
       std::find(hosts.names.begin(), hosts.names.end(), name) == hosts.names.end())
-    return make_error(errc::unavailable, "no host of the name " + name + " is waited for");
+    return make_error(errc::unavailable, "no host named " + name + " is expected");
   if (known == members_.end() &&
       (complete_ || members_.size() >= static_cast<std::size_t>(hosts.count)))
     return make_error(errc::unavailable,
-                      "all hosts are there that are waited for, and " + name + " is none of them");
+                      "all expected hosts have joined, and " + name + " is not one of them");
   host_welcome result;
   result.backend = options_.backend;
   result.devices = options_.host.devices;
@@ -224,12 +224,12 @@ caf::error host_pool::join(host_session& who, int devices) {
     auto known = members_.find(who.name());
     if (known == members_.end()) { // else it joins again, or its name is in use
       if (complete_ || members_.size() >= static_cast<std::size_t>(options_.hosts.count))
-        return make_error(errc::unavailable, "all hosts are there that are waited for");
+        return make_error(errc::unavailable, "all expected hosts have joined");
       known = members_.emplace(who.name(), member{who.name(), devices}).first;
     }
     auto& x = known->second;
     if (x.now != nullptr)
-      return make_error(errc::unavailable, "a host of the name " + x.name + " is there already");
+      return make_error(errc::unavailable, "a host named " + x.name + " has already joined");
     if (!complete_)
       x.devices = devices;
     else if (devices < x.devices)
@@ -356,7 +356,7 @@ caf::expected<host_pool::running> host_pool::start(slot& here, int ordinal, bool
                                                    const std::stop_token& stop) {
   auto session = wait_for(*here.host, stop);
   if (!session)
-    return host_missing(here.host->name, " is not there");
+    return host_missing(here.host->name, " has not joined");
   auto relay = session->start_worker(here.device, ordinal, spare, stop);
   if (!relay)
     return host_missing(here.host->name, " starts no worker: " + describe(relay.error()));

@@ -101,7 +101,7 @@ caf::error host_session::received(const frame_head& head, std::span<const std::b
   case phase::over:
     return {};
   }
-  return make_error(errc::unavailable, link_->peer() + " sent something else than was its turn");
+  return make_error(errc::unavailable, link_->peer() + " sent an unexpected message");
 }
 
 void host_session::refuse(const caf::error& why) {
@@ -147,7 +147,7 @@ caf::error host_session::take_ready(std::span<const std::byte> body) {
   const auto devices = reader.get<std::int32_t>();
   constexpr int most_devices = 1024;
   if (!reader.ok() || devices <= 0 || devices > most_devices)
-    return make_error(errc::unavailable, name_ + " has a strange number of devices");
+    return make_error(errc::unavailable, name_ + " has an invalid number of devices");
   phase_.store(phase::joined);
   if (auto error = to_.joined(*this, devices))
     refuse(error);
@@ -162,14 +162,14 @@ caf::error host_session::take_answer(std::uint64_t to, std::span<const std::byte
     if (i == questions_.end()) // given up meanwhile, or never asked
       return to <= last_channel_
                  ? caf::error{}
-                 : make_error(errc::unavailable, name_ + " answers what was not asked");
+                 : make_error(errc::unavailable, name_ + " answers a request that was not made");
     question = std::move(i->second);
     questions_.erase(i);
   }
   wire_reader reader{body};
   auto error = get_error(reader);
-  question.set_value(reader.ok() ? error
-                                 : make_error(errc::unavailable, "an answer that cannot be read"));
+  question.set_value(
+      reader.ok() ? error : make_error(errc::unavailable, "an answer that cannot be parsed"));
   return {};
 }
 
@@ -231,7 +231,7 @@ void host_session::give_up(std::uint64_t channel) noexcept {
   }
   // If the connection is over, no work goes on at its other end.
   static_cast<void>(link_->send(number(host_frame::give_up), channel, {}));
-  question.set_value(make_error(errc::unavailable, "it is wanted no more"));
+  question.set_value(make_error(errc::unavailable, "it was released"));
 }
 
 caf::expected<std::shared_ptr<worker_relay>>
@@ -270,7 +270,7 @@ void host_session::release(int device) noexcept {
   }
   const std::int32_t what = device;
   if (auto error = ask(request, host_frame::release, bytes_of(what)))
-    log(log_level::debug, "a host is gone before its worker was released", error);
+    log(log_level::debug, "a host ended before its worker was released", error);
 }
 
 } // namespace troupe::detail

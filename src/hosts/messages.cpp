@@ -34,7 +34,7 @@ bool is_name(std::string_view x) noexcept {
 caf::expected<host_hello> make_host_hello(const std::string& name) {
   host_hello result;
   if (!is_name(name) || name.size() >= result.name.size())
-    return make_error(errc::invalid_argument, "no name of a host: '" + name +
+    return make_error(errc::invalid_argument, "invalid host name: '" + name +
                                                   "'; letters, digits, '.', '_' and '-', at most " +
                                                   std::to_string(result.name.size() - 1));
   put_text(result.version, version_string);
@@ -61,7 +61,7 @@ caf::expected<std::string> read_host_hello(std::span<const std::byte> from) {
                                              std::to_string(sizeof got));
   auto name = text_of(got.name);
   if (!is_name(name))
-    return make_error(errc::unavailable, "it has no name: '" + name + "'");
+    return make_error(errc::unavailable, "it has an invalid name: '" + name + "'");
   return name;
 }
 

@@ -120,7 +120,7 @@ caf::expected<std::shared_ptr<tls_context>> tls_context::create(const host_ident
   ERR_clear_error();
   auto* native = SSL_CTX_new(which == side::parent ? TLS_server_method() : TLS_client_method());
   if (native == nullptr)
-    return make_error(errc::unavailable, "OpenSSL gives no context: " + take_errors());
+    return make_error(errc::unavailable, "OpenSSL cannot create a context: " + take_errors());
   std::shared_ptr<tls_context> result{new tls_context{native, which}};
   if (SSL_CTX_set_min_proto_version(native, TLS1_3_VERSION) != 1 ||
       SSL_CTX_set_max_proto_version(native, TLS1_3_VERSION) != 1)
@@ -175,7 +175,7 @@ caf::expected<tls_stream> tls_stream::create(std::shared_ptr<tls_context> contex
                                                                           peer_name.c_str()) == 1
                                           : SSL_set1_host(ssl, peer_name.c_str()) == 1;
     if (!set)
-      return make_error(errc::invalid_argument, "no name of a host: '" + peer_name + "'");
+      return make_error(errc::invalid_argument, "invalid host name: '" + peer_name + "'");
   }
   if (result.context_->which() == tls_context::side::parent)
     SSL_set_accept_state(ssl);

@@ -87,10 +87,10 @@ public:
 private:
   caf::error keep(const map_args& what, std::optional<int> descriptor) {
     if (!descriptor)
-      return make_error(errc::invalid_argument, "no descriptor came with the memory");
+      return make_error(errc::invalid_argument, "no file descriptor arrived with the memory");
     file_descriptor own{::fcntl(*descriptor, F_DUPFD_CLOEXEC, 0)};
     if (!own)
-      return make_error(errc::unavailable, "no descriptor is free");
+      return make_error(errc::unavailable, "no file descriptor is free");
     auto memory = shared_memory::attach(std::move(own), what.size_bytes);
     if (!memory)
       return memory.error();
@@ -122,9 +122,7 @@ worker_relay::worker_relay(int ordinal, std::string host, std::shared_ptr<shared
       link_(std::make_shared<worker_link>(
           ordinal, area_, memory_, std::make_unique<sender>(other_, area_.words.to_reader))) {}
 
-worker_relay::~worker_relay() {
-  end(make_error(errc::unavailable, "the worker is needed no more"));
-}
+worker_relay::~worker_relay() { end(make_error(errc::unavailable, "the worker was released")); }
 
 caf::error worker_relay::begin() noexcept {
   if (auto error = start_thread(thread_, [this] { run(); }, "for a worker"))
@@ -355,7 +353,7 @@ caf::error worker_relay::take_reply(wire_reader& from) {
   if (rest.size() > area_.reply.size())
     return malformed("a reply");
   if (number <= area_.replied.load(std::memory_order_relaxed))
-    return malformed("a reply to what was replied to");
+    return malformed("a second reply to one request");
   std::copy(rest.begin(), rest.end(), area_.reply.begin());
   area_.reply_size.store(static_cast<std::uint32_t>(rest.size()), std::memory_order_relaxed);
   area_.replied.store(number, std::memory_order_release);

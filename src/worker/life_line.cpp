@@ -47,12 +47,13 @@ life_line::holder::~holder() {
   line_.wake();
   if (::syscall(SYS_set_robust_list, previous_, sizeof *previous_) != 0)
     log(log_level::error, "a life line",
-        system_failure("set_robust_list", errno, "the thread keeps a list that is gone"));
+        system_failure("set_robust_list", errno,
+                       "cannot unregister the thread's list of robust locks"));
 }
 
 caf::error life_line::holder::error() const {
   return errno_ == 0 ? caf::error{}
-                     : system_failure("set_robust_list", errno_, "a life line cannot be held");
+                     : system_failure("set_robust_list", errno_, "cannot hold a life line");
 }
 
 std::optional<life_end> life_line::end_of(word x) noexcept {

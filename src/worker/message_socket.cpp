@@ -87,15 +87,15 @@ caf::expected<message_socket> message_socket::adopt(int end) {
     return type.error();
   if (*domain != AF_UNIX || *type != SOCK_SEQPACKET)
     return make_error(errc::invalid_argument,
-                      "descriptor " + std::to_string(end) + " is no end of a message socket");
+                      "descriptor " + std::to_string(end) + " is not a message socket");
   auto wake = wake_up::create();
   if (!wake)
     return wake.error();
   if (::fcntl(end, F_SETFD, FD_CLOEXEC) != 0)
-    return system_failure("fcntl(F_SETFD)", errno, "programs would inherit a message socket");
+    return system_failure("fcntl(F_SETFD)", errno, "cannot set close-on-exec on a message socket");
   file_descriptor own{end};
   if (!own)
-    return system_failure("fcntl(F_DUPFD_CLOEXEC)", errno, "no descriptor is free");
+    return system_failure("fcntl(F_DUPFD_CLOEXEC)", errno, "no file descriptor is free");
   return message_socket{std::move(own), std::move(*wake)};
 }
 
@@ -126,7 +126,7 @@ caf::error message_socket::send(std::span<const std::byte> bytes, std::span<cons
     return make_error(errc::invalid_argument, "a message has at least one byte");
   if (descriptors.size() > most_descriptors)
     return make_error(errc::invalid_argument, std::to_string(descriptors.size()) +
-                                                  " descriptors in a message; at most " +
+                                                  " descriptors in a message: the limit is " +
                                                   std::to_string(most_descriptors) + " can be");
   iovec content{const_cast<std::byte*>(bytes.data()), bytes.size()};
   control_buffer control;
@@ -154,7 +154,7 @@ caf::error message_socket::send(std::span<const std::byte> bytes, std::span<cons
       return {};
     if (errno == EMSGSIZE)
       return make_error(errc::out_of_range,
-                        std::to_string(bytes.size()) + " bytes are more than a message can have");
+                        std::to_string(bytes.size()) + " bytes are too many for a message");
     if (errno != EAGAIN && errno != EINTR)
       return system_failure("sendmsg", errno, "the message was not sent");
   }
@@ -172,7 +172,7 @@ caf::expected<received> message_socket::receive(std::span<std::byte> into, std::
       return result;
     }
     if (*state == wait_result::late)
-      return make_error(errc::deadline_exceeded, "no message came in time");
+      return make_error(errc::deadline_exceeded, "no message arrived in time");
     iovec content{into.data(), into.size()};
     control_buffer control;
     msghdr header{};
@@ -196,7 +196,7 @@ caf::expected<received> message_socket::receive(std::span<std::byte> into, std::
     result.size_bytes = static_cast<std::size_t>(size);
     if (result.size_bytes > into.size())
       return make_error(errc::out_of_range, "a message had " + std::to_string(size) +
-                                                " bytes; there was room for " +
+                                                " bytes: the buffer has " +
                                                 std::to_string(into.size()));
     if (result.descriptors.size() > descriptors) {
       result.refused = result.descriptors.size() - descriptors;

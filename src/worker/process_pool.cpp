@@ -112,7 +112,7 @@ public:
 
   void kill() noexcept override {
     if (auto error = to_.kill())
-      log(log_level::error, "a worker that was given up", error);
+      log(log_level::error, "a worker was abandoned", error);
   }
   bool has_ended() const noexcept override { return to_.has_ended(); }
 
@@ -194,7 +194,7 @@ caf::expected<process_pool::running> process_pool::start(int ordinal, int& devic
         failure f;
         f.code = errc::worker_lost;
         f.device = ordinal;
-        f.detail = "its worker ended as soon as it had begun";
+        f.detail = "its worker ended right after its start";
         why = make_error(std::move(f));
       }
       link = self->link.lock();
@@ -274,7 +274,8 @@ caf::expected<process_pool::running> process_pool::start(int ordinal, int& devic
   const auto about = reader.get<worker_description>();
   if (!reader.ok() || about.devices < 0 || about.devices > most_worker_devices ||
       about.spin_ns < 0) {
-    const auto why = make_error(errc::internal, "a worker's description of itself makes no sense");
+    const auto why =
+        make_error(errc::internal, "a worker's description of its device is malformed");
     end(result, why);
     return why;
   }

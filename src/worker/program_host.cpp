@@ -123,7 +123,7 @@ caf::error program_host::send(const program_note& note) noexcept {
 
 void program_host::tell(const program_note& note) noexcept {
   if (auto error = send(note))
-    log(log_level::warning, "what a program had to tell did not reach the parent", error);
+    log(log_level::warning, "cannot send a program's note to the parent", error);
 }
 
 void program_host::tell_ended(std::uint64_t number, std::int32_t rank,
@@ -178,7 +178,7 @@ caf::expected<program_host::hosted*> program_host::provide(const program_note& n
     return &i->second;
   constexpr std::int32_t most_ranks = 4096;
   if (note.ranks <= 0 || note.ranks > most_ranks || note.rank < 0 || note.rank >= note.ranks)
-    return make_error(errc::internal, "the parent named a rank that cannot be");
+    return make_error(errc::internal, "the parent named a rank that does not exist");
   world_limits limits;
   limits.deadline = std::chrono::nanoseconds{note.deadline_ns};
   limits.stall_limit = std::chrono::nanoseconds{note.stall_limit_ns};
@@ -212,7 +212,7 @@ caf::error program_host::take(communicator_key key, communicator_ranks rank,
   };
   auto note = program_note_of(what);
   if (!note)
-    return refuse(make_error(errc::internal, "what the parent handed over makes no sense"));
+    return refuse(make_error(errc::internal, "the parent sent malformed data"));
   std::unique_lock lock{mutex_};
   const bool stopped = stopped_.contains(note->world); // the stop overtook this
   lock.unlock();
@@ -350,7 +350,7 @@ void program_host::received_memory_note(std::span<const std::byte> what) {
   memory_note refusal;
   refusal.what = memory_note::kind::refused;
   refusal.number = note->number;
-  refusal.why = make_error(errc::stale_ref, "the worker has no program whose memory it could be");
+  refusal.why = make_error(errc::stale_ref, "the worker has no program that could own the memory");
   if (auto error = options_.guest.tell(to_note(refusal)))
     log(log_level::warning, "a refusal did not reach the parent", error);
 }
@@ -358,7 +358,7 @@ void program_host::received_memory_note(std::span<const std::byte> what) {
 void program_host::received_program_note(std::span<const std::byte> what) {
   auto note = program_note_of(what);
   if (!note)
-    return log(log_level::warning, "what the parent said to a program makes no sense");
+    return log(log_level::warning, "the parent sent a malformed message to a program");
   const auto kind = note->what;
   std::unique_lock lock{mutex_};
   if (kind == program_note::kind::stop)

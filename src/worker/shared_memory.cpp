@@ -24,7 +24,7 @@ std::string text_of(std::size_t size_bytes) {
 caf::error check_size(std::size_t size_bytes) {
   if (size_bytes == 0 || size_bytes > static_cast<std::size_t>(std::numeric_limits<off_t>::max()))
     return make_error(errc::invalid_argument,
-                      "there is no shared memory of " + std::to_string(size_bytes) + " bytes");
+                      "cannot create shared memory of " + std::to_string(size_bytes) + " bytes");
   return {};
 }
 
@@ -37,14 +37,14 @@ caf::expected<shared_memory> shared_memory::create(std::size_t size_bytes) {
   if (!file)
     return system_failure("memfd_create", errno, "no " + text_of(size_bytes));
   if (::fchmod(file.get(), S_IRUSR | S_IWUSR) != 0)
-    return system_failure("fchmod", errno, "shared memory would be open to others");
+    return system_failure("fchmod", errno, "cannot restrict the access to shared memory");
   {
     const no_file_size_signal guard;
     if (::ftruncate(file.get(), static_cast<off_t>(size_bytes)) != 0)
       return system_failure("ftruncate", errno, "no " + text_of(size_bytes));
   }
   if (::fcntl(file.get(), F_ADD_SEALS, size_seals | F_SEAL_SEAL) != 0)
-    return system_failure("fcntl(F_ADD_SEALS)", errno, "the size of shared memory is not fixed");
+    return system_failure("fcntl(F_ADD_SEALS)", errno, "cannot seal the size of shared memory");
   return map(std::move(file), size_bytes);
 }
 
@@ -54,12 +54,12 @@ caf::expected<shared_memory> shared_memory::attach(file_descriptor from, std::si
   const int seals = ::fcntl(from.get(), F_GET_SEALS);
   if (seals < 0)
     return make_error(errc::invalid_argument,
-                      "what was passed is no shared memory: " + system_text(errno));
+                      "the passed descriptor is not shared memory: " + system_text(errno));
   if ((seals & size_seals) != size_seals)
     return make_error(errc::invalid_argument, "the size of the shared memory could change");
   struct stat found{};
   if (::fstat(from.get(), &found) != 0)
-    return system_failure("fstat", errno, "the size of shared memory is not known");
+    return system_failure("fstat", errno, "cannot read the size of shared memory");
   if (found.st_size != static_cast<off_t>(size_bytes))
     return make_error(errc::invalid_argument,
                       "the shared memory has " + std::to_string(found.st_size) +

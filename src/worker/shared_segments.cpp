@@ -47,7 +47,7 @@ caf::error shared_segments::remove(const void* memory) {
     std::lock_guard lock{mutex_};
     auto i = all_.find(static_cast<const std::byte*>(memory));
     if (i == all_.end())
-      return make_error(errc::invalid_argument, "no memory that is shared with workers");
+      return make_error(errc::invalid_argument, "the memory is not shared with workers");
     gone = std::move(i->second);
     all_.erase(i);
   }
@@ -67,12 +67,12 @@ caf::expected<shared_place> shared_segments::place_of(const void* memory, std::s
     std::lock_guard lock{mutex_};
     auto i = all_.upper_bound(first);
     if (i == all_.begin())
-      return make_error(errc::invalid_argument, "host memory that no worker can see");
+      return make_error(errc::invalid_argument, "the host memory is not visible to workers");
     auto& x = (--i)->second;
     const auto bytes = x.bytes;
     const auto offset = static_cast<std::size_t>(first - bytes.data());
     if (offset > bytes.size() || size_bytes > bytes.size() - offset)
-      return make_error(errc::invalid_argument, "host memory that no worker can see");
+      return make_error(errc::invalid_argument, "the host memory is not visible to workers");
     result = {x.number, offset};
     if (std::any_of(x.mapped_by.begin(), x.mapped_by.end(),
                     [&](auto& y) { return y.lock().get() == &in; }))

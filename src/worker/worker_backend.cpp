@@ -193,7 +193,7 @@ caf::expected<communicator_ranks>
 worker_backend::build(const communicator_id&, int size,
                       std::span<const local_rank> ranks) noexcept {
   if (size <= 0 || ranks.empty())
-    return make_error(errc::invalid_argument, "a communicator of no ranks");
+    return make_error(errc::invalid_argument, "a communicator needs at least one rank");
   std::vector<std::shared_ptr<worker_link>> links;
   for (auto& x : ranks) {
     if (auto error = check(x.device))

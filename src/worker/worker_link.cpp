@@ -68,7 +68,7 @@ caf::error worker_link::write(command what, bool wants_reply, std::span<const st
       return {};
     }
     if (ring_.broken())
-      give_up_nonsense("it has read what was never written");
+      give_up_nonsense("it consumed commands that were never written");
     else if (left.over())
       give_up_late("to take commands", limit);
   }
@@ -229,7 +229,7 @@ void worker_link::received(std::span<const std::byte> message) noexcept {
     }
   }
   if (!handler)
-    return give_up_nonsense("a message that answers nothing");
+    return give_up_nonsense("a message that answers no request");
   if (auto error = get_error(reader))
     return handler(heard(error));
   const auto body = reader.get_bytes();
@@ -289,7 +289,7 @@ void worker_link::give_up_nonsense(std::string_view what) noexcept {
   failure f;
   f.code = errc::worker_lost;
   f.device = device_;
-  f.detail = "its worker wrote what makes no sense (" + std::string{what} + "), and was killed";
+  f.detail = "its worker wrote malformed data (" + std::string{what} + "), and was killed";
   give_up(make_error(std::move(f)));
 }
 

@@ -96,7 +96,7 @@ public:
   bool is_done(std::uint64_t event, std::uint64_t record) noexcept {
     const auto done = area_.done[event].load(std::memory_order_acquire);
     if (done > records_[event] && !lost())
-      give_up_nonsense("what was never recorded is done");
+      give_up_nonsense("an event is complete that was never recorded");
     return done >= record;
   }
 

@@ -191,7 +191,7 @@ std::optional<int> worker_main(int argc, char** argv) {
   detail::choose_mappings_of_nccl(); // while there is only one thread
   auto parent = detail::worker_parent::attach(arguments);
   if (!parent) {
-    detail::log(log_level::error, "a worker could not meet its parent", parent.error());
+    detail::log(log_level::error, "a worker could not connect to its parent", parent.error());
     detail::set_over_as_worker();
     return detail::failed_status;
   }

@@ -39,14 +39,15 @@ std::optional<std::string_view> worker_argument(worker_parent::arguments from) n
 caf::expected<int> descriptor_in(worker_parent::arguments from) {
   const auto text = worker_argument(from);
   if (!text)
-    return make_error(errc::invalid_argument,
-                      "this is no worker: there is no argument " + std::string{worker_flag});
+    return make_error(errc::invalid_argument, "this process is not a worker: it has no argument " +
+                                                  std::string{worker_flag});
   int result = -1;
   const auto* last = text->data() + text->size();
   if (const auto [end, error] = std::from_chars(text->data(), last, result);
       error != std::errc{} || end != last || result < 0)
     return make_error(errc::invalid_argument, "the argument " + std::string{worker_flag} +
-                                                  std::string{*text} + " names no descriptor");
+                                                  std::string{*text} +
+                                                  " does not name a descriptor");
   return result;
 }
 
@@ -64,7 +65,7 @@ caf::expected<introduction> take_hello(received got, std::span<const std::byte> 
     return make_error(errc::unavailable, "the parent has passed no shared memory");
   const auto beat = std::chrono::nanoseconds{hello->beat_period_ns};
   if (beat.count() <= 0 || hello->area_bytes > std::uint64_t{1} << 62)
-    return make_error(errc::unavailable, "the parent's hello makes no sense");
+    return make_error(errc::unavailable, "the parent's hello is malformed");
   auto memory = shared_memory::attach(std::move(got.descriptors.front()),
                                       worker_page::size_bytes + hello->area_bytes);
   if (!memory)
@@ -227,10 +228,11 @@ caf::error refuse_in_unmet_worker() {
   const char* mark = std::getenv(worker_variable);
   if (mark == nullptr)
     return {};
-  auto why = make_error(errc::unavailable,
-                        "this process, " + std::to_string(::getpid()) +
-                            ", was started as a worker, but its program is none: main has to begin "
-                            "with troupe::worker_main(argc, argv)");
+  auto why =
+      make_error(errc::unavailable,
+                 "this process, " + std::to_string(::getpid()) +
+                     ", was started as a worker, but its program is not one: main has to begin "
+                     "with troupe::worker_main(argc, argv)");
   auto flag = std::string{worker_flag} + mark;
   std::array<char*, 1> arguments{flag.data()};
   const auto descriptor = descriptor_in(arguments);
@@ -241,7 +243,7 @@ caf::error refuse_in_unmet_worker() {
   auto answer = make_hello();
   answer.refuse(describe(why));
   if (auto e = socket->send(answer.bytes(), {}, clock::now() + std::chrono::seconds{1}))
-    log(log_level::warning, "the parent does not learn why its worker is none", e);
+    log(log_level::warning, "cannot tell the parent why this process is not a worker", e);
   return why;
 }
 
@@ -260,19 +262,19 @@ caf::expected<worker_parent> worker_parent::attach(arguments from, worker_parent
   // From here on this process is a worker. Programs that it starts are not.
   ignore_program_signals();
   if (::unsetenv(worker_variable) != 0)
-    return system_failure("unsetenv", errno, "programs of a worker would be taken for workers");
+    return system_failure("unsetenv", errno, "cannot unset the variable that marks workers");
   if (!options.on_gone)
     end_with_parent(*socket);
   std::array<std::byte, 4096> bytes;
   auto got = socket->receive(bytes, 1, until);
   if (got && got->what != received::kind::message)
-    return make_error(errc::unavailable, "the parent is gone before it said hello");
+    return make_error(errc::unavailable, "the parent ended before its hello arrived");
   auto answer = make_hello();
   // The parent needs the reason, too.
   const auto refuse = [&](const caf::error& why) {
     answer.refuse(describe(why));
     if (auto e = socket->send(answer.bytes(), {}, until))
-      log(log_level::warning, "the parent does not learn why its worker refuses", e);
+      log(log_level::warning, "cannot tell the parent why this worker refuses", e);
     return why;
   };
   if (!got)

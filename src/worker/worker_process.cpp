@@ -50,15 +50,15 @@ caf::error check(const worker_options& x) {
   if (x.hello_limit.count() <= 0)
     return wrong("the limit for a worker's hello is not positive");
   if (x.beat_period < shortest_tick)
-    return wrong("a worker's beats are at least a millisecond apart");
+    return wrong("the period of a worker's beats must be at least 1 ms");
   if (x.stuck_limit.count() < 0 || (x.stuck_limit.count() > 0 && x.stuck_limit < 2 * x.beat_period))
-    return wrong("the limit for a worker's stuckness is less than two of its beats");
+    return wrong("the limit for a stuck worker must be at least two periods of its beats");
   if (x.call_limit.count() < 0)
     return wrong("the limit for a worker's calls is negative");
   if (x.exit_limit.count() < 0 || x.destroy_limit.count() < 0)
     return wrong("a limit for a worker's end is negative");
   if (x.area_bytes > std::size_t{1} << 62)
-    return wrong("a worker's area is larger than any memory");
+    return wrong("the size of a worker's shared area overflows");
   return {};
 }
 
@@ -98,7 +98,8 @@ public:
       if (!null_)
         null_ = file_descriptor{::open("/dev/null", O_RDWR | O_CLOEXEC)};
       if (!null_)
-        return system_failure("open", errno, "no /dev/null for a worker's standard streams");
+        return system_failure("open", errno,
+                              "cannot open /dev/null for a worker's standard streams");
       if (error_ == 0)
         note("posix_spawn_file_actions_adddup2",
              ::posix_spawn_file_actions_adddup2(&actions_, null_.get(), stream));
@@ -403,7 +404,7 @@ caf::error worker_process::state::exchange_hello() {
   hello.area_bytes = options_.area_bytes;
   hello.beat_period_ns = options_.beat_period.count();
   const int passed = memory_.descriptor();
-  constexpr const char* no_hello = "closed its connection before it said hello";
+  constexpr const char* no_hello = "closed its connection before its hello arrived";
   caf::error not_sent;
   do
     not_sent = socket_.send(hello.bytes(), {&passed, 1}, limit.next());
@@ -417,7 +418,7 @@ caf::error worker_process::state::exchange_hello() {
     got = socket_.receive(answer, 0, limit.next());
   if (!got && code_of(got.error()) == errc::deadline_exceeded) {
     const auto ms = std::chrono::ceil<std::chrono::milliseconds>(options_.hello_limit).count();
-    return began_badly("did not say hello within " + std::to_string(ms) + " ms", clock::now());
+    return began_badly("sent no hello within " + std::to_string(ms) + " ms", clock::now());
   }
   if (!got)
     return make_error(errc::unavailable, "the worker " + options_.name +
@@ -432,7 +433,7 @@ caf::error worker_process::state::exchange_hello() {
     return theirs.error();
   if (!page_.worker_line.was_held())
     return make_error(errc::unavailable,
-                      "the worker " + options_.name + " said hello without its life line");
+                      "the worker " + options_.name + " sent its hello without a life line");
   return {};
 }
 

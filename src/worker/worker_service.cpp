@@ -140,7 +140,7 @@ bool worker_service::execute_some() noexcept {
     if (ring_.peek(head, body))
       return true;
     if (ring_.broken())
-      fault(make_error(errc::internal, "what the parent has written to the ring makes no sense"));
+      fault(make_error(errc::internal, "the parent wrote a malformed command to the ring"));
     return false;
   };
   for (int i = 0; i < batch && !stopped_.load(std::memory_order_relaxed) && next(); ++i) {
@@ -185,7 +185,7 @@ void worker_service::reply(std::uint64_t number, const caf::error& error,
     more = {};
   if (head.size() + more.size() > area_.reply.size()) {
     wire_writer instead;
-    return reply(number, make_error(errc::internal, "a reply that is too long"), instead);
+    return reply(number, make_error(errc::internal, "the reply is too long"), instead);
   }
   std::copy(head.begin(), head.end(), area_.reply.begin());
   std::copy(more.begin(), more.end(),
@@ -730,7 +730,7 @@ caf::error worker_service::build(const build_args& what, communicator_key& key) 
   if (!ranks)
     return ranks.error();
   if (ranks->size() != 1)
-    return make_error(errc::internal, "not the one rank that was asked for");
+    return make_error(errc::internal, "the build did not give exactly the requested rank");
   // On this thread: the one that drives the device has work of other communicators.
   stream_view stream;
   auto error = on_device([&] {
@@ -804,8 +804,9 @@ void worker_service::gone(communicator_key key) noexcept {
 
 caf::error worker_service::map(const map_args& what, std::optional<file_descriptor> descriptor) {
   if (!descriptor)
-    return make_error(errc::unavailable,
-                      "no descriptor came with the memory; the worker may have no room for it");
+    return make_error(
+        errc::unavailable,
+        "no file descriptor arrived with the memory; the worker may have reached its limit");
   {
     std::lock_guard lock{mutex_};
     if (segments_.contains(what.segment))

@@ -151,8 +151,8 @@ std::vector<slot> slots_of(collective& x, std::size_t ranks, std::optional<std::
 }
 
 /// Expected rank in an error: no rank, or any rank.
-constexpr int nobody = -1;
-constexpr int somebody = -2;
+constexpr int no_named_rank = -1;
+constexpr int any_rank = -2;
 
 struct bad_request {
   std::string what;
@@ -226,7 +226,7 @@ protected:
     ASSERT_TRUE(has_code(got, x.code));
     auto why = *failure_of(got.error());
     EXPECT_FALSE(why.verb.empty());
-    if (x.rank != somebody) {
+    if (x.rank != any_rank) {
       EXPECT_EQ(why.rank, x.rank) << describe(got.error());
     }
     if (x.rank >= 0) {
@@ -266,7 +266,7 @@ void add(std::vector<bad_request>& to, const collective& right, std::string what
 std::vector<bad_request> BadCollectives::bad_requests(const subject& of,
                                                       std::optional<std::size_t> alone) const {
   const auto right = alone ? of.request_of(*alone) : of.request();
-  const auto named = alone ? static_cast<int>(*alone) : nobody;
+  const auto named = alone ? static_cast<int>(*alone) : no_named_rank;
   std::vector<bad_request> all;
   add_bad_buffers(all, right, alone);
   add_bad_numbers(all, right, alone);
@@ -279,15 +279,15 @@ std::vector<bad_request> BadCollectives::bad_requests(const subject& of,
       add(all, right, "root or peer " + std::to_string(no_rank), errc::invalid_argument, named,
           [&](collective& x) { x.peer = no_rank; });
     if (right.kind == collective_kind::send && !alone)
-      add(all, right, "sender " + std::to_string(no_rank), errc::invalid_argument, nobody,
+      add(all, right, "sender " + std::to_string(no_rank), errc::invalid_argument, no_named_rank,
           [&](collective& x) { x.rank = no_rank; });
   }
-  add(all, right, "a kind that does not exist", errc::invalid_argument, somebody,
+  add(all, right, "a kind that does not exist", errc::invalid_argument, any_rank,
       [](collective& x) { x.kind = static_cast<collective_kind>(99); });
   if (!alone && right.kind == collective_kind::send)
-    add(all, right, "one end of a message", errc::invalid_argument, nobody,
+    add(all, right, "one end of a message", errc::invalid_argument, no_named_rank,
         [](collective& x) { x.kind = collective_kind::recv; });
-  all.push_back({"another membership", right, {}, errc::membership_changed, nobody});
+  all.push_back({"another membership", right, {}, errc::membership_changed, no_named_rank});
   all.back().options.membership = 77;
   all.push_back({"a deadline in the past", right, {}, errc::deadline_exceeded, named});
   all.back().options.deadline = -1ns;
@@ -321,13 +321,13 @@ void BadCollectives::add_bad_buffers(std::vector<bad_request>& to, const collect
          part_of(spare[(on + 1) % size()]));
     with("a user's buffer", errc::buffer_acquired, rank, part_of(acquired[on]));
     if (slots[i].is_read) // its error names only the device
-      with("a half-written buffer", errc::indeterminate, nobody, part_of(broken[on]));
+      with("a half-written buffer", errc::indeterminate, no_named_rank, part_of(broken[on]));
     if (slots.size() < 2)
       continue; // no other buffer to differ from
     // If two ranks differ, the error names the later one.
     auto same_rank = [on](const slot& x) { return x.rank == on; };
     const bool in_itself = std::count_if(slots.begin(), slots.end(), same_rank) == 2;
-    const auto differs = in_itself ? rank : somebody;
+    const auto differs = in_itself ? rank : any_rank;
     with("another type", errc::shape_mismatch, differs,
          [](auto& x) { return must(x.reinterpret(dtype::uint32)); });
     with("one element less", errc::shape_mismatch, differs,
@@ -338,7 +338,7 @@ void BadCollectives::add_bad_buffers(std::vector<bad_request>& to, const collect
 void BadCollectives::add_bad_numbers(std::vector<bad_request>& to, const collective& right,
                                      std::optional<std::size_t> alone) const {
   const auto on = alone.value_or(0);
-  const auto named = alone ? static_cast<int>(*alone) : nobody;
+  const auto named = alone ? static_cast<int>(*alone) : no_named_rank;
   for (auto refs : {&collective::send, &collective::recv}) {
     const std::string side = refs == &collective::send ? " to send" : " to receive into";
     add(to, right, "a buffer too many" + side, errc::invalid_argument, named,
@@ -353,7 +353,7 @@ void BadCollectives::add_bad_numbers(std::vector<bad_request>& to, const collect
           [&](collective& x) { (x.*refs).pop_back(); });
   }
   if (right.kind != collective_kind::all_to_all_v) {
-    add(to, right, "counts that nobody wants", errc::invalid_argument, named,
+    add(to, right, "counts that the kind does not take", errc::invalid_argument, named,
         [&](collective& x) { x.counts.assign(size(), std::vector<std::uint64_t>(size(), 1)); });
     return;
   }
@@ -418,13 +418,14 @@ void BadCollectives::add_bad_shapes(std::vector<bad_request>& to, const collecti
 
 void BadCollectives::add_bad_factors(std::vector<bad_request>& to, const collective& right,
                                      std::optional<std::size_t> alone) const {
-  const auto named = alone ? static_cast<int>(*alone) : nobody;
+  const auto named = alone ? static_cast<int>(*alone) : no_named_rank;
   const std::vector<double> factors(alone ? 1 : size(), 2.0);
   if (!reduces(right.kind)) {
-    add(to, right, "factors that nobody wants", errc::invalid_argument, named, [&](collective& x) {
-      x.op = reduce_op::premul_sum;
-      x.factors = factors;
-    });
+    add(to, right, "factors that the kind does not take", errc::invalid_argument, named,
+        [&](collective& x) {
+          x.op = reduce_op::premul_sum;
+          x.factors = factors;
+        });
     return;
   }
   add(to, right, "factors for a sum", errc::invalid_argument, named,
@@ -440,7 +441,7 @@ void BadCollectives::add_bad_factors(std::vector<bad_request>& to, const collect
   with("no factor", static_cast<int>(alone.value_or(0)), {});
   with("a factor too many", named, std::vector<double>(factors.size() + 1, 2.0));
   if (!alone)
-    with("a factor too few", nobody, std::vector<double>(factors.size() - 1, 2.0));
+    with("a factor too few", no_named_rank, std::vector<double>(factors.size() - 1, 2.0));
   const auto last = static_cast<int>(alone.value_or(size() - 1));
   for (double x : {0.5, 2147483648.0, -2147483649.0, std::numeric_limits<double>::infinity(),
                    std::numeric_limits<double>::quiet_NaN()}) {
@@ -505,7 +506,7 @@ TEST_F(BadCollectives, GroupsOfTooManyOrOfWhatConflicts) {
   too_many.calls.assign(1025, barrier{});
   group conflict;
   conflict.calls.assign(2, all_reduce{spare, {}, reduce_op::sum, {}, {}});
-  for (auto& [x, rank] : {std::pair{too_many, nobody}, {conflict, 0}}) {
+  for (auto& [x, rank] : {std::pair{too_many, no_named_rank}, {conflict, 0}}) {
     const bad_request bad{"", {}, {}, errc::invalid_argument, rank};
     expect_refused_at_once(w->run(x), bad);
     expect_refusal(ask<collective_done>(*system, w->actor(), x), bad);
@@ -627,7 +628,7 @@ TEST_F(BadRankCalls, OfRanksThatDoNotExist) {
       const subject of{*w, kind};
       expect_refusal(
           ask<collective_done>(*system, w->actor(), rank_local{rank, of.request_of(0), {}}),
-          {"", {}, {}, errc::invalid_argument, nobody});
+          {"", {}, {}, errc::invalid_argument, no_named_rank});
     }
   EXPECT_TRUE(testing::works(*w));
 }
@@ -642,13 +643,14 @@ TEST_F(BadRankCalls, ExchangesAreRefusedAsAWhole) {
     return bad_request{std::move(what), {}, {}, code, rank};
   };
   std::vector<std::pair<bad_request, exchange>> all{
-      {stands_for("too much", errc::invalid_argument, nobody),
+      {stands_for("too much", errc::invalid_argument, no_named_rank),
        {0, std::vector<message_end>(1025, right), {}, {}}},
-      {stands_for("of nobody", errc::invalid_argument, nobody), {last + 1, {right}, {}, {}}},
-      {stands_for("of nobody", errc::invalid_argument, nobody), {-1, {right}, {}, {}}},
-      {stands_for("to nobody", errc::invalid_argument, 0),
+      {stands_for("of no rank", errc::invalid_argument, no_named_rank),
+       {last + 1, {right}, {}, {}}},
+      {stands_for("of no rank", errc::invalid_argument, no_named_rank), {-1, {right}, {}, {}}},
+      {stands_for("to no rank", errc::invalid_argument, 0),
        {0, {right, {last + 1, second}}, {}, {}}},
-      {stands_for("from nobody", errc::invalid_argument, 0), {0, {right}, {{-1, second}}, {}}},
+      {stands_for("from no rank", errc::invalid_argument, 0), {0, {right}, {{-1, second}}, {}}},
       {stands_for("no buffer", errc::invalid_argument, 0), {0, {right, {last, {}}}, {}, {}}},
       {stands_for("another rank's", errc::invalid_argument, 0),
        {0, {right}, {{last, spare[static_cast<std::size_t>(last)]}}, {}}},
@@ -658,7 +660,7 @@ TEST_F(BadRankCalls, ExchangesAreRefusedAsAWhole) {
        {0, {right, {0, second}}, {}, {}}},
       {stands_for("its own of two sizes", errc::shape_mismatch, 0),
        {0, {right, {0, second}}, {{0, longer}}, {}}},
-      {stands_for("another membership", errc::membership_changed, somebody),
+      {stands_for("another membership", errc::membership_changed, any_rank),
        {0, {right}, {{last, second}}, {.deadline = {}, .membership = 77}}},
   };
   for (auto& [bad, x] : all) {

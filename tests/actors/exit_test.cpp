@@ -56,7 +56,7 @@ void tell_of_exit_handlers() {
 [[noreturn]] void wait_for_the_end() {
   flag never;
   never.wait();
-  std::fprintf(stderr, "nobody ended the process\n");
+  std::fprintf(stderr, "the process was not ended\n");
   std::_Exit(1);
 }
 

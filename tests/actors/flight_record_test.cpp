@@ -358,7 +358,7 @@ TEST(FlightRecord, IsAMessageToo) {
     EXPECT_EQ(read(path).at("devices").size(), w.size());
     auto told = run_tool(path);
     EXPECT_EQ(told.status, 0);
-    EXPECT_THAT(told.output, HasSubstr("every recorded operation is over; nobody is behind."));
+    EXPECT_THAT(told.output, HasSubstr("every recorded operation is over; no rank is behind."));
     EXPECT_TRUE(has_code(ask<void>(system, to, record_flight{}), errc::invalid_argument));
   }
 }

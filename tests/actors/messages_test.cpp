@@ -360,7 +360,7 @@ TEST_F(Messages, ATokenThatIsNotOursIsStale) {
   ref_ = must(gpu_.allocate(dtype::float16, 100).wait());
   auto old = ref_.token();
   must(gpu_.reset().wait());
-  expect_stale(old, "an earlier life");
+  expect_stale(old, "reset after the allocation");
 }
 
 TEST_F(Messages, TruncatedBytesAreAnError) {

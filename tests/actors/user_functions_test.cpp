@@ -39,7 +39,7 @@ INSTANTIATE_TEST_SUITE_P(Throwing, UserFunctions,
                                                   [] { throw std::runtime_error("out of luck"); },
                                                   "out of luck"},
                                            thrown{"OtherThings", [] { throw 7; },
-                                                  "something that is no std::exception"}),
+                                                  "an exception that is not a std::exception"}),
                          [](const auto& x) { return std::string{x.param.name}; });
 
 TEST_P(UserFunctions, CallbacksAreNamedInTheLog) {
@@ -183,9 +183,9 @@ TROUPE_CHILD(LogsThroughASinkThatThrowsANumber) {
 }
 
 TEST(LogSink, ThatThrowsLosesNoLine) {
-  for (auto [scenario, text] :
-       {std::pair{"LogsThroughASinkThatThrows", "the disk is full"},
-        std::pair{"LogsThroughASinkThatThrowsANumber", "something that is no std::exception"}}) {
+  for (auto [scenario, text] : {std::pair{"LogsThroughASinkThatThrows", "the disk is full"},
+                                std::pair{"LogsThroughASinkThatThrowsANumber",
+                                          "an exception that is not a std::exception"}}) {
     const auto end = run_child(scenario, patience);
     EXPECT_EQ(end.status, 7) << to_string(end);
     std::string wanted;

@@ -318,7 +318,7 @@ private:
       break;
     case errc::nccl_error:
       if (text.find("injected") == std::string::npos)
-        complain("an error that nobody made: " + text);
+        complain("an error without a cause: " + text);
       break;
     case errc::stalled:
       if (!happened(event::not_issued) && !happened(event::hang) &&
@@ -332,7 +332,7 @@ private:
       break;
     case errc::device_reset:
       if (!happened(event::reset))
-        complain("nobody asked for a reset: " + text);
+        complain("no reset was requested: " + text);
       break;
     case errc::membership_changed: // possible while some ranks are missing
       if (policy_.limits.on_loss != loss_policy::shrink)
@@ -358,7 +358,7 @@ private:
     std::lock_guard lock{mutex_};
     const auto i = struck_.find(id);
     if (i == struck_.end())
-      complaints_.insert("nobody struck that worker: " + text);
+      complaints_.insert("that worker was not struck: " + text);
     else if (silent && !i->second.stopped)
       complaints_.insert("that worker was not stopped: " + text);
     else if (!silent && !i->second.killed)

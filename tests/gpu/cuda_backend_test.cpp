@@ -118,7 +118,7 @@ protected:
     if (!cuda_)
       return;
     EXPECT_EQ(detail::teardown_errors(), before_);
-    EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess) << "left for somebody else to find";
+    EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess) << "left for another caller";
   }
 
   std::shared_ptr<backend> cuda_;

@@ -429,7 +429,7 @@ std::string complaint(const traffic& x, int rank, const std::vector<std::byte>& 
   for (const auto& m : x.messages)
     if (m.to == rank && result.first >= m.at && result.first < m.at + m.content.size())
       return "message from " + std::to_string(m.from) + ", " + to_string(result);
-  return "memory that nobody may touch: " + to_string(result);
+  return "memory that must not change: " + to_string(result);
 }
 
 } // namespace

@@ -1238,12 +1238,12 @@ TEST_F(HostTransportProcesses, AKilledOneIsNamedToAllOthers) {
     }
     killer.join();
     EXPECT_TRUE(names_rank(err, errc::nccl_error, 2));
-    EXPECT_EQ(failure_of(err)->detail, "the process of rank 2 is gone");
+    EXPECT_EQ(failure_of(err)->detail, "the process of rank 2 has ended");
     EXPECT_TRUE(is_ok(host->abort(std::move(communicator))));
     const auto end = children[0]->wait(patience);
     EXPECT_EQ(end.status, 0) << to_string(end);
     EXPECT_EQ(end.value("code"), "nccl_error");
-    EXPECT_EQ(end.value("end"), "the process of rank 2 is gone");
+    EXPECT_EQ(end.value("end"), "the process of rank 2 has ended");
   }
 }
 
@@ -1304,7 +1304,7 @@ TEST_F(HostTransportFarHub, EndsItForAllWhenItIsKilled) {
   for (int r = 0; r < 2; ++r) {
     const auto err = end_of(ranks.rank(r));
     ASSERT_TRUE(has_code(err, errc::nccl_error));
-    EXPECT_EQ(failure_of(err)->detail, "the process where the ranks meet is gone");
+    EXPECT_EQ(failure_of(err)->detail, "the process of the hub has ended");
   }
   EXPECT_TRUE(is_ok(ranks.abort(0)));
   EXPECT_TRUE(is_ok(ranks.abort(1)));
@@ -1344,7 +1344,7 @@ TEST_F(HostTransportProcesses, AnAbortWaitsForNoStoppedOne) {
   const auto end = children[1]->wait(patience);
   // If the hub does not accept the reason in time, it only sees that the rank has left.
   EXPECT_THAT(end.value("end"),
-              ::testing::AnyOf("the communicator was aborted", "the process of rank 0 is gone"))
+              ::testing::AnyOf("the communicator was aborted", "the process of rank 0 has ended"))
       << to_string(end);
   EXPECT_EQ(end.value("code"), "nccl_error");
   // The hub releases the stopped rank too. The remaining threads are the hub's own, the stream's,

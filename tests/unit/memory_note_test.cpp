@@ -167,7 +167,7 @@ TEST(MemoryNote, ComesOverWithNothingInIt) {
 TEST(MemoryNote, SaysOnlyWhatItsKindHas) {
   auto x = some_note(kind::claim);
   x.address = 1;
-  x.why = make_error(errc::internal, "nobody asked");
+  x.why = make_error(errc::internal, "not requested");
   x.wounds = some_wounds();
   const auto got = memory_note_of(to_note(x));
   ASSERT_TRUE(got);

@@ -165,7 +165,7 @@ TEST_F(HostGate, SaysWhyAVersionIsWrong) {
 
 TEST_F(HostGate, LetsInOnlyWhoIsWaitedFor) {
   for (auto& [name, why] : {std::pair{"gamma", "no host of the name gamma is waited for"},
-                            std::pair{"alpha", "a host of the name alpha is there already"}}) {
+                            std::pair{"alpha", "a host named alpha has already joined"}}) {
     rogue x{fleet_.authority().issue(name), tls_context::side::agent, connect(fleet_.port())};
     ASSERT_TRUE(x.say(hello_of(name)));
     const auto answer = x.hear();
@@ -213,7 +213,7 @@ TEST_F(HostGate, StrangersThatSayNothingKeepNobodyOut) {
   ASSERT_TRUE(answer);
   EXPECT_EQ(answer->first.kind, static_cast<std::uint32_t>(host_frame::refused));
   EXPECT_TRUE(wait_for(silent.front().get(), POLLIN)); // it was closed to make room
-  EXPECT_TRUE(lines_.say("there are too many strangers"));
+  EXPECT_TRUE(lines_.say("too many connections have not joined yet"));
 }
 
 TEST_F(HostGate, RandomBytesOfStrangersCostLittle) {

@@ -106,7 +106,7 @@ TEST(MessageSocket, ClosesDescriptorsThatNobodyAskedFor) {
   }
   first.write.reset();
   second.write.reset();
-  EXPECT_TRUE(is_ready(first.read, 0ms)) << "somebody holds the other end";
+  EXPECT_TRUE(is_ready(first.read, 0ms)) << "the other end is held";
   EXPECT_TRUE(is_ready(second.read, 0ms));
 }
 

@@ -209,7 +209,7 @@ struct parents_side {
 bool is_lost_for_nonsense(parents_side& x) {
   return x.link->lost() && x.kills == 1 && code_of(x.link->loss()) == errc::worker_lost &&
          failure_of(x.link->loss())->device == 3 &&
-         describe(x.link->loss()).find("makes no sense") != std::string::npos;
+         describe(x.link->loss()).find("malformed") != std::string::npos;
 }
 
 TEST(Nonsense, MessagesOfAWorkerLoseItAlone) {
@@ -471,7 +471,7 @@ std::vector<std::byte> body_of(command what, dice& any) {
   }
   case command::launch:
     detail::put(to,
-                detail::launch_request{"nobody has it",
+                detail::launch_request{"unregistered",
                                        {{nullptr, any.number(), static_cast<dtype>(any.below(20))}},
                                        {},
                                        any.bytes(any.below(20)),

@@ -67,7 +67,7 @@ protected:
     note.view.phase = world_phase::ready;
     note.view.epoch = 1;
     note.view.members = {{0, 0, 1}};
-    note.program = "nobody has it";
+    note.program = "unregistered";
     return host_.take(as, std::move(rank), to_bytes(note));
   }
   void stop() {

@@ -604,7 +604,7 @@ TEST_P(ProgramsGoOn, AfterKills) {
 }
 
 TEST_F(Programs, ThatAreNotThereAreTold) {
-  start(1, {"nobody has it", {}});
+  start(1, {"unregistered", {}});
   ASSERT_TRUE(until([&] { return ended_.size() == 1; }));
   EXPECT_EQ(code_of(ended_.front().why), errc::invalid_argument) << describe(ended_.front().why);
 }
@@ -622,12 +622,12 @@ void expect_text(const caf::error& why, const std::vector<std::string>& wanted) 
 
 TEST_F(Programs, ThatHaveEndedSayWhyToThoseThatAsk) {
   log_lines lines;
-  start(1, {"nobody has it", {}});
+  start(1, {"unregistered", {}});
   ASSERT_TRUE(until([&] { return ended_.size() == 1; }));
   for (const std::int32_t rank : {0, -1})
     expect_text(answer_to(*system_, actor_, rank),
-                {"\"nobody has it\" of rank 0 has ended", "no program is registered"});
-  EXPECT_TRUE(lines.say("no program is registered in the worker as \"nobody has it\""));
+                {"\"unregistered\" of rank 0 has ended", "no program is registered"});
+  EXPECT_TRUE(lines.say("no program is registered in the worker as \"unregistered\""));
 }
 
 TEST_F(Programs, WhoseFactoriesThrowSayWhyToThoseThatAsk) {

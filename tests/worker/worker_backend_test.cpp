@@ -122,7 +122,7 @@ TEST(WorkerBackend, LaunchesWhatTheWorkerKnows) {
   auto added = error_of(answer_of(d.launch("add", argument, {in}, {out})));
   EXPECT_FALSE(added) << describe(added);
   EXPECT_TRUE(holds(d, out, std::vector<float>(100, 3.F)));
-  EXPECT_EQ(code_of(error_of(answer_of(d.launch("nobody has it", {}, {}, {})))),
+  EXPECT_EQ(code_of(error_of(answer_of(d.launch("unregistered", {}, {}, {})))),
             errc::invalid_argument);
   EXPECT_EQ(
       code_of(error_of(answer_of(d.launch([](launch_context&) { return caf::error{}; }, {}, {})))),

@@ -727,7 +727,7 @@ TEST(WorkerProcess, NobodyIsStuckWhenBothStoodStill) {
   const auto worker = static_cast<pid_t>(std::stoi(words_of(started.text).at(1)));
   ASSERT_EQ(::kill(middle.id(), SIGSTOP), 0);
   ASSERT_EQ(::kill(worker, SIGSTOP), 0);
-  EXPECT_FALSE(is_ready(started.descriptors.at(0), 2000ms)) << "nobody is there to see it";
+  EXPECT_FALSE(is_ready(started.descriptors.at(0), 2000ms)) << "no process reads it";
   ASSERT_EQ(::kill(worker, SIGCONT), 0);
   ASSERT_EQ(::kill(middle.id(), SIGCONT), 0);
   EXPECT_FALSE(is_ready(started.descriptors.at(0), 1200ms));
@@ -976,7 +976,7 @@ TEST(WorkerStart, AProgramThatNeverSaysHello) {
   auto options = worker_of("NeverSaysHello");
   options.hello_limit = 300ms;
   const auto begin = clock::now();
-  expect_words(why_not_started(options), {"/proc/self/exe", "did not say hello within 300 ms"});
+  expect_words(why_not_started(options), {"/proc/self/exe", "sent no hello within 300 ms"});
   EXPECT_GE(clock::now() - begin, 300ms);
   options = worker_of("ClosesItsSocket");
   options.exit_limit = 100ms;
@@ -1057,7 +1057,7 @@ TEST(WorkerAttach, TheParentIsGone) {
   x.parent.reset();
   const auto result = x.attach();
   EXPECT_TRUE(has_code(result, errc::unavailable));
-  expect_words(describe(result.error()), {"parent is gone"});
+  expect_words(describe(result.error()), {"parent ended"});
 }
 
 TEST(WorkerAttach, TheParentSaysNothing) {
@@ -1112,7 +1112,7 @@ TEST(WorkerAttach, TheSharedMemoryIsNotAsItWasSaid) {
     hello.beat_period_ns = 5'000'000;
     const int passed = memory.descriptor();
     for (const auto& [area, sentence] : {std::pair{std::uint64_t{4096}, "4096 bytes instead"},
-                                         std::pair{~std::uint64_t{0}, "makes no sense"},
+                                         std::pair{~std::uint64_t{0}, "malformed"},
                                          std::pair{std::uint64_t{0}, "does not hold"}}) {
       meeting x;
       hello.area_bytes = area;

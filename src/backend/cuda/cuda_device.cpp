@@ -453,7 +453,7 @@ caf::error cuda_device::fill(void* target, std::span<const std::byte> pattern, s
       reinterpret_cast<std::uintptr_t>(target) % size != 0)
     return no_throw([&] {
       return failed(errc::invalid_argument, ordinal_,
-                    "a pattern has 1, 2, 4 or 8 bytes, and the target is aligned to it");
+                    "a fill pattern has 1, 2, 4 or 8 bytes, and the target must be aligned to it");
     });
   if (count == 0)
     return {};
@@ -490,7 +490,8 @@ caf::error cuda_device::clear_last_error(std::string_view found, std::string_vie
   logged_errors_.set(index);
   // Without memory for the log line it is dropped: the launch must not fail for it.
   static_cast<void>(no_throw([&]() -> caf::error {
-    std::string text = "a CUDA error that a call has left on the thread of the device was found ";
+    std::string text =
+        "a CUDA error that an earlier call left on the thread of the device was found ";
     text.append(found).append(" ").append(call);
     if (number != 0)
       text.append(" #").append(std::to_string(number));

@@ -41,7 +41,7 @@ void trim_default_pool(int ordinal) noexcept {
   if (!err)
     err = check(cudaMemPoolTrimTo(pool, 0), "cudaMemPoolTrimTo", ordinal);
   if (err)
-    log(log_level::warning, "device memory is not given back", err);
+    log(log_level::warning, "cannot return freed device memory to the driver", err);
 }
 
 } // namespace
@@ -187,7 +187,7 @@ caf::expected<bool> device_pool::trim_to_need(bool all) noexcept {
 
 bool device_pool::trim_idle(bool all) noexcept {
   if (auto err = check(select_device(ordinal()), "cudaSetDevice", ordinal())) {
-    log(log_level::warning, "device memory is not given back", err);
+    log(log_level::warning, "cannot return freed device memory to the driver", err);
     return false;
   }
   bool freed = false;
@@ -201,7 +201,7 @@ bool device_pool::trim_idle(bool all) noexcept {
   const bool unfinished = has_unfinished_frees();
   const auto more = trim_to_need(all);
   if (!more) {
-    log(log_level::warning, "device memory is not given back", more.error());
+    log(log_level::warning, "cannot return freed device memory to the driver", more.error());
     return false;
   }
   return *more || unfinished || (freed && !all);
@@ -306,8 +306,8 @@ void pool_trimmer::add(const std::shared_ptr<device_pool>& pool) {
   state_->pools.push_back(pool);
   if (state_->running || !state_->gives_back())
     return;
-  if (auto err =
-          start_detached_thread([state = state_] { state->run(); }, "to give device memory back"))
+  if (auto err = start_detached_thread([state = state_] { state->run(); },
+                                       "to return device memory to the driver"))
     log(log_level::warning, "freed device memory is kept until memory runs out", err);
   else
     state_->running = true;
@@ -330,7 +330,7 @@ void pool_trimmer::trim_now(int ordinal) noexcept {
   static_cast<void>(no_throw([&]() -> caf::error {
     for (const auto& x : state_->pools_of(ordinal)) {
       if (auto err = x->trim_all())
-        log(log_level::warning, "device memory is not given back", err);
+        log(log_level::warning, "cannot return freed device memory to the driver", err);
       trim_default_pool(x->ordinal());
     }
     return {};

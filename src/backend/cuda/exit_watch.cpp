@@ -35,7 +35,7 @@ void on_exit_begun(int status, void*) noexcept {
 void watch_exit() noexcept {
   static std::atomic<bool> watched{false};
   if (!watched.exchange(true) && ::on_exit(on_exit_begun, nullptr) != 0)
-    log(log_level::warning, "the end of the process has no time limit");
+    log(log_level::warning, "the time that the end of the process takes is not limited");
 }
 
 } // namespace troupe::detail

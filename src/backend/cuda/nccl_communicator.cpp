@@ -77,7 +77,7 @@ caf::error failed(errc code, std::string detail, const local_rank* where = nullp
 }
 
 caf::error not_wanted() {
-  return failed(errc::unavailable, "the communicator is not wanted any more");
+  return failed(errc::unavailable, "the build of the communicator was called off");
 }
 
 /// Waits for a call that NCCL continues in the background. With NCCL_COMM_BLOCKING=0 in the
@@ -100,12 +100,12 @@ caf::error check_ranks(int size, std::span<const local_rank> ranks, int device_c
                                               std::to_string(ranks.size()) + " of them here");
   for (auto i = ranks.begin(); i != ranks.end(); ++i) {
     if (i->rank < 0 || i->rank >= size)
-      return failed(errc::invalid_argument, "a rank outside the communicator", &*i);
+      return failed(errc::invalid_argument, "a rank is out of range", &*i);
     if (i->device < 0 || i->device >= device_count)
-      return failed(errc::invalid_argument, "a device that does not exist", &*i);
+      return failed(errc::invalid_argument, "a device does not exist", &*i);
     for (auto j = ranks.begin(); j != i; ++j)
       if (i->rank == j->rank || i->device == j->device)
-        return failed(errc::invalid_argument, "a rank or device that comes twice", &*i);
+        return failed(errc::invalid_argument, "a rank or device is listed twice", &*i);
   }
   return {};
 }
@@ -614,7 +614,8 @@ caf::error nccl_communicator::deregister_window(void* memory) noexcept {
   if (i == windows_.end())
     return no_throw([&] {
       const local_rank where{rank_, device()};
-      return failed(errc::invalid_argument, "no window of this communicator", &where);
+      return failed(errc::invalid_argument, "the memory is not a window of this communicator",
+                    &where);
     });
   const auto window = i->second;
   windows_.erase(i);
@@ -657,7 +658,7 @@ caf::error nccl_communicator::validate(std::span<const collective_call> calls,
                                        stream_view stream) const {
   const local_rank where{rank_, device()};
   if (calls.empty())
-    return failed(errc::invalid_argument, "a group without calls", &where);
+    return failed(errc::invalid_argument, "the group has no calls", &where);
   if (stream.native == nullptr)
     return failed(errc::invalid_argument, "no stream", &where);
   for (std::size_t i = 0; i < calls.size(); ++i)
@@ -667,13 +668,14 @@ caf::error nccl_communicator::validate(std::span<const collective_call> calls,
     }
   if (!has_own_pairs(calls))
     return failed(errc::invalid_argument,
-                  "a send to oneself and its recv are in one group and of one size", &where);
+                  "a send of a rank to itself needs its recv in the same group, with the same size",
+                  &where);
   auto too_new = [this](const collective_call& call) {
     return !float8_ && reduces(call.what) && is_float8(call.type);
   };
   if (std::ranges::any_of(calls, too_new))
     return failed(errc::not_supported,
-                  "float8 is reduced on devices of compute capability 9.0 and more", &where);
+                  "reductions of float8 need devices of compute capability 9.0 or higher", &where);
   return {};
 }
 
@@ -705,27 +707,27 @@ const char* nccl_communicator::complaint(const collective_call& call) const noex
   case collective_kind::barrier:
     return nullptr;
   default:
-    return "no such kind of collective";
+    return "unknown kind of collective";
   }
   if (!is_dtype(call.type))
-    return "no such dtype";
+    return "unknown dtype";
   if ((has_root(call.what) || is_message(call.what)) && (call.peer < 0 || call.peer >= size_))
-    return "a peer or root that is no rank";
+    return "the peer or root is out of range";
   if (reduces(call.what) && !is_operation(call.op))
-    return "no such operation";
+    return "unknown reduce operation";
   if (reduces(call.what) && call.op == reduce_op::premul_sum && call.factor == nullptr)
     return "no factor";
   if ((sends && !is_aligned(call.send, call.type)) ||
       (receives && !is_aligned(call.recv, call.type)))
-    return "memory that is not aligned to the type";
+    return "the memory is not aligned to its dtype";
   if (call.what == collective_kind::all_to_all_v)
     return call.plan == nullptr ? "no plan" : complaint(*call.plan, call);
   if (call.symmetric && size_ > 1 && !window_handle_)
-    return "a symmetric call without windows";
+    return "a symmetric call needs registered windows";
   if (call.count > no_limit / size_of(call.type) / static_cast<std::size_t>(size_))
-    return "more elements than memory can have";
+    return "the size in bytes overflows";
   if (call.count > 0 && ((sends && call.send == nullptr) || (receives && call.recv == nullptr)))
-    return "a null buffer";
+    return "a buffer is null";
   return nullptr;
 }
 
@@ -735,7 +737,7 @@ const char* nccl_communicator::complaint(const exchange_plan& plan,
   for (const auto* x :
        {&plan.send_counts, &plan.send_offsets, &plan.recv_counts, &plan.recv_offsets})
     if (x->size() != n)
-      return "a plan that has not one entry per rank";
+      return "the plan does not have one entry per rank";
   const auto limit = no_limit / size_of(call.type);
   auto fits = [limit](std::size_t offset, std::size_t count) {
     return count <= limit && offset <= limit - count;
@@ -743,13 +745,13 @@ const char* nccl_communicator::complaint(const exchange_plan& plan,
   for (std::size_t i = 0; i < n; ++i)
     if (!fits(plan.send_offsets[i], plan.send_counts[i]) ||
         !fits(plan.recv_offsets[i], plan.recv_counts[i]))
-      return "more elements than memory can have";
+      return "the size in bytes overflows";
   const auto rank = static_cast<std::size_t>(rank_);
   if (plan.send_counts[rank] != plan.recv_counts[rank])
-    return "a plan by which a rank does not receive what it sends to itself";
+    return "in the plan, a rank sends another count to itself than it receives from itself";
   if ((call.send == nullptr && any(plan.send_counts)) ||
       (call.recv == nullptr && any(plan.recv_counts)))
-    return "a null buffer";
+    return "a buffer is null";
   return nullptr;
 }
 

@@ -101,7 +101,7 @@ public:
   caf::expected<communicator_ranks> build(const communicator_id& id, int size,
                                           std::span<const local_rank> ranks) noexcept override {
     if (size <= 0 || ranks.empty())
-      return fail(errc::invalid_argument, -1, "a communicator of no ranks");
+      return fail(errc::invalid_argument, -1, "a communicator needs at least one rank");
     if (const auto where = invitation_of(id))
       return connect(id, *where, size, ranks);
     std::unique_lock lock{mutex_};
@@ -117,7 +117,7 @@ public:
     } else {
       complete_.wait(lock, [&] { return mine->complete() || mine->unwanted; });
       if (!mine->complete())
-        return fail(errc::unavailable, -1, "the communicator is not wanted any more");
+        return fail(errc::unavailable, -1, "the build of the communicator was called off");
     }
     return communicators(std::vector<std::shared_ptr<host_transport>>(ranks.size(), mine->group),
                          ranks);
@@ -145,7 +145,7 @@ public:
     for (const auto& x : ranks) {
       auto& transport = transport_of(*x);
       if (!result && transport.has_symmetric())
-        result = fail(errc::invalid_argument, -1, "an abort in the middle of a symmetric call");
+        result = fail(errc::invalid_argument, -1, "a symmetric call cannot be aborted");
       transport.end(make_error(errc::nccl_error, "the communicator was aborted"));
     }
     for (const auto& x : ranks)
@@ -199,7 +199,8 @@ private:
                                             int size, std::span<const local_rank> ranks) {
     if (size > most_ranks)
       return fail(errc::not_supported, -1,
-                  "more ranks than several processes can have: " + std::to_string(size));
+                  "too many ranks for a communicator of several processes: " +
+                      std::to_string(size));
     waiting_room* room = nullptr;
     {
       std::lock_guard lock{mutex_};
@@ -225,7 +226,7 @@ private:
         connecting_.erase(found);
     }
     if (!transports && unwanted)
-      return fail(errc::unavailable, -1, "the communicator is not wanted any more");
+      return fail(errc::unavailable, -1, "the build of the communicator was called off");
     if (!transports)
       return std::move(transports.error());
     return communicators(*transports, ranks);
@@ -258,7 +259,7 @@ private:
         return err;
       if (x.rank < 0 || x.rank >= size || taken[static_cast<std::size_t>(x.rank)])
         return fail(errc::invalid_argument, x.device,
-                    "rank " + std::to_string(x.rank) + " is taken, or out of range");
+                    "rank " + std::to_string(x.rank) + " is already taken, or out of range");
       if (std::find(devices.begin(), devices.end(), x.device) != devices.end())
         return fail(errc::invalid_argument, x.device, "the device has a rank already");
       taken[static_cast<std::size_t>(x.rank)] = true;

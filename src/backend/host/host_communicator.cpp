@@ -43,10 +43,10 @@ caf::error host_communicator::enqueue(std::span<const collective_call> calls,
   made.reserve(calls.size());
   for (const auto& x : calls) {
     if (x.symmetric && calls.size() != 1)
-      return invalid("a symmetric call in a group", x.what);
+      return invalid("a symmetric call cannot be in a group", x.what);
     auto call = placed(x);
     if (!call)
-      return invalid("a symmetric call with memory that is not in windows", x.what);
+      return invalid("a symmetric call with memory outside the windows", x.what);
     made.push_back(std::move(*call));
   }
   if (auto err = transport_->announce(rank_, made))
@@ -107,16 +107,16 @@ const char* host_communicator::fault_of(const collective_call& x) const noexcept
   using enum collective_kind;
   const auto ranks = static_cast<std::size_t>(transport_->size());
   if (x.what > barrier)
-    return "no such collective";
+    return "unknown kind of collective";
   if (x.what == barrier)
     return nullptr;
   const auto element_bytes = size_of(x.type);
   if (element_bytes == 0)
-    return "no such dtype";
+    return "unknown dtype";
   if ((has_root(x.what) || is_message(x.what)) && (x.peer < 0 || x.peer >= transport_->size()))
-    return "no such rank";
+    return "the peer or root is out of range";
   if (reduces(x.what) && x.op > reduce_op::premul_sum)
-    return "no such reduce_op";
+    return "unknown reduce operation";
   if (reduces(x.what) && x.op == reduce_op::premul_sum && !x.factor)
     return "no factor";
   if (x.what == all_to_all_v) {
@@ -125,22 +125,22 @@ const char* host_communicator::fault_of(const collective_call& x) const noexcept
     const auto& [send_counts, send_offsets, recv_counts, recv_offsets] = *x.plan;
     if (send_counts.size() != ranks || send_offsets.size() != ranks ||
         recv_counts.size() != ranks || recv_offsets.size() != ranks)
-      return "a plan that has not one entry per rank";
+      return "the plan does not have one entry per rank";
     const auto none = [](const auto& counts) {
       return std::ranges::all_of(counts, [](std::size_t count) { return count == 0; });
     };
     return (none(send_counts) || x.send) && (none(recv_counts) || x.recv) ? nullptr
-                                                                          : "a null buffer";
+                                                                          : "a buffer is null";
   }
   if (x.symmetric && x.what != all_reduce && x.what != all_gather && x.what != reduce_scatter)
-    return "a kind that is never symmetric";
+    return "this kind of collective has no symmetric form";
   if (x.count > SIZE_MAX / element_bytes / ranks)
-    return "more elements than there can be";
+    return "the size in bytes overflows";
   const auto root = x.peer == rank_;
   const auto sends = x.what != recv && (root || (x.what != broadcast && x.what != scatter));
   const auto receives = x.what != send && (root || (x.what != reduce && x.what != gather));
   if (x.count > 0 && ((sends && !x.send) || (receives && !x.recv)))
-    return "a null buffer";
+    return "a buffer is null";
   return nullptr;
 }
 

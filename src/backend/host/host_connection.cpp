@@ -21,12 +21,10 @@ constexpr std::chrono::seconds connect_limit{10};
 /// The time that `end` waits for a send in progress.
 constexpr std::chrono::milliseconds send_patience{100};
 
-caf::error hub_gone() {
-  return make_error(errc::nccl_error, "the process where the ranks meet is gone");
-}
+caf::error hub_gone() { return make_error(errc::nccl_error, "the process of the hub has ended"); }
 
 caf::error hub_wrong(const char* what) {
-  return make_error(errc::nccl_error, std::string{"the process where the ranks meet sent "} + what);
+  return make_error(errc::nccl_error, std::string{"the process of the hub sent "} + what);
 }
 
 /// Reads a frame's header, and the reason if it is an end. Returns no error if the frame is
@@ -39,10 +37,10 @@ caf::error await(int socket, frame_kind wanted) {
     return {};
   wire_error why;
   if (header.kind != frame_kind::end || header.head_bytes != sizeof why)
-    return hub_wrong("what no hub would");
+    return hub_wrong("an unexpected frame");
   if (const std::array target{writable_bytes_of(why)}; !receive_all(socket, target))
     return hub_gone();
-  return error_of(why).value_or(hub_wrong("no error that could be"));
+  return error_of(why).value_or(hub_wrong("an error that cannot be parsed"));
 }
 
 /// A rank that is about to join a communicator. The destructor withdraws it if it did not join.
@@ -86,7 +84,7 @@ caf::expected<candidate> knock(const hub_invitation& where, int size, local_rank
   auto socket = connect_to(where.hub, std::chrono::steady_clock::now() + connect_limit);
   if (!socket) {
     auto f = failure_of(socket.error()).value_or(failure{.code = errc::nccl_error});
-    f.detail = "no way to the ranks' meeting place at " + to_string(where.hub);
+    f.detail = "cannot connect to the hub at " + to_string(where.hub);
     return make_error(std::move(f));
   }
   if (!room.enter(socket->get()))
@@ -193,7 +191,7 @@ caf::error host_connection::deregister_window(int rank, const void* memory) noex
     failure f;
     f.code = errc::invalid_argument;
     f.rank = rank;
-    f.detail = "no window of this communicator";
+    f.detail = "the memory is not a window of this communicator";
     return make_error(std::move(f));
   }
   const frame_header header{.kind = frame_kind::window_gone, .number = found->number};
@@ -386,7 +384,7 @@ bool host_connection::take(const frame_header& header) noexcept {
     [[fallthrough]];
   default: {
     lock guard{mutex_};
-    end_locked(hub_wrong("what no hub would"));
+    end_locked(hub_wrong("an unexpected frame"));
     return false;
   }
   }
@@ -400,7 +398,7 @@ bool host_connection::take_done(const frame_header& header) noexcept {
   if (ended_)
     return false;
   if (!wanted_ || header.data_bytes != size_bytes_of(targets_)) {
-    end_locked(hub_wrong("results that nobody waits for"));
+    end_locked(hub_wrong("results of no pending call"));
     return false;
   }
   receiving_ = true;
@@ -420,7 +418,7 @@ void host_connection::take_end() noexcept {
   wire_error wire;
   const std::array target{writable_bytes_of(wire)};
   auto why = receive_all(socket_.get(), target)
-                 ? error_of(wire).value_or(hub_wrong("no error that could be"))
+                 ? error_of(wire).value_or(hub_wrong("an error that cannot be parsed"))
                  : hub_gone();
   lock guard{mutex_};
   end_locked(std::move(why));

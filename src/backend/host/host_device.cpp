@@ -92,7 +92,8 @@ caf::error host_device::open_memory() noexcept {
 caf::error host_device::close_memory() noexcept {
   for (const auto& [memory, size_bytes] : allocations_)
     if (is_window(memory))
-      return fail(errc::invalid_argument, "a communicator has memory of the device as a window");
+      return fail(errc::invalid_argument,
+                  "memory of the device is registered as a window of a communicator");
   for (const auto& [memory, size_bytes] : allocations_)
     std::free(memory);
   allocations_.clear();
@@ -103,13 +104,14 @@ caf::error host_device::close_memory() noexcept {
 
 caf::expected<void*> host_device::allocate(std::size_t size_bytes, stream_view stream) noexcept {
   if (!stream.native || size_bytes == 0 || !memory_open_)
-    return fail(errc::invalid_argument, "no stream, no size, or the memory is not open");
+    return fail(errc::invalid_argument,
+                "the stream or the size is missing, or the memory is not open");
   return take(size_bytes, usual_alignment);
 }
 
 caf::expected<void*> host_device::allocate_symmetric(std::size_t size_bytes) noexcept {
   if (size_bytes == 0 || !memory_open_)
-    return fail(errc::invalid_argument, "no size, or the memory is not open");
+    return fail(errc::invalid_argument, "the size is 0, or the memory is not open");
   return take(size_bytes, window_alignment);
 }
 
@@ -133,9 +135,10 @@ caf::expected<void*> host_device::take(std::size_t size_bytes, std::size_t align
 caf::error host_device::deallocate(void* memory, stream_view stream) noexcept {
   const auto i = allocations_.find(memory);
   if (i == allocations_.end())
-    return fail(errc::invalid_argument, "not allocated here, or freed before");
+    return fail(errc::invalid_argument,
+                "the memory was not allocated here, or it was freed before");
   if (is_window(memory))
-    return fail(errc::invalid_argument, "a communicator has the memory as a window");
+    return fail(errc::invalid_argument, "the memory is registered as a window of a communicator");
   if (auto err = enqueue(stream, free_command{memory}))
     return err;
   // Later allocations may use the space at once, as in a stream-ordered pool.
@@ -167,7 +170,7 @@ caf::expected<stream_view> host_device::create_stream() noexcept {
 caf::error host_device::destroy_stream(stream_view stream) noexcept {
   const auto i = streams_.find(stream.native);
   if (i == streams_.end())
-    return fail(errc::invalid_argument, "no stream of this device");
+    return fail(errc::invalid_argument, "the stream is not of this device");
   i->second->close();
   closed_streams_.push_back(std::move(i->second));
   streams_.erase(i);
@@ -189,13 +192,13 @@ caf::expected<event_view> host_device::create_event() noexcept {
 
 caf::error host_device::destroy_event(event_view event) noexcept {
   if (events_.erase(event.native) == 0)
-    return fail(errc::invalid_argument, "no event of this device");
+    return fail(errc::invalid_argument, "the event is not of this device");
   return {};
 }
 
 caf::error host_device::record(event_view event, stream_view stream) noexcept {
   if (!event.native || !stream.native)
-    return fail(errc::invalid_argument, "no event or no stream");
+    return fail(errc::invalid_argument, "the event or the stream is missing");
   auto position = static_cast<host_stream*>(stream.native)->record();
   if (!position)
     return std::move(position.error());
@@ -205,7 +208,7 @@ caf::error host_device::record(event_view event, stream_view stream) noexcept {
 
 caf::error host_device::wait(stream_view stream, event_view event) noexcept {
   if (!event.native || !stream.native)
-    return fail(errc::invalid_argument, "no event or no stream");
+    return fail(errc::invalid_argument, "the event or the stream is missing");
   auto until = static_cast<host_event*>(event.native)->get();
   if (until.reached())
     return {};
@@ -229,7 +232,7 @@ caf::error host_device::synchronize(event_view event) noexcept {
 caf::error host_device::copy(void* target, const void* source, std::size_t size_bytes,
                              copy_direction, stream_view stream) noexcept {
   if (size_bytes > 0 && (!target || !source))
-    return fail(errc::invalid_argument, "a null buffer");
+    return fail(errc::invalid_argument, "a buffer is null");
   return enqueue(stream, copy_command{target, source, size_bytes});
 }
 
@@ -301,13 +304,13 @@ caf::error host_device::copy_peer(void* target, int target_device, const void* s
   if (target_device != ordinal_ && source_device != ordinal_)
     return fail(errc::invalid_argument, "a copy between two other devices");
   if (size_bytes > 0 && (!target || !source))
-    return fail(errc::invalid_argument, "a null buffer");
+    return fail(errc::invalid_argument, "a buffer is null");
   if (peer != ordinal_) {
     std::lock_guard lock{machine_->mutex};
     const std::pair way{ordinal_, peer};
     if (!machine_->enabled.contains(way) || !machine_->admitted.contains(way))
-      return fail(errc::not_supported, "access to device " + std::to_string(peer) +
-                                           " is not enabled here, or not admitted there");
+      return fail(errc::not_supported,
+                  "access to device " + std::to_string(peer) + " is not enabled on either side");
   }
   return enqueue(stream, copy_command{target, source, size_bytes});
 }

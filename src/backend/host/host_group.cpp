@@ -128,7 +128,7 @@ caf::error host_group::deregister_window(int rank, const void* memory) noexcept 
   failure f;
   f.code = errc::invalid_argument;
   f.rank = rank;
-  f.detail = "no window of this communicator";
+  f.detail = "the memory is not a window of this communicator";
   return make_error(std::move(f));
 }
 
@@ -360,12 +360,12 @@ const char* host_group::symmetric_fault(const host_call& first, const host_call&
   const auto size = mine.size_bytes();
   const auto shift = static_cast<std::size_t>(rank) * size;
   if (mine.what == collective_kind::all_gather && mine.send == at(mine.recv, shift))
-    return first.recv_place == mine.recv_place ? nullptr : "windows that differ";
+    return first.recv_place == mine.recv_place ? nullptr : "windows differ";
   if (mine.what == collective_kind::reduce_scatter && mine.recv == at(mine.send, shift))
-    return first.send_place == mine.send_place ? nullptr : "windows that differ";
+    return first.send_place == mine.send_place ? nullptr : "windows differ";
   return first.send_place == mine.send_place && first.recv_place == mine.recv_place
              ? nullptr
-             : "windows that differ, or places in them";
+             : "windows or offsets differ";
 }
 
 bool host_group::is_small() const noexcept {

@@ -44,11 +44,11 @@ caf::error fail(errc code, int rank, std::string detail) {
 }
 
 caf::error process_gone(int rank) {
-  return fail(errc::nccl_error, rank, "the process of rank " + std::to_string(rank) + " is gone");
+  return fail(errc::nccl_error, rank, "the process of rank " + std::to_string(rank) + " has ended");
 }
 
 caf::error hub_closed() {
-  return make_error(errc::nccl_error, "the backend where the ranks meet was closed");
+  return make_error(errc::nccl_error, "the backend of the hub was closed");
 }
 
 /// Compares in a time that does not depend on the content.
@@ -330,7 +330,7 @@ void host_hub::take_hello(guest& x) noexcept {
 caf::error host_hub::join(guest& x) {
   const auto& hello = x.hello;
   if (hello.group == 0 || hello.group >= next_ || hello.size <= 0 || hello.size > most_ranks)
-    return fail(errc::invalid_argument, -1, "no such communicator");
+    return fail(errc::invalid_argument, -1, "the communicator is unknown");
   if (const auto i = called_off_.find(hello.group); i != called_off_.end())
     return i->second;
   const auto found = meetings_.find(hello.group);
@@ -343,7 +343,7 @@ caf::error host_hub::join(guest& x) {
   const auto r = static_cast<std::size_t>(hello.rank);
   if (hello.rank < 0 || hello.rank >= hello.size || to->guests[r] || to->group)
     return fail(errc::invalid_argument, -1,
-                "rank " + std::to_string(hello.rank) + " is taken, or out of range");
+                "rank " + std::to_string(hello.rank) + " is already taken, or out of range");
   meetings_.try_emplace(hello.group, to);
   to->guests[r] = &x;
   ++to->there;
@@ -373,27 +373,27 @@ void host_hub::take_header(guest& x) noexcept {
   if (h.kind == frame_kind::leave)
     return leave(x);
   if (!x.rank)
-    return misbehaved(x, "spoke before all were there");
+    return misbehaved(x, "sent a frame before all ranks had joined");
   const auto bare = h.head_bytes == 0 && h.data_bytes == 0;
   switch (h.kind) {
   case frame_kind::calls:
     if (h.head_bytes > most_head_bytes || h.data_bytes > most_data_bytes)
-      return misbehaved(x, "sent more than there can be");
+      return misbehaved(x, "sent a frame that is too large");
     break;
   case frame_kind::end:
     if (h.head_bytes != sizeof(wire_error) || h.data_bytes != 0)
-      return misbehaved(x, "sent no error that could be");
+      return misbehaved(x, "sent an error that cannot be parsed");
     break;
   case frame_kind::window:
     if (!bare || !x.rank->register_window(h.number))
-      return misbehaved(x, "registered a window before the last one was there");
+      return misbehaved(x, "registered a window before the last registration was complete");
     return expect_header(x);
   case frame_kind::window_gone:
     if (!bare || !x.rank->deregister_window(h.number))
-      return misbehaved(x, "deregistered a window that is none");
+      return misbehaved(x, "deregistered an unknown window");
     return expect_header(x);
   default:
-    return misbehaved(x, "sent what no rank would");
+    return misbehaved(x, "sent an unexpected frame");
   }
   x.head.resize(h.head_bytes);
   expect(x, stage::head, {std::span{x.head}});
@@ -415,7 +415,7 @@ void host_hub::take_head(guest& x) noexcept {
 
 void host_hub::take_data(guest& x) noexcept {
   if (!x.rank->make_calls(std::move(x.calls)))
-    return misbehaved(x, "made calls before the last ones were done");
+    return misbehaved(x, "made calls before the last ones were complete");
   expect_header(x);
 }
 
@@ -424,7 +424,7 @@ void host_hub::end(guest& x) noexcept {
   std::memcpy(&wire, x.head.data(), sizeof wire);
   auto why = error_of(wire);
   if (!why)
-    return misbehaved(x, "sent no error that could be");
+    return misbehaved(x, "sent an error that cannot be parsed");
   x.met->group->end(std::move(*why));
   x.next = stage::nothing;
 }
@@ -471,7 +471,7 @@ void host_hub::call_off_unwanted() noexcept {
     std::lock_guard lock{unwanted_mutex_};
     all.swap(unwanted_);
   }
-  const auto why = fail(errc::unavailable, -1, "the communicator is not wanted any more");
+  const auto why = fail(errc::unavailable, -1, "the build of the communicator was called off");
   for (const auto group : all)
     if (const auto i = meetings_.find(group); i == meetings_.end())
       remember(group, why);

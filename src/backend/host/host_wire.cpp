@@ -289,7 +289,7 @@ caf::error check_bounds(std::span<const host_call> calls, int rank, int ranks) {
   f.code = errc::not_supported;
   f.verb = to_string(calls.front().what);
   f.rank = rank;
-  f.detail = "more than ranks of several processes can exchange at once";
+  f.detail = "too large for one exchange between processes";
   return make_error(std::move(f));
 }
 
@@ -322,7 +322,7 @@ std::vector<std::byte> encode(std::span<const host_call> calls, int rank) {
 caf::expected<remote_calls> remote_calls::decode(const frame_header& header,
                                                  std::span<const std::byte> head, int rank,
                                                  int ranks) {
-  constexpr auto nonsense = "it sent calls that cannot be";
+  constexpr auto nonsense = "it sent calls that cannot be parsed";
   if (header.calls == 0 || header.calls > most_calls)
     return wrong_calls(rank, nonsense);
   remote_calls result;
@@ -355,7 +355,7 @@ caf::expected<remote_calls> remote_calls::decode(const frame_header& header,
   result.memory_.reset(
       static_cast<std::byte*>(std::aligned_alloc(64, std::max<std::size_t>(sent + received, 64))));
   if (!result.memory_)
-    return wrong_calls(rank, "no memory for what its calls exchange");
+    return wrong_calls(rank, "out of memory for the data of its calls");
   auto* next = result.memory_.get();
   for (std::size_t i = 0; i < result.calls_.size(); ++i) {
     auto& x = result.calls_[i];

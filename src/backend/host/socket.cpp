@@ -85,7 +85,7 @@ int wait_connected(int socket, std::chrono::steady_clock::time_point until) noex
 std::string to_string(const socket_address& x) {
   std::array<char, INET6_ADDRSTRLEN> text{};
   if (!::inet_ntop(family_of(x), x.host.data(), text.data(), text.size()))
-    return "an unknown address";
+    return "an address of an unknown family";
   const auto host =
       x.version == 4 ? std::string{text.data()} : '[' + std::string{text.data()} + ']';
   return host + ':' + std::to_string(x.port);
