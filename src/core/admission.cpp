@@ -191,7 +191,7 @@ caf::error admission::admit(const std::shared_ptr<operation>& op, room_choice ho
   if (auto error = check_deadline(*op, now); error)
     return error;
   caf::error refusal;
-  aftermath after;
+  deferred_actions after;
   {
     hot_lock lock{order_mutex()};
     bring_up_to_date(after);
@@ -222,7 +222,7 @@ room_maker admission::who_makes_room(const lane& full) const {
 }
 
 caf::error admission::place(const std::shared_ptr<operation>& op, queue_bound bound,
-                            std::int64_t now, bool& held, aftermath& after) {
+                            std::int64_t now, bool& held, deferred_actions& after) {
   if (auto error = check_lanes(*op, op->bounded(), bound); error)
     return error;
   if (auto error = op->on_check(); error)
@@ -236,9 +236,9 @@ caf::error admission::place(const std::shared_ptr<operation>& op, queue_bound bo
 }
 
 void admission::commit(const std::shared_ptr<operation>& op, std::int64_t now, bool& held,
-                       aftermath& after) {
+                       deferred_actions& after) {
   op->admitted(now);
-  surroundings around;
+  dependencies around;
   const bool waits = op->waits_for() != nullptr;
   const bool may_be_held = waits || !held_.empty();
   order_uses(op, around, op->uses(), may_be_held);
@@ -253,15 +253,15 @@ void admission::commit(const std::shared_ptr<operation>& op, std::int64_t now, b
   keeper_.add_late(*op);
 }
 
-void admission::hand_in(const std::shared_ptr<operation>& request, joining& how) noexcept {
+void admission::enqueue(const std::shared_ptr<operation>& request, rank_submission& how) noexcept {
   how.self_ = request;
-  how.next_ = handed_in_.load(std::memory_order_relaxed);
-  while (!handed_in_.compare_exchange_weak(how.next_, &how)) {
+  how.next_ = queue_.load(std::memory_order_relaxed);
+  while (!queue_.compare_exchange_weak(how.next_, &how)) {
   }
 }
 
-void admission::place_handed_in() {
-  aftermath after;
+void admission::drain() {
+  deferred_actions after;
   {
     hot_lock lock{order_mutex()};
     bring_up_to_date(after);
@@ -270,23 +270,23 @@ void admission::place_handed_in() {
   process_retired.free_all();
 }
 
-void admission::place_handed_in_soon() noexcept {
+void admission::drain_soon() noexcept {
   constexpr std::chrono::milliseconds soon{1};
   if (placing_soon_.exchange(true))
     return;
   auto place = [self = weak_from_this()] {
     if (auto alive = self.lock()) {
       alive->placing_soon_.store(false);
-      alive->place_handed_in();
+      alive->drain();
     }
   };
   if (keeper_.call_at(clock::now() + soon, place) == 0)
     place();
 }
 
-caf::error admission::place_together(std::span<const entrant> all, queue_bound bound) {
+caf::error admission::place_together(std::span<const submission> all, queue_bound bound) {
   caf::error refusal;
-  aftermath after;
+  deferred_actions after;
   {
     std::lock_guard lock{order_mutex()};
     bring_up_to_date(after);
@@ -311,7 +311,8 @@ caf::error admission::place_together(std::span<const entrant> all, queue_bound b
 }
 
 /// Checks a submission by itself. Under the admission lock.
-caf::error admission::check_alone(const operation& request, joining& how, queue_bound bound) {
+caf::error admission::check_alone(const operation& request, rank_submission& how,
+                                  queue_bound bound) {
   auto op = how.alone(bound);
   if (!op)
     return op.error();
@@ -321,9 +322,9 @@ caf::error admission::check_alone(const operation& request, joining& how, queue_
   return check_uses(request, **op, how.uses());
 }
 
-void admission::bring_up_to_date(aftermath& after) {
-  auto* last = handed_in_.load(std::memory_order_relaxed) != nullptr ? handed_in_.exchange(nullptr)
-                                                                     : nullptr;
+void admission::bring_up_to_date(deferred_actions& after) {
+  auto* last =
+      queue_.load(std::memory_order_relaxed) != nullptr ? queue_.exchange(nullptr) : nullptr;
   // After the exchange: an operation that failed before a submission came must not delay that one.
   if (auto failed = operation::failed_off_lanes(); failed != failed_) {
     failed_ = failed;
@@ -333,9 +334,9 @@ void admission::bring_up_to_date(aftermath& after) {
     place_all(last, after);
 }
 
-void admission::place_all(joining* last, aftermath& after) {
+void admission::place_all(rank_submission* last, deferred_actions& after) {
   // The list begins with the newest submission.
-  joining* in_order = nullptr;
+  rank_submission* in_order = nullptr;
   std::size_t count = 0;
   for (auto* x = last; x != nullptr; ++count) {
     auto* next = x->next_;
@@ -344,7 +345,7 @@ void admission::place_all(joining* last, aftermath& after) {
     in_order = x;
     x = next;
   }
-  std::array<joining*, most_together> some;
+  std::array<rank_submission*, most_together> some;
   auto all = std::span{some}.first(count <= some.size() ? count : 0);
   auto* one = in_order;
   for (auto& x : all)
@@ -367,7 +368,7 @@ void admission::place_all(joining* last, aftermath& after) {
   }
 }
 
-bool admission::place_whole(std::span<joining* const> all, aftermath& after) {
+bool admission::place_whole(std::span<rank_submission* const> all, deferred_actions& after) {
   auto op = all.front()->whole(all);
   if (!op || check_lanes(*op, op->bounded(), queue_bound::second))
     return false;
@@ -390,7 +391,7 @@ bool admission::place_whole(std::span<joining* const> all, aftermath& after) {
   return true;
 }
 
-caf::error admission::join(joining& one, aftermath& after) {
+caf::error admission::join(rank_submission& one, deferred_actions& after) {
   auto found = one.joint();
   if (!found)
     return found.error();
@@ -433,7 +434,7 @@ caf::error admission::join(joining& one, aftermath& after) {
   return {};
 }
 
-void admission::finish(aftermath& after) {
+void admission::finish(deferred_actions& after) {
   if (!after.gone.empty() || after.placed() != nullptr)
     process_room.notify();
   for (auto& x : after.gone)
@@ -444,7 +445,7 @@ void admission::finish(aftermath& after) {
   after_placing(after.placed());
 }
 
-void admission::after_placing(joining* done) {
+void admission::after_placing(rank_submission* done) {
   bool any_complete = false;
   for (auto* x = done; x != nullptr; x = x->next_)
     if (auto op = std::move(x->complete_)) {
@@ -505,7 +506,7 @@ bool admission::would_wait_for_itself(const operation& op, std::span<const use> 
   return false;
 }
 
-void admission::order_uses(const std::shared_ptr<operation>& op, surroundings& around,
+void admission::order_uses(const std::shared_ptr<operation>& op, dependencies& around,
                            std::span<const use> uses, bool held) {
   while (!uses.empty()) {
     auto run = first_run(uses);
@@ -517,7 +518,7 @@ void admission::order_uses(const std::shared_ptr<operation>& op, surroundings& a
   }
 }
 
-void admission::order_run(const std::shared_ptr<operation>& op, surroundings& around,
+void admission::order_run(const std::shared_ptr<operation>& op, dependencies& around,
                           std::span<const use> run, access_list& accesses, std::uint64_t before,
                           bool held) {
   auto next = [&](std::size_t i) { return accesses.next_in(i, run.front().begin, run.back().end); };
@@ -540,7 +541,7 @@ void admission::order_run(const std::shared_ptr<operation>& op, surroundings& ar
 
 /// Returns true if `u` supersedes the `i`th access, which is of `by`. If `u` supersedes only a part
 /// of it, the rest may become another access.
-bool admission::order_use(const std::shared_ptr<operation>& op, surroundings& around, const use& u,
+bool admission::order_use(const std::shared_ptr<operation>& op, dependencies& around, const use& u,
                           const std::shared_ptr<operation>& by, access_list& accesses,
                           std::size_t i, bool held) {
   auto& p = op->parts()[u.part];
@@ -569,7 +570,7 @@ bool admission::order_use(const std::shared_ptr<operation>& op, surroundings& ar
     auto taken = a;
     taken.begin = std::max(a.begin, u.begin);
     taken.end = std::min(a.end, u.end);
-    around.displaced.push_back({u.memory.get(), std::move(taken)});
+    around.superseded.push_back({u.memory.get(), std::move(taken)});
   }
   if (takes_place)
     return true;
@@ -585,7 +586,7 @@ bool admission::order_use(const std::shared_ptr<operation>& op, surroundings& ar
   return false;
 }
 
-void admission::note_use(const std::shared_ptr<operation>& op, surroundings& around, const use& u,
+void admission::note_use(const std::shared_ptr<operation>& op, dependencies& around, const use& u,
                          bool held) {
   auto& p = op->parts()[u.part];
   u.memory->accesses.add({op, &p, u.begin, u.end, u.writes, ++last_access_});
@@ -596,12 +597,12 @@ void admission::note_use(const std::shared_ptr<operation>& op, surroundings& aro
   p.generation =
       p.generation == 0 || p.generation == generation ? generation : part::several_generations;
   if (u.writes && (!u.reads || u.accepted.any()))
-    for (auto& wound :
-         u.reads ? u.memory->heal(u.begin, u.end, u.accepted) : u.memory->heal(u.begin, u.end))
-      op->heals(u.memory, wound);
+    for (auto& range : u.reads ? u.memory->mark_overwritten(u.begin, u.end, u.accepted)
+                               : u.memory->mark_overwritten(u.begin, u.end))
+      op->overwrites(u.memory, range);
 }
 
-void admission::submit(operation& op, aftermath& after) {
+void admission::submit(operation& op, deferred_actions& after) {
   op.submitted();
   for (auto& p : op.parts())
     p.on->fetch_inbox();
@@ -617,7 +618,7 @@ void admission::submit(operation& op, aftermath& after) {
 /// The steps: operations that fail with it withdraw too; the marks of its ranges move to where they
 /// belong; no operation follows a withdrawn one; the other operations follow the accesses that it
 /// had superseded; the lanes may let it settle.
-void admission::give_up_places(aftermath& after) {
+void admission::give_up_places(deferred_actions& after) {
   const auto first = static_cast<std::ptrdiff_t>(after.gone.size());
   // Fail readers of ranges that will never be written, before they are sent to the lanes. Repeat,
   // since one operation may pass a marked range on to another.
@@ -631,15 +632,15 @@ void admission::give_up_places(aftermath& after) {
               after.gone.push_back(std::move(x));
               return true;
             }) != 0;
-    std::vector<operation::casualty> casualties;
+    std::vector<operation::dependent_failure> dependent_failures;
     std::for_each(after.gone.begin() + before, after.gone.end(),
-                  [&](held_operation& x) { x.op->add_readers(casualties); });
+                  [&](held_operation& x) { x.op->add_readers(dependent_failures); });
     for (auto x = after.gone.begin() + first; x != after.gone.end(); ++x) {
-      again |= x->op->return_wounds(casualties);
+      again |= x->op->restore_unreadable(dependent_failures);
       if (x >= after.gone.begin() + before)
-        again |= x->op->leave_skipped(casualties);
+        again |= x->op->leave_skipped(dependent_failures);
     }
-    for (auto& x : casualties)
+    for (auto& x : dependent_failures)
       x.who->fail_unanswered(x.cause, after.failed);
   }
   auto gone = std::span{after.gone}.subspan(static_cast<std::size_t>(first));
@@ -669,7 +670,7 @@ void admission::put_back(std::span<const held_operation> gone) {
   for (auto& x : gone) {
     for (auto& u : x.op->uses())
       restored[u.memory.get()];
-    for (auto& y : x.displaced)
+    for (auto& y : x.superseded)
       if (auto by = y.what.by.lock(); !is_over(by, *y.what.at) && !by->left_order())
         restored[y.memory].add(y.what);
   }
@@ -733,7 +734,7 @@ void admission::go_on_soon() noexcept {
 
 void admission::release(bool all) noexcept {
   operations released;
-  aftermath after;
+  deferred_actions after;
   {
     std::lock_guard lock{order_mutex()};
     bring_up_to_date(after);

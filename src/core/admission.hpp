@@ -16,9 +16,9 @@ namespace troupe::detail {
 class timekeeper;
 
 /// A submission: a request that makes one operation together with others, each for its part.
-class alignas(64) joining {
+class alignas(64) rank_submission {
 public:
-  virtual ~joining() = default;
+  virtual ~rank_submission() = default;
 
   // Called under the admission lock (`order_mutex`).
 
@@ -35,13 +35,13 @@ public:
   /// Prefetches the memory that placing needs into the cache of the calling thread.
   virtual void fetch_ahead() const noexcept = 0;
   /// Returns a key: submissions with the same key can make one operation together. Null: none can.
-  virtual const void* kin() const noexcept = 0;
+  virtual const void* match_key() const noexcept = 0;
   /// Returns the operation that `all` make together; this submission is the first of `all`. Returns
   /// null if a submission is missing, if one does not match the others, or if `operation::on_check`
   /// fails. Changes nothing: the submissions still have to join.
-  virtual std::shared_ptr<operation> whole(std::span<joining* const> all) = 0;
+  virtual std::shared_ptr<operation> whole(std::span<rank_submission* const> all) = 0;
   /// Does the same as `join` for each submission of `all`.
-  virtual void join_whole(std::span<joining* const> all,
+  virtual void join_whole(std::span<rank_submission* const> all,
                           const std::shared_ptr<operation>& joint) = 0;
   /// Returns the uses that this submission adds to its operation.
   virtual std::span<const use> uses() const = 0;
@@ -62,7 +62,7 @@ protected:
 
 private:
   friend class admission;
-  joining* next_ = nullptr; // in the queue, or in a list of drained submissions
+  rank_submission* next_ = nullptr; // in the queue, or in a list of drained submissions
   std::shared_ptr<operation> self_;
   caf::error refusal_;
   std::shared_ptr<operation> complete_; // sent to the lanes with this submission
@@ -82,21 +82,21 @@ public:
   caf::error admit(const std::shared_ptr<operation>& op, room_policy room = room_policy::wait);
 
   /// Enqueues one submission of a joint operation, without the admission lock. The next thread that
-  /// takes the lock drains the queue first (`place_handed_in`), so this submission precedes every
+  /// takes the lock drains the queue first (`drain`), so this submission precedes every
   /// later request. The operation is sent to the lanes with the last of its submissions.
-  void hand_in(const std::shared_ptr<operation>& request, joining& how) noexcept;
+  void enqueue(const std::shared_ptr<operation>& request, rank_submission& how) noexcept;
   /// Drains the queue: gives each enqueued submission its position, now or within a millisecond.
   /// Placing all submissions of an operation together takes much less time than one by one.
-  void place_handed_in();
-  void place_handed_in_soon() noexcept;
+  void drain();
+  void drain_soon() noexcept;
   /// A submission that gets its position together with others.
-  struct entrant {
+  struct submission {
     std::shared_ptr<operation> self;
-    joining* how;
+    rank_submission* how;
   };
   /// Gives all submissions of `all`, which one caller makes, their positions in one step, or none.
   /// @errors why one of them is refused: the caller handles the consequence for all of them
-  caf::error place_together(std::span<const entrant> all, queue_bound bound);
+  caf::error place_together(std::span<const submission> all, queue_bound bound);
   /// Returns which threads make room in the queue of `full`. Under the admission lock.
   room_maker who_makes_room(const lane& full) const;
 
@@ -112,79 +112,81 @@ private:
   using operations = std::vector<std::shared_ptr<operation>>;
 
   /// An access that another access has superseded.
-  struct displaced_access {
+  struct superseded_access {
     buffer* memory; ///< of both accesses
     access what;
   };
 
-  struct surroundings {
+  struct dependencies {
     operations behind; ///< held operations that the operation must follow
     // Recorded only if the operation may become held:
-    std::vector<displaced_access> displaced;
+    std::vector<superseded_access> superseded;
     std::vector<std::uint64_t> since; ///< `access::since` of each of its uses
   };
   /// An operation that has a position but is not on the lanes.
-  struct held_operation : surroundings {
+  struct held_operation : dependencies {
     std::shared_ptr<operation> op;
     bool follows_younger = false; ///< an operation in `behind` has a later position
   };
 
   /// Actions that are deferred until the lock is released (`finish`).
-  class aftermath {
+  class deferred_actions {
   public:
-    aftermath() = default;
-    aftermath(const aftermath&) = delete;
-    aftermath& operator=(const aftermath&) = delete;
+    deferred_actions() = default;
+    deferred_actions(const deferred_actions&) = delete;
+    deferred_actions& operator=(const deferred_actions&) = delete;
 
-    void add_placed(joining& x) noexcept {
+    void add_placed(rank_submission& x) noexcept {
       x.next_ = nullptr;
       *end_ = &x;
       end_ = &x.next_;
     }
-    joining* placed() const noexcept { return placed_; }
+    rank_submission* placed() const noexcept { return placed_; }
 
-    std::vector<part*> too_late;             ///< parts that their lanes did not take
-    std::vector<held_operation> gone;        ///< operations that withdrew
-    std::vector<predecessor> not_awaited;    ///< of `gone`; to destroy one may need the lock
-    std::vector<operation::casualty> failed; ///< operations still to be completed
+    std::vector<part*> too_late;          ///< parts that their lanes did not take
+    std::vector<held_operation> gone;     ///< operations that withdrew
+    std::vector<predecessor> not_awaited; ///< of `gone`; to destroy one may need the lock
+    std::vector<operation::dependent_failure> failed; ///< operations still to be completed
 
   private:
-    joining* placed_ = nullptr; // submissions with work left; the others may be freed already
-    joining** end_ = &placed_;
+    // Submissions with work left; the others may be freed already.
+    rank_submission* placed_ = nullptr;
+    rank_submission** end_ = &placed_;
   };
 
   caf::error admit(const std::shared_ptr<operation>& op, room_choice how, bool& held);
   room_maker who_makes_room(const operation& op, queue_bound bound) const;
   caf::error place(const std::shared_ptr<operation>& op, queue_bound bound, std::int64_t now,
-                   bool& held, aftermath& after);
+                   bool& held, deferred_actions& after);
   /// Gives a checked operation its position. Sets `held` if the operation is not on the lanes yet.
-  void commit(const std::shared_ptr<operation>& op, std::int64_t now, bool& held, aftermath& after);
+  void commit(const std::shared_ptr<operation>& op, std::int64_t now, bool& held,
+              deferred_actions& after);
   /// Runs before anything is placed: withdraws operations that failed and drains the queue.
-  void bring_up_to_date(aftermath& after);
-  void place_all(joining* last, aftermath& after);
+  void bring_up_to_date(deferred_actions& after);
+  void place_all(rank_submission* last, deferred_actions& after);
   /// Places `all` if they make one valid operation; else changes nothing.
-  bool place_whole(std::span<joining* const> all, aftermath& after);
-  caf::error join(joining& one, aftermath& after);
-  static caf::error check_alone(const operation& request, joining& how, queue_bound bound);
-  void finish(aftermath& after);
-  void after_placing(joining* done);
+  bool place_whole(std::span<rank_submission* const> all, deferred_actions& after);
+  caf::error join(rank_submission& one, deferred_actions& after);
+  static caf::error check_alone(const operation& request, rank_submission& how, queue_bound bound);
+  void finish(deferred_actions& after);
+  void after_placing(rank_submission* done);
   held_operation* find_held(const operation& op) noexcept;
   bool is_behind(const operation& op, const operation& first);
   bool would_wait_for_itself(const operation& op, std::span<const use> uses);
   /// Orders `uses`, which are new in `op`. `held`: the operation may become held.
-  static void order_uses(const std::shared_ptr<operation>& op, surroundings& around,
+  static void order_uses(const std::shared_ptr<operation>& op, dependencies& around,
                          std::span<const use> uses, bool held);
   /// Orders `run` behind those of `accesses` that are older than `before`.
-  static void order_run(const std::shared_ptr<operation>& op, surroundings& around,
+  static void order_run(const std::shared_ptr<operation>& op, dependencies& around,
                         std::span<const use> run, access_list& accesses, std::uint64_t before,
                         bool held);
-  static bool order_use(const std::shared_ptr<operation>& op, surroundings& around, const use& u,
+  static bool order_use(const std::shared_ptr<operation>& op, dependencies& around, const use& u,
                         const std::shared_ptr<operation>& by, access_list& accesses, std::size_t i,
                         bool held);
-  void note_use(const std::shared_ptr<operation>& op, surroundings& around, const use& u,
+  void note_use(const std::shared_ptr<operation>& op, dependencies& around, const use& u,
                 bool held);
-  static void submit(operation& op, aftermath& after);
-  void give_up_places(aftermath& after);
+  static void submit(operation& op, deferred_actions& after);
+  void give_up_places(deferred_actions& after);
   void close_ranks();
   void put_back(std::span<const held_operation> gone);
   void note_inversion(held_operation& x) noexcept;
@@ -198,7 +200,7 @@ private:
   std::atomic<std::size_t> asked_{0};
   std::atomic<bool> asked_for_all_{false};
   std::atomic<bool> soon_{false};
-  std::atomic<joining*> handed_in_{nullptr}; // the newest
+  std::atomic<rank_submission*> queue_{nullptr}; // the newest
   std::atomic<bool> placing_soon_{false};
 };
 

@@ -30,28 +30,29 @@ caf::error skipped(const caf::error& cause) {
 namespace {
 
 /// Returns the elements of `all`, which are disjoint and in order, that overlap [begin, end).
-template <class Wounds> auto overlapping(Wounds& all, std::size_t begin, std::size_t end) noexcept {
-  const auto first = std::ranges::upper_bound(all, begin, {}, &wound::end);
-  return std::ranges::subrange{first,
-                               std::ranges::lower_bound(first, all.end(), end, {}, &wound::begin)};
+template <class Ranges> auto overlapping(Ranges& all, std::size_t begin, std::size_t end) noexcept {
+  const auto first = std::ranges::upper_bound(all, begin, {}, &unreadable_range::end);
+  return std::ranges::subrange{
+      first, std::ranges::lower_bound(first, all.end(), end, {}, &unreadable_range::begin)};
 }
 
-void insert_moved(std::vector<wound>& into, std::vector<wound>::iterator before,
-                  std::vector<wound>& what) {
+void insert_moved(std::vector<unreadable_range>& into,
+                  std::vector<unreadable_range>::iterator before,
+                  std::vector<unreadable_range>& what) {
   into.insert(before, std::make_move_iterator(what.begin()), std::make_move_iterator(what.end()));
 }
 
 } // namespace
 
-std::vector<wound> cut_out(std::vector<wound>& all, std::size_t begin, std::size_t end,
-                           const skipped_reads* which) {
+std::vector<unreadable_range> cut_out(std::vector<unreadable_range>& all, std::size_t begin,
+                                      std::size_t end, const skipped_reads* which) {
   if (begin >= end)
     return {};
   const auto there = overlapping(all, begin, end);
   if (there.empty())
     return {};
-  std::vector<wound> cut;
-  std::vector<wound> rest;
+  std::vector<unreadable_range> cut;
+  std::vector<unreadable_range> rest;
   for (auto& x : there) {
     if (which != nullptr && !which->includes(x.skipped_by)) {
       rest.push_back(std::move(x));
@@ -88,9 +89,8 @@ buffer::~buffer() {
     symmetric_->drop();
   else if (give_back_)
     home_->release({address_, generation_,
-                    [give_back = std::move(give_back_), wounds = std::move(wounds_)](void*) {
-                      give_back(wounds);
-                    }});
+                    [give_back = std::move(give_back_),
+                     unreadable = std::move(unreadable_)](void*) { give_back(unreadable); }});
   else if (address_ != nullptr)
     home_->release({address_, generation_, std::move(deleter_)});
 }
@@ -100,8 +100,8 @@ bool buffer::stale() const noexcept { return home_->live_generation() != generat
 caf::error buffer::check_determinate(std::size_t begin, std::size_t end) const {
   if (whole())
     return {};
-  std::lock_guard lock{wounds_mutex_};
-  for (auto& x : overlapping(wounds_, begin, end))
+  std::lock_guard lock{unreadable_mutex_};
+  for (auto& x : overlapping(unreadable_, begin, end))
     if (x.half_written())
       return x.error();
   return {};
@@ -110,8 +110,8 @@ caf::error buffer::check_determinate(std::size_t begin, std::size_t end) const {
 caf::error buffer::check_readable(std::size_t begin, std::size_t end,
                                   const skipped_reads& accepted) const {
   if (!whole()) {
-    std::lock_guard lock{wounds_mutex_};
-    for (auto& x : overlapping(wounds_, begin, end))
+    std::lock_guard lock{unreadable_mutex_};
+    for (auto& x : overlapping(unreadable_, begin, end))
       if (!accepted.includes(x.skipped_by))
         return x.error();
   }
@@ -132,35 +132,38 @@ caf::error buffer::check_readable(std::size_t begin, std::size_t end,
   return {};
 }
 
-void buffer::mark(const wound& x) {
+void buffer::mark(const unreadable_range& x) {
   if (x.begin >= x.end)
     return;
-  std::lock_guard lock{wounds_mutex_};
-  std::vector<wound> marked; // the ranges that now make up [x.begin, x.end)
+  std::lock_guard lock{unreadable_mutex_};
+  std::vector<unreadable_range> marked; // the ranges that now make up [x.begin, x.end)
   auto at = x.begin;
-  for (auto& old : cut_out(wounds_, x.begin, x.end)) {
+  for (auto& old : cut_out(unreadable_, x.begin, x.end)) {
     if (at < old.begin)
       marked.push_back({at, old.begin, x.cause, x.skipped_by});
     at = old.end;
     if (x.half_written() && !old.half_written())
       old = {old.begin, old.end, x.cause, x.skipped_by};
     else if (!old.half_written() && old.skipped_by != x.skipped_by)
-      old.skipped_by = wound::several;
+      old.skipped_by = unreadable_range::several;
     marked.push_back(std::move(old));
   }
   if (at < x.end)
     marked.push_back({at, x.end, x.cause, x.skipped_by});
-  insert_moved(wounds_, std::ranges::lower_bound(wounds_, x.begin, {}, &wound::begin), marked);
-  wounded_.store(true, std::memory_order_release);
+  insert_moved(unreadable_,
+               std::ranges::lower_bound(unreadable_, x.begin, {}, &unreadable_range::begin),
+               marked);
+  has_unreadable_.store(true, std::memory_order_release);
 }
 
-std::vector<wound> buffer::heal(std::size_t begin, std::size_t end, const skipped_reads* which) {
+std::vector<unreadable_range> buffer::mark_overwritten(std::size_t begin, std::size_t end,
+                                                       const skipped_reads* which) {
   if (whole())
     return {};
-  std::lock_guard lock{wounds_mutex_};
-  auto healed = cut_out(wounds_, begin, end, which);
-  wounded_.store(!wounds_.empty(), std::memory_order_release);
-  return healed;
+  std::lock_guard lock{unreadable_mutex_};
+  auto overwritten = cut_out(unreadable_, begin, end, which);
+  has_unreadable_.store(!unreadable_.empty(), std::memory_order_release);
+  return overwritten;
 }
 
 } // namespace troupe::detail

@@ -86,7 +86,7 @@ private:
 /// Bytes whose content is not what the program asked for, and the first cause. Either an operation
 /// failed while it wrote them (indeterminate), or a request that did not run left them unchanged
 /// (skipped).
-struct wound {
+struct unreadable_range {
   /// The value of `skipped_by` if several requests were skipped, or one of another process.
   static constexpr std::uint64_t several = UINT64_MAX;
 
@@ -107,15 +107,15 @@ public:
   constexpr skipped_reads() = default;
   /// Includes the ranges that only the request of this number left skipped. 0: none.
   static constexpr skipped_reads of(std::uint64_t number) noexcept { return skipped_reads{number}; }
-  static constexpr skipped_reads all() noexcept { return skipped_reads{wound::several}; }
+  static constexpr skipped_reads all() noexcept { return skipped_reads{unreadable_range::several}; }
 
   constexpr bool any() const noexcept { return number_ != 0; }
   constexpr bool includes(std::uint64_t skipped_by) const noexcept {
-    return skipped_by != 0 && (number_ == wound::several || number_ == skipped_by);
+    return skipped_by != 0 && (number_ == unreadable_range::several || number_ == skipped_by);
   }
   /// Returns the number of the request that is retried, or `own` for a first attempt.
   constexpr std::uint64_t identity(std::uint64_t own) const noexcept {
-    return number_ != 0 && number_ != wound::several ? number_ : own;
+    return number_ != 0 && number_ != unreadable_range::several ? number_ : own;
   }
 
 private:
@@ -126,8 +126,8 @@ private:
 
 /// Removes the bytes [begin, end) from `all`, which are disjoint and in order, and returns the
 /// removed ranges. Only ranges that `which` includes are affected; all if it is null.
-std::vector<wound> cut_out(std::vector<wound>& all, std::size_t begin, std::size_t end,
-                           const skipped_reads* which = nullptr);
+std::vector<unreadable_range> cut_out(std::vector<unreadable_range>& all, std::size_t begin,
+                                      std::size_t end, const skipped_reads* which = nullptr);
 
 /// Memory that another process lends.
 struct borrowed_memory {
@@ -135,13 +135,13 @@ struct borrowed_memory {
   std::size_t size_bytes = 0;
   bool read_only = false;
   /// Called with the marked ranges when this process no longer uses it. @thread the lane, or any
-  std::function<void(std::vector<wound>)> give_back;
+  std::function<void(std::vector<unreadable_range>)> give_back;
 };
 
 /// One allocation of one device in one generation. Its lane frees it, whichever thread drops it.
 class alignas(64) buffer {
 public:
-  using wound = detail::wound;
+  using unreadable_range = detail::unreadable_range;
 
   /// `deleter`: for memory of the user (`adopt`). Without one, the memory belongs to the device's
   /// pool, or is a piece of `symmetric`.
@@ -170,19 +170,22 @@ public:
   /// @errors errc::indeterminate with the first cause
   caf::error check_determinate(std::size_t begin, std::size_t end) const;
   /// Returns whether no byte is indeterminate or skipped.
-  bool whole() const noexcept { return !wounded_.load(std::memory_order_acquire); }
+  bool whole() const noexcept { return !has_unreadable_.load(std::memory_order_acquire); }
   /// Returns no error if no byte of [begin, end) is indeterminate, or skipped and not in
   /// `accepted`, and if no unsettled writer of the range has failed. Under the admission lock.
   /// @errors errc::indeterminate, errc::skipped with the first cause
   caf::error check_readable(std::size_t begin, std::size_t end,
                             const skipped_reads& accepted = {}) const;
   /// Marks a range. Each byte keeps its first cause, but indeterminate replaces skipped.
-  void mark(const wound& x);
+  void mark(const unreadable_range& x);
   /// Removes and returns the marks, cut to [begin, end), which is wholly overwritten.
-  std::vector<wound> heal(std::size_t begin, std::size_t end) { return heal(begin, end, nullptr); }
+  std::vector<unreadable_range> mark_overwritten(std::size_t begin, std::size_t end) {
+    return mark_overwritten(begin, end, nullptr);
+  }
   /// The same for the marks that `which` includes.
-  std::vector<wound> heal(std::size_t begin, std::size_t end, const skipped_reads& which) {
-    return heal(begin, end, &which);
+  std::vector<unreadable_range> mark_overwritten(std::size_t begin, std::size_t end,
+                                                 const skipped_reads& which) {
+    return mark_overwritten(begin, end, &which);
   }
 
   /// The uses of this buffer; under the admission lock.
@@ -203,9 +206,10 @@ public:
   static constexpr std::size_t looked_at = 128;
 
 private:
-  std::vector<wound> heal(std::size_t begin, std::size_t end, const skipped_reads* which);
+  std::vector<unreadable_range> mark_overwritten(std::size_t begin, std::size_t end,
+                                                 const skipped_reads* which);
 
-  std::atomic<bool> wounded_{false};
+  std::atomic<bool> has_unreadable_{false};
   const bool read_only_ = false;
   std::uint64_t generation_;
   const std::shared_ptr<device_state> home_;
@@ -213,10 +217,10 @@ private:
   void* address_;
   std::size_t size_bytes_;
   std::function<void(void*)> deleter_;
-  std::function<void(std::vector<wound>)> give_back_;
+  std::function<void(std::vector<unreadable_range>)> give_back_;
   const std::shared_ptr<symmetric_memory> symmetric_;
-  mutable std::mutex wounds_mutex_;
-  std::vector<wound> wounds_; // disjoint, in order
+  mutable std::mutex unreadable_mutex_;
+  std::vector<unreadable_range> unreadable_; // disjoint, in order
 };
 
 } // namespace troupe::detail

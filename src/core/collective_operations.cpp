@@ -2,11 +2,11 @@
 
 #include "core/buffer.hpp"
 #include "core/device_state.hpp"
-#include "core/fewer_ranks.hpp"
 #include "core/lane.hpp"
 #include "core/log.hpp"
 #include "core/order.hpp"
 #include "core/prefetch.hpp"
+#include "core/shrunk_calls.hpp"
 #include "core/skipping.hpp"
 #include "core/spin.hpp"
 #include "core/world_core.hpp"
@@ -162,12 +162,12 @@ collective_operation::collective_operation(const char* verb, std::shared_ptr<wor
 namespace {
 
 /// The index of a rank's call in its operation, and the index of the part that the call belongs to.
-struct seat {
+struct call_slot {
   std::size_t call;
   std::size_t part;
 };
 
-seat seat_of(const rank_call& x, rank_set absent) noexcept {
+call_slot slot_of(const rank_call& x, rank_set absent) noexcept {
   if (!x.is_message()) {
     auto i = x.rank - absent.below(x.rank);
     return {i, i};
@@ -341,7 +341,7 @@ caf::error collective_operation::check_call(const rank_call& call, std::span<con
 void collective_operation::add_call(const rank_call& call, std::span<use> uses,
                                     std::uint64_t membership,
                                     std::shared_ptr<rank_request> asked_by) {
-  auto [place, part] = seat_of(call, absent_);
+  auto [place, part] = slot_of(call, absent_);
   parts()[part].needs = &call;
   if (admitted_at == 0) { // no other thread knows it yet
     requests_[place] = std::move(asked_by);
@@ -472,15 +472,15 @@ void collective_operation::decide_at_once() noexcept {
     for (auto& p : promised) {
       p.promised = false;
       p.claimed.store(false);
-      end_promise(p);
+      resume_frees(p);
       p.on->state().end_loan();
     }
   };
   for (auto& p : all) {
-    p.awaited_by_all = p.on->promise();
+    p.awaited_by_all = p.on->defer_frees();
     p.promised = p.awaited_by_all && p.on->state().lend_if_live();
     if (!p.promised) {
-      end_promise(p);
+      resume_frees(p);
       return take_back(all.first(p.index));
     }
     if (!claim_issue(p))
@@ -550,7 +550,7 @@ caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on) {
   if (!may_be_symmetric_)
     return issue(p, on, false);
   if (!p.promised) {
-    p.awaited_by_all = on.promise(); // the lane has reached it, and frees no memory from now on
+    p.awaited_by_all = on.defer_frees(); // the lane has reached it, and frees no memory from now on
     vote(on.starts_for_sure(p));
   }
   if (on.may_spin()) // the other lanes may be about to arrive
@@ -566,7 +566,7 @@ caf::expected<issue_outcome> collective_operation::proceed(part& p, lane& on) {
     vote(false); // no effect if the others have decided meanwhile and rely on this lane
   }
   auto outcome = issue(p, on, decision_.load(std::memory_order_acquire) == way::symmetric);
-  end_promise(p);
+  resume_frees(p);
   return outcome;
 }
 
@@ -583,7 +583,7 @@ caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on, bool
                   }));
   }
   if (!communicator_->absent().empty())
-    return issue_with_fewer_ranks(p, on);
+    return issue_shrunk(p, on);
   auto error = communicator_->call(place, on, [&](backend_communicator& rank) {
     if (one_each_) {
       auto call = first_call_of(p).complete();
@@ -598,12 +598,12 @@ caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on, bool
   return issued(*this, p, *communicator_, std::move(error));
 }
 
-caf::expected<issue_outcome> collective_operation::issue_with_fewer_ranks(part& p, lane& on) {
+caf::expected<issue_outcome> collective_operation::issue_shrunk(part& p, lane& on) {
   auto stream = on.stream(p);
-  fewer_calls all;
+  shrunk_calls all;
   for (auto* x : calls_of(p))
     if (!x->empty())
-      add_with_fewer_ranks(*x, *communicator_, all);
+      add_shrunk(*x, *communicator_, all);
   for (auto& x : all.moves)
     if (auto error = on.device().copy(x.target, x.source, x.size_bytes,
                                       copy_direction::device_to_device, stream);
@@ -666,12 +666,12 @@ void collective_operation::on_part_done(part& p) noexcept {
 void collective_operation::on_part_over(part& p) noexcept {
   if (p.promised)
     p.on->state().end_loan();
-  end_promise(p);
+  resume_frees(p);
 }
 
-void collective_operation::end_promise(part& p) noexcept {
+void collective_operation::resume_frees(part& p) noexcept {
   if (std::exchange(p.awaited_by_all, false))
-    p.on->end_promise();
+    p.on->resume_frees();
 }
 
 /// Completes the requests of the part: they need not wait for the parts of other ranks.
@@ -687,7 +687,7 @@ void collective_operation::tell(part& p) noexcept {
 }
 
 bool collective_operation::answer_ahead() noexcept {
-  if (has_successors() || failed() || passed_by())
+  if (has_successors() || failed() || is_placeholder())
     return false;
   if (!requests_.empty()) {
     if (untold_.load(std::memory_order_relaxed))
@@ -772,7 +772,7 @@ void rank_request::begin(const char* verb, std::shared_ptr<world_core> world, ra
   call_ = std::move(call);
   membership_ = options.membership;
   absent_ = absent;
-  add_uses(call_, seat_of(call_, absent_).part, [&](use x) {
+  add_uses(call_, slot_of(call_, absent_).part, [&](use x) {
     x.accepted = skipped_reads::of(options.retry_of);
     uses_[use_count_++] = std::move(x);
   });
@@ -781,7 +781,7 @@ void rank_request::begin(const char* verb, std::shared_ptr<world_core> world, ra
 
 std::span<const std::byte> rank_request::placing_lines() const noexcept {
   auto address = [](const auto& x) { return reinterpret_cast<const std::byte*>(&x); };
-  return {address(static_cast<const joining&>(*this)), address(call_.send_place)};
+  return {address(static_cast<const rank_submission&>(*this)), address(call_.send_place)};
 }
 
 void rank_request::fetch_ahead() const noexcept {
@@ -883,7 +883,7 @@ caf::error rank_request::wait_for_room(room_policy room) {
   return find_room(
       how, deadline,
       [&]() -> caf::error {
-        gate.place_handed_in();
+        gate.drain();
         std::lock_guard lock{order_mutex()};
         return check_room(how.bound);
       },
@@ -953,17 +953,17 @@ caf::error rank_request::refuse_cycle() {
                                   "which wait for this call: a deadlock"));
 }
 
-const void* rank_request::kin() const noexcept {
+const void* rank_request::match_key() const noexcept {
   return call_.is_message() ? nullptr : world_.get();
 }
 
-std::shared_ptr<operation> rank_request::whole(std::span<joining* const> all) {
+std::shared_ptr<operation> rank_request::whole(std::span<rank_submission* const> all) {
   std::uint64_t seen = 0;
   if (all.size() != world_->size() - absent_.size() || call_.plan ||
       world_->matching().waits_for_calls())
     return nullptr;
   for (auto* x : all) {
-    if (x->kin() != world_.get())
+    if (x->match_key() != world_.get())
       return nullptr;
     auto& other = static_cast<const rank_request&>(*x);
     auto bit = std::uint64_t{1} << other.call_.rank;
@@ -988,7 +988,7 @@ void rank_request::become_part_of(std::shared_ptr<collective_operation> joint,
   use_count_ = 0;
 }
 
-void rank_request::join_whole(std::span<joining* const> all,
+void rank_request::join_whole(std::span<rank_submission* const> all,
                               const std::shared_ptr<operation>& joint) {
   auto op = std::static_pointer_cast<collective_operation>(joint);
   for (auto* x : all) {
@@ -1021,22 +1021,22 @@ void rank_request::start(room_policy room) {
   admitted_at = clock::now().time_since_epoch().count();
   auto& gate = world_->owner()->gate();
   auto self = std::static_pointer_cast<rank_request>(shared_from_this());
-  gate.hand_in(self, *this);
+  gate.enqueue(self, *this);
   prefetch_to_change(&order_mutex());
   // The thread of the last rank places the calls of all ranks, at once.
   auto& matching = world_->matching();
   if (call_.is_message()) {
-    gate.place_handed_in();
+    gate.drain();
   } else if (matching.handed_in(call_.rank, absent_, placing_lines())) {
     collective_operation::fetch_place(matching.joint_lines, world_->size());
-    gate.place_handed_in();
+    gate.drain();
   } else {
-    gate.place_handed_in_soon();
+    gate.drain_soon();
   }
   watch();
 }
 
-admission::entrant rank_request::begin_together(std::size_t before) {
+admission::submission rank_request::begin_together(std::size_t before) {
   world_->matching().note_caller(call_.rank);
   admitted_at = clock::now().time_since_epoch().count();
   before_ = before;
@@ -1089,7 +1089,7 @@ void rank_request::end_early(early_end how) noexcept {
 /// Ends the request early. While nothing of its operation is issued, the calls of all ranks end
 /// with it: one rank cannot end alone.
 void rank_request::end_early(early_end how, errc code, const std::string& detail) noexcept {
-  world_->owner()->gate().place_handed_in();
+  world_->owner()->gate().drain();
   std::shared_ptr<collective_operation> joint;
   std::string missing;
   {
@@ -1126,7 +1126,7 @@ exchange_request::exchange_request(std::shared_ptr<runtime> owner,
 void exchange_request::start(room_policy room) {
   auto self = std::static_pointer_cast<exchange_request>(shared_from_this());
   std::map<std::pair<std::int32_t, collective_kind>, std::size_t> lines;
-  std::vector<admission::entrant> all;
+  std::vector<admission::submission> all;
   all.reserve(requests_.size());
   for (auto& x : requests_) {
     x->on_answer([self, request = x.get()] { self->on_answer_of(*request); });

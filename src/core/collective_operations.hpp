@@ -119,9 +119,9 @@ private:
   void vote(bool yes) noexcept;
   bool decide(way x) noexcept;
   void decide_at_once() noexcept;
-  static void end_promise(part& p) noexcept;
+  static void resume_frees(part& p) noexcept;
   caf::expected<issue_outcome> issue(part& p, lane& on, bool symmetric);
-  caf::expected<issue_outcome> issue_with_fewer_ranks(part& p, lane& on);
+  caf::expected<issue_outcome> issue_shrunk(part& p, lane& on);
 
   // Members that a lane reads to issue its part, kept together.
   std::shared_ptr<world_core> world_;
@@ -157,7 +157,7 @@ private:
 };
 
 /// One rank's request for an operation that all ranks request, and from which it gets its result.
-class rank_request final : public operation_of<collective_done>, public joining {
+class rank_request final : public operation_of<collective_done>, public rank_submission {
 public:
   /// Made in advance; `begin` starts it.
   rank_request() : operation_of("", 0) {}
@@ -172,9 +172,10 @@ public:
   void count_refused(const caf::error& why) override;
   std::span<const use> uses() const override { return {uses_.data(), use_count_}; }
   void fetch_ahead() const noexcept override;
-  const void* kin() const noexcept override;
-  std::shared_ptr<operation> whole(std::span<joining* const> all) override;
-  void join_whole(std::span<joining* const> all, const std::shared_ptr<operation>& joint) override;
+  const void* match_key() const noexcept override;
+  std::shared_ptr<operation> whole(std::span<rank_submission* const> all) override;
+  void join_whole(std::span<rank_submission* const> all,
+                  const std::shared_ptr<operation>& joint) override;
   bool join(std::shared_ptr<operation> self) override;
   caf::error refuse_cycle() override;
   void placed(const caf::error& why) override;
@@ -182,7 +183,7 @@ public:
   void start(room_policy room);
   /// The same together with other requests of its rank, for `admission::place_together`; `before`
   /// of them precede it in its call queue. Call `watch` afterwards.
-  admission::entrant begin_together(std::size_t before);
+  admission::submission begin_together(std::size_t before);
   void watch();
   /// Completes the request: its rank's part is done. Returns false if it was completed before.
   bool succeed(const collective_done& value_of_all) noexcept;
@@ -213,7 +214,7 @@ private:
   caf::error wait_for_room(room_policy room);
   const lane& own_lane() const;
 
-  // Members that placing needs, kept together, from `joining` on.
+  // Members that placing needs, kept together, from `rank_submission` on.
   std::uint64_t membership_ = 0;
   rank_set absent_;
   std::shared_ptr<world_core> world_;

@@ -93,7 +93,7 @@ void link_copy_operation::on_link_failed(const caf::error& why) noexcept {
 
 /// The work of one leg, and its progress. Members that are not atomic belong to the lane of `home`,
 /// unless stated otherwise.
-struct device_copies_operation::journey {
+struct device_copies_operation::batch_progress {
   struct chunk {
     std::byte* staged = nullptr;
     std::byte* target = nullptr;
@@ -142,9 +142,9 @@ struct device_copies_operation::journey {
 
 namespace {
 
-std::size_t parts_of(const std::vector<device_copies_operation::leg>& legs) {
+std::size_t parts_of(const std::vector<device_copies_operation::peer_batch>& batches) {
   std::size_t result = 0;
-  for (auto& x : legs)
+  for (auto& x : batches)
     result += x.on_both() ? 2 : 1;
   return result;
 }
@@ -153,19 +153,19 @@ std::size_t parts_of(const std::vector<device_copies_operation::leg>& legs) {
 
 device_copies_operation::device_copies_operation(const char* verb,
                                                  std::shared_ptr<topology_core> topology,
-                                                 std::vector<leg> legs)
-    : operation_of(verb, parts_of(legs)), topology_(std::move(topology)) {
+                                                 std::vector<peer_batch> batches)
+    : operation_of(verb, parts_of(batches)), topology_(std::move(topology)) {
   std::vector<use> uses;
   std::size_t elements = 0;
-  const auto first_type = legs.front().sources.front().type();
-  const bool alike = std::all_of(legs.begin(), legs.end(), [&](auto& x) {
+  const auto first_type = batches.front().sources.front().type();
+  const bool alike = std::all_of(batches.begin(), batches.end(), [&](auto& x) {
     return std::all_of(x.sources.begin(), x.sources.end(),
                        [&](auto& y) { return y.type() == first_type; });
   });
   const auto type = alike ? first_type : dtype::uint8; // copies of different types count bytes
-  for (auto& x : legs) {
-    auto first = journeys_of_parts_.size();
-    auto& made = *journeys_.emplace_back(std::make_unique<journey>());
+  for (auto& x : batches) {
+    auto first = progress_of_parts_.size();
+    auto& made = *progress_.emplace_back(std::make_unique<batch_progress>());
     made.ends = x.ends;
     made.in = x.in;
     made.route = x.route;
@@ -181,7 +181,7 @@ device_copies_operation::device_copies_operation(const char* verb,
     }
     add_parts(made, first);
     if (x.on_both())
-      journeys_of_parts_.emplace_back(&made, true);
+      progress_of_parts_.emplace_back(&made, true);
     for (auto* ref : {&x.sources.front(), &x.targets.front()}) {
       auto device = ref->memory()->home().shared_from_this();
       if (std::find(devices_.begin(), devices_.end(), device) == devices_.end())
@@ -197,10 +197,10 @@ device_copies_operation::device_copies_operation(const char* verb,
 
 device_copies_operation::~device_copies_operation() = default;
 
-void device_copies_operation::add_parts(journey& x, std::size_t first) {
+void device_copies_operation::add_parts(batch_progress& x, std::size_t first) {
   auto& home = parts()[first];
   x.home = &home;
-  journeys_of_parts_.emplace_back(&x, false);
+  progress_of_parts_.emplace_back(&x, false);
   home.on = &topology_->lane_at(x.ends.from);
   if (x.local())
     return;
@@ -219,9 +219,9 @@ void device_copies_operation::add_parts(journey& x, std::size_t first) {
   x.helper->stream = stream_kind::upload;
 }
 
-device_copies_operation::journey&
-device_copies_operation::journey_of(const part& p) const noexcept {
-  return *journeys_of_parts_[p.index].first;
+device_copies_operation::batch_progress&
+device_copies_operation::progress_of(const part& p) const noexcept {
+  return *progress_of_parts_[p.index].first;
 }
 
 caf::error device_copies_operation::on_check() const {
@@ -232,7 +232,7 @@ caf::error device_copies_operation::on_check() const {
 }
 
 void device_copies_operation::on_part_over(part& p) noexcept {
-  if (auto& x = journey_of(p); x.lent)
+  if (auto& x = progress_of(p); x.lent)
     x.lender()->end_loan();
 }
 
@@ -242,7 +242,7 @@ bool device_copies_operation::borrows_from(int device) const noexcept {
 }
 
 const void* device_copies_operation::waits_for() const {
-  for (auto& x : journeys_)
+  for (auto& x : progress_)
     if (!x->local() && x->route == copy_route::pending &&
         topology_->route_of(x->ends, x->in) == copy_route::pending)
       return topology_.get();
@@ -250,7 +250,7 @@ const void* device_copies_operation::waits_for() const {
 }
 
 void device_copies_operation::on_submit() {
-  for (auto& x : journeys_) {
+  for (auto& x : progress_) {
     if (auto* from = x->lender()) {
       from->lend();
       x->lent = true;
@@ -264,14 +264,14 @@ void device_copies_operation::on_submit() {
 }
 
 caf::expected<issue_outcome> device_copies_operation::issue(part& p, lane& on) {
-  auto& x = journey_of(p);
+  auto& x = progress_of(p);
   if (x.bytes == 0)
     return issue_outcome::finished;
   return proceed(p, on);
 }
 
 caf::expected<issue_outcome> device_copies_operation::proceed(part& p, lane& on) {
-  auto& x = journey_of(p);
+  auto& x = progress_of(p);
   bool pushed = x.route == copy_route::push;
   if (x.helper == nullptr)
     return copy_pieces(x, p, on);
@@ -281,13 +281,15 @@ caf::expected<issue_outcome> device_copies_operation::proceed(part& p, lane& on)
 }
 
 /// Copies once the helper is issued: from then on a reset of the other device waits for it.
-caf::expected<issue_outcome> device_copies_operation::write_there(journey& x, part& p, lane& on) {
+caf::expected<issue_outcome> device_copies_operation::write_there(batch_progress& x, part& p,
+                                                                  lane& on) {
   if (x.kept_there.load())
     return copy_pieces(x, p, on);
   return failed() || lost_a_part() ? issue_outcome::enqueued : issue_outcome::continues;
 }
 
-caf::expected<issue_outcome> device_copies_operation::keep_memory(journey& x, part& p, lane& on) {
+caf::expected<issue_outcome> device_copies_operation::keep_memory(batch_progress& x, part& p,
+                                                                  lane& on) {
   if (!x.kept_there.exchange(true))
     x.home->on->wake();
   if (on.must_await(*x.home))
@@ -297,7 +299,8 @@ caf::expected<issue_outcome> device_copies_operation::keep_memory(journey& x, pa
   return issue_outcome::enqueued;
 }
 
-caf::expected<issue_outcome> device_copies_operation::copy_pieces(journey& x, part& p, lane& on) {
+caf::expected<issue_outcome> device_copies_operation::copy_pieces(batch_progress& x, part& p,
+                                                                  lane& on) {
   while (true) {
     while (!x.groups.empty()) {
       auto done = on.device().query(x.groups.front());
@@ -328,8 +331,9 @@ caf::expected<issue_outcome> device_copies_operation::copy_pieces(journey& x, pa
   }
 }
 
-caf::error device_copies_operation::copy_group(const journey& x, std::span<const piece> group,
-                                               lane& on, stream_view stream) const {
+caf::error device_copies_operation::copy_group(const batch_progress& x,
+                                               std::span<const piece> group, lane& on,
+                                               stream_view stream) const {
   std::vector<peer_copy> small;
   for (auto& what : group) {
     caf::error error;
@@ -362,7 +366,7 @@ bool device_copies_operation::may_go_on(std::uint64_t life, const lane& on) cons
 
 /// Downloads chunks, or (`copy_route::pull`) tells the helper that it may begin. Then waits for the
 /// helper, which alone knows when all bytes are there.
-caf::expected<issue_outcome> device_copies_operation::send(journey& x, lane& on) {
+caf::expected<issue_outcome> device_copies_operation::send(batch_progress& x, lane& on) {
   if (!x.all_sent.load(std::memory_order_relaxed)) {
     auto before = x.sent.load(std::memory_order_relaxed);
     if (auto error = download_chunks(x, on))
@@ -385,10 +389,10 @@ caf::expected<issue_outcome> device_copies_operation::send(journey& x, lane& on)
   return issue_outcome::enqueued;
 }
 
-caf::error device_copies_operation::download_chunks(journey& x, lane& on) {
+caf::error device_copies_operation::download_chunks(batch_progress& x, lane& on) {
   auto& ring = on.download_ring();
   auto stream = on.stream(stream_kind::download);
-  auto publish = [&](journey::chunk& c) -> caf::error {
+  auto publish = [&](batch_progress::chunk& c) -> caf::error {
     auto event = on.mark(stream);
     if (!event)
       return event.error();
@@ -443,7 +447,8 @@ caf::error device_copies_operation::download_chunks(journey& x, lane& on) {
 }
 
 /// Uploads chunks, or reads from the other device, behind the work in the stream of the home part.
-caf::expected<issue_outcome> device_copies_operation::receive(journey& x, part& p, lane& on) {
+caf::expected<issue_outcome> device_copies_operation::receive(batch_progress& x, part& p,
+                                                              lane& on) {
   bool last = x.all_sent.load() || failed() || (lost_a_part() && !on.must_await(*x.home));
   if (x.route == copy_route::pull)
     return read_there(x, p, on, last);
@@ -459,8 +464,8 @@ caf::expected<issue_outcome> device_copies_operation::receive(journey& x, part& 
   return x.taken == 0 ? issue_outcome::finished : issue_outcome::enqueued;
 }
 
-caf::expected<issue_outcome> device_copies_operation::read_there(journey& x, part& p, lane& on,
-                                                                 bool last) {
+caf::expected<issue_outcome> device_copies_operation::read_there(batch_progress& x, part& p,
+                                                                 lane& on, bool last) {
   if (x.taken == 0) {
     if (x.sent.load() == 0 || !may_go_on(x.in.to, on))
       return last ? issue_outcome::finished : issue_outcome::continues;
@@ -471,7 +476,7 @@ caf::expected<issue_outcome> device_copies_operation::read_there(journey& x, par
   return copy_pieces(x, p, on);
 }
 
-caf::error device_copies_operation::count_uploaded(journey& x, lane& on) {
+caf::error device_copies_operation::count_uploaded(batch_progress& x, lane& on) {
   auto before = x.received.load(std::memory_order_relaxed);
   while (!x.uploads.empty()) {
     auto done = on.device().query(x.uploads.front());
@@ -488,7 +493,7 @@ caf::error device_copies_operation::count_uploaded(journey& x, lane& on) {
   return {};
 }
 
-caf::error device_copies_operation::upload_chunks(journey& x, lane& on) {
+caf::error device_copies_operation::upload_chunks(batch_progress& x, lane& on) {
   auto stream = on.stream(stream_kind::upload);
   for (auto sent = x.sent.load(); x.taken < sent; ++x.taken) {
     auto& c = x.chunk_at(x.taken);
@@ -510,7 +515,7 @@ void device_copies_operation::on_lost_part(part&, const caf::error&) noexcept {
 }
 
 void device_copies_operation::on_part_done(part& p) noexcept {
-  auto& x = journey_of(p);
+  auto& x = progress_of(p);
   auto& on = *p.on;
   auto retire_all = [&](std::deque<event_view>& events) {
     for (auto event : events)
@@ -534,7 +539,7 @@ void device_copies_operation::on_part_done(part& p) noexcept {
 }
 
 caf::error device_copies_operation::on_failed_work(part& p, caf::error why) noexcept {
-  auto& x = journey_of(p);
+  auto& x = progress_of(p);
   if (x.local() || x.route == copy_route::staged)
     return why;
   auto result = as_link_failure(why, x.source_device, x.target_device);
@@ -544,7 +549,7 @@ caf::error device_copies_operation::on_failed_work(part& p, caf::error why) noex
 }
 
 void device_copies_operation::on_success() noexcept {
-  for (auto& x : journeys_)
+  for (auto& x : progress_)
     topology_->count(x->local() ? std::optional<copy_route>{} : x->route, x->pieces.size(),
                      x->bytes);
 }

@@ -75,7 +75,7 @@ public:
     std::size_t size;
   };
   /// All copies from one device to another, or within one device.
-  struct leg {
+  struct peer_batch {
     link_ends ends;
     link_generations in;
     copy_route route;
@@ -90,7 +90,7 @@ public:
   };
 
   device_copies_operation(const char* verb, std::shared_ptr<topology_core> topology,
-                          std::vector<leg> legs);
+                          std::vector<peer_batch> batches);
   ~device_copies_operation() override;
 
   caf::error on_check() const override;
@@ -108,26 +108,26 @@ protected:
   void on_success() noexcept override;
 
 private:
-  struct journey;
+  struct batch_progress;
 
-  journey& journey_of(const part& p) const noexcept;
-  void add_parts(journey& x, std::size_t first);
-  caf::expected<issue_outcome> copy_pieces(journey& x, part& p, lane& on);
-  caf::error copy_group(const journey& x, std::span<const piece> group, lane& on,
+  batch_progress& progress_of(const part& p) const noexcept;
+  void add_parts(batch_progress& x, std::size_t first);
+  caf::expected<issue_outcome> copy_pieces(batch_progress& x, part& p, lane& on);
+  caf::error copy_group(const batch_progress& x, std::span<const piece> group, lane& on,
                         stream_view stream) const;
   bool may_go_on(std::uint64_t life, const lane& on) const noexcept;
-  caf::expected<issue_outcome> send(journey& x, lane& on);
-  caf::expected<issue_outcome> write_there(journey& x, part& p, lane& on);
-  caf::expected<issue_outcome> receive(journey& x, part& p, lane& on);
-  caf::expected<issue_outcome> read_there(journey& x, part& p, lane& on, bool last);
-  caf::expected<issue_outcome> keep_memory(journey& x, part& p, lane& on);
-  caf::error download_chunks(journey& x, lane& on);
-  caf::error upload_chunks(journey& x, lane& on);
-  caf::error count_uploaded(journey& x, lane& on);
+  caf::expected<issue_outcome> send(batch_progress& x, lane& on);
+  caf::expected<issue_outcome> write_there(batch_progress& x, part& p, lane& on);
+  caf::expected<issue_outcome> receive(batch_progress& x, part& p, lane& on);
+  caf::expected<issue_outcome> read_there(batch_progress& x, part& p, lane& on, bool last);
+  caf::expected<issue_outcome> keep_memory(batch_progress& x, part& p, lane& on);
+  caf::error download_chunks(batch_progress& x, lane& on);
+  caf::error upload_chunks(batch_progress& x, lane& on);
+  caf::error count_uploaded(batch_progress& x, lane& on);
 
   const std::shared_ptr<topology_core> topology_;
-  std::vector<std::unique_ptr<journey>> journeys_;
-  std::vector<std::pair<journey*, bool>> journeys_of_parts_;
+  std::vector<std::unique_ptr<batch_progress>> progress_;
+  std::vector<std::pair<batch_progress*, bool>> progress_of_parts_;
   std::vector<std::shared_ptr<device_state>> devices_; // the devices whose memory is used
 };
 

@@ -157,7 +157,7 @@ flight_snapshot flight_recorder::take() const {
   result.host = host_name();
   result.process = ::getpid();
   std::map<const lane*, std::vector<flight_entry>> open;
-  owner_.gate().place_handed_in(); // else enqueued submissions belong to no operation
+  owner_.gate().drain(); // else enqueued submissions belong to no operation
   // Read the open operations first: if a lane issues one meanwhile, its ring has it when read.
   owner_.keeper().for_each([&](operation& op) {
     auto records = op.open_records();

@@ -933,8 +933,9 @@ void lane::put_in_flight(part& p) {
 
 /// Returns whether the next part continues the run of `p`, as far as is known now.
 bool lane::run_goes_on_after(const part& p) const noexcept {
-  return p.is_small_copy && !p.passed_by && !waiting_.empty() && waiting_.front()->is_small_copy &&
-         waiting_.front()->peer == p.peer && device_->prefers_copy_peers();
+  return p.is_small_copy && !p.is_placeholder && !waiting_.empty() &&
+         waiting_.front()->is_small_copy && waiting_.front()->peer == p.peer &&
+         device_->prefers_copy_peers();
 }
 
 /// Returns whether `p` can join the run. If it waited for other work, the whole run would wait too.
@@ -987,7 +988,7 @@ void lane::mark_last(lane_stream& s, std::size_t parts) {
   auto last = std::prev(s.in_flight.end());
   auto first = std::prev(s.in_flight.end(), static_cast<std::ptrdiff_t>(parts));
   for (auto i = first; i <= last; ++i)
-    if (!(*i)->passed_by) {
+    if (!(*i)->is_placeholder) {
       (*i)->at.store(part::state::issued, std::memory_order_release);
       record_.issued(**i);
     }
@@ -1141,15 +1142,16 @@ void lane::finish(part& p, std::int64_t now) noexcept {
   {
     event_lock lock{p.event_guard};
     std::swap(event, p.event);
-    p.at.store(p.passed_by ? part::state::skipped : part::state::done, std::memory_order_release);
+    p.at.store(p.is_placeholder ? part::state::skipped : part::state::done,
+               std::memory_order_release);
   }
   wake_waiting(p);
   if (!p.shares_event)
     retire(event);
   p.predecessors.clear();
-  if (!p.passed_by)
+  if (!p.is_placeholder)
     p.of->on_part_done(p);
-  record_.over(p, !p.passed_by, state_->generation(), now);
+  record_.over(p, !p.is_placeholder, state_->generation(), now);
   p.of->on_part_over(p);
   if (!p.of->one_over())
     return;
@@ -1182,9 +1184,9 @@ void lane::settle_now() noexcept {
 }
 
 void lane::skip(part& p) noexcept {
-  p.of->pass_by(p);
+  p.of->make_placeholder(p);
   if (stands_between(p) && !abandoned_.load()) {
-    p.passed_by = true;
+    p.is_placeholder = true;
     static_cast<void>(note(wait_for_what_is_before(p)));
     put_in_flight(p);
     return;
@@ -1289,7 +1291,7 @@ bool lane::drain_released() {
     return false;
   // To free memory may wait for other devices, which may wait for a part that is promised here.
   freeing_.store(true);
-  if (promises_.load() != 0) {
+  if (deferrals_.load() != 0) {
     freeing_.store(false);
     return false;
   }

@@ -122,16 +122,16 @@ public:
     return queued() == 1 && in_flight_.load() == 0 && !issuing_.load() && state_->acquired() == 0 &&
            nothing_before(p);
   }
-  /// Defers frees until `end_promise`: other lanes rely on this one to issue a part, and to free
+  /// Defers frees until `resume_frees`: other lanes rely on this one to issue a part, and to free
   /// memory may wait for them. Returns false, and defers nothing, if the lane is freeing memory.
-  bool promise() noexcept {
-    promises_.fetch_add(1);
+  bool defer_frees() noexcept {
+    deferrals_.fetch_add(1);
     if (!freeing_.load())
       return true;
-    end_promise();
+    resume_frees();
     return false;
   }
-  void end_promise() noexcept { promises_.fetch_sub(1); }
+  void resume_frees() noexcept { deferrals_.fetch_sub(1); }
 
   /// Frees the memory of this generation once nothing is in flight, makes a new one, and publishes
   /// it. The state was closed before, and the operations that used the memory were failed.
@@ -393,7 +393,7 @@ private:
   std::atomic<std::size_t> tenants_{0};
   std::atomic<bool> held_{false};
   std::atomic<std::int64_t> connecting_until_{0};
-  std::atomic<int> promises_{0};
+  std::atomic<int> deferrals_{0};
   std::atomic<bool> freeing_{false};
   std::atomic<bool> reset_requested_{false};
   std::atomic<bool> revival_requested_{false};

@@ -156,11 +156,12 @@ void memory_exchange::lend_over(loan which, const lend_operation& how) {
   reply.what = memory_note::kind::lent;
   reply.number = which.second;
   reply.address = reinterpret_cast<std::uintptr_t>(what.memory()->address()) + what.offset();
-  for (auto& x : how.wounds())
-    reply.wounds.push_back({x.begin - what.offset(), x.end - what.offset(), x.cause, x.skipped_by});
+  for (auto& x : how.unreadable())
+    reply.unreadable.push_back(
+        {x.begin - what.offset(), x.end - what.offset(), x.cause, x.skipped_by});
   if (auto error = owner_.tell(which.first, to_note(reply))) {
     log(log_level::warning, "cannot send claimed memory to another process", error);
-    take_back(which, reply.wounds);
+    take_back(which, reply.unreadable);
   }
 }
 
@@ -175,7 +176,7 @@ std::optional<memory_exchange::lent> memory_exchange::take_lent(loan which) {
   return result;
 }
 
-void memory_exchange::take_back(loan which, const std::vector<wound>& wounds) {
+void memory_exchange::take_back(loan which, const std::vector<unreadable_range>& unreadable) {
   auto x = take_lent(which);
   if (!x)
     return;
@@ -188,8 +189,8 @@ void memory_exchange::take_back(loan which, const std::vector<wound>& wounds) {
   auto& memory = *what.memory();
   const auto begin = what.offset();
   const auto size = what.size_bytes();
-  memory.heal(begin, begin + size);
-  for (auto w : wounds) {
+  memory.mark_overwritten(begin, begin + size);
+  for (auto w : unreadable) {
     w.end = std::min(w.end, size);
     if (w.begin < w.end)
       memory.mark({begin + w.begin, begin + w.end, w.cause, w.skipped_by});
@@ -305,10 +306,10 @@ void memory_exchange::borrow(const memory_note& note) {
   what.address = reinterpret_cast<void*>(static_cast<std::uintptr_t>(note.address));
   what.size_bytes = x.token.count * size_of(x.token.type);
   what.read_only = x.mode == access_mode::read;
-  what.give_back =
-      later([device, number = note.number](memory_exchange& self, std::vector<wound> wounds) {
-        self.give_back(device, number, std::move(wounds));
-      });
+  what.give_back = later([device, number = note.number](memory_exchange& self,
+                                                        std::vector<unreadable_range> unreadable) {
+    self.give_back(device, number, std::move(unreadable));
+  });
   any_gpu_ref ref;
   {
     std::lock_guard lock{order_mutex()};
@@ -316,11 +317,11 @@ void memory_exchange::borrow(const memory_note& note) {
       ref = any_gpu_ref{x.on->make_buffer(what), x.token.type, 0, x.token.count};
   }
   if (!ref) { // the lender is gone, or gets the memory back
-    give_back(device, note.number, note.wounds);
+    give_back(device, note.number, note.unreadable);
     x.to->answer(claim_error(errc::stale_ref, device, "the device was reset"));
     return;
   }
-  for (auto& w : note.wounds)
+  for (auto& w : note.unreadable)
     if (w.begin < w.end && w.end <= what.size_bytes)
       ref.memory()->mark(w);
   x.to->value = std::move(ref);
@@ -328,11 +329,12 @@ void memory_exchange::borrow(const memory_note& note) {
     x.to->value = {}; // the claim has ended meanwhile
 }
 
-void memory_exchange::give_back(int device, std::uint64_t number, std::vector<wound> wounds) {
+void memory_exchange::give_back(int device, std::uint64_t number,
+                                std::vector<unreadable_range> unreadable) {
   memory_note note;
   note.what = memory_note::kind::given_back;
   note.number = number;
-  note.wounds = std::move(wounds);
+  note.unreadable = std::move(unreadable);
   tell_soon(device, std::move(note));
 }
 
@@ -401,7 +403,7 @@ void memory_exchange::received(int ordinal, std::span<const std::byte> note) {
     borrow(*x);
     break;
   case memory_note::kind::given_back:
-    take_back({ordinal, x->number}, x->wounds);
+    take_back({ordinal, x->number}, x->unreadable);
     break;
   }
 }

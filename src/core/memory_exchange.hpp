@@ -81,11 +81,11 @@ private:
   /// Removes and returns the claim. None: it is answered, or about to be.
   std::optional<claimed> take_claim(std::uint64_t number);
   void borrow(const memory_note& note);
-  void give_back(int device, std::uint64_t number, std::vector<wound> wounds);
+  void give_back(int device, std::uint64_t number, std::vector<unreadable_range> unreadable);
   void lend(int to, const memory_note& note);
   void lend_over(loan which, const lend_operation& how);
   std::optional<lent> take_lent(loan which);
-  void take_back(loan which, const std::vector<wound>& wounds);
+  void take_back(loan which, const std::vector<unreadable_range>& unreadable);
   void take_offer(const any_gpu_ref& what);
   void end_offer(const buffer* memory, std::uint64_t number);
   void refuse(int to, std::uint64_t number, caf::error why);

@@ -11,15 +11,15 @@ namespace troupe::detail {
 namespace {
 
 /// If there are more ranges than this, they are merged into one.
-constexpr std::size_t most_wounds = 8;
+constexpr std::size_t most_unreadable = 8;
 
 bool is_mode(access_mode x) noexcept { return x <= access_mode::read_write; }
 
-std::vector<wound> few(std::vector<wound> wounds) {
-  if (wounds.size() <= most_wounds)
-    return wounds;
-  auto all = wounds.front();
-  for (auto& x : wounds) {
+std::vector<unreadable_range> few(std::vector<unreadable_range> unreadable) {
+  if (unreadable.size() <= most_unreadable)
+    return unreadable;
+  auto all = unreadable.front();
+  for (auto& x : unreadable) {
     all.begin = std::min(all.begin, x.begin);
     all.end = std::max(all.end, x.end);
     if (x.half_written())
@@ -28,8 +28,8 @@ std::vector<wound> few(std::vector<wound> wounds) {
   return {all};
 }
 
-void put(wire_writer& to, const std::vector<wound>& wounds) {
-  const auto told = few(wounds);
+void put(wire_writer& to, const std::vector<unreadable_range>& unreadable) {
+  const auto told = few(unreadable);
   to.put(static_cast<std::uint32_t>(told.size()));
   for (auto& x : told) {
     to.put(std::uint64_t{x.begin});
@@ -39,13 +39,14 @@ void put(wire_writer& to, const std::vector<wound>& wounds) {
   }
 }
 
-std::vector<wound> get_wounds(wire_reader& from) {
-  std::vector<wound> result;
+std::vector<unreadable_range> get_unreadable(wire_reader& from) {
+  std::vector<unreadable_range> result;
   for (auto n = from.get<std::uint32_t>(); n > 0 && from.ok(); --n) {
-    wound x{};
+    unreadable_range x{};
     x.begin = from.get<std::uint64_t>();
     x.end = from.get<std::uint64_t>();
-    x.skipped_by = from.get<bool>() ? 0 : wound::several; // request numbers are local to a process
+    x.skipped_by =
+        from.get<bool>() ? 0 : unreadable_range::several; // request numbers are local to a process
     x.cause = get_error(from);
     result.push_back(std::move(x));
   }
@@ -65,13 +66,13 @@ std::vector<std::byte> to_note(const memory_note& x) {
     break;
   case memory_note::kind::lent:
     to.put(x.address);
-    put(to, x.wounds);
+    put(to, x.unreadable);
     break;
   case memory_note::kind::refused:
     put(to, brief(x.why));
     break;
   case memory_note::kind::given_back:
-    put(to, x.wounds);
+    put(to, x.unreadable);
     break;
   }
   return make_note(note_kind::memory, to.bytes());
@@ -91,13 +92,13 @@ std::optional<memory_note> memory_note_of(std::span<const std::byte> note) {
     break;
   case memory_note::kind::lent:
     x.address = from.get<std::uint64_t>();
-    x.wounds = get_wounds(from);
+    x.unreadable = get_unreadable(from);
     break;
   case memory_note::kind::refused:
     x.why = get_error(from);
     break;
   case memory_note::kind::given_back:
-    x.wounds = get_wounds(from);
+    x.unreadable = get_unreadable(from);
     break;
   default:
     from.fail();

@@ -16,10 +16,10 @@ namespace troupe::detail {
 struct memory_note {
   enum class kind : std::uint8_t {
     claim = 1,  ///< asks to use the memory of `token` in `mode`
-    lent,       ///< granted: it is at `address`, indeterminate or skipped in `wounds`
+    lent,       ///< granted: it is at `address`, indeterminate or skipped in `unreadable`
     refused,    ///< not granted, because of `why`
     given_back, ///< the sender no longer uses or wants the memory, which it leaves indeterminate or
-                ///< skipped in `wounds`
+                ///< skipped in `unreadable`
   };
 
   kind what = kind::claim;
@@ -29,10 +29,11 @@ struct memory_note {
   access_mode mode = access_mode::read;
   std::uint64_t address = 0;
   caf::error why;
-  std::vector<wound> wounds; ///< offsets from the first lent byte
+  std::vector<unreadable_range> unreadable; ///< offsets from the first lent byte
 };
 
-/// Returns the bytes of a message: long texts are cut, and too many `wounds` are merged into one.
+/// Returns the bytes of a message: long texts are cut, and too many `unreadable` are merged into
+/// one.
 std::vector<std::byte> to_note(const memory_note& x);
 /// Returns the note; none if the bytes are malformed.
 std::optional<memory_note> memory_note_of(std::span<const std::byte> note);

@@ -167,31 +167,32 @@ void operation::precede(const std::shared_ptr<operation>& successor, bool reads)
   successors_.push_back({successor, reads});
 }
 
-void operation::heals(const std::shared_ptr<buffer>& memory, const buffer::wound& x) {
+void operation::overwrites(const std::shared_ptr<buffer>& memory,
+                           const buffer::unreadable_range& x) {
   // Only the first cause of each byte counts. Otherwise a chain of failures would add one per link.
-  for (auto& old : healed_)
-    if (old.memory == memory && old.wound.begin <= x.begin && x.end <= old.wound.end &&
-        (old.wound.half_written() || !x.half_written())) {
-      if (!old.wound.half_written() && old.wound.skipped_by != x.skipped_by)
-        old.wound.skipped_by = buffer::wound::several;
+  for (auto& old : overwritten_)
+    if (old.memory == memory && old.range.begin <= x.begin && x.end <= old.range.end &&
+        (old.range.half_written() || !x.half_written())) {
+      if (!old.range.half_written() && old.range.skipped_by != x.skipped_by)
+        old.range.skipped_by = buffer::unreadable_range::several;
       return;
     }
-  healed_.push_back({memory, x});
+  overwritten_.push_back({memory, x});
 }
 
-bool operation::return_wounds(std::vector<casualty>& casualties) {
-  auto healed = std::exchange(healed_, {});
+bool operation::restore_unreadable(std::vector<dependent_failure>& dependent_failures) {
+  auto overwritten = std::exchange(overwritten_, {});
   std::vector<follower> successors;
-  if (!healed.empty()) {
+  if (!overwritten.empty()) {
     std::lock_guard lock{guard_};
     successors = successors_;
   }
-  for (auto& x : healed)
-    wound(x.memory, x.wound, successors, casualties);
-  return !healed.empty();
+  for (auto& x : overwritten)
+    mark_unreadable(x.memory, x.range, successors, dependent_failures);
+  return !overwritten.empty();
 }
 
-bool operation::leave_skipped(std::vector<casualty>& casualties) {
+bool operation::leave_skipped(std::vector<dependent_failure>& dependent_failures) {
   if (cancelled() || !marks_skipped())
     return false;
   caf::error cause;
@@ -204,7 +205,8 @@ bool operation::leave_skipped(std::vector<casualty>& casualties) {
   bool any = false;
   for (auto& u : uses_)
     if (u.writes) {
-      wound(u.memory, {u.begin, u.end, cause, identity_of(u)}, successors, casualties);
+      mark_unreadable(u.memory, {u.begin, u.end, cause, identity_of(u)}, successors,
+                      dependent_failures);
       any = true;
     }
   return any;
@@ -218,13 +220,13 @@ void operation::mark_refused(std::span<const use> uses, const caf::error& why) c
       u.memory->mark({u.begin, u.end, why, identity_of(u)});
 }
 
-void operation::add_readers(std::vector<casualty>& casualties) const {
+void operation::add_readers(std::vector<dependent_failure>& dependent_failures) const {
   if (cancelled())
     return;
   std::lock_guard lock{guard_};
   for (auto& next : successors_)
     if (next.reads)
-      casualties.push_back({next.who, cause_});
+      dependent_failures.push_back({next.who, cause_});
 }
 
 void operation::let_successors_go() noexcept {
@@ -237,11 +239,11 @@ void operation::let_successors_go() noexcept {
   });
 }
 
-std::vector<buffer::wound> operation::half_written_before(const buffer& memory) const {
-  std::vector<buffer::wound> result;
-  for (auto& x : healed_)
+std::vector<buffer::unreadable_range> operation::unreadable_before(const buffer& memory) const {
+  std::vector<buffer::unreadable_range> result;
+  for (auto& x : overwritten_)
     if (x.memory.get() == &memory)
-      result.push_back(x.wound);
+      result.push_back(x.range);
   return result;
 }
 
@@ -348,13 +350,14 @@ bool operation::set_cause(const caf::error& why,
 }
 
 void operation::fail(const caf::error& cause) noexcept {
-  std::vector<casualty> failed;
+  std::vector<dependent_failure> failed;
   fail_unanswered(cause, failed);
   for (auto& x : failed)
     x.who->answer(x.cause);
 }
 
-void operation::fail_unanswered(const caf::error& cause, std::vector<casualty>& failed) noexcept {
+void operation::fail_unanswered(const caf::error& cause,
+                                std::vector<dependent_failure>& failed) noexcept {
   // A chain of operations may be long: do not recurse.
   std::vector<std::shared_ptr<operation>> open{
       std::static_pointer_cast<operation>(shared_from_this())};
@@ -379,8 +382,8 @@ void operation::part_lost(part& p, const caf::error& why) noexcept {
     fail(why);
 }
 
-void operation::pass_by(part& p) noexcept {
-  passed_by_.store(true, std::memory_order_release);
+void operation::make_placeholder(part& p) noexcept {
+  has_placeholder_.store(true, std::memory_order_release);
   if (has_parts_elsewhere())
     on_lost_part(p, {});
 }
@@ -418,7 +421,7 @@ operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexcept {
     on_success(); // may fail the operation
   auto cause = this->cause();
   std::vector<follower> successors;
-  std::vector<casualty> casualties;
+  std::vector<dependent_failure> dependent_failures;
   {
     // An operation that is admitted later must see the marks as soon as this one is settled.
     std::unique_lock order{order_mutex(), std::defer_lock};
@@ -430,14 +433,14 @@ operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexcept {
       successors.swap(successors_);
     }
     if (cause)
-      casualties = wound_buffers(cause, successors);
+      dependent_failures = mark_buffers(cause, successors);
     if (failed())
       failing_.fetch_sub(1, std::memory_order_release);
   }
   if (cause)
     for (auto& p : parts())
       lane::end_drop(p);
-  healed_.clear();
+  overwritten_.clear();
   uses_.clear();
   std::atomic_thread_fence(std::memory_order_seq_cst); // as in `timekeeper::add_late`
   if (auto* keeper = kept_by_.load(std::memory_order_acquire))
@@ -449,40 +452,42 @@ operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexcept {
     for (auto& x : successors)
       if (x.reads)
         x.who->fail(cause);
-  for (auto& x : casualties)
+  for (auto& x : dependent_failures)
     x.who->fail(x.cause);
   for (auto& x : successors)
     follow_up.push_back(std::move(x.who));
   return keep;
 }
 
-std::vector<operation::casualty> operation::wound_buffers(const caf::error& cause,
-                                                          const std::vector<follower>& successors) {
-  std::vector<casualty> result;
+std::vector<operation::dependent_failure>
+operation::mark_buffers(const caf::error& cause, const std::vector<follower>& successors) {
+  std::vector<dependent_failure> result;
   auto told = [this](const use& u) { return this->told(parts()[u.part]); };
-  for (auto& x : healed_)
+  for (auto& x : overwritten_)
     if (std::none_of(uses_.begin(), uses_.end(), [&](const use& u) {
-          return u.memory == x.memory && u.writes && told(u) && u.begin <= x.wound.begin &&
-                 x.wound.end <= u.end;
+          return u.memory == x.memory && u.writes && told(u) && u.begin <= x.range.begin &&
+                 x.range.end <= u.end;
         }))
-      wound(x.memory, x.wound, successors, result);
+      mark_unreadable(x.memory, x.range, successors, result);
   const bool skips = marks_skipped() && !cancelled() && !left_order_; // else they are marked
   for (auto& u : uses_) {
     if (!u.writes || told(u))
       continue;
     if (parts()[u.part].at.load(std::memory_order_acquire) == part::state::done)
-      wound(u.memory, {u.begin, u.end, cause}, successors, result);
+      mark_unreadable(u.memory, {u.begin, u.end, cause}, successors, result);
     else if (skips)
-      wound(u.memory, {u.begin, u.end, cause, identity_of(u)}, successors, result);
+      mark_unreadable(u.memory, {u.begin, u.end, cause, identity_of(u)}, successors, result);
   }
   return result;
 }
 
-void operation::wound(const std::shared_ptr<buffer>& memory, const buffer::wound& x,
-                      const std::vector<follower>& successors, std::vector<casualty>& casualties) {
+void operation::mark_unreadable(const std::shared_ptr<buffer>& memory,
+                                const buffer::unreadable_range& x,
+                                const std::vector<follower>& successors,
+                                std::vector<dependent_failure>& dependent_failures) {
   // A successor that reads the range fails, also behind one that was withdrawn. A successor that
   // writes it takes the mark over: it overwrites the range, or fails and passes the mark on.
-  std::vector<buffer::wound> open;
+  std::vector<buffer::unreadable_range> open;
   if (x.begin < x.end)
     open.push_back(x);
   for (auto& next : successors) {
@@ -494,11 +499,11 @@ void operation::wound(const std::shared_ptr<buffer>& memory, const buffer::wound
       if (u.reads)
         for (auto& w : open)
           if (w.begin < u.end && u.begin < w.end && !u.accepted.includes(w.skipped_by))
-            casualties.push_back({next.who, w.cause});
+            dependent_failures.push_back({next.who, w.cause});
       if (!u.writes)
         continue;
       for (auto& w : cut_out(open, u.begin, u.end))
-        next.who->heals(memory, w);
+        next.who->overwrites(memory, w);
     }
   }
   for (auto& w : open)

@@ -93,7 +93,7 @@ struct alignas(64) part {
   /// Its lane issues it in any case, as the other ranks rely on that. The device is lent for it.
   bool promised = false;
   bool awaited_by_all = false; ///< frees are deferred, from promise or vote until the issue
-  bool passed_by = false;      ///< placeholder: never issued, only its event is in the stream
+  bool is_placeholder = false; ///< placeholder: never issued, only its event is in the stream
   /// A short copy over a link. It is issued in one call with the small copies that follow directly.
   bool is_small_copy = false;
   bool shares_event = false; ///< uses the event of a later part in its stream, which returns it
@@ -299,7 +299,7 @@ public:
   /// `reads`.
   void precede(const std::shared_ptr<operation>& successor, bool reads);
   /// Notes that it will overwrite the indeterminate or skipped range `x`, or else marks it again.
-  void heals(const std::shared_ptr<buffer>& memory, const buffer::wound& x);
+  void overwrites(const std::shared_ptr<buffer>& memory, const buffer::unreadable_range& x);
 
   /// Withdraws the operation, which failed before it went to the lanes, from the admission order:
   /// operations in the order do not wait for it any more.
@@ -309,7 +309,7 @@ public:
   }
   bool left_order() const noexcept { return left_order_; }
   /// A dependent failure: `who` fails because another operation does not write what it reads.
-  struct casualty {
+  struct dependent_failure {
     std::shared_ptr<operation> who;
     caf::error cause;
   };
@@ -320,18 +320,18 @@ public:
   }
   /// Marks again the indeterminate or skipped ranges that it was to overwrite.
   /// @returns whether there were any
-  bool return_wounds(std::vector<casualty>& casualties);
+  bool restore_unreadable(std::vector<dependent_failure>& dependent_failures);
   /// After `leave_order`, marks what it would have written as skipped. Returns whether there is
   /// any.
-  bool leave_skipped(std::vector<casualty>& casualties);
+  bool leave_skipped(std::vector<dependent_failure>& dependent_failures);
   /// Marks what it would have written: it was refused with `why` and has no place in the order.
   void mark_refused(const caf::error& why) const { mark_refused(uses_, why); }
   /// The same for `uses`, which are not added to the operation yet.
   void mark_refused(std::span<const use> uses, const caf::error& why) const;
   /// Adds the successors that were to read what it will never write.
-  void add_readers(std::vector<casualty>& casualties) const;
+  void add_readers(std::vector<dependent_failure>& dependent_failures) const;
   /// As `fail`, but adds the operations to `failed`; the caller answers them without the lock.
-  void fail_unanswered(const caf::error& cause, std::vector<casualty>& failed) noexcept;
+  void fail_unanswered(const caf::error& cause, std::vector<dependent_failure>& failed) noexcept;
   /// Lets the successors that are in the order settle without it.
   void let_successors_go() noexcept;
 
@@ -403,9 +403,9 @@ public:
     return all_told_.load(std::memory_order_acquire) || p.told.load(std::memory_order_acquire);
   }
   /// Returns whether some part is never issued.
-  bool passed_by() const noexcept { return passed_by_.load(std::memory_order_acquire); }
+  bool is_placeholder() const noexcept { return has_placeholder_.load(std::memory_order_acquire); }
   /// Notes that `p` is never issued.
-  void pass_by(part& p) noexcept;
+  void make_placeholder(part& p) noexcept;
   /// Counts one part as over, and settles the operation after the last.
   void part_over() noexcept {
     if (one_over())
@@ -459,7 +459,7 @@ protected:
   /// Sets whether the result was delivered to all requesters.
   void tell_all(bool told) noexcept { all_told_.store(told, std::memory_order_release); }
   /// For `on_success`: returns the indeterminate or skipped ranges of `memory` that it overwrites.
-  std::vector<buffer::wound> half_written_before(const buffer& memory) const;
+  std::vector<buffer::unreadable_range> unreadable_before(const buffer& memory) const;
   /// Sets count and type of the elements that it moves or makes, for the flight record.
   void of_elements(std::uint64_t count, dtype type) noexcept {
     elements_ = count;
@@ -480,9 +480,9 @@ private:
     std::shared_ptr<operation> who;
     bool reads;
   };
-  struct healed_wound {
+  struct overwritten_range {
     std::shared_ptr<buffer> memory;
-    buffer::wound wound;
+    buffer::unreadable_range range;
   };
 
   bool withdraw(withdrawal as) noexcept;
@@ -494,11 +494,13 @@ private:
   void note_cause(const caf::error& why, std::vector<std::shared_ptr<operation>>& readers) noexcept;
   bool set_cause(const caf::error& why, std::vector<std::shared_ptr<operation>>& readers) noexcept;
 
-  std::vector<casualty> wound_buffers(const caf::error& cause,
-                                      const std::vector<follower>& successors);
+  std::vector<dependent_failure> mark_buffers(const caf::error& cause,
+                                              const std::vector<follower>& successors);
   std::uint64_t identity_of(const use& u) const noexcept { return u.accepted.identity(number()); }
-  static void wound(const std::shared_ptr<buffer>& memory, const buffer::wound& x,
-                    const std::vector<follower>& successors, std::vector<casualty>& casualties);
+  static void mark_unreadable(const std::shared_ptr<buffer>& memory,
+                              const buffer::unreadable_range& x,
+                              const std::vector<follower>& successors,
+                              std::vector<dependent_failure>& dependent_failures);
   std::shared_ptr<operation> settle(std::vector<std::shared_ptr<operation>>& follow_up) noexcept;
 
   static std::atomic<std::size_t> failing_;
@@ -516,14 +518,14 @@ private:
   std::atomic<bool> failed_{false};
   std::atomic<bool> lost_{false};
   std::atomic<bool> all_told_{false};
-  std::atomic<bool> passed_by_{false};
+  std::atomic<bool> has_placeholder_{false};
   std::atomic<std::uint32_t> open_;           // parts and predecessors that are not over
   std::atomic<std::int64_t> counted_from_{0}; // start of a restarted stall limit; 0: none
   std::uint64_t elements_ = 0;
   std::uint8_t element_type_ = flight_entry::no_type;
-  bool left_order_ = false;          // under the admission lock, until it is on the lanes
-  std::vector<healed_wound> healed_; // under the admission lock
-  mutable std::mutex guard_;         // of cause_ and successors_
+  bool left_order_ = false;                    // under the admission lock, until it is on the lanes
+  std::vector<overwritten_range> overwritten_; // under the admission lock
+  mutable std::mutex guard_;                   // of cause_ and successors_
   caf::error cause_;
   std::vector<follower> successors_;
   std::shared_ptr<operation> self_; // set while lanes refer to the parts, or while it is retired

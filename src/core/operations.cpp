@@ -467,8 +467,8 @@ void lend_operation::on_leave() noexcept { give_back(*ref_.memory(), mode_); }
 /// It counts as a write, which clears the indeterminate or skipped ranges that were there before.
 /// But lending writes nothing, so they are marked again.
 void lend_operation::on_success() noexcept {
-  wounds_ = half_written_before(*ref_.memory());
-  for (auto& x : wounds_)
+  unreadable_ = unreadable_before(*ref_.memory());
+  for (auto& x : unreadable_)
     ref_.memory()->mark(x);
 }
 

@@ -211,7 +211,7 @@ public:
   const any_gpu_ref& ref() const noexcept { return ref_; }
   access_mode mode() const noexcept { return mode_; }
   /// Returns the indeterminate or skipped ranges of the memory, if it is lent for writing.
-  const std::vector<buffer::wound>& wounds() const noexcept { return wounds_; }
+  const std::vector<buffer::unreadable_range>& unreadable() const noexcept { return unreadable_; }
 
 protected:
   void on_leave() noexcept override;
@@ -221,7 +221,7 @@ protected:
 private:
   const any_gpu_ref ref_;
   const access_mode mode_;
-  std::vector<buffer::wound> wounds_;
+  std::vector<buffer::unreadable_range> unreadable_;
 };
 
 /// Makes later work on the buffer wait for the user's stream.

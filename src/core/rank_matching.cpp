@@ -18,33 +18,33 @@ std::uint64_t joint_entry::made_in() const noexcept {
   return op ? op->made_in() : refusal->made_in;
 }
 
-std::size_t call_line::place_of(std::uint64_t number) const noexcept {
+std::size_t call_queue::place_of(std::uint64_t number) const noexcept {
   if (open_.size() == end_ - first_) // one number for each entry
     return number - first_;
   auto after = std::ranges::upper_bound(open_, number, {}, &joint_entry::number);
   return static_cast<std::size_t>(after - open_.begin()) - 1;
 }
 
-const joint_entry* call_line::next_of(std::size_t caller, std::size_t before) const {
+const joint_entry* call_queue::next_of(std::size_t caller, std::size_t before) const {
   auto number = next_[caller] + before;
   return number < end_ ? &open_[place_of(number)] : nullptr;
 }
 
 /// Begins one more operation, in which the ranks that are left out have no part.
-void call_line::begin_next() {
+void call_queue::begin_next() {
   ++end_;
   open_.back().calls += left_out_.size();
   for (std::size_t x = 0; !left_out_.empty() && x < next_.size(); ++x)
     next_[x] += left_out_.contains(x);
 }
 
-void call_line::count_next_of(std::size_t caller) {
+void call_queue::count_next_of(std::size_t caller) {
   ++open_[place_of(next_[caller])].calls;
   ++next_[caller];
   forget_complete();
 }
 
-void call_line::take(std::size_t caller, const std::shared_ptr<collective_operation>& op) {
+void call_queue::take(std::size_t caller, const std::shared_ptr<collective_operation>& op) {
   if (next_[caller] == end_) {
     open_.push_back({.op = op, .refusal = {}, .refused_by = 0, .number = end_, .calls = 0});
     begin_next();
@@ -53,7 +53,7 @@ void call_line::take(std::size_t caller, const std::shared_ptr<collective_operat
 }
 
 /// Refused calls in a row share one entry, so any number of them takes the memory of one.
-void call_line::refuse(std::size_t caller, refused_call x) {
+void call_queue::refuse(std::size_t caller, refused_call x) {
   auto* last = open_.empty() ? nullptr : &open_.back();
   if (last == nullptr || !last->refusal || last->refused_by != caller ||
       last->refusal->made_in != x.made_in)
@@ -66,7 +66,7 @@ void call_line::refuse(std::size_t caller, refused_call x) {
   count_next_of(caller);
 }
 
-void call_line::leave_out(rank_set callers) {
+void call_queue::leave_out(rank_set callers) {
   for (std::size_t x = 0; x < next_.size(); ++x) {
     if (!callers.contains(x) || left_out_.contains(x))
       continue;
@@ -79,21 +79,21 @@ void call_line::leave_out(rank_set callers) {
   forget_complete();
 }
 
-void call_line::forget_complete() {
+void call_queue::forget_complete() {
   while (!open_.empty() && open_.front().calls == (end_of(0) - first_) * next_.size()) {
     first_ = end_of(0);
     open_.pop_front();
   }
 }
 
-void call_line::take_of_all() noexcept {
+void call_queue::take_of_all() noexcept {
   for (auto& x : next_)
     ++x;
   ++first_;
   ++end_;
 }
 
-void call_line::give_away(std::vector<std::shared_ptr<collective_operation>>& to) {
+void call_queue::give_away(std::vector<std::shared_ptr<collective_operation>>& to) {
   for (auto& x : open_)
     if (x.op)
       to.push_back(std::move(x.op));
@@ -112,14 +112,14 @@ std::vector<std::shared_ptr<collective_operation>> rank_matching::give_away() {
 
 bool rank_matching::handed_in(std::size_t rank, rank_set absent,
                               std::span<const std::byte> lines) noexcept {
-  auto& own = desks_[rank];
+  auto& own = counters_[rank];
   own.lines.store(lines.data(), std::memory_order_relaxed);
   // If two ranks come at once, at least one of them sees the other.
   auto calls = own.calls.fetch_add(1) + 1;
-  for (std::size_t i = 0; i < desks_.size(); ++i)
-    if (desks_[i].calls.load() < calls && !absent.contains(i))
+  for (std::size_t i = 0; i < counters_.size(); ++i)
+    if (counters_[i].calls.load() < calls && !absent.contains(i))
       return false;
-  for (auto& x : desks_)
+  for (auto& x : counters_)
     if (&x != &own)
       prefetch_lines_to_change(x.lines.load(std::memory_order_relaxed), lines.size());
   return true;
@@ -132,11 +132,11 @@ room_maker rank_matching::maker_of(std::size_t rank) const noexcept {
                                                 : room_maker::others;
 }
 
-void rank_matching::refused(std::size_t rank) noexcept { desks_[rank].calls.fetch_sub(1); }
+void rank_matching::refused(std::size_t rank) noexcept { counters_[rank].calls.fetch_sub(1); }
 
 void rank_matching::passed_over(const rank_end& of) noexcept {
   if (!of.is_message())
-    desks_[of.rank].calls.fetch_add(1);
+    counters_[of.rank].calls.fetch_add(1);
 }
 
 std::shared_ptr<collective_operation>
@@ -175,12 +175,12 @@ void rank_matching::leave_out(rank_set absent) {
       ends = ends.with(1);
     line.leave_out(ends);
   }
-  for (std::size_t i = 0; i < desks_.size(); ++i) // a returning rank counts as up to date
+  for (std::size_t i = 0; i < counters_.size(); ++i) // a returning rank counts as up to date
     if (before.contains(i) && !absent.contains(i))
-      desks_[i].calls.store(collectives_.made(i));
+      counters_[i].calls.store(collectives_.made(i));
 }
 
-call_line& rank_matching::line_of(const rank_end& of) {
+call_queue& rank_matching::line_of(const rank_end& of) {
   return of.is_message() ? messages_.try_emplace(of.ends(), 2).first->second : collectives_;
 }
 

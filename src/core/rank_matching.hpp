@@ -51,9 +51,9 @@ struct joint_entry {
 /// A queue of calls. The k-th calls of its callers belong together, except those of callers that
 /// are left out at that time.
 /// @thread under the admission lock
-class call_line {
+class call_queue {
 public:
-  explicit call_line(std::size_t callers) : next_(callers, 0) {}
+  explicit call_queue(std::size_t callers) : next_(callers, 0) {}
 
   /// Returns what the next call of `caller`, or the one after `before` more, belongs to. Null if no
   /// other caller has made its call of it yet. Valid until this changes.
@@ -134,7 +134,7 @@ struct rank_end {
 class rank_matching {
 public:
   explicit rank_matching(std::size_t ranks)
-      : spare_requests(ranks), collectives_(ranks), desks_(ranks), call_sides_(ranks) {}
+      : spare_requests(ranks), collectives_(ranks), counters_(ranks), call_sides_(ranks) {}
 
   /// Made in advance: each rank's next collective request, and the operation that these make.
   /// `spare_joint` is taken under the admission lock.
@@ -180,20 +180,20 @@ public:
   room_maker maker_of_missing(const rank_end& of);
   /// Leaves out `absent`, from the next operation on.
   void leave_out(rank_set absent);
-  call_line& line_of(const rank_end& of);
-  call_line& collectives() noexcept { return collectives_; }
+  call_queue& line_of(const rank_end& of);
+  call_queue& collectives() noexcept { return collectives_; }
   /// Returns whether a collective lacks a call.
   bool waits_for_calls() const noexcept { return !collectives_.empty(); }
-  /// As `call_line::give_away`.
+  /// As `call_queue::give_away`.
   std::vector<std::shared_ptr<collective_operation>> give_away();
   /// Returns the caller's index in the queue of `of`.
   static std::size_t caller_of(const rank_end& of) noexcept;
 
 private:
-  call_line collectives_;
+  call_queue collectives_;
   static constexpr std::size_t most_credit = 64;
 
-  struct desk {
+  struct rank_counter {
     std::atomic<std::uint64_t> calls{0};
     std::atomic<const std::byte*> lines{nullptr}; // of the last call, which may be destroyed
   };
@@ -202,9 +202,9 @@ private:
     std::atomic<int> credit{0};
   };
 
-  std::vector<desk> desks_; // counts collective calls, by rank
+  std::vector<rank_counter> counters_; // counts collective calls, by rank
   std::vector<call_side> call_sides_;
-  std::map<std::pair<std::size_t, std::size_t>, call_line> messages_; // by (from, to)
+  std::map<std::pair<std::size_t, std::size_t>, call_queue> messages_; // by (from, to)
 };
 
 } // namespace troupe::detail

@@ -303,8 +303,8 @@ std::shared_ptr<operation_of<std::uint64_t>> runtime::reset(int ordinal,
   reason.generation = state.generation();
   reason.detail = "reset requested";
   auto why = make_error(std::move(reason));
-  admission_->place_handed_in(); // earlier calls fail with the others
-  std::uint64_t generation = 0;  // the one that ends
+  admission_->drain();          // earlier calls fail with the others
+  std::uint64_t generation = 0; // the one that ends
   {
     std::lock_guard lock{order_mutex()};
     auto refuse = [&](errc code, std::string detail) {
@@ -380,7 +380,7 @@ void runtime::shut_down(int ordinal, const caf::error& why) {
   }
   if (!worker)
     return;
-  admission_->place_handed_in(); // earlier calls fail with the others
+  admission_->drain(); // earlier calls fail with the others
   {
     std::lock_guard lock{order_mutex()};
     worker->state().close(device_phase::shut_down, why);
@@ -472,7 +472,7 @@ void runtime::on_device_failed(lane& where, const caf::error& why) noexcept {
 
 void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
   auto& state = where.state();
-  admission_->place_handed_in(); // earlier calls fail with the others
+  admission_->drain(); // earlier calls fail with the others
   bool is_news = false;
   {
     std::lock_guard lock{order_mutex()};

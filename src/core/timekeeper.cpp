@@ -50,9 +50,9 @@ void timekeeper::stop() noexcept {
     thread_.join();
 }
 
-timekeeper::shelf& timekeeper::shelf_of(const operation& x) noexcept {
+timekeeper::shard& timekeeper::shard_of(const operation& x) noexcept {
   constexpr std::uint64_t spread = 0x9e3779b97f4a7c15;
-  return shelves_[(reinterpret_cast<std::uintptr_t>(&x) * spread) >> 61];
+  return shards_[(reinterpret_cast<std::uintptr_t>(&x) * spread) >> 61];
 }
 
 void timekeeper::add(operation& x) {
@@ -61,7 +61,7 @@ void timekeeper::add(operation& x) {
       x.stall_limit > 0 && std::chrono::nanoseconds{x.stall_limit} < when - now)
     when = now + std::chrono::nanoseconds{x.stall_limit};
   {
-    auto& place = shelf_of(x);
+    auto& place = shard_of(x);
     hot_lock lock{place.mutex};
     x.kept_by_ = this;
     x.previous_ = place.last;
@@ -70,7 +70,7 @@ void timekeeper::add(operation& x) {
     place.last = &x;
     ++place.size;
   }
-  if (when >= next_.load()) // a thread that changes next_ looks at the shelf after that
+  if (when >= next_.load()) // a thread that changes next_ looks at the shard after that
     return;
   std::lock_guard lock{mutex_};
   wake_at(when);
@@ -84,7 +84,7 @@ void timekeeper::add_late(operation& x) {
 }
 
 void timekeeper::remove(operation& x) noexcept {
-  auto& place = shelf_of(x);
+  auto& place = shard_of(x);
   hot_lock lock{place.mutex};
   if (!x.watched())
     return;
@@ -96,7 +96,7 @@ void timekeeper::remove(operation& x) noexcept {
 
 void timekeeper::for_each(const std::function<void(operation&)>& act) {
   std::vector<std::shared_ptr<completion>> all;
-  for (auto& place : shelves_) {
+  for (auto& place : shards_) {
     std::lock_guard lock{place.mutex};
     all.reserve(all.size() + place.size);
     for (auto* x = place.first; x != nullptr; x = x->next_)
@@ -123,7 +123,7 @@ void timekeeper::cancel_call(std::uint64_t id) noexcept {
 
 std::size_t timekeeper::size() const noexcept {
   std::size_t result = 0;
-  for (auto& place : shelves_) {
+  for (auto& place : shards_) {
     std::lock_guard lock{place.mutex};
     result += place.size;
   }
@@ -142,14 +142,14 @@ void timekeeper::count_anew(const std::vector<std::shared_ptr<completion>>& stal
   auto now = clock::now();
   for (auto& i : stalled) {
     auto& x = static_cast<operation&>(*i);
-    std::lock_guard its{shelf_of(x).mutex};
+    std::lock_guard its{shard_of(x).mutex};
     x.count_stall_anew(now.time_since_epoch().count());
     wake_at(due(x, now));
   }
 }
 
 /// Finds the operations that are late. Under mutex_.
-void timekeeper::look_at(shelf& place, clock::time_point now) {
+void timekeeper::look_at(shard& place, clock::time_point now) {
   std::lock_guard lock{place.mutex};
   for (auto* x = place.first; x != nullptr; x = x->next_) {
     if (!x->answered() && x->deadline <= now)
@@ -224,7 +224,7 @@ void timekeeper::run() {
       continue;
     }
     next_ = clock::time_point::max();
-    for (auto& place : shelves_)
+    for (auto& place : shards_)
       look_at(place, now);
     for (auto i = calls_.begin(); i != calls_.end();) {
       if (i->when <= now) {

@@ -57,7 +57,7 @@ private:
   };
 
   /// A shard of the watched operations. There are several, to reduce contention between clients.
-  struct alignas(64) shelf {
+  struct alignas(64) shard {
     mutable std::mutex mutex;
     operation* first = nullptr;
     operation* last = nullptr;
@@ -72,7 +72,7 @@ private:
     clock::time_point until; ///< end of the wait: a lane may be in a call that does not return
   };
 
-  shelf& shelf_of(const operation& x) noexcept;
+  shard& shard_of(const operation& x) noexcept;
   /// Returns when to look at `x` again.
   clock::time_point due(const operation& x, clock::time_point now) const;
   /// Asks the lanes of `who` to look once more.
@@ -84,11 +84,11 @@ private:
   void wait(std::unique_lock<std::mutex>& lock, clock::time_point next);
   bool rest(std::unique_lock<std::mutex>& lock);
   void run();
-  void look_at(shelf& x, clock::time_point now);
+  void look_at(shard& x, clock::time_point now);
   void wake_at(clock::time_point when); // under mutex_
 
-  std::array<shelf, 8> shelves_;
-  std::mutex mutex_; // locked before a shelf's
+  std::array<shard, 8> shards_;
+  std::mutex mutex_; // locked before a shard's
   std::condition_variable condition_;
   std::atomic<clock::time_point> next_{clock::time_point::max()}; // changed under mutex_
   std::vector<std::shared_ptr<completion>> expired_;              // found by `look_at`

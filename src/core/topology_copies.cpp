@@ -214,9 +214,9 @@ caf::error topology_core::check_copies(const char* verb, std::span<const copy_pa
   return check_overlap(verb, copies);
 }
 
-std::vector<device_copies_operation::leg>
-topology_core::legs_of(std::span<const copy_pair> copies) const {
-  std::vector<device_copies_operation::leg> result;
+std::vector<device_copies_operation::peer_batch>
+topology_core::batches_of(std::span<const copy_pair> copies) const {
+  std::vector<device_copies_operation::peer_batch> result;
   std::map<std::tuple<link_ends, std::uint64_t, std::uint64_t>, std::size_t> known;
   for (auto& x : copies) {
     const link_ends ends{*place_of(x.source), *place_of(x.target)};
@@ -257,8 +257,9 @@ topology_core::copies_answer topology_core::start_copies(const char* verb,
     return refuse(verb, std::move(error));
   if (copies.empty())
     return copy_nothing(verb, options);
-  return start(std::make_shared<device_copies_operation>(verb, shared_from_this(), legs_of(copies)),
-               options);
+  return start(
+      std::make_shared<device_copies_operation>(verb, shared_from_this(), batches_of(copies)),
+      options);
 }
 
 topology_core::copies_answer topology_core::copy(const any_gpu_ref& target,

@@ -139,7 +139,8 @@ private:
   copies_answer copy_nothing(const char* verb, const request_options& options);
   copies_answer start_copies(const char* verb, std::span<const copy_pair> copies,
                              const request_options& options);
-  std::vector<device_copies_operation::leg> legs_of(std::span<const copy_pair> copies) const;
+  std::vector<device_copies_operation::peer_batch>
+  batches_of(std::span<const copy_pair> copies) const;
 
   // Called under mutex_. They do not take the admission lock, which is always locked before mutex_.
   edge& edge_at(const link_ends& x) { return edges_[x.from * size() + x.to]; }

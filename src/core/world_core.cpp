@@ -1033,7 +1033,7 @@ void world_core::count_refused(const rank_end& of, const caf::error& why,
                                std::uint64_t membership) {
   if (!is_whole() || !counts_among_calls(why, membership))
     return;
-  runtime_->gate().place_handed_in(); // its rank's earlier calls come first
+  runtime_->gate().drain(); // its rank's earlier calls come first
   std::shared_ptr<collective_operation> ended;
   {
     std::lock_guard lock{order_mutex()};

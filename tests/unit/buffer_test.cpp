@@ -45,7 +45,7 @@ std::uint64_t number_of(const caf::error& e) { return failure_of(e).value().oper
 TEST(Buffer, IsDeterminateFromTheStart) {
   a_buffer x;
   EXPECT_TRUE(is_ok(x.memory->check_determinate(0, size)));
-  EXPECT_TRUE(x.memory->heal(0, size).empty());
+  EXPECT_TRUE(x.memory->mark_overwritten(0, size).empty());
 }
 
 TEST(Buffer, NamesTheFirstCause) {
@@ -77,18 +77,19 @@ TEST(Buffer, AgreesWithABitmap) {
             model[i] = step;
         break;
       case 1: {
-        std::array<std::uint64_t, size> healed{};
-        for (auto& w : x.memory->heal(begin, end)) {
+        std::array<std::uint64_t, size> overwritten{};
+        for (auto& w : x.memory->mark_overwritten(begin, end)) {
           ASSERT_LE(begin, w.begin);
           ASSERT_LT(w.begin, w.end);
           ASSERT_LE(w.end, end);
           for (auto i = w.begin; i < w.end; ++i) {
-            ASSERT_EQ(healed[i], 0u);
-            healed[i] = number_of(w.cause);
+            ASSERT_EQ(overwritten[i], 0u);
+            overwritten[i] = number_of(w.cause);
           }
         }
         for (auto i = begin; i < end; ++i) {
-          ASSERT_EQ(healed[i], model[i]) << "seed " << seed << ", step " << step << ", byte " << i;
+          ASSERT_EQ(overwritten[i], model[i])
+              << "seed " << seed << ", step " << step << ", byte " << i;
           model[i] = 0;
         }
         break;

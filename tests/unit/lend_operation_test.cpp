@@ -74,10 +74,10 @@ TEST(LendOperation, TellsWhatIsHalfWrittenOfThePart) {
   memory.memory()->mark({8, 24, make_error(errc::launch_failed, "on purpose")});
   const auto lent = lend(system, must(memory.slice(16, 16)), access_mode::write);
   ASSERT_TRUE(is_ok(answer_of(lent)));
-  ASSERT_EQ(lent->wounds().size(), 1u);
-  EXPECT_EQ(lent->wounds()[0].begin, 16u);
-  EXPECT_EQ(lent->wounds()[0].end, 24u);
-  EXPECT_TRUE(has_code(lent->wounds()[0].cause, errc::launch_failed));
+  ASSERT_EQ(lent->unreadable().size(), 1u);
+  EXPECT_EQ(lent->unreadable()[0].begin, 16u);
+  EXPECT_EQ(lent->unreadable()[0].end, 24u);
+  EXPECT_TRUE(has_code(lent->unreadable()[0].cause, errc::launch_failed));
   EXPECT_TRUE(has_code(check_determinate(memory, 8, 16), errc::indeterminate));
   EXPECT_TRUE(has_code(check_determinate(memory, 16, 24), errc::indeterminate));
 }
@@ -91,9 +91,9 @@ TEST(LendOperation, TellsWhatAWriterBeforeItLeavesHalfWritten) {
   lane.let_go();
   EXPECT_TRUE(has_code(answer_of(writer), errc::launch_failed));
   ASSERT_TRUE(is_ok(answer_of(lent)));
-  ASSERT_EQ(lent->wounds().size(), 1u);
-  EXPECT_EQ(lent->wounds()[0].begin, 4u);
-  EXPECT_EQ(lent->wounds()[0].end, 12u);
+  ASSERT_EQ(lent->unreadable().size(), 1u);
+  EXPECT_EQ(lent->unreadable()[0].begin, 4u);
+  EXPECT_EQ(lent->unreadable()[0].end, 12u);
   EXPECT_TRUE(has_code(check_determinate(memory, 0, size), errc::indeterminate));
   EXPECT_TRUE(is_ok(check_determinate(memory, 12, size)));
 }

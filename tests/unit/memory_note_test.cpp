@@ -28,8 +28,8 @@ using detail::memory_note;
 using detail::memory_note_of;
 using detail::note_kind;
 using detail::to_note;
+using detail::unreadable_range;
 using detail::wire_writer;
-using detail::wound;
 using testing::has_code;
 using testing::is_ok;
 
@@ -37,7 +37,7 @@ using kind = memory_note::kind;
 using bytes = std::vector<std::byte>;
 
 constexpr auto most = std::numeric_limits<std::uint64_t>::max();
-/// A note lists at most this many wounds one by one.
+/// A note lists at most this many ranges one by one.
 constexpr std::size_t told_singly = 8;
 constexpr std::size_t longest_text = 1024;
 
@@ -85,18 +85,20 @@ auto fields_of(const gpu_token& x) {
     return ::testing::AssertionFailure() << "another kind, number, mode or address";
   if (fields_of(x.token) != fields_of(y.token))
     return ::testing::AssertionFailure() << "another token";
-  if (x.wounds.size() != y.wounds.size())
-    return ::testing::AssertionFailure() << x.wounds.size() << " wounds, not " << y.wounds.size();
-  for (std::size_t i = 0; i < x.wounds.size(); ++i) {
-    if (x.wounds[i].begin != y.wounds[i].begin || x.wounds[i].end != y.wounds[i].end)
-      return ::testing::AssertionFailure() << "wound " << i << " lies elsewhere";
-    if (auto equal = same(x.wounds[i].cause, y.wounds[i].cause); !equal)
-      return equal << ", of wound " << i;
+  if (x.unreadable.size() != y.unreadable.size())
+    return ::testing::AssertionFailure()
+           << x.unreadable.size() << " unreadable, not " << y.unreadable.size();
+  for (std::size_t i = 0; i < x.unreadable.size(); ++i) {
+    if (x.unreadable[i].begin != y.unreadable[i].begin ||
+        x.unreadable[i].end != y.unreadable[i].end)
+      return ::testing::AssertionFailure() << "unreadable_range " << i << " lies elsewhere";
+    if (auto equal = same(x.unreadable[i].cause, y.unreadable[i].cause); !equal)
+      return equal << ", of unreadable_range " << i;
   }
   return same(x.why, y.why);
 }
 
-std::vector<wound> some_wounds() {
+std::vector<unreadable_range> some_unreadable() {
   auto other = some_failure();
   other.code = errc::worker_lost;
   other.parts.clear();
@@ -117,13 +119,13 @@ memory_note some_note(kind what) {
     break;
   case kind::lent:
     x.address = 0x7f00deadbeef0000;
-    x.wounds = some_wounds();
+    x.unreadable = some_unreadable();
     break;
   case kind::refused:
     x.why = make_error(some_failure());
     break;
   case kind::given_back:
-    x.wounds = some_wounds();
+    x.unreadable = some_unreadable();
     break;
   }
   return x;
@@ -168,7 +170,7 @@ TEST(MemoryNote, SaysOnlyWhatItsKindHas) {
   auto x = some_note(kind::claim);
   x.address = 1;
   x.why = make_error(errc::internal, "not requested");
-  x.wounds = some_wounds();
+  x.unreadable = some_unreadable();
   const auto got = memory_note_of(to_note(x));
   ASSERT_TRUE(got);
   EXPECT_TRUE(same(*got, some_note(kind::claim)));
@@ -311,10 +313,10 @@ TEST(MemoryNote, CutsWhatIsTooLong) {
     EXPECT_TRUE(same(got->why, make_error(cut))) << size;
     x = {};
     x.what = kind::given_back;
-    x.wounds = {{0, 1, make_error(why)}};
+    x.unreadable = {{0, 1, make_error(why)}};
     got = memory_note_of(to_note(x));
     ASSERT_TRUE(got);
-    EXPECT_TRUE(same(got->wounds.at(0).cause, make_error(cut))) << size;
+    EXPECT_TRUE(same(got->unreadable.at(0).cause, make_error(cut))) << size;
   }
 }
 
@@ -339,8 +341,8 @@ TEST(MemoryNote, MakesOneWoundOfTooMany) {
     x.what = kind::given_back;
     for (std::size_t i = 0; i < count; ++i) {
       const auto begin = random() % 1'000'000;
-      x.wounds.push_back({begin, begin + 1 + random() % 1'000,
-                          make_error(errc::launch_failed, std::to_string(i))});
+      x.unreadable.push_back({begin, begin + 1 + random() % 1'000,
+                              make_error(errc::launch_failed, std::to_string(i))});
     }
     const auto got = memory_note_of(to_note(x));
     ASSERT_TRUE(got);
@@ -348,13 +350,14 @@ TEST(MemoryNote, MakesOneWoundOfTooMany) {
       EXPECT_TRUE(same(*got, x));
       continue;
     }
-    ASSERT_EQ(got->wounds.size(), 1u);
+    ASSERT_EQ(got->unreadable.size(), 1u);
     auto by_begin = [](auto& a, auto& b) { return a.begin < b.begin; };
     auto by_end = [](auto& a, auto& b) { return a.end < b.end; };
-    EXPECT_EQ(got->wounds[0].begin,
-              std::min_element(x.wounds.begin(), x.wounds.end(), by_begin)->begin);
-    EXPECT_EQ(got->wounds[0].end, std::max_element(x.wounds.begin(), x.wounds.end(), by_end)->end);
-    EXPECT_TRUE(same(got->wounds[0].cause, x.wounds[0].cause));
+    EXPECT_EQ(got->unreadable[0].begin,
+              std::min_element(x.unreadable.begin(), x.unreadable.end(), by_begin)->begin);
+    EXPECT_EQ(got->unreadable[0].end,
+              std::max_element(x.unreadable.begin(), x.unreadable.end(), by_end)->end);
+    EXPECT_TRUE(same(got->unreadable[0].cause, x.unreadable[0].cause));
   }
 }
 
@@ -383,7 +386,7 @@ TEST(MemoryNote, OfAnyBytesIsNoneOrMeansSomething) {
     ++understood;
     const auto again = memory_note_of(to_note(*got));
     ASSERT_TRUE(again) << "seed " << i;
-    if (got->wounds.size() <= told_singly) {
+    if (got->unreadable.size() <= told_singly) {
       ASSERT_TRUE(same(*again, *got)) << "seed " << i;
     }
   }

@@ -76,13 +76,13 @@ TEST(RankMatching, WhoIsBackHasMadeAsManyAsWerePlaced) {
 }
 
 /// Takes the next call of each of `callers`.
-void take(call_line& x, std::initializer_list<std::size_t> callers) {
+void take(call_queue& x, std::initializer_list<std::size_t> callers) {
   for (auto i : callers)
     x.take(i, nullptr);
 }
 
 TEST(CallLine, WaitsForTheCallsOfAll) {
-  call_line x{ranks};
+  call_queue x{ranks};
   take(x, {0, 0, 2});
   EXPECT_EQ(x.ahead(0), 2u);
   EXPECT_EQ(x.ahead(1), 0u);
@@ -96,7 +96,7 @@ TEST(CallLine, WaitsForTheCallsOfAll) {
 }
 
 TEST(CallLine, WhoIsLeftOutHasNoPartInWhatIsOpen) {
-  call_line x{ranks};
+  call_queue x{ranks};
   take(x, {0, 0, 2});
   x.leave_out(rank_set::of(1));
   EXPECT_EQ(x.ahead(0), 1u); // the first one lacked only this rank
@@ -105,7 +105,7 @@ TEST(CallLine, WhoIsLeftOutHasNoPartInWhatIsOpen) {
 }
 
 TEST(CallLine, WhoIsBackIsWaitedForInWhatComesThen) {
-  call_line x{ranks};
+  call_queue x{ranks};
   x.leave_out(rank_set::of(1));
   take(x, {0, 2, 0, 0, 2}); // the last one lacks a call
   x.leave_out({});
@@ -122,13 +122,13 @@ TEST(CallLine, WhoIsBackIsWaitedForInWhatComesThen) {
 }
 
 /// Returns the error that the next call of `caller` ends with.
-caf::error end_of_next(const call_line& x, std::size_t caller) {
+caf::error end_of_next(const call_queue& x, std::size_t caller) {
   auto* next = x.next_of(caller);
   return next != nullptr && next->refusal ? next->why_ended() : caf::error{};
 }
 
 TEST(CallLine, WhatOneWasRefusedEndsForAll) {
-  call_line x{ranks};
+  call_queue x{ranks};
   const auto refusal = [](errc code) { return refused_call{make_error(code, "on purpose"), 1}; };
   take(x, {1, 1});
   for (int i = 0; i < 100; ++i)
@@ -156,7 +156,7 @@ TEST(CallLine, WhatOneWasRefusedEndsForAll) {
 }
 
 TEST(CallLine, WhatWasRefusedToOneIsNotAwaitedOfThoseWhoLeave) {
-  call_line x{ranks};
+  call_queue x{ranks};
   for (int i = 0; i < 3; ++i)
     x.refuse(0, {make_error(errc::overloaded, "on purpose"), 1});
   take(x, {1}); // of the first refused call
@@ -175,7 +175,7 @@ TEST(CallLine, WhatWasRefusedToOneIsNotAwaitedOfThoseWhoLeave) {
 }
 
 TEST(CallLine, SomeMayLeaveWhileOthersAreOut) {
-  call_line x{ranks};
+  call_queue x{ranks};
   take(x, {0});
   x.leave_out(rank_set::of(1));
   take(x, {0});

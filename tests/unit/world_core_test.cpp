@@ -626,7 +626,7 @@ TEST(WorldCore, IsNotKeptByACallThatLacksTheOthers) {
     alone = world.core->run(
         0, {collective_kind::all_reduce, world.refs[0], any_gpu_ref{}, reduce_op::sum, -1}, {},
         world.core);
-    system.runtime()->gate().place_handed_in();
+    system.runtime()->gate().drain();
   }
   EXPECT_TRUE(has_code(answer_of(alone), errc::unavailable));
   alone.reset();

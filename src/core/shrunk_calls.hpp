@@ -13,7 +13,7 @@ class communicator;
 
 /// The calls of one rank on such a communicator, in place of its calls on a communicator of all
 /// ranks.
-struct fewer_calls {
+struct shrunk_calls {
   /// A copy in the same stream before the calls. If ranks are absent, this rank's part of a buffer
   /// that is gathered in place lies further to the front.
   struct move {
@@ -27,6 +27,6 @@ struct fewer_calls {
 };
 
 /// Adds the calls that replace `call`, which outlives `to`. All ranks that it names are present.
-void add_with_fewer_ranks(const rank_call& call, const communicator& on, fewer_calls& to);
+void add_shrunk(const rank_call& call, const communicator& on, shrunk_calls& to);
 
 } // namespace troupe::detail

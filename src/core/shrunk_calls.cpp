@@ -1,4 +1,4 @@
-#include "core/fewer_ranks.hpp"
+#include "core/shrunk_calls.hpp"
 
 #include "core/communicator.hpp"
 
@@ -13,7 +13,7 @@ std::byte* at(const void* x, std::size_t offset) noexcept {
 }
 
 /// Moves the rank's part of an in-place gather to the rank's place in the communicator.
-void gather_in_place(collective_call& call, std::size_t rank, std::size_t place, fewer_calls& to) {
+void gather_in_place(collective_call& call, std::size_t rank, std::size_t place, shrunk_calls& to) {
   const auto part = call.count * size_of(call.type);
   if (call.recv == nullptr || rank == place || call.send != at(call.recv, rank * part))
     return;
@@ -77,7 +77,7 @@ exchange_plan plan_of_exchange(const exchange_plan& whole, const communicator& o
 
 } // namespace
 
-void add_with_fewer_ranks(const rank_call& of, const communicator& on, fewer_calls& to) {
+void add_shrunk(const rank_call& of, const communicator& on, shrunk_calls& to) {
   auto call = of.complete();
   const auto place = on.place_of(of.rank);
   auto as_exchange = [&](exchange_plan plan) {
