@@ -1,10 +1,10 @@
 // Measures the cost of the flight recorder per operation on a lane: the calls that a lane makes for
 // an all-reduce in place. Takes the best of many rounds, since other programs may use the machine.
 
-#include "core/flight_log.hpp"
+#include "flight/flight_log.hpp"
 
-#include "core/device_state.hpp"
-#include "core/operation.hpp"
+#include "operation/device_state.hpp"
+#include "operation/operation.hpp"
 
 #include <CLI/CLI.hpp>
 

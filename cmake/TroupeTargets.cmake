@@ -3,6 +3,10 @@
 #   troupe_target_defaults(<target>)
 #       C++20, warnings, and TROUPE_HAS_CUDA=1 if the CUDA backend is built.
 #
+#   troupe_add_module(<folder> [USES <module>...] SOURCES <file>... [LIBRARY <library>])
+#       A module of the library: an object library, whose objects are part of LIBRARY, by default
+#       troupe. USES lists the modules whose headers its files may include (scripts/check-layers).
+#
 #   troupe_add_program(<name> SOURCES <file>... [LIBS <library>...])
 #       A program that links troupe.
 #
@@ -39,6 +43,30 @@ function(troupe_target_defaults target)
   if(TROUPE_HAS_CUDA)
     target_compile_definitions(${target} PRIVATE TROUPE_HAS_CUDA=1)
   endif()
+endfunction()
+
+function(troupe_add_module folder)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "LIBRARY" "USES;SOURCES")
+  if(arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "troupe_add_module(${folder}): unknown argument ${arg_UNPARSED_ARGUMENTS}")
+  endif()
+  if(NOT arg_LIBRARY)
+    set(arg_LIBRARY troupe)
+  endif()
+  string(REPLACE "/" "_" name "troupe_${folder}")
+  add_library(${name} OBJECT ${arg_SOURCES})
+  troupe_target_defaults(${name})
+  set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  target_include_directories(${name} PRIVATE
+    "${PROJECT_SOURCE_DIR}/include" "${CMAKE_CURRENT_SOURCE_DIR}")
+  target_link_libraries(${name} PRIVATE CAF::core CAF::io Threads::Threads spdlog::spdlog)
+  foreach(used IN LISTS arg_USES)
+    string(REPLACE "/" "_" used "troupe_${used}")
+    if(NOT TARGET ${used})
+      message(FATAL_ERROR "troupe_add_module(${folder}): ${used} is not declared before it")
+    endif()
+  endforeach()
+  target_sources(${arg_LIBRARY} PRIVATE $<TARGET_OBJECTS:${name}>)
 endfunction()
 
 function(troupe_add_program name)

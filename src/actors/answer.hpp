@@ -1,8 +1,8 @@
 /// The `pending` that facades return for an operation.
 #pragma once
 
-#include "core/operation.hpp"
-#include "core/operations.hpp"
+#include "device/operations.hpp"
+#include "operation/operation.hpp"
 #include <troupe/pending.hpp>
 
 #include <memory>

@@ -1,6 +1,6 @@
 #include "actors/answer_spinner.hpp"
 
-#include "core/spin.hpp"
+#include "foundation/spin.hpp"
 
 #include <caf/all.hpp>
 

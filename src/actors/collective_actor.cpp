@@ -1,7 +1,6 @@
 #include "actors/messages.hpp"
 #include "actors/spawn.hpp"
 #include "actors/subscribers.hpp"
-#include "core/log.hpp"
 #include <troupe/device_status.hpp>
 
 #include <caf/all.hpp>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "actors/system.hpp"
-#include "core/device_core.hpp"
+#include "device/device_core.hpp"
 #include <troupe/device.hpp>
 
 #include <chrono>

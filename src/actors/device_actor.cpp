@@ -2,7 +2,7 @@
 #include "actors/reply.hpp"
 #include "actors/spawn.hpp"
 #include "actors/subscribers.hpp"
-#include "core/device_core.hpp"
+#include "device/device_core.hpp"
 #include <troupe/device.hpp>
 #include <troupe/flight_record.hpp>
 

@@ -1,6 +1,6 @@
 #include "actors/messages.hpp"
 #include "actors/spawn.hpp"
-#include "core/log.hpp"
+#include "foundation/log.hpp"
 #include <troupe/detail/caf_compat.hpp>
 
 #include <caf/all.hpp>

@@ -3,7 +3,7 @@
 #include "actors/device_access.hpp"
 #include "actors/topology_parts.hpp"
 #include "actors/world_access.hpp"
-#include "core/skipping.hpp"
+#include "collective/collective_writes.hpp"
 
 #include <caf/all.hpp>
 

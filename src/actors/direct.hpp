@@ -2,10 +2,11 @@
 #pragma once
 
 #include "actors/reply.hpp"
-#include "core/device_core.hpp"
-#include "core/skipping.hpp"
-#include "core/topology_core.hpp"
-#include "core/world_core.hpp"
+#include "collective/collective_writes.hpp"
+#include "device/device_core.hpp"
+#include "operation/skipping.hpp"
+#include "topology/topology_core.hpp"
+#include "world/world_core.hpp"
 #include <troupe/request.hpp>
 
 #include <cstring>

@@ -1,5 +1,5 @@
 #include "actors/system.hpp"
-#include "core/operations.hpp"
+#include "flight/flight_recorder.hpp" // for recorder()
 #include <troupe/flight_record.hpp>
 
 namespace troupe {

@@ -1,9 +1,8 @@
-#include "actors/device_access.hpp"
 #include "actors/world_access.hpp"
-#include "core/error_text.hpp"
-#include "core/mesh_calls.hpp"
-#include "core/mesh_channel.hpp"
-#include "core/option_check.hpp"
+#include "foundation/error_text.hpp"
+#include "foundation/option_check.hpp"
+#include "mesh/mesh_calls.hpp"
+#include "mesh/mesh_channel.hpp"
 #include <troupe/mesh_comm.hpp>
 
 #include <algorithm>

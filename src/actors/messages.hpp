@@ -1,7 +1,7 @@
 /// Messages between the library's own actors.
 #pragma once
 
-#include "core/communicator_role.hpp"
+#include "collective/communicator_role.hpp"
 #include <troupe/detail/type_ids.hpp>
 #include <troupe/error.hpp>
 

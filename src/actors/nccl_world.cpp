@@ -6,8 +6,9 @@
 #include "actors/split.hpp"
 #include "actors/subscribers.hpp"
 #include "actors/world_parts.hpp"
-#include "core/log.hpp"
-#include "core/option_check.hpp"
+#include "flight/flight_recorder.hpp" // for recorder()
+#include "foundation/log.hpp"
+#include "foundation/option_check.hpp"
 #include <troupe/flight_record.hpp>
 #include <troupe/nccl_world.hpp>
 #include <troupe/worker_program.hpp>

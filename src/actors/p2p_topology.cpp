@@ -3,7 +3,7 @@
 #include "actors/reply.hpp"
 #include "actors/subscribers.hpp"
 #include "actors/topology_parts.hpp"
-#include "core/option_check.hpp"
+#include "foundation/option_check.hpp"
 #include <troupe/device.hpp>
 #include <troupe/p2p_topology.hpp>
 

@@ -1,6 +1,6 @@
 #include "actors/program_note.hpp"
 
-#include "core/wire.hpp"
+#include "foundation/wire.hpp"
 #include <troupe/nccl_world.hpp>
 #include <troupe/world_status.hpp>
 

@@ -1,8 +1,8 @@
 #include "actors/rank_programs.hpp"
 
-#include "core/error_text.hpp"
-#include "core/log.hpp"
-#include "core/process_note.hpp"
+#include "foundation/error_text.hpp"
+#include "foundation/log.hpp"
+#include "foundation/process_note.hpp"
 #include <troupe/worker_program.hpp>
 
 #include <caf/all.hpp>

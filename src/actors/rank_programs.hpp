@@ -2,7 +2,7 @@
 #pragma once
 
 #include "actors/program_note.hpp"
-#include "core/world_core.hpp"
+#include "world/world_core.hpp"
 #include <troupe/nccl_world.hpp>
 
 #include <caf/actor_addr.hpp>

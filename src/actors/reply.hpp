@@ -2,8 +2,8 @@
 #pragma once
 
 #include "actors/answer_spinner.hpp"
-#include "core/operations.hpp"
-#include "core/runtime.hpp"
+#include "device/operations.hpp"
+#include "runtime/runtime.hpp"
 #include <troupe/detail/caf_compat.hpp>
 #include <troupe/request.hpp>
 

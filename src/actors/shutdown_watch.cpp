@@ -1,8 +1,8 @@
 #include "actors/shutdown_watch.hpp"
 
 #include "actors/system.hpp"
-#include "core/log.hpp"
-#include "core/option_check.hpp"
+#include "foundation/log.hpp"
+#include "foundation/option_check.hpp"
 #include <troupe/detail/caf_compat.hpp>
 
 #include <caf/actor_registry.hpp>

@@ -1,7 +1,7 @@
 /// Logs what keeps an actor system from ending.
 #pragma once
 
-#include "core/timekeeper.hpp"
+#include "admission/timekeeper.hpp"
 
 #include <caf/fwd.hpp>
 

@@ -1,8 +1,8 @@
 /// Creation of the library's own actors.
 #pragma once
 
-#include "core/device_core.hpp"
-#include "core/runtime.hpp"
+#include "device/device_core.hpp"
+#include "runtime/runtime.hpp"
 #include <troupe/config.hpp>
 
 #include <caf/actor.hpp>

@@ -4,10 +4,11 @@
 #include "actors/rank_programs.hpp"
 #include "actors/shutdown_watch.hpp"
 #include "actors/spawn.hpp"
-#include "core/log.hpp"
-#include "core/option_check.hpp"
-#include "core/system_call.hpp"
-#include "worker/worker_parent.hpp"
+#include "device/make_runtime.hpp"
+#include "foundation/log.hpp"
+#include "foundation/option_check.hpp"
+#include "foundation/system_call.hpp"
+#include "worker/protocol/worker_parent.hpp"
 #include <troupe/request.hpp>
 
 #include <caf/all.hpp>
@@ -312,7 +313,7 @@ caf::expected<std::shared_ptr<runtime>> system_core::runtime() {
   if (failure_ = prepare(without_cuda); failure_)
     return failure_;
   try {
-    runtime_ = std::make_shared<detail::runtime>(backend_, wanted_lanes(), config_.flight_record);
+    runtime_ = make_runtime(backend_, wanted_lanes(), config_.flight_record);
   } catch (const std::system_error& e) { // the next call may get a thread
     return system_failure("pthread_create", e.code().value(), "no thread for the devices");
   }

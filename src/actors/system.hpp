@@ -2,7 +2,7 @@
 /// devices.
 #pragma once
 
-#include "core/runtime.hpp"
+#include "runtime/runtime.hpp"
 #include <troupe/config.hpp>
 #include <troupe/log.hpp>
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "actors/system.hpp"
-#include "core/topology_core.hpp"
+#include "topology/topology_core.hpp"
 #include <troupe/p2p_topology.hpp>
 #include <troupe/topology.hpp>
 

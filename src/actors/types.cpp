@@ -1,4 +1,4 @@
-#include "actors/messages.hpp"
+#include "actors/messages.hpp" // for the types of troupe_local
 #include "actors/spawn.hpp"
 #include <troupe/troupe.hpp>
 

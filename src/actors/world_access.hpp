@@ -2,7 +2,7 @@
 #pragma once
 
 #include "actors/world_parts.hpp"
-#include "core/world_core.hpp"
+#include "world/world_core.hpp"
 #include <troupe/world.hpp>
 
 #include <memory>

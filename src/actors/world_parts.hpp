@@ -2,7 +2,7 @@
 #pragma once
 
 #include "actors/system.hpp"
-#include "core/world_core.hpp"
+#include "world/world_core.hpp"
 #include <troupe/nccl_world.hpp>
 
 #include <caf/actor.hpp>

@@ -4,8 +4,8 @@
 // match its next call.
 
 #include "actors/system.hpp"
-#include "core/lane.hpp"
-#include "core/operations.hpp"
+#include "device/operations.hpp"
+#include "lane/lane.hpp"
 #include "support/collective_round.hpp"
 
 #include <caf/all.hpp>

@@ -1,7 +1,7 @@
 // Wrong input: the error names it at once, nothing is launched, no content is lost, and the world
 // stays usable.
 
-#include "core/skipping.hpp"
+#include "operation/skipping.hpp"
 #include "support/eventually.hpp"
 #include "support/world_fixture.hpp"
 #include <troupe/detail/caf_compat.hpp>

@@ -2,9 +2,10 @@
 /// tests.
 #pragma once
 
-#include "core/device_core.hpp"
-#include "core/operation.hpp"
-#include "core/runtime.hpp"
+#include "device/device_core.hpp"
+#include "device/make_runtime.hpp"
+#include "operation/operation.hpp"
+#include "runtime/runtime.hpp"
 #include "support/eventually.hpp"
 #include "support/expect.hpp"
 #include <troupe/backend.hpp>
@@ -133,8 +134,7 @@ public:
 private:
   static std::shared_ptr<detail::runtime> make_runtime(options x) {
     auto backend = x.backend ? x.backend : make_host_backend({.devices = x.devices});
-    return std::make_shared<detail::runtime>(x.plan ? with_faults(backend, x.plan) : backend,
-                                             x.lanes);
+    return detail::make_runtime(x.plan ? with_faults(backend, x.plan) : backend, x.lanes);
   }
 
   std::shared_ptr<detail::runtime> runtime_;

@@ -1,9 +1,9 @@
 #include "support/gate.hpp"
 
-#include "core/file_descriptor.hpp"
+#include "foundation/file_descriptor.hpp"
 #include "support/world_fixture.hpp"
-#include "worker/futex.hpp"
-#include "worker/shared_memory.hpp"
+#include "worker/protocol/futex.hpp"
+#include "worker/protocol/shared_memory.hpp"
 
 #include <atomic>
 #include <cerrno>

@@ -1,7 +1,7 @@
 /// Waiting for the end of other processes.
 #pragma once
 
-#include "core/file_descriptor.hpp"
+#include "foundation/file_descriptor.hpp"
 
 #include <cerrno>
 #include <chrono>

@@ -1,7 +1,7 @@
 /// One test suite for all traits classes of `unique_handle`.
 #pragma once
 
-#include "backend/unique_handle.hpp"
+#include "foundation/unique_handle.hpp"
 
 #include <gtest/gtest.h>
 

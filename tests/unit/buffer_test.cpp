@@ -1,6 +1,6 @@
 /// Tracks which bytes a failed operation left indeterminate, and the cause.
-#include "core/buffer.hpp"
-#include "core/device_state.hpp"
+#include "operation/buffer.hpp"
+#include "operation/device_state.hpp"
 #include "support/expect.hpp"
 
 #include <gtest/gtest.h>

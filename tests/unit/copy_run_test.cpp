@@ -1,10 +1,10 @@
 // Consecutive small copies over one link: one call and one event for all of them.
 
-#include "core/lane.hpp"
-#include "core/operations.hpp"
-#include "core/peer_operations.hpp"
+#include "device/operations.hpp"
+#include "lane/lane.hpp"
 #include "support/core_fixture.hpp"
 #include "support/forwarding_backend.hpp"
+#include "topology/peer_operations.hpp"
 
 #include <gtest/gtest.h>
 

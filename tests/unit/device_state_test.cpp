@@ -1,6 +1,6 @@
 /// Generations, phases, watchers, and the release of memory.
-#include "core/buffer.hpp"
-#include "core/device_state.hpp"
+#include "operation/buffer.hpp"
+#include "operation/device_state.hpp"
 #include "support/expect.hpp"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "core/fair_limit.hpp"
+#include "foundation/fair_limit.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 /// Records of lanes, and their content in a snapshot.
-#include "core/flight_recorder.hpp"
-#include "core/lane.hpp"
+#include "flight/flight_recorder.hpp"
+#include "lane/lane.hpp"
 #include "support/core_fixture.hpp"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "core/flight_ring.hpp"
+#include "operation/flight_ring.hpp"
 
 #include <gtest/gtest.h>
 

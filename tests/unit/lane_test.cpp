@@ -1,5 +1,5 @@
 /// Lanes: order, bounds, completions, and the generations of a device.
-#include "core/lane.hpp"
+#include "lane/lane.hpp"
 #include "support/core_fixture.hpp"
 #include "support/eventually.hpp"
 #include "support/forwarding_backend.hpp"

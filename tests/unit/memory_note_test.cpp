@@ -1,7 +1,7 @@
 /// Notes between processes about memory: they arrive unchanged, and invalid notes are rejected.
-#include "core/memory_note.hpp"
-#include "core/process_note.hpp"
-#include "core/wire.hpp"
+#include "foundation/process_note.hpp"
+#include "foundation/wire.hpp"
+#include "sharing/memory_note.hpp"
 #include "support/expect.hpp"
 
 #include <caf/all.hpp>

@@ -1,7 +1,7 @@
 /// The end of operations: each is completed once and settled once, and fails if an input fails.
-#include "core/buffer.hpp"
-#include "core/order.hpp"
-#include "core/spin.hpp"
+#include "foundation/spin.hpp"
+#include "operation/buffer.hpp"
+#include "operation/order.hpp"
 #include "support/core_fixture.hpp"
 
 #include <gtest/gtest.h>

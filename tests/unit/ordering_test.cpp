@@ -1,7 +1,7 @@
 /// Hazards between streams, and how failures propagate along them.
-#include "core/operations.hpp"
-#include "core/order.hpp"
-#include "core/spin.hpp"
+#include "device/operations.hpp"
+#include "foundation/spin.hpp"
+#include "operation/order.hpp"
 #include "support/backend_fixture.hpp"
 #include "support/core_fixture.hpp"
 

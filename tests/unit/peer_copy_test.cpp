@@ -1,9 +1,9 @@
 // Copies over a link, on the lane of one of its ends.
 
-#include "core/operations.hpp"
-#include "core/peer_operations.hpp"
+#include "device/operations.hpp"
 #include "support/core_fixture.hpp"
 #include "support/forwarding_backend.hpp"
+#include "topology/peer_operations.hpp"
 #include <troupe/testing/fault_plan.hpp>
 
 #include <gtest/gtest.h>

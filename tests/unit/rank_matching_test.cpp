@@ -1,6 +1,6 @@
 // Which calls form one operation while some ranks are missing from the world.
 
-#include "core/rank_matching.hpp"
+#include "collective/rank_matching.hpp"
 
 #include <gtest/gtest.h>
 

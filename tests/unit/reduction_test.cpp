@@ -1,4 +1,4 @@
-#include "core/reduction.hpp"
+#include "foundation/reduction.hpp"
 #include "support/reference.hpp"
 #include <troupe/dtype.hpp>
 

@@ -1,6 +1,6 @@
 /// When settled operations are freed.
-#include "core/operation.hpp"
-#include "core/retired_operations.hpp"
+#include "lane/retired_operations.hpp"
+#include "operation/operation.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 /// The runtime: its lanes, its end, and faults that end all operations.
-#include "core/runtime.hpp"
+#include "runtime/runtime.hpp"
 #include "support/core_fixture.hpp"
 #include "support/no_threads.hpp"
 #include <troupe/log.hpp>

@@ -1,5 +1,5 @@
 /// Transfers between pageable host memory and a device.
-#include "core/staging.hpp"
+#include "lane/staging.hpp"
 #include "support/core_fixture.hpp"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 /// Deadlines, stall limits and calls.
-#include "core/timekeeper.hpp"
+#include "admission/timekeeper.hpp"
 #include "support/core_fixture.hpp"
 #include "support/eventually.hpp"
 

@@ -1,4 +1,4 @@
-#include "backend/unique_handle.hpp"
+#include "foundation/unique_handle.hpp"
 #include "support/unique_handle_suite.hpp"
 
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 /// The core of a world: requests that wait for a communicator, and how a communicator ends.
-#include "core/operations.hpp"
-#include "core/world_core.hpp"
+#include "device/operations.hpp"
 #include "support/core_fixture.hpp"
+#include "world/world_core.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,13 +1,13 @@
 // Descriptors of the library, independent of the program's standard streams, and limits of the
 // system.
 
-#include "backend/host/socket.hpp"
-#include "core/file_descriptor.hpp"
-#include "core/system_call.hpp"
+#include "foundation/file_descriptor.hpp"
+#include "foundation/system_call.hpp"
+#include "net/socket.hpp"
 #include "support/child_process.hpp"
 #include "support/expect.hpp"
-#include "worker/message_socket.hpp"
-#include "worker/shared_memory.hpp"
+#include "worker/protocol/message_socket.hpp"
+#include "worker/protocol/shared_memory.hpp"
 
 #include <gtest/gtest.h>
 

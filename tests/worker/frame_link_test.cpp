@@ -1,7 +1,7 @@
 // Frames between hosts with valid certificates, and the rejection of other connections.
 
-#include "backend/host/socket.hpp"
-#include "hosts/frame_link.hpp"
+#include "net/frame_link.hpp"
+#include "net/socket.hpp"
 #include "support/expect.hpp"
 #include "support/world_fixture.hpp"
 #include "worker/certificates.hpp"

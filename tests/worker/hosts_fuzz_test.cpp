@@ -1,8 +1,8 @@
 // Strangers, and members that send invalid data, cannot harm a parent or its agents.
 
-#include "hosts/endpoint.hpp"
-#include "hosts/frame_link.hpp"
-#include "hosts/messages.hpp"
+#include "net/endpoint.hpp"
+#include "net/frame_link.hpp"
+#include "remote/messages.hpp"
 #include "support/load.hpp"
 #include "support/log_lines.hpp"
 #include "worker/hosts_support.hpp"

@@ -1,6 +1,6 @@
 // Devices on other hosts, used through all layers above the backend.
 
-#include "backend/host/socket.hpp"
+#include "net/socket.hpp"
 #include "support/load.hpp"
 #include "support/parsed_config.hpp"
 #include "support/topology_fixture.hpp"

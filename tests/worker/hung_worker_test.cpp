@@ -5,9 +5,9 @@
 #include "support/process_watch.hpp"
 #include "support/worker_losses.hpp"
 #include "worker/ledger.hpp"
-#include "worker/process_pool.hpp"
-#include "worker/remote_device.hpp"
-#include "worker/worker_parent.hpp"
+#include "worker/parent/process_pool.hpp"
+#include "worker/parent/remote_device.hpp"
+#include "worker/protocol/worker_parent.hpp"
 #include <troupe/launch.hpp>
 #include <troupe/worker.hpp>
 

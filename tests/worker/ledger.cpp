@@ -3,7 +3,7 @@
 #include "support/child_process.hpp"
 #include "support/eventually.hpp"
 #include "support/expect.hpp"
-#include "worker/worker_parent.hpp"
+#include "worker/protocol/worker_parent.hpp"
 
 #include <fstream>
 #include <stdexcept>

@@ -1,7 +1,7 @@
 // A life line between two threads. The tests of workers cover life lines between processes.
 
 #include "support/expect.hpp"
-#include "worker/life_line.hpp"
+#include "worker/protocol/life_line.hpp"
 
 #include <gtest/gtest.h>
 

@@ -3,10 +3,10 @@
 #include "actors/program_note.hpp"
 #include "support/forwarding_backend.hpp"
 #include "support/no_threads.hpp"
-#include "worker/command_ring.hpp"
-#include "worker/remote_device.hpp"
-#include "worker/worker_link.hpp"
-#include "worker/worker_service.hpp"
+#include "worker/child/worker_service.hpp"
+#include "worker/parent/remote_device.hpp"
+#include "worker/parent/worker_link.hpp"
+#include "worker/protocol/command_ring.hpp"
 #include "worker/worker_support.hpp"
 
 #include <gtest/gtest.h>

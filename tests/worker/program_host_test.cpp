@@ -1,9 +1,9 @@
 // A worker that gets ranks for its programs. No program is registered in this binary.
 
-#include "core/process_note.hpp"
+#include "foundation/process_note.hpp"
 #include "support/expect.hpp"
 #include "support/no_threads.hpp"
-#include "worker/program_host.hpp"
+#include "worker/child/program_host.hpp"
 
 #include <caf/all.hpp>
 

@@ -1,8 +1,8 @@
 // Programs whose actors drive a world's ranks in the worker processes of its devices.
 
 #include "actors/program_note.hpp"
-#include "core/file_descriptor.hpp"
-#include "core/process_note.hpp"
+#include "foundation/file_descriptor.hpp"
+#include "foundation/process_note.hpp"
 #include "support/forwarding_backend.hpp"
 #include "support/load.hpp"
 #include "support/log_lines.hpp"

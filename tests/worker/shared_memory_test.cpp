@@ -1,8 +1,8 @@
 // Memory shared by two processes.
 
 #include "support/expect.hpp"
-#include "worker/shared_memory.hpp"
-#include "worker/shared_segments.hpp"
+#include "worker/parent/shared_segments.hpp"
+#include "worker/protocol/shared_memory.hpp"
 
 #include <gtest/gtest.h>
 

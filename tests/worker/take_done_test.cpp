@@ -1,6 +1,6 @@
 // Events that a worker's agent reports as done while more are becoming done.
 
-#include "hosts/take_done.hpp"
+#include "remote/take_done.hpp"
 
 #include <gtest/gtest.h>
 

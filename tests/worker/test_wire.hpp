@@ -1,8 +1,8 @@
 /// A connection between two hosts that can be cut.
 #pragma once
 
-#include "backend/host/socket.hpp"
-#include "core/file_descriptor.hpp"
+#include "foundation/file_descriptor.hpp"
+#include "net/socket.hpp"
 
 #include <atomic>
 #include <cstdint>

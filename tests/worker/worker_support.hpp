@@ -4,8 +4,8 @@
 #include "support/child_process.hpp"
 #include "support/expect.hpp"
 #include "support/process_watch.hpp"
-#include "worker/worker_parent.hpp"
-#include "worker/worker_process.hpp"
+#include "worker/parent/worker_process.hpp"
+#include "worker/protocol/worker_parent.hpp"
 
 #include <array>
 #include <chrono>

@@ -6,8 +6,8 @@
 #include "backend/cuda/exit_watch.hpp"
 #include "backend/cuda/nccl_communicator.hpp"
 #include "backend/cuda/nvlink.hpp"
-#include "core/file_descriptor.hpp"
-#include "core/option_check.hpp"
+#include "foundation/file_descriptor.hpp"
+#include "foundation/option_check.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/error.hpp>
 

@@ -5,8 +5,8 @@
 #include "backend/cuda/cuda_handles.hpp"
 #include "backend/cuda/device_guard.hpp"
 #include "backend/cuda/fill.hpp"
-#include "core/error_text.hpp"
-#include "core/log.hpp"
+#include "foundation/error_text.hpp"
+#include "foundation/log.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/error.hpp>
 #include <troupe/log.hpp>

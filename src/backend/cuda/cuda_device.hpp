@@ -1,7 +1,6 @@
 /// One GPU, driven by the CUDA runtime.
 #pragma once
 
-#include "backend/cuda/cuda_handles.hpp"
 #include "backend/cuda/device_pool.hpp"
 #include "backend/cuda/driver_access.hpp"
 #include <troupe/backend.hpp>

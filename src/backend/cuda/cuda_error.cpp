@@ -3,7 +3,7 @@
 #include "backend/cuda/cuda_functions.hpp"
 #include "backend/cuda/device_guard.hpp"
 #include "backend/cuda/driver_access.hpp"
-#include "core/log.hpp"
+#include "foundation/log.hpp"
 #include <troupe/error.hpp>
 #include <troupe/log.hpp>
 

@@ -4,7 +4,7 @@
 #include "backend/cuda/cuda_error.hpp"
 #include "backend/cuda/cuda_functions.hpp"
 #include "backend/cuda/device_guard.hpp"
-#include "backend/unique_handle.hpp"
+#include "foundation/unique_handle.hpp"
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>

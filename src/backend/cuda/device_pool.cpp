@@ -3,8 +3,8 @@
 #include "backend/cuda/cuda_error.hpp"
 #include "backend/cuda/cuda_functions.hpp"
 #include "backend/cuda/device_guard.hpp"
-#include "core/log.hpp"
-#include "core/start_thread.hpp"
+#include "foundation/log.hpp"
+#include "foundation/start_thread.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/log.hpp>
 

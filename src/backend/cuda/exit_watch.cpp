@@ -1,6 +1,6 @@
 #include "backend/cuda/exit_watch.hpp"
 
-#include "core/log.hpp"
+#include "foundation/log.hpp"
 #include <troupe/log.hpp>
 
 #include <atomic>

@@ -1,6 +1,6 @@
 #include "backend/cuda/nvlink.hpp"
 
-#include "core/never_destroyed.hpp"
+#include "foundation/never_destroyed.hpp"
 
 #include <algorithm>
 #include <charconv>

@@ -1,10 +1,10 @@
-#include "core/error_text.hpp"
-#include "host_communicator.hpp"
-#include "host_connection.hpp"
-#include "host_device.hpp"
-#include "host_group.hpp"
-#include "host_hub.hpp"
-#include "host_wire.hpp"
+#include "backend/host/host_communicator.hpp"
+#include "backend/host/host_connection.hpp"
+#include "backend/host/host_device.hpp"
+#include "backend/host/host_group.hpp"
+#include "backend/host/host_hub.hpp"
+#include "backend/host/host_wire.hpp"
+#include "foundation/error_text.hpp"
 #include <troupe/backend.hpp>
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-#include "host_communicator.hpp"
+#include "backend/host/host_communicator.hpp"
 
-#include "host_stream.hpp"
+#include "backend/host/host_stream.hpp"
 
 #include <algorithm>
 #include <cstddef>

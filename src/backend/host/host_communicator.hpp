@@ -1,8 +1,8 @@
 /// One rank of a communicator of the host backend.
 #pragma once
 
-#include "host_device.hpp"
-#include "host_transport.hpp"
+#include "backend/host/host_device.hpp"
+#include "backend/host/host_transport.hpp"
 #include <troupe/backend.hpp>
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-#include "host_connection.hpp"
+#include "backend/host/host_connection.hpp"
 
-#include "core/start_thread.hpp"
+#include "foundation/start_thread.hpp"
 
 #include <algorithm>
 #include <array>

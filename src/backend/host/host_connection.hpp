@@ -1,9 +1,9 @@
 /// The connection of one rank to a hub, where the ranks of its communicator meet.
 #pragma once
 
-#include "host_transport.hpp"
-#include "host_wire.hpp"
-#include "socket.hpp"
+#include "backend/host/host_transport.hpp"
+#include "backend/host/host_wire.hpp"
+#include "net/socket.hpp"
 
 #include <caf/error.hpp>
 #include <caf/expected.hpp>

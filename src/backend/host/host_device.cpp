@@ -1,4 +1,4 @@
-#include "host_device.hpp"
+#include "backend/host/host_device.hpp"
 
 #include <algorithm>
 #include <cstdlib>

@@ -1,7 +1,7 @@
 /// A virtual device of the host backend.
 #pragma once
 
-#include "host_stream.hpp"
+#include "backend/host/host_stream.hpp"
 #include <troupe/backend.hpp>
 
 #include <cstddef>

@@ -1,6 +1,6 @@
-#include "host_group.hpp"
+#include "backend/host/host_group.hpp"
 
-#include "core/reduction.hpp"
+#include "foundation/reduction.hpp"
 
 #include <algorithm>
 #include <cstring>

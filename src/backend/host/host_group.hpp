@@ -1,7 +1,7 @@
 /// The meeting point of a communicator's ranks in the host backend.
 #pragma once
 
-#include "host_transport.hpp"
+#include "backend/host/host_transport.hpp"
 #include <troupe/error.hpp>
 
 #include <atomic>

@@ -1,8 +1,8 @@
-#include "host_hub.hpp"
+#include "backend/host/host_hub.hpp"
 
-#include "core/start_thread.hpp"
-#include "host_group.hpp"
-#include "hub_rank.hpp"
+#include "backend/host/host_group.hpp"
+#include "backend/host/hub_rank.hpp"
+#include "foundation/start_thread.hpp"
 
 #include <algorithm>
 #include <cerrno>

@@ -2,8 +2,8 @@
 /// communicator.
 #pragma once
 
-#include "host_wire.hpp"
-#include "socket.hpp"
+#include "backend/host/host_wire.hpp"
+#include "net/socket.hpp"
 #include <troupe/backend.hpp>
 
 #include <caf/error.hpp>

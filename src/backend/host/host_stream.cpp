@@ -1,7 +1,7 @@
-#include "host_stream.hpp"
+#include "backend/host/host_stream.hpp"
 
-#include "core/other_processes.hpp"
-#include "core/start_thread.hpp"
+#include "foundation/other_processes.hpp"
+#include "foundation/start_thread.hpp"
 #include <troupe/error.hpp>
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 /// A stream of the host backend: an in-order queue with a thread of its own.
 #pragma once
 
-#include "host_transport.hpp"
+#include "backend/host/host_transport.hpp"
 
 #include <caf/error.hpp>
 #include <caf/expected.hpp>

@@ -1,4 +1,4 @@
-#include "host_wire.hpp"
+#include "backend/host/host_wire.hpp"
 
 #include <algorithm>
 #include <cstring>

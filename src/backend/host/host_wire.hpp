@@ -3,8 +3,8 @@
 /// sides run the same version of the library on machines of the same kind.
 #pragma once
 
-#include "host_transport.hpp"
-#include "socket.hpp"
+#include "backend/host/host_transport.hpp"
+#include "net/socket.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/error.hpp>
 

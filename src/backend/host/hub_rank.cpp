@@ -1,7 +1,7 @@
-#include "hub_rank.hpp"
+#include "backend/host/hub_rank.hpp"
 
-#include "core/start_thread.hpp"
-#include "socket.hpp"
+#include "foundation/start_thread.hpp"
+#include "net/socket.hpp"
 
 #include <array>
 #include <string>

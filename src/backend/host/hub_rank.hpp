@@ -1,8 +1,8 @@
 /// A rank of another process, on the hub's side.
 #pragma once
 
-#include "host_group.hpp"
-#include "host_wire.hpp"
+#include "backend/host/host_group.hpp"
+#include "backend/host/host_wire.hpp"
 
 #include <caf/error.hpp>
 

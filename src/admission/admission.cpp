@@ -1,0 +1,767 @@
+#include "admission/admission.hpp"
+
+#include "admission/timekeeper.hpp"
+#include "foundation/spin.hpp"
+#include "lane/lane.hpp"
+#include "lane/retired_operations.hpp"
+#include "operation/device_state.hpp"
+#include "operation/order.hpp"
+#include "operation/skipping.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <string>
+#include <utility>
+
+namespace troupe::detail {
+
+std::mutex& order_mutex() noexcept {
+  static std::mutex instance;
+  return instance;
+}
+
+namespace {
+
+caf::error check_deadline(const operation& op, clock::time_point now) {
+  return op.deadline > now ? caf::error{} : op.late();
+}
+
+caf::error check_lanes(const operation& op, bool bounded, queue_bound bound) {
+  for (auto& p : op.parts()) {
+    auto phase = p.on->state().phase();
+    if (phase == device_phase::failed || phase == device_phase::shut_down) {
+      auto why = op.describe(errc::unavailable, "the device is " + std::string{to_string(phase)});
+      why.device = p.on->state().ordinal();
+      why.parts.clear();
+      return make_error(std::move(why));
+    }
+    if (bounded && !p.on->accepts(bound)) {
+      auto why =
+          op.describe(errc::overloaded, std::to_string(limit_of(p.on->queue_limit(), bound)) +
+                                            " operations already wait for the device");
+      why.device = p.on->state().ordinal();
+      why.parts.clear();
+      return make_error(std::move(why));
+    }
+  }
+  return {};
+}
+
+/// Returns the longest prefix of `all` that consists of ascending ranges of one buffer.
+std::span<const use> first_run(std::span<const use> all) {
+  std::size_t end = 1;
+  while (end < all.size() && all[end].memory == all[end - 1].memory &&
+         all[end].begin >= all[end - 1].end)
+    ++end;
+  return all.first(end);
+}
+
+/// Returns whether one check of the whole range accepts all reads of `run`.
+bool all_readable(std::span<const use> run) {
+  return std::any_of(run.begin(), run.end(), [](const use& u) { return u.reads; }) &&
+         !run.front().memory->check_readable(run.front().begin, run.back().end);
+}
+
+/// Returns whether a short check accepts `u`. False: `check_uses` looks more closely.
+bool plainly_right(const use& u) {
+  auto& memory = *u.memory;
+  return !memory.stale() && !memory.acquired_for_writing &&
+         (!u.writes || (memory.acquired_for_reading == 0 && !memory.read_only())) &&
+         (!u.reads || (memory.whole() && !operation::any_failing()));
+}
+
+/// Checks `uses` of `request`, which is `op` or becomes a part of it.
+caf::error check_uses(const operation& request, const operation& op, std::span<const use> uses) {
+  if (std::all_of(uses.begin(), uses.end(), plainly_right))
+    return {};
+  auto refuse = [&](const use& u, errc code, const char* reason) {
+    auto why = request.describe(code, reason);
+    why.rank = op.parts()[u.part].rank;
+    why.device = u.memory->home().ordinal();
+    why.generation = u.memory->generation();
+    why.parts.clear();
+    return make_error(std::move(why));
+  };
+  // Check for stale memory first: it stays stale, whatever else is wrong with the other uses.
+  for (auto& u : uses)
+    if (u.memory->stale())
+      return refuse(u, errc::stale_ref, "the device was reset after the allocation");
+  while (!uses.empty()) {
+    auto run = first_run(uses);
+    uses = uses.subspan(run.size());
+    bool readable = run.size() > 1 && all_readable(run);
+    for (auto& u : run) {
+      if (u.memory->acquired_for_writing || (u.writes && u.memory->acquired_for_reading != 0))
+        return refuse(u, errc::buffer_acquired,
+                      "a user stream or another process has acquired the buffer");
+      if (u.writes && u.memory->read_only())
+        return refuse(u, errc::buffer_acquired,
+                      "another process lends the buffer for reading only");
+      if (u.reads && !readable)
+        if (auto error = u.memory->check_readable(u.begin, u.end, u.accepted); error)
+          return error;
+    }
+  }
+  return {};
+}
+
+/// The maximum number of devices of a process.
+constexpr std::size_t most_together = 16;
+
+void expect_parts(operation& op) noexcept {
+  for (auto& p : op.parts())
+    p.on->fetch_queue();
+  for (auto& p : op.parts())
+    p.on->expect_part();
+}
+
+/// Drops parts that no lane takes.
+void let_go(const std::vector<part*>& parts) noexcept {
+  for (auto* p : parts) {
+    lane::set_skipped(*p);
+    p->on->wake(); // a part behind it on that lane may wait for this one alone
+    p->of->on_part_over(*p);
+    p->of->part_over();
+  }
+}
+
+/// Returns whether no operation has to follow part `at` of `by` any more.
+bool is_over(const std::shared_ptr<operation>& by, const part& at) {
+  return !by || by->settled() || by->told(at);
+}
+
+template <class F> void remove_if(access_list& from, F f) {
+  for (std::size_t i = 0; i < from.size();)
+    if (f(from[i]))
+      from.remove(i);
+    else
+      ++i;
+}
+
+void forget_what_is_over(access_list& x) {
+  // Most operations are freed already: to check that takes no cache line from a lane.
+  remove_if(x, [](const access& a) { return a.by.expired(); });
+  if (x.crowded())
+    remove_if(x, [](const access& a) { return is_over(a.by.lock(), *a.at); });
+  x.looked_through();
+}
+
+void add_predecessor(part& p, predecessor x) {
+  if (p.predecessors.empty() || p.predecessors.back().at != x.at ||
+      p.predecessors.back().memory != x.memory)
+    p.predecessors.push_back(std::move(x));
+}
+
+} // namespace
+
+caf::error admission::admit(const std::shared_ptr<operation>& op, room_policy room) {
+  const auto how = choose_room(room);
+  bool held = false;
+  auto refusal = find_room(
+      how, op->deadline, [&] { return admit(op, how, held); },
+      [&] {
+        std::lock_guard lock{order_mutex()};
+        return who_makes_room(*op, how.bound);
+      });
+  if (refusal) {
+    if (!fails_validation(refusal)) {
+      std::lock_guard lock{order_mutex()};
+      op->mark_refused(refusal);
+    }
+    return refusal;
+  }
+  if (held)
+    op->on_answer([self = weak_from_this(), held = std::weak_ptr{op}] {
+      // Operations behind it need not wait for one that completes before it is on the lanes.
+      if (auto x = held.lock(); x && !x->on_lanes())
+        if (auto alive = self.lock())
+          alive->go_on_soon();
+    });
+  else
+    lane::wake_to_work(op->parts());
+  process_retired.free_all(); // while the lanes work
+  return {};
+}
+
+caf::error admission::admit(const std::shared_ptr<operation>& op, room_choice how, bool& held) {
+  auto now = clock::now();
+  if (auto error = check_deadline(*op, now); error)
+    return error;
+  caf::error refusal;
+  deferred_actions after;
+  {
+    hot_lock lock{order_mutex()};
+    bring_up_to_date(after);
+    refusal = place(op, how.bound, now.time_since_epoch().count(), held, after);
+  }
+  finish(after);
+  return refusal;
+}
+
+room_maker admission::who_makes_room(const operation& op, queue_bound bound) const {
+  for (auto& p : op.parts())
+    if (!p.on->accepts(bound))
+      return who_makes_room(*p.on);
+  return room_maker::others;
+}
+
+/// A lane drains its own queue. Only held operations wait for another thread: for a rank's call.
+room_maker admission::who_makes_room(const lane& full) const {
+  std::size_t held = 0;
+  for (auto& x : held_)
+    held += static_cast<std::size_t>(std::ranges::count(x.op->parts(), &full, &part::on));
+  if (full.queued() > held)
+    return room_maker::others;
+  auto result = room_maker::others;
+  for (auto& x : held_)
+    result = std::max(result, x.op->maker_of_calls());
+  return result;
+}
+
+caf::error admission::place(const std::shared_ptr<operation>& op, queue_bound bound,
+                            std::int64_t now, bool& held, deferred_actions& after) {
+  if (auto error = check_lanes(*op, op->bounded(), bound); error)
+    return error;
+  if (auto error = op->on_check(); error)
+    return error;
+  if (auto error = check_uses(*op, *op, op->uses()); error)
+    return error;
+  if (auto error = op->on_admit(bound); error)
+    return error;
+  commit(op, now, held, after);
+  return {};
+}
+
+void admission::commit(const std::shared_ptr<operation>& op, std::int64_t now, bool& held,
+                       deferred_actions& after) {
+  op->admitted(now);
+  dependencies around;
+  const bool waits = op->waits_for() != nullptr;
+  const bool may_be_held = waits || !held_.empty();
+  order_uses(op, around, op->uses(), may_be_held);
+  for (auto& u : op->uses()) // only after all are ordered: uses of one operation do not conflict
+    note_use(op, around, u, may_be_held);
+  expect_parts(*op);
+  held = waits || !around.behind.empty();
+  if (held)
+    held_.push_back({std::move(around), op});
+  else
+    submit(*op, after);
+  keeper_.add_late(*op);
+}
+
+void admission::enqueue(const std::shared_ptr<operation>& request, rank_submission& how) noexcept {
+  how.self_ = request;
+  how.next_ = queue_.load(std::memory_order_relaxed);
+  while (!queue_.compare_exchange_weak(how.next_, &how)) {
+  }
+}
+
+void admission::drain() {
+  deferred_actions after;
+  {
+    hot_lock lock{order_mutex()};
+    bring_up_to_date(after);
+  }
+  finish(after);
+  process_retired.free_all();
+}
+
+void admission::drain_soon() noexcept {
+  constexpr std::chrono::milliseconds soon{1};
+  if (placing_soon_.exchange(true))
+    return;
+  auto place = [self = weak_from_this()] {
+    if (auto alive = self.lock()) {
+      alive->placing_soon_.store(false);
+      alive->drain();
+    }
+  };
+  if (keeper_.call_at(clock::now() + soon, place) == 0)
+    place();
+}
+
+caf::error admission::place_together(std::span<const submission> all, queue_bound bound) {
+  caf::error refusal;
+  deferred_actions after;
+  {
+    std::lock_guard lock{order_mutex()};
+    bring_up_to_date(after);
+    for (auto i = all.begin(); i != all.end() && !refusal; ++i)
+      refusal = check_alone(*i->self, *i->how, bound);
+    if (refusal)
+      all = {};
+    for (auto& [self, how] : all) {
+      how->self_ = self;
+      how->refusal_ = join(*how, after);
+      if (how->refusal_) {
+        if (!fails_validation(how->refusal_))
+          self->mark_refused(how->uses(), how->refusal_);
+        how->count_refused(how->refusal_);
+      }
+      if (how->self_) // else it may be freed with the operation
+        after.add_placed(*how);
+    }
+  }
+  finish(after);
+  return refusal;
+}
+
+/// Checks a submission by itself. Under the admission lock.
+caf::error admission::check_alone(const operation& request, rank_submission& how,
+                                  queue_bound bound) {
+  auto op = how.alone(bound);
+  if (!op)
+    return op.error();
+  const bool first = (*op)->admitted_at == 0;
+  if (auto error = check_lanes(**op, first && (*op)->bounded(), bound); error)
+    return error;
+  return check_uses(request, **op, how.uses());
+}
+
+void admission::bring_up_to_date(deferred_actions& after) {
+  auto* last =
+      queue_.load(std::memory_order_relaxed) != nullptr ? queue_.exchange(nullptr) : nullptr;
+  // After the exchange: an operation that failed before a submission came must not delay that one.
+  if (auto failed = operation::failed_off_lanes(); failed != failed_) {
+    failed_ = failed;
+    give_up_places(after);
+  }
+  if (last != nullptr)
+    place_all(last, after);
+}
+
+void admission::place_all(rank_submission* last, deferred_actions& after) {
+  // The list begins with the newest submission.
+  rank_submission* in_order = nullptr;
+  std::size_t count = 0;
+  for (auto* x = last; x != nullptr; ++count) {
+    auto* next = x->next_;
+    x->fetch_ahead();
+    x->next_ = in_order;
+    in_order = x;
+    x = next;
+  }
+  std::array<rank_submission*, most_together> some;
+  auto all = std::span{some}.first(count <= some.size() ? count : 0);
+  auto* one = in_order;
+  for (auto& x : all)
+    x = std::exchange(one, one->next_);
+  if (!all.empty() && place_whole(all, after))
+    return;
+  while (in_order != nullptr) {
+    auto* x = std::exchange(in_order, in_order->next_);
+    auto& request = *x->self_;
+    x->refusal_ = request.answered() ? request.error() : join(*x, after);
+    // For its caller, the error comes after the call has returned: mark the ranges even if
+    // validation failed. A cancelled operation leaves no mark, on any rank.
+    if (x->refusal_ && x->self_) {
+      if (code_of(x->refusal_) != errc::cancelled)
+        request.mark_refused(x->uses(), x->refusal_);
+      x->count_refused(x->refusal_);
+    }
+    if (x->self_) // else it may be freed with the operation
+      after.add_placed(*x);
+  }
+}
+
+bool admission::place_whole(std::span<rank_submission* const> all, deferred_actions& after) {
+  auto op = all.front()->whole(all);
+  if (!op || check_lanes(*op, op->bounded(), queue_bound::second))
+    return false;
+  for (auto* x : all)
+    if (check_uses(*x->self_, *op, x->uses()))
+      return false;
+  if (op->on_admit(queue_bound::second))
+    return false;
+  // `after_placing` wakes the lanes once, for the last submission.
+  auto* last = all.back();
+  auto keep = last->self_;
+  auto now = all.front()->self_->admitted_at;
+  all.front()->join_whole(all, op);
+  bool held = false;
+  commit(op, now, held, after);
+  last->self_ = std::move(keep);
+  if (!held)
+    last->complete_ = std::move(op);
+  after.add_placed(*last);
+  return true;
+}
+
+caf::error admission::join(rank_submission& one, deferred_actions& after) {
+  auto found = one.joint();
+  if (!found)
+    return found.error();
+  auto* joint = *found;
+  bool first = joint->admitted_at == 0;
+  // The caller has already waited for room, or was refused. Other threads may have added operations
+  // since then: apply only the second bound.
+  if (auto error = check_lanes(*joint, first && joint->bounded(), queue_bound::second); error)
+    return error;
+  if (auto error = check_uses(*one.self_, *joint, one.uses()); error)
+    return error;
+  if (!first && would_wait_for_itself(*joint, one.uses()))
+    return one.refuse_cycle();
+  if (first) {
+    if (auto error = joint->on_admit(queue_bound::second); error)
+      return error;
+    joint->admitted(one.self_->admitted_at);
+    keeper_.add(*joint);
+    expect_parts(*joint);
+    held_.push_back({{}, std::static_pointer_cast<operation>(joint->shared_from_this())});
+  }
+  auto there = joint->uses().size();
+  auto self = one.self_;
+  if (one.join(self))
+    one.self_ = nullptr;
+  auto& held = *find_held(*joint);
+  for (auto& u : std::span{joint->uses()}.subspan(there)) {
+    order_uses(held.op, held, {&u, 1}, true);
+    note_use(held.op, held, u, true);
+  }
+  note_inversion(held);
+  if (joint->waits_for() != nullptr ||
+      !std::all_of(held.behind.begin(), held.behind.end(), [](auto& x) { return x->on_lanes(); }))
+    return {};
+  inversions_ -= held.follows_younger;
+  one.complete_ = std::move(held.op);
+  one.self_ = std::move(self);
+  held_.erase(std::find_if(held_.begin(), held_.end(), [&](auto& x) { return &x == &held; }));
+  submit(*joint, after);
+  return {};
+}
+
+void admission::finish(deferred_actions& after) {
+  if (!after.gone.empty() || after.placed() != nullptr)
+    process_room.notify();
+  for (auto& x : after.gone)
+    lane::wake_to_work(x.op->parts());
+  for (auto& x : after.failed) // first: settling a dropped part's operation may wait for its reply
+    x.who->answer(x.cause);
+  let_go(after.too_late);
+  after_placing(after.placed());
+}
+
+void admission::after_placing(rank_submission* done) {
+  bool any_complete = false;
+  for (auto* x = done; x != nullptr; x = x->next_)
+    if (auto op = std::move(x->complete_)) {
+      lane::wake_to_work(op->parts());
+      any_complete = true;
+    }
+  while (done != nullptr) {
+    auto& x = *std::exchange(done, done->next_);
+    auto keep = std::move(x.self_);
+    x.placed(x.refusal_);
+  }
+  if (any_complete)
+    go_on_behind();
+}
+
+admission::held_operation* admission::find_held(const operation& op) noexcept {
+  auto i = std::lower_bound(held_.begin(), held_.end(), op.place(),
+                            [](auto& x, std::uint64_t place) { return x.op->place() < place; });
+  return i == held_.end() || i->op.get() != &op ? nullptr : &*i;
+}
+
+void admission::note_inversion(held_operation& x) noexcept {
+  if (x.follows_younger || std::none_of(x.behind.begin(), x.behind.end(), [&](auto& other) {
+        return other->place() > x.op->place();
+      }))
+    return;
+  x.follows_younger = true;
+  ++inversions_;
+}
+
+/// Returns whether `op` waits for `first`.
+bool admission::is_behind(const operation& op, const operation& first) {
+  std::vector<const operation*> open{&op};
+  for (std::size_t i = 0; i < open.size(); ++i) {
+    if (open[i] == &first)
+      return true;
+    if (auto* held = find_held(*open[i]))
+      for (auto& x : held->behind)
+        if (std::find(open.begin(), open.end(), x.get()) == open.end())
+          open.push_back(x.get());
+  }
+  return false;
+}
+
+bool admission::would_wait_for_itself(const operation& op, std::span<const use> uses) {
+  if (held_.size() < 2)
+    return false;
+  for (auto& u : uses) {
+    auto& accesses = u.memory->accesses;
+    for (auto i = accesses.next_in(0, u.begin, u.end); i < accesses.size();
+         i = accesses.next_in(i + 1, u.begin, u.end))
+      if (auto& a = accesses[i]; a.writes || u.writes)
+        if (auto by = a.by.lock(); by && by.get() != &op && !by->on_lanes() &&
+                                   (inversions_ != 0 || by->place() > op.place()) &&
+                                   is_behind(*by, op))
+          return true;
+  }
+  return false;
+}
+
+void admission::order_uses(const std::shared_ptr<operation>& op, dependencies& around,
+                           std::span<const use> uses, bool held) {
+  while (!uses.empty()) {
+    auto run = first_run(uses);
+    uses = uses.subspan(run.size());
+    auto& accesses = run.front().memory->accesses;
+    if (accesses.crowded())
+      forget_what_is_over(accesses);
+    order_run(op, around, run, accesses, UINT64_MAX, held);
+  }
+}
+
+void admission::order_run(const std::shared_ptr<operation>& op, dependencies& around,
+                          std::span<const use> run, access_list& accesses, std::uint64_t before,
+                          bool held) {
+  auto next = [&](std::size_t i) { return accesses.next_in(i, run.front().begin, run.back().end); };
+  for (auto i = next(0); i < accesses.size(); i = next(i)) {
+    auto by = accesses[i].by.lock();
+    bool others = by != op && accesses[i].since < before;
+    bool gone = others && is_over(by, *accesses[i].at);
+    if (others && !gone) {
+      auto u = std::lower_bound(run.begin(), run.end(), accesses[i].begin,
+                                [](const use& x, std::size_t begin) { return x.end < begin; });
+      for (; !gone && u != run.end() && u->begin <= accesses[i].end; ++u)
+        gone = order_use(op, around, *u, by, accesses, i, held);
+    }
+    if (gone)
+      accesses.remove(i);
+    else
+      ++i;
+  }
+}
+
+/// Returns true if `u` supersedes the `i`th access, which is of `by`. If `u` supersedes only a part
+/// of it, the rest may become another access.
+bool admission::order_use(const std::shared_ptr<operation>& op, dependencies& around, const use& u,
+                          const std::shared_ptr<operation>& by, access_list& accesses,
+                          std::size_t i, bool held) {
+  auto& p = op->parts()[u.part];
+  auto& a = accesses[i];
+  bool overlap = a.begin < u.end && u.begin < a.end;
+  bool covered = u.begin <= a.begin && a.end <= u.end;
+  bool same_stream = by->on_lanes() && a.at->shares_stream(p);
+  bool conflict = overlap && (a.writes || u.writes);
+  if (conflict) {
+    if (a.writes)
+      by->precede(op, u.reads && !u.accepted.includes(by->number()));
+    if (!by->on_lanes() && (around.behind.empty() || around.behind.back() != by))
+      around.behind.push_back(by);
+  }
+  // A part without a stream waits for nothing on the device, so it supersedes no access.
+  bool takes_place =
+      p.stream != stream_kind::none && covered && (u.writes || (!a.writes && same_stream));
+  // Memory of another device stays valid when a reset of the lane's device drops this part.
+  auto outlives = [&] { return &u.memory->home() != &p.on->state(); };
+  if ((conflict && !same_stream) || ((conflict || takes_place) && outlives()))
+    add_predecessor(p, {by, a.at, u.memory.get()});
+  // A later use follows this one, and so all work that precedes this one or is in its stream.
+  if (p.stream == stream_kind::none)
+    return false;
+  if (held && overlap && (takes_place || u.writes)) {
+    auto taken = a;
+    taken.begin = std::max(a.begin, u.begin);
+    taken.end = std::min(a.end, u.end);
+    around.superseded.push_back({u.memory.get(), std::move(taken)});
+  }
+  if (takes_place)
+    return true;
+  if (overlap && u.writes) { // `a` keeps only the rest
+    if (a.begin < u.begin && u.end < a.end)
+      accesses.add({a.by, a.at, u.end, a.end, a.writes, a.since});
+    auto& rest = accesses[i];
+    if (rest.begin < u.begin)
+      rest.end = u.begin;
+    else
+      rest.begin = u.end;
+  }
+  return false;
+}
+
+void admission::note_use(const std::shared_ptr<operation>& op, dependencies& around, const use& u,
+                         bool held) {
+  auto& p = op->parts()[u.part];
+  u.memory->accesses.add({op, &p, u.begin, u.end, u.writes, ++last_access_});
+  if (held)
+    around.since.push_back(last_access_);
+  auto generation =
+      &u.memory->home() == &p.on->state() ? u.memory->generation() : part::several_generations;
+  p.generation =
+      p.generation == 0 || p.generation == generation ? generation : part::several_generations;
+  if (u.writes && (!u.reads || u.accepted.any()))
+    for (auto& range : u.reads ? u.memory->mark_overwritten(u.begin, u.end, u.accepted)
+                               : u.memory->mark_overwritten(u.begin, u.end))
+      op->overwrites(u.memory, range);
+}
+
+void admission::submit(operation& op, deferred_actions& after) {
+  op.submitted();
+  for (auto& p : op.parts())
+    p.on->fetch_inbox();
+  for (auto& p : op.parts())
+    if (!p.on->submit(p))
+      after.too_late.push_back(&p);
+}
+
+/// Withdraws operations that failed before they were on the lanes: they do nothing there. To wait
+/// for such an operation has no purpose, and may never end: its predecessor may wait for a call
+/// that is made only after the waiting operation. All operations behind it are held as well, so
+/// their order can still be changed.
+/// The steps: operations that fail with it withdraw too; the marks of its ranges move to where they
+/// belong; no operation follows a withdrawn one; the other operations follow the accesses that it
+/// had superseded; the lanes may let it settle.
+void admission::give_up_places(deferred_actions& after) {
+  const auto first = static_cast<std::ptrdiff_t>(after.gone.size());
+  // Fail readers of ranges that will never be written, before they are sent to the lanes. Repeat,
+  // since one operation may pass a marked range on to another.
+  for (bool again = true; again;) {
+    const auto before = static_cast<std::ptrdiff_t>(after.gone.size());
+    again = std::erase_if(held_, [&](held_operation& x) {
+              if (!x.op->failed())
+                return false;
+              x.op->leave_order();
+              inversions_ -= x.follows_younger;
+              after.gone.push_back(std::move(x));
+              return true;
+            }) != 0;
+    std::vector<operation::dependent_failure> dependent_failures;
+    std::for_each(after.gone.begin() + before, after.gone.end(),
+                  [&](held_operation& x) { x.op->add_readers(dependent_failures); });
+    for (auto x = after.gone.begin() + first; x != after.gone.end(); ++x) {
+      again |= x->op->restore_unreadable(dependent_failures);
+      if (x >= after.gone.begin() + before)
+        again |= x->op->leave_skipped(dependent_failures);
+    }
+    for (auto& x : dependent_failures)
+      x.who->fail_unanswered(x.cause, after.failed);
+  }
+  auto gone = std::span{after.gone}.subspan(static_cast<std::size_t>(first));
+  if (gone.empty())
+    return;
+  close_ranks();
+  put_back(gone);
+  for (auto& x : gone) {
+    x.op->let_successors_go();
+    for (auto& p : x.op->parts())
+      std::ranges::move(std::exchange(p.predecessors, {}), std::back_inserter(after.not_awaited));
+    submit(*x.op, after);
+  }
+}
+
+/// Removes withdrawn operations as predecessors. (A held predecessor is also in `behind`.)
+void admission::close_ranks() {
+  for (auto& x : held_)
+    if (std::erase_if(x.behind, [](auto& y) { return y->left_order(); }) != 0)
+      for (auto& p : x.op->parts())
+        std::erase_if(p.predecessors, [](const predecessor& y) { return y.of->left_order(); });
+}
+
+/// Restores the accesses that `gone` had superseded, and orders all later uses behind them.
+void admission::put_back(std::span<const held_operation> gone) {
+  std::map<buffer*, access_list> restored; // for each buffer that `gone` used
+  for (auto& x : gone) {
+    for (auto& u : x.op->uses())
+      restored[u.memory.get()];
+    for (auto& y : x.superseded)
+      if (auto by = y.what.by.lock(); !is_over(by, *y.what.at) && !by->left_order())
+        restored[y.memory].add(y.what);
+  }
+  for (auto& [memory, accesses] : restored)
+    remove_if(memory->accesses, [](const access& a) {
+      auto by = a.by.lock();
+      return by && by->left_order();
+    });
+  std::erase_if(restored, [](auto& x) { return x.second.size() == 0; });
+  if (restored.empty())
+    return;
+  struct later_use {
+    std::uint64_t since;
+    held_operation* of;
+    const use* what;
+  };
+  std::vector<later_use> later;
+  for (auto& x : held_)
+    for (auto since = x.since.begin(); auto& u : x.op->uses()) {
+      if (restored.contains(u.memory.get()))
+        later.push_back({*since, &x, &u});
+      ++since;
+    }
+  std::ranges::sort(later, {}, &later_use::since);
+  for (auto& x : later)
+    order_run(x.of->op, *x.of, {x.what, 1}, restored[x.what->memory.get()], x.since, true);
+  for (auto& x : held_)
+    note_inversion(x);
+  for (auto& [memory, accesses] : restored)
+    for (std::size_t i = 0; i < accesses.size(); ++i)
+      memory->accesses.add(accesses[i]);
+}
+
+void admission::go_on() noexcept {
+  asked_for_all_.store(true);
+  go_on_behind();
+}
+
+void admission::go_on_behind() noexcept {
+  // A completion in `release` calls this function again: then the thread inside repeats the loop.
+  if (asked_.fetch_add(1) != 0)
+    return;
+  std::size_t asked = 0;
+  do {
+    asked = asked_.load();
+    release(asked_for_all_.exchange(false));
+  } while (!asked_.compare_exchange_strong(asked, 0));
+}
+
+void admission::go_on_soon() noexcept {
+  // Many operations may end at once: one look at the held ones is enough.
+  if (soon_.exchange(true))
+    return;
+  keeper_.call_at(clock::now(), [self = weak_from_this()] {
+    if (auto alive = self.lock()) {
+      alive->soon_.store(false);
+      alive->go_on();
+    }
+  });
+}
+
+void admission::release(bool all) noexcept {
+  operations released;
+  deferred_actions after;
+  {
+    std::lock_guard lock{order_mutex()};
+    bring_up_to_date(after);
+    for (auto& x : held_)
+      if (all && !x.op->failed())
+        if (auto error = x.op->on_check(); error)
+          x.op->fail_unanswered(error, after.failed);
+    if (all)
+      give_up_places(after);
+    for (auto before = held_.size() + 1; held_.size() < before;) {
+      before = held_.size(); // a late submission may be behind an operation with a later position
+      std::erase_if(held_, [&](held_operation& x) {
+        if (!all && x.behind.empty())
+          return false;
+        std::erase_if(x.behind, [](const auto& other) { return other->on_lanes(); });
+        if (!x.behind.empty() || x.op->failed() || x.op->waits_for() != nullptr || x.op->on_check())
+          return false;
+        inversions_ -= x.follows_younger;
+        submit(*x.op, after);
+        released.push_back(std::move(x.op));
+        return true;
+      });
+    }
+  }
+  for (auto& op : released)
+    lane::wake_to_work(op->parts());
+  finish(after);
+}
+
+} // namespace troupe::detail

@@ -1,0 +1,207 @@
+/// Admission: gives operations their position in the process-wide order, and their predecessors on
+/// every buffer.
+#pragma once
+
+#include "operation/operation.hpp"
+
+#include <atomic>
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace troupe::detail {
+
+class timekeeper;
+
+/// A submission: a request that makes one operation together with others, each for its part.
+class alignas(64) rank_submission {
+public:
+  virtual ~rank_submission() = default;
+
+  // Called under the admission lock (`order_mutex`).
+
+  /// Returns the operation that this submission belongs to. It is not admitted yet if this is its
+  /// first submission. It passes `operation::on_check`.
+  /// @errors why the submission cannot join
+  virtual caf::expected<operation*> joint() = 0;
+  /// Returns an operation for this submission alone, to check it before it has any effect.
+  /// @errors why the submission is refused
+  virtual caf::expected<operation*> alone(queue_bound bound) = 0;
+  /// Notes that the submission was refused with `why`. It still counts among its caller's calls,
+  /// except for some errors (`counts_among_calls`).
+  virtual void count_refused(const caf::error& why) = 0;
+  /// Prefetches the memory that placing needs into the cache of the calling thread.
+  virtual void fetch_ahead() const noexcept = 0;
+  /// Returns a key: submissions with the same key can make one operation together. Null: none can.
+  virtual const void* match_key() const noexcept = 0;
+  /// Returns the operation that `all` make together; this submission is the first of `all`. Returns
+  /// null if a submission is missing, if one does not match the others, or if `operation::on_check`
+  /// fails. Changes nothing: the submissions still have to join.
+  virtual std::shared_ptr<operation> whole(std::span<rank_submission* const> all) = 0;
+  /// Does the same as `join` for each submission of `all`.
+  virtual void join_whole(std::span<rank_submission* const> all,
+                          const std::shared_ptr<operation>& joint) = 0;
+  /// Returns the uses that this submission adds to its operation.
+  virtual std::span<const use> uses() const = 0;
+  /// Adds the submission to its `joint` operation, which takes over the uses and keeps `self` while
+  /// it needs it. Returns false if work is left for `placed`.
+  virtual bool join(std::shared_ptr<operation> self) = 0;
+  /// Returns the error for a submission that never gets a position: its buffers wait for other
+  /// requests that wait for this one.
+  virtual caf::error refuse_cycle() = 0;
+
+  /// Called after the lock is released. The submission was refused with `why`, or it has its
+  /// position and possibly a reply.
+  virtual void placed(const caf::error& why) = 0;
+
+protected:
+  /// Takes the reference that keeps the submission alive while it is in a list.
+  std::shared_ptr<operation> take_self() noexcept { return std::move(self_); }
+
+private:
+  friend class admission;
+  rank_submission* next_ = nullptr; // in the queue, or in a list of drained submissions
+  std::shared_ptr<operation> self_;
+  caf::error refusal_;
+  std::shared_ptr<operation> complete_; // sent to the lanes with this submission
+};
+
+/// Orders operations and sends their parts to the lanes. An operation that waits for something that
+/// no lane does (its world's next communicator) keeps its position in the order of its buffers, but
+/// is held back from the lanes. Operations behind it are held back too: a lane that waited would
+/// block the work that ends the wait. An operation that fails while it is held withdraws, as if it
+/// had never had a position.
+class admission : public std::enable_shared_from_this<admission> {
+public:
+  explicit admission(timekeeper& keeper) : keeper_(keeper) {}
+
+  /// @errors why it is refused; the ranges that it would write are skipped, unless it fails
+  ///         validation
+  caf::error admit(const std::shared_ptr<operation>& op, room_policy room = room_policy::wait);
+
+  /// Enqueues one submission of a joint operation, without the admission lock. The next thread that
+  /// takes the lock drains the queue first (`drain`), so this submission precedes every
+  /// later request. The operation is sent to the lanes with the last of its submissions.
+  void enqueue(const std::shared_ptr<operation>& request, rank_submission& how) noexcept;
+  /// Drains the queue: gives each enqueued submission its position, now or within a millisecond.
+  /// Placing all submissions of an operation together takes much less time than one by one.
+  void drain();
+  void drain_soon() noexcept;
+  /// A submission that gets its position together with others.
+  struct submission {
+    std::shared_ptr<operation> self;
+    rank_submission* how;
+  };
+  /// Gives all submissions of `all`, which one caller makes, their positions in one step, or none.
+  /// @errors why one of them is refused: the caller handles the consequence for all of them
+  caf::error place_together(std::span<const submission> all, queue_bound bound);
+  /// Returns which threads make room in the queue of `full`. Under the admission lock.
+  room_maker who_makes_room(const lane& full) const;
+
+  /// Sends held operations to the lanes if they wait for nothing any more. Call it when that may
+  /// have changed, for example when an operation fails that is not on the lanes.
+  void go_on() noexcept;
+  /// The same for operations that waited only for held ones, of which some are now on the lanes.
+  void go_on_behind() noexcept;
+  /// The same as `go_on`, on the timekeeper's thread.
+  void go_on_soon() noexcept;
+
+private:
+  using operations = std::vector<std::shared_ptr<operation>>;
+
+  /// An access that another access has superseded.
+  struct superseded_access {
+    buffer* memory; ///< of both accesses
+    access what;
+  };
+
+  struct dependencies {
+    operations behind; ///< held operations that the operation must follow
+    // Recorded only if the operation may become held:
+    std::vector<superseded_access> superseded;
+    std::vector<std::uint64_t> since; ///< `access::since` of each of its uses
+  };
+  /// An operation that has a position but is not on the lanes.
+  struct held_operation : dependencies {
+    std::shared_ptr<operation> op;
+    bool follows_younger = false; ///< an operation in `behind` has a later position
+  };
+
+  /// Actions that are deferred until the lock is released (`finish`).
+  class deferred_actions {
+  public:
+    deferred_actions() = default;
+    deferred_actions(const deferred_actions&) = delete;
+    deferred_actions& operator=(const deferred_actions&) = delete;
+
+    void add_placed(rank_submission& x) noexcept {
+      x.next_ = nullptr;
+      *end_ = &x;
+      end_ = &x.next_;
+    }
+    rank_submission* placed() const noexcept { return placed_; }
+
+    std::vector<part*> too_late;          ///< parts that their lanes did not take
+    std::vector<held_operation> gone;     ///< operations that withdrew
+    std::vector<predecessor> not_awaited; ///< of `gone`; to destroy one may need the lock
+    std::vector<operation::dependent_failure> failed; ///< operations still to be completed
+
+  private:
+    // Submissions with work left; the others may be freed already.
+    rank_submission* placed_ = nullptr;
+    rank_submission** end_ = &placed_;
+  };
+
+  caf::error admit(const std::shared_ptr<operation>& op, room_choice how, bool& held);
+  room_maker who_makes_room(const operation& op, queue_bound bound) const;
+  caf::error place(const std::shared_ptr<operation>& op, queue_bound bound, std::int64_t now,
+                   bool& held, deferred_actions& after);
+  /// Gives a checked operation its position. Sets `held` if the operation is not on the lanes yet.
+  void commit(const std::shared_ptr<operation>& op, std::int64_t now, bool& held,
+              deferred_actions& after);
+  /// Runs before anything is placed: withdraws operations that failed and drains the queue.
+  void bring_up_to_date(deferred_actions& after);
+  void place_all(rank_submission* last, deferred_actions& after);
+  /// Places `all` if they make one valid operation; else changes nothing.
+  bool place_whole(std::span<rank_submission* const> all, deferred_actions& after);
+  caf::error join(rank_submission& one, deferred_actions& after);
+  static caf::error check_alone(const operation& request, rank_submission& how, queue_bound bound);
+  void finish(deferred_actions& after);
+  void after_placing(rank_submission* done);
+  held_operation* find_held(const operation& op) noexcept;
+  bool is_behind(const operation& op, const operation& first);
+  bool would_wait_for_itself(const operation& op, std::span<const use> uses);
+  /// Orders `uses`, which are new in `op`. `held`: the operation may become held.
+  static void order_uses(const std::shared_ptr<operation>& op, dependencies& around,
+                         std::span<const use> uses, bool held);
+  /// Orders `run` behind those of `accesses` that are older than `before`.
+  static void order_run(const std::shared_ptr<operation>& op, dependencies& around,
+                        std::span<const use> run, access_list& accesses, std::uint64_t before,
+                        bool held);
+  static bool order_use(const std::shared_ptr<operation>& op, dependencies& around, const use& u,
+                        const std::shared_ptr<operation>& by, access_list& accesses, std::size_t i,
+                        bool held);
+  void note_use(const std::shared_ptr<operation>& op, dependencies& around, const use& u,
+                bool held);
+  static void submit(operation& op, deferred_actions& after);
+  void give_up_places(deferred_actions& after);
+  void close_ranks();
+  void put_back(std::span<const held_operation> gone);
+  void note_inversion(held_operation& x) noexcept;
+  void release(bool all) noexcept;
+
+  timekeeper& keeper_;
+  std::deque<held_operation> held_; // by position
+  std::size_t inversions_ = 0;      // held operations with `follows_younger`
+  std::uint64_t last_access_ = 0;   // the last `access::since`
+  std::uint64_t failed_ = 0;        // `operation::failed_off_lanes` at the last look
+  std::atomic<std::size_t> asked_{0};
+  std::atomic<bool> asked_for_all_{false};
+  std::atomic<bool> soon_{false};
+  std::atomic<rank_submission*> queue_{nullptr}; // the newest
+  std::atomic<bool> placing_soon_{false};
+};
+
+} // namespace troupe::detail

@@ -1,0 +1,261 @@
+#include "admission/timekeeper.hpp"
+
+#include "foundation/spin.hpp"
+#include "lane/lane.hpp"
+#include "operation/operation.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+
+/// Interval at which the thread checks that the process runs, while there are operations to watch.
+constexpr std::chrono::milliseconds tick{50};
+
+/// How often the thread checks whether lanes have looked.
+constexpr std::chrono::microseconds between_looks{100};
+
+clock::time_point at(std::int64_t nanoseconds) {
+  return clock::time_point{std::chrono::nanoseconds{nanoseconds}};
+}
+
+} // namespace
+
+/// Under mutex_. Work that has not started cannot stall before a whole limit has passed.
+clock::time_point timekeeper::due(const operation& x, clock::time_point now) const {
+  auto result = x.answered() || x.deadline <= now ? clock::time_point::max() : x.deadline;
+  if (x.stall_limit > 0 && !x.stall_told_ && !x.over()) {
+    std::chrono::nanoseconds left{x.stall_limit};
+    if (auto started = x.first_started_at(); started != 0)
+      left -= time_.passed(at(started), now);
+    if (left < clock::time_point::max() - now)
+      result = std::min(result, now + left);
+  }
+  return result;
+}
+
+timekeeper::timekeeper() : time_(tick), thread_([this] { run(); }) {}
+
+timekeeper::~timekeeper() { stop(); }
+
+void timekeeper::stop() noexcept {
+  {
+    std::lock_guard lock{mutex_};
+    stop_ = true;
+  }
+  condition_.notify_one();
+  if (thread_.joinable())
+    thread_.join();
+}
+
+timekeeper::shard& timekeeper::shard_of(const operation& x) noexcept {
+  constexpr std::uint64_t spread = 0x9e3779b97f4a7c15;
+  return shards_[(reinterpret_cast<std::uintptr_t>(&x) * spread) >> 61];
+}
+
+void timekeeper::add(operation& x) {
+  auto when = x.deadline;
+  if (const auto now = at(x.admitted_at);
+      x.stall_limit > 0 && std::chrono::nanoseconds{x.stall_limit} < when - now)
+    when = now + std::chrono::nanoseconds{x.stall_limit};
+  {
+    auto& place = shard_of(x);
+    hot_lock lock{place.mutex};
+    x.kept_by_ = this;
+    x.previous_ = place.last;
+    x.next_ = nullptr;
+    (place.last != nullptr ? place.last->next_ : place.first) = &x;
+    place.last = &x;
+    ++place.size;
+  }
+  if (when >= next_.load()) // a thread that changes next_ looks at the shard after that
+    return;
+  std::lock_guard lock{mutex_};
+  wake_at(when);
+}
+
+void timekeeper::add_late(operation& x) {
+  add(x);
+  std::atomic_thread_fence(std::memory_order_seq_cst); // as in `operation::settle`
+  if (x.settled())
+    remove(x);
+}
+
+void timekeeper::remove(operation& x) noexcept {
+  auto& place = shard_of(x);
+  hot_lock lock{place.mutex};
+  if (!x.watched())
+    return;
+  (x.previous_ != nullptr ? x.previous_->next_ : place.first) = x.next_;
+  (x.next_ != nullptr ? x.next_->previous_ : place.last) = x.previous_;
+  x.kept_by_ = nullptr;
+  --place.size;
+}
+
+void timekeeper::for_each(const std::function<void(operation&)>& act) {
+  std::vector<std::shared_ptr<completion>> all;
+  for (auto& place : shards_) {
+    std::lock_guard lock{place.mutex};
+    all.reserve(all.size() + place.size);
+    for (auto* x = place.first; x != nullptr; x = x->next_)
+      all.push_back(x->shared_from_this());
+  }
+  for (auto& x : all)
+    act(static_cast<operation&>(*x));
+}
+
+std::uint64_t timekeeper::call_at(clock::time_point when, std::function<void()> act) {
+  std::lock_guard lock{mutex_};
+  if (stop_)
+    return 0;
+  auto id = ++next_call_;
+  calls_.push_back({id, when, std::move(act)});
+  wake_at(when);
+  return id;
+}
+
+void timekeeper::cancel_call(std::uint64_t id) noexcept {
+  std::lock_guard lock{mutex_};
+  std::erase_if(calls_, [id](const call& x) { return x.id == id; });
+}
+
+std::size_t timekeeper::size() const noexcept {
+  std::size_t result = 0;
+  for (auto& place : shards_) {
+    std::lock_guard lock{place.mutex};
+    result += place.size;
+  }
+  return result;
+}
+
+void timekeeper::wake_at(clock::time_point when) {
+  if (when >= next_.load())
+    return;
+  next_ = when;
+  condition_.notify_one();
+}
+
+void timekeeper::count_anew(const std::vector<std::shared_ptr<completion>>& stalled) {
+  std::lock_guard lock{mutex_};
+  auto now = clock::now();
+  for (auto& i : stalled) {
+    auto& x = static_cast<operation&>(*i);
+    std::lock_guard its{shard_of(x).mutex};
+    x.count_stall_anew(now.time_since_epoch().count());
+    wake_at(due(x, now));
+  }
+}
+
+/// Finds the operations that are late. Under mutex_.
+void timekeeper::look_at(shard& place, clock::time_point now) {
+  std::lock_guard lock{place.mutex};
+  for (auto* x = place.first; x != nullptr; x = x->next_) {
+    if (!x->answered() && x->deadline <= now)
+      expired_.push_back(x->shared_from_this());
+    if (auto started = x->first_started_at();
+        x->stall_limit > 0 && !x->stall_told_ && !x->over() && started != 0 &&
+        time_.passed(at(started), now) >= std::chrono::nanoseconds{x->stall_limit}) {
+      x->stall_told_ = true;
+      suspected_.push_back(x->shared_from_this());
+    }
+    next_ = std::min(next_.load(), due(*x, now));
+  }
+}
+
+void timekeeper::ask(const std::shared_ptr<completion>& who, clock::time_point now) {
+  const auto& x = static_cast<operation&>(*who);
+  auto& asked = suspects_.emplace_back(suspect{who, {}, now + tick});
+  for (auto& p : x.parts())
+    if (const auto state = p.at.load(std::memory_order_acquire);
+        state == part::state::issued || state == part::state::started)
+      asked.looks.emplace_back(p.on, p.on->whole_look());
+  lane::wake(x.parts());
+}
+
+std::vector<std::shared_ptr<completion>> timekeeper::take_stalled(clock::time_point now) {
+  std::vector<std::shared_ptr<completion>> result;
+  std::erase_if(suspects_, [&](suspect& x) {
+    const bool looked = std::all_of(x.looks.begin(), x.looks.end(),
+                                    [](auto& one) { return one.first->looks() >= one.second; });
+    if (!looked && now < x.until)
+      return false;
+    result.push_back(std::move(x.who));
+    return true;
+  });
+  return result;
+}
+
+/// Blocks until there may be something to do, or for a tick. Under mutex_.
+void timekeeper::wait(std::unique_lock<std::mutex>& lock, clock::time_point next) {
+  if (std::exchange(quiet_, false) && suspects_.empty() && rest(lock))
+    return;
+  if (next == clock::time_point::max())
+    return condition_.wait(lock);
+  const auto until = std::min(next, clock::now() + tick);
+  const auto ended = condition_.wait_until(lock, until);
+  time_.look(until, clock::now());
+  quiet_ = ended == std::cv_status::timeout && size() == 0;
+}
+
+/// Blocks without ticks until a call is due or an operation is added. Returns false, without
+/// blocking, if an operation is watched. Under mutex_.
+bool timekeeper::rest(std::unique_lock<std::mutex>& lock) {
+  const auto next = next_.exchange(clock::time_point::max()); // so that `add` wakes this thread
+  const bool rests = size() == 0;
+  if (rests && next == clock::time_point::max())
+    condition_.wait(lock);
+  else if (rests)
+    condition_.wait_until(lock, next);
+  next_ = std::min(next_.load(), next);
+  return rests;
+}
+
+void timekeeper::run() {
+  forbid_blocking("the timekeeper");
+  std::unique_lock lock{mutex_};
+  std::vector<std::function<void()>> called;
+  while (!stop_) {
+    auto now = clock::now();
+    auto stalled = take_stalled(now);
+    if (auto next = next_.load(); now < next && stalled.empty()) {
+      wait(lock, suspects_.empty() ? next : std::min(next, now + between_looks));
+      continue;
+    }
+    next_ = clock::time_point::max();
+    for (auto& place : shards_)
+      look_at(place, now);
+    for (auto i = calls_.begin(); i != calls_.end();) {
+      if (i->when <= now) {
+        called.push_back(std::move(i->act));
+        i = calls_.erase(i);
+      } else {
+        next_ = std::min(next_.load(), i->when);
+        ++i;
+      }
+    }
+    auto expired = std::move(expired_);
+    auto suspected = std::move(suspected_);
+    lock.unlock();
+    for (auto& x : suspected)
+      ask(x, now);
+    std::erase_if(stalled, [](const auto& x) { // before `expire`: its error says more
+      return static_cast<operation&>(*x).on_stall();
+    });
+    for (auto& x : expired)
+      static_cast<operation&>(*x).expire();
+    for (auto& f : called)
+      f();
+    expired.clear();
+    called.clear();
+    count_anew(stalled);
+    stalled.clear(); // without the lock: destructors may call this object
+    suspected.clear();
+    lock.lock();
+  }
+  lock.unlock();
+  suspects_.clear();
+}
+
+} // namespace troupe::detail

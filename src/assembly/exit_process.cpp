@@ -1,0 +1,85 @@
+#include "flight/flight_recorder.hpp"
+#include "foundation/file_descriptor.hpp"
+#include "foundation/log.hpp"
+#include <troupe/exit_process.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <exception>
+#include <iostream>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include <signal.h>
+#include <unistd.h>
+
+namespace troupe {
+
+namespace {
+
+constexpr std::chrono::milliseconds patience{500};
+
+/// Writes without the locks of stdio, which a stuck thread may hold. Lost if it cannot be written.
+void write_to_stderr(std::string_view text) noexcept {
+  static_cast<void>(detail::write_all(STDERR_FILENO, text));
+}
+
+void write_all(const std::string& line, detail::clock::time_point until) {
+  write_to_stderr(line);
+  if (!detail::flight_recorder::wait_written(until))
+    write_to_stderr("the flight record is not complete\n");
+  detail::flush_log();
+  std::cout.flush();
+  (void)std::fflush(stdout); // an error can no longer be reported
+}
+
+/// Writes the output, for at most `patience`. Each step may block: in a lock that a stuck thread
+/// holds, or in a pipe without a reader.
+void write_all_in_time(const std::string& line) noexcept {
+  struct progress {
+    std::mutex mutex;
+    std::condition_variable condition;
+    bool done = false;
+  };
+  try {
+    const auto until = detail::clock::now() + patience;
+    auto state = std::make_shared<progress>();
+    std::thread{[state, line, until] {
+      write_all(line, until);
+      std::lock_guard lock{state->mutex};
+      state->done = true;
+      state->condition.notify_one();
+    }}.detach();
+    std::unique_lock lock{state->mutex};
+    state->condition.wait_until(lock, until, [&] { return state->done; });
+  } catch (const std::exception&) { // no thread available
+    write_to_stderr(line);
+  }
+}
+
+} // namespace
+
+void exit_process(int code, std::string_view message) noexcept {
+  static std::atomic_flag decided;
+  while (decided.test_and_set())
+    ::pause();
+  // The exit status is `code`, even if stderr is a closed pipe or a full file.
+  sigset_t of_writing;
+  ::sigemptyset(&of_writing);
+  ::sigaddset(&of_writing, SIGPIPE);
+  ::sigaddset(&of_writing, SIGXFSZ);
+  ::pthread_sigmask(SIG_BLOCK, &of_writing, nullptr);
+  std::string line;
+  try {
+    line.assign(message).append("\n");
+  } catch (const std::exception&) { // no memory for it
+  }
+  write_all_in_time(line);
+  ::_exit(code);
+}
+
+} // namespace troupe

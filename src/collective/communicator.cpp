@@ -1,0 +1,312 @@
+#include "collective/communicator.hpp"
+
+#include "foundation/fair_limit.hpp"
+#include "foundation/keep_forever.hpp"
+#include "foundation/log.hpp"
+#include "operation/order.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+
+/// How long symmetric calls may take to end. A symmetric kernel that all ranks have issued takes
+/// microseconds, but a lane sees its end only when it has time to poll.
+constexpr std::chrono::seconds symmetric_patience{5};
+
+/// How long the lanes of devices that were given up may take: their calls return at once.
+constexpr std::chrono::seconds lost_patience{2};
+
+/// How long to wait for the report that a process has ended.
+constexpr std::chrono::seconds news_patience{2};
+
+/// The interval between two checks of a condition.
+constexpr std::chrono::microseconds between_looks{200};
+
+/// How often to check for a lost device while no loss is known. A loaded process that is told of a
+/// loss late also makes its checks late.
+constexpr int looks_for_loss = 50;
+
+template <class F> void wait_until(F f) {
+  while (!f())
+    std::this_thread::sleep_for(between_looks);
+}
+
+template <class F> bool wait_until(F f, std::chrono::nanoseconds limit) {
+  if (limit.count() <= 0)
+    return f();
+  for (fair_limit left{limit}; !f(); std::this_thread::sleep_for(between_looks))
+    if (left.over())
+      return false;
+  return true;
+}
+
+std::vector<backend_communicator*> pointers_to(const communicator_ranks& ranks) {
+  std::vector<backend_communicator*> result;
+  for (auto& x : ranks)
+    result.push_back(x.get());
+  return result;
+}
+
+std::vector<std::shared_ptr<const device_life>> lives_of(const communicator_ranks& ranks) {
+  std::vector<std::shared_ptr<const device_life>> result;
+  for (auto& x : ranks)
+    if (auto life = x->life())
+      result.push_back(std::move(life));
+  return result;
+}
+
+} // namespace
+
+communicator::communicator(std::shared_ptr<runtime> runtime, std::uint64_t epoch,
+                           std::span<const std::shared_ptr<lane>> lanes, rank_set absent,
+                           communicator_ranks ranks, std::chrono::milliseconds quiet_limit,
+                           std::function<void(communicator&, const caf::error&)> on_end,
+                           std::function<void()> on_gone)
+    : runtime_(std::move(runtime)), epoch_(epoch), absent_(absent), place_(lanes.size()),
+      local_(lanes.size()), ranks_(std::move(ranks)), rank_at_(pointers_to(ranks_)),
+      lives_(lives_of(ranks_)), tenants_(ranks_.size()), quiet_limit_(quiet_limit),
+      on_end_(std::move(on_end)), on_gone_(std::move(on_gone)), symmetric_ended_(ranks_.size()) {
+  for (std::size_t i = 0; i < lanes.size(); ++i)
+    if (!absent.contains(i)) {
+      place_[i] = members_.size();
+      members_.push_back(i);
+      if (!lanes[i])
+        continue;
+      local_[i] = lanes_.size();
+      local_ranks_.push_back(i);
+      lanes_.push_back(lanes[i]);
+    }
+  for (auto& x : lanes_) {
+    x->add_tenant();
+    runtime_->hold(x->state().ordinal());
+  }
+}
+
+communicator::~communicator() {
+  for (auto& x : lanes_)
+    x->remove_tenant();
+}
+
+bool communicator::has_lost_rank() const noexcept {
+  return std::any_of(lives_.begin(), lives_.end(), [](auto& x) { return x->lost(); });
+}
+
+bool communicator::is_losing_rank() const noexcept {
+  return std::any_of(lives_.begin(), lives_.end(),
+                     [](auto& x) { return x->lost() || x->has_ended(); });
+}
+
+caf::error communicator::dead() const {
+  std::lock_guard lock{mutex_};
+  return cause_ ? cause_ : make_error(errc::communicator_dead, "its communicator has ended");
+}
+
+bool communicator::begin_symmetric(std::uint32_t parts) noexcept {
+  auto now = symmetric_.load(std::memory_order_relaxed);
+  do
+    if ((now & no_more) != 0)
+      return false;
+  while (!symmetric_.compare_exchange_weak(now, now + parts, std::memory_order_acq_rel));
+  return true;
+}
+
+void communicator::fail(const caf::error& cause) noexcept {
+  {
+    std::lock_guard lock{mutex_};
+    if (!live_.load())
+      return;
+    cause_ = cause;
+    live_.store(false);
+    symmetric_.fetch_or(no_more);
+  }
+  // The loss of a worker has its own log line, and ends several communicators.
+  log(code_of(cause) == errc::worker_lost ? log_level::debug : log_level::warning,
+      "a communicator ended", cause);
+  runtime_->note_end(cause);
+  auto keep = shared_from_this();
+  on_end_(*this, cause);
+  runtime_->keeper().for_each([&](operation& op) {
+    if (op.communicator_key() == this)
+      op.fail(cause);
+  });
+  for (auto& x : lanes_)
+    x->wake(); // a lane may wait outside the communicator for the other ranks
+  runtime_->workers().run([self = std::move(keep)] { self->reap(false); });
+}
+
+void communicator::fail_unless_lost(const caf::error& cause) noexcept {
+  const auto code = code_of(cause);
+  const bool is_loss = code && severity_of(*code) >= severity::device;
+  if (can_lose_ranks() && !is_loss) {
+    const auto until = clock::now() + news_patience;
+    for (int i = 0; live() && (i < looks_for_loss || (is_losing_rank() && clock::now() < until));
+         ++i)
+      std::this_thread::sleep_for(between_looks);
+  }
+  fail(cause);
+}
+
+void communicator::retire() noexcept { end_quietly(true); }
+
+void communicator::discard() noexcept { end_quietly(false); }
+
+bool communicator::is_pending() const noexcept {
+  bool result = false;
+  runtime_->keeper().for_each(
+      [&](operation& op) { result |= op.communicator_key() == this && !op.over(); });
+  return result;
+}
+
+/// Waits in the background. Meanwhile a pending operation that stalls or fails ends it.
+void communicator::retire_when_idle() noexcept {
+  runtime_->workers().run([self = shared_from_this()] {
+    wait_until([&] { return !self->live() || !self->is_pending(); });
+    self->retire();
+  });
+}
+
+void communicator::end_quietly(bool healthy) noexcept {
+  {
+    std::lock_guard lock{mutex_};
+    if (!live_.load())
+      return;
+    live_.store(false);
+    symmetric_.fetch_or(no_more);
+  }
+  runtime_->workers().run([self = shared_from_this(), healthy] { self->reap(healthy); });
+}
+
+void communicator::end(const caf::error& cause) noexcept {
+  if (is_pending())
+    fail(cause);
+  else
+    retire();
+}
+
+void communicator::keep_window(std::shared_ptr<symmetric_memory> x) {
+  windows_.push_back(std::move(x));
+}
+
+void communicator::let_go_window(const std::shared_ptr<symmetric_memory>& x) {
+  x->set(this, symmetric_memory::state::none);
+  std::erase(windows_, x);
+}
+
+void communicator::let_go_windows() noexcept {
+  std::vector<std::shared_ptr<symmetric_memory>> windows; // freed without the lock
+  std::lock_guard lock{order_mutex()};
+  windows.swap(windows_);
+  for (auto& x : windows)
+    x->set(this, symmetric_memory::state::none);
+}
+
+caf::error communicator::stuck(std::span<const std::size_t> ranks, std::string_view what) const {
+  failure why;
+  why.code = errc::lane_stuck;
+  if (ranks.size() == 1) { // else it is unknown which one is stuck
+    why.device = lanes_[ranks.front()]->state().ordinal();
+    why.rank = static_cast<int>(local_ranks_[ranks.front()]);
+  }
+  why.epoch = epoch_;
+  why.detail = what;
+  return make_error(std::move(why));
+}
+
+/// Gives up the devices of `ranks`. Returns false if devices of this kind are not lost one by one.
+bool communicator::give_up(const std::vector<std::size_t>& ranks, std::string_view what) noexcept {
+  return std::all_of(ranks.begin(), ranks.end(), [&](const std::size_t& i) {
+    return runtime_->backend().give_up(lanes_[i]->state().ordinal(), stuck({&i, 1}, what));
+  });
+}
+
+void communicator::end_process(const std::vector<std::size_t>& ranks,
+                               std::string_view what) noexcept {
+  static_cast<void>(runtime_->end_everything(stuck(ranks, what)));
+}
+
+std::vector<std::size_t> communicator::ranks_inside() const {
+  std::vector<std::size_t> result;
+  for (std::size_t i = 0; i < lanes_.size(); ++i)
+    if (lanes_[i]->is_inside(this))
+      result.push_back(i);
+  return result;
+}
+
+/// Returns the ranks with symmetric calls that are not over.
+std::vector<std::size_t> communicator::ranks_in_symmetric() const {
+  const std::uint64_t left = symmetric_.load(std::memory_order_acquire) & ~no_more;
+  std::vector<std::uint64_t> ended;
+  for (auto& x : symmetric_ended_)
+    ended.push_back(x.load(std::memory_order_relaxed));
+  const auto begun = std::accumulate(ended.begin(), ended.end(), left) / ended.size();
+  std::vector<std::size_t> result;
+  for (std::size_t i = 0; i < ended.size(); ++i)
+    if (ended[i] < begun)
+      result.push_back(i);
+  return result;
+}
+
+/// Blocks until no thread is inside. A thread that enters from now on sees the end, and leaves.
+/// Returns false if the runtime has ended.
+bool communicator::wait_until_quiet() noexcept {
+  wait_until([this] { return visitors_.load() == 0 || runtime_->ended(); });
+  auto quiet = [this] { return ranks_inside().empty() || runtime_->ended(); };
+  if (!wait_until(quiet, quiet_limit_)) {
+    const auto what = "the lane did not return from a call on a communicator that ended (" +
+                      describe(dead()) + ")";
+    auto ranks = ranks_inside();
+    if (!ranks.empty() && (!give_up(ranks, what) || !wait_until(quiet, lost_patience)))
+      end_process(ranks, what);
+  }
+  return !runtime_->ended();
+}
+
+/// Blocks until all symmetric calls are over. No abort can end them: before they were issued it was
+/// made sure, as far as possible, that they end by themselves. Where devices can be lost one by
+/// one, those with stuck lanes are given up first: the other ranks may only wait for them. Returns
+/// false if the runtime has ended.
+bool communicator::wait_for_symmetric() noexcept {
+  auto over = [this] {
+    return (symmetric_.load(std::memory_order_acquire) & ~no_more) == 0 || runtime_->ended();
+  };
+  if (wait_until(over, symmetric_patience))
+    return !runtime_->ended();
+  const auto what =
+      "a symmetric collective of a communicator that ended makes no progress, and nothing "
+      "can abort it (" +
+      describe(dead()) + ")";
+  auto ranks = ranks_inside();
+  if (!ranks.empty() && give_up(ranks, what) && wait_until(over, lost_patience))
+    return !runtime_->ended();
+  ranks = ranks_in_symmetric();
+  if (!over() && (!give_up(ranks, what) || !wait_until(over, lost_patience)))
+    end_process(ranks, what);
+  return !runtime_->ended();
+}
+
+void communicator::reap(bool healthy) noexcept {
+  const bool quiet = wait_until_quiet() && wait_for_symmetric();
+  if (!quiet) {
+    // No call may be made on it any more: its memory is kept until the process ends.
+    keep_forever(std::make_shared<communicator_ranks>(std::move(ranks_)));
+  } else {
+    auto error = healthy ? runtime_->backend().destroy(std::move(ranks_))
+                         : runtime_->backend().abort(std::move(ranks_));
+    if (code_of(error) == errc::device_fault)
+      static_cast<void>(runtime_->end_with_fault("the thread that ends communicators", error));
+    else if (error)
+      log(log_level::warning, "the end of a communicator gave an error", error);
+    let_go_windows();
+  }
+  for (auto& x : lanes_)
+    runtime_->unhold(x->state().ordinal());
+  on_gone_();
+}
+
+} // namespace troupe::detail

@@ -1,0 +1,173 @@
+/// One communicator: which lanes may call it, and its end.
+#pragma once
+
+#include "foundation/rank_set.hpp"
+#include "lane/lane.hpp"
+#include "operation/symmetric_memory.hpp"
+#include "runtime/runtime.hpp"
+#include <troupe/backend.hpp>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace troupe::detail {
+
+/// Live from construction until it ends, once, with the first cause. From then on no lane enters
+/// it. As soon as no lane is inside (at most `quiet_limit`), it is aborted in the background, or
+/// destroyed if it retired.
+class communicator : public std::enable_shared_from_this<communicator> {
+public:
+  /// `lanes`: the world's lanes, by rank; null for a rank of another process. Ranks in `absent`
+  /// have no part in the communicator. `ranks`: the local ones of the others. `on_end` is called
+  /// once, on the thread that ended the communicator, but not after `retire` or `discard`.
+  /// `on_gone` is called when nothing of it is left on its devices.
+  communicator(std::shared_ptr<runtime> runtime, std::uint64_t epoch,
+               std::span<const std::shared_ptr<lane>> lanes, rank_set absent,
+               communicator_ranks ranks, std::chrono::milliseconds quiet_limit,
+               std::function<void(communicator&, const caf::error&)> on_end,
+               std::function<void()> on_gone);
+  ~communicator();
+
+  std::uint64_t epoch() const noexcept { return epoch_; }
+
+  // Ranks are ranks of the world, unless stated otherwise.
+
+  /// Returns the ranks of the world that are not in the communicator.
+  rank_set absent() const noexcept { return absent_; }
+  /// Returns the ranks that are in it, by their rank in the communicator.
+  const std::vector<std::size_t>& members() const noexcept { return members_; }
+  /// Returns the rank in the communicator of rank `i`, which is in it.
+  std::size_t place_of(std::size_t i) const noexcept { return place_[i]; }
+  /// Returns the members in this process; `lanes` returns their lanes.
+  const std::vector<std::size_t>& local_ranks() const noexcept { return local_ranks_; }
+  const std::vector<std::shared_ptr<lane>>& lanes() const noexcept { return lanes_; }
+  /// Returns rank `i`, which is in this process.
+  backend_communicator& rank(std::size_t i) noexcept { return *rank_at_[local_[i]]; }
+  /// Returns the tenant that stands for rank `i` in the streams of its lane.
+  stream_tenant& tenant(std::size_t i) noexcept { return tenants_[local_[i]]; }
+  bool live() const noexcept { return live_.load(); }
+  /// Returns whether the device of a rank, or the spare that the rank is on, is lost.
+  bool has_lost_rank() const noexcept;
+  /// Returns whether its devices can be lost one by one, as devices in workers can.
+  bool can_lose_ranks() const noexcept { return !lives_.empty(); }
+  /// Returns whether every call may be made on it, or only those of `connect_scope::collectives`.
+  bool fully_connected() const noexcept { return fully_connected_.load(); }
+  void set_fully_connected() noexcept { fully_connected_.store(true); }
+
+  /// Announces a symmetric call: each of its `parts` ranks will issue it by `call_for_sure` and end
+  /// it with `end_symmetric`. Until then nothing of the communicator is destroyed, even if it ends.
+  /// Returns false if it has ended.
+  bool begin_symmetric(std::uint32_t parts) noexcept;
+  void end_symmetric(std::size_t rank) noexcept {
+    symmetric_ended_[local_[rank]].fetch_add(1, std::memory_order_relaxed);
+    symmetric_.fetch_sub(1, std::memory_order_release);
+  }
+
+  // -- its memory windows, under the admission lock
+
+  /// Returns no error if memory may be registered, else why it was not.
+  const caf::error& windows_closed() const noexcept { return windows_closed_; }
+  /// Stops all use of windows: those of the ranks may differ from now on.
+  void close_windows(const caf::error& why) { windows_closed_ = why; }
+  /// Keeps `x` until it is let go, or until nothing of the communicator is left.
+  void keep_window(std::shared_ptr<symmetric_memory> x);
+  void let_go_window(const std::shared_ptr<symmetric_memory>& x);
+
+  /// Calls `f` for rank `i` on its lane, unless the communicator has ended.
+  /// @errors errc::communicator_dead: nothing was called
+  template <class F> caf::error call(std::size_t i, lane& on, F f) {
+    on.enter(this);
+    if (!live()) {
+      on.leave();
+      return dead();
+    }
+    auto error = f(rank(i));
+    on.leave();
+    return error;
+  }
+
+  /// The same on any thread. Nothing of the communicator is destroyed before `f` returns.
+  template <class F> caf::error call_from_outside(std::size_t i, F f) {
+    visitors_.fetch_add(1);
+    auto error = live() ? f(rank(i)) : dead();
+    visitors_.fetch_sub(1);
+    return error;
+  }
+
+  /// Makes a `call` even if the communicator has ended: other ranks rely on it (`begin_symmetric`).
+  template <class F> caf::error call_for_sure(std::size_t i, lane& on, F f) {
+    on.enter(this);
+    auto error = f(rank(i));
+    on.leave();
+    return error;
+  }
+
+  /// Returns why the communicator ended.
+  caf::error dead() const;
+
+  /// Ends the communicator because of `cause`, with which all pending operations on it complete.
+  void fail(const caf::error& cause) noexcept;
+  /// The same for an error that one rank saw. Where devices are lost one by one, other ranks see
+  /// the loss of a device before its owner is told. So this waits for that loss, which then is the
+  /// cause: up to `news_patience` if a rank's process has ended, else a short time.
+  /// @thread a lane, or a thread that may block
+  void fail_unless_lost(const caf::error& cause) noexcept;
+  /// Ends it in good order; nothing is pending on it.
+  void retire() noexcept;
+  /// The same, as soon as nothing is pending on it. No operation is added any more.
+  void retire_when_idle() noexcept;
+  /// Ends it although a rank may be lost. Nothing is pending on it, and `on_end` is not called.
+  void discard() noexcept;
+  /// Calls `retire` if nothing is pending on it, else `fail`.
+  void end(const caf::error& cause) noexcept;
+
+private:
+  bool is_pending() const noexcept;
+  bool is_losing_rank() const noexcept;
+  void end_quietly(bool healthy) noexcept;
+  void reap(bool healthy) noexcept;
+  bool wait_until_quiet() noexcept;
+  bool wait_for_symmetric() noexcept;
+  // By index of `lanes_`.
+  std::vector<std::size_t> ranks_inside() const;
+  std::vector<std::size_t> ranks_in_symmetric() const;
+  bool give_up(const std::vector<std::size_t>& ranks, std::string_view what) noexcept;
+  void end_process(const std::vector<std::size_t>& ranks, std::string_view what) noexcept;
+  caf::error stuck(std::span<const std::size_t> ranks, std::string_view what) const;
+  void let_go_windows() noexcept;
+
+  const std::shared_ptr<runtime> runtime_;
+  const std::uint64_t epoch_;
+  const rank_set absent_;
+  std::vector<std::size_t> members_;
+  std::vector<std::size_t> place_; // by world rank: rank in the communicator
+  std::vector<std::size_t> local_; // by world rank: index in the vectors below
+  std::vector<std::size_t> local_ranks_;
+  std::vector<std::shared_ptr<lane>> lanes_;
+  communicator_ranks ranks_;
+  /// Points to `ranks_`: a lane stuck in a call may read it while the reaper takes `ranks_`.
+  const std::vector<backend_communicator*> rank_at_;
+  const std::vector<std::shared_ptr<const device_life>> lives_;
+  std::vector<stream_tenant> tenants_;
+  const std::chrono::milliseconds quiet_limit_;
+  const std::function<void(communicator&, const caf::error&)> on_end_;
+  const std::function<void()> on_gone_;
+  std::atomic<bool> live_{true};
+  std::atomic<int> visitors_{0}; // threads inside that are not lanes
+  std::atomic<bool> fully_connected_{false};
+  static constexpr std::uint32_t no_more = 1u << 31;
+  std::atomic<std::uint32_t> symmetric_{0}; // parts of symmetric calls that are not over
+  std::vector<std::atomic<std::uint64_t>> symmetric_ended_; // by local rank: parts that are over
+  std::vector<std::shared_ptr<symmetric_memory>> windows_;
+  caf::error windows_closed_;
+  mutable std::mutex mutex_;
+  caf::error cause_; // under mutex_
+};
+
+} // namespace troupe::detail

@@ -1,0 +1,126 @@
+/// One rank's part in a collective or in a message between two ranks, taken from a request and
+/// checked.
+#pragma once
+
+#include "foundation/rank_set.hpp"
+#include "operation/symmetric_memory.hpp"
+#include <troupe/backend.hpp>
+#include <troupe/collective.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace troupe::detail {
+
+class lane;
+
+/// A `collective` without copies of its handles.
+struct collective_view {
+  collective_kind kind = collective_kind::all_reduce;
+  std::span<const any_gpu_ref> send;
+  std::span<const any_gpu_ref> recv;
+  reduce_op op = reduce_op::sum;
+  std::span<const double> factors = {};
+  int rank = -1;
+  int peer = -1;
+  std::span<const std::vector<std::uint64_t>> counts = {};
+
+  collective_view(collective_kind what, std::span<const any_gpu_ref> from,
+                  std::span<const any_gpu_ref> to, reduce_op how,
+                  std::span<const double> multipliers)
+      : kind(what), send(from), recv(to), op(how), factors(multipliers) {}
+  /// Views one rank's call. A handle without memory is left out.
+  collective_view(collective_kind what, const any_gpu_ref& from, const any_gpu_ref& to,
+                  reduce_op how, int root_or_peer)
+      : kind(what), send(&from, from ? 1 : 0), recv(&to, to ? 1 : 0), op(how), peer(root_or_peer) {}
+  explicit collective_view(const collective& x)
+      : kind(x.kind), send(x.send), recv(x.recv), op(x.op), factors(x.factors), rank(x.rank),
+        peer(x.peer), counts(x.counts) {}
+};
+
+/// A range of bytes of a buffer; valid as long as the handle that it was taken from.
+struct memory_range {
+  const any_gpu_ref* of = nullptr;
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  std::size_t count = 0; ///< elements
+
+  explicit operator bool() const noexcept { return of != nullptr; }
+  /// Compares the buffers too: another buffer may have had the same address before.
+  bool same_as(const memory_range& other) const noexcept {
+    return of->memory() == other.of->memory() && begin == other.begin && end == other.end;
+  }
+};
+
+struct rank_call {
+  std::size_t rank = 0;
+  collective_call call;
+  std::unique_ptr<exchange_plan> plan;
+  symmetric_place send_place;
+  symmetric_place recv_place;
+  std::array<std::byte, 8> factor{};
+  memory_range send; // valid until the operation is made
+  memory_range recv;
+
+  bool is_message() const noexcept { return troupe::is_message(call.what); }
+  /// Returns whether the call moves no data.
+  bool empty() const noexcept {
+    return call.count == 0 && call.what != collective_kind::barrier && !plan;
+  }
+  /// Returns the call for the backend; valid as long as this.
+  collective_call complete() const noexcept {
+    auto result = call;
+    if (call.op == reduce_op::premul_sum)
+      result.factor = factor.data();
+    result.plan = plan.get();
+    return result;
+  }
+};
+
+/// Returns the calls of the ranks that take part in `x`, a collective over all ranks or a message
+/// between two of them, in rank order. Rank i is on lanes[i]. Ranks of `absent` are left out, and
+/// their handles are not read.
+/// @shape room: memory for the result; its content does not matter
+/// @errors errc::invalid_argument, shape_mismatch, stale_ref; errc::unavailable: the root, or one
+///         end of a message, is absent; all with rank and device
+caf::expected<std::vector<rank_call>> rank_calls(const char* verb, const collective_view& x,
+                                                 std::span<const std::shared_ptr<lane>> lanes,
+                                                 rank_set absent = {},
+                                                 std::vector<rank_call> room = {});
+
+/// Returns the call of rank `rank` alone in `x`. `send`, `recv` and `factors` hold at most the
+/// rank's own handle or factor. `counts` holds what it sends to and receives from each rank.
+/// @errors as `rank_calls`
+caf::expected<rank_call> rank_call_of(const char* verb, const collective_view& x, std::size_t rank,
+                                      std::span<const std::shared_ptr<lane>> lanes,
+                                      rank_set absent = {});
+
+/// Returns the calls of rank `x.rank`, which is in range, for the messages of `x`: the sends, then
+/// the receives.
+/// @errors as `rank_calls`
+caf::expected<std::vector<rank_call>> exchange_calls(const char* verb, const exchange& x,
+                                                     std::span<const std::shared_ptr<lane>> lanes,
+                                                     rank_set absent = {});
+
+/// Returns whether two ranks' calls are the same, except memory and plans.
+bool alike(const rank_call& a, const rank_call& b) noexcept;
+
+/// Returns how two ranks' calls, made separately, differ; empty if they belong together.
+std::string difference(const rank_call& a, const rank_call& b);
+
+/// Returns whether `calls`, one of each of `ranks` ranks, can use symmetric kernels. There must be
+/// one for their kind, type and operation. The data is at most `limit` bytes, and the buffers are
+/// at the same place on all ranks.
+/// @source NCCL 2.28.9, `ncclSymkImplemented` (src/sym_kernels.cc)
+bool is_symmetric(std::span<const rank_call* const> calls, std::size_t ranks,
+                  std::size_t limit) noexcept;
+
+/// Returns whether two calls of one rank share memory that one of them writes.
+bool conflict(const rank_call& a, const rank_call& b) noexcept;
+
+} // namespace troupe::detail

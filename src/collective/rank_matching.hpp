@@ -1,0 +1,210 @@
+/// Matches rank-local calls of a world: which of them make one operation together.
+#pragma once
+
+#include "collective/rank_call.hpp"
+#include "foundation/rank_set.hpp"
+#include "foundation/spare.hpp"
+#include "operation/room.hpp"
+#include <troupe/collective_kind.hpp>
+#include <troupe/error.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <span>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace troupe::detail {
+
+class collective_operation;
+class rank_request;
+struct part;
+struct use;
+
+/// A rank's call that was refused before any other rank had made its matching call. The matching
+/// calls end in the same way.
+struct refused_call {
+  caf::error why;
+  std::uint64_t made_in = 0; ///< the world's membership then
+};
+
+/// Calls that belong together, or several refused ones in a row.
+struct joint_entry {
+  std::shared_ptr<collective_operation> op;    ///< null: the first of them was refused
+  std::shared_ptr<const refused_call> refusal; ///< set if `op` is null
+  std::size_t refused_by = 0;                  ///< the caller of the refused call
+  std::uint64_t number = 0; ///< of the operation; of the first, if there are several
+  std::size_t calls = 0;    ///< made, or not waited for
+
+  /// Returns why its calls will not be done; none if they may.
+  caf::error why_ended() const;
+  /// Returns the world's membership when the first of its calls was made.
+  std::uint64_t made_in() const noexcept;
+};
+
+/// A queue of calls. The k-th calls of its callers belong together, except those of callers that
+/// are left out at that time.
+/// @thread under the admission lock
+class call_queue {
+public:
+  explicit call_queue(std::size_t callers) : next_(callers, 0) {}
+
+  /// Returns what the next call of `caller`, or the one after `before` more, belongs to. Null if no
+  /// other caller has made its call of it yet. Valid until this changes.
+  const joint_entry* next_of(std::size_t caller, std::size_t before = 0) const;
+  bool empty() const noexcept { return open_.empty(); }
+  /// Returns how many calls of `caller` wait for calls of others.
+  std::size_t ahead(std::size_t caller) const noexcept { return next_[caller] - first_; }
+  /// Returns how many calls of others wait for one of `caller`.
+  std::size_t awaited(std::size_t caller) const noexcept { return end_ - next_[caller]; }
+  /// Returns whether the first operation that lacks calls lacks one of `caller`.
+  bool lacks(std::size_t caller) const noexcept {
+    return !open_.empty() && next_[caller] < end_of(0);
+  }
+  std::size_t callers() const noexcept { return next_.size(); }
+  rank_set left_out() const noexcept { return left_out_; }
+  /// Returns how many calls `caller` has made, or was not waited for.
+  std::uint64_t made(std::size_t caller) const noexcept { return next_[caller]; }
+  /// Counts the next call of `caller`, which belongs to `op` if no other caller's is there yet.
+  void take(std::size_t caller, const std::shared_ptr<collective_operation>& op);
+  /// Counts the next call of `caller` as refused. No other caller has made its call yet.
+  void refuse(std::size_t caller, refused_call x);
+  /// Counts the next call of every caller. Before it, no calls may be missing.
+  void take_of_all() noexcept;
+  /// From now on, `callers` are not waited for. Callers that were left out before and are not in
+  /// `callers` are waited for again, from the next operation on.
+  void leave_out(rank_set callers);
+  /// Moves the operations that still lack calls to `to`, because no call comes any more.
+  void give_away(std::vector<std::shared_ptr<collective_operation>>& to);
+
+private:
+  /// Returns the number after those of `open_[i]`.
+  std::uint64_t end_of(std::size_t i) const noexcept {
+    return i + 1 < open_.size() ? open_[i + 1].number : end_;
+  }
+  std::size_t place_of(std::uint64_t number) const noexcept;
+  void count_next_of(std::size_t caller);
+  void begin_next();
+  void forget_complete();
+
+  std::deque<joint_entry> open_; // a rank's call is missing; by number
+  std::uint64_t first_ = 0;      // the number of open_[0]
+  std::uint64_t end_ = 0;        // the number after the last one
+  std::vector<std::uint64_t> next_;
+  rank_set left_out_;
+};
+
+/// Addresses of the cache lines that an operation of all ranks changes when it is admitted. It may
+/// be destroyed already: they are only prefetched. @thread any
+struct alignas(64) place_lines {
+  std::atomic<const collective_operation*> of{nullptr};
+  std::atomic<const part*> parts{nullptr};
+  std::atomic<const use*> uses{nullptr};
+  std::atomic<const void*> calls{nullptr};
+  std::atomic<const void*> requests{nullptr};
+};
+
+/// One rank's end of a call, by which calls are matched.
+struct rank_end {
+  std::size_t rank = 0;
+  collective_kind what = collective_kind::barrier;
+  std::size_t peer = 0; ///< of a message
+
+  rank_end(std::size_t of, collective_kind kind, std::size_t other) noexcept
+      : rank(of), what(kind), peer(other) {}
+  // NOLINTNEXTLINE(google-explicit-constructor): a call is such an end
+  rank_end(const rank_call& x) noexcept
+      : rank(x.rank), what(x.call.what), peer(static_cast<std::size_t>(x.call.peer)) {}
+
+  bool is_message() const noexcept { return troupe::is_message(what); }
+  /// Returns the sending and the receiving rank.
+  std::pair<std::size_t, std::size_t> ends() const noexcept {
+    return what == collective_kind::send ? std::pair{rank, peer} : std::pair{peer, rank};
+  }
+};
+
+/// Matches the k-th collective calls of all ranks. For two ranks, matches the k-th send of one to
+/// the other with the k-th recv there from it.
+class rank_matching {
+public:
+  explicit rank_matching(std::size_t ranks)
+      : spare_requests(ranks), collectives_(ranks), counters_(ranks), call_sides_(ranks) {}
+
+  /// Made in advance: each rank's next collective request, and the operation that these make.
+  /// `spare_joint` is taken under the admission lock.
+  std::vector<spare<rank_request>> spare_requests;
+  spare<collective_operation> spare_joint;
+  place_lines joint_lines; ///< of `spare_joint`
+
+  // Without the admission lock.
+
+  /// Notes that this thread makes the calls of `rank`, as far as is known.
+  void note_caller(std::size_t rank) noexcept {
+    auto& caller = call_sides_[rank].caller;
+    if (auto self = std::this_thread::get_id(); caller.load(std::memory_order_relaxed) != self)
+      caller.store(self, std::memory_order_relaxed);
+  }
+  /// Returns which threads make the calls of `rank`, seen from this thread.
+  room_maker maker_of(std::size_t rank) const noexcept;
+  /// Takes one of the collective calls that `rank` may make unchecked. False: none is left.
+  bool take_credit(std::size_t rank) noexcept {
+    return call_sides_[rank].credit.fetch_sub(1, std::memory_order_relaxed) > 0;
+  }
+  /// Sets for how many more calls there is room.
+  void set_credit(std::size_t rank, std::size_t calls) noexcept {
+    call_sides_[rank].credit.store(static_cast<int>(std::min(calls, most_credit)),
+                                   std::memory_order_relaxed);
+  }
+  /// Notes that a collective call of `rank` was enqueued, for the world without `absent`. If all
+  /// other ranks have enqueued as many, prefetches what admitting their last calls needs, and
+  /// returns true. `lines`: that memory of this call.
+  bool handed_in(std::size_t rank, rank_set absent, std::span<const std::byte> lines) noexcept;
+  /// Undoes `handed_in`: the call was refused and does not count.
+  void refused(std::size_t rank) noexcept;
+
+  // Under the admission lock.
+
+  /// Adds to the rank's counter a call that counts but was not enqueued, or never will be made.
+  void passed_over(const rank_end& of) noexcept;
+  /// Counts a refused call, in a world of this membership. Returns the operation that it would
+  /// belong to, which the caller must fail. Null if no other call of it is there.
+  std::shared_ptr<collective_operation> count_refused(const rank_end& of, const caf::error& why,
+                                                      std::uint64_t membership);
+  /// As `maker_of`, for the calls that the first open operation in the queue of `of` lacks.
+  room_maker maker_of_missing(const rank_end& of);
+  /// Leaves out `absent`, from the next operation on.
+  void leave_out(rank_set absent);
+  call_queue& line_of(const rank_end& of);
+  call_queue& collectives() noexcept { return collectives_; }
+  /// Returns whether a collective lacks a call.
+  bool waits_for_calls() const noexcept { return !collectives_.empty(); }
+  /// As `call_queue::give_away`.
+  std::vector<std::shared_ptr<collective_operation>> give_away();
+  /// Returns the caller's index in the queue of `of`.
+  static std::size_t caller_of(const rank_end& of) noexcept;
+
+private:
+  call_queue collectives_;
+  static constexpr std::size_t most_credit = 64;
+
+  struct rank_counter {
+    std::atomic<std::uint64_t> calls{0};
+    std::atomic<const std::byte*> lines{nullptr}; // of the last call, which may be destroyed
+  };
+  struct alignas(64) call_side {           // used by one thread, most of the time
+    std::atomic<std::thread::id> caller{}; // of the last call
+    std::atomic<int> credit{0};
+  };
+
+  std::vector<rank_counter> counters_; // counts collective calls, by rank
+  std::vector<call_side> call_sides_;
+  std::map<std::pair<std::size_t, std::size_t>, call_queue> messages_; // by (from, to)
+};
+
+} // namespace troupe::detail

@@ -1,0 +1,95 @@
+/// The requests to a device: each checks its arguments and starts an operation. For the facade and
+/// the device actor.
+#pragma once
+
+#include "device/operations.hpp"
+#include "runtime/runtime.hpp"
+#include <troupe/collective.hpp>
+#include <troupe/device_status.hpp>
+#include <troupe/gpu_ref.hpp>
+#include <troupe/host_buffer.hpp>
+#include <troupe/launch.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace troupe::detail {
+
+class device_core {
+public:
+  device_core(std::shared_ptr<runtime> runtime, std::shared_ptr<lane> worker,
+              std::chrono::nanoseconds deadline)
+      : runtime_(std::move(runtime)), worker_(std::move(worker)), deadline_(deadline) {}
+  /// For a device that does not exist: every request is refused with `why`.
+  device_core(std::shared_ptr<runtime> runtime, caf::error why)
+      : runtime_(std::move(runtime)), deadline_(0), why_none_(std::move(why)) {}
+
+  runtime& owner() const noexcept { return *runtime_; }
+  /// Returns why there is no device; no error if there is one.
+  const caf::error& why_none() const noexcept { return why_none_; }
+  /// Returns the state of the device, which must exist.
+  device_state& state() const noexcept { return worker_->state(); }
+  const std::shared_ptr<device_state>& shared_state() const noexcept {
+    return worker_->shared_state();
+  }
+
+  template <class T> using answer = std::shared_ptr<operation_of<T>>;
+
+  answer<any_gpu_ref> allocate(std::size_t count, dtype type, bool zeroed,
+                               const request_options& options) const;
+  answer<host_buffer> allocate_pinned(std::size_t size_bytes, const request_options& options) const;
+  /// `host` has as many bytes as `target`.
+  answer<nothing> upload(const any_gpu_ref& target, std::shared_ptr<host_range> host,
+                         const request_options& options) const;
+  answer<nothing> download(const any_gpu_ref& source, std::shared_ptr<host_range> host,
+                           const request_options& options) const;
+  /// `element`: one element of the target's type.
+  answer<nothing> fill(const any_gpu_ref& target, std::vector<std::byte> element,
+                       const request_options& options) const;
+  answer<nothing> copy(const any_gpu_ref& target, const any_gpu_ref& source,
+                       const request_options& options) const;
+  answer<nothing> accept(const any_gpu_ref& ref, const request_options& options) const;
+  answer<nothing> launch(launch_function function, const std::vector<any_gpu_ref>& reads,
+                         const std::vector<any_gpu_ref>& writes,
+                         const request_options& options) const;
+  answer<nothing> launch(const std::string& name, std::vector<std::byte> arguments,
+                         const std::vector<any_gpu_ref>& reads,
+                         const std::vector<any_gpu_ref>& writes,
+                         const request_options& options) const;
+  /// @errors errc::unavailable: the device is not ready
+  caf::expected<any_gpu_ref> adopt(void* memory, std::size_t count, dtype type,
+                                   std::function<void(void*)> deleter) const;
+  answer<nothing> acquire(const any_gpu_ref& ref, access_mode mode, CUstream_st* user,
+                          const request_options& options) const;
+  answer<nothing> release(const any_gpu_ref& ref, access_mode mode, CUstream_st* user,
+                          const request_options& options) const;
+  caf::expected<gpu_token> offer(const any_gpu_ref& ref, std::chrono::nanoseconds grace) const;
+  answer<any_gpu_ref> claim(const gpu_token& token, access_mode mode,
+                            const request_options& options) const;
+  answer<device_stats> stats(const request_options& options) const;
+  answer<std::uint64_t> reset(const request_options& options) const;
+  answer<nothing> record_flight(const std::string& path, const request_options& options) const;
+  void shut_down(const caf::error& why) const;
+
+private:
+  /// Returns an error if there is no device.
+  caf::error check(const char* verb) const;
+  caf::error check(const char* verb, const any_gpu_ref& ref) const;
+  caf::error check(const char* verb, const std::vector<any_gpu_ref>& refs) const;
+  clock::time_point deadline_of(const request_options& options) const;
+  template <class Operation>
+  std::shared_ptr<Operation> start(std::shared_ptr<Operation> op,
+                                   const request_options& options) const;
+
+  const std::shared_ptr<runtime> runtime_;
+  const std::shared_ptr<lane> worker_; // null: there is no device
+  const std::chrono::nanoseconds deadline_;
+  const caf::error why_none_;
+};
+
+} // namespace troupe::detail

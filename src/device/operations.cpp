@@ -1,0 +1,424 @@
+#include "device/operations.hpp"
+
+#include "foundation/log.hpp"
+#include "foundation/never_destroyed.hpp"
+#include "foundation/spin.hpp"
+#include "lane/lane.hpp"
+#include "operation/acquisition.hpp"
+#include "operation/callable_scope.hpp"
+#include "operation/device_state.hpp"
+#include "operation/launch_call.hpp"
+#include "operation/order.hpp"
+#include "operation/use_of.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace troupe {
+
+namespace {
+
+struct launch_registry {
+  std::mutex mutex;
+  std::map<std::string, registered_launch, std::less<>> launches;
+};
+
+launch_registry& launches() { return detail::never_destroyed<launch_registry>(); }
+
+} // namespace
+
+caf::error register_launch(std::string name, registered_launch function) {
+  auto& all = launches();
+  std::lock_guard lock{all.mutex};
+  if (!function || name.empty())
+    return make_error(errc::invalid_argument, "a launch needs a name and a function");
+  if (!all.launches.try_emplace(name, std::move(function)).second)
+    return make_error(errc::invalid_argument, "the launch name " + name + " is taken");
+  return {};
+}
+
+std::string_view to_string(access_mode x) noexcept {
+  switch (x) {
+  case access_mode::read:
+    return "read";
+  case access_mode::write:
+    return "write";
+  case access_mode::read_write:
+    return "read_write";
+  }
+  return "unknown";
+}
+
+registered_launch find_launch(const std::string& name) {
+  auto& all = launches();
+  std::lock_guard lock{all.mutex};
+  auto i = all.launches.find(name);
+  return i != all.launches.end() ? i->second : registered_launch{};
+}
+
+} // namespace troupe
+
+namespace troupe::detail {
+
+namespace {
+
+std::byte* address_of(const any_gpu_ref& ref) { return ref.memory()->address() + ref.offset(); }
+
+caf::expected<issue_outcome> enqueued_unless(caf::error error) {
+  if (error)
+    return error;
+  return issue_outcome::enqueued;
+}
+
+} // namespace
+
+// -- allocate
+
+allocate_operation::allocate_operation(std::size_t count, dtype type, bool zeroed)
+    : operation_of("allocate", 1), count_(count), type_(type), zeroed_(zeroed) {
+  parts()[0].stream = stream_kind::memory; // waits for no kernel
+  of_elements(count, type);
+}
+
+caf::expected<issue_outcome> allocate_operation::issue(part& p, lane& on) {
+  auto size = count_ * size_of(type_);
+  auto stream = on.stream(p.stream);
+  // An empty buffer still has an address of its own.
+  auto memory = on.device().allocate(std::max<std::size_t>(size, 1), stream);
+  if (!memory)
+    return memory.error();
+  value = any_gpu_ref{on.state().make_buffer(*memory, size), type_, 0, count_};
+  if (zeroed_ && size != 0) {
+    std::byte zero{};
+    return enqueued_unless(on.device().fill(*memory, {&zero, 1}, size, stream));
+  }
+  return issue_outcome::enqueued;
+}
+
+// -- upload and download
+
+transfer_operation::transfer_operation(transfer::direction way, any_gpu_ref device,
+                                       std::shared_ptr<host_range> host)
+    : operation_of(way == transfer::direction::upload ? "upload" : "download", 1), way_(way),
+      host_(std::move(host)), transfer_(way, host_, address_of(device)) {
+  bool upload = way == transfer::direction::upload;
+  parts()[0].stream = upload ? stream_kind::upload : stream_kind::download;
+  add_use(use_of(device, !upload, upload));
+  of_elements(device.count(), device.type());
+}
+
+caf::expected<issue_outcome> transfer_operation::issue(part& p, lane& on) {
+  if (host_->size() == 0)
+    return issue_outcome::finished;
+  return proceed(p, on);
+}
+
+caf::expected<issue_outcome> transfer_operation::proceed(part& p, lane& on) {
+  auto outcome = transfer_.proceed(on);
+  if (outcome && *outcome == issue_outcome::continues && way_ == transfer::direction::download &&
+      transfer_.all_enqueued() && !p.recorded.load(std::memory_order_relaxed)) {
+    // When the stream passes this event, the device memory is read. The rest is in host memory.
+    if (auto event = on.mark(p.stream)) {
+      p.event = *event;
+      lane::set_recorded(p);
+    }
+  }
+  return outcome;
+}
+
+void transfer_operation::on_part_done(part& p) noexcept { transfer_.finish(*p.on); }
+
+void transfer_operation::before_answer(const caf::error& error) noexcept {
+  if (error)
+    host_->revoke();
+}
+
+void transfer_operation::on_settled() noexcept {
+  if (!failed())
+    host_->let_go();
+}
+
+// -- fill, copy
+
+fill_operation::fill_operation(any_gpu_ref target, std::vector<std::byte> pattern)
+    : operation_of("fill", 1), target_(address_of(target)), count_(target.count()),
+      pattern_(std::move(pattern)) {
+  add_use(use_of(target, false, true));
+  of_elements(target.count(), target.type());
+}
+
+caf::expected<issue_outcome> fill_operation::issue(part& p, lane& on) {
+  if (count_ == 0)
+    return issue_outcome::finished;
+  return enqueued_unless(on.device().fill(target_, pattern_, count_, on.stream(p.stream)));
+}
+
+accept_operation::accept_operation(const any_gpu_ref& ref) : operation_of("accept", 1) {
+  auto all = use_of(ref, true, true);
+  all.accepted = skipped_reads::all();
+  add_use(std::move(all));
+}
+
+/// Enqueues only its event, so that later work still comes after earlier work.
+caf::expected<issue_outcome> accept_operation::issue(part&, lane&) {
+  return issue_outcome::enqueued;
+}
+
+copy_operation::copy_operation(const any_gpu_ref& target, const any_gpu_ref& source)
+    : operation_of("copy", 1), target_(address_of(target)), source_(address_of(source)),
+      size_(source.size_bytes()) {
+  add_use(use_of(source, true, false));
+  add_use(use_of(target, false, true));
+  of_elements(source.count(), source.type());
+}
+
+caf::expected<issue_outcome> copy_operation::issue(part& p, lane& on) {
+  if (size_ == 0)
+    return issue_outcome::finished;
+  return enqueued_unless(on.device().copy(target_, source_, size_, copy_direction::device_to_device,
+                                          on.stream(p.stream)));
+}
+
+// -- launch
+
+namespace {
+
+class lane_context final : public launch_context {
+public:
+  lane_context(lane& on, stream_kind stream, launch_operation::host_functions& kept)
+      : on_(on), stream_(stream), kept_(kept) {}
+
+  int device() const noexcept override { return on_.state().ordinal(); }
+
+  CUstream_st* cuda_stream() const noexcept override {
+    return on_.runs_cuda() ? static_cast<CUstream_st*>(on_.stream(stream_).native) : nullptr;
+  }
+
+  caf::error run_on_host(std::function<void()> f) override {
+    auto& call = kept_.calls.emplace_back(std::move(f), kept_);
+    return on_.device().launch_host(
+        on_.stream(stream_),
+        [](void* x) { launch_operation::call(*static_cast<launch_operation::host_call*>(x)); },
+        &call);
+  }
+
+private:
+  lane& on_;
+  stream_kind stream_;
+  launch_operation::host_functions& kept_;
+};
+
+} // namespace
+
+launch_operation::launch_operation(launch_function function, const std::vector<any_gpu_ref>& reads,
+                                   const std::vector<any_gpu_ref>& writes)
+    : operation_of("launch", 1), function_(std::move(function)) {
+  for (auto& x : reads)
+    add_use(use_of(x, true, false));
+  for (auto& x : writes)
+    add_use(use_of(x, false, true));
+}
+
+caf::expected<issue_outcome> launch_operation::issue(part& p, lane& on) {
+  host_functions_->of = weak_from_this();
+  host_functions_->device = on.state().ordinal();
+  host_functions_->generation = on.state().generation();
+  lane_context context{on, p.stream, *host_functions_};
+  caf::error error;
+  {
+    callable_scope scope{*this};
+    error = call_launch_on(on.device(), verb(), number(), [&] { return function_(context); });
+  }
+  if (!error)
+    return issue_outcome::enqueued;
+  if (code_of(error) == errc::device_fault)
+    return error;
+  return in_full(error, *host_functions_);
+}
+
+void launch_operation::call(host_call& x) noexcept {
+  auto& all = *x.among;
+  if (all.failed.load(std::memory_order_relaxed))
+    return; // it would use what the failed call left
+  auto error = call_launch([&] { return x.function(), caf::error{}; });
+  if (!error)
+    return;
+  all.failed.store(true, std::memory_order_relaxed);
+  // Fail at once, so that work behind the call in the streams has failed before it is done.
+  if (auto of = std::static_pointer_cast<launch_operation>(all.of.lock()))
+    of->fail(of->in_full(error, all));
+}
+
+caf::error launch_operation::in_full(const caf::error& error, const host_functions& of) const {
+  auto told = *failure_of(error);
+  auto why = describe(errc::launch_failed, std::move(told.detail));
+  why.api = std::move(told.api);
+  why.native_name = std::move(told.native_name);
+  why.native_code = told.native_code;
+  why.device = of.device;
+  why.generation = of.generation;
+  return make_error(std::move(why));
+}
+
+void launch_operation::on_settled() noexcept {
+  // They may hold the buffers that refer to this operation.
+  function_ = nullptr;
+  host_functions_.reset();
+}
+
+remote_launch_operation::remote_launch_operation(std::string name, std::vector<std::byte> arguments,
+                                                 const std::vector<any_gpu_ref>& reads,
+                                                 const std::vector<any_gpu_ref>& writes)
+    : operation_of("launch", 1), name_(std::move(name)), arguments_(std::move(arguments)) {
+  for (auto& x : reads) {
+    add_use(use_of(x, true, false));
+    reads_.push_back({address_of(x), x.count(), x.type()});
+  }
+  for (auto& x : writes) {
+    add_use(use_of(x, false, true));
+    writes_.push_back({address_of(x), x.count(), x.type()});
+  }
+}
+
+caf::expected<issue_outcome> remote_launch_operation::issue(part& p, lane& on) {
+  auto error =
+      on.device().launch_registered(name_, reads_, writes_, arguments_, on.stream(p.stream));
+  if (!error)
+    return issue_outcome::enqueued;
+  return error;
+}
+
+// -- stats, pinned memory
+
+stats_operation::stats_operation() : operation_of("stats", 1) {
+  parts()[0].stream = stream_kind::none;
+}
+
+caf::expected<issue_outcome> stats_operation::issue(part&, lane& on) {
+  auto memory = on.device().memory();
+  if (!memory)
+    return memory.error();
+  auto& properties = on.properties();
+  value.device = on.state().ordinal();
+  value.phase = on.state().phase();
+  value.generation = on.state().generation();
+  value.name = properties.name;
+  value.pci_id = properties.pci_id;
+  value.capability_major = properties.capability_major;
+  value.capability_minor = properties.capability_minor;
+  value.free_bytes = memory->free_bytes;
+  value.total_bytes = memory->total_bytes;
+  value.in_flight = on.in_flight();
+  value.queued = on.queued() - 1; // without this one
+  return issue_outcome::finished;
+}
+
+pinned_operation::pinned_operation(std::size_t size_bytes)
+    : operation_of("allocate_pinned", 1), size_(size_bytes) {
+  parts()[0].stream = stream_kind::none;
+}
+
+caf::expected<issue_outcome> pinned_operation::issue(part&, lane& on) {
+  auto memory = on.device().allocate_pinned(std::max<std::size_t>(size_, 1));
+  if (!memory)
+    return memory.error();
+  // The lane frees it. After the lane has ended, the thread that drops the last handle does.
+  auto free = on.device().pinned_deleter();
+  if (!free)
+    free = [device = on.shared_device()](void* x) { return device->deallocate_pinned(x); };
+  auto release = [home = on.shared_state(), free = std::move(free)](std::byte* address) {
+    home->release({address, 0, [free](void* x) {
+                     if (auto error = free(x))
+                       log(log_level::warning, "pinned memory was not freed", error);
+                   }});
+  };
+  value = host_buffer{std::shared_ptr<std::byte>{static_cast<std::byte*>(*memory), release}, size_,
+                      true};
+  return issue_outcome::finished;
+}
+
+// -- acquire
+
+acquire_operation::acquire_operation(const any_gpu_ref& ref, access_mode mode, stream_view user)
+    : operation_of("acquire", 1), memory_(ref.memory()), mode_(mode), user_(user) {
+  parts()[0].stream = stream_kind::none;
+  add_use(use_of(ref, reads(mode), writes(mode)));
+}
+
+caf::error acquire_operation::on_admit(queue_bound) {
+  take(*memory_, mode_);
+  if (writes(mode_)) {
+    memory_->granted_begin = uses().front().begin;
+    memory_->granted_end = uses().front().end;
+  }
+  return {};
+}
+
+caf::expected<issue_outcome> acquire_operation::issue(part& p, lane& on) {
+  if (auto error = on.wait_for_predecessors(p, user_); error)
+    return error;
+  return issue_outcome::finished;
+}
+
+void acquire_operation::on_leave() noexcept { give_back(*memory_, mode_); }
+
+void acquire_operation::on_success() noexcept {
+  std::lock_guard lock{order_mutex()};
+  ++granted(*memory_, mode_);
+}
+
+void acquire_operation::on_settled() noexcept {
+  if (left_order()) // `on_leave` has given it back
+    return;
+  while (!answered()) // another thread is about to answer
+    pause();
+  if (!error())
+    return;
+  std::lock_guard lock{order_mutex()};
+  if (!failed())
+    --granted(*memory_, mode_); // the requester does not know of it
+  give_back(*memory_, mode_);
+}
+
+// -- release
+
+release_operation::release_operation(const any_gpu_ref& ref, access_mode mode, stream_view user)
+    : operation_of("release", 1), ref_(ref), mode_(mode), user_(user) {}
+
+caf::error release_operation::on_admit(queue_bound) {
+  auto& memory = *ref_.memory();
+  if (granted(memory, mode_) == 0) {
+    auto why = describe(errc::invalid_argument, "the buffer is not acquired in this mode");
+    why.device = ref_.device();
+    why.parts.clear();
+    return make_error(std::move(why));
+  }
+  --granted(memory, mode_);
+  give_back(memory, mode_);
+  // Independent of the range of the handle. For writing: the granted range and no more, because it
+  // is valid from now on. For reading: all of the buffer, because all of it may have been read.
+  if (writes(mode_))
+    add_use({ref_.memory(), memory.granted_begin, memory.granted_end, false, true, 0});
+  else
+    add_use({ref_.memory(), 0, memory.size_bytes(), false, false, 0});
+  return {};
+}
+
+/// Only answers: the buffer is given back, and later work must still wait for the user's stream.
+void release_operation::end_early(early_end how) noexcept {
+  answer(make_error(early_failure(how)));
+}
+
+caf::expected<issue_outcome> release_operation::issue(part& p, lane& on) {
+  auto event = on.mark(user_);
+  if (!event)
+    return event.error();
+  auto error = on.device().wait(on.stream(p.stream), *event);
+  on.retire(*event);
+  return enqueued_unless(std::move(error));
+}
+
+} // namespace troupe::detail

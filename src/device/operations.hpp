@@ -1,0 +1,182 @@
+/// The verbs: what each operation does on its lane.
+#pragma once
+
+#include "lane/staging.hpp"
+#include "operation/operation.hpp"
+#include <troupe/device_status.hpp>
+#include <troupe/gpu_ref.hpp>
+#include <troupe/host_buffer.hpp>
+#include <troupe/launch.hpp>
+
+#include <atomic>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace troupe::detail {
+
+class allocate_operation final : public operation_of<any_gpu_ref> {
+public:
+  allocate_operation(std::size_t count, dtype type, bool zeroed);
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+
+private:
+  std::size_t count_;
+  dtype type_;
+  bool zeroed_;
+};
+
+/// A copy from host memory to device memory, or back.
+class transfer_operation : public operation_of<nothing> {
+public:
+  transfer_operation(transfer::direction way, any_gpu_ref device, std::shared_ptr<host_range> host);
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+  caf::expected<issue_outcome> proceed(part& p, lane& on) override;
+  void on_part_done(part& p) noexcept override;
+  std::shared_ptr<void> used_by_streams() const noexcept override { return host_; }
+
+protected:
+  void before_answer(const caf::error& error) noexcept override;
+  void on_settled() noexcept override;
+
+private:
+  const transfer::direction way_;
+  const std::shared_ptr<host_range> host_;
+  transfer transfer_;
+};
+
+class fill_operation final : public operation_of<nothing> {
+public:
+  fill_operation(any_gpu_ref target, std::vector<std::byte> pattern);
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+
+private:
+  std::byte* target_;
+  std::size_t count_;
+  std::vector<std::byte> pattern_;
+};
+
+/// Lets later requests read the skipped bytes of `ref`.
+class accept_operation final : public operation_of<nothing> {
+public:
+  explicit accept_operation(const any_gpu_ref& ref);
+  bool marks_skipped() const noexcept override { return false; }
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+};
+
+/// A copy within one device.
+class copy_operation final : public operation_of<nothing> {
+public:
+  copy_operation(const any_gpu_ref& target, const any_gpu_ref& source);
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+
+private:
+  std::byte* target_;
+  const std::byte* source_;
+  std::size_t size_;
+};
+
+class launch_operation final : public operation_of<nothing> {
+public:
+  launch_operation(launch_function function, const std::vector<any_gpu_ref>& reads,
+                   const std::vector<any_gpu_ref>& writes);
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+  std::shared_ptr<void> used_by_streams() const noexcept override { return host_functions_; }
+
+  struct host_functions;
+  struct host_call {
+    host_call(std::function<void()> f, host_functions& x) : function(std::move(f)), among(&x) {}
+    std::function<void()> function;
+    host_functions* among;
+  };
+  struct host_functions {
+    std::deque<host_call> calls;
+    std::weak_ptr<completion> of; ///< weak: it may be abandoned before they are called
+    int device = -1;
+    std::uint64_t generation = 0;
+    std::atomic<bool> failed{false}; ///< one of the calls failed
+  };
+  /// Runs a host function; called by the stream.
+  static void call(host_call& x) noexcept;
+
+protected:
+  void on_settled() noexcept override;
+
+private:
+  caf::error in_full(const caf::error& error, const host_functions& of) const;
+
+  launch_function function_;
+  std::shared_ptr<host_functions> host_functions_ = std::make_shared<host_functions>();
+};
+
+/// A registered launch on a device of another process.
+class remote_launch_operation final : public operation_of<nothing> {
+public:
+  remote_launch_operation(std::string name, std::vector<std::byte> arguments,
+                          const std::vector<any_gpu_ref>& reads,
+                          const std::vector<any_gpu_ref>& writes);
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+
+private:
+  const std::string name_;
+  const std::vector<std::byte> arguments_;
+  std::vector<launch_memory> reads_;
+  std::vector<launch_memory> writes_;
+};
+
+class stats_operation final : public operation_of<device_stats> {
+public:
+  stats_operation();
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+};
+
+class pinned_operation final : public operation_of<host_buffer> {
+public:
+  explicit pinned_operation(std::size_t size_bytes);
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+
+private:
+  std::size_t size_;
+};
+
+/// Makes a user's stream wait for earlier work on the buffer, which it then holds until `release`.
+class acquire_operation final : public operation_of<nothing> {
+public:
+  acquire_operation(const any_gpu_ref& ref, access_mode mode, stream_view user);
+  bool marks_skipped() const noexcept override { return false; }
+  caf::error on_admit(queue_bound bound) override;
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+
+protected:
+  void on_leave() noexcept override;
+  void on_success() noexcept override;
+  void on_settled() noexcept override;
+
+private:
+  std::shared_ptr<buffer> memory_;
+  access_mode mode_;
+  stream_view user_;
+};
+
+/// Makes later work on the buffer wait for the user's stream.
+class release_operation final : public operation_of<nothing> {
+public:
+  release_operation(const any_gpu_ref& ref, access_mode mode, stream_view user);
+  bool marks_skipped() const noexcept override { return false; }
+  caf::error on_admit(queue_bound bound) override;
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+
+protected:
+  void end_early(early_end how) noexcept override;
+
+private:
+  any_gpu_ref ref_;
+  access_mode mode_;
+  stream_view user_;
+};
+
+} // namespace troupe::detail

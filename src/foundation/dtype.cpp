@@ -1,0 +1,139 @@
+#include "foundation/narrow_float.hpp"
+#include <troupe/dtype.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+#include <optional>
+#include <string_view>
+
+namespace troupe {
+
+namespace {
+
+template <class E> struct named {
+  std::string_view name;
+  E value;
+};
+
+template <class E, std::size_t N>
+std::optional<E> find(const named<E> (&names)[N], std::string_view name) noexcept {
+  const auto* i = std::ranges::find(names, name, &named<E>::name);
+  return i == std::end(names) ? std::nullopt : std::optional{i->value};
+}
+
+constexpr named<dtype> dtype_names[] = {
+    {"int8", dtype::int8},
+    {"i8", dtype::int8},
+    {"uint8", dtype::uint8},
+    {"u8", dtype::uint8},
+    {"int32", dtype::int32},
+    {"i32", dtype::int32},
+    {"int", dtype::int32},
+    {"uint32", dtype::uint32},
+    {"u32", dtype::uint32},
+    {"int64", dtype::int64},
+    {"i64", dtype::int64},
+    {"uint64", dtype::uint64},
+    {"u64", dtype::uint64},
+    {"float16", dtype::float16},
+    {"f16", dtype::float16},
+    {"fp16", dtype::float16},
+    {"half", dtype::float16},
+    {"bfloat16", dtype::bfloat16},
+    {"bf16", dtype::bfloat16},
+    {"float32", dtype::float32},
+    {"f32", dtype::float32},
+    {"fp32", dtype::float32},
+    {"float", dtype::float32},
+    {"float64", dtype::float64},
+    {"f64", dtype::float64},
+    {"fp64", dtype::float64},
+    {"double", dtype::float64},
+    {"float8_e4m3", dtype::float8_e4m3},
+    {"fp8_e4m3", dtype::float8_e4m3},
+    {"f8e4m3", dtype::float8_e4m3},
+    {"e4m3", dtype::float8_e4m3},
+    {"float8_e5m2", dtype::float8_e5m2},
+    {"fp8_e5m2", dtype::float8_e5m2},
+    {"f8e5m2", dtype::float8_e5m2},
+    {"e5m2", dtype::float8_e5m2},
+};
+
+constexpr named<reduce_op> reduce_op_names[] = {
+    {"sum", reduce_op::sum},     {"prod", reduce_op::prod}, {"product", reduce_op::prod},
+    {"min", reduce_op::min},     {"max", reduce_op::max},   {"avg", reduce_op::avg},
+    {"average", reduce_op::avg}, {"mean", reduce_op::avg},  {"premul_sum", reduce_op::premul_sum},
+};
+
+} // namespace
+
+std::string_view to_string(dtype x) noexcept {
+  switch (x) {
+  case dtype::int8:
+    return "int8";
+  case dtype::uint8:
+    return "uint8";
+  case dtype::int32:
+    return "int32";
+  case dtype::uint32:
+    return "uint32";
+  case dtype::int64:
+    return "int64";
+  case dtype::uint64:
+    return "uint64";
+  case dtype::float16:
+    return "float16";
+  case dtype::bfloat16:
+    return "bfloat16";
+  case dtype::float32:
+    return "float32";
+  case dtype::float64:
+    return "float64";
+  case dtype::float8_e4m3:
+    return "float8_e4m3";
+  case dtype::float8_e5m2:
+    return "float8_e5m2";
+  }
+  return "unknown";
+}
+
+std::optional<dtype> dtype_from_string(std::string_view name) noexcept {
+  return find(dtype_names, name);
+}
+
+std::string_view to_string(reduce_op x) noexcept {
+  switch (x) {
+  case reduce_op::sum:
+    return "sum";
+  case reduce_op::prod:
+    return "prod";
+  case reduce_op::min:
+    return "min";
+  case reduce_op::max:
+    return "max";
+  case reduce_op::avg:
+    return "avg";
+  case reduce_op::premul_sum:
+    return "premul_sum";
+  }
+  return "unknown";
+}
+
+std::optional<reduce_op> reduce_op_from_string(std::string_view name) noexcept {
+  return find(reduce_op_names, name);
+}
+
+float16::float16(float x) noexcept : bits{detail::float16_format::encode(x)} {}
+float16::operator float() const noexcept { return detail::float16_format::decode(bits); }
+
+bfloat16::bfloat16(float x) noexcept : bits{detail::bfloat16_format::encode(x)} {}
+bfloat16::operator float() const noexcept { return detail::bfloat16_format::decode(bits); }
+
+float8_e4m3::float8_e4m3(float x) noexcept : bits{detail::float8_e4m3_format::encode(x)} {}
+float8_e4m3::operator float() const noexcept { return detail::float8_e4m3_format::decode(bits); }
+
+float8_e5m2::float8_e5m2(float x) noexcept : bits{detail::float8_e5m2_format::encode(x)} {}
+float8_e5m2::operator float() const noexcept { return detail::float8_e5m2_format::decode(bits); }
+
+} // namespace troupe

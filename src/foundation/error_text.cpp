@@ -1,0 +1,24 @@
+#include "foundation/error_text.hpp"
+
+namespace troupe::detail {
+
+std::string out_of_range(std::string_view what, std::int64_t number, std::size_t size) {
+  return std::string{what} + ' ' + std::to_string(number) + " is out of range: the world has " +
+         std::to_string(size) + (size == 1 ? " rank" : " ranks");
+}
+
+std::string device_out_of_range(int ordinal, int count) {
+  return "device " + std::to_string(ordinal) + " is out of range: there are " +
+         std::to_string(count) + " devices";
+}
+
+std::string unknown_dtype(dtype type) {
+  return "unknown dtype " + std::to_string(static_cast<int>(type));
+}
+
+std::string size_overflows(std::size_t count, dtype type) {
+  return std::to_string(count) + " elements of " + std::string{to_string(type)} +
+         ": the size in bytes overflows";
+}
+
+} // namespace troupe::detail

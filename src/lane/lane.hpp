@@ -1,0 +1,410 @@
+/// The one thread that issues all GPU work of a device, in admission order, and polls its
+/// completions.
+#pragma once
+
+#include "foundation/fair_limit.hpp"
+#include "operation/device_state.hpp"
+#include "operation/flight_log.hpp"
+#include "operation/operation.hpp"
+#include "operation/room.hpp"
+#include <troupe/backend.hpp>
+#include <troupe/runtime_options.hpp>
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <future>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace troupe::detail {
+
+class stager;
+class staging_ring;
+
+/// Is told of lane events that concern more than one operation. @thread the lane
+class lane_owner {
+public:
+  virtual ~lane_owner() = default;
+  /// Called on a sticky fault: CUDA cannot be used in this process any more. Returns the error with
+  /// which all requests complete: the first fault that any lane saw.
+  virtual caf::error on_fault(lane& where, const caf::error& why) noexcept = 0;
+  /// Called when the device could not be opened, the first time or again. Its state is closed.
+  virtual void on_device_failed(lane& where, const caf::error& why) noexcept = 0;
+  /// Called when the process that had the device is gone. @thread any
+  virtual void on_device_lost(lane& where, const caf::error& why) noexcept = 0;
+};
+
+/// The maximum number of streams of a lane for communicators. Work in one of them runs in admission
+/// order, which is the same on all devices. So the first operation that is not over gets its turn
+/// on each of its devices, if the device has room for as many kernels at once as there are streams.
+/// NCCL's kernels take at most 32 of the 132 multiprocessors of a Hopper GPU, and fewer of smaller
+/// devices. CUDA has 8 queues for streams (CUDA_DEVICE_MAX_CONNECTIONS); the other streams of every
+/// lane take 4.
+inline constexpr std::size_t collective_streams = 4;
+
+/// The maximum number of streams of a lane for links; more links share them. Copies of a device to
+/// several others share its copy engine. In several streams the engine does a bit of each in turn,
+/// and all copies between 4 devices then take a third longer than in one stream
+/// (docs/performance.md). So a long copy that has nothing to wait for joins the stream of another
+/// link that is at work.
+inline constexpr std::size_t peer_streams = 8;
+
+/// @thread client functions: any; functions for operations: the lane itself
+class lane : public std::enable_shared_from_this<lane> {
+public:
+  /// `owner` outlives the lane's thread.
+  lane(std::shared_ptr<device_state> state, std::unique_ptr<backend_device> device,
+       const lane_options& options, lane_owner& owner);
+  ~lane();
+
+  // -- for clients
+
+  /// @errors errc::unavailable: the system has no thread for it
+  caf::error start();
+  device_state& state() const noexcept { return *state_; }
+  const std::shared_ptr<device_state>& shared_state() const noexcept { return state_; }
+
+  /// Returns whether there is room for one more part. Under the admission lock.
+  bool accepts(queue_bound bound) const noexcept {
+    return queued() < limit_of(options_.queue_limit, bound);
+  }
+  std::size_t queue_limit() const noexcept { return options_.queue_limit; }
+  /// Counts a part that has its position and will be submitted. Under the admission lock.
+  void expect_part() noexcept { set(expected_, expected_.load(std::memory_order_relaxed) + 1); }
+  /// Prefetches before `expect_part` or `submit` for several lanes, so that the cache misses
+  /// overlap.
+  void fetch_queue() const noexcept { prefetch_to_change(&expected_); }
+  void fetch_inbox() const noexcept { prefetch_to_change(&inbox_); }
+  /// Takes `p`, which is on this lane, as the next in order. Returns false if `p` is never issued
+  /// and the lane will not get to it soon: the lane has ended, or waits for its device to come
+  /// back. Under the admission lock; `wake_to_work` follows.
+  bool submit(part& p) noexcept;
+  /// Wakes the lanes of all `parts`, which were submitted, if they sleep.
+  static void wake_to_work(std::span<const part> parts) noexcept;
+  void wake() noexcept;
+  /// Wakes the lanes of all `parts`. Signals all of them first, so that they look into each other's
+  /// words at once, not one by one.
+  static void wake(std::span<const part> parts) noexcept;
+
+  /// As `backend_device::is_remote`.
+  bool is_remote() const noexcept { return is_remote_; }
+  /// As `backend_device::runs_cuda`.
+  bool runs_cuda() const noexcept { return runs_cuda_; }
+
+  std::size_t in_flight() const noexcept { return in_flight_.load(std::memory_order_relaxed); }
+  /// Returns whether work of the lane may be running on the device.
+  bool at_work() const noexcept { return issuing_.load() || in_flight_.load() != 0; }
+  /// Returns a count that increases at the beginning and at the end of each round over all work.
+  std::uint64_t looks() const noexcept { return looks_.load(std::memory_order_acquire); }
+  /// Returns the least count after a complete round that begins from now on.
+  std::uint64_t whole_look() const noexcept {
+    const auto now = looks();
+    return now + (now % 2 == 0 ? 2 : 3);
+  }
+  /// Returns how many parts are still to be issued.
+  std::size_t queued() const noexcept {
+    auto left = left_.load(std::memory_order_acquire); // first: it never exceeds the other
+    return expected_.load(std::memory_order_relaxed) - left;
+  }
+  /// Returns whether `p`, which is to be submitted, comes next: nothing else on the lane or on the
+  /// device comes before it. Under the admission lock.
+  bool comes_next(const part& p) const noexcept {
+    return queued() == 1 && in_flight_.load() == 0 && !issuing_.load() && state_->acquired() == 0 &&
+           nothing_before(p);
+  }
+  /// Defers frees until `resume_frees`: other lanes rely on this one to issue a part, and to free
+  /// memory may wait for them. Returns false, and defers nothing, if the lane is freeing memory.
+  bool defer_frees() noexcept {
+    deferrals_.fetch_add(1);
+    if (!freeing_.load())
+      return true;
+    resume_frees();
+    return false;
+  }
+  void resume_frees() noexcept { deferrals_.fetch_sub(1); }
+
+  /// Frees the memory of this generation once nothing is in flight, makes a new one, and publishes
+  /// it. The state was closed before, and the operations that used the memory were failed.
+  void request_reset() noexcept;
+  /// Drops the work on a lost device, opens the device again, and publishes it. The state was
+  /// closed before, and the operations that used the device were failed.
+  void request_revival() noexcept;
+  /// Frees everything once nothing is in flight, and ends the thread. The state was closed before.
+  void request_stop() noexcept;
+  /// Waits for the thread to end. Returns false if it did not end in time: it is abandoned, and
+  /// keeps its resources.
+  bool join_within(fair_limit& limit) noexcept;
+  /// Drops all work without another call to CUDA, which cannot be used in this process any more.
+  void abandon() noexcept;
+
+  /// Returns whether the lane is in a call on `communicator`, or about to enter one.
+  bool is_inside(const void* communicator) const noexcept { return inside_.load() == communicator; }
+  /// Returns when the call that issues the present, or last, part began; in nanoseconds of `clock`.
+  std::int64_t issuing_since() const noexcept {
+    return issuing_since_.load(std::memory_order_relaxed);
+  }
+  /// Returns the record of its last operations, without the one that it is issuing.
+  const flight_log& record() const noexcept { return record_; }
+
+  /// Marks the lane as inside a communicator. Call `leave` after the call.
+  void enter(const void* communicator) noexcept { inside_.store(communicator); }
+  void leave() noexcept { inside_.store(nullptr); }
+
+  /// Counts a communicator that has a rank on this lane.
+  void add_tenant() noexcept { tenants_.fetch_add(1, std::memory_order_relaxed); }
+  void remove_tenant() noexcept { tenants_.fetch_sub(1, std::memory_order_relaxed); }
+
+  /// Returns whether an operation holds the lane (`operation::holds_lane`): queued parts wait.
+  bool held() const noexcept { return held_.load(std::memory_order_relaxed); }
+  /// Returns whether a call that connects a communicator blocks the lane now, or did after `since`.
+  bool connected_after(std::int64_t since) const noexcept {
+    return connecting_until_.load(std::memory_order_relaxed) > since;
+  }
+
+  // -- for operations
+
+  /// Returns whether the lane spins in short waits.
+  bool may_spin() const noexcept {
+    return options_.spin->count() != 0 && options_.completion == completion_strategy::event_poll;
+  }
+  backend_device& device() noexcept { return *device_; }
+  /// Returns the device for owners that give resources back to it after the lane has ended.
+  std::shared_ptr<backend_device> shared_device() const noexcept { return device_; }
+  /// For kinds with one stream per lane.
+  stream_view stream(stream_kind kind) const noexcept {
+    return streams_[static_cast<std::size_t>(kind)].stream;
+  }
+  /// Returns the stream of `p`, which is being issued.
+  stream_view stream(const part& p) const noexcept { return streams_[index_of(p)].stream; }
+  /// Makes more streams, if possible, so that each communicator can have its own.
+  caf::error provide_streams();
+  /// Makes the stream for the link to `peer` if there is none.
+  caf::error provide_peer_stream(int peer);
+  /// Returns whether `p`, once issued, is certain to start: all work before it in its stream, and
+  /// all kernels on the device, are certain to end.
+  bool starts_for_sure(const part& p) const noexcept;
+  /// Returns whether all work of communicators is over, except work that has failed.
+  bool collectives_over() const noexcept;
+  /// Returns whether all work that must come before `p` is over, or before it in a shared stream.
+  static bool nothing_before(const part& p) noexcept;
+  /// Called before and after a call that connects a communicator.
+  void begin_connecting() noexcept;
+  void end_connecting() noexcept;
+  const device_properties& properties() const noexcept { return properties_; }
+  staging_ring& upload_ring() noexcept { return *upload_ring_; }
+  staging_ring& download_ring() noexcept { return *download_ring_; }
+  stager& copier() noexcept { return *stager_; }
+  /// Up to this size a copy over NVLink takes less time than the calls that issue it.
+  static constexpr std::size_t small_copy_bytes = std::size_t{256} << 10;
+  /// Issues `what`, a copy of `p`: at once, or together with the small copies that follow it.
+  caf::error copy_over_link(part& p, const peer_copy& what);
+  /// Records an event at this point of `kind`'s stream and returns it; `retire` gives it back.
+  caf::expected<event_view> mark(stream_kind kind) { return mark(stream(kind)); }
+  caf::expected<event_view> mark(stream_view stream);
+  void retire(event_view event) noexcept;
+  /// Notes that the event of `p` is recorded behind the work of `p`: other parts may wait for it.
+  static void set_recorded(part& p) noexcept;
+  /// Notes that `p` is never issued. Where `p` would have kept an order on memory of other devices,
+  /// whose streams go on, that order remains (`part::state::dropped`).
+  static void set_skipped(part& p) noexcept;
+  /// Makes `stream` wait for the predecessors of `p`.
+  caf::error wait_for_predecessors(part& p, stream_view stream);
+  /// Returns whether `x` is neither recorded nor over. If so, the lane of `x` will wake this one.
+  bool must_await(const part& x) noexcept;
+  /// Makes `stream` wait for `x`, which is recorded or over.
+  caf::error wait_for(const part& x, stream_view stream);
+
+private:
+  struct lane_stream {
+    stream_view stream;
+    std::deque<part*> in_flight;
+    part* continuing = nullptr;         // issued piece by piece; it has the stream for itself
+    clock::time_point not_done_since{}; // of a queried event that is not the oldest
+    // For a link's stream, since nothing was in flight there:
+    std::uint64_t largest_bytes = 0;
+    bool waits = false; // a part came that had to wait for others
+  };
+  /// Small copies that follow one another in the stream of a link. They are issued in one call,
+  /// unless they depend on each other, with one event behind all.
+  struct copy_run {
+    lane_stream* in = nullptr; ///< null: there is no run
+    std::size_t parts = 0;     ///< the run is the last `parts` in flight there
+    std::vector<peer_copy> copies;
+    std::vector<part*> owners; ///< one for each copy
+    bool goes_apart = false;   ///< each copy in a call of its own
+  };
+  enum class verdict : std::uint8_t { held, gone };
+  static constexpr auto stand_in = static_cast<std::size_t>(stream_kind::compute);
+  static constexpr auto lend_stream = static_cast<std::size_t>(stream_kind::lend);
+  static constexpr auto first_collective = static_cast<std::size_t>(stream_kind::collective);
+  static constexpr auto first_peer = first_collective + collective_streams;
+  static_assert(lend_stream + 1 == first_collective && first_collective + 2 == stream_count);
+
+  /// Returns the streams in the order in which they were made.
+  std::span<lane_stream* const> made_streams() const noexcept { return made_; }
+  std::span<const lane_stream> collective_range() const noexcept {
+    return {streams_.data() + first_collective, collective_streams};
+  }
+  std::span<const lane_stream> peer_range() const noexcept {
+    return {streams_.data() + first_peer, peer_streams};
+  }
+  /// Returns the communicator, link or lends that `p` belongs to; null if its stream is fixed.
+  const stream_tenant* tenant_of(const part& p) const noexcept {
+    return p.stream == stream_kind::peer   ? &links_[link_of(p.peer)]
+           : p.stream == stream_kind::lend ? &lends_
+                                           : p.tenant;
+  }
+  stream_tenant* tenant_of(const part& p) noexcept {
+    return const_cast<stream_tenant*>(std::as_const(*this).tenant_of(p));
+  }
+  std::size_t index_of(const part& p) const noexcept {
+    const auto* who = tenant_of(p);
+    return who != nullptr ? who->stream : static_cast<std::size_t>(p.stream);
+  }
+  static std::size_t link_of(int peer) noexcept {
+    return static_cast<std::size_t>(peer) % peer_streams;
+  }
+  lane_stream& stream_of(const part& p) noexcept { return streams_[index_of(p)]; }
+  const lane_stream& stream_of(const part& p) const noexcept { return streams_[index_of(p)]; }
+  std::size_t choose_stream(const stream_tenant& who) const noexcept;
+  std::size_t choose_peer_stream(const part& p) const noexcept;
+  caf::error wait_for_what_is_before(part& p);
+
+  void run() noexcept;
+  bool come_up();
+  caf::error open_device();
+  caf::error make_stream(std::size_t index);
+  caf::error make_collective_streams(std::size_t number);
+  /// Makes a stream that most lanes do not need.
+  caf::error provide_late(std::size_t index);
+  /// Makes the stream of `p`, if it is such a stream.
+  caf::error provide_stream_of(const part& p);
+  void go_down() noexcept;
+  void reset_now();
+  void revive();
+  void set_away(bool x) noexcept;
+  void publish();
+  void lose_streams(const caf::error& why) noexcept;
+  void forget_streams() noexcept;
+  void forget_late() noexcept;
+  bool serve_control();
+  bool take_inbox() noexcept;
+  bool issue_ready();
+  bool drop_failed() noexcept;
+  bool is_held() noexcept;
+  bool lets_pass() noexcept;
+  verdict try_issue(part& p);
+  void fetch_ahead() const noexcept;
+  std::optional<std::uint64_t> held_by(part& p) noexcept;
+  static void see_through_dropped(part& p);
+  static void wake_waiting(const part& x) noexcept;
+  bool stands_between(const part& p) const noexcept;
+  caf::error check_generation(const part& p) const;
+  void after_issue(part& p, const caf::expected<issue_outcome>& outcome);
+  void put_in_flight(part& p);
+  bool run_goes_on_after(const part& p) const noexcept;
+  bool joins_run(const part& p) const noexcept;
+  void end_run();
+  void issue_run(stream_view stream);
+  void issue_apart();
+  void mark_last(lane_stream& s, std::size_t parts);
+  bool proceed_continuing();
+  bool poll();
+  bool poll(lane_stream& s);
+  static void set(std::atomic<std::size_t>& count, std::size_t x) noexcept {
+    count.store(x, std::memory_order_release); // there is one writer at a time
+  }
+  /// Counts a part that is issued, or never will be.
+  void note_left() noexcept { set(left_, left_.load(std::memory_order_relaxed) + 1); }
+  void note_started(lane_stream& s) noexcept;
+  static void note_copy(lane_stream& s, const part& p) noexcept;
+  void leave_flight(part& p) noexcept;
+  void finish(part& p, std::int64_t now) noexcept;
+  void skip(part& p) noexcept;
+  void lose(part& p, const caf::error& why) noexcept;
+  bool is_lost() const noexcept;
+  bool owner_tells(const caf::error& error) const noexcept;
+  verdict wait_for_owner(part& p);
+  caf::error note(const caf::error& error) noexcept;
+  caf::error note_fault(const caf::error& error) noexcept;
+  caf::error in_full(const part& p, const caf::error& error) const;
+  bool settle_late() noexcept;
+  void settle_now() noexcept;
+  bool drain_released();
+  bool nothing_in_flight() const noexcept;
+  bool nothing_continues() const noexcept;
+  void abandon_now() noexcept;
+  void idle();
+  void notify() noexcept;
+  bool has_input() const noexcept;
+  bool ends_now() noexcept;
+
+  const std::shared_ptr<device_state> state_;
+  std::vector<std::shared_ptr<void>> given_up_; // objects that the device's streams may still use
+  std::shared_ptr<backend_device> device_; // until the lane ends: then another owner may open it
+  const bool runs_cuda_;
+  const bool is_remote_;
+  const lane_options options_;
+  lane_owner& owner_;
+  device_properties properties_;
+  std::array<lane_stream, first_peer + peer_streams> streams_;
+  std::array<stream_tenant, peer_streams> links_; // all work in flight of one link is in one stream
+  stream_tenant lends_;
+  std::vector<lane_stream*> made_;   // of `streams_`; the others may be made later
+  std::size_t continuing_ = 0;       // how many of `made_` have a part that continues
+  std::size_t collectives_made_ = 0; // how many streams for collectives are made
+  std::vector<event_view> events_;   // free ones
+  std::unique_ptr<staging_ring> upload_ring_;
+  std::unique_ptr<staging_ring> download_ring_;
+  std::unique_ptr<stager> stager_;
+  std::deque<part*> waiting_;
+  copy_run run_;                                 // used while parts are issued, one after the other
+  std::vector<std::shared_ptr<operation>> late_; // completed, and still to be settled
+  clock::time_point settle_at_{};
+
+  // Words that clients change, apart from the lane's own. An idle lane polls the first cache line.
+  alignas(64) std::atomic<part*> inbox_{nullptr};
+  std::atomic<const operation*> newest_{nullptr};  // whose part came last; it may be freed
+  std::atomic<const void*> newest_needs_{nullptr}; // `part::needs` of that part; it may be freed
+  std::atomic<bool> signalled_{false};
+  std::atomic<bool> parked_{false};
+  bool closed_ = false; // no thread takes parts from the inbox any more; under the admission lock
+  bool away_ = false;   // the lane is getting a lost device back; the same
+  alignas(64) std::atomic<std::size_t> expected_{0}; // parts; under the admission lock
+
+  alignas(64) std::atomic<std::size_t> in_flight_{0};
+  std::atomic<std::size_t> left_{0}; // parts that are issued, or never will be
+  std::atomic<bool> issuing_{false}; // or a part continues
+  std::atomic<std::int64_t> issuing_since_{0};
+  std::atomic<std::uint64_t> looks_{0};
+  std::atomic<const void*> inside_{nullptr};
+  std::atomic<std::size_t> tenants_{0};
+  std::atomic<bool> held_{false};
+  std::atomic<std::int64_t> connecting_until_{0};
+  std::atomic<int> deferrals_{0};
+  std::atomic<bool> freeing_{false};
+  std::atomic<bool> reset_requested_{false};
+  std::atomic<bool> revival_requested_{false};
+  std::atomic<bool> stop_requested_{false};
+  std::atomic<bool> abandoned_{false};
+  flight_log record_;
+  bool worked_ = false; // since the lane was last idle
+  clock::time_point spin_end_{};
+
+  std::mutex park_mutex_;
+  std::condition_variable park_condition_;
+  std::thread thread_;
+  std::future<void> over_; // ready before the thread itself has ended
+};
+
+} // namespace troupe::detail

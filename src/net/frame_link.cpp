@@ -1,0 +1,323 @@
+#include "net/frame_link.hpp"
+
+#include "foundation/start_thread.hpp"
+#include "foundation/system_call.hpp"
+#include "foundation/time_limit.hpp"
+#include <troupe/detail/completion.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include <poll.h>
+
+namespace troupe::detail {
+
+namespace {
+
+/// @units queued bytes from which senders with `patience::room` wait
+constexpr std::size_t much = std::size_t{4} << 20;
+/// @units queued bytes that end the link: the peer lives, but reads nothing
+constexpr std::size_t too_much = std::size_t{64} << 20;
+/// @units bytes up to which frames are sent together
+constexpr std::size_t at_once = std::size_t{64} << 10;
+/// Reads in a row before the thread looks for frames to send.
+constexpr int reads_in_a_row = 64;
+constexpr int writes_in_a_row = 16; ///< the same for writes
+/// The longest interval between two beats.
+constexpr std::chrono::milliseconds slowest_beat{250};
+
+std::string in_ms(std::chrono::nanoseconds x) {
+  return std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(x).count()) + " ms";
+}
+
+} // namespace
+
+caf::expected<std::shared_ptr<frame_link>> frame_link::start(tls_stream stream, options how,
+                                                             listener to) {
+  auto wake = wake_up::create();
+  if (!wake)
+    return wake.error();
+  std::shared_ptr<frame_link> result{
+      new frame_link{std::move(stream), how, std::move(to), std::move(*wake)}};
+  if (auto error =
+          start_thread(result->thread_, [link = result.get()] { link->run(); }, "for a connection"))
+    return error;
+  return result;
+}
+
+frame_link::~frame_link() { stop(); }
+
+void frame_link::stop() noexcept {
+  end(make_error(errc::unavailable, "this side has ended the connection"));
+  if (thread_.joinable())
+    thread_.join();
+}
+
+void frame_link::admit(std::chrono::nanoseconds silence_limit) noexcept {
+  silence_limit_ns_.store(std::max<std::int64_t>(silence_limit.count(), 1));
+  wake_.signal();
+}
+
+caf::error frame_link::send(std::uint32_t kind, std::uint64_t channel,
+                            std::initializer_list<std::span<const std::byte>> body,
+                            patience wait) noexcept {
+  frame_head head{0, kind, channel};
+  std::size_t size = 0;
+  for (auto x : body)
+    size += x.size();
+  if (size > options_.most_bytes)
+    return make_error(errc::out_of_range, "a frame of " + std::to_string(size) + " bytes");
+  head.size = static_cast<std::uint32_t>(size);
+  std::vector<std::byte> frame(sizeof head + size);
+  std::memcpy(frame.data(), &head, sizeof head);
+  auto* to = frame.data() + sizeof head;
+  for (auto x : body)
+    if (!x.empty()) {
+      std::memcpy(to, x.data(), x.size());
+      to += x.size();
+    }
+  std::unique_lock lock{mutex_};
+  if (wait == patience::room)
+    room_.wait(lock, [this] { return over_ || queued_bytes_ < much; });
+  if (over_)
+    return why_;
+  const bool was_empty = queue_.empty();
+  queued_bytes_ += frame.size();
+  queue_.push_back(std::move(frame));
+  if (queued_bytes_ > too_much && !end_)
+    end_ = make_error(errc::unavailable, "the peer does not read");
+  lock.unlock();
+  if (was_empty)
+    wake_.signal();
+  return {};
+}
+
+void frame_link::end(const caf::error& why) noexcept {
+  {
+    std::lock_guard lock{mutex_};
+    if (!end_)
+      end_ = why;
+  }
+  wake_.signal();
+}
+
+void frame_link::end_when_sent(const caf::error& why) noexcept {
+  {
+    std::lock_guard lock{mutex_};
+    if (!last_end_)
+      last_end_ = why;
+  }
+  wake_.signal();
+}
+
+std::string frame_link::peer() const {
+  const auto subject = stream_.peer_subject();
+  return subject.empty() ? stream_.peer() : stream_.peer() + " (" + subject + ")";
+}
+
+// -- the thread
+
+void frame_link::run() noexcept {
+  auto why = serve();
+  stream_.end();
+  {
+    std::lock_guard lock{mutex_};
+    over_ = true;
+    why_ = why;
+    queue_.clear();
+    queued_bytes_ = 0;
+  }
+  room_.notify_all();
+  to_.ended(why);
+}
+
+caf::error frame_link::serve() {
+  begun_ = heard_ = told_ = clock::now();
+  if (auto error = shake_hands())
+    return error;
+  heard_ = clock::now();
+  while (true) {
+    wanted_ = POLLIN;
+    if (auto error = read())
+      return error;
+    if (auto error = write())
+      return error;
+    const auto now = clock::now();
+    if (auto error = judge_time(now))
+      return error;
+    const auto silence = std::chrono::nanoseconds{silence_limit_ns_.load()};
+    const auto limit = silence.count() != 0 ? silence : options_.silence_limit;
+    const auto beat =
+        std::clamp<std::chrono::nanoseconds>(limit / 4, std::chrono::milliseconds{1}, slowest_beat);
+    if (writing_.empty() && now - told_ >= beat) {
+      told_ = now;
+      if (auto error = send(0, 0, {}))
+        return error;
+      continue;
+    }
+    auto until = end_of(limit, heard_);
+    if (writing_.empty())
+      until = std::min(until, told_ + beat);
+    if (silence.count() == 0)
+      until = std::min(until, end_of(options_.admission_limit, begun_));
+    // The system does not see bytes in TLS's own buffers: `read` has taken all of them, or is
+    // called again at once.
+    if (auto error = wait(wanted_, wanted_ == 0 ? now : until))
+      return error;
+  }
+}
+
+frame_link::clock::time_point frame_link::end_of(std::chrono::nanoseconds limit,
+                                                 clock::time_point since) const noexcept {
+  const auto now = clock::now();
+  return now +
+         std::min<std::chrono::nanoseconds>(limit - time_.passed(since, now), as_good_as_never);
+}
+
+caf::error frame_link::judge_time(clock::time_point now) {
+  const auto silence = std::chrono::nanoseconds{silence_limit_ns_.load()};
+  if (silence.count() != 0 && time_.passed(heard_, now) >= silence)
+    return make_error(errc::unavailable,
+                      "nothing arrived from " + stream_.peer() + " for " + in_ms(now - heard_));
+  if (silence.count() == 0 && time_.passed(begun_, now) >= options_.admission_limit)
+    return make_error(errc::unavailable, stream_.peer() + " did not authenticate within " +
+                                             in_ms(options_.admission_limit));
+  return {};
+}
+
+caf::error frame_link::wait(short events, clock::time_point until) {
+  std::array<pollfd, 2> wanted{{{stream_.native(), events, 0}, {wake_.native(), POLLIN, 0}}};
+  until = std::min(until, clock::now() + slowest_beat);
+  if (::poll(wanted.data(), wanted.size(), poll_limit(until)) < 0 && errno != EINTR)
+    return system_failure("poll", errno, "a connection with " + stream_.peer());
+  if (wanted[1].revents != 0)
+    wake_.clear();
+  time_.look(until, clock::now());
+  return {};
+}
+
+caf::error frame_link::shake_hands() {
+  while (true) {
+    short events = POLLIN;
+    switch (stream_.shake_hands()) {
+    case tls_stream::outcome::done:
+      return {};
+    case tls_stream::outcome::wants_read:
+      break;
+    case tls_stream::outcome::wants_write:
+      events = POLLOUT;
+      break;
+    case tls_stream::outcome::over:
+      return make_error(errc::unavailable, stream_.peer() + " has ended the handshake");
+    case tls_stream::outcome::failed:
+      return stream_.error();
+    }
+    if (auto error = judge_time(clock::now()))
+      return error;
+    {
+      std::lock_guard lock{mutex_};
+      if (end_)
+        return *end_;
+    }
+    if (auto error = wait(events, end_of(options_.admission_limit, begun_)))
+      return error;
+  }
+}
+
+caf::error frame_link::read() {
+  for (int i = 0; i < reads_in_a_row; ++i) {
+    const auto target = in_body_ ? std::span{body_} : std::as_writable_bytes(std::span{&head_, 1});
+    std::size_t got = 0;
+    switch (stream_.read(target.subspan(filled_), got)) {
+    case tls_stream::outcome::done:
+      heard_ = clock::now();
+      if (auto error = take(got))
+        return error;
+      break;
+    case tls_stream::outcome::wants_read:
+      return {};
+    case tls_stream::outcome::wants_write:
+      wanted_ |= POLLOUT;
+      return {};
+    case tls_stream::outcome::over:
+    case tls_stream::outcome::failed:
+      return stream_.error();
+    }
+  }
+  wanted_ = 0; // there may be more
+  return {};
+}
+
+caf::error frame_link::take(std::size_t got) {
+  filled_ += got;
+  if (!in_body_) {
+    if (filled_ < sizeof head_)
+      return {};
+    if (head_.size > options_.most_bytes)
+      return make_error(errc::unavailable, peer() + " sent a frame of " +
+                                               std::to_string(head_.size) +
+                                               " bytes: the limit is " +
+                                               std::to_string(options_.most_bytes) + " are right");
+    filled_ = 0;
+    body_.resize(head_.size);
+    in_body_ = head_.size != 0;
+    if (in_body_)
+      return {};
+  }
+  if (filled_ < body_.size())
+    return {};
+  in_body_ = false;
+  filled_ = 0;
+  return head_.kind == 0 ? caf::error{} : to_.received(head_, body_);
+}
+
+caf::error frame_link::refill() {
+  std::lock_guard lock{mutex_};
+  if (end_)
+    return *end_;
+  if (written_ < writing_.size())
+    return {};
+  writing_.clear();
+  written_ = 0;
+  while (!queue_.empty() && writing_.size() < at_once) {
+    auto& x = queue_.front();
+    queued_bytes_ -= x.size();
+    writing_.insert(writing_.end(), x.begin(), x.end());
+    queue_.pop_front();
+  }
+  room_.notify_all();
+  return writing_.empty() && last_end_ ? *last_end_ : caf::error{};
+}
+
+caf::error frame_link::write() {
+  for (int i = 0; i < writes_in_a_row; ++i) {
+    if (auto error = refill())
+      return error;
+    if (writing_.empty())
+      return {};
+    std::size_t sent = 0;
+    switch (stream_.write(std::span{writing_}.subspan(written_), sent)) {
+    case tls_stream::outcome::done:
+      written_ += sent;
+      told_ = clock::now();
+      break;
+    case tls_stream::outcome::wants_read:
+      return {};
+    case tls_stream::outcome::wants_write:
+      if (wanted_ != 0)
+        wanted_ |= POLLOUT;
+      return {};
+    case tls_stream::outcome::over:
+    case tls_stream::outcome::failed:
+      return stream_.error();
+    }
+  }
+  wanted_ = 0; // there may be more
+  return {};
+}
+
+} // namespace troupe::detail

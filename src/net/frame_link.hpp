@@ -1,0 +1,132 @@
+/// Frames of limited size over one connection between hosts, and signs of life when there are no
+/// frames.
+#pragma once
+
+#include "foundation/fair_limit.hpp"
+#include "net/tls_stream.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <initializer_list>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <thread>
+#include <vector>
+
+namespace troupe::detail {
+
+/// The header of a frame.
+struct frame_head {
+  std::uint32_t size = 0; ///< of the body, in bytes
+  std::uint32_t kind = 0; ///< 0: a sign of life, without a body
+  std::uint64_t channel = 0;
+};
+
+/// One thread does all work on the socket. An unknown peer gets no further than the handshake. No
+/// peer makes this side allocate more than the largest frame.
+/// @thread any
+class frame_link {
+public:
+  struct options {
+    std::size_t most_bytes = 0; ///< of a frame's body
+    /// From the start until the call of `admit`.
+    std::chrono::nanoseconds admission_limit = std::chrono::seconds{5};
+    /// A peer that sends nothing for this time counts as lost.
+    std::chrono::nanoseconds silence_limit = std::chrono::seconds{3};
+  };
+
+  /// Both are called on the link's thread, and must not block.
+  struct listener {
+    /// Handles a frame. An error ends the link.
+    std::function<caf::error(const frame_head&, std::span<const std::byte>)> received;
+    /// The last call, with the reason.
+    std::function<void(const caf::error&)> ended;
+  };
+
+  /// @errors errc::unavailable: no thread can be started, or no event created
+  static caf::expected<std::shared_ptr<frame_link>> start(tls_stream stream, options how,
+                                                          listener to);
+  /// Called after `stop`, or on a thread other than the link's.
+  ~frame_link();
+  frame_link(const frame_link&) = delete;
+  frame_link& operator=(const frame_link&) = delete;
+
+  /// Accepts the peer: from now on its silence is limited, not the time since the start.
+  void admit(std::chrono::nanoseconds silence_limit) noexcept;
+
+  enum class patience : std::uint8_t {
+    none, ///< for small frames that are rare, or answers
+    room  ///< waits while much is queued; never on a link's thread
+  };
+
+  /// Queues a frame. Frames are sent in the order in which they are queued.
+  /// @errors the reason why the link is over; errc::out_of_range: the frame is too large
+  [[nodiscard]] caf::error send(std::uint32_t kind, std::uint64_t channel,
+                                std::initializer_list<std::span<const std::byte>> body,
+                                patience wait = patience::none) noexcept;
+  /// Ends the link with this reason, which `listener::ended` soon gets.
+  void end(const caf::error& why) noexcept;
+  /// Same, when all queued frames are sent.
+  void end_when_sent(const caf::error& why) noexcept;
+  /// Ends the link. Blocks until all callbacks have returned. Not called on the link's thread.
+  void stop() noexcept;
+
+  /// Returns the peer's address and certificate subject. On the link's thread, after a frame came.
+  std::string peer() const;
+
+private:
+  using clock = std::chrono::steady_clock;
+
+  frame_link(tls_stream stream, options how, listener to, wake_up wake) noexcept
+      : stream_(std::move(stream)), options_(how), to_(std::move(to)), wake_(std::move(wake)) {}
+
+  void run() noexcept;
+  caf::error serve();
+  /// Waits for the socket or a wake-up, until `until`, but not for long.
+  caf::error wait(short events, clock::time_point until);
+  caf::error shake_hands();
+  caf::error read();
+  caf::error take(std::size_t got);
+  caf::error write();
+  /// Takes queued frames for writing. Returns why the link must end, or none.
+  caf::error refill();
+  caf::error judge_time(clock::time_point now);
+  /// Returns the time when a limit that counts from `since` is over.
+  clock::time_point end_of(std::chrono::nanoseconds limit, clock::time_point since) const noexcept;
+
+  tls_stream stream_; // used by the thread
+  const options options_;
+  const listener to_;
+  const wake_up wake_;
+  std::atomic<std::int64_t> silence_limit_ns_{0}; ///< 0: not admitted
+  clock::time_point begun_{};
+  clock::time_point heard_{};
+  running_time time_{std::chrono::milliseconds{50}};
+  clock::time_point told_{};
+  short wanted_ = 0; ///< events that the last read and write wait for
+  frame_head head_;
+  bool in_body_ = false;
+  std::vector<std::byte> body_;
+  std::size_t filled_ = 0; ///< bytes of the head, or of the body
+  std::vector<std::byte> writing_;
+  std::size_t written_ = 0;
+
+  std::mutex mutex_;
+  std::condition_variable room_;
+  std::deque<std::vector<std::byte>> queue_;
+  std::size_t queued_bytes_ = 0;
+  std::optional<caf::error> end_;      ///< requested end
+  std::optional<caf::error> last_end_; ///< requested end when all is sent
+  caf::error why_;
+  bool over_ = false;
+
+  std::thread thread_;
+};
+
+} // namespace troupe::detail

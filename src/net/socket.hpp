@@ -1,0 +1,73 @@
+/// TCP sockets, and the transfer of bytes through them.
+#pragma once
+
+#include "foundation/file_descriptor.hpp"
+#include <troupe/error.hpp>
+
+#include <caf/error.hpp>
+#include <caf/expected.hpp>
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+
+namespace troupe::detail {
+
+/// The address of a listening socket; its bytes mean the same in every process.
+struct socket_address {
+  std::array<std::byte, 16> host{}; ///< in network order; IPv4 uses the first four
+  std::uint16_t port = 0;
+  std::uint16_t version = 4; ///< of IP: 4 or 6
+
+  friend bool operator==(const socket_address&, const socket_address&) = default;
+};
+
+std::string to_string(const socket_address& x);
+
+/// Parses the numeric address of one host, without a port.
+/// @errors errc::invalid_argument: not the numeric address of one host
+caf::expected<socket_address> address_from_string(const std::string& text);
+
+/// Listens on the port in `at`. If the port is 0, chooses a free one and stores it there.
+/// @errors errc::unavailable
+caf::expected<file_descriptor> listen_at(socket_address& at);
+
+/// @errors errc::nccl_error: no process listens there, or no connection before `until`
+caf::expected<file_descriptor> connect_to(const socket_address& to,
+                                          std::chrono::steady_clock::time_point until);
+
+/// Accepts a connection. Returns none, with `errno`, if there is none or too many files are open.
+/// @shape `listener` does not block; the result does
+file_descriptor accept_from(const file_descriptor& listener);
+
+/// Sends all blocks, and blocks until then.
+/// @return 0, or `errno`
+int send_all(int socket, std::span<const std::span<const std::byte>> blocks) noexcept;
+
+/// Sends `bytes` without blocking. Returns false if only a part was sent, or nothing.
+bool send_at_once(int socket, std::span<const std::byte> bytes) noexcept;
+
+/// Fills all blocks, and blocks until then. Returns false if the other side has closed the
+/// connection, or it is lost.
+bool receive_all(int socket, std::span<const std::span<std::byte>> blocks) noexcept;
+
+/// Reads the available bytes. Returns their number; 0: the connection is over; -1: none yet.
+/// @shape `target` is not empty
+std::ptrdiff_t receive_some(int socket, std::span<std::byte> target) noexcept;
+
+/// Ends both directions: blocked sends and receives return. Does nothing if the other side was
+/// first.
+void shut_down(int socket) noexcept;
+/// Makes receives return as if the other side had closed the connection. Sends still work.
+void shut_down_receiving(int socket) noexcept;
+/// Closes the sending direction. The other side sees the end after all that was sent.
+void shut_down_sending(int socket) noexcept;
+
+/// Returns the failure of a system call.
+caf::error system_failure(errc code, const char* call, int native);
+
+} // namespace troupe::detail

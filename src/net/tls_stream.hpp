@@ -1,0 +1,98 @@
+/// Encrypted connections between two hosts that know each other by certificates.
+#pragma once
+
+#include "foundation/file_descriptor.hpp"
+#include <troupe/worker.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+
+struct ssl_st;
+struct ssl_ctx_st;
+
+namespace troupe::detail {
+
+/// The identity of this process and the authority that it trusts: TLS 1.3, a certificate of the
+/// authority on both sides, no session resumption.
+/// @thread any
+class tls_context {
+public:
+  enum class side : std::uint8_t { parent, agent };
+
+  /// @errors errc::invalid_argument: a file cannot be used, with the reason
+  static caf::expected<std::shared_ptr<tls_context>> create(const host_identity& who, side which);
+
+  ssl_ctx_st* native() const noexcept { return native_.get(); }
+  side which() const noexcept { return side_; }
+
+private:
+  struct deleter {
+    void operator()(ssl_ctx_st* x) const noexcept;
+  };
+
+  tls_context(ssl_ctx_st* native, side which) : native_(native), side_(which) {}
+
+  const std::unique_ptr<ssl_ctx_st, deleter> native_;
+  const side side_;
+};
+
+/// A connection. No function blocks.
+/// @thread one at a time
+class tls_stream {
+public:
+  /// The result of an attempt.
+  enum class outcome : std::uint8_t {
+    done,
+    wants_read,  ///< try again when the socket has data
+    wants_write, ///< try again when the socket has room
+    over,        ///< the peer has ended the connection, in good order
+    failed       ///< `error` says why; nothing works any more
+  };
+
+  /// @shape  socket: connected
+  /// @param  peer the address, for messages
+  /// @param  peer_name the name that the peer's certificate must have; empty: any
+  /// @errors errc::unavailable
+  static caf::expected<tls_stream> create(std::shared_ptr<tls_context> context,
+                                          file_descriptor socket, std::string peer,
+                                          const std::string& peer_name = {});
+
+  /// Authenticates both sides; must come first. On an agent it may succeed before the parent has
+  /// checked the agent's certificate: then the first read fails.
+  outcome shake_hands() noexcept;
+  /// @param into not empty
+  /// @param got the number of bytes read
+  outcome read(std::span<std::byte> into, std::size_t& got) noexcept;
+  /// @param from not empty; after `wants_read` or `wants_write`, pass the rest again
+  /// @param sent the number of bytes written
+  outcome write(std::span<const std::byte> from, std::size_t& sent) noexcept;
+  /// Tells the peer of the end, if there is room to send that.
+  void end() noexcept;
+
+  /// Returns why something failed, or is over.
+  const caf::error& error() const noexcept { return error_; }
+  const std::string& peer() const noexcept { return peer_; }
+  /// Returns the subject of the peer's certificate, after the handshake.
+  std::string peer_subject() const;
+  int native() const noexcept { return socket_.get(); }
+
+private:
+  struct deleter {
+    void operator()(ssl_st* x) const noexcept;
+  };
+
+  tls_stream(std::shared_ptr<tls_context> context, file_descriptor socket, std::string peer)
+      : context_(std::move(context)), socket_(std::move(socket)), peer_(std::move(peer)) {}
+  outcome judge(int result, const char* doing) noexcept;
+
+  std::shared_ptr<tls_context> context_;
+  file_descriptor socket_;
+  std::string peer_;
+  std::unique_ptr<ssl_st, deleter> native_; // destroyed before the socket
+  caf::error error_;
+};
+
+} // namespace troupe::detail

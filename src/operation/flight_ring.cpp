@@ -1,0 +1,118 @@
+#include "operation/flight_ring.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+namespace troupe::detail {
+
+namespace {
+
+std::atomic<std::uint64_t> last_world{0};
+
+constexpr std::size_t word_of(std::size_t offset) { return offset / sizeof(std::uint64_t); }
+
+constexpr auto started_word = word_of(offsetof(flight_entry, started_at));
+constexpr auto over_word = word_of(offsetof(flight_entry, over_at));
+constexpr auto progress_word = word_of(offsetof(flight_entry, progress));
+
+} // namespace
+
+world_tag make_world_tag(std::string_view name) noexcept {
+  world_tag result;
+  result.id = last_world.fetch_add(1, std::memory_order_relaxed) + 1;
+  std::copy_n(name.begin(), std::min(name.size(), result.name.size() - 1), result.name.begin());
+  return result;
+}
+
+std::string_view to_string(flight_state x) noexcept {
+  switch (x) {
+  case flight_state::issuing:
+    return "issuing";
+  case flight_state::issued:
+    return "issued";
+  case flight_state::started:
+    return "started";
+  case flight_state::done:
+    return "done";
+  case flight_state::failed:
+    return "failed";
+  case flight_state::not_issued:
+    return "not issued";
+  case flight_state::not_called:
+    return "not called";
+  }
+  return "unknown";
+}
+
+flight_ring::flight_ring(std::size_t capacity)
+    : capacity_(capacity), slots_(std::make_unique<slot[]>(capacity)) {}
+
+// Every word is stored with release and loaded with acquire. ThreadSanitizer does not know fences,
+// so there are none. A reader that sees a word of a new entry also sees the odd number before it.
+
+std::uint64_t flight_ring::add(const flight_entry& x) noexcept {
+  auto entry = added_.load(std::memory_order_relaxed) + 1;
+  auto& s = slot_of(entry);
+  auto* from = reinterpret_cast<const char*>(&x);
+  s.sequence.store(2 * entry - 1, std::memory_order_relaxed);
+  for (auto& w : s.word) {
+    std::uint64_t value = 0;
+    std::memcpy(&value, from, sizeof value);
+    from += sizeof value;
+    w.store(value, std::memory_order_release);
+  }
+  s.sequence.store(2 * entry, std::memory_order_release);
+  added_.store(entry, std::memory_order_release);
+  return entry;
+}
+
+void flight_ring::advance(std::uint64_t entry, flight_progress x, std::int64_t now) noexcept {
+  auto& s = slot_of(entry);
+  if (s.sequence.load(std::memory_order_relaxed) != 2 * entry)
+    return;
+  auto time = static_cast<std::uint64_t>(now);
+  if (x.state == flight_state::started)
+    s.word[started_word].store(time, std::memory_order_release);
+  else if (x.state >= flight_state::done)
+    s.word[over_word].store(time, std::memory_order_release);
+  s.word[progress_word].store(std::bit_cast<std::uint64_t>(x),
+                              std::memory_order_release); // last: see `read`
+}
+
+bool flight_ring::read(std::uint64_t entry, flight_entry& into) const noexcept {
+  auto& s = slot_of(entry);
+  if (s.sequence.load(std::memory_order_acquire) != 2 * entry)
+    return false;
+  // Read first the word that is written last: then the times that belong to it are there.
+  into.progress =
+      std::bit_cast<flight_progress>(s.word[progress_word].load(std::memory_order_acquire));
+  auto* to = reinterpret_cast<char*>(&into);
+  for (std::size_t i = 0; i < progress_word; ++i) {
+    auto value = s.word[i].load(std::memory_order_acquire);
+    std::memcpy(to + i * sizeof value, &value, sizeof value);
+  }
+  if (s.sequence.load(std::memory_order_relaxed) != 2 * entry)
+    return false;
+  // The part may have advanced meanwhile: drop the times of later states.
+  if (into.progress.state < flight_state::started)
+    into.started_at = 0;
+  if (into.progress.state < flight_state::done)
+    into.over_at = 0;
+  return true;
+}
+
+std::vector<flight_entry> flight_ring::read() const {
+  static_assert(progress_word + 1 == words);
+  std::vector<flight_entry> result;
+  auto last = added();
+  auto first = last > capacity_ ? last - capacity_ + 1 : 1;
+  result.reserve(static_cast<std::size_t>(last - first + 1));
+  flight_entry x;
+  for (auto entry = first; entry <= last; ++entry)
+    if (read(entry, x))
+      result.push_back(x);
+  return result;
+}
+
+} // namespace troupe::detail

@@ -1,0 +1,520 @@
+#include "operation/operation.hpp"
+
+#include "foundation/spin.hpp"
+#include "operation/device_state.hpp"
+#include "operation/order.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+
+std::atomic<std::uint64_t> last_number{0};
+
+part_state state_of(const part& p) noexcept {
+  switch (p.at.load(std::memory_order_acquire)) {
+  case part::state::queued:
+  case part::state::issuing:
+  case part::state::skipped:
+  case part::state::dropped:
+    return part_state::not_issued;
+  case part::state::issued:
+    return part_state::issued;
+  case part::state::started:
+    return part_state::started;
+  case part::state::done:
+    return part_state::done;
+  }
+  return part_state::not_issued;
+}
+
+flight_state flight_state_of(const part& p) noexcept {
+  switch (p.at.load(std::memory_order_acquire)) {
+  case part::state::queued:
+  case part::state::skipped:
+  case part::state::dropped:
+    return flight_state::not_issued;
+  case part::state::issuing:
+    return flight_state::issuing;
+  case part::state::issued:
+    return flight_state::issued;
+  case part::state::started:
+    return flight_state::started;
+  case part::state::done:
+    return flight_state::done;
+  }
+  return flight_state::not_issued;
+}
+
+} // namespace
+
+void part::end_drop() noexcept {
+  if (!dropped())
+    return;
+  std::vector<predecessor> over;
+  flag_lock lock{event_guard};
+  at.store(state::skipped, std::memory_order_release);
+  over.swap(predecessors);
+}
+
+operation::operation(const char* verb, std::size_t parts)
+    : verb_(verb), number_(last_number.fetch_add(1, std::memory_order_relaxed) + 1),
+      parts_(*this, parts), open_(static_cast<std::uint32_t>(parts)) {}
+
+alignas(64) std::atomic<std::size_t> operation::failing_{0};
+std::atomic<std::uint64_t> operation::failed_off_lanes_{0};
+
+operation::~operation() {
+  if (failed() && !settled()) // it was never admitted
+    failing_.fetch_sub(1, std::memory_order_release);
+}
+
+void operation::draw_number() noexcept {
+  number_ = last_number.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+caf::expected<issue_outcome> operation::issue(part&, lane&) {
+  return make_error(errc::internal, "this operation has nothing to issue");
+}
+
+caf::expected<issue_outcome> operation::proceed(part&, lane&) {
+  return make_error(errc::internal, "this operation does not issue in pieces");
+}
+
+caf::error operation::late() const {
+  auto why = describe(errc::deadline_exceeded, "its deadline was over before it began");
+  why.parts.clear();
+  return make_error(std::move(why));
+}
+
+failure operation::describe(errc code, std::string detail) const {
+  failure result;
+  result.code = code;
+  result.detail = std::move(detail);
+  result.verb = verb_;
+  result.operation = number_;
+  if (parts().size() == 1 && parts().front().on != nullptr) {
+    auto& only = parts().front();
+    result.rank = only.rank;
+    result.device = device_state_of(*only.on).ordinal();
+    result.generation = device_state_of(*only.on).generation();
+    if (only.rank < 0) // of a device, not of a world
+      return result;
+  }
+  for (auto& p : parts()) {
+    auto place = p.rank >= 0 ? static_cast<std::size_t>(p.rank) : p.index;
+    if (result.parts.size() <= place)
+      result.parts.resize(place + 1, part_state::uninvolved);
+    result.parts[place] = state_of(p);
+  }
+  return result;
+}
+
+std::uint64_t operation::size_bytes() const noexcept {
+  return element_type_ == flight_entry::no_type
+             ? 0
+             : elements_ * size_of(static_cast<dtype>(element_type_));
+}
+
+flight_entry operation::record_of(const part& p) const noexcept {
+  flight_entry result;
+  result.operation = number_;
+  result.verb = verb_;
+  result.count = elements_;
+  result.rank = p.rank;
+  result.part = static_cast<std::uint32_t>(p.index);
+  result.stream = static_cast<std::uint8_t>(p.stream);
+  result.type = element_type_;
+  result.admitted_at = admitted_at;
+  result.progress.state = flight_state_of(p);
+  for (auto& u : uses_of(p))
+    if (u.part == p.index)
+      result.add_ref({u.memory->id(), u.begin, u.end}, u.reads, u.writes);
+  describe_to(result, p);
+  return result;
+}
+
+std::vector<flight_entry> operation::open_records() const {
+  std::vector<flight_entry> result;
+  std::lock_guard order{order_mutex()};
+  std::lock_guard lock{guard_}; // `settle` takes this lock before it releases the buffers
+  if (settled())
+    return result;
+  for (auto& p : parts()) {
+    result.push_back(record_of(p));
+    result.back().generation = device_state_of(*p.on).generation();
+  }
+  return result;
+}
+
+void operation::admitted(std::int64_t now) {
+  static std::uint64_t last_place = 0;
+  place_ = ++last_place;
+  admitted_at = now;
+  self_ = std::static_pointer_cast<operation>(shared_from_this());
+}
+
+void operation::submitted() {
+  on_lanes_.store(true, std::memory_order_relaxed);
+  if (!failed())
+    on_submit();
+}
+
+void operation::precede(const std::shared_ptr<operation>& successor, bool reads) {
+  std::lock_guard lock{guard_};
+  if (settled())
+    return;
+  if (!successors_.empty() && successors_.back().who == successor) {
+    successors_.back().reads |= reads;
+    return;
+  }
+  successor->open_.fetch_add(1, std::memory_order_relaxed);
+  successors_.push_back({successor, reads});
+}
+
+void operation::overwrites(const std::shared_ptr<buffer>& memory,
+                           const buffer::unreadable_range& x) {
+  // Only the first cause of each byte counts. Otherwise a chain of failures would add one per link.
+  for (auto& old : overwritten_)
+    if (old.memory == memory && old.range.begin <= x.begin && x.end <= old.range.end &&
+        (old.range.half_written() || !x.half_written())) {
+      if (!old.range.half_written() && old.range.skipped_by != x.skipped_by)
+        old.range.skipped_by = buffer::unreadable_range::several;
+      return;
+    }
+  overwritten_.push_back({memory, x});
+}
+
+bool operation::restore_unreadable(std::vector<dependent_failure>& dependent_failures) {
+  auto overwritten = std::exchange(overwritten_, {});
+  std::vector<follower> successors;
+  if (!overwritten.empty()) {
+    std::lock_guard lock{guard_};
+    successors = successors_;
+  }
+  for (auto& x : overwritten)
+    mark_unreadable(x.memory, x.range, successors, dependent_failures);
+  return !overwritten.empty();
+}
+
+bool operation::leave_skipped(std::vector<dependent_failure>& dependent_failures) {
+  if (cancelled() || !marks_skipped())
+    return false;
+  caf::error cause;
+  std::vector<follower> successors;
+  {
+    std::lock_guard lock{guard_};
+    cause = cause_;
+    successors = successors_;
+  }
+  bool any = false;
+  for (auto& u : uses_)
+    if (u.writes) {
+      mark_unreadable(u.memory, {u.begin, u.end, cause, identity_of(u)}, successors,
+                      dependent_failures);
+      any = true;
+    }
+  return any;
+}
+
+void operation::mark_refused(std::span<const use> uses, const caf::error& why) const {
+  if (!marks_skipped())
+    return;
+  for (auto& u : uses)
+    if (u.writes && u.begin < u.end)
+      u.memory->mark({u.begin, u.end, why, identity_of(u)});
+}
+
+void operation::add_readers(std::vector<dependent_failure>& dependent_failures) const {
+  if (cancelled())
+    return;
+  std::lock_guard lock{guard_};
+  for (auto& next : successors_)
+    if (next.reads)
+      dependent_failures.push_back({next.who, cause_});
+}
+
+void operation::let_successors_go() noexcept {
+  std::lock_guard lock{guard_};
+  std::erase_if(successors_, [](const follower& x) {
+    if (x.who->left_order())
+      return false;
+    x.who->open_.fetch_sub(1, std::memory_order_relaxed); // its parts are still open
+    return true;
+  });
+}
+
+std::vector<buffer::unreadable_range> operation::unreadable_before(const buffer& memory) const {
+  std::vector<buffer::unreadable_range> result;
+  for (auto& x : overwritten_)
+    if (x.memory.get() == &memory)
+      result.push_back(x.range);
+  return result;
+}
+
+bool operation::claim_issue(part& p) noexcept {
+  // Either this thread sees an attempt to withdraw, or the withdrawing thread sees `claimed`.
+  p.claimed.store(true);
+  auto seen = withdrawal_.load();
+  for (; seen == withdrawal::tried; seen = withdrawal_.load())
+    pause();
+  if (seen == withdrawal::none)
+    return true;
+  p.claimed.store(false);
+  return false;
+}
+
+/// Under guard_.
+bool operation::withdraw(withdrawal as) noexcept {
+  if (withdrawn())
+    return false;
+  withdrawal_.store(withdrawal::tried);
+  bool too_late =
+      std::any_of(parts().begin(), parts().end(), [](const part& p) { return p.claimed.load(); });
+  withdrawal_.store(too_late ? withdrawal::none : as);
+  return !too_late;
+}
+
+bool operation::any_issued() const noexcept {
+  return std::any_of(parts().begin(), parts().end(), [](const part& p) { return p.begun.load(); });
+}
+
+void operation::cancel() noexcept {
+  if (!answered())
+    end_early(early_end::cancelled);
+}
+
+void operation::expire() noexcept {
+  if (!answered())
+    end_early(early_end::expired);
+}
+
+bool operation::take_back(early_end how, const std::function<caf::error()>& why) noexcept {
+  auto keep = shared_from_this();
+  std::vector<std::shared_ptr<operation>> readers;
+  caf::error cause;
+  {
+    // One step: a lane that sees the withdrawal must find the cause when it settles the operation.
+    std::lock_guard lock{guard_};
+    if (failed() || settled() ||
+        !withdraw(how == early_end::cancelled ? withdrawal::cancelled : withdrawal::done))
+      return false;
+    cause = why();
+    note_cause(cause, readers);
+  }
+  answer(cause);
+  for (auto& x : readers)
+    x->fail(cause);
+  return true;
+}
+
+failure operation::early_failure(early_end how) const {
+  return how == early_end::cancelled
+             ? describe(errc::cancelled, "cancelled by its requester")
+             : describe(errc::deadline_exceeded, "not done before its deadline");
+}
+
+caf::error operation::early_answer(early_end how, bool runs_on) const {
+  auto why = early_failure(how);
+  why.detail += runs_on ? "; it was issued, and runs on" : "; it was not issued, and does not run";
+  // If a lane has reached its part, it is about to issue it.
+  for (auto& p : parts())
+    if (auto place = p.rank >= 0 ? static_cast<std::size_t>(p.rank) : p.index;
+        place < why.parts.size() && why.parts[place] == part_state::not_issued && p.claimed.load())
+      why.parts[place] = part_state::issued;
+  return make_error(std::move(why));
+}
+
+void operation::end_early(early_end how) noexcept {
+  if (!take_back(how, [&] { return early_answer(how, false); }))
+    answer(early_answer(how, true));
+}
+
+void operation::note_cause(const caf::error& why,
+                           std::vector<std::shared_ptr<operation>>& readers) noexcept {
+  cause_ = why;
+  failing_.fetch_add(1, std::memory_order_release);
+  failed_.store(true, std::memory_order_release);
+  if (!on_lanes())
+    failed_off_lanes_.fetch_add(1, std::memory_order_release);
+  if (cancelled()) // its successors go on
+    return;
+  for (auto& next : successors_)
+    if (next.reads)
+      readers.push_back(next.who);
+}
+
+bool operation::set_cause(const caf::error& why,
+                          std::vector<std::shared_ptr<operation>>& readers) noexcept {
+  std::lock_guard lock{guard_};
+  if (failed() || settled())
+    return false;
+  withdraw(withdrawal::done);
+  note_cause(why, readers);
+  return true;
+}
+
+void operation::fail(const caf::error& cause) noexcept {
+  std::vector<dependent_failure> failed;
+  fail_unanswered(cause, failed);
+  for (auto& x : failed)
+    x.who->answer(x.cause);
+}
+
+void operation::fail_unanswered(const caf::error& cause,
+                                std::vector<dependent_failure>& failed) noexcept {
+  // A chain of operations may be long: do not recurse.
+  std::vector<std::shared_ptr<operation>> open{
+      std::static_pointer_cast<operation>(shared_from_this())};
+  while (!open.empty()) {
+    auto x = std::move(open.back());
+    open.pop_back();
+    if (x->set_cause(cause, open))
+      failed.push_back({std::move(x), cause});
+  }
+}
+
+caf::error operation::cause() const {
+  std::lock_guard lock{guard_};
+  return cause_;
+}
+
+void operation::part_lost(part& p, const caf::error& why) noexcept {
+  lost_.store(true);
+  if (any_issued())
+    on_lost_part(p, why);
+  if (why)
+    fail(why);
+}
+
+void operation::make_placeholder(part& p) noexcept {
+  has_placeholder_.store(true, std::memory_order_release);
+  if (has_parts_elsewhere())
+    on_lost_part(p, {});
+}
+
+std::int64_t operation::first_started_at() const noexcept {
+  auto result = counted_from_.load(std::memory_order_acquire);
+  if (result == 0)
+    for (auto& p : parts())
+      if (auto at = p.started_at.load(std::memory_order_acquire); at != 0)
+        result = result == 0 ? at : std::min(result, at);
+  return result;
+}
+
+bool operation::has_successors() const noexcept {
+  std::lock_guard lock{guard_};
+  return !successors_.empty();
+}
+
+std::shared_ptr<operation> operation::settle() noexcept {
+  std::vector<std::shared_ptr<operation>> follow_up;
+  auto result = settle(follow_up);
+  while (!follow_up.empty()) {
+    auto x = std::move(follow_up.back());
+    follow_up.pop_back();
+    if (x->one_over())
+      x->settle(follow_up);
+  }
+  return result;
+}
+
+std::shared_ptr<operation>
+operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexcept {
+  auto keep = std::move(self_);
+  if (!failed())
+    on_success(); // may fail the operation
+  auto cause = this->cause();
+  std::vector<follower> successors;
+  std::vector<dependent_failure> dependent_failures;
+  {
+    // An operation that is admitted later must see the marks as soon as this one is settled.
+    std::unique_lock order{order_mutex(), std::defer_lock};
+    if (cause)
+      order.lock();
+    {
+      std::lock_guard lock{guard_};
+      settled_.store(true, std::memory_order_release);
+      successors.swap(successors_);
+    }
+    if (cause)
+      dependent_failures = mark_buffers(cause, successors);
+    if (failed())
+      failing_.fetch_sub(1, std::memory_order_release);
+  }
+  if (cause)
+    for (auto& p : parts())
+      p.end_drop();
+  overwritten_.clear();
+  uses_.clear();
+  std::atomic_thread_fence(std::memory_order_seq_cst); // as in `timekeeper::add_late`
+  if (auto* keeper = kept_by_.load(std::memory_order_acquire))
+    keeper->remove(*this);
+  if (!cause)
+    answer({});
+  on_settled();
+  if (cause && !cancelled())
+    for (auto& x : successors)
+      if (x.reads)
+        x.who->fail(cause);
+  for (auto& x : dependent_failures)
+    x.who->fail(x.cause);
+  for (auto& x : successors)
+    follow_up.push_back(std::move(x.who));
+  return keep;
+}
+
+std::vector<operation::dependent_failure>
+operation::mark_buffers(const caf::error& cause, const std::vector<follower>& successors) {
+  std::vector<dependent_failure> result;
+  auto told = [this](const use& u) { return this->told(parts()[u.part]); };
+  for (auto& x : overwritten_)
+    if (std::none_of(uses_.begin(), uses_.end(), [&](const use& u) {
+          return u.memory == x.memory && u.writes && told(u) && u.begin <= x.range.begin &&
+                 x.range.end <= u.end;
+        }))
+      mark_unreadable(x.memory, x.range, successors, result);
+  const bool skips = marks_skipped() && !cancelled() && !left_order_; // else they are marked
+  for (auto& u : uses_) {
+    if (!u.writes || told(u))
+      continue;
+    if (parts()[u.part].at.load(std::memory_order_acquire) == part::state::done)
+      mark_unreadable(u.memory, {u.begin, u.end, cause}, successors, result);
+    else if (skips)
+      mark_unreadable(u.memory, {u.begin, u.end, cause, identity_of(u)}, successors, result);
+  }
+  return result;
+}
+
+void operation::mark_unreadable(const std::shared_ptr<buffer>& memory,
+                                const buffer::unreadable_range& x,
+                                const std::vector<follower>& successors,
+                                std::vector<dependent_failure>& dependent_failures) {
+  // A successor that reads the range fails, also behind one that was withdrawn. A successor that
+  // writes it takes the mark over: it overwrites the range, or fails and passes the mark on.
+  std::vector<buffer::unreadable_range> open;
+  if (x.begin < x.end)
+    open.push_back(x);
+  for (auto& next : successors) {
+    if (next.who->left_order() && next.who->on_lanes())
+      continue; // no operation follows it any more; while it is leaving, one may
+    for (auto& u : next.who->uses_) {
+      if (u.memory != memory)
+        continue;
+      if (u.reads)
+        for (auto& w : open)
+          if (w.begin < u.end && u.begin < w.end && !u.accepted.includes(w.skipped_by))
+            dependent_failures.push_back({next.who, w.cause});
+      if (!u.writes)
+        continue;
+      for (auto& w : cut_out(open, u.begin, u.end))
+        next.who->overwrites(memory, w);
+    }
+  }
+  for (auto& w : open)
+    memory->mark(w);
+}
+
+} // namespace troupe::detail

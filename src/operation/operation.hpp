@@ -1,0 +1,572 @@
+/// An admitted request: its parts on the lanes, its requesters and its successors.
+#pragma once
+
+#include "foundation/prefetch.hpp"
+#include "operation/buffer.hpp"
+#include "operation/flight_ring.hpp"
+#include "operation/room.hpp"
+#include <troupe/backend.hpp>
+#include <troupe/detail/completion.hpp>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+namespace troupe::detail {
+
+class device_state;
+class lane;
+class operation;
+
+/// Watches operations until they settle (`timekeeper`).
+class operation_watch {
+public:
+  /// Stops watching `x`. Does nothing if `x` is not watched.
+  virtual void remove(operation& x) noexcept = 0;
+
+protected:
+  ~operation_watch() = default;
+};
+
+/// The streams of a lane. `collective`: one of several; a communicator has its own while it has
+/// work on the lane. `peer`: one for each other device (`part::peer`), for copies over the link to
+/// it. `lend`: for operations that wait until memory can be lent to another process. `memory`: for
+/// allocations; nothing in it waits, so no allocation waits for a kernel. `none`: the part is over
+/// when its issue returns.
+enum class stream_kind : std::uint8_t {
+  compute,
+  upload,
+  download,
+  memory,
+  lend,
+  collective,
+  peer,
+  none
+};
+inline constexpr std::size_t stream_count = 7;
+
+/// A communicator rank or a link, whose work on a lane is in one stream, in order. It may move to
+/// another stream when none of its work is in flight. @thread the lane
+struct alignas(64) stream_tenant { // own cache line: lanes change their tenants often
+  std::size_t stream = static_cast<std::size_t>(stream_kind::collective);
+  std::size_t in_flight = 0; ///< parts in flight or continuing
+};
+
+/// A range of memory that an operation uses.
+struct use {
+  std::shared_ptr<buffer> memory;
+  std::size_t begin = 0; // bytes
+  std::size_t end = 0;
+  bool reads = false;
+  bool writes = false;
+  std::uint32_t part = 0; // index of the part that accesses the range
+  skipped_reads accepted = {};
+};
+
+/// Why a request is answered before its work is over. A cancelled request that was not issued
+/// counts as never made. An expired one leaves the ranges that it would have written skipped.
+enum class early_end : std::uint8_t { cancelled, expired };
+
+/// Returns the state of the device of a lane. Defined with the lane.
+const device_state& device_state_of(const lane& x) noexcept;
+
+/// Work that must come first, on another stream or device. Also on the same stream if `memory`
+/// belongs to another device than the lane's: such memory outlives what the lane drops in a reset.
+struct predecessor {
+  std::shared_ptr<operation> of;
+  const part* at;
+  const buffer* memory; ///< that both operations use; valid until the later one settles
+};
+
+/// The work of one device for an operation. Aligned to a cache line, because several lanes may work
+/// on one operation at the same time.
+struct alignas(64) part {
+  /// `skipped`: never issued, and earlier work is over or in its stream. `dropped`: never issued,
+  /// and its successors must wait for its `predecessors`, which then stay unchanged.
+  enum class state : std::uint8_t { queued, issuing, issued, started, done, skipped, dropped };
+
+  operation* of = nullptr;
+  lane* on = nullptr;
+  std::size_t index = 0;
+  int rank = -1; ///< in a collective
+  int peer = -1; ///< the other device (`stream_kind::peer`)
+  stream_kind stream = stream_kind::compute;
+  stream_tenant* tenant = nullptr;      ///< the communicator rank whose work this is; null: none
+  const stream_tenant* after = nullptr; ///< follows all in-flight work of this tenant; null: none
+  /// Issued into a stream behind work of another tenant.
+  std::atomic<bool> behind_others{false};
+  bool uses_memory = false;
+  /// All ranks issue it, and it waits only for them. Only the lane uses this.
+  bool certain = false;
+  /// Its lane issues it in any case, as the other ranks rely on that. The device is lent for it.
+  bool promised = false;
+  bool awaited_by_all = false; ///< frees are deferred, from promise or vote until the issue
+  bool is_placeholder = false; ///< placeholder: never issued, only its event is in the stream
+  /// A short copy over a link. It is issued in one call with the small copies that follow directly.
+  bool is_small_copy = false;
+  bool shares_event = false; ///< uses the event of a later part in its stream, which returns it
+  /// The result was delivered to this part's own requester, whatever happens to the other parts.
+  std::atomic<bool> told{false};
+  std::vector<predecessor> predecessors;
+  const void* needs = nullptr; ///< the `needed_bytes` that its issue reads first; set by the verb
+  /// Generation of the memory that it uses; 0: no use was noted yet. `several_generations` if the
+  /// generations differ, or if some of the memory is on another device than its lane's.
+  std::uint64_t generation = 0;
+  static constexpr std::uint64_t several_generations = UINT64_MAX;
+  std::uint32_t uses_begin = 0; ///< its uses are among these (`operation::uses_of`)
+  std::uint32_t uses_end = 0;
+  part* next = nullptr;     // in the lane's inbox
+  std::uint64_t record = 0; // in the lane's flight ring; only the lane uses it
+
+  std::atomic<state> at{state::queued};
+  std::atomic<bool> claimed{false}; ///< its lane has reached it: the operation cannot be withdrawn
+  std::atomic<bool> begun{false};   ///< the call that issues it has begun
+  /// When all earlier work was done, in nanoseconds of `clock`; 0: not yet.
+  std::atomic<std::int64_t> started_at{0};
+  /// The event behind the work is recorded in its stream, so that other lanes can wait for it.
+  std::atomic<bool> recorded{false};
+  /// Guards `event` against its return to the pool while another lane waits for it. Also guards
+  /// `waiting`, and `predecessors` while the part is `dropped`.
+  mutable std::atomic_flag event_guard = ATOMIC_FLAG_INIT;
+  event_view event;
+  /// Other lanes that wait until this part is recorded or over.
+  mutable std::vector<lane*> waiting;
+  mutable std::atomic<bool> awaited{false}; ///< a lane was in `waiting`
+
+  /// Size of the first bytes, which admission changes.
+  static constexpr std::size_t placed_bytes = 128;
+  static constexpr std::size_t needed_bytes = 128;
+
+  bool over() const noexcept {
+    auto s = at.load(std::memory_order_acquire);
+    return s == state::done || s == state::skipped || s == state::dropped;
+  }
+  bool dropped() const noexcept { return at.load(std::memory_order_acquire) == state::dropped; }
+  /// Its operation is settled: a part that was dropped is over, and forgets its predecessors.
+  void end_drop() noexcept;
+  /// Returns whether both parts, if in flight on one lane at the same time, are in one stream, and
+  /// so finish in order. False for `lend`: it finishes at once if nothing is before it.
+  bool shares_stream(const part& other) const noexcept {
+    return on == other.on && stream == other.stream && stream != stream_kind::none &&
+           stream != stream_kind::lend && (stream != stream_kind::peer || peer == other.peer) &&
+           (stream != stream_kind::collective || (tenant != nullptr && tenant == other.tenant));
+  }
+};
+
+/// The parts of an operation, aligned to cache lines. Aligned `new` would take ten times as long.
+class part_list {
+public:
+  part_list(operation& of, std::size_t count)
+      : room_(count == 0 ? nullptr : new std::byte[count * sizeof(part) + alignof(part) - 1]) {
+    void* at = room_.get();
+    auto space = count * sizeof(part) + alignof(part) - 1;
+    auto* first = static_cast<part*>(std::align(alignof(part), sizeof(part), at, space));
+    std::uninitialized_value_construct_n(first, count);
+    parts_ = {first, count};
+    for (std::size_t i = 0; i < count; ++i) {
+      first[i].of = &of;
+      first[i].index = i;
+    }
+  }
+  ~part_list() { std::destroy(parts_.begin(), parts_.end()); }
+  part_list(const part_list&) = delete;
+  part_list& operator=(const part_list&) = delete;
+
+  std::span<part> all() const noexcept { return parts_; }
+
+private:
+  std::unique_ptr<std::byte[]> room_;
+  std::span<part> parts_;
+};
+
+/// Result of issuing a part.
+enum class issue_outcome : std::uint8_t {
+  enqueued, ///< the work is in the stream
+  finished, ///< nothing is left to do
+  continues ///< it is issued in pieces (`operation::proceed`); others may overtake it
+};
+
+/// An admitted operation. It is answered once: at the end, or immediately if it fails or its
+/// deadline passes. It settles once: when no lane and no device uses it any more. Settling frees
+/// its buffers and lets its successors settle.
+class operation : public completion {
+public:
+  /// `verb` has static lifetime.
+  operation(const char* verb, std::size_t parts);
+  ~operation() override;
+
+  const char* verb() const noexcept { return verb_; }
+  std::uint64_t number() const noexcept override { return number_; }
+  std::span<part> parts() noexcept { return parts_.all(); }
+  std::span<const part> parts() const noexcept { return parts_.all(); }
+  const std::vector<use>& uses() const noexcept { return uses_; }
+  void expect_uses(std::size_t number) { uses_.reserve(number); }
+  void add_use(use&& x) {
+    auto& p = parts()[x.part];
+    if (!p.uses_memory)
+      p.uses_memory = true;
+    if (p.uses_end == 0)
+      p.uses_begin = static_cast<std::uint32_t>(uses_.size());
+    uses_.push_back(std::move(x));
+    p.uses_end = static_cast<std::uint32_t>(uses_.size());
+  }
+  /// Returns a range that contains the uses of `p`, perhaps among others. Empty once settled.
+  std::span<const use> uses_of(const part& p) const noexcept {
+    return p.uses_end <= uses_.size()
+               ? std::span{uses_}.subspan(p.uses_begin, p.uses_end - p.uses_begin)
+               : std::span<const use>{};
+  }
+
+  /// Marks the operation as a retry of request `number`: it may read ranges that only that request
+  /// left skipped. Called before admission.
+  void set_retry_of(std::uint64_t number) noexcept {
+    for (auto& x : uses_)
+      x.accepted = skipped_reads::of(number);
+  }
+
+  clock::time_point deadline = clock::time_point::max();
+  /// The answer goes to a mailbox, so it must come before the actor system ends.
+  std::atomic<bool> replies_to_actor{false};
+  std::int64_t admitted_at = 0; // nanoseconds of `clock`
+  /// Returns its position in the admission order; 0 before admission. Under the admission lock.
+  std::uint64_t place() const noexcept { return place_; }
+
+  /// @errors errc::cancelled becomes the answer
+  void cancel() noexcept override;
+  /// Ends the request early, because its deadline has passed.
+  void expire() noexcept;
+  /// Prevents all parts from being issued and answers with the error that `why` then returns.
+  /// Returns false and does nothing if a lane has claimed a part, or if it has failed or settled.
+  bool take_back(early_end how, const std::function<caf::error()>& why) noexcept;
+  /// Fails and answers the operation and all readers of what it would have written. The first cause
+  /// stays.
+  void fail(const caf::error& cause) noexcept;
+
+  bool settled() const noexcept { return settled_.load(std::memory_order_acquire); }
+  bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
+  /// Returns whether it was cancelled before any part was issued, and so counts as never made.
+  bool cancelled() const noexcept {
+    return withdrawal_.load(std::memory_order_acquire) == withdrawal::cancelled;
+  }
+  /// Returns true if it is certain that `p`, one of its parts, was not and never will be issued.
+  bool never_issued(const part& p) const noexcept {
+    auto at = p.at.load(std::memory_order_acquire);
+    return withdrawn() || at == part::state::skipped || at == part::state::dropped;
+  }
+  /// Returns whether any operation of the process has failed and is not settled.
+  static bool any_failing() noexcept { return failing_.load(std::memory_order_acquire) != 0; }
+  /// Returns why it failed.
+  caf::error cause() const;
+
+  /// Returns a failure with `code`, verb, number and the parts' states.
+  failure describe(errc code, std::string detail) const;
+  /// Returns the error of a request whose deadline had passed when it was made.
+  caf::error late() const;
+
+  /// Returns the flight recorder's entry of `p`, without the part's times. On the lane of `p`.
+  flight_entry record_of(const part& p) const noexcept;
+  /// Returns the entries of all parts, on any thread; empty if the operation is settled.
+  std::vector<flight_entry> open_records() const;
+
+  // -- called by admission, under the admission lock
+
+  /// Prefetches what admission changes in `x`, except its parts and the verb's members. `x` may be
+  /// destroyed already: it is not dereferenced.
+  static void fetch_place(const operation* x) noexcept {
+    prefetch_members_to_change(x->deadline, x->open_);
+    prefetch_members_to_change(x->self_, x->kept_by_);
+  }
+  /// Returns false for the library's own work, to which a device's queue limit does not apply.
+  virtual bool bounded() const noexcept { return true; }
+  /// Returns whether the ranges that it would have written are skipped if it does not run. False
+  /// for operations that write nothing themselves.
+  virtual bool marks_skipped() const noexcept { return true; }
+  /// Returns whether a part on another device's lane uses memory of `device`. If the operation has
+  /// failed, a reset of `device` does not wait for its parts that are not issued.
+  virtual bool borrows_from(int device) const noexcept {
+    static_cast<void>(device);
+    return false;
+  }
+  /// Returns false for operations that go on when all devices are lost.
+  virtual bool needs_devices() const noexcept { return true; }
+  /// Returns which threads make the rank calls that it waits for.
+  virtual room_maker maker_of_calls() const { return room_maker::others; }
+  /// Checks what must hold before its buffers are checked, and again when it goes to the lanes
+  /// after a wait.
+  virtual caf::error on_check() const { return {}; }
+  /// Makes the last check before the operation gets its place in the order.
+  virtual caf::error on_admit(queue_bound) { return {}; }
+  /// Gives the operation its place in the order. `now`: nanoseconds of `clock`.
+  void admitted(std::int64_t now);
+  /// Identifies what it waits for, except work on lanes; null: its parts may go to the lanes.
+  virtual const void* waits_for() const { return nullptr; }
+  /// Notes that its parts go to the lanes.
+  void submitted();
+  /// Returns how many bytes it moves; 0 if unknown.
+  std::uint64_t size_bytes() const noexcept;
+  bool on_lanes() const noexcept { return on_lanes_.load(std::memory_order_relaxed); }
+  /// Makes `successor`, which uses what this writes, settle after this, and fail with it if it
+  /// `reads`.
+  void precede(const std::shared_ptr<operation>& successor, bool reads);
+  /// Notes that it will overwrite the indeterminate or skipped range `x`, or else marks it again.
+  void overwrites(const std::shared_ptr<buffer>& memory, const buffer::unreadable_range& x);
+
+  /// Withdraws the operation, which failed before it went to the lanes, from the admission order:
+  /// operations in the order do not wait for it any more.
+  void leave_order() noexcept {
+    left_order_ = true;
+    on_leave();
+  }
+  bool left_order() const noexcept { return left_order_; }
+  /// A dependent failure: `who` fails because another operation does not write what it reads.
+  struct dependent_failure {
+    std::shared_ptr<operation> who;
+    caf::error cause;
+  };
+  /// Returns how many operations have failed so far before they went to the lanes. Each is counted
+  /// before it is answered.
+  static std::uint64_t failed_off_lanes() noexcept {
+    return failed_off_lanes_.load(std::memory_order_acquire);
+  }
+  /// Marks again the indeterminate or skipped ranges that it was to overwrite.
+  /// @returns whether there were any
+  bool restore_unreadable(std::vector<dependent_failure>& dependent_failures);
+  /// After `leave_order`, marks what it would have written as skipped. Returns whether there is
+  /// any.
+  bool leave_skipped(std::vector<dependent_failure>& dependent_failures);
+  /// Marks what it would have written: it was refused with `why` and has no place in the order.
+  void mark_refused(const caf::error& why) const { mark_refused(uses_, why); }
+  /// The same for `uses`, which are not added to the operation yet.
+  void mark_refused(std::span<const use> uses, const caf::error& why) const;
+  /// Adds the successors that were to read what it will never write.
+  void add_readers(std::vector<dependent_failure>& dependent_failures) const;
+  /// As `fail`, but adds the operations to `failed`; the caller answers them without the lock.
+  void fail_unanswered(const caf::error& cause, std::vector<dependent_failure>& failed) noexcept;
+  /// Lets the successors that are in the order settle without it.
+  void let_successors_go() noexcept;
+
+  // -- called by lanes
+
+  /// Prefetches what the issue of `p` needs. It may be destroyed already: it is not dereferenced.
+  static void prefetch(const part* p, const operation* of, const void* needs) noexcept {
+    prefetch_lines_to_change(p, sizeof *p);
+    prefetch_lines(needs, part::needed_bytes);
+    __builtin_prefetch(of);
+    // The members that lanes read before they issue, and the verb's first members.
+    constexpr std::size_t firsts = 96;
+    prefetch_lines(&of->uses_, sizeof(of->uses_) + firsts);
+    prefetch_lines(of + 1, firsts);
+  }
+  static void prefetch(const part& p) noexcept { prefetch(&p, p.of, p.needs); }
+  /// Issues `p` on its lane's stream.
+  virtual caf::expected<issue_outcome> issue(part& p, lane& on);
+  /// Returns whether its lane issues nothing else while a part `continues` there.
+  virtual bool holds_lane() const noexcept { return false; }
+  /// Called when kernels are about to overtake a part that `continues`. Returns false if the part
+  /// must come first; it is then issued at once.
+  virtual bool lets_pass() noexcept { return true; }
+  /// Issues more of a part that `continues`.
+  virtual caf::expected<issue_outcome> proceed(part& p, lane& on);
+  /// Returns whether other processes have parts of it, which they may issue without this process.
+  virtual bool has_parts_elsewhere() const noexcept { return false; }
+  /// Called when a part was issued and another never will be; `p` is the part that detected it. May
+  /// be called twice. `why` is none if another part's failure is the reason.
+  virtual void on_lost_part(part&, const caf::error& why) noexcept { static_cast<void>(why); }
+  /// Returns the error of the operation if the work of `p` failed with `why` on its device.
+  virtual caf::error on_failed_work(part& p, caf::error why) noexcept {
+    static_cast<void>(p);
+    return why;
+  }
+  /// Returns host memory that the streams may still access when the work is abandoned.
+  virtual std::shared_ptr<void> used_by_streams() const noexcept { return nullptr; }
+  /// Prefetches what answering the operation, or the requester of `p`, needs.
+  virtual void fetch_answer(const part&) const noexcept {
+    prefetch_to_change(this);
+    prefetch_to_change(&deadline); // and the last members of `completion`
+  }
+  /// Called when the work of `p` is done on its device, before the part counts as over.
+  virtual void on_part_done(part&) noexcept {}
+  /// Called when no lane uses `p` any more, whether it was issued or not.
+  virtual void on_part_over(part&) noexcept {}
+  /// Returns whether the caller may issue `p`; if so, the operation cannot be withdrawn any more.
+  bool claim_issue(part& p) noexcept;
+  bool withdrawn() const noexcept {
+    return withdrawal_.load(std::memory_order_acquire) >= withdrawal::done;
+  }
+  /// Notes that `p` is about to be issued. Returns false if another part is lost already. If one
+  /// part is issued while another is lost, at least one of the two lanes sees the other. So no lane
+  /// goes on with later parts before the communicator has ended.
+  bool begin_issue(part& p) noexcept {
+    p.begun.store(true);
+    if (!lost_a_part())
+      return true;
+    take_back_issue(p);
+    return false;
+  }
+  /// Undoes `begin_issue`: the part was not issued.
+  static void take_back_issue(part& p) noexcept { p.begun.store(false); }
+  bool any_issued() const noexcept;
+  void part_lost(part& p, const caf::error& why) noexcept;
+  bool lost_a_part() const noexcept { return lost_.load(); }
+  /// Returns whether the result was delivered to the requester of `p`, one of its parts.
+  bool told(const part& p) const noexcept {
+    return all_told_.load(std::memory_order_acquire) || p.told.load(std::memory_order_acquire);
+  }
+  /// Returns whether some part is never issued.
+  bool is_placeholder() const noexcept { return has_placeholder_.load(std::memory_order_acquire); }
+  /// Notes that `p` is never issued.
+  void make_placeholder(part& p) noexcept;
+  /// Counts one part as over, and settles the operation after the last.
+  void part_over() noexcept {
+    if (one_over())
+      settle();
+  }
+  /// The same without settling. If true, the caller must call `settle`.
+  bool one_over() noexcept { return open_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
+  /// Returns whether all of it is over.
+  bool over() const noexcept { return open_.load(std::memory_order_acquire) == 0; }
+  /// Called when all of it is over. If settling may be delayed, answers now and returns true.
+  virtual bool answer_ahead() noexcept { return false; }
+  /// Returns its reference to itself: the last owner, if no requester holds it any more.
+  std::shared_ptr<operation> settle() noexcept;
+  /// Notes that all work before `p` in its stream is done. The first part starts the stall limit.
+  static void part_started(part& p, std::int64_t now) noexcept {
+    if (p.started_at.load(std::memory_order_relaxed) == 0)
+      p.started_at.store(now, std::memory_order_release);
+  }
+
+  // -- for the timekeeper
+
+  bool watched() const noexcept { return kept_by_.load(std::memory_order_acquire) != nullptr; }
+
+  /// Returns the communicator that it runs on; null: none.
+  virtual const void* communicator_key() const noexcept { return nullptr; }
+
+  /// Limit for the work, in nanoseconds from the first start of a part; 0: no limit.
+  std::int64_t stall_limit = 0;
+  std::int64_t first_started_at() const noexcept;
+  /// Called when the stall limit is over. Returns false if work with a limit of its own held it up:
+  /// its stall limit then begins again.
+  virtual bool on_stall() noexcept { return true; }
+
+protected:
+  /// Sets the verb of an operation that was made in advance.
+  void begin(const char* verb) noexcept { verb_ = verb; }
+  /// Takes the next operation number, as if it were made now.
+  void draw_number() noexcept;
+  /// Answers the request before its work is over.
+  virtual void end_early(early_end how) noexcept;
+  /// Returns the failure of a request that ends early.
+  failure early_failure(early_end how) const;
+  /// The same as an error that says what happens to the work. `runs_on`: a part of it is issued.
+  caf::error early_answer(early_end how, bool runs_on) const;
+  /// Called under the admission lock when its parts go to the lanes, where they may be issued.
+  virtual void on_submit() {}
+  /// Called under the admission lock when it has left the order and will never run.
+  virtual void on_leave() noexcept {}
+  /// Called when all parts are over and nothing failed: the result is complete.
+  virtual void on_success() noexcept {}
+  /// Sets whether the result was delivered to all requesters.
+  void tell_all(bool told) noexcept { all_told_.store(told, std::memory_order_release); }
+  /// For `on_success`: returns the indeterminate or skipped ranges of `memory` that it overwrites.
+  std::vector<buffer::unreadable_range> unreadable_before(const buffer& memory) const;
+  /// Sets count and type of the elements that it moves or makes, for the flight record.
+  void of_elements(std::uint64_t count, dtype type) noexcept {
+    elements_ = count;
+    element_type_ = static_cast<std::uint8_t>(type);
+  }
+  /// Adds what depends on the part or the verb. On the lane, or under the admission lock.
+  virtual void describe_to(flight_entry&, const part&) const noexcept {}
+  bool has_successors() const noexcept;
+  /// Called after the buffers are free, `failed` or not.
+  virtual void on_settled() noexcept {}
+
+private:
+  friend class retired_operations;
+  friend class timekeeper; // which lists what it watches
+  enum class withdrawal : std::uint8_t { none, tried, done, cancelled };
+
+  struct follower {
+    std::shared_ptr<operation> who;
+    bool reads;
+  };
+  struct overwritten_range {
+    std::shared_ptr<buffer> memory;
+    buffer::unreadable_range range;
+  };
+
+  bool withdraw(withdrawal as) noexcept;
+  void count_stall_anew(std::int64_t now) noexcept {
+    counted_from_.store(now, std::memory_order_release);
+    stall_told_ = false;
+  }
+  /// Under guard_.
+  void note_cause(const caf::error& why, std::vector<std::shared_ptr<operation>>& readers) noexcept;
+  bool set_cause(const caf::error& why, std::vector<std::shared_ptr<operation>>& readers) noexcept;
+
+  std::vector<dependent_failure> mark_buffers(const caf::error& cause,
+                                              const std::vector<follower>& successors);
+  std::uint64_t identity_of(const use& u) const noexcept { return u.accepted.identity(number()); }
+  static void mark_unreadable(const std::shared_ptr<buffer>& memory,
+                              const buffer::unreadable_range& x,
+                              const std::vector<follower>& successors,
+                              std::vector<dependent_failure>& dependent_failures);
+  std::shared_ptr<operation> settle(std::vector<std::shared_ptr<operation>>& follow_up) noexcept;
+
+  static std::atomic<std::size_t> failing_;
+  static std::atomic<std::uint64_t> failed_off_lanes_;
+
+  const char* verb_;
+  std::uint64_t number_;
+  std::uint64_t place_ = 0;
+  part_list parts_;
+  // Members that lanes read, together.
+  std::vector<use> uses_;
+  std::atomic<bool> on_lanes_{false};
+  std::atomic<withdrawal> withdrawal_{withdrawal::none};
+  std::atomic<bool> settled_{false};
+  std::atomic<bool> failed_{false};
+  std::atomic<bool> lost_{false};
+  std::atomic<bool> all_told_{false};
+  std::atomic<bool> has_placeholder_{false};
+  std::atomic<std::uint32_t> open_;           // parts and predecessors that are not over
+  std::atomic<std::int64_t> counted_from_{0}; // start of a restarted stall limit; 0: none
+  std::uint64_t elements_ = 0;
+  std::uint8_t element_type_ = flight_entry::no_type;
+  bool left_order_ = false;                    // under the admission lock, until it is on the lanes
+  std::vector<overwritten_range> overwritten_; // under the admission lock
+  mutable std::mutex guard_;                   // of cause_ and successors_
+  caf::error cause_;
+  std::vector<follower> successors_;
+  std::shared_ptr<operation> self_; // set while lanes refer to the parts, or while it is retired
+  operation* retired_before_ = nullptr;
+  // links in the timekeeper's list of unsettled operations; under its lock
+  operation* previous_ = nullptr;
+  operation* next_ = nullptr;
+  std::atomic<operation_watch*> kept_by_{nullptr};
+  bool stall_told_ = false;
+};
+
+/// Result type of operations without a result.
+struct nothing {};
+
+/// An operation with a result.
+template <class T> class operation_of : public operation {
+public:
+  using operation::operation;
+  T value{};
+};
+
+/// Returns an operation without parts that is answered with `why`.
+template <class T>
+std::shared_ptr<operation_of<T>> refused_operation(const char* verb, caf::error why) {
+  auto result = std::make_shared<operation_of<T>>(verb, 0);
+  result->answer(std::move(why));
+  return result;
+}
+
+} // namespace troupe::detail

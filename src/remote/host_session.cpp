@@ -1,0 +1,276 @@
+#include "remote/host_session.hpp"
+
+#include "foundation/log.hpp"
+#include "net/endpoint.hpp"
+
+#include <utility>
+#include <vector>
+
+namespace troupe::detail {
+
+namespace {
+
+/// Returns the error for all devices of a lost host.
+caf::error lost_host(const std::string& name, const caf::error& why) {
+  auto f = failure_of(why).value_or(failure{});
+  f.detail = "the host " + name + " is lost: " + (f.detail.empty() ? describe(why) : f.detail);
+  f.code = errc::worker_lost;
+  return make_error(std::move(f));
+}
+
+caf::error of_device(int device, const caf::error& why) {
+  auto f = failure_of(why).value_or(failure{});
+  f.device = device;
+  return make_error(std::move(f));
+}
+
+} // namespace
+
+caf::expected<std::shared_ptr<host_session>>
+host_session::start(std::shared_ptr<tls_context> context, file_descriptor socket, owner to) {
+  auto peer = other_end(socket);
+  if (!peer)
+    return peer.error();
+  auto address = to_string(*peer);
+  auto stream = tls_stream::create(std::move(context), std::move(socket), address);
+  if (!stream)
+    return stream.error();
+  std::shared_ptr<host_session> result{new host_session{std::move(to), std::move(address)}};
+  frame_link::options how;
+  how.most_bytes = most_frame_bytes;
+  frame_link::listener listener;
+  listener.received = [self = result.get()](const frame_head& head,
+                                            std::span<const std::byte> body) {
+    return self->received(head, body);
+  };
+  listener.ended = [self = result.get()](const caf::error& why) { self->ended(why); };
+  std::unique_lock lock{result->mutex_}; // frames that come at once wait until `link_` is set
+  auto link = frame_link::start(std::move(*stream), how, std::move(listener));
+  if (!link)
+    return link.error();
+  result->link_ = std::move(*link);
+  return result;
+}
+
+host_session::~host_session() { stop(); }
+
+void host_session::stop() noexcept {
+  if (link_)
+    link_->stop();
+}
+
+bool host_session::turn_away(const char* why) noexcept {
+  auto was = phase::stranger;
+  if (!phase_.compare_exchange_strong(was, phase::over))
+    return false;
+  link_->end(make_error(errc::unavailable, address_ + " is turned away: " + why));
+  return true;
+}
+
+// -- received frames
+
+caf::error host_session::received(const frame_head& head, std::span<const std::byte> body) {
+  if (refused_)
+    return {}; // the refusal is on its way
+  const auto kind = static_cast<host_frame>(head.kind);
+  switch (phase_.load()) {
+  case phase::stranger:
+    return take_hello(kind == host_frame::hello ? body : std::span<const std::byte>{});
+  case phase::greeted:
+    if (kind == host_frame::ready)
+      return take_ready(body);
+    if (kind == host_frame::refused)
+      return make_error(errc::unavailable,
+                        name_ + " cannot join: " + wire_reader{body}.get_string());
+    break;
+  case phase::joined:
+    if (kind == host_frame::started || kind == host_frame::released)
+      return take_answer(head.channel, body);
+    if (kind == host_frame::told) {
+      wire_reader reader{body};
+      const auto device = reader.get<std::int32_t>();
+      if (!reader.ok())
+        break;
+      to_.told(*this, device, reader.rest());
+      return {};
+    }
+    // A channel that has ended here may still be in use there.
+    if (auto relay = find(head.channel))
+      return relay->received(kind, body);
+    return {};
+  case phase::over:
+    return {};
+  }
+  return make_error(errc::unavailable, link_->peer() + " sent an unexpected message");
+}
+
+void host_session::refuse(const caf::error& why) {
+  refused_ = true;
+  wire_writer sentence;
+  auto text = failure_of(why).value_or(failure{}).detail;
+  if (text.empty())
+    text = describe(why);
+  sentence.put(std::string_view{text});
+  const auto end = make_error(errc::unavailable, link_->peer() + " is refused: " + text);
+  if (auto error = link_->send(number(host_frame::refused), 0, {sentence.bytes()}))
+    return; // it is gone already
+  link_->end_when_sent(end);
+}
+
+caf::error host_session::take_hello(std::span<const std::byte> body) {
+  {
+    std::lock_guard lock{mutex_}; // wait until `link_` is set
+  }
+  auto name = read_host_hello(body);
+  if (!name) {
+    refuse(name.error());
+    return {};
+  }
+  auto what = to_.greet(*name);
+  if (!what) {
+    refuse(what.error());
+    return {};
+  }
+  name_ = std::move(*name);
+  wire_writer welcome;
+  put(welcome, *what);
+  if (auto error = link_->send(number(host_frame::welcome), 0, {welcome.bytes()}))
+    return error;
+  auto was = phase::stranger;
+  if (phase_.compare_exchange_strong(was, phase::greeted)) // else it is turned away
+    link_->admit(std::chrono::nanoseconds{what->silence_limit_ns});
+  return {};
+}
+
+caf::error host_session::take_ready(std::span<const std::byte> body) {
+  wire_reader reader{body};
+  const auto devices = reader.get<std::int32_t>();
+  constexpr int most_devices = 1024;
+  if (!reader.ok() || devices <= 0 || devices > most_devices)
+    return make_error(errc::unavailable, name_ + " has an invalid number of devices");
+  phase_.store(phase::joined);
+  if (auto error = to_.joined(*this, devices))
+    refuse(error);
+  return {};
+}
+
+caf::error host_session::take_answer(std::uint64_t to, std::span<const std::byte> body) {
+  std::promise<caf::error> question;
+  {
+    std::lock_guard lock{mutex_};
+    auto i = questions_.find(to);
+    if (i == questions_.end()) // given up meanwhile, or never asked
+      return to <= last_channel_
+                 ? caf::error{}
+                 : make_error(errc::unavailable, name_ + " answers a request that was not made");
+    question = std::move(i->second);
+    questions_.erase(i);
+  }
+  wire_reader reader{body};
+  auto error = get_error(reader);
+  question.set_value(
+      reader.ok() ? error : make_error(errc::unavailable, "an answer that cannot be parsed"));
+  return {};
+}
+
+void host_session::ended(const caf::error& why) {
+  const auto was = phase_.exchange(phase::over);
+  std::map<std::uint64_t, std::weak_ptr<worker_relay>> relays;
+  std::map<std::uint64_t, std::promise<caf::error>> questions;
+  const auto lost = was == phase::joined ? lost_host(name_, why) : why;
+  {
+    std::lock_guard lock{mutex_};
+    why_ = lost;
+    relays.swap(relays_);
+    questions.swap(questions_);
+  }
+  to_.ended(*this, lost); // before a lane asks for another worker
+  for (auto& [channel, weak] : relays)
+    if (auto relay = weak.lock())
+      relay->link()->lose(of_device(relay->link()->device(), lost));
+  for (auto& [channel, question] : questions)
+    question.set_value(lost);
+}
+
+std::shared_ptr<worker_relay> host_session::find(std::uint64_t channel) {
+  std::lock_guard lock{mutex_};
+  auto i = relays_.find(channel);
+  return i != relays_.end() ? i->second.lock() : nullptr;
+}
+
+// -- requests
+
+caf::error host_session::ask(std::uint64_t channel, host_frame kind,
+                             std::span<const std::byte> body,
+                             const std::stop_token& stop) noexcept {
+  std::future<caf::error> answer;
+  {
+    std::lock_guard lock{mutex_};
+    if (why_)
+      return why_;
+    answer = questions_[channel].get_future();
+  }
+  if (auto error = link_->send(number(kind), channel, {body})) {
+    std::lock_guard lock{mutex_};
+    questions_.erase(channel);
+    return why_ ? why_ : error;
+  }
+  const std::stop_callback on_stop{stop, [this, channel] { give_up(channel); }};
+  return answer.get();
+}
+
+void host_session::give_up(std::uint64_t channel) noexcept {
+  std::promise<caf::error> question;
+  {
+    std::lock_guard lock{mutex_};
+    auto i = questions_.find(channel);
+    if (i == questions_.end()) // answered meanwhile
+      return;
+    question = std::move(i->second);
+    questions_.erase(i);
+  }
+  // If the connection is over, no work goes on at its other end.
+  static_cast<void>(link_->send(number(host_frame::give_up), channel, {}));
+  question.set_value(make_error(errc::unavailable, "it was released"));
+}
+
+caf::expected<std::shared_ptr<worker_relay>>
+host_session::start_worker(int device, int ordinal, bool spare,
+                           const std::stop_token& stop) noexcept {
+  std::uint64_t channel = 0;
+  {
+    std::lock_guard lock{mutex_};
+    channel = ++last_channel_;
+  }
+  auto relay = worker_relay::create(ordinal, channel, name_, link_);
+  if (!relay)
+    return relay.error();
+  {
+    std::lock_guard lock{mutex_};
+    if (why_)
+      return why_;
+    std::erase_if(relays_, [](const auto& x) { return x.second.expired(); });
+    relays_.emplace(channel, *relay);
+  }
+  const start_args what{device, spare};
+  if (auto error = ask(channel, host_frame::start, bytes_of(what), stop))
+    return error;
+  if (auto error = (*relay)->begin()) {
+    static_cast<void>(link_->send(number(host_frame::give_up), channel, {})); // or it is over
+    return error;
+  }
+  return *relay;
+}
+
+void host_session::release(int device) noexcept {
+  std::uint64_t request = 0;
+  {
+    std::lock_guard lock{mutex_};
+    request = ++last_channel_;
+  }
+  const std::int32_t what = device;
+  if (auto error = ask(request, host_frame::release, bytes_of(what)))
+    log(log_level::debug, "a host ended before its worker was released", error);
+}
+
+} // namespace troupe::detail

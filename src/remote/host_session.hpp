@@ -1,0 +1,94 @@
+/// The parent's side of a connection with an agent.
+#pragma once
+
+#include "net/frame_link.hpp"
+#include "remote/messages.hpp"
+#include "remote/worker_relay.hpp"
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stop_token>
+#include <string>
+
+namespace troupe::detail {
+
+/// @thread any, unless a function says otherwise
+class host_session : public std::enable_shared_from_this<host_session> {
+public:
+  /// All functions are called on the connection's thread, and must not block.
+  struct owner {
+    /// An agent of this version has sent its name.
+    /// @return the welcome to send, or an error to refuse the agent
+    std::function<caf::expected<host_welcome>(const std::string& name)> greet;
+    /// The agent has `devices` devices, and can start their workers.
+    /// @return an error to refuse the agent
+    std::function<caf::error(host_session&, int devices)> joined;
+    /// A program in a device's worker has sent bytes.
+    std::function<void(host_session&, int device, std::span<const std::byte>)> told;
+    /// The connection is over, also that of a stranger. The last call; it comes before the loss of
+    /// its workers is reported.
+    std::function<void(host_session&, const caf::error&)> ended;
+  };
+
+  /// @errors errc::unavailable
+  static caf::expected<std::shared_ptr<host_session>> start(std::shared_ptr<tls_context> context,
+                                                            file_descriptor socket, owner to);
+  ~host_session();
+
+  /// Returns the agent's name; empty for a stranger. @thread the connection's, or after `joined`
+  const std::string& name() const noexcept { return name_; }
+  bool is_stranger() const noexcept { return phase_.load() == phase::stranger; }
+  /// Ends the connection of a stranger without waiting. Returns false if it is not a stranger's.
+  bool turn_away(const char* why) noexcept;
+  bool is_over() const noexcept { return phase_.load() == phase::over; }
+
+  /// Starts a worker, or a spare. Blocks until it has started, or `stop` is requested.
+  /// @param device its ordinal on its host; `ordinal`: in this process
+  /// @errors errc::unavailable: it cannot be started, with the reason; errc::worker_lost: the host
+  ///         is gone
+  caf::expected<std::shared_ptr<worker_relay>> start_worker(int device, int ordinal, bool spare,
+                                                            const std::stop_token& stop) noexcept;
+  /// Ends the device's worker process in good order. Blocks.
+  void release(int device) noexcept;
+  /// Ends the connection. Blocks until all callbacks have returned. Not called on its thread.
+  void stop() noexcept;
+
+private:
+  enum class phase : std::uint8_t { stranger, greeted, joined, over };
+
+  host_session(owner to, std::string address) noexcept
+      : to_(std::move(to)), address_(std::move(address)) {}
+
+  caf::error received(const frame_head& head, std::span<const std::byte> body);
+  caf::error take_hello(std::span<const std::byte> body);
+  caf::error take_ready(std::span<const std::byte> body);
+  caf::error take_answer(std::uint64_t to, std::span<const std::byte> body);
+  /// Sends the agent the reason, then ends the connection.
+  void refuse(const caf::error& why);
+  void ended(const caf::error& why);
+  /// Sends a request and waits for the answer. Gives up the channel if `stop` is requested.
+  caf::error ask(std::uint64_t channel, host_frame kind, std::span<const std::byte> body,
+                 const std::stop_token& stop = {}) noexcept;
+  void give_up(std::uint64_t channel) noexcept;
+  std::shared_ptr<worker_relay> find(std::uint64_t channel);
+
+  const owner to_;
+  const std::string address_;
+  std::shared_ptr<frame_link> link_;
+  std::string name_;
+  bool refused_ = false;
+  std::atomic<phase> phase_{phase::stranger};
+
+  std::mutex mutex_;
+  caf::error why_; ///< set when it is over
+  std::uint64_t last_channel_ = 0;
+  std::map<std::uint64_t, std::weak_ptr<worker_relay>> relays_;
+  std::map<std::uint64_t, std::promise<caf::error>> questions_;
+};
+
+} // namespace troupe::detail

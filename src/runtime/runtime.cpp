@@ -1,0 +1,539 @@
+#include "runtime/runtime.hpp"
+
+#include "foundation/error_text.hpp"
+#include "foundation/keep_forever.hpp"
+#include "foundation/log.hpp"
+#include "foundation/process_note.hpp"
+#include "foundation/spin.hpp"
+#include "foundation/start_thread.hpp"
+#include "operation/order.hpp"
+
+#include <algorithm>
+#include <deque>
+#include <random>
+#include <shared_mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+
+/// How long lanes and background jobs may take to end when the runtime closes.
+constexpr std::chrono::seconds end_patience{5};
+/// The same after the devices were lost: what still runs only has to find that out.
+constexpr std::chrono::milliseconds lost_patience{500};
+
+/// Staging uses the memory in quarters.
+constexpr std::size_t least_staging_bytes = 4096;
+
+std::uint64_t random_node() {
+  std::random_device source;
+  return (std::uint64_t{source()} << 32) ^ source();
+}
+
+lane_options resolved(lane_options options, int devices) {
+  options.in_flight_limit = std::max<std::size_t>(options.in_flight_limit, 1);
+  options.staging_bytes = std::max(options.staging_bytes, least_staging_bytes);
+  if (!options.spin) {
+    auto cores = static_cast<int>(std::thread::hardware_concurrency());
+    options.spin = std::chrono::microseconds{cores >= 2 * devices + 2 ? 200 : 0};
+  }
+  if (!options.client_spin)
+    options.client_spin = std::chrono::microseconds{options.spin->count() != 0 ? 10'000 : 0};
+  return options;
+}
+
+} // namespace
+
+// -- background
+
+struct background::shared {
+  std::mutex mutex;
+  std::condition_variable idle;
+  std::condition_variable for_spare;
+  std::deque<std::function<void()>> waiting;
+  std::size_t running = 0; ///< and waiting
+  bool over = false;
+
+  void work(std::unique_lock<std::mutex>& lock) {
+    while (!waiting.empty()) {
+      auto job = std::move(waiting.front());
+      waiting.pop_front();
+      lock.unlock();
+      job();
+      job = nullptr;
+      lock.lock();
+      --running;
+      idle.notify_all();
+    }
+  }
+  void wait_as_spare() {
+    for (std::unique_lock lock{mutex}; !over;) {
+      for_spare.wait(lock, [this] { return over || !waiting.empty(); });
+      work(lock);
+    }
+  }
+  void end() {
+    std::lock_guard lock{mutex};
+    over = true;
+    for_spare.notify_one();
+  }
+};
+
+/// Starts a thread in advance, for when no other can be started. Without it a job could wait for
+/// ever.
+/// @throws std::system_error
+background::background() {
+  auto state = std::make_shared<shared>();
+  std::thread{[state] { state->wait_as_spare(); }}.detach();
+  shared_.reset(state.get(), [state](shared*) { state->end(); });
+}
+
+bool background::wait_idle(fair_limit& limit) noexcept {
+  std::unique_lock lock{shared_->mutex};
+  return limit.wait(shared_->idle, lock, [this] { return shared_->running == 0; });
+}
+
+void background::run(std::function<void()> job) {
+  {
+    std::lock_guard lock{shared_->mutex};
+    ++shared_->running;
+    shared_->waiting.push_back(std::move(job));
+  }
+  const auto work = [state = shared_] {
+    std::unique_lock lock{state->mutex};
+    state->work(lock);
+  };
+  if (start_detached_thread(work, "in the background"))
+    shared_->for_spare.notify_one(); // the job waits for the first free thread
+}
+
+// -- runtime
+
+/// Guards the runtime for threads that deliver notes: none of them may drop the last reference.
+struct runtime::note_gate {
+  std::shared_mutex mutex;
+  runtime* owner = nullptr; ///< null: the runtime has closed
+};
+
+runtime::runtime(std::shared_ptr<troupe::backend> backend, const lane_options& options)
+    : backend_(std::move(backend)), options_(resolved(options, backend_->device_count())),
+      node_(random_node()), slots_(static_cast<std::size_t>(backend_->device_count())),
+      gate_(std::make_shared<note_gate>()) {
+  gate_->owner = this;
+  set_client_spin(*options_.client_spin);
+}
+
+runtime::~runtime() { close(); }
+
+void runtime::add_parts(std::shared_ptr<memory_exchange> memory,
+                        std::shared_ptr<flight_recorder> recorder,
+                        std::vector<runtime_listener*> listeners) {
+  memory_ = std::move(memory);
+  recorder_ = std::move(recorder);
+  listeners_ = std::move(listeners);
+}
+
+void runtime::note_end(const caf::error& why) noexcept {
+  for (auto* x : listeners_)
+    x->on_end(why);
+}
+
+void runtime::note_closed(const caf::error& why) {
+  for (auto* x : listeners_)
+    x->on_devices_closed(why);
+}
+
+void runtime::close() noexcept {
+  {
+    std::lock_guard lock{slots_mutex_};
+    if (std::exchange(closed_, true))
+      return;
+  }
+  {
+    std::lock_guard lock{gate_->mutex};
+    gate_->owner = nullptr;
+  }
+  for (auto* x : listeners_)
+    x->on_close();
+  auto why = make_error(errc::unavailable, "the actor system ended");
+  for (int i = 0; i < device_count(); ++i)
+    shut_down(i, why);
+  admission_->go_on(); // all have failed
+  fair_limit limit{ended() ? lost_patience : end_patience};
+  bool stuck = !workers_.wait_idle(limit);
+  for (auto& s : slots_)
+    stuck |= s.worker && !s.worker->join_within(limit);
+  if (stuck) {
+    log(log_level::error, "a thread is stuck in a call and was given up");
+    if (auto self = weak_from_this().lock())
+      keep_forever(std::move(self)); // the stuck thread may come back
+    return;
+  }
+  // Not in the destructor: the last handle to this may be dropped on the timekeeper's thread.
+  keeper_.stop();
+}
+
+caf::error runtime::check_ordinal(int x) const {
+  if (x >= 0 && x < device_count())
+    return {};
+  return make_error(errc::invalid_argument, device_out_of_range(x, device_count()));
+}
+
+caf::expected<std::vector<std::shared_ptr<lane>>> runtime::lanes_of(std::span<const int> ordinals) {
+  for (auto ordinal : ordinals)
+    if (auto error = check_ordinal(ordinal); error)
+      return error;
+  std::vector<std::shared_ptr<lane>> result;
+  for (auto ordinal : ordinals) {
+    auto x = lane_of(ordinal);
+    if (!x)
+      return x.error();
+    result.push_back(std::move(*x));
+  }
+  return result;
+}
+
+caf::expected<std::shared_ptr<lane>> runtime::lane_of(int ordinal) {
+  if (auto error = check_ordinal(ordinal); error)
+    return error;
+  std::lock_guard lock{slots_mutex_};
+  auto& s = slots_[static_cast<std::size_t>(ordinal)];
+  if (!s.worker) {
+    if (closed_)
+      return make_error(errc::unavailable, "the actor system ended");
+    if (!std::exchange(hears_, true))
+      backend_->set_listener([gate = gate_](int from, std::span<const std::byte> note) {
+        std::shared_lock pass{gate->mutex};
+        if (gate->owner != nullptr)
+          gate->owner->hear(from, note);
+      });
+    auto device = backend_->open(ordinal);
+    if (!device)
+      return device.error();
+    auto state = std::make_shared<device_state>(node_, ordinal);
+    register_device(state);
+    auto options = options_;
+    if ((*device)->is_remote() && options.completion == completion_strategy::host_func)
+      options.completion =
+          completion_strategy::event_poll; // host functions of this process do not run there
+    s.worker = std::make_shared<lane>(std::move(state), std::move(*device), options, *this);
+    if (auto error = s.worker->start()) {
+      s.worker.reset();
+      return error;
+    }
+  }
+  return s.worker;
+}
+
+std::vector<std::shared_ptr<lane>> runtime::lanes() {
+  std::lock_guard lock{slots_mutex_};
+  std::vector<std::shared_ptr<lane>> result;
+  for (auto& s : slots_)
+    if (s.worker)
+      result.push_back(s.worker);
+  return result;
+}
+
+void runtime::hear_programs(std::function<void(int, std::span<const std::byte>)> f) {
+  std::lock_guard lock{notes_mutex_};
+  on_program_note_ = std::move(f);
+}
+
+void runtime::hear(int ordinal, std::span<const std::byte> note) {
+  if (is_note(note_kind::memory, note)) {
+    for (auto* x : listeners_)
+      x->on_memory_note(ordinal, note);
+    return;
+  }
+  std::function<void(int, std::span<const std::byte>)> to;
+  if (is_note(note_kind::program, note)) {
+    std::lock_guard lock{notes_mutex_};
+    to = on_program_note_;
+  }
+  if (to)
+    to(ordinal, content_of(note));
+}
+
+void runtime::start(const std::shared_ptr<operation>& op, room_policy room) {
+  if (auto error = admission_->admit(op, room); error)
+    op->answer(std::move(error));
+}
+
+void runtime::start(const std::shared_ptr<operation>& op, const request_options& options) {
+  if (options.retry_of != 0)
+    op->set_retry_of(options.retry_of);
+  start(op, options.room);
+}
+
+namespace {
+caf::error actors_ended(const operation& op) {
+  return make_error(op.describe(errc::unavailable, "the devices' actors ended"));
+}
+} // namespace
+
+void runtime::reply_to_actor(operation& op) noexcept {
+  op.replies_to_actor.store(true);
+  if (roots_.load() == 0)
+    op.answer(actors_ended(op));
+}
+
+void runtime::end_replies() noexcept {
+  if (roots_.fetch_sub(1) != 1)
+    return;
+  keeper_.for_each([](operation& op) {
+    if (op.replies_to_actor.load())
+      op.answer(actors_ended(op));
+  });
+}
+
+std::vector<std::shared_ptr<operation>> runtime::users_of(int ordinal, bool only_with_memory) {
+  std::vector<std::shared_ptr<operation>> result;
+  keeper_.for_each([&](operation& op) {
+    auto uses_it = [&](const part& p) {
+      return p.on->state().ordinal() == ordinal && (p.uses_memory || !only_with_memory);
+    };
+    if (op.borrows_from(ordinal) || std::any_of(op.parts().begin(), op.parts().end(),
+                                                [&](const part& p) { return uses_it(p); }))
+      result.push_back(std::static_pointer_cast<operation>(op.shared_from_this()));
+  });
+  return result;
+}
+
+void runtime::fail_users_of(int ordinal, const caf::error& why, bool only_with_memory) {
+  for (auto& x : users_of(ordinal, only_with_memory))
+    x->fail(why);
+}
+
+std::shared_ptr<operation_of<std::uint64_t>> runtime::reset(int ordinal,
+                                                            clock::time_point deadline) {
+  // No lane sees this request: the next generation answers it, or its deadline.
+  auto answer = std::make_shared<operation_of<std::uint64_t>>("reset", 0);
+  answer->deadline = deadline;
+  auto worker = lane_of(ordinal);
+  if (!worker) {
+    answer->answer(worker.error());
+    return answer;
+  }
+  auto& state = (*worker)->state();
+  failure reason;
+  reason.code = errc::device_reset;
+  reason.device = ordinal;
+  reason.generation = state.generation();
+  reason.detail = "reset requested";
+  auto why = make_error(std::move(reason));
+  admission_->drain();          // earlier calls fail with the others
+  std::uint64_t generation = 0; // the one that ends
+  {
+    std::lock_guard lock{order_mutex()};
+    auto refuse = [&](errc code, std::string detail) {
+      failure x;
+      x.code = code;
+      x.verb = "reset";
+      x.device = ordinal;
+      x.detail = std::move(detail);
+      answer->answer(make_error(std::move(x)));
+    };
+    if (!backend_->allows_reset()) {
+      refuse(errc::not_supported, "only the parent process can reset the device");
+      return answer;
+    }
+    if (deadline <= clock::now()) {
+      refuse(errc::deadline_exceeded, "its deadline was over before it began");
+      return answer;
+    }
+    if (state.phase() != device_phase::ready) {
+      refuse(errc::unavailable, "the device is " + std::string{to_string(state.phase())});
+      return answer;
+    }
+    if (state.acquired() != 0) {
+      refuse(errc::buffer_acquired, "user streams or other processes hold memory of the device");
+      return answer;
+    }
+    generation = state.generation();
+    state.close(device_phase::resetting, why);
+  }
+  watch_reset(*worker, generation, answer);
+  note_closed(why);
+  fail_users_of(ordinal, why, true);
+  std::lock_guard lock{slots_mutex_};
+  auto& s = slots_[static_cast<std::size_t>(ordinal)];
+  s.reset_wanted = true;
+  act_on_quiet(s);
+  return answer;
+}
+
+void runtime::watch_reset(const std::shared_ptr<lane>& worker, std::uint64_t generation,
+                          const std::shared_ptr<operation_of<std::uint64_t>>& answer) {
+  auto state = worker->shared_state();
+  keeper_.add(*answer);
+  auto watch = state->watch([answer, old = generation](const device_changed& change) {
+    if (change.phase == device_phase::ready && change.generation > old && !answer->answered()) {
+      answer->value = change.generation;
+      answer->answer({});
+    } else if (change.phase == device_phase::failed || change.phase == device_phase::shut_down) {
+      answer->answer(change.reason ? change.reason
+                                   : make_error(errc::unavailable, "the device ended"));
+    }
+  });
+  answer->on_answer(
+      [self = weak_from_this(), state = std::weak_ptr{state}, watch, of = std::weak_ptr{answer}] {
+        auto owner = self.lock();
+        if (!owner)
+          return;
+        if (auto x = of.lock())
+          owner->keeper_.remove(*x);
+        // Not on the thread that answers: a watcher must not call its device.
+        owner->keeper_.call_at(clock::now(), [state, watch] {
+          if (auto device = state.lock())
+            device->unwatch(watch);
+        });
+      });
+}
+
+void runtime::shut_down(int ordinal, const caf::error& why) {
+  std::shared_ptr<lane> worker;
+  {
+    std::lock_guard lock{slots_mutex_};
+    worker = slots_[static_cast<std::size_t>(ordinal)].worker;
+  }
+  if (!worker)
+    return;
+  admission_->drain(); // earlier calls fail with the others
+  {
+    std::lock_guard lock{order_mutex()};
+    worker->state().close(device_phase::shut_down, why);
+  }
+  note_closed(why);
+  fail_users_of(ordinal, why, false);
+  std::lock_guard lock{slots_mutex_};
+  auto& s = slots_[static_cast<std::size_t>(ordinal)];
+  s.stop_wanted = true;
+  act_on_quiet(s);
+}
+
+void runtime::act_on_quiet(slot& s) {
+  if (s.holders != 0)
+    return;
+  if (std::exchange(s.reset_wanted, false))
+    s.worker->request_reset();
+  if (s.stop_wanted)
+    s.worker->request_stop();
+}
+
+void runtime::hold(int ordinal) noexcept {
+  std::lock_guard lock{slots_mutex_};
+  ++slots_[static_cast<std::size_t>(ordinal)].holders;
+}
+
+void runtime::unhold(int ordinal) noexcept {
+  std::lock_guard lock{slots_mutex_};
+  auto& s = slots_[static_cast<std::size_t>(ordinal)];
+  if (--s.holders == 0)
+    act_on_quiet(s);
+}
+
+caf::error runtime::on_fault(lane& where, const caf::error& why) noexcept {
+  return end_with_fault("device " + std::to_string(where.state().ordinal()), why);
+}
+
+caf::error runtime::end_with_fault(const std::string& seen, const caf::error& why) noexcept {
+  // Only work in flight can have caused it. With several devices at work, the origin is unknown.
+  auto origin = failure_of(why).value_or(failure{});
+  std::vector<int> busy;
+  for (auto& x : lanes())
+    if (x->at_work() || x->state().acquired() != 0) // a user's stream may be at work
+      busy.push_back(x->state().ordinal());
+  origin.code = errc::device_fault; // also if only an event could not be recorded
+  origin.device = busy.size() == 1 ? busy.front() : -1;
+  if (busy.size() != 1) {
+    origin.detail += origin.detail.empty() ? "" : "; ";
+    origin.detail += "seen on " + seen + ", its origin is unknown: " + std::to_string(busy.size()) +
+                     " devices were at work";
+  }
+  return end_everything(make_error(std::move(origin)));
+}
+
+caf::error runtime::end_everything(const caf::error& why) noexcept {
+  auto all = lanes();
+  {
+    // A later caller returns the cause at once: by then all handles must be stale.
+    std::lock_guard lock{end_mutex_};
+    if (ended_)
+      return end_cause_;
+    ended_ = true;
+    end_cause_ = why;
+    backend_->abandon(why);
+    for (auto& x : all)
+      if (x->runs_cuda())
+        x->state().keep_memory(); // users' deleters call CUDA as well
+    std::lock_guard order{order_mutex()};
+    for (auto& x : all)
+      x->state().close(device_phase::failed, why);
+  }
+  log(log_level::error, "the process cannot use its devices any more", why);
+  note_end(why);
+  note_closed(why);
+  for (auto& x : all)
+    x->abandon();
+  keeper_.for_each([&](operation& op) {
+    if (op.needs_devices())
+      op.fail(why);
+  });
+  return why;
+}
+
+void runtime::on_device_failed(lane& where, const caf::error& why) noexcept {
+  note_end(why);
+  note_closed(why);
+  fail_users_of(where.state().ordinal(), why, false);
+}
+
+void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
+  auto& state = where.state();
+  admission_->drain(); // earlier calls fail with the others
+  bool is_news = false;
+  {
+    std::lock_guard lock{order_mutex()};
+    auto phase = state.phase();
+    is_news = phase == device_phase::ready;
+    if (is_news)
+      state.close(device_phase::resetting, why);
+    else if (phase != device_phase::resetting)
+      return; // not ready yet, or ended
+  }
+  if (is_news)
+    log(log_level::warning, "device " + std::to_string(state.ordinal()) + " is lost", why);
+  const auto users = users_of(state.ordinal(), false); // later requests wait for the device
+  note_end(why);
+  std::vector<std::pair<std::shared_ptr<void>, std::function<void(int, const caf::error&)>>>
+      watchers;
+  {
+    std::lock_guard lock{losses_mutex_};
+    std::erase_if(losses_, [](auto& x) { return x.first.expired(); });
+    for (auto& [who, f] : losses_)
+      if (auto alive = who.lock())
+        watchers.emplace_back(std::move(alive), f);
+  }
+  for (auto& [who, f] : watchers) // before the operations fail: the lane drops failed ones
+    f(state.ordinal(), why);
+  note_closed(why);
+  for (auto& x : users)
+    x->fail(why);
+  {
+    std::lock_guard lock{slots_mutex_};
+    slots_[static_cast<std::size_t>(state.ordinal())].reset_wanted = false;
+  }
+  where.request_revival();
+  admission_->go_on_soon(); // held requests may need ranks that are gone
+}
+
+void runtime::watch_losses(std::weak_ptr<void> who, std::function<void(int, const caf::error&)> f) {
+  std::lock_guard lock{losses_mutex_};
+  std::erase_if(losses_, [](auto& x) { return x.first.expired(); });
+  losses_.emplace_back(std::move(who), std::move(f));
+}
+
+} // namespace troupe::detail

@@ -1,0 +1,121 @@
+#include "worker/child/guest_backend.hpp"
+
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+
+class guest_communicator final : public backend_communicator {
+public:
+  guest_communicator(communicator_key key, std::unique_ptr<backend_communicator> inner,
+                     std::shared_ptr<shared_device> with)
+      : key_(key), inner_(std::move(inner)), with_(std::move(with)) {}
+
+  communicator_key key() const noexcept { return key_; }
+  std::unique_ptr<backend_communicator> take_inner() noexcept { return std::move(inner_); }
+
+  caf::error connect(stream_view stream, connect_scope what) noexcept override {
+    std::lock_guard lock{with_->driving};
+    return inner_->connect(stream, what);
+  }
+  caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override {
+    std::lock_guard lock{with_->driving};
+    return inner_->enqueue(calls, stream);
+  }
+  caf::error register_window(void* memory, std::size_t size_bytes,
+                             stream_view stream) noexcept override {
+    std::lock_guard lock{with_->driving};
+    return inner_->register_window(memory, size_bytes, stream);
+  }
+  caf::error deregister_window(void* memory) noexcept override {
+    std::lock_guard lock{with_->driving};
+    return inner_->deregister_window(memory);
+  }
+  caf::error asynchronous_error() noexcept override { return inner_->asynchronous_error(); }
+
+private:
+  const communicator_key key_;
+  std::unique_ptr<backend_communicator> inner_;
+  const std::shared_ptr<shared_device> with_;
+};
+
+caf::error not_here() {
+  return make_error(errc::not_supported, "the parent of this worker builds its communicators");
+}
+
+} // namespace
+
+communicator_ranks guest_backend::adopt(communicator_key key, communicator_ranks rank) const {
+  communicator_ranks result;
+  for (auto& x : rank)
+    result.push_back(std::make_unique<guest_communicator>(key, std::move(x), options_.with));
+  return result;
+}
+
+caf::expected<std::unique_ptr<backend_device>> guest_backend::open(int ordinal) noexcept {
+  if (ordinal == options_.device)
+    return options_.executes->open_beside(ordinal);
+  failure why;
+  why.code = errc::unavailable;
+  why.device = ordinal;
+  why.detail = "this worker has device " + std::to_string(options_.device);
+  return make_error(std::move(why));
+}
+
+caf::expected<peer_link> guest_backend::link(int from, int to) noexcept {
+  return options_.executes->link(from, to);
+}
+
+caf::expected<communicator_id> guest_backend::make_communicator_id() noexcept { return not_here(); }
+
+caf::expected<communicator_ranks> guest_backend::build(const communicator_id&, int,
+                                                       std::span<const local_rank>) noexcept {
+  return not_here();
+}
+
+template <class F> caf::error guest_backend::end(communicator_ranks ranks, F f) noexcept {
+  caf::error result;
+  for (auto& x : ranks) {
+    auto& guest = static_cast<guest_communicator&>(*x);
+    communicator_ranks one;
+    one.push_back(guest.take_inner());
+    if (auto error = f(std::move(one)); error && !result)
+      result = std::move(error);
+    options_.on_gone(guest.key());
+  }
+  return result;
+}
+
+caf::error guest_backend::abort(communicator_ranks ranks) noexcept {
+  return end(std::move(ranks),
+             [this](communicator_ranks x) { return options_.executes->abort(std::move(x)); });
+}
+
+caf::error guest_backend::destroy(communicator_ranks ranks) noexcept {
+  return end(std::move(ranks),
+             [this](communicator_ranks x) { return options_.executes->destroy(std::move(x)); });
+}
+
+caf::error guest_backend::tell(int, std::span<const std::byte> what) noexcept {
+  return options_.tell(what);
+}
+
+void guest_backend::set_listener(std::function<void(int, std::span<const std::byte>)> f) noexcept {
+  std::lock_guard lock{listener_mutex_};
+  listener_ = std::move(f);
+}
+
+void guest_backend::received(std::span<const std::byte> what) const {
+  std::function<void(int, std::span<const std::byte>)> to;
+  {
+    std::lock_guard lock{listener_mutex_};
+    to = listener_;
+  }
+  if (to)
+    to(options_.device, what);
+}
+
+void guest_backend::abandon(const caf::error& why) noexcept { options_.on_fault(why); }
+
+} // namespace troupe::detail

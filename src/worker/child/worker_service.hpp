@@ -1,0 +1,171 @@
+/// The service of a worker: drives its device for the parent.
+#pragma once
+
+#include "worker/child/guest_backend.hpp"
+#include "worker/protocol/link_area.hpp"
+#include "worker/protocol/program_site.hpp"
+#include "worker/protocol/protocol.hpp"
+#include "worker/protocol/shared_memory.hpp"
+#include "worker/protocol/worker_page.hpp"
+#include <troupe/backend.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+namespace troupe::detail {
+
+class device_state;
+
+struct service_options {
+  int device = 0;                    ///< ordinal
+  work_progress* progress = nullptr; ///< calls of the driving thread; may be null
+  std::chrono::nanoseconds spin{0};  ///< after the last work, before it sleeps
+  /// Sends a reply to the parent. @thread any
+  std::function<void(std::span<const std::byte>)> send;
+  /// Called when the device's work is lost for good and the process must end. Does not return, or
+  /// ends `run`.
+  std::function<void(const caf::error&)> on_fault;
+};
+
+class worker_service {
+public:
+  worker_service(std::shared_ptr<backend> executes, link_area& area, service_options options);
+  ~worker_service();
+
+  /// Sets the site that gets ranks which are handed over. To be called before `open`; `x` outlives
+  /// this.
+  void set_programs(program_site& x) noexcept { programs_ = &x; }
+  /// Returns the lock that is held during each call on a communicator of the device.
+  const std::shared_ptr<shared_device>& device_lock() const noexcept { return device_lock_; }
+  /// Notes that nothing is left of a rank that was handed over. @thread any
+  void gone(communicator_key key) noexcept;
+
+  /// Opens the device. To be called before `run` and `received`.
+  /// @errors errc::invalid_argument: there is no such device; errc::unavailable
+  caf::error open() noexcept;
+  /// Executes commands until the parent sends `command::stop` or `stop` is called.
+  void run() noexcept;
+  /// @thread any
+  void stop() noexcept;
+
+  /// Handles a message of the parent, with its descriptor. A malformed message is a fault.
+  /// @thread one at a time
+  void received(std::span<const std::byte> message,
+                std::optional<file_descriptor> descriptor) noexcept;
+
+private:
+  struct outstanding {
+    std::uint64_t event;
+    std::uint64_t record;
+    communicator_key of; ///< 0: none
+    event_view native;
+  };
+  /// If recorded again while the last record is in flight, it gets another native event.
+  struct service_event {
+    event_view native;
+    bool in_flight = false;
+  };
+  struct service_stream {
+    stream_view native;
+    std::deque<outstanding> in_flight;
+    communicator_key last = 0; ///< communicator with the latest work
+  };
+
+  bool execute_some() noexcept;
+  void execute(const command_head& head, std::span<const std::byte> body) noexcept;
+  caf::error serve(command what, wire_reader& body, wire_writer& result);
+  caf::error serve_stream(command what, wire_reader& body, wire_writer& result);
+  caf::error serve_communicator(command what, wire_reader& body);
+  caf::error warm();
+  caf::expected<stream_view> create_stream();
+  caf::error record(const record_args& x);
+  caf::error launch(wire_reader& body);
+  caf::error enqueue(wire_reader& body);
+  bool poll() noexcept;
+  /// Unmaps memory when all work that is in the streams now is done.
+  caf::error retire(std::shared_ptr<shared_memory> memory);
+  void free_retired() noexcept;
+  void not_in_flight(const outstanding& x) noexcept;
+  void idle(bool worked) noexcept;
+  void reply(std::uint64_t number, const caf::error& error, const wire_writer& result) noexcept;
+  void fault(const caf::error& why) noexcept;
+
+  service_stream* find_stream(stream_id id) noexcept;
+  caf::expected<stream_view> native(stream_id id);
+  backend_communicator* find(communicator_key key);
+  bool has_error(communicator_key key);
+  std::byte* host_address(const shared_place& x, std::size_t size_bytes);
+
+  void serve_control(const control_head& head, std::span<const std::byte> body,
+                     std::optional<file_descriptor> descriptor);
+  void answer(const control_head& head, const caf::error& error,
+              std::span<const std::byte> result = {}) noexcept;
+  caf::error build(const build_args& what, communicator_key& key);
+  caf::error end(control how, communicator_key key);
+  caf::error hand_over(communicator_key key, std::span<const std::byte> what);
+  caf::error map(const map_args& what, std::optional<file_descriptor> descriptor);
+  caf::error unmap(std::uint64_t segment);
+  /// Runs `job` on a thread of its own.
+  /// @errors errc::unavailable: no thread could be started
+  caf::error run_job(std::function<void()> job);
+  /// Does the same, and sends an error as the reply.
+  void run_job(const control_head& head, std::function<void()> job);
+  /// Runs `f` on the thread that drives the device, and waits for it. @thread a job's
+  caf::error on_device(std::function<caf::error()> f);
+  bool run_asked() noexcept;
+
+  const std::shared_ptr<backend> executes_;
+  link_area& area_;
+  const service_options options_;
+  work_progress unseen_progress_;
+  work_progress& progress_;
+  command_ring ring_;
+  std::unique_ptr<backend_device> device_;
+  program_site* programs_ = nullptr;
+  const std::shared_ptr<shared_device> device_lock_ = std::make_shared<shared_device>();
+  std::shared_ptr<device_state> state_; ///< for the handles of registered launches
+  std::atomic<bool> stopped_{false};
+  std::atomic<bool> completed_{false}; ///< set by the backend's completion signal
+  bool signals_ = false;
+  std::chrono::steady_clock::time_point awake_until_{};
+  bool memory_ready_ = false;              ///< opened in advance
+  std::vector<stream_view> ready_streams_; ///< created in advance
+  std::unordered_map<stream_id, service_stream> streams_;
+  stream_id last_stream_ = 0;
+  std::vector<service_event> events_;    ///< by number
+  std::vector<event_view> spare_events_; ///< native events that are not in use
+  struct retired_segment {
+    std::shared_ptr<shared_memory> memory;
+    std::vector<event_view> passed; ///< one for each stream
+  };
+  std::deque<retired_segment> retired_;
+
+  std::mutex asked_mutex_;
+  std::vector<std::function<void()>> asked_; ///< for the thread that drives the device
+  std::atomic<bool> any_asked_{false};
+
+  std::mutex mutex_;
+  std::condition_variable jobs_over_;
+  std::size_t jobs_ = 0;
+  communicator_key last_communicator_ = 0;
+  std::unordered_map<communicator_key, communicator_ranks> communicators_; ///< of one rank each
+  std::set<communicator_key> handed_over_;                                 ///< and not gone yet
+  std::set<communicator_key> gone_; ///< handed over, and gone before the parent's request
+  std::condition_variable one_gone_;
+  std::map<std::uint64_t, shared_memory> segments_;
+};
+
+} // namespace troupe::detail

@@ -1,0 +1,369 @@
+#include "worker/parent/process_pool.hpp"
+
+#include "foundation/fair_limit.hpp"
+#include "foundation/log.hpp"
+#include "foundation/option_check.hpp"
+#include "foundation/start_thread.hpp"
+#include "worker/protocol/worker_parent.hpp"
+#include <troupe/detail/completion.hpp>
+
+#include <algorithm>
+#include <condition_variable>
+#include <csignal>
+#include <new>
+#include <string>
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+
+using clock = std::chrono::steady_clock;
+
+/// How long a worker may take to end after the stop command before it is killed.
+constexpr std::chrono::seconds stop_limit{2};
+/// How long to wait for the end of a killed worker.
+constexpr std::chrono::seconds kill_limit{2};
+/// How long a message may take to be sent to a worker without a call limit.
+constexpr std::chrono::seconds send_limit{10};
+
+caf::error lost_by(int device, const worker_process& process, const worker_end& end,
+                   const worker_settings& settings) {
+  failure f;
+  f.code = errc::worker_lost;
+  f.device = device;
+  f.detail = "its worker, process " + std::to_string(process.id()) + ", ";
+  switch (end.cause) {
+  case end_cause::died:
+  case end_cause::let_go:
+    f.detail += "ended";
+    break;
+  case end_cause::hung_up:
+    f.detail += "hung up";
+    break;
+  case end_cause::stuck:
+    f.detail += "showed no sign of life, and was killed";
+    break;
+  case end_cause::busy:
+    f.detail +=
+        "was in the call \"" + call_name(end.call) + "\" for more than " +
+        std::to_string(std::chrono::ceil<std::chrono::milliseconds>(settings.call_limit).count()) +
+        " ms, and was killed";
+    break;
+  case end_cause::killed:
+    f.detail += "was killed by this process";
+    break;
+  }
+  if (end.report)
+    f.detail += ": " + end.report->text;
+  return make_error(std::move(f));
+}
+
+caf::error unwanted(int device) {
+  failure f;
+  f.code = errc::unavailable;
+  f.device = device;
+  f.detail = "the device was closed while a worker of it started";
+  return make_error(std::move(f));
+}
+
+} // namespace
+
+struct process_pool::life {
+  std::optional<worker_process> process; ///< set before `link`
+  std::mutex mutex;                      ///< guards the members below
+  std::weak_ptr<worker_link> link;
+  std::optional<caf::error> end; ///< set if the worker ended before it had a link
+};
+
+namespace {
+
+/// Sends messages one at a time. The limit covers the wait for other senders and for room in the
+/// socket. A thread that kills the worker does not wait for senders.
+class socket_sender final : public control_sender {
+public:
+  /// `limit`: maximum time to send a message; 0: `send_limit`
+  socket_sender(worker_process& to, std::chrono::nanoseconds limit)
+      : to_(to), limit_(limit.count() != 0 ? limit : send_limit) {}
+
+  caf::error send(std::span<const std::byte> message,
+                  std::optional<int> descriptor) noexcept override {
+    fair_limit limit{limit_};
+    {
+      std::unique_lock lock{mutex_};
+      if (!limit.wait(free_, lock, [this] { return !sending_; }))
+        return make_error(errc::deadline_exceeded, "its worker reads no messages");
+      sending_ = true;
+    }
+    auto& socket = to_.socket();
+    const auto descriptors =
+        descriptor ? std::span<const int>{&*descriptor, 1} : std::span<const int>{};
+    caf::error error;
+    do
+      error = socket.send(message, descriptors, limit.next());
+    while (code_of(error) == errc::deadline_exceeded && !limit.over());
+    if (error && socket.is_at_end())
+      error = make_error(errc::worker_lost, "its worker has ended");
+    std::lock_guard lock{mutex_};
+    sending_ = false;
+    free_.notify_one();
+    return error;
+  }
+
+  void kill() noexcept override {
+    if (auto error = to_.kill())
+      log(log_level::error, "a worker was abandoned", error);
+  }
+  bool has_ended() const noexcept override { return to_.has_ended(); }
+
+private:
+  worker_process& to_;
+  const std::chrono::nanoseconds limit_;
+  std::mutex mutex_;
+  std::condition_variable free_;
+  bool sending_ = false;
+};
+
+} // namespace
+
+caf::expected<std::shared_ptr<process_pool>> process_pool::create(worker_backend_options options) {
+  if (auto error = check_positive("worker_settings::start_limit", options.workers.start_limit))
+    return error;
+  for (auto [name, limit] :
+       {std::pair{"worker_settings::stuck_limit", options.workers.stuck_limit},
+        std::pair{"worker_settings::call_limit", options.workers.call_limit},
+        std::pair{"worker_settings::build_limit", options.workers.build_limit}})
+    if (auto error = check_not_negative(name, limit))
+      return error;
+  if (options.host.listen_address.empty())
+    options.host.listen_address = "127.0.0.1";
+  if (auto error = refuse_in_unmet_worker())
+    return error;
+  auto command = worker_program(options.workers);
+  if (!command)
+    return command.error();
+  std::shared_ptr<process_pool> result{new process_pool{std::move(options), std::move(*command)}};
+  int devices = 0;
+  auto first = result->start(0, devices);
+  if (!first)
+    return first.error();
+  for (int i = 0; i < devices; ++i)
+    result->slots_.push_back(std::make_unique<worker_slot<running>>());
+  if (devices == 0) {
+    const auto why = make_error(errc::unavailable, "the workers have no device");
+    result->end(*first, why);
+    return why;
+  }
+  result->slots_.front()->begin_with(std::move(*first));
+  return result;
+}
+
+process_pool::~process_pool() {
+  for (int i = 0; i < device_count(); ++i)
+    release(i);
+}
+
+caf::expected<process_pool::running> process_pool::start(int ordinal, int& devices,
+                                                         const std::stop_token& stop) {
+  const auto begin = clock::now();
+  worker_options how;
+  how.program = command_.program;
+  how.name = command_.name;
+  how.arguments = command_.arguments;
+  how.arguments.insert(how.arguments.end(), options_.workers.arguments.begin(),
+                       options_.workers.arguments.end());
+  how.area_bytes = sizeof(link_area);
+  how.hello_limit = options_.workers.start_limit;
+  how.stuck_limit = options_.workers.stuck_limit;
+  how.call_limit = options_.workers.call_limit;
+  how.stop = stop;
+  auto of = std::make_shared<life>();
+  worker_listener listener;
+  listener.ended = [ordinal, weak = std::weak_ptr{of},
+                    settings = options_.workers](const worker_end& end) {
+    auto self = weak.lock();
+    if (!self)
+      return;
+    std::shared_ptr<worker_link> link;
+    caf::error why;
+    {
+      std::lock_guard lock{self->mutex};
+      if (self->process) {
+        why = lost_by(ordinal, *self->process, end, settings);
+      } else {
+        failure f;
+        f.code = errc::worker_lost;
+        f.device = ordinal;
+        f.detail = "its worker ended right after its start";
+        why = make_error(std::move(f));
+      }
+      link = self->link.lock();
+      if (!link)
+        self->end = why;
+    }
+    if (link)
+      link->lose(why);
+  };
+  listener.reaped = [ordinal, weak = std::weak_ptr{of}](const worker_exit& exit) {
+    if (exit.signal != 0 && exit.signal != SIGKILL) // an own error; the end was told before
+      log(log_level::warning,
+          "the worker of device " + std::to_string(ordinal) + " was ended by " + to_string(exit));
+    auto self = weak.lock();
+    if (!self)
+      return;
+    std::shared_ptr<worker_link> link;
+    {
+      std::lock_guard lock{self->mutex};
+      link = self->link.lock();
+    }
+    if (link)
+      link->gone();
+  };
+  auto process = worker_process::start(std::move(how), std::move(listener));
+  if (!process)
+    return process.error();
+  running result;
+  result.of = of;
+  std::optional<caf::error> ended;
+  {
+    std::lock_guard lock{of->mutex};
+    of->process.emplace(std::move(*process));
+    auto* area = new (of->process->area().data()) link_area;
+    result.link = std::make_shared<worker_link>(
+        ordinal, *area, of,
+        std::make_unique<socket_sender>(*of->process, options_.workers.call_limit));
+    result.link->set_request_limit(options_.workers.call_limit);
+    of->link = result.link;
+    result.link->set_listener([ordinal, pool = weak_from_this()](std::span<const std::byte> what) {
+      if (auto self = pool.lock())
+        self->told(ordinal, what);
+    });
+    ended = of->end;
+  }
+  const auto receive = [ordinal, of, weak = std::weak_ptr{result.link}] {
+    const auto error =
+        receive_all(of->process->socket(), [&](std::span<const std::byte> message, auto) {
+          if (auto link = weak.lock())
+            link->received(message);
+        });
+    if (auto link = weak.lock(); link && error)
+      link->give_up(lost_worker(ordinal, error));
+  };
+  if (auto why = start_thread(result.receiver, receive, "for a worker")) {
+    end(result, why);
+    return why;
+  }
+  if (ended)
+    result.link->lose(*ended);
+  std::stop_callback on_stop{stop,
+                             [link = result.link, ordinal] { link->give_up(unwanted(ordinal)); }};
+  worker_setup what{options_.backend, ordinal, -1, options_.host, options_.cuda};
+  if (options_.spin)
+    what.spin_ns = std::chrono::nanoseconds{*options_.spin}.count();
+  wire_writer setup;
+  put(setup, what);
+  const auto left = options_.workers.start_limit - (clock::now() - begin);
+  auto answer =
+      result.link->request(control::set_up, setup.bytes(), std::nullopt,
+                           std::max<std::chrono::nanoseconds>(left, std::chrono::milliseconds{1}));
+  if (!answer) {
+    end(result, answer.error());
+    return answer.error();
+  }
+  wire_reader reader{*answer};
+  const auto about = reader.get<worker_description>();
+  if (!reader.ok() || about.devices < 0 || about.devices > most_worker_devices ||
+      about.spin_ns < 0) {
+    const auto why =
+        make_error(errc::internal, "a worker's description of its device is malformed");
+    end(result, why);
+    return why;
+  }
+  devices = about.devices;
+  result.link->set_spin(std::chrono::nanoseconds{about.spin_ns});
+  const auto& memory = of->process->memory();
+  segments().add(memory.bytes(), memory.descriptor(), of);
+  return result;
+}
+
+/// Ends the worker. Every holder of the link finds it lost.
+void process_pool::end(running& x, const caf::error& why) noexcept {
+  if (!x.link)
+    return;
+  x.link->give_up(why);
+  x.link->wait_until_told();
+  // Until the process is gone, it may write the words that other devices wait for.
+  if (x.of->process->wait_exit(clock::now() + kill_limit))
+    x.link->gone();
+  static_cast<void>(segments().remove(x.of->process->memory().bytes().data())); // may be missing
+  x.of->process->socket().interrupt();
+  if (x.receiver.joinable())
+    x.receiver.join();
+  x = {};
+}
+
+void process_pool::end_all(std::vector<running> lost) noexcept {
+  for (auto& x : lost)
+    end(x, x.link->loss());
+}
+
+void process_pool::end_soon(std::vector<running> lost) noexcept {
+  if (lost.empty())
+    return;
+  const auto all = std::make_shared<std::vector<running>>(std::move(lost));
+  const auto end = [self = shared_from_this(), all] { self->end_all(std::move(*all)); };
+  if (start_detached_thread(end, "to end workers"))
+    end(); // no thread is available: end them on this one
+}
+
+caf::expected<std::shared_ptr<worker_link>>
+process_pool::provide(int ordinal, const std::stop_token& stop) noexcept {
+  int devices = 0;
+  return slot_of(ordinal).provide(
+      [&](const std::stop_token& stopped) { return start(ordinal, devices, stopped); },
+      [this](std::vector<running> lost) { end_soon(std::move(lost)); }, stop);
+}
+
+std::shared_ptr<worker_link> process_pool::current(int ordinal) const noexcept {
+  return slot_of(ordinal).current();
+}
+
+caf::error process_pool::provide_spare(int ordinal, const std::stop_token& stop) noexcept {
+  return slot_of(ordinal).provide_spare(
+      [&](const std::stop_token& stopped) { return start_warm(ordinal, stopped); },
+      [this](std::vector<running> lost) { end_all(std::move(lost)); }, stop);
+}
+
+caf::expected<process_pool::running>
+process_pool::start_warm(int ordinal, const std::stop_token& stop) noexcept {
+  int devices = 0;
+  auto result = start(ordinal, devices, stop);
+  if (!result)
+    return result;
+  std::stop_callback on_stop{stop,
+                             [link = result->link, ordinal] { link->give_up(unwanted(ordinal)); }};
+  if (auto error =
+          result->link->run(command::warm, no_arguments{}, {}, options_.workers.start_limit)) {
+    end(*result, error);
+    return error;
+  }
+  return result;
+}
+
+std::shared_ptr<worker_link> process_pool::spare(int ordinal) const noexcept {
+  return slot_of(ordinal).spare();
+}
+
+void process_pool::release(int ordinal) noexcept {
+  slot_of(ordinal).release([this](running now, running spare, std::vector<running> lost) {
+    end(spare, make_error(errc::unavailable, "the device's spare is not needed any more"));
+    end_all(std::move(lost));
+    if (!now.link)
+      return;
+    if (!now.link->lost() && !now.link->tell(command::stop, no_arguments{}))
+      static_cast<void>(now.of->process->wait_exit(clock::now() + stop_limit)); // else killed below
+    end(now, make_error(errc::unavailable, "the device's worker was stopped"));
+  });
+}
+
+} // namespace troupe::detail

@@ -1,0 +1,61 @@
+/// A pool of workers that are child processes of this process.
+#pragma once
+
+#include "worker/parent/worker_command.hpp"
+#include "worker/parent/worker_pool.hpp"
+#include "worker/parent/worker_slot.hpp"
+#include <troupe/worker.hpp>
+
+#include <cstddef>
+#include <memory>
+#include <stop_token>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace troupe::detail {
+
+class process_pool final : public worker_pool, public std::enable_shared_from_this<process_pool> {
+public:
+  /// Starts the first device's worker, which reports the number of devices.
+  /// @errors errc::unavailable: it cannot be started, or there is no device
+  static caf::expected<std::shared_ptr<process_pool>> create(worker_backend_options options);
+  ~process_pool() override;
+
+  int device_count() const noexcept override { return static_cast<int>(slots_.size()); }
+  caf::expected<std::shared_ptr<worker_link>>
+  provide(int ordinal, const std::stop_token& stop = {}) noexcept override;
+  std::shared_ptr<worker_link> current(int ordinal) const noexcept override;
+  caf::error provide_spare(int ordinal, const std::stop_token& stop = {}) noexcept override;
+  std::shared_ptr<worker_link> spare(int ordinal) const noexcept override;
+  void release(int ordinal) noexcept override;
+
+private:
+  /// A worker's process. It exists as long as a reference to its link.
+  struct life;
+  struct running {
+    std::shared_ptr<worker_link> link;
+    std::shared_ptr<life> of;
+    std::thread receiver;
+  };
+
+  process_pool(worker_backend_options options, worker_command command)
+      : options_(std::move(options)), command_(std::move(command)) {}
+  /// @param devices receives the number of devices
+  caf::expected<running> start(int ordinal, int& devices, const std::stop_token& stop = {});
+  /// Starts a worker as a spare.
+  caf::expected<running> start_warm(int ordinal, const std::stop_token& stop) noexcept;
+  void end(running& x, const caf::error& why) noexcept;
+  void end_all(std::vector<running> lost) noexcept;
+  /// Does the same on a thread of its own, because it waits for processes to be gone.
+  void end_soon(std::vector<running> lost) noexcept;
+  worker_slot<running>& slot_of(int ordinal) const noexcept {
+    return *slots_[static_cast<std::size_t>(ordinal)];
+  }
+
+  const worker_backend_options options_;
+  const worker_command command_;
+  std::vector<std::unique_ptr<worker_slot<running>>> slots_;
+};
+
+} // namespace troupe::detail

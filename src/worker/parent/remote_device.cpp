@@ -1,0 +1,324 @@
+#include "worker/parent/remote_device.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+
+stream_id id_of(stream_view x) noexcept { return reinterpret_cast<stream_id>(x.native); }
+std::uint64_t address_of(const void* x) noexcept { return reinterpret_cast<std::uint64_t>(x); }
+remote_event& event_of(event_view x) noexcept { return *static_cast<remote_event*>(x.native); }
+
+} // namespace
+
+remote_device::remote_device(std::shared_ptr<worker_pool> pool, int ordinal)
+    : pool_(std::move(pool)), ordinal_(ordinal) {}
+
+remote_device::~remote_device() {
+  if (link_)
+    pool_->release(ordinal_);
+}
+
+caf::error remote_device::fail(errc code, std::string detail) const {
+  failure f;
+  f.code = code;
+  f.device = ordinal_;
+  f.detail = std::move(detail);
+  return make_error(std::move(f));
+}
+
+caf::error remote_device::bind() noexcept {
+  auto link = pool_->provide(ordinal_, stop_.get_token());
+  if (!link)
+    return link.error();
+  if (link_ != *link) {
+    link_ = std::move(*link);
+    on_loss_->of.store(link_.get());
+    tells_loss_ = false;
+  }
+  auto reply = link_->ask(command::bind, no_arguments{});
+  if (!reply)
+    return reply.error();
+  properties_ = get_properties(*reply);
+  if (!reply->ok())
+    return fail(errc::internal, "a worker's reply could not be read");
+  if (!std::exchange(tells_loss_, true))
+    link_->on_loss([signal = on_loss_, of = link_.get()](const caf::error& why) {
+      if (signal->tell && signal->of.load() == of)
+        signal->tell(why);
+    });
+  return {};
+}
+
+caf::expected<device_properties> remote_device::properties() noexcept { return properties_; }
+
+caf::expected<memory_info> remote_device::memory() noexcept {
+  auto reply = link_->ask(command::memory, no_arguments{});
+  if (!reply)
+    return reply.error();
+  auto result = reply->get<memory_info>();
+  if (!reply->ok())
+    return fail(errc::internal, "a worker's reply could not be read");
+  return result;
+}
+
+caf::error remote_device::open_memory() noexcept {
+  return link_->run(command::open_memory, no_arguments{});
+}
+
+caf::error remote_device::close_memory() noexcept {
+  return link_->run(command::close_memory, no_arguments{});
+}
+
+caf::expected<void*> remote_device::address(caf::expected<wire_reader> reply) const {
+  if (!reply)
+    return reply.error();
+  auto* result = reinterpret_cast<void*>(reply->get<std::uint64_t>());
+  if (!reply->ok() || result == nullptr)
+    return fail(errc::internal, "a worker's reply could not be read");
+  return result;
+}
+
+caf::expected<void*> remote_device::allocate(std::size_t size_bytes, stream_view stream) noexcept {
+  return address(link_->ask(command::allocate, allocate_args{size_bytes, id_of(stream)}));
+}
+
+caf::error remote_device::deallocate(void* memory, stream_view stream) noexcept {
+  return link_->run(command::deallocate, deallocate_args{address_of(memory), id_of(stream)});
+}
+
+caf::expected<void*> remote_device::allocate_symmetric(std::size_t size_bytes) noexcept {
+  return address(link_->ask(command::allocate_symmetric, static_cast<std::uint64_t>(size_bytes)));
+}
+
+caf::expected<void*> remote_device::allocate_pinned(std::size_t size_bytes) noexcept {
+  auto memory = pool_->segments().create(size_bytes);
+  if (!memory)
+    return memory.error();
+  return static_cast<void*>(*memory);
+}
+
+caf::error remote_device::deallocate_pinned(void* memory) noexcept {
+  return pool_->segments().remove(memory);
+}
+
+std::function<caf::error(void*)> remote_device::pinned_deleter() noexcept {
+  return [segments = pool_->shared()](void* memory) { return segments->remove(memory); };
+}
+
+caf::expected<stream_view> remote_device::create_stream() noexcept {
+  auto stream = address(link_->ask(command::create_stream, no_arguments{}));
+  if (!stream)
+    return stream.error();
+  return stream_view{*stream};
+}
+
+caf::error remote_device::destroy_stream(stream_view stream) noexcept {
+  return link_->run(command::destroy_stream, id_of(stream));
+}
+
+caf::expected<event_view> remote_device::create_event() noexcept {
+  const auto number = link_->take_event();
+  if (!number)
+    return fail(errc::overloaded, "a worker has no more events");
+  remote_event* event = nullptr;
+  if (free_events_.empty()) {
+    event = &events_.emplace_back();
+  } else {
+    event = free_events_.back();
+    free_events_.pop_back();
+  }
+  *event = {link_, *number, 0};
+  return event_view{event};
+}
+
+caf::error remote_device::destroy_event(event_view event) noexcept {
+  auto& x = event_of(event);
+  x.link->give_back_event(x.number);
+  x.link.reset();
+  free_events_.push_back(&x);
+  return {};
+}
+
+caf::error remote_device::record(event_view event, stream_view stream) noexcept {
+  auto& x = event_of(event);
+  const auto number = x.link->next_record(x.number);
+  if (auto error = x.link->tell(command::record, record_args{x.number, number, id_of(stream)}))
+    return error;
+  x.record = number;
+  return {};
+}
+
+caf::error remote_device::wait(stream_view stream, event_view event) noexcept {
+  const auto& x = event_of(event);
+  if (x.record == 0)
+    return {};
+  if (x.link != link_)
+    return wait_word(stream, &x.link->done_word(x.number), x.record);
+  if (link_->is_done(x.number, x.record))
+    return {};
+  return link_->run(command::wait_event, wait_event_args{x.number, id_of(stream)});
+}
+
+event_word remote_device::word_of(event_view event) const noexcept {
+  const auto& x = event_of(event);
+  if (x.record == 0)
+    return {};
+  return {{x.link, &x.link->done_word(x.number)}, x.record};
+}
+
+caf::error remote_device::wait_word(stream_view stream, const std::atomic<std::uint64_t>* word,
+                                    std::uint64_t value) noexcept {
+  auto there = [&] { return word->load(std::memory_order_acquire) >= value; };
+  if (there())
+    return {};
+  auto place = pool_->segments().place_of(word, sizeof *word, *link_);
+  if (!place)
+    return there() ? caf::error{} : place.error(); // its worker may be gone meanwhile
+  return link_->run(command::wait_word, wait_word_args{*place, value, id_of(stream)});
+}
+
+caf::expected<bool> remote_device::query(event_view event) noexcept {
+  const auto& x = event_of(event);
+  const auto done = x.record == 0 || x.link->is_done(x.number, x.record);
+  if (x.link->lost()) // a loss marks all words as done
+    return x.link->loss();
+  return done;
+}
+
+caf::error remote_device::synchronize(event_view event) noexcept {
+  for (;;) {
+    auto done = query(event);
+    if (!done)
+      return done.error();
+    if (*done)
+      return {};
+    std::this_thread::sleep_for(
+        std::chrono::microseconds{20}); // the worker polls, and signals nothing
+  }
+}
+
+caf::error remote_device::copy(void* target, const void* source, std::size_t size_bytes,
+                               copy_direction direction, stream_view stream) noexcept {
+  copy_args what;
+  what.direction = direction;
+  what.size_bytes = size_bytes;
+  what.stream = id_of(stream);
+  what.target = address_of(target);
+  what.source = address_of(source);
+  if (direction != copy_direction::device_to_device && size_bytes > 0) {
+    const auto* host = direction == copy_direction::host_to_device ? source : target;
+    auto place = pool_->segments().place_of(host, size_bytes, *link_);
+    if (!place)
+      return place.error();
+    what.host = *place;
+  }
+  return link_->run(command::copy, what);
+}
+
+caf::error remote_device::fill(void* target, std::span<const std::byte> pattern, std::size_t count,
+                               stream_view stream) noexcept {
+  fill_args what{address_of(target), count, pattern.size(), {}, id_of(stream)};
+  if (pattern.size() > sizeof what.pattern)
+    return fail(errc::invalid_argument, "a pattern of more than 8 bytes");
+  std::copy(pattern.begin(), pattern.end(), what.pattern);
+  return link_->run(command::fill, what);
+}
+
+caf::error remote_device::launch_host(stream_view, void (*)(void*), void*) noexcept {
+  return fail(errc::not_supported, "the device lives in another process");
+}
+
+caf::expected<bool> remote_device::can_access_peer(int) noexcept { return false; }
+
+caf::error remote_device::enable_peer(int) noexcept {
+  return fail(errc::not_supported, "the device lives in another process");
+}
+
+caf::error remote_device::admit_peer(int) noexcept {
+  return fail(errc::not_supported, "the device lives in another process");
+}
+
+caf::error remote_device::copy_peer(void*, int, const void*, int, std::size_t,
+                                    stream_view) noexcept {
+  return fail(errc::not_supported, "the device lives in another process");
+}
+
+caf::error remote_device::launch_registered(const std::string& name,
+                                            std::span<const launch_memory> reads,
+                                            std::span<const launch_memory> writes,
+                                            std::span<const std::byte> arguments,
+                                            stream_view stream) noexcept {
+  wire_writer request;
+  put(request, launch_request{name,
+                              {reads.begin(), reads.end()},
+                              {writes.begin(), writes.end()},
+                              {arguments.begin(), arguments.end()},
+                              id_of(stream)});
+  auto reply = link_->ask_bytes(command::launch, request.bytes());
+  return reply ? caf::error{} : reply.error();
+}
+
+void remote_device::set_loss_signal(std::function<void(const caf::error&)> signal) noexcept {
+  on_loss_->tell = std::move(signal);
+}
+
+caf::error remote_device::loss() const noexcept {
+  return link_ && link_->lost() ? link_->loss() : caf::error{};
+}
+
+// -- communicators
+
+/// Does nothing: the worker connects a communicator when it builds it.
+caf::error remote_communicator::connect(stream_view, connect_scope) noexcept {
+  return link_->lost() ? link_->loss() : caf::error{};
+}
+
+caf::error remote_communicator::enqueue(std::span<const collective_call> calls,
+                                        stream_view stream) noexcept {
+  calls_.clear();
+  for (auto& x : calls)
+    put(calls_, x);
+  return link_->run(command::enqueue,
+                    enqueue_args{key_, id_of(stream), static_cast<std::uint32_t>(calls.size())},
+                    calls_.bytes());
+}
+
+caf::error remote_communicator::register_window(void* memory, std::size_t size_bytes,
+                                                stream_view stream) noexcept {
+  return link_->run(command::register_window,
+                    window_args{key_, address_of(memory), size_bytes, id_of(stream)});
+}
+
+caf::error remote_communicator::deregister_window(void* memory) noexcept {
+  return link_->run(command::deregister_window, window_args{key_, address_of(memory), 0, 0});
+}
+
+void remote_communicator::on_loss(std::function<void()> f) noexcept {
+  link_->forget(loss_listener_);
+  loss_listener_ = link_->on_loss([f = std::move(f)](const caf::error&) { f(); });
+}
+
+caf::error remote_communicator::hand_over(std::span<const std::byte> what) noexcept {
+  wire_writer message;
+  message.put(key_);
+  message.put_bytes(what);
+  return link_->send(control::hand_over, message.bytes());
+}
+
+caf::error remote_communicator::asynchronous_error() noexcept {
+  const auto errors = link_->communicator_errors(); // read before the worker is asked
+  if (errors == errors_of_others_)
+    return link_->lost() ? link_->loss() : caf::error{};
+  if (auto error = link_->run(command::asynchronous_error, key_))
+    return error;
+  errors_of_others_ = errors;
+  return {};
+}
+
+} // namespace troupe::detail

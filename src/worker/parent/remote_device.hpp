@@ -1,0 +1,132 @@
+/// A device in a worker process, as its parent's lane sees it.
+#pragma once
+
+#include "worker/parent/worker_pool.hpp"
+#include <troupe/backend.hpp>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <stop_token>
+#include <vector>
+
+namespace troupe::detail {
+
+/// Target of a remote device's `event_view`. It stays in place as long as the device.
+struct remote_event {
+  std::shared_ptr<worker_link> link;
+  std::uint64_t number = 0;
+  std::uint64_t record = 0; ///< 0: never recorded
+};
+
+class remote_device final : public backend_device {
+public:
+  remote_device(std::shared_ptr<worker_pool> pool, int ordinal);
+  ~remote_device() override;
+
+  /// Starts a worker if the device has none.
+  caf::error bind() noexcept override;
+  caf::expected<device_properties> properties() noexcept override;
+  caf::expected<memory_info> memory() noexcept override;
+  caf::error open_memory() noexcept override;
+  caf::error close_memory() noexcept override;
+  caf::expected<void*> allocate(std::size_t size_bytes, stream_view stream) noexcept override;
+  caf::error deallocate(void* memory, stream_view stream) noexcept override;
+  caf::expected<void*> allocate_symmetric(std::size_t size_bytes) noexcept override;
+  caf::expected<void*> allocate_pinned(std::size_t size_bytes) noexcept override;
+  caf::error deallocate_pinned(void* memory) noexcept override;
+  std::function<caf::error(void*)> pinned_deleter() noexcept override;
+
+  caf::expected<stream_view> create_stream() noexcept override;
+  caf::error destroy_stream(stream_view stream) noexcept override;
+  caf::expected<event_view> create_event() noexcept override;
+  caf::error destroy_event(event_view event) noexcept override;
+  caf::error record(event_view event, stream_view stream) noexcept override;
+  caf::error wait(stream_view stream, event_view event) noexcept override;
+  caf::expected<bool> query(event_view event) noexcept override;
+  caf::error synchronize(event_view event) noexcept override;
+
+  caf::error copy(void* target, const void* source, std::size_t size_bytes,
+                  copy_direction direction, stream_view stream) noexcept override;
+  caf::error fill(void* target, std::span<const std::byte> pattern, std::size_t count,
+                  stream_view stream) noexcept override;
+  /// @errors errc::not_supported: no function of this process can run there
+  caf::error launch_host(stream_view stream, void (*function)(void*),
+                         void* argument) noexcept override;
+
+  /// Returns false: no device can access the memory of another process.
+  caf::expected<bool> can_access_peer(int peer) noexcept override;
+  caf::error enable_peer(int peer) noexcept override;
+  caf::error admit_peer(int peer) noexcept override;
+  caf::error copy_peer(void* target, int target_device, const void* source, int source_device,
+                       std::size_t size_bytes, stream_view stream) noexcept override;
+
+  caf::error wait_word(stream_view stream, const std::atomic<std::uint64_t>* word,
+                       std::uint64_t value) noexcept override;
+  event_word word_of(event_view event) const noexcept override;
+  void interrupt() noexcept override { stop_.request_stop(); }
+  bool is_remote() const noexcept override { return true; }
+  caf::error launch_registered(const std::string& name, std::span<const launch_memory> reads,
+                               std::span<const launch_memory> writes,
+                               std::span<const std::byte> arguments,
+                               stream_view stream) noexcept override;
+  void set_loss_signal(std::function<void(const caf::error&)> signal) noexcept override;
+  caf::error loss() const noexcept override;
+
+  bool runs_cuda() const noexcept override { return false; }
+  bool signals_completion() const noexcept override { return false; }
+  void set_completion_signal(std::function<void()>) noexcept override {}
+
+private:
+  caf::error fail(errc code, std::string detail) const;
+  caf::expected<void*> address(caf::expected<wire_reader> reply) const;
+
+  const std::shared_ptr<worker_pool> pool_;
+  const int ordinal_;
+  std::stop_source stop_;
+  std::shared_ptr<worker_link> link_; ///< set by the first `bind`; may be lost
+  device_properties properties_;
+  std::deque<remote_event> events_;
+  std::vector<remote_event*> free_events_;
+  /// Shared with the listeners of links.
+  struct loss_signal {
+    std::function<void(const caf::error&)> tell;
+    std::atomic<const worker_link*> of{nullptr}; ///< current link; replaced ones are ignored
+  };
+  const std::shared_ptr<loss_signal> on_loss_ = std::make_shared<loss_signal>();
+  bool tells_loss_ = false; ///< true if the link has the listener
+};
+
+/// One rank of a communicator, in a worker.
+class remote_communicator final : public backend_communicator {
+public:
+  remote_communicator(std::shared_ptr<worker_link> link, communicator_key key)
+      : link_(std::move(link)), key_(key) {}
+  ~remote_communicator() override { link_->forget(loss_listener_); }
+  remote_communicator(const remote_communicator&) = delete;
+  remote_communicator& operator=(const remote_communicator&) = delete;
+
+  worker_link& link() const noexcept { return *link_; }
+  communicator_key key() const noexcept { return key_; }
+
+  caf::error connect(stream_view stream, connect_scope what) noexcept override;
+  caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override;
+  caf::error register_window(void* memory, std::size_t size_bytes,
+                             stream_view stream) noexcept override;
+  caf::error deregister_window(void* memory) noexcept override;
+  void on_loss(std::function<void()> f) noexcept override;
+  std::shared_ptr<const device_life> life() const noexcept override { return link_; }
+  caf::error hand_over(std::span<const std::byte> what) noexcept override;
+  caf::error asynchronous_error() noexcept override;
+
+private:
+  const std::shared_ptr<worker_link> link_;
+  const communicator_key key_;
+  std::uint64_t loss_listener_ = 0; ///< id of the listener in the link
+  wire_writer calls_;               ///< buffer for the calls of the current `enqueue`
+  /// `communicator_errors()` when this rank last had no error.
+  std::uint64_t errors_of_others_ = 0;
+};
+
+} // namespace troupe::detail

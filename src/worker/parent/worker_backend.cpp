@@ -1,0 +1,352 @@
+#include "worker/parent/worker_backend.hpp"
+
+#include "foundation/error_text.hpp"
+#include "foundation/fair_limit.hpp"
+#include "foundation/log.hpp"
+#include "foundation/start_thread.hpp"
+#include "worker/parent/remote_device.hpp"
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+
+using reply = caf::expected<std::vector<std::byte>>;
+
+/// Returns a value from a worker's reply.
+template <wire_value T> caf::expected<T> value_of(std::span<const std::byte> from) {
+  wire_reader reader{from};
+  const auto result = reader.get<T>();
+  if (!reader.ok() || !reader.at_end())
+    return make_error(errc::internal, "a worker's reply could not be read");
+  return result;
+}
+
+/// Replies of several workers to one request.
+class replies {
+public:
+  explicit replies(std::size_t number) : all_(number) {}
+
+  void set(std::size_t i, reply x) {
+    std::lock_guard lock{mutex_};
+    ++there_;
+    if (!x && (!first_error_ || (is_of_a_peer(first_error_) && !is_of_a_peer(x.error()))))
+      first_error_ = x.error();
+    all_[i] = std::move(x);
+    condition_.notify_all();
+  }
+  /// Waits for all replies, for the first error, or until `limit` is over.
+  void wait_for_success(fair_limit& limit) {
+    wait(limit, [this] { return first_error_ || there_ == all_.size(); });
+  }
+  /// Waits for all replies, or until `limit` is over.
+  void wait_for_all(fair_limit& limit) {
+    wait(limit, [this] { return there_ == all_.size(); });
+  }
+  /// Waits for an error with a cause, if the first one may follow from another rank's
+  /// (`nccl_error`).
+  void wait_for_cause(std::chrono::nanoseconds limit) {
+    std::unique_lock lock{mutex_};
+    condition_.wait_for(lock, limit, [this] {
+      return !first_error_ || !is_of_a_peer(first_error_) || there_ == all_.size();
+    });
+  }
+  std::vector<std::size_t> missing() {
+    std::lock_guard lock{mutex_};
+    std::vector<std::size_t> result;
+    for (std::size_t i = 0; i < all_.size(); ++i)
+      if (!all_[i])
+        result.push_back(i);
+    return result;
+  }
+  /// Returns the first error with a cause, or else the first error.
+  caf::error first_error() {
+    std::lock_guard lock{mutex_};
+    return first_error_;
+  }
+  /// Valid when all are there.
+  const reply& operator[](std::size_t i) const { return *all_[i]; }
+
+private:
+  static bool is_of_a_peer(const caf::error& why) { return code_of(why) == errc::nccl_error; }
+
+  template <class F> void wait(fair_limit& limit, F f) {
+    std::unique_lock lock{mutex_};
+    static_cast<void>(limit.wait(condition_, lock, f));
+  }
+
+  std::mutex mutex_;
+  std::condition_variable condition_;
+  std::size_t there_ = 0;
+  caf::error first_error_;
+  std::vector<std::optional<reply>> all_;
+};
+
+/// How long after a rank's error another rank may still report its cause.
+constexpr std::chrono::milliseconds cause_patience{100};
+
+void abort_one(worker_link& link, communicator_key key) {
+  link.request(control::abort, bytes_of(key), std::nullopt, [](const reply& x) {
+    if (!x && code_of(x.error()) != errc::worker_lost)
+      log(log_level::warning, "the end of a rank in a worker gave an error", x.error());
+  });
+}
+
+/// A communicator that is being built in several workers.
+struct assembly {
+  explicit assembly(std::size_t ranks) : answers(ranks) {}
+
+  replies answers;
+  std::mutex mutex;
+  bool given_up = false;
+  std::vector<std::pair<std::shared_ptr<worker_link>, communicator_key>> built;
+
+  /// Cancels the build: aborts ranks that are built, now or later.
+  void end() {
+    std::lock_guard lock{mutex};
+    given_up = true;
+    for (auto& [link, key] : built)
+      abort_one(*link, key);
+    built.clear();
+  }
+};
+
+/// Cancels the build in all workers. The ranks meet in one of them.
+void call_off_in_workers(const communicator_id& id,
+                         std::span<const std::shared_ptr<worker_link>> links) {
+  for (auto& x : links)
+    x->request(control::call_off, bytes_of(id), std::nullopt, [](const reply&) {});
+}
+
+/// Kills workers that still build after the limit: a build that waits for a failed rank may not
+/// notice the cancellation. Holds workers weakly, so that they can end meanwhile.
+void end_those_that_hang(const std::shared_ptr<assembly>& all,
+                         const std::vector<std::weak_ptr<worker_link>>& links, fair_limit left,
+                         std::chrono::nanoseconds limit) {
+  all->answers.wait_for_all(left);
+  for (auto i : all->answers.missing())
+    if (auto link = links[i].lock())
+      link->give_up_late("to build its rank", limit);
+}
+
+} // namespace
+
+worker_backend::worker_backend(std::shared_ptr<worker_pool> pool, std::string name,
+                               const worker_settings& limits)
+    : pool_(std::move(pool)), name_(std::move(name)), call_limit_(limits.call_limit),
+      build_limit_(limits.build_limit) {}
+
+caf::error worker_backend::check(int ordinal) const {
+  if (ordinal >= 0 && ordinal < device_count())
+    return {};
+  failure f;
+  f.code = errc::invalid_argument;
+  f.device = ordinal;
+  f.detail = device_out_of_range(ordinal, device_count());
+  return make_error(std::move(f));
+}
+
+caf::expected<std::unique_ptr<backend_device>> worker_backend::open(int ordinal) noexcept {
+  if (auto error = check(ordinal))
+    return error;
+  return std::unique_ptr<backend_device>{std::make_unique<remote_device>(pool_, ordinal)};
+}
+
+caf::expected<peer_link> worker_backend::link(int from, int to) noexcept {
+  for (auto ordinal : {from, to})
+    if (auto error = check(ordinal))
+      return error;
+  const auto first = pool_->place_of(from);
+  const auto second = pool_->place_of(to);
+  if (first.host != second.host)
+    return peer_link{}; // only the network connects them
+  auto worker = pool_->provide(from);
+  if (!worker)
+    return worker.error();
+  const std::array<std::int32_t, 2> pair{first.device, second.device};
+  auto answer = (*worker)->request(control::peer_link, pair);
+  if (!answer)
+    return answer.error();
+  wire_reader reader{*answer};
+  auto result = get_peer_link(reader);
+  if (!reader.ok())
+    return make_error(errc::internal, "a worker's reply could not be read");
+  return result;
+}
+
+/// Returns a number for this process. `build` has a worker create the id by which the ranks meet.
+caf::expected<communicator_id> worker_backend::make_communicator_id() noexcept {
+  static std::atomic<std::uint64_t> last{0};
+  const auto number = ++last;
+  communicator_id result;
+  std::memcpy(result.bytes.data(), &number, sizeof number);
+  return result;
+}
+
+caf::expected<communicator_ranks>
+worker_backend::build(const communicator_id&, int size,
+                      std::span<const local_rank> ranks) noexcept {
+  if (size <= 0 || ranks.empty())
+    return make_error(errc::invalid_argument, "a communicator needs at least one rank");
+  std::vector<std::shared_ptr<worker_link>> links;
+  for (auto& x : ranks) {
+    if (auto error = check(x.device))
+      return error;
+    auto link = x.spare ? pool_->spare(x.device) : pool_->current(x.device);
+    if (!link) {
+      failure f;
+      f.code = errc::worker_lost;
+      f.device = x.device;
+      f.rank = x.rank;
+      f.detail = x.spare ? "the device has no spare" : "the device has no worker";
+      return make_error(std::move(f));
+    }
+    links.push_back(std::move(link));
+  }
+  std::lock_guard one_at_a_time{building_};
+  fair_limit left{build_limit_};
+  auto made = links.front()->request(control::make_communicator_id, std::span<const std::byte>{},
+                                     std::nullopt, build_limit_);
+  if (!made)
+    return made.error();
+  auto id = value_of<communicator_id>(*made);
+  if (!id)
+    return id.error();
+  build_args what;
+  what.id = *id;
+  what.size = size;
+  auto all = std::make_shared<assembly>(ranks.size());
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    what.rank = ranks[i].rank;
+    what.device = pool_->place_of(ranks[i].device).device;
+    links[i]->request(control::build, bytes_of(what), std::nullopt,
+                      [all, i, link = links[i]](reply x) {
+                        auto key = x ? value_of<communicator_key>(*x)
+                                     : caf::expected<communicator_key>{x.error()};
+                        if (key) {
+                          std::unique_lock lock{all->mutex};
+                          if (all->given_up) {
+                            lock.unlock();
+                            abort_one(*link, *key);
+                          } else {
+                            all->built.emplace_back(link, *key);
+                          }
+                        }
+                        all->answers.set(i, key ? std::move(x) : reply{key.error()});
+                      });
+  }
+  all->answers.wait_for_success(left);
+  all->answers.wait_for_cause(cause_patience);
+  if (auto why = all->answers.first_error()) {
+    all->end();
+    call_off_in_workers(*id, links); // they may wait for the failed rank
+    if (build_limit_.count() != 0 && !all->answers.missing().empty()) {
+      const std::vector<std::weak_ptr<worker_link>> weak{links.begin(), links.end()};
+      const auto end = [all, weak, left, limit = build_limit_] {
+        end_those_that_hang(all, weak, left, limit);
+      };
+      if (start_detached_thread(end, "to end workers"))
+        end(); // then this thread has to wait
+    }
+    return why;
+  }
+  if (const auto late = all->answers.missing(); !late.empty()) {
+    all->end();
+    for (auto i : late)
+      links[i]->give_up_late("to build its rank", build_limit_);
+    return links[late.front()]->loss();
+  }
+  communicator_ranks result;
+  for (std::size_t i = 0; i < ranks.size(); ++i)
+    result.push_back(std::make_unique<remote_communicator>(
+        links[i], wire_reader{*all->answers[i]}.get<communicator_key>()));
+  return result;
+}
+
+caf::error worker_backend::provide_spare(int ordinal) noexcept {
+  if (auto error = check(ordinal))
+    return error;
+  return pool_->provide_spare(ordinal);
+}
+
+caf::error worker_backend::tell(int ordinal, std::span<const std::byte> what) noexcept {
+  if (auto error = check(ordinal))
+    return error;
+  auto link = pool_->current(ordinal);
+  if (link)
+    return link->send(control::tell, what);
+  failure f;
+  f.code = errc::worker_lost;
+  f.device = ordinal;
+  f.detail = "the device has no worker";
+  return make_error(std::move(f));
+}
+
+bool worker_backend::is_current(const backend_communicator& rank, int ordinal) const noexcept {
+  auto& link = static_cast<const remote_communicator&>(rank).link();
+  return &link == pool_->current(ordinal).get() && !link.lost();
+}
+
+bool worker_backend::give_up(int ordinal, const caf::error& why) noexcept {
+  if (check(ordinal))
+    return false;
+  auto link = pool_->current(ordinal);
+  if (!link)
+    return false;
+  link->give_up(lost_worker(ordinal, why));
+  return true;
+}
+
+caf::error worker_backend::end(control how, const communicator_ranks& ranks) noexcept {
+  if (ranks.empty())
+    return {};
+  auto link_of = [&](std::size_t i) -> worker_link& {
+    return static_cast<remote_communicator&>(*ranks[i]).link();
+  };
+  auto answers = std::make_shared<replies>(ranks.size());
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    auto& rank = static_cast<remote_communicator&>(*ranks[i]);
+    const auto key = rank.key();
+    rank.link().request(how, bytes_of(key), std::nullopt,
+                        [answers, i](reply x) { answers->set(i, std::move(x)); });
+  }
+  fair_limit left{call_limit_};
+  answers->wait_for_all(left);
+  for (auto i : answers->missing())
+    link_of(i).give_up_late("to end its rank", call_limit_);
+  fair_limit none{{}};
+  answers->wait_for_all(none); // `give_up_late` completes them
+  caf::error result;
+  for (std::size_t i = 0; i < ranks.size(); ++i)
+    if (auto& x = (*answers)[i]; !x && !result && code_of(x.error()) != errc::worker_lost)
+      result = x.error(); // a rank in a lost worker has ended with it
+  return result;
+}
+
+caf::error worker_backend::abort(communicator_ranks ranks) noexcept {
+  return end(control::abort, ranks);
+}
+
+caf::error worker_backend::destroy(communicator_ranks ranks) noexcept {
+  return end(control::destroy, ranks);
+}
+
+} // namespace troupe::detail
+
+namespace troupe {
+
+std::vector<device_place> device_places(const backend& of) {
+  std::vector<device_place> result;
+  const auto* workers = dynamic_cast<const detail::worker_backend*>(&of);
+  for (int i = 0; i < of.device_count(); ++i)
+    result.push_back(workers != nullptr ? workers->place_of(i) : device_place{{}, i});
+  return result;
+}
+
+} // namespace troupe

@@ -1,0 +1,59 @@
+/// Backend of a parent whose GPUs are in worker processes.
+#pragma once
+
+#include "worker/parent/worker_pool.hpp"
+#include <troupe/backend.hpp>
+#include <troupe/worker.hpp>
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace troupe::detail {
+
+class worker_backend final : public backend {
+public:
+  /// `name`: of the backend in the workers.
+  /// `limits`: `call_limit` and `build_limit` are used
+  worker_backend(std::shared_ptr<worker_pool> pool, std::string name,
+                 const worker_settings& limits = {});
+
+  std::string_view name() const noexcept override { return name_; }
+  int device_count() const noexcept override { return pool_->device_count(); }
+  device_place place_of(int ordinal) const { return pool_->place_of(ordinal); }
+  caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override;
+  caf::expected<peer_link> link(int from, int to) noexcept override;
+  /// Returns an id that `build` ignores. `build` lets the worker of the first rank create the real
+  /// one, because that must live as long as the communicator.
+  caf::expected<communicator_id> make_communicator_id() noexcept override;
+  /// @errors also errc::worker_lost: a worker is gone, and the other ranks are aborted
+  caf::expected<communicator_ranks> build(const communicator_id& id, int size,
+                                          std::span<const local_rank> ranks) noexcept override;
+  caf::error provide_spare(int ordinal) noexcept override;
+  caf::error tell(int ordinal, std::span<const std::byte> what) noexcept override;
+  void set_listener(
+      std::function<void(int ordinal, std::span<const std::byte> what)> f) noexcept override {
+    pool_->set_listener(std::move(f));
+  }
+  bool is_current(const backend_communicator& rank, int ordinal) const noexcept override;
+  caf::error abort(communicator_ranks ranks) noexcept override;
+  caf::error destroy(communicator_ranks ranks) noexcept override;
+  /// Kills the worker of the device.
+  bool give_up(int ordinal, const caf::error& why) noexcept override;
+
+private:
+  caf::error end(control how, const communicator_ranks& ranks) noexcept;
+  caf::error check(int ordinal) const;
+
+  const std::shared_ptr<worker_pool> pool_;
+  const std::string name_;
+  const std::chrono::nanoseconds call_limit_;
+  const std::chrono::nanoseconds build_limit_;
+  /// Workers build one communicator at a time, all in the same order. Each connects it beside other
+  /// work, and two builds at a time could wait for each other.
+  std::mutex building_;
+};
+
+} // namespace troupe::detail

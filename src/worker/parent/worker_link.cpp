@@ -1,0 +1,343 @@
+#include "worker/parent/worker_link.hpp"
+
+#include "foundation/fair_limit.hpp"
+#include "foundation/spin.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+
+using clock = std::chrono::steady_clock;
+
+/// A sleeper looks again after this time: the process that should wake it may have ended.
+constexpr std::chrono::milliseconds doze{20};
+
+/// More than any record. CUDA compares the sign of the difference (CU_STREAM_WAIT_VALUE_GEQ).
+constexpr std::uint64_t all_done = INT64_MAX;
+
+caf::error too_large(std::size_t size) {
+  return make_error(errc::out_of_range,
+                    "a command of " + std::to_string(size) + " bytes is too large for a worker");
+}
+
+} // namespace
+
+caf::error lost_worker(int device, const caf::error& cause) {
+  auto result = failure_of(cause).value_or(failure{});
+  if (!failure_of(cause))
+    result.detail = describe(cause);
+  else
+    result.detail =
+        std::string{to_string(result.code)} + (result.detail.empty() ? "" : ": " + result.detail);
+  result.code = errc::worker_lost;
+  result.device = device;
+  return make_error(std::move(result));
+}
+
+worker_link::worker_link(int device, link_area& area, std::shared_ptr<void> keep,
+                         std::unique_ptr<control_sender> control)
+    : device_(device), area_(area), keep_(std::move(keep)), control_(std::move(control)),
+      ring_(area.words, area.commands), records_(link_area::event_count) {
+  free_events_.reserve(link_area::event_count);
+  for (auto i = link_area::event_count; i > 0; --i)
+    free_events_.push_back(i - 1);
+}
+
+// -- the lane
+
+caf::error worker_link::write(command what, bool wants_reply, std::span<const std::byte> first,
+                              std::span<const std::byte> more,
+                              std::chrono::nanoseconds limit) noexcept {
+  const auto size = first.size() + more.size();
+  if (size > ring_.limit())
+    return too_large(size);
+  const command_head head{static_cast<std::uint32_t>(size), static_cast<std::uint16_t>(what),
+                          static_cast<std::uint16_t>(wants_reply), ++last_command_};
+  if (!lost() && ring_.try_write(head, first, more)) {
+    ring_.ring();
+    return {};
+  }
+  for (fair_limit left{limit}; !lost();) {
+    ring_.wait_for_room(doze);
+    if (ring_.try_write(head, first, more)) {
+      ring_.ring();
+      return {};
+    }
+    if (ring_.broken())
+      give_up_nonsense("it consumed commands that were never written");
+    else if (left.over())
+      give_up_late("to take commands", limit);
+  }
+  return loss();
+}
+
+bool worker_link::wait_for_reply(command what, std::chrono::nanoseconds limit) noexcept {
+  auto there = [this] { // numbers count up: one that is too large ends the wait, too
+    return area_.replied.load(std::memory_order_acquire) >= last_command_ || lost();
+  };
+  if (spin_.count() != 0)
+    for (const auto until = clock::now() + spin_; clock::now() < until;)
+      for (int i = 0; i < 16; ++i) {
+        if (there())
+          return !lost();
+        pause();
+      }
+  for (fair_limit left{limit}; !there();) {
+    area_.to_asker.sleep(doze, there);
+    if (left.over() && !there())
+      give_up_late("to answer \"" + std::string{to_string(what)} + "\"", limit);
+  }
+  return !lost();
+}
+
+caf::expected<wire_reader> worker_link::ask_bytes(command what, std::span<const std::byte> first,
+                                                  std::span<const std::byte> more,
+                                                  std::chrono::nanoseconds limit) noexcept {
+  if (limit.count() == 0)
+    limit = command_limit();
+  if (auto error = write(what, true, first, more, limit))
+    return error;
+  if (!wait_for_reply(what, limit))
+    return loss();
+  const std::size_t size = area_.reply_size.load(std::memory_order_relaxed);
+  if (size > area_.reply.size() || area_.replied.load(std::memory_order_relaxed) != last_command_) {
+    give_up_nonsense("a reply to no command of this process");
+    return loss();
+  }
+  reply_.assign(area_.reply.begin(), area_.reply.begin() + static_cast<std::ptrdiff_t>(size));
+  wire_reader reader{reply_};
+  if (auto error = get_error(reader))
+    return heard(error);
+  if (!reader.ok())
+    return make_error(errc::internal, "a worker's reply could not be read");
+  return reader;
+}
+
+std::optional<std::uint64_t> worker_link::take_event() noexcept {
+  if (free_events_.empty())
+    return std::nullopt;
+  const auto result = free_events_.back();
+  free_events_.pop_back();
+  return result;
+}
+
+void worker_link::give_back_event(std::uint64_t event) noexcept { free_events_.push_back(event); }
+
+// -- any thread
+
+caf::expected<std::vector<std::byte>>
+worker_link::request(control what, std::span<const std::byte> body, std::optional<int> descriptor,
+                     std::chrono::nanoseconds limit) noexcept {
+  struct state {
+    std::mutex mutex;
+    std::condition_variable condition;
+    std::optional<caf::expected<std::vector<std::byte>>> result;
+  };
+  auto shared = std::make_shared<state>();
+  request(what, body, descriptor, [shared](caf::expected<std::vector<std::byte>> result) {
+    std::lock_guard lock{shared->mutex};
+    shared->result.emplace(std::move(result));
+    shared->condition.notify_one();
+  });
+  auto there = [&] { return shared->result.has_value(); };
+  std::unique_lock lock{shared->mutex};
+  if (limit.count() != 0 && !fair_limit{limit}.wait(shared->condition, lock, there)) {
+    lock.unlock();
+    give_up_late("to answer \"" + std::string{to_string(what)} + "\"", limit);
+    lock.lock();
+  }
+  shared->condition.wait(lock, there); // a loss sets the result, too
+  return std::move(*shared->result);
+}
+
+void worker_link::request(
+    control what, std::span<const std::byte> body, std::optional<int> descriptor,
+    std::function<void(caf::expected<std::vector<std::byte>>)> then) noexcept {
+  control_head head;
+  head.kind = what;
+  {
+    std::unique_lock lock{mutex_};
+    if (lost_) {
+      auto why = why_;
+      lock.unlock();
+      return then(why);
+    }
+    head.number = ++last_request_;
+    open_.emplace(head.number, open_request{what, std::move(then)});
+  }
+  std::vector<std::byte> message(sizeof head + body.size());
+  std::memcpy(message.data(), &head, sizeof head);
+  if (!body.empty())
+    std::memcpy(message.data() + sizeof head, body.data(), body.size());
+  const auto error = control_->send(message, descriptor);
+  if (!error)
+    return;
+  if (code_of(error) == errc::deadline_exceeded)
+    return give_up(lost_worker(device_, error));
+  if (code_of(error) == errc::worker_lost)
+    return; // the supervisor of the process notices it as well, and knows why
+  reply_handler handler;
+  {
+    std::lock_guard lock{mutex_};
+    if (auto i = open_.find(head.number); i != open_.end()) {
+      handler = std::move(i->second.then);
+      open_.erase(i);
+    }
+  }
+  if (handler)
+    handler(lost() ? loss() : error);
+}
+
+caf::error worker_link::send(control what, std::span<const std::byte> body) noexcept {
+  if (body.size() > control_bytes - sizeof(control_head))
+    return make_error(errc::invalid_argument,
+                      std::to_string(body.size()) + " bytes are too many for a worker's message");
+  if (lost())
+    return loss();
+  request(what, body, std::nullopt,
+          [self = weak_from_this()](caf::expected<std::vector<std::byte>> reply) {
+            auto link = self.lock();
+            if (!reply && link && !link->lost())
+              link->give_up(lost_worker(link->device(), reply.error()));
+          });
+  return {};
+}
+
+void worker_link::received(std::span<const std::byte> message) noexcept {
+  wire_reader reader{message};
+  const auto head = reader.get<control_head>();
+  if (reader.ok() && head.kind == control::told && head.number == 0) {
+    const auto what = reader.get_bytes();
+    if (!reader.ok() || !reader.at_end())
+      return give_up_nonsense("a program's message that could not be read");
+    if (listener_ && !lost())
+      listener_(what);
+    return;
+  }
+  reply_handler handler;
+  if (reader.ok()) {
+    std::lock_guard lock{mutex_};
+    if (lost_)
+      return;
+    if (auto i = open_.find(head.number); i != open_.end() && i->second.kind == head.kind) {
+      handler = std::move(i->second.then);
+      open_.erase(i);
+    }
+  }
+  if (!handler)
+    return give_up_nonsense("a message that answers no request");
+  if (auto error = get_error(reader))
+    return handler(heard(error));
+  const auto body = reader.get_bytes();
+  if (!reader.ok() || !reader.at_end()) {
+    give_up_nonsense("a reply that could not be read");
+    return handler(loss());
+  }
+  handler(std::vector<std::byte>{body.begin(), body.end()});
+}
+
+caf::error worker_link::heard(const caf::error& error) noexcept {
+  if (severity_of(error) != severity::process)
+    return error;
+  lose(lost_worker(device_, error));
+  return loss();
+}
+
+caf::error worker_link::loss() const {
+  std::lock_guard lock{mutex_};
+  return why_;
+}
+
+std::uint64_t worker_link::on_loss(std::function<void(const caf::error&)> f) {
+  {
+    std::lock_guard lock{mutex_};
+    if (!lost_) {
+      on_loss_.emplace(++last_listener_, std::move(f));
+      return last_listener_;
+    }
+  }
+  f(loss());
+  return 0;
+}
+
+void worker_link::forget(std::uint64_t listener) noexcept {
+  std::function<void(const caf::error&)> gone; // destroyed without the lock
+  std::lock_guard lock{mutex_};
+  if (auto i = on_loss_.find(listener); i != on_loss_.end()) {
+    gone = std::move(i->second);
+    on_loss_.erase(i);
+  }
+}
+
+void worker_link::give_up(const caf::error& why) noexcept { lose(why, true); }
+
+void worker_link::give_up_late(std::string_view what, std::chrono::nanoseconds limit) noexcept {
+  const auto ms = std::chrono::ceil<std::chrono::milliseconds>(limit).count();
+  failure f;
+  f.code = errc::worker_lost;
+  f.device = device_;
+  f.detail = "its worker took more than " + std::to_string(ms) + " ms " + std::string{what} +
+             ", and was killed";
+  give_up(make_error(std::move(f)));
+}
+
+void worker_link::give_up_nonsense(std::string_view what) noexcept {
+  failure f;
+  f.code = errc::worker_lost;
+  f.device = device_;
+  f.detail = "its worker wrote malformed data (" + std::string{what} + "), and was killed";
+  give_up(make_error(std::move(f)));
+}
+
+void worker_link::lose(const caf::error& why, bool kills) noexcept {
+  std::map<std::uint64_t, open_request> open;
+  std::map<std::uint64_t, std::function<void(const caf::error&)>> listeners;
+  {
+    std::unique_lock lock{mutex_};
+    if (lost_) {
+      lock.unlock();
+      if (kills)
+        control_->kill();
+      return;
+    }
+    why_ = why;
+    lost_.store(true, std::memory_order_release);
+    open.swap(open_);
+    listeners.swap(on_loss_);
+    telling_ = std::this_thread::get_id();
+  }
+  if (kills)
+    control_->kill();
+  area_.to_asker.ring();
+  area_.words.to_writer.ring();
+  for (auto& [number, f] :
+       listeners) // first, so that lost work fails with this cause and not with a consequence
+    f(why);
+  end_waiting();
+  for (auto& [number, x] : open)
+    x.then(why);
+  std::lock_guard lock{mutex_};
+  telling_ = {};
+  told_.notify_all();
+}
+
+/// Marks all events as done: streams of other devices wait for them.
+void worker_link::end_waiting() noexcept {
+  for (auto& x : area_.done)
+    x.store(all_done, std::memory_order_release);
+}
+
+/// Does it again: the ending process may have overwritten the words.
+void worker_link::gone() noexcept { end_waiting(); }
+
+void worker_link::wait_until_told() noexcept {
+  std::unique_lock lock{mutex_};
+  told_.wait(lock, [this] {
+    return telling_ == std::thread::id{} || telling_ == std::this_thread::get_id();
+  });
+}
+
+} // namespace troupe::detail

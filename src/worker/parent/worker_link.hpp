@@ -1,0 +1,202 @@
+/// The parent's side of the connection to one worker process.
+#pragma once
+
+#include "worker/protocol/link_area.hpp"
+#include "worker/protocol/protocol.hpp"
+#include <troupe/backend.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+namespace troupe::detail {
+
+/// Sends messages of `control` to a worker. @thread any
+class control_sender {
+public:
+  virtual ~control_sender() = default;
+  /// @errors errc::deadline_exceeded: the worker does not read; errc::worker_lost: it has ended,
+  ///         and its supervisor tells the link; others: this message cannot be sent
+  [[nodiscard]] virtual caf::error send(std::span<const std::byte> message,
+                                        std::optional<int> descriptor) noexcept = 0;
+  /// Ends the worker at once, without waiting for senders; its messages are ignored. If this fails,
+  /// the supervisor ends it when it finds the link lost.
+  virtual void kill() noexcept {}
+  /// Returns true if the worker has ended. The link may not have been told yet.
+  virtual bool has_ended() const noexcept { return false; }
+};
+
+/// Returns the error for users of a device whose worker ended because of `cause`.
+caf::error lost_worker(int device, const caf::error& cause);
+
+/// One life of a worker. The device's lane sends commands through the ring, any thread requests
+/// through the socket.
+/// Once the worker is lost, every call returns the cause at once. Nothing that the worker writes
+/// does harm: an impossible value makes it lost.
+class worker_link final : public device_life, public std::enable_shared_from_this<worker_link> {
+public:
+  /// @param area zeroed memory that both share; `keep` keeps it
+  worker_link(int device, link_area& area, std::shared_ptr<void> keep,
+              std::unique_ptr<control_sender> control);
+
+  int device() const noexcept { return device_; }
+  /// Sets how long `ask` spins for the reply. To be called before the first command.
+  void set_spin(std::chrono::nanoseconds x) noexcept { spin_ = x; }
+  /// Sets the default limit for a request's reply; 0: none. A command waits twice as long: by then
+  /// the supervisor knows the call that the worker hangs in. To be called before the first request.
+  void set_request_limit(std::chrono::nanoseconds x) noexcept { request_limit_ = x; }
+
+  /// Sets the receiver of messages from the worker's programs, on the receiving thread. To be
+  /// called before the first message.
+  void set_listener(std::function<void(std::span<const std::byte>)> f) { listener_ = std::move(f); }
+
+  // -- the lane
+
+  /// Enqueues a command without a reply.
+  template <wire_value T> caf::error tell(command what, const T& arguments) noexcept {
+    return write(what, false, bytes_of(arguments), {}, command_limit());
+  }
+  /// Enqueues a command and waits for its reply, which is readable until the next one.
+  /// @errors errors of the worker; errc::worker_lost
+  template <wire_value T>
+  caf::expected<wire_reader> ask(command what, const T& arguments,
+                                 std::span<const std::byte> more = {},
+                                 std::chrono::nanoseconds limit = {}) noexcept {
+    return ask_bytes(what, bytes_of(arguments), more, limit);
+  }
+  /// Does the same. After `limit` the worker is given up; 0: the default.
+  caf::expected<wire_reader> ask_bytes(command what, std::span<const std::byte> first,
+                                       std::span<const std::byte> more = {},
+                                       std::chrono::nanoseconds limit = {}) noexcept;
+  /// Does the same, for a reply that is only an error or none.
+  template <wire_value T>
+  caf::error run(command what, const T& arguments, std::span<const std::byte> more = {},
+                 std::chrono::nanoseconds limit = {}) noexcept {
+    auto reply = ask(what, arguments, more, limit);
+    return reply ? caf::error{} : reply.error();
+  }
+
+  /// Allocates a number for an event.
+  std::optional<std::uint64_t> take_event() noexcept;
+  void give_back_event(std::uint64_t event) noexcept;
+  std::uint64_t next_record(std::uint64_t event) noexcept { return ++records_[event]; }
+  bool is_done(std::uint64_t event, std::uint64_t record) noexcept {
+    const auto done = area_.done[event].load(std::memory_order_acquire);
+    if (done > records_[event] && !lost())
+      give_up_nonsense("an event is complete that was never recorded");
+    return done >= record;
+  }
+
+  // -- any thread
+
+  /// Returns the number of asynchronous errors of communicator ranks in the worker.
+  std::uint64_t communicator_errors() const noexcept {
+    return area_.communicator_errors.load(std::memory_order_acquire);
+  }
+  const std::atomic<std::uint64_t>& done_word(std::uint64_t event) const noexcept {
+    return area_.done[event];
+  }
+
+  /// Waits for the reply. After `limit` the worker is given up; 0: none.
+  /// @errors errors of the worker; errc::worker_lost
+  caf::expected<std::vector<std::byte>> request(control what, std::span<const std::byte> body,
+                                                std::optional<int> descriptor,
+                                                std::chrono::nanoseconds limit) noexcept;
+  caf::expected<std::vector<std::byte>> request(control what, std::span<const std::byte> body,
+                                                std::optional<int> descriptor = {}) noexcept {
+    return request(what, body, descriptor, request_limit_);
+  }
+  template <wire_value T>
+  caf::expected<std::vector<std::byte>> request(control what, const T& body,
+                                                std::optional<int> descriptor = {}) noexcept {
+    return request(what, bytes_of(body), descriptor);
+  }
+  /// Does not wait: `then` gets the reply on the receiving thread, or the loss.
+  void request(control what, std::span<const std::byte> body, std::optional<int> descriptor,
+               std::function<void(caf::expected<std::vector<std::byte>>)> then) noexcept;
+
+  /// Sends a request whose reply is not needed. A worker that replies with an error is given up.
+  /// @errors errc::invalid_argument: too long; errc::worker_lost
+  caf::error send(control what, std::span<const std::byte> body) noexcept;
+
+  /// Ends the worker, which is lost because of `why`.
+  void give_up(const caf::error& why) noexcept;
+  /// Does the same because the worker missed `limit`. `what`: "to ..."
+  void give_up_late(std::string_view what, std::chrono::nanoseconds limit) noexcept;
+  /// Does the same for an impossible value from the worker.
+  void give_up_nonsense(std::string_view what) noexcept;
+
+  bool lost() const noexcept override { return lost_.load(std::memory_order_acquire); }
+  bool has_ended() const noexcept override { return control_->has_ended(); }
+  caf::error loss() const;
+  /// Calls `f` once, on loss; at once if it is lost already. Returns the listener's number.
+  std::uint64_t on_loss(std::function<void(const caf::error&)> f);
+  /// Removes the listener. A call of it may be running.
+  void forget(std::uint64_t listener) noexcept;
+
+  // -- the supervisor of the process
+
+  void received(std::span<const std::byte> message) noexcept;
+  void lose(const caf::error& why) noexcept { lose(why, false); }
+  /// Marks all events as done: the process has ended after the loss, and writes no more.
+  void gone() noexcept;
+  /// Blocks until all listeners were told of the loss. Does not block on their thread.
+  void wait_until_told() noexcept;
+
+private:
+  using reply_handler = std::function<void(caf::expected<std::vector<std::byte>>)>;
+
+  caf::error write(command what, bool wants_reply, std::span<const std::byte> first,
+                   std::span<const std::byte> more, std::chrono::nanoseconds limit) noexcept;
+  bool wait_for_reply(command what, std::chrono::nanoseconds limit) noexcept;
+  std::chrono::nanoseconds command_limit() const noexcept {
+    constexpr auto most = std::chrono::nanoseconds::max();
+    return request_limit_ < most / 2 ? 2 * request_limit_ : most;
+  }
+  void lose(const caf::error& why, bool kills) noexcept;
+  void end_waiting() noexcept;
+  /// Returns the error for this process. If the error ends the worker, the link is lost.
+  caf::error heard(const caf::error& error) noexcept;
+
+  const int device_;
+  link_area& area_;
+  const std::shared_ptr<void> keep_;
+  const std::unique_ptr<control_sender> control_;
+  std::chrono::nanoseconds spin_{0};
+  std::chrono::nanoseconds request_limit_{0};
+  std::function<void(std::span<const std::byte>)> listener_;
+  command_ring ring_;
+  std::uint64_t last_command_ = 0;
+  std::vector<std::byte> reply_;
+  std::vector<std::uint64_t> records_;
+  std::vector<std::uint64_t> free_events_;
+
+  std::atomic<bool> lost_{false};
+  mutable std::mutex mutex_;
+  caf::error why_;
+  std::uint64_t last_request_ = 0;
+  struct open_request {
+    control kind{};
+    reply_handler then;
+  };
+  std::map<std::uint64_t, open_request> open_;
+  std::map<std::uint64_t, std::function<void(const caf::error&)>> on_loss_; ///< by number
+  std::uint64_t last_listener_ = 0;
+  std::condition_variable told_;
+  std::thread::id telling_; ///< the thread that calls listeners, if any
+};
+
+} // namespace troupe::detail

@@ -1,0 +1,74 @@
+/// Source of the workers for the devices of a parent.
+#pragma once
+
+#include "worker/parent/shared_segments.hpp"
+#include "worker/parent/worker_link.hpp"
+#include <troupe/worker.hpp>
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <stop_token>
+#include <utility>
+
+namespace troupe::detail {
+
+/// @thread any
+class worker_pool {
+public:
+  explicit worker_pool(
+      std::shared_ptr<shared_segments> segments = std::make_shared<shared_segments>())
+      : segments_(std::move(segments)) {}
+  virtual ~worker_pool() = default;
+
+  virtual int device_count() const noexcept = 0;
+  /// Returns the worker of a device; starts one if there is none or it is lost. Blocks, but returns
+  /// soon after a stop request.
+  /// @errors errc::unavailable: no worker could be started, and why
+  virtual caf::expected<std::shared_ptr<worker_link>>
+  provide(int ordinal, const std::stop_token& stop = {}) noexcept = 0;
+  /// Returns the worker of a device, if there is one.
+  virtual std::shared_ptr<worker_link> current(int ordinal) const noexcept = 0;
+  /// Prepares a spare for the loss of the worker: `provide` then returns it at once. Blocks as
+  /// `provide` does.
+  /// @errors errc::unavailable: no worker could be started, and why
+  virtual caf::error provide_spare(int ordinal, const std::stop_token& stop = {}) noexcept = 0;
+  /// Returns the spare of a device, if there is one.
+  virtual std::shared_ptr<worker_link> spare(int ordinal) const noexcept = 0;
+  /// Stops the worker of a device that needs it no more. Blocks.
+  virtual void release(int ordinal) noexcept = 0;
+
+  using program_listener = std::function<void(int ordinal, std::span<const std::byte>)>;
+  /// Sets the receiver of messages from the programs of all workers, on any thread.
+  void set_listener(program_listener f) {
+    std::lock_guard lock{listener_mutex_};
+    listener_ = std::make_shared<const program_listener>(std::move(f));
+  }
+
+  /// Returns where the device is. Workers know the devices of their host by their ordinals there.
+  virtual device_place place_of(int ordinal) const { return {{}, ordinal}; }
+
+  shared_segments& segments() noexcept { return *segments_; }
+  /// Returns a shared owner: it may outlive the workers.
+  const std::shared_ptr<shared_segments>& shared() const noexcept { return segments_; }
+
+protected:
+  void told(int ordinal, std::span<const std::byte> what) const {
+    std::shared_ptr<const program_listener> to;
+    {
+      std::lock_guard lock{listener_mutex_};
+      to = listener_;
+    }
+    if (to && *to)
+      (*to)(ordinal, what);
+  }
+
+private:
+  mutable std::mutex listener_mutex_;
+  std::shared_ptr<const program_listener> listener_;
+  const std::shared_ptr<shared_segments> segments_;
+};
+
+} // namespace troupe::detail

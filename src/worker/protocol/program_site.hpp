@@ -1,0 +1,30 @@
+/// Interface to the part of a worker that drives ranks for its program.
+#pragma once
+
+#include "worker/protocol/protocol.hpp"
+#include <troupe/backend.hpp>
+
+#include <cstddef>
+#include <span>
+
+namespace troupe::detail {
+
+/// @thread any
+class program_site {
+public:
+  virtual ~program_site() = default;
+
+  /// Prepares slow resources in advance, for a spare.
+  /// @thread the one that drives the device
+  virtual caf::error warm() = 0;
+  /// Takes over `rank`, which the parent knows by `key`; `what` describes it. Tells the worker when
+  /// nothing of the rank is left.
+  virtual caf::error take(communicator_key key, communicator_ranks rank,
+                          std::span<const std::byte> what) = 0;
+  /// Ends that rank for the parent. The end is told as for `take`.
+  virtual void give_back(communicator_key key) = 0;
+  /// Receives a message of the parent. @thread one call at a time, `take` included
+  virtual void received(std::span<const std::byte> what) = 0;
+};
+
+} // namespace troupe::detail

@@ -1,0 +1,222 @@
+/// Protocol between a parent and a worker: commands in the ring, in order, for the thread that
+/// drives the device; requests through the socket if they block or concern no stream. Addresses are
+/// the worker's.
+#pragma once
+
+#include "foundation/wire.hpp"
+#include "worker/protocol/message_socket.hpp"
+#include <troupe/backend.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace troupe::detail {
+
+/// Commands in the ring, with their arguments and replies. Each may be answered by an error
+/// instead. `record` and `stop` are sent without a reply.
+enum class command : std::uint16_t {
+  skip = 0,
+  bind,   ///< reply: device_properties
+  warm,   ///< binds, and prepares resources that take the driver long; for a spare
+  memory, ///< reply: memory_info
+  open_memory,
+  close_memory,
+  allocate,           ///< allocate_args; reply: address
+  deallocate,         ///< deallocate_args
+  allocate_symmetric, ///< size; reply: address
+  create_stream,      ///< reply: stream_id
+  destroy_stream,     ///< stream_id
+  record,             ///< record_args
+  wait_event,         ///< wait_event_args
+  wait_word,          ///< wait_word_args
+  copy,               ///< copy_args
+  fill,               ///< fill_args
+  launch,             ///< launch_request
+  enqueue,            ///< enqueue_args, then the calls
+  register_window,    ///< window_args
+  deregister_window,  ///< window_args
+  asynchronous_error, ///< communicator_key
+  stop,               ///< the last command
+};
+
+std::string_view to_string(command x) noexcept;
+
+/// For commands without arguments.
+struct no_arguments {};
+
+/// Number of a stream of the worker's device; 0: none.
+using stream_id = std::uint64_t;
+/// Number of a communicator's rank in the worker.
+using communicator_key = std::uint64_t;
+
+/// A place in host memory that both processes have mapped.
+struct shared_place {
+  std::uint64_t segment = 0;
+  std::uint64_t offset = 0;
+};
+
+struct allocate_args {
+  std::uint64_t size_bytes = 0;
+  stream_id stream = 0;
+};
+
+struct deallocate_args {
+  std::uint64_t address = 0;
+  stream_id stream = 0;
+};
+
+struct record_args {
+  std::uint64_t event = 0;
+  std::uint64_t number = 0; ///< value of `link_area::done` once it is done
+  stream_id stream = 0;
+};
+
+struct wait_event_args {
+  std::uint64_t event = 0;
+  stream_id stream = 0;
+};
+
+struct wait_word_args {
+  shared_place word;
+  std::uint64_t at_least = 0;
+  stream_id stream = 0;
+};
+
+struct copy_args {
+  copy_direction direction = copy_direction::device_to_device;
+  std::uint64_t target = 0; ///< addresses in device memory
+  std::uint64_t source = 0;
+  shared_place host; ///< the host side of a copy from or to host memory
+  std::uint64_t size_bytes = 0;
+  stream_id stream = 0;
+};
+
+struct fill_args {
+  std::uint64_t target = 0;
+  std::uint64_t count = 0;
+  std::uint64_t pattern_bytes = 0;
+  std::byte pattern[8] = {};
+  stream_id stream = 0;
+};
+
+struct enqueue_args {
+  communicator_key communicator = 0;
+  stream_id stream = 0;
+  std::uint32_t calls = 0;
+};
+
+struct window_args {
+  communicator_key communicator = 0;
+  std::uint64_t address = 0;
+  std::uint64_t size_bytes = 0;
+  stream_id stream = 0;
+};
+
+void put(wire_writer& to, const collective_call& x);
+/// A call with the data that it points to.
+struct received_call {
+  collective_call call;
+  std::byte factor[8] = {};
+  exchange_plan plan;
+};
+/// Reads a call, which points into `to`: that must not move meanwhile.
+bool get(wire_reader& from, received_call& to);
+
+void put(wire_writer& to, const device_properties& x);
+device_properties get_properties(wire_reader& from);
+
+/// Arguments of a registered launch.
+struct launch_request {
+  std::string name;
+  std::vector<launch_memory> reads;
+  std::vector<launch_memory> writes;
+  std::vector<std::byte> arguments;
+  stream_id stream = 0;
+};
+void put(wire_writer& to, const launch_request& x);
+launch_request get_launch(wire_reader& from);
+
+/// Requests through the socket, with their arguments and replies. Each may be answered by an error
+/// instead.
+enum class control : std::uint16_t {
+  set_up = 1,           ///< worker_setup, the first message; reply: worker_description
+  peer_link,            ///< two ordinals; reply: peer_link
+  make_communicator_id, ///< reply: communicator_id
+  build,                ///< build_args; reply: communicator_key
+  abort,                ///< communicator_key
+  destroy,              ///< communicator_key
+  map,                  ///< map_args, with a descriptor: the memory is mapped and pinned
+  unmap,                ///< segment number
+  hand_over,            ///< communicator_key, then bytes for the program that drives it from now on
+  tell,                 ///< bytes for the programs
+  told,                 ///< from the worker, number 0, no reply: bytes from its programs
+  call_off,             ///< communicator_id: cancels its build
+};
+
+std::string_view to_string(control x) noexcept;
+
+/// Values that the thread that drives a device marks in `work_progress`, beside commands.
+enum class own_call : std::uint32_t {
+  query = 1u << 16, ///< of events
+  asked,            ///< for a request through the socket
+};
+/// Returns the name of a marked call; any number may be marked.
+std::string call_name(std::uint32_t marked);
+
+/// Upper limit for a plausible number of devices.
+inline constexpr int most_worker_devices = 1024;
+
+/// Configuration of a worker.
+struct worker_setup {
+  std::string backend;
+  std::int32_t device = 0;
+  std::int64_t spin_ns = -1; ///< negative: depends on the number of cores
+  host_backend_options host;
+  cuda_backend_options cuda;
+};
+
+/// The worker's reply to `worker_setup`.
+struct worker_description {
+  std::int32_t devices = 0;
+  std::int64_t spin_ns = 0;
+};
+void put(wire_writer& to, const peer_link& x);
+peer_link get_peer_link(wire_reader& from);
+
+void put(wire_writer& to, const worker_setup& x);
+worker_setup get_setup(wire_reader& from);
+
+struct build_args {
+  communicator_id id;
+  std::int32_t size = 0;
+  std::int32_t rank = 0;
+  std::int32_t device = 0;
+};
+
+struct map_args {
+  std::uint64_t segment = 0;
+  std::uint64_t size_bytes = 0;
+};
+
+/// Header of each message on the socket.
+struct control_head {
+  std::uint64_t number = 0; ///< of the request, also in its reply
+  control kind{};
+};
+
+/// Largest size of a message on the socket.
+inline constexpr std::size_t control_bytes = std::size_t{64} << 10;
+
+/// Passes on each message, with its descriptor if any. Returns when the peer has ended or the
+/// socket is interrupted.
+/// @errors errors of `receive`: nothing useful can be received any more
+caf::error receive_all(
+    message_socket& from,
+    const std::function<void(std::span<const std::byte>, std::optional<file_descriptor>)>& to);
+
+} // namespace troupe::detail

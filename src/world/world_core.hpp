@@ -1,0 +1,231 @@
+/// The data side of a world: the state that requests need at once. The `nccl_world` actor decides
+/// about the world's life, and this class carries that out.
+#pragma once
+
+#include "collective/collective_world.hpp"
+#include "collective/communicator.hpp"
+#include "collective/communicator_role.hpp"
+#include "collective/rank_call.hpp"
+#include "collective/rank_matching.hpp"
+#include "foundation/rank_set.hpp"
+#include "operation/room.hpp"
+#include "operation/symmetric_memory.hpp"
+#include "runtime/runtime.hpp"
+#include <troupe/collective.hpp>
+#include <troupe/nccl_world.hpp>
+#include <troupe/world_status.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace troupe::detail {
+
+class rank_request;
+
+class world_core final : public collective_world, public std::enable_shared_from_this<world_core> {
+public:
+  world_core(std::shared_ptr<runtime> runtime, std::string name,
+             std::vector<std::shared_ptr<lane>> lanes, const world_limits& limits);
+  ~world_core();
+
+  const std::string& name() const noexcept { return name_; }
+  /// Returns the rank on the device; `size` if no rank of this process is on it.
+  std::size_t rank_of(int device) const noexcept;
+
+  world_status status() const;
+  /// Returns the ranks that the world goes on without (`loss_policy::shrink`).
+  rank_set absent() const noexcept { return rank_set{absent_.load(std::memory_order_acquire)}; }
+  /// Checks whether a request that needs no communicator, and names `membership`, may go on.
+  /// @errors errc::unavailable: the world has ended; errc::membership_changed
+  caf::error check_view(const char* verb, std::uint64_t membership) const;
+
+  // -- for the actor
+
+  using end_listener = std::function<void(std::uint64_t, const caf::error&, communicator_role)>;
+
+  /// For a world whose ranks are driven by others. `on_live` is called, on any thread, with each
+  /// communicator that requests would run on and the world's status. Before the first `build`.
+  void set_on_live(std::function<void(communicator&, const world_status&)> on_live);
+  /// `on_end` is called, on any thread, when the communicator of an epoch has ended, with its role.
+  /// `on_gone` is called when an ended communicator has left its devices. Before the first `build`.
+  void set_on_end(end_listener on_end, std::function<void()> on_gone = {});
+  /// Builds a communicator in the background and connects it on the lanes. `done` is called once,
+  /// on any thread. Returns the epoch of the communicator.
+  std::uint64_t build(std::function<void(std::uint64_t, const caf::error&)> done);
+  /// Opens the communicator that is connected: waiting requests go on or, if there is a live
+  /// communicator, it becomes the standby. Returns false if it has ended.
+  bool open();
+  /// Prepares in the background for the next loss of a device: makes spares, or a standby for each
+  /// rank that may be lost (`standby_policy::survivors`, `full`), or both. `done` is called once,
+  /// on any thread. To be called while the world is ready and has none.
+  void prepare_for_loss(std::function<void(const caf::error&)> done);
+  /// Returns whether `prepare_for_loss` has something left to do.
+  bool wants_preparation() const;
+  /// All devices are ready again, one of them as its former spare: goes on with the standby built
+  /// for that. Returns false if there is none: a communicator must be built; no standby is left.
+  bool switch_to_spare();
+  /// Returns whether an absent device is ready again, so that a communicator can include it.
+  bool may_grow() const;
+  /// Gives up the communicator that is being built.
+  void give_up_build(const caf::error& cause);
+  /// Refuses new requests and answers waiting and running ones with `why`.
+  void close(world_phase phase, const caf::error& why);
+  /// For the process of one rank: adopts a communicator that was built for all ranks, as `view`
+  /// says. Returns false if the world has gone on with a later one, or has ended.
+  bool enter(const world_status& view, communicator_ranks ranks);
+  /// Ends the communicator of an epoch because of `cause`, for all ranks.
+  void leave(std::uint64_t epoch, const caf::error& cause);
+  /// Ends all communicators with this device, if any, because of `cause`. Requests wait for the
+  /// next one.
+  /// @return whether the communicator being built has the device: `build` has to be called again
+  bool end_epoch(int device, const caf::error& cause);
+  /// Goes on without a device that will not come back, if that is the policy.
+  /// @return whether it does
+  bool go_on_without_failed(int device);
+  /// Returns the number of communicators on the devices, with those that have ended.
+  int communicators() const noexcept { return communicators_.load(); }
+
+  // -- for requests
+
+  using answer = std::shared_ptr<operation_of<collective_done>>;
+
+  answer run(const collective_view& what, const request_options& options);
+  answer run(const group& what);
+  /// Runs the call of one rank (`rank_call_of`). The other ranks' calls form the operation with it.
+  /// The request keeps `self`, this world (`counted_apart`).
+  answer run(int rank, const collective_view& what, const request_options& options,
+             std::shared_ptr<world_core> self);
+  /// The same for messages of one rank.
+  answer run(const exchange& what, std::shared_ptr<world_core> self);
+
+  /// Returns why this process has no device of `rank`, which is out of range or in another process.
+  caf::error why_no_device_of(std::size_t rank) const;
+  /// Allocates `count` elements on every rank, in rank order. `symmetric` memory is registered with
+  /// existing communicators before the answer, unless that fails, and with later ones.
+  std::shared_ptr<operation_of<world_buffers>>
+  allocate(dtype type, std::size_t count, allocation_options what, const request_options& options);
+
+  // -- for collectives
+
+  caf::error check_view(const operation& op, std::uint64_t membership,
+                        rank_set absent) const override;
+  caf::error check_ranks_since(const operation& op, std::uint64_t absences) const override;
+  caf::error enter_queue(const operation& op, queue_bound bound) override;
+  bool counts_calls_of(const rank_end& x) const noexcept override;
+  bool waits() const noexcept override {
+    return phase_ <= world_phase::ready && !has_communicator();
+  }
+  bool waits_for_connections() const noexcept override {
+    return has_communicator() && !current_->fully_connected();
+  }
+  bool runs_on(const communicator* x) const noexcept override { return current_.get() == x; }
+  std::shared_ptr<communicator> join(collective_done& view) const override;
+  std::shared_ptr<collective_world> self() override { return shared_from_this(); }
+
+private:
+  answer do_nothing(const char* verb, const request_options& options, rank_set without);
+  answer start_alone(const char* verb, rank_call call, const request_options& options,
+                     std::shared_ptr<world_core> self);
+  std::shared_ptr<rank_request> new_request(const char* verb, rank_call call, rank_set without,
+                                            const request_options& options,
+                                            std::shared_ptr<world_core> self);
+  void make_spares_of(std::size_t rank);
+  answer start(const char* verb, std::vector<rank_call> calls, const request_options& options,
+               rank_set without);
+  answer start(std::shared_ptr<collective_operation> op, const request_options& options);
+  caf::error check_whole(const char* verb) const;
+  caf::error check_rank(const char* verb, int rank) const;
+  caf::error check_deadline(const char* verb, int rank, const request_options& options) const;
+  void lose_call(const collective_operation& refused);
+  void count_refused(const rank_end& of, const caf::error& why, std::uint64_t membership);
+  caf::expected<rank_set> to_leave_out(const char* verb, const request_options& options) const;
+  std::shared_ptr<communicator> own(std::uint64_t epoch, rank_set absent, communicator_ranks ranks);
+  std::shared_ptr<communicator> adopt(std::uint64_t epoch, rank_set absent,
+                                      const std::vector<world_member>& members,
+                                      communicator_ranks ranks);
+  void set_absent(rank_set absent);
+  void begin_anew() noexcept;
+  failure refusal_of(const operation& op, errc code, std::string detail) const;
+  std::vector<local_rank> ranks_without(rank_set absent) const;
+  /// Builds a communicator of these ranks alone.
+  caf::expected<communicator_ranks> build_of(std::span<const local_rank> ranks) const;
+  caf::error prepare_for_loss(std::uint64_t first_epoch, std::uint64_t membership,
+                              std::uint64_t losses);
+  caf::error build_standby(std::uint64_t epoch, std::uint64_t membership, std::size_t k);
+  void on_device_loss(int device, const caf::error& why);
+  void announce();
+  void go_on_without(int device);
+  bool switch_to_survivors();
+  void on_spare_lost(const std::shared_ptr<communicator>& which, std::size_t k);
+  void discard_prepared();
+  bool is_current(communicator& x) const;
+  bool is_ready(rank_set absent) const;
+  bool has_standby() const noexcept;
+  bool has_standby_for_each() const noexcept;
+  /// Calls `done` when all lanes have made the connections, or with the error.
+  void connect(const std::shared_ptr<communicator>& target, connect_scope what,
+               std::function<void(const caf::error&)> done);
+  void connect_the_rest(const std::shared_ptr<communicator>& target);
+  std::vector<std::shared_ptr<communicator>> communicators_there() const;
+  void register_windows(const std::shared_ptr<communicator>& target, std::function<void()> then);
+  void deregister(const std::shared_ptr<communicator>& target,
+                  const std::shared_ptr<symmetric_memory>& x);
+  void on_registered(const std::shared_ptr<communicator>& target,
+                     const std::vector<std::shared_ptr<symmetric_memory>>& memory,
+                     const caf::error& why);
+  void forget(const std::shared_ptr<symmetric_memory>& x);
+  void on_communicator_end(communicator& which, const caf::error& cause) noexcept;
+  std::vector<world_member> members_without(rank_set absent) const;
+  bool leave_current(const caf::error& cause, std::vector<std::shared_ptr<communicator>>& unused);
+  std::vector<std::shared_ptr<communicator>> take_leaving();
+  bool switch_to_standby(const caf::error& cause);
+  std::chrono::nanoseconds patience() const;
+  clock::time_point behind_the_build() const;
+  world_status status_locked() const;
+  bool has_communicator() const noexcept { return current_ && current_->live(); }
+
+  const std::string name_;
+  const loss_policy on_loss_;
+  end_listener on_end_;
+  std::function<void()> on_gone_;
+  std::function<void(communicator&, const world_status&)> on_live_; // none: requests are made here
+  std::atomic<int> communicators_{0};
+  // under the admission lock
+  world_phase phase_ = world_phase::building;
+  caf::error reason_;
+  std::uint64_t epoch_ = 0;       // of the live communicator, or of the next one
+  std::uint64_t last_epoch_ = 0;  // the last one that was given to a communicator
+  std::uint64_t given_up_ = 0;    // the communicator of this epoch is not wanted any more
+  std::uint64_t announced_ = 0;   // the last one passed to `on_live_`
+  std::uint64_t first_epoch_ = 0; // the first one adopted, if other processes have ranks, too
+  std::uint64_t losses_ = 0;      // number of lost devices
+  rank_set build_absent_;         // absent ranks of the latest `build`
+  std::atomic<std::uint64_t> absent_{0}; // changes under the lock
+  std::vector<world_member> members_;
+  std::shared_ptr<communicator> next_;                  // being connected
+  std::shared_ptr<communicator> current_;               // for requests
+  std::shared_ptr<communicator> standby_;               // connected, and idle
+  std::vector<std::shared_ptr<communicator>> prepared_; // the same, by the rank that may be lost
+  std::vector<std::weak_ptr<communicator>> leaving_; // replaced; something may be pending on them
+  bool opened_ = false;                              // `open` has succeeded before
+  bool spares_ready_ = false;
+  spare<collective_operation> spare_operation_;            // for the next request of all ranks
+  std::vector<std::weak_ptr<symmetric_memory>> symmetric_; // in the order of allocation
+};
+
+/// Returns the policy that `world_limits::on_loss` leads to.
+loss_policy loss_policy_of(const world_limits& x) noexcept;
+
+/// Returns the same world with a reference count of its own, to avoid contention of all ranks.
+inline std::shared_ptr<world_core> counted_apart(const std::shared_ptr<world_core>& x) {
+  return {std::make_shared<std::shared_ptr<world_core>>(x), x.get()};
+}
+
+} // namespace troupe::detail

@@ -1,0 +1,334 @@
+// How a world handles the loss of a device, and how it prepares for one.
+
+#include "foundation/start_thread.hpp"
+#include "operation/order.hpp"
+#include "world/world_core.hpp"
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+bool is_there(const std::shared_ptr<communicator>& x) noexcept { return x && x->live(); }
+
+/// Returns whether there is to be a standby for each rank that may be lost.
+bool prepares_standbys(const world_limits& x, std::size_t ranks) noexcept {
+  return x.standby == standby_policy::full || (x.standby == standby_policy::survivors && ranks > 1);
+}
+
+/// A queue of the ranks whose spares are ready, in order of arrival, or the errors.
+class arrivals {
+public:
+  void add(std::size_t rank, caf::error why) {
+    {
+      std::lock_guard lock{mutex_};
+      come_.emplace_back(rank, std::move(why));
+    }
+    condition_.notify_one();
+  }
+  /// Waits for the next one.
+  std::pair<std::size_t, caf::error> next() {
+    std::unique_lock lock{mutex_};
+    condition_.wait(lock, [this] { return !come_.empty(); });
+    auto result = std::move(come_.front());
+    come_.pop_front();
+    return result;
+  }
+
+private:
+  std::mutex mutex_;
+  std::condition_variable condition_;
+  std::deque<std::pair<std::size_t, caf::error>> come_;
+};
+
+} // namespace
+
+bool world_core::has_standby_for_each() const noexcept {
+  return std::all_of(prepared_.begin(), prepared_.end(), is_there);
+}
+
+bool world_core::has_standby() const noexcept {
+  return prepares_standbys(limits_, size()) ? has_standby_for_each() : is_there(standby_);
+}
+
+bool world_core::wants_preparation() const {
+  std::lock_guard lock{order_mutex()};
+  if (phase_ != world_phase::ready || !absent().empty())
+    return false;
+  return prepares_standbys(limits_, size()) ? !has_standby_for_each()
+                                            : on_loss_ == loss_policy::failover && !spares_ready_;
+}
+
+/// The result is valid as long as the members are the same.
+void world_core::prepare_for_loss(std::function<void(const caf::error&)> done) {
+  std::uint64_t first = 0;
+  std::uint64_t membership = 0;
+  std::uint64_t losses = 0;
+  {
+    std::lock_guard lock{order_mutex()};
+    first = last_epoch_ + 1;
+    last_epoch_ += size();
+    membership = membership_;
+    losses = losses_;
+  }
+  runtime_->workers().run(
+      [self = shared_from_this(), first, membership, losses, done = std::move(done)] {
+        auto error = self->prepare_for_loss(first, membership, losses);
+        if (error)
+          self->discard_prepared(); // all of them or none
+        done(error);
+      });
+}
+
+caf::error world_core::prepare_for_loss(std::uint64_t first_epoch, std::uint64_t membership,
+                                        std::uint64_t losses) {
+  const auto with_standbys = prepares_standbys(limits_, size());
+  // A standby is built as soon as the spares that it needs are ready, while the others start.
+  arrivals spares;
+  std::vector<std::jthread> starts;
+  const auto start = [&](const auto& one) {
+    std::jthread own;
+    if (start_thread(own, one, "to start a spare"))
+      one(); // without a thread, one after the other
+    else
+      starts.push_back(std::move(own));
+  };
+  for (std::size_t k = 0; k < size(); ++k)
+    if (on_loss_ == loss_policy::failover)
+      start([&, k] {
+        spares.add(k, runtime_->backend().provide_spare(lanes_[k]->state().ordinal()));
+      });
+    else
+      spares.add(k, {});
+  caf::error error;
+  for (std::size_t i = 0; i < size(); ++i) {
+    const auto [k, why] = spares.next();
+    if (!error)
+      error = why || !with_standbys ? why : build_standby(first_epoch + k, membership, k);
+  }
+  if (error)
+    return error;
+  std::lock_guard lock{order_mutex()};
+  if (membership != membership_ || losses != losses_ || phase_ != world_phase::ready ||
+      (with_standbys && !has_standby_for_each()))
+    return make_error(errc::unavailable, "a device or a spare was lost in the meantime");
+  spares_ready_ = true;
+  reason_ = {};
+  return {};
+}
+
+/// Builds the standby for the loss of rank `k`.
+caf::error world_core::build_standby(std::uint64_t epoch, std::uint64_t membership, std::size_t k) {
+  const auto with_spare = limits_.standby == standby_policy::full;
+  const auto absent = with_spare ? rank_set{} : rank_set::of(k);
+  auto ranks = ranks_without(absent);
+  if (with_spare)
+    ranks[k].spare = true;
+  auto built = build_of(ranks);
+  if (!built)
+    return built.error();
+  auto target = own(epoch, absent, std::move(*built));
+  target->set_fully_connected();
+  if (with_spare)
+    target->rank(k).on_loss([weak = weak_from_this(), which = std::weak_ptr{target}, k] {
+      auto world = weak.lock();
+      auto standby = which.lock();
+      if (world && standby)
+        world->on_spare_lost(standby, k);
+    });
+  bool wanted = false;
+  {
+    std::lock_guard lock{order_mutex()};
+    wanted = membership == membership_ && phase_ == world_phase::ready && !target->has_lost_rank();
+    if (wanted)
+      prepared_[k] = target;
+  }
+  if (!wanted) {
+    target->discard();
+    return make_error(errc::membership_changed, "the world changed before its standbys were built");
+  }
+  if (with_spare && target->has_lost_rank()) // perhaps before it was a standby
+    on_spare_lost(target, k);
+  return {};
+}
+
+/// Ends all communicators with the device, so that no request of its next generation gets to one.
+void world_core::on_device_loss(int device, const caf::error& why) {
+  std::vector<std::shared_ptr<communicator>> ends;
+  std::vector<std::shared_ptr<communicator>> idle;
+  std::shared_ptr<communicator> live; // the live one, which ends
+  bool switched = false;
+  bool others = false; // the world has other members
+  {
+    std::lock_guard lock{order_mutex()};
+    if (rank_of(device) != size()) {
+      ++losses_;
+      spares_ready_ = false;
+    }
+    if (standby_ && standby_->has_lost_rank())
+      idle.push_back(
+          std::move(standby_)); // before the end of the live one, which would switch to it
+    for (auto& x : prepared_)
+      if (x && x->has_lost_rank())
+        idle.push_back(std::move(x));
+    if (next_ && next_->has_lost_rank())
+      ends.push_back(next_);
+    for (auto& x : leaving_)
+      if (auto there = x.lock(); there && there->has_lost_rank())
+        ends.push_back(std::move(there));
+    const auto before = membership_;
+    go_on_without(device);
+    others = membership_ != before;
+    if (current_ && current_->has_lost_rank()) {
+      live = current_;
+      switched = leave_current(why, idle);
+    } else if (phase_ == world_phase::building && opened_) { // the live one ended before
+      switched = switch_to_survivors();
+    }
+  }
+  if (switched)
+    runtime_->gate().go_on();
+  for (auto& x : idle)
+    x->discard();
+  for (auto& x : ends)
+    x->fail(why);
+  if (live) {
+    on_end_(live->epoch(), why, communicator_role::live);
+    live->fail(why);
+  } else if ((switched || others) && on_gone_) {
+    on_gone_(); // the actor has an outdated view of the end
+  }
+  if (switched)
+    announce();
+}
+
+/// Goes on without the lost ranks, if that is the policy. If none is left, waits for any to return.
+void world_core::go_on_without(int device) {
+  if (on_loss_ != loss_policy::shrink || !opened_ || phase_ > world_phase::ready)
+    return;
+  if (rank_of(device) == size())
+    return;
+  rank_set away = absent();
+  rank_set ended;
+  for (std::size_t i = 0; i < lanes_.size(); ++i) { // a loss may be reported twice
+    const auto phase = lanes_[i]->state().phase();
+    if (phase != device_phase::ready)
+      away = away.with(i);
+    if (phase == device_phase::failed || phase == device_phase::shut_down)
+      ended = ended.with(i);
+  }
+  const auto now = away.size() != size() ? away : ended.size() != size() ? ended : rank_set{};
+  if (now == absent())
+    return;
+  set_absent(now);
+  members_ = members_without(now);
+  ++membership_;
+}
+
+bool world_core::go_on_without_failed(int device) {
+  {
+    std::lock_guard lock{order_mutex()};
+    go_on_without(device);
+  }
+  runtime_->gate().go_on_soon(); // held requests may need a rank that is gone
+  return absent().contains(rank_of(device));
+}
+
+/// If exactly one rank is lost, switches to the standby for that. Under the admission lock.
+bool world_core::switch_to_survivors() {
+  const auto now = absent();
+  if (now.size() != 1)
+    return false;
+  auto& x = prepared_[now.first()];
+  if (!is_there(x) || x->has_lost_rank() || x->absent() != now || !is_ready(now))
+    return false;
+  current_ = std::move(x);
+  epoch_ = current_->epoch();
+  phase_ = world_phase::ready;
+  return true;
+}
+
+bool world_core::may_grow() const {
+  std::lock_guard lock{order_mutex()};
+  if (phase_ != world_phase::ready)
+    return false;
+  const auto now = absent();
+  for (std::size_t i = 0; i < lanes_.size(); ++i)
+    if (now.contains(i) && lanes_[i]->state().phase() == device_phase::ready)
+      return true;
+  return false;
+}
+
+/// Drops the standbys, if `which` is still one of them and is not live.
+void world_core::on_spare_lost(const std::shared_ptr<communicator>& which, std::size_t k) {
+  {
+    std::lock_guard lock{order_mutex()};
+    if (prepared_[k] != which)
+      return;
+  }
+  discard_prepared();
+  failure why;
+  why.code = errc::worker_lost;
+  why.device = lanes_[k]->state().ordinal();
+  why.rank = static_cast<int>(k);
+  why.detail = "the spare of the device is gone";
+  on_end_(which->epoch(), make_error(std::move(why)), communicator_role::standby);
+}
+
+void world_core::discard_prepared() {
+  std::vector<std::shared_ptr<communicator>> all(size());
+  {
+    std::lock_guard lock{order_mutex()};
+    all.swap(prepared_);
+  }
+  for (auto& x : all)
+    if (x)
+      x->discard();
+}
+
+bool world_core::switch_to_spare() {
+  if (on_loss_ != loss_policy::failover)
+    return false;
+  std::vector<std::shared_ptr<communicator>> others(size());
+  bool switched = false;
+  {
+    std::lock_guard lock{order_mutex()};
+    if (phase_ != world_phase::building || !is_ready({}))
+      return false;
+    // Standbys with another rank's spare have a lost rank.
+    for (auto& x : prepared_)
+      if (!switched && is_there(x) && is_current(*x)) {
+        current_ = std::move(x);
+        switched = true;
+      }
+    others.swap(prepared_);
+    if (switched) {
+      epoch_ = current_->epoch();
+      members_ = members_without({});
+      ++membership_;
+      phase_ = world_phase::ready;
+    }
+  }
+  for (auto& x : others)
+    if (x)
+      x->discard();
+  if (switched) {
+    runtime_->gate().go_on();
+    announce();
+  }
+  return switched;
+}
+
+bool world_core::is_current(communicator& x) const {
+  for (std::size_t i = 0; i < size(); ++i)
+    if (!runtime_->backend().is_current(x.rank(i), lanes_[i]->state().ordinal()))
+      return false;
+  return true;
+}
+
+} // namespace troupe::detail
