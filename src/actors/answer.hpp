@@ -1,7 +1,6 @@
 /// The `pending` that facades return for an operation.
 #pragma once
 
-#include "device/operations.hpp"
 #include "operation/operation.hpp"
 #include <troupe/pending.hpp>
 

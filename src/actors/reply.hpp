@@ -2,7 +2,7 @@
 #pragma once
 
 #include "actors/answer_spinner.hpp"
-#include "device/operations.hpp"
+#include "operation/operation.hpp"
 #include "runtime/runtime.hpp"
 #include <troupe/detail/caf_compat.hpp>
 #include <troupe/request.hpp>

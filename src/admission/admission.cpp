@@ -1,19 +1,20 @@
 #include "admission/admission.hpp"
 
+#include "admission/access_order.hpp"
+#include "admission/request_checks.hpp"
 #include "admission/timekeeper.hpp"
 #include "foundation/spin.hpp"
 #include "lane/lane.hpp"
 #include "lane/retired_operations.hpp"
-#include "operation/device_state.hpp"
 #include "operation/order.hpp"
 #include "operation/skipping.hpp"
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <iterator>
-#include <map>
-#include <string>
+#include <mutex>
 #include <utility>
 
 namespace troupe::detail {
@@ -24,89 +25,6 @@ std::mutex& order_mutex() noexcept {
 }
 
 namespace {
-
-caf::error check_deadline(const operation& op, clock::time_point now) {
-  return op.deadline > now ? caf::error{} : op.late();
-}
-
-caf::error check_lanes(const operation& op, bool bounded, queue_bound bound) {
-  for (auto& p : op.parts()) {
-    auto phase = p.on->state().phase();
-    if (phase == device_phase::failed || phase == device_phase::shut_down) {
-      auto why = op.describe(errc::unavailable, "the device is " + std::string{to_string(phase)});
-      why.device = p.on->state().ordinal();
-      why.parts.clear();
-      return make_error(std::move(why));
-    }
-    if (bounded && !p.on->accepts(bound)) {
-      auto why =
-          op.describe(errc::overloaded, std::to_string(limit_of(p.on->queue_limit(), bound)) +
-                                            " operations already wait for the device");
-      why.device = p.on->state().ordinal();
-      why.parts.clear();
-      return make_error(std::move(why));
-    }
-  }
-  return {};
-}
-
-/// Returns the longest prefix of `all` that consists of ascending ranges of one buffer.
-std::span<const use> first_run(std::span<const use> all) {
-  std::size_t end = 1;
-  while (end < all.size() && all[end].memory == all[end - 1].memory &&
-         all[end].begin >= all[end - 1].end)
-    ++end;
-  return all.first(end);
-}
-
-/// Returns whether one check of the whole range accepts all reads of `run`.
-bool all_readable(std::span<const use> run) {
-  return std::any_of(run.begin(), run.end(), [](const use& u) { return u.reads; }) &&
-         !run.front().memory->check_readable(run.front().begin, run.back().end);
-}
-
-/// Returns whether a short check accepts `u`. False: `check_uses` looks more closely.
-bool plainly_right(const use& u) {
-  auto& memory = *u.memory;
-  return !memory.stale() && !memory.acquired_for_writing &&
-         (!u.writes || (memory.acquired_for_reading == 0 && !memory.read_only())) &&
-         (!u.reads || (memory.whole() && !operation::any_failing()));
-}
-
-/// Checks `uses` of `request`, which is `op` or becomes a part of it.
-caf::error check_uses(const operation& request, const operation& op, std::span<const use> uses) {
-  if (std::all_of(uses.begin(), uses.end(), plainly_right))
-    return {};
-  auto refuse = [&](const use& u, errc code, const char* reason) {
-    auto why = request.describe(code, reason);
-    why.rank = op.parts()[u.part].rank;
-    why.device = u.memory->home().ordinal();
-    why.generation = u.memory->generation();
-    why.parts.clear();
-    return make_error(std::move(why));
-  };
-  // Check for stale memory first: it stays stale, whatever else is wrong with the other uses.
-  for (auto& u : uses)
-    if (u.memory->stale())
-      return refuse(u, errc::stale_ref, "the device was reset after the allocation");
-  while (!uses.empty()) {
-    auto run = first_run(uses);
-    uses = uses.subspan(run.size());
-    bool readable = run.size() > 1 && all_readable(run);
-    for (auto& u : run) {
-      if (u.memory->acquired_for_writing || (u.writes && u.memory->acquired_for_reading != 0))
-        return refuse(u, errc::buffer_acquired,
-                      "a user stream or another process has acquired the buffer");
-      if (u.writes && u.memory->read_only())
-        return refuse(u, errc::buffer_acquired,
-                      "another process lends the buffer for reading only");
-      if (u.reads && !readable)
-        if (auto error = u.memory->check_readable(u.begin, u.end, u.accepted); error)
-          return error;
-    }
-  }
-  return {};
-}
 
 /// The maximum number of devices of a process.
 constexpr std::size_t most_together = 16;
@@ -126,33 +44,6 @@ void let_go(const std::vector<part*>& parts) noexcept {
     p->of->on_part_over(*p);
     p->of->part_over();
   }
-}
-
-/// Returns whether no operation has to follow part `at` of `by` any more.
-bool is_over(const std::shared_ptr<operation>& by, const part& at) {
-  return !by || by->settled() || by->told(at);
-}
-
-template <class F> void remove_if(access_list& from, F f) {
-  for (std::size_t i = 0; i < from.size();)
-    if (f(from[i]))
-      from.remove(i);
-    else
-      ++i;
-}
-
-void forget_what_is_over(access_list& x) {
-  // Most operations are freed already: to check that takes no cache line from a lane.
-  remove_if(x, [](const access& a) { return a.by.expired(); });
-  if (x.crowded())
-    remove_if(x, [](const access& a) { return is_over(a.by.lock(), *a.at); });
-  x.looked_through();
-}
-
-void add_predecessor(part& p, predecessor x) {
-  if (p.predecessors.empty() || p.predecessors.back().at != x.at ||
-      p.predecessors.back().memory != x.memory)
-    p.predecessors.push_back(std::move(x));
 }
 
 } // namespace
@@ -243,11 +134,11 @@ void admission::commit(const std::shared_ptr<operation>& op, std::int64_t now, b
   const bool may_be_held = waits || !held_.empty();
   order_uses(op, around, op->uses(), may_be_held);
   for (auto& u : op->uses()) // only after all are ordered: uses of one operation do not conflict
-    note_use(op, around, u, may_be_held);
+    note_use(op, around, u, ++last_access_, may_be_held);
   expect_parts(*op);
   held = waits || !around.behind.empty();
   if (held)
-    held_.push_back({std::move(around), op});
+    held_.add({std::move(around), op});
   else
     submit(*op, after);
   keeper_.add_late(*op);
@@ -403,7 +294,7 @@ caf::error admission::join(rank_submission& one, deferred_actions& after) {
     return error;
   if (auto error = check_uses(*one.self_, *joint, one.uses()); error)
     return error;
-  if (!first && would_wait_for_itself(*joint, one.uses()))
+  if (!first && held_.would_wait_for_itself(*joint, one.uses()))
     return one.refuse_cycle();
   if (first) {
     if (auto error = joint->on_admit(queue_bound::second); error)
@@ -411,25 +302,24 @@ caf::error admission::join(rank_submission& one, deferred_actions& after) {
     joint->admitted(one.self_->admitted_at);
     keeper_.add(*joint);
     expect_parts(*joint);
-    held_.push_back({{}, std::static_pointer_cast<operation>(joint->shared_from_this())});
+    held_.add({{}, std::static_pointer_cast<operation>(joint->shared_from_this())});
   }
   auto there = joint->uses().size();
   auto self = one.self_;
   if (one.join(self))
     one.self_ = nullptr;
-  auto& held = *find_held(*joint);
+  auto& held = *held_.find(*joint);
   for (auto& u : std::span{joint->uses()}.subspan(there)) {
     order_uses(held.op, held, {&u, 1}, true);
-    note_use(held.op, held, u, true);
+    note_use(held.op, held, u, ++last_access_, true);
   }
-  note_inversion(held);
+  held_.note_inversion(held);
   if (joint->waits_for() != nullptr ||
       !std::all_of(held.behind.begin(), held.behind.end(), [](auto& x) { return x->on_lanes(); }))
     return {};
-  inversions_ -= held.follows_younger;
   one.complete_ = std::move(held.op);
   one.self_ = std::move(self);
-  held_.erase(std::find_if(held_.begin(), held_.end(), [&](auto& x) { return &x == &held; }));
+  held_.erase(held);
   submit(*joint, after);
   return {};
 }
@@ -461,147 +351,6 @@ void admission::after_placing(rank_submission* done) {
     go_on_behind();
 }
 
-admission::held_operation* admission::find_held(const operation& op) noexcept {
-  auto i = std::lower_bound(held_.begin(), held_.end(), op.place(),
-                            [](auto& x, std::uint64_t place) { return x.op->place() < place; });
-  return i == held_.end() || i->op.get() != &op ? nullptr : &*i;
-}
-
-void admission::note_inversion(held_operation& x) noexcept {
-  if (x.follows_younger || std::none_of(x.behind.begin(), x.behind.end(), [&](auto& other) {
-        return other->place() > x.op->place();
-      }))
-    return;
-  x.follows_younger = true;
-  ++inversions_;
-}
-
-/// Returns whether `op` waits for `first`.
-bool admission::is_behind(const operation& op, const operation& first) {
-  std::vector<const operation*> open{&op};
-  for (std::size_t i = 0; i < open.size(); ++i) {
-    if (open[i] == &first)
-      return true;
-    if (auto* held = find_held(*open[i]))
-      for (auto& x : held->behind)
-        if (std::find(open.begin(), open.end(), x.get()) == open.end())
-          open.push_back(x.get());
-  }
-  return false;
-}
-
-bool admission::would_wait_for_itself(const operation& op, std::span<const use> uses) {
-  if (held_.size() < 2)
-    return false;
-  for (auto& u : uses) {
-    auto& accesses = u.memory->accesses;
-    for (auto i = accesses.next_in(0, u.begin, u.end); i < accesses.size();
-         i = accesses.next_in(i + 1, u.begin, u.end))
-      if (auto& a = accesses[i]; a.writes || u.writes)
-        if (auto by = a.by.lock(); by && by.get() != &op && !by->on_lanes() &&
-                                   (inversions_ != 0 || by->place() > op.place()) &&
-                                   is_behind(*by, op))
-          return true;
-  }
-  return false;
-}
-
-void admission::order_uses(const std::shared_ptr<operation>& op, dependencies& around,
-                           std::span<const use> uses, bool held) {
-  while (!uses.empty()) {
-    auto run = first_run(uses);
-    uses = uses.subspan(run.size());
-    auto& accesses = run.front().memory->accesses;
-    if (accesses.crowded())
-      forget_what_is_over(accesses);
-    order_run(op, around, run, accesses, UINT64_MAX, held);
-  }
-}
-
-void admission::order_run(const std::shared_ptr<operation>& op, dependencies& around,
-                          std::span<const use> run, access_list& accesses, std::uint64_t before,
-                          bool held) {
-  auto next = [&](std::size_t i) { return accesses.next_in(i, run.front().begin, run.back().end); };
-  for (auto i = next(0); i < accesses.size(); i = next(i)) {
-    auto by = accesses[i].by.lock();
-    bool others = by != op && accesses[i].since < before;
-    bool gone = others && is_over(by, *accesses[i].at);
-    if (others && !gone) {
-      auto u = std::lower_bound(run.begin(), run.end(), accesses[i].begin,
-                                [](const use& x, std::size_t begin) { return x.end < begin; });
-      for (; !gone && u != run.end() && u->begin <= accesses[i].end; ++u)
-        gone = order_use(op, around, *u, by, accesses, i, held);
-    }
-    if (gone)
-      accesses.remove(i);
-    else
-      ++i;
-  }
-}
-
-/// Returns true if `u` supersedes the `i`th access, which is of `by`. If `u` supersedes only a part
-/// of it, the rest may become another access.
-bool admission::order_use(const std::shared_ptr<operation>& op, dependencies& around, const use& u,
-                          const std::shared_ptr<operation>& by, access_list& accesses,
-                          std::size_t i, bool held) {
-  auto& p = op->parts()[u.part];
-  auto& a = accesses[i];
-  bool overlap = a.begin < u.end && u.begin < a.end;
-  bool covered = u.begin <= a.begin && a.end <= u.end;
-  bool same_stream = by->on_lanes() && a.at->shares_stream(p);
-  bool conflict = overlap && (a.writes || u.writes);
-  if (conflict) {
-    if (a.writes)
-      by->precede(op, u.reads && !u.accepted.includes(by->number()));
-    if (!by->on_lanes() && (around.behind.empty() || around.behind.back() != by))
-      around.behind.push_back(by);
-  }
-  // A part without a stream waits for nothing on the device, so it supersedes no access.
-  bool takes_place =
-      p.stream != stream_kind::none && covered && (u.writes || (!a.writes && same_stream));
-  // Memory of another device stays valid when a reset of the lane's device drops this part.
-  auto outlives = [&] { return &u.memory->home() != &p.on->state(); };
-  if ((conflict && !same_stream) || ((conflict || takes_place) && outlives()))
-    add_predecessor(p, {by, a.at, u.memory.get()});
-  // A later use follows this one, and so all work that precedes this one or is in its stream.
-  if (p.stream == stream_kind::none)
-    return false;
-  if (held && overlap && (takes_place || u.writes)) {
-    auto taken = a;
-    taken.begin = std::max(a.begin, u.begin);
-    taken.end = std::min(a.end, u.end);
-    around.superseded.push_back({u.memory.get(), std::move(taken)});
-  }
-  if (takes_place)
-    return true;
-  if (overlap && u.writes) { // `a` keeps only the rest
-    if (a.begin < u.begin && u.end < a.end)
-      accesses.add({a.by, a.at, u.end, a.end, a.writes, a.since});
-    auto& rest = accesses[i];
-    if (rest.begin < u.begin)
-      rest.end = u.begin;
-    else
-      rest.begin = u.end;
-  }
-  return false;
-}
-
-void admission::note_use(const std::shared_ptr<operation>& op, dependencies& around, const use& u,
-                         bool held) {
-  auto& p = op->parts()[u.part];
-  u.memory->accesses.add({op, &p, u.begin, u.end, u.writes, ++last_access_});
-  if (held)
-    around.since.push_back(last_access_);
-  auto generation =
-      &u.memory->home() == &p.on->state() ? u.memory->generation() : part::several_generations;
-  p.generation =
-      p.generation == 0 || p.generation == generation ? generation : part::several_generations;
-  if (u.writes && (!u.reads || u.accepted.any()))
-    for (auto& range : u.reads ? u.memory->mark_overwritten(u.begin, u.end, u.accepted)
-                               : u.memory->mark_overwritten(u.begin, u.end))
-      op->overwrites(u.memory, range);
-}
-
 void admission::submit(operation& op, deferred_actions& after) {
   op.submitted();
   for (auto& p : op.parts())
@@ -624,14 +373,13 @@ void admission::give_up_places(deferred_actions& after) {
   // since one operation may pass a marked range on to another.
   for (bool again = true; again;) {
     const auto before = static_cast<std::ptrdiff_t>(after.gone.size());
-    again = std::erase_if(held_, [&](held_operation& x) {
-              if (!x.op->failed())
-                return false;
-              x.op->leave_order();
-              inversions_ -= x.follows_younger;
-              after.gone.push_back(std::move(x));
-              return true;
-            }) != 0;
+    again = held_.erase_if([&](held_operation& x) {
+      if (!x.op->failed())
+        return false;
+      x.op->leave_order();
+      after.gone.push_back(std::move(x));
+      return true;
+    });
     std::vector<operation::dependent_failure> dependent_failures;
     std::for_each(after.gone.begin() + before, after.gone.end(),
                   [&](held_operation& x) { x.op->add_readers(dependent_failures); });
@@ -646,62 +394,14 @@ void admission::give_up_places(deferred_actions& after) {
   auto gone = std::span{after.gone}.subspan(static_cast<std::size_t>(first));
   if (gone.empty())
     return;
-  close_ranks();
-  put_back(gone);
+  held_.close_ranks();
+  held_.put_back(gone);
   for (auto& x : gone) {
     x.op->let_successors_go();
     for (auto& p : x.op->parts())
       std::ranges::move(std::exchange(p.predecessors, {}), std::back_inserter(after.not_awaited));
     submit(*x.op, after);
   }
-}
-
-/// Removes withdrawn operations as predecessors. (A held predecessor is also in `behind`.)
-void admission::close_ranks() {
-  for (auto& x : held_)
-    if (std::erase_if(x.behind, [](auto& y) { return y->left_order(); }) != 0)
-      for (auto& p : x.op->parts())
-        std::erase_if(p.predecessors, [](const predecessor& y) { return y.of->left_order(); });
-}
-
-/// Restores the accesses that `gone` had superseded, and orders all later uses behind them.
-void admission::put_back(std::span<const held_operation> gone) {
-  std::map<buffer*, access_list> restored; // for each buffer that `gone` used
-  for (auto& x : gone) {
-    for (auto& u : x.op->uses())
-      restored[u.memory.get()];
-    for (auto& y : x.superseded)
-      if (auto by = y.what.by.lock(); !is_over(by, *y.what.at) && !by->left_order())
-        restored[y.memory].add(y.what);
-  }
-  for (auto& [memory, accesses] : restored)
-    remove_if(memory->accesses, [](const access& a) {
-      auto by = a.by.lock();
-      return by && by->left_order();
-    });
-  std::erase_if(restored, [](auto& x) { return x.second.size() == 0; });
-  if (restored.empty())
-    return;
-  struct later_use {
-    std::uint64_t since;
-    held_operation* of;
-    const use* what;
-  };
-  std::vector<later_use> later;
-  for (auto& x : held_)
-    for (auto since = x.since.begin(); auto& u : x.op->uses()) {
-      if (restored.contains(u.memory.get()))
-        later.push_back({*since, &x, &u});
-      ++since;
-    }
-  std::ranges::sort(later, {}, &later_use::since);
-  for (auto& x : later)
-    order_run(x.of->op, *x.of, {x.what, 1}, restored[x.what->memory.get()], x.since, true);
-  for (auto& x : held_)
-    note_inversion(x);
-  for (auto& [memory, accesses] : restored)
-    for (std::size_t i = 0; i < accesses.size(); ++i)
-      memory->accesses.add(accesses[i]);
 }
 
 void admission::go_on() noexcept {
@@ -746,13 +446,12 @@ void admission::release(bool all) noexcept {
       give_up_places(after);
     for (auto before = held_.size() + 1; held_.size() < before;) {
       before = held_.size(); // a late submission may be behind an operation with a later position
-      std::erase_if(held_, [&](held_operation& x) {
+      held_.erase_if([&](held_operation& x) {
         if (!all && x.behind.empty())
           return false;
         std::erase_if(x.behind, [](const auto& other) { return other->on_lanes(); });
         if (!x.behind.empty() || x.op->failed() || x.op->waits_for() != nullptr || x.op->on_check())
           return false;
-        inversions_ -= x.follows_younger;
         submit(*x.op, after);
         released.push_back(std::move(x.op));
         return true;

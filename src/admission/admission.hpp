@@ -2,13 +2,16 @@
 /// every buffer.
 #pragma once
 
+#include "admission/held_operations.hpp"
 #include "operation/operation.hpp"
+#include "operation/room.hpp"
 
 #include <atomic>
 #include <cstddef>
-#include <deque>
+#include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace troupe::detail {
@@ -111,24 +114,6 @@ public:
 private:
   using operations = std::vector<std::shared_ptr<operation>>;
 
-  /// An access that another access has superseded.
-  struct superseded_access {
-    buffer* memory; ///< of both accesses
-    access what;
-  };
-
-  struct dependencies {
-    operations behind; ///< held operations that the operation must follow
-    // Recorded only if the operation may become held:
-    std::vector<superseded_access> superseded;
-    std::vector<std::uint64_t> since; ///< `access::since` of each of its uses
-  };
-  /// An operation that has a position but is not on the lanes.
-  struct held_operation : dependencies {
-    std::shared_ptr<operation> op;
-    bool follows_younger = false; ///< an operation in `behind` has a later position
-  };
-
   /// Actions that are deferred until the lock is released (`finish`).
   class deferred_actions {
   public:
@@ -170,33 +155,14 @@ private:
   static caf::error check_alone(const operation& request, rank_submission& how, queue_bound bound);
   void finish(deferred_actions& after);
   void after_placing(rank_submission* done);
-  held_operation* find_held(const operation& op) noexcept;
-  bool is_behind(const operation& op, const operation& first);
-  bool would_wait_for_itself(const operation& op, std::span<const use> uses);
-  /// Orders `uses`, which are new in `op`. `held`: the operation may become held.
-  static void order_uses(const std::shared_ptr<operation>& op, dependencies& around,
-                         std::span<const use> uses, bool held);
-  /// Orders `run` behind those of `accesses` that are older than `before`.
-  static void order_run(const std::shared_ptr<operation>& op, dependencies& around,
-                        std::span<const use> run, access_list& accesses, std::uint64_t before,
-                        bool held);
-  static bool order_use(const std::shared_ptr<operation>& op, dependencies& around, const use& u,
-                        const std::shared_ptr<operation>& by, access_list& accesses, std::size_t i,
-                        bool held);
-  void note_use(const std::shared_ptr<operation>& op, dependencies& around, const use& u,
-                bool held);
   static void submit(operation& op, deferred_actions& after);
   void give_up_places(deferred_actions& after);
-  void close_ranks();
-  void put_back(std::span<const held_operation> gone);
-  void note_inversion(held_operation& x) noexcept;
   void release(bool all) noexcept;
 
   timekeeper& keeper_;
-  std::deque<held_operation> held_; // by position
-  std::size_t inversions_ = 0;      // held operations with `follows_younger`
-  std::uint64_t last_access_ = 0;   // the last `access::since`
-  std::uint64_t failed_ = 0;        // `operation::failed_off_lanes` at the last look
+  held_operations held_;
+  std::uint64_t last_access_ = 0; // the last `access::since`
+  std::uint64_t failed_ = 0;      // `operation::failed_off_lanes` at the last look
   std::atomic<std::size_t> asked_{0};
   std::atomic<bool> asked_for_all_{false};
   std::atomic<bool> soon_{false};

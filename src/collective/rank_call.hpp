@@ -57,6 +57,11 @@ struct memory_range {
   }
 };
 
+/// Returns whether two ranges share memory.
+inline bool overlap(const memory_range& a, const memory_range& b) noexcept {
+  return a && b && a.of->memory() == b.of->memory() && a.begin < b.end && b.begin < a.end;
+}
+
 struct rank_call {
   std::size_t rank = 0;
   collective_call call;
@@ -107,18 +112,8 @@ caf::expected<std::vector<rank_call>> exchange_calls(const char* verb, const exc
                                                      std::span<const std::shared_ptr<lane>> lanes,
                                                      rank_set absent = {});
 
-/// Returns whether two ranks' calls are the same, except memory and plans.
-bool alike(const rank_call& a, const rank_call& b) noexcept;
-
-/// Returns how two ranks' calls, made separately, differ; empty if they belong together.
-std::string difference(const rank_call& a, const rank_call& b);
-
-/// Returns whether `calls`, one of each of `ranks` ranks, can use symmetric kernels. There must be
-/// one for their kind, type and operation. The data is at most `limit` bytes, and the buffers are
-/// at the same place on all ranks.
-/// @source NCCL 2.28.9, `ncclSymkImplemented` (src/sym_kernels.cc)
-bool is_symmetric(std::span<const rank_call* const> calls, std::size_t ranks,
-                  std::size_t limit) noexcept;
+/// Returns the text for `count` elements.
+std::string elements(std::size_t count);
 
 /// Returns whether two calls of one rank share memory that one of them writes.
 bool conflict(const rank_call& a, const rank_call& b) noexcept;

@@ -1,6 +1,6 @@
 #include "collective/rank_matching.hpp"
 
-#include "collective/collective_operations.hpp"
+#include "collective/collective_operation.hpp"
 #include "foundation/prefetch.hpp"
 
 #include <algorithm>

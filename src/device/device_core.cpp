@@ -1,5 +1,6 @@
 #include "device/device_core.hpp"
 
+#include "device/operations.hpp"
 #include "flight/flight_recorder.hpp" // for recorder()
 #include "foundation/error_text.hpp"
 #include "foundation/log.hpp"

@@ -2,7 +2,8 @@
 /// the device actor.
 #pragma once
 
-#include "device/operations.hpp"
+#include "lane/staging.hpp"
+#include "operation/operation.hpp"
 #include "runtime/runtime.hpp"
 #include <troupe/collective.hpp>
 #include <troupe/device_status.hpp>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "foundation/fair_limit.hpp"
+#include "lane/stream_table.hpp"
 #include "operation/device_state.hpp"
 #include "operation/flight_log.hpp"
 #include "operation/operation.hpp"
@@ -10,20 +11,17 @@
 #include <troupe/backend.hpp>
 #include <troupe/runtime_options.hpp>
 
-#include <array>
 #include <atomic>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <future>
-#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <thread>
-#include <utility>
 #include <vector>
 
 namespace troupe::detail {
@@ -43,21 +41,6 @@ public:
   /// Called when the process that had the device is gone. @thread any
   virtual void on_device_lost(lane& where, const caf::error& why) noexcept = 0;
 };
-
-/// The maximum number of streams of a lane for communicators. Work in one of them runs in admission
-/// order, which is the same on all devices. So the first operation that is not over gets its turn
-/// on each of its devices, if the device has room for as many kernels at once as there are streams.
-/// NCCL's kernels take at most 32 of the 132 multiprocessors of a Hopper GPU, and fewer of smaller
-/// devices. CUDA has 8 queues for streams (CUDA_DEVICE_MAX_CONNECTIONS); the other streams of every
-/// lane take 4.
-inline constexpr std::size_t collective_streams = 4;
-
-/// The maximum number of streams of a lane for links; more links share them. Copies of a device to
-/// several others share its copy engine. In several streams the engine does a bit of each in turn,
-/// and all copies between 4 devices then take a third longer than in one stream
-/// (docs/performance.md). So a long copy that has nothing to wait for joins the stream of another
-/// link that is at work.
-inline constexpr std::size_t peer_streams = 8;
 
 /// @thread client functions: any; functions for operations: the lane itself
 class lane : public std::enable_shared_from_this<lane> {
@@ -181,11 +164,9 @@ public:
   /// Returns the device for owners that give resources back to it after the lane has ended.
   std::shared_ptr<backend_device> shared_device() const noexcept { return device_; }
   /// For kinds with one stream per lane.
-  stream_view stream(stream_kind kind) const noexcept {
-    return streams_[static_cast<std::size_t>(kind)].stream;
-  }
+  stream_view stream(stream_kind kind) const noexcept { return streams_.stream_of(kind).stream; }
   /// Returns the stream of `p`, which is being issued.
-  stream_view stream(const part& p) const noexcept { return streams_[index_of(p)].stream; }
+  stream_view stream(const part& p) const noexcept { return streams_.stream_of(p).stream; }
   /// Makes more streams, if possible, so that each communicator can have its own.
   caf::error provide_streams();
   /// Makes the stream for the link to `peer` if there is none.
@@ -225,15 +206,6 @@ public:
   caf::error wait_for(const part& x, stream_view stream);
 
 private:
-  struct lane_stream {
-    stream_view stream;
-    std::deque<part*> in_flight;
-    part* continuing = nullptr;         // issued piece by piece; it has the stream for itself
-    clock::time_point not_done_since{}; // of a queried event that is not the oldest
-    // For a link's stream, since nothing was in flight there:
-    std::uint64_t largest_bytes = 0;
-    bool waits = false; // a part came that had to wait for others
-  };
   /// Small copies that follow one another in the stream of a link. They are issued in one call,
   /// unless they depend on each other, with one event behind all.
   struct copy_run {
@@ -244,110 +216,84 @@ private:
     bool goes_apart = false;   ///< each copy in a call of its own
   };
   enum class verdict : std::uint8_t { held, gone };
-  static constexpr auto stand_in = static_cast<std::size_t>(stream_kind::compute);
-  static constexpr auto lend_stream = static_cast<std::size_t>(stream_kind::lend);
-  static constexpr auto first_collective = static_cast<std::size_t>(stream_kind::collective);
-  static constexpr auto first_peer = first_collective + collective_streams;
-  static_assert(lend_stream + 1 == first_collective && first_collective + 2 == stream_count);
 
-  /// Returns the streams in the order in which they were made.
-  std::span<lane_stream* const> made_streams() const noexcept { return made_; }
-  std::span<const lane_stream> collective_range() const noexcept {
-    return {streams_.data() + first_collective, collective_streams};
-  }
-  std::span<const lane_stream> peer_range() const noexcept {
-    return {streams_.data() + first_peer, peer_streams};
-  }
-  /// Returns the communicator, link or lends that `p` belongs to; null if its stream is fixed.
-  const stream_tenant* tenant_of(const part& p) const noexcept {
-    return p.stream == stream_kind::peer   ? &links_[link_of(p.peer)]
-           : p.stream == stream_kind::lend ? &lends_
-                                           : p.tenant;
-  }
-  stream_tenant* tenant_of(const part& p) noexcept {
-    return const_cast<stream_tenant*>(std::as_const(*this).tenant_of(p));
-  }
-  std::size_t index_of(const part& p) const noexcept {
-    const auto* who = tenant_of(p);
-    return who != nullptr ? who->stream : static_cast<std::size_t>(p.stream);
-  }
-  static std::size_t link_of(int peer) noexcept {
-    return static_cast<std::size_t>(peer) % peer_streams;
-  }
-  lane_stream& stream_of(const part& p) noexcept { return streams_[index_of(p)]; }
-  const lane_stream& stream_of(const part& p) const noexcept { return streams_[index_of(p)]; }
-  std::size_t choose_stream(const stream_tenant& who) const noexcept;
-  std::size_t choose_peer_stream(const part& p) const noexcept;
-  caf::error wait_for_what_is_before(part& p);
-
+  // The thread, and errors of calls into the backend (lane.cpp).
   void run() noexcept;
+  bool ends_now() noexcept;
+  bool has_input() const noexcept;
+  bool take_inbox() noexcept;
+  bool nothing_continues() const noexcept;
+  bool nothing_in_flight() const noexcept;
+  void idle();
+  void notify() noexcept;
+  bool is_lost() const noexcept;
+  bool owner_tells(const caf::error& error) const noexcept;
+  caf::error note(const caf::error& error) noexcept;
+  caf::error note_fault(const caf::error& error) noexcept;
+  caf::error in_full(const part& p, const caf::error& error) const;
+  static std::int64_t nanoseconds(clock::time_point x) { return x.time_since_epoch().count(); }
+  static void set(std::atomic<std::size_t>& count, std::size_t x) noexcept {
+    count.store(x, std::memory_order_release); // there is one writer at a time
+  }
+
+  // The device (lane_device.cpp).
   bool come_up();
   caf::error open_device();
-  caf::error make_stream(std::size_t index);
-  caf::error make_collective_streams(std::size_t number);
-  /// Makes a stream that most lanes do not need.
-  caf::error provide_late(std::size_t index);
-  /// Makes the stream of `p`, if it is such a stream.
-  caf::error provide_stream_of(const part& p);
   void go_down() noexcept;
+  bool serve_control();
   void reset_now();
-  void revive();
-  void set_away(bool x) noexcept;
   void publish();
   void lose_streams(const caf::error& why) noexcept;
-  void forget_streams() noexcept;
-  void forget_late() noexcept;
-  bool serve_control();
-  bool take_inbox() noexcept;
+  void revive();
+  void set_away(bool x) noexcept;
+  bool drain_released();
+  void abandon_now() noexcept;
+  /// Makes the stream of `p`, if most lanes do not need it.
+  caf::error provide_stream_of(const part& p);
+  /// Makes a stream that most lanes do not need.
+  caf::error provide_late(std::size_t index);
+
+  // Issuing parts (lane_issue.cpp).
   bool issue_ready();
   bool drop_failed() noexcept;
   bool is_held() noexcept;
   bool lets_pass() noexcept;
-  verdict try_issue(part& p);
   void fetch_ahead() const noexcept;
-  std::optional<std::uint64_t> held_by(part& p) noexcept;
-  static void see_through_dropped(part& p);
-  static void wake_waiting(const part& x) noexcept;
-  bool stands_between(const part& p) const noexcept;
+  verdict try_issue(part& p);
   caf::error check_generation(const part& p) const;
+  verdict wait_for_owner(part& p);
   void after_issue(part& p, const caf::expected<issue_outcome>& outcome);
   void put_in_flight(part& p);
+  bool proceed_continuing();
+  void skip(part& p) noexcept;
+  void lose(part& p, const caf::error& why) noexcept;
+  /// Counts a part that is issued, or never will be.
+  void note_left() noexcept { set(left_, left_.load(std::memory_order_relaxed) + 1); }
+
+  // Small copies over links (lane_copies.cpp).
+  static void note_copy(lane_stream& s, const part& p) noexcept;
   bool run_goes_on_after(const part& p) const noexcept;
   bool joins_run(const part& p) const noexcept;
   void end_run();
   void issue_run(stream_view stream);
   void issue_apart();
   void mark_last(lane_stream& s, std::size_t parts);
-  bool proceed_continuing();
+
+  // Predecessors (lane_predecessors.cpp).
+  std::optional<std::uint64_t> held_by(part& p) noexcept;
+  static void see_through_dropped(part& p);
+  static void wake_waiting(const part& x) noexcept;
+  bool stands_between(const part& p) const noexcept;
+  caf::error wait_for_what_is_before(part& p);
+
+  // Completion (lane_completion.cpp).
+  void note_started(lane_stream& s) noexcept;
   bool poll();
   bool poll(lane_stream& s);
-  static void set(std::atomic<std::size_t>& count, std::size_t x) noexcept {
-    count.store(x, std::memory_order_release); // there is one writer at a time
-  }
-  /// Counts a part that is issued, or never will be.
-  void note_left() noexcept { set(left_, left_.load(std::memory_order_relaxed) + 1); }
-  void note_started(lane_stream& s) noexcept;
-  static void note_copy(lane_stream& s, const part& p) noexcept;
   void leave_flight(part& p) noexcept;
   void finish(part& p, std::int64_t now) noexcept;
-  void skip(part& p) noexcept;
-  void lose(part& p, const caf::error& why) noexcept;
-  bool is_lost() const noexcept;
-  bool owner_tells(const caf::error& error) const noexcept;
-  verdict wait_for_owner(part& p);
-  caf::error note(const caf::error& error) noexcept;
-  caf::error note_fault(const caf::error& error) noexcept;
-  caf::error in_full(const part& p, const caf::error& error) const;
   bool settle_late() noexcept;
   void settle_now() noexcept;
-  bool drain_released();
-  bool nothing_in_flight() const noexcept;
-  bool nothing_continues() const noexcept;
-  void abandon_now() noexcept;
-  void idle();
-  void notify() noexcept;
-  bool has_input() const noexcept;
-  bool ends_now() noexcept;
 
   const std::shared_ptr<device_state> state_;
   std::vector<std::shared_ptr<void>> given_up_; // objects that the device's streams may still use
@@ -357,13 +303,9 @@ private:
   const lane_options options_;
   lane_owner& owner_;
   device_properties properties_;
-  std::array<lane_stream, first_peer + peer_streams> streams_;
-  std::array<stream_tenant, peer_streams> links_; // all work in flight of one link is in one stream
-  stream_tenant lends_;
-  std::vector<lane_stream*> made_;   // of `streams_`; the others may be made later
-  std::size_t continuing_ = 0;       // how many of `made_` have a part that continues
-  std::size_t collectives_made_ = 0; // how many streams for collectives are made
-  std::vector<event_view> events_;   // free ones
+  stream_table streams_;
+  std::size_t continuing_ = 0;     // how many streams have a part that continues
+  std::vector<event_view> events_; // free ones
   std::unique_ptr<staging_ring> upload_ring_;
   std::unique_ptr<staging_ring> download_ring_;
   std::unique_ptr<stager> stager_;

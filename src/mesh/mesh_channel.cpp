@@ -1,8 +1,7 @@
 #include "mesh/mesh_channel.hpp"
 
-#include "collective/collective_operations.hpp"
-#include "device/operations.hpp"
 #include "foundation/start_thread.hpp"
+#include "operation/operation.hpp"
 
 #include <algorithm>
 #include <cstring>

@@ -1,8 +1,8 @@
 /// Operations on the links between devices.
 #pragma once
 
-#include "device/operations.hpp"
 #include "operation/device_state.hpp"
+#include "operation/operation.hpp"
 
 #include <cstddef>
 #include <cstdint>

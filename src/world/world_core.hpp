@@ -173,6 +173,10 @@ private:
   void connect(const std::shared_ptr<communicator>& target, connect_scope what,
                std::function<void(const caf::error&)> done);
   void connect_the_rest(const std::shared_ptr<communicator>& target);
+  std::shared_ptr<symmetric_memory> make_symmetric(std::size_t size_bytes);
+  std::shared_ptr<operation_of<world_buffers>>
+  allocate_and_register(const char* verb, std::shared_ptr<operation_of<world_buffers>> parts,
+                        std::shared_ptr<symmetric_memory> memory);
   std::vector<std::shared_ptr<communicator>> communicators_there() const;
   void register_windows(const std::shared_ptr<communicator>& target, std::function<void()> then);
   void deregister(const std::shared_ptr<communicator>& target,

@@ -361,12 +361,12 @@ TROUPE_CHILD(BuildsInLittleRoom) {
 
 TEST(NcclInLittleRoom, IsRefusedOrWorksBesideALiveOne) {
   TROUPE_NEEDS_GPUS(2);
-  expect_refused_or_working(false, {16, 100, 300, 600, 656, 700, 900, 1200});
+  expect_refused_or_working(false, {16, 300, 700, 1200, 1360, 1500});
 }
 
 TEST(NcclInLittleRoom, IsRefusedOrWorksAsTheFirst) {
   TROUPE_NEEDS_GPUS(2);
-  expect_refused_or_working(true, {16, 300, 900, 1104, 1200, 2000});
+  expect_refused_or_working(true, {16, 900, 1500, 2000, 2128, 2400});
 }
 
 TEST_F(NcclCommunicator, GivesItsMemoryBack) {

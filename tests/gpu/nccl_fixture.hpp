@@ -3,6 +3,7 @@
 
 #include "backend/cuda/cuda_error.hpp"
 #include "backend/cuda/nccl_communicator.hpp"
+#include "backend/cuda/nccl_group.hpp"
 #include "support/expect.hpp"
 #include "support/gpus.hpp"
 #include <troupe/backend.hpp>

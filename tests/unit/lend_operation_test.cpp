@@ -1,7 +1,7 @@
 /// Memory on its way to another process: indeterminate ranges stay indeterminate.
-#include "device/operations.hpp"
 #include "operation/buffer.hpp"
 #include "operation/order.hpp"
+#include "sharing/lend_operation.hpp"
 #include "support/core_fixture.hpp"
 #include <troupe/testing/fault_plan.hpp>
 

@@ -1,5 +1,5 @@
 #include "backend/cuda/cuda_error.hpp"
-#include "backend/cuda/nccl_communicator.hpp"
+#include "backend/cuda/nccl_group.hpp"
 
 #include <nccl.h>
 

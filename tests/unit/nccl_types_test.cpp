@@ -1,4 +1,5 @@
-#include "backend/cuda/nccl_communicator.hpp"
+#include "backend/cuda/cuda_functions.hpp"
+#include "backend/cuda/nccl_types.hpp"
 #include <troupe/dtype.hpp>
 
 #include <nccl.h>

@@ -2,6 +2,7 @@
 #include "foundation/spin.hpp"
 #include "operation/buffer.hpp"
 #include "operation/order.hpp"
+#include "operation/use_of.hpp"
 #include "support/core_fixture.hpp"
 
 #include <gtest/gtest.h>

@@ -2,6 +2,7 @@
 #include "device/operations.hpp"
 #include "foundation/spin.hpp"
 #include "operation/order.hpp"
+#include "operation/use_of.hpp"
 #include "support/backend_fixture.hpp"
 #include "support/core_fixture.hpp"
 

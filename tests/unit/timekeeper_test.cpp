@@ -1,5 +1,6 @@
 /// Deadlines, stall limits and calls.
 #include "admission/timekeeper.hpp"
+#include "operation/use_of.hpp"
 #include "support/core_fixture.hpp"
 #include "support/eventually.hpp"
 

@@ -4,7 +4,6 @@
 
 #include "backend/host/host_wire.hpp"
 #include "net/socket.hpp"
-#include <troupe/backend.hpp>
 
 #include <caf/error.hpp>
 #include <caf/expected.hpp>

@@ -92,6 +92,8 @@ private:
   caf::error warm();
   caf::expected<stream_view> create_stream();
   caf::error record(const record_args& x);
+  caf::error wait_word(const wait_word_args& x);
+  caf::error copy(const copy_args& x);
   caf::error launch(wire_reader& body);
   caf::error enqueue(wire_reader& body);
   bool poll() noexcept;
@@ -111,6 +113,7 @@ private:
 
   void serve_control(const control_head& head, std::span<const std::byte> body,
                      std::optional<file_descriptor> descriptor);
+  void serve_communicator_control(const control_head& head, std::span<const std::byte> body);
   void answer(const control_head& head, const caf::error& error,
               std::span<const std::byte> result = {}) noexcept;
   caf::error build(const build_args& what, communicator_key& key);

@@ -4,20 +4,23 @@
 #include "foundation/log.hpp"
 #include "foundation/start_thread.hpp"
 #include "foundation/system_call.hpp"
-#include "worker/protocol/worker_signals.hpp"
+#include "worker/parent/worker_spawn.hpp"
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <condition_variable>
 #include <csignal>
+#include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <thread>
 #include <utility>
 
-#include <fcntl.h>
 #include <poll.h>
-#include <spawn.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -28,17 +31,13 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
-constexpr int worker_descriptor = STDERR_FILENO + 1;
 constexpr std::chrono::nanoseconds longest_tick = std::chrono::milliseconds{100};
 constexpr std::chrono::nanoseconds shortest_tick = std::chrono::milliseconds{1};
 /// How long to wait for the end of a stuck worker that was killed before it is reported anyway.
 constexpr std::chrono::milliseconds kill_patience{100};
 constexpr auto by_pidfd = static_cast<idtype_t>(3); // P_PIDFD, which older C libraries lack
 
-// System calls that older C libraries do not wrap.
-
-int open_pidfd(pid_t id) noexcept { return static_cast<int>(::syscall(SYS_pidfd_open, id, 0)); }
-
+/// Older C libraries do not wrap this system call.
 int kill_by_pidfd(int pidfd) noexcept {
   return static_cast<int>(::syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, nullptr, 0));
 }
@@ -68,112 +67,6 @@ time_limit after(std::chrono::nanoseconds limit) {
   return limit < no_limit - now ? now + limit : no_limit;
 }
 
-/// Settings for `posix_spawn`. The destructor destroys initialized objects.
-class spawn_settings {
-public:
-  spawn_settings() noexcept {
-    note("posix_spawn_file_actions_init", ::posix_spawn_file_actions_init(&actions_));
-    has_actions_ = error_ == 0;
-    if (error_ == 0) {
-      note("posix_spawnattr_init", ::posix_spawnattr_init(&attributes_));
-      has_attributes_ = error_ == 0;
-    }
-  }
-  ~spawn_settings() {
-    if (has_attributes_)
-      ::posix_spawnattr_destroy(&attributes_);
-    if (has_actions_)
-      ::posix_spawn_file_actions_destroy(&actions_);
-  }
-  spawn_settings(const spawn_settings&) = delete;
-  spawn_settings& operator=(const spawn_settings&) = delete;
-
-  /// Passes the standard streams; /dev/null replaces closed and close-on-exec ones. A descriptor
-  /// that has such a number later is never the library's.
-  caf::error pass_standard_streams() {
-    for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
-      const int flags = ::fcntl(stream, F_GETFD);
-      if (flags >= 0 && (flags & FD_CLOEXEC) == 0)
-        continue;
-      if (!null_)
-        null_ = file_descriptor{::open("/dev/null", O_RDWR | O_CLOEXEC)};
-      if (!null_)
-        return system_failure("open", errno,
-                              "cannot open /dev/null for a worker's standard streams");
-      if (error_ == 0)
-        note("posix_spawn_file_actions_adddup2",
-             ::posix_spawn_file_actions_adddup2(&actions_, null_.get(), stream));
-    }
-    return {};
-  }
-
-  /// Passes the worker's socket, as the last of its descriptors.
-  void pass(int socket) noexcept {
-    if (error_ == 0)
-      note("posix_spawn_file_actions_adddup2",
-           ::posix_spawn_file_actions_adddup2(&actions_, socket, worker_descriptor));
-    if (error_ == 0)
-      note("posix_spawn_file_actions_addclosefrom_np",
-           ::posix_spawn_file_actions_addclosefrom_np(&actions_, worker_descriptor + 1));
-  }
-
-  void keep_from_signals() noexcept {
-    const auto blocked = program_signals();
-    sigset_t all;
-    if (::sigfillset(&all) != 0)
-      note("sigfillset", errno);
-    if (error_ == 0)
-      note("posix_spawnattr_setsigmask", ::posix_spawnattr_setsigmask(&attributes_, &blocked));
-    if (error_ == 0)
-      note("posix_spawnattr_setsigdefault", ::posix_spawnattr_setsigdefault(&attributes_, &all));
-    if (error_ == 0)
-      note("posix_spawnattr_setpgroup", ::posix_spawnattr_setpgroup(&attributes_, 0));
-    if (error_ == 0)
-      note("posix_spawnattr_setflags",
-           ::posix_spawnattr_setflags(&attributes_, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF |
-                                                        POSIX_SPAWN_SETPGROUP));
-  }
-
-  caf::expected<pid_t> spawn(const worker_options& options) {
-    std::vector<std::string> texts{options.name};
-    texts.insert(texts.end(), options.arguments.begin(), options.arguments.end());
-    texts.push_back(std::string{worker_flag} + std::to_string(worker_descriptor));
-    std::vector<char*> arguments;
-    for (auto& x : texts)
-      arguments.push_back(x.data());
-    arguments.push_back(nullptr);
-    const auto of_mark = std::string{worker_variable} + "=";
-    auto mark = of_mark + std::to_string(worker_descriptor);
-    std::vector<char*> variables{mark.data()};
-    for (char** x = environ; *x != nullptr; ++x)
-      if (!std::string_view{*x}.starts_with(of_mark))
-        variables.push_back(*x);
-    variables.push_back(nullptr);
-    pid_t id = -1;
-    if (error_ == 0)
-      note("posix_spawn", ::posix_spawn(&id, options.program.c_str(), &actions_, &attributes_,
-                                        arguments.data(), variables.data()));
-    if (error_ != 0)
-      return system_failure(api_, error_,
-                            "cannot start the worker " + options.name + ": " + system_text(error_));
-    return id;
-  }
-
-private:
-  void note(const char* api, int code) noexcept {
-    api_ = api;
-    error_ = code;
-  }
-
-  file_descriptor null_;
-  posix_spawn_file_actions_t actions_{};
-  posix_spawnattr_t attributes_{};
-  bool has_actions_ = false;
-  bool has_attributes_ = false;
-  const char* api_ = "";
-  int error_ = 0;
-};
-
 /// Tracks since when a count has not changed.
 class stillness {
 public:
@@ -189,46 +82,6 @@ private:
 };
 
 } // namespace
-
-// -- names
-
-std::string_view to_string(end_cause x) noexcept {
-  switch (x) {
-  case end_cause::died:
-    return "died";
-  case end_cause::let_go:
-    return "let go";
-  case end_cause::hung_up:
-    return "hung up";
-  case end_cause::stuck:
-    return "stuck";
-  case end_cause::busy:
-    return "busy";
-  case end_cause::killed:
-    return "killed";
-  }
-  return "unknown";
-}
-
-std::string_view to_string(noticed_by x) noexcept {
-  switch (x) {
-  case noticed_by::life_line:
-    return "life line";
-  case noticed_by::socket:
-    return "socket";
-  case noticed_by::process:
-    return "process";
-  case noticed_by::heartbeat:
-    return "heartbeat";
-  }
-  return "unknown";
-}
-
-std::string to_string(const worker_exit& x) {
-  if (x.signal != 0)
-    return "signal " + std::to_string(x.signal);
-  return x.status < 0 ? "an unknown status" : "status " + std::to_string(x.status);
-}
 
 // -- state
 
@@ -296,6 +149,8 @@ private:
   // On the watching threads.
   void watch(message_socket worker_end);
   void watch_process();
+  struct limit_watch;
+  void enforce_limits(limit_watch& x, bool started, bool ended, clock::time_point now);
   void watch_line();
   bool reap() noexcept;
   void note_end(noticed_by by, end_cause cause);
@@ -362,26 +217,11 @@ caf::error worker_process::state::begin(message_socket worker_end) {
 }
 
 caf::error worker_process::state::spawn(const message_socket& worker_end) {
-  spawn_settings settings;
-  if (auto error = settings.pass_standard_streams())
-    return error;
-  settings.pass(worker_end.native());
-  settings.keep_from_signals();
-  const auto id = settings.spawn(options_);
-  if (!id)
-    return id.error();
-  // It is not reaped yet, so the number is still its own.
-  file_descriptor pidfd{open_pidfd(*id)};
-  if (!pidfd) {
-    auto why = system_failure("pidfd_open", errno, "cannot watch the worker " + options_.name);
-    if (::kill(*id, SIGKILL) != 0 && errno != ESRCH)
-      log(log_level::error, "a worker", system_failure("kill", errno, "it may run on"));
-    while (::waitpid(*id, nullptr, 0) < 0 && errno == EINTR) {
-    }
-    return why;
-  }
-  id_ = *id;
-  pidfd_ = std::move(pidfd);
+  auto spawned = spawn_worker(options_, worker_end.native());
+  if (!spawned)
+    return spawned.error();
+  id_ = spawned->id;
+  pidfd_ = std::move(spawned->pidfd);
   return {};
 }
 
@@ -528,18 +368,23 @@ void worker_process::state::watch(message_socket worker_end) {
   over(watch_is_over_);
 }
 
+/// Since when the worker has stood still, and when its end is due.
+struct worker_process::state::limit_watch {
+  running_time time;
+  stillness beats = {};
+  stillness calls = {};
+  time_limit kill_at = no_limit;
+  time_limit report_at = no_limit; ///< of a worker that was killed
+};
+
 void worker_process::state::watch_process() {
   auto tick = longest_tick;
   for (const auto limit : {options_.stuck_limit, options_.call_limit})
     if (limit.count() != 0)
       tick = std::clamp(limit / 8, shortest_tick, tick);
-  running_time time{tick};
-  stillness beats;
-  stillness calls;
+  limit_watch limits{running_time{tick}};
   bool hung_up = false;
   bool waits_for_tracer = false;
-  auto kill_at = no_limit;
-  auto report_at = no_limit;
   while (true) {
     bool started = false;
     bool ended = false;
@@ -566,31 +411,37 @@ void worker_process::state::watch_process() {
       note_end(noticed_by::socket, end_cause::hung_up);
     }
     const auto now = clock::now();
-    time.look(next_look, now);
-    if (started && !ended && options_.stuck_limit.count() != 0 && report_at == no_limit &&
-        time.passed(beats.look(page_.beats.load(), now), now) >= options_.stuck_limit) {
-      if (auto e = kill(end_cause::stuck))
-        log(log_level::error, "a stuck worker", e);
-      report_at = now + kill_patience;
-    }
-    const auto progress = page_.progress.count.load(std::memory_order_acquire);
-    const bool in_call = progress % 2 != 0;
-    if (started && !ended && options_.call_limit.count() != 0 &&
-        time.passed(calls.look(progress, now), now) >= options_.call_limit && in_call &&
-        report_at == no_limit) {
-      if (auto e = kill(end_cause::busy, page_.progress.call.load(std::memory_order_relaxed)))
-        log(log_level::error, "a worker in a call", e);
-      report_at = now + kill_patience;
-    }
-    if (now >= report_at)
-      note_end(noticed_by::heartbeat, end_cause::stuck);
-    if (ended && kill_at == no_limit)
-      kill_at = after(options_.exit_limit);
-    if (ended && now >= kill_at) {
-      if (auto e = kill(end_cause::killed))
-        log(log_level::error, "a worker that does not end", e);
-      kill_at = after(options_.exit_limit);
-    }
+    limits.time.look(next_look, now);
+    enforce_limits(limits, started, ended, now);
+  }
+}
+
+/// Kills a worker that is over one of its limits, and reports its end if it does not go.
+void worker_process::state::enforce_limits(limit_watch& x, bool started, bool ended,
+                                           clock::time_point now) {
+  if (started && !ended && options_.stuck_limit.count() != 0 && x.report_at == no_limit &&
+      x.time.passed(x.beats.look(page_.beats.load(), now), now) >= options_.stuck_limit) {
+    if (auto e = kill(end_cause::stuck))
+      log(log_level::error, "a stuck worker", e);
+    x.report_at = now + kill_patience;
+  }
+  const auto progress = page_.progress.count.load(std::memory_order_acquire);
+  const bool in_call = progress % 2 != 0;
+  if (started && !ended && options_.call_limit.count() != 0 &&
+      x.time.passed(x.calls.look(progress, now), now) >= options_.call_limit && in_call &&
+      x.report_at == no_limit) {
+    if (auto e = kill(end_cause::busy, page_.progress.call.load(std::memory_order_relaxed)))
+      log(log_level::error, "a worker in a call", e);
+    x.report_at = now + kill_patience;
+  }
+  if (now >= x.report_at)
+    note_end(noticed_by::heartbeat, end_cause::stuck);
+  if (ended && x.kill_at == no_limit)
+    x.kill_at = after(options_.exit_limit);
+  if (ended && now >= x.kill_at) {
+    if (auto e = kill(end_cause::killed))
+      log(log_level::error, "a worker that does not end", e);
+    x.kill_at = after(options_.exit_limit);
   }
 }
 

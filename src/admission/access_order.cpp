@@ -1,0 +1,127 @@
+#include "admission/access_order.hpp"
+
+#include "lane/lane.hpp" // for lane::state
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+
+void forget_what_is_over(access_list& x) {
+  // Most operations are freed already: to check that takes no cache line from a lane.
+  remove_if(x, [](const access& a) { return a.by.expired(); });
+  if (x.crowded())
+    remove_if(x, [](const access& a) { return is_over(a.by.lock(), *a.at); });
+  x.looked_through();
+}
+
+void add_predecessor(part& p, predecessor x) {
+  if (p.predecessors.empty() || p.predecessors.back().at != x.at ||
+      p.predecessors.back().memory != x.memory)
+    p.predecessors.push_back(std::move(x));
+}
+
+/// Returns true if `u` supersedes the `i`th access, which is of `by`. If `u` supersedes only a part
+/// of it, the rest may become another access.
+bool order_use(const std::shared_ptr<operation>& op, dependencies& around, const use& u,
+               const std::shared_ptr<operation>& by, access_list& accesses, std::size_t i,
+               bool held) {
+  auto& p = op->parts()[u.part];
+  auto& a = accesses[i];
+  bool overlap = a.begin < u.end && u.begin < a.end;
+  bool covered = u.begin <= a.begin && a.end <= u.end;
+  bool same_stream = by->on_lanes() && a.at->shares_stream(p);
+  bool conflict = overlap && (a.writes || u.writes);
+  if (conflict) {
+    if (a.writes)
+      by->precede(op, u.reads && !u.accepted.includes(by->number()));
+    if (!by->on_lanes() && (around.behind.empty() || around.behind.back() != by))
+      around.behind.push_back(by);
+  }
+  // A part without a stream waits for nothing on the device, so it supersedes no access.
+  bool takes_place =
+      p.stream != stream_kind::none && covered && (u.writes || (!a.writes && same_stream));
+  // Memory of another device stays valid when a reset of the lane's device drops this part.
+  auto outlives = [&] { return &u.memory->home() != &p.on->state(); };
+  if ((conflict && !same_stream) || ((conflict || takes_place) && outlives()))
+    add_predecessor(p, {by, a.at, u.memory.get()});
+  // A later use follows this one, and so all work that precedes this one or is in its stream.
+  if (p.stream == stream_kind::none)
+    return false;
+  if (held && overlap && (takes_place || u.writes)) {
+    auto taken = a;
+    taken.begin = std::max(a.begin, u.begin);
+    taken.end = std::min(a.end, u.end);
+    around.superseded.push_back({u.memory.get(), std::move(taken)});
+  }
+  if (takes_place)
+    return true;
+  if (overlap && u.writes) { // `a` keeps only the rest
+    if (a.begin < u.begin && u.end < a.end)
+      accesses.add({a.by, a.at, u.end, a.end, a.writes, a.since});
+    auto& rest = accesses[i];
+    if (rest.begin < u.begin)
+      rest.end = u.begin;
+    else
+      rest.begin = u.end;
+  }
+  return false;
+}
+
+} // namespace
+
+void order_uses(const std::shared_ptr<operation>& op, dependencies& around,
+                std::span<const use> uses, bool held) {
+  while (!uses.empty()) {
+    auto run = first_run(uses);
+    uses = uses.subspan(run.size());
+    auto& accesses = run.front().memory->accesses;
+    if (accesses.crowded())
+      forget_what_is_over(accesses);
+    order_run(op, around, run, accesses, UINT64_MAX, held);
+  }
+}
+
+void order_run(const std::shared_ptr<operation>& op, dependencies& around, std::span<const use> run,
+               access_list& accesses, std::uint64_t before, bool held) {
+  auto next = [&](std::size_t i) { return accesses.next_in(i, run.front().begin, run.back().end); };
+  for (auto i = next(0); i < accesses.size(); i = next(i)) {
+    auto by = accesses[i].by.lock();
+    bool others = by != op && accesses[i].since < before;
+    bool gone = others && is_over(by, *accesses[i].at);
+    if (others && !gone) {
+      auto u = std::lower_bound(run.begin(), run.end(), accesses[i].begin,
+                                [](const use& x, std::size_t begin) { return x.end < begin; });
+      for (; !gone && u != run.end() && u->begin <= accesses[i].end; ++u)
+        gone = order_use(op, around, *u, by, accesses, i, held);
+    }
+    if (gone)
+      accesses.remove(i);
+    else
+      ++i;
+  }
+}
+
+void note_use(const std::shared_ptr<operation>& op, dependencies& around, const use& u,
+              std::uint64_t since, bool held) {
+  auto& p = op->parts()[u.part];
+  u.memory->accesses.add({op, &p, u.begin, u.end, u.writes, since});
+  if (held)
+    around.since.push_back(since);
+  auto generation =
+      &u.memory->home() == &p.on->state() ? u.memory->generation() : part::several_generations;
+  p.generation =
+      p.generation == 0 || p.generation == generation ? generation : part::several_generations;
+  if (u.writes && (!u.reads || u.accepted.any()))
+    for (auto& range : u.reads ? u.memory->mark_overwritten(u.begin, u.end, u.accepted)
+                               : u.memory->mark_overwritten(u.begin, u.end))
+      op->overwrites(u.memory, range);
+}
+
+} // namespace troupe::detail

@@ -1,0 +1,155 @@
+#include "backend/cuda/nccl_arguments.hpp"
+
+#include "backend/cuda/communicator_failure.hpp"
+#include "backend/cuda/nccl_types.hpp"
+#include <troupe/backend.hpp>
+#include <troupe/collective_kind.hpp>
+#include <troupe/dtype.hpp>
+#include <troupe/error.hpp>
+
+#include <nccl.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+
+namespace troupe::detail {
+
+namespace {
+
+constexpr std::size_t no_limit = std::numeric_limits<std::size_t>::max();
+
+bool is_float8(dtype type) noexcept {
+  return type == dtype::float8_e4m3 || type == dtype::float8_e5m2;
+}
+
+bool is_operation(reduce_op op) noexcept {
+  return op == reduce_op::premul_sum || to_nccl(op) != ncclNumOps;
+}
+
+bool is_aligned(const void* memory, dtype type) noexcept {
+  return reinterpret_cast<std::uintptr_t>(memory) % size_of(type) == 0;
+}
+
+} // namespace
+
+caf::error call_validator::validate(std::span<const collective_call> calls,
+                                    stream_view stream) const {
+  if (calls.empty())
+    return communicator_failure(errc::invalid_argument, "the group has no calls", &where_);
+  if (stream.native == nullptr)
+    return communicator_failure(errc::invalid_argument, "no stream", &where_);
+  for (std::size_t i = 0; i < calls.size(); ++i)
+    if (const char* why = complaint(calls[i])) {
+      const auto which = calls.size() == 1 ? "" : "call " + std::to_string(i) + ": ";
+      return communicator_failure(errc::invalid_argument, which + why, &where_);
+    }
+  if (!has_own_pairs(calls))
+    return communicator_failure(
+        errc::invalid_argument,
+        "a send of a rank to itself needs its recv in the same group, with the same size", &where_);
+  auto too_new = [this](const collective_call& call) {
+    return !float8_ && reduces(call.what) && is_float8(call.type);
+  };
+  if (std::ranges::any_of(calls, too_new))
+    return communicator_failure(
+        errc::not_supported,
+        "reductions of float8 need devices of compute capability 9.0 or higher", &where_);
+  return {};
+}
+
+const char* call_validator::complaint(const collective_call& call) const noexcept {
+  const bool root = call.peer == where_.rank;
+  bool sends = true;
+  bool receives = true;
+  switch (call.what) {
+  case collective_kind::all_reduce:
+  case collective_kind::all_gather:
+  case collective_kind::reduce_scatter:
+  case collective_kind::all_to_all:
+  case collective_kind::all_to_all_v:
+    break;
+  case collective_kind::reduce:
+  case collective_kind::gather:
+    receives = root;
+    break;
+  case collective_kind::broadcast:
+  case collective_kind::scatter:
+    sends = root;
+    break;
+  case collective_kind::send:
+    receives = false;
+    break;
+  case collective_kind::recv:
+    sends = false;
+    break;
+  case collective_kind::barrier:
+    return nullptr;
+  default:
+    return "unknown kind of collective";
+  }
+  if (!is_dtype(call.type))
+    return "unknown dtype";
+  if ((has_root(call.what) || is_message(call.what)) && (call.peer < 0 || call.peer >= size_))
+    return "the peer or root is out of range";
+  if (reduces(call.what) && !is_operation(call.op))
+    return "unknown reduce operation";
+  if (reduces(call.what) && call.op == reduce_op::premul_sum && call.factor == nullptr)
+    return "no factor";
+  if ((sends && !is_aligned(call.send, call.type)) ||
+      (receives && !is_aligned(call.recv, call.type)))
+    return "the memory is not aligned to its dtype";
+  if (call.what == collective_kind::all_to_all_v)
+    return call.plan == nullptr ? "no plan" : complaint(*call.plan, call);
+  if (call.symmetric && size_ > 1 && !has_windows_)
+    return "a symmetric call needs registered windows";
+  if (call.count > no_limit / size_of(call.type) / static_cast<std::size_t>(size_))
+    return "the size in bytes overflows";
+  if (call.count > 0 && ((sends && call.send == nullptr) || (receives && call.recv == nullptr)))
+    return "a buffer is null";
+  return nullptr;
+}
+
+const char* call_validator::complaint(const exchange_plan& plan,
+                                      const collective_call& call) const noexcept {
+  const auto n = static_cast<std::size_t>(size_);
+  for (const auto* x :
+       {&plan.send_counts, &plan.send_offsets, &plan.recv_counts, &plan.recv_offsets})
+    if (x->size() != n)
+      return "the plan does not have one entry per rank";
+  const auto limit = no_limit / size_of(call.type);
+  auto fits = [limit](std::size_t offset, std::size_t count) {
+    return count <= limit && offset <= limit - count;
+  };
+  for (std::size_t i = 0; i < n; ++i)
+    if (!fits(plan.send_offsets[i], plan.send_counts[i]) ||
+        !fits(plan.recv_offsets[i], plan.recv_counts[i]))
+      return "the size in bytes overflows";
+  const auto rank = static_cast<std::size_t>(where_.rank);
+  if (plan.send_counts[rank] != plan.recv_counts[rank])
+    return "in the plan, a rank sends another count to itself than it receives from itself";
+  if ((call.send == nullptr && any_count(plan.send_counts)) ||
+      (call.recv == nullptr && any_count(plan.recv_counts)))
+    return "a buffer is null";
+  return nullptr;
+}
+
+bool call_validator::has_own_pairs(std::span<const collective_call> calls) const noexcept {
+  auto next = [&](collective_kind what, auto from) {
+    return std::find_if(from, calls.end(), [&](const collective_call& x) {
+      return x.what == what && x.peer == where_.rank && x.count > 0;
+    });
+  };
+  auto send = next(collective_kind::send, calls.begin());
+  auto recv = next(collective_kind::recv, calls.begin());
+  while (send != calls.end() && recv != calls.end() && bytes_of(*send) == bytes_of(*recv)) {
+    send = next(collective_kind::send, send + 1);
+    recv = next(collective_kind::recv, recv + 1);
+  }
+  return send == calls.end() && recv == calls.end();
+}
+
+} // namespace troupe::detail

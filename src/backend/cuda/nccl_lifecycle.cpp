@@ -1,0 +1,336 @@
+/// Builds, aborts and destroys NCCL communicators.
+#include "backend/cuda/communicator_failure.hpp"
+#include "backend/cuda/cuda_error.hpp"
+#include "backend/cuda/cuda_functions.hpp"
+#include "backend/cuda/cuda_handles.hpp"
+#include "backend/cuda/device_guard.hpp"
+#include "backend/cuda/device_pool.hpp"
+#include "backend/cuda/driver_access.hpp"
+#include "backend/cuda/nccl_communicator.hpp"
+#include "backend/cuda/nccl_connect.hpp"
+#include "backend/cuda/nccl_group.hpp"
+#include <troupe/backend.hpp>
+#include <troupe/error.hpp>
+
+#include <cuda_runtime_api.h>
+#include <driver_types.h>
+#include <nccl.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace troupe::detail {
+
+namespace {
+
+/// @units bytes of a communicator's own memory
+constexpr std::size_t own_bytes = 4096;
+
+caf::error check_ranks(int size, std::span<const local_rank> ranks, int device_count) {
+  if (size < 1 || ranks.empty() || ranks.size() > static_cast<std::size_t>(size))
+    return communicator_failure(errc::invalid_argument,
+                                "a communicator of " + std::to_string(size) + " ranks, " +
+                                    std::to_string(ranks.size()) + " of them here");
+  for (auto i = ranks.begin(); i != ranks.end(); ++i) {
+    if (i->rank < 0 || i->rank >= size)
+      return communicator_failure(errc::invalid_argument, "a rank is out of range", &*i);
+    if (i->device < 0 || i->device >= device_count)
+      return communicator_failure(errc::invalid_argument, "a device does not exist", &*i);
+    for (auto j = ranks.begin(); j != i; ++j)
+      if (i->rank == j->rank || i->device == j->device)
+        return communicator_failure(errc::invalid_argument, "a rank or device is listed twice",
+                                    &*i);
+  }
+  return {};
+}
+
+/// Returns whether NCCL reduces float8 on `device`.
+/// @source NCCL user guide, "ncclDataType_t": needs sm_90
+caf::expected<bool> has_float8(int device) noexcept {
+  int major = 0;
+  if (auto err = check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+                       "cudaDeviceGetAttribute", device))
+    return err;
+  return major >= 9;
+}
+
+/// Casts a rank to its own type. A rank of another backend never gets here.
+nccl_communicator& as_nccl(const std::unique_ptr<backend_communicator>& rank) noexcept {
+  return static_cast<nccl_communicator&>(*rank);
+}
+
+/// The end of a group restores the device that was current before it. On a new thread that is
+/// device 0, which would get a context. So a device of the communicator is selected first.
+void select_one(std::span<const std::unique_ptr<backend_communicator>> ranks) noexcept {
+  if (!ranks.empty())
+    (void)select_device(as_nccl(ranks.front()).device());
+}
+
+bool may_not_call(std::span<const std::unique_ptr<backend_communicator>> ranks) noexcept {
+  return !ranks.empty() && as_nccl(ranks.front()).driver().ended();
+}
+
+/// Allocates memory filled with zeros; none for 0 bytes.
+caf::expected<unique_stream_memory> make_memory(int device, std::size_t bytes) noexcept {
+  if (bytes == 0)
+    return unique_stream_memory{};
+  void* memory = nullptr;
+  if (auto err =
+          check(cudaMallocAsync(&memory, bytes, cudaStreamPerThread), "cudaMallocAsync", device))
+    return err;
+  unique_stream_memory owner{{memory, cudaStreamPerThread}, device};
+  if (auto err =
+          check(cudaMemsetAsync(memory, 0, bytes, cudaStreamPerThread), "cudaMemsetAsync", device))
+    return err;
+  if (auto err = check(cudaStreamSynchronize(cudaStreamPerThread), "cudaStreamSynchronize", device))
+    return err;
+  return owner;
+}
+
+/// Makes a rank with everything except NCCL's handle.
+caf::expected<std::unique_ptr<nccl_communicator>> prepare(const local_rank& where, int size,
+                                                          const shared_driver_access& driver,
+                                                          const shared_flag& unwanted) {
+  if (auto err = driver->check(where.device))
+    return err;
+  if (auto err = check(select_device(where.device), "cudaSetDevice", where.device))
+    return err;
+  auto float8 = has_float8(where.device);
+  if (!float8)
+    return float8.error();
+  // The memory for `connect` is allocated here, too. A rank that ran out of memory later would
+  // leave its peers waiting in NCCL.
+  auto own = make_memory(where.device, size == 1 ? 0 : own_bytes);
+  if (!own)
+    return own.error();
+  auto scratch = make_memory(where.device, size == 1 ? 0 : connect_scratch_bytes);
+  if (!scratch)
+    return scratch.error();
+  return std::make_unique<nccl_communicator>(where, size, *float8, std::move(*own),
+                                             std::move(*scratch), driver, unwanted);
+}
+
+/// Returns errc::out_of_memory if NCCL would run out of memory. A rank that does so while it
+/// connects leaves its peers waiting in NCCL for good. So all ranks are checked before any begins.
+caf::error check_room(const local_rank& where, int size) {
+  if (size == 1)
+    return {};
+  const auto needed = needed_bytes(where.device);
+  const auto free_bytes = free_bytes_of(where.device);
+  if (free_bytes >= needed) // also true if it is unknown
+    return {};
+  return communicator_failure(errc::out_of_memory,
+                              "NCCL needs " + std::to_string(needed >> 20) +
+                                  " MiB on the device, and " + std::to_string(free_bytes >> 20) +
+                                  " MiB are free",
+                              &where);
+}
+
+/// Returns the failure of a group of calls for `ranks`. If memory ran out, it names the rank whose
+/// device has the least free memory.
+caf::error group_failure(ncclResult_t code, const char* api,
+                         std::span<const local_rank> ranks) noexcept {
+  std::size_t least = unknown_bytes;
+  const local_rank* fullest = nullptr;
+  for (const auto& x : ranks)
+    if (const auto bytes = free_bytes_of(x.device); bytes < least) {
+      least = bytes;
+      fullest = &x;
+    }
+  if (fullest != nullptr)
+    if (auto err = nccl_failure(code, api, fullest->device, fullest->rank);
+        code_of(err) == errc::out_of_memory)
+      return err;
+  return nccl_failure(code, api, -1);
+}
+
+/// Makes the handles in one group. After an error the caller must abort the handles that are not
+/// null.
+caf::error init_all(const communicator_id& id, int size, std::span<const local_rank> ranks,
+                    std::span<ncclComm_t> handles) noexcept {
+  ncclUniqueId native_id{};
+  std::memcpy(native_id.internal, id.bytes.data(), sizeof native_id.internal);
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 1;
+  caf::error first;
+  group_scope group;
+  if (auto err = check(group.begun(), "ncclGroupStart", -1))
+    return err;
+  for (std::size_t i = 0; i < ranks.size() && !first; ++i) {
+    const auto rank = ranks[i].rank;
+    const auto device = ranks[i].device;
+    first = check(select_device(device), "cudaSetDevice", device);
+    // After an error, an invalid rank makes the group fail at once. If the rank were left out, the
+    // end of the group would wait for it.
+    const int valid = first ? -1 : rank;
+    const auto code = ncclCommInitRankConfig(&handles[i], size, native_id, valid, &config);
+    if (!first && code != ncclInProgress)
+      first = check(code, "ncclCommInitRankConfig", device, rank);
+  }
+  // After a failed call, the end of the group builds nothing and returns that failure again.
+  const auto ended = group.end();
+  if (!first && ended != ncclSuccess && ended != ncclInProgress)
+    first = group_failure(ended, "ncclGroupEnd", ranks);
+  for (std::size_t i = 0; i < ranks.size() && !first && ended == ncclInProgress; ++i)
+    first =
+        check(settle(handles[i], ended), "ncclCommInitRankConfig", ranks[i].device, ranks[i].rank);
+  return first;
+}
+
+/// Ends the communicators of the windows. No work runs on them, so an abort does the same as a
+/// destroy, without waiting.
+caf::error close_windows(std::span<const std::unique_ptr<backend_communicator>> ranks) noexcept {
+  if (may_not_call(ranks))
+    return {};
+  caf::error first;
+  auto keep = [&first](caf::error err) {
+    if (err && !first)
+      first = std::move(err);
+  };
+  for (const auto& rank : ranks)
+    keep(as_nccl(rank).windows().deregister_all());
+  select_one(ranks);
+  group_scope group;
+  keep(check(group.begun(), "ncclGroupStart", -1));
+  for (const auto& rank : ranks) {
+    auto& x = as_nccl(rank);
+    const int device = x.device();
+    if (auto* const handle = x.windows().release(); handle != nullptr)
+      if (const auto code = ncclCommAbort(handle); code != ncclInProgress)
+        keep(check(code, "ncclCommAbort", device, x.rank()));
+  }
+  if (const auto ended = group.end(); ended != ncclInProgress)
+    keep(check(ended, "ncclGroupEnd", -1));
+  for (const auto& rank : ranks)
+    as_nccl(rank).windows().free_scratch();
+  return first;
+}
+
+/// Aborts all ranks in one group: NCCL frees nothing before the last of them is aborted.
+/// @source NCCL user guide, "Aborting a communicator"
+caf::error abort_all(std::span<const std::unique_ptr<backend_communicator>> ranks) noexcept {
+  if (may_not_call(ranks))
+    return {};
+  caf::error first;
+  auto keep = [&first](caf::error err) {
+    if (err && !first)
+      first = std::move(err);
+  };
+  select_one(ranks);
+  group_scope group;
+  keep(check(group.begun(), "ncclGroupStart", -1));
+  for (const auto& rank : ranks) {
+    auto& x = as_nccl(rank);
+    const int device = x.device();
+    const auto code = ncclCommAbort(x.release());
+    if (code != ncclInProgress)
+      keep(check(code, "ncclCommAbort", device, x.rank()));
+  }
+  const auto ended = group.end();
+  if (ended != ncclInProgress)
+    keep(check(ended, "ncclGroupEnd", -1));
+  keep(close_windows(ranks)); // now no kernel of the other communicator blocks the devices
+  return first;
+}
+
+} // namespace
+
+caf::expected<communicator_id> make_nccl_id() noexcept {
+  ncclUniqueId id{};
+  static_assert(sizeof id.internal == sizeof(communicator_id::bytes));
+  if (auto err = check(ncclGetUniqueId(&id), "ncclGetUniqueId", -1))
+    return err;
+  communicator_id result;
+  std::memcpy(result.bytes.data(), id.internal, sizeof id.internal);
+  return result;
+}
+
+caf::expected<communicator_ranks>
+build_communicator(const communicator_id& id, int size, std::span<const local_rank> ranks,
+                   int device_count, const shared_driver_access& driver, pool_trimmer& trimmer,
+                   const shared_flag& unwanted) noexcept {
+  return no_throw([&]() -> caf::expected<communicator_ranks> {
+    if (auto err = check_ranks(size, ranks, device_count))
+      return err;
+    if (unwanted->load(std::memory_order_relaxed))
+      return build_called_off();
+    communicator_ranks result;
+    for (const auto& where : ranks) {
+      if (auto err = driver->check(where.device))
+        return err;
+      if (size > 1 &&
+          free_bytes_of(where.device) < needed_bytes(where.device) + connect_scratch_bytes)
+        trimmer.trim_now(where.device); // NCCL cannot request it
+      auto rank = prepare(where, size, driver, unwanted);
+      if (!rank)
+        return rank.error();
+      if (auto err = check_room(where, size))
+        return err;
+      result.push_back(std::move(*rank));
+    }
+    std::vector<ncclComm_t> handles(ranks.size(), nullptr);
+    auto first = init_all(id, size, ranks, handles);
+    for (std::size_t i = 0; i < handles.size(); ++i)
+      as_nccl(result[i]).adopt(handles[i]);
+    if (!first)
+      return result;
+    (void)abort_all(result); // not complete yet: the first error counts
+    return first;
+  });
+}
+
+caf::error abort_communicator(communicator_ranks ranks) noexcept { return abort_all(ranks); }
+
+caf::error destroy_communicator(communicator_ranks ranks) noexcept {
+  if (may_not_call(ranks))
+    return {};
+  // The end of a rank waits for its peers. In a group, all ranks of this process end together.
+  caf::error first;
+  auto keep = [&first](caf::error err) {
+    if (err && !first)
+      first = std::move(err);
+  };
+  keep(close_windows(ranks));
+  if (first) {
+    (void)abort_all(ranks);
+    return first;
+  }
+  select_one(ranks);
+  group_scope finalizing;
+  keep(check(finalizing.begun(), "ncclGroupStart", -1));
+  for (const auto& rank : ranks) {
+    auto& x = as_nccl(rank);
+    const auto code = ncclCommFinalize(x.native());
+    if (code != ncclInProgress)
+      keep(check(code, "ncclCommFinalize", x.device(), x.rank()));
+  }
+  const auto ended = finalizing.end();
+  if (ended != ncclInProgress)
+    keep(check(ended, "ncclGroupEnd", -1));
+  for (const auto& rank : ranks)
+    if (!first && ended == ncclInProgress) {
+      auto& x = as_nccl(rank);
+      keep(check(settle(x.native(), ended), "ncclCommFinalize", x.device(), x.rank()));
+    }
+  if (first) {
+    (void)abort_all(ranks);
+    return first;
+  }
+  group_scope destroying;
+  keep(check(destroying.begun(), "ncclGroupStart", -1));
+  for (const auto& rank : ranks) {
+    auto& x = as_nccl(rank);
+    const int device = x.device();
+    keep(check(ncclCommDestroy(x.release()), "ncclCommDestroy", device, x.rank()));
+  }
+  keep(check(destroying.end(), "ncclGroupEnd", -1));
+  return first;
+}
+
+} // namespace troupe::detail

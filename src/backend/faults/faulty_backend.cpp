@@ -1,0 +1,177 @@
+/// A backend with the faults of a plan, as `with_faults` makes it.
+#include "backend/faults/fault_gate.hpp"
+#include "backend/faults/fault_injector.hpp"
+#include "backend/faults/faulty_communicator.hpp"
+#include "backend/faults/faulty_device.hpp"
+#include <troupe/backend.hpp>
+#include <troupe/error.hpp>
+#include <troupe/testing/fault_plan.hpp>
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace troupe {
+
+namespace detail {
+
+namespace {
+
+using testing::any_device;
+using testing::verb;
+
+class faulty_backend final : public backend {
+public:
+  faulty_backend(std::shared_ptr<backend> inner, std::shared_ptr<fault_injector> injector)
+      : inner_(std::move(inner)), injector_(std::move(injector)) {}
+
+  std::string_view name() const noexcept override { return inner_->name(); }
+
+  int device_count() const noexcept override { return inner_->device_count(); }
+
+  caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
+    return open_by([&] { return inner_->open(ordinal); }, devices_, ordinal);
+  }
+
+  caf::expected<std::unique_ptr<backend_device>> open_beside(int ordinal) noexcept override {
+    return open_by([&] { return inner_->open_beside(ordinal); }, std::make_shared<open_devices>(),
+                   ordinal);
+  }
+
+  bool allows_reset() const noexcept override { return inner_->allows_reset(); }
+
+  caf::expected<peer_link> link(int from, int to) noexcept override {
+    const caller who{from, -1, nullptr, to};
+    if (const auto what = injector_->next(verb::link, who)) {
+      if (fails(what->kind))
+        return what->error;
+      if (auto err = hold(*injector_, *what, {}, {}))
+        return err;
+    }
+    return inner_->link(from, to);
+  }
+
+  void call_off(const communicator_id& id) noexcept override { inner_->call_off(id); }
+
+  caf::expected<communicator_id> make_communicator_id() noexcept override {
+    return inner_->make_communicator_id();
+  }
+
+  caf::expected<communicator_ranks> build(const communicator_id& id, int size,
+                                          std::span<const local_rank> ranks) noexcept override {
+    std::vector<int> ordinals;
+    for (const auto& x : ranks)
+      ordinals.push_back(x.device);
+    const caller who{any_device, -1, &id};
+    if (const auto what = injector_->next(verb::build, who, ordinals)) {
+      if (fails(what->kind))
+        return what->error;
+      if (auto err = hold(*injector_, *what, {}, {}))
+        return err;
+      if (injector_->poisoned())
+        return fault_injector::sticky_error("build", who);
+    }
+    auto built = inner_->build(id, size, ranks);
+    if (!built)
+      return std::move(built.error());
+    communicator_ranks result;
+    for (std::size_t i = 0; i < ranks.size(); ++i)
+      result.push_back(std::make_unique<faulty_communicator>(std::move((*built)[i]), injector_,
+                                                             devices_, id, ranks[i]));
+    return result;
+  }
+
+  caf::error abort(communicator_ranks ranks) noexcept override {
+    return end(verb::abort, std::move(ranks));
+  }
+
+  caf::error destroy(communicator_ranks ranks) noexcept override {
+    return end(verb::destroy, std::move(ranks));
+  }
+
+  caf::error provide_spare(int ordinal) noexcept override { return inner_->provide_spare(ordinal); }
+
+  bool is_current(const backend_communicator& rank, int ordinal) const noexcept override {
+    return inner_->is_current(static_cast<const faulty_communicator&>(rank).inner(), ordinal);
+  }
+
+  bool give_up(int ordinal, const caf::error& why) noexcept override {
+    return inner_->give_up(ordinal, why);
+  }
+
+  void abandon(const caf::error& why) noexcept override { inner_->abandon(why); }
+  caf::error tell(int ordinal, std::span<const std::byte> what) noexcept override {
+    return inner_->tell(ordinal, what);
+  }
+  void set_listener(
+      std::function<void(int ordinal, std::span<const std::byte> what)> f) noexcept override {
+    inner_->set_listener(std::move(f));
+  }
+
+private:
+  template <class F>
+  caf::expected<std::unique_ptr<backend_device>>
+  open_by(F open, std::shared_ptr<open_devices> devices, int ordinal) noexcept {
+    if (const auto what = injector_->next(verb::open, caller{ordinal})) {
+      if (fails(what->kind))
+        return what->error;
+      if (auto err = hold(*injector_, *what, {}, {}))
+        return err;
+    }
+    auto device = open();
+    if (!device)
+      return std::move(device.error());
+    return make_faulty_device(std::move(*device), injector_, std::move(devices), ordinal);
+  }
+
+  /// Ends the communicator even if a fault hits the call: after a sticky fault no other call would.
+  caf::error end(verb v, communicator_ranks ranks) noexcept {
+    if (ranks.empty())
+      return {};
+    const auto id = static_cast<const faulty_communicator&>(*ranks.front()).id();
+    std::vector<int> ordinals;
+    communicator_ranks inner;
+    for (const auto& x : ranks) {
+      auto& rank = static_cast<faulty_communicator&>(*x);
+      ordinals.push_back(rank.device());
+      inner.push_back(rank.release());
+    }
+    const caller who{any_device, -1, &id};
+    caf::error injected;
+    if (auto what = injector_->next(v, who, ordinals)) {
+      if (fails(what->kind))
+        injected = std::move(what->error);
+      else
+        injected = hold(*injector_, *what, {}, {});
+    }
+    // After a sticky fault, blocked work never becomes idle: abort, do not destroy.
+    const auto must_abort = v == verb::abort || injector_->poisoned();
+    if (must_abort)
+      injector_->open_gates_of(id);
+    auto err = must_abort ? inner_->abort(std::move(inner)) : inner_->destroy(std::move(inner));
+    return injected ? injected : err;
+  }
+
+  std::shared_ptr<backend> inner_;
+  std::shared_ptr<fault_injector> injector_;
+  std::shared_ptr<open_devices> devices_ = std::make_shared<open_devices>();
+};
+
+} // namespace
+
+} // namespace detail
+
+namespace testing {
+
+std::shared_ptr<backend> with_faults(std::shared_ptr<backend> inner,
+                                     const std::shared_ptr<fault_plan>& plan) {
+  return std::make_shared<detail::faulty_backend>(std::move(inner), plan->injector_);
+}
+
+} // namespace testing
+
+} // namespace troupe

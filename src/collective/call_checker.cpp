@@ -1,0 +1,412 @@
+#include "collective/call_checker.hpp"
+
+#include "foundation/error_text.hpp"
+#include "lane/lane.hpp" // for state()
+#include "operation/buffer.hpp"
+#include "operation/device_state.hpp"
+#include "operation/foreign_handle.hpp"
+#include "operation/symmetric_memory.hpp"
+#include <troupe/dtype.hpp>
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace troupe::detail {
+
+namespace {
+
+memory_range range_of(const any_gpu_ref& x) {
+  return {&x, x.offset(), x.offset() + x.size_bytes(), x.count()};
+}
+
+/// Returns the `i`-th of `n` equal parts.
+memory_range part_of(const memory_range& x, std::size_t i, std::size_t n) {
+  auto size = (x.end - x.begin) / n;
+  return {x.of, x.begin + i * size, x.begin + (i + 1) * size, x.count / n};
+}
+
+/// Returns the sum of `counts`, or SIZE_MAX, which no buffer has, on overflow.
+std::size_t sum_of(const std::vector<std::size_t>& counts) {
+  std::size_t result = 0;
+  for (auto x : counts)
+    if (__builtin_add_overflow(result, x, &result))
+      return SIZE_MAX;
+  return result;
+}
+
+/// Stores the factor in the type that it multiplies.
+template <class T> void store(std::array<std::byte, 8>& to, double x) {
+  T value{};
+  if constexpr (std::is_arithmetic_v<T>)
+    value = static_cast<T>(x);
+  else
+    value = T{static_cast<float>(x)};
+  std::memcpy(to.data(), &value, sizeof value);
+}
+
+void store_factor(std::array<std::byte, 8>& to, dtype type, double x) {
+  switch (type) {
+  case dtype::int8:
+    return store<std::int8_t>(to, x);
+  case dtype::uint8:
+    return store<std::uint8_t>(to, x);
+  case dtype::int32:
+    return store<std::int32_t>(to, x);
+  case dtype::uint32:
+    return store<std::uint32_t>(to, x);
+  case dtype::int64:
+    return store<std::int64_t>(to, x);
+  case dtype::uint64:
+    return store<std::uint64_t>(to, x);
+  case dtype::float16:
+    return store<float16>(to, x);
+  case dtype::bfloat16:
+    return store<bfloat16>(to, x);
+  case dtype::float32:
+    return store<float>(to, x);
+  case dtype::float64:
+    return store<double>(to, x);
+  case dtype::float8_e4m3:
+    return store<float8_e4m3>(to, x);
+  case dtype::float8_e5m2:
+    return store<float8_e5m2>(to, x);
+  }
+}
+
+/// Returns whether an integer type represents `x` exactly; true for other types.
+bool representable(dtype type, double x) {
+  auto whole = [x](double least, double beyond) {
+    return x >= least && x < beyond && x == std::trunc(x);
+  };
+  constexpr double two31 = 2147483648.0;
+  constexpr double two63 = 9223372036854775808.0;
+  switch (type) {
+  case dtype::int8:
+    return whole(-128, 128);
+  case dtype::uint8:
+    return whole(0, 256);
+  case dtype::int32:
+    return whole(-two31, two31);
+  case dtype::uint32:
+    return whole(0, 2 * two31);
+  case dtype::int64:
+    return whole(-two63, two63);
+  case dtype::uint64:
+    return whole(0, 2 * two63);
+  default:
+    return true;
+  }
+}
+
+/// Whether one rank's call sends data, and whether it receives data.
+struct data_flow {
+  bool sends = true;
+  bool receives = true;
+};
+
+bool divides(std::size_t n, const memory_range& r) { return r.count % n == 0; }
+
+caf::error refuse_parts(const call_checker& check, std::size_t rank, const memory_range& r) {
+  return check.refuse(errc::shape_mismatch, rank,
+                      elements(r.count) + " cannot be divided equally among " +
+                          std::to_string(check.size()) + " ranks");
+}
+
+/// Sets `flow`, and the ranges of buffers that a call in place leaves out.
+caf::error complete_ranges(const call_checker& check, rank_call& result, data_flow& flow) {
+  const auto rank = result.rank;
+  const auto n = check.size();
+  bool root = static_cast<int>(rank) == result.call.peer;
+  switch (result.call.what) {
+  case collective_kind::all_reduce:
+    if (!result.recv)
+      result.recv = result.send;
+    break;
+  case collective_kind::reduce:
+  case collective_kind::gather:
+    flow.receives = root;
+    break;
+  case collective_kind::broadcast:
+  case collective_kind::scatter:
+    flow.sends = root;
+    break;
+  case collective_kind::all_gather:
+    if (result.recv && !result.send) {
+      if (!divides(n, result.recv))
+        return refuse_parts(check, rank, result.recv);
+      result.send = part_of(result.recv, rank, n);
+    }
+    break;
+  case collective_kind::reduce_scatter:
+    if (result.send && !result.recv) {
+      if (!divides(n, result.send))
+        return refuse_parts(check, rank, result.send);
+      result.recv = part_of(result.send, rank, n);
+    }
+    break;
+  case collective_kind::send:
+    flow.receives = false;
+    break;
+  case collective_kind::recv:
+    flow.sends = false;
+    break;
+  case collective_kind::barrier:
+    flow.sends = flow.receives = false;
+    break;
+  case collective_kind::all_to_all:
+  case collective_kind::all_to_all_v:
+    break;
+  }
+  return {};
+}
+
+/// Checks that the call has a buffer where it sends or receives, and none elsewhere.
+caf::error check_presence(const call_checker& check, const rank_call& result, data_flow flow) {
+  const auto [sends, receives] = flow;
+  if (sends != static_cast<bool>(result.send) || receives != static_cast<bool>(result.recv))
+    return check.refuse(
+        errc::invalid_argument, result.rank,
+        sends != static_cast<bool>(result.send)
+            ? (sends ? "the send buffer is missing" : "a send buffer on a rank that does not send")
+            : (receives ? "the receive buffer is missing"
+                        : "a receive buffer on a rank that does not receive"));
+  return {};
+}
+
+/// Sets the type of the data, which is that of each buffer.
+caf::error set_type(const call_checker& check, rank_call& result, data_flow flow) {
+  auto& call = result.call;
+  auto& any = flow.sends ? result.send : result.recv;
+  call.type = any.of->type();
+  if (flow.sends && flow.receives && result.recv.of->type() != call.type)
+    return check.refuse(errc::shape_mismatch, result.rank,
+                        "a buffer of " + std::string{to_string(result.recv.of->type())} +
+                            " beside one of " + std::string{to_string(call.type)});
+  return {};
+}
+
+/// The first buffer of a wrong size, and the number of elements that it should have.
+struct size_mismatch {
+  const memory_range* wrong = nullptr;
+  std::size_t meant = 0;
+
+  void want(const memory_range& r, std::size_t count) {
+    if (wrong == nullptr && r && r.count != count) {
+      wrong = &r;
+      meant = count;
+    }
+  }
+};
+
+/// Sets the call's count and checks the sizes of its buffers. Sets `in_place` if one buffer is the
+/// other, or the rank's part of it.
+caf::error set_count(const call_checker& check, rank_call& result, data_flow flow, bool& in_place) {
+  const auto [sends, receives] = flow;
+  const auto rank = result.rank;
+  const auto n = check.size();
+  auto& call = result.call;
+  size_mismatch sizes;
+  std::size_t send_count = result.send.count;
+  std::size_t recv_count = result.recv.count;
+  switch (call.what) {
+  case collective_kind::all_reduce:
+  case collective_kind::reduce:
+  case collective_kind::broadcast:
+    call.count = sends ? send_count : recv_count;
+    if (receives)
+      sizes.want(result.recv, call.count);
+    in_place = sends && receives && result.send.same_as(result.recv);
+    break;
+  case collective_kind::send:
+    call.count = send_count;
+    break;
+  case collective_kind::recv:
+    call.count = recv_count;
+    break;
+  case collective_kind::all_gather:
+  case collective_kind::gather:
+    call.count = send_count;
+    if (receives) {
+      sizes.want(result.recv, n * call.count);
+      in_place = result.send.same_as(part_of(result.recv, rank, n));
+    }
+    break;
+  case collective_kind::reduce_scatter:
+  case collective_kind::scatter:
+    call.count = recv_count;
+    if (sends) {
+      sizes.want(result.send, n * call.count);
+      in_place = result.recv.same_as(part_of(result.send, rank, n));
+    }
+    break;
+  case collective_kind::all_to_all:
+    if (!divides(n, result.send))
+      return refuse_parts(check, rank, result.send);
+    sizes.want(result.recv, send_count);
+    call.count = send_count / n;
+    break;
+  case collective_kind::all_to_all_v:
+    sizes.want(result.send, sum_of(result.plan->send_counts));
+    sizes.want(result.recv, sum_of(result.plan->recv_counts));
+    break;
+  case collective_kind::barrier:
+    break;
+  }
+  if (sizes.wrong != nullptr)
+    return check.refuse(errc::shape_mismatch, rank,
+                        "a buffer of " + elements(sizes.wrong->count) + ": " +
+                            std::to_string(sizes.meant) + " are expected");
+  return {};
+}
+
+/// Checks and stores the factor of a call with premul_sum.
+caf::error set_factor(const call_checker& check, rank_call& result, const double* factor) {
+  auto& call = result.call;
+  if (call.op == reduce_op::premul_sum) {
+    if (factor == nullptr)
+      return check.refuse(errc::invalid_argument, result.rank, "premul_sum needs a factor");
+    if (!representable(call.type, *factor))
+      return check.refuse(errc::invalid_argument, result.rank,
+                          "the factor " + std::to_string(*factor) + " cannot be represented as " +
+                              std::string{to_string(call.type)});
+    store_factor(result.factor, call.type, *factor);
+  }
+  return {};
+}
+
+void set_addresses(rank_call& result, data_flow flow) {
+  auto& call = result.call;
+  auto address = [](const memory_range& r) { return r.of->memory()->address() + r.begin; };
+  auto place = [](const memory_range& r) {
+    return symmetric_place{r.of->memory()->symmetric(), r.begin};
+  };
+  if (flow.sends) {
+    call.send = address(result.send);
+    result.send_place = place(result.send);
+  }
+  if (flow.receives) {
+    call.recv = address(result.recv);
+    result.recv_place = place(result.recv);
+  }
+}
+
+} // namespace
+
+caf::error call_checker::refuse(errc code, std::size_t rank, std::string detail) const {
+  failure why;
+  why.code = code;
+  why.verb = verb_;
+  why.detail = std::move(detail);
+  if (rank < size()) {
+    why.rank = static_cast<int>(rank);
+    if (lanes_[rank]) // null: the rank is in another process
+      why.device = lanes_[rank]->state().ordinal();
+  }
+  return make_error(std::move(why));
+}
+
+caf::error call_checker::check(rank_call& result, std::size_t rank, const any_gpu_ref* send,
+                               const any_gpu_ref* recv, const double* factor,
+                               std::unique_ptr<exchange_plan> plan) const {
+  result.rank = rank;
+  result.plan = std::move(plan);
+  auto& call = result.call;
+  call.what = x_.kind;
+  call.op = reduces(x_.kind) ? x_.op : reduce_op::sum;
+  call.peer = x_.peer;
+  for (auto* ref : {send, recv})
+    if (ref != nullptr)
+      if (auto error = check_handle(rank, *ref); error)
+        return error;
+  if (send != nullptr)
+    result.send = range_of(*send);
+  if (recv != nullptr)
+    result.recv = range_of(*recv);
+  data_flow flow;
+  if (auto error = complete_ranges(*this, result, flow); error)
+    return error;
+  if (auto error = check_presence(*this, result, flow); error)
+    return error;
+  const auto [sends, receives] = flow;
+  if (!sends && !receives)
+    return {};
+  if (auto error = set_type(*this, result, flow); error)
+    return error;
+  bool in_place = false;
+  if (auto error = set_count(*this, result, flow, in_place); error)
+    return error;
+  if (!in_place && sends && receives && overlap(result.send, result.recv))
+    return refuse(errc::invalid_argument, rank,
+                  "the send and receive buffers overlap and are not the same");
+  if (auto error = set_factor(*this, result, factor); error)
+    return error;
+  set_addresses(result, flow);
+  return {};
+}
+
+caf::error call_checker::compare(const rank_call& a, const rank_call& b) const {
+  if (a.call.type != b.call.type)
+    return refuse(errc::shape_mismatch, b.rank,
+                  "a buffer of " + std::string{to_string(b.call.type)} + " beside one of " +
+                      std::string{to_string(a.call.type)});
+  if (a.call.count != b.call.count)
+    return refuse(errc::shape_mismatch, b.rank,
+                  "a buffer for " + elements(b.call.count) + " beside one for " +
+                      std::to_string(a.call.count));
+  return {};
+}
+
+caf::error call_checker::check_request() const {
+  if (x_.kind > collective_kind::barrier)
+    return refuse(errc::invalid_argument, no_rank(),
+                  "unknown collective " + std::to_string(static_cast<int>(x_.kind)));
+  if (reduces(x_.kind) && x_.op > reduce_op::premul_sum)
+    return refuse(errc::invalid_argument, no_rank(),
+                  "unknown reduce operation " + std::to_string(static_cast<int>(x_.op)));
+  if (has_root(x_.kind) && (x_.peer < 0 || static_cast<std::size_t>(x_.peer) >= size()))
+    return refuse(errc::invalid_argument, no_rank(), out_of_range("root", x_.peer, size()));
+  if (!x_.factors.empty() && (x_.op != reduce_op::premul_sum || !reduces(x_.kind)))
+    return refuse(errc::invalid_argument, no_rank(), "factors are for premul_sum only");
+  if (!x_.counts.empty() && x_.kind != collective_kind::all_to_all_v)
+    return refuse(errc::invalid_argument, no_rank(), "counts are for all_to_all_v only");
+  return {};
+}
+
+caf::error call_checker::check_rank(int rank, const char* what) const {
+  if (rank < 0 || static_cast<std::size_t>(rank) >= size())
+    return refuse(errc::invalid_argument, no_rank(), out_of_range(what, rank, size()));
+  return {};
+}
+
+caf::error call_checker::check_there(int rank, rank_set absent) const {
+  auto place = static_cast<std::size_t>(rank);
+  if (absent.contains(place))
+    return refuse(errc::unavailable, place, "the world is without rank " + std::to_string(rank));
+  return {};
+}
+
+caf::error call_checker::check_number(std::size_t there, std::size_t wanted) const {
+  if (there != wanted)
+    return refuse(errc::invalid_argument, no_rank(),
+                  std::to_string(there) + " buffers for " + std::to_string(wanted) + " ranks");
+  return {};
+}
+
+caf::error call_checker::check_handle(std::size_t rank, const any_gpu_ref& ref) const {
+  if (!ref)
+    return refuse(errc::stale_ref, rank, "the handle has no memory");
+  const auto& own = lanes_[rank]->state();
+  if (&ref.memory()->home() != &own)
+    return refuse(errc::invalid_argument, rank,
+                  is_foreign(ref, own) ? foreign_handle
+                                       : "the buffer lies on device " +
+                                             std::to_string(ref.device()) + ", not on the rank's");
+  return {};
+}
+
+} // namespace troupe::detail

@@ -1,0 +1,158 @@
+/// The operation of a collective, a message or a group, with a part for each rank.
+#pragma once
+
+#include "collective/rank_call.hpp"
+#include "foundation/rank_set.hpp"
+#include "operation/operation.hpp"
+#include "operation/room.hpp"
+#include <troupe/backend.hpp>
+#include <troupe/collective.hpp>
+#include <troupe/error.hpp>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace troupe::detail {
+
+class collective_world;
+class communicator;
+class rank_request;
+struct place_lines;
+
+/// One collective, message or group, with a part for each rank that takes part. It is requested by
+/// one request, or by one request of each rank.
+class collective_operation final : public operation_of<collective_done> {
+public:
+  /// For the world without the ranks in `absent`. `calls` is sorted by rank and not empty; the
+  /// handles of its ranges live until the constructor returns.
+  collective_operation(const char* verb, std::shared_ptr<collective_world> world,
+                       std::vector<rank_call> calls, std::uint64_t membership, rank_set absent);
+  /// Requested by one request of each rank that takes part in `any_call`, none of which is in
+  /// `absent`.
+  collective_operation(std::shared_ptr<collective_world> world, const rank_call& any_call,
+                       rank_set absent);
+  /// Made in advance with a call of each rank of this process; `begin` starts it. `world` outlives
+  /// it.
+  explicit collective_operation(collective_world& world);
+  /// Returns the storage for the calls of one request, before `begin`.
+  std::vector<rank_call> room_for_calls() noexcept { return std::move(room_); }
+  void make_room_for_calls() { room_.reserve(parts().size()); }
+  /// Starts an operation that was made in advance: one request has a call for each rank.
+  void begin(const char* verb, std::shared_ptr<collective_world> world,
+             std::vector<rank_call> calls, std::uint64_t membership);
+  /// The same for one request of each rank; this is the first one.
+  void begin(std::shared_ptr<collective_world> world, const rank_call& any_call);
+
+  /// Checks one rank's call against the others. Under the admission lock.
+  /// @errors errc::collective_mismatch, membership_changed: it does not match the others;
+  ///         errc::invalid_argument: both ends of a message are in the same memory
+  caf::error check_call(const rank_call& call, std::span<const use> uses,
+                        std::uint64_t membership) const;
+  /// Adds `call`, which `asked_by` made.
+  void add_call(const rank_call& call, std::span<use> uses, std::uint64_t membership,
+                std::shared_ptr<rank_request> asked_by);
+  /// Stores the addresses that `fetch_place` prefetches.
+  void show(place_lines& to) const noexcept;
+  /// Prefetches the memory that placing `ranks` calls changes into the cache of the calling thread.
+  static void fetch_place(const place_lines& x, std::size_t ranks) noexcept;
+  /// Returns the world's membership at the time of the first rank's call.
+  std::uint64_t made_in() const noexcept { return made_in_; }
+  /// Returns the ranks that have not called yet. Under the admission lock.
+  std::string missing_ranks() const;
+  room_maker maker_of_calls() const override;
+  caf::error on_check() const override;
+  caf::error on_admit(queue_bound bound) override;
+  const void* waits_for() const override;
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+  bool has_parts_elsewhere() const noexcept override;
+  void on_lost_part(part& p, const caf::error& why) noexcept override;
+  /// Returns the error that ends a communicator because this operation, which was to run on it,
+  /// never will, for the reason `why`.
+  caf::error end_of_communicator(std::uint64_t epoch, const caf::error& why) const;
+  caf::expected<issue_outcome> proceed(part& p, lane& on) override;
+  bool lets_pass() noexcept override;
+  void fetch_answer(const part& p) const noexcept override;
+  void on_part_done(part& p) noexcept override;
+  void on_part_over(part& p) noexcept override;
+  bool answer_ahead() noexcept override;
+  bool on_stall() noexcept override;
+  const void* communicator_key() const noexcept override { return communicator_key_.load(); }
+
+protected:
+  void on_submit() override;
+  void before_answer(const caf::error& error) noexcept override;
+  void after_answer() noexcept override;
+  void describe_to(flight_entry& x, const part& p) const noexcept override;
+  void on_settled() noexcept override;
+
+private:
+  using call_view = std::span<const rank_call* const>;
+  enum class way : std::uint8_t { open, plain, symmetric };
+
+  /// Returns the calls of a part, in order. None is null once the operation is on the lanes.
+  call_view calls_of(const part& p) const noexcept;
+  /// Returns the index of the first call of `p`, and the number of its calls.
+  std::pair<std::size_t, std::size_t> places_of(const part& p) const noexcept;
+  /// Returns the first call of `p`, once the operation is on the lanes.
+  static const rank_call& first_call_of(const part& p) noexcept;
+  bool moves_nothing(const part& p) const noexcept;
+  /// Returns the requests that made the calls of `p`; empty if one request made all calls.
+  std::span<const std::shared_ptr<rank_request>> requests_of(const part& p) const noexcept;
+  void tell(part& p) noexcept;
+  void wait_no_more() noexcept;
+  void of_ranks(std::shared_ptr<collective_world> world, const rank_call& any_call);
+  void expect_calls(std::size_t number);
+  void place_part(part& p, std::size_t rank, const collective_world& world);
+  void take(std::vector<rank_call> calls);
+  void add_all_uses();
+  void run_on(std::shared_ptr<communicator> target);
+  bool is_held_up() const noexcept;
+  bool waits_for_world() const;
+  void vote(bool yes) noexcept;
+  bool decide(way x) noexcept;
+  void decide_at_once() noexcept;
+  static void resume_frees(part& p) noexcept;
+  caf::expected<issue_outcome> issue(part& p, lane& on, bool symmetric);
+  caf::expected<issue_outcome> issue_shrunk(part& p, lane& on);
+
+  // Members that a lane reads to issue its part, kept together.
+  std::shared_ptr<collective_world> world_;
+  /// If a symmetric call begins on one rank and never on another, it never ends. So all lanes must
+  /// have reached the operation, with nothing in its way, before one lane issues it: each lane
+  /// votes yes or no (`decision_`). With the first no, all ranks use the plain call.
+  bool may_be_symmetric_ = false;
+  bool one_each_ = false; // each part has one call, the one in `part::needs`
+  connect_scope needs_ = connect_scope::collectives;
+  std::shared_ptr<communicator> communicator_;
+  std::vector<const rank_call*> calls_; // sorted by rank; null: its rank has not called yet
+  std::vector<std::size_t> ends_;       // of each part's calls in `calls_`
+  /// The request that made each call, if ranks made them. The entries that a lane needs are set
+  /// before the lane gets the part.
+  std::vector<std::shared_ptr<rank_request>> requests_;
+  std::vector<rank_call> room_; // storage of the calls, if one request made them all
+  std::uint64_t membership_ = 0;
+  std::uint64_t made_in_ = 0;
+  std::uint64_t made_for_ = 0; // `collective_world::absences` at the first call
+  const rank_set absent_;
+  std::size_t missing_ = 0;          // calls that are still to come; under the admission lock
+  std::atomic<bool> waiting_{false}; // counted in the queue of its world
+  std::atomic<const void*> communicator_key_{nullptr}; // other threads read it while it waits
+  std::shared_ptr<communicator> former_; // on which it would have run when it got its position
+
+  // Members that lanes change.
+  std::atomic<std::size_t> agreed_{0}; // number of yes votes; lanes that wait read only `decision_`
+  std::atomic<bool> untold_{false};    // a request completed before its part was done
+  std::mutex requests_mutex_;
+  bool requests_told_ = false; // `after_answer` has taken them; under requests_mutex_
+  bool requests_done_ = false; // no lane needs them any more; under requests_mutex_
+  std::atomic<way> decision_{way::open};
+};
+
+} // namespace troupe::detail

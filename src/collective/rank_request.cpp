@@ -1,0 +1,376 @@
+#include "collective/rank_request.hpp"
+
+#include "collective/call_comparison.hpp"
+#include "collective/call_slot.hpp"
+#include "collective/collective_operation.hpp"
+#include "collective/collective_world.hpp"
+#include "collective/collective_writes.hpp"
+#include "collective/rank_matching.hpp"
+#include "foundation/prefetch.hpp"
+#include "lane/lane.hpp"
+#include "operation/buffer.hpp"
+#include "operation/device_state.hpp"
+#include "operation/order.hpp"
+#include "operation/skipping.hpp"
+#include "runtime/runtime.hpp"
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+namespace troupe::detail {
+
+void rank_request::begin(const char* verb, std::shared_ptr<collective_world> world, rank_call call,
+                         rank_set absent, const request_options& options) {
+  operation_of::begin(verb);
+  world_ = std::move(world);
+  call_ = std::move(call);
+  membership_ = options.membership;
+  absent_ = absent;
+  add_uses(call_, slot_of(call_, absent_).part, [&](use x) {
+    x.accepted = skipped_reads::of(options.retry_of);
+    uses_[use_count_++] = std::move(x);
+  });
+  call_.send = call_.recv = {}; // the handles belong to the caller
+}
+
+std::span<const std::byte> rank_request::placing_lines() const noexcept {
+  auto address = [](const auto& x) { return reinterpret_cast<const std::byte*>(&x); };
+  return {address(static_cast<const rank_submission&>(*this)), address(call_.send_place)};
+}
+
+void rank_request::fetch_ahead() const noexcept {
+  __builtin_prefetch(this);
+  auto lines = placing_lines();
+  prefetch_lines_to_change(lines.data(), lines.size());
+  for (auto& u : uses())
+    prefetch_lines_to_change(u.memory.get(), buffer::looked_at);
+}
+
+std::uint64_t rank_request::number() const noexcept {
+  auto number = joint_number_.load(std::memory_order_relaxed);
+  return number != 0 ? number : operation::number();
+}
+
+caf::expected<operation*> rank_request::joint() {
+  // Check the membership first: a call for another membership is unrelated to the others' calls.
+  if (auto error = world_->check_view(*this, membership_, absent_); error)
+    return error;
+  auto& line = world_->matching().line_of(call_);
+  auto caller = rank_matching::caller_of(call_);
+  auto* next = line.next_of(caller);
+  for (; next != nullptr; next = line.next_of(caller)) {
+    auto gone = next->why_ended();
+    if (!gone)
+      break;
+    const auto made_in = next->made_in();
+    line.take(caller, next->op); // consumes this rank's call of the ended operation
+    if (membership_ == 0 || made_in == membership_) {
+      counts_ = true;
+      return gone;
+    }
+    world_->matching().passed_over(call_); // this call means a later membership
+  }
+  if (next != nullptr) {
+    if (auto error = next->op->check_call(call_, uses(), membership_); error)
+      return error;
+    found_ = next->op;
+  } else {
+    if (auto error = check_line(line.ahead(caller), queue_bound::second); error)
+      return error;
+    found_ = made_ ? std::move(made_) : make_joint();
+  }
+  return found_.get();
+}
+
+/// Returns no error if one more call may wait in its call queue, where `ahead` calls wait already.
+caf::error rank_request::check_line(std::size_t ahead, queue_bound bound) const {
+  auto limit = limit_of(world_->limits().waiting_limit, bound);
+  if (ahead < limit)
+    return {};
+  return make_error(
+      describe_call(errc::overloaded,
+                    std::to_string(limit) + " calls of this rank wait for calls of other ranks"));
+}
+
+const lane& rank_request::own_lane() const { return *world_->lanes()[call_.rank]; }
+
+/// Checks for room in the rank's queues. Under the admission lock.
+caf::error rank_request::check_room(queue_bound bound) const {
+  auto& matching = world_->matching();
+  auto& line = matching.line_of(call_);
+  auto caller = rank_matching::caller_of(call_);
+  auto ahead = line.ahead(caller);
+  auto awaited = line.awaited(caller); // others' calls wait for these: they add nothing to a queue
+  auto& queue = own_lane();
+  if (awaited == 0) {
+    if (auto error = check_line(ahead, bound); error)
+      return error;
+    if (!queue.accepts(bound))
+      return make_error(
+          describe_call(errc::overloaded, std::to_string(limit_of(queue.queue_limit(), bound)) +
+                                              " operations already wait for the device"));
+  }
+  if (call_.is_message())
+    return {};
+  auto left = [](std::size_t limit, std::size_t there) { return limit - std::min(limit, there); };
+  auto room = std::min(left(limit_of(world_->limits().waiting_limit, bound), ahead),
+                       left(limit_of(queue.queue_limit(), bound), queue.queued()));
+  matching.set_credit(call_.rank, room + awaited - 1);
+  return {};
+}
+
+room_maker rank_request::who_makes_room(queue_bound bound) const {
+  auto& matching = world_->matching();
+  if (!check_line(matching.line_of(call_).ahead(rank_matching::caller_of(call_)), bound))
+    return world_->owner()->gate().who_makes_room(own_lane());
+  return matching.maker_of_missing(call_);
+}
+
+/// Waits for room in the rank's own queues. Calls that other threads add meanwhile are accepted.
+caf::error rank_request::wait_for_room(room_policy room) {
+  auto& matching = world_->matching();
+  matching.note_caller(call_.rank);
+  if (!call_.is_message() && matching.take_credit(call_.rank))
+    return {};
+  const auto how = choose_room(room);
+  auto& gate = world_->owner()->gate();
+  return find_room(
+      how, deadline,
+      [&]() -> caf::error {
+        gate.drain();
+        std::lock_guard lock{order_mutex()};
+        return check_room(how.bound);
+      },
+      [&] {
+        std::lock_guard lock{order_mutex()};
+        return who_makes_room(how.bound);
+      });
+}
+
+caf::expected<operation*> rank_request::alone(queue_bound bound) {
+  if (auto error = world_->check_view(*this, membership_, absent_); error)
+    return error;
+  auto& line = world_->matching().line_of(call_);
+  auto caller = rank_matching::caller_of(call_);
+  auto awaited = std::min(before_, line.awaited(caller)); // other ranks have already made these
+  if (auto error = check_line(line.ahead(caller) + before_ - awaited, bound); error)
+    return error;
+  auto* there = line.next_of(caller, before_);
+  if (there != nullptr && there->op) // it adds nothing to a queue
+    return there->op.get();
+  made_ = make_joint();
+  return made_.get();
+}
+
+void rank_request::count_refused(const caf::error& why) {
+  if (counts_ || !world_->counts_calls_of(call_) || !counts_among_calls(why, membership_))
+    return;
+  counts_ = true;
+  ended_ = world_->matching().count_refused(call_, why, world_->membership());
+}
+
+void rank_request::note_refused(const caf::error& why) {
+  if (!fails_validation(why))
+    mark_refused(uses(), why);
+  count_refused(why);
+  if (counts_)
+    world_->matching().passed_over(call_);
+}
+
+void rank_request::end_refused(const caf::error& why) {
+  if (auto op = std::move(ended_))
+    op->fail(why);
+  made_.reset();
+  answer(why);
+}
+
+std::shared_ptr<collective_operation> rank_request::make_joint() {
+  const bool of_all = !call_.is_message() && absent_.empty();
+  if (auto ready = of_all ? world_->matching().spare_joint.take() : nullptr) {
+    ready->begin(world_->self(), call_);
+    return ready;
+  }
+  return std::make_shared<collective_operation>(world_->self(), call_, absent_);
+}
+
+failure rank_request::describe_call(errc code, std::string detail) const {
+  auto why = describe(code, std::move(detail));
+  why.operation = number();
+  why.rank = static_cast<int>(call_.rank);
+  why.device = world_->lanes()[call_.rank]->state().ordinal();
+  return why;
+}
+
+caf::error rank_request::refuse_cycle() {
+  return make_error(describe_call(errc::collective_mismatch,
+                                  "a buffer of the call waits for calls of other ranks, "
+                                  "which wait for this call: a deadlock"));
+}
+
+const void* rank_request::match_key() const noexcept {
+  return call_.is_message() ? nullptr : world_.get();
+}
+
+std::shared_ptr<operation> rank_request::whole(std::span<rank_submission* const> all) {
+  std::uint64_t seen = 0;
+  if (all.size() != world_->size() - absent_.size() || call_.plan ||
+      world_->matching().waits_for_calls())
+    return nullptr;
+  for (auto* x : all) {
+    if (x->match_key() != world_.get())
+      return nullptr;
+    auto& other = static_cast<const rank_request&>(*x);
+    auto bit = std::uint64_t{1} << other.call_.rank;
+    if ((seen & bit) != 0 || other.membership_ != membership_ || other.absent_ != absent_ ||
+        other.answered() || !alike(call_, other.call_))
+      return nullptr;
+    seen |= bit;
+  }
+  auto result = make_joint();
+  if (world_->check_view(*result, membership_, absent_))
+    return nullptr;
+  return result;
+}
+
+void rank_request::become_part_of(std::shared_ptr<collective_operation> joint,
+                                  std::shared_ptr<operation> self) {
+  joint_ = std::move(joint);
+  counts_ = true;
+  joint_number_.store(joint_->number(), std::memory_order_relaxed);
+  joint_->add_call(call_, std::span{uses_}.first(use_count_), membership_,
+                   std::static_pointer_cast<rank_request>(std::move(self)));
+  use_count_ = 0;
+}
+
+void rank_request::join_whole(std::span<rank_submission* const> all,
+                              const std::shared_ptr<operation>& joint) {
+  auto op = std::static_pointer_cast<collective_operation>(joint);
+  for (auto* x : all) {
+    auto& request = static_cast<rank_request&>(*x);
+    request.become_part_of(op, request.take_self());
+  }
+  world_->matching().collectives().take_of_all();
+}
+
+bool rank_request::join(std::shared_ptr<operation> self) {
+  world_->matching().line_of(call_).take(rank_matching::caller_of(call_), found_);
+  become_part_of(std::move(found_), std::move(self));
+  return !joint_->answered(); // if it has completed, only `placed` can complete this request
+}
+
+bool rank_request::succeed(const collective_done& value_of_all) noexcept {
+  // A concurrent completion with an error does not touch `value`.
+  value = value_of_all;
+  return answer({});
+}
+
+void rank_request::start(room_policy room) {
+  if (auto error = wait_for_room(room); error) {
+    {
+      std::lock_guard lock{order_mutex()};
+      note_refused(error);
+    }
+    return end_refused(error);
+  }
+  admitted_at = clock::now().time_since_epoch().count();
+  auto& gate = world_->owner()->gate();
+  auto self = std::static_pointer_cast<rank_request>(shared_from_this());
+  gate.enqueue(self, *this);
+  prefetch_to_change(&order_mutex());
+  // The thread of the last rank places the calls of all ranks, at once.
+  auto& matching = world_->matching();
+  if (call_.is_message()) {
+    gate.drain();
+  } else if (matching.handed_in(call_.rank, absent_, placing_lines())) {
+    collective_operation::fetch_place(matching.joint_lines, world_->size());
+    gate.drain();
+  } else {
+    gate.drain_soon();
+  }
+  watch();
+}
+
+admission::submission rank_request::begin_together(std::size_t before) {
+  world_->matching().note_caller(call_.rank);
+  admitted_at = clock::now().time_since_epoch().count();
+  before_ = before;
+  return {std::static_pointer_cast<operation>(shared_from_this()), this};
+}
+
+void rank_request::watch() {
+  auto& keeper = world_->owner()->keeper();
+  keeper.add(*this);
+  if (answered())
+    keeper.remove(*this);
+}
+
+void rank_request::placed(const caf::error& why) {
+  auto& runtime = *world_->owner();
+  if (!counts_ && !call_.is_message())
+    world_->matching().refused(call_.rank);
+  if (why || !joint_) {
+    found_.reset();
+    if (why)
+      end_refused(why);
+    runtime.keeper().remove(*this);
+    return;
+  }
+  if (answered()) // before it had its position
+    joint_->take_back(code_of(error()) == errc::cancelled ? early_end::cancelled
+                                                          : early_end::expired,
+                      [this] { return error(); });
+  if (joint_->answered())
+    end();
+}
+
+void rank_request::end() noexcept {
+  if (!answered()) {
+    if (!joint_->error())
+      value = joint_->value; // its part had nothing to do
+    answer(joint_->error());
+  }
+  auto& owner = *world_->owner();
+  owner.keeper().remove(*this);
+  if (!joint_->on_lanes())
+    owner.gate().go_on_soon(); // other operations need not wait for it
+}
+
+void rank_request::end_early(early_end how) noexcept {
+  auto why = early_failure(how);
+  end_early(how, why.code, why.detail);
+}
+
+/// Ends the request early. While nothing of its operation is issued, the calls of all ranks end
+/// with it: one rank cannot end alone.
+void rank_request::end_early(early_end how, errc code, const std::string& detail) noexcept {
+  world_->owner()->gate().drain();
+  std::shared_ptr<collective_operation> joint;
+  std::string missing;
+  {
+    std::lock_guard lock{order_mutex()};
+    joint = joint_;
+    missing = joint ? joint->missing_ranks() : std::string{};
+  }
+  auto why = [&](const char* outcome) {
+    auto cause = describe_call(code, detail);
+    cause.detail += missing.empty() ? outcome : "; not called by " + missing;
+    return make_error(std::move(cause));
+  };
+  if (!joint)
+    answer(why(""));
+  else if (!joint->take_back(how, [&] { return why("; it was not issued, and does not run"); }))
+    answer(why("; it was issued, and runs on"));
+  else
+    answer(joint->error());
+}
+
+void rank_request::end_beside(early_end how, const caf::error& why) noexcept {
+  if (!answered())
+    end_early(how, errc::cancelled,
+              (how == early_end::cancelled ? "its exchange ended: "
+                                           : "another message of its exchange failed: ") +
+                  troupe::describe(why));
+}
+
+} // namespace troupe::detail

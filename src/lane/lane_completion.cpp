@@ -1,0 +1,164 @@
+/// Part of class `lane`: polls the events of its streams, and finishes the parts that are over.
+
+#include "foundation/spin.hpp"
+#include "lane/lane.hpp"
+#include "lane/retired_operations.hpp"
+#include <troupe/error.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <ranges>
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+
+/// How many operations one event query settles at most.
+constexpr std::size_t poll_batch = 8;
+/// The oldest event is queried after an event further back was not done for this long.
+constexpr std::chrono::microseconds poll_patience{100};
+/// How long a completed operation may wait until it is settled. The next request may come at once,
+/// so this work is done while the device works on that request, or after this time.
+constexpr std::chrono::microseconds settle_patience{10};
+
+} // namespace
+
+void lane::note_started(lane_stream& s) noexcept {
+  if (s.in_flight.empty())
+    return;
+  auto& p = *s.in_flight.front();
+  if (p.at.load(std::memory_order_relaxed) != part::state::issued)
+    return;
+  if (!nothing_before(p))
+    return;
+  p.at.store(part::state::started, std::memory_order_release);
+  auto now = nanoseconds(clock::now());
+  record_.started(p, now);
+  if (p.of->stall_limit != 0)
+    operation::part_started(p, now);
+}
+
+bool lane::poll() {
+  bool worked = false;
+  for (auto* s : streams_.made())
+    if (!s->in_flight.empty())
+      worked |= poll(*s);
+  return worked;
+}
+
+bool lane::poll(lane_stream& s) {
+  bool worked = false;
+  bool one_by_one = device_->signals_completion();
+  while (!s.in_flight.empty()) {
+    // To query an event that is done costs more than one that is not. So query one further back: if
+    // it is done, all before it are done too.
+    auto batch = one_by_one ? 1 : std::clamp<std::size_t>(s.in_flight.size() / 2, 1, poll_batch);
+    auto& p = *s.in_flight[batch - 1];
+    if (p.event.native == nullptr)
+      return worked; // the end of the device or the process, which follows, drops it
+    auto of_its_run = [event = p.event.native](const part* x) { return x->event.native == event; };
+    auto done = device_->query(p.event);
+    if (!done) {
+      static_cast<void>(note(done.error()));
+      if (auto code = code_of(done.error());
+          code == errc::device_fault || code == errc::worker_lost)
+        return worked; // the streams may still run: only the end of device or process drops it
+      if (batch != 1) {
+        one_by_one = true; // find the one that failed
+        continue;
+      }
+      for (auto* x : s.in_flight | std::views::take_while(of_its_run))
+        x->of->fail(x->of->on_failed_work(*x, in_full(*x, done.error())));
+      // The work may still run, and uses its memory until it is over.
+      if (auto error = device_->synchronize(p.event)) {
+        static_cast<void>(note_fault(error));
+        return worked;
+      }
+      done = true;
+    }
+    if (!*done) {
+      note_started(s);
+      if (batch == 1 || of_its_run(s.in_flight.front()))
+        return worked;
+      auto now = clock::now();
+      if (s.not_done_since == clock::time_point{})
+        s.not_done_since = now;
+      if (batch == poll_batch && now < s.not_done_since + poll_patience)
+        return worked;
+      s.not_done_since = {};
+      one_by_one = true; // earlier events may be done
+      continue;
+    }
+    s.not_done_since = {};
+    p.of->fetch_answer(p);
+    auto now = nanoseconds(clock::now());
+    for (std::size_t i = 0; i < batch || (!s.in_flight.empty() && of_its_run(s.in_flight.front()));
+         ++i) {
+      auto& over = *s.in_flight.front();
+      s.in_flight.pop_front();
+      leave_flight(over);
+      finish(over, now);
+    }
+    worked = true;
+  }
+  return worked;
+}
+
+void lane::leave_flight(part& p) noexcept {
+  in_flight_.fetch_sub(1, std::memory_order_relaxed);
+  if (auto* who = streams_.tenant_of(p))
+    --who->in_flight;
+}
+
+void lane::finish(part& p, std::int64_t now) noexcept {
+  event_view event;
+  {
+    flag_lock lock{p.event_guard};
+    std::swap(event, p.event);
+    p.at.store(p.is_placeholder ? part::state::skipped : part::state::done,
+               std::memory_order_release);
+  }
+  wake_waiting(p);
+  if (!p.shares_event)
+    retire(event);
+  p.predecessors.clear();
+  if (!p.is_placeholder)
+    p.of->on_part_done(p);
+  record_.over(p, !p.is_placeholder, state_->generation(), now);
+  p.of->on_part_over(p);
+  if (!p.of->one_over())
+    return;
+  if (may_spin() && waiting_.empty() && nothing_in_flight() && p.of->answer_ahead()) {
+    late_.push_back(std::static_pointer_cast<operation>(p.of->shared_from_this()));
+    settle_at_ = clock::time_point{std::chrono::nanoseconds{now}} + settle_patience;
+  } else if (p.tenant != nullptr) {
+    process_retired.add(p.of->settle()); // a collective holds no objects of the user any more
+  } else {
+    p.of->settle();
+  }
+}
+
+bool lane::settle_late() noexcept {
+  if (late_.empty())
+    return false;
+  bool device_works = waiting_.empty() && nothing_continues() && in_flight() != 0;
+  bool ends = stop_requested_.load(std::memory_order_relaxed) ||
+              reset_requested_.load(std::memory_order_relaxed);
+  if (!device_works && !ends && clock::now() < settle_at_)
+    return false;
+  settle_now();
+  return true;
+}
+
+void lane::settle_now() noexcept {
+  for (auto& op : late_)
+    op->settle();
+  late_.clear();
+}
+
+} // namespace troupe::detail

@@ -1,0 +1,294 @@
+/// Part of class `lane`: opens its device, resets it, gets it back after a loss, and closes or
+/// abandons it; also the streams and events that the lane makes on it.
+
+#include "foundation/log.hpp"
+#include "lane/lane.hpp"
+#include "lane/staging.hpp"
+#include "operation/order.hpp"
+#include <troupe/error.hpp>
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+namespace troupe::detail {
+
+bool lane::come_up() {
+  auto backoff = options_.open_backoff;
+  for (int attempt = 1;; ++attempt) {
+    auto error = note(open_device());
+    if (!error) {
+      set_away(false);
+      publish();
+      return true;
+    }
+    if (is_remote_)
+      streams_.forget_streams(); // another worker does not know the old streams
+    bool again = attempt < options_.open_attempts && code_of(error) != errc::device_fault;
+    log(log_level::warning, again ? "cannot open a device; trying again" : "cannot open a device",
+        error);
+    state_->report_failed_attempt(error);
+    if (!again) {
+      state_->close(device_phase::failed, error);
+      owner_.on_device_failed(*this, error);
+      return false;
+    }
+    std::unique_lock lock{park_mutex_};
+    parked_.store(true);
+    park_condition_.wait_for(lock, backoff,
+                             [this] { return stop_requested_.load() || abandoned_.load(); });
+    parked_.store(false);
+    if (stop_requested_.load() || abandoned_.load())
+      return false;
+    backoff *= 2;
+  }
+}
+
+caf::error lane::open_device() {
+  if (auto error = device_->bind(); error)
+    return error;
+  auto properties = device_->properties();
+  if (!properties)
+    return properties.error();
+  properties_ = std::move(*properties);
+  for (std::size_t i = 0; i < stream_table::lend_stream; ++i)
+    if (auto error = streams_.make_stream(*device_, i); error)
+      return error;
+  if (auto error = streams_.make_collective_streams(*device_, 1); error)
+    return error;
+  if (!stager_)
+    stager_ = std::make_unique<stager>([this] { wake(); });
+  if (!upload_ring_) {
+    upload_ring_ = std::make_unique<staging_ring>(*device_, options_.staging_bytes);
+    download_ring_ = std::make_unique<staging_ring>(*device_, options_.staging_bytes);
+  }
+  return device_->open_memory();
+}
+
+void lane::go_down() noexcept {
+  drain_released();
+  stager_.reset();
+  static_cast<void>(note(upload_ring_->close()));
+  static_cast<void>(note(download_ring_->close()));
+  for (auto event : events_)
+    static_cast<void>(note(device_->destroy_event(event)));
+  for (auto* s : streams_.made())
+    static_cast<void>(note(device_->destroy_stream(s->stream)));
+  static_cast<void>(note(device_->close_memory()));
+}
+
+bool lane::serve_control() {
+  if (stop_requested_.load(std::memory_order_relaxed) && !nothing_in_flight())
+    if (const auto why = device_->loss()) { // there is no next generation
+      lose_streams(why);
+      return true;
+    }
+  if (revival_requested_.load(std::memory_order_relaxed)) {
+    revival_requested_.store(false);
+    if (device_->loss()) // else it was lost while it was opened, and is open by now
+      revive();
+    return true;
+  }
+  if (!reset_requested_.load(std::memory_order_relaxed) || !nothing_in_flight() ||
+      state_->is_lent())
+    return false;
+  reset_requested_.store(false);
+  if (state_->phase() != device_phase::resetting)
+    return true; // it was lost before it could be reset, and is open again
+  // Operations that used its memory have failed by now, perhaps since this lane last looked. Drop
+  // them, or they would get into the streams of the next generation.
+  take_inbox();
+  drop_failed();
+  reset_now();
+  return true;
+}
+
+void lane::reset_now() {
+  drain_released();
+  auto error = device_->close_memory();
+  if (!error)
+    error = device_->open_memory();
+  if (code_of(error) == errc::worker_lost)
+    return; // its owner requests a revival
+  if (error) {
+    error = note(error);
+    log(log_level::error, "a device could not be reset", error);
+    state_->close(device_phase::failed, error);
+    owner_.on_device_failed(*this, error);
+    abandoned_.store(true);
+    return;
+  }
+  publish();
+}
+
+void lane::publish() {
+  state_->publish();
+  if (auto why = device_->loss()) // before it was published: its owner may have ignored the loss
+    owner_.on_device_lost(*this, why);
+}
+
+/// Fails all parts in the streams: their work does not end any more.
+void lane::lose_streams(const caf::error& why) noexcept {
+  for (auto* s : streams_.made()) {
+    if (s->continuing != nullptr) {
+      auto& p = *std::exchange(s->continuing, nullptr);
+      if (p.tenant != nullptr)
+        --p.tenant->in_flight;
+      --continuing_;
+      p.of->fail(why);
+      note_left();
+      finish(p, nanoseconds(clock::now()));
+    }
+    while (!s->in_flight.empty()) {
+      auto& p = *s->in_flight.front();
+      s->in_flight.pop_front();
+      leave_flight(p);
+      p.of->fail(why);
+      finish(p, nanoseconds(clock::now()));
+    }
+  }
+  issuing_.store(false);
+}
+
+/// Opens a lost device again. Its streams, events and memory are gone with the process that had
+/// them: nothing is given back.
+void lane::revive() {
+  set_away(true);
+  reset_requested_.store(false);
+  auto why = state_->reason();
+  if (!why)
+    why = device_->loss();
+  stager_.reset(); // no thread uses the rings any more
+  settle_now();
+  take_inbox();
+  lose_streams(why);
+  streams_.forget_streams();
+  drop_failed();
+  drain_released();
+  for (auto event : events_) // else the remains of the old process would be kept
+    static_cast<void>(note(device_->destroy_event(event)));
+  events_.clear();
+  // The remains of the old process may still write into the old rings.
+  for (auto* ring : {&upload_ring_, &download_ring_}) {
+    static_cast<void>(note((*ring)->close()));
+    ring->reset();
+  }
+  if (!come_up()) {
+    abandoned_.store(true);
+    set_away(false);
+  }
+}
+
+void lane::set_away(bool x) noexcept {
+  std::lock_guard lock{order_mutex()};
+  away_ = x;
+}
+
+bool lane::drain_released() {
+  if (!state_->has_released())
+    return false;
+  // To free memory may wait for other devices, which may wait for a part that is promised here.
+  freeing_.store(true);
+  if (deferrals_.load() != 0) {
+    freeing_.store(false);
+    return false;
+  }
+  for (auto& x : state_->take_released()) {
+    if (x.deleter)
+      state_->hand_back(std::move(x));
+    else if (x.generation == state_->generation() && !abandoned_.load())
+      static_cast<void>(note(device_->deallocate(x.address, stream(stream_kind::memory))));
+  }
+  freeing_.store(false);
+  return true;
+}
+
+void lane::abandon_now() noexcept {
+  settle_now();
+  take_inbox();
+  // An operation that has not failed yet must not succeed now.
+  auto why = state_->reason();
+  if (!why)
+    why = make_error(errc::unavailable, "the device ended");
+  for (auto& s : streams_.all()) {
+    if (s.continuing != nullptr) {
+      given_up_.push_back(s.continuing->of->used_by_streams());
+      if (s.continuing->tenant != nullptr)
+        --s.continuing->tenant->in_flight;
+      waiting_.push_back(std::exchange(s.continuing, nullptr));
+      --continuing_;
+    }
+    for (auto* p : s.in_flight) {
+      leave_flight(*p);
+      p->event = {};
+      p->of->fail(why);
+      given_up_.push_back(p->of->used_by_streams());
+      finish(*p, nanoseconds(clock::now()));
+    }
+    s.in_flight.clear();
+  }
+  while (!waiting_.empty()) {
+    auto& p = *waiting_.front();
+    waiting_.pop_front();
+    p.of->fail(why);
+    skip(p);
+  }
+  for (auto& x : state_->take_released())
+    state_->hand_back(std::move(x));
+}
+
+caf::error lane::provide_streams() {
+  return note(streams_.make_collective_streams(*device_, tenants_.load()));
+}
+
+caf::error lane::provide_peer_stream(int peer) {
+  return provide_late(stream_table::first_peer + stream_table::link_of(peer));
+}
+
+caf::error lane::provide_stream_of(const part& p) {
+  if (p.stream != stream_kind::lend && p.stream != stream_kind::peer)
+    return {};
+  const bool lends = p.stream == stream_kind::lend;
+  if (lends && nothing_before(p))
+    return {}; // it needs no stream
+  auto error = lends ? provide_late(stream_table::lend_stream) : provide_peer_stream(p.peer);
+  auto& who = *streams_.tenant_of(p);
+  if (who.in_flight == 0)
+    who.stream = error   ? stream_table::stand_in
+                 : lends ? stream_table::lend_stream
+                         : streams_.choose_peer_stream(p);
+  return error;
+}
+
+caf::error lane::provide_late(std::size_t index) {
+  if (streams_.is_made(index))
+    return {};
+  return note(streams_.make_late(*device_, index));
+}
+
+caf::expected<event_view> lane::mark(stream_view stream) {
+  event_view event;
+  if (events_.empty()) {
+    auto created = device_->create_event();
+    if (!created)
+      return created.error();
+    event = *created;
+  } else {
+    event = events_.back();
+    events_.pop_back();
+  }
+  if (auto error = device_->record(event, stream); error) {
+    events_.push_back(event);
+    return error;
+  }
+  return event;
+}
+
+void lane::retire(event_view event) noexcept {
+  if (event.native != nullptr)
+    events_.push_back(event);
+}
+
+} // namespace troupe::detail

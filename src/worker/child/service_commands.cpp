@@ -1,0 +1,403 @@
+/// worker_service: executes the commands in the ring.
+#include "foundation/other_processes.hpp"
+#include "foundation/wire.hpp"
+#include "operation/device_state.hpp"
+#include "operation/launch_call.hpp"
+#include "worker/child/service_context.hpp"
+#include "worker/child/service_errors.hpp"
+#include "worker/child/worker_service.hpp"
+#include "worker/protocol/protocol.hpp"
+#include <troupe/backend.hpp>
+#include <troupe/dtype.hpp>
+#include <troupe/error.hpp>
+#include <troupe/gpu_ref.hpp>
+#include <troupe/launch.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace troupe::detail {
+
+namespace {
+
+/// Number of commands between two looks at events.
+constexpr int batch = 32;
+/// Resources that a spare prepares: a lane's streams, and memory.
+constexpr std::size_t warm_streams = 8;
+constexpr std::size_t warm_bytes = std::size_t{32} << 20;
+
+void* at(std::uint64_t address) noexcept { return reinterpret_cast<void*>(address); }
+
+} // namespace
+
+bool worker_service::execute_some() noexcept {
+  command_head head;
+  std::span<const std::byte> body;
+  bool worked = false;
+  auto next = [&] {
+    if (ring_.peek(head, body))
+      return true;
+    if (ring_.broken())
+      fault(make_error(errc::internal, "the parent wrote a malformed command to the ring"));
+    return false;
+  };
+  for (int i = 0; i < batch && !stopped_.load(std::memory_order_relaxed) && next(); ++i) {
+    execute(head, body);
+    ring_.pop(head);
+    worked = true;
+  }
+  return worked;
+}
+
+void worker_service::execute(const command_head& head, std::span<const std::byte> body) noexcept {
+  after_hearing_from_another_process();
+  wire_reader reader{body};
+  wire_writer result;
+  const auto what = static_cast<command>(head.kind);
+  caf::error error;
+  {
+    work_progress::mark busy{progress_, head.kind};
+    error = serve(what, reader, result);
+  }
+  if (!error && !reader.ok())
+    error = malformed();
+  if (head.wants_reply != 0)
+    reply(head.number, error, result);
+  // A record has no reply. The end of the process reports its error.
+  if (error && (what == command::record || severity_of(error) == severity::process))
+    fault(error);
+}
+
+void worker_service::reply(std::uint64_t number, const caf::error& error,
+                           const wire_writer& result) noexcept {
+  wire_writer all;
+  put(all, error);
+  const auto head = all.bytes();
+  auto more = result.bytes();
+  if (error)
+    more = {};
+  if (head.size() + more.size() > area_.reply.size()) {
+    wire_writer instead;
+    return reply(number, make_error(errc::internal, "the reply is too long"), instead);
+  }
+  std::copy(head.begin(), head.end(), area_.reply.begin());
+  std::copy(more.begin(), more.end(),
+            area_.reply.begin() + static_cast<std::ptrdiff_t>(head.size()));
+  area_.reply_size.store(static_cast<std::uint32_t>(head.size() + more.size()),
+                         std::memory_order_relaxed);
+  before_telling_another_process();
+  area_.replied.store(number, std::memory_order_release);
+  area_.to_asker.ring_sleepers();
+}
+
+worker_service::service_stream* worker_service::find_stream(stream_id id) noexcept {
+  auto i = streams_.find(id);
+  return i != streams_.end() ? &i->second : nullptr;
+}
+
+caf::expected<stream_view> worker_service::native(stream_id id) {
+  auto* x = find_stream(id);
+  if (x == nullptr)
+    return no_such("stream");
+  return x->native;
+}
+
+caf::error worker_service::serve(command what, wire_reader& body, wire_writer& result) {
+  auto on = [this](stream_id id, auto f) -> caf::error {
+    auto stream = native(id);
+    return stream ? f(*stream) : stream.error();
+  };
+  auto address = [&](caf::expected<void*> x) {
+    if (!x)
+      return x.error();
+    result.put(reinterpret_cast<std::uint64_t>(*x));
+    return caf::error{};
+  };
+  switch (what) {
+  case command::bind: {
+    if (auto error = device_->bind())
+      return error;
+    auto properties = device_->properties();
+    if (!properties)
+      return properties.error();
+    put(result, *properties);
+    return {};
+  }
+  case command::warm:
+    return warm();
+  case command::memory: {
+    auto memory = device_->memory();
+    if (!memory)
+      return memory.error();
+    result.put(*memory);
+    return {};
+  }
+  case command::open_memory:
+    return std::exchange(memory_ready_, false) ? caf::error{} : device_->open_memory();
+  case command::close_memory:
+    return device_->close_memory();
+  case command::allocate: {
+    const auto x = body.get<allocate_args>();
+    return on(x.stream, [&](stream_view s) { return address(device_->allocate(x.size_bytes, s)); });
+  }
+  case command::deallocate: {
+    const auto x = body.get<deallocate_args>();
+    return on(x.stream, [&](stream_view s) { return device_->deallocate(at(x.address), s); });
+  }
+  case command::allocate_symmetric:
+    return address(device_->allocate_symmetric(body.get<std::uint64_t>()));
+  case command::stop:
+    stopped_.store(true);
+    return {};
+  case command::enqueue:
+  case command::register_window:
+  case command::deregister_window:
+  case command::asynchronous_error:
+    return serve_communicator(what, body);
+  default:
+    return serve_stream(what, body, result);
+  }
+}
+
+caf::error worker_service::serve_stream(command what, wire_reader& body, wire_writer& result) {
+  auto on = [this](stream_id id, auto f) -> caf::error {
+    auto stream = native(id);
+    return stream ? f(*stream) : stream.error();
+  };
+  switch (what) {
+  case command::create_stream: {
+    auto made = create_stream();
+    if (!made)
+      return made.error();
+    streams_[++last_stream_].native = *made;
+    result.put(last_stream_);
+    return {};
+  }
+  case command::destroy_stream: {
+    const auto id = body.get<stream_id>();
+    return on(id, [&](stream_view s) {
+      for (auto& x : find_stream(id)->in_flight)
+        not_in_flight(x);
+      streams_.erase(id);
+      return device_->destroy_stream(s);
+    });
+  }
+  case command::record:
+    return record(body.get<record_args>());
+  case command::wait_event: {
+    const auto x = body.get<wait_event_args>();
+    if (x.event >= events_.size())
+      return no_such("event");
+    const auto event = events_[x.event].native;
+    if (event.native == nullptr)
+      return {};
+    return on(x.stream, [&](stream_view s) { return device_->wait(s, event); });
+  }
+  case command::wait_word:
+    return wait_word(body.get<wait_word_args>());
+  case command::copy:
+    return copy(body.get<copy_args>());
+  case command::fill: {
+    const auto x = body.get<fill_args>();
+    if (x.pattern_bytes > sizeof x.pattern)
+      return malformed();
+    return on(x.stream, [&](stream_view s) {
+      return device_->fill(at(x.target), std::span{x.pattern, x.pattern_bytes}, x.count, s);
+    });
+  }
+  case command::launch:
+    return launch(body);
+  default:
+    return malformed();
+  }
+}
+
+caf::error worker_service::wait_word(const wait_word_args& x) {
+  auto* word = host_address(x.word, sizeof(std::uint64_t));
+  if (word == nullptr || x.word.offset % sizeof(std::uint64_t) != 0)
+    return no_such("host memory");
+  auto stream = native(x.stream);
+  if (!stream)
+    return stream.error();
+  return device_->wait_word(*stream, reinterpret_cast<const std::atomic<std::uint64_t>*>(word),
+                            x.at_least);
+}
+
+caf::error worker_service::copy(const copy_args& x) {
+  auto* target = at(x.target);
+  auto* source = at(x.source);
+  if (x.direction > copy_direction::device_to_device)
+    return malformed();
+  if (x.direction != copy_direction::device_to_device && x.size_bytes > 0) {
+    auto* host = host_address(x.host, x.size_bytes);
+    if (host == nullptr)
+      return no_such("host memory");
+    (x.direction == copy_direction::host_to_device ? source : target) = host;
+  }
+  auto stream = native(x.stream);
+  if (!stream)
+    return stream.error();
+  return device_->copy(target, source, x.size_bytes, x.direction, *stream);
+}
+
+caf::expected<stream_view> worker_service::create_stream() {
+  if (ready_streams_.empty())
+    return device_->create_stream();
+  const auto result = ready_streams_.back();
+  ready_streams_.pop_back();
+  return result;
+}
+
+/// Creates resources in advance: calls for them block while the driver ends the last process.
+caf::error worker_service::warm() {
+  if (programs_ != nullptr)
+    if (auto error = programs_->warm())
+      return error;
+  if (auto error = device_->bind())
+    return error;
+  if (auto error = device_->open_memory())
+    return error;
+  memory_ready_ = true;
+  for (std::size_t i = 0; i < warm_streams; ++i) {
+    auto stream = device_->create_stream();
+    if (!stream)
+      return stream.error();
+    ready_streams_.push_back(*stream);
+  }
+  // Temporary: events of a stream that has allocated cost more.
+  auto stream = device_->create_stream();
+  if (!stream)
+    return stream.error();
+  const auto on = *stream;
+  auto memory = device_->allocate(warm_bytes, on);
+  if (!memory)
+    return memory.error();
+  auto event = device_->create_event();
+  if (!event)
+    return event.error();
+  const std::byte zero[4] = {};
+  auto* half = static_cast<std::byte*>(*memory) + warm_bytes / 2;
+  auto error = device_->fill(*memory, zero, warm_bytes / sizeof zero, on);
+  if (!error)
+    error = device_->copy(half, *memory, warm_bytes / 2, copy_direction::device_to_device, on);
+  if (auto end = device_->deallocate(*memory, on); end && !error)
+    error = std::move(end); // the pool keeps the memory
+  if (!error)
+    error = device_->record(*event, on);
+  if (!error)
+    error = device_->synchronize(*event);
+  if (auto end = device_->destroy_event(*event); end && !error)
+    error = std::move(end);
+  if (auto end = device_->destroy_stream(on); end && !error)
+    error = std::move(end);
+  return error;
+}
+
+caf::error worker_service::record(const record_args& x) {
+  auto* stream = find_stream(x.stream);
+  if (stream == nullptr || x.event >= events_.size())
+    return no_such("stream or event");
+  auto& event = events_[x.event];
+  if (event.native.native == nullptr || event.in_flight) {
+    if (spare_events_.empty()) {
+      auto made = device_->create_event();
+      if (!made)
+        return made.error();
+      spare_events_.push_back(*made);
+    }
+    event.native = spare_events_.back(); // the previous one is listed in `in_flight`
+    spare_events_.pop_back();
+  }
+  if (auto error = device_->record(event.native, stream->native))
+    return error;
+  event.in_flight = true;
+  stream->in_flight.push_back({x.event, x.number, stream->last, event.native});
+  return {};
+}
+
+caf::error worker_service::launch(wire_reader& body) {
+  const auto x = get_launch(body);
+  if (!body.ok())
+    return malformed();
+  auto function = find_launch(x.name);
+  if (!function)
+    return make_error(errc::invalid_argument,
+                      "no launch is registered in the worker as \"" + x.name + "\"");
+  auto refs = [this](const std::vector<launch_memory>& all) {
+    std::vector<any_gpu_ref> result;
+    for (auto& y : all)
+      result.emplace_back(state_->make_buffer(y.address, y.count * size_of(y.type), [](void*) {}),
+                          y.type, 0, y.count);
+    return result;
+  };
+  auto stream = native(x.stream);
+  if (!stream)
+    return stream.error();
+  service_context context{*device_, options_.device, *stream, options_.on_fault};
+  return call_launch_on(*device_, x.name, 0, [&] {
+    return function(context, refs(x.reads), refs(x.writes), x.arguments);
+  });
+}
+
+/// Returns the rank, which is valid until the parent ends it: after the last call on it.
+backend_communicator* worker_service::find(communicator_key key) {
+  std::lock_guard lock{mutex_};
+  auto i = communicators_.find(key);
+  return i != communicators_.end() ? i->second.front().get() : nullptr;
+}
+
+caf::error worker_service::serve_communicator(command what, wire_reader& body) {
+  auto with = [this](communicator_key key, auto f) {
+    auto* rank = find(key);
+    return rank != nullptr ? f(*rank)
+                           : make_error(errc::communicator_dead, "its communicator has ended");
+  };
+  switch (what) {
+  case command::enqueue:
+    return enqueue(body);
+  case command::register_window: {
+    const auto x = body.get<window_args>();
+    return with(x.communicator, [&](auto& rank) {
+      auto stream = native(x.stream);
+      return stream ? rank.register_window(at(x.address), x.size_bytes, *stream) : stream.error();
+    });
+  }
+  case command::deregister_window: {
+    const auto x = body.get<window_args>();
+    return with(x.communicator, [&](auto& rank) { return rank.deregister_window(at(x.address)); });
+  }
+  default:
+    return with(body.get<communicator_key>(), [](auto& rank) { return rank.asynchronous_error(); });
+  }
+}
+
+caf::error worker_service::enqueue(wire_reader& body) {
+  const auto x = body.get<enqueue_args>();
+  auto* stream = find_stream(x.stream);
+  auto* rank = find(x.communicator);
+  if (rank == nullptr)
+    return make_error(errc::communicator_dead, "its communicator has ended");
+  if (stream == nullptr || x.calls == 0)
+    return malformed();
+  // The calls point into `received`, so its elements must not move.
+  std::deque<received_call> received;
+  std::vector<collective_call> calls;
+  for (std::uint32_t i = 0; i < x.calls; ++i) {
+    if (!get(body, received.emplace_back()))
+      return malformed();
+    calls.push_back(received.back().call);
+  }
+  stream->last = x.communicator;
+  std::lock_guard lock{device_lock_->driving};
+  return rank->enqueue(calls, stream->native);
+}
+
+} // namespace troupe::detail

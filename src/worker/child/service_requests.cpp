@@ -1,0 +1,216 @@
+/// worker_service: answers the requests that come through the socket.
+#include "foundation/log.hpp"
+#include "foundation/other_processes.hpp"
+#include "foundation/wire.hpp"
+#include "worker/child/service_errors.hpp"
+#include "worker/child/worker_service.hpp"
+#include "worker/protocol/protocol.hpp"
+#include <troupe/backend.hpp>
+#include <troupe/error.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <utility>
+
+namespace troupe::detail {
+
+void worker_service::answer(const control_head& head, const caf::error& error,
+                            std::span<const std::byte> result) noexcept {
+  wire_writer message;
+  message.put(head);
+  put(message, error);
+  if (!error)
+    message.put_bytes(result);
+  options_.send(message.bytes());
+  if (severity_of(error) == severity::process)
+    fault(error);
+}
+
+void worker_service::received(std::span<const std::byte> message,
+                              std::optional<file_descriptor> descriptor) noexcept {
+  after_hearing_from_another_process();
+  wire_reader reader{message};
+  const auto head = reader.get<control_head>();
+  if (!reader.ok())
+    return fault(make_error(errc::internal, "a message of the parent's could not be read"));
+  serve_control(head, message.subspan(sizeof head), std::move(descriptor));
+}
+
+void worker_service::serve_control(const control_head& head, std::span<const std::byte> body,
+                                   std::optional<file_descriptor> descriptor) {
+  wire_reader reader{body};
+  switch (head.kind) {
+  case control::set_up:
+    break; // only valid as the first message
+  case control::peer_link: {
+    const auto from = reader.get<std::int32_t>();
+    const auto to = reader.get<std::int32_t>();
+    if (!reader.ok())
+      break;
+    return run_job(head, [this, head, from, to] {
+      auto link = executes_->link(from, to);
+      if (!link)
+        return answer(head, link.error());
+      wire_writer result;
+      put(result, *link);
+      answer(head, {}, result.bytes());
+    });
+  }
+  case control::tell:
+    if (programs_ != nullptr)
+      programs_->received(body);
+    return answer(head, {});
+  case control::told:
+    break; // only sent by workers
+  case control::map: {
+    const auto what = reader.get<map_args>();
+    if (!reader.ok())
+      break;
+    return answer(head, map(what, std::move(descriptor)));
+  }
+  case control::unmap: {
+    const auto segment = reader.get<std::uint64_t>();
+    if (!reader.ok())
+      break;
+    return answer(head, unmap(segment));
+  }
+  case control::make_communicator_id:
+  case control::build:
+  case control::call_off:
+  case control::abort:
+  case control::destroy:
+  case control::hand_over:
+    return serve_communicator_control(head, body);
+  }
+  answer(head, malformed());
+}
+
+void worker_service::serve_communicator_control(const control_head& head,
+                                                std::span<const std::byte> body) {
+  wire_reader reader{body};
+  switch (head.kind) {
+  case control::make_communicator_id: {
+    auto id = executes_->make_communicator_id();
+    if (!id)
+      return answer(head, id.error());
+    return answer(head, {}, bytes_of(*id));
+  }
+  case control::build: {
+    const auto what = reader.get<build_args>();
+    if (!reader.ok() || what.rank < 0 || what.rank >= what.size)
+      break;
+    return run_job(head, [this, head, what] {
+      communicator_key key = 0;
+      auto error = build(what, key);
+      answer(head, error, bytes_of(key));
+    });
+  }
+  case control::call_off: {
+    const auto id = reader.get<communicator_id>();
+    if (!reader.ok())
+      break;
+    executes_->call_off(id);
+    return answer(head, {});
+  }
+  case control::abort:
+  case control::destroy: {
+    const auto key = reader.get<communicator_key>();
+    if (!reader.ok())
+      break;
+    return run_job(head, [this, head, key] { answer(head, end(head.kind, key)); });
+  }
+  case control::hand_over: {
+    const auto key = reader.get<communicator_key>();
+    const auto what = reader.get_bytes();
+    if (!reader.ok())
+      break;
+    return answer(head, hand_over(key, what));
+  }
+  default:
+    break;
+  }
+  answer(head, malformed());
+}
+
+caf::error worker_service::build(const build_args& what, communicator_key& key) {
+  const local_rank mine{what.rank, what.device};
+  auto ranks = executes_->build(what.id, what.size, {&mine, 1});
+  if (!ranks)
+    return ranks.error();
+  if (ranks->size() != 1)
+    return make_error(errc::internal, "the build did not give exactly the requested rank");
+  // On this thread: the one that drives the device has work of other communicators.
+  stream_view stream;
+  auto error = on_device([&] {
+    auto made = device_->create_stream();
+    if (!made)
+      return made.error();
+    stream = *made;
+    return caf::error{};
+  });
+  if (!error)
+    error = ranks->front()->connect(stream, connect_scope::everything);
+  if (stream.native != nullptr)
+    if (auto end = on_device([&] { return device_->destroy_stream(stream); }); end && !error)
+      error = std::move(end);
+  if (error) {
+    if (auto end = executes_->abort(std::move(*ranks)))
+      log(log_level::warning, "the end of a communicator gave an error", end);
+    return error;
+  }
+  std::lock_guard lock{mutex_};
+  key = ++last_communicator_;
+  communicators_.emplace(key, std::move(*ranks));
+  return {};
+}
+
+caf::error worker_service::end(control how, communicator_key key) {
+  communicator_ranks owner;
+  {
+    std::unique_lock lock{mutex_};
+    if (handed_over_.contains(key)) {
+      lock.unlock();
+      programs_->give_back(key);
+      lock.lock();
+      one_gone_.wait(lock, [&] { return !handed_over_.contains(key); });
+    }
+    if (gone_.erase(key) != 0)
+      return {};
+    auto i = communicators_.find(key);
+    if (i == communicators_.end())
+      return no_such("communicator");
+    owner = std::move(i->second);
+    communicators_.erase(i);
+  }
+  auto error = how == control::abort ? executes_->abort(std::move(owner))
+                                     : executes_->destroy(std::move(owner));
+  return error;
+}
+
+caf::error worker_service::hand_over(communicator_key key, std::span<const std::byte> what) {
+  communicator_ranks rank;
+  {
+    std::lock_guard lock{mutex_};
+    auto i = communicators_.find(key);
+    if (i == communicators_.end())
+      return no_such("communicator");
+    if (programs_ == nullptr)
+      return make_error(errc::not_supported, "the worker has no programs");
+    rank = std::move(i->second);
+    communicators_.erase(i);
+    handed_over_.insert(key);
+  }
+  return programs_->take(key, std::move(rank), what);
+}
+
+void worker_service::gone(communicator_key key) noexcept {
+  std::lock_guard lock{mutex_};
+  handed_over_.erase(key);
+  gone_.insert(key);
+  one_gone_.notify_all();
+}
+
+} // namespace troupe::detail

@@ -1,0 +1,431 @@
+/// `world_core`: how it builds, connects, adopts and ends communicators.
+#include "collective/connect_operations.hpp"
+#include "operation/order.hpp"
+#include "world/world_core.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace troupe::detail {
+
+using namespace std::chrono_literals;
+
+void world_core::set_on_live(std::function<void(communicator&, const world_status&)> on_live) {
+  on_live_ = std::move(on_live);
+}
+
+void world_core::announce() {
+  if (!on_live_)
+    return;
+  std::shared_ptr<communicator> live;
+  world_status view;
+  {
+    std::lock_guard lock{order_mutex()};
+    view = status_locked();
+    if (!current_ || view.phase != world_phase::ready || view.epoch == announced_)
+      return;
+    live = current_;
+    announced_ = view.epoch;
+  }
+  on_live_(*live, view);
+}
+
+void world_core::set_on_end(end_listener on_end, std::function<void()> on_gone) {
+  on_end_ = std::move(on_end);
+  on_gone_ = std::move(on_gone);
+  runtime_->watch_losses(
+      weak_from_this(), [this](int device, const caf::error& why) { on_device_loss(device, why); });
+}
+
+// -- building and connecting
+
+std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::error&)> done) {
+  std::uint64_t epoch = 0;
+  rank_set absent; // the absent ranks whose devices are not ready again
+  std::vector<world_member> members;
+  auto what = connect_scope::everything;
+  {
+    std::lock_guard lock{order_mutex()};
+    epoch = ++last_epoch_;
+    const auto lost = this->absent();
+    for (std::size_t i = 0; i < lanes_.size(); ++i)
+      if (lost.contains(i) && lanes_[i]->state().phase() != device_phase::ready)
+        absent = absent.with(i);
+    build_absent_ = absent;
+    members = members_without(absent);
+    if (phase_ == world_phase::building) {
+      if (epoch_ != 0 && absent.empty()) // requests may wait since the last communicator ended
+        what = connect_scope::collectives;
+      epoch_ = epoch;
+      set_absent(absent);
+      if (members != members_) {
+        members_ = members;
+        ++membership_;
+      }
+    }
+  }
+  auto job = [self = shared_from_this(), epoch, absent, members = std::move(members), what,
+              done = std::move(done)] {
+    auto give_up = [&](const caf::error& why) {
+      done(epoch, code_of(why) == errc::device_fault
+                      ? self->runtime_->end_with_fault("the thread that builds communicators", why)
+                      : why);
+    };
+    auto built = self->build_of(self->ranks_without(absent));
+    if (!built)
+      return give_up(built.error());
+    auto target = self->adopt(epoch, absent, members, std::move(*built));
+    if (!target)
+      return done(epoch, make_error(errc::unavailable,
+                                    "the world changed before this communicator was built"));
+    self->connect(target, what, [self, target, what, epoch, done](const caf::error& why) {
+      if (!why && what == connect_scope::everything)
+        return self->register_windows(target, [done, epoch] { done(epoch, {}); });
+      if (why)
+        target->end(why); // refused or late: the next one must not find it on its lanes
+      done(epoch, why);
+    });
+  };
+  runtime_->workers().run(std::move(job));
+  return epoch;
+}
+
+caf::expected<communicator_ranks> world_core::build_of(std::span<const local_rank> ranks) const {
+  auto& backend = runtime_->backend();
+  auto id = backend.make_communicator_id();
+  if (!id)
+    return id.error();
+  return backend.build(*id, static_cast<int>(ranks.size()), ranks);
+}
+
+void world_core::connect(const std::shared_ptr<communicator>& target, connect_scope what,
+                         std::function<void(const caf::error&)> done) {
+  auto op = std::make_shared<connect_operation>(target, what, patience(), limits_.connect_limit);
+  op->world = tag_;
+  op->deadline = behind_the_build();
+  op->on_answer([weak = std::weak_ptr{op}, target, what, done = std::move(done)] {
+    auto x = weak.lock();
+    if (!x)
+      return;
+    if (!x->error() && what == connect_scope::everything)
+      target->set_fully_connected();
+    done(x->error());
+  });
+  runtime_->start(op);
+}
+
+/// Makes the other connections. Requests that need them wait; others go on until its turn comes.
+void world_core::connect_the_rest(const std::shared_ptr<communicator>& target) {
+  connect(target, connect_scope::everything,
+          [target, self = weak_from_this()](const caf::error& why) {
+            auto world = self.lock();
+            if (why)
+              target->fail(why);
+            else if (world)
+              world->runtime_->gate().go_on_soon();
+            if (world && !why)
+              world->register_windows(target, [] {});
+          });
+}
+
+/// Returns a deadline for an operation on a communicator that is being built. It is later than the
+/// build deadline, at which the world gives that communicator up (`give_up_build`).
+clock::time_point world_core::behind_the_build() const {
+  return from_now(limits_.build_deadline + 1s);
+}
+
+/// Returns how long lanes that are ready to connect wait for the others. The time is short beside a
+/// live communicator, because its requests wait too.
+std::chrono::nanoseconds world_core::patience() const {
+  constexpr std::chrono::nanoseconds beside_a_live_one = std::chrono::seconds{2};
+  std::lock_guard lock{order_mutex()};
+  return has_communicator() ? std::min(limits_.connect_limit, beside_a_live_one)
+                            : limits_.connect_limit;
+}
+
+// -- adopting and opening
+
+std::shared_ptr<communicator> world_core::own(std::uint64_t epoch, rank_set absent,
+                                              communicator_ranks ranks) {
+  communicators_.fetch_add(1);
+  return std::make_shared<communicator>(
+      runtime_, epoch, lanes_, absent, std::move(ranks), limits_.quiet_limit,
+      [self = weak_from_this()](communicator& which, const caf::error& cause) {
+        if (auto world = self.lock())
+          world->on_communicator_end(which, cause);
+      },
+      [self = weak_from_this()] {
+        auto world = self.lock();
+        if (!world)
+          return;
+        world->communicators_.fetch_sub(1);
+        if (world->on_gone_)
+          world->on_gone_();
+      });
+}
+
+std::shared_ptr<communicator> world_core::adopt(std::uint64_t epoch, rank_set absent,
+                                                const std::vector<world_member>& members,
+                                                communicator_ranks ranks) {
+  auto result = own(epoch, absent, std::move(ranks));
+  bool wanted = false;
+  {
+    std::lock_guard lock{order_mutex()};
+    wanted = epoch == last_epoch_ && epoch != given_up_ && phase_ <= world_phase::ready &&
+             this->absent().includes(absent) && is_ready(absent) &&
+             members_without(absent) == members;
+    if (wanted)
+      next_ = result;
+  }
+  if (wanted)
+    return result;
+  result->retire();
+  return nullptr;
+}
+
+/// Under the admission lock.
+void world_core::set_absent(rank_set absent) {
+  if (absent == this->absent())
+    return;
+  matching_.leave_out(absent); // before clients see the change
+  absent_.store(absent.bits(), std::memory_order_release);
+  ++absences_;
+}
+
+/// Begins a new membership for another communicator, if programs drive the ranks. Ranks in
+/// different processes do not know how many calls of each were done on the last one, so they have
+/// to agree again. Under the admission lock.
+void world_core::begin_anew() noexcept {
+  if (on_live_)
+    ++membership_;
+}
+
+bool world_core::open() {
+  std::shared_ptr<communicator> opened;
+  std::shared_ptr<communicator> left;
+  {
+    std::lock_guard lock{order_mutex()};
+    if (!next_ || !next_->live() || phase_ > world_phase::ready)
+      return false;
+    if (phase_ == world_phase::ready && next_->absent() == absent()) {
+      reason_ = {};
+      standby_ = std::move(next_); // it was empty: the actor builds none while there is one
+      return true;
+    }
+    left = std::move(current_); // it has fewer ranks
+    std::erase_if(leaving_, [](auto& x) { return x.expired(); });
+    if (left)
+      leaving_.push_back(left);
+    current_ = std::move(next_);
+    epoch_ = current_->epoch();
+    phase_ = world_phase::ready;
+    if (std::exchange(opened_, true))
+      begin_anew();
+    opened = current_;
+    if (opened->absent() != absent()) {
+      set_absent(opened->absent());
+      members_ = members_without(absent());
+      ++membership_;
+    }
+    if (absent().empty())
+      reason_ = {};
+  }
+  if (left)
+    left->retire_when_idle();
+  runtime_->gate().go_on();
+  announce();
+  if (!opened->fully_connected())
+    connect_the_rest(opened);
+  return true;
+}
+
+bool world_core::enter(const world_status& view, communicator_ranks ranks) {
+  auto absent = rank_set::all(size());
+  for (auto& x : view.members)
+    absent = absent.without(static_cast<std::size_t>(x.rank));
+  auto target = own(view.epoch, absent, std::move(ranks));
+  target->set_fully_connected();
+  std::shared_ptr<communicator> before;
+  bool wanted = false;
+  {
+    std::lock_guard lock{order_mutex()};
+    wanted = phase_ <= world_phase::ready && view.epoch > epoch_;
+    if (wanted) {
+      before = std::exchange(current_, target);
+      if (first_epoch_ == 0)
+        first_epoch_ = view.epoch;
+      epoch_ = view.epoch;
+      membership_ = view.membership;
+      members_ = view.members;
+      set_absent(absent);
+      reason_ = view.reason;
+      phase_ = world_phase::ready;
+    }
+  }
+  if (before) // its end was not reported
+    before->fail(make_error(errc::membership_changed, "the world uses another communicator now"));
+  if (wanted)
+    runtime_->gate().go_on();
+  else
+    target->discard();
+  return wanted;
+}
+
+// -- ending
+
+void world_core::leave(std::uint64_t epoch, const caf::error& cause) {
+  std::shared_ptr<communicator> current;
+  {
+    std::lock_guard lock{order_mutex()};
+    if (current_ && current_->epoch() == epoch)
+      current = current_;
+  }
+  if (current && current->can_lose_ranks()) // not on this thread, which receives the ranks' notes
+    runtime_->workers().run([current, cause] { current->fail_unless_lost(cause); });
+  else if (current)
+    current->fail(cause);
+}
+
+void world_core::give_up_build(const caf::error& cause) {
+  std::shared_ptr<communicator> next;
+  {
+    std::lock_guard lock{order_mutex()};
+    given_up_ = last_epoch_;
+    next = next_;
+  }
+  if (next)
+    next->fail(cause);
+}
+
+void world_core::close(world_phase phase, const caf::error& why) {
+  std::vector<std::shared_ptr<communicator>> all;
+  {
+    std::lock_guard lock{order_mutex()};
+    phase_ = phase;
+    reason_ = why;
+    all = take_leaving();
+    for (auto* x : {&current_, &next_, &standby_})
+      if (*x)
+        all.push_back(std::move(*x));
+  }
+  runtime_->gate().go_on();
+  discard_prepared();
+  for (auto& x : all)
+    x->end(why);
+  std::vector<std::shared_ptr<collective_operation>> incomplete; // freed without the lock
+  std::lock_guard lock{order_mutex()};
+  incomplete = matching_.give_away();
+}
+
+bool world_core::end_epoch(int device, const caf::error& cause) {
+  std::vector<std::shared_ptr<communicator>> ends;
+  std::shared_ptr<communicator> standby;
+  const auto rank = rank_of(device);
+  auto has_it = [=](auto& x) { return x && !x->absent().contains(rank); };
+  bool builds_with = false;
+  {
+    std::lock_guard lock{order_mutex()};
+    builds_with = !build_absent_.contains(rank);
+    if (builds_with)
+      given_up_ = last_epoch_;
+    for (auto& x : take_leaving())
+      if (has_it(x))
+        ends.push_back(std::move(x));
+      else
+        leaving_.push_back(x);
+    for (auto& x : {current_, next_})
+      if (has_it(x))
+        ends.push_back(x);
+    if (has_it(standby_))
+      standby.swap(standby_); // before the end of the live one, which would switch to it
+  }
+  if (standby)
+    standby->retire();
+  if (code_of(cause) != errc::worker_lost) // after the loss of a worker, one of them may go on
+    discard_prepared();
+  for (auto& x : ends)
+    x->fail(cause);
+  return builds_with;
+}
+
+/// Under the admission lock.
+std::vector<std::shared_ptr<communicator>> world_core::take_leaving() {
+  std::vector<std::shared_ptr<communicator>> result;
+  for (auto& x : leaving_)
+    if (auto there = x.lock())
+      result.push_back(std::move(there));
+  leaving_.clear();
+  return result;
+}
+
+/// Under the admission lock: no request comes between two communicators, and none is held up.
+bool world_core::switch_to_standby(const caf::error& cause) {
+  if (!standby_ || severity_of(cause) >= severity::device)
+    return false;
+  for (auto& x : lanes_) // a device that is reset or ends would end the standby, too
+    if (x->state().phase() != device_phase::ready)
+      return false;
+  current_ = std::move(standby_);
+  epoch_ = current_->epoch();
+  return true;
+}
+
+/// Removes the live communicator, which ends. Returns true if the next one is in its place.
+/// Otherwise adds standbys that are not needed any more to `unused`. Under the admission lock.
+bool world_core::leave_current(const caf::error& cause,
+                               std::vector<std::shared_ptr<communicator>>& unused) {
+  current_.reset();
+  if (phase_ != world_phase::ready)
+    return false;
+  reason_ = cause;
+  if (switch_to_standby(cause) || switch_to_survivors()) {
+    begin_anew();
+    return true;
+  }
+  phase_ = world_phase::building;
+  if (standby_)
+    unused.push_back(std::move(standby_));
+  return false;
+}
+
+void world_core::on_communicator_end(communicator& which, const caf::error& cause) noexcept {
+  auto role = communicator_role::live;
+  bool switched = false;
+  std::vector<std::shared_ptr<communicator>> unused;
+  {
+    std::lock_guard lock{order_mutex()};
+    if (current_.get() == &which) {
+      switched = leave_current(cause, unused);
+    } else if (next_.get() == &which) {
+      role = communicator_role::next;
+      next_.reset();
+    } else if (standby_.get() == &which) {
+      role = communicator_role::standby;
+      standby_.reset();
+    } else {
+      return;
+    }
+  }
+  if (switched)
+    runtime_->gate().go_on();
+  for (auto& x : unused)
+    x->retire();
+  // The prepared standbys are older than the next communicator. Only after the loss of a device
+  // does one of them become the next.
+  if (role == communicator_role::live && !switched && code_of(cause) != errc::worker_lost)
+    discard_prepared();
+  on_end_(which.epoch(), cause, role);
+  if (switched)
+    announce();
+}
+
+} // namespace troupe::detail

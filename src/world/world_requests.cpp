@@ -1,0 +1,371 @@
+/// `world_core`: the requests for collectives and messages, of all ranks or of one.
+#include "collective/collective_operation.hpp"
+#include "collective/collective_writes.hpp"
+#include "collective/exchange_request.hpp"
+#include "collective/rank_request.hpp"
+#include "foundation/error_text.hpp"
+#include "operation/order.hpp"
+#include "operation/skipping.hpp"
+#include "world/world_core.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace troupe::detail {
+
+namespace {
+
+caf::error refusal(const char* verb, std::string detail) {
+  failure why;
+  why.code = errc::invalid_argument;
+  why.verb = verb;
+  why.detail = std::move(detail);
+  return make_error(std::move(why));
+}
+
+/// Returns `calls` sorted by rank, each rank's calls in their order.
+/// @errors errc::invalid_argument: two calls of a rank use memory that one of them writes
+caf::expected<std::vector<rank_call>> by_rank(const char* verb, std::vector<rank_call> calls,
+                                              std::span<const std::shared_ptr<lane>> lanes) {
+  std::stable_sort(calls.begin(), calls.end(),
+                   [](const rank_call& a, const rank_call& b) { return a.rank < b.rank; });
+  for (auto a = calls.begin(); a != calls.end(); ++a)
+    for (auto b = a + 1; b != calls.end() && b->rank == a->rank; ++b)
+      if (conflict(*a, *b)) {
+        failure why;
+        why.code = errc::invalid_argument;
+        why.verb = verb;
+        why.rank = static_cast<int>(a->rank);
+        why.device = lanes[a->rank]->state().ordinal();
+        why.detail = "two calls of the rank use memory that one of them writes";
+        return make_error(std::move(why));
+      }
+  return calls;
+}
+
+constexpr std::size_t group_limit = 1024;
+
+} // namespace
+
+world_core::answer world_core::start(const char* verb, std::vector<rank_call> calls,
+                                     const request_options& options, rank_set without) {
+  return start(std::make_shared<collective_operation>(verb, shared_from_this(), std::move(calls),
+                                                      options.membership, without),
+               options);
+}
+
+world_core::answer world_core::start(std::shared_ptr<collective_operation> op,
+                                     const request_options& options) {
+  op->deadline = from_now(options.deadline.count() != 0 ? options.deadline : limits_.deadline);
+  runtime_->start(op, options);
+  if (!is_whole() && op->place() == 0)
+    lose_call(*op);
+  spare_operation_.refill([this] {
+    auto result = std::make_shared<collective_operation>(*this);
+    result->make_room_for_calls();
+    return result;
+  });
+  return op;
+}
+
+/// Answers a request without calls at once: it has no lane and no place in the order.
+world_core::answer world_core::do_nothing(const char* verb, const request_options& options,
+                                          rank_set without) {
+  auto result = std::make_shared<operation_of<collective_done>>(verb, 0);
+  if (options.deadline.count() < 0) {
+    result->answer(result->late());
+    return result;
+  }
+  caf::error why;
+  {
+    std::lock_guard lock{order_mutex()};
+    why = check_view(*result, options.membership, without);
+    auto& done = result->value;
+    done.operation = result->number();
+    done.epoch = epoch_;
+    done.membership = membership_;
+    if (!without.empty())
+      for (auto& x : members_)
+        done.ranks.push_back(x.rank);
+  }
+  result->answer(std::move(why));
+  return result;
+}
+
+/// Ends the communicator, because a call of this process's rank was refused. The other ranks still
+/// make theirs, which must not match the next call of this rank.
+void world_core::lose_call(const collective_operation& refused) {
+  const auto why = refused.error();
+  if (fails_validation(why) || code_of(why) == errc::membership_changed)
+    return;
+  std::shared_ptr<communicator> current;
+  {
+    std::lock_guard lock{order_mutex()};
+    current = current_;
+  }
+  if (current)
+    current->fail(refused.end_of_communicator(current->epoch(), why));
+}
+
+// -- checks
+
+caf::error world_core::check_whole(const char* verb) const {
+  if (is_whole() && !on_live_)
+    return {};
+  failure why;
+  why.code = errc::not_supported;
+  why.verb = verb;
+  why.detail = is_whole() ? "the world's ranks are driven by a program, in their own processes"
+                          : "the other ranks are in other processes: each rank makes its "
+                            "own calls";
+  return make_error(std::move(why));
+}
+
+/// Returns the ranks that a request with `options` leaves out.
+/// @errors errc::membership_changed: it may not leave out any; found before its handles are checked
+caf::expected<rank_set> world_core::to_leave_out(const char* verb,
+                                                 const request_options& options) const {
+  const auto now = absent();
+  if (now.empty() || options.allow_shrunk)
+    return now;
+  const operation request{verb, 0};
+  std::lock_guard lock{order_mutex()};
+  if (auto error = check_view(request, options.membership, {}); error)
+    return error;
+  return rank_set{};
+}
+
+/// Checks whether rank `rank` may make its own calls here.
+caf::error world_core::check_rank(const char* verb, int rank) const {
+  if (auto error = is_whole() ? check_whole(verb) : caf::error{}; error)
+    return error;
+  if (static_cast<std::size_t>(rank) >= size())
+    return refusal(verb, out_of_range("rank", rank, size()));
+  if (!is_whole() && static_cast<std::size_t>(rank) != local_ranks_.front())
+    return refusal(verb, "rank " + std::to_string(rank) + " is not in this process");
+  return {};
+}
+
+caf::error world_core::check_deadline(const char* verb, int rank,
+                                      const request_options& options) const {
+  if (options.deadline.count() >= 0)
+    return {};
+  failure why;
+  why.code = errc::deadline_exceeded;
+  why.verb = verb;
+  why.rank = rank;
+  why.device = lanes_[static_cast<std::size_t>(rank)]->state().ordinal();
+  why.detail = "its deadline was over before it began";
+  return make_error(std::move(why));
+}
+
+/// Counts a refused call that did not become a request.
+void world_core::count_refused(const rank_end& of, const caf::error& why,
+                               std::uint64_t membership) {
+  if (!is_whole() || !counts_among_calls(why, membership))
+    return;
+  runtime_->gate().drain(); // its rank's earlier calls come first
+  std::shared_ptr<collective_operation> ended;
+  {
+    std::lock_guard lock{order_mutex()};
+    if (!counts_calls_of(of))
+      return;
+    ended = matching_.count_refused(of, why, membership_);
+    matching_.passed_over(of);
+  }
+  if (ended)
+    ended->fail(why);
+}
+
+// -- of all ranks
+
+world_core::answer world_core::run(const collective_view& what, const request_options& options) {
+  auto* verb = what.kind == collective_kind::send ? "send_recv" : to_string(what.kind).data();
+  auto refuse = [&](caf::error why) {
+    return refused_and_skipped<collective_done>(
+        verb, std::move(why), options.retry_of,
+        [&](std::vector<use>& to) { add_writes(to, what, size()); });
+  };
+  if (auto error = check_whole(verb); error)
+    return refuse(std::move(error));
+  auto without = to_leave_out(verb, options);
+  if (!without)
+    return refuse(std::move(without.error()));
+  if (what.kind == collective_kind::send || !without->empty()) {
+    auto calls = rank_calls(verb, what, lanes_, *without);
+    if (calls && what.kind == collective_kind::send)
+      calls = by_rank(verb, std::move(*calls), lanes_); // also for a message from a rank to itself
+    return calls ? start(verb, std::move(*calls), options, *without)
+                 : refuse(std::move(calls.error()));
+  }
+  auto ready = spare_operation_.take();
+  if (!ready)
+    ready = std::make_shared<collective_operation>(*this);
+  auto calls = rank_calls(verb, what, lanes_, {}, ready->room_for_calls());
+  if (!calls)
+    return refuse(std::move(calls.error()));
+  ready->begin(verb, shared_from_this(), std::move(*calls), options.membership);
+  return start(std::move(ready), options);
+}
+
+world_core::answer world_core::run(const group& what) {
+  constexpr auto verb = "group";
+  auto refuse = [&](caf::error why) {
+    return refused_and_skipped<collective_done>(
+        verb, std::move(why), what.options.retry_of,
+        [&](std::vector<use>& to) { add_writes(to, what, size()); });
+  };
+  if (auto error = check_whole(verb); error)
+    return refuse(std::move(error));
+  if (what.calls.size() > group_limit)
+    return refuse(refusal(verb, "a group of " + std::to_string(what.calls.size()) +
+                                    " calls: the limit is " + std::to_string(group_limit)));
+  auto without = to_leave_out(verb, what.options);
+  if (!without)
+    return refuse(std::move(without.error()));
+  if (what.calls.empty())
+    return do_nothing(verb, what.options, *without);
+  std::vector<rank_call> all;
+  for (auto& x : what.calls) {
+    auto calls = rank_calls(verb, collective_view{x}, lanes_, *without);
+    if (!calls)
+      return refuse(std::move(calls.error()));
+    std::move(calls->begin(), calls->end(), std::back_inserter(all));
+  }
+  auto sorted = by_rank(verb, std::move(all), lanes_);
+  return sorted ? start(verb, std::move(*sorted), what.options, *without)
+                : refuse(std::move(sorted.error()));
+}
+
+// -- of one rank
+
+world_core::answer world_core::run(int rank, const collective_view& what,
+                                   const request_options& options,
+                                   std::shared_ptr<world_core> self) {
+  auto* verb = to_string(what.kind).data();
+  const auto place = static_cast<std::size_t>(std::max(rank, 0));
+  auto refuse = [&](caf::error why) {
+    auto result = refused_and_skipped<collective_done>(
+        verb, std::move(why), options.retry_of,
+        [&](std::vector<use>& to) { add_writes(to, what, size(), place); });
+    count_refused({place, what.kind, static_cast<std::size_t>(what.peer)}, result->error(),
+                  options.membership);
+    return result;
+  };
+  if (auto error = check_rank(verb, rank); error)
+    return refuse(std::move(error));
+  if (!is_whole() && troupe::is_message(what.kind) && what.peer == rank)
+    return refuse(refusal(verb, "a message of a rank to itself needs both ends in one `exchange`"));
+  auto without = to_leave_out(verb, options);
+  if (!without)
+    return refuse(std::move(without.error()));
+  auto call = rank_call_of(verb, what, place, lanes_, *without);
+  if (!call)
+    return refuse(std::move(call.error()));
+  if (!is_whole() && without->empty())
+    return start_alone(verb, std::move(*call), options, std::move(self));
+  if (!is_whole()) {
+    std::vector<rank_call> calls;
+    calls.push_back(std::move(*call));
+    return start(verb, std::move(calls), options, *without);
+  }
+  if (auto error = check_deadline(verb, rank, options); error)
+    return refuse(std::move(error));
+  auto request = new_request(verb, std::move(*call), *without, options, std::move(self));
+  request->start(options.room);
+  make_spares_of(place);
+  return request;
+}
+
+/// Starts the operation with this rank's call alone. The other ranks' processes make the other
+/// calls, and this process does not compare them.
+world_core::answer world_core::start_alone(const char* verb, rank_call call,
+                                           const request_options& options,
+                                           std::shared_ptr<world_core> self) {
+  auto ready = spare_operation_.take();
+  if (!ready)
+    ready = std::make_shared<collective_operation>(*this);
+  auto calls = ready->room_for_calls();
+  calls.clear();
+  calls.push_back(std::move(call));
+  ready->begin(verb, std::move(self), std::move(calls), options.membership);
+  return start(std::move(ready), options);
+}
+
+std::shared_ptr<rank_request> world_core::new_request(const char* verb, rank_call call,
+                                                      rank_set without,
+                                                      const request_options& options,
+                                                      std::shared_ptr<world_core> self) {
+  auto result = matching_.spare_requests[call.rank].take();
+  if (!result)
+    result = std::make_shared<rank_request>();
+  result->begin(verb, std::move(self), std::move(call), without, options);
+  result->deadline = from_now(options.deadline.count() != 0 ? options.deadline : limits_.deadline);
+  return result;
+}
+
+/// Makes the objects for the rank's next call and the operation that it forms with others' calls.
+void world_core::make_spares_of(std::size_t rank) {
+  matching_.spare_requests[rank].refill([] { return std::make_shared<rank_request>(); });
+  matching_.spare_joint.refill([this] {
+    auto next = std::make_shared<collective_operation>(*this);
+    next->show(matching_.joint_lines);
+    return next;
+  });
+}
+
+world_core::answer world_core::run(const exchange& what, std::shared_ptr<world_core> self) {
+  constexpr auto verb = "exchange";
+  auto refuse = [&](caf::error why) {
+    auto result =
+        refused_and_skipped<collective_done>(verb, std::move(why), what.options.retry_of,
+                                             [&](std::vector<use>& to) { add_writes(to, what); });
+    auto count = [&](const std::vector<message_end>& ends, collective_kind of) {
+      for (auto& x : ends)
+        count_refused({static_cast<std::size_t>(what.rank), of, static_cast<std::size_t>(x.peer)},
+                      result->error(), what.options.membership);
+    };
+    count(what.sends, collective_kind::send);
+    count(what.recvs, collective_kind::recv);
+    return result;
+  };
+  if (auto error = check_rank(verb, what.rank); error)
+    return refuse(std::move(error));
+  const auto ends = what.sends.size() + what.recvs.size();
+  if (ends > group_limit)
+    return refuse(refusal(verb, "an exchange of " + std::to_string(ends) +
+                                    " messages: the limit is " + std::to_string(group_limit)));
+  auto without = to_leave_out(verb, what.options);
+  if (!without)
+    return refuse(std::move(without.error()));
+  auto calls = exchange_calls(verb, what, lanes_, *without);
+  if (calls)
+    calls = by_rank(verb, std::move(*calls), lanes_);
+  if (!calls)
+    return refuse(std::move(calls.error()));
+  if (calls->empty())
+    return do_nothing(verb, what.options, *without);
+  if (!is_whole())
+    return start(verb, std::move(*calls), what.options, *without);
+  if (auto error = check_deadline(verb, what.rank, what.options); error)
+    return refuse(std::move(error));
+  std::vector<std::shared_ptr<rank_request>> requests;
+  for (auto& x : *calls) {
+    auto* of_message = to_string(x.call.what).data();
+    requests.push_back(new_request(of_message, std::move(x), *without, what.options, self));
+  }
+  auto result = std::make_shared<exchange_request>(runtime_, std::move(requests));
+  result->start(what.options.room);
+  make_spares_of(static_cast<std::size_t>(what.rank));
+  return result;
+}
+
+} // namespace troupe::detail
