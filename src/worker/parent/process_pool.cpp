@@ -4,6 +4,7 @@
 #include "foundation/log.hpp"
 #include "foundation/option_check.hpp"
 #include "foundation/start_thread.hpp"
+#include "worker/parent/worker_process.hpp"
 #include "worker/protocol/worker_parent.hpp"
 #include <troupe/detail/completion.hpp>
 

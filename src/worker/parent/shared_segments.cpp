@@ -2,6 +2,7 @@
 
 #include "foundation/system_call.hpp"
 #include "worker/parent/worker_link.hpp"
+#include "worker/protocol/shared_memory.hpp"
 
 #include <algorithm>
 #include <string>
