@@ -11,6 +11,7 @@
 
 #if TROUPE_HAS_CUDA
 #include "raw_nccl.hpp"
+#include "settings.hpp"
 #endif
 
 #include <caf/all.hpp>
@@ -40,18 +41,13 @@ constexpr std::size_t symmetric_bytes = 32 * kib;
 /// Limit for the bytes of all operations in flight. More takes long and shows nothing new.
 constexpr std::size_t most_in_flight = gib;
 
-struct settings {
-  std::vector<int> devices;
+struct settings : bench::common_settings {
   std::vector<std::size_t> windows{16, 64, 256};
   std::size_t min_bytes = 8;
   std::size_t max_bytes = 0;
   std::size_t rounds = 0;
   std::size_t segment_ms = 0;
-  std::size_t time_limit_s = 0;
-  std::string backend = "auto";
-  std::string json_file;
   bool quick = false;
-  bool check = false;
 };
 
 /// All contestants. `threads`, `grouped` and `raw_symmetric` exist with CUDA only.
@@ -164,7 +160,7 @@ caf::expected<bool> run(settings& s, caf::actor_system& sys, bench::watchdog& gu
   std::printf("%.0f s, every sum right\n", time.count());
   bench::write_json(s.json_file, bench::to_json(result, bars));
   guard.enter("shutting down");
-  return !s.check || std::all_of(bars.begin(), bars.end(), [](auto& x) { return x.met(); });
+  return s.pass(bars);
 }
 
 } // namespace
@@ -173,8 +169,8 @@ int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   settings s;
   CLI::App app{"All-reduces through troupe beside the same ones by NCCL alone"};
-  app.add_option("--backend", s.backend, "auto, cuda or host")->capture_default_str();
-  app.add_option("--devices", s.devices, "ordinals, such as 0,1; all by default")->delimiter(',');
+  s.add_to(app);
+  s.add_devices_to(app);
   app.add_option("--min", s.min_bytes, "smallest size, in bytes per rank")->capture_default_str();
   app.add_option("--max", s.max_bytes,
                  "largest size; by default 1 GiB on GPUs (--quick: 64 MiB), 64 KiB without")
@@ -187,13 +183,7 @@ int main(int argc, char** argv) {
   app.add_option("--segment-ms", s.segment_ms,
                  "how long a way runs at a time; by default 40 (--quick: 20)")
       ->check(CLI::PositiveNumber);
-  app.add_option("--time-limit", s.time_limit_s,
-                 "in seconds: what is not done then hangs; by default 180 (--quick: 60)")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--json", s.json_file, "file to write the results to");
   app.add_flag("--quick", s.quick, "a look, within seconds");
-  app.add_flag("--check", s.check, "fail unless every bar is met");
-  app.allow_extras();
   CLI11_PARSE(app, argc, argv);
   const auto by_default = [&](std::size_t& x, std::size_t full, std::size_t quick) {
     if (x == 0)

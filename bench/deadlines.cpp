@@ -6,6 +6,7 @@
 #include "must.hpp"
 #include "rank_threads.hpp"
 #include "report.hpp"
+#include "settings.hpp"
 #include "statistics.hpp"
 #include "watchdog.hpp"
 #include <troupe/request.hpp>
@@ -36,13 +37,11 @@ using bench::must;
 
 constexpr std::size_t count = 1024; ///< elements of a sum
 
-struct settings {
+struct settings : bench::common_settings {
+  settings() { time_limit_s = 120; }
+
   std::size_t requests = 2000;
   std::size_t span_ms = 2000;
-  std::size_t time_limit_s = 120;
-  std::string backend = "auto";
-  std::string json_file;
-  bool check = false;
 };
 
 /// Delays of answers after their deadlines.
@@ -173,21 +172,13 @@ int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   settings s;
   CLI::App app{"How late answers come behind their deadlines"};
-  app.add_option("--backend", s.backend, "auto, cuda or host")
-      ->check(CLI::IsMember({"auto", "cuda", "host"}))
-      ->capture_default_str();
+  s.add_to(app);
   app.add_option("--requests", s.requests, "of each kind")
       ->check(CLI::Range(1, 4000))
       ->capture_default_str();
   app.add_option("--span-ms", s.span_ms, "deadlines are at most so far away")
       ->check(CLI::Range(2, 60000))
       ->capture_default_str();
-  app.add_option("--time-limit", s.time_limit_s, "in seconds: what is not done then hangs")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--json", s.json_file, "file to write the results to");
-  app.add_flag("--check", s.check, "fail unless every bar is met");
-  app.allow_extras();
   CLI11_PARSE(app, argc, argv);
 
   bench::watchdog guard{std::chrono::seconds{s.time_limit_s}};
@@ -231,6 +222,5 @@ int main(int argc, char** argv) {
   json["bars"] = bench::to_json(bars);
   bench::write_json(s.json_file, json);
   guard.enter("shutting down");
-  const bool passed = std::all_of(bars.begin(), bars.end(), [](auto& x) { return x.met(); });
-  return !s.check || passed ? 0 : 1;
+  return s.pass(bars) ? 0 : 1;
 }

@@ -15,6 +15,7 @@
 #include <troupe/troupe.hpp>
 
 #if TROUPE_HAS_CUDA
+#include "settings.hpp"
 #include "support/faulty_kernels.hpp"
 #endif
 
@@ -40,20 +41,20 @@ namespace {
 using bench::must;
 using namespace std::chrono_literals;
 
-struct settings {
-  std::vector<int> devices;
+struct settings : bench::common_settings {
+  settings() {
+    backend = "cuda";
+    time_limit_s = 300;
+  }
+
   std::size_t kills = 20;
   std::size_t elements = 1024;
   std::size_t seconds = 0;
   std::uint32_t seed = 1;
-  std::size_t time_limit_s = 300;
-  std::string backend = "cuda";
   std::string how = "kill";
   std::string standby = "full";
   std::string on_loss = "automatic";
   std::string when = "ready";
-  std::string json_file;
-  bool check = false;
 
   troupe::standby_policy standby_wanted() const {
     using enum troupe::standby_policy;
@@ -383,8 +384,8 @@ int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   settings s;
   CLI::App app{"How fast a world goes on when a worker process is killed"};
-  app.add_option("--backend", s.backend, "cuda or host")->capture_default_str();
-  app.add_option("--devices", s.devices, "ordinals, such as 0,1; all by default")->delimiter(',');
+  s.add_to(app);
+  s.add_devices_to(app);
   app.add_option("--kills", s.kills)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--seconds", s.seconds, "no further kill after so long; 0: no limit")
       ->capture_default_str();
@@ -403,12 +404,6 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"ready", "building"}))
       ->capture_default_str();
   app.add_option("--elements", s.elements)->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--time-limit", s.time_limit_s, "in seconds: what is not done then hangs")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--json", s.json_file, "file to write the results to");
-  app.add_flag("--check", s.check, "fail unless every bar is met");
-  app.allow_extras();
   CLI11_PARSE(app, argc, argv);
 
   // With lazy loading, the first launch of a kernel would wait for the work on the device.
@@ -445,5 +440,5 @@ int main(int argc, char** argv) {
     run(s, sys, world, before, guard, bars);
     guard.enter("shutting down");
   }
-  return !s.check || std::all_of(bars.begin(), bars.end(), [](auto& x) { return x.met(); }) ? 0 : 1;
+  return s.pass(bars) ? 0 : 1;
 }

@@ -7,6 +7,7 @@
 #include "must.hpp"
 #include "rank_threads.hpp"
 #include "report.hpp"
+#include "settings.hpp"
 #include "statistics.hpp"
 #include "watchdog.hpp"
 #include <troupe/troupe.hpp>
@@ -32,16 +33,13 @@ using bench::must;
 
 constexpr std::size_t mib = std::size_t{1} << 20;
 
-struct settings {
-  std::vector<int> devices;
+struct settings : bench::common_settings {
+  settings() { time_limit_s = 180; }
+
   std::size_t size_mib = 256;
   std::size_t rounds = 5;
   std::size_t chunk_kib = 0;
   std::size_t chunks = 0;
-  std::size_t time_limit_s = 180;
-  std::string backend = "auto";
-  std::string json_file;
-  bool check = false;
 };
 
 /// The sums that have a step: of any memory, of pageable memory only, or none, for half a step.
@@ -283,8 +281,8 @@ int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   settings s;
   CLI::App app{"A sum over host memory beside its steps"};
-  app.add_option("--backend", s.backend, "auto, cuda or host")->capture_default_str();
-  app.add_option("--devices", s.devices, "ordinals, such as 0,1; all by default")->delimiter(',');
+  s.add_to(app);
+  s.add_devices_to(app);
   app.add_option("--size-mib", s.size_mib, "host memory of each rank")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
@@ -292,12 +290,6 @@ int main(int argc, char** argv) {
   app.add_option("--chunk-kib", s.chunk_kib, "by default the library's")
       ->check(CLI::PositiveNumber);
   app.add_option("--chunks", s.chunks, "by default the library's")->check(CLI::PositiveNumber);
-  app.add_option("--time-limit", s.time_limit_s, "in seconds: what is not done then hangs")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--json", s.json_file, "file to write the results to");
-  app.add_flag("--check", s.check, "fail unless every bar is met");
-  app.allow_extras();
   CLI11_PARSE(app, argc, argv);
 
   bench::watchdog guard{std::chrono::seconds{s.time_limit_s}};
@@ -317,5 +309,5 @@ int main(int argc, char** argv) {
     run(s, world, list.backend, guard, bars);
     guard.enter("shutting down");
   }
-  return !s.check || std::all_of(bars.begin(), bars.end(), [](auto& x) { return x.met(); }) ? 0 : 1;
+  return s.pass(bars) ? 0 : 1;
 }

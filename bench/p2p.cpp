@@ -14,6 +14,7 @@
 
 #if TROUPE_HAS_CUDA
 #include "raw_copies.hpp"
+#include "settings.hpp"
 #endif
 
 #include <caf/all.hpp>
@@ -43,17 +44,12 @@ constexpr std::size_t blocking_sizes[] = {4 * kib, 16 * kib, 64 * kib, 256 * kib
 constexpr std::size_t in_flight = 64;
 constexpr std::size_t pipelined_sizes[] = {4 * kib, 64 * kib, mib};
 
-struct settings {
-  std::vector<int> devices;
+struct settings : bench::common_settings {
   std::size_t min_bytes = 4 * kib;
   std::size_t max_bytes = 0;
   std::size_t rounds = 0;
   std::size_t segment_ms = 0;
-  std::size_t time_limit_s = 0;
-  std::string backend = "auto";
-  std::string json_file;
   bool quick = false;
-  bool check = false;
 
   std::size_t buffer_bytes() const { return std::max(max_bytes, in_flight * pipelined_sizes[0]); }
 };
@@ -454,7 +450,7 @@ bool run(settings& s, caf::actor_system& sys, setting& all, bench::watchdog& gua
   std::printf("%.0f s, every byte right\n", time.count());
   bench::write_json(s.json_file, to_json(result, bars));
   guard.enter("shutting down");
-  return !s.check || std::all_of(bars.begin(), bars.end(), [](auto& x) { return x.met(); });
+  return s.pass(bars);
 }
 
 } // namespace
@@ -463,8 +459,8 @@ int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   settings s;
   CLI::App app{"Copies between devices through troupe beside the same ones by CUDA alone"};
-  app.add_option("--backend", s.backend, "auto, cuda or host")->capture_default_str();
-  app.add_option("--devices", s.devices, "ordinals, such as 0,1; all by default")->delimiter(',');
+  s.add_to(app);
+  s.add_devices_to(app);
   app.add_option("--min", s.min_bytes, "smallest size, in bytes of a copy")->capture_default_str();
   app.add_option("--max", s.max_bytes,
                  "largest size; by default 1 GiB on GPUs (--quick: 64 MiB), 64 KiB without")
@@ -473,13 +469,7 @@ int main(int argc, char** argv) {
   app.add_option("--segment-ms", s.segment_ms,
                  "how long a way runs at a time; by default 40 (--quick: 20)")
       ->check(CLI::PositiveNumber);
-  app.add_option("--time-limit", s.time_limit_s,
-                 "in seconds: what is not done then hangs; by default 400 (--quick: 120)")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--json", s.json_file, "file to write the results to");
   app.add_flag("--quick", s.quick, "a look, within seconds");
-  app.add_flag("--check", s.check, "fail unless every bar is met");
-  app.allow_extras();
   CLI11_PARSE(app, argc, argv);
   const auto by_default = [&](std::size_t& x, std::size_t full, std::size_t quick) {
     if (x == 0)

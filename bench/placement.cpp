@@ -6,6 +6,7 @@
 #include "must.hpp"
 #include "rank_threads.hpp"
 #include "report.hpp"
+#include "settings.hpp"
 #include "statistics.hpp"
 #include "watchdog.hpp"
 #include <troupe/troupe.hpp>
@@ -34,17 +35,17 @@ using bench::must;
 
 constexpr std::size_t mib = std::size_t{1} << 20;
 
-struct settings {
-  std::vector<int> devices;
+struct settings : bench::common_settings {
+  settings() {
+    backend = "cuda";
+    time_limit_s = 240;
+  }
+
   std::size_t rounds = 5;
   std::size_t segment_ms = 100;
   std::size_t max_bytes = 1024 * mib;
   std::size_t copy_mib = 256;
   std::uint32_t rank_local_sums = 20'000;
-  std::size_t time_limit_s = 240;
-  std::string backend = "cuda";
-  std::string json_file;
-  bool check = false;
 };
 
 /// One actor system with its world.
@@ -343,8 +344,8 @@ int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   settings s;
   CLI::App app{"What worker processes cost"};
-  app.add_option("--backend", s.backend, "cuda or host")->capture_default_str();
-  app.add_option("--devices", s.devices, "ordinals, such as 0,1; all by default")->delimiter(',');
+  s.add_to(app);
+  s.add_devices_to(app);
   app.add_option("--rounds", s.rounds)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--segment-ms", s.segment_ms, "how long each runs at a time")
       ->check(CLI::PositiveNumber)
@@ -354,12 +355,6 @@ int main(int argc, char** argv) {
   app.add_option("--rank-local-sums", s.rank_local_sums, "per round")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--time-limit", s.time_limit_s, "in seconds: what is not done then hangs")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--json", s.json_file, "file to write the results to");
-  app.add_flag("--check", s.check, "fail unless every bar is met");
-  app.allow_extras();
   CLI11_PARSE(app, argc, argv);
 
   bench::watchdog guard{std::chrono::seconds{s.time_limit_s}};
@@ -371,5 +366,5 @@ int main(int argc, char** argv) {
     run(s, here, there, guard, bars);
     guard.enter("shutting down");
   }
-  return !s.check || std::all_of(bars.begin(), bars.end(), [](auto& x) { return x.met(); }) ? 0 : 1;
+  return s.pass(bars) ? 0 : 1;
 }

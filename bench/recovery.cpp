@@ -7,6 +7,7 @@
 #include "must.hpp"
 #include "rank_threads.hpp"
 #include "report.hpp"
+#include "settings.hpp"
 #include "statistics.hpp"
 #include "watchdog.hpp"
 #include <troupe/backend.hpp>
@@ -38,16 +39,13 @@ using bench::must;
 constexpr std::size_t count = 1024; ///< elements of a sum
 constexpr double mib = 1 << 20;
 
-struct settings {
-  std::vector<int> devices;
+struct settings : bench::common_settings {
+  settings() { time_limit_s = 300; }
+
   std::size_t cycles = 10;
   std::size_t rounds = 2;
   std::size_t stall_limit_ms = 50;
   std::size_t host_devices = 8;
-  std::size_t time_limit_s = 300;
-  std::string backend = "auto";
-  std::string json_file;
-  bool check = false;
 };
 
 double milliseconds(bench::clock::duration x) { return bench::microseconds(x) / 1e3; }
@@ -247,10 +245,8 @@ int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   settings s;
   CLI::App app{"How fast a world goes on after a stall"};
-  app.add_option("--backend", s.backend, "auto, cuda or host")
-      ->check(CLI::IsMember({"auto", "cuda", "host"}))
-      ->capture_default_str();
-  app.add_option("--devices", s.devices, "ordinals, such as 0,1; all by default")->delimiter(',');
+  s.add_to(app);
+  s.add_devices_to(app);
   app.add_option("--host-devices", s.host_devices, "virtual devices of the host backend")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
@@ -263,12 +259,6 @@ int main(int argc, char** argv) {
   app.add_option("--stall-limit-ms", s.stall_limit_ms, "the worlds' stall limit")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--time-limit", s.time_limit_s, "in seconds: what is not done then hangs")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--json", s.json_file, "file to write the results to");
-  app.add_flag("--check", s.check, "fail unless every bar is met");
-  app.allow_extras();
   CLI11_PARSE(app, argc, argv);
 
   bench::watchdog guard{std::chrono::seconds{s.time_limit_s}};
@@ -347,6 +337,5 @@ int main(int argc, char** argv) {
   json["bars"] = bench::to_json(bars);
   bench::write_json(s.json_file, json);
   guard.enter("shutting down");
-  const bool passed = std::all_of(bars.begin(), bars.end(), [](auto& x) { return x.met(); });
-  return !s.check || passed ? 0 : 1;
+  return s.pass(bars) ? 0 : 1;
 }

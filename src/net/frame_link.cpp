@@ -258,10 +258,9 @@ caf::error frame_link::take(std::size_t got) {
     if (filled_ < sizeof head_)
       return {};
     if (head_.size > options_.most_bytes)
-      return make_error(errc::unavailable, peer() + " sent a frame of " +
-                                               std::to_string(head_.size) +
-                                               " bytes: the limit is " +
-                                               std::to_string(options_.most_bytes) + " are right");
+      return make_error(errc::unavailable,
+                        peer() + " sent a frame of " + std::to_string(head_.size) +
+                            " bytes: the limit is " + std::to_string(options_.most_bytes));
     filled_ = 0;
     body_.resize(head_.size);
     in_body_ = head_.size != 0;

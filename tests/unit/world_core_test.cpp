@@ -329,7 +329,7 @@ TEST_F(WaitingRequest, BehindAnotherEndsWithItsWorld) {
 // INV-1: when many requests end at once, the time grows linearly, not quadratically.
 TEST_F(WaitingRequest, EndsInTimeAlsoAmongThousands) {
   constexpr std::size_t few = 500;
-  constexpr std::size_t many = 8 * few;
+  constexpr std::size_t many = 7 * few; // with the few, less than what may wait for a device
   std::vector<any_gpu_ref> wide;
   for (int i = 0; i < 2; ++i) {
     auto op = system.device(i).allocate(few + many, dtype::int32, true, {});
@@ -349,7 +349,7 @@ TEST_F(WaitingRequest, EndsInTimeAlsoAmongThousands) {
     return std::clock() - begin;
   };
   const auto alone = processor_time_of(few, 0);
-  EXPECT_LT(processor_time_of(many, few), 3 * 8 * alone);
+  EXPECT_LT(processor_time_of(many, few), 3 * 7 * alone);
 }
 
 // If a lane waited for the first world, it would delay the connections of the second.

@@ -176,7 +176,7 @@ TEST(FrameLink, StrangersHaveLittleTime) {
     std::optional<party> there;
     if (speaks_tls)
       there.emplace(fleet.issue("there"), agent, std::move(first));
-    EXPECT_NE(here.wait_end().find("did not make itself known within 300 ms"), std::string::npos)
+    EXPECT_NE(here.wait_end().find("did not authenticate within 300 ms"), std::string::npos)
         << here.wait_end();
     EXPECT_GE(clock::now() - begin, 300ms);
   }
@@ -202,7 +202,7 @@ TEST(FrameLink, SilenceIsALossOnBothSides) {
   wire.cut();
   const auto begin = clock::now();
   for (auto* x : {&here, &there})
-    EXPECT_NE(x->wait_end().find("nothing came from the peer for"), std::string::npos)
+    EXPECT_NE(x->wait_end().find("nothing arrived from the peer for"), std::string::npos)
         << x->wait_end();
   EXPECT_GE(clock::now() - begin, 250ms); // a sign of life came shortly before the cut
   EXPECT_LT(clock::now() - begin, at_once);

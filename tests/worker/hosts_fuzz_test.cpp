@@ -164,7 +164,7 @@ TEST_F(HostGate, SaysWhyAVersionIsWrong) {
 }
 
 TEST_F(HostGate, LetsInOnlyWhoIsWaitedFor) {
-  for (auto& [name, why] : {std::pair{"gamma", "no host of the name gamma is waited for"},
+  for (auto& [name, why] : {std::pair{"gamma", "no host named gamma is expected"},
                             std::pair{"alpha", "a host named alpha has already joined"}}) {
     rogue x{fleet_.authority().issue(name), tls_context::side::agent, connect(fleet_.port())};
     ASSERT_TRUE(x.say(hello_of(name)));
@@ -283,7 +283,7 @@ TEST_F(HostGate, WrongFramesOfMembersCostLittle) {
       EXPECT_FALSE(x.hear());
     }
   }
-  EXPECT_TRUE(lines_.say("bytes, where at most"));
+  EXPECT_TRUE(lines_.say("bytes: the limit is"));
   EXPECT_LT(resident_memory(), before + memory_slack);
 }
 

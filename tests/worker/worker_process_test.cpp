@@ -965,11 +965,11 @@ TEST(WorkerStart, NoProgramThatCanRun) {
 
 TEST(WorkerStart, AProgramThatEndsAtOnce) {
   expect_words(why_not_started(worker_of("ExitsAtOnce")),
-               {"/proc/self/exe", "before it said hello", "status 3"});
-  expect_words(why_not_started(worker_of("DiesAtOnce")), {"before it said hello", "signal 9"});
+               {"/proc/self/exe", "before its hello arrived", "status 3"});
+  expect_words(why_not_started(worker_of("DiesAtOnce")), {"before its hello arrived", "signal 9"});
   auto options = worker_of("Obedient");
   options.program = "/bin/false";
-  expect_words(why_not_started(options), {"/bin/false", "before it said hello", "status 1"});
+  expect_words(why_not_started(options), {"/bin/false", "before its hello arrived", "status 1"});
 }
 
 TEST(WorkerStart, AProgramThatNeverSaysHello) {
@@ -987,7 +987,7 @@ TEST(WorkerStart, AProgramThatSaysSomethingElse) {
   for (const auto* x : {"SaysGarbage", "SaysTooMuch"})
     expect_words(why_not_started(worker_of(x)), {"/proc/self/exe", "does not speak troupe"});
   expect_words(why_not_started(worker_of("SaysHalfAHello")), {"was built otherwise"});
-  expect_words(why_not_started(worker_of("SaysHelloOnly")), {"without its life line"});
+  expect_words(why_not_started(worker_of("SaysHelloOnly")), {"without a life line"});
 }
 
 TEST(WorkerStart, AnotherVersion) {
