@@ -1,7 +1,7 @@
 // Measures the cost of the flight recorder per operation on a lane: the calls that a lane makes for
 // an all-reduce in place. Takes the best of many rounds, since other programs may use the machine.
 
-#include "flight/flight_log.hpp"
+#include "operation/flight_log.hpp"
 
 #include "operation/device_state.hpp"
 #include "operation/operation.hpp"
