@@ -17,6 +17,9 @@ constexpr std::chrono::milliseconds tick{50};
 /// How often the thread checks whether lanes have looked.
 constexpr std::chrono::microseconds between_looks{100};
 
+/// How long it rests at most.
+constexpr std::chrono::hours longest_rest{1};
+
 clock::time_point at(std::int64_t nanoseconds) {
   return clock::time_point{std::chrono::nanoseconds{nanoseconds}};
 }
@@ -204,10 +207,19 @@ void timekeeper::wait(std::unique_lock<std::mutex>& lock, clock::time_point next
 bool timekeeper::rest(std::unique_lock<std::mutex>& lock) {
   const auto next = next_.exchange(clock::time_point::max()); // so that `add` wakes this thread
   const bool rests = size() == 0;
-  if (rests && next == clock::time_point::max())
-    condition_.wait(lock);
-  else if (rests)
-    condition_.wait_until(lock, next);
+  if (rests) {
+    condition_.wait_until(lock, std::min(next, clock::now() + longest_rest));
+    // If the process was stopped after an operation had come, and before this thread woke up, the
+    // time in between does not count.
+    const auto now = clock::now();
+    auto came = now;
+    for (auto& place : shards_) {
+      std::lock_guard its{place.mutex};
+      if (place.first != nullptr && place.first->admitted_at != 0)
+        came = std::min(came, at(place.first->admitted_at));
+    }
+    time_.look(came, now);
+  }
   next_ = std::min(next_.load(), next);
   return rests;
 }

@@ -31,6 +31,16 @@ def include_of_an_upper_module(top):
     return f'src/foundation/wire.cpp:{line}: foundation may not use lane: "lane/lane.hpp"'
 
 
+def relative_include(top):
+    line = insert_line(top / 'src/foundation/wire.cpp', '#include "../lane/lane.hpp"')
+    return f'src/foundation/wire.cpp:{line}: name the folder of "../lane/lane.hpp" from src/ on'
+
+
+def include_in_angle_brackets(top):
+    line = insert_line(top / 'src/foundation/wire.cpp', '#include <lane/lane.hpp>')
+    return f'src/foundation/wire.cpp:{line}: foundation may not use lane: "lane/lane.hpp"'
+
+
 def include_without_use(top):
     line = insert_line(top / 'src/lane/lane.cpp', '#include "foundation/wire.hpp"')
     return f'src/lane/lane.cpp:{line}: no name of "foundation/wire.hpp" is used here'
@@ -67,8 +77,9 @@ def check(top):
 def main():
     project = pathlib.Path(sys.argv[1]).resolve()
     failed = False
-    for plant in (include_of_an_upper_module, include_without_use, public_include_without_use,
-                  circle, use_that_is_none, file_in_no_module):
+    for plant in (include_of_an_upper_module, relative_include, include_in_angle_brackets,
+                  include_without_use, public_include_without_use, circle,
+                  use_that_is_none, file_in_no_module):
         with tempfile.TemporaryDirectory() as folder:
             top = pathlib.Path(folder) / 'copy'
             for part in ('src', 'include', 'scripts'):

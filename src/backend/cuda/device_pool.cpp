@@ -131,13 +131,17 @@ bool device_pool::record_behind_frees() noexcept {
 
 bool device_pool::has_unfinished_frees() noexcept {
   const bool recorded = record_behind_frees();
-  std::erase_if(behind_frees_, [](const unique_event& x) {
+  std::erase_if(behind_frees_, [](unique_event& x) {
     auto code = cudaEventQuery(x.get());
     if (code == cudaSuccess)
       code = cudaEventSynchronize(x.get()); // returns at once
-    if (code != cudaSuccess)
-      (void)cudaGetLastError();
-    return code != cudaErrorNotReady; // the lane finds other errors with its own events
+    if (code == cudaSuccess)
+      return true;
+    (void)cudaGetLastError();
+    if (code == cudaErrorNotReady)
+      return false;
+    (void)x.release(); // after a fault CUDA destroys nothing; the lane finds the fault itself
+    return true;
   });
   return !recorded || !behind_frees_.empty();
 }
@@ -210,12 +214,14 @@ bool device_pool::trim_idle(bool all) noexcept {
 caf::error device_pool::trim_all() noexcept {
   const device_guard guard{ordinal()};
   const auto limit = std::chrono::steady_clock::now() + trim_patience;
-  const std::lock_guard lock{mutex_};
-  if (!pool_)
-    return {};
-  while (has_unfinished_frees() && std::chrono::steady_clock::now() < limit)
+  const auto waits = [&] {
+    const std::lock_guard lock{mutex_};
+    return pool_ && has_unfinished_frees();
+  };
+  while (waits() && std::chrono::steady_clock::now() < limit)
     std::this_thread::yield();
-  return trim_to(0);
+  const std::lock_guard lock{mutex_};
+  return pool_ ? trim_to(0) : caf::error{};
 }
 
 cudaError_t device_pool::destroy() noexcept {

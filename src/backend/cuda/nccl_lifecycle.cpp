@@ -117,7 +117,8 @@ caf::expected<std::unique_ptr<nccl_communicator>> prepare(const local_rank& wher
 }
 
 /// Returns errc::out_of_memory if NCCL would run out of memory. A rank that does so while it
-/// connects leaves its peers waiting in NCCL for good. So all ranks are checked before any begins.
+/// connects leaves its peers waiting in NCCL for good. So all ranks of the process are checked
+/// before any begins.
 caf::error check_room(const local_rank& where, int size) {
   if (size == 1)
     return {};
