@@ -1,4 +1,4 @@
-/// What all benchmarks are told on their command lines.
+/// The options that all benchmarks have.
 #pragma once
 
 #include "report.hpp"

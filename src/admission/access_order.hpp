@@ -20,7 +20,7 @@ struct superseded_access {
   access what;
 };
 
-/// What an operation was ordered behind.
+/// The accesses and operations that an operation must follow.
 struct dependencies {
   std::vector<std::shared_ptr<operation>> behind; ///< held operations that it must follow
   // Recorded only if the operation may become held:

@@ -8,7 +8,7 @@
 namespace troupe::detail {
 
 /// Marks that a user's callable runs on this thread for the operation `of`. The callable may access
-/// what `of` uses, whatever was admitted after `of`.
+/// the ranges that `of` uses, even if a later operation that uses them failed.
 class callable_scope {
 public:
   explicit callable_scope(const operation& of) noexcept;

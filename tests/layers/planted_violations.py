@@ -26,29 +26,28 @@ def replace(path, old, new):
     path.write_text(text.replace(old, new, 1))
 
 
-def include_of_an_upper_module(top):
-    line = insert_line(top / 'src/foundation/wire.cpp', '#include "lane/lane.hpp"')
-    return f'src/foundation/wire.cpp:{line}: foundation may not use lane: "lane/lane.hpp"'
+def included(path, directive, rule):
+    """Returns a function that plants an include directive, of which `rule` is to be told."""
+    return lambda top: f'{path}:{insert_line(top / path, directive)}: {rule}'
 
 
-def relative_include(top):
-    line = insert_line(top / 'src/foundation/wire.cpp', '#include "../lane/lane.hpp"')
-    return f'src/foundation/wire.cpp:{line}: name the folder of "../lane/lane.hpp" from src/ on'
-
-
-def include_in_angle_brackets(top):
-    line = insert_line(top / 'src/foundation/wire.cpp', '#include <lane/lane.hpp>')
-    return f'src/foundation/wire.cpp:{line}: foundation may not use lane: "lane/lane.hpp"'
-
-
-def include_without_use(top):
-    line = insert_line(top / 'src/lane/lane.cpp', '#include "foundation/wire.hpp"')
-    return f'src/lane/lane.cpp:{line}: no name of "foundation/wire.hpp" is used here'
-
-
-def public_include_without_use(top):
-    line = insert_line(top / 'src/foundation/wire.cpp', '#include <troupe/mesh_comm.hpp>')
-    return f'src/foundation/wire.cpp:{line}: no name of "troupe/mesh_comm.hpp" is used here'
+INCLUDES = {
+    'include of an upper module':
+        included('src/foundation/wire.cpp', '#include "lane/lane.hpp"',
+                 'foundation may not use lane: "lane/lane.hpp"'),
+    'relative include':
+        included('src/foundation/wire.cpp', '#include "../lane/lane.hpp"',
+                 'name the folder of "../lane/lane.hpp" from src/ on'),
+    'include in angle brackets':
+        included('src/foundation/wire.cpp', '#include <lane/lane.hpp>',
+                 'foundation may not use lane: "lane/lane.hpp"'),
+    'include without use':
+        included('src/lane/lane.cpp', '#include "foundation/wire.hpp"',
+                 'no name of "foundation/wire.hpp" is used here'),
+    'public include without use':
+        included('src/foundation/wire.cpp', '#include <troupe/mesh_comm.hpp>',
+                 'no name of "troupe/mesh_comm.hpp" is used here'),
+}
 
 
 def circle(top):
@@ -77,9 +76,9 @@ def check(top):
 def main():
     project = pathlib.Path(sys.argv[1]).resolve()
     failed = False
-    for plant in (include_of_an_upper_module, relative_include, include_in_angle_brackets,
-                  include_without_use, public_include_without_use, circle,
-                  use_that_is_none, file_in_no_module):
+    violations = INCLUDES | {'circle': circle, 'use that is none': use_that_is_none,
+                             'file in no module': file_in_no_module}
+    for name, plant in violations.items():
         with tempfile.TemporaryDirectory() as folder:
             top = pathlib.Path(folder) / 'copy'
             for part in ('src', 'include', 'scripts'):
@@ -89,7 +88,7 @@ def main():
             wanted = plant(top)
             result = check(top)
             good = result.returncode != 0 and wanted in result.stdout
-            print(f'{"ok" if good else "FAILED"}: {plant.__name__}')
+            print(f'{"ok" if good else "FAILED"}: {name}')
             if not good:
                 print(f'wanted: {wanted}\ngot ({result.returncode}):\n{result.stdout}')
                 failed = True
