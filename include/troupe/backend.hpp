@@ -372,6 +372,11 @@ public:
     return make_error(errc::not_supported, "the rank is in this process");
   }
 
+  /// Called once before the rank is aborted or destroyed, when no operation on it can succeed any
+  /// more: those that were not over have failed.
+  /// @thread any
+  virtual void on_closed() noexcept {}
+
   /// Returns an error that occurred asynchronously, outside any call; none if there is none.
   [[nodiscard]] virtual caf::error asynchronous_error() noexcept = 0;
 };
@@ -414,6 +419,18 @@ public:
   [[nodiscard]] virtual caf::expected<peer_link> link(int from, int to) noexcept = 0;
 
   [[nodiscard]] virtual caf::expected<communicator_id> make_communicator_id() noexcept = 0;
+
+  /// Checks that `build` of these ranks would find what it needs on their devices. `build` checks
+  /// that itself for the ranks of this process. Where more processes build together, each is asked
+  /// before any of them begins: a rank that fails inside may leave the others waiting for good.
+  /// @thread as for `build`
+  /// @errors as for `build`
+  [[nodiscard]] virtual caf::error check_build(int size,
+                                               std::span<const local_rank> ranks) noexcept {
+    static_cast<void>(size);
+    static_cast<void>(ranks);
+    return {};
+  }
 
   /// Builds those ranks of a communicator of `size` ranks that this process holds. Blocks until all
   /// ranks of all processes have arrived. The result is in the order of `ranks`.

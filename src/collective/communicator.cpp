@@ -291,6 +291,8 @@ bool communicator::wait_for_symmetric() noexcept {
 }
 
 void communicator::reap(bool healthy) noexcept {
+  for (auto* x : rank_at_)
+    x->on_closed();
   const bool quiet = wait_until_quiet() && wait_for_symmetric();
   if (!quiet) {
     // No call may be made on it any more: its memory is kept until the process ends.

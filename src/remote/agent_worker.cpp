@@ -185,12 +185,16 @@ void agent_worker::serve(const std::vector<std::byte>& message) {
   auto answer = [to = to_, channel = channel_, head](const auto& x) {
     static_cast<void>(to->send(number(host_frame::answer), channel, {answer_of(head, x)}));
   };
-  const bool takes_its_time =
-      head.kind == control::build || head.kind == control::abort || head.kind == control::destroy;
-  if (takes_its_time) // the parent has a limit for it
-    link_->request(head.kind, body, std::nullopt, answer);
-  else
-    answer(link_->request(head.kind, body));
+  switch (head.kind) {
+  case control::check_build:
+  case control::build:
+  case control::close:
+  case control::abort:
+  case control::destroy: // they take their time, and the parent has a limit for it
+    return link_->request(head.kind, body, std::nullopt, answer);
+  default:
+    return answer(link_->request(head.kind, body));
+  }
 }
 
 /// Makes the segment's own memory on this host. Content is exchanged with the parent's memory when

@@ -1,6 +1,7 @@
 // A worker that gets ranks for its programs. No program is registered in this binary.
 
 #include "foundation/process_note.hpp"
+#include "support/eventually.hpp"
 #include "support/expect.hpp"
 #include "support/no_threads.hpp"
 #include "worker/child/program_host.hpp"
@@ -115,6 +116,16 @@ TEST_F(ProgramHost, WithoutAThreadForAProgramSaysSo) {
     EXPECT_TRUE(is_ok(hand_over(std::move(rank), number + 1, key + 1)));
   }
   EXPECT_TRUE(has_code(wait_ended(number + 1), errc::unavailable));
+}
+
+// The other ranks are closed first: the abort of one would let their work end with wrong results.
+TEST_F(ProgramHost, ARankThatIsClosedEndsWhenThatIsAllowed) {
+  EXPECT_TRUE(is_ok(hand_over()));
+  host_.close(key);
+  EXPECT_FALSE(eventually([this] { return !gone().empty(); }, 100ms));
+  host_.allow_end(key);
+  EXPECT_TRUE(eventually([this] { return gone() == std::vector{key}; }));
+  host_.close(key); // it is gone
 }
 
 // The parent sends both from different threads, so they may arrive in either order.

@@ -96,6 +96,10 @@ public:
     return detail::make_nccl_id();
   }
 
+  caf::error check_build(int size, std::span<const local_rank> ranks) noexcept override {
+    return detail::check_build(size, ranks, devices_, driver_, *trimmer_);
+  }
+
   caf::expected<communicator_ranks> build(const communicator_id& id, int size,
                                           std::span<const local_rank> ranks) noexcept override {
     if (auto err = detail::fill_standard_streams())

@@ -106,7 +106,10 @@ private:
 
 caf::expected<communicator_id> make_nccl_id() noexcept;
 
-/// Implement `build`, `abort` and `destroy` of `backend`. Devices are 0 to `device_count` - 1.
+/// Implement `check_build`, `build`, `abort` and `destroy` of `backend`. Devices are 0 to
+/// `device_count` - 1.
+caf::error check_build(int size, std::span<const local_rank> ranks, int device_count,
+                       const shared_driver_access& driver, pool_trimmer& trimmer) noexcept;
 caf::expected<communicator_ranks>
 build_communicator(const communicator_id& id, int size, std::span<const local_rank> ranks,
                    int device_count, const shared_driver_access& driver, pool_trimmer& trimmer,

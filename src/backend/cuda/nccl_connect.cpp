@@ -40,10 +40,14 @@ constexpr int warm_up_group = 256;
 /// @units bytes that each pair of ranks exchanges
 constexpr std::size_t pair_bytes = 1024;
 
-/// @units bytes of device memory; an upper bound for one communicator with all its connections
+/// An upper bound for one communicator with all its connections.
+/// @units bytes of device memory
+/// @source measured with NCCL 2.28 on two H100 in one process: 868 MiB, and 1346 MiB for a first
+/// one
 constexpr std::size_t build_bytes = std::size_t{1280} << 20;
 
-/// @units bytes; the same for the first one of the process on a device, with what NCCL loads there
+/// The same for the first one of the process on a device, with what NCCL loads there.
+/// @units bytes
 constexpr std::size_t first_build_bytes = std::size_t{2} << 30;
 
 /// One bit for each device on which NCCL has loaded what all communicators of the process share.

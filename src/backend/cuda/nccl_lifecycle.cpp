@@ -116,14 +116,15 @@ caf::expected<std::unique_ptr<nccl_communicator>> prepare(const local_rank& wher
                                              std::move(*scratch), driver, unwanted);
 }
 
-/// Returns errc::out_of_memory if NCCL would run out of memory. A rank that does so while it
-/// connects leaves its peers waiting in NCCL for good. So all ranks of the process are checked
-/// before any begins.
-caf::error check_room(const local_rank& where, int size) {
-  if (size == 1)
-    return {};
-  const auto needed = needed_bytes(where.device);
-  const auto free_bytes = free_bytes_of(where.device);
+/// Returns errc::out_of_memory if a rank would run out of memory. One that does so while it
+/// connects leaves its peers waiting in NCCL for good.
+caf::error check_room(const local_rank& where, pool_trimmer& trimmer) {
+  const auto needed = needed_bytes(where.device) + connect_scratch_bytes;
+  auto free_bytes = free_bytes_of(where.device);
+  if (free_bytes < needed) {
+    trimmer.trim_now(where.device); // NCCL cannot request it
+    free_bytes = free_bytes_of(where.device);
+  }
   if (free_bytes >= needed) // also true if it is unknown
     return {};
   return communicator_failure(errc::out_of_memory,
@@ -252,27 +253,37 @@ caf::expected<communicator_id> make_nccl_id() noexcept {
   return result;
 }
 
+caf::error check_build(int size, std::span<const local_rank> ranks, int device_count,
+                       const shared_driver_access& driver, pool_trimmer& trimmer) noexcept {
+  return no_throw([&]() -> caf::error {
+    if (auto err = check_ranks(size, ranks, device_count))
+      return err;
+    for (const auto& where : ranks) {
+      if (auto err = driver->check(where.device))
+        return err;
+      if (size == 1)
+        continue;
+      if (auto err = check_room(where, trimmer))
+        return err;
+    }
+    return {};
+  });
+}
+
 caf::expected<communicator_ranks>
 build_communicator(const communicator_id& id, int size, std::span<const local_rank> ranks,
                    int device_count, const shared_driver_access& driver, pool_trimmer& trimmer,
                    const shared_flag& unwanted) noexcept {
   return no_throw([&]() -> caf::expected<communicator_ranks> {
-    if (auto err = check_ranks(size, ranks, device_count))
+    if (auto err = check_build(size, ranks, device_count, driver, trimmer))
       return err;
     if (unwanted->load(std::memory_order_relaxed))
       return build_called_off();
     communicator_ranks result;
     for (const auto& where : ranks) {
-      if (auto err = driver->check(where.device))
-        return err;
-      if (size > 1 &&
-          free_bytes_of(where.device) < needed_bytes(where.device) + connect_scratch_bytes)
-        trimmer.trim_now(where.device); // NCCL cannot request it
       auto rank = prepare(where, size, driver, unwanted);
       if (!rank)
         return rank.error();
-      if (auto err = check_room(where, size))
-        return err;
       result.push_back(std::move(*rank));
     }
     std::vector<ncclComm_t> handles(ranks.size(), nullptr);

@@ -61,6 +61,10 @@ public:
     return inner_->make_communicator_id();
   }
 
+  caf::error check_build(int size, std::span<const local_rank> ranks) noexcept override {
+    return inner_->check_build(size, ranks);
+  }
+
   caf::expected<communicator_ranks> build(const communicator_id& id, int size,
                                           std::span<const local_rank> ranks) noexcept override {
     std::vector<int> ordinals;

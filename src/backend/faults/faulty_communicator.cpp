@@ -58,6 +58,8 @@ void faulty_communicator::on_loss(std::function<void()> f) noexcept {
   inner_->on_loss(std::move(f));
 }
 
+void faulty_communicator::on_closed() noexcept { inner_->on_closed(); }
+
 caf::error faulty_communicator::hand_over(std::span<const std::byte> what) noexcept {
   return inner_->hand_over(what);
 }

@@ -34,6 +34,7 @@ public:
 
   const backend_communicator& inner() const noexcept { return *inner_; }
 
+  void on_closed() noexcept override;
   caf::error asynchronous_error() noexcept override;
 
   const communicator_id& id() const noexcept { return id_; }

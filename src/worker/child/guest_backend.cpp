@@ -4,13 +4,65 @@
 
 namespace troupe::detail {
 
+namespace {} // namespace
+
+void guest_ends::add(communicator_key key) {
+  std::lock_guard lock{mutex_};
+  ranks_[key];
+}
+
+void guest_ends::remove(communicator_key key) {
+  std::lock_guard lock{mutex_};
+  ranks_.erase(key);
+  changed_.notify_all();
+}
+
+template <class F> void guest_ends::change(communicator_key key, F f) {
+  std::lock_guard lock{mutex_};
+  if (auto i = ranks_.find(key); i != ranks_.end())
+    f(i->second);
+  changed_.notify_all();
+}
+
+void guest_ends::set_closed(communicator_key key) {
+  change(key, [](state& x) { x.closed = true; });
+}
+
+void guest_ends::allow(communicator_key key) {
+  change(key, [](state& x) { x.allowed = true; });
+}
+
+void guest_ends::allow_all() {
+  std::lock_guard lock{mutex_};
+  all_allowed_ = true;
+  changed_.notify_all();
+}
+
+void guest_ends::wait_closed(communicator_key key) {
+  std::unique_lock lock{mutex_};
+  changed_.wait(lock, [&] {
+    const auto i = ranks_.find(key);
+    return i == ranks_.end() || i->second.closed;
+  });
+}
+
+void guest_ends::wait_allowed(communicator_key key) {
+  std::unique_lock lock{mutex_};
+  changed_.wait(lock, [&] {
+    const auto i = ranks_.find(key);
+    return all_allowed_ || i == ranks_.end() || i->second.allowed;
+  });
+}
+
 namespace {
 
 class guest_communicator final : public backend_communicator {
 public:
   guest_communicator(communicator_key key, std::unique_ptr<backend_communicator> inner,
-                     std::shared_ptr<shared_device> with)
-      : key_(key), inner_(std::move(inner)), with_(std::move(with)) {}
+                     std::shared_ptr<shared_device> with, std::shared_ptr<guest_ends> ends)
+      : key_(key), inner_(std::move(inner)), with_(std::move(with)), ends_(std::move(ends)) {
+    ends_->add(key_);
+  }
 
   communicator_key key() const noexcept { return key_; }
   std::unique_ptr<backend_communicator> take_inner() noexcept { return std::move(inner_); }
@@ -32,12 +84,14 @@ public:
     std::lock_guard lock{with_->driving};
     return inner_->deregister_window(memory);
   }
+  void on_closed() noexcept override { ends_->set_closed(key_); }
   caf::error asynchronous_error() noexcept override { return inner_->asynchronous_error(); }
 
 private:
   const communicator_key key_;
   std::unique_ptr<backend_communicator> inner_;
   const std::shared_ptr<shared_device> with_;
+  const std::shared_ptr<guest_ends> ends_;
 };
 
 caf::error not_here() {
@@ -49,7 +103,7 @@ caf::error not_here() {
 communicator_ranks guest_backend::adopt(communicator_key key, communicator_ranks rank) const {
   communicator_ranks result;
   for (auto& x : rank)
-    result.push_back(std::make_unique<guest_communicator>(key, std::move(x), options_.with));
+    result.push_back(std::make_unique<guest_communicator>(key, std::move(x), options_.with, ends_));
   return result;
 }
 
@@ -78,10 +132,12 @@ template <class F> caf::error guest_backend::end(communicator_ranks ranks, F f) 
   caf::error result;
   for (auto& x : ranks) {
     auto& guest = static_cast<guest_communicator&>(*x);
+    ends_->wait_allowed(guest.key());
     communicator_ranks one;
     one.push_back(guest.take_inner());
     if (auto error = f(std::move(one)); error && !result)
       result = std::move(error);
+    ends_->remove(guest.key());
     options_.on_gone(guest.key());
   }
   return result;

@@ -4,7 +4,9 @@
 #include "worker/protocol/protocol.hpp"
 #include <troupe/backend.hpp>
 
+#include <condition_variable>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -14,6 +16,35 @@ namespace troupe::detail {
 /// Serializes calls of two threads on communicators of one device.
 struct shared_device {
   std::mutex driving;
+};
+
+/// The ranks that a program drives: each must be closed, and its end be allowed, before it ends.
+/// An aborted kernel goes on with whatever it finds in its buffers and sends that to its peers,
+/// whose kernels then end as if all was well. So all ranks are closed before any is aborted.
+class guest_ends {
+public:
+  void add(communicator_key key);
+  void remove(communicator_key key);
+  void set_closed(communicator_key key);
+  void allow(communicator_key key);
+  /// Allows the end of all ranks, also of those that are added later.
+  void allow_all();
+  /// Blocks until the rank is closed, or is not there.
+  void wait_closed(communicator_key key);
+  /// Blocks until the end of the rank is allowed.
+  void wait_allowed(communicator_key key);
+
+private:
+  struct state {
+    bool closed = false;
+    bool allowed = false;
+  };
+  template <class F> void change(communicator_key key, F f);
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<communicator_key, state> ranks_;
+  bool all_allowed_ = false;
 };
 
 struct guest_options {
@@ -50,6 +81,11 @@ public:
   /// Sends bytes to the parent.
   caf::error tell(int ordinal, std::span<const std::byte> what) noexcept override;
   void set_listener(std::function<void(int, std::span<const std::byte>)> f) noexcept override;
+  /// Blocks until no operation on the rank can succeed any more. Returns at once if it is gone.
+  void wait_closed(communicator_key key) { ends_->wait_closed(key); }
+  /// Lets `abort` and `destroy` of that rank begin, which wait for it.
+  void allow_end(communicator_key key) { ends_->allow(key); }
+  void allow_all_ends() { ends_->allow_all(); }
   /// Passes bytes from the parent to the listener.
   void received(std::span<const std::byte> what) const;
   void abandon(const caf::error& why) noexcept override;
@@ -58,6 +94,7 @@ private:
   template <class F> caf::error end(communicator_ranks ranks, F f) noexcept;
 
   const guest_options options_;
+  const std::shared_ptr<guest_ends> ends_ = std::make_shared<guest_ends>();
   mutable std::mutex listener_mutex_;
   std::function<void(int, std::span<const std::byte>)> listener_;
 };

@@ -62,6 +62,7 @@ program_host::program_host(program_options options)
     : options_(std::move(options)), guest_(std::make_shared<guest_backend>(options_.guest)) {}
 
 program_host::~program_host() {
+  guest_->allow_all_ends(); // the parent is not heard any more
   std::map<std::uint64_t, hosted> worlds;
   std::map<std::uint64_t, std::thread> beginning;
   std::vector<std::thread> over;
@@ -207,6 +208,7 @@ caf::error program_host::take(communicator_key key, communicator_ranks rank,
                               std::span<const std::byte> what) {
   auto ranks = guest_->adopt(key, std::move(rank));
   auto refuse = [&](caf::error why) {
+    guest_->allow_end(key); // no operation ran on it
     static_cast<void>(guest_->abort(std::move(ranks)));
     return why;
   };
@@ -313,7 +315,7 @@ void program_host::tell_ready(std::uint64_t number) {
   tell(ready);
 }
 
-void program_host::give_back(communicator_key key) {
+void program_host::close(communicator_key key) {
   std::shared_ptr<world_core> core;
   std::uint64_t epoch = 0;
   {
@@ -327,7 +329,10 @@ void program_host::give_back(communicator_key key) {
   }
   if (core)
     core->leave(epoch, make_error(errc::membership_changed, "the world goes on without it"));
+  guest_->wait_closed(key);
 }
+
+void program_host::allow_end(communicator_key key) { guest_->allow_end(key); }
 
 void program_host::received(std::span<const std::byte> what) {
   if (is_note(note_kind::memory, what))
@@ -370,7 +375,7 @@ void program_host::received_program_note(std::span<const std::byte> what) {
   auto core = i->second.core;
   if (kind == program_note::kind::stop)
     worlds_.erase(i);
-  else if (kind == program_note::kind::leave) // `give_back` then need not end the epoch again
+  else if (kind == program_note::kind::leave) // `close` then need not end the epoch again
     std::erase_if(i->second.epochs, [&](auto& x) { return x.second == note->view.epoch; });
   else if (kind == program_note::kind::message && !i->second.begun) // for an earlier process
     return i->second.early.push_back({note->rank, std::move(note->bytes)});

@@ -38,7 +38,8 @@ public:
   caf::error warm() override;
   caf::error take(communicator_key key, communicator_ranks rank,
                   std::span<const std::byte> what) override;
-  void give_back(communicator_key key) override;
+  void close(communicator_key key) override;
+  void allow_end(communicator_key key) override;
   void received(std::span<const std::byte> what) override;
 
 private:

@@ -78,8 +78,10 @@ void worker_service::serve_control(const control_head& head, std::span<const std
     return answer(head, unmap(segment));
   }
   case control::make_communicator_id:
+  case control::check_build:
   case control::build:
   case control::call_off:
+  case control::close:
   case control::abort:
   case control::destroy:
   case control::hand_over:
@@ -98,6 +100,15 @@ void worker_service::serve_communicator_control(const control_head& head,
       return answer(head, id.error());
     return answer(head, {}, bytes_of(*id));
   }
+  case control::check_build: {
+    const auto what = reader.get<build_args>();
+    if (!reader.ok())
+      break;
+    return run_job(head, [this, head, what] {
+      const local_rank mine{what.rank, what.device};
+      answer(head, executes_->check_build(what.size, {&mine, 1}));
+    });
+  }
   case control::build: {
     const auto what = reader.get<build_args>();
     if (!reader.ok() || what.rank < 0 || what.rank >= what.size)
@@ -114,6 +125,16 @@ void worker_service::serve_communicator_control(const control_head& head,
       break;
     executes_->call_off(id);
     return answer(head, {});
+  }
+  case control::close: {
+    const auto key = reader.get<communicator_key>();
+    if (!reader.ok())
+      break;
+    return run_job(head, [this, head, key] {
+      if (is_handed_over(key))
+        programs_->close(key);
+      answer(head, {});
+    });
   }
   case control::abort:
   case control::destroy: {
@@ -173,7 +194,8 @@ caf::error worker_service::end(control how, communicator_key key) {
     std::unique_lock lock{mutex_};
     if (handed_over_.contains(key)) {
       lock.unlock();
-      programs_->give_back(key);
+      programs_->close(key);
+      programs_->allow_end(key);
       lock.lock();
       one_gone_.wait(lock, [&] { return !handed_over_.contains(key); });
     }
@@ -204,6 +226,11 @@ caf::error worker_service::hand_over(communicator_key key, std::span<const std::
     handed_over_.insert(key);
   }
   return programs_->take(key, std::move(rank), what);
+}
+
+bool worker_service::is_handed_over(communicator_key key) {
+  std::lock_guard lock{mutex_};
+  return handed_over_.contains(key);
 }
 
 void worker_service::gone(communicator_key key) noexcept {

@@ -119,6 +119,7 @@ private:
   caf::error build(const build_args& what, communicator_key& key);
   caf::error end(control how, communicator_key key);
   caf::error hand_over(communicator_key key, std::span<const std::byte> what);
+  bool is_handed_over(communicator_key key);
   caf::error map(const map_args& what, std::optional<file_descriptor> descriptor);
   caf::error unmap(std::uint64_t segment);
   /// Runs `job` on a thread of its own.

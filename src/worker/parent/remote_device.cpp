@@ -308,6 +308,7 @@ caf::error remote_communicator::hand_over(std::span<const std::byte> what) noexc
   wire_writer message;
   message.put(key_);
   message.put_bytes(what);
+  handed_over_.store(true);
   return link_->send(control::hand_over, message.bytes());
 }
 

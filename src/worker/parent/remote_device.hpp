@@ -4,6 +4,7 @@
 #include "worker/parent/worker_pool.hpp"
 #include <troupe/backend.hpp>
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -108,7 +109,9 @@ public:
   remote_communicator& operator=(const remote_communicator&) = delete;
 
   worker_link& link() const noexcept { return *link_; }
+  const std::shared_ptr<worker_link>& shared_link() const noexcept { return link_; }
   communicator_key key() const noexcept { return key_; }
+  bool is_handed_over() const noexcept { return handed_over_.load(); }
 
   caf::error connect(stream_view stream, connect_scope what) noexcept override;
   caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override;
@@ -123,6 +126,7 @@ public:
 private:
   const std::shared_ptr<worker_link> link_;
   const communicator_key key_;
+  std::atomic<bool> handed_over_{false};
   std::uint64_t loss_listener_ = 0; ///< id of the listener in the link
   wire_writer calls_;               ///< buffer for the calls of the current `enqueue`
   /// `communicator_errors()` when this rank last had no error.

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -87,6 +88,19 @@ private:
   caf::error first_error_;
   std::vector<std::optional<reply>> all_;
 };
+
+/// Sends `what` to each of `links`, with the bytes that `body_of` returns for its index.
+template <class F>
+std::shared_ptr<replies> ask(control what, std::span<const std::shared_ptr<worker_link>> links,
+                             F body_of) {
+  auto result = std::make_shared<replies>(links.size());
+  for (std::size_t i = 0; i < links.size(); ++i) {
+    const auto body = body_of(i);
+    links[i]->request(what, bytes_of(body), std::nullopt,
+                      [result, i](reply x) { result->set(i, std::move(x)); });
+  }
+  return result;
+}
 
 /// How long after a rank's error another rank may still report its cause.
 constexpr std::chrono::milliseconds cause_patience{100};
@@ -221,11 +235,26 @@ worker_backend::build(const communicator_id&, int size,
   build_args what;
   what.id = *id;
   what.size = size;
-  auto all = std::make_shared<assembly>(ranks.size());
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
+  const auto arguments = [&](std::size_t i) {
     what.rank = ranks[i].rank;
     what.device = pool_->place_of(ranks[i].device).device;
-    links[i]->request(control::build, bytes_of(what), std::nullopt,
+    return what;
+  };
+  const auto checks = ask(control::check_build, links, arguments);
+  checks->wait_for_success(left);
+  if (auto why = checks->first_error())
+    return why;
+  auto give_up_late = [&](const std::vector<std::size_t>& late) {
+    for (auto i : late)
+      links[i]->give_up_late("to build its rank", build_limit_);
+    return links[late.front()]->loss();
+  };
+  if (const auto late = checks->missing(); !late.empty())
+    return give_up_late(late);
+  auto all = std::make_shared<assembly>(ranks.size());
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const auto body = arguments(i);
+    links[i]->request(control::build, bytes_of(body), std::nullopt,
                       [all, i, link = links[i]](reply x) {
                         auto key = x ? value_of<communicator_key>(*x)
                                      : caf::expected<communicator_key>{x.error()};
@@ -258,9 +287,7 @@ worker_backend::build(const communicator_id&, int size,
   }
   if (const auto late = all->answers.missing(); !late.empty()) {
     all->end();
-    for (auto i : late)
-      links[i]->give_up_late("to build its rank", build_limit_);
-    return links[late.front()]->loss();
+    return give_up_late(late);
   }
   communicator_ranks result;
   for (std::size_t i = 0; i < ranks.size(); ++i)
@@ -304,29 +331,35 @@ bool worker_backend::give_up(int ordinal, const caf::error& why) noexcept {
 }
 
 caf::error worker_backend::end(control how, const communicator_ranks& ranks) noexcept {
-  if (ranks.empty())
-    return {};
-  auto link_of = [&](std::size_t i) -> worker_link& {
-    return static_cast<remote_communicator&>(*ranks[i]).link();
+  auto rank = [&](std::size_t i) -> remote_communicator& {
+    return static_cast<remote_communicator&>(*ranks[i]);
   };
-  auto answers = std::make_shared<replies>(ranks.size());
+  std::vector<std::shared_ptr<worker_link>> links;
+  bool any_handed_over = false;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
-    auto& rank = static_cast<remote_communicator&>(*ranks[i]);
-    const auto key = rank.key();
-    rank.link().request(how, bytes_of(key), std::nullopt,
-                        [answers, i](reply x) { answers->set(i, std::move(x)); });
+    links.push_back(rank(i).shared_link());
+    any_handed_over |= rank(i).is_handed_over();
   }
-  fair_limit left{call_limit_};
-  answers->wait_for_all(left);
-  for (auto i : answers->missing())
-    link_of(i).give_up_late("to end its rank", call_limit_);
-  fair_limit none{{}};
-  answers->wait_for_all(none); // `give_up_late` completes them
-  caf::error result;
-  for (std::size_t i = 0; i < ranks.size(); ++i)
-    if (auto& x = (*answers)[i]; !x && !result && code_of(x.error()) != errc::worker_lost)
-      result = x.error(); // a rank in a lost worker has ended with it
-  return result;
+  auto ask_all = [&](control what, std::string_view purpose) {
+    const auto answers = ask(what, links, [&](std::size_t i) { return rank(i).key(); });
+    fair_limit left{call_limit_};
+    answers->wait_for_all(left);
+    for (auto i : answers->missing())
+      links[i]->give_up_late(purpose, call_limit_);
+    fair_limit none{{}};
+    answers->wait_for_all(none); // `give_up_late` completes them
+    caf::error result;
+    for (std::size_t i = 0; i < links.size(); ++i)
+      if (auto& x = (*answers)[i]; !x && !result && code_of(x.error()) != errc::worker_lost)
+        result = x.error(); // a rank in a lost worker has ended with it
+    return result;
+  };
+  // The abort of one rank may let another's work end with wrong results (see `guest_ends`). Their
+  // owner in this process has closed the ranks that are not handed over.
+  if (any_handed_over)
+    if (auto error = ask_all(control::close, "to close its rank"))
+      log(log_level::warning, "a rank in a worker could not be closed", error);
+  return ask_all(how, "to end its rank");
 }
 
 caf::error worker_backend::abort(communicator_ranks ranks) noexcept {

@@ -21,8 +21,10 @@ public:
   /// nothing of the rank is left.
   virtual caf::error take(communicator_key key, communicator_ranks rank,
                           std::span<const std::byte> what) = 0;
-  /// Ends that rank for the parent. The end is told as for `take`.
-  virtual void give_back(communicator_key key) = 0;
+  /// Ends that rank for the parent. Returns when no operation on it can succeed any more.
+  virtual void close(communicator_key key) = 0;
+  /// Allows to abort or destroy that rank: all ranks of its communicator are closed.
+  virtual void allow_end(communicator_key key) = 0;
   /// Receives a message of the parent. @thread one call at a time, `take` included
   virtual void received(std::span<const std::byte> what) = 0;
 };

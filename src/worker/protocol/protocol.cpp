@@ -97,8 +97,12 @@ std::string_view to_string(control x) noexcept {
     return "peer_link";
   case control::make_communicator_id:
     return "make_communicator_id";
+  case control::check_build:
+    return "check_build";
   case control::build:
     return "build";
+  case control::close:
+    return "close";
   case control::abort:
     return "abort";
   case control::destroy:

@@ -147,7 +147,9 @@ enum class control : std::uint16_t {
   set_up = 1,           ///< worker_setup, the first message; reply: worker_description
   peer_link,            ///< two ordinals; reply: peer_link
   make_communicator_id, ///< reply: communicator_id
+  check_build,          ///< build_args; reply: none, or why the build would fail
   build,                ///< build_args; reply: communicator_key
+  close,                ///< communicator_key; reply: no operation on the rank can succeed any more
   abort,                ///< communicator_key
   destroy,              ///< communicator_key
   map,                  ///< map_args, with a descriptor: the memory is mapped and pinned
