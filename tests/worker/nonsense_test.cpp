@@ -453,6 +453,19 @@ struct workers_side {
 
 constexpr auto last_command = static_cast<std::uint64_t>(command::stop);
 
+TEST(Protocol, NamesCommandsAndRequestsByTheirValues) {
+  EXPECT_EQ(to_string(command::skip), "skip");
+  EXPECT_EQ(to_string(command::create_stream), "create_stream");
+  EXPECT_EQ(to_string(command::launch), "launch");
+  EXPECT_EQ(to_string(command::stop), "stop");
+  EXPECT_EQ(to_string(static_cast<command>(last_command + 1)), "unknown");
+  EXPECT_EQ(to_string(control{}), "unknown");
+  EXPECT_EQ(to_string(control::set_up), "set_up");
+  EXPECT_EQ(to_string(control::destroy), "destroy");
+  EXPECT_EQ(to_string(control::call_off), "call_off");
+  EXPECT_EQ(detail::call_name(1u << 20), "unknown");
+}
+
 /// Returns a body that may be valid for the command.
 std::vector<std::byte> body_of(command what, dice& any) {
   detail::wire_writer to;

@@ -1,6 +1,7 @@
 #include "worker/protocol/protocol.hpp"
 
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 namespace troupe::detail {
@@ -37,90 +38,55 @@ std::vector<launch_memory> get_memory(wire_reader& from) {
   return result;
 }
 
+/// Names of the commands, by their values.
+constexpr std::string_view command_names[] = {
+    "skip",
+    "bind",
+    "warm",
+    "memory",
+    "open_memory",
+    "close_memory",
+    "allocate",
+    "deallocate",
+    "allocate_symmetric",
+    "create_stream",
+    "destroy_stream",
+    "record",
+    "wait_event",
+    "wait_word",
+    "copy",
+    "fill",
+    "launch",
+    "enqueue",
+    "register_window",
+    "deregister_window",
+    "asynchronous_error",
+    "stop",
+};
+static_assert(std::size(command_names) == static_cast<std::size_t>(command::stop) + 1);
+
+/// Names of the requests, by their values; the first one is 1.
+constexpr std::string_view control_names[] = {
+    "set_up",      "peer_link", "make_communicator_id",
+    "check_build", "build",     "close",
+    "abort",       "destroy",   "map",
+    "unmap",       "hand_over", "tell",
+    "told",        "call_off",
+};
+static_assert(std::size(control_names) == static_cast<std::size_t>(control::call_off));
+
+std::string_view name_at(std::size_t i, std::span<const std::string_view> names) noexcept {
+  return i < names.size() ? names[i] : "unknown";
+}
+
 } // namespace
 
 std::string_view to_string(command x) noexcept {
-  switch (x) {
-  case command::skip:
-    return "skip";
-  case command::bind:
-    return "bind";
-  case command::warm:
-    return "warm";
-  case command::memory:
-    return "memory";
-  case command::open_memory:
-    return "open_memory";
-  case command::close_memory:
-    return "close_memory";
-  case command::allocate:
-    return "allocate";
-  case command::deallocate:
-    return "deallocate";
-  case command::allocate_symmetric:
-    return "allocate_symmetric";
-  case command::create_stream:
-    return "create_stream";
-  case command::destroy_stream:
-    return "destroy_stream";
-  case command::record:
-    return "record";
-  case command::wait_event:
-    return "wait_event";
-  case command::wait_word:
-    return "wait_word";
-  case command::copy:
-    return "copy";
-  case command::fill:
-    return "fill";
-  case command::launch:
-    return "launch";
-  case command::enqueue:
-    return "enqueue";
-  case command::register_window:
-    return "register_window";
-  case command::deregister_window:
-    return "deregister_window";
-  case command::asynchronous_error:
-    return "asynchronous_error";
-  case command::stop:
-    return "stop";
-  }
-  return "unknown";
+  return name_at(static_cast<std::size_t>(x), command_names);
 }
 
 std::string_view to_string(control x) noexcept {
-  switch (x) {
-  case control::set_up:
-    return "set_up";
-  case control::peer_link:
-    return "peer_link";
-  case control::make_communicator_id:
-    return "make_communicator_id";
-  case control::check_build:
-    return "check_build";
-  case control::build:
-    return "build";
-  case control::close:
-    return "close";
-  case control::abort:
-    return "abort";
-  case control::destroy:
-    return "destroy";
-  case control::map:
-    return "map";
-  case control::unmap:
-    return "unmap";
-  case control::hand_over:
-    return "hand_over";
-  case control::tell:
-    return "tell";
-  case control::told:
-    return "told";
-  case control::call_off:
-    return "call_off";
-  }
-  return "unknown";
+  return name_at(static_cast<std::size_t>(x) - 1, control_names);
 }
 
 std::string call_name(std::uint32_t marked) {
