@@ -84,17 +84,12 @@ private:
       return make_error(errc::unavailable, "the parent hung up");
     wire_reader reader{std::span{buffer}.first(got->size_bytes)};
     const auto head = reader.get<control_head>();
-    const auto what = get_setup(reader);
+    const auto what = reader.get<worker_setup>();
     if (!reader.ok() || head.kind != control::set_up)
       return make_error(errc::internal, "the parent's first message could not be read");
     worker_description about;
     auto error = be(what, about);
-    wire_writer answer;
-    answer.put(head);
-    put(answer, error);
-    if (!error)
-      answer.put_bytes(bytes_of(about));
-    send(answer.bytes());
+    send(answer_to(head, error, bytes_of(about)).bytes());
     return error;
   }
 

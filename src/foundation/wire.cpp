@@ -4,48 +4,31 @@
 
 namespace troupe::detail {
 
-void put(wire_writer& to, const caf::error& x) {
-  to.put(static_cast<bool>(x));
-  if (!x)
-    return;
-  auto f = failure_of(x).value_or(failure{});
-  if (!failure_of(x))
-    f.detail = describe(x);
-  to.put(f.code);
-  to.put(f.detail);
-  to.put(f.verb);
-  to.put(f.api);
-  to.put(f.native_name);
-  to.put(f.native_code);
-  to.put(f.device);
-  to.put(f.rank);
-  to.put(f.operation);
-  to.put(f.epoch);
-  to.put(f.generation);
-  to.put_all(std::span<const part_state>{f.parts});
+void wire_fields(auto& wire, message_of<failure> auto& x) {
+  wire(x.code, x.detail, x.verb, x.api, x.native_name, x.native_code, x.device, x.rank, x.operation,
+       x.epoch, x.generation, x.parts);
 }
 
-caf::error get_error(wire_reader& from) {
-  if (!from.get<bool>())
-    return {};
-  failure f;
-  f.code = from.get<errc>();
-  f.detail = from.get_string();
-  f.verb = from.get_string();
-  f.api = from.get_string();
-  f.native_name = from.get_string();
-  f.native_code = from.get<std::int32_t>();
-  f.device = from.get<std::int32_t>();
-  f.rank = from.get<std::int32_t>();
-  f.operation = from.get<std::uint64_t>();
-  f.epoch = from.get<std::uint64_t>();
-  f.generation = from.get<std::uint64_t>();
-  f.parts = from.get_all<part_state>();
-  const bool parts_are = std::all_of(f.parts.begin(), f.parts.end(),
-                                     [](auto x) { return x <= part_state::uninvolved; });
-  if (!from.ok() || f.code < errc::invalid_argument || f.code > errc::internal || !parts_are)
-    return make_error(errc::internal, "a worker's error could not be read");
-  return make_error(std::move(f));
+void wire_writer::put(const caf::error& x) {
+  put(static_cast<bool>(x));
+  if (!x)
+    return;
+  auto f = failure_of(x);
+  if (!f)
+    f.emplace().detail = describe(x);
+  put(*f);
+}
+
+void wire_reader::read(caf::error& x) {
+  x = {};
+  if (!get<bool>())
+    return;
+  auto f = get<failure>();
+  const bool is_valid = f.code >= errc::invalid_argument && f.code <= errc::internal &&
+                        std::all_of(f.parts.begin(), f.parts.end(),
+                                    [](auto y) { return y <= part_state::uninvolved; });
+  x = ok_ && is_valid ? make_error(std::move(f))
+                      : make_error(errc::internal, "a worker's error could not be read");
 }
 
 } // namespace troupe::detail

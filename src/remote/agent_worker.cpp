@@ -22,14 +22,8 @@ caf::error malformed(const char* what) {
 }
 
 /// Returns the answer that a worker itself would send.
-std::vector<std::byte> answer_of(const control_head& head,
-                                 const caf::expected<std::vector<std::byte>>& x) {
-  wire_writer result;
-  result.put(head);
-  put(result, x ? caf::error{} : x.error());
-  if (x)
-    result.put_bytes(*x);
-  return {result.bytes().begin(), result.bytes().end()};
+wire_writer answer_of(const control_head& head, const caf::expected<std::vector<std::byte>>& x) {
+  return x ? answer_to(head, {}, *x) : answer_to(head, x.error());
 }
 
 } // namespace
@@ -55,7 +49,7 @@ agent_worker::~agent_worker() {
 void agent_worker::begin() {
   link_->on_loss([to = to_, channel = channel_](const caf::error& why) {
     wire_writer message;
-    put(message, why);
+    message.put(why);
     // If the send fails, the parent has lost the worker by itself.
     static_cast<void>(to->send(number(host_frame::lost), channel, {message.bytes()}));
   });
@@ -153,7 +147,7 @@ void agent_worker::ask(const command_head& head, std::span<const std::byte> body
   if (head.wants_reply == 0)
     return;
   wire_writer result;
-  put(result, reply ? caf::error{} : reply.error());
+  result.put(reply ? caf::error{} : reply.error());
   // If the connection is over, everything here ends.
   static_cast<void>(to_->send(number(host_frame::reply), channel_,
                               {bytes_of(head.number), result.bytes(),
@@ -183,7 +177,7 @@ void agent_worker::serve(const std::vector<std::byte>& message) {
   }
   const auto body = std::span{message}.subspan(sizeof head);
   auto answer = [to = to_, channel = channel_, head](const auto& x) {
-    static_cast<void>(to->send(number(host_frame::answer), channel, {answer_of(head, x)}));
+    static_cast<void>(to->send(number(host_frame::answer), channel, {answer_of(head, x).bytes()}));
   };
   switch (head.kind) {
   case control::check_build:
@@ -201,7 +195,8 @@ void agent_worker::serve(const std::vector<std::byte>& message) {
 /// it is used.
 void agent_worker::map(const control_head& head, const map_args& what) {
   auto answer = [&](const caf::expected<std::vector<std::byte>>& x) {
-    static_cast<void>(to_->send(number(host_frame::answer), channel_, {answer_of(head, x)}));
+    static_cast<void>(
+        to_->send(number(host_frame::answer), channel_, {answer_of(head, x).bytes()}));
   };
   auto memory = shared_memory::create(what.size_bytes);
   if (!memory)

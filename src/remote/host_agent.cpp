@@ -253,7 +253,7 @@ caf::error host_agent::received(const frame_head& head, std::span<const std::byt
 
 caf::error host_agent::take_welcome(std::span<const std::byte> body) {
   wire_reader reader{body};
-  auto what = get_welcome(reader);
+  auto what = reader.get<host_welcome>();
   if (!reader.ok() || (what.backend != "cuda" && what.backend != "host") || what.devices < 0 ||
       what.silence_limit_ns <= 0)
     return make_error(errc::unavailable, "the parent's welcome is malformed");
@@ -267,8 +267,8 @@ caf::error host_agent::take_welcome(std::span<const std::byte> body) {
 }
 
 caf::error host_agent::take_refusal(std::span<const std::byte> body) {
-  return make_error(errc::unavailable,
-                    options_.parent + " refuses this host: " + wire_reader{body}.get_string());
+  return make_error(errc::unavailable, options_.parent + " refuses this host: " +
+                                           wire_reader{body}.get<std::string>());
 }
 
 caf::error host_agent::take_start(std::uint64_t channel, std::span<const std::byte> body) {
@@ -325,7 +325,7 @@ void host_agent::take_give_up(std::uint64_t channel) {
 
 void host_agent::answer(host_frame kind, std::uint64_t to, const caf::error& error) noexcept {
   wire_writer message;
-  put(message, error);
+  message.put(error);
   // If the connection is over, everything here ends.
   static_cast<void>(link_->send(number(kind), to, {message.bytes()}));
 }

@@ -81,7 +81,7 @@ caf::error host_session::received(const frame_head& head, std::span<const std::b
       return take_ready(body);
     if (kind == host_frame::refused)
       return make_error(errc::unavailable,
-                        name_ + " cannot join: " + wire_reader{body}.get_string());
+                        name_ + " cannot join: " + wire_reader{body}.get<std::string>());
     break;
   case phase::joined:
     if (kind == host_frame::started || kind == host_frame::released)
@@ -133,7 +133,7 @@ caf::error host_session::take_hello(std::span<const std::byte> body) {
   }
   name_ = std::move(*name);
   wire_writer welcome;
-  put(welcome, *what);
+  welcome.put(*what);
   if (auto error = link_->send(number(host_frame::welcome), 0, {welcome.bytes()}))
     return error;
   auto was = phase::stranger;
@@ -167,7 +167,7 @@ caf::error host_session::take_answer(std::uint64_t to, std::span<const std::byte
     questions_.erase(i);
   }
   wire_reader reader{body};
-  auto error = get_error(reader);
+  auto error = reader.get<caf::error>();
   question.set_value(
       reader.ok() ? error : make_error(errc::unavailable, "an answer that cannot be parsed"));
   return {};

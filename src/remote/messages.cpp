@@ -65,24 +65,4 @@ caf::expected<std::string> read_host_hello(std::span<const std::byte> from) {
   return name;
 }
 
-void put(wire_writer& to, const host_welcome& x) {
-  to.put(std::string_view{x.backend});
-  to.put(x.devices);
-  to.put(x.bytes_per_device);
-  to.put(x.spin_ns);
-  to.put(x.silence_limit_ns);
-  to.put(x.keep_freed_ms);
-}
-
-host_welcome get_welcome(wire_reader& from) {
-  host_welcome result;
-  result.backend = from.get_string();
-  result.devices = from.get<std::int32_t>();
-  result.bytes_per_device = from.get<std::uint64_t>();
-  result.spin_ns = from.get<std::int64_t>();
-  result.silence_limit_ns = from.get<std::int64_t>();
-  result.keep_freed_ms = from.get<std::int64_t>();
-  return result;
-}
-
 } // namespace troupe::detail

@@ -97,7 +97,8 @@ struct host_welcome {
   std::int64_t silence_limit_ns = 0;
   std::int64_t keep_freed_ms = 0; ///< of the CUDA backend
 };
-void put(wire_writer& to, const host_welcome& x);
-host_welcome get_welcome(wire_reader& from);
+void wire_fields(auto& wire, message_of<host_welcome> auto& x) {
+  wire(x.backend, x.devices, x.bytes_per_device, x.spin_ns, x.silence_limit_ns, x.keep_freed_ms);
+}
 
 } // namespace troupe::detail

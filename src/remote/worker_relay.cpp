@@ -327,7 +327,7 @@ caf::error worker_relay::received(host_frame kind, std::span<const std::byte> bo
   case host_frame::content:
     return other_->segments.take_content(body) ? caf::error{} : malformed("content");
   case host_frame::lost: {
-    auto why = get_error(reader);
+    auto why = reader.get<caf::error>();
     if (!why)
       return malformed("a loss");
     link_->lose(as_here(why, "on host "));
@@ -345,8 +345,8 @@ caf::error worker_relay::take_reply(wire_reader& from) {
   auto rest = from.rest();
   wire_reader reader{rest};
   wire_writer instead;
-  if (auto error = get_error(reader)) {
-    put(instead, as_here(error));
+  if (auto error = reader.get<caf::error>()) {
+    instead.put(as_here(error));
     rest = instead.bytes();
   }
   if (rest.size() > area_.reply.size())
@@ -365,15 +365,12 @@ caf::error worker_relay::take_answer(std::span<const std::byte> message) {
   const auto head = reader.get<control_head>();
   if (!reader.ok())
     return malformed("an answer");
-  auto error = get_error(reader);
+  auto error = reader.get<caf::error>();
   if (!error) {
     link_->received(message);
     return {};
   }
-  wire_writer instead;
-  instead.put(head);
-  put(instead, as_here(error));
-  link_->received(instead.bytes());
+  link_->received(answer_to(head, as_here(error)).bytes());
   return {};
 }
 

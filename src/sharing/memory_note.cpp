@@ -13,99 +13,62 @@ namespace {
 /// If there are more ranges than this, they are merged into one.
 constexpr std::size_t most_unreadable = 8;
 
-bool is_mode(access_mode x) noexcept { return x <= access_mode::read_write; }
-
-std::vector<unreadable_range> few(std::vector<unreadable_range> unreadable) {
-  if (unreadable.size() <= most_unreadable)
-    return unreadable;
-  auto all = unreadable.front();
+/// Returns the ranges for another process: few, with short texts, and without the numbers of this
+/// process's requests.
+std::vector<unreadable_range> for_note(std::vector<unreadable_range> unreadable) {
+  if (unreadable.size() > most_unreadable) {
+    auto all = unreadable.front();
+    for (auto& x : unreadable) {
+      all.begin = std::min(all.begin, x.begin);
+      all.end = std::max(all.end, x.end);
+      if (x.half_written())
+        all.skipped_by = 0;
+    }
+    unreadable = {std::move(all)};
+  }
   for (auto& x : unreadable) {
-    all.begin = std::min(all.begin, x.begin);
-    all.end = std::max(all.end, x.end);
-    if (x.half_written())
-      all.skipped_by = 0;
+    x.cause = brief(x.cause);
+    if (!x.half_written())
+      x.skipped_by = unreadable_range::several;
   }
-  return {all};
-}
-
-void put(wire_writer& to, const std::vector<unreadable_range>& unreadable) {
-  const auto told = few(unreadable);
-  to.put(static_cast<std::uint32_t>(told.size()));
-  for (auto& x : told) {
-    to.put(std::uint64_t{x.begin});
-    to.put(std::uint64_t{x.end});
-    to.put(x.half_written());
-    put(to, brief(x.cause));
-  }
-}
-
-std::vector<unreadable_range> get_unreadable(wire_reader& from) {
-  std::vector<unreadable_range> result;
-  for (auto n = from.get<std::uint32_t>(); n > 0 && from.ok(); --n) {
-    unreadable_range x{};
-    x.begin = from.get<std::uint64_t>();
-    x.end = from.get<std::uint64_t>();
-    x.skipped_by =
-        from.get<bool>() ? 0 : unreadable_range::several; // request numbers are local to a process
-    x.cause = get_error(from);
-    result.push_back(std::move(x));
-  }
-  return result;
+  return unreadable;
 }
 
 } // namespace
 
-std::vector<std::byte> to_note(const memory_note& x) {
-  wire_writer to;
-  to.put(x.what);
-  to.put(x.number);
+void wire_fields(auto& wire, message_of<unreadable_range> auto& x) {
+  wire(x.begin, x.end, x.skipped_by, x.cause);
+  wire.require(x.half_written() || x.skipped_by == unreadable_range::several);
+}
+
+void wire_fields(auto& wire, message_of<memory_note> auto& x) {
+  wire(x.what, x.number);
   switch (x.what) {
   case memory_note::kind::claim:
-    to.put(x.token);
-    to.put(x.mode);
-    break;
+    wire(x.token, x.mode);
+    return wire.require(x.mode <= access_mode::read_write);
   case memory_note::kind::lent:
-    to.put(x.address);
-    put(to, x.unreadable);
-    break;
+    return wire(x.address, x.unreadable);
   case memory_note::kind::refused:
-    put(to, brief(x.why));
-    break;
+    return wire(x.why);
   case memory_note::kind::given_back:
-    put(to, x.unreadable);
-    break;
+    return wire(x.unreadable);
   }
+  wire.require(false);
+}
+
+std::vector<std::byte> to_note(memory_note x) {
+  x.why = brief(x.why);
+  x.unreadable = for_note(std::move(x.unreadable));
+  wire_writer to;
+  to.put(x);
   return make_note(note_kind::memory, to.bytes());
 }
 
 std::optional<memory_note> memory_note_of(std::span<const std::byte> note) {
-  wire_reader from{content_of(note)};
-  memory_note x;
-  x.what = from.get<memory_note::kind>();
-  x.number = from.get<std::uint64_t>();
-  switch (x.what) {
-  case memory_note::kind::claim:
-    x.token = from.get<gpu_token>();
-    x.mode = from.get<access_mode>();
-    if (!is_mode(x.mode))
-      from.fail();
-    break;
-  case memory_note::kind::lent:
-    x.address = from.get<std::uint64_t>();
-    x.unreadable = get_unreadable(from);
-    break;
-  case memory_note::kind::refused:
-    x.why = get_error(from);
-    break;
-  case memory_note::kind::given_back:
-    x.unreadable = get_unreadable(from);
-    break;
-  default:
-    from.fail();
-  }
-  if (!is_note(note_kind::memory, note) || !from.ok() || !from.at_end())
+  if (!is_note(note_kind::memory, note))
     return std::nullopt;
-  return x;
+  return read_message<memory_note>(content_of(note));
 }
 
 } // namespace troupe::detail

@@ -34,7 +34,7 @@ struct memory_note {
 
 /// Returns the bytes of a message: long texts are cut, and too many `unreadable` are merged into
 /// one.
-std::vector<std::byte> to_note(const memory_note& x);
+std::vector<std::byte> to_note(memory_note x);
 /// Returns the note; none if the bytes are malformed.
 std::optional<memory_note> memory_note_of(std::span<const std::byte> note);
 

@@ -280,7 +280,7 @@ TEST(MemoryNote, WhoseReasonCannotBeIsRefusedWithAnother) {
       x.put(std::int32_t{0});
     for (int i = 0; i < 3; ++i)
       x.put(std::uint64_t{0});
-    x.put_all(std::span<const part_state>{parts});
+    x.put(parts);
     return memory_note_of(note_of(x));
   };
   for (int code = 0; code < 256; ++code) {

@@ -157,7 +157,7 @@ TEST_F(HostGate, SaysWhyAVersionIsWrong) {
   const auto answer = x.hear();
   ASSERT_TRUE(answer);
   EXPECT_EQ(answer->first.kind, static_cast<std::uint32_t>(host_frame::refused));
-  const auto sentence = detail::wire_reader{answer->second}.get_string();
+  const auto sentence = detail::wire_reader{answer->second}.get<std::string>();
   EXPECT_EQ(sentence, "it has version 9.8.7 (protocol 1) of troupe, this is 0.1.0 (protocol 1)");
   EXPECT_TRUE(lines_.say(sentence));
   EXPECT_TRUE(lines_.say("CN = gamma"));
@@ -170,7 +170,7 @@ TEST_F(HostGate, LetsInOnlyWhoIsWaitedFor) {
     ASSERT_TRUE(x.say(hello_of(name)));
     const auto answer = x.hear();
     ASSERT_TRUE(answer);
-    EXPECT_EQ(detail::wire_reader{answer->second}.get_string(), why);
+    EXPECT_EQ(detail::wire_reader{answer->second}.get<std::string>(), why);
     EXPECT_TRUE(x.is_let_go());
     EXPECT_TRUE(lines_.say(why));
   }
@@ -315,7 +315,7 @@ TEST(HostFuzz, AnAgentThatIsOutOfOrderHarmsNobody) {
       if (!order)
         continue;
       detail::wire_writer fine;
-      put(fine, caf::error{});
+      fine.put(caf::error{});
       const auto channel = order->first.channel;
       if (!x.say(frame_of(host_frame::started, channel, fine.bytes())))
         continue;
@@ -398,7 +398,7 @@ TEST(HostFuzz, AParentThatIsOutOfOrderHarmsNoAgent) {
     rogue x{who, tls_context::side::parent, std::move(socket)};
     ASSERT_TRUE(x.hear()) << describe(x.error());
     detail::wire_writer welcome;
-    put(welcome,
+    welcome.put(
         detail::host_welcome{i % 5 == 1 ? "nonsense" : "host", 2, 1 << 20, 0, 1'000'000'000});
     auto bytes = frame_of(host_frame::welcome, 0, welcome.bytes());
     if (i % 5 == 2)

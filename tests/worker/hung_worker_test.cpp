@@ -48,7 +48,7 @@ TROUPE_CHILD(DeafWorker) {
   detail::wire_reader reader{message};
   detail::wire_writer answer;
   answer.put(reader.get<detail::control_head>());
-  detail::put(answer, caf::error{});
+  answer.put(caf::error{});
   const detail::worker_description about{1, 0};
   answer.put_bytes(std::as_bytes(std::span{&about, 1}));
   must(parent.socket().send(answer.bytes()));

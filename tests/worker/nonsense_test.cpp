@@ -228,7 +228,7 @@ TEST(Nonsense, MessagesOfAWorkerLoseItAlone) {
       head.kind = any.one_in(4) ? static_cast<control>(any.number()) : control::map;
       message.put(head);
       if (any.one_in(2))
-        put(message, any.one_in(2) ? caf::error{} : make_error(errc::out_of_memory, "none left"));
+        message.put(any.one_in(2) ? caf::error{} : make_error(errc::out_of_memory, "none left"));
       const auto more = any.bytes(any.below(any.one_in(10) ? detail::control_bytes : 100));
       std::vector<std::byte> all{message.bytes().begin(), message.bytes().end()};
       all.insert(all.end(), more.begin(), more.end());
@@ -359,7 +359,7 @@ private:
       ring_.pop(head);
       ++asked_;
       detail::wire_writer answer;
-      put(answer, fails_ ? make_error(errc::nccl_error, "behind its back") : caf::error{});
+      answer.put(fails_ ? make_error(errc::nccl_error, "behind its back") : caf::error{});
       std::copy(answer.bytes().begin(), answer.bytes().end(), area_.reply.begin());
       area_.reply_size = static_cast<std::uint32_t>(answer.bytes().size());
       area_.replied = head.number;
@@ -478,17 +478,16 @@ std::vector<std::byte> body_of(command what, dice& any) {
       call.what = static_cast<collective_kind>(any.below(14));
       call.type = static_cast<dtype>(any.below(12));
       call.count = any.number();
-      detail::put(to, call);
+      to.put(call);
     }
     break;
   }
   case command::launch:
-    detail::put(to,
-                detail::launch_request{"unregistered",
-                                       {{nullptr, any.number(), static_cast<dtype>(any.below(20))}},
-                                       {},
-                                       any.bytes(any.below(20)),
-                                       any.below(4)});
+    to.put(detail::launch_request{"unregistered",
+                                  {{nullptr, any.number(), static_cast<dtype>(any.below(20))}},
+                                  {},
+                                  any.bytes(any.below(20)),
+                                  any.below(4)});
     break;
   default:
     for (auto n = any.below(8); n > 0; --n)
@@ -766,7 +765,7 @@ std::vector<std::byte> first_message(const detail::worker_setup& what) {
   head.number = 1;
   head.kind = control::set_up;
   message.put(head);
-  put(message, what);
+  message.put(what);
   return {message.bytes().begin(), message.bytes().end()};
 }
 
@@ -798,7 +797,7 @@ TEST(Nonsense, AFirstMessageIsServedOrEndsTheWorkerWithItsReason) {
     if (got.what == detail::received::kind::message) {
       detail::wire_reader reader{std::span{answer}.first(got.size_bytes)};
       EXPECT_EQ(reader.get<control_head>().kind, control::set_up);
-      if (!detail::get_error(reader))
+      if (!reader.get<caf::error>())
         continue; // it is valid
     }
     ++ended;

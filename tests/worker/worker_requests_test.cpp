@@ -157,7 +157,7 @@ private:
     });
     detail::wire_writer message;
     message.put(x.head);
-    put(message, failing == failing_.end() ? caf::error{} : failing->why);
+    message.put(failing == failing_.end() ? caf::error{} : failing->why);
     if (failing == failing_.end()) {
       std::vector<std::byte> result;
       auto append = [&result](const auto& value) {

@@ -79,7 +79,7 @@ void worker_service::execute(const command_head& head, std::span<const std::byte
 void worker_service::reply(std::uint64_t number, const caf::error& error,
                            const wire_writer& result) noexcept {
   wire_writer all;
-  put(all, error);
+  all.put(error);
   const auto head = all.bytes();
   auto more = result.bytes();
   if (error)
@@ -128,7 +128,7 @@ caf::error worker_service::serve(command what, wire_reader& body, wire_writer& r
     auto properties = device_->properties();
     if (!properties)
       return properties.error();
-    put(result, *properties);
+    result.put(*properties);
     return {};
   }
   case command::warm:
@@ -324,7 +324,7 @@ caf::error worker_service::record(const record_args& x) {
 }
 
 caf::error worker_service::launch(wire_reader& body) {
-  const auto x = get_launch(body);
+  const auto x = body.get<launch_request>();
   if (!body.ok())
     return malformed();
   auto function = find_launch(x.name);
@@ -391,7 +391,8 @@ caf::error worker_service::enqueue(wire_reader& body) {
   std::deque<received_call> received;
   std::vector<collective_call> calls;
   for (std::uint32_t i = 0; i < x.calls; ++i) {
-    if (!get(body, received.emplace_back()))
+    wire_fields(body, received.emplace_back());
+    if (!body.ok())
       return malformed();
     calls.push_back(received.back().call);
   }

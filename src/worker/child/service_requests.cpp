@@ -19,12 +19,7 @@ namespace troupe::detail {
 
 void worker_service::answer(const control_head& head, const caf::error& error,
                             std::span<const std::byte> result) noexcept {
-  wire_writer message;
-  message.put(head);
-  put(message, error);
-  if (!error)
-    message.put_bytes(result);
-  options_.send(message.bytes());
+  options_.send(answer_to(head, error, result).bytes());
   if (severity_of(error) == severity::process)
     fault(error);
 }
@@ -55,7 +50,7 @@ void worker_service::serve_control(const control_head& head, std::span<const std
       if (!link)
         return answer(head, link.error());
       wire_writer result;
-      put(result, *link);
+      result.put(*link);
       answer(head, {}, result.bytes());
     });
   }

@@ -262,7 +262,7 @@ caf::expected<process_pool::running> process_pool::start(int ordinal, int& devic
   if (options_.spin)
     what.spin_ns = std::chrono::nanoseconds{*options_.spin}.count();
   wire_writer setup;
-  put(setup, what);
+  setup.put(what);
   const auto left = options_.workers.start_limit - (clock::now() - begin);
   auto answer =
       result.link->request(control::set_up, setup.bytes(), std::nullopt,

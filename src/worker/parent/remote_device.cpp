@@ -44,7 +44,7 @@ caf::error remote_device::bind() noexcept {
   auto reply = link_->ask(command::bind, no_arguments{});
   if (!reply)
     return reply.error();
-  properties_ = get_properties(*reply);
+  properties_ = reply->get<device_properties>();
   if (!reply->ok())
     return fail(errc::internal, "a worker's reply could not be read");
   if (!std::exchange(tells_loss_, true))
@@ -255,11 +255,11 @@ caf::error remote_device::launch_registered(const std::string& name,
                                             std::span<const std::byte> arguments,
                                             stream_view stream) noexcept {
   wire_writer request;
-  put(request, launch_request{name,
-                              {reads.begin(), reads.end()},
-                              {writes.begin(), writes.end()},
-                              {arguments.begin(), arguments.end()},
-                              id_of(stream)});
+  request.put(launch_request{name,
+                             {reads.begin(), reads.end()},
+                             {writes.begin(), writes.end()},
+                             {arguments.begin(), arguments.end()},
+                             id_of(stream)});
   auto reply = link_->ask_bytes(command::launch, request.bytes());
   return reply ? caf::error{} : reply.error();
 }
@@ -283,7 +283,7 @@ caf::error remote_communicator::enqueue(std::span<const collective_call> calls,
                                         stream_view stream) noexcept {
   calls_.clear();
   for (auto& x : calls)
-    put(calls_, x);
+    calls_.put(x);
   return link_->run(command::enqueue,
                     enqueue_args{key_, id_of(stream), static_cast<std::uint32_t>(calls.size())},
                     calls_.bytes());

@@ -21,12 +21,11 @@ namespace {
 using reply = caf::expected<std::vector<std::byte>>;
 
 /// Returns a value from a worker's reply.
-template <wire_value T> caf::expected<T> value_of(std::span<const std::byte> from) {
-  wire_reader reader{from};
-  const auto result = reader.get<T>();
-  if (!reader.ok() || !reader.at_end())
+template <class T> caf::expected<T> value_of(std::span<const std::byte> from) {
+  auto result = read_message<T>(from);
+  if (!result)
     return make_error(errc::internal, "a worker's reply could not be read");
-  return result;
+  return std::move(*result);
 }
 
 /// Replies of several workers to one request.
@@ -187,11 +186,7 @@ caf::expected<peer_link> worker_backend::link(int from, int to) noexcept {
   auto answer = (*worker)->request(control::peer_link, pair);
   if (!answer)
     return answer.error();
-  wire_reader reader{*answer};
-  auto result = get_peer_link(reader);
-  if (!reader.ok())
-    return make_error(errc::internal, "a worker's reply could not be read");
-  return result;
+  return value_of<peer_link>(*answer);
 }
 
 /// Returns a number for this process. `build` has a worker create the id by which the ranks meet.

@@ -109,7 +109,7 @@ caf::expected<wire_reader> worker_link::ask_bytes(command what, std::span<const 
   }
   reply_.assign(area_.reply.begin(), area_.reply.begin() + static_cast<std::ptrdiff_t>(size));
   wire_reader reader{reply_};
-  if (auto error = get_error(reader))
+  if (auto error = reader.get<caf::error>())
     return heard(error);
   if (!reader.ok())
     return make_error(errc::internal, "a worker's reply could not be read");
@@ -229,7 +229,7 @@ void worker_link::received(std::span<const std::byte> message) noexcept {
   }
   if (!handler)
     return give_up_nonsense("a message that answers no request");
-  if (auto error = get_error(reader))
+  if (auto error = reader.get<caf::error>())
     return handler(heard(error));
   const auto body = reader.get_bytes();
   if (!reader.ok() || !reader.at_end()) {

@@ -7,6 +7,7 @@
 #include "worker/protocol/message_socket.hpp"
 #include <troupe/backend.hpp>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -117,18 +118,23 @@ struct window_args {
   stream_id stream = 0;
 };
 
-void put(wire_writer& to, const collective_call& x);
-/// A call with the data that it points to.
+/// A call that was read, with the data that it points to: it must not move.
 struct received_call {
   collective_call call;
-  std::byte factor[8] = {};
+  std::array<std::byte, 8> factor{};
   exchange_plan plan;
 };
-/// Reads a call, which points into `to`: that must not move meanwhile.
-bool get(wire_reader& from, received_call& to);
+void wire_fields(wire_writer& to, const collective_call& x);
+void wire_fields(wire_reader& from, received_call& to);
 
-void put(wire_writer& to, const device_properties& x);
-device_properties get_properties(wire_reader& from);
+void wire_fields(auto& wire, message_of<device_properties> auto& x) {
+  wire(x.name, x.pci_id, x.capability_major, x.capability_minor, x.total_bytes);
+}
+
+void wire_fields(auto& wire, message_of<launch_memory> auto& x) {
+  wire(x.address, x.count, x.type);
+  wire.require(is_dtype(x.type) && x.count <= SIZE_MAX / size_of(x.type));
+}
 
 /// Arguments of a registered launch.
 struct launch_request {
@@ -138,8 +144,9 @@ struct launch_request {
   std::vector<std::byte> arguments;
   stream_id stream = 0;
 };
-void put(wire_writer& to, const launch_request& x);
-launch_request get_launch(wire_reader& from);
+void wire_fields(auto& wire, message_of<launch_request> auto& x) {
+  wire(x.name, x.reads, x.writes, x.arguments, x.stream);
+}
 
 /// Requests through the socket, with their arguments and replies. Each may be answered by an error
 /// instead.
@@ -173,6 +180,15 @@ std::string call_name(std::uint32_t marked);
 /// Upper limit for a plausible number of devices.
 inline constexpr int most_worker_devices = 1024;
 
+void wire_fields(auto& wire, message_of<peer_link> auto& x) {
+  wire(x.kind, x.links, x.performance_rank, x.native_atomics);
+  wire.require(x.kind <= link_kind::memory);
+}
+
+void wire_fields(auto& wire, message_of<host_link> auto& x) {
+  wire(x.from, x.to, x.access, x.link);
+}
+
 /// Configuration of a worker.
 struct worker_setup {
   std::string backend;
@@ -181,17 +197,16 @@ struct worker_setup {
   host_backend_options host;
   cuda_backend_options cuda;
 };
+void wire_fields(auto& wire, message_of<worker_setup> auto& x) {
+  wire(x.backend, x.device, x.spin_ns, x.host.devices, x.host.bytes_per_device, x.host.links,
+       x.host.listen_address, x.cuda.keep_freed);
+}
 
 /// The worker's reply to `worker_setup`.
 struct worker_description {
   std::int32_t devices = 0;
   std::int64_t spin_ns = 0;
 };
-void put(wire_writer& to, const peer_link& x);
-peer_link get_peer_link(wire_reader& from);
-
-void put(wire_writer& to, const worker_setup& x);
-worker_setup get_setup(wire_reader& from);
 
 struct build_args {
   communicator_id id;
@@ -210,6 +225,10 @@ struct control_head {
   std::uint64_t number = 0; ///< of the request, also in its reply
   control kind{};
 };
+
+/// Returns the answer to a request: its head, and an error or the bytes of the result.
+wire_writer answer_to(const control_head& request, const caf::error& error,
+                      std::span<const std::byte> result = {});
 
 /// Largest size of a message on the socket.
 inline constexpr std::size_t control_bytes = std::size_t{64} << 10;
