@@ -1,4 +1,4 @@
-/// Addresses of hosts, and connections by name.
+/// Connections by name.
 #pragma once
 
 #include "net/socket.hpp"
@@ -7,14 +7,6 @@
 #include <string>
 
 namespace troupe::detail {
-
-/// Return the address of this end, or of the other end, of a connection.
-/// @errors errc::unavailable
-caf::expected<socket_address> own_end(const file_descriptor& socket);
-caf::expected<socket_address> other_end(const file_descriptor& socket);
-
-/// Returns the address without the port, as `address_from_string` takes it.
-std::string host_text(const socket_address& x);
 
 /// Connects to "host:port", where host is a name or an address; an IPv6 address is in brackets.
 /// @errors errc::invalid_argument: not of this form; errc::unavailable: no such host, or no

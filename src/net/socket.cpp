@@ -51,6 +51,18 @@ native_address native_of(const socket_address& x) noexcept {
 
 int family_of(const socket_address& x) noexcept { return x.version == 4 ? AF_INET : AF_INET6; }
 
+template <class F>
+caf::expected<socket_address> end_of(const file_descriptor& socket, const char* call, F ask) {
+  sockaddr_storage there{};
+  socklen_t size = sizeof there;
+  auto& head = reinterpret_cast<sockaddr&>(there);
+  if (ask(socket.get(), &head, &size) != 0)
+    return system_failure(call, errno, "the address of a connection");
+  if (const auto result = address_of(head))
+    return *result;
+  return make_error(errc::unavailable, "the connection is not an IP connection");
+}
+
 int set_no_delay(int socket) noexcept {
   const int on = 1;
   return ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -82,13 +94,42 @@ int wait_connected(int socket, std::chrono::steady_clock::time_point until) noex
 
 } // namespace
 
-std::string to_string(const socket_address& x) {
+std::string host_text(const socket_address& x) {
   std::array<char, INET6_ADDRSTRLEN> text{};
-  if (!::inet_ntop(family_of(x), x.host.data(), text.data(), text.size()))
-    return "an address of an unknown family";
-  const auto host =
-      x.version == 4 ? std::string{text.data()} : '[' + std::string{text.data()} + ']';
-  return host + ':' + std::to_string(x.port);
+  static_cast<void>(::inet_ntop(family_of(x), x.host.data(), text.data(), text.size()));
+  return text.data(); // there is room for any address
+}
+
+std::string to_string(const socket_address& x) {
+  const auto host = host_text(x);
+  return (x.version == 4 ? host : '[' + host + ']') + ':' + std::to_string(x.port);
+}
+
+std::optional<socket_address> address_of(const sockaddr& x) noexcept {
+  socket_address result;
+  if (x.sa_family == AF_INET) {
+    sockaddr_in v4{};
+    std::memcpy(&v4, &x, sizeof v4);
+    std::memcpy(result.host.data(), &v4.sin_addr, sizeof v4.sin_addr);
+    result.port = ntohs(v4.sin_port);
+    return result;
+  }
+  if (x.sa_family != AF_INET6)
+    return std::nullopt;
+  sockaddr_in6 v6{};
+  std::memcpy(&v6, &x, sizeof v6);
+  std::memcpy(result.host.data(), &v6.sin6_addr, sizeof v6.sin6_addr);
+  result.port = ntohs(v6.sin6_port);
+  result.version = 6;
+  return result;
+}
+
+caf::expected<socket_address> own_end(const file_descriptor& socket) {
+  return end_of(socket, "getsockname", ::getsockname);
+}
+
+caf::expected<socket_address> other_end(const file_descriptor& socket) {
+  return end_of(socket, "getpeername", ::getpeername);
 }
 
 caf::expected<socket_address> address_from_string(const std::string& text) {
@@ -141,16 +182,10 @@ caf::expected<file_descriptor> listen_at(socket_address& at) {
     return fail("bind");
   if (::listen(result.get(), SOMAXCONN) != 0)
     return fail("listen");
-  sockaddr_storage bound{};
-  socklen_t size = sizeof bound;
-  if (::getsockname(result.get(), reinterpret_cast<sockaddr*>(&bound), &size) != 0)
-    return fail("getsockname");
-  // The port has the same offset in both types.
-  static_assert(offsetof(sockaddr_in, sin_port) == offsetof(sockaddr_in6, sin6_port));
-  in_port_t port = 0;
-  std::memcpy(&port, reinterpret_cast<const std::byte*>(&bound) + offsetof(sockaddr_in, sin_port),
-              sizeof port);
-  at.port = ntohs(port);
+  const auto bound = own_end(result);
+  if (!bound)
+    return bound.error();
+  at.port = bound->port;
   return result;
 }
 
@@ -255,13 +290,9 @@ void shut_down_receiving(int socket) noexcept { static_cast<void>(::shutdown(soc
 void shut_down_sending(int socket) noexcept { static_cast<void>(::shutdown(socket, SHUT_WR)); }
 
 caf::error system_failure(errc code, const char* call, int native) {
-  failure f;
-  f.code = code;
-  f.api = call;
-  f.native_code = native;
-  f.native_name = system_text(native);
-  f.detail = limit_text(native);
-  return make_error(std::move(f));
+  auto why = *failure_of(system_failure(call, native, {}));
+  why.code = code;
+  return make_error(std::move(why));
 }
 
 } // namespace troupe::detail

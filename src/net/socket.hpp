@@ -11,9 +11,12 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
+
+struct sockaddr;
 
 namespace troupe::detail {
 
@@ -26,6 +29,8 @@ struct socket_address {
   friend bool operator==(const socket_address&, const socket_address&) = default;
 };
 
+/// Returns the address without the port, as `address_from_string` takes it.
+std::string host_text(const socket_address& x);
 std::string to_string(const socket_address& x);
 
 /// Parses the numeric address of one host, without a port.
@@ -35,6 +40,14 @@ caf::expected<socket_address> address_from_string(const std::string& text);
 /// Listens on the port in `at`. If the port is 0, chooses a free one and stores it there.
 /// @errors errc::unavailable
 caf::expected<file_descriptor> listen_at(socket_address& at);
+
+/// Returns an address of IP in the system's form, such as `sockaddr_in`; none for another family.
+std::optional<socket_address> address_of(const sockaddr& x) noexcept;
+
+/// Return the address of this end, or of the other end, of a connection.
+/// @errors errc::unavailable
+caf::expected<socket_address> own_end(const file_descriptor& socket);
+caf::expected<socket_address> other_end(const file_descriptor& socket);
 
 /// @errors errc::nccl_error: no process listens there, or no connection before `until`
 caf::expected<file_descriptor> connect_to(const socket_address& to,
