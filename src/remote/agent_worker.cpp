@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <optional>
+#include <thread>
 #include <utility>
 
 namespace troupe::detail {
@@ -21,29 +22,16 @@ caf::error malformed(const char* what) {
                     std::string{"the parent sent "} + what + " that cannot be read");
 }
 
-/// Returns the answer that a worker itself would send.
-wire_writer answer_of(const control_head& head, const caf::expected<std::vector<std::byte>>& x) {
-  return x ? answer_to(head, {}, *x) : answer_to(head, x.error());
-}
-
 } // namespace
 
 agent_worker::agent_worker(std::uint64_t channel, int device, std::shared_ptr<worker_link> link,
                            std::shared_ptr<frame_link> to)
     : channel_(channel), device_(device), link_(std::move(link)), to_(std::move(to)),
-      watcher_([this] { watch(); }) {}
+      watcher_([this](const std::stop_token& stop) { watch(stop); }) {}
 
 agent_worker::~agent_worker() {
   if (!commands_.is_idle() || !requests_.is_idle())
     link_->give_up(make_error(errc::unavailable, "the parent released the worker"));
-  commands_.stop();
-  requests_.stop();
-  {
-    std::lock_guard lock{mutex_};
-    stop_ = true;
-  }
-  changed_.notify_all();
-  watcher_.join();
 }
 
 void agent_worker::begin() {
@@ -166,19 +154,8 @@ void agent_worker::note_copy(const copy_args& x) {
 void agent_worker::serve(const std::vector<std::byte>& message) {
   wire_reader reader{message};
   const auto head = reader.get<control_head>();
-  switch (head.kind) {
-  case control::map:
-    return map(head, reader.get<map_args>());
-  case control::unmap:
-    segments_.remove(reader.get<std::uint64_t>());
-    break;
-  default:
-    break;
-  }
   const auto body = std::span{message}.subspan(sizeof head);
-  auto answer = [to = to_, channel = channel_, head](const auto& x) {
-    static_cast<void>(to->send(number(host_frame::answer), channel, {answer_of(head, x).bytes()}));
-  };
+  const auto answer = answerer_of(head);
   switch (head.kind) {
   case control::check_build:
   case control::build:
@@ -186,34 +163,44 @@ void agent_worker::serve(const std::vector<std::byte>& message) {
   case control::abort:
   case control::destroy: // they take their time, and the parent has a limit for it
     return link_->request(head.kind, body, std::nullopt, answer);
+  case control::map:
+    return answer(map(reader.get<map_args>()));
+  case control::unmap:
+    segments_.remove(reader.get<std::uint64_t>());
+    break;
   default:
-    return answer(link_->request(head.kind, body));
+    break;
   }
+  answer(link_->request(head.kind, body));
+}
+
+/// The answer is the one that a worker itself would send.
+agent_worker::answerer agent_worker::answerer_of(const control_head& head) const {
+  return [to = to_, channel = channel_, head](const outcome& x) {
+    const auto message = x ? answer_to(head, {}, *x) : answer_to(head, x.error());
+    static_cast<void>(to->send(number(host_frame::answer), channel, {message.bytes()}));
+  };
 }
 
 /// Makes the segment's own memory on this host. Content is exchanged with the parent's memory when
 /// it is used.
-void agent_worker::map(const control_head& head, const map_args& what) {
-  auto answer = [&](const caf::expected<std::vector<std::byte>>& x) {
-    static_cast<void>(
-        to_->send(number(host_frame::answer), channel_, {answer_of(head, x).bytes()}));
-  };
+agent_worker::outcome agent_worker::map(const map_args& what) {
   auto memory = shared_memory::create(what.size_bytes);
   if (!memory)
-    return answer(memory.error());
+    return memory.error();
   const auto kept = segments_.add(what.segment, std::move(*memory));
   auto mapped = link_->request(control::map, what, kept->descriptor());
   if (!mapped)
     segments_.remove(what.segment);
-  answer(mapped);
+  return mapped;
 }
 
 // -- done events
 
-void agent_worker::watch() {
+void agent_worker::watch(const std::stop_token& stop) {
   for (std::unique_lock lock{mutex_};;) {
-    changed_.wait(lock, [this] { return stop_ || !outstanding_.empty(); });
-    if (stop_)
+    changed_.wait(lock, stop, [this] { return !outstanding_.empty(); });
+    if (stop.stop_requested())
       return;
     auto done = take_done(outstanding_, [this](const auto& x) {
       return link_->done_word(x.what.event).load(std::memory_order_acquire) >= x.what.record;

@@ -11,9 +11,11 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
+#include <stop_token>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -52,6 +54,8 @@ private:
     std::vector<download> downloads;
   };
 
+  using outcome = caf::expected<std::vector<std::byte>>;
+  using answerer = std::function<void(const outcome&)>;
   using job = void (agent_worker::*)(const std::vector<std::byte>& message);
 
   /// Queues a job: `to` calls `what` with the message.
@@ -61,9 +65,11 @@ private:
   void ask(const command_head& head, std::span<const std::byte> body);
   void note_copy(const copy_args& x);
   void serve(const std::vector<std::byte>& message);
-  void map(const control_head& head, const map_args& what);
+  /// Returns a function that sends the reply to a request. It may outlive this object.
+  answerer answerer_of(const control_head& head) const;
+  outcome map(const map_args& what);
   caf::error take_word(const word_args& x);
-  void watch();
+  void watch(const std::stop_token& stop);
   /// Reports done events to the parent. Returns false if the connection is over.
   bool tell_done(std::vector<outstanding>& done);
 
@@ -78,14 +84,13 @@ private:
   std::unordered_map<stream_id, std::vector<download>> downloads_; ///< not followed by a record yet
 
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable_any changed_;
   std::vector<outstanding> outstanding_;
-  bool stop_ = false;
 
   std::atomic<std::size_t> queued_bytes_{0};
   serial_thread requests_;
   serial_thread commands_;
-  std::thread watcher_;
+  std::jthread watcher_; // last: it uses the other members
 };
 
 } // namespace troupe::detail

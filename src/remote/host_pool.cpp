@@ -126,13 +126,6 @@ caf::error check(remote_hosts& x) {
   return {};
 }
 
-caf::error host_missing(const std::string& name, std::string why) {
-  failure f;
-  f.code = errc::unavailable;
-  f.detail = "the host " + name + why;
-  return make_error(std::move(f));
-}
-
 caf::expected<std::shared_ptr<worker_pool>> host_pool::create(worker_backend_options options) {
   if (auto error = check(options.hosts))
     return error;
@@ -356,10 +349,11 @@ caf::expected<host_pool::running> host_pool::start(slot& here, int ordinal, bool
                                                    const std::stop_token& stop) {
   auto session = wait_for(*here.host, stop);
   if (!session)
-    return host_missing(here.host->name, " has not joined");
+    return make_error(errc::unavailable, "the host " + here.host->name + " has not joined");
   auto relay = session->start_worker(here.device, ordinal, spare, stop);
   if (!relay)
-    return host_missing(here.host->name, " starts no worker: " + describe(relay.error()));
+    return make_error(errc::unavailable, "the host " + here.host->name +
+                                             " starts no worker: " + describe(relay.error()));
   const auto& memory = (*relay)->memory();
   segments().add(memory.bytes(), memory.descriptor(), *relay);
   return running{(*relay)->link(), *relay};

@@ -5,6 +5,7 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <stop_token>
 #include <thread>
 #include <utility>
 
@@ -13,11 +14,9 @@ namespace troupe::detail {
 /// @thread any
 class serial_thread {
 public:
-  serial_thread() : thread_([this] { run(); }) {}
+  serial_thread() : thread_([this](const std::stop_token& stop) { run(stop); }) {}
   /// Waits for the running job, and drops the jobs behind it. Not called in a job.
-  ~serial_thread() { stop(); }
-  serial_thread(const serial_thread&) = delete;
-  serial_thread& operator=(const serial_thread&) = delete;
+  ~serial_thread() = default;
 
   void post(std::function<void()> job) {
     {
@@ -31,22 +30,12 @@ public:
     std::lock_guard lock{mutex_};
     return jobs_.empty() && !busy_;
   }
-  /// Does the same as the destructor. At most one call.
-  void stop() {
-    {
-      std::lock_guard lock{mutex_};
-      stop_ = true;
-    }
-    condition_.notify_one();
-    if (thread_.joinable())
-      thread_.join();
-  }
 
 private:
-  void run() {
+  void run(const std::stop_token& stop) {
     for (std::unique_lock lock{mutex_};;) {
-      condition_.wait(lock, [this] { return stop_ || !jobs_.empty(); });
-      if (stop_)
+      condition_.wait(lock, stop, [this] { return !jobs_.empty(); });
+      if (stop.stop_requested())
         return;
       auto job = std::move(jobs_.front());
       jobs_.pop_front();
@@ -60,11 +49,10 @@ private:
   }
 
   mutable std::mutex mutex_;
-  std::condition_variable condition_;
+  std::condition_variable_any condition_;
   std::deque<std::function<void()>> jobs_;
   bool busy_ = false;
-  bool stop_ = false;
-  std::thread thread_; // last: it uses the other members
+  std::jthread thread_; // last: it uses the other members
 };
 
 } // namespace troupe::detail
