@@ -3,7 +3,6 @@
 #include "foundation/start_thread.hpp"
 #include "foundation/system_call.hpp"
 #include "foundation/time_limit.hpp"
-#include <troupe/detail/completion.hpp>
 
 #include <algorithm>
 #include <array>
@@ -36,17 +35,17 @@ std::string in_ms(std::chrono::nanoseconds x) {
 
 } // namespace
 
-caf::expected<std::shared_ptr<frame_link>> frame_link::start(tls_stream stream, options how,
-                                                             listener to) {
+caf::error frame_link::start(std::shared_ptr<frame_link>& into, tls_stream stream, options how,
+                             listener to) {
   auto wake = wake_up::create();
   if (!wake)
     return wake.error();
-  std::shared_ptr<frame_link> result{
-      new frame_link{std::move(stream), how, std::move(to), std::move(*wake)}};
-  if (auto error =
-          start_thread(result->thread_, [link = result.get()] { link->run(); }, "for a connection"))
-    return error;
-  return result;
+  into.reset(new frame_link{std::move(stream), how, std::move(to), std::move(*wake)});
+  auto error =
+      start_thread(into->thread_, [link = into.get()] { link->run(); }, "for a connection");
+  if (error)
+    into.reset();
+  return error;
 }
 
 frame_link::~frame_link() { stop(); }
@@ -96,22 +95,19 @@ caf::error frame_link::send(std::uint32_t kind, std::uint64_t channel,
   return {};
 }
 
-void frame_link::end(const caf::error& why) noexcept {
+void frame_link::end_with(std::optional<caf::error>& reason, const caf::error& why) noexcept {
   {
     std::lock_guard lock{mutex_};
-    if (!end_)
-      end_ = why;
+    if (!reason)
+      reason = why;
   }
   wake_.signal();
 }
 
-void frame_link::end_when_sent(const caf::error& why) noexcept {
-  {
-    std::lock_guard lock{mutex_};
-    if (!last_end_)
-      last_end_ = why;
-  }
-  wake_.signal();
+void frame_link::send_last(std::uint32_t kind, std::span<const std::byte> body,
+                           const caf::error& why) noexcept {
+  const bool unsent = bool{send(kind, 0, {body})};
+  end_with(unsent ? end_ : last_end_, why);
 }
 
 std::string frame_link::peer() const {
@@ -136,10 +132,8 @@ void frame_link::run() noexcept {
 }
 
 caf::error frame_link::serve() {
-  begun_ = heard_ = told_ = clock::now();
-  if (auto error = shake_hands())
-    return error;
-  heard_ = clock::now();
+  const auto begun = clock::now();
+  heard_ = told_ = begun;
   while (true) {
     wanted_ = POLLIN;
     if (auto error = read())
@@ -147,85 +141,42 @@ caf::error frame_link::serve() {
     if (auto error = write())
       return error;
     const auto now = clock::now();
-    if (auto error = judge_time(now))
-      return error;
-    const auto silence = std::chrono::nanoseconds{silence_limit_ns_.load()};
-    const auto limit = silence.count() != 0 ? silence : options_.silence_limit;
-    const auto beat =
-        std::clamp<std::chrono::nanoseconds>(limit / 4, std::chrono::milliseconds{1}, slowest_beat);
-    if (writing_.empty() && now - told_ >= beat) {
-      told_ = now;
-      if (auto error = send(0, 0, {}))
-        return error;
-      continue;
-    }
-    auto until = end_of(limit, heard_);
-    if (writing_.empty())
+    const std::chrono::nanoseconds silence{silence_limit_ns_.load()};
+    const bool admitted = silence.count() != 0;
+    const auto limit = admitted ? silence : options_.admission_limit;
+    const auto left = limit - time_.passed(admitted ? heard_ : begun, now);
+    if (left.count() <= 0)
+      return make_error(errc::unavailable,
+                        admitted ? "nothing arrived from " + stream_.peer() + " for " +
+                                       in_ms(now - heard_)
+                                 : stream_.peer() + " did not authenticate within " + in_ms(limit));
+    auto until = now + std::min<std::chrono::nanoseconds>(left, slowest_beat);
+    if (writing_.empty()) {
+      const auto beat = std::clamp<std::chrono::nanoseconds>(
+          limit / 4, std::chrono::milliseconds{1}, slowest_beat);
+      if (now - told_ >= beat) {
+        told_ = now;
+        if (auto error = send(0, 0, {}))
+          return error;
+        continue;
+      }
       until = std::min(until, told_ + beat);
-    if (silence.count() == 0)
-      until = std::min(until, end_of(options_.admission_limit, begun_));
+    }
     // The system does not see bytes in TLS's own buffers: `read` has taken all of them, or is
     // called again at once.
-    if (auto error = wait(wanted_, wanted_ == 0 ? now : until))
+    if (auto error = wait(wanted_ == 0 ? now : until))
       return error;
   }
 }
 
-frame_link::clock::time_point frame_link::end_of(std::chrono::nanoseconds limit,
-                                                 clock::time_point since) const noexcept {
-  const auto now = clock::now();
-  return now +
-         std::min<std::chrono::nanoseconds>(limit - time_.passed(since, now), as_good_as_never);
-}
-
-caf::error frame_link::judge_time(clock::time_point now) {
-  const auto silence = std::chrono::nanoseconds{silence_limit_ns_.load()};
-  if (silence.count() != 0 && time_.passed(heard_, now) >= silence)
-    return make_error(errc::unavailable,
-                      "nothing arrived from " + stream_.peer() + " for " + in_ms(now - heard_));
-  if (silence.count() == 0 && time_.passed(begun_, now) >= options_.admission_limit)
-    return make_error(errc::unavailable, stream_.peer() + " did not authenticate within " +
-                                             in_ms(options_.admission_limit));
-  return {};
-}
-
-caf::error frame_link::wait(short events, clock::time_point until) {
-  std::array<pollfd, 2> wanted{{{stream_.native(), events, 0}, {wake_.native(), POLLIN, 0}}};
-  until = std::min(until, clock::now() + slowest_beat);
+caf::error frame_link::wait(clock::time_point until) {
+  std::array<pollfd, 2> wanted{{{stream_.native(), wanted_, 0}, {wake_.native(), POLLIN, 0}}};
   if (::poll(wanted.data(), wanted.size(), poll_limit(until)) < 0 && errno != EINTR)
     return system_failure("poll", errno, "a connection with " + stream_.peer());
   if (wanted[1].revents != 0)
     wake_.clear();
   time_.look(until, clock::now());
   return {};
-}
-
-caf::error frame_link::shake_hands() {
-  while (true) {
-    short events = POLLIN;
-    switch (stream_.shake_hands()) {
-    case tls_stream::outcome::done:
-      return {};
-    case tls_stream::outcome::wants_read:
-      break;
-    case tls_stream::outcome::wants_write:
-      events = POLLOUT;
-      break;
-    case tls_stream::outcome::over:
-      return make_error(errc::unavailable, stream_.peer() + " has ended the handshake");
-    case tls_stream::outcome::failed:
-      return stream_.error();
-    }
-    if (auto error = judge_time(clock::now()))
-      return error;
-    {
-      std::lock_guard lock{mutex_};
-      if (end_)
-        return *end_;
-    }
-    if (auto error = wait(events, end_of(options_.admission_limit, begun_)))
-      return error;
-  }
 }
 
 caf::error frame_link::read() {
@@ -241,9 +192,8 @@ caf::error frame_link::read() {
     case tls_stream::outcome::wants_read:
       return {};
     case tls_stream::outcome::wants_write:
-      wanted_ |= POLLOUT;
+      wanted_ = POLLOUT;
       return {};
-    case tls_stream::outcome::over:
     case tls_stream::outcome::failed:
       return stream_.error();
     }
@@ -310,7 +260,6 @@ caf::error frame_link::write() {
       if (wanted_ != 0)
         wanted_ |= POLLOUT;
       return {};
-    case tls_stream::outcome::over:
     case tls_stream::outcome::failed:
       return stream_.error();
     }

@@ -37,8 +37,6 @@ public:
     std::size_t most_bytes = 0; ///< of a frame's body
     /// From the start until the call of `admit`.
     std::chrono::nanoseconds admission_limit = std::chrono::seconds{5};
-    /// A peer that sends nothing for this time counts as lost.
-    std::chrono::nanoseconds silence_limit = std::chrono::seconds{3};
   };
 
   /// Both are called on the link's thread, and must not block.
@@ -49,9 +47,10 @@ public:
     std::function<void(const caf::error&)> ended;
   };
 
+  /// Sets `into` before the first call of the listener.
   /// @errors errc::unavailable: no thread can be started, or no event created
-  static caf::expected<std::shared_ptr<frame_link>> start(tls_stream stream, options how,
-                                                          listener to);
+  static caf::error start(std::shared_ptr<frame_link>& into, tls_stream stream, options how,
+                          listener to);
   /// Called after `stop`, or on a thread other than the link's.
   ~frame_link();
   frame_link(const frame_link&) = delete;
@@ -71,9 +70,10 @@ public:
                                 std::initializer_list<std::span<const std::byte>> body,
                                 patience wait = patience::none) noexcept;
   /// Ends the link with this reason, which `listener::ended` soon gets.
-  void end(const caf::error& why) noexcept;
-  /// Same, when all queued frames are sent.
-  void end_when_sent(const caf::error& why) noexcept;
+  void end(const caf::error& why) noexcept { end_with(end_, why); }
+  /// Same, when all queued frames and this one are sent.
+  void send_last(std::uint32_t kind, std::span<const std::byte> body,
+                 const caf::error& why) noexcept;
   /// Ends the link. Blocks until all callbacks have returned. Not called on the link's thread.
   void stop() noexcept;
 
@@ -86,26 +86,22 @@ private:
   frame_link(tls_stream stream, options how, listener to, wake_up wake) noexcept
       : stream_(std::move(stream)), options_(how), to_(std::move(to)), wake_(std::move(wake)) {}
 
+  void end_with(std::optional<caf::error>& reason, const caf::error& why) noexcept;
   void run() noexcept;
   caf::error serve();
-  /// Waits for the socket or a wake-up, until `until`, but not for long.
-  caf::error wait(short events, clock::time_point until);
-  caf::error shake_hands();
+  /// Waits for the socket or a wake-up, until `until`.
+  caf::error wait(clock::time_point until);
   caf::error read();
   caf::error take(std::size_t got);
   caf::error write();
   /// Takes queued frames for writing. Returns why the link must end, or none.
   caf::error refill();
-  caf::error judge_time(clock::time_point now);
-  /// Returns the time when a limit that counts from `since` is over.
-  clock::time_point end_of(std::chrono::nanoseconds limit, clock::time_point since) const noexcept;
 
   tls_stream stream_; // used by the thread
   const options options_;
   const listener to_;
   const wake_up wake_;
   std::atomic<std::int64_t> silence_limit_ns_{0}; ///< 0: not admitted
-  clock::time_point begun_{};
   clock::time_point heard_{};
   running_time time_{std::chrono::milliseconds{50}};
   clock::time_point told_{};

@@ -55,29 +55,27 @@ int native_of(BIO* x) noexcept {
   return static_cast<int>(reinterpret_cast<std::intptr_t>(BIO_get_data(x)));
 }
 
-template <class F> int transfer(BIO* x, F call) noexcept {
+/// Calls `call`, which reads or writes without blocking. `waits_for`: the flag of its direction.
+template <class F> int transfer(BIO* x, int waits_for, F call) noexcept {
   BIO_clear_retry_flags(x);
   ssize_t n = 0;
   do
     n = call(native_of(x));
   while (n < 0 && errno == EINTR);
+  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+    BIO_set_flags(x, waits_for | BIO_FLAGS_SHOULD_RETRY);
   return static_cast<int>(n);
 }
 
 int socket_read(BIO* x, char* into, int size) {
-  const int n =
-      transfer(x, [&](int fd) { return ::recv(fd, into, static_cast<std::size_t>(size), 0); });
-  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-    BIO_set_retry_read(x);
-  return n;
+  return transfer(x, BIO_FLAGS_READ,
+                  [&](int fd) { return ::recv(fd, into, static_cast<std::size_t>(size), 0); });
 }
 
 int socket_write(BIO* x, const char* from, int size) {
-  const int n = transfer(
-      x, [&](int fd) { return ::send(fd, from, static_cast<std::size_t>(size), MSG_NOSIGNAL); });
-  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-    BIO_set_retry_write(x);
-  return n;
+  return transfer(x, BIO_FLAGS_WRITE, [&](int fd) {
+    return ::send(fd, from, static_cast<std::size_t>(size), MSG_NOSIGNAL);
+  });
 }
 
 long socket_control(BIO*, int what, long, void*) { return what == BIO_CTRL_FLUSH ? 1 : 0; }
@@ -184,21 +182,32 @@ caf::expected<tls_stream> tls_stream::create(std::shared_ptr<tls_context> contex
   return result;
 }
 
+ssl_st* tls_stream::without_errors() noexcept {
+  ERR_clear_error();
+  errno = 0;
+  return native_.get();
+}
+
 tls_stream::outcome tls_stream::judge(int result, const char* doing) noexcept {
+  if (result == 1)
+    return outcome::done;
   const int native_error = errno;
+  const bool authenticated = SSL_is_init_finished(native_.get()) == 1;
   switch (SSL_get_error(native_.get(), result)) {
   case SSL_ERROR_WANT_READ:
     return outcome::wants_read;
   case SSL_ERROR_WANT_WRITE:
     return outcome::wants_write;
   case SSL_ERROR_ZERO_RETURN:
-    error_ = make_error(errc::unavailable, peer_ + " has ended the connection");
-    return outcome::over;
+    error_ = make_error(errc::unavailable,
+                        peer_ + " has ended the " + (authenticated ? "connection" : "handshake"));
+    return outcome::failed;
   case SSL_ERROR_SYSCALL:
     ERR_clear_error();
     error_ = native_error == 0
                  ? make_error(errc::unavailable, peer_ + " has closed the connection")
-                 : system_failure(doing, native_error, "the connection with " + peer_ + " is lost");
+                 : system_failure(authenticated ? doing : "SSL_do_handshake", native_error,
+                                  "the connection with " + peer_ + " is lost");
     return outcome::failed;
   default:
     break;
@@ -210,27 +219,14 @@ tls_stream::outcome tls_stream::judge(int result, const char* doing) noexcept {
   return outcome::failed;
 }
 
-tls_stream::outcome tls_stream::shake_hands() noexcept {
-  ERR_clear_error();
-  errno = 0;
-  const int result = SSL_do_handshake(native_.get());
-  return result == 1 ? outcome::done : judge(result, "SSL_do_handshake");
-}
-
 tls_stream::outcome tls_stream::read(std::span<std::byte> into, std::size_t& got) noexcept {
-  ERR_clear_error();
-  errno = 0;
   got = 0;
-  const int result = SSL_read_ex(native_.get(), into.data(), into.size(), &got);
-  return result == 1 ? outcome::done : judge(result, "SSL_read");
+  return judge(SSL_read_ex(without_errors(), into.data(), into.size(), &got), "SSL_read");
 }
 
 tls_stream::outcome tls_stream::write(std::span<const std::byte> from, std::size_t& sent) noexcept {
-  ERR_clear_error();
-  errno = 0;
   sent = 0;
-  const int result = SSL_write_ex(native_.get(), from.data(), from.size(), &sent);
-  return result == 1 ? outcome::done : judge(result, "SSL_write");
+  return judge(SSL_write_ex(without_errors(), from.data(), from.size(), &sent), "SSL_write");
 }
 
 void tls_stream::end() noexcept {

@@ -48,8 +48,7 @@ public:
     done,
     wants_read,  ///< try again when the socket has data
     wants_write, ///< try again when the socket has room
-    over,        ///< the peer has ended the connection, in good order
-    failed       ///< `error` says why; nothing works any more
+    failed       ///< it is over; `error` says why
   };
 
   /// @shape  socket: connected
@@ -60,9 +59,9 @@ public:
                                           file_descriptor socket, std::string peer,
                                           const std::string& peer_name = {});
 
-  /// Authenticates both sides; must come first. On an agent it may succeed before the parent has
-  /// checked the agent's certificate: then the first read fails.
-  outcome shake_hands() noexcept;
+  // Both first authenticate the two sides. On an agent a write may succeed before the parent has
+  // checked the agent's certificate: then a read fails.
+
   /// @param into not empty
   /// @param got the number of bytes read
   outcome read(std::span<std::byte> into, std::size_t& got) noexcept;
@@ -72,7 +71,7 @@ public:
   /// Tells the peer of the end, if there is room to send that.
   void end() noexcept;
 
-  /// Returns why something failed, or is over.
+  /// Returns why a read or write failed.
   const caf::error& error() const noexcept { return error_; }
   const std::string& peer() const noexcept { return peer_; }
   /// Returns the subject of the peer's certificate, after the handshake.
@@ -86,6 +85,8 @@ private:
 
   tls_stream(std::shared_ptr<tls_context> context, file_descriptor socket, std::string peer)
       : context_(std::move(context)), socket_(std::move(socket)), peer_(std::move(peer)) {}
+  /// Returns the native object for a call, with no error of earlier calls left.
+  ssl_st* without_errors() noexcept;
   outcome judge(int result, const char* doing) noexcept;
 
   std::shared_ptr<tls_context> context_;

@@ -9,6 +9,7 @@
 #include <troupe/detail/completion.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <climits>
 #include <condition_variable>
 #include <map>
@@ -50,13 +51,10 @@ public:
   void end() noexcept;
 
 private:
-  struct running {
-    int device = 0;
-    std::shared_ptr<agent_worker> worker;
-  };
-
   caf::error connect(const std::shared_ptr<tls_context>& context);
   caf::error open_pool(const host_welcome& what);
+  /// Blocks until the connection is over, and returns the reason.
+  caf::error wait_end();
 
   // used by the connection's thread
   caf::error received(const frame_head& head, std::span<const std::byte> body);
@@ -71,7 +69,6 @@ private:
   caf::expected<std::shared_ptr<worker_link>> provide(const start_args& what,
                                                       const std::stop_token& stop);
   void release(std::uint64_t request, int device);
-  std::vector<std::shared_ptr<agent_worker>> take_workers_of(int device);
 
   bool is_device(int x) const noexcept { return x >= 0 && x < pool_->device_count(); }
   void answer(host_frame kind, std::uint64_t to, const caf::error& error) noexcept;
@@ -80,14 +77,14 @@ private:
   const host_hello hello_;
   std::string own_address_;
   std::shared_ptr<frame_link> link_;
+  std::atomic<bool> serves_{false}; ///< the pool is open
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::optional<host_welcome> welcome_;
   std::optional<caf::error> over_;
-  bool serves_ = false;                                ///< the pool is open
   std::map<std::uint64_t, std::stop_source> starting_; ///< by channel
-  std::map<std::uint64_t, running> workers_;
+  std::map<std::uint64_t, std::shared_ptr<agent_worker>> workers_;
 
   std::shared_ptr<process_pool> pool_;
   std::vector<std::unique_ptr<serial_thread>> devices_; ///< start and release their workers
@@ -120,11 +117,8 @@ caf::error host_agent::connect(const std::shared_ptr<tls_context>& context) {
     over_ = why;
     changed_.notify_all();
   };
-  std::lock_guard lock{mutex_}; // frames that come at once wait until `link_` is set
-  auto link = frame_link::start(std::move(*stream), how, std::move(listener));
-  if (!link)
-    return link.error();
-  link_ = std::move(*link);
+  if (auto error = frame_link::start(link_, std::move(*stream), how, std::move(listener)))
+    return error;
   return link_->send(number(host_frame::hello), 0, {bytes_of(hello_)});
 }
 
@@ -171,21 +165,19 @@ caf::error host_agent::serve(const std::shared_ptr<tls_context>& context) {
   if (auto error = open_pool(*welcome_)) {
     wire_writer sentence;
     sentence.put(std::string_view{describe(error)});
-    if (auto unsent = link_->send(number(host_frame::refused), 0, {sentence.bytes()}))
-      return unsent;
-    link_->end_when_sent(error);
-    std::unique_lock lock{mutex_};
-    changed_.wait(lock, [this] { return over_.has_value(); });
+    link_->send_last(number(host_frame::refused), sentence.bytes(), error);
+    static_cast<void>(wait_end());
     return error;
   }
-  {
-    std::lock_guard lock{mutex_};
-    serves_ = true;
-  }
+  serves_ = true;
   const std::int32_t devices = pool_->device_count();
   if (auto error = link_->send(number(host_frame::ready), 0, {bytes_of(devices)}))
     return error;
   log(log_level::info, "joined " + options_.parent + "; devices: " + std::to_string(devices));
+  return wait_end();
+}
+
+caf::error host_agent::wait_end() {
   std::unique_lock lock{mutex_};
   changed_.wait(lock, [this] { return over_.has_value(); });
   return *over_;
@@ -197,17 +189,16 @@ void host_agent::end() noexcept {
     link_->stop();
   const auto why = make_error(errc::unavailable, "the connection with the parent is over");
   std::map<std::uint64_t, std::stop_source> starting;
-  std::map<std::uint64_t, running> workers;
+  std::map<std::uint64_t, std::shared_ptr<agent_worker>> workers;
   {
     std::lock_guard lock{mutex_};
-    serves_ = false;
     starting = starting_;
     workers.swap(workers_);
   }
   for (auto& [channel, x] : starting)
     x.request_stop();
   for (auto& [channel, x] : workers)
-    x.worker->link()->give_up(why);
+    x->link()->give_up(why);
   devices_.clear();
   {
     std::lock_guard lock{mutex_};
@@ -230,11 +221,8 @@ caf::error host_agent::received(const frame_head& head, std::span<const std::byt
     return take_welcome(body);
   if (kind == host_frame::refused)
     return take_refusal(body);
-  {
-    std::lock_guard lock{mutex_};
-    if (!serves_)
-      return make_error(errc::unavailable, "the parent sent an unexpected message");
-  }
+  if (!serves_)
+    return make_error(errc::unavailable, "the parent sent an unexpected message");
   switch (kind) {
   case host_frame::start:
     return take_start(head.channel, body);
@@ -246,7 +234,7 @@ caf::error host_agent::received(const frame_head& head, std::span<const std::byt
   default: {
     std::lock_guard lock{mutex_}; // so that it is not destroyed meanwhile, nor on this thread
     auto i = workers_.find(head.channel);
-    return i != workers_.end() ? i->second.worker->received(kind, body) : caf::error{};
+    return i != workers_.end() ? i->second->received(kind, body) : caf::error{};
   }
   }
 }
@@ -307,7 +295,7 @@ void host_agent::take_give_up(std::uint64_t channel) {
       starting = i->second;
   }
   starting.request_stop(); // without effect if it has started by now
-  running gone;
+  std::shared_ptr<agent_worker> gone;
   {
     std::lock_guard lock{mutex_};
     auto i = workers_.find(channel);
@@ -316,9 +304,9 @@ void host_agent::take_give_up(std::uint64_t channel) {
     gone = std::move(i->second);
     workers_.erase(i);
   }
-  gone.worker->link()->give_up(make_error(errc::unavailable, "the parent released the worker"));
-  auto& thread = *devices_[static_cast<std::size_t>(gone.device)];
-  thread.post([gone = std::move(gone)]() mutable { gone.worker.reset(); }); // it blocks
+  gone->link()->give_up(make_error(errc::unavailable, "the parent released the worker"));
+  auto& thread = *devices_[static_cast<std::size_t>(gone->device())];
+  thread.post([gone = std::move(gone)]() mutable { gone.reset(); }); // it blocks
 }
 
 // -- workers
@@ -362,12 +350,12 @@ void host_agent::start(std::uint64_t channel, const start_args& what, const std:
     if (!link)
       error = link.error();
     else if (std::any_of(workers_.begin(), workers_.end(),
-                         [&](const auto& x) { return x.second.worker->link() == *link; }))
+                         [&](const auto& x) { return x.second->link() == *link; }))
       error = make_error(errc::unavailable, "the device has a worker already");
     else if ((unwanted = stop.stop_requested()))
       error = make_error(errc::unavailable, "the parent released the worker");
     else
-      workers_.emplace(channel, running{what.device, worker});
+      workers_.emplace(channel, worker);
   }
   if (unwanted)
     (*link)->give_up(error);
@@ -376,22 +364,15 @@ void host_agent::start(std::uint64_t channel, const start_args& what, const std:
     worker->begin(); // now, since the parent must hear of the start before a loss
 }
 
-std::vector<std::shared_ptr<agent_worker>> host_agent::take_workers_of(int device) {
-  std::vector<std::shared_ptr<agent_worker>> result;
-  std::lock_guard lock{mutex_};
-  for (auto i = workers_.begin(); i != workers_.end();) {
-    if (i->second.device != device) {
-      ++i;
-      continue;
-    }
-    result.push_back(std::move(i->second.worker));
-    i = workers_.erase(i);
-  }
-  return result;
-}
-
 void host_agent::release(std::uint64_t request, int device) {
-  take_workers_of(device).clear(); // no thread writes to them any more
+  std::vector<std::shared_ptr<agent_worker>> gone;
+  {
+    std::lock_guard lock{mutex_};
+    std::erase_if(workers_, [&](auto& x) {
+      return x.second->device() == device && (gone.push_back(std::move(x.second)), true);
+    });
+  }
+  gone.clear(); // no thread writes to them any more
   pool_->release(device);
   answer(host_frame::released, request, {});
 }

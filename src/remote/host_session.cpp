@@ -1,7 +1,7 @@
 #include "remote/host_session.hpp"
 
 #include "foundation/log.hpp"
-#include "net/endpoint.hpp"
+#include "net/socket.hpp"
 
 #include <utility>
 #include <vector>
@@ -10,10 +10,18 @@ namespace troupe::detail {
 
 namespace {
 
+/// Returns the failure in `why`, never without a detail.
+failure with_detail(const caf::error& why) {
+  auto result = failure_of(why).value_or(failure{});
+  if (result.detail.empty())
+    result.detail = describe(why);
+  return result;
+}
+
 /// Returns the error for all devices of a lost host.
 caf::error lost_host(const std::string& name, const caf::error& why) {
-  auto f = failure_of(why).value_or(failure{});
-  f.detail = "the host " + name + " is lost: " + (f.detail.empty() ? describe(why) : f.detail);
+  auto f = with_detail(why);
+  f.detail = "the host " + name + " is lost: " + f.detail;
   f.code = errc::worker_lost;
   return make_error(std::move(f));
 }
@@ -44,11 +52,8 @@ host_session::start(std::shared_ptr<tls_context> context, file_descriptor socket
     return self->received(head, body);
   };
   listener.ended = [self = result.get()](const caf::error& why) { self->ended(why); };
-  std::unique_lock lock{result->mutex_}; // frames that come at once wait until `link_` is set
-  auto link = frame_link::start(std::move(*stream), how, std::move(listener));
-  if (!link)
-    return link.error();
-  result->link_ = std::move(*link);
+  if (auto error = frame_link::start(result->link_, std::move(*stream), how, std::move(listener)))
+    return error;
   return result;
 }
 
@@ -107,20 +112,13 @@ caf::error host_session::received(const frame_head& head, std::span<const std::b
 void host_session::refuse(const caf::error& why) {
   refused_ = true;
   wire_writer sentence;
-  auto text = failure_of(why).value_or(failure{}).detail;
-  if (text.empty())
-    text = describe(why);
+  const auto text = with_detail(why).detail;
   sentence.put(std::string_view{text});
-  const auto end = make_error(errc::unavailable, link_->peer() + " is refused: " + text);
-  if (auto error = link_->send(number(host_frame::refused), 0, {sentence.bytes()}))
-    return; // it is gone already
-  link_->end_when_sent(end);
+  link_->send_last(number(host_frame::refused), sentence.bytes(),
+                   make_error(errc::unavailable, link_->peer() + " is refused: " + text));
 }
 
 caf::error host_session::take_hello(std::span<const std::byte> body) {
-  {
-    std::lock_guard lock{mutex_}; // wait until `link_` is set
-  }
   auto name = read_host_hello(body);
   if (!name) {
     refuse(name.error());
@@ -155,20 +153,14 @@ caf::error host_session::take_ready(std::span<const std::byte> body) {
 }
 
 caf::error host_session::take_answer(std::uint64_t to, std::span<const std::byte> body) {
-  std::promise<caf::error> question;
-  {
-    std::lock_guard lock{mutex_};
-    auto i = questions_.find(to);
-    if (i == questions_.end()) // given up meanwhile, or never asked
-      return to <= last_channel_
-                 ? caf::error{}
-                 : make_error(errc::unavailable, name_ + " answers a request that was not made");
-    question = std::move(i->second);
-    questions_.erase(i);
-  }
+  auto question = take_question(to);
+  if (question.empty()) // given up meanwhile, or never asked
+    return to <= last_channel_
+               ? caf::error{}
+               : make_error(errc::unavailable, name_ + " answers a request that was not made");
   wire_reader reader{body};
   auto error = reader.get<caf::error>();
-  question.set_value(
+  question.mapped().set_value(
       reader.ok() ? error : make_error(errc::unavailable, "an answer that cannot be parsed"));
   return {};
 }
@@ -176,7 +168,7 @@ caf::error host_session::take_answer(std::uint64_t to, std::span<const std::byte
 void host_session::ended(const caf::error& why) {
   const auto was = phase_.exchange(phase::over);
   std::map<std::uint64_t, std::weak_ptr<worker_relay>> relays;
-  std::map<std::uint64_t, std::promise<caf::error>> questions;
+  question_map questions;
   const auto lost = was == phase::joined ? lost_host(name_, why) : why;
   {
     std::lock_guard lock{mutex_};
@@ -190,6 +182,11 @@ void host_session::ended(const caf::error& why) {
       relay->link()->lose(of_device(relay->link()->device(), lost));
   for (auto& [channel, question] : questions)
     question.set_value(lost);
+}
+
+host_session::question_map::node_type host_session::take_question(std::uint64_t channel) {
+  std::lock_guard lock{mutex_};
+  return questions_.extract(channel);
 }
 
 std::shared_ptr<worker_relay> host_session::find(std::uint64_t channel) {
@@ -220,28 +217,18 @@ caf::error host_session::ask(std::uint64_t channel, host_frame kind,
 }
 
 void host_session::give_up(std::uint64_t channel) noexcept {
-  std::promise<caf::error> question;
-  {
-    std::lock_guard lock{mutex_};
-    auto i = questions_.find(channel);
-    if (i == questions_.end()) // answered meanwhile
-      return;
-    question = std::move(i->second);
-    questions_.erase(i);
-  }
+  auto question = take_question(channel);
+  if (question.empty()) // answered meanwhile
+    return;
   // If the connection is over, no work goes on at its other end.
   static_cast<void>(link_->send(number(host_frame::give_up), channel, {}));
-  question.set_value(make_error(errc::unavailable, "it was released"));
+  question.mapped().set_value(make_error(errc::unavailable, "it was released"));
 }
 
 caf::expected<std::shared_ptr<worker_relay>>
 host_session::start_worker(int device, int ordinal, bool spare,
                            const std::stop_token& stop) noexcept {
-  std::uint64_t channel = 0;
-  {
-    std::lock_guard lock{mutex_};
-    channel = ++last_channel_;
-  }
+  const auto channel = ++last_channel_;
   auto relay = worker_relay::create(ordinal, channel, name_, link_);
   if (!relay)
     return relay.error();
@@ -263,13 +250,8 @@ host_session::start_worker(int device, int ordinal, bool spare,
 }
 
 void host_session::release(int device) noexcept {
-  std::uint64_t request = 0;
-  {
-    std::lock_guard lock{mutex_};
-    request = ++last_channel_;
-  }
   const std::int32_t what = device;
-  if (auto error = ask(request, host_frame::release, bytes_of(what)))
+  if (auto error = ask(++last_channel_, host_frame::release, bytes_of(what)))
     log(log_level::debug, "a host ended before its worker was released", error);
 }
 

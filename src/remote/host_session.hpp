@@ -60,6 +60,7 @@ public:
 
 private:
   enum class phase : std::uint8_t { stranger, greeted, joined, over };
+  using question_map = std::map<std::uint64_t, std::promise<caf::error>>; // by channel
 
   host_session(owner to, std::string address) noexcept
       : to_(std::move(to)), address_(std::move(address)) {}
@@ -75,6 +76,8 @@ private:
   caf::error ask(std::uint64_t channel, host_frame kind, std::span<const std::byte> body,
                  const std::stop_token& stop = {}) noexcept;
   void give_up(std::uint64_t channel) noexcept;
+  /// Removes the question, if it is open.
+  question_map::node_type take_question(std::uint64_t channel);
   std::shared_ptr<worker_relay> find(std::uint64_t channel);
 
   const owner to_;
@@ -83,12 +86,12 @@ private:
   std::string name_;
   bool refused_ = false;
   std::atomic<phase> phase_{phase::stranger};
+  std::atomic<std::uint64_t> last_channel_{0};
 
   std::mutex mutex_;
   caf::error why_; ///< set when it is over
-  std::uint64_t last_channel_ = 0;
   std::map<std::uint64_t, std::weak_ptr<worker_relay>> relays_;
-  std::map<std::uint64_t, std::promise<caf::error>> questions_;
+  question_map questions_;
 };
 
 } // namespace troupe::detail

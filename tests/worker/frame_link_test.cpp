@@ -43,7 +43,8 @@ public:
   party(const host_identity& who, tls_context::side side, file_descriptor socket,
         frame_link::options how = {}, const std::string& peer_name = {}) {
     how.most_bytes = most_bytes;
-    link_ = must(frame_link::start(
+    must(frame_link::start(
+        link_,
         must(detail::tls_stream::create(must(tls_context::create(who, side)), std::move(socket),
                                         "the peer", peer_name)),
         how,
