@@ -3,11 +3,11 @@
 #include "foundation/start_thread.hpp"
 #include "foundation/system_call.hpp"
 #include "foundation/time_limit.hpp"
+#include "foundation/wire.hpp"
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
 #include <string>
 #include <utility>
 
@@ -21,8 +21,6 @@ namespace {
 constexpr std::size_t much = std::size_t{4} << 20;
 /// @units queued bytes that end the link: the peer lives, but reads nothing
 constexpr std::size_t too_much = std::size_t{64} << 20;
-/// @units bytes up to which frames are sent together
-constexpr std::size_t at_once = std::size_t{64} << 10;
 /// Reads in a row before the thread looks for frames to send.
 constexpr int reads_in_a_row = 64;
 constexpr int writes_in_a_row = 16; ///< the same for writes
@@ -64,30 +62,22 @@ void frame_link::admit(std::chrono::nanoseconds silence_limit) noexcept {
 caf::error frame_link::send(std::uint32_t kind, std::uint64_t channel,
                             std::initializer_list<std::span<const std::byte>> body,
                             patience wait) noexcept {
-  frame_head head{0, kind, channel};
   std::size_t size = 0;
   for (auto x : body)
     size += x.size();
   if (size > options_.most_bytes)
     return make_error(errc::out_of_range, "a frame of " + std::to_string(size) + " bytes");
-  head.size = static_cast<std::uint32_t>(size);
-  std::vector<std::byte> frame(sizeof head + size);
-  std::memcpy(frame.data(), &head, sizeof head);
-  auto* to = frame.data() + sizeof head;
-  for (auto x : body)
-    if (!x.empty()) {
-      std::memcpy(to, x.data(), x.size());
-      to += x.size();
-    }
+  const frame_head head{static_cast<std::uint32_t>(size), kind, channel};
   std::unique_lock lock{mutex_};
   if (wait == patience::room)
-    room_.wait(lock, [this] { return over_ || queued_bytes_ < much; });
+    room_.wait(lock, [this] { return over_ || queue_.size() < much; });
   if (over_)
     return why_;
   const bool was_empty = queue_.empty();
-  queued_bytes_ += frame.size();
-  queue_.push_back(std::move(frame));
-  if (queued_bytes_ > too_much && !end_)
+  const auto append = [this](auto x) { queue_.insert(queue_.end(), x.begin(), x.end()); };
+  append(bytes_of(head));
+  std::for_each(body.begin(), body.end(), append);
+  if (queue_.size() > too_much && !end_)
     end_ = make_error(errc::unavailable, "the peer does not read");
   lock.unlock();
   if (was_empty)
@@ -124,8 +114,7 @@ void frame_link::run() noexcept {
     std::lock_guard lock{mutex_};
     over_ = true;
     why_ = why;
-    queue_.clear();
-    queued_bytes_ = 0;
+    queue_ = {};
   }
   room_.notify_all();
   to_.ended(why);
@@ -230,14 +219,9 @@ caf::error frame_link::refill() {
     return *end_;
   if (written_ < writing_.size())
     return {};
-  writing_.clear();
   written_ = 0;
-  while (!queue_.empty() && writing_.size() < at_once) {
-    auto& x = queue_.front();
-    queued_bytes_ -= x.size();
-    writing_.insert(writing_.end(), x.begin(), x.end());
-    queue_.pop_front();
-  }
+  writing_.clear();
+  writing_.swap(queue_);
   room_.notify_all();
   return writing_.empty() && last_end_ ? *last_end_ : caf::error{};
 }

@@ -10,7 +10,6 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <initializer_list>
 #include <mutex>
@@ -94,7 +93,7 @@ private:
   caf::error read();
   caf::error take(std::size_t got);
   caf::error write();
-  /// Takes queued frames for writing. Returns why the link must end, or none.
+  /// Takes all queued frames for writing. Returns why the link must end, or none.
   caf::error refill();
 
   tls_stream stream_; // used by the thread
@@ -115,8 +114,7 @@ private:
 
   std::mutex mutex_;
   std::condition_variable room_;
-  std::deque<std::vector<std::byte>> queue_;
-  std::size_t queued_bytes_ = 0;
+  std::vector<std::byte> queue_;       ///< frames
   std::optional<caf::error> end_;      ///< requested end
   std::optional<caf::error> last_end_; ///< requested end when all is sent
   caf::error why_;
