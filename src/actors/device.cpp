@@ -52,14 +52,11 @@ caf::error wait_until_ready(device_state& state, std::chrono::nanoseconds deadli
   state.unwatch(watch);
   if (last.phase == device_phase::ready || last.phase == device_phase::resetting)
     return {};
-  if (last.phase == device_phase::opening) {
-    failure why;
-    why.code = errc::deadline_exceeded;
-    why.device = last.device;
-    why.detail = "the device is not ready yet" +
-                 (last.reason ? ": " + describe(last.reason) : std::string{});
-    return make_error(std::move(why));
-  }
+  if (last.phase == device_phase::opening)
+    return make_error({.code = errc::deadline_exceeded,
+                       .detail = "the device is not ready yet" +
+                                 (last.reason ? ": " + describe(last.reason) : std::string{}),
+                       .device = last.device});
   return last.reason ? last.reason : make_error(errc::unavailable, "the device ended");
 }
 

@@ -28,12 +28,8 @@ struct membership_in {
   std::map<std::pair<collective_kind, int>, std::shared_ptr<detail::mesh_channel>> channels;
 };
 
-caf::error refusal(collective_kind what, std::string detail) {
-  failure why;
-  why.code = errc::invalid_argument;
-  why.verb = to_string(what);
-  why.detail = std::move(detail);
-  return make_error(std::move(why));
+caf::error refusal(collective_kind what, std::string why) {
+  return detail::refusal(to_string(what), errc::invalid_argument, std::move(why));
 }
 
 bool overlap(std::span<const std::byte> a, std::span<const std::byte> b) {

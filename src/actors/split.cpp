@@ -1,5 +1,7 @@
 #include "actors/split.hpp"
 
+#include "foundation/error_text.hpp"
+
 #include <caf/all.hpp>
 
 #include <algorithm>
@@ -11,26 +13,19 @@ namespace troupe::detail {
 
 namespace {
 
-caf::error refusal(errc code, std::string detail) {
-  failure why;
-  why.code = code;
-  why.verb = "split";
-  why.detail = std::move(detail);
-  return make_error(std::move(why));
-}
-
 caf::error check_numbers(const char* what, std::size_t number, std::size_t ranks) {
   if (number == ranks)
     return {};
-  return refusal(errc::invalid_argument,
+  return refusal("split", errc::invalid_argument,
                  std::to_string(number) + ' ' + what + " for " + std::to_string(ranks) + " ranks");
 }
 
 caf::error check(const world_core& core, const split& what) {
   if (!core.is_whole())
-    return refusal(errc::not_supported, "the devices of other ranks are in other processes");
+    return refusal("split", errc::not_supported,
+                   "the devices of other ranks are in other processes");
   if (what.name.empty())
-    return refusal(errc::invalid_argument, "the name of the groups is empty");
+    return refusal("split", errc::invalid_argument, "the name of the groups is empty");
   if (auto error = check_numbers("colors", what.colors.size(), core.size()); error)
     return error;
   if (!what.keys.empty())
@@ -41,8 +36,9 @@ caf::error check(const world_core& core, const split& what) {
   for (std::size_t i = 0; i < core.size(); ++i) {
     auto& device = core.lanes()[i]->state();
     if (what.colors[i] >= 0 && device.phase() > device_phase::resetting)
-      return refusal(errc::unavailable, "device " + std::to_string(device.ordinal()) + " is " +
-                                            std::string{to_string(device.phase())});
+      return refusal("split", errc::unavailable,
+                     "device " + std::to_string(device.ordinal()) + " is " +
+                         std::string{to_string(device.phase())});
   }
   return {};
 }

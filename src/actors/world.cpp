@@ -3,6 +3,7 @@
 #include "actors/split.hpp"
 #include "actors/world_access.hpp"
 #include "actors/world_parts.hpp"
+#include "foundation/error_text.hpp"
 #include <troupe/world.hpp>
 #include <troupe/world_rank.hpp>
 
@@ -137,12 +138,10 @@ pending<collective_done> world::out_of_place(const collective& what,
                                              request_options options) const {
   if (!what.send.empty() && !what.recv.empty())
     return run(what, options);
-  failure why;
-  why.code = errc::invalid_argument;
-  why.verb = to_string(what.kind);
-  why.detail = "0 buffers for " + std::to_string(size()) + " ranks";
-  return answer(detail::refused_operation<collective_done>(to_string(what.kind).data(),
-                                                           make_error(std::move(why))));
+  const auto* verb = to_string(what.kind).data();
+  return answer(detail::refused_operation<collective_done>(
+      verb, detail::refusal(verb, errc::invalid_argument,
+                            "0 buffers for " + std::to_string(size()) + " ranks")));
 }
 
 pending<collective_done> world::run(const collective& what, request_options options) const {

@@ -1,6 +1,7 @@
 #include "admission/request_checks.hpp"
 
 #include "admission/access_order.hpp"
+#include "foundation/error_text.hpp"
 #include "lane/lane.hpp"
 #include "operation/device_state.hpp"
 #include <troupe/error.hpp>
@@ -31,21 +32,18 @@ bool plainly_right(const use& u) {
 
 caf::error check_lanes(const operation& op, bool bounded, queue_bound bound) {
   for (auto& p : op.parts()) {
+    auto refuse = [&](errc code, std::string detail) {
+      auto why = op.describe(code, std::move(detail));
+      why.device = p.on->state().ordinal();
+      why.parts.clear();
+      return make_error(std::move(why));
+    };
     auto phase = p.on->state().phase();
-    if (phase == device_phase::failed || phase == device_phase::shut_down) {
-      auto why = op.describe(errc::unavailable, "the device is " + std::string{to_string(phase)});
-      why.device = p.on->state().ordinal();
-      why.parts.clear();
-      return make_error(std::move(why));
-    }
-    if (bounded && !p.on->accepts(bound)) {
-      auto why =
-          op.describe(errc::overloaded, std::to_string(limit_of(p.on->queue_limit(), bound)) +
-                                            " operations already wait for the device");
-      why.device = p.on->state().ordinal();
-      why.parts.clear();
-      return make_error(std::move(why));
-    }
+    if (phase == device_phase::failed || phase == device_phase::shut_down)
+      return refuse(errc::unavailable, device_is(phase));
+    if (bounded && !p.on->accepts(bound))
+      return refuse(errc::overloaded, std::to_string(limit_of(p.on->queue_limit(), bound)) +
+                                          " operations already wait for the device");
   }
   return {};
 }

@@ -16,15 +16,6 @@ namespace troupe::detail {
 
 namespace {
 
-caf::error refusal(const char* verb, int device, errc code, std::string detail) {
-  failure why;
-  why.code = code;
-  why.verb = verb;
-  why.device = device;
-  why.detail = std::move(detail);
-  return make_error(std::move(why));
-}
-
 caf::error check_type(const char* verb, int device, dtype type) {
   return is_dtype(type) ? caf::error{}
                         : refusal(verb, device, errc::invalid_argument, unknown_dtype(type));
@@ -227,8 +218,7 @@ caf::expected<any_gpu_ref> device_core::adopt(void* memory, std::size_t count, d
     return refusal("adopt", state().ordinal(), errc::invalid_argument, size_overflows(count, type));
   std::lock_guard lock{order_mutex()};
   if (state().phase() != device_phase::ready)
-    return refusal("adopt", state().ordinal(), errc::unavailable,
-                   "the device is " + std::string{to_string(state().phase())});
+    return refusal("adopt", state().ordinal(), errc::unavailable, device_is(state().phase()));
   return any_gpu_ref{
       worker_->shared_state()->make_buffer(memory, count * size_of(type), std::move(deleter)), type,
       0, count};

@@ -47,13 +47,11 @@ bool is_cause(const caf::error& x, bool everything_ended) {
 }
 
 caf::error not_written(const std::string& path, const char* api, int code) {
-  failure why;
-  why.code = errc::unavailable;
-  why.detail = "cannot write the flight record " + path;
-  why.api = api;
-  why.native_code = code;
-  why.native_name = std::generic_category().message(code);
-  return make_error(std::move(why));
+  return make_error({.code = errc::unavailable,
+                     .detail = "cannot write the flight record " + path,
+                     .api = api,
+                     .native_name = std::generic_category().message(code),
+                     .native_code = code});
 }
 
 /// Writes the file. A reader finds the complete new file, or the one before it.

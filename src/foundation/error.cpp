@@ -192,10 +192,7 @@ caf::error make_error(failure x) {
 }
 
 caf::error make_error(errc code, std::string detail) {
-  failure x;
-  x.code = code;
-  x.detail = std::move(detail);
-  return make_error(std::move(x));
+  return make_error({.code = code, .detail = std::move(detail)});
 }
 
 std::optional<errc> code_of(const caf::error& e) noexcept { return detail::error_as<errc>(e); }
@@ -212,9 +209,7 @@ std::optional<failure> failure_of(const caf::error& e) {
   auto& context = e.context();
   if (context.size() > 0 && context.match_element<failure>(0))
     return context.get_as<failure>(0);
-  failure x;
-  x.code = *code;
-  return x;
+  return failure{.code = *code};
 }
 
 namespace {

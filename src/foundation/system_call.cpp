@@ -31,15 +31,13 @@ caf::error as_out_of_memory(const caf::error& why) {
 }
 
 caf::error system_failure(const char* api, int code, std::string detail) {
-  failure why;
-  why.code = errc::unavailable;
-  why.detail = std::move(detail);
   if (auto limit = limit_text(code); !limit.empty())
-    why.detail += (why.detail.empty() ? "" : ": ") + limit;
-  why.api = api;
-  why.native_code = code;
-  why.native_name = system_text(code);
-  return make_error(std::move(why));
+    detail += (detail.empty() ? "" : ": ") + limit;
+  return make_error({.code = errc::unavailable,
+                     .detail = std::move(detail),
+                     .api = api,
+                     .native_name = system_text(code),
+                     .native_code = code});
 }
 
 namespace {

@@ -1,5 +1,6 @@
 /// Part of class `lane`: tells whether the work before a part is over, waits for its predecessors,
 /// and replaces dropped ones by their own predecessors.
+#include "foundation/keep_first.hpp"
 #include "foundation/spin.hpp"
 #include "lane/lane.hpp"
 
@@ -172,19 +173,15 @@ caf::error lane::wait_for_what_is_before(part& p) {
     return result;
   for (auto* x : streams_.stream_of(*p.after).in_flight)
     if (x->tenant == p.after && x->event.native != nullptr)
-      if (auto error = device_->wait(to, x->event); error && !result)
-        result = std::move(error);
+      keep_first(result, device_->wait(to, x->event));
   return result;
 }
 
 caf::error lane::wait_for_predecessors(part& p, stream_view stream) {
   caf::error result;
-  for (auto& x : p.predecessors) {
-    if (x.at->over() || x.at->shares_stream(p))
-      continue;
-    if (auto error = wait_for(*x.at, stream); error && !result)
-      result = std::move(error);
-  }
+  for (auto& x : p.predecessors)
+    if (!x.at->over() && !x.at->shares_stream(p))
+      keep_first(result, wait_for(*x.at, stream));
   return result;
 }
 

@@ -1,5 +1,6 @@
 #include "lane/staging.hpp"
 
+#include "foundation/keep_first.hpp"
 #include "foundation/log.hpp"
 #include "foundation/start_thread.hpp"
 #include "lane/lane.hpp"
@@ -178,8 +179,7 @@ caf::expected<issue_outcome> transfer::proceed(lane& on) {
 }
 
 caf::expected<issue_outcome> transfer::proceed_upload(lane& on) {
-  if (auto error = reap(on); error && !error_)
-    error_ = std::move(error);
+  keep_first(error_, reap(on));
   while (auto p = take_piece(on.upload_ring())) {
     auto copy = [p, host = host_] {
       p->at.store(host->copy_to(p->staged, p->offset, p->size) ? piece::stage::host_copied
@@ -218,8 +218,7 @@ caf::expected<issue_outcome> transfer::proceed_upload(lane& on) {
 }
 
 caf::expected<issue_outcome> transfer::proceed_download(lane& on) {
-  if (auto error = reap(on); error && !error_)
-    error_ = std::move(error);
+  keep_first(error_, reap(on));
   while (auto p = take_piece(on.download_ring())) {
     p->at.store(piece::stage::in_stream, std::memory_order_relaxed);
     auto error = on.device().copy(p->staged, device_ + p->offset, p->size,

@@ -20,11 +20,9 @@ std::string text_of(const mesh_spec& x) {
 }
 
 caf::error rank_ended(int rank) {
-  failure why;
-  why.code = errc::unavailable;
-  why.rank = rank;
-  why.detail = "the mesh_comm of rank " + std::to_string(rank) + " has ended";
-  return make_error(std::move(why));
+  return make_error({.code = errc::unavailable,
+                     .detail = "the mesh_comm of rank " + std::to_string(rank) + " has ended",
+                     .rank = rank});
 }
 
 } // namespace

@@ -22,11 +22,7 @@ std::chrono::nanoseconds time_left(clock::time_point deadline) {
 // -- mesh_request
 
 failure mesh_request::describe(errc code, std::string detail) const {
-  failure why;
-  why.code = code;
-  why.verb = to_string(spec.what);
-  why.detail = std::move(detail);
-  return why;
+  return {.code = code, .detail = std::move(detail), .verb = std::string{to_string(spec.what)}};
 }
 
 void mesh_request::cancel() noexcept {

@@ -13,13 +13,15 @@ namespace troupe {
 
 namespace {
 
+caf::error stale_error(int device, std::uint64_t generation, const char* why) {
+  return make_error(
+      {.code = errc::stale_ref, .detail = why, .device = device, .generation = generation});
+}
+
 caf::error stale_error(const any_gpu_ref& ref) {
-  failure why;
-  why.code = errc::stale_ref;
-  why.device = ref.device();
-  why.generation = ref.generation();
-  why.detail = ref ? "the device was reset after the allocation" : "the handle has no memory";
-  return make_error(std::move(why));
+  return stale_error(ref.device(), ref.generation(),
+                     ref ? "the device was reset after the allocation"
+                         : "the handle has no memory");
 }
 
 /// Checks whether a range may be read. In a launch, the failure of a later writer has no effect;
@@ -83,12 +85,7 @@ gpu_token any_gpu_ref::token() const noexcept {
 
 caf::expected<any_gpu_ref> any_gpu_ref::resolve(const gpu_token& token) {
   auto refuse = [&](const char* reason) {
-    failure why;
-    why.code = errc::stale_ref;
-    why.device = token.device;
-    why.generation = token.generation;
-    why.detail = reason;
-    return make_error(std::move(why));
+    return stale_error(token.device, token.generation, reason);
   };
   auto device = detail::find_device(token.node, token.device);
   if (!device)

@@ -90,11 +90,7 @@ caf::error operation::late() const {
 }
 
 failure operation::describe(errc code, std::string detail) const {
-  failure result;
-  result.code = code;
-  result.detail = std::move(detail);
-  result.verb = verb_;
-  result.operation = number_;
+  failure result{.code = code, .detail = std::move(detail), .verb = verb_, .operation = number_};
   if (parts().size() == 1 && parts().front().on != nullptr) {
     auto& only = parts().front();
     result.rank = only.rank;

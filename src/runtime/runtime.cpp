@@ -318,23 +318,16 @@ std::shared_ptr<operation_of<std::uint64_t>> runtime::reset(int ordinal,
     return answer;
   }
   auto& state = (*worker)->state();
-  failure reason;
-  reason.code = errc::device_reset;
-  reason.device = ordinal;
-  reason.generation = state.generation();
-  reason.detail = "reset requested";
-  auto why = make_error(std::move(reason));
+  auto why = make_error({.code = errc::device_reset,
+                         .detail = "reset requested",
+                         .device = ordinal,
+                         .generation = state.generation()});
   admission_->drain();          // earlier calls fail with the others
   std::uint64_t generation = 0; // the one that ends
   {
     std::lock_guard lock{order_mutex()};
     auto refuse = [&](errc code, std::string detail) {
-      failure x;
-      x.code = code;
-      x.verb = "reset";
-      x.device = ordinal;
-      x.detail = std::move(detail);
-      answer->answer(make_error(std::move(x)));
+      answer->answer(refusal("reset", ordinal, code, std::move(detail)));
     };
     if (!backend_->allows_reset()) {
       refuse(errc::not_supported, "only the parent process can reset the device");
@@ -345,7 +338,7 @@ std::shared_ptr<operation_of<std::uint64_t>> runtime::reset(int ordinal,
       return answer;
     }
     if (state.phase() != device_phase::ready) {
-      refuse(errc::unavailable, "the device is " + std::string{to_string(state.phase())});
+      refuse(errc::unavailable, device_is(state.phase()));
       return answer;
     }
     if (state.acquired() != 0) {

@@ -1,5 +1,6 @@
 #include "sharing/memory_exchange.hpp"
 
+#include "foundation/error_text.hpp"
 #include "foundation/log.hpp"
 #include "foundation/process_note.hpp"
 #include "operation/device_state.hpp"
@@ -19,12 +20,7 @@ namespace {
 constexpr std::size_t most_loans = 1u << 16;
 
 caf::error claim_error(errc code, int device, std::string detail) {
-  failure why;
-  why.code = code;
-  why.verb = "claim";
-  why.device = device;
-  why.detail = std::move(detail);
-  return make_error(std::move(why));
+  return refusal("claim", device, code, std::move(detail));
 }
 
 bool is_plausible(const gpu_token& x) noexcept {
@@ -231,7 +227,7 @@ memory_exchange::answer memory_exchange::claim(const std::shared_ptr<device_stat
       claims_.emplace(note.number, claimed{result, on, generation, token, mode});
   }
   if (!is_there)
-    return refused(errc::unavailable, "the device is " + std::string{to_string(on->phase())});
+    return refused(errc::unavailable, device_is(on->phase()));
   owner_.keeper().add(*result);
   // If the answer does not come from the other process, that process may drop the claim.
   result->on_answer(later([device, number = note.number](memory_exchange& self) {

@@ -1,5 +1,6 @@
 #include "topology/device_copies.hpp"
 
+#include "foundation/error_text.hpp"
 #include "lane/lane.hpp"
 #include "lane/staging.hpp"
 #include "operation/use_of.hpp"
@@ -27,12 +28,7 @@ constexpr std::size_t least_chunk = std::size_t{256} << 10;
 std::byte* address_of(const any_gpu_ref& ref) { return ref.memory()->address() + ref.offset(); }
 
 caf::error ended(const char* verb, const device_state& device) {
-  failure why;
-  why.code = errc::unavailable;
-  why.verb = verb;
-  why.device = device.ordinal();
-  why.detail = "the device is " + std::string{to_string(device.phase())};
-  return make_error(std::move(why));
+  return refusal(verb, device.ordinal(), errc::unavailable, device_is(device.phase()));
 }
 
 bool has_ended(const device_state& device) {

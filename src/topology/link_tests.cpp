@@ -1,5 +1,7 @@
 #include "topology/link_tests.hpp"
 
+#include "foundation/keep_first.hpp"
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -62,8 +64,7 @@ public:
       all.push_back(topology_.start_connect(place, request_->deadline));
     caf::error first;
     for (auto& op : all)
-      if (auto why = wait(op); why && !first)
-        first = why;
+      keep_first(first, wait(op));
     return first;
   }
 
@@ -196,8 +197,7 @@ private:
     std::vector<any_gpu_ref> result;
     caf::error first;
     for (auto& op : all) {
-      if (auto why = wait(op); why && !first)
-        first = why;
+      keep_first(first, wait(op));
       result.push_back(op->error() ? any_gpu_ref{} : std::move(op->value));
     }
     if (first)
@@ -272,8 +272,7 @@ caf::error verify_all(topology_core& topology, const topology_core::answer& requ
     if (!topology.is_possible(x))
       continue;
     if (auto why = topology.why_not_ready(x)) {
-      if (!first)
-        first = why;
+      keep_first(first, why);
       continue;
     }
     auto life = topology.connected_in(x);
@@ -284,8 +283,8 @@ caf::error verify_all(topology_core& topology, const topology_core::answer& requ
       topology.take_out(x, link_check::wrong, found.link);
     else if (!found.other)
       topology.mark_right(x, *life);
-    else if (!first)
-      first = found.other;
+    else
+      keep_first(first, found.other);
   }
   return first;
 }
@@ -306,8 +305,7 @@ caf::error check_new(topology_core& topology, const topology_core::answer& reque
     else if (!found.other)
       topology.mark_right(x, *life);
     else {
-      if (!first)
-        first = found.other;
+      keep_first(first, found.other);
       auto now = topology.connected_in(x);
       if (now && *now == *life)
         topology.take_out(x, link_check::unchecked, found.other);
@@ -326,8 +324,7 @@ caf::error measure_all(topology_core& topology, const topology_core::answer& req
     if (tester.ended())
       return {};
     if (auto why = topology.why_not_ready(x)) {
-      if (!first)
-        first = why;
+      keep_first(first, why);
       continue;
     }
     if (!topology.is_enabled(x))
@@ -337,8 +334,7 @@ caf::error measure_all(topology_core& topology, const topology_core::answer& req
     if (found.link)
       topology.take_out(x, link_check::wrong, found.link);
     if (found.link || found.other) {
-      if (!first)
-        first = found.link ? found.link : found.other;
+      keep_first(first, found.link ? found.link : found.other);
       continue;
     }
     topology.set_figures(x, figures);

@@ -1,5 +1,6 @@
 // Checks and routes of a topology's copies.
 
+#include "foundation/error_text.hpp"
 #include "operation/foreign_handle.hpp"
 #include "topology/topology_core.hpp"
 
@@ -14,15 +15,6 @@ namespace troupe::detail {
 
 namespace {
 
-caf::error refusal(const char* verb, const any_gpu_ref& of, errc code, std::string detail) {
-  failure why;
-  why.code = code;
-  why.verb = verb;
-  why.device = of.device();
-  why.detail = std::move(detail);
-  return make_error(std::move(why));
-}
-
 topology_core::copies_answer refuse(const char* verb, caf::error why) {
   return refused_operation<nothing>(verb, std::move(why));
 }
@@ -32,13 +24,13 @@ std::string shape_of(const any_gpu_ref& x) {
 }
 
 caf::error no_memory(const char* verb, const any_gpu_ref& x) {
-  return refusal(verb, x, errc::stale_ref, "the handle has no memory");
+  return refusal(verb, x.device(), errc::stale_ref, "the handle has no memory");
 }
 
 caf::error check_shape(const char* verb, const any_gpu_ref& target, const any_gpu_ref& source) {
   if (target.type() == source.type() && target.count() == source.count())
     return {};
-  return refusal(verb, target, errc::shape_mismatch,
+  return refusal(verb, target.device(), errc::shape_mismatch,
                  shape_of(source) + " into " + shape_of(target));
 }
 
@@ -67,7 +59,7 @@ caf::error check_overlap(const char* verb, std::span<const copy_pair> copies) {
       last = last_target = nullptr;
     auto* before = x.target ? last : last_target;
     if (before != nullptr && before->end() > x.of->offset())
-      return refusal(verb, *x.of, errc::invalid_argument,
+      return refusal(verb, x.of->device(), errc::invalid_argument,
                      copies.size() == 1 ? "source and target overlap"
                                         : "a target overlaps another one, or a source");
     if (last == nullptr || x.end() > last->end())
@@ -146,12 +138,10 @@ caf::error topology_core::why_not(const link_ends& x) const {
   }
   if (auto why = why_not_ready(x))
     return why;
-  failure why;
-  why.code = errc::link_failed;
-  why.device = lane_at(x.from).state().ordinal();
-  why.detail =
-      "no peer access to device " + std::to_string(lane_at(x.to).state().ordinal()) + " any more";
-  return make_error(std::move(why));
+  const auto to = std::to_string(lane_at(x.to).state().ordinal());
+  return make_error({.code = errc::link_failed,
+                     .detail = "no peer access to device " + to + " any more",
+                     .device = lane_at(x.from).state().ordinal()});
 }
 
 void topology_core::fail_link(const link_ends& x, const caf::error& why) noexcept {
@@ -199,7 +189,7 @@ caf::error topology_core::check_copy(const char* verb, const any_gpu_ref& target
     if (!*ref)
       return no_memory(verb, *ref);
     if (!place_of(*ref))
-      return refusal(verb, *ref, errc::invalid_argument,
+      return refusal(verb, ref->device(), errc::invalid_argument,
                      is_foreign(*ref, lane_at(0).state())
                          ? foreign_handle
                          : "device " + std::to_string(ref->device()) + " is not in the topology");
@@ -317,7 +307,7 @@ topology_core::copies_answer topology_core::distribute(const any_gpu_ref& source
     first += x.count();
   }
   if (!fits || first != source.count())
-    return refuse(verb, refusal(verb, source, errc::shape_mismatch,
+    return refuse(verb, refusal(verb, source.device(), errc::shape_mismatch,
                                 "the targets together do not have the source's " +
                                     std::to_string(source.count()) + " elements"));
   return start_copies(verb, copies, options);

@@ -1,5 +1,6 @@
 #include "topology/topology_core.hpp"
 
+#include "foundation/error_text.hpp"
 #include "foundation/log.hpp"
 #include "topology/link_tests.hpp"
 
@@ -104,12 +105,10 @@ caf::error topology_core::why_not_ready(const link_ends& x) const {
     auto& state = nodes_[place].on->state();
     if (auto why = state.reason())
       return why;
-    failure why;
-    why.code = errc::device_reset;
-    why.device = state.ordinal();
-    why.generation = state.generation();
-    why.detail = "the device was reset";
-    return make_error(std::move(why));
+    return make_error({.code = errc::device_reset,
+                       .detail = "the device was reset",
+                       .device = state.ordinal(),
+                       .generation = state.generation()});
   }
   return {};
 }
@@ -334,14 +333,6 @@ void topology_core::set_figures(const link_ends& x, const figures& measured) {
 
 caf::expected<std::vector<std::size_t>>
 topology_core::places_of(const char* verb, const std::vector<std::int32_t>& devices) const {
-  auto refuse = [&](int device, errc code, std::string detail) {
-    failure x;
-    x.code = code;
-    x.verb = verb;
-    x.device = device;
-    x.detail = std::move(detail);
-    return make_error(std::move(x));
-  };
   std::vector<std::size_t> result;
   if (devices.empty()) {
     for (std::size_t i = 0; i < size(); ++i)
@@ -353,12 +344,11 @@ topology_core::places_of(const char* verb, const std::vector<std::int32_t>& devi
     auto i = std::find_if(nodes_.begin(), nodes_.end(),
                           [&](const node& x) { return x.on->state().ordinal() == ordinal; });
     if (i == nodes_.end())
-      return refuse(ordinal, errc::invalid_argument,
-                    "device " + std::to_string(ordinal) + " is not in the topology");
+      return refusal(verb, ordinal, errc::invalid_argument,
+                     "device " + std::to_string(ordinal) + " is not in the topology");
     auto place = static_cast<std::size_t>(i - nodes_.begin());
     if (has_ended(place))
-      return refuse(ordinal, errc::unavailable,
-                    "the device is " + std::string{to_string(i->on->state().phase())});
+      return refusal(verb, ordinal, errc::unavailable, device_is(i->on->state().phase()));
     if (std::find(result.begin(), result.end(), place) == result.end())
       result.push_back(place);
   }

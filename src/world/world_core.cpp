@@ -151,11 +151,8 @@ caf::error world_core::enter_queue(const operation& op, queue_bound bound) {
   if (waiting_.fetch_add(1) < limit)
     return {};
   waiting_.fetch_sub(1);
-  auto why =
-      op.describe(errc::overloaded, std::to_string(limit) + " requests already wait for the world");
-  why.epoch = epoch_;
-  why.parts.clear();
-  return make_error(std::move(why));
+  return make_error(refusal_of(op, errc::overloaded,
+                               std::to_string(limit) + " requests already wait for the world"));
 }
 
 std::shared_ptr<communicator> world_core::join(collective_done& view) const {

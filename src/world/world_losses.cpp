@@ -272,12 +272,12 @@ void world_core::on_spare_lost(const std::shared_ptr<communicator>& which, std::
       return;
   }
   discard_prepared();
-  failure why;
-  why.code = errc::worker_lost;
-  why.device = lanes_[k]->state().ordinal();
-  why.rank = static_cast<int>(k);
-  why.detail = "the spare of the device is gone";
-  on_end_(which->epoch(), make_error(std::move(why)), communicator_role::standby);
+  on_end_(which->epoch(),
+          make_error({.code = errc::worker_lost,
+                      .detail = "the spare of the device is gone",
+                      .device = lanes_[k]->state().ordinal(),
+                      .rank = static_cast<int>(k)}),
+          communicator_role::standby);
 }
 
 void world_core::discard_prepared() {

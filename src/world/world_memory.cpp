@@ -24,17 +24,10 @@ namespace {
 /// Checks the size of an allocation of `count` elements of `type`.
 /// @errors errc::invalid_argument: the type is unknown; errc::out_of_memory: the size overflows
 caf::error check_size(const char* verb, dtype type, std::size_t count) {
-  auto refuse = [&](errc code, std::string detail) {
-    failure why;
-    why.code = code;
-    why.verb = verb;
-    why.detail = std::move(detail);
-    return make_error(std::move(why));
-  };
   if (!is_dtype(type))
-    return refuse(errc::invalid_argument, unknown_dtype(type));
+    return refusal(verb, errc::invalid_argument, unknown_dtype(type));
   if (count > SIZE_MAX / size_of(type))
-    return refuse(errc::out_of_memory, size_overflows(count, type));
+    return refusal(verb, errc::out_of_memory, size_overflows(count, type));
   return {};
 }
 

@@ -23,14 +23,6 @@ namespace troupe::detail {
 
 namespace {
 
-caf::error refusal(const char* verb, std::string detail) {
-  failure why;
-  why.code = errc::invalid_argument;
-  why.verb = verb;
-  why.detail = std::move(detail);
-  return make_error(std::move(why));
-}
-
 /// Returns `calls` sorted by rank, each rank's calls in their order.
 /// @errors errc::invalid_argument: two calls of a rank use memory that one of them writes
 caf::expected<std::vector<rank_call>> by_rank(const char* verb, std::vector<rank_call> calls,
@@ -39,15 +31,12 @@ caf::expected<std::vector<rank_call>> by_rank(const char* verb, std::vector<rank
                    [](const rank_call& a, const rank_call& b) { return a.rank < b.rank; });
   for (auto a = calls.begin(); a != calls.end(); ++a)
     for (auto b = a + 1; b != calls.end() && b->rank == a->rank; ++b)
-      if (conflict(*a, *b)) {
-        failure why;
-        why.code = errc::invalid_argument;
-        why.verb = verb;
-        why.rank = static_cast<int>(a->rank);
-        why.device = lanes[a->rank]->state().ordinal();
-        why.detail = "two calls of the rank use memory that one of them writes";
-        return make_error(std::move(why));
-      }
+      if (conflict(*a, *b))
+        return make_error({.code = errc::invalid_argument,
+                           .detail = "two calls of the rank use memory that one of them writes",
+                           .verb = verb,
+                           .device = lanes[a->rank]->state().ordinal(),
+                           .rank = static_cast<int>(a->rank)});
   return calls;
 }
 
@@ -120,13 +109,10 @@ void world_core::lose_call(const collective_operation& refused) {
 caf::error world_core::check_whole(const char* verb) const {
   if (is_whole() && !on_live_)
     return {};
-  failure why;
-  why.code = errc::not_supported;
-  why.verb = verb;
-  why.detail = is_whole() ? "the world's ranks are driven by a program, in their own processes"
-                          : "the other ranks are in other processes: each rank makes its "
-                            "own calls";
-  return make_error(std::move(why));
+  return refusal(verb, errc::not_supported,
+                 is_whole() ? "the world's ranks are driven by a program, in their own processes"
+                            : "the other ranks are in other processes: each rank makes its "
+                              "own calls");
 }
 
 /// Returns the ranks that a request with `options` leaves out.
@@ -148,9 +134,10 @@ caf::error world_core::check_rank(const char* verb, int rank) const {
   if (auto error = is_whole() ? check_whole(verb) : caf::error{}; error)
     return error;
   if (static_cast<std::size_t>(rank) >= size())
-    return refusal(verb, out_of_range("rank", rank, size()));
+    return refusal(verb, errc::invalid_argument, out_of_range("rank", rank, size()));
   if (!is_whole() && static_cast<std::size_t>(rank) != local_ranks_.front())
-    return refusal(verb, "rank " + std::to_string(rank) + " is not in this process");
+    return refusal(verb, errc::invalid_argument,
+                   "rank " + std::to_string(rank) + " is not in this process");
   return {};
 }
 
@@ -158,13 +145,11 @@ caf::error world_core::check_deadline(const char* verb, int rank,
                                       const request_options& options) const {
   if (options.deadline.count() >= 0)
     return {};
-  failure why;
-  why.code = errc::deadline_exceeded;
-  why.verb = verb;
-  why.rank = rank;
-  why.device = lanes_[static_cast<std::size_t>(rank)]->state().ordinal();
-  why.detail = "its deadline was over before it began";
-  return make_error(std::move(why));
+  return make_error({.code = errc::deadline_exceeded,
+                     .detail = "its deadline was over before it began",
+                     .verb = verb,
+                     .device = lanes_[static_cast<std::size_t>(rank)]->state().ordinal(),
+                     .rank = rank});
 }
 
 /// Counts a refused call that did not become a request.
@@ -226,8 +211,9 @@ world_core::answer world_core::run(const group& what) {
   if (auto error = check_whole(verb); error)
     return refuse(std::move(error));
   if (what.calls.size() > group_limit)
-    return refuse(refusal(verb, "a group of " + std::to_string(what.calls.size()) +
-                                    " calls: the limit is " + std::to_string(group_limit)));
+    return refuse(refusal(verb, errc::invalid_argument,
+                          "a group of " + std::to_string(what.calls.size()) +
+                              " calls: the limit is " + std::to_string(group_limit)));
   auto without = to_leave_out(verb, what.options);
   if (!without)
     return refuse(std::move(without.error()));
@@ -263,7 +249,8 @@ world_core::answer world_core::run(int rank, const collective_view& what,
   if (auto error = check_rank(verb, rank); error)
     return refuse(std::move(error));
   if (!is_whole() && troupe::is_message(what.kind) && what.peer == rank)
-    return refuse(refusal(verb, "a message of a rank to itself needs both ends in one `exchange`"));
+    return refuse(refusal(verb, errc::invalid_argument,
+                          "a message of a rank to itself needs both ends in one `exchange`"));
   auto without = to_leave_out(verb, options);
   if (!without)
     return refuse(std::move(without.error()));
@@ -341,8 +328,9 @@ world_core::answer world_core::run(const exchange& what, std::shared_ptr<world_c
     return refuse(std::move(error));
   const auto ends = what.sends.size() + what.recvs.size();
   if (ends > group_limit)
-    return refuse(refusal(verb, "an exchange of " + std::to_string(ends) +
-                                    " messages: the limit is " + std::to_string(group_limit)));
+    return refuse(refusal(verb, errc::invalid_argument,
+                          "an exchange of " + std::to_string(ends) + " messages: the limit is " +
+                              std::to_string(group_limit)));
   auto without = to_leave_out(verb, what.options);
   if (!without)
     return refuse(std::move(without.error()));

@@ -1,4 +1,5 @@
 /// Codes, severities, and the text of a failure.
+#include "foundation/keep_first.hpp"
 #include "support/expect.hpp"
 #include <troupe/error.hpp>
 
@@ -187,6 +188,16 @@ TEST(Error, CanDoWithoutAContext) {
   EXPECT_EQ(told->code, errc::stalled);
   EXPECT_TRUE(told->detail.empty());
   EXPECT_EQ(describe(bare), "stalled");
+}
+
+TEST(Error, FirstOfSeveralIsKept) {
+  caf::error first;
+  detail::keep_first(first, {});
+  EXPECT_FALSE(first);
+  detail::keep_first(first, make_error(errc::stalled, "one"));
+  detail::keep_first(first, make_error(errc::internal, "two"));
+  detail::keep_first(first, {});
+  EXPECT_EQ(describe(first), "stalled: one");
 }
 
 } // namespace

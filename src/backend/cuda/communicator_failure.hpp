@@ -12,18 +12,10 @@ namespace troupe::detail {
 /// @param where the rank that failed, or null
 inline caf::error communicator_failure(errc code, std::string detail,
                                        const local_rank* where = nullptr) {
-  failure x;
-  x.code = code;
-  x.detail = std::move(detail);
-  if (where != nullptr) {
-    x.rank = where->rank;
-    x.device = where->device;
-  }
-  return make_error(std::move(x));
-}
-
-inline caf::error build_called_off() {
-  return communicator_failure(errc::unavailable, "the build of the communicator was called off");
+  return make_error({.code = code,
+                     .detail = std::move(detail),
+                     .device = where != nullptr ? where->device : -1,
+                     .rank = where != nullptr ? where->rank : -1});
 }
 
 } // namespace troupe::detail

@@ -6,6 +6,7 @@
 #include "backend/cuda/device_guard.hpp"
 #include "backend/cuda/fill.hpp"
 #include "foundation/error_text.hpp"
+#include "foundation/keep_first.hpp"
 #include "foundation/log.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/error.hpp>
@@ -41,11 +42,7 @@ cudaStream_t native(stream_view stream) noexcept {
 cudaEvent_t native(event_view event) noexcept { return static_cast<cudaEvent_t>(event.native); }
 
 caf::error failed(errc code, int device, std::string detail) {
-  failure x;
-  x.code = code;
-  x.device = device;
-  x.detail = std::move(detail);
-  return make_error(std::move(x));
+  return make_error({.code = code, .detail = std::move(detail), .device = device});
 }
 
 } // namespace
@@ -204,15 +201,13 @@ caf::error cuda_device::close_memory() noexcept {
   auto first = select();
   for (void* memory : allocated_) {
     // `cudaFree` does not synchronize for memory of a pool.
-    auto err = check(cudaFree(memory), "cudaFree", ordinal_);
-    if (err && !first)
-      first = std::move(err);
+    keep_first(first, check(cudaFree(memory), "cudaFree", ordinal_));
   }
   allocated_.clear();
-  if (auto err = free_symmetric(); err && !first)
-    first = std::move(err);
-  auto err = check(std::exchange(pool_, nullptr)->destroy(), "cudaMemPoolDestroy", ordinal_);
-  return first ? first : err;
+  keep_first(first, free_symmetric());
+  keep_first(first,
+             check(std::exchange(pool_, nullptr)->destroy(), "cudaMemPoolDestroy", ordinal_));
+  return first;
 }
 
 template <class F> cudaError_t cuda_device::with_room(int of, F allocate) noexcept {
@@ -273,8 +268,7 @@ caf::expected<void*> cuda_device::allocate_symmetric(std::size_t size_bytes) noe
 caf::error cuda_device::free_symmetric() noexcept {
   caf::error first;
   for (void* memory : symmetric_)
-    if (auto err = check(ncclMemFree(memory), "ncclMemFree", ordinal_); err && !first)
-      first = std::move(err);
+    keep_first(first, check(ncclMemFree(memory), "ncclMemFree", ordinal_));
   symmetric_.clear();
   return first;
 }

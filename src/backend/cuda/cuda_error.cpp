@@ -199,15 +199,14 @@ caf::error cuda_failure(cudaError_t code, const char* api, int device,
                         std::string_view detail) noexcept {
   (void)cudaGetLastError();
   try {
-    failure x;
-    x.code = classify(code);
-    x.detail = cudaGetErrorString(code);
+    failure x{.code = classify(code),
+              .detail = cudaGetErrorString(code),
+              .api = api,
+              .native_name = cudaGetErrorName(code),
+              .native_code = code,
+              .device = device};
     if (!detail.empty())
       x.detail.append("; ").append(detail);
-    x.api = api;
-    x.native_name = cudaGetErrorName(code);
-    x.native_code = code;
-    x.device = device;
     return to_error(std::move(x));
   } catch (const std::bad_alloc&) {
     return make_error(classify(code), {});
@@ -217,10 +216,12 @@ caf::error cuda_failure(cudaError_t code, const char* api, int device,
 caf::error nccl_failure(ncclResult_t code, const char* api, int device, int rank) noexcept {
   const auto last = cudaGetLastError(); // set if NCCL shares the program's CUDA runtime
   try {
-    failure x;
-    x.native_name = name_of(code);
-    x.native_code = code;
-    x.detail = ncclGetErrorString(code);
+    failure x{.detail = ncclGetErrorString(code),
+              .api = api,
+              .native_name = name_of(code),
+              .native_code = code,
+              .device = device,
+              .rank = rank};
     const auto message = last_nccl_message();
     if (!message.empty())
       x.detail.append("; NCCL's last message: ").append(message);
@@ -237,9 +238,6 @@ caf::error nccl_failure(ncclResult_t code, const char* api, int device, int rank
       if (free_bytes != unknown_bytes)
         x.detail.append("; ").append(std::to_string(free_bytes)).append(" bytes are free");
     }
-    x.api = api;
-    x.device = device;
-    x.rank = rank;
     return to_error(std::move(x));
   } catch (const std::bad_alloc&) {
     return make_error(classify(code), {});
@@ -248,11 +246,9 @@ caf::error nccl_failure(ncclResult_t code, const char* api, int device, int rank
 
 caf::error driver_access::refusal(int device) noexcept {
   try {
-    failure x;
-    x.code = errc::device_fault;
-    x.device = device;
-    x.detail = "CUDA is not called any more in this process";
-    return to_error(std::move(x));
+    return to_error({.code = errc::device_fault,
+                     .detail = "CUDA is not called any more in this process",
+                     .device = device});
   } catch (const std::bad_alloc&) {
     return make_error(errc::device_fault, {});
   }

@@ -7,6 +7,7 @@
 #include "backend/cuda/nccl_arguments.hpp"
 #include "backend/cuda/nccl_group.hpp"
 #include "backend/cuda/nccl_types.hpp"
+#include "foundation/keep_first.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/collective_kind.hpp>
 #include <troupe/dtype.hpp>
@@ -275,8 +276,8 @@ caf::error nccl_communicator::with_operation(const collective_call& call, F f) n
   auto err = f(op);
   // "An operator may be destroyed as soon as the last NCCL function which is given that operator
   // returns" (nccl.h), in a group as well.
-  auto destroyed = outcome(ncclRedOpDestroy(op, native()), "ncclRedOpDestroy");
-  return err ? err : destroyed;
+  keep_first(err, outcome(ncclRedOpDestroy(op, native()), "ncclRedOpDestroy"));
+  return err;
 }
 
 caf::error nccl_communicator::issue_alone(std::span<const collective_call> calls,

@@ -1,12 +1,12 @@
 /// nccl_communicator: connects the ranks before the first call.
 #include "backend/cuda/nccl_connect.hpp"
 
-#include "backend/cuda/communicator_failure.hpp"
 #include "backend/cuda/cuda_error.hpp"
 #include "backend/cuda/cuda_functions.hpp"
 #include "backend/cuda/device_guard.hpp"
 #include "backend/cuda/nccl_communicator.hpp"
 #include "backend/cuda/nccl_group.hpp"
+#include "foundation/error_text.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/error.hpp>
 
@@ -42,8 +42,7 @@ constexpr std::size_t pair_bytes = 1024;
 
 /// An upper bound for one communicator with all its connections.
 /// @units bytes of device memory
-/// @source measured with NCCL 2.28 on two H100 in one process: 868 MiB, and 1346 MiB for a first
-/// one
+/// @source measured with NCCL 2.28 on two H100 in one process: 868 MiB; 1346 MiB for a first one
 constexpr std::size_t build_bytes = std::size_t{1280} << 20;
 
 /// The same for the first one of the process on a device, with what NCCL loads there.

@@ -9,6 +9,8 @@
 #include "backend/cuda/nccl_communicator.hpp"
 #include "backend/cuda/nccl_connect.hpp"
 #include "backend/cuda/nccl_group.hpp"
+#include "foundation/error_text.hpp"
+#include "foundation/keep_first.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/error.hpp>
 
@@ -191,24 +193,20 @@ caf::error close_windows(std::span<const std::unique_ptr<backend_communicator>> 
   if (may_not_call(ranks))
     return {};
   caf::error first;
-  auto keep = [&first](caf::error err) {
-    if (err && !first)
-      first = std::move(err);
-  };
   for (const auto& rank : ranks)
-    keep(as_nccl(rank).windows().deregister_all());
+    keep_first(first, as_nccl(rank).windows().deregister_all());
   select_one(ranks);
   group_scope group;
-  keep(check(group.begun(), "ncclGroupStart", -1));
+  keep_first(first, check(group.begun(), "ncclGroupStart", -1));
   for (const auto& rank : ranks) {
     auto& x = as_nccl(rank);
     const int device = x.device();
     if (auto* const handle = x.windows().release(); handle != nullptr)
       if (const auto code = ncclCommAbort(handle); code != ncclInProgress)
-        keep(check(code, "ncclCommAbort", device, x.rank()));
+        keep_first(first, check(code, "ncclCommAbort", device, x.rank()));
   }
   if (const auto ended = group.end(); ended != ncclInProgress)
-    keep(check(ended, "ncclGroupEnd", -1));
+    keep_first(first, check(ended, "ncclGroupEnd", -1));
   for (const auto& rank : ranks)
     as_nccl(rank).windows().free_scratch();
   return first;
@@ -220,24 +218,21 @@ caf::error abort_all(std::span<const std::unique_ptr<backend_communicator>> rank
   if (may_not_call(ranks))
     return {};
   caf::error first;
-  auto keep = [&first](caf::error err) {
-    if (err && !first)
-      first = std::move(err);
-  };
   select_one(ranks);
   group_scope group;
-  keep(check(group.begun(), "ncclGroupStart", -1));
+  keep_first(first, check(group.begun(), "ncclGroupStart", -1));
   for (const auto& rank : ranks) {
     auto& x = as_nccl(rank);
     const int device = x.device();
     const auto code = ncclCommAbort(x.release());
     if (code != ncclInProgress)
-      keep(check(code, "ncclCommAbort", device, x.rank()));
+      keep_first(first, check(code, "ncclCommAbort", device, x.rank()));
   }
   const auto ended = group.end();
   if (ended != ncclInProgress)
-    keep(check(ended, "ncclGroupEnd", -1));
-  keep(close_windows(ranks)); // now no kernel of the other communicator blocks the devices
+    keep_first(first, check(ended, "ncclGroupEnd", -1));
+  // No kernel of the aborted communicator blocks the devices any more.
+  keep_first(first, close_windows(ranks));
   return first;
 }
 
@@ -303,45 +298,40 @@ caf::error destroy_communicator(communicator_ranks ranks) noexcept {
   if (may_not_call(ranks))
     return {};
   // The end of a rank waits for its peers. In a group, all ranks of this process end together.
-  caf::error first;
-  auto keep = [&first](caf::error err) {
-    if (err && !first)
-      first = std::move(err);
-  };
-  keep(close_windows(ranks));
+  auto first = close_windows(ranks);
   if (first) {
     (void)abort_all(ranks);
     return first;
   }
   select_one(ranks);
   group_scope finalizing;
-  keep(check(finalizing.begun(), "ncclGroupStart", -1));
+  keep_first(first, check(finalizing.begun(), "ncclGroupStart", -1));
   for (const auto& rank : ranks) {
     auto& x = as_nccl(rank);
     const auto code = ncclCommFinalize(x.native());
     if (code != ncclInProgress)
-      keep(check(code, "ncclCommFinalize", x.device(), x.rank()));
+      keep_first(first, check(code, "ncclCommFinalize", x.device(), x.rank()));
   }
   const auto ended = finalizing.end();
   if (ended != ncclInProgress)
-    keep(check(ended, "ncclGroupEnd", -1));
+    keep_first(first, check(ended, "ncclGroupEnd", -1));
   for (const auto& rank : ranks)
     if (!first && ended == ncclInProgress) {
       auto& x = as_nccl(rank);
-      keep(check(settle(x.native(), ended), "ncclCommFinalize", x.device(), x.rank()));
+      keep_first(first, check(settle(x.native(), ended), "ncclCommFinalize", x.device(), x.rank()));
     }
   if (first) {
     (void)abort_all(ranks);
     return first;
   }
   group_scope destroying;
-  keep(check(destroying.begun(), "ncclGroupStart", -1));
+  keep_first(first, check(destroying.begun(), "ncclGroupStart", -1));
   for (const auto& rank : ranks) {
     auto& x = as_nccl(rank);
     const int device = x.device();
-    keep(check(ncclCommDestroy(x.release()), "ncclCommDestroy", device, x.rank()));
+    keep_first(first, check(ncclCommDestroy(x.release()), "ncclCommDestroy", device, x.rank()));
   }
-  keep(check(destroying.end(), "ncclGroupEnd", -1));
+  keep_first(first, check(destroying.end(), "ncclGroupEnd", -1));
   return first;
 }
 

@@ -5,6 +5,7 @@
 #include "backend/cuda/cuda_functions.hpp"
 #include "backend/cuda/cuda_handles.hpp"
 #include "backend/cuda/nccl_group.hpp"
+#include "foundation/keep_first.hpp"
 #include <troupe/error.hpp>
 
 #include <cuda_runtime_api.h>
@@ -104,10 +105,8 @@ caf::error nccl_windows::deregister_all() noexcept {
   caf::error first;
   // In the order of registration, as on all ranks.
   for (const auto& [memory, window] : windows_)
-    if (auto err = check(ncclCommWindowDeregister(handle_.get(), window),
-                         "ncclCommWindowDeregister", where_.device, where_.rank);
-        err && !first)
-      first = std::move(err);
+    keep_first(first, check(ncclCommWindowDeregister(handle_.get(), window),
+                            "ncclCommWindowDeregister", where_.device, where_.rank));
   windows_.clear();
   return first;
 }

@@ -274,13 +274,11 @@ gate* fault_injector::make_gate(const fault_rule& rule, const caller& who) {
 }
 
 failure fault_injector::failure_of_call(errc code, std::string_view call, const caller& who) {
-  failure result;
-  result.code = code;
-  result.verb = call;
-  result.api = call;
-  result.device = who.device;
-  result.rank = who.rank;
-  return result;
+  return {.code = code,
+          .verb = std::string{call},
+          .api = std::string{call},
+          .device = who.device,
+          .rank = who.rank};
 }
 
 caf::error fault_injector::error_of(const fault_rule& rule, std::size_t number, std::uint64_t call,

@@ -3,6 +3,7 @@
 #include "backend/faults/fault_injector.hpp"
 #include "backend/faults/faulty_communicator.hpp"
 #include "backend/faults/faulty_device.hpp"
+#include "foundation/keep_first.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/error.hpp>
 #include <troupe/testing/fault_plan.hpp>
@@ -156,8 +157,9 @@ private:
     const auto must_abort = v == verb::abort || injector_->poisoned();
     if (must_abort)
       injector_->open_gates_of(id);
-    auto err = must_abort ? inner_->abort(std::move(inner)) : inner_->destroy(std::move(inner));
-    return injected ? injected : err;
+    keep_first(injected,
+               must_abort ? inner_->abort(std::move(inner)) : inner_->destroy(std::move(inner)));
+    return injected;
   }
 
   std::shared_ptr<backend> inner_;

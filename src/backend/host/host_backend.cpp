@@ -101,7 +101,7 @@ public:
   caf::expected<communicator_ranks> build(const communicator_id& id, int size,
                                           std::span<const local_rank> ranks) noexcept override {
     if (size <= 0 || ranks.empty())
-      return fail(errc::invalid_argument, -1, "a communicator needs at least one rank");
+      return make_error(errc::invalid_argument, "a communicator needs at least one rank");
     if (const auto where = invitation_of(id))
       return connect(id, *where, size, ranks);
     std::unique_lock lock{mutex_};
@@ -117,7 +117,7 @@ public:
     } else {
       complete_.wait(lock, [&] { return mine->complete() || mine->unwanted; });
       if (!mine->complete())
-        return fail(errc::unavailable, -1, "the build of the communicator was called off");
+        return build_called_off();
     }
     return communicators(std::vector<std::shared_ptr<host_transport>>(ranks.size(), mine->group),
                          ranks);
@@ -145,7 +145,7 @@ public:
     for (const auto& x : ranks) {
       auto& transport = transport_of(*x);
       if (!result && transport.has_symmetric())
-        result = fail(errc::invalid_argument, -1, "a symmetric call cannot be aborted");
+        result = make_error(errc::invalid_argument, "a symmetric call cannot be aborted");
       transport.end(make_error(errc::nccl_error, "the communicator was aborted"));
     }
     for (const auto& x : ranks)
@@ -198,9 +198,9 @@ private:
   caf::expected<communicator_ranks> connect(const communicator_id& id, const hub_invitation& where,
                                             int size, std::span<const local_rank> ranks) {
     if (size > most_ranks)
-      return fail(errc::not_supported, -1,
-                  "too many ranks for a communicator of several processes: " +
-                      std::to_string(size));
+      return make_error(errc::not_supported,
+                        "too many ranks for a communicator of several processes: " +
+                            std::to_string(size));
     waiting_room* room = nullptr;
     {
       std::lock_guard lock{mutex_};
@@ -226,18 +226,14 @@ private:
         connecting_.erase(found);
     }
     if (!transports && unwanted)
-      return fail(errc::unavailable, -1, "the build of the communicator was called off");
+      return build_called_off();
     if (!transports)
       return std::move(transports.error());
     return communicators(*transports, ranks);
   }
 
   static caf::error fail(errc code, int device, std::string detail) {
-    failure f;
-    f.code = code;
-    f.device = device;
-    f.detail = std::move(detail);
-    return make_error(std::move(f));
+    return make_error({.code = code, .detail = std::move(detail), .device = device});
   }
 
   caf::error check_ordinal(int ordinal) const {
@@ -249,9 +245,9 @@ private:
   /// Adds all of `ranks`; after an error, none.
   caf::error join(assembly& to, int size, std::span<const local_rank> ranks) const {
     if (static_cast<std::size_t>(size) != to.taken.size())
-      return fail(errc::invalid_argument, -1,
-                  "a communicator of " + std::to_string(size) + " ranks, where another rank said " +
-                      std::to_string(to.taken.size()));
+      return make_error(errc::invalid_argument, "a communicator of " + std::to_string(size) +
+                                                    " ranks, where another rank said " +
+                                                    std::to_string(to.taken.size()));
     auto taken = to.taken;
     auto devices = to.devices;
     for (const auto& x : ranks) {

@@ -25,12 +25,10 @@ caf::error host_communicator::connect(stream_view, connect_scope) noexcept {
 caf::error host_communicator::enqueue(std::span<const collective_call> calls,
                                       stream_view stream) noexcept {
   const auto invalid = [this](const char* why, collective_kind what) {
-    failure f;
-    f.code = errc::invalid_argument;
-    f.verb = to_string(what);
-    f.rank = rank_;
-    f.detail = why;
-    return make_error(std::move(f));
+    return make_error({.code = errc::invalid_argument,
+                       .detail = why,
+                       .verb = std::string{to_string(what)},
+                       .rank = rank_});
   };
   if (calls.empty())
     return invalid("no calls", {});

@@ -187,13 +187,8 @@ caf::error host_connection::deregister_window(int rank, const void* memory) noex
   lock guard{mutex_};
   const auto found =
       std::ranges::find_if(windows_, [&](const window& x) { return x.memory == memory; });
-  if (found == windows_.end()) {
-    failure f;
-    f.code = errc::invalid_argument;
-    f.rank = rank;
-    f.detail = "the memory is not a window of this communicator";
-    return make_error(std::move(f));
-  }
+  if (found == windows_.end())
+    return no_window(rank);
   const frame_header header{.kind = frame_kind::window_gone, .number = found->number};
   windows_.erase(found);
   static_cast<void>(send(guard, {bytes_of(header)})); // an ended communicator has no windows

@@ -331,11 +331,7 @@ void host_device::set_completion_signal(std::function<void()> signal) noexcept {
 }
 
 caf::error host_device::fail(errc code, std::string detail) const {
-  failure f;
-  f.code = code;
-  f.device = ordinal_;
-  f.detail = std::move(detail);
-  return make_error(std::move(f));
+  return make_error({.code = code, .detail = std::move(detail), .device = ordinal_});
 }
 
 bool host_device::is_window(const void* memory) const noexcept {

@@ -57,22 +57,23 @@ std::string describe(const host_call& x) {
 }
 
 caf::error mismatch(const host_call& call, int rank, std::string detail) {
-  failure f;
-  f.code = errc::collective_mismatch;
-  f.verb = to_string(call.what);
-  f.rank = rank;
-  f.detail = std::move(detail);
-  return make_error(std::move(f));
+  return make_error({.code = errc::collective_mismatch,
+                     .detail = std::move(detail),
+                     .verb = std::string{to_string(call.what)},
+                     .rank = rank});
 }
 
 } // namespace
 
 caf::error rank_left(int rank) {
-  failure f;
-  f.code = errc::nccl_error;
-  f.rank = rank;
-  f.detail = "a rank left the communicator";
-  return make_error(std::move(f));
+  return make_error(
+      {.code = errc::nccl_error, .detail = "a rank left the communicator", .rank = rank});
+}
+
+caf::error no_window(int rank) {
+  return make_error({.code = errc::invalid_argument,
+                     .detail = "the memory is not a window of this communicator",
+                     .rank = rank});
 }
 
 host_call::host_call(const collective_call& x)
@@ -106,11 +107,8 @@ caf::error host_group::register_window(int rank, const void* memory,
   new_windows_there_ = 0;
   if (std::ranges::any_of(new_windows_,
                           [&](const window& x) { return x.size_bytes != size_bytes; })) {
-    failure f;
-    f.code = errc::nccl_error;
-    f.rank = rank;
-    f.detail = "windows of different sizes";
-    end_locked(make_error(std::move(f)));
+    end_locked(make_error(
+        {.code = errc::nccl_error, .detail = "windows of different sizes", .rank = rank}));
     return why_;
   }
   for (std::size_t r = 0; r < windows_.size(); ++r)
@@ -125,11 +123,7 @@ caf::error host_group::deregister_window(int rank, const void* memory) noexcept 
   if (std::erase_if(windows_[static_cast<std::size_t>(rank)],
                     [&](const window& x) { return x.memory == memory; }) != 0)
     return {};
-  failure f;
-  f.code = errc::invalid_argument;
-  f.rank = rank;
-  f.detail = "the memory is not a window of this communicator";
-  return make_error(std::move(f));
+  return no_window(rank);
 }
 
 host_place host_group::place_of(int rank, const void* memory,

@@ -2,6 +2,7 @@
 
 #include "backend/host/host_group.hpp"
 #include "backend/host/hub_rank.hpp"
+#include "foundation/error_text.hpp"
 #include "foundation/start_thread.hpp"
 
 #include <algorithm>
@@ -35,16 +36,12 @@ constexpr std::size_t read_at_once = std::size_t{1} << 20;
 /// The most called-off communicators that are remembered.
 constexpr std::size_t most_called_off = 256;
 
-caf::error fail(errc code, int rank, std::string detail) {
-  failure f;
-  f.code = code;
-  f.rank = rank;
-  f.detail = std::move(detail);
-  return make_error(std::move(f));
+caf::error rank_failed(int rank, std::string detail) {
+  return make_error({.code = errc::nccl_error, .detail = std::move(detail), .rank = rank});
 }
 
 caf::error process_gone(int rank) {
-  return fail(errc::nccl_error, rank, "the process of rank " + std::to_string(rank) + " has ended");
+  return rank_failed(rank, "the process of rank " + std::to_string(rank) + " has ended");
 }
 
 caf::error hub_closed() {
@@ -330,20 +327,20 @@ void host_hub::take_hello(guest& x) noexcept {
 caf::error host_hub::join(guest& x) {
   const auto& hello = x.hello;
   if (hello.group == 0 || hello.group >= next_ || hello.size <= 0 || hello.size > most_ranks)
-    return fail(errc::invalid_argument, -1, "the communicator is unknown");
+    return make_error(errc::invalid_argument, "the communicator is unknown");
   if (const auto i = called_off_.find(hello.group); i != called_off_.end())
     return i->second;
   const auto found = meetings_.find(hello.group);
   auto to =
       found != meetings_.end() ? found->second : std::make_shared<meeting>(hello.group, hello.size);
   if (static_cast<std::size_t>(hello.size) != to->guests.size())
-    return fail(errc::invalid_argument, -1,
-                "a communicator of " + std::to_string(hello.size) +
-                    " ranks, where another rank said " + std::to_string(to->guests.size()));
+    return make_error(errc::invalid_argument, "a communicator of " + std::to_string(hello.size) +
+                                                  " ranks, where another rank said " +
+                                                  std::to_string(to->guests.size()));
   const auto r = static_cast<std::size_t>(hello.rank);
   if (hello.rank < 0 || hello.rank >= hello.size || to->guests[r] || to->group)
-    return fail(errc::invalid_argument, -1,
-                "rank " + std::to_string(hello.rank) + " is already taken, or out of range");
+    return make_error(errc::invalid_argument,
+                      "rank " + std::to_string(hello.rank) + " is already taken, or out of range");
   meetings_.try_emplace(hello.group, to);
   to->guests[r] = &x;
   ++to->there;
@@ -458,7 +455,7 @@ void host_hub::lost(guest& x) noexcept {
 void host_hub::misbehaved(guest& x, const char* how) noexcept {
   x.next = stage::nothing;
   const auto rank = x.hello.rank;
-  const auto why = fail(errc::nccl_error, rank, "rank " + std::to_string(rank) + ' ' + how);
+  const auto why = rank_failed(rank, "rank " + std::to_string(rank) + ' ' + how);
   if (x.met->group)
     return x.met->group->end(why);
   const auto met = x.met;
@@ -471,7 +468,7 @@ void host_hub::call_off_unwanted() noexcept {
     std::lock_guard lock{unwanted_mutex_};
     all.swap(unwanted_);
   }
-  const auto why = fail(errc::unavailable, -1, "the build of the communicator was called off");
+  const auto why = build_called_off();
   for (const auto group : all)
     if (const auto i = meetings_.find(group); i == meetings_.end())
       remember(group, why);

@@ -99,5 +99,7 @@ public:
 
 /// Returns the error for a rank that has left and that another rank needs, or might need.
 caf::error rank_left(int rank);
+/// Returns the error for memory that is not a window of the communicator.
+caf::error no_window(int rank);
 
 } // namespace troupe::detail

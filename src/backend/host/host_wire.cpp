@@ -115,11 +115,7 @@ bool is_in_place(const host_call& x, int rank) noexcept {
 }
 
 caf::error wrong_calls(int rank, const char* why) {
-  failure f;
-  f.code = errc::nccl_error;
-  f.rank = rank;
-  f.detail = why;
-  return make_error(std::move(f));
+  return make_error({.code = errc::nccl_error, .detail = why, .rank = rank});
 }
 
 /// A decoded call.
@@ -235,13 +231,11 @@ std::optional<caf::error> error_of(const wire_error& x) {
   if (x.code == 0 || x.code > static_cast<std::uint32_t>(errc::internal) ||
       x.verb_bytes > x.verb.size() || x.detail_bytes > x.detail.size())
     return std::nullopt;
-  failure f;
-  f.code = static_cast<errc>(x.code);
-  f.rank = x.rank;
-  f.device = x.device;
-  f.verb.assign(x.verb.data(), x.verb_bytes);
-  f.detail.assign(x.detail.data(), x.detail_bytes);
-  return make_error(std::move(f));
+  return make_error({.code = static_cast<errc>(x.code),
+                     .detail = {x.detail.data(), x.detail_bytes},
+                     .verb = {x.verb.data(), x.verb_bytes},
+                     .device = x.device,
+                     .rank = x.rank});
 }
 
 void add_sent(const host_call& x, int rank, int ranks, const_blocks& to) {
@@ -285,12 +279,10 @@ caf::error check_bounds(std::span<const host_call> calls, int rank, int ranks) {
   };
   if (calls.size() <= most_calls && std::ranges::all_of(calls, fits))
     return {};
-  failure f;
-  f.code = errc::not_supported;
-  f.verb = to_string(calls.front().what);
-  f.rank = rank;
-  f.detail = "too large for one exchange between processes";
-  return make_error(std::move(f));
+  return make_error({.code = errc::not_supported,
+                     .detail = "too large for one exchange between processes",
+                     .verb = std::string{to_string(calls.front().what)},
+                     .rank = rank});
 }
 
 std::vector<std::byte> encode(std::span<const host_call> calls, int rank) {
