@@ -1,5 +1,6 @@
 #include "collective/call_checker.hpp"
 
+#include "foundation/collective_rules.hpp"
 #include "foundation/error_text.hpp"
 #include "lane/lane.hpp" // for state()
 #include "operation/buffer.hpp"
@@ -24,10 +25,13 @@ memory_range range_of(const any_gpu_ref& x) {
   return {&x, x.offset(), x.offset() + x.size_bytes(), x.count()};
 }
 
-/// Returns the `i`-th of `n` equal parts.
-memory_range part_of(const memory_range& x, std::size_t i, std::size_t n) {
+/// Returns the block of `rank` in `x`, a buffer of a collective over `n` ranks.
+memory_range own_block(const memory_range& x, const buffer_rule& rule, std::size_t rank,
+                       std::size_t n) {
+  if (!rule.per_rank)
+    return x;
   auto size = (x.end - x.begin) / n;
-  return {x.of, x.begin + i * size, x.begin + (i + 1) * size, x.count / n};
+  return {x.of, x.begin + rank * size, x.begin + (rank + 1) * size, x.count / n};
 }
 
 /// Returns the sum of `counts`, or SIZE_MAX, which no buffer has, on overflow.
@@ -117,51 +121,16 @@ caf::error refuse_parts(const call_checker& check, std::size_t rank, const memor
                           std::to_string(check.size()) + " ranks");
 }
 
-/// Sets `flow`, and the ranges of buffers that a call in place leaves out.
-caf::error complete_ranges(const call_checker& check, rank_call& result, data_flow& flow) {
-  const auto rank = result.rank;
+/// Sets `to` to the rank's own block of `from` if a call in place leaves `to` out.
+caf::error complete_range(const call_checker& check, std::size_t rank, memory_range& to,
+                          const buffer_rule& rule, const memory_range& from,
+                          const buffer_rule& rule_of_from) {
   const auto n = check.size();
-  bool root = static_cast<int>(rank) == result.call.peer;
-  switch (result.call.what) {
-  case collective_kind::all_reduce:
-    if (!result.recv)
-      result.recv = result.send;
-    break;
-  case collective_kind::reduce:
-  case collective_kind::gather:
-    flow.receives = root;
-    break;
-  case collective_kind::broadcast:
-  case collective_kind::scatter:
-    flow.sends = root;
-    break;
-  case collective_kind::all_gather:
-    if (result.recv && !result.send) {
-      if (!divides(n, result.recv))
-        return refuse_parts(check, rank, result.recv);
-      result.send = part_of(result.recv, rank, n);
-    }
-    break;
-  case collective_kind::reduce_scatter:
-    if (result.send && !result.recv) {
-      if (!divides(n, result.send))
-        return refuse_parts(check, rank, result.send);
-      result.recv = part_of(result.send, rank, n);
-    }
-    break;
-  case collective_kind::send:
-    flow.receives = false;
-    break;
-  case collective_kind::recv:
-    flow.sends = false;
-    break;
-  case collective_kind::barrier:
-    flow.sends = flow.receives = false;
-    break;
-  case collective_kind::all_to_all:
-  case collective_kind::all_to_all_v:
-    break;
-  }
+  if (!rule.optional || to || !from)
+    return {};
+  if (rule_of_from.per_rank && !divides(n, from))
+    return refuse_parts(check, rank, from);
+  to = own_block(from, rule_of_from, rank, n);
   return {};
 }
 
@@ -204,59 +173,30 @@ struct size_mismatch {
 };
 
 /// Sets the call's count and checks the sizes of its buffers. Sets `in_place` if one buffer is the
-/// other, or the rank's part of it.
-caf::error set_count(const call_checker& check, rank_call& result, data_flow flow, bool& in_place) {
-  const auto [sends, receives] = flow;
+/// other, or the rank's block of it.
+caf::error set_count(const call_checker& check, rank_call& result, const collective_rules& rules,
+                     data_flow flow, bool& in_place) {
   const auto rank = result.rank;
   const auto n = check.size();
-  auto& call = result.call;
   size_mismatch sizes;
-  std::size_t send_count = result.send.count;
-  std::size_t recv_count = result.recv.count;
-  switch (call.what) {
-  case collective_kind::all_reduce:
-  case collective_kind::reduce:
-  case collective_kind::broadcast:
-    call.count = sends ? send_count : recv_count;
-    if (receives)
-      sizes.want(result.recv, call.count);
-    in_place = sends && receives && result.send.same_as(result.recv);
-    break;
-  case collective_kind::send:
-    call.count = send_count;
-    break;
-  case collective_kind::recv:
-    call.count = recv_count;
-    break;
-  case collective_kind::all_gather:
-  case collective_kind::gather:
-    call.count = send_count;
-    if (receives) {
-      sizes.want(result.recv, n * call.count);
-      in_place = result.send.same_as(part_of(result.recv, rank, n));
-    }
-    break;
-  case collective_kind::reduce_scatter:
-  case collective_kind::scatter:
-    call.count = recv_count;
-    if (sends) {
-      sizes.want(result.send, n * call.count);
-      in_place = result.recv.same_as(part_of(result.send, rank, n));
-    }
-    break;
-  case collective_kind::all_to_all:
-    if (!divides(n, result.send))
-      return refuse_parts(check, rank, result.send);
-    sizes.want(result.recv, send_count);
-    call.count = send_count / n;
-    break;
-  case collective_kind::all_to_all_v:
+  if (result.plan) {
     sizes.want(result.send, sum_of(result.plan->send_counts));
     sizes.want(result.recv, sum_of(result.plan->recv_counts));
-    break;
-  case collective_kind::barrier:
-    break;
+  } else {
+    // A buffer of one block determines the count, if there is one.
+    const bool by_send = flow.sends && (!rules.send.per_rank || rules.recv.per_rank);
+    const auto& counted = by_send ? result.send : result.recv;
+    const bool per_rank = (by_send ? rules.send : rules.recv).per_rank;
+    if (per_rank && !divides(n, counted))
+      return refuse_parts(check, rank, counted);
+    auto& count = result.call.count;
+    count = per_rank ? counted.count / n : counted.count;
+    sizes.want(result.send, rules.send.blocks(n) * count);
+    sizes.want(result.recv, rules.recv.blocks(n) * count);
   }
+  in_place = flow.sends && flow.receives && rules.has_in_place_form() &&
+             own_block(result.send, rules.send, rank, n)
+                 .same_as(own_block(result.recv, rules.recv, rank, n));
   if (sizes.wrong != nullptr)
     return check.refuse(errc::shape_mismatch, rank,
                         "a buffer of " + elements(sizes.wrong->count) + ": " +
@@ -327,8 +267,14 @@ caf::error call_checker::check(rank_call& result, std::size_t rank, const any_gp
     result.send = range_of(*send);
   if (recv != nullptr)
     result.recv = range_of(*recv);
-  data_flow flow;
-  if (auto error = complete_ranges(*this, result, flow); error)
+  const auto& rules = rules_of(x_.kind);
+  const bool root = static_cast<int>(rank) == x_.peer;
+  const data_flow flow{rules.send.held(root), rules.recv.held(root)};
+  if (auto error = complete_range(*this, rank, result.send, rules.send, result.recv, rules.recv);
+      error)
+    return error;
+  if (auto error = complete_range(*this, rank, result.recv, rules.recv, result.send, rules.send);
+      error)
     return error;
   if (auto error = check_presence(*this, result, flow); error)
     return error;
@@ -338,7 +284,7 @@ caf::error call_checker::check(rank_call& result, std::size_t rank, const any_gp
   if (auto error = set_type(*this, result, flow); error)
     return error;
   bool in_place = false;
-  if (auto error = set_count(*this, result, flow, in_place); error)
+  if (auto error = set_count(*this, result, rules, flow, in_place); error)
     return error;
   if (!in_place && sends && receives && overlap(result.send, result.recv))
     return refuse(errc::invalid_argument, rank,
@@ -362,7 +308,7 @@ caf::error call_checker::compare(const rank_call& a, const rank_call& b) const {
 }
 
 caf::error call_checker::check_request() const {
-  if (x_.kind > collective_kind::barrier)
+  if (!is_known(x_.kind))
     return refuse(errc::invalid_argument, no_rank(),
                   "unknown collective " + std::to_string(static_cast<int>(x_.kind)));
   if (reduces(x_.kind) && x_.op > reduce_op::premul_sum)

@@ -1,5 +1,6 @@
 #include "collective/call_comparison.hpp"
 
+#include "foundation/collective_rules.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/collective_kind.hpp>
 #include <troupe/dtype.hpp>
@@ -20,10 +21,8 @@ bool same_shape(const collective_call& a, const collective_call& b) noexcept {
 }
 
 bool has_symmetric_form(const collective_call& x) noexcept {
-  if (x.what == collective_kind::all_gather)
-    return true;
-  if (x.what != collective_kind::all_reduce && x.what != collective_kind::reduce_scatter)
-    return false;
+  if (!reduces(x.what) || !rules_of(x.what).symmetric)
+    return rules_of(x.what).symmetric;
   switch (x.type) {
   case dtype::float16:
   case dtype::bfloat16:
@@ -34,15 +33,6 @@ bool has_symmetric_form(const collective_call& x) noexcept {
   default:
     return false;
   }
-}
-
-/// Returns whether one buffer of an all_gather or reduce_scatter is the rank's part of the other.
-bool is_in_place(const rank_call& x) noexcept {
-  auto part = x.rank * x.call.count * size_of(x.call.type);
-  auto* send = static_cast<const std::byte*>(x.call.send);
-  auto* recv = static_cast<const std::byte*>(x.call.recv);
-  return (x.call.what == collective_kind::all_gather && send == recv + part) ||
-         (x.call.what == collective_kind::reduce_scatter && recv == send + part);
 }
 
 } // namespace
@@ -90,11 +80,12 @@ bool is_symmetric(std::span<const rank_call* const> calls, std::size_t ranks,
   if (first.send_place.of == nullptr || first.recv_place.of == nullptr || calls.size() != ranks ||
       ranks < 2 || !has_symmetric_form(first.call))
     return false;
-  auto parts = first.call.what == collective_kind::all_reduce ? 1 : ranks;
-  auto bytes = first.call.count * size_of(first.call.type) * parts;
+  const auto& rules = rules_of(first.call.what);
+  auto bytes = first.call.count * size_of(first.call.type) * (rules.per_rank() ? ranks : 1);
   if (bytes == 0 || bytes > limit)
     return false;
-  bool in_place = std::all_of(calls.begin(), calls.end(), [](auto* x) { return is_in_place(*x); });
+  bool in_place = std::all_of(calls.begin(), calls.end(),
+                              [](auto* x) { return uses_own_block(x->call, x->rank); });
   return std::all_of(calls.begin(), calls.end(), [&](const rank_call* x) {
     bool same_send = x->send_place == first.send_place;
     bool same_recv = x->recv_place == first.recv_place;
@@ -102,7 +93,7 @@ bool is_symmetric(std::span<const rank_call* const> calls, std::size_t ranks,
         x->recv_place.of != first.recv_place.of)
       return false;
     if (in_place)
-      return x->call.what == collective_kind::all_gather ? same_recv : same_send;
+      return rules.recv.per_rank ? same_recv : same_send;
     return same_send && same_recv;
   });
 }

@@ -7,6 +7,7 @@
 #include "collective/communicator.hpp"
 #include "collective/rank_matching.hpp"
 #include "collective/rank_request.hpp"
+#include "foundation/collective_rules.hpp"
 #include "foundation/prefetch.hpp"
 #include "lane/lane.hpp" // for state()
 #include "operation/device_state.hpp"
@@ -27,19 +28,9 @@ std::uint64_t sum_of(const std::vector<std::size_t>& counts) noexcept {
 /// Returns what the communicator must be connected for before `calls`, sorted by rank, are made.
 connect_scope need_of(std::span<const rank_call> calls) noexcept {
   for (std::size_t i = 0; i < calls.size(); ++i)
-    switch (calls[i].call.what) {
-    case collective_kind::all_reduce:
-    case collective_kind::reduce:
-    case collective_kind::broadcast:
-    case collective_kind::all_gather:
-    case collective_kind::reduce_scatter:
-    case collective_kind::barrier:
-      if (i == 0 || calls[i].rank != calls[i - 1].rank)
-        break;
-      [[fallthrough]]; // a group: several calls of one rank
-    default:
+    if (rules_of(calls[i].call.what).pairwise || // or a group: several calls of one rank
+        (i != 0 && calls[i].rank == calls[i - 1].rank))
       return connect_scope::everything;
-    }
   return connect_scope::collectives;
 }
 
@@ -58,8 +49,7 @@ std::size_t part_count(const rank_call& any, std::size_t ranks) noexcept {
 }
 
 const char* joint_verb(collective_kind x) noexcept {
-  bool message = x == collective_kind::send || x == collective_kind::recv;
-  return message ? "send_recv" : to_string(x).data();
+  return is_message(x) ? "send_recv" : to_string(x).data();
 }
 
 } // namespace

@@ -1,5 +1,7 @@
 #include "collective/collective_writes.hpp"
 
+#include "foundation/collective_rules.hpp"
+
 namespace troupe::detail {
 
 bool counts_among_calls(const caf::error& why, std::uint64_t membership) noexcept {
@@ -13,17 +15,17 @@ void add_writes(std::vector<use>& to, const collective_view& x, std::size_t rank
                 std::size_t first_rank) {
   if (!x.recv.empty())
     return add_writes(to, x.recv);
-  if (x.kind == collective_kind::all_reduce)
-    return add_writes(to, x.send);
-  if (x.kind != collective_kind::reduce_scatter)
+  const auto& rules = rules_of(x.kind);
+  if (!rules.recv.optional)
     return;
+  const auto blocks = rules.send.blocks(ranks);
   for (std::size_t i = 0; i < x.send.size(); ++i) {
     auto& ref = x.send[i];
-    if (!ref || ref.count() % ranks != 0)
+    if (!ref || ref.count() % blocks != 0)
       continue;
-    auto count = ref.count() / ranks;
-    if (auto part = ref.slice((first_rank + i) % ranks * count, count))
-      add_write(to, *part);
+    auto count = ref.count() / blocks;
+    if (auto own = ref.slice(rules.send.block_of((first_rank + i) % ranks) * count, count))
+      add_write(to, *own);
   }
 }
 

@@ -1,6 +1,7 @@
 #include "collective/rank_call.hpp"
 
 #include "collective/call_checker.hpp"
+#include "foundation/collective_rules.hpp"
 #include "foundation/prefetch.hpp"
 #include "operation/buffer.hpp"
 
@@ -63,54 +64,21 @@ caf::expected<std::vector<rank_call>> message_calls(const call_checker& check, c
   return result;
 }
 
-/// The ranks that have a handle for `send` or `recv` in a collective over n ranks.
-enum class holders : std::uint8_t { none, all, all_or_none, root };
-
-struct handle_rule {
-  holders send;
-  holders recv;
-};
-
-handle_rule rule_of(collective_kind x) {
-  switch (x) {
-  case collective_kind::all_reduce:
-  case collective_kind::reduce_scatter:
-    return {holders::all, holders::all_or_none};
-  case collective_kind::all_gather:
-    return {holders::all_or_none, holders::all};
-  case collective_kind::reduce:
-  case collective_kind::gather:
-    return {holders::all, holders::root};
-  case collective_kind::broadcast:
-  case collective_kind::scatter:
-    return {holders::root, holders::all};
-  case collective_kind::all_to_all:
-  case collective_kind::all_to_all_v:
-    return {holders::all, holders::all};
-  case collective_kind::send:
-  case collective_kind::recv:
-  case collective_kind::barrier:
-    break;
-  }
-  return {holders::none, holders::none};
-}
-
 caf::error check_handles(const call_checker& check, std::span<const any_gpu_ref> refs,
-                         holders who) {
-  if (who == holders::all_or_none && refs.empty())
+                         const buffer_rule& rule) {
+  using enum buffer_rule::holders;
+  if (rule.optional && refs.empty())
     return {};
-  return check.check_number(refs.size(), who == holders::none   ? 0
-                                         : who == holders::root ? 1
+  return check.check_number(refs.size(), rule.held_by == none   ? 0
+                                         : rule.held_by == root ? 1
                                                                 : check.size());
 }
 
-const any_gpu_ref* handle_of(std::span<const any_gpu_ref> refs, holders who, std::size_t rank,
-                             int root) {
-  if (refs.empty())
+const any_gpu_ref* handle_of(std::span<const any_gpu_ref> refs, const buffer_rule& rule,
+                             std::size_t rank, int root) {
+  if (refs.empty() || !rule.held(static_cast<int>(rank) == root))
     return nullptr;
-  if (who == holders::root)
-    return static_cast<int>(rank) == root ? &refs[0] : nullptr;
-  return &refs[rank];
+  return &refs[rule.held_by == buffer_rule::holders::root ? 0 : rank];
 }
 
 bool are_rows(std::span<const std::vector<std::uint64_t>> counts, std::size_t rows,
@@ -137,10 +105,10 @@ caf::expected<std::vector<rank_call>> rank_calls(const char* verb, const collect
   if (x.kind == collective_kind::recv)
     return check.refuse(errc::invalid_argument, n,
                         "a message between two ranks is requested with `send`, not with `recv`");
-  auto rule = rule_of(x.kind);
-  if (auto error = check_handles(check, x.send, rule.send); error)
+  const auto& rules = rules_of(x.kind);
+  if (auto error = check_handles(check, x.send, rules.send); error)
     return error;
-  if (auto error = check_handles(check, x.recv, rule.recv); error)
+  if (auto error = check_handles(check, x.recv, rules.recv); error)
     return error;
   if (!x.factors.empty() && x.factors.size() != n)
     return check.refuse(errc::invalid_argument, n,
@@ -168,8 +136,8 @@ caf::expected<std::vector<rank_call>> rank_calls(const char* verb, const collect
       plan = packed(std::move(to), std::move(from));
     }
     if (auto error =
-            check.check(result.emplace_back(), rank, handle_of(x.send, rule.send, rank, x.peer),
-                        handle_of(x.recv, rule.recv, rank, x.peer),
+            check.check(result.emplace_back(), rank, handle_of(x.send, rules.send, rank, x.peer),
+                        handle_of(x.recv, rules.recv, rank, x.peer),
                         x.factors.empty() ? nullptr : &x.factors[rank], std::move(plan));
         error)
       return error;
@@ -187,13 +155,12 @@ caf::expected<rank_call> rank_call_of(const char* verb, const collective_view& x
     return error;
   if (auto error = check.check_there(static_cast<int>(rank), absent); error)
     return error;
-  const bool message = x.kind == collective_kind::send || x.kind == collective_kind::recv;
-  if (message)
+  if (is_message(x.kind))
     if (auto error =
             check.check_rank(x.peer, x.kind == collective_kind::send ? "receiver" : "sender");
         error)
       return error;
-  if (message || has_root(x.kind))
+  if (has_peer(x.kind))
     if (auto error = check.check_there(x.peer, absent); error)
       return error;
   for (auto number : {x.send.size(), x.recv.size(), x.factors.size()})

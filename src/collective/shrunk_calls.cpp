@@ -1,6 +1,7 @@
 #include "collective/shrunk_calls.hpp"
 
 #include "collective/communicator.hpp"
+#include "foundation/collective_rules.hpp"
 
 #include <utility>
 
@@ -14,9 +15,9 @@ std::byte* at(const void* x, std::size_t offset) noexcept {
 
 /// Moves the rank's part of an in-place gather to the rank's place in the communicator.
 void gather_in_place(collective_call& call, std::size_t rank, std::size_t place, shrunk_calls& to) {
-  const auto part = call.count * size_of(call.type);
-  if (call.recv == nullptr || rank == place || call.send != at(call.recv, rank * part))
+  if (call.recv == nullptr || rank == place || !uses_own_block(call, rank))
     return;
+  const auto part = call.count * size_of(call.type);
   auto* target = at(call.recv, place * part);
   to.moves.push_back({target, call.send, part});
   call.send = target;
@@ -25,9 +26,8 @@ void gather_in_place(collective_call& call, std::size_t rank, std::size_t place,
 /// Adds part `i` of `send`, which is for rank `i`, for each rank that is present.
 void scatter_to(const collective_call& call, std::size_t rank, const communicator& on,
                 exchange_plan& plan) {
-  const auto part = call.count * size_of(call.type);
   for (auto i : on.members()) {
-    const bool stays = i == rank && call.recv == at(call.send, rank * part);
+    const bool stays = i == rank && uses_own_block(call, rank);
     plan.send_counts.push_back(stays ? 0 : call.count);
     plan.send_offsets.push_back(i * call.count);
   }
@@ -86,21 +86,6 @@ void add_shrunk(const rank_call& of, const communicator& on, shrunk_calls& to) {
     to.calls.push_back(call);
   };
   switch (call.what) {
-  case collective_kind::all_reduce:
-  case collective_kind::barrier:
-    break;
-  case collective_kind::all_gather:
-    gather_in_place(call, of.rank, place, to);
-    break;
-  case collective_kind::gather:
-    gather_in_place(call, of.rank, place, to);
-    [[fallthrough]];
-  case collective_kind::reduce:
-  case collective_kind::broadcast:
-  case collective_kind::send:
-  case collective_kind::recv:
-    call.peer = static_cast<int>(on.place_of(static_cast<std::size_t>(call.peer)));
-    break;
   case collective_kind::reduce_scatter: {
     // Part i is for rank i, even if a rank before it is absent.
     auto* const recv = call.recv;
@@ -120,8 +105,12 @@ void add_shrunk(const rank_call& of, const communicator& on, shrunk_calls& to) {
     return as_exchange(plan_of_all_to_all(call, on));
   case collective_kind::all_to_all_v:
     return as_exchange(plan_of_exchange(*of.plan, on));
+  default:
+    gather_in_place(call, of.rank, place, to);
+    if (has_peer(call.what))
+      call.peer = static_cast<int>(on.place_of(static_cast<std::size_t>(call.peer)));
+    to.calls.push_back(call);
   }
-  to.calls.push_back(call);
 }
 
 } // namespace troupe::detail

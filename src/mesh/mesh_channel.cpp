@@ -1,5 +1,6 @@
 #include "mesh/mesh_channel.hpp"
 
+#include "foundation/collective_rules.hpp"
 #include "foundation/start_thread.hpp"
 #include "operation/operation.hpp"
 
@@ -277,8 +278,9 @@ caf::error mesh_channel::begin(const std::shared_ptr<mesh_request>& call, const 
     moves.push_back(device_.upload(target, std::make_shared<host_range>(std::move(from)), options));
   };
   // For gather and scatter, this rank's block is placed so that the collective works in place.
-  bool gathers = spec.what == collective_kind::all_gather;
-  bool scatters = spec.what == collective_kind::reduce_scatter;
+  const auto& rules = rules_of(spec.what);
+  bool gathers = rules.recv.per_rank;
+  bool scatters = rules.send.per_rank;
   // A barrier has no buffers; the slot's memory may belong to another collective.
   auto whole = spec.what == collective_kind::barrier ? any_gpu_ref{} : here(0, how.blocks());
   if (!x.send.memory.empty() && c.size != 0) {
@@ -309,10 +311,10 @@ caf::error mesh_channel::begin(const std::shared_ptr<mesh_request>& call, const 
     c.moves = std::move(moves);
   }
   chunk_side side;
-  if (spec.what != collective_kind::recv && !gathers &&
-      (spec.what != collective_kind::broadcast || spec.peer == rank_))
+  const bool root = spec.peer == rank_;
+  if (rules.send.held(root) && !rules.send.optional)
     side.send = whole;
-  if (spec.what != collective_kind::send && spec.what != collective_kind::all_reduce && !scatters)
+  if (rules.recv.held(root) && !rules.recv.optional)
     side.recv = whole;
   side.deadline = x.deadline;
   side.membership = x.membership;
@@ -501,10 +503,8 @@ mesh_channel::layout mesh_channel::layout_of(const mesh_spec& x) const {
   layout result;
   result.element = size_of(x.type);
   result.count = x.what == collective_kind::barrier ? 0 : x.count;
-  if (x.what == collective_kind::all_gather)
-    result.blocks_out = calls_->ranks();
-  if (x.what == collective_kind::reduce_scatter)
-    result.blocks_in = calls_->ranks();
+  result.blocks_in = rules_of(x.what).send.blocks(calls_->ranks());
+  result.blocks_out = rules_of(x.what).recv.blocks(calls_->ranks());
   result.step = std::max<std::size_t>(buffering_.chunk_bytes / result.element / result.blocks(), 1);
   result.chunks = std::max<std::size_t>((result.count + result.step - 1) / result.step, 1);
   return result;

@@ -2,6 +2,7 @@
 
 #include "backend/cuda/communicator_failure.hpp"
 #include "backend/cuda/nccl_types.hpp"
+#include "foundation/collective_rules.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/collective_kind.hpp>
 #include <troupe/dtype.hpp>
@@ -62,43 +63,21 @@ caf::error call_validator::validate(std::span<const collective_call> calls,
 }
 
 const char* call_validator::complaint(const collective_call& call) const noexcept {
-  const bool root = call.peer == where_.rank;
-  bool sends = true;
-  bool receives = true;
-  switch (call.what) {
-  case collective_kind::all_reduce:
-  case collective_kind::all_gather:
-  case collective_kind::reduce_scatter:
-  case collective_kind::all_to_all:
-  case collective_kind::all_to_all_v:
-    break;
-  case collective_kind::reduce:
-  case collective_kind::gather:
-    receives = root;
-    break;
-  case collective_kind::broadcast:
-  case collective_kind::scatter:
-    sends = root;
-    break;
-  case collective_kind::send:
-    receives = false;
-    break;
-  case collective_kind::recv:
-    sends = false;
-    break;
-  case collective_kind::barrier:
-    return nullptr;
-  default:
+  if (!is_known(call.what))
     return "unknown kind of collective";
-  }
+  if (call.what == collective_kind::barrier)
+    return nullptr;
   if (!is_dtype(call.type))
     return "unknown dtype";
-  if ((has_root(call.what) || is_message(call.what)) && (call.peer < 0 || call.peer >= size_))
+  if (has_peer(call.what) && (call.peer < 0 || call.peer >= size_))
     return "the peer or root is out of range";
   if (reduces(call.what) && !is_operation(call.op))
     return "unknown reduce operation";
   if (reduces(call.what) && call.op == reduce_op::premul_sum && call.factor == nullptr)
     return "no factor";
+  const bool root = call.peer == where_.rank;
+  const bool sends = rules_of(call.what).send.held(root);
+  const bool receives = rules_of(call.what).recv.held(root);
   if ((sends && !is_aligned(call.send, call.type)) ||
       (receives && !is_aligned(call.recv, call.type)))
     return "the memory is not aligned to its dtype";

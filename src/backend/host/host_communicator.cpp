@@ -1,6 +1,7 @@
 #include "backend/host/host_communicator.hpp"
 
 #include "backend/host/host_stream.hpp"
+#include "foundation/collective_rules.hpp"
 
 #include <algorithm>
 #include <cstddef>
@@ -63,10 +64,10 @@ std::optional<host_call> host_communicator::placed(const collective_call& x) con
   if (!x.symmetric)
     return result;
   const auto size = result.size_bytes();
-  const auto all = size * static_cast<std::size_t>(transport_->size());
-  using enum collective_kind;
-  result.send_place = transport_->place_of(rank_, x.send, x.what == reduce_scatter ? all : size);
-  result.recv_place = transport_->place_of(rank_, x.recv, x.what == all_gather ? all : size);
+  const auto ranks = static_cast<std::size_t>(transport_->size());
+  const auto& rules = rules_of(x.what);
+  result.send_place = transport_->place_of(rank_, x.send, rules.send.blocks(ranks) * size);
+  result.recv_place = transport_->place_of(rank_, x.recv, rules.recv.blocks(ranks) * size);
   if (result.send_place.window == 0 || result.recv_place.window == 0)
     return std::nullopt;
   return result;
@@ -104,14 +105,15 @@ void host_communicator::close_windows() noexcept {
 const char* host_communicator::fault_of(const collective_call& x) const noexcept {
   using enum collective_kind;
   const auto ranks = static_cast<std::size_t>(transport_->size());
-  if (x.what > barrier)
+  const auto& rules = rules_of(x.what);
+  if (!is_known(x.what))
     return "unknown kind of collective";
   if (x.what == barrier)
     return nullptr;
   const auto element_bytes = size_of(x.type);
   if (element_bytes == 0)
     return "unknown dtype";
-  if ((has_root(x.what) || is_message(x.what)) && (x.peer < 0 || x.peer >= transport_->size()))
+  if (has_peer(x.what) && (x.peer < 0 || x.peer >= transport_->size()))
     return "the peer or root is out of range";
   if (reduces(x.what) && x.op > reduce_op::premul_sum)
     return "unknown reduce operation";
@@ -130,14 +132,12 @@ const char* host_communicator::fault_of(const collective_call& x) const noexcept
     return (none(send_counts) || x.send) && (none(recv_counts) || x.recv) ? nullptr
                                                                           : "a buffer is null";
   }
-  if (x.symmetric && x.what != all_reduce && x.what != all_gather && x.what != reduce_scatter)
+  if (x.symmetric && !rules.symmetric)
     return "this kind of collective has no symmetric form";
   if (x.count > SIZE_MAX / element_bytes / ranks)
     return "the size in bytes overflows";
   const auto root = x.peer == rank_;
-  const auto sends = x.what != recv && (root || (x.what != broadcast && x.what != scatter));
-  const auto receives = x.what != send && (root || (x.what != reduce && x.what != gather));
-  if (x.count > 0 && ((sends && !x.send) || (receives && !x.recv)))
+  if (x.count > 0 && ((rules.send.held(root) && !x.send) || (rules.recv.held(root) && !x.recv)))
     return "a buffer is null";
   return nullptr;
 }

@@ -1,5 +1,6 @@
 #include "backend/host/host_group.hpp"
 
+#include "foundation/collective_rules.hpp"
 #include "foundation/reduction.hpp"
 
 #include <algorithm>
@@ -351,35 +352,24 @@ caf::error host_group::compare_plans() const {
 }
 
 const char* host_group::symmetric_fault(const host_call& first, const host_call& mine, int rank) {
-  const auto size = mine.size_bytes();
-  const auto shift = static_cast<std::size_t>(rank) * size;
-  if (mine.what == collective_kind::all_gather && mine.send == at(mine.recv, shift))
-    return first.recv_place == mine.recv_place ? nullptr : "windows differ";
-  if (mine.what == collective_kind::reduce_scatter && mine.recv == at(mine.send, shift))
-    return first.send_place == mine.send_place ? nullptr : "windows differ";
-  return first.send_place == mine.send_place && first.recv_place == mine.recv_place
-             ? nullptr
-             : "windows or offsets differ";
+  const bool same_send = first.send_place == mine.send_place;
+  const bool same_recv = first.recv_place == mine.recv_place;
+  if (uses_own_block(mine, static_cast<std::size_t>(rank)))
+    return (rules_of(mine.what).recv.per_rank ? same_recv : same_send) ? nullptr : "windows differ";
+  return same_send && same_recv ? nullptr : "windows or offsets differ";
 }
 
 bool host_group::is_small() const noexcept {
   const auto& first = *parts_.front();
-  switch (first.what) {
-  case collective_kind::barrier:
-    return true;
-  case collective_kind::all_reduce:
-  case collective_kind::reduce:
-  case collective_kind::broadcast:
-    return first.size_bytes() <= one_worker_bytes;
-  case collective_kind::all_to_all_v:
+  if (first.what == collective_kind::all_to_all_v)
     return std::ranges::all_of(parts_, [&](const host_call* x) {
       const auto& counts = x->plan.recv_counts;
       return std::accumulate(counts.begin(), counts.end(), std::size_t{0}) <=
              one_worker_bytes / size_of(first.type);
     });
-  default:
-    return first.size_bytes() <= one_worker_bytes / parts_.size();
-  }
+  return first.what == collective_kind::barrier ||
+         first.size_bytes() <=
+             one_worker_bytes / (rules_of(first.what).per_rank() ? parts_.size() : 1);
 }
 
 void host_group::do_all() const {

@@ -1,5 +1,7 @@
 #include "backend/host/host_wire.hpp"
 
+#include "foundation/collective_rules.hpp"
+
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -54,43 +56,6 @@ private:
   std::span<const std::byte> rest_;
 };
 
-/// The number of blocks of `count` elements that the rank sends and receives.
-struct block_counts {
-  std::size_t sent = 0;
-  std::size_t received = 0;
-};
-
-/// @shape not all_to_all_v
-block_counts blocks_of(const host_call& x, int rank, int ranks) noexcept {
-  using enum collective_kind;
-  const auto n = static_cast<std::size_t>(ranks);
-  const std::size_t at_root = x.peer == rank ? 1 : 0;
-  switch (x.what) {
-  case all_reduce:
-    return {1, 1};
-  case reduce:
-    return {1, at_root};
-  case broadcast:
-    return {at_root, 1};
-  case all_gather:
-    return {1, n};
-  case reduce_scatter:
-    return {n, 1};
-  case all_to_all:
-    return {n, n};
-  case gather:
-    return {1, at_root * n};
-  case scatter:
-    return {at_root * n, 1};
-  case send:
-    return {1, 0};
-  case recv:
-    return {0, 1};
-  default:
-    return {};
-  }
-}
-
 template <class T, class Memory>
 void add_block(std::vector<std::span<T>>& to, Memory memory, std::size_t offset,
                std::size_t size_bytes) {
@@ -104,14 +69,6 @@ void add_planned(std::vector<std::span<T>>& to, Memory memory, dtype type,
   for (std::size_t q = 0; q < counts.size(); ++q)
     add_block(to, memory, counts[q] > 0 ? offsets[q] * size_of(type) : 0,
               counts[q] * size_of(type));
-}
-
-bool is_in_place(const host_call& x, int rank) noexcept {
-  const auto shift = static_cast<std::size_t>(rank) * x.size_bytes();
-  const auto* send = static_cast<const std::byte*>(x.send);
-  const auto* recv = static_cast<const std::byte*>(x.recv);
-  return (x.what == collective_kind::all_gather && send == recv + shift) ||
-         (x.what == collective_kind::reduce_scatter && recv == send + shift);
 }
 
 caf::error wrong_calls(int rank, const char* why) {
@@ -137,10 +94,9 @@ std::optional<read_call> decode_call(head_reader& from, int ranks) {
                     .factor = wire.factor.data(),
                     .symmetric = (wire.flags & symmetric_flag) != 0};
   const auto element_bytes = size_of(x.type);
-  if (x.what > collective_kind::barrier ||
-      (element_bytes == 0 && x.what != collective_kind::barrier) ||
+  if (!is_known(x.what) || (element_bytes == 0 && x.what != collective_kind::barrier) ||
       (reduces(x.what) && x.op > reduce_op::premul_sum) ||
-      ((has_root(x.what) || is_message(x.what)) && (x.peer < 0 || x.peer >= ranks)) ||
+      (has_peer(x.what) && (x.peer < 0 || x.peer >= ranks)) ||
       (x.what == collective_kind::barrier && x.symmetric))
     return std::nullopt;
   exchange_plan plan;
@@ -182,8 +138,11 @@ call_bytes bytes_of_call(const host_call& x, int rank, int ranks) noexcept {
     };
     return {sum(x.plan.send_counts) * element_bytes, sum(x.plan.recv_counts) * element_bytes};
   }
-  const auto [sent, received] = blocks_of(x, rank, ranks);
-  return {sent * x.size_bytes(), received * x.size_bytes()};
+  const auto bytes = [&](const buffer_rule& of) {
+    return of.held(x.peer == rank) ? of.blocks(static_cast<std::size_t>(ranks)) * x.size_bytes()
+                                   : 0;
+  };
+  return {bytes(rules_of(x.what).send), bytes(rules_of(x.what).recv)};
 }
 
 /// Rounds up to a cache line: the memory of each call begins at one.
@@ -293,7 +252,7 @@ std::vector<std::byte> encode(std::span<const host_call> calls, int rank) {
     wire.type = static_cast<std::uint8_t>(x.type);
     wire.op = static_cast<std::uint8_t>(x.op);
     wire.flags = x.symmetric ? symmetric_flag : 0;
-    if (x.symmetric && is_in_place(x, rank))
+    if (x.symmetric && uses_own_block(x, static_cast<std::size_t>(rank)))
       wire.flags |= in_place_flag;
     wire.peer = x.peer;
     wire.count = x.count;
