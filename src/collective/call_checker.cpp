@@ -121,16 +121,18 @@ caf::error refuse_parts(const call_checker& check, std::size_t rank, const memor
                           std::to_string(check.size()) + " ranks");
 }
 
-/// Sets `to` to the rank's own block of `from` if a call in place leaves `to` out.
-caf::error complete_range(const call_checker& check, std::size_t rank, memory_range& to,
-                          const buffer_rule& rule, const memory_range& from,
-                          const buffer_rule& rule_of_from) {
-  const auto n = check.size();
-  if (!rule.optional || to || !from)
+/// Sets the range of the buffer that a call in place leaves out: the own block of the other one.
+caf::error complete_ranges(const call_checker& check, rank_call& result,
+                           const collective_rules& rules) {
+  const bool no_send = rules.send.optional && !result.send && result.recv;
+  const bool no_recv = rules.recv.optional && !result.recv && result.send;
+  if (!no_send && !no_recv)
     return {};
-  if (rule_of_from.per_rank && !divides(n, from))
-    return refuse_parts(check, rank, from);
-  to = own_block(from, rule_of_from, rank, n);
+  const auto& given = no_send ? result.recv : result.send;
+  const auto& rule = no_send ? rules.recv : rules.send;
+  if (rule.per_rank && !divides(check.size(), given))
+    return refuse_parts(check, result.rank, given);
+  (no_send ? result.send : result.recv) = own_block(given, rule, result.rank, check.size());
   return {};
 }
 
@@ -172,10 +174,9 @@ struct size_mismatch {
   }
 };
 
-/// Sets the call's count and checks the sizes of its buffers. Sets `in_place` if one buffer is the
-/// other, or the rank's block of it.
+/// Sets the call's count and checks the sizes of its buffers.
 caf::error set_count(const call_checker& check, rank_call& result, const collective_rules& rules,
-                     data_flow flow, bool& in_place) {
+                     data_flow flow) {
   const auto rank = result.rank;
   const auto n = check.size();
   size_mismatch sizes;
@@ -194,14 +195,19 @@ caf::error set_count(const call_checker& check, rank_call& result, const collect
     sizes.want(result.send, rules.send.blocks(n) * count);
     sizes.want(result.recv, rules.recv.blocks(n) * count);
   }
-  in_place = flow.sends && flow.receives && rules.has_in_place_form() &&
-             own_block(result.send, rules.send, rank, n)
-                 .same_as(own_block(result.recv, rules.recv, rank, n));
   if (sizes.wrong != nullptr)
     return check.refuse(errc::shape_mismatch, rank,
                         "a buffer of " + elements(sizes.wrong->count) + ": " +
                             std::to_string(sizes.meant) + " are expected");
   return {};
+}
+
+/// Returns whether one buffer, of those that overlap, is the other one or the rank's block of it.
+bool is_in_place(const rank_call& x, const collective_rules& rules) {
+  const auto own = [&](const memory_range& r, const buffer_rule& rule) {
+    return r.begin + rule.block_of(x.rank) * x.call.count * size_of(x.call.type);
+  };
+  return rules.has_in_place_form() && own(x.send, rules.send) == own(x.recv, rules.recv);
 }
 
 /// Checks and stores the factor of a call with premul_sum.
@@ -270,11 +276,7 @@ caf::error call_checker::check(rank_call& result, std::size_t rank, const any_gp
   const auto& rules = rules_of(x_.kind);
   const bool root = static_cast<int>(rank) == x_.peer;
   const data_flow flow{rules.send.held(root), rules.recv.held(root)};
-  if (auto error = complete_range(*this, rank, result.send, rules.send, result.recv, rules.recv);
-      error)
-    return error;
-  if (auto error = complete_range(*this, rank, result.recv, rules.recv, result.send, rules.send);
-      error)
+  if (auto error = complete_ranges(*this, result, rules); error)
     return error;
   if (auto error = check_presence(*this, result, flow); error)
     return error;
@@ -283,10 +285,9 @@ caf::error call_checker::check(rank_call& result, std::size_t rank, const any_gp
     return {};
   if (auto error = set_type(*this, result, flow); error)
     return error;
-  bool in_place = false;
-  if (auto error = set_count(*this, result, rules, flow, in_place); error)
+  if (auto error = set_count(*this, result, rules, flow); error)
     return error;
-  if (!in_place && sends && receives && overlap(result.send, result.recv))
+  if (overlap(result.send, result.recv) && !is_in_place(result, rules))
     return refuse(errc::invalid_argument, rank,
                   "the send and receive buffers overlap and are not the same");
   if (auto error = set_factor(*this, result, factor); error)
