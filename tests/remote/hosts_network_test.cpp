@@ -1,8 +1,8 @@
 // Hosts with their own networks: namespaces of this machine, a bridge between them, and connections
 // that are cut.
 
+#include "remote/hosts_support.hpp"
 #include "support/load.hpp"
-#include "worker/hosts_support.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // Memory leases between a parent and its workers on the same host.
 
-#include "worker/claim_fixture.hpp"
+#include "sharing/claim_fixture.hpp"
 
 #include <gtest/gtest.h>
 

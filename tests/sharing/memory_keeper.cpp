@@ -1,4 +1,4 @@
-#include "worker/memory_keeper.hpp"
+#include "sharing/memory_keeper.hpp"
 
 #include "support/launches.hpp"
 #include "support/world_fixture.hpp"

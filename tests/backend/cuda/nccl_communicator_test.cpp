@@ -1,4 +1,4 @@
-#include "gpu/nccl_fixture.hpp"
+#include "backend/cuda/nccl_fixture.hpp"
 #include "support/backend_fixture.hpp"
 #include "support/child_process.hpp"
 #include "support/expect.hpp"

@@ -2,10 +2,10 @@
 
 #include "net/frame_link.hpp"
 #include "net/socket.hpp"
+#include "remote/certificates.hpp"
+#include "remote/test_wire.hpp"
 #include "support/expect.hpp"
 #include "support/world_fixture.hpp"
-#include "worker/certificates.hpp"
-#include "worker/test_wire.hpp"
 
 #include <gtest/gtest.h>
 

@@ -2,10 +2,10 @@
 
 #include "net/endpoint.hpp"
 #include "net/frame_link.hpp"
+#include "remote/hosts_support.hpp"
 #include "remote/messages.hpp"
 #include "support/load.hpp"
 #include "support/log_lines.hpp"
-#include "worker/hosts_support.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,13 +1,13 @@
 // Devices on other hosts, used through all layers above the backend.
 
 #include "net/socket.hpp"
+#include "remote/hosts_support.hpp"
+#include "remote/test_wire.hpp"
 #include "support/load.hpp"
 #include "support/parsed_config.hpp"
 #include "support/topology_fixture.hpp"
 #include "support/very_end.hpp"
 #include "support/worker_losses.hpp"
-#include "worker/hosts_support.hpp"
-#include "worker/test_wire.hpp"
 #include <troupe/launch.hpp>
 #include <troupe/worker_program.hpp>
 

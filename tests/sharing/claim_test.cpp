@@ -1,7 +1,7 @@
 // Device memory that a worker's program and its parent lend each other, by tokens, wherever the
 // worker runs.
 
-#include "worker/claim_fixture.hpp"
+#include "sharing/claim_fixture.hpp"
 #include <troupe/launch.hpp>
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "worker/test_wire.hpp"
+#include "remote/test_wire.hpp"
 
 #include "support/expect.hpp"
 

@@ -1,8 +1,8 @@
 /// Memory that a worker's program and its parent lend each other, by tokens.
 #pragma once
 
+#include "sharing/memory_keeper.hpp"
 #include "support/eventually.hpp"
-#include "worker/memory_keeper.hpp"
 #include "worker/program_fixture.hpp"
 
 #include <gtest/gtest.h>

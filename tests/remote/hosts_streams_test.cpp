@@ -1,7 +1,7 @@
 // Streams of a device on another host that wait for words of this process.
 
+#include "remote/hosts_support.hpp"
 #include "support/backend_fixture.hpp"
-#include "worker/hosts_support.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "worker/certificates.hpp"
+#include "remote/certificates.hpp"
 
 #include <array>
 #include <cstdlib>

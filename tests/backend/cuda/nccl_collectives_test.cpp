@@ -1,7 +1,7 @@
 #include "backend/cuda/cuda_error.hpp"
 #include "backend/cuda/nccl_communicator.hpp"
+#include "backend/cuda/nccl_fixture.hpp"
 #include "backend/cuda/nccl_group.hpp"
-#include "gpu/nccl_fixture.hpp"
 #include "support/backend_fixture.hpp"
 #include "support/expect.hpp"
 #include "support/gpus.hpp"

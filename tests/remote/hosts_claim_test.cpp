@@ -1,8 +1,8 @@
 // Memory leases between a parent and workers of other hosts, and their end when a host is lost.
 
-#include "worker/claim_fixture.hpp"
-#include "worker/hosts_support.hpp"
-#include "worker/test_wire.hpp"
+#include "remote/hosts_support.hpp"
+#include "remote/test_wire.hpp"
+#include "sharing/claim_fixture.hpp"
 
 #include <gtest/gtest.h>
 

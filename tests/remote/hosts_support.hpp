@@ -2,10 +2,10 @@
 /// processes that run this binary.
 #pragma once
 
+#include "remote/certificates.hpp"
 #include "support/child_process.hpp"
 #include "support/eventually.hpp"
 #include "support/world_fixture.hpp"
-#include "worker/certificates.hpp"
 #include "worker/ledger.hpp"
 #include <troupe/worker.hpp>
 
