@@ -76,7 +76,7 @@ bool order_use(const std::shared_ptr<operation>& op, dependencies& around, const
 
 } // namespace
 
-void order_uses(const std::shared_ptr<operation>& op, dependencies& around,
+void order_uses(locked lock, const std::shared_ptr<operation>& op, dependencies& around,
                 std::span<const use> uses, bool held) {
   while (!uses.empty()) {
     auto run = first_run(uses);
@@ -84,12 +84,12 @@ void order_uses(const std::shared_ptr<operation>& op, dependencies& around,
     auto& accesses = run.front().memory->accesses;
     if (accesses.crowded())
       forget_what_is_over(accesses);
-    order_run(op, around, run, accesses, UINT64_MAX, held);
+    order_run(lock, op, around, run, accesses, UINT64_MAX, held);
   }
 }
 
-void order_run(const std::shared_ptr<operation>& op, dependencies& around, std::span<const use> run,
-               access_list& accesses, std::uint64_t before, bool held) {
+void order_run(locked, const std::shared_ptr<operation>& op, dependencies& around,
+               std::span<const use> run, access_list& accesses, std::uint64_t before, bool held) {
   auto next = [&](std::size_t i) { return accesses.next_in(i, run.front().begin, run.back().end); };
   for (auto i = next(0); i < accesses.size(); i = next(i)) {
     auto by = accesses[i].by.lock();
@@ -108,7 +108,7 @@ void order_run(const std::shared_ptr<operation>& op, dependencies& around, std::
   }
 }
 
-void note_use(const std::shared_ptr<operation>& op, dependencies& around, const use& u,
+void note_use(locked lock, const std::shared_ptr<operation>& op, dependencies& around, const use& u,
               std::uint64_t since, bool held) {
   auto& p = op->parts()[u.part];
   u.memory->accesses.add({op, &p, u.begin, u.end, u.writes, since});
@@ -121,7 +121,7 @@ void note_use(const std::shared_ptr<operation>& op, dependencies& around, const 
   if (u.writes && (!u.reads || u.accepted.any()))
     for (auto& range : u.reads ? u.memory->mark_overwritten(u.begin, u.end, u.accepted)
                                : u.memory->mark_overwritten(u.begin, u.end))
-      op->overwrites(u.memory, range);
+      op->overwrites(lock, u.memory, range);
 }
 
 } // namespace troupe::detail

@@ -1,6 +1,5 @@
 /// Orders operations by their accesses to buffers: a use follows earlier accesses that conflict
-/// with it, and supersedes those that later uses need not follow any more. Under the admission
-/// lock.
+/// with it, and supersedes those that later uses need not follow any more.
 #pragma once
 
 #include "operation/buffer.hpp"
@@ -52,13 +51,13 @@ template <class F> void remove_if(access_list& from, F f) {
 }
 
 /// Orders `uses`, which are new in `op`. `held`: the operation may become held.
-void order_uses(const std::shared_ptr<operation>& op, dependencies& around,
+void order_uses(locked lock, const std::shared_ptr<operation>& op, dependencies& around,
                 std::span<const use> uses, bool held);
 /// Orders `run` behind those of `accesses` that are older than `before`.
-void order_run(const std::shared_ptr<operation>& op, dependencies& around, std::span<const use> run,
-               access_list& accesses, std::uint64_t before, bool held);
+void order_run(locked, const std::shared_ptr<operation>& op, dependencies& around,
+               std::span<const use> run, access_list& accesses, std::uint64_t before, bool held);
 /// Adds the access of `u`, which is ordered, to those of its buffer. `since`: `access::since`.
-void note_use(const std::shared_ptr<operation>& op, dependencies& around, const use& u,
+void note_use(locked lock, const std::shared_ptr<operation>& op, dependencies& around, const use& u,
               std::uint64_t since, bool held);
 
 } // namespace troupe::detail

@@ -6,7 +6,7 @@
 #include "foundation/spin.hpp"
 #include "lane/lane.hpp"
 #include "lane/retired_operations.hpp"
-#include "operation/order.hpp"
+#include "operation/admission_lock.hpp"
 #include "operation/skipping.hpp"
 
 #include <algorithm>
@@ -19,21 +19,23 @@
 
 namespace troupe::detail {
 
-std::mutex& order_mutex() noexcept {
+std::mutex& admission_lock::mutex() noexcept {
   static std::mutex instance;
   return instance;
 }
+
+admission_lock::admission_lock(spin_first) noexcept { lock_hot(mutex()); }
 
 namespace {
 
 /// The maximum number of devices of a process.
 constexpr std::size_t most_together = 16;
 
-void expect_parts(operation& op) noexcept {
+void expect_parts(locked lock, operation& op) noexcept {
   for (auto& p : op.parts())
     p.on->fetch_queue();
   for (auto& p : op.parts())
-    p.on->expect_part();
+    p.on->expect_part(lock);
 }
 
 /// Drops parts that no lane takes.
@@ -53,15 +55,10 @@ caf::error admission::admit(const std::shared_ptr<operation>& op, room_policy ro
   bool held = false;
   auto refusal = find_room(
       how, op->deadline, [&] { return admit(op, how, held); },
-      [&] {
-        std::lock_guard lock{order_mutex()};
-        return who_makes_room(*op, how.bound);
-      });
+      [&] { return who_makes_room(admission_lock{}, *op, how.bound); });
   if (refusal) {
-    if (!fails_validation(refusal)) {
-      std::lock_guard lock{order_mutex()};
-      op->mark_refused(refusal);
-    }
+    if (!fails_validation(refusal))
+      op->mark_refused(admission_lock{}, refusal);
     return refusal;
   }
   if (held)
@@ -84,23 +81,23 @@ caf::error admission::admit(const std::shared_ptr<operation>& op, room_choice ho
   caf::error refusal;
   deferred_actions after;
   {
-    hot_lock lock{order_mutex()};
-    bring_up_to_date(after);
-    refusal = place(op, how.bound, now.time_since_epoch().count(), held, after);
+    admission_lock lock{admission_lock::spin_first{}};
+    bring_up_to_date(lock, after);
+    refusal = place(lock, op, how.bound, now.time_since_epoch().count(), held, after);
   }
   finish(after);
   return refusal;
 }
 
-room_maker admission::who_makes_room(const operation& op, queue_bound bound) const {
+room_maker admission::who_makes_room(locked lock, const operation& op, queue_bound bound) const {
   for (auto& p : op.parts())
-    if (!p.on->accepts(bound))
-      return who_makes_room(*p.on);
+    if (!p.on->accepts(lock, bound))
+      return who_makes_room(lock, *p.on);
   return room_maker::others;
 }
 
 /// A lane drains its own queue. Only held operations wait for another thread: for a rank's call.
-room_maker admission::who_makes_room(const lane& full) const {
+room_maker admission::who_makes_room(locked lock, const lane& full) const {
   std::size_t held = 0;
   for (auto& x : held_)
     held += static_cast<std::size_t>(std::ranges::count(x.op->parts(), &full, &part::on));
@@ -108,39 +105,39 @@ room_maker admission::who_makes_room(const lane& full) const {
     return room_maker::others;
   auto result = room_maker::others;
   for (auto& x : held_)
-    result = std::max(result, x.op->maker_of_calls());
+    result = std::max(result, x.op->maker_of_calls(lock));
   return result;
 }
 
-caf::error admission::place(const std::shared_ptr<operation>& op, queue_bound bound,
+caf::error admission::place(locked lock, const std::shared_ptr<operation>& op, queue_bound bound,
                             std::int64_t now, bool& held, deferred_actions& after) {
-  if (auto error = check_lanes(*op, op->bounded(), bound); error)
+  if (auto error = check_lanes(lock, *op, op->bounded(), bound); error)
     return error;
-  if (auto error = op->on_check(); error)
+  if (auto error = op->on_check(lock); error)
     return error;
-  if (auto error = check_uses(*op, *op, op->uses()); error)
+  if (auto error = check_uses(lock, *op, *op, op->uses()); error)
     return error;
-  if (auto error = op->on_admit(bound); error)
+  if (auto error = op->on_admit(lock, bound); error)
     return error;
-  commit(op, now, held, after);
+  commit(lock, op, now, held, after);
   return {};
 }
 
-void admission::commit(const std::shared_ptr<operation>& op, std::int64_t now, bool& held,
-                       deferred_actions& after) {
-  op->admitted(now);
+void admission::commit(locked lock, const std::shared_ptr<operation>& op, std::int64_t now,
+                       bool& held, deferred_actions& after) {
+  op->admitted(lock, now);
   dependencies around;
-  const bool waits = op->waits_for() != nullptr;
+  const bool waits = op->waits_for(lock) != nullptr;
   const bool may_be_held = waits || !held_.empty();
-  order_uses(op, around, op->uses(), may_be_held);
+  order_uses(lock, op, around, op->uses(), may_be_held);
   for (auto& u : op->uses()) // only after all are ordered: uses of one operation do not conflict
-    note_use(op, around, u, ++last_access_, may_be_held);
-  expect_parts(*op);
+    note_use(lock, op, around, u, ++last_access_, may_be_held);
+  expect_parts(lock, *op);
   held = waits || !around.behind.empty();
   if (held)
     held_.add({std::move(around), op});
   else
-    submit(*op, after);
+    submit(lock, *op, after);
   keeper_.add_late(*op);
 }
 
@@ -154,8 +151,8 @@ void admission::enqueue(const std::shared_ptr<operation>& request, rank_submissi
 void admission::drain() {
   deferred_actions after;
   {
-    hot_lock lock{order_mutex()};
-    bring_up_to_date(after);
+    admission_lock lock{admission_lock::spin_first{}};
+    bring_up_to_date(lock, after);
   }
   finish(after);
   process_retired.free_all();
@@ -179,19 +176,19 @@ caf::error admission::place_together(std::span<const submission> all, queue_boun
   caf::error refusal;
   deferred_actions after;
   {
-    std::lock_guard lock{order_mutex()};
-    bring_up_to_date(after);
+    admission_lock lock;
+    bring_up_to_date(lock, after);
     for (auto i = all.begin(); i != all.end() && !refusal; ++i)
-      refusal = check_alone(*i->self, *i->how, bound);
+      refusal = check_alone(lock, *i->self, *i->how, bound);
     if (refusal)
       all = {};
     for (auto& [self, how] : all) {
       how->self_ = self;
-      how->refusal_ = join(*how, after);
+      how->refusal_ = join(lock, *how, after);
       if (how->refusal_) {
         if (!fails_validation(how->refusal_))
-          self->mark_refused(how->uses(), how->refusal_);
-        how->count_refused(how->refusal_);
+          self->mark_refused(lock, how->uses(), how->refusal_);
+        how->count_refused(lock, how->refusal_);
       }
       if (how->self_) // else it may be freed with the operation
         after.add_placed(*how);
@@ -201,31 +198,31 @@ caf::error admission::place_together(std::span<const submission> all, queue_boun
   return refusal;
 }
 
-/// Checks a submission by itself. Under the admission lock.
-caf::error admission::check_alone(const operation& request, rank_submission& how,
+/// Checks a submission by itself.
+caf::error admission::check_alone(locked lock, const operation& request, rank_submission& how,
                                   queue_bound bound) {
-  auto op = how.alone(bound);
+  auto op = how.alone(lock, bound);
   if (!op)
     return op.error();
   const bool first = (*op)->admitted_at == 0;
-  if (auto error = check_lanes(**op, first && (*op)->bounded(), bound); error)
+  if (auto error = check_lanes(lock, **op, first && (*op)->bounded(), bound); error)
     return error;
-  return check_uses(request, **op, how.uses());
+  return check_uses(lock, request, **op, how.uses());
 }
 
-void admission::bring_up_to_date(deferred_actions& after) {
+void admission::bring_up_to_date(locked lock, deferred_actions& after) {
   auto* last =
       queue_.load(std::memory_order_relaxed) != nullptr ? queue_.exchange(nullptr) : nullptr;
   // After the exchange: an operation that failed before a submission came must not delay that one.
   if (auto failed = operation::failed_off_lanes(); failed != failed_) {
     failed_ = failed;
-    give_up_places(after);
+    give_up_places(lock, after);
   }
   if (last != nullptr)
-    place_all(last, after);
+    place_all(lock, last, after);
 }
 
-void admission::place_all(rank_submission* last, deferred_actions& after) {
+void admission::place_all(locked lock, rank_submission* last, deferred_actions& after) {
   // The list begins with the newest submission.
   rank_submission* in_order = nullptr;
   std::size_t count = 0;
@@ -241,40 +238,41 @@ void admission::place_all(rank_submission* last, deferred_actions& after) {
   auto* one = in_order;
   for (auto& x : all)
     x = std::exchange(one, one->next_);
-  if (!all.empty() && place_whole(all, after))
+  if (!all.empty() && place_whole(lock, all, after))
     return;
   while (in_order != nullptr) {
     auto* x = std::exchange(in_order, in_order->next_);
     auto& request = *x->self_;
-    x->refusal_ = request.answered() ? request.error() : join(*x, after);
+    x->refusal_ = request.answered() ? request.error() : join(lock, *x, after);
     // For its caller, the error comes after the call has returned: mark the ranges even if
     // validation failed. A cancelled operation leaves no mark, on any rank.
     if (x->refusal_ && x->self_) {
       if (code_of(x->refusal_) != errc::cancelled)
-        request.mark_refused(x->uses(), x->refusal_);
-      x->count_refused(x->refusal_);
+        request.mark_refused(lock, x->uses(), x->refusal_);
+      x->count_refused(lock, x->refusal_);
     }
     if (x->self_) // else it may be freed with the operation
       after.add_placed(*x);
   }
 }
 
-bool admission::place_whole(std::span<rank_submission* const> all, deferred_actions& after) {
-  auto op = all.front()->whole(all);
-  if (!op || check_lanes(*op, op->bounded(), queue_bound::second))
+bool admission::place_whole(locked lock, std::span<rank_submission* const> all,
+                            deferred_actions& after) {
+  auto op = all.front()->whole(lock, all);
+  if (!op || check_lanes(lock, *op, op->bounded(), queue_bound::second))
     return false;
   for (auto* x : all)
-    if (check_uses(*x->self_, *op, x->uses()))
+    if (check_uses(lock, *x->self_, *op, x->uses()))
       return false;
-  if (op->on_admit(queue_bound::second))
+  if (op->on_admit(lock, queue_bound::second))
     return false;
   // `after_placing` wakes the lanes once, for the last submission.
   auto* last = all.back();
   auto keep = last->self_;
   auto now = all.front()->self_->admitted_at;
-  all.front()->join_whole(all, op);
+  all.front()->join_whole(lock, all, op);
   bool held = false;
-  commit(op, now, held, after);
+  commit(lock, op, now, held, after);
   last->self_ = std::move(keep);
   if (!held)
     last->complete_ = std::move(op);
@@ -282,45 +280,45 @@ bool admission::place_whole(std::span<rank_submission* const> all, deferred_acti
   return true;
 }
 
-caf::error admission::join(rank_submission& one, deferred_actions& after) {
-  auto found = one.joint();
+caf::error admission::join(locked lock, rank_submission& one, deferred_actions& after) {
+  auto found = one.joint(lock);
   if (!found)
     return found.error();
   auto* joint = *found;
   bool first = joint->admitted_at == 0;
   // The caller has already waited for room, or was refused. Other threads may have added operations
   // since then: apply only the second bound.
-  if (auto error = check_lanes(*joint, first && joint->bounded(), queue_bound::second); error)
+  if (auto error = check_lanes(lock, *joint, first && joint->bounded(), queue_bound::second); error)
     return error;
-  if (auto error = check_uses(*one.self_, *joint, one.uses()); error)
+  if (auto error = check_uses(lock, *one.self_, *joint, one.uses()); error)
     return error;
-  if (!first && held_.would_wait_for_itself(*joint, one.uses()))
+  if (!first && held_.would_wait_for_itself(lock, *joint, one.uses()))
     return one.refuse_cycle();
   if (first) {
-    if (auto error = joint->on_admit(queue_bound::second); error)
+    if (auto error = joint->on_admit(lock, queue_bound::second); error)
       return error;
-    joint->admitted(one.self_->admitted_at);
+    joint->admitted(lock, one.self_->admitted_at);
     keeper_.add(*joint);
-    expect_parts(*joint);
+    expect_parts(lock, *joint);
     held_.add({{}, std::static_pointer_cast<operation>(joint->shared_from_this())});
   }
   auto there = joint->uses().size();
   auto self = one.self_;
-  if (one.join(self))
+  if (one.join(lock, self))
     one.self_ = nullptr;
   auto& held = *held_.find(*joint);
   for (auto& u : std::span{joint->uses()}.subspan(there)) {
-    order_uses(held.op, held, {&u, 1}, true);
-    note_use(held.op, held, u, ++last_access_, true);
+    order_uses(lock, held.op, held, {&u, 1}, true);
+    note_use(lock, held.op, held, u, ++last_access_, true);
   }
   held_.note_inversion(held);
-  if (joint->waits_for() != nullptr ||
+  if (joint->waits_for(lock) != nullptr ||
       !std::all_of(held.behind.begin(), held.behind.end(), [](auto& x) { return x->on_lanes(); }))
     return {};
   one.complete_ = std::move(held.op);
   one.self_ = std::move(self);
   held_.erase(held);
-  submit(*joint, after);
+  submit(lock, *joint, after);
   return {};
 }
 
@@ -351,12 +349,12 @@ void admission::after_placing(rank_submission* done) {
     go_on_behind();
 }
 
-void admission::submit(operation& op, deferred_actions& after) {
-  op.submitted();
+void admission::submit(locked lock, operation& op, deferred_actions& after) {
+  op.submitted(lock);
   for (auto& p : op.parts())
     p.on->fetch_inbox();
   for (auto& p : op.parts())
-    if (!p.on->submit(p))
+    if (!p.on->submit(lock, p))
       after.too_late.push_back(&p);
 }
 
@@ -367,7 +365,7 @@ void admission::submit(operation& op, deferred_actions& after) {
 /// The steps: operations that fail with it withdraw too; the marks of its ranges move to where they
 /// belong; no operation follows a withdrawn one; the other operations follow the accesses that it
 /// had superseded; the lanes may let it settle.
-void admission::give_up_places(deferred_actions& after) {
+void admission::give_up_places(locked lock, deferred_actions& after) {
   const auto first = static_cast<std::ptrdiff_t>(after.gone.size());
   // Fail readers of ranges that will never be written, before they are sent to the lanes. Repeat,
   // since one operation may pass a marked range on to another.
@@ -376,7 +374,7 @@ void admission::give_up_places(deferred_actions& after) {
     again = held_.erase_if([&](held_operation& x) {
       if (!x.op->failed())
         return false;
-      x.op->leave_order();
+      x.op->leave_order(lock);
       after.gone.push_back(std::move(x));
       return true;
     });
@@ -384,9 +382,9 @@ void admission::give_up_places(deferred_actions& after) {
     std::for_each(after.gone.begin() + before, after.gone.end(),
                   [&](held_operation& x) { x.op->add_readers(dependent_failures); });
     for (auto x = after.gone.begin() + first; x != after.gone.end(); ++x) {
-      again |= x->op->restore_unreadable(dependent_failures);
+      again |= x->op->restore_unreadable(lock, dependent_failures);
       if (x >= after.gone.begin() + before)
-        again |= x->op->leave_skipped(dependent_failures);
+        again |= x->op->leave_skipped(lock, dependent_failures);
     }
     for (auto& x : dependent_failures)
       x.who->fail_unanswered(x.cause, after.failed);
@@ -394,13 +392,13 @@ void admission::give_up_places(deferred_actions& after) {
   auto gone = std::span{after.gone}.subspan(static_cast<std::size_t>(first));
   if (gone.empty())
     return;
-  held_.close_ranks();
-  held_.put_back(gone);
+  held_.close_ranks(lock);
+  held_.put_back(lock, gone);
   for (auto& x : gone) {
-    x.op->let_successors_go();
+    x.op->let_successors_go(lock);
     for (auto& p : x.op->parts())
       std::ranges::move(std::exchange(p.predecessors, {}), std::back_inserter(after.not_awaited));
-    submit(*x.op, after);
+    submit(lock, *x.op, after);
   }
 }
 
@@ -436,23 +434,24 @@ void admission::release(bool all) noexcept {
   operations released;
   deferred_actions after;
   {
-    std::lock_guard lock{order_mutex()};
-    bring_up_to_date(after);
+    admission_lock lock;
+    bring_up_to_date(lock, after);
     for (auto& x : held_)
       if (all && !x.op->failed())
-        if (auto error = x.op->on_check(); error)
+        if (auto error = x.op->on_check(lock); error)
           x.op->fail_unanswered(error, after.failed);
     if (all)
-      give_up_places(after);
+      give_up_places(lock, after);
     for (auto before = held_.size() + 1; held_.size() < before;) {
       before = held_.size(); // a late submission may be behind an operation with a later position
       held_.erase_if([&](held_operation& x) {
         if (!all && x.behind.empty())
           return false;
         std::erase_if(x.behind, [](const auto& other) { return other->on_lanes(); });
-        if (!x.behind.empty() || x.op->failed() || x.op->waits_for() != nullptr || x.op->on_check())
+        if (!x.behind.empty() || x.op->failed() || x.op->waits_for(lock) != nullptr ||
+            x.op->on_check(lock))
           return false;
-        submit(*x.op, after);
+        submit(lock, *x.op, after);
         released.push_back(std::move(x.op));
         return true;
       });

@@ -23,18 +23,16 @@ class alignas(64) rank_submission {
 public:
   virtual ~rank_submission() = default;
 
-  // Called under the admission lock (`order_mutex`).
-
   /// Returns the operation that this submission belongs to. It is not admitted yet if this is its
   /// first submission. It passes `operation::on_check`.
   /// @errors why the submission cannot join
-  virtual caf::expected<operation*> joint() = 0;
+  virtual caf::expected<operation*> joint(locked lock) = 0;
   /// Returns an operation for this submission alone, to check it before it has any effect.
   /// @errors why the submission is refused
-  virtual caf::expected<operation*> alone(queue_bound bound) = 0;
+  virtual caf::expected<operation*> alone(locked lock, queue_bound bound) = 0;
   /// Notes that the submission was refused with `why`. It still counts among its caller's calls,
   /// except for some errors (`counts_among_calls`).
-  virtual void count_refused(const caf::error& why) = 0;
+  virtual void count_refused(locked lock, const caf::error& why) = 0;
   /// Prefetches the memory that placing needs into the cache of the calling thread.
   virtual void fetch_ahead() const noexcept = 0;
   /// Returns a key: submissions with the same key can make one operation together. Null: none can.
@@ -42,15 +40,15 @@ public:
   /// Returns the operation that `all` make together; this submission is the first of `all`. Returns
   /// null if a submission is missing, if one does not match the others, or if `operation::on_check`
   /// fails. Changes nothing: the submissions still have to join.
-  virtual std::shared_ptr<operation> whole(std::span<rank_submission* const> all) = 0;
+  virtual std::shared_ptr<operation> whole(locked lock, std::span<rank_submission* const> all) = 0;
   /// Does the same as `join` for each submission of `all`.
-  virtual void join_whole(std::span<rank_submission* const> all,
+  virtual void join_whole(locked lock, std::span<rank_submission* const> all,
                           const std::shared_ptr<operation>& joint) = 0;
   /// Returns the uses that this submission adds to its operation.
   virtual std::span<const use> uses() const = 0;
   /// Adds the submission to its `joint` operation, which takes over the uses and keeps `self` while
   /// it needs it. Returns false if work is left for `placed`.
-  virtual bool join(std::shared_ptr<operation> self) = 0;
+  virtual bool join(locked lock, std::shared_ptr<operation> self) = 0;
   /// Returns the error for a submission that never gets a position: its buffers wait for other
   /// requests that wait for this one.
   virtual caf::error refuse_cycle() = 0;
@@ -100,8 +98,8 @@ public:
   /// Gives all submissions of `all`, which one caller makes, their positions in one step, or none.
   /// @errors why one of them is refused: the caller handles the consequence for all of them
   caf::error place_together(std::span<const submission> all, queue_bound bound);
-  /// Returns which threads make room in the queue of `full`. Under the admission lock.
-  room_maker who_makes_room(const lane& full) const;
+  /// Returns which threads make room in the queue of `full`.
+  room_maker who_makes_room(locked lock, const lane& full) const;
 
   /// Sends held operations to the lanes if they wait for nothing any more. Call it when that may
   /// have changed, for example when an operation fails that is not on the lanes.
@@ -140,27 +138,28 @@ private:
   };
 
   caf::error admit(const std::shared_ptr<operation>& op, room_choice how, bool& held);
-  room_maker who_makes_room(const operation& op, queue_bound bound) const;
-  caf::error place(const std::shared_ptr<operation>& op, queue_bound bound, std::int64_t now,
-                   bool& held, deferred_actions& after);
+  room_maker who_makes_room(locked lock, const operation& op, queue_bound bound) const;
+  caf::error place(locked lock, const std::shared_ptr<operation>& op, queue_bound bound,
+                   std::int64_t now, bool& held, deferred_actions& after);
   /// Gives a checked operation its position. Sets `held` if the operation is not on the lanes yet.
-  void commit(const std::shared_ptr<operation>& op, std::int64_t now, bool& held,
+  void commit(locked lock, const std::shared_ptr<operation>& op, std::int64_t now, bool& held,
               deferred_actions& after);
   /// Runs before anything is placed: withdraws operations that failed and drains the queue.
-  void bring_up_to_date(deferred_actions& after);
-  void place_all(rank_submission* last, deferred_actions& after);
+  void bring_up_to_date(locked lock, deferred_actions& after);
+  void place_all(locked lock, rank_submission* last, deferred_actions& after);
   /// Places `all` if they make one valid operation; else changes nothing.
-  bool place_whole(std::span<rank_submission* const> all, deferred_actions& after);
-  caf::error join(rank_submission& one, deferred_actions& after);
-  static caf::error check_alone(const operation& request, rank_submission& how, queue_bound bound);
+  bool place_whole(locked lock, std::span<rank_submission* const> all, deferred_actions& after);
+  caf::error join(locked lock, rank_submission& one, deferred_actions& after);
+  static caf::error check_alone(locked lock, const operation& request, rank_submission& how,
+                                queue_bound bound);
   void finish(deferred_actions& after);
   void after_placing(rank_submission* done);
-  static void submit(operation& op, deferred_actions& after);
-  void give_up_places(deferred_actions& after);
+  static void submit(locked lock, operation& op, deferred_actions& after);
+  void give_up_places(locked lock, deferred_actions& after);
   void release(bool all) noexcept;
 
   timekeeper& keeper_;
-  held_operations held_;
+  held_operations held_;          // under the admission lock, as the next two
   std::uint64_t last_access_ = 0; // the last `access::since`
   std::uint64_t failed_ = 0;      // `operation::failed_off_lanes` at the last look
   std::atomic<std::size_t> asked_{0};

@@ -43,7 +43,8 @@ bool held_operations::is_behind(const operation& op, const operation& first) {
   return false;
 }
 
-bool held_operations::would_wait_for_itself(const operation& op, std::span<const use> uses) {
+bool held_operations::would_wait_for_itself(locked, const operation& op,
+                                            std::span<const use> uses) {
   if (all_.size() < 2)
     return false;
   for (auto& u : uses) {
@@ -59,14 +60,14 @@ bool held_operations::would_wait_for_itself(const operation& op, std::span<const
   return false;
 }
 
-void held_operations::close_ranks() {
+void held_operations::close_ranks(locked) {
   for (auto& x : all_)
     if (std::erase_if(x.behind, [](auto& y) { return y->left_order(); }) != 0)
       for (auto& p : x.op->parts())
         std::erase_if(p.predecessors, [](const predecessor& y) { return y.of->left_order(); });
 }
 
-void held_operations::put_back(std::span<const held_operation> gone) {
+void held_operations::put_back(locked lock, std::span<const held_operation> gone) {
   std::map<buffer*, access_list> restored; // for each buffer that `gone` used
   for (auto& x : gone) {
     for (auto& u : x.op->uses())
@@ -97,7 +98,7 @@ void held_operations::put_back(std::span<const held_operation> gone) {
     }
   std::ranges::sort(later, {}, &later_use::since);
   for (auto& x : later)
-    order_run(x.of->op, *x.of, {x.what, 1}, restored[x.what->memory.get()], x.since, true);
+    order_run(lock, x.of->op, *x.of, {x.what, 1}, restored[x.what->memory.get()], x.since, true);
   for (auto& x : all_)
     note_inversion(x);
   for (auto& [memory, accesses] : restored)

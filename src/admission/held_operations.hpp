@@ -18,7 +18,7 @@ struct held_operation : dependencies {
   bool follows_younger = false; ///< an operation in `behind` has a later position
 };
 
-/// The held operations of an `admission`, by position. Under the admission lock.
+/// The held operations of an `admission`, by position.
 class held_operations {
 public:
   bool empty() const noexcept { return all_.empty(); }
@@ -47,11 +47,11 @@ public:
   /// Notes whether `x`, whose `behind` has changed, follows an operation with a later position.
   void note_inversion(held_operation& x) noexcept;
   /// Returns whether `op` would wait for itself if it had `uses` too.
-  bool would_wait_for_itself(const operation& op, std::span<const use> uses);
+  bool would_wait_for_itself(locked, const operation& op, std::span<const use> uses);
   /// Removes withdrawn operations as predecessors. (A held predecessor is also in `behind`.)
-  void close_ranks();
+  void close_ranks(locked);
   /// Restores the accesses that `gone` had superseded, and orders all later uses behind them.
-  void put_back(std::span<const held_operation> gone);
+  void put_back(locked lock, std::span<const held_operation> gone);
 
 private:
   bool is_behind(const operation& op, const operation& first);

@@ -15,9 +15,9 @@ namespace troupe::detail {
 namespace {
 
 /// Returns whether one check of the whole range accepts all reads of `run`.
-bool all_readable(std::span<const use> run) {
+bool all_readable(locked lock, std::span<const use> run) {
   return std::any_of(run.begin(), run.end(), [](const use& u) { return u.reads; }) &&
-         !run.front().memory->check_readable(run.front().begin, run.back().end);
+         !run.front().memory->check_readable(lock, run.front().begin, run.back().end);
 }
 
 /// Returns whether a short check accepts `u`. False: `check_uses` looks more closely.
@@ -30,7 +30,7 @@ bool plainly_right(const use& u) {
 
 } // namespace
 
-caf::error check_lanes(const operation& op, bool bounded, queue_bound bound) {
+caf::error check_lanes(locked lock, const operation& op, bool bounded, queue_bound bound) {
   for (auto& p : op.parts()) {
     auto refuse = [&](errc code, std::string detail) {
       auto why = op.describe(code, std::move(detail));
@@ -41,14 +41,15 @@ caf::error check_lanes(const operation& op, bool bounded, queue_bound bound) {
     auto phase = p.on->state().phase();
     if (phase == device_phase::failed || phase == device_phase::shut_down)
       return refuse(errc::unavailable, device_is(phase));
-    if (bounded && !p.on->accepts(bound))
+    if (bounded && !p.on->accepts(lock, bound))
       return refuse(errc::overloaded, std::to_string(limit_of(p.on->queue_limit(), bound)) +
                                           " operations already wait for the device");
   }
   return {};
 }
 
-caf::error check_uses(const operation& request, const operation& op, std::span<const use> uses) {
+caf::error check_uses(locked lock, const operation& request, const operation& op,
+                      std::span<const use> uses) {
   if (std::all_of(uses.begin(), uses.end(), plainly_right))
     return {};
   auto refuse = [&](const use& u, errc code, const char* reason) {
@@ -66,7 +67,7 @@ caf::error check_uses(const operation& request, const operation& op, std::span<c
   while (!uses.empty()) {
     auto run = first_run(uses);
     uses = uses.subspan(run.size());
-    bool readable = run.size() > 1 && all_readable(run);
+    bool readable = run.size() > 1 && all_readable(lock, run);
     for (auto& u : run) {
       if (u.memory->acquired_for_writing || (u.writes && u.memory->acquired_for_reading != 0))
         return refuse(u, errc::buffer_acquired,
@@ -75,7 +76,7 @@ caf::error check_uses(const operation& request, const operation& op, std::span<c
         return refuse(u, errc::buffer_acquired,
                       "another process lends the buffer for reading only");
       if (u.reads && !readable)
-        if (auto error = u.memory->check_readable(u.begin, u.end, u.accepted); error)
+        if (auto error = u.memory->check_readable(lock, u.begin, u.end, u.accepted); error)
           return error;
     }
   }

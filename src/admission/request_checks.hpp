@@ -1,5 +1,4 @@
 /// Checks that a request passes before it gets its position: its deadline, its lanes and its uses.
-/// Under the admission lock, except the check of the deadline.
 #pragma once
 
 #include "operation/operation.hpp"
@@ -16,10 +15,11 @@ inline caf::error check_deadline(const operation& op, clock::time_point now) {
 
 /// Checks that the devices of all parts are usable and, if `bounded`, that their queues have room.
 /// @errors errc::unavailable, errc::overloaded
-caf::error check_lanes(const operation& op, bool bounded, queue_bound bound);
+caf::error check_lanes(locked lock, const operation& op, bool bounded, queue_bound bound);
 
 /// Checks `uses` of `request`, which is `op` or becomes a part of it.
 /// @errors errc::stale_ref, errc::buffer_acquired, and why a range cannot be read
-caf::error check_uses(const operation& request, const operation& op, std::span<const use> uses);
+caf::error check_uses(locked lock, const operation& request, const operation& op,
+                      std::span<const use> uses);
 
 } // namespace troupe::detail

@@ -23,9 +23,9 @@ constexpr std::chrono::nanoseconds voting_patience = std::chrono::microseconds{2
 
 /// Decides without a vote if all lanes are idle: the operation comes next on each of them, and they
 /// promise to issue it.
-void collective_operation::decide_at_once() noexcept {
+void collective_operation::decide_at_once(locked lock) noexcept {
   auto all = parts();
-  if (!std::all_of(all.begin(), all.end(), [](auto& p) { return p.on->comes_next(p); }))
+  if (!std::all_of(all.begin(), all.end(), [&](auto& p) { return p.on->comes_next(lock, p); }))
     return;
   auto take_back = [](std::span<part> promised) {
     for (auto& p : promised) {

@@ -66,7 +66,7 @@ collective_operation::collective_operation(const char* verb,
   add_all_uses();
 }
 
-collective_operation::collective_operation(std::shared_ptr<collective_world> world,
+collective_operation::collective_operation(locked lock, std::shared_ptr<collective_world> world,
                                            const rank_call& any_call, rank_set absent)
     : operation_of(joint_verb(any_call.call.what),
                    part_count(any_call, world->size() - absent.size())),
@@ -82,7 +82,7 @@ collective_operation::collective_operation(std::shared_ptr<collective_world> wor
       if (!absent.contains(rank))
         place_part(parts()[rank - absent.below(rank)], rank, *world);
   }
-  of_ranks(std::move(world), any_call);
+  of_ranks(lock, std::move(world), any_call);
 }
 
 collective_operation::collective_operation(collective_world& world)
@@ -104,19 +104,19 @@ void collective_operation::begin(const char* verb, std::shared_ptr<collective_wo
   add_all_uses();
 }
 
-void collective_operation::begin(std::shared_ptr<collective_world> world,
+void collective_operation::begin(locked lock, std::shared_ptr<collective_world> world,
                                  const rank_call& any_call) {
   operation_of::begin(joint_verb(any_call.call.what));
   draw_number();
-  of_ranks(std::move(world), any_call);
+  of_ranks(lock, std::move(world), any_call);
 }
 
 /// Initializes an operation that ranks request, before other threads may read the parts.
-void collective_operation::of_ranks(std::shared_ptr<collective_world> world,
+void collective_operation::of_ranks(locked lock, std::shared_ptr<collective_world> world,
                                     const rank_call& any_call) {
   world_ = std::move(world);
-  made_in_ = world_->membership();
-  made_for_ = world_->absences();
+  made_in_ = world_->membership(lock);
+  made_for_ = world_->absences(lock);
   needs_ = need_of({&any_call, 1});
   for (auto& p : parts())
     p.uses_memory = any_call.call.what != collective_kind::barrier;
@@ -185,7 +185,8 @@ void collective_operation::add_all_uses() {
   }
 }
 
-caf::error collective_operation::check_call(const rank_call& call, std::span<const use> uses,
+caf::error collective_operation::check_call(locked, const rank_call& call,
+                                            std::span<const use> uses,
                                             std::uint64_t membership) const {
   auto refuse = [&](errc code, std::string detail) {
     auto why = describe(code, std::move(detail));
@@ -214,7 +215,7 @@ caf::error collective_operation::check_call(const rank_call& call, std::span<con
   return {};
 }
 
-void collective_operation::add_call(const rank_call& call, std::span<use> uses,
+void collective_operation::add_call(locked, const rank_call& call, std::span<use> uses,
                                     std::uint64_t membership,
                                     std::shared_ptr<rank_request> asked_by) {
   auto [place, part] = slot_of(call, absent_);
@@ -233,7 +234,7 @@ void collective_operation::add_call(const rank_call& call, std::span<use> uses,
     add_use(std::move(u));
 }
 
-std::string collective_operation::missing_ranks() const {
+std::string collective_operation::missing_ranks(locked) const {
   std::string result;
   for (std::size_t i = 0; missing_ != 0 && i < calls_.size(); ++i)
     if (calls_[i] == nullptr)
@@ -242,7 +243,7 @@ std::string collective_operation::missing_ranks() const {
   return result;
 }
 
-room_maker collective_operation::maker_of_calls() const {
+room_maker collective_operation::maker_of_calls(locked) const {
   auto result = room_maker::others;
   for (std::size_t i = 0; missing_ != 0 && i < calls_.size(); ++i)
     if (calls_[i] == nullptr) {
@@ -252,20 +253,20 @@ room_maker collective_operation::maker_of_calls() const {
   return result;
 }
 
-caf::error collective_operation::on_check() const {
-  if (auto error = world_->check_view(*this, membership_, absent_); error)
+caf::error collective_operation::on_check(locked lock) const {
+  if (auto error = world_->check_view(lock, *this, membership_, absent_); error)
     return error;
   // If ranks have left since the first call, missing calls no longer count, even if ranks are back.
-  return missing_ != 0 ? world_->check_ranks_since(*this, made_for_) : caf::error{};
+  return missing_ != 0 ? world_->check_ranks_since(lock, *this, made_for_) : caf::error{};
 }
 
-caf::error collective_operation::on_admit(queue_bound bound) {
+caf::error collective_operation::on_admit(locked lock, queue_bound bound) {
   value.operation = number();
-  if (!waits_for_world()) {
-    run_on(world_->join(value));
+  if (!waits_for_world(lock)) {
+    run_on(world_->join(lock, value));
     return {};
   }
-  if (auto error = world_->enter_queue(*this, bound); error)
+  if (auto error = world_->enter_queue(lock, *this, bound); error)
     return error;
   waiting_.store(true);
   return {};
@@ -298,15 +299,15 @@ void collective_operation::on_settled() noexcept {
     gone.swap(requests_);
 }
 
-const void* collective_operation::waits_for() const {
+const void* collective_operation::waits_for(locked lock) const {
   if (missing_ != 0)
     return this; // waits for the calls of the other ranks
-  return waits_for_world() ? world_.get() : nullptr;
+  return waits_for_world(lock) ? world_.get() : nullptr;
 }
 
-bool collective_operation::waits_for_world() const {
-  return world_->waits() ||
-         (needs_ == connect_scope::everything && world_->waits_for_connections());
+bool collective_operation::waits_for_world(locked lock) const {
+  return world_->waits(lock) ||
+         (needs_ == connect_scope::everything && world_->waits_for_connections(lock));
 }
 
 void collective_operation::run_on(std::shared_ptr<communicator> target) {
@@ -315,10 +316,10 @@ void collective_operation::run_on(std::shared_ptr<communicator> target) {
     p.tenant = &communicator_->tenant(static_cast<std::size_t>(p.rank));
 }
 
-void collective_operation::on_submit() {
+void collective_operation::on_submit(locked lock) {
   wait_no_more();
-  if (!world_->runs_on(communicator_.get())) {
-    auto target = world_->join(value);
+  if (!world_->runs_on(lock, communicator_.get())) {
+    auto target = world_->join(lock, value);
     // Its predecessors may still be in the streams of the former communicator.
     former_ = std::move(communicator_);
     run_on(std::move(target));
@@ -327,15 +328,15 @@ void collective_operation::on_submit() {
         p.after = &former_->tenant(static_cast<std::size_t>(p.rank));
   }
   communicator_key_.store(communicator_.get());
-  auto registered = [this](const symmetric_place& x) {
-    return x.of->with(communicator_.get()) == symmetric_memory::state::registered;
+  auto registered = [&](const symmetric_place& x) {
+    return x.of->with(lock, communicator_.get()) == symmetric_memory::state::registered;
   };
-  may_be_symmetric_ = missing_ == 0 &&
-                      is_symmetric(calls_, world_->size(), world_->limits().symmetric_bytes) &&
-                      !communicator_->windows_closed() && registered(calls_.front()->send_place) &&
-                      registered(calls_.front()->recv_place);
+  may_be_symmetric_ =
+      missing_ == 0 && is_symmetric(calls_, world_->size(), world_->limits().symmetric_bytes) &&
+      !communicator_->windows_closed(lock) && registered(calls_.front()->send_place) &&
+      registered(calls_.front()->recv_place);
   if (may_be_symmetric_ && !former_)
-    decide_at_once();
+    decide_at_once(lock);
 }
 
 void collective_operation::show(place_lines& to) const noexcept {

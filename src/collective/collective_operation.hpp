@@ -36,8 +36,8 @@ public:
                        std::vector<rank_call> calls, std::uint64_t membership, rank_set absent);
   /// Requested by one request of each rank that takes part in `any_call`, none of which is in
   /// `absent`.
-  collective_operation(std::shared_ptr<collective_world> world, const rank_call& any_call,
-                       rank_set absent);
+  collective_operation(locked lock, std::shared_ptr<collective_world> world,
+                       const rank_call& any_call, rank_set absent);
   /// Made in advance with a call of each rank of this process; `begin` starts it. `world` outlives
   /// it.
   explicit collective_operation(collective_world& world);
@@ -48,15 +48,15 @@ public:
   void begin(const char* verb, std::shared_ptr<collective_world> world,
              std::vector<rank_call> calls, std::uint64_t membership);
   /// The same for one request of each rank; this is the first one.
-  void begin(std::shared_ptr<collective_world> world, const rank_call& any_call);
+  void begin(locked lock, std::shared_ptr<collective_world> world, const rank_call& any_call);
 
-  /// Checks one rank's call against the others. Under the admission lock.
+  /// Checks one rank's call against the others.
   /// @errors errc::collective_mismatch, membership_changed: it does not match the others;
   ///         errc::invalid_argument: both ends of a message are in the same memory
-  caf::error check_call(const rank_call& call, std::span<const use> uses,
+  caf::error check_call(locked, const rank_call& call, std::span<const use> uses,
                         std::uint64_t membership) const;
   /// Adds `call`, which `asked_by` made.
-  void add_call(const rank_call& call, std::span<use> uses, std::uint64_t membership,
+  void add_call(locked, const rank_call& call, std::span<use> uses, std::uint64_t membership,
                 std::shared_ptr<rank_request> asked_by);
   /// Stores the addresses that `fetch_place` prefetches.
   void show(place_lines& to) const noexcept;
@@ -64,12 +64,12 @@ public:
   static void fetch_place(const place_lines& x, std::size_t ranks) noexcept;
   /// Returns the world's membership at the time of the first rank's call.
   std::uint64_t made_in() const noexcept { return made_in_; }
-  /// Returns the ranks that have not called yet. Under the admission lock.
-  std::string missing_ranks() const;
-  room_maker maker_of_calls() const override;
-  caf::error on_check() const override;
-  caf::error on_admit(queue_bound bound) override;
-  const void* waits_for() const override;
+  /// Returns the ranks that have not called yet.
+  std::string missing_ranks(locked) const;
+  room_maker maker_of_calls(locked) const override;
+  caf::error on_check(locked lock) const override;
+  caf::error on_admit(locked lock, queue_bound bound) override;
+  const void* waits_for(locked lock) const override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
   bool has_parts_elsewhere() const noexcept override;
   void on_lost_part(part& p, const caf::error& why) noexcept override;
@@ -86,7 +86,7 @@ public:
   const void* communicator_key() const noexcept override { return communicator_key_.load(); }
 
 protected:
-  void on_submit() override;
+  void on_submit(locked lock) override;
   void before_answer(const caf::error& error) noexcept override;
   void after_answer() noexcept override;
   void describe_to(flight_entry& x, const part& p) const noexcept override;
@@ -107,17 +107,17 @@ private:
   std::span<const std::shared_ptr<rank_request>> requests_of(const part& p) const noexcept;
   void tell(part& p) noexcept;
   void wait_no_more() noexcept;
-  void of_ranks(std::shared_ptr<collective_world> world, const rank_call& any_call);
+  void of_ranks(locked lock, std::shared_ptr<collective_world> world, const rank_call& any_call);
   void expect_calls(std::size_t number);
   void place_part(part& p, std::size_t rank, const collective_world& world);
   void take(std::vector<rank_call> calls);
   void add_all_uses();
   void run_on(std::shared_ptr<communicator> target);
   bool is_held_up() const noexcept;
-  bool waits_for_world() const;
+  bool waits_for_world(locked lock) const;
   void vote(bool yes) noexcept;
   bool decide(way x) noexcept;
-  void decide_at_once() noexcept;
+  void decide_at_once(locked lock) noexcept;
   static void resume_frees(part& p) noexcept;
   caf::expected<issue_outcome> issue(part& p, lane& on, bool symmetric);
   caf::expected<issue_outcome> issue_shrunk(part& p, lane& on);

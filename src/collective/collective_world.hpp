@@ -37,39 +37,38 @@ public:
   /// Returns whether all ranks are in this process.
   bool is_whole() const noexcept { return local_ranks_.size() == lanes_.size(); }
 
-  // -- under the admission lock
-
-  std::uint64_t membership() const noexcept { return membership_; }
+  std::uint64_t membership(locked) const noexcept { return membership_; }
   /// Returns how often the set of absent ranks has changed.
-  std::uint64_t absences() const noexcept { return absences_; }
+  std::uint64_t absences(locked) const noexcept { return absences_; }
   rank_matching& matching() noexcept { return matching_; }
   /// Checks whether a request that names `membership`, and was made for a world without `absent`,
   /// may go on.
   /// @errors errc::unavailable: the world has ended; for a request that was admitted before, why it
   ///         ended. errc::membership_changed
-  virtual caf::error check_view(const operation& op, std::uint64_t membership,
+  virtual caf::error check_view(locked lock, const operation& op, std::uint64_t membership,
                                 rank_set absent) const = 0;
   /// Checks whether a request may go on that waits for ranks' calls since `absences` had this
   /// value.
   /// @errors errc::membership_changed
-  virtual caf::error check_ranks_since(const operation& op, std::uint64_t absences) const = 0;
+  virtual caf::error check_ranks_since(locked lock, const operation& op,
+                                       std::uint64_t absences) const = 0;
   /// Counts one more waiting request. `leave_queue`, on any thread, ends that.
   /// @errors errc::overloaded: there is no room
-  virtual caf::error enter_queue(const operation& op, queue_bound bound) = 0;
+  virtual caf::error enter_queue(locked lock, const operation& op, queue_bound bound) = 0;
   void leave_queue() noexcept {
     waiting_.fetch_sub(1);
     process_room.notify();
   }
   /// Returns whether a refused call of that rank counts. It does not if no other rank's calls come,
   /// or if they do not wait for it.
-  virtual bool counts_calls_of(const rank_end& x) const noexcept = 0;
+  virtual bool counts_calls_of(locked, const rank_end& x) const noexcept = 0;
   /// Returns whether there is no communicator now, but the world has not ended.
-  virtual bool waits() const noexcept = 0;
+  virtual bool waits(locked) const noexcept = 0;
   /// Returns whether the current communicator still lacks connections.
-  virtual bool waits_for_connections() const noexcept = 0;
-  virtual bool runs_on(const communicator* x) const noexcept = 0;
+  virtual bool waits_for_connections(locked) const noexcept = 0;
+  virtual bool runs_on(locked, const communicator* x) const noexcept = 0;
   /// Returns the communicator of a request that need not wait, and describes it in `view`.
-  virtual std::shared_ptr<communicator> join(collective_done& view) const = 0;
+  virtual std::shared_ptr<communicator> join(locked, collective_done& view) const = 0;
 
   /// Returns an owner of this world.
   virtual std::shared_ptr<collective_world> self() = 0;

@@ -3,7 +3,7 @@
 #include "foundation/fair_limit.hpp"
 #include "foundation/keep_forever.hpp"
 #include "foundation/log.hpp"
-#include "operation/order.hpp"
+#include "operation/admission_lock.hpp"
 
 #include <algorithm>
 #include <numeric>
@@ -189,21 +189,21 @@ void communicator::end(const caf::error& cause) noexcept {
     retire();
 }
 
-void communicator::keep_window(std::shared_ptr<symmetric_memory> x) {
+void communicator::keep_window(locked, std::shared_ptr<symmetric_memory> x) {
   windows_.push_back(std::move(x));
 }
 
-void communicator::let_go_window(const std::shared_ptr<symmetric_memory>& x) {
-  x->set(this, symmetric_memory::state::none);
+void communicator::let_go_window(locked lock, const std::shared_ptr<symmetric_memory>& x) {
+  x->set(lock, this, symmetric_memory::state::none);
   std::erase(windows_, x);
 }
 
 void communicator::let_go_windows() noexcept {
   std::vector<std::shared_ptr<symmetric_memory>> windows; // freed without the lock
-  std::lock_guard lock{order_mutex()};
+  admission_lock lock;
   windows.swap(windows_);
   for (auto& x : windows)
-    x->set(this, symmetric_memory::state::none);
+    x->set(lock, this, symmetric_memory::state::none);
 }
 
 caf::error communicator::stuck(std::span<const std::size_t> ranks, std::string_view what) const {

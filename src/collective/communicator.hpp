@@ -69,15 +69,15 @@ public:
     symmetric_.fetch_sub(1, std::memory_order_release);
   }
 
-  // -- its memory windows, under the admission lock
+  // -- its memory windows
 
   /// Returns no error if memory may be registered, else why it was not.
-  const caf::error& windows_closed() const noexcept { return windows_closed_; }
+  const caf::error& windows_closed(locked) const noexcept { return windows_closed_; }
   /// Stops all use of windows: those of the ranks may differ from now on.
-  void close_windows(const caf::error& why) { windows_closed_ = why; }
+  void close_windows(locked, const caf::error& why) { windows_closed_ = why; }
   /// Keeps `x` until it is let go, or until nothing of the communicator is left.
-  void keep_window(std::shared_ptr<symmetric_memory> x);
-  void let_go_window(const std::shared_ptr<symmetric_memory>& x);
+  void keep_window(locked, std::shared_ptr<symmetric_memory> x);
+  void let_go_window(locked lock, const std::shared_ptr<symmetric_memory>& x);
 
   /// Calls `f` for rank `i` on its lane, unless the communicator has ended.
   /// @errors errc::communicator_dead: nothing was called

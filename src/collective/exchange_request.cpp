@@ -3,7 +3,7 @@
 #include "admission/admission.hpp"
 #include "admission/timekeeper.hpp"
 #include "collective/rank_request.hpp"
-#include "operation/order.hpp"
+#include "operation/admission_lock.hpp"
 #include "operation/room.hpp"
 #include "runtime/runtime.hpp"
 #include <troupe/collective_kind.hpp>
@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <utility>
 
 namespace troupe::detail {
@@ -35,17 +34,17 @@ void exchange_request::start(room_policy room) {
       how, requests_.front()->deadline,
       [&] { return owner_->gate().place_together(all, how.bound); },
       [&] {
-        std::lock_guard lock{order_mutex()};
+        admission_lock lock;
         auto result = room_maker::others;
         for (auto& x : requests_)
-          result = std::max(result, x->who_makes_room(how.bound));
+          result = std::max(result, x->who_makes_room(lock, how.bound));
         return result;
       });
   if (why) {
     {
-      std::lock_guard lock{order_mutex()};
+      admission_lock lock;
       for (auto& x : requests_)
-        x->note_refused(why);
+        x->note_refused(lock, why);
     }
     answer(why);
     for (auto& x : requests_)

@@ -8,10 +8,10 @@
 
 namespace troupe::detail {
 
-caf::error joint_entry::why_ended() const {
+caf::error joint_entry::why_ended(locked lock) const {
   if (!op)
     return refusal->why;
-  return op->failed() ? op->cause() : op->on_check();
+  return op->failed() ? op->cause() : op->on_check(lock);
 }
 
 std::uint64_t joint_entry::made_in() const noexcept {
@@ -102,7 +102,7 @@ void call_queue::give_away(std::vector<std::shared_ptr<collective_operation>>& t
   std::ranges::fill(next_, end_);
 }
 
-std::vector<std::shared_ptr<collective_operation>> rank_matching::give_away() {
+std::vector<std::shared_ptr<collective_operation>> rank_matching::give_away(locked) {
   std::vector<std::shared_ptr<collective_operation>> result;
   collectives_.give_away(result);
   for (auto& [pair, line] : messages_)
@@ -134,14 +134,15 @@ room_maker rank_matching::maker_of(std::size_t rank) const noexcept {
 
 void rank_matching::refused(std::size_t rank) noexcept { counters_[rank].calls.fetch_sub(1); }
 
-void rank_matching::passed_over(const rank_end& of) noexcept {
+void rank_matching::passed_over(locked, const rank_end& of) noexcept {
   if (!of.is_message())
     counters_[of.rank].calls.fetch_add(1);
 }
 
-std::shared_ptr<collective_operation>
-rank_matching::count_refused(const rank_end& of, const caf::error& why, std::uint64_t membership) {
-  auto& line = line_of(of);
+std::shared_ptr<collective_operation> rank_matching::count_refused(locked lock, const rank_end& of,
+                                                                   const caf::error& why,
+                                                                   std::uint64_t membership) {
+  auto& line = line_of(lock, of);
   const auto caller = caller_of(of);
   auto* next = line.next_of(caller);
   if (next == nullptr) {
@@ -153,8 +154,8 @@ rank_matching::count_refused(const rank_end& of, const caf::error& why, std::uin
   return op;
 }
 
-room_maker rank_matching::maker_of_missing(const rank_end& of) {
-  auto& line = line_of(of);
+room_maker rank_matching::maker_of_missing(locked lock, const rank_end& of) {
+  auto& line = line_of(lock, of);
   auto result = room_maker::others;
   for (std::size_t x = 0; x < line.callers(); ++x)
     if (line.lacks(x)) {
@@ -164,7 +165,7 @@ room_maker rank_matching::maker_of_missing(const rank_end& of) {
   return result;
 }
 
-void rank_matching::leave_out(rank_set absent) {
+void rank_matching::leave_out(locked, rank_set absent) {
   const auto before = collectives_.left_out();
   collectives_.leave_out(absent);
   for (auto& [pair, line] : messages_) {
@@ -180,7 +181,7 @@ void rank_matching::leave_out(rank_set absent) {
       counters_[i].calls.store(collectives_.made(i));
 }
 
-call_queue& rank_matching::line_of(const rank_end& of) {
+call_queue& rank_matching::line_of(locked, const rank_end& of) {
   return of.is_message() ? messages_.try_emplace(of.ends(), 2).first->second : collectives_;
 }
 

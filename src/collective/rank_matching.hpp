@@ -4,6 +4,7 @@
 #include "collective/rank_call.hpp"
 #include "foundation/rank_set.hpp"
 #include "foundation/spare.hpp"
+#include "operation/admission_lock.hpp"
 #include "operation/room.hpp"
 #include <troupe/collective_kind.hpp>
 #include <troupe/error.hpp>
@@ -43,7 +44,7 @@ struct joint_entry {
   std::size_t calls = 0;    ///< made, or not waited for
 
   /// Returns why its calls will not be done; none if they may.
-  caf::error why_ended() const;
+  caf::error why_ended(locked lock) const;
   /// Returns the world's membership when the first of its calls was made.
   std::uint64_t made_in() const noexcept;
 };
@@ -142,8 +143,6 @@ public:
   spare<collective_operation> spare_joint;
   place_lines joint_lines; ///< of `spare_joint`
 
-  // Without the admission lock.
-
   /// Notes that this thread makes the calls of `rank`, as far as is known.
   void note_caller(std::size_t rank) noexcept {
     auto& caller = call_sides_[rank].caller;
@@ -168,24 +167,22 @@ public:
   /// Undoes `handed_in`: the call was refused and does not count.
   void refused(std::size_t rank) noexcept;
 
-  // Under the admission lock.
-
   /// Adds to the rank's counter a call that counts but was not enqueued, or never will be made.
-  void passed_over(const rank_end& of) noexcept;
+  void passed_over(locked, const rank_end& of) noexcept;
   /// Counts a refused call, in a world of this membership. Returns the operation that it would
   /// belong to, which the caller must fail. Null if no other call of it is there.
-  std::shared_ptr<collective_operation> count_refused(const rank_end& of, const caf::error& why,
-                                                      std::uint64_t membership);
+  std::shared_ptr<collective_operation>
+  count_refused(locked lock, const rank_end& of, const caf::error& why, std::uint64_t membership);
   /// As `maker_of`, for the calls that the first open operation in the queue of `of` lacks.
-  room_maker maker_of_missing(const rank_end& of);
+  room_maker maker_of_missing(locked lock, const rank_end& of);
   /// Leaves out `absent`, from the next operation on.
-  void leave_out(rank_set absent);
-  call_queue& line_of(const rank_end& of);
-  call_queue& collectives() noexcept { return collectives_; }
+  void leave_out(locked, rank_set absent);
+  call_queue& line_of(locked, const rank_end& of);
+  call_queue& collectives(locked) noexcept { return collectives_; }
   /// Returns whether a collective lacks a call.
-  bool waits_for_calls() const noexcept { return !collectives_.empty(); }
+  bool waits_for_calls(locked) const noexcept { return !collectives_.empty(); }
   /// As `call_queue::give_away`.
-  std::vector<std::shared_ptr<collective_operation>> give_away();
+  std::vector<std::shared_ptr<collective_operation>> give_away(locked);
   /// Returns the caller's index in the queue of `of`.
   static std::size_t caller_of(const rank_end& of) noexcept;
 

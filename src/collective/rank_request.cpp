@@ -8,14 +8,13 @@
 #include "collective/rank_matching.hpp"
 #include "foundation/prefetch.hpp"
 #include "lane/lane.hpp"
+#include "operation/admission_lock.hpp"
 #include "operation/buffer.hpp"
 #include "operation/device_state.hpp"
-#include "operation/order.hpp"
 #include "operation/skipping.hpp"
 #include "runtime/runtime.hpp"
 
 #include <algorithm>
-#include <mutex>
 #include <utility>
 
 namespace troupe::detail {
@@ -52,15 +51,15 @@ std::uint64_t rank_request::number() const noexcept {
   return number != 0 ? number : operation::number();
 }
 
-caf::expected<operation*> rank_request::joint() {
+caf::expected<operation*> rank_request::joint(locked lock) {
   // Check the membership first: a call for another membership is unrelated to the others' calls.
-  if (auto error = world_->check_view(*this, membership_, absent_); error)
+  if (auto error = world_->check_view(lock, *this, membership_, absent_); error)
     return error;
-  auto& line = world_->matching().line_of(call_);
+  auto& line = world_->matching().line_of(lock, call_);
   auto caller = rank_matching::caller_of(call_);
   auto* next = line.next_of(caller);
   for (; next != nullptr; next = line.next_of(caller)) {
-    auto gone = next->why_ended();
+    auto gone = next->why_ended(lock);
     if (!gone)
       break;
     const auto made_in = next->made_in();
@@ -69,16 +68,16 @@ caf::expected<operation*> rank_request::joint() {
       counts_ = true;
       return gone;
     }
-    world_->matching().passed_over(call_); // this call means a later membership
+    world_->matching().passed_over(lock, call_); // this call means a later membership
   }
   if (next != nullptr) {
-    if (auto error = next->op->check_call(call_, uses(), membership_); error)
+    if (auto error = next->op->check_call(lock, call_, uses(), membership_); error)
       return error;
     found_ = next->op;
   } else {
     if (auto error = check_line(line.ahead(caller), queue_bound::second); error)
       return error;
-    found_ = made_ ? std::move(made_) : make_joint();
+    found_ = made_ ? std::move(made_) : make_joint(lock);
   }
   return found_.get();
 }
@@ -95,10 +94,10 @@ caf::error rank_request::check_line(std::size_t ahead, queue_bound bound) const 
 
 const lane& rank_request::own_lane() const { return *world_->lanes()[call_.rank]; }
 
-/// Checks for room in the rank's queues. Under the admission lock.
-caf::error rank_request::check_room(queue_bound bound) const {
+/// Checks for room in the rank's queues.
+caf::error rank_request::check_room(locked lock, queue_bound bound) const {
   auto& matching = world_->matching();
-  auto& line = matching.line_of(call_);
+  auto& line = matching.line_of(lock, call_);
   auto caller = rank_matching::caller_of(call_);
   auto ahead = line.ahead(caller);
   auto awaited = line.awaited(caller); // others' calls wait for these: they add nothing to a queue
@@ -106,7 +105,7 @@ caf::error rank_request::check_room(queue_bound bound) const {
   if (awaited == 0) {
     if (auto error = check_line(ahead, bound); error)
       return error;
-    if (!queue.accepts(bound))
+    if (!queue.accepts(lock, bound))
       return make_error(
           describe_call(errc::overloaded, std::to_string(limit_of(queue.queue_limit(), bound)) +
                                               " operations already wait for the device"));
@@ -120,11 +119,11 @@ caf::error rank_request::check_room(queue_bound bound) const {
   return {};
 }
 
-room_maker rank_request::who_makes_room(queue_bound bound) const {
+room_maker rank_request::who_makes_room(locked lock, queue_bound bound) const {
   auto& matching = world_->matching();
-  if (!check_line(matching.line_of(call_).ahead(rank_matching::caller_of(call_)), bound))
-    return world_->owner()->gate().who_makes_room(own_lane());
-  return matching.maker_of_missing(call_);
+  if (!check_line(matching.line_of(lock, call_).ahead(rank_matching::caller_of(call_)), bound))
+    return world_->owner()->gate().who_makes_room(lock, own_lane());
+  return matching.maker_of_missing(lock, call_);
 }
 
 /// Waits for room in the rank's own queues. Calls that other threads add meanwhile are accepted.
@@ -139,19 +138,15 @@ caf::error rank_request::wait_for_room(room_policy room) {
       how, deadline,
       [&]() -> caf::error {
         gate.drain();
-        std::lock_guard lock{order_mutex()};
-        return check_room(how.bound);
+        return check_room(admission_lock{}, how.bound);
       },
-      [&] {
-        std::lock_guard lock{order_mutex()};
-        return who_makes_room(how.bound);
-      });
+      [&] { return who_makes_room(admission_lock{}, how.bound); });
 }
 
-caf::expected<operation*> rank_request::alone(queue_bound bound) {
-  if (auto error = world_->check_view(*this, membership_, absent_); error)
+caf::expected<operation*> rank_request::alone(locked lock, queue_bound bound) {
+  if (auto error = world_->check_view(lock, *this, membership_, absent_); error)
     return error;
-  auto& line = world_->matching().line_of(call_);
+  auto& line = world_->matching().line_of(lock, call_);
   auto caller = rank_matching::caller_of(call_);
   auto awaited = std::min(before_, line.awaited(caller)); // other ranks have already made these
   if (auto error = check_line(line.ahead(caller) + before_ - awaited, bound); error)
@@ -159,23 +154,23 @@ caf::expected<operation*> rank_request::alone(queue_bound bound) {
   auto* there = line.next_of(caller, before_);
   if (there != nullptr && there->op) // it adds nothing to a queue
     return there->op.get();
-  made_ = make_joint();
+  made_ = make_joint(lock);
   return made_.get();
 }
 
-void rank_request::count_refused(const caf::error& why) {
-  if (counts_ || !world_->counts_calls_of(call_) || !counts_among_calls(why, membership_))
+void rank_request::count_refused(locked lock, const caf::error& why) {
+  if (counts_ || !world_->counts_calls_of(lock, call_) || !counts_among_calls(why, membership_))
     return;
   counts_ = true;
-  ended_ = world_->matching().count_refused(call_, why, world_->membership());
+  ended_ = world_->matching().count_refused(lock, call_, why, world_->membership(lock));
 }
 
-void rank_request::note_refused(const caf::error& why) {
+void rank_request::note_refused(locked lock, const caf::error& why) {
   if (!fails_validation(why))
-    mark_refused(uses(), why);
-  count_refused(why);
+    mark_refused(lock, uses(), why);
+  count_refused(lock, why);
   if (counts_)
-    world_->matching().passed_over(call_);
+    world_->matching().passed_over(lock, call_);
 }
 
 void rank_request::end_refused(const caf::error& why) {
@@ -185,13 +180,13 @@ void rank_request::end_refused(const caf::error& why) {
   answer(why);
 }
 
-std::shared_ptr<collective_operation> rank_request::make_joint() {
+std::shared_ptr<collective_operation> rank_request::make_joint(locked lock) {
   const bool of_all = !call_.is_message() && absent_.empty();
   if (auto ready = of_all ? world_->matching().spare_joint.take() : nullptr) {
-    ready->begin(world_->self(), call_);
+    ready->begin(lock, world_->self(), call_);
     return ready;
   }
-  return std::make_shared<collective_operation>(world_->self(), call_, absent_);
+  return std::make_shared<collective_operation>(lock, world_->self(), call_, absent_);
 }
 
 failure rank_request::describe_call(errc code, std::string detail) const {
@@ -212,10 +207,10 @@ const void* rank_request::match_key() const noexcept {
   return call_.is_message() ? nullptr : world_.get();
 }
 
-std::shared_ptr<operation> rank_request::whole(std::span<rank_submission* const> all) {
+std::shared_ptr<operation> rank_request::whole(locked lock, std::span<rank_submission* const> all) {
   std::uint64_t seen = 0;
   if (all.size() != world_->size() - absent_.size() || call_.plan ||
-      world_->matching().waits_for_calls())
+      world_->matching().waits_for_calls(lock))
     return nullptr;
   for (auto* x : all) {
     if (x->match_key() != world_.get())
@@ -227,35 +222,35 @@ std::shared_ptr<operation> rank_request::whole(std::span<rank_submission* const>
       return nullptr;
     seen |= bit;
   }
-  auto result = make_joint();
-  if (world_->check_view(*result, membership_, absent_))
+  auto result = make_joint(lock);
+  if (world_->check_view(lock, *result, membership_, absent_))
     return nullptr;
   return result;
 }
 
-void rank_request::become_part_of(std::shared_ptr<collective_operation> joint,
+void rank_request::become_part_of(locked lock, std::shared_ptr<collective_operation> joint,
                                   std::shared_ptr<operation> self) {
   joint_ = std::move(joint);
   counts_ = true;
   joint_number_.store(joint_->number(), std::memory_order_relaxed);
-  joint_->add_call(call_, std::span{uses_}.first(use_count_), membership_,
+  joint_->add_call(lock, call_, std::span{uses_}.first(use_count_), membership_,
                    std::static_pointer_cast<rank_request>(std::move(self)));
   use_count_ = 0;
 }
 
-void rank_request::join_whole(std::span<rank_submission* const> all,
+void rank_request::join_whole(locked lock, std::span<rank_submission* const> all,
                               const std::shared_ptr<operation>& joint) {
   auto op = std::static_pointer_cast<collective_operation>(joint);
   for (auto* x : all) {
     auto& request = static_cast<rank_request&>(*x);
-    request.become_part_of(op, request.take_self());
+    request.become_part_of(lock, op, request.take_self());
   }
-  world_->matching().collectives().take_of_all();
+  world_->matching().collectives(lock).take_of_all();
 }
 
-bool rank_request::join(std::shared_ptr<operation> self) {
-  world_->matching().line_of(call_).take(rank_matching::caller_of(call_), found_);
-  become_part_of(std::move(found_), std::move(self));
+bool rank_request::join(locked lock, std::shared_ptr<operation> self) {
+  world_->matching().line_of(lock, call_).take(rank_matching::caller_of(call_), found_);
+  become_part_of(lock, std::move(found_), std::move(self));
   return !joint_->answered(); // if it has completed, only `placed` can complete this request
 }
 
@@ -267,17 +262,14 @@ bool rank_request::succeed(const collective_done& value_of_all) noexcept {
 
 void rank_request::start(room_policy room) {
   if (auto error = wait_for_room(room); error) {
-    {
-      std::lock_guard lock{order_mutex()};
-      note_refused(error);
-    }
+    note_refused(admission_lock{}, error);
     return end_refused(error);
   }
   admitted_at = clock::now().time_since_epoch().count();
   auto& gate = world_->owner()->gate();
   auto self = std::static_pointer_cast<rank_request>(shared_from_this());
   gate.enqueue(self, *this);
-  prefetch_to_change(&order_mutex());
+  prefetch_to_change(&admission_lock::mutex());
   // The thread of the last rank places the calls of all ranks, at once.
   auto& matching = world_->matching();
   if (call_.is_message()) {
@@ -348,9 +340,9 @@ void rank_request::end_early(early_end how, errc code, const std::string& detail
   std::shared_ptr<collective_operation> joint;
   std::string missing;
   {
-    std::lock_guard lock{order_mutex()};
+    admission_lock lock;
     joint = joint_;
-    missing = joint ? joint->missing_ranks() : std::string{};
+    missing = joint ? joint->missing_ranks(lock) : std::string{};
   }
   auto why = [&](const char* outcome) {
     auto cause = describe_call(code, detail);

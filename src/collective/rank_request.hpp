@@ -34,16 +34,16 @@ public:
   std::uint64_t number() const noexcept override;
   collective_kind what() const noexcept { return call_.call.what; }
   std::int32_t peer() const noexcept { return call_.call.peer; }
-  caf::expected<operation*> joint() override;
-  caf::expected<operation*> alone(queue_bound bound) override;
-  void count_refused(const caf::error& why) override;
+  caf::expected<operation*> joint(locked lock) override;
+  caf::expected<operation*> alone(locked lock, queue_bound bound) override;
+  void count_refused(locked lock, const caf::error& why) override;
   std::span<const use> uses() const override { return {uses_.data(), use_count_}; }
   void fetch_ahead() const noexcept override;
   const void* match_key() const noexcept override;
-  std::shared_ptr<operation> whole(std::span<rank_submission* const> all) override;
-  void join_whole(std::span<rank_submission* const> all,
+  std::shared_ptr<operation> whole(locked lock, std::span<rank_submission* const> all) override;
+  void join_whole(locked lock, std::span<rank_submission* const> all,
                   const std::shared_ptr<operation>& joint) override;
-  bool join(std::shared_ptr<operation> self) override;
+  bool join(locked lock, std::shared_ptr<operation> self) override;
   caf::error refuse_cycle() override;
   void placed(const caf::error& why) override;
   /// Waits for room, as `room` says, and enqueues the request. A refusal becomes its reply.
@@ -57,11 +57,11 @@ public:
   /// Completes the request with the result of its completed operation, unless it has a reply
   /// already.
   void end() noexcept;
-  /// Returns which threads make room for the request. Under the admission lock.
-  room_maker who_makes_room(queue_bound bound) const;
-  /// Notes that the request was refused with `why` before it was enqueued. Under the admission
-  /// lock. Call `end_refused` afterwards.
-  void note_refused(const caf::error& why);
+  /// Returns which threads make room for the request.
+  room_maker who_makes_room(locked lock, queue_bound bound) const;
+  /// Notes that the request was refused with `why` before it was enqueued. Call
+  /// `end_refused` afterwards.
+  void note_refused(locked lock, const caf::error& why);
   void end_refused(const caf::error& why);
   /// Ends the request with its exchange: the requester ended that, or another message of it failed.
   void end_beside(early_end how, const caf::error& why) noexcept;
@@ -72,12 +72,13 @@ protected:
 private:
   /// Returns the memory that placing needs, without the buffers of the uses.
   std::span<const std::byte> placing_lines() const noexcept;
-  void become_part_of(std::shared_ptr<collective_operation> joint, std::shared_ptr<operation> self);
+  void become_part_of(locked lock, std::shared_ptr<collective_operation> joint,
+                      std::shared_ptr<operation> self);
   failure describe_call(errc code, std::string detail) const;
   void end_early(early_end how, errc code, const std::string& detail) noexcept;
-  std::shared_ptr<collective_operation> make_joint();
+  std::shared_ptr<collective_operation> make_joint(locked lock);
   caf::error check_line(std::size_t ahead, queue_bound bound) const;
-  caf::error check_room(queue_bound bound) const;
+  caf::error check_room(locked lock, queue_bound bound) const;
   caf::error wait_for_room(room_policy room);
   const lane& own_lane() const;
 

@@ -4,8 +4,8 @@
 #include "flight/flight_recorder.hpp" // for recorder()
 #include "foundation/error_text.hpp"
 #include "foundation/log.hpp"
+#include "operation/admission_lock.hpp"
 #include "operation/foreign_handle.hpp"
-#include "operation/order.hpp"
 #include "operation/use_of.hpp"
 #include "sharing/memory_exchange.hpp" // for memory()
 
@@ -216,7 +216,7 @@ caf::expected<any_gpu_ref> device_core::adopt(void* memory, std::size_t count, d
                    "the device lives in another process");
   if (count > SIZE_MAX / size_of(type))
     return refusal("adopt", state().ordinal(), errc::invalid_argument, size_overflows(count, type));
-  std::lock_guard lock{order_mutex()};
+  admission_lock lock;
   if (state().phase() != device_phase::ready)
     return refusal("adopt", state().ordinal(), errc::unavailable, device_is(state().phase()));
   return any_gpu_ref{

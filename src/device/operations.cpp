@@ -5,10 +5,10 @@
 #include "foundation/spin.hpp"
 #include "lane/lane.hpp"
 #include "operation/acquisition.hpp"
+#include "operation/admission_lock.hpp"
 #include "operation/callable_scope.hpp"
 #include "operation/device_state.hpp"
 #include "operation/launch_call.hpp"
-#include "operation/order.hpp"
 #include "operation/use_of.hpp"
 
 #include <algorithm>
@@ -348,8 +348,8 @@ acquire_operation::acquire_operation(const any_gpu_ref& ref, access_mode mode, s
   add_use(use_of(ref, reads(mode), writes(mode)));
 }
 
-caf::error acquire_operation::on_admit(queue_bound) {
-  take(*memory_, mode_);
+caf::error acquire_operation::on_admit(locked lock, queue_bound) {
+  take(lock, *memory_, mode_);
   if (writes(mode_)) {
     memory_->granted_begin = uses().front().begin;
     memory_->granted_end = uses().front().end;
@@ -363,12 +363,9 @@ caf::expected<issue_outcome> acquire_operation::issue(part& p, lane& on) {
   return issue_outcome::finished;
 }
 
-void acquire_operation::on_leave() noexcept { give_back(*memory_, mode_); }
+void acquire_operation::on_leave(locked lock) noexcept { give_back(lock, *memory_, mode_); }
 
-void acquire_operation::on_success() noexcept {
-  std::lock_guard lock{order_mutex()};
-  ++granted(*memory_, mode_);
-}
+void acquire_operation::on_success() noexcept { ++granted(admission_lock{}, *memory_, mode_); }
 
 void acquire_operation::on_settled() noexcept {
   if (left_order()) // `on_leave` has given it back
@@ -377,10 +374,10 @@ void acquire_operation::on_settled() noexcept {
     pause();
   if (!error())
     return;
-  std::lock_guard lock{order_mutex()};
+  admission_lock lock;
   if (!failed())
-    --granted(*memory_, mode_); // the requester does not know of it
-  give_back(*memory_, mode_);
+    --granted(lock, *memory_, mode_); // the requester does not know of it
+  give_back(lock, *memory_, mode_);
 }
 
 // -- release
@@ -388,16 +385,16 @@ void acquire_operation::on_settled() noexcept {
 release_operation::release_operation(const any_gpu_ref& ref, access_mode mode, stream_view user)
     : operation_of("release", 1), ref_(ref), mode_(mode), user_(user) {}
 
-caf::error release_operation::on_admit(queue_bound) {
+caf::error release_operation::on_admit(locked lock, queue_bound) {
   auto& memory = *ref_.memory();
-  if (granted(memory, mode_) == 0) {
+  if (granted(lock, memory, mode_) == 0) {
     auto why = describe(errc::invalid_argument, "the buffer is not acquired in this mode");
     why.device = ref_.device();
     why.parts.clear();
     return make_error(std::move(why));
   }
-  --granted(memory, mode_);
-  give_back(memory, mode_);
+  --granted(lock, memory, mode_);
+  give_back(lock, memory, mode_);
   // Independent of the range of the handle. For writing: the granted range and no more, because it
   // is valid from now on. For reading: all of the buffer, because all of it may have been read.
   if (writes(mode_))

@@ -148,11 +148,11 @@ class acquire_operation final : public operation_of<nothing> {
 public:
   acquire_operation(const any_gpu_ref& ref, access_mode mode, stream_view user);
   bool marks_skipped() const noexcept override { return false; }
-  caf::error on_admit(queue_bound bound) override;
+  caf::error on_admit(locked lock, queue_bound bound) override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
 
 protected:
-  void on_leave() noexcept override;
+  void on_leave(locked lock) noexcept override;
   void on_success() noexcept override;
   void on_settled() noexcept override;
 
@@ -167,7 +167,7 @@ class release_operation final : public operation_of<nothing> {
 public:
   release_operation(const any_gpu_ref& ref, access_mode mode, stream_view user);
   bool marks_skipped() const noexcept override { return false; }
-  caf::error on_admit(queue_bound bound) override;
+  caf::error on_admit(locked lock, queue_bound bound) override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
 
 protected:

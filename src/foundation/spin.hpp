@@ -38,13 +38,16 @@ template <class F> bool spin_until(F done, std::chrono::nanoseconds time) noexce
 std::chrono::nanoseconds client_spin() noexcept;
 
 /// Locks a mutex that other threads hold for about 1 us: spins before it blocks.
+inline void lock_hot(std::mutex& mutex) noexcept {
+  constexpr std::chrono::nanoseconds patience = std::chrono::microseconds{20};
+  if (!spin_until([&] { return mutex.try_lock(); }, std::min(patience, client_spin())))
+    mutex.lock();
+}
+
+/// Holds a mutex that `lock_hot` has locked.
 class hot_lock {
 public:
-  explicit hot_lock(std::mutex& mutex) noexcept : mutex_(mutex) {
-    constexpr std::chrono::nanoseconds patience = std::chrono::microseconds{20};
-    if (!spin_until([&] { return mutex_.try_lock(); }, std::min(patience, client_spin())))
-      mutex_.lock();
-  }
+  explicit hot_lock(std::mutex& mutex) noexcept : mutex_(mutex) { lock_hot(mutex_); }
   ~hot_lock() { mutex_.unlock(); }
   hot_lock(const hot_lock&) = delete;
   hot_lock& operator=(const hot_lock&) = delete;

@@ -8,7 +8,7 @@
 #include "foundation/start_thread.hpp"
 #include "lane/retired_operations.hpp"
 #include "lane/staging.hpp"
-#include "operation/order.hpp"
+#include "operation/admission_lock.hpp"
 #include <troupe/error.hpp>
 
 #include <atomic>
@@ -69,7 +69,7 @@ caf::error lane::start() {
       "for a device's lane");
 }
 
-bool lane::submit(part& p) noexcept {
+bool lane::submit(locked, part& p) noexcept {
   if (closed_ || (away_ && p.of->failed() && !p.promised)) {
     set(expected_, expected_.load(std::memory_order_relaxed) - 1);
     return false;
@@ -208,7 +208,7 @@ bool lane::ends_now() noexcept {
   };
   if (!nothing_left())
     return false;
-  std::lock_guard lock{order_mutex()};
+  admission_lock lock;
   closed_ = nothing_left();
   return closed_;
 }

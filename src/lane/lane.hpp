@@ -57,21 +57,23 @@ public:
   device_state& state() const noexcept { return *state_; }
   const std::shared_ptr<device_state>& shared_state() const noexcept { return state_; }
 
-  /// Returns whether there is room for one more part. Under the admission lock.
-  bool accepts(queue_bound bound) const noexcept {
+  /// Returns whether there is room for one more part.
+  bool accepts(locked, queue_bound bound) const noexcept {
     return queued() < limit_of(options_.queue_limit, bound);
   }
   std::size_t queue_limit() const noexcept { return options_.queue_limit; }
-  /// Counts a part that has its position and will be submitted. Under the admission lock.
-  void expect_part() noexcept { set(expected_, expected_.load(std::memory_order_relaxed) + 1); }
+  /// Counts a part that has its position and will be submitted.
+  void expect_part(locked) noexcept {
+    set(expected_, expected_.load(std::memory_order_relaxed) + 1);
+  }
   /// Prefetches before `expect_part` or `submit` for several lanes, so that the cache misses
   /// overlap.
   void fetch_queue() const noexcept { prefetch_to_change(&expected_); }
   void fetch_inbox() const noexcept { prefetch_to_change(&inbox_); }
   /// Takes `p`, which is on this lane, as the next in order. Returns false if `p` is never issued
   /// and the lane will not get to it soon: the lane has ended, or waits for its device to come
-  /// back. Under the admission lock; `wake_to_work` follows.
-  bool submit(part& p) noexcept;
+  /// back. `wake_to_work` follows.
+  bool submit(locked, part& p) noexcept;
   /// Wakes the lanes of all `parts`, which were submitted, if they sleep.
   static void wake_to_work(std::span<const part> parts) noexcept;
   void wake() noexcept;
@@ -100,8 +102,8 @@ public:
     return expected_.load(std::memory_order_relaxed) - left;
   }
   /// Returns whether `p`, which is to be submitted, comes next: nothing else on the lane or on the
-  /// device comes before it. Under the admission lock.
-  bool comes_next(const part& p) const noexcept {
+  /// device comes before it.
+  bool comes_next(locked, const part& p) const noexcept {
     return queued() == 1 && in_flight_.load() == 0 && !issuing_.load() && state_->acquired() == 0 &&
            nothing_before(p);
   }

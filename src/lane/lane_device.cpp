@@ -4,7 +4,7 @@
 #include "foundation/log.hpp"
 #include "lane/lane.hpp"
 #include "lane/staging.hpp"
-#include "operation/order.hpp"
+#include "operation/admission_lock.hpp"
 #include <troupe/error.hpp>
 
 #include <atomic>
@@ -182,7 +182,7 @@ void lane::revive() {
 }
 
 void lane::set_away(bool x) noexcept {
-  std::lock_guard lock{order_mutex()};
+  admission_lock lock;
   away_ = x;
 }
 

@@ -4,11 +4,11 @@
 
 namespace troupe::detail {
 
-int& granted(buffer& memory, access_mode mode) noexcept {
+int& granted(locked, buffer& memory, access_mode mode) noexcept {
   return writes(mode) ? memory.granted_for_writing : memory.granted_for_reading;
 }
 
-void take(buffer& memory, access_mode mode) noexcept {
+void take(locked, buffer& memory, access_mode mode) noexcept {
   if (writes(mode))
     memory.acquired_for_writing = true;
   else
@@ -16,7 +16,7 @@ void take(buffer& memory, access_mode mode) noexcept {
   memory.home().change_acquired(1);
 }
 
-void give_back(buffer& memory, access_mode mode) noexcept {
+void give_back(locked, buffer& memory, access_mode mode) noexcept {
   if (writes(mode))
     memory.acquired_for_writing = false;
   else

@@ -107,7 +107,7 @@ caf::error buffer::check_determinate(std::size_t begin, std::size_t end) const {
   return {};
 }
 
-caf::error buffer::check_readable(std::size_t begin, std::size_t end,
+caf::error buffer::check_readable(locked, std::size_t begin, std::size_t end,
                                   const skipped_reads& accepted) const {
   if (!whole()) {
     std::lock_guard lock{unreadable_mutex_};

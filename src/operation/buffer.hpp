@@ -1,6 +1,7 @@
 /// Device memory: which operations use it, in which order, and whether its content is valid.
 #pragma once
 
+#include "operation/admission_lock.hpp"
 #include <troupe/error.hpp>
 
 #include <algorithm>
@@ -172,9 +173,9 @@ public:
   /// Returns whether no byte is indeterminate or skipped.
   bool whole() const noexcept { return !has_unreadable_.load(std::memory_order_acquire); }
   /// Returns no error if no byte of [begin, end) is indeterminate, or skipped and not in
-  /// `accepted`, and if no unsettled writer of the range has failed. Under the admission lock.
+  /// `accepted`, and if no unsettled writer of the range has failed.
   /// @errors errc::indeterminate, errc::skipped with the first cause
-  caf::error check_readable(std::size_t begin, std::size_t end,
+  caf::error check_readable(locked, std::size_t begin, std::size_t end,
                             const skipped_reads& accepted = {}) const;
   /// Marks a range. Each byte keeps its first cause, but indeterminate replaces skipped.
   void mark(const unreadable_range& x);

@@ -1,12 +1,11 @@
 #include "foundation/error_text.hpp"
+#include "operation/admission_lock.hpp"
 #include "operation/buffer.hpp"
 #include "operation/callable_scope.hpp"
 #include "operation/device_state.hpp"
-#include "operation/order.hpp"
 #include <troupe/gpu_ref.hpp>
 
 #include <cstdint>
-#include <mutex>
 #include <string>
 
 namespace troupe {
@@ -29,8 +28,8 @@ caf::error stale_error(const any_gpu_ref& ref) {
 caf::error check_content(const detail::buffer& memory, std::size_t begin, std::size_t end) {
   if (detail::callable_scope::covers(memory, begin, end))
     return memory.check_determinate(begin, end);
-  std::lock_guard lock{detail::order_mutex()};
-  return memory.check_readable(begin, end);
+  detail::admission_lock lock;
+  return memory.check_readable(lock, begin, end);
 }
 
 } // namespace

@@ -1,10 +1,11 @@
 #include "operation/operation.hpp"
 
 #include "foundation/spin.hpp"
+#include "operation/admission_lock.hpp"
 #include "operation/device_state.hpp"
-#include "operation/order.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace troupe::detail {
@@ -134,7 +135,7 @@ flight_entry operation::record_of(const part& p) const noexcept {
 
 std::vector<flight_entry> operation::open_records() const {
   std::vector<flight_entry> result;
-  std::lock_guard order{order_mutex()};
+  admission_lock order;
   std::lock_guard lock{guard_}; // `settle` takes this lock before it releases the buffers
   if (settled())
     return result;
@@ -145,17 +146,17 @@ std::vector<flight_entry> operation::open_records() const {
   return result;
 }
 
-void operation::admitted(std::int64_t now) {
+void operation::admitted(locked, std::int64_t now) {
   static std::uint64_t last_place = 0;
   place_ = ++last_place;
   admitted_at = now;
   self_ = std::static_pointer_cast<operation>(shared_from_this());
 }
 
-void operation::submitted() {
+void operation::submitted(locked lock) {
   on_lanes_.store(true, std::memory_order_relaxed);
   if (!failed())
-    on_submit();
+    on_submit(lock);
 }
 
 void operation::precede(const std::shared_ptr<operation>& successor, bool reads) {
@@ -170,7 +171,7 @@ void operation::precede(const std::shared_ptr<operation>& successor, bool reads)
   successors_.push_back({successor, reads});
 }
 
-void operation::overwrites(const std::shared_ptr<buffer>& memory,
+void operation::overwrites(locked, const std::shared_ptr<buffer>& memory,
                            const buffer::unreadable_range& x) {
   // Only the first cause of each byte counts. Otherwise a chain of failures would add one per link.
   for (auto& old : overwritten_)
@@ -183,39 +184,40 @@ void operation::overwrites(const std::shared_ptr<buffer>& memory,
   overwritten_.push_back({memory, x});
 }
 
-bool operation::restore_unreadable(std::vector<dependent_failure>& dependent_failures) {
+bool operation::restore_unreadable(locked lock,
+                                   std::vector<dependent_failure>& dependent_failures) {
   auto overwritten = std::exchange(overwritten_, {});
   std::vector<follower> successors;
   if (!overwritten.empty()) {
-    std::lock_guard lock{guard_};
+    std::lock_guard guard{guard_};
     successors = successors_;
   }
   for (auto& x : overwritten)
-    mark_unreadable(x.memory, x.range, successors, dependent_failures);
+    mark_unreadable(lock, x.memory, x.range, successors, dependent_failures);
   return !overwritten.empty();
 }
 
-bool operation::leave_skipped(std::vector<dependent_failure>& dependent_failures) {
+bool operation::leave_skipped(locked lock, std::vector<dependent_failure>& dependent_failures) {
   if (cancelled() || !marks_skipped())
     return false;
   caf::error cause;
   std::vector<follower> successors;
   {
-    std::lock_guard lock{guard_};
+    std::lock_guard guard{guard_};
     cause = cause_;
     successors = successors_;
   }
   bool any = false;
   for (auto& u : uses_)
     if (u.writes) {
-      mark_unreadable(u.memory, {u.begin, u.end, cause, identity_of(u)}, successors,
+      mark_unreadable(lock, u.memory, {u.begin, u.end, cause, identity_of(u)}, successors,
                       dependent_failures);
       any = true;
     }
   return any;
 }
 
-void operation::mark_refused(std::span<const use> uses, const caf::error& why) const {
+void operation::mark_refused(locked, std::span<const use> uses, const caf::error& why) const {
   if (!marks_skipped())
     return;
   for (auto& u : uses)
@@ -232,7 +234,7 @@ void operation::add_readers(std::vector<dependent_failure>& dependent_failures) 
       dependent_failures.push_back({next.who, cause_});
 }
 
-void operation::let_successors_go() noexcept {
+void operation::let_successors_go(locked) noexcept {
   std::lock_guard lock{guard_};
   std::erase_if(successors_, [](const follower& x) {
     if (x.who->left_order())
@@ -427,16 +429,16 @@ operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexcept {
   std::vector<dependent_failure> dependent_failures;
   {
     // An operation that is admitted later must see the marks as soon as this one is settled.
-    std::unique_lock order{order_mutex(), std::defer_lock};
+    std::optional<admission_lock> order;
     if (cause)
-      order.lock();
+      order.emplace();
     {
       std::lock_guard lock{guard_};
       settled_.store(true, std::memory_order_release);
       successors.swap(successors_);
     }
-    if (cause)
-      dependent_failures = mark_buffers(cause, successors);
+    if (order)
+      dependent_failures = mark_buffers(*order, cause, successors);
     if (failed())
       failing_.fetch_sub(1, std::memory_order_release);
   }
@@ -463,7 +465,8 @@ operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexcept {
 }
 
 std::vector<operation::dependent_failure>
-operation::mark_buffers(const caf::error& cause, const std::vector<follower>& successors) {
+operation::mark_buffers(locked lock, const caf::error& cause,
+                        const std::vector<follower>& successors) {
   std::vector<dependent_failure> result;
   auto told = [this](const use& u) { return this->told(parts()[u.part]); };
   for (auto& x : overwritten_)
@@ -471,20 +474,20 @@ operation::mark_buffers(const caf::error& cause, const std::vector<follower>& su
           return u.memory == x.memory && u.writes && told(u) && u.begin <= x.range.begin &&
                  x.range.end <= u.end;
         }))
-      mark_unreadable(x.memory, x.range, successors, result);
+      mark_unreadable(lock, x.memory, x.range, successors, result);
   const bool skips = marks_skipped() && !cancelled() && !left_order_; // else they are marked
   for (auto& u : uses_) {
     if (!u.writes || told(u))
       continue;
     if (parts()[u.part].at.load(std::memory_order_acquire) == part::state::done)
-      mark_unreadable(u.memory, {u.begin, u.end, cause}, successors, result);
+      mark_unreadable(lock, u.memory, {u.begin, u.end, cause}, successors, result);
     else if (skips)
-      mark_unreadable(u.memory, {u.begin, u.end, cause, identity_of(u)}, successors, result);
+      mark_unreadable(lock, u.memory, {u.begin, u.end, cause, identity_of(u)}, successors, result);
   }
   return result;
 }
 
-void operation::mark_unreadable(const std::shared_ptr<buffer>& memory,
+void operation::mark_unreadable(locked lock, const std::shared_ptr<buffer>& memory,
                                 const buffer::unreadable_range& x,
                                 const std::vector<follower>& successors,
                                 std::vector<dependent_failure>& dependent_failures) {
@@ -506,7 +509,7 @@ void operation::mark_unreadable(const std::shared_ptr<buffer>& memory,
       if (!u.writes)
         continue;
       for (auto& w : cut_out(open, u.begin, u.end))
-        next.who->overwrites(memory, w);
+        next.who->overwrites(lock, memory, w);
     }
   }
   for (auto& w : open)

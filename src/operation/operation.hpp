@@ -2,6 +2,7 @@
 #pragma once
 
 #include "foundation/prefetch.hpp"
+#include "operation/admission_lock.hpp"
 #include "operation/buffer.hpp"
 #include "operation/flight_ring.hpp"
 #include "operation/room.hpp"
@@ -272,7 +273,7 @@ public:
   /// Returns the entries of all parts, on any thread; empty if the operation is settled.
   std::vector<flight_entry> open_records() const;
 
-  // -- called by admission, under the admission lock
+  // -- called by admission
 
   /// Prefetches what admission changes in `x`, except its parts and the verb's members. `x` may be
   /// destroyed already: it is not dereferenced.
@@ -294,18 +295,18 @@ public:
   /// Returns false for operations that go on when all devices are lost.
   virtual bool needs_devices() const noexcept { return true; }
   /// Returns which threads make the rank calls that it waits for.
-  virtual room_maker maker_of_calls() const { return room_maker::others; }
+  virtual room_maker maker_of_calls(locked) const { return room_maker::others; }
   /// Checks what must hold before its buffers are checked, and again when it goes to the lanes
   /// after a wait.
-  virtual caf::error on_check() const { return {}; }
+  virtual caf::error on_check(locked) const { return {}; }
   /// Makes the last check before the operation gets its place in the order.
-  virtual caf::error on_admit(queue_bound) { return {}; }
+  virtual caf::error on_admit(locked, queue_bound) { return {}; }
   /// Gives the operation its place in the order. `now`: nanoseconds of `clock`.
-  void admitted(std::int64_t now);
+  void admitted(locked, std::int64_t now);
   /// Identifies what it waits for, except work on lanes; null: its parts may go to the lanes.
-  virtual const void* waits_for() const { return nullptr; }
+  virtual const void* waits_for(locked) const { return nullptr; }
   /// Notes that its parts go to the lanes.
-  void submitted();
+  void submitted(locked lock);
   /// Returns how many bytes it moves; 0 if unknown.
   std::uint64_t size_bytes() const noexcept;
   bool on_lanes() const noexcept { return on_lanes_.load(std::memory_order_relaxed); }
@@ -313,13 +314,13 @@ public:
   /// `reads`.
   void precede(const std::shared_ptr<operation>& successor, bool reads);
   /// Notes that it will overwrite the indeterminate or skipped range `x`, or else marks it again.
-  void overwrites(const std::shared_ptr<buffer>& memory, const buffer::unreadable_range& x);
+  void overwrites(locked, const std::shared_ptr<buffer>& memory, const buffer::unreadable_range& x);
 
   /// Withdraws the operation, which failed before it went to the lanes, from the admission order:
   /// operations in the order do not wait for it any more.
-  void leave_order() noexcept {
+  void leave_order(locked lock) noexcept {
     left_order_ = true;
-    on_leave();
+    on_leave(lock);
   }
   bool left_order() const noexcept { return left_order_; }
   /// A dependent failure: `who` fails because another operation does not write what it reads.
@@ -334,20 +335,20 @@ public:
   }
   /// Marks again the indeterminate or skipped ranges that it was to overwrite.
   /// @returns whether there were any
-  bool restore_unreadable(std::vector<dependent_failure>& dependent_failures);
+  bool restore_unreadable(locked, std::vector<dependent_failure>& dependent_failures);
   /// After `leave_order`, marks what it would have written as skipped. Returns whether there is
   /// any.
-  bool leave_skipped(std::vector<dependent_failure>& dependent_failures);
+  bool leave_skipped(locked, std::vector<dependent_failure>& dependent_failures);
   /// Marks what it would have written: it was refused with `why` and has no place in the order.
-  void mark_refused(const caf::error& why) const { mark_refused(uses_, why); }
+  void mark_refused(locked lock, const caf::error& why) const { mark_refused(lock, uses_, why); }
   /// The same for `uses`, which are not added to the operation yet.
-  void mark_refused(std::span<const use> uses, const caf::error& why) const;
+  void mark_refused(locked, std::span<const use> uses, const caf::error& why) const;
   /// Adds the successors that were to read what it will never write.
   void add_readers(std::vector<dependent_failure>& dependent_failures) const;
   /// As `fail`, but adds the operations to `failed`; the caller answers them without the lock.
   void fail_unanswered(const caf::error& cause, std::vector<dependent_failure>& failed) noexcept;
   /// Lets the successors that are in the order settle without it.
-  void let_successors_go() noexcept;
+  void let_successors_go(locked) noexcept;
 
   // -- called by lanes
 
@@ -464,10 +465,10 @@ protected:
   failure early_failure(early_end how) const;
   /// The same as an error that says what happens to the work. `runs_on`: a part of it is issued.
   caf::error early_answer(early_end how, bool runs_on) const;
-  /// Called under the admission lock when its parts go to the lanes, where they may be issued.
-  virtual void on_submit() {}
-  /// Called under the admission lock when it has left the order and will never run.
-  virtual void on_leave() noexcept {}
+  /// Called when its parts go to the lanes, where they may be issued.
+  virtual void on_submit(locked) {}
+  /// Called when it has left the order and will never run.
+  virtual void on_leave(locked) noexcept {}
   /// Called when all parts are over and nothing failed: the result is complete.
   virtual void on_success() noexcept {}
   /// Sets whether the result was delivered to all requesters.
@@ -508,10 +509,10 @@ private:
   void note_cause(const caf::error& why, std::vector<std::shared_ptr<operation>>& readers) noexcept;
   bool set_cause(const caf::error& why, std::vector<std::shared_ptr<operation>>& readers) noexcept;
 
-  std::vector<dependent_failure> mark_buffers(const caf::error& cause,
+  std::vector<dependent_failure> mark_buffers(locked lock, const caf::error& cause,
                                               const std::vector<follower>& successors);
   std::uint64_t identity_of(const use& u) const noexcept { return u.accepted.identity(number()); }
-  static void mark_unreadable(const std::shared_ptr<buffer>& memory,
+  static void mark_unreadable(locked lock, const std::shared_ptr<buffer>& memory,
                               const buffer::unreadable_range& x,
                               const std::vector<follower>& successors,
                               std::vector<dependent_failure>& dependent_failures);

@@ -1,6 +1,6 @@
 #include "operation/skipping.hpp"
 
-#include "operation/order.hpp"
+#include "operation/admission_lock.hpp"
 
 namespace troupe::detail {
 
@@ -31,7 +31,7 @@ void add_writes(std::vector<use>& to, std::span<const any_gpu_ref> refs) {
 }
 
 void mark_skipped(std::span<const use> writes, const caf::error& why, std::uint64_t number) {
-  std::lock_guard lock{order_mutex()};
+  admission_lock lock;
   for (auto& x : writes)
     x.memory->mark({x.begin, x.end, why, number});
 }

@@ -31,14 +31,14 @@ bool symmetric_memory::usable() const noexcept {
          });
 }
 
-symmetric_memory::state symmetric_memory::with(const communicator* x) const noexcept {
+symmetric_memory::state symmetric_memory::with(locked, const communicator* x) const noexcept {
   for (auto& [key, value] : states_)
     if (key == x)
       return value;
   return state::none;
 }
 
-void symmetric_memory::set(const communicator* x, state s) {
+void symmetric_memory::set(locked, const communicator* x, state s) {
   auto i = std::find_if(states_.begin(), states_.end(), [x](auto& y) { return y.first == x; });
   if (s == state::none) {
     if (i != states_.end())

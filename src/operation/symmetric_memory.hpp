@@ -1,6 +1,7 @@
 /// Memory of all ranks of a world that its communicators may use as windows.
 #pragma once
 
+#include "operation/admission_lock.hpp"
 #include "operation/device_state.hpp"
 
 #include <algorithm>
@@ -37,11 +38,9 @@ public:
   /// Returns whether a handle is left and all pieces are of their devices' present generations.
   bool usable() const noexcept;
 
-  // -- under the admission lock
-
   enum class state : std::uint8_t { none, asked_for, registered, failed };
-  state with(const communicator* x) const noexcept;
-  void set(const communicator* x, state s);
+  state with(locked, const communicator* x) const noexcept;
+  void set(locked, const communicator* x, state s);
 
 private:
   struct piece {

@@ -6,7 +6,7 @@
 #include "foundation/process_note.hpp"
 #include "foundation/spin.hpp"
 #include "foundation/start_thread.hpp"
-#include "operation/order.hpp"
+#include "operation/admission_lock.hpp"
 
 #include <algorithm>
 #include <deque>
@@ -325,7 +325,7 @@ std::shared_ptr<operation_of<std::uint64_t>> runtime::reset(int ordinal,
   admission_->drain();          // earlier calls fail with the others
   std::uint64_t generation = 0; // the one that ends
   {
-    std::lock_guard lock{order_mutex()};
+    admission_lock lock;
     auto refuse = [&](errc code, std::string detail) {
       answer->answer(refusal("reset", ordinal, code, std::move(detail)));
     };
@@ -396,7 +396,7 @@ void runtime::shut_down(int ordinal, const caf::error& why) {
     return;
   admission_->drain(); // earlier calls fail with the others
   {
-    std::lock_guard lock{order_mutex()};
+    admission_lock lock;
     worker->state().close(device_phase::shut_down, why);
   }
   note_closed(why);
@@ -462,7 +462,7 @@ caf::error runtime::end_everything(const caf::error& why) noexcept {
     for (auto& x : all)
       if (x->runs_cuda())
         x->state().keep_memory(); // users' deleters call CUDA as well
-    std::lock_guard order{order_mutex()};
+    admission_lock order;
     for (auto& x : all)
       x->state().close(device_phase::failed, why);
   }
@@ -489,7 +489,7 @@ void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
   admission_->drain(); // earlier calls fail with the others
   bool is_news = false;
   {
-    std::lock_guard lock{order_mutex()};
+    admission_lock lock;
     auto phase = state.phase();
     is_news = phase == device_phase::ready;
     if (is_news)

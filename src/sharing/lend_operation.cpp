@@ -3,17 +3,12 @@
 #include "foundation/spin.hpp"
 #include "lane/lane.hpp"
 #include "operation/acquisition.hpp"
-#include "operation/order.hpp"
+#include "operation/admission_lock.hpp"
 #include "operation/use_of.hpp"
-
-#include <mutex>
 
 namespace troupe::detail {
 
-memory_lease::~memory_lease() {
-  std::lock_guard lock{order_mutex()};
-  give_back(*memory_, mode_);
-}
+memory_lease::~memory_lease() { give_back(admission_lock{}, *memory_, mode_); }
 
 lend_operation::lend_operation(any_gpu_ref ref, access_mode mode)
     : operation_of("claim", 1), ref_(std::move(ref)), mode_(mode) {
@@ -21,8 +16,8 @@ lend_operation::lend_operation(any_gpu_ref ref, access_mode mode)
   add_use(use_of(ref_, reads(mode), writes(mode)));
 }
 
-caf::error lend_operation::on_admit(queue_bound) {
-  take(*ref_.memory(), mode_);
+caf::error lend_operation::on_admit(locked lock, queue_bound) {
+  take(lock, *ref_.memory(), mode_);
   return {};
 }
 
@@ -31,7 +26,7 @@ caf::expected<issue_outcome> lend_operation::issue(part& p, lane&) {
   return lane::nothing_before(p) ? issue_outcome::finished : issue_outcome::enqueued;
 }
 
-void lend_operation::on_leave() noexcept { give_back(*ref_.memory(), mode_); }
+void lend_operation::on_leave(locked lock) noexcept { give_back(lock, *ref_.memory(), mode_); }
 
 /// It counts as a write, which clears the indeterminate or skipped ranges that were there before.
 /// But lending writes nothing, so they are marked again.
@@ -48,8 +43,7 @@ void lend_operation::on_settled() noexcept {
     pause();
   if (!error())
     return;
-  std::lock_guard lock{order_mutex()};
-  give_back(*ref_.memory(), mode_);
+  give_back(admission_lock{}, *ref_.memory(), mode_);
 }
 
 } // namespace troupe::detail

@@ -33,7 +33,7 @@ class lend_operation final : public operation_of<nothing> {
 public:
   lend_operation(any_gpu_ref ref, access_mode mode);
   bool marks_skipped() const noexcept override { return false; }
-  caf::error on_admit(queue_bound bound) override;
+  caf::error on_admit(locked lock, queue_bound bound) override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
   const any_gpu_ref& ref() const noexcept { return ref_; }
   access_mode mode() const noexcept { return mode_; }
@@ -41,7 +41,7 @@ public:
   const std::vector<buffer::unreadable_range>& unreadable() const noexcept { return unreadable_; }
 
 protected:
-  void on_leave() noexcept override;
+  void on_leave(locked lock) noexcept override;
   void on_success() noexcept override;
   void on_settled() noexcept override;
 

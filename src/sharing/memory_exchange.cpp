@@ -3,9 +3,9 @@
 #include "foundation/error_text.hpp"
 #include "foundation/log.hpp"
 #include "foundation/process_note.hpp"
+#include "operation/admission_lock.hpp"
 #include "operation/device_state.hpp"
 #include "operation/foreign_handle.hpp"
-#include "operation/order.hpp"
 #include "runtime/runtime.hpp"
 
 #include <algorithm>
@@ -308,7 +308,7 @@ void memory_exchange::borrow(const memory_note& note) {
   });
   any_gpu_ref ref;
   {
-    std::lock_guard lock{order_mutex()};
+    admission_lock lock;
     if (x.on->live_generation() == x.generation)
       ref = any_gpu_ref{x.on->make_buffer(what), x.token.type, 0, x.token.count};
   }

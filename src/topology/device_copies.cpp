@@ -68,7 +68,7 @@ link_copy_operation::link_copy_operation(std::shared_ptr<topology_core> topology
   parts()[0].on = &by;
 }
 
-caf::error link_copy_operation::on_check() const {
+caf::error link_copy_operation::on_check(locked) const {
   if (has_ended(lender()))
     return ended(verb(), lender());
   return topology_->why_closed();
@@ -221,7 +221,7 @@ device_copies_operation::progress_of(const part& p) const noexcept {
   return *progress_of_parts_[p.index].first;
 }
 
-caf::error device_copies_operation::on_check() const {
+caf::error device_copies_operation::on_check(locked) const {
   for (auto& x : devices_)
     if (has_ended(*x))
       return ended(verb(), *x);
@@ -238,7 +238,7 @@ bool device_copies_operation::borrows_from(int device) const noexcept {
                      [&](const auto& x) { return x->ordinal() == device; });
 }
 
-const void* device_copies_operation::waits_for() const {
+const void* device_copies_operation::waits_for(locked) const {
   for (auto& x : progress_)
     if (!x->local() && x->route == copy_route::pending &&
         topology_->route_of(x->ends, x->in) == copy_route::pending)
@@ -246,7 +246,7 @@ const void* device_copies_operation::waits_for() const {
   return nullptr;
 }
 
-void device_copies_operation::on_submit() {
+void device_copies_operation::on_submit(locked) {
   for (auto& x : progress_) {
     if (auto* from = x->lender()) {
       from->lend();

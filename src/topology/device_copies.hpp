@@ -52,7 +52,7 @@ public:
                       const link_generations& in, copy_route route, const any_gpu_ref& target,
                       const any_gpu_ref& source, lane& by);
 
-  caf::error on_check() const override;
+  caf::error on_check(locked) const override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
 
 protected:
@@ -93,8 +93,8 @@ public:
                           std::vector<peer_batch> batches);
   ~device_copies_operation() override;
 
-  caf::error on_check() const override;
-  const void* waits_for() const override;
+  caf::error on_check(locked) const override;
+  const void* waits_for(locked) const override;
   bool borrows_from(int device) const noexcept override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
   caf::expected<issue_outcome> proceed(part& p, lane& on) override;
@@ -104,7 +104,7 @@ public:
   caf::error on_failed_work(part& p, caf::error why) noexcept override;
 
 protected:
-  void on_submit() override;
+  void on_submit(locked) override;
   void on_success() noexcept override;
 
 private:

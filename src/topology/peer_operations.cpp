@@ -73,7 +73,7 @@ peer_copy_operation::peer_copy_operation(const any_gpu_ref& target, const any_gp
   of_elements(source.count(), source.type());
 }
 
-void peer_copy_operation::on_submit() {
+void peer_copy_operation::on_submit(locked) {
   lender_->lend();
   lent_ = true;
 }

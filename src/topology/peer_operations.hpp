@@ -61,7 +61,7 @@ public:
   clock::time_point done_at() const noexcept { return done_at_; }
 
 protected:
-  void on_submit() override;
+  void on_submit(locked) override;
   /// Called when a copy failed because of the link.
   virtual void on_link_failed(const caf::error& why) noexcept { static_cast<void>(why); }
   std::size_t size() const noexcept { return size_; }

@@ -1,6 +1,6 @@
 /// `world_core`: how it builds, connects, adopts and ends communicators.
 #include "collective/connect_operations.hpp"
-#include "operation/order.hpp"
+#include "operation/admission_lock.hpp"
 #include "world/world_core.hpp"
 
 #include <algorithm>
@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <utility>
 #include <vector>
@@ -29,8 +28,8 @@ void world_core::announce() {
   std::shared_ptr<communicator> live;
   world_status view;
   {
-    std::lock_guard lock{order_mutex()};
-    view = status_locked();
+    admission_lock lock;
+    view = status(lock);
     if (!current_ || view.phase != world_phase::ready || view.epoch == announced_)
       return;
     live = current_;
@@ -54,19 +53,19 @@ std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::err
   std::vector<world_member> members;
   auto what = connect_scope::everything;
   {
-    std::lock_guard lock{order_mutex()};
+    admission_lock lock;
     epoch = ++last_epoch_;
     const auto lost = this->absent();
     for (std::size_t i = 0; i < lanes_.size(); ++i)
       if (lost.contains(i) && lanes_[i]->state().phase() != device_phase::ready)
         absent = absent.with(i);
     build_absent_ = absent;
-    members = members_without(absent);
+    members = members_without(lock, absent);
     if (phase_ == world_phase::building) {
       if (epoch_ != 0 && absent.empty()) // requests may wait since the last communicator ended
         what = connect_scope::collectives;
       epoch_ = epoch;
-      set_absent(absent);
+      set_absent(lock, absent);
       if (members != members_) {
         members_ = members;
         ++membership_;
@@ -147,7 +146,7 @@ clock::time_point world_core::behind_the_build() const {
 /// live communicator, because its requests wait too.
 std::chrono::nanoseconds world_core::patience() const {
   constexpr std::chrono::nanoseconds beside_a_live_one = std::chrono::seconds{2};
-  std::lock_guard lock{order_mutex()};
+  admission_lock lock;
   return has_communicator() ? std::min(limits_.connect_limit, beside_a_live_one)
                             : limits_.connect_limit;
 }
@@ -179,10 +178,10 @@ std::shared_ptr<communicator> world_core::adopt(std::uint64_t epoch, rank_set ab
   auto result = own(epoch, absent, std::move(ranks));
   bool wanted = false;
   {
-    std::lock_guard lock{order_mutex()};
+    admission_lock lock;
     wanted = epoch == last_epoch_ && epoch != given_up_ && phase_ <= world_phase::ready &&
              this->absent().includes(absent) && is_ready(absent) &&
-             members_without(absent) == members;
+             members_without(lock, absent) == members;
     if (wanted)
       next_ = result;
   }
@@ -192,19 +191,18 @@ std::shared_ptr<communicator> world_core::adopt(std::uint64_t epoch, rank_set ab
   return nullptr;
 }
 
-/// Under the admission lock.
-void world_core::set_absent(rank_set absent) {
+void world_core::set_absent(locked lock, rank_set absent) {
   if (absent == this->absent())
     return;
-  matching_.leave_out(absent); // before clients see the change
+  matching_.leave_out(lock, absent); // before clients see the change
   absent_.store(absent.bits(), std::memory_order_release);
   ++absences_;
 }
 
 /// Begins a new membership for another communicator, if programs drive the ranks. Ranks in
 /// different processes do not know how many calls of each were done on the last one, so they have
-/// to agree again. Under the admission lock.
-void world_core::begin_anew() noexcept {
+/// to agree again.
+void world_core::begin_anew(locked) noexcept {
   if (on_live_)
     ++membership_;
 }
@@ -213,7 +211,7 @@ bool world_core::open() {
   std::shared_ptr<communicator> opened;
   std::shared_ptr<communicator> left;
   {
-    std::lock_guard lock{order_mutex()};
+    admission_lock lock;
     if (!next_ || !next_->live() || phase_ > world_phase::ready)
       return false;
     if (phase_ == world_phase::ready && next_->absent() == absent()) {
@@ -229,11 +227,11 @@ bool world_core::open() {
     epoch_ = current_->epoch();
     phase_ = world_phase::ready;
     if (std::exchange(opened_, true))
-      begin_anew();
+      begin_anew(lock);
     opened = current_;
     if (opened->absent() != absent()) {
-      set_absent(opened->absent());
-      members_ = members_without(absent());
+      set_absent(lock, opened->absent());
+      members_ = members_without(lock, absent());
       ++membership_;
     }
     if (absent().empty())
@@ -257,7 +255,7 @@ bool world_core::enter(const world_status& view, communicator_ranks ranks) {
   std::shared_ptr<communicator> before;
   bool wanted = false;
   {
-    std::lock_guard lock{order_mutex()};
+    admission_lock lock;
     wanted = phase_ <= world_phase::ready && view.epoch > epoch_;
     if (wanted) {
       before = std::exchange(current_, target);
@@ -266,7 +264,7 @@ bool world_core::enter(const world_status& view, communicator_ranks ranks) {
       epoch_ = view.epoch;
       membership_ = view.membership;
       members_ = view.members;
-      set_absent(absent);
+      set_absent(lock, absent);
       reason_ = view.reason;
       phase_ = world_phase::ready;
     }
@@ -285,7 +283,7 @@ bool world_core::enter(const world_status& view, communicator_ranks ranks) {
 void world_core::leave(std::uint64_t epoch, const caf::error& cause) {
   std::shared_ptr<communicator> current;
   {
-    std::lock_guard lock{order_mutex()};
+    admission_lock lock;
     if (current_ && current_->epoch() == epoch)
       current = current_;
   }
@@ -298,7 +296,7 @@ void world_core::leave(std::uint64_t epoch, const caf::error& cause) {
 void world_core::give_up_build(const caf::error& cause) {
   std::shared_ptr<communicator> next;
   {
-    std::lock_guard lock{order_mutex()};
+    admission_lock lock;
     given_up_ = last_epoch_;
     next = next_;
   }
@@ -309,10 +307,10 @@ void world_core::give_up_build(const caf::error& cause) {
 void world_core::close(world_phase phase, const caf::error& why) {
   std::vector<std::shared_ptr<communicator>> all;
   {
-    std::lock_guard lock{order_mutex()};
+    admission_lock lock;
     phase_ = phase;
     reason_ = why;
-    all = take_leaving();
+    all = take_leaving(lock);
     for (auto* x : {&current_, &next_, &standby_})
       if (*x)
         all.push_back(std::move(*x));
@@ -322,8 +320,8 @@ void world_core::close(world_phase phase, const caf::error& why) {
   for (auto& x : all)
     x->end(why);
   std::vector<std::shared_ptr<collective_operation>> incomplete; // freed without the lock
-  std::lock_guard lock{order_mutex()};
-  incomplete = matching_.give_away();
+  admission_lock lock;
+  incomplete = matching_.give_away(lock);
 }
 
 bool world_core::end_epoch(int device, const caf::error& cause) {
@@ -333,11 +331,11 @@ bool world_core::end_epoch(int device, const caf::error& cause) {
   auto has_it = [=](auto& x) { return x && !x->absent().contains(rank); };
   bool builds_with = false;
   {
-    std::lock_guard lock{order_mutex()};
+    admission_lock lock;
     builds_with = !build_absent_.contains(rank);
     if (builds_with)
       given_up_ = last_epoch_;
-    for (auto& x : take_leaving())
+    for (auto& x : take_leaving(lock))
       if (has_it(x))
         ends.push_back(std::move(x));
       else
@@ -357,8 +355,7 @@ bool world_core::end_epoch(int device, const caf::error& cause) {
   return builds_with;
 }
 
-/// Under the admission lock.
-std::vector<std::shared_ptr<communicator>> world_core::take_leaving() {
+std::vector<std::shared_ptr<communicator>> world_core::take_leaving(locked) {
   std::vector<std::shared_ptr<communicator>> result;
   for (auto& x : leaving_)
     if (auto there = x.lock())
@@ -367,8 +364,8 @@ std::vector<std::shared_ptr<communicator>> world_core::take_leaving() {
   return result;
 }
 
-/// Under the admission lock: no request comes between two communicators, and none is held up.
-bool world_core::switch_to_standby(const caf::error& cause) {
+/// With the lock held, no request comes between two communicators, and none is held up.
+bool world_core::switch_to_standby(locked, const caf::error& cause) {
   if (!standby_ || severity_of(cause) >= severity::device)
     return false;
   for (auto& x : lanes_) // a device that is reset or ends would end the standby, too
@@ -380,15 +377,15 @@ bool world_core::switch_to_standby(const caf::error& cause) {
 }
 
 /// Removes the live communicator, which ends. Returns true if the next one is in its place.
-/// Otherwise adds standbys that are not needed any more to `unused`. Under the admission lock.
-bool world_core::leave_current(const caf::error& cause,
+/// Otherwise adds standbys that are not needed any more to `unused`.
+bool world_core::leave_current(locked lock, const caf::error& cause,
                                std::vector<std::shared_ptr<communicator>>& unused) {
   current_.reset();
   if (phase_ != world_phase::ready)
     return false;
   reason_ = cause;
-  if (switch_to_standby(cause) || switch_to_survivors()) {
-    begin_anew();
+  if (switch_to_standby(lock, cause) || switch_to_survivors(lock)) {
+    begin_anew(lock);
     return true;
   }
   phase_ = world_phase::building;
@@ -402,9 +399,9 @@ void world_core::on_communicator_end(communicator& which, const caf::error& caus
   bool switched = false;
   std::vector<std::shared_ptr<communicator>> unused;
   {
-    std::lock_guard lock{order_mutex()};
+    admission_lock lock;
     if (current_.get() == &which) {
-      switched = leave_current(cause, unused);
+      switched = leave_current(lock, cause, unused);
     } else if (next_.get() == &which) {
       role = communicator_role::next;
       next_.reset();

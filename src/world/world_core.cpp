@@ -2,13 +2,12 @@
 #include "world/world_core.hpp"
 
 #include "foundation/error_text.hpp"
-#include "operation/order.hpp"
+#include "operation/admission_lock.hpp"
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,24 +42,18 @@ std::size_t world_core::rank_of(int device) const noexcept {
   return static_cast<std::size_t>(at - lanes_.begin());
 }
 
-world_status world_core::status() const {
-  std::lock_guard lock{order_mutex()};
-  return status_locked();
-}
-
-world_status world_core::status_locked() const {
-  world_status result{name_, phase_, epoch_, membership_, members_, reason_, has_standby()};
+world_status world_core::status(locked lock) const {
+  world_status result{name_, phase_, epoch_, membership_, members_, reason_, has_standby(lock)};
   if (!has_communicator())
     return result;
-  result.windows_reason = current_->windows_closed();
+  result.windows_reason = current_->windows_closed(lock);
   for (auto& x : symmetric_)
     if (auto memory = x.lock(); memory && !result.windows_reason)
-      result.windows += memory->with(current_.get()) == symmetric_memory::state::registered;
+      result.windows += memory->with(lock, current_.get()) == symmetric_memory::state::registered;
   return result;
 }
 
-/// The generations change under the admission lock.
-std::vector<world_member> world_core::members_without(rank_set absent) const {
+std::vector<world_member> world_core::members_without(locked, rank_set absent) const {
   std::vector<world_member> result;
   for (std::size_t i = 0; i < lanes_.size(); ++i)
     if (!absent.contains(i))
@@ -86,18 +79,17 @@ bool world_core::is_ready(rank_set absent) const {
 
 // -- checks of requests
 
-/// Under the admission lock.
-failure world_core::refusal_of(const operation& op, errc code, std::string detail) const {
+failure world_core::refusal_of(locked, const operation& op, errc code, std::string detail) const {
   auto why = op.describe(code, std::move(detail));
   why.epoch = epoch_;
   why.parts.clear();
   return why;
 }
 
-caf::error world_core::check_view(const operation& op, std::uint64_t membership,
+caf::error world_core::check_view(locked lock, const operation& op, std::uint64_t membership,
                                   rank_set absent) const {
   auto refusal = [&](errc code, std::string detail) {
-    return refusal_of(op, code, std::move(detail));
+    return refusal_of(lock, op, code, std::move(detail));
   };
   if (phase_ == world_phase::failed || phase_ == world_phase::shut_down) {
     if (op.place() != 0 && reason_) // what was pending gets the one cause (INV-7)
@@ -113,13 +105,13 @@ caf::error world_core::check_view(const operation& op, std::uint64_t membership,
         refusal(errc::membership_changed,
                 "a communicator of the world has ended, and each rank knows only the number of "
                 "its own calls: set request_options::membership"),
-        status_locked());
+        status(lock));
   if (membership != 0 && membership != membership_)
     return caf::make_error(errc::membership_changed,
                            refusal(errc::membership_changed,
                                    "the world has membership " + std::to_string(membership_) +
                                        " now, not " + std::to_string(membership)),
-                           status_locked());
+                           status(lock));
   if (absent != this->absent())
     return caf::make_error(
         errc::membership_changed,
@@ -127,35 +119,36 @@ caf::error world_core::check_view(const operation& op, std::uint64_t membership,
                                               " of its " + std::to_string(size()) +
                                               " ranks now, and the request was for " +
                                               std::to_string(size() - absent.size())),
-        status_locked());
+        status(lock));
   return {};
 }
 
-caf::error world_core::check_ranks_since(const operation& op, std::uint64_t absences) const {
+caf::error world_core::check_ranks_since(locked lock, const operation& op,
+                                         std::uint64_t absences) const {
   if (absences == absences_)
     return {};
-  return caf::make_error(
-      errc::membership_changed,
-      refusal_of(op, errc::membership_changed, "ranks have left the world or returned since then"),
-      status_locked());
+  return caf::make_error(errc::membership_changed,
+                         refusal_of(lock, op, errc::membership_changed,
+                                    "ranks have left the world or returned since then"),
+                         status(lock));
 }
 
 caf::error world_core::check_view(const char* verb, std::uint64_t membership) const {
   const operation request{verb, 0};
-  std::lock_guard lock{order_mutex()};
-  return check_view(request, membership, absent());
+  admission_lock lock;
+  return check_view(lock, request, membership, absent());
 }
 
-caf::error world_core::enter_queue(const operation& op, queue_bound bound) {
+caf::error world_core::enter_queue(locked lock, const operation& op, queue_bound bound) {
   const auto limit = limit_of(limits_.waiting_limit, bound);
   if (waiting_.fetch_add(1) < limit)
     return {};
   waiting_.fetch_sub(1);
-  return make_error(refusal_of(op, errc::overloaded,
+  return make_error(refusal_of(lock, op, errc::overloaded,
                                std::to_string(limit) + " requests already wait for the world"));
 }
 
-std::shared_ptr<communicator> world_core::join(collective_done& view) const {
+std::shared_ptr<communicator> world_core::join(locked, collective_done& view) const {
   view.epoch = current_->epoch();
   view.membership = membership_;
   view.ranks.clear();
@@ -165,7 +158,7 @@ std::shared_ptr<communicator> world_core::join(collective_done& view) const {
   return current_;
 }
 
-bool world_core::counts_calls_of(const rank_end& x) const noexcept {
+bool world_core::counts_calls_of(locked, const rank_end& x) const noexcept {
   const auto without = absent();
   return phase_ <= world_phase::ready && !without.contains(x.rank) &&
          (!x.is_message() || (x.peer < size() && !without.contains(x.peer)));

@@ -39,7 +39,7 @@ public:
   /// Returns the rank on the device; `size` if no rank of this process is on it.
   std::size_t rank_of(int device) const noexcept;
 
-  world_status status() const;
+  world_status status() const { return status(admission_lock{}); }
   /// Returns the ranks that the world goes on without (`loss_policy::shrink`).
   rank_set absent() const noexcept { return rank_set{absent_.load(std::memory_order_acquire)}; }
   /// Checks whether a request that needs no communicator, and names `membership`, may go on.
@@ -114,19 +114,22 @@ public:
 
   // -- for collectives
 
-  caf::error check_view(const operation& op, std::uint64_t membership,
+  caf::error check_view(locked lock, const operation& op, std::uint64_t membership,
                         rank_set absent) const override;
-  caf::error check_ranks_since(const operation& op, std::uint64_t absences) const override;
-  caf::error enter_queue(const operation& op, queue_bound bound) override;
-  bool counts_calls_of(const rank_end& x) const noexcept override;
-  bool waits() const noexcept override {
+  caf::error check_ranks_since(locked lock, const operation& op,
+                               std::uint64_t absences) const override;
+  caf::error enter_queue(locked lock, const operation& op, queue_bound bound) override;
+  bool counts_calls_of(locked, const rank_end& x) const noexcept override;
+  bool waits(locked) const noexcept override {
     return phase_ <= world_phase::ready && !has_communicator();
   }
-  bool waits_for_connections() const noexcept override {
+  bool waits_for_connections(locked) const noexcept override {
     return has_communicator() && !current_->fully_connected();
   }
-  bool runs_on(const communicator* x) const noexcept override { return current_.get() == x; }
-  std::shared_ptr<communicator> join(collective_done& view) const override;
+  bool runs_on(locked, const communicator* x) const noexcept override {
+    return current_.get() == x;
+  }
+  std::shared_ptr<communicator> join(locked, collective_done& view) const override;
   std::shared_ptr<collective_world> self() override { return shared_from_this(); }
 
 private:
@@ -150,9 +153,9 @@ private:
   std::shared_ptr<communicator> adopt(std::uint64_t epoch, rank_set absent,
                                       const std::vector<world_member>& members,
                                       communicator_ranks ranks);
-  void set_absent(rank_set absent);
-  void begin_anew() noexcept;
-  failure refusal_of(const operation& op, errc code, std::string detail) const;
+  void set_absent(locked lock, rank_set absent);
+  void begin_anew(locked) noexcept;
+  failure refusal_of(locked, const operation& op, errc code, std::string detail) const;
   std::vector<local_rank> ranks_without(rank_set absent) const;
   /// Builds a communicator of these ranks alone.
   caf::expected<communicator_ranks> build_of(std::span<const local_rank> ranks) const;
@@ -161,14 +164,14 @@ private:
   caf::error build_standby(std::uint64_t epoch, std::uint64_t membership, std::size_t k);
   void on_device_loss(int device, const caf::error& why);
   void announce();
-  void go_on_without(int device);
-  bool switch_to_survivors();
+  void go_on_without(locked lock, int device);
+  bool switch_to_survivors(locked);
   void on_spare_lost(const std::shared_ptr<communicator>& which, std::size_t k);
   void discard_prepared();
   bool is_current(communicator& x) const;
   bool is_ready(rank_set absent) const;
-  bool has_standby() const noexcept;
-  bool has_standby_for_each() const noexcept;
+  bool has_standby(locked) const noexcept;
+  bool has_standby_for_each(locked) const noexcept;
   /// Calls `done` when all lanes have made the connections, or with the error.
   void connect(const std::shared_ptr<communicator>& target, connect_scope what,
                std::function<void(const caf::error&)> done);
@@ -177,7 +180,7 @@ private:
   std::shared_ptr<operation_of<world_buffers>>
   allocate_and_register(const char* verb, std::shared_ptr<operation_of<world_buffers>> parts,
                         std::shared_ptr<symmetric_memory> memory);
-  std::vector<std::shared_ptr<communicator>> communicators_there() const;
+  std::vector<std::shared_ptr<communicator>> communicators_there(locked) const;
   void register_windows(const std::shared_ptr<communicator>& target, std::function<void()> then);
   void deregister(const std::shared_ptr<communicator>& target,
                   const std::shared_ptr<symmetric_memory>& x);
@@ -186,13 +189,14 @@ private:
                      const caf::error& why);
   void forget(const std::shared_ptr<symmetric_memory>& x);
   void on_communicator_end(communicator& which, const caf::error& cause) noexcept;
-  std::vector<world_member> members_without(rank_set absent) const;
-  bool leave_current(const caf::error& cause, std::vector<std::shared_ptr<communicator>>& unused);
-  std::vector<std::shared_ptr<communicator>> take_leaving();
-  bool switch_to_standby(const caf::error& cause);
+  std::vector<world_member> members_without(locked, rank_set absent) const;
+  bool leave_current(locked lock, const caf::error& cause,
+                     std::vector<std::shared_ptr<communicator>>& unused);
+  std::vector<std::shared_ptr<communicator>> take_leaving(locked);
+  bool switch_to_standby(locked, const caf::error& cause);
   std::chrono::nanoseconds patience() const;
   clock::time_point behind_the_build() const;
-  world_status status_locked() const;
+  world_status status(locked lock) const;
   bool has_communicator() const noexcept { return current_ && current_->live(); }
 
   const std::string name_;

@@ -1,7 +1,7 @@
 // How a world handles the loss of a device, and how it prepares for one.
 
 #include "foundation/start_thread.hpp"
-#include "operation/order.hpp"
+#include "operation/admission_lock.hpp"
 #include "world/world_core.hpp"
 
 #include <algorithm>
@@ -48,19 +48,19 @@ private:
 
 } // namespace
 
-bool world_core::has_standby_for_each() const noexcept {
+bool world_core::has_standby_for_each(locked) const noexcept {
   return std::all_of(prepared_.begin(), prepared_.end(), is_there);
 }
 
-bool world_core::has_standby() const noexcept {
-  return prepares_standbys(limits_, size()) ? has_standby_for_each() : is_there(standby_);
+bool world_core::has_standby(locked lock) const noexcept {
+  return prepares_standbys(limits_, size()) ? has_standby_for_each(lock) : is_there(standby_);
 }
 
 bool world_core::wants_preparation() const {
-  std::lock_guard lock{order_mutex()};
+  admission_lock lock;
   if (phase_ != world_phase::ready || !absent().empty())
     return false;
-  return prepares_standbys(limits_, size()) ? !has_standby_for_each()
+  return prepares_standbys(limits_, size()) ? !has_standby_for_each(lock)
                                             : on_loss_ == loss_policy::failover && !spares_ready_;
 }
 
@@ -70,7 +70,7 @@ void world_core::prepare_for_loss(std::function<void(const caf::error&)> done) {
   std::uint64_t membership = 0;
   std::uint64_t losses = 0;
   {
-    std::lock_guard lock{order_mutex()};
+    admission_lock lock;
     first = last_epoch_ + 1;
     last_epoch_ += size();
     membership = membership_;
@@ -113,9 +113,9 @@ caf::error world_core::prepare_for_loss(std::uint64_t first_epoch, std::uint64_t
   }
   if (error)
     return error;
-  std::lock_guard lock{order_mutex()};
+  admission_lock lock;
   if (membership != membership_ || losses != losses_ || phase_ != world_phase::ready ||
-      (with_standbys && !has_standby_for_each()))
+      (with_standbys && !has_standby_for_each(lock)))
     return make_error(errc::unavailable, "a device or a spare was lost in the meantime");
   spares_ready_ = true;
   reason_ = {};
@@ -143,7 +143,7 @@ caf::error world_core::build_standby(std::uint64_t epoch, std::uint64_t membersh
     });
   bool wanted = false;
   {
-    std::lock_guard lock{order_mutex()};
+    admission_lock lock;
     wanted = membership == membership_ && phase_ == world_phase::ready && !target->has_lost_rank();
     if (wanted)
       prepared_[k] = target;
@@ -165,7 +165,7 @@ void world_core::on_device_loss(int device, const caf::error& why) {
   bool switched = false;
   bool others = false; // the world has other members
   {
-    std::lock_guard lock{order_mutex()};
+    admission_lock lock;
     if (rank_of(device) != size()) {
       ++losses_;
       spares_ready_ = false;
@@ -182,13 +182,13 @@ void world_core::on_device_loss(int device, const caf::error& why) {
       if (auto there = x.lock(); there && there->has_lost_rank())
         ends.push_back(std::move(there));
     const auto before = membership_;
-    go_on_without(device);
+    go_on_without(lock, device);
     others = membership_ != before;
     if (current_ && current_->has_lost_rank()) {
       live = current_;
-      switched = leave_current(why, idle);
+      switched = leave_current(lock, why, idle);
     } else if (phase_ == world_phase::building && opened_) { // the live one ended before
-      switched = switch_to_survivors();
+      switched = switch_to_survivors(lock);
     }
   }
   if (switched)
@@ -208,7 +208,7 @@ void world_core::on_device_loss(int device, const caf::error& why) {
 }
 
 /// Goes on without the lost ranks, if that is the policy. If none is left, waits for any to return.
-void world_core::go_on_without(int device) {
+void world_core::go_on_without(locked lock, int device) {
   if (on_loss_ != loss_policy::shrink || !opened_ || phase_ > world_phase::ready)
     return;
   if (rank_of(device) == size())
@@ -225,22 +225,19 @@ void world_core::go_on_without(int device) {
   const auto now = away.size() != size() ? away : ended.size() != size() ? ended : rank_set{};
   if (now == absent())
     return;
-  set_absent(now);
-  members_ = members_without(now);
+  set_absent(lock, now);
+  members_ = members_without(lock, now);
   ++membership_;
 }
 
 bool world_core::go_on_without_failed(int device) {
-  {
-    std::lock_guard lock{order_mutex()};
-    go_on_without(device);
-  }
+  go_on_without(admission_lock{}, device);
   runtime_->gate().go_on_soon(); // held requests may need a rank that is gone
   return absent().contains(rank_of(device));
 }
 
-/// If exactly one rank is lost, switches to the standby for that. Under the admission lock.
-bool world_core::switch_to_survivors() {
+/// If exactly one rank is lost, switches to the standby for that.
+bool world_core::switch_to_survivors(locked) {
   const auto now = absent();
   if (now.size() != 1)
     return false;
@@ -254,7 +251,7 @@ bool world_core::switch_to_survivors() {
 }
 
 bool world_core::may_grow() const {
-  std::lock_guard lock{order_mutex()};
+  admission_lock lock;
   if (phase_ != world_phase::ready)
     return false;
   const auto now = absent();
@@ -267,7 +264,7 @@ bool world_core::may_grow() const {
 /// Drops the standbys, if `which` is still one of them and is not live.
 void world_core::on_spare_lost(const std::shared_ptr<communicator>& which, std::size_t k) {
   {
-    std::lock_guard lock{order_mutex()};
+    admission_lock lock;
     if (prepared_[k] != which)
       return;
   }
@@ -283,7 +280,7 @@ void world_core::on_spare_lost(const std::shared_ptr<communicator>& which, std::
 void world_core::discard_prepared() {
   std::vector<std::shared_ptr<communicator>> all(size());
   {
-    std::lock_guard lock{order_mutex()};
+    admission_lock lock;
     all.swap(prepared_);
   }
   for (auto& x : all)
@@ -297,7 +294,7 @@ bool world_core::switch_to_spare() {
   std::vector<std::shared_ptr<communicator>> others(size());
   bool switched = false;
   {
-    std::lock_guard lock{order_mutex()};
+    admission_lock lock;
     if (phase_ != world_phase::building || !is_ready({}))
       return false;
     // Standbys with another rank's spare have a lost rank.
@@ -309,7 +306,7 @@ bool world_core::switch_to_spare() {
     others.swap(prepared_);
     if (switched) {
       epoch_ = current_->epoch();
-      members_ = members_without({});
+      members_ = members_without(lock, {});
       ++membership_;
       phase_ = world_phase::ready;
     }

@@ -3,7 +3,7 @@
 #include "collective/connect_operations.hpp"
 #include "foundation/error_text.hpp"
 #include "foundation/log.hpp"
-#include "operation/order.hpp"
+#include "operation/admission_lock.hpp"
 #include "world/world_core.hpp"
 
 #include <algorithm>
@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -42,9 +41,9 @@ std::shared_ptr<operation_of<world_buffers>> world_core::allocate(dtype type, st
   const auto without = absent();
   if (what.symmetric || options.membership != 0) { // else only the devices matter
     const operation request{verb, 0};
-    std::lock_guard lock{order_mutex()};
+    admission_lock lock;
     if (auto error =
-            check_view(request, options.membership, what.symmetric ? rank_set{} : absent());
+            check_view(lock, request, options.membership, what.symmetric ? rank_set{} : absent());
         error)
       return refused_operation<world_buffers>(verb, std::move(error));
   }
@@ -103,9 +102,9 @@ world_core::allocate_and_register(const char* verb,
     result->value = done->value;
     std::vector<std::shared_ptr<communicator>> there;
     {
-      std::lock_guard lock{order_mutex()};
+      admission_lock lock;
       self->symmetric_.push_back(memory);
-      there = self->communicators_there();
+      there = self->communicators_there(lock);
     }
     auto open = std::make_shared<std::atomic<std::size_t>>(there.size() + 1);
     auto one_less = [open, result] {
@@ -122,8 +121,7 @@ world_core::allocate_and_register(const char* verb,
 
 // -- windows
 
-/// Under the admission lock.
-std::vector<std::shared_ptr<communicator>> world_core::communicators_there() const {
+std::vector<std::shared_ptr<communicator>> world_core::communicators_there(locked) const {
   std::vector<std::shared_ptr<communicator>> result;
   for (auto& x : {current_, next_, standby_})
     if (x && x->live())
@@ -137,15 +135,15 @@ void world_core::register_windows(const std::shared_ptr<communicator>& target,
   std::vector<std::shared_ptr<symmetric_memory>> all; // freed without the lock
   std::vector<std::shared_ptr<symmetric_memory>> wanted;
   {
-    std::lock_guard lock{order_mutex()};
+    admission_lock lock;
     for (auto& x : symmetric_)
       if (auto memory = x.lock(); memory && target->absent().empty())
         all.push_back(std::move(memory));
     for (auto& x : all)
-      if (!target->windows_closed() && x->usable() &&
-          x->with(target.get()) == symmetric_memory::state::none) {
-        x->set(target.get(), symmetric_memory::state::asked_for);
-        target->keep_window(x);
+      if (!target->windows_closed(lock) && x->usable() &&
+          x->with(lock, target.get()) == symmetric_memory::state::none) {
+        x->set(lock, target.get(), symmetric_memory::state::asked_for);
+        target->keep_window(lock, x);
         wanted.push_back(x);
       }
   }
@@ -176,17 +174,17 @@ void world_core::on_registered(const std::shared_ptr<communicator>& target,
   using state = symmetric_memory::state;
   std::vector<std::shared_ptr<symmetric_memory>> unused;
   {
-    std::lock_guard lock{order_mutex()};
+    admission_lock lock;
     for (auto& x : memory) {
-      if (x->with(target.get()) == state::asked_for) // it was not let go meanwhile
-        x->set(target.get(), why ? state::failed : state::registered);
-      if (x->with(target.get()) == state::registered &&
+      if (x->with(lock, target.get()) == state::asked_for) // it was not let go meanwhile
+        x->set(lock, target.get(), why ? state::failed : state::registered);
+      if (x->with(lock, target.get()) == state::registered &&
           std::none_of(symmetric_.begin(), symmetric_.end(),
                        [&](auto& y) { return y.lock() == x; }))
         unused.push_back(x); // its last handle is gone
     }
     if (why)
-      target->close_windows(why);
+      target->close_windows(lock, why);
   }
   for (auto& x : unused)
     deregister(target, x);
@@ -195,10 +193,10 @@ void world_core::on_registered(const std::shared_ptr<communicator>& target,
 void world_core::forget(const std::shared_ptr<symmetric_memory>& x) {
   std::vector<std::shared_ptr<communicator>> with;
   {
-    std::lock_guard lock{order_mutex()};
+    admission_lock lock;
     std::erase_if(symmetric_, [&](auto& y) { return y.expired() || y.lock() == x; });
-    for (auto& c : communicators_there())
-      if (x->with(c.get()) == symmetric_memory::state::registered)
+    for (auto& c : communicators_there(lock))
+      if (x->with(lock, c.get()) == symmetric_memory::state::registered)
         with.push_back(c);
   }
   for (auto& target : with)
@@ -213,8 +211,7 @@ void world_core::deregister(const std::shared_ptr<communicator>& target,
     auto done = op.lock();
     if (!done || done->error()) // the communicator keeps it until it ends
       return;
-    std::lock_guard lock{order_mutex()};
-    target->let_go_window(x);
+    target->let_go_window(admission_lock{}, x);
   });
   runtime_->start(op);
 }

@@ -4,7 +4,7 @@
 #include "collective/exchange_request.hpp"
 #include "collective/rank_request.hpp"
 #include "foundation/error_text.hpp"
-#include "operation/order.hpp"
+#include "operation/admission_lock.hpp"
 #include "operation/skipping.hpp"
 #include "world/world_core.hpp"
 
@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <iterator>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <utility>
@@ -75,8 +74,8 @@ world_core::answer world_core::do_nothing(const char* verb, const request_option
   }
   caf::error why;
   {
-    std::lock_guard lock{order_mutex()};
-    why = check_view(*result, options.membership, without);
+    admission_lock lock;
+    why = check_view(lock, *result, options.membership, without);
     auto& done = result->value;
     done.operation = result->number();
     done.epoch = epoch_;
@@ -97,7 +96,7 @@ void world_core::lose_call(const collective_operation& refused) {
     return;
   std::shared_ptr<communicator> current;
   {
-    std::lock_guard lock{order_mutex()};
+    admission_lock lock;
     current = current_;
   }
   if (current)
@@ -123,8 +122,7 @@ caf::expected<rank_set> world_core::to_leave_out(const char* verb,
   if (now.empty() || options.allow_shrunk)
     return now;
   const operation request{verb, 0};
-  std::lock_guard lock{order_mutex()};
-  if (auto error = check_view(request, options.membership, {}); error)
+  if (auto error = check_view(admission_lock{}, request, options.membership, {}); error)
     return error;
   return rank_set{};
 }
@@ -160,11 +158,11 @@ void world_core::count_refused(const rank_end& of, const caf::error& why,
   runtime_->gate().drain(); // its rank's earlier calls come first
   std::shared_ptr<collective_operation> ended;
   {
-    std::lock_guard lock{order_mutex()};
-    if (!counts_calls_of(of))
+    admission_lock lock;
+    if (!counts_calls_of(lock, of))
       return;
-    ended = matching_.count_refused(of, why, membership_);
-    matching_.passed_over(of);
+    ended = matching_.count_refused(lock, of, why, membership_);
+    matching_.passed_over(lock, of);
   }
   if (ended)
     ended->fail(why);

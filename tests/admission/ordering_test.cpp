@@ -1,7 +1,7 @@
 /// Hazards between streams, and how failures propagate along them.
 #include "device/operations.hpp"
 #include "foundation/spin.hpp"
-#include "operation/order.hpp"
+#include "operation/admission_lock.hpp"
 #include "operation/use_of.hpp"
 #include "support/backend_fixture.hpp"
 #include "support/core_fixture.hpp"
@@ -434,7 +434,7 @@ std::shared_ptr<P> start_writing(const core_system& system, const std::vector<an
 class waiting_probe : public probe {
 public:
   using probe::probe;
-  const void* waits_for() const override { return may_go.load() ? nullptr : this; }
+  const void* waits_for(detail::locked) const override { return may_go.load() ? nullptr : this; }
   std::atomic<bool> may_go{false};
 };
 
@@ -618,7 +618,7 @@ TEST(Ordering, FailsWhatReadsWhatIsHalfWrittenAgain) {
     EXPECT_TRUE(answer_of(x)) << "it read what is half-written";
 }
 
-// The destructor of an operation's last reference may lock order_mutex() itself.
+// The destructor of an operation's last reference may take the admission lock itself.
 TEST(Ordering, EndsNothingUnderItsLock) {
   core_system system({.devices = 2});
   auto memory = allocate_bytes(system.device(), 64);
@@ -629,9 +629,9 @@ TEST(Ordering, EndsNothingUnderItsLock) {
   gate before;
   std::shared_ptr<void> last{nullptr, [&](void*) {
                                std::thread{[&] {
-                                 locked = !detail::order_mutex().try_lock();
+                                 locked = !detail::admission_lock::mutex().try_lock();
                                  if (!locked)
-                                   detail::order_mutex().unlock();
+                                   detail::admission_lock::mutex().unlock();
                                }}.join();
                                gone = true;
                              }};
@@ -725,7 +725,7 @@ TEST(Ordering, RemembersNoMoreThanItNeeds) {
   held.wait_reached(); // no operation settles
   std::vector<std::byte> bytes(64);
   const auto remembered = [&] {
-    std::lock_guard lock{detail::order_mutex()};
+    detail::admission_lock lock;
     return memory.memory()->accesses.size();
   };
   std::vector<std::shared_ptr<detail::completion>> all;
@@ -749,7 +749,7 @@ TEST(Ordering, ForgetsUsesOfOtherRangesThatAreOver) {
   constexpr std::size_t ranges = 1'000;
   auto memory = allocate_bytes(device, 2 * ranges);
   const auto remembered = [&] {
-    std::lock_guard lock{detail::order_mutex()};
+    detail::admission_lock lock;
     return memory.memory()->accesses.size();
   };
   std::size_t most = 0;

@@ -14,7 +14,7 @@ using namespace detail;
 constexpr std::size_t ranks = 3;
 
 bool hands_in(rank_matching& x, std::size_t rank) {
-  return x.handed_in(rank, x.collectives().left_out(), {});
+  return x.handed_in(rank, x.collectives(admission_lock{}).left_out(), {});
 }
 
 TEST(RankMatching, TheLastOfAllSeesThatItIs) {
@@ -39,16 +39,16 @@ TEST(RankMatching, WhoIsAbsentIsNotWaitedFor) {
   rank_matching x{ranks};
   EXPECT_FALSE(hands_in(x, 0));
   EXPECT_FALSE(hands_in(x, 2));
-  x.leave_out(rank_set::of(1)); // before its call
+  x.leave_out(admission_lock{}, rank_set::of(1)); // before its call
   for (int round = 0; round < 3; ++round) {
     EXPECT_FALSE(hands_in(x, 2));
     EXPECT_TRUE(hands_in(x, 0));
   }
   for (int round = 0; round < 4; ++round) { // all operations have a position
-    x.collectives().take(2, nullptr);
-    x.collectives().take(0, nullptr);
+    x.collectives(admission_lock{}).take(2, nullptr);
+    x.collectives(admission_lock{}).take(0, nullptr);
   }
-  x.leave_out({});
+  x.leave_out(admission_lock{}, {});
   for (int round = 0; round < 3; ++round) { // rank 1 is level with the others
     EXPECT_FALSE(hands_in(x, 0));
     EXPECT_FALSE(hands_in(x, 2));
@@ -58,15 +58,15 @@ TEST(RankMatching, WhoIsAbsentIsNotWaitedFor) {
 
 TEST(RankMatching, WhoIsBackHasMadeAsManyAsWerePlaced) {
   rank_matching x{ranks};
-  x.leave_out(rank_set::of(1));
+  x.leave_out(admission_lock{}, rank_set::of(1));
   for (int round = 0; round < 2; ++round) {
     EXPECT_FALSE(hands_in(x, 0));
     EXPECT_TRUE(hands_in(x, 2));
-    x.collectives().take(0, nullptr);
-    x.collectives().take(2, nullptr);
+    x.collectives(admission_lock{}).take(0, nullptr);
+    x.collectives(admission_lock{}).take(2, nullptr);
   }
   EXPECT_FALSE(hands_in(x, 0));
-  x.leave_out({});
+  x.leave_out(admission_lock{}, {});
   x.refused(0); // its call allows fewer ranks
   for (int round = 0; round < 2; ++round) {
     EXPECT_FALSE(hands_in(x, 0));
@@ -124,7 +124,7 @@ TEST(CallLine, WhoIsBackIsWaitedForInWhatComesThen) {
 /// Returns the error that the next call of `caller` ends with.
 caf::error end_of_next(const call_queue& x, std::size_t caller) {
   auto* next = x.next_of(caller);
-  return next != nullptr && next->refusal ? next->why_ended() : caf::error{};
+  return next != nullptr && next->refusal ? next->why_ended(admission_lock{}) : caf::error{};
 }
 
 TEST(CallLine, WhatOneWasRefusedEndsForAll) {
@@ -146,7 +146,7 @@ TEST(CallLine, WhatOneWasRefusedEndsForAll) {
     }
     EXPECT_FALSE(end_of_next(x, caller));
     EXPECT_EQ(x.next_of(caller, 2), nullptr);
-    EXPECT_EQ(code_of(x.next_of(caller, 1)->why_ended()), errc::unavailable);
+    EXPECT_EQ(code_of(x.next_of(caller, 1)->why_ended(admission_lock{})), errc::unavailable);
     take(x, {caller});
     EXPECT_EQ(code_of(end_of_next(x, caller)), errc::unavailable);
     take(x, {caller});

@@ -1,7 +1,7 @@
 /// The end of operations: each is completed once and settled once, and fails if an input fails.
 #include "foundation/spin.hpp"
+#include "operation/admission_lock.hpp"
 #include "operation/buffer.hpp"
-#include "operation/order.hpp"
 #include "operation/use_of.hpp"
 #include "support/core_fixture.hpp"
 
@@ -312,7 +312,7 @@ TEST(Operation, LeavesNothingBehindInALongRun) {
     }
   }
   EXPECT_LE(most, 2 * 64 + 2);
-  std::lock_guard lock{detail::order_mutex()};
+  detail::admission_lock lock;
   EXPECT_LE(memory.memory()->accesses.size(), 2u);
 }
 

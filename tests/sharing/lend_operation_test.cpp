@@ -1,6 +1,6 @@
 /// Memory on its way to another process: indeterminate ranges stay indeterminate.
+#include "operation/admission_lock.hpp"
 #include "operation/buffer.hpp"
-#include "operation/order.hpp"
 #include "sharing/lend_operation.hpp"
 #include "support/core_fixture.hpp"
 #include <troupe/testing/fault_plan.hpp>
@@ -9,7 +9,6 @@
 
 #include <cstddef>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 namespace troupe {
@@ -45,9 +44,9 @@ std::shared_ptr<lend_operation> lend(const core_system& system, const any_gpu_re
   return result;
 }
 
-/// Checks as the next admitted operation would: an operation settles under order_mutex().
+/// Checks as the next admitted operation would: an operation settles under the admission lock.
 caf::error check_determinate(const any_gpu_ref& memory, std::size_t begin, std::size_t end) {
-  std::lock_guard lock{detail::order_mutex()};
+  detail::admission_lock lock;
   return memory.memory()->check_determinate(begin, end);
 }
 
