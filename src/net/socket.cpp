@@ -155,14 +155,13 @@ std::string ending_of(int code) {
 }
 
 caf::error cannot_listen(const socket_address& at, const char* call, int code) {
-  failure why;
-  why.code = errc::unavailable;
-  why.detail = "cannot listen on " + to_string(at) + ": " + ending_of(code);
+  auto detail = "cannot listen on " + to_string(at) + ": " + ending_of(code);
   if (code != EADDRINUSE && code != EADDRNOTAVAIL && code != EACCES)
-    why.detail += std::string{" ("} + call + ')';
-  why.native_code = code;
-  why.native_name = system_text(code);
-  return make_error(std::move(why));
+    detail += std::string{" ("} + call + ')';
+  return make_error({.code = errc::unavailable,
+                     .detail = std::move(detail),
+                     .native_name = system_text(code),
+                     .native_code = code});
 }
 
 } // namespace

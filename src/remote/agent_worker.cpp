@@ -175,8 +175,8 @@ void agent_worker::serve(const std::vector<std::byte>& message) {
 }
 
 /// The answer is the one that a worker itself would send.
-agent_worker::answerer agent_worker::answerer_of(const control_head& head) const {
-  return [to = to_, channel = channel_, head](const outcome& x) {
+worker_link::reply_handler agent_worker::answerer_of(const control_head& head) const {
+  return [to = to_, channel = channel_, head](const worker_reply& x) {
     const auto message = x ? answer_to(head, {}, *x) : answer_to(head, x.error());
     static_cast<void>(to->send(number(host_frame::answer), channel, {message.bytes()}));
   };
@@ -184,7 +184,7 @@ agent_worker::answerer agent_worker::answerer_of(const control_head& head) const
 
 /// Makes the segment's own memory on this host. Content is exchanged with the parent's memory when
 /// it is used.
-agent_worker::outcome agent_worker::map(const map_args& what) {
+worker_reply agent_worker::map(const map_args& what) {
   auto memory = shared_memory::create(what.size_bytes);
   if (!memory)
     return memory.error();

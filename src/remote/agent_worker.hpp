@@ -54,8 +54,6 @@ private:
     std::vector<download> downloads;
   };
 
-  using outcome = caf::expected<std::vector<std::byte>>;
-  using answerer = std::function<void(const outcome&)>;
   using job = void (agent_worker::*)(const std::vector<std::byte>& message);
 
   /// Queues a job: `to` calls `what` with the message.
@@ -66,8 +64,8 @@ private:
   void note_copy(const copy_args& x);
   void serve(const std::vector<std::byte>& message);
   /// Returns a function that sends the reply to a request. It may outlive this object.
-  answerer answerer_of(const control_head& head) const;
-  outcome map(const map_args& what);
+  worker_link::reply_handler answerer_of(const control_head& head) const;
+  worker_reply map(const map_args& what);
   caf::error take_word(const word_args& x);
   void watch(const std::stop_token& stop);
   /// Reports done events to the parent. Returns false if the connection is over.

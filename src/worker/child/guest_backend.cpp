@@ -1,10 +1,10 @@
 #include "worker/child/guest_backend.hpp"
 
+#include "foundation/keep_first.hpp"
+
 #include <utility>
 
 namespace troupe::detail {
-
-namespace {} // namespace
 
 void guest_ends::add(communicator_key key) {
   std::lock_guard lock{mutex_};
@@ -110,11 +110,9 @@ communicator_ranks guest_backend::adopt(communicator_key key, communicator_ranks
 caf::expected<std::unique_ptr<backend_device>> guest_backend::open(int ordinal) noexcept {
   if (ordinal == options_.device)
     return options_.executes->open_beside(ordinal);
-  failure why;
-  why.code = errc::unavailable;
-  why.device = ordinal;
-  why.detail = "this worker has device " + std::to_string(options_.device);
-  return make_error(std::move(why));
+  return make_error({.code = errc::unavailable,
+                     .detail = "this worker has device " + std::to_string(options_.device),
+                     .device = ordinal});
 }
 
 caf::expected<peer_link> guest_backend::link(int from, int to) noexcept {
@@ -135,8 +133,7 @@ template <class F> caf::error guest_backend::end(communicator_ranks ranks, F f) 
     ends_->wait_allowed(guest.key());
     communicator_ranks one;
     one.push_back(guest.take_inner());
-    if (auto error = f(std::move(one)); error && !result)
-      result = std::move(error);
+    keep_first(result, f(std::move(one)));
     ends_->remove(guest.key());
     options_.on_gone(guest.key());
   }

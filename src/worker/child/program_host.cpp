@@ -33,6 +33,14 @@ struct program_registry {
   static program_registry& get() { return never_destroyed<program_registry>(); }
 };
 
+program_note note_of(program_note::kind what, std::uint64_t world, std::int32_t rank) {
+  program_note result;
+  result.what = what;
+  result.world = world;
+  result.rank = rank;
+  return result;
+}
+
 } // namespace
 
 caf::expected<program_factory> find_program(const std::string& name) {
@@ -129,10 +137,7 @@ void program_host::tell(const program_note& note) noexcept {
 
 void program_host::tell_ended(std::uint64_t number, std::int32_t rank,
                               const caf::error& why) noexcept {
-  program_note end;
-  end.what = program_note::kind::ended;
-  end.world = number;
-  end.rank = rank;
+  auto end = note_of(program_note::kind::ended, number, rank);
   end.why = brief(why);
   tell(end);
 }
@@ -148,10 +153,7 @@ caf::actor program_host::begin(const program_note& note, const world& over, std:
   auto report = [this, number, rank](std::vector<std::uint8_t> bytes) -> caf::error {
     if (auto error = check_program_bytes(bytes.size(), "a report"); error)
       return error;
-    program_note x;
-    x.what = program_note::kind::report;
-    x.world = number;
-    x.rank = rank;
+    auto x = note_of(program_note::kind::report, number, rank);
     x.bytes = std::move(bytes);
     return send(x);
   };
@@ -193,10 +195,7 @@ caf::expected<program_host::hosted*> program_host::provide(const program_note& n
   x.core = std::make_shared<world_core>(*owner, note.view.name, std::move(lanes), limits);
   x.core->set_on_end([this, number = note.world, rank = note.rank](
                          std::uint64_t epoch, const caf::error& why, communicator_role) {
-    program_note end;
-    end.what = program_note::kind::leave;
-    end.world = number;
-    end.rank = rank;
+    auto end = note_of(program_note::kind::leave, number, rank);
     end.view.epoch = epoch;
     end.why = brief(why);
     tell(end);

@@ -1,4 +1,5 @@
 /// worker_service: executes the commands in the ring.
+#include "foundation/keep_first.hpp"
 #include "foundation/other_processes.hpp"
 #include "foundation/wire.hpp"
 #include "operation/device_state.hpp"
@@ -103,18 +104,12 @@ worker_service::service_stream* worker_service::find_stream(stream_id id) noexce
   return i != streams_.end() ? &i->second : nullptr;
 }
 
-caf::expected<stream_view> worker_service::native(stream_id id) {
+template <class F> caf::error worker_service::on(stream_id id, F f) {
   auto* x = find_stream(id);
-  if (x == nullptr)
-    return no_such("stream");
-  return x->native;
+  return x != nullptr ? f(x->native) : no_such("stream");
 }
 
 caf::error worker_service::serve(command what, wire_reader& body, wire_writer& result) {
-  auto on = [this](stream_id id, auto f) -> caf::error {
-    auto stream = native(id);
-    return stream ? f(*stream) : stream.error();
-  };
   auto address = [&](caf::expected<void*> x) {
     if (!x)
       return x.error();
@@ -168,10 +163,6 @@ caf::error worker_service::serve(command what, wire_reader& body, wire_writer& r
 }
 
 caf::error worker_service::serve_stream(command what, wire_reader& body, wire_writer& result) {
-  auto on = [this](stream_id id, auto f) -> caf::error {
-    auto stream = native(id);
-    return stream ? f(*stream) : stream.error();
-  };
   switch (what) {
   case command::create_stream: {
     auto made = create_stream();
@@ -224,11 +215,10 @@ caf::error worker_service::wait_word(const wait_word_args& x) {
   auto* word = host_address(x.word, sizeof(std::uint64_t));
   if (word == nullptr || x.word.offset % sizeof(std::uint64_t) != 0)
     return no_such("host memory");
-  auto stream = native(x.stream);
-  if (!stream)
-    return stream.error();
-  return device_->wait_word(*stream, reinterpret_cast<const std::atomic<std::uint64_t>*>(word),
-                            x.at_least);
+  return on(x.stream, [&](stream_view s) {
+    return device_->wait_word(s, reinterpret_cast<const std::atomic<std::uint64_t>*>(word),
+                              x.at_least);
+  });
 }
 
 caf::error worker_service::copy(const copy_args& x) {
@@ -242,10 +232,9 @@ caf::error worker_service::copy(const copy_args& x) {
       return no_such("host memory");
     (x.direction == copy_direction::host_to_device ? source : target) = host;
   }
-  auto stream = native(x.stream);
-  if (!stream)
-    return stream.error();
-  return device_->copy(target, source, x.size_bytes, x.direction, *stream);
+  return on(x.stream, [&](stream_view s) {
+    return device_->copy(target, source, x.size_bytes, x.direction, s);
+  });
 }
 
 caf::expected<stream_view> worker_service::create_stream() {
@@ -288,16 +277,13 @@ caf::error worker_service::warm() {
   auto error = device_->fill(*memory, zero, warm_bytes / sizeof zero, on);
   if (!error)
     error = device_->copy(half, *memory, warm_bytes / 2, copy_direction::device_to_device, on);
-  if (auto end = device_->deallocate(*memory, on); end && !error)
-    error = std::move(end); // the pool keeps the memory
+  keep_first(error, device_->deallocate(*memory, on)); // the pool keeps the memory
   if (!error)
     error = device_->record(*event, on);
   if (!error)
     error = device_->synchronize(*event);
-  if (auto end = device_->destroy_event(*event); end && !error)
-    error = std::move(end);
-  if (auto end = device_->destroy_stream(on); end && !error)
-    error = std::move(end);
+  keep_first(error, device_->destroy_event(*event));
+  keep_first(error, device_->destroy_stream(on));
   return error;
 }
 
@@ -338,36 +324,35 @@ caf::error worker_service::launch(wire_reader& body) {
                           y.type, 0, y.count);
     return result;
   };
-  auto stream = native(x.stream);
-  if (!stream)
-    return stream.error();
-  service_context context{*device_, options_.device, *stream, options_.on_fault};
-  return call_launch_on(*device_, x.name, 0, [&] {
-    return function(context, refs(x.reads), refs(x.writes), x.arguments);
+  return on(x.stream, [&](stream_view s) {
+    service_context context{*device_, options_.device, s, options_.on_fault};
+    return call_launch_on(*device_, x.name, 0, [&] {
+      return function(context, refs(x.reads), refs(x.writes), x.arguments);
+    });
   });
 }
 
-/// Returns the rank, which is valid until the parent ends it: after the last call on it.
-backend_communicator* worker_service::find(communicator_key key) {
-  std::lock_guard lock{mutex_};
-  auto i = communicators_.find(key);
-  return i != communicators_.end() ? i->second.front().get() : nullptr;
+template <class F> caf::error worker_service::with(communicator_key key, F f) {
+  backend_communicator* rank = nullptr;
+  {
+    std::lock_guard lock{mutex_};
+    if (auto i = communicators_.find(key); i != communicators_.end())
+      rank = i->second.front().get();
+  }
+  return rank != nullptr ? f(*rank)
+                         : make_error(errc::communicator_dead, "its communicator has ended");
 }
 
 caf::error worker_service::serve_communicator(command what, wire_reader& body) {
-  auto with = [this](communicator_key key, auto f) {
-    auto* rank = find(key);
-    return rank != nullptr ? f(*rank)
-                           : make_error(errc::communicator_dead, "its communicator has ended");
-  };
   switch (what) {
   case command::enqueue:
     return enqueue(body);
   case command::register_window: {
     const auto x = body.get<window_args>();
     return with(x.communicator, [&](auto& rank) {
-      auto stream = native(x.stream);
-      return stream ? rank.register_window(at(x.address), x.size_bytes, *stream) : stream.error();
+      return on(x.stream, [&](stream_view s) {
+        return rank.register_window(at(x.address), x.size_bytes, s);
+      });
     });
   }
   case command::deregister_window: {
@@ -381,24 +366,23 @@ caf::error worker_service::serve_communicator(command what, wire_reader& body) {
 
 caf::error worker_service::enqueue(wire_reader& body) {
   const auto x = body.get<enqueue_args>();
-  auto* stream = find_stream(x.stream);
-  auto* rank = find(x.communicator);
-  if (rank == nullptr)
-    return make_error(errc::communicator_dead, "its communicator has ended");
-  if (stream == nullptr || x.calls == 0)
-    return malformed();
-  // The calls point into `received`, so its elements must not move.
-  std::deque<received_call> received;
-  std::vector<collective_call> calls;
-  for (std::uint32_t i = 0; i < x.calls; ++i) {
-    wire_fields(body, received.emplace_back());
-    if (!body.ok())
+  return with(x.communicator, [&](auto& rank) {
+    auto* stream = find_stream(x.stream);
+    if (stream == nullptr || x.calls == 0)
       return malformed();
-    calls.push_back(received.back().call);
-  }
-  stream->last = x.communicator;
-  std::lock_guard lock{device_lock_->driving};
-  return rank->enqueue(calls, stream->native);
+    // The calls point into `received`, so its elements must not move.
+    std::deque<received_call> received;
+    std::vector<collective_call> calls;
+    for (std::uint32_t i = 0; i < x.calls; ++i) {
+      wire_fields(body, received.emplace_back());
+      if (!body.ok())
+        return malformed();
+      calls.push_back(received.back().call);
+    }
+    stream->last = x.communicator;
+    std::lock_guard lock{device_lock_->driving};
+    return rank.enqueue(calls, stream->native);
+  });
 }
 
 } // namespace troupe::detail

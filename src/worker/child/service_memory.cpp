@@ -57,13 +57,10 @@ caf::error worker_service::unmap(std::uint64_t segment) {
     segments_.erase(i);
   }
   // Does not wait: it may take as long as the work in the streams.
-  std::lock_guard lock{asked_mutex_};
-  asked_.push_back([this, gone] {
+  post_to_device([this, gone] {
     if (auto error = retire(gone))
       fault(error);
   });
-  any_asked_.store(true, std::memory_order_release);
-  ring_.wake_reader();
   return {};
 }
 

@@ -1,4 +1,5 @@
 /// worker_service: answers the requests that come through the socket.
+#include "foundation/keep_first.hpp"
 #include "foundation/log.hpp"
 #include "foundation/other_processes.hpp"
 #include "foundation/wire.hpp"
@@ -8,6 +9,7 @@
 #include <troupe/backend.hpp>
 #include <troupe/error.hpp>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -34,44 +36,41 @@ void worker_service::received(std::span<const std::byte> message,
   serve_control(head, message.subspan(sizeof head), std::move(descriptor));
 }
 
+template <class T, class F>
+void worker_service::with_arguments(const control_head& head, wire_reader& body, F f) {
+  const auto x = body.get<T>();
+  body.ok() ? f(x) : answer(head, malformed());
+}
+
 void worker_service::serve_control(const control_head& head, std::span<const std::byte> body,
                                    std::optional<file_descriptor> descriptor) {
   wire_reader reader{body};
   switch (head.kind) {
   case control::set_up:
     break; // only valid as the first message
-  case control::peer_link: {
-    const auto from = reader.get<std::int32_t>();
-    const auto to = reader.get<std::int32_t>();
-    if (!reader.ok())
-      break;
-    return run_job(head, [this, head, from, to] {
-      auto link = executes_->link(from, to);
-      if (!link)
-        return answer(head, link.error());
-      wire_writer result;
-      result.put(*link);
-      answer(head, {}, result.bytes());
+  case control::peer_link:
+    return with_arguments<std::array<std::int32_t, 2>>(head, reader, [&](auto& pair) {
+      run_job(head, [this, head, pair] {
+        auto link = executes_->link(pair[0], pair[1]);
+        if (!link)
+          return answer(head, link.error());
+        wire_writer result;
+        result.put(*link);
+        answer(head, {}, result.bytes());
+      });
     });
-  }
   case control::tell:
     if (programs_ != nullptr)
       programs_->received(body);
     return answer(head, {});
   case control::told:
     break; // only sent by workers
-  case control::map: {
-    const auto what = reader.get<map_args>();
-    if (!reader.ok())
-      break;
-    return answer(head, map(what, std::move(descriptor)));
-  }
-  case control::unmap: {
-    const auto segment = reader.get<std::uint64_t>();
-    if (!reader.ok())
-      break;
-    return answer(head, unmap(segment));
-  }
+  case control::map:
+    return with_arguments<map_args>(
+        head, reader, [&](auto& what) { answer(head, map(what, std::move(descriptor))); });
+  case control::unmap:
+    return with_arguments<std::uint64_t>(head, reader,
+                                         [&](auto segment) { answer(head, unmap(segment)); });
   case control::make_communicator_id:
   case control::check_build:
   case control::build:
@@ -80,14 +79,12 @@ void worker_service::serve_control(const control_head& head, std::span<const std
   case control::abort:
   case control::destroy:
   case control::hand_over:
-    return serve_communicator_control(head, body);
+    return serve_communicator_control(head, reader);
   }
   answer(head, malformed());
 }
 
-void worker_service::serve_communicator_control(const control_head& head,
-                                                std::span<const std::byte> body) {
-  wire_reader reader{body};
+void worker_service::serve_communicator_control(const control_head& head, wire_reader& body) {
   switch (head.kind) {
   case control::make_communicator_id: {
     auto id = executes_->make_communicator_id();
@@ -95,53 +92,45 @@ void worker_service::serve_communicator_control(const control_head& head,
       return answer(head, id.error());
     return answer(head, {}, bytes_of(*id));
   }
-  case control::check_build: {
-    const auto what = reader.get<build_args>();
-    if (!reader.ok())
-      break;
-    return run_job(head, [this, head, what] {
-      const local_rank mine{what.rank, what.device};
-      answer(head, executes_->check_build(what.size, {&mine, 1}));
+  case control::check_build:
+    return with_arguments<build_args>(head, body, [&](auto& what) {
+      run_job(head, [this, head, what] {
+        const local_rank mine{what.rank, what.device};
+        answer(head, executes_->check_build(what.size, {&mine, 1}));
+      });
     });
-  }
-  case control::build: {
-    const auto what = reader.get<build_args>();
-    if (!reader.ok() || what.rank < 0 || what.rank >= what.size)
-      break;
-    return run_job(head, [this, head, what] {
-      communicator_key key = 0;
-      auto error = build(what, key);
-      answer(head, error, bytes_of(key));
+  case control::build:
+    return with_arguments<build_args>(head, body, [&](auto& what) {
+      if (what.rank < 0 || what.rank >= what.size)
+        return answer(head, malformed());
+      run_job(head, [this, head, what] {
+        communicator_key key = 0;
+        auto error = build(what, key);
+        answer(head, error, bytes_of(key));
+      });
     });
-  }
-  case control::call_off: {
-    const auto id = reader.get<communicator_id>();
-    if (!reader.ok())
-      break;
-    executes_->call_off(id);
-    return answer(head, {});
-  }
-  case control::close: {
-    const auto key = reader.get<communicator_key>();
-    if (!reader.ok())
-      break;
-    return run_job(head, [this, head, key] {
-      if (is_handed_over(key))
-        programs_->close(key);
+  case control::call_off:
+    return with_arguments<communicator_id>(head, body, [&](auto& id) {
+      executes_->call_off(id);
       answer(head, {});
     });
-  }
+  case control::close:
+    return with_arguments<communicator_key>(head, body, [&](auto key) {
+      run_job(head, [this, head, key] {
+        if (is_handed_over(key))
+          programs_->close(key);
+        answer(head, {});
+      });
+    });
   case control::abort:
-  case control::destroy: {
-    const auto key = reader.get<communicator_key>();
-    if (!reader.ok())
-      break;
-    return run_job(head, [this, head, key] { answer(head, end(head.kind, key)); });
-  }
+  case control::destroy:
+    return with_arguments<communicator_key>(head, body, [&](auto key) {
+      run_job(head, [this, head, key] { answer(head, end(head.kind, key)); });
+    });
   case control::hand_over: {
-    const auto key = reader.get<communicator_key>();
-    const auto what = reader.get_bytes();
-    if (!reader.ok())
+    const auto key = body.get<communicator_key>();
+    const auto what = body.get_bytes();
+    if (!body.ok())
       break;
     return answer(head, hand_over(key, what));
   }
@@ -170,8 +159,7 @@ caf::error worker_service::build(const build_args& what, communicator_key& key) 
   if (!error)
     error = ranks->front()->connect(stream, connect_scope::everything);
   if (stream.native != nullptr)
-    if (auto end = on_device([&] { return device_->destroy_stream(stream); }); end && !error)
-      error = std::move(end);
+    keep_first(error, on_device([&] { return device_->destroy_stream(stream); }));
   if (error) {
     if (auto end = executes_->abort(std::move(*ranks)))
       log(log_level::warning, "the end of a communicator gave an error", end);
@@ -202,9 +190,8 @@ caf::error worker_service::end(control how, communicator_key key) {
     owner = std::move(i->second);
     communicators_.erase(i);
   }
-  auto error = how == control::abort ? executes_->abort(std::move(owner))
-                                     : executes_->destroy(std::move(owner));
-  return error;
+  return how == control::abort ? executes_->abort(std::move(owner))
+                               : executes_->destroy(std::move(owner));
 }
 
 caf::error worker_service::hand_over(communicator_key key, std::span<const std::byte> what) {

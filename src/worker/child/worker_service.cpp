@@ -193,13 +193,17 @@ bool worker_service::run_asked() noexcept {
 caf::error worker_service::on_device(std::function<caf::error()> f) {
   std::promise<caf::error> result;
   auto done = result.get_future();
+  post_to_device([&] { result.set_value(f()); });
+  return done.get();
+}
+
+void worker_service::post_to_device(std::function<void()> f) {
   {
     std::lock_guard lock{asked_mutex_};
-    asked_.push_back([&] { result.set_value(f()); });
+    asked_.push_back(std::move(f));
     any_asked_.store(true, std::memory_order_release);
   }
   ring_.wake_reader();
-  return done.get();
 }
 
 } // namespace troupe::detail

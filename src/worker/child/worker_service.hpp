@@ -106,14 +106,18 @@ private:
   void fault(const caf::error& why) noexcept;
 
   service_stream* find_stream(stream_id id) noexcept;
-  caf::expected<stream_view> native(stream_id id);
-  backend_communicator* find(communicator_key key);
+  /// Calls `f` with the native stream.
+  template <class F> caf::error on(stream_id id, F f);
+  /// Calls `f` with the rank, which is valid until the parent ends it: after the last call on it.
+  template <class F> caf::error with(communicator_key key, F f);
   bool has_error(communicator_key key);
   std::byte* host_address(const shared_place& x, std::size_t size_bytes);
 
   void serve_control(const control_head& head, std::span<const std::byte> body,
                      std::optional<file_descriptor> descriptor);
-  void serve_communicator_control(const control_head& head, std::span<const std::byte> body);
+  void serve_communicator_control(const control_head& head, wire_reader& body);
+  /// Reads the arguments of a request and calls `f` with them. Answers if they cannot be read.
+  template <class T, class F> void with_arguments(const control_head& head, wire_reader& body, F f);
   void answer(const control_head& head, const caf::error& error,
               std::span<const std::byte> result = {}) noexcept;
   caf::error build(const build_args& what, communicator_key& key);
@@ -129,6 +133,8 @@ private:
   void run_job(const control_head& head, std::function<void()> job);
   /// Runs `f` on the thread that drives the device, and waits for it. @thread a job's
   caf::error on_device(std::function<caf::error()> f);
+  /// Does not wait for it. @thread any
+  void post_to_device(std::function<void()> f);
   bool run_asked() noexcept;
 
   const std::shared_ptr<backend> executes_;

@@ -28,44 +28,39 @@ constexpr std::chrono::seconds kill_limit{2};
 /// How long a message may take to be sent to a worker without a call limit.
 constexpr std::chrono::seconds send_limit{10};
 
-caf::error lost_by(int device, const worker_process& process, const worker_end& end,
-                   const worker_settings& settings) {
-  failure f;
-  f.code = errc::worker_lost;
-  f.device = device;
-  f.detail = "its worker, process " + std::to_string(process.id()) + ", ";
+std::string text_of(const worker_end& end, const worker_settings& settings) {
   switch (end.cause) {
   case end_cause::died:
   case end_cause::let_go:
-    f.detail += "ended";
-    break;
+    return "ended";
   case end_cause::hung_up:
-    f.detail += "hung up";
-    break;
+    return "hung up";
   case end_cause::stuck:
-    f.detail += "showed no sign of life, and was killed";
-    break;
+    return "showed no sign of life, and was killed";
   case end_cause::busy:
-    f.detail +=
-        "was in the call \"" + call_name(end.call) + "\" for more than " +
-        std::to_string(std::chrono::ceil<std::chrono::milliseconds>(settings.call_limit).count()) +
-        " ms, and was killed";
-    break;
+    return "was in the call \"" + call_name(end.call) + "\" for more than " +
+           std::to_string(
+               std::chrono::ceil<std::chrono::milliseconds>(settings.call_limit).count()) +
+           " ms, and was killed";
   case end_cause::killed:
-    f.detail += "was killed by this process";
     break;
   }
+  return "was killed by this process";
+}
+
+caf::error lost_by(int device, const worker_process& process, const worker_end& end,
+                   const worker_settings& settings) {
+  auto detail =
+      "its worker, process " + std::to_string(process.id()) + ", " + text_of(end, settings);
   if (end.report)
-    f.detail += ": " + end.report->text;
-  return make_error(std::move(f));
+    detail += ": " + end.report->text;
+  return lost_worker(device, std::move(detail));
 }
 
 caf::error unwanted(int device) {
-  failure f;
-  f.code = errc::unavailable;
-  f.device = device;
-  f.detail = "the device was closed while a worker of it started";
-  return make_error(std::move(f));
+  return make_error({.code = errc::unavailable,
+                     .detail = "the device was closed while a worker of it started",
+                     .device = device});
 }
 
 } // namespace
@@ -144,13 +139,12 @@ caf::expected<std::shared_ptr<process_pool>> process_pool::create(worker_backend
   if (!command)
     return command.error();
   std::shared_ptr<process_pool> result{new process_pool{std::move(options), std::move(*command)}};
-  int devices = 0;
-  auto first = result->start(0, devices);
+  auto first = result->start(0);
   if (!first)
     return first.error();
-  for (int i = 0; i < devices; ++i)
+  for (int i = 0; i < first->devices; ++i)
     result->slots_.push_back(std::make_unique<worker_slot<running>>());
-  if (devices == 0) {
+  if (first->devices == 0) {
     const auto why = make_error(errc::unavailable, "the workers have no device");
     result->end(*first, why);
     return why;
@@ -164,8 +158,7 @@ process_pool::~process_pool() {
     release(i);
 }
 
-caf::expected<process_pool::running> process_pool::start(int ordinal, int& devices,
-                                                         const std::stop_token& stop) {
+caf::expected<process_pool::running> process_pool::start(int ordinal, const std::stop_token& stop) {
   const auto begin = clock::now();
   worker_options how;
   how.program = command_.program;
@@ -189,15 +182,8 @@ caf::expected<process_pool::running> process_pool::start(int ordinal, int& devic
     caf::error why;
     {
       std::lock_guard lock{self->mutex};
-      if (self->process) {
-        why = lost_by(ordinal, *self->process, end, settings);
-      } else {
-        failure f;
-        f.code = errc::worker_lost;
-        f.device = ordinal;
-        f.detail = "its worker ended right after its start";
-        why = make_error(std::move(f));
-      }
+      why = self->process ? lost_by(ordinal, *self->process, end, settings)
+                          : lost_worker(ordinal, "its worker ended right after its start");
       link = self->link.lock();
       if (!link)
         self->end = why;
@@ -280,7 +266,7 @@ caf::expected<process_pool::running> process_pool::start(int ordinal, int& devic
     end(result, why);
     return why;
   }
-  devices = about.devices;
+  result.devices = about.devices;
   result.link->set_spin(std::chrono::nanoseconds{about.spin_ns});
   const auto& memory = of->process->memory();
   segments().add(memory.bytes(), memory.descriptor(), of);
@@ -319,14 +305,9 @@ void process_pool::end_soon(std::vector<running> lost) noexcept {
 
 caf::expected<std::shared_ptr<worker_link>>
 process_pool::provide(int ordinal, const std::stop_token& stop) noexcept {
-  int devices = 0;
   return slot_of(ordinal).provide(
-      [&](const std::stop_token& stopped) { return start(ordinal, devices, stopped); },
+      [&](const std::stop_token& stopped) { return start(ordinal, stopped); },
       [this](std::vector<running> lost) { end_soon(std::move(lost)); }, stop);
-}
-
-std::shared_ptr<worker_link> process_pool::current(int ordinal) const noexcept {
-  return slot_of(ordinal).current();
 }
 
 caf::error process_pool::provide_spare(int ordinal, const std::stop_token& stop) noexcept {
@@ -337,8 +318,7 @@ caf::error process_pool::provide_spare(int ordinal, const std::stop_token& stop)
 
 caf::expected<process_pool::running>
 process_pool::start_warm(int ordinal, const std::stop_token& stop) noexcept {
-  int devices = 0;
-  auto result = start(ordinal, devices, stop);
+  auto result = start(ordinal, stop);
   if (!result)
     return result;
   std::stop_callback on_stop{stop,
@@ -349,10 +329,6 @@ process_pool::start_warm(int ordinal, const std::stop_token& stop) noexcept {
     return error;
   }
   return result;
-}
-
-std::shared_ptr<worker_link> process_pool::spare(int ordinal) const noexcept {
-  return slot_of(ordinal).spare();
 }
 
 void process_pool::release(int ordinal) noexcept {

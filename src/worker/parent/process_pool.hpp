@@ -25,9 +25,13 @@ public:
   int device_count() const noexcept override { return static_cast<int>(slots_.size()); }
   caf::expected<std::shared_ptr<worker_link>>
   provide(int ordinal, const std::stop_token& stop = {}) noexcept override;
-  std::shared_ptr<worker_link> current(int ordinal) const noexcept override;
+  std::shared_ptr<worker_link> current(int ordinal) const noexcept override {
+    return slot_of(ordinal).current();
+  }
   caf::error provide_spare(int ordinal, const std::stop_token& stop = {}) noexcept override;
-  std::shared_ptr<worker_link> spare(int ordinal) const noexcept override;
+  std::shared_ptr<worker_link> spare(int ordinal) const noexcept override {
+    return slot_of(ordinal).spare();
+  }
   void release(int ordinal) noexcept override;
 
 private:
@@ -37,12 +41,12 @@ private:
     std::shared_ptr<worker_link> link;
     std::shared_ptr<life> of;
     std::thread receiver;
+    int devices = 0; ///< number of the host's devices
   };
 
   process_pool(worker_backend_options options, worker_command command)
       : options_(std::move(options)), command_(std::move(command)) {}
-  /// @param devices receives the number of devices
-  caf::expected<running> start(int ordinal, int& devices, const std::stop_token& stop = {});
+  caf::expected<running> start(int ordinal, const std::stop_token& stop = {});
   /// Starts a worker as a spare.
   caf::expected<running> start_warm(int ordinal, const std::stop_token& stop) noexcept;
   void end(running& x, const caf::error& why) noexcept;

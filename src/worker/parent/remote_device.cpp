@@ -25,11 +25,16 @@ remote_device::~remote_device() {
 }
 
 caf::error remote_device::fail(errc code, std::string detail) const {
-  failure f;
-  f.code = code;
-  f.device = ordinal_;
-  f.detail = std::move(detail);
-  return make_error(std::move(f));
+  return make_error({.code = code, .detail = std::move(detail), .device = ordinal_});
+}
+
+template <class T> caf::expected<T> remote_device::read(caf::expected<wire_reader> reply) const {
+  if (!reply)
+    return reply.error();
+  auto result = reply->get<T>();
+  if (!reply->ok())
+    return fail(errc::internal, "a worker's reply could not be read");
+  return result;
 }
 
 caf::error remote_device::bind() noexcept {
@@ -41,12 +46,10 @@ caf::error remote_device::bind() noexcept {
     on_loss_->of.store(link_.get());
     tells_loss_ = false;
   }
-  auto reply = link_->ask(command::bind, no_arguments{});
-  if (!reply)
-    return reply.error();
-  properties_ = reply->get<device_properties>();
-  if (!reply->ok())
-    return fail(errc::internal, "a worker's reply could not be read");
+  auto properties = read<device_properties>(link_->ask(command::bind, no_arguments{}));
+  if (!properties)
+    return properties.error();
+  properties_ = std::move(*properties);
   if (!std::exchange(tells_loss_, true))
     link_->on_loss([signal = on_loss_, of = link_.get()](const caf::error& why) {
       if (signal->tell && signal->of.load() == of)
@@ -55,31 +58,13 @@ caf::error remote_device::bind() noexcept {
   return {};
 }
 
-caf::expected<device_properties> remote_device::properties() noexcept { return properties_; }
-
 caf::expected<memory_info> remote_device::memory() noexcept {
-  auto reply = link_->ask(command::memory, no_arguments{});
-  if (!reply)
-    return reply.error();
-  auto result = reply->get<memory_info>();
-  if (!reply->ok())
-    return fail(errc::internal, "a worker's reply could not be read");
-  return result;
-}
-
-caf::error remote_device::open_memory() noexcept {
-  return link_->run(command::open_memory, no_arguments{});
-}
-
-caf::error remote_device::close_memory() noexcept {
-  return link_->run(command::close_memory, no_arguments{});
+  return read<memory_info>(link_->ask(command::memory, no_arguments{}));
 }
 
 caf::expected<void*> remote_device::address(caf::expected<wire_reader> reply) const {
-  if (!reply)
-    return reply.error();
-  auto* result = reinterpret_cast<void*>(reply->get<std::uint64_t>());
-  if (!reply->ok() || result == nullptr)
+  auto result = read<void*>(std::move(reply));
+  if (result && *result == nullptr)
     return fail(errc::internal, "a worker's reply could not be read");
   return result;
 }
@@ -101,10 +86,6 @@ caf::expected<void*> remote_device::allocate_pinned(std::size_t size_bytes) noex
   if (!memory)
     return memory.error();
   return static_cast<void*>(*memory);
-}
-
-caf::error remote_device::deallocate_pinned(void* memory) noexcept {
-  return pool_->segments().remove(memory);
 }
 
 std::function<caf::error(void*)> remote_device::pinned_deleter() noexcept {
@@ -230,22 +211,7 @@ caf::error remote_device::fill(void* target, std::span<const std::byte> pattern,
   return link_->run(command::fill, what);
 }
 
-caf::error remote_device::launch_host(stream_view, void (*)(void*), void*) noexcept {
-  return fail(errc::not_supported, "the device lives in another process");
-}
-
-caf::expected<bool> remote_device::can_access_peer(int) noexcept { return false; }
-
-caf::error remote_device::enable_peer(int) noexcept {
-  return fail(errc::not_supported, "the device lives in another process");
-}
-
-caf::error remote_device::admit_peer(int) noexcept {
-  return fail(errc::not_supported, "the device lives in another process");
-}
-
-caf::error remote_device::copy_peer(void*, int, const void*, int, std::size_t,
-                                    stream_view) noexcept {
+caf::error remote_device::is_elsewhere() const {
   return fail(errc::not_supported, "the device lives in another process");
 }
 
@@ -262,14 +228,6 @@ caf::error remote_device::launch_registered(const std::string& name,
                              id_of(stream)});
   auto reply = link_->ask_bytes(command::launch, request.bytes());
   return reply ? caf::error{} : reply.error();
-}
-
-void remote_device::set_loss_signal(std::function<void(const caf::error&)> signal) noexcept {
-  on_loss_->tell = std::move(signal);
-}
-
-caf::error remote_device::loss() const noexcept {
-  return link_ && link_->lost() ? link_->loss() : caf::error{};
 }
 
 // -- communicators

@@ -28,15 +28,21 @@ public:
 
   /// Starts a worker if the device has none.
   caf::error bind() noexcept override;
-  caf::expected<device_properties> properties() noexcept override;
+  caf::expected<device_properties> properties() noexcept override { return properties_; }
   caf::expected<memory_info> memory() noexcept override;
-  caf::error open_memory() noexcept override;
-  caf::error close_memory() noexcept override;
+  caf::error open_memory() noexcept override {
+    return link_->run(command::open_memory, no_arguments{});
+  }
+  caf::error close_memory() noexcept override {
+    return link_->run(command::close_memory, no_arguments{});
+  }
   caf::expected<void*> allocate(std::size_t size_bytes, stream_view stream) noexcept override;
   caf::error deallocate(void* memory, stream_view stream) noexcept override;
   caf::expected<void*> allocate_symmetric(std::size_t size_bytes) noexcept override;
   caf::expected<void*> allocate_pinned(std::size_t size_bytes) noexcept override;
-  caf::error deallocate_pinned(void* memory) noexcept override;
+  caf::error deallocate_pinned(void* memory) noexcept override {
+    return pool_->segments().remove(memory);
+  }
   std::function<caf::error(void*)> pinned_deleter() noexcept override;
 
   caf::expected<stream_view> create_stream() noexcept override;
@@ -53,15 +59,17 @@ public:
   caf::error fill(void* target, std::span<const std::byte> pattern, std::size_t count,
                   stream_view stream) noexcept override;
   /// @errors errc::not_supported: no function of this process can run there
-  caf::error launch_host(stream_view stream, void (*function)(void*),
-                         void* argument) noexcept override;
+  caf::error launch_host(stream_view, void (*)(void*), void*) noexcept override {
+    return is_elsewhere();
+  }
 
   /// Returns false: no device can access the memory of another process.
-  caf::expected<bool> can_access_peer(int peer) noexcept override;
-  caf::error enable_peer(int peer) noexcept override;
-  caf::error admit_peer(int peer) noexcept override;
-  caf::error copy_peer(void* target, int target_device, const void* source, int source_device,
-                       std::size_t size_bytes, stream_view stream) noexcept override;
+  caf::expected<bool> can_access_peer(int) noexcept override { return false; }
+  caf::error enable_peer(int) noexcept override { return is_elsewhere(); }
+  caf::error admit_peer(int) noexcept override { return is_elsewhere(); }
+  caf::error copy_peer(void*, int, const void*, int, std::size_t, stream_view) noexcept override {
+    return is_elsewhere();
+  }
 
   caf::error wait_word(stream_view stream, const std::atomic<std::uint64_t>* word,
                        std::uint64_t value) noexcept override;
@@ -72,8 +80,12 @@ public:
                                std::span<const launch_memory> writes,
                                std::span<const std::byte> arguments,
                                stream_view stream) noexcept override;
-  void set_loss_signal(std::function<void(const caf::error&)> signal) noexcept override;
-  caf::error loss() const noexcept override;
+  void set_loss_signal(std::function<void(const caf::error&)> signal) noexcept override {
+    on_loss_->tell = std::move(signal);
+  }
+  caf::error loss() const noexcept override {
+    return link_ && link_->lost() ? link_->loss() : caf::error{};
+  }
 
   bool runs_cuda() const noexcept override { return false; }
   bool signals_completion() const noexcept override { return false; }
@@ -81,6 +93,9 @@ public:
 
 private:
   caf::error fail(errc code, std::string detail) const;
+  caf::error is_elsewhere() const;
+  template <class T> caf::expected<T> read(caf::expected<wire_reader> reply) const;
+  /// Reads an address or a number, never 0.
   caf::expected<void*> address(caf::expected<wire_reader> reply) const;
 
   const std::shared_ptr<worker_pool> pool_;

@@ -21,8 +21,7 @@ std::size_t whole_pages(std::size_t size_bytes) {
 
 /// Requests the unmapping without waiting: the worker may be lost.
 void unmap(std::uint64_t segment, worker_link& in) {
-  in.request(control::unmap, bytes_of(segment), std::nullopt,
-             [](const caf::expected<std::vector<std::byte>>&) {});
+  in.request(control::unmap, bytes_of(segment), std::nullopt, [](const worker_reply&) {});
 }
 
 } // namespace

@@ -2,6 +2,7 @@
 
 #include "foundation/error_text.hpp"
 #include "foundation/fair_limit.hpp"
+#include "foundation/keep_first.hpp"
 #include "foundation/log.hpp"
 #include "foundation/start_thread.hpp"
 #include "worker/parent/remote_device.hpp"
@@ -18,7 +19,7 @@ namespace troupe::detail {
 
 namespace {
 
-using reply = caf::expected<std::vector<std::byte>>;
+constexpr const char* no_worker = "the device has no worker";
 
 /// Returns a value from a worker's reply.
 template <class T> caf::expected<T> value_of(std::span<const std::byte> from) {
@@ -33,7 +34,7 @@ class replies {
 public:
   explicit replies(std::size_t number) : all_(number) {}
 
-  void set(std::size_t i, reply x) {
+  void set(std::size_t i, worker_reply x) {
     std::lock_guard lock{mutex_};
     ++there_;
     if (!x && (!first_error_ || (is_of_a_peer(first_error_) && !is_of_a_peer(x.error()))))
@@ -71,7 +72,7 @@ public:
     return first_error_;
   }
   /// Valid when all are there.
-  const reply& operator[](std::size_t i) const { return *all_[i]; }
+  const worker_reply& operator[](std::size_t i) const { return *all_[i]; }
 
 private:
   static bool is_of_a_peer(const caf::error& why) { return code_of(why) == errc::nccl_error; }
@@ -85,7 +86,7 @@ private:
   std::condition_variable condition_;
   std::size_t there_ = 0;
   caf::error first_error_;
-  std::vector<std::optional<reply>> all_;
+  std::vector<std::optional<worker_reply>> all_;
 };
 
 /// Sends `what` to each of `links`, with the bytes that `body_of` returns for its index.
@@ -96,7 +97,7 @@ std::shared_ptr<replies> ask(control what, std::span<const std::shared_ptr<worke
   for (std::size_t i = 0; i < links.size(); ++i) {
     const auto body = body_of(i);
     links[i]->request(what, bytes_of(body), std::nullopt,
-                      [result, i](reply x) { result->set(i, std::move(x)); });
+                      [result, i](worker_reply x) { result->set(i, std::move(x)); });
   }
   return result;
 }
@@ -105,7 +106,7 @@ std::shared_ptr<replies> ask(control what, std::span<const std::shared_ptr<worke
 constexpr std::chrono::milliseconds cause_patience{100};
 
 void abort_one(worker_link& link, communicator_key key) {
-  link.request(control::abort, bytes_of(key), std::nullopt, [](const reply& x) {
+  link.request(control::abort, bytes_of(key), std::nullopt, [](const worker_reply& x) {
     if (!x && code_of(x.error()) != errc::worker_lost)
       log(log_level::warning, "the end of a rank in a worker gave an error", x.error());
   });
@@ -134,7 +135,7 @@ struct assembly {
 void call_off_in_workers(const communicator_id& id,
                          std::span<const std::shared_ptr<worker_link>> links) {
   for (auto& x : links)
-    x->request(control::call_off, bytes_of(id), std::nullopt, [](const reply&) {});
+    x->request(control::call_off, bytes_of(id), std::nullopt, [](const worker_reply&) {});
 }
 
 /// Kills workers that still build after the limit: a build that waits for a failed rank may not
@@ -158,11 +159,9 @@ worker_backend::worker_backend(std::shared_ptr<worker_pool> pool, std::string na
 caf::error worker_backend::check(int ordinal) const {
   if (ordinal >= 0 && ordinal < device_count())
     return {};
-  failure f;
-  f.code = errc::invalid_argument;
-  f.device = ordinal;
-  f.detail = device_out_of_range(ordinal, device_count());
-  return make_error(std::move(f));
+  return make_error({.code = errc::invalid_argument,
+                     .detail = device_out_of_range(ordinal, device_count()),
+                     .device = ordinal});
 }
 
 caf::expected<std::unique_ptr<backend_device>> worker_backend::open(int ordinal) noexcept {
@@ -208,14 +207,8 @@ worker_backend::build(const communicator_id&, int size,
     if (auto error = check(x.device))
       return error;
     auto link = x.spare ? pool_->spare(x.device) : pool_->current(x.device);
-    if (!link) {
-      failure f;
-      f.code = errc::worker_lost;
-      f.device = x.device;
-      f.rank = x.rank;
-      f.detail = x.spare ? "the device has no spare" : "the device has no worker";
-      return make_error(std::move(f));
-    }
+    if (!link)
+      return lost_worker(x.device, x.spare ? "the device has no spare" : no_worker, x.rank);
     links.push_back(std::move(link));
   }
   std::lock_guard one_at_a_time{building_};
@@ -250,7 +243,7 @@ worker_backend::build(const communicator_id&, int size,
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     const auto body = arguments(i);
     links[i]->request(control::build, bytes_of(body), std::nullopt,
-                      [all, i, link = links[i]](reply x) {
+                      [all, i, link = links[i]](worker_reply x) {
                         auto key = x ? value_of<communicator_key>(*x)
                                      : caf::expected<communicator_key>{x.error()};
                         if (key) {
@@ -262,7 +255,7 @@ worker_backend::build(const communicator_id&, int size,
                             all->built.emplace_back(link, *key);
                           }
                         }
-                        all->answers.set(i, key ? std::move(x) : reply{key.error()});
+                        all->answers.set(i, key ? std::move(x) : worker_reply{key.error()});
                       });
   }
   all->answers.wait_for_success(left);
@@ -301,13 +294,7 @@ caf::error worker_backend::tell(int ordinal, std::span<const std::byte> what) no
   if (auto error = check(ordinal))
     return error;
   auto link = pool_->current(ordinal);
-  if (link)
-    return link->send(control::tell, what);
-  failure f;
-  f.code = errc::worker_lost;
-  f.device = ordinal;
-  f.detail = "the device has no worker";
-  return make_error(std::move(f));
+  return link ? link->send(control::tell, what) : lost_worker(ordinal, no_worker);
 }
 
 bool worker_backend::is_current(const backend_communicator& rank, int ordinal) const noexcept {
@@ -345,8 +332,8 @@ caf::error worker_backend::end(control how, const communicator_ranks& ranks) noe
     answers->wait_for_all(none); // `give_up_late` completes them
     caf::error result;
     for (std::size_t i = 0; i < links.size(); ++i)
-      if (auto& x = (*answers)[i]; !x && !result && code_of(x.error()) != errc::worker_lost)
-        result = x.error(); // a rank in a lost worker has ended with it
+      if (auto& x = (*answers)[i]; !x && code_of(x.error()) != errc::worker_lost)
+        keep_first(result, x.error()); // a rank in a lost worker has ended with it
     return result;
   };
   // The abort of one rank may let another's work end with wrong results (see `guest_ends`). Their
@@ -355,14 +342,6 @@ caf::error worker_backend::end(control how, const communicator_ranks& ranks) noe
     if (auto error = ask_all(control::close, "to close its rank"))
       log(log_level::warning, "a rank in a worker could not be closed", error);
   return ask_all(how, "to end its rank");
-}
-
-caf::error worker_backend::abort(communicator_ranks ranks) noexcept {
-  return end(control::abort, ranks);
-}
-
-caf::error worker_backend::destroy(communicator_ranks ranks) noexcept {
-  return end(control::destroy, ranks);
 }
 
 } // namespace troupe::detail

@@ -38,8 +38,12 @@ public:
     pool_->set_listener(std::move(f));
   }
   bool is_current(const backend_communicator& rank, int ordinal) const noexcept override;
-  caf::error abort(communicator_ranks ranks) noexcept override;
-  caf::error destroy(communicator_ranks ranks) noexcept override;
+  caf::error abort(communicator_ranks ranks) noexcept override {
+    return end(control::abort, ranks);
+  }
+  caf::error destroy(communicator_ranks ranks) noexcept override {
+    return end(control::destroy, ranks);
+  }
   /// Kills the worker of the device.
   bool give_up(int ordinal, const caf::error& why) noexcept override;
 

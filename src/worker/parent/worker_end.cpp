@@ -5,24 +5,6 @@
 
 namespace troupe::detail {
 
-std::string_view to_string(end_cause x) noexcept {
-  switch (x) {
-  case end_cause::died:
-    return "died";
-  case end_cause::let_go:
-    return "let go";
-  case end_cause::hung_up:
-    return "hung up";
-  case end_cause::stuck:
-    return "stuck";
-  case end_cause::busy:
-    return "busy";
-  case end_cause::killed:
-    return "killed";
-  }
-  return "unknown";
-}
-
 std::string_view to_string(noticed_by x) noexcept {
   switch (x) {
   case noticed_by::life_line:

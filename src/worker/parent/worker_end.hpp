@@ -27,7 +27,6 @@ enum class noticed_by : std::uint8_t {
   heartbeat  ///< it was killed and is still there
 };
 
-std::string_view to_string(end_cause x) noexcept;
 std::string_view to_string(noticed_by x) noexcept;
 
 /// A worker's end, as known when it is noticed. The process may take time to go. Its resources,

@@ -26,15 +26,19 @@ caf::error too_large(std::size_t size) {
 } // namespace
 
 caf::error lost_worker(int device, const caf::error& cause) {
-  auto result = failure_of(cause).value_or(failure{});
-  if (!failure_of(cause))
-    result.detail = describe(cause);
-  else
-    result.detail =
-        std::string{to_string(result.code)} + (result.detail.empty() ? "" : ": " + result.detail);
+  const auto told = failure_of(cause);
+  auto result = told.value_or(failure{});
+  result.detail = !told ? describe(cause)
+                        : std::string{to_string(told->code)} +
+                              (told->detail.empty() ? "" : ": " + told->detail);
   result.code = errc::worker_lost;
   result.device = device;
   return make_error(std::move(result));
+}
+
+caf::error lost_worker(int device, std::string detail, int rank) {
+  return make_error(
+      {.code = errc::worker_lost, .detail = std::move(detail), .device = device, .rank = rank});
 }
 
 worker_link::worker_link(int device, link_area& area, std::shared_ptr<void> keep,
@@ -128,16 +132,16 @@ void worker_link::give_back_event(std::uint64_t event) noexcept { free_events_.p
 
 // -- any thread
 
-caf::expected<std::vector<std::byte>>
-worker_link::request(control what, std::span<const std::byte> body, std::optional<int> descriptor,
-                     std::chrono::nanoseconds limit) noexcept {
+worker_reply worker_link::request(control what, std::span<const std::byte> body,
+                                  std::optional<int> descriptor,
+                                  std::chrono::nanoseconds limit) noexcept {
   struct state {
     std::mutex mutex;
     std::condition_variable condition;
-    std::optional<caf::expected<std::vector<std::byte>>> result;
+    std::optional<worker_reply> result;
   };
   auto shared = std::make_shared<state>();
-  request(what, body, descriptor, [shared](caf::expected<std::vector<std::byte>> result) {
+  request(what, body, descriptor, [shared](worker_reply result) {
     std::lock_guard lock{shared->mutex};
     shared->result.emplace(std::move(result));
     shared->condition.notify_one();
@@ -153,9 +157,8 @@ worker_link::request(control what, std::span<const std::byte> body, std::optiona
   return std::move(*shared->result);
 }
 
-void worker_link::request(
-    control what, std::span<const std::byte> body, std::optional<int> descriptor,
-    std::function<void(caf::expected<std::vector<std::byte>>)> then) noexcept {
+void worker_link::request(control what, std::span<const std::byte> body,
+                          std::optional<int> descriptor, reply_handler then) noexcept {
   control_head head;
   head.kind = what;
   {
@@ -179,15 +182,7 @@ void worker_link::request(
     return give_up(lost_worker(device_, error));
   if (code_of(error) == errc::worker_lost)
     return; // the supervisor of the process notices it as well, and knows why
-  reply_handler handler;
-  {
-    std::lock_guard lock{mutex_};
-    if (auto i = open_.find(head.number); i != open_.end()) {
-      handler = std::move(i->second.then);
-      open_.erase(i);
-    }
-  }
-  if (handler)
+  if (auto handler = take_handler(head))
     handler(lost() ? loss() : error);
 }
 
@@ -197,12 +192,11 @@ caf::error worker_link::send(control what, std::span<const std::byte> body) noex
                       std::to_string(body.size()) + " bytes are too many for a worker's message");
   if (lost())
     return loss();
-  request(what, body, std::nullopt,
-          [self = weak_from_this()](caf::expected<std::vector<std::byte>> reply) {
-            auto link = self.lock();
-            if (!reply && link && !link->lost())
-              link->give_up(lost_worker(link->device(), reply.error()));
-          });
+  request(what, body, std::nullopt, [self = weak_from_this()](const worker_reply& reply) {
+    auto link = self.lock();
+    if (!reply && link && !link->lost())
+      link->give_up(lost_worker(link->device(), reply.error()));
+  });
   return {};
 }
 
@@ -217,16 +211,9 @@ void worker_link::received(std::span<const std::byte> message) noexcept {
       listener_(what);
     return;
   }
-  reply_handler handler;
-  if (reader.ok()) {
-    std::lock_guard lock{mutex_};
-    if (lost_)
-      return;
-    if (auto i = open_.find(head.number); i != open_.end() && i->second.kind == head.kind) {
-      handler = std::move(i->second.then);
-      open_.erase(i);
-    }
-  }
+  auto handler = reader.ok() ? take_handler(head) : nullptr;
+  if (reader.ok() && lost())
+    return;
   if (!handler)
     return give_up_nonsense("a message that answers no request");
   if (auto error = reader.get<caf::error>())
@@ -237,6 +224,14 @@ void worker_link::received(std::span<const std::byte> message) noexcept {
     return handler(loss());
   }
   handler(std::vector<std::byte>{body.begin(), body.end()});
+}
+
+worker_link::reply_handler worker_link::take_handler(const control_head& of) noexcept {
+  std::lock_guard lock{mutex_};
+  auto i = open_.find(of.number);
+  if (i == open_.end() || i->second.kind != of.kind)
+    return nullptr;
+  return std::move(open_.extract(i).mapped().then);
 }
 
 caf::error worker_link::heard(const caf::error& error) noexcept {
@@ -276,20 +271,13 @@ void worker_link::give_up(const caf::error& why) noexcept { lose(why, true); }
 
 void worker_link::give_up_late(std::string_view what, std::chrono::nanoseconds limit) noexcept {
   const auto ms = std::chrono::ceil<std::chrono::milliseconds>(limit).count();
-  failure f;
-  f.code = errc::worker_lost;
-  f.device = device_;
-  f.detail = "its worker took more than " + std::to_string(ms) + " ms " + std::string{what} +
-             ", and was killed";
-  give_up(make_error(std::move(f)));
+  give_up(lost_worker(device_, "its worker took more than " + std::to_string(ms) + " ms " +
+                                   std::string{what} + ", and was killed"));
 }
 
 void worker_link::give_up_nonsense(std::string_view what) noexcept {
-  failure f;
-  f.code = errc::worker_lost;
-  f.device = device_;
-  f.detail = "its worker wrote malformed data (" + std::string{what} + "), and was killed";
-  give_up(make_error(std::move(f)));
+  give_up(lost_worker(device_, "its worker wrote malformed data (" + std::string{what} +
+                                   "), and was killed"));
 }
 
 void worker_link::lose(const caf::error& why, bool kills) noexcept {
@@ -316,7 +304,7 @@ void worker_link::lose(const caf::error& why, bool kills) noexcept {
   for (auto& [number, f] :
        listeners) // first, so that lost work fails with this cause and not with a consequence
     f(why);
-  end_waiting();
+  gone();
   for (auto& [number, x] : open)
     x.then(why);
   std::lock_guard lock{mutex_};
@@ -324,14 +312,10 @@ void worker_link::lose(const caf::error& why, bool kills) noexcept {
   told_.notify_all();
 }
 
-/// Marks all events as done: streams of other devices wait for them.
-void worker_link::end_waiting() noexcept {
+void worker_link::gone() noexcept {
   for (auto& x : area_.done)
     x.store(all_done, std::memory_order_release);
 }
-
-/// Does it again: the ending process may have overwritten the words.
-void worker_link::gone() noexcept { end_waiting(); }
 
 void worker_link::wait_until_told() noexcept {
   std::unique_lock lock{mutex_};

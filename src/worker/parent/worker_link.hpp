@@ -15,7 +15,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -39,8 +38,12 @@ public:
   virtual bool has_ended() const noexcept { return false; }
 };
 
+using worker_reply = caf::expected<std::vector<std::byte>>;
+
 /// Returns the error for users of a device whose worker ended because of `cause`.
 caf::error lost_worker(int device, const caf::error& cause);
+/// Returns the error for a device, or for a rank on it, that has no worker.
+caf::error lost_worker(int device, std::string detail, int rank = -1);
 
 /// One life of a worker. The device's lane sends commands through the ring, any thread requests
 /// through the socket.
@@ -112,21 +115,20 @@ public:
 
   /// Waits for the reply. After `limit` the worker is given up; 0: none.
   /// @errors errors of the worker; errc::worker_lost
-  caf::expected<std::vector<std::byte>> request(control what, std::span<const std::byte> body,
-                                                std::optional<int> descriptor,
-                                                std::chrono::nanoseconds limit) noexcept;
-  caf::expected<std::vector<std::byte>> request(control what, std::span<const std::byte> body,
-                                                std::optional<int> descriptor = {}) noexcept {
+  worker_reply request(control what, std::span<const std::byte> body, std::optional<int> descriptor,
+                       std::chrono::nanoseconds limit) noexcept;
+  worker_reply request(control what, std::span<const std::byte> body,
+                       std::optional<int> descriptor = {}) noexcept {
     return request(what, body, descriptor, request_limit_);
   }
   template <wire_value T>
-  caf::expected<std::vector<std::byte>> request(control what, const T& body,
-                                                std::optional<int> descriptor = {}) noexcept {
+  worker_reply request(control what, const T& body, std::optional<int> descriptor = {}) noexcept {
     return request(what, bytes_of(body), descriptor);
   }
   /// Does not wait: `then` gets the reply on the receiving thread, or the loss.
+  using reply_handler = std::function<void(worker_reply)>;
   void request(control what, std::span<const std::byte> body, std::optional<int> descriptor,
-               std::function<void(caf::expected<std::vector<std::byte>>)> then) noexcept;
+               reply_handler then) noexcept;
 
   /// Sends a request whose reply is not needed. A worker that replies with an error is given up.
   /// @errors errc::invalid_argument: too long; errc::worker_lost
@@ -151,14 +153,13 @@ public:
 
   void received(std::span<const std::byte> message) noexcept;
   void lose(const caf::error& why) noexcept { lose(why, false); }
-  /// Marks all events as done: the process has ended after the loss, and writes no more.
+  /// Marks all events as done: streams of other devices wait for them. Called again when the
+  /// process has ended after the loss, because it may have overwritten the words until then.
   void gone() noexcept;
   /// Blocks until all listeners were told of the loss. Does not block on their thread.
   void wait_until_told() noexcept;
 
 private:
-  using reply_handler = std::function<void(caf::expected<std::vector<std::byte>>)>;
-
   caf::error write(command what, bool wants_reply, std::span<const std::byte> first,
                    std::span<const std::byte> more, std::chrono::nanoseconds limit) noexcept;
   bool wait_for_reply(command what, std::chrono::nanoseconds limit) noexcept;
@@ -167,7 +168,8 @@ private:
     return request_limit_ < most / 2 ? 2 * request_limit_ : most;
   }
   void lose(const caf::error& why, bool kills) noexcept;
-  void end_waiting() noexcept;
+  /// Returns null if there is no such request.
+  reply_handler take_handler(const control_head& of) noexcept;
   /// Returns the error for this process. If the error ends the worker, the link is lost.
   caf::error heard(const caf::error& error) noexcept;
 

@@ -130,19 +130,13 @@ private:
   }
 
   caf::error begin(message_socket worker_end);
-  caf::error spawn(const message_socket& worker_end);
   caf::error exchange_hello();
   caf::error began_badly(std::string why, time_limit until);
   caf::error begin_watching_line();
 
-  void set(phase x) noexcept {
+  template <class T> void set(T& member, const T& to) noexcept {
     std::lock_guard lock{mutex_};
-    phase_ = x;
-    changed_.notify_all();
-  }
-  void set_begun(const caf::error& why) noexcept {
-    std::lock_guard lock{mutex_};
-    begun_ = why;
+    member = to;
     changed_.notify_all();
   }
 
@@ -166,11 +160,6 @@ private:
     tell = nullptr;
     lock.lock();
     is_telling_ = false;
-    changed_.notify_all();
-  }
-  void over(bool& flag) noexcept {
-    std::lock_guard lock{mutex_};
-    flag = true;
     changed_.notify_all();
   }
 
@@ -214,15 +203,6 @@ caf::error worker_process::state::begin(message_socket worker_end) {
   std::unique_lock lock{mutex_};
   changed_.wait(lock, [this] { return begun_.has_value(); });
   return *begun_;
-}
-
-caf::error worker_process::state::spawn(const message_socket& worker_end) {
-  auto spawned = spawn_worker(options_, worker_end.native());
-  if (!spawned)
-    return spawned.error();
-  id_ = spawned->id;
-  pidfd_ = std::move(spawned->pidfd);
-  return {};
 }
 
 /// Returns the error for a worker that closed its socket, ended or sent no hello, with its exit if
@@ -296,7 +276,7 @@ caf::error worker_process::state::start(message_socket worker_end) {
   if (!result)
     result = begin_watching_line();
   if (result) {
-    set(phase::failed);
+    set(phase_, phase::failed);
     finish();
   }
   return result;
@@ -354,18 +334,24 @@ void worker_process::state::watch(message_socket worker_end) {
   {
     life_line::holder line{page_.parent_line};
     auto error = line.error();
-    if (!error)
-      error = spawn(worker_end);
+    if (!error) {
+      if (auto spawned = spawn_worker(options_, worker_end.native())) {
+        id_ = spawned->id;
+        pidfd_ = std::move(spawned->pidfd);
+      } else {
+        error = std::move(spawned.error());
+      }
+    }
     {
       auto closed = std::move(worker_end);
     }
-    set_begun(error);
+    set(begun_, std::optional{error});
     if (!error) {
       watch_process();
       note_reaped();
     }
   }
-  over(watch_is_over_);
+  set(watch_is_over_, true);
 }
 
 /// Since when the worker has stood still, and when its end is due.
@@ -419,17 +405,17 @@ void worker_process::state::watch_process() {
 /// Kills a worker that is over one of its limits, and reports its end if it does not go.
 void worker_process::state::enforce_limits(limit_watch& x, bool started, bool ended,
                                            clock::time_point now) {
-  if (started && !ended && options_.stuck_limit.count() != 0 && x.report_at == no_limit &&
-      x.time.passed(x.beats.look(page_.beats.load(), now), now) >= options_.stuck_limit) {
+  const auto is_over = [&](stillness& of, std::uint64_t count, std::chrono::nanoseconds limit) {
+    return started && !ended && limit.count() != 0 && x.report_at == no_limit &&
+           x.time.passed(of.look(count, now), now) >= limit;
+  };
+  if (is_over(x.beats, page_.beats.load(), options_.stuck_limit)) {
     if (auto e = kill(end_cause::stuck))
       log(log_level::error, "a stuck worker", e);
     x.report_at = now + kill_patience;
   }
   const auto progress = page_.progress.count.load(std::memory_order_acquire);
-  const bool in_call = progress % 2 != 0;
-  if (started && !ended && options_.call_limit.count() != 0 &&
-      x.time.passed(x.calls.look(progress, now), now) >= options_.call_limit && in_call &&
-      x.report_at == no_limit) {
+  if (is_over(x.calls, progress, options_.call_limit) && progress % 2 != 0) { // inside a call
     if (auto e = kill(end_cause::busy, page_.progress.call.load(std::memory_order_relaxed)))
       log(log_level::error, "a worker in a call", e);
     x.report_at = now + kill_patience;
@@ -461,16 +447,14 @@ bool worker_process::state::reap() noexcept {
     result.status = info.si_status;
   else
     result.signal = info.si_status;
-  std::lock_guard lock{mutex_};
-  exit_ = result;
-  changed_.notify_all();
+  set(exit_, std::optional{result});
   return true;
 }
 
 void worker_process::state::watch_line() {
   if (page_.worker_line.wait_for_end(stop_line_) != life_end::stopped)
     note_end(noticed_by::life_line, end_cause::died);
-  over(line_is_over_);
+  set(line_is_over_, true);
 }
 
 /// Notes the end and calls the listener, the first time only. If the life line shows an end, that

@@ -32,12 +32,9 @@ int open_pidfd(pid_t id) noexcept { return static_cast<int>(::syscall(SYS_pidfd_
 class spawn_settings {
 public:
   spawn_settings() noexcept {
-    note("posix_spawn_file_actions_init", ::posix_spawn_file_actions_init(&actions_));
-    has_actions_ = error_ == 0;
-    if (error_ == 0) {
-      note("posix_spawnattr_init", ::posix_spawnattr_init(&attributes_));
-      has_attributes_ = error_ == 0;
-    }
+    has_actions_ =
+        call("posix_spawn_file_actions_init", ::posix_spawn_file_actions_init, &actions_);
+    has_attributes_ = call("posix_spawnattr_init", ::posix_spawnattr_init, &attributes_);
   }
   ~spawn_settings() {
     if (has_attributes_)
@@ -60,38 +57,29 @@ public:
       if (!null_)
         return system_failure("open", errno,
                               "cannot open /dev/null for a worker's standard streams");
-      if (error_ == 0)
-        note("posix_spawn_file_actions_adddup2",
-             ::posix_spawn_file_actions_adddup2(&actions_, null_.get(), stream));
+      call("posix_spawn_file_actions_adddup2", ::posix_spawn_file_actions_adddup2, &actions_,
+           null_.get(), stream);
     }
     return {};
   }
 
   /// Passes the worker's socket, as the last of its descriptors.
   void pass(int socket) noexcept {
-    if (error_ == 0)
-      note("posix_spawn_file_actions_adddup2",
-           ::posix_spawn_file_actions_adddup2(&actions_, socket, worker_descriptor));
-    if (error_ == 0)
-      note("posix_spawn_file_actions_addclosefrom_np",
-           ::posix_spawn_file_actions_addclosefrom_np(&actions_, worker_descriptor + 1));
+    call("posix_spawn_file_actions_adddup2", ::posix_spawn_file_actions_adddup2, &actions_, socket,
+         worker_descriptor);
+    call("posix_spawn_file_actions_addclosefrom_np", ::posix_spawn_file_actions_addclosefrom_np,
+         &actions_, worker_descriptor + 1);
   }
 
   void keep_from_signals() noexcept {
     const auto blocked = program_signals();
     sigset_t all;
-    if (::sigfillset(&all) != 0)
-      note("sigfillset", errno);
-    if (error_ == 0)
-      note("posix_spawnattr_setsigmask", ::posix_spawnattr_setsigmask(&attributes_, &blocked));
-    if (error_ == 0)
-      note("posix_spawnattr_setsigdefault", ::posix_spawnattr_setsigdefault(&attributes_, &all));
-    if (error_ == 0)
-      note("posix_spawnattr_setpgroup", ::posix_spawnattr_setpgroup(&attributes_, 0));
-    if (error_ == 0)
-      note("posix_spawnattr_setflags",
-           ::posix_spawnattr_setflags(&attributes_, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF |
-                                                        POSIX_SPAWN_SETPGROUP));
+    ::sigfillset(&all);
+    call("posix_spawnattr_setsigmask", ::posix_spawnattr_setsigmask, &attributes_, &blocked);
+    call("posix_spawnattr_setsigdefault", ::posix_spawnattr_setsigdefault, &attributes_, &all);
+    call("posix_spawnattr_setpgroup", ::posix_spawnattr_setpgroup, &attributes_, 0);
+    call("posix_spawnattr_setflags", ::posix_spawnattr_setflags, &attributes_,
+         POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
   }
 
   caf::expected<pid_t> spawn(const worker_options& options) {
@@ -110,19 +98,21 @@ public:
         variables.push_back(*x);
     variables.push_back(nullptr);
     pid_t id = -1;
-    if (error_ == 0)
-      note("posix_spawn", ::posix_spawn(&id, options.program.c_str(), &actions_, &attributes_,
-                                        arguments.data(), variables.data()));
-    if (error_ != 0)
+    if (!call("posix_spawn", ::posix_spawn, &id, options.program.c_str(), &actions_, &attributes_,
+              arguments.data(), variables.data()))
       return system_failure(api_, error_,
                             "cannot start the worker " + options.name + ": " + system_text(error_));
     return id;
   }
 
 private:
-  void note(const char* api, int code) noexcept {
-    api_ = api;
-    error_ = code;
+  /// Calls `f`, unless an earlier call has failed. Returns whether no call has failed.
+  template <class F, class... Args> bool call(const char* api, F f, Args... arguments) noexcept {
+    if (error_ == 0) {
+      api_ = api;
+      error_ = f(arguments...);
+    }
+    return error_ == 0;
   }
 
   file_descriptor null_;
