@@ -307,6 +307,16 @@ void fault_injector::signal_all() noexcept {
   }
 }
 
+caf::error suffer(fault_injector& injector, const strike& what, verb v, const caller& who,
+                  const open_device& on, stream_view stream) noexcept {
+  if (fails(what.kind))
+    return what.error;
+  if (auto err = hold(injector, what, on, stream))
+    return err;
+  return injector.poisoned() ? fault_injector::sticky_error(testing::to_string(v), who)
+                             : caf::error{};
+}
+
 caf::error hold(fault_injector& injector, const strike& what, const open_device& on,
                 stream_view stream) noexcept {
   if (what.kind == fault::block || !on.device || !stream.native) {

@@ -174,6 +174,10 @@ private:
   std::map<const void*, std::function<void()>> signals_;
 };
 
+/// Applies the fault `what` to a call. Without an error, the caller goes on with the call.
+caf::error suffer(fault_injector& injector, const strike& what, testing::verb v, const caller& who,
+                  const open_device& on, stream_view stream) noexcept;
+
 /// Waits at the gate of `what`. Blocks `stream` on the device `on`; without both, or for
 /// `fault::block`, blocks the calling thread.
 caf::error hold(fault_injector& injector, const strike& what, const open_device& on,

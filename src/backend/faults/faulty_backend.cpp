@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -47,12 +48,8 @@ public:
 
   caf::expected<peer_link> link(int from, int to) noexcept override {
     const caller who{from, -1, nullptr, to};
-    if (const auto what = injector_->next(verb::link, who)) {
-      if (fails(what->kind))
-        return what->error;
-      if (auto err = hold(*injector_, *what, {}, {}))
-        return err;
-    }
+    if (auto err = fail_or_wait(injector_->next(verb::link, who)))
+      return err;
     return inner_->link(from, to);
   }
 
@@ -72,14 +69,9 @@ public:
     for (const auto& x : ranks)
       ordinals.push_back(x.device);
     const caller who{any_device, -1, &id};
-    if (const auto what = injector_->next(verb::build, who, ordinals)) {
-      if (fails(what->kind))
-        return what->error;
-      if (auto err = hold(*injector_, *what, {}, {}))
+    if (const auto what = injector_->next(verb::build, who, ordinals))
+      if (auto err = suffer(*injector_, *what, verb::build, who, {}, {}))
         return err;
-      if (injector_->poisoned())
-        return fault_injector::sticky_error("build", who);
-    }
     auto built = inner_->build(id, size, ranks);
     if (!built)
       return std::move(built.error());
@@ -118,15 +110,17 @@ public:
   }
 
 private:
+  caf::error fail_or_wait(const std::optional<strike>& what) noexcept {
+    if (!what)
+      return {};
+    return fails(what->kind) ? what->error : hold(*injector_, *what, {}, {});
+  }
+
   template <class F>
   caf::expected<std::unique_ptr<backend_device>>
   open_by(F open, std::shared_ptr<open_devices> devices, int ordinal) noexcept {
-    if (const auto what = injector_->next(verb::open, caller{ordinal})) {
-      if (fails(what->kind))
-        return what->error;
-      if (auto err = hold(*injector_, *what, {}, {}))
-        return err;
-    }
+    if (auto err = fail_or_wait(injector_->next(verb::open, caller{ordinal})))
+      return err;
     auto device = open();
     if (!device)
       return std::move(device.error());
@@ -146,13 +140,7 @@ private:
       inner.push_back(rank.release());
     }
     const caller who{any_device, -1, &id};
-    caf::error injected;
-    if (auto what = injector_->next(v, who, ordinals)) {
-      if (fails(what->kind))
-        injected = std::move(what->error);
-      else
-        injected = hold(*injector_, *what, {}, {});
-    }
+    auto injected = fail_or_wait(injector_->next(v, who, ordinals));
     // After a sticky fault, blocked work never becomes idle: abort, do not destroy.
     const auto must_abort = v == verb::abort || injector_->poisoned();
     if (must_abort)

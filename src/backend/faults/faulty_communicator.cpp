@@ -23,12 +23,8 @@ open_device faulty_communicator::device_now() noexcept {
 template <class F> caf::error faulty_communicator::call(verb v, stream_view stream, F f) noexcept {
   const caller who{rank_.device, rank_.rank, &id_};
   if (auto what = injector_->next(v, who)) {
-    if (fails(what->kind))
-      return std::move(what->error);
-    if (auto err = hold(*injector_, *what, device_now(), stream))
+    if (auto err = suffer(*injector_, *what, v, who, device_now(), stream))
       return err;
-    if (injector_->poisoned())
-      return fault_injector::sticky_error(testing::to_string(v), who);
     if (what->kind == fault::not_issued && v == verb::collective)
       return {};
   }

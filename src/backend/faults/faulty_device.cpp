@@ -54,15 +54,11 @@ public:
   }
 
   caf::expected<device_properties> properties() noexcept override {
-    if (injector_->poisoned())
-      return fault_injector::sticky_error("properties", {ordinal_});
-    return inner_->properties();
+    return unless_poisoned("properties", [&] { return inner_->properties(); });
   }
 
   caf::expected<memory_info> memory() noexcept override {
-    if (injector_->poisoned())
-      return fault_injector::sticky_error("memory", {ordinal_});
-    return inner_->memory();
+    return unless_poisoned("memory", [&] { return inner_->memory(); });
   }
 
   caf::error open_memory() noexcept override {
@@ -103,9 +99,7 @@ public:
   }
 
   caf::error destroy_stream(stream_view stream) noexcept override {
-    if (injector_->poisoned())
-      return fault_injector::sticky_error("destroy_stream", {ordinal_});
-    return inner_->destroy_stream(stream);
+    return unless_poisoned("destroy_stream", [&] { return inner_->destroy_stream(stream); });
   }
 
   caf::expected<event_view> create_event() noexcept override {
@@ -113,9 +107,7 @@ public:
   }
 
   caf::error destroy_event(event_view event) noexcept override {
-    if (injector_->poisoned())
-      return fault_injector::sticky_error("destroy_event", {ordinal_});
-    return inner_->destroy_event(event);
+    return unless_poisoned("destroy_event", [&] { return inner_->destroy_event(event); });
   }
 
   caf::error record(event_view event, stream_view stream) noexcept override {
@@ -166,17 +158,15 @@ public:
   }
 
   caf::expected<bool> can_access_peer(int peer) noexcept override {
-    if (injector_->poisoned())
-      return fault_injector::sticky_error("can_access_peer", {ordinal_});
-    return inner_->can_access_peer(peer);
+    return unless_poisoned("can_access_peer", [&] { return inner_->can_access_peer(peer); });
   }
 
   caf::error enable_peer(int peer) noexcept override {
-    return call(verb::enable_peer, peer, [&] { return inner_->enable_peer(peer); });
+    return call(verb::enable_peer, [&] { return inner_->enable_peer(peer); }, {}, peer);
   }
 
   caf::error admit_peer(int peer) noexcept override {
-    return call(verb::admit_peer, peer, [&] { return inner_->admit_peer(peer); });
+    return call(verb::admit_peer, [&] { return inner_->admit_peer(peer); }, {}, peer);
   }
 
   caf::error copy_peer(void* target, int target_device, const void* source, int source_device,
@@ -254,33 +244,22 @@ private:
     injector_->open_gates([this](const gate& x) { return x.device == inner_.get(); });
   }
 
-  /// Applies the fault `what` to a call. Without an error, the caller goes on with the call.
-  caf::error suffer(const strike& what, verb v, const caller& who, stream_view stream) noexcept {
-    if (fails(what.kind))
-      return what.error;
-    if (auto err = hold(*injector_, what, here(), stream))
-      return err;
-    if (injector_->poisoned())
-      return fault_injector::sticky_error(testing::to_string(v), who);
-    return {};
-  }
-
   /// Calls `f` unless a fault makes the call fail. With a `stream`, a gate blocks the stream, not
   /// the thread.
-  template <class F> std::invoke_result_t<F> call(verb v, F f, stream_view stream = {}) noexcept {
-    const caller who{ordinal_};
+  template <class F>
+  std::invoke_result_t<F> call(verb v, F f, stream_view stream = {},
+                               int peer = testing::any_device) noexcept {
+    const caller who{ordinal_, -1, nullptr, peer};
     if (auto what = injector_->next(v, who))
-      if (auto err = suffer(*what, v, who, stream))
+      if (auto err = suffer(*injector_, *what, v, who, here(), stream))
         return err;
     return f();
   }
 
-  /// Same for a call that names another device.
-  template <class F> caf::error call(verb v, int peer, F f) noexcept {
-    const caller who{ordinal_, -1, nullptr, peer};
-    if (auto what = injector_->next(v, who))
-      if (auto err = suffer(*what, v, who, {}))
-        return err;
+  /// Calls `f`, which no rule concerns.
+  template <class F> std::invoke_result_t<F> unless_poisoned(std::string_view name, F f) noexcept {
+    if (injector_->poisoned())
+      return fault_injector::sticky_error(name, {ordinal_});
     return f();
   }
 
@@ -292,7 +271,7 @@ private:
     if (!what)
       return piece(0, size_bytes);
     if (what->kind != fault::corrupt) {
-      if (auto err = suffer(*what, v, who, stream))
+      if (auto err = suffer(*injector_, *what, v, who, here(), stream))
         return err;
       return piece(0, size_bytes);
     }
