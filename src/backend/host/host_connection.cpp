@@ -198,16 +198,7 @@ caf::error host_connection::deregister_window(int rank, const void* memory) noex
 host_place host_connection::place_of(int, const void* memory,
                                      std::size_t size_bytes) const noexcept {
   std::lock_guard guard{mutex_};
-  const auto* begin = static_cast<const std::byte*>(memory);
-  for (const auto& x : windows_)
-    if (begin >= x.memory && begin + size_bytes <= x.memory + x.size_bytes)
-      return {x.number, static_cast<std::size_t>(begin - x.memory)};
-  return {};
-}
-
-bool host_connection::has_symmetric() const noexcept {
-  std::lock_guard guard{mutex_};
-  return symmetric_ != 0;
+  return place_in(windows_, memory, size_bytes);
 }
 
 caf::error host_connection::announce(int rank, std::span<const host_call> calls) noexcept {
@@ -218,12 +209,6 @@ caf::error host_connection::announce(int rank, std::span<const host_call> calls)
     return why_;
   ++announced_;
   return {};
-}
-
-void host_connection::retract() noexcept {
-  std::lock_guard guard{mutex_};
-  if (--announced_ == 0)
-    changed_.notify_all();
 }
 
 void host_connection::run(int, std::uint64_t sequence, std::span<const host_call> calls) noexcept {
@@ -282,13 +267,6 @@ bool host_connection::send(lock& guard, const const_blocks& blocks) noexcept {
   return false;
 }
 
-caf::error host_connection::error() const noexcept {
-  if (!ended_.load(std::memory_order_acquire))
-    return {};
-  std::lock_guard guard{mutex_};
-  return why_;
-}
-
 void host_connection::end(caf::error why) noexcept {
   lock guard{mutex_};
   if (ended_)
@@ -312,11 +290,6 @@ void host_connection::wait_quiet() noexcept {
   close();
 }
 
-void host_connection::wait_idle() noexcept {
-  lock guard{mutex_};
-  changed_.wait(guard, [this] { return announced_ == 0; });
-}
-
 void host_connection::leave(int rank) noexcept {
   {
     lock guard{mutex_};
@@ -328,14 +301,6 @@ void host_connection::leave(int rank) noexcept {
     }
   }
   close();
-}
-
-void host_connection::end_locked(caf::error why) noexcept {
-  if (ended_)
-    return;
-  why_ = std::move(why);
-  ended_.store(true, std::memory_order_release);
-  changed_.notify_all();
 }
 
 void host_connection::close() noexcept {

@@ -8,8 +8,6 @@
 #include <caf/error.hpp>
 #include <caf/expected.hpp>
 
-#include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -64,25 +62,13 @@ public:
                              std::size_t size_bytes) noexcept override;
   caf::error deregister_window(int rank, const void* memory) noexcept override;
   host_place place_of(int rank, const void* memory, std::size_t size_bytes) const noexcept override;
-  bool has_symmetric() const noexcept override;
   caf::error announce(int rank, std::span<const host_call> calls) noexcept override;
-  void retract() noexcept override;
   void run(int rank, std::uint64_t sequence, std::span<const host_call> calls) noexcept override;
-  caf::error error() const noexcept override;
   void end(caf::error why) noexcept override;
   void wait_quiet() noexcept override;
-  void wait_idle() noexcept override;
   void leave(int rank) noexcept override;
 
 private:
-  using lock = std::unique_lock<std::mutex>;
-
-  struct window {
-    std::uint64_t number;
-    const std::byte* memory;
-    std::size_t size_bytes;
-  };
-
   /// Starts the thread that reads from the hub.
   caf::error start() noexcept;
   void read() noexcept;
@@ -94,7 +80,6 @@ private:
   /// Sends while no other thread does. Returns false if the communicator has ended.
   bool send(lock& guard, const const_blocks& blocks) noexcept;
   void make_calls(lock& guard, std::span<const host_call> calls) noexcept;
-  void end_locked(caf::error why) noexcept;
   /// Joins the thread, and closes the socket; after `end`, or when the hub has ended the
   /// connection.
   void close() noexcept;
@@ -105,22 +90,14 @@ private:
   std::thread reader_;
   std::once_flag closed_;
 
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
   std::uint64_t turn_ = 0; ///< sequence number of the next calls
   mutable_blocks targets_; ///< of the calls in progress
   bool wanted_ = false;    ///< the calls are made, and the hub has not reported them done
   bool sending_ = false;
   bool receiving_ = false; ///< into `targets_`
   std::vector<window> windows_;
-  std::uint64_t last_window_ = 0;
   bool window_wanted_ = false;
-  int symmetric_ = 0; ///< symmetric calls inside `run`
-  int inside_ = 0;
-  std::uint64_t announced_ = 0; ///< not yet done
-  bool ending_ = false;         ///< a thread is in `end`
-  std::atomic<bool> ended_{false};
-  caf::error why_;
+  bool ending_ = false; ///< a thread is in `end`
 };
 
 } // namespace troupe::detail

@@ -66,26 +66,6 @@ caf::error mismatch(const host_call& call, int rank, std::string detail) {
 
 } // namespace
 
-caf::error rank_left(int rank) {
-  return make_error(
-      {.code = errc::nccl_error, .detail = "a rank left the communicator", .rank = rank});
-}
-
-caf::error no_window(int rank) {
-  return make_error({.code = errc::invalid_argument,
-                     .detail = "the memory is not a window of this communicator",
-                     .rank = rank});
-}
-
-host_call::host_call(const collective_call& x)
-    : what(x.what), type(x.type), op(x.op), peer(x.peer), send(x.send), recv(x.recv),
-      count(x.count), symmetric(x.symmetric) {
-  if (x.factor && reduces(what) && op == reduce_op::premul_sum)
-    std::memcpy(factor.data(), x.factor, size_of(type));
-  if (x.plan && what == collective_kind::all_to_all_v)
-    plan = *x.plan;
-}
-
 host_group::host_group(int size)
     : turns_(static_cast<std::size_t>(size)), parts_(static_cast<std::size_t>(size)),
       windows_(static_cast<std::size_t>(size)), new_windows_(static_cast<std::size_t>(size)),
@@ -130,16 +110,7 @@ caf::error host_group::deregister_window(int rank, const void* memory) noexcept 
 host_place host_group::place_of(int rank, const void* memory,
                                 std::size_t size_bytes) const noexcept {
   std::lock_guard guard{mutex_};
-  const auto* begin = static_cast<const std::byte*>(memory);
-  for (const auto& x : windows_[static_cast<std::size_t>(rank)])
-    if (begin >= x.memory && begin + size_bytes <= x.memory + x.size_bytes)
-      return {x.number, static_cast<std::size_t>(begin - x.memory)};
-  return {};
-}
-
-bool host_group::has_symmetric() const noexcept {
-  std::lock_guard guard{mutex_};
-  return symmetric_ != 0;
+  return place_in(windows_[static_cast<std::size_t>(rank)], memory, size_bytes);
 }
 
 caf::error host_group::announce(int, std::span<const host_call>) noexcept {
@@ -148,12 +119,6 @@ caf::error host_group::announce(int, std::span<const host_call>) noexcept {
     return why_;
   ++announced_;
   return {};
-}
-
-void host_group::retract() noexcept {
-  lock guard{mutex_};
-  if (--announced_ == 0)
-    changed_.notify_all();
 }
 
 void host_group::run(int rank, std::uint64_t sequence, std::span<const host_call> calls) noexcept {
@@ -171,13 +136,6 @@ void host_group::run(int rank, std::uint64_t sequence, std::span<const host_call
     changed_.notify_all();
 }
 
-caf::error host_group::error() const noexcept {
-  if (!ended_.load(std::memory_order_acquire))
-    return {};
-  std::lock_guard guard{mutex_};
-  return why_;
-}
-
 void host_group::end(caf::error why) noexcept {
   std::lock_guard guard{mutex_};
   end_locked(std::move(why));
@@ -186,11 +144,6 @@ void host_group::end(caf::error why) noexcept {
 void host_group::wait_quiet() noexcept {
   lock guard{mutex_};
   changed_.wait(guard, [this] { return inside_ == 0; });
-}
-
-void host_group::wait_idle() noexcept {
-  lock guard{mutex_};
-  changed_.wait(guard, [this] { return announced_ == 0; });
 }
 
 void host_group::leave(int rank) noexcept {
@@ -313,14 +266,6 @@ template <class F> bool host_group::work(lock& guard, F f) noexcept {
   if (--working_ == 0 && ended_)
     changed_.notify_all();
   return !ended_;
-}
-
-void host_group::end_locked(caf::error why) noexcept {
-  if (ended_)
-    return;
-  why_ = std::move(why);
-  ended_.store(true, std::memory_order_release);
-  changed_.notify_all();
 }
 
 caf::error host_group::compare_parts() const {

@@ -4,8 +4,6 @@
 #include "backend/host/host_transport.hpp"
 #include <troupe/error.hpp>
 
-#include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -29,19 +27,13 @@ public:
                              std::size_t size_bytes) noexcept override;
   caf::error deregister_window(int rank, const void* memory) noexcept override;
   host_place place_of(int rank, const void* memory, std::size_t size_bytes) const noexcept override;
-  bool has_symmetric() const noexcept override;
   caf::error announce(int rank, std::span<const host_call> calls) noexcept override;
-  void retract() noexcept override;
   void run(int rank, std::uint64_t sequence, std::span<const host_call> calls) noexcept override;
-  caf::error error() const noexcept override;
   void end(caf::error why) noexcept override;
   void wait_quiet() noexcept override;
-  void wait_idle() noexcept override;
   void leave(int rank) noexcept override;
 
 private:
-  using lock = std::unique_lock<std::mutex>;
-
   /// Elements `begin` to `end` - 1.
   struct range {
     std::size_t begin;
@@ -66,13 +58,6 @@ private:
   /// Calls `f` without the lock.
   template <class F> bool work(lock& guard, F f) noexcept;
 
-  struct window {
-    std::uint64_t number;
-    const std::byte* memory;
-    std::size_t size_bytes;
-  };
-
-  void end_locked(caf::error why) noexcept;
   caf::error compare_parts() const;
   caf::error compare_plans() const;
   static const char* symmetric_fault(const host_call& first, const host_call& mine, int rank);
@@ -84,27 +69,19 @@ private:
   range slice_of(int rank) const noexcept;
   void gather_slices(int rank) const noexcept;
 
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
   std::vector<std::uint64_t> turns_;    ///< by rank: sequence number of the next calls
   std::vector<const host_call*> parts_; ///< of the current collective, by rank
   std::map<std::pair<int, int>, std::deque<message>> messages_; ///< by sender and receiver
   std::vector<std::vector<window>> windows_;                    ///< by rank
   std::vector<window> new_windows_; ///< by rank: the window being registered
   int new_windows_there_ = 0;
-  std::uint64_t last_window_ = 0;
-  int symmetric_ = 0;       ///< symmetric calls inside `run`
   std::uint64_t phase_ = 0; ///< counts the meetings of all ranks
   int arrived_ = 0;         ///< ranks that wait in the current meeting
   bool done_by_one_ = false;
-  int out_of_turn_ = 0; ///< streams that wait for their rank's turn
-  int working_ = 0;     ///< ranks that access memory of others
-  int inside_ = 0;
-  std::uint64_t announced_ = 0; ///< not yet done
-  std::vector<bool> left_;      ///< by rank
-  int first_left_ = -1;         ///< a rank that has left
-  std::atomic<bool> ended_{false};
-  caf::error why_;
+  int out_of_turn_ = 0;    ///< streams that wait for their rank's turn
+  int working_ = 0;        ///< ranks that access memory of others
+  std::vector<bool> left_; ///< by rank
+  int first_left_ = -1;    ///< a rank that has left
 };
 
 } // namespace troupe::detail

@@ -6,9 +6,13 @@
 #include <troupe/error.hpp>
 
 #include <array>
+#include <atomic>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <span>
+#include <vector>
 
 namespace troupe::detail {
 
@@ -62,7 +66,7 @@ public:
   virtual host_place place_of(int rank, const void* memory,
                               std::size_t size_bytes) const noexcept = 0;
   /// Returns whether a rank is in a symmetric call, which only its peers can end.
-  virtual bool has_symmetric() const noexcept = 0;
+  bool has_symmetric() const noexcept;
 
   /// Announces calls that a stream will run.
   /// @errors errc::nccl_error or errc::collective_mismatch: the communicator has ended;
@@ -71,7 +75,7 @@ public:
                                             std::span<const host_call> calls) noexcept = 0;
 
   /// Takes back one announcement.
-  virtual void retract() noexcept = 0;
+  void retract() noexcept;
 
   /// Makes the rank's calls that were announced together, after the calls of all lower `sequence`.
   /// Offers its messages, takes part in the collectives in order, and waits until the messages are
@@ -81,7 +85,7 @@ public:
   virtual void run(int rank, std::uint64_t sequence, std::span<const host_call> calls) noexcept = 0;
 
   /// Returns why the communicator has ended; none while it lives.
-  [[nodiscard]] virtual caf::error error() const noexcept = 0;
+  [[nodiscard]] caf::error error() const noexcept;
 
   /// Ends the communicator: waiting ranks return. The first reason stays.
   virtual void end(caf::error why) noexcept = 0;
@@ -90,11 +94,33 @@ public:
   virtual void wait_quiet() noexcept = 0;
 
   /// Blocks until all announced calls are done.
-  virtual void wait_idle() noexcept = 0;
+  void wait_idle() noexcept;
 
   /// Notes that the rank makes no more calls; after `wait_idle`. The communicator ends when another
   /// rank needs it.
   virtual void leave(int rank) noexcept = 0;
+
+protected:
+  using lock = std::unique_lock<std::mutex>;
+
+  struct window {
+    std::uint64_t number;
+    const std::byte* memory;
+    std::size_t size_bytes;
+  };
+
+  static host_place place_in(const std::vector<window>& windows, const void* memory,
+                             std::size_t size_bytes) noexcept;
+  void end_locked(caf::error why) noexcept;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::uint64_t last_window_ = 0;
+  int symmetric_ = 0; ///< symmetric calls inside `run`
+  int inside_ = 0;
+  std::uint64_t announced_ = 0; ///< not yet done
+  std::atomic<bool> ended_{false};
+  caf::error why_;
 };
 
 /// Returns the error for a rank that has left and that another rank needs, or might need.
