@@ -24,13 +24,8 @@ public:
     watch_ =
         core_.state().watch([self = caf::actor_cast<caf::actor>(this)](
                                 const device_changed& change) { detail::anon_send(self, change); });
-    return with_exit(
-        [this](caf::exit_msg& x) { quit(x.reason); }, answering<allocate>(this, core_),
-        answering<upload>(this, core_), answering<download>(this, core_),
-        answering<fill>(this, core_), answering<copy>(this, core_), answering<accept>(this, core_),
-        answering<troupe::launch>(this, core_), answering<launch_callable>(this, core_),
-        answering<offer>(this, core_), answering<claim>(this, core_), answering<stats>(this, core_),
-        answering<reset>(this, core_),
+    return behavior_with(
+        this, core_, device_request{}, [this](caf::exit_msg& x) { quit(x.reason); },
         [this](const record_flight& x) {
           return reply_when_answered(this, core_.owner(), core_.record_flight(x.path, x.options));
         },

@@ -3,7 +3,6 @@
 #include "actors/device_access.hpp"
 #include "actors/topology_parts.hpp"
 #include "actors/world_access.hpp"
-#include "collective/collective_writes.hpp"
 
 #include <caf/all.hpp>
 
@@ -26,41 +25,6 @@ device_core::answer<gpu_token> perform(const device_core& core, const offer& x) 
     answer->value = *token;
   answer->answer(token ? caf::error{} : token.error());
   return answer;
-}
-
-void add_writes_of(std::vector<use>& to, const upload& x, std::size_t) { add_write(to, x.target); }
-
-void add_writes_of(std::vector<use>& to, const fill& x, std::size_t) { add_write(to, x.target); }
-
-void add_writes_of(std::vector<use>& to, const copy& x, std::size_t) { add_write(to, x.target); }
-
-void add_writes_of(std::vector<use>& to, const troupe::launch& x, std::size_t) {
-  add_writes(to, x.writes);
-}
-
-void add_writes_of(std::vector<use>& to, const launch_callable& x, std::size_t) {
-  add_writes(to, x.writes);
-}
-
-void add_writes_of(std::vector<use>& to, const group& x, std::size_t n) { add_writes(to, x, n); }
-
-void add_writes_of(std::vector<use>& to, const rank_local& x, std::size_t n) {
-  add_writes(to, collective_view{x.call}, n, x.rank >= 0 ? static_cast<std::size_t>(x.rank) : 0);
-}
-
-void add_writes_of(std::vector<use>& to, const exchange& x, std::size_t) { add_writes(to, x); }
-
-void add_writes_of(std::vector<use>& to, const copy_batch& x, std::size_t) {
-  for (auto& one : x.copies)
-    add_write(to, one.target);
-}
-
-void add_writes_of(std::vector<use>& to, const replicate& x, std::size_t) {
-  add_writes(to, x.targets);
-}
-
-void add_writes_of(std::vector<use>& to, const distribute& x, std::size_t) {
-  add_writes(to, x.targets);
 }
 
 namespace {

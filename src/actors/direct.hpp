@@ -136,18 +136,22 @@ inline auto perform(const std::shared_ptr<topology_core>& core, const distribute
 template <class Request> void add_writes_of(std::vector<use>& to, const Request& x, std::size_t n) {
   if constexpr (std::is_convertible_v<const Request&, collective>)
     add_writes(to, collective_view{x.form()}, n);
+  else if constexpr (std::is_same_v<Request, rank_local>)
+    add_writes(to, collective_view{x.call}, n, x.rank >= 0 ? static_cast<std::size_t>(x.rank) : 0);
+  else if constexpr (std::is_same_v<Request, group>)
+    add_writes(to, x, n);
+  else if constexpr (std::is_same_v<Request, exchange>)
+    add_writes(to, x);
+  else if constexpr (std::is_same_v<Request, copy_batch>)
+    for (auto& one : x.copies)
+      add_write(to, one.target);
+  else if constexpr (requires { x.writes; })
+    add_writes(to, x.writes);
+  else if constexpr (requires { x.targets; })
+    add_writes(to, x.targets);
+  else if constexpr (requires { x.target; } && !std::is_same_v<Request, accept>)
+    add_write(to, x.target);
 }
-void add_writes_of(std::vector<use>& to, const upload& x, std::size_t n);
-void add_writes_of(std::vector<use>& to, const fill& x, std::size_t n);
-void add_writes_of(std::vector<use>& to, const copy& x, std::size_t n);
-void add_writes_of(std::vector<use>& to, const troupe::launch& x, std::size_t n);
-void add_writes_of(std::vector<use>& to, const launch_callable& x, std::size_t n);
-void add_writes_of(std::vector<use>& to, const group& x, std::size_t n);
-void add_writes_of(std::vector<use>& to, const rank_local& x, std::size_t n);
-void add_writes_of(std::vector<use>& to, const exchange& x, std::size_t n);
-void add_writes_of(std::vector<use>& to, const copy_batch& x, std::size_t n);
-void add_writes_of(std::vector<use>& to, const replicate& x, std::size_t n);
-void add_writes_of(std::vector<use>& to, const distribute& x, std::size_t n);
 
 inline runtime& owner_of(const device_core& core) { return core.owner(); }
 template <class Core> runtime& owner_of(const std::shared_ptr<Core>& core) {
@@ -174,6 +178,13 @@ template <class Request, class Self, class Core> auto answering(Self* self, cons
     no_blocking_scope scope{"an actor"};
     return reply_when_answered(self, owner_of(core), start_for_message(core, x));
   };
+}
+
+/// Returns the behavior of `self`, which answers all `Requests` and has the handlers `fs`.
+template <class Self, class Core, class... Requests, class Exit, class... Fs>
+caf::behavior behavior_with(Self* self, const Core& core, std::variant<const Requests*...>,
+                            Exit exit, Fs... fs) {
+  return self->with_exit(std::move(exit), answering<Requests>(self, core)..., std::move(fs)...);
 }
 
 /// Starts a request and sends its answer. `replier` is the sender of the answer, if it is an actor;

@@ -61,15 +61,8 @@ public:
       join_device(x->state().ordinal());
     detail::send_after(this, caf::actor_cast<caf::actor>(this), core_->limits().build_deadline,
                        build_overdue{});
-    return with_exit(
-        [this](caf::exit_msg& x) { end(x.reason); }, answering<all_reduce>(this, core_),
-        answering<reduce>(this, core_), answering<broadcast>(this, core_),
-        answering<all_gather>(this, core_), answering<reduce_scatter>(this, core_),
-        answering<all_to_all>(this, core_), answering<all_to_all_v>(this, core_),
-        answering<gather>(this, core_), answering<scatter>(this, core_),
-        answering<send_recv>(this, core_), answering<barrier>(this, core_),
-        answering<group>(this, core_), answering<rank_local>(this, core_),
-        answering<exchange>(this, core_), answering<allocate_all>(this, core_),
+    return behavior_with(
+        this, core_, world_request{}, [this](caf::exit_msg& x) { end(x.reason); },
         [this](const split& x) { return split_up(x); },
         [this](const get_status&) { return core_->status(); },
         [this](const record_flight& x) {

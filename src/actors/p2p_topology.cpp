@@ -37,20 +37,18 @@ public:
       places_[ordinal] = place;
       watch_device(ordinal);
     }
-    return with_exit([this](caf::exit_msg& x) { quit(x.reason); },
-                     [this](const get_graph&) { return core_->graph(); },
-                     answering<verify_links>(this, core_), answering<measure_links>(this, core_),
-                     answering<copy>(this, core_), answering<copy_batch>(this, core_),
-                     answering<replicate>(this, core_), answering<distribute>(this, core_),
-                     [this](const get_stats&) { return core_->stats(); },
-                     [this](const subscribe&) {
-                       tell_news();
-                       if (auto who = subscribers_.add(this); who)
-                         detail::send(this, who, last_told_);
-                     },
-                     [this](const shutdown&) { quit(caf::exit_reason::user_shutdown); },
-                     [this](const device_changed& x) { on_device(x); },
-                     [this](const graph_changed&) { on_graph(); });
+    return behavior_with(
+        this, core_, topology_request{}, [this](caf::exit_msg& x) { quit(x.reason); },
+        [this](const get_graph&) { return core_->graph(); },
+        [this](const get_stats&) { return core_->stats(); },
+        [this](const subscribe&) {
+          tell_news();
+          if (auto who = subscribers_.add(this); who)
+            detail::send(this, who, last_told_);
+        },
+        [this](const shutdown&) { quit(caf::exit_reason::user_shutdown); },
+        [this](const device_changed& x) { on_device(x); },
+        [this](const graph_changed&) { on_graph(); });
   }
 
   void on_exit() override {

@@ -74,9 +74,7 @@ void rank_programs::on_live(communicator& x, const world_status& view) {
   auto core = core_.lock();
   if (!core)
     return;
-  program_note note;
-  note.what = program_note::kind::enter;
-  note.world = number_;
+  program_note note{.what = program_note::kind::enter, .world = number_};
   note.ranks = static_cast<std::int32_t>(core->size());
   note.view = view;
   note.view.reason = brief(view.reason);
@@ -110,9 +108,7 @@ caf::error rank_programs::tell(std::size_t rank, const program_note& note) {
 
 void rank_programs::on_end(std::uint64_t epoch, const caf::error& why) {
   auto core = core_.lock();
-  program_note note;
-  note.what = program_note::kind::leave;
-  note.world = number_;
+  program_note note{.what = program_note::kind::leave, .world = number_};
   note.view.epoch = epoch;
   note.why = brief(why);
   for (std::size_t i = 0; core && i < core->size(); ++i)
@@ -137,9 +133,7 @@ caf::error rank_programs::send(const program_message& x) {
     if (core->lanes()[i]->state().phase() > device_phase::resetting)
       return make_error(errc::unavailable,
                         "the device of rank " + std::to_string(i) + " has ended");
-  program_note note;
-  note.what = program_note::kind::message;
-  note.world = number_;
+  program_note note{.what = program_note::kind::message, .world = number_};
   note.bytes = x.bytes;
   if (auto error = ended_in(*core, to); error)
     return error;
@@ -215,9 +209,7 @@ void rank_programs::pass_on(const world_core& core, std::size_t rank) {
 
 void rank_programs::stop() {
   auto core = core_.lock();
-  program_note note;
-  note.what = program_note::kind::stop;
-  note.world = number_;
+  program_note note{.what = program_note::kind::stop, .world = number_};
   for (std::size_t i = 0; core && i < core->size(); ++i)
     static_cast<void>(tell(i, note)); // on failure the process is gone
   board_->remove(number_);

@@ -186,14 +186,10 @@ caf::error system_core::check_effects() const {
 
 /// Checks the members of `config`.
 caf::error system_core::check_settings() const {
-  if (auto error = check_options(config_.lanes))
-    return error;
-  if (auto error = check_options(config_.host))
-    return error;
-  if (auto error = check_options(config_.cuda))
-    return error;
-  if (auto error = check_options(config_.flight_record))
-    return error;
+  for (const auto& error : {check_options(config_.lanes), check_options(config_.host),
+                            check_options(config_.cuda), check_options(config_.flight_record)})
+    if (error)
+      return error;
   return check_positive("config::device_deadline", config_.device_deadline);
 }
 
