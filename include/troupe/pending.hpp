@@ -42,7 +42,7 @@ public:
   /// Makes the result of a refused request.
   explicit pending(caf::error why) : completion_(detail::refused(std::move(why))) {}
 
-  bool ready() const noexcept { return completion_->answered(); }
+  bool ready() const noexcept { return completion_->completed(); }
 
   /// Returns the number of the operation, as in errors; 0 if the request was refused at once.
   std::uint64_t number() const noexcept { return completion_->number(); }

@@ -164,7 +164,7 @@ template <class Core> std::size_t ranks_of(const Core&) { return 1; }
 /// returns. So the memory that it would have written is skipped also if it fails validation.
 template <class Core, class Request> auto start_for_message(const Core& core, const Request& x) {
   auto op = perform(core, x);
-  if (op->answered() && op->error() && fails_validation(op->error())) {
+  if (op->completed() && op->error() && fails_validation(op->error())) {
     std::vector<use> writes;
     add_writes_of(writes, x, ranks_of(core));
     mark_skipped(writes, op->error(), op->number());

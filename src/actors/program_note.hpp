@@ -15,13 +15,13 @@ namespace troupe::detail {
 
 struct program_note {
   enum class kind : std::uint8_t {
-    enter = 1, ///< with a rank: it goes on with its communicator, as `view` says
-    leave,     ///< the communicator of `view.epoch` ends because of `why`; to both sides
-    stop,      ///< the world ends
-    message,   ///< `bytes`, to the program's actor
-    report,    ///< `bytes`, from the program's actor
-    ended,     ///< the program's actor ended because of `why`
-    ready,     ///< from the process, of `generation`: the program began, or has the last message
+    adopt = 1,  ///< with a rank: it goes on with its communicator, as `view` says
+    fail_epoch, ///< the communicator of `view.epoch` ends because of `why`; to both sides
+    stop,       ///< the world ends
+    message,    ///< `bytes`, to the program's actor
+    report,     ///< `bytes`, from the program's actor
+    ended,      ///< the program's actor ended because of `why`
+    ready,      ///< from the process, of `generation`: the program began, or has the last message
   };
 
   kind what{};

@@ -74,7 +74,7 @@ void rank_programs::on_live(communicator& x, const world_status& view) {
   auto core = core_.lock();
   if (!core)
     return;
-  program_note note{.what = program_note::kind::enter, .world = number_};
+  program_note note{.what = program_note::kind::adopt, .world = number_};
   note.ranks = static_cast<std::int32_t>(core->size());
   note.view = view;
   note.view.reason = brief(view.reason);
@@ -108,7 +108,7 @@ caf::error rank_programs::tell(std::size_t rank, const program_note& note) {
 
 void rank_programs::on_end(std::uint64_t epoch, const caf::error& why) {
   auto core = core_.lock();
-  program_note note{.what = program_note::kind::leave, .world = number_};
+  program_note note{.what = program_note::kind::fail_epoch, .world = number_};
   note.view.epoch = epoch;
   note.why = brief(why);
   for (std::size_t i = 0; core && i < core->size(); ++i)
@@ -244,8 +244,8 @@ caf::error rank_programs::told(int device, program_note note) {
   if (of.ordinal() != device || note.generation > of.generation())
     return nonsense("it sent a note for another rank");
   switch (note.what) {
-  case program_note::kind::leave:
-    core->leave(note.view.epoch, note.why);
+  case program_note::kind::fail_epoch:
+    core->fail_epoch(note.view.epoch, note.why);
     break;
   case program_note::kind::report:
     if (world)

@@ -38,7 +38,7 @@ void reply_when_answered(runtime& owner, const std::shared_ptr<operation_of<T>>&
     }();
     enqueue_response(to.requester, replier, to.id, std::move(content), to.spinner);
   });
-  if (to.spinner != nullptr && !op->answered())
+  if (to.spinner != nullptr && !op->completed())
     to.spinner->wake();
 }
 

@@ -53,14 +53,14 @@ constexpr std::chrono::hours longest_pause{1};
 
 class shutdown_watch : public std::enable_shared_from_this<shutdown_watch> {
 public:
-  shutdown_watch(timekeeper& keeper, std::weak_ptr<system_lease> lease,
+  shutdown_watch(deadline_watch& deadlines, std::weak_ptr<system_lease> lease,
                  std::chrono::nanoseconds patience)
-      : keeper_(keeper), lease_(std::move(lease)), patience_(patience) {}
+      : deadlines_(deadlines), lease_(std::move(lease)), patience_(patience) {}
 
   void look_later() {
     constexpr int looks = 5; // before the first log line
-    keeper_.call_at(clock::now() + patience_ / looks,
-                    [self = shared_from_this()] { self->look(); });
+    deadlines_.call_at(clock::now() + patience_ / looks,
+                       [self = shared_from_this()] { self->look(); });
   }
 
 private:
@@ -93,7 +93,7 @@ private:
                                 " for its actors to end, and still does: " + text);
   }
 
-  timekeeper& keeper_; // calls this object
+  deadline_watch& deadlines_; // calls this object
   const std::weak_ptr<system_lease> lease_;
   const std::chrono::nanoseconds patience_;
   std::optional<clock::time_point> waits_since_;
@@ -103,9 +103,9 @@ private:
 
 } // namespace
 
-void watch_shutdown(timekeeper& keeper, std::weak_ptr<system_lease> lease,
+void watch_shutdown(deadline_watch& deadlines, std::weak_ptr<system_lease> lease,
                     std::chrono::nanoseconds patience) {
-  std::make_shared<shutdown_watch>(keeper, std::move(lease), patience)->look_later();
+  std::make_shared<shutdown_watch>(deadlines, std::move(lease), patience)->look_later();
 }
 
 } // namespace troupe::detail

@@ -1,7 +1,7 @@
 /// Logs what keeps an actor system from ending.
 #pragma once
 
-#include "admission/timekeeper.hpp"
+#include "admission/deadline_watch.hpp"
 
 #include <caf/fwd.hpp>
 
@@ -18,7 +18,7 @@ bool waits_for_actors(caf::actor_system& sys) noexcept;
 
 /// Watches the actor system of a lease while the lease is held. Once the system has waited for its
 /// actors for `patience`, logs the holders of the lease, and again after pauses that double.
-void watch_shutdown(timekeeper& keeper, std::weak_ptr<system_lease> lease,
+void watch_shutdown(deadline_watch& deadlines, std::weak_ptr<system_lease> lease,
                     std::chrono::nanoseconds patience);
 
 } // namespace troupe::detail

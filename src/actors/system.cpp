@@ -355,7 +355,7 @@ caf::expected<std::shared_ptr<system_lease>> system_core::lease(caf::actor_syste
   if (!result) {
     result = std::make_shared<system_lease>(sys, spawn_devices(sys, *owner));
     lease_ = result;
-    watch_shutdown((*owner)->keeper(), result, shutdown_patience_);
+    watch_shutdown((*owner)->deadlines(), result, shutdown_patience_);
   }
   return result;
 }

@@ -1,8 +1,8 @@
 #include "admission/admission.hpp"
 
 #include "admission/access_order.hpp"
+#include "admission/deadline_watch.hpp"
 #include "admission/request_checks.hpp"
-#include "admission/timekeeper.hpp"
 #include "foundation/spin.hpp"
 #include "lane/lane.hpp"
 #include "lane/retired_operations.hpp"
@@ -138,7 +138,7 @@ void admission::commit(locked lock, const std::shared_ptr<operation>& op, std::i
     held_.add({std::move(around), op});
   else
     submit(lock, *op, after);
-  keeper_.add_late(*op);
+  deadlines_.add_late(*op);
 }
 
 void admission::enqueue(const std::shared_ptr<operation>& request, rank_submission& how) noexcept {
@@ -168,7 +168,7 @@ void admission::drain_soon() noexcept {
       alive->drain();
     }
   };
-  if (keeper_.call_at(clock::now() + soon, place) == 0)
+  if (deadlines_.call_at(clock::now() + soon, place) == 0)
     place();
 }
 
@@ -243,7 +243,7 @@ void admission::place_all(locked lock, rank_submission* last, deferred_actions& 
   while (in_order != nullptr) {
     auto* x = std::exchange(in_order, in_order->next_);
     auto& request = *x->self_;
-    x->refusal_ = request.answered() ? request.error() : join(lock, *x, after);
+    x->refusal_ = request.completed() ? request.error() : join(lock, *x, after);
     // For its caller, the error comes after the call has returned: mark the ranges even if
     // validation failed. A cancelled operation leaves no mark, on any rank.
     if (x->refusal_ && x->self_) {
@@ -298,7 +298,7 @@ caf::error admission::join(locked lock, rank_submission& one, deferred_actions& 
     if (auto error = joint->on_admit(lock, queue_bound::second); error)
       return error;
     joint->admitted(lock, one.self_->admitted_at);
-    keeper_.add(*joint);
+    deadlines_.add(*joint);
     expect_parts(lock, *joint);
     held_.add({{}, std::static_pointer_cast<operation>(joint->shared_from_this())});
   }
@@ -374,7 +374,7 @@ void admission::give_up_places(locked lock, deferred_actions& after) {
     again = held_.erase_if([&](held_operation& x) {
       if (!x.op->failed())
         return false;
-      x.op->leave_order(lock);
+      x.op->remove_from_order(lock);
       after.gone.push_back(std::move(x));
       return true;
     });
@@ -422,7 +422,7 @@ void admission::go_on_soon() noexcept {
   // Many operations may end at once: one look at the held ones is enough.
   if (soon_.exchange(true))
     return;
-  keeper_.call_at(clock::now(), [self = weak_from_this()] {
+  deadlines_.call_at(clock::now(), [self = weak_from_this()] {
     if (auto alive = self.lock()) {
       alive->soon_.store(false);
       alive->go_on();

@@ -16,7 +16,7 @@
 
 namespace troupe::detail {
 
-class timekeeper;
+class deadline_watch;
 
 /// A submission: a request that makes one operation together with others, each for its part.
 class alignas(64) rank_submission {
@@ -76,7 +76,7 @@ private:
 /// had never had a position.
 class admission : public std::enable_shared_from_this<admission> {
 public:
-  explicit admission(timekeeper& keeper) : keeper_(keeper) {}
+  explicit admission(deadline_watch& deadlines) : deadlines_(deadlines) {}
 
   /// @errors why it is refused; the ranges that it would write are skipped, unless it fails
   ///         validation
@@ -106,7 +106,7 @@ public:
   void go_on() noexcept;
   /// The same for operations that waited only for held ones, of which some are now on the lanes.
   void go_on_behind() noexcept;
-  /// The same as `go_on`, on the timekeeper's thread.
+  /// The same as `go_on`, on the deadline watch's thread.
   void go_on_soon() noexcept;
 
 private:
@@ -158,7 +158,7 @@ private:
   void give_up_places(locked lock, deferred_actions& after);
   void release(bool all) noexcept;
 
-  timekeeper& keeper_;
+  deadline_watch& deadlines_;
   held_operations held_;          // under the admission lock, as the next two
   std::uint64_t last_access_ = 0; // the last `access::since`
   std::uint64_t failed_ = 0;      // `operation::failed_off_lanes` at the last look

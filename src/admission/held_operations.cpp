@@ -62,9 +62,9 @@ bool held_operations::would_wait_for_itself(locked, const operation& op,
 
 void held_operations::close_ranks(locked) {
   for (auto& x : all_)
-    if (std::erase_if(x.behind, [](auto& y) { return y->left_order(); }) != 0)
+    if (std::erase_if(x.behind, [](auto& y) { return y->is_removed(); }) != 0)
       for (auto& p : x.op->parts())
-        std::erase_if(p.predecessors, [](const predecessor& y) { return y.of->left_order(); });
+        std::erase_if(p.predecessors, [](const predecessor& y) { return y.of->is_removed(); });
 }
 
 void held_operations::put_back(locked lock, std::span<const held_operation> gone) {
@@ -73,13 +73,13 @@ void held_operations::put_back(locked lock, std::span<const held_operation> gone
     for (auto& u : x.op->uses())
       restored[u.memory.get()];
     for (auto& y : x.superseded)
-      if (auto by = y.what.by.lock(); !is_over(by, *y.what.at) && !by->left_order())
+      if (auto by = y.what.by.lock(); !is_over(by, *y.what.at) && !by->is_removed())
         restored[y.memory].add(y.what);
   }
   for (auto& [memory, accesses] : restored)
     remove_if(memory->accesses, [](const access& a) {
       auto by = a.by.lock();
-      return by && by->left_order();
+      return by && by->is_removed();
     });
   std::erase_if(restored, [](auto& x) { return x.second.size() == 0; });
   if (restored.empty())

@@ -213,28 +213,28 @@ void collective_operation::resume_frees(part& p) noexcept {
 
 /// Completes the requests of the part: they need not wait for the parts of other ranks.
 void collective_operation::tell(part& p) noexcept {
-  p.told.store(true, std::memory_order_release); // before the requester's next action
+  p.delivered.store(true, std::memory_order_release); // before the requester's next action
   bool known = true;
   for (auto& x : requests_of(p))
     known &= x->succeed(value);
   if (known)
     return;
-  p.told.store(false, std::memory_order_release); // a request has completed with an error
-  untold_.store(true, std::memory_order_relaxed);
+  p.delivered.store(false, std::memory_order_release); // a request has completed with an error
+  any_undelivered_.store(true, std::memory_order_relaxed);
 }
 
 bool collective_operation::answer_ahead() noexcept {
   if (has_successors() || failed() || is_placeholder())
     return false;
   if (!requests_.empty()) {
-    if (untold_.load(std::memory_order_relaxed))
+    if (any_undelivered_.load(std::memory_order_relaxed))
       return false;
-    tell_all(true); // one flag to check instead of one per part
+    set_all_delivered(true); // one flag to check instead of one per part
     return true;
   }
-  tell_all(true); // as in `tell`
+  set_all_delivered(true); // as in `tell`
   if (!answer({}))
-    tell_all(false);
+    set_all_delivered(false);
   return true;
 }
 

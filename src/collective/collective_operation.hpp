@@ -148,7 +148,7 @@ private:
 
   // Members that lanes change.
   std::atomic<std::size_t> agreed_{0}; // number of yes votes; lanes that wait read only `decision_`
-  std::atomic<bool> untold_{false};    // a request completed before its part was done
+  std::atomic<bool> any_undelivered_{false}; // a request completed before its part was done
   std::mutex requests_mutex_;
   bool requests_told_ = false; // `after_answer` has taken them; under requests_mutex_
   bool requests_done_ = false; // no lane needs them any more; under requests_mutex_

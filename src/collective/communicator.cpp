@@ -131,7 +131,7 @@ void communicator::fail(const caf::error& cause) noexcept {
   runtime_->note_end(cause);
   auto keep = shared_from_this();
   on_end_(*this, cause);
-  runtime_->keeper().for_each([&](operation& op) {
+  runtime_->deadlines().for_each([&](operation& op) {
     if (op.communicator_key() == this)
       op.fail(cause);
   });
@@ -158,7 +158,7 @@ void communicator::discard() noexcept { end_quietly(false); }
 
 bool communicator::is_pending() const noexcept {
   bool result = false;
-  runtime_->keeper().for_each(
+  runtime_->deadlines().for_each(
       [&](operation& op) { result |= op.communicator_key() == this && !op.over(); });
   return result;
 }

@@ -1,7 +1,7 @@
 #include "collective/exchange_request.hpp"
 
 #include "admission/admission.hpp"
-#include "admission/timekeeper.hpp"
+#include "admission/deadline_watch.hpp"
 #include "collective/rank_request.hpp"
 #include "operation/admission_lock.hpp"
 #include "operation/room.hpp"
@@ -32,7 +32,7 @@ void exchange_request::start(room_policy room) {
   const auto how = choose_room(room);
   auto why = find_room(
       how, requests_.front()->deadline,
-      [&] { return owner_->gate().place_together(all, how.bound); },
+      [&] { return owner_->admissions().place_together(all, how.bound); },
       [&] {
         admission_lock lock;
         auto result = room_maker::others;
@@ -53,14 +53,14 @@ void exchange_request::start(room_policy room) {
   }
   for (auto& x : requests_)
     x->watch();
-  auto& keeper = owner_->keeper();
+  auto& deadlines = owner_->deadlines();
   on_answer([owner = owner_, weak = std::weak_ptr{self}] {
     if (auto x = weak.lock())
-      owner->keeper().remove(*x);
+      owner->deadlines().remove(*x);
   });
-  keeper.add(*this);
-  if (answered())
-    keeper.remove(*this);
+  deadlines.add(*this);
+  if (completed())
+    deadlines.remove(*this);
 }
 
 void exchange_request::on_answer_of(const rank_request& x) noexcept {
@@ -73,10 +73,12 @@ void exchange_request::on_answer_of(const rank_request& x) noexcept {
   }
   if (!answer(x.error()))
     return;
-  // The completing thread may hold the admission lock: end the others on the timekeeper's thread.
+  // The completing thread may hold the admission lock: end the others on the deadline watch's
+  // thread.
   auto self = std::static_pointer_cast<exchange_request>(shared_from_this());
   const auto how = early_end::expired; // the ranges that they would have written are skipped
-  owner_->keeper().call_at(clock::now(), [self, how, why = x.error()] { self->end_all(how, why); });
+  owner_->deadlines().call_at(clock::now(),
+                              [self, how, why = x.error()] { self->end_all(how, why); });
 }
 
 void exchange_request::end_all(early_end how, const caf::error& why) noexcept {

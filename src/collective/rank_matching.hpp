@@ -2,8 +2,8 @@
 #pragma once
 
 #include "collective/rank_call.hpp"
+#include "foundation/object_pool.hpp"
 #include "foundation/rank_set.hpp"
-#include "foundation/spare.hpp"
 #include "operation/admission_lock.hpp"
 #include "operation/room.hpp"
 #include <troupe/collective_kind.hpp>
@@ -135,13 +135,13 @@ struct rank_end {
 class rank_matching {
 public:
   explicit rank_matching(std::size_t ranks)
-      : spare_requests(ranks), collectives_(ranks), counters_(ranks), call_sides_(ranks) {}
+      : request_pools(ranks), collectives_(ranks), counters_(ranks), call_sides_(ranks) {}
 
   /// Made in advance: each rank's next collective request, and the operation that these make.
-  /// `spare_joint` is taken under the admission lock.
-  std::vector<spare<rank_request>> spare_requests;
-  spare<collective_operation> spare_joint;
-  place_lines joint_lines; ///< of `spare_joint`
+  /// `joint_pool` is taken under the admission lock.
+  std::vector<object_pool<rank_request>> request_pools;
+  object_pool<collective_operation> joint_pool;
+  place_lines joint_lines; ///< of `joint_pool`
 
   /// Notes that this thread makes the calls of `rank`, as far as is known.
   void note_caller(std::size_t rank) noexcept {

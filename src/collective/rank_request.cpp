@@ -122,7 +122,7 @@ caf::error rank_request::check_room(locked lock, queue_bound bound) const {
 room_maker rank_request::who_makes_room(locked lock, queue_bound bound) const {
   auto& matching = world_->matching();
   if (!check_line(matching.line_of(lock, call_).ahead(rank_matching::caller_of(call_)), bound))
-    return world_->owner()->gate().who_makes_room(lock, own_lane());
+    return world_->owner()->admissions().who_makes_room(lock, own_lane());
   return matching.maker_of_missing(lock, call_);
 }
 
@@ -133,11 +133,11 @@ caf::error rank_request::wait_for_room(room_policy room) {
   if (!call_.is_message() && matching.take_credit(call_.rank))
     return {};
   const auto how = choose_room(room);
-  auto& gate = world_->owner()->gate();
+  auto& admissions = world_->owner()->admissions();
   return find_room(
       how, deadline,
       [&]() -> caf::error {
-        gate.drain();
+        admissions.drain();
         return check_room(admission_lock{}, how.bound);
       },
       [&] { return who_makes_room(admission_lock{}, how.bound); });
@@ -182,7 +182,7 @@ void rank_request::end_refused(const caf::error& why) {
 
 std::shared_ptr<collective_operation> rank_request::make_joint(locked lock) {
   const bool of_all = !call_.is_message() && absent_.empty();
-  if (auto ready = of_all ? world_->matching().spare_joint.take() : nullptr) {
+  if (auto ready = of_all ? world_->matching().joint_pool.take() : nullptr) {
     ready->begin(lock, world_->self(), call_);
     return ready;
   }
@@ -218,7 +218,7 @@ std::shared_ptr<operation> rank_request::whole(locked lock, std::span<rank_submi
     auto& other = static_cast<const rank_request&>(*x);
     auto bit = std::uint64_t{1} << other.call_.rank;
     if ((seen & bit) != 0 || other.membership_ != membership_ || other.absent_ != absent_ ||
-        other.answered() || !alike(call_, other.call_))
+        other.completed() || !alike(call_, other.call_))
       return nullptr;
     seen |= bit;
   }
@@ -251,7 +251,7 @@ void rank_request::join_whole(locked lock, std::span<rank_submission* const> all
 bool rank_request::join(locked lock, std::shared_ptr<operation> self) {
   world_->matching().line_of(lock, call_).take(rank_matching::caller_of(call_), found_);
   become_part_of(lock, std::move(found_), std::move(self));
-  return !joint_->answered(); // if it has completed, only `placed` can complete this request
+  return !joint_->completed(); // if it has completed, only `placed` can complete this request
 }
 
 bool rank_request::succeed(const collective_done& value_of_all) noexcept {
@@ -266,19 +266,19 @@ void rank_request::start(room_policy room) {
     return end_refused(error);
   }
   admitted_at = clock::now().time_since_epoch().count();
-  auto& gate = world_->owner()->gate();
+  auto& admissions = world_->owner()->admissions();
   auto self = std::static_pointer_cast<rank_request>(shared_from_this());
-  gate.enqueue(self, *this);
+  admissions.enqueue(self, *this);
   prefetch_to_change(&admission_lock::mutex());
   // The thread of the last rank places the calls of all ranks, at once.
   auto& matching = world_->matching();
   if (call_.is_message()) {
-    gate.drain();
+    admissions.drain();
   } else if (matching.handed_in(call_.rank, absent_, placing_lines())) {
     collective_operation::fetch_place(matching.joint_lines, world_->size());
-    gate.drain();
+    admissions.drain();
   } else {
-    gate.drain_soon();
+    admissions.drain_soon();
   }
   watch();
 }
@@ -291,10 +291,10 @@ admission::submission rank_request::begin_together(std::size_t before) {
 }
 
 void rank_request::watch() {
-  auto& keeper = world_->owner()->keeper();
-  keeper.add(*this);
-  if (answered())
-    keeper.remove(*this);
+  auto& deadlines = world_->owner()->deadlines();
+  deadlines.add(*this);
+  if (completed())
+    deadlines.remove(*this);
 }
 
 void rank_request::placed(const caf::error& why) {
@@ -305,27 +305,27 @@ void rank_request::placed(const caf::error& why) {
     found_.reset();
     if (why)
       end_refused(why);
-    runtime.keeper().remove(*this);
+    runtime.deadlines().remove(*this);
     return;
   }
-  if (answered()) // before it had its position
+  if (completed()) // before it had its position
     joint_->take_back(code_of(error()) == errc::cancelled ? early_end::cancelled
                                                           : early_end::expired,
                       [this] { return error(); });
-  if (joint_->answered())
+  if (joint_->completed())
     end();
 }
 
 void rank_request::end() noexcept {
-  if (!answered()) {
+  if (!completed()) {
     if (!joint_->error())
       value = joint_->value; // its part had nothing to do
     answer(joint_->error());
   }
   auto& owner = *world_->owner();
-  owner.keeper().remove(*this);
+  owner.deadlines().remove(*this);
   if (!joint_->on_lanes())
-    owner.gate().go_on_soon(); // other operations need not wait for it
+    owner.admissions().go_on_soon(); // other operations need not wait for it
 }
 
 void rank_request::end_early(early_end how) noexcept {
@@ -336,7 +336,7 @@ void rank_request::end_early(early_end how) noexcept {
 /// Ends the request early. While nothing of its operation is issued, the calls of all ranks end
 /// with it: one rank cannot end alone.
 void rank_request::end_early(early_end how, errc code, const std::string& detail) noexcept {
-  world_->owner()->gate().drain();
+  world_->owner()->admissions().drain();
   std::shared_ptr<collective_operation> joint;
   std::string missing;
   {
@@ -358,7 +358,7 @@ void rank_request::end_early(early_end how, errc code, const std::string& detail
 }
 
 void rank_request::end_beside(early_end how, const caf::error& why) noexcept {
-  if (!answered())
+  if (!completed())
     end_early(how, errc::cancelled,
               (how == early_end::cancelled ? "its exchange ended: "
                                            : "another message of its exchange failed: ") +

@@ -9,7 +9,7 @@
 
 namespace troupe::detail {
 
-/// @throws std::system_error: the system gives no thread for the timekeeper
+/// @throws std::system_error: the system gives no thread for the deadline_watch
 std::shared_ptr<runtime> make_runtime(std::shared_ptr<troupe::backend> backend,
                                       const lane_options& options,
                                       flight_record_options record = {});

@@ -368,9 +368,9 @@ void acquire_operation::on_leave(locked lock) noexcept { give_back(lock, *memory
 void acquire_operation::on_success() noexcept { ++granted(admission_lock{}, *memory_, mode_); }
 
 void acquire_operation::on_settled() noexcept {
-  if (left_order()) // `on_leave` has given it back
+  if (is_removed()) // `on_leave` has given it back
     return;
-  while (!answered()) // another thread is about to answer
+  while (!completed()) // another thread is about to answer
     pause();
   if (!error())
     return;

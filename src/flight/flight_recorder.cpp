@@ -155,9 +155,9 @@ flight_snapshot flight_recorder::take() const {
   result.host = host_name();
   result.process = ::getpid();
   std::map<const lane*, std::vector<flight_entry>> open;
-  owner_.gate().drain(); // else enqueued submissions belong to no operation
+  owner_.admissions().drain(); // else enqueued submissions belong to no operation
   // Read the open operations first: if a lane issues one meanwhile, its ring has it when read.
-  owner_.keeper().for_each([&](operation& op) {
+  owner_.deadlines().for_each([&](operation& op) {
     auto records = op.open_records();
     for (auto& x : records) {
       auto* on = op.parts()[x.part].on;
@@ -233,12 +233,12 @@ std::shared_ptr<operation_of<nothing>> flight_recorder::write(const std::string&
   if (deadline <= clock::now())
     return refuse(errc::deadline_exceeded, "its deadline was over before it began");
   auto owner = owner_.shared_from_this();
-  owner->keeper().add(*answer);
+  owner->deadlines().add(*answer);
   answer->on_answer([owner = owner_.weak_from_this(), of = std::weak_ptr{answer}] {
     auto alive = owner.lock();
     auto x = of.lock();
     if (alive && x)
-      alive->keeper().remove(*x);
+      alive->deadlines().remove(*x);
   });
   owner->workers().run(
       [this, owner, answer, path] { answer->answer(write_file(path, to_json(take()))); });

@@ -29,7 +29,7 @@ caf::error check_may_block() noexcept {
 completion::~completion() = default;
 
 bool completion::spin() const noexcept {
-  return spin_until([this] { return answered(); }, client_spin());
+  return spin_until([this] { return completed(); }, client_spin());
 }
 
 void completion::wait() noexcept {
@@ -37,24 +37,24 @@ void completion::wait() noexcept {
     return;
   std::unique_lock lock{mutex_};
   waited_for_.store(true);
-  condition_.wait(lock, [this] { return answered_.load(); });
+  condition_.wait(lock, [this] { return completed_.load(); });
 }
 
 bool completion::wait_until(clock::time_point until) noexcept {
   if (clock::now() >= until)
-    return answered();
+    return completed();
   if (spin())
     return true;
   std::unique_lock lock{mutex_};
   waited_for_.store(true);
-  return condition_.wait_until(lock, until, [this] { return answered_.load(); });
+  return condition_.wait_until(lock, until, [this] { return completed_.load(); });
 }
 
 void completion::on_answer(std::function<void()> listener) {
   {
     std::lock_guard lock{mutex_};
     waited_for_.store(true);
-    if (!answered_.load()) {
+    if (!completed_.load()) {
       listeners_.push_back(std::move(listener));
       return;
     }
@@ -67,7 +67,7 @@ bool completion::answer(caf::error error) noexcept {
     return false;
   before_answer(error);
   error_ = std::move(error);
-  answered_.store(true);
+  completed_.store(true);
   after_answer();
   if (waited_for_.load()) {
     std::vector<std::function<void()>> listeners;

@@ -131,7 +131,7 @@ void lane::set_skipped(part& p) noexcept {
 
 /// Returns whether later work relies on `p` to come after work that is not over yet.
 bool lane::stands_between(const part& p) const noexcept {
-  if (!p.uses_memory || p.of->left_order() || p.stream == stream_kind::none ||
+  if (!p.uses_memory || p.of->is_removed() || p.stream == stream_kind::none ||
       state_->live_generation() == 0)
     return false;
   auto& s = streams_.stream_of(p);

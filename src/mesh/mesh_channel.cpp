@@ -27,7 +27,7 @@ failure mesh_request::describe(errc code, std::string detail) const {
 }
 
 void mesh_request::cancel() noexcept {
-  if (auto channel = on_.lock(); channel && !answered())
+  if (auto channel = on_.lock(); channel && !completed())
     channel->stop(*this, make_error(describe(errc::cancelled, "cancelled by its requester")));
 }
 
@@ -44,7 +44,7 @@ mesh_channel::~mesh_channel() { close(); }
 void mesh_channel::post(const std::shared_ptr<mesh_request>& x) {
   x->on_ = weak_from_this();
   if (x->deadline != clock::time_point::max())
-    x->timer_ = world_->owner()->keeper().call_at(x->deadline, [late = std::weak_ptr{x}] {
+    x->timer_ = world_->owner()->deadlines().call_at(x->deadline, [late = std::weak_ptr{x}] {
       auto call = late.lock();
       auto channel = call ? call->on_.lock() : nullptr;
       if (channel)
@@ -87,13 +87,13 @@ void mesh_channel::expire(mesh_request& x) {
     std::lock_guard lock{mutex_};
     joint = x.joint_;
     for (auto& c : ring_)
-      if (running_.get() == &x && c.work && !c.work->answered() &&
+      if (running_.get() == &x && c.work && !c.work->completed() &&
           (!late || c.work->number() < late->number()))
         late = c.work;
   }
   if (late) {
     late->expire();
-    if (late->answered() && late->error()) // answered: the error does not change any more
+    if (late->completed() && late->error()) // answered: the error does not change any more
       return stop(x, late->error());
   }
   auto detail =
@@ -145,7 +145,7 @@ void mesh_channel::run_in() {
     lock.lock();
     running_.reset();
     finished_.push_back(std::move(x));
-    std::erase_if(finished_, [](auto& call) { return call->answered(); });
+    std::erase_if(finished_, [](auto& call) { return call->completed(); });
   }
   closed_ = true;
   condition_.notify_all();
@@ -187,7 +187,7 @@ void mesh_channel::carry_out(const std::shared_ptr<mesh_request>& x) {
   }
   joint.finish([x, owner = world_->owner()](const caf::error& why) {
     if (x->timer_ != 0)
-      owner->keeper().cancel_call(x->timer_);
+      owner->deadlines().cancel_call(x->timer_);
     x->answer(why);
   });
 }
@@ -351,7 +351,7 @@ caf::error mesh_channel::begin_for_all(const mesh_spec& spec,
   all.rank = receives ? spec.peer : rank_;
   all.peer = receives ? rank_ : spec.peer;
   auto work = world_->run(all, {.deadline = time_left(deadline), .membership = membership});
-  if (work->answered() && work->error())
+  if (work->completed() && work->error())
     return work->error();
   for (auto& x : sides)
     x.on_begin(work);

@@ -122,7 +122,7 @@ caf::error buffer::check_readable(locked, std::size_t begin, std::size_t end,
        i = accesses.next_in(i + 1, begin, end)) {
     auto& a = accesses[i];
     auto by = a.writes ? a.by.lock() : nullptr;
-    if (!by || !by->failed() || by->cancelled() || by->told(*a.at))
+    if (!by || !by->failed() || by->cancelled() || by->delivered(*a.at))
       continue;
     if (!by->never_issued(*a.at))
       return indeterminate(by->cause());

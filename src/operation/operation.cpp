@@ -237,7 +237,7 @@ void operation::add_readers(std::vector<dependent_failure>& dependent_failures) 
 void operation::let_successors_go(locked) noexcept {
   std::lock_guard lock{guard_};
   std::erase_if(successors_, [](const follower& x) {
-    if (x.who->left_order())
+    if (x.who->is_removed())
       return false;
     x.who->open_.fetch_sub(1, std::memory_order_relaxed); // its parts are still open
     return true;
@@ -280,12 +280,12 @@ bool operation::any_issued() const noexcept {
 }
 
 void operation::cancel() noexcept {
-  if (!answered())
+  if (!completed())
     end_early(early_end::cancelled);
 }
 
 void operation::expire() noexcept {
-  if (!answered())
+  if (!completed())
     end_early(early_end::expired);
 }
 
@@ -447,7 +447,7 @@ operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexcept {
       p.end_drop();
   overwritten_.clear();
   uses_.clear();
-  std::atomic_thread_fence(std::memory_order_seq_cst); // as in `timekeeper::add_late`
+  std::atomic_thread_fence(std::memory_order_seq_cst); // as in `deadline_watch::add_late`
   if (auto* keeper = kept_by_.load(std::memory_order_acquire))
     keeper->remove(*this);
   if (!cause)
@@ -468,16 +468,16 @@ std::vector<operation::dependent_failure>
 operation::mark_buffers(locked lock, const caf::error& cause,
                         const std::vector<follower>& successors) {
   std::vector<dependent_failure> result;
-  auto told = [this](const use& u) { return this->told(parts()[u.part]); };
+  auto is_delivered = [this](const use& u) { return delivered(parts()[u.part]); };
   for (auto& x : overwritten_)
     if (std::none_of(uses_.begin(), uses_.end(), [&](const use& u) {
-          return u.memory == x.memory && u.writes && told(u) && u.begin <= x.range.begin &&
+          return u.memory == x.memory && u.writes && is_delivered(u) && u.begin <= x.range.begin &&
                  x.range.end <= u.end;
         }))
       mark_unreadable(lock, x.memory, x.range, successors, result);
-  const bool skips = marks_skipped() && !cancelled() && !left_order_; // else they are marked
+  const bool skips = marks_skipped() && !cancelled() && !removed_; // else they are marked
   for (auto& u : uses_) {
-    if (!u.writes || told(u))
+    if (!u.writes || is_delivered(u))
       continue;
     if (parts()[u.part].at.load(std::memory_order_acquire) == part::state::done)
       mark_unreadable(lock, u.memory, {u.begin, u.end, cause}, successors, result);
@@ -497,7 +497,7 @@ void operation::mark_unreadable(locked lock, const std::shared_ptr<buffer>& memo
   if (x.begin < x.end)
     open.push_back(x);
   for (auto& next : successors) {
-    if (next.who->left_order() && next.who->on_lanes())
+    if (next.who->is_removed() && next.who->on_lanes())
       continue; // no operation follows it any more; while it is leaving, one may
     for (auto& u : next.who->uses_) {
       if (u.memory != memory)

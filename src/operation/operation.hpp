@@ -23,7 +23,7 @@ class device_state;
 class lane;
 class operation;
 
-/// Watches operations until they settle (`timekeeper`).
+/// Watches operations until they settle (`deadline_watch`).
 class operation_watch {
 public:
   /// Stops watching `x`. Does nothing if `x` is not watched.
@@ -111,7 +111,7 @@ struct alignas(64) part {
   bool is_small_copy = false;
   bool shares_event = false; ///< uses the event of a later part in its stream, which returns it
   /// The result was delivered to this part's own requester, whatever happens to the other parts.
-  std::atomic<bool> told{false};
+  std::atomic<bool> delivered{false};
   std::vector<predecessor> predecessors;
   const void* needs = nullptr; ///< the `needed_bytes` that its issue reads first; set by the verb
   /// Generation of the memory that it uses; 0: no use was noted yet. `several_generations` if the
@@ -318,11 +318,11 @@ public:
 
   /// Withdraws the operation, which failed before it went to the lanes, from the admission order:
   /// operations in the order do not wait for it any more.
-  void leave_order(locked lock) noexcept {
-    left_order_ = true;
+  void remove_from_order(locked lock) noexcept {
+    removed_ = true;
     on_leave(lock);
   }
-  bool left_order() const noexcept { return left_order_; }
+  bool is_removed() const noexcept { return removed_; }
   /// A dependent failure: `who` fails because another operation does not write what it reads.
   struct dependent_failure {
     std::shared_ptr<operation> who;
@@ -336,8 +336,8 @@ public:
   /// Marks again the indeterminate or skipped ranges that it was to overwrite.
   /// @returns whether there were any
   bool restore_unreadable(locked, std::vector<dependent_failure>& dependent_failures);
-  /// After `leave_order`, marks what it would have written as skipped. Returns whether there is
-  /// any.
+  /// After `remove_from_order`, marks what it would have written as skipped. Returns whether there
+  /// is any.
   bool leave_skipped(locked, std::vector<dependent_failure>& dependent_failures);
   /// Marks what it would have written: it was refused with `why` and has no place in the order.
   void mark_refused(locked lock, const caf::error& why) const { mark_refused(lock, uses_, why); }
@@ -414,8 +414,9 @@ public:
   void part_lost(part& p, const caf::error& why) noexcept;
   bool lost_a_part() const noexcept { return lost_.load(); }
   /// Returns whether the result was delivered to the requester of `p`, one of its parts.
-  bool told(const part& p) const noexcept {
-    return all_told_.load(std::memory_order_acquire) || p.told.load(std::memory_order_acquire);
+  bool delivered(const part& p) const noexcept {
+    return all_delivered_.load(std::memory_order_acquire) ||
+           p.delivered.load(std::memory_order_acquire);
   }
   /// Returns whether some part is never issued.
   bool is_placeholder() const noexcept { return has_placeholder_.load(std::memory_order_acquire); }
@@ -440,7 +441,7 @@ public:
       p.started_at.store(now, std::memory_order_release);
   }
 
-  // -- for the timekeeper
+  // -- for the deadline_watch
 
   bool watched() const noexcept { return kept_by_.load(std::memory_order_acquire) != nullptr; }
 
@@ -472,7 +473,7 @@ protected:
   /// Called when all parts are over and nothing failed: the result is complete.
   virtual void on_success() noexcept {}
   /// Sets whether the result was delivered to all requesters.
-  void tell_all(bool told) noexcept { all_told_.store(told, std::memory_order_release); }
+  void set_all_delivered(bool x) noexcept { all_delivered_.store(x, std::memory_order_release); }
   /// For `on_success`: returns the indeterminate or skipped ranges of `memory` that it overwrites.
   std::vector<buffer::unreadable_range> unreadable_before(const buffer& memory) const;
   /// Sets count and type of the elements that it moves or makes, for the flight record.
@@ -488,7 +489,7 @@ protected:
 
 private:
   friend class retired_operations;
-  friend class timekeeper; // which lists what it watches
+  friend class deadline_watch; // which lists what it watches
   enum class withdrawal : std::uint8_t { none, tried, done, cancelled };
 
   struct follower {
@@ -532,20 +533,20 @@ private:
   std::atomic<bool> settled_{false};
   std::atomic<bool> failed_{false};
   std::atomic<bool> lost_{false};
-  std::atomic<bool> all_told_{false};
+  std::atomic<bool> all_delivered_{false};
   std::atomic<bool> has_placeholder_{false};
   std::atomic<std::uint32_t> open_;           // parts and predecessors that are not over
   std::atomic<std::int64_t> counted_from_{0}; // start of a restarted stall limit; 0: none
   std::uint64_t elements_ = 0;
   std::uint8_t element_type_ = flight_entry::no_type;
-  bool left_order_ = false;                    // under the admission lock, until it is on the lanes
+  bool removed_ = false;                       // under the admission lock, until it is on the lanes
   std::vector<overwritten_range> overwritten_; // under the admission lock
   mutable std::mutex guard_;                   // of cause_ and successors_
   caf::error cause_;
   std::vector<follower> successors_;
   std::shared_ptr<operation> self_; // set while lanes refer to the parts, or while it is retired
   operation* retired_before_ = nullptr;
-  // links in the timekeeper's list of unsettled operations; under its lock
+  // links in the deadline watch's list of unsettled operations; under its lock
   operation* previous_ = nullptr;
   operation* next_ = nullptr;
   std::atomic<operation_watch*> kept_by_{nullptr};

@@ -172,8 +172,8 @@ void runtime::close() noexcept {
       keep_forever(std::move(self)); // the stuck thread may come back
     return;
   }
-  // Not in the destructor: the last handle to this may be dropped on the timekeeper's thread.
-  keeper_.stop();
+  // Not in the destructor: the last handle to this may be dropped on the deadline watch's thread.
+  deadlines_.stop();
 }
 
 caf::error runtime::check_ordinal(int x) const {
@@ -283,7 +283,7 @@ void runtime::reply_to_actor(operation& op) noexcept {
 void runtime::end_replies() noexcept {
   if (roots_.fetch_sub(1) != 1)
     return;
-  keeper_.for_each([](operation& op) {
+  deadlines_.for_each([](operation& op) {
     if (op.replies_to_actor.load())
       op.answer(actors_ended(op));
   });
@@ -291,7 +291,7 @@ void runtime::end_replies() noexcept {
 
 std::vector<std::shared_ptr<operation>> runtime::users_of(int ordinal, bool only_with_memory) {
   std::vector<std::shared_ptr<operation>> result;
-  keeper_.for_each([&](operation& op) {
+  deadlines_.for_each([&](operation& op) {
     auto uses_it = [&](const part& p) {
       return p.on->state().ordinal() == ordinal && (p.uses_memory || !only_with_memory);
     };
@@ -361,9 +361,9 @@ std::shared_ptr<operation_of<std::uint64_t>> runtime::reset(int ordinal,
 void runtime::watch_reset(const std::shared_ptr<lane>& worker, std::uint64_t generation,
                           const std::shared_ptr<operation_of<std::uint64_t>>& answer) {
   auto state = worker->shared_state();
-  keeper_.add(*answer);
+  deadlines_.add(*answer);
   auto watch = state->watch([answer, old = generation](const device_changed& change) {
-    if (change.phase == device_phase::ready && change.generation > old && !answer->answered()) {
+    if (change.phase == device_phase::ready && change.generation > old && !answer->completed()) {
       answer->value = change.generation;
       answer->answer({});
     } else if (change.phase == device_phase::failed || change.phase == device_phase::shut_down) {
@@ -377,9 +377,9 @@ void runtime::watch_reset(const std::shared_ptr<lane>& worker, std::uint64_t gen
         if (!owner)
           return;
         if (auto x = of.lock())
-          owner->keeper_.remove(*x);
+          owner->deadlines_.remove(*x);
         // Not on the thread that answers: a watcher must not call its device.
-        owner->keeper_.call_at(clock::now(), [state, watch] {
+        owner->deadlines_.call_at(clock::now(), [state, watch] {
           if (auto device = state.lock())
             device->unwatch(watch);
         });
@@ -471,7 +471,7 @@ caf::error runtime::end_everything(const caf::error& why) noexcept {
   note_closed(why);
   for (auto& x : all)
     x->abandon();
-  keeper_.for_each([&](operation& op) {
+  deadlines_.for_each([&](operation& op) {
     if (op.needs_devices())
       op.fail(why);
   });

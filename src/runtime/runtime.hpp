@@ -1,9 +1,9 @@
 /// The data side of one actor system: its devices' lanes, the one order of all operations, the
-/// timekeeper, and threads for blocking work. It knows no actors.
+/// deadline_watch, and threads for blocking work. It knows no actors.
 #pragma once
 
 #include "admission/admission.hpp"
-#include "admission/timekeeper.hpp"
+#include "admission/deadline_watch.hpp"
 #include "foundation/fair_limit.hpp"
 #include "lane/lane.hpp"
 #include "operation/operation.hpp"
@@ -68,7 +68,7 @@ public:
 
   troupe::backend& backend() const noexcept { return *backend_; }
   int device_count() const noexcept { return static_cast<int>(slots_.size()); }
-  timekeeper& keeper() noexcept { return keeper_; }
+  deadline_watch& deadlines() noexcept { return deadlines_; }
   background& workers() noexcept { return workers_; }
   /// Adds the parts of the modules above, and their listeners. Before the runtime is used
   /// (`make_runtime`).
@@ -93,7 +93,7 @@ public:
   void start(const std::shared_ptr<operation>& op, room_policy room = room_policy::wait);
   /// The same for a user's request.
   void start(const std::shared_ptr<operation>& op, const request_options& options);
-  admission& gate() noexcept { return *admission_; }
+  admission& admissions() noexcept { return *admission_; }
 
   /// Begins the next generation of the device (INV-8). Answers when that is ready.
   std::shared_ptr<operation_of<std::uint64_t>> reset(int ordinal, clock::time_point deadline);
@@ -166,8 +166,8 @@ private:
   bool closed_ = false;       // under slots_mutex_
   std::mutex losses_mutex_;
   std::vector<std::pair<std::weak_ptr<void>, std::function<void(int, const caf::error&)>>> losses_;
-  timekeeper keeper_;
-  const std::shared_ptr<admission> admission_ = std::make_shared<admission>(keeper_);
+  deadline_watch deadlines_;
+  const std::shared_ptr<admission> admission_ = std::make_shared<admission>(deadlines_);
   background workers_;
   std::shared_ptr<memory_exchange> memory_;
   std::mutex notes_mutex_;

@@ -37,9 +37,9 @@ void lend_operation::on_success() noexcept {
 }
 
 void lend_operation::on_settled() noexcept {
-  if (left_order()) // `on_leave` has given it back
+  if (is_removed()) // `on_leave` has given it back
     return;
-  while (!answered()) // another thread is about to answer
+  while (!completed()) // another thread is about to answer
     pause();
   if (!error())
     return;

@@ -55,7 +55,7 @@ caf::expected<gpu_token> memory_exchange::offer(const any_gpu_ref& ref,
   const auto* memory = ref.memory().get();
   std::lock_guard lock{mutex_};
   const auto number = ++last_number_;
-  const auto timer = owner_.keeper().call_at(
+  const auto timer = owner_.deadlines().call_at(
       from_now(grace),
       later([memory, number](memory_exchange& self) { self.end_offer(memory, number); }));
   if (timer == 0)
@@ -89,7 +89,7 @@ void memory_exchange::take_offer(const any_gpu_ref& what) {
     taken = std::move(i->second);
     offers_.erase(i);
   }
-  owner_.keeper().cancel_call(taken.timer);
+  owner_.deadlines().cancel_call(taken.timer);
 }
 
 void memory_exchange::lend(int to, const memory_note& note) {
@@ -228,7 +228,7 @@ memory_exchange::answer memory_exchange::claim(const std::shared_ptr<device_stat
   }
   if (!is_there)
     return refused(errc::unavailable, device_is(on->phase()));
-  owner_.keeper().add(*result);
+  owner_.deadlines().add(*result);
   // If the answer does not come from the other process, that process may drop the claim.
   result->on_answer(later([device, number = note.number](memory_exchange& self) {
     if (self.take_claim(number))
@@ -281,7 +281,7 @@ std::optional<memory_exchange::claimed> memory_exchange::take_claim(std::uint64_
     result = std::move(i->second);
     claims_.erase(i);
   }
-  owner_.keeper().remove(*result->to);
+  owner_.deadlines().remove(*result->to);
   return result;
 }
 
@@ -433,7 +433,7 @@ void memory_exchange::on_devices_closed(const caf::error& why) {
   for (auto& x : claims)
     x->answer(why); // its listener removes the claim
   for (auto& x : offers)
-    owner_.keeper().cancel_call(x.timer);
+    owner_.deadlines().cancel_call(x.timer);
 }
 
 void memory_exchange::on_close() noexcept {

@@ -52,7 +52,7 @@ public:
   link_tester(topology_core& topology, const topology_core::answer& request)
       : topology_(topology), request_(request) {}
 
-  bool ended() const noexcept { return request_->answered(); }
+  bool ended() const noexcept { return request_->completed(); }
 
   /// Enables access again, wherever that is possible.
   caf::error connect(const std::vector<link_ends>& links) {

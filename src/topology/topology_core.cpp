@@ -207,7 +207,7 @@ std::vector<link_ends> topology_core::links_between(const std::vector<std::size_
 // -- changes
 
 void topology_core::changed() {
-  runtime_->gate().go_on_soon(); // held copies may wait for this
+  runtime_->admissions().go_on_soon(); // held copies may wait for this
   if (on_change_)
     on_change_();
 }
@@ -375,11 +375,11 @@ topology_core::answer topology_core::new_request(const char* verb, const request
   }
   if (closed)
     return refuse(closed);
-  runtime_->keeper().add(*result);
+  runtime_->deadlines().add(*result);
   result->on_answer([owner = std::weak_ptr{runtime_}, weak = std::weak_ptr{result}] {
     if (auto alive = owner.lock())
       if (auto x = weak.lock())
-        alive->keeper().remove(*x);
+        alive->deadlines().remove(*x);
   });
   return result;
 }
@@ -391,7 +391,7 @@ topology_core::answer topology_core::start(const char* verb, test what,
   if (!places)
     return refused_operation<p2p_graph>(verb, places.error());
   auto result = new_request(verb, options);
-  if (!result->answered())
+  if (!result->completed())
     run(what, result, links_between(*places), {});
   return result;
 }
@@ -407,7 +407,7 @@ void topology_core::run(test what, const answer& request, std::vector<link_ends>
         }
         if (why && self->runtime_->ended())
           why = self->end_cause();
-        if (!request->answered()) {
+        if (!request->completed()) {
           request->value = self->graph();
           request->answer(why);
         }
@@ -472,7 +472,7 @@ void topology_core::close(const caf::error& why) {
   for (auto& x : open)
     if (auto request = x.lock())
       request->answer(why);
-  runtime_->gate().go_on(); // held copies may wait for a link
+  runtime_->admissions().go_on(); // held copies may wait for a link
 }
 
 } // namespace troupe::detail

@@ -130,7 +130,7 @@ void world_core::connect_the_rest(const std::shared_ptr<communicator>& target) {
             if (why)
               target->fail(why);
             else if (world)
-              world->runtime_->gate().go_on_soon();
+              world->runtime_->admissions().go_on_soon();
             if (world && !why)
               world->register_windows(target, [] {});
           });
@@ -239,14 +239,14 @@ bool world_core::open() {
   }
   if (left)
     left->retire_when_idle();
-  runtime_->gate().go_on();
+  runtime_->admissions().go_on();
   announce();
   if (!opened->fully_connected())
     connect_the_rest(opened);
   return true;
 }
 
-bool world_core::enter(const world_status& view, communicator_ranks ranks) {
+bool world_core::adopt_communicator(const world_status& view, communicator_ranks ranks) {
   auto absent = rank_set::all(size());
   for (auto& x : view.members)
     absent = absent.without(static_cast<std::size_t>(x.rank));
@@ -272,7 +272,7 @@ bool world_core::enter(const world_status& view, communicator_ranks ranks) {
   if (before) // its end was not reported
     before->fail(make_error(errc::membership_changed, "the world uses another communicator now"));
   if (wanted)
-    runtime_->gate().go_on();
+    runtime_->admissions().go_on();
   else
     target->discard();
   return wanted;
@@ -280,7 +280,7 @@ bool world_core::enter(const world_status& view, communicator_ranks ranks) {
 
 // -- ending
 
-void world_core::leave(std::uint64_t epoch, const caf::error& cause) {
+void world_core::fail_epoch(std::uint64_t epoch, const caf::error& cause) {
   std::shared_ptr<communicator> current;
   {
     admission_lock lock;
@@ -315,7 +315,7 @@ void world_core::close(world_phase phase, const caf::error& why) {
       if (*x)
         all.push_back(std::move(*x));
   }
-  runtime_->gate().go_on();
+  runtime_->admissions().go_on();
   discard_prepared();
   for (auto& x : all)
     x->end(why);
@@ -413,7 +413,7 @@ void world_core::on_communicator_end(communicator& which, const caf::error& caus
     }
   }
   if (switched)
-    runtime_->gate().go_on();
+    runtime_->admissions().go_on();
   for (auto& x : unused)
     x->retire();
   // The prepared standbys are older than the next communicator. Only after the loss of a device

@@ -79,9 +79,9 @@ public:
   void close(world_phase phase, const caf::error& why);
   /// For the process of one rank: adopts a communicator that was built for all ranks, as `view`
   /// says. Returns false if the world has gone on with a later one, or has ended.
-  bool enter(const world_status& view, communicator_ranks ranks);
+  bool adopt_communicator(const world_status& view, communicator_ranks ranks);
   /// Ends the communicator of an epoch because of `cause`, for all ranks.
-  void leave(std::uint64_t epoch, const caf::error& cause);
+  void fail_epoch(std::uint64_t epoch, const caf::error& cause);
   /// Ends all communicators with this device, if any, because of `cause`. Requests wait for the
   /// next one.
   /// @return whether the communicator being built has the device: `build` has to be called again
@@ -224,7 +224,7 @@ private:
   std::vector<std::weak_ptr<communicator>> leaving_; // replaced; something may be pending on them
   bool opened_ = false;                              // `open` has succeeded before
   bool spares_ready_ = false;
-  spare<collective_operation> spare_operation_;            // for the next request of all ranks
+  object_pool<collective_operation> spare_operation_;      // for the next request of all ranks
   std::vector<std::weak_ptr<symmetric_memory>> symmetric_; // in the order of allocation
 };
 

@@ -192,7 +192,7 @@ void world_core::on_device_loss(int device, const caf::error& why) {
     }
   }
   if (switched)
-    runtime_->gate().go_on();
+    runtime_->admissions().go_on();
   for (auto& x : idle)
     x->discard();
   for (auto& x : ends)
@@ -232,7 +232,7 @@ void world_core::go_on_without(locked lock, int device) {
 
 bool world_core::go_on_without_failed(int device) {
   go_on_without(admission_lock{}, device);
-  runtime_->gate().go_on_soon(); // held requests may need a rank that is gone
+  runtime_->admissions().go_on_soon(); // held requests may need a rank that is gone
   return absent().contains(rank_of(device));
 }
 
@@ -315,7 +315,7 @@ bool world_core::switch_to_spare() {
     if (x)
       x->discard();
   if (switched) {
-    runtime_->gate().go_on();
+    runtime_->admissions().go_on();
     announce();
   }
   return switched;

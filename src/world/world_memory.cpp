@@ -70,7 +70,7 @@ std::shared_ptr<symmetric_memory> world_core::make_symmetric(std::size_t size_by
         if (!self)
           return;
         // The thread that drops a handle may hold the admission lock.
-        self->runtime_->keeper().call_at(clock::now(), [world, x = std::move(x)] {
+        self->runtime_->deadlines().call_at(clock::now(), [world, x = std::move(x)] {
           if (auto alive = world.lock())
             alive->forget(x);
         });
@@ -86,10 +86,10 @@ world_core::allocate_and_register(const char* verb,
   // No lane sees this request: it is answered when the memory is registered, too.
   auto result = std::make_shared<operation_of<world_buffers>>(verb, 0);
   result->deadline = parts->deadline;
-  runtime_->keeper().add(*result);
+  runtime_->deadlines().add(*result);
   result->on_answer([owner = runtime_, x = std::weak_ptr{result}] {
     if (auto op = x.lock())
-      owner->keeper().remove(*op);
+      owner->deadlines().remove(*op);
   });
   parts->on_answer([self = shared_from_this(), x = std::weak_ptr{parts}, memory, result] {
     auto done = x.lock();

@@ -155,7 +155,7 @@ void world_core::count_refused(const rank_end& of, const caf::error& why,
                                std::uint64_t membership) {
   if (!is_whole() || !counts_among_calls(why, membership))
     return;
-  runtime_->gate().drain(); // its rank's earlier calls come first
+  runtime_->admissions().drain(); // its rank's earlier calls come first
   std::shared_ptr<collective_operation> ended;
   {
     admission_lock lock;
@@ -289,7 +289,7 @@ std::shared_ptr<rank_request> world_core::new_request(const char* verb, rank_cal
                                                       rank_set without,
                                                       const request_options& options,
                                                       std::shared_ptr<world_core> self) {
-  auto result = matching_.spare_requests[call.rank].take();
+  auto result = matching_.request_pools[call.rank].take();
   if (!result)
     result = std::make_shared<rank_request>();
   result->begin(verb, std::move(self), std::move(call), without, options);
@@ -299,8 +299,8 @@ std::shared_ptr<rank_request> world_core::new_request(const char* verb, rank_cal
 
 /// Makes the objects for the rank's next call and the operation that it forms with others' calls.
 void world_core::make_spares_of(std::size_t rank) {
-  matching_.spare_requests[rank].refill([] { return std::make_shared<rank_request>(); });
-  matching_.spare_joint.refill([this] {
+  matching_.request_pools[rank].refill([] { return std::make_shared<rank_request>(); });
+  matching_.joint_pool.refill([this] {
     auto next = std::make_shared<collective_operation>(*this);
     next->show(matching_.joint_lines);
     return next;

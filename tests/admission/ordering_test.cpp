@@ -251,7 +251,7 @@ TEST(Ordering, DoesNotOrderWhatHasNothingInCommon) {
   held.wait_reached();
   EXPECT_TRUE(is_ok(answer_of(device.upload(right, borrow(bytes), {}))));
   EXPECT_TRUE(is_ok(answer_of(device.download(right, borrow(bytes), {}))));
-  EXPECT_FALSE(writer->answered());
+  EXPECT_FALSE(writer->completed());
   auto reader = device.download(left, borrow(bytes), {});
   EXPECT_FALSE(reader->wait_until(detail::clock::now() + 20ms));
   held.open();
@@ -476,7 +476,7 @@ TEST(Ordering, AgreesWithOneAfterTheOtherWhenSomeAreTakenBackThatWait) {
     std::vector<std::shared_ptr<work>> works;
     auto let_go = [&](waiting_probe& op) {
       op.may_go.store(true);
-      system.runtime()->gate().go_on();
+      system.runtime()->admissions().go_on();
     };
     for (std::size_t i = 0; i < count; ++i) {
       auto todo = std::make_shared<work>();
@@ -559,7 +559,7 @@ TEST(Ordering, IsAsIfWhatIsTakenBackWhileItWaitsHadNeverBeen) {
   EXPECT_EQ(bytes, std::vector<std::byte>(64, std::byte{1}));
   EXPECT_FALSE(last->on_lanes()) << "it overtook the first";
   first->may_go.store(true);
-  system.runtime()->gate().go_on();
+  system.runtime()->admissions().go_on();
   EXPECT_TRUE(is_ok(answer_of(first)));
   EXPECT_TRUE(is_ok(answer_of(last)));
   EXPECT_TRUE(settles(*behind));
@@ -588,7 +588,7 @@ TEST(Ordering, FailsWhatReadsWhatExpiresWhileItWaits) {
   reader->add_use(detail::use_of(memory, true, false));
   system.runtime()->start(reader);
   writer->on_answer([&] {
-    system.runtime()->gate().go_on();
+    system.runtime()->admissions().go_on();
     reader->wait_until(detail::clock::now() + 200ms);
   });
   writer->expire();
@@ -670,9 +670,9 @@ TEST(Ordering, GivesBackWhatIsNotAcquired) {
       has_code(answer_of(system.device().fill(memory, {std::byte{1}}, {})), errc::buffer_acquired));
   acquire->cancel();
   auto fill = system.device().fill(memory, {std::byte{1}}, {});
-  EXPECT_FALSE(fill->answered()) << "refused: " << caf::to_string(fill->error());
+  EXPECT_FALSE(fill->completed()) << "refused: " << caf::to_string(fill->error());
   held->may_go.store(true);
-  system.runtime()->gate().go_on();
+  system.runtime()->admissions().go_on();
   EXPECT_TRUE(is_ok(answer_of(fill)));
   EXPECT_EQ(system.lane()->state().acquired(), 0);
 }

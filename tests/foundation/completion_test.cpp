@@ -39,7 +39,7 @@ public:
 struct counting_completion : completion {
   void cancel() noexcept override { answer(make_error(errc::cancelled, "")); }
   void before_answer(const caf::error&) noexcept override {
-    EXPECT_FALSE(answered());
+    EXPECT_FALSE(completed());
     before.fetch_add(1);
   }
   std::atomic<int> before{0};
@@ -47,7 +47,7 @@ struct counting_completion : completion {
 
 TEST(Completion, IsAnsweredOnce) {
   completion x;
-  EXPECT_FALSE(x.answered());
+  EXPECT_FALSE(x.completed());
   EXPECT_TRUE(x.answer(error_number(1)));
   EXPECT_FALSE(x.answer({}));
   EXPECT_FALSE(x.answer(error_number(2)));
@@ -232,7 +232,7 @@ TEST(Pending, RefusesToBlockWhereThatWouldStopOthers) {
       },
       {}, {}, {}))));
   std::promise<void> kept;
-  system.keeper().call_at(clock::now(), [&] {
+  system.deadlines().call_at(clock::now(), [&] {
     check();
     kept.set_value();
   });

@@ -215,7 +215,7 @@ TEST(Lane, RefusesMoreThanItsQueueHolds) {
   for (int i = 0; i < 5; ++i)
     queued.push_back(device.launch(no_work(), {}, {}, {}));
   auto refused = device.launch(no_work(), {}, {}, {.room = room_policy::refuse});
-  ASSERT_TRUE(refused->answered());
+  ASSERT_TRUE(refused->completed());
   EXPECT_TRUE(has_code(refused->error(), errc::overloaded));
   EXPECT_EQ(severity_of(errc::overloaded), severity::retry);
   held.open();
@@ -359,7 +359,7 @@ TEST(Lane, AnswersWhatIsDoneBeforeASlowOne) {
     slow.wait_reached();
     for (auto& x : before)
       ASSERT_TRUE(x->wait_until(detail::clock::now() + 10s)) << (silent ? "silent" : "signalling");
-    EXPECT_FALSE(held->answered());
+    EXPECT_FALSE(held->completed());
     slow.open();
     for (auto& x : after)
       EXPECT_TRUE(is_ok(answer_of(x)));
@@ -480,7 +480,7 @@ TEST(Lane, BeginsAnotherLife) {
   EXPECT_TRUE(has_code(answer_of(device.fill(memory, {std::byte{}}, {})), errc::stale_ref));
   auto for_the_next = device.allocate(64, dtype::uint8, true, {}); // waits for the reset
   EXPECT_FALSE(reset->wait_until(detail::clock::now() + 50ms)) << "its memory is in use";
-  EXPECT_FALSE(for_the_next->answered());
+  EXPECT_FALSE(for_the_next->completed());
   running.open();
   EXPECT_TRUE(is_ok(answer_of(reset)));
   EXPECT_EQ(reset->value, 2u);
@@ -608,7 +608,7 @@ TEST(Lane, AnswersEverythingWhenItStops) {
   const auto why = make_error(errc::unavailable, "on purpose");
   device.shut_down(why);
   for (auto& x : all) {
-    EXPECT_TRUE(x->answered());
+    EXPECT_TRUE(x->completed());
     EXPECT_EQ(answer_of(x), why);
   }
   EXPECT_TRUE(has_code(answer_of(device.launch(no_work(), {}, {}, {})), errc::unavailable));

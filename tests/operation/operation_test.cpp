@@ -92,7 +92,7 @@ TEST(Operation, AnswersOnceHoweverItsEndsRace) {
   for (int i = 0; i < rounds; ++i) {
     auto& op = *ops[static_cast<std::size_t>(i)];
     ASSERT_TRUE(settles(op));
-    ASSERT_TRUE(op.answered());
+    ASSERT_TRUE(op.completed());
     ASSERT_FALSE(op.answer_again());
     ASSERT_EQ(answers[static_cast<std::size_t>(i)], 1) << "operation " << i;
     const auto code = code_of(op.error());
@@ -102,7 +102,7 @@ TEST(Operation, AnswersOnceHoweverItsEndsRace) {
     ASSERT_EQ(op.issued(), op.withdrawn() ? 0 : 1);
     ASSERT_TRUE(op.error() || op.issued() == 1) << "operation " << i << " succeeded without a deed";
   }
-  EXPECT_EQ(system.keeper().size(), 0u);
+  EXPECT_EQ(system.deadlines().size(), 0u);
 }
 
 // INV-12: the lane may reach an operation while it is being cancelled.
@@ -282,7 +282,7 @@ TEST_P(OperationChain, EndsWithoutRecursion) {
     if (i == length / 2)
       middle = last;
   }
-  EXPECT_FALSE(last->answered());
+  EXPECT_FALSE(last->completed());
   if (fails)
     first->fail(make_error(errc::cuda_error, "on purpose"));
   held.open();
@@ -321,7 +321,7 @@ TEST(Operation, RefusesADeadlineInThePast) {
   auto op = std::make_shared<probe>(std::vector{system.lane()});
   op->deadline = detail::clock::now() - 1ms;
   system.runtime()->start(op);
-  EXPECT_TRUE(op->answered());
+  EXPECT_TRUE(op->completed());
   EXPECT_TRUE(has_code(op->error(), errc::deadline_exceeded));
   const auto why = failure_of(op->error());
   EXPECT_EQ(why->operation, op->number());

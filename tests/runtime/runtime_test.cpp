@@ -120,7 +120,7 @@ TEST(Runtime, AnswersEverythingWhenItCloses) {
   }};
   system.runtime()->close();
   opener.join();
-  EXPECT_EQ(system.keeper().size(), 0u);
+  EXPECT_EQ(system.deadlines().size(), 0u);
   EXPECT_EQ(both->issued(), 0);
 }
 
@@ -146,7 +146,7 @@ TEST(Runtime, MayEndOnAnyThread) {
       system.runtime()->start(x);
       return x;
     }();
-    EXPECT_TRUE(op->answered());
+    EXPECT_TRUE(op->completed());
   }
 }
 

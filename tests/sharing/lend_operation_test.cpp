@@ -122,7 +122,7 @@ TEST(LendOperation, HoldsUpNobodyWhoAllocates) {
   auto download = system.device().download(memory, borrow(bytes), {});
   const auto lent = lend(system, memory, access_mode::read);
   allocate_bytes(system.device(), size);
-  EXPECT_FALSE(lent->answered());
+  EXPECT_FALSE(lent->completed());
   kernel.open();
   EXPECT_TRUE(is_ok(answer_of(writer)));
   EXPECT_TRUE(is_ok(answer_of(download)));
@@ -139,8 +139,8 @@ TEST(LendOperation, OfWhatNobodyUsesWaitsForNoOther) {
   const auto first = lend(system, busy, access_mode::read);
   const auto again = lend(system, busy, access_mode::read);
   EXPECT_TRUE(is_ok(answer_of(lend(system, idle, access_mode::write))));
-  EXPECT_FALSE(first->answered());
-  EXPECT_FALSE(again->answered());
+  EXPECT_FALSE(first->completed());
+  EXPECT_FALSE(again->completed());
   kernel.open();
   EXPECT_TRUE(is_ok(answer_of(writer)));
   EXPECT_TRUE(is_ok(answer_of(first)));

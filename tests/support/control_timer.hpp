@@ -10,8 +10,9 @@
 
 namespace troupe::testing {
 
-/// Measures how late threads of this machine wake from a timed wait, as the library's timekeeper
-/// does. There are several threads, because a delay of one thread need not affect the others.
+/// Measures how late threads of this machine wake from a timed wait, as the library's
+/// deadline_watch does. There are several threads, because a delay of one thread need not affect
+/// the others.
 class control_timer {
 public:
   using clock = std::chrono::steady_clock;

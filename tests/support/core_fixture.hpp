@@ -123,7 +123,7 @@ public:
   ~core_system() { runtime_->close(); }
 
   const std::shared_ptr<detail::runtime>& runtime() const { return runtime_; }
-  detail::timekeeper& keeper() const { return runtime_->keeper(); }
+  detail::deadline_watch& deadlines() const { return runtime_->deadlines(); }
   std::shared_ptr<detail::lane> lane(int ordinal = 0) const {
     return must(runtime_->lane_of(ordinal));
   }

@@ -147,8 +147,8 @@ TEST_F(PeerCopy, KeepsItsPlaceInTheOrderOfBothDevices) {
   auto overwritten = system_.device(0).fill(here, {std::byte{3}}, {});
   auto back = copy(here, there, 1);
   auto last = system_.device(1).fill(there, {std::byte{4}}, {});
-  EXPECT_FALSE(copied->answered());
-  EXPECT_FALSE(overwritten->answered());
+  EXPECT_FALSE(copied->completed());
+  EXPECT_FALSE(overwritten->completed());
   before.open();
   for (auto& op :
        std::vector<std::shared_ptr<detail::operation>>{held, copied, overwritten, back, last})
@@ -243,7 +243,7 @@ TEST_P(PeerCopyLife, ResetWaitsForIt) {
   EXPECT_EQ(failure_of(copied->error())->device, end);
   EXPECT_FALSE(copied->settled());
   EXPECT_EQ(backend_->closed[static_cast<std::size_t>(end)], 0);
-  EXPECT_FALSE(reset->answered());
+  EXPECT_FALSE(reset->completed());
   plan_->release();
   must(answer_of(reset));
   EXPECT_EQ(reset->value, 2u);
@@ -463,7 +463,7 @@ TEST_F(LinkStreams, CopiesOfOneSizeComeOneAfterTheOther) {
   // All copies in flight on a link stay in one stream, because their order relies on it.
   auto small = copy_to(2, must(source_.slice(0, 1)));
   EXPECT_EQ(stream_of(2, 4), stream);
-  EXPECT_FALSE(second->answered());
+  EXPECT_FALSE(second->completed());
   plan_->release();
   for (auto& op : {first_, second, third, small})
     EXPECT_TRUE(is_ok(answer_of(op)));
@@ -475,7 +475,7 @@ TEST_F(LinkStreams, CopiesOfOneSizeComeOneAfterTheOther) {
 TEST_F(LinkStreams, ASmallCopyWaitsForNoLargeOneToAnotherDevice) {
   EXPECT_TRUE(is_ok(answer_of(copy_to(2, must(source_.slice(0, size - 1))))));
   EXPECT_NE(stream_of(2, 2), streams().last_to(1));
-  EXPECT_FALSE(first_->answered());
+  EXPECT_FALSE(first_->completed());
   plan_->release();
   EXPECT_TRUE(is_ok(answer_of(first_)));
 }
@@ -489,7 +489,7 @@ TEST_F(LinkStreams, SmallCopiesGoBesideEachOther) {
   EXPECT_TRUE(is_ok(answer_of(copy_to(2, must(source_.slice(0, 100))))));
   EXPECT_NE(stream_of(2, 3), streams().last_to(1));
   EXPECT_TRUE(is_ok(answer_of(copy_to(3, source_)))); // a large copy does not wait behind it either
-  EXPECT_FALSE(standing->answered());
+  EXPECT_FALSE(standing->completed());
   plan_->release();
   EXPECT_TRUE(is_ok(answer_of(standing)));
 }
@@ -508,7 +508,7 @@ TEST_F(LinkStreams, WhatWaitsStandsInNobodysWay) {
   EXPECT_TRUE(is_ok(answer_of(first_)));
   EXPECT_TRUE(is_ok(answer_of(copy_to(3, source_))));
   EXPECT_NE(stream_of(3, 3), streams().last_to(2));
-  EXPECT_FALSE(waiting->answered());
+  EXPECT_FALSE(waiting->completed());
   work.open();
   EXPECT_TRUE(is_ok(answer_of(kernel)));
   EXPECT_TRUE(is_ok(answer_of(waiting)));

@@ -61,7 +61,7 @@ protected:
   caf::error hand_over() { return hand_over(build(), number, key); }
   caf::error hand_over(communicator_ranks rank, std::uint64_t of, communicator_key as) {
     program_note note;
-    note.what = program_note::kind::enter;
+    note.what = program_note::kind::adopt;
     note.world = of;
     note.rank = 0;
     note.ranks = 1;

@@ -137,7 +137,7 @@ TEST(WorldCore, KeepsWhatComesBeforeItsCommunicator) {
     EXPECT_LT(last, early[i]->number());
     last = early[i]->number();
   }
-  EXPECT_TRUE(eventually([&] { return system.keeper().size() == 0; }));
+  EXPECT_TRUE(eventually([&] { return system.deadlines().size() == 0; }));
 }
 
 TEST(WorldCore, BoundsThoseWhoWait) {
@@ -151,8 +151,8 @@ TEST(WorldCore, BoundsThoseWhoWait) {
   waiting[5]->cancel();
   auto a = world.all_reduce_element(11); // these find room again
   auto b = world.all_reduce_element(12);
-  EXPECT_FALSE(a->answered());
-  EXPECT_FALSE(b->answered());
+  EXPECT_FALSE(a->completed());
+  EXPECT_FALSE(b->completed());
   EXPECT_TRUE(has_code(answer_of(world.all_reduce_element(14)), errc::overloaded));
   world.open();
   EXPECT_TRUE(is_ok(answer_of(a)));
@@ -200,10 +200,10 @@ TEST_F(WaitingRequest, KeepsItsPlaceOnItsBuffers) {
   auto overwritten = fill(x, 100);
   auto last = read(x);
   must(answer_of(system.device(0).stats({}))); // the lane still runs other operations
-  EXPECT_FALSE(sum->answered());
-  EXPECT_FALSE(after.op->answered());
-  EXPECT_FALSE(overwritten->answered());
-  EXPECT_FALSE(last.op->answered());
+  EXPECT_FALSE(sum->completed());
+  EXPECT_FALSE(after.op->completed());
+  EXPECT_FALSE(overwritten->completed());
+  EXPECT_FALSE(last.op->completed());
   world.open();
   EXPECT_EQ(after.value(), 6);
   EXPECT_EQ(last.value(), 100);
@@ -222,8 +222,8 @@ TEST_F(WaitingRequest, LetsPassWhatDoesNotConflict) {
   EXPECT_EQ(read(x).value(), 4); // the all-reduce only reads this buffer
   auto result = read(results[0]);
   auto change = fill(x, 50);
-  EXPECT_FALSE(result.op->answered());
-  EXPECT_FALSE(change->answered());
+  EXPECT_FALSE(result.op->completed());
+  EXPECT_FALSE(change->completed());
   world.open();
   EXPECT_EQ(result.value(), 8);
   EXPECT_EQ(read(x).value(), 50);
@@ -323,7 +323,7 @@ TEST_F(WaitingRequest, BehindAnotherEndsWithItsWorld) {
   const auto why = make_error(errc::unavailable, "on purpose");
   second.core->close(world_phase::failed, why);
   EXPECT_EQ(answer_of(behind), why);
-  EXPECT_FALSE(sum->answered());
+  EXPECT_FALSE(sum->completed());
 }
 
 // INV-1: when many requests end at once, the time grows linearly, not quadratically.
@@ -359,7 +359,7 @@ TEST_F(WaitingRequest, HoldsUpNoOtherWorld) {
   auto behind = all_reduce_in(*second.core, world.refs, {}, reduce_op::sum);
   second.open();
   EXPECT_TRUE(is_ok(answer_of(second.all_reduce())));
-  EXPECT_FALSE(behind->answered());
+  EXPECT_FALSE(behind->completed());
   world.open();
   EXPECT_TRUE(is_ok(answer_of(sum)));
   EXPECT_TRUE(is_ok(answer_of(behind)));
@@ -436,7 +436,7 @@ TEST(WorldCore, AnswersOnceHoweverItsEndRaces) {
       static_cast<void>(answer_of(x));
     EXPECT_TRUE(eventually([&] { return answers == 40; }));
     world.core->close(world_phase::shut_down, make_error(errc::unavailable, "over"));
-    ASSERT_TRUE(eventually([&] { return system.keeper().size() == 0; })) << "round " << round;
+    ASSERT_TRUE(eventually([&] { return system.deadlines().size() == 0; })) << "round " << round;
     EXPECT_TRUE(has_code(answer_of(world.all_reduce()), errc::unavailable));
   }
 }
@@ -596,7 +596,7 @@ TEST(WorldCore, RefusesWhatCannotBeRight) {
   const auto refused = [&](const std::vector<any_gpu_ref>& send,
                            const std::vector<any_gpu_ref>& recv = {}) {
     auto op = all_reduce_in(*world.core, send, recv, reduce_op::sum);
-    EXPECT_TRUE(op->answered());
+    EXPECT_TRUE(op->completed());
     return code_of(op->error());
   };
   EXPECT_EQ(refused({}), errc::invalid_argument);
@@ -626,7 +626,7 @@ TEST(WorldCore, IsNotKeptByACallThatLacksTheOthers) {
     alone = world.core->run(
         0, {collective_kind::all_reduce, world.refs[0], any_gpu_ref{}, reduce_op::sum, -1}, {},
         world.core);
-    system.runtime()->gate().drain();
+    system.runtime()->admissions().drain();
   }
   EXPECT_TRUE(has_code(answer_of(alone), errc::unavailable));
   alone.reset();

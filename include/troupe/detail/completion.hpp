@@ -55,9 +55,9 @@ public:
   completion& operator=(const completion&) = delete;
   virtual ~completion();
 
-  bool answered() const noexcept { return answered_.load(std::memory_order_acquire); }
+  bool completed() const noexcept { return completed_.load(std::memory_order_acquire); }
 
-  /// None on success. Valid only after `answered` has returned true.
+  /// None on success. Valid only after `completed` has returned true.
   const caf::error& error() const noexcept { return error_; }
 
   /// Returns the number of the operation; 0 if it was refused before it got one.
@@ -87,13 +87,13 @@ protected:
 private:
   bool spin() const noexcept;
 
-  std::atomic<bool> answered_{false}; // waiting threads poll it
+  std::atomic<bool> completed_{false}; // waiting threads poll it
   std::atomic<bool> waited_for_{false};
   caf::error error_;
   std::mutex mutex_;
   std::condition_variable condition_;
   std::vector<std::function<void()>> listeners_;
-  std::atomic<bool> claimed_{false}; // `answer` was called; kept far from `answered_`
+  std::atomic<bool> claimed_{false}; // `answer` was called; kept far from `completed_`
 };
 
 /// Returns a completion that has already failed with `why`, for a refused request.

@@ -195,7 +195,7 @@ caf::expected<program_host::hosted*> program_host::provide(const program_note& n
   x.core = std::make_shared<world_core>(*owner, note.view.name, std::move(lanes), limits);
   x.core->set_on_end([this, number = note.world, rank = note.rank](
                          std::uint64_t epoch, const caf::error& why, communicator_role) {
-    auto end = note_of(program_note::kind::leave, number, rank);
+    auto end = note_of(program_note::kind::fail_epoch, number, rank);
     end.view.epoch = epoch;
     end.why = brief(why);
     tell(end);
@@ -236,7 +236,8 @@ caf::error program_host::take(communicator_key key, communicator_ranks rank,
   const bool is_new = !std::exchange(x.begins, true);
   const bool is_there = x.begun;
   lock.unlock();
-  if (core->enter(note->view, std::move(ranks))) { // false: the parent has gone on already
+  if (core->adopt_communicator(note->view,
+                               std::move(ranks))) { // false: the parent has gone on already
     lock.lock();
     if (auto i = worlds_.find(note->world); i != worlds_.end()) // earlier epochs have ended
       std::erase_if(i->second.epochs, [&](auto& e) { return e.second < note->view.epoch; });
@@ -327,7 +328,7 @@ void program_host::close(communicator_key key) {
       }
   }
   if (core)
-    core->leave(epoch, make_error(errc::membership_changed, "the world goes on without it"));
+    core->fail_epoch(epoch, make_error(errc::membership_changed, "the world goes on without it"));
   guest_->wait_closed(key);
 }
 
@@ -374,14 +375,14 @@ void program_host::received_program_note(std::span<const std::byte> what) {
   auto core = i->second.core;
   if (kind == program_note::kind::stop)
     worlds_.erase(i);
-  else if (kind == program_note::kind::leave) // `close` then need not end the epoch again
+  else if (kind == program_note::kind::fail_epoch) // `close` then need not end the epoch again
     std::erase_if(i->second.epochs, [&](auto& x) { return x.second == note->view.epoch; });
   else if (kind == program_note::kind::message && !i->second.begun) // for an earlier process
     return i->second.early.push_back({note->rank, std::move(note->bytes)});
   lock.unlock();
   switch (kind) {
-  case program_note::kind::leave:
-    core->leave(note->view.epoch, note->why);
+  case program_note::kind::fail_epoch:
+    core->fail_epoch(note->view.epoch, note->why);
     break;
   case program_note::kind::message:
     if (actor)

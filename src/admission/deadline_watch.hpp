@@ -23,12 +23,12 @@ namespace troupe::detail {
 class lane;
 class operation;
 
-class timekeeper final : public operation_watch {
+class deadline_watch final : public operation_watch {
 public:
-  timekeeper();
-  ~timekeeper();
-  timekeeper(const timekeeper&) = delete;
-  timekeeper& operator=(const timekeeper&) = delete;
+  deadline_watch();
+  ~deadline_watch();
+  deadline_watch(const deadline_watch&) = delete;
+  deadline_watch& operator=(const deadline_watch&) = delete;
 
   /// Ends its thread: from then on nothing is watched. Not to be called on that thread.
   void stop() noexcept;
@@ -43,8 +43,8 @@ public:
   /// Calls `act` for every operation that is not settled, without the lock.
   void for_each(const std::function<void(operation&)>& act);
 
-  /// Calls `act` on the timekeeper's thread at `when`. Returns an id for `cancel_call`; 0: the
-  /// timekeeper has stopped, and `act` is never called.
+  /// Calls `act` on the deadline watch's thread at `when`. Returns an id for `cancel_call`; 0: the
+  /// deadline_watch has stopped, and `act` is never called.
   std::uint64_t call_at(clock::time_point when, std::function<void()> act);
   void cancel_call(std::uint64_t id) noexcept;
 

@@ -1,5 +1,5 @@
 /// Deadlines, stall limits and calls.
-#include "admission/timekeeper.hpp"
+#include "admission/deadline_watch.hpp"
 #include "operation/use_of.hpp"
 #include "support/core_fixture.hpp"
 #include "support/eventually.hpp"
@@ -22,7 +22,7 @@ namespace troupe {
 namespace {
 
 using detail::clock;
-using detail::timekeeper;
+using detail::deadline_watch;
 using testing::allocate_bytes;
 using testing::answer_of;
 using testing::core_system;
@@ -34,8 +34,8 @@ using testing::probe;
 using testing::settles;
 using namespace std::chrono_literals;
 
-/// Blocks until the timekeeper has reached `when`, or slightly later.
-void pass(timekeeper& keeper, clock::time_point when) {
+/// Blocks until the deadline watch has reached `when`, or slightly later.
+void pass(deadline_watch& keeper, clock::time_point when) {
   std::promise<void> passed;
   keeper.call_at(when, [&] { passed.set_value(); });
   passed.get_future().wait();
@@ -58,7 +58,7 @@ std::shared_ptr<probe> standing(const core_system& system, gate& held,
 }
 
 // INV-1. The lateness of a result also depends on the machine. A benchmark measures it.
-TEST(Timekeeper, KeepsDeadlines) {
+TEST(DeadlineWatch, KeepsDeadlines) {
   core_system system;
   gate held;
   auto front = system.device().launch(held.in_stream(), {}, {}, {});
@@ -89,7 +89,7 @@ TEST(Timekeeper, KeepsDeadlines) {
   held.open();
 }
 
-TEST(Timekeeper, CountsAStallFromTheFirstStart) {
+TEST(DeadlineWatch, CountsAStallFromTheFirstStart) {
   core_system system;
   gate front;
   gate own;
@@ -97,7 +97,7 @@ TEST(Timekeeper, CountsAStallFromTheFirstStart) {
   front.wait_reached();
   auto op = standing(system, own, 40ms);
   system.runtime()->start(op);
-  pass(system.keeper(), clock::now() + 150ms); // it waits and has not started
+  pass(system.deadlines(), clock::now() + 150ms); // it waits and has not started
   EXPECT_EQ(op->stalls(), 0);
   EXPECT_EQ(op->first_started_at(), 0);
   const auto opened = clock::now();
@@ -106,14 +106,14 @@ TEST(Timekeeper, CountsAStallFromTheFirstStart) {
   while (op->stalls() == 0)
     ASSERT_LT(clock::now(), opened + testing::patience);
   EXPECT_GE(clock::now() - opened, 40ms);
-  pass(system.keeper(), clock::now() + 100ms);
+  pass(system.deadlines(), clock::now() + 100ms);
   EXPECT_EQ(op->stalls(), 1);
-  EXPECT_FALSE(op->answered()); // the timekeeper only reports a stall
+  EXPECT_FALSE(op->completed()); // the deadline watch only reports a stall
   own.open();
   EXPECT_TRUE(is_ok(answer_of(op)));
 }
 
-TEST(Timekeeper, DoesNotCountTheTimeBehindAnotherStream) {
+TEST(DeadlineWatch, DoesNotCountTheTimeBehindAnotherStream) {
   core_system system;
   auto memory = allocate_bytes(system.device(), 64);
   gate front;
@@ -125,13 +125,13 @@ TEST(Timekeeper, DoesNotCountTheTimeBehindAnotherStream) {
   op->stall_limit = std::chrono::nanoseconds{20ms}.count();
   system.runtime()->start(op);
   ASSERT_TRUE(testing::eventually([&] { return op->issued() == 1; }));
-  pass(system.keeper(), clock::now() + 100ms);
+  pass(system.deadlines(), clock::now() + 100ms);
   EXPECT_EQ(op->stalls(), 0);
   front.open();
   EXPECT_TRUE(is_ok(answer_of(op)));
 }
 
-TEST(Timekeeper, SeesAStallAfterADeadline) {
+TEST(DeadlineWatch, SeesAStallAfterADeadline) {
   core_system system;
   gate held;
   auto op = standing(system, held, 1s);
@@ -146,22 +146,22 @@ TEST(Timekeeper, SeesAStallAfterADeadline) {
   EXPECT_TRUE(settles(*op));
 }
 
-TEST(Timekeeper, KnowsLimitsThatNeverCome) {
+TEST(DeadlineWatch, KnowsLimitsThatNeverCome) {
   core_system system;
   gate held;
   auto op = standing(system, held, std::chrono::nanoseconds::max());
   op->deadline = clock::time_point::max();
   system.runtime()->start(op);
   held.wait_reached();
-  pass(system.keeper(), clock::now() + 10ms);
+  pass(system.deadlines(), clock::now() + 10ms);
   EXPECT_EQ(op->stalls(), 0);
-  EXPECT_FALSE(op->answered());
+  EXPECT_FALSE(op->completed());
   held.open();
   EXPECT_TRUE(is_ok(answer_of(op)));
 }
 
-TEST(Timekeeper, CallsInTime) {
-  timekeeper keeper;
+TEST(DeadlineWatch, CallsInTime) {
+  deadline_watch keeper;
   std::mutex mutex;
   std::vector<int> called;
   std::promise<void> last;
@@ -183,8 +183,8 @@ TEST(Timekeeper, CallsInTime) {
   EXPECT_EQ(called, (std::vector<int>{1, 3}));
 }
 
-/// Returns how often the timekeeper's thread has slept until `when`.
-std::future<long> sleeps_until(timekeeper& keeper, clock::time_point when) {
+/// Returns how often the deadline watch's thread has slept until `when`.
+std::future<long> sleeps_until(deadline_watch& keeper, clock::time_point when) {
   auto told = std::make_shared<std::promise<long>>();
   keeper.call_at(when, [told] {
     rusage used{};
@@ -194,19 +194,19 @@ std::future<long> sleeps_until(timekeeper& keeper, clock::time_point when) {
   return told->get_future();
 }
 
-TEST(Timekeeper, RestsWhileNothingIsWatched) {
-  timekeeper keeper;
+TEST(DeadlineWatch, RestsWhileNothingIsWatched) {
+  deadline_watch keeper;
   const auto begin = clock::now();
   auto first = sleeps_until(keeper, begin + 200ms);
   auto last = sleeps_until(keeper, begin + 1200ms);
   EXPECT_LT(last.get() - first.get(), 10) << "a tick every 50 ms would make 20";
 }
 
-TEST(Timekeeper, WatchesAnOperationThatComesWhileItRests) {
+TEST(DeadlineWatch, WatchesAnOperationThatComesWhileItRests) {
   core_system system;
-  const auto far = system.keeper().call_at(clock::now() + 2 * testing::patience, [] {});
+  const auto far = system.deadlines().call_at(clock::now() + 2 * testing::patience, [] {});
   for (int i = 0; i < 3; ++i) {
-    pass(system.keeper(), clock::now() + 150ms); // three ticks
+    pass(system.deadlines(), clock::now() + 150ms); // three ticks
     gate held;
     auto op = standing(system, held, 40ms);
     op->deadline = clock::now() + 20ms;
@@ -216,12 +216,12 @@ TEST(Timekeeper, WatchesAnOperationThatComesWhileItRests) {
     held.open();
     EXPECT_TRUE(settles(*op));
   }
-  system.keeper().cancel_call(far);
+  system.deadlines().cancel_call(far);
 }
 
-TEST(Timekeeper, TakesOutTwiceWhatIsThereOnce) {
+TEST(DeadlineWatch, TakesOutTwiceWhatIsThereOnce) {
   core_system system;
-  timekeeper keeper;
+  deadline_watch keeper;
   std::vector<std::shared_ptr<probe>> ops;
   for (int i = 0; i < 4; ++i) {
     ops.push_back(std::make_shared<probe>(std::vector{system.lane()}));
@@ -240,9 +240,9 @@ TEST(Timekeeper, TakesOutTwiceWhatIsThereOnce) {
   EXPECT_EQ(keeper.size(), 0u);
 }
 
-TEST(Timekeeper, IsReadWhileItChanges) {
+TEST(DeadlineWatch, IsReadWhileItChanges) {
   core_system system;
-  timekeeper keeper;
+  deadline_watch keeper;
   std::atomic<bool> stop{false};
   std::thread reader{[&] {
     while (!stop)

@@ -8,7 +8,7 @@
 namespace troupe::detail {
 
 /// A pool of at most one object, ready for use. @thread any
-template <class T> class alignas(64) spare {
+template <class T> class alignas(64) object_pool {
 public:
   /// Returns the object; null if there is none.
   std::shared_ptr<T> take() noexcept {

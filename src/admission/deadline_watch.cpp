@@ -1,4 +1,4 @@
-#include "admission/timekeeper.hpp"
+#include "admission/deadline_watch.hpp"
 
 #include "foundation/spin.hpp"
 #include "lane/lane.hpp"
@@ -27,8 +27,8 @@ clock::time_point at(std::int64_t nanoseconds) {
 } // namespace
 
 /// Under mutex_. Work that has not started cannot stall before a whole limit has passed.
-clock::time_point timekeeper::due(const operation& x, clock::time_point now) const {
-  auto result = x.answered() || x.deadline <= now ? clock::time_point::max() : x.deadline;
+clock::time_point deadline_watch::due(const operation& x, clock::time_point now) const {
+  auto result = x.completed() || x.deadline <= now ? clock::time_point::max() : x.deadline;
   if (x.stall_limit > 0 && !x.stall_told_ && !x.over()) {
     std::chrono::nanoseconds left{x.stall_limit};
     if (auto started = x.first_started_at(); started != 0)
@@ -39,11 +39,11 @@ clock::time_point timekeeper::due(const operation& x, clock::time_point now) con
   return result;
 }
 
-timekeeper::timekeeper() : time_(tick), thread_([this] { run(); }) {}
+deadline_watch::deadline_watch() : time_(tick), thread_([this] { run(); }) {}
 
-timekeeper::~timekeeper() { stop(); }
+deadline_watch::~deadline_watch() { stop(); }
 
-void timekeeper::stop() noexcept {
+void deadline_watch::stop() noexcept {
   {
     std::lock_guard lock{mutex_};
     stop_ = true;
@@ -53,12 +53,12 @@ void timekeeper::stop() noexcept {
     thread_.join();
 }
 
-timekeeper::shard& timekeeper::shard_of(const operation& x) noexcept {
+deadline_watch::shard& deadline_watch::shard_of(const operation& x) noexcept {
   constexpr std::uint64_t spread = 0x9e3779b97f4a7c15;
   return shards_[(reinterpret_cast<std::uintptr_t>(&x) * spread) >> 61];
 }
 
-void timekeeper::add(operation& x) {
+void deadline_watch::add(operation& x) {
   auto when = x.deadline;
   if (const auto now = at(x.admitted_at);
       x.stall_limit > 0 && std::chrono::nanoseconds{x.stall_limit} < when - now)
@@ -79,14 +79,14 @@ void timekeeper::add(operation& x) {
   wake_at(when);
 }
 
-void timekeeper::add_late(operation& x) {
+void deadline_watch::add_late(operation& x) {
   add(x);
   std::atomic_thread_fence(std::memory_order_seq_cst); // as in `operation::settle`
   if (x.settled())
     remove(x);
 }
 
-void timekeeper::remove(operation& x) noexcept {
+void deadline_watch::remove(operation& x) noexcept {
   auto& place = shard_of(x);
   hot_lock lock{place.mutex};
   if (!x.watched())
@@ -97,7 +97,7 @@ void timekeeper::remove(operation& x) noexcept {
   --place.size;
 }
 
-void timekeeper::for_each(const std::function<void(operation&)>& act) {
+void deadline_watch::for_each(const std::function<void(operation&)>& act) {
   std::vector<std::shared_ptr<completion>> all;
   for (auto& place : shards_) {
     std::lock_guard lock{place.mutex};
@@ -109,7 +109,7 @@ void timekeeper::for_each(const std::function<void(operation&)>& act) {
     act(static_cast<operation&>(*x));
 }
 
-std::uint64_t timekeeper::call_at(clock::time_point when, std::function<void()> act) {
+std::uint64_t deadline_watch::call_at(clock::time_point when, std::function<void()> act) {
   std::lock_guard lock{mutex_};
   if (stop_)
     return 0;
@@ -119,12 +119,12 @@ std::uint64_t timekeeper::call_at(clock::time_point when, std::function<void()> 
   return id;
 }
 
-void timekeeper::cancel_call(std::uint64_t id) noexcept {
+void deadline_watch::cancel_call(std::uint64_t id) noexcept {
   std::lock_guard lock{mutex_};
   std::erase_if(calls_, [id](const call& x) { return x.id == id; });
 }
 
-std::size_t timekeeper::size() const noexcept {
+std::size_t deadline_watch::size() const noexcept {
   std::size_t result = 0;
   for (auto& place : shards_) {
     std::lock_guard lock{place.mutex};
@@ -133,14 +133,14 @@ std::size_t timekeeper::size() const noexcept {
   return result;
 }
 
-void timekeeper::wake_at(clock::time_point when) {
+void deadline_watch::wake_at(clock::time_point when) {
   if (when >= next_.load())
     return;
   next_ = when;
   condition_.notify_one();
 }
 
-void timekeeper::count_anew(const std::vector<std::shared_ptr<completion>>& stalled) {
+void deadline_watch::count_anew(const std::vector<std::shared_ptr<completion>>& stalled) {
   std::lock_guard lock{mutex_};
   auto now = clock::now();
   for (auto& i : stalled) {
@@ -152,10 +152,10 @@ void timekeeper::count_anew(const std::vector<std::shared_ptr<completion>>& stal
 }
 
 /// Finds the operations that are late. Under mutex_.
-void timekeeper::look_at(shard& place, clock::time_point now) {
+void deadline_watch::look_at(shard& place, clock::time_point now) {
   std::lock_guard lock{place.mutex};
   for (auto* x = place.first; x != nullptr; x = x->next_) {
-    if (!x->answered() && x->deadline <= now)
+    if (!x->completed() && x->deadline <= now)
       expired_.push_back(x->shared_from_this());
     if (auto started = x->first_started_at();
         x->stall_limit > 0 && !x->stall_told_ && !x->over() && started != 0 &&
@@ -167,7 +167,7 @@ void timekeeper::look_at(shard& place, clock::time_point now) {
   }
 }
 
-void timekeeper::ask(const std::shared_ptr<completion>& who, clock::time_point now) {
+void deadline_watch::ask(const std::shared_ptr<completion>& who, clock::time_point now) {
   const auto& x = static_cast<operation&>(*who);
   auto& asked = suspects_.emplace_back(suspect{who, {}, now + tick});
   for (auto& p : x.parts())
@@ -177,7 +177,7 @@ void timekeeper::ask(const std::shared_ptr<completion>& who, clock::time_point n
   lane::wake(x.parts());
 }
 
-std::vector<std::shared_ptr<completion>> timekeeper::take_stalled(clock::time_point now) {
+std::vector<std::shared_ptr<completion>> deadline_watch::take_stalled(clock::time_point now) {
   std::vector<std::shared_ptr<completion>> result;
   std::erase_if(suspects_, [&](suspect& x) {
     const bool looked = std::all_of(x.looks.begin(), x.looks.end(),
@@ -191,7 +191,7 @@ std::vector<std::shared_ptr<completion>> timekeeper::take_stalled(clock::time_po
 }
 
 /// Blocks until there may be something to do, or for a tick. Under mutex_.
-void timekeeper::wait(std::unique_lock<std::mutex>& lock, clock::time_point next) {
+void deadline_watch::wait(std::unique_lock<std::mutex>& lock, clock::time_point next) {
   if (std::exchange(quiet_, false) && suspects_.empty() && rest(lock))
     return;
   if (next == clock::time_point::max())
@@ -204,7 +204,7 @@ void timekeeper::wait(std::unique_lock<std::mutex>& lock, clock::time_point next
 
 /// Blocks without ticks until a call is due or an operation is added. Returns false, without
 /// blocking, if an operation is watched. Under mutex_.
-bool timekeeper::rest(std::unique_lock<std::mutex>& lock) {
+bool deadline_watch::rest(std::unique_lock<std::mutex>& lock) {
   const auto next = next_.exchange(clock::time_point::max()); // so that `add` wakes this thread
   const bool rests = size() == 0;
   if (rests) {
@@ -224,8 +224,8 @@ bool timekeeper::rest(std::unique_lock<std::mutex>& lock) {
   return rests;
 }
 
-void timekeeper::run() {
-  forbid_blocking("the timekeeper");
+void deadline_watch::run() {
+  forbid_blocking("the deadline watch");
   std::unique_lock lock{mutex_};
   std::vector<std::function<void()>> called;
   while (!stop_) {
