@@ -211,8 +211,14 @@ void collective_operation::resume_frees(part& p) noexcept {
     p.on->resume_frees();
 }
 
-/// Completes the requests of the part: they need not wait for the parts of other ranks.
+/// Completes the requests of the part: they need not wait for the parts of other ranks. But while
+/// an operation has failed and is not settled, its marks may still come to this one, through a
+/// cancelled operation between them. Then the requests wait until this operation settles.
 void collective_operation::tell(part& p) noexcept {
+  if (any_failing()) {
+    any_undelivered_.store(true, std::memory_order_relaxed);
+    return;
+  }
   p.delivered.store(true, std::memory_order_release); // before the requester's next action
   bool known = true;
   for (auto& x : requests_of(p))
