@@ -135,9 +135,16 @@ void communicator::fail(const caf::error& cause) noexcept {
     if (op.communicator_key() == this)
       op.fail(cause);
   });
+  note_closed();
   for (auto& x : lanes_)
     x->wake(); // a lane may wait outside the communicator for the other ranks
   runtime_->workers().run([self = std::move(keep)] { self->reap(false); });
+}
+
+/// On the ending thread, since the reaper may have to wait for a thread of its own.
+void communicator::note_closed() noexcept {
+  for (auto* x : rank_at_)
+    x->on_closed();
 }
 
 void communicator::fail_unless_lost(const caf::error& cause) noexcept {
@@ -179,6 +186,7 @@ void communicator::end_quietly(bool healthy) noexcept {
     live_.store(false);
     symmetric_.fetch_or(no_more);
   }
+  note_closed();
   runtime_->workers().run([self = shared_from_this(), healthy] { self->reap(healthy); });
 }
 
@@ -291,8 +299,6 @@ bool communicator::wait_for_symmetric() noexcept {
 }
 
 void communicator::reap(bool healthy) noexcept {
-  for (auto* x : rank_at_)
-    x->on_closed();
   const bool quiet = wait_until_quiet() && wait_for_symmetric();
   if (!quiet) {
     // No call may be made on it any more: its memory is kept until the process ends.

@@ -131,6 +131,7 @@ private:
   bool is_pending() const noexcept;
   bool is_losing_rank() const noexcept;
   void end_quietly(bool healthy) noexcept;
+  void note_closed() noexcept;
   void reap(bool healthy) noexcept;
   bool wait_until_quiet() noexcept;
   bool wait_for_symmetric() noexcept;

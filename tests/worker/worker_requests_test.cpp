@@ -247,6 +247,16 @@ TEST_F(WorkerRequests, NoRankOfAProgramEndsBeforeAllAreClosed) {
   }
 }
 
+TEST_F(WorkerRequests, AWorkerThatCannotCloseItsRankIsKilled) {
+  auto ranks = must(build());
+  for (auto& x : ranks)
+    EXPECT_TRUE(is_ok(x->hand_over({})));
+  workers_->fail(1, control::close, make_error(errc::unavailable, "no thread"));
+  EXPECT_TRUE(is_ok(all_.abort(std::move(ranks))));
+  EXPECT_TRUE(workers_->was_killed(1, {}));
+  EXPECT_FALSE(workers_->was_killed(0, {}));
+}
+
 TEST_F(WorkerRequests, RanksThatTheParentDrivesAreNotClosedByTheirWorkers) {
   EXPECT_TRUE(is_ok(all_.abort(must(build()))));
   EXPECT_TRUE(workers_->was_asked(0, control::abort));

@@ -270,7 +270,11 @@ build_communicator(const communicator_id& id, int size, std::span<const local_ra
                    int device_count, const shared_driver_access& driver, pool_trimmer& trimmer,
                    const shared_flag& unwanted) noexcept {
   return no_throw([&]() -> caf::expected<communicator_ranks> {
-    if (auto err = check_build(size, ranks, device_count, driver, trimmer))
+    // Where other processes have ranks, all were asked before: one that refuses now would leave its
+    // peers in NCCL.
+    const bool whole = ranks.size() == static_cast<std::size_t>(size);
+    if (auto err = whole ? check_build(size, ranks, device_count, driver, trimmer)
+                         : check_ranks(size, ranks, device_count))
       return err;
     if (unwanted->load(std::memory_order_relaxed))
       return build_called_off();

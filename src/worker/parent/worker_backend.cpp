@@ -330,18 +330,25 @@ caf::error worker_backend::end(control how, const communicator_ranks& ranks) noe
       links[i]->give_up_late(purpose, call_limit_);
     fair_limit none{{}};
     answers->wait_for_all(none); // `give_up_late` completes them
-    caf::error result;
-    for (std::size_t i = 0; i < links.size(); ++i)
-      if (auto& x = (*answers)[i]; !x && code_of(x.error()) != errc::worker_lost)
-        keep_first(result, x.error()); // a rank in a lost worker has ended with it
-    return result;
+    return answers;
+  };
+  auto is_failure = [](const worker_reply& x) { // a rank in a lost worker has ended with it
+    return !x && code_of(x.error()) != errc::worker_lost;
   };
   // The abort of one rank may let another's work end with wrong results (see `guest_ends`). Their
   // owner in this process has closed the ranks that are not handed over.
-  if (any_handed_over)
-    if (auto error = ask_all(control::close, "to close its rank"))
-      log(log_level::warning, "a rank in a worker could not be closed", error);
-  return ask_all(how, "to end its rank");
+  if (any_handed_over) {
+    const auto closed = ask_all(control::close, "to close its rank");
+    for (std::size_t i = 0; i < links.size(); ++i)
+      if (is_failure((*closed)[i]))
+        links[i]->give_up_failed("to close its rank", (*closed)[i].error());
+  }
+  const auto ended = ask_all(how, "to end its rank");
+  caf::error result;
+  for (std::size_t i = 0; i < links.size(); ++i)
+    if (is_failure((*ended)[i]))
+      keep_first(result, (*ended)[i].error());
+  return result;
 }
 
 } // namespace troupe::detail

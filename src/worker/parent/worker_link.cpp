@@ -275,6 +275,11 @@ void worker_link::give_up_late(std::string_view what, std::chrono::nanoseconds l
                                    std::string{what} + ", and was killed"));
 }
 
+void worker_link::give_up_failed(std::string_view what, const caf::error& why) noexcept {
+  give_up(lost_worker(device_, "its worker failed " + std::string{what} + " (" + describe(why) +
+                                   "), and was killed"));
+}
+
 void worker_link::give_up_nonsense(std::string_view what) noexcept {
   give_up(lost_worker(device_, "its worker wrote malformed data (" + std::string{what} +
                                    "), and was killed"));

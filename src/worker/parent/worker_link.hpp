@@ -138,6 +138,8 @@ public:
   void give_up(const caf::error& why) noexcept;
   /// Does the same because the worker missed `limit`. `what`: "to ..."
   void give_up_late(std::string_view what, std::chrono::nanoseconds limit) noexcept;
+  /// Does the same because the worker failed at what it must not fail at. `what`: "to ..."
+  void give_up_failed(std::string_view what, const caf::error& why) noexcept;
   /// Does the same for an impossible value from the worker.
   void give_up_nonsense(std::string_view what) noexcept;
 
