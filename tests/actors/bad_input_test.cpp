@@ -903,7 +903,7 @@ TEST_F(BadInput, ExceptionFromALaunchCallable) {
 TEST_F(BadInput, LaunchThatNobodyRegistered) {
   open();
   const auto actor = must(devices[0].actor());
-  EXPECT_TRUE(has_code(ask<void>(*system, actor, launch{"BadInput.Nobody", {}, {}, {}}),
+  EXPECT_TRUE(has_code(ask<void>(*system, actor, launch{"BadInput.Unregistered", {}, {}, {}}),
                        errc::invalid_argument));
   EXPECT_TRUE(has_code(ask<void>(*system, actor, launch_callable{}), errc::invalid_argument));
   EXPECT_TRUE(has_code(answer_of(devices[0].launch({}, {}, {})), errc::invalid_argument));
