@@ -457,7 +457,7 @@ operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexcept {
         x.who->fail(cause);
   for (auto& x : dependent_failures)
     x.who->fail(x.cause);
-  if (cause) // not earlier: until then a successor may complete without its mark
+  if (failed()) // not earlier: until then a successor may complete without its mark
     failing_.fetch_sub(1, std::memory_order_release);
   for (auto& x : successors)
     follow_up.push_back(std::move(x.who));
