@@ -28,7 +28,7 @@ admission_lock::admission_lock(spin_first) noexcept { lock_hot(mutex()); }
 
 namespace {
 
-/// The maximum number of devices of a process.
+/// The longest queue that is tried as one whole operation: more than a host has devices.
 constexpr std::size_t most_together = 16;
 
 void expect_parts(locked lock, operation& op) noexcept {
@@ -392,8 +392,8 @@ void admission::give_up_places(locked lock, deferred_actions& after) {
   auto gone = std::span{after.gone}.subspan(static_cast<std::size_t>(first));
   if (gone.empty())
     return;
-  held_.close_ranks(lock);
-  held_.put_back(lock, gone);
+  held_.forget_withdrawn_predecessors(lock);
+  held_.restore_superseded(lock, gone);
   for (auto& x : gone) {
     x.op->let_successors_go(lock);
     for (auto& p : x.op->parts())

@@ -60,14 +60,14 @@ bool held_operations::would_wait_for_itself(locked, const operation& op,
   return false;
 }
 
-void held_operations::close_ranks(locked) {
+void held_operations::forget_withdrawn_predecessors(locked) {
   for (auto& x : all_)
     if (std::erase_if(x.behind, [](auto& y) { return y->is_removed(); }) != 0)
       for (auto& p : x.op->parts())
         std::erase_if(p.predecessors, [](const predecessor& y) { return y.of->is_removed(); });
 }
 
-void held_operations::put_back(locked lock, std::span<const held_operation> gone) {
+void held_operations::restore_superseded(locked lock, std::span<const held_operation> gone) {
   std::map<buffer*, access_list> restored; // for each buffer that `gone` used
   for (auto& x : gone) {
     for (auto& u : x.op->uses())

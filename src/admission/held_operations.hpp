@@ -49,9 +49,9 @@ public:
   /// Returns whether `op` would wait for itself if it had `uses` too.
   bool would_wait_for_itself(locked, const operation& op, std::span<const use> uses);
   /// Removes withdrawn operations as predecessors. (A held predecessor is also in `behind`.)
-  void close_ranks(locked);
+  void forget_withdrawn_predecessors(locked);
   /// Restores the accesses that `gone` had superseded, and orders all later uses behind them.
-  void put_back(locked lock, std::span<const held_operation> gone);
+  void restore_superseded(locked lock, std::span<const held_operation> gone);
 
 private:
   bool is_behind(const operation& op, const operation& first);

@@ -1,8 +1,8 @@
 #include "collective/communicator.hpp"
 
 #include "foundation/fair_limit.hpp"
-#include "foundation/keep_forever.hpp"
 #include "foundation/log.hpp"
+#include "foundation/never_destroyed.hpp"
 #include "operation/admission_lock.hpp"
 
 #include <algorithm>

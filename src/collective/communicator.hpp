@@ -19,7 +19,7 @@
 namespace troupe::detail {
 
 /// Live from construction until it ends, once, with the first cause. From then on no lane enters
-/// it. As soon as no lane is inside (at most `quiet_limit`), it is aborted in the background, or
+/// it. As soon as no lane is inside, or after `quiet_limit`, it is aborted in the background, or
 /// destroyed if it retired.
 class communicator : public std::enable_shared_from_this<communicator> {
 public:

@@ -2,6 +2,8 @@
 /// until the process ends.
 #pragma once
 
+#include <memory>
+
 namespace troupe::detail {
 
 /// Returns the one `T` of the process. It is made at the first call and never destroyed.
@@ -9,5 +11,8 @@ template <class T> T& never_destroyed() {
   static T* const instance = new T;
   return *instance;
 }
+
+/// Keeps `x`, which an abandoned thread may still use, until the process ends.
+void keep_forever(std::shared_ptr<void> x);
 
 } // namespace troupe::detail

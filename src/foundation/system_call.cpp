@@ -1,7 +1,9 @@
 #include "foundation/system_call.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <ctime>
+#include <limits>
 #include <system_error>
 #include <utility>
 
@@ -10,6 +12,15 @@
 namespace troupe::detail {
 
 std::string system_text(int code) { return std::generic_category().message(code); }
+
+int poll_limit(time_limit until) noexcept {
+  if (until == no_limit)
+    return -1;
+  const auto left = until - std::chrono::steady_clock::now();
+  const auto ms = std::chrono::ceil<std::chrono::milliseconds>(left).count();
+  constexpr decltype(ms) most = std::numeric_limits<int>::max();
+  return static_cast<int>(std::clamp<decltype(+ms)>(ms, 0, most));
+}
 
 std::string limit_text(int code) {
   if (code == ENFILE)

@@ -1,8 +1,9 @@
-/// Errors of operating system calls.
+/// Errors and time limits of operating system calls.
 #pragma once
 
 #include <troupe/error.hpp>
 
+#include <chrono>
 #include <string>
 
 #include <signal.h>
@@ -21,6 +22,12 @@ caf::error as_out_of_memory(const caf::error& why);
 
 /// Returns the text of an errno.
 std::string system_text(int code);
+
+using time_limit = std::chrono::steady_clock::time_point;
+inline constexpr time_limit no_limit = time_limit::max();
+
+/// Returns the time-out for `poll`: milliseconds, rounded up; -1 for `no_limit`.
+int poll_limit(time_limit until) noexcept;
 
 /// While it exists, calls of this thread beyond the limit of file sizes (RLIMIT_FSIZE, also for
 /// shared memory) fail with EFBIG. Otherwise SIGXFSZ would end the process. The signal's action

@@ -2,8 +2,8 @@
 
 #include "lane/lane.hpp"
 
-#include "foundation/keep_forever.hpp"
 #include "foundation/log.hpp"
+#include "foundation/never_destroyed.hpp"
 #include "foundation/spin.hpp"
 #include "foundation/start_thread.hpp"
 #include "lane/retired_operations.hpp"

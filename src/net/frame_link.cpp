@@ -2,7 +2,6 @@
 
 #include "foundation/start_thread.hpp"
 #include "foundation/system_call.hpp"
-#include "foundation/time_limit.hpp"
 #include "foundation/wire.hpp"
 
 #include <algorithm>

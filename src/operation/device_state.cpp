@@ -1,6 +1,5 @@
 #include "operation/device_state.hpp"
 
-#include "foundation/keep_forever.hpp"
 #include "foundation/never_destroyed.hpp"
 #include "operation/buffer.hpp"
 #include <troupe/detail/user_call.hpp>

@@ -3,7 +3,6 @@
 #include "foundation/log.hpp"
 #include "foundation/start_thread.hpp"
 #include "foundation/system_call.hpp"
-#include "foundation/time_limit.hpp"
 
 #include <algorithm>
 #include <array>

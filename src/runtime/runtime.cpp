@@ -1,8 +1,8 @@
 #include "runtime/runtime.hpp"
 
 #include "foundation/error_text.hpp"
-#include "foundation/keep_forever.hpp"
 #include "foundation/log.hpp"
+#include "foundation/never_destroyed.hpp"
 #include "foundation/process_note.hpp"
 #include "foundation/spin.hpp"
 #include "foundation/start_thread.hpp"

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "foundation/file_descriptor.hpp"
-#include "foundation/time_limit.hpp"
+#include "foundation/system_call.hpp"
 
 #include <chrono>
 #include <cstddef>

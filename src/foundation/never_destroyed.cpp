@@ -1,5 +1,3 @@
-#include "foundation/keep_forever.hpp"
-
 #include "foundation/never_destroyed.hpp"
 
 #include <mutex>
