@@ -216,7 +216,7 @@ void admission::bring_up_to_date(locked lock, deferred_actions& after) {
   // After the exchange: an operation that failed before a submission came must not delay that one.
   if (auto failed = operation::failed_off_lanes(); failed != failed_) {
     failed_ = failed;
-    give_up_places(lock, after);
+    remove_failed(lock, after);
   }
   if (last != nullptr)
     place_all(lock, last, after);
@@ -365,7 +365,7 @@ void admission::submit(locked lock, operation& op, deferred_actions& after) {
 /// The steps: operations that fail with it withdraw too; the marks of its ranges move to where they
 /// belong; no operation follows a withdrawn one; the other operations follow the accesses that it
 /// had superseded; the lanes may let it settle.
-void admission::give_up_places(locked lock, deferred_actions& after) {
+void admission::remove_failed(locked lock, deferred_actions& after) {
   const auto first = static_cast<std::ptrdiff_t>(after.gone.size());
   // Fail readers of ranges that will never be written, before they are sent to the lanes. Repeat,
   // since one operation may pass a marked range on to another.
@@ -441,7 +441,7 @@ void admission::release(bool all) noexcept {
         if (auto error = x.op->on_check(lock); error)
           x.op->fail_unanswered(error, after.failed);
     if (all)
-      give_up_places(lock, after);
+      remove_failed(lock, after);
     for (auto before = held_.size() + 1; held_.size() < before;) {
       before = held_.size(); // a late submission may be behind an operation with a later position
       held_.erase_if([&](held_operation& x) {

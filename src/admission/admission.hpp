@@ -18,7 +18,10 @@ namespace troupe::detail {
 
 class deadline_watch;
 
-/// A submission: a request that makes one operation together with others, each for its part.
+/// A submission: a request that makes one operation together with others, each for its part. For
+/// each, in the queue's order, admission asks for the operation (`joint`), checks lanes and `uses`,
+/// and lets it `join`; or does so for all submissions of an operation at once (`whole`,
+/// `join_whole`). Then, without the lock, it calls `placed`.
 class alignas(64) rank_submission {
 public:
   virtual ~rank_submission() = default;
@@ -86,9 +89,10 @@ public:
   /// takes the lock drains the queue first (`drain`), so this submission precedes every
   /// later request. The operation is sent to the lanes with the last of its submissions.
   void enqueue(const std::shared_ptr<operation>& request, rank_submission& how) noexcept;
-  /// Drains the queue: gives each enqueued submission its position, now or within a millisecond.
-  /// Placing all submissions of an operation together takes much less time than one by one.
+  /// Drains the queue: gives each enqueued submission its position.
   void drain();
+  /// The same within a millisecond, on the deadline watch's thread. Placing all submissions of an
+  /// operation together takes much less time than one by one.
   void drain_soon() noexcept;
   /// A submission that gets its position together with others.
   struct submission {
@@ -155,7 +159,9 @@ private:
   void finish(deferred_actions& after);
   void after_placing(rank_submission* done);
   static void submit(locked lock, operation& op, deferred_actions& after);
-  void give_up_places(locked lock, deferred_actions& after);
+  void remove_failed(locked lock, deferred_actions& after);
+  /// Sends held operations to the lanes that wait for nothing any more. `all`: also those that
+  /// waited for something other than held operations.
   void release(bool all) noexcept;
 
   deadline_watch& deadlines_;
