@@ -1,19 +1,12 @@
 #include "foundation/collective_rules.hpp"
+#include "foundation/enum_name.hpp"
 #include <troupe/collective.hpp>
 
 #include <utility>
 
 namespace troupe {
 
-std::string_view to_string(room_policy x) noexcept {
-  switch (x) {
-  case room_policy::wait:
-    return "wait";
-  case room_policy::refuse:
-    return "refuse";
-  }
-  return "unknown";
-}
+std::string_view to_string(room_policy x) noexcept { return detail::enum_name(x); }
 
 std::string_view to_string(collective_kind x) noexcept { return detail::rules_of(x).name; }
 

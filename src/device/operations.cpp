@@ -1,7 +1,6 @@
 #include "device/operations.hpp"
 
 #include "foundation/log.hpp"
-#include "foundation/never_destroyed.hpp"
 #include "foundation/spin.hpp"
 #include "lane/lane.hpp"
 #include "operation/acquisition.hpp"
@@ -13,53 +12,7 @@
 
 #include <algorithm>
 #include <exception>
-#include <map>
-#include <mutex>
 #include <utility>
-
-namespace troupe {
-
-namespace {
-
-struct launch_registry {
-  std::mutex mutex;
-  std::map<std::string, registered_launch, std::less<>> launches;
-};
-
-launch_registry& launches() { return detail::never_destroyed<launch_registry>(); }
-
-} // namespace
-
-caf::error register_launch(std::string name, registered_launch function) {
-  auto& all = launches();
-  std::lock_guard lock{all.mutex};
-  if (!function || name.empty())
-    return make_error(errc::invalid_argument, "a launch needs a name and a function");
-  if (!all.launches.try_emplace(name, std::move(function)).second)
-    return make_error(errc::invalid_argument, "the launch name " + name + " is taken");
-  return {};
-}
-
-std::string_view to_string(access_mode x) noexcept {
-  switch (x) {
-  case access_mode::read:
-    return "read";
-  case access_mode::write:
-    return "write";
-  case access_mode::read_write:
-    return "read_write";
-  }
-  return "unknown";
-}
-
-registered_launch find_launch(const std::string& name) {
-  auto& all = launches();
-  std::lock_guard lock{all.mutex};
-  auto i = all.launches.find(name);
-  return i != all.launches.end() ? i->second : registered_launch{};
-}
-
-} // namespace troupe
 
 namespace troupe::detail {
 

@@ -1,3 +1,4 @@
+#include "foundation/enum_name.hpp"
 #include "foundation/narrow_float.hpp"
 #include <troupe/dtype.hpp>
 
@@ -68,57 +69,13 @@ constexpr named<reduce_op> reduce_op_names[] = {
 
 } // namespace
 
-std::string_view to_string(dtype x) noexcept {
-  switch (x) {
-  case dtype::int8:
-    return "int8";
-  case dtype::uint8:
-    return "uint8";
-  case dtype::int32:
-    return "int32";
-  case dtype::uint32:
-    return "uint32";
-  case dtype::int64:
-    return "int64";
-  case dtype::uint64:
-    return "uint64";
-  case dtype::float16:
-    return "float16";
-  case dtype::bfloat16:
-    return "bfloat16";
-  case dtype::float32:
-    return "float32";
-  case dtype::float64:
-    return "float64";
-  case dtype::float8_e4m3:
-    return "float8_e4m3";
-  case dtype::float8_e5m2:
-    return "float8_e5m2";
-  }
-  return "unknown";
-}
+std::string_view to_string(dtype x) noexcept { return detail::enum_name(x); }
 
 std::optional<dtype> dtype_from_string(std::string_view name) noexcept {
   return find(dtype_names, name);
 }
 
-std::string_view to_string(reduce_op x) noexcept {
-  switch (x) {
-  case reduce_op::sum:
-    return "sum";
-  case reduce_op::prod:
-    return "prod";
-  case reduce_op::min:
-    return "min";
-  case reduce_op::max:
-    return "max";
-  case reduce_op::avg:
-    return "avg";
-  case reduce_op::premul_sum:
-    return "premul_sum";
-  }
-  return "unknown";
-}
+std::string_view to_string(reduce_op x) noexcept { return detail::enum_name(x); }
 
 std::optional<reduce_op> reduce_op_from_string(std::string_view name) noexcept {
   return find(reduce_op_names, name);

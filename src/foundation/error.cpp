@@ -1,3 +1,4 @@
+#include "foundation/enum_name.hpp"
 #include <troupe/error.hpp>
 
 #include <caf/deep_to_string.hpp>
@@ -10,85 +11,9 @@
 
 namespace troupe {
 
-std::string_view to_string(errc x) noexcept {
-  switch (x) {
-  case errc::invalid_argument:
-    return "invalid_argument";
-  case errc::shape_mismatch:
-    return "shape_mismatch";
-  case errc::out_of_range:
-    return "out_of_range";
-  case errc::stale_ref:
-    return "stale_ref";
-  case errc::indeterminate:
-    return "indeterminate";
-  case errc::skipped:
-    return "skipped";
-  case errc::buffer_acquired:
-    return "buffer_acquired";
-  case errc::membership_changed:
-    return "membership_changed";
-  case errc::collective_mismatch:
-    return "collective_mismatch";
-  case errc::out_of_memory:
-    return "out_of_memory";
-  case errc::deadline_exceeded:
-    return "deadline_exceeded";
-  case errc::cancelled:
-    return "cancelled";
-  case errc::overloaded:
-    return "overloaded";
-  case errc::unavailable:
-    return "unavailable";
-  case errc::would_block:
-    return "would_block";
-  case errc::not_supported:
-    return "not_supported";
-  case errc::launch_failed:
-    return "launch_failed";
-  case errc::cuda_error:
-    return "cuda_error";
-  case errc::link_failed:
-    return "link_failed";
-  case errc::device_reset:
-    return "device_reset";
-  case errc::device_failed:
-    return "device_failed";
-  case errc::worker_lost:
-    return "worker_lost";
-  case errc::nccl_error:
-    return "nccl_error";
-  case errc::stalled:
-    return "stalled";
-  case errc::communicator_dead:
-    return "communicator_dead";
-  case errc::rank_not_issued:
-    return "rank_not_issued";
-  case errc::device_fault:
-    return "device_fault";
-  case errc::lane_stuck:
-    return "lane_stuck";
-  case errc::internal:
-    return "internal";
-  }
-  return "unknown";
-}
+std::string_view to_string(errc x) noexcept { return detail::enum_name(x); }
 
-std::string_view to_string(severity x) noexcept {
-  switch (x) {
-  case severity::retry:
-    return "retry";
-  case severity::operation:
-    return "operation";
-  case severity::communicator:
-    return "communicator";
-  case severity::device:
-    return "device";
-  case severity::process:
-    return "process";
-  }
-  return "unknown";
-}
+std::string_view to_string(severity x) noexcept { return detail::enum_name(x); }
 
 severity severity_of(errc x) noexcept {
   switch (x) {

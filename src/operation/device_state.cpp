@@ -1,5 +1,6 @@
 #include "operation/device_state.hpp"
 
+#include "foundation/enum_name.hpp"
 #include "foundation/never_destroyed.hpp"
 #include "operation/buffer.hpp"
 #include <troupe/detail/user_call.hpp>
@@ -10,21 +11,7 @@
 
 namespace troupe {
 
-std::string_view to_string(device_phase x) noexcept {
-  switch (x) {
-  case device_phase::opening:
-    return "opening";
-  case device_phase::ready:
-    return "ready";
-  case device_phase::resetting:
-    return "resetting";
-  case device_phase::failed:
-    return "failed";
-  case device_phase::shut_down:
-    return "shut_down";
-  }
-  return "unknown";
-}
+std::string_view to_string(device_phase x) noexcept { return detail::enum_name(x); }
 
 } // namespace troupe
 

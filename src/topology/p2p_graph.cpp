@@ -1,48 +1,15 @@
+#include "foundation/enum_name.hpp"
 #include <troupe/p2p_graph.hpp>
 
 #include <algorithm>
 
 namespace troupe {
 
-std::string_view to_string(link_kind x) noexcept {
-  switch (x) {
-  case link_kind::host:
-    return "host";
-  case link_kind::pcie:
-    return "pcie";
-  case link_kind::nvlink:
-    return "nvlink";
-  case link_kind::memory:
-    return "memory";
-  }
-  return "unknown";
-}
+std::string_view to_string(link_kind x) noexcept { return detail::enum_name(x); }
 
-std::string_view to_string(peer_access x) noexcept {
-  switch (x) {
-  case peer_access::pending:
-    return "pending";
-  case peer_access::none:
-    return "none";
-  case peer_access::enabled:
-    return "enabled";
-  case peer_access::failed:
-    return "failed";
-  }
-  return "unknown";
-}
+std::string_view to_string(peer_access x) noexcept { return detail::enum_name(x); }
 
-std::string_view to_string(link_check x) noexcept {
-  switch (x) {
-  case link_check::unchecked:
-    return "unchecked";
-  case link_check::right:
-    return "right";
-  case link_check::wrong:
-    return "wrong";
-  }
-  return "unknown";
-}
+std::string_view to_string(link_check x) noexcept { return detail::enum_name(x); }
 
 const p2p_link* p2p_graph::link(int from, int to) const noexcept {
   auto i = std::find_if(links.begin(), links.end(),
