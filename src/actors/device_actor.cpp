@@ -1,3 +1,4 @@
+#include "actors/device_watches.hpp"
 #include "actors/direct.hpp"
 #include "actors/reply.hpp"
 #include "actors/spawn.hpp"
@@ -21,9 +22,7 @@ public:
       : actor_base(cfg), core_(std::move(core)) {}
 
   caf::behavior make_behavior() override {
-    watch_ =
-        core_.state().watch([self = caf::actor_cast<caf::actor>(this)](
-                                const device_changed& change) { detail::anon_send(self, change); });
+    watched_.add(caf::actor_cast<caf::actor>(this), core_.shared_state());
     return behavior_with(
         this, core_, device_request{}, [this](caf::exit_msg& x) { quit(x.reason); },
         [this](const record_flight& x) {
@@ -41,7 +40,7 @@ public:
   }
 
   void on_exit() override {
-    core_.state().unwatch(watch_);
+    watched_.clear();
     subscribers_.clear();
   }
 
@@ -56,7 +55,7 @@ public:
 
 private:
   const device_core core_;
-  std::uint64_t watch_ = 0;
+  device_watches watched_;
   device_changed last_;
   subscriber_list subscribers_;
 };

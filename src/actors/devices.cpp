@@ -12,8 +12,8 @@ namespace troupe::detail {
 
 namespace {
 
-/// The root of an actor system's devices: supervises device and collective actors. They hold no
-/// request and no memory, so a dead one is spawned again when it is next needed.
+/// The root of an actor system's devices: supervises the device actors. They hold no request and no
+/// memory, so a dead one is spawned again when it is next needed.
 class devices_actor final : public actor_base<> {
 public:
   devices_actor(caf::actor_config& cfg, std::shared_ptr<runtime> owner)
@@ -23,16 +23,13 @@ public:
 
   caf::behavior make_behavior() override {
     return with_exit([this](caf::exit_msg& x) { quit(x.reason); },
-                     [this](const get_device_actor& x) { return device(x.device); },
-                     [this](const get_collective_actor& x) { return collective(x.device); });
+                     [this](const get_device_actor& x) { return device(x.device); });
   }
 
   void on_exit() override { // also if it was killed
-    for (auto* children : {&devices_, &collectives_}) {
-      for (auto& [ordinal, child] : *children)
-        caf::anon_send_exit(child, caf::exit_reason::user_shutdown);
-      children->clear();
-    }
+    for (auto& [ordinal, child] : devices_)
+      caf::anon_send_exit(child, caf::exit_reason::user_shutdown);
+    devices_.clear();
     owner_->end_replies(); // no reply may go into a mailbox after the actor system is gone
   }
 
@@ -46,32 +43,17 @@ private:
     auto& settings = dynamic_cast<const troupe::config&>(system().config());
     auto child =
         spawn_device_actor(system(), device_core{owner_, *worker, settings.device_deadline});
-    return adopt(devices_, ordinal, std::move(child));
-  }
-
-  caf::result<caf::actor> collective(int ordinal) {
-    if (auto i = collectives_.find(ordinal); i != collectives_.end())
-      return i->second;
-    auto worker = owner_->lane_of(ordinal);
-    if (!worker)
-      return worker.error();
-    return adopt(collectives_, ordinal,
-                 spawn_collective_actor(system(), (*worker)->shared_state()));
-  }
-
-  caf::actor adopt(std::map<int, caf::actor>& children, int ordinal, caf::actor child) {
-    children.insert_or_assign(ordinal, child);
-    on_down(child, [this, &children, ordinal](const caf::error& why) {
-      children.erase(ordinal);
+    devices_.insert_or_assign(ordinal, child);
+    on_down(child, [this, ordinal](const caf::error& why) {
+      devices_.erase(ordinal);
       if (why && why != caf::exit_reason::user_shutdown)
-        log(log_level::warning, "an actor of device " + std::to_string(ordinal) + " ended", why);
+        log(log_level::warning, "the actor of device " + std::to_string(ordinal) + " ended", why);
     });
     return child;
   }
 
   const std::shared_ptr<runtime> owner_;
   std::map<int, caf::actor> devices_;
-  std::map<int, caf::actor> collectives_;
 };
 
 } // namespace

@@ -1,7 +1,7 @@
 #include "actors/direct.hpp"
 
 #include "actors/device_access.hpp"
-#include "actors/topology_parts.hpp"
+#include "actors/supervised.hpp"
 #include "actors/world_access.hpp"
 
 #include <caf/all.hpp>

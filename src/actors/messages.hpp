@@ -14,15 +14,6 @@ struct get_device_actor {
   std::int32_t device = -1;
 };
 
-/// To the root. The answer is the collective actor of that device.
-struct get_collective_actor {
-  std::int32_t device = -1;
-};
-
-/// To a collective actor: the sender is a world with a rank on its device. From now on the world
-/// gets the device's changes (`device_changed`).
-struct join_communicator {};
-
 /// To a world: the build of its epoch is over; `why` is none on success.
 struct communicator_built {
   std::uint64_t epoch = 0;

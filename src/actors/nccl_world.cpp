@@ -1,11 +1,12 @@
 #include "actors/device_access.hpp"
+#include "actors/device_watches.hpp"
 #include "actors/direct.hpp"
 #include "actors/messages.hpp"
 #include "actors/rank_programs.hpp"
 #include "actors/reply.hpp"
 #include "actors/split.hpp"
 #include "actors/subscribers.hpp"
-#include "actors/world_parts.hpp"
+#include "actors/supervised.hpp"
 #include "flight/flight_recorder.hpp" // for recorder()
 #include "foundation/log.hpp"
 #include "foundation/option_check.hpp"
@@ -57,8 +58,11 @@ public:
         });
     if (programs_)
       programs_->set_world(caf::actor_cast<caf::actor>(this));
+    on_down(lease_->root, [this](const caf::error&) {
+      fail(make_error(errc::unavailable, "the devices ended"));
+    });
     for (auto& x : core_->lanes())
-      join_device(x->state().ordinal());
+      devices_.add(caf::actor_cast<caf::actor>(this), x->shared_state());
     detail::send_after(this, caf::actor_cast<caf::actor>(this), core_->limits().build_deadline,
                        build_overdue{});
     return behavior_with(
@@ -109,6 +113,7 @@ public:
   void on_exit() override {
     if (programs_)
       programs_->stop();
+    devices_.clear();
     core_->close(world_phase::shut_down, make_error(errc::unavailable, "the world ended"));
     subscribers_.clear();
     programs_.reset(); // the actor may live on while messages to itself are on their way
@@ -142,21 +147,6 @@ private:
     for (auto& g : *groups)
       result.groups.push_back({g.color, g.name, g.ranks, g.parts.actor});
     return result;
-  }
-
-  /// Joins a device's collective actor, which reports the device's changes.
-  void join_device(int ordinal) {
-    detail::request(this, lease_->root, caf::infinite, get_collective_actor{ordinal})
-        .then(
-            [this, ordinal](const caf::actor& collective) {
-              detail::send(this, collective, join_communicator{});
-              on_down(collective, [this, ordinal](const caf::error&) { join_device(ordinal); });
-              collectives_[ordinal] = collective;
-            },
-            [this](const caf::error& why) {
-              // A root that has ended gives a different error in each version of CAF.
-              fail(code_of(why) ? why : make_error(errc::unavailable, "the devices ended"));
-            });
   }
 
   void on_device(const device_changed& x) {
@@ -487,7 +477,7 @@ private:
   shared_core<world_core> reachable_;       // `core_` for other threads
   std::shared_ptr<rank_programs> programs_; // null: the world has no program
   subscriber_list subscribers_;
-  std::map<int, caf::actor> collectives_;
+  device_watches devices_;
   std::map<int, device_changed> phases_;
   std::map<int, std::uint64_t> counted_losses_; // the last lost generation, by device
   std::deque<clock::time_point> restarts_;

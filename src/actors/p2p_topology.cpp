@@ -1,8 +1,9 @@
+#include "actors/device_watches.hpp"
 #include "actors/direct.hpp"
 #include "actors/messages.hpp"
 #include "actors/reply.hpp"
 #include "actors/subscribers.hpp"
-#include "actors/topology_parts.hpp"
+#include "actors/supervised.hpp"
 #include "foundation/option_check.hpp"
 #include <troupe/device.hpp>
 #include <troupe/p2p_topology.hpp>
@@ -32,10 +33,11 @@ public:
         detail::anon_send(self, graph_changed{});
     });
     core_->find_links();
+    on_down(lease_->root, [this](const caf::error&) { quit(caf::exit_reason::user_shutdown); });
     for (std::size_t place = 0; place < core_->size(); ++place) {
-      auto ordinal = core_->lane_at(place).state().ordinal();
-      places_[ordinal] = place;
-      watch_device(ordinal);
+      auto& on = core_->lane_at(place);
+      places_[on.state().ordinal()] = place;
+      devices_.add(caf::actor_cast<caf::actor>(this), on.shared_state());
     }
     return behavior_with(
         this, core_, topology_request{}, [this](caf::exit_msg& x) { quit(x.reason); },
@@ -52,6 +54,7 @@ public:
   }
 
   void on_exit() override {
+    devices_.clear();
     close();
     subscribers_.clear();
     lease_.reset();
@@ -65,17 +68,6 @@ public:
   void close() override { core_->close(make_error(errc::unavailable, "the topology ended")); }
 
 private:
-  void watch_device(int ordinal) {
-    detail::request(this, lease_->root, caf::infinite, get_device_actor{ordinal})
-        .then(
-            [this, ordinal](const caf::actor& device) {
-              detail::send(this, device, watch_generation{});
-              on_down(device, [this, ordinal](const caf::error&) { watch_device(ordinal); });
-              devices_[ordinal] = device;
-            },
-            [this](const caf::error&) { quit(caf::exit_reason::user_shutdown); });
-  }
-
   void on_device(const device_changed& x) {
     auto place = places_.find(x.device);
     if (place == places_.end())
@@ -104,7 +96,7 @@ private:
   const std::shared_ptr<topology_core> core_;
   subscriber_list subscribers_;
   std::map<int, std::size_t> places_; // by ordinal
-  std::map<int, caf::actor> devices_;
+  device_watches devices_;
   std::map<int, std::uint64_t> connected_; // generations, by ordinal
   p2p_graph last_told_;
 };

@@ -15,11 +15,9 @@ namespace troupe::detail {
 /// Registers the library's messages with CAF.
 void register_types(config& cfg);
 
-/// Spawns the root of the device and collective actors.
+/// Spawns the root of the device actors.
 caf::actor spawn_devices(caf::actor_system& sys, std::shared_ptr<runtime> owner);
 
 caf::actor spawn_device_actor(caf::actor_system& sys, device_core core);
-
-caf::actor spawn_collective_actor(caf::actor_system& sys, std::shared_ptr<device_state> device);
 
 } // namespace troupe::detail

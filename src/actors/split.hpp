@@ -1,7 +1,7 @@
 /// Worlds over groups of a world's ranks.
 #pragma once
 
-#include "actors/world_parts.hpp"
+#include "actors/supervised.hpp"
 #include <troupe/nccl_world.hpp>
 #include <troupe/world_status.hpp>
 

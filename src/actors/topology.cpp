@@ -1,6 +1,6 @@
 #include "actors/answer.hpp"
 #include "actors/device_access.hpp"
-#include "actors/topology_parts.hpp"
+#include "actors/supervised.hpp"
 #include <troupe/topology.hpp>
 
 #include <caf/all.hpp>

@@ -1,7 +1,7 @@
 /// Access from library code to the parts of a `world`.
 #pragma once
 
-#include "actors/world_parts.hpp"
+#include "actors/supervised.hpp"
 #include "world/world_core.hpp"
 #include <troupe/world.hpp>
 

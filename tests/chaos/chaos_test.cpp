@@ -6,8 +6,6 @@
 /// A failure names its seed. TROUPE_CHAOS_SEED=n runs only that seed and prints its log.
 /// TROUPE_CHAOS_SEEDS=n overrides the number of seeds in each case.
 
-#include "actors/messages.hpp"
-#include "actors/system.hpp"
 #include "chaos/content_model.hpp"
 #include "chaos/random_collective.hpp"
 #include "support/answer_time.hpp"
@@ -406,10 +404,6 @@ private:
     open_rows();
     if (pick(random_, 0, 1) == 0)
       mesh_ = must(mesh_comm::open(worlds_[0].over, {.groups = {}, .chunk_bytes = 512}));
-    if (trouble_ == trouble::killed_actor || trouble_ == trouble::mixed) {
-      auto* core = must(detail::system_core::of(*sys_));
-      lease_ = must(core->lease(*sys_));
-    }
     note("trouble: " + std::string{trouble_names[static_cast<std::size_t>(trouble_)]} + ", " +
          std::to_string(count_) + " " + std::string{to_string(type_)} + ", " +
          std::to_string(worlds_.size()) + " worlds");
@@ -941,14 +935,6 @@ private:
         if (auto actor = device_of(d).actor())
           caf::anon_send_exit(*actor, caf::exit_reason::kill);
       });
-      all.push_back([this, d] {
-        note("kill the collective actor of device " + std::to_string(d));
-        caf::scoped_actor self{*sys_};
-        auto actor =
-            detail::ask<caf::actor>(self, lease_->root, patience, detail::get_collective_actor{d});
-        if (actor)
-          caf::anon_send_exit(*actor, caf::exit_reason::kill);
-      });
     }
     if (trouble_ == trouble::ended_device && ended_device_ < 0)
       all.push_back([this, d] {
@@ -1368,7 +1354,6 @@ private:
       complain(std::to_string(books_.number(backend_books::allocation)) +
                " allocations are left over");
     worlds_.clear();
-    lease_.reset();
   }
 
   void check_left_over(std::size_t threads_before) {
@@ -1417,7 +1402,6 @@ private:
   backend_books books_;
   std::shared_ptr<fault_plan> plan_;
   caf::actor_system* sys_ = nullptr;
-  std::shared_ptr<detail::system_lease> lease_;
   dtype type_ = dtype::uint32;
   std::size_t count_ = 0;
   std::vector<world_entry> worlds_;

@@ -85,8 +85,6 @@ struct launch_callable;
 
 namespace detail {
 struct get_device_actor;
-struct get_collective_actor;
-struct join_communicator;
 struct communicator_built;
 struct standbys_built;
 struct communicator_ended;
@@ -181,8 +179,6 @@ CAF_END_TYPE_ID_BLOCK(troupe)
 CAF_BEGIN_TYPE_ID_BLOCK(troupe_local, caf::id_block::troupe::end)
 CAF_ADD_TYPE_ID(troupe_local, (troupe::launch_callable))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::get_device_actor))
-CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::get_collective_actor))
-CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::join_communicator))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::communicator_built))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::standbys_built))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::communicator_ended))
@@ -194,8 +190,6 @@ CAF_END_TYPE_ID_BLOCK(troupe_local)
 
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::launch_callable)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::get_device_actor)
-CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::get_collective_actor)
-CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::join_communicator)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::communicator_built)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::standbys_built)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::communicator_ended)

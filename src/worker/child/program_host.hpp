@@ -2,7 +2,7 @@
 #pragma once
 
 #include "actors/program_note.hpp"
-#include "actors/world_parts.hpp"
+#include "actors/supervised.hpp"
 #include "worker/child/guest_backend.hpp"
 #include "worker/protocol/program_site.hpp"
 #include <troupe/config.hpp>

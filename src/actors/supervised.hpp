@@ -1,8 +1,11 @@
-/// A topology in its parts: the data, which requests use, and the actor, which supervises it.
+/// Worlds and topologies in their parts: the data, which requests use, and the actor, which
+/// supervises it.
 #pragma once
 
 #include "actors/system.hpp"
 #include "topology/topology_core.hpp"
+#include "world/world_core.hpp"
+#include <troupe/nccl_world.hpp>
 #include <troupe/p2p_topology.hpp>
 #include <troupe/topology.hpp>
 
@@ -12,16 +15,20 @@
 
 namespace troupe::detail {
 
-struct topology_parts {
+template <class Core> struct supervised {
   std::shared_ptr<system_lease> lease;
-  std::shared_ptr<topology_core> core;
+  std::shared_ptr<Core> core;
   caf::actor actor;
 };
+
+using world_parts = supervised<world_core>;
+using topology_parts = supervised<topology_core>;
 
 struct topology_access {
   static const std::shared_ptr<topology_core>& core_of(const topology& x);
 };
 
+caf::expected<world_parts> make_world(caf::actor_system& sys, world_config config);
 caf::expected<topology_parts> make_topology(caf::actor_system& sys, topology_config config);
 
 } // namespace troupe::detail
