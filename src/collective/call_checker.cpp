@@ -13,6 +13,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -43,17 +44,26 @@ std::size_t sum_of(const std::vector<std::size_t>& counts) {
   return result;
 }
 
-/// Stores the factor in the type that it multiplies.
-template <class T> void store(std::array<std::byte, 8>& to, double x) {
+/// Stores `x` as a T. Returns false if T is an integer type that does not represent it exactly.
+template <class T> bool store(std::array<std::byte, 8>& to, double x) {
   T value{};
+  if constexpr (std::is_integral_v<T>) {
+    using limits = std::numeric_limits<T>;
+    const bool in_range = x >= static_cast<double>(limits::min()) &&
+                          x < std::ldexp(1.0, limits::digits); // exact, unlike the maximum
+    if (!in_range || x != std::trunc(x))
+      return false;
+  }
   if constexpr (std::is_arithmetic_v<T>)
     value = static_cast<T>(x);
   else
     value = T{static_cast<float>(x)};
   std::memcpy(to.data(), &value, sizeof value);
+  return true;
 }
 
-void store_factor(std::array<std::byte, 8>& to, dtype type, double x) {
+/// Stores the factor in the type that it multiplies. Returns false if the type cannot represent it.
+bool store_factor(std::array<std::byte, 8>& to, dtype type, double x) {
   switch (type) {
   case dtype::int8:
     return store<std::int8_t>(to, x);
@@ -80,31 +90,7 @@ void store_factor(std::array<std::byte, 8>& to, dtype type, double x) {
   case dtype::float8_e5m2:
     return store<float8_e5m2>(to, x);
   }
-}
-
-/// Returns whether an integer type represents `x` exactly; true for other types.
-bool representable(dtype type, double x) {
-  auto whole = [x](double least, double beyond) {
-    return x >= least && x < beyond && x == std::trunc(x);
-  };
-  constexpr double two31 = 2147483648.0;
-  constexpr double two63 = 9223372036854775808.0;
-  switch (type) {
-  case dtype::int8:
-    return whole(-128, 128);
-  case dtype::uint8:
-    return whole(0, 256);
-  case dtype::int32:
-    return whole(-two31, two31);
-  case dtype::uint32:
-    return whole(0, 2 * two31);
-  case dtype::int64:
-    return whole(-two63, two63);
-  case dtype::uint64:
-    return whole(0, 2 * two63);
-  default:
-    return true;
-  }
+  return true;
 }
 
 /// Whether one rank's call sends data, and whether it receives data.
@@ -216,11 +202,10 @@ caf::error set_factor(const call_checker& check, rank_call& result, const double
   if (call.op == reduce_op::premul_sum) {
     if (factor == nullptr)
       return check.refuse(errc::invalid_argument, result.rank, "premul_sum needs a factor");
-    if (!representable(call.type, *factor))
+    if (!store_factor(result.factor, call.type, *factor))
       return check.refuse(errc::invalid_argument, result.rank,
                           "the factor " + std::to_string(*factor) + " cannot be represented as " +
                               std::string{to_string(call.type)});
-    store_factor(result.factor, call.type, *factor);
   }
   return {};
 }
