@@ -3,27 +3,34 @@
 #include "backend/cuda/cuda_functions.hpp"
 #include "backend/cuda/device_pool.hpp"
 #include "backend/cuda/driver_access.hpp"
-#include "backend/cuda/exit_watch.hpp"
 #include "backend/cuda/nccl_communicator.hpp"
 #include "backend/cuda/nvlink.hpp"
 #include "foundation/file_descriptor.hpp"
+#include "foundation/log.hpp"
 #include "foundation/option_check.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/error.hpp>
+#include <troupe/log.hpp>
 
 #include <cuda_runtime_api.h>
 #include <driver_types.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
+#include <cstdlib>
 #include <deque>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
+
+#include <unistd.h>
 
 namespace troupe {
 
@@ -55,6 +62,32 @@ private:
   std::deque<std::pair<communicator_id, std::shared_ptr<std::atomic<bool>>>> last_;
 };
 
+/// The time that an ordinary exit of the process may take once its CUDA is lost.
+constexpr std::chrono::milliseconds patience{500};
+
+/// Handlers run in reverse order of registration. This one runs before the handlers of libraries
+/// that were loaded before the fault.
+void on_exit_begun(int status, void*) noexcept {
+  try {
+    std::thread{[status] {
+      std::this_thread::sleep_for(patience);
+      ::_exit(status);
+    }}.detach();
+  } catch (const std::exception&) {
+    ::_exit(status); // no thread to watch the exit
+  }
+}
+
+/// Limits the time that an ordinary exit of the process takes from now on. Exit handlers of CUDA,
+/// of NCCL and of code that calls them may wait for good. After `patience`, the process ends
+/// without them, with its intended status.
+/// @thread any
+void watch_exit() noexcept {
+  static std::atomic<bool> watched{false};
+  if (!watched.exchange(true) && ::on_exit(on_exit_begun, nullptr) != 0)
+    detail::log(log_level::warning, "the time that the end of the process takes is not limited");
+}
+
 class cuda_backend final : public backend {
 public:
   cuda_backend(int devices, const cuda_backend_options& options)
@@ -65,15 +98,11 @@ public:
   int device_count() const noexcept override { return devices_; }
 
   caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
-    if (auto err = detail::fill_standard_streams())
-      return err;
-    return detail::cuda_device::open(ordinal, devices_, driver_, trimmer_);
+    return open_device(ordinal, false);
   }
 
   caf::expected<std::unique_ptr<backend_device>> open_beside(int ordinal) noexcept override {
-    if (auto err = detail::fill_standard_streams())
-      return err;
-    return detail::cuda_device::open_beside(ordinal, devices_, driver_, trimmer_);
+    return open_device(ordinal, true);
   }
 
   caf::expected<peer_link> link(int from, int to) noexcept override {
@@ -122,31 +151,30 @@ public:
 
   void abandon(const caf::error&) noexcept override {
     if (driver_->end())
-      detail::watch_exit();
+      watch_exit();
   }
 
 private:
+  caf::expected<std::unique_ptr<backend_device>> open_device(int ordinal, bool beside) noexcept {
+    if (auto err = detail::fill_standard_streams())
+      return err;
+    return detail::cuda_device::open(ordinal, devices_, driver_, trimmer_, beside);
+  }
+
   static caf::expected<peer_link> link_between(int from, int to) {
-    auto attribute = [&](cudaDeviceP2PAttr what) -> caf::expected<int> {
-      int value = 0;
-      if (auto err = detail::check(detail::cudaDeviceGetP2PAttribute(&value, what, from, to),
+    int access = 0;
+    int rank = 0;
+    int atomics = 0;
+    for (auto [what, value] : {std::pair{cudaDevP2PAttrAccessSupported, &access},
+                               std::pair{cudaDevP2PAttrPerformanceRank, &rank},
+                               std::pair{cudaDevP2PAttrNativeAtomicSupported, &atomics}})
+      if (auto err = detail::check(detail::cudaDeviceGetP2PAttribute(value, what, from, to),
                                    "cudaDeviceGetP2PAttribute", from))
         return err;
-      return value;
-    };
-    const auto access = attribute(cudaDevP2PAttrAccessSupported);
-    if (!access)
-      return access.error();
-    const auto rank = attribute(cudaDevP2PAttrPerformanceRank);
-    if (!rank)
-      return rank.error();
-    const auto atomics = attribute(cudaDevP2PAttrNativeAtomicSupported);
-    if (!atomics)
-      return atomics.error();
     peer_link result;
-    result.performance_rank = *rank;
-    result.native_atomics = *atomics != 0;
-    if (*access == 0)
+    result.performance_rank = rank;
+    result.native_atomics = atomics != 0;
+    if (access == 0)
       return result;
     auto from_id = pci_id(from);
     if (!from_id)

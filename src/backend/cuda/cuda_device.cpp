@@ -47,40 +47,23 @@ caf::error failed(errc code, int device, std::string detail) {
 
 } // namespace
 
-namespace {
-caf::error check_ordinal(int ordinal, int device_count, const shared_driver_access& driver) {
-  if (auto err = driver->check(ordinal))
-    return err;
-  const int limit = std::min(device_count, static_cast<int>(claimed.size()));
-  if (ordinal < 0 || ordinal >= limit)
-    return failed(errc::invalid_argument, ordinal, device_out_of_range(ordinal, limit));
-  return {};
-}
-} // namespace
-
-caf::expected<std::unique_ptr<backend_device>>
-cuda_device::open_beside(int ordinal, int device_count, shared_driver_access driver,
-                         std::shared_ptr<pool_trimmer> trimmer) noexcept {
-  using result = caf::expected<std::unique_ptr<backend_device>>;
-  return no_throw([&]() -> result {
-    if (auto err = check_ordinal(ordinal, device_count, driver))
-      return err;
-    return std::unique_ptr<backend_device>{
-        new cuda_device({}, ordinal, std::move(driver), std::move(trimmer))};
-  });
-}
-
 caf::expected<std::unique_ptr<backend_device>>
 cuda_device::open(int ordinal, int device_count, shared_driver_access driver,
-                  std::shared_ptr<pool_trimmer> trimmer) noexcept {
+                  std::shared_ptr<pool_trimmer> trimmer, bool beside) noexcept {
   using result = caf::expected<std::unique_ptr<backend_device>>;
   return no_throw([&]() -> result {
-    if (auto err = check_ordinal(ordinal, device_count, driver))
+    if (auto err = driver->check(ordinal))
       return err;
-    auto& taken = claimed[static_cast<std::size_t>(ordinal)];
-    if (taken.exchange(true))
-      return failed(errc::unavailable, ordinal, "the device is open already");
-    unique_claim claim{&taken, ordinal};
+    const int limit = std::min(device_count, static_cast<int>(claimed.size()));
+    if (ordinal < 0 || ordinal >= limit)
+      return failed(errc::invalid_argument, ordinal, device_out_of_range(ordinal, limit));
+    unique_claim claim;
+    if (!beside) {
+      auto& taken = claimed[static_cast<std::size_t>(ordinal)];
+      if (taken.exchange(true))
+        return failed(errc::unavailable, ordinal, "the device is open already");
+      claim = unique_claim{&taken, ordinal};
+    }
     return std::unique_ptr<backend_device>{
         new cuda_device(std::move(claim), ordinal, std::move(driver), std::move(trimmer))};
   });
@@ -110,6 +93,21 @@ caf::error cuda_device::select() const noexcept {
   return check(select_device(ordinal_), "cudaSetDevice", ordinal_);
 }
 
+template <class F> caf::error cuda_device::call(const char* api, F f) const noexcept {
+  if (auto err = select())
+    return err;
+  return check(f(), api, ordinal_);
+}
+
+template <class F> caf::error cuda_device::call_aside(const char* api, F f) const noexcept {
+  if (auto err = driver_->check(ordinal_))
+    return err;
+  const device_guard guard{ordinal_};
+  if (auto err = check(guard.error(), "cudaSetDevice", ordinal_))
+    return err;
+  return check(f(), api, ordinal_);
+}
+
 caf::error cuda_device::bind() noexcept {
   if (auto err = driver_->check(ordinal_))
     return err;
@@ -135,11 +133,9 @@ caf::error cuda_device::bind() noexcept {
 
 caf::expected<device_properties> cuda_device::properties() noexcept {
   return no_throw([&]() -> caf::expected<device_properties> {
-    if (auto err = select())
-      return err;
     cudaDeviceProp native{};
-    if (auto err =
-            check(cudaGetDeviceProperties(&native, ordinal_), "cudaGetDeviceProperties", ordinal_))
+    if (auto err = call("cudaGetDeviceProperties",
+                        [&] { return cudaGetDeviceProperties(&native, ordinal_); }))
       return err;
     char pci[32] = {};
     if (auto err = check(cudaDeviceGetPCIBusId(pci, sizeof pci, ordinal_), "cudaDeviceGetPCIBusId",
@@ -158,11 +154,9 @@ caf::expected<device_properties> cuda_device::properties() noexcept {
 }
 
 caf::expected<memory_info> cuda_device::memory() noexcept {
-  if (auto err = select())
-    return err;
   memory_info result;
-  if (auto err = check(cudaMemGetInfo(&result.free_bytes, &result.total_bytes), "cudaMemGetInfo",
-                       ordinal_))
+  if (auto err = call("cudaMemGetInfo",
+                      [&] { return cudaMemGetInfo(&result.free_bytes, &result.total_bytes); }))
     return err;
   if (pool_) {
     std::uint64_t reserved = 0;
@@ -274,19 +268,14 @@ caf::error cuda_device::free_symmetric() noexcept {
 }
 
 caf::error cuda_device::deallocate(void* memory, stream_view stream) noexcept {
-  if (symmetric_.erase(memory) != 0) {
-    if (auto err = select())
-      return err;
-    return check(ncclMemFree(memory), "ncclMemFree", ordinal_);
-  }
+  if (symmetric_.erase(memory) != 0)
+    return call("ncclMemFree", [&] { return ncclMemFree(memory); });
   const auto i = allocated_.find(memory);
   if (i == allocated_.end())
     return no_throw([&] {
       return failed(errc::invalid_argument, ordinal_, "this memory is not allocated here");
     });
-  if (auto err = select())
-    return err;
-  if (auto err = check(cudaFreeAsync(memory, native(stream)), "cudaFreeAsync", ordinal_))
+  if (auto err = call("cudaFreeAsync", [&] { return cudaFreeAsync(memory, native(stream)); }))
     return err;
   allocated_.erase(i);
   pool_->note_freed(native(stream));
@@ -294,16 +283,12 @@ caf::error cuda_device::deallocate(void* memory, stream_view stream) noexcept {
 }
 
 caf::expected<void*> cuda_device::allocate_pinned(std::size_t size_bytes) noexcept {
-  if (auto err = driver_->check(ordinal_))
-    return err;
-  const device_guard guard{ordinal_};
-  if (auto err = check(guard.error(), "cudaSetDevice", ordinal_))
-    return err;
   void* memory = nullptr;
   // If host and device share memory, the pool of any device may hold the missing memory.
-  const auto code =
-      with_room(-1, [&] { return cudaHostAlloc(&memory, size_bytes, cudaHostAllocPortable); });
-  if (auto err = check(code, "cudaHostAlloc", ordinal_))
+  if (auto err = call_aside("cudaHostAlloc", [&] {
+        return with_room(-1,
+                         [&] { return cudaHostAlloc(&memory, size_bytes, cudaHostAllocPortable); });
+      }))
     return err;
   return memory;
 }
@@ -311,31 +296,20 @@ caf::expected<void*> cuda_device::allocate_pinned(std::size_t size_bytes) noexce
 caf::error cuda_device::deallocate_pinned(void* memory) noexcept {
   if (driver_->ended())
     return {}; // freed when the process ends
-  const device_guard guard{ordinal_};
-  if (auto err = check(guard.error(), "cudaSetDevice", ordinal_))
-    return err;
-  return check(cudaFreeHost(memory), "cudaFreeHost", ordinal_);
+  return call_aside("cudaFreeHost", [&] { return cudaFreeHost(memory); });
 }
 
 caf::error cuda_device::register_pinned(void* memory, std::size_t size_bytes) noexcept {
-  if (auto err = driver_->check(ordinal_))
-    return err;
-  const device_guard guard{ordinal_};
-  if (auto err = check(guard.error(), "cudaSetDevice", ordinal_))
-    return err;
-  const auto code = with_room(-1, [&] {
-    return cudaHostRegister(memory, size_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+  constexpr auto flags = cudaHostRegisterPortable | cudaHostRegisterMapped;
+  return call_aside("cudaHostRegister", [&] {
+    return with_room(-1, [&] { return cudaHostRegister(memory, size_bytes, flags); });
   });
-  return check(code, "cudaHostRegister", ordinal_);
 }
 
 caf::error cuda_device::unregister_pinned(void* memory) noexcept {
   if (driver_->ended())
     return {}; // unregistered when the process ends
-  const device_guard guard{ordinal_};
-  if (auto err = check(guard.error(), "cudaSetDevice", ordinal_))
-    return err;
-  return check(cudaHostUnregister(memory), "cudaHostUnregister", ordinal_);
+  return call_aside("cudaHostUnregister", [&] { return cudaHostUnregister(memory); });
 }
 
 caf::error cuda_device::wait_word(stream_view stream, const std::atomic<std::uint64_t>* word,
@@ -365,50 +339,40 @@ caf::error cuda_device::wait_word(stream_view stream, const std::atomic<std::uin
 }
 
 caf::expected<stream_view> cuda_device::create_stream() noexcept {
-  if (auto err = select())
-    return err;
   cudaStream_t stream = nullptr;
-  if (auto err = check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
-                       "cudaStreamCreateWithFlags", ordinal_))
+  if (auto err = call("cudaStreamCreateWithFlags",
+                      [&] { return cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking); }))
     return err;
   return stream_view{stream};
 }
 
 caf::error cuda_device::destroy_stream(stream_view stream) noexcept {
-  if (auto err = select())
-    return err;
-  if (pool_)
-    pool_->forget(native(stream));
-  return check(cudaStreamDestroy(native(stream)), "cudaStreamDestroy", ordinal_);
+  return call("cudaStreamDestroy", [&] {
+    if (pool_)
+      pool_->forget(native(stream));
+    return cudaStreamDestroy(native(stream));
+  });
 }
 
 caf::expected<event_view> cuda_device::create_event() noexcept {
-  if (auto err = select())
-    return err;
   cudaEvent_t event = nullptr;
-  if (auto err = check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming),
-                       "cudaEventCreateWithFlags", ordinal_))
+  if (auto err = call("cudaEventCreateWithFlags",
+                      [&] { return cudaEventCreateWithFlags(&event, cudaEventDisableTiming); }))
     return err;
   return event_view{event};
 }
 
 caf::error cuda_device::destroy_event(event_view event) noexcept {
-  if (auto err = select())
-    return err;
-  return check(cudaEventDestroy(native(event)), "cudaEventDestroy", ordinal_);
+  return call("cudaEventDestroy", [&] { return cudaEventDestroy(native(event)); });
 }
 
 caf::error cuda_device::record(event_view event, stream_view stream) noexcept {
-  if (auto err = select())
-    return err;
-  return check(cudaEventRecord(native(event), native(stream)), "cudaEventRecord", ordinal_);
+  return call("cudaEventRecord", [&] { return cudaEventRecord(native(event), native(stream)); });
 }
 
 caf::error cuda_device::wait(stream_view stream, event_view event) noexcept {
-  if (auto err = select())
-    return err;
-  return check(cudaStreamWaitEvent(native(stream), native(event), 0), "cudaStreamWaitEvent",
-               ordinal_);
+  return call("cudaStreamWaitEvent",
+              [&] { return cudaStreamWaitEvent(native(stream), native(event), 0); });
 }
 
 caf::expected<bool> cuda_device::query(event_view event) noexcept {
@@ -424,20 +388,16 @@ caf::expected<bool> cuda_device::query(event_view event) noexcept {
 }
 
 caf::error cuda_device::synchronize(event_view event) noexcept {
-  if (auto err = select())
-    return err;
-  return check(cudaEventSynchronize(native(event)), "cudaEventSynchronize", ordinal_);
+  return call("cudaEventSynchronize", [&] { return cudaEventSynchronize(native(event)); });
 }
 
 caf::error cuda_device::copy(void* target, const void* source, std::size_t size_bytes,
                              copy_direction direction, stream_view stream) noexcept {
-  if (auto err = select())
-    return err;
   const auto kind = direction == copy_direction::host_to_device   ? cudaMemcpyHostToDevice
                     : direction == copy_direction::device_to_host ? cudaMemcpyDeviceToHost
                                                                   : cudaMemcpyDeviceToDevice;
-  return check(cudaMemcpyAsync(target, source, size_bytes, kind, native(stream)), "cudaMemcpyAsync",
-               ordinal_);
+  return call("cudaMemcpyAsync",
+              [&] { return cudaMemcpyAsync(target, source, size_bytes, kind, native(stream)); });
 }
 
 caf::error cuda_device::fill(void* target, std::span<const std::byte> pattern, std::size_t count,
@@ -451,22 +411,19 @@ caf::error cuda_device::fill(void* target, std::span<const std::byte> pattern, s
     });
   if (count == 0)
     return {};
-  if (auto err = select())
-    return err;
   if (std::all_of(pattern.begin(), pattern.end(), [&](std::byte x) { return x == pattern[0]; }))
-    return check(
-        cudaMemsetAsync(target, std::to_integer<int>(pattern[0]), count * size, native(stream)),
-        "cudaMemsetAsync", ordinal_);
-  return check(launch_fill(target, pattern.data(), size, count, native(stream)), "cudaLaunchKernel",
-               ordinal_);
+    return call("cudaMemsetAsync", [&] {
+      return cudaMemsetAsync(target, std::to_integer<int>(pattern[0]), count * size,
+                             native(stream));
+    });
+  return call("cudaLaunchKernel",
+              [&] { return launch_fill(target, pattern.data(), size, count, native(stream)); });
 }
 
 caf::error cuda_device::launch_host(stream_view stream, void (*function)(void*),
                                     void* argument) noexcept {
-  if (auto err = select())
-    return err;
-  return check(cudaLaunchHostFunc(native(stream), function, argument), "cudaLaunchHostFunc",
-               ordinal_);
+  return call("cudaLaunchHostFunc",
+              [&] { return cudaLaunchHostFunc(native(stream), function, argument); });
 }
 
 caf::error cuda_device::clear_last_error(std::string_view found, std::string_view call,
@@ -554,11 +511,9 @@ caf::error cuda_device::enable_peer(int peer) noexcept {
 caf::error cuda_device::admit_peer(int peer) noexcept {
   if (peer == ordinal_ || std::find(peers_.begin(), peers_.end(), peer) != peers_.end())
     return {};
-  if (auto err = select())
-    return err;
   int can = 0;
-  if (auto err =
-          check(cudaDeviceCanAccessPeer(&can, peer, ordinal_), "cudaDeviceCanAccessPeer", ordinal_))
+  if (auto err = call("cudaDeviceCanAccessPeer",
+                      [&] { return cudaDeviceCanAccessPeer(&can, peer, ordinal_); }))
     return err;
   if (can == 0)
     return no_throw([&] {
@@ -577,11 +532,10 @@ caf::error cuda_device::admit_peer(int peer) noexcept {
 caf::error cuda_device::copy_peer(void* target, int target_device, const void* source,
                                   int source_device, std::size_t size_bytes,
                                   stream_view stream) noexcept {
-  if (auto err = select())
-    return err;
-  return check(
-      cudaMemcpyPeerAsync(target, target_device, source, source_device, size_bytes, native(stream)),
-      "cudaMemcpyPeerAsync", ordinal_);
+  return call("cudaMemcpyPeerAsync", [&] {
+    return cudaMemcpyPeerAsync(target, target_device, source, source_device, size_bytes,
+                               native(stream));
+  });
 }
 
 caf::error cuda_device::copy_peers(std::span<const peer_copy> copies, stream_view stream) noexcept {

@@ -30,14 +30,12 @@ struct claim_traits {
 class cuda_device final : public backend_device {
 public:
   /// @shape ordinal: 0 to `device_count` - 1
-  /// @errors errc::invalid_argument; errc::unavailable: the device is already open in this process
-  static caf::expected<std::unique_ptr<backend_device>>
-  open(int ordinal, int device_count, shared_driver_access driver,
-       std::shared_ptr<pool_trimmer> trimmer) noexcept;
-  /// Same for a device that is already open.
-  static caf::expected<std::unique_ptr<backend_device>>
-  open_beside(int ordinal, int device_count, shared_driver_access driver,
-              std::shared_ptr<pool_trimmer> trimmer) noexcept;
+  /// @errors errc::invalid_argument; errc::unavailable: the device is already open in this process,
+  ///         and this is not an `open_beside`
+  static caf::expected<std::unique_ptr<backend_device>> open(int ordinal, int device_count,
+                                                             shared_driver_access driver,
+                                                             std::shared_ptr<pool_trimmer> trimmer,
+                                                             bool beside = false) noexcept;
 
   /// Frees the memory that is still allocated, if the driver may still be called. No work may be in
   /// flight.
@@ -104,6 +102,10 @@ private:
 
   /// Makes the device current; called before every CUDA call.
   caf::error select() const noexcept;
+  /// Makes the device current, then calls `f`: the function `api` of CUDA or NCCL.
+  template <class F> caf::error call(const char* api, F f) const noexcept;
+  /// Same on any thread: restores the device that was current.
+  template <class F> caf::error call_aside(const char* api, F f) const noexcept;
   /// Calls `allocate`, which returns a CUDA code. If there was no memory, trims the pools of device
   /// `of` (-1: of all devices) and calls it once more.
   template <class F> cudaError_t with_room(int of, F allocate) noexcept;

@@ -7,6 +7,7 @@
 #include "backend/cuda/nccl_arguments.hpp"
 #include "backend/cuda/nccl_group.hpp"
 #include "backend/cuda/nccl_types.hpp"
+#include "foundation/collective_rules.hpp"
 #include "foundation/keep_first.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/collective_kind.hpp>
@@ -116,16 +117,8 @@ caf::error nccl_communicator::enqueue(std::span<const collective_call> calls,
 }
 
 bool nccl_communicator::is_exchange(const collective_call& call) const noexcept {
-  switch (call.what) {
-  case collective_kind::all_to_all:
-  case collective_kind::all_to_all_v:
-    return true;
-  case collective_kind::gather:
-  case collective_kind::scatter:
-    return call.peer == rank_;
-  default:
-    return false;
-  }
+  return rules_of(call.what).pairwise && !is_message(call.what) &&
+         (!has_root(call.what) || call.peer == rank_);
 }
 
 caf::error nccl_communicator::issue_group(std::span<const collective_call> calls,
@@ -151,22 +144,19 @@ caf::error nccl_communicator::issue(const collective_call& call, cudaStream_t st
   const auto bytes = bytes_of(call);
   switch (call.what) {
   case collective_kind::all_reduce:
-    return with_operation(call, [&](ncclRedOp_t op) {
-      return outcome(ncclAllReduce(call.send, call.recv, call.count, to_nccl(call.type), op,
-                                   native(call), stream),
-                     "ncclAllReduce");
+    return with_operation(call, "ncclAllReduce", [&](ncclRedOp_t op) {
+      return ncclAllReduce(call.send, call.recv, call.count, to_nccl(call.type), op, native(call),
+                           stream);
     });
   case collective_kind::reduce:
-    return with_operation(call, [&](ncclRedOp_t op) {
-      return outcome(ncclReduce(call.send, call.recv, call.count, to_nccl(call.type), op, call.peer,
-                                native(), stream),
-                     "ncclReduce");
+    return with_operation(call, "ncclReduce", [&](ncclRedOp_t op) {
+      return ncclReduce(call.send, call.recv, call.count, to_nccl(call.type), op, call.peer,
+                        native(), stream);
     });
   case collective_kind::reduce_scatter:
-    return with_operation(call, [&](ncclRedOp_t op) {
-      return outcome(ncclReduceScatter(call.send, call.recv, call.count, to_nccl(call.type), op,
-                                       native(call), stream),
-                     "ncclReduceScatter");
+    return with_operation(call, "ncclReduceScatter", [&](ncclRedOp_t op) {
+      return ncclReduceScatter(call.send, call.recv, call.count, to_nccl(call.type), op,
+                               native(call), stream);
     });
   case collective_kind::broadcast:
     return outcome(
@@ -194,50 +184,26 @@ caf::error nccl_communicator::issue(const collective_call& call, cudaStream_t st
 
 caf::error nccl_communicator::issue_exchange(const collective_call& call,
                                              cudaStream_t stream) noexcept {
-  const auto unit = size_of(call.type);
+  const auto& send = rules_of(call.what).send;
+  const auto& recv = rules_of(call.what).recv;
   const auto bytes = bytes_of(call);
   const bool root = call.peer == rank_;
   for (int peer = 0; peer < size_; ++peer) {
     const auto q = static_cast<std::size_t>(peer);
-    const void* to_send = nullptr;
-    void* to_receive = nullptr;
-    std::size_t send_bytes = 0;
-    std::size_t recv_bytes = 0;
-    switch (call.what) {
-    case collective_kind::all_to_all:
-      to_send = part(call.send, q * bytes);
-      to_receive = part(call.recv, q * bytes);
-      send_bytes = recv_bytes = bytes;
-      break;
-    case collective_kind::all_to_all_v:
+    const bool peer_is_root = call.peer == peer;
+    std::size_t send_bytes = send.held(root) && recv.held(peer_is_root) ? bytes : 0;
+    std::size_t recv_bytes = recv.held(root) && send.held(peer_is_root) ? bytes : 0;
+    std::size_t send_offset = send.block_of(q) * bytes;
+    std::size_t recv_offset = recv.block_of(q) * bytes;
+    if (call.what == collective_kind::all_to_all_v) {
+      const auto unit = size_of(call.type);
       send_bytes = call.plan->send_counts[q] * unit;
       recv_bytes = call.plan->recv_counts[q] * unit;
-      if (send_bytes > 0)
-        to_send = part(call.send, call.plan->send_offsets[q] * unit);
-      if (recv_bytes > 0)
-        to_receive = part(call.recv, call.plan->recv_offsets[q] * unit);
-      break;
-    case collective_kind::gather:
-      if (peer == call.peer) {
-        to_send = call.send;
-        send_bytes = bytes;
-      }
-      if (root) {
-        to_receive = part(call.recv, q * bytes);
-        recv_bytes = bytes;
-      }
-      break;
-    default: // scatter
-      if (root) {
-        to_send = part(call.send, q * bytes);
-        send_bytes = bytes;
-      }
-      if (peer == call.peer) {
-        to_receive = call.recv;
-        recv_bytes = bytes;
-      }
-      break;
+      send_offset = call.plan->send_offsets[q] * unit;
+      recv_offset = call.plan->recv_offsets[q] * unit;
     }
+    const void* const to_send = send_bytes > 0 ? part(call.send, send_offset) : nullptr;
+    void* const to_receive = recv_bytes > 0 ? part(call.recv, recv_offset) : nullptr;
     if (peer == rank_ && to_send == to_receive) // in place
       continue;
     if (auto err = issue_send(to_send, send_bytes, peer, stream))
@@ -263,9 +229,10 @@ caf::error nccl_communicator::issue_recv(void* memory, std::size_t bytes, int pe
 }
 
 template <class F>
-caf::error nccl_communicator::with_operation(const collective_call& call, F f) noexcept {
+caf::error nccl_communicator::with_operation(const collective_call& call, const char* api,
+                                             F f) noexcept {
   if (call.op != reduce_op::premul_sum)
-    return f(to_nccl(call.op));
+    return outcome(f(to_nccl(call.op)), api);
   std::array<std::byte, 8> factor{}; // since the argument is not const
   std::memcpy(factor.data(), call.factor, size_of(call.type));
   ncclRedOp_t op{};
@@ -273,7 +240,7 @@ caf::error nccl_communicator::with_operation(const collective_call& call, F f) n
                                                   ncclScalarHostImmediate, native()),
                          "ncclRedOpCreatePreMulSum"))
     return err;
-  auto err = f(op);
+  auto err = outcome(f(op), api);
   // "An operator may be destroyed as soon as the last NCCL function which is given that operator
   // returns" (nccl.h), in a group as well.
   keep_first(err, outcome(ncclRedOpDestroy(op, native()), "ncclRedOpDestroy"));

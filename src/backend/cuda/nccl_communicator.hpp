@@ -21,6 +21,13 @@ namespace troupe::detail {
 
 using shared_flag = std::shared_ptr<const std::atomic<bool>>;
 
+/// @units bytes of scratch memory on which `nccl_communicator::connect` works
+inline constexpr std::size_t connect_scratch_bytes = 1u << 26;
+
+/// Returns an upper bound for the device memory that NCCL allocates for one communicator while it
+/// builds and connects it.
+std::size_t needed_bytes(int device) noexcept;
+
 class nccl_communicator final : public backend_communicator {
 public:
   /// Makes a rank that has no NCCL handle yet.
@@ -79,8 +86,9 @@ private:
   caf::error issue_send(const void* memory, std::size_t bytes, int peer,
                         cudaStream_t stream) noexcept;
   caf::error issue_recv(void* memory, std::size_t bytes, int peer, cudaStream_t stream) noexcept;
-  /// Passes NCCL's operation for a call to `f`, which issues the call.
-  template <class F> caf::error with_operation(const collective_call& call, F f) noexcept;
+  /// Passes NCCL's operation for a call to `f`, which calls the function `api`.
+  template <class F>
+  caf::error with_operation(const collective_call& call, const char* api, F f) noexcept;
 
   /// Issues calls of a communicator with one rank: each is a copy or a multiplication.
   caf::error issue_alone(std::span<const collective_call> calls, cudaStream_t stream) noexcept;

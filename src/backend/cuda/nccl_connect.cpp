@@ -1,6 +1,4 @@
 /// nccl_communicator: connects the ranks before the first call.
-#include "backend/cuda/nccl_connect.hpp"
-
 #include "backend/cuda/cuda_error.hpp"
 #include "backend/cuda/cuda_functions.hpp"
 #include "backend/cuda/device_guard.hpp"

@@ -7,7 +7,6 @@
 #include "backend/cuda/device_pool.hpp"
 #include "backend/cuda/driver_access.hpp"
 #include "backend/cuda/nccl_communicator.hpp"
-#include "backend/cuda/nccl_connect.hpp"
 #include "backend/cuda/nccl_group.hpp"
 #include "foundation/error_text.hpp"
 #include "foundation/keep_first.hpp"
@@ -187,6 +186,26 @@ caf::error init_all(const communicator_id& id, int size, std::span<const local_r
   return first;
 }
 
+/// Calls `f` with each rank, in one group of NCCL calls; `f` returns the code of the NCCL function
+/// `api`. Adds errors to `first`. Returns the result of the group.
+template <class F>
+ncclResult_t call_all(std::span<const std::unique_ptr<backend_communicator>> ranks, const char* api,
+                      caf::error& first, F f) noexcept {
+  select_one(ranks);
+  group_scope group;
+  keep_first(first, check(group.begun(), "ncclGroupStart", -1));
+  for (const auto& rank : ranks) {
+    auto& x = as_nccl(rank);
+    const int device = x.device(); // `f` may end the rank
+    if (const auto code = f(x); code != ncclInProgress)
+      keep_first(first, check(code, api, device, x.rank()));
+  }
+  const auto ended = group.end();
+  if (ended != ncclInProgress)
+    keep_first(first, check(ended, "ncclGroupEnd", -1));
+  return ended;
+}
+
 /// Ends the communicators of the windows. No work runs on them, so an abort does the same as a
 /// destroy, without waiting.
 caf::error close_windows(std::span<const std::unique_ptr<backend_communicator>> ranks) noexcept {
@@ -195,18 +214,10 @@ caf::error close_windows(std::span<const std::unique_ptr<backend_communicator>> 
   caf::error first;
   for (const auto& rank : ranks)
     keep_first(first, as_nccl(rank).windows().deregister_all());
-  select_one(ranks);
-  group_scope group;
-  keep_first(first, check(group.begun(), "ncclGroupStart", -1));
-  for (const auto& rank : ranks) {
-    auto& x = as_nccl(rank);
-    const int device = x.device();
-    if (auto* const handle = x.windows().release(); handle != nullptr)
-      if (const auto code = ncclCommAbort(handle); code != ncclInProgress)
-        keep_first(first, check(code, "ncclCommAbort", device, x.rank()));
-  }
-  if (const auto ended = group.end(); ended != ncclInProgress)
-    keep_first(first, check(ended, "ncclGroupEnd", -1));
+  call_all(ranks, "ncclCommAbort", first, [](nccl_communicator& x) {
+    auto* const handle = x.windows().release();
+    return handle != nullptr ? ncclCommAbort(handle) : ncclSuccess;
+  });
   for (const auto& rank : ranks)
     as_nccl(rank).windows().free_scratch();
   return first;
@@ -218,19 +229,8 @@ caf::error abort_all(std::span<const std::unique_ptr<backend_communicator>> rank
   if (may_not_call(ranks))
     return {};
   caf::error first;
-  select_one(ranks);
-  group_scope group;
-  keep_first(first, check(group.begun(), "ncclGroupStart", -1));
-  for (const auto& rank : ranks) {
-    auto& x = as_nccl(rank);
-    const int device = x.device();
-    const auto code = ncclCommAbort(x.release());
-    if (code != ncclInProgress)
-      keep_first(first, check(code, "ncclCommAbort", device, x.rank()));
-  }
-  const auto ended = group.end();
-  if (ended != ncclInProgress)
-    keep_first(first, check(ended, "ncclGroupEnd", -1));
+  call_all(ranks, "ncclCommAbort", first,
+           [](nccl_communicator& x) { return ncclCommAbort(x.release()); });
   // No kernel of the aborted communicator blocks the devices any more.
   keep_first(first, close_windows(ranks));
   return first;
@@ -307,18 +307,8 @@ caf::error destroy_communicator(communicator_ranks ranks) noexcept {
     (void)abort_all(ranks);
     return first;
   }
-  select_one(ranks);
-  group_scope finalizing;
-  keep_first(first, check(finalizing.begun(), "ncclGroupStart", -1));
-  for (const auto& rank : ranks) {
-    auto& x = as_nccl(rank);
-    const auto code = ncclCommFinalize(x.native());
-    if (code != ncclInProgress)
-      keep_first(first, check(code, "ncclCommFinalize", x.device(), x.rank()));
-  }
-  const auto ended = finalizing.end();
-  if (ended != ncclInProgress)
-    keep_first(first, check(ended, "ncclGroupEnd", -1));
+  const auto ended = call_all(ranks, "ncclCommFinalize", first,
+                              [](nccl_communicator& x) { return ncclCommFinalize(x.native()); });
   for (const auto& rank : ranks)
     if (!first && ended == ncclInProgress) {
       auto& x = as_nccl(rank);
@@ -328,14 +318,8 @@ caf::error destroy_communicator(communicator_ranks ranks) noexcept {
     (void)abort_all(ranks);
     return first;
   }
-  group_scope destroying;
-  keep_first(first, check(destroying.begun(), "ncclGroupStart", -1));
-  for (const auto& rank : ranks) {
-    auto& x = as_nccl(rank);
-    const int device = x.device();
-    keep_first(first, check(ncclCommDestroy(x.release()), "ncclCommDestroy", device, x.rank()));
-  }
-  keep_first(first, check(destroying.end(), "ncclGroupEnd", -1));
+  call_all(ranks, "ncclCommDestroy", first,
+           [](nccl_communicator& x) { return ncclCommDestroy(x.release()); });
   return first;
 }
 

@@ -4,54 +4,33 @@
 
 #include <nccl.h>
 
+#include <cstddef>
+#include <iterator>
+
 namespace troupe::detail {
 
+namespace {
+
+/// In the order of `dtype`.
+constexpr ncclDataType_t types[] = {ncclInt8,    ncclUint8,   ncclInt32,      ncclUint32,
+                                    ncclInt64,   ncclUint64,  ncclFloat16,    ncclBfloat16,
+                                    ncclFloat32, ncclFloat64, ncclFloat8e4m3, ncclFloat8e5m2};
+static_assert(std::size(types) == std::size(all_dtypes));
+
+/// In the order of `reduce_op`.
+constexpr ncclRedOp_t operations[] = {ncclSum, ncclProd, ncclMin, ncclMax, ncclAvg};
+static_assert(std::size(operations) == std::size(all_reduce_ops));
+
+} // namespace
+
 ncclDataType_t to_nccl(dtype type) noexcept {
-  switch (type) {
-  case dtype::int8:
-    return ncclInt8;
-  case dtype::uint8:
-    return ncclUint8;
-  case dtype::int32:
-    return ncclInt32;
-  case dtype::uint32:
-    return ncclUint32;
-  case dtype::int64:
-    return ncclInt64;
-  case dtype::uint64:
-    return ncclUint64;
-  case dtype::float16:
-    return ncclFloat16;
-  case dtype::bfloat16:
-    return ncclBfloat16;
-  case dtype::float32:
-    return ncclFloat32;
-  case dtype::float64:
-    return ncclFloat64;
-  case dtype::float8_e4m3:
-    return ncclFloat8e4m3;
-  case dtype::float8_e5m2:
-    return ncclFloat8e5m2;
-  }
-  return ncclNumTypes; // NCCL refuses it
+  const auto i = static_cast<std::size_t>(type);
+  return i < std::size(types) ? types[i] : ncclNumTypes;
 }
 
 ncclRedOp_t to_nccl(reduce_op op) noexcept {
-  switch (op) {
-  case reduce_op::sum:
-    return ncclSum;
-  case reduce_op::prod:
-    return ncclProd;
-  case reduce_op::min:
-    return ncclMin;
-  case reduce_op::max:
-    return ncclMax;
-  case reduce_op::avg:
-    return ncclAvg;
-  case reduce_op::premul_sum:
-    break; // created for each call
-  }
-  return ncclNumOps; // NCCL refuses it
+  const auto i = static_cast<std::size_t>(op);
+  return i < std::size(operations) ? operations[i] : ncclNumOps;
 }
 
 } // namespace troupe::detail
