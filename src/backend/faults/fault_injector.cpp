@@ -1,9 +1,11 @@
 #include "backend/faults/fault_injector.hpp"
 
+#include "foundation/log.hpp"
 #include "foundation/start_thread.hpp"
 
 #include <algorithm>
 #include <initializer_list>
+#include <new>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -64,6 +66,38 @@ void pass_gate(void* x) {
 }
 
 } // namespace
+
+// -- gate_words
+
+gate_words::~gate_words() {
+  for (auto* page : pages_)
+    if (auto err = of_.deallocate_pinned(page))
+      log(log_level::warning, "cannot free the host memory of a fault plan", err);
+}
+
+caf::expected<gate_words::place> gate_words::take() noexcept {
+  std::lock_guard lock{mutex_};
+  if (free_.empty()) {
+    auto page = of_.allocate_pinned(page_words * sizeof(std::uint64_t));
+    if (!page)
+      return page.error();
+    pages_.push_back(*page);
+    auto* first = static_cast<std::atomic<std::uint64_t>*>(*page);
+    for (std::size_t i = 0; i < page_words; ++i)
+      free_.push_back(new (first + i) std::atomic<std::uint64_t>{0});
+  }
+  auto* word = free_.back();
+  free_.pop_back();
+  return place{word, word->load(std::memory_order_relaxed) + 1};
+}
+
+void gate_words::give_back(const place& x) noexcept {
+  x.word->store(x.value, std::memory_order_release);
+  std::lock_guard lock{mutex_};
+  free_.push_back(x.word);
+}
+
+// -- fault_injector
 
 fault_injector::fault_injector(std::uint64_t seed, const std::vector<fault_rule>& rules)
     : seed_(seed) {
@@ -139,18 +173,15 @@ caf::error fault_injector::place_remote(gate* x, const open_device& on,
   std::uint64_t number = 0;
   {
     std::lock_guard lock{mutex_};
-    if (!word || x->open) {
+    auto error = word ? caf::error{} : word.error();
+    if (!error && !x->open && x->kind == fault::slow)
+      error = keep_time();
+    if (error || x->open) {
       if (word)
         on.words->give_back(*word);
       gates_.remove_if([x](const gate& y) { return &y == x; });
-      return word ? caf::error{} : word.error();
+      return error;
     }
-    if (x->kind == fault::slow)
-      if (auto error = keep_time()) {
-        on.words->give_back(*word);
-        gates_.remove_if([x](const gate& y) { return &y == x; });
-        return error;
-      }
     number = x->number;
     x->device = on.device;
     x->words = on.words;

@@ -1,4 +1,3 @@
-#include "backend/faults/fault_gate.hpp"
 #include "backend/faults/fault_injector.hpp"
 #include <troupe/testing/fault_plan.hpp>
 

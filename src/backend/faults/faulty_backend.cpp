@@ -1,7 +1,5 @@
 /// A backend with the faults of a plan, as `with_faults` makes it.
-#include "backend/faults/fault_gate.hpp"
 #include "backend/faults/fault_injector.hpp"
-#include "backend/faults/faulty_communicator.hpp"
 #include "backend/faults/faulty_device.hpp"
 #include "foundation/keep_first.hpp"
 #include <troupe/backend.hpp>
@@ -11,6 +9,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -24,7 +23,81 @@ namespace detail {
 namespace {
 
 using testing::any_device;
+using testing::fault;
 using testing::verb;
+
+/// One rank of a communicator with the faults of `injector`. Gates are on the streams of `devices`.
+class faulty_communicator final : public backend_communicator {
+public:
+  faulty_communicator(std::unique_ptr<backend_communicator> inner,
+                      std::shared_ptr<fault_injector> injector,
+                      std::shared_ptr<open_devices> devices, const communicator_id& id,
+                      const local_rank& rank)
+      : injector_(std::move(injector)), devices_(std::move(devices)), id_(id), rank_(rank),
+        inner_(std::move(inner)) {}
+
+  caf::error connect(stream_view stream, connect_scope what) noexcept override {
+    return call(verb::connect, stream, [&] { return inner_->connect(stream, what); });
+  }
+
+  caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override {
+    return call(verb::collective, stream, [&] { return inner_->enqueue(calls, stream); });
+  }
+
+  /// A gate blocks the calling thread, which waits here for the other ranks anyway.
+  caf::error register_window(void* memory, std::size_t size_bytes,
+                             stream_view stream) noexcept override {
+    return call(verb::register_window, {},
+                [&] { return inner_->register_window(memory, size_bytes, stream); });
+  }
+
+  caf::error deregister_window(void* memory) noexcept override {
+    return call(verb::deregister_window, {}, [&] { return inner_->deregister_window(memory); });
+  }
+
+  caf::error asynchronous_error() noexcept override {
+    return call(verb::asynchronous_error, {}, [this] { return inner_->asynchronous_error(); });
+  }
+
+  void on_loss(std::function<void()> f) noexcept override { inner_->on_loss(std::move(f)); }
+
+  void on_closed() noexcept override { inner_->on_closed(); }
+
+  caf::error hand_over(std::span<const std::byte> what) noexcept override {
+    return inner_->hand_over(what);
+  }
+
+  std::shared_ptr<const device_life> life() const noexcept override { return inner_->life(); }
+
+  const backend_communicator& inner() const noexcept { return *inner_; }
+  const communicator_id& id() const noexcept { return id_; }
+  int device() const noexcept { return rank_.device; }
+  std::unique_ptr<backend_communicator> release() noexcept { return std::move(inner_); }
+
+private:
+  open_device device_now() noexcept {
+    std::lock_guard lock{devices_->mutex};
+    const auto i = devices_->by_ordinal.find(rank_.device);
+    return i != devices_->by_ordinal.end() ? i->second : open_device{};
+  }
+
+  template <class F> caf::error call(verb v, stream_view stream, F f) noexcept {
+    const caller who{rank_.device, rank_.rank, &id_};
+    if (auto what = injector_->next(v, who)) {
+      if (auto err = suffer(*injector_, *what, v, who, device_now(), stream))
+        return err;
+      if (what->kind == fault::not_issued && v == verb::collective)
+        return {};
+    }
+    return f();
+  }
+
+  std::shared_ptr<fault_injector> injector_;
+  std::shared_ptr<open_devices> devices_;
+  communicator_id id_;
+  local_rank rank_;
+  std::unique_ptr<backend_communicator> inner_;
+};
 
 class faulty_backend final : public backend {
 public:

@@ -1,6 +1,5 @@
 #include "backend/faults/faulty_device.hpp"
 
-#include "backend/faults/fault_gate.hpp"
 #include "backend/faults/fault_injector.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/error.hpp>

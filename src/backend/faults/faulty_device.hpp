@@ -1,7 +1,6 @@
 /// Devices with the faults of a plan.
 #pragma once
 
-#include "backend/faults/fault_gate.hpp"
 #include "backend/faults/fault_injector.hpp"
 #include <troupe/backend.hpp>
 
