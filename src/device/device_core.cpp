@@ -14,26 +14,24 @@
 
 namespace troupe::detail {
 
-namespace {
-
-caf::error check_type(const char* verb, int device, dtype type) {
-  return is_dtype(type) ? caf::error{}
-                        : refusal(verb, device, errc::invalid_argument, unknown_dtype(type));
-}
-
-} // namespace
-
 clock::time_point device_core::deadline_of(const request_options& options) const {
   return from_now(options.deadline.count() != 0 ? options.deadline : deadline_);
 }
 
-template <class Operation>
-std::shared_ptr<Operation> device_core::start(std::shared_ptr<Operation> op,
-                                              const request_options& options) const {
+template <class Operation, class... X>
+auto device_core::start(const char* verb, caf::error why, const request_options& options,
+                        X&&... x) const -> answer<decltype(Operation::value)> {
+  if (why)
+    return refused_operation<decltype(Operation::value)>(verb, std::move(why));
+  auto op = std::make_shared<Operation>(std::forward<X>(x)...);
   op->deadline = deadline_of(options);
   op->parts()[0].on = worker_.get();
   runtime_->start(op, options);
   return op;
+}
+
+caf::error device_core::refuse(const char* verb, errc code, std::string detail) const {
+  return refusal(verb, state().ordinal(), code, std::move(detail));
 }
 
 caf::error device_core::check(const char* verb) const {
@@ -48,133 +46,105 @@ caf::error device_core::check(const char* verb, const any_gpu_ref& ref) const {
   if (auto error = check(verb); error)
     return error;
   if (!ref)
-    return refusal(verb, state().ordinal(), errc::stale_ref, "the handle has no memory");
+    return refuse(verb, errc::stale_ref, "the handle has no memory");
   if (&ref.memory()->home() != &state())
-    return refusal(verb, state().ordinal(), errc::invalid_argument,
-                   is_foreign(ref, state())
-                       ? foreign_handle
-                       : "the buffer lies on device " + std::to_string(ref.device()) +
-                             ", not on device " + std::to_string(state().ordinal()));
+    return refuse(verb, errc::invalid_argument,
+                  is_foreign(ref, state())
+                      ? foreign_handle
+                      : "the buffer lies on device " + std::to_string(ref.device()) +
+                            ", not on device " + std::to_string(state().ordinal()));
   return {};
 }
 
-caf::error device_core::check(const char* verb, const std::vector<any_gpu_ref>& refs) const {
-  if (auto error = check(verb); error)
+caf::error device_core::check(const char* verb, dtype type) const {
+  if (auto error = check(verb); error || is_dtype(type))
     return error;
-  for (auto& ref : refs)
-    if (auto error = check(verb, ref); error)
-      return error;
-  return {};
+  return refuse(verb, errc::invalid_argument, unknown_dtype(type));
 }
 
 device_core::answer<any_gpu_ref> device_core::allocate(std::size_t count, dtype type, bool zeroed,
                                                        const request_options& options) const {
-  if (auto error = check("allocate"); error)
-    return refused_operation<any_gpu_ref>("allocate", std::move(error));
-  if (auto error = check_type("allocate", state().ordinal(), type); error)
-    return refused_operation<any_gpu_ref>("allocate", std::move(error));
-  if (count > SIZE_MAX / size_of(type))
-    return refused_operation<any_gpu_ref>(
-        "allocate",
-        refusal("allocate", state().ordinal(), errc::out_of_memory, size_overflows(count, type)));
-  return start(std::make_shared<allocate_operation>(count, type, zeroed), options);
+  auto error = check("allocate", type);
+  if (!error && count > SIZE_MAX / size_of(type))
+    error = refuse("allocate", errc::out_of_memory, size_overflows(count, type));
+  return start<allocate_operation>("allocate", std::move(error), options, count, type, zeroed);
 }
 
 device_core::answer<host_buffer>
 device_core::allocate_pinned(std::size_t size_bytes, const request_options& options) const {
-  if (auto error = check("allocate_pinned"); error)
-    return refused_operation<host_buffer>("allocate_pinned", std::move(error));
-  return start(std::make_shared<pinned_operation>(size_bytes), options);
+  return start<pinned_operation>("allocate_pinned", check("allocate_pinned"), options, size_bytes);
 }
 
-device_core::answer<nothing> device_core::upload(const any_gpu_ref& target,
-                                                 std::shared_ptr<host_range> host,
-                                                 const request_options& options) const {
-  if (auto error = check("upload", target); error)
-    return refused_operation<nothing>("upload", std::move(error));
-  if (host->size() != target.size_bytes())
-    return refused_operation<nothing>(
-        "upload",
-        refusal("upload", state().ordinal(),
-                host->size() > target.size_bytes() ? errc::out_of_range : errc::shape_mismatch,
-                std::to_string(host->size()) + " bytes for a buffer of " +
-                    std::to_string(target.size_bytes())));
-  return start(
-      std::make_shared<transfer_operation>(transfer::direction::upload, target, std::move(host)),
-      options);
-}
-
-device_core::answer<nothing> device_core::download(const any_gpu_ref& source,
-                                                   std::shared_ptr<host_range> host,
-                                                   const request_options& options) const {
-  if (auto error = check("download", source); error)
-    return refused_operation<nothing>("download", std::move(error));
-  if (host->size() != source.size_bytes())
-    return refused_operation<nothing>(
-        "download",
-        refusal("download", state().ordinal(),
-                host->size() > source.size_bytes() ? errc::out_of_range : errc::shape_mismatch,
-                "a buffer of " + std::to_string(source.size_bytes()) + " bytes into " +
-                    std::to_string(host->size())));
-  return start(
-      std::make_shared<transfer_operation>(transfer::direction::download, source, std::move(host)),
-      options);
+device_core::answer<nothing> device_core::transfer_host(transfer::direction way,
+                                                        const any_gpu_ref& ref,
+                                                        std::shared_ptr<host_range> host,
+                                                        const request_options& options) const {
+  const bool uploads = way == transfer::direction::upload;
+  const char* verb = uploads ? "upload" : "download";
+  auto error = check(verb, ref);
+  if (!error && host->size() != ref.size_bytes()) {
+    const auto on_host = std::to_string(host->size());
+    const auto on_device = std::to_string(ref.size_bytes());
+    error =
+        refuse(verb, host->size() > ref.size_bytes() ? errc::out_of_range : errc::shape_mismatch,
+               uploads ? on_host + " bytes for a buffer of " + on_device
+                       : "a buffer of " + on_device + " bytes into " + on_host);
+  }
+  return start<transfer_operation>(verb, std::move(error), options, way, ref, std::move(host));
 }
 
 device_core::answer<nothing> device_core::fill(const any_gpu_ref& target,
                                                std::vector<std::byte> element,
                                                const request_options& options) const {
-  if (auto error = check("fill", target); error)
-    return refused_operation<nothing>("fill", std::move(error));
-  if (element.size() != size_of(target.type()))
-    return refused_operation<nothing>(
-        "fill", refusal("fill", state().ordinal(), errc::shape_mismatch,
-                        std::to_string(element.size()) + " bytes are not one element of " +
-                            std::string{to_string(target.type())}));
-  return start(std::make_shared<fill_operation>(target, std::move(element)), options);
+  auto error = check("fill", target);
+  if (!error && element.size() != size_of(target.type()))
+    error = refuse("fill", errc::shape_mismatch,
+                   std::to_string(element.size()) + " bytes are not one element of " +
+                       std::string{to_string(target.type())});
+  return start<fill_operation>("fill", std::move(error), options, target, std::move(element));
 }
 
 device_core::answer<nothing> device_core::copy(const any_gpu_ref& target, const any_gpu_ref& source,
                                                const request_options& options) const {
-  for (auto* ref : {&target, &source})
-    if (auto error = check("copy", *ref); error)
-      return refused_operation<nothing>("copy", std::move(error));
-  auto refuse = [&](errc code, std::string detail) {
-    return refused_operation<nothing>("copy",
-                                      refusal("copy", state().ordinal(), code, std::move(detail)));
-  };
-  if (target.size_bytes() != source.size_bytes())
-    return refuse(errc::shape_mismatch, "a source of " + std::to_string(source.size_bytes()) +
-                                            " bytes and a target of " +
-                                            std::to_string(target.size_bytes()));
-  if (overlap(target, source))
-    return refuse(errc::invalid_argument, "source and target overlap");
-  return start(std::make_shared<copy_operation>(target, source), options);
+  auto error = check("copy", target);
+  if (!error)
+    error = check("copy", source);
+  if (!error && target.size_bytes() != source.size_bytes())
+    error = refuse("copy", errc::shape_mismatch,
+                   "a source of " + std::to_string(source.size_bytes()) +
+                       " bytes and a target of " + std::to_string(target.size_bytes()));
+  if (!error && overlap(target, source))
+    error = refuse("copy", errc::invalid_argument, "source and target overlap");
+  return start<copy_operation>("copy", std::move(error), options, target, source);
 }
 
 device_core::answer<nothing> device_core::accept(const any_gpu_ref& ref,
                                                  const request_options& options) const {
-  if (auto error = check("accept", ref); error)
-    return refused_operation<nothing>("accept", std::move(error));
-  return start(std::make_shared<accept_operation>(ref), options);
+  return start<accept_operation>("accept", check("accept", ref), options, ref);
+}
+
+caf::error device_core::check_launch(const std::vector<any_gpu_ref>& reads,
+                                     const std::vector<any_gpu_ref>& writes) const {
+  auto error = check("launch");
+  for (auto* refs : {&reads, &writes})
+    for (auto& ref : *refs)
+      if (!error)
+        error = check("launch", ref);
+  return error;
 }
 
 device_core::answer<nothing> device_core::launch(launch_function function,
                                                  const std::vector<any_gpu_ref>& reads,
                                                  const std::vector<any_gpu_ref>& writes,
                                                  const request_options& options) const {
-  for (auto* refs : {&reads, &writes})
-    if (auto error = check("launch", *refs); error)
-      return refused_operation<nothing>("launch", std::move(error));
-  if (!function)
-    return refused_operation<nothing>(
-        "launch",
-        refusal("launch", state().ordinal(), errc::invalid_argument, "the launch has no callable"));
-  if (worker_->is_remote())
-    return refused_operation<nothing>(
-        "launch", refusal("launch", state().ordinal(), errc::not_supported,
-                          "the device lives in another process: register the launch there"));
-  return start(std::make_shared<launch_operation>(std::move(function), reads, writes), options);
+  auto error = check_launch(reads, writes);
+  if (!error && !function)
+    error = refuse("launch", errc::invalid_argument, "the launch has no callable");
+  if (!error && worker_->is_remote())
+    error = refuse("launch", errc::not_supported,
+                   "the device lives in another process: register the launch there");
+  return start<launch_operation>("launch", std::move(error), options, std::move(function), reads,
+                                 writes);
 }
 
 device_core::answer<nothing> device_core::launch(const std::string& name,
@@ -182,21 +152,15 @@ device_core::answer<nothing> device_core::launch(const std::string& name,
                                                  const std::vector<any_gpu_ref>& reads,
                                                  const std::vector<any_gpu_ref>& writes,
                                                  const request_options& options) const {
-  if (auto error = check("launch"); error)
-    return refused_operation<nothing>("launch", std::move(error));
-  if (worker_->is_remote()) {
-    for (auto* refs : {&reads, &writes})
-      if (auto error = check("launch", *refs); error)
-        return refused_operation<nothing>("launch", std::move(error));
-    return start(
-        std::make_shared<remote_launch_operation>(name, std::move(arguments), reads, writes),
-        options);
-  }
+  auto error = check("launch");
+  if (!error && worker_->is_remote())
+    return start<remote_launch_operation>("launch", check_launch(reads, writes), options, name,
+                                          std::move(arguments), reads, writes);
   auto function = find_launch(name);
-  if (!function)
-    return refused_operation<nothing>("launch",
-                                      refusal("launch", state().ordinal(), errc::invalid_argument,
-                                              "no launch is registered as \"" + name + "\""));
+  if (!error && !function)
+    error = refuse("launch", errc::invalid_argument, "no launch is registered as \"" + name + "\"");
+  if (error)
+    return refused_operation<nothing>("launch", std::move(error));
   auto call = [function = std::move(function), arguments = std::move(arguments), reads, writes](
                   launch_context& context) { return function(context, reads, writes, arguments); };
   return launch(std::move(call), reads, writes, options);
@@ -207,45 +171,40 @@ caf::expected<any_gpu_ref> device_core::adopt(void* memory, std::size_t count, d
   if (auto error = check("adopt"); error)
     return error;
   if (memory == nullptr || !deleter)
-    return refusal("adopt", state().ordinal(), errc::invalid_argument,
-                   memory == nullptr ? "the memory to adopt is null" : "the deleter is empty");
-  if (auto error = check_type("adopt", state().ordinal(), type); error)
+    return refuse("adopt", errc::invalid_argument,
+                  memory == nullptr ? "the memory to adopt is null" : "the deleter is empty");
+  if (auto error = check("adopt", type); error)
     return error;
   if (worker_->is_remote())
-    return refusal("adopt", state().ordinal(), errc::not_supported,
-                   "the device lives in another process");
+    return refuse("adopt", errc::not_supported, "the device lives in another process");
   if (count > SIZE_MAX / size_of(type))
-    return refusal("adopt", state().ordinal(), errc::invalid_argument, size_overflows(count, type));
+    return refuse("adopt", errc::invalid_argument, size_overflows(count, type));
   admission_lock lock;
   if (state().phase() != device_phase::ready)
-    return refusal("adopt", state().ordinal(), errc::unavailable, device_is(state().phase()));
+    return refuse("adopt", errc::unavailable, device_is(state().phase()));
   return any_gpu_ref{
       worker_->shared_state()->make_buffer(memory, count * size_of(type), std::move(deleter)), type,
       0, count};
 }
 
+caf::error device_core::check_user(const char* verb, const any_gpu_ref& ref) const {
+  if (auto error = check(verb, ref); error || worker_->runs_cuda())
+    return error;
+  return refuse(verb, errc::not_supported, "the backend has no streams for users");
+}
+
 device_core::answer<nothing> device_core::acquire(const any_gpu_ref& ref, access_mode mode,
                                                   CUstream_st* user,
                                                   const request_options& options) const {
-  if (auto error = check("acquire", ref); error)
-    return refused_operation<nothing>("acquire", std::move(error));
-  if (!worker_->runs_cuda())
-    return refused_operation<nothing>("acquire",
-                                      refusal("acquire", state().ordinal(), errc::not_supported,
-                                              "the backend has no streams for users"));
-  return start(std::make_shared<acquire_operation>(ref, mode, stream_view{user}), options);
+  return start<acquire_operation>("acquire", check_user("acquire", ref), options, ref, mode,
+                                  stream_view{user});
 }
 
 device_core::answer<nothing> device_core::release(const any_gpu_ref& ref, access_mode mode,
                                                   CUstream_st* user,
                                                   const request_options& options) const {
-  if (auto error = check("release", ref); error)
-    return refused_operation<nothing>("release", std::move(error));
-  if (!worker_->runs_cuda())
-    return refused_operation<nothing>("release",
-                                      refusal("release", state().ordinal(), errc::not_supported,
-                                              "the backend has no streams for users"));
-  return start(std::make_shared<release_operation>(ref, mode, stream_view{user}), options);
+  return start<release_operation>("release", check_user("release", ref), options, ref, mode,
+                                  stream_view{user});
 }
 
 caf::expected<gpu_token> device_core::offer(const any_gpu_ref& ref,
@@ -263,9 +222,7 @@ device_core::answer<any_gpu_ref> device_core::claim(const gpu_token& token, acce
 }
 
 device_core::answer<device_stats> device_core::stats(const request_options& options) const {
-  if (auto error = check("stats"); error)
-    return refused_operation<device_stats>("stats", std::move(error));
-  return start(std::make_shared<stats_operation>(), options);
+  return start<stats_operation>("stats", check("stats"), options);
 }
 
 device_core::answer<std::uint64_t> device_core::reset(const request_options& options) const {

@@ -17,6 +17,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace troupe::detail {
@@ -46,9 +47,13 @@ public:
   answer<host_buffer> allocate_pinned(std::size_t size_bytes, const request_options& options) const;
   /// `host` has as many bytes as `target`.
   answer<nothing> upload(const any_gpu_ref& target, std::shared_ptr<host_range> host,
-                         const request_options& options) const;
+                         const request_options& options) const {
+    return transfer_host(transfer::direction::upload, target, std::move(host), options);
+  }
   answer<nothing> download(const any_gpu_ref& source, std::shared_ptr<host_range> host,
-                           const request_options& options) const;
+                           const request_options& options) const {
+    return transfer_host(transfer::direction::download, source, std::move(host), options);
+  }
   /// `element`: one element of the target's type.
   answer<nothing> fill(const any_gpu_ref& target, std::vector<std::byte> element,
                        const request_options& options) const;
@@ -81,11 +86,20 @@ private:
   /// Returns an error if there is no device.
   caf::error check(const char* verb) const;
   caf::error check(const char* verb, const any_gpu_ref& ref) const;
-  caf::error check(const char* verb, const std::vector<any_gpu_ref>& refs) const;
+  caf::error check(const char* verb, dtype type) const;
+  caf::error check_launch(const std::vector<any_gpu_ref>& reads,
+                          const std::vector<any_gpu_ref>& writes) const;
+  caf::error check_user(const char* verb, const any_gpu_ref& ref) const;
+  /// Returns the error that refuses a request to the device, which must exist.
+  caf::error refuse(const char* verb, errc code, std::string detail) const;
   clock::time_point deadline_of(const request_options& options) const;
-  template <class Operation>
-  std::shared_ptr<Operation> start(std::shared_ptr<Operation> op,
-                                   const request_options& options) const;
+  answer<nothing> transfer_host(transfer::direction way, const any_gpu_ref& ref,
+                                std::shared_ptr<host_range> host,
+                                const request_options& options) const;
+  /// Starts an operation that is made of `x`, or refuses the request with `why`.
+  template <class Operation, class... X>
+  auto start(const char* verb, caf::error why, const request_options& options, X&&... x) const
+      -> answer<decltype(Operation::value)>;
 
   const std::shared_ptr<runtime> runtime_;
   const std::shared_ptr<lane> worker_; // null: there is no device
