@@ -2,7 +2,6 @@
 #include "collective/collective_operation.hpp"
 #include "collective/collective_world.hpp"
 #include "collective/communicator.hpp"
-#include "collective/communicator_errors.hpp"
 #include "collective/rank_request.hpp"
 #include "collective/shrunk_calls.hpp"
 #include "foundation/prefetch.hpp"

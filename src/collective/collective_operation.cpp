@@ -1,8 +1,6 @@
 /// `collective_operation` up to the lanes: its calls, their checks, admission and requests.
 #include "collective/collective_operation.hpp"
 
-#include "collective/call_comparison.hpp"
-#include "collective/call_slot.hpp"
 #include "collective/collective_world.hpp"
 #include "collective/communicator.hpp"
 #include "collective/rank_matching.hpp"
@@ -15,7 +13,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <utility>
 
 namespace troupe::detail {
 

@@ -1,7 +1,6 @@
 #include "collective/connect_operations.hpp"
 
 #include "collective/communicator.hpp"
-#include "collective/communicator_errors.hpp"
 #include "foundation/log.hpp"
 #include "lane/lane.hpp"
 #include "operation/symmetric_memory.hpp"
@@ -30,12 +29,7 @@ void set_once(std::atomic<std::int64_t>& time) noexcept {
 
 connect_operation::connect_operation(std::shared_ptr<communicator> target, connect_scope what,
                                      std::chrono::nanoseconds patience,
-                                     std::chrono::nanoseconds limit)
-    : connect_operation("connect", std::move(target), what, patience, limit) {}
-
-connect_operation::connect_operation(const char* verb, std::shared_ptr<communicator> target,
-                                     connect_scope what, std::chrono::nanoseconds patience,
-                                     std::chrono::nanoseconds limit)
+                                     std::chrono::nanoseconds limit, const char* verb)
     : operation_of(verb, target->lanes().size()), communicator_(std::move(target)), what_(what),
       limit_(limit), has_arrived_(parts().size()) {
   stall_limit = patience.count();
@@ -119,7 +113,7 @@ register_operation::register_operation(std::shared_ptr<communicator> target,
                                        std::chrono::nanoseconds patience,
                                        std::chrono::nanoseconds limit,
                                        std::vector<std::shared_ptr<symmetric_memory>> memory)
-    : connect_operation("register", std::move(target), connect_scope::everything, patience, limit),
+    : connect_operation(std::move(target), connect_scope::everything, patience, limit, "register"),
       memory_(std::move(memory)) {}
 
 /// Registers the windows of one rank. An error that is not of the device or the process fails the

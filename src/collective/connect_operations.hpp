@@ -33,7 +33,8 @@ public:
   /// The communicator ends if the lanes are not free within `patience`, or if a call does not
   /// return within `limit`.
   connect_operation(std::shared_ptr<communicator> target, connect_scope what,
-                    std::chrono::nanoseconds patience, std::chrono::nanoseconds limit);
+                    std::chrono::nanoseconds patience, std::chrono::nanoseconds limit,
+                    const char* verb = "connect");
   bool bounded() const noexcept override { return false; }
   bool holds_lane() const noexcept override { return true; }
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
@@ -45,13 +46,10 @@ public:
   world_tag world; ///< for the flight record
 
 protected:
-  connect_operation(const char* verb, std::shared_ptr<communicator> target, connect_scope what,
-                    std::chrono::nanoseconds patience, std::chrono::nanoseconds limit);
   /// Makes the call that blocks until every rank is in it.
   virtual caf::error call(part& p, backend_communicator& rank, stream_view stream);
   /// Returns false if the communicator ends when the lanes do not reach the operation in time.
   virtual bool may_give_up() const noexcept { return false; }
-  communicator& target() noexcept { return *communicator_; }
   void describe_to(flight_entry& x, const part& p) const noexcept override;
   void on_settled() noexcept override;
 

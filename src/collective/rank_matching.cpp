@@ -3,9 +3,6 @@
 #include "collective/collective_operation.hpp"
 #include "foundation/prefetch.hpp"
 
-#include <algorithm>
-#include <utility>
-
 namespace troupe::detail {
 
 caf::error joint_entry::why_ended(locked lock) const {

@@ -1,4 +1,5 @@
-/// The request of one rank for an operation that all of its ranks request.
+/// The request of one rank for an operation that all of its ranks request, and the request for an
+/// exchange: several messages that complete together.
 #pragma once
 
 #include "admission/admission.hpp"
@@ -17,11 +18,13 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace troupe::detail {
 
 class collective_operation;
 class collective_world;
+class runtime;
 
 /// One rank's request for an operation that all ranks request, and from which it gets its result.
 class rank_request final : public operation_of<collective_done>, public rank_submission {
@@ -97,6 +100,28 @@ private:
   std::shared_ptr<collective_operation> ended_; // the one that its refusal ended, for all ranks
   std::size_t before_ = 0;                      // others of its exchange before it in its queue
   std::shared_ptr<collective_operation> made_;  // made in advance, for `found_`
+};
+
+/// Several requests of one rank that get their positions in one step and complete together: when
+/// all are done, or with the first that fails. A failure ends the other requests.
+class exchange_request final : public operation_of<collective_done> {
+public:
+  /// `requests`: requests for messages, not started yet, in order.
+  exchange_request(std::shared_ptr<runtime> owner,
+                   std::vector<std::shared_ptr<rank_request>> requests);
+  /// Gives all requests their positions, or refuses all of them.
+  void start(room_policy room);
+
+protected:
+  void end_early(early_end how) noexcept override;
+
+private:
+  void on_answer_of(const rank_request& x) noexcept;
+  void end_all(early_end how, const caf::error& why) noexcept;
+
+  const std::shared_ptr<runtime> owner_;
+  const std::vector<std::shared_ptr<rank_request>> requests_;
+  std::atomic<std::size_t> left_;
 };
 
 } // namespace troupe::detail

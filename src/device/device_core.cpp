@@ -9,9 +9,6 @@
 #include "operation/use_of.hpp"
 #include "sharing/memory_exchange.hpp" // for memory()
 
-#include <string>
-#include <utility>
-
 namespace troupe::detail {
 
 clock::time_point device_core::deadline_of(const request_options& options) const {

@@ -11,14 +11,8 @@
 #include "operation/admission_lock.hpp"
 #include <troupe/error.hpp>
 
-#include <atomic>
 #include <chrono>
-#include <future>
-#include <memory>
-#include <mutex>
-#include <span>
 #include <utility>
-#include <vector>
 
 namespace troupe::detail {
 

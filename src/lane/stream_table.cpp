@@ -3,8 +3,6 @@
 #include "lane/lane.hpp"
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 
 namespace troupe::detail {
 

@@ -1,7 +1,6 @@
 /// `world_core`: the requests for collectives and messages, of all ranks or of one.
 #include "collective/collective_operation.hpp"
 #include "collective/collective_writes.hpp"
-#include "collective/exchange_request.hpp"
 #include "collective/rank_request.hpp"
 #include "foundation/error_text.hpp"
 #include "operation/admission_lock.hpp"

@@ -8,26 +8,17 @@
 #include "foundation/error_text.hpp"
 #include "foundation/keep_first.hpp"
 #include "foundation/log.hpp"
-#include <troupe/backend.hpp>
 #include <troupe/error.hpp>
 #include <troupe/log.hpp>
 
 #include <cuda.h>
-#include <cuda_runtime_api.h>
 #include <driver_types.h>
 #include <nccl.h>
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cctype>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <span>
 #include <string>
-#include <string_view>
-#include <utility>
 
 namespace troupe::detail {
 

@@ -4,21 +4,14 @@
 #include "backend/cuda/device_guard.hpp"
 #include "backend/cuda/driver_access.hpp"
 #include "foundation/log.hpp"
-#include <troupe/error.hpp>
 #include <troupe/log.hpp>
 
-#include <cuda_runtime_api.h>
 #include <driver_types.h>
-#include <nccl.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
 #include <initializer_list>
-#include <new>
 #include <string>
-#include <string_view>
 #include <utility>
 
 namespace troupe::detail {

@@ -1,17 +1,8 @@
 #include "backend/cuda/cuda_functions.hpp"
 
-#include <troupe/error.hpp>
-
-#include <cuda_runtime_api.h>
-#include <nccl.h>
-
 #include <mutex>
 #include <new>
-#include <span>
-#include <string>
 #include <utility>
-
-#include <dlfcn.h>
 
 namespace troupe::detail {
 

@@ -8,10 +8,7 @@
 #include <troupe/backend.hpp>
 #include <troupe/log.hpp>
 
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
-#include <atomic>
 #include <limits>
 #include <thread>
 #include <utility>

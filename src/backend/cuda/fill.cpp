@@ -3,11 +3,7 @@
 #include "backend/cuda/fill_kernels.hpp"
 #include "backend/cuda/kernel_image.hpp"
 
-#include <cuda_runtime_api.h>
-#include <nccl.h>
-
 #include <algorithm>
-#include <cstddef>
 #include <cstring>
 
 /// The code of fill.cu, compiled by nvcc.

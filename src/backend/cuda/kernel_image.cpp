@@ -3,9 +3,6 @@
 #include "backend/cuda/cuda_functions.hpp"
 
 #include <cuda.h>
-#include <cuda_runtime_api.h>
-
-#include <mutex>
 
 namespace troupe::detail {
 

@@ -3,18 +3,11 @@
 #include "backend/cuda/communicator_failure.hpp"
 #include "backend/cuda/nccl_types.hpp"
 #include "foundation/collective_rules.hpp"
-#include <troupe/backend.hpp>
-#include <troupe/collective_kind.hpp>
-#include <troupe/dtype.hpp>
-#include <troupe/error.hpp>
 
 #include <nccl.h>
 
-#include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <span>
 #include <string>
 
 namespace troupe::detail {

@@ -9,20 +9,14 @@
 #include "backend/cuda/nccl_types.hpp"
 #include "foundation/collective_rules.hpp"
 #include "foundation/keep_first.hpp"
-#include <troupe/backend.hpp>
 #include <troupe/collective_kind.hpp>
 #include <troupe/dtype.hpp>
-#include <troupe/error.hpp>
 
 #include <cuda_runtime_api.h>
-#include <driver_types.h>
-#include <nccl.h>
 
 #include <algorithm>
 #include <array>
-#include <cstddef>
 #include <cstring>
-#include <span>
 
 namespace troupe::detail {
 

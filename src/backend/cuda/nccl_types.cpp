@@ -1,9 +1,5 @@
 #include "backend/cuda/nccl_types.hpp"
 
-#include <troupe/dtype.hpp>
-
-#include <nccl.h>
-
 #include <cstddef>
 #include <iterator>
 

@@ -3,18 +3,12 @@
 #include "backend/cuda/communicator_failure.hpp"
 #include "backend/cuda/cuda_error.hpp"
 #include "backend/cuda/cuda_functions.hpp"
-#include "backend/cuda/cuda_handles.hpp"
 #include "backend/cuda/nccl_group.hpp"
 #include "foundation/keep_first.hpp"
-#include <troupe/error.hpp>
 
 #include <cuda_runtime_api.h>
-#include <driver_types.h>
-#include <nccl.h>
 
 #include <algorithm>
-#include <cstddef>
-#include <utility>
 
 namespace troupe::detail {
 

@@ -1,7 +1,5 @@
 #include "backend/faults/faulty_device.hpp"
 
-#include "backend/faults/fault_injector.hpp"
-#include <troupe/backend.hpp>
 #include <troupe/error.hpp>
 #include <troupe/testing/fault_plan.hpp>
 
@@ -9,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <numeric>
 #include <string>
-#include <utility>
 
 namespace troupe::detail {
 
