@@ -25,8 +25,6 @@ constexpr std::size_t chunks_on_the_way = 8;
 /// Smaller chunks cost more than they save by overlapping.
 constexpr std::size_t least_chunk = std::size_t{256} << 10;
 
-std::byte* address_of(const any_gpu_ref& ref) { return ref.memory()->address() + ref.offset(); }
-
 caf::error ended(const char* verb, const device_state& device) {
   return refusal(verb, device.ordinal(), errc::unavailable, device_is(device.phase()));
 }

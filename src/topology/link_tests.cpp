@@ -88,6 +88,15 @@ public:
     return {};
   }
 
+  /// Notes the result of the check of a link in that life. Returns why it could not be tested.
+  caf::error note(const link_ends& x, const topology_core::link_life& life, const verdict& found) {
+    if (found.link)
+      topology_.take_out(x, link_check::wrong, found.link);
+    else if (!found.other)
+      topology_.mark_right(x, life);
+    return found.other;
+  }
+
   /// Measures a link. Sets `figures.bandwidth_both` only if the link back may be used too.
   verdict measure(const link_ends& x, topology_core::figures& figures) {
     auto size = topology_.config().limits.measured_bytes;
@@ -258,10 +267,11 @@ private:
   const topology_core::answer& request_;
 };
 
-} // namespace
-
-caf::error verify_all(topology_core& topology, const topology_core::answer& request,
-                      const std::vector<link_ends>& links) {
+/// Enables access again, and runs `test` on each link, until the request is completed. Returns the
+/// first error.
+template <class Test>
+caf::error test_each(topology_core& topology, const topology_core::answer& request,
+                     const std::vector<link_ends>& links, Test test) {
   link_tester tester{topology, request};
   if (tester.ended())
     return {};
@@ -269,24 +279,25 @@ caf::error verify_all(topology_core& topology, const topology_core::answer& requ
   for (auto& x : links) {
     if (tester.ended())
       return {};
-    if (!topology.is_possible(x))
-      continue;
-    if (auto why = topology.why_not_ready(x)) {
-      keep_first(first, why);
-      continue;
-    }
-    auto life = topology.connected_in(x);
-    if (!life) // the graph shows that the link is not connected
-      continue;
-    auto found = tester.check(x);
-    if (found.link)
-      topology.take_out(x, link_check::wrong, found.link);
-    else if (!found.other)
-      topology.mark_right(x, *life);
-    else
-      keep_first(first, found.other);
+    keep_first(first, test(tester, x));
   }
   return first;
+}
+
+} // namespace
+
+caf::error verify_all(topology_core& topology, const topology_core::answer& request,
+                      const std::vector<link_ends>& links) {
+  return test_each(topology, request, links, [&](auto& tester, auto& x) -> caf::error {
+    if (!topology.is_possible(x))
+      return {};
+    if (auto why = topology.why_not_ready(x))
+      return why;
+    auto life = topology.connected_in(x);
+    if (!life) // the graph shows that the link is not connected
+      return {};
+    return tester.note(x, *life, tester.check(x));
+  });
 }
 
 caf::error check_new(topology_core& topology, const topology_core::answer& request,
@@ -300,15 +311,11 @@ caf::error check_new(topology_core& topology, const topology_core::answer& reque
     if (!life || !topology.waits_for_check(x))
       continue; // it is checked again later
     auto found = tester.ended() ? verdict{{}, request->error()} : tester.check(x);
-    if (found.link)
-      topology.take_out(x, link_check::wrong, found.link);
-    else if (!found.other)
-      topology.mark_right(x, *life);
-    else {
-      keep_first(first, found.other);
+    if (auto why = tester.note(x, *life, found)) {
+      keep_first(first, why);
       auto now = topology.connected_in(x);
       if (now && *now == *life)
-        topology.take_out(x, link_check::unchecked, found.other);
+        topology.take_out(x, link_check::unchecked, why);
     }
   }
   return first;
@@ -316,30 +323,21 @@ caf::error check_new(topology_core& topology, const topology_core::answer& reque
 
 caf::error measure_all(topology_core& topology, const topology_core::answer& request,
                        const std::vector<link_ends>& links) {
-  link_tester tester{topology, request};
-  if (tester.ended())
-    return {};
-  auto first = tester.connect(links);
-  for (auto& x : links) {
-    if (tester.ended())
-      return {};
-    if (auto why = topology.why_not_ready(x)) {
-      keep_first(first, why);
-      continue;
-    }
+  return test_each(topology, request, links, [&](auto& tester, auto& x) -> caf::error {
+    if (auto why = topology.why_not_ready(x))
+      return why;
     if (!topology.is_enabled(x))
-      continue;
+      return {};
     topology_core::figures figures;
     auto found = tester.measure(x, figures);
-    if (found.link)
+    if (found.link) {
       topology.take_out(x, link_check::wrong, found.link);
-    if (found.link || found.other) {
-      keep_first(first, found.link ? found.link : found.other);
-      continue;
+      return found.link;
     }
-    topology.set_figures(x, figures);
-  }
-  return first;
+    if (!found.other)
+      topology.set_figures(x, figures);
+    return found.other;
+  });
 }
 
 } // namespace troupe::detail

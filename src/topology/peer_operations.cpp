@@ -41,12 +41,6 @@ caf::expected<issue_outcome> connect_peers_operation::issue(part&, lane& on) {
 
 // -- peer_copy
 
-namespace {
-
-std::byte* address_of(const any_gpu_ref& ref) { return ref.memory()->address() + ref.offset(); }
-
-} // namespace
-
 caf::error as_link_failure(const caf::error& why, int source_device, int target_device) {
   auto x = failure_of(why);
   bool of_the_request = x && (x->code == errc::out_of_memory || x->code == errc::invalid_argument);

@@ -80,6 +80,10 @@ private:
   clock::time_point done_at_{};
 };
 
+inline std::byte* address_of(const any_gpu_ref& ref) {
+  return ref.memory()->address() + ref.offset();
+}
+
 /// Returns `why`, the error of a copy, as errc::link_failed if the link may be the cause.
 caf::error as_link_failure(const caf::error& why, int source_device, int target_device);
 
