@@ -6,7 +6,6 @@
 #include "operation/admission_lock.hpp"
 #include "operation/device_state.hpp"
 #include "operation/foreign_handle.hpp"
-#include "runtime/runtime.hpp"
 
 #include <algorithm>
 #include <string>
@@ -65,19 +64,17 @@ caf::expected<gpu_token> memory_exchange::offer(const any_gpu_ref& ref,
 }
 
 void memory_exchange::end_offer(const buffer* memory, std::uint64_t number) {
-  any_gpu_ref last; // perhaps the last handle; destroyed without the lock
+  decltype(offers_)::node_type last; // perhaps of the last handle; destroyed without the lock
   std::lock_guard lock{mutex_};
   auto [first, end] = offers_.equal_range(memory);
   auto i = std::find_if(first, end, [number](auto& x) { return x.second.number == number; });
-  if (i == end)
-    return;
-  last = std::move(i->second.what);
-  offers_.erase(i);
+  if (i != end)
+    last = offers_.extract(i);
 }
 
 /// Removes one offer of memory that was claimed.
 void memory_exchange::take_offer(const any_gpu_ref& what) {
-  offered taken;
+  decltype(offers_)::node_type taken;
   {
     std::lock_guard lock{mutex_};
     auto [first, end] = offers_.equal_range(what.memory().get());
@@ -86,10 +83,9 @@ void memory_exchange::take_offer(const any_gpu_ref& what) {
       i = first; // an offer of another part of the memory
     if (i == end)
       return;
-    taken = std::move(i->second);
-    offers_.erase(i);
+    taken = offers_.extract(i);
   }
-  owner_.deadlines().cancel_call(taken.timer);
+  owner_.deadlines().cancel_call(taken.mapped().timer);
 }
 
 void memory_exchange::lend(int to, const memory_note& note) {
@@ -163,13 +159,8 @@ void memory_exchange::lend_over(loan which, const lend_operation& how) {
 
 std::optional<memory_exchange::lent> memory_exchange::take_lent(loan which) {
   std::lock_guard lock{mutex_};
-  auto& all = lent_[which.first];
-  auto i = all.find(which.second);
-  if (i == all.end())
-    return std::nullopt;
-  std::optional<lent> result{std::move(i->second)};
-  all.erase(i);
-  return result;
+  auto taken = lent_[which.first].extract(which.second);
+  return taken ? std::optional{std::move(taken.mapped())} : std::nullopt;
 }
 
 void memory_exchange::take_back(loan which, const std::vector<unreadable_range>& unreadable) {
@@ -272,17 +263,15 @@ bool memory_exchange::is_claimed(std::uint64_t number) {
 }
 
 std::optional<memory_exchange::claimed> memory_exchange::take_claim(std::uint64_t number) {
-  std::optional<claimed> result;
+  decltype(claims_)::node_type taken;
   {
     std::lock_guard lock{mutex_};
-    auto i = claims_.find(number);
-    if (i == claims_.end())
-      return result;
-    result = std::move(i->second);
-    claims_.erase(i);
+    taken = claims_.extract(number);
   }
-  owner_.deadlines().remove(*result->to);
-  return result;
+  if (!taken)
+    return std::nullopt;
+  owner_.deadlines().remove(*taken.mapped().to);
+  return std::move(taken.mapped());
 }
 
 /// Handles the other process's reply to a claim.
