@@ -9,7 +9,6 @@
 #include <condition_variable>
 #include <mutex>
 #include <numeric>
-#include <utility>
 
 namespace troupe {
 

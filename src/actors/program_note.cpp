@@ -2,14 +2,6 @@
 
 #include "foundation/wire.hpp"
 #include <troupe/nccl_world.hpp>
-#include <troupe/world_status.hpp>
-
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <string>
-#include <vector>
 
 namespace troupe::detail {
 

@@ -6,7 +6,6 @@
 #include "foundation/system_call.hpp"
 #include "lane/lane.hpp"
 #include "operation/operation.hpp"
-#include "runtime/runtime.hpp"
 
 #include <algorithm>
 #include <array>

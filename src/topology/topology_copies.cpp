@@ -5,11 +5,8 @@
 #include "topology/topology_core.hpp"
 
 #include <algorithm>
-#include <functional>
-#include <map>
 #include <string>
 #include <tuple>
-#include <utility>
 
 namespace troupe::detail {
 

@@ -4,15 +4,7 @@
 #include "world/world_core.hpp"
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <span>
 #include <utility>
-#include <vector>
 
 namespace troupe::detail {
 

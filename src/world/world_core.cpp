@@ -5,12 +5,7 @@
 #include "operation/admission_lock.hpp"
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
 namespace troupe::detail {
 

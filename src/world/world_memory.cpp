@@ -7,14 +7,7 @@
 #include "world/world_core.hpp"
 
 #include <algorithm>
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
 namespace troupe::detail {
 

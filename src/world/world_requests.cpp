@@ -8,14 +8,8 @@
 #include "world/world_core.hpp"
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <iterator>
-#include <memory>
-#include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 namespace troupe::detail {
 
