@@ -2,7 +2,6 @@
 
 #include "actors/device_access.hpp"
 #include "actors/supervised.hpp"
-#include "actors/world_access.hpp"
 
 #include <caf/all.hpp>
 

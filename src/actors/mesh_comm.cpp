@@ -1,4 +1,4 @@
-#include "actors/world_access.hpp"
+#include "actors/supervised.hpp"
 #include "foundation/error_text.hpp"
 #include "foundation/option_check.hpp"
 #include "mesh/mesh_calls.hpp"

@@ -8,6 +8,7 @@
 #include <troupe/nccl_world.hpp>
 #include <troupe/p2p_topology.hpp>
 #include <troupe/topology.hpp>
+#include <troupe/world.hpp>
 
 #include <caf/actor.hpp>
 
@@ -23,6 +24,13 @@ template <class Core> struct supervised {
 
 using world_parts = supervised<world_core>;
 using topology_parts = supervised<topology_core>;
+
+/// Access to the parts of a `world`.
+struct world_access {
+  static const std::shared_ptr<world_core>& core_of(const world& x);
+  static const std::shared_ptr<system_lease>& lease_of(const world& x);
+  static world make(world_parts parts);
+};
 
 struct topology_access {
   static const std::shared_ptr<topology_core>& core_of(const topology& x);

@@ -3,7 +3,6 @@
 #include "actors/answer_spinner.hpp"
 #include "actors/rank_programs.hpp"
 #include "actors/shutdown_watch.hpp"
-#include "actors/spawn.hpp"
 #include "device/make_runtime.hpp"
 #include "foundation/log.hpp"
 #include "foundation/option_check.hpp"
@@ -19,7 +18,6 @@
 #include <sstream>
 #include <string_view>
 #include <system_error>
-#include <utility>
 
 namespace troupe::detail {
 

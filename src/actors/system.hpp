@@ -23,6 +23,12 @@ namespace troupe::detail {
 class answer_spinner;
 class program_board;
 
+/// Registers the library's messages with CAF.
+void register_types(config& cfg);
+
+/// Spawns the root of the device actors.
+caf::actor spawn_devices(caf::actor_system& sys, std::shared_ptr<runtime> owner);
+
 /// Returns the log level for the fact that CUDA is not used because of `why`: info if the machine
 /// has no GPU, warning if, for example, its driver is broken.
 log_level level_without_cuda(const caf::error& why);

@@ -1,5 +1,5 @@
 #include "actors/messages.hpp" // for the types of troupe_local
-#include "actors/spawn.hpp"
+#include "actors/system.hpp"
 #include <troupe/troupe.hpp>
 
 #include <caf/all.hpp>

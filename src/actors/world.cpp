@@ -2,7 +2,6 @@
 #include "actors/device_access.hpp"
 #include "actors/split.hpp"
 #include "actors/supervised.hpp"
-#include "actors/world_access.hpp"
 #include "foundation/error_text.hpp"
 #include <troupe/world.hpp>
 #include <troupe/world_rank.hpp>

@@ -1,5 +1,5 @@
 #include "actors/answer.hpp"
-#include "actors/world_access.hpp"
+#include "actors/supervised.hpp"
 #include "world/world_core.hpp"
 #include <troupe/world_rank.hpp>
 

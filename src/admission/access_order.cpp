@@ -3,10 +3,6 @@
 #include "lane/lane.hpp" // for lane::state
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <span>
 #include <utility>
 
 namespace troupe::detail {

@@ -12,10 +12,8 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cstdint>
 #include <iterator>
 #include <mutex>
-#include <utility>
 
 namespace troupe::detail {
 

@@ -2,10 +2,8 @@
 
 #include "foundation/spin.hpp"
 #include "lane/lane.hpp"
-#include "operation/operation.hpp"
 
 #include <algorithm>
-#include <utility>
 
 namespace troupe::detail {
 

@@ -1,10 +1,8 @@
 #include "admission/held_operations.hpp"
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <map>
-#include <span>
 #include <vector>
 
 namespace troupe::detail {

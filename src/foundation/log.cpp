@@ -4,7 +4,6 @@
 #include "foundation/never_destroyed.hpp"
 #include "foundation/system_call.hpp"
 #include <troupe/detail/user_call.hpp>
-#include <troupe/log.hpp>
 
 #include <spdlog/spdlog.h>
 

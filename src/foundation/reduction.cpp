@@ -1,16 +1,13 @@
 #include "foundation/reduction.hpp"
 
 #include "foundation/narrow_float.hpp"
-#include <troupe/dtype.hpp>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <concepts>
-#include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <span>
 #include <type_traits>
 
 namespace troupe::detail {

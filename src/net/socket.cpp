@@ -6,8 +6,6 @@
 #include <cctype>
 #include <cerrno>
 #include <cstring>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include <arpa/inet.h>

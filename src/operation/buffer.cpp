@@ -4,7 +4,6 @@
 #include "operation/operation.hpp"
 #include "operation/symmetric_memory.hpp"
 
-#include <algorithm>
 #include <iterator>
 #include <utility>
 

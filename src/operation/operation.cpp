@@ -1,7 +1,6 @@
 #include "operation/operation.hpp"
 
 #include "foundation/spin.hpp"
-#include "operation/admission_lock.hpp"
 #include "operation/device_state.hpp"
 
 #include <algorithm>

@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <optional>
-#include <thread>
 #include <utility>
 
 namespace troupe::detail {

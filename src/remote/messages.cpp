@@ -3,7 +3,6 @@
 #include <troupe/version.hpp>
 
 #include <algorithm>
-#include <cstddef>
 #include <cstring>
 #include <string_view>
 

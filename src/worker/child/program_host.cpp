@@ -1,8 +1,8 @@
 #include "worker/child/program_host.hpp"
 
 #include "actors/device_access.hpp"
+#include "actors/supervised.hpp"
 #include "actors/system.hpp"
-#include "actors/world_access.hpp"
 #include "foundation/log.hpp"
 #include "foundation/never_destroyed.hpp"
 #include "foundation/process_note.hpp"
@@ -15,7 +15,6 @@
 #include <caf/all.hpp>
 
 #include <utility>
-#include <vector>
 
 namespace troupe {
 

@@ -6,15 +6,8 @@
 #include "operation/device_state.hpp"
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <cstdint>
-#include <functional>
 #include <future>
-#include <memory>
-#include <mutex>
 #include <utility>
-#include <vector>
 
 namespace troupe::detail {
 

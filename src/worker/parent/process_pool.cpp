@@ -12,7 +12,6 @@
 #include <condition_variable>
 #include <csignal>
 #include <new>
-#include <string>
 #include <utility>
 
 namespace troupe::detail {

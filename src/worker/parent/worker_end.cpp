@@ -1,8 +1,5 @@
 #include "worker/parent/worker_end.hpp"
 
-#include <string>
-#include <string_view>
-
 namespace troupe::detail {
 
 std::string_view to_string(noticed_by x) noexcept {

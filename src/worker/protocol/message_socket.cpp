@@ -1,7 +1,5 @@
 #include "worker/protocol/message_socket.hpp"
 
-#include "foundation/system_call.hpp"
-
 #include <algorithm>
 #include <array>
 #include <cerrno>
