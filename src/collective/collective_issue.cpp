@@ -221,7 +221,7 @@ void collective_operation::tell(part& p) noexcept {
   p.delivered.store(true, std::memory_order_release); // before the requester's next action
   bool known = true;
   for (auto& x : requests_of(p))
-    known &= x->succeed(value);
+    known &= x->succeed();
   if (known)
     return;
   p.delivered.store(false, std::memory_order_release); // a request has completed with an error

@@ -254,10 +254,12 @@ bool rank_request::join(locked lock, std::shared_ptr<operation> self) {
   return !joint_->completed(); // if it has completed, only `placed` can complete this request
 }
 
-bool rank_request::succeed(const collective_done& value_of_all) noexcept {
-  // A concurrent completion with an error does not touch `value`.
-  value = value_of_all;
-  return answer({});
+bool rank_request::succeed() noexcept { return answer({}); }
+
+/// Only the thread whose answer counts writes `value`: several may try at the same time.
+void rank_request::before_answer(const caf::error& error) noexcept {
+  if (!error)
+    value = joint_->value;
 }
 
 void rank_request::start(room_policy room) {
@@ -317,11 +319,7 @@ void rank_request::placed(const caf::error& why) {
 }
 
 void rank_request::end() noexcept {
-  if (!completed()) {
-    if (!joint_->error())
-      value = joint_->value; // its part had nothing to do
-    answer(joint_->error());
-  }
+  answer(joint_->error());
   auto& owner = *world_->owner();
   owner.deadlines().remove(*this);
   if (!joint_->on_lanes())

@@ -56,7 +56,7 @@ public:
   admission::submission begin_together(std::size_t before);
   void watch();
   /// Completes the request: its rank's part is done. Returns false if it was completed before.
-  bool succeed(const collective_done& value_of_all) noexcept;
+  bool succeed() noexcept;
   /// Completes the request with the result of its completed operation, unless it has a reply
   /// already.
   void end() noexcept;
@@ -70,6 +70,7 @@ public:
   void end_beside(early_end how, const caf::error& why) noexcept;
 
 protected:
+  void before_answer(const caf::error& error) noexcept override;
   void end_early(early_end how) noexcept override;
 
 private:

@@ -2,6 +2,7 @@
 /// abandons it; also the streams and events that the lane makes on it.
 
 #include "foundation/log.hpp"
+#include "foundation/spin.hpp"
 #include "lane/lane.hpp"
 #include "lane/staging.hpp"
 #include "operation/admission_lock.hpp"
@@ -222,7 +223,10 @@ void lane::abandon_now() noexcept {
     }
     for (auto* p : s.in_flight) {
       leave_flight(*p);
-      p->event = {};
+      {
+        flag_lock lock{p->event_guard}; // another lane may be about to wait for it
+        p->event = {};
+      }
       p->of->fail(why);
       given_up_.push_back(p->of->used_by_streams());
       finish(*p, nanoseconds(clock::now()));

@@ -884,10 +884,10 @@ private:
         return target ? source.error() : target.error();
       books_.touched(context.device(), *target, to.size_bytes(), "a launch");
       books_.touched(context.device(), *source, from.size_bytes(), "a launch");
-      return context.run_on_host([this, count = to.count(), a = static_cast<std::byte*>(*target),
-                                  b = static_cast<const std::byte*>(*source)] {
-        combine_all(type_, addition(), count, a, b);
-      });
+      // After a fault it may still run when the seed is over.
+      return context.run_on_host(
+          [type = type_, op = addition(), count = to.count(), a = static_cast<std::byte*>(*target),
+           b = static_cast<const std::byte*>(*source)] { combine_all(type, op, count, a, b); });
     };
     if (in_workers()) {
       combining what{type_, addition(), busy};

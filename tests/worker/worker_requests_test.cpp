@@ -42,9 +42,9 @@ class scripted_workers final : public detail::worker_pool {
 public:
   scripted_workers() {
     for (int i = 0; i < 2; ++i) {
-      areas_[static_cast<std::size_t>(i)] = std::make_unique<detail::link_area>();
-      links_[static_cast<std::size_t>(i)] = std::make_shared<worker_link>(
-          i, *areas_[static_cast<std::size_t>(i)], nullptr, std::make_unique<sender>(*this, i));
+      const auto area = std::make_shared<detail::link_area>();
+      links_[static_cast<std::size_t>(i)] =
+          std::make_shared<worker_link>(i, *area, area, std::make_unique<sender>(*this, i));
     }
     answering_ = std::jthread{[this](const std::stop_token& stop) { answer_all(stop); }};
   }
@@ -180,7 +180,6 @@ private:
   std::vector<std::pair<int, control>> held_;
   std::vector<failure_of_request> failing_;
   std::array<bool, 2> killed_{};
-  std::array<std::unique_ptr<detail::link_area>, 2> areas_;
   std::array<std::shared_ptr<worker_link>, 2> links_;
   std::jthread answering_; ///< last: it uses the others
 };
