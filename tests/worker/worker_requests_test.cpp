@@ -1,4 +1,4 @@
-// What a parent asks its workers, and when. The workers are scripts of the tests.
+// The requests of a parent to its workers, and when it makes them. The workers follow scripts.
 
 #include "foundation/wire.hpp"
 #include "support/expect.hpp"
