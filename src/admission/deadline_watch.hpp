@@ -44,7 +44,7 @@ public:
   void for_each(const std::function<void(operation&)>& act);
 
   /// Calls `act` on the deadline watch's thread at `when`. Returns an id for `cancel_call`; 0: the
-  /// deadline_watch has stopped, and `act` is never called.
+  /// watch has stopped, and `act` is never called.
   std::uint64_t call_at(clock::time_point when, std::function<void()> act);
   void cancel_call(std::uint64_t id) noexcept;
 

@@ -319,7 +319,8 @@ void rank_request::placed(const caf::error& why) {
 }
 
 void rank_request::end() noexcept {
-  answer(joint_->error());
+  if (!completed())
+    answer(joint_->error());
   auto& owner = *world_->owner();
   owner.deadlines().remove(*this);
   if (!joint_->on_lanes())

@@ -17,68 +17,56 @@ template <class E> struct named {
   E value;
 };
 
-template <class E, std::size_t N>
-std::optional<E> find(const named<E> (&names)[N], std::string_view name) noexcept {
-  const auto* i = std::ranges::find(names, name, &named<E>::name);
-  return i == std::end(names) ? std::nullopt : std::optional{i->value};
+/// Returns the one of `all` that is called `name`, as in the program or as in `others`.
+template <class All, class E, std::size_t N>
+std::optional<E> find(const All& all, const named<E> (&others)[N], std::string_view name) noexcept {
+  if (auto i = std::ranges::find(all, name, detail::enum_name<E>); i != std::end(all))
+    return *i;
+  const auto* i = std::ranges::find(others, name, &named<E>::name);
+  return i == std::end(others) ? std::nullopt : std::optional{i->value};
 }
 
-constexpr named<dtype> dtype_names[] = {
-    {"int8", dtype::int8},
+constexpr named<dtype> other_type_names[] = {
     {"i8", dtype::int8},
-    {"uint8", dtype::uint8},
     {"u8", dtype::uint8},
-    {"int32", dtype::int32},
     {"i32", dtype::int32},
     {"int", dtype::int32},
-    {"uint32", dtype::uint32},
     {"u32", dtype::uint32},
-    {"int64", dtype::int64},
     {"i64", dtype::int64},
-    {"uint64", dtype::uint64},
     {"u64", dtype::uint64},
-    {"float16", dtype::float16},
     {"f16", dtype::float16},
     {"fp16", dtype::float16},
     {"half", dtype::float16},
-    {"bfloat16", dtype::bfloat16},
     {"bf16", dtype::bfloat16},
-    {"float32", dtype::float32},
     {"f32", dtype::float32},
     {"fp32", dtype::float32},
     {"float", dtype::float32},
-    {"float64", dtype::float64},
     {"f64", dtype::float64},
     {"fp64", dtype::float64},
     {"double", dtype::float64},
-    {"float8_e4m3", dtype::float8_e4m3},
     {"fp8_e4m3", dtype::float8_e4m3},
     {"f8e4m3", dtype::float8_e4m3},
     {"e4m3", dtype::float8_e4m3},
-    {"float8_e5m2", dtype::float8_e5m2},
     {"fp8_e5m2", dtype::float8_e5m2},
     {"f8e5m2", dtype::float8_e5m2},
     {"e5m2", dtype::float8_e5m2},
 };
 
-constexpr named<reduce_op> reduce_op_names[] = {
-    {"sum", reduce_op::sum},     {"prod", reduce_op::prod}, {"product", reduce_op::prod},
-    {"min", reduce_op::min},     {"max", reduce_op::max},   {"avg", reduce_op::avg},
-    {"average", reduce_op::avg}, {"mean", reduce_op::avg},  {"premul_sum", reduce_op::premul_sum},
-};
+constexpr named<reduce_op> other_operation_names[] = {
+    {"product", reduce_op::prod}, {"average", reduce_op::avg}, {"mean", reduce_op::avg}};
 
 } // namespace
 
 std::string_view to_string(dtype x) noexcept { return detail::enum_name(x); }
 
 std::optional<dtype> dtype_from_string(std::string_view name) noexcept {
-  return find(dtype_names, name);
+  return find(all_dtypes, other_type_names, name);
 }
 
 std::string_view to_string(reduce_op x) noexcept { return detail::enum_name(x); }
 
 std::optional<reduce_op> reduce_op_from_string(std::string_view name) noexcept {
-  return find(reduce_op_names, name);
+  return find(all_reduce_ops, other_operation_names, name);
 }
 
 float16::float16(float x) noexcept : bits{detail::float16_format::encode(x)} {}
