@@ -1,4 +1,3 @@
-#include "actors/device_watches.hpp"
 #include "actors/direct.hpp"
 #include "actors/messages.hpp"
 #include "actors/reply.hpp"
@@ -6,6 +5,7 @@
 #include "actors/system.hpp"
 #include "device/device_core.hpp"
 #include "foundation/log.hpp"
+#include "operation/device_watches.hpp"
 #include <troupe/detail/caf_compat.hpp>
 #include <troupe/device.hpp>
 #include <troupe/flight_record.hpp>
@@ -26,7 +26,7 @@ public:
       : actor_base(cfg), core_(std::move(core)) {}
 
   caf::behavior make_behavior() override {
-    watched_.add(caf::actor_cast<caf::actor>(this), core_.shared_state());
+    watched_.add(core_.shared_state(), send_changes(caf::actor_cast<caf::actor>(this)));
     return behavior_with(
         this, core_, device_request{}, [this](caf::exit_msg& x) { quit(x.reason); },
         [this](const record_flight& x) {

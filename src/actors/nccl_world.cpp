@@ -1,5 +1,4 @@
 #include "actors/device_access.hpp"
-#include "actors/device_watches.hpp"
 #include "actors/direct.hpp"
 #include "actors/messages.hpp"
 #include "actors/rank_programs.hpp"
@@ -10,6 +9,7 @@
 #include "flight/flight_recorder.hpp" // for recorder()
 #include "foundation/log.hpp"
 #include "foundation/option_check.hpp"
+#include "operation/device_watches.hpp"
 #include <troupe/flight_record.hpp>
 #include <troupe/nccl_world.hpp>
 #include <troupe/worker_program.hpp>
@@ -62,7 +62,7 @@ public:
       fail(make_error(errc::unavailable, "the devices ended"));
     });
     for (auto& x : core_->lanes())
-      devices_.add(caf::actor_cast<caf::actor>(this), x->shared_state());
+      devices_.add(x->shared_state(), send_changes(caf::actor_cast<caf::actor>(this)));
     detail::send_after(this, caf::actor_cast<caf::actor>(this), core_->limits().build_deadline,
                        build_overdue{});
     return behavior_with(

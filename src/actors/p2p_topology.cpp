@@ -1,10 +1,10 @@
-#include "actors/device_watches.hpp"
 #include "actors/direct.hpp"
 #include "actors/messages.hpp"
 #include "actors/reply.hpp"
 #include "actors/subscribers.hpp"
 #include "actors/supervised.hpp"
 #include "foundation/option_check.hpp"
+#include "operation/device_watches.hpp"
 #include <troupe/device.hpp>
 #include <troupe/p2p_topology.hpp>
 
@@ -37,7 +37,7 @@ public:
     for (std::size_t place = 0; place < core_->size(); ++place) {
       auto& on = core_->lane_at(place);
       places_[on.state().ordinal()] = place;
-      devices_.add(caf::actor_cast<caf::actor>(this), on.shared_state());
+      devices_.add(on.shared_state(), send_changes(caf::actor_cast<caf::actor>(this)));
     }
     return behavior_with(
         this, core_, topology_request{}, [this](caf::exit_msg& x) { quit(x.reason); },

@@ -2,13 +2,20 @@
 #pragma once
 
 #include <troupe/detail/caf_compat.hpp>
+#include <troupe/device_status.hpp>
 
 #include <caf/all.hpp>
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 namespace troupe::detail {
+
+/// Returns a watcher of a device that sends each change to `to`, and keeps `to` alive.
+inline auto send_changes(caf::actor to) {
+  return [to = std::move(to)](const device_changed& change) { detail::anon_send(to, change); };
+}
 
 /// The subscribers of an actor. A subscriber that ends is removed.
 class subscriber_list {

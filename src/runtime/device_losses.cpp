@@ -23,14 +23,9 @@ struct device_losses::loss {
 device_losses::device_losses(std::vector<std::shared_ptr<device_state>> devices) {
   for (auto& x : devices) {
     auto last = std::make_shared<loss>();
-    auto id = x->watch([last](const device_changed& change) { last->note(change); });
-    all_.push_back({std::move(x), std::move(last), id});
+    watches_.add(x, [last](const device_changed& change) { last->note(change); });
+    all_.push_back({std::move(x), std::move(last)});
   }
-}
-
-device_losses::~device_losses() {
-  for (auto& x : all_)
-    x.device->unwatch(x.watcher);
 }
 
 caf::error device_losses::cause_of(const caf::error& why) const {

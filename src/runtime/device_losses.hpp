@@ -1,10 +1,9 @@
 /// The causes for which devices lost their memory, kept after the devices are ready again.
 #pragma once
 
-#include "operation/device_state.hpp"
+#include "operation/device_watches.hpp"
 #include <troupe/error.hpp>
 
-#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -16,9 +15,6 @@ namespace troupe::detail {
 class device_losses {
 public:
   explicit device_losses(std::vector<std::shared_ptr<device_state>> devices);
-  ~device_losses();
-  device_losses(const device_losses&) = delete;
-  device_losses& operator=(const device_losses&) = delete;
 
   /// Returns `why`, or, if that is `stale_ref` of one of the devices, the last loss of that device.
   caf::error cause_of(const caf::error& why) const;
@@ -27,11 +23,11 @@ private:
   struct loss;
   struct watched {
     std::shared_ptr<device_state> device;
-    std::shared_ptr<loss> last; // shared: its watcher may be about to be called
-    std::uint64_t watcher = 0;
+    std::shared_ptr<loss> last;
   };
 
   std::vector<watched> all_;
+  device_watches watches_;
 };
 
 } // namespace troupe::detail

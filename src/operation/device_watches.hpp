@@ -1,26 +1,28 @@
-/// The devices that an actor watches.
+/// Watchers of devices, which are registered while their owner wants them.
 #pragma once
 
 #include "operation/device_state.hpp"
-#include <troupe/detail/caf_compat.hpp>
 #include <troupe/device_status.hpp>
 
-#include <caf/actor.hpp>
-
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
 
 namespace troupe::detail {
 
-/// Sends an actor each change of its devices (`device_changed`), and their present states first.
-/// Keeps the actor alive until `clear`.
 class device_watches {
 public:
-  void add(caf::actor to, std::shared_ptr<device_state> device) {
-    auto id = device->watch(
-        [to = std::move(to)](const device_changed& change) { detail::anon_send(to, change); });
+  device_watches() = default;
+  ~device_watches() { clear(); }
+  device_watches(const device_watches&) = delete;
+  device_watches& operator=(const device_watches&) = delete;
+
+  /// Registers `watcher` as `device_state::watch` does.
+  void add(std::shared_ptr<device_state> device,
+           std::function<void(const device_changed&)> watcher) {
+    auto id = device->watch(std::move(watcher));
     all_.emplace_back(std::move(device), id);
   }
 
