@@ -5,7 +5,7 @@
 #
 # and, when it is TRUE, finds CUDAToolkit and NCCL and enables the CUDA language.
 
-set(TROUPE_NCCL_MINIMUM 2.28)
+set(TROUPE_NCCL_MINIMUM 2.28.7)
 
 # A macro, so that variables of find_package and enable_language reach the caller's scope.
 macro(troupe_find_cuda)

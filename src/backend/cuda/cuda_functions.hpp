@@ -82,6 +82,7 @@
   X(ncclCommFinalize)                                                                              \
   X(ncclCommGetAsyncError)                                                                         \
   X(ncclCommInitRankConfig)                                                                        \
+  X(ncclCommRevoke)                                                                                \
   X(ncclCommSplit)                                                                                 \
   X(ncclCommWindowDeregister)                                                                      \
   X(ncclCommWindowRegister)                                                                        \
@@ -141,7 +142,7 @@ caf::error load_cudart() noexcept;
 caf::error load_nccl() noexcept;
 
 /// The oldest NCCL that has every function in use.
-inline constexpr int oldest_nccl = NCCL_VERSION(2, 28, 0);
+inline constexpr int oldest_nccl = NCCL_VERSION(2, 28, 7);
 
 /// Returns "2.28.9" for 22809.
 std::string nccl_version_text(int version);

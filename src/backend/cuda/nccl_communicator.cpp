@@ -36,12 +36,15 @@ std::byte* part(void* memory, std::size_t offset) noexcept {
 } // namespace
 
 nccl_communicator::~nccl_communicator() {
-  if (driver_->ended()) { // all of it is freed when the process ends
-    (void)handle_.release();
-    (void)scratch_.release();
-    (void)own_.release();
-    windows_.abandon();
-  }
+  if (driver_->ended())
+    abandon();
+}
+
+void nccl_communicator::abandon() noexcept {
+  (void)handle_.release();
+  (void)scratch_.release();
+  (void)own_.release();
+  windows_.abandon();
 }
 
 caf::error nccl_communicator::outcome(ncclResult_t code, const char* api) noexcept {

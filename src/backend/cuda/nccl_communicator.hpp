@@ -63,10 +63,13 @@ public:
 
   int device() const noexcept { return handle_.device(); }
   int rank() const noexcept { return rank_; }
+  int size() const noexcept { return size_; }
   ncclComm_t native() const noexcept { return handle_.get(); }
   const driver_access& driver() const noexcept { return *driver_; }
   /// Releases ownership: the caller ends the communicator.
   [[nodiscard]] ncclComm_t release() noexcept { return handle_.release(); }
+  /// Gives up ownership of everything: it is freed when the process ends.
+  void abandon() noexcept;
 
 private:
   caf::error warm_up_collectives(std::byte* scratch, cudaStream_t stream) noexcept;

@@ -20,6 +20,7 @@
 #include <exception>
 #include <initializer_list>
 #include <iostream>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -264,6 +265,28 @@ TEST_F(NcclCommunicator, WorksWhileAHungOneIsAborted) {
     std::rethrow_exception(thrown);
   EXPECT_TRUE(is_ok(aborted));
   EXPECT_TRUE(is_ok(cuda_->destroy(std::move(standby))));
+}
+
+/// While a communicator ends, no two threads may unmap the same buffers: that damages the heap.
+TEST_F(NcclCommunicator, EndsManyTimesInSeveralThreads) {
+  const auto cycles = number_from_environment("TROUPE_COMMUNICATOR_CYCLES", 4);
+  std::mutex connecting;
+  on_threads(3, [&](int thread) {
+    for (std::uint64_t cycle = 0; cycle < cycles; ++cycle) {
+      auto ranks = must(cuda_->build(must(cuda_->make_communicator_id()), size_, all_ranks()));
+      {
+        const std::lock_guard one_at_a_time{connecting};
+        connect(ranks);
+      }
+      if ((static_cast<std::uint64_t>(thread) + cycle) % 2 == 0)
+        must(cuda_->abort(std::move(ranks)));
+      else
+        must(cuda_->destroy(std::move(ranks)));
+    }
+  });
+  auto next = build();
+  expect_right(next, dtype::float32, reduce_op::sum, 1000, input_kind::exact, true);
+  EXPECT_TRUE(is_ok(cuda_->destroy(std::move(next))));
 }
 
 TEST_F(NcclCommunicator, IsAbortedWhenNobodyEndsIt) {
