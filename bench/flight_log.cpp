@@ -1,9 +1,8 @@
 // Measures the cost of the flight recorder per operation on a lane: the calls that a lane makes for
 // an all-reduce in place. Takes the best of many rounds, since other programs may use the machine.
 
-#include "operation/flight_log.hpp"
-
 #include "operation/device_state.hpp"
+#include "operation/flight_ring.hpp"
 #include "operation/operation.hpp"
 
 #include <CLI/CLI.hpp>

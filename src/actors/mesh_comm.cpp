@@ -137,8 +137,8 @@ caf::error check_blocks(const membership_in& in, const detail::mesh_spec& spec,
   if (many.size() != n * one.size())
     return refusal(spec.what, std::to_string(one.size()) + " and " + std::to_string(many.size()) +
                                   " bytes for " + std::to_string(n) + " blocks");
-  auto place = n == 1 ? 0 : static_cast<std::size_t>(in.rank) * one.size();
-  if (one.data() != many.data() + place && overlap(one, many))
+  auto offset = n == 1 ? 0 : static_cast<std::size_t>(in.rank) * one.size();
+  if (one.data() != many.data() + offset && overlap(one, many))
     return refusal(spec.what, "the send and receive memory overlap");
   return {};
 }

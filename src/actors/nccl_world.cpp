@@ -3,7 +3,6 @@
 #include "actors/messages.hpp"
 #include "actors/rank_programs.hpp"
 #include "actors/reply.hpp"
-#include "actors/split.hpp"
 #include "actors/subscribers.hpp"
 #include "actors/supervised.hpp"
 #include "flight/flight_recorder.hpp" // for recorder()

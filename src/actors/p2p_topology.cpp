@@ -34,9 +34,9 @@ public:
     });
     core_->find_links();
     on_down(lease_->root, [this](const caf::error&) { quit(caf::exit_reason::user_shutdown); });
-    for (std::size_t place = 0; place < core_->size(); ++place) {
-      auto& on = core_->lane_at(place);
-      places_[on.state().ordinal()] = place;
+    for (std::size_t index = 0; index < core_->size(); ++index) {
+      auto& on = core_->lane_at(index);
+      indices_[on.state().ordinal()] = index;
       devices_.add(on.shared_state(), send_changes(caf::actor_cast<caf::actor>(this)));
     }
     return behavior_with(
@@ -69,12 +69,12 @@ public:
 
 private:
   void on_device(const device_changed& x) {
-    auto place = places_.find(x.device);
-    if (place == places_.end())
+    auto index = indices_.find(x.device);
+    if (index == indices_.end())
       return;
     if (auto& last = connected_[x.device]; x.phase == device_phase::ready && x.generation > last) {
       last = x.generation;
-      core_->connect(place->second);
+      core_->connect(index->second);
     }
     core_->note_change();
   }
@@ -95,7 +95,7 @@ private:
   std::shared_ptr<system_lease> lease_;
   const std::shared_ptr<topology_core> core_;
   subscriber_list subscribers_;
-  std::map<int, std::size_t> places_; // by ordinal
+  std::map<int, std::size_t> indices_; // by ordinal
   device_watches devices_;
   std::map<int, std::uint64_t> connected_; // generations, by ordinal
   p2p_graph last_told_;

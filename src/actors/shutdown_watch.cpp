@@ -1,5 +1,3 @@
-#include "actors/shutdown_watch.hpp"
-
 #include "actors/system.hpp"
 #include "foundation/log.hpp"
 #include "foundation/option_check.hpp"

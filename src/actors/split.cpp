@@ -1,5 +1,4 @@
-#include "actors/split.hpp"
-
+#include "actors/supervised.hpp"
 #include "foundation/error_text.hpp"
 
 #include <caf/all.hpp>

@@ -12,7 +12,10 @@
 
 #include <caf/actor.hpp>
 
+#include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
 namespace troupe::detail {
 
@@ -38,5 +41,18 @@ struct topology_access {
 
 caf::expected<world_parts> make_world(caf::actor_system& sys, world_config config);
 caf::expected<topology_parts> make_topology(caf::actor_system& sys, topology_config config);
+
+/// One group of a split.
+struct world_group {
+  std::int32_t color = 0;
+  std::string name;
+  std::vector<std::int32_t> ranks; ///< ranks of the split world, in the order of the group
+  world_parts parts;
+};
+
+/// Makes the groups that `what` defines over `core`'s ranks, by color. Each is a world that builds.
+/// @errors as the message `split`: no group was made
+caf::expected<std::vector<world_group>> split_world(caf::actor_system& sys, const world_core& core,
+                                                    const split& what, const world_limits& limits);
 
 } // namespace troupe::detail

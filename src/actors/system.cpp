@@ -2,7 +2,6 @@
 
 #include "actors/answer_spinner.hpp"
 #include "actors/rank_programs.hpp"
-#include "actors/shutdown_watch.hpp"
 #include "device/make_runtime.hpp"
 #include "foundation/log.hpp"
 #include "foundation/option_check.hpp"

@@ -1,6 +1,5 @@
 #include "actors/answer.hpp"
 #include "actors/device_access.hpp"
-#include "actors/split.hpp"
 #include "actors/supervised.hpp"
 #include "foundation/error_text.hpp"
 #include <troupe/world.hpp>

@@ -27,7 +27,7 @@ clock::time_point at(std::int64_t nanoseconds) {
 /// Under mutex_. Work that has not started cannot stall before a whole limit has passed.
 clock::time_point deadline_watch::due(const operation& x, clock::time_point now) const {
   auto result = x.completed() || x.deadline <= now ? clock::time_point::max() : x.deadline;
-  if (x.stall_limit > 0 && !x.stall_told_ && !x.over()) {
+  if (x.stall_limit > 0 && !x.stall_reported_ && !x.over()) {
     std::chrono::nanoseconds left{x.stall_limit};
     if (auto started = x.first_started_at(); started != 0)
       left -= time_.passed(at(started), now);
@@ -156,9 +156,9 @@ void deadline_watch::look_at(shard& place, clock::time_point now) {
     if (!x->completed() && x->deadline <= now)
       expired_.push_back(x->shared_from_this());
     if (auto started = x->first_started_at();
-        x->stall_limit > 0 && !x->stall_told_ && !x->over() && started != 0 &&
+        x->stall_limit > 0 && !x->stall_reported_ && !x->over() && started != 0 &&
         time_.passed(at(started), now) >= std::chrono::nanoseconds{x->stall_limit}) {
-      x->stall_told_ = true;
+      x->stall_reported_ = true;
       suspected_.push_back(x->shared_from_this());
     }
     next_ = std::min(next_.load(), due(*x, now));

@@ -8,8 +8,9 @@
 namespace troupe::detail {
 
 held_operation* held_operations::find(const operation& op) noexcept {
-  auto i = std::lower_bound(all_.begin(), all_.end(), op.place(),
-                            [](auto& x, std::uint64_t place) { return x.op->place() < place; });
+  auto i =
+      std::lower_bound(all_.begin(), all_.end(), op.position(),
+                       [](auto& x, std::uint64_t position) { return x.op->position() < position; });
   return i == all_.end() || i->op.get() != &op ? nullptr : &*i;
 }
 
@@ -20,7 +21,7 @@ void held_operations::erase(const held_operation& x) {
 
 void held_operations::note_inversion(held_operation& x) noexcept {
   if (x.follows_younger || std::none_of(x.behind.begin(), x.behind.end(), [&](auto& other) {
-        return other->place() > x.op->place();
+        return other->position() > x.op->position();
       }))
     return;
   x.follows_younger = true;
@@ -51,7 +52,7 @@ bool held_operations::would_wait_for_itself(locked, const operation& op,
          i = accesses.next_in(i + 1, u.begin, u.end))
       if (auto& a = accesses[i]; a.writes || u.writes)
         if (auto by = a.by.lock(); by && by.get() != &op && !by->on_lanes() &&
-                                   (inversions_ != 0 || by->place() > op.place()) &&
+                                   (inversions_ != 0 || by->position() > op.position()) &&
                                    is_behind(*by, op))
           return true;
   }

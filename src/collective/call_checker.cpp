@@ -5,8 +5,8 @@
 #include "lane/lane.hpp" // for state()
 #include "operation/buffer.hpp"
 #include "operation/device_state.hpp"
-#include "operation/foreign_handle.hpp"
 #include "operation/symmetric_memory.hpp"
+#include "operation/use_of.hpp"
 #include <troupe/dtype.hpp>
 
 #include <array>
@@ -213,16 +213,16 @@ caf::error set_factor(const call_checker& check, rank_call& result, const double
 void set_addresses(rank_call& result, data_flow flow) {
   auto& call = result.call;
   auto address = [](const memory_range& r) { return r.of->memory()->address() + r.begin; };
-  auto place = [](const memory_range& r) {
+  auto symmetric = [](const memory_range& r) {
     return symmetric_place{r.of->memory()->symmetric(), r.begin};
   };
   if (flow.sends) {
     call.send = address(result.send);
-    result.send_place = place(result.send);
+    result.send_place = symmetric(result.send);
   }
   if (flow.receives) {
     call.recv = address(result.recv);
-    result.recv_place = place(result.recv);
+    result.recv_place = symmetric(result.recv);
   }
 }
 
@@ -295,36 +295,36 @@ caf::error call_checker::compare(const rank_call& a, const rank_call& b) const {
 
 caf::error call_checker::check_request() const {
   if (!is_known(x_.kind))
-    return refuse(errc::invalid_argument, no_rank(),
+    return refuse(errc::invalid_argument, named_rank(),
                   "unknown collective " + std::to_string(static_cast<int>(x_.kind)));
   if (reduces(x_.kind) && x_.op > reduce_op::premul_sum)
-    return refuse(errc::invalid_argument, no_rank(),
+    return refuse(errc::invalid_argument, named_rank(),
                   "unknown reduce operation " + std::to_string(static_cast<int>(x_.op)));
   if (has_root(x_.kind) && (x_.peer < 0 || static_cast<std::size_t>(x_.peer) >= size()))
-    return refuse(errc::invalid_argument, no_rank(), out_of_range("root", x_.peer, size()));
+    return refuse(errc::invalid_argument, named_rank(), out_of_range("root", x_.peer, size()));
   if (!x_.factors.empty() && (x_.op != reduce_op::premul_sum || !reduces(x_.kind)))
-    return refuse(errc::invalid_argument, no_rank(), "factors are for premul_sum only");
+    return refuse(errc::invalid_argument, named_rank(), "factors are for premul_sum only");
   if (!x_.counts.empty() && x_.kind != collective_kind::all_to_all_v)
-    return refuse(errc::invalid_argument, no_rank(), "counts are for all_to_all_v only");
+    return refuse(errc::invalid_argument, named_rank(), "counts are for all_to_all_v only");
   return {};
 }
 
 caf::error call_checker::check_rank(int rank, const char* what) const {
   if (rank < 0 || static_cast<std::size_t>(rank) >= size())
-    return refuse(errc::invalid_argument, no_rank(), out_of_range(what, rank, size()));
+    return refuse(errc::invalid_argument, named_rank(), out_of_range(what, rank, size()));
   return {};
 }
 
 caf::error call_checker::check_there(int rank, rank_set absent) const {
-  auto place = static_cast<std::size_t>(rank);
-  if (absent.contains(place))
-    return refuse(errc::unavailable, place, "the world is without rank " + std::to_string(rank));
+  auto index = static_cast<std::size_t>(rank);
+  if (absent.contains(index))
+    return refuse(errc::unavailable, index, "the world is without rank " + std::to_string(rank));
   return {};
 }
 
 caf::error call_checker::check_number(std::size_t there, std::size_t wanted) const {
   if (there != wanted)
-    return refuse(errc::invalid_argument, no_rank(),
+    return refuse(errc::invalid_argument, named_rank(),
                   std::to_string(there) + " buffers for " + std::to_string(wanted) + " ranks");
   return {};
 }

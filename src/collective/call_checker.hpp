@@ -26,11 +26,11 @@ public:
       : call_checker(verb, x, lanes, lanes.size()) {}
   /// For a request of rank `alone`.
   call_checker(const char* verb, const collective_view& x, lanes_view lanes, std::size_t alone)
-      : verb_(verb), x_(x), lanes_(lanes), no_rank_(alone) {}
+      : verb_(verb), x_(x), lanes_(lanes), named_rank_(alone) {}
 
   std::size_t size() const noexcept { return lanes_.size(); }
   /// The rank to name in an error if the request as a whole is wrong.
-  std::size_t no_rank() const noexcept { return no_rank_; }
+  std::size_t named_rank() const noexcept { return named_rank_; }
 
   /// Returns the error that refuses the call of `rank`, or the request if that is no rank.
   caf::error refuse(errc code, std::size_t rank, std::string detail) const;
@@ -58,7 +58,7 @@ private:
   const char* verb_;
   const collective_view& x_;
   lanes_view lanes_;
-  std::size_t no_rank_;
+  std::size_t named_rank_;
 };
 
 } // namespace troupe::detail

@@ -130,19 +130,19 @@ caf::expected<issue_outcome> collective_operation::proceed(part& p, lane& on) {
 
 caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on, bool symmetric) {
   auto stream = on.stream(p);
-  auto place = static_cast<std::size_t>(p.rank);
+  auto index = static_cast<std::size_t>(p.rank);
   if (symmetric) {
     p.certain = true;
     auto call = first_call_of(p).complete();
     call.symmetric = true;
     return issued(*this, p, *communicator_,
-                  communicator_->call_for_sure(place, on, [&](backend_communicator& rank) {
+                  communicator_->call_for_sure(index, on, [&](backend_communicator& rank) {
                     return rank.enqueue({&call, 1}, stream);
                   }));
   }
   if (!communicator_->absent().empty())
     return issue_shrunk(p, on);
-  auto error = communicator_->call(place, on, [&](backend_communicator& rank) {
+  auto error = communicator_->call(index, on, [&](backend_communicator& rank) {
     if (one_each_) {
       auto call = first_call_of(p).complete();
       return rank.enqueue({&call, 1}, stream);

@@ -112,9 +112,9 @@ void collective_operation::begin(locked lock, std::shared_ptr<collective_world> 
 void collective_operation::of_ranks(locked lock, std::shared_ptr<collective_world> world,
                                     const rank_call& any_call) {
   world_ = std::move(world);
-  made_in_ = world_->membership(lock);
-  made_for_ = world_->absences(lock);
-  needs_ = need_of({&any_call, 1});
+  first_membership_ = world_->membership(lock);
+  absence_changes_ = world_->absence_changes(lock);
+  needed_connections_ = need_of({&any_call, 1});
   for (auto& p : parts())
     p.uses_memory = any_call.call.what != collective_kind::barrier;
 }
@@ -141,7 +141,7 @@ void collective_operation::place_part(part& p, std::size_t rank, const collectiv
 
 void collective_operation::take(std::vector<rank_call> calls) {
   room_ = std::move(calls);
-  needs_ = need_of(room_);
+  needed_connections_ = need_of(room_);
   calls_.clear();
   ends_.clear();
   for (auto& x : room_) {
@@ -153,7 +153,7 @@ void collective_operation::take(std::vector<rank_call> calls) {
   one_each_ = calls_.size() == ends_.size();
 }
 
-std::pair<std::size_t, std::size_t> collective_operation::places_of(const part& p) const noexcept {
+std::pair<std::size_t, std::size_t> collective_operation::slots_of(const part& p) const noexcept {
   if (one_each_)
     return {p.index, 1};
   auto first = p.index == 0 ? 0 : ends_[p.index - 1];
@@ -161,7 +161,7 @@ std::pair<std::size_t, std::size_t> collective_operation::places_of(const part& 
 }
 
 collective_operation::call_view collective_operation::calls_of(const part& p) const noexcept {
-  auto [first, count] = places_of(p);
+  auto [first, count] = slots_of(p);
   return call_view{calls_}.subspan(first, count);
 }
 
@@ -169,7 +169,7 @@ std::span<const std::shared_ptr<rank_request>>
 collective_operation::requests_of(const part& p) const noexcept {
   if (requests_.empty())
     return {};
-  auto [first, count] = places_of(p);
+  auto [first, count] = slots_of(p);
   return std::span{requests_}.subspan(first, count);
 }
 
@@ -215,17 +215,17 @@ caf::error collective_operation::check_call(locked, const rank_call& call,
 void collective_operation::add_call(locked, const rank_call& call, std::span<use> uses,
                                     std::uint64_t membership,
                                     std::shared_ptr<rank_request> asked_by) {
-  auto [place, part] = slot_of(call, absent_);
+  auto [index, part] = slot_of(call, absent_);
   parts()[part].needs = &call;
   if (admitted_at == 0) { // no other thread knows it yet
-    requests_[place] = std::move(asked_by);
+    requests_[index] = std::move(asked_by);
   } else {
     std::lock_guard lock{requests_mutex_};
-    requests_[place] = std::move(asked_by);
+    requests_[index] = std::move(asked_by);
   }
   if (membership != 0)
     membership_ = membership;
-  calls_[place] = &call;
+  calls_[index] = &call;
   --missing_;
   for (auto& u : uses)
     add_use(std::move(u));
@@ -254,7 +254,7 @@ caf::error collective_operation::on_check(locked lock) const {
   if (auto error = world_->check_view(lock, *this, membership_, absent_); error)
     return error;
   // If ranks have left since the first call, missing calls no longer count, even if ranks are back.
-  return missing_ != 0 ? world_->check_ranks_since(lock, *this, made_for_) : caf::error{};
+  return missing_ != 0 ? world_->check_ranks_since(lock, *this, absence_changes_) : caf::error{};
 }
 
 caf::error collective_operation::on_admit(locked lock, queue_bound bound) {
@@ -304,7 +304,7 @@ const void* collective_operation::waits_for(locked lock) const {
 
 bool collective_operation::waits_for_world(locked lock) const {
   return world_->waits(lock) ||
-         (needs_ == connect_scope::everything && world_->waits_for_connections(lock));
+         (needed_connections_ == connect_scope::everything && world_->waits_for_connections(lock));
 }
 
 void collective_operation::run_on(std::shared_ptr<communicator> target) {

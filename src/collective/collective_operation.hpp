@@ -63,7 +63,7 @@ public:
   /// Prefetches the memory that placing `ranks` calls changes into the cache of the calling thread.
   static void fetch_place(const place_lines& x, std::size_t ranks) noexcept;
   /// Returns the world's membership at the time of the first rank's call.
-  std::uint64_t made_in() const noexcept { return made_in_; }
+  std::uint64_t first_membership() const noexcept { return first_membership_; }
   /// Returns the ranks that have not called yet.
   std::string missing_ranks(locked) const;
   room_maker maker_of_calls(locked) const override;
@@ -99,7 +99,7 @@ private:
   /// Returns the calls of a part, in order. None is null once the operation is on the lanes.
   call_view calls_of(const part& p) const noexcept;
   /// Returns the index of the first call of `p`, and the number of its calls.
-  std::pair<std::size_t, std::size_t> places_of(const part& p) const noexcept;
+  std::pair<std::size_t, std::size_t> slots_of(const part& p) const noexcept;
   /// Returns the first call of `p`, once the operation is on the lanes.
   static const rank_call& first_call_of(const part& p) noexcept;
   bool moves_nothing(const part& p) const noexcept;
@@ -129,7 +129,7 @@ private:
   /// votes yes or no (`decision_`). With the first no, all ranks use the plain call.
   bool may_be_symmetric_ = false;
   bool one_each_ = false; // each part has one call, the one in `part::needs`
-  connect_scope needs_ = connect_scope::collectives;
+  connect_scope needed_connections_ = connect_scope::collectives;
   std::shared_ptr<communicator> communicator_;
   std::vector<const rank_call*> calls_; // sorted by rank; null: its rank has not called yet
   std::vector<std::size_t> ends_;       // of each part's calls in `calls_`
@@ -138,8 +138,8 @@ private:
   std::vector<std::shared_ptr<rank_request>> requests_;
   std::vector<rank_call> room_; // storage of the calls, if one request made them all
   std::uint64_t membership_ = 0;
-  std::uint64_t made_in_ = 0;
-  std::uint64_t made_for_ = 0; // `collective_world::absences` at the first call
+  std::uint64_t first_membership_ = 0;
+  std::uint64_t absence_changes_ = 0; // `collective_world::absence_changes` at the first call
   const rank_set absent_;
   std::size_t missing_ = 0;          // calls that are still to come; under the admission lock
   std::atomic<bool> waiting_{false}; // counted in the queue of its world

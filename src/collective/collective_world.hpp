@@ -39,7 +39,7 @@ public:
 
   std::uint64_t membership(locked) const noexcept { return membership_; }
   /// Returns how often the set of absent ranks has changed.
-  std::uint64_t absences(locked) const noexcept { return absences_; }
+  std::uint64_t absence_changes(locked) const noexcept { return absence_changes_; }
   rank_matching& matching() noexcept { return matching_; }
   /// Checks whether a request that names `membership`, and was made for a world without `absent`,
   /// may go on.
@@ -47,11 +47,11 @@ public:
   ///         ended. errc::membership_changed
   virtual caf::error check_view(locked lock, const operation& op, std::uint64_t membership,
                                 rank_set absent) const = 0;
-  /// Checks whether a request may go on that waits for ranks' calls since `absences` had this
-  /// value.
+  /// Checks whether a request may go on that waits for ranks' calls since `absence_changes` had
+  /// this value.
   /// @errors errc::membership_changed
   virtual caf::error check_ranks_since(locked lock, const operation& op,
-                                       std::uint64_t absences) const = 0;
+                                       std::uint64_t absence_changes) const = 0;
   /// Counts one more waiting request. `leave_queue`, on any thread, ends that.
   /// @errors errc::overloaded: there is no room
   virtual caf::error enter_queue(locked lock, const operation& op, queue_bound bound) = 0;
@@ -86,7 +86,7 @@ protected:
   std::atomic<std::size_t> waiting_{0};
   // under the admission lock
   std::uint64_t membership_ = 0;
-  std::uint64_t absences_ = 0;
+  std::uint64_t absence_changes_ = 0;
   rank_matching matching_;
 };
 

@@ -68,13 +68,13 @@ communicator::communicator(std::shared_ptr<runtime> runtime, std::uint64_t epoch
                            communicator_ranks ranks, std::chrono::milliseconds quiet_limit,
                            std::function<void(communicator&, const caf::error&)> on_end,
                            std::function<void()> on_gone)
-    : runtime_(std::move(runtime)), epoch_(epoch), absent_(absent), place_(lanes.size()),
+    : runtime_(std::move(runtime)), epoch_(epoch), absent_(absent), rank_of_(lanes.size()),
       local_(lanes.size()), ranks_(std::move(ranks)), rank_at_(pointers_to(ranks_)),
       lives_(lives_of(ranks_)), tenants_(ranks_.size()), quiet_limit_(quiet_limit),
       on_end_(std::move(on_end)), on_gone_(std::move(on_gone)), symmetric_ended_(ranks_.size()) {
   for (std::size_t i = 0; i < lanes.size(); ++i)
     if (!absent.contains(i)) {
-      place_[i] = members_.size();
+      rank_of_[i] = members_.size();
       members_.push_back(i);
       if (!lanes[i])
         continue;

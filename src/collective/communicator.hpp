@@ -43,7 +43,7 @@ public:
   /// Returns the ranks that are in it, by their rank in the communicator.
   const std::vector<std::size_t>& members() const noexcept { return members_; }
   /// Returns the rank in the communicator of rank `i`, which is in it.
-  std::size_t place_of(std::size_t i) const noexcept { return place_[i]; }
+  std::size_t rank_of(std::size_t i) const noexcept { return rank_of_[i]; }
   /// Returns the members in this process; `lanes` returns their lanes.
   const std::vector<std::size_t>& local_ranks() const noexcept { return local_ranks_; }
   const std::vector<std::shared_ptr<lane>>& lanes() const noexcept { return lanes_; }
@@ -147,8 +147,8 @@ private:
   const std::uint64_t epoch_;
   const rank_set absent_;
   std::vector<std::size_t> members_;
-  std::vector<std::size_t> place_; // by world rank: rank in the communicator
-  std::vector<std::size_t> local_; // by world rank: index in the vectors below
+  std::vector<std::size_t> rank_of_; // by world rank: rank in the communicator
+  std::vector<std::size_t> local_;   // by world rank: index in the vectors below
   std::vector<std::size_t> local_ranks_;
   std::vector<std::shared_ptr<lane>> lanes_;
   communicator_ranks ranks_;

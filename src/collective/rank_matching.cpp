@@ -11,11 +11,11 @@ caf::error joint_entry::why_ended(locked lock) const {
   return op->failed() ? op->cause() : op->on_check(lock);
 }
 
-std::uint64_t joint_entry::made_in() const noexcept {
-  return op ? op->made_in() : refusal->made_in;
+std::uint64_t joint_entry::first_membership() const noexcept {
+  return op ? op->first_membership() : refusal->membership;
 }
 
-std::size_t call_queue::place_of(std::uint64_t number) const noexcept {
+std::size_t call_queue::index_of(std::uint64_t number) const noexcept {
   if (open_.size() == end_ - first_) // one number for each entry
     return number - first_;
   auto after = std::ranges::upper_bound(open_, number, {}, &joint_entry::number);
@@ -24,7 +24,7 @@ std::size_t call_queue::place_of(std::uint64_t number) const noexcept {
 
 const joint_entry* call_queue::next_of(std::size_t caller, std::size_t before) const {
   auto number = next_[caller] + before;
-  return number < end_ ? &open_[place_of(number)] : nullptr;
+  return number < end_ ? &open_[index_of(number)] : nullptr;
 }
 
 /// Begins one more operation, in which the ranks that are left out have no part.
@@ -36,7 +36,7 @@ void call_queue::begin_next() {
 }
 
 void call_queue::count_next_of(std::size_t caller) {
-  ++open_[place_of(next_[caller])].calls;
+  ++open_[index_of(next_[caller])].calls;
   ++next_[caller];
   forget_complete();
 }
@@ -53,7 +53,7 @@ void call_queue::take(std::size_t caller, const std::shared_ptr<collective_opera
 void call_queue::refuse(std::size_t caller, refused_call x) {
   auto* last = open_.empty() ? nullptr : &open_.back();
   if (last == nullptr || !last->refusal || last->refused_by != caller ||
-      last->refusal->made_in != x.made_in)
+      last->refusal->membership != x.membership)
     open_.push_back({.op = {},
                      .refusal = std::make_shared<const refused_call>(std::move(x)),
                      .refused_by = caller,

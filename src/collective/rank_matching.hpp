@@ -32,7 +32,7 @@ struct use;
 /// calls end in the same way.
 struct refused_call {
   caf::error why;
-  std::uint64_t made_in = 0; ///< the world's membership then
+  std::uint64_t membership = 0; ///< the world's membership then
 };
 
 /// Calls that belong together, or several refused ones in a row.
@@ -46,7 +46,7 @@ struct joint_entry {
   /// Returns why its calls will not be done; none if they may.
   caf::error why_ended(locked lock) const;
   /// Returns the world's membership when the first of its calls was made.
-  std::uint64_t made_in() const noexcept;
+  std::uint64_t first_membership() const noexcept;
 };
 
 /// A queue of calls. The k-th calls of its callers belong together, except those of callers that
@@ -89,7 +89,7 @@ private:
   std::uint64_t end_of(std::size_t i) const noexcept {
     return i + 1 < open_.size() ? open_[i + 1].number : end_;
   }
-  std::size_t place_of(std::uint64_t number) const noexcept;
+  std::size_t index_of(std::uint64_t number) const noexcept;
   void count_next_of(std::size_t caller);
   void begin_next();
   void forget_complete();

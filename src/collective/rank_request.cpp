@@ -62,9 +62,9 @@ caf::expected<operation*> rank_request::joint(locked lock) {
     auto gone = next->why_ended(lock);
     if (!gone)
       break;
-    const auto made_in = next->made_in();
+    const auto membership = next->first_membership();
     line.take(caller, next->op); // consumes this rank's call of the ended operation
-    if (membership_ == 0 || made_in == membership_) {
+    if (membership_ == 0 || membership == membership_) {
       counts_ = true;
       return gone;
     }

@@ -13,12 +13,12 @@ std::byte* at(const void* x, std::size_t offset) noexcept {
   return static_cast<std::byte*>(const_cast<void*>(x)) + offset;
 }
 
-/// Moves the rank's part of an in-place gather to the rank's place in the communicator.
-void gather_in_place(collective_call& call, std::size_t rank, std::size_t place, shrunk_calls& to) {
-  if (call.recv == nullptr || rank == place || !uses_own_block(call, rank))
+/// Moves the rank's part of an in-place gather to its rank in the communicator.
+void gather_in_place(collective_call& call, std::size_t rank, std::size_t there, shrunk_calls& to) {
+  if (call.recv == nullptr || rank == there || !uses_own_block(call, rank))
     return;
   const auto part = call.count * size_of(call.type);
-  auto* target = at(call.recv, place * part);
+  auto* target = at(call.recv, there * part);
   to.moves.push_back({target, call.send, part});
   call.send = target;
 }
@@ -40,10 +40,10 @@ exchange_plan plan_of_scatter(const collective_call& call, std::size_t rank,
   exchange_plan result;
   result.recv_counts.resize(n);
   result.recv_offsets.resize(n);
-  result.recv_counts[on.place_of(root)] = call.count;
+  result.recv_counts[on.rank_of(root)] = call.count;
   if (rank == root) {
     scatter_to(call, rank, on, result);
-    result.recv_counts[on.place_of(root)] = result.send_counts[on.place_of(root)];
+    result.recv_counts[on.rank_of(root)] = result.send_counts[on.rank_of(root)];
   } else {
     result.send_counts.resize(n);
     result.send_offsets.resize(n);
@@ -79,7 +79,7 @@ exchange_plan plan_of_exchange(const exchange_plan& whole, const communicator& o
 
 void add_shrunk(const rank_call& of, const communicator& on, shrunk_calls& to) {
   auto call = of.complete();
-  const auto place = on.place_of(of.rank);
+  const auto there = on.rank_of(of.rank);
   auto as_exchange = [&](exchange_plan plan) {
     call.what = collective_kind::all_to_all_v;
     call.plan = &to.plans.emplace_back(std::move(plan));
@@ -92,7 +92,7 @@ void add_shrunk(const rank_call& of, const communicator& on, shrunk_calls& to) {
     const auto* const send = call.send;
     call.what = collective_kind::reduce;
     for (auto i : on.members()) {
-      call.peer = static_cast<int>(on.place_of(i));
+      call.peer = static_cast<int>(on.rank_of(i));
       call.send = at(send, i * call.count * size_of(call.type));
       call.recv = i == of.rank ? recv : nullptr;
       to.calls.push_back(call);
@@ -106,9 +106,9 @@ void add_shrunk(const rank_call& of, const communicator& on, shrunk_calls& to) {
   case collective_kind::all_to_all_v:
     return as_exchange(plan_of_exchange(*of.plan, on));
   default:
-    gather_in_place(call, of.rank, place, to);
+    gather_in_place(call, of.rank, there, to);
     if (has_peer(call.what))
-      call.peer = static_cast<int>(on.place_of(static_cast<std::size_t>(call.peer)));
+      call.peer = static_cast<int>(on.rank_of(static_cast<std::size_t>(call.peer)));
     to.calls.push_back(call);
   }
 }

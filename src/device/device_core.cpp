@@ -5,7 +5,6 @@
 #include "foundation/error_text.hpp"
 #include "foundation/log.hpp"
 #include "operation/admission_lock.hpp"
-#include "operation/foreign_handle.hpp"
 #include "operation/use_of.hpp"
 #include "sharing/memory_exchange.hpp" // for memory()
 

@@ -3,9 +3,8 @@
 #include "foundation/log.hpp"
 #include "foundation/spin.hpp"
 #include "lane/lane.hpp"
-#include "operation/acquisition.hpp"
 #include "operation/admission_lock.hpp"
-#include "operation/callable_scope.hpp"
+#include "operation/buffer.hpp"
 #include "operation/device_state.hpp"
 #include "operation/launch_call.hpp"
 #include "operation/use_of.hpp"
@@ -301,7 +300,7 @@ acquire_operation::acquire_operation(const any_gpu_ref& ref, access_mode mode, s
 }
 
 caf::error acquire_operation::on_admit(locked lock, queue_bound) {
-  take(lock, *memory_, mode_);
+  memory_->take(lock, mode_);
   if (writes(mode_)) {
     memory_->granted_begin = uses().front().begin;
     memory_->granted_end = uses().front().end;
@@ -315,9 +314,9 @@ caf::expected<issue_outcome> acquire_operation::issue(part& p, lane& on) {
   return issue_outcome::finished;
 }
 
-void acquire_operation::on_leave(locked lock) noexcept { give_back(lock, *memory_, mode_); }
+void acquire_operation::on_leave(locked lock) noexcept { memory_->give_back(lock, mode_); }
 
-void acquire_operation::on_success() noexcept { ++granted(admission_lock{}, *memory_, mode_); }
+void acquire_operation::on_success() noexcept { ++memory_->granted(admission_lock{}, mode_); }
 
 void acquire_operation::on_settled() noexcept {
   if (is_removed()) // `on_leave` has given it back
@@ -328,8 +327,8 @@ void acquire_operation::on_settled() noexcept {
     return;
   admission_lock lock;
   if (!failed())
-    --granted(lock, *memory_, mode_); // the requester does not know of it
-  give_back(lock, *memory_, mode_);
+    --memory_->granted(lock, mode_); // the requester does not know of it
+  memory_->give_back(lock, mode_);
 }
 
 // -- release
@@ -339,14 +338,14 @@ release_operation::release_operation(const any_gpu_ref& ref, access_mode mode, s
 
 caf::error release_operation::on_admit(locked lock, queue_bound) {
   auto& memory = *ref_.memory();
-  if (granted(lock, memory, mode_) == 0) {
+  if (memory.granted(lock, mode_) == 0) {
     auto why = describe(errc::invalid_argument, "the buffer is not acquired in this mode");
     why.device = ref_.device();
     why.parts.clear();
     return make_error(std::move(why));
   }
-  --granted(lock, memory, mode_);
-  give_back(lock, memory, mode_);
+  --memory.granted(lock, mode_);
+  memory.give_back(lock, mode_);
   // Independent of the range of the handle. For writing: the granted range and no more, because it
   // is valid from now on. For reading: all of the buffer, because all of it may have been read.
   if (writes(mode_))

@@ -17,6 +17,19 @@ caf::error build_called_off() {
   return make_error(errc::unavailable, "the build of the communicator was called off");
 }
 
+caf::error brief(const caf::error& why) {
+  constexpr std::size_t most_text = 1024;
+  if (!why)
+    return why;
+  auto x = failure_of(why);
+  if (!x) // sent as an error of this library
+    x.emplace().detail = describe(why);
+  if (x->detail.size() <= most_text)
+    return why;
+  x->detail.resize(most_text);
+  return make_error(std::move(*x));
+}
+
 std::string out_of_range(std::string_view what, std::int64_t number, std::size_t size) {
   return std::string{what} + ' ' + std::to_string(number) + " is out of range: the world has " +
          std::to_string(size) + (size == 1 ? " rank" : " ranks");

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace troupe::detail {
 
@@ -17,6 +18,16 @@ caf::error refusal(std::string_view verb, errc code, std::string detail);
 caf::error refusal(std::string_view verb, int device, errc code, std::string detail);
 
 caf::error build_called_off();
+
+/// Sets `first` to `next`, unless it is an error already.
+inline void keep_first(caf::error& first, caf::error next) noexcept {
+  if (next && !first)
+    first = std::move(next);
+}
+
+/// Returns `why` with a text short enough for a note to another process.
+/// @param why may be an error of another library
+caf::error brief(const caf::error& why);
 
 /// Returns the text for a `what` of `number`, which is not a rank of a world of `size` ranks.
 std::string out_of_range(std::string_view what, std::int64_t number, std::size_t size);

@@ -3,6 +3,9 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 namespace troupe::detail {
 
@@ -13,6 +16,14 @@ template <class T> T& never_destroyed() {
 }
 
 /// Keeps `x`, which an abandoned thread may still use, until the process ends.
-void keep_forever(std::shared_ptr<void> x);
+inline void keep_forever(std::shared_ptr<void> x) {
+  struct kept_objects {
+    std::mutex mutex;
+    std::vector<std::shared_ptr<void>> all;
+  };
+  auto& kept = never_destroyed<kept_objects>();
+  std::lock_guard lock{kept.mutex};
+  kept.all.push_back(std::move(x));
+}
 
 } // namespace troupe::detail

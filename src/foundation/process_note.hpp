@@ -1,8 +1,6 @@
 /// Notes that processes send each other unasked (`backend::tell`), and their kinds.
 #pragma once
 
-#include <caf/error.hpp>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -31,8 +29,5 @@ inline bool is_note(note_kind kind, std::span<const std::byte> note) noexcept {
 inline std::span<const std::byte> content_of(std::span<const std::byte> note) noexcept {
   return note.empty() ? note : note.subspan(1);
 }
-
-/// Returns `why` with a text short enough for a note; it may be an error of another library.
-caf::error brief(const caf::error& why);
 
 } // namespace troupe::detail

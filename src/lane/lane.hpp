@@ -5,7 +5,7 @@
 #include "foundation/fair_limit.hpp"
 #include "lane/stream_table.hpp"
 #include "operation/device_state.hpp"
-#include "operation/flight_log.hpp"
+#include "operation/flight_ring.hpp"
 #include "operation/operation.hpp"
 #include "operation/room.hpp"
 #include <troupe/backend.hpp>

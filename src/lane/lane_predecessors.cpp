@@ -1,6 +1,6 @@
 /// Part of class `lane`: tells whether the work before a part is over, waits for its predecessors,
 /// and replaces dropped ones by their own predecessors.
-#include "foundation/keep_first.hpp"
+#include "foundation/error_text.hpp"
 #include "foundation/spin.hpp"
 #include "lane/lane.hpp"
 

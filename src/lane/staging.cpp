@@ -1,6 +1,6 @@
 #include "lane/staging.hpp"
 
-#include "foundation/keep_first.hpp"
+#include "foundation/error_text.hpp"
 #include "foundation/log.hpp"
 #include "foundation/start_thread.hpp"
 #include "lane/lane.hpp"

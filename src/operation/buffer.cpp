@@ -165,4 +165,20 @@ std::vector<unreadable_range> buffer::mark_overwritten(std::size_t begin, std::s
   return overwritten;
 }
 
+void buffer::take(locked, access_mode mode) noexcept {
+  if (writes(mode))
+    acquired_for_writing = true;
+  else
+    ++acquired_for_reading;
+  home_->change_acquired(1);
+}
+
+void buffer::give_back(locked, access_mode mode) noexcept {
+  if (writes(mode))
+    acquired_for_writing = false;
+  else
+    --acquired_for_reading;
+  home_->change_acquired(-1);
+}
+
 } // namespace troupe::detail

@@ -3,6 +3,7 @@
 
 #include "operation/admission_lock.hpp"
 #include <troupe/error.hpp>
+#include <troupe/launch.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -130,6 +131,9 @@ private:
 std::vector<unreadable_range> cut_out(std::vector<unreadable_range>& all, std::size_t begin,
                                       std::size_t end, const skipped_reads* which = nullptr);
 
+inline bool reads(access_mode mode) noexcept { return mode != access_mode::write; }
+inline bool writes(access_mode mode) noexcept { return mode != access_mode::read; }
+
 /// Memory that another process lends.
 struct borrowed_memory {
   void* address = nullptr;
@@ -202,6 +206,14 @@ public:
   /// The range that a user's stream may write, in bytes of the buffer.
   std::size_t granted_begin = 0;
   std::size_t granted_end = 0;
+
+  /// Adds or removes a hold.
+  void take(locked, access_mode mode) noexcept;
+  void give_back(locked, access_mode mode) noexcept;
+  /// The number of holds of this kind that are granted.
+  int& granted(locked, access_mode mode) noexcept {
+    return detail::writes(mode) ? granted_for_writing : granted_for_reading;
+  }
 
   /// The size of the first bytes, which admission reads.
   static constexpr std::size_t looked_at = 128;

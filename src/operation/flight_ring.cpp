@@ -1,5 +1,7 @@
 #include "operation/flight_ring.hpp"
 
+#include "operation/operation.hpp"
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -15,6 +17,17 @@ constexpr std::size_t word_of(std::size_t offset) { return offset / sizeof(std::
 constexpr auto started_word = word_of(offsetof(flight_entry, started_at));
 constexpr auto over_word = word_of(offsetof(flight_entry, over_at));
 constexpr auto progress_word = word_of(offsetof(flight_entry, progress));
+
+flight_progress end_of(const part& p, bool was_issued) noexcept {
+  if (was_issued && !p.of->failed())
+    return {flight_state::done};
+  flight_progress result{was_issued ? flight_state::failed : flight_state::not_issued};
+  if (auto cause = failure_of(p.of->cause())) {
+    result.error = cause->code;
+    result.native_code = cause->native_code;
+  }
+  return result;
+}
 
 } // namespace
 
@@ -113,6 +126,34 @@ std::vector<flight_entry> flight_ring::read() const {
     if (read(entry, x))
       result.push_back(x);
   return result;
+}
+
+void flight_log::issuing(part& p, std::uint64_t generation, std::int64_t now) noexcept {
+  auto x = p.of->record_of(p);
+  x.generation = generation;
+  x.issued_at = now;
+  x.progress = {flight_state::issuing};
+  p.record = ring_.add(x);
+}
+
+void flight_log::issued(const part& p) noexcept { ring_.advance(p.record, {flight_state::issued}); }
+
+void flight_log::started(const part& p, std::int64_t now) noexcept {
+  ring_.advance(p.record, {flight_state::started}, now);
+}
+
+void flight_log::over(part& p, bool was_issued, std::uint64_t generation,
+                      std::int64_t now) noexcept {
+  auto end = end_of(p, was_issued);
+  if (p.record != 0)
+    return ring_.advance(p.record, end, now);
+  auto x = p.of->record_of(p);
+  x.generation = generation;
+  x.over_at = now;
+  if (x.progress.state == flight_state::not_called)
+    end.state = flight_state::not_called;
+  x.progress = end;
+  p.record = ring_.add(x);
 }
 
 } // namespace troupe::detail

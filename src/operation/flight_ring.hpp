@@ -15,6 +15,8 @@
 
 namespace troupe::detail {
 
+struct part;
+
 /// Names a world in a record. Worlds with the same name differ in `id`; 0 is no world.
 struct world_tag {
   std::uint64_t id = 0;
@@ -125,6 +127,27 @@ private:
   const std::size_t capacity_;
   const std::unique_ptr<slot[]> slots_;
   std::atomic<std::uint64_t> added_{0};
+};
+
+/// Records the progress of a lane's parts. Takes no lock and allocates no memory.
+/// @thread the lane; `read` and `holder`: any
+class flight_log {
+public:
+  /// Notes that the call that issues `p` began at `now`.
+  void issuing(part& p, std::uint64_t generation, std::int64_t now) noexcept;
+  void issued(const part& p) noexcept;
+  void started(const part& p, std::int64_t now) noexcept;
+  /// Notes that `p` is over. `was_issued`: some of its work may have been issued.
+  void over(part& p, bool was_issued, std::uint64_t generation, std::int64_t now) noexcept;
+  /// Notes that the next part in order waits for operation `number`; 0: for none.
+  void held_by(std::uint64_t number) noexcept { holder_.store(number, std::memory_order_relaxed); }
+
+  std::vector<flight_entry> read() const { return ring_.read(); }
+  std::uint64_t holder() const noexcept { return holder_.load(std::memory_order_relaxed); }
+
+private:
+  flight_ring ring_;
+  std::atomic<std::uint64_t> holder_{0};
 };
 
 } // namespace troupe::detail

@@ -1,8 +1,8 @@
 #include "foundation/error_text.hpp"
 #include "operation/admission_lock.hpp"
 #include "operation/buffer.hpp"
-#include "operation/callable_scope.hpp"
 #include "operation/device_state.hpp"
+#include "operation/launch_call.hpp"
 #include <troupe/gpu_ref.hpp>
 
 #include <cstdint>

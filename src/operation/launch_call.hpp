@@ -1,10 +1,13 @@
 /// Calls of the launches of users.
 #pragma once
 
+#include "operation/operation.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/detail/user_call.hpp>
 #include <troupe/error.hpp>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <string_view>
@@ -39,5 +42,25 @@ caf::error call_launch_on(backend_device& on, std::string_view name, std::uint64
     return fault;
   return error;
 }
+
+/// Marks that a user's callable runs on this thread for the operation `of`. The callable may access
+/// the ranges that `of` uses, even if a later operation that uses them failed.
+class callable_scope {
+public:
+  explicit callable_scope(const operation& of) noexcept { runs_ = &of; }
+  ~callable_scope() { runs_ = nullptr; }
+  callable_scope(const callable_scope&) = delete;
+  callable_scope& operator=(const callable_scope&) = delete;
+
+  /// Returns whether the operation of this thread's callable uses all of [begin, end).
+  static bool covers(const buffer& memory, std::size_t begin, std::size_t end) noexcept {
+    return runs_ != nullptr && std::ranges::any_of(runs_->uses(), [&](const use& u) {
+             return u.memory.get() == &memory && u.begin <= begin && end <= u.end;
+           });
+  }
+
+private:
+  static inline thread_local const operation* runs_ = nullptr;
+};
 
 } // namespace troupe::detail

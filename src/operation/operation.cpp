@@ -100,10 +100,10 @@ failure operation::describe(errc code, std::string detail) const {
       return result;
   }
   for (auto& p : parts()) {
-    auto place = p.rank >= 0 ? static_cast<std::size_t>(p.rank) : p.index;
-    if (result.parts.size() <= place)
-      result.parts.resize(place + 1, part_state::uninvolved);
-    result.parts[place] = state_of(p);
+    auto index = p.rank >= 0 ? static_cast<std::size_t>(p.rank) : p.index;
+    if (result.parts.size() <= index)
+      result.parts.resize(index + 1, part_state::uninvolved);
+    result.parts[index] = state_of(p);
   }
   return result;
 }
@@ -146,8 +146,8 @@ std::vector<flight_entry> operation::open_records() const {
 }
 
 void operation::admitted(locked, std::int64_t now) {
-  static std::uint64_t last_place = 0;
-  place_ = ++last_place;
+  static std::uint64_t last_position = 0;
+  position_ = ++last_position;
   admitted_at = now;
   self_ = std::static_pointer_cast<operation>(shared_from_this());
 }
@@ -318,9 +318,9 @@ caf::error operation::early_answer(early_end how, bool runs_on) const {
   why.detail += runs_on ? "; it was issued, and runs on" : "; it was not issued, and does not run";
   // If a lane has reached its part, it is about to issue it.
   for (auto& p : parts())
-    if (auto place = p.rank >= 0 ? static_cast<std::size_t>(p.rank) : p.index;
-        place < why.parts.size() && why.parts[place] == part_state::not_issued && p.claimed.load())
-      why.parts[place] = part_state::issued;
+    if (auto index = p.rank >= 0 ? static_cast<std::size_t>(p.rank) : p.index;
+        index < why.parts.size() && why.parts[index] == part_state::not_issued && p.claimed.load())
+      why.parts[index] = part_state::issued;
   return make_error(std::move(why));
 }
 

@@ -234,7 +234,7 @@ public:
   std::atomic<bool> replies_to_actor{false};
   std::int64_t admitted_at = 0; // nanoseconds of `clock`
   /// Returns its position in the admission order; 0 before admission. Under the admission lock.
-  std::uint64_t place() const noexcept { return place_; }
+  std::uint64_t position() const noexcept { return position_; }
 
   /// @errors errc::cancelled becomes the answer
   void cancel() noexcept override;
@@ -299,9 +299,9 @@ public:
   /// Checks what must hold before its buffers are checked, and again when it goes to the lanes
   /// after a wait.
   virtual caf::error on_check(locked) const { return {}; }
-  /// Makes the last check before the operation gets its place in the order.
+  /// Makes the last check before the operation gets its position in the order.
   virtual caf::error on_admit(locked, queue_bound) { return {}; }
-  /// Gives the operation its place in the order. `now`: nanoseconds of `clock`.
+  /// Gives the operation its position in the order. `now`: nanoseconds of `clock`.
   void admitted(locked, std::int64_t now);
   /// Identifies what it waits for, except work on lanes; null: its parts may go to the lanes.
   virtual const void* waits_for(locked) const { return nullptr; }
@@ -339,7 +339,7 @@ public:
   /// After `remove_from_order`, marks what it would have written as skipped. Returns whether there
   /// is any.
   bool leave_skipped(locked, std::vector<dependent_failure>& dependent_failures);
-  /// Marks what it would have written: it was refused with `why` and has no place in the order.
+  /// Marks what it would have written: it was refused with `why` and has no position in the order.
   void mark_refused(locked lock, const caf::error& why) const { mark_refused(lock, uses_, why); }
   /// The same for `uses`, which are not added to the operation yet.
   void mark_refused(locked, std::span<const use> uses, const caf::error& why) const;
@@ -504,7 +504,7 @@ private:
   bool withdraw(withdrawal as) noexcept;
   void count_stall_anew(std::int64_t now) noexcept {
     counted_from_.store(now, std::memory_order_release);
-    stall_told_ = false;
+    stall_reported_ = false;
   }
   /// Under guard_.
   void note_cause(const caf::error& why, std::vector<std::shared_ptr<operation>>& readers) noexcept;
@@ -524,7 +524,7 @@ private:
 
   const char* verb_;
   std::uint64_t number_;
-  std::uint64_t place_ = 0;
+  std::uint64_t position_ = 0;
   part_list parts_;
   // Members that lanes read, together.
   std::vector<use> uses_;
@@ -550,7 +550,7 @@ private:
   operation* previous_ = nullptr;
   operation* next_ = nullptr;
   std::atomic<operation_watch*> kept_by_{nullptr};
-  bool stall_told_ = false;
+  bool stall_reported_ = false;
 };
 
 /// Result type of operations without a result.

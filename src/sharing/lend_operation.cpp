@@ -2,13 +2,13 @@
 
 #include "foundation/spin.hpp"
 #include "lane/lane.hpp"
-#include "operation/acquisition.hpp"
 #include "operation/admission_lock.hpp"
+#include "operation/buffer.hpp"
 #include "operation/use_of.hpp"
 
 namespace troupe::detail {
 
-memory_lease::~memory_lease() { give_back(admission_lock{}, *memory_, mode_); }
+memory_lease::~memory_lease() { memory_->give_back(admission_lock{}, mode_); }
 
 lend_operation::lend_operation(any_gpu_ref ref, access_mode mode)
     : operation_of("claim", 1), ref_(std::move(ref)), mode_(mode) {
@@ -17,7 +17,7 @@ lend_operation::lend_operation(any_gpu_ref ref, access_mode mode)
 }
 
 caf::error lend_operation::on_admit(locked lock, queue_bound) {
-  take(lock, *ref_.memory(), mode_);
+  ref_.memory()->take(lock, mode_);
   return {};
 }
 
@@ -26,7 +26,7 @@ caf::expected<issue_outcome> lend_operation::issue(part& p, lane&) {
   return lane::nothing_before(p) ? issue_outcome::finished : issue_outcome::enqueued;
 }
 
-void lend_operation::on_leave(locked lock) noexcept { give_back(lock, *ref_.memory(), mode_); }
+void lend_operation::on_leave(locked lock) noexcept { ref_.memory()->give_back(lock, mode_); }
 
 /// It counts as a write, which clears the indeterminate or skipped ranges that were there before.
 /// But lending writes nothing, so they are marked again.
@@ -43,7 +43,7 @@ void lend_operation::on_settled() noexcept {
     pause();
   if (!error())
     return;
-  give_back(admission_lock{}, *ref_.memory(), mode_);
+  ref_.memory()->give_back(admission_lock{}, mode_);
 }
 
 } // namespace troupe::detail

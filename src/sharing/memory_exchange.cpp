@@ -2,10 +2,9 @@
 
 #include "foundation/error_text.hpp"
 #include "foundation/log.hpp"
-#include "foundation/process_note.hpp"
 #include "operation/admission_lock.hpp"
 #include "operation/device_state.hpp"
-#include "operation/foreign_handle.hpp"
+#include "operation/use_of.hpp"
 
 #include <algorithm>
 #include <string>

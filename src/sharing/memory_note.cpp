@@ -1,5 +1,6 @@
 #include "sharing/memory_note.hpp"
 
+#include "foundation/error_text.hpp"
 #include "foundation/process_note.hpp"
 #include "foundation/wire.hpp"
 

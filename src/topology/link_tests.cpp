@@ -1,6 +1,6 @@
 #include "topology/link_tests.hpp"
 
-#include "foundation/keep_first.hpp"
+#include "foundation/error_text.hpp"
 
 #include <algorithm>
 #include <cstddef>

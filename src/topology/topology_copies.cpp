@@ -1,7 +1,7 @@
 // Checks and routes of a topology's copies.
 
 #include "foundation/error_text.hpp"
-#include "operation/foreign_handle.hpp"
+#include "operation/use_of.hpp"
 #include "topology/topology_core.hpp"
 
 #include <algorithm>
@@ -173,9 +173,9 @@ topology_stats topology_core::stats() const noexcept {
 
 // -- requests
 
-std::optional<std::size_t> topology_core::place_of(const any_gpu_ref& x) const noexcept {
-  auto i = places_.find(x.device());
-  if (i == places_.end() || &x.memory()->home() != &nodes_[i->second].on->state())
+std::optional<std::size_t> topology_core::index_of(const any_gpu_ref& x) const noexcept {
+  auto i = indices_.find(x.device());
+  if (i == indices_.end() || &x.memory()->home() != &nodes_[i->second].on->state())
     return std::nullopt;
   return i->second;
 }
@@ -185,7 +185,7 @@ caf::error topology_core::check_copy(const char* verb, const any_gpu_ref& target
   for (auto* ref : {&target, &source}) {
     if (!*ref)
       return no_memory(verb, *ref);
-    if (!place_of(*ref))
+    if (!index_of(*ref))
       return refusal(verb, ref->device(), errc::invalid_argument,
                      is_foreign(*ref, lane_at(0).state())
                          ? foreign_handle
@@ -206,7 +206,7 @@ topology_core::batches_of(std::span<const copy_pair> copies) const {
   std::vector<device_copies_operation::peer_batch> result;
   std::map<std::tuple<link_ends, std::uint64_t, std::uint64_t>, std::size_t> known;
   for (auto& x : copies) {
-    const link_ends ends{*place_of(x.source), *place_of(x.target)};
+    const link_ends ends{*index_of(x.source), *index_of(x.target)};
     const link_generations in{x.source.generation(), x.target.generation()};
     auto [i, is_new] = known.try_emplace({ends, in.from, in.to}, result.size());
     if (is_new)
@@ -254,7 +254,7 @@ topology_core::copies_answer topology_core::copy(const any_gpu_ref& target,
                                                  const request_options& options) {
   if (auto error = check_copy("copy", target, source))
     return refuse("copy", std::move(error));
-  const link_ends ends{*place_of(source), *place_of(target)};
+  const link_ends ends{*index_of(source), *index_of(target)};
   const link_generations in{source.generation(), target.generation()};
   auto route = ends.from == ends.to ? copy_route::pending : route_of(ends, in);
   if (route != copy_route::push && route != copy_route::pull) {

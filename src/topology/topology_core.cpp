@@ -24,7 +24,7 @@ topology_core::topology_core(std::shared_ptr<runtime> runtime, topology_config c
     : runtime_(std::move(runtime)), config_(std::move(config)), edges_(lanes.size() * lanes.size()),
       routes_(edges_.size()) {
   for (auto& x : lanes) {
-    places_[x->state().ordinal()] = nodes_.size();
+    indices_[x->state().ordinal()] = nodes_.size();
     nodes_.push_back({std::move(x), {}});
   }
 }
@@ -195,10 +195,10 @@ void topology_core::find_islands(p2p_graph& graph) const {
   }
 }
 
-std::vector<link_ends> topology_core::links_between(const std::vector<std::size_t>& places) const {
+std::vector<link_ends> topology_core::links_between(const std::vector<std::size_t>& indices) const {
   std::vector<link_ends> result;
-  for (auto from : places)
-    for (auto to : places)
+  for (auto from : indices)
+    for (auto to : indices)
       if (from != to)
         result.push_back({from, to});
   return result;
@@ -332,7 +332,7 @@ void topology_core::set_figures(const link_ends& x, const figures& measured) {
 // -- requests
 
 caf::expected<std::vector<std::size_t>>
-topology_core::places_of(const char* verb, const std::vector<std::int32_t>& devices) const {
+topology_core::indices_of(const char* verb, const std::vector<std::int32_t>& devices) const {
   std::vector<std::size_t> result;
   if (devices.empty()) {
     for (std::size_t i = 0; i < size(); ++i)
@@ -387,12 +387,12 @@ topology_core::answer topology_core::new_request(const char* verb, const request
 topology_core::answer topology_core::start(const char* verb, test what,
                                            const std::vector<std::int32_t>& devices,
                                            const request_options& options) {
-  auto places = places_of(verb, devices);
-  if (!places)
-    return refused_operation<p2p_graph>(verb, places.error());
+  auto indices = indices_of(verb, devices);
+  if (!indices)
+    return refused_operation<p2p_graph>(verb, indices.error());
   auto result = new_request(verb, options);
   if (!result->completed())
-    run(what, result, links_between(*places), {});
+    run(what, result, links_between(*indices), {});
   return result;
 }
 

@@ -131,7 +131,7 @@ private:
     std::atomic<std::uint64_t> bytes{0};
   };
 
-  std::optional<std::size_t> place_of(const any_gpu_ref& x) const noexcept;
+  std::optional<std::size_t> index_of(const any_gpu_ref& x) const noexcept;
   caf::error check_copy(const char* verb, const any_gpu_ref& target,
                         const any_gpu_ref& source) const;
   caf::error check_copies(const char* verb, std::span<const copy_pair> copies) const;
@@ -158,8 +158,8 @@ private:
   void on_connected(std::size_t place, const peer_findings& found);
   void links_found(const std::vector<std::pair<link_ends, peer_link>>& all);
   std::vector<link_ends> links_between(const std::vector<std::size_t>& places) const;
-  caf::expected<std::vector<std::size_t>> places_of(const char* verb,
-                                                    const std::vector<std::int32_t>& devices) const;
+  caf::expected<std::vector<std::size_t>>
+  indices_of(const char* verb, const std::vector<std::int32_t>& devices) const;
   answer new_request(const char* verb, const request_options& options);
   using test = caf::error (*)(topology_core&, const answer&, const std::vector<link_ends>&);
   answer start(const char* verb, test what, const std::vector<std::int32_t>& devices,
@@ -181,7 +181,7 @@ private:
   caf::error closed_; // why; none: it is open
   std::atomic<bool> is_closed_{false};
   std::vector<std::atomic<std::uint64_t>> routes_; // of each edge, with its generations
-  std::map<int, std::size_t> places_;              // by ordinal
+  std::map<int, std::size_t> indices_;             // by ordinal
   tally local_;
   tally direct_;
   tally staged_;

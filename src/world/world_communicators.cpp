@@ -188,7 +188,7 @@ void world_core::set_absent(locked lock, rank_set absent) {
     return;
   matching_.leave_out(lock, absent); // before clients see the change
   absent_.store(absent.bits(), std::memory_order_release);
-  ++absences_;
+  ++absence_changes_;
 }
 
 /// Begins a new membership for another communicator, if programs drive the ranks. Ranks in

@@ -87,7 +87,7 @@ caf::error world_core::check_view(locked lock, const operation& op, std::uint64_
     return refusal_of(lock, op, code, std::move(detail));
   };
   if (phase_ == world_phase::failed || phase_ == world_phase::shut_down) {
-    if (op.place() != 0 && reason_) // what was pending gets the one cause (INV-7)
+    if (op.position() != 0 && reason_) // what was pending gets the one cause (INV-7)
       return reason_;
     return make_error(
         refusal(errc::unavailable, "the world is " + std::string{to_string(phase_)} +
@@ -119,8 +119,8 @@ caf::error world_core::check_view(locked lock, const operation& op, std::uint64_
 }
 
 caf::error world_core::check_ranks_since(locked lock, const operation& op,
-                                         std::uint64_t absences) const {
-  if (absences == absences_)
+                                         std::uint64_t absence_changes) const {
+  if (absence_changes == absence_changes_)
     return {};
   return caf::make_error(errc::membership_changed,
                          refusal_of(lock, op, errc::membership_changed,

@@ -117,7 +117,7 @@ public:
   caf::error check_view(locked lock, const operation& op, std::uint64_t membership,
                         rank_set absent) const override;
   caf::error check_ranks_since(locked lock, const operation& op,
-                               std::uint64_t absences) const override;
+                               std::uint64_t absence_changes) const override;
   caf::error enter_queue(locked lock, const operation& op, queue_bound bound) override;
   bool counts_calls_of(locked, const rank_end& x) const noexcept override;
   bool waits(locked) const noexcept override {

@@ -47,7 +47,7 @@ world_core::answer world_core::start(std::shared_ptr<collective_operation> op,
                                      const request_options& options) {
   op->deadline = from_now(options.deadline.count() != 0 ? options.deadline : limits_.deadline);
   runtime_->start(op, options);
-  if (!is_whole() && op->place() == 0)
+  if (!is_whole() && op->position() == 0)
     lose_call(*op);
   spare_operation_.refill([this] {
     auto result = std::make_shared<collective_operation>(*this);
@@ -57,7 +57,7 @@ world_core::answer world_core::start(std::shared_ptr<collective_operation> op,
   return op;
 }
 
-/// Answers a request without calls at once: it has no lane and no place in the order.
+/// Answers a request without calls at once: it has no lane and no position in the order.
 world_core::answer world_core::do_nothing(const char* verb, const request_options& options,
                                           rank_set without) {
   auto result = std::make_shared<operation_of<collective_done>>(verb, 0);
@@ -228,12 +228,12 @@ world_core::answer world_core::run(int rank, const collective_view& what,
                                    const request_options& options,
                                    std::shared_ptr<world_core> self) {
   auto* verb = to_string(what.kind).data();
-  const auto place = static_cast<std::size_t>(std::max(rank, 0));
+  const auto index = static_cast<std::size_t>(std::max(rank, 0));
   auto refuse = [&](caf::error why) {
     auto result = refused_and_skipped<collective_done>(
         verb, std::move(why), options.retry_of,
-        [&](std::vector<use>& to) { add_writes(to, what, size(), place); });
-    count_refused({place, what.kind, static_cast<std::size_t>(what.peer)}, result->error(),
+        [&](std::vector<use>& to) { add_writes(to, what, size(), index); });
+    count_refused({index, what.kind, static_cast<std::size_t>(what.peer)}, result->error(),
                   options.membership);
     return result;
   };
@@ -245,7 +245,7 @@ world_core::answer world_core::run(int rank, const collective_view& what,
   auto without = to_leave_out(verb, options);
   if (!without)
     return refuse(std::move(without.error()));
-  auto call = rank_call_of(verb, what, place, lanes_, *without);
+  auto call = rank_call_of(verb, what, index, lanes_, *without);
   if (!call)
     return refuse(std::move(call.error()));
   if (!is_whole() && without->empty())
@@ -259,7 +259,7 @@ world_core::answer world_core::run(int rank, const collective_view& what,
     return refuse(std::move(error));
   auto request = new_request(verb, std::move(*call), *without, options, std::move(self));
   request->start(options.room);
-  make_spares_of(place);
+  make_spares_of(index);
   return request;
 }
 

@@ -1,7 +1,6 @@
 // An actor system that waits for its actors logs the reason, and ends when the reason is gone. Each
 // scenario that may wait for ever runs in a child process.
 
-#include "actors/shutdown_watch.hpp"
 #include "actors/system.hpp"
 #include "support/child_process.hpp"
 #include "support/world_fixture.hpp"

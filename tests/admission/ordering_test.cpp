@@ -509,7 +509,7 @@ TEST(Ordering, AgreesWithOneAfterTheOtherWhenSomeAreTakenBackThatWait) {
     for (auto& op : ops)
       if (op->issued() != 0)
         overtaken += std::any_of(ops.begin(), ops.end(), [&](auto& other) {
-          return !other->may_go && other->place() < op->place();
+          return !other->may_go && other->position() < op->position();
         });
     std::vector<std::size_t> order(ops.size());
     std::iota(order.begin(), order.end(), std::size_t{0});

@@ -1,5 +1,5 @@
 /// Codes, severities, and the text of a failure.
-#include "foundation/keep_first.hpp"
+#include "foundation/error_text.hpp"
 #include "support/expect.hpp"
 #include <troupe/error.hpp>
 

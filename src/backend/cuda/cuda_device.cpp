@@ -6,7 +6,6 @@
 #include "backend/cuda/device_guard.hpp"
 #include "backend/cuda/fill.hpp"
 #include "foundation/error_text.hpp"
-#include "foundation/keep_first.hpp"
 #include "foundation/log.hpp"
 #include <troupe/error.hpp>
 #include <troupe/log.hpp>

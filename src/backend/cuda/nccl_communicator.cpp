@@ -8,7 +8,7 @@
 #include "backend/cuda/nccl_group.hpp"
 #include "backend/cuda/nccl_types.hpp"
 #include "foundation/collective_rules.hpp"
-#include "foundation/keep_first.hpp"
+#include "foundation/error_text.hpp"
 #include <troupe/collective_kind.hpp>
 #include <troupe/dtype.hpp>
 

@@ -9,7 +9,6 @@
 #include "backend/cuda/nccl_communicator.hpp"
 #include "backend/cuda/nccl_group.hpp"
 #include "foundation/error_text.hpp"
-#include "foundation/keep_first.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/error.hpp>
 

@@ -4,7 +4,7 @@
 #include "backend/cuda/cuda_error.hpp"
 #include "backend/cuda/cuda_functions.hpp"
 #include "backend/cuda/nccl_group.hpp"
-#include "foundation/keep_first.hpp"
+#include "foundation/error_text.hpp"
 
 #include <cuda_runtime_api.h>
 

@@ -1,7 +1,7 @@
 /// A backend with the faults of a plan, as `with_faults` makes it.
 #include "backend/faults/fault_injector.hpp"
 #include "backend/faults/faulty_device.hpp"
-#include "foundation/keep_first.hpp"
+#include "foundation/error_text.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/error.hpp>
 #include <troupe/testing/fault_plan.hpp>

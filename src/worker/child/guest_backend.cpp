@@ -1,6 +1,6 @@
 #include "worker/child/guest_backend.hpp"
 
-#include "foundation/keep_first.hpp"
+#include "foundation/error_text.hpp"
 
 #include <utility>
 

@@ -3,6 +3,7 @@
 #include "actors/device_access.hpp"
 #include "actors/supervised.hpp"
 #include "actors/system.hpp"
+#include "foundation/error_text.hpp"
 #include "foundation/log.hpp"
 #include "foundation/never_destroyed.hpp"
 #include "foundation/process_note.hpp"

@@ -1,5 +1,5 @@
 /// worker_service: executes the commands in the ring.
-#include "foundation/keep_first.hpp"
+#include "foundation/error_text.hpp"
 #include "foundation/other_processes.hpp"
 #include "foundation/wire.hpp"
 #include "operation/device_state.hpp"

@@ -1,5 +1,5 @@
 /// worker_service: answers the requests that come through the socket.
-#include "foundation/keep_first.hpp"
+#include "foundation/error_text.hpp"
 #include "foundation/log.hpp"
 #include "foundation/other_processes.hpp"
 #include "foundation/wire.hpp"

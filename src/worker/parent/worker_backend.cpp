@@ -2,7 +2,6 @@
 
 #include "foundation/error_text.hpp"
 #include "foundation/fair_limit.hpp"
-#include "foundation/keep_first.hpp"
 #include "foundation/log.hpp"
 #include "foundation/start_thread.hpp"
 #include "worker/parent/remote_device.hpp"
