@@ -5,11 +5,14 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
-#include <vector>
+#include <memory>
+#include <optional>
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -47,6 +50,26 @@ native_address native_of(const socket_address& x) noexcept {
   return result;
 }
 
+/// Returns none for an address that is not of IP.
+std::optional<socket_address> address_of(const sockaddr& x) noexcept {
+  socket_address result;
+  if (x.sa_family == AF_INET) {
+    sockaddr_in v4{};
+    std::memcpy(&v4, &x, sizeof v4);
+    std::memcpy(result.host.data(), &v4.sin_addr, sizeof v4.sin_addr);
+    result.port = ntohs(v4.sin_port);
+    return result;
+  }
+  if (x.sa_family != AF_INET6)
+    return std::nullopt;
+  sockaddr_in6 v6{};
+  std::memcpy(&v6, &x, sizeof v6);
+  std::memcpy(result.host.data(), &v6.sin6_addr, sizeof v6.sin6_addr);
+  result.port = ntohs(v6.sin6_port);
+  result.version = 6;
+  return result;
+}
+
 int family_of(const socket_address& x) noexcept { return x.version == 4 ? AF_INET : AF_INET6; }
 
 template <class F>
@@ -74,12 +97,10 @@ int set_blocking(int socket) noexcept {
 /// Blocks until `socket` is connected, or until the time `until`. @return 0, or `errno`
 int wait_connected(int socket, std::chrono::steady_clock::time_point until) noexcept {
   for (;;) {
-    const auto left = until - std::chrono::steady_clock::now();
-    if (left <= left.zero())
+    if (std::chrono::steady_clock::now() >= until)
       return ETIMEDOUT;
-    const auto wait = std::chrono::ceil<std::chrono::milliseconds>(left).count();
     pollfd wanted{socket, POLLOUT, 0};
-    const int there = ::poll(&wanted, 1, static_cast<int>(std::min<std::int64_t>(wait, 1'000'000)));
+    const int there = ::poll(&wanted, 1, poll_limit(until));
     if (there < 0 && errno != EINTR)
       return errno;
     if (there <= 0)
@@ -89,59 +110,6 @@ int wait_connected(int socket, std::chrono::steady_clock::time_point until) noex
     return ::getsockopt(socket, SOL_SOCKET, SO_ERROR, &result, &size) == 0 ? result : errno;
   }
 }
-
-} // namespace
-
-std::string host_text(const socket_address& x) {
-  std::array<char, INET6_ADDRSTRLEN> text{};
-  static_cast<void>(::inet_ntop(family_of(x), x.host.data(), text.data(), text.size()));
-  return text.data(); // there is room for any address
-}
-
-std::string to_string(const socket_address& x) {
-  const auto host = host_text(x);
-  return (x.version == 4 ? host : '[' + host + ']') + ':' + std::to_string(x.port);
-}
-
-std::optional<socket_address> address_of(const sockaddr& x) noexcept {
-  socket_address result;
-  if (x.sa_family == AF_INET) {
-    sockaddr_in v4{};
-    std::memcpy(&v4, &x, sizeof v4);
-    std::memcpy(result.host.data(), &v4.sin_addr, sizeof v4.sin_addr);
-    result.port = ntohs(v4.sin_port);
-    return result;
-  }
-  if (x.sa_family != AF_INET6)
-    return std::nullopt;
-  sockaddr_in6 v6{};
-  std::memcpy(&v6, &x, sizeof v6);
-  std::memcpy(result.host.data(), &v6.sin6_addr, sizeof v6.sin6_addr);
-  result.port = ntohs(v6.sin6_port);
-  result.version = 6;
-  return result;
-}
-
-caf::expected<socket_address> own_end(const file_descriptor& socket) {
-  return end_of(socket, "getsockname", ::getsockname);
-}
-
-caf::expected<socket_address> other_end(const file_descriptor& socket) {
-  return end_of(socket, "getpeername", ::getpeername);
-}
-
-caf::expected<socket_address> address_from_string(const std::string& text) {
-  socket_address result;
-  result.version = text.find(':') == std::string::npos ? 4 : 6;
-  if (::inet_pton(family_of(result), text.c_str(), result.host.data()) != 1)
-    return make_error(errc::invalid_argument, "'" + text + "' is not a numeric address");
-  if (std::ranges::all_of(result.host, [](std::byte x) { return x == std::byte{0}; }))
-    return make_error(errc::invalid_argument,
-                      "others cannot connect to '" + text + "': name an interface's address");
-  return result;
-}
-
-namespace {
 
 /// Returns the text of an errno in lower case, for the end of a sentence.
 std::string ending_of(int code) {
@@ -162,7 +130,63 @@ caf::error cannot_listen(const socket_address& at, const char* call, int code) {
                      .native_code = code});
 }
 
+struct name_and_port {
+  std::string name;
+  std::string port;
+};
+
+std::optional<name_and_port> split(const std::string& where) {
+  const auto colon = where.rfind(':');
+  if (colon == std::string::npos || colon == 0)
+    return std::nullopt;
+  name_and_port result{where.substr(0, colon), where.substr(colon + 1)};
+  std::uint16_t port = 0;
+  const auto* last = result.port.data() + result.port.size();
+  if (auto [end, error] = std::from_chars(result.port.data(), last, port);
+      error != std::errc{} || end != last || port == 0)
+    return std::nullopt;
+  if (result.name.size() > 2 && result.name.front() == '[' && result.name.back() == ']')
+    result.name = result.name.substr(1, result.name.size() - 2);
+  else if (result.name.find(':') != std::string::npos)
+    return std::nullopt;
+  return result;
+}
+
+caf::error no_name(const std::string& where) {
+  return make_error(errc::invalid_argument, "'" + where + "' is not host:port");
+}
+
 } // namespace
+
+std::string host_text(const socket_address& x) {
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  static_cast<void>(::inet_ntop(family_of(x), x.host.data(), text.data(), text.size()));
+  return text.data(); // there is room for any address
+}
+
+std::string to_string(const socket_address& x) {
+  const auto host = host_text(x);
+  return (x.version == 4 ? host : '[' + host + ']') + ':' + std::to_string(x.port);
+}
+
+caf::expected<socket_address> own_end(const file_descriptor& socket) {
+  return end_of(socket, "getsockname", ::getsockname);
+}
+
+caf::expected<socket_address> other_end(const file_descriptor& socket) {
+  return end_of(socket, "getpeername", ::getpeername);
+}
+
+caf::expected<socket_address> address_from_string(const std::string& text) {
+  socket_address result;
+  result.version = text.find(':') == std::string::npos ? 4 : 6;
+  if (::inet_pton(family_of(result), text.c_str(), result.host.data()) != 1)
+    return make_error(errc::invalid_argument, "'" + text + "' is not a numeric address");
+  if (std::ranges::all_of(result.host, [](std::byte x) { return x == std::byte{0}; }))
+    return make_error(errc::invalid_argument,
+                      "others cannot connect to '" + text + "': name an interface's address");
+  return result;
+}
 
 caf::expected<file_descriptor> listen_at(socket_address& at) {
   const auto fail = [&](const char* call) { return cannot_listen(at, call, errno); };
@@ -206,6 +230,46 @@ caf::expected<file_descriptor> connect_to(const socket_address& to,
   if (set_blocking(result.get()) != 0)
     return fail("fcntl", errno);
   return result;
+}
+
+caf::error check_name(const std::string& where) {
+  return split(where) ? caf::error{} : no_name(where);
+}
+
+caf::expected<file_descriptor> connect_to_name(const std::string& where,
+                                               std::chrono::steady_clock::time_point until) {
+  const auto parts = split(where);
+  if (!parts)
+    return no_name(where);
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_ADDRCONFIG;
+  addrinfo* found = nullptr;
+  if (const int code = ::getaddrinfo(parts->name.c_str(), parts->port.c_str(), &hints, &found);
+      code != 0)
+    return make_error(errc::unavailable,
+                      "the host " + parts->name + " is not known: " + ::gai_strerror(code));
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> all{found, ::freeaddrinfo};
+  caf::error last = make_error(errc::unavailable, "the host " + parts->name + " has no address");
+  std::ptrdiff_t left = 0;
+  for (const auto* x = found; x != nullptr; x = x->ai_next)
+    ++left;
+  // Each address gets a share of the time, so that one without an answer leaves enough for others.
+  for (const auto* x = found; x != nullptr; x = x->ai_next, --left) {
+    const auto now = std::chrono::steady_clock::now();
+    const auto share = now + (until - now) / left;
+    const auto address = address_of(*x->ai_addr);
+    if (!address)
+      continue;
+    auto socket = connect_to(*address, share);
+    if (socket)
+      return socket;
+    auto why = *failure_of(socket.error());
+    why.code = errc::unavailable;
+    why.detail = "no connection with " + to_string(*address);
+    last = make_error(std::move(why));
+  }
+  return last;
 }
 
 file_descriptor accept_from(const file_descriptor& listener) {

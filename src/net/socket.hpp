@@ -11,12 +11,9 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>
-
-struct sockaddr;
 
 namespace troupe::detail {
 
@@ -41,9 +38,6 @@ caf::expected<socket_address> address_from_string(const std::string& text);
 /// @errors errc::unavailable
 caf::expected<file_descriptor> listen_at(socket_address& at);
 
-/// Returns an address of IP in the system's form, such as `sockaddr_in`; none for another family.
-std::optional<socket_address> address_of(const sockaddr& x) noexcept;
-
 /// Return the address of this end, or of the other end, of a connection.
 /// @errors errc::unavailable
 caf::expected<socket_address> own_end(const file_descriptor& socket);
@@ -52,6 +46,16 @@ caf::expected<socket_address> other_end(const file_descriptor& socket);
 /// @errors errc::nccl_error: no process listens there, or no connection before `until`
 caf::expected<file_descriptor> connect_to(const socket_address& to,
                                           std::chrono::steady_clock::time_point until);
+
+/// Connects to "host:port", where host is a name or an address; an IPv6 address is in brackets.
+/// @errors errc::invalid_argument: not of this form; errc::unavailable: no such host, or no
+///         connection
+caf::expected<file_descriptor> connect_to_name(const std::string& where,
+                                               std::chrono::steady_clock::time_point until);
+
+/// Checks the form of a text for `connect_to_name`.
+/// @errors errc::invalid_argument
+caf::error check_name(const std::string& where);
 
 /// Accepts a connection. Returns none, with `errno`, if there is none or too many files are open.
 /// @shape `listener` does not block; the result does

@@ -3,7 +3,7 @@
 #include "foundation/log.hpp"
 #include "foundation/option_check.hpp"
 #include "foundation/system_call.hpp"
-#include "net/endpoint.hpp"
+#include "net/socket.hpp"
 #include "remote/agent_worker.hpp"
 #include "worker/parent/process_pool.hpp"
 #include <troupe/detail/completion.hpp>

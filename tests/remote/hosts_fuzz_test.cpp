@@ -1,7 +1,7 @@
 // Strangers, and members that send invalid data, cannot harm a parent or its agents.
 
-#include "net/endpoint.hpp"
 #include "net/frame_link.hpp"
+#include "net/socket.hpp"
 #include "remote/hosts_support.hpp"
 #include "remote/messages.hpp"
 #include "support/load.hpp"
