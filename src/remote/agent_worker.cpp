@@ -1,7 +1,5 @@
 #include "remote/agent_worker.hpp"
 
-#include "remote/take_done.hpp"
-
 #include <chrono>
 #include <optional>
 #include <utility>
@@ -35,10 +33,8 @@ agent_worker::~agent_worker() {
 
 void agent_worker::begin() {
   link_->on_loss([to = to_, channel = channel_](const caf::error& why) {
-    wire_writer message;
-    message.put(why);
     // If the send fails, the parent has lost the worker by itself.
-    static_cast<void>(to->send(number(host_frame::lost), channel, {message.bytes()}));
+    static_cast<void>(to->send(number(host_frame::lost), channel, {packed(why).bytes()}));
   });
 }
 
@@ -133,11 +129,10 @@ void agent_worker::ask(const command_head& head, std::span<const std::byte> body
     downloads_.erase(wire_reader{body}.get<stream_id>());
   if (head.wants_reply == 0)
     return;
-  wire_writer result;
-  result.put(reply ? caf::error{} : reply.error());
+  const auto error = packed(reply ? caf::error{} : reply.error());
   // If the connection is over, everything here ends.
   static_cast<void>(to_->send(number(host_frame::reply), channel_,
-                              {bytes_of(head.number), result.bytes(),
+                              {bytes_of(head.number), error.bytes(),
                                reply ? reply->rest() : std::span<const std::byte>{}}));
 }
 

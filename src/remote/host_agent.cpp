@@ -12,6 +12,7 @@
 #include <atomic>
 #include <climits>
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -30,8 +31,6 @@ namespace troupe {
 namespace detail {
 
 namespace {
-
-using clock = std::chrono::steady_clock;
 
 /// The limit of the pause between failed attempts, as a multiple of the first pause.
 constexpr int longest_pause = 4;
@@ -59,7 +58,6 @@ private:
   // used by the connection's thread
   caf::error received(const frame_head& head, std::span<const std::byte> body);
   caf::error take_welcome(std::span<const std::byte> body);
-  caf::error take_refusal(std::span<const std::byte> body);
   caf::error take_start(std::uint64_t channel, std::span<const std::byte> body);
   caf::error take_release(std::uint64_t request, std::span<const std::byte> body);
   void take_give_up(std::uint64_t channel);
@@ -108,15 +106,12 @@ caf::error host_agent::connect(const std::shared_ptr<tls_context>& context) {
   how.most_bytes = most_frame_bytes;
   how.admission_limit =
       std::min<std::chrono::nanoseconds>(options_.connect_limit, as_good_as_never);
-  frame_link::listener listener;
-  listener.received = [this](const frame_head& head, std::span<const std::byte> body) {
-    return received(head, body);
-  };
-  listener.ended = [this](const caf::error& why) {
-    std::lock_guard lock{mutex_};
-    over_ = why;
-    changed_.notify_all();
-  };
+  frame_link::listener listener{std::bind_front(&host_agent::received, this),
+                                [this](const caf::error& why) {
+                                  std::lock_guard lock{mutex_};
+                                  over_ = why;
+                                  changed_.notify_all();
+                                }};
   if (auto error = frame_link::start(link_, std::move(*stream), how, std::move(listener)))
     return error;
   return link_->send(number(host_frame::hello), 0, {bytes_of(hello_)});
@@ -163,9 +158,8 @@ caf::error host_agent::serve(const std::shared_ptr<tls_context>& context) {
       return *over_;
   }
   if (auto error = open_pool(*welcome_)) {
-    wire_writer sentence;
-    sentence.put(std::string_view{describe(error)});
-    link_->send_last(number(host_frame::refused), sentence.bytes(), error);
+    link_->send_last(number(host_frame::refused), packed(std::string_view{describe(error)}).bytes(),
+                     error);
     static_cast<void>(wait_end());
     return error;
   }
@@ -220,7 +214,8 @@ caf::error host_agent::received(const frame_head& head, std::span<const std::byt
   if (kind == host_frame::welcome)
     return take_welcome(body);
   if (kind == host_frame::refused)
-    return take_refusal(body);
+    return make_error(errc::unavailable, options_.parent + " refuses this host: " +
+                                             wire_reader{body}.get<std::string>());
   if (!serves_)
     return make_error(errc::unavailable, "the parent sent an unexpected message");
   switch (kind) {
@@ -252,11 +247,6 @@ caf::error host_agent::take_welcome(std::span<const std::byte> body) {
   welcome_ = std::move(what);
   changed_.notify_all();
   return {};
-}
-
-caf::error host_agent::take_refusal(std::span<const std::byte> body) {
-  return make_error(errc::unavailable, options_.parent + " refuses this host: " +
-                                           wire_reader{body}.get<std::string>());
 }
 
 caf::error host_agent::take_start(std::uint64_t channel, std::span<const std::byte> body) {
@@ -312,10 +302,8 @@ void host_agent::take_give_up(std::uint64_t channel) {
 // -- workers
 
 void host_agent::answer(host_frame kind, std::uint64_t to, const caf::error& error) noexcept {
-  wire_writer message;
-  message.put(error);
   // If the connection is over, everything here ends.
-  static_cast<void>(link_->send(number(kind), to, {message.bytes()}));
+  static_cast<void>(link_->send(number(kind), to, {packed(error).bytes()}));
 }
 
 caf::expected<std::shared_ptr<worker_link>> host_agent::provide(const start_args& what,
@@ -349,8 +337,8 @@ void host_agent::start(std::uint64_t channel, const start_args& what, const std:
     starting_.erase(channel);
     if (!link)
       error = link.error();
-    else if (std::any_of(workers_.begin(), workers_.end(),
-                         [&](const auto& x) { return x.second->link() == *link; }))
+    else if (std::ranges::any_of(workers_,
+                                 [&](const auto& x) { return x.second->link() == *link; }))
       error = make_error(errc::unavailable, "the device has a worker already");
     else if ((unwanted = stop.stop_requested()))
       error = make_error(errc::unavailable, "the parent released the worker");

@@ -53,15 +53,6 @@ host_gate::~host_gate() {
     x->stop();
 }
 
-void host_gate::clean_up() noexcept {
-  sessions_.remove_if([](auto& x) {
-    if (!x->is_over())
-      return false;
-    x->stop();
-    return true;
-  });
-}
-
 void host_gate::make_room() noexcept {
   if (std::ranges::count_if(sessions_, [](auto& x) { return x->is_stranger(); }) < most_strangers)
     return;
@@ -72,7 +63,12 @@ void host_gate::make_room() noexcept {
 
 void host_gate::run() noexcept {
   while (!stop_.load()) {
-    clean_up();
+    sessions_.remove_if([](auto& x) {
+      const bool over = x->is_over();
+      if (over)
+        x->stop();
+      return over;
+    });
     const auto now = clock::now();
     const bool listens = now >= accept_from_;
     std::array<pollfd, 2> wanted{

@@ -39,8 +39,6 @@ private:
 
   void run() noexcept;
   void accept() noexcept;
-  /// Removes connections that are over.
-  void clean_up() noexcept;
   /// Turns away a stranger if there are too many.
   void make_room() noexcept;
 

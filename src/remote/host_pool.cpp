@@ -6,12 +6,12 @@
 #include "remote/host_gate.hpp"
 #include "worker/parent/process_pool.hpp"
 #include "worker/parent/worker_slot.hpp"
-#include <troupe/detail/completion.hpp>
 #include <troupe/detail/user_call.hpp>
 
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <span>
@@ -24,8 +24,6 @@ namespace troupe::detail {
 
 namespace {
 
-using clock = std::chrono::steady_clock;
-
 /// A host, connected or not.
 struct member {
   std::string name;
@@ -36,12 +34,13 @@ struct member {
 
 class host_pool final : public worker_pool, public std::enable_shared_from_this<host_pool> {
 public:
-  static caf::expected<std::shared_ptr<worker_pool>> create(worker_backend_options options);
   host_pool(worker_backend_options options, std::shared_ptr<process_pool> local)
       : worker_pool(local ? local->shared() : std::make_shared<shared_segments>()),
         options_(std::move(options)), local_(std::move(local)),
         local_devices_(local_ ? local_->device_count() : 0) {}
   ~host_pool() override;
+  /// Listens, and blocks until all hosts have joined.
+  caf::error open();
 
   int device_count() const noexcept override {
     return local_devices_ + static_cast<int>(slots_.size());
@@ -65,7 +64,6 @@ private:
     worker_slot<running> workers;
   };
 
-  caf::error open();
   caf::expected<host_welcome> greet(const std::string& name);
   caf::error join(host_session& who, int devices);
   void leave(host_session& who, const caf::error& why);
@@ -126,25 +124,6 @@ caf::error check(remote_hosts& x) {
   return {};
 }
 
-caf::expected<std::shared_ptr<worker_pool>> host_pool::create(worker_backend_options options) {
-  if (auto error = check(options.hosts))
-    return error;
-  // Ranks of this host must be reachable from other hosts.
-  if (options.host.listen_address.empty())
-    options.host.listen_address = options.hosts.listen_address;
-  std::shared_ptr<process_pool> local;
-  if (options.hosts.with_local) {
-    auto made = process_pool::create(options);
-    if (!made)
-      return made.error();
-    local = std::move(*made);
-  }
-  auto result = std::make_shared<host_pool>(std::move(options), std::move(local));
-  if (auto error = result->open())
-    return error;
-  return std::shared_ptr<worker_pool>{std::move(result)};
-}
-
 caf::error host_pool::open() {
   auto& hosts = options_.hosts;
   if (local_)
@@ -152,14 +131,10 @@ caf::error host_pool::open() {
       if (auto self = weak.lock())
         self->told(ordinal, what);
     });
-  host_session::owner owner;
-  owner.greet = [this](const std::string& name) { return greet(name); };
-  owner.joined = [this](host_session& who, int devices) { return join(who, devices); };
-  owner.told = [this](host_session& who, int device, std::span<const std::byte> what) {
-    hear(who, device, what);
-  };
-  owner.ended = [this](host_session& who, const caf::error& why) { leave(who, why); };
-  auto gate = host_gate::start(hosts, std::move(owner));
+  auto gate = host_gate::start(hosts, {.greet = std::bind_front(&host_pool::greet, this),
+                                       .joined = std::bind_front(&host_pool::join, this),
+                                       .told = std::bind_front(&host_pool::hear, this),
+                                       .ended = std::bind_front(&host_pool::leave, this)});
   if (!gate)
     return gate.error();
   {
@@ -193,8 +168,7 @@ caf::expected<host_welcome> host_pool::greet(const std::string& name) {
   auto known = members_.find(name);
   if (known != members_.end() && known->second.now != nullptr)
     return make_error(errc::unavailable, "a host named " + name + " has already joined");
-  if (!hosts.names.empty() &&
-      std::find(hosts.names.begin(), hosts.names.end(), name) == hosts.names.end())
+  if (!hosts.names.empty() && std::ranges::find(hosts.names, name) == hosts.names.end())
     return make_error(errc::unavailable, "no host named " + name + " is expected");
   if (known == members_.end() &&
       (complete_ || members_.size() >= static_cast<std::size_t>(hosts.count)))
@@ -266,14 +240,10 @@ void host_pool::hear(host_session& who, int device, std::span<const std::byte> w
 std::string host_pool::missing_hosts() const {
   const auto& hosts = options_.hosts;
   const auto limit = " within " + text_of(hosts.join_limit);
-  auto is_there = [this](const std::string& name) {
-    const auto x = members_.find(name);
-    return x != members_.end() && x->second.now != nullptr;
-  };
   std::string names;
   std::size_t number = 0;
   for (auto& name : hosts.names)
-    if (!is_there(name))
+    if (auto x = members_.find(name); x == members_.end() || x->second.now == nullptr)
       names += (number++ == 0 ? "" : ", ") + name;
   if (!hosts.names.empty())
     return (number == 1 ? "host " : "hosts ") + names + " did not join" + limit;
@@ -287,11 +257,11 @@ std::string host_pool::missing_hosts() const {
 caf::error host_pool::wait_for_all() {
   auto& hosts = options_.hosts;
   std::unique_lock lock{mutex_};
-  auto there = [&] {
-    return std::count_if(members_.begin(), members_.end(),
-                         [](const auto& x) { return x.second.now != nullptr; });
+  auto all_there = [&] {
+    return std::ranges::count_if(members_, [](auto& x) { return x.second.now != nullptr; }) ==
+           hosts.count;
   };
-  if (!fair_limit{hosts.join_limit}.wait(changed_, lock, [&] { return there() == hosts.count; }))
+  if (!fair_limit{hosts.join_limit}.wait(changed_, lock, all_there))
     return make_error(errc::unavailable, missing_hosts());
   complete_ = true;
   auto order = hosts.names;
@@ -404,7 +374,22 @@ void host_pool::release(int ordinal) noexcept {
 } // namespace
 
 caf::expected<std::shared_ptr<worker_pool>> make_host_pool(worker_backend_options options) {
-  return host_pool::create(std::move(options));
+  if (auto error = check(options.hosts))
+    return error;
+  // Ranks of this host must be reachable from other hosts.
+  if (options.host.listen_address.empty())
+    options.host.listen_address = options.hosts.listen_address;
+  std::shared_ptr<process_pool> local;
+  if (options.hosts.with_local) {
+    auto made = process_pool::create(options);
+    if (!made)
+      return made.error();
+    local = std::move(*made);
+  }
+  auto result = std::make_shared<host_pool>(std::move(options), std::move(local));
+  if (auto error = result->open())
+    return error;
+  return std::shared_ptr<worker_pool>{std::move(result)};
 }
 
 } // namespace troupe::detail

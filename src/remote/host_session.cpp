@@ -46,12 +46,8 @@ host_session::start(std::shared_ptr<tls_context> context, file_descriptor socket
   std::shared_ptr<host_session> result{new host_session{std::move(to), std::move(address)}};
   frame_link::options how;
   how.most_bytes = most_frame_bytes;
-  frame_link::listener listener;
-  listener.received = [self = result.get()](const frame_head& head,
-                                            std::span<const std::byte> body) {
-    return self->received(head, body);
-  };
-  listener.ended = [self = result.get()](const caf::error& why) { self->ended(why); };
+  frame_link::listener listener{std::bind_front(&host_session::received, result.get()),
+                                std::bind_front(&host_session::ended, result.get())};
   if (auto error = frame_link::start(result->link_, std::move(*stream), how, std::move(listener)))
     return error;
   return result;
@@ -109,30 +105,23 @@ caf::error host_session::received(const frame_head& head, std::span<const std::b
   return make_error(errc::unavailable, link_->peer() + " sent an unexpected message");
 }
 
-void host_session::refuse(const caf::error& why) {
+caf::error host_session::refuse(const caf::error& why) {
   refused_ = true;
-  wire_writer sentence;
   const auto text = with_detail(why).detail;
-  sentence.put(std::string_view{text});
-  link_->send_last(number(host_frame::refused), sentence.bytes(),
+  link_->send_last(number(host_frame::refused), packed(std::string_view{text}).bytes(),
                    make_error(errc::unavailable, link_->peer() + " is refused: " + text));
+  return {};
 }
 
 caf::error host_session::take_hello(std::span<const std::byte> body) {
   auto name = read_host_hello(body);
-  if (!name) {
-    refuse(name.error());
-    return {};
-  }
+  if (!name)
+    return refuse(name.error());
   auto what = to_.greet(*name);
-  if (!what) {
-    refuse(what.error());
-    return {};
-  }
+  if (!what)
+    return refuse(what.error());
   name_ = std::move(*name);
-  wire_writer welcome;
-  welcome.put(*what);
-  if (auto error = link_->send(number(host_frame::welcome), 0, {welcome.bytes()}))
+  if (auto error = link_->send(number(host_frame::welcome), 0, {packed(*what).bytes()}))
     return error;
   auto was = phase::stranger;
   if (phase_.compare_exchange_strong(was, phase::greeted)) // else it is turned away
@@ -148,7 +137,7 @@ caf::error host_session::take_ready(std::span<const std::byte> body) {
     return make_error(errc::unavailable, name_ + " has an invalid number of devices");
   phase_.store(phase::joined);
   if (auto error = to_.joined(*this, devices))
-    refuse(error);
+    return refuse(error);
   return {};
 }
 

@@ -69,8 +69,9 @@ private:
   caf::error take_hello(std::span<const std::byte> body);
   caf::error take_ready(std::span<const std::byte> body);
   caf::error take_answer(std::uint64_t to, std::span<const std::byte> body);
-  /// Sends the agent the reason, then ends the connection.
-  void refuse(const caf::error& why);
+  /// Sends the agent the reason, then ends the connection. Returns no error, since an error would
+  /// end it at once.
+  caf::error refuse(const caf::error& why);
   void ended(const caf::error& why);
   /// Sends a request and waits for the answer. Gives up the channel if `stop` is requested.
   caf::error ask(std::uint64_t channel, host_frame kind, std::span<const std::byte> body,

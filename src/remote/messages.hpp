@@ -46,6 +46,13 @@ enum class host_frame : std::uint32_t {
 /// Returns the value for a frame's head.
 constexpr std::uint32_t number(host_frame x) noexcept { return static_cast<std::uint32_t>(x); }
 
+/// Returns a writer that has written `x`.
+template <class T> wire_writer packed(const T& x) {
+  wire_writer result;
+  result.put(x);
+  return result;
+}
+
 struct start_args {
   std::int32_t device = 0;
   std::int32_t spare = 0; ///< nonzero: the device's spare

@@ -26,31 +26,18 @@ caf::error malformed(const char* what) {
 
 } // namespace
 
-/// State shared by the relay and its link's sender: the connection to the worker, and the host
-/// memory that the worker knows.
-struct worker_relay::remote_end {
-  remote_end(std::uint64_t number, std::shared_ptr<frame_link> way)
-      : channel(number), to(std::move(way)) {}
+/// The link's sender, with what the relay shares with it: the connection to the worker, and the
+/// host memory that the worker knows.
+class worker_relay::sender final : public control_sender {
+public:
+  /// Rings `wakes` for the relay's thread; the link keeps the bell alive.
+  sender(std::uint64_t number, std::shared_ptr<frame_link> way, bell& wakes)
+      : channel(number), to(std::move(way)), wakes_(wakes) {}
 
   caf::error send(host_frame kind, std::initializer_list<std::span<const std::byte>> body,
                   frame_link::patience wait = frame_link::patience::none) const noexcept {
     return to->send(number(kind), channel, body, wait);
   }
-
-  const std::uint64_t channel;
-  const std::shared_ptr<frame_link> to;
-  segment_table segments;
-
-  std::mutex mutex;
-  std::vector<unmap_message> unmaps; ///< for the relay's thread
-  std::atomic<bool> any_unmaps{false};
-};
-
-class worker_relay::sender final : public control_sender {
-public:
-  /// Rings `wakes` for the relay's thread; the link keeps the bell alive.
-  sender(std::shared_ptr<remote_end> other, bell& wakes)
-      : other_(std::move(other)), wakes_(wakes) {}
 
   /// A mapping makes a segment on the other host, too; this side keeps its own. An unmapping goes
   /// to the relay's thread, which knows whether streams still wait for words in the segment.
@@ -64,14 +51,14 @@ public:
     } else if (head.kind == control::unmap) {
       const auto segment = reader.get<std::uint64_t>();
       {
-        std::lock_guard lock{other_->mutex};
-        other_->unmaps.push_back({segment, {message.begin(), message.end()}});
+        std::lock_guard lock{mutex};
+        unmaps.push_back({segment, {message.begin(), message.end()}});
       }
-      other_->any_unmaps.store(true);
+      any_unmaps.store(true);
       wakes_.ring();
       return {};
     }
-    auto error = other_->send(host_frame::request, {message});
+    auto error = send(host_frame::request, {message});
     if (error &&
         code_of(error) != errc::out_of_range) // the connection is over: all relays are lost
       return make_error(errc::worker_lost, describe(error));
@@ -80,8 +67,16 @@ public:
 
   void kill() noexcept override {
     // If the connection is over, nothing is left of the worker.
-    static_cast<void>(other_->send(host_frame::give_up, {}));
+    static_cast<void>(send(host_frame::give_up, {}));
   }
+
+  const std::uint64_t channel;
+  const std::shared_ptr<frame_link> to;
+  segment_table segments;
+
+  std::mutex mutex;
+  std::vector<unmap_message> unmaps; ///< for the relay's thread
+  std::atomic<bool> any_unmaps{false};
 
 private:
   caf::error keep(const map_args& what, std::optional<int> descriptor) {
@@ -93,11 +88,10 @@ private:
     auto memory = shared_memory::attach(std::move(own), what.size_bytes);
     if (!memory)
       return memory.error();
-    other_->segments.add(what.segment, std::move(*memory));
+    segments.add(what.segment, std::move(*memory));
     return {};
   }
 
-  const std::shared_ptr<remote_end> other_;
   bell& wakes_;
 };
 
@@ -109,17 +103,17 @@ caf::expected<std::shared_ptr<worker_relay>> worker_relay::create(int ordinal,
   auto memory = shared_memory::create((sizeof(link_area) + 4095) / 4096 * 4096);
   if (!memory)
     return as_out_of_memory(memory.error());
+  auto& area = *new (memory->bytes().data()) link_area;
   return std::shared_ptr<worker_relay>{new worker_relay{
-      ordinal, std::move(host), std::make_shared<shared_memory>(std::move(*memory)),
-      std::make_shared<remote_end>(channel, std::move(to))}};
+      ordinal, std::move(host), std::make_shared<shared_memory>(std::move(*memory)), area,
+      std::make_unique<sender>(channel, std::move(to), area.words.to_reader)}};
 }
 
 worker_relay::worker_relay(int ordinal, std::string host, std::shared_ptr<shared_memory> memory,
-                           std::shared_ptr<remote_end> other)
-    : ordinal_(ordinal), host_(std::move(host)), memory_(std::move(memory)),
-      area_(*new(memory_->bytes().data()) link_area), other_(std::move(other)),
-      link_(std::make_shared<worker_link>(
-          ordinal, area_, memory_, std::make_unique<sender>(other_, area_.words.to_reader))) {}
+                           link_area& area, std::unique_ptr<sender> other)
+    : ordinal_(ordinal), host_(std::move(host)), memory_(std::move(memory)), area_(area),
+      other_(*other),
+      link_(std::make_shared<worker_link>(ordinal, area, memory_, std::move(other))) {}
 
 worker_relay::~worker_relay() { end(make_error(errc::unavailable, "the worker was released")); }
 
@@ -133,7 +127,7 @@ caf::error worker_relay::begin() noexcept {
     self->stop_.store(true);
     self->area_.words.to_reader.ring();
     // The other side may not know of the loss. If the connection is over, there is nothing to tell.
-    static_cast<void>(self->other_->send(host_frame::give_up, {}));
+    static_cast<void>(self->other_.send(host_frame::give_up, {}));
   });
   return {};
 }
@@ -173,7 +167,7 @@ void worker_relay::run() noexcept {
       ring.pop(head);
     } else if (!error) {
       ring.wait_for_command(watches_.empty() ? std::chrono::nanoseconds{doze} : look_interval,
-                            [this] { return stop_.load() || other_->any_unmaps.load(); });
+                            [this] { return stop_.load() || other_.any_unmaps.load(); });
     }
     if (error)
       return; // the connection is over: its owner has lost the link
@@ -203,7 +197,7 @@ caf::error worker_relay::forward(const command_head& head, std::span<const std::
     if (const auto i = recorded_behind_.find(x.event); i != recorded_behind_.end()) {
       auto& mine = behind_[x.stream];
       for (auto number : i->second)
-        if (std::find(mine.begin(), mine.end(), number) == mine.end())
+        if (std::ranges::find(mine, number) == mine.end())
           mine.push_back(number);
     }
     break;
@@ -216,7 +210,7 @@ caf::error worker_relay::forward(const command_head& head, std::span<const std::
   }
   if (error)
     return error;
-  return other_->send(host_frame::command, {bytes_of(head), body}, frame_link::patience::room);
+  return other_.send(host_frame::command, {bytes_of(head), body}, frame_link::patience::room);
 }
 
 /// The content that an upload reads must arrive before its stream gets there. Before a word that
@@ -234,17 +228,14 @@ caf::error worker_relay::note_copy(const copy_args& x) {
 }
 
 void worker_relay::note_wait(const wait_word_args& x) {
-  auto segment = other_->segments.find(x.word.segment);
+  auto segment = other_.segments.find(x.word.segment);
   if (!segment)
     return; // the worker will report the missing segment
   const auto bytes = part_of(*segment, x.word, sizeof(std::uint64_t));
   if (bytes.empty())
     return;
-  watch more;
-  more.keep = std::move(segment);
-  more.word = reinterpret_cast<const std::atomic<std::uint64_t>*>(bytes.data());
-  more.what = {x.word, x.at_least};
-  watches_.emplace(++last_watch_, std::move(more));
+  const auto* word = reinterpret_cast<const std::atomic<std::uint64_t>*>(bytes.data());
+  watches_.emplace(++last_watch_, watch{std::move(segment), word, {x.word, x.at_least}, {}});
   behind(x.stream).push_back(last_watch_);
 }
 
@@ -257,40 +248,37 @@ worker_relay::watch_numbers& worker_relay::behind(stream_id stream) {
 /// Checks each watch alone: a word may never come, or only after the word of another watch.
 caf::error worker_relay::fire_watches() {
   for (auto i = watches_.begin(); i != watches_.end();) {
-    if (i->second.word->load(std::memory_order_acquire) < i->second.what.value) {
+    const auto& x = i->second;
+    if (x.word->load(std::memory_order_acquire) < x.what.value) {
       ++i;
       continue;
     }
-    if (auto error = fire(i->second))
+    for (auto& y : x.contents)
+      if (--y->watches == 0)
+        if (auto error = send_content(y->from, y->size_bytes))
+          return error;
+    if (auto error = other_.send(host_frame::word, {bytes_of(x.what)}))
       return error;
     i = watches_.erase(i);
   }
   return {};
 }
 
-caf::error worker_relay::fire(const watch& x) {
-  for (auto& y : x.contents)
-    if (--y->watches == 0)
-      if (auto error = send_content(y->from, y->size_bytes))
-        return error;
-  return other_->send(host_frame::word, {bytes_of(x.what)});
-}
-
 /// Keeps watched segments: the other host drops a word whose segment is gone, and its stream would
 /// wait forever.
 caf::error worker_relay::send_unmaps() {
-  if (other_->any_unmaps.exchange(false)) {
-    std::lock_guard lock{other_->mutex};
-    std::move(other_->unmaps.begin(), other_->unmaps.end(), std::back_inserter(unmaps_));
-    other_->unmaps.clear();
+  if (other_.any_unmaps.exchange(false)) {
+    std::lock_guard lock{other_.mutex};
+    std::move(other_.unmaps.begin(), other_.unmaps.end(), std::back_inserter(unmaps_));
+    other_.unmaps.clear();
   }
   for (auto i = unmaps_.begin(); i != unmaps_.end();) {
     if (is_watched(i->segment)) {
       ++i;
       continue;
     }
-    other_->segments.remove(i->segment);
-    if (auto error = other_->send(host_frame::request, {i->bytes}))
+    other_.segments.remove(i->segment);
+    if (auto error = other_.send(host_frame::request, {i->bytes}))
       return error;
     i = unmaps_.erase(i);
   }
@@ -298,19 +286,18 @@ caf::error worker_relay::send_unmaps() {
 }
 
 bool worker_relay::is_watched(std::uint64_t segment) const noexcept {
-  return std::any_of(watches_.begin(), watches_.end(), [segment](const auto& x) {
-    const auto& [number, y] = x;
+  return std::ranges::any_of(watches_, [segment](const auto& x) {
+    const auto& y = x.second;
     return y.what.word.segment == segment ||
-           std::any_of(y.contents.begin(), y.contents.end(),
-                       [segment](const auto& z) { return z->from.segment == segment; });
+           std::ranges::any_of(y.contents, [&](auto& z) { return z->from.segment == segment; });
   });
 }
 
 caf::error worker_relay::send_content(const shared_place& from, std::uint64_t size_bytes) {
-  const auto segment = other_->segments.find(from.segment);
+  const auto segment = other_.segments.find(from.segment);
   if (!segment)
     return {}; // the worker will report the missing segment
-  return detail::send_content(*other_->to, other_->channel, *segment, from, size_bytes);
+  return detail::send_content(*other_.to, other_.channel, *segment, from, size_bytes);
 }
 
 // -- from the worker
@@ -325,7 +312,7 @@ caf::error worker_relay::received(host_frame kind, std::span<const std::byte> bo
   case host_frame::done:
     return take_done(reader);
   case host_frame::content:
-    return other_->segments.take_content(body) ? caf::error{} : malformed("content");
+    return other_.segments.take_content(body) ? caf::error{} : malformed("content");
   case host_frame::lost: {
     auto why = reader.get<caf::error>();
     if (!why)
@@ -365,12 +352,10 @@ caf::error worker_relay::take_answer(std::span<const std::byte> message) {
   const auto head = reader.get<control_head>();
   if (!reader.ok())
     return malformed("an answer");
-  auto error = reader.get<caf::error>();
-  if (!error) {
+  if (auto error = reader.get<caf::error>())
+    link_->received(answer_to(head, as_here(error)).bytes());
+  else
     link_->received(message);
-    return {};
-  }
-  link_->received(answer_to(head, as_here(error)).bytes());
   return {};
 }
 

@@ -52,7 +52,6 @@ public:
   caf::error received(host_frame kind, std::span<const std::byte> body) noexcept;
 
 private:
-  struct remote_end;
   struct unmap_message {
     std::uint64_t segment = 0;
     std::vector<std::byte> bytes;
@@ -75,14 +74,13 @@ private:
   using watch_numbers = std::vector<std::uint64_t>;
 
   worker_relay(int ordinal, std::string host, std::shared_ptr<shared_memory> memory,
-               std::shared_ptr<remote_end> other);
+               link_area& area, std::unique_ptr<sender> other);
   void run() noexcept;
   caf::error forward(const command_head& head, std::span<const std::byte> body);
   caf::error note_copy(const copy_args& x);
   void note_wait(const wait_word_args& x);
   caf::error send_content(const shared_place& from, std::uint64_t size_bytes);
   caf::error fire_watches();
-  caf::error fire(const watch& x);
   caf::error send_unmaps();
   bool is_watched(std::uint64_t segment) const noexcept;
   /// Returns the watches before the next command of the stream, without those that have fired.
@@ -98,8 +96,8 @@ private:
   const std::string host_;
   const std::shared_ptr<shared_memory> memory_;
   link_area& area_;
-  const std::shared_ptr<remote_end> other_;
-  std::shared_ptr<worker_link> link_;
+  sender& other_; ///< of the link
+  const std::shared_ptr<worker_link> link_;
   std::atomic<bool> stop_{false};
 
   // used by the thread

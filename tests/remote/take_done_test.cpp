@@ -1,6 +1,6 @@
 // Events that a worker's agent reports as done while more are becoming done.
 
-#include "remote/take_done.hpp"
+#include "remote/agent_worker.hpp"
 
 #include <gtest/gtest.h>
 
