@@ -19,6 +19,10 @@ std::string text_of(const mesh_spec& x) {
   return result;
 }
 
+std::size_t place_in(const std::vector<int>& callers, int rank) noexcept {
+  return static_cast<std::size_t>(std::ranges::find(callers, rank) - callers.begin());
+}
+
 caf::error rank_ended(int rank) {
   return make_error({.code = errc::unavailable,
                      .detail = "the mesh_comm of rank " + std::to_string(rank) + " has ended",
@@ -32,11 +36,6 @@ caf::error rank_ended(int rank) {
 joint_call::joint_call(const mesh_spec& first, int rank, std::vector<int> callers)
     : first_(first), rank_(rank), callers_(std::move(callers)), entered_(callers_.size(), false) {}
 
-std::size_t joint_call::place_of(int rank) const noexcept {
-  return static_cast<std::size_t>(std::find(callers_.begin(), callers_.end(), rank) -
-                                  callers_.begin());
-}
-
 std::string joint_call::difference(const mesh_spec& other, int rank) const {
   auto mine = text_of(first_);
   auto theirs = text_of(other);
@@ -48,7 +47,7 @@ std::string joint_call::difference(const mesh_spec& other, int rank) const {
 
 void joint_call::enter(int rank) {
   std::lock_guard lock{mutex_};
-  entered_[place_of(rank)] = true;
+  entered_[place_in(callers_, rank)] = true;
 }
 
 std::string joint_call::missing_ranks() const {
@@ -101,7 +100,7 @@ std::vector<chunk_side> joint_call::meet(std::size_t chunk, int rank, chunk_side
     return {};
   auto& here = meetings_[chunk];
   here.sides.resize(callers_.size());
-  here.sides[place_of(rank)] = std::move(side);
+  here.sides[place_in(callers_, rank)] = std::move(side);
   if (++here.there < callers_.size())
     return {};
   auto result = std::move(here.sides);
@@ -161,9 +160,7 @@ std::shared_ptr<joint_call> mesh_calls::take(const mesh_spec& what, int rank) {
   {
     std::lock_guard lock{mutex_};
     auto& in = line_of(what, rank);
-    auto caller = static_cast<std::size_t>(std::find(in.callers.begin(), in.callers.end(), rank) -
-                                           in.callers.begin());
-    auto number = in.next[caller]++;
+    auto number = in.next[place_in(in.callers, rank)]++;
     if (number - in.first == in.open.size())
       in.open.push_back(std::make_shared<joint_call>(what, rank, in.callers));
     result = in.open[number - in.first];
@@ -171,7 +168,7 @@ std::shared_ptr<joint_call> mesh_calls::take(const mesh_spec& what, int rank) {
       why = rank_ended(*gone);
     else if (auto text = result->difference(what, rank); !text.empty())
       why = make_error(errc::collective_mismatch, std::move(text));
-    auto all_made = *std::min_element(in.next.begin(), in.next.end());
+    auto all_made = std::ranges::min(in.next);
     for (; in.first < all_made; ++in.first)
       in.open.pop_front();
   }

@@ -81,8 +81,6 @@ private:
     std::size_t there = 0;
   };
 
-  std::size_t place_of(int rank) const noexcept;
-
   const mesh_spec first_;
   const int rank_;
   const std::vector<int> callers_;

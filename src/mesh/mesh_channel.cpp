@@ -11,6 +11,7 @@
 namespace troupe::detail {
 
 namespace {
+
 /// Returns at least 1 ns, because 0 means the default deadline.
 std::chrono::nanoseconds time_left(clock::time_point deadline) {
   using std::chrono::nanoseconds;
@@ -18,6 +19,17 @@ std::chrono::nanoseconds time_left(clock::time_point deadline) {
              ? nanoseconds::max()
              : std::max(nanoseconds{deadline - clock::now()}, nanoseconds{1});
 }
+
+caf::error await(operation& op) {
+  op.wait();
+  return op.error();
+}
+
+host_buffer slice_of(const host_buffer& all, std::size_t offset, std::size_t size) {
+  auto part = all.slice(offset, size);
+  return part ? std::move(*part) : host_buffer{};
+}
+
 } // namespace
 
 // -- mesh_request
@@ -147,7 +159,6 @@ void mesh_channel::run_in() {
     finished_.push_back(std::move(x));
     std::erase_if(finished_, [](auto& call) { return call->completed(); });
   }
-  closed_ = true;
   condition_.notify_all();
 }
 
@@ -198,33 +209,30 @@ caf::error mesh_channel::move_chunks(const std::shared_ptr<mesh_request>& x, con
   {
     std::lock_guard lock{mutex_};
     ring_.assign(slots_.size(), {});
-    chunks_over_ = 0;
     run_layout_ = &how;
   }
-  for (std::size_t k = 0; k < how.chunks && wait_for_room(k); ++k) {
+  for (std::size_t k = 0; k < how.chunks && wait_for_room(); ++k) {
     auto& c = ring_[k % ring_.size()];
     {
       std::lock_guard lock{mutex_};
-      c = {};
-      c.number = k;
-      c.first = k * how.step;
-      c.size = std::min(how.step, how.count - std::min(how.count, c.first));
-      c.slot = k % ring_.size();
+      const auto first = k * how.step;
+      c = {.number = k, .first = first, .size = std::min(how.step, how.count - first)};
     }
-    if (auto error = begin(x, how, c); error) {
+    auto error = begin(x, how, c);
+    if (!error && how.chunks == 1) // not worth another thread
+      error = end(*x, how, c);
+    if (error)
       x->joint_->fail(calls_->losses().cause_of(error));
+    if (error || how.chunks == 1)
       break;
-    }
-    if (how.chunks == 1) { // not worth another thread
-      if (auto error = end(*x, how, c); error)
-        x->joint_->fail(calls_->losses().cause_of(error));
-      break;
-    }
     std::lock_guard lock{mutex_};
     handed_.push_back(&c);
     condition_.notify_all();
   }
-  wait_until_out_rests();
+  {
+    std::unique_lock lock{mutex_};
+    condition_.wait(lock, [this] { return handed_.empty(); });
+  }
   return x->joint_->error();
 }
 
@@ -235,7 +243,6 @@ caf::error mesh_channel::prepare(mesh_request& x) {
   }
   auto options = options_of(x);
   slots_.resize(buffering_.chunks);
-  auto stale = [](const slot& s) { return !s.memory || s.memory.stale(); };
   auto pinned = [&](host_buffer& b, const host_side& side) -> caf::error {
     if (side.memory.empty() || side.direct() || b.size_bytes() != 0)
       return {};
@@ -246,7 +253,7 @@ caf::error mesh_channel::prepare(mesh_request& x) {
     return {};
   };
   for (auto& s : slots_) {
-    if (stale(s)) {
+    if (!s.memory || s.memory.stale()) {
       auto op = device_.allocate(buffering_.chunk_bytes, dtype::uint8, false, options);
       if (auto error = await(*op); error)
         return error;
@@ -264,7 +271,7 @@ caf::error mesh_channel::prepare(mesh_request& x) {
 caf::error mesh_channel::begin(const std::shared_ptr<mesh_request>& call, const layout& how,
                                chunk& c) {
   auto& x = *call;
-  auto& s = slots_[c.slot];
+  auto& s = slot_of(c);
   auto& spec = x.spec;
   auto options = options_of(x);
   auto bytes = c.size * how.element;
@@ -273,9 +280,9 @@ caf::error mesh_channel::begin(const std::shared_ptr<mesh_request>& call, const 
     return part_of(c, how, spec.type, block, blocks);
   };
   auto at = [&](std::size_t block) { return (block * how.count + c.first) * how.element; };
-  std::vector<std::shared_ptr<operation_of<nothing>>> moves;
   auto up = [&](const any_gpu_ref& target, host_buffer from) {
-    moves.push_back(device_.upload(target, std::make_shared<host_range>(std::move(from)), options));
+    c.moves.push_back(
+        device_.upload(target, std::make_shared<host_range>(std::move(from)), options));
   };
   // For gather and scatter, this rank's block is placed so that the collective works in place.
   const auto& rules = rules_of(spec.what);
@@ -287,14 +294,14 @@ caf::error mesh_channel::begin(const std::shared_ptr<mesh_request>& call, const 
     auto target = gathers ? here(mine, 1) : whole;
     if (x.send.direct()) {
       for (std::size_t b = 0; b < how.blocks_in; ++b)
-        up(scatters ? here(b, 1) : target, direct_part(x.send, at(b), bytes));
+        up(scatters ? here(b, 1) : target, slice_of(x.send.owner, at(b), bytes));
     } else {
       if (!begin_copy())
         return x.joint_->error();
       for (std::size_t b = 0; b < how.blocks_in; ++b)
         std::memcpy(s.in.writable().data() + b * bytes, x.send.memory.data() + at(b), bytes);
       end_copy(x);
-      up(target, direct_part({s.in.writable(), s.in}, 0, target.size_bytes()));
+      up(target, slice_of(s.in, 0, target.size_bytes()));
     }
   }
   std::vector<download> downloads;
@@ -302,13 +309,9 @@ caf::error mesh_channel::begin(const std::shared_ptr<mesh_request>& call, const 
     auto source = scatters ? here(mine, 1) : whole;
     if (x.recv.direct())
       for (std::size_t b = 0; b < how.blocks_out; ++b)
-        downloads.push_back({gathers ? here(b, 1) : source, direct_part(x.recv, at(b), bytes)});
+        downloads.push_back({gathers ? here(b, 1) : source, slice_of(x.recv.owner, at(b), bytes)});
     else
-      downloads.push_back({source, direct_part({s.out.writable(), s.out}, 0, source.size_bytes())});
-  }
-  {
-    std::lock_guard lock{mutex_};
-    c.moves = std::move(moves);
+      downloads.push_back({source, slice_of(s.out, 0, source.size_bytes())});
   }
   chunk_side side;
   const bool root = spec.peer == rank_;
@@ -402,7 +405,7 @@ caf::error mesh_channel::end(mesh_request& x, const layout& how, chunk& c) {
   if (x.recv.memory.empty() || x.recv.direct())
     return {};
   auto bytes = c.size * how.element;
-  auto& from = slots_[c.slot].out;
+  auto& from = slot_of(c).out;
   if (!begin_copy())
     return x.joint_->error();
   for (std::size_t b = 0; b < how.blocks_out && bytes != 0; ++b)
@@ -410,11 +413,6 @@ caf::error mesh_channel::end(mesh_request& x, const layout& how, chunk& c) {
                 from.bytes().data() + b * bytes, bytes);
   end_copy(x);
   return {};
-}
-
-caf::error mesh_channel::await(operation& op) const {
-  op.wait();
-  return op.error();
 }
 
 // -- the second thread
@@ -427,18 +425,13 @@ void mesh_channel::run_out() {
     if (handed_.empty())
       return;
     auto& c = *handed_.front();
-    bool failed = static_cast<bool>(run_error_);
-    out_busy_ = true;
     auto& x = *running_;
     auto& how = *run_layout_;
     lock.unlock();
-    auto error = failed ? caf::error{} : end(x, how, c);
-    if (error)
+    if (auto error = end(x, how, c); error) // returns at once if the call has failed
       x.joint_->fail(calls_->losses().cause_of(error));
     lock.lock();
     handed_.pop_front();
-    out_busy_ = false;
-    ++chunks_over_;
     condition_.notify_all();
   }
 }
@@ -486,15 +479,10 @@ void mesh_channel::end_copy(mesh_request& x) {
     x.answer(why);
 }
 
-bool mesh_channel::wait_for_room(std::size_t handed) {
+bool mesh_channel::wait_for_room() {
   std::unique_lock lock{mutex_};
-  condition_.wait(lock, [&] { return run_error_ || handed < chunks_over_ + ring_.size(); });
+  condition_.wait(lock, [this] { return run_error_ || handed_.size() < ring_.size(); });
   return !run_error_;
-}
-
-void mesh_channel::wait_until_out_rests() {
-  std::unique_lock lock{mutex_};
-  condition_.wait(lock, [&] { return handed_.empty() && !out_busy_; });
 }
 
 // -- details
@@ -512,8 +500,8 @@ mesh_channel::layout mesh_channel::layout_of(const mesh_spec& x) const {
 
 /// Returns `blocks` blocks of the chunk's slot, from `block` on.
 any_gpu_ref mesh_channel::part_of(const chunk& c, const layout& how, dtype type, std::size_t block,
-                                  std::size_t blocks) const {
-  auto& memory = slots_[c.slot].memory;
+                                  std::size_t blocks) {
+  auto& memory = slot_of(c).memory;
   if (!memory)
     return {};
   return {memory.memory(), type, memory.offset() + block * c.size * how.element, blocks * c.size};
@@ -521,12 +509,6 @@ any_gpu_ref mesh_channel::part_of(const chunk& c, const layout& how, dtype type,
 
 request_options mesh_channel::options_of(const mesh_request& x) const {
   return {.deadline = time_left(x.deadline), .membership = x.membership};
-}
-
-host_buffer mesh_channel::direct_part(const host_side& side, std::size_t offset,
-                                      std::size_t size) const {
-  auto part = side.owner.slice(offset, size);
-  return part ? std::move(*part) : host_buffer{};
 }
 
 } // namespace troupe::detail

@@ -7,7 +7,7 @@
 #include <troupe/detail/completion.hpp>
 #include <troupe/host_buffer.hpp>
 
-#include <atomic>
+#include <algorithm>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -85,7 +85,7 @@ private:
     std::size_t count = 0;      ///< elements of a block
     std::size_t step = 1;       ///< elements of a block in a chunk
     std::size_t chunks = 1;
-    std::size_t blocks() const noexcept { return blocks_in > blocks_out ? blocks_in : blocks_out; }
+    std::size_t blocks() const noexcept { return std::max(blocks_in, blocks_out); }
   };
 
   using work_of_all = std::shared_ptr<operation_of<collective_done>>;
@@ -94,7 +94,6 @@ private:
     std::size_t number = 0;
     std::size_t first = 0; // elements
     std::size_t size = 0;
-    std::size_t slot = 0;
     work_of_all work; // none until all ranks have reached the chunk
     std::vector<std::shared_ptr<operation_of<nothing>>> moves;
   };
@@ -122,19 +121,17 @@ private:
   void on_begin(mesh_request& x, std::size_t number, const work_of_all& work,
                 const std::vector<download>& downloads);
   caf::error end(mesh_request& x, const layout& how, chunk& c);
-  caf::error await(operation& op) const;
   void expire(mesh_request& x);
   void abandon(mesh_request& x, const caf::error& why);
   bool begin_copy();
   void end_copy(mesh_request& x);
-  bool wait_for_room(std::size_t handed);
-  void wait_until_out_rests();
+  bool wait_for_room();
 
   layout layout_of(const mesh_spec& x) const;
+  slot& slot_of(const chunk& c) noexcept { return slots_[c.number % slots_.size()]; }
   any_gpu_ref part_of(const chunk& c, const layout& how, dtype type, std::size_t block,
-                      std::size_t blocks) const;
+                      std::size_t blocks);
   request_options options_of(const mesh_request& x) const;
-  host_buffer direct_part(const host_side& side, std::size_t offset, std::size_t size) const;
 
   const std::shared_ptr<world_core> world_;
   const int rank_;
@@ -151,10 +148,8 @@ private:
   // of the running call
   caf::error run_error_;
   const layout* run_layout_ = nullptr;
-  std::deque<chunk*> handed_; // to the thread that copies out
-  std::size_t chunks_over_ = 0;
-  bool out_busy_ = false;
-  int copying_ = 0; // threads that access the caller's memory
+  std::deque<chunk*> handed_; // to the thread that copies out, until it has done so
+  int copying_ = 0;           // threads that access the caller's memory
 
   // used by the first thread
   std::vector<slot> slots_;
