@@ -5,14 +5,13 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdio>
 #include <exception>
+#include <future>
 #include <iostream>
-#include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include <signal.h>
 #include <unistd.h>
@@ -40,22 +39,15 @@ void write_all(const std::string& line, detail::clock::time_point until) {
 /// Writes the output, for at most `patience`. Each step may block: in a lock that a stuck thread
 /// holds, or in a pipe without a reader.
 void write_all_in_time(const std::string& line) noexcept {
-  struct progress {
-    std::mutex mutex;
-    std::condition_variable condition;
-    bool done = false;
-  };
   try {
     const auto until = detail::clock::now() + patience;
-    auto state = std::make_shared<progress>();
-    std::thread{[state, line, until] {
+    std::promise<void> promise;
+    const auto done = promise.get_future();
+    std::thread{[promise = std::move(promise), line, until]() mutable {
       write_all(line, until);
-      std::lock_guard lock{state->mutex};
-      state->done = true;
-      state->condition.notify_one();
+      promise.set_value();
     }}.detach();
-    std::unique_lock lock{state->mutex};
-    state->condition.wait_until(lock, until, [&] { return state->done; });
+    done.wait_until(until);
   } catch (const std::exception&) { // no thread available
     write_to_stderr(line);
   }

@@ -154,18 +154,14 @@ private:
       log(log_level::warning, "a reply did not reach the parent", error);
   }
 
-  /// Ends the process without destructors: CUDA's may not return, and its state is useless.
-  [[noreturn]] void end_with(const caf::error& why) {
-    parent_.report_failure(static_cast<std::int32_t>(code_of(why).value_or(errc::internal)),
-                           describe(why));
-    ::_exit(failed_status);
-  }
-
   int refuse(const caf::error& why) {
     parent_.report_failure(static_cast<std::int32_t>(code_of(why).value_or(errc::internal)),
                            describe(why));
     return failed_status;
   }
+
+  /// Ends the process without destructors: CUDA's may not return, and its state is useless.
+  [[noreturn]] void end_with(const caf::error& why) { ::_exit(refuse(why)); }
 
   worker_parent parent_;
   std::mutex sending_;

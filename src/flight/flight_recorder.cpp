@@ -18,7 +18,6 @@
 #include <exception>
 #include <set>
 #include <string_view>
-#include <system_error>
 #include <utility>
 
 #include <fcntl.h>
@@ -49,7 +48,7 @@ caf::error not_written(const std::string& path, const char* api, int code) {
   return make_error({.code = errc::unavailable,
                      .detail = "cannot write the flight record " + path,
                      .api = api,
-                     .native_name = std::generic_category().message(code),
+                     .native_name = system_text(code),
                      .native_code = code});
 }
 

@@ -143,9 +143,7 @@ void memory_exchange::lend_over(loan which, const lend_operation& how) {
     i->second.lease = std::move(lease);
   }
   take_offer(what);
-  memory_note reply;
-  reply.what = memory_note::kind::lent;
-  reply.number = which.second;
+  memory_note reply{.what = memory_note::kind::lent, .number = which.second};
   reply.address = reinterpret_cast<std::uintptr_t>(what.memory()->address()) + what.offset();
   for (auto& x : how.unreadable())
     reply.unreadable.push_back(
@@ -204,9 +202,7 @@ memory_exchange::answer memory_exchange::claim(const std::shared_ptr<device_stat
     return refused(errc::stale_ref, "the token is malformed");
   if (deadline <= clock::now())
     return refused(errc::deadline_exceeded, "its deadline was over before it began");
-  memory_note note;
-  note.token = token;
-  note.mode = mode;
+  memory_note note{.token = token, .mode = mode};
   bool is_there = false;
   {
     std::lock_guard lock{mutex_};
@@ -315,21 +311,15 @@ void memory_exchange::borrow(const memory_note& note) {
 
 void memory_exchange::give_back(int device, std::uint64_t number,
                                 std::vector<unreadable_range> unreadable) {
-  memory_note note;
-  note.what = memory_note::kind::given_back;
-  note.number = number;
-  note.unreadable = std::move(unreadable);
-  tell_soon(device, std::move(note));
+  tell_soon(device, {.what = memory_note::kind::given_back,
+                     .number = number,
+                     .unreadable = std::move(unreadable)});
 }
 
 // -- common to both
 
 void memory_exchange::refuse(int to, std::uint64_t number, caf::error why) {
-  memory_note note;
-  note.what = memory_note::kind::refused;
-  note.number = number;
-  note.why = std::move(why);
-  tell_soon(to, std::move(note));
+  tell_soon(to, {.what = memory_note::kind::refused, .number = number, .why = std::move(why)});
 }
 
 void memory_exchange::tell_soon(int ordinal, memory_note note) {

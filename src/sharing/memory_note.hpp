@@ -25,11 +25,11 @@ struct memory_note {
   kind what = kind::claim;
   /// Number of the claim, given by the process that claims.
   std::uint64_t number = 0;
-  gpu_token token;
+  gpu_token token = {};
   access_mode mode = access_mode::read;
   std::uint64_t address = 0;
-  caf::error why;
-  std::vector<unreadable_range> unreadable; ///< offsets from the first lent byte
+  caf::error why = {};
+  std::vector<unreadable_range> unreadable = {}; ///< offsets from the first lent byte
 };
 
 /// Returns the bytes of a message: long texts are cut, and too many `unreadable` are merged into
