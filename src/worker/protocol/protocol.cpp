@@ -1,53 +1,13 @@
 #include "worker/protocol/protocol.hpp"
 
+#include "foundation/enum_name.hpp"
+
 #include <cstring>
-#include <iterator>
 #include <utility>
 
 namespace troupe::detail {
 
 namespace {
-
-/// Names of the commands, by their values.
-constexpr std::string_view command_names[] = {
-    "skip",
-    "bind",
-    "warm",
-    "memory",
-    "open_memory",
-    "close_memory",
-    "allocate",
-    "deallocate",
-    "allocate_symmetric",
-    "create_stream",
-    "destroy_stream",
-    "record",
-    "wait_event",
-    "wait_word",
-    "copy",
-    "fill",
-    "launch",
-    "enqueue",
-    "register_window",
-    "deregister_window",
-    "asynchronous_error",
-    "stop",
-};
-static_assert(std::size(command_names) == static_cast<std::size_t>(command::stop) + 1);
-
-/// Names of the requests, by their values; the first one is 1.
-constexpr std::string_view control_names[] = {
-    "set_up",      "peer_link", "make_communicator_id",
-    "check_build", "build",     "close",
-    "abort",       "destroy",   "map",
-    "unmap",       "hand_over", "tell",
-    "told",        "call_off",
-};
-static_assert(std::size(control_names) == static_cast<std::size_t>(control::call_off));
-
-std::string_view name_at(std::size_t i, std::span<const std::string_view> names) noexcept {
-  return i < names.size() ? names[i] : "unknown";
-}
 
 /// All but the data that a call points to.
 void call_fields(auto& wire, message_of<collective_call> auto& x) {
@@ -58,13 +18,9 @@ void call_fields(auto& wire, message_of<collective_call> auto& x) {
 
 } // namespace
 
-std::string_view to_string(command x) noexcept {
-  return name_at(static_cast<std::size_t>(x), command_names);
-}
+std::string_view to_string(command x) noexcept { return enum_name(x); }
 
-std::string_view to_string(control x) noexcept {
-  return name_at(static_cast<std::size_t>(x) - 1, control_names);
-}
+std::string_view to_string(control x) noexcept { return enum_name(x); }
 
 std::string call_name(std::uint32_t marked) {
   if (marked == static_cast<std::uint32_t>(own_call::query))
