@@ -3,7 +3,7 @@
 /// parent. A device is named by its ordinal on its own host.
 #pragma once
 
-#include "worker/protocol/link_area.hpp"
+#include "worker/protocol/command_ring.hpp"
 #include "worker/protocol/protocol.hpp"
 
 #include <array>

@@ -1,10 +1,12 @@
-/// The device of a worker as its own program sees it. The parent drives the same device.
+/// The programs of a worker: their interface to the worker, and the device as they see it. The
+/// parent drives the same device.
 #pragma once
 
 #include "worker/protocol/protocol.hpp"
 #include <troupe/backend.hpp>
 
 #include <condition_variable>
+#include <cstddef>
 #include <functional>
 #include <map>
 #include <memory>
@@ -12,6 +14,27 @@
 #include <span>
 
 namespace troupe::detail {
+
+/// The part of a worker that drives ranks for its programs.
+/// @thread any
+class program_site {
+public:
+  virtual ~program_site() = default;
+
+  /// Prepares slow resources in advance, for a spare.
+  /// @thread the one that drives the device
+  virtual caf::error warm() = 0;
+  /// Takes over `rank`, which the parent knows by `key`; `what` describes it. Tells the worker when
+  /// nothing of the rank is left.
+  virtual caf::error take(communicator_key key, communicator_ranks rank,
+                          std::span<const std::byte> what) = 0;
+  /// Ends that rank for the parent. Returns when no operation on it can succeed any more.
+  virtual void close(communicator_key key) = 0;
+  /// Allows to abort or destroy that rank: all ranks of its communicator are closed.
+  virtual void allow_end(communicator_key key) = 0;
+  /// Receives a message of the parent. @thread one call at a time, `take` included
+  virtual void received(std::span<const std::byte> what) = 0;
+};
 
 /// Serializes calls of two threads on communicators of one device.
 struct shared_device {

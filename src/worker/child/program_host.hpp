@@ -4,7 +4,6 @@
 #include "actors/program_note.hpp"
 #include "actors/supervised.hpp"
 #include "worker/child/guest_backend.hpp"
-#include "worker/protocol/program_site.hpp"
 #include <troupe/config.hpp>
 #include <troupe/worker_program.hpp>
 

@@ -1,29 +1,13 @@
 /// worker_service: executes the commands in the ring.
 #include "foundation/error_text.hpp"
 #include "foundation/other_processes.hpp"
-#include "foundation/wire.hpp"
 #include "operation/device_state.hpp"
 #include "operation/launch_call.hpp"
-#include "worker/child/service_context.hpp"
-#include "worker/child/service_errors.hpp"
 #include "worker/child/worker_service.hpp"
-#include "worker/protocol/protocol.hpp"
-#include <troupe/backend.hpp>
-#include <troupe/dtype.hpp>
-#include <troupe/error.hpp>
-#include <troupe/gpu_ref.hpp>
 #include <troupe/launch.hpp>
 
 #include <algorithm>
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <deque>
-#include <mutex>
-#include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 namespace troupe::detail {
 
@@ -36,6 +20,47 @@ constexpr std::size_t warm_streams = 8;
 constexpr std::size_t warm_bytes = std::size_t{32} << 20;
 
 void* at(std::uint64_t address) noexcept { return reinterpret_cast<void*>(address); }
+
+/// Lets a launch use the device and its stream. `on_fault` is called if a function that the launch
+/// runs on the host throws.
+class service_context final : public launch_context {
+public:
+  service_context(backend_device& on, int ordinal, stream_view stream,
+                  const std::function<void(const caf::error&)>& on_fault)
+      : on_(on), ordinal_(ordinal), stream_(stream), on_fault_(on_fault) {}
+
+  int device() const noexcept override { return ordinal_; }
+  CUstream_st* cuda_stream() const noexcept override {
+    return on_.runs_cuda() ? static_cast<CUstream_st*>(stream_.native) : nullptr;
+  }
+  caf::error run_on_host(std::function<void()> f) override {
+    std::unique_ptr<host_call> kept{new host_call{std::move(f), on_fault_}};
+    auto error = on_.launch_host(
+        stream_,
+        [](void* x) {
+          const std::unique_ptr<host_call> mine{static_cast<host_call*>(x)};
+          // The launch was already answered. A fault keeps readers from the incomplete result.
+          if (auto thrown = call_launch([&] { return mine->function(), caf::error{}; }))
+            mine->on_fault(thrown);
+        },
+        kept.get());
+    if (!error)
+      // The stream owns it. After a fault it ends with the process.
+      static_cast<void>(kept.release());
+    return error;
+  }
+
+private:
+  struct host_call {
+    std::function<void()> function;
+    std::function<void(const caf::error&)> on_fault;
+  };
+
+  backend_device& on_;
+  int ordinal_;
+  stream_view stream_;
+  const std::function<void(const caf::error&)>& on_fault_;
+};
 
 } // namespace
 

@@ -2,8 +2,7 @@
 #pragma once
 
 #include "worker/child/guest_backend.hpp"
-#include "worker/protocol/link_area.hpp"
-#include "worker/protocol/program_site.hpp"
+#include "worker/protocol/command_ring.hpp"
 #include "worker/protocol/protocol.hpp"
 #include "worker/protocol/shared_memory.hpp"
 #include "worker/protocol/worker_page.hpp"
@@ -21,6 +20,7 @@
 #include <optional>
 #include <set>
 #include <span>
+#include <string>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -177,5 +177,11 @@ private:
   std::condition_variable one_gone_;
   std::map<std::uint64_t, shared_memory> segments_;
 };
+
+inline caf::error malformed() { return make_error(errc::internal, "a command could not be read"); }
+
+inline caf::error no_such(const char* what) {
+  return make_error(errc::internal, std::string{"the worker has no such "} + what);
+}
 
 } // namespace troupe::detail

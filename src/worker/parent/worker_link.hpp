@@ -1,7 +1,7 @@
 /// The parent's side of the connection to one worker process.
 #pragma once
 
-#include "worker/protocol/link_area.hpp"
+#include "worker/protocol/command_ring.hpp"
 #include "worker/protocol/protocol.hpp"
 #include <troupe/backend.hpp>
 

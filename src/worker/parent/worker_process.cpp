@@ -1,5 +1,6 @@
 #include "worker/parent/worker_process.hpp"
 
+#include "foundation/enum_name.hpp"
 #include "foundation/fair_limit.hpp"
 #include "foundation/log.hpp"
 #include "foundation/start_thread.hpp"
@@ -78,6 +79,14 @@ private:
 };
 
 } // namespace
+
+std::string_view to_string(noticed_by x) noexcept { return enum_name(x); }
+
+std::string to_string(const worker_exit& x) {
+  if (x.signal != 0)
+    return "signal " + std::to_string(x.signal);
+  return x.status < 0 ? "an unknown status" : "status " + std::to_string(x.status);
+}
 
 // -- state
 

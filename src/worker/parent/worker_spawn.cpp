@@ -4,7 +4,7 @@
 #include "foundation/system_call.hpp"
 #include "worker/parent/worker_process.hpp"
 #include "worker/protocol/worker_page.hpp"
-#include "worker/protocol/worker_signals.hpp"
+#include "worker/protocol/worker_parent.hpp"
 
 #include <cerrno>
 #include <csignal>

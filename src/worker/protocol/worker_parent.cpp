@@ -3,14 +3,12 @@
 #include "foundation/log.hpp"
 #include "foundation/start_thread.hpp"
 #include "foundation/system_call.hpp"
-#include "worker/protocol/worker_signals.hpp"
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <charconv>
 #include <condition_variable>
-#include <csignal>
 #include <cstdlib>
 #include <mutex>
 #include <optional>
@@ -216,7 +214,36 @@ void end_with_parent(const message_socket& socket) noexcept {
 
 std::atomic<bool> over_as_worker{false};
 
+/// Ignores the program's signals that have the default action, and unblocks them all: a worker
+/// starts with all of them blocked. Skips the signal numbers that the C library reserves for
+/// itself: calls fail for them.
+void ignore_program_signals() noexcept {
+  const auto all = program_signals();
+  for (int x = 1; x < NSIG; ++x) {
+    struct sigaction now{};
+    if (::sigismember(&all, x) != 1 || ::sigaction(x, nullptr, &now) != 0 ||
+        (now.sa_flags & SA_SIGINFO) != 0 || now.sa_handler != SIG_DFL)
+      continue;
+    struct sigaction ignore{};
+    ignore.sa_handler = SIG_IGN;
+    ::sigaction(x, &ignore, nullptr);
+  }
+  ::pthread_sigmask(SIG_UNBLOCK, &all, nullptr);
+}
+
 } // namespace
+
+sigset_t program_signals() noexcept {
+  sigset_t result;
+  ::sigfillset(&result);
+  for (const int fault : {SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGSYS})
+    ::sigdelset(&result, fault);
+  for (const int without_effect : {SIGCHLD, SIGCONT, SIGURG, SIGWINCH})
+    ::sigdelset(&result, without_effect);
+  for (const int unstoppable : {SIGKILL, SIGSTOP})
+    ::sigdelset(&result, unstoppable);
+  return result;
+}
 
 void set_over_as_worker() noexcept { over_as_worker.store(true); }
 

@@ -12,6 +12,8 @@
 #include <span>
 #include <string_view>
 
+#include <signal.h>
+
 namespace troupe::detail {
 
 /// Exit status of a worker whose parent is gone. Only the system's log can show it.
@@ -68,6 +70,12 @@ private:
 
   std::unique_ptr<state> state_;
 };
+
+/// Returns the signals that end or stop a process by default, without SIGKILL, SIGSTOP and the
+/// signals of a process's own fault (SIGSEGV, SIGABRT, ...).
+/// They are meant for the program: a terminal or `kill` sends them to its whole process group, a
+/// batch system to all processes of a job. Workers have state to lose, and end with their parent.
+sigset_t program_signals() noexcept;
 
 /// Refuses if this process was started as a worker and is none, and tells the parent. A program
 /// without `worker_main` would run as usual, and start workers that are the same program.
