@@ -8,7 +8,7 @@ namespace troupe::detail {
 
 void guest_ends::add(communicator_key key) {
   std::lock_guard lock{mutex_};
-  ranks_[key];
+  ranks_[key].allowed = all_allowed_;
 }
 
 void guest_ends::remove(communicator_key key) {
@@ -17,40 +17,26 @@ void guest_ends::remove(communicator_key key) {
   changed_.notify_all();
 }
 
-template <class F> void guest_ends::change(communicator_key key, F f) {
+void guest_ends::set(communicator_key key, bool state::* what) {
   std::lock_guard lock{mutex_};
   if (auto i = ranks_.find(key); i != ranks_.end())
-    f(i->second);
+    i->second.*what = true;
   changed_.notify_all();
-}
-
-void guest_ends::set_closed(communicator_key key) {
-  change(key, [](state& x) { x.closed = true; });
-}
-
-void guest_ends::allow(communicator_key key) {
-  change(key, [](state& x) { x.allowed = true; });
 }
 
 void guest_ends::allow_all() {
   std::lock_guard lock{mutex_};
   all_allowed_ = true;
+  for (auto& [key, x] : ranks_)
+    x.allowed = true;
   changed_.notify_all();
 }
 
-void guest_ends::wait_closed(communicator_key key) {
+void guest_ends::wait(communicator_key key, bool state::* what) {
   std::unique_lock lock{mutex_};
   changed_.wait(lock, [&] {
     const auto i = ranks_.find(key);
-    return i == ranks_.end() || i->second.closed;
-  });
-}
-
-void guest_ends::wait_allowed(communicator_key key) {
-  std::unique_lock lock{mutex_};
-  changed_.wait(lock, [&] {
-    const auto i = ranks_.find(key);
-    return all_allowed_ || i == ranks_.end() || i->second.allowed;
+    return i == ranks_.end() || i->second.*what;
   });
 }
 
@@ -126,28 +112,18 @@ caf::expected<communicator_ranks> guest_backend::build(const communicator_id&, i
   return not_here();
 }
 
-template <class F> caf::error guest_backend::end(communicator_ranks ranks, F f) noexcept {
+caf::error guest_backend::end(end_function how, communicator_ranks ranks) noexcept {
   caf::error result;
   for (auto& x : ranks) {
     auto& guest = static_cast<guest_communicator&>(*x);
     ends_->wait_allowed(guest.key());
     communicator_ranks one;
     one.push_back(guest.take_inner());
-    keep_first(result, f(std::move(one)));
+    keep_first(result, (*options_.executes.*how)(std::move(one)));
     ends_->remove(guest.key());
     options_.on_gone(guest.key());
   }
   return result;
-}
-
-caf::error guest_backend::abort(communicator_ranks ranks) noexcept {
-  return end(std::move(ranks),
-             [this](communicator_ranks x) { return options_.executes->abort(std::move(x)); });
-}
-
-caf::error guest_backend::destroy(communicator_ranks ranks) noexcept {
-  return end(std::move(ranks),
-             [this](communicator_ranks x) { return options_.executes->destroy(std::move(x)); });
 }
 
 caf::error guest_backend::tell(int, std::span<const std::byte> what) noexcept {

@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <utility>
 
 namespace troupe::detail {
 
@@ -48,21 +49,23 @@ class guest_ends {
 public:
   void add(communicator_key key);
   void remove(communicator_key key);
-  void set_closed(communicator_key key);
-  void allow(communicator_key key);
+  void set_closed(communicator_key key) { set(key, &state::closed); }
+  /// Lets the end of that rank begin, which waits for it.
+  void allow(communicator_key key) { set(key, &state::allowed); }
   /// Allows the end of all ranks, also of those that are added later.
   void allow_all();
   /// Blocks until the rank is closed, or is not there.
-  void wait_closed(communicator_key key);
+  void wait_closed(communicator_key key) { wait(key, &state::closed); }
   /// Blocks until the end of the rank is allowed.
-  void wait_allowed(communicator_key key);
+  void wait_allowed(communicator_key key) { wait(key, &state::allowed); }
 
 private:
   struct state {
     bool closed = false;
     bool allowed = false;
   };
-  template <class F> void change(communicator_key key, F f);
+  void set(communicator_key key, bool state::* what);
+  void wait(communicator_key key, bool state::* what);
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -99,22 +102,23 @@ public:
   caf::expected<communicator_id> make_communicator_id() noexcept override;
   caf::expected<communicator_ranks> build(const communicator_id& id, int size,
                                           std::span<const local_rank> ranks) noexcept override;
-  caf::error abort(communicator_ranks ranks) noexcept override;
-  caf::error destroy(communicator_ranks ranks) noexcept override;
+  caf::error abort(communicator_ranks ranks) noexcept override {
+    return end(&backend::abort, std::move(ranks));
+  }
+  caf::error destroy(communicator_ranks ranks) noexcept override {
+    return end(&backend::destroy, std::move(ranks));
+  }
   /// Sends bytes to the parent.
   caf::error tell(int ordinal, std::span<const std::byte> what) noexcept override;
   void set_listener(std::function<void(int, std::span<const std::byte>)> f) noexcept override;
-  /// Blocks until no operation on the rank can succeed any more. Returns at once if it is gone.
-  void wait_closed(communicator_key key) { ends_->wait_closed(key); }
-  /// Lets `abort` and `destroy` of that rank begin, which wait for it.
-  void allow_end(communicator_key key) { ends_->allow(key); }
-  void allow_all_ends() { ends_->allow_all(); }
+  guest_ends& ends() const noexcept { return *ends_; }
   /// Passes bytes from the parent to the listener.
   void received(std::span<const std::byte> what) const;
   void abandon(const caf::error& why) noexcept override;
 
 private:
-  template <class F> caf::error end(communicator_ranks ranks, F f) noexcept;
+  using end_function = caf::error (backend::*)(communicator_ranks) noexcept;
+  caf::error end(end_function how, communicator_ranks ranks) noexcept;
 
   const guest_options options_;
   const std::shared_ptr<guest_ends> ends_ = std::make_shared<guest_ends>();

@@ -41,8 +41,7 @@ program_note note_of(program_note::kind what, std::uint64_t world, std::int32_t 
   return result;
 }
 
-} // namespace
-
+/// @errors errc::invalid_argument: no program is registered by that name
 caf::expected<program_factory> find_program(const std::string& name) {
   auto& registry = program_registry::get();
   std::lock_guard lock{registry.mutex};
@@ -59,6 +58,8 @@ bool has_programs() {
   return !registry.all.empty();
 }
 
+} // namespace
+
 struct program_host::system {
   config settings;
   std::optional<caf::actor_system> actors;
@@ -70,7 +71,7 @@ program_host::program_host(program_options options)
     : options_(std::move(options)), guest_(std::make_shared<guest_backend>(options_.guest)) {}
 
 program_host::~program_host() {
-  guest_->allow_all_ends(); // the parent is not heard any more
+  guest_->ends().allow_all(); // the parent is not heard any more
   std::map<std::uint64_t, hosted> worlds;
   std::map<std::uint64_t, std::thread> beginning;
   std::vector<std::thread> over;
@@ -142,7 +143,8 @@ void program_host::tell_ended(std::uint64_t number, std::int32_t rank,
   tell(end);
 }
 
-caf::actor program_host::begin(const program_note& note, const world& over, std::uint64_t number) {
+caf::actor program_host::begin(const program_note& note, const world& over) {
+  const auto number = note.world;
   const auto rank = note.rank;
   auto ended = [this, number, rank](const caf::error& why) { tell_ended(number, rank, why); };
   auto factory = find_program(note.program);
@@ -191,7 +193,7 @@ caf::expected<program_host::hosted*> program_host::provide(const program_note& n
   lanes[static_cast<std::size_t>(note.rank)] = system_->driver;
   auto owner = (*system_core::of(*system_->actors))->runtime();
   hosted x;
-  x.rank = static_cast<std::size_t>(note.rank);
+  x.rank = note.rank;
   x.core = std::make_shared<world_core>(*owner, note.view.name, std::move(lanes), limits);
   x.core->set_on_end([this, number = note.world, rank = note.rank](
                          std::uint64_t epoch, const caf::error& why, communicator_role) {
@@ -207,7 +209,7 @@ caf::error program_host::take(communicator_key key, communicator_ranks rank,
                               std::span<const std::byte> what) {
   auto ranks = guest_->adopt(key, std::move(rank));
   auto refuse = [&](caf::error why) {
-    guest_->allow_end(key); // no operation ran on it
+    guest_->ends().allow(key); // no operation ran on it
     static_cast<void>(guest_->abort(std::move(ranks)));
     return why;
   };
@@ -253,17 +255,14 @@ caf::error program_host::take(communicator_key key, communicator_ranks rank,
 /// Starts the program on a thread of its own: it may take long, and other requests of the parent
 /// wait for this thread.
 void program_host::begin_soon(program_note note, std::shared_ptr<world_core> core) {
-  std::vector<std::thread> over;
   const auto number = note.world;
   const auto rank = note.rank;
-  caf::error why;
   std::unique_lock lock{mutex_};
-  over.swap(over_);
-  why = start_thread(
+  auto over = std::exchange(over_, {});
+  const auto why = start_thread(
       beginning_[number],
       [this, note = std::move(note), core = std::move(core)] {
-        has_begun(note.world,
-                  begin(note, world_access::make({system_->lease, core, {}}), note.world));
+        has_begun(note.world, begin(note, world_access::make({system_->lease, core, {}})));
         std::lock_guard end{mutex_};
         if (auto self = beginning_.extract(note.world)) // else the destructor is about to join it
           over_.push_back(std::move(self.mapped()));
@@ -301,17 +300,13 @@ void program_host::has_begun(std::uint64_t number, const caf::actor& actor) {
 }
 
 void program_host::tell_ready(std::uint64_t number) {
-  program_note ready;
-  ready.what = program_note::kind::ready;
-  ready.world = number;
-  {
-    std::lock_guard lock{mutex_};
-    auto i = worlds_.find(number);
-    if (i == worlds_.end())
-      return;
-    ready.rank = static_cast<std::int32_t>(i->second.rank);
-    ready.generation = i->second.generation;
-  }
+  std::unique_lock lock{mutex_};
+  auto i = worlds_.find(number);
+  if (i == worlds_.end())
+    return;
+  auto ready = note_of(program_note::kind::ready, number, i->second.rank);
+  ready.generation = i->second.generation;
+  lock.unlock();
   tell(ready);
 }
 
@@ -329,10 +324,10 @@ void program_host::close(communicator_key key) {
   }
   if (core)
     core->fail_epoch(epoch, make_error(errc::membership_changed, "the world goes on without it"));
-  guest_->wait_closed(key);
+  guest_->ends().wait_closed(key);
 }
 
-void program_host::allow_end(communicator_key key) { guest_->allow_end(key); }
+void program_host::allow_end(communicator_key key) { guest_->ends().allow(key); }
 
 void program_host::received(std::span<const std::byte> what) {
   if (is_note(note_kind::memory, what))

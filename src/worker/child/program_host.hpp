@@ -44,7 +44,7 @@ public:
 private:
   /// A world with one rank here.
   struct hosted {
-    std::size_t rank = 0;
+    std::int32_t rank = 0;
     std::uint64_t generation = 0; ///< of the rank's device, as the parent counts
     std::shared_ptr<world_core> core;
     bool begins = false; ///< its program is beginning, or has begun
@@ -59,7 +59,7 @@ private:
   bool has_system();
   caf::expected<hosted*> provide(const program_note& note);
   void begin_soon(program_note note, std::shared_ptr<world_core> core);
-  caf::actor begin(const program_note& note, const world& over, std::uint64_t number);
+  caf::actor begin(const program_note& note, const world& over);
   void has_begun(std::uint64_t number, const caf::actor& actor);
   /// Tells the parent that the program of that world can take a message.
   void tell_ready(std::uint64_t number);
@@ -79,10 +79,5 @@ private:
   std::map<std::uint64_t, std::thread> beginning_; ///< by number of the world
   std::vector<std::thread> over_; ///< finished threads of `beginning_`, to be joined
 };
-
-/// Returns the program that is registered by that name.
-/// @errors errc::invalid_argument: no program is registered by that name
-caf::expected<program_factory> find_program(const std::string& name);
-bool has_programs();
 
 } // namespace troupe::detail

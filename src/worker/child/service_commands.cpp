@@ -21,6 +21,15 @@ constexpr std::size_t warm_bytes = std::size_t{32} << 20;
 
 void* at(std::uint64_t address) noexcept { return reinterpret_cast<void*>(address); }
 
+/// Takes a resource out of `ready`; if there is none, `make` makes one.
+template <class T, class F> caf::expected<T> take(std::vector<T>& ready, F make) {
+  if (ready.empty())
+    return make();
+  const auto result = ready.back();
+  ready.pop_back();
+  return result;
+}
+
 /// Lets a launch use the device and its stream. `on_fault` is called if a function that the launch
 /// runs on the host throws.
 class service_context final : public launch_context {
@@ -107,13 +116,9 @@ void worker_service::reply(std::uint64_t number, const caf::error& error,
   wire_writer all;
   all.put(error);
   const auto head = all.bytes();
-  auto more = result.bytes();
-  if (error)
-    more = {};
-  if (head.size() + more.size() > area_.reply.size()) {
-    wire_writer instead;
-    return reply(number, make_error(errc::internal, "the reply is too long"), instead);
-  }
+  const auto more = error ? std::span<const std::byte>{} : result.bytes();
+  if (head.size() + more.size() > area_.reply.size())
+    return reply(number, make_error(errc::internal, "the reply is too long"), {});
   std::copy(head.begin(), head.end(), area_.reply.begin());
   std::copy(more.begin(), more.end(),
             area_.reply.begin() + static_cast<std::ptrdiff_t>(head.size()));
@@ -135,53 +140,50 @@ template <class F> caf::error worker_service::on(stream_id id, F f) {
 }
 
 caf::error worker_service::serve(command what, wire_reader& body, wire_writer& result) {
-  auto address = [&](caf::expected<void*> x) {
-    if (!x)
-      return x.error();
-    result.put(reinterpret_cast<std::uint64_t>(*x));
-    return caf::error{};
-  };
   switch (what) {
   case command::bind: {
-    if (auto error = device_->bind())
-      return error;
-    auto properties = device_->properties();
-    if (!properties)
-      return properties.error();
-    result.put(*properties);
-    return {};
+    auto error = device_->bind();
+    return error ? error : put_result(result, device_->properties());
   }
   case command::warm:
     return warm();
-  case command::memory: {
-    auto memory = device_->memory();
-    if (!memory)
-      return memory.error();
-    result.put(*memory);
-    return {};
-  }
+  case command::memory:
+    return put_result(result, device_->memory());
   case command::open_memory:
     return std::exchange(memory_ready_, false) ? caf::error{} : device_->open_memory();
   case command::close_memory:
     return device_->close_memory();
   case command::allocate: {
     const auto x = body.get<allocate_args>();
-    return on(x.stream, [&](stream_view s) { return address(device_->allocate(x.size_bytes, s)); });
+    return on(x.stream, [&](stream_view s) {
+      return put_result(result, device_->allocate(x.size_bytes, s));
+    });
   }
   case command::deallocate: {
     const auto x = body.get<deallocate_args>();
     return on(x.stream, [&](stream_view s) { return device_->deallocate(at(x.address), s); });
   }
   case command::allocate_symmetric:
-    return address(device_->allocate_symmetric(body.get<std::uint64_t>()));
+    return put_result(result, device_->allocate_symmetric(body.get<std::uint64_t>()));
+  case command::enqueue:
+    return enqueue(body);
+  case command::register_window: {
+    const auto x = body.get<window_args>();
+    return with(x.communicator, [&](auto& rank) {
+      return on(x.stream, [&](stream_view s) {
+        return rank.register_window(at(x.address), x.size_bytes, s);
+      });
+    });
+  }
+  case command::deregister_window: {
+    const auto x = body.get<window_args>();
+    return with(x.communicator, [&](auto& rank) { return rank.deregister_window(at(x.address)); });
+  }
+  case command::asynchronous_error:
+    return with(body.get<communicator_key>(), [](auto& rank) { return rank.asynchronous_error(); });
   case command::stop:
     stopped_.store(true);
     return {};
-  case command::enqueue:
-  case command::register_window:
-  case command::deregister_window:
-  case command::asynchronous_error:
-    return serve_communicator(what, body);
   default:
     return serve_stream(what, body, result);
   }
@@ -190,7 +192,7 @@ caf::error worker_service::serve(command what, wire_reader& body, wire_writer& r
 caf::error worker_service::serve_stream(command what, wire_reader& body, wire_writer& result) {
   switch (what) {
   case command::create_stream: {
-    auto made = create_stream();
+    auto made = take(ready_streams_, [this] { return device_->create_stream(); });
     if (!made)
       return made.error();
     streams_[++last_stream_].native = *made;
@@ -262,14 +264,6 @@ caf::error worker_service::copy(const copy_args& x) {
   });
 }
 
-caf::expected<stream_view> worker_service::create_stream() {
-  if (ready_streams_.empty())
-    return device_->create_stream();
-  const auto result = ready_streams_.back();
-  ready_streams_.pop_back();
-  return result;
-}
-
 /// Creates resources in advance: calls for them block while the driver ends the last process.
 caf::error worker_service::warm() {
   if (programs_ != nullptr)
@@ -318,14 +312,10 @@ caf::error worker_service::record(const record_args& x) {
     return no_such("stream or event");
   auto& event = events_[x.event];
   if (event.native.native == nullptr || event.in_flight) {
-    if (spare_events_.empty()) {
-      auto made = device_->create_event();
-      if (!made)
-        return made.error();
-      spare_events_.push_back(*made);
-    }
-    event.native = spare_events_.back(); // the previous one is listed in `in_flight`
-    spare_events_.pop_back();
+    auto made = take(spare_events_, [this] { return device_->create_event(); });
+    if (!made)
+      return made.error();
+    event.native = *made; // the previous one is listed in `in_flight`
   }
   if (auto error = device_->record(event.native, stream->native))
     return error;
@@ -366,27 +356,6 @@ template <class F> caf::error worker_service::with(communicator_key key, F f) {
   }
   return rank != nullptr ? f(*rank)
                          : make_error(errc::communicator_dead, "its communicator has ended");
-}
-
-caf::error worker_service::serve_communicator(command what, wire_reader& body) {
-  switch (what) {
-  case command::enqueue:
-    return enqueue(body);
-  case command::register_window: {
-    const auto x = body.get<window_args>();
-    return with(x.communicator, [&](auto& rank) {
-      return on(x.stream, [&](stream_view s) {
-        return rank.register_window(at(x.address), x.size_bytes, s);
-      });
-    });
-  }
-  case command::deregister_window: {
-    const auto x = body.get<window_args>();
-    return with(x.communicator, [&](auto& rank) { return rank.deregister_window(at(x.address)); });
-  }
-  default:
-    return with(body.get<communicator_key>(), [](auto& rank) { return rank.asynchronous_error(); });
-  }
 }
 
 caf::error worker_service::enqueue(wire_reader& body) {

@@ -16,6 +16,13 @@ void worker_service::answer(const control_head& head, const caf::error& error,
     fault(error);
 }
 
+template <class T>
+void worker_service::answer(const control_head& head, const caf::expected<T>& result) noexcept {
+  wire_writer value;
+  const auto error = put_result(value, result);
+  answer(head, error, value.bytes());
+}
+
 void worker_service::received(std::span<const std::byte> message,
                               std::optional<file_descriptor> descriptor) noexcept {
   after_hearing_from_another_process();
@@ -32,105 +39,68 @@ void worker_service::with_arguments(const control_head& head, wire_reader& body,
   body.ok() ? f(x) : answer(head, malformed());
 }
 
+template <class T, class F>
+void worker_service::answer_in_job(const control_head& head, wire_reader& body, F f) {
+  with_arguments<T>(head, body,
+                    [&](auto& x) { run_job(head, [this, head, x, f] { answer(head, f(x)); }); });
+}
+
 void worker_service::serve_control(const control_head& head, std::span<const std::byte> body,
                                    std::optional<file_descriptor> descriptor) {
   wire_reader reader{body};
   switch (head.kind) {
-  case control::set_up:
-    break; // only valid as the first message
   case control::peer_link:
-    return with_arguments<std::array<std::int32_t, 2>>(head, reader, [&](auto& pair) {
-      run_job(head, [this, head, pair] {
-        auto link = executes_->link(pair[0], pair[1]);
-        if (!link)
-          return answer(head, link.error());
-        wire_writer result;
-        result.put(*link);
-        answer(head, {}, result.bytes());
-      });
+    return answer_in_job<std::array<std::int32_t, 2>>(
+        head, reader, [this](auto& pair) { return executes_->link(pair[0], pair[1]); });
+  case control::make_communicator_id:
+    return answer(head, executes_->make_communicator_id());
+  case control::check_build:
+    return answer_in_job<build_args>(head, reader, [this](auto& what) {
+      const local_rank mine{what.rank, what.device};
+      return executes_->check_build(what.size, {&mine, 1});
     });
-  case control::tell:
-    if (programs_ != nullptr)
-      programs_->received(body);
-    return answer(head, {});
-  case control::told:
-    break; // only sent by workers
+  case control::build:
+    return answer_in_job<build_args>(head, reader, [this](auto& what) { return build(what); });
+  case control::call_off:
+    return with_arguments<communicator_id>(head, reader, [&](auto& id) {
+      executes_->call_off(id);
+      answer(head, caf::error{});
+    });
+  case control::close:
+    return answer_in_job<communicator_key>(head, reader, [this](auto key) {
+      if (is_handed_over(key))
+        programs_->close(key);
+      return caf::error{};
+    });
+  case control::abort:
+  case control::destroy:
+    return answer_in_job<communicator_key>(
+        head, reader, [this, how = head.kind](auto key) { return end(how, key); });
+  case control::hand_over: {
+    const auto key = reader.get<communicator_key>();
+    const auto what = reader.get_bytes();
+    return answer(head, reader.ok() ? hand_over(key, what) : malformed());
+  }
   case control::map:
     return with_arguments<map_args>(
         head, reader, [&](auto& what) { answer(head, map(what, std::move(descriptor))); });
   case control::unmap:
     return with_arguments<std::uint64_t>(head, reader,
                                          [&](auto segment) { answer(head, unmap(segment)); });
-  case control::make_communicator_id:
-  case control::check_build:
-  case control::build:
-  case control::call_off:
-  case control::close:
-  case control::abort:
-  case control::destroy:
-  case control::hand_over:
-    return serve_communicator_control(head, reader);
-  }
-  answer(head, malformed());
-}
-
-void worker_service::serve_communicator_control(const control_head& head, wire_reader& body) {
-  switch (head.kind) {
-  case control::make_communicator_id: {
-    auto id = executes_->make_communicator_id();
-    if (!id)
-      return answer(head, id.error());
-    return answer(head, {}, bytes_of(*id));
-  }
-  case control::check_build:
-    return with_arguments<build_args>(head, body, [&](auto& what) {
-      run_job(head, [this, head, what] {
-        const local_rank mine{what.rank, what.device};
-        answer(head, executes_->check_build(what.size, {&mine, 1}));
-      });
-    });
-  case control::build:
-    return with_arguments<build_args>(head, body, [&](auto& what) {
-      if (what.rank < 0 || what.rank >= what.size)
-        return answer(head, malformed());
-      run_job(head, [this, head, what] {
-        communicator_key key = 0;
-        auto error = build(what, key);
-        answer(head, error, bytes_of(key));
-      });
-    });
-  case control::call_off:
-    return with_arguments<communicator_id>(head, body, [&](auto& id) {
-      executes_->call_off(id);
-      answer(head, {});
-    });
-  case control::close:
-    return with_arguments<communicator_key>(head, body, [&](auto key) {
-      run_job(head, [this, head, key] {
-        if (is_handed_over(key))
-          programs_->close(key);
-        answer(head, {});
-      });
-    });
-  case control::abort:
-  case control::destroy:
-    return with_arguments<communicator_key>(head, body, [&](auto key) {
-      run_job(head, [this, head, key] { answer(head, end(head.kind, key)); });
-    });
-  case control::hand_over: {
-    const auto key = body.get<communicator_key>();
-    const auto what = body.get_bytes();
-    if (!body.ok())
-      break;
-    return answer(head, hand_over(key, what));
-  }
-  default:
+  case control::tell:
+    if (programs_ != nullptr)
+      programs_->received(body);
+    return answer(head, caf::error{});
+  case control::set_up: // only valid as the first message
+  case control::told:   // only sent by workers
     break;
   }
   answer(head, malformed());
 }
 
-caf::error worker_service::build(const build_args& what, communicator_key& key) {
+caf::expected<communicator_key> worker_service::build(const build_args& what) {
+  if (what.rank < 0 || what.rank >= what.size)
+    return malformed();
   const local_rank mine{what.rank, what.device};
   auto ranks = executes_->build(what.id, what.size, {&mine, 1});
   if (!ranks)
@@ -156,9 +126,8 @@ caf::error worker_service::build(const build_args& what, communicator_key& key) 
     return error;
   }
   std::lock_guard lock{mutex_};
-  key = ++last_communicator_;
-  communicators_.emplace(key, std::move(*ranks));
-  return {};
+  communicators_.emplace(++last_communicator_, std::move(*ranks));
+  return last_communicator_;
 }
 
 caf::error worker_service::end(control how, communicator_key key) {

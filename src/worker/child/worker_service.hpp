@@ -88,9 +88,7 @@ private:
   void execute(const command_head& head, std::span<const std::byte> body) noexcept;
   caf::error serve(command what, wire_reader& body, wire_writer& result);
   caf::error serve_stream(command what, wire_reader& body, wire_writer& result);
-  caf::error serve_communicator(command what, wire_reader& body);
   caf::error warm();
-  caf::expected<stream_view> create_stream();
   caf::error record(const record_args& x);
   caf::error wait_word(const wait_word_args& x);
   caf::error copy(const copy_args& x);
@@ -115,12 +113,14 @@ private:
 
   void serve_control(const control_head& head, std::span<const std::byte> body,
                      std::optional<file_descriptor> descriptor);
-  void serve_communicator_control(const control_head& head, wire_reader& body);
   /// Reads the arguments of a request and calls `f` with them. Answers if they cannot be read.
   template <class T, class F> void with_arguments(const control_head& head, wire_reader& body, F f);
+  /// Does the same on a thread of its own, and answers with what `f` returns.
+  template <class T, class F> void answer_in_job(const control_head& head, wire_reader& body, F f);
   void answer(const control_head& head, const caf::error& error,
               std::span<const std::byte> result = {}) noexcept;
-  caf::error build(const build_args& what, communicator_key& key);
+  template <class T> void answer(const control_head& head, const caf::expected<T>& result) noexcept;
+  caf::expected<communicator_key> build(const build_args& what);
   caf::error end(control how, communicator_key key);
   caf::error hand_over(communicator_key key, std::span<const std::byte> what);
   bool is_handed_over(communicator_key key);
@@ -182,6 +182,14 @@ inline caf::error malformed() { return make_error(errc::internal, "a command cou
 
 inline caf::error no_such(const char* what) {
   return make_error(errc::internal, std::string{"the worker has no such "} + what);
+}
+
+/// Writes the value of `x`, or returns its error.
+template <class T> caf::error put_result(wire_writer& to, const caf::expected<T>& x) {
+  if (!x)
+    return x.error();
+  to.put(*x);
+  return {};
 }
 
 } // namespace troupe::detail
