@@ -3,13 +3,10 @@
 #include "foundation/file_descriptor.hpp"
 
 #include <atomic>
-#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <optional>
 #include <sstream>
-#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -41,13 +38,6 @@ std::uintptr_t address_of_program() noexcept {
   return result;
 }
 
-std::optional<std::uintptr_t> hexadecimal(std::string_view text) noexcept {
-  std::uintptr_t result = 0;
-  const auto* end = text.data() + text.size();
-  const auto [last, error] = std::from_chars(text.data(), end, result, 16);
-  return error == std::errc{} && last == end ? std::optional{result} : std::nullopt;
-}
-
 /// Returns the path of the main program's file, or an empty string if it is unknown.
 /// @source Linux, proc_pid_maps(5)
 std::string path_of_program() {
@@ -57,14 +47,11 @@ std::string path_of_program() {
     return {};
   std::istringstream lines{*maps};
   for (std::string line; std::getline(lines, line);) {
-    const auto dash = line.find('-');
-    const auto blank = line.find(' ');
-    if (dash == std::string::npos || blank == std::string::npos || dash > blank)
-      continue;
-    const std::string_view text{line};
-    const auto first = hexadecimal(text.substr(0, dash));
-    const auto last = hexadecimal(text.substr(dash + 1, blank - dash - 1));
-    if (!first || !last || address < *first || address >= *last)
+    std::istringstream fields{line};
+    std::uintptr_t first = 0;
+    std::uintptr_t last = 0;
+    char dash = 0;
+    if (!(fields >> std::hex >> first >> dash >> last) || address < first || address >= last)
       continue;
     const auto path = line.find('/');
     return path == std::string::npos ? std::string{} : line.substr(path);

@@ -24,14 +24,42 @@ public:
                                                       const std::stop_token& stop) {
     if (auto link = take(end))
       return link;
-    return until_stopped(stop, [&] { return provide_anew(start, end); });
+    return until_stopped(stop, [&]() -> caf::expected<std::shared_ptr<worker_link>> {
+      std::lock_guard one_at_a_time{starting_}; // a spare may be starting
+      if (auto link = take(end))
+        return link;
+      auto started = start(stop_token());
+      if (!started)
+        return started.error();
+      std::lock_guard lock{mutex_};
+      closed_ = false;
+      now_ = std::move(*started);
+      return now_.link;
+    });
   }
   /// Does the same for the spare. `end` may block, and the device may need another worker
   /// meanwhile.
   /// @errors also errc::unavailable: the device is closed
   template <class Start, class End>
   caf::error provide_spare(Start start, End end, const std::stop_token& stop) {
-    return until_stopped(stop, [&] { return provide_spare_anew(start, end); });
+    return until_stopped(stop, [&]() -> caf::error {
+      std::lock_guard one_at_a_time{starting_};
+      std::unique_lock lock{mutex_};
+      if (closed_)
+        return make_error(errc::unavailable, "the device is closed");
+      if (is_there(spare_))
+        return {};
+      put_aside(spare_);
+      auto lost = std::exchange(lost_, {});
+      lock.unlock();
+      end(std::move(lost));
+      auto started = start(stop_token());
+      if (!started)
+        return started.error();
+      lock.lock();
+      spare_ = std::move(*started);
+      return {};
+    });
   }
   /// Cancels starts and gives the worker, the spare and the lost workers to `end`.
   template <class End> void release(End end) {
@@ -41,16 +69,12 @@ public:
     }
     stop_starting();
     std::lock_guard one_at_a_time{starting_};
-    Running now;
-    Running spare;
-    std::vector<Running> lost;
-    {
-      std::lock_guard lock{mutex_};
-      now = std::exchange(now_, {});
-      spare = std::exchange(spare_, {});
-      lost.swap(lost_);
-    }
-    may_start_again();
+    std::unique_lock lock{mutex_};
+    auto now = std::exchange(now_, {});
+    auto spare = std::exchange(spare_, {});
+    auto lost = std::exchange(lost_, {});
+    stop_ = std::stop_source{};
+    lock.unlock();
     end(std::move(now), std::move(spare), std::move(lost));
   }
 
@@ -72,42 +96,11 @@ private:
       const std::stop_callback on_stop{stop, [this] { stop_starting(); }};
       return f();
     }();
-    if (stop.stop_requested())
-      may_start_again();
-    return result;
-  }
-  template <class Start, class End>
-  caf::expected<std::shared_ptr<worker_link>> provide_anew(Start& start, End& end) {
-    std::lock_guard one_at_a_time{starting_}; // a spare may be starting
-    if (auto link = take(end))
-      return link;
-    auto started = start(stop_token());
-    if (!started)
-      return started.error();
-    std::lock_guard lock{mutex_};
-    closed_ = false;
-    now_ = std::move(*started);
-    return now_.link;
-  }
-  template <class Start, class End> caf::error provide_spare_anew(Start& start, End& end) {
-    std::lock_guard one_at_a_time{starting_};
-    std::vector<Running> lost;
-    {
+    if (stop.stop_requested()) {
       std::lock_guard lock{mutex_};
-      if (closed_)
-        return make_error(errc::unavailable, "the device is closed");
-      if (is_there(spare_))
-        return {};
-      put_aside(spare_);
-      lost.swap(lost_);
+      stop_ = std::stop_source{};
     }
-    end(std::move(lost));
-    auto started = start(stop_token());
-    if (!started)
-      return started.error();
-    std::lock_guard lock{mutex_};
-    spare_ = std::move(*started);
-    return {};
+    return result;
   }
   static bool is_there(const Running& x) { return x.link && !x.link->lost(); }
   void put_aside(Running& x) {
@@ -115,34 +108,26 @@ private:
       lost_.push_back(std::exchange(x, {}));
   }
   template <class End> std::shared_ptr<worker_link> take(End& end) {
-    std::vector<Running> lost;
-    {
-      std::lock_guard lock{mutex_};
-      if (is_there(now_))
-        return now_.link;
-      put_aside(now_);
-      if (is_there(spare_)) {
-        now_ = std::exchange(spare_, {}); // at once: the lost workers can wait
-        return now_.link;
-      }
-      put_aside(spare_);
-      lost.swap(lost_);
+    std::unique_lock lock{mutex_};
+    if (is_there(now_))
+      return now_.link;
+    put_aside(now_);
+    if (is_there(spare_)) {
+      now_ = std::exchange(spare_, {}); // at once: the lost workers can wait
+      return now_.link;
     }
+    put_aside(spare_);
+    auto lost = std::exchange(lost_, {});
+    lock.unlock();
     end(std::move(lost));
     return nullptr;
   }
-  /// Cancels the current start, and later ones until `may_start_again`.
+  /// Cancels the current start, and later ones until `stop_` is replaced.
   void stop_starting() {
-    std::stop_source stop;
-    {
-      std::lock_guard lock{mutex_};
-      stop = stop_;
-    }
+    std::unique_lock lock{mutex_};
+    auto stop = stop_;
+    lock.unlock();
     stop.request_stop();
-  }
-  void may_start_again() {
-    std::lock_guard lock{mutex_};
-    stop_ = std::stop_source{};
   }
   std::stop_token stop_token() const {
     std::lock_guard lock{mutex_};

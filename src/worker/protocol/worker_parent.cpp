@@ -34,19 +34,16 @@ std::optional<std::string_view> worker_argument(worker_parent::arguments from) n
   return std::nullopt;
 }
 
-caf::expected<int> descriptor_in(worker_parent::arguments from) {
-  const auto text = worker_argument(from);
-  if (!text)
-    return make_error(errc::invalid_argument, "this process is not a worker: it has no argument " +
-                                                  std::string{worker_flag});
-  int result = -1;
-  const auto* last = text->data() + text->size();
-  if (const auto [end, error] = std::from_chars(text->data(), last, result);
-      error != std::errc{} || end != last || result < 0)
+/// Adopts the socket whose descriptor `text`, of a worker's argument, names.
+caf::expected<message_socket> socket_named(std::string_view text) {
+  int descriptor = -1;
+  const auto* last = text.data() + text.size();
+  if (const auto [end, error] = std::from_chars(text.data(), last, descriptor);
+      error != std::errc{} || end != last || descriptor < 0)
     return make_error(errc::invalid_argument, "the argument " + std::string{worker_flag} +
-                                                  std::string{*text} +
+                                                  std::string{text} +
                                                   " does not name a descriptor");
-  return result;
+  return message_socket::adopt(descriptor);
 }
 
 /// The parent's hello, with its shared memory.
@@ -260,11 +257,7 @@ caf::error refuse_in_unmet_worker() {
                  "this process, " + std::to_string(::getpid()) +
                      ", was started as a worker, but its program is not one: main has to begin "
                      "with troupe::worker_main(argc, argv)");
-  auto flag = std::string{worker_flag} + mark;
-  std::array<char*, 1> arguments{flag.data()};
-  const auto descriptor = descriptor_in(arguments);
-  auto socket = descriptor ? message_socket::adopt(*descriptor)
-                           : caf::expected<message_socket>{descriptor.error()};
+  auto socket = socket_named(mark);
   if (!socket) // told before, or another process stands between
     return why;
   auto answer = make_hello();
@@ -280,10 +273,11 @@ bool worker_parent::is_worker(arguments from) noexcept { return worker_argument(
 
 caf::expected<worker_parent> worker_parent::attach(arguments from, worker_parent_options options) {
   const auto until = clock::now() + options.hello_limit;
-  const auto descriptor = descriptor_in(from);
-  if (!descriptor)
-    return descriptor.error();
-  auto socket = message_socket::adopt(*descriptor);
+  const auto named = worker_argument(from);
+  if (!named)
+    return make_error(errc::invalid_argument, "this process is not a worker: it has no argument " +
+                                                  std::string{worker_flag});
+  auto socket = socket_named(*named);
   if (!socket)
     return socket.error();
   // From here on this process is a worker. Programs that it starts are not.
