@@ -46,7 +46,7 @@ caf::error remote_device::bind() noexcept {
     on_loss_->of.store(link_.get());
     tells_loss_ = false;
   }
-  auto properties = read<device_properties>(link_->ask(command::bind, no_arguments{}));
+  auto properties = read<device_properties>(link_->ask(command::bind));
   if (!properties)
     return properties.error();
   properties_ = std::move(*properties);
@@ -59,7 +59,7 @@ caf::error remote_device::bind() noexcept {
 }
 
 caf::expected<memory_info> remote_device::memory() noexcept {
-  return read<memory_info>(link_->ask(command::memory, no_arguments{}));
+  return read<memory_info>(link_->ask(command::memory));
 }
 
 caf::expected<void*> remote_device::address(caf::expected<wire_reader> reply) const {
@@ -93,7 +93,7 @@ std::function<caf::error(void*)> remote_device::pinned_deleter() noexcept {
 }
 
 caf::expected<stream_view> remote_device::create_stream() noexcept {
-  auto stream = address(link_->ask(command::create_stream, no_arguments{}));
+  auto stream = address(link_->ask(command::create_stream));
   if (!stream)
     return stream.error();
   return stream_view{*stream};
@@ -234,7 +234,7 @@ caf::error remote_device::launch_registered(const std::string& name,
 
 /// Does nothing: the worker connects a communicator when it builds it.
 caf::error remote_communicator::connect(stream_view, connect_scope) noexcept {
-  return link_->lost() ? link_->loss() : caf::error{};
+  return link_->loss();
 }
 
 caf::error remote_communicator::enqueue(std::span<const collective_call> calls,
@@ -273,7 +273,7 @@ caf::error remote_communicator::hand_over(std::span<const std::byte> what) noexc
 caf::error remote_communicator::asynchronous_error() noexcept {
   const auto errors = link_->communicator_errors(); // read before the worker is asked
   if (errors == errors_of_others_)
-    return link_->lost() ? link_->loss() : caf::error{};
+    return link_->loss();
   if (auto error = link_->run(command::asynchronous_error, key_))
     return error;
   errors_of_others_ = errors;

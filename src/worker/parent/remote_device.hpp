@@ -30,12 +30,8 @@ public:
   caf::error bind() noexcept override;
   caf::expected<device_properties> properties() noexcept override { return properties_; }
   caf::expected<memory_info> memory() noexcept override;
-  caf::error open_memory() noexcept override {
-    return link_->run(command::open_memory, no_arguments{});
-  }
-  caf::error close_memory() noexcept override {
-    return link_->run(command::close_memory, no_arguments{});
-  }
+  caf::error open_memory() noexcept override { return link_->run(command::open_memory); }
+  caf::error close_memory() noexcept override { return link_->run(command::close_memory); }
   caf::expected<void*> allocate(std::size_t size_bytes, stream_view stream) noexcept override;
   caf::error deallocate(void* memory, stream_view stream) noexcept override;
   caf::expected<void*> allocate_symmetric(std::size_t size_bytes) noexcept override;
@@ -83,9 +79,7 @@ public:
   void set_loss_signal(std::function<void(const caf::error&)> signal) noexcept override {
     on_loss_->tell = std::move(signal);
   }
-  caf::error loss() const noexcept override {
-    return link_ && link_->lost() ? link_->loss() : caf::error{};
-  }
+  caf::error loss() const noexcept override { return link_ ? link_->loss() : caf::error{}; }
 
   bool runs_cuda() const noexcept override { return false; }
   bool signals_completion() const noexcept override { return false; }

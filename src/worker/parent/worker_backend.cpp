@@ -120,6 +120,20 @@ struct assembly {
   bool given_up = false;
   std::vector<std::pair<std::shared_ptr<worker_link>, communicator_key>> built;
 
+  /// Takes the worker's reply to the request to build the rank at `i`.
+  void take(std::size_t i, const std::shared_ptr<worker_link>& link, worker_reply x) {
+    auto key = x ? value_of<communicator_key>(*x) : caf::expected<communicator_key>{x.error()};
+    if (key) {
+      std::unique_lock lock{mutex};
+      if (given_up) {
+        lock.unlock();
+        abort_one(*link, *key);
+      } else {
+        built.emplace_back(link, *key);
+      }
+    }
+    answers.set(i, key ? std::move(x) : worker_reply{key.error()});
+  }
   /// Cancels the build: aborts ranks that are built, now or later.
   void end() {
     std::lock_guard lock{mutex};
@@ -241,21 +255,9 @@ worker_backend::build(const communicator_id&, int size,
   auto all = std::make_shared<assembly>(ranks.size());
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     const auto body = arguments(i);
-    links[i]->request(control::build, bytes_of(body), std::nullopt,
-                      [all, i, link = links[i]](worker_reply x) {
-                        auto key = x ? value_of<communicator_key>(*x)
-                                     : caf::expected<communicator_key>{x.error()};
-                        if (key) {
-                          std::unique_lock lock{all->mutex};
-                          if (all->given_up) {
-                            lock.unlock();
-                            abort_one(*link, *key);
-                          } else {
-                            all->built.emplace_back(link, *key);
-                          }
-                        }
-                        all->answers.set(i, key ? std::move(x) : worker_reply{key.error()});
-                      });
+    links[i]->request(
+        control::build, bytes_of(body), std::nullopt,
+        [all, i, link = links[i]](worker_reply x) { all->take(i, link, std::move(x)); });
   }
   all->answers.wait_for_success(left);
   all->answers.wait_for_cause(cause_patience);

@@ -242,6 +242,8 @@ caf::error worker_link::heard(const caf::error& error) noexcept {
 }
 
 caf::error worker_link::loss() const {
+  if (!lost())
+    return {};
   std::lock_guard lock{mutex_};
   return why_;
 }

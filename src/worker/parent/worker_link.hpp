@@ -69,13 +69,14 @@ public:
   // -- the lane
 
   /// Enqueues a command without a reply.
-  template <wire_value T> caf::error tell(command what, const T& arguments) noexcept {
+  template <wire_value T = no_arguments>
+  caf::error tell(command what, const T& arguments = {}) noexcept {
     return write(what, false, bytes_of(arguments), {}, command_limit());
   }
   /// Enqueues a command and waits for its reply, which is readable until the next one.
   /// @errors errors of the worker; errc::worker_lost
-  template <wire_value T>
-  caf::expected<wire_reader> ask(command what, const T& arguments,
+  template <wire_value T = no_arguments>
+  caf::expected<wire_reader> ask(command what, const T& arguments = {},
                                  std::span<const std::byte> more = {},
                                  std::chrono::nanoseconds limit = {}) noexcept {
     return ask_bytes(what, bytes_of(arguments), more, limit);
@@ -85,8 +86,8 @@ public:
                                        std::span<const std::byte> more = {},
                                        std::chrono::nanoseconds limit = {}) noexcept;
   /// Does the same, for a reply that is only an error or none.
-  template <wire_value T>
-  caf::error run(command what, const T& arguments, std::span<const std::byte> more = {},
+  template <wire_value T = no_arguments>
+  caf::error run(command what, const T& arguments = {}, std::span<const std::byte> more = {},
                  std::chrono::nanoseconds limit = {}) noexcept {
     auto reply = ask(what, arguments, more, limit);
     return reply ? caf::error{} : reply.error();
@@ -145,6 +146,7 @@ public:
 
   bool lost() const noexcept override { return lost_.load(std::memory_order_acquire); }
   bool has_ended() const noexcept override { return control_->has_ended(); }
+  /// Returns why it is lost, or no error.
   caf::error loss() const;
   /// Calls `f` once, on loss; at once if it is lost already. Returns the listener's number.
   std::uint64_t on_loss(std::function<void(const caf::error&)> f);
