@@ -4,7 +4,6 @@
 #include "foundation/log.hpp"
 #include "foundation/option_check.hpp"
 #include "foundation/start_thread.hpp"
-#include "worker/parent/worker_process.hpp"
 #include "worker/protocol/worker_parent.hpp"
 #include <troupe/detail/completion.hpp>
 
@@ -65,6 +64,25 @@ caf::error unwanted(int device) {
 } // namespace
 
 struct process_pool::life {
+  void ended(int device, const worker_end& how, const worker_settings& settings) {
+    std::unique_lock lock{mutex};
+    const auto why = process ? lost_by(device, *process, how, settings)
+                             : lost_worker(device, "its worker ended right after its start");
+    const auto to = link.lock();
+    if (!to)
+      end = why;
+    lock.unlock();
+    if (to)
+      to->lose(why);
+  }
+  void reaped() {
+    std::unique_lock lock{mutex};
+    const auto to = link.lock();
+    lock.unlock();
+    if (to)
+      to->gone();
+  }
+
   std::optional<worker_process> process; ///< set before `link`
   std::mutex mutex;                      ///< guards the members below
   std::weak_ptr<worker_link> link;
@@ -157,53 +175,37 @@ process_pool::~process_pool() {
     release(i);
 }
 
+worker_options process_pool::process_options() const {
+  worker_options result;
+  result.program = command_.program;
+  result.name = command_.name;
+  result.arguments = command_.arguments;
+  result.arguments.insert(result.arguments.end(), options_.workers.arguments.begin(),
+                          options_.workers.arguments.end());
+  result.area_bytes = sizeof(link_area);
+  result.hello_limit = options_.workers.start_limit;
+  result.stuck_limit = options_.workers.stuck_limit;
+  result.call_limit = options_.workers.call_limit;
+  return result;
+}
+
 caf::expected<process_pool::running> process_pool::start(int ordinal, const std::stop_token& stop) {
   const auto begin = clock::now();
-  worker_options how;
-  how.program = command_.program;
-  how.name = command_.name;
-  how.arguments = command_.arguments;
-  how.arguments.insert(how.arguments.end(), options_.workers.arguments.begin(),
-                       options_.workers.arguments.end());
-  how.area_bytes = sizeof(link_area);
-  how.hello_limit = options_.workers.start_limit;
-  how.stuck_limit = options_.workers.stuck_limit;
-  how.call_limit = options_.workers.call_limit;
+  auto how = process_options();
   how.stop = stop;
   auto of = std::make_shared<life>();
   worker_listener listener;
   listener.ended = [ordinal, weak = std::weak_ptr{of},
                     settings = options_.workers](const worker_end& end) {
-    auto self = weak.lock();
-    if (!self)
-      return;
-    std::shared_ptr<worker_link> link;
-    caf::error why;
-    {
-      std::lock_guard lock{self->mutex};
-      why = self->process ? lost_by(ordinal, *self->process, end, settings)
-                          : lost_worker(ordinal, "its worker ended right after its start");
-      link = self->link.lock();
-      if (!link)
-        self->end = why;
-    }
-    if (link)
-      link->lose(why);
+    if (auto self = weak.lock())
+      self->ended(ordinal, end, settings);
   };
   listener.reaped = [ordinal, weak = std::weak_ptr{of}](const worker_exit& exit) {
     if (exit.signal != 0 && exit.signal != SIGKILL) // an own error; the end was told before
       log(log_level::warning,
           "the worker of device " + std::to_string(ordinal) + " was ended by " + to_string(exit));
-    auto self = weak.lock();
-    if (!self)
-      return;
-    std::shared_ptr<worker_link> link;
-    {
-      std::lock_guard lock{self->mutex};
-      link = self->link.lock();
-    }
-    if (link)
-      link->gone();
+    if (auto self = weak.lock())
+      self->reaped();
   };
   auto process = worker_process::start(std::move(how), std::move(listener));
   if (!process)
@@ -243,33 +245,34 @@ caf::expected<process_pool::running> process_pool::start(int ordinal, const std:
     result.link->lose(*ended);
   std::stop_callback on_stop{stop,
                              [link = result.link, ordinal] { link->give_up(unwanted(ordinal)); }};
-  worker_setup what{options_.backend, ordinal, -1, options_.host, options_.cuda};
-  if (options_.spin)
-    what.spin_ns = std::chrono::nanoseconds{*options_.spin}.count();
-  wire_writer setup;
-  setup.put(what);
   const auto left = options_.workers.start_limit - (clock::now() - begin);
-  auto answer =
-      result.link->request(control::set_up, setup.bytes(), std::nullopt,
-                           std::max<std::chrono::nanoseconds>(left, std::chrono::milliseconds{1}));
-  if (!answer) {
-    end(result, answer.error());
-    return answer.error();
-  }
-  wire_reader reader{*answer};
-  const auto about = reader.get<worker_description>();
-  if (!reader.ok() || about.devices < 0 || about.devices > most_worker_devices ||
-      about.spin_ns < 0) {
-    const auto why =
-        make_error(errc::internal, "a worker's description of its device is malformed");
+  if (auto why = set_up(result, left)) {
     end(result, why);
     return why;
   }
-  result.devices = about.devices;
-  result.link->set_spin(std::chrono::nanoseconds{about.spin_ns});
   const auto& memory = of->process->memory();
   segments().add(memory.bytes(), memory.descriptor(), of);
   return result;
+}
+
+caf::error process_pool::set_up(running& x, std::chrono::nanoseconds limit) {
+  worker_setup what{options_.backend, x.link->device(), -1, options_.host, options_.cuda};
+  if (options_.spin)
+    what.spin_ns = std::chrono::nanoseconds{*options_.spin}.count();
+  wire_writer message;
+  message.put(what);
+  const auto answer =
+      x.link->request(control::set_up, message.bytes(), std::nullopt,
+                      std::max<std::chrono::nanoseconds>(limit, std::chrono::milliseconds{1}));
+  if (!answer)
+    return answer.error();
+  wire_reader reader{*answer};
+  const auto about = reader.get<worker_description>();
+  if (!reader.ok() || about.devices < 0 || about.devices > most_worker_devices || about.spin_ns < 0)
+    return make_error(errc::internal, "a worker's description of its device is malformed");
+  x.devices = about.devices;
+  x.link->set_spin(std::chrono::nanoseconds{about.spin_ns});
+  return {};
 }
 
 /// Ends the worker. Every holder of the link finds it lost.
@@ -336,7 +339,7 @@ void process_pool::release(int ordinal) noexcept {
     end_all(std::move(lost));
     if (!now.link)
       return;
-    if (!now.link->lost() && !now.link->tell(command::stop, no_arguments{}))
+    if (!now.link->lost() && !now.link->tell(command::stop))
       static_cast<void>(now.of->process->wait_exit(clock::now() + stop_limit)); // else killed below
     end(now, make_error(errc::unavailable, "the device's worker was stopped"));
   });

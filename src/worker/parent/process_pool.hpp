@@ -3,9 +3,11 @@
 
 #include "worker/parent/worker_command.hpp"
 #include "worker/parent/worker_pool.hpp"
+#include "worker/parent/worker_process.hpp"
 #include "worker/parent/worker_slot.hpp"
 #include <troupe/worker.hpp>
 
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <stop_token>
@@ -46,7 +48,10 @@ private:
 
   process_pool(worker_backend_options options, worker_command command)
       : options_(std::move(options)), command_(std::move(command)) {}
+  worker_options process_options() const;
   caf::expected<running> start(int ordinal, const std::stop_token& stop = {});
+  /// Sends a started worker its settings. `limit`: for its answer
+  caf::error set_up(running& x, std::chrono::nanoseconds limit);
   /// Starts a worker as a spare.
   caf::expected<running> start_warm(int ordinal, const std::stop_token& stop) noexcept;
   void end(running& x, const caf::error& why) noexcept;
