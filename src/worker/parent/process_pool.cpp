@@ -83,6 +83,17 @@ struct process_pool::life {
       to->gone();
   }
 
+  /// Passes messages of the worker on until there are no more.
+  void receive(int device, const std::weak_ptr<worker_link>& to) {
+    const auto error =
+        receive_all(process->socket(), [&](std::span<const std::byte> message, auto) {
+          if (auto x = to.lock())
+            x->received(message);
+        });
+    if (auto x = to.lock(); x && error)
+      x->give_up(lost_worker(device, error));
+  }
+
   std::optional<worker_process> process; ///< set before `link`
   std::mutex mutex;                      ///< guards the members below
   std::weak_ptr<worker_link> link;
@@ -228,15 +239,7 @@ caf::expected<process_pool::running> process_pool::start(int ordinal, const std:
     });
     ended = of->end;
   }
-  const auto receive = [ordinal, of, weak = std::weak_ptr{result.link}] {
-    const auto error =
-        receive_all(of->process->socket(), [&](std::span<const std::byte> message, auto) {
-          if (auto link = weak.lock())
-            link->received(message);
-        });
-    if (auto link = weak.lock(); link && error)
-      link->give_up(lost_worker(ordinal, error));
-  };
+  const auto receive = [ordinal, of, to = std::weak_ptr{result.link}] { of->receive(ordinal, to); };
   if (auto why = start_thread(result.receiver, receive, "for a worker")) {
     end(result, why);
     return why;

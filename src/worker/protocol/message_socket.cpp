@@ -116,7 +116,7 @@ caf::error message_socket::send(std::span<const std::byte> bytes, std::span<cons
   if (descriptors.size() > most_descriptors)
     return make_error(errc::invalid_argument, std::to_string(descriptors.size()) +
                                                   " descriptors in a message: the limit is " +
-                                                  std::to_string(most_descriptors) + " can be");
+                                                  std::to_string(most_descriptors));
   iovec content{const_cast<std::byte*>(bytes.data()), bytes.size()};
   control_buffer control;
   msghdr header{};
