@@ -25,9 +25,9 @@ void add_predecessor(part& p, predecessor x) {
 
 /// Returns true if `u` supersedes the `i`th access, which is of `by`. If `u` supersedes only a part
 /// of it, the rest may become another access.
-bool order_use(const std::shared_ptr<operation>& op, dependencies& around, const use& u,
-               const std::shared_ptr<operation>& by, access_list& accesses, std::size_t i,
-               bool held) {
+bool order_use(locked lock, const std::shared_ptr<operation>& op, dependencies& around,
+               const use& u, const std::shared_ptr<operation>& by, access_list& accesses,
+               std::size_t i, bool held) {
   auto& p = op->parts()[u.part];
   auto& a = accesses[i];
   bool overlap = a.begin < u.end && u.begin < a.end;
@@ -37,6 +37,9 @@ bool order_use(const std::shared_ptr<operation>& op, dependencies& around, const
   if (conflict) {
     if (a.writes)
       by->precede(op, u.reads && !u.accepted.includes(by->number()));
+    if (a.writes && u.writes) // `by` itself passes them on only when it settles
+      for (auto& x : by->unreadable_behind(lock, *u.memory, *a.at, u.begin, u.end))
+        op->overwrites(lock, u.memory, x);
     if (!by->on_lanes() && (around.behind.empty() || around.behind.back() != by))
       around.behind.push_back(by);
   }
@@ -84,7 +87,7 @@ void order_uses(locked lock, const std::shared_ptr<operation>& op, dependencies&
   }
 }
 
-void order_run(locked, const std::shared_ptr<operation>& op, dependencies& around,
+void order_run(locked lock, const std::shared_ptr<operation>& op, dependencies& around,
                std::span<const use> run, access_list& accesses, std::uint64_t before, bool held) {
   auto next = [&](std::size_t i) { return accesses.next_in(i, run.front().begin, run.back().end); };
   for (auto i = next(0); i < accesses.size(); i = next(i)) {
@@ -95,7 +98,7 @@ void order_run(locked, const std::shared_ptr<operation>& op, dependencies& aroun
       auto u = std::lower_bound(run.begin(), run.end(), accesses[i].begin,
                                 [](const use& x, std::size_t begin) { return x.end < begin; });
       for (; !gone && u != run.end() && u->begin <= accesses[i].end; ++u)
-        gone = order_use(op, around, *u, by, accesses, i, held);
+        gone = order_use(lock, op, around, *u, by, accesses, i, held);
     }
     if (gone)
       accesses.remove(i);

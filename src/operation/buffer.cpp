@@ -106,7 +106,7 @@ caf::error buffer::check_determinate(std::size_t begin, std::size_t end) const {
   return {};
 }
 
-caf::error buffer::check_readable(locked, std::size_t begin, std::size_t end,
+caf::error buffer::check_readable(locked order, std::size_t begin, std::size_t end,
                                   const skipped_reads& accepted) const {
   if (!whole()) {
     std::lock_guard lock{unreadable_mutex_};
@@ -121,11 +121,15 @@ caf::error buffer::check_readable(locked, std::size_t begin, std::size_t end,
        i = accesses.next_in(i + 1, begin, end)) {
     auto& a = accesses[i];
     auto by = a.writes ? a.by.lock() : nullptr;
-    if (!by || !by->failed() || by->cancelled() || by->delivered(*a.at))
+    if (!by || !by->failed() || by->settled() || by->delivered(*a.at))
       continue;
     if (!by->never_issued(*a.at))
       return indeterminate(by->cause());
-    if (by->marks_skipped() && !accepted.includes(by->number()))
+    for (auto& x :
+         by->unreadable_behind(order, *this, *a.at, std::max(begin, a.begin), std::min(end, a.end)))
+      if (!accepted.includes(x.skipped_by))
+        return x.error();
+    if (!by->cancelled() && by->marks_skipped() && !accepted.includes(by->number()))
       return skipped(by->cause());
   }
   return {};

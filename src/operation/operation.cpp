@@ -251,6 +251,18 @@ std::vector<buffer::unreadable_range> operation::unreadable_before(const buffer&
   return result;
 }
 
+std::vector<buffer::unreadable_range> operation::unreadable_behind(locked, const buffer& memory,
+                                                                   const part& p, std::size_t begin,
+                                                                   std::size_t end) const {
+  std::vector<buffer::unreadable_range> result;
+  if (!failed() || settled() || delivered(p) || !never_issued(p))
+    return result;
+  for (auto& [of, x] : overwritten_)
+    if (of.get() == &memory && x.begin < end && begin < x.end)
+      result.push_back({std::max(begin, x.begin), std::min(end, x.end), x.cause, x.skipped_by});
+  return result;
+}
+
 bool operation::claim_issue(part& p) noexcept {
   // Either this thread sees an attempt to withdraw, or the withdrawing thread sees `claimed`.
   p.claimed.store(true);

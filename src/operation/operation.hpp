@@ -315,6 +315,12 @@ public:
   void precede(const std::shared_ptr<operation>& successor, bool reads);
   /// Notes that it will overwrite the indeterminate or skipped range `x`, or else marks it again.
   void overwrites(locked, const std::shared_ptr<buffer>& memory, const buffer::unreadable_range& x);
+  /// Returns the ranges of `memory` in [begin, end) that were indeterminate or skipped and stay so,
+  /// because it has failed and `p`, which was to overwrite them, is never issued. Empty once
+  /// settled: then they are marked.
+  std::vector<buffer::unreadable_range> unreadable_behind(locked, const buffer& memory,
+                                                          const part& p, std::size_t begin,
+                                                          std::size_t end) const;
 
   /// Withdraws the operation, which failed before it went to the lanes, from the admission order:
   /// operations in the order do not wait for it any more.

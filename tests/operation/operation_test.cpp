@@ -223,6 +223,44 @@ TEST(Operation, FailsThoseWhoReadWhatItWrites) {
     EXPECT_TRUE(is_ok(answer_of(x)));
 }
 
+/// Memory stays unreadable behind operations that were to overwrite or accept it, but failed,
+/// before their lane comes to them.
+TEST(Operation, PassesOnAtOnceWhatItLeavesUnreadable) {
+  core_system system{{.devices = 2}};
+  auto device = system.device();
+  auto memory = allocate_bytes(device, 64);
+  gate held;
+  gate write;
+  auto lane = device.launch(held.on_lane(), {}, {}, {});
+  held.wait_reached();
+  auto writer = std::make_shared<probe>(
+      std::vector{system.lane(1)},
+      [pass = write.passer()](detail::part&, detail::lane&) -> caf::expected<issue_outcome> {
+        pass();
+        return make_error(errc::cuda_error, "on purpose");
+      });
+  writer->add_use(detail::use_of(testing::must(memory.slice(0, 32)), false, true));
+  system.runtime()->start(writer);
+  write.wait_reached();
+  auto accepts = device.accept(memory, {});
+  write.open();
+  EXPECT_TRUE(has_code(answer_of(writer), errc::cuda_error));
+  EXPECT_TRUE(has_code(answer_of(accepts), errc::cuda_error));
+  EXPECT_TRUE(has_code(memory.access(), errc::indeterminate));
+  EXPECT_TRUE(testing::must(memory.slice(32, 32)).access());
+
+  auto overwrites = device.fill(memory, {std::byte{3}}, {});
+  EXPECT_TRUE(memory.access()); // from the call on
+  overwrites->cancel();
+  EXPECT_TRUE(has_code(answer_of(overwrites), errc::cancelled));
+  EXPECT_TRUE(has_code(memory.access(), errc::indeterminate));
+  EXPECT_FALSE(lane->completed());
+  held.open();
+  EXPECT_TRUE(settles(*writer));
+  EXPECT_TRUE(is_ok(answer_of(device.fill(memory, {std::byte{4}}, {}))));
+  EXPECT_TRUE(memory.access());
+}
+
 TEST(Operation, IsAnsweredAfterThoseItBuildsOn) {
   core_system system;
   auto device = system.device();
