@@ -1,0 +1,164 @@
+/// Direct collectives: how the kernels use channels.
+///
+/// The code of the kernels is in the headers direct_*.hpp. It calls what a GPU thread can do by the
+/// functions of namespace `gpu`, which direct.cu defines for the device and the tests for host
+/// threads.
+///
+/// Every wait looks at `plane::aborted` from time to time. A block that has seen it writes nothing
+/// to memory of the user any more, and its channels are not used again.
+#pragma once
+
+#include "backend/cuda/direct_layout.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+namespace troupe::detail::direct {
+
+/// The number of looks at memory between two looks at `plane::aborted`, which takes longer.
+inline constexpr unsigned looks_before_abort_check = 2000;
+
+/// Waits until `f` returns true. Returns false if the kernels are to end.
+template <class F> TROUPE_DEVICE bool wait_until(const plane& p, F f) {
+  for (unsigned looks = 0; !f(); gpu::pause())
+    if (++looks == looks_before_abort_check) {
+      looks = 0;
+      if (gpu::load(p.aborted) != 0)
+        return false;
+    }
+  return true;
+}
+
+/// The mark has the low 31 bits of the number. It is never 0, as in a cleared packet.
+TROUPE_DEVICE std::uint32_t mark_of(std::uint32_t number) { return number << 1 | 1; }
+
+TROUPE_DEVICE arena& own(const plane& p) { return *p.at[p.rank]; }
+
+// -- channels
+
+TROUPE_DEVICE packet* slot_at(const plane& p, unsigned peer, unsigned channel,
+                              std::uint32_t number) {
+  return p.at[peer]->slot[p.rank][channel][number % slots];
+}
+
+TROUPE_DEVICE packet* slot_from(const plane& p, unsigned peer, unsigned channel,
+                                std::uint32_t number) {
+  return own(p).slot[peer][channel][number % slots];
+}
+
+/// Waits until the slot of message `number` to `peer` is free. Each thread that sends a part of the
+/// message calls it before.
+TROUPE_DEVICE bool wait_for_slot(const plane& p, unsigned peer, unsigned channel,
+                                 std::uint32_t number) {
+  if (number % clearing_period <
+      slots) { // the peer fills this place again only for a later message
+    gpu::store(&own(p).wanted_at[peer][channel][number % slots], packet{});
+    gpu::fence_system();
+  }
+  const std::uint32_t* acknowledged = &own(p).numbers[peer][channel].acknowledged;
+  return wait_until(p, [=] {
+    return static_cast<std::int32_t>(gpu::load(acknowledged) - (number - slots)) >= 0;
+  });
+}
+
+TROUPE_DEVICE void send(packet* to, std::uint64_t data, std::uint32_t number) {
+  const auto mark = mark_of(number);
+  gpu::store(to, packet{static_cast<std::uint32_t>(data), mark,
+                        static_cast<std::uint32_t>(data >> 32), mark});
+}
+
+TROUPE_DEVICE bool receive(const plane& p, const packet* from, std::uint32_t number,
+                           std::uint64_t& data) {
+  const auto mark = mark_of(number);
+  packet x;
+  const bool there = wait_until(p, [&] {
+    x = gpu::load(from);
+    return x.low_mark == mark && x.high_mark == mark;
+  });
+  data = std::uint64_t{x.high} << 32 | x.low;
+  return there;
+}
+
+/// Clears the slot of message `number` from `peer`, if it is time to. By all threads of the block,
+/// before the acknowledgement.
+TROUPE_DEVICE void clear_slot(const plane& p, unsigned peer, unsigned channel,
+                              std::uint32_t number) {
+  if (number % clearing_period >= slots)
+    return;
+  packet* slot = slot_from(p, peer, channel, number);
+  for (unsigned i = gpu::thread(); i < slot_packets; i += gpu::threads())
+    gpu::store(slot + i, packet{});
+  gpu::fence_system();
+  gpu::sync();
+}
+
+/// Tells `peer` that its message is not needed in its slot any more. By one thread, after the block
+/// has read it.
+TROUPE_DEVICE void acknowledge(const plane& p, unsigned peer, unsigned channel,
+                               std::uint32_t number) {
+  gpu::store(&p.at[peer]->numbers[p.rank][channel].acknowledged, number);
+}
+
+/// Called by all threads at the end of a kernel. The last block reports the end of the kernel.
+TROUPE_DEVICE void end_kernel(const plane& p) {
+  gpu::sync();
+  if (gpu::thread() != 0)
+    return;
+  arena& mine = own(p);
+  const unsigned blocks = gpu::grid_x() * gpu::grid_y();
+  if (blocks > 1) {
+    gpu::fence_device();
+    if (gpu::add(&mine.blocks_over, 1) != blocks - 1)
+      return;
+    gpu::fence_device();
+    gpu::store(&mine.blocks_over, 0);
+  }
+  const std::uint32_t ended = gpu::load(&mine.kernels_ended) + 1;
+  gpu::store(&mine.kernels_ended, ended);
+  gpu::fence_system();
+  gpu::store(p.ended, ended);
+}
+
+/// A range of a block's channel: an equal share of `all`, in order.
+struct range {
+  std::size_t begin;
+  std::size_t end;
+};
+
+TROUPE_DEVICE range share_of(std::size_t all, unsigned index, unsigned number,
+                             std::size_t unit = 1) {
+  const std::size_t each = ((all + number - 1) / number + unit - 1) / unit * unit;
+  const std::size_t begin = each * index < all ? each * index : all;
+  return {begin, all - begin < each ? all : begin + each};
+}
+
+/// The numbers of the last messages of a block's channels, in memory of the block.
+struct shared_numbers {
+  std::uint32_t sent[most_ranks];
+  std::uint32_t received[most_ranks];
+
+  /// By all threads; `gpu::sync` must follow.
+  TROUPE_DEVICE void read(const plane& p, unsigned channel) {
+    const unsigned peer = gpu::thread();
+    if (peer >= p.size)
+      return;
+    const auto numbers = gpu::load(&own(p).numbers[peer][channel]);
+    sent[peer] = numbers.sent;
+    received[peer] = numbers.received;
+  }
+
+  /// Frees the slots of the `n`th message from each peer since then. By all threads of the block,
+  /// after they have read it.
+  TROUPE_DEVICE void end_messages(const plane& p, unsigned channel, std::uint32_t n) const {
+    for (unsigned peer = 0; peer < p.size; ++peer)
+      if (peer != p.rank)
+        clear_slot(p, peer, channel, received[peer] + n);
+    const unsigned peer = gpu::thread();
+    if (peer < p.size && peer != p.rank)
+      acknowledge(p, peer, channel, received[peer] + n);
+  }
+};
+
+} // namespace troupe::detail::direct

@@ -1,0 +1,111 @@
+/// Direct collectives: what the kernels of direct.cu and the code that launches them share.
+///
+/// The ranks of a communicator exchange data through channels. A channel leads one way, from one
+/// rank to another one, and one block of threads at either end uses it. Its messages are numbered.
+/// Its slots lie in the receiver's memory. The sender writes message `n` into slot `n % slots` once
+/// the receiver has acknowledged message `n - slots`. Each 16 bytes in a slot are a packet: 8 bytes
+/// of data, and a mark made of the number beside each half. So a packet tells by itself whether it
+/// has arrived, and no barrier is needed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace troupe::detail::direct {
+
+inline constexpr unsigned most_ranks = 8;
+inline constexpr unsigned most_channels = 64; ///< from one rank to another one
+inline constexpr unsigned slots = 2;          ///< of a channel
+inline constexpr unsigned slot_packets = 512;
+inline constexpr unsigned packet_bytes = 8; ///< of data
+inline constexpr unsigned block_threads = 512;
+/// A message of this number and of each multiple clears its slot, so that no mark of a former
+/// message is left there when the numbers begin again.
+inline constexpr std::uint32_t clearing_period = std::uint32_t{1} << 20;
+
+struct alignas(16) packet {
+  std::uint32_t low = 0;
+  std::uint32_t low_mark = 0;
+  std::uint32_t high = 0;
+  std::uint32_t high_mark = 0;
+};
+
+/// The numbers of the last messages of one rank's channels to a peer and from it.
+struct alignas(16) channel_numbers {
+  std::uint32_t sent = 0;
+  std::uint32_t acknowledged = 0; ///< written by the peer: of the messages that were sent
+  std::uint32_t received = 0;
+  std::uint32_t unused = 0;
+};
+
+/// The memory of one rank, to which its peers have access. All zeros at the start, except that the
+/// numbers may begin anywhere, the same for all ranks.
+struct arena {
+  channel_numbers numbers[most_ranks][most_channels]; // by peer
+  /// Where a peer wants the next messages of the channel to it, if they are written there directly:
+  /// its packet for message `n` is in place `n % slots`.
+  packet wanted_at[most_ranks][most_channels][slots];
+  std::uint32_t blocks_over = 0;                               ///< of the kernel that runs
+  std::uint32_t kernels_ended = 0;                             ///< since the start
+  packet slot[most_ranks][most_channels][slots][slot_packets]; // by sender; of `size` ranks only
+};
+
+/// Returns the number of bytes of an arena for `size` ranks.
+constexpr std::size_t arena_bytes(unsigned size) noexcept {
+  return sizeof(arena) - (most_ranks - size) * sizeof(arena{}.slot[0]);
+}
+
+/// One rank's view of its communicator; the first argument of each kernel.
+struct plane {
+  arena* at[most_ranks]; ///< by rank
+  std::uint32_t* ended;  ///< in pinned memory: `arena::kernels_ended`, written as a kernel ends
+  const std::uint32_t* aborted; ///< in pinned memory: not 0 once the kernels are to end at once
+  unsigned rank;
+  unsigned size;
+};
+
+enum class reduction : std::uint32_t { add, multiply, lesser, greater };
+
+/// A reduction: an all_reduce, a reduce or a reduce_scatter.
+/// @shape all_reduce, reduce: `count` elements of `in`, and of `out` if the rank is in `targets`;
+///        reduce_scatter: `size * count` elements of `in` and `count` of `out`
+/// @units elements
+struct reduce_arguments {
+  const void* in;
+  void* out;
+  std::size_t count;
+  const void* factor;        ///< one element in device memory by which `in` is multiplied, or null
+  unsigned char constant[8]; ///< the same, if `has_constant`
+  std::uint32_t has_constant;
+  std::uint32_t targets;  ///< one bit for each rank that gets the result
+  std::uint32_t scatters; ///< 1: each rank gets its own block of the result
+  std::uint32_t divides;  ///< 1: the result is divided by `size`
+  reduction op;
+};
+
+enum class route : std::uint8_t {
+  push, ///< through the slots
+  put,  ///< written to where the receiver wants it; its memory is accessible to the sender
+};
+
+/// One message to a peer or from it.
+struct message {
+  void* memory;
+  std::size_t bytes; ///< 0: it has only one empty packet
+  std::uint16_t channels;
+  std::uint8_t peer;
+  bool is_sent; ///< or else received
+  route way;
+};
+
+/// The messages of one rank, in the order of each pair of ranks. A message to itself comes before
+/// the one from itself.
+template <std::size_t Most> struct move_arguments {
+  std::uint32_t count;
+  message list[Most];
+};
+
+inline constexpr std::size_t few_messages = 2 * most_ranks;
+inline constexpr std::size_t many_messages = 1024;
+
+} // namespace troupe::detail::direct

@@ -1,0 +1,217 @@
+/// Direct collectives: messages between ranks.
+#pragma once
+
+#include "backend/cuda/direct_channel.hpp"
+#include "backend/cuda/direct_elements.hpp"
+#include "backend/cuda/direct_layout.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+namespace troupe::detail::direct {
+
+/// Copies `bytes` bytes by all threads of the block; the ranges do not overlap.
+template <class Word>
+TROUPE_DEVICE void copy_words(unsigned char* to, const unsigned char* from, std::size_t bytes) {
+  constexpr unsigned unrolled = 4;
+  const unsigned me = gpu::thread();
+  const std::size_t stride = gpu::threads();
+  const std::size_t off = reinterpret_cast<std::uintptr_t>(to) % sizeof(Word);
+  const std::size_t to_boundary = off == 0 ? 0 : sizeof(Word) - off;
+  const std::size_t head = to_boundary < bytes ? to_boundary : bytes;
+  const std::size_t words = (bytes - head) / sizeof(Word);
+  const std::size_t tail = head + words * sizeof(Word);
+  for (std::size_t i = me; i < head; i += stride)
+    to[i] = from[i];
+  for (std::size_t i = tail + me; i < bytes; i += stride)
+    to[i] = from[i];
+  auto* target = reinterpret_cast<Word*>(to + head);
+  auto* source = reinterpret_cast<const Word*>(from + head);
+  std::size_t i = me;
+  for (; i + (unrolled - 1) * stride < words; i += unrolled * stride) {
+    Word x[unrolled];
+    TROUPE_UNROLL
+    for (unsigned u = 0; u < unrolled; ++u)
+      x[u] = source[i + u * stride];
+    TROUPE_UNROLL
+    for (unsigned u = 0; u < unrolled; ++u)
+      target[i + u * stride] = x[u];
+  }
+  for (; i < words; i += stride)
+    target[i] = source[i];
+}
+
+TROUPE_DEVICE void copy_bytes(void* to, const void* from, std::size_t bytes) {
+  auto* target = static_cast<unsigned char*>(to);
+  auto* source = static_cast<const unsigned char*>(from);
+  const auto distance =
+      reinterpret_cast<std::uintptr_t>(to) - reinterpret_cast<std::uintptr_t>(from);
+  if (distance % sizeof(gpu::vector) == 0)
+    copy_words<gpu::vector>(target, source, bytes);
+  else if (distance % 8 == 0)
+    copy_words<std::uint64_t>(target, source, bytes);
+  else if (distance % 4 == 0)
+    copy_words<std::uint32_t>(target, source, bytes);
+  else if (distance % 2 == 0)
+    copy_words<std::uint16_t>(target, source, bytes);
+  else
+    copy_words<unsigned char>(target, source, bytes);
+}
+
+/// Returns the packets of a pushed message that go over a channel. An empty message has one packet.
+TROUPE_DEVICE range packets_of(const message& x, unsigned channel) {
+  if (x.bytes == 0)
+    return {0, channel == 0 ? std::size_t{1} : 0};
+  return share_of((x.bytes + packet_bytes - 1) / packet_bytes, channel, x.channels);
+}
+
+/// Returns the bytes of a put message that one channel's block writes.
+TROUPE_DEVICE range bytes_of(const message& x, unsigned channel) {
+  return share_of(x.bytes, channel, x.channels, 128);
+}
+
+/// One block's end of a channel. All threads of the block call its functions. Each returns false if
+/// the kernels are to end.
+class channel_end {
+public:
+  TROUPE_DEVICE channel_end(const plane& p, unsigned peer, unsigned channel, std::uint32_t last)
+      : p_(p), peer_(peer), channel_(channel), number_(last) {}
+
+  TROUPE_DEVICE std::uint32_t last() const { return number_; }
+
+  TROUPE_DEVICE bool push(const message& x) {
+    const range share = packets_of(x, channel_);
+    const auto* from = static_cast<const unsigned char*>(x.memory);
+    const bool aligned = is_aligned<std::uint64_t>(from);
+    bool alive = true;
+    for (std::size_t base = share.begin; alive && base < share.end; base += slot_packets) {
+      ++number_;
+      alive = wait_for_slot(p_, peer_, channel_, number_);
+      packet* slot = slot_at(p_, peer_, channel_, number_);
+      for (std::size_t j = gpu::thread(); alive && j < slot_packets && base + j < share.end;
+           j += gpu::threads())
+        send(slot + j, load_packet_data(from, x.bytes, base + j, aligned), number_);
+    }
+    return !gpu::sync_or(!alive);
+  }
+
+  TROUPE_DEVICE bool receive_pushed(const message& x) {
+    const range share = packets_of(x, channel_);
+    auto* to = static_cast<unsigned char*>(x.memory);
+    const bool aligned = is_aligned<std::uint64_t>(to);
+    bool alive = true;
+    for (std::size_t base = share.begin; alive && base < share.end; base += slot_packets) {
+      ++number_;
+      const packet* slot = slot_from(p_, peer_, channel_, number_);
+      for (std::size_t j = gpu::thread(); alive && j < slot_packets && base + j < share.end;
+           j += gpu::threads()) {
+        std::uint64_t data = 0;
+        alive = receive(p_, slot + j, number_, data);
+        if (alive)
+          store_packet_data(to, x.bytes, base + j, aligned, data);
+      }
+      alive = !gpu::sync_or(!alive);
+      if (alive)
+        end_message();
+    }
+    return alive;
+  }
+
+  /// Writes the data to where the receiver wants it.
+  TROUPE_DEVICE bool put(const message& x) {
+    const range share = bytes_of(x, channel_);
+    ++number_;
+    std::uint64_t wanted_at = 0;
+    bool alive =
+        receive(p_, &own(p_).wanted_at[peer_][channel_][number_ % slots], number_, wanted_at);
+    alive = !gpu::sync_or(!alive);
+    if (!alive)
+      return false;
+    copy_bytes(reinterpret_cast<unsigned char*>(static_cast<std::uintptr_t>(wanted_at)) +
+                   share.begin,
+               static_cast<const unsigned char*>(x.memory) + share.begin, share.end - share.begin);
+    gpu::fence_system();
+    gpu::sync();
+    if (gpu::thread() == 0) {
+      alive = wait_for_slot(p_, peer_, channel_, number_);
+      if (alive)
+        send(slot_at(p_, peer_, channel_, number_), 0, number_);
+    }
+    return !gpu::sync_or(!alive);
+  }
+
+  TROUPE_DEVICE bool receive_put(const message& x) {
+    ++number_;
+    bool alive = true;
+    if (gpu::thread() == 0) {
+      send(&p_.at[peer_]->wanted_at[p_.rank][channel_][number_ % slots],
+           reinterpret_cast<std::uintptr_t>(x.memory), number_);
+      std::uint64_t nothing = 0;
+      alive = receive(p_, slot_from(p_, peer_, channel_, number_), number_, nothing);
+      gpu::fence_system();
+    }
+    alive = !gpu::sync_or(!alive);
+    if (alive)
+      end_message();
+    return alive;
+  }
+
+private:
+  TROUPE_DEVICE void end_message() const {
+    clear_slot(p_, peer_, channel_, number_);
+    if (gpu::thread() == 0)
+      acknowledge(p_, peer_, channel_, number_);
+  }
+
+  const plane& p_;
+  const unsigned peer_;
+  const unsigned channel_;
+  std::uint32_t number_;
+};
+
+/// Sends the messages to one peer, or receives those from it, in their order. Every pair, direction
+/// and channel has a block of its own, so that none waits for another one.
+/// @shape a grid of channels * (2 * size) blocks
+template <std::size_t Most> TROUPE_DEVICE void move(const plane& p, const move_arguments<Most>& a) {
+  const unsigned channel = gpu::block_x();
+  const bool sends = gpu::block_y() < p.size;
+  const unsigned peer = gpu::block_y() % p.size;
+  if (peer == p.rank) {
+    const message* to_itself = nullptr;
+    for (std::uint32_t i = 0; sends && i < a.count; ++i) {
+      const message& x = a.list[i];
+      if (x.peer != peer)
+        continue;
+      if (x.is_sent) {
+        to_itself = &x;
+      } else if (to_itself != nullptr && x.bytes != 0 && channel < x.channels) {
+        const range share = bytes_of(x, channel);
+        copy_bytes(static_cast<unsigned char*>(x.memory) + share.begin,
+                   static_cast<const unsigned char*>(to_itself->memory) + share.begin,
+                   share.end - share.begin);
+      }
+    }
+    end_kernel(p);
+    return;
+  }
+  auto& numbers = own(p).numbers[peer][channel];
+  channel_end here{p, peer, channel, gpu::load(sends ? &numbers.sent : &numbers.received)};
+  gpu::sync();
+  bool alive = true;
+  for (std::uint32_t i = 0; alive && i < a.count; ++i) {
+    const message& x = a.list[i];
+    if (x.peer != peer || x.is_sent != sends || channel >= x.channels)
+      continue;
+    if (x.way == route::push)
+      alive = sends ? here.push(x) : here.receive_pushed(x);
+    else
+      alive = sends ? here.put(x) : here.receive_put(x);
+  }
+  if (alive && gpu::thread() == 0)
+    gpu::store(sends ? &numbers.sent : &numbers.received, here.last());
+  end_kernel(p);
+}
+
+} // namespace troupe::detail::direct

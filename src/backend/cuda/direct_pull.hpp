@@ -1,0 +1,259 @@
+/// Direct collectives: reductions of memory that all ranks can access.
+#pragma once
+
+#include "backend/cuda/direct_channel.hpp"
+#include "backend/cuda/direct_elements.hpp"
+#include "backend/cuda/direct_layout.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+namespace troupe::detail::direct {
+
+/// Combines elements [begin, end) of all ranks, in the order of ranks, and writes them to all
+/// targets. `Unrolled` vectors at a time are read from two ranks at once.
+template <class T, unsigned Unrolled> struct pulled {
+  using group = elements<T, gpu::vector>;
+
+  const plane& p;
+  const reduce_arguments& a;
+  const T* const* ins;
+  T* const* outs;
+  const scaling<T>* scale;
+
+  TROUPE_DEVICE void single(std::size_t i) const {
+    wide<T> result = widen(scale[0](ins[0][i]));
+    for (unsigned rank = 1; rank < p.size; ++rank)
+      result = combine(a.op, result, widen(scale[rank](ins[rank][i])));
+    const T x = finished<T>(a, p.size, result);
+    for (unsigned rank = 0; rank < p.size; ++rank)
+      if (outs[rank] != nullptr)
+        outs[rank][i] = x;
+  }
+
+  static TROUPE_DEVICE gpu::vector* vectors(T* from, std::size_t offset) {
+    return reinterpret_cast<gpu::vector*>(from + offset);
+  }
+
+  TROUPE_DEVICE void add(wide<T> (&result)[Unrolled][group::count],
+                         const gpu::vector (&x)[Unrolled], unsigned rank) const {
+    TROUPE_UNROLL
+    for (unsigned u = 0; u < Unrolled; ++u) {
+      const auto all = group::from(x[u]);
+      TROUPE_UNROLL
+      for (unsigned k = 0; k < group::count; ++k) {
+        const auto y = widen(scale[rank](all.at[k]));
+        result[u][k] = rank == 0 ? y : combine(a.op, result[u][k], y);
+      }
+    }
+  }
+
+  /// Vectors `first + u * stride` from element `offset` on, for all u < n.
+  template <unsigned N>
+  TROUPE_DEVICE void several(std::size_t offset, std::size_t first, std::size_t stride) const {
+    const pulled<T, N> one{p, a, ins, outs, scale};
+    wide<T> result[N][group::count];
+    for (unsigned rank = 0; rank < p.size; rank += 2) {
+      gpu::vector x[N];
+      gpu::vector y[N];
+      const bool both = rank + 1 < p.size;
+      const gpu::vector* from_x = vectors(const_cast<T*>(ins[rank]), offset) + first;
+      const gpu::vector* from_y =
+          vectors(const_cast<T*>(ins[both ? rank + 1 : rank]), offset) + first;
+      TROUPE_UNROLL
+      for (unsigned u = 0; u < N; ++u)
+        x[u] = from_x[u * stride];
+      if (both) {
+        TROUPE_UNROLL
+        for (unsigned u = 0; u < N; ++u)
+          y[u] = from_y[u * stride];
+      }
+      one.add(result, x, rank);
+      if (both)
+        one.add(result, y, rank + 1);
+    }
+    gpu::vector sums[N];
+    TROUPE_UNROLL
+    for (unsigned u = 0; u < N; ++u) {
+      group all;
+      TROUPE_UNROLL
+      for (unsigned k = 0; k < group::count; ++k)
+        all.at[k] = finished<T>(a, p.size, result[u][k]);
+      sums[u] = all.word();
+    }
+    for (unsigned rank = 0; rank < p.size; ++rank) {
+      if (outs[rank] == nullptr)
+        continue;
+      gpu::vector* to = vectors(outs[rank], offset) + first;
+      TROUPE_UNROLL
+      for (unsigned u = 0; u < N; ++u)
+        to[u * stride] = sums[u];
+    }
+  }
+
+  /// Returns how far all ranks' memory is from a multiple of a vector's size, the same for all; or
+  /// that size if it differs.
+  TROUPE_DEVICE unsigned misalignment(std::size_t begin) const {
+    constexpr unsigned width = sizeof(gpu::vector);
+    const auto of = [=](const T* x) {
+      return static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(x + begin) % width);
+    };
+    const unsigned first = of(ins[0]);
+    for (unsigned rank = 0; rank < p.size; ++rank)
+      if (of(ins[rank]) != first || (outs[rank] != nullptr && of(outs[rank]) != first))
+        return width;
+    return first;
+  }
+
+  TROUPE_DEVICE void run(range share) const {
+    const std::size_t stride = std::size_t{gpu::grid_x()} * gpu::threads();
+    const std::size_t first = std::size_t{gpu::block_x()} * gpu::threads() + gpu::thread();
+    const std::size_t count = share.end - share.begin;
+    const unsigned off = misalignment(share.begin);
+    if (off == sizeof(gpu::vector)) {
+      for (std::size_t i = first; i < count; i += stride)
+        single(share.begin + i);
+      return;
+    }
+    const std::size_t to_boundary = off == 0 ? 0 : (sizeof(gpu::vector) - off) / sizeof(T);
+    const std::size_t head = to_boundary < count ? to_boundary : count;
+    const std::size_t all = (count - head) / group::count;
+    const std::size_t tail = head + all * group::count;
+    for (std::size_t i = first; i < head; i += stride)
+      single(share.begin + i);
+    for (std::size_t i = tail + first; i < count; i += stride)
+      single(share.begin + i);
+    std::size_t i = first;
+    for (; i + (Unrolled - 1) * stride < all; i += Unrolled * stride)
+      several<Unrolled>(share.begin + head, i, stride);
+    for (; i < all; i += stride)
+      several<1>(share.begin + head, i, stride);
+  }
+};
+
+/// What the ranks tell each other, in memory of the block.
+template <class T> struct shared_facts {
+  shared_numbers numbers;
+  const T* ins[most_ranks];
+  T* outs[most_ranks]; ///< null: the rank does not get the result
+  scaling<T> scale[most_ranks];
+};
+
+/// What a rank tells its peers: a packet for each fact.
+enum class fact : std::uint32_t { in, out, factor, has_factor };
+inline constexpr unsigned facts = 4;
+
+template <class T>
+TROUPE_DEVICE std::uint64_t own_fact(const plane& p, const reduce_arguments& a, fact which) {
+  const auto scale = scaling_of<T>(a);
+  std::uint64_t result = 0;
+  switch (which) {
+  case fact::in:
+    return reinterpret_cast<std::uintptr_t>(a.in);
+  case fact::out:
+    return (a.targets >> p.rank & 1) != 0 ? reinterpret_cast<std::uintptr_t>(a.out) : 0;
+  case fact::factor:
+    std::memcpy(&result, &scale.factor, sizeof(T));
+    return result;
+  case fact::has_factor:
+    return scale.is_on ? 1 : 0;
+  }
+  return 0;
+}
+
+template <class T>
+TROUPE_DEVICE void note(shared_facts<T>& all, unsigned rank, fact which, std::uint64_t data) {
+  switch (which) {
+  case fact::in:
+    all.ins[rank] = reinterpret_cast<const T*>(static_cast<std::uintptr_t>(data));
+    break;
+  case fact::out:
+    all.outs[rank] = reinterpret_cast<T*>(static_cast<std::uintptr_t>(data));
+    break;
+  case fact::factor:
+    all.scale[rank].factor = elements<T, std::uint64_t>::from(data).at[0];
+    break;
+  case fact::has_factor:
+    all.scale[rank].is_on = data != 0;
+    break;
+  }
+}
+
+/// Sends packet `place` of the `n`th message to a peer, and receives that of the peer.
+TROUPE_DEVICE bool swap_packets(const plane& p, const shared_numbers& last, unsigned peer,
+                                std::uint32_t n, unsigned place, std::uint64_t& data) {
+  const unsigned channel = gpu::block_x();
+  const std::uint32_t number = last.sent[peer] + n;
+  if (!wait_for_slot(p, peer, channel, number))
+    return false;
+  send(slot_at(p, peer, channel, number) + place, data, number);
+  const std::uint32_t awaited = last.received[peer] + n;
+  return receive(p, slot_from(p, peer, channel, awaited) + place, awaited, data);
+}
+
+/// Waits until the kernels of all ranks run, and exchanges the facts. Returns false if the kernels
+/// are to end.
+template <class T>
+TROUPE_DEVICE bool meet(const plane& p, const reduce_arguments& a, shared_facts<T>& all) {
+  bool alive = true;
+  for (unsigned i = gpu::thread(); alive && i < p.size * facts; i += gpu::threads()) {
+    const unsigned rank = i / facts;
+    const auto which = static_cast<fact>(i % facts);
+    std::uint64_t data = own_fact<T>(p, a, which);
+    if (rank != p.rank)
+      alive = swap_packets(p, all.numbers, rank, 1, i % facts, data);
+    if (alive)
+      note(all, rank, which, data);
+  }
+  return !gpu::sync_or(!alive);
+}
+
+/// Waits until all ranks have read what they need, and written what others need.
+template <class T> TROUPE_DEVICE bool part(const plane& p, const shared_facts<T>& all) {
+  gpu::fence_system();
+  gpu::sync();
+  const unsigned peer = gpu::thread();
+  bool alive = true;
+  if (peer < p.size && peer != p.rank) {
+    std::uint64_t nothing = 0;
+    alive = swap_packets(p, all.numbers, peer, 2, 0, nothing);
+    gpu::fence_system();
+  }
+  return !gpu::sync_or(!alive);
+}
+
+/// Each rank combines its share of all ranks' memory, and writes it to the memory of all targets.
+template <class T, unsigned Unrolled>
+TROUPE_DEVICE void pull_reduce(const plane& p, const reduce_arguments& a, shared_facts<T>& all) {
+  const unsigned channel = gpu::block_x();
+  const unsigned me = gpu::thread();
+  all.numbers.read(p, channel);
+  gpu::sync();
+  bool alive = meet(p, a, all);
+  if (alive) {
+    all.numbers.end_messages(p, channel, 1);
+    if (a.scatters != 0) { // the result goes to this rank alone, at the place of its block
+      if (me < p.size)
+        all.outs[me] = me == p.rank ? static_cast<T*>(a.out) - p.rank * a.count : nullptr;
+      gpu::sync();
+    }
+    constexpr std::size_t unit = sizeof(gpu::vector) / sizeof(T);
+    pulled<T, Unrolled>{p, a, all.ins, all.outs, all.scale}.run(
+        a.scatters != 0 ? range{p.rank * a.count, (p.rank + 1) * a.count}
+                        : share_of(a.count, p.rank, p.size, unit));
+    alive = part(p, all);
+  }
+  if (alive) {
+    all.numbers.end_messages(p, channel, 2);
+    if (me < p.size && me != p.rank) {
+      auto& numbers = own(p).numbers[me][channel];
+      gpu::store(&numbers.sent, all.numbers.sent[me] + 2);
+      gpu::store(&numbers.received, all.numbers.received[me] + 2);
+    }
+  }
+  end_kernel(p);
+}
+
+} // namespace troupe::detail::direct

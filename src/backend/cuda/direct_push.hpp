@@ -1,0 +1,119 @@
+/// Direct collectives: reductions through the slots of channels. They work on any memory.
+#pragma once
+
+#include "backend/cuda/direct_channel.hpp"
+#include "backend/cuda/direct_elements.hpp"
+#include "backend/cuda/direct_layout.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+namespace troupe::detail::direct {
+
+/// One block's part of such a reduction.
+template <class T> class push_block {
+public:
+  TROUPE_DEVICE push_block(const plane& p, const reduce_arguments& a, const shared_numbers& last)
+      : p_(p), a_(a), last_(last), scale_(scaling_of<T>(a)), in_(static_cast<const T*>(a.in)),
+        own_(in_ + (a.scatters != 0 ? p.rank * a.count : 0)),
+        in_aligned_(is_aligned<std::uint64_t>(in_) &&
+                    (a.scatters == 0 || a.count * sizeof(T) % sizeof(std::uint64_t) == 0)),
+        out_aligned_(is_aligned<std::uint64_t>(a.out)) {}
+
+  TROUPE_DEVICE bool is_target(unsigned rank) const { return (a_.targets >> rank & 1) != 0; }
+
+  /// Does packet `i` of the data, which is packet `place` of a message. Returns false if the
+  /// kernels are to end.
+  TROUPE_DEVICE bool exchange(std::size_t i, std::size_t place, std::uint32_t message) const {
+    const std::uint64_t own_data = load(own_, i);
+    for (unsigned step = 1; step < p_.size; ++step) {
+      const unsigned peer = (p_.rank + step) % p_.size;
+      if (!is_target(peer))
+        continue;
+      const std::uint32_t number = last_.sent[peer] + message;
+      if (!wait_for_slot(p_, peer, gpu::block_x(), number))
+        return false;
+      send(slot_at(p_, peer, gpu::block_x(), number) + place,
+           a_.scatters != 0 ? load(in_ + peer * a_.count, i) : own_data, number);
+    }
+    return !is_target(p_.rank) || combine_all(own_data, i, place, message);
+  }
+
+private:
+  using group = elements<T, std::uint64_t>;
+
+  TROUPE_DEVICE std::uint64_t load(const T* from, std::size_t i) const {
+    const std::uint64_t data = load_packet_data(from, a_.count, i, in_aligned_);
+    if (!scale_.is_on)
+      return data;
+    auto all = group::from(data);
+    for (T& x : all.at)
+      x = scale_(x);
+    return all.word();
+  }
+
+  TROUPE_DEVICE bool combine_all(std::uint64_t own_data, std::size_t i, std::size_t place,
+                                 std::uint32_t message) const {
+    wide<T> result[group::count] = {};
+    for (unsigned rank = 0; rank < p_.size; ++rank) {
+      std::uint64_t data = own_data;
+      if (rank != p_.rank) {
+        const std::uint32_t number = last_.received[rank] + message;
+        if (!receive(p_, slot_from(p_, rank, gpu::block_x(), number) + place, number, data))
+          return false;
+      }
+      const auto all = group::from(data);
+      for (unsigned k = 0; k < group::count; ++k)
+        result[k] = rank == 0 ? widen(all.at[k]) : combine(a_.op, result[k], widen(all.at[k]));
+    }
+    group all;
+    for (unsigned k = 0; k < group::count; ++k)
+      all.at[k] = finished<T>(a_, p_.size, result[k]);
+    store_packet_data(static_cast<T*>(a_.out), a_.count, i, out_aligned_, all.word());
+    return true;
+  }
+
+  const plane& p_;
+  const reduce_arguments& a_;
+  const shared_numbers& last_;
+  const scaling<T> scale_;
+  const T* const in_;
+  const T* const own_; ///< what the rank itself adds to its result
+  const bool in_aligned_;
+  const bool out_aligned_;
+};
+
+/// Each rank sends its elements to all targets, which combine them in the order of ranks.
+template <class T>
+TROUPE_DEVICE void push_reduce(const plane& p, const reduce_arguments& a, shared_numbers& last) {
+  const unsigned channel = gpu::block_x();
+  const unsigned me = gpu::thread();
+  last.read(p, channel);
+  const push_block<T> block{p, a, last};
+  constexpr std::size_t per_packet = sizeof(std::uint64_t) / sizeof(T);
+  const range share = share_of((a.count + per_packet - 1) / per_packet, channel, gpu::grid_x());
+  const bool receives = block.is_target(p.rank);
+  gpu::sync();
+  std::uint32_t messages = 0;
+  bool alive = true;
+  for (std::size_t base = share.begin; alive && base < share.end; base += slot_packets) {
+    ++messages;
+    for (std::size_t j = me; alive && j < slot_packets && base + j < share.end; j += gpu::threads())
+      alive = block.exchange(base + j, j, messages);
+    alive = !gpu::sync_or(!alive);
+    if (alive && receives)
+      last.end_messages(p, channel, messages);
+  }
+  if (alive && me < p.size && me != p.rank) {
+    auto& numbers = own(p).numbers[me][channel];
+    if (block.is_target(me))
+      gpu::store(&numbers.sent, last.sent[me] + messages);
+    if (receives)
+      gpu::store(&numbers.received, last.received[me] + messages);
+  }
+  end_kernel(p);
+}
+
+} // namespace troupe::detail::direct

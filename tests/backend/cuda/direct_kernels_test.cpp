@@ -1,0 +1,462 @@
+/// The kernels of direct collectives on host threads, by value: ranks run ahead of each other, and
+/// verbs, types, ways, sizes and alignments are random.
+
+#include "backend/cuda/direct_kernels.hpp"
+#include "foundation/reduction.hpp"
+#include "support/emulated_gpu.hpp"
+#include "support/from_environment.hpp"
+#include "support/random.hpp"
+#include <troupe/dtype.hpp>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <new>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+namespace troupe::testing {
+
+namespace {
+
+using namespace detail::direct;
+using namespace std::chrono_literals;
+using bytes = std::vector<unsigned char>;
+
+/// The memory of the ranks of one communicator.
+class emulated_ranks {
+public:
+  explicit emulated_ranks(unsigned size, std::uint32_t first_number = 0)
+      : ended_(size), kernels_(size) {
+    for (unsigned rank = 0; rank < size; ++rank) {
+      arenas_.emplace_back(static_cast<arena*>(::operator new(sizeof(arena), align)));
+      std::memset(static_cast<void*>(arenas_.back().get()), 0, sizeof(arena));
+    }
+    begin_again(first_number);
+  }
+
+  /// Sets the numbers of the last messages, and keeps the slots.
+  void begin_again(std::uint32_t number) {
+    for (auto& a : arenas_)
+      for (auto& of_peer : a->numbers)
+        for (auto& x : of_peer)
+          x = {number, number, number, 0};
+  }
+
+  unsigned size() const { return static_cast<unsigned>(arenas_.size()); }
+
+  plane at(unsigned rank) {
+    plane result{};
+    for (unsigned i = 0; i < size(); ++i)
+      result.at[i] = arenas_[i].get();
+    result.ended = &ended_[rank];
+    result.aborted = &aborted_;
+    result.rank = rank;
+    result.size = size();
+    return result;
+  }
+
+  /// Runs a kernel of one rank, behind its former ones.
+  template <class Kernel> void run(unsigned rank, const emulated_grid& grid, Kernel kernel) {
+    const plane p = at(rank);
+    run_emulated(grid, [&](void* shared) { kernel(p, shared); });
+    ++kernels_[rank];
+    EXPECT_EQ(ended_[rank], kernels_[rank]);
+  }
+
+  void abort() { gpu::store(&aborted_, 1); }
+
+private:
+  static constexpr std::align_val_t align{alignof(arena)};
+  struct freed {
+    void operator()(arena* x) const { ::operator delete(x, align); }
+  };
+
+  std::vector<std::unique_ptr<arena, freed>> arenas_;
+  std::vector<std::uint32_t> ended_;
+  std::vector<std::uint32_t> kernels_;
+  std::uint32_t aborted_ = 0;
+};
+
+/// Calls `f<T>` for the type of the device.
+template <class F> void with_type(dtype type, F f) {
+  switch (type) {
+#define TROUPE_CASE(name, cpp_type)                                                                \
+  case dtype::name:                                                                                \
+    return f(cpp_type{});
+    TROUPE_DIRECT_TYPES(TROUPE_CASE)
+#undef TROUPE_CASE
+  }
+}
+
+bool is_floating(dtype x) { return x >= dtype::float16; }
+
+bool is_narrow(dtype x) { return is_floating(x) && size_of(x) < 4; }
+
+bool is_float8(dtype x) { return x == dtype::float8_e4m3 || x == dtype::float8_e5m2; }
+
+/// Elements of one rank whose sums and averages, with factors of up to 2, and whose products are
+/// exact in the type, as are the partial results.
+bytes small_elements(dtype type, std::size_t count, unsigned rank, unsigned ranks,
+                     std::mt19937_64& random) {
+  bytes result(count * size_of(type));
+  const auto most = is_float8(type) ? 1u : 2u;
+  const bool sparse = is_float8(type) && ranks > 4;
+  with_type(type, [&]<class T>(T) {
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto x = static_cast<T>(
+          sparse && (i + rank) % 2 == 0 ? 0.0F : static_cast<float>(pick(random, 0, most)));
+      std::memcpy(result.data() + i * sizeof(T), &x, sizeof x);
+    }
+  });
+  return result;
+}
+
+bytes element_of(dtype type, double x) {
+  bytes result(size_of(type));
+  with_type(type, [&]<class T>(T) {
+    const auto value = static_cast<T>(x);
+    std::memcpy(result.data(), &value, sizeof value);
+  });
+  return result;
+}
+
+/// A buffer that begins `off` bytes behind a multiple of 16 bytes in `memory`.
+unsigned char* start_of(bytes& memory, std::size_t off) {
+  auto at = reinterpret_cast<std::uintptr_t>(memory.data());
+  return memory.data() + (16 - at % 16) % 16 + off;
+}
+bytes room_for(std::size_t size) { return bytes(size + 32); }
+
+/// One operation: its memory, and what that has to hold afterwards.
+class operation {
+public:
+  virtual ~operation() = default;
+  virtual std::string name() const = 0;
+  virtual void run(emulated_ranks& all, unsigned rank) = 0;
+
+  std::vector<std::vector<bytes>> memory = {};   // by rank
+  std::vector<std::vector<bytes>> expected = {}; // the same, as it is after the operation
+  std::vector<std::vector<bytes>> seen = {};     // copied as soon as a rank's kernel has ended
+};
+
+/// An all_reduce, reduce or reduce_scatter.
+class reduce_operation final : public operation {
+public:
+  reduce_operation(unsigned ranks, std::mt19937_64& random)
+      : type_(all_dtypes[pick(random, 0, std::size(all_dtypes) - 1)]),
+        op_(static_cast<reduce_op>(pick(random, 0, 5))), pulls_(chance(random, 0.5)),
+        scatters_(chance(random, 0.3)), in_place_(chance(random, 0.5)),
+        root_(!scatters_ && chance(random, 0.3) ? static_cast<int>(pick(random, 0, ranks - 1))
+                                                : -1),
+        count_(chance(random, 0.1) ? pick(random, 4000, 9000) : pick(random, 1, 300)),
+        channels_(static_cast<unsigned>(pick(random, 1, 3))) {
+    if (op_ == reduce_op::avg && is_narrow(type_) && !std::has_single_bit(ranks))
+      op_ = reduce_op::sum; // its partial results would not be exact
+    const auto width = size_of(type_);
+    const auto in_count = scatters_ ? count_ * ranks : count_;
+    const bool same = chance(random, 0.7);
+    const auto offset = pick(random, 0, 16 / width - 1) * width;
+    auto off = [&] { return same ? offset : pick(random, 0, 16 / width - 1) * width; };
+    for (unsigned rank = 0; rank < ranks; ++rank) {
+      offsets_.push_back({off(), off()});
+      inputs_.push_back(small_elements(type_, in_count, rank, ranks, random));
+      memory.push_back({room_for(in_count * width), room_for(count_ * width),
+                        element_of(type_, rank % 2 == 0 ? 1.0 : 2.0)});
+      std::ranges::copy(inputs_.back(), in_of(memory, rank));
+    }
+    expected = memory;
+    for (unsigned rank = 0; rank < ranks; ++rank)
+      if (is_target(rank))
+        std::ranges::copy(result_of(rank), out_of(expected, rank));
+  }
+
+  std::string name() const override {
+    return std::string{to_string(type_)} + " op " + std::to_string(static_cast<int>(op_)) +
+           (pulls_ ? " pull" : " push") + (scatters_ ? " scatters" : "") +
+           (root_ >= 0 ? " to root" : "") + (in_place_ ? " in place" : "") + ", " +
+           std::to_string(count_) + " elements, " + std::to_string(channels_) + " channels";
+  }
+
+  void run(emulated_ranks& all, unsigned rank) override {
+    reduce_arguments a{};
+    a.in = in_of(memory, rank);
+    a.out = out_of(memory, rank);
+    a.count = count_;
+    for (unsigned i = 0; i < all.size(); ++i)
+      a.targets |= is_target(i) ? 1u << i : 0u;
+    a.scatters = scatters_;
+    a.op = op_ == reduce_op::prod  ? reduction::multiply
+           : op_ == reduce_op::min ? reduction::lesser
+           : op_ == reduce_op::max ? reduction::greater
+                                   : reduction::add;
+    if (op_ == reduce_op::premul_sum)
+      a.factor = memory[rank][2].data();
+    if (op_ == reduce_op::avg && !is_floating(type_))
+      a.divides = 1;
+    if (op_ == reduce_op::avg && is_floating(type_)) {
+      a.has_constant = 1;
+      std::ranges::copy(element_of(type_, 1.0 / all.size()), a.constant);
+    }
+    all.run(rank, {channels_, 1, most_ranks}, [&](const plane& p, void* shared) {
+      with_type(type_, [&]<class T>(T) {
+        if (pulls_)
+          pull_reduce<T, 2>(p, a, *static_cast<shared_facts<T>*>(shared));
+        else
+          push_reduce<T>(p, a, *static_cast<shared_numbers*>(shared));
+      });
+    });
+  }
+
+private:
+  bool is_target(unsigned rank) const { return root_ < 0 || static_cast<int>(rank) == root_; }
+  unsigned char* in_of(std::vector<std::vector<bytes>>& of, unsigned rank) const {
+    return start_of(of[rank][0], offsets_[rank].in);
+  }
+  unsigned char* out_of(std::vector<std::vector<bytes>>& of, unsigned rank) const {
+    return in_place_ ? in_of(of, rank) + (scatters_ ? rank * count_ * size_of(type_) : 0)
+                     : start_of(of[rank][1], offsets_[rank].out);
+  }
+  bytes result_of(unsigned rank) const {
+    std::vector<const void*> from;
+    std::vector<const void*> factors;
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+      from.push_back(inputs_[i].data() + (scatters_ ? rank * count_ * size_of(type_) : 0));
+      factors.push_back(memory[i][2].data());
+    }
+    bytes result(count_ * size_of(type_));
+    void* to = result.data();
+    detail::reduce(type_, op_, from, {&to, 1}, count_, factors);
+    return result;
+  }
+
+  struct offsets {
+    std::size_t in;
+    std::size_t out;
+  };
+
+  const dtype type_;
+  reduce_op op_;
+  const bool pulls_;
+  const bool scatters_;
+  const bool in_place_;
+  const int root_; ///< -1: all ranks get the result
+  const std::size_t count_;
+  const unsigned channels_;
+  std::vector<offsets> offsets_;
+  std::vector<bytes> inputs_;
+};
+
+/// Messages between any ranks, several between some, in one launch of each rank.
+class move_operation final : public operation {
+public:
+  move_operation(unsigned ranks, std::mt19937_64& random) {
+    for (auto n = pick(random, 1, 2 * ranks); n > 0; --n) {
+      described x;
+      x.from = static_cast<unsigned>(pick(random, 0, ranks - 1));
+      x.to = static_cast<unsigned>(pick(random, 0, ranks - 1));
+      x.size = chance(random, 0.1)   ? 0
+               : chance(random, 0.1) ? pick(random, 5000, 20000)
+                                     : pick(random, 1, 700);
+      x.channels = static_cast<std::uint16_t>(pick(random, 1, most_channels_here));
+      x.way = x.size != 0 && chance(random, 0.5) ? route::put : route::push;
+      x.off_in = pick(random, 0, 15);
+      x.off_out = chance(random, 0.5) ? x.off_in : pick(random, 0, 15);
+      all_.push_back(x);
+    }
+    make_memory(ranks, random);
+  }
+
+  /// A message of each rank to each other one.
+  move_operation(unsigned ranks, std::mt19937_64& random, route way, std::size_t size) {
+    for (unsigned from = 0; from < ranks; ++from)
+      for (unsigned to = 0; to < ranks; ++to)
+        if (from != to)
+          all_.push_back(
+              {.from = from, .to = to, .size = size, .channels = most_channels_here, .way = way});
+    make_memory(ranks, random);
+  }
+  std::string name() const override {
+    std::string result = "messages";
+    for (auto& x : all_)
+      result += " " + std::to_string(x.from) + (x.way == route::put ? "=>" : "->") +
+                std::to_string(x.to) + ":" + std::to_string(x.size) + "/" +
+                std::to_string(x.channels);
+    return result;
+  }
+
+  void run(emulated_ranks& all, unsigned rank) override {
+    move_arguments<2 * most_ranks * most_ranks> a{};
+    for (auto& x : all_) {
+      if (x.from == rank)
+        a.list[a.count++] = {start_of(memory[rank][x.in], x.off_in), x.size, x.channels,
+                             static_cast<std::uint8_t>(x.to),        true,   x.way};
+      if (x.to == rank)
+        a.list[a.count++] = {start_of(memory[rank][x.out], x.off_out), x.size, x.channels,
+                             static_cast<std::uint8_t>(x.from),        false,  x.way};
+    }
+    all.run(rank, {most_channels_here, 2 * all.size(), 2},
+            [&](const plane& p, void*) { move(p, a); });
+  }
+
+private:
+  static constexpr std::uint16_t most_channels_here = 2;
+
+  void make_memory(unsigned ranks, std::mt19937_64& random) {
+    memory.resize(ranks);
+    for (auto& x : all_) {
+      x.in = memory[x.from].size();
+      memory[x.from].push_back(room_for(x.size));
+      auto* in = start_of(memory[x.from].back(), x.off_in);
+      for (std::size_t i = 0; i < x.size; ++i)
+        in[i] = static_cast<unsigned char>(random());
+      x.out = memory[x.to].size();
+      memory[x.to].push_back(room_for(x.size));
+    }
+    expected = memory;
+    for (auto& x : all_)
+      std::copy_n(start_of(memory[x.from][x.in], x.off_in), x.size,
+                  start_of(expected[x.to][x.out], x.off_out));
+  }
+
+  struct described {
+    unsigned from = 0;
+    unsigned to = 0;
+    std::size_t size = 0;
+    std::uint16_t channels = 1;
+    route way = route::push;
+    std::size_t off_in = 0;
+    std::size_t off_out = 0;
+    std::size_t in = 0; ///< index in the rank's memory
+    std::size_t out = 0;
+  };
+  std::vector<described> all_;
+};
+
+std::unique_ptr<operation> random_operation(unsigned ranks, std::mt19937_64& random) {
+  if (chance(random, 0.6))
+    return std::make_unique<reduce_operation>(ranks, random);
+  return std::make_unique<move_operation>(ranks, random);
+}
+
+constexpr unsigned char used_again = 0xa5;
+
+/// Runs all operations on all ranks, each rank in its own pace, and compares the memory. As soon as
+/// a rank's kernel has ended, the rank uses its memory for something else.
+void run(emulated_ranks& all, std::vector<std::unique_ptr<operation>>& program,
+         std::mt19937_64& random) {
+  for (auto& x : program)
+    x->seen.resize(all.size());
+  {
+    std::vector<std::jthread> streams;
+    for (unsigned rank = 0; rank < all.size(); ++rank)
+      streams.emplace_back([&, rank, own = std::mt19937_64{random()}]() mutable {
+        std::this_thread::sleep_for(rank * 1ms); // so that some receive before others send
+        for (auto& x : program) {
+          if (chance(own, 0.1))
+            std::this_thread::sleep_for(std::chrono::microseconds{pick(own, 1, 3000)});
+          x->run(all, rank);
+          x->seen[rank] = x->memory[rank];
+          for (auto& memory : x->memory[rank])
+            std::ranges::fill(memory, used_again);
+        }
+      });
+  }
+  for (auto& x : program)
+    for (unsigned rank = 0; rank < all.size(); ++rank)
+      for (std::size_t i = 0; i < x->memory[rank].size(); ++i) {
+        ASSERT_EQ(x->seen[rank][i], x->expected[rank][i])
+            << x->name() << ": rank " << rank << ", buffer " << i;
+        ASSERT_EQ(std::ranges::count(x->memory[rank][i], used_again),
+                  std::ssize(x->memory[rank][i]))
+            << x->name() << ": written after the end on rank " << rank << ", buffer " << i;
+      }
+}
+
+std::vector<std::unique_ptr<operation>> random_program(std::size_t length, unsigned ranks,
+                                                       std::mt19937_64& random) {
+  std::vector<std::unique_ptr<operation>> result;
+  while (result.size() < length)
+    result.push_back(random_operation(ranks, random));
+  return result;
+}
+
+class DirectKernels : public ::testing::TestWithParam<unsigned> {};
+
+TEST_P(DirectKernels, AreRightInRandomPrograms) {
+  const auto seed = number_from_environment("TROUPE_DIRECT_SEED", GetParam());
+  std::mt19937_64 random{seed};
+  emulated_ranks all{GetParam()};
+  auto program = random_program(60, GetParam(), random);
+  run(all, program, random);
+}
+
+TEST_P(DirectKernels, AreRightWhereNumbersWrap) {
+  for (std::uint32_t first : {0xffff'fff8u, 0x7fff'fff8u, clearing_period - 5}) {
+    std::mt19937_64 random{first};
+    emulated_ranks all{GetParam(), first};
+    auto program = random_program(15, GetParam(), random);
+    run(all, program, random);
+  }
+}
+
+/// Marks recur after 2^31 messages. Between two messages with the same mark, the slots are cleared.
+TEST_P(DirectKernels, TakeNoFormerMessageForANewOne) {
+  constexpr std::uint32_t period_of_marks = std::uint32_t{1} << 31;
+  std::mt19937_64 random{GetParam()};
+  const auto ranks = GetParam();
+  for (auto way : {route::push, route::put}) {
+    emulated_ranks all{ranks, 100};
+    constexpr std::uint32_t messages = 6;
+    auto run_some = [&](route by, std::size_t size) {
+      std::vector<std::unique_ptr<operation>> program;
+      for (std::uint32_t i = 0; i < messages; ++i)
+        program.push_back(std::make_unique<move_operation>(ranks, random, by, size));
+      run(all, program, random);
+    };
+    run_some(way, 3000);
+    all.begin_again(7 * clearing_period - 2);
+    run_some(route::push, 30);
+    // The first message has the mark of the last but one in its slot.
+    all.begin_again(100 + messages - slots + period_of_marks);
+    run_some(way, 3000);
+  }
+}
+
+/// A rank that does not come holds the others up until the kernels are told to end. They then end,
+/// and nothing is written any more.
+TEST_P(DirectKernels, EndWhenARankDoesNotCome) {
+  std::mt19937_64 random{GetParam()};
+  for (int i = 0; i < 20; ++i) {
+    emulated_ranks all{GetParam()};
+    auto x = random_operation(GetParam(), random);
+    const auto missing = static_cast<unsigned>(pick(random, 0, GetParam() - 1));
+    const auto before = x->memory;
+    {
+      std::vector<std::jthread> streams;
+      for (unsigned rank = 0; rank < all.size(); ++rank)
+        if (rank != missing)
+          streams.emplace_back([&, rank] { x->run(all, rank); });
+      std::this_thread::sleep_for(5ms);
+      all.abort();
+    }
+    EXPECT_EQ(x->memory[missing], before[missing]) << x->name();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, DirectKernels, ::testing::Values(2, 3, 4, 8));
+
+} // namespace
+
+} // namespace troupe::testing
