@@ -58,33 +58,6 @@ template <class T> TROUPE_DEVICE T product(T a, T b) {
     return narrow<T>(gpu::product(widen(a), widen(b))); // exact before it is rounded, if narrow
 }
 
-/// What one rank's elements are multiplied by before they are combined.
-template <class T> struct scaling {
-  bool is_on;
-  T factor;
-
-  TROUPE_DEVICE T operator()(T x) const { return is_on ? product(factor, x) : x; }
-};
-
-template <class T> TROUPE_DEVICE scaling<T> scaling_of(const reduce_arguments& a) {
-  scaling<T> result{};
-  if (a.factor != nullptr) {
-    result.is_on = true;
-    result.factor = *static_cast<const T*>(a.factor);
-  } else if (a.has_constant != 0) {
-    result.is_on = true;
-    std::memcpy(&result.factor, a.constant, sizeof(T));
-  }
-  return result;
-}
-
-template <class T> TROUPE_DEVICE T finished(const reduce_arguments& a, unsigned size, wide<T> x) {
-  if constexpr (std::is_integral_v<T>)
-    return a.divides != 0 ? static_cast<T>(x / static_cast<T>(size)) : x;
-  else
-    return narrow<T>(x);
-}
-
 /// As many elements as fit into `Word`.
 template <class T, class Word> struct elements {
   static constexpr unsigned count = sizeof(Word) / sizeof(T);
@@ -101,6 +74,31 @@ template <class T, class Word> struct elements {
     return result;
   }
 };
+
+/// What one rank's elements are multiplied by before they are combined.
+template <class T> struct scaling {
+  bool is_on;
+  T factor;
+
+  TROUPE_DEVICE T operator()(T x) const { return is_on ? product(factor, x) : x; }
+};
+
+template <class T> TROUPE_DEVICE scaling<T> scaling_of(const reduce_arguments& a, unsigned size) {
+  if (a.has_factor != 0)
+    return {true, elements<T, std::uint64_t>::from(a.factor).at[0]};
+  if constexpr (!std::is_integral_v<T>)
+    if (a.averages != 0)
+      return {true, narrow<T>(static_cast<wide<T>>(1.0 / size))};
+  return {};
+}
+
+/// Integers are divided after the sum, and the fraction is dropped.
+template <class T> TROUPE_DEVICE T finished(const reduce_arguments& a, unsigned size, wide<T> x) {
+  if constexpr (std::is_integral_v<T>)
+    return a.averages != 0 ? static_cast<T>(x / static_cast<T>(size)) : x;
+  else
+    return narrow<T>(x);
+}
 
 template <class Word> TROUPE_DEVICE bool is_aligned(const void* x) {
   return reinterpret_cast<std::uintptr_t>(x) % sizeof(Word) == 0;

@@ -74,12 +74,11 @@ struct reduce_arguments {
   const void* in;
   void* out;
   std::size_t count;
-  const void* factor;        ///< one element in device memory by which `in` is multiplied, or null
-  unsigned char constant[8]; ///< the same, if `has_constant`
-  std::uint32_t has_constant;
-  std::uint32_t targets;  ///< one bit for each rank that gets the result
-  std::uint32_t scatters; ///< 1: each rank gets its own block of the result
-  std::uint32_t divides;  ///< 1: the result is divided by `size`
+  std::uint64_t factor;     ///< its first bytes are the element by which `in` is multiplied
+  std::uint32_t has_factor; ///< 1: it is
+  std::uint32_t targets;    ///< one bit for each rank that gets the result
+  std::uint32_t scatters;   ///< 1: each rank gets its own block of the result
+  std::uint32_t averages;   ///< 1: the sum is divided by the number of ranks
   reduction op;
 };
 
@@ -98,8 +97,8 @@ struct message {
   route way;
 };
 
-/// The messages of one rank, in the order of each pair of ranks. A message to itself comes before
-/// the one from itself.
+/// The messages of one rank, in the order of each pair of ranks. A message to itself is directly
+/// before the one that it becomes.
 template <std::size_t Most> struct move_arguments {
   std::uint32_t count;
   message list[Most];

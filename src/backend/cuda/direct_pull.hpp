@@ -147,7 +147,7 @@ inline constexpr unsigned facts = 4;
 
 template <class T>
 TROUPE_DEVICE std::uint64_t own_fact(const plane& p, const reduce_arguments& a, fact which) {
-  const auto scale = scaling_of<T>(a);
+  const auto scale = scaling_of<T>(a, p.size);
   std::uint64_t result = 0;
   switch (which) {
   case fact::in:

@@ -16,8 +16,8 @@ namespace troupe::detail::direct {
 template <class T> class push_block {
 public:
   TROUPE_DEVICE push_block(const plane& p, const reduce_arguments& a, const shared_numbers& last)
-      : p_(p), a_(a), last_(last), scale_(scaling_of<T>(a)), in_(static_cast<const T*>(a.in)),
-        own_(in_ + (a.scatters != 0 ? p.rank * a.count : 0)),
+      : p_(p), a_(a), last_(last), scale_(scaling_of<T>(a, p.size)),
+        in_(static_cast<const T*>(a.in)), own_(in_ + (a.scatters != 0 ? p.rank * a.count : 0)),
         in_aligned_(is_aligned<std::uint64_t>(in_) &&
                     (a.scatters == 0 || a.count * sizeof(T) % sizeof(std::uint64_t) == 0)),
         out_aligned_(is_aligned<std::uint64_t>(a.out)) {}

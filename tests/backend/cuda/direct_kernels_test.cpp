@@ -1,9 +1,8 @@
 /// The kernels of direct collectives on host threads, by value: ranks run ahead of each other, and
 /// verbs, types, ways, sizes and alignments are random.
 
-#include "backend/cuda/direct_kernels.hpp"
 #include "foundation/reduction.hpp"
-#include "support/emulated_gpu.hpp"
+#include "support/emulated_ranks.hpp"
 #include "support/from_environment.hpp"
 #include "support/random.hpp"
 #include <troupe/dtype.hpp>
@@ -16,15 +15,10 @@
 #include <cstring>
 #include <functional>
 #include <memory>
-#include <new>
 #include <random>
 #include <string>
 #include <thread>
 #include <vector>
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_fp8.h>
 
 namespace troupe::testing {
 
@@ -33,72 +27,6 @@ namespace {
 using namespace detail::direct;
 using namespace std::chrono_literals;
 using bytes = std::vector<unsigned char>;
-
-/// The memory of the ranks of one communicator.
-class emulated_ranks {
-public:
-  explicit emulated_ranks(unsigned size, std::uint32_t first_number = 0)
-      : ended_(size), kernels_(size) {
-    for (unsigned rank = 0; rank < size; ++rank) {
-      arenas_.emplace_back(static_cast<arena*>(::operator new(sizeof(arena), align)));
-      std::memset(static_cast<void*>(arenas_.back().get()), 0, sizeof(arena));
-    }
-    begin_again(first_number);
-  }
-
-  /// Sets the numbers of the last messages, and keeps the slots.
-  void begin_again(std::uint32_t number) {
-    for (auto& a : arenas_)
-      for (auto& of_peer : a->numbers)
-        for (auto& x : of_peer)
-          x = {number, number, number, 0};
-  }
-
-  unsigned size() const { return static_cast<unsigned>(arenas_.size()); }
-
-  plane at(unsigned rank) {
-    plane result{};
-    for (unsigned i = 0; i < size(); ++i)
-      result.at[i] = arenas_[i].get();
-    result.ended = &ended_[rank];
-    result.aborted = &aborted_;
-    result.rank = rank;
-    result.size = size();
-    return result;
-  }
-
-  /// Runs a kernel of one rank, behind its former ones.
-  template <class Kernel> void run(unsigned rank, const emulated_grid& grid, Kernel kernel) {
-    const plane p = at(rank);
-    run_emulated(grid, [&](void* shared) { kernel(p, shared); });
-    ++kernels_[rank];
-    EXPECT_EQ(ended_[rank], kernels_[rank]);
-  }
-
-  void abort() { gpu::store(&aborted_, 1); }
-
-private:
-  static constexpr std::align_val_t align{alignof(arena)};
-  struct freed {
-    void operator()(arena* x) const { ::operator delete(x, align); }
-  };
-
-  std::vector<std::unique_ptr<arena, freed>> arenas_;
-  std::vector<std::uint32_t> ended_;
-  std::vector<std::uint32_t> kernels_;
-  std::uint32_t aborted_ = 0;
-};
-
-/// Calls `f<T>` for the type of the device.
-template <class F> void with_type(dtype type, F f) {
-  switch (type) {
-#define TROUPE_CASE(name, cpp_type)                                                                \
-  case dtype::name:                                                                                \
-    return f(cpp_type{});
-    TROUPE_DIRECT_TYPES(TROUPE_CASE)
-#undef TROUPE_CASE
-  }
-}
 
 bool is_floating(dtype x) { return x >= dtype::float16; }
 
@@ -172,8 +100,8 @@ public:
     for (unsigned rank = 0; rank < ranks; ++rank) {
       offsets_.push_back({off(), off()});
       inputs_.push_back(small_elements(type_, in_count, rank, ranks, random));
-      memory.push_back({room_for(in_count * width), room_for(count_ * width),
-                        element_of(type_, rank % 2 == 0 ? 1.0 : 2.0)});
+      factors_.push_back(element_of(type_, rank % 2 == 0 ? 1.0 : 2.0));
+      memory.push_back({room_for(in_count * width), room_for(count_ * width)});
       std::ranges::copy(inputs_.back(), in_of(memory, rank));
     }
     expected = memory;
@@ -201,14 +129,11 @@ public:
            : op_ == reduce_op::min ? reduction::lesser
            : op_ == reduce_op::max ? reduction::greater
                                    : reduction::add;
-    if (op_ == reduce_op::premul_sum)
-      a.factor = memory[rank][2].data();
-    if (op_ == reduce_op::avg && !is_floating(type_))
-      a.divides = 1;
-    if (op_ == reduce_op::avg && is_floating(type_)) {
-      a.has_constant = 1;
-      std::ranges::copy(element_of(type_, 1.0 / all.size()), a.constant);
+    if (op_ == reduce_op::premul_sum) {
+      a.has_factor = 1;
+      std::memcpy(&a.factor, factors_[rank].data(), factors_[rank].size());
     }
+    a.averages = op_ == reduce_op::avg;
     all.run(rank, {channels_, 1, most_ranks}, [&](const plane& p, void* shared) {
       with_type(type_, [&]<class T>(T) {
         if (pulls_)
@@ -233,7 +158,7 @@ private:
     std::vector<const void*> factors;
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
       from.push_back(inputs_[i].data() + (scatters_ ? rank * count_ * size_of(type_) : 0));
-      factors.push_back(memory[i][2].data());
+      factors.push_back(factors_[i].data());
     }
     bytes result(count_ * size_of(type_));
     void* to = result.data();
@@ -256,6 +181,7 @@ private:
   const unsigned channels_;
   std::vector<offsets> offsets_;
   std::vector<bytes> inputs_;
+  std::vector<bytes> factors_;
 };
 
 /// Messages between any ranks, several between some, in one launch of each rank.

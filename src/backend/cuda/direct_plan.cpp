@@ -1,0 +1,203 @@
+#include "backend/cuda/direct_plan.hpp"
+
+#include "backend/cuda/nccl_arguments.hpp"
+#include "foundation/collective_rules.hpp"
+#include <troupe/collective_kind.hpp>
+#include <troupe/error.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace troupe::detail {
+
+namespace {
+
+using direct::message;
+using direct::route;
+
+constexpr unsigned warp = 32;
+/// What one channel moves at least, before the next one is used.
+constexpr std::size_t pushed_by_channel = direct::slot_packets * direct::packet_bytes;
+constexpr std::size_t pulled_by_channel = std::size_t{16} << 10;
+constexpr std::size_t put_by_channel = std::size_t{64} << 10;
+
+unsigned channels_for(std::size_t bytes, std::size_t each, unsigned most) noexcept {
+  return static_cast<unsigned>(std::clamp<std::size_t>((bytes + each - 1) / each, 1, most));
+}
+
+/// Returns the threads of a block that push `bytes` over each channel.
+unsigned threads_for(std::size_t bytes) noexcept {
+  const auto packets = (bytes + direct::packet_bytes - 1) / direct::packet_bytes;
+  return static_cast<unsigned>(
+      std::clamp<std::size_t>((packets + warp - 1) / warp * warp, warp, direct::block_threads));
+}
+
+const void* at(const void* memory, std::size_t offset) noexcept {
+  return static_cast<const std::byte*>(memory) + offset;
+}
+
+direct::reduction reduction_of(reduce_op op) noexcept {
+  switch (op) {
+  case reduce_op::prod:
+    return direct::reduction::multiply;
+  case reduce_op::min:
+    return direct::reduction::lesser;
+  case reduce_op::max:
+    return direct::reduction::greater;
+  case reduce_op::sum:
+  case reduce_op::avg:
+  case reduce_op::premul_sum:
+    break;
+  }
+  return direct::reduction::add;
+}
+
+/// The launches of one group.
+class plan {
+public:
+  plan(unsigned rank, unsigned size, const direct_limits& limits, direct_launcher& to) noexcept
+      : rank_(rank), size_(size), limits_(limits), to_(to) {}
+
+  caf::error launch(const collective_call& call) {
+    if (reduces(call.what))
+      return launch_reduction(call);
+    for (auto* x : {&messages_, &to_itself_, &from_itself_})
+      x->clear();
+    add(call);
+    return launch_messages();
+  }
+
+  caf::error launch_all(std::span<const collective_call> calls) {
+    for (const auto& call : calls)
+      if (is_message(call.what))
+        add(call);
+    if (auto error = launch_messages())
+      return error;
+    for (const auto& call : calls)
+      if (!is_message(call.what))
+        if (auto error = launch(call))
+          return error;
+    return {};
+  }
+
+private:
+  caf::error launch_reduction(const collective_call& call) {
+    const auto bytes = bytes_of(call);
+    if (bytes == 0)
+      return {};
+    direct::reduce_arguments a{};
+    a.in = call.send;
+    a.out = call.recv;
+    a.count = call.count;
+    a.targets = call.what == collective_kind::reduce ? 1u << call.peer : (1u << size_) - 1;
+    a.scatters = call.what == collective_kind::reduce_scatter;
+    a.op = reduction_of(call.op);
+    if (call.op == reduce_op::premul_sum) {
+      a.has_factor = 1;
+      std::memcpy(&a.factor, call.factor, size_of(call.type));
+    }
+    a.averages = call.op == reduce_op::avg;
+    if (bytes > limits_.pushed_reduction)
+      return to_.pull(call.type,
+                      channels_for(a.scatters != 0 ? bytes : bytes / size_, pulled_by_channel,
+                                   limits_.pull_channels),
+                      a);
+    const auto channels = channels_for(bytes, pushed_by_channel, limits_.push_channels);
+    return to_.push(call.type, channels, threads_for((bytes + channels - 1) / channels), a);
+  }
+
+  void add_message(bool is_sent, unsigned peer, const void* memory, std::size_t bytes) {
+    const auto way = bytes > limits_.pushed_message && peer != rank_ ? route::put : route::push;
+    const auto each = bytes > limits_.pushed_message ? put_by_channel : pushed_by_channel;
+    auto& list = peer != rank_ ? messages_ : is_sent ? to_itself_ : from_itself_;
+    list.push_back({const_cast<void*>(memory), bytes,
+                    static_cast<std::uint16_t>(channels_for(bytes, each, limits_.move_channels)),
+                    static_cast<std::uint8_t>(peer), is_sent, way});
+  }
+
+  /// Adds the messages of a call that does not reduce.
+  void add(const collective_call& call) {
+    if (call.what == collective_kind::barrier) {
+      for (unsigned peer = 0; peer < size_; ++peer)
+        for (const bool is_sent : {true, false})
+          if (peer != rank_)
+            add_message(is_sent, peer, nullptr, 0);
+      return;
+    }
+    const auto& send = rules_of(call.what).send;
+    const auto& recv = rules_of(call.what).recv;
+    const auto bytes = bytes_of(call);
+    const bool root = static_cast<unsigned>(call.peer) == rank_;
+    for (unsigned peer = 0; peer < size_; ++peer) {
+      const bool peer_is_root = static_cast<unsigned>(call.peer) == peer;
+      if (is_message(call.what) && !peer_is_root)
+        continue;
+      const bool sends =
+          call.what == collective_kind::send || (send.held(root) && recv.held(peer_is_root));
+      const bool receives =
+          call.what == collective_kind::recv || (recv.held(root) && send.held(peer_is_root));
+      std::size_t send_bytes = sends ? bytes : 0;
+      std::size_t recv_bytes = receives ? bytes : 0;
+      std::size_t send_offset = send.block_of(peer) * bytes;
+      std::size_t recv_offset = recv.block_of(peer) * bytes;
+      if (call.what == collective_kind::all_to_all_v) {
+        const auto unit = size_of(call.type);
+        send_bytes = call.plan->send_counts[peer] * unit;
+        recv_bytes = call.plan->recv_counts[peer] * unit;
+        send_offset = call.plan->send_offsets[peer] * unit;
+        recv_offset = call.plan->recv_offsets[peer] * unit;
+      }
+      const void* from = send_bytes > 0 ? at(call.send, send_offset) : nullptr;
+      const void* target = recv_bytes > 0 ? at(call.recv, recv_offset) : nullptr;
+      if (peer == rank_ && from == target) // in place
+        continue;
+      if (send_bytes > 0)
+        add_message(true, peer, from, send_bytes);
+      if (recv_bytes > 0)
+        add_message(false, peer, target, recv_bytes);
+    }
+  }
+
+  caf::error launch_messages() {
+    for (std::size_t i = 0; i < to_itself_.size(); ++i) { // they match in their order
+      messages_.push_back(to_itself_[i]);
+      messages_.push_back(from_itself_[i]);
+    }
+    if (messages_.empty())
+      return {};
+    if (messages_.size() > direct::many_messages)
+      return make_error(errc::not_supported, "a group of " + std::to_string(messages_.size()) +
+                                                 " messages of one rank: the limit is " +
+                                                 std::to_string(direct::many_messages));
+    unsigned channels = 1;
+    unsigned threads = warp;
+    for (auto& x : messages_) {
+      channels = std::max<unsigned>(channels, x.channels);
+      threads = std::max(threads, x.way == route::put || x.peer == rank_
+                                      ? direct::block_threads
+                                      : threads_for((x.bytes + x.channels - 1) / x.channels));
+    }
+    return to_.move(channels, threads, messages_);
+  }
+
+  const unsigned rank_;
+  const unsigned size_;
+  const direct_limits& limits_;
+  direct_launcher& to_;
+  std::vector<message> messages_;
+  std::vector<message> to_itself_;
+  std::vector<message> from_itself_;
+};
+
+} // namespace
+
+caf::error launch_direct(std::span<const collective_call> calls, unsigned rank, unsigned size,
+                         const direct_limits& limits, direct_launcher& to) {
+  plan x{rank, size, limits, to};
+  return calls.size() == 1 ? x.launch(calls.front()) : x.launch_all(calls);
+}
+
+} // namespace troupe::detail

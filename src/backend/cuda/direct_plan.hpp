@@ -1,0 +1,46 @@
+/// Direct collectives: which kernels do the calls of a rank.
+#pragma once
+
+#include "backend/cuda/direct_layout.hpp"
+#include <troupe/backend.hpp>
+#include <troupe/dtype.hpp>
+
+#include <cstddef>
+#include <span>
+
+namespace troupe::detail {
+
+/// The same for all ranks of a communicator.
+struct direct_limits {
+  std::size_t pushed_reduction = std::size_t{512} << 10; ///< larger ones are pulled. @units bytes
+  std::size_t pushed_message = std::size_t{256} << 10;   ///< larger ones are put. @units bytes
+  // The blocks of all kernels that may run on a device at the same time must fit on it together.
+  unsigned push_channels = direct::most_channels;
+  unsigned pull_channels = direct::most_channels / 2;
+  unsigned move_channels = direct::most_channels / 2;
+};
+
+/// Launches the kernels of one rank, in its stream.
+class direct_launcher {
+public:
+  /// @shape threads: of a block
+  [[nodiscard]] virtual caf::error push(dtype type, unsigned channels, unsigned threads,
+                                        const direct::reduce_arguments& arguments) = 0;
+  [[nodiscard]] virtual caf::error pull(dtype type, unsigned channels,
+                                        const direct::reduce_arguments& arguments) = 0;
+  /// @shape messages: at most `direct::many_messages`
+  [[nodiscard]] virtual caf::error move(unsigned channels, unsigned threads,
+                                        std::span<const direct::message> messages) = 0;
+
+protected:
+  ~direct_launcher() = default;
+};
+
+/// Launches what does `calls`, which are valid, as one group. All messages of the group that are
+/// `send` or `recv` are in one kernel. The other calls have a kernel each, in their order, which is
+/// the same for all ranks.
+/// @errors errc::not_supported: more messages than `direct::many_messages`; those of `to`
+caf::error launch_direct(std::span<const collective_call> calls, unsigned rank, unsigned size,
+                         const direct_limits& limits, direct_launcher& to);
+
+} // namespace troupe::detail

@@ -1,0 +1,135 @@
+/// The ranks of a direct communicator on host threads.
+#pragma once
+
+#include "backend/cuda/direct_kernels.hpp"
+#include "backend/cuda/direct_plan.hpp"
+#include "support/emulated_gpu.hpp"
+#include <troupe/dtype.hpp>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <span>
+#include <vector>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+namespace troupe::testing {
+
+/// Calls `f<T>` for the type of the device.
+template <class F> void with_type(dtype type, F f) {
+  switch (type) {
+#define TROUPE_CASE(name, cpp_type)                                                                \
+  case dtype::name:                                                                                \
+    return f(cpp_type{});
+    TROUPE_DIRECT_TYPES(TROUPE_CASE)
+#undef TROUPE_CASE
+  }
+}
+
+/// The memory of the ranks of one communicator.
+class emulated_ranks {
+public:
+  explicit emulated_ranks(unsigned size, std::uint32_t first_number = 0)
+      : ended_(size), kernels_(size) {
+    for (unsigned rank = 0; rank < size; ++rank) {
+      arenas_.emplace_back(static_cast<detail::direct::arena*>(
+          ::operator new(sizeof(detail::direct::arena), align)));
+      std::memset(static_cast<void*>(arenas_.back().get()), 0, sizeof(detail::direct::arena));
+    }
+    begin_again(first_number);
+  }
+
+  /// Sets the numbers of the last messages, and keeps the slots.
+  void begin_again(std::uint32_t number) {
+    for (auto& a : arenas_)
+      for (auto& of_peer : a->numbers)
+        for (auto& x : of_peer)
+          x = {number, number, number, 0};
+  }
+
+  unsigned size() const { return static_cast<unsigned>(arenas_.size()); }
+
+  detail::direct::plane at(unsigned rank) {
+    detail::direct::plane result{};
+    for (unsigned i = 0; i < size(); ++i)
+      result.at[i] = arenas_[i].get();
+    result.ended = &ended_[rank];
+    result.aborted = &aborted_;
+    result.rank = rank;
+    result.size = size();
+    return result;
+  }
+
+  /// Runs a kernel of one rank, behind its former ones.
+  template <class Kernel> void run(unsigned rank, const emulated_grid& grid, Kernel kernel) {
+    const auto p = at(rank);
+    run_emulated(grid, [&](void* shared) { kernel(p, shared); });
+    ++kernels_[rank];
+    EXPECT_EQ(ended_[rank], kernels_[rank]);
+  }
+
+  void abort() { detail::direct::gpu::store(&aborted_, 1); }
+
+private:
+  static constexpr std::align_val_t align{alignof(detail::direct::arena)};
+  struct freed {
+    void operator()(detail::direct::arena* x) const { ::operator delete(x, align); }
+  };
+
+  std::vector<std::unique_ptr<detail::direct::arena, freed>> arenas_;
+  std::vector<std::uint32_t> ended_;
+  std::vector<std::uint32_t> kernels_;
+  std::uint32_t aborted_ = 0;
+};
+
+/// Runs the launches of one rank on host threads, one after the other, each with few threads.
+class emulated_launcher final : public detail::direct_launcher {
+public:
+  emulated_launcher(emulated_ranks& all, unsigned rank) : all_(all), rank_(rank) {}
+
+  caf::error push(dtype type, unsigned channels, unsigned,
+                  const detail::direct::reduce_arguments& a) override {
+    all_.run(rank_, {channels, 1, reducing_threads}, [&](const auto& p, void* shared) {
+      with_type(type, [&]<class T>(T) {
+        detail::direct::push_reduce<T>(p, a, *static_cast<detail::direct::shared_numbers*>(shared));
+      });
+    });
+    return {};
+  }
+
+  caf::error pull(dtype type, unsigned channels,
+                  const detail::direct::reduce_arguments& a) override {
+    all_.run(rank_, {channels, 1, reducing_threads}, [&](const auto& p, void* shared) {
+      with_type(type, [&]<class T>(T) {
+        detail::direct::pull_reduce<T, 2>(p, a,
+                                          *static_cast<detail::direct::shared_facts<T>*>(shared));
+      });
+    });
+    return {};
+  }
+
+  caf::error move(unsigned channels, unsigned,
+                  std::span<const detail::direct::message> messages) override {
+    detail::direct::move_arguments<detail::direct::many_messages> a{};
+    a.count = static_cast<std::uint32_t>(messages.size());
+    std::ranges::copy(messages, a.list);
+    all_.run(rank_, {channels, 2 * all_.size(), moving_threads},
+             [&](const auto& p, void*) { detail::direct::move(p, a); });
+    return {};
+  }
+
+private:
+  static constexpr unsigned reducing_threads = detail::direct::most_ranks; // one for each peer
+  static constexpr unsigned moving_threads = 2;
+
+  emulated_ranks& all_;
+  const unsigned rank_;
+};
+
+} // namespace troupe::testing
