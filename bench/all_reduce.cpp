@@ -34,10 +34,6 @@ constexpr std::size_t blocking_sizes[] = {8,   512,      4 * kib,  32 * kib,  25
                                           mib, 16 * mib, 64 * mib, 256 * mib, gib};
 constexpr std::size_t pipelined_sizes[] = {8, 4 * kib, 64 * kib, mib, 64 * mib};
 
-/// Sizes for symmetric memory, compared with NCCL's and with NCCL on plain memory.
-constexpr std::size_t symmetric_sizes[] = {8, 4 * kib, 32 * kib};
-constexpr std::size_t symmetric_bytes = 32 * kib;
-
 /// Limit for the bytes of all operations in flight. More takes long and shows nothing new.
 constexpr std::size_t most_in_flight = gib;
 
@@ -50,12 +46,11 @@ struct settings : bench::common_settings {
   bool quick = false;
 };
 
-/// All contestants. `threads`, `grouped` and `raw_symmetric` exist with CUDA only.
+/// All contestants. `threads` and `grouped` exist with CUDA only.
 struct contestants {
   bench::troupe_contestants troupe;
   std::unique_ptr<bench::contestant> threads;
   std::unique_ptr<bench::contestant> grouped;
-  std::unique_ptr<bench::contestant> raw_symmetric;
 };
 
 std::vector<bench::cell> plan(const settings& s, const contestants& c) {
@@ -82,17 +77,6 @@ std::vector<bench::cell> plan(const settings& s, const contestants& c) {
     for (auto window : s.windows)
       if (size_bytes * window <= most_in_flight)
         add(size_bytes, window);
-  for (auto size_bytes : symmetric_sizes) {
-    if (!c.troupe.symmetric || size_bytes < s.min_bytes || size_bytes > s.max_bytes)
-      continue;
-    bench::cell x;
-    x.size_bytes = size_bytes;
-    x.has_reference = c.raw_symmetric != nullptr;
-    if (c.raw_symmetric)
-      x.contestants = {c.raw_symmetric.get(), c.threads.get()};
-    x.contestants.push_back(c.troupe.symmetric.get());
-    cells.push_back(std::move(x));
-  }
   return cells;
 }
 
@@ -134,7 +118,7 @@ caf::expected<bool> run(settings& s, caf::actor_system& sys, bench::watchdog& gu
               bench::summary(result.machine).c_str());
 
   contestants all;
-  all.troupe = bench::make_troupe(sys, *world, s.max_bytes, symmetric_bytes);
+  all.troupe = bench::make_troupe(sys, *world, s.max_bytes);
   guard.enter("an idle world");
   all.troupe.facade->run(sizeof(float), 100, 1);
   std::this_thread::sleep_for(50ms); // spinning threads are parked by then
@@ -142,10 +126,9 @@ caf::expected<bool> run(settings& s, caf::actor_system& sys, bench::watchdog& gu
 #if TROUPE_HAS_CUDA
   if (cuda) {
     guard.enter("making NCCL's own communicator");
-    auto raw = bench::make_raw(s.devices, s.max_bytes, symmetric_bytes);
+    auto raw = bench::make_raw(s.devices, s.max_bytes);
     all.threads = std::move(raw.threads);
     all.grouped = std::move(raw.grouped);
-    all.raw_symmetric = std::move(raw.symmetric);
   }
 #endif
 

@@ -116,10 +116,9 @@ private:
 
 class threads_contestant final : public raw_contestant {
 public:
-  threads_contestant(std::string name, std::shared_ptr<const std::vector<rank>> ranks)
-      : raw_contestant(std::move(ranks)), name_(std::move(name)) {}
+  using raw_contestant::raw_contestant;
 
-  std::string name() const override { return name_; }
+  std::string name() const override { return "raw, a thread per rank"; }
 
   timing sum(std::size_t count, std::size_t operations, std::size_t window) override {
     if (window == 1)
@@ -146,60 +145,6 @@ public:
       };
     });
   }
-
-private:
-  const std::string name_;
-};
-
-/// The ranks for NCCL's symmetric kernels, with windows.
-class symmetric_ranks {
-public:
-  symmetric_ranks(const std::vector<int>& devices, std::size_t bytes) : ranks_(devices.size()) {
-    std::vector<ncclComm_t> communicators(devices.size());
-    check(ncclCommInitAll(communicators.data(), static_cast<int>(devices.size()), devices.data()),
-          "ncclCommInitAll");
-    windows_.resize(ranks_.size());
-    for (std::size_t i = 0; i < ranks_.size(); ++i) {
-      auto& r = ranks_[i];
-      r.device = devices[i];
-      r.communicator = communicators[i];
-      r.select();
-      check(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking), "cudaStreamCreate");
-      void* memory = nullptr;
-      check(ncclMemAlloc(&memory, bytes), "ncclMemAlloc");
-      r.memory = static_cast<float*>(memory);
-    }
-    check(ncclGroupStart(), "ncclGroupStart");
-    for (std::size_t i = 0; i < ranks_.size(); ++i)
-      check(ncclCommWindowRegister(ranks_[i].communicator, ranks_[i].memory, bytes, &windows_[i],
-                                   NCCL_WIN_COLL_SYMMETRIC),
-            "ncclCommWindowRegister");
-    check(ncclGroupEnd(), "ncclGroupEnd");
-  }
-
-  ~symmetric_ranks() {
-    for (std::size_t i = 0; i < ranks_.size(); ++i)
-      check(ncclCommWindowDeregister(ranks_[i].communicator, windows_[i]),
-            "ncclCommWindowDeregister");
-    check(ncclGroupStart(), "ncclGroupStart");
-    for (auto& r : ranks_)
-      check(ncclCommDestroy(r.communicator), "ncclCommDestroy");
-    check(ncclGroupEnd(), "ncclGroupEnd");
-    for (auto& r : ranks_) {
-      r.select();
-      check(ncclMemFree(r.memory), "ncclMemFree");
-      check(cudaStreamDestroy(r.stream), "cudaStreamDestroy");
-    }
-  }
-
-  symmetric_ranks(const symmetric_ranks&) = delete;
-  symmetric_ranks& operator=(const symmetric_ranks&) = delete;
-
-  const std::vector<rank>& all() const { return ranks_; }
-
-private:
-  std::vector<rank> ranks_;
-  std::vector<ncclWindow_t> windows_;
 };
 
 class grouped_contestant final : public raw_contestant {
@@ -231,25 +176,10 @@ public:
 
 } // namespace
 
-namespace {
-
-template <class Ranks>
-std::shared_ptr<const std::vector<rank>> share(const std::vector<int>& devices, std::size_t bytes) {
-  auto ranks = std::make_shared<const Ranks>(devices, bytes);
-  return {ranks, &ranks->all()};
-}
-
-} // namespace
-
-raw_contestants make_raw(const std::vector<int>& devices, std::size_t bytes,
-                         std::size_t symmetric_bytes) {
-  auto plain = share<raw_ranks>(devices, bytes);
-  raw_contestants result{std::make_unique<threads_contestant>("raw, a thread per rank", plain),
-                         std::make_unique<grouped_contestant>(plain), nullptr};
-  if (devices.size() > 1)
-    result.symmetric = std::make_unique<threads_contestant>(
-        "raw, symmetric", share<symmetric_ranks>(devices, symmetric_bytes));
-  return result;
+raw_contestants make_raw(const std::vector<int>& devices, std::size_t bytes) {
+  const auto owner = std::make_shared<const raw_ranks>(devices, bytes);
+  const std::shared_ptr<const std::vector<rank>> ranks{owner, &owner->all()};
+  return {std::make_unique<threads_contestant>(ranks), std::make_unique<grouped_contestant>(ranks)};
 }
 
 } // namespace bench

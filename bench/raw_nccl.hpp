@@ -14,13 +14,9 @@ struct raw_contestants {
   std::unique_ptr<contestant> threads;
   /// One thread issues for all ranks in a group and synchronizes their streams. Window 1 only.
   std::unique_ptr<contestant> grouped;
-  /// As `threads`, with memory in symmetric windows of NCCL; null with one device.
-  std::unique_ptr<contestant> symmetric;
 };
 
-/// Makes the contestants. The first two share a communicator, streams and buffers of `bytes`. The
-/// third has its own, of `symmetric_bytes`.
-raw_contestants make_raw(const std::vector<int>& devices, std::size_t bytes,
-                         std::size_t symmetric_bytes);
+/// Makes the contestants. They share a communicator, streams and buffers of `bytes`.
+raw_contestants make_raw(const std::vector<int>& devices, std::size_t bytes);
 
 } // namespace bench

@@ -44,7 +44,7 @@ std::optional<double> large_busbw(const outcome& o) {
 } // namespace
 
 std::vector<bar> bars_of(const outcome& o) {
-  std::vector<bar> result{
+  return {
       {"8 B, facade, time to raw by a thread per rank", 1.4, true,
        ratio_of(o, 8, 1, "troupe, facade")},
       {"8 B, message from an actor, time to the same", 1.5, true,
@@ -56,13 +56,6 @@ std::vector<bar> bars_of(const outcome& o) {
       {"64 MiB and more, facade, bus bandwidth to the same", 0.97, false, large_busbw(o)},
       {"open world that does nothing, percent of a core", 1, true, o.idle_percent},
   };
-  if (o.ranks > 1) {
-    result.push_back({"8 B, symmetric, facade, time to raw symmetric", 1.4, true,
-                      ratio_of(o, 8, 1, "troupe, symmetric")});
-    result.push_back({"8 B, raw with plain memory, time to raw symmetric", 1, false,
-                      ratio_of(o, 8, 1, "raw, a thread per rank")});
-  }
-  return result;
 }
 
 void print_table(const outcome& o) {

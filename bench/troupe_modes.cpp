@@ -65,7 +65,7 @@ private:
   buffers all_;
 };
 
-class facade_contestant : public troupe_contestant {
+class facade_contestant final : public troupe_contestant {
 public:
   using troupe_contestant::troupe_contestant;
 
@@ -79,8 +79,7 @@ public:
       result.each.reserve(operations);
       for (std::size_t k = 0; k < operations; ++k) {
         const auto start = clock::now();
-        const auto done = must(issue(data).wait());
-        symmetric_ += done.symmetric;
+        must(issue(data).wait());
         result.each.push_back(microseconds(clock::now() - start));
       }
     } else {
@@ -90,30 +89,9 @@ public:
     return result;
   }
 
-protected:
-  /// Returns how many single operations used symmetric kernels since the last call.
-  std::size_t take_symmetric() { return std::exchange(symmetric_, 0); }
-
 private:
   troupe::pending<troupe::collective_done> issue(const buffers& data) const {
     return world().all_reduce(data, troupe::reduce_op::sum, {.deadline = deadline});
-  }
-
-  std::size_t symmetric_ = 0;
-};
-
-class symmetric_contestant final : public facade_contestant {
-public:
-  using facade_contestant::facade_contestant;
-
-  std::string name() const override { return "troupe, symmetric"; }
-
-  timing sum(std::size_t count, std::size_t operations, std::size_t window) override {
-    auto result = facade_contestant::sum(count, operations, window);
-    if (const auto n = take_symmetric(); window == 1 && n < operations * 9 / 10)
-      fail("only " + std::to_string(n) + " of " + std::to_string(operations) +
-           " all-reduces went the symmetric way");
-    return result;
   }
 };
 
@@ -213,16 +191,11 @@ private:
 } // namespace
 
 troupe_contestants make_troupe(caf::actor_system& sys, const troupe::world& world,
-                               std::size_t bytes, std::size_t symmetric_bytes) {
+                               std::size_t bytes) {
   auto all = must(world.allocate(troupe::dtype::float32, bytes / sizeof(float)));
-  troupe_contestants result{std::make_unique<facade_contestant>(world, all),
-                            std::make_unique<message_contestant>(sys, world, all),
-                            std::make_unique<rank_contestant>(world, all), nullptr};
-  if (world.size() > 1)
-    result.symmetric = std::make_unique<symmetric_contestant>(
-        world, must(world.allocate(troupe::dtype::float32, symmetric_bytes / sizeof(float),
-                                   {.symmetric = true})));
-  return result;
+  return {std::make_unique<facade_contestant>(world, all),
+          std::make_unique<message_contestant>(sys, world, all),
+          std::make_unique<rank_contestant>(world, all)};
 }
 
 } // namespace bench

@@ -18,13 +18,10 @@ struct troupe_contestants {
   std::unique_ptr<contestant> message;
   /// `world_rank::all_reduce`; a thread per rank waits.
   std::unique_ptr<contestant> rank_local;
-  /// As `facade`, with symmetric memory; null with one device.
-  std::unique_ptr<contestant> symmetric;
 };
 
-/// Makes the contestants. `symmetric` has its own buffers of `symmetric_bytes`; the others share
-/// one set of `bytes`. `sys` must outlive them.
+/// Makes the contestants, which share one set of buffers of `bytes`. `sys` must outlive them.
 troupe_contestants make_troupe(caf::actor_system& sys, const troupe::world& world,
-                               std::size_t bytes, std::size_t symmetric_bytes);
+                               std::size_t bytes);
 
 } // namespace bench

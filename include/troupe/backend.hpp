@@ -104,13 +104,6 @@ public:
                                                       stream_view stream) noexcept = 0;
   [[nodiscard]] virtual caf::error deallocate(void* memory, stream_view stream) noexcept = 0;
 
-  /// Allocates memory that can become a window (`backend_communicator::register_window`), at least
-  /// 4096-byte aligned; `size_bytes` > 0. Not in stream order: `deallocate` frees it at once, so no
-  /// work may use it any more, and no window may be left in it.
-  /// @errors errc::out_of_memory: nothing changed
-  [[nodiscard]] virtual caf::expected<void*>
-  allocate_symmetric(std::size_t size_bytes) noexcept = 0;
-
   /// Allocates page-locked host memory, usable by every device.
   /// @thread any
   [[nodiscard]] virtual caf::expected<void*> allocate_pinned(std::size_t size_bytes) noexcept = 0;
@@ -301,11 +294,6 @@ struct collective_call {
   int peer = 0;                        ///< root, or the rank at the other end of a send or recv
   const void* factor = nullptr;        ///< this rank's, one element, for reduce_op::premul_sum
   const exchange_plan* plan = nullptr; ///< for all_to_all_v
-  /// Set on all ranks or on none, for an all_reduce, all_gather or reduce_scatter that is alone in
-  /// its `enqueue`. Its buffers lie in windows, on each rank in the same ones at the same offset
-  /// (or are in place). Such a call takes less time. But once it has begun on a rank, it ends only
-  /// when it has begun on all of them, and no abort can end it.
-  bool symmetric = false;
 };
 
 /// The operations for which a communicator's ranks are connected.
@@ -343,16 +331,6 @@ public:
   /// @source  NCCL user guide, "Collective Communication Functions", "Group Calls"
   [[nodiscard]] virtual caf::error enqueue(std::span<const collective_call> calls,
                                            stream_view stream) noexcept = 0;
-
-  /// Makes the `size_bytes` of this rank's `memory` (of `allocate_symmetric`) a window. All ranks
-  /// register and deregister windows of the same sizes in the same order, with no other work on
-  /// their devices. May block until every rank has called it.
-  /// @errors errc::not_supported, and others: no rank may make a `symmetric` call any more
-  /// @source NCCL user guide, "User Buffer Registration", "Window Registration"
-  [[nodiscard]] virtual caf::error register_window(void* memory, std::size_t size_bytes,
-                                                   stream_view stream) noexcept = 0;
-  /// Undoes `register_window`. No rank's work may use the window any more. Waits for no other rank.
-  [[nodiscard]] virtual caf::error deregister_window(void* memory) noexcept = 0;
 
   /// Sets the function that is called, on any thread and possibly at once, when the device or spare
   /// of the rank is lost.
@@ -443,12 +421,12 @@ public:
   /// ranks of it, and where the id was made. NCCL waits for good for a rank that never comes.
   virtual void call_off(const communicator_id& id) noexcept { static_cast<void>(id); }
 
-  /// Ends a communicator during any operation, except `symmetric` calls, which must be over. Ends
-  /// all its local ranks at once, and its windows. No thread may be in a call on it. Blocks.
+  /// Ends a communicator during any operation, all its local ranks at once. No thread may be in a
+  /// call on it. Blocks.
   /// @thread a reaper; never a lane
   [[nodiscard]] virtual caf::error abort(communicator_ranks ranks) noexcept = 0;
 
-  /// Ends an idle communicator, and its windows, without an abort. Blocks.
+  /// Ends an idle communicator without an abort. Blocks.
   /// @thread a reaper; never a lane
   [[nodiscard]] virtual caf::error destroy(communicator_ranks ranks) noexcept = 0;
 

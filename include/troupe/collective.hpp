@@ -61,7 +61,6 @@ struct collective_done {
   std::uint64_t operation = 0;
   std::uint64_t epoch = 0;
   std::uint64_t membership = 0;
-  bool symmetric = false; ///< it ran as a collective on symmetric memory (`allocation_options`)
   /// The present ranks, if some were absent (`request_options::allow_shrunk`); empty: all.
   std::vector<std::int32_t> ranks = {};
 };
@@ -71,7 +70,7 @@ detail::inspect_result<Inspector> inspect(Inspector& f, collective_done& x) {
   using detail::field;
   return detail::fields(f, x, "troupe::collective_done", field("operation", x.operation),
                         field("epoch", x.epoch), field("membership", x.membership),
-                        field("symmetric", x.symmetric), field("ranks", x.ranks));
+                        field("ranks", x.ranks));
 }
 
 /// One collective over all ranks of a world, or one message between two ranks. Each request below

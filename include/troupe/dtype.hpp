@@ -73,8 +73,8 @@ constexpr bool is_dtype(dtype x) noexcept { return size_of(x) != 0; }
 /// unless all elements are NaN, and treat -0 as less than +0.
 /// @source NCCL 2.28.9, `hostToDevRedOp` (src/enqueue.cc) and src/device/reduce_kernel.h; CUDA Math
 ///         API, `__hmin`; PTX ISA, `min`. NCCL guarantees nothing for NaNs and the signs of zeros,
-///         and its multicast (NVLS) algorithms may differ there. Multicast algorithms and kernels
-///         for symmetric memory add narrow numbers in `float`.
+///         and its multicast (NVLS) algorithms may differ there. Multicast algorithms add narrow
+///         numbers in `float`.
 enum class reduce_op : std::uint8_t { sum, prod, min, max, avg, premul_sum };
 
 /// The operations that need no factors.

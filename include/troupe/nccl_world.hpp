@@ -42,35 +42,18 @@ struct world_config {
 /// Options of memory on all ranks.
 struct allocation_options {
   bool zeroed = false;
-  /// Symmetric memory, for small collectives. It makes an all_reduce or reduce_scatter of sums of
-  /// floats of up to 32 bits, or an all_gather, faster, up to `world_limits::symmetric_bytes`. The
-  /// buffers of all ranks must be at the same offset of one such allocation, or of one for `send`
-  /// and one for `recv`, or be in place. Every other request uses it as plain memory.
-  ///
-  /// It belongs to this world. Its communicators register it, including the standby. The first
-  /// registration takes each of them about 50 ms, in which its devices do nothing else, and about
-  /// 240 MiB on each rank. Later ones take 4 ms and no memory. Until it is registered, and if that
-  /// fails (`world_status::windows_reason`), it is plain memory. The memory of all ranks is freed
-  /// with the last handle to any of it. GPUs allocate at least 2 MiB.
-  ///
-  /// A collective that uses it as symmetric memory cannot be aborted. It is issued when all ranks
-  /// have reached it with nothing before it that may stand still, otherwise as on plain memory. If
-  /// it stands still all the same, the devices are lost to the process (errc::lane_stuck).
-  bool symmetric = false;
 };
 
 template <class Inspector>
 detail::inspect_result<Inspector> inspect(Inspector& f, allocation_options& x) {
   using detail::field;
-  return detail::fields(f, x, "troupe::allocation_options", field("zeroed", x.zeroed),
-                        field("symmetric", x.symmetric));
+  return detail::fields(f, x, "troupe::allocation_options", field("zeroed", x.zeroed));
 }
 
 /// Allocates memory on every rank. Reply: `world_buffers`.
 /// @errors errc::out_of_memory: nothing is kept, and the world continues; errc::membership_changed;
 ///         errc::unavailable; errc::not_supported: the world has a program. Without
-///         `allow_shrunk`, plain memory waits for a lost device, up to the deadline; symmetric
-///         memory needs all ranks: errc::membership_changed
+///         `allow_shrunk`, it waits for a lost device, up to the deadline
 struct allocate_all {
   std::uint64_t count = 0; ///< on each rank; @units elements
   dtype type = dtype::float32;

@@ -32,8 +32,8 @@ struct worker_settings {
   std::chrono::nanoseconds stuck_limit = std::chrono::seconds{1};
   /// A worker that shows signs of life, but is in one call for longer than this, is killed; 0:
   /// never. It applies to calls for a lane, including the first launch of a kernel, which may have
-  /// to load it, and the registration of a window, which waits for the other ranks. It also applies
-  /// to requests of other threads, except requests with a limit of their own.
+  /// to load it. It also applies to requests of other threads, except requests with a limit of
+  /// their own.
   std::chrono::nanoseconds call_limit = std::chrono::seconds{30};
   /// Time limit for a rank's part in building a communicator; 0: none. When it expires, the build
   /// fails, and workers whose ranks are not built are killed. Ranks that wait for a lost rank are

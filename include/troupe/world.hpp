@@ -66,8 +66,7 @@ public:
   allocate(dtype type, std::size_t count, bool zeroed = false, request_options options = {}) const {
     return allocate(type, count, allocation_options{.zeroed = zeroed}, options);
   }
-  /// The same with the options of the message `allocate_all` (troupe/nccl_world.hpp):
-  /// `{.symmetric = true}` gives symmetric memory, which makes small collectives faster.
+  /// The same with the options of the message `allocate_all` (troupe/nccl_world.hpp).
   template <element T>
   caf::expected<std::vector<gpu_ref<T>>> allocate(std::size_t count, allocation_options what,
                                                   request_options options = {}) const {

@@ -55,10 +55,6 @@ struct world_status {
   /// ranks are absent, it is why they are.
   caf::error reason = {};
   bool standby_ready = false; ///< a communicator is ready to take over (`standby_policy`)
-  /// Number of symmetric allocations (`allocation_options`) that the communicator has registered.
-  std::uint64_t windows = 0;
-  /// Why the communicator uses all of them as plain memory; none if nothing is wrong.
-  caf::error windows_reason = {};
 };
 
 template <class Inspector>
@@ -67,8 +63,7 @@ detail::inspect_result<Inspector> inspect(Inspector& f, world_status& x) {
   return detail::fields(f, x, "troupe::world_status", field("name", x.name),
                         field("phase", x.phase), field("epoch", x.epoch),
                         field("membership", x.membership), field("members", x.members),
-                        field("reason", x.reason), field("standby_ready", x.standby_ready),
-                        field("windows", x.windows), field("windows_reason", x.windows_reason));
+                        field("reason", x.reason), field("standby_ready", x.standby_ready));
 }
 
 /// Returns the view that a `membership_changed` error carries; none for other errors.
@@ -151,10 +146,6 @@ struct world_limits {
   /// The reaction to the loss of a device; also in the worlds that `split` makes of this one. A
   /// communicator that is built because of a loss counts as a restart.
   loss_policy on_loss = loss_policy::automatic;
-  /// Maximum size of collectives that use symmetric memory as such (`allocation_options`): the size
-  /// of the larger of a rank's buffers. On NVIDIA H200s, all kinds of them are faster up to the
-  /// default, and not all from twice the default on. 0: no collective does.
-  std::size_t symmetric_bytes = std::size_t{32} << 10;
 };
 
 } // namespace troupe

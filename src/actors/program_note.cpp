@@ -6,8 +6,7 @@
 namespace troupe::detail {
 
 void wire_fields(auto& wire, message_of<world_status> auto& x) {
-  wire(x.name, x.phase, x.epoch, x.membership, x.members, x.reason, x.standby_ready, x.windows,
-       x.windows_reason);
+  wire(x.name, x.phase, x.epoch, x.membership, x.members, x.reason, x.standby_ready);
   wire.require(x.phase <= world_phase::shut_down);
 }
 

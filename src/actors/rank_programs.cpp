@@ -77,7 +77,6 @@ void rank_programs::on_live(communicator& x, const world_status& view) {
   note.ranks = static_cast<std::int32_t>(core->size());
   note.view = view;
   note.view.reason = brief(view.reason);
-  note.view.windows_reason = brief(view.windows_reason);
   note.program = program_.name;
   note.bytes = program_.arguments;
   auto& limits = core->limits();

@@ -39,7 +39,7 @@ std::chrono::nanoseconds spin_by_cores(int devices) noexcept {
 /// NCCL's default maps piece by piece, by CUDA's virtual memory management, the memory that each
 /// connection to another process's GPU writes to. With 4 GPUs that takes 1.7 s of 1.8 s for a
 /// communicator. The older handles take 0.15 s, and a mapping also keeps the memory when its owner
-/// ends. NCCL's symmetric windows need the default: set the variable to 1 for them.
+/// ends.
 /// @source NCCL user guide, "NCCL_CUMEM_ENABLE"
 void choose_mappings_of_nccl() {
   if (::setenv("NCCL_CUMEM_ENABLE", "0", 0) != 0)

@@ -5,7 +5,6 @@
 #include "lane/lane.hpp" // for state()
 #include "operation/buffer.hpp"
 #include "operation/device_state.hpp"
-#include "operation/symmetric_memory.hpp"
 #include "operation/use_of.hpp"
 #include <troupe/dtype.hpp>
 
@@ -213,17 +212,10 @@ caf::error set_factor(const call_checker& check, rank_call& result, const double
 void set_addresses(rank_call& result, data_flow flow) {
   auto& call = result.call;
   auto address = [](const memory_range& r) { return r.of->memory()->address() + r.begin; };
-  auto symmetric = [](const memory_range& r) {
-    return symmetric_place{r.of->memory()->symmetric(), r.begin};
-  };
-  if (flow.sends) {
+  if (flow.sends)
     call.send = address(result.send);
-    result.send_place = symmetric(result.send);
-  }
-  if (flow.receives) {
+  if (flow.receives)
     call.recv = address(result.recv);
-    result.recv_place = symmetric(result.recv);
-  }
 }
 
 } // namespace

@@ -1,95 +1,16 @@
-/// `collective_operation` on the lanes: its issue, the vote for the symmetric call, and results.
+/// `collective_operation` on the lanes: its issue, and its results.
 #include "collective/collective_operation.hpp"
 #include "collective/collective_world.hpp"
 #include "collective/communicator.hpp"
 #include "collective/rank_request.hpp"
 #include "collective/shrunk_calls.hpp"
 #include "foundation/prefetch.hpp"
-#include "foundation/spin.hpp"
 #include "lane/lane.hpp"
-#include "operation/device_state.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 namespace troupe::detail {
-
-namespace {
-/// How long a lane polls for the votes of the other lanes before it returns to its other work.
-constexpr std::chrono::nanoseconds voting_patience = std::chrono::microseconds{2};
-} // namespace
-
-/// Decides without a vote if all lanes are idle: the operation comes next on each of them, and they
-/// promise to issue it.
-void collective_operation::decide_at_once(locked lock) noexcept {
-  auto all = parts();
-  if (!std::all_of(all.begin(), all.end(), [&](auto& p) { return p.on->comes_next(lock, p); }))
-    return;
-  auto take_back = [](std::span<part> promised) {
-    for (auto& p : promised) {
-      p.promised = false;
-      p.claimed.store(false);
-      resume_frees(p);
-      p.on->state().end_loan();
-    }
-  };
-  for (auto& p : all) {
-    p.awaited_by_all = p.on->defer_frees();
-    p.promised = p.awaited_by_all && p.on->state().lend_if_live();
-    if (!p.promised) {
-      resume_frees(p);
-      return take_back(all.first(p.index));
-    }
-    if (!claim_issue(p))
-      return take_back(all.first(p.index + 1));
-  }
-  if (!communicator_->begin_symmetric(static_cast<std::uint32_t>(all.size())))
-    return take_back(all);
-  value.symmetric = true;
-  decision_.store(way::symmetric, std::memory_order_release);
-}
-
-/// Counts one lane's vote. The last yes or the first no decides, once, and wakes all lanes that may
-/// wait. A lane votes yes at most once, and may vote no afterwards.
-void collective_operation::vote(bool yes) noexcept {
-  if (decision_.load(std::memory_order_acquire) != way::open)
-    return;
-  if (!yes) {
-    decide(way::plain);
-    return;
-  }
-  const auto all = static_cast<std::uint32_t>(parts().size());
-  if (agreed_.fetch_add(1, std::memory_order_acq_rel) + 1 < all)
-    return;
-  if (!communicator_->begin_symmetric(all)) {
-    decide(way::plain);
-    return;
-  }
-  value.symmetric = true;
-  if (decide(way::symmetric))
-    return;
-  value.symmetric = false;
-  for (std::size_t i = 0; i < all; ++i)
-    communicator_->end_symmetric(i);
-}
-
-/// Sets the decision. Returns false if it was set before.
-bool collective_operation::decide(way x) noexcept {
-  auto none = way::open;
-  if (!decision_.compare_exchange_strong(none, x, std::memory_order_acq_rel))
-    return false;
-  lane::wake(parts());
-  return true;
-}
-
-/// Votes no: a kernel that passes this operation could block a symmetric one. The operation then
-/// uses the plain call at once, before the work behind it.
-bool collective_operation::lets_pass() noexcept {
-  if (may_be_symmetric_)
-    vote(false);
-  return !may_be_symmetric_;
-}
 
 const rank_call& collective_operation::first_call_of(const part& p) noexcept {
   return *static_cast<const rank_call*>(p.needs);
@@ -105,43 +26,10 @@ bool collective_operation::moves_nothing(const part& p) const noexcept {
 caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on) {
   if (moves_nothing(p))
     return issue_outcome::finished;
-  if (!may_be_symmetric_)
-    return issue(p, on, false);
-  if (!p.promised) {
-    p.awaited_by_all = on.defer_frees(); // the lane has reached it, and frees no memory from now on
-    vote(on.starts_for_sure(p));
-  }
-  if (on.may_spin()) // the other lanes may be about to arrive
-    spin_until([this] { return decision_.load(std::memory_order_acquire) != way::open; },
-               voting_patience);
-  return proceed(p, on);
-}
-
-caf::expected<issue_outcome> collective_operation::proceed(part& p, lane& on) {
-  if (decision_.load(std::memory_order_acquire) == way::open) {
-    if (communicator_->live())
-      return issue_outcome::continues;
-    vote(false); // no effect if the others have decided meanwhile and rely on this lane
-  }
-  auto outcome = issue(p, on, decision_.load(std::memory_order_acquire) == way::symmetric);
-  resume_frees(p);
-  return outcome;
-}
-
-caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on, bool symmetric) {
-  auto stream = on.stream(p);
-  auto index = static_cast<std::size_t>(p.rank);
-  if (symmetric) {
-    p.certain = true;
-    auto call = first_call_of(p).complete();
-    call.symmetric = true;
-    return issued(*this, p, *communicator_,
-                  communicator_->call_for_sure(index, on, [&](backend_communicator& rank) {
-                    return rank.enqueue({&call, 1}, stream);
-                  }));
-  }
   if (!communicator_->absent().empty())
     return issue_shrunk(p, on);
+  auto stream = on.stream(p);
+  auto index = static_cast<std::size_t>(p.rank);
   auto error = communicator_->call(index, on, [&](backend_communicator& rank) {
     if (one_each_) {
       auto call = first_call_of(p).complete();
@@ -185,8 +73,6 @@ void collective_operation::fetch_answer(const part& p) const noexcept {
 
 /// Checks for an asynchronous error, which ends the work too, but without success.
 void collective_operation::on_part_done(part& p) noexcept {
-  if (p.certain)
-    communicator_->end_symmetric(static_cast<std::size_t>(p.rank));
   if (failed())
     return;
   auto error =
@@ -197,17 +83,6 @@ void collective_operation::on_part_done(part& p) noexcept {
     fail(communicator_->dead());
   if (!requests_.empty() && !failed())
     tell(p);
-}
-
-void collective_operation::on_part_over(part& p) noexcept {
-  if (p.promised)
-    p.on->state().end_loan();
-  resume_frees(p);
-}
-
-void collective_operation::resume_frees(part& p) noexcept {
-  if (std::exchange(p.awaited_by_all, false))
-    p.on->resume_frees();
 }
 
 /// Completes the requests of the part: they need not wait for the parts of other ranks. But while

@@ -8,8 +8,6 @@
 #include "foundation/collective_rules.hpp"
 #include "foundation/prefetch.hpp"
 #include "lane/lane.hpp" // for state()
-#include "operation/device_state.hpp"
-#include "operation/symmetric_memory.hpp"
 
 #include <algorithm>
 #include <numeric>
@@ -325,15 +323,6 @@ void collective_operation::on_submit(locked lock) {
         p.after = &former_->tenant(static_cast<std::size_t>(p.rank));
   }
   communicator_key_.store(communicator_.get());
-  auto registered = [&](const symmetric_place& x) {
-    return x.of->with(lock, communicator_.get()) == symmetric_memory::state::registered;
-  };
-  may_be_symmetric_ =
-      missing_ == 0 && is_symmetric(calls_, world_->size(), world_->limits().symmetric_bytes) &&
-      !communicator_->windows_closed(lock) && registered(calls_.front()->send_place) &&
-      registered(calls_.front()->recv_place);
-  if (may_be_symmetric_ && !former_)
-    decide_at_once(lock);
 }
 
 void collective_operation::show(place_lines& to) const noexcept {

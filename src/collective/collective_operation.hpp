@@ -76,11 +76,8 @@ public:
   /// Returns the error that ends a communicator because this operation, which was to run on it,
   /// never will, for the reason `why`.
   caf::error end_of_communicator(std::uint64_t epoch, const caf::error& why) const;
-  caf::expected<issue_outcome> proceed(part& p, lane& on) override;
-  bool lets_pass() noexcept override;
   void fetch_answer(const part& p) const noexcept override;
   void on_part_done(part& p) noexcept override;
-  void on_part_over(part& p) noexcept override;
   bool answer_ahead() noexcept override;
   bool on_stall() noexcept override;
   const void* communicator_key() const noexcept override { return communicator_key_.load(); }
@@ -94,7 +91,6 @@ protected:
 
 private:
   using call_view = std::span<const rank_call* const>;
-  enum class way : std::uint8_t { open, plain, symmetric };
 
   /// Returns the calls of a part, in order. None is null once the operation is on the lanes.
   call_view calls_of(const part& p) const noexcept;
@@ -115,19 +111,10 @@ private:
   void run_on(std::shared_ptr<communicator> target);
   bool is_held_up() const noexcept;
   bool waits_for_world(locked lock) const;
-  void vote(bool yes) noexcept;
-  bool decide(way x) noexcept;
-  void decide_at_once(locked lock) noexcept;
-  static void resume_frees(part& p) noexcept;
-  caf::expected<issue_outcome> issue(part& p, lane& on, bool symmetric);
   caf::expected<issue_outcome> issue_shrunk(part& p, lane& on);
 
   // Members that a lane reads to issue its part, kept together.
   std::shared_ptr<collective_world> world_;
-  /// If a symmetric call begins on one rank and never on another, it never ends. So all lanes must
-  /// have reached the operation, with nothing in its way, before one lane issues it: each lane
-  /// votes yes or no (`decision_`). With the first no, all ranks use the plain call.
-  bool may_be_symmetric_ = false;
   bool one_each_ = false; // each part has one call, the one in `part::needs`
   connect_scope needed_connections_ = connect_scope::collectives;
   std::shared_ptr<communicator> communicator_;
@@ -147,12 +134,10 @@ private:
   std::shared_ptr<communicator> former_; // on which it would have run when it got its position
 
   // Members that lanes change.
-  std::atomic<std::size_t> agreed_{0}; // number of yes votes; lanes that wait read only `decision_`
   std::atomic<bool> any_undelivered_{false}; // a request completed before its part was done
   std::mutex requests_mutex_;
   bool requests_told_ = false; // `after_answer` has taken them; under requests_mutex_
   bool requests_done_ = false; // no lane needs them any more; under requests_mutex_
-  std::atomic<way> decision_{way::open};
 };
 
 } // namespace troupe::detail

@@ -3,10 +3,8 @@
 #include "foundation/fair_limit.hpp"
 #include "foundation/log.hpp"
 #include "foundation/never_destroyed.hpp"
-#include "operation/admission_lock.hpp"
 
 #include <algorithm>
-#include <numeric>
 #include <string>
 #include <thread>
 #include <utility>
@@ -14,10 +12,6 @@
 namespace troupe::detail {
 
 namespace {
-
-/// How long symmetric calls may take to end. A symmetric kernel that all ranks have issued takes
-/// microseconds, but a lane sees its end only when it has time to poll.
-constexpr std::chrono::seconds symmetric_patience{5};
 
 /// How long the lanes of devices that were given up may take: their calls return at once.
 constexpr std::chrono::seconds lost_patience{2};
@@ -71,7 +65,7 @@ communicator::communicator(std::shared_ptr<runtime> runtime, std::uint64_t epoch
     : runtime_(std::move(runtime)), epoch_(epoch), absent_(absent), rank_of_(lanes.size()),
       local_(lanes.size()), ranks_(std::move(ranks)), rank_at_(pointers_to(ranks_)),
       lives_(lives_of(ranks_)), tenants_(ranks_.size()), quiet_limit_(quiet_limit),
-      on_end_(std::move(on_end)), on_gone_(std::move(on_gone)), symmetric_ended_(ranks_.size()) {
+      on_end_(std::move(on_end)), on_gone_(std::move(on_gone)) {
   for (std::size_t i = 0; i < lanes.size(); ++i)
     if (!absent.contains(i)) {
       rank_of_[i] = members_.size();
@@ -107,15 +101,6 @@ caf::error communicator::dead() const {
   return cause_ ? cause_ : make_error(errc::communicator_dead, "its communicator has ended");
 }
 
-bool communicator::begin_symmetric(std::uint32_t parts) noexcept {
-  auto now = symmetric_.load(std::memory_order_relaxed);
-  do
-    if ((now & no_more) != 0)
-      return false;
-  while (!symmetric_.compare_exchange_weak(now, now + parts, std::memory_order_acq_rel));
-  return true;
-}
-
 void communicator::fail(const caf::error& cause) noexcept {
   {
     std::lock_guard lock{mutex_};
@@ -123,7 +108,6 @@ void communicator::fail(const caf::error& cause) noexcept {
       return;
     cause_ = cause;
     live_.store(false);
-    symmetric_.fetch_or(no_more);
   }
   // The loss of a worker has its own log line, and ends several communicators.
   log(code_of(cause) == errc::worker_lost ? log_level::debug : log_level::warning,
@@ -184,7 +168,6 @@ void communicator::end_quietly(bool healthy) noexcept {
     if (!live_.load())
       return;
     live_.store(false);
-    symmetric_.fetch_or(no_more);
   }
   note_closed();
   runtime_->workers().run([self = shared_from_this(), healthy] { self->reap(healthy); });
@@ -195,23 +178,6 @@ void communicator::end(const caf::error& cause) noexcept {
     fail(cause);
   else
     retire();
-}
-
-void communicator::keep_window(locked, std::shared_ptr<symmetric_memory> x) {
-  windows_.push_back(std::move(x));
-}
-
-void communicator::let_go_window(locked lock, const std::shared_ptr<symmetric_memory>& x) {
-  x->set(lock, this, symmetric_memory::state::none);
-  std::erase(windows_, x);
-}
-
-void communicator::let_go_windows() noexcept {
-  std::vector<std::shared_ptr<symmetric_memory>> windows; // freed without the lock
-  admission_lock lock;
-  windows.swap(windows_);
-  for (auto& x : windows)
-    x->set(lock, this, symmetric_memory::state::none);
 }
 
 caf::error communicator::stuck(std::span<const std::size_t> ranks, std::string_view what) const {
@@ -233,29 +199,10 @@ bool communicator::give_up(const std::vector<std::size_t>& ranks, std::string_vi
   });
 }
 
-void communicator::end_process(const std::vector<std::size_t>& ranks,
-                               std::string_view what) noexcept {
-  static_cast<void>(runtime_->end_everything(stuck(ranks, what)));
-}
-
 std::vector<std::size_t> communicator::ranks_inside() const {
   std::vector<std::size_t> result;
   for (std::size_t i = 0; i < lanes_.size(); ++i)
     if (lanes_[i]->is_inside(this))
-      result.push_back(i);
-  return result;
-}
-
-/// Returns the ranks with symmetric calls that are not over.
-std::vector<std::size_t> communicator::ranks_in_symmetric() const {
-  const std::uint64_t left = symmetric_.load(std::memory_order_acquire) & ~no_more;
-  std::vector<std::uint64_t> ended;
-  for (auto& x : symmetric_ended_)
-    ended.push_back(x.load(std::memory_order_relaxed));
-  const auto begun = std::accumulate(ended.begin(), ended.end(), left) / ended.size();
-  std::vector<std::size_t> result;
-  for (std::size_t i = 0; i < ended.size(); ++i)
-    if (ended[i] < begun)
       result.push_back(i);
   return result;
 }
@@ -270,37 +217,13 @@ bool communicator::wait_until_quiet() noexcept {
                       describe(dead()) + ")";
     auto ranks = ranks_inside();
     if (!ranks.empty() && (!give_up(ranks, what) || !wait_until(quiet, lost_patience)))
-      end_process(ranks, what);
+      static_cast<void>(runtime_->end_everything(stuck(ranks, what)));
   }
   return !runtime_->ended();
 }
 
-/// Blocks until all symmetric calls are over. No abort can end them: before they were issued it was
-/// made sure, as far as possible, that they end by themselves. Where devices can be lost one by
-/// one, those with stuck lanes are given up first: the other ranks may only wait for them. Returns
-/// false if the runtime has ended.
-bool communicator::wait_for_symmetric() noexcept {
-  auto over = [this] {
-    return (symmetric_.load(std::memory_order_acquire) & ~no_more) == 0 || runtime_->ended();
-  };
-  if (wait_until(over, symmetric_patience))
-    return !runtime_->ended();
-  const auto what =
-      "a symmetric collective of a communicator that ended makes no progress, and nothing "
-      "can abort it (" +
-      describe(dead()) + ")";
-  auto ranks = ranks_inside();
-  if (!ranks.empty() && give_up(ranks, what) && wait_until(over, lost_patience))
-    return !runtime_->ended();
-  ranks = ranks_in_symmetric();
-  if (!over() && (!give_up(ranks, what) || !wait_until(over, lost_patience)))
-    end_process(ranks, what);
-  return !runtime_->ended();
-}
-
 void communicator::reap(bool healthy) noexcept {
-  const bool quiet = wait_until_quiet() && wait_for_symmetric();
-  if (!quiet) {
+  if (!wait_until_quiet()) {
     // No call may be made on it any more: its memory is kept until the process ends.
     keep_forever(std::make_shared<communicator_ranks>(std::move(ranks_)));
   } else {
@@ -310,7 +233,6 @@ void communicator::reap(bool healthy) noexcept {
       static_cast<void>(runtime_->end_with_fault("the thread that ends communicators", error));
     else if (error)
       log(log_level::warning, "the end of a communicator gave an error", error);
-    let_go_windows();
   }
   for (auto& x : lanes_)
     runtime_->unhold(x->state().ordinal());

@@ -3,7 +3,6 @@
 
 #include "foundation/rank_set.hpp"
 #include "lane/lane.hpp"
-#include "operation/symmetric_memory.hpp"
 #include "runtime/runtime.hpp"
 #include <troupe/backend.hpp>
 
@@ -60,25 +59,6 @@ public:
   bool fully_connected() const noexcept { return fully_connected_.load(); }
   void set_fully_connected() noexcept { fully_connected_.store(true); }
 
-  /// Announces a symmetric call: each of its `parts` ranks will issue it by `call_for_sure` and end
-  /// it with `end_symmetric`. Until then nothing of the communicator is destroyed, even if it ends.
-  /// Returns false if it has ended.
-  bool begin_symmetric(std::uint32_t parts) noexcept;
-  void end_symmetric(std::size_t rank) noexcept {
-    symmetric_ended_[local_[rank]].fetch_add(1, std::memory_order_relaxed);
-    symmetric_.fetch_sub(1, std::memory_order_release);
-  }
-
-  // -- its memory windows
-
-  /// Returns no error if memory may be registered, else why it was not.
-  const caf::error& windows_closed(locked) const noexcept { return windows_closed_; }
-  /// Stops all use of windows: those of the ranks may differ from now on.
-  void close_windows(locked, const caf::error& why) { windows_closed_ = why; }
-  /// Keeps `x` until it is let go, or until nothing of the communicator is left.
-  void keep_window(locked, std::shared_ptr<symmetric_memory> x);
-  void let_go_window(locked lock, const std::shared_ptr<symmetric_memory>& x);
-
   /// Calls `f` for rank `i` on its lane, unless the communicator has ended.
   /// @errors errc::communicator_dead: nothing was called
   template <class F> caf::error call(std::size_t i, lane& on, F f) {
@@ -97,14 +77,6 @@ public:
     visitors_.fetch_add(1);
     auto error = live() ? f(rank(i)) : dead();
     visitors_.fetch_sub(1);
-    return error;
-  }
-
-  /// Makes a `call` even if the communicator has ended: other ranks rely on it (`begin_symmetric`).
-  template <class F> caf::error call_for_sure(std::size_t i, lane& on, F f) {
-    on.enter(this);
-    auto error = f(rank(i));
-    on.leave();
     return error;
   }
 
@@ -134,14 +106,10 @@ private:
   void note_closed() noexcept;
   void reap(bool healthy) noexcept;
   bool wait_until_quiet() noexcept;
-  bool wait_for_symmetric() noexcept;
-  // By index of `lanes_`.
+  /// Returns indices of `lanes_`.
   std::vector<std::size_t> ranks_inside() const;
-  std::vector<std::size_t> ranks_in_symmetric() const;
   bool give_up(const std::vector<std::size_t>& ranks, std::string_view what) noexcept;
-  void end_process(const std::vector<std::size_t>& ranks, std::string_view what) noexcept;
   caf::error stuck(std::span<const std::size_t> ranks, std::string_view what) const;
-  void let_go_windows() noexcept;
 
   const std::shared_ptr<runtime> runtime_;
   const std::uint64_t epoch_;
@@ -162,11 +130,6 @@ private:
   std::atomic<bool> live_{true};
   std::atomic<int> visitors_{0}; // threads inside that are not lanes
   std::atomic<bool> fully_connected_{false};
-  static constexpr std::uint32_t no_more = 1u << 31;
-  std::atomic<std::uint32_t> symmetric_{0}; // parts of symmetric calls that are not over
-  std::vector<std::atomic<std::uint64_t>> symmetric_ended_; // by local rank: parts that are over
-  std::vector<std::shared_ptr<symmetric_memory>> windows_;
-  caf::error windows_closed_;
   mutable std::mutex mutex_;
   caf::error cause_; // under mutex_
 };

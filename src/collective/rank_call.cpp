@@ -242,21 +242,6 @@ bool same_shape(const collective_call& a, const collective_call& b) noexcept {
           (!has_root(a.what) || a.peer == b.peer));
 }
 
-bool has_symmetric_form(const collective_call& x) noexcept {
-  if (!reduces(x.what) || !rules_of(x.what).symmetric)
-    return rules_of(x.what).symmetric;
-  switch (x.type) {
-  case dtype::float16:
-  case dtype::bfloat16:
-  case dtype::float32:
-  case dtype::float8_e4m3:
-  case dtype::float8_e5m2:
-    return x.op == reduce_op::sum;
-  default:
-    return false;
-  }
-}
-
 } // namespace
 
 bool alike(const rank_call& a, const rank_call& b) noexcept {
@@ -294,30 +279,6 @@ std::string difference(const rank_call& a, const rank_call& b) {
         return "rank " + std::to_string(from->rank) + " sends " + elements(sent) + " to rank " +
                std::to_string(to->rank) + ", which receives " + std::to_string(wanted);
   return {};
-}
-
-bool is_symmetric(std::span<const rank_call* const> calls, std::size_t ranks,
-                  std::size_t limit) noexcept {
-  auto& first = *calls.front();
-  if (first.send_place.of == nullptr || first.recv_place.of == nullptr || calls.size() != ranks ||
-      ranks < 2 || !has_symmetric_form(first.call))
-    return false;
-  const auto& rules = rules_of(first.call.what);
-  auto bytes = first.call.count * size_of(first.call.type) * (rules.per_rank() ? ranks : 1);
-  if (bytes == 0 || bytes > limit)
-    return false;
-  bool in_place = std::all_of(calls.begin(), calls.end(),
-                              [](auto* x) { return uses_own_block(x->call, x->rank); });
-  return std::all_of(calls.begin(), calls.end(), [&](const rank_call* x) {
-    bool same_send = x->send_place == first.send_place;
-    bool same_recv = x->recv_place == first.recv_place;
-    if (x->call.what != first.call.what || x->send_place.of != first.send_place.of ||
-        x->recv_place.of != first.recv_place.of)
-      return false;
-    if (in_place)
-      return rules.recv.per_rank ? same_recv : same_send;
-    return same_send && same_recv;
-  });
 }
 
 } // namespace troupe::detail

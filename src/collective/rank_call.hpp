@@ -3,7 +3,6 @@
 #pragma once
 
 #include "foundation/rank_set.hpp"
-#include "operation/symmetric_memory.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/collective.hpp>
 
@@ -66,8 +65,6 @@ struct rank_call {
   std::size_t rank = 0;
   collective_call call;
   std::unique_ptr<exchange_plan> plan;
-  symmetric_place send_place;
-  symmetric_place recv_place;
   std::array<std::byte, 8> factor{};
   memory_range send; // valid until the operation is made
   memory_range recv;
@@ -123,13 +120,6 @@ bool alike(const rank_call& a, const rank_call& b) noexcept;
 
 /// Returns how two ranks' calls, made separately, differ; empty if they belong together.
 std::string difference(const rank_call& a, const rank_call& b);
-
-/// Returns whether `calls`, one of each of `ranks` ranks, can use symmetric kernels. There must be
-/// one for their kind, type and operation. The data is at most `limit` bytes, and the buffers are
-/// at the same place on all ranks.
-/// @source NCCL 2.28.9, `ncclSymkImplemented` (src/sym_kernels.cc)
-bool is_symmetric(std::span<const rank_call* const> calls, std::size_t ranks,
-                  std::size_t limit) noexcept;
 
 /// The index of a rank's call in its operation, and the index of the part that the call belongs to.
 struct call_slot {

@@ -35,7 +35,7 @@ void rank_request::begin(const char* verb, std::shared_ptr<collective_world> wor
 
 std::span<const std::byte> rank_request::placing_lines() const noexcept {
   auto address = [](const auto& x) { return reinterpret_cast<const std::byte*>(&x); };
-  return {address(static_cast<const rank_submission&>(*this)), address(call_.send_place)};
+  return {address(static_cast<const rank_submission&>(*this)), address(call_.factor)};
 }
 
 void rank_request::fetch_ahead() const noexcept {

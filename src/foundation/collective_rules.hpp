@@ -34,8 +34,7 @@ struct collective_rules {
   std::string_view name;
   buffer_rule send;
   buffer_rule recv;
-  bool pairwise = false;  ///< moves data by messages between pairs of ranks
-  bool symmetric = false; ///< has kernels for symmetric memory
+  bool pairwise = false; ///< moves data by messages between pairs of ranks
 
   constexpr bool per_rank() const noexcept { return send.per_rank || recv.per_rank; }
   /// Returns whether one buffer may be the rank's own block of the other one.
@@ -53,11 +52,11 @@ inline constexpr buffer_rule block_if_given{all, false, true};
 
 /// By kind; the last one is for unknown kinds.
 inline constexpr collective_rules table[] = {
-    {.name = "all_reduce", .send = block, .recv = block_if_given, .symmetric = true},
+    {.name = "all_reduce", .send = block, .recv = block_if_given},
     {.name = "reduce", .send = block, .recv = block_at_root},
     {.name = "broadcast", .send = block_at_root, .recv = block},
-    {.name = "all_gather", .send = block_if_given, .recv = blocks, .symmetric = true},
-    {.name = "reduce_scatter", .send = blocks, .recv = block_if_given, .symmetric = true},
+    {.name = "all_gather", .send = block_if_given, .recv = blocks},
+    {.name = "reduce_scatter", .send = blocks, .recv = block_if_given},
     {.name = "all_to_all", .send = blocks, .recv = blocks, .pairwise = true},
     {.name = "all_to_all_v", .send = blocks, .recv = blocks, .pairwise = true},
     {.name = "gather", .send = block, .recv = blocks_at_root, .pairwise = true},

@@ -64,7 +64,7 @@ caf::error lane::start() {
 }
 
 bool lane::submit(locked, part& p) noexcept {
-  if (closed_ || (away_ && p.of->failed() && !p.promised)) {
+  if (closed_ || (away_ && p.of->failed())) {
     set(expected_, expected_.load(std::memory_order_relaxed) - 1);
     return false;
   }

@@ -101,23 +101,6 @@ public:
     auto left = left_.load(std::memory_order_acquire); // first: it never exceeds the other
     return expected_.load(std::memory_order_relaxed) - left;
   }
-  /// Returns whether `p`, which is to be submitted, comes next: nothing else on the lane or on the
-  /// device comes before it.
-  bool comes_next(locked, const part& p) const noexcept {
-    return queued() == 1 && in_flight_.load() == 0 && !issuing_.load() && state_->acquired() == 0 &&
-           nothing_before(p);
-  }
-  /// Defers frees until `resume_frees`: other lanes rely on this one to issue a part, and to free
-  /// memory may wait for them. Returns false, and defers nothing, if the lane is freeing memory.
-  bool defer_frees() noexcept {
-    deferrals_.fetch_add(1);
-    if (!freeing_.load())
-      return true;
-    resume_frees();
-    return false;
-  }
-  void resume_frees() noexcept { deferrals_.fetch_sub(1); }
-
   /// Frees the memory of this generation once nothing is in flight, makes a new one, and publishes
   /// it. The state was closed before, and the operations that used the memory were failed.
   void request_reset() noexcept;
@@ -158,10 +141,6 @@ public:
 
   // -- for operations
 
-  /// Returns whether the lane spins in short waits.
-  bool may_spin() const noexcept {
-    return options_.spin->count() != 0 && options_.completion == completion_strategy::event_poll;
-  }
   backend_device& device() noexcept { return *device_; }
   /// Returns the device for owners that give resources back to it after the lane has ended.
   std::shared_ptr<backend_device> shared_device() const noexcept { return device_; }
@@ -173,9 +152,6 @@ public:
   caf::error provide_streams();
   /// Makes the stream for the link to `peer` if there is none.
   caf::error provide_peer_stream(int peer);
-  /// Returns whether `p`, once issued, is certain to start: all work before it in its stream, and
-  /// all kernels on the device, are certain to end.
-  bool starts_for_sure(const part& p) const noexcept;
   /// Returns whether all work of communicators is over, except work that has failed.
   bool collectives_over() const noexcept;
   /// Returns whether all work that must come before `p` is over, or before it in a shared stream.
@@ -226,6 +202,10 @@ private:
   bool take_inbox() noexcept;
   bool nothing_continues() const noexcept;
   bool nothing_in_flight() const noexcept;
+  /// Returns whether the lane spins in short waits.
+  bool may_spin() const noexcept {
+    return options_.spin->count() != 0 && options_.completion == completion_strategy::event_poll;
+  }
   void idle();
   void notify() noexcept;
   bool is_lost() const noexcept;
@@ -259,7 +239,6 @@ private:
   bool issue_ready();
   bool drop_failed() noexcept;
   bool is_held() noexcept;
-  bool lets_pass() noexcept;
   void fetch_ahead() const noexcept;
   verdict try_issue(part& p);
   caf::error check_generation(const part& p) const;
@@ -335,8 +314,6 @@ private:
   std::atomic<std::size_t> tenants_{0};
   std::atomic<bool> held_{false};
   std::atomic<std::int64_t> connecting_until_{0};
-  std::atomic<int> deferrals_{0};
-  std::atomic<bool> freeing_{false};
   std::atomic<bool> reset_requested_{false};
   std::atomic<bool> revival_requested_{false};
   std::atomic<bool> stop_requested_{false};

@@ -190,19 +190,12 @@ void lane::set_away(bool x) noexcept {
 bool lane::drain_released() {
   if (!state_->has_released())
     return false;
-  // To free memory may wait for other devices, which may wait for a part that is promised here.
-  freeing_.store(true);
-  if (deferrals_.load() != 0) {
-    freeing_.store(false);
-    return false;
-  }
   for (auto& x : state_->take_released()) {
     if (x.deleter)
       state_->hand_back(std::move(x));
     else if (x.generation == state_->generation() && !abandoned_.load())
       static_cast<void>(note(device_->deallocate(x.address, stream(stream_kind::memory))));
   }
-  freeing_.store(false);
   return true;
 }
 

@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -39,13 +38,13 @@ bool lane::issue_ready() {
 
 /// Drops failed parts while a reset holds up the queue: a part that never runs must not hold up
 /// others, for which the reset may wait. After a device loss no failed part goes on in the next
-/// generation, unless it was promised.
+/// generation.
 bool lane::drop_failed() noexcept {
   std::vector<part*> dropped;
   std::erase_if(waiting_, [&](part* p) {
     auto& op = *p->of;
     bool stale = p->uses_memory || op.borrows_from(state_->ordinal());
-    bool drops = op.withdrawn() || (op.failed() && (stale || away_) && !p->promised);
+    bool drops = op.withdrawn() || (op.failed() && (stale || away_));
     if (drops)
       dropped.push_back(p);
     return drops;
@@ -68,13 +67,6 @@ bool lane::is_held() noexcept {
   return held;
 }
 
-bool lane::lets_pass() noexcept {
-  auto made = streams_.made();
-  return continuing_ == 0 || std::all_of(made.begin(), made.end(), [](const lane_stream* s) {
-           return s->continuing == nullptr || s->continuing->of->lets_pass();
-         });
-}
-
 /// Prefetches the next parts, which a client's thread wrote, while one part is issued.
 void lane::fetch_ahead() const noexcept {
   if (waiting_.size() > 1)
@@ -87,12 +79,9 @@ lane::verdict lane::try_issue(part& p) {
   auto& op = *p.of;
   if (p.tenant != nullptr)
     p.tenant->stream = streams_.choose_stream(*p.tenant);
-  auto holder = p.promised ? std::nullopt : held_by(p);
+  auto holder = held_by(p);
   record_.held_by(holder.value_or(0));
-  const bool does_nothing = op.withdrawn() && !stands_between(p);
-  if (holder && !does_nothing)
-    return verdict::held;
-  if ((p.tenant != nullptr || p.stream == stream_kind::compute) && !does_nothing && !lets_pass())
+  if (holder && !(op.withdrawn() && !stands_between(p)))
     return verdict::held;
   waiting_.pop_front();
   fetch_ahead();
@@ -104,7 +93,7 @@ lane::verdict lane::try_issue(part& p) {
     return verdict::gone;
   }
   // In the step that issues: a stale handle never reaches a launch (INV-2).
-  if (!error && !p.promised)
+  if (!error)
     error = check_generation(p);
   if (!error && !op.lost_a_part() && p.stream != stream_kind::none)
     error = note(wait_for_what_is_before(p));
@@ -197,7 +186,7 @@ void lane::after_issue(part& p, const caf::expected<issue_outcome>& outcome) {
 void lane::put_in_flight(part& p) {
   auto& s = streams_.stream_of(p);
   in_flight_.fetch_add(1, std::memory_order_relaxed);
-  note_left(); // second: the part is counted at any time (`comes_next`)
+  note_left(); // second: the part is counted at any time
   if (auto* who = streams_.tenant_of(p))
     ++who->in_flight;
   if (p.tenant != nullptr && !s.in_flight.empty() && s.in_flight.back()->tenant != p.tenant)

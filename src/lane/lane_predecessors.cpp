@@ -148,16 +148,6 @@ bool lane::nothing_before(const part& p) noexcept {
          (p.after == nullptr || p.after->in_flight == 0);
 }
 
-bool lane::starts_for_sure(const part& p) const noexcept {
-  auto ends = [](const lane_stream& s) {
-    return s.continuing == nullptr && (s.in_flight.empty() || s.in_flight.back()->certain);
-  };
-  auto collective = streams_.collective_range();
-  return state_->acquired() == 0 && nothing_before(p) &&
-         ends(streams_.stream_of(stream_kind::compute)) &&
-         std::all_of(collective.begin(), collective.end(), ends);
-}
-
 bool lane::collectives_over() const noexcept {
   auto all = streams_.collective_range();
   return std::all_of(all.begin(), all.end(), [](const auto& s) {

@@ -2,7 +2,6 @@
 
 #include "operation/device_state.hpp"
 #include "operation/operation.hpp"
-#include "operation/symmetric_memory.hpp"
 
 #include <iterator>
 #include <utility>
@@ -70,10 +69,9 @@ std::vector<unreadable_range> cut_out(std::vector<unreadable_range>& all, std::s
 }
 
 buffer::buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64_t generation,
-               void* address, std::size_t size_bytes, std::function<void(void*)> deleter,
-               std::shared_ptr<symmetric_memory> symmetric)
+               void* address, std::size_t size_bytes, std::function<void(void*)> deleter)
     : generation_(generation), home_(std::move(home)), id_(id), address_(address),
-      size_bytes_(size_bytes), deleter_(std::move(deleter)), symmetric_(std::move(symmetric)) {}
+      size_bytes_(size_bytes), deleter_(std::move(deleter)) {}
 
 buffer::buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64_t generation,
                borrowed_memory memory)
@@ -84,9 +82,7 @@ buffer::buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64
 buffer::~buffer() {
   home_->change_acquired(-(acquired_for_reading + (acquired_for_writing ? 1 : 0)));
   home_->forget_buffer(id_);
-  if (symmetric_)
-    symmetric_->drop();
-  else if (give_back_)
+  if (give_back_)
     home_->release({address_, generation_,
                     [give_back = std::move(give_back_),
                      unreadable = std::move(unreadable_)](void*) { give_back(unreadable); }});

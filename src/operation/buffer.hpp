@@ -18,7 +18,6 @@ namespace troupe::detail {
 
 class device_state;
 class operation;
-class symmetric_memory;
 struct part;
 
 /// Returns the error for readers of memory that a failed operation left indeterminate.
@@ -149,10 +148,9 @@ public:
   using unreadable_range = detail::unreadable_range;
 
   /// `deleter`: for memory of the user (`adopt`). Without one, the memory belongs to the device's
-  /// pool, or is a piece of `symmetric`.
+  /// pool.
   buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64_t generation,
-         void* address, std::size_t size_bytes, std::function<void(void*)> deleter = {},
-         std::shared_ptr<symmetric_memory> symmetric = {});
+         void* address, std::size_t size_bytes, std::function<void(void*)> deleter = {});
   buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64_t generation,
          borrowed_memory memory);
   ~buffer();
@@ -164,7 +162,6 @@ public:
   std::uint64_t generation() const noexcept { return generation_; }
   std::byte* address() const noexcept { return static_cast<std::byte*>(address_); }
   std::size_t size_bytes() const noexcept { return size_bytes_; }
-  const symmetric_memory* symmetric() const noexcept { return symmetric_.get(); }
 
   /// Returns true once the generation of this memory has ended.
   bool stale() const noexcept;
@@ -231,7 +228,6 @@ private:
   std::size_t size_bytes_;
   std::function<void(void*)> deleter_;
   std::function<void(std::vector<unreadable_range>)> give_back_;
-  const std::shared_ptr<symmetric_memory> symmetric_;
   mutable std::mutex unreadable_mutex_;
   std::vector<unreadable_range> unreadable_; // disjoint, in order
 };

@@ -59,15 +59,6 @@ void device_state::unwatch(std::uint64_t id) noexcept {
   std::erase_if(watchers_, [id](const auto& x) { return x.first == id; });
 }
 
-bool device_state::lend_if_live() noexcept {
-  lend();
-  std::atomic_thread_fence(std::memory_order_seq_cst); // as in `end_loan`
-  if (live_generation() != 0)
-    return true;
-  end_loan();
-  return false;
-}
-
 void device_state::end_loan() noexcept {
   if (loans_.fetch_sub(1) != 1)
     return;
@@ -173,11 +164,10 @@ void device_state::set_wake(std::function<void()> wake) {
 }
 
 std::shared_ptr<buffer> device_state::make_buffer(void* address, std::size_t size_bytes,
-                                                  std::function<void(void*)> deleter,
-                                                  std::shared_ptr<symmetric_memory> symmetric) {
+                                                  std::function<void(void*)> deleter) {
   auto id = next_buffer_.fetch_add(1, std::memory_order_relaxed);
   return noted(std::make_shared<buffer>(shared_from_this(), id, generation(), address, size_bytes,
-                                        std::move(deleter), std::move(symmetric)));
+                                        std::move(deleter)));
 }
 
 std::shared_ptr<buffer> device_state::make_buffer(borrowed_memory memory) {

@@ -17,7 +17,6 @@ namespace troupe::detail {
 
 class buffer;
 class lane;
-class symmetric_memory;
 struct borrowed_memory;
 
 /// A device of one actor system. It outlives its lane while a handle to its memory exists.
@@ -50,8 +49,6 @@ public:
   /// Keeps the memory for work on another device's lane, until `end_loan`. Under the admission
   /// lock: if the device is closed already, that lane sees it and does not issue the work.
   void lend() noexcept { loans_.fetch_add(1); }
-  /// The same. Returns false, and lends nothing, if the device is closed.
-  bool lend_if_live() noexcept;
   void end_loan() noexcept;
   bool is_lent() const noexcept;
 
@@ -82,8 +79,7 @@ public:
   void set_wake(std::function<void()> wake);
 
   std::shared_ptr<buffer> make_buffer(void* address, std::size_t size_bytes,
-                                      std::function<void(void*)> deleter = {},
-                                      std::shared_ptr<symmetric_memory> symmetric = {});
+                                      std::function<void(void*)> deleter = {});
   std::shared_ptr<buffer> make_buffer(borrowed_memory memory);
   std::shared_ptr<buffer> find_buffer(std::uint64_t id) const;
   void forget_buffer(std::uint64_t id) noexcept;

@@ -101,11 +101,6 @@ struct alignas(64) part {
   /// Issued into a stream behind work of another tenant.
   std::atomic<bool> behind_others{false};
   bool uses_memory = false;
-  /// All ranks issue it, and it waits only for them. Only the lane uses this.
-  bool certain = false;
-  /// Its lane issues it in any case, as the other ranks rely on that. The device is lent for it.
-  bool promised = false;
-  bool awaited_by_all = false; ///< frees are deferred, from promise or vote until the issue
   bool is_placeholder = false; ///< placeholder: never issued, only its event is in the stream
   /// A short copy over a link. It is issued in one call with the small copies that follow directly.
   bool is_small_copy = false;
@@ -373,9 +368,6 @@ public:
   virtual caf::expected<issue_outcome> issue(part& p, lane& on);
   /// Returns whether its lane issues nothing else while a part `continues` there.
   virtual bool holds_lane() const noexcept { return false; }
-  /// Called when kernels are about to overtake a part that `continues`. Returns false if the part
-  /// must come first; it is then issued at once.
-  virtual bool lets_pass() noexcept { return true; }
   /// Issues more of a part that `continues`.
   virtual caf::expected<issue_outcome> proceed(part& p, lane& on);
   /// Returns whether other processes have parts of it, which they may issue without this process.

@@ -79,7 +79,7 @@ static_assert(control_bytes <= most_frame_bytes);
 /// The first frame of an agent. Its first three fields are the same in all versions.
 struct host_hello {
   static constexpr std::uint64_t right_magic = 0x7472'6f75'7065'1a57;
-  static constexpr std::uint32_t right_protocol = 2;
+  static constexpr std::uint32_t right_protocol = 3;
 
   std::uint64_t magic = right_magic;
   std::uint32_t size_bytes = sizeof(host_hello);

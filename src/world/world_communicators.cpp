@@ -1,5 +1,5 @@
 /// `world_core`: how it builds, connects, adopts and ends communicators.
-#include "collective/connect_operations.hpp"
+#include "collective/connect_operation.hpp"
 #include "operation/admission_lock.hpp"
 #include "world/world_core.hpp"
 
@@ -78,9 +78,7 @@ std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::err
     if (!target)
       return done(epoch, make_error(errc::unavailable,
                                     "the world changed before this communicator was built"));
-    self->connect(target, what, [self, target, what, epoch, done](const caf::error& why) {
-      if (!why && what == connect_scope::everything)
-        return self->register_windows(target, [done, epoch] { done(epoch, {}); });
+    self->connect(target, what, [target, epoch, done](const caf::error& why) {
       if (why)
         target->end(why); // refused or late: the next one must not find it on its lanes
       done(epoch, why);
@@ -118,13 +116,10 @@ void world_core::connect(const std::shared_ptr<communicator>& target, connect_sc
 void world_core::connect_the_rest(const std::shared_ptr<communicator>& target) {
   connect(target, connect_scope::everything,
           [target, self = weak_from_this()](const caf::error& why) {
-            auto world = self.lock();
             if (why)
               target->fail(why);
-            else if (world)
+            else if (auto world = self.lock())
               world->runtime_->admissions().go_on_soon();
-            if (world && !why)
-              world->register_windows(target, [] {});
           });
 }
 

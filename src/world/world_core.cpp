@@ -38,14 +38,7 @@ std::size_t world_core::rank_of(int device) const noexcept {
 }
 
 world_status world_core::status(locked lock) const {
-  world_status result{name_, phase_, epoch_, membership_, members_, reason_, has_standby(lock)};
-  if (!has_communicator())
-    return result;
-  result.windows_reason = current_->windows_closed(lock);
-  for (auto& x : symmetric_)
-    if (auto memory = x.lock(); memory && !result.windows_reason)
-      result.windows += memory->with(lock, current_.get()) == symmetric_memory::state::registered;
-  return result;
+  return {name_, phase_, epoch_, membership_, members_, reason_, has_standby(lock)};
 }
 
 std::vector<world_member> world_core::members_without(locked, rank_set absent) const {

@@ -9,7 +9,6 @@
 #include "collective/rank_matching.hpp"
 #include "foundation/rank_set.hpp"
 #include "operation/room.hpp"
-#include "operation/symmetric_memory.hpp"
 #include "runtime/runtime.hpp"
 #include <troupe/collective.hpp>
 #include <troupe/nccl_world.hpp>
@@ -107,8 +106,7 @@ public:
 
   /// Returns why this process has no device of `rank`, which is out of range or in another process.
   caf::error why_no_device_of(std::size_t rank) const;
-  /// Allocates `count` elements on every rank, in rank order. `symmetric` memory is registered with
-  /// existing communicators before the answer, unless that fails, and with later ones.
+  /// Allocates `count` elements on every rank, in rank order.
   std::shared_ptr<operation_of<world_buffers>>
   allocate(dtype type, std::size_t count, allocation_options what, const request_options& options);
 
@@ -176,18 +174,6 @@ private:
   void connect(const std::shared_ptr<communicator>& target, connect_scope what,
                std::function<void(const caf::error&)> done);
   void connect_the_rest(const std::shared_ptr<communicator>& target);
-  std::shared_ptr<symmetric_memory> make_symmetric(std::size_t size_bytes);
-  std::shared_ptr<operation_of<world_buffers>>
-  allocate_and_register(const char* verb, std::shared_ptr<operation_of<world_buffers>> parts,
-                        std::shared_ptr<symmetric_memory> memory);
-  std::vector<std::shared_ptr<communicator>> communicators_there(locked) const;
-  void register_windows(const std::shared_ptr<communicator>& target, std::function<void()> then);
-  void deregister(const std::shared_ptr<communicator>& target,
-                  const std::shared_ptr<symmetric_memory>& x);
-  void on_registered(const std::shared_ptr<communicator>& target,
-                     const std::vector<std::shared_ptr<symmetric_memory>>& memory,
-                     const caf::error& why);
-  void forget(const std::shared_ptr<symmetric_memory>& x);
   void on_communicator_end(communicator& which, const caf::error& cause) noexcept;
   std::vector<world_member> members_without(locked, rank_set absent) const;
   bool leave_current(locked lock, const caf::error& cause,
@@ -224,8 +210,7 @@ private:
   std::vector<std::weak_ptr<communicator>> leaving_; // replaced; something may be pending on them
   bool opened_ = false;                              // `open` has succeeded before
   bool spares_ready_ = false;
-  object_pool<collective_operation> spare_operation_;      // for the next request of all ranks
-  std::vector<std::weak_ptr<symmetric_memory>> symmetric_; // in the order of allocation
+  object_pool<collective_operation> spare_operation_; // for the next request of all ranks
 };
 
 /// Returns the policy that `world_limits::on_loss` leads to.

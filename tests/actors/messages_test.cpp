@@ -159,7 +159,7 @@ protected:
     return host_buffer{std::vector<std::uint8_t>{1, 2, 255}};
   }
   request_options sample(type<request_options>) const { return options_; }
-  collective_done sample(type<collective_done>) const { return {5, 6, 7, true, {0, 2}}; }
+  collective_done sample(type<collective_done>) const { return {5, 6, 7, {0, 2}}; }
   collective sample(type<collective>) const {
     return {collective_kind::all_to_all_v, one_, two_, reduce_op::min, {0.25}, 3, 4, {{1}, {2, 3}}};
   }
@@ -192,15 +192,8 @@ protected:
   }
   world_member sample(type<world_member>) const { return {1, 2, 3}; }
   world_status sample(type<world_status>) const {
-    return {"w",
-            world_phase::failed,
-            3,
-            2,
-            {{0, 1, 5}, {1, 0, 6}},
-            make_error(some_failure()),
-            true,
-            4,
-            make_error(errc::nccl_error, "no window")};
+    return {"w", world_phase::failed, 3, 2, {{0, 1, 5}, {1, 0, 6}}, make_error(some_failure()),
+            true};
   }
   allocate sample(type<allocate>) const { return {77, dtype::bfloat16, true, options_}; }
   upload sample(type<upload>) const { return {part_, sample(type<host_buffer>{}), options_}; }
@@ -218,10 +211,8 @@ protected:
   split sample(type<split>) const { return {"tensor", {0, 1, -1}, {3, 2, 1}, options_}; }
   sub_world sample(type<sub_world>) const { return {7, "tensor/7", {2, 0}, actor_}; }
   world_split sample(type<world_split>) const { return {{sample(type<sub_world>{})}}; }
-  allocation_options sample(type<allocation_options>) const { return {true, true}; }
-  allocate_all sample(type<allocate_all>) const {
-    return {7, dtype::float16, {true, true}, options_};
-  }
+  allocation_options sample(type<allocation_options>) const { return {true}; }
+  allocate_all sample(type<allocate_all>) const { return {7, dtype::float16, {true}, options_}; }
   world_buffers sample(type<world_buffers>) const { return {two_}; }
   link_kind sample(type<link_kind>) const { return link_kind::nvlink; }
   peer_access sample(type<peer_access>) const { return peer_access::failed; }

@@ -251,6 +251,45 @@ TEST(World, GoesOnAfterACollectiveFoundNoMemory) {
   EXPECT_TRUE(works(w));
 }
 
+TEST(World, AllocatesByMessage) {
+  TROUPE_NEEDS_DEVICES(2);
+  test_system system;
+  auto w = system.open_world();
+  const auto all =
+      must(ask<world_buffers>(system, w.actor(), allocate_all{count, dtype::float32, {true}, {}}));
+  ASSERT_EQ(all.refs.size(), w.size());
+  const std::vector<float> zero(count);
+  for (std::size_t i = 0; i < w.size(); ++i)
+    EXPECT_TRUE(holds(w.device_of(i), all.refs[i], zero));
+  EXPECT_TRUE(is_ok(answer_of(w.all_reduce(all.refs))));
+}
+
+TEST(World, AllocatesWhileItBuilds) {
+  TROUPE_HOST_ONLY("a fault plan");
+  auto plan = std::make_shared<fault_plan>();
+  plan->add({fault::block, verb::build});
+  test_system system{{.faults = plan}};
+  const auto actor = system.spawn_world();
+  ASSERT_TRUE(plan->wait_injected(fault::block, 1, patience));
+  const auto all =
+      must(ask<world_buffers>(system, actor, allocate_all{count, dtype::float32, {true}, {}}));
+  plan->release();
+  EXPECT_TRUE(is_ok(ask<collective_done>(system, actor, all_reduce{.send = all.refs})));
+  caf::anon_send_exit(actor, caf::exit_reason::user_shutdown);
+}
+
+TEST(World, GoesOnAfterARankFoundNoMemory) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto plan = std::make_shared<fault_plan>();
+  test_system system{{.faults = plan}};
+  auto w = system.open_world();
+  plan->add({fault::out_of_memory, verb::allocate, 1});
+  EXPECT_TRUE(has_code(w.allocate(dtype::float32, count), errc::out_of_memory));
+  EXPECT_TRUE(has_code(w.allocate(dtype::float64, ~std::size_t{0}), errc::out_of_memory));
+  EXPECT_TRUE(works(w));
+  EXPECT_EQ(w.status().epoch, 1u);
+}
+
 TEST(World, FailsWhenADeviceDoesNotComeUp) {
   TROUPE_HOST_ONLY("a fault plan");
   auto plan = std::make_shared<fault_plan>(

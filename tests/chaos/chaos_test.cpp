@@ -234,7 +234,6 @@ private:
 struct tally {
   std::map<std::string, int> answers;
   std::map<trouble, std::uint64_t> faults; ///< injected by the fault plans
-  int symmetric = 0;                       ///< collectives
   clock::duration latest{};
   clock::duration latest_message{};
   clock::duration latest_mesh{}; ///< of calls over host memory, completed on other threads
@@ -430,16 +429,12 @@ private:
     return all.over.device_of(static_cast<std::size_t>(rank));
   }
 
-  /// Only if nothing can hang: a symmetric collective that hangs ends the process.
-  bool may_be_symmetric() const { return calm() || trouble_ == trouble::haste; }
-
   void open_rows() {
-    allocation_options how{.zeroed = true, .symmetric = may_be_symmetric() && pick(random_, 0, 1)};
     for (auto& row : slots_)
-      for (auto& ref : must(worlds_[0].over.allocate(type_, count_, how, {.deadline = 20s})))
+      for (auto& ref : must(worlds_[0].over.allocate(type_, count_, true, {.deadline = 20s})))
         row[static_cast<std::size_t>(ref.device())] = {
             ref, model_.add(content(count_, std::uint64_t{0}))};
-    note(how.symmetric ? "symmetric buffers of world 0" : "plain buffers");
+    note("buffers of world 0");
   }
 
   void add_fault(fault kind, verb on, double probability, std::chrono::nanoseconds delay = {},
@@ -1383,7 +1378,6 @@ private:
                  r->text);
       if (r->answers == 0)
         continue;
-      tally_.symmetric += r->done.symmetric;
       ++tally_.answers[!r->error           ? "done"
                        : code_of(r->error) ? std::string{to_string(*code_of(r->error))}
                                            : "an error of another library"];
@@ -1468,7 +1462,6 @@ TEST_P(Chaos, AnswersEverythingOnceInTimeAndRight) {
   }
   for (auto& [what, number] : all.answers)
     std::printf("%6d %s\n", number, what.c_str());
-  std::printf("%6d symmetric\n", all.symmetric);
   if (!one_seed())
     for (auto& [what, number] : all.faults)
       std::printf("%6d faults: %s\n", static_cast<int>(number),

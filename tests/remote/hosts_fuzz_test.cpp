@@ -155,7 +155,7 @@ TEST_F(HostGate, SaysWhyAVersionIsWrong) {
   ASSERT_TRUE(answer);
   EXPECT_EQ(answer->first.kind, static_cast<std::uint32_t>(host_frame::refused));
   const auto sentence = detail::wire_reader{answer->second}.get<std::string>();
-  EXPECT_EQ(sentence, "it has version 9.8.7 (protocol 2) of troupe, this is 0.1.0 (protocol 2)");
+  EXPECT_EQ(sentence, "it has version 9.8.7 (protocol 3) of troupe, this is 0.1.0 (protocol 3)");
   EXPECT_TRUE(lines_.say(sentence));
   EXPECT_TRUE(lines_.say("CN = gamma"));
 }

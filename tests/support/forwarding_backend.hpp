@@ -27,9 +27,6 @@ public:
   caf::error deallocate(void* memory, stream_view stream) noexcept override {
     return inner_->deallocate(memory, stream);
   }
-  caf::expected<void*> allocate_symmetric(std::size_t size_bytes) noexcept override {
-    return inner_->allocate_symmetric(size_bytes);
-  }
   caf::expected<void*> allocate_pinned(std::size_t size_bytes) noexcept override {
     return inner_->allocate_pinned(size_bytes);
   }

@@ -129,12 +129,6 @@ public:
       books_.allocated(ordinal_, *memory, size_bytes);
     return memory;
   }
-  caf::expected<void*> allocate_symmetric(std::size_t size_bytes) noexcept override {
-    auto memory = inner_->allocate_symmetric(size_bytes);
-    if (memory)
-      books_.allocated(ordinal_, *memory, size_bytes);
-    return memory;
-  }
   caf::error deallocate(void* memory, stream_view stream) noexcept override {
     books_.freed(ordinal_, memory);
     return inner_->deallocate(memory, stream);
@@ -219,13 +213,6 @@ public:
       books_.touched(place_.device, x.recv, element * recv_count(x), "a collective");
     }
     return inner_->enqueue(calls, stream);
-  }
-  caf::error register_window(void* memory, std::size_t size_bytes,
-                             stream_view stream) noexcept override {
-    return inner_->register_window(memory, size_bytes, stream);
-  }
-  caf::error deregister_window(void* memory) noexcept override {
-    return inner_->deregister_window(memory);
   }
   void on_loss(std::function<void()> f) noexcept override { inner_->on_loss(std::move(f)); }
   std::shared_ptr<const device_life> life() const noexcept override { return inner_->life(); }

@@ -72,7 +72,6 @@ cuda_device::~cuda_device() {
     if (code != cudaSuccess)
       break; // the others would fail as well
   }
-  (void)free_symmetric();
   if (pool_)
     teardown(pool_->destroy(), "cudaMemPoolDestroy", ordinal_);
 }
@@ -188,7 +187,6 @@ caf::error cuda_device::close_memory() noexcept {
     keep_first(first, check(cudaFree(memory), "cudaFree", ordinal_));
   }
   allocated_.clear();
-  keep_first(first, free_symmetric());
   keep_first(first,
              check(std::exchange(pool_, nullptr)->destroy(), "cudaMemPoolDestroy", ordinal_));
   return first;
@@ -223,43 +221,7 @@ caf::expected<void*> cuda_device::allocate(std::size_t size_bytes, stream_view s
   });
 }
 
-caf::expected<void*> cuda_device::allocate_symmetric(std::size_t size_bytes) noexcept {
-  return no_throw([&]() -> caf::expected<void*> {
-    if (!pool_)
-      return failed(errc::unavailable, ordinal_, "its memory is closed");
-    if (auto err = select())
-      return err;
-    void* memory = nullptr;
-    auto code = ncclMemAlloc(&memory, size_bytes);
-    if (code != ncclSuccess) { // the pools may hold the missing memory
-      trimmer_->trim_now(ordinal_);
-      code = ncclMemAlloc(&memory, size_bytes);
-    }
-    if (code != ncclSuccess) {
-      auto x = failure_of(nccl_failure(code, "ncclMemAlloc", ordinal_));
-      if (x && x->code == errc::device_fault)
-        return make_error(std::move(*x));
-      return failed(errc::out_of_memory, ordinal_,
-                    std::to_string(size_bytes) + " bytes" + (x ? ": " + x->detail : ""));
-    }
-    unique_symmetric_memory owner{memory, ordinal_};
-    symmetric_.insert(memory);
-    (void)owner.release();
-    return memory;
-  });
-}
-
-caf::error cuda_device::free_symmetric() noexcept {
-  caf::error first;
-  for (void* memory : symmetric_)
-    keep_first(first, check(ncclMemFree(memory), "ncclMemFree", ordinal_));
-  symmetric_.clear();
-  return first;
-}
-
 caf::error cuda_device::deallocate(void* memory, stream_view stream) noexcept {
-  if (symmetric_.erase(memory) != 0)
-    return call("ncclMemFree", [&] { return ncclMemFree(memory); });
   const auto i = allocated_.find(memory);
   if (i == allocated_.end())
     return no_throw([&] {

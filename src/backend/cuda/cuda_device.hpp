@@ -50,8 +50,6 @@ public:
   caf::error close_memory() noexcept override;
   caf::expected<void*> allocate(std::size_t size_bytes, stream_view stream) noexcept override;
   caf::error deallocate(void* memory, stream_view stream) noexcept override;
-  /// Allocates by NCCL, not from the pool.
-  caf::expected<void*> allocate_symmetric(std::size_t size_bytes) noexcept override;
   caf::expected<void*> allocate_pinned(std::size_t size_bytes) noexcept override;
   caf::error deallocate_pinned(void* memory) noexcept override;
 
@@ -102,14 +100,13 @@ private:
 
   /// Makes the device current; called before every CUDA call.
   caf::error select() const noexcept;
-  /// Makes the device current, then calls `f`: the function `api` of CUDA or NCCL.
+  /// Makes the device current, then calls `f`: the function `api` of CUDA.
   template <class F> caf::error call(const char* api, F f) const noexcept;
   /// Same on any thread: restores the device that was current.
   template <class F> caf::error call_aside(const char* api, F f) const noexcept;
   /// Calls `allocate`, which returns a CUDA code. If there was no memory, trims the pools of device
   /// `of` (-1: of all devices) and calls it once more.
   template <class F> cudaError_t with_room(int of, F allocate) noexcept;
-  caf::error free_symmetric() noexcept;
 
   const unique_claim claim_;
   const int ordinal_;
@@ -117,7 +114,6 @@ private:
   const std::shared_ptr<pool_trimmer> trimmer_;
   std::shared_ptr<device_pool> pool_;   ///< of this generation; null while memory is closed
   std::unordered_set<void*> allocated_; ///< memory of `pool_` that is not freed yet
-  std::unordered_set<void*> symmetric_; ///< memory of NCCL that is not freed yet
   std::bitset<1024> logged_errors_;     ///< codes that `clear_last_error` has logged
   std::vector<int> peers_;              ///< have access to the pool of every generation
 };

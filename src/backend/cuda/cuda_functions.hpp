@@ -83,17 +83,12 @@
   X(ncclCommGetAsyncError)                                                                         \
   X(ncclCommInitRankConfig)                                                                        \
   X(ncclCommRevoke)                                                                                \
-  X(ncclCommSplit)                                                                                 \
-  X(ncclCommWindowDeregister)                                                                      \
-  X(ncclCommWindowRegister)                                                                        \
   X(ncclGetErrorString)                                                                            \
   X(ncclGetLastError)                                                                              \
   X(ncclGetUniqueId)                                                                               \
   X(ncclGetVersion)                                                                                \
   X(ncclGroupEnd)                                                                                  \
   X(ncclGroupStart)                                                                                \
-  X(ncclMemAlloc)                                                                                  \
-  X(ncclMemFree)                                                                                   \
   X(ncclRecv)                                                                                      \
   X(ncclRedOpCreatePreMulSum)                                                                      \
   X(ncclRedOpDestroy)                                                                              \

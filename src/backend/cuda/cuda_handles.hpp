@@ -40,14 +40,6 @@ struct stream_memory_traits {
   }
 };
 
-struct symmetric_memory_traits {
-  using value_type = void*;
-  static void destroy(void* memory, int device) noexcept {
-    const device_guard guard{device};
-    teardown(ncclMemFree(memory), "ncclMemFree", device);
-  }
-};
-
 /// Aborts a communicator that was not ended in good order.
 struct communicator_traits {
   using value_type = ncclComm_t;
@@ -60,7 +52,6 @@ struct communicator_traits {
 using unique_event = unique_handle<event_traits>;
 using unique_memory_pool = unique_handle<memory_pool_traits>;
 using unique_stream_memory = unique_handle<stream_memory_traits>;
-using unique_symmetric_memory = unique_handle<symmetric_memory_traits>;
 using unique_communicator = unique_handle<communicator_traits>;
 
 } // namespace troupe::detail

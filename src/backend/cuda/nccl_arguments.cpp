@@ -76,8 +76,6 @@ const char* call_validator::complaint(const collective_call& call) const noexcep
     return "the memory is not aligned to its dtype";
   if (call.what == collective_kind::all_to_all_v)
     return call.plan == nullptr ? "no plan" : complaint(*call.plan, call);
-  if (call.symmetric && size_ > 1 && !has_windows_)
-    return "a symmetric call needs registered windows";
   if (call.count > no_limit / size_of(call.type) / static_cast<std::size_t>(size_))
     return "the size in bytes overflows";
   if (call.count > 0 && ((sends && call.send == nullptr) || (receives && call.recv == nullptr)))

@@ -16,11 +16,10 @@ namespace troupe::detail {
 /// Checks the calls of one rank before any of them is issued.
 class call_validator {
 public:
-  /// @param size        of the communicator
-  /// @param float8      whether float8 types can be reduced
-  /// @param has_windows whether memory was registered for symmetric calls
-  call_validator(const local_rank& where, int size, bool float8, bool has_windows) noexcept
-      : where_(where), size_(size), float8_(float8), has_windows_(has_windows) {}
+  /// @param size   of the communicator
+  /// @param float8 whether float8 types can be reduced
+  call_validator(const local_rank& where, int size, bool float8) noexcept
+      : where_(where), size_(size), float8_(float8) {}
 
   /// @errors errc::invalid_argument; errc::not_supported: a float8 reduction on a device before
   ///         Hopper
@@ -35,7 +34,6 @@ private:
   const local_rank where_;
   const int size_;
   const bool float8_;
-  const bool has_windows_;
 };
 
 /// Returns whether a count is not zero.

@@ -44,58 +44,27 @@ void nccl_communicator::abandon() noexcept {
   (void)handle_.release();
   (void)scratch_.release();
   (void)own_.release();
-  windows_.abandon();
 }
 
 caf::error nccl_communicator::outcome(ncclResult_t code, const char* api) noexcept {
   return check(settle(native(), code), api, device(), rank_);
 }
 
-caf::error nccl_communicator::register_window(void* memory, std::size_t size_bytes,
-                                              stream_view stream) noexcept {
-  if (size_ == 1)
-    return {};
-  if (auto err = driver_->check(device()))
-    return err;
-  if (auto err = check(select_device(device()), "cudaSetDevice", device()))
-    return err;
-  if (!windows_.is_open())
-    if (auto err = windows_.open(native(), detail::native(stream)))
-      return err;
-  return windows_.add(memory, size_bytes);
-}
-
-caf::error nccl_communicator::deregister_window(void* memory) noexcept {
-  if (size_ == 1)
-    return {};
-  if (auto err = driver_->check(device()))
-    return err;
-  return windows_.remove(memory);
-}
-
 caf::error nccl_communicator::asynchronous_error() noexcept {
   if (auto err = driver_->check(device()))
     return err;
-  for (auto* const handle : {native(), windows_.communicator()}) {
-    ncclResult_t state = ncclSuccess;
-    if (handle == nullptr)
-      continue;
-    if (auto err =
-            check(ncclCommGetAsyncError(handle, &state), "ncclCommGetAsyncError", device(), rank_))
-      return err;
-    if (state == ncclInProgress)
-      continue;
-    if (auto err = check(state, "ncclCommGetAsyncError", device(), rank_))
-      return err;
-  }
-  return {};
+  ncclResult_t state = ncclSuccess;
+  if (auto err =
+          check(ncclCommGetAsyncError(native(), &state), "ncclCommGetAsyncError", device(), rank_))
+    return err;
+  return state == ncclInProgress ? caf::error{}
+                                 : check(state, "ncclCommGetAsyncError", device(), rank_);
 }
 
 caf::error nccl_communicator::enqueue(std::span<const collective_call> calls,
                                       stream_view stream) noexcept {
   if (auto err = no_throw([&] {
-        return call_validator{{rank_, device()}, size_, float8_, windows_.is_open()}.validate(
-            calls, stream);
+        return call_validator{{rank_, device()}, size_, float8_}.validate(calls, stream);
       }))
     return err;
   if (std::ranges::all_of(calls, is_empty))
@@ -142,7 +111,7 @@ caf::error nccl_communicator::issue(const collective_call& call, cudaStream_t st
   switch (call.what) {
   case collective_kind::all_reduce:
     return with_operation(call, "ncclAllReduce", [&](ncclRedOp_t op) {
-      return ncclAllReduce(call.send, call.recv, call.count, to_nccl(call.type), op, native(call),
+      return ncclAllReduce(call.send, call.recv, call.count, to_nccl(call.type), op, native(),
                            stream);
     });
   case collective_kind::reduce:
@@ -152,15 +121,15 @@ caf::error nccl_communicator::issue(const collective_call& call, cudaStream_t st
     });
   case collective_kind::reduce_scatter:
     return with_operation(call, "ncclReduceScatter", [&](ncclRedOp_t op) {
-      return ncclReduceScatter(call.send, call.recv, call.count, to_nccl(call.type), op,
-                               native(call), stream);
+      return ncclReduceScatter(call.send, call.recv, call.count, to_nccl(call.type), op, native(),
+                               stream);
     });
   case collective_kind::broadcast:
     return outcome(
         ncclBroadcast(call.send, call.recv, bytes, ncclUint8, call.peer, native(), stream),
         "ncclBroadcast");
   case collective_kind::all_gather:
-    return outcome(ncclAllGather(call.send, call.recv, bytes, ncclUint8, native(call), stream),
+    return outcome(ncclAllGather(call.send, call.recv, bytes, ncclUint8, native(), stream),
                    "ncclAllGather");
   case collective_kind::barrier:
     return outcome(ncclAllReduce(own_.get().pointer, own_.get().pointer, 1, ncclUint8, ncclSum,

@@ -4,7 +4,6 @@
 #include "backend/cuda/cuda_handles.hpp"
 #include "backend/cuda/device_pool.hpp"
 #include "backend/cuda/driver_access.hpp"
-#include "backend/cuda/nccl_windows.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/error.hpp>
 
@@ -37,9 +36,9 @@ public:
                     unique_stream_memory scratch, shared_driver_access driver,
                     shared_flag unwanted) noexcept
       : driver_(std::move(driver)), unwanted_(std::move(unwanted)), own_(std::move(own)),
-        scratch_(std::move(scratch)), handle_(nullptr, where.device), windows_(where, size),
-        rank_(where.rank), size_(size), float8_(float8) {}
-  /// Aborts what is left of NCCL's handles, if the driver may still be called.
+        scratch_(std::move(scratch)), handle_(nullptr, where.device), rank_(where.rank),
+        size_(size), float8_(float8) {}
+  /// Aborts NCCL's handle if it is left, and the driver may still be called.
   ~nccl_communicator() override;
 
   void adopt(ncclComm_t handle) noexcept { handle_ = unique_communicator{handle, device()}; }
@@ -51,15 +50,7 @@ public:
   /// own rank needs its recv in the same group.
   /// @errors errc::not_supported: a float8 reduction on a device before Hopper
   caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override;
-  /// The first call makes a second communicator, to which the windows belong (`nccl_windows`).
-  /// @errors errc::not_supported: no peer access between all devices
-  caf::error register_window(void* memory, std::size_t size_bytes,
-                             stream_view stream) noexcept override;
-  caf::error deregister_window(void* memory) noexcept override;
   caf::error asynchronous_error() noexcept override;
-
-  /// Returns the windows, which end before the communicator does.
-  nccl_windows& windows() noexcept { return windows_; }
 
   int device() const noexcept { return handle_.device(); }
   int rank() const noexcept { return rank_; }
@@ -75,11 +66,6 @@ private:
   caf::error warm_up_collectives(std::byte* scratch, cudaStream_t stream) noexcept;
   caf::error warm_up_groups(std::byte* scratch, cudaStream_t stream) noexcept;
   caf::error warm_up_pairs(std::byte* scratch, cudaStream_t stream) noexcept;
-
-  /// Returns the communicator for a call.
-  ncclComm_t native(const collective_call& call) const noexcept {
-    return call.symmetric ? windows_.communicator() : native();
-  }
 
   /// Returns whether a call needs several NCCL calls.
   bool is_exchange(const collective_call& call) const noexcept;
@@ -109,7 +95,6 @@ private:
   unique_stream_memory scratch_; ///< until everything is connected
   unique_communicator handle_;
   bool collectives_connected_ = false;
-  nccl_windows windows_;
   const int rank_;
   const int size_;
   const bool float8_;

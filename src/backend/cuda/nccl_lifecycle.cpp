@@ -186,10 +186,6 @@ caf::error init_all(const communicator_id& id, int size, std::span<const local_r
   return first;
 }
 
-/// The two communicators of a rank; the second may be null.
-ncclComm_t own(nccl_communicator& x) noexcept { return x.native(); }
-ncclComm_t of_windows(nccl_communicator& x) noexcept { return x.windows().communicator(); }
-
 /// Calls `f` with each rank, in one group of NCCL calls; `f` returns the code of the NCCL function
 /// `api`. Adds errors to `first`. Returns the result of the group.
 template <class F>
@@ -211,64 +207,29 @@ ncclResult_t call_all(std::span<const std::unique_ptr<backend_communicator>> ran
 }
 
 /// Same, for functions that NCCL may continue in the background: waits for their end.
-/// @param handle returns the communicator of a rank, or null
-template <class Handle>
 void settle_all(std::span<const std::unique_ptr<backend_communicator>> ranks, const char* api,
-                caf::error& first, Handle handle, ncclResult_t (*f)(ncclComm_t)) noexcept {
-  const auto ended = call_all(ranks, api, first, [&](nccl_communicator& x) {
-    auto* const communicator = handle(x);
-    return communicator != nullptr ? f(communicator) : ncclSuccess;
-  });
+                caf::error& first, ncclResult_t (*f)(ncclComm_t)) noexcept {
+  const auto ended =
+      call_all(ranks, api, first, [f](nccl_communicator& x) { return f(x.native()); });
   for (const auto& rank : ranks)
-    if (auto& x = as_nccl(rank); ended == ncclInProgress && handle(x) != nullptr)
-      keep_first(first, check(settle(handle(x), ended), api, x.device(), x.rank()));
+    if (auto& x = as_nccl(rank); ended == ncclInProgress)
+      keep_first(first, check(settle(x.native(), ended), api, x.device(), x.rank()));
 }
 
 /// Stops NCCL's threads for these ranks, in one group, and waits for their end. Without this, each
 /// frees its rank's buffers while `ncclCommAbort` or `ncclCommDestroy` unmaps them from the other
 /// ranks of this process. Two `cuMemUnmap` of one allocation at once damage the driver's heap.
-/// After an error the ranks must be abandoned: NCCL would wait for a thread that it has not
-/// stopped.
+/// After an error it abandons the ranks: NCCL would wait for a thread that it has not stopped.
 /// @source NCCL 2.28.9, `commRevokeAsync` and `commReclaim` (src/init.cc); measured with driver
 ///         580.159.04
-template <class Handle>
-caf::error stop_threads(std::span<const std::unique_ptr<backend_communicator>> ranks,
-                        Handle handle) noexcept {
+caf::error stop_threads(std::span<const std::unique_ptr<backend_communicator>> ranks) noexcept {
   caf::error first;
   if (ranks.size() > 1) // a process maps the buffers of other processes by handles of its own
-    settle_all(ranks, "ncclCommRevoke", first, handle,
+    settle_all(ranks, "ncclCommRevoke", first,
                [](ncclComm_t x) { return ncclCommRevoke(x, NCCL_REVOKE_DEFAULT); });
-  return first;
-}
-
-caf::error stop_threads(std::span<const std::unique_ptr<backend_communicator>> ranks) noexcept {
-  auto err = stop_threads(ranks, own);
-  if (err)
+  if (first)
     for (const auto& rank : ranks)
       as_nccl(rank).abandon();
-  return err;
-}
-
-/// Ends the communicators of the windows. No work runs on them, so an abort does the same as a
-/// destroy, without waiting.
-caf::error close_windows(std::span<const std::unique_ptr<backend_communicator>> ranks) noexcept {
-  if (may_not_call(ranks))
-    return {};
-  caf::error first;
-  for (const auto& rank : ranks)
-    keep_first(first, as_nccl(rank).windows().deregister_all());
-  if (auto err = stop_threads(ranks, of_windows)) {
-    for (const auto& rank : ranks)
-      as_nccl(rank).windows().abandon();
-    keep_first(first, std::move(err));
-    return first;
-  }
-  call_all(ranks, "ncclCommAbort", first, [](nccl_communicator& x) {
-    auto* const handle = x.windows().release();
-    return handle != nullptr ? ncclCommAbort(handle) : ncclSuccess;
-  });
-  for (const auto& rank : ranks)
-    as_nccl(rank).windows().free_scratch();
   return first;
 }
 
@@ -278,8 +239,6 @@ caf::error abort_all(std::span<const std::unique_ptr<backend_communicator>> rank
   caf::error first;
   call_all(ranks, "ncclCommAbort", first,
            [](nccl_communicator& x) { return ncclCommAbort(x.release()); });
-  // No kernel of the aborted communicator blocks the devices any more.
-  keep_first(first, close_windows(ranks));
   return first;
 }
 
@@ -356,19 +315,13 @@ caf::error abort_communicator(communicator_ranks ranks) noexcept {
 caf::error destroy_communicator(communicator_ranks ranks) noexcept {
   if (may_not_call(ranks))
     return {};
-  auto first = close_windows(ranks);
-  if (first) {
-    (void)abort_communicator(std::move(ranks));
-    return first;
-  }
+  caf::error first;
   if (as_nccl(ranks.front()).size() == static_cast<int>(ranks.size())) {
-    first = stop_threads(ranks);
-    if (first)
-      return first;
+    if (auto err = stop_threads(ranks))
+      return err;
   } else {
     // Waits for the ranks of other processes, which may still read buffers of these ranks.
-    settle_all(ranks, "ncclCommFinalize", first, own,
-               [](ncclComm_t x) { return ncclCommFinalize(x); });
+    settle_all(ranks, "ncclCommFinalize", first, [](ncclComm_t x) { return ncclCommFinalize(x); });
     if (first) {
       (void)abort_all(ranks);
       return first;

@@ -47,8 +47,6 @@ errc usual_error(verb x) noexcept {
   case verb::asynchronous_error:
   case verb::abort:
   case verb::destroy:
-  case verb::register_window:
-  case verb::deregister_window:
     return errc::nccl_error;
   default:
     return errc::cuda_error;

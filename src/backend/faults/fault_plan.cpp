@@ -15,7 +15,7 @@ namespace detail {
 
 namespace {
 
-constexpr std::array<std::string_view, 29> verb_names{"open",
+constexpr std::array<std::string_view, 26> verb_names{"open",
                                                       "bind",
                                                       "open_memory",
                                                       "close_memory",
@@ -38,9 +38,6 @@ constexpr std::array<std::string_view, 29> verb_names{"open",
                                                       "asynchronous_error",
                                                       "abort",
                                                       "destroy",
-                                                      "allocate_symmetric",
-                                                      "register_window",
-                                                      "deregister_window",
                                                       "link",
                                                       "admit_peer",
                                                       "copy_peer"};

@@ -44,17 +44,6 @@ public:
     return call(verb::collective, stream, [&] { return inner_->enqueue(calls, stream); });
   }
 
-  /// A gate blocks the calling thread, which waits here for the other ranks anyway.
-  caf::error register_window(void* memory, std::size_t size_bytes,
-                             stream_view stream) noexcept override {
-    return call(verb::register_window, {},
-                [&] { return inner_->register_window(memory, size_bytes, stream); });
-  }
-
-  caf::error deregister_window(void* memory) noexcept override {
-    return call(verb::deregister_window, {}, [&] { return inner_->deregister_window(memory); });
-  }
-
   caf::error asynchronous_error() noexcept override {
     return call(verb::asynchronous_error, {}, [this] { return inner_->asynchronous_error(); });
   }

@@ -73,10 +73,6 @@ public:
     return call(verb::deallocate, [&] { return inner_->deallocate(memory, stream); }, stream);
   }
 
-  caf::expected<void*> allocate_symmetric(std::size_t size_bytes) noexcept override {
-    return call(verb::allocate_symmetric, [&] { return inner_->allocate_symmetric(size_bytes); });
-  }
-
   caf::expected<void*> allocate_pinned(std::size_t size_bytes) noexcept override {
     return call(verb::allocate_pinned, [&] { return inner_->allocate_pinned(size_bytes); });
   }

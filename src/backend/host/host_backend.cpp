@@ -141,23 +141,16 @@ public:
   }
 
   caf::error abort(communicator_ranks ranks) noexcept override {
-    caf::error result;
-    for (const auto& x : ranks) {
-      auto& transport = transport_of(*x);
-      if (!result && transport.has_symmetric())
-        result = make_error(errc::invalid_argument, "a symmetric call cannot be aborted");
-      transport.end(make_error(errc::nccl_error, "the communicator was aborted"));
-    }
+    for (const auto& x : ranks)
+      transport_of(*x).end(make_error(errc::nccl_error, "the communicator was aborted"));
     for (const auto& x : ranks)
       transport_of(*x).wait_quiet();
-    close_windows(ranks);
-    return result;
+    return {};
   }
 
   caf::error destroy(communicator_ranks ranks) noexcept override {
     for (const auto& x : ranks)
       transport_of(*x).wait_idle();
-    close_windows(ranks);
     for (const auto& x : ranks)
       transport_of(*x).leave(static_cast<const host_communicator&>(*x).rank());
     return {};
@@ -165,11 +158,6 @@ public:
 
 private:
   using id_bytes = std::array<std::byte, 128>;
-
-  static void close_windows(const communicator_ranks& ranks) noexcept {
-    for (const auto& x : ranks)
-      static_cast<host_communicator&>(*x).close_windows();
-  }
 
   static host_transport& transport_of(const backend_communicator& x) noexcept {
     return static_cast<const host_communicator&>(x).transport();
@@ -179,7 +167,7 @@ private:
                                    std::span<const local_rank> ranks) const {
     communicator_ranks result;
     for (std::size_t i = 0; i < ranks.size(); ++i)
-      result.push_back(std::make_unique<host_communicator>(transports[i], ranks[i].rank, machine_));
+      result.push_back(std::make_unique<host_communicator>(transports[i], ranks[i].rank));
     return result;
   }
 

@@ -9,14 +9,10 @@
 
 namespace troupe::detail {
 
-host_communicator::host_communicator(std::shared_ptr<host_transport> transport, int rank,
-                                     std::shared_ptr<host_machine> machine) noexcept
-    : transport_(std::move(transport)), rank_(rank), machine_(std::move(machine)) {}
+host_communicator::host_communicator(std::shared_ptr<host_transport> transport, int rank) noexcept
+    : transport_(std::move(transport)), rank_(rank) {}
 
-host_communicator::~host_communicator() {
-  close_windows();
-  transport_->end(rank_left(rank_));
-}
+host_communicator::~host_communicator() { transport_->end(rank_left(rank_)); }
 
 caf::error host_communicator::connect(stream_view, connect_scope) noexcept {
   return transport_->error();
@@ -37,16 +33,7 @@ caf::error host_communicator::enqueue(std::span<const collective_call> calls,
   for (const auto& x : calls)
     if (const auto* why = fault_of(x))
       return invalid(why, x.what);
-  std::vector<host_call> made;
-  made.reserve(calls.size());
-  for (const auto& x : calls) {
-    if (x.symmetric && calls.size() != 1)
-      return invalid("a symmetric call cannot be in a group", x.what);
-    auto call = placed(x);
-    if (!call)
-      return invalid("a symmetric call with memory outside the windows", x.what);
-    made.push_back(std::move(*call));
-  }
+  std::vector<host_call> made(calls.begin(), calls.end());
   if (auto err = transport_->announce(rank_, made))
     return err;
   auto err = static_cast<host_stream*>(stream.native)
@@ -56,49 +43,6 @@ caf::error host_communicator::enqueue(std::span<const collective_call> calls,
   else
     ++next_;
   return err;
-}
-
-std::optional<host_call> host_communicator::placed(const collective_call& x) const {
-  host_call result{x};
-  if (!x.symmetric)
-    return result;
-  const auto size = result.size_bytes();
-  const auto ranks = static_cast<std::size_t>(transport_->size());
-  const auto& rules = rules_of(x.what);
-  result.send_place = transport_->place_of(rank_, x.send, rules.send.blocks(ranks) * size);
-  result.recv_place = transport_->place_of(rank_, x.recv, rules.recv.blocks(ranks) * size);
-  if (result.send_place.window == 0 || result.recv_place.window == 0)
-    return std::nullopt;
-  return result;
-}
-
-caf::error host_communicator::register_window(void* memory, std::size_t size_bytes,
-                                              stream_view) noexcept {
-  {
-    // Before the other ranks know of it: from now on it is an error to free the memory.
-    std::lock_guard lock{machine_->mutex};
-    ++machine_->windows[memory];
-  }
-  windows_.push_back(memory);
-  return transport_->register_window(rank_, memory, size_bytes);
-}
-
-caf::error host_communicator::deregister_window(void* memory) noexcept {
-  if (auto err = transport_->deregister_window(rank_, memory))
-    return err;
-  std::erase(windows_, memory);
-  std::lock_guard lock{machine_->mutex};
-  if (const auto i = machine_->windows.find(memory); --i->second == 0)
-    machine_->windows.erase(i);
-  return {};
-}
-
-void host_communicator::close_windows() noexcept {
-  std::lock_guard lock{machine_->mutex};
-  for (const auto* memory : windows_)
-    if (const auto i = machine_->windows.find(memory); --i->second == 0)
-      machine_->windows.erase(i);
-  windows_.clear();
 }
 
 const char* host_communicator::fault_of(const collective_call& x) const noexcept {
@@ -131,8 +75,6 @@ const char* host_communicator::fault_of(const collective_call& x) const noexcept
     return (none(send_counts) || x.send) && (none(recv_counts) || x.recv) ? nullptr
                                                                           : "a buffer is null";
   }
-  if (x.symmetric && !rules.symmetric)
-    return "this kind of collective has no symmetric form";
   if (x.count > SIZE_MAX / element_bytes / ranks)
     return "the size in bytes overflows";
   const auto root = x.peer == rank_;

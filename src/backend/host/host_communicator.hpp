@@ -1,34 +1,24 @@
 /// One rank of a communicator of the host backend.
 #pragma once
 
-#include "backend/host/host_device.hpp"
 #include "backend/host/host_transport.hpp"
 #include <troupe/backend.hpp>
 
 #include <cstdint>
 #include <memory>
-#include <optional>
-#include <vector>
 
 namespace troupe::detail {
 
 class host_communicator final : public backend_communicator {
 public:
-  host_communicator(std::shared_ptr<host_transport> transport, int rank,
-                    std::shared_ptr<host_machine> machine) noexcept;
+  host_communicator(std::shared_ptr<host_transport> transport, int rank) noexcept;
 
   /// Ends the communicator for all ranks, unless this one has left it in good order.
   ~host_communicator() override;
 
   caf::error connect(stream_view stream, connect_scope what) noexcept override;
   caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override;
-  caf::error register_window(void* memory, std::size_t size_bytes,
-                             stream_view stream) noexcept override;
-  caf::error deregister_window(void* memory) noexcept override;
   caf::error asynchronous_error() noexcept override;
-
-  /// Deregisters the remaining windows.
-  void close_windows() noexcept;
 
   int rank() const noexcept { return rank_; }
   host_transport& transport() const noexcept { return *transport_; }
@@ -36,13 +26,9 @@ public:
 private:
   /// Returns why a call is invalid; null if it is valid.
   const char* fault_of(const collective_call& x) const noexcept;
-  /// Returns the call, with the places of a symmetric one; none if its memory is not in windows.
-  std::optional<host_call> placed(const collective_call& x) const;
 
   std::shared_ptr<host_transport> transport_;
   int rank_;
-  std::shared_ptr<host_machine> machine_;
-  std::vector<const void*> windows_;
   std::uint64_t next_ = 0; ///< sequence number of the next call
 };
 

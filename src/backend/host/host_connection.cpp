@@ -170,37 +170,6 @@ caf::error host_connection::start() noexcept {
   return start_thread(reader_, [this] { read(); }, "for a connection");
 }
 
-caf::error host_connection::register_window(int, const void* memory,
-                                            std::size_t size_bytes) noexcept {
-  lock guard{mutex_};
-  const frame_header header{.kind = frame_kind::window, .number = size_bytes};
-  window_wanted_ = true;
-  if (send(guard, {bytes_of(header)}))
-    changed_.wait(guard, [this] { return ended_ || !window_wanted_; });
-  if (window_wanted_)
-    return why_;
-  windows_.push_back({++last_window_, static_cast<const std::byte*>(memory), size_bytes});
-  return {};
-}
-
-caf::error host_connection::deregister_window(int rank, const void* memory) noexcept {
-  lock guard{mutex_};
-  const auto found =
-      std::ranges::find_if(windows_, [&](const window& x) { return x.memory == memory; });
-  if (found == windows_.end())
-    return no_window(rank);
-  const frame_header header{.kind = frame_kind::window_gone, .number = found->number};
-  windows_.erase(found);
-  static_cast<void>(send(guard, {bytes_of(header)})); // an ended communicator has no windows
-  return {};
-}
-
-host_place host_connection::place_of(int, const void* memory,
-                                     std::size_t size_bytes) const noexcept {
-  std::lock_guard guard{mutex_};
-  return place_in(windows_, memory, size_bytes);
-}
-
 caf::error host_connection::announce(int rank, std::span<const host_call> calls) noexcept {
   if (auto err = check_bounds(calls, rank, size_))
     return err;
@@ -214,12 +183,9 @@ caf::error host_connection::announce(int rank, std::span<const host_call> calls)
 void host_connection::run(int, std::uint64_t sequence, std::span<const host_call> calls) noexcept {
   lock guard{mutex_};
   ++inside_;
-  const auto symmetric = calls.size() == 1 && calls.front().symmetric;
-  symmetric_ += symmetric;
   changed_.wait(guard, [&] { return ended_ || turn_ == sequence; });
   if (!ended_)
     make_calls(guard, calls);
-  symmetric_ -= symmetric;
   --inside_;
   --announced_;
   changed_.notify_all();
@@ -229,7 +195,7 @@ void host_connection::make_calls(lock& guard, std::span<const host_call> calls) 
   targets_.clear();
   for (const auto& x : calls)
     add_received(x, rank_, size_, targets_);
-  const auto head = encode(calls, rank_);
+  const auto head = encode(calls);
   const_blocks blocks(2);
   for (const auto& x : calls)
     add_sent(x, rank_, size_, blocks);
@@ -330,12 +296,6 @@ bool host_connection::take(const frame_header& header) noexcept {
   switch (header.kind) {
   case frame_kind::done:
     return take_done(header);
-  case frame_kind::window_ready: {
-    lock guard{mutex_};
-    window_wanted_ = false;
-    changed_.notify_all();
-    return true;
-  }
   case frame_kind::end:
     if (header.head_bytes == sizeof(wire_error)) {
       take_end();

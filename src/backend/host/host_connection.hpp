@@ -8,7 +8,6 @@
 #include <caf/error.hpp>
 #include <caf/expected.hpp>
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -58,10 +57,6 @@ public:
   host_connection& operator=(const host_connection&) = delete;
 
   int size() const noexcept override { return size_; }
-  caf::error register_window(int rank, const void* memory,
-                             std::size_t size_bytes) noexcept override;
-  caf::error deregister_window(int rank, const void* memory) noexcept override;
-  host_place place_of(int rank, const void* memory, std::size_t size_bytes) const noexcept override;
   caf::error announce(int rank, std::span<const host_call> calls) noexcept override;
   void run(int rank, std::uint64_t sequence, std::span<const host_call> calls) noexcept override;
   void end(caf::error why) noexcept override;
@@ -95,9 +90,7 @@ private:
   bool wanted_ = false;    ///< the calls are made, and the hub has not reported them done
   bool sending_ = false;
   bool receiving_ = false; ///< into `targets_`
-  std::vector<window> windows_;
-  bool window_wanted_ = false;
-  bool ending_ = false; ///< a thread is in `end`
+  bool ending_ = false;    ///< a thread is in `end`
 };
 
 } // namespace troupe::detail

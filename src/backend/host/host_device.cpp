@@ -8,11 +8,10 @@ namespace troupe::detail {
 
 namespace {
 
-constexpr std::size_t usual_alignment = 256;
-constexpr std::size_t window_alignment = 4096;
+constexpr std::size_t alignment = 256;
 
 /// Allocates memory with content that cannot be mistaken for zeros; null if there is none.
-void* poisoned_memory(std::size_t size_bytes, std::size_t alignment = usual_alignment) noexcept {
+void* poisoned_memory(std::size_t size_bytes) noexcept {
   constexpr int poison = 0xA5;
   constexpr auto edge = std::size_t{64} << 10; // only the ends of a large block are written
   if (size_bytes > SIZE_MAX - alignment)
@@ -89,10 +88,6 @@ caf::error host_device::open_memory() noexcept {
 
 caf::error host_device::close_memory() noexcept {
   for (const auto& [memory, size_bytes] : allocations_)
-    if (is_window(memory))
-      return fail(errc::invalid_argument,
-                  "memory of the device is registered as a window of a communicator");
-  for (const auto& [memory, size_bytes] : allocations_)
     std::free(memory);
   allocations_.clear();
   used_bytes_ = 0;
@@ -104,16 +99,6 @@ caf::expected<void*> host_device::allocate(std::size_t size_bytes, stream_view s
   if (!stream.native || size_bytes == 0 || !memory_open_)
     return fail(errc::invalid_argument,
                 "the stream or the size is missing, or the memory is not open");
-  return take(size_bytes, usual_alignment);
-}
-
-caf::expected<void*> host_device::allocate_symmetric(std::size_t size_bytes) noexcept {
-  if (size_bytes == 0 || !memory_open_)
-    return fail(errc::invalid_argument, "the size is 0, or the memory is not open");
-  return take(size_bytes, window_alignment);
-}
-
-caf::expected<void*> host_device::take(std::size_t size_bytes, std::size_t alignment) {
   const auto total_bytes = machine_->bytes_per_device;
   const auto no_room = [&](const std::string& why) {
     return fail(errc::out_of_memory, std::to_string(size_bytes) + " bytes asked for, " +
@@ -122,7 +107,7 @@ caf::expected<void*> host_device::take(std::size_t size_bytes, std::size_t align
   };
   if (size_bytes > total_bytes - used_bytes_)
     return no_room({});
-  auto* memory = poisoned_memory(size_bytes, alignment);
+  auto* memory = poisoned_memory(size_bytes);
   if (!memory)
     return no_room(", but the host has no more");
   allocations_.emplace(memory, size_bytes);
@@ -135,8 +120,6 @@ caf::error host_device::deallocate(void* memory, stream_view stream) noexcept {
   if (i == allocations_.end())
     return fail(errc::invalid_argument,
                 "the memory was not allocated here, or it was freed before");
-  if (is_window(memory))
-    return fail(errc::invalid_argument, "the memory is registered as a window of a communicator");
   if (auto err = enqueue(stream, free_command{memory}))
     return err;
   // Later allocations may use the space at once, as in a stream-ordered pool.
@@ -330,11 +313,6 @@ void host_device::set_completion_signal(std::function<void()> signal) noexcept {
 
 caf::error host_device::fail(errc code, std::string detail) const {
   return make_error({.code = code, .detail = std::move(detail), .device = ordinal_});
-}
-
-bool host_device::is_window(const void* memory) const noexcept {
-  std::lock_guard lock{machine_->mutex};
-  return machine_->windows.contains(memory);
 }
 
 caf::error host_device::enqueue(stream_view stream, stream_command command) noexcept {

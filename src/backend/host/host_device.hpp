@@ -31,10 +31,9 @@ struct host_machine {
   host_link link(int from, int to) const;
 
   std::mutex mutex;
-  std::vector<bool> opened;                   ///< by ordinal
-  std::map<const void*, std::size_t> windows; ///< by memory: communicators that use it as a window
-  std::set<std::pair<int, int>> enabled;      ///< (from, to): access to plain memory
-  std::set<std::pair<int, int>> admitted;     ///< (from, to): access to pool memory
+  std::vector<bool> opened;               ///< by ordinal
+  std::set<std::pair<int, int>> enabled;  ///< (from, to): access to plain memory
+  std::set<std::pair<int, int>> admitted; ///< (from, to): access to pool memory
   /// Memory that destroyed devices had not freed: streams of other devices may still use it.
   std::vector<void*> left;
 };
@@ -55,9 +54,7 @@ public:
   caf::error open_memory() noexcept override;
   caf::error close_memory() noexcept override;
   caf::expected<void*> allocate(std::size_t size_bytes, stream_view stream) noexcept override;
-  /// @errors also errc::invalid_argument: a communicator uses the memory as a window
   caf::error deallocate(void* memory, stream_view stream) noexcept override;
-  caf::expected<void*> allocate_symmetric(std::size_t size_bytes) noexcept override;
   caf::expected<void*> allocate_pinned(std::size_t size_bytes) noexcept override;
   caf::error deallocate_pinned(void* memory) noexcept override;
 
@@ -95,8 +92,6 @@ public:
   void set_completion_signal(std::function<void()> signal) noexcept override;
 
 private:
-  caf::expected<void*> take(std::size_t size_bytes, std::size_t alignment);
-  bool is_window(const void* memory) const noexcept;
   caf::error fail(errc code, std::string detail) const;
   caf::error check_peer(int peer) const;
   caf::error check_access(int from, int to) const;

@@ -34,8 +34,7 @@ bool match(const host_call& x, const host_call& y) noexcept {
     return false;
   if (x.what == collective_kind::barrier)
     return true;
-  return x.type == y.type && x.symmetric == y.symmetric &&
-         (x.count == y.count || x.what == collective_kind::all_to_all_v) &&
+  return x.type == y.type && (x.count == y.count || x.what == collective_kind::all_to_all_v) &&
          (x.op == y.op || !reduces(x.what)) && (x.peer == y.peer || !has_root(x.what));
 }
 
@@ -67,50 +66,7 @@ caf::error mismatch(const host_call& call, int rank, std::string detail) {
 
 host_group::host_group(int size)
     : turns_(static_cast<std::size_t>(size)), parts_(static_cast<std::size_t>(size)),
-      windows_(static_cast<std::size_t>(size)), new_windows_(static_cast<std::size_t>(size)),
       left_(static_cast<std::size_t>(size)) {}
-
-caf::error host_group::register_window(int rank, const void* memory,
-                                       std::size_t size_bytes) noexcept {
-  lock guard{mutex_};
-  if (first_left_ >= 0)
-    end_locked(rank_left(first_left_));
-  if (ended_)
-    return why_;
-  const auto number = last_window_ + 1;
-  new_windows_[static_cast<std::size_t>(rank)] = {number, static_cast<const std::byte*>(memory),
-                                                  size_bytes};
-  if (++new_windows_there_ < size()) {
-    changed_.wait(guard, [&] { return ended_ || last_window_ >= number; });
-    return ended_ ? why_ : caf::error{};
-  }
-  new_windows_there_ = 0;
-  if (std::ranges::any_of(new_windows_,
-                          [&](const window& x) { return x.size_bytes != size_bytes; })) {
-    end_locked(make_error(
-        {.code = errc::nccl_error, .detail = "windows of different sizes", .rank = rank}));
-    return why_;
-  }
-  for (std::size_t r = 0; r < windows_.size(); ++r)
-    windows_[r].push_back(new_windows_[r]);
-  last_window_ = number;
-  changed_.notify_all();
-  return {};
-}
-
-caf::error host_group::deregister_window(int rank, const void* memory) noexcept {
-  std::lock_guard guard{mutex_};
-  if (std::erase_if(windows_[static_cast<std::size_t>(rank)],
-                    [&](const window& x) { return x.memory == memory; }) != 0)
-    return {};
-  return no_window(rank);
-}
-
-host_place host_group::place_of(int rank, const void* memory,
-                                std::size_t size_bytes) const noexcept {
-  std::lock_guard guard{mutex_};
-  return place_in(windows_[static_cast<std::size_t>(rank)], memory, size_bytes);
-}
 
 caf::error host_group::announce(int, std::span<const host_call>) noexcept {
   std::lock_guard guard{mutex_};
@@ -123,13 +79,10 @@ caf::error host_group::announce(int, std::span<const host_call>) noexcept {
 void host_group::run(int rank, std::uint64_t sequence, std::span<const host_call> calls) noexcept {
   lock guard{mutex_};
   ++inside_;
-  const auto symmetric = calls.size() == 1 && calls.front().symmetric;
-  symmetric_ += symmetric;
   if (wait_for_turn(guard, rank, sequence) && take_turn(guard, rank, calls))
     end_turn(rank);
   if (ended_)
     changed_.wait(guard, [this] { return working_ == 0; });
-  symmetric_ -= symmetric;
   --inside_;
   if (--announced_ == 0 || ended_)
     changed_.notify_all();
@@ -153,7 +106,7 @@ void host_group::leave(int rank) noexcept {
     const auto& [from, to] = x.first;
     return !x.second.empty() && (from == rank || to == rank);
   };
-  if (arrived_ > 0 || new_windows_there_ > 0 || std::ranges::any_of(messages_, awaited))
+  if (arrived_ > 0 || std::ranges::any_of(messages_, awaited))
     end_locked(rank_left(rank));
 }
 
@@ -275,8 +228,6 @@ caf::error host_group::compare_parts() const {
     if (!match(first, mine))
       return mismatch(mine, rank,
                       "rank 0 called " + describe(first) + ", this one " + describe(mine));
-    if (const auto* why = first.symmetric ? symmetric_fault(first, mine, rank) : nullptr)
-      return mismatch(mine, rank, why);
   }
   return first.what == collective_kind::all_to_all_v ? compare_plans() : caf::error{};
 }
@@ -293,14 +244,6 @@ caf::error host_group::compare_plans() const {
     }
   }
   return {};
-}
-
-const char* host_group::symmetric_fault(const host_call& first, const host_call& mine, int rank) {
-  const bool same_send = first.send_place == mine.send_place;
-  const bool same_recv = first.recv_place == mine.recv_place;
-  if (uses_own_block(mine, static_cast<std::size_t>(rank)))
-    return (rules_of(mine.what).recv.per_rank ? same_recv : same_send) ? nullptr : "windows differ";
-  return same_send && same_recv ? nullptr : "windows or offsets differ";
 }
 
 bool host_group::is_small() const noexcept {

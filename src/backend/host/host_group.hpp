@@ -23,10 +23,6 @@ public:
 
   int size() const noexcept override { return static_cast<int>(parts_.size()); }
 
-  caf::error register_window(int rank, const void* memory,
-                             std::size_t size_bytes) noexcept override;
-  caf::error deregister_window(int rank, const void* memory) noexcept override;
-  host_place place_of(int rank, const void* memory, std::size_t size_bytes) const noexcept override;
   caf::error announce(int rank, std::span<const host_call> calls) noexcept override;
   void run(int rank, std::uint64_t sequence, std::span<const host_call> calls) noexcept override;
   void end(caf::error why) noexcept override;
@@ -60,7 +56,6 @@ private:
 
   caf::error compare_parts() const;
   caf::error compare_plans() const;
-  static const char* symmetric_fault(const host_call& first, const host_call& mine, int rank);
   bool is_small() const noexcept;
   void do_all() const;
   void do_share(int rank) const;
@@ -72,9 +67,6 @@ private:
   std::vector<std::uint64_t> turns_;    ///< by rank: sequence number of the next calls
   std::vector<const host_call*> parts_; ///< of the current collective, by rank
   std::map<std::pair<int, int>, std::deque<message>> messages_; ///< by sender and receiver
-  std::vector<std::vector<window>> windows_;                    ///< by rank
-  std::vector<window> new_windows_; ///< by rank: the window being registered
-  int new_windows_there_ = 0;
   std::uint64_t phase_ = 0; ///< counts the meetings of all ranks
   int arrived_ = 0;         ///< ranks that wait in the current meeting
   bool done_by_one_ = false;

@@ -371,7 +371,6 @@ void host_hub::take_header(guest& x) noexcept {
     return leave(x);
   if (!x.rank)
     return misbehaved(x, "sent a frame before all ranks had joined");
-  const auto bare = h.head_bytes == 0 && h.data_bytes == 0;
   switch (h.kind) {
   case frame_kind::calls:
     if (h.head_bytes > most_head_bytes || h.data_bytes > most_data_bytes)
@@ -381,14 +380,6 @@ void host_hub::take_header(guest& x) noexcept {
     if (h.head_bytes != sizeof(wire_error) || h.data_bytes != 0)
       return misbehaved(x, "sent an error that cannot be parsed");
     break;
-  case frame_kind::window:
-    if (!bare || !x.rank->register_window(h.number))
-      return misbehaved(x, "registered a window before the last registration was complete");
-    return expect_header(x);
-  case frame_kind::window_gone:
-    if (!bare || !x.rank->deregister_window(h.number))
-      return misbehaved(x, "deregistered an unknown window");
-    return expect_header(x);
   default:
     return misbehaved(x, "sent an unexpected frame");
   }

@@ -10,33 +10,13 @@ caf::error rank_left(int rank) {
       {.code = errc::nccl_error, .detail = "a rank left the communicator", .rank = rank});
 }
 
-caf::error no_window(int rank) {
-  return make_error({.code = errc::invalid_argument,
-                     .detail = "the memory is not a window of this communicator",
-                     .rank = rank});
-}
-
 host_call::host_call(const collective_call& x)
     : what(x.what), type(x.type), op(x.op), peer(x.peer), send(x.send), recv(x.recv),
-      count(x.count), symmetric(x.symmetric) {
+      count(x.count) {
   if (x.factor && reduces(what) && op == reduce_op::premul_sum)
     std::memcpy(factor.data(), x.factor, size_of(type));
   if (x.plan && what == collective_kind::all_to_all_v)
     plan = *x.plan;
-}
-
-host_place host_transport::place_in(const std::vector<window>& windows, const void* memory,
-                                    std::size_t size_bytes) noexcept {
-  const auto* begin = static_cast<const std::byte*>(memory);
-  for (const auto& x : windows)
-    if (begin >= x.memory && begin + size_bytes <= x.memory + x.size_bytes)
-      return {x.number, static_cast<std::size_t>(begin - x.memory)};
-  return {};
-}
-
-bool host_transport::has_symmetric() const noexcept {
-  std::lock_guard guard{mutex_};
-  return symmetric_ != 0;
 }
 
 void host_transport::retract() noexcept {

@@ -12,17 +12,8 @@
 #include <cstdint>
 #include <mutex>
 #include <span>
-#include <vector>
 
 namespace troupe::detail {
-
-/// A place in a rank's windows; equal on two ranks if the window and the offset are the same.
-struct host_place {
-  std::uint64_t window = 0; ///< numbered in the order of registration; 0: in none
-  std::size_t offset = 0;
-
-  friend bool operator==(const host_place&, const host_place&) = default;
-};
 
 /// A rank's call, with copies of all that it points to, except device memory.
 struct host_call {
@@ -38,9 +29,6 @@ struct host_call {
   std::size_t count;
   std::array<std::byte, 8> factor{}; ///< of premul_sum
   exchange_plan plan;                ///< of all_to_all_v
-  bool symmetric;
-  host_place send_place; ///< of a symmetric call
-  host_place recv_place;
 
   /// @units bytes; of `count` elements
   std::size_t size_bytes() const noexcept { return count * size_of(type); }
@@ -55,18 +43,6 @@ public:
   virtual ~host_transport() = default;
 
   virtual int size() const noexcept = 0;
-
-  /// Makes memory of a rank a window. Blocks until all ranks have made theirs.
-  /// @errors the communicator has ended, or ends because the ranks' windows differ in size
-  [[nodiscard]] virtual caf::error register_window(int rank, const void* memory,
-                                                   std::size_t size_bytes) noexcept = 0;
-  /// @errors errc::invalid_argument: it is not a window
-  [[nodiscard]] virtual caf::error deregister_window(int rank, const void* memory) noexcept = 0;
-  /// Returns the place of `size_bytes` bytes; none if they are not in one window.
-  virtual host_place place_of(int rank, const void* memory,
-                              std::size_t size_bytes) const noexcept = 0;
-  /// Returns whether a rank is in a symmetric call, which only its peers can end.
-  bool has_symmetric() const noexcept;
 
   /// Announces calls that a stream will run.
   /// @errors errc::nccl_error or errc::collective_mismatch: the communicator has ended;
@@ -103,20 +79,10 @@ public:
 protected:
   using lock = std::unique_lock<std::mutex>;
 
-  struct window {
-    std::uint64_t number;
-    const std::byte* memory;
-    std::size_t size_bytes;
-  };
-
-  static host_place place_in(const std::vector<window>& windows, const void* memory,
-                             std::size_t size_bytes) noexcept;
   void end_locked(caf::error why) noexcept;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::uint64_t last_window_ = 0;
-  int symmetric_ = 0; ///< symmetric calls inside `run`
   int inside_ = 0;
   std::uint64_t announced_ = 0; ///< not yet done
   std::atomic<bool> ended_{false};
@@ -125,7 +91,5 @@ protected:
 
 /// Returns the error for a rank that has left and that another rank needs, or might need.
 caf::error rank_left(int rank);
-/// Returns the error for memory that is not a window of the communicator.
-caf::error no_window(int rank);
 
 } // namespace troupe::detail

@@ -13,23 +13,16 @@ namespace troupe::detail {
 
 namespace {
 
-constexpr std::uint8_t symmetric_flag = 1;
-constexpr std::uint8_t in_place_flag = 2; ///< `send` lies in `recv`, or `recv` in `send`
-
 /// A call without its memory. After an all_to_all_v come the counts of its plan: to each rank, then
 /// from each rank.
 struct wire_call {
   std::uint8_t what = 0;
   std::uint8_t type = 0;
   std::uint8_t op = 0;
-  std::uint8_t flags = 0;
+  std::uint8_t unused = 0;
   std::int32_t peer = 0;
   std::uint64_t count = 0;
   std::array<std::byte, 8> factor{};
-  std::uint64_t send_window = 0;
-  std::uint64_t send_offset = 0;
-  std::uint64_t recv_window = 0;
-  std::uint64_t recv_offset = 0;
 };
 
 template <class T> void append(std::vector<std::byte>& to, const T& x) {
@@ -75,14 +68,8 @@ caf::error wrong_calls(int rank, const char* why) {
   return make_error({.code = errc::nccl_error, .detail = why, .rank = rank});
 }
 
-/// A decoded call.
-struct read_call {
-  host_call call;
-  bool in_place;
-};
-
 /// Reads one call; none if it is not valid.
-std::optional<read_call> decode_call(head_reader& from, int ranks) {
+std::optional<host_call> decode_call(head_reader& from, int ranks) {
   wire_call wire;
   if (!from.take(wire))
     return std::nullopt;
@@ -91,13 +78,11 @@ std::optional<read_call> decode_call(head_reader& from, int ranks) {
                     .type = static_cast<dtype>(wire.type),
                     .op = static_cast<reduce_op>(wire.op),
                     .peer = wire.peer,
-                    .factor = wire.factor.data(),
-                    .symmetric = (wire.flags & symmetric_flag) != 0};
+                    .factor = wire.factor.data()};
   const auto element_bytes = size_of(x.type);
   if (!is_known(x.what) || (element_bytes == 0 && x.what != collective_kind::barrier) ||
       (reduces(x.what) && x.op > reduce_op::premul_sum) ||
-      (has_peer(x.what) && (x.peer < 0 || x.peer >= ranks)) ||
-      (x.what == collective_kind::barrier && x.symmetric))
+      (has_peer(x.what) && (x.peer < 0 || x.peer >= ranks)))
     return std::nullopt;
   exchange_plan plan;
   if (x.what == collective_kind::all_to_all_v) {
@@ -119,10 +104,7 @@ std::optional<read_call> decode_call(head_reader& from, int ranks) {
              x.count > most_data_bytes / element_bytes / static_cast<std::size_t>(ranks)) {
     return std::nullopt;
   }
-  host_call result{x};
-  result.send_place = {wire.send_window, wire.send_offset};
-  result.recv_place = {wire.recv_window, wire.recv_offset};
-  return read_call{std::move(result), (wire.flags & in_place_flag) != 0};
+  return host_call{x};
 }
 
 struct call_bytes {
@@ -244,23 +226,16 @@ caf::error check_bounds(std::span<const host_call> calls, int rank, int ranks) {
                      .rank = rank});
 }
 
-std::vector<std::byte> encode(std::span<const host_call> calls, int rank) {
+std::vector<std::byte> encode(std::span<const host_call> calls) {
   std::vector<std::byte> result;
   for (const auto& x : calls) {
     wire_call wire;
     wire.what = static_cast<std::uint8_t>(x.what);
     wire.type = static_cast<std::uint8_t>(x.type);
     wire.op = static_cast<std::uint8_t>(x.op);
-    wire.flags = x.symmetric ? symmetric_flag : 0;
-    if (x.symmetric && uses_own_block(x, static_cast<std::size_t>(rank)))
-      wire.flags |= in_place_flag;
     wire.peer = x.peer;
     wire.count = x.count;
     wire.factor = x.factor;
-    wire.send_window = x.send_place.window;
-    wire.send_offset = x.send_place.offset;
-    wire.recv_window = x.recv_place.window;
-    wire.recv_offset = x.recv_place.offset;
     append(result, wire);
     if (x.what == collective_kind::all_to_all_v)
       for (const auto* counts : {&x.plan.send_counts, &x.plan.recv_counts})
@@ -280,13 +255,11 @@ caf::expected<remote_calls> remote_calls::decode(const frame_header& header,
   result.rank_ = rank;
   result.ranks_ = ranks;
   head_reader from{head};
-  std::vector<bool> in_place;
   for (std::uint32_t i = 0; i < header.calls; ++i) {
     auto x = decode_call(from, ranks);
-    if (!x || (x->call.symmetric && header.calls != 1))
+    if (!x)
       return wrong_calls(rank, nonsense);
-    in_place.push_back(x->in_place);
-    result.calls_.push_back(std::move(x->call));
+    result.calls_.push_back(std::move(*x));
   }
   if (!from.at_end())
     return wrong_calls(rank, nonsense);
@@ -308,14 +281,10 @@ caf::expected<remote_calls> remote_calls::decode(const frame_header& header,
   if (!result.memory_)
     return wrong_calls(rank, "out of memory for the data of its calls");
   auto* next = result.memory_.get();
-  for (std::size_t i = 0; i < result.calls_.size(); ++i) {
-    auto& x = result.calls_[i];
+  for (auto& x : result.calls_) {
     const auto bytes = bytes_of_call(x, rank, ranks);
-    auto* const send = std::exchange(next, next + aligned(bytes.sent));
-    auto* const recv = std::exchange(next, next + aligned(bytes.received));
-    const auto shift = static_cast<std::size_t>(rank) * x.size_bytes();
-    x.send = in_place[i] && x.what == collective_kind::all_gather ? recv + shift : send;
-    x.recv = in_place[i] && x.what == collective_kind::reduce_scatter ? send + shift : recv;
+    x.send = std::exchange(next, next + aligned(bytes.sent));
+    x.recv = std::exchange(next, next + aligned(bytes.received));
   }
   return result;
 }

@@ -34,7 +34,7 @@ constexpr std::uint64_t most_data_bytes = std::uint64_t{64} << 30; ///< that the
 
 /// The content of a communicator's id if its ranks meet at a hub.
 struct hub_invitation {
-  std::array<char, 8> magic{'t', 'r', 'o', 'u', 'p', 'e', '.', '1'};
+  std::array<char, 8> magic{'t', 'r', 'o', 'u', 'p', 'e', '.', '2'};
   std::array<std::byte, 32> secret{};
   std::uint64_t group = 0; ///< the hub's number for the communicator
   socket_address hub;
@@ -47,7 +47,7 @@ std::optional<hub_invitation> invitation_of(const communicator_id& x) noexcept;
 
 /// The first message to a hub: a rank asks to join a communicator.
 struct wire_hello {
-  std::array<char, 8> magic{'t', 'r', 'o', 'u', 'p', 'e', '.', '1'};
+  std::array<char, 8> magic{'t', 'r', 'o', 'u', 'p', 'e', '.', '2'};
   std::array<std::byte, 32> secret{};
   std::uint64_t group = 0;
   std::int32_t size = 0;
@@ -59,9 +59,6 @@ enum class frame_kind : std::uint32_t {
   ready,        ///< to a rank: all ranks are connected
   calls,        ///< from a rank: head: the calls; data: what they send
   done,         ///< to a rank: its calls are done; data: what they received
-  window,       ///< from a rank: `number` is the size in bytes
-  window_ready, ///< to a rank: all ranks have registered theirs
-  window_gone,  ///< from a rank: `number` is the number of the window
   leave,        ///< from a rank: its last frame
   end, ///< both ways: the communicator has ended, or the rank is refused; head: why; last frame
 };
@@ -69,7 +66,6 @@ enum class frame_kind : std::uint32_t {
 struct frame_header {
   frame_kind kind{};
   std::uint32_t calls = 0;
-  std::uint64_t number = 0;
   std::uint64_t head_bytes = 0;
   std::uint64_t data_bytes = 0;
 };
@@ -121,7 +117,7 @@ template <class T> std::uint64_t size_bytes_of(const std::vector<std::span<T>>& 
 caf::error check_bounds(std::span<const host_call> calls, int rank, int ranks);
 
 /// Returns the head of a frame of calls.
-std::vector<std::byte> encode(std::span<const host_call> calls, int rank);
+std::vector<std::byte> encode(std::span<const host_call> calls);
 
 /// Calls of a rank in another process, with memory for the data that they send and receive.
 class remote_calls {

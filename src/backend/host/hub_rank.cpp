@@ -11,15 +11,6 @@
 
 namespace troupe::detail {
 
-namespace {
-
-/// Returns a name for a remote rank's window. The group never accesses a window's memory.
-const void* name_of(std::uint64_t window) noexcept {
-  return reinterpret_cast<const void*>(static_cast<std::uintptr_t>(window));
-}
-
-} // namespace
-
 hub_rank::hub_rank(std::shared_ptr<host_group> group, int rank, int socket,
                    std::function<void()> stopped)
     : group_(std::move(group)), rank_(rank), socket_(socket), stopped_(std::move(stopped)) {}
@@ -52,21 +43,6 @@ bool hub_rank::make_calls(std::unique_ptr<remote_calls> calls) noexcept {
   return true;
 }
 
-bool hub_rank::register_window(std::size_t size_bytes) noexcept {
-  {
-    std::lock_guard guard{mutex_};
-    if (window_)
-      return false;
-    window_ = size_bytes;
-  }
-  changed_.notify_one();
-  return true;
-}
-
-bool hub_rank::deregister_window(std::uint64_t number) noexcept {
-  return !group_->deregister_window(rank_, name_of(number));
-}
-
 void hub_rank::leave() noexcept {
   {
     std::lock_guard guard{mutex_};
@@ -90,19 +66,13 @@ void hub_rank::run() noexcept {
   std::unique_lock guard{mutex_};
   bool goes_on = true;
   while (goes_on) {
-    changed_.wait(guard, [this] { return calls_ || window_ || left_ || group_->error(); });
+    changed_.wait(guard, [this] { return calls_ || left_ || group_->error(); });
     if (left_ || group_->error())
       break;
-    if (const auto calls = std::move(calls_)) {
-      guard.unlock();
-      goes_on = make(*calls);
-      guard.lock();
-    } else {
-      const auto size_bytes = *window_;
-      guard.unlock();
-      goes_on = make_window(size_bytes);
-      guard.lock();
-    }
+    const auto calls = std::move(calls_);
+    guard.unlock();
+    goes_on = make(*calls);
+    guard.lock();
   }
   const auto tells = !left_;
   guard.unlock();
@@ -133,21 +103,6 @@ bool hub_rank::make(const remote_calls& calls) noexcept {
   auto blocks = calls.received();
   const frame_header header{.kind = frame_kind::done, .data_bytes = size_bytes_of(blocks)};
   blocks.insert(blocks.begin(), bytes_of(header));
-  return send_all(socket_, blocks) == 0;
-}
-
-bool hub_rank::make_window(std::size_t size_bytes) noexcept {
-  if (group_->register_window(rank_, name_of(last_window_ + 1), size_bytes)) {
-    stopped_();
-    return false;
-  }
-  ++last_window_;
-  {
-    std::lock_guard guard{mutex_};
-    window_.reset();
-  }
-  const frame_header header{.kind = frame_kind::window_ready};
-  const std::array blocks{bytes_of(header)};
   return send_all(socket_, blocks) == 0;
 }
 

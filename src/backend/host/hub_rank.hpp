@@ -7,12 +7,10 @@
 #include <caf/error.hpp>
 
 #include <condition_variable>
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <thread>
 
 namespace troupe::detail {
@@ -34,9 +32,6 @@ public:
 
   /// Returns false if earlier calls are not done.
   [[nodiscard]] bool make_calls(std::unique_ptr<remote_calls> calls) noexcept;
-  [[nodiscard]] bool register_window(std::size_t size_bytes) noexcept;
-  /// Returns false if there is no such window.
-  [[nodiscard]] bool deregister_window(std::uint64_t number) noexcept;
 
   /// Notes that the rank needs no more replies.
   void leave() noexcept;
@@ -50,19 +45,16 @@ private:
   void run() noexcept;
   /// Returns false if the connection is lost, or the group has ended.
   bool make(const remote_calls& calls) noexcept;
-  bool make_window(std::size_t size_bytes) noexcept;
 
   const std::shared_ptr<host_group> group_;
   const int rank_;
   const int socket_;
   const std::function<void()> stopped_;
   std::uint64_t sequence_ = 0;
-  std::uint64_t last_window_ = 0;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::unique_ptr<remote_calls> calls_;
-  std::optional<std::size_t> window_;
   bool making_calls_ = false;
   bool left_ = false;
   bool finished_ = false;

@@ -61,15 +61,6 @@ public:
     std::lock_guard lock{with_->driving};
     return inner_->enqueue(calls, stream);
   }
-  caf::error register_window(void* memory, std::size_t size_bytes,
-                             stream_view stream) noexcept override {
-    std::lock_guard lock{with_->driving};
-    return inner_->register_window(memory, size_bytes, stream);
-  }
-  caf::error deregister_window(void* memory) noexcept override {
-    std::lock_guard lock{with_->driving};
-    return inner_->deregister_window(memory);
-  }
   void on_closed() noexcept override { ends_->set_closed(key_); }
   caf::error asynchronous_error() noexcept override { return inner_->asynchronous_error(); }
 

@@ -163,22 +163,8 @@ caf::error worker_service::serve(command what, wire_reader& body, wire_writer& r
     const auto x = body.get<deallocate_args>();
     return on(x.stream, [&](stream_view s) { return device_->deallocate(at(x.address), s); });
   }
-  case command::allocate_symmetric:
-    return put_result(result, device_->allocate_symmetric(body.get<std::uint64_t>()));
   case command::enqueue:
     return enqueue(body);
-  case command::register_window: {
-    const auto x = body.get<window_args>();
-    return with(x.communicator, [&](auto& rank) {
-      return on(x.stream, [&](stream_view s) {
-        return rank.register_window(at(x.address), x.size_bytes, s);
-      });
-    });
-  }
-  case command::deregister_window: {
-    const auto x = body.get<window_args>();
-    return with(x.communicator, [&](auto& rank) { return rank.deregister_window(at(x.address)); });
-  }
   case command::asynchronous_error:
     return with(body.get<communicator_key>(), [](auto& rank) { return rank.asynchronous_error(); });
   case command::stop:

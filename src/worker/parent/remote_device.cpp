@@ -77,10 +77,6 @@ caf::error remote_device::deallocate(void* memory, stream_view stream) noexcept 
   return link_->run(command::deallocate, deallocate_args{address_of(memory), id_of(stream)});
 }
 
-caf::expected<void*> remote_device::allocate_symmetric(std::size_t size_bytes) noexcept {
-  return address(link_->ask(command::allocate_symmetric, static_cast<std::uint64_t>(size_bytes)));
-}
-
 caf::expected<void*> remote_device::allocate_pinned(std::size_t size_bytes) noexcept {
   auto memory = pool_->segments().create(size_bytes);
   if (!memory)
@@ -245,16 +241,6 @@ caf::error remote_communicator::enqueue(std::span<const collective_call> calls,
   return link_->run(command::enqueue,
                     enqueue_args{key_, id_of(stream), static_cast<std::uint32_t>(calls.size())},
                     calls_.bytes());
-}
-
-caf::error remote_communicator::register_window(void* memory, std::size_t size_bytes,
-                                                stream_view stream) noexcept {
-  return link_->run(command::register_window,
-                    window_args{key_, address_of(memory), size_bytes, id_of(stream)});
-}
-
-caf::error remote_communicator::deregister_window(void* memory) noexcept {
-  return link_->run(command::deregister_window, window_args{key_, address_of(memory), 0, 0});
 }
 
 void remote_communicator::on_loss(std::function<void()> f) noexcept {

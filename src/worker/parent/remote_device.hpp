@@ -34,7 +34,6 @@ public:
   caf::error close_memory() noexcept override { return link_->run(command::close_memory); }
   caf::expected<void*> allocate(std::size_t size_bytes, stream_view stream) noexcept override;
   caf::error deallocate(void* memory, stream_view stream) noexcept override;
-  caf::expected<void*> allocate_symmetric(std::size_t size_bytes) noexcept override;
   caf::expected<void*> allocate_pinned(std::size_t size_bytes) noexcept override;
   caf::error deallocate_pinned(void* memory) noexcept override {
     return pool_->segments().remove(memory);
@@ -124,9 +123,6 @@ public:
 
   caf::error connect(stream_view stream, connect_scope what) noexcept override;
   caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override;
-  caf::error register_window(void* memory, std::size_t size_bytes,
-                             stream_view stream) noexcept override;
-  caf::error deregister_window(void* memory) noexcept override;
   void on_loss(std::function<void()> f) noexcept override;
   std::shared_ptr<const device_life> life() const noexcept override { return link_; }
   caf::error hand_over(std::span<const std::byte> what) noexcept override;

@@ -29,7 +29,6 @@ enum class command : std::uint16_t {
   close_memory,
   allocate,           ///< allocate_args; reply: address
   deallocate,         ///< deallocate_args
-  allocate_symmetric, ///< size; reply: address
   create_stream,      ///< reply: stream_id
   destroy_stream,     ///< stream_id
   record,             ///< record_args
@@ -39,8 +38,6 @@ enum class command : std::uint16_t {
   fill,               ///< fill_args
   launch,             ///< launch_request
   enqueue,            ///< enqueue_args, then the calls
-  register_window,    ///< window_args
-  deregister_window,  ///< window_args
   asynchronous_error, ///< communicator_key
   stop,               ///< the last command
 };
@@ -109,13 +106,6 @@ struct enqueue_args {
   communicator_key communicator = 0;
   stream_id stream = 0;
   std::uint32_t calls = 0;
-};
-
-struct window_args {
-  communicator_key communicator = 0;
-  std::uint64_t address = 0;
-  std::uint64_t size_bytes = 0;
-  stream_id stream = 0;
 };
 
 /// A call that was read, with the data that it points to: it must not move.

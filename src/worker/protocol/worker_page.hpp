@@ -90,7 +90,7 @@ std::span<std::byte> area_of(const shared_memory& memory) noexcept;
 /// worker's answers it. The first three fields are the same in all versions of the library.
 struct worker_hello {
   static constexpr std::uint64_t right_magic = 0x7472'6f75'7065'0a57;
-  static constexpr std::uint32_t right_protocol = 2;
+  static constexpr std::uint32_t right_protocol = 3;
 
   std::uint64_t magic = right_magic;
   std::uint32_t size_bytes = sizeof(worker_hello);

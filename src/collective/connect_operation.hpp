@@ -1,4 +1,4 @@
-/// Operations that connect a communicator, and that register and deregister its memory windows.
+/// The operation that connects a communicator.
 #pragma once
 
 #include "operation/flight_ring.hpp"
@@ -16,7 +16,6 @@
 namespace troupe::detail {
 
 class communicator;
-class symmetric_memory;
 
 /// Connects a communicator, in the order of all other work on its devices. The call blocks until
 /// every rank is in it. Other collectives on the devices, above all a stalled one, can block it
@@ -28,13 +27,12 @@ class symmetric_memory;
 /// waits for nothing that comes later. So it ends at some time, or its own limit ends it, which
 /// needs no lane. An operation that comes later waits. If several operations connect on overlapping
 /// lanes, the first in order finds its lanes free of the others.
-class connect_operation : public operation_of<nothing> {
+class connect_operation final : public operation_of<nothing> {
 public:
   /// The communicator ends if the lanes are not free within `patience`, or if a call does not
   /// return within `limit`.
   connect_operation(std::shared_ptr<communicator> target, connect_scope what,
-                    std::chrono::nanoseconds patience, std::chrono::nanoseconds limit,
-                    const char* verb = "connect");
+                    std::chrono::nanoseconds patience, std::chrono::nanoseconds limit);
   bool bounded() const noexcept override { return false; }
   bool holds_lane() const noexcept override { return true; }
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
@@ -46,57 +44,17 @@ public:
   world_tag world; ///< for the flight record
 
 protected:
-  /// Makes the call that blocks until every rank is in it.
-  virtual caf::error call(part& p, backend_communicator& rank, stream_view stream);
-  /// Returns false if the communicator ends when the lanes do not reach the operation in time.
-  virtual bool may_give_up() const noexcept { return false; }
   void describe_to(flight_entry& x, const part& p) const noexcept override;
   void on_settled() noexcept override;
 
 private:
-  enum class turn : std::uint8_t { to_come, there, given_up };
-
   const std::shared_ptr<communicator> communicator_;
   const connect_scope what_;
   const std::chrono::nanoseconds limit_;
-  std::atomic<turn> turn_{turn::to_come};
   std::vector<char> has_arrived_; // of each part; only its lane uses it
   std::atomic<std::size_t> arrived_{0};
   std::atomic<std::int64_t> held_since_{0};
   std::atomic<std::int64_t> entered_at_{0};
-};
-
-/// Registers memory windows of a communicator, in the same way as `connect_operation` connects one:
-/// the call blocks too, and CUDA may wait in it for running kernels. If a rank cannot register, the
-/// operation fails, but the communicator does not end.
-class register_operation final : public connect_operation {
-public:
-  register_operation(std::shared_ptr<communicator> target, std::chrono::nanoseconds patience,
-                     std::chrono::nanoseconds limit,
-                     std::vector<std::shared_ptr<symmetric_memory>> memory);
-  void on_lost_part(part& p, const caf::error& why) noexcept override;
-
-protected:
-  caf::error call(part& p, backend_communicator& rank, stream_view stream) override;
-  bool may_give_up() const noexcept override { return true; }
-
-private:
-  const std::vector<std::shared_ptr<symmetric_memory>> memory_;
-};
-
-/// Deregisters windows on each rank when the operation's turn comes on its lane: it lies between
-/// the same registrations on all ranks. Nothing uses the memory any more.
-class deregister_operation final : public operation_of<nothing> {
-public:
-  deregister_operation(std::shared_ptr<communicator> target,
-                       std::shared_ptr<symmetric_memory> memory);
-  bool bounded() const noexcept override { return false; }
-  caf::expected<issue_outcome> issue(part& p, lane& on) override;
-  const void* communicator_key() const noexcept override { return communicator_.get(); }
-
-private:
-  const std::shared_ptr<communicator> communicator_;
-  const std::shared_ptr<symmetric_memory> memory_;
 };
 
 } // namespace troupe::detail
