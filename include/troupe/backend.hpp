@@ -416,6 +416,18 @@ public:
   [[nodiscard]] virtual caf::expected<communicator_ranks>
   build(const communicator_id& id, int size, std::span<const local_rank> ranks) noexcept = 0;
 
+  /// Builds all ranks of a communicator whose collectives are kernels of the library over the
+  /// memory of its devices ("direct"): all in this process, in the order of ranks. Each device
+  /// needs `enable_peer` and `admit_peer` for all others. Waits for no work on the devices. An
+  /// `abort` ends such a communicator within a millisecond.
+  /// @thread a builder; never a lane
+  /// @errors errc::not_supported: too many ranks, or devices without access to each other's memory
+  [[nodiscard]] virtual caf::expected<communicator_ranks>
+  build_direct(std::span<const local_rank> ranks) noexcept {
+    static_cast<void>(ranks);
+    return make_error(errc::not_supported, "the backend has no direct collectives");
+  }
+
   /// Cancels the build under `id`. Threads that wait for other ranks in `build`, or that `connect`
   /// the result, return errc::unavailable as soon as they can. Call it in all processes that have
   /// ranks of it, and where the id was made. NCCL waits for good for a rank that never comes.

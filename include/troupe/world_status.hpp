@@ -111,6 +111,18 @@ enum class loss_policy : std::uint8_t {
 
 std::string_view to_string(loss_policy x) noexcept;
 
+/// Which way the collectives of a world go.
+enum class collectives_policy : std::uint8_t {
+  /// By NCCL. On the host backend: by its own communicators.
+  nccl,
+  /// By kernels of the library, which read and write the memory of other ranks' devices. At most 8
+  /// ranks, all in this process, whose devices reach each other's memory. There is nothing to
+  /// connect, and a communicator that ends leaves its devices within a millisecond.
+  direct,
+};
+
+std::string_view to_string(collectives_policy x) noexcept;
+
 /// The limits of a world. Values out of range are refused (errc::invalid_argument): `deadline`,
 /// `build_deadline` and `connect_limit` must be positive, `quiet_limit` at least 1 ms, and
 /// `stall_limit`, `restart_window` and `restart_backoff` not negative.

@@ -546,6 +546,17 @@ caf::error check_limits(const world_limits& x, const std::vector<std::shared_ptr
   return {};
 }
 
+/// @errors errc::invalid_argument; errc::not_supported: this way is not possible for these ranks
+caf::error check_way(collectives_policy x, const std::vector<std::shared_ptr<lane>>& lanes) {
+  if (x > collectives_policy::direct)
+    return make_error(errc::invalid_argument, "world_config::collectives is no known policy");
+  if (x == collectives_policy::direct &&
+      std::any_of(lanes.begin(), lanes.end(), [](auto& y) { return y->is_remote(); }))
+    return make_error(errc::not_supported,
+                      "collectives_policy::direct is for devices of this process");
+  return {};
+}
+
 /// Returns the limits, cut to the longest time that a clock can count.
 world_limits countable(world_limits x) {
   constexpr auto most = as_good_as_never;
@@ -574,6 +585,8 @@ caf::expected<world_parts> make_world(caf::actor_system& sys, world_config confi
     return lanes.error();
   if (auto error = check_limits(config.limits, *lanes, !config.program.name.empty()); error)
     return error;
+  if (auto error = check_way(config.collectives, *lanes); error)
+    return error;
   const auto& program = config.program;
   if (!program.name.empty())
     if (auto error = check_program_bytes(
@@ -587,7 +600,7 @@ caf::expected<world_parts> make_world(caf::actor_system& sys, world_config confi
     return lease.error();
   const auto what = "world \"" + config.name + '"';
   auto data = std::make_shared<world_core>(*owner, std::move(config.name), std::move(*lanes),
-                                           countable(config.limits));
+                                           countable(config.limits), config.collectives);
   std::shared_ptr<rank_programs> programs;
   if (!config.program.name.empty()) {
     programs = rank_programs::make((*core)->programs(), data, std::move(config.program));

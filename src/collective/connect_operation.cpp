@@ -12,6 +12,18 @@ namespace troupe::detail {
 namespace {
 std::size_t rank_of(const part& p) noexcept { return static_cast<std::size_t>(p.rank); }
 
+/// Sets lane and rank of a part; there is one part for each local rank of `x`.
+void place_at(part& p, const communicator& x) noexcept {
+  p.on = x.lanes()[p.index].get();
+  p.rank = static_cast<int>(x.local_ranks()[p.index]);
+}
+
+/// Gives the lane another stream for collectives, if there is none for each communicator.
+void provide_streams(lane& on) {
+  if (auto error = on.provide_streams(); error)
+    log(log_level::warning, "communicators share a stream", error);
+}
+
 std::int64_t now_in_nanoseconds() noexcept { return clock::now().time_since_epoch().count(); }
 
 void set_once(std::atomic<std::int64_t>& time) noexcept {
@@ -27,8 +39,7 @@ connect_operation::connect_operation(std::shared_ptr<communicator> target, conne
       what_(what), limit_(limit), has_arrived_(parts().size()) {
   stall_limit = patience.count();
   for (auto& p : parts()) {
-    p.on = communicator_->lanes()[p.index].get();
-    p.rank = static_cast<int>(communicator_->local_ranks()[p.index]);
+    place_at(p, *communicator_);
     p.stream = stream_kind::collective;
     p.tenant = &communicator_->tenant(rank_of(p));
   }
@@ -37,8 +48,7 @@ connect_operation::connect_operation(std::shared_ptr<communicator> target, conne
 caf::expected<issue_outcome> connect_operation::issue(part& p, lane& on) {
   set_once(held_since_);
   part_started(p, held_since_.load());
-  if (auto error = on.provide_streams(); error)
-    log(log_level::warning, "communicators share a stream", error);
+  provide_streams(on);
   return proceed(p, on);
 }
 
@@ -84,6 +94,28 @@ void connect_operation::on_settled() noexcept {
     log(log_level::debug, "connecting a communicator held its lanes for " +
                               std::to_string((now_in_nanoseconds() - since) / 1000) + " us" +
                               (failed() ? ", in vain" : ""));
+}
+
+access_operation::access_operation(std::shared_ptr<communicator> target)
+    : operation_of("access", target->lanes().size()), communicator_(std::move(target)) {
+  for (auto& p : parts()) {
+    place_at(p, *communicator_);
+    p.stream = stream_kind::none;
+  }
+}
+
+caf::expected<issue_outcome> access_operation::issue(part&, lane& on) {
+  provide_streams(on);
+  for (auto& x : communicator_->lanes()) {
+    const auto peer = x->state().ordinal();
+    if (peer == on.state().ordinal())
+      continue;
+    if (auto error = on.device().enable_peer(peer); error)
+      return error;
+    if (auto error = on.device().admit_peer(peer); error)
+      return error;
+  }
+  return issue_outcome::finished;
 }
 
 } // namespace troupe::detail

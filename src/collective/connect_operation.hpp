@@ -57,4 +57,17 @@ private:
   std::atomic<std::int64_t> entered_at_{0};
 };
 
+/// Gives each device of a communicator access to the memory of the others, when its turn comes on
+/// the device's lane.
+class access_operation final : public operation_of<nothing> {
+public:
+  explicit access_operation(std::shared_ptr<communicator> target);
+  bool bounded() const noexcept override { return false; }
+  caf::expected<issue_outcome> issue(part& p, lane& on) override;
+  const void* communicator_key() const noexcept override { return communicator_.get(); }
+
+private:
+  const std::shared_ptr<communicator> communicator_;
+};
+
 } // namespace troupe::detail

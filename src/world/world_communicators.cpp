@@ -78,11 +78,15 @@ std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::err
     if (!target)
       return done(epoch, make_error(errc::unavailable,
                                     "the world changed before this communicator was built"));
-    self->connect(target, what, [target, epoch, done](const caf::error& why) {
+    auto connected = [target, epoch, done](const caf::error& why) {
       if (why)
         target->end(why); // refused or late: the next one must not find it on its lanes
       done(epoch, why);
-    });
+    };
+    if (self->collectives_ == collectives_policy::direct)
+      self->give_access(target, std::move(connected));
+    else
+      self->connect(target, what, std::move(connected));
   };
   runtime_->workers().run(std::move(job));
   return epoch;
@@ -90,6 +94,8 @@ std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::err
 
 caf::expected<communicator_ranks> world_core::build_of(std::span<const local_rank> ranks) const {
   auto& backend = runtime_->backend();
+  if (collectives_ == collectives_policy::direct)
+    return backend.build_direct(ranks);
   auto id = backend.make_communicator_id();
   if (!id)
     return id.error();
@@ -106,6 +112,21 @@ void world_core::connect(const std::shared_ptr<communicator>& target, connect_sc
     if (!x)
       return;
     if (!x->error() && what == connect_scope::everything)
+      target->set_fully_connected();
+    done(x->error());
+  });
+  runtime_->start(op);
+}
+
+void world_core::give_access(const std::shared_ptr<communicator>& target,
+                             std::function<void(const caf::error&)> done) {
+  auto op = std::make_shared<access_operation>(target);
+  op->deadline = behind_the_build();
+  op->on_answer([weak = std::weak_ptr{op}, target, done = std::move(done)] {
+    auto x = weak.lock();
+    if (!x)
+      return;
+    if (!x->error())
       target->set_fully_connected();
     done(x->error());
   });

@@ -31,10 +31,12 @@ class rank_request;
 class world_core final : public collective_world, public std::enable_shared_from_this<world_core> {
 public:
   world_core(std::shared_ptr<runtime> runtime, std::string name,
-             std::vector<std::shared_ptr<lane>> lanes, const world_limits& limits);
+             std::vector<std::shared_ptr<lane>> lanes, const world_limits& limits,
+             collectives_policy collectives = collectives_policy::nccl);
   ~world_core();
 
   const std::string& name() const noexcept { return name_; }
+  collectives_policy collectives() const noexcept { return collectives_; }
   /// Returns the rank on the device; `size` if no rank of this process is on it.
   std::size_t rank_of(int device) const noexcept;
 
@@ -173,6 +175,9 @@ private:
   /// Calls `done` when all lanes have made the connections, or with the error.
   void connect(const std::shared_ptr<communicator>& target, connect_scope what,
                std::function<void(const caf::error&)> done);
+  /// Calls `done` when all devices have access to each other's memory, or with the error.
+  void give_access(const std::shared_ptr<communicator>& target,
+                   std::function<void(const caf::error&)> done);
   void connect_the_rest(const std::shared_ptr<communicator>& target);
   void on_communicator_end(communicator& which, const caf::error& cause) noexcept;
   std::vector<world_member> members_without(locked, rank_set absent) const;
@@ -187,6 +192,7 @@ private:
 
   const std::string name_;
   const loss_policy on_loss_;
+  const collectives_policy collectives_;
   end_listener on_end_;
   std::function<void()> on_gone_;
   std::function<void(communicator&, const world_status&)> on_live_; // none: requests are made here

@@ -11,6 +11,7 @@ namespace troupe {
 std::string_view to_string(world_phase x) noexcept { return detail::enum_name(x); }
 
 std::string_view to_string(standby_policy x) noexcept { return detail::enum_name(x); }
+std::string_view to_string(collectives_policy x) noexcept { return detail::enum_name(x); }
 
 std::string_view to_string(loss_policy x) noexcept { return detail::enum_name(x); }
 

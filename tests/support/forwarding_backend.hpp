@@ -120,6 +120,10 @@ public:
   caf::expected<communicator_id> make_communicator_id() noexcept override {
     return inner_->make_communicator_id();
   }
+  caf::expected<communicator_ranks>
+  build_direct(std::span<const local_rank> ranks) noexcept override {
+    return inner_->build_direct(ranks);
+  }
   caf::expected<communicator_ranks> build(const communicator_id& id, int size,
                                           std::span<const local_rank> ranks) noexcept override {
     return inner_->build(id, size, ranks);

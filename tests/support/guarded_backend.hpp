@@ -253,15 +253,11 @@ public:
   }
   caf::expected<communicator_ranks> build(const communicator_id& id, int size,
                                           std::span<const local_rank> ranks) noexcept override {
-    auto built = inner_->build(id, size, ranks);
-    if (!built)
-      return std::move(built.error());
-    books_.add(backend_books::communicator);
-    communicator_ranks result;
-    for (std::size_t i = 0; i < ranks.size(); ++i)
-      result.push_back(
-          std::make_unique<guarded_communicator>(std::move((*built)[i]), books_, ranks[i], size));
-    return result;
+    return guarded(inner_->build(id, size, ranks), size, ranks);
+  }
+  caf::expected<communicator_ranks>
+  build_direct(std::span<const local_rank> ranks) noexcept override {
+    return guarded(inner_->build_direct(ranks), static_cast<int>(ranks.size()), ranks);
   }
   bool is_current(const backend_communicator& rank, int ordinal) const noexcept override {
     return inner_->is_current(static_cast<const guarded_communicator&>(rank).inner(), ordinal);
@@ -274,6 +270,17 @@ public:
   }
 
 private:
+  caf::expected<communicator_ranks> guarded(caf::expected<communicator_ranks> built, int size,
+                                            std::span<const local_rank> ranks) {
+    if (!built)
+      return std::move(built.error());
+    books_.add(backend_books::communicator);
+    communicator_ranks result;
+    for (std::size_t i = 0; i < ranks.size(); ++i)
+      result.push_back(
+          std::make_unique<guarded_communicator>(std::move((*built)[i]), books_, ranks[i], size));
+    return result;
+  }
   static communicator_ranks inner_of(const communicator_ranks& ranks) {
     communicator_ranks result;
     for (auto& x : ranks)

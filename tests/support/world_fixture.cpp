@@ -36,6 +36,17 @@ bool in_workers() {
   return result;
 }
 
+bool direct_collectives() {
+  static const bool result = [] {
+    const char* wanted = std::getenv("TROUPE_TEST_COLLECTIVES");
+    if (wanted != nullptr && std::string_view{wanted} != "direct" &&
+        std::string_view{wanted} != "nccl")
+      throw std::runtime_error("TROUPE_TEST_COLLECTIVES is nccl or direct");
+    return wanted != nullptr && std::string_view{wanted} == "direct";
+  }();
+  return result;
+}
+
 namespace {
 
 std::shared_ptr<backend> make_backend(const system_options& options) {
@@ -71,12 +82,16 @@ test_system::test_system(system_options options) : system_(configured(config_, o
 caf::expected<world> test_system::try_open_world(world_config config) {
   if (config.devices.empty())
     config.devices = ordinals_;
+  if (direct_collectives())
+    config.collectives = collectives_policy::direct;
   return world::open(system_, std::move(config));
 }
 
 caf::actor test_system::spawn_world(world_config config) {
   if (config.devices.empty())
     config.devices = ordinals_;
+  if (direct_collectives())
+    config.collectives = collectives_policy::direct;
   return must(spawn_nccl_world(system_, std::move(config)));
 }
 

@@ -2,6 +2,8 @@
 #include "backend/cuda/cuda_error.hpp"
 #include "backend/cuda/cuda_functions.hpp"
 #include "backend/cuda/device_pool.hpp"
+#include "backend/cuda/direct_communicator.hpp"
+#include "backend/cuda/direct_memory.hpp"
 #include "backend/cuda/driver_access.hpp"
 #include "backend/cuda/nccl_communicator.hpp"
 #include "backend/cuda/nvlink.hpp"
@@ -139,13 +141,24 @@ public:
     });
   }
 
+  caf::expected<communicator_ranks>
+  build_direct(std::span<const local_rank> ranks) noexcept override {
+    if (auto err = detail::fill_standard_streams())
+      return err;
+    return detail::build_direct_communicator(ranks, devices_, direct_memory_, driver_);
+  }
+
   void call_off(const communicator_id& id) noexcept override { wanted_.call_off(id); }
 
   caf::error abort(communicator_ranks ranks) noexcept override {
+    if (is_direct(ranks))
+      return detail::end_direct_communicator(std::move(ranks), *direct_memory_);
     return detail::abort_communicator(std::move(ranks));
   }
 
   caf::error destroy(communicator_ranks ranks) noexcept override {
+    if (is_direct(ranks))
+      return detail::end_direct_communicator(std::move(ranks), *direct_memory_);
     return detail::destroy_communicator(std::move(ranks));
   }
 
@@ -159,6 +172,11 @@ private:
     if (auto err = detail::fill_standard_streams())
       return err;
     return detail::cuda_device::open(ordinal, devices_, driver_, trimmer_, beside);
+  }
+
+  static bool is_direct(const communicator_ranks& ranks) noexcept {
+    return !ranks.empty() &&
+           dynamic_cast<const detail::direct_communicator*>(ranks.front().get()) != nullptr;
   }
 
   static caf::expected<peer_link> link_between(int from, int to) {
@@ -203,6 +221,8 @@ private:
   wanted_list wanted_;
   const detail::shared_driver_access driver_ = std::make_shared<detail::driver_access>();
   const std::shared_ptr<detail::pool_trimmer> trimmer_;
+  const std::shared_ptr<detail::direct_memory> direct_memory_ =
+      std::make_shared<detail::direct_memory>(driver_);
 };
 
 /// Returns the reason why no GPU is available.

@@ -4,6 +4,7 @@
 #include "backend/cuda/cuda_functions.hpp"
 #include "backend/cuda/cuda_handles.hpp"
 #include "backend/cuda/device_guard.hpp"
+#include "backend/cuda/direct_communicator.hpp"
 #include "backend/cuda/fill.hpp"
 #include "foundation/error_text.hpp"
 #include "foundation/log.hpp"
@@ -105,6 +106,8 @@ caf::error cuda_device::bind() noexcept {
   if (code == cudaSuccess) {
     api = "cudaLibraryLoadData";
     code = load_fill();
+    if (code == cudaSuccess)
+      code = load_direct();
   }
   if (code == cudaSuccess)
     return {};

@@ -93,7 +93,7 @@ template <class T> constexpr unsigned unrolled = sizeof(T) >= 4 ? 4 : sizeof(T) 
 } // namespace
 
 #define TROUPE_PUSH(name, type)                                                                    \
-  extern "C" __global__ void __launch_bounds__(direct::block_threads)                              \
+  extern "C" __global__ void __launch_bounds__(direct::block_threads, direct::pushing_blocks)      \
       push_##name(const __grid_constant__ direct::plane p,                                         \
                   const __grid_constant__ direct::reduce_arguments a) {                            \
     __shared__ direct::shared_numbers shared;                                                      \
@@ -102,7 +102,7 @@ template <class T> constexpr unsigned unrolled = sizeof(T) >= 4 ? 4 : sizeof(T) 
 TROUPE_DIRECT_TYPES(TROUPE_PUSH)
 
 #define TROUPE_PULL(name, type)                                                                    \
-  extern "C" __global__ void __launch_bounds__(direct::block_threads)                              \
+  extern "C" __global__ void __launch_bounds__(direct::block_threads, direct::pulling_blocks)      \
       pull_##name(const __grid_constant__ direct::plane p,                                         \
                   const __grid_constant__ direct::reduce_arguments a) {                            \
     __shared__ direct::shared_facts<type> shared;                                                  \
@@ -111,7 +111,7 @@ TROUPE_DIRECT_TYPES(TROUPE_PUSH)
 TROUPE_DIRECT_TYPES(TROUPE_PULL)
 
 #define TROUPE_MOVE(name, most)                                                                    \
-  extern "C" __global__ void __launch_bounds__(direct::block_threads)                              \
+  extern "C" __global__ void __launch_bounds__(direct::block_threads, direct::moving_blocks)       \
       move_##name(const __grid_constant__ direct::plane p,                                         \
                   const __grid_constant__ direct::move_arguments<most> a) {                        \
     direct::move(p, a);                                                                            \

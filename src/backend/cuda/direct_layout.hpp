@@ -19,6 +19,10 @@ inline constexpr unsigned slots = 2;          ///< of a channel
 inline constexpr unsigned slot_packets = 512;
 inline constexpr unsigned packet_bytes = 8; ///< of data
 inline constexpr unsigned block_threads = 512;
+// Blocks of each kind of kernel that fit on a multiprocessor, by their registers.
+inline constexpr unsigned pushing_blocks = 3;
+inline constexpr unsigned pulling_blocks = 1;
+inline constexpr unsigned moving_blocks = 2;
 /// A message of this number and of each multiple clears its slot, so that no mark of a former
 /// message is left there when the numbers begin again.
 inline constexpr std::uint32_t clearing_period = std::uint32_t{1} << 20;

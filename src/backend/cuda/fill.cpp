@@ -73,7 +73,7 @@ cudaError_t launch_fill(void* target, const void* pattern, std::size_t pattern_b
   element value{pattern, pattern_bytes};
   void* arguments[] = {&target, value.bytes, &count};
   return launch(kernels[found - std::begin(fill_bytes)],
-                blocks_for(count / (vector_bytes / pattern_bytes)), block_threads, arguments,
+                dim3{blocks_for(count / (vector_bytes / pattern_bytes))}, block_threads, arguments,
                 stream);
 }
 
@@ -86,7 +86,7 @@ cudaError_t launch_multiply(void* target, const void* source, const void* factor
   void* arguments[] = {&target, &source, value.bytes, &count};
   return launch(
       kernels[std::size(fill_bytes) + static_cast<std::size_t>(found - std::begin(multiply_types))],
-      blocks_for(count), block_threads, arguments, stream);
+      dim3{blocks_for(count)}, block_threads, arguments, stream);
 }
 
 cudaError_t load_fill() noexcept { return image.load(); }

@@ -65,9 +65,9 @@ cudaError_t kernel_image::load() noexcept {
   return code;
 }
 
-cudaError_t launch(const kernel& which, unsigned blocks, unsigned threads, void** arguments,
+cudaError_t launch(const kernel& which, dim3 blocks, unsigned threads, void** arguments,
                    cudaStream_t stream) noexcept {
-  return cudaLaunchKernel(which.handle, dim3{blocks}, dim3{threads}, arguments, 0, stream);
+  return cudaLaunchKernel(which.handle, blocks, dim3{threads}, arguments, 0, stream);
 }
 
 } // namespace troupe::detail

@@ -42,7 +42,7 @@ private:
 
 /// Launches a kernel on the current device.
 /// @shape arguments: the address of each argument, of exactly the type of the kernel's parameter
-cudaError_t launch(const kernel& which, unsigned blocks, unsigned threads, void** arguments,
+cudaError_t launch(const kernel& which, dim3 blocks, unsigned threads, void** arguments,
                    cudaStream_t stream) noexcept;
 
 } // namespace troupe::detail

@@ -127,21 +127,15 @@ public:
 
   caf::expected<communicator_ranks> build(const communicator_id& id, int size,
                                           std::span<const local_rank> ranks) noexcept override {
-    std::vector<int> ordinals;
-    for (const auto& x : ranks)
-      ordinals.push_back(x.device);
-    const caller who{any_device, -1, &id};
-    if (const auto what = injector_->next(verb::build, who, ordinals))
-      if (auto err = suffer(*injector_, *what, verb::build, who, {}, {}))
-        return err;
-    auto built = inner_->build(id, size, ranks);
-    if (!built)
-      return std::move(built.error());
-    communicator_ranks result;
-    for (std::size_t i = 0; i < ranks.size(); ++i)
-      result.push_back(std::make_unique<faulty_communicator>(std::move((*built)[i]), injector_,
-                                                             devices_, id, ranks[i]));
-    return result;
+    return build_with(id, ranks, [&] { return inner_->build(id, size, ranks); });
+  }
+
+  caf::expected<communicator_ranks>
+  build_direct(std::span<const local_rank> ranks) noexcept override {
+    auto id = make_communicator_id(); // by which its calls find each other
+    if (!id)
+      return id.error();
+    return build_with(*id, ranks, [&] { return inner_->build_direct(ranks); });
   }
 
   caf::error abort(communicator_ranks ranks) noexcept override {
@@ -172,6 +166,27 @@ public:
   }
 
 private:
+  /// Builds by `f`, and wraps the ranks.
+  template <class F>
+  caf::expected<communicator_ranks> build_with(const communicator_id& id,
+                                               std::span<const local_rank> ranks, F f) noexcept {
+    std::vector<int> ordinals;
+    for (const auto& x : ranks)
+      ordinals.push_back(x.device);
+    const caller who{any_device, -1, &id};
+    if (const auto what = injector_->next(verb::build, who, ordinals))
+      if (auto err = suffer(*injector_, *what, verb::build, who, {}, {}))
+        return err;
+    auto built = f();
+    if (!built)
+      return std::move(built.error());
+    communicator_ranks result;
+    for (std::size_t i = 0; i < ranks.size(); ++i)
+      result.push_back(std::make_unique<faulty_communicator>(std::move((*built)[i]), injector_,
+                                                             devices_, id, ranks[i]));
+    return result;
+  }
+
   caf::error fail_or_wait(const std::optional<strike>& what) noexcept {
     if (!what)
       return {};

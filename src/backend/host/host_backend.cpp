@@ -123,6 +123,19 @@ public:
                          ranks);
   }
 
+  /// The same as `build` for ranks that are all here.
+  caf::expected<communicator_ranks>
+  build_direct(std::span<const local_rank> ranks) noexcept override {
+    if (ranks.empty())
+      return make_error(errc::invalid_argument, "a communicator needs at least one rank");
+    const auto size = static_cast<int>(ranks.size());
+    assembly all{size};
+    if (auto err = join(all, size, ranks))
+      return err;
+    return communicators(std::vector<std::shared_ptr<host_transport>>(ranks.size(), all.group),
+                         ranks);
+  }
+
   void call_off(const communicator_id& id) noexcept override {
     std::lock_guard lock{mutex_};
     if (const auto where = invitation_of(id)) {

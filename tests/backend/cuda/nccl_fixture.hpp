@@ -60,8 +60,8 @@ struct nccl_member {
   void* recv = nullptr;
   std::byte* pinned = nullptr;
 
-  void open(backend& cuda, int ordinal) {
-    device = must(cuda.open(ordinal));
+  void open(backend& cuda, int ordinal, bool beside = false) {
+    device = must(beside ? cuda.open_beside(ordinal) : cuda.open(ordinal));
     must(device->bind());
     must(device->open_memory());
     stream = must(device->create_stream());
@@ -70,6 +70,13 @@ struct nccl_member {
     recv = must(device->allocate(buffer_bytes, stream));
     pinned = static_cast<std::byte*>(must(device->allocate_pinned(buffer_bytes)));
     finish();
+  }
+
+  void close() {
+    EXPECT_TRUE(is_ok(device->deallocate_pinned(pinned)));
+    EXPECT_TRUE(is_ok(device->destroy_event(event)));
+    EXPECT_TRUE(is_ok(device->destroy_stream(stream)));
+    EXPECT_TRUE(is_ok(device->close_memory()));
   }
 
   /// Waits for the stream, with a limit: a failed rank may leave the others blocked.
@@ -117,14 +124,9 @@ protected:
   void TearDown() override {
     if (!cuda_)
       return;
-    for (auto& x : members_) {
-      if (!x.device)
-        continue;
-      EXPECT_TRUE(is_ok(x.device->deallocate_pinned(x.pinned)));
-      EXPECT_TRUE(is_ok(x.device->destroy_event(x.event)));
-      EXPECT_TRUE(is_ok(x.device->destroy_stream(x.stream)));
-      EXPECT_TRUE(is_ok(x.device->close_memory()));
-    }
+    for (auto& x : members_)
+      if (x.device)
+        x.close();
     EXPECT_EQ(detail::teardown_errors(), before_);
     EXPECT_EQ(detail::group_count::open(), 0u);
   }

@@ -1,0 +1,253 @@
+#include "backend/cuda/direct_communicator.hpp"
+
+#include "backend/cuda/communicator_failure.hpp"
+#include "backend/cuda/cuda_error.hpp"
+#include "backend/cuda/cuda_functions.hpp"
+#include "backend/cuda/device_guard.hpp"
+#include "backend/cuda/direct_kernels.hpp"
+#include "backend/cuda/kernel_image.hpp"
+#include "backend/cuda/nccl_arguments.hpp"
+#include <troupe/dtype.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+/// The code of direct.cu, compiled by nvcc.
+extern "C" const unsigned char troupe_direct_image[];
+
+namespace troupe::detail {
+
+namespace {
+
+#define TROUPE_PUSH_NAME(name, type) {"push_" #name},
+#define TROUPE_PULL_NAME(name, type) {"pull_" #name},
+#define TROUPE_MOVE_NAME(name, most) {"move_" #name},
+constexpr std::size_t types = std::size(all_dtypes);
+constinit kernel kernels[] = {TROUPE_DIRECT_TYPES(TROUPE_PUSH_NAME) TROUPE_DIRECT_TYPES(
+    TROUPE_PULL_NAME) TROUPE_DIRECT_MOVES(TROUPE_MOVE_NAME)};
+static_assert(std::size(kernels) == 2 * types + 2);
+constinit kernel_image image{troupe_direct_image, kernels};
+
+const kernel& push_kernel(dtype type) noexcept { return kernels[static_cast<std::size_t>(type)]; }
+const kernel& pull_kernel(dtype type) noexcept {
+  return kernels[types + static_cast<std::size_t>(type)];
+}
+const kernel& move_few = kernels[2 * types];
+const kernel& move_many = kernels[2 * types + 1];
+
+/// How many kernels that wait for peers may run on a device at the same time: one in each of a
+/// lane's streams for collectives.
+constexpr unsigned kernels_at_once = 4;
+
+/// The interval between two looks at whether kernels have ended.
+constexpr std::chrono::microseconds between_looks{20};
+/// How often a device is asked for a fault meanwhile.
+constexpr int looks_before_check = 500;
+
+caf::error check_ranks(std::span<const local_rank> ranks, int device_count) {
+  if (ranks.empty() || ranks.size() > direct::most_ranks)
+    return communicator_failure(ranks.empty() ? errc::invalid_argument : errc::not_supported,
+                                "a direct communicator of " + std::to_string(ranks.size()) +
+                                    " ranks: 1 to " + std::to_string(direct::most_ranks) +
+                                    " are possible");
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const auto& x = ranks[i];
+    if (x.rank != static_cast<int>(i))
+      return communicator_failure(errc::invalid_argument, "the ranks are not in order", &x);
+    if (x.device < 0 || x.device >= device_count)
+      return communicator_failure(errc::invalid_argument, "a device does not exist", &x);
+  }
+  return {};
+}
+
+/// Returns an error if some device cannot access the memory of another one.
+caf::error check_access(std::span<const local_rank> ranks) {
+  for (const auto& x : ranks)
+    for (const auto& y : ranks) {
+      int can = 1;
+      if (x.device != y.device)
+        if (auto err = check(cudaDeviceCanAccessPeer(&can, x.device, y.device),
+                             "cudaDeviceCanAccessPeer", x.device))
+          return err;
+      if (can == 0)
+        return communicator_failure(
+            errc::not_supported,
+            "it has no access to the memory of device " + std::to_string(y.device), &x);
+    }
+  return {};
+}
+
+/// Returns limits with which all kernels that may run at the same time fit on each device.
+caf::expected<direct_limits> limits_for(std::span<const local_rank> ranks) {
+  direct_limits result;
+  for (const auto& x : ranks) {
+    int processors = 0;
+    int threads = 0; // of a multiprocessor
+    for (auto [what, value] : {std::pair{cudaDevAttrMultiProcessorCount, &processors},
+                               std::pair{cudaDevAttrMaxThreadsPerMultiProcessor, &threads}})
+      if (auto err = check(cudaDeviceGetAttribute(value, what, x.device), "cudaDeviceGetAttribute",
+                           x.device))
+        return err;
+    const auto sharing =
+        std::ranges::count_if(ranks, [&](auto& y) { return y.device == x.device; });
+    const auto fit = static_cast<unsigned>(threads) / direct::block_threads;
+    const auto at_most = [&](unsigned& limit, unsigned blocks, unsigned roles) {
+      const auto all = static_cast<unsigned>(processors) * std::min(blocks, fit);
+      limit =
+          std::clamp(all / (kernels_at_once * static_cast<unsigned>(sharing) * roles), 1u, limit);
+    };
+    const auto peers = static_cast<unsigned>(std::max<std::size_t>(ranks.size() - 1, 1));
+    at_most(result.pull_channels, direct::pulling_blocks, 1);
+    at_most(result.push_channels, direct::pushing_blocks, 1);
+    at_most(result.move_channels, direct::moving_blocks, 2 * peers); // a role is a peer's direction
+  }
+  return result;
+}
+
+direct_communicator& as_direct(const std::unique_ptr<backend_communicator>& rank) noexcept {
+  return static_cast<direct_communicator&>(*rank);
+}
+
+} // namespace
+
+cudaError_t load_direct() noexcept { return image.load(); }
+
+/// Launches kernels on the current device, in one stream.
+class direct_communicator::launcher final : public direct_launcher {
+public:
+  launcher(direct_communicator& of, cudaStream_t stream, bool captures) noexcept
+      : of_(of), stream_(stream), captures_(captures) {}
+
+  caf::error push(dtype type, unsigned channels, unsigned threads,
+                  const direct::reduce_arguments& arguments) override {
+    return launch_kernel(push_kernel(type), {channels}, threads, &arguments);
+  }
+
+  caf::error pull(dtype type, unsigned channels,
+                  const direct::reduce_arguments& arguments) override {
+    return launch_kernel(pull_kernel(type), {channels}, direct::block_threads, &arguments);
+  }
+
+  caf::error move(unsigned channels, unsigned threads,
+                  std::span<const direct::message> messages) override {
+    const dim3 grid{channels, 2 * of_.view_.size};
+    if (messages.size() <= direct::few_messages)
+      return move_with<direct::few_messages>(move_few, grid, threads, messages);
+    return move_with<direct::many_messages>(move_many, grid, threads, messages);
+  }
+
+private:
+  template <std::size_t Most>
+  caf::error move_with(const kernel& which, dim3 grid, unsigned threads,
+                       std::span<const direct::message> messages) {
+    direct::move_arguments<Most> arguments;
+    arguments.count = static_cast<std::uint32_t>(messages.size());
+    std::ranges::copy(messages, arguments.list);
+    return launch_kernel(which, grid, threads, &arguments);
+  }
+
+  caf::error launch_kernel(const kernel& which, dim3 grid, unsigned threads,
+                           const void* arguments) noexcept {
+    auto view = of_.view_;
+    void* all[] = {&view, const_cast<void*>(arguments)};
+    const auto code = launch(which, grid, threads, all, stream_);
+    if (code == cudaSuccess && !captures_)
+      of_.launched_.fetch_add(1);
+    return check(code, "cudaLaunchKernel", of_.own_.device);
+  }
+
+  direct_communicator& of_;
+  const cudaStream_t stream_;
+  const bool captures_;
+};
+
+caf::error direct_communicator::enqueue(std::span<const collective_call> calls,
+                                        stream_view stream) noexcept {
+  return no_throw([&]() -> caf::error {
+    const local_rank where{static_cast<int>(view_.rank), own_.device};
+    if (auto err =
+            call_validator{where, static_cast<int>(view_.size), true}.validate(calls, stream))
+      return err;
+    if (std::ranges::all_of(calls, is_empty))
+      return {};
+    if (auto err = driver_->check(own_.device))
+      return err;
+    if (auto err = check(select_device(own_.device), "cudaSetDevice", own_.device))
+      return err;
+    auto* const on = static_cast<cudaStream_t>(stream.native);
+    auto captures = cudaStreamCaptureStatusNone;
+    if (auto err =
+            check(cudaStreamIsCapturing(on, &captures), "cudaStreamIsCapturing", own_.device))
+      return err;
+    launcher to{*this, on, captures != cudaStreamCaptureStatusNone};
+    return launch_direct(calls, view_.rank, view_.size, limits_, to);
+  });
+}
+
+caf::expected<communicator_ranks>
+build_direct_communicator(std::span<const local_rank> ranks, int device_count,
+                          const std::shared_ptr<direct_memory>& memory,
+                          const shared_driver_access& driver) noexcept {
+  return no_throw([&]() -> caf::expected<communicator_ranks> {
+    if (auto err = check_ranks(ranks, device_count))
+      return err;
+    if (auto err = driver->check(ranks.front().device))
+      return err;
+    if (auto err = check_access(ranks))
+      return err;
+    auto limits = limits_for(ranks);
+    if (!limits)
+      return limits.error();
+    const auto size = static_cast<unsigned>(ranks.size());
+    std::vector<direct_arena> arenas;
+    for (const auto& x : ranks) {
+      auto arena = memory->take(x.device, size);
+      if (!arena) {
+        for (auto& y : arenas)
+          if (auto err = memory->give_back(y))
+            return err;
+        return arena.error();
+      }
+      arenas.push_back(*arena);
+    }
+    direct::plane view{};
+    view.size = size;
+    for (unsigned rank = 0; rank < size; ++rank)
+      view.at[rank] = arenas[rank].memory;
+    communicator_ranks result;
+    for (unsigned rank = 0; rank < size; ++rank) {
+      auto& words = *arenas[rank].words;
+      view.rank = rank;
+      view.ended = reinterpret_cast<std::uint32_t*>(&words.ended);
+      view.aborted = reinterpret_cast<const std::uint32_t*>(&words.aborted);
+      result.push_back(std::make_unique<direct_communicator>(view, arenas[rank], *limits, driver));
+    }
+    return result;
+  });
+}
+
+caf::error end_direct_communicator(communicator_ranks ranks, direct_memory& memory) noexcept {
+  for (auto& x : ranks)
+    as_direct(x).abort();
+  caf::error first;
+  for (auto& x : ranks) {
+    auto& rank = as_direct(x);
+    for (int looks = 1; !first && !rank.is_idle(); ++looks) {
+      std::this_thread::sleep_for(between_looks);
+      if (looks % looks_before_check == 0)
+        first = memory.fault_of(rank.arena().device);
+    }
+  }
+  // After an error the arenas are kept for good: kernels may still use them.
+  for (auto& x : ranks)
+    if (!first)
+      first = memory.give_back(as_direct(x).arena());
+  return first;
+}
+
+} // namespace troupe::detail

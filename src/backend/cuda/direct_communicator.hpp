@@ -1,0 +1,68 @@
+/// Direct communicators: their collectives are kernels of the library over peer memory.
+#pragma once
+
+#include "backend/cuda/direct_memory.hpp"
+#include "backend/cuda/direct_plan.hpp"
+#include "backend/cuda/driver_access.hpp"
+#include <troupe/backend.hpp>
+#include <troupe/error.hpp>
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+namespace troupe::detail {
+
+/// One rank. All ranks are in this process, and their devices have access to each other's memory.
+class direct_communicator final : public backend_communicator {
+public:
+  direct_communicator(const direct::plane& view, const direct_arena& own,
+                      const direct_limits& limits, shared_driver_access driver) noexcept
+      : view_(view), own_(own), limits_(limits), driver_(std::move(driver)) {}
+
+  /// Nothing has to be connected.
+  caf::error connect(stream_view, connect_scope) noexcept override { return {}; }
+  caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override;
+  /// @errors errc::device_fault
+  caf::error asynchronous_error() noexcept override { return driver_->check(own_.device); }
+
+  const direct_arena& arena() const noexcept { return own_; }
+  const driver_access& driver() const noexcept { return *driver_; }
+  /// Tells the kernels, also those that start later, to end at once.
+  void abort() noexcept { own_.words->aborted.store(1, std::memory_order_release); }
+  /// Returns whether every kernel that was launched here has ended. A captured one counts as ended,
+  /// also while it is replayed.
+  bool is_idle() const noexcept {
+    const auto left = launched_.load() - own_.words->ended.load(std::memory_order_acquire);
+    return static_cast<std::int32_t>(left) <= 0;
+  }
+
+private:
+  class launcher;
+
+  const direct::plane view_;
+  const direct_arena own_;
+  const direct_limits limits_;
+  const shared_driver_access driver_;
+  std::atomic<std::uint32_t> launched_{0}; ///< kernels
+};
+
+/// Loads the kernels on the current device (`kernel_image::load`).
+cudaError_t load_direct() noexcept;
+
+/// Builds a communicator of these ranks, all of one communicator. Several may be on one device.
+/// @errors errc::invalid_argument; errc::not_supported: more than `direct::most_ranks`, or devices
+///         without access to each other's memory; errc::out_of_memory
+caf::expected<communicator_ranks>
+build_direct_communicator(std::span<const local_rank> ranks, int device_count,
+                          const std::shared_ptr<direct_memory>& memory,
+                          const shared_driver_access& driver) noexcept;
+
+/// Ends all ranks of a communicator. Blocks until their kernels have ended.
+/// @thread a reaper; no thread may be in a call on it
+caf::error end_direct_communicator(communicator_ranks ranks, direct_memory& memory) noexcept;
+
+} // namespace troupe::detail

@@ -1,0 +1,196 @@
+#include "backend/cuda/direct_memory.hpp"
+
+#include "backend/cuda/cuda_error.hpp"
+#include "backend/cuda/cuda_functions.hpp"
+#include "backend/cuda/device_guard.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <new>
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+
+/// @units bytes of pinned memory allocated at once
+constexpr std::size_t page_bytes = 4096;
+
+caf::error select(int device) noexcept {
+  return check(select_device(device), "cudaSetDevice", device);
+}
+
+/// Lets all devices that can access the memory of `device` access `pool`.
+caf::error grant_all(cudaMemPool_t pool, int device) noexcept {
+  int devices = 0;
+  if (auto err = check(cudaGetDeviceCount(&devices), "cudaGetDeviceCount", device))
+    return err;
+  for (int peer = 0; peer < devices; ++peer) {
+    int can = 0;
+    if (peer == device)
+      continue;
+    if (auto err =
+            check(cudaDeviceCanAccessPeer(&can, peer, device), "cudaDeviceCanAccessPeer", device))
+      return err;
+    if (can == 0)
+      continue;
+    cudaMemAccessDesc access{};
+    access.location.type = cudaMemLocationTypeDevice;
+    access.location.id = peer;
+    access.flags = cudaMemAccessFlagsProtReadWrite;
+    if (auto err = check(cudaMemPoolSetAccess(pool, &access, 1), "cudaMemPoolSetAccess", device))
+      return err;
+  }
+  return {};
+}
+
+} // namespace
+
+direct_memory::~direct_memory() {
+  if (driver_->ended()) { // all of it is freed when the process ends
+    for (auto& x : devices_)
+      (void)x.second.pool.release();
+    return;
+  }
+  for (auto& [device, on] : devices_) {
+    if (on.stream == nullptr)
+      continue;
+    (void)select_device(device); // if this fails, the next call fails, too, and says more
+    for (auto& x : on.free)
+      teardown(cudaFreeAsync(x.memory, on.stream), "cudaFreeAsync", device);
+    teardown(cudaStreamSynchronize(on.stream), "cudaStreamSynchronize", device);
+    teardown(cudaStreamDestroy(on.stream), "cudaStreamDestroy", device);
+  }
+  for (void* x : pages_)
+    teardown(cudaFreeHost(x), "cudaFreeHost", -1);
+}
+
+caf::expected<direct_memory::device_memory*> direct_memory::open(int device) noexcept {
+  auto& result = devices_[device];
+  if (auto err = select(device))
+    return err;
+  if (result.stream != nullptr)
+    return &result;
+  cudaMemPoolProps properties{};
+  properties.allocType = cudaMemAllocationTypePinned;
+  properties.handleTypes = cudaMemHandleTypeNone;
+  properties.location.type = cudaMemLocationTypeDevice;
+  properties.location.id = device;
+  cudaMemPool_t native = nullptr;
+  if (auto err = check(cudaMemPoolCreate(&native, &properties), "cudaMemPoolCreate", device))
+    return err;
+  unique_memory_pool pool{native, device};
+  std::uint64_t keep = std::numeric_limits<std::uint64_t>::max();
+  if (auto err = check(cudaMemPoolSetAttribute(native, cudaMemPoolAttrReleaseThreshold, &keep),
+                       "cudaMemPoolSetAttribute", device))
+    return err;
+  if (auto err = grant_all(native, device))
+    return err;
+  if (auto err = check(cudaStreamCreateWithFlags(&result.stream, cudaStreamNonBlocking),
+                       "cudaStreamCreateWithFlags", device))
+    return err;
+  result.pool = std::move(pool);
+  return &result;
+}
+
+caf::expected<direct_words*> direct_memory::take_words() noexcept {
+  if (free_words_.empty()) {
+    void* page = nullptr;
+    if (auto err =
+            check(cudaHostAlloc(&page, page_bytes, cudaHostAllocPortable), "cudaHostAlloc", -1))
+      return err;
+    pages_.push_back(page);
+    auto* words = static_cast<direct_words*>(page);
+    for (std::size_t i = 0; i < page_bytes / sizeof(direct_words); ++i)
+      free_words_.push_back(new (words + i) direct_words);
+  }
+  auto* result = free_words_.back();
+  free_words_.pop_back();
+  return result;
+}
+
+caf::error direct_memory::clear(const device_memory& on, const direct_arena& x) noexcept {
+  if (auto err = check(cudaMemsetAsync(x.memory, 0, direct::arena_bytes(x.ranks), on.stream),
+                       "cudaMemsetAsync", x.device))
+    return err;
+  if (auto err = check(cudaStreamSynchronize(on.stream), "cudaStreamSynchronize", x.device))
+    return err;
+  x.words->ended.store(0);
+  x.words->aborted.store(0);
+  return {};
+}
+
+caf::expected<direct_arena> direct_memory::make(device_memory& on, int device,
+                                                unsigned ranks) noexcept {
+  auto words = take_words();
+  if (!words)
+    return words.error();
+  direct_arena result{.device = device, .ranks = ranks, .words = *words};
+  void* memory = nullptr;
+  auto err =
+      check(cudaMallocFromPoolAsync(&memory, direct::arena_bytes(ranks), on.pool.get(), on.stream),
+            "cudaMallocFromPoolAsync", device);
+  if (!err) {
+    result.memory = static_cast<direct::arena*>(memory);
+    err = clear(on, result);
+    if (err)
+      teardown(cudaFreeAsync(memory, on.stream), "cudaFreeAsync", device);
+  }
+  if (err) {
+    free_words_.push_back(result.words);
+    return err;
+  }
+  return result;
+}
+
+caf::expected<direct_arena> direct_memory::take(int device, unsigned ranks) noexcept {
+  if (auto err = driver_->check(device))
+    return err;
+  return no_throw([&]() -> caf::expected<direct_arena> {
+    const std::lock_guard lock{mutex_};
+    auto on = open(device);
+    if (!on)
+      return on.error();
+    auto& free = (*on)->free;
+    const auto i = std::ranges::find_if(free, [=](auto& x) { return x.ranks == ranks; });
+    if (i == free.end())
+      return make(**on, device, ranks);
+    auto result = *i;
+    free.erase(i);
+    return result;
+  });
+}
+
+caf::error direct_memory::give_back(const direct_arena& x) noexcept {
+  if (auto err = driver_->check(x.device))
+    return err;
+  return no_throw([&]() -> caf::error {
+    const std::lock_guard lock{mutex_};
+    auto on = open(x.device);
+    if (!on)
+      return on.error();
+    if (auto err = clear(**on, x))
+      return err;
+    (*on)->free.push_back(x);
+    return {};
+  });
+}
+
+caf::error direct_memory::fault_of(int device) noexcept {
+  if (auto err = driver_->check(device))
+    return err;
+  return no_throw([&]() -> caf::error {
+    const std::lock_guard lock{mutex_};
+    auto on = open(device);
+    if (!on)
+      return on.error();
+    const auto code = cudaStreamQuery((*on)->stream);
+    if (code == cudaErrorNotReady) {
+      (void)cudaGetLastError();
+      return {};
+    }
+    return check(code, "cudaStreamQuery", device);
+  });
+}
+
+} // namespace troupe::detail

@@ -1,0 +1,73 @@
+/// Direct collectives: the memory of ranks, kept for the next communicators.
+#pragma once
+
+#include "backend/cuda/cuda_handles.hpp"
+#include "backend/cuda/direct_layout.hpp"
+#include "backend/cuda/driver_access.hpp"
+#include <troupe/error.hpp>
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace troupe::detail {
+
+/// Words in pinned memory by which the host and the kernels of one rank talk.
+struct direct_words {
+  alignas(64) std::atomic<std::uint32_t> ended{0};   ///< kernels that have ended
+  alignas(64) std::atomic<std::uint32_t> aborted{0}; ///< not 0: the kernels are to end
+};
+
+/// The arena of one rank, filled with zeros, and its words.
+struct direct_arena {
+  int device = -1;
+  unsigned ranks = 0; ///< for which there is room
+  direct::arena* memory = nullptr;
+  direct_words* words = nullptr;
+};
+
+/// Lends arenas. They are in memory that all devices with access to theirs can reach. Taking one
+/// that was used before takes no time, and waits for no work on a device.
+/// @thread any library thread: its current device may change
+class direct_memory {
+public:
+  explicit direct_memory(shared_driver_access driver) noexcept : driver_(std::move(driver)) {}
+  /// No arena may be lent any more.
+  ~direct_memory();
+  direct_memory(const direct_memory&) = delete;
+  direct_memory& operator=(const direct_memory&) = delete;
+
+  /// @errors errc::out_of_memory, and CUDA's
+  caf::expected<direct_arena> take(int device, unsigned ranks) noexcept;
+  /// Takes an arena back, whose kernels have ended on all ranks, and clears it.
+  caf::error give_back(const direct_arena& x) noexcept;
+  /// Returns an error if the device has a fault.
+  caf::error fault_of(int device) noexcept;
+
+private:
+  struct device_memory {
+    cudaStream_t stream = nullptr; ///< of this object
+    unique_memory_pool pool;
+    std::vector<direct_arena> free;
+  };
+
+  caf::expected<device_memory*> open(int device) noexcept;
+  caf::expected<direct_arena> make(device_memory& on, int device, unsigned ranks) noexcept;
+  caf::expected<direct_words*> take_words() noexcept;
+  caf::error clear(const device_memory& on, const direct_arena& x) noexcept;
+
+  const shared_driver_access driver_;
+  std::mutex mutex_;
+  std::map<int, device_memory> devices_;
+  std::vector<void*> pages_; ///< pinned
+  std::vector<direct_words*> free_words_;
+};
+
+} // namespace troupe::detail
