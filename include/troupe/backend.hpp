@@ -419,7 +419,7 @@ public:
   /// Builds all ranks of a communicator whose collectives are kernels of the library over the
   /// memory of its devices ("direct"): all in this process, in the order of ranks. Each device
   /// needs `enable_peer` and `admit_peer` for all others. Waits for no work on the devices. An
-  /// `abort` ends such a communicator within a millisecond.
+  /// `abort` ends the kernels at once, also if other ranks never come.
   /// @thread a builder; never a lane
   /// @errors errc::not_supported: too many ranks, or devices without access to each other's memory
   [[nodiscard]] virtual caf::expected<communicator_ranks>

@@ -117,7 +117,7 @@ enum class collectives_policy : std::uint8_t {
   nccl,
   /// By kernels of the library, which read and write the memory of other ranks' devices. At most 8
   /// ranks, all in this process, whose devices reach each other's memory. There is nothing to
-  /// connect, and a communicator that ends leaves its devices within a millisecond.
+  /// connect, and a communicator that ends leaves its devices at once, also if a rank never came.
   direct,
 };
 
