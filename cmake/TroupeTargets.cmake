@@ -11,7 +11,7 @@
 #       A program that links troupe.
 #
 #   troupe_add_test(<name> LABEL <label> SOURCES <file>... [LIBS <library>...] [TIMEOUT <seconds>]
-#                   [ALSO_ON_GPUS] [ALSO_IN_WORKERS <filter>] [ALSO_DIRECT <filter>])
+#                   [ALSO_ON_GPUS] [ALSO_IN_WORKERS <filter>] [ALSO_DIRECT <filter>] [ALSO_BOTH_WAYS <filter>])
 #       A GoogleTest binary with its main function. Each of its cases is a test of its own in ctest.
 #       LABEL is one of unit, actors, chaos, gpu, multi_gpu, exactly one for each binary.
 #       The sources may include the library's private headers, relative to src/, and those of
@@ -21,7 +21,9 @@
 #       ALSO_IN_WORKERS lists the cases of a GoogleTest filter once more, as worker/..., with
 #       TROUPE_TEST_PLACEMENT=worker: their devices live in worker processes.
 #       ALSO_DIRECT lists the cases of a filter once more, as direct/..., with
-#       TROUPE_TEST_COLLECTIVES=direct: their worlds have direct collectives.
+#       TROUPE_TEST_COLLECTIVES=direct: the collectives of their worlds go direct.
+#       ALSO_BOTH_WAYS does so as ways/..., with TROUPE_TEST_COLLECTIVES=automatic: some go direct,
+#       others by NCCL.
 
 set(TROUPE_WARNINGS
   -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wextra-semi
@@ -93,7 +95,7 @@ set(TROUPE_TEST_TIMEOUT_FACTOR 1 CACHE STRING "Multiplies the time that a test m
 
 function(troupe_add_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "ALSO_ON_GPUS"
-    "LABEL;TIMEOUT;ALSO_IN_WORKERS;ALSO_DIRECT" "SOURCES;LIBS")
+    "LABEL;TIMEOUT;ALSO_IN_WORKERS;ALSO_DIRECT;ALSO_BOTH_WAYS" "SOURCES;LIBS")
   if(NOT arg_LABEL IN_LIST TROUPE_TEST_LABELS)
     message(FATAL_ERROR "troupe_add_test(${name}): LABEL is '${arg_LABEL}', not one of "
                         "${TROUPE_TEST_LABELS}")
@@ -124,6 +126,10 @@ function(troupe_add_test name)
   if(arg_ALSO_DIRECT)
     gtest_discover_tests(${name} ${discover} TEST_PREFIX direct/ TEST_FILTER "${arg_ALSO_DIRECT}"
       PROPERTIES ${properties} ENVIRONMENT TROUPE_TEST_COLLECTIVES=direct)
+  endif()
+  if(arg_ALSO_BOTH_WAYS)
+    gtest_discover_tests(${name} ${discover} TEST_PREFIX ways/ TEST_FILTER "${arg_ALSO_BOTH_WAYS}"
+      PROPERTIES ${properties} ENVIRONMENT TROUPE_TEST_COLLECTIVES=automatic)
   endif()
   if(arg_ALSO_ON_GPUS AND TROUPE_HAS_CUDA)
     gtest_discover_tests(${name} ${discover} TEST_PREFIX gpu/

@@ -144,6 +144,8 @@ json arguments_of(const part& p, std::int64_t zero) {
     result["epoch"] = p.epoch;
     result["device"] = p.device;
   }
+  if (!p.way.empty())
+    result["way"] = p.way;
   for (auto& [name, time] : {std::pair{"admitted_us", p.admitted},
                              {"issued_us", p.issued},
                              {"started_us", p.started},

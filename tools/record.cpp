@@ -62,6 +62,7 @@ part part_of(const json& x, int device) {
   x.at("started").get_to(result.started);
   x.at("over").get_to(result.over);
   result.at = state_of(x.at("state").get<std::string>());
+  result.way = x.value("way", "");
   result.error = x.value("error", "");
   result.native_code = x.value("native_code", 0);
   return result;

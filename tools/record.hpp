@@ -30,6 +30,7 @@ struct part {
   int rank = -1;           ///< -1: outside of worlds
   std::uint64_t world = 0; ///< 0: none
   std::uint64_t epoch = 0;
+  std::string way = {}; ///< of a collective
   std::uint64_t generation = 0;
   std::uint64_t count = 0;
   std::string dtype;  ///< empty: none

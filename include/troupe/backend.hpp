@@ -416,6 +416,13 @@ public:
   [[nodiscard]] virtual caf::expected<communicator_ranks>
   build(const communicator_id& id, int size, std::span<const local_rank> ranks) noexcept = 0;
 
+  /// Returns whether `build_direct` is possible for ranks on these devices.
+  /// @shape ordinals: distinct, of existing devices
+  [[nodiscard]] virtual bool can_be_direct(std::span<const int> ordinals) const noexcept {
+    static_cast<void>(ordinals);
+    return false;
+  }
+
   /// Builds all ranks of a communicator whose collectives are kernels of the library over the
   /// memory of its devices ("direct"): all in this process, in the order of ranks. Each device
   /// needs `enable_peer` and `admit_peer` for all others. Waits for no work on the devices. An

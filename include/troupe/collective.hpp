@@ -56,6 +56,13 @@ detail::inspect_result<Inspector> inspect(Inspector& f, request_options& x) {
                         field("room", x.room), field("retry_of", x.retry_of));
 }
 
+/// The way that a collective went: by NCCL, or by kernels of the library (`collectives_policy`).
+enum class collective_way : std::uint8_t { nccl, direct };
+
+/// Returns the enumerator's name, which is never freed.
+std::string_view to_string(collective_way x) noexcept;
+TROUPE_INSPECT_ENUM(collective_way)
+
 /// The result of a collective that is done on all ranks.
 struct collective_done {
   std::uint64_t operation = 0;
@@ -63,6 +70,7 @@ struct collective_done {
   std::uint64_t membership = 0;
   /// The present ranks, if some were absent (`request_options::allow_shrunk`); empty: all.
   std::vector<std::int32_t> ranks = {};
+  collective_way way = collective_way::nccl;
 };
 
 template <class Inspector>
@@ -70,7 +78,7 @@ detail::inspect_result<Inspector> inspect(Inspector& f, collective_done& x) {
   using detail::field;
   return detail::fields(f, x, "troupe::collective_done", field("operation", x.operation),
                         field("epoch", x.epoch), field("membership", x.membership),
-                        field("ranks", x.ranks));
+                        field("ranks", x.ranks), field("way", x.way));
 }
 
 /// One collective over all ranks of a world, or one message between two ranks. Each request below

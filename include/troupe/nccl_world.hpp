@@ -34,6 +34,7 @@ struct world_config {
   std::string name = "world"; ///< for the log and records; several worlds may have the same
   world_limits limits = {};
   collectives_policy collectives = collectives_policy::nccl; ///< also of worlds that are split off
+  way_table ways = {};                                       ///< the same
   /// If set, the world refuses collectives (`errc::not_supported`): its ranks make their own calls.
   /// The world's actor takes `program_message`s, and its subscribers also get `program_report` and
   /// `program_ended`.

@@ -1,11 +1,14 @@
 /// The state of a world, and its limits.
 #pragma once
 
+#include <troupe/collective_kind.hpp>
 #include <troupe/error.hpp>
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -119,9 +122,25 @@ enum class collectives_policy : std::uint8_t {
   /// ranks, all in this process, whose devices reach each other's memory. There is nothing to
   /// connect, and a communicator that ends leaves its devices at once, also if a rank never came.
   direct,
+  /// Direct, except what `way_table` gives to NCCL, whose communicator is built when a request
+  /// needs
+  /// it. Such requests wait for it, and others do not. All by NCCL where `direct` is not possible.
+  automatic,
 };
 
 std::string_view to_string(collectives_policy x) noexcept;
+
+/// Which collectives go direct in a world with `collectives_policy::automatic`.
+struct way_table {
+  static constexpr std::uint64_t no_limit = UINT64_MAX;
+
+  way_table() noexcept { direct_up_to.fill(no_limit); }
+
+  /// By `collective_kind`: the largest block (`count` elements) that goes direct; larger ones go by
+  /// NCCL, as do all calls of a group with one of them. all_to_all_v always goes direct.
+  /// @units bytes
+  std::array<std::uint64_t, std::size(all_collective_kinds)> direct_up_to;
+};
 
 /// The limits of a world. Values out of range are refused (errc::invalid_argument): `deadline`,
 /// `build_deadline` and `connect_limit` must be positive, `quiet_limit` at least 1 ms, and

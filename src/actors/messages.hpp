@@ -32,6 +32,14 @@ struct communicator_ended {
   communicator_role role = communicator_role::live;
 };
 
+/// To a world: a request waits for NCCL's communicator beside the direct one.
+struct beside_wanted {};
+
+/// To a world: the build of that communicator is over; `why` is none on success.
+struct beside_built {
+  caf::error why;
+};
+
 /// To a world: an ended communicator has left its devices.
 struct communicator_gone {};
 

@@ -54,6 +54,10 @@ public:
         [to = address()] {
           if (auto self = caf::actor_cast<caf::actor>(to))
             detail::anon_send(self, communicator_gone{});
+        },
+        [to = address()] {
+          if (auto self = caf::actor_cast<caf::actor>(to))
+            detail::anon_send(self, beside_wanted{});
         });
     if (programs_)
       programs_->set_world(caf::actor_cast<caf::actor>(this));
@@ -92,6 +96,8 @@ public:
         [this](const communicator_built& x) { on_built(x); },
         [this](const standbys_built& x) { on_standbys_built(x); },
         [this](const communicator_ended& x) { on_ended(x); },
+        [this](const beside_wanted&) { try_build_beside(); },
+        [this](const beside_built& x) { on_beside_built(x); },
         [this](const communicator_gone&) {
           auto now = core_->status();
           if (now.epoch != told_epoch_ || now.membership != told_membership_) {
@@ -101,7 +107,7 @@ public:
           try_build();
         },
         [this](const retry_build& x) {
-          for (auto* waits : {&retry_, &preparation_retry_})
+          for (auto* waits : {&retry_, &preparation_retry_, &beside_retry_})
             if (*waits == x.number)
               waits->reset();
           try_build();
@@ -226,7 +232,8 @@ private:
       return wish::communicator;
     if (core_->wants_preparation())
       return preparing_ ? wish::nothing : wish::preparation;
-    return core_->limits().standby == standby_policy::same && !now.standby_ready &&
+    return core_->limits().standby == standby_policy::same &&
+                   core_->collectives() == collectives_policy::nccl && !now.standby_ready &&
                    core_->absent().empty()
                ? wish::communicator
                : wish::nothing;
@@ -263,6 +270,7 @@ private:
   }
 
   void try_build() {
+    try_build_beside();
     if (building_ || !devices_ready())
       return;
     const auto what = wanted();
@@ -276,6 +284,31 @@ private:
     });
     detail::send_after(this, caf::actor_cast<caf::actor>(this), core_->limits().build_deadline,
                        build_overdue{*building_});
+  }
+
+  void try_build_beside() {
+    if (builds_beside_ || beside_retry_ || !core_->wants_beside() || !devices_ready())
+      return;
+    builds_beside_ = true;
+    core_->build_beside([to = address()](const caf::error& why) {
+      if (auto self = caf::actor_cast<caf::actor>(to))
+        detail::anon_send(self, beside_built{why});
+    });
+  }
+
+  /// Tries again, without end, since direct collectives do not need it.
+  void on_beside_built(const beside_built& x) {
+    builds_beside_ = false;
+    if (finished())
+      return;
+    if (!x.why) {
+      beside_failures_ = 0;
+      return try_build_beside();
+    }
+    if (severity_of(x.why) == severity::process)
+      return fail(x.why);
+    log(log_level::warning, "world " + core_->name() + " has no NCCL communicator", x.why);
+    try_build_after(pause_after(beside_failures_++), beside_retry_);
   }
 
   /// Tries to build after `pause`. Until then `waits` holds back builds of its kind.
@@ -345,6 +378,8 @@ private:
       return on_build_failed(x.why);
     case communicator_role::standby:
       return on_standby_lost(x.why);
+    case communicator_role::beside:
+      return; // built again when a request needs it
     case communicator_role::live:
       note_ready("with its standby");
       if (code_of(x.why) == errc::device_reset)
@@ -361,10 +396,14 @@ private:
     if (severity_of(why) == severity::process)
       return fail(why);
     log(log_level::warning, "world " + core_->name() + " has no standby", why);
+    try_build_after(pause_after(standby_failures_++), preparation_retry_);
+  }
+
+  /// Returns how long to wait after failures of what the world can do without.
+  std::chrono::nanoseconds pause_after(std::size_t failures) const {
     auto& limits = core_->limits();
-    auto pause = doubled(limits.restart_backoff, standby_failures_++);
-    try_build_after(std::min<std::chrono::nanoseconds>(pause, limits.restart_window),
-                    preparation_retry_);
+    return std::min<std::chrono::nanoseconds>(doubled(limits.restart_backoff, failures),
+                                              limits.restart_window);
   }
 
   static std::chrono::nanoseconds doubled(std::chrono::nanoseconds pause, std::size_t times) {
@@ -488,6 +527,9 @@ private:
   std::uint64_t told_epoch_ = 0;
   std::uint64_t told_membership_ = 0;
   std::size_t standby_failures_ = 0; // in a row
+  bool builds_beside_ = false;
+  std::optional<std::uint64_t> beside_retry_; // as `retry_`
+  std::size_t beside_failures_ = 0;           // in a row
   /// The time when the live communicator ended, until the log says that the world goes on; else the
   /// clock's maximum.
   std::shared_ptr<std::atomic<clock::time_point>> ended_at_ =
@@ -546,15 +588,25 @@ caf::error check_limits(const world_limits& x, const std::vector<std::shared_ptr
   return {};
 }
 
-/// @errors errc::invalid_argument; errc::not_supported: this way is not possible for these ranks
-caf::error check_way(collectives_policy x, const std::vector<std::shared_ptr<lane>>& lanes) {
-  if (x > collectives_policy::direct)
+/// Returns the policy for these lanes: `automatic` becomes `nccl` where `direct` is not possible.
+/// @errors errc::invalid_argument; errc::not_supported: `direct` is not possible
+caf::expected<collectives_policy> policy_for(collectives_policy wanted, const backend& by,
+                                             const std::vector<std::shared_ptr<lane>>& lanes) {
+  if (wanted > collectives_policy::automatic)
     return make_error(errc::invalid_argument, "world_config::collectives is no known policy");
-  if (x == collectives_policy::direct &&
-      std::any_of(lanes.begin(), lanes.end(), [](auto& y) { return y->is_remote(); }))
-    return make_error(errc::not_supported,
-                      "collectives_policy::direct is for devices of this process");
-  return {};
+  if (wanted == collectives_policy::nccl)
+    return wanted;
+  std::vector<int> ordinals;
+  for (auto& x : lanes)
+    ordinals.push_back(x->state().ordinal());
+  if (std::none_of(lanes.begin(), lanes.end(), [](auto& x) { return x->is_remote(); }) &&
+      by.can_be_direct(ordinals))
+    return wanted;
+  if (wanted == collectives_policy::automatic)
+    return collectives_policy::nccl;
+  return make_error(errc::not_supported,
+                    "collectives_policy::direct is for at most 8 devices of this process, which "
+                    "reach each other's memory");
 }
 
 /// Returns the limits, cut to the longest time that a clock can count.
@@ -585,8 +637,9 @@ caf::expected<world_parts> make_world(caf::actor_system& sys, world_config confi
     return lanes.error();
   if (auto error = check_limits(config.limits, *lanes, !config.program.name.empty()); error)
     return error;
-  if (auto error = check_way(config.collectives, *lanes); error)
-    return error;
+  auto policy = policy_for(config.collectives, (*owner)->backend(), *lanes);
+  if (!policy)
+    return policy.error();
   const auto& program = config.program;
   if (!program.name.empty())
     if (auto error = check_program_bytes(
@@ -600,7 +653,7 @@ caf::expected<world_parts> make_world(caf::actor_system& sys, world_config confi
     return lease.error();
   const auto what = "world \"" + config.name + '"';
   auto data = std::make_shared<world_core>(*owner, std::move(config.name), std::move(*lanes),
-                                           countable(config.limits), config.collectives);
+                                           countable(config.limits), *policy, config.ways);
   std::shared_ptr<rank_programs> programs;
   if (!config.program.name.empty()) {
     programs = rank_programs::make((*core)->programs(), data, std::move(config.program));

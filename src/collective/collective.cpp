@@ -9,6 +9,7 @@ namespace troupe {
 std::string_view to_string(room_policy x) noexcept { return detail::enum_name(x); }
 
 std::string_view to_string(collective_kind x) noexcept { return detail::rules_of(x).name; }
+std::string_view to_string(collective_way x) noexcept { return detail::enum_name(x); }
 
 namespace {
 

@@ -113,6 +113,7 @@ void collective_operation::of_ranks(locked lock, std::shared_ptr<collective_worl
   first_membership_ = world_->membership(lock);
   absence_changes_ = world_->absence_changes(lock);
   needed_connections_ = need_of({&any_call, 1});
+  way_ = world_->way_of(any_call);
   for (auto& p : parts())
     p.uses_memory = any_call.call.what != collective_kind::barrier;
 }
@@ -140,6 +141,10 @@ void collective_operation::place_part(part& p, std::size_t rank, const collectiv
 void collective_operation::take(std::vector<rank_call> calls) {
   room_ = std::move(calls);
   needed_connections_ = need_of(room_);
+  const bool all_direct = std::all_of(room_.begin(), room_.end(), [this](auto& x) {
+    return world_->way_of(x) == collective_way::direct;
+  });
+  way_ = all_direct ? collective_way::direct : collective_way::nccl;
   calls_.clear();
   ends_.clear();
   for (auto& x : room_) {
@@ -258,7 +263,7 @@ caf::error collective_operation::on_check(locked lock) const {
 caf::error collective_operation::on_admit(locked lock, queue_bound bound) {
   value.operation = number();
   if (!waits_for_world(lock)) {
-    run_on(world_->join(lock, value));
+    run_on(world_->join(lock, way_, value));
     return {};
   }
   if (auto error = world_->enter_queue(lock, *this, bound); error)
@@ -301,8 +306,8 @@ const void* collective_operation::waits_for(locked lock) const {
 }
 
 bool collective_operation::waits_for_world(locked lock) const {
-  return world_->waits(lock) ||
-         (needed_connections_ == connect_scope::everything && world_->waits_for_connections(lock));
+  return world_->waits(lock, way_) || (needed_connections_ == connect_scope::everything &&
+                                       world_->waits_for_connections(lock, way_));
 }
 
 void collective_operation::run_on(std::shared_ptr<communicator> target) {
@@ -313,8 +318,8 @@ void collective_operation::run_on(std::shared_ptr<communicator> target) {
 
 void collective_operation::on_submit(locked lock) {
   wait_no_more();
-  if (!world_->runs_on(lock, communicator_.get())) {
-    auto target = world_->join(lock, value);
+  if (!world_->runs_on(lock, way_, communicator_.get())) {
+    auto target = world_->join(lock, way_, value);
     // Its predecessors may still be in the streams of the former communicator.
     former_ = std::move(communicator_);
     run_on(std::move(target));
@@ -349,8 +354,10 @@ void collective_operation::fetch_place(const place_lines& x, std::size_t ranks) 
 
 void collective_operation::describe_to(flight_entry& x, const part& p) const noexcept {
   x.world = world_->tag();
-  if (communicator_)
+  if (communicator_) {
     x.epoch = communicator_->epoch();
+    x.way = static_cast<std::uint8_t>(communicator_->way());
+  }
   auto calls = calls_of(p);
   if (std::find(calls.begin(), calls.end(), nullptr) != calls.end())
     x.progress.state = flight_state::not_called;

@@ -117,6 +117,7 @@ private:
   std::shared_ptr<collective_world> world_;
   bool one_each_ = false; // each part has one call, the one in `part::needs`
   connect_scope needed_connections_ = connect_scope::collectives;
+  collective_way way_ = collective_way::nccl;
   std::shared_ptr<communicator> communicator_;
   std::vector<const rank_call*> calls_; // sorted by rank; null: its rank has not called yet
   std::vector<std::size_t> ends_;       // of each part's calls in `calls_`

@@ -62,13 +62,17 @@ public:
   /// Returns whether a refused call of that rank counts. It does not if no other rank's calls come,
   /// or if they do not wait for it.
   virtual bool counts_calls_of(locked, const rank_end& x) const noexcept = 0;
-  /// Returns whether there is no communicator now, but the world has not ended.
-  virtual bool waits(locked) const noexcept = 0;
-  /// Returns whether the current communicator still lacks connections.
-  virtual bool waits_for_connections(locked) const noexcept = 0;
-  virtual bool runs_on(locked, const communicator* x) const noexcept = 0;
+  /// Returns the way that a collective with this call of a rank goes.
+  virtual collective_way way_of(const rank_call& x) const noexcept = 0;
+  /// Returns whether there is no communicator for this way now, but the world has not ended. If it
+  /// is built only when it is needed, asks for it.
+  virtual bool waits(locked, collective_way way) noexcept = 0;
+  /// Returns whether that communicator still lacks connections.
+  virtual bool waits_for_connections(locked, collective_way way) const noexcept = 0;
+  virtual bool runs_on(locked, collective_way way, const communicator* x) const noexcept = 0;
   /// Returns the communicator of a request that need not wait, and describes it in `view`.
-  virtual std::shared_ptr<communicator> join(locked, collective_done& view) const = 0;
+  virtual std::shared_ptr<communicator> join(locked, collective_way way,
+                                             collective_done& view) const = 0;
 
   /// Returns an owner of this world.
   virtual std::shared_ptr<collective_world> self() = 0;

@@ -58,14 +58,15 @@ std::vector<std::shared_ptr<const device_life>> lives_of(const communicator_rank
 } // namespace
 
 communicator::communicator(std::shared_ptr<runtime> runtime, std::uint64_t epoch,
-                           std::span<const std::shared_ptr<lane>> lanes, rank_set absent,
-                           communicator_ranks ranks, std::chrono::milliseconds quiet_limit,
+                           collective_way way, std::span<const std::shared_ptr<lane>> lanes,
+                           rank_set absent, communicator_ranks ranks,
+                           std::chrono::milliseconds quiet_limit,
                            std::function<void(communicator&, const caf::error&)> on_end,
                            std::function<void()> on_gone)
-    : runtime_(std::move(runtime)), epoch_(epoch), absent_(absent), rank_of_(lanes.size()),
-      local_(lanes.size()), ranks_(std::move(ranks)), rank_at_(pointers_to(ranks_)),
-      lives_(lives_of(ranks_)), tenants_(ranks_.size()), quiet_limit_(quiet_limit),
-      on_end_(std::move(on_end)), on_gone_(std::move(on_gone)) {
+    : runtime_(std::move(runtime)), epoch_(epoch), way_(way), absent_(absent),
+      rank_of_(lanes.size()), local_(lanes.size()), ranks_(std::move(ranks)),
+      rank_at_(pointers_to(ranks_)), lives_(lives_of(ranks_)), tenants_(ranks_.size()),
+      quiet_limit_(quiet_limit), on_end_(std::move(on_end)), on_gone_(std::move(on_gone)) {
   for (std::size_t i = 0; i < lanes.size(); ++i)
     if (!absent.contains(i)) {
       rank_of_[i] = members_.size();

@@ -5,6 +5,7 @@
 #include "lane/lane.hpp"
 #include "runtime/runtime.hpp"
 #include <troupe/backend.hpp>
+#include <troupe/collective.hpp>
 
 #include <atomic>
 #include <cstdint>
@@ -26,7 +27,7 @@ public:
   /// have no part in the communicator. `ranks`: the local ones of the others. `on_end` is called
   /// once, on the thread that ended the communicator, but not after `retire` or `discard`.
   /// `on_gone` is called when nothing of it is left on its devices.
-  communicator(std::shared_ptr<runtime> runtime, std::uint64_t epoch,
+  communicator(std::shared_ptr<runtime> runtime, std::uint64_t epoch, collective_way way,
                std::span<const std::shared_ptr<lane>> lanes, rank_set absent,
                communicator_ranks ranks, std::chrono::milliseconds quiet_limit,
                std::function<void(communicator&, const caf::error&)> on_end,
@@ -34,6 +35,7 @@ public:
   ~communicator();
 
   std::uint64_t epoch() const noexcept { return epoch_; }
+  collective_way way() const noexcept { return way_; }
 
   // Ranks are ranks of the world, unless stated otherwise.
 
@@ -113,6 +115,7 @@ private:
 
   const std::shared_ptr<runtime> runtime_;
   const std::uint64_t epoch_;
+  const collective_way way_;
   const rank_set absent_;
   std::vector<std::size_t> members_;
   std::vector<std::size_t> rank_of_; // by world rank: rank in the communicator

@@ -1,6 +1,7 @@
 #include "flight/flight_json.hpp"
 
 #include "operation/operation.hpp"
+#include <troupe/collective.hpp>
 #include <troupe/version.hpp>
 
 #include <algorithm>
@@ -164,6 +165,8 @@ void write_entry(json_writer& to, const flight_entry& x) {
     to.null();
   else
     to.value(to_string(static_cast<dtype>(x.type)));
+  if (x.way != flight_entry::no_way)
+    to.member("way", to_string(static_cast<collective_way>(x.way)));
   write_refs(to, x);
   to.member("stream", stream_names[std::min<std::size_t>(x.stream, stream_count)]);
   to.member("admitted", x.admitted_at).member("issued", x.issued_at);

@@ -58,6 +58,7 @@ struct flight_ref {
 struct flight_entry {
   static constexpr std::size_t max_refs = 4;
   static constexpr std::uint8_t no_type = 0xff;
+  static constexpr std::uint8_t no_way = 0xff;
 
   std::uint64_t operation = 0;
   const char* verb = ""; ///< lives forever
@@ -71,7 +72,9 @@ struct flight_entry {
   std::uint8_t type = no_type;
   std::uint8_t refs = 0;     ///< number of entries in `ref`
   std::uint8_t ref_uses = 0; ///< two bits for each entry: reads, writes
-  std::uint32_t refs_left_out = 0;
+  std::uint16_t refs_left_out = 0;
+  std::uint8_t way = no_way; ///< of a collective: its `collective_way`
+  std::uint8_t unused = 0;
   std::array<flight_ref, max_refs> ref;
   std::int64_t admitted_at = 0;
   std::int64_t issued_at = 0; ///< when the issuing call began
@@ -81,7 +84,7 @@ struct flight_entry {
 
   void add_ref(const flight_ref& x, bool reads, bool writes) noexcept {
     if (refs == max_refs) {
-      ++refs_left_out;
+      refs_left_out += refs_left_out != UINT16_MAX;
       return;
     }
     auto bits = static_cast<unsigned>(reads) | static_cast<unsigned>(writes) << 1;

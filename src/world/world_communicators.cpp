@@ -30,9 +30,11 @@ void world_core::announce() {
   on_live_(*live, view);
 }
 
-void world_core::set_on_end(end_listener on_end, std::function<void()> on_gone) {
+void world_core::set_on_end(end_listener on_end, std::function<void()> on_gone,
+                            std::function<void()> on_wanted) {
   on_end_ = std::move(on_end);
   on_gone_ = std::move(on_gone);
+  on_wanted_ = std::move(on_wanted);
   runtime_->watch_losses(
       weak_from_this(), [this](int device, const caf::error& why) { on_device_loss(device, why); });
 }
@@ -46,7 +48,7 @@ std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::err
   auto what = connect_scope::everything;
   {
     admission_lock lock;
-    epoch = ++last_epoch_;
+    epoch = build_epoch_ = ++last_epoch_;
     const auto lost = this->absent();
     for (std::size_t i = 0; i < lanes_.size(); ++i)
       if (lost.contains(i) && lanes_[i]->state().phase() != device_phase::ready)
@@ -71,7 +73,7 @@ std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::err
                       ? self->runtime_->end_with_fault("the thread that builds communicators", why)
                       : why);
     };
-    auto built = self->build_of(self->ranks_without(absent));
+    auto built = self->build_of(self->ranks_without(absent), self->main_way());
     if (!built)
       return give_up(built.error());
     auto target = self->adopt(epoch, absent, members, std::move(*built));
@@ -83,7 +85,7 @@ std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::err
         target->end(why); // refused or late: the next one must not find it on its lanes
       done(epoch, why);
     };
-    if (self->collectives_ == collectives_policy::direct)
+    if (self->main_way() == collective_way::direct)
       self->give_access(target, std::move(connected));
     else
       self->connect(target, what, std::move(connected));
@@ -92,9 +94,10 @@ std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::err
   return epoch;
 }
 
-caf::expected<communicator_ranks> world_core::build_of(std::span<const local_rank> ranks) const {
+caf::expected<communicator_ranks> world_core::build_of(std::span<const local_rank> ranks,
+                                                       collective_way way) const {
   auto& backend = runtime_->backend();
-  if (collectives_ == collectives_policy::direct)
+  if (way == collective_way::direct)
     return backend.build_direct(ranks);
   auto id = backend.make_communicator_id();
   if (!id)
@@ -161,11 +164,11 @@ std::chrono::nanoseconds world_core::patience() const {
 
 // -- adopting and opening
 
-std::shared_ptr<communicator> world_core::own(std::uint64_t epoch, rank_set absent,
-                                              communicator_ranks ranks) {
+std::shared_ptr<communicator> world_core::own(std::uint64_t epoch, collective_way way,
+                                              rank_set absent, communicator_ranks ranks) {
   communicators_.fetch_add(1);
   return std::make_shared<communicator>(
-      runtime_, epoch, lanes_, absent, std::move(ranks), limits_.quiet_limit,
+      runtime_, epoch, way, lanes_, absent, std::move(ranks), limits_.quiet_limit,
       [self = weak_from_this()](communicator& which, const caf::error& cause) {
         if (auto world = self.lock())
           world->on_communicator_end(which, cause);
@@ -183,11 +186,11 @@ std::shared_ptr<communicator> world_core::own(std::uint64_t epoch, rank_set abse
 std::shared_ptr<communicator> world_core::adopt(std::uint64_t epoch, rank_set absent,
                                                 const std::vector<world_member>& members,
                                                 communicator_ranks ranks) {
-  auto result = own(epoch, absent, std::move(ranks));
+  auto result = own(epoch, main_way(), absent, std::move(ranks));
   bool wanted = false;
   {
     admission_lock lock;
-    wanted = epoch == last_epoch_ && epoch != given_up_ && phase_ <= world_phase::ready &&
+    wanted = epoch == build_epoch_ && epoch != given_up_ && phase_ <= world_phase::ready &&
              this->absent().includes(absent) && is_ready(absent) &&
              members_without(lock, absent) == members;
     if (wanted)
@@ -258,7 +261,7 @@ bool world_core::adopt_communicator(const world_status& view, communicator_ranks
   auto absent = rank_set::all(size());
   for (auto& x : view.members)
     absent = absent.without(static_cast<std::size_t>(x.rank));
-  auto target = own(view.epoch, absent, std::move(ranks));
+  auto target = own(view.epoch, main_way(), absent, std::move(ranks));
   target->set_fully_connected();
   std::shared_ptr<communicator> before;
   bool wanted = false;
@@ -305,7 +308,7 @@ void world_core::give_up_build(const caf::error& cause) {
   std::shared_ptr<communicator> next;
   {
     admission_lock lock;
-    given_up_ = last_epoch_;
+    given_up_ = build_epoch_;
     next = next_;
   }
   if (next)
@@ -319,7 +322,7 @@ void world_core::close(world_phase phase, const caf::error& why) {
     phase_ = phase;
     reason_ = why;
     all = take_leaving(lock);
-    for (auto* x : {&current_, &next_, &standby_})
+    for (auto* x : {&current_, &next_, &standby_, &beside_.live, &beside_.next})
       if (*x)
         all.push_back(std::move(*x));
   }
@@ -342,13 +345,13 @@ bool world_core::end_epoch(int device, const caf::error& cause) {
     admission_lock lock;
     builds_with = !build_absent_.contains(rank);
     if (builds_with)
-      given_up_ = last_epoch_;
+      given_up_ = build_epoch_;
     for (auto& x : take_leaving(lock))
       if (has_it(x))
         ends.push_back(std::move(x));
       else
         leaving_.push_back(x);
-    for (auto& x : {current_, next_})
+    for (auto& x : {current_, next_, beside_.live, beside_.next})
       if (has_it(x))
         ends.push_back(x);
     if (has_it(standby_))
@@ -416,6 +419,12 @@ void world_core::on_communicator_end(communicator& which, const caf::error& caus
     } else if (standby_.get() == &which) {
       role = communicator_role::standby;
       standby_.reset();
+    } else if (beside_.live.get() == &which) {
+      role = communicator_role::beside;
+      beside_.live.reset();
+    } else if (beside_.next.get() == &which) { // its build reports the error
+      beside_.next.reset();
+      return;
     } else {
       return;
     }

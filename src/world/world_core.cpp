@@ -26,9 +26,10 @@ loss_policy loss_policy_of(const world_limits& x) noexcept {
 
 world_core::world_core(std::shared_ptr<runtime> runtime, std::string name,
                        std::vector<std::shared_ptr<lane>> lanes, const world_limits& limits,
-                       collectives_policy collectives)
+                       collectives_policy collectives, const way_table& ways)
     : collective_world(std::move(runtime), name, std::move(lanes), limits), name_(std::move(name)),
-      on_loss_(loss_policy_of(limits)), collectives_(collectives), prepared_(lanes_.size()) {}
+      on_loss_(loss_policy_of(limits)), collectives_(collectives), ways_(ways),
+      prepared_(lanes_.size()) {}
 
 world_core::~world_core() = default;
 
@@ -135,16 +136,6 @@ caf::error world_core::enter_queue(locked lock, const operation& op, queue_bound
   waiting_.fetch_sub(1);
   return make_error(refusal_of(lock, op, errc::overloaded,
                                std::to_string(limit) + " requests already wait for the world"));
-}
-
-std::shared_ptr<communicator> world_core::join(locked, collective_done& view) const {
-  view.epoch = current_->epoch();
-  view.membership = membership_;
-  view.ranks.clear();
-  if (!current_->absent().empty())
-    for (auto i : current_->members())
-      view.ranks.push_back(static_cast<std::int32_t>(i));
-  return current_;
 }
 
 bool world_core::counts_calls_of(locked, const rank_end& x) const noexcept {

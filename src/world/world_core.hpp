@@ -32,11 +32,12 @@ class world_core final : public collective_world, public std::enable_shared_from
 public:
   world_core(std::shared_ptr<runtime> runtime, std::string name,
              std::vector<std::shared_ptr<lane>> lanes, const world_limits& limits,
-             collectives_policy collectives = collectives_policy::nccl);
+             collectives_policy collectives = collectives_policy::nccl, const way_table& ways = {});
   ~world_core();
 
   const std::string& name() const noexcept { return name_; }
   collectives_policy collectives() const noexcept { return collectives_; }
+  const way_table& ways() const noexcept { return ways_; }
   /// Returns the rank on the device; `size` if no rank of this process is on it.
   std::size_t rank_of(int device) const noexcept;
 
@@ -56,7 +57,9 @@ public:
   void set_on_live(std::function<void(communicator&, const world_status&)> on_live);
   /// `on_end` is called, on any thread, when the communicator of an epoch has ended, with its role.
   /// `on_gone` is called when an ended communicator has left its devices. Before the first `build`.
-  void set_on_end(end_listener on_end, std::function<void()> on_gone = {});
+  /// `on_wanted` is called, under the admission lock, when `build_beside` is needed.
+  void set_on_end(end_listener on_end, std::function<void()> on_gone = {},
+                  std::function<void()> on_wanted = {});
   /// Builds a communicator in the background and connects it on the lanes. `done` is called once,
   /// on any thread. Returns the epoch of the communicator.
   std::uint64_t build(std::function<void(std::uint64_t, const caf::error&)> done);
@@ -74,6 +77,11 @@ public:
   bool switch_to_spare();
   /// Returns whether an absent device is ready again, so that a communicator can include it.
   bool may_grow() const;
+  /// Builds the communicator of NCCL beside the direct one in the background, for which requests
+  /// wait. `done` is called once, on any thread.
+  void build_beside(std::function<void(const caf::error&)> done);
+  /// Returns whether `build_beside` has something to do.
+  bool wants_beside() const;
   /// Gives up the communicator that is being built.
   void give_up_build(const caf::error& cause);
   /// Refuses new requests and answers waiting and running ones with `why`.
@@ -120,16 +128,16 @@ public:
                                std::uint64_t absence_changes) const override;
   caf::error enter_queue(locked lock, const operation& op, queue_bound bound) override;
   bool counts_calls_of(locked, const rank_end& x) const noexcept override;
-  bool waits(locked) const noexcept override {
-    return phase_ <= world_phase::ready && !has_communicator();
+  collective_way way_of(const rank_call& x) const noexcept override;
+  bool waits(locked lock, collective_way way) noexcept override;
+  bool waits_for_connections(locked, collective_way way) const noexcept override {
+    return !is_beside(way) && has_communicator() && !current_->fully_connected();
   }
-  bool waits_for_connections(locked) const noexcept override {
-    return has_communicator() && !current_->fully_connected();
+  bool runs_on(locked, collective_way way, const communicator* x) const noexcept override {
+    return (is_beside(way) ? beside_.live : current_).get() == x;
   }
-  bool runs_on(locked, const communicator* x) const noexcept override {
-    return current_.get() == x;
-  }
-  std::shared_ptr<communicator> join(locked, collective_done& view) const override;
+  std::shared_ptr<communicator> join(locked, collective_way way,
+                                     collective_done& view) const override;
   std::shared_ptr<collective_world> self() override { return shared_from_this(); }
 
 private:
@@ -149,7 +157,8 @@ private:
   void lose_call(const collective_operation& refused);
   void count_refused(const rank_end& of, const caf::error& why, std::uint64_t membership);
   caf::expected<rank_set> to_leave_out(const char* verb, const request_options& options) const;
-  std::shared_ptr<communicator> own(std::uint64_t epoch, rank_set absent, communicator_ranks ranks);
+  std::shared_ptr<communicator> own(std::uint64_t epoch, collective_way way, rank_set absent,
+                                    communicator_ranks ranks);
   std::shared_ptr<communicator> adopt(std::uint64_t epoch, rank_set absent,
                                       const std::vector<world_member>& members,
                                       communicator_ranks ranks);
@@ -158,7 +167,19 @@ private:
   failure refusal_of(locked, const operation& op, errc code, std::string detail) const;
   std::vector<local_rank> ranks_without(rank_set absent) const;
   /// Builds a communicator of these ranks alone.
-  caf::expected<communicator_ranks> build_of(std::span<const local_rank> ranks) const;
+  caf::expected<communicator_ranks> build_of(std::span<const local_rank> ranks,
+                                             collective_way way) const;
+  /// Returns the way of the communicators that decide about the world's phase.
+  collective_way main_way() const noexcept {
+    return collectives_ == collectives_policy::nccl ? collective_way::nccl : collective_way::direct;
+  }
+  bool is_beside(collective_way way) const noexcept { return way != main_way(); }
+  void want_beside(locked);
+  std::shared_ptr<communicator> adopt_beside(std::uint64_t epoch,
+                                             const std::vector<world_member>& members,
+                                             communicator_ranks ranks);
+  bool open_beside(const std::shared_ptr<communicator>& x);
+  void drop_beside(const std::shared_ptr<communicator>& x);
   caf::error prepare_for_loss(std::uint64_t first_epoch, std::uint64_t membership,
                               std::uint64_t losses);
   caf::error build_standby(std::uint64_t epoch, std::uint64_t membership, std::size_t k);
@@ -193,8 +214,10 @@ private:
   const std::string name_;
   const loss_policy on_loss_;
   const collectives_policy collectives_;
+  const way_table ways_;
   end_listener on_end_;
   std::function<void()> on_gone_;
+  std::function<void()> on_wanted_;
   std::function<void(communicator&, const world_status&)> on_live_; // none: requests are made here
   std::atomic<int> communicators_{0};
   // under the admission lock
@@ -202,6 +225,7 @@ private:
   caf::error reason_;
   std::uint64_t epoch_ = 0;       // of the live communicator, or of the next one
   std::uint64_t last_epoch_ = 0;  // the last one that was given to a communicator
+  std::uint64_t build_epoch_ = 0; // of the latest `build`
   std::uint64_t given_up_ = 0;    // the communicator of this epoch is not wanted any more
   std::uint64_t announced_ = 0;   // the last one passed to `on_live_`
   std::uint64_t first_epoch_ = 0; // the first one adopted, if other processes have ranks, too
@@ -209,8 +233,13 @@ private:
   rank_set build_absent_;         // absent ranks of the latest `build`
   std::atomic<std::uint64_t> absent_{0}; // changes under the lock
   std::vector<world_member> members_;
-  std::shared_ptr<communicator> next_;                  // being connected
-  std::shared_ptr<communicator> current_;               // for requests
+  std::shared_ptr<communicator> next_;    // being connected
+  std::shared_ptr<communicator> current_; // for requests
+  struct {
+    std::shared_ptr<communicator> next; // being connected
+    std::shared_ptr<communicator> live;
+    bool wanted = false;
+  } beside_; // NCCL's, beside a direct one (`collectives_policy::automatic`)
   std::shared_ptr<communicator> standby_;               // connected, and idle
   std::vector<std::shared_ptr<communicator>> prepared_; // the same, by the rank that may be lost
   std::vector<std::weak_ptr<communicator>> leaving_; // replaced; something may be pending on them

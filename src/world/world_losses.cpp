@@ -129,10 +129,10 @@ caf::error world_core::build_standby(std::uint64_t epoch, std::uint64_t membersh
   auto ranks = ranks_without(absent);
   if (with_spare)
     ranks[k].spare = true;
-  auto built = build_of(ranks);
+  auto built = build_of(ranks, main_way());
   if (!built)
     return built.error();
-  auto target = own(epoch, absent, std::move(*built));
+  auto target = own(epoch, main_way(), absent, std::move(*built));
   target->set_fully_connected();
   if (with_spare)
     target->rank(k).on_loss([weak = weak_from_this(), which = std::weak_ptr{target}, k] {

@@ -159,7 +159,9 @@ protected:
     return host_buffer{std::vector<std::uint8_t>{1, 2, 255}};
   }
   request_options sample(type<request_options>) const { return options_; }
-  collective_done sample(type<collective_done>) const { return {5, 6, 7, {0, 2}}; }
+  collective_done sample(type<collective_done>) const {
+    return {5, 6, 7, {0, 2}, collective_way::direct};
+  }
   collective sample(type<collective>) const {
     return {collective_kind::all_to_all_v, one_, two_, reduce_op::min, {0.25}, 3, 4, {{1}, {2, 3}}};
   }

@@ -142,6 +142,9 @@ TEST(World, BuildsWhileRequestsWait) {
         [&](const collective_done& done) {
           EXPECT_GT(done.operation, operation);
           EXPECT_EQ(done.epoch, 1u);
+          EXPECT_EQ(done.way, collectives_of_run() == collectives_policy::nccl
+                                  ? collective_way::nccl
+                                  : collective_way::direct);
           operation = done.operation;
         },
         [](const caf::error& why) { ADD_FAILURE() << describe(why); });

@@ -10,6 +10,7 @@
 #include "chaos/random_collective.hpp"
 #include "support/answer_time.hpp"
 #include "support/collective_forms.hpp"
+#include "support/eventually.hpp"
 #include "support/expect.hpp"
 #include "support/from_environment.hpp"
 #include "support/guarded_backend.hpp"
@@ -1262,8 +1263,16 @@ private:
   bool may_lose_worker() const { return in_workers() && trouble_ == trouble::stuck_lane; }
 
   bool process_ended() {
-    return std::any_of(worlds_.begin(), worlds_.end(),
-                       [](auto& w) { return w.over.status().phase == world_phase::failed; });
+    auto a_world_failed = [this] {
+      return std::any_of(worlds_.begin(), worlds_.end(),
+                         [](auto& w) { return w.over.status().phase == world_phase::failed; });
+    };
+    if (a_world_failed())
+      return true;
+    bool a_device_failed = false; // worlds fail after their devices
+    for (int i = 0; i < devices; ++i)
+      a_device_failed |= device_of(i).phase() == device_phase::failed;
+    return a_device_failed && eventually(a_world_failed);
   }
 
   /// Checks that every request is refused and every handle is stale.

@@ -74,6 +74,8 @@ public:
     EXPECT_EQ(ended_[rank], kernels_[rank]);
   }
 
+  std::uint32_t ended(unsigned rank) const { return detail::direct::gpu::load(&ended_[rank]); }
+
   void abort() { detail::direct::gpu::store(&aborted_, 1); }
 
 private:
@@ -119,8 +121,9 @@ public:
     detail::direct::move_arguments<detail::direct::many_messages> a{};
     a.count = static_cast<std::uint32_t>(messages.size());
     std::ranges::copy(messages, a.list);
-    all_.run(rank_, {channels, 2 * all_.size(), moving_threads},
-             [&](const auto& p, void*) { detail::direct::move(p, a); });
+    all_.run(rank_, {channels, 2 * all_.size(), moving_threads}, [&](const auto& p, void* shared) {
+      detail::direct::move(p, a, *static_cast<std::uint64_t*>(shared));
+    });
     return {};
   }
 

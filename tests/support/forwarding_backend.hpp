@@ -120,6 +120,9 @@ public:
   caf::expected<communicator_id> make_communicator_id() noexcept override {
     return inner_->make_communicator_id();
   }
+  bool can_be_direct(std::span<const int> ordinals) const noexcept override {
+    return inner_->can_be_direct(ordinals);
+  }
   caf::expected<communicator_ranks>
   build_direct(std::span<const local_rank> ranks) noexcept override {
     return inner_->build_direct(ranks);

@@ -36,13 +36,15 @@ bool in_workers() {
   return result;
 }
 
-bool direct_collectives() {
-  static const bool result = [] {
+collectives_policy collectives_of_run() {
+  static const auto result = [] {
     const char* wanted = std::getenv("TROUPE_TEST_COLLECTIVES");
-    if (wanted != nullptr && std::string_view{wanted} != "direct" &&
-        std::string_view{wanted} != "nccl")
-      throw std::runtime_error("TROUPE_TEST_COLLECTIVES is nccl or direct");
-    return wanted != nullptr && std::string_view{wanted} == "direct";
+    for (auto x : {collectives_policy::direct, collectives_policy::automatic})
+      if (wanted != nullptr && wanted == to_string(x))
+        return x;
+    if (wanted != nullptr && wanted != to_string(collectives_policy::nccl))
+      throw std::runtime_error("TROUPE_TEST_COLLECTIVES is nccl, direct or automatic");
+    return collectives_policy::nccl;
   }();
   return result;
 }
@@ -54,6 +56,17 @@ std::shared_ptr<backend> make_backend(const system_options& options) {
   if (in_workers())
     return must(make_worker_backend({.backend = on_cuda() ? "cuda" : "host", .host = host}));
   return on_cuda() ? must(make_cuda_backend()) : make_host_backend(host);
+}
+
+/// Sets the policy of this run, unless the test has set one. `automatic` then goes both ways.
+void set_collectives(world_config& x) {
+  constexpr std::uint64_t small = 256;
+  if (x.collectives != collectives_policy::nccl)
+    return;
+  x.collectives = collectives_of_run();
+  for (auto kind : all_collective_kinds)
+    x.ways.direct_up_to[static_cast<std::size_t>(kind)] =
+        is_message(kind) || has_root(kind) ? 0 : small;
 }
 
 void configure(config& to, const system_options& options) {
@@ -82,16 +95,14 @@ test_system::test_system(system_options options) : system_(configured(config_, o
 caf::expected<world> test_system::try_open_world(world_config config) {
   if (config.devices.empty())
     config.devices = ordinals_;
-  if (direct_collectives())
-    config.collectives = collectives_policy::direct;
+  set_collectives(config);
   return world::open(system_, std::move(config));
 }
 
 caf::actor test_system::spawn_world(world_config config) {
   if (config.devices.empty())
     config.devices = ordinals_;
-  if (direct_collectives())
-    config.collectives = collectives_policy::direct;
+  set_collectives(config);
   return must(spawn_nccl_world(system_, std::move(config)));
 }
 

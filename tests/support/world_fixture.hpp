@@ -37,8 +37,8 @@ inline constexpr std::chrono::seconds at_once{10};
 bool on_cuda();
 /// Returns true if the devices of this run live in worker processes.
 bool in_workers();
-/// Returns true if the worlds of this run have direct collectives.
-bool direct_collectives();
+/// Returns the policy of this run's worlds.
+collectives_policy collectives_of_run();
 
 /// Options of a test's actor system.
 struct system_options {

@@ -89,6 +89,8 @@ struct communicator_built;
 struct standbys_built;
 struct communicator_ended;
 struct communicator_gone;
+struct beside_wanted;
+struct beside_built;
 struct retry_build;
 struct build_overdue;
 struct graph_changed;
@@ -183,6 +185,8 @@ CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::communicator_built))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::standbys_built))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::communicator_ended))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::communicator_gone))
+CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::beside_wanted))
+CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::beside_built))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::retry_build))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::build_overdue))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::graph_changed))
@@ -194,6 +198,8 @@ CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::communicator_built)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::standbys_built)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::communicator_ended)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::communicator_gone)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::beside_wanted)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::beside_built)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::retry_build)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::build_overdue)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::graph_changed)

@@ -141,6 +141,10 @@ public:
     });
   }
 
+  bool can_be_direct(std::span<const int> ordinals) const noexcept override {
+    return detail::can_be_direct(ordinals);
+  }
+
   caf::expected<communicator_ranks>
   build_direct(std::span<const local_rank> ranks) noexcept override {
     if (auto err = detail::fill_standard_streams())

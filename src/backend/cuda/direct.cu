@@ -38,20 +38,23 @@ TROUPE_DEVICE void store(std::uint32_t* to, std::uint32_t x) {
   asm volatile("st.volatile.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
 
-/// A vector need not arrive whole, but each of its words does.
+/// Each half of a packet arrives whole, but not both halves at once.
 /// @source PTX ISA, "Memory Consistency Model", "Vector Data-types"
 TROUPE_DEVICE packet load(const packet* from) {
-  packet x;
-  asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(x.low), "=r"(x.low_mark), "=r"(x.high), "=r"(x.high_mark)
+  std::uint64_t low;
+  std::uint64_t high;
+  asm volatile("ld.volatile.global.v2.u64 {%0,%1}, [%2];"
+               : "=l"(low), "=l"(high)
                : "l"(from)
                : "memory");
-  return x;
+  return {static_cast<std::uint32_t>(low), static_cast<std::uint32_t>(low >> 32),
+          static_cast<std::uint32_t>(high), static_cast<std::uint32_t>(high >> 32)};
 }
 
 TROUPE_DEVICE void store(packet* to, const packet& x) {
-  asm volatile("st.volatile.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(x.low),
-               "r"(x.low_mark), "r"(x.high), "r"(x.high_mark)
+  const auto low = std::uint64_t{x.low_mark} << 32 | x.low;
+  const auto high = std::uint64_t{x.high_mark} << 32 | x.high;
+  asm volatile("st.volatile.global.v2.u64 [%0], {%1,%2};" ::"l"(to), "l"(low), "l"(high)
                : "memory");
 }
 
@@ -90,10 +93,16 @@ namespace direct = troupe::detail::direct;
 /// take more registers.
 template <class T> constexpr unsigned unrolled = sizeof(T) >= 4 ? 4 : sizeof(T) == 2 ? 2 : 1;
 
+#if __CUDA_ARCH__ < 800
+constexpr unsigned pushing_blocks = 2; // no more threads fit on a multiprocessor
+#else
+constexpr unsigned pushing_blocks = direct::pushing_blocks;
+#endif
+
 } // namespace
 
 #define TROUPE_PUSH(name, type)                                                                    \
-  extern "C" __global__ void __launch_bounds__(direct::block_threads, direct::pushing_blocks)      \
+  extern "C" __global__ void __launch_bounds__(direct::block_threads, pushing_blocks)              \
       push_##name(const __grid_constant__ direct::plane p,                                         \
                   const __grid_constant__ direct::reduce_arguments a) {                            \
     __shared__ direct::shared_numbers shared;                                                      \
@@ -114,6 +123,7 @@ TROUPE_DIRECT_TYPES(TROUPE_PULL)
   extern "C" __global__ void __launch_bounds__(direct::block_threads, direct::moving_blocks)       \
       move_##name(const __grid_constant__ direct::plane p,                                         \
                   const __grid_constant__ direct::move_arguments<most> a) {                        \
-    direct::move(p, a);                                                                            \
+    __shared__ std::uint64_t wanted_at;                                                            \
+    direct::move(p, a, wanted_at);                                                                 \
   }
 TROUPE_DIRECT_MOVES(TROUPE_MOVE)

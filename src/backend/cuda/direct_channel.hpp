@@ -101,12 +101,21 @@ TROUPE_DEVICE void acknowledge(const plane& p, unsigned peer, unsigned channel,
   gpu::store(&p.at[peer]->numbers[p.rank][channel].acknowledged, number);
 }
 
+/// Called by all threads at the start of a kernel. Returns false if it must not run: a kernel
+/// before it was aborted, so that its messages could meet others than theirs.
+TROUPE_DEVICE bool begin_kernel(const plane& p) {
+  return !gpu::sync_or(gpu::load(&own(p).broken) != 0);
+}
+
 /// Called by all threads at the end of a kernel. The last block reports the end of the kernel.
-TROUPE_DEVICE void end_kernel(const plane& p) {
+/// `alive`: it was not aborted; the same for all threads of the block.
+TROUPE_DEVICE void end_kernel(const plane& p, bool alive) {
   gpu::sync();
   if (gpu::thread() != 0)
     return;
   arena& mine = own(p);
+  if (!alive)
+    gpu::store(&mine.broken, 1);
   const unsigned blocks = gpu::grid_x() * gpu::grid_y();
   if (blocks > 1) {
     gpu::fence_device();
@@ -115,6 +124,8 @@ TROUPE_DEVICE void end_kernel(const plane& p) {
     gpu::fence_device();
     gpu::store(&mine.blocks_over, 0);
   }
+  if (p.ended == nullptr)
+    return;
   const std::uint32_t ended = gpu::load(&mine.kernels_ended) + 1;
   gpu::store(&mine.kernels_ended, ended);
   gpu::fence_system();
@@ -139,7 +150,7 @@ struct shared_numbers {
   std::uint32_t sent[most_ranks];
   std::uint32_t received[most_ranks];
 
-  /// By all threads; `gpu::sync` must follow.
+  /// By all threads; `begin_kernel` must follow.
   TROUPE_DEVICE void read(const plane& p, unsigned channel) {
     const unsigned peer = gpu::thread();
     if (peer >= p.size)

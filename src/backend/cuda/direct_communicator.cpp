@@ -117,6 +117,15 @@ direct_communicator& as_direct(const std::unique_ptr<backend_communicator>& rank
 
 cudaError_t load_direct() noexcept { return image.load(); }
 
+bool can_be_direct(std::span<const int> ordinals) noexcept {
+  return ordinals.size() <= direct::most_ranks && std::ranges::all_of(ordinals, [=](int x) {
+           return std::ranges::all_of(ordinals, [=](int y) {
+             int can = 1;
+             return x == y || (cudaDeviceCanAccessPeer(&can, x, y) == cudaSuccess && can != 0);
+           });
+         });
+}
+
 /// Launches kernels on the current device, in one stream.
 class direct_communicator::launcher final : public direct_launcher {
 public:
@@ -154,6 +163,8 @@ private:
   caf::error launch_kernel(const kernel& which, dim3 grid, unsigned threads,
                            const void* arguments) noexcept {
     auto view = of_.view_;
+    if (captures_)
+      view.ended = nullptr;
     void* all[] = {&view, const_cast<void*>(arguments)};
     const auto code = launch(which, grid, threads, all, stream_);
     if (code == cudaSuccess && !captures_)

@@ -33,11 +33,9 @@ public:
   const driver_access& driver() const noexcept { return *driver_; }
   /// Tells the kernels, also those that start later, to end at once.
   void abort() noexcept { own_.words->aborted.store(1, std::memory_order_release); }
-  /// Returns whether every kernel that was launched here has ended. A captured one counts as ended,
-  /// also while it is replayed.
+  /// Returns whether every kernel that was launched has ended, except captured ones.
   bool is_idle() const noexcept {
-    const auto left = launched_.load() - own_.words->ended.load(std::memory_order_acquire);
-    return static_cast<std::int32_t>(left) <= 0;
+    return own_.words->ended.load(std::memory_order_acquire) == launched_.load();
   }
 
 private:
@@ -52,6 +50,9 @@ private:
 
 /// Loads the kernels on the current device (`kernel_image::load`).
 cudaError_t load_direct() noexcept;
+
+/// Implements `backend::can_be_direct`.
+bool can_be_direct(std::span<const int> ordinals) noexcept;
 
 /// Builds a communicator of these ranks, all of one communicator. Several may be on one device.
 /// @errors errc::invalid_argument; errc::not_supported: more than `direct::most_ranks`, or devices

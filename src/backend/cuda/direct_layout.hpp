@@ -49,9 +49,11 @@ struct arena {
   /// Where a peer wants the next messages of the channel to it, if they are written there directly:
   /// its packet for message `n` is in place `n % slots`.
   packet wanted_at[most_ranks][most_channels][slots];
-  std::uint32_t blocks_over = 0;                               ///< of the kernel that runs
-  std::uint32_t kernels_ended = 0;                             ///< since the start
-  packet slot[most_ranks][most_channels][slots][slot_packets]; // by sender; of `size` ranks only
+  std::uint32_t broken = 0;        ///< 1: a kernel was aborted, so its numbers are not right
+  std::uint32_t blocks_over = 0;   ///< of the kernel that runs
+  std::uint32_t kernels_ended = 0; ///< since the start
+  /// By sender; only of the ranks that there are.
+  alignas(128) packet slot[most_ranks][most_channels][slots][slot_packets];
 };
 
 /// Returns the number of bytes of an arena for `size` ranks.
@@ -62,7 +64,9 @@ constexpr std::size_t arena_bytes(unsigned size) noexcept {
 /// One rank's view of its communicator; the first argument of each kernel.
 struct plane {
   arena* at[most_ranks]; ///< by rank
-  std::uint32_t* ended;  ///< in pinned memory: `arena::kernels_ended`, written as a kernel ends
+  /// In pinned memory: `arena::kernels_ended`, written as a kernel ends. Null in a captured kernel,
+  /// which does not count.
+  std::uint32_t* ended;
   const std::uint32_t* aborted; ///< in pinned memory: not 0 once the kernels are to end at once
   unsigned rank;
   unsigned size;

@@ -119,23 +119,24 @@ public:
     return alive;
   }
 
-  /// Writes the data to where the receiver wants it.
-  TROUPE_DEVICE bool put(const message& x) {
+  /// Writes the data to where the receiver wants it. `wanted_at`: in memory of the block.
+  TROUPE_DEVICE bool put(const message& x, std::uint64_t& wanted_at) {
     const range share = bytes_of(x, channel_);
     ++number_;
-    std::uint64_t wanted_at = 0;
-    bool alive =
-        receive(p_, &own(p_).wanted_at[peer_][channel_][number_ % slots], number_, wanted_at);
-    alive = !gpu::sync_or(!alive);
-    if (!alive)
+    bool alive = true;
+    if (gpu::thread() == 0) {
+      alive = receive(p_, &own(p_).wanted_at[peer_][channel_][number_ % slots], number_, wanted_at);
+      gpu::fence_system();
+    }
+    if (gpu::sync_or(!alive))
       return false;
     copy_bytes(reinterpret_cast<unsigned char*>(static_cast<std::uintptr_t>(wanted_at)) +
                    share.begin,
                static_cast<const unsigned char*>(x.memory) + share.begin, share.end - share.begin);
-    gpu::fence_system();
     gpu::sync();
     if (gpu::thread() == 0) {
       alive = wait_for_slot(p_, peer_, channel_, number_);
+      gpu::fence_system();
       if (alive)
         send(slot_at(p_, peer_, channel_, number_), 0, number_);
     }
@@ -171,34 +172,39 @@ private:
   std::uint32_t number_;
 };
 
+/// Copies the messages of a rank to itself.
+template <std::size_t Most>
+TROUPE_DEVICE void copy_to_itself(const plane& p, const move_arguments<Most>& a) {
+  const unsigned channel = gpu::block_x();
+  for (std::uint32_t i = 0; i + 1 < a.count; ++i) {
+    const message& from = a.list[i];
+    const message& to = a.list[i + 1];
+    if (from.peer != p.rank || !from.is_sent || channel >= from.channels)
+      continue;
+    const range share = bytes_of(from, channel);
+    copy_bytes(static_cast<unsigned char*>(to.memory) + share.begin,
+               static_cast<const unsigned char*>(from.memory) + share.begin,
+               share.end - share.begin);
+  }
+}
+
 /// Sends the messages to one peer, or receives those from it, in their order. Every pair, direction
 /// and channel has a block of its own, so that none waits for another one.
-/// @shape a grid of channels * (2 * size) blocks
-template <std::size_t Most> TROUPE_DEVICE void move(const plane& p, const move_arguments<Most>& a) {
+/// @shape a grid of channels * (2 * size) blocks; wanted_at: in memory of the block
+template <std::size_t Most>
+TROUPE_DEVICE void move(const plane& p, const move_arguments<Most>& a, std::uint64_t& wanted_at) {
   const unsigned channel = gpu::block_x();
   const bool sends = gpu::block_y() < p.size;
   const unsigned peer = gpu::block_y() % p.size;
-  if (peer == p.rank) {
-    const message* to_itself = nullptr;
-    for (std::uint32_t i = 0; sends && i < a.count; ++i) {
-      const message& x = a.list[i];
-      if (x.peer != peer)
-        continue;
-      if (x.is_sent) {
-        to_itself = &x;
-      } else if (to_itself != nullptr && x.bytes != 0 && channel < x.channels) {
-        const range share = bytes_of(x, channel);
-        copy_bytes(static_cast<unsigned char*>(x.memory) + share.begin,
-                   static_cast<const unsigned char*>(to_itself->memory) + share.begin,
-                   share.end - share.begin);
-      }
-    }
-    end_kernel(p);
-    return;
-  }
   auto& numbers = own(p).numbers[peer][channel];
   channel_end here{p, peer, channel, gpu::load(sends ? &numbers.sent : &numbers.received)};
-  gpu::sync();
+  if (!begin_kernel(p))
+    return end_kernel(p, false);
+  if (peer == p.rank) {
+    if (sends)
+      copy_to_itself(p, a);
+    return end_kernel(p, true);
+  }
   bool alive = true;
   for (std::uint32_t i = 0; alive && i < a.count; ++i) {
     const message& x = a.list[i];
@@ -207,11 +213,11 @@ template <std::size_t Most> TROUPE_DEVICE void move(const plane& p, const move_a
     if (x.way == route::push)
       alive = sends ? here.push(x) : here.receive_pushed(x);
     else
-      alive = sends ? here.put(x) : here.receive_put(x);
+      alive = sends ? here.put(x, wanted_at) : here.receive_put(x);
   }
   if (alive && gpu::thread() == 0)
     gpu::store(sends ? &numbers.sent : &numbers.received, here.last());
-  end_kernel(p);
+  end_kernel(p, alive);
 }
 
 } // namespace troupe::detail::direct

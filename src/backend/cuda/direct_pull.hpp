@@ -181,16 +181,20 @@ TROUPE_DEVICE void note(shared_facts<T>& all, unsigned rank, fact which, std::ui
   }
 }
 
-/// Sends packet `place` of the `n`th message to a peer, and receives that of the peer.
+/// Sends packet `place` of the `n`th message to a peer, and receives that of the peer. What the
+/// block did before is done for the peer then, and the other way round.
 TROUPE_DEVICE bool swap_packets(const plane& p, const shared_numbers& last, unsigned peer,
                                 std::uint32_t n, unsigned place, std::uint64_t& data) {
   const unsigned channel = gpu::block_x();
   const std::uint32_t number = last.sent[peer] + n;
   if (!wait_for_slot(p, peer, channel, number))
     return false;
+  gpu::fence_system();
   send(slot_at(p, peer, channel, number) + place, data, number);
   const std::uint32_t awaited = last.received[peer] + n;
-  return receive(p, slot_from(p, peer, channel, awaited) + place, awaited, data);
+  const bool there = receive(p, slot_from(p, peer, channel, awaited) + place, awaited, data);
+  gpu::fence_system();
+  return there;
 }
 
 /// Waits until the kernels of all ranks run, and exchanges the facts. Returns false if the kernels
@@ -212,14 +216,12 @@ TROUPE_DEVICE bool meet(const plane& p, const reduce_arguments& a, shared_facts<
 
 /// Waits until all ranks have read what they need, and written what others need.
 template <class T> TROUPE_DEVICE bool part(const plane& p, const shared_facts<T>& all) {
-  gpu::fence_system();
   gpu::sync();
   const unsigned peer = gpu::thread();
   bool alive = true;
   if (peer < p.size && peer != p.rank) {
     std::uint64_t nothing = 0;
     alive = swap_packets(p, all.numbers, peer, 2, 0, nothing);
-    gpu::fence_system();
   }
   return !gpu::sync_or(!alive);
 }
@@ -230,7 +232,8 @@ TROUPE_DEVICE void pull_reduce(const plane& p, const reduce_arguments& a, shared
   const unsigned channel = gpu::block_x();
   const unsigned me = gpu::thread();
   all.numbers.read(p, channel);
-  gpu::sync();
+  if (!begin_kernel(p))
+    return end_kernel(p, false);
   bool alive = meet(p, a, all);
   if (alive) {
     all.numbers.end_messages(p, channel, 1);
@@ -253,7 +256,7 @@ TROUPE_DEVICE void pull_reduce(const plane& p, const reduce_arguments& a, shared
       gpu::store(&numbers.received, all.numbers.received[me] + 2);
     }
   }
-  end_kernel(p);
+  end_kernel(p, alive);
 }
 
 } // namespace troupe::detail::direct

@@ -95,7 +95,8 @@ TROUPE_DEVICE void push_reduce(const plane& p, const reduce_arguments& a, shared
   constexpr std::size_t per_packet = sizeof(std::uint64_t) / sizeof(T);
   const range share = share_of((a.count + per_packet - 1) / per_packet, channel, gpu::grid_x());
   const bool receives = block.is_target(p.rank);
-  gpu::sync();
+  if (!begin_kernel(p))
+    return end_kernel(p, false);
   std::uint32_t messages = 0;
   bool alive = true;
   for (std::size_t base = share.begin; alive && base < share.end; base += slot_packets) {
@@ -113,7 +114,7 @@ TROUPE_DEVICE void push_reduce(const plane& p, const reduce_arguments& a, shared
     if (receives)
       gpu::store(&numbers.received, last.received[me] + messages);
   }
-  end_kernel(p);
+  end_kernel(p, alive);
 }
 
 } // namespace troupe::detail::direct

@@ -130,6 +130,10 @@ public:
     return build_with(id, ranks, [&] { return inner_->build(id, size, ranks); });
   }
 
+  bool can_be_direct(std::span<const int> ordinals) const noexcept override {
+    return inner_->can_be_direct(ordinals);
+  }
+
   caf::expected<communicator_ranks>
   build_direct(std::span<const local_rank> ranks) noexcept override {
     auto id = make_communicator_id(); // by which its calls find each other

@@ -123,6 +123,8 @@ public:
                          ranks);
   }
 
+  bool can_be_direct(std::span<const int>) const noexcept override { return true; }
+
   /// The same as `build` for ranks that are all here.
   caf::expected<communicator_ranks>
   build_direct(std::span<const local_rank> ranks) noexcept override {

@@ -232,8 +232,9 @@ public:
         a.list[a.count++] = {start_of(memory[rank][x.out], x.off_out), x.size, x.channels,
                              static_cast<std::uint8_t>(x.from),        false,  x.way};
     }
-    all.run(rank, {most_channels_here, 2 * all.size(), 2},
-            [&](const plane& p, void*) { move(p, a); });
+    all.run(rank, {most_channels_here, 2 * all.size(), 2}, [&](const plane& p, void* shared) {
+      move(p, a, *static_cast<std::uint64_t*>(shared));
+    });
   }
 
 private:
@@ -378,6 +379,36 @@ TEST_P(DirectKernels, EndWhenARankDoesNotCome) {
       all.abort();
     }
     EXPECT_EQ(x->memory[missing], before[missing]) << x->name();
+  }
+}
+
+/// Kernels behind an aborted one do not run: a message would meet one that it does not belong to.
+TEST(AbortedKernels, TakeThoseBehindThemAlong) {
+  for (int round = 0; round < 10; ++round) {
+    emulated_ranks all{2};
+    bytes small(100'000);
+    bytes first(3'000, 1);
+    bytes second(60'000, 2);
+    auto put = [&](unsigned rank, bytes& memory, std::size_t size, bool is_sent) {
+      move_arguments<few_messages> a{};
+      a.list[a.count++] = {memory.data(), size,      1, static_cast<std::uint8_t>(1 - rank),
+                           is_sent,       route::put};
+      all.run(rank, {1, 4, 2}, [&](const plane& p, void* shared) {
+        move(p, a, *static_cast<std::uint64_t*>(shared));
+      });
+    };
+    {
+      std::jthread stream{[&] {
+        put(0, first, first.size(), true);
+        put(0, second, second.size(), true);
+      }};
+      std::this_thread::sleep_for(2ms);
+      all.abort();
+      while (all.ended(0) == 0)
+        std::this_thread::yield();
+      put(1, small, first.size(), false); // it comes late
+    }
+    EXPECT_EQ(std::count(small.begin() + 3'000, small.end(), 0), 97'000);
   }
 }
 

@@ -1,0 +1,123 @@
+/// `world_core`: which way a request goes, and NCCL's communicator beside a direct one.
+#include "operation/admission_lock.hpp"
+#include "world/world_core.hpp"
+
+#include <utility>
+
+namespace troupe::detail {
+
+collective_way world_core::way_of(const rank_call& x) const noexcept {
+  switch (collectives_) {
+  case collectives_policy::nccl:
+    return collective_way::nccl;
+  case collectives_policy::direct:
+    return collective_way::direct;
+  case collectives_policy::automatic:
+    break;
+  }
+  const auto bytes = x.plan ? 0 : x.call.count * size_of(x.call.type);
+  return bytes <= ways_.direct_up_to[static_cast<std::size_t>(x.call.what)] ? collective_way::direct
+                                                                            : collective_way::nccl;
+}
+
+bool world_core::waits(locked lock, collective_way way) noexcept {
+  if (phase_ > world_phase::ready)
+    return false;
+  if (!is_beside(way))
+    return !has_communicator();
+  if (beside_.live && beside_.live->live())
+    return false;
+  want_beside(lock);
+  return true;
+}
+
+std::shared_ptr<communicator> world_core::join(locked, collective_way way,
+                                               collective_done& view) const {
+  const auto& target = is_beside(way) ? beside_.live : current_;
+  view.epoch = target->epoch();
+  view.membership = membership_;
+  view.way = way;
+  view.ranks.clear();
+  if (!target->absent().empty())
+    for (auto i : target->members())
+      view.ranks.push_back(static_cast<std::int32_t>(i));
+  return target;
+}
+
+void world_core::want_beside(locked) {
+  if (!std::exchange(beside_.wanted, true) && on_wanted_)
+    on_wanted_();
+}
+
+bool world_core::wants_beside() const {
+  admission_lock lock;
+  return phase_ == world_phase::ready && beside_.wanted && !beside_.next;
+}
+
+void world_core::build_beside(std::function<void(const caf::error&)> done) {
+  std::uint64_t epoch = 0;
+  std::vector<world_member> members;
+  {
+    admission_lock lock;
+    epoch = ++last_epoch_;
+    members = members_without(lock, {});
+  }
+  runtime_->workers().run([self = shared_from_this(), epoch, members = std::move(members),
+                           done = std::move(done)] {
+    auto built = self->build_of(self->ranks_without({}), collective_way::nccl);
+    if (!built) {
+      const auto& why = built.error();
+      return done(code_of(why) == errc::device_fault
+                      ? self->runtime_->end_with_fault("the thread that builds communicators", why)
+                      : why);
+    }
+    auto target = self->adopt_beside(epoch, members, std::move(*built));
+    if (!target)
+      return done(make_error(errc::membership_changed,
+                             "the world changed before this communicator was built"));
+    self->connect(target, connect_scope::everything, [self, target, done](const caf::error& why) {
+      if (!why)
+        return done(self->open_beside(target) ? caf::error{} : target->dead());
+      self->drop_beside(target);
+      target->end(why); // the next one must not find it on its lanes
+      done(why);
+    });
+  });
+}
+
+/// Returns null if the world has changed since the build began.
+std::shared_ptr<communicator> world_core::adopt_beside(std::uint64_t epoch,
+                                                       const std::vector<world_member>& members,
+                                                       communicator_ranks ranks) {
+  auto result = own(epoch, collective_way::nccl, {}, std::move(ranks));
+  {
+    admission_lock lock;
+    if (phase_ <= world_phase::ready && is_ready({}) && members_without(lock, {}) == members) {
+      beside_.next = result;
+      return result;
+    }
+  }
+  result->retire();
+  return nullptr;
+}
+
+void world_core::drop_beside(const std::shared_ptr<communicator>& x) {
+  admission_lock lock;
+  if (beside_.next == x)
+    beside_.next.reset();
+}
+
+/// Requests go on. Returns false if the communicator has ended.
+bool world_core::open_beside(const std::shared_ptr<communicator>& x) {
+  {
+    admission_lock lock;
+    if (beside_.next != x || !x->live())
+      return false;
+    beside_.live = std::move(beside_.next);
+    beside_.wanted = false;
+  }
+  runtime_->admissions().go_on();
+  return true;
+}
+
+} // namespace troupe::detail
