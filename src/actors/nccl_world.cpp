@@ -5,6 +5,7 @@
 #include "actors/reply.hpp"
 #include "actors/subscribers.hpp"
 #include "actors/supervised.hpp"
+#include "actors/world_checks.hpp"
 #include "flight/flight_recorder.hpp" // for recorder()
 #include "foundation/log.hpp"
 #include "foundation/option_check.hpp"
@@ -537,88 +538,6 @@ private:
   bool was_ready_ = false;
 };
 
-} // namespace
-
-namespace {
-/// @errors errc::invalid_argument, not_supported
-caf::error check_limits(const world_limits& x, const std::vector<std::shared_ptr<lane>>& lanes,
-                        bool with_program) {
-  for (auto [name, limit] : {std::pair{"world_limits::deadline", x.deadline},
-                             std::pair{"world_limits::build_deadline", x.build_deadline},
-                             std::pair{"world_limits::connect_limit", x.connect_limit}})
-    if (auto error = check_positive(name, limit); error)
-      return error;
-  for (auto [name, limit] : {std::pair{"world_limits::stall_limit", x.stall_limit},
-                             std::pair{"world_limits::restart_window", x.restart_window}})
-    if (auto error = check_not_negative(name, limit); error)
-      return error;
-  // In nanoseconds these could overflow.
-  if (auto error = check_at_least("world_limits::quiet_limit", x.quiet_limit.count(), 1, "ms");
-      error)
-    return error;
-  if (auto error =
-          check_at_least("world_limits::restart_backoff", x.restart_backoff.count(), 0, "ms");
-      error)
-    return error;
-  const auto on_loss = loss_policy_of(x);
-  const auto wants = [&](standby_policy standby, loss_policy with) {
-    return x.standby == standby && on_loss != with
-               ? make_error(errc::invalid_argument,
-                            "standby_policy::" + std::string{to_string(standby)} +
-                                " is for loss_policy::" + std::string{to_string(with)} +
-                                ", not for " + std::string{to_string(on_loss)})
-               : caf::error{};
-  };
-  if (auto error = wants(standby_policy::full, loss_policy::failover); error)
-    return error;
-  if (auto error = wants(standby_policy::survivors, loss_policy::shrink); error)
-    return error;
-  if (on_loss == loss_policy::shrink && lanes.size() > rank_set::most)
-    return make_error(errc::invalid_argument, "a world that shrinks has at most " +
-                                                  std::to_string(rank_set::most) + " ranks, not " +
-                                                  std::to_string(lanes.size()));
-  const bool remote =
-      std::all_of(lanes.begin(), lanes.end(), [](auto& y) { return y->is_remote(); });
-  if (!remote && with_program)
-    return make_error(errc::not_supported,
-                      "only ranks in worker processes are driven by programs of their own");
-  if (!remote && (on_loss == loss_policy::failover || x.standby == standby_policy::survivors))
-    return make_error(errc::not_supported,
-                      "only devices in worker processes are lost, and have spares");
-  return {};
-}
-
-/// Returns the policy for these lanes: `automatic` becomes `nccl` where `direct` is not possible.
-/// @errors errc::invalid_argument; errc::not_supported: `direct` is not possible
-caf::expected<collectives_policy> policy_for(collectives_policy wanted, const backend& by,
-                                             const std::vector<std::shared_ptr<lane>>& lanes) {
-  if (wanted > collectives_policy::automatic)
-    return make_error(errc::invalid_argument, "world_config::collectives is no known policy");
-  if (wanted == collectives_policy::nccl)
-    return wanted;
-  std::vector<int> ordinals;
-  for (auto& x : lanes)
-    ordinals.push_back(x->state().ordinal());
-  if (std::none_of(lanes.begin(), lanes.end(), [](auto& x) { return x->is_remote(); }) &&
-      by.can_be_direct(ordinals))
-    return wanted;
-  if (wanted == collectives_policy::automatic)
-    return collectives_policy::nccl;
-  return make_error(errc::not_supported,
-                    "collectives_policy::direct is for at most 8 devices of this process, which "
-                    "reach each other's memory");
-}
-
-/// Returns the limits, cut to the longest time that a clock can count.
-world_limits countable(world_limits x) {
-  constexpr auto most = as_good_as_never;
-  x.build_deadline = std::min<std::chrono::nanoseconds>(x.build_deadline, most);
-  x.connect_limit = std::min<std::chrono::nanoseconds>(x.connect_limit, most);
-  x.quiet_limit = std::min<std::chrono::milliseconds>(x.quiet_limit, most);
-  x.restart_window = std::min<std::chrono::nanoseconds>(x.restart_window, most);
-  x.restart_backoff = std::min<std::chrono::milliseconds>(x.restart_backoff, most / 1024);
-  return x;
-}
 } // namespace
 
 caf::expected<world_parts> make_world(caf::actor_system& sys, world_config config) {

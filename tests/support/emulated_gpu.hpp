@@ -72,6 +72,8 @@ struct alignas(16) vector {
   std::uint64_t words[2];
 };
 
+inline constexpr unsigned looks_before_abort_check = 20;
+
 inline troupe::testing::emulated_thread& self() { return troupe::testing::this_gpu_thread; }
 
 inline unsigned thread() { return self().thread; }

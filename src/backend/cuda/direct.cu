@@ -15,6 +15,9 @@ namespace troupe::detail::direct::gpu {
 
 using vector = uint4;
 
+/// The number of looks at device memory between two looks at `plane::aborted`, which take longer.
+inline constexpr unsigned looks_before_abort_check = 2000;
+
 TROUPE_DEVICE unsigned thread() { return threadIdx.x; }
 TROUPE_DEVICE unsigned threads() { return blockDim.x; }
 TROUPE_DEVICE unsigned block_x() { return blockIdx.x; }

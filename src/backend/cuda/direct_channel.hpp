@@ -17,13 +17,10 @@
 
 namespace troupe::detail::direct {
 
-/// The number of looks at memory between two looks at `plane::aborted`, which takes longer.
-inline constexpr unsigned looks_before_abort_check = 2000;
-
 /// Waits until `f` returns true. Returns false if the kernels are to end.
 template <class F> TROUPE_DEVICE bool wait_until(const plane& p, F f) {
   for (unsigned looks = 0; !f(); gpu::pause())
-    if (++looks == looks_before_abort_check) {
+    if (++looks == gpu::looks_before_abort_check) {
       looks = 0;
       if (gpu::load(p.aborted) != 0)
         return false;

@@ -365,7 +365,7 @@ TEST_P(DirectKernels, TakeNoFormerMessageForANewOne) {
 /// and nothing is written any more.
 TEST_P(DirectKernels, EndWhenARankDoesNotCome) {
   std::mt19937_64 random{GetParam()};
-  for (int i = 0; i < 20; ++i) {
+  for (unsigned i = 0; i < 40 / GetParam(); ++i) {
     emulated_ranks all{GetParam()};
     auto x = random_operation(GetParam(), random);
     const auto missing = static_cast<unsigned>(pick(random, 0, GetParam() - 1));
