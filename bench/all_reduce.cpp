@@ -67,7 +67,7 @@ struct settings : bench::common_settings {
   }
 };
 
-/// What a run compares. The contestants use the worlds.
+/// The contestants of a run, and the worlds that they use.
 struct scene {
   std::map<std::string, troupe::world> worlds; ///< by way
   bool raw = false;                            ///< NCCL by hand takes part

@@ -23,7 +23,7 @@ using namespace std::chrono_literals;
 
 constexpr auto deadline = 60s;
 
-/// What the contestants of a world share.
+/// The state that the contestants of a world share.
 struct troupe_ranks {
   caf::actor_system& system;
   troupe::world world;

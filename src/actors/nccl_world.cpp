@@ -20,6 +20,7 @@
 #include <atomic>
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <utility>
@@ -249,12 +250,17 @@ private:
     tell();
   }
 
+  /// Returns a function that reports the end of a build to this actor, on any thread.
+  template <class Message> std::function<void(const caf::error&)> report_as() {
+    return [to = address()](const caf::error& why) {
+      if (auto self = caf::actor_cast<caf::actor>(to))
+        detail::anon_send(self, Message{why});
+    };
+  }
+
   void prepare_for_loss() {
     preparing_ = true;
-    core_->prepare_for_loss([to = address()](const caf::error& why) {
-      if (auto self = caf::actor_cast<caf::actor>(to))
-        detail::anon_send(self, standbys_built{why});
-    });
+    core_->prepare_for_loss(report_as<standbys_built>());
   }
 
   void on_standbys_built(const standbys_built& x) {
@@ -291,10 +297,7 @@ private:
     if (builds_beside_ || beside_retry_ || !core_->wants_beside() || !devices_ready())
       return;
     builds_beside_ = true;
-    core_->build_beside([to = address()](const caf::error& why) {
-      if (auto self = caf::actor_cast<caf::actor>(to))
-        detail::anon_send(self, beside_built{why});
-    });
+    core_->build_beside(report_as<beside_built>());
   }
 
   /// Tries again, without end, since direct collectives do not need it.

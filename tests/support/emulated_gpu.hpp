@@ -21,7 +21,7 @@
 
 namespace troupe::testing {
 
-/// What the threads of a block share.
+/// The state that the threads of a block share.
 struct emulated_block {
   explicit emulated_block(unsigned threads) : all(threads) {}
 

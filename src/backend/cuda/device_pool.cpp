@@ -47,9 +47,7 @@ device_pool::device_pool(cudaMemPool_t native, int ordinal,
                          std::shared_ptr<pool_trimmer> trimmer) noexcept
     : pool_(native, ordinal), trimmer_(std::move(trimmer)) {}
 
-caf::expected<std::shared_ptr<device_pool>>
-device_pool::create(int ordinal, std::shared_ptr<pool_trimmer> trimmer) noexcept {
-  using result = caf::expected<std::shared_ptr<device_pool>>;
+caf::expected<unique_memory_pool> make_memory_pool(int ordinal) noexcept {
   cudaMemPoolProps properties{};
   properties.allocType = cudaMemAllocationTypePinned;
   properties.handleTypes = cudaMemHandleTypeNone;
@@ -58,32 +56,41 @@ device_pool::create(int ordinal, std::shared_ptr<pool_trimmer> trimmer) noexcept
   cudaMemPool_t native = nullptr;
   if (auto err = check(cudaMemPoolCreate(&native, &properties), "cudaMemPoolCreate", ordinal))
     return err;
-  unique_memory_pool owner{native, ordinal};
-  // Without it, CUDA returns memory at each synchronization. The trimmer returns it when it is
-  // unused.
+  unique_memory_pool result{native, ordinal};
   std::uint64_t threshold = std::numeric_limits<std::uint64_t>::max();
   if (auto err = check(cudaMemPoolSetAttribute(native, cudaMemPoolAttrReleaseThreshold, &threshold),
                        "cudaMemPoolSetAttribute", ordinal))
     return err;
-  return no_throw([&]() -> result {
-    auto made = std::make_shared<device_pool>(native, ordinal, std::move(trimmer));
-    (void)owner.release();
+  return result;
+}
+
+caf::error grant_access(cudaMemPool_t pool, int ordinal, std::span<const int> peers) noexcept {
+  for (const int peer : peers) {
+    cudaMemAccessDesc access{};
+    access.location.type = cudaMemLocationTypeDevice;
+    access.location.id = peer;
+    access.flags = cudaMemAccessFlagsProtReadWrite;
+    if (auto err = check(cudaMemPoolSetAccess(pool, &access, 1), "cudaMemPoolSetAccess", ordinal))
+      return err;
+  }
+  return {};
+}
+
+caf::expected<std::shared_ptr<device_pool>>
+device_pool::create(int ordinal, std::shared_ptr<pool_trimmer> trimmer) noexcept {
+  auto owner = make_memory_pool(ordinal); // the trimmer returns its memory when it is unused
+  if (!owner)
+    return owner.error();
+  return no_throw([&]() -> caf::expected<std::shared_ptr<device_pool>> {
+    auto made = std::make_shared<device_pool>(owner->get(), ordinal, std::move(trimmer));
+    (void)owner->release();
     made->trimmer_->add(made);
     return made;
   });
 }
 
 caf::error device_pool::grant(std::span<const int> peers) noexcept {
-  for (const int peer : peers) {
-    cudaMemAccessDesc access{};
-    access.location.type = cudaMemLocationTypeDevice;
-    access.location.id = peer;
-    access.flags = cudaMemAccessFlagsProtReadWrite;
-    if (auto err =
-            check(cudaMemPoolSetAccess(native(), &access, 1), "cudaMemPoolSetAccess", ordinal()))
-      return err;
-  }
-  return {};
+  return grant_access(native(), ordinal(), peers);
 }
 
 void device_pool::note_freed(cudaStream_t stream) noexcept {

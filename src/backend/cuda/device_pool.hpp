@@ -22,6 +22,13 @@ namespace troupe::detail {
 
 class pool_trimmer;
 
+/// Makes a memory pool of device `ordinal` that keeps freed memory until it is trimmed. Without
+/// that, CUDA returns memory at each synchronization.
+caf::expected<unique_memory_pool> make_memory_pool(int ordinal) noexcept;
+
+/// Lets the devices in `peers` access a pool of device `ordinal`.
+caf::error grant_access(cudaMemPool_t pool, int ordinal, std::span<const int> peers) noexcept;
+
 /// A CUDA memory pool that keeps freed memory until it is trimmed. The device's thread allocates
 /// and frees; other threads may trim at the same time.
 ///

@@ -75,7 +75,7 @@ template <class T, class Word> struct elements {
   }
 };
 
-/// What one rank's elements are multiplied by before they are combined.
+/// The factor by which one rank's elements are multiplied before they are combined.
 template <class T> struct scaling {
   bool is_on;
   T factor;

@@ -3,9 +3,9 @@
 #include "backend/cuda/cuda_error.hpp"
 #include "backend/cuda/cuda_functions.hpp"
 #include "backend/cuda/device_guard.hpp"
+#include "backend/cuda/device_pool.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <new>
 #include <utility>
 
@@ -20,28 +20,22 @@ caf::error select(int device) noexcept {
   return check(select_device(device), "cudaSetDevice", device);
 }
 
-/// Lets all devices that can access the memory of `device` access `pool`.
-caf::error grant_all(cudaMemPool_t pool, int device) noexcept {
+/// Returns the other devices that can access the memory of `device`.
+caf::expected<std::vector<int>> peers_of(int device) {
   int devices = 0;
   if (auto err = check(cudaGetDeviceCount(&devices), "cudaGetDeviceCount", device))
     return err;
+  std::vector<int> result;
   for (int peer = 0; peer < devices; ++peer) {
     int can = 0;
-    if (peer == device)
-      continue;
-    if (auto err =
-            check(cudaDeviceCanAccessPeer(&can, peer, device), "cudaDeviceCanAccessPeer", device))
-      return err;
-    if (can == 0)
-      continue;
-    cudaMemAccessDesc access{};
-    access.location.type = cudaMemLocationTypeDevice;
-    access.location.id = peer;
-    access.flags = cudaMemAccessFlagsProtReadWrite;
-    if (auto err = check(cudaMemPoolSetAccess(pool, &access, 1), "cudaMemPoolSetAccess", device))
-      return err;
+    if (peer != device)
+      if (auto err =
+              check(cudaDeviceCanAccessPeer(&can, peer, device), "cudaDeviceCanAccessPeer", device))
+        return err;
+    if (can != 0)
+      result.push_back(peer);
   }
-  return {};
+  return result;
 }
 
 } // namespace
@@ -71,25 +65,18 @@ caf::expected<direct_memory::device_memory*> direct_memory::open(int device) noe
     return err;
   if (result.stream != nullptr)
     return &result;
-  cudaMemPoolProps properties{};
-  properties.allocType = cudaMemAllocationTypePinned;
-  properties.handleTypes = cudaMemHandleTypeNone;
-  properties.location.type = cudaMemLocationTypeDevice;
-  properties.location.id = device;
-  cudaMemPool_t native = nullptr;
-  if (auto err = check(cudaMemPoolCreate(&native, &properties), "cudaMemPoolCreate", device))
-    return err;
-  unique_memory_pool pool{native, device};
-  std::uint64_t keep = std::numeric_limits<std::uint64_t>::max();
-  if (auto err = check(cudaMemPoolSetAttribute(native, cudaMemPoolAttrReleaseThreshold, &keep),
-                       "cudaMemPoolSetAttribute", device))
-    return err;
-  if (auto err = grant_all(native, device))
+  auto pool = make_memory_pool(device);
+  if (!pool)
+    return pool.error();
+  const auto peers = peers_of(device);
+  if (!peers)
+    return peers.error();
+  if (auto err = grant_access(pool->get(), device, *peers))
     return err;
   if (auto err = check(cudaStreamCreateWithFlags(&result.stream, cudaStreamNonBlocking),
                        "cudaStreamCreateWithFlags", device))
     return err;
-  result.pool = std::move(pool);
+  result.pool = std::move(*pool);
   return &result;
 }
 

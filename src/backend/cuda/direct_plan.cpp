@@ -1,7 +1,6 @@
 #include "backend/cuda/direct_plan.hpp"
 
 #include "backend/cuda/nccl_arguments.hpp"
-#include "foundation/collective_rules.hpp"
 #include <troupe/collective_kind.hpp>
 #include <troupe/error.hpp>
 
@@ -19,7 +18,7 @@ using direct::message;
 using direct::route;
 
 constexpr unsigned warp = 32;
-/// What one channel moves at least, before the next one is used.
+/// Each channel moves at least so much, before another one is used.
 constexpr std::size_t pushed_by_channel = direct::slot_packets * direct::packet_bytes;
 constexpr std::size_t pulled_by_channel = std::size_t{16} << 10;
 constexpr std::size_t put_by_channel = std::size_t{64} << 10;
@@ -33,10 +32,6 @@ unsigned threads_for(std::size_t bytes) noexcept {
   const auto packets = (bytes + direct::packet_bytes - 1) / direct::packet_bytes;
   return static_cast<unsigned>(
       std::clamp<std::size_t>((packets + warp - 1) / warp * warp, warp, direct::block_threads));
-}
-
-const void* at(const void* memory, std::size_t offset) noexcept {
-  return static_cast<const std::byte*>(memory) + offset;
 }
 
 direct::reduction reduction_of(reduce_op op) noexcept {
@@ -127,37 +122,19 @@ private:
             add_message(is_sent, peer, nullptr, 0);
       return;
     }
-    const auto& send = rules_of(call.what).send;
-    const auto& recv = rules_of(call.what).recv;
-    const auto bytes = bytes_of(call);
-    const bool root = static_cast<unsigned>(call.peer) == rank_;
+    if (is_message(call.what)) {
+      const bool is_sent = call.what == collective_kind::send;
+      if (call.count > 0)
+        add_message(is_sent, static_cast<unsigned>(call.peer), is_sent ? call.send : call.recv,
+                    bytes_of(call));
+      return;
+    }
     for (unsigned peer = 0; peer < size_; ++peer) {
-      const bool peer_is_root = static_cast<unsigned>(call.peer) == peer;
-      if (is_message(call.what) && !peer_is_root)
-        continue;
-      const bool sends =
-          call.what == collective_kind::send || (send.held(root) && recv.held(peer_is_root));
-      const bool receives =
-          call.what == collective_kind::recv || (recv.held(root) && send.held(peer_is_root));
-      std::size_t send_bytes = sends ? bytes : 0;
-      std::size_t recv_bytes = receives ? bytes : 0;
-      std::size_t send_offset = send.block_of(peer) * bytes;
-      std::size_t recv_offset = recv.block_of(peer) * bytes;
-      if (call.what == collective_kind::all_to_all_v) {
-        const auto unit = size_of(call.type);
-        send_bytes = call.plan->send_counts[peer] * unit;
-        recv_bytes = call.plan->recv_counts[peer] * unit;
-        send_offset = call.plan->send_offsets[peer] * unit;
-        recv_offset = call.plan->recv_offsets[peer] * unit;
-      }
-      const void* from = send_bytes > 0 ? at(call.send, send_offset) : nullptr;
-      const void* target = recv_bytes > 0 ? at(call.recv, recv_offset) : nullptr;
-      if (peer == rank_ && from == target) // in place
-        continue;
-      if (send_bytes > 0)
-        add_message(true, peer, from, send_bytes);
-      if (recv_bytes > 0)
-        add_message(false, peer, target, recv_bytes);
+      const auto x = traffic_between(call, static_cast<int>(rank_), static_cast<int>(peer));
+      if (x.send_bytes > 0)
+        add_message(true, peer, x.send, x.send_bytes);
+      if (x.recv_bytes > 0)
+        add_message(false, peer, x.recv, x.recv_bytes);
     }
   }
 

@@ -133,7 +133,7 @@ template <class T, unsigned Unrolled> struct pulled {
   }
 };
 
-/// What the ranks tell each other, in memory of the block.
+/// The facts that the ranks tell each other, in memory of the block.
 template <class T> struct shared_facts {
   shared_numbers numbers;
   const T* ins[most_ranks];
@@ -141,7 +141,7 @@ template <class T> struct shared_facts {
   scaling<T> scale[most_ranks];
 };
 
-/// What a rank tells its peers: a packet for each fact.
+/// The facts that a rank tells its peers, in a packet each.
 enum class fact : std::uint32_t { in, out, factor, has_factor };
 inline constexpr unsigned facts = 4;
 

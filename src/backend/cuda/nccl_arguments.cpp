@@ -122,4 +122,30 @@ bool call_validator::has_own_pairs(std::span<const collective_call> calls) const
   return send == calls.end() && recv == calls.end();
 }
 
+pair_traffic traffic_between(const collective_call& call, int rank, int peer) noexcept {
+  const auto& send = rules_of(call.what).send;
+  const auto& recv = rules_of(call.what).recv;
+  const auto bytes = bytes_of(call);
+  const auto q = static_cast<std::size_t>(peer);
+  const bool root = call.peer == rank;
+  const bool peer_is_root = call.peer == peer;
+  pair_traffic result;
+  result.send_bytes = send.held(root) && recv.held(peer_is_root) ? bytes : 0;
+  result.recv_bytes = recv.held(root) && send.held(peer_is_root) ? bytes : 0;
+  std::size_t send_offset = send.block_of(q) * bytes;
+  std::size_t recv_offset = recv.block_of(q) * bytes;
+  if (call.what == collective_kind::all_to_all_v) {
+    const auto unit = size_of(call.type);
+    result.send_bytes = call.plan->send_counts[q] * unit;
+    result.recv_bytes = call.plan->recv_counts[q] * unit;
+    send_offset = call.plan->send_offsets[q] * unit;
+    recv_offset = call.plan->recv_offsets[q] * unit;
+  }
+  if (result.send_bytes > 0)
+    result.send = static_cast<const std::byte*>(call.send) + send_offset;
+  if (result.recv_bytes > 0)
+    result.recv = static_cast<std::byte*>(call.recv) + recv_offset;
+  return peer == rank && result.send == result.recv ? pair_traffic{} : result;
+}
+
 } // namespace troupe::detail

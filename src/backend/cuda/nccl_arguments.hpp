@@ -57,4 +57,16 @@ inline std::size_t bytes_of(const collective_call& call) noexcept {
   return call.count * size_of(call.type);
 }
 
+/// Bytes that a rank sends to a peer and receives from it. Null: nothing.
+struct pair_traffic {
+  const void* send = nullptr;
+  void* recv = nullptr;
+  std::size_t send_bytes = 0;
+  std::size_t recv_bytes = 0;
+};
+
+/// Returns the bytes that a call moves between `rank`, which makes it, and `peer`; none if they are
+/// in place already. For collectives that do not reduce, except `barrier`.
+pair_traffic traffic_between(const collective_call& call, int rank, int peer) noexcept;
+
 } // namespace troupe::detail

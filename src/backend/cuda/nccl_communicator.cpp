@@ -150,31 +150,11 @@ caf::error nccl_communicator::issue(const collective_call& call, cudaStream_t st
 
 caf::error nccl_communicator::issue_exchange(const collective_call& call,
                                              cudaStream_t stream) noexcept {
-  const auto& send = rules_of(call.what).send;
-  const auto& recv = rules_of(call.what).recv;
-  const auto bytes = bytes_of(call);
-  const bool root = call.peer == rank_;
   for (int peer = 0; peer < size_; ++peer) {
-    const auto q = static_cast<std::size_t>(peer);
-    const bool peer_is_root = call.peer == peer;
-    std::size_t send_bytes = send.held(root) && recv.held(peer_is_root) ? bytes : 0;
-    std::size_t recv_bytes = recv.held(root) && send.held(peer_is_root) ? bytes : 0;
-    std::size_t send_offset = send.block_of(q) * bytes;
-    std::size_t recv_offset = recv.block_of(q) * bytes;
-    if (call.what == collective_kind::all_to_all_v) {
-      const auto unit = size_of(call.type);
-      send_bytes = call.plan->send_counts[q] * unit;
-      recv_bytes = call.plan->recv_counts[q] * unit;
-      send_offset = call.plan->send_offsets[q] * unit;
-      recv_offset = call.plan->recv_offsets[q] * unit;
-    }
-    const void* const to_send = send_bytes > 0 ? part(call.send, send_offset) : nullptr;
-    void* const to_receive = recv_bytes > 0 ? part(call.recv, recv_offset) : nullptr;
-    if (peer == rank_ && to_send == to_receive) // in place
-      continue;
-    if (auto err = issue_send(to_send, send_bytes, peer, stream))
+    const auto x = traffic_between(call, rank_, peer);
+    if (auto err = issue_send(x.send, x.send_bytes, peer, stream))
       return err;
-    if (auto err = issue_recv(to_receive, recv_bytes, peer, stream))
+    if (auto err = issue_recv(x.recv, x.recv_bytes, peer, stream))
       return err;
   }
   return {};

@@ -21,7 +21,6 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <optional>
 #include <random>
 #include <span>
 #include <string>
@@ -97,45 +96,17 @@ protected:
     const auto sends = random_sends(x);
     std::vector<check_result> results(members_.size());
     on_threads(size(), [&](int i) {
+      // Any alignment, not the same on all ranks.
+      const auto unit = size_of(x.type);
+      const auto off = static_cast<std::size_t>(x.seed >> (4 * i) & 15) / unit * unit;
       results[static_cast<std::size_t>(i)] =
-          run(x, i, sends, shared ? in_place(x, i) : std::nullopt);
+          run_checked(of(i), rank(i), x, i, sends, shared, off, x.seed % 2 == 0 ? off : 0);
     });
     for (int i = 0; i < size(); ++i)
       EXPECT_TRUE(results[static_cast<std::size_t>(i)])
           << to_string(x.what) << " of " << x.count << " " << to_string(x.type) << ", op "
           << to_string(x.op) << ", root " << x.root << ", rank " << i
           << (shared ? ", in place: " : ": ") << to_string(results[static_cast<std::size_t>(i)]);
-  }
-
-  check_result run(const collective_spec& x, int i,
-                   const std::vector<std::vector<std::byte>>& sends,
-                   std::optional<shared_placement> placed) {
-    constexpr std::size_t behind = 4;
-    auto& self = of(i);
-    must(self.device->bind());
-    const auto unit = size_of(x.type);
-    const auto& input = sends[static_cast<std::size_t>(i)];
-    const auto received = recv_count(x, i) * unit;
-    // Any alignment, not the same on all ranks.
-    const auto off = static_cast<std::size_t>(x.seed >> (4 * i) & 15) / unit * unit;
-    auto* send = at_byte(self.send, off);
-    auto* recv = at_byte(self.recv, x.seed % 2 == 0 ? off : 0);
-    if (placed) {
-      send = recv + placed->send_at * unit;
-      recv = recv + placed->recv_at * unit;
-    }
-    std::vector<std::byte> before(received + behind * unit);
-    poison(before);
-    self.write(recv, before);
-    self.write(send, input);
-    if (placed)
-      before = self.read(recv, before.size());
-    const auto call = call_of(x, i, input.empty() ? nullptr : send, received == 0 ? nullptr : recv);
-    enqueue(i, call);
-    const auto after = self.read(recv, before.size());
-    if (!placed && !input.empty() && self.read(send, input.size()) != input)
-      throw std::runtime_error("the input has changed");
-    return check_collective(x, i, sends, before, after);
   }
 
   std::shared_ptr<backend> cuda_;

@@ -25,7 +25,6 @@
 #include <iostream>
 #include <iterator>
 #include <memory>
-#include <optional>
 #include <random>
 #include <span>
 #include <stdexcept>
@@ -137,42 +136,11 @@ protected:
     std::vector<check_result> results(w.ranks.size());
     on_threads(x.ranks, [&](int rank) {
       results[static_cast<std::size_t>(rank)] =
-          run(of(w, rank), w[rank], x, rank, sends, shared ? in_place(x, rank) : std::nullopt);
+          run_checked(of(w, rank), w[rank], x, rank, sends, shared);
     });
     for (std::size_t i = 0; i < results.size(); ++i)
       EXPECT_TRUE(results[i]) << describe(x, shared) << ", rank " << i << ": "
                               << to_string(results[i]);
-  }
-
-  check_result run(nccl_member& self, backend_communicator& communicator, const collective_spec& x,
-                   int rank, const std::vector<std::vector<std::byte>>& sends,
-                   std::optional<shared_placement> placed) {
-    constexpr std::size_t behind = 4;
-    must(self.device->bind());
-    const auto unit = size_of(x.type);
-    const auto& input = sends[static_cast<std::size_t>(rank)];
-    const auto received = recv_count(x, rank) * unit;
-    std::byte* send = input.empty() ? nullptr : static_cast<std::byte*>(self.send);
-    std::byte* recv = static_cast<std::byte*>(self.recv);
-    if (placed) {
-      send = recv + placed->send_at * unit;
-      recv = recv + placed->recv_at * unit;
-    }
-    std::vector<std::byte> before(received + behind * unit);
-    poison(before);
-    self.write(recv, before);
-    self.write(send, input);
-    if (placed)
-      before = self.read(recv, before.size());
-    auto mine = x;
-    const auto call = call_of(mine, rank, send, received == 0 ? nullptr : recv);
-    must(communicator.enqueue({&call, 1}, self.stream));
-    poison(mine.factors); // not read after the call
-    mine.plans.assign(mine.plans.size(), {});
-    const auto after = self.read(recv, before.size());
-    if (!placed && !input.empty() && self.read(send, input.size()) != input)
-      throw std::runtime_error("the input has changed");
-    return check_collective(x, rank, sends, before, after);
   }
 
   void finish(const world& x) {

@@ -6,6 +6,7 @@
 #include "backend/cuda/nccl_group.hpp"
 #include "support/expect.hpp"
 #include "support/gpus.hpp"
+#include "support/reference.hpp"
 #include <troupe/backend.hpp>
 
 #include <gtest/gtest.h>
@@ -19,6 +20,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <thread>
@@ -107,6 +109,43 @@ struct nccl_member {
     return {pinned, pinned + size};
   }
 };
+
+/// Runs one rank's call of a collective. Checks every element that it receives, some elements
+/// behind them, and that its input stays as it is.
+/// @shape shared: in place where possible; send_off, recv_off: offsets in the member's buffers
+/// @units bytes
+inline check_result run_checked(nccl_member& self, backend_communicator& communicator,
+                                const collective_spec& x, int rank,
+                                const std::vector<std::vector<std::byte>>& sends, bool shared,
+                                std::size_t send_off = 0, std::size_t recv_off = 0) {
+  constexpr std::size_t behind = 4;
+  must(self.device->bind());
+  const auto placed = shared ? in_place(x, rank) : std::nullopt;
+  const auto unit = size_of(x.type);
+  const auto& input = sends[static_cast<std::size_t>(rank)];
+  const auto received = recv_count(x, rank) * unit;
+  auto* send = input.empty() ? nullptr : static_cast<std::byte*>(self.send) + send_off;
+  auto* recv = static_cast<std::byte*>(self.recv) + recv_off;
+  if (placed) {
+    send = recv + placed->send_at * unit;
+    recv = recv + placed->recv_at * unit;
+  }
+  std::vector<std::byte> before(received + behind * unit);
+  poison(before);
+  self.write(recv, before);
+  self.write(send, input);
+  if (placed)
+    before = self.read(recv, before.size());
+  auto mine = x;
+  const auto call = call_of(mine, rank, send, received == 0 ? nullptr : recv);
+  must(communicator.enqueue({&call, 1}, self.stream));
+  poison(mine.factors); // not read after the call
+  mine.plans.assign(mine.plans.size(), {});
+  const auto after = self.read(recv, before.size());
+  if (!placed && !input.empty() && self.read(send, input.size()) != input)
+    throw std::runtime_error("the input has changed");
+  return check_collective(x, rank, sends, before, after);
+}
 
 /// All GPUs, at most 8, with one member on each.
 class NcclFixture : public ::testing::Test {
