@@ -68,14 +68,9 @@ std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::err
   }
   auto job = [self = shared_from_this(), epoch, absent, members = std::move(members), what,
               done = std::move(done)] {
-    auto give_up = [&](const caf::error& why) {
-      done(epoch, code_of(why) == errc::device_fault
-                      ? self->runtime_->end_with_fault("the thread that builds communicators", why)
-                      : why);
-    };
     auto built = self->build_of(self->ranks_without(absent), self->main_way());
     if (!built)
-      return give_up(built.error());
+      return done(epoch, self->end_on_fault(built.error()));
     auto target = self->adopt(epoch, absent, members, std::move(*built));
     if (!target)
       return done(epoch, make_error(errc::unavailable,
@@ -94,6 +89,13 @@ std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::err
   return epoch;
 }
 
+/// Returns the error of a build. A fault of a device ends the process's work first.
+caf::error world_core::end_on_fault(const caf::error& why) const {
+  return code_of(why) == errc::device_fault
+             ? runtime_->end_with_fault("the thread that builds communicators", why)
+             : why;
+}
+
 caf::expected<communicator_ranks> world_core::build_of(std::span<const local_rank> ranks,
                                                        collective_way way) const {
   auto& backend = runtime_->backend();
@@ -105,35 +107,31 @@ caf::expected<communicator_ranks> world_core::build_of(std::span<const local_ran
   return backend.build(*id, static_cast<int>(ranks.size()), ranks);
 }
 
+void world_core::start_on(const std::shared_ptr<communicator>& target,
+                          std::shared_ptr<operation_of<nothing>> op, bool completes,
+                          std::function<void(const caf::error&)> done) {
+  op->deadline = behind_the_build();
+  op->on_answer([weak = std::weak_ptr{op}, target, completes, done = std::move(done)] {
+    auto x = weak.lock();
+    if (!x)
+      return;
+    if (!x->error() && completes)
+      target->set_fully_connected();
+    done(x->error());
+  });
+  runtime_->start(std::move(op));
+}
+
 void world_core::connect(const std::shared_ptr<communicator>& target, connect_scope what,
                          std::function<void(const caf::error&)> done) {
   auto op = std::make_shared<connect_operation>(target, what, patience(), limits_.connect_limit);
   op->world = tag_;
-  op->deadline = behind_the_build();
-  op->on_answer([weak = std::weak_ptr{op}, target, what, done = std::move(done)] {
-    auto x = weak.lock();
-    if (!x)
-      return;
-    if (!x->error() && what == connect_scope::everything)
-      target->set_fully_connected();
-    done(x->error());
-  });
-  runtime_->start(op);
+  start_on(target, std::move(op), what == connect_scope::everything, std::move(done));
 }
 
 void world_core::give_access(const std::shared_ptr<communicator>& target,
                              std::function<void(const caf::error&)> done) {
-  auto op = std::make_shared<access_operation>(target);
-  op->deadline = behind_the_build();
-  op->on_answer([weak = std::weak_ptr{op}, target, done = std::move(done)] {
-    auto x = weak.lock();
-    if (!x)
-      return;
-    if (!x->error())
-      target->set_fully_connected();
-    done(x->error());
-  });
-  runtime_->start(op);
+  start_on(target, std::make_shared<access_operation>(target), true, std::move(done));
 }
 
 /// Makes the other connections. Requests that need them wait; others go on until its turn comes.

@@ -193,6 +193,11 @@ private:
   bool is_ready(rank_set absent) const;
   bool has_standby(locked) const noexcept;
   bool has_standby_for_each(locked) const noexcept;
+  caf::error end_on_fault(const caf::error& why) const;
+  /// Starts `op`, by which `target` is connected, in part or `completes`. Then calls `done`.
+  void start_on(const std::shared_ptr<communicator>& target,
+                std::shared_ptr<operation_of<nothing>> op, bool completes,
+                std::function<void(const caf::error&)> done);
   /// Calls `done` when all lanes have made the connections, or with the error.
   void connect(const std::shared_ptr<communicator>& target, connect_scope what,
                std::function<void(const caf::error&)> done);

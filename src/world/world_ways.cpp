@@ -65,12 +65,8 @@ void world_core::build_beside(std::function<void(const caf::error&)> done) {
   runtime_->workers().run([self = shared_from_this(), epoch, members = std::move(members),
                            done = std::move(done)] {
     auto built = self->build_of(self->ranks_without({}), collective_way::nccl);
-    if (!built) {
-      const auto& why = built.error();
-      return done(code_of(why) == errc::device_fault
-                      ? self->runtime_->end_with_fault("the thread that builds communicators", why)
-                      : why);
-    }
+    if (!built)
+      return done(self->end_on_fault(built.error()));
     auto target = self->adopt_beside(epoch, members, std::move(*built));
     if (!target)
       return done(make_error(errc::membership_changed,
