@@ -332,6 +332,12 @@ public:
   [[nodiscard]] virtual caf::error enqueue(std::span<const collective_call> calls,
                                            stream_view stream) noexcept = 0;
 
+  /// Makes `event` that of the end of the last `enqueue`, after which nothing entered `stream`.
+  virtual caf::error mark_end(event_view event, stream_view stream,
+                              backend_device& device) noexcept {
+    return device.record(event, stream);
+  }
+
   /// Sets the function that is called, on any thread and possibly at once, when the device or spare
   /// of the rank is lost.
   /// @thread any

@@ -62,6 +62,16 @@ caf::expected<issue_outcome> collective_operation::issue_shrunk(part& p, lane& o
       }));
 }
 
+caf::error collective_operation::mark_end(part& p, event_view event, stream_view stream,
+                                          backend_device& device) {
+  const auto rank = static_cast<std::size_t>(p.rank);
+  if (!p.is_placeholder && !failed() && // otherwise it may not be what was enqueued last
+      !communicator_->call(
+          rank, *p.on, [&](backend_communicator& x) { return x.mark_end(event, stream, device); }))
+    return {};
+  return device.record(event, stream);
+}
+
 void collective_operation::fetch_answer(const part& p) const noexcept {
   if (requests_.empty())
     return operation::fetch_answer(p);

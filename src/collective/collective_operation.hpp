@@ -71,6 +71,8 @@ public:
   caf::error on_admit(locked lock, queue_bound bound) override;
   const void* waits_for(locked lock) const override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
+  caf::error mark_end(part& p, event_view event, stream_view stream,
+                      backend_device& device) override;
   bool has_parts_elsewhere() const noexcept override;
   void on_lost_part(part& p, const caf::error& why) noexcept override;
   /// Returns the error that ends a communicator because this operation, which was to run on it,

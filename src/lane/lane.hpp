@@ -169,7 +169,9 @@ public:
   caf::error copy_over_link(part& p, const peer_copy& what);
   /// Records an event at this point of `kind`'s stream and returns it; `retire` gives it back.
   caf::expected<event_view> mark(stream_kind kind) { return mark(stream(kind)); }
-  caf::expected<event_view> mark(stream_view stream);
+  caf::expected<event_view> mark(stream_view stream) {
+    return mark([&](event_view event) { return device_->record(event, stream); });
+  }
   void retire(event_view event) noexcept;
   /// Notes that the event of `p` is recorded behind the work of `p`: other parts may wait for it.
   static void set_recorded(part& p) noexcept;
@@ -266,6 +268,18 @@ private:
   static void wake_waiting(const part& x) noexcept;
   bool stands_between(const part& p) const noexcept;
   caf::error wait_for_what_is_before(part& p);
+
+  /// Gives an event to `record`, and returns it.
+  template <class F> caf::expected<event_view> mark(F record) {
+    auto event = take_event();
+    if (event)
+      if (auto error = record(*event)) {
+        retire(*event);
+        return error;
+      }
+    return event;
+  }
+  caf::expected<event_view> take_event();
 
   // Completion (lane_completion.cpp).
   void note_started(lane_stream& s) noexcept;

@@ -98,7 +98,8 @@ void lane::mark_last(lane_stream& s, std::size_t parts) {
       record_.issued(**i);
     }
   if ((*last)->event.native == nullptr) {
-    auto event = mark(s.stream);
+    auto event =
+        mark([&](event_view x) { return (*last)->of->mark_end(**last, x, s.stream, *device_); });
     if (!event) {
       if (owner_tells(event.error()))
         return;

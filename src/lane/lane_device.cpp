@@ -265,21 +265,11 @@ caf::error lane::provide_late(std::size_t index) {
   return note(streams_.make_late(*device_, index));
 }
 
-caf::expected<event_view> lane::mark(stream_view stream) {
-  event_view event;
-  if (events_.empty()) {
-    auto created = device_->create_event();
-    if (!created)
-      return created.error();
-    event = *created;
-  } else {
-    event = events_.back();
-    events_.pop_back();
-  }
-  if (auto error = device_->record(event, stream); error) {
-    events_.push_back(event);
-    return error;
-  }
+caf::expected<event_view> lane::take_event() {
+  if (events_.empty())
+    return device_->create_event();
+  auto event = events_.back();
+  events_.pop_back();
   return event;
 }
 

@@ -79,6 +79,11 @@ caf::expected<issue_outcome> operation::issue(part&, lane&) {
   return make_error(errc::internal, "this operation has nothing to issue");
 }
 
+caf::error operation::mark_end(part&, event_view event, stream_view stream,
+                               backend_device& device) {
+  return device.record(event, stream);
+}
+
 caf::expected<issue_outcome> operation::proceed(part&, lane&) {
   return make_error(errc::internal, "this operation does not issue in pieces");
 }

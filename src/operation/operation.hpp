@@ -366,6 +366,9 @@ public:
   static void prefetch(const part& p) noexcept { prefetch(&p, p.of, p.needs); }
   /// Issues `p` on its lane's stream.
   virtual caf::expected<issue_outcome> issue(part& p, lane& on);
+  /// Makes `event` that of the end of the work of `p`, which is the last in its stream.
+  virtual caf::error mark_end(part& p, event_view event, stream_view stream,
+                              backend_device& device);
   /// Returns whether its lane issues nothing else while a part `continues` there.
   virtual bool holds_lane() const noexcept { return false; }
   /// Issues more of a part that `continues`.

@@ -208,7 +208,9 @@ TEST_F(Ways, AreBackAfterAReset) {
 
 TEST_F(Ways, OfWorldsThatAreSplitOff) {
   auto w = open();
-  auto parts = must(w.split("part", {0, 0, 1}));
+  auto colors = std::vector<int>(w.size(), 1);
+  colors[0] = colors[1] = 0;
+  auto parts = must(w.split("part", colors));
   auto& pair = parts.front();
   auto refs = must(pair.allocate(dtype::float32, many, true));
   EXPECT_EQ(way_of(answer_of(pair.all_reduce(refs, reduce_op::sum))), collective_way::nccl);

@@ -18,7 +18,9 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <chrono>
 #include <string>
+#include <thread>
 
 namespace troupe::detail {
 
@@ -30,7 +32,10 @@ constinit std::array<std::atomic<bool>, 1024> claimed{};
 cudaStream_t native(stream_view stream) noexcept {
   return static_cast<cudaStream_t>(stream.native);
 }
-cudaEvent_t native(event_view event) noexcept { return static_cast<cudaEvent_t>(event.native); }
+
+/// A kernel that does not end is asked for a fault once in this number of looks at its end.
+constexpr unsigned looks_before_check = 128;
+constexpr std::chrono::microseconds between_looks{20};
 
 caf::error failed(errc code, int device, std::string detail) {
   return make_error({.code = code, .detail = std::move(detail), .device = device});
@@ -267,30 +272,46 @@ caf::error cuda_device::unregister_pinned(void* memory) noexcept {
   return call_aside("cudaHostUnregister", [&] { return cudaHostUnregister(memory); });
 }
 
+namespace {
+
+/// Returns a function of the driver that the runtime does not have, without linking to the driver.
+/// @errors errc::not_supported
+template <class F> caf::expected<F*> driver_function(const char* name, int device) noexcept {
+  constexpr unsigned since = 11070;
+  void* entry = nullptr;
+  auto found = cudaDriverEntryPointSymbolNotFound;
+  if (auto err =
+          check(cudaGetDriverEntryPointByVersion(name, &entry, since, cudaEnableDefault, &found),
+                "cudaGetDriverEntryPointByVersion", device))
+    return err;
+  if (found != cudaDriverEntryPointSuccess)
+    return make_error(errc::not_supported, std::string{"the driver has no "} + name);
+  return reinterpret_cast<F*>(entry);
+}
+
+/// The runtime's errors have the numbers of the driver's.
+caf::error check(CUresult code, const char* api, int device) noexcept {
+  return detail::check(static_cast<cudaError_t>(code), api, device);
+}
+
+} // namespace
+
 caf::error cuda_device::wait_word(stream_view stream, const std::atomic<std::uint64_t>* word,
                                   std::uint64_t value) noexcept {
   if (auto err = select())
     return err;
-  // The runtime has no such call. The driver's is found without linking to the driver.
-  constexpr unsigned since = 11070;
-  void* entry = nullptr;
-  auto found = cudaDriverEntryPointSymbolNotFound;
-  if (auto err = check(cudaGetDriverEntryPointByVersion("cuStreamWaitValue64", &entry, since,
-                                                        cudaEnableDefault, &found),
-                       "cudaGetDriverEntryPointByVersion", ordinal_))
-    return err;
-  if (found != cudaDriverEntryPointSuccess)
-    return make_error(errc::not_supported, "the driver has no cuStreamWaitValue64");
+  const auto wait = driver_function<decltype(cuStreamWaitValue64)>("cuStreamWaitValue64", ordinal_);
+  if (!wait)
+    return wait.error();
   void* address = nullptr;
   if (auto err =
           check(cudaHostGetDevicePointer(&address, const_cast<std::atomic<std::uint64_t>*>(word),
                                          0), // it is only read
                 "cudaHostGetDevicePointer", ordinal_))
     return err;
-  const auto code = reinterpret_cast<decltype(&cuStreamWaitValue64)>(entry)(
-      native(stream), reinterpret_cast<CUdeviceptr>(address), value, CU_STREAM_WAIT_VALUE_GEQ);
-  // The runtime's errors have the numbers of the driver's.
-  return check(static_cast<cudaError_t>(code), "cuStreamWaitValue64", ordinal_);
+  return check((*wait)(native(stream), reinterpret_cast<CUdeviceptr>(address), value,
+                       CU_STREAM_WAIT_VALUE_GEQ),
+               "cuStreamWaitValue64", ordinal_);
 }
 
 caf::expected<stream_view> cuda_device::create_stream() noexcept {
@@ -310,40 +331,84 @@ caf::error cuda_device::destroy_stream(stream_view stream) noexcept {
 }
 
 caf::expected<event_view> cuda_device::create_event() noexcept {
-  cudaEvent_t event = nullptr;
-  if (auto err = call("cudaEventCreateWithFlags",
-                      [&] { return cudaEventCreateWithFlags(&event, cudaEventDisableTiming); }))
-    return err;
-  return event_view{event};
+  return no_throw([&]() -> caf::expected<event_view> {
+    auto event = std::make_unique<cuda_event>();
+    if (auto err = call("cudaEventCreateWithFlags", [&] {
+          return cudaEventCreateWithFlags(&event->handle, cudaEventDisableTiming);
+        }))
+      return err;
+    events_.push_back(std::move(event));
+    return event_view{events_.back().get()};
+  });
 }
 
 caf::error cuda_device::destroy_event(event_view event) noexcept {
-  return call("cudaEventDestroy", [&] { return cudaEventDestroy(native(event)); });
+  if (auto err = driver_->check(ordinal_))
+    return err;
+  const auto i = std::ranges::find(events_, event.native, [](auto& x) -> void* { return x.get(); });
+  if (i == events_.end())
+    return no_throw(
+        [&] { return failed(errc::invalid_argument, ordinal_, "this event is not from here"); });
+  const auto taken = std::move(*i);
+  events_.erase(i);
+  return call("cudaEventDestroy", [&] { return cudaEventDestroy(taken->handle); });
 }
 
 caf::error cuda_device::record(event_view event, stream_view stream) noexcept {
-  return call("cudaEventRecord", [&] { return cudaEventRecord(native(event), native(stream)); });
+  auto& x = as_cuda_event(event);
+  x.end = {};
+  return call("cudaEventRecord", [&] { return cudaEventRecord(x.handle, native(stream)); });
 }
 
 caf::error cuda_device::wait(stream_view stream, event_view event) noexcept {
-  return call("cudaStreamWaitEvent",
-              [&] { return cudaStreamWaitEvent(native(stream), native(event), 0); });
+  const auto& x = as_cuda_event(event);
+  if (x.end.word == nullptr)
+    return call("cudaStreamWaitEvent",
+                [&] { return cudaStreamWaitEvent(native(stream), x.handle, 0); });
+  if (auto err = select(); err || x.end.is_over())
+    return err;
+  const auto wait = driver_function<decltype(cuStreamWaitValue32)>("cuStreamWaitValue32", ordinal_);
+  if (!wait)
+    return wait.error();
+  return check((*wait)(native(stream), reinterpret_cast<CUdeviceptr>(x.end.word), x.end.value,
+                       CU_STREAM_WAIT_VALUE_GEQ),
+               "cuStreamWaitValue32", ordinal_);
 }
 
 caf::expected<bool> cuda_device::query(event_view event) noexcept {
+  auto& x = as_cuda_event(event);
+  const bool by_word = x.end.word != nullptr;
+  if (by_word) {
+    if (auto err = driver_->check(ordinal_))
+      return err;
+    if (x.end.is_over())
+      return true;
+    if (++x.looks % looks_before_check != 0)
+      return false;
+  }
   if (auto err = select())
     return err;
-  const auto code = cudaEventQuery(native(event));
+  const auto code = by_word ? cudaStreamQuery(x.end.stream) : cudaEventQuery(x.handle);
   if (code == cudaSuccess)
-    return true;
+    return !by_word || x.end.is_over();
   if (code != cudaErrorNotReady)
-    return cuda_failure(code, "cudaEventQuery", ordinal_);
+    return cuda_failure(code, by_word ? "cudaStreamQuery" : "cudaEventQuery", ordinal_);
   (void)cudaGetLastError(); // else a user's launch would find it as the last error
   return false;
 }
 
 caf::error cuda_device::synchronize(event_view event) noexcept {
-  return call("cudaEventSynchronize", [&] { return cudaEventSynchronize(native(event)); });
+  auto& x = as_cuda_event(event);
+  if (x.end.word == nullptr)
+    return call("cudaEventSynchronize", [&] { return cudaEventSynchronize(x.handle); });
+  for (;; std::this_thread::sleep_for(between_looks)) {
+    x.looks = looks_before_check - 1; // asks CUDA for a fault, too
+    auto done = query(event);
+    if (!done)
+      return done.error();
+    if (*done)
+      return {};
+  }
 }
 
 caf::error cuda_device::copy(void* target, const void* source, std::size_t size_bytes,

@@ -1,6 +1,7 @@
 /// One GPU, driven by the CUDA runtime.
 #pragma once
 
+#include "backend/cuda/cuda_event.hpp"
 #include "backend/cuda/device_pool.hpp"
 #include "backend/cuda/driver_access.hpp"
 #include <troupe/backend.hpp>
@@ -115,7 +116,8 @@ private:
   std::shared_ptr<device_pool> pool_;   ///< of this generation; null while memory is closed
   std::unordered_set<void*> allocated_; ///< memory of `pool_` that is not freed yet
   std::bitset<1024> logged_errors_;     ///< codes that `clear_last_error` has logged
-  std::vector<int> peers_;              ///< have access to the pool of every generation
+  std::vector<std::unique_ptr<cuda_event>> events_;
+  std::vector<int> peers_; ///< have access to the pool of every generation
 };
 
 } // namespace troupe::detail

@@ -179,6 +179,7 @@ private:
 
 caf::error direct_communicator::enqueue(std::span<const collective_call> calls,
                                         stream_view stream) noexcept {
+  last_ = {};
   return no_throw([&]() -> caf::error {
     const local_rank where{static_cast<int>(view_.rank), own_.device};
     if (auto err =
@@ -196,8 +197,22 @@ caf::error direct_communicator::enqueue(std::span<const collective_call> calls,
             check(cudaStreamIsCapturing(on, &captures), "cudaStreamIsCapturing", own_.device))
       return err;
     launcher to{*this, on, captures != cudaStreamCaptureStatusNone};
-    return launch_direct(calls, view_.rank, view_.size, limits_, to);
+    const auto before = launched_.load();
+    auto err = launch_direct(calls, view_.rank, view_.size, limits_, to);
+    if (!err && launched_.load() != before)
+      last_ = {&own_.words->ended, launched_.load(), on};
+    return err;
   });
+}
+
+caf::error direct_communicator::mark_end(event_view event, stream_view stream,
+                                         backend_device& device) noexcept {
+  if (last_.word == nullptr || last_.stream != stream.native)
+    return device.record(event, stream);
+  auto& x = as_cuda_event(event);
+  x.end = last_;
+  x.looks = 0;
+  return {};
 }
 
 caf::expected<communicator_ranks>

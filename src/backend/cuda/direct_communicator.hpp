@@ -1,6 +1,7 @@
 /// Direct communicators: their collectives are kernels of the library over peer memory.
 #pragma once
 
+#include "backend/cuda/cuda_event.hpp"
 #include "backend/cuda/direct_memory.hpp"
 #include "backend/cuda/direct_plan.hpp"
 #include "backend/cuda/driver_access.hpp"
@@ -21,11 +22,15 @@ class direct_communicator final : public backend_communicator {
 public:
   direct_communicator(const direct::plane& view, const direct_arena& own,
                       const direct_limits& limits, shared_driver_access driver) noexcept
-      : view_(view), own_(own), limits_(limits), driver_(std::move(driver)) {}
+      : view_(view), own_(own), limits_(limits), driver_(std::move(driver)),
+        launched_(own.words->ended.load()) {}
 
   /// Nothing has to be connected.
   caf::error connect(stream_view, connect_scope) noexcept override { return {}; }
   caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override;
+  /// The kernels themselves tell of their end.
+  caf::error mark_end(event_view event, stream_view stream,
+                      backend_device& device) noexcept override;
   /// @errors errc::device_fault
   caf::error asynchronous_error() noexcept override { return driver_->check(own_.device); }
 
@@ -45,7 +50,8 @@ private:
   const direct_arena own_;
   const direct_limits limits_;
   const shared_driver_access driver_;
-  std::atomic<std::uint32_t> launched_{0}; ///< kernels
+  std::atomic<std::uint32_t> launched_; ///< kernels, as `direct_words::ended` counts them
+  kernel_end last_;                     ///< of the last `enqueue`
 };
 
 /// Loads the kernels on the current device (`kernel_image::load`).

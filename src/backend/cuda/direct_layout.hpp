@@ -45,13 +45,13 @@ struct alignas(16) channel_numbers {
 /// The memory of one rank, to which its peers have access. All zeros at the start, except that the
 /// numbers may begin anywhere, the same for all ranks.
 struct arena {
-  channel_numbers numbers[most_ranks][most_channels]; // by peer
+  std::uint32_t kernels_ended = 0; ///< of all communicators that had the arena
+  alignas(128) channel_numbers numbers[most_ranks][most_channels]; // by peer
   /// Where a peer wants the next messages of the channel to it, if they are written there directly:
   /// its packet for message `n` is in place `n % slots`.
   packet wanted_at[most_ranks][most_channels][slots];
-  std::uint32_t broken = 0;        ///< 1: a kernel was aborted, so its numbers are not right
-  std::uint32_t blocks_over = 0;   ///< of the kernel that runs
-  std::uint32_t kernels_ended = 0; ///< since the start
+  std::uint32_t broken = 0;      ///< 1: a kernel was aborted, so its numbers are not right
+  std::uint32_t blocks_over = 0; ///< of the kernel that runs
   /// By sender; only of the ranks that there are.
   alignas(128) packet slot[most_ranks][most_channels][slots][slot_packets];
 };

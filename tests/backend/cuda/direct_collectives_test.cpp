@@ -16,6 +16,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -273,7 +274,7 @@ TEST_P(DirectCollectives, EndAtOnceWhereARankDoesNotCome) {
                       .recv = of(i).recv,
                       .count = count / static_cast<std::size_t>(size()),
                       .type = dtype::float32});
-        must(of(i).device->record(of(i).event, of(i).stream));
+        must(rank(i).mark_end(of(i).event, of(i).stream, *of(i).device));
       });
       std::this_thread::sleep_for(5ms);
       const int waiting = missing == 0 ? 1 : 0;
@@ -284,7 +285,9 @@ TEST_P(DirectCollectives, EndAtOnceWhereARankDoesNotCome) {
       const auto took = std::chrono::steady_clock::now() - begin;
       EXPECT_LT(took, 20ms) << to_string(what) << " of " << count;
       RecordProperty("abort_us", std::to_string(took / 1us));
+      EXPECT_TRUE(must(of(waiting).device->query(of(waiting).event))) << to_string(what);
       build();
+      EXPECT_TRUE(must(of(waiting).device->query(of(waiting).event))) << "after the next build";
       expect_right({.what = kind::all_reduce,
                     .type = dtype::int32,
                     .count = 777,
@@ -292,6 +295,76 @@ TEST_P(DirectCollectives, EndAtOnceWhereARankDoesNotCome) {
                     .seed = count},
                    false);
     }
+}
+
+/// Other streams wait for the end of a collective alone, not for what is behind it.
+TEST_P(DirectCollectives, TellTheirEndThemselves) {
+  constexpr int rounds = 200;
+  std::vector<std::atomic<bool>> have_copied(members_.size());
+  on_threads(size(), [&](int i) {
+    auto& self = of(i);
+    must(self.device->bind());
+    const auto beside = must(self.device->create_stream());
+    const auto copied = must(self.device->create_event());
+    std::mt19937_64 random{static_cast<std::uint64_t>(i)};
+    for (int round = 1; round <= rounds; ++round) {
+      // The same on all ranks.
+      const std::size_t count = round % 3 == 0 ? std::size_t{1} << 20 : 1000 + std::size_t(round);
+      const std::vector<std::uint32_t> mine(count, static_cast<std::uint32_t>(round + i));
+      self.write(self.send, std::as_bytes(std::span{mine}));
+      const collective_call sum{.what = kind::all_reduce,
+                                .send = self.send,
+                                .recv = self.recv,
+                                .count = count,
+                                .type = dtype::uint32};
+      enqueue(i, sum);
+      must(rank(i).mark_end(self.event, self.stream, *self.device));
+      must(self.device->wait(beside, self.event));
+      must(self.device->copy(self.pinned, self.recv, count * sizeof(std::uint32_t),
+                             copy_direction::device_to_host, beside));
+      must(self.device->record(copied, beside));
+      if (chance(random, 0.5)) {
+        must(self.device->synchronize(self.event));
+        EXPECT_TRUE(must(self.device->query(self.event)));
+      }
+      must(self.device->synchronize(copied));
+      const auto n = static_cast<std::uint32_t>(size());
+      std::uint32_t ends[2];
+      std::memcpy(&ends[0], self.pinned, sizeof ends[0]);
+      std::memcpy(&ends[1], self.pinned + (count - 1) * sizeof ends[1], sizeof ends[1]);
+      for (const auto x : ends)
+        if (x != n * static_cast<std::uint32_t>(round) + n * (n - 1) / 2)
+          throw std::runtime_error("round " + std::to_string(round) + ": " + std::to_string(x));
+    }
+    // The second of two more sums does not end before rank 0 comes, which waits until the others
+    // have copied what the first one gave.
+    const collective_call next{.what = kind::all_reduce,
+                               .send = self.send,
+                               .recv = self.recv,
+                               .count = 10,
+                               .type = dtype::uint32};
+    enqueue(i, next);
+    must(rank(i).mark_end(self.event, self.stream, *self.device));
+    const auto limit = std::chrono::steady_clock::now() + 20s;
+    while (i == 0 && !std::all_of(have_copied.begin() + 1, have_copied.end(),
+                                  [](auto& x) { return x.load(); })) {
+      if (std::chrono::steady_clock::now() > limit)
+        throw std::runtime_error("a rank waits for more than its first sum");
+      std::this_thread::yield();
+    }
+    enqueue(i, next);
+    if (i != 0) {
+      must(self.device->wait(beside, self.event));
+      must(self.device->copy(self.pinned, self.recv, sizeof(std::uint32_t),
+                             copy_direction::device_to_host, beside));
+      must(self.device->record(copied, beside));
+      must(self.device->synchronize(copied));
+      have_copied[static_cast<std::size_t>(i)] = true;
+    }
+    self.finish();
+    must(self.device->destroy_event(copied));
+    must(self.device->destroy_stream(beside));
+  });
 }
 
 /// Messages of one group make progress together, whatever their order, few or many.

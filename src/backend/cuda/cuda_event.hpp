@@ -1,0 +1,35 @@
+/// Events of CUDA devices.
+#pragma once
+
+#include <troupe/backend.hpp>
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstdint>
+
+namespace troupe::detail {
+
+/// The end of a kernel, as the kernel tells it: sooner than an event of CUDA, and for no call.
+struct kernel_end {
+  const std::atomic<std::uint32_t>* word = nullptr; ///< in pinned memory; null: there is none
+  std::uint32_t value = 0; ///< the kernel has ended when the word is at least this, modulo 2^32
+  cudaStream_t stream = nullptr; ///< of the kernel
+
+  bool is_over() const noexcept {
+    return static_cast<std::int32_t>(word->load(std::memory_order_acquire) - value) >= 0;
+  }
+};
+
+/// What an `event_view` of a CUDA device refers to.
+struct cuda_event {
+  cudaEvent_t handle = nullptr; ///< recorded if there is no `end`
+  kernel_end end;
+  unsigned looks = 0; ///< at `end`, without asking CUDA for a fault
+};
+
+inline cuda_event& as_cuda_event(event_view event) noexcept {
+  return *static_cast<cuda_event*>(event.native);
+}
+
+} // namespace troupe::detail
