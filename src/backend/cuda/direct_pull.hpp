@@ -128,6 +128,9 @@ template <class T, unsigned Unrolled> struct pulled {
     std::size_t i = first;
     for (; i + (Unrolled - 1) * stride < all; i += Unrolled * stride)
       several<Unrolled>(share.begin + head, i, stride);
+    if constexpr (Unrolled > 2)
+      for (; i + stride < all; i += 2 * stride)
+        several<2>(share.begin + head, i, stride);
     for (; i < all; i += stride)
       several<1>(share.begin + head, i, stride);
   }
