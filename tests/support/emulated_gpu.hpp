@@ -128,7 +128,7 @@ inline void store(packet* to, const packet& x) {
 }
 
 inline channel_numbers load(const channel_numbers* from) {
-  return {load(&from->sent), load(&from->acknowledged), load(&from->received), 0};
+  return {load(&from->sent), load(&from->acknowledged), load(&from->received), load(&from->read)};
 }
 
 inline float sum(float a, float b) { return a + b; }
@@ -156,3 +156,4 @@ inline double greatest(double a, double b) { return greatest<double>(a, b); }
 #include "backend/cuda/direct_move.hpp"
 #include "backend/cuda/direct_pull.hpp"
 #include "backend/cuda/direct_push.hpp"
+#include "backend/cuda/direct_trade.hpp"

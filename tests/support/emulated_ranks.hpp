@@ -50,7 +50,7 @@ public:
     for (auto& a : arenas_)
       for (auto& of_peer : a->numbers)
         for (auto& x : of_peer)
-          x = {number, number, number, 0};
+          x = {number, number, number, number};
   }
 
   unsigned size() const { return static_cast<unsigned>(arenas_.size()); }
@@ -68,10 +68,10 @@ public:
 
   /// Runs a kernel of one rank, behind its former ones.
   template <class Kernel> void run(unsigned rank, const emulated_grid& grid, Kernel kernel) {
-    const auto p = at(rank);
+    auto p = at(rank);
+    p.number = ++kernels_[rank];
     run_emulated(grid, [&](void* shared) { kernel(p, shared); });
-    ++kernels_[rank];
-    EXPECT_EQ(ended_[rank], kernels_[rank]);
+    EXPECT_EQ(ended_[rank], p.number);
   }
 
   std::uint32_t ended(unsigned rank) const { return detail::direct::gpu::load(&ended_[rank]); }
@@ -123,6 +123,17 @@ public:
     std::ranges::copy(messages, a.list);
     all_.run(rank_, {channels, 2 * all_.size(), moving_threads}, [&](const auto& p, void* shared) {
       detail::direct::move(p, a, *static_cast<std::uint64_t*>(shared));
+    });
+    return {};
+  }
+
+  caf::error trade(unsigned channels, unsigned,
+                   std::span<const detail::direct::message> messages) override {
+    detail::direct::move_arguments<detail::direct::few_messages> a{};
+    a.count = static_cast<std::uint32_t>(messages.size());
+    std::ranges::copy(messages, a.list);
+    all_.run(rank_, {channels, 1, reducing_threads}, [&](const auto& p, void* shared) {
+      detail::direct::trade(p, a, *static_cast<detail::direct::shared_numbers*>(shared));
     });
     return {};
   }

@@ -64,7 +64,7 @@ TROUPE_DEVICE void store(packet* to, const packet& x) {
 TROUPE_DEVICE channel_numbers load(const channel_numbers* from) {
   channel_numbers x;
   asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(x.sent), "=r"(x.acknowledged), "=r"(x.received), "=r"(x.unused)
+               : "=r"(x.sent), "=r"(x.acknowledged), "=r"(x.received), "=r"(x.read)
                : "l"(from)
                : "memory");
   return x;
@@ -87,6 +87,7 @@ TROUPE_DEVICE double greatest(double a, double b) { return fmax(a, b); }
 #include "backend/cuda/direct_move.hpp"
 #include "backend/cuda/direct_pull.hpp"
 #include "backend/cuda/direct_push.hpp"
+#include "backend/cuda/direct_trade.hpp"
 
 namespace {
 
@@ -130,3 +131,10 @@ TROUPE_DIRECT_TYPES(TROUPE_PULL)
     direct::move(p, a, wanted_at);                                                                 \
   }
 TROUPE_DIRECT_MOVES(TROUPE_MOVE)
+
+extern "C" __global__ void __launch_bounds__(direct::block_threads, direct::moving_blocks)
+    trade(const __grid_constant__ direct::plane p,
+          const __grid_constant__ direct::move_arguments<direct::few_messages> a) {
+  __shared__ direct::shared_numbers shared;
+  direct::trade(p, a, shared);
+}

@@ -45,19 +45,26 @@ TROUPE_DEVICE packet* slot_from(const plane& p, unsigned peer, unsigned channel,
   return own(p).slot[peer][channel][number % slots];
 }
 
+/// Returns whether it is time to clear the slot and the place of a message.
+TROUPE_DEVICE bool is_clearing(std::uint32_t number) { return number % clearing_period < slots; }
+
+/// Returns whether number `a` is `b` or a later one.
+TROUPE_DEVICE bool has_reached(std::uint32_t a, std::uint32_t b) {
+  return static_cast<std::int32_t>(a - b) >= 0;
+}
+
 /// Waits until the slot of message `number` to `peer` is free. Each thread that sends a part of the
-/// message calls it before.
+/// message calls it before. `read`: a message that the peer is known to have read.
 TROUPE_DEVICE bool wait_for_slot(const plane& p, unsigned peer, unsigned channel,
-                                 std::uint32_t number) {
-  if (number % clearing_period <
-      slots) { // the peer fills this place again only for a later message
+                                 std::uint32_t number, std::uint32_t read) {
+  if (is_clearing(number)) { // the peer fills this place again only for a later message
     gpu::store(&own(p).wanted_at[peer][channel][number % slots], packet{});
     gpu::fence_system();
   }
+  if (has_reached(read, number - slots))
+    return true;
   const std::uint32_t* acknowledged = &own(p).numbers[peer][channel].acknowledged;
-  return wait_until(p, [=] {
-    return static_cast<std::int32_t>(gpu::load(acknowledged) - (number - slots)) >= 0;
-  });
+  return wait_until(p, [=] { return has_reached(gpu::load(acknowledged), number - slots); });
 }
 
 TROUPE_DEVICE void send(packet* to, std::uint64_t data, std::uint32_t number) {
@@ -82,7 +89,7 @@ TROUPE_DEVICE bool receive(const plane& p, const packet* from, std::uint32_t num
 /// before the acknowledgement.
 TROUPE_DEVICE void clear_slot(const plane& p, unsigned peer, unsigned channel,
                               std::uint32_t number) {
-  if (number % clearing_period >= slots)
+  if (!is_clearing(number))
     return;
   packet* slot = slot_from(p, peer, channel, number);
   for (unsigned i = gpu::thread(); i < slot_packets; i += gpu::threads())
@@ -118,15 +125,11 @@ TROUPE_DEVICE void end_kernel(const plane& p, bool alive) {
     gpu::fence_device();
     if (gpu::add(&mine.blocks_over, 1) != blocks - 1)
       return;
-    gpu::fence_device();
     gpu::store(&mine.blocks_over, 0);
   }
-  if (p.ended == nullptr)
-    return;
-  const std::uint32_t ended = gpu::load(&mine.kernels_ended) + 1;
-  gpu::store(&mine.kernels_ended, ended);
   gpu::fence_system();
-  gpu::store(p.ended, ended);
+  if (p.ended != nullptr)
+    gpu::store(p.ended, p.number);
 }
 
 /// A range of a block's channel: an equal share of `all`, in order.
@@ -142,30 +145,53 @@ TROUPE_DEVICE range share_of(std::size_t all, unsigned index, unsigned number,
   return {begin, all - begin < each ? all : begin + each};
 }
 
+/// Returns the last of the sent messages that the peer is known to have read.
+TROUPE_DEVICE std::uint32_t read_by_peer(const channel_numbers& x) {
+  return has_reached(x.read, x.acknowledged) ? x.read : x.acknowledged;
+}
+
 /// The numbers of the last messages of a block's channels, in memory of the block.
 struct shared_numbers {
   std::uint32_t sent[most_ranks];
   std::uint32_t received[most_ranks];
+  std::uint32_t read[most_ranks]; ///< by the peer
 
   /// By all threads; `begin_kernel` must follow.
-  TROUPE_DEVICE void read(const plane& p, unsigned channel) {
+  TROUPE_DEVICE void load_from(const plane& p, unsigned channel) {
     const unsigned peer = gpu::thread();
     if (peer >= p.size)
       return;
     const auto numbers = gpu::load(&own(p).numbers[peer][channel]);
     sent[peer] = numbers.sent;
     received[peer] = numbers.received;
+    read[peer] = read_by_peer(numbers);
   }
 
   /// Frees the slots of the `n`th message from each peer since then. By all threads of the block,
-  /// after they have read it.
-  TROUPE_DEVICE void end_messages(const plane& p, unsigned channel, std::uint32_t n) const {
+  /// after they have read it. `is_mutual`: see `note_mutual`. Then it is acknowledged only from
+  /// time to time, so that the acknowledged number does not fall back by half of all numbers.
+  TROUPE_DEVICE void end_messages(const plane& p, unsigned channel, std::uint32_t n,
+                                  bool is_mutual) const {
     for (unsigned peer = 0; peer < p.size; ++peer)
       if (peer != p.rank)
         clear_slot(p, peer, channel, received[peer] + n);
     const unsigned peer = gpu::thread();
-    if (peer < p.size && peer != p.rank)
+    if (peer < p.size && peer != p.rank && (!is_mutual || is_clearing(received[peer] + n)))
       acknowledge(p, peer, channel, received[peer] + n);
+  }
+
+  /// Notes that each rank has sent `n` messages to each other one, and received them, since then,
+  /// and that no rank sent its next one before it had received all. By all threads of the block. No
+  /// message has to be acknowledged: the peers have read all but the last one, and send their next
+  /// ones only after they have read that one, too.
+  TROUPE_DEVICE void note_mutual(const plane& p, unsigned channel, std::uint32_t n) const {
+    const unsigned peer = gpu::thread();
+    if (n == 0 || peer >= p.size || peer == p.rank)
+      return;
+    auto& numbers = own(p).numbers[peer][channel];
+    gpu::store(&numbers.sent, sent[peer] + n);
+    gpu::store(&numbers.received, received[peer] + n);
+    gpu::store(&numbers.read, sent[peer] + n - 1);
   }
 };
 

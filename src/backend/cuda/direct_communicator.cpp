@@ -29,8 +29,8 @@ namespace {
 #define TROUPE_MOVE_NAME(name, most) {"move_" #name},
 constexpr std::size_t types = std::size(all_dtypes);
 constinit kernel kernels[] = {TROUPE_DIRECT_TYPES(TROUPE_PUSH_NAME) TROUPE_DIRECT_TYPES(
-    TROUPE_PULL_NAME) TROUPE_DIRECT_MOVES(TROUPE_MOVE_NAME)};
-static_assert(std::size(kernels) == 2 * types + 2);
+    TROUPE_PULL_NAME) TROUPE_DIRECT_MOVES(TROUPE_MOVE_NAME){"trade"}};
+static_assert(std::size(kernels) == 2 * types + 3);
 constinit kernel_image image{troupe_direct_image, kernels};
 
 const kernel& push_kernel(dtype type) noexcept { return kernels[static_cast<std::size_t>(type)]; }
@@ -39,6 +39,7 @@ const kernel& pull_kernel(dtype type) noexcept {
 }
 const kernel& move_few = kernels[2 * types];
 const kernel& move_many = kernels[2 * types + 1];
+const kernel& trade_few = kernels[2 * types + 2];
 
 /// How many kernels that wait for peers may run on a device at the same time: one in each of a
 /// lane's streams for collectives.
@@ -150,6 +151,11 @@ public:
     return move_with<direct::many_messages>(move_many, grid, threads, messages);
   }
 
+  caf::error trade(unsigned channels, unsigned threads,
+                   std::span<const direct::message> messages) override {
+    return move_with<direct::few_messages>(trade_few, {channels}, threads, messages);
+  }
+
 private:
   template <std::size_t Most>
   caf::error move_with(const kernel& which, dim3 grid, unsigned threads,
@@ -165,6 +171,7 @@ private:
     auto view = of_.view_;
     if (captures_)
       view.ended = nullptr;
+    view.number = of_.launched_.load() + 1;
     void* all[] = {&view, const_cast<void*>(arguments)};
     const auto code = launch(which, grid, threads, all, stream_);
     if (code == cudaSuccess && !captures_)

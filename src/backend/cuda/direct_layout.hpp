@@ -3,9 +3,10 @@
 /// The ranks of a communicator exchange data through channels. A channel leads one way, from one
 /// rank to another one, and one block of threads at either end uses it. Its messages are numbered.
 /// Its slots lie in the receiver's memory. The sender writes message `n` into slot `n % slots` once
-/// the receiver has acknowledged message `n - slots`. Each 16 bytes in a slot are a packet: 8 bytes
-/// of data, and a mark made of the number beside each half. So a packet tells by itself whether it
-/// has arrived, and no barrier is needed.
+/// the receiver has read message `n - slots`: it has acknowledged it, or has sent a message that it
+/// only sends after that. Each 16 bytes in a slot are a packet: 8 bytes of data, and a mark made of
+/// the number beside each half. So a packet tells by itself whether it has arrived, and no barrier
+/// is needed.
 #pragma once
 
 #include <cstddef>
@@ -39,14 +40,13 @@ struct alignas(16) channel_numbers {
   std::uint32_t sent = 0;
   std::uint32_t acknowledged = 0; ///< written by the peer: of the messages that were sent
   std::uint32_t received = 0;
-  std::uint32_t unused = 0;
+  std::uint32_t read = 0; ///< of those that were sent: what the peer sent shows that it has read it
 };
 
 /// The memory of one rank, to which its peers have access. All zeros at the start, except that the
 /// numbers may begin anywhere, the same for all ranks.
 struct arena {
-  std::uint32_t kernels_ended = 0; ///< of all communicators that had the arena
-  alignas(128) channel_numbers numbers[most_ranks][most_channels]; // by peer
+  channel_numbers numbers[most_ranks][most_channels]; // by peer
   /// Where a peer wants the next messages of the channel to it, if they are written there directly:
   /// its packet for message `n` is in place `n % slots`.
   packet wanted_at[most_ranks][most_channels][slots];
@@ -64,10 +64,11 @@ constexpr std::size_t arena_bytes(unsigned size) noexcept {
 /// One rank's view of its communicator; the first argument of each kernel.
 struct plane {
   arena* at[most_ranks]; ///< by rank
-  /// In pinned memory: `arena::kernels_ended`, written as a kernel ends. Null in a captured kernel,
-  /// which does not count.
+  /// In pinned memory: set to `number` as the kernel ends. Null in a captured kernel, which does
+  /// not count.
   std::uint32_t* ended;
   const std::uint32_t* aborted; ///< in pinned memory: not 0 once the kernels are to end at once
+  std::uint32_t number;         ///< of the kernel
   unsigned rank;
   unsigned size;
 };

@@ -6,7 +6,6 @@
 #include "backend/cuda/device_pool.hpp"
 
 #include <algorithm>
-#include <cstddef>
 #include <new>
 #include <utility>
 
@@ -97,10 +96,9 @@ caf::expected<direct_words*> direct_memory::take_words() noexcept {
   return result;
 }
 
-caf::error direct_memory::clear(const device_memory& on, const direct_arena& x,
-                                std::size_t begin) noexcept {
-  if (auto err = check(cudaMemsetAsync(reinterpret_cast<std::byte*>(x.memory) + begin, 0,
-                                       direct::arena_bytes(x.ranks) - begin, on.stream),
+/// The count of kernels goes on: events may still be bound to it.
+caf::error direct_memory::clear(const device_memory& on, const direct_arena& x) noexcept {
+  if (auto err = check(cudaMemsetAsync(x.memory, 0, direct::arena_bytes(x.ranks), on.stream),
                        "cudaMemsetAsync", x.device))
     return err;
   if (auto err = check(cudaStreamSynchronize(on.stream), "cudaStreamSynchronize", x.device))
@@ -121,7 +119,7 @@ caf::expected<direct_arena> direct_memory::make(device_memory& on, int device,
             "cudaMallocFromPoolAsync", device);
   if (!err) {
     result.memory = static_cast<direct::arena*>(memory);
-    err = clear(on, result, 0);
+    err = clear(on, result);
     if (err)
       teardown(cudaFreeAsync(memory, on.stream), "cudaFreeAsync", device);
   }
@@ -158,8 +156,7 @@ caf::error direct_memory::give_back(const direct_arena& x) noexcept {
     auto on = open(x.device);
     if (!on)
       return on.error();
-    // The count of kernels goes on: events may still be bound to it.
-    if (auto err = clear(**on, x, offsetof(direct::arena, numbers)))
+    if (auto err = clear(**on, x))
       return err;
     (*on)->free.push_back(x);
     return {};

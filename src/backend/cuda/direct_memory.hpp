@@ -21,11 +21,12 @@ namespace troupe::detail {
 
 /// Words in pinned memory by which the host and the kernels of one rank talk.
 struct direct_words {
-  alignas(64) std::atomic<std::uint32_t> ended{0};   ///< `arena::kernels_ended`
+  /// The number of the last kernel that has ended, of all communicators that had the arena.
+  alignas(64) std::atomic<std::uint32_t> ended{0};
   alignas(64) std::atomic<std::uint32_t> aborted{0}; ///< not 0: the kernels are to end
 };
 
-/// The arena of one rank, filled with zeros except for its count of kernels, and its words.
+/// The arena of one rank, filled with zeros, and its words.
 struct direct_arena {
   int device = -1;
   unsigned ranks = 0; ///< for which there is room
@@ -61,8 +62,7 @@ private:
   caf::expected<device_memory*> open(int device) noexcept;
   caf::expected<direct_arena> make(device_memory& on, int device, unsigned ranks) noexcept;
   caf::expected<direct_words*> take_words() noexcept;
-  /// Clears an arena from byte `begin` on.
-  caf::error clear(const device_memory& on, const direct_arena& x, std::size_t begin) noexcept;
+  caf::error clear(const device_memory& on, const direct_arena& x) noexcept;
 
   const shared_driver_access driver_;
   std::mutex mutex_;

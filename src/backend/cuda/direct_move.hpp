@@ -76,10 +76,22 @@ TROUPE_DEVICE range bytes_of(const message& x, unsigned channel) {
 /// the kernels are to end.
 class channel_end {
 public:
-  TROUPE_DEVICE channel_end(const plane& p, unsigned peer, unsigned channel, std::uint32_t last)
-      : p_(p), peer_(peer), channel_(channel), number_(last) {}
+  TROUPE_DEVICE channel_end(const plane& p, unsigned peer, unsigned channel, bool sends)
+      : p_(p), peer_(peer), channel_(channel), sends_(sends) {
+    const auto numbers = gpu::load(&own(p).numbers[peer][channel]);
+    number_ = sends ? numbers.sent : numbers.received;
+    read_ = read_by_peer(numbers);
+  }
 
-  TROUPE_DEVICE std::uint32_t last() const { return number_; }
+  /// Keeps the numbers for the next kernel.
+  TROUPE_DEVICE void keep() const {
+    if (gpu::thread() != 0)
+      return;
+    auto& numbers = own(p_).numbers[peer_][channel_];
+    gpu::store(sends_ ? &numbers.sent : &numbers.received, number_);
+    if (sends_)
+      gpu::store(&numbers.read, read_);
+  }
 
   TROUPE_DEVICE bool push(const message& x) {
     const range share = packets_of(x, channel_);
@@ -88,7 +100,7 @@ public:
     bool alive = true;
     for (std::size_t base = share.begin; alive && base < share.end; base += slot_packets) {
       ++number_;
-      alive = wait_for_slot(p_, peer_, channel_, number_);
+      alive = wait_for_slot(p_, peer_, channel_, number_, read_);
       packet* slot = slot_at(p_, peer_, channel_, number_);
       for (std::size_t j = gpu::thread(); alive && j < slot_packets && base + j < share.end;
            j += gpu::threads())
@@ -135,7 +147,7 @@ public:
                static_cast<const unsigned char*>(x.memory) + share.begin, share.end - share.begin);
     gpu::sync();
     if (gpu::thread() == 0) {
-      alive = wait_for_slot(p_, peer_, channel_, number_);
+      alive = wait_for_slot(p_, peer_, channel_, number_, read_);
       gpu::fence_system();
       if (alive)
         send(slot_at(p_, peer_, channel_, number_), 0, number_);
@@ -169,7 +181,9 @@ private:
   const plane& p_;
   const unsigned peer_;
   const unsigned channel_;
-  std::uint32_t number_;
+  const bool sends_;
+  std::uint32_t number_; ///< of the last message
+  std::uint32_t read_;   ///< by the peer
 };
 
 /// Copies the messages of a rank to itself.
@@ -196,8 +210,7 @@ TROUPE_DEVICE void move(const plane& p, const move_arguments<Most>& a, std::uint
   const unsigned channel = gpu::block_x();
   const bool sends = gpu::block_y() < p.size;
   const unsigned peer = gpu::block_y() % p.size;
-  auto& numbers = own(p).numbers[peer][channel];
-  channel_end here{p, peer, channel, gpu::load(sends ? &numbers.sent : &numbers.received)};
+  channel_end here{p, peer, channel, sends};
   if (!begin_kernel(p))
     return end_kernel(p, false);
   if (peer == p.rank) {
@@ -215,8 +228,8 @@ TROUPE_DEVICE void move(const plane& p, const move_arguments<Most>& a, std::uint
     else
       alive = sends ? here.put(x, wanted_at) : here.receive_put(x);
   }
-  if (alive && gpu::thread() == 0)
-    gpu::store(sends ? &numbers.sent : &numbers.received, here.last());
+  if (alive)
+    here.keep();
   end_kernel(p, alive);
 }
 

@@ -157,7 +157,10 @@ private:
                                       ? direct::block_threads
                                       : threads_for((x.bytes + x.channels - 1) / x.channels));
     }
-    return to_.move(channels, threads, messages_);
+    if (!fits_trade(messages_, rank_))
+      return to_.move(channels, threads, messages_);
+    const auto each = static_cast<unsigned>(warp * messages_.size());
+    return to_.trade(channels, std::clamp(each, threads, direct::block_threads), messages_);
   }
 
   const unsigned rank_;
@@ -170,6 +173,22 @@ private:
 };
 
 } // namespace
+
+bool fits_trade(std::span<const message> messages, unsigned rank) noexcept {
+  if (messages.size() > direct::few_messages)
+    return false;
+  unsigned sends = 0;
+  unsigned receives = 0;
+  for (auto& x : messages) {
+    if (x.peer == rank)
+      continue;
+    auto& peers = x.is_sent ? sends : receives;
+    if (x.way != route::push || x.bytes > x.channels * pushed_by_channel || (peers >> x.peer & 1))
+      return false;
+    peers |= 1u << x.peer;
+  }
+  return true;
+}
 
 caf::error launch_direct(std::span<const collective_call> calls, unsigned rank, unsigned size,
                          const direct_limits& limits, direct_launcher& to) {

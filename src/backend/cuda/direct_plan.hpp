@@ -31,10 +31,17 @@ public:
   /// @shape messages: at most `direct::many_messages`
   [[nodiscard]] virtual caf::error move(unsigned channels, unsigned threads,
                                         std::span<const direct::message> messages) = 0;
+  /// @shape messages: `fits_trade`
+  [[nodiscard]] virtual caf::error trade(unsigned channels, unsigned threads,
+                                         std::span<const direct::message> messages) = 0;
 
 protected:
   ~direct_launcher() = default;
 };
+
+/// Returns whether `direct::trade` can do the messages of rank `rank`: at most one to each peer and
+/// one from it, each pushed, and over each channel at most one slot.
+bool fits_trade(std::span<const direct::message> messages, unsigned rank) noexcept;
 
 /// Launches what does `calls`, which are valid, as one group. All messages of the group that are
 /// `send` or `recv` are in one kernel. The other calls have a kernel each, in their order, which is

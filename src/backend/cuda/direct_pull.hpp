@@ -190,7 +190,8 @@ TROUPE_DEVICE bool swap_packets(const plane& p, const shared_numbers& last, unsi
                                 std::uint32_t n, unsigned place, std::uint64_t& data) {
   const unsigned channel = gpu::block_x();
   const std::uint32_t number = last.sent[peer] + n;
-  if (!wait_for_slot(p, peer, channel, number))
+  // As in `push_block::exchange`.
+  if (!wait_for_slot(p, peer, channel, number, n > 1 ? number - slots : last.read[peer]))
     return false;
   gpu::fence_system();
   send(slot_at(p, peer, channel, number) + place, data, number);
@@ -234,12 +235,12 @@ template <class T, unsigned Unrolled>
 TROUPE_DEVICE void pull_reduce(const plane& p, const reduce_arguments& a, shared_facts<T>& all) {
   const unsigned channel = gpu::block_x();
   const unsigned me = gpu::thread();
-  all.numbers.read(p, channel);
+  all.numbers.load_from(p, channel);
   if (!begin_kernel(p))
     return end_kernel(p, false);
   bool alive = meet(p, a, all);
   if (alive) {
-    all.numbers.end_messages(p, channel, 1);
+    all.numbers.end_messages(p, channel, 1, true);
     if (a.scatters != 0) { // the result goes to this rank alone, at the place of its block
       if (me < p.size)
         all.outs[me] = me == p.rank ? static_cast<T*>(a.out) - p.rank * a.count : nullptr;
@@ -252,12 +253,8 @@ TROUPE_DEVICE void pull_reduce(const plane& p, const reduce_arguments& a, shared
     alive = part(p, all);
   }
   if (alive) {
-    all.numbers.end_messages(p, channel, 2);
-    if (me < p.size && me != p.rank) {
-      auto& numbers = own(p).numbers[me][channel];
-      gpu::store(&numbers.sent, all.numbers.sent[me] + 2);
-      gpu::store(&numbers.received, all.numbers.received[me] + 2);
-    }
+    all.numbers.end_messages(p, channel, 2, true);
+    all.numbers.note_mutual(p, channel, 2);
   }
   end_kernel(p, alive);
 }

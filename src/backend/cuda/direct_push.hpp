@@ -23,17 +23,24 @@ public:
         out_aligned_(is_aligned<std::uint64_t>(a.out)) {}
 
   TROUPE_DEVICE bool is_target(unsigned rank) const { return (a_.targets >> rank & 1) != 0; }
+  /// Returns whether each rank sends to each other one.
+  TROUPE_DEVICE bool is_mutual() const { return a_.targets == (1u << p_.size) - 1; }
+
+  /// Returns packet `i` of what the rank itself adds to its result.
+  TROUPE_DEVICE std::uint64_t own_data(std::size_t i) const { return load(own_, i); }
 
   /// Does packet `i` of the data, which is packet `place` of a message. Returns false if the
   /// kernels are to end.
-  TROUPE_DEVICE bool exchange(std::size_t i, std::size_t place, std::uint32_t message) const {
-    const std::uint64_t own_data = load(own_, i);
+  TROUPE_DEVICE bool exchange(std::uint64_t own_data, std::size_t i, std::size_t place,
+                              std::uint32_t message) const {
     for (unsigned step = 1; step < p_.size; ++step) {
       const unsigned peer = (p_.rank + step) % p_.size;
       if (!is_target(peer))
         continue;
       const std::uint32_t number = last_.sent[peer] + message;
-      if (!wait_for_slot(p_, peer, gpu::block_x(), number))
+      // After the first of mutual messages, the slot is free: see `note_mutual`.
+      const auto read = message > 1 && is_mutual() ? number - slots : last_.read[peer];
+      if (!wait_for_slot(p_, peer, gpu::block_x(), number, read))
         return false;
       send(slot_at(p_, peer, gpu::block_x(), number) + place,
            a_.scatters != 0 ? load(in_ + peer * a_.count, i) : own_data, number);
@@ -90,27 +97,37 @@ template <class T>
 TROUPE_DEVICE void push_reduce(const plane& p, const reduce_arguments& a, shared_numbers& last) {
   const unsigned channel = gpu::block_x();
   const unsigned me = gpu::thread();
-  last.read(p, channel);
+  last.load_from(p, channel);
   const push_block<T> block{p, a, last};
   constexpr std::size_t per_packet = sizeof(std::uint64_t) / sizeof(T);
   const range share = share_of((a.count + per_packet - 1) / per_packet, channel, gpu::grid_x());
   const bool receives = block.is_target(p.rank);
+  // Loaded at the same time as the numbers.
+  std::uint64_t data = share.begin + me < share.end ? block.own_data(share.begin + me) : 0;
   if (!begin_kernel(p))
     return end_kernel(p, false);
   std::uint32_t messages = 0;
   bool alive = true;
   for (std::size_t base = share.begin; alive && base < share.end; base += slot_packets) {
     ++messages;
-    for (std::size_t j = me; alive && j < slot_packets && base + j < share.end; j += gpu::threads())
-      alive = block.exchange(base + j, j, messages);
+    for (std::size_t j = me; alive && j < slot_packets && base + j < share.end;
+         j += gpu::threads()) {
+      if (base + j != share.begin + me)
+        data = block.own_data(base + j);
+      alive = block.exchange(data, base + j, j, messages);
+    }
     alive = !gpu::sync_or(!alive);
     if (alive && receives)
-      last.end_messages(p, channel, messages);
+      last.end_messages(p, channel, messages, block.is_mutual());
   }
-  if (alive && me < p.size && me != p.rank) {
+  if (alive && block.is_mutual()) {
+    last.note_mutual(p, channel, messages);
+  } else if (alive && me < p.size && me != p.rank) {
     auto& numbers = own(p).numbers[me][channel];
-    if (block.is_target(me))
+    if (block.is_target(me)) {
       gpu::store(&numbers.sent, last.sent[me] + messages);
+      gpu::store(&numbers.read, last.read[me]);
+    }
     if (receives)
       gpu::store(&numbers.received, last.received[me] + messages);
   }

@@ -187,16 +187,20 @@ private:
 /// Messages between any ranks, several between some, in one launch of each rank.
 class move_operation final : public operation {
 public:
-  move_operation(unsigned ranks, std::mt19937_64& random) {
+  move_operation(unsigned ranks, std::mt19937_64& random) : trades_(random()) {
+    const bool small = chance(random, 0.5); // at most one from a rank to another
     for (auto n = pick(random, 1, 2 * ranks); n > 0; --n) {
       described x;
       x.from = static_cast<unsigned>(pick(random, 0, ranks - 1));
       x.to = static_cast<unsigned>(pick(random, 0, ranks - 1));
-      x.size = chance(random, 0.1)   ? 0
-               : chance(random, 0.1) ? pick(random, 5000, 20000)
-                                     : pick(random, 1, 700);
+      x.size = chance(random, 0.1)             ? 0
+               : !small && chance(random, 0.1) ? pick(random, 5000, 20000)
+                                               : pick(random, 1, 700);
       x.channels = static_cast<std::uint16_t>(pick(random, 1, most_channels_here));
-      x.way = x.size != 0 && chance(random, 0.5) ? route::put : route::push;
+      x.way = !small && x.size != 0 && chance(random, 0.5) ? route::put : route::push;
+      if (small && std::ranges::any_of(
+                       all_, [&](auto& other) { return other.from == x.from && other.to == x.to; }))
+        continue;
       x.off_in = pick(random, 0, 15);
       x.off_out = chance(random, 0.5) ? x.off_in : pick(random, 0, 15);
       all_.push_back(x);
@@ -205,7 +209,8 @@ public:
   }
 
   /// A message of each rank to each other one.
-  move_operation(unsigned ranks, std::mt19937_64& random, route way, std::size_t size) {
+  move_operation(unsigned ranks, std::mt19937_64& random, route way, std::size_t size)
+      : trades_(random()) {
     for (unsigned from = 0; from < ranks; ++from)
       for (unsigned to = 0; to < ranks; ++to)
         if (from != to)
@@ -232,9 +237,15 @@ public:
         a.list[a.count++] = {start_of(memory[rank][x.out], x.off_out), x.size, x.channels,
                              static_cast<std::uint8_t>(x.from),        false,  x.way};
     }
-    all.run(rank, {most_channels_here, 2 * all.size(), 2}, [&](const plane& p, void* shared) {
-      move(p, a, *static_cast<std::uint64_t*>(shared));
-    });
+    // The ranks need not choose the same kernel.
+    if ((trades_ >> rank & 1) != 0 && detail::fits_trade({a.list, a.count}, rank))
+      all.run(rank, {most_channels_here, 1, most_ranks}, [&](const plane& p, void* shared) {
+        trade(p, a, *static_cast<shared_numbers*>(shared));
+      });
+    else
+      all.run(rank, {most_channels_here, 2 * all.size(), 2}, [&](const plane& p, void* shared) {
+        move(p, a, *static_cast<std::uint64_t*>(shared));
+      });
   }
 
 private:
@@ -268,6 +279,7 @@ private:
     std::size_t in = 0; ///< index in the rank's memory
     std::size_t out = 0;
   };
+  const std::uint64_t trades_; ///< a bit for each rank: it trades if it can
   std::vector<described> all_;
 };
 
