@@ -8,6 +8,7 @@
 #include <atomic>
 #include <barrier>
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -42,6 +43,10 @@ struct emulated_thread {
 };
 
 inline thread_local emulated_thread this_gpu_thread;
+
+/// After so many packets, the thread that stored the last one sleeps, while what it sent is read.
+/// 0: none sleeps.
+inline std::atomic<unsigned> stores_between_delays = 0;
 
 struct emulated_grid {
   unsigned x = 1;
@@ -125,6 +130,10 @@ inline void store(packet* to, const packet& x) {
   const auto [low, high] = std::bit_cast<std::array<std::uint64_t, 2>>(x);
   as_atomic(halves_of(to)).store(low);
   as_atomic(halves_of(to) + 1).store(high);
+  static std::atomic<unsigned> stores = 0;
+  if (const auto each = troupe::testing::stores_between_delays.load();
+      each != 0 && stores.fetch_add(1) % each == each - 1)
+    std::this_thread::sleep_for(std::chrono::milliseconds{1});
 }
 
 inline channel_numbers load(const channel_numbers* from) {

@@ -53,6 +53,14 @@ public:
           x = {number, number, number, number};
   }
 
+  /// Sets the numbers that the peers have acknowledged, and nothing else.
+  void acknowledge(std::uint32_t number) {
+    for (auto& a : arenas_)
+      for (auto& of_peer : a->numbers)
+        for (auto& x : of_peer)
+          x.acknowledged = number;
+  }
+
   unsigned size() const { return static_cast<unsigned>(arenas_.size()); }
 
   detail::direct::plane at(unsigned rank) {

@@ -83,11 +83,13 @@ public:
 class reduce_operation final : public operation {
 public:
   reduce_operation(unsigned ranks, std::mt19937_64& random)
+      : reduce_operation(ranks, random,
+                         chance(random, 0.2) ? static_cast<int>(pick(random, 0, ranks - 1)) : -1) {}
+
+  reduce_operation(unsigned ranks, std::mt19937_64& random, int root)
       : type_(all_dtypes[pick(random, 0, std::size(all_dtypes) - 1)]),
         op_(static_cast<reduce_op>(pick(random, 0, 5))), pulls_(chance(random, 0.5)),
-        scatters_(chance(random, 0.3)), in_place_(chance(random, 0.5)),
-        root_(!scatters_ && chance(random, 0.3) ? static_cast<int>(pick(random, 0, ranks - 1))
-                                                : -1),
+        scatters_(root < 0 && chance(random, 0.3)), in_place_(chance(random, 0.5)), root_(root),
         count_(chance(random, 0.1) ? pick(random, 4000, 9000) : pick(random, 1, 300)),
         channels_(static_cast<unsigned>(pick(random, 1, 3))) {
     if (op_ == reduce_op::avg && is_narrow(type_) && !std::has_single_bit(ranks))
@@ -348,6 +350,43 @@ TEST_P(DirectKernels, AreRightWhereNumbersWrap) {
     auto program = random_program(15, GetParam(), random);
     run(all, program, random);
   }
+}
+
+/// Long messages overwrite nothing that a rank has still to read of the operation before.
+TEST_P(DirectKernels, AreRightWhereRanksAreSlowToRead) {
+  std::mt19937_64 random{GetParam()};
+  std::vector<std::unique_ptr<operation>> program;
+  for (int i = 0; i < 30; ++i) {
+    if (i % 2 == 0)
+      program.push_back(random_operation(GetParam(), random));
+    else
+      program.push_back(std::make_unique<reduce_operation>(
+          GetParam(), random, static_cast<int>(pick(random, 0, GetParam() - 1))));
+    program.push_back(
+        std::make_unique<move_operation>(GetParam(), random, route::push, std::size_t{20'000}));
+  }
+  emulated_ranks all{GetParam()};
+  stores_between_delays = 301;
+  run(all, program, random);
+  stores_between_delays = 0;
+}
+
+/// Operations in which nothing is acknowledged, for half of all numbers.
+TEST_P(DirectKernels, AreRightWhereNothingWasAcknowledgedForLong) {
+  std::mt19937_64 random{GetParam()};
+  constexpr std::uint32_t half = std::uint32_t{1} << 31;
+  constexpr std::uint32_t first = clearing_period - 10;
+  std::vector<std::unique_ptr<operation>> program;
+  while (program.size() < 40)
+    program.push_back(std::make_unique<reduce_operation>(GetParam(), random, -1));
+  for (int i = 0; i < 5; ++i)
+    program.push_back(
+        std::make_unique<move_operation>(GetParam(), random, route::push, std::size_t{20'000}));
+  emulated_ranks all{GetParam(), first};
+  all.acknowledge(first - half + 20);
+  stores_between_delays = 301;
+  run(all, program, random);
+  stores_between_delays = 0;
 }
 
 /// Marks recur after 2^31 messages. Between two messages with the same mark, the slots are cleared.
