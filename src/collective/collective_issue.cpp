@@ -36,6 +36,7 @@ caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on) {
       return rank.enqueue({&call, 1}, stream);
     }
     std::vector<collective_call> calls;
+    calls.reserve(calls_of(p).size());
     for (auto* x : calls_of(p))
       if (!x->empty())
         calls.push_back(x->complete());

@@ -5,6 +5,7 @@
 #include "backend/cuda/cuda_handles.hpp"
 #include "backend/cuda/device_guard.hpp"
 #include "backend/cuda/direct_communicator.hpp"
+#include "backend/cuda/driver_functions.hpp"
 #include "backend/cuda/fill.hpp"
 #include "foundation/error_text.hpp"
 #include "foundation/log.hpp"
@@ -272,45 +273,18 @@ caf::error cuda_device::unregister_pinned(void* memory) noexcept {
   return call_aside("cudaHostUnregister", [&] { return cudaHostUnregister(memory); });
 }
 
-namespace {
-
-/// Returns a function of the driver that the runtime does not have, without linking to the driver.
-/// @errors errc::not_supported
-template <class F> caf::expected<F*> driver_function(const char* name, int device) noexcept {
-  constexpr unsigned since = 11070;
-  void* entry = nullptr;
-  auto found = cudaDriverEntryPointSymbolNotFound;
-  if (auto err =
-          check(cudaGetDriverEntryPointByVersion(name, &entry, since, cudaEnableDefault, &found),
-                "cudaGetDriverEntryPointByVersion", device))
-    return err;
-  if (found != cudaDriverEntryPointSuccess)
-    return make_error(errc::not_supported, std::string{"the driver has no "} + name);
-  return reinterpret_cast<F*>(entry);
-}
-
-/// The runtime's errors have the numbers of the driver's.
-caf::error check(CUresult code, const char* api, int device) noexcept {
-  return detail::check(static_cast<cudaError_t>(code), api, device);
-}
-
-} // namespace
-
 caf::error cuda_device::wait_word(stream_view stream, const std::atomic<std::uint64_t>* word,
                                   std::uint64_t value) noexcept {
   if (auto err = select())
     return err;
-  const auto wait = driver_function<decltype(cuStreamWaitValue64)>("cuStreamWaitValue64", ordinal_);
-  if (!wait)
-    return wait.error();
   void* address = nullptr;
   if (auto err =
           check(cudaHostGetDevicePointer(&address, const_cast<std::atomic<std::uint64_t>*>(word),
                                          0), // it is only read
                 "cudaHostGetDevicePointer", ordinal_))
     return err;
-  return check((*wait)(native(stream), reinterpret_cast<CUdeviceptr>(address), value,
-                       CU_STREAM_WAIT_VALUE_GEQ),
+  return check(driver::wait_for_word64(native(stream), reinterpret_cast<CUdeviceptr>(address),
+                                       value, CU_STREAM_WAIT_VALUE_GEQ),
                "cuStreamWaitValue64", ordinal_);
 }
 
@@ -367,11 +341,8 @@ caf::error cuda_device::wait(stream_view stream, event_view event) noexcept {
                 [&] { return cudaStreamWaitEvent(native(stream), x.handle, 0); });
   if (auto err = select(); err || x.end.is_over())
     return err;
-  const auto wait = driver_function<decltype(cuStreamWaitValue32)>("cuStreamWaitValue32", ordinal_);
-  if (!wait)
-    return wait.error();
-  return check((*wait)(native(stream), reinterpret_cast<CUdeviceptr>(x.end.word), x.end.value,
-                       CU_STREAM_WAIT_VALUE_GEQ),
+  return check(driver::wait_for_word32(native(stream), reinterpret_cast<CUdeviceptr>(x.end.word),
+                                       x.end.value, CU_STREAM_WAIT_VALUE_GEQ),
                "cuStreamWaitValue32", ordinal_);
 }
 
@@ -436,7 +407,7 @@ caf::error cuda_device::fill(void* target, std::span<const std::byte> pattern, s
       return cudaMemsetAsync(target, std::to_integer<int>(pattern[0]), count * size,
                              native(stream));
     });
-  return call("cudaLaunchKernel",
+  return call("cuLaunchKernel",
               [&] { return launch_fill(target, pattern.data(), size, count, native(stream)); });
 }
 

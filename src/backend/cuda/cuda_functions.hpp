@@ -66,7 +66,6 @@
 #define TROUPE_OVERLOADED_CUDART_FUNCTIONS(X)                                                      \
   X(cudaHostAlloc, cudaError_t(void**, std::size_t, unsigned))                                     \
   X(cudaHostGetDevicePointer, cudaError_t(void**, void*, unsigned))                                \
-  X(cudaLaunchKernel, cudaError_t(const void*, dim3, dim3, void**, std::size_t, cudaStream_t))     \
   X(cudaMallocAsync, cudaError_t(void**, std::size_t, cudaStream_t))                               \
   X(cudaMallocFromPoolAsync, cudaError_t(void**, std::size_t, cudaMemPool_t, cudaStream_t))        \
   X(cudaMemcpyBatchAsync,                                                                          \

@@ -26,8 +26,9 @@ TROUPE_DEVICE unsigned grid_x() { return gridDim.x; }
 TROUPE_DEVICE unsigned grid_y() { return gridDim.y; }
 TROUPE_DEVICE void sync() { __syncthreads(); }
 TROUPE_DEVICE bool sync_or(bool x) { return __syncthreads_or(x) != 0; }
-TROUPE_DEVICE void fence_device() { __threadfence(); }
-TROUPE_DEVICE void fence_system() { __threadfence_system(); }
+// CUDA's own fences are sequentially consistent, which takes longer.
+TROUPE_DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+TROUPE_DEVICE void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 TROUPE_DEVICE void pause() {}
 TROUPE_DEVICE std::uint32_t add(std::uint32_t* to, std::uint32_t x) { return atomicAdd(to, x); }
 
@@ -95,18 +96,12 @@ namespace direct = troupe::detail::direct;
 
 /// Vectors of type `T` that a thread reads from one rank at once: fewer for narrow elements, which
 /// take more registers.
-template <class T> constexpr unsigned unrolled = sizeof(T) >= 4 ? 4 : sizeof(T) == 2 ? 2 : 1;
-
-#if __CUDA_ARCH__ < 800
-constexpr unsigned pushing_blocks = 2; // no more threads fit on a multiprocessor
-#else
-constexpr unsigned pushing_blocks = direct::pushing_blocks;
-#endif
+template <class T> constexpr unsigned unrolled = sizeof(T) >= 4 ? 3 : sizeof(T) == 2 ? 2 : 1;
 
 } // namespace
 
 #define TROUPE_PUSH(name, type)                                                                    \
-  extern "C" __global__ void __launch_bounds__(direct::block_threads, pushing_blocks)              \
+  extern "C" __global__ void __launch_bounds__(direct::block_threads, direct::pushing_blocks)      \
       push_##name(const __grid_constant__ direct::plane p,                                         \
                   const __grid_constant__ direct::reduce_arguments a) {                            \
     __shared__ direct::shared_numbers shared;                                                      \

@@ -132,17 +132,18 @@ TROUPE_DEVICE void end_kernel(const plane& p, bool alive) {
     gpu::store(p.ended, p.number);
 }
 
-/// A range of a block's channel: an equal share of `all`, in order.
+/// A range of what all channels, or all ranks, do together.
 struct range {
   std::size_t begin;
   std::size_t end;
 };
 
-TROUPE_DEVICE range share_of(std::size_t all, unsigned index, unsigned number,
-                             std::size_t unit = 1) {
-  const std::size_t each = ((all + number - 1) / number + unit - 1) / unit * unit;
-  const std::size_t begin = each * index < all ? each * index : all;
-  return {begin, all - begin < each ? all : begin + each};
+TROUPE_DEVICE bool is_empty(range x) { return x.begin == x.end; }
+
+/// Returns the share of one of them, of `all`.
+TROUPE_DEVICE range range_of(std::size_t all, unsigned index, std::size_t share) {
+  const std::size_t begin = share * index < all ? share * index : all;
+  return {begin, all - begin < share ? all : begin + share};
 }
 
 /// Returns the last of the sent messages that the peer is known to have read.

@@ -176,7 +176,7 @@ private:
     const auto code = launch(which, grid, threads, all, stream_);
     if (code == cudaSuccess && !captures_)
       of_.launched_.fetch_add(1);
-    return check(code, "cudaLaunchKernel", of_.own_.device);
+    return check(code, "cuLaunchKernel", of_.own_.device);
   }
 
   direct_communicator& of_;

@@ -112,11 +112,10 @@ TROUPE_DEVICE std::uint64_t load_packet_data(const T* from, std::size_t n, std::
   const std::size_t first = i * group::count;
   if (aligned && first + group::count <= n)
     return reinterpret_cast<const std::uint64_t*>(from)[i];
-  std::uint64_t result = 0;
-  for (unsigned k = 0; k < group::count && first + k < n; ++k)
-    std::memcpy(reinterpret_cast<unsigned char*>(&result) + k * sizeof(T), from + first + k,
-                sizeof(T));
-  return result;
+  group result = group::from(0);
+  TROUPE_UNROLL // so that it stays in registers
+      for (unsigned k = 0; k < group::count; ++k) if (first + k < n) result.at[k] = from[first + k];
+  return result.word();
 }
 
 template <class T>
@@ -129,8 +128,10 @@ TROUPE_DEVICE void store_packet_data(T* to, std::size_t n, std::size_t i, bool a
     return;
   }
   const auto all = group::from(data);
-  for (unsigned k = 0; k < group::count && first + k < n; ++k)
-    to[first + k] = all.at[k];
+  TROUPE_UNROLL
+  for (unsigned k = 0; k < group::count; ++k)
+    if (first + k < n)
+      to[first + k] = all.at[k];
 }
 
 } // namespace troupe::detail::direct

@@ -18,11 +18,12 @@ inline constexpr unsigned most_ranks = 8;
 inline constexpr unsigned most_channels = 64; ///< from one rank to another one
 inline constexpr unsigned slots = 2;          ///< of a channel
 inline constexpr unsigned slot_packets = 512;
-inline constexpr unsigned packet_bytes = 8; ///< of data
+inline constexpr unsigned packet_bytes = 8;  ///< of data
+inline constexpr unsigned vector_bytes = 16; ///< read or written at once
 inline constexpr unsigned block_threads = 512;
 // Blocks of each kind of kernel that fit on a multiprocessor, by their registers.
-inline constexpr unsigned pushing_blocks = 3;
-inline constexpr unsigned pulling_blocks = 1;
+inline constexpr unsigned pushing_blocks = 2;
+inline constexpr unsigned pulling_blocks = 2;
 inline constexpr unsigned moving_blocks = 2;
 /// A message of this number and of each multiple clears its slot, so that no mark of a former
 /// message is left there when the numbers begin again.
@@ -73,6 +74,17 @@ struct plane {
   unsigned size;
 };
 
+/// Returns how much of `all` each of `number` channels or ranks has, in order, in multiples of
+/// `unit`. The last ones have less, or nothing.
+constexpr std::size_t share_of(std::size_t all, unsigned number, std::size_t unit = 1) noexcept {
+  return ((all + number - 1) / number + unit - 1) / unit * unit;
+}
+
+/// Returns the packets of a message; an empty one has one.
+constexpr std::size_t packets_of(std::size_t bytes) noexcept {
+  return bytes == 0 ? 1 : (bytes + packet_bytes - 1) / packet_bytes;
+}
+
 enum class reduction : std::uint32_t { add, multiply, lesser, greater };
 
 /// A reduction: an all_reduce, a reduce or a reduce_scatter.
@@ -83,6 +95,7 @@ struct reduce_arguments {
   const void* in;
   void* out;
   std::size_t count;
+  std::size_t share;        ///< pushed: packets of each channel; pulled: elements of each rank
   std::uint64_t factor;     ///< its first bytes are the element by which `in` is multiplied
   std::uint32_t has_factor; ///< 1: it is
   std::uint32_t targets;    ///< one bit for each rank that gets the result
@@ -96,15 +109,30 @@ enum class route : std::uint8_t {
   put,  ///< written to where the receiver wants it; its memory is accessible to the sender
 };
 
-/// One message to a peer or from it.
+/// A channel puts a multiple of this, except for the end of a message. @units bytes
+inline constexpr std::size_t put_unit = 128;
+
+/// One message to a peer or from it, or of the rank to itself, which is put.
 struct message {
   void* memory;
-  std::size_t bytes; ///< 0: it has only one empty packet
-  std::uint16_t channels;
+  std::size_t bytes;   ///< 0: it has only one empty packet
+  std::uint32_t share; ///< of each channel: packets if it is pushed, else units of `put_unit`
   std::uint8_t peer;
   bool is_sent; ///< or else received
   route way;
 };
+
+/// Returns a message of some channels.
+constexpr message message_of(void* memory, std::size_t bytes, unsigned channels, unsigned peer,
+                             bool is_sent, route way) noexcept {
+  const auto all = way == route::push ? packets_of(bytes) : (bytes + put_unit - 1) / put_unit;
+  return {memory,
+          bytes,
+          static_cast<std::uint32_t>(share_of(all, channels)),
+          static_cast<std::uint8_t>(peer),
+          is_sent,
+          way};
+}
 
 /// The messages of one rank, in the order of each pair of ranks. A message to itself is directly
 /// before the one that it becomes.

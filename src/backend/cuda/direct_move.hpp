@@ -60,16 +60,15 @@ TROUPE_DEVICE void copy_bytes(void* to, const void* from, std::size_t bytes) {
     copy_words<unsigned char>(target, source, bytes);
 }
 
-/// Returns the packets of a pushed message that go over a channel. An empty message has one packet.
+/// Returns the packets of a pushed message that go over a channel.
 TROUPE_DEVICE range packets_of(const message& x, unsigned channel) {
-  if (x.bytes == 0)
-    return {0, channel == 0 ? std::size_t{1} : 0};
-  return share_of((x.bytes + packet_bytes - 1) / packet_bytes, channel, x.channels);
+  const std::size_t all = x.bytes == 0 ? 1 : (x.bytes + packet_bytes - 1) / packet_bytes;
+  return range_of(all, channel, x.share);
 }
 
 /// Returns the bytes of a put message that one channel's block writes.
 TROUPE_DEVICE range bytes_of(const message& x, unsigned channel) {
-  return share_of(x.bytes, channel, x.channels, 128);
+  return range_of(x.bytes, channel, x.share * put_unit);
 }
 
 /// One block's end of a channel. All threads of the block call its functions. Each returns false if
@@ -193,7 +192,7 @@ TROUPE_DEVICE void copy_to_itself(const plane& p, const move_arguments<Most>& a)
   for (std::uint32_t i = 0; i + 1 < a.count; ++i) {
     const message& from = a.list[i];
     const message& to = a.list[i + 1];
-    if (from.peer != p.rank || !from.is_sent || channel >= from.channels)
+    if (from.peer != p.rank || !from.is_sent)
       continue;
     const range share = bytes_of(from, channel);
     copy_bytes(static_cast<unsigned char*>(to.memory) + share.begin,
@@ -221,11 +220,11 @@ TROUPE_DEVICE void move(const plane& p, const move_arguments<Most>& a, std::uint
   bool alive = true;
   for (std::uint32_t i = 0; alive && i < a.count; ++i) {
     const message& x = a.list[i];
-    if (x.peer != peer || x.is_sent != sends || channel >= x.channels)
+    if (x.peer != peer || x.is_sent != sends)
       continue;
     if (x.way == route::push)
       alive = sends ? here.push(x) : here.receive_pushed(x);
-    else
+    else if (!is_empty(bytes_of(x, channel)))
       alive = sends ? here.put(x, wanted_at) : here.receive_put(x);
   }
   if (alive)

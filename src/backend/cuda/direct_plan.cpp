@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace troupe::detail {
@@ -27,9 +28,8 @@ unsigned channels_for(std::size_t bytes, std::size_t each, unsigned most) noexce
   return static_cast<unsigned>(std::clamp<std::size_t>((bytes + each - 1) / each, 1, most));
 }
 
-/// Returns the threads of a block that push `bytes` over each channel.
-unsigned threads_for(std::size_t bytes) noexcept {
-  const auto packets = (bytes + direct::packet_bytes - 1) / direct::packet_bytes;
+/// Returns the threads of a block that does so many packets, or as many vectors.
+unsigned threads_for(std::size_t packets) noexcept {
   return static_cast<unsigned>(
       std::clamp<std::size_t>((packets + warp - 1) / warp * warp, warp, direct::block_threads));
 }
@@ -50,11 +50,18 @@ direct::reduction reduction_of(reduce_op op) noexcept {
   return direct::reduction::add;
 }
 
+/// Returns the elements of each rank's share of a pulled reduction: whole vectors.
+std::size_t share_of_ranks(std::size_t count, unsigned size, dtype type) noexcept {
+  return direct::share_of(count, size, direct::vector_bytes / size_of(type));
+}
+
 /// The launches of one group.
 class plan {
 public:
   plan(unsigned rank, unsigned size, const direct_limits& limits, direct_launcher& to) noexcept
-      : rank_(rank), size_(size), limits_(limits), to_(to) {}
+      : rank_(rank), size_(size), limits_(limits), to_(to) {
+    messages_.reserve(direct::few_messages);
+  }
 
   caf::error launch(const collective_call& call) {
     if (reduces(call.what))
@@ -95,22 +102,35 @@ private:
       std::memcpy(&a.factor, call.factor, size_of(call.type));
     }
     a.averages = call.op == reduce_op::avg;
-    if (bytes > limits_.pushed_reduction)
+    if (bytes > limits_.pushed_reduction) {
+      a.share = share_of_ranks(call.count, size_, call.type);
       return to_.pull(call.type,
                       channels_for(a.scatters != 0 ? bytes : bytes / size_, pulled_by_channel,
                                    limits_.pull_channels),
                       a);
+    }
     const auto channels = channels_for(bytes, pushed_by_channel, limits_.push_channels);
-    return to_.push(call.type, channels, threads_for((bytes + channels - 1) / channels), a);
+    a.share = direct::share_of(direct::packets_of(bytes), channels);
+    return to_.push(call.type, channels, threads_for(a.share), a);
+  }
+
+  /// Returns the threads of a block that does a message, or its part of it.
+  unsigned threads_of(const message& x) const noexcept {
+    if (x.way == route::push)
+      return threads_for(x.share);
+    return x.peer != rank_ ? direct::block_threads
+                           : threads_for(x.share * (direct::put_unit / direct::vector_bytes));
   }
 
   void add_message(bool is_sent, unsigned peer, const void* memory, std::size_t bytes) {
-    const auto way = bytes > limits_.pushed_message && peer != rank_ ? route::put : route::push;
-    const auto each = bytes > limits_.pushed_message ? put_by_channel : pushed_by_channel;
+    const bool is_large = bytes > limits_.pushed_message;
+    const auto channels =
+        channels_for(bytes, is_large ? put_by_channel : pushed_by_channel, limits_.move_channels);
+    const auto way = is_large || peer == rank_ ? route::put : route::push;
     auto& list = peer != rank_ ? messages_ : is_sent ? to_itself_ : from_itself_;
-    list.push_back({const_cast<void*>(memory), bytes,
-                    static_cast<std::uint16_t>(channels_for(bytes, each, limits_.move_channels)),
-                    static_cast<std::uint8_t>(peer), is_sent, way});
+    list.push_back(
+        direct::message_of(const_cast<void*>(memory), bytes, channels, peer, is_sent, way));
+    channels_ = std::max(channels_, channels);
   }
 
   /// Adds the messages of a call that does not reduce.
@@ -149,14 +169,10 @@ private:
       return make_error(errc::not_supported, "a group of " + std::to_string(messages_.size()) +
                                                  " messages of one rank: the limit is " +
                                                  std::to_string(direct::many_messages));
-    unsigned channels = 1;
     unsigned threads = warp;
-    for (auto& x : messages_) {
-      channels = std::max<unsigned>(channels, x.channels);
-      threads = std::max(threads, x.way == route::put || x.peer == rank_
-                                      ? direct::block_threads
-                                      : threads_for((x.bytes + x.channels - 1) / x.channels));
-    }
+    for (auto& x : messages_)
+      threads = std::max(threads, threads_of(x));
+    const auto channels = std::exchange(channels_, 1);
     if (!fits_trade(messages_, rank_))
       return to_.move(channels, threads, messages_);
     const auto each = static_cast<unsigned>(warp * messages_.size());
@@ -167,6 +183,7 @@ private:
   const unsigned size_;
   const direct_limits& limits_;
   direct_launcher& to_;
+  unsigned channels_ = 1; ///< of the largest message
   std::vector<message> messages_;
   std::vector<message> to_itself_;
   std::vector<message> from_itself_;
@@ -183,7 +200,7 @@ bool fits_trade(std::span<const message> messages, unsigned rank) noexcept {
     if (x.peer == rank)
       continue;
     auto& peers = x.is_sent ? sends : receives;
-    if (x.way != route::push || x.bytes > x.channels * pushed_by_channel || (peers >> x.peer & 1))
+    if (x.way != route::push || x.share > direct::slot_packets || (peers >> x.peer & 1))
       return false;
     peers |= 1u << x.peer;
   }

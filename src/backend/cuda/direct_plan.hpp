@@ -12,11 +12,11 @@ namespace troupe::detail {
 
 /// The same for all ranks of a communicator.
 struct direct_limits {
-  std::size_t pushed_reduction = std::size_t{512} << 10; ///< larger ones are pulled. @units bytes
-  std::size_t pushed_message = std::size_t{256} << 10;   ///< larger ones are put. @units bytes
+  std::size_t pushed_reduction = std::size_t{1} << 20; ///< larger ones are pulled. @units bytes
+  std::size_t pushed_message = std::size_t{256} << 10; ///< larger ones are put. @units bytes
   // The blocks of all kernels that may run on a device at the same time must fit on it together.
   unsigned push_channels = direct::most_channels;
-  unsigned pull_channels = direct::most_channels / 2;
+  unsigned pull_channels = direct::most_channels;
   unsigned move_channels = direct::most_channels / 2;
 };
 

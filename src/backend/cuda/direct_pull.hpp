@@ -52,7 +52,7 @@ template <class T, unsigned Unrolled> struct pulled {
 
   /// Vectors `first + u * stride` from element `offset` on, for all u < n.
   template <unsigned N>
-  TROUPE_DEVICE void several(std::size_t offset, std::size_t first, std::size_t stride) const {
+  TROUPE_DEVICE void several(std::size_t offset, std::size_t first, unsigned stride) const {
     const pulled<T, N> one{p, a, ins, outs, scale};
     wide<T> result[N][group::count];
     for (unsigned rank = 0; rank < p.size; rank += 2) {
@@ -108,7 +108,7 @@ template <class T, unsigned Unrolled> struct pulled {
   }
 
   TROUPE_DEVICE void run(range share) const {
-    const std::size_t stride = std::size_t{gpu::grid_x()} * gpu::threads();
+    const unsigned stride = gpu::grid_x() * gpu::threads();
     const std::size_t first = std::size_t{gpu::block_x()} * gpu::threads() + gpu::thread();
     const std::size_t count = share.end - share.begin;
     const unsigned off = misalignment(share.begin);
@@ -246,10 +246,9 @@ TROUPE_DEVICE void pull_reduce(const plane& p, const reduce_arguments& a, shared
         all.outs[me] = me == p.rank ? static_cast<T*>(a.out) - p.rank * a.count : nullptr;
       gpu::sync();
     }
-    constexpr std::size_t unit = sizeof(gpu::vector) / sizeof(T);
     pulled<T, Unrolled>{p, a, all.ins, all.outs, all.scale}.run(
         a.scatters != 0 ? range{p.rank * a.count, (p.rank + 1) * a.count}
-                        : share_of(a.count, p.rank, p.size, unit));
+                        : range_of(a.count, p.rank, a.share));
     alive = part(p, all);
   }
   if (alive) {

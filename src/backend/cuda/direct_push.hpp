@@ -56,8 +56,9 @@ private:
     if (!scale_.is_on)
       return data;
     auto all = group::from(data);
-    for (T& x : all.at)
-      x = scale_(x);
+    TROUPE_UNROLL
+    for (unsigned k = 0; k < group::count; ++k)
+      all.at[k] = scale_(all.at[k]);
     return all.word();
   }
 
@@ -72,10 +73,12 @@ private:
           return false;
       }
       const auto all = group::from(data);
+      TROUPE_UNROLL
       for (unsigned k = 0; k < group::count; ++k)
         result[k] = rank == 0 ? widen(all.at[k]) : combine(a_.op, result[k], widen(all.at[k]));
     }
     group all;
+    TROUPE_UNROLL
     for (unsigned k = 0; k < group::count; ++k)
       all.at[k] = finished<T>(a_, p_.size, result[k]);
     store_packet_data(static_cast<T*>(a_.out), a_.count, i, out_aligned_, all.word());
@@ -100,7 +103,7 @@ TROUPE_DEVICE void push_reduce(const plane& p, const reduce_arguments& a, shared
   last.load_from(p, channel);
   const push_block<T> block{p, a, last};
   constexpr std::size_t per_packet = sizeof(std::uint64_t) / sizeof(T);
-  const range share = share_of((a.count + per_packet - 1) / per_packet, channel, gpu::grid_x());
+  const range share = range_of((a.count + per_packet - 1) / per_packet, channel, a.share);
   const bool receives = block.is_target(p.rank);
   // Loaded at the same time as the numbers.
   std::uint64_t data = share.begin + me < share.end ? block.own_data(share.begin + me) : 0;

@@ -71,11 +71,9 @@ public:
   }
 
 private:
-  static TROUPE_DEVICE bool is_empty(range x) { return x.begin == x.end; }
-
   /// Returns the packets of a message over this channel; none if the rank sends it to itself.
   TROUPE_DEVICE range share_of_channel(const message& x) const {
-    return x.peer == p_.rank || channel_ >= x.channels ? range{0, 0} : packets_of(x, channel_);
+    return x.peer == p_.rank ? range{0, 0} : packets_of(x, channel_);
   }
 
   /// Each message begins with other threads, so that several small ones are sent at the same time.

@@ -1,6 +1,7 @@
 #include "backend/cuda/kernel_image.hpp"
 
 #include "backend/cuda/cuda_functions.hpp"
+#include "backend/cuda/driver_functions.hpp"
 
 #include <cuda.h>
 
@@ -11,25 +12,6 @@ namespace {
 /// CUDA treats both types as the same.
 /// @source CUDA runtime API, "Interactions between CUkernel and cudaKernel_t"
 CUkernel native(const kernel& x) noexcept { return reinterpret_cast<CUkernel>(x.handle); }
-
-/// The driver and the runtime have the same numbers for the same errors.
-/// @source driver_types.h, cuda.h
-cudaError_t as_runtime_error(CUresult code) noexcept { return static_cast<cudaError_t>(code); }
-
-/// Finds a function of the driver through the runtime.
-/// @shape since: the first CUDA version with the function in this form
-template <class F> cudaError_t driver_function(F& function, const char* name, unsigned since) {
-  void* entry = nullptr;
-  auto found = cudaDriverEntryPointSymbolNotFound;
-  const auto code =
-      cudaGetDriverEntryPointByVersion(name, &entry, since, cudaEnableDefault, &found);
-  if (code != cudaSuccess)
-    return code;
-  if (found != cudaDriverEntryPointSuccess)
-    return cudaErrorCallRequiresNewerDriver;
-  function = reinterpret_cast<F>(entry);
-  return cudaSuccess;
-}
 
 } // namespace
 
@@ -50,24 +32,22 @@ cudaError_t kernel_image::load() noexcept {
   const std::lock_guard lock{mutex_};
   if (const auto code = find_kernels(); code != cudaSuccess)
     return code;
-  decltype(&cuKernelGetFunction) get_function = nullptr;
-  decltype(&cuFuncLoad) load_function = nullptr;
-  auto code = driver_function(get_function, "cuKernelGetFunction", 12000);
-  if (code == cudaSuccess)
-    code = driver_function(load_function, "cuFuncLoad", 12040);
+  auto code = cudaSuccess;
   for (const auto& x : kernels_) {
     CUfunction function = nullptr; // of the current context
     if (code == cudaSuccess)
-      code = as_runtime_error(get_function(&function, native(x)));
+      code = driver::get_function(&function, native(x));
     if (code == cudaSuccess)
-      code = as_runtime_error(load_function(function));
+      code = driver::load(function);
   }
   return code;
 }
 
 cudaError_t launch(const kernel& which, dim3 blocks, unsigned threads, void** arguments,
                    cudaStream_t stream) noexcept {
-  return cudaLaunchKernel(which.handle, blocks, dim3{threads}, arguments, 0, stream);
+  // The driver takes the handle of a kernel for that of its function in the current context.
+  return driver::launch(reinterpret_cast<CUfunction>(native(which)), blocks.x, blocks.y, blocks.z,
+                        threads, 1, 1, 0, stream, arguments, nullptr);
 }
 
 } // namespace troupe::detail

@@ -222,7 +222,7 @@ caf::error nccl_communicator::issue_alone(std::span<const collective_call> calls
       if (reduces(call.what) && call.op == reduce_op::premul_sum)
         err = check(launch_multiply(call.recv, call.send, call.factor, call.count,
                                     to_nccl(call.type), stream),
-                    "cudaLaunchKernel", device());
+                    "cuLaunchKernel", device());
       else
         err = copy(call.recv, call.send, bytes_of(call), stream);
     }

@@ -136,6 +136,8 @@ public:
       std::memcpy(&a.factor, factors_[rank].data(), factors_[rank].size());
     }
     a.averages = op_ == reduce_op::avg;
+    a.share = pulls_ ? share_of(count_, all.size(), vector_bytes / size_of(type_))
+                     : share_of(packets_of(count_ * size_of(type_)), channels_);
     all.run(rank, {channels_, 1, most_ranks}, [&](const plane& p, void* shared) {
       with_type(type_, [&]<class T>(T) {
         if (pulls_)
@@ -233,11 +235,11 @@ public:
     move_arguments<2 * most_ranks * most_ranks> a{};
     for (auto& x : all_) {
       if (x.from == rank)
-        a.list[a.count++] = {start_of(memory[rank][x.in], x.off_in), x.size, x.channels,
-                             static_cast<std::uint8_t>(x.to),        true,   x.way};
+        a.list[a.count++] = message_of(start_of(memory[rank][x.in], x.off_in), x.size, x.channels,
+                                       x.to, true, way_of(x));
       if (x.to == rank)
-        a.list[a.count++] = {start_of(memory[rank][x.out], x.off_out), x.size, x.channels,
-                             static_cast<std::uint8_t>(x.from),        false,  x.way};
+        a.list[a.count++] = message_of(start_of(memory[rank][x.out], x.off_out), x.size, x.channels,
+                                       x.from, false, way_of(x));
     }
     // The ranks need not choose the same kernel.
     if ((trades_ >> rank & 1) != 0 && detail::fits_trade({a.list, a.count}, rank))
@@ -281,6 +283,8 @@ private:
     std::size_t in = 0; ///< index in the rank's memory
     std::size_t out = 0;
   };
+  static route way_of(const described& x) { return x.from == x.to ? route::put : x.way; }
+
   const std::uint64_t trades_; ///< a bit for each rank: it trades if it can
   std::vector<described> all_;
 };
