@@ -1,5 +1,6 @@
 // A device, through its facade and as an actor.
 
+#include "support/eventually.hpp"
 #include "support/world_fixture.hpp"
 
 #include <algorithm>
@@ -850,9 +851,8 @@ TEST(DeviceHandles, AreDroppedOnAnyThread) {
   for (auto& x : threads)
     x.join();
   EXPECT_TRUE(works(d));
-  if (!on_cuda()) {
-    must(answer_of(d.stats()));
-    EXPECT_EQ(must(answer_of(d.stats())).free_bytes, before);
+  if (!on_cuda()) { // the lane frees it between requests
+    EXPECT_TRUE(eventually([&] { return must(answer_of(d.stats())).free_bytes == before; }));
   }
 }
 
