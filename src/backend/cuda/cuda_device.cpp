@@ -19,7 +19,6 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <chrono>
 #include <string>
 #include <thread>
 
@@ -36,7 +35,6 @@ cudaStream_t native(stream_view stream) noexcept {
 
 /// A kernel that does not end is asked for a fault once in this number of looks at its end.
 constexpr unsigned looks_before_check = 128;
-constexpr std::chrono::microseconds between_looks{20};
 
 caf::error failed(errc code, int device, std::string detail) {
   return make_error({.code = code, .detail = std::move(detail), .device = device});
@@ -369,11 +367,10 @@ caf::expected<bool> cuda_device::query(event_view event) noexcept {
 }
 
 caf::error cuda_device::synchronize(event_view event) noexcept {
-  auto& x = as_cuda_event(event);
+  const auto& x = as_cuda_event(event);
   if (x.end.word == nullptr)
     return call("cudaEventSynchronize", [&] { return cudaEventSynchronize(x.handle); });
-  for (;; std::this_thread::sleep_for(between_looks)) {
-    x.looks = looks_before_check - 1; // asks CUDA for a fault, too
+  for (;; std::this_thread::yield()) {
     auto done = query(event);
     if (!done)
       return done.error();
