@@ -19,6 +19,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <chrono>
 #include <string>
 #include <thread>
 
@@ -33,8 +34,8 @@ cudaStream_t native(stream_view stream) noexcept {
   return static_cast<cudaStream_t>(stream.native);
 }
 
-/// A kernel that does not end is asked for a fault once in this number of looks at its end.
-constexpr unsigned looks_before_check = 128;
+/// How often CUDA is asked for a fault while a kernel does not tell of its end.
+constexpr std::chrono::microseconds between_checks{100};
 
 caf::error failed(errc code, int device, std::string detail) {
   return make_error({.code = code, .detail = std::move(detail), .device = device});
@@ -304,13 +305,14 @@ caf::error cuda_device::destroy_stream(stream_view stream) noexcept {
 
 caf::expected<event_view> cuda_device::create_event() noexcept {
   return no_throw([&]() -> caf::expected<event_view> {
-    auto event = std::make_unique<cuda_event>();
+    auto* const event = events_.emplace_back(std::make_unique<cuda_event>()).get();
     if (auto err = call("cudaEventCreateWithFlags", [&] {
           return cudaEventCreateWithFlags(&event->handle, cudaEventDisableTiming);
-        }))
+        })) {
+      events_.pop_back();
       return err;
-    events_.push_back(std::move(event));
-    return event_view{events_.back().get()};
+    }
+    return event_view{event};
   });
 }
 
@@ -332,6 +334,8 @@ caf::error cuda_device::record(event_view event, stream_view stream) noexcept {
   return call("cudaEventRecord", [&] { return cudaEventRecord(x.handle, native(stream)); });
 }
 
+/// CUDA does not see what waits by a word for a kernel. No circle comes of it: lanes wait only for
+/// kernels that are launched before, in the order of admission, which is the same on all devices.
 caf::error cuda_device::wait(stream_view stream, event_view event) noexcept {
   const auto& x = as_cuda_event(event);
   if (x.end.word == nullptr)
@@ -352,8 +356,10 @@ caf::expected<bool> cuda_device::query(event_view event) noexcept {
       return err;
     if (x.end.is_over())
       return true;
-    if (++x.looks % looks_before_check != 0)
+    const auto now = std::chrono::steady_clock::now();
+    if (now < x.checked + between_checks)
       return false;
+    x.checked = now;
   }
   if (auto err = select())
     return err;

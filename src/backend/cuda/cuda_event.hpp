@@ -6,13 +6,15 @@
 #include <cuda_runtime_api.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 
 namespace troupe::detail {
 
 /// The end of a kernel, as the kernel tells it: sooner than an event of CUDA, and for no call.
 struct kernel_end {
-  const std::atomic<std::uint32_t>* word = nullptr; ///< in pinned memory; null: there is none
+  /// In pinned memory that lives as long as the backend; null: there is none.
+  const std::atomic<std::uint32_t>* word = nullptr;
   std::uint32_t value = 0; ///< the kernel has ended when the word is at least this, modulo 2^32
   cudaStream_t stream = nullptr; ///< of the kernel
 
@@ -25,7 +27,7 @@ struct kernel_end {
 struct cuda_event {
   cudaEvent_t handle = nullptr; ///< recorded if there is no `end`
   kernel_end end;
-  unsigned looks = 0; ///< at `end`, without asking CUDA for a fault
+  std::chrono::steady_clock::time_point checked{}; ///< when CUDA was asked for a fault before `end`
 };
 
 inline cuda_event& as_cuda_event(event_view event) noexcept {

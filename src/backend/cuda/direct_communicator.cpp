@@ -214,11 +214,11 @@ caf::error direct_communicator::enqueue(std::span<const collective_call> calls,
 
 caf::error direct_communicator::mark_end(event_view event, stream_view stream,
                                          backend_device& device) noexcept {
-  if (last_.word == nullptr || last_.stream != stream.native)
+  if (last_.word == nullptr || last_.stream != stream.native || !own_.streams_wait_for_words)
     return device.record(event, stream);
   auto& x = as_cuda_event(event);
   x.end = last_;
-  x.looks = 0;
+  x.checked = std::chrono::steady_clock::now();
   return {};
 }
 

@@ -4,6 +4,7 @@
 #include "backend/cuda/cuda_functions.hpp"
 #include "backend/cuda/device_guard.hpp"
 #include "backend/cuda/device_pool.hpp"
+#include "backend/cuda/driver_functions.hpp"
 
 #include <algorithm>
 #include <new>
@@ -107,6 +108,16 @@ caf::error direct_memory::clear(const device_memory& on, const direct_arena& x) 
   return {};
 }
 
+/// Finds out whether streams can wait for the words of `x`.
+caf::error direct_memory::check_waits(const device_memory& on, direct_arena& x) noexcept {
+  const auto code = driver::wait_for_word32(
+      on.stream, reinterpret_cast<CUdeviceptr>(&x.words->aborted), 0, CU_STREAM_WAIT_VALUE_GEQ);
+  x.streams_wait_for_words = code == cudaSuccess;
+  if (code == cudaErrorNotSupported || code == cudaErrorCallRequiresNewerDriver)
+    return {};
+  return check(code, "cuStreamWaitValue32", x.device);
+}
+
 caf::expected<direct_arena> direct_memory::make(device_memory& on, int device,
                                                 unsigned ranks) noexcept {
   auto words = take_words();
@@ -114,9 +125,11 @@ caf::expected<direct_arena> direct_memory::make(device_memory& on, int device,
     return words.error();
   direct_arena result{.device = device, .ranks = ranks, .words = *words};
   void* memory = nullptr;
-  auto err =
-      check(cudaMallocFromPoolAsync(&memory, direct::arena_bytes(ranks), on.pool.get(), on.stream),
-            "cudaMallocFromPoolAsync", device);
+  auto err = check_waits(on, result);
+  if (!err)
+    err = check(
+        cudaMallocFromPoolAsync(&memory, direct::arena_bytes(ranks), on.pool.get(), on.stream),
+        "cudaMallocFromPoolAsync", device);
   if (!err) {
     result.memory = static_cast<direct::arena*>(memory);
     err = clear(on, result);

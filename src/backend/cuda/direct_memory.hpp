@@ -32,6 +32,7 @@ struct direct_arena {
   unsigned ranks = 0; ///< for which there is room
   direct::arena* memory = nullptr;
   direct_words* words = nullptr;
+  bool streams_wait_for_words = false; ///< the driver can do that on the device
 };
 
 /// Lends arenas. They are in memory that all devices with access to theirs can reach. Taking one
@@ -62,6 +63,7 @@ private:
   caf::expected<device_memory*> open(int device) noexcept;
   caf::expected<direct_arena> make(device_memory& on, int device, unsigned ranks) noexcept;
   caf::expected<direct_words*> take_words() noexcept;
+  caf::error check_waits(const device_memory& on, direct_arena& x) noexcept;
   caf::error clear(const device_memory& on, const direct_arena& x) noexcept;
 
   const shared_driver_access driver_;
