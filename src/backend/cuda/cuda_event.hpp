@@ -23,7 +23,7 @@ struct kernel_end {
   }
 };
 
-/// What an `event_view` of a CUDA device refers to.
+/// An event of a CUDA device, to which an `event_view` refers.
 struct cuda_event {
   cudaEvent_t handle = nullptr; ///< recorded if there is no `end`
   kernel_end end;
