@@ -20,7 +20,6 @@
 #include <atomic>
 #include <chrono>
 #include <deque>
-#include <functional>
 #include <map>
 #include <optional>
 #include <utility>
@@ -30,6 +29,15 @@ namespace troupe::detail {
 namespace {
 
 constexpr const char* not_built = "the communicator was not built before the build deadline";
+
+/// Returns a function that sends a `Message` of its arguments to an actor, if that is still there,
+/// on any thread.
+template <class Message> auto teller(caf::actor_addr to) {
+  return [to = std::move(to)](const auto&... fields) {
+    if (auto self = caf::actor_cast<caf::actor>(to))
+      detail::anon_send(self, Message{fields...});
+  };
+}
 
 /// Supervises a world. Builds one communicator after the other, while its devices live and its
 /// budget of restarts lasts, and a standby beside the live one if the policy says so. Requests go
@@ -44,23 +52,15 @@ public:
 
   caf::behavior make_behavior() override {
     core_->set_on_end(
-        [to = address(), programs = programs_,
+        [report = teller<communicator_ended>(address()), programs = programs_,
          ended_at = ended_at_](std::uint64_t epoch, const caf::error& why, communicator_role role) {
           if (auto first = clock::time_point::max(); role == communicator_role::live)
             ended_at->compare_exchange_strong(first, clock::now());
           if (programs && role == communicator_role::live)
             programs->on_end(epoch, why);
-          if (auto self = caf::actor_cast<caf::actor>(to))
-            detail::anon_send(self, communicator_ended{epoch, why, role});
+          report(epoch, why, role);
         },
-        [to = address()] {
-          if (auto self = caf::actor_cast<caf::actor>(to))
-            detail::anon_send(self, communicator_gone{});
-        },
-        [to = address()] {
-          if (auto self = caf::actor_cast<caf::actor>(to))
-            detail::anon_send(self, beside_wanted{});
-        });
+        teller<communicator_gone>(address()), teller<beside_wanted>(address()));
     if (programs_)
       programs_->set_world(caf::actor_cast<caf::actor>(this));
     on_down(lease_->root, [this](const caf::error&) {
@@ -250,17 +250,9 @@ private:
     tell();
   }
 
-  /// Returns a function that reports the end of a build to this actor, on any thread.
-  template <class Message> std::function<void(const caf::error&)> report_as() {
-    return [to = address()](const caf::error& why) {
-      if (auto self = caf::actor_cast<caf::actor>(to))
-        detail::anon_send(self, Message{why});
-    };
-  }
-
   void prepare_for_loss() {
     preparing_ = true;
-    core_->prepare_for_loss(report_as<standbys_built>());
+    core_->prepare_for_loss(teller<standbys_built>(address()));
   }
 
   void on_standbys_built(const standbys_built& x) {
@@ -285,10 +277,7 @@ private:
       return;
     if (what == wish::preparation)
       return prepare_for_loss();
-    building_ = core_->build([to = address()](std::uint64_t built, const caf::error& why) {
-      if (auto self = caf::actor_cast<caf::actor>(to))
-        detail::anon_send(self, communicator_built{built, why});
-    });
+    building_ = core_->build(teller<communicator_built>(address()));
     detail::send_after(this, caf::actor_cast<caf::actor>(this), core_->limits().build_deadline,
                        build_overdue{*building_});
   }
@@ -297,7 +286,7 @@ private:
     if (builds_beside_ || beside_retry_ || !core_->wants_beside() || !devices_ready())
       return;
     builds_beside_ = true;
-    core_->build_beside(report_as<beside_built>());
+    core_->build_beside(teller<beside_built>(address()));
   }
 
   /// Tries again, without end, since direct collectives do not need it.
