@@ -23,34 +23,6 @@ troupe::group rotation(const buffers& send, const buffers& recv) {
   return result;
 }
 
-/// Returns the kind of a rank's call. A message has another kind at either end.
-troupe::collective_kind kind_at(const verb& what, int rank) {
-  switch (what.kind) {
-  case verb_kind::all_reduce:
-    return troupe::collective_kind::all_reduce;
-  case verb_kind::reduce:
-    return troupe::collective_kind::reduce;
-  case verb_kind::broadcast:
-    return troupe::collective_kind::broadcast;
-  case verb_kind::all_gather:
-    return troupe::collective_kind::all_gather;
-  case verb_kind::reduce_scatter:
-    return troupe::collective_kind::reduce_scatter;
-  case verb_kind::all_to_all:
-    return troupe::collective_kind::all_to_all;
-  case verb_kind::gather:
-    return troupe::collective_kind::gather;
-  case verb_kind::scatter:
-    return troupe::collective_kind::scatter;
-  case verb_kind::send_recv:
-  case verb_kind::exchange:
-    return rank == root ? troupe::collective_kind::send : troupe::collective_kind::recv;
-  case verb_kind::barrier:
-    break;
-  }
-  return troupe::collective_kind::barrier;
-}
-
 } // namespace
 
 world_message message_for(const verb& what, const buffers& send, const buffers& recv) {
@@ -109,7 +81,9 @@ troupe_call rank_call(const troupe::world_rank& rank, const verb& what,
   if (!sends && !receives && what.kind != verb_kind::barrier)
     return {};
   troupe::collective call;
-  call.kind = kind_at(what, index);
+  call.kind = what.call;
+  if (call.kind == troupe::collective_kind::send && index != root)
+    call.kind = troupe::collective_kind::recv;
   if (sends)
     call.send = {send};
   if (receives)

@@ -1,6 +1,8 @@
 /// The collectives and messages that a benchmark compares, as a table.
 #pragma once
 
+#include <troupe/collective_kind.hpp>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -45,6 +47,7 @@ struct buffer_rule {
 struct verb {
   verb_kind kind;
   std::string_view name;
+  troupe::collective_kind call; ///< of a rank; for a message, at the root's end
   buffer_rule send;
   buffer_rule recv;
   bool sums = false; ///< of all ranks
