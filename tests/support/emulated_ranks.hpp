@@ -126,9 +126,7 @@ public:
 
   caf::error move(unsigned channels, unsigned,
                   std::span<const detail::direct::message> messages) override {
-    detail::direct::move_arguments<detail::direct::many_messages> a{};
-    a.count = static_cast<std::uint32_t>(messages.size());
-    std::ranges::copy(messages, a.list);
+    const auto a = detail::arguments_of<detail::direct::many_messages>(messages);
     all_.run(rank_, {channels, 2 * all_.size(), moving_threads}, [&](const auto& p, void* shared) {
       detail::direct::move(p, a, *static_cast<std::uint64_t*>(shared));
     });
@@ -137,9 +135,7 @@ public:
 
   caf::error trade(unsigned channels, unsigned,
                    std::span<const detail::direct::message> messages) override {
-    detail::direct::move_arguments<detail::direct::few_messages> a{};
-    a.count = static_cast<std::uint32_t>(messages.size());
-    std::ranges::copy(messages, a.list);
+    const auto a = detail::arguments_of<detail::direct::few_messages>(messages);
     all_.run(rank_, {channels, 1, reducing_threads}, [&](const auto& p, void* shared) {
       detail::direct::trade(p, a, *static_cast<detail::direct::shared_numbers*>(shared));
     });

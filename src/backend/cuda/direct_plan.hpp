@@ -5,7 +5,9 @@
 #include <troupe/backend.hpp>
 #include <troupe/dtype.hpp>
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 namespace troupe::detail {
@@ -19,6 +21,15 @@ struct direct_limits {
   unsigned pull_channels = direct::most_channels;
   unsigned move_channels = direct::most_channels / 2;
 };
+
+/// Returns the arguments of a kernel for at most so many messages.
+template <std::size_t Most>
+direct::move_arguments<Most> arguments_of(std::span<const direct::message> messages) noexcept {
+  direct::move_arguments<Most> result; // what is not used stays as it is: there may be much of it
+  result.count = static_cast<std::uint32_t>(messages.size());
+  std::ranges::copy(messages, result.list);
+  return result;
+}
 
 /// Launches the kernels of one rank, in its stream.
 class direct_launcher {
