@@ -452,11 +452,7 @@ caf::expected<bool> cuda_device::can_access_peer(int peer) noexcept {
     return true;
   if (auto err = driver_->check(ordinal_))
     return err;
-  int can = 0;
-  if (auto err =
-          check(cudaDeviceCanAccessPeer(&can, ordinal_, peer), "cudaDeviceCanAccessPeer", ordinal_))
-    return err;
-  return can != 0;
+  return can_access(ordinal_, peer);
 }
 
 namespace {

@@ -64,6 +64,14 @@ caf::expected<unique_memory_pool> make_memory_pool(int ordinal) noexcept {
   return result;
 }
 
+caf::expected<bool> can_access(int from, int to) noexcept {
+  int can = 1;
+  if (from != to)
+    if (auto err = check(cudaDeviceCanAccessPeer(&can, from, to), "cudaDeviceCanAccessPeer", from))
+      return err;
+  return can != 0;
+}
+
 caf::error grant_access(cudaMemPool_t pool, int ordinal, std::span<const int> peers) noexcept {
   for (const int peer : peers) {
     cudaMemAccessDesc access{};

@@ -26,6 +26,9 @@ class pool_trimmer;
 /// that, CUDA returns memory at each synchronization.
 caf::expected<unique_memory_pool> make_memory_pool(int ordinal) noexcept;
 
+/// Returns whether device `from` can access the memory of device `to`; each can access its own.
+caf::expected<bool> can_access(int from, int to) noexcept;
+
 /// Lets the devices in `peers` access a pool of device `ordinal`.
 caf::error grant_access(cudaMemPool_t pool, int ordinal, std::span<const int> peers) noexcept;
 

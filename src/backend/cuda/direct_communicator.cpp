@@ -4,6 +4,7 @@
 #include "backend/cuda/cuda_error.hpp"
 #include "backend/cuda/cuda_functions.hpp"
 #include "backend/cuda/device_guard.hpp"
+#include "backend/cuda/device_pool.hpp"
 #include "backend/cuda/direct_kernels.hpp"
 #include "backend/cuda/kernel_image.hpp"
 #include "backend/cuda/nccl_arguments.hpp"
@@ -70,12 +71,10 @@ caf::error check_ranks(std::span<const local_rank> ranks, int device_count) {
 caf::error check_access(std::span<const local_rank> ranks) {
   for (const auto& x : ranks)
     for (const auto& y : ranks) {
-      int can = 1;
-      if (x.device != y.device)
-        if (auto err = check(cudaDeviceCanAccessPeer(&can, x.device, y.device),
-                             "cudaDeviceCanAccessPeer", x.device))
-          return err;
-      if (can == 0)
+      const auto can = can_access(x.device, y.device);
+      if (!can)
+        return can.error();
+      if (!*can)
         return communicator_failure(
             errc::not_supported,
             "it has no access to the memory of device " + std::to_string(y.device), &x);
@@ -121,8 +120,8 @@ cudaError_t load_direct() noexcept { return image.load(); }
 bool can_be_direct(std::span<const int> ordinals) noexcept {
   return ordinals.size() <= direct::most_ranks && std::ranges::all_of(ordinals, [=](int x) {
            return std::ranges::all_of(ordinals, [=](int y) {
-             int can = 1;
-             return x == y || (cudaDeviceCanAccessPeer(&can, x, y) == cudaSuccess && can != 0);
+             const auto can = can_access(x, y);
+             return can && *can;
            });
          });
 }
@@ -160,9 +159,7 @@ private:
   template <std::size_t Most>
   caf::error move_with(const kernel& which, dim3 grid, unsigned threads,
                        std::span<const direct::message> messages) {
-    direct::move_arguments<Most> arguments;
-    arguments.count = static_cast<std::uint32_t>(messages.size());
-    std::ranges::copy(messages, arguments.list);
+    const auto arguments = arguments_of<Most>(messages);
     return launch_kernel(which, grid, threads, &arguments);
   }
 

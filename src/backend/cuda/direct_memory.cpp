@@ -28,12 +28,10 @@ caf::expected<std::vector<int>> peers_of(int device) {
     return err;
   std::vector<int> result;
   for (int peer = 0; peer < devices; ++peer) {
-    int can = 0;
-    if (peer != device)
-      if (auto err =
-              check(cudaDeviceCanAccessPeer(&can, peer, device), "cudaDeviceCanAccessPeer", device))
-        return err;
-    if (can != 0)
+    const auto can = can_access(peer, device);
+    if (!can)
+      return can.error();
+    if (peer != device && *can)
       result.push_back(peer);
   }
   return result;
