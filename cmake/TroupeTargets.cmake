@@ -11,7 +11,8 @@
 #       A program that links troupe.
 #
 #   troupe_add_test(<name> LABEL <label> SOURCES <file>... [LIBS <library>...] [TIMEOUT <seconds>]
-#                   [ALSO_ON_GPUS] [ALSO_IN_WORKERS <filter>] [ALSO_DIRECT <filter>] [ALSO_BOTH_WAYS <filter>])
+#                   [ALSO_ON_GPUS] [ALSO_IN_WORKERS <filter>] [ALSO_DIRECT <filter>]
+#                   [ALSO_BOTH_WAYS <filter>])
 #       A GoogleTest binary with its main function. Each of its cases is a test of its own in ctest.
 #       LABEL is one of unit, actors, chaos, gpu, multi_gpu, exactly one for each binary.
 #       The sources may include the library's private headers, relative to src/, and those of

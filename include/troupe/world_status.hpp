@@ -123,8 +123,8 @@ enum class collectives_policy : std::uint8_t {
   /// connect, and a communicator that ends leaves its devices at once, also if a rank never came.
   direct,
   /// Direct, except what `way_table` gives to NCCL, whose communicator is built when a request
-  /// needs
-  /// it. Such requests wait for it, and others do not. All by NCCL where `direct` is not possible.
+  /// needs it. Such requests wait for it, and others do not. All by NCCL where `direct` is not
+  /// possible.
   automatic,
 };
 

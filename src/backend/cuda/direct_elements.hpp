@@ -113,8 +113,11 @@ TROUPE_DEVICE std::uint64_t load_packet_data(const T* from, std::size_t n, std::
   if (aligned && first + group::count <= n)
     return reinterpret_cast<const std::uint64_t*>(from)[i];
   group result = group::from(0);
-  TROUPE_UNROLL // so that it stays in registers
-      for (unsigned k = 0; k < group::count; ++k) if (first + k < n) result.at[k] = from[first + k];
+  // Unrolled, so that it stays in registers.
+  TROUPE_UNROLL
+  for (unsigned k = 0; k < group::count; ++k)
+    if (first + k < n)
+      result.at[k] = from[first + k];
   return result.word();
 }
 
