@@ -151,6 +151,7 @@ private:
   answer start(const char* verb, std::vector<rank_call> calls, const request_options& options,
                rank_set without);
   answer start(std::shared_ptr<collective_operation> op, const request_options& options);
+  std::shared_ptr<collective_operation> new_operation();
   caf::error check_whole(const char* verb) const;
   caf::error check_rank(const char* verb, int rank) const;
   caf::error check_deadline(const char* verb, int rank, const request_options& options) const;

@@ -32,15 +32,34 @@ caf::expected<std::vector<rank_call>> by_rank(const char* verb, std::vector<rank
   return calls;
 }
 
+/// Returns whether each of `size` ranks has a call.
+bool has_all_ranks(std::span<const rank_call> sorted, std::size_t size) noexcept {
+  std::size_t next = 0;
+  for (auto& x : sorted)
+    next += x.rank == next;
+  return next == size;
+}
+
 constexpr std::size_t group_limit = 1024;
 
 } // namespace
 
 world_core::answer world_core::start(const char* verb, std::vector<rank_call> calls,
                                      const request_options& options, rank_set without) {
+  if (is_whole() && without.empty() && has_all_ranks(calls, size())) {
+    auto ready = new_operation();
+    ready->begin(verb, shared_from_this(), std::move(calls), options.membership);
+    return start(std::move(ready), options);
+  }
   return start(std::make_shared<collective_operation>(verb, shared_from_this(), std::move(calls),
                                                       options.membership, without),
                options);
+}
+
+/// Returns an operation with one part for each rank of this process, to begin.
+std::shared_ptr<collective_operation> world_core::new_operation() {
+  auto result = spare_operation_.take();
+  return result ? result : std::make_shared<collective_operation>(*this);
 }
 
 world_core::answer world_core::start(std::shared_ptr<collective_operation> op,
@@ -182,9 +201,7 @@ world_core::answer world_core::run(const collective_view& what, const request_op
     return calls ? start(verb, std::move(*calls), options, *without)
                  : refuse(std::move(calls.error()));
   }
-  auto ready = spare_operation_.take();
-  if (!ready)
-    ready = std::make_shared<collective_operation>(*this);
+  auto ready = new_operation();
   auto calls = rank_calls(verb, what, lanes_, {}, ready->room_for_calls());
   if (!calls)
     return refuse(std::move(calls.error()));
@@ -211,6 +228,7 @@ world_core::answer world_core::run(const group& what) {
   if (what.calls.empty())
     return do_nothing(verb, what.options, *without);
   std::vector<rank_call> all;
+  all.reserve(2 * what.calls.size());
   for (auto& x : what.calls) {
     auto calls = rank_calls(verb, collective_view{x}, lanes_, *without);
     if (!calls)
@@ -268,9 +286,7 @@ world_core::answer world_core::run(int rank, const collective_view& what,
 world_core::answer world_core::start_alone(const char* verb, rank_call call,
                                            const request_options& options,
                                            std::shared_ptr<world_core> self) {
-  auto ready = spare_operation_.take();
-  if (!ready)
-    ready = std::make_shared<collective_operation>(*this);
+  auto ready = new_operation();
   auto calls = ready->room_for_calls();
   calls.clear();
   calls.push_back(std::move(call));

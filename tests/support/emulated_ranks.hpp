@@ -36,13 +36,12 @@ template <class F> void with_type(dtype type, F f) {
 class emulated_ranks {
 public:
   explicit emulated_ranks(unsigned size, std::uint32_t first_number = 0)
-      : ended_(size), kernels_(size) {
+      : ended_(size), kernels_(size), first_(first_number) {
     for (unsigned rank = 0; rank < size; ++rank) {
       arenas_.emplace_back(static_cast<detail::direct::arena*>(
           ::operator new(sizeof(detail::direct::arena), align)));
       std::memset(static_cast<void*>(arenas_.back().get()), 0, sizeof(detail::direct::arena));
     }
-    begin_again(first_number);
   }
 
   /// Sets the numbers of the last messages, and keeps the slots.
@@ -50,7 +49,7 @@ public:
     for (auto& a : arenas_)
       for (auto& of_peer : a->numbers)
         for (auto& x : of_peer)
-          x = {number, number, number, number};
+          x = {number - first_, number, number - first_, number - first_};
   }
 
   /// Sets the numbers that the peers have acknowledged, and nothing else.
@@ -68,6 +67,7 @@ public:
     for (unsigned i = 0; i < size(); ++i)
       result.at[i] = arenas_[i].get();
     result.ended = &ended_[rank];
+    result.first = first_;
     result.aborted = &aborted_;
     result.rank = rank;
     result.size = size();
@@ -95,6 +95,7 @@ private:
   std::vector<std::unique_ptr<detail::direct::arena, freed>> arenas_;
   std::vector<std::uint32_t> ended_;
   std::vector<std::uint32_t> kernels_;
+  const std::uint32_t first_;
   std::uint32_t aborted_ = 0;
 };
 

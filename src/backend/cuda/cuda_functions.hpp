@@ -38,6 +38,9 @@
   X(cudaGetErrorName)                                                                              \
   X(cudaGetErrorString)                                                                            \
   X(cudaGetLastError)                                                                              \
+  X(cudaGraphCreate)                                                                               \
+  X(cudaGraphDestroy)                                                                              \
+  X(cudaGraphExecDestroy)                                                                          \
   X(cudaHostRegister)                                                                              \
   X(cudaHostUnregister)                                                                            \
   X(cudaLaunchHostFunc)                                                                            \
@@ -57,7 +60,6 @@
   X(cudaSetDevice)                                                                                 \
   X(cudaStreamCreateWithFlags)                                                                     \
   X(cudaStreamDestroy)                                                                             \
-  X(cudaStreamIsCapturing)                                                                         \
   X(cudaStreamQuery)                                                                               \
   X(cudaStreamSynchronize)                                                                         \
   X(cudaStreamWaitEvent)

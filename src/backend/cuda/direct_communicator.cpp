@@ -6,6 +6,7 @@
 #include "backend/cuda/device_guard.hpp"
 #include "backend/cuda/device_pool.hpp"
 #include "backend/cuda/direct_kernels.hpp"
+#include "backend/cuda/driver_functions.hpp"
 #include "backend/cuda/kernel_image.hpp"
 #include "backend/cuda/nccl_arguments.hpp"
 #include <troupe/dtype.hpp>
@@ -164,16 +165,18 @@ private:
   }
 
   caf::error launch_kernel(const kernel& which, dim3 grid, unsigned threads,
-                           const void* arguments) noexcept {
+                           const void* arguments) {
     auto view = of_.view_;
-    if (captures_)
-      view.ended = nullptr;
-    view.number = of_.launched_.load() + 1;
     void* all[] = {&view, const_cast<void*>(arguments)};
-    const auto code = launch(which, grid, threads, all, stream_);
-    if (code == cudaSuccess && !captures_)
+    if (captures_) {
+      view.ended = nullptr;
+      return check(launch(which, grid, threads, all, stream_), "cuLaunchKernel", of_.own_.device);
+    }
+    view.number = of_.launched_.load() + 1;
+    const auto code = of_.own_.graphs->launch(which, grid, threads, all, stream_);
+    if (code == cudaSuccess)
       of_.launched_.fetch_add(1);
-    return check(code, "cuLaunchKernel", of_.own_.device);
+    return check(code, "cuGraphLaunch", of_.own_.device);
   }
 
   direct_communicator& of_;
@@ -196,11 +199,10 @@ caf::error direct_communicator::enqueue(std::span<const collective_call> calls,
     if (auto err = check(select_device(own_.device), "cudaSetDevice", own_.device))
       return err;
     auto* const on = static_cast<cudaStream_t>(stream.native);
-    auto captures = cudaStreamCaptureStatusNone;
-    if (auto err =
-            check(cudaStreamIsCapturing(on, &captures), "cudaStreamIsCapturing", own_.device))
+    auto captures = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (auto err = check(driver::is_capturing(on, &captures), "cuStreamIsCapturing", own_.device))
       return err;
-    launcher to{*this, on, captures != cudaStreamCaptureStatusNone};
+    launcher to{*this, on, captures != CU_STREAM_CAPTURE_STATUS_NONE};
     const auto before = launched_.load();
     auto err = launch_direct(calls, view_.rank, view_.size, limits_, to);
     if (!err && launched_.load() != before)
@@ -247,6 +249,7 @@ build_direct_communicator(std::span<const local_rank> ranks, int device_count,
     }
     direct::plane view{};
     view.size = size;
+    view.first = memory->next_first();
     for (unsigned rank = 0; rank < size; ++rank)
       view.at[rank] = arenas[rank].memory;
     communicator_ranks result;

@@ -36,7 +36,8 @@ struct alignas(16) packet {
   std::uint32_t high_mark = 0;
 };
 
-/// The numbers of the last messages of one rank's channels to a peer and from it.
+/// The numbers of the last messages of one rank's channels to a peer and from it, less
+/// `plane::first`, but for the acknowledged one.
 struct alignas(16) channel_numbers {
   std::uint32_t sent = 0;
   std::uint32_t acknowledged = 0; ///< written by the peer: of the messages that were sent
@@ -44,8 +45,7 @@ struct alignas(16) channel_numbers {
   std::uint32_t read = 0; ///< of those that were sent: what the peer sent shows that it has read it
 };
 
-/// The memory of one rank, to which its peers have access. All zeros at the start, except that the
-/// numbers may begin anywhere, the same for all ranks.
+/// The memory of one rank, to which its peers have access. All zeros at the start.
 struct arena {
   channel_numbers numbers[most_ranks][most_channels]; // by peer
   /// Where a peer wants the next messages of the channel to it, if they are written there directly:
@@ -70,6 +70,9 @@ struct plane {
   std::uint32_t* ended;
   const std::uint32_t* aborted; ///< in pinned memory: not 0 once the kernels are to end at once
   std::uint32_t number;         ///< of the kernel
+  /// The number that 0 stands for in `arena::numbers`, far from those of communicators that had the
+  /// arenas before: what their kernels wrote to peers may arrive after they have ended.
+  std::uint32_t first;
   unsigned rank;
   unsigned size;
 };

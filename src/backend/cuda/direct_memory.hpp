@@ -4,6 +4,7 @@
 #include "backend/cuda/cuda_handles.hpp"
 #include "backend/cuda/direct_layout.hpp"
 #include "backend/cuda/driver_access.hpp"
+#include "backend/cuda/kernel_graph.hpp"
 #include <troupe/error.hpp>
 
 #include <cuda_runtime_api.h>
@@ -26,12 +27,13 @@ struct direct_words {
   alignas(64) std::atomic<std::uint32_t> aborted{0}; ///< not 0: the kernels are to end
 };
 
-/// The arena of one rank, filled with zeros, and its words.
+/// The arena of one rank, filled with zeros, its words, and the graphs of its kernels.
 struct direct_arena {
   int device = -1;
   unsigned ranks = 0; ///< for which there is room
   direct::arena* memory = nullptr;
   direct_words* words = nullptr;
+  std::shared_ptr<kernel_graphs> graphs;
   bool streams_wait_for_words = false; ///< the driver can do that on the device
 };
 
@@ -50,6 +52,8 @@ public:
   caf::expected<direct_arena> take(int device, unsigned ranks) noexcept;
   /// Takes an arena back, whose kernels have ended on all ranks, and clears it.
   caf::error give_back(const direct_arena& x) noexcept;
+  /// Returns `direct::plane::first` for a new communicator.
+  std::uint32_t next_first() noexcept { return next_first_.fetch_add(between_firsts); }
   /// Returns an error if the device has a fault.
   caf::error fault_of(int device) noexcept;
 
@@ -66,7 +70,11 @@ private:
   caf::error check_waits(const device_memory& on, direct_arena& x) noexcept;
   caf::error clear(const device_memory& on, const direct_arena& x) noexcept;
 
+  /// No rank sends as many messages to a peer before its last ones have arrived.
+  static constexpr std::uint32_t between_firsts = std::uint32_t{1} << 29;
+
   const shared_driver_access driver_;
+  std::atomic<std::uint32_t> next_first_{0};
   std::mutex mutex_;
   std::map<int, device_memory> devices_;
   std::vector<void*> pages_; ///< pinned

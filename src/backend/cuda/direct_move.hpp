@@ -77,7 +77,7 @@ class channel_end {
 public:
   TROUPE_DEVICE channel_end(const plane& p, unsigned peer, unsigned channel, bool sends)
       : p_(p), peer_(peer), channel_(channel), sends_(sends) {
-    const auto numbers = gpu::load(&own(p).numbers[peer][channel]);
+    const auto numbers = numbers_of(p, peer, channel);
     number_ = sends ? numbers.sent : numbers.received;
     read_ = read_by_peer(numbers);
   }
@@ -86,10 +86,10 @@ public:
   TROUPE_DEVICE void keep() const {
     if (gpu::thread() != 0)
       return;
-    auto& numbers = own(p_).numbers[peer_][channel_];
-    gpu::store(sends_ ? &numbers.sent : &numbers.received, number_);
     if (sends_)
-      gpu::store(&numbers.read, read_);
+      keep_sent(p_, peer_, channel_, number_, read_);
+    else
+      keep_received(p_, peer_, channel_, number_);
   }
 
   TROUPE_DEVICE bool push(const message& x) {

@@ -197,8 +197,11 @@ bool fits_trade(std::span<const message> messages, unsigned rank) noexcept {
   unsigned sends = 0;
   unsigned receives = 0;
   for (auto& x : messages) {
-    if (x.peer == rank)
+    if (x.peer == rank) { // copied packet by packet, too
+      if (x.share * direct::put_unit > pushed_by_channel)
+        return false;
       continue;
+    }
     auto& peers = x.is_sent ? sends : receives;
     if (x.way != route::push || x.share > direct::slot_packets || (peers >> x.peer & 1))
       return false;

@@ -51,7 +51,7 @@ protected:
 };
 
 /// Returns whether `direct::trade` can do the messages of rank `rank`: at most one to each peer and
-/// one from it, each pushed, and over each channel at most one slot.
+/// one from it, each pushed, and over each channel at most one slot. Those to itself are as small.
 bool fits_trade(std::span<const direct::message> messages, unsigned rank) noexcept;
 
 /// Launches what does `calls`, which are valid, as one group. All messages of the group that are

@@ -126,13 +126,10 @@ TROUPE_DEVICE void push_reduce(const plane& p, const reduce_arguments& a, shared
   if (alive && block.is_mutual()) {
     last.note_mutual(p, channel, messages);
   } else if (alive && me < p.size && me != p.rank) {
-    auto& numbers = own(p).numbers[me][channel];
-    if (block.is_target(me)) {
-      gpu::store(&numbers.sent, last.sent[me] + messages);
-      gpu::store(&numbers.read, last.read[me]);
-    }
+    if (block.is_target(me))
+      keep_sent(p, me, channel, last.sent[me] + messages, last.read[me]);
     if (receives)
-      gpu::store(&numbers.received, last.received[me] + messages);
+      keep_received(p, me, channel, last.received[me] + messages);
   }
   end_kernel(p, alive);
 }

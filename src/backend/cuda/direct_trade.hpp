@@ -47,30 +47,52 @@ public:
     return alive;
   }
 
-  /// Frees the slots, and keeps the numbers for the next kernel. By all threads of the block, after
-  /// they have read the slots.
+  /// Copies what the rank sends to itself.
+  TROUPE_DEVICE void copy_own() const {
+    for (std::uint32_t i = 0; i + 1 < a_.count; ++i) {
+      const message& from = a_.list[i];
+      if (from.peer != p_.rank || !from.is_sent)
+        continue;
+      const range share = bytes_of(from, channel_);
+      auto* to = static_cast<unsigned char*>(a_.list[i + 1].memory);
+      for (std::size_t j = share.begin / packet_bytes + first_packet_of(i);
+           j * packet_bytes < share.end; j += gpu::threads())
+        store_packet_data(to, from.bytes, j, is_aligned<std::uint64_t>(to), load(from, j));
+    }
+  }
+
+  /// Clears the slots, and keeps the numbers for the next kernel. By all threads of the block,
+  /// after they have read the slots.
   TROUPE_DEVICE void end_messages() const {
     for (std::uint32_t i = 0; i < a_.count; ++i) {
       const message& x = a_.list[i];
       if (!x.is_sent && !is_empty(share_of_channel(x)))
         clear_slot(p_, x.peer, channel_, last_.received[x.peer] + 1);
     }
-    for (std::uint32_t i = gpu::thread(); i < a_.count; i += gpu::threads()) {
-      const message& x = a_.list[i];
-      if (is_empty(share_of_channel(x)))
-        continue;
-      auto& numbers = own(p_).numbers[x.peer][channel_];
-      if (x.is_sent) {
-        gpu::store(&numbers.sent, last_.sent[x.peer] + 1);
-        gpu::store(&numbers.read, last_.read[x.peer]);
-      } else {
-        gpu::store(&numbers.received, last_.received[x.peer] + 1);
+    for_each_of_thread([this](const message& x) {
+      if (x.is_sent)
+        keep_sent(p_, x.peer, channel_, last_.sent[x.peer] + 1, last_.read[x.peer]);
+      else
+        keep_received(p_, x.peer, channel_, last_.received[x.peer] + 1);
+    });
+  }
+
+  /// Frees the slots. Nothing waits for that as long as the peer does not send more.
+  TROUPE_DEVICE void acknowledge_all() const {
+    for_each_of_thread([this](const message& x) {
+      if (!x.is_sent)
         acknowledge(p_, x.peer, channel_, last_.received[x.peer] + 1);
-      }
-    }
+    });
   }
 
 private:
+  /// Calls `f` with each message over this channel, each by one thread.
+  template <class F> TROUPE_DEVICE void for_each_of_thread(F f) const {
+    for (std::uint32_t i = gpu::thread(); i < a_.count; i += gpu::threads())
+      if (!is_empty(share_of_channel(a_.list[i])))
+        f(a_.list[i]);
+  }
+
   /// Returns the packets of a message over this channel; none if the rank sends it to itself.
   TROUPE_DEVICE range share_of_channel(const message& x) const {
     return x.peer == p_.rank ? range{0, 0} : packets_of(x, channel_);
@@ -135,13 +157,15 @@ TROUPE_DEVICE void trade(const plane& p, const move_arguments<Most>& a, shared_n
     return end_kernel(p, false);
   bool alive = block.send_all();
   if (alive) {
-    copy_to_itself(p, a);
+    block.copy_own();
     alive = block.receive_all();
   }
   alive = !gpu::sync_or(!alive);
   if (alive)
     block.end_messages();
   end_kernel(p, alive);
+  if (alive)
+    block.acknowledge_all();
 }
 
 } // namespace troupe::detail::direct

@@ -7,14 +7,6 @@
 
 namespace troupe::detail {
 
-namespace {
-
-/// CUDA treats both types as the same.
-/// @source CUDA runtime API, "Interactions between CUkernel and cudaKernel_t"
-CUkernel native(const kernel& x) noexcept { return reinterpret_cast<CUkernel>(x.handle); }
-
-} // namespace
-
 cudaError_t kernel_image::find_kernels() noexcept {
   if (library_ != nullptr)
     return cudaSuccess;

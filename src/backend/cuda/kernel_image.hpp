@@ -2,6 +2,7 @@
 /// cmake/TroupeKernels.cmake) and loaded at run time, so that the library links without CUDA.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <mutex>
@@ -39,6 +40,10 @@ private:
   std::mutex mutex_;
   cudaLibrary_t library_ = nullptr; ///< never unloaded
 };
+
+/// Returns the kernel for functions of the driver. CUDA treats both types as the same.
+/// @source CUDA runtime API, "Interactions between CUkernel and cudaKernel_t"
+inline CUkernel native(const kernel& x) noexcept { return reinterpret_cast<CUkernel>(x.handle); }
 
 /// Launches a kernel on the current device.
 /// @shape arguments: the address of each argument, of exactly the type of the kernel's parameter
