@@ -42,7 +42,10 @@ public:
   /// it.
   explicit collective_operation(collective_world& world);
   /// Returns the storage for the calls of one request, before `begin`.
-  std::vector<rank_call> room_for_calls() noexcept { return std::move(room_); }
+  std::vector<rank_call> room_for_calls() noexcept {
+    room_.clear();
+    return std::move(room_);
+  }
   void make_room_for_calls() { room_.reserve(parts().size()); }
   /// Starts an operation that was made in advance: one request has a call for each rank.
   void begin(const char* verb, std::shared_ptr<collective_world> world,

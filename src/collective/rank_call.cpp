@@ -33,9 +33,9 @@ std::unique_ptr<exchange_plan> packed(std::vector<std::size_t> send_counts,
   return result;
 }
 
-caf::expected<std::vector<rank_call>> message_calls(const call_checker& check, const char* verb,
-                                                    const collective_view& x, lanes_view lanes,
-                                                    rank_set absent) {
+caf::error add_message_calls(std::vector<rank_call>& to, const call_checker& check,
+                             const char* verb, const collective_view& x, lanes_view lanes,
+                             rank_set absent) {
   for (auto [rank, what] : {std::pair{x.rank, "sender"}, std::pair{x.peer, "receiver"}}) {
     if (auto error = check.check_rank(rank, what); error)
       return error;
@@ -50,18 +50,19 @@ caf::expected<std::vector<rank_call>> message_calls(const call_checker& check, c
   auto receiver = x;
   receiver.kind = collective_kind::recv;
   receiver.peer = x.rank;
-  std::vector<rank_call> result(2);
-  if (auto error = check.check(result[0], static_cast<std::size_t>(x.rank), &x.send[0], nullptr,
+  const auto first = to.size();
+  to.resize(first + 2);
+  auto& sends = to[first];
+  auto& receives = to[first + 1];
+  if (auto error = check.check(sends, static_cast<std::size_t>(x.rank), &x.send[0], nullptr,
                                nullptr, nullptr);
       error)
     return error;
   if (auto error = call_checker{verb, receiver, lanes}.check(
-          result[1], static_cast<std::size_t>(x.peer), nullptr, &x.recv[0], nullptr, nullptr);
+          receives, static_cast<std::size_t>(x.peer), nullptr, &x.recv[0], nullptr, nullptr);
       error)
     return error;
-  if (auto error = check.compare(result[0], result[1]); error)
-    return error;
-  return result;
+  return check.compare(sends, receives);
 }
 
 caf::error check_handles(const call_checker& check, std::span<const any_gpu_ref> refs,
@@ -90,14 +91,13 @@ bool are_rows(std::span<const std::vector<std::uint64_t>> counts, std::size_t ro
 
 } // namespace
 
-caf::expected<std::vector<rank_call>> rank_calls(const char* verb, const collective_view& x,
-                                                 std::span<const std::shared_ptr<lane>> lanes,
-                                                 rank_set absent, std::vector<rank_call> room) {
+caf::error add_rank_calls(std::vector<rank_call>& to, const char* verb, const collective_view& x,
+                          std::span<const std::shared_ptr<lane>> lanes, rank_set absent) {
   call_checker check{verb, x, lanes};
   if (auto error = check.check_request(); error)
     return error;
   if (x.kind == collective_kind::send)
-    return message_calls(check, verb, x, lanes, absent);
+    return add_message_calls(to, check, verb, x, lanes, absent);
   if (has_root(x.kind))
     if (auto error = check.check_there(x.peer, absent); error)
       return error;
@@ -121,30 +121,27 @@ caf::expected<std::vector<rank_call>> rank_calls(const char* verb, const collect
   for (auto refs : {x.send, x.recv})
     for (auto& ref : refs)
       prefetch_lines(ref.memory().get(), sizeof(buffer));
-  auto result = std::move(room);
-  result.clear();
-  result.reserve(n);
+  const auto first = to.size();
   for (std::size_t rank = 0; rank < n; ++rank) {
     if (absent.contains(rank))
       continue;
     std::unique_ptr<exchange_plan> plan;
     if (exchange) {
-      std::vector<std::size_t> to(x.counts[rank].begin(), x.counts[rank].end());
       std::vector<std::size_t> from;
       for (auto& row : x.counts)
         from.push_back(row[rank]);
-      plan = packed(std::move(to), std::move(from));
+      plan = packed({x.counts[rank].begin(), x.counts[rank].end()}, std::move(from));
     }
     if (auto error =
-            check.check(result.emplace_back(), rank, handle_of(x.send, rules.send, rank, x.peer),
+            check.check(to.emplace_back(), rank, handle_of(x.send, rules.send, rank, x.peer),
                         handle_of(x.recv, rules.recv, rank, x.peer),
                         x.factors.empty() ? nullptr : &x.factors[rank], std::move(plan));
         error)
       return error;
-    if (auto error = check.compare(result.front(), result.back()); error)
+    if (auto error = check.compare(to[first], to.back()); error)
       return error;
   }
-  return result;
+  return {};
 }
 
 caf::expected<rank_call> rank_call_of(const char* verb, const collective_view& x, std::size_t rank,

@@ -84,27 +84,24 @@ struct rank_call {
   }
 };
 
-/// Returns the calls of the ranks that take part in `x`, a collective over all ranks or a message
-/// between two of them, in rank order. Rank i is on lanes[i]. Ranks of `absent` are left out, and
-/// their handles are not read.
-/// @shape room: memory for the result; its content does not matter
+/// Adds to `to` the calls of the ranks that take part in `x`, a collective over all ranks, in rank
+/// order, or a message between two of them, the sender's first. Rank i is on lanes[i]. Ranks of
+/// `absent` are left out, and their handles are not read.
 /// @errors errc::invalid_argument, shape_mismatch, stale_ref; errc::unavailable: the root, or one
 ///         end of a message, is absent; all with rank and device
-caf::expected<std::vector<rank_call>> rank_calls(const char* verb, const collective_view& x,
-                                                 std::span<const std::shared_ptr<lane>> lanes,
-                                                 rank_set absent = {},
-                                                 std::vector<rank_call> room = {});
+caf::error add_rank_calls(std::vector<rank_call>& to, const char* verb, const collective_view& x,
+                          std::span<const std::shared_ptr<lane>> lanes, rank_set absent = {});
 
 /// Returns the call of rank `rank` alone in `x`. `send`, `recv` and `factors` hold at most the
 /// rank's own handle or factor. `counts` holds what it sends to and receives from each rank.
-/// @errors as `rank_calls`
+/// @errors as `add_rank_calls`
 caf::expected<rank_call> rank_call_of(const char* verb, const collective_view& x, std::size_t rank,
                                       std::span<const std::shared_ptr<lane>> lanes,
                                       rank_set absent = {});
 
 /// Returns the calls of rank `x.rank`, which is in range, for the messages of `x`: the sends, then
 /// the receives.
-/// @errors as `rank_calls`
+/// @errors as `add_rank_calls`
 caf::expected<std::vector<rank_call>> exchange_calls(const char* verb, const exchange& x,
                                                      std::span<const std::shared_ptr<lane>> lanes,
                                                      rank_set absent = {});

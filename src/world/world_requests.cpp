@@ -15,12 +15,23 @@ namespace troupe::detail {
 
 namespace {
 
-/// Returns `calls` sorted by rank, each rank's calls in their order.
+/// Sorts calls by rank, and leaves each rank's calls in their order. A world has few ranks.
+void sort_by_rank(std::vector<rank_call>& calls, std::size_t ranks) {
+  if (calls.size() > 4 * ranks) {
+    std::ranges::stable_sort(calls, {}, &rank_call::rank);
+    return;
+  }
+  for (auto i = calls.begin(); i != calls.end(); ++i)
+    std::rotate(std::upper_bound(calls.begin(), i, i->rank,
+                                 [](std::size_t rank, auto& x) { return rank < x.rank; }),
+                i, i + 1);
+}
+
+/// Sorts `calls` by rank.
 /// @errors errc::invalid_argument: two calls of a rank use memory that one of them writes
-caf::expected<std::vector<rank_call>> by_rank(const char* verb, std::vector<rank_call> calls,
-                                              std::span<const std::shared_ptr<lane>> lanes) {
-  std::stable_sort(calls.begin(), calls.end(),
-                   [](const rank_call& a, const rank_call& b) { return a.rank < b.rank; });
+caf::error order_by_rank(const char* verb, std::vector<rank_call>& calls,
+                         std::span<const std::shared_ptr<lane>> lanes) {
+  sort_by_rank(calls, lanes.size());
   for (auto a = calls.begin(); a != calls.end(); ++a)
     for (auto b = a + 1; b != calls.end() && b->rank == a->rank; ++b)
       if (conflict(*a, *b))
@@ -29,7 +40,7 @@ caf::expected<std::vector<rank_call>> by_rank(const char* verb, std::vector<rank
                            .verb = verb,
                            .device = lanes[a->rank]->state().ordinal(),
                            .rank = static_cast<int>(a->rank)});
-  return calls;
+  return {};
 }
 
 /// Returns whether each of `size` ranks has a call.
@@ -195,17 +206,17 @@ world_core::answer world_core::run(const collective_view& what, const request_op
   if (!without)
     return refuse(std::move(without.error()));
   if (what.kind == collective_kind::send || !without->empty()) {
-    auto calls = rank_calls(verb, what, lanes_, *without);
-    if (calls && what.kind == collective_kind::send)
-      calls = by_rank(verb, std::move(*calls), lanes_); // also for a message from a rank to itself
-    return calls ? start(verb, std::move(*calls), options, *without)
-                 : refuse(std::move(calls.error()));
+    std::vector<rank_call> calls;
+    auto error = add_rank_calls(calls, verb, what, lanes_, *without);
+    if (!error && what.kind == collective_kind::send)
+      error = order_by_rank(verb, calls, lanes_); // also for a message from a rank to itself
+    return error ? refuse(std::move(error)) : start(verb, std::move(calls), options, *without);
   }
   auto ready = new_operation();
-  auto calls = rank_calls(verb, what, lanes_, {}, ready->room_for_calls());
-  if (!calls)
-    return refuse(std::move(calls.error()));
-  ready->begin(verb, shared_from_this(), std::move(*calls), options.membership);
+  auto calls = ready->room_for_calls();
+  if (auto error = add_rank_calls(calls, verb, what, lanes_); error)
+    return refuse(std::move(error));
+  ready->begin(verb, shared_from_this(), std::move(calls), options.membership);
   return start(std::move(ready), options);
 }
 
@@ -227,17 +238,14 @@ world_core::answer world_core::run(const group& what) {
     return refuse(std::move(without.error()));
   if (what.calls.empty())
     return do_nothing(verb, what.options, *without);
-  std::vector<rank_call> all;
-  all.reserve(2 * what.calls.size());
-  for (auto& x : what.calls) {
-    auto calls = rank_calls(verb, collective_view{x}, lanes_, *without);
-    if (!calls)
-      return refuse(std::move(calls.error()));
-    std::move(calls->begin(), calls->end(), std::back_inserter(all));
-  }
-  auto sorted = by_rank(verb, std::move(all), lanes_);
-  return sorted ? start(verb, std::move(*sorted), what.options, *without)
-                : refuse(std::move(sorted.error()));
+  std::vector<rank_call> calls;
+  calls.reserve(2 * what.calls.size());
+  for (auto& x : what.calls)
+    if (auto error = add_rank_calls(calls, verb, collective_view{x}, lanes_, *without); error)
+      return refuse(std::move(error));
+  if (auto error = order_by_rank(verb, calls, lanes_); error)
+    return refuse(std::move(error));
+  return start(verb, std::move(calls), what.options, *without);
 }
 
 // -- of one rank
@@ -288,7 +296,6 @@ world_core::answer world_core::start_alone(const char* verb, rank_call call,
                                            std::shared_ptr<world_core> self) {
   auto ready = new_operation();
   auto calls = ready->room_for_calls();
-  calls.clear();
   calls.push_back(std::move(call));
   ready->begin(verb, std::move(self), std::move(calls), options.membership);
   return start(std::move(ready), options);
@@ -342,10 +349,10 @@ world_core::answer world_core::run(const exchange& what, std::shared_ptr<world_c
   if (!without)
     return refuse(std::move(without.error()));
   auto calls = exchange_calls(verb, what, lanes_, *without);
-  if (calls)
-    calls = by_rank(verb, std::move(*calls), lanes_);
   if (!calls)
     return refuse(std::move(calls.error()));
+  if (auto error = order_by_rank(verb, *calls, lanes_); error)
+    return refuse(std::move(error));
   if (calls->empty())
     return do_nothing(verb, what.options, *without);
   if (!is_whole())

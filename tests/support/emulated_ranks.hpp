@@ -137,7 +137,8 @@ public:
   caf::error trade(unsigned channels, unsigned,
                    std::span<const detail::direct::message> messages) override {
     const auto a = detail::arguments_of<detail::direct::few_messages>(messages);
-    all_.run(rank_, {channels, 1, reducing_threads}, [&](const auto& p, void* shared) {
+    const auto threads = std::max(reducing_threads, static_cast<unsigned>(messages.size()));
+    all_.run(rank_, {channels, 1, threads}, [&](const auto& p, void* shared) {
       detail::direct::trade(p, a, *static_cast<detail::direct::shared_numbers*>(shared));
     });
     return {};

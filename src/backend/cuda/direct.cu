@@ -127,9 +127,11 @@ TROUPE_DIRECT_TYPES(TROUPE_PULL)
   }
 TROUPE_DIRECT_MOVES(TROUPE_MOVE)
 
-extern "C" __global__ void __launch_bounds__(direct::block_threads, direct::moving_blocks)
-    trade(const __grid_constant__ direct::plane p,
-          const __grid_constant__ direct::move_arguments<direct::few_messages> a) {
-  __shared__ direct::shared_numbers shared;
-  direct::trade(p, a, shared);
-}
+#define TROUPE_TRADE(name, most)                                                                   \
+  extern "C" __global__ void __launch_bounds__(direct::block_threads, direct::moving_blocks)       \
+      trade_##name(const __grid_constant__ direct::plane p,                                        \
+                   const __grid_constant__ direct::move_arguments<most> a) {                       \
+    __shared__ direct::shared_numbers shared;                                                      \
+    direct::trade(p, a, shared);                                                                   \
+  }
+TROUPE_DIRECT_TRADES(TROUPE_TRADE)

@@ -29,10 +29,12 @@ namespace {
 #define TROUPE_PUSH_NAME(name, type) {"push_" #name},
 #define TROUPE_PULL_NAME(name, type) {"pull_" #name},
 #define TROUPE_MOVE_NAME(name, most) {"move_" #name},
+#define TROUPE_TRADE_NAME(name, most) {"trade_" #name},
 constexpr std::size_t types = std::size(all_dtypes);
-constinit kernel kernels[] = {TROUPE_DIRECT_TYPES(TROUPE_PUSH_NAME) TROUPE_DIRECT_TYPES(
-    TROUPE_PULL_NAME) TROUPE_DIRECT_MOVES(TROUPE_MOVE_NAME){"trade"}};
-static_assert(std::size(kernels) == 2 * types + 3);
+constinit kernel kernels[] = {
+    TROUPE_DIRECT_TYPES(TROUPE_PUSH_NAME) TROUPE_DIRECT_TYPES(TROUPE_PULL_NAME)
+        TROUPE_DIRECT_MOVES(TROUPE_MOVE_NAME) TROUPE_DIRECT_TRADES(TROUPE_TRADE_NAME)};
+static_assert(std::size(kernels) == 2 * types + 4);
 constinit kernel_image image{troupe_direct_image, kernels};
 
 const kernel& push_kernel(dtype type) noexcept { return kernels[static_cast<std::size_t>(type)]; }
@@ -41,7 +43,8 @@ const kernel& pull_kernel(dtype type) noexcept {
 }
 const kernel& move_few = kernels[2 * types];
 const kernel& move_many = kernels[2 * types + 1];
-const kernel& trade_few = kernels[2 * types + 2];
+const kernel& trade_pair = kernels[2 * types + 2];
+const kernel& trade_few = kernels[2 * types + 3];
 
 /// How many kernels that wait for peers may run on a device at the same time: one in each of a
 /// lane's streams for collectives.
@@ -151,9 +154,11 @@ public:
     return move_with<direct::many_messages>(move_many, grid, threads, messages);
   }
 
-  caf::error trade(unsigned channels, unsigned threads,
+  caf::error trade(unsigned channels, unsigned log2_threads,
                    std::span<const direct::message> messages) override {
-    return move_with<direct::few_messages>(trade_few, {channels}, threads, messages);
+    if (messages.size() <= direct::messages_of_pair)
+      return trade_with<direct::messages_of_pair>(trade_pair, channels, log2_threads, messages);
+    return trade_with<direct::few_messages>(trade_few, channels, log2_threads, messages);
   }
 
 private:
@@ -162,6 +167,15 @@ private:
                        std::span<const direct::message> messages) {
     const auto arguments = arguments_of<Most>(messages);
     return launch_kernel(which, grid, threads, &arguments);
+  }
+
+  template <std::size_t Most>
+  caf::error trade_with(const kernel& which, unsigned channels, unsigned log2_threads,
+                        std::span<const direct::message> messages) {
+    auto arguments = arguments_of<Most>(messages);
+    arguments.log2_threads = log2_threads;
+    const auto threads = static_cast<unsigned>(messages.size()) << log2_threads;
+    return launch_kernel(which, {channels}, threads, &arguments);
   }
 
   caf::error launch_kernel(const kernel& which, dim3 grid, unsigned threads,
@@ -204,7 +218,7 @@ caf::error direct_communicator::enqueue(std::span<const collective_call> calls,
       return err;
     launcher to{*this, on, captures != CU_STREAM_CAPTURE_STATUS_NONE};
     const auto before = launched_.load();
-    auto err = launch_direct(calls, view_.rank, view_.size, limits_, to);
+    auto err = launch_direct(calls, view_.rank, view_.size, limits_, messages_, to);
     if (!err && launched_.load() != before)
       last_ = {&own_.words->ended, launched_.load(), on};
     return err;

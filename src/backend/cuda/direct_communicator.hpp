@@ -52,6 +52,7 @@ private:
   const shared_driver_access driver_;
   std::atomic<std::uint32_t> launched_; ///< kernels, as `direct_words::ended` counts them
   kernel_end last_;                     ///< of the last `enqueue`
+  direct_messages messages_;            ///< of the last one, as room for the next
 };
 
 /// Loads the kernels on the current device (`kernel_image::load`).

@@ -17,7 +17,12 @@
   X(float8_e4m3, __nv_fp8_e4m3)                                                                    \
   X(float8_e5m2, __nv_fp8_e5m2)
 
-/// X(name, most messages of a launch)
+/// X(name, most messages of a launch): move_few, move_many
 #define TROUPE_DIRECT_MOVES(X)                                                                     \
   X(few, troupe::detail::direct::few_messages)                                                     \
   X(many, troupe::detail::direct::many_messages)
+
+/// The same of trade_pair, trade_few.
+#define TROUPE_DIRECT_TRADES(X)                                                                    \
+  X(pair, troupe::detail::direct::messages_of_pair)                                                \
+  X(few, troupe::detail::direct::few_messages)

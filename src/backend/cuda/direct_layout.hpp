@@ -18,8 +18,9 @@ inline constexpr unsigned most_ranks = 8;
 inline constexpr unsigned most_channels = 64; ///< from one rank to another one
 inline constexpr unsigned slots = 2;          ///< of a channel
 inline constexpr unsigned slot_packets = 512;
-inline constexpr unsigned packet_bytes = 8;  ///< of data
-inline constexpr unsigned vector_bytes = 16; ///< read or written at once
+inline constexpr unsigned packet_bytes = 8;    ///< of data
+inline constexpr unsigned packets_at_once = 4; ///< of a traded message, by one thread
+inline constexpr unsigned vector_bytes = 16;   ///< read or written at once
 inline constexpr unsigned block_threads = 512;
 // Blocks of each kind of kernel that fit on a multiprocessor, by their registers.
 inline constexpr unsigned pushing_blocks = 2;
@@ -141,9 +142,12 @@ constexpr message message_of(void* memory, std::size_t bytes, unsigned channels,
 /// before the one that it becomes.
 template <std::size_t Most> struct move_arguments {
   std::uint32_t count;
+  std::uint32_t log2_threads; ///< traded: of the threads that do each message
   message list[Most];
 };
 
+// Fewer take less time to launch.
+inline constexpr std::size_t messages_of_pair = 4; ///< of two ranks, each also with itself
 inline constexpr std::size_t few_messages = 2 * most_ranks;
 inline constexpr std::size_t many_messages = 1024;
 

@@ -210,24 +210,20 @@ TROUPE_DEVICE void move(const plane& p, const move_arguments<Most>& a, std::uint
   const bool sends = gpu::block_y() < p.size;
   const unsigned peer = gpu::block_y() % p.size;
   channel_end here{p, peer, channel, sends};
-  if (!begin_kernel(p))
-    return end_kernel(p, false);
-  if (peer == p.rank) {
-    if (sends)
-      copy_to_itself(p, a);
-    return end_kernel(p, true);
-  }
-  bool alive = true;
+  bool alive = begin_kernel(p);
+  const bool is_own = peer == p.rank;
+  if (alive && is_own && sends)
+    copy_to_itself(p, a);
   for (std::uint32_t i = 0; alive && i < a.count; ++i) {
     const message& x = a.list[i];
-    if (x.peer != peer || x.is_sent != sends)
+    if (is_own || x.peer != peer || x.is_sent != sends)
       continue;
     if (x.way == route::push)
       alive = sends ? here.push(x) : here.receive_pushed(x);
     else if (!is_empty(bytes_of(x, channel)))
       alive = sends ? here.put(x, wanted_at) : here.receive_put(x);
   }
-  if (alive)
+  if (alive && !is_own)
     here.keep();
   end_kernel(p, alive);
 }

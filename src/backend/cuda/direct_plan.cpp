@@ -9,7 +9,6 @@
 #include <cstring>
 #include <string>
 #include <utility>
-#include <vector>
 
 namespace troupe::detail {
 
@@ -32,6 +31,19 @@ unsigned channels_for(std::size_t bytes, std::size_t each, unsigned most) noexce
 unsigned threads_for(std::size_t packets) noexcept {
   return static_cast<unsigned>(
       std::clamp<std::size_t>((packets + warp - 1) / warp * warp, warp, direct::block_threads));
+}
+
+/// Returns the binary logarithm of the threads that trade each of `messages`: at least a warp.
+unsigned log2_threads_for(std::span<const message> messages) noexcept {
+  std::size_t most = 0; // packets
+  for (auto& x : messages)
+    most = std::max<std::size_t>(
+        most, x.way == route::push ? x.share : x.share * direct::put_unit / direct::packet_bytes);
+  unsigned result = 5;
+  while ((messages.size() << (result + 1)) <= direct::block_threads &&
+         (direct::packets_at_once << result) < most)
+    ++result;
+  return result;
 }
 
 direct::reduction reduction_of(reduce_op op) noexcept {
@@ -58,16 +70,16 @@ std::size_t share_of_ranks(std::size_t count, unsigned size, dtype type) noexcep
 /// The launches of one group.
 class plan {
 public:
-  plan(unsigned rank, unsigned size, const direct_limits& limits, direct_launcher& to) noexcept
-      : rank_(rank), size_(size), limits_(limits), to_(to) {
-    messages_.reserve(direct::few_messages);
+  plan(unsigned rank, unsigned size, const direct_limits& limits, direct_messages& room,
+       direct_launcher& to) noexcept
+      : rank_(rank), size_(size), limits_(limits), messages_(room), to_(to) {
+    clear();
   }
 
   caf::error launch(const collective_call& call) {
     if (reduces(call.what))
       return launch_reduction(call);
-    for (auto* x : {&messages_, &to_itself_, &from_itself_})
-      x->clear();
+    clear();
     add(call);
     return launch_messages();
   }
@@ -86,6 +98,11 @@ public:
   }
 
 private:
+  void clear() noexcept {
+    for (auto* x : {&messages_.all, &messages_.to_itself, &messages_.from_itself})
+      x->clear();
+  }
+
   caf::error launch_reduction(const collective_call& call) {
     const auto bytes = bytes_of(call);
     if (bytes == 0)
@@ -127,7 +144,9 @@ private:
     const auto channels =
         channels_for(bytes, is_large ? put_by_channel : pushed_by_channel, limits_.move_channels);
     const auto way = is_large || peer == rank_ ? route::put : route::push;
-    auto& list = peer != rank_ ? messages_ : is_sent ? to_itself_ : from_itself_;
+    auto& list = peer != rank_ ? messages_.all
+                 : is_sent     ? messages_.to_itself
+                               : messages_.from_itself;
     list.push_back(
         direct::message_of(const_cast<void*>(memory), bytes, channels, peer, is_sent, way));
     channels_ = std::max(channels_, channels);
@@ -159,34 +178,32 @@ private:
   }
 
   caf::error launch_messages() {
-    for (std::size_t i = 0; i < to_itself_.size(); ++i) { // they match in their order
-      messages_.push_back(to_itself_[i]);
-      messages_.push_back(from_itself_[i]);
+    auto& all = messages_.all;
+    for (std::size_t i = 0; i < messages_.to_itself.size(); ++i) { // they match in their order
+      all.push_back(messages_.to_itself[i]);
+      all.push_back(messages_.from_itself[i]);
     }
-    if (messages_.empty())
+    if (all.empty())
       return {};
-    if (messages_.size() > direct::many_messages)
-      return make_error(errc::not_supported, "a group of " + std::to_string(messages_.size()) +
+    if (all.size() > direct::many_messages)
+      return make_error(errc::not_supported, "a group of " + std::to_string(all.size()) +
                                                  " messages of one rank: the limit is " +
                                                  std::to_string(direct::many_messages));
-    unsigned threads = warp;
-    for (auto& x : messages_)
-      threads = std::max(threads, threads_of(x));
     const auto channels = std::exchange(channels_, 1);
-    if (!fits_trade(messages_, rank_))
-      return to_.move(channels, threads, messages_);
-    const auto each = static_cast<unsigned>(warp * messages_.size());
-    return to_.trade(channels, std::clamp(each, threads, direct::block_threads), messages_);
+    if (fits_trade(all, rank_))
+      return to_.trade(channels, log2_threads_for(all), all);
+    unsigned threads = warp;
+    for (auto& x : all)
+      threads = std::max(threads, threads_of(x));
+    return to_.move(channels, threads, all);
   }
 
   const unsigned rank_;
   const unsigned size_;
   const direct_limits& limits_;
+  direct_messages& messages_;
   direct_launcher& to_;
   unsigned channels_ = 1; ///< of the largest message
-  std::vector<message> messages_;
-  std::vector<message> to_itself_;
-  std::vector<message> from_itself_;
 };
 
 } // namespace
@@ -211,8 +228,8 @@ bool fits_trade(std::span<const message> messages, unsigned rank) noexcept {
 }
 
 caf::error launch_direct(std::span<const collective_call> calls, unsigned rank, unsigned size,
-                         const direct_limits& limits, direct_launcher& to) {
-  plan x{rank, size, limits, to};
+                         const direct_limits& limits, direct_messages& room, direct_launcher& to) {
+  plan x{rank, size, limits, room, to};
   return calls.size() == 1 ? x.launch(calls.front()) : x.launch_all(calls);
 }
 

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 namespace troupe::detail {
 
@@ -27,6 +28,7 @@ template <std::size_t Most>
 direct::move_arguments<Most> arguments_of(std::span<const direct::message> messages) noexcept {
   direct::move_arguments<Most> result; // what is not used stays as it is: there may be much of it
   result.count = static_cast<std::uint32_t>(messages.size());
+  result.log2_threads = 0;
   std::ranges::copy(messages, result.list);
   return result;
 }
@@ -42,8 +44,8 @@ public:
   /// @shape messages: at most `direct::many_messages`
   [[nodiscard]] virtual caf::error move(unsigned channels, unsigned threads,
                                         std::span<const direct::message> messages) = 0;
-  /// @shape messages: `fits_trade`
-  [[nodiscard]] virtual caf::error trade(unsigned channels, unsigned threads,
+  /// @shape messages: `fits_trade`; log2_threads: of the threads for each message
+  [[nodiscard]] virtual caf::error trade(unsigned channels, unsigned log2_threads,
                                          std::span<const direct::message> messages) = 0;
 
 protected:
@@ -54,11 +56,20 @@ protected:
 /// one from it, each pushed, and over each channel at most one slot. Those to itself are as small.
 bool fits_trade(std::span<const direct::message> messages, unsigned rank) noexcept;
 
+/// Messages of one kernel while they are collected. They are kept, so that their memory is used
+/// again.
+struct direct_messages {
+  std::vector<direct::message> all;
+  std::vector<direct::message> to_itself;
+  std::vector<direct::message> from_itself;
+};
+
 /// Launches what does `calls`, which are valid, as one group. All messages of the group that are
 /// `send` or `recv` are in one kernel. The other calls have a kernel each, in their order, which is
 /// the same for all ranks.
+/// @shape room: its content does not matter
 /// @errors errc::not_supported: more messages than `direct::many_messages`; those of `to`
 caf::error launch_direct(std::span<const collective_call> calls, unsigned rank, unsigned size,
-                         const direct_limits& limits, direct_launcher& to);
+                         const direct_limits& limits, direct_messages& room, direct_launcher& to);
 
 } // namespace troupe::detail

@@ -236,9 +236,7 @@ TROUPE_DEVICE void pull_reduce(const plane& p, const reduce_arguments& a, shared
   const unsigned channel = gpu::block_x();
   const unsigned me = gpu::thread();
   all.numbers.load_from(p, channel);
-  if (!begin_kernel(p))
-    return end_kernel(p, false);
-  bool alive = meet(p, a, all);
+  bool alive = begin_kernel(p) && meet(p, a, all);
   if (alive) {
     all.numbers.end_messages(p, channel, 1, true);
     if (a.scatters != 0) { // the result goes to this rank alone, at the place of its block

@@ -34,7 +34,8 @@ public:
   TROUPE_DEVICE bool exchange(std::uint64_t own_data, std::size_t i, std::size_t place,
                               std::uint32_t message) const {
     for (unsigned step = 1; step < p_.size; ++step) {
-      const unsigned peer = (p_.rank + step) % p_.size;
+      const unsigned next = p_.rank + step;
+      const unsigned peer = next < p_.size ? next : next - p_.size;
       if (!is_target(peer))
         continue;
       const std::uint32_t number = last_.sent[peer] + message;
@@ -107,10 +108,8 @@ TROUPE_DEVICE void push_reduce(const plane& p, const reduce_arguments& a, shared
   const bool receives = block.is_target(p.rank);
   // Loaded at the same time as the numbers.
   std::uint64_t data = share.begin + me < share.end ? block.own_data(share.begin + me) : 0;
-  if (!begin_kernel(p))
-    return end_kernel(p, false);
+  bool alive = begin_kernel(p);
   std::uint32_t messages = 0;
-  bool alive = true;
   for (std::size_t base = share.begin; alive && base < share.end; base += slot_packets) {
     ++messages;
     for (std::size_t j = me; alive && j < slot_packets && base + j < share.end;

@@ -4,168 +4,173 @@
 #include "backend/cuda/direct_channel.hpp"
 #include "backend/cuda/direct_elements.hpp"
 #include "backend/cuda/direct_layout.hpp"
-#include "backend/cuda/direct_move.hpp"
 
 #include <cstddef>
 #include <cstdint>
 
 namespace troupe::detail::direct {
 
-/// One block's part of such messages: their packets in one channel, at most a slot of each.
-template <std::size_t Most> class trade_block {
+/// The part that one thread has in one of a block's messages: the packets of one channel, at most a
+/// slot. A group of threads does each message, so that all are done at the same time.
+class trade_part {
 public:
-  TROUPE_DEVICE trade_block(const plane& p, const move_arguments<Most>& a,
-                            const shared_numbers& last)
-      : p_(p), a_(a), last_(last), channel_(gpu::block_x()) {}
-
-  /// Loads the first packet that this thread sends.
-  TROUPE_DEVICE void load_first() {
-    for (first_ = 0; first_ < a_.count; ++first_) {
-      const message& x = a_.list[first_];
-      const range share = share_of_channel(x);
-      const std::size_t j = first_packet_of(first_);
-      if (!x.is_sent || j >= share.end - share.begin)
-        continue;
-      data_ = load(x, share.begin + j);
+  template <std::size_t Most>
+  TROUPE_DEVICE trade_part(const plane& p, const move_arguments<Most>& a)
+      : p_(p), channel_(gpu::block_x()), each_(1u << a.log2_threads),
+        lane_(gpu::thread() & (each_ - 1)) {
+    const std::uint32_t i = gpu::thread() >> a.log2_threads;
+    if (i >= a.count)
       return;
-    }
+    const message& x = a.list[i];
+    peer_ = x.peer;
+    bytes_ = static_cast<std::uint32_t>(x.bytes);
+    if (x.peer != p.rank)
+      does_ = x.is_sent ? action::send : action::receive;
+    else if (x.is_sent) // the message after it is received
+      does_ = action::copy;
+    else
+      return;
+    from_ = static_cast<const unsigned char*>(x.memory);
+    to_ = static_cast<unsigned char*>(does_ == action::copy ? a.list[i + 1].memory : x.memory);
+    // Not in 64 bits, which would take the device twice as many instructions.
+    const std::uint32_t all = bytes_ == 0 ? 1 : (bytes_ + packet_bytes - 1) / packet_bytes;
+    const std::uint32_t share =
+        does_ == action::copy ? x.share * (put_unit / packet_bytes) : x.share;
+    begin_ = share * channel_ < all ? share * channel_ : all;
+    end_ = all - begin_ < share ? all : begin_ + share;
+    const std::uint32_t whole = is_aligned<std::uint64_t>(from_) && is_aligned<std::uint64_t>(to_)
+                                    ? bytes_ / packet_bytes
+                                    : 0;
+    words_end_ = whole < begin_ ? begin_ : whole < end_ ? whole : end_;
   }
 
-  TROUPE_DEVICE bool send_all() const {
-    bool alive = true;
-    for (std::uint32_t i = 0; alive && i < a_.count; ++i)
-      if (a_.list[i].is_sent)
-        alive = send_part(i);
-    return alive;
+  /// Loads the first packets, at the same time as the numbers are loaded.
+  TROUPE_DEVICE void load_first() {
+    if (does_ == action::receive)
+      return;
+    load_words(begin_ + lane_);
+    if (words_end_ + lane_ < end_)
+      odd_ = load_packet_data(from_, bytes_, words_end_ + lane_, false);
   }
 
-  TROUPE_DEVICE bool receive_all() const {
-    bool alive = true;
-    for (std::uint32_t i = 0; alive && i < a_.count; ++i)
-      if (!a_.list[i].is_sent)
-        alive = receive_part(i);
-    return alive;
-  }
-
-  /// Copies what the rank sends to itself.
-  TROUPE_DEVICE void copy_own() const {
-    for (std::uint32_t i = 0; i + 1 < a_.count; ++i) {
-      const message& from = a_.list[i];
-      if (from.peer != p_.rank || !from.is_sent)
-        continue;
-      const range share = bytes_of(from, channel_);
-      auto* to = static_cast<unsigned char*>(a_.list[i + 1].memory);
-      for (std::size_t j = share.begin / packet_bytes + first_packet_of(i);
-           j * packet_bytes < share.end; j += gpu::threads())
-        store_packet_data(to, from.bytes, j, is_aligned<std::uint64_t>(to), load(from, j));
-    }
-  }
-
-  /// Clears the slots, and keeps the numbers for the next kernel. By all threads of the block,
-  /// after they have read the slots.
-  TROUPE_DEVICE void end_messages() const {
-    for (std::uint32_t i = 0; i < a_.count; ++i) {
-      const message& x = a_.list[i];
-      if (!x.is_sent && !is_empty(share_of_channel(x)))
-        clear_slot(p_, x.peer, channel_, last_.received[x.peer] + 1);
-    }
-    for_each_of_thread([this](const message& x) {
-      if (x.is_sent)
-        keep_sent(p_, x.peer, channel_, last_.sent[x.peer] + 1, last_.read[x.peer]);
-      else
-        keep_received(p_, x.peer, channel_, last_.received[x.peer] + 1);
-    });
-  }
-
-  /// Frees the slots. Nothing waits for that as long as the peer does not send more.
-  TROUPE_DEVICE void acknowledge_all() const {
-    for_each_of_thread([this](const message& x) {
-      if (!x.is_sent)
-        acknowledge(p_, x.peer, channel_, last_.received[x.peer] + 1);
-    });
-  }
-
-private:
-  /// Calls `f` with each message over this channel, each by one thread.
-  template <class F> TROUPE_DEVICE void for_each_of_thread(F f) const {
-    for (std::uint32_t i = gpu::thread(); i < a_.count; i += gpu::threads())
-      if (!is_empty(share_of_channel(a_.list[i])))
-        f(a_.list[i]);
-  }
-
-  /// Returns the packets of a message over this channel; none if the rank sends it to itself.
-  TROUPE_DEVICE range share_of_channel(const message& x) const {
-    return x.peer == p_.rank ? range{0, 0} : packets_of(x, channel_);
-  }
-
-  /// Each message begins with other threads, so that several small ones are sent at the same time.
-  TROUPE_DEVICE std::size_t first_packet_of(std::uint32_t i) const {
-    constexpr unsigned warp = 32;
-    return (gpu::thread() + warp * i) % gpu::threads();
-  }
-
-  static TROUPE_DEVICE std::uint64_t load(const message& x, std::size_t packet) {
-    const auto* from = static_cast<const unsigned char*>(x.memory);
-    return load_packet_data(from, x.bytes, packet, is_aligned<std::uint64_t>(from));
-  }
-
-  TROUPE_DEVICE bool send_part(std::uint32_t i) const {
-    const message& x = a_.list[i];
-    const range share = share_of_channel(x);
-    const std::uint32_t number = last_.sent[x.peer] + 1;
-    const std::size_t first = first_packet_of(i);
-    for (std::size_t j = first; j < share.end - share.begin; j += gpu::threads()) {
-      const std::uint64_t data = i == first_ && j == first ? data_ : load(x, share.begin + j);
-      if (!wait_for_slot(p_, x.peer, channel_, number, last_.read[x.peer]))
+  /// By all threads of the group. Returns false if the kernels are to end.
+  TROUPE_DEVICE bool run(const shared_numbers& last) {
+    const bool sends = does_ == action::send;
+    number_ = (sends ? last.sent : last.received)[peer_] + 1;
+    read_ = last.read[peer_];
+    if (begin_ == end_)
+      return true;
+    if (sends && !wait_for_slot(p_, peer_, channel_, number_, read_))
+      return false;
+    packet* slot =
+        (sends ? slot_at(p_, peer_, channel_, number_) : slot_from(p_, peer_, channel_, number_)) -
+        begin_;
+    for (std::uint32_t at = begin_ + lane_; at < words_end_; at += packets_at_once * each_) {
+      if (at != begin_ + lane_)
+        load_words(at);
+      if (!do_words(slot, at))
         return false;
-      send(slot_at(p_, x.peer, channel_, number) + j, data, number);
+    }
+    for (std::uint32_t i = words_end_ + lane_; i < end_; i += each_) {
+      if (does_ == action::receive && !receive(p_, slot + i, number_, odd_))
+        return false;
+      if (does_ != action::receive && i != words_end_ + lane_)
+        odd_ = load_packet_data(from_, bytes_, i, false);
+      if (sends)
+        send(slot + i, odd_, number_);
+      else
+        store_packet_data(to_, bytes_, i, false, odd_);
     }
     return true;
   }
 
-  TROUPE_DEVICE bool receive_part(std::uint32_t i) const {
-    const message& x = a_.list[i];
-    const range share = share_of_channel(x);
-    const std::uint32_t number = last_.received[x.peer] + 1;
-    auto* to = static_cast<unsigned char*>(x.memory);
-    for (std::size_t j = first_packet_of(i); j < share.end - share.begin; j += gpu::threads()) {
-      std::uint64_t data = 0;
-      if (!receive(p_, slot_from(p_, x.peer, channel_, number) + j, number, data))
+  /// Keeps the numbers for the next kernel, and clears the slot if it is time to. By all threads of
+  /// the group, after all have read the slot.
+  TROUPE_DEVICE void keep() const {
+    if (begin_ == end_)
+      return;
+    if (does_ == action::send && lane_ == 0)
+      keep_sent(p_, peer_, channel_, number_, read_);
+    if (does_ != action::receive)
+      return;
+    if (lane_ == 0)
+      keep_received(p_, peer_, channel_, number_);
+    if (!is_clearing(number_))
+      return;
+    packet* slot = slot_from(p_, peer_, channel_, number_);
+    for (unsigned i = lane_; i < slot_packets; i += each_)
+      gpu::store(slot + i, packet{});
+    gpu::fence_system();
+  }
+
+  /// Frees the slot, after all threads of the group are done with `keep`.
+  TROUPE_DEVICE void free_slot() const {
+    if (does_ == action::receive && lane_ == 0 && begin_ != end_)
+      acknowledge(p_, peer_, channel_, number_);
+  }
+
+private:
+  enum class action : std::uint8_t { nothing, send, receive, copy };
+
+  TROUPE_DEVICE void load_words(std::uint32_t at) {
+    TROUPE_UNROLL
+    for (unsigned u = 0; u < packets_at_once; ++u)
+      if (at + u * each_ < words_end_)
+        data_[u] = reinterpret_cast<const std::uint64_t*>(from_)[at + u * each_];
+  }
+
+  /// Sends what was loaded, or stores it, or stores what arrives.
+  TROUPE_DEVICE bool do_words(packet* slot, std::uint32_t at) {
+    TROUPE_UNROLL
+    for (unsigned u = 0; u < packets_at_once; ++u) {
+      const std::uint32_t i = at + u * each_;
+      if (i >= words_end_)
+        break;
+      if (does_ == action::receive && !receive(p_, slot + i, number_, data_[u]))
         return false;
-      store_packet_data(to, x.bytes, share.begin + j, is_aligned<std::uint64_t>(to), data);
+      if (does_ == action::send)
+        send(slot + i, data_[u], number_);
+      else
+        reinterpret_cast<std::uint64_t*>(to_)[i] = data_[u];
     }
     return true;
   }
 
   const plane& p_;
-  const move_arguments<Most>& a_;
-  const shared_numbers& last_;
   const unsigned channel_;
-  std::uint32_t first_ = 0; ///< the message of `data_`; `a_.count`: there is none
-  std::uint64_t data_ = 0;
+  const std::uint32_t each_; ///< threads of the group
+  const std::uint32_t lane_; ///< of this thread in it
+  action does_ = action::nothing;
+  unsigned peer_ = 0;
+  const unsigned char* from_ = nullptr;
+  unsigned char* to_ = nullptr;
+  std::uint32_t bytes_ = 0;     ///< of the whole message
+  std::uint32_t begin_ = 0;     ///< of the channel's packets of the message
+  std::uint32_t words_end_ = 0; ///< of those of them that are words in memory
+  std::uint32_t end_ = 0;
+  std::uint32_t number_ = 0;
+  std::uint32_t read_ = 0; ///< by the peer
+  std::uint64_t data_[packets_at_once] = {};
+  std::uint64_t odd_ = 0; ///< a packet behind the words
 };
 
-/// Does messages as `move` does. A block sends all of them before it waits for any: what a slot
-/// waits for is read by a kernel before this one.
-/// @shape messages as `fits_trade` says; a grid of channels
+/// Does messages as `move` does. All are done at the same time, and none waits for another one:
+/// what a slot waits for is read by a kernel before this one.
+/// @shape messages as `fits_trade` says; a grid of channels; `a.count` groups of threads, and at
+///        least one thread for each rank
 template <std::size_t Most>
 TROUPE_DEVICE void trade(const plane& p, const move_arguments<Most>& a, shared_numbers& last) {
   last.load_from(p, gpu::block_x());
-  trade_block<Most> block{p, a, last};
-  block.load_first();
-  if (!begin_kernel(p))
-    return end_kernel(p, false);
-  bool alive = block.send_all();
-  if (alive) {
-    block.copy_own();
-    alive = block.receive_all();
-  }
+  trade_part part{p, a};
+  part.load_first();
+  bool alive = begin_kernel(p);
+  alive = alive && part.run(last);
   alive = !gpu::sync_or(!alive);
   if (alive)
-    block.end_messages();
+    part.keep();
   end_kernel(p, alive);
   if (alive)
-    block.acknowledge_all();
+    part.free_slot();
 }
 
 } // namespace troupe::detail::direct

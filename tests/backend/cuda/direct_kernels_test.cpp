@@ -242,14 +242,17 @@ public:
                                        x.from, false, way_of(x));
     }
     // The ranks need not choose the same kernel.
-    if ((trades_ >> rank & 1) != 0 && detail::fits_trade({a.list, a.count}, rank))
-      all.run(rank, {most_channels_here, 1, most_ranks}, [&](const plane& p, void* shared) {
+    if ((trades_ >> rank & 1) != 0 && detail::fits_trade({a.list, a.count}, rank)) {
+      a.log2_threads = trades_ >> (32 + rank) & 1;
+      const unsigned threads = std::max(a.count << a.log2_threads, most_ranks);
+      all.run(rank, {most_channels_here, 1, threads}, [&](const plane& p, void* shared) {
         trade(p, a, *static_cast<shared_numbers*>(shared));
       });
-    else
+    } else {
       all.run(rank, {most_channels_here, 2 * all.size(), 2}, [&](const plane& p, void* shared) {
         move(p, a, *static_cast<std::uint64_t*>(shared));
       });
+    }
   }
 
 private:

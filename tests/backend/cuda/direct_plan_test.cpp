@@ -50,7 +50,8 @@ protected:
 
   void launch(unsigned rank, std::span<const collective_call> calls) {
     emulated_launcher to{all_, rank};
-    EXPECT_TRUE(is_ok(detail::launch_direct(calls, rank, ranks(), limits, to)));
+    detail::direct_messages room;
+    EXPECT_TRUE(is_ok(detail::launch_direct(calls, rank, ranks(), limits, room, to)));
   }
 
   void expect_right(const collective_spec& spec, bool shared) {
