@@ -1,7 +1,8 @@
-// Measures how fast a world recovers after a stall, with and without a standby communicator.
+// Measures how fast a world recovers after a stall: by NCCL with and without a standby
+// communicator, and with direct collectives, where operations wait behind the one that stalls.
 // Compares with init and connecting alone, in one run and in turns. A rank that is never issued
-// causes each stall. Sums are checked by value before times count. Also takes options of the
-// library and of CAF, such as --troupe.spin=0.
+// causes each stall. Also measures how fast a direct world opens. Sums are checked by value before
+// times count. Also takes options of the library and of CAF, such as --troupe.spin=0.
 
 #include "machine.hpp"
 #include "must.hpp"
@@ -45,6 +46,8 @@ struct settings : bench::common_settings {
   std::size_t cycles = 10;
   std::size_t rounds = 2;
   std::size_t stall_limit_ms = 50;
+  std::size_t direct_cycles = 100;
+  std::size_t in_flight = 256; ///< operations of a direct world, with the one that stalls
   std::size_t host_devices = 8;
 };
 
@@ -59,13 +62,18 @@ std::shared_ptr<troupe::backend> make_backend(const settings& s) {
   return troupe::make_host_backend({.devices = static_cast<int>(s.host_devices)});
 }
 
-/// @units ms
+/// The results of one kind of world. @units ms
 struct series {
-  const char* name;
-  std::vector<double>
-      late_reports; ///< from the stall limit, which begins at the request, to its error
-  std::vector<double> recoveries; ///< from there to the answer of the first sum in the next epoch
-  std::vector<double> lost_bytes; ///< of the device that lost most, over all cycles of a round
+  troupe::standby_policy standby = troupe::standby_policy::none;
+  troupe::collectives_policy collectives = troupe::collectives_policy::nccl;
+  std::size_t in_flight = 1;
+  std::size_t cycles = 0;
+  std::vector<double> late_reports =
+      {}; ///< from the stall limit, which begins at the request, to its error
+  std::vector<double> recoveries =
+      {}; ///< from there to the answer of the first sum in the next epoch
+  std::vector<double> both = {};
+  std::vector<double> lost_bytes = {}; ///< of the device that lost most, over all cycles of a round
 };
 
 // -- by hand
@@ -176,19 +184,20 @@ private:
 };
 
 void run_world(const settings& s, caf::actor_system& sys, troupe::testing::fault_plan& plan,
-               troupe::standby_policy policy, series& to) {
+               series& to) {
   troupe::world_config config;
   config.devices = s.devices;
-  config.limits.standby = policy;
+  config.collectives = to.collectives;
+  config.limits.standby = to.standby;
   config.limits.stall_limit = std::chrono::milliseconds{s.stall_limit_ms};
   config.limits.restarts = 1 << 30;
   config.limits.restart_backoff = 0ms;
   auto world = must(troupe::world::open(sys, config));
-  readiness ready{sys, world, policy != troupe::standby_policy::none};
+  readiness ready{sys, world, to.standby != troupe::standby_policy::none};
   auto hung = must(world.allocate<float>(count));
   auto next = must(world.allocate<float>(count));
   std::vector<double> before;
-  for (std::size_t i = 0; i <= s.cycles; ++i) {
+  for (std::size_t i = 0; i <= to.cycles; ++i) {
     ready.wait_for(world.status().epoch);
     if (i == 1) // after the first stall has allocated its resources
       before = free_bytes(world);
@@ -197,7 +206,11 @@ void run_world(const settings& s, caf::actor_system& sys, troupe::testing::fault
     plan.add(
         {troupe::testing::fault::not_issued, troupe::testing::verb::collective, s.devices.back()});
     const auto begin = bench::clock::now();
-    auto failed = world.all_reduce(hung).wait();
+    auto first = world.all_reduce(hung);
+    std::vector<troupe::pending<troupe::collective_done>> behind;
+    while (behind.size() + 1 < to.in_flight)
+      behind.push_back(world.all_reduce(hung));
+    auto failed = first.wait();
     const auto told = bench::clock::now();
     if (troupe::code_of(failed ? caf::error{} : failed.error()) != troupe::errc::stalled)
       bench::fail("no stall, but " + (failed ? "success" : troupe::describe(failed.error())));
@@ -205,10 +218,14 @@ void run_world(const settings& s, caf::actor_system& sys, troupe::testing::fault
     const auto end = bench::clock::now();
     must(done ? caf::error{} : done.error());
     check(world, next);
+    for (auto& x : behind)
+      if (x.wait())
+        bench::fail("a sum behind the one that stalled has succeeded");
     if (i == 0)
       continue; // the first cycle only warms up
     to.late_reports.push_back(milliseconds(told - begin) - static_cast<double>(s.stall_limit_ms));
     to.recoveries.push_back(milliseconds(end - told));
+    to.both.push_back(to.late_reports.back() + to.recoveries.back());
   }
   ready.wait_for(world.status().epoch);
   fill(world, hung, 1);
@@ -217,6 +234,26 @@ void run_world(const settings& s, caf::actor_system& sys, troupe::testing::fault
   for (std::size_t i = 0; i < after.size(); ++i)
     most = std::max(most, before[i] - after[i]);
   to.lost_bytes.push_back(most);
+}
+
+/// Measures from the call of `world::open` to the answer of the first sum, on devices in use.
+void open_worlds(const settings& s, caf::actor_system& sys, std::vector<double>& to) {
+  troupe::world_config config;
+  config.devices = s.devices;
+  config.collectives = troupe::collectives_policy::direct;
+  const auto first = must(troupe::world::open(sys, config));
+  auto refs = must(first.allocate<float>(count));
+  for (std::size_t i = 0; i <= s.direct_cycles; ++i) {
+    fill(first, refs, 1);
+    const auto begin = bench::clock::now();
+    auto world = must(troupe::world::open(sys, config));
+    auto done = world.all_reduce(refs).wait();
+    const auto end = bench::clock::now();
+    must(done ? caf::error{} : done.error());
+    check(world, refs);
+    if (i != 0) // the first one only warms up
+      to.push_back(milliseconds(end - begin));
+  }
 }
 
 // -- the report
@@ -256,6 +293,13 @@ int main(int argc, char** argv) {
   app.add_option("--rounds", s.rounds, "rounds, in each of which all kinds have their turn")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  app.add_option("--direct-cycles", s.direct_cycles,
+                 "stalls of a direct world, and worlds opened, in a round")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--in-flight", s.in_flight, "operations of a direct world, with one that stalls")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--stall-limit-ms", s.stall_limit_ms, "the worlds' stall limit")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
@@ -273,8 +317,13 @@ int main(int argc, char** argv) {
     std::iota(s.devices.begin(), s.devices.end(), 0);
   }
   std::vector<double> by_hand;
-  series with{"with a standby", {}, {}, {}};
-  series without{"without", {}, {}, {}};
+  std::vector<double> opened;
+  series with{.standby = troupe::standby_policy::same, .cycles = s.cycles};
+  series without{.cycles = s.cycles};
+  series direct{.collectives = troupe::collectives_policy::direct,
+                .in_flight = s.in_flight,
+                .cycles = s.direct_cycles};
+  const bool can_be_direct = executes->can_be_direct(s.devices);
   nlohmann::ordered_json machine;
   for (std::size_t round = 0; round < s.rounds; ++round) {
     guard.enter("communicators by hand");
@@ -305,9 +354,15 @@ int main(int argc, char** argv) {
                   bench::summary(machine).c_str());
     }
     guard.enter("stalls with a standby");
-    run_world(s, sys, *plan, troupe::standby_policy::same, with);
+    run_world(s, sys, *plan, with);
     guard.enter("stalls without a standby");
-    run_world(s, sys, *plan, troupe::standby_policy::none, without);
+    run_world(s, sys, *plan, without);
+    if (!can_be_direct)
+      continue;
+    guard.enter("stalls of direct collectives");
+    run_world(s, sys, *plan, direct);
+    guard.enter("opening direct worlds");
+    open_worlds(s, sys, opened);
   }
 
   guard.enter("the report");
@@ -318,22 +373,42 @@ int main(int argc, char** argv) {
   print_row("report to the next right sum, with a standby", with.recoveries);
   print_row("report to the next right sum, without", without.recoveries);
   print_row("init and connecting everything, by hand", by_hand);
+  if (can_be_direct) {
+    const auto behind = " direct, " + std::to_string(s.in_flight) + " in flight";
+    print_row(("stall limit to report," + behind).c_str(), direct.late_reports);
+    print_row(("report to the next right sum," + behind).c_str(), direct.recoveries);
+    print_row("open to the first right sum, direct", opened);
+  } else {
+    std::printf("the devices cannot have direct collectives\n");
+  }
   std::printf(
       "\nfree device memory less after the cycles than after the first, at most: %.1f MiB\n\n",
-      largest(with.lost_bytes) / mib);
-  const std::vector<bench::bar> bars{
+      std::max(largest(with.lost_bytes), largest(direct.lost_bytes)) / mib);
+  std::vector<bench::bar> bars{
       {"report after the stall limit, p99, ms", 5, true, bench::quantile(late, 0.99)},
       {"next right sum with a standby, p99, ms", 10, true, bench::quantile(with.recoveries, 0.99)},
       {"without, median, time to init and connect by hand", 1.3, true,
        bench::median(without.recoveries) / bench::median(by_hand)},
   };
+  if (can_be_direct) {
+    bars.push_back({"direct: from the stall limit to the next right sum, p99, ms", 6, true,
+                    bench::quantile(direct.both, 0.99)});
+    bars.push_back({"direct: from the report to the next right sum, p99, ms", 1, true,
+                    bench::quantile(direct.recoveries, 0.99)});
+    bars.push_back({"direct: open to the first right sum, max, ms", 20, true, largest(opened)});
+  }
   bench::print_bars(bars);
   nlohmann::ordered_json json{{"machine", machine}};
   json["ms"] = {{"limit_to_report", summary_of(late)},
                 {"report_to_sum_with_standby", summary_of(with.recoveries)},
                 {"report_to_sum_without", summary_of(without.recoveries)},
+                {"limit_to_report_direct", summary_of(direct.late_reports)},
+                {"report_to_sum_direct", summary_of(direct.recoveries)},
+                {"open_to_sum_direct", summary_of(opened)},
                 {"by_hand", summary_of(by_hand)}};
-  json["lost_device_bytes"] = {{"with_standby", with.lost_bytes}, {"without", without.lost_bytes}};
+  json["lost_device_bytes"] = {{"with_standby", with.lost_bytes},
+                               {"without", without.lost_bytes},
+                               {"direct", direct.lost_bytes}};
   json["bars"] = bench::to_json(bars);
   bench::write_json(s.json_file, json);
   guard.enter("shutting down");
