@@ -38,9 +38,6 @@
   X(cudaGetErrorName)                                                                              \
   X(cudaGetErrorString)                                                                            \
   X(cudaGetLastError)                                                                              \
-  X(cudaGraphCreate)                                                                               \
-  X(cudaGraphDestroy)                                                                              \
-  X(cudaGraphExecDestroy)                                                                          \
   X(cudaHostRegister)                                                                              \
   X(cudaHostUnregister)                                                                            \
   X(cudaLaunchHostFunc)                                                                            \

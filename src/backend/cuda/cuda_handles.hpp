@@ -19,20 +19,6 @@ struct memory_pool_traits {
   }
 };
 
-struct graph_traits {
-  using value_type = cudaGraph_t;
-  static void destroy(cudaGraph_t graph, int device) noexcept {
-    teardown(cudaGraphDestroy(graph), "cudaGraphDestroy", device);
-  }
-};
-
-struct graph_exec_traits {
-  using value_type = cudaGraphExec_t;
-  static void destroy(cudaGraphExec_t graph, int device) noexcept {
-    teardown(cudaGraphExecDestroy(graph), "cudaGraphExecDestroy", device);
-  }
-};
-
 struct event_traits {
   using value_type = cudaEvent_t;
   static void destroy(cudaEvent_t event, int device) noexcept {
@@ -64,8 +50,6 @@ struct communicator_traits {
 };
 
 using unique_event = unique_handle<event_traits>;
-using unique_graph = unique_handle<graph_traits>;
-using unique_graph_exec = unique_handle<graph_exec_traits>;
 using unique_memory_pool = unique_handle<memory_pool_traits>;
 using unique_stream_memory = unique_handle<stream_memory_traits>;
 using unique_communicator = unique_handle<communicator_traits>;

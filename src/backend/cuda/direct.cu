@@ -26,6 +26,12 @@ TROUPE_DEVICE unsigned grid_x() { return gridDim.x; }
 TROUPE_DEVICE unsigned grid_y() { return gridDim.y; }
 TROUPE_DEVICE void sync() { __syncthreads(); }
 TROUPE_DEVICE bool sync_or(bool x) { return __syncthreads_or(x) != 0; }
+/// Waits for the former work of the stream (`launch_early`).
+TROUPE_DEVICE void wait_for_stream() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 // CUDA's own fences are sequentially consistent, which takes longer.
 TROUPE_DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 TROUPE_DEVICE void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
@@ -105,15 +111,17 @@ template <class T> constexpr unsigned unrolled = sizeof(T) >= 4 ? 3 : sizeof(T) 
       push_##name(const __grid_constant__ direct::plane p,                                         \
                   const __grid_constant__ direct::reduce_arguments a) {                            \
     __shared__ direct::shared_numbers shared;                                                      \
+    direct::gpu::wait_for_stream();                                                                \
     direct::push_reduce<type>(p, a, shared);                                                       \
   }
 TROUPE_DIRECT_TYPES(TROUPE_PUSH)
 
 #define TROUPE_PULL(name, type)                                                                    \
-  extern "C" __global__ void __launch_bounds__(direct::block_threads, direct::pulling_blocks)      \
+  extern "C" __global__ void __launch_bounds__(direct::pulling_threads, direct::pulling_blocks)    \
       pull_##name(const __grid_constant__ direct::plane p,                                         \
                   const __grid_constant__ direct::reduce_arguments a) {                            \
     __shared__ direct::shared_facts<type> shared;                                                  \
+    direct::gpu::wait_for_stream();                                                                \
     direct::pull_reduce<type, unrolled<type>>(p, a, shared);                                       \
   }
 TROUPE_DIRECT_TYPES(TROUPE_PULL)
@@ -123,6 +131,7 @@ TROUPE_DIRECT_TYPES(TROUPE_PULL)
       move_##name(const __grid_constant__ direct::plane p,                                         \
                   const __grid_constant__ direct::move_arguments<most> a) {                        \
     __shared__ std::uint64_t wanted_at;                                                            \
+    direct::gpu::wait_for_stream();                                                                \
     direct::move(p, a, wanted_at);                                                                 \
   }
 TROUPE_DIRECT_MOVES(TROUPE_MOVE)
@@ -132,6 +141,7 @@ TROUPE_DIRECT_MOVES(TROUPE_MOVE)
       trade_##name(const __grid_constant__ direct::plane p,                                        \
                    const __grid_constant__ direct::move_arguments<most> a) {                       \
     __shared__ direct::shared_numbers shared;                                                      \
+    direct::gpu::wait_for_stream();                                                                \
     direct::trade(p, a, shared);                                                                   \
   }
 TROUPE_DIRECT_TRADES(TROUPE_TRADE)

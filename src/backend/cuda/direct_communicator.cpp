@@ -86,6 +86,21 @@ caf::error check_access(std::span<const local_rank> ranks) {
   return {};
 }
 
+/// Returns whether the kernels wait for the former work of their stream on all devices, as
+/// `launch_early` demands.
+caf::expected<bool> can_start_early(std::span<const local_rank> ranks) {
+  constexpr int since = 90;
+  for (const auto& x : ranks) {
+    int architecture = 0;
+    if (auto err = check(compiled_for(architecture, trade_few, x.device), "cuKernelGetAttribute",
+                         x.device))
+      return err;
+    if (architecture < since)
+      return false;
+  }
+  return true;
+}
+
 /// Returns limits with which all kernels that may run at the same time fit on each device.
 caf::expected<direct_limits> limits_for(std::span<const local_rank> ranks) {
   direct_limits result;
@@ -99,16 +114,18 @@ caf::expected<direct_limits> limits_for(std::span<const local_rank> ranks) {
         return err;
     const auto sharing =
         std::ranges::count_if(ranks, [&](auto& y) { return y.device == x.device; });
-    const auto fit = static_cast<unsigned>(threads) / direct::block_threads;
-    const auto at_most = [&](unsigned& limit, unsigned blocks, unsigned roles) {
+    const auto at_most = [&](unsigned& limit, unsigned blocks, unsigned block_threads,
+                             unsigned roles) {
+      const auto fit = static_cast<unsigned>(threads) / block_threads;
       const auto all = static_cast<unsigned>(processors) * std::min(blocks, fit);
       limit =
           std::clamp(all / (kernels_at_once * static_cast<unsigned>(sharing) * roles), 1u, limit);
     };
     const auto peers = static_cast<unsigned>(std::max<std::size_t>(ranks.size() - 1, 1));
-    at_most(result.pull_channels, direct::pulling_blocks, 1);
-    at_most(result.push_channels, direct::pushing_blocks, 1);
-    at_most(result.move_channels, direct::moving_blocks, 2 * peers); // a role is a peer's direction
+    at_most(result.pull_channels, direct::pulling_blocks, direct::pulling_threads, 1);
+    at_most(result.push_channels, direct::pushing_blocks, direct::block_threads, 1);
+    // A role is a direction of a peer.
+    at_most(result.move_channels, direct::moving_blocks, direct::block_threads, 2 * peers);
   }
   return result;
 }
@@ -143,7 +160,7 @@ public:
 
   caf::error pull(dtype type, unsigned channels,
                   const direct::reduce_arguments& arguments) override {
-    return launch_kernel(pull_kernel(type), {channels}, direct::block_threads, &arguments);
+    return launch_kernel(pull_kernel(type), {channels}, direct::pulling_threads, &arguments);
   }
 
   caf::error move(unsigned channels, unsigned threads,
@@ -179,18 +196,17 @@ private:
   }
 
   caf::error launch_kernel(const kernel& which, dim3 grid, unsigned threads,
-                           const void* arguments) {
+                           const void* arguments) noexcept {
     auto view = of_.view_;
-    void* all[] = {&view, const_cast<void*>(arguments)};
-    if (captures_) {
+    if (captures_)
       view.ended = nullptr;
-      return check(launch(which, grid, threads, all, stream_), "cuLaunchKernel", of_.own_.device);
-    }
     view.number = of_.launched_.load() + 1;
-    const auto code = of_.own_.graphs->launch(which, grid, threads, all, stream_);
-    if (code == cudaSuccess)
+    void* all[] = {&view, const_cast<void*>(arguments)};
+    const auto how = captures_ || !of_.starts_early_ ? &launch : &launch_early;
+    const auto code = how(which, grid, threads, all, stream_);
+    if (code == cudaSuccess && !captures_)
       of_.launched_.fetch_add(1);
-    return check(code, "cuGraphLaunch", of_.own_.device);
+    return check(code, "cuLaunchKernel", of_.own_.device);
   }
 
   direct_communicator& of_;
@@ -246,9 +262,12 @@ build_direct_communicator(std::span<const local_rank> ranks, int device_count,
       return err;
     if (auto err = check_access(ranks))
       return err;
-    auto limits = limits_for(ranks);
+    const auto limits = limits_for(ranks);
     if (!limits)
       return limits.error();
+    const auto early = can_start_early(ranks);
+    if (!early)
+      return early.error();
     const auto size = static_cast<unsigned>(ranks.size());
     std::vector<direct_arena> arenas;
     for (const auto& x : ranks) {
@@ -272,7 +291,8 @@ build_direct_communicator(std::span<const local_rank> ranks, int device_count,
       view.rank = rank;
       view.ended = reinterpret_cast<std::uint32_t*>(&words.ended);
       view.aborted = reinterpret_cast<const std::uint32_t*>(&words.aborted);
-      result.push_back(std::make_unique<direct_communicator>(view, arenas[rank], *limits, driver));
+      result.push_back(
+          std::make_unique<direct_communicator>(view, arenas[rank], *limits, *early, driver));
     }
     return result;
   });

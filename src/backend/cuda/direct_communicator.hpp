@@ -21,9 +21,10 @@ namespace troupe::detail {
 class direct_communicator final : public backend_communicator {
 public:
   direct_communicator(const direct::plane& view, const direct_arena& own,
-                      const direct_limits& limits, shared_driver_access driver) noexcept
-      : view_(view), own_(own), limits_(limits), driver_(std::move(driver)),
-        launched_(own.words->ended.load()) {}
+                      const direct_limits& limits, bool starts_early,
+                      shared_driver_access driver) noexcept
+      : view_(view), own_(own), limits_(limits), starts_early_(starts_early),
+        driver_(std::move(driver)), launched_(own.words->ended.load()) {}
 
   /// Nothing has to be connected.
   caf::error connect(stream_view, connect_scope) noexcept override { return {}; }
@@ -49,6 +50,7 @@ private:
   const direct::plane view_;
   const direct_arena own_;
   const direct_limits limits_;
+  const bool starts_early_; ///< the kernels, by `launch_early`
   const shared_driver_access driver_;
   std::atomic<std::uint32_t> launched_; ///< kernels, as `direct_words::ended` counts them
   kernel_end last_;                     ///< of the last `enqueue`

@@ -122,7 +122,6 @@ caf::expected<direct_arena> direct_memory::make(device_memory& on, int device,
   if (!words)
     return words.error();
   direct_arena result{.device = device, .ranks = ranks, .words = *words};
-  result.graphs = std::make_shared<kernel_graphs>(device, driver_);
   void* memory = nullptr;
   auto err = check_waits(on, result);
   if (!err)

@@ -4,7 +4,6 @@
 #include "backend/cuda/cuda_handles.hpp"
 #include "backend/cuda/direct_layout.hpp"
 #include "backend/cuda/driver_access.hpp"
-#include "backend/cuda/kernel_graph.hpp"
 #include <troupe/error.hpp>
 
 #include <cuda_runtime_api.h>
@@ -27,13 +26,12 @@ struct direct_words {
   alignas(64) std::atomic<std::uint32_t> aborted{0}; ///< not 0: the kernels are to end
 };
 
-/// The arena of one rank, filled with zeros, its words, and the graphs of its kernels.
+/// The arena of one rank, filled with zeros, and its words.
 struct direct_arena {
   int device = -1;
   unsigned ranks = 0; ///< for which there is room
   direct::arena* memory = nullptr;
   direct_words* words = nullptr;
-  std::shared_ptr<kernel_graphs> graphs;
   bool streams_wait_for_words = false; ///< the driver can do that on the device
 };
 

@@ -19,7 +19,7 @@ struct direct_limits {
   std::size_t pushed_message = std::size_t{256} << 10; ///< larger ones are put. @units bytes
   // The blocks of all kernels that may run on a device at the same time must fit on it together.
   unsigned push_channels = direct::most_channels;
-  unsigned pull_channels = direct::most_channels;
+  unsigned pull_channels = direct::most_channels / 2;
   unsigned move_channels = direct::most_channels / 2;
 };
 

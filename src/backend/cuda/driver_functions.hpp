@@ -58,16 +58,13 @@ private:
 namespace driver {
 
 inline constinit driver_function<decltype(::cuFuncLoad)> load{"cuFuncLoad", 12040};
-inline constinit driver_function<decltype(::cuGraphAddKernelNode)> add_kernel_node{
-    "cuGraphAddKernelNode", 12000};
-inline constinit driver_function<decltype(::cuGraphExecKernelNodeSetParams)> set_kernel_node{
-    "cuGraphExecKernelNodeSetParams", 12000};
-inline constinit driver_function<decltype(::cuGraphInstantiateWithFlags)> instantiate{
-    "cuGraphInstantiateWithFlags", 11040};
-inline constinit driver_function<decltype(::cuGraphLaunch)> launch_graph{"cuGraphLaunch", 10000};
+inline constinit driver_function<decltype(::cuKernelGetAttribute)> get_attribute{
+    "cuKernelGetAttribute", 12000};
 inline constinit driver_function<decltype(::cuKernelGetFunction)> get_function{
     "cuKernelGetFunction", 12000};
 inline constinit driver_function<decltype(::cuLaunchKernel)> launch{"cuLaunchKernel", 4000};
+inline constinit driver_function<decltype(::cuLaunchKernelEx)> launch_with{"cuLaunchKernelEx",
+                                                                           11060};
 inline constinit driver_function<decltype(::cuStreamIsCapturing)> is_capturing{
     "cuStreamIsCapturing", 10000};
 inline constinit driver_function<decltype(::cuStreamWaitValue32)> wait_for_word32{

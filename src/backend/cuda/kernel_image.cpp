@@ -7,6 +7,17 @@
 
 namespace troupe::detail {
 
+namespace {
+
+/// CUDA treats both types as the same.
+/// @source CUDA runtime API, "Interactions between CUkernel and cudaKernel_t"
+CUkernel native(const kernel& x) noexcept { return reinterpret_cast<CUkernel>(x.handle); }
+
+/// The driver takes the handle of a kernel for that of its function in the current context.
+CUfunction function_of(const kernel& x) noexcept { return reinterpret_cast<CUfunction>(native(x)); }
+
+} // namespace
+
 cudaError_t kernel_image::find_kernels() noexcept {
   if (library_ != nullptr)
     return cudaSuccess;
@@ -37,9 +48,30 @@ cudaError_t kernel_image::load() noexcept {
 
 cudaError_t launch(const kernel& which, dim3 blocks, unsigned threads, void** arguments,
                    cudaStream_t stream) noexcept {
-  // The driver takes the handle of a kernel for that of its function in the current context.
-  return driver::launch(reinterpret_cast<CUfunction>(native(which)), blocks.x, blocks.y, blocks.z,
-                        threads, 1, 1, 0, stream, arguments, nullptr);
+  return driver::launch(function_of(which), blocks.x, blocks.y, blocks.z, threads, 1, 1, 0, stream,
+                        arguments, nullptr);
+}
+
+cudaError_t launch_early(const kernel& which, dim3 blocks, unsigned threads, void** arguments,
+                         cudaStream_t stream) noexcept {
+  CUlaunchAttribute early{};
+  early.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+  early.value.programmaticStreamSerializationAllowed = 1;
+  CUlaunchConfig how{};
+  how.gridDimX = blocks.x;
+  how.gridDimY = blocks.y;
+  how.gridDimZ = blocks.z;
+  how.blockDimX = threads;
+  how.blockDimY = 1;
+  how.blockDimZ = 1;
+  how.hStream = stream;
+  how.attrs = &early;
+  how.numAttrs = 1;
+  return driver::launch_with(&how, function_of(which), arguments, nullptr);
+}
+
+cudaError_t compiled_for(int& architecture, const kernel& which, int device) noexcept {
+  return driver::get_attribute(&architecture, CU_FUNC_ATTRIBUTE_PTX_VERSION, native(which), device);
 }
 
 } // namespace troupe::detail
