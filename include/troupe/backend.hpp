@@ -416,6 +416,16 @@ public:
     return {};
   }
 
+  /// Checks memory of the user on a device that the library takes over, and lets the devices that
+  /// can access the device's memory access it, whatever kind of allocation it is.
+  /// @thread any
+  /// @errors errc::invalid_argument: the memory does not lie on the device
+  [[nodiscard]] virtual caf::error admit_memory(int ordinal, void* memory) noexcept {
+    static_cast<void>(ordinal);
+    static_cast<void>(memory);
+    return {};
+  }
+
   /// Builds those ranks of a communicator of `size` ranks that this process holds. Blocks until all
   /// ranks of all processes have arrived. The result is in the order of `ranks`.
   /// @thread a builder; never a lane

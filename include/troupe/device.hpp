@@ -400,13 +400,16 @@ public:
                        std::vector<any_gpu_ref> reads, std::vector<any_gpu_ref> writes,
                        request_options options = {}) const;
 
-  /// Takes over memory of the caller that lies on this device. `deleter` is called when nothing
-  /// uses the memory any more: on the lane, where it must not block, or, once the device has ended,
-  /// on the thread that drops the last handle. An exception that it throws is logged. On CUDA it is
-  /// not called after an error of `severity::process`: the memory is freed with the process.
+  /// Takes over memory of the caller that lies on this device: of `cudaMalloc`, of a memory pool,
+  /// or mapped by the program. The devices that can access this device's memory can then access it,
+  /// too. `deleter` is called when nothing uses the memory any more: on the lane, where it must not
+  /// block, or, once the device has ended, on the thread that drops the last handle. An exception
+  /// that it throws is logged. On CUDA it is not called after an error of `severity::process`: the
+  /// memory is freed with the process.
   /// @units  count: elements
-  /// @errors errc::invalid_argument; errc::unavailable: the device is not ready;
-  ///         errc::not_supported: the device is in another process (`launch_callable`)
+  /// @errors errc::invalid_argument: also if the memory does not lie on this device;
+  ///         errc::unavailable: the device is not ready; errc::not_supported: the device is in
+  ///         another process (`launch_callable`)
   template <element T>
   caf::expected<gpu_ref<T>> adopt(T* memory, std::size_t count,
                                   std::function<void(void*)> deleter) const {

@@ -175,9 +175,18 @@ caf::expected<any_gpu_ref> device_core::adopt(void* memory, std::size_t count, d
     return refuse("adopt", errc::not_supported, "the device lives in another process");
   if (count > SIZE_MAX / size_of(type))
     return refuse("adopt", errc::invalid_argument, size_overflows(count, type));
+  if (auto phase = state().phase(); phase != device_phase::ready)
+    return refuse("adopt", errc::unavailable, device_is(phase));
+  if (auto error = runtime_->backend().admit_memory(state().ordinal(), memory); error) {
+    auto why = failure_of(error);
+    if (!why)
+      return error;
+    why->verb = "adopt";
+    return make_error(std::move(*why));
+  }
   admission_lock lock;
-  if (state().phase() != device_phase::ready)
-    return refuse("adopt", errc::unavailable, device_is(state().phase()));
+  if (auto phase = state().phase(); phase != device_phase::ready)
+    return refuse("adopt", errc::unavailable, device_is(phase));
   return any_gpu_ref{
       worker_->shared_state()->make_buffer(memory, count * size_of(type), std::move(deleter)), type,
       0, count};

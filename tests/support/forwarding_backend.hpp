@@ -120,6 +120,9 @@ public:
   caf::expected<communicator_id> make_communicator_id() noexcept override {
     return inner_->make_communicator_id();
   }
+  caf::error admit_memory(int ordinal, void* memory) noexcept override {
+    return inner_->admit_memory(ordinal, memory);
+  }
   bool can_be_direct(std::span<const int> ordinals) const noexcept override {
     return inner_->can_be_direct(ordinals);
   }

@@ -1,3 +1,4 @@
+#include "backend/cuda/adopted_memory.hpp"
 #include "backend/cuda/cuda_device.hpp"
 #include "backend/cuda/cuda_error.hpp"
 #include "backend/cuda/cuda_functions.hpp"
@@ -139,6 +140,12 @@ public:
       return detail::build_communicator(id, size, ranks, devices_, driver_, *trimmer_,
                                         wanted_.unwanted(id));
     });
+  }
+
+  caf::error admit_memory(int ordinal, void* memory) noexcept override {
+    if (auto err = driver_->check(ordinal))
+      return err;
+    return detail::admit_memory(ordinal, memory);
   }
 
   bool can_be_direct(std::span<const int> ordinals) const noexcept override {

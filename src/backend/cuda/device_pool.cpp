@@ -72,6 +72,21 @@ caf::expected<bool> can_access(int from, int to) noexcept {
   return can != 0;
 }
 
+caf::expected<std::vector<int>> peers_of(int device) {
+  int devices = 0;
+  if (auto err = check(cudaGetDeviceCount(&devices), "cudaGetDeviceCount", device))
+    return err;
+  std::vector<int> result;
+  for (int peer = 0; peer < devices; ++peer) {
+    const auto can = can_access(peer, device);
+    if (!can)
+      return can.error();
+    if (peer != device && *can)
+      result.push_back(peer);
+  }
+  return result;
+}
+
 caf::error grant_access(cudaMemPool_t pool, int ordinal, std::span<const int> peers) noexcept {
   for (const int peer : peers) {
     cudaMemAccessDesc access{};

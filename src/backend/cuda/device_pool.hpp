@@ -29,6 +29,9 @@ caf::expected<unique_memory_pool> make_memory_pool(int ordinal) noexcept;
 /// Returns whether device `from` can access the memory of device `to`; each can access its own.
 caf::expected<bool> can_access(int from, int to) noexcept;
 
+/// Returns the other devices that can access the memory of `device`.
+caf::expected<std::vector<int>> peers_of(int device);
+
 /// Lets the devices in `peers` access a pool of device `ordinal`.
 caf::error grant_access(cudaMemPool_t pool, int ordinal, std::span<const int> peers) noexcept;
 

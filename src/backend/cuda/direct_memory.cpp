@@ -21,22 +21,6 @@ caf::error select(int device) noexcept {
   return check(select_device(device), "cudaSetDevice", device);
 }
 
-/// Returns the other devices that can access the memory of `device`.
-caf::expected<std::vector<int>> peers_of(int device) {
-  int devices = 0;
-  if (auto err = check(cudaGetDeviceCount(&devices), "cudaGetDeviceCount", device))
-    return err;
-  std::vector<int> result;
-  for (int peer = 0; peer < devices; ++peer) {
-    const auto can = can_access(peer, device);
-    if (!can)
-      return can.error();
-    if (peer != device && *can)
-      result.push_back(peer);
-  }
-  return result;
-}
-
 } // namespace
 
 direct_memory::~direct_memory() {

@@ -65,6 +65,15 @@ inline constinit driver_function<decltype(::cuKernelGetFunction)> get_function{
 inline constinit driver_function<decltype(::cuLaunchKernel)> launch{"cuLaunchKernel", 4000};
 inline constinit driver_function<decltype(::cuLaunchKernelEx)> launch_with{"cuLaunchKernelEx",
                                                                            11060};
+inline constinit driver_function<decltype(::cuMemPoolSetAccess)> set_pool_access{
+    "cuMemPoolSetAccess", 11020};
+inline constinit driver_function<decltype(::cuMemRelease)> release_allocation{"cuMemRelease",
+                                                                              10020};
+inline constinit driver_function<decltype(::cuMemRetainAllocationHandle)> retain_allocation{
+    "cuMemRetainAllocationHandle", 11000};
+inline constinit driver_function<decltype(::cuMemSetAccess)> set_access{"cuMemSetAccess", 10020};
+inline constinit driver_function<decltype(::cuPointerGetAttribute)> pointer_attribute{
+    "cuPointerGetAttribute", 4000};
 inline constinit driver_function<decltype(::cuStreamIsCapturing)> is_capturing{
     "cuStreamIsCapturing", 10000};
 inline constinit driver_function<decltype(::cuStreamWaitValue32)> wait_for_word32{

@@ -130,6 +130,10 @@ public:
     return build_with(id, ranks, [&] { return inner_->build(id, size, ranks); });
   }
 
+  caf::error admit_memory(int ordinal, void* memory) noexcept override {
+    return inner_->admit_memory(ordinal, memory);
+  }
+
   bool can_be_direct(std::span<const int> ordinals) const noexcept override {
     return inner_->can_be_direct(ordinals);
   }
