@@ -387,9 +387,9 @@ TEST_P(DirectKernels, AreRightAmongOldAcknowledgements) {
        {first - half + 20, first + half, first + half / 4, first - half / 4, first + 1000}) {
     std::mt19937_64 random{GetParam()};
     std::vector<std::unique_ptr<operation>> program;
-    while (program.size() < 40)
+    while (program.size() < 12)
       program.push_back(std::make_unique<reduce_operation>(GetParam(), random, -1));
-    for (int i = 0; i < 5; ++i)
+    for (int i = 0; i < 3; ++i)
       program.push_back(
           std::make_unique<move_operation>(GetParam(), random, route::push, std::size_t{20'000}));
     emulated_ranks all{GetParam(), first};
