@@ -383,13 +383,12 @@ TEST_P(DirectKernels, AreRightWhereRanksAreSlowToRead) {
 TEST_P(DirectKernels, AreRightAmongOldAcknowledgements) {
   constexpr std::uint32_t first = clearing_period - 10;
   constexpr std::uint32_t half = std::uint32_t{1} << 31;
-  for (const auto old :
-       {first - half + 20, first + half, first + half / 4, first - half / 4, first + 1000}) {
+  for (const auto old : {first - half + 20, first + half / 4, first + 1000}) {
     std::mt19937_64 random{GetParam()};
     std::vector<std::unique_ptr<operation>> program;
-    while (program.size() < 12)
+    while (program.size() < 6)
       program.push_back(std::make_unique<reduce_operation>(GetParam(), random, -1));
-    for (int i = 0; i < 3; ++i)
+    for (int i = 0; i < 2; ++i)
       program.push_back(
           std::make_unique<move_operation>(GetParam(), random, route::push, std::size_t{20'000}));
     emulated_ranks all{GetParam(), first};
