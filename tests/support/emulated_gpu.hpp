@@ -48,6 +48,9 @@ inline thread_local emulated_thread this_gpu_thread;
 /// 0: none sleeps.
 inline std::atomic<unsigned> stores_between_delays = 0;
 
+/// If set, the last thread of each block looks rarely at what it waits for.
+inline std::atomic<bool> last_threads_look_rarely = false;
+
 struct emulated_grid {
   unsigned x = 1;
   unsigned y = 1;
@@ -105,7 +108,12 @@ inline bool sync_or(bool x) {
 // Stores release and loads acquire, so that no fence is needed.
 inline void fence_device() {}
 inline void fence_system() {}
-inline void pause() { std::this_thread::yield(); }
+inline void pause() {
+  if (troupe::testing::last_threads_look_rarely && thread() + 1 == threads())
+    std::this_thread::sleep_for(std::chrono::milliseconds{20});
+  else
+    std::this_thread::yield();
+}
 
 template <class T> std::atomic_ref<T> as_atomic(const T* x) {
   return std::atomic_ref<T>{const_cast<T&>(*x)};

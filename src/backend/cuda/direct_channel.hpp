@@ -77,8 +77,9 @@ TROUPE_DEVICE void keep_received(const plane& p, unsigned peer, unsigned channel
 }
 
 /// Waits until the slot of message `number` to `peer` is free. Each thread that sends a part of the
-/// message calls it before. `read`: a message that the peer is known to have read. Only what the
-/// peer acknowledges of the last messages counts: other numbers are older.
+/// message calls it before, and others of its block may. `read`: a message that the peer is known
+/// to have read. Only what the peer acknowledges of the last messages counts, up to this one, which
+/// other threads may have sent: other numbers are older.
 TROUPE_DEVICE bool wait_for_slot(const plane& p, unsigned peer, unsigned channel,
                                  std::uint32_t number, std::uint32_t read) {
   if (is_clearing(number)) { // the peer fills this place again only for a later message
@@ -88,7 +89,7 @@ TROUPE_DEVICE bool wait_for_slot(const plane& p, unsigned peer, unsigned channel
   if (has_reached(read, number - slots))
     return true;
   const std::uint32_t* acknowledged = &own(p).numbers[peer][channel].acknowledged;
-  return wait_until(p, [=] { return gpu::load(acknowledged) - (number - slots) < slots; });
+  return wait_until(p, [=] { return gpu::load(acknowledged) - (number - slots) <= slots; });
 }
 
 TROUPE_DEVICE void send(packet* to, std::uint64_t data, std::uint32_t number) {

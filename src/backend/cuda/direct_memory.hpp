@@ -68,8 +68,9 @@ private:
   caf::error check_waits(const device_memory& on, direct_arena& x) noexcept;
   caf::error clear(const device_memory& on, const direct_arena& x) noexcept;
 
-  /// No rank sends as many messages to a peer before its last ones have arrived.
-  static constexpr std::uint32_t between_firsts = std::uint32_t{1} << 29;
+  /// Far from 0, and odd: the numbers of communicators, and the marks made of them, begin anew
+  /// after 2^31 communicators only.
+  static constexpr std::uint32_t between_firsts = 0x9e37'79b1;
 
   const shared_driver_access driver_;
   std::atomic<std::uint32_t> next_first_{0};

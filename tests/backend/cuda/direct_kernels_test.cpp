@@ -10,6 +10,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <bit>
 #include <chrono>
 #include <cstring>
@@ -441,6 +443,41 @@ TEST_P(DirectKernels, EndWhenARankDoesNotCome) {
     }
     EXPECT_EQ(x->memory[missing], before[missing]) << x->name();
   }
+}
+
+/// Threads without a packet wait for the slot, too. When they look, the message may have been sent
+/// by others, and acknowledged.
+TEST(WaitForASlot, EndsForThreadsThatLookLate) {
+  last_threads_look_rarely = true;
+  for (bool trades : {true, false}) {
+    emulated_ranks all{2};
+    std::array<bytes, 2> memory{bytes(8, 1), bytes(8, 0)};
+    std::atomic<int> running = 2;
+    auto stream_of = [&](unsigned rank) {
+      move_arguments<few_messages> a{.count = 1, .log2_threads = 3};
+      a.list[0] = message_of(memory[rank].data(), 8, 1, 1 - rank, rank == 0, route::push);
+      for (int i = 0; i < 5; ++i)
+        all.run(rank, {1, trades ? 1u : 4u, 8}, [&](const plane& p, void* shared) {
+          if (trades)
+            trade(p, a, *static_cast<shared_numbers*>(shared));
+          else
+            move(p, a, *static_cast<std::uint64_t*>(shared));
+        });
+      --running;
+    };
+    std::jthread sender{stream_of, 0};
+    std::this_thread::sleep_for(50ms); // so that the third message waits for its slot
+    std::jthread receiver{stream_of, 1};
+    const auto until = std::chrono::steady_clock::now() + 20s;
+    while (running != 0 && std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(1ms);
+    EXPECT_EQ(running, 0);
+    all.abort();
+    sender.join();
+    receiver.join();
+    EXPECT_EQ(memory[1], memory[0]);
+  }
+  last_threads_look_rarely = false;
 }
 
 /// Kernels behind an aborted one do not run: a message would meet one that it does not belong to.
