@@ -33,6 +33,15 @@ inline constexpr unsigned moving_blocks = 2;
 /// message is left there when the numbers begin again.
 inline constexpr std::uint32_t clearing_period = std::uint32_t{1} << 20;
 
+/// Returns `plane::first` for the `n`th communicator. Those of different ones, and the marks made
+/// of their numbers, are far from each other. The numbers do not come to 0 before the first message
+/// that clears its slot: until that one is acknowledged, 0 may be in place of an acknowledged
+/// number.
+constexpr std::uint32_t first_number(std::uint32_t n) noexcept {
+  const std::uint32_t x = n * 0x9e37'79b1; // odd, so that none recurs
+  return x <= 0u - 2 * clearing_period ? x : x - 4 * clearing_period;
+}
+
 struct alignas(16) packet {
   std::uint32_t low = 0;
   std::uint32_t low_mark = 0;

@@ -51,7 +51,7 @@ public:
   /// Takes an arena back, whose kernels have ended on all ranks, and clears it.
   caf::error give_back(const direct_arena& x) noexcept;
   /// Returns `direct::plane::first` for a new communicator.
-  std::uint32_t next_first() noexcept { return next_first_.fetch_add(between_firsts); }
+  std::uint32_t next_first() noexcept { return direct::first_number(communicators_.fetch_add(1)); }
   /// Returns an error if the device has a fault.
   caf::error fault_of(int device) noexcept;
 
@@ -68,12 +68,8 @@ private:
   caf::error check_waits(const device_memory& on, direct_arena& x) noexcept;
   caf::error clear(const device_memory& on, const direct_arena& x) noexcept;
 
-  /// Far from 0, and odd: the numbers of communicators, and the marks made of them, begin anew
-  /// after 2^31 communicators only.
-  static constexpr std::uint32_t between_firsts = 0x9e37'79b1;
-
   const shared_driver_access driver_;
-  std::atomic<std::uint32_t> next_first_{0};
+  std::atomic<std::uint32_t> communicators_{0};
   std::mutex mutex_;
   std::map<int, device_memory> devices_;
   std::vector<void*> pages_; ///< pinned

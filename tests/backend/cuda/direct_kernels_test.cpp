@@ -356,6 +356,7 @@ TEST_P(DirectKernels, AreRightWhereNumbersWrap) {
   for (std::uint32_t first : {0xffff'fff8u, 0x7fff'fff8u, clearing_period - 5}) {
     std::mt19937_64 random{first};
     emulated_ranks all{GetParam(), first};
+    all.acknowledge(first); // as in a communicator that has come to that number
     auto program = random_program(15, GetParam(), random);
     run(all, program, random);
   }
@@ -442,6 +443,17 @@ TEST_P(DirectKernels, EndWhenARankDoesNotCome) {
       all.abort();
     }
     EXPECT_EQ(x->memory[missing], before[missing]) << x->name();
+  }
+}
+
+TEST(FirstNumbers, AreFarFromEachOtherAndFromTheEnd) {
+  for (std::uint32_t n = 0; n < 100'000; ++n) {
+    const auto first = first_number(n);
+    EXPECT_LE(first, 0u - 2 * clearing_period);
+    for (std::uint32_t back = 1; back <= 16 && back <= n; ++back) {
+      const auto apart = (first - first_number(n - back)) % (std::uint32_t{1} << 31); // of marks
+      ASSERT_GT(std::min(apart, (std::uint32_t{1} << 31) - apart), clearing_period) << n << back;
+    }
   }
 }
 
