@@ -154,8 +154,8 @@ private:
   std::uint64_t odd_ = 0; ///< a packet behind the words
 };
 
-/// Does messages as `move` does. All are done at the same time, and none waits for another one:
-/// what a slot waits for is read by a kernel before this one.
+/// Does messages as `move` does. All are done at the same time, and none waits for another one: the
+/// peer frees a slot in a kernel that comes before its part of this one.
 /// @shape messages as `fits_trade` says; a grid of channels; `a.count` groups of threads, and at
 ///        least one thread for each rank
 template <std::size_t Most>
