@@ -343,7 +343,10 @@ int main(int argc, char** argv) {
     caf::actor_system sys{cfg};
     if (round == 0) {
       guard.enter("opening a world");
-      machine = bench::describe_machine(must(troupe::world::open(sys, {.devices = s.devices})));
+      const auto way = can_be_direct ? troupe::collectives_policy::direct // no NCCL ends meanwhile
+                                     : troupe::collectives_policy::nccl;
+      machine = bench::describe_machine(
+          must(troupe::world::open(sys, {.devices = s.devices, .collectives = way})));
       machine["backend"] = std::string{executes->name()};
       machine["ranks"] = s.devices.size();
       machine["stall_limit_ms"] = s.stall_limit_ms;

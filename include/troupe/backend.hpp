@@ -357,7 +357,8 @@ public:
   }
 
   /// Called once before the rank is aborted or destroyed, when no operation on it can succeed any
-  /// more: those that were not over have failed.
+  /// more: those that were not over have failed. The lane may be in a call on it. Where kernels can
+  /// be ended meanwhile, they are: the call may wait for them.
   /// @thread any
   virtual void on_closed() noexcept {}
 
@@ -419,10 +420,12 @@ public:
   /// Checks memory of the user on a device that the library takes over, and lets the devices that
   /// can access the device's memory access it, whatever kind of allocation it is.
   /// @thread any
-  /// @errors errc::invalid_argument: the memory does not lie on the device
-  [[nodiscard]] virtual caf::error admit_memory(int ordinal, void* memory) noexcept {
+  /// @errors errc::invalid_argument: not all of the memory lies on the device
+  [[nodiscard]] virtual caf::error admit_memory(int ordinal, void* memory,
+                                                std::size_t size_bytes) noexcept {
     static_cast<void>(ordinal);
     static_cast<void>(memory);
+    static_cast<void>(size_bytes);
     return {};
   }
 

@@ -177,7 +177,8 @@ caf::expected<any_gpu_ref> device_core::adopt(void* memory, std::size_t count, d
     return refuse("adopt", errc::invalid_argument, size_overflows(count, type));
   if (auto phase = state().phase(); phase != device_phase::ready)
     return refuse("adopt", errc::unavailable, device_is(phase));
-  if (auto error = runtime_->backend().admit_memory(state().ordinal(), memory); error) {
+  const auto size_bytes = count * size_of(type);
+  if (auto error = runtime_->backend().admit_memory(state().ordinal(), memory, size_bytes); error) {
     auto why = failure_of(error);
     if (!why)
       return error;
@@ -187,9 +188,8 @@ caf::expected<any_gpu_ref> device_core::adopt(void* memory, std::size_t count, d
   admission_lock lock;
   if (auto phase = state().phase(); phase != device_phase::ready)
     return refuse("adopt", errc::unavailable, device_is(phase));
-  return any_gpu_ref{
-      worker_->shared_state()->make_buffer(memory, count * size_of(type), std::move(deleter)), type,
-      0, count};
+  return any_gpu_ref{worker_->shared_state()->make_buffer(memory, size_bytes, std::move(deleter)),
+                     type, 0, count};
 }
 
 caf::error device_core::check_user(const char* verb, const any_gpu_ref& ref) const {

@@ -54,6 +54,7 @@ allocation of_a_pool(int device, std::size_t size) {
   return {memory, [](void* x) { EXPECT_EQ(cudaFree(x), cudaSuccess); }};
 }
 
+/// Returns memory in the middle of reserved addresses, mapped in two parts.
 allocation mapped(int device, std::size_t size) {
   CUmemAllocationProp what{};
   what.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -62,18 +63,24 @@ allocation mapped(int device, std::size_t size) {
   EXPECT_EQ(TROUPE_DRIVER(cuMemGetAllocationGranularity,
                           10020)(&unit, &what, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
             CUDA_SUCCESS);
-  const std::size_t all = (size + unit - 1) / unit * unit;
-  CUmemGenericAllocationHandle handle{};
-  EXPECT_EQ(TROUPE_DRIVER(cuMemCreate, 10020)(&handle, all, &what, 0), CUDA_SUCCESS);
-  CUdeviceptr address = 0;
-  EXPECT_EQ(TROUPE_DRIVER(cuMemAddressReserve, 10020)(&address, all, 0, 0, 0), CUDA_SUCCESS);
-  EXPECT_EQ(TROUPE_DRIVER(cuMemMap, 10020)(address, all, 0, handle, 0), CUDA_SUCCESS);
-  EXPECT_EQ(TROUPE_DRIVER(cuMemRelease, 10020)(handle), CUDA_SUCCESS); // as long as it is mapped
+  const std::size_t part = (size / 2 + unit - 1) / unit * unit;
+  CUdeviceptr reserved = 0;
+  EXPECT_EQ(TROUPE_DRIVER(cuMemAddressReserve, 10020)(&reserved, 4 * part, 0, 0, 0), CUDA_SUCCESS);
+  const CUdeviceptr address = reserved + part;
+  for (int i = 0; i < 2; ++i) {
+    CUmemGenericAllocationHandle handle{};
+    EXPECT_EQ(TROUPE_DRIVER(cuMemCreate, 10020)(&handle, part, &what, 0), CUDA_SUCCESS);
+    const auto at = address + static_cast<std::size_t>(i) * part;
+    EXPECT_EQ(TROUPE_DRIVER(cuMemMap, 10020)(at, part, 0, handle, 0), CUDA_SUCCESS);
+    EXPECT_EQ(TROUPE_DRIVER(cuMemRelease, 10020)(handle), CUDA_SUCCESS); // as long as it is mapped
+  }
   const CUmemAccessDesc access{what.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-  EXPECT_EQ(TROUPE_DRIVER(cuMemSetAccess, 10020)(address, all, &access, 1), CUDA_SUCCESS);
-  return {reinterpret_cast<void*>(static_cast<std::uintptr_t>(address)), [=](void*) {
-            EXPECT_EQ(TROUPE_DRIVER(cuMemUnmap, 10020)(address, all), CUDA_SUCCESS);
-            EXPECT_EQ(TROUPE_DRIVER(cuMemAddressFree, 10020)(address, all), CUDA_SUCCESS);
+  EXPECT_EQ(TROUPE_DRIVER(cuMemSetAccess, 10020)(address, 2 * part, &access, 1), CUDA_SUCCESS);
+  // The middle of the memory is where the parts meet.
+  return {reinterpret_cast<void*>(static_cast<std::uintptr_t>(address + part - size / 2)),
+          [=](void*) {
+            EXPECT_EQ(TROUPE_DRIVER(cuMemUnmap, 10020)(address, 2 * part), CUDA_SUCCESS);
+            EXPECT_EQ(TROUPE_DRIVER(cuMemAddressFree, 10020)(reserved, 4 * part), CUDA_SUCCESS);
           }};
 }
 
@@ -138,6 +145,21 @@ TEST_P(AdoptedMemory, LiesOnItsDevice) {
         has_code(d.adopt(x, 1024, dtype::uint8, [](void*) { FAIL(); }), errc::invalid_argument));
   must_cuda(cudaFreeHost(pinned));
   elsewhere.free(elsewhere.memory);
+}
+
+TEST(MappedMemory, IsAdoptedToItsEndAtMost) {
+  TROUPE_NEEDS_GPUS(1);
+  config cfg;
+  cfg.use_backend(must(make_cuda_backend()));
+  caf::actor_system sys{cfg};
+  auto d = must(device::open(sys, 0));
+  constexpr std::size_t size = 8 << 20;
+  auto x = mapped(0, size);
+  EXPECT_TRUE(has_code(d.adopt(x.memory, 2 * size, dtype::uint8, [](void*) { FAIL(); }),
+                       errc::invalid_argument));
+  auto ref = must(d.adopt(static_cast<std::uint8_t*>(x.memory), size, x.free));
+  must(d.fill(ref, std::uint8_t{3}).wait());
+  EXPECT_EQ(must(d.download(ref)), std::vector<std::uint8_t>(size, 3));
 }
 
 } // namespace

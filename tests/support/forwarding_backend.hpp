@@ -120,8 +120,8 @@ public:
   caf::expected<communicator_id> make_communicator_id() noexcept override {
     return inner_->make_communicator_id();
   }
-  caf::error admit_memory(int ordinal, void* memory) noexcept override {
-    return inner_->admit_memory(ordinal, memory);
+  caf::error admit_memory(int ordinal, void* memory, std::size_t size_bytes) noexcept override {
+    return inner_->admit_memory(ordinal, memory, size_bytes);
   }
   bool can_be_direct(std::span<const int> ordinals) const noexcept override {
     return inner_->can_be_direct(ordinals);

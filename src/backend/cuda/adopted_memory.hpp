@@ -3,9 +3,11 @@
 
 #include <troupe/error.hpp>
 
+#include <cstddef>
+
 namespace troupe::detail {
 
-/// Implements `backend::admit_memory`. Calls only what needs no current device.
-caf::error admit_memory(int device, void* memory) noexcept;
+/// Implements `backend::admit_memory`.
+caf::error admit_memory(int device, void* memory, std::size_t size_bytes) noexcept;
 
 } // namespace troupe::detail

@@ -142,10 +142,10 @@ public:
     });
   }
 
-  caf::error admit_memory(int ordinal, void* memory) noexcept override {
+  caf::error admit_memory(int ordinal, void* memory, std::size_t size_bytes) noexcept override {
     if (auto err = driver_->check(ordinal))
       return err;
-    return detail::admit_memory(ordinal, memory);
+    return detail::admit_memory(ordinal, memory, size_bytes);
   }
 
   bool can_be_direct(std::span<const int> ordinals) const noexcept override {

@@ -300,7 +300,7 @@ build_direct_communicator(std::span<const local_rank> ranks, int device_count,
 
 caf::error end_direct_communicator(communicator_ranks ranks, direct_memory& memory) noexcept {
   for (auto& x : ranks)
-    as_direct(x).abort();
+    x->on_closed();
   caf::error first;
   for (auto& x : ranks) {
     auto& rank = as_direct(x);

@@ -35,10 +35,12 @@ public:
   /// @errors errc::device_fault
   caf::error asynchronous_error() noexcept override { return driver_->check(own_.device); }
 
+  /// Tells the kernels, also those that start later, to end at once. A launch may wait for them:
+  /// while a thread frees pinned memory, CUDA waits for the device, and lets nothing be launched on
+  /// it.
+  void on_closed() noexcept override { own_.words->aborted.store(1, std::memory_order_release); }
+
   const direct_arena& arena() const noexcept { return own_; }
-  const driver_access& driver() const noexcept { return *driver_; }
-  /// Tells the kernels, also those that start later, to end at once.
-  void abort() noexcept { own_.words->aborted.store(1, std::memory_order_release); }
   /// Returns whether every kernel that was launched has ended, except captured ones.
   bool is_idle() const noexcept {
     return own_.words->ended.load(std::memory_order_acquire) == launched_.load();

@@ -65,6 +65,8 @@ inline constinit driver_function<decltype(::cuKernelGetFunction)> get_function{
 inline constinit driver_function<decltype(::cuLaunchKernel)> launch{"cuLaunchKernel", 4000};
 inline constinit driver_function<decltype(::cuLaunchKernelEx)> launch_with{"cuLaunchKernelEx",
                                                                            11060};
+inline constinit driver_function<decltype(::cuMemGetAddressRange)> address_range{
+    "cuMemGetAddressRange", 3020};
 inline constinit driver_function<decltype(::cuMemPoolSetAccess)> set_pool_access{
     "cuMemPoolSetAccess", 11020};
 inline constinit driver_function<decltype(::cuMemRelease)> release_allocation{"cuMemRelease",

@@ -130,8 +130,8 @@ public:
     return build_with(id, ranks, [&] { return inner_->build(id, size, ranks); });
   }
 
-  caf::error admit_memory(int ordinal, void* memory) noexcept override {
-    return inner_->admit_memory(ordinal, memory);
+  caf::error admit_memory(int ordinal, void* memory, std::size_t size_bytes) noexcept override {
+    return inner_->admit_memory(ordinal, memory, size_bytes);
   }
 
   bool can_be_direct(std::span<const int> ordinals) const noexcept override {
