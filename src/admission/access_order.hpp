@@ -38,7 +38,7 @@ inline std::span<const use> first_run(std::span<const use> all) {
 
 /// Returns whether no operation has to follow part `at` of `by` any more.
 inline bool is_over(const std::shared_ptr<operation>& by, const part& at) {
-  return !by || by->settled() || by->delivered(at);
+  return !by || by->settled() || is_delivered(at);
 }
 
 /// Removes the accesses for which `f` returns true.

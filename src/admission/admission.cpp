@@ -31,8 +31,6 @@ constexpr std::size_t most_together = 16;
 
 void expect_parts(locked lock, operation& op) noexcept {
   for (auto& p : op.parts())
-    p.on->fetch_queue();
-  for (auto& p : op.parts())
     p.on->expect_part(lock);
 }
 
@@ -226,7 +224,6 @@ void admission::place_all(locked lock, rank_submission* last, deferred_actions& 
   std::size_t count = 0;
   for (auto* x = last; x != nullptr; ++count) {
     auto* next = x->next_;
-    x->fetch_ahead();
     x->next_ = in_order;
     in_order = x;
     x = next;
@@ -349,8 +346,6 @@ void admission::after_placing(rank_submission* done) {
 
 void admission::submit(locked lock, operation& op, deferred_actions& after) {
   op.submitted(lock);
-  for (auto& p : op.parts())
-    p.on->fetch_inbox();
   for (auto& p : op.parts())
     if (!p.on->submit(lock, p))
       after.too_late.push_back(&p);

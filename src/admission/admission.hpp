@@ -36,8 +36,6 @@ public:
   /// Notes that the submission was refused with `why`. It still counts among its caller's calls,
   /// except for some errors (`counts_among_calls`).
   virtual void count_refused(locked lock, const caf::error& why) = 0;
-  /// Prefetches the memory that placing needs into the cache of the calling thread.
-  virtual void fetch_ahead() const noexcept = 0;
   /// Returns a key: submissions with the same key can make one operation together. Null: none can.
   virtual const void* match_key() const noexcept = 0;
   /// Returns the operation that `all` make together; this submission is the first of `all`. Returns

@@ -51,27 +51,21 @@ void deadline_watch::stop() noexcept {
     thread_.join();
 }
 
-deadline_watch::shard& deadline_watch::shard_of(const operation& x) noexcept {
-  constexpr std::uint64_t spread = 0x9e3779b97f4a7c15;
-  return shards_[(reinterpret_cast<std::uintptr_t>(&x) * spread) >> 61];
-}
-
 void deadline_watch::add(operation& x) {
   auto when = x.deadline;
   if (const auto now = at(x.admitted_at);
       x.stall_limit > 0 && std::chrono::nanoseconds{x.stall_limit} < when - now)
     when = now + std::chrono::nanoseconds{x.stall_limit};
   {
-    auto& place = shard_of(x);
-    hot_lock lock{place.mutex};
+    hot_lock lock{list_.mutex};
     x.kept_by_ = this;
-    x.previous_ = place.last;
+    x.previous_ = list_.last;
     x.next_ = nullptr;
-    (place.last != nullptr ? place.last->next_ : place.first) = &x;
-    place.last = &x;
-    ++place.size;
+    (list_.last != nullptr ? list_.last->next_ : list_.first) = &x;
+    list_.last = &x;
+    ++list_.size;
   }
-  if (when >= next_.load()) // a thread that changes next_ looks at the shard after that
+  if (when >= next_.load()) // a thread that changes next_ looks at the list after that
     return;
   std::lock_guard lock{mutex_};
   wake_at(when);
@@ -85,22 +79,21 @@ void deadline_watch::add_late(operation& x) {
 }
 
 void deadline_watch::remove(operation& x) noexcept {
-  auto& place = shard_of(x);
-  hot_lock lock{place.mutex};
+  hot_lock lock{list_.mutex};
   if (!x.watched())
     return;
-  (x.previous_ != nullptr ? x.previous_->next_ : place.first) = x.next_;
-  (x.next_ != nullptr ? x.next_->previous_ : place.last) = x.previous_;
+  (x.previous_ != nullptr ? x.previous_->next_ : list_.first) = x.next_;
+  (x.next_ != nullptr ? x.next_->previous_ : list_.last) = x.previous_;
   x.kept_by_ = nullptr;
-  --place.size;
+  --list_.size;
 }
 
 void deadline_watch::for_each(const std::function<void(operation&)>& act) {
   std::vector<std::shared_ptr<completion>> all;
-  for (auto& place : shards_) {
-    std::lock_guard lock{place.mutex};
-    all.reserve(all.size() + place.size);
-    for (auto* x = place.first; x != nullptr; x = x->next_)
+  {
+    std::lock_guard lock{list_.mutex};
+    all.reserve(list_.size);
+    for (auto* x = list_.first; x != nullptr; x = x->next_)
       all.push_back(x->shared_from_this());
   }
   for (auto& x : all)
@@ -123,12 +116,8 @@ void deadline_watch::cancel_call(std::uint64_t id) noexcept {
 }
 
 std::size_t deadline_watch::size() const noexcept {
-  std::size_t result = 0;
-  for (auto& place : shards_) {
-    std::lock_guard lock{place.mutex};
-    result += place.size;
-  }
-  return result;
+  std::lock_guard lock{list_.mutex};
+  return list_.size;
 }
 
 void deadline_watch::wake_at(clock::time_point when) {
@@ -143,16 +132,16 @@ void deadline_watch::count_anew(const std::vector<std::shared_ptr<completion>>& 
   auto now = clock::now();
   for (auto& i : stalled) {
     auto& x = static_cast<operation&>(*i);
-    std::lock_guard its{shard_of(x).mutex};
+    std::lock_guard its{list_.mutex};
     x.count_stall_anew(now.time_since_epoch().count());
     wake_at(due(x, now));
   }
 }
 
 /// Finds the operations that are late. Under mutex_.
-void deadline_watch::look_at(shard& place, clock::time_point now) {
-  std::lock_guard lock{place.mutex};
-  for (auto* x = place.first; x != nullptr; x = x->next_) {
+void deadline_watch::look(clock::time_point now) {
+  std::lock_guard lock{list_.mutex};
+  for (auto* x = list_.first; x != nullptr; x = x->next_) {
     if (!x->completed() && x->deadline <= now)
       expired_.push_back(x->shared_from_this());
     if (auto started = x->first_started_at();
@@ -211,10 +200,10 @@ bool deadline_watch::rest(std::unique_lock<std::mutex>& lock) {
     // time in between does not count.
     const auto now = clock::now();
     auto came = now;
-    for (auto& place : shards_) {
-      std::lock_guard its{place.mutex};
-      if (place.first != nullptr && place.first->admitted_at != 0)
-        came = std::min(came, at(place.first->admitted_at));
+    {
+      std::lock_guard its{list_.mutex};
+      if (list_.first != nullptr && list_.first->admitted_at != 0)
+        came = std::min(came, at(list_.first->admitted_at));
     }
     time_.look(came, now);
   }
@@ -234,8 +223,7 @@ void deadline_watch::run() {
       continue;
     }
     next_ = clock::time_point::max();
-    for (auto& place : shards_)
-      look_at(place, now);
+    look(now);
     for (auto i = calls_.begin(); i != calls_.end();) {
       if (i->when <= now) {
         called.push_back(std::move(i->act));

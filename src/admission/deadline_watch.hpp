@@ -57,14 +57,6 @@ private:
     std::function<void()> act;
   };
 
-  /// A shard of the watched operations. There are several, to reduce contention between clients.
-  struct alignas(64) shard {
-    mutable std::mutex mutex;
-    operation* first = nullptr;
-    operation* last = nullptr;
-    std::size_t size = 0;
-  };
-
   /// An operation whose stall limit is over. If the process was stopped, its work may be done
   /// although its lanes have not seen that. So they are asked to look once more.
   struct suspect {
@@ -73,7 +65,6 @@ private:
     clock::time_point until; ///< end of the wait: a lane may be in a call that does not return
   };
 
-  shard& shard_of(const operation& x) noexcept;
   /// Returns when to look at `x` again.
   clock::time_point due(const operation& x, clock::time_point now) const;
   /// Asks the lanes of `who` to look once more.
@@ -85,14 +76,21 @@ private:
   void wait(std::unique_lock<std::mutex>& lock, clock::time_point next);
   bool rest(std::unique_lock<std::mutex>& lock);
   void run();
-  void look_at(shard& x, clock::time_point now);
+  void look(clock::time_point now);
   void wake_at(clock::time_point when); // under mutex_
 
-  std::array<shard, 8> shards_;
-  std::mutex mutex_; // locked before a shard's
+  /// The watched operations, in the order in which they came. Clients change the list, so it has
+  /// cache lines of its own.
+  struct alignas(64) watched {
+    mutable std::mutex mutex;
+    operation* first = nullptr;
+    operation* last = nullptr;
+    std::size_t size = 0;
+  } list_;
+  alignas(64) std::mutex mutex_; // locked before that of the list
   std::condition_variable condition_;
   std::atomic<clock::time_point> next_{clock::time_point::max()}; // changed under mutex_
-  std::vector<std::shared_ptr<completion>> expired_;              // found by `look_at`
+  std::vector<std::shared_ptr<completion>> expired_;              // found by `look`
   std::vector<std::shared_ptr<completion>> suspected_;
   std::vector<suspect> suspects_; // only the thread's
   running_time time_;             // seen by the thread

@@ -4,7 +4,6 @@
 #include "collective/communicator.hpp"
 #include "collective/rank_request.hpp"
 #include "collective/shrunk_calls.hpp"
-#include "foundation/prefetch.hpp"
 #include "lane/lane.hpp"
 
 #include <algorithm>
@@ -73,15 +72,6 @@ caf::error collective_operation::mark_end(part& p, event_view event, stream_view
   return device.record(event, stream);
 }
 
-void collective_operation::fetch_answer(const part& p) const noexcept {
-  if (requests_.empty())
-    return operation::fetch_answer(p);
-  if (auto& x = requests_of(p).front()) {
-    x->operation::fetch_answer(p);
-    prefetch_to_change(&x->value);
-  }
-}
-
 /// Checks for an asynchronous error, which ends the work too, but without success.
 void collective_operation::on_part_done(part& p) noexcept {
   if (failed())
@@ -100,33 +90,14 @@ void collective_operation::on_part_done(part& p) noexcept {
 /// an operation has failed and is not settled, its marks may still come to this one, through a
 /// cancelled operation between them. Then the requests wait until this operation settles.
 void collective_operation::tell(part& p) noexcept {
-  if (any_failing()) {
-    any_undelivered_.store(true, std::memory_order_relaxed);
+  if (any_failing())
     return;
-  }
   p.delivered.store(true, std::memory_order_release); // before the requester's next action
   bool known = true;
   for (auto& x : requests_of(p))
     known &= x->succeed();
-  if (known)
-    return;
-  p.delivered.store(false, std::memory_order_release); // a request has completed with an error
-  any_undelivered_.store(true, std::memory_order_relaxed);
-}
-
-bool collective_operation::answer_ahead() noexcept {
-  if (has_successors() || failed() || is_placeholder())
-    return false;
-  if (!requests_.empty()) {
-    if (any_undelivered_.load(std::memory_order_relaxed))
-      return false;
-    set_all_delivered(true); // one flag to check instead of one per part
-    return true;
-  }
-  set_all_delivered(true); // as in `tell`
-  if (!answer({}))
-    set_all_delivered(false);
-  return true;
+  if (!known) // a request has completed with an error
+    p.delivered.store(false, std::memory_order_release);
 }
 
 bool collective_operation::has_parts_elsewhere() const noexcept {

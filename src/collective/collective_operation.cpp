@@ -6,7 +6,6 @@
 #include "collective/rank_matching.hpp"
 #include "collective/rank_request.hpp"
 #include "foundation/collective_rules.hpp"
-#include "foundation/prefetch.hpp"
 #include "lane/lane.hpp" // for state()
 
 #include <algorithm>
@@ -328,28 +327,6 @@ void collective_operation::on_submit(locked lock) {
         p.after = &former_->tenant(static_cast<std::size_t>(p.rank));
   }
   communicator_key_.store(communicator_.get());
-}
-
-void collective_operation::show(place_lines& to) const noexcept {
-  to.of.store(this, std::memory_order_relaxed);
-  to.parts.store(parts().data(), std::memory_order_relaxed);
-  to.uses.store(uses().data(), std::memory_order_relaxed);
-  to.calls.store(calls_.data(), std::memory_order_relaxed);
-  to.requests.store(requests_.data(), std::memory_order_relaxed);
-}
-
-void collective_operation::fetch_place(const place_lines& x, std::size_t ranks) noexcept {
-  auto* of = x.of.load(std::memory_order_relaxed);
-  auto* parts = x.parts.load(std::memory_order_relaxed);
-  if (of == nullptr)
-    return;
-  for (std::size_t i = 0; i < ranks; ++i)
-    prefetch_lines_to_change(parts + i, part::placed_bytes);
-  operation::fetch_place(of);
-  prefetch_members_to_change(of->value, of->former_);
-  prefetch_to_change(x.calls.load(std::memory_order_relaxed));
-  prefetch_to_change(x.requests.load(std::memory_order_relaxed));
-  prefetch_lines_to_change(x.uses.load(std::memory_order_relaxed), ranks * sizeof(use));
 }
 
 void collective_operation::describe_to(flight_entry& x, const part& p) const noexcept {

@@ -24,7 +24,6 @@ namespace troupe::detail {
 class collective_world;
 class communicator;
 class rank_request;
-struct place_lines;
 
 /// One collective, message or group, with a part for each rank that takes part. It is requested by
 /// one request, or by one request of each rank.
@@ -61,10 +60,6 @@ public:
   /// Adds `call`, which `asked_by` made.
   void add_call(locked, const rank_call& call, std::span<use> uses, std::uint64_t membership,
                 std::shared_ptr<rank_request> asked_by);
-  /// Stores the addresses that `fetch_place` prefetches.
-  void show(place_lines& to) const noexcept;
-  /// Prefetches the memory that placing `ranks` calls changes into the cache of the calling thread.
-  static void fetch_place(const place_lines& x, std::size_t ranks) noexcept;
   /// Returns the world's membership at the time of the first rank's call.
   std::uint64_t first_membership() const noexcept { return first_membership_; }
   /// Returns the ranks that have not called yet.
@@ -81,9 +76,7 @@ public:
   /// Returns the error that ends a communicator because this operation, which was to run on it,
   /// never will, for the reason `why`.
   caf::error end_of_communicator(std::uint64_t epoch, const caf::error& why) const;
-  void fetch_answer(const part& p) const noexcept override;
   void on_part_done(part& p) noexcept override;
-  bool answer_ahead() noexcept override;
   bool on_stall() noexcept override;
   const void* communicator_key() const noexcept override { return communicator_key_.load(); }
 
@@ -140,7 +133,6 @@ private:
   std::shared_ptr<communicator> former_; // on which it would have run when it got its position
 
   // Members that lanes change.
-  std::atomic<bool> any_undelivered_{false}; // a request completed before its part was done
   std::mutex requests_mutex_;
   bool requests_told_ = false; // `after_answer` has taken them; under requests_mutex_
   bool requests_done_ = false; // no lane needs them any more; under requests_mutex_

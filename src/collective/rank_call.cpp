@@ -2,7 +2,6 @@
 
 #include "collective/call_checker.hpp"
 #include "foundation/collective_rules.hpp"
-#include "foundation/prefetch.hpp"
 #include "operation/buffer.hpp"
 
 #include <algorithm>
@@ -118,9 +117,6 @@ caf::error add_rank_calls(std::vector<rank_call>& to, const char* verb, const co
   if (exchange && !are_rows(x.counts, n, n))
     return check.refuse(errc::invalid_argument, n,
                         "there must be one count for each pair of ranks");
-  for (auto refs : {x.send, x.recv})
-    for (auto& ref : refs)
-      prefetch_lines(ref.memory().get(), sizeof(buffer));
   const auto first = to.size();
   for (std::size_t rank = 0; rank < n; ++rank) {
     if (absent.contains(rank))

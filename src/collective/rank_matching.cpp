@@ -1,7 +1,6 @@
 #include "collective/rank_matching.hpp"
 
 #include "collective/collective_operation.hpp"
-#include "foundation/prefetch.hpp"
 
 namespace troupe::detail {
 
@@ -107,18 +106,12 @@ std::vector<std::shared_ptr<collective_operation>> rank_matching::give_away(lock
   return result;
 }
 
-bool rank_matching::handed_in(std::size_t rank, rank_set absent,
-                              std::span<const std::byte> lines) noexcept {
-  auto& own = counters_[rank];
-  own.lines.store(lines.data(), std::memory_order_relaxed);
+bool rank_matching::handed_in(std::size_t rank, rank_set absent) noexcept {
   // If two ranks come at once, at least one of them sees the other.
-  auto calls = own.calls.fetch_add(1) + 1;
-  for (std::size_t i = 0; i < counters_.size(); ++i)
-    if (counters_[i].calls.load() < calls && !absent.contains(i))
+  const auto calls = calls_[rank].fetch_add(1) + 1;
+  for (std::size_t i = 0; i < calls_.size(); ++i)
+    if (calls_[i].load() < calls && !absent.contains(i))
       return false;
-  for (auto& x : counters_)
-    if (&x != &own)
-      prefetch_lines_to_change(x.lines.load(std::memory_order_relaxed), lines.size());
   return true;
 }
 
@@ -129,11 +122,11 @@ room_maker rank_matching::maker_of(std::size_t rank) const noexcept {
                                                 : room_maker::others;
 }
 
-void rank_matching::refused(std::size_t rank) noexcept { counters_[rank].calls.fetch_sub(1); }
+void rank_matching::refused(std::size_t rank) noexcept { calls_[rank].fetch_sub(1); }
 
 void rank_matching::passed_over(locked, const rank_end& of) noexcept {
   if (!of.is_message())
-    counters_[of.rank].calls.fetch_add(1);
+    calls_[of.rank].fetch_add(1);
 }
 
 std::shared_ptr<collective_operation> rank_matching::count_refused(locked lock, const rank_end& of,
@@ -173,9 +166,9 @@ void rank_matching::leave_out(locked, rank_set absent) {
       ends = ends.with(1);
     line.leave_out(ends);
   }
-  for (std::size_t i = 0; i < counters_.size(); ++i) // a returning rank counts as up to date
+  for (std::size_t i = 0; i < calls_.size(); ++i) // a returning rank counts as up to date
     if (before.contains(i) && !absent.contains(i))
-      counters_[i].calls.store(collectives_.made(i));
+      calls_[i].store(collectives_.made(i));
 }
 
 call_queue& rank_matching::line_of(locked, const rank_end& of) {

@@ -101,16 +101,6 @@ private:
   rank_set left_out_;
 };
 
-/// Addresses of the cache lines that an operation of all ranks changes when it is admitted. It may
-/// be destroyed already: they are only prefetched. @thread any
-struct alignas(64) place_lines {
-  std::atomic<const collective_operation*> of{nullptr};
-  std::atomic<const part*> parts{nullptr};
-  std::atomic<const use*> uses{nullptr};
-  std::atomic<const void*> calls{nullptr};
-  std::atomic<const void*> requests{nullptr};
-};
-
 /// One rank's end of a call, by which calls are matched.
 struct rank_end {
   std::size_t rank = 0;
@@ -135,13 +125,12 @@ struct rank_end {
 class rank_matching {
 public:
   explicit rank_matching(std::size_t ranks)
-      : request_pools(ranks), collectives_(ranks), counters_(ranks), call_sides_(ranks) {}
+      : request_pools(ranks), collectives_(ranks), calls_(ranks), call_sides_(ranks) {}
 
   /// Made in advance: each rank's next collective request, and the operation that these make.
   /// `joint_pool` is taken under the admission lock.
   std::vector<object_pool<rank_request>> request_pools;
   object_pool<collective_operation> joint_pool;
-  place_lines joint_lines; ///< of `joint_pool`
 
   /// Notes that this thread makes the calls of `rank`, as far as is known.
   void note_caller(std::size_t rank) noexcept {
@@ -160,10 +149,9 @@ public:
     call_sides_[rank].credit.store(static_cast<int>(std::min(calls, most_credit)),
                                    std::memory_order_relaxed);
   }
-  /// Notes that a collective call of `rank` was enqueued, for the world without `absent`. If all
-  /// other ranks have enqueued as many, prefetches what admitting their last calls needs, and
-  /// returns true. `lines`: that memory of this call.
-  bool handed_in(std::size_t rank, rank_set absent, std::span<const std::byte> lines) noexcept;
+  /// Notes that a collective call of `rank` was enqueued, for the world without `absent`. Returns
+  /// whether all other ranks have enqueued as many.
+  bool handed_in(std::size_t rank, rank_set absent) noexcept;
   /// Undoes `handed_in`: the call was refused and does not count.
   void refused(std::size_t rank) noexcept;
 
@@ -190,16 +178,12 @@ private:
   call_queue collectives_;
   static constexpr std::size_t most_credit = 64;
 
-  struct rank_counter {
-    std::atomic<std::uint64_t> calls{0};
-    std::atomic<const std::byte*> lines{nullptr}; // of the last call, which may be destroyed
-  };
   struct alignas(64) call_side {           // used by one thread, most of the time
     std::atomic<std::thread::id> caller{}; // of the last call
     std::atomic<int> credit{0};
   };
 
-  std::vector<rank_counter> counters_; // counts collective calls, by rank
+  std::vector<std::atomic<std::uint64_t>> calls_; // how many collectives were called, by rank
   std::vector<call_side> call_sides_;
   std::map<std::pair<std::size_t, std::size_t>, call_queue> messages_; // by (from, to)
 };

@@ -5,7 +5,6 @@
 #include "collective/collective_world.hpp"
 #include "collective/collective_writes.hpp"
 #include "collective/rank_matching.hpp"
-#include "foundation/prefetch.hpp"
 #include "lane/lane.hpp"
 #include "operation/admission_lock.hpp"
 #include "operation/buffer.hpp"
@@ -31,19 +30,6 @@ void rank_request::begin(const char* verb, std::shared_ptr<collective_world> wor
     uses_[use_count_++] = std::move(x);
   });
   call_.send = call_.recv = {}; // the handles belong to the caller
-}
-
-std::span<const std::byte> rank_request::placing_lines() const noexcept {
-  auto address = [](const auto& x) { return reinterpret_cast<const std::byte*>(&x); };
-  return {address(static_cast<const rank_submission&>(*this)), address(call_.factor)};
-}
-
-void rank_request::fetch_ahead() const noexcept {
-  __builtin_prefetch(this);
-  auto lines = placing_lines();
-  prefetch_lines_to_change(lines.data(), lines.size());
-  for (auto& u : uses())
-    prefetch_lines_to_change(u.memory.get(), buffer::looked_at);
 }
 
 std::uint64_t rank_request::number() const noexcept {
@@ -271,13 +257,11 @@ void rank_request::start(room_policy room) {
   auto& admissions = world_->owner()->admissions();
   auto self = std::static_pointer_cast<rank_request>(shared_from_this());
   admissions.enqueue(self, *this);
-  prefetch_to_change(&admission_lock::mutex());
   // The thread of the last rank places the calls of all ranks, at once.
   auto& matching = world_->matching();
   if (call_.is_message()) {
     admissions.drain();
-  } else if (matching.handed_in(call_.rank, absent_, placing_lines())) {
-    collective_operation::fetch_place(matching.joint_lines, world_->size());
+  } else if (matching.handed_in(call_.rank, absent_)) {
     admissions.drain();
   } else {
     admissions.drain_soon();

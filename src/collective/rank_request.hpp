@@ -41,7 +41,6 @@ public:
   caf::expected<operation*> alone(locked lock, queue_bound bound) override;
   void count_refused(locked lock, const caf::error& why) override;
   std::span<const use> uses() const override { return {uses_.data(), use_count_}; }
-  void fetch_ahead() const noexcept override;
   const void* match_key() const noexcept override;
   std::shared_ptr<operation> whole(locked lock, std::span<rank_submission* const> all) override;
   void join_whole(locked lock, std::span<rank_submission* const> all,
@@ -74,8 +73,6 @@ protected:
   void end_early(early_end how) noexcept override;
 
 private:
-  /// Returns the memory that placing needs, without the buffers of the uses.
-  std::span<const std::byte> placing_lines() const noexcept;
   void become_part_of(locked lock, std::shared_ptr<collective_operation> joint,
                       std::shared_ptr<operation> self);
   failure describe_call(errc code, std::string detail) const;

@@ -68,8 +68,6 @@ bool lane::submit(locked, part& p) noexcept {
     set(expected_, expected_.load(std::memory_order_relaxed) - 1);
     return false;
   }
-  newest_.store(p.of, std::memory_order_relaxed);
-  newest_needs_.store(p.needs, std::memory_order_relaxed);
   p.next = inbox_.load(std::memory_order_relaxed);
   if (p.next == nullptr) { // the lane leaves it alone: a store does not wait for the cache line
     inbox_.store(&p, std::memory_order_release);
@@ -159,13 +157,12 @@ void lane::run() noexcept {
     count_look();
     const auto left = left_.load(std::memory_order_relaxed);
     if (abandoned_.load(std::memory_order_relaxed)) {
-      worked = !waiting_.empty() || !late_.empty() || !nothing_in_flight() || has_input();
+      worked = !waiting_.empty() || !nothing_in_flight() || has_input();
       abandon_now();
     } else {
       worked |= take_inbox();
       worked |= proceed_continuing();
       worked |= issue_ready();
-      worked |= settle_late();
       worked |= poll();
       worked |= drain_released();
       worked |= serve_control();
@@ -197,7 +194,7 @@ void lane::run() noexcept {
 
 bool lane::ends_now() noexcept {
   auto nothing_left = [this] { // the thread that requested the end is done with the device
-    return stop_requested_.load(std::memory_order_acquire) && waiting_.empty() && late_.empty() &&
+    return stop_requested_.load(std::memory_order_acquire) && waiting_.empty() &&
            nothing_in_flight() && !has_input() && (abandoned_.load() || !state_->is_lent());
   };
   if (!nothing_left())
@@ -210,12 +207,9 @@ bool lane::ends_now() noexcept {
 bool lane::has_input() const noexcept { return inbox_.load() != nullptr || state_->has_released(); }
 
 bool lane::take_inbox() noexcept {
-  auto* p = inbox_.load(std::memory_order_relaxed);
-  if (p == nullptr)
+  if (inbox_.load(std::memory_order_relaxed) == nullptr)
     return false;
-  operation::prefetch(p, newest_.load(std::memory_order_relaxed),
-                      newest_needs_.load(std::memory_order_relaxed));
-  p = inbox_.exchange(nullptr, std::memory_order_acquire);
+  auto* p = inbox_.exchange(nullptr, std::memory_order_acquire);
   // The inbox is a stack: the newest part comes first.
   part* in_order = nullptr;
   while (p != nullptr) {
@@ -226,8 +220,6 @@ bool lane::take_inbox() noexcept {
   }
   for (; in_order != nullptr; in_order = in_order->next)
     waiting_.push_back(in_order);
-  if (waiting_.size() > 1)
-    operation::prefetch(*waiting_.front());
   return true;
 }
 
@@ -249,8 +241,6 @@ void lane::idle() {
       signalled_.exchange(false);
     return;
   }
-  if (!late_.empty())
-    return settle_now();
   process_retired.free_all();
   std::unique_lock lock{park_mutex_};
   parked_.store(true);

@@ -66,10 +66,6 @@ public:
   void expect_part(locked) noexcept {
     set(expected_, expected_.load(std::memory_order_relaxed) + 1);
   }
-  /// Prefetches before `expect_part` or `submit` for several lanes, so that the cache misses
-  /// overlap.
-  void fetch_queue() const noexcept { prefetch_to_change(&expected_); }
-  void fetch_inbox() const noexcept { prefetch_to_change(&inbox_); }
   /// Takes `p`, which is on this lane, as the next in order. Returns false if `p` is never issued
   /// and the lane will not get to it soon: the lane has ended, or waits for its device to come
   /// back. `wake_to_work` follows.
@@ -241,7 +237,6 @@ private:
   bool issue_ready();
   bool drop_failed() noexcept;
   bool is_held() noexcept;
-  void fetch_ahead() const noexcept;
   verdict try_issue(part& p);
   caf::error check_generation(const part& p) const;
   verdict wait_for_owner(part& p);
@@ -287,8 +282,6 @@ private:
   bool poll(lane_stream& s);
   void leave_flight(part& p) noexcept;
   void finish(part& p, std::int64_t now) noexcept;
-  bool settle_late() noexcept;
-  void settle_now() noexcept;
 
   const std::shared_ptr<device_state> state_;
   std::vector<std::shared_ptr<void>> given_up_; // objects that the device's streams may still use
@@ -305,14 +298,10 @@ private:
   std::unique_ptr<staging_ring> download_ring_;
   std::unique_ptr<stager> stager_;
   std::deque<part*> waiting_;
-  copy_run run_;                                 // used while parts are issued, one after the other
-  std::vector<std::shared_ptr<operation>> late_; // completed, and still to be settled
-  clock::time_point settle_at_{};
+  copy_run run_; // used while parts are issued, one after the other
 
   // Words that clients change, apart from the lane's own. An idle lane polls the first cache line.
   alignas(64) std::atomic<part*> inbox_{nullptr};
-  std::atomic<const operation*> newest_{nullptr};  // whose part came last; it may be freed
-  std::atomic<const void*> newest_needs_{nullptr}; // `part::needs` of that part; it may be freed
   std::atomic<bool> signalled_{false};
   std::atomic<bool> parked_{false};
   bool closed_ = false; // no thread takes parts from the inbox any more; under the admission lock

@@ -22,9 +22,6 @@ namespace {
 constexpr std::size_t poll_batch = 8;
 /// The oldest event is queried after an event further back was not done for this long.
 constexpr std::chrono::microseconds poll_patience{100};
-/// How long a completed operation may wait until it is settled. The next request may come at once,
-/// so this work is done while the device works on that request, or after this time.
-constexpr std::chrono::microseconds settle_patience{10};
 
 } // namespace
 
@@ -95,7 +92,6 @@ bool lane::poll(lane_stream& s) {
       continue;
     }
     s.not_done_since = {};
-    p.of->fetch_answer(p);
     auto now = nanoseconds(clock::now());
     for (std::size_t i = 0; i < batch || (!s.in_flight.empty() && of_its_run(s.in_flight.front()));
          ++i) {
@@ -133,32 +129,10 @@ void lane::finish(part& p, std::int64_t now) noexcept {
   p.of->on_part_over(p);
   if (!p.of->one_over())
     return;
-  if (may_spin() && waiting_.empty() && nothing_in_flight() && p.of->answer_ahead()) {
-    late_.push_back(std::static_pointer_cast<operation>(p.of->shared_from_this()));
-    settle_at_ = clock::time_point{std::chrono::nanoseconds{now}} + settle_patience;
-  } else if (p.tenant != nullptr) {
+  if (p.tenant != nullptr)
     process_retired.add(p.of->settle()); // a collective holds no objects of the user any more
-  } else {
+  else
     p.of->settle();
-  }
-}
-
-bool lane::settle_late() noexcept {
-  if (late_.empty())
-    return false;
-  bool device_works = waiting_.empty() && nothing_continues() && in_flight() != 0;
-  bool ends = stop_requested_.load(std::memory_order_relaxed) ||
-              reset_requested_.load(std::memory_order_relaxed);
-  if (!device_works && !ends && clock::now() < settle_at_)
-    return false;
-  settle_now();
-  return true;
-}
-
-void lane::settle_now() noexcept {
-  for (auto& op : late_)
-    op->settle();
-  late_.clear();
 }
 
 } // namespace troupe::detail

@@ -162,7 +162,6 @@ void lane::revive() {
   if (!why)
     why = device_->loss();
   stager_.reset(); // no thread uses the rings any more
-  settle_now();
   take_inbox();
   lose_streams(why);
   streams_.forget_streams();
@@ -200,7 +199,6 @@ bool lane::drain_released() {
 }
 
 void lane::abandon_now() noexcept {
-  settle_now();
   take_inbox();
   // An operation that has not failed yet must not succeed now.
   auto why = state_->reason();

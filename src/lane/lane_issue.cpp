@@ -67,14 +67,6 @@ bool lane::is_held() noexcept {
   return held;
 }
 
-/// Prefetches the next parts, which a client's thread wrote, while one part is issued.
-void lane::fetch_ahead() const noexcept {
-  if (waiting_.size() > 1)
-    __builtin_prefetch(waiting_[1]);
-  if (!waiting_.empty())
-    operation::prefetch(*waiting_.front());
-}
-
 lane::verdict lane::try_issue(part& p) {
   auto& op = *p.of;
   if (p.tenant != nullptr)
@@ -84,7 +76,6 @@ lane::verdict lane::try_issue(part& p) {
   if (holder && !(op.withdrawn() && !stands_between(p)))
     return verdict::held;
   waiting_.pop_front();
-  fetch_ahead();
   auto error = provide_stream_of(p);
   if (!joins_run(p))
     end_run();

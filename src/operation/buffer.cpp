@@ -117,7 +117,7 @@ caf::error buffer::check_readable(locked order, std::size_t begin, std::size_t e
        i = accesses.next_in(i + 1, begin, end)) {
     auto& a = accesses[i];
     auto by = a.writes ? a.by.lock() : nullptr;
-    if (!by || !by->failed() || by->settled() || by->delivered(*a.at))
+    if (!by || !by->failed() || by->settled() || is_delivered(*a.at))
       continue;
     if (!by->never_issued(*a.at))
       return indeterminate(by->cause());

@@ -212,9 +212,6 @@ public:
     return detail::writes(mode) ? granted_for_writing : granted_for_reading;
   }
 
-  /// The size of the first bytes, which admission reads.
-  static constexpr std::size_t looked_at = 128;
-
 private:
   std::vector<unreadable_range> mark_overwritten(std::size_t begin, std::size_t end,
                                                  const skipped_reads* which);

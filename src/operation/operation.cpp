@@ -260,7 +260,7 @@ std::vector<buffer::unreadable_range> operation::unreadable_behind(locked, const
                                                                    const part& p, std::size_t begin,
                                                                    std::size_t end) const {
   std::vector<buffer::unreadable_range> result;
-  if (!failed() || settled() || delivered(p) || !never_issued(p))
+  if (!failed() || settled() || is_delivered(p) || !never_issued(p))
     return result;
   for (auto& [of, x] : overwritten_)
     if (of.get() == &memory && x.begin < end && begin < x.end)
@@ -418,11 +418,6 @@ std::int64_t operation::first_started_at() const noexcept {
   return result;
 }
 
-bool operation::has_successors() const noexcept {
-  std::lock_guard lock{guard_};
-  return !successors_.empty();
-}
-
 std::shared_ptr<operation> operation::settle() noexcept {
   std::vector<std::shared_ptr<operation>> follow_up;
   auto result = settle(follow_up);
@@ -484,7 +479,7 @@ std::vector<operation::dependent_failure>
 operation::mark_buffers(locked lock, const caf::error& cause,
                         const std::vector<follower>& successors) {
   std::vector<dependent_failure> result;
-  auto is_delivered = [this](const use& u) { return delivered(parts()[u.part]); };
+  auto is_delivered = [this](const use& u) { return detail::is_delivered(parts()[u.part]); };
   for (auto& x : overwritten_)
     if (std::none_of(uses_.begin(), uses_.end(), [&](const use& u) {
           return u.memory == x.memory && u.writes && is_delivered(u) && u.begin <= x.range.begin &&

@@ -1,7 +1,6 @@
 /// An admitted request: its parts on the lanes, its requesters and its successors.
 #pragma once
 
-#include "foundation/prefetch.hpp"
 #include "operation/admission_lock.hpp"
 #include "operation/buffer.hpp"
 #include "operation/flight_ring.hpp"
@@ -108,7 +107,7 @@ struct alignas(64) part {
   /// The result was delivered to this part's own requester, whatever happens to the other parts.
   std::atomic<bool> delivered{false};
   std::vector<predecessor> predecessors;
-  const void* needs = nullptr; ///< the `needed_bytes` that its issue reads first; set by the verb
+  const void* needs = nullptr; ///< of the verb: what its issue reads
   /// Generation of the memory that it uses; 0: no use was noted yet. `several_generations` if the
   /// generations differ, or if some of the memory is on another device than its lane's.
   std::uint64_t generation = 0;
@@ -133,10 +132,6 @@ struct alignas(64) part {
   mutable std::vector<lane*> waiting;
   mutable std::atomic<bool> awaited{false}; ///< a lane was in `waiting`
 
-  /// Size of the first bytes, which admission changes.
-  static constexpr std::size_t placed_bytes = 128;
-  static constexpr std::size_t needed_bytes = 128;
-
   bool over() const noexcept {
     auto s = at.load(std::memory_order_acquire);
     return s == state::done || s == state::skipped || s == state::dropped;
@@ -152,6 +147,12 @@ struct alignas(64) part {
            (stream != stream_kind::collective || (tenant != nullptr && tenant == other.tenant));
   }
 };
+
+/// Returns whether the result was delivered to the requester of `p`, whatever happens to the other
+/// parts of its operation.
+inline bool is_delivered(const part& p) noexcept {
+  return p.delivered.load(std::memory_order_acquire);
+}
 
 /// The parts of an operation, aligned to cache lines. Aligned `new` would take ten times as long.
 class part_list {
@@ -270,12 +271,6 @@ public:
 
   // -- called by admission
 
-  /// Prefetches what admission changes in `x`, except its parts and the verb's members. `x` may be
-  /// destroyed already: it is not dereferenced.
-  static void fetch_place(const operation* x) noexcept {
-    prefetch_members_to_change(x->deadline, x->open_);
-    prefetch_members_to_change(x->self_, x->kept_by_);
-  }
   /// Returns false for the library's own work, to which a device's queue limit does not apply.
   virtual bool bounded() const noexcept { return true; }
   /// Returns whether the ranges that it would have written are skipped if it does not run. False
@@ -353,17 +348,6 @@ public:
 
   // -- called by lanes
 
-  /// Prefetches what the issue of `p` needs. It may be destroyed already: it is not dereferenced.
-  static void prefetch(const part* p, const operation* of, const void* needs) noexcept {
-    prefetch_lines_to_change(p, sizeof *p);
-    prefetch_lines(needs, part::needed_bytes);
-    __builtin_prefetch(of);
-    // The members that lanes read before they issue, and the verb's first members.
-    constexpr std::size_t firsts = 96;
-    prefetch_lines(&of->uses_, sizeof(of->uses_) + firsts);
-    prefetch_lines(of + 1, firsts);
-  }
-  static void prefetch(const part& p) noexcept { prefetch(&p, p.of, p.needs); }
   /// Issues `p` on its lane's stream.
   virtual caf::expected<issue_outcome> issue(part& p, lane& on);
   /// Makes `event` that of the end of the work of `p`, which is the last in its stream.
@@ -385,11 +369,6 @@ public:
   }
   /// Returns host memory that the streams may still access when the work is abandoned.
   virtual std::shared_ptr<void> used_by_streams() const noexcept { return nullptr; }
-  /// Prefetches what answering the operation, or the requester of `p`, needs.
-  virtual void fetch_answer(const part&) const noexcept {
-    prefetch_to_change(this);
-    prefetch_to_change(&deadline); // and the last members of `completion`
-  }
   /// Called when the work of `p` is done on its device, before the part counts as over.
   virtual void on_part_done(part&) noexcept {}
   /// Called when no lane uses `p` any more, whether it was issued or not.
@@ -414,11 +393,6 @@ public:
   bool any_issued() const noexcept;
   void part_lost(part& p, const caf::error& why) noexcept;
   bool lost_a_part() const noexcept { return lost_.load(); }
-  /// Returns whether the result was delivered to the requester of `p`, one of its parts.
-  bool delivered(const part& p) const noexcept {
-    return all_delivered_.load(std::memory_order_acquire) ||
-           p.delivered.load(std::memory_order_acquire);
-  }
   /// Returns whether some part is never issued.
   bool is_placeholder() const noexcept { return has_placeholder_.load(std::memory_order_acquire); }
   /// Notes that `p` is never issued.
@@ -432,8 +406,6 @@ public:
   bool one_over() noexcept { return open_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
   /// Returns whether all of it is over.
   bool over() const noexcept { return open_.load(std::memory_order_acquire) == 0; }
-  /// Called when all of it is over. If settling may be delayed, answers now and returns true.
-  virtual bool answer_ahead() noexcept { return false; }
   /// Returns its reference to itself: the last owner, if no requester holds it any more.
   std::shared_ptr<operation> settle() noexcept;
   /// Notes that all work before `p` in its stream is done. The first part starts the stall limit.
@@ -473,8 +445,6 @@ protected:
   virtual void on_leave(locked) noexcept {}
   /// Called when all parts are over and nothing failed: the result is complete.
   virtual void on_success() noexcept {}
-  /// Sets whether the result was delivered to all requesters.
-  void set_all_delivered(bool x) noexcept { all_delivered_.store(x, std::memory_order_release); }
   /// For `on_success`: returns the indeterminate or skipped ranges of `memory` that it overwrites.
   std::vector<buffer::unreadable_range> unreadable_before(const buffer& memory) const;
   /// Sets count and type of the elements that it moves or makes, for the flight record.
@@ -484,7 +454,6 @@ protected:
   }
   /// Adds what depends on the part or the verb. On the lane, or under the admission lock.
   virtual void describe_to(flight_entry&, const part&) const noexcept {}
-  bool has_successors() const noexcept;
   /// Called after the buffers are free, `failed` or not.
   virtual void on_settled() noexcept {}
 
@@ -534,7 +503,6 @@ private:
   std::atomic<bool> settled_{false};
   std::atomic<bool> failed_{false};
   std::atomic<bool> lost_{false};
-  std::atomic<bool> all_delivered_{false};
   std::atomic<bool> has_placeholder_{false};
   std::atomic<std::uint32_t> open_;           // parts and predecessors that are not over
   std::atomic<std::int64_t> counted_from_{0}; // start of a restarted stall limit; 0: none

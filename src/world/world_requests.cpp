@@ -318,7 +318,6 @@ void world_core::make_spares_of(std::size_t rank) {
   matching_.request_pools[rank].refill([] { return std::make_shared<rank_request>(); });
   matching_.joint_pool.refill([this] {
     auto next = std::make_shared<collective_operation>(*this);
-    next->show(matching_.joint_lines);
     return next;
   });
 }

@@ -14,7 +14,7 @@ using namespace detail;
 constexpr std::size_t ranks = 3;
 
 bool hands_in(rank_matching& x, std::size_t rank) {
-  return x.handed_in(rank, x.collectives(admission_lock{}).left_out(), {});
+  return x.handed_in(rank, x.collectives(admission_lock{}).left_out());
 }
 
 TEST(RankMatching, TheLastOfAllSeesThatItIs) {
