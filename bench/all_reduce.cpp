@@ -8,6 +8,7 @@
 #include "must.hpp"
 #include "settings.hpp"
 #include "troupe_modes.hpp"
+#include "tuning.hpp"
 #include "verb_report.hpp"
 #include "watchdog.hpp"
 #include <troupe/troupe.hpp>
@@ -56,6 +57,7 @@ struct settings : bench::common_settings {
   std::size_t segment_ms = 0;
   bool blocking_only = false;
   bool quick = false;
+  std::string way_table; ///< file to write; empty: none
 
   /// Returns whether the way was named in the options.
   bool names(const std::string& way) const {
@@ -217,6 +219,8 @@ bool compare(const settings& s, bench::outcome& result, bench::watchdog& guard,
   bench::print_bars(bars);
   std::printf("%.0f s, every result right\n", time.count());
   bench::write_json(s.json_file, bench::to_json(result, bars));
+  if (!s.way_table.empty())
+    bench::write_way_table(s.way_table, result);
   guard.enter("shutting down");
   return s.pass(bars);
 }
@@ -307,6 +311,11 @@ void add_options(CLI::App& app, settings& s) {
                  "how long a contestant runs at a time; by default 40 (--quick: 20)")
       ->check(CLI::PositiveNumber);
   app.add_flag("--quick", s.quick, "a look, within seconds for each verb");
+  app.add_option(
+      "--tune", s.way_table,
+      "file to write a table to of what goes direct (troupe::read_way_table), for this "
+      "machine and number of ranks. Compares the ways nccl and direct, as blocking calls "
+      "of the facade");
 }
 
 /// Replaces values that were left to the benchmark.
@@ -317,6 +326,11 @@ void complete(settings& s) {
     if (all || std::find(s.verbs.begin(), s.verbs.end(), x.name) != s.verbs.end())
       chosen.emplace_back(x.name);
   s.verbs = std::move(chosen);
+  if (!s.way_table.empty()) {
+    s.ways = {"nccl", "direct"};
+    s.modes = {"facade"};
+    s.blocking_only = true;
+  }
   for (auto& x : s.sizes)
     x -= x % sizeof(float);
   const auto by_default = [&](std::size_t& x, std::size_t full, std::size_t quick) {

@@ -60,7 +60,8 @@ struct contestant {
     cfg.placement = where;
     sys = std::make_unique<caf::actor_system>(cfg);
     auto devices = s.devices.empty() ? must(troupe::list_devices(*sys)).ordinals : s.devices;
-    world.emplace(must(troupe::world::open(*sys, {.devices = std::move(devices)})));
+    world.emplace(must(troupe::world::open(
+        *sys, {.devices = std::move(devices), .collectives = troupe::collectives_policy::nccl})));
   }
 
   const char* name;

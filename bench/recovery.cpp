@@ -193,7 +193,9 @@ void run_world(const settings& s, caf::actor_system& sys, troupe::testing::fault
   config.limits.restarts = 1 << 30;
   config.limits.restart_backoff = 0ms;
   auto world = must(troupe::world::open(sys, config));
-  readiness ready{sys, world, to.standby != troupe::standby_policy::none};
+  readiness ready{sys, world,
+                  to.standby != troupe::standby_policy::none ||
+                      to.collectives == troupe::collectives_policy::direct};
   auto hung = must(world.allocate<float>(count));
   auto next = must(world.allocate<float>(count));
   std::vector<double> before;

@@ -4,6 +4,7 @@
 #include <troupe/collective.hpp>
 #include <troupe/detail/type_ids.hpp>
 #include <troupe/device.hpp>
+#include <troupe/way_table.hpp>
 #include <troupe/world_status.hpp>
 
 #include <caf/actor.hpp>
@@ -33,8 +34,12 @@ struct world_config {
   std::vector<int> devices = {};
   std::string name = "world"; ///< for the log and records; several worlds may have the same
   world_limits limits = {};
-  collectives_policy collectives = collectives_policy::nccl; ///< also of worlds that are split off
-  way_table ways = {};                                       ///< the same
+  collectives_policy collectives =
+      collectives_policy::automatic; ///< also of worlds that are split off
+  way_table ways = {};               ///< the same
+  /// With `automatic`: NCCL's communicator is built as soon as the world is ready, if `ways` gives
+  /// anything to it.
+  bool nccl_ahead = false;
   /// If set, the world refuses collectives (`errc::not_supported`): its ranks make their own calls.
   /// The world's actor takes `program_message`s, and its subscribers also get `program_report` and
   /// `program_ended`.

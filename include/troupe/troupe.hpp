@@ -25,6 +25,7 @@
 #include <troupe/spawn_program.hpp>
 #include <troupe/topology.hpp>
 #include <troupe/version.hpp>
+#include <troupe/way_table.hpp>
 #include <troupe/worker.hpp>
 #include <troupe/worker_program.hpp>
 #include <troupe/world.hpp>

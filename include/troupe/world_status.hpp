@@ -73,7 +73,8 @@ detail::inspect_result<Inspector> inspect(Inspector& f, world_status& x) {
 std::optional<world_status> status_of(const caf::error& e);
 
 /// The communicators that a world keeps connected and idle, so that it can continue at once when
-/// the present one ends.
+/// the present one ends. For what goes by NCCL: with direct collectives a world always has one over
+/// the same members, as long as it may restart.
 enum class standby_policy : std::uint8_t {
   none, ///< requests wait until another communicator is built and connected
   /// One over the same members. It costs as much device memory on each rank as any communicator, on
@@ -123,24 +124,12 @@ enum class collectives_policy : std::uint8_t {
   /// connect, and a communicator that ends leaves its devices at once, also if a rank never came.
   direct,
   /// Direct, except what `way_table` gives to NCCL, whose communicator is built when a request
-  /// needs it. Such requests wait for it, and others do not. All by NCCL where `direct` is not
-  /// possible.
+  /// needs it, or ahead (`world_config::nccl_ahead`). Requests that need it wait for it, and others
+  /// do not. All by NCCL where `direct` is not possible.
   automatic,
 };
 
 std::string_view to_string(collectives_policy x) noexcept;
-
-/// Which collectives go direct in a world with `collectives_policy::automatic`.
-struct way_table {
-  static constexpr std::uint64_t no_limit = UINT64_MAX;
-
-  way_table() noexcept { direct_up_to.fill(no_limit); }
-
-  /// By `collective_kind`: the largest block (`count` elements) that goes direct; larger ones go by
-  /// NCCL, as do all calls of a group with one of them. all_to_all_v always goes direct.
-  /// @units bytes
-  std::array<std::uint64_t, std::size(all_collective_kinds)> direct_up_to;
-};
 
 /// The limits of a world. Values out of range are refused (errc::invalid_argument): `deadline`,
 /// `build_deadline` and `connect_limit` must be positive, `quiet_limit` at least 1 ms, and
@@ -164,8 +153,8 @@ struct world_limits {
   /// requests wait for room (`room_policy`) or get `errc::overloaded`; for callers that must not
   /// block, the limit is 16 times this. Further messages get `errc::overloaded`. 0: none may wait.
   std::size_t waiting_limit = 4096;
-  /// Maximum number of communicators that are built in place of ended ones within `restart_window`.
-  /// 0 or less: the world fails when its first communicator ends.
+  /// Maximum number of communicators that take the place of ended ones within `restart_window`. 0
+  /// or less: the world fails when its first communicator ends.
   int restarts = 10;
   std::chrono::nanoseconds restart_window = std::chrono::seconds{60};
   /// Pause before the second restart within the window; doubles with each further one.

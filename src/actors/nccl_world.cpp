@@ -222,21 +222,23 @@ private:
   enum class wish : std::uint8_t { nothing, communicator, preparation };
 
   /// Returns what to build. A build that is not needed now waits until an ended communicator has
-  /// left the devices: its memory there would make building slow, and three communicators would
-  /// need more memory than two.
-  wish wanted() const {
-    auto now = core_->status();
+  /// left the devices: NCCL's memory there would make building slow, and three communicators would
+  /// need more memory than two. Direct communicators are small, so there is a standby as long as
+  /// the world may restart.
+  wish wanted() {
+    const auto now = core_->status();
     if (now.phase == world_phase::building)
       return retry_ ? wish::nothing : wish::communicator;
-    if (now.phase != world_phase::ready || preparation_retry_ || core_->communicators() != 1)
+    const bool direct = core_->main_way() == collective_way::direct;
+    if (now.phase != world_phase::ready || preparation_retry_ ||
+        (!direct && core_->communicators() != 1))
       return wish::nothing;
     if (core_->may_grow())
       return wish::communicator;
     if (core_->wants_preparation())
       return preparing_ ? wish::nothing : wish::preparation;
-    return core_->limits().standby == standby_policy::same &&
-                   core_->collectives() == collectives_policy::nccl && !now.standby_ready &&
-                   core_->absent().empty()
+    return (direct ? may_restart() : core_->limits().standby == standby_policy::same) &&
+                   !now.standby_ready && core_->absent().empty()
                ? wish::communicator
                : wish::nothing;
   }
@@ -409,8 +411,6 @@ private:
       return fail(why);
     auto now = clock::now();
     auto& limits = core_->limits();
-    while (!restarts_.empty() && restarts_.front() + limits.restart_window < now)
-      restarts_.pop_front();
     bool needed = core_->status().phase == world_phase::building;
     auto& retry = needed ? retry_ : preparation_retry_;
     const auto lost = lost_life(why);
@@ -419,7 +419,7 @@ private:
         try_build_after(limits.restart_backoff, retry);
       return;
     }
-    if (static_cast<int>(restarts_.size()) >= limits.restarts) {
+    if (!may_restart()) {
       if (!needed) // the standby goes on, and gets its own when a restart is allowed again
         try_build_after(limits.restarts > 0 ? restarts_.front() + limits.restart_window - now
                                             : limits.restart_window,
@@ -439,6 +439,14 @@ private:
       try_build();
     else
       try_build_after(doubled(limits.restart_backoff, earlier - 1), retry);
+  }
+
+  /// Returns whether the budget of restarts is not used up.
+  bool may_restart() {
+    const auto begin = clock::now() - core_->limits().restart_window;
+    while (!restarts_.empty() && restarts_.front() < begin)
+      restarts_.pop_front();
+    return static_cast<int>(restarts_.size()) < core_->limits().restarts;
   }
 
   /// Returns the lost device and its generation, since several reports may name one loss; none if
@@ -565,6 +573,8 @@ caf::expected<world_parts> make_world(caf::actor_system& sys, world_config confi
   const auto what = "world \"" + config.name + '"';
   auto data = std::make_shared<world_core>(*owner, std::move(config.name), std::move(*lanes),
                                            countable(config.limits), *policy, config.ways);
+  if (config.nccl_ahead)
+    data->want_beside_ahead();
   std::shared_ptr<rank_programs> programs;
   if (!config.program.name.empty()) {
     programs = rank_programs::make((*core)->programs(), data, std::move(config.program));

@@ -37,6 +37,10 @@ public:
 
   const std::string& name() const noexcept { return name_; }
   collectives_policy collectives() const noexcept { return collectives_; }
+  /// Returns the way of the communicators that decide about the world's phase.
+  collective_way main_way() const noexcept {
+    return collectives_ == collectives_policy::nccl ? collective_way::nccl : collective_way::direct;
+  }
   const way_table& ways() const noexcept { return ways_; }
   /// Returns the rank on the device; `size` if no rank of this process is on it.
   std::size_t rank_of(int device) const noexcept;
@@ -80,6 +84,8 @@ public:
   /// Builds the communicator of NCCL beside the direct one in the background, for which requests
   /// wait. `done` is called once, on any thread.
   void build_beside(std::function<void(const caf::error&)> done);
+  /// Wants it even before a request does, unless everything goes direct.
+  void want_beside_ahead();
   /// Returns whether `build_beside` has something to do.
   bool wants_beside() const;
   /// Gives up the communicator that is being built.
@@ -170,10 +176,6 @@ private:
   /// Builds a communicator of these ranks alone.
   caf::expected<communicator_ranks> build_of(std::span<const local_rank> ranks,
                                              collective_way way) const;
-  /// Returns the way of the communicators that decide about the world's phase.
-  collective_way main_way() const noexcept {
-    return collectives_ == collectives_policy::nccl ? collective_way::nccl : collective_way::direct;
-  }
   bool is_beside(collective_way way) const noexcept { return way != main_way(); }
   void want_beside(locked);
   std::shared_ptr<communicator> adopt_beside(std::uint64_t epoch,

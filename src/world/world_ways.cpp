@@ -2,6 +2,7 @@
 #include "operation/admission_lock.hpp"
 #include "world/world_core.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace troupe::detail {
@@ -47,6 +48,13 @@ std::shared_ptr<communicator> world_core::join(locked, collective_way way,
 void world_core::want_beside(locked) {
   if (!std::exchange(beside_.wanted, true) && on_wanted_)
     on_wanted_();
+}
+
+void world_core::want_beside_ahead() {
+  admission_lock lock;
+  beside_.wanted |=
+      collectives_ == collectives_policy::automatic &&
+      std::ranges::any_of(ways_.direct_up_to, [](auto x) { return x != way_table::no_limit; });
 }
 
 bool world_core::wants_beside() const {

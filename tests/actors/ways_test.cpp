@@ -1,5 +1,6 @@
 /// Worlds whose collectives go two ways: direct, and by NCCL beside that. The communicator of NCCL
 /// is built when a request needs it.
+#include "support/eventually.hpp"
 #include "support/forwarding_backend.hpp"
 #include "support/world_fixture.hpp"
 #include <troupe/troupe.hpp>
@@ -122,6 +123,24 @@ TEST_F(Ways, BuildNcclOnlyWhereARequestNeedsIt) {
   for (int i = 0; i < 10; ++i)
     EXPECT_TRUE(is_ok(answer_of(w.all_reduce(many_, reduce_op::sum))));
   EXPECT_EQ(builds_->load(), before + 1);
+}
+
+TEST_F(Ways, BuildNcclAheadIfAsked) {
+  TROUPE_HOST_ONLY("a fault plan");
+  auto config = both_ways();
+  config.nccl_ahead = true;
+  auto w = open(config);
+  EXPECT_TRUE(eventually([&] { return builds_->load() == 1; }));
+  EXPECT_EQ(way_of(answer_of(w.all_reduce(many_, reduce_op::sum))), collective_way::nccl);
+  EXPECT_EQ(builds_->load(), 1);
+}
+
+TEST_F(Ways, AreAllDirectByDefault) {
+  TROUPE_HOST_ONLY("GPUs need not reach each other");
+  auto w = must(world::open(system_.get(), {.devices = {0, 1}, .nccl_ahead = true}));
+  auto large = must(w.allocate<float>(1 << 20));
+  EXPECT_EQ(way_of(answer_of(w.all_reduce(large))), collective_way::direct);
+  EXPECT_EQ(builds_->load(), 0);
 }
 
 /// A chain over both ways keeps its order.

@@ -68,14 +68,13 @@ TEST_P(FullDevice, HasNoRoomForAnotherWorld) {
   TROUPE_NEEDS_GPUS(2);
   parsed_config cfg{options()};
   caf::actor_system sys{cfg};
-  auto first = must(world::open(sys, {.devices = {0, 1}}));
+  world_config wanted{.devices = {0, 1}, .collectives = collectives_policy::nccl};
+  auto first = must(world::open(sys, wanted));
   auto x = must(first.allocate<float>(1 << 20, true));
   must(first.all_reduce(x).wait());
   {
     full_device full{0, 16 * mib};
     const auto begin = std::chrono::steady_clock::now();
-    world_config wanted;
-    wanted.devices = {0, 1};
     wanted.limits.build_deadline = 20s;
     wanted.limits.restarts = 2;
     const auto second = world::open(sys, wanted);
@@ -84,7 +83,7 @@ TEST_P(FullDevice, HasNoRoomForAnotherWorld) {
     must(first.all_reduce(x, reduce_op::max, {.deadline = 20s}).wait());
     EXPECT_TRUE(has_code(first.allocate<float>(std::size_t{1} << 30), errc::out_of_memory));
   }
-  auto third = must(world::open(sys, {.devices = {0, 1}}));
+  auto third = must(world::open(sys, wanted));
   auto z = must(third.allocate<float>(1 << 20, true));
   must(third.all_reduce(z).wait());
 }
