@@ -455,12 +455,12 @@ operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexcept {
     for (auto& p : parts())
       p.end_drop();
   overwritten_.clear();
-  uses_.clear();
+  uses_.clear(); // the requester may drop the last handles after the answer
+  if (!cause)
+    answer({});
   std::atomic_thread_fence(std::memory_order_seq_cst); // as in `deadline_watch::add_late`
   if (auto* keeper = kept_by_.load(std::memory_order_acquire))
     keeper->remove(*this);
-  if (!cause)
-    answer({});
   on_settled();
   if (cause && !cancelled())
     for (auto& x : successors)

@@ -135,6 +135,24 @@ TEST_F(Ways, BuildNcclAheadIfAsked) {
   EXPECT_EQ(builds_->load(), 1);
 }
 
+TEST(WaysOverLinks, AreByNcclWhereADeviceHasNoAccess) {
+  TROUPE_HOST_ONLY("links of the host backend");
+  TROUPE_IN_PROCESS_ONLY("direct collectives");
+  config cfg;
+  cfg.use_backend(
+      make_host_backend({.devices = 3, .links = {{.from = 2, .to = 0, .access = false}}}));
+  caf::actor_system sys{cfg};
+  const auto way_between = [&](std::vector<int> devices) {
+    auto w = must(world::open(sys, {.devices = std::move(devices)}));
+    return way_of(w.all_reduce(must(w.allocate<float>(10))).wait());
+  };
+  EXPECT_EQ(way_between({0, 1}), collective_way::direct);
+  EXPECT_EQ(way_between({0, 1, 2}), collective_way::nccl);
+  EXPECT_TRUE(
+      has_code(world::open(sys, {.devices = {0, 2}, .collectives = collectives_policy::direct}),
+               errc::not_supported));
+}
+
 TEST_F(Ways, AreAllDirectByDefault) {
   TROUPE_HOST_ONLY("GPUs need not reach each other");
   auto w = must(world::open(system_.get(), {.devices = {0, 1}, .nccl_ahead = true}));

@@ -114,7 +114,7 @@ public:
     return {};
   }
 
-  caf::error pull(dtype type, unsigned channels,
+  caf::error pull(dtype type, unsigned channels, unsigned,
                   const detail::direct::reduce_arguments& a) override {
     all_.run(rank_, {channels, 1, reducing_threads}, [&](const auto& p, void* shared) {
       with_type(type, [&]<class T>(T) {

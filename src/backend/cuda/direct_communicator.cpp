@@ -122,7 +122,8 @@ caf::expected<direct_limits> limits_for(std::span<const local_rank> ranks) {
           std::clamp(all / (kernels_at_once * static_cast<unsigned>(sharing) * roles), 1u, limit);
     };
     const auto peers = static_cast<unsigned>(std::max<std::size_t>(ranks.size() - 1, 1));
-    at_most(result.pull_channels, direct::pulling_blocks, direct::pulling_threads, 1);
+    at_most(result.few_pull_channels, direct::pulling_blocks, direct::pulling_threads, 1);
+    at_most(result.pull_channels, 2 * direct::pulling_blocks, direct::block_threads, 1);
     at_most(result.push_channels, direct::pushing_blocks, direct::block_threads, 1);
     // A role is a direction of a peer.
     at_most(result.move_channels, direct::moving_blocks, direct::block_threads, 2 * peers);
@@ -158,9 +159,9 @@ public:
     return launch_kernel(push_kernel(type), {channels}, threads, &arguments);
   }
 
-  caf::error pull(dtype type, unsigned channels,
+  caf::error pull(dtype type, unsigned channels, unsigned threads,
                   const direct::reduce_arguments& arguments) override {
-    return launch_kernel(pull_kernel(type), {channels}, direct::pulling_threads, &arguments);
+    return launch_kernel(pull_kernel(type), {channels}, threads, &arguments);
   }
 
   caf::error move(unsigned channels, unsigned threads,

@@ -22,12 +22,11 @@ inline constexpr unsigned packet_bytes = 8;    ///< of data
 inline constexpr unsigned packets_at_once = 4; ///< of a traded message, by one thread
 inline constexpr unsigned vector_bytes = 16;   ///< read or written at once
 inline constexpr unsigned block_threads = 512;
-/// Of a pulled reduction. So its blocks take few multiprocessors, and leave the others to kernels
-/// of the user.
+/// Of a pulled reduction that leaves most multiprocessors to kernels of the user.
 inline constexpr unsigned pulling_threads = 1024;
 // Blocks of each kind of kernel that fit on a multiprocessor, by their registers.
 inline constexpr unsigned pushing_blocks = 2;
-inline constexpr unsigned pulling_blocks = 1;
+inline constexpr unsigned pulling_blocks = 1; ///< of `pulling_threads`; 2 of `block_threads`
 inline constexpr unsigned moving_blocks = 2;
 /// A message of this number and of each multiple clears its slot, so that no mark of a former
 /// message is left there when the numbers begin again.

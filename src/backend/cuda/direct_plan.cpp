@@ -121,10 +121,14 @@ private:
     a.averages = call.op == reduce_op::avg;
     if (bytes > limits_.pushed_reduction) {
       a.share = share_of_ranks(call.count, size_, call.type);
-      return to_.pull(call.type,
-                      channels_for(a.scatters != 0 ? bytes : bytes / size_, pulled_by_channel,
-                                   limits_.pull_channels),
-                      a);
+      const auto share = a.scatters != 0 ? bytes : bytes / size_;
+      return share <= limits_.pulled_by_few / size_
+                 ? to_.pull(call.type,
+                            channels_for(share, pulled_by_channel, limits_.few_pull_channels),
+                            direct::pulling_threads, a)
+                 : to_.pull(call.type,
+                            channels_for(share, pulled_by_channel, limits_.pull_channels),
+                            direct::block_threads, a);
     }
     const auto channels = channels_for(bytes, pushed_by_channel, limits_.push_channels);
     a.share = direct::share_of(direct::packets_of(bytes), channels);

@@ -123,7 +123,12 @@ public:
                          ranks);
   }
 
-  bool can_be_direct(std::span<const int>) const noexcept override { return true; }
+  bool can_be_direct(std::span<const int> ordinals) const noexcept override {
+    return std::ranges::all_of(ordinals, [&](int from) {
+      return std::ranges::all_of(
+          ordinals, [&](int to) { return from == to || machine_->link(from, to).access; });
+    });
+  }
 
   /// The same as `build` for ranks that are all here.
   caf::expected<communicator_ranks>
